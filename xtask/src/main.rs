@@ -1,0 +1,2 @@
+//! Developers' chores: `cargo xtask tidy`.
+fn main() {}
