@@ -1,0 +1,384 @@
+//! Critical sections for aarch64.
+//!
+//! The thread's area is reached from `tpidr_el0`. Numeric labels as in `x86_64.rs`: 2 the store that enters the section,
+//! 3 its start, 4 behind the commit, 5 the abort handler, 6 the way out when the body finds nothing to do, 9 the
+//! descriptor.
+
+use crate::stack::STACK_ALIGN;
+use crate::state::Registration;
+use crate::units::MAX_INDEX;
+use core::arch::asm;
+
+pub(crate) const SUPPORTED: bool = true;
+
+/// glibc's registration, by weak references that are null where the C library has none.
+pub(crate) fn registration() -> Option<Registration> {
+    let (offset, size): (*const isize, *const u32);
+    // SAFETY: loads two entries of the global offset table.
+    unsafe {
+        asm!(
+            ".weak __rseq_offset",
+            ".weak __rseq_size",
+            "adrp {offset}, :got:__rseq_offset",
+            "ldr {offset}, [{offset}, :got_lo12:__rseq_offset]",
+            "adrp {size}, :got:__rseq_size",
+            "ldr {size}, [{size}, :got_lo12:__rseq_size]",
+            offset = out(reg) offset,
+            size = out(reg) size,
+            options(nostack, preserves_flags, readonly),
+        );
+    }
+    Registration::from_glibc(offset, size)
+}
+
+/// The thread pointer, which identifies the calling thread.
+#[inline(always)]
+pub(crate) fn thread_pointer() -> usize {
+    let pointer;
+    // SAFETY: reads a register.
+    unsafe {
+        asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, pure, nomem));
+    }
+    pointer
+}
+
+/// The 32-bit word at `offset` from the thread pointer.
+///
+/// # Safety
+///
+/// `offset` is that of an id field of a registered area.
+#[inline(always)]
+pub(crate) unsafe fn read_index(offset: isize) -> u32 {
+    let field = thread_pointer().wrapping_add_signed(offset) as *const u32;
+    // SAFETY: the caller's promise; volatile, because the kernel writes it.
+    unsafe { field.read_volatile() }
+}
+
+/// Wraps a body into a critical section: on entry to the body `x9` holds the current unit's address; `x9` to `x11`
+/// are scratch. The body ends with its committing store, or leaves by a branch to `$fail` when there is nothing to do.
+/// `$cold` stands behind the abort handler, out of the way; the operands follow.
+///
+/// The abort handler lies within the function, jumped over: a conditional branch to another section would be out of
+/// range.
+macro_rules! template {
+    (fail: $fail:literal, body: [$($body:literal),* $(,)?], cold: [$($cold:literal),* $(,)?], $($operands:tt)*) => {
+        asm!(
+            // The descriptor: version, flags, start, length, abort address.
+            ".pushsection __rseq_cs, \"aw\", @progbits",
+            ".balign 32",
+            "9:",
+            ".long 0, 0",
+            ".quad 3f, 4f - 3f, 5f",
+            ".popsection",
+            // Debuggers step over what is listed here.
+            ".pushsection __rseq_cs_ptr_array, \"aw\", @progbits",
+            ".quad 9b",
+            ".popsection",
+            "b 2f",
+            ".inst 0xd428bc00",
+            "5:",
+            "b 2f",
+            $($cold,)*
+            "2:",
+            "mrs x10, tpidr_el0",
+            "adrp x9, 9b",
+            "add x9, x9, :lo12:9b",
+            "str x9, [x10, {cs}]",
+            "3:",
+            "ldr w9, [x10, {index}]",
+            "cmp x9, #{max}",
+            concat!("b.hs ", $fail),
+            "ldr x9, [{table}, x9, lsl #3]",
+            concat!("cbz x9, ", $fail),
+            $($body,)*
+            "4:",
+            max = const MAX_INDEX,
+            out("x9") _,
+            out("x10") _,
+            out("x11") _,
+            options(nostack),
+            $($operands)*
+        )
+    };
+}
+
+/// As [`Units::add`](crate::Units::add).
+///
+/// # Safety
+///
+/// Here and below: `cs` and `index` are the offsets of `rseq_cs` and of an id in a registered area; `table` has
+/// `MAX_INDEX` entries; the rest as for the method.
+#[inline(always)]
+pub(crate) unsafe fn add(
+    cs: isize,
+    index: isize,
+    table: *const *mut u8,
+    offset: usize,
+    n: u64,
+) -> bool {
+    // SAFETY: the caller's promise; the section writes only the word it adds to.
+    unsafe {
+        template!(
+            fail: "{fail}",
+            body: [
+                "ldr x11, [x9, {offset}]",
+                "add x11, x11, {n}",
+                "str x11, [x9, {offset}]", // commit
+            ],
+            cold: [],
+            cs = in(reg) cs,
+            index = in(reg) index,
+            table = in(reg) table,
+            offset = in(reg) offset,
+            n = in(reg) n,
+            fail = label { return false },
+        );
+    }
+    true
+}
+
+/// As [`Units::store_if_equal`](crate::Units::store_if_equal).
+///
+/// # Safety
+///
+/// As for [`add`].
+#[inline(always)]
+pub(crate) unsafe fn store_if_equal(
+    cs: isize,
+    index: isize,
+    table: *const *mut u8,
+    offset: usize,
+    expected: u64,
+    new: u64,
+) -> bool {
+    // SAFETY: the caller's promise; the section writes only the word it compares.
+    unsafe {
+        template!(
+            fail: "{fail}",
+            body: [
+                "ldr x11, [x9, {offset}]",
+                "cmp x11, {expected}",
+                "b.ne {fail}",
+                "str {new}, [x9, {offset}]", // commit
+            ],
+            cold: [],
+            cs = in(reg) cs,
+            index = in(reg) index,
+            table = in(reg) table,
+            offset = in(reg) offset,
+            expected = in(reg) expected,
+            new = in(reg) new,
+            fail = label { return false },
+        );
+    }
+    true
+}
+
+/// As [`Units::pop`](crate::Units::pop).
+///
+/// # Safety
+///
+/// As for [`add`].
+#[inline(always)]
+pub(crate) unsafe fn pop(cs: isize, index: isize, table: *const *mut u8, offset: usize) -> *mut u8 {
+    let item: *mut u8;
+    // SAFETY: the caller's promise; a word that is not 0 has a slot below it, and the section writes only the word.
+    unsafe {
+        template!(
+            fail: "6b",
+            body: [
+                "ldr x11, [x9, {offset}]",
+                "cbz x11, 6b",
+                "ldr {item}, [x11, #-8]!",
+                "cbz {item}, 4f",
+                "str x11, [x9, {offset}]", // commit
+            ],
+            cold: ["6:", "mov {item}, xzr", "b 4f"],
+            cs = in(reg) cs,
+            index = in(reg) index,
+            table = in(reg) table,
+            offset = in(reg) offset,
+            item = out(reg) item,
+        );
+    }
+    item
+}
+
+/// As [`Units::push`](crate::Units::push).
+///
+/// # Safety
+///
+/// As for [`add`].
+#[inline(always)]
+pub(crate) unsafe fn push(
+    cs: isize,
+    index: isize,
+    table: *const *mut u8,
+    offset: usize,
+    item: *mut u8,
+) -> bool {
+    // SAFETY: the caller's promise; a word that is not on the boundary has a free slot at it. The slot is written
+    // before the commit, which is harmless: a free slot means nothing.
+    unsafe {
+        template!(
+            fail: "{fail}",
+            body: [
+                "ldr x11, [x9, {offset}]",
+                "tst x11, #{full}",
+                "b.eq {fail}",
+                "str {item}, [x11], #8",
+                "str x11, [x9, {offset}]", // commit
+            ],
+            cold: [],
+            cs = in(reg) cs,
+            index = in(reg) index,
+            table = in(reg) table,
+            offset = in(reg) offset,
+            item = in(reg) item,
+            full = const STACK_ALIGN - 1,
+            fail = label { return false },
+        );
+    }
+    true
+}
+
+/// As [`Units::pop_batch`](crate::Units::pop_batch), for `room` items at `items`.
+///
+/// # Safety
+///
+/// As for [`add`]; `items` is writable for `room` pointers and `room` is not 0.
+#[inline]
+pub(crate) unsafe fn pop_batch(
+    cs: isize,
+    index: isize,
+    table: *const *mut u8,
+    offset: usize,
+    items: *mut *mut u8,
+    room: usize,
+) -> usize {
+    let taken: usize;
+    // SAFETY: the caller's promise; the loop ends at the guard or when the room is used up. What it wrote to `items`
+    // before an abort it writes again.
+    unsafe {
+        template!(
+            fail: "6b",
+            body: [
+                "ldr x11, [x9, {offset}]",
+                "cbz x11, 6b",
+                "mov {taken}, xzr",
+                "7:",
+                "ldr {item}, [x11, #-8]",
+                "cbz {item}, 8f",
+                "str {item}, [{items}, {taken}, lsl #3]",
+                "sub x11, x11, #8",
+                "add {taken}, {taken}, #1",
+                "cmp {taken}, {room}",
+                "b.lo 7b",
+                "8:",
+                "str x11, [x9, {offset}]", // commit
+            ],
+            cold: ["6:", "mov {taken}, xzr", "b 4f"],
+            cs = in(reg) cs,
+            index = in(reg) index,
+            table = in(reg) table,
+            offset = in(reg) offset,
+            items = in(reg) items,
+            room = in(reg) room,
+            taken = out(reg) taken,
+            item = out(reg) _,
+        );
+    }
+    taken
+}
+
+/// As [`Units::push_batch`](crate::Units::push_batch), for `count` items at `items`.
+///
+/// # Safety
+///
+/// As for [`add`]; `items` is readable for `count` pointers, none of them null, and `count` is not 0.
+#[inline]
+pub(crate) unsafe fn push_batch(
+    cs: isize,
+    index: isize,
+    table: *const *mut u8,
+    offset: usize,
+    items: *const *mut u8,
+    count: usize,
+) -> usize {
+    let put: usize;
+    // SAFETY: the caller's promise; the loop ends at the boundary or when all items are put. Slots written before the
+    // commit are free slots.
+    unsafe {
+        template!(
+            fail: "6b",
+            body: [
+                "ldr x11, [x9, {offset}]",
+                "mov {put}, xzr",
+                "7:",
+                "tst x11, #{full}",
+                "b.eq 8f",
+                "ldr {item}, [{items}, {put}, lsl #3]",
+                "str {item}, [x11], #8",
+                "add {put}, {put}, #1",
+                "cmp {put}, {count}",
+                "b.lo 7b",
+                "8:",
+                "str x11, [x9, {offset}]", // commit
+            ],
+            cold: ["6:", "mov {put}, xzr", "b 4f"],
+            cs = in(reg) cs,
+            index = in(reg) index,
+            table = in(reg) table,
+            offset = in(reg) offset,
+            items = in(reg) items,
+            count = in(reg) count,
+            put = out(reg) put,
+            item = out(reg) _,
+            full = const STACK_ALIGN - 1,
+        );
+    }
+    put
+}
+
+/// Enters a critical section that only spins and never commits, for at most `spins` rounds; true when the kernel
+/// aborted it. What the self-test uses to see that preemption aborts.
+///
+/// # Safety
+///
+/// `cs` is the offset of `rseq_cs` in a registered area.
+#[inline(never)]
+pub(crate) unsafe fn spin_until_aborted(cs: isize, spins: u64) -> bool {
+    let aborted: u64;
+    // SAFETY: the section writes registers only.
+    unsafe {
+        asm!(
+            ".pushsection __rseq_cs, \"aw\", @progbits",
+            ".balign 32",
+            "9:",
+            ".long 0, 0",
+            ".quad 3f, 4f - 3f, 5f",
+            ".popsection",
+            "mov {aborted}, xzr",
+            "mrs x10, tpidr_el0",
+            "adrp x9, 9b",
+            "add x9, x9, :lo12:9b",
+            "str x9, [x10, {cs}]",
+            "3:",
+            "subs {spins}, {spins}, #1",
+            "b.ne 3b",
+            "4:",
+            "b 7f",
+            ".inst 0xd428bc00",
+            "5:",
+            "mov {aborted}, #1",
+            "7:",
+            cs = in(reg) cs,
+            spins = inout(reg) spins => _,
+            aborted = out(reg) aborted,
+            out("x9") _,
+            out("x10") _,
+            options(nostack),
+        );
+    }
+    aborted != 0
+}

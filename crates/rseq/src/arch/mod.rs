@@ -1,0 +1,20 @@
+//! The critical sections, a file per architecture with the same functions in each.
+//!
+//! `docs/rseq.md` gives every section in pseudocode. `template!` in each file is what they share: store the
+//! descriptor's address, run the body, and on abort start again from the store.
+#![allow(unsafe_code, reason = "this is where the assembly lives")]
+
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::*;
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::*;
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod none;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(crate) use none::*;

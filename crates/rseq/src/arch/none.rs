@@ -1,0 +1,34 @@
+//! Architectures without critical sections: the atomic backend does all the work, nothing here is ever called.
+
+use crate::state::Registration;
+
+pub(crate) const SUPPORTED: bool = false;
+
+pub(crate) fn registration() -> Option<Registration> {
+    None
+}
+
+/// Identifies the calling thread by its `errno`, which every thread has its own of.
+pub(crate) fn thread_pointer() -> usize {
+    // SAFETY: no preconditions.
+    unsafe { libc::__errno_location() as usize }
+}
+
+macro_rules! never {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        pub(crate) unsafe fn $name($(_: $type),*) -> $result {
+            unreachable!("no registration on this architecture")
+        }
+    )*};
+}
+
+never! {
+    read_index(offset: isize) -> u32;
+    add(cs: isize, index: isize, table: *const *mut u8, offset: usize, n: u64) -> bool;
+    store_if_equal(cs: isize, index: isize, table: *const *mut u8, offset: usize, expected: u64, new: u64) -> bool;
+    pop(cs: isize, index: isize, table: *const *mut u8, offset: usize) -> *mut u8;
+    push(cs: isize, index: isize, table: *const *mut u8, offset: usize, item: *mut u8) -> bool;
+    pop_batch(cs: isize, index: isize, table: *const *mut u8, offset: usize, items: *mut *mut u8, room: usize) -> usize;
+    push_batch(cs: isize, index: isize, table: *const *mut u8, offset: usize, items: *const *mut u8, count: usize) -> usize;
+    spin_until_aborted(cs: isize, spins: u64) -> bool;
+}

@@ -1,0 +1,173 @@
+//! The atomic backend: the same operations without restartable sequences.
+//!
+//! Words are atomics. `add` is one `fetch_add`; the other operations hold the lock in the unit's header, a word that
+//! is 1 while held. Nobody waits long for it: a holder can be preempted, or be the very frame that a signal handler
+//! interrupted, so after [`TRIES`] the operation fails as it would on an empty or full stack, and the caller's slow path
+//! takes over.
+#![allow(unsafe_code, reason = "works on the units' raw memory")]
+
+use crate::stack::STACK_ALIGN;
+use crate::units::Units;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// How often an operation tries the lock: about as long as a holder that runs needs to be done.
+const TRIES: u32 = 64;
+
+/// The word at `offset` of `unit`.
+///
+/// # Safety
+///
+/// As for [`Units::add`]; `unit` is an installed unit.
+unsafe fn word<'u>(unit: *mut u8, offset: usize) -> &'u AtomicU64 {
+    // SAFETY: installed units are valid for ever, and the caller keeps `offset` inside and aligned.
+    unsafe { &*unit.add(offset).cast() }
+}
+
+/// # Safety
+///
+/// `unit` is an installed unit.
+unsafe fn lock_word<'u>(unit: *mut u8) -> &'u AtomicU32 {
+    // SAFETY: the header is this crate's and large enough.
+    unsafe { &*unit.cast() }
+}
+
+/// The current unit, locked, for one operation.
+struct Held {
+    unit: *mut u8,
+}
+
+impl Held {
+    fn current(units: &Units) -> Option<Held> {
+        let unit = units.active(crate::current());
+        if unit.is_null() {
+            return None;
+        }
+        // SAFETY: installed units are valid for ever.
+        let lock = unsafe { lock_word(unit) };
+        for _ in 0..TRIES {
+            // Acquire pairs with the release of the holder before: its words are seen.
+            if lock.load(Relaxed) == 0 && lock.swap(1, Acquire) == 0 {
+                return Some(Held { unit });
+            }
+            core::hint::spin_loop();
+        }
+        None
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: `current` locked it.
+        unsafe { unlock_unit(self.unit) };
+    }
+}
+
+/// Takes a unit's lock, however long it takes; for whoever stops the unit.
+///
+/// # Safety
+///
+/// `unit` is an installed unit.
+pub(crate) unsafe fn lock_unit(unit: *mut u8) {
+    // SAFETY: the caller's promise.
+    let lock = unsafe { lock_word(unit) };
+    while lock.swap(1, Acquire) != 0 {
+        // SAFETY: no preconditions. The holder may be a preempted thread.
+        unsafe { libc::sched_yield() };
+    }
+}
+
+/// # Safety
+///
+/// `unit` is an installed unit that the caller has locked.
+pub(crate) unsafe fn unlock_unit(unit: *mut u8) {
+    // SAFETY: the caller's promise. Release pairs with the acquire of the next holder.
+    unsafe { lock_word(unit) }.store(0, Release);
+}
+
+/// # Safety
+///
+/// Here and below: as for the method of [`Units`].
+pub(crate) unsafe fn add(units: &Units, offset: usize, n: u64) -> bool {
+    let unit = units.active(crate::current());
+    if unit.is_null() {
+        return false;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { word(unit, offset) }.fetch_add(n, Relaxed);
+    true
+}
+
+pub(crate) unsafe fn store_if_equal(units: &Units, offset: usize, expected: u64, new: u64) -> bool {
+    let Some(held) = Held::current(units) else {
+        return false;
+    };
+    // SAFETY: the caller's promise.
+    let word = unsafe { word(held.unit, offset) };
+    let equal = word.load(Relaxed) == expected;
+    if equal {
+        word.store(new, Relaxed);
+    }
+    equal
+}
+
+pub(crate) unsafe fn pop(units: &Units, offset: usize) -> *mut u8 {
+    let mut item = [null_mut()];
+    // SAFETY: the caller's promise.
+    unsafe { pop_batch(units, offset, &mut item) };
+    item[0]
+}
+
+pub(crate) unsafe fn push(units: &Units, offset: usize, item: *mut u8) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { push_batch(units, offset, &[item]) == 1 }
+}
+
+pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u8]) -> usize {
+    let Some(held) = Held::current(units) else {
+        return 0;
+    };
+    // SAFETY: the caller's promise.
+    let word = unsafe { word(held.unit, offset) };
+    let mut top = word.load(Relaxed) as *mut *mut u8;
+    if top.is_null() {
+        return 0;
+    }
+    let mut taken = 0;
+    for place in items {
+        // SAFETY: a stack has a slot below its top: an item, or the guard.
+        let item = unsafe { *top.sub(1) };
+        if item.is_null() {
+            break;
+        }
+        *place = item;
+        // SAFETY: not below the guard, which was not reached.
+        top = unsafe { top.sub(1) };
+        taken += 1;
+    }
+    word.store(top as u64, Relaxed);
+    taken
+}
+
+pub(crate) unsafe fn push_batch(units: &Units, offset: usize, items: &[*mut u8]) -> usize {
+    let Some(held) = Held::current(units) else {
+        return 0;
+    };
+    // SAFETY: the caller's promise.
+    let word = unsafe { word(held.unit, offset) };
+    let mut top = word.load(Relaxed) as *mut *mut u8;
+    let mut put = 0;
+    for &item in items {
+        if (top as usize).is_multiple_of(STACK_ALIGN) {
+            break;
+        }
+        // SAFETY: a top that is not on the boundary has a free slot at it.
+        unsafe { *top = item };
+        // SAFETY: at most the boundary, one past the last slot.
+        top = unsafe { top.add(1) };
+        put += 1;
+    }
+    word.store(top as u64, Relaxed);
+    put
+}

@@ -1,0 +1,80 @@
+//! The fence: waiting until every operation that has begun is over.
+#![allow(unsafe_code, reason = "calls membarrier")]
+
+use crate::abi::{
+    MEMBARRIER_CMD_FLAG_CPU, MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ,
+    MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ,
+};
+use crate::state::{Backend, Index, backend};
+use core::sync::atomic::AtomicBool;
+use core::sync::atomic::Ordering::{Acquire, Release};
+
+/// The kernel cannot fence restartable sequences: it is older than 5.10, or a sandbox forbids `membarrier`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FenceError {
+    /// What the system call answered.
+    pub errno: i32,
+}
+
+impl core::fmt::Display for FenceError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(
+            f,
+            "membarrier cannot fence restartable sequences (errno {}): it needs Linux 5.10 and a sandbox that lets membarrier pass",
+            self.errno
+        )
+    }
+}
+
+impl core::error::Error for FenceError {}
+
+/// Returns when every operation that began before the call, on any CPU, has committed or was aborted; an aborted one
+/// starts again and sees everything written before the fence.
+///
+/// Costs a system call and an interrupt to each other CPU that runs a thread of this process, some microseconds; the
+/// first call in a process with threads can take milliseconds. On the atomic backend it does nothing:
+/// [`Units::await_stopped`](crate::Units::await_stopped) waits there.
+///
+/// # Errors
+///
+/// [`FenceError`] where the kernel cannot; nothing is fenced then.
+pub fn fence() -> Result<(), FenceError> {
+    membarrier(0, 0)
+}
+
+/// [`fence()`] for one index only: by CPU number it interrupts just that CPU. Concurrency ids name no CPU, so there
+/// it fences all.
+///
+/// # Errors
+///
+/// As for [`fence()`].
+pub fn fence_index(index: usize) -> Result<(), FenceError> {
+    match backend() {
+        Backend::Rseq(Index::Cpu) => membarrier(MEMBARRIER_CMD_FLAG_CPU, index as libc::c_int),
+        _ => fence(),
+    }
+}
+
+fn membarrier(flags: libc::c_uint, cpu: libc::c_int) -> Result<(), FenceError> {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    if backend() == Backend::Atomic {
+        return Ok(());
+    }
+    // Registering twice is harmless; fork keeps it.
+    if !REGISTERED.load(Acquire) {
+        call(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0)?;
+        REGISTERED.store(true, Release);
+    }
+    call(MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ, flags, cpu)
+}
+
+fn call(command: libc::c_int, flags: libc::c_uint, cpu: libc::c_int) -> Result<(), FenceError> {
+    // SAFETY: membarrier takes three integers and touches no memory of ours.
+    let answer = unsafe { libc::syscall(libc::SYS_membarrier, command, flags, cpu) };
+    if answer == 0 {
+        return Ok(());
+    }
+    // SAFETY: errno is the calling thread's own.
+    let errno = unsafe { *libc::__errno_location() };
+    Err(FenceError { errno })
+}

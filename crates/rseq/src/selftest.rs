@@ -1,0 +1,171 @@
+//! Whether the kernel keeps its promise.
+#![allow(unsafe_code, reason = "runs critical sections on memory of its own")]
+
+use crate::abi::{CPU_ID, RSEQ_CS};
+use crate::stack::STACK_ALIGN;
+use crate::units::UNIT_HEADER;
+use crate::{arch, possible};
+use core::ptr::null_mut;
+
+/// What [`selftest`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SelfTest {
+    /// The area is registered and its ids are in range.
+    pub registered: bool,
+    /// Every operation did what it should, undisturbed.
+    pub operations: bool,
+    /// A section was aborted when a signal arrived in it or the thread was preempted.
+    pub aborts: bool,
+}
+
+impl SelfTest {
+    /// Whether all parts passed.
+    pub fn passed(&self) -> bool {
+        self.registered && self.operations && self.aborts
+    }
+}
+
+/// Runs the whole self-test on the calling thread; takes up to 100 ms, for the abort has to be waited for.
+///
+/// A Linux 6.19 on arm64 was reported not to abort on preemption; this finds out.
+pub fn selftest() -> SelfTest {
+    let Some(registered) = arch::SUPPORTED.then(arch::registration).flatten() else {
+        return SelfTest {
+            registered: false,
+            operations: false,
+            aborts: false,
+        };
+    };
+    let (cs, index) = (registered.offset + RSEQ_CS, registered.offset + CPU_ID);
+    let operations = sections_work(cs, index);
+    SelfTest {
+        registered: true,
+        operations,
+        aborts: operations && preemption_test(),
+    }
+}
+
+/// Spins in a section until the kernel aborts it, at most some 100 ms: long enough for the scheduler's tick to find
+/// another thread to run, and for the timer that the test arms where it can.
+///
+/// True when an abort came. Where nothing else wants the CPU and no signal arrives, nothing aborts: so the test makes
+/// a second thread of execution compete for the CPU by a short-lived child process pinned to the same CPU.
+pub fn preemption_test() -> bool {
+    let Some(registered) = arch::SUPPORTED.then(arch::registration).flatten() else {
+        return false;
+    };
+    with_competitor(|| {
+        (0..64).any(|_| {
+            // SAFETY: the offset is of a registered area. 2^22 rounds are some milliseconds.
+            unsafe { arch::spin_until_aborted(registered.offset + RSEQ_CS, 1 << 22) }
+        })
+    })
+}
+
+/// Runs `test` while a forked child spins on the same CPU.
+fn with_competitor(test: impl FnOnce() -> bool) -> bool {
+    // SAFETY: cpu_set_t is plain integers; the calls get its address and size. The child only spins and exits, which
+    // is allowed after fork in a program with threads.
+    unsafe {
+        let mut before: libc::cpu_set_t = core::mem::zeroed();
+        let size = size_of::<libc::cpu_set_t>();
+        if libc::sched_getaffinity(0, size, &raw mut before) != 0 {
+            return test();
+        }
+        let cpu = libc::sched_getcpu();
+        let mut here: libc::cpu_set_t = core::mem::zeroed();
+        if (0..libc::CPU_SETSIZE).contains(&cpu) {
+            libc::CPU_SET(cpu as usize, &mut here);
+            libc::sched_setaffinity(0, size, &raw const here);
+        }
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(2);
+            loop {
+                core::hint::spin_loop();
+            }
+        }
+        let aborted = test();
+        if child > 0 {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, null_mut(), 0);
+        }
+        libc::sched_setaffinity(0, size, &raw const before);
+        aborted
+    }
+}
+
+/// A block in which the test's stack lies.
+#[repr(C, align(1024))]
+struct Block([*mut u8; STACK_ALIGN / 8]);
+
+/// Whether the current index is in range and each operation does what it should, undisturbed. `cs` and `index` are
+/// offsets into a registered area. Takes a microsecond; it runs at every process's start.
+pub(crate) fn sections_work(cs: isize, index: isize) -> bool {
+    // SAFETY: the offset is of a registered area.
+    let in_range = (unsafe { arch::read_index(index) } as usize) < possible();
+    in_range && operations_work(cs)
+}
+
+/// Runs every operation on a unit of its own. The section takes its index from a variable that is always 0 here, so
+/// that the thread may move meanwhile and a table of one entry is enough.
+fn operations_work(cs: isize) -> bool {
+    const WORD: usize = UNIT_HEADER;
+    let zero = 0u32;
+    let index = (&raw const zero as usize).wrapping_sub(arch::thread_pointer()) as isize;
+    let mut unit = [0u64; UNIT_HEADER / 8 + 1];
+    let table = [unit.as_mut_ptr().cast::<u8>()];
+    let mut block = Block([null_mut(); STACK_ALIGN / 8]);
+    let end = block.0.as_mut_ptr_range().end;
+    // Room for two items above the guard.
+    let bottom = end.wrapping_sub(2) as u64;
+    let (one, two, three) = (8 as *mut u8, 16 as *mut u8, 24 as *mut u8);
+    let (table, unit) = (table.as_ptr(), unit.as_mut_ptr());
+    let mut taken = [null_mut(); 3];
+    // SAFETY: `index` names a readable word that is 0, the table's only entry is a unit with the word used, and the
+    // stack lies in `block`.
+    unsafe {
+        let added = arch::add(cs, index, table, WORD, 5) && unit.add(WORD / 8).read_volatile() == 5;
+        let no_match = !arch::store_if_equal(cs, index, table, WORD, 4, 9);
+        let stored = arch::store_if_equal(cs, index, table, WORD, 5, bottom);
+        let empty = arch::pop(cs, index, table, WORD).is_null();
+        let pushed = arch::push(cs, index, table, WORD, one)
+            && arch::push(cs, index, table, WORD, two)
+            && !arch::push(cs, index, table, WORD, three);
+        let popped = arch::pop(cs, index, table, WORD) == two;
+        let batch = [two, three];
+        let put = arch::push_batch(cs, index, table, WORD, batch.as_ptr(), 2) == 1;
+        let got = arch::pop_batch(cs, index, table, WORD, taken.as_mut_ptr(), 3) == 2;
+        let emptied = unit.add(WORD / 8).read_volatile() == bottom;
+        // The block is read through addresses that the compiler does not follow.
+        core::hint::black_box(&block);
+        added
+            && no_match
+            && stored
+            && empty
+            && pushed
+            && popped
+            && put
+            && got
+            && emptied
+            && taken[..2] == [two, one]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::{Backend, Index, Missing};
+
+    #[test]
+    fn passes_where_rseq_is_in_use() {
+        let backend = crate::init(Index::Cpu);
+        let found = selftest();
+        if crate::missing() == Missing::Registration {
+            assert!(!found.registered);
+        }
+        if matches!(backend, Backend::Rseq(_)) {
+            assert!(found.passed(), "{found:?}");
+        }
+    }
+}

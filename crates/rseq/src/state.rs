@@ -1,0 +1,294 @@
+//! The choice of backend, made once for the process.
+#![allow(
+    unsafe_code,
+    reason = "reads glibc's registration and the auxiliary vector"
+)]
+
+use crate::{MAX_INDEX, abi, arch, env};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicUsize};
+
+/// Which number selects the unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Index {
+    /// The CPU number. What NUMA work needs.
+    Cpu,
+    /// The kernel's concurrency id (Linux 6.3): dense in the number of threads that run at once, so that few threads
+    /// on many CPUs use few units.
+    Cid,
+}
+
+/// How operations are carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// Restartable sequences.
+    Rseq(Index),
+    /// Atomics, and a lock in each unit's header.
+    Atomic,
+}
+
+/// Why restartable sequences are not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// They are used.
+    Nothing,
+    /// `PINFOLD_RSEQ=off` was asked for.
+    Disabled,
+    /// This architecture has no critical sections here.
+    Architecture,
+    /// The C library is not glibc 2.35 or newer, or was told not to register (`glibc.pthread.rseq=0`), or the kernel
+    /// or a sandbox refused.
+    Registration,
+    /// The self-test failed: the kernel does not keep its promise.
+    SelfTest,
+}
+
+impl core::fmt::Display for Missing {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Missing::Nothing => "in use",
+            Missing::Disabled => "switched off by PINFOLD_RSEQ=off",
+            Missing::Architecture => "no critical sections for this architecture",
+            Missing::Registration => {
+                "not registered: needs glibc 2.35, Linux 4.18, no glibc.pthread.rseq=0 in GLIBC_TUNABLES, and a sandbox that lets rseq pass"
+            }
+            Missing::SelfTest => "the kernel failed the self-test",
+        })
+    }
+}
+
+/// What the fast paths read: two offsets from the thread pointer.
+///
+/// `cs` is 0 until a backend with restartable sequences was chosen, so that one test sends both the first call and
+/// every call on the atomic backend the slow way.
+#[repr(C, align(64))]
+pub(crate) struct State {
+    cs: AtomicIsize,
+    index: AtomicIsize,
+    possible: AtomicUsize,
+    chosen: AtomicU8,
+    missing: AtomicU8,
+}
+
+const UNDECIDED: u8 = 0;
+const DECIDING: u8 = 1;
+const ATOMIC: u8 = 2;
+const RSEQ_CPU: u8 = 3;
+const RSEQ_CID: u8 = 4;
+
+pub(crate) static STATE: State = State {
+    cs: AtomicIsize::new(0),
+    index: AtomicIsize::new(0),
+    possible: AtomicUsize::new(0),
+    chosen: AtomicU8::new(UNDECIDED),
+    missing: AtomicU8::new(Missing::Nothing as u8),
+};
+
+impl State {
+    /// Offsets of `rseq_cs` and of the index from the thread pointer; the first is 0 on the atomic backend.
+    #[inline(always)]
+    pub(crate) fn offsets(&self) -> (isize, isize) {
+        // Relaxed: `index` is written before `cs` with release; on the architectures served here a load that depends
+        // on nothing may be early only by speculation that `cs == 0` discards, and a stale `index` of 0 is ruled out
+        // by the acquire below on weakly ordered machines.
+        let cs = self.cs.load(if cfg!(target_arch = "x86_64") {
+            Relaxed
+        } else {
+            Acquire
+        });
+        (cs, self.index.load(Relaxed))
+    }
+
+    pub(crate) fn is_atomic(&self) -> bool {
+        self.cs.load(Acquire) == 0
+    }
+}
+
+/// Chooses the backend, once for the process; later calls return what was chosen. `prefer` is the index to use where
+/// both are offered; `PINFOLD_RSEQ=off|cpu|cid` in the environment overrides it.
+///
+/// Allocates nothing and may run before `main`, in the first allocation of a process. Costs a few microseconds the
+/// first time. A call that comes while another thread (or the frame that a signal handler interrupted) decides
+/// works on atomics until then.
+pub fn init(prefer: Index) -> Backend {
+    if STATE
+        .chosen
+        .compare_exchange(UNDECIDED, DECIDING, Acquire, Acquire)
+        .is_ok()
+    {
+        decide(prefer);
+    }
+    backend()
+}
+
+/// The backend in use: [`Backend::Atomic`] until [`init`] has chosen.
+pub fn backend() -> Backend {
+    match STATE.chosen.load(Acquire) {
+        RSEQ_CPU => Backend::Rseq(Index::Cpu),
+        RSEQ_CID => Backend::Rseq(Index::Cid),
+        _ => Backend::Atomic,
+    }
+}
+
+/// Whether [`init`] has chosen.
+pub fn decided() -> bool {
+    STATE.chosen.load(Acquire) > DECIDING
+}
+
+/// Why restartable sequences are not used, or [`Missing::Nothing`].
+pub fn missing() -> Missing {
+    match STATE.missing.load(Acquire) {
+        1 => Missing::Disabled,
+        2 => Missing::Architecture,
+        3 => Missing::Registration,
+        4 => Missing::SelfTest,
+        _ => Missing::Nothing,
+    }
+}
+
+fn decide(prefer: Index) {
+    let mut buffer = [0u8; 16];
+    let asked = env::read("PINFOLD_RSEQ", &mut buffer);
+    let index = match asked {
+        Some(b"off" | b"0") => return settle_atomic(Missing::Disabled),
+        Some(b"cpu") => Index::Cpu,
+        Some(b"cid") => Index::Cid,
+        _ => prefer,
+    };
+    if !arch::SUPPORTED {
+        return settle_atomic(Missing::Architecture);
+    }
+    let Some(registered) = arch::registration() else {
+        return settle_atomic(Missing::Registration);
+    };
+    let index = match index {
+        Index::Cid if registered.size >= abi::FEATURE_SIZE_MM_CID => Index::Cid,
+        _ => Index::Cpu,
+    };
+    let field = match index {
+        Index::Cpu => abi::CPU_ID,
+        Index::Cid => abi::MM_CID,
+    };
+    let (cs, at) = (registered.offset + abi::RSEQ_CS, registered.offset + field);
+    if !crate::selftest::sections_work(cs, at) {
+        return settle_atomic(Missing::SelfTest);
+    }
+    STATE.index.store(at, Relaxed);
+    // Release: whoever sees the offset of `rseq_cs` sees the index's.
+    STATE.cs.store(cs, Release);
+    let chosen = match index {
+        Index::Cpu => RSEQ_CPU,
+        Index::Cid => RSEQ_CID,
+    };
+    STATE.chosen.store(chosen, Release);
+}
+
+fn settle_atomic(why: Missing) {
+    STATE.missing.store(why as u8, Relaxed);
+    STATE.chosen.store(ATOMIC, Release);
+}
+
+/// What a C library with registration says of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registration {
+    /// From the thread pointer to the area.
+    pub offset: isize,
+    /// Bytes of the area that the kernel keeps.
+    pub size: usize,
+}
+
+impl Registration {
+    /// From glibc's `__rseq_offset` and `__rseq_size`, which are null where the C library has none.
+    pub(crate) fn from_glibc(offset: *const isize, size: *const u32) -> Option<Self> {
+        if offset.is_null() || size.is_null() {
+            return None;
+        }
+        // SAFETY: glibc's read-only variables, set before any code of the program runs.
+        let (offset, size) = unsafe { (*offset, *size as usize) };
+        if size == 0 {
+            return None;
+        }
+        // glibc 2.35 to 2.40 say 32 or 20 whatever the kernel keeps in the 32 bytes that they register.
+        let size = if size <= 32 {
+            // SAFETY: getauxval only reads the auxiliary vector.
+            let kernel = unsafe { libc::getauxval(abi::AT_RSEQ_FEATURE_SIZE) } as usize;
+            kernel.clamp(abi::ORIGINAL_FEATURE_SIZE, 32)
+        } else {
+            size
+        };
+        Some(Registration { offset, size })
+    }
+}
+
+/// The index of the unit that operations would use now. By the time it returns the thread may be elsewhere.
+///
+/// Costs one load with restartable sequences, a call of `sched_getcpu` on atomics.
+#[inline]
+pub fn current() -> usize {
+    let (cs, index) = STATE.offsets();
+    if cs == 0 {
+        // SAFETY: sched_getcpu has no preconditions.
+        let cpu = unsafe { libc::sched_getcpu() };
+        return if cpu < 0 { 0 } else { cpu as usize % MAX_INDEX };
+    }
+    // SAFETY: the offset comes from a successful registration.
+    (unsafe { arch::read_index(index) } as usize).min(MAX_INDEX - 1)
+}
+
+/// One more than the largest index there can be, from `/sys/devices/system/cpu/possible`; [`MAX_INDEX`] when that
+/// cannot be read. Three system calls the first time, then one load.
+pub fn possible() -> usize {
+    let known = STATE.possible.load(Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let read = read_possible().unwrap_or(MAX_INDEX).clamp(1, MAX_INDEX);
+    STATE.possible.store(read, Relaxed);
+    read
+}
+
+fn read_possible() -> Option<usize> {
+    let path = c"/sys/devices/system/cpu/possible";
+    // SAFETY: the path is a NUL-terminated literal.
+    let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if fd < 0 {
+        return None;
+    }
+    let mut text = [0u8; 256];
+    // SAFETY: `text` is writable for its whole length.
+    let got = unsafe { libc::read(fd, text.as_mut_ptr().cast(), text.len()) };
+    // SAFETY: `fd` was opened above and nobody else has it.
+    unsafe { libc::close(fd) };
+    last_number(text.get(..usize::try_from(got).ok()?)?).map(|last| last + 1)
+}
+
+/// The last number in a list like `0-3,8-11`.
+fn last_number(list: &[u8]) -> Option<usize> {
+    let list = list.trim_ascii_end();
+    let digits = list.iter().rev().take_while(|b| b.is_ascii_digit()).count();
+    let number = core::str::from_utf8(&list[list.len() - digits..]).ok()?;
+    number.parse().ok().filter(|&n: &usize| n < MAX_INDEX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_number_of_lists() {
+        assert_eq!(last_number(b"0-3\n"), Some(3));
+        assert_eq!(last_number(b"0-3,8-11"), Some(11));
+        assert_eq!(last_number(b"0\n"), Some(0));
+        assert_eq!(last_number(b"99999999999999999999"), None);
+        assert_eq!(last_number(b"8192"), None);
+        assert_eq!(last_number(b""), None);
+    }
+
+    #[test]
+    fn the_choice_is_made_once() {
+        let first = init(Index::Cpu);
+        assert_eq!(init(Index::Cid), first);
+        assert_eq!(first == Backend::Atomic, missing() != Missing::Nothing);
+        assert!(current() < possible());
+    }
+}

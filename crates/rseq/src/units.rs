@@ -1,0 +1,258 @@
+//! The table of units and the operations on the current one.
+#![allow(
+    unsafe_code,
+    reason = "hands addresses of units to the critical sections"
+)]
+
+use crate::state::STATE;
+use crate::{arch, atomic};
+use core::ptr::null_mut;
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+
+/// One more than the largest CPU number or concurrency id: the largest `CONFIG_NR_CPUS` of any Linux architecture.
+pub const MAX_INDEX: usize = 8192;
+
+/// Bytes at the start of each unit that belong to this crate; words start behind them.
+pub const UNIT_HEADER: usize = 64;
+
+/// The address of each index's unit, or null where there is none.
+///
+/// 64 KiB of address space; memory only where indexes are in use.
+///
+/// # Invariants
+///
+/// An installed unit stays valid memory for ever: a thread that was about to use it may sleep at any point. `active`
+/// is null or equal to `home`; it is null while the index is stopped.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Units {
+    active: [AtomicPtr<u8>; MAX_INDEX],
+    home: [AtomicPtr<u8>; MAX_INDEX],
+}
+
+impl Default for Units {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Units {
+    /// A table without units: every operation fails until [`install`](Self::install).
+    pub const fn new() -> Self {
+        Units {
+            active: [const { AtomicPtr::new(null_mut()) }; MAX_INDEX],
+            home: [const { AtomicPtr::new(null_mut()) }; MAX_INDEX],
+        }
+    }
+
+    /// Gives `index` its unit, once. The unit must be zeroed, 8-byte aligned and valid for ever.
+    ///
+    /// # Errors
+    ///
+    /// The unit that is already there, when somebody was faster.
+    ///
+    /// # Panics
+    ///
+    /// When `index` is [`MAX_INDEX`] or more.
+    pub fn install(&self, index: usize, unit: *mut u8) -> Result<(), *mut u8> {
+        // Release pairs with the acquire in `unit` and in the operations: they see the zeroed memory.
+        self.home[index]
+            .compare_exchange(null_mut(), unit, AcqRel, Acquire)
+            .map(|_| self.active[index].store(unit, Release))
+    }
+
+    /// The unit of `index`, or null. It may be stopped.
+    pub fn unit(&self, index: usize) -> *mut u8 {
+        self.home
+            .get(index)
+            .map_or(null_mut(), |unit| unit.load(Acquire))
+    }
+
+    /// Takes `index` out of use: operations that begin later fail there. Those that have begun are over, and the unit
+    /// belongs to the caller, after the next [`fence`](crate::fence()) (or, on atomics, after
+    /// [`await_stopped`](Self::await_stopped)).
+    ///
+    /// The caller serialises `stop`, [`resume`](Self::resume) and [`install`](Self::install).
+    pub fn stop(&self, index: usize) {
+        self.active[index].store(null_mut(), Release);
+    }
+
+    /// On atomics, waits until no operation holds the unit of a stopped `index`, and keeps others off; with
+    /// restartable sequences it does nothing, the fence has done it.
+    pub fn await_stopped(&self, index: usize) {
+        let unit = self.unit(index);
+        if !unit.is_null() && STATE.is_atomic() {
+            // SAFETY: installed units are valid for ever.
+            unsafe { atomic::lock_unit(unit) };
+        }
+    }
+
+    /// Puts a stopped `index` to use again.
+    pub fn resume(&self, index: usize) {
+        let unit = self.unit(index);
+        if !unit.is_null() && STATE.is_atomic() {
+            // SAFETY: installed units are valid for ever, and `await_stopped` took the lock.
+            unsafe { atomic::unlock_unit(unit) };
+        }
+        // Release pairs with the address dependency from this load to the unit's words.
+        self.active[index].store(unit, Release);
+    }
+
+    /// After `fork`, in the child: unlocks every unit that the parent's [`await_stopped`](Self::await_stopped) had
+    /// locked or that another thread held at the moment of the fork. Only for the atomic backend.
+    pub fn unlock_all_in_child(&self, indexes: usize) {
+        for index in 0..indexes.min(MAX_INDEX) {
+            let unit = self.unit(index);
+            if !unit.is_null() && STATE.is_atomic() {
+                // SAFETY: installed units are valid for ever; the child has one thread, which holds none.
+                unsafe { atomic::unlock_unit(unit) };
+            }
+        }
+    }
+
+    /// Adds `n` to the word at `offset` of the current unit, wrapping. False when there is no unit.
+    ///
+    /// # Safety
+    ///
+    /// `offset` is a multiple of 8, at least [`UNIT_HEADER`], and 8 bytes there lie within every installed unit.
+    #[inline(always)]
+    pub unsafe fn add(&self, offset: usize, n: u64) -> bool {
+        let (cs, index) = STATE.offsets();
+        if cs == 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { atomic::add(self, offset, n) };
+        }
+        // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
+        unsafe { arch::add(cs, index, self.table(), offset, n) }
+    }
+
+    /// The word at `offset` of the current unit, or `None` where there is no unit. By the time it returns the thread
+    /// may be elsewhere: follow up with [`store_if_equal`](Self::store_if_equal).
+    ///
+    /// # Safety
+    ///
+    /// As for [`add`](Self::add).
+    #[inline]
+    pub unsafe fn load(&self, offset: usize) -> Option<u64> {
+        let unit = self.active[crate::current() % MAX_INDEX].load(Acquire);
+        if unit.is_null() {
+            return None;
+        }
+        // SAFETY: the caller's promise; the word may be written at the same time, hence the atomic.
+        let word = unsafe { &*unit.add(offset).cast::<core::sync::atomic::AtomicU64>() };
+        Some(word.load(Acquire))
+    }
+
+    /// Stores `new` at `offset` of the current unit when `expected` is there. False when another value is, when
+    /// there is no unit, or (on atomics) when the unit is busy.
+    ///
+    /// # Safety
+    ///
+    /// As for [`add`](Self::add).
+    #[inline]
+    pub unsafe fn store_if_equal(&self, offset: usize, expected: u64, new: u64) -> bool {
+        let (cs, index) = STATE.offsets();
+        if cs == 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { atomic::store_if_equal(self, offset, expected, new) };
+        }
+        // SAFETY: as in `add`.
+        unsafe { arch::store_if_equal(cs, index, self.table(), offset, expected, new) }
+    }
+
+    /// Takes the top pointer off the [`stack`](crate::stack) at `offset`; null when the stack is empty, when there
+    /// is none, or when there is no unit.
+    ///
+    /// # Safety
+    ///
+    /// As for [`add`](Self::add), and the word is 0 or describes a stack that only this table's operations use.
+    #[inline(always)]
+    pub unsafe fn pop(&self, offset: usize) -> *mut u8 {
+        let (cs, index) = STATE.offsets();
+        if cs == 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { atomic::pop(self, offset) };
+        }
+        // SAFETY: as in `add`.
+        unsafe { arch::pop(cs, index, self.table(), offset) }
+    }
+
+    /// Puts `item`, which is not null, on the stack at `offset`; false when the stack is full, when there is none, or
+    /// when there is no unit.
+    ///
+    /// # Safety
+    ///
+    /// As for [`pop`](Self::pop).
+    #[inline(always)]
+    pub unsafe fn push(&self, offset: usize, item: *mut u8) -> bool {
+        let (cs, index) = STATE.offsets();
+        if cs == 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { atomic::push(self, offset, item) };
+        }
+        // SAFETY: as in `add`.
+        unsafe { arch::push(cs, index, self.table(), offset, item) }
+    }
+
+    /// Takes up to `items.len()` pointers off the stack at `offset`, the top one first, in one operation. Returns how
+    /// many; 0 for the reasons that make [`pop`](Self::pop) return null.
+    ///
+    /// # Safety
+    ///
+    /// As for [`pop`](Self::pop).
+    #[inline]
+    pub unsafe fn pop_batch(&self, offset: usize, items: &mut [*mut u8]) -> usize {
+        if items.is_empty() {
+            return 0;
+        }
+        let (cs, index) = STATE.offsets();
+        if cs == 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { atomic::pop_batch(self, offset, items) };
+        }
+        // SAFETY: as in `add`; `items` is writable for its length, which is not 0.
+        unsafe {
+            arch::pop_batch(
+                cs,
+                index,
+                self.table(),
+                offset,
+                items.as_mut_ptr(),
+                items.len(),
+            )
+        }
+    }
+
+    /// Puts pointers from the front of `items` on the stack at `offset`, as many as fit, in one operation. Returns
+    /// how many; 0 for the reasons that make [`push`](Self::push) fail.
+    ///
+    /// # Safety
+    ///
+    /// As for [`pop`](Self::pop); no item is null.
+    #[inline]
+    pub unsafe fn push_batch(&self, offset: usize, items: &[*mut u8]) -> usize {
+        if items.is_empty() {
+            return 0;
+        }
+        let (cs, index) = STATE.offsets();
+        if cs == 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { atomic::push_batch(self, offset, items) };
+        }
+        // SAFETY: as in `add`; `items` is readable for its length, which is not 0.
+        unsafe { arch::push_batch(cs, index, self.table(), offset, items.as_ptr(), items.len()) }
+    }
+
+    /// The unit that operations would use at `index`, or null.
+    pub(crate) fn active(&self, index: usize) -> *mut u8 {
+        self.active
+            .get(index)
+            .map_or(null_mut(), |unit| unit.load(Acquire))
+    }
+
+    #[inline(always)]
+    fn table(&self) -> *const *mut u8 {
+        self.active.as_ptr().cast()
+    }
+}

@@ -1,0 +1,309 @@
+//! Every operation, on whichever backend `PINFOLD_RSEQ` selects, undisturbed and in a storm of signals and moves.
+
+use pinfold_rseq::{Backend, Index, STACK_ALIGN, UNIT_HEADER, Units, fence, init, possible};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const WORD: usize = UNIT_HEADER;
+const COUNTER: usize = UNIT_HEADER + 8;
+
+/// A table with a unit for every index, each with a stack of `capacity`.
+fn table(capacity: usize) -> &'static Units {
+    init(Index::Cid);
+    let units: &'static Units = Box::leak(Box::new(Units::new()));
+    for index in 0..possible() {
+        let unit = Box::leak(Box::new([0u64; UNIT_HEADER / 8 + 2]));
+        unit[WORD / 8] = stack(capacity) as u64;
+        units.install(index, unit.as_mut_ptr().cast()).unwrap();
+    }
+    units
+}
+
+/// The word of an empty stack for `capacity` items.
+fn stack(capacity: usize) -> *mut *mut u8 {
+    #[repr(align(1024))]
+    struct Block([*mut u8; STACK_ALIGN / 8]);
+    let block = Box::leak(Box::new(Block([null_mut(); STACK_ALIGN / 8])));
+    block.0[STACK_ALIGN / 8 - capacity..].as_mut_ptr()
+}
+
+fn words(units: &Units, offset: usize) -> impl Iterator<Item = u64> {
+    (0..possible()).map(move |index| {
+        // SAFETY: the unit is installed and nothing operates on it now.
+        unsafe { *units.unit(index).add(offset).cast::<u64>() }
+    })
+}
+
+#[test]
+fn operations_without_a_unit_fail() {
+    init(Index::Cid);
+    let units = Box::leak(Box::new(Units::new()));
+    let mut items = [null_mut(); 2];
+    // SAFETY: no unit is installed, so no offset matters.
+    unsafe {
+        assert!(!units.add(WORD, 1));
+        assert!(units.load(WORD).is_none());
+        assert!(!units.store_if_equal(WORD, 0, 1));
+        assert!(units.pop(WORD).is_null());
+        assert!(!units.push(WORD, 8 as *mut u8));
+        assert_eq!(units.pop_batch(WORD, &mut items), 0);
+        assert_eq!(units.push_batch(WORD, &[8 as *mut u8]), 0);
+    }
+}
+
+#[test]
+fn stacks_are_last_in_first_out_and_bounded() {
+    pin(0);
+    let units = table(5);
+    let item = |n: usize| (n * 8) as *mut u8;
+    let mut items = [null_mut(); 9];
+    // SAFETY: every index has a unit with a stack at WORD.
+    unsafe {
+        assert!(units.pop(WORD).is_null());
+        assert!(units.push(WORD, item(1)));
+        assert_eq!(
+            units.push_batch(WORD, &[item(2), item(3), item(4), item(5), item(6)]),
+            4
+        );
+        assert!(!units.push(WORD, item(7)));
+        assert_eq!(units.push_batch(WORD, &[item(7)]), 0);
+        assert_eq!(units.pop(WORD), item(5));
+        assert_eq!(units.pop_batch(WORD, &mut items[..2]), 2);
+        assert_eq!(items[..2], [item(4), item(3)]);
+        assert_eq!(units.pop_batch(WORD, &mut items), 2);
+        assert_eq!(items[..2], [item(2), item(1)]);
+        assert_eq!(units.pop_batch(WORD, &mut items), 0);
+        assert_eq!(units.pop_batch(WORD, &mut []), 0);
+        assert_eq!(units.push_batch(WORD, &[]), 0);
+    }
+}
+
+#[test]
+fn a_stopped_index_is_left_alone() {
+    pin(0);
+    let units = table(5);
+    for index in 0..possible() {
+        units.stop(index);
+    }
+    if fence().is_ok() {
+        (0..possible()).for_each(|index| units.await_stopped(index));
+        // SAFETY: every index has a unit, which is stopped.
+        unsafe {
+            assert!(!units.add(COUNTER, 1));
+            assert!(!units.push(WORD, 8 as *mut u8));
+        }
+    }
+    (0..possible()).for_each(|index| units.resume(index));
+    // SAFETY: every index has a unit again.
+    assert!(unsafe { units.add(COUNTER, 1) });
+    assert_eq!(words(units, COUNTER).sum::<u64>(), 1);
+}
+
+#[test]
+fn a_unit_is_installed_once() {
+    let units = table(1);
+    let there = units.unit(0);
+    assert_eq!(units.install(0, 64 as *mut u8), Err(there));
+    assert!(units.unit(usize::MAX).is_null());
+}
+
+/// Threads move tokens between the stacks of all CPUs, count each move, change CPU at random, and are interrupted by
+/// signals whose handler does the same. At the end every token is there once, and the counts agree.
+#[test]
+fn nothing_is_lost_or_doubled_in_a_storm() {
+    const TOKENS: usize = 48;
+    let units = table(64);
+    HANDLER_UNITS.store(std::ptr::from_ref(units) as u64, Ordering::SeqCst);
+    for token in 1..=TOKENS {
+        pin(token % cpus());
+        // SAFETY: every index has a unit with a stack at WORD.
+        assert!((0..1000).any(|_| unsafe { units.push(WORD, (token * 8) as *mut u8) }));
+    }
+    let stop = AtomicBool::new(false);
+    let timer = Storm::start(Duration::from_micros(100));
+    let counted: u64 = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..8u64)
+            .map(|seed| {
+                scope.spawn({
+                    let stop = &stop;
+                    move || shuffle(units, seed, stop)
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_secs(2));
+        stop.store(true, Ordering::Relaxed);
+        workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap())
+            .sum()
+    });
+    drop(timer);
+    assert!(
+        HANDLED.load(Ordering::SeqCst) > 100,
+        "the storm did not blow"
+    );
+    let added: u64 = words(units, COUNTER).sum();
+    assert_eq!(added, counted + HANDLED.load(Ordering::SeqCst));
+    let mut seen: Vec<u64> = words(units, WORD).flat_map(items_of).collect();
+    seen.extend(
+        SET_ASIDE
+            .iter()
+            .map(|place| place.load(Ordering::SeqCst))
+            .filter(|&token| token != 0),
+    );
+    seen.sort_unstable();
+    assert_eq!(seen, (1..=TOKENS as u64).map(|t| t * 8).collect::<Vec<_>>());
+}
+
+/// Moves tokens and counts until told to stop; returns how often it counted. Holds nothing at the end.
+fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> u64 {
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut counted = 0;
+    let mut held = [null_mut(); 4];
+    while !stop.load(Ordering::Relaxed) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        if random.is_multiple_of(256) {
+            pin(random as usize / 256 % cpus());
+        }
+        let batch = random as usize / 1024 % 4 + 1;
+        // SAFETY: every index has a unit with a stack at WORD.
+        unsafe {
+            let got = if batch == 1 {
+                held[0] = units.pop(WORD);
+                usize::from(!held[0].is_null())
+            } else {
+                units.pop_batch(WORD, &mut held[..batch])
+            };
+            let mut put = 0;
+            while put < got {
+                if units.push(WORD, held[put]) {
+                    put += 1;
+                } else {
+                    pin((random as usize + put) % cpus());
+                    random = random.rotate_left(9);
+                }
+                put += units.push_batch(WORD, &held[put..got]);
+            }
+            counted += u64::from(units.add(COUNTER, 1));
+            if let Some(word) = units.load(WORD) {
+                units.store_if_equal(WORD, word, word);
+            }
+        }
+    }
+    counted
+}
+
+fn items_of(word: u64) -> Vec<u64> {
+    let mut items = vec![];
+    let mut top = word as *const u64;
+    loop {
+        // SAFETY: a stack has a slot below its top, at least the guard, and the storm is over.
+        unsafe {
+            top = top.sub(1);
+            if *top == 0 {
+                return items;
+            }
+            items.push(*top);
+        }
+    }
+}
+
+static HANDLER_UNITS: AtomicU64 = AtomicU64::new(0);
+/// Tokens that a handler could not put back.
+static SET_ASIDE: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+static HANDLED: AtomicU64 = AtomicU64::new(0);
+
+/// Counts once, and takes a token and puts it back.
+extern "C" fn on_signal(_: libc::c_int) {
+    // SAFETY: the test stored a table that lives for ever before it armed the timer.
+    let units = unsafe { &*(HANDLER_UNITS.load(Ordering::Relaxed) as *const Units) };
+    // SAFETY: every index has a unit with a stack at WORD.
+    unsafe {
+        if units.add(COUNTER, 1) {
+            HANDLED.fetch_add(1, Ordering::Relaxed);
+        }
+        let token = units.pop(WORD);
+        // The frame that was interrupted may hold the unit (on atomics), or another has filled the stack meanwhile.
+        if !token.is_null() && !(0..9).any(|_| units.push(WORD, token)) {
+            let place = SET_ASIDE.iter().find(|place| {
+                place
+                    .compare_exchange(0, token as u64, Ordering::SeqCst, Ordering::SeqCst)
+                    .is_ok()
+            });
+            place.expect("more places than tokens");
+        }
+    }
+}
+
+/// A thread that sends SIGUSR1 to the process all the time; a signal lands in whichever thread runs.
+struct Storm {
+    stop: std::sync::Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Storm {
+    fn start(every: Duration) -> Storm {
+        // SAFETY: the handler is async-signal-safe: it runs operations and adds to an atomic.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_signal as *const () as usize;
+            action.sa_flags = libc::SA_RESTART;
+            libc::sigaction(libc::SIGUSR1, &raw const action, null_mut());
+        }
+        let stop = std::sync::Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: blocks the signal for this thread only, so that the workers get it.
+            unsafe {
+                let mut set: libc::sigset_t = std::mem::zeroed();
+                libc::sigaddset(&raw mut set, libc::SIGUSR1);
+                libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut());
+            }
+            while !seen.load(Ordering::Relaxed) {
+                let next = Instant::now() + every;
+                // SAFETY: signals this process, which has a handler.
+                unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            }
+        });
+        Storm {
+            stop,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Storm {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn cpus() -> usize {
+    // SAFETY: no preconditions. Not the affinity, which `pin` changes.
+    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize }
+}
+
+/// Moves the thread to the `nth` CPU; does nothing where that is not allowed.
+fn pin(nth: usize) {
+    // SAFETY: cpu_set_t is plain integers.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(nth, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+}
+
+#[test]
+fn backend_follows_the_environment() {
+    let backend = init(Index::Cid);
+    match std::env::var("PINFOLD_RSEQ").as_deref() {
+        Ok("off") => assert_eq!(backend, Backend::Atomic),
+        Ok("cpu") => assert_ne!(backend, Backend::Rseq(Index::Cid)),
+        _ => {}
+    }
+}
