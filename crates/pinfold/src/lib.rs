@@ -1,4 +1,18 @@
 //! The Linux kernel's per-CPU memory machinery for user-space programs.
+//!
+//! Modules, top-down; each uses only those below it:
+//!
+//! * [`slab`]: object caches, and [`slab::kmalloc`], caches by size.
+//! * [`page`]: memory from the system, by node.
+//! * [`segment`]: the statistics that a process shows to others.
 #![no_std]
 
+#[cfg(test)]
+extern crate std;
+
+mod lock;
+mod nodes;
+pub mod page;
 pub mod segment;
+pub mod slab;
+mod sys;

@@ -14,7 +14,9 @@
 //! `magic` is written last, with release order: a reader that sees [`MAGIC`] sees a complete header. Every number
 //! only grows, except `held` and `huge`.
 
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::Ordering::{Acquire, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
 /// Marks a segment that is ready to be read: "PINFOLD" and a format byte.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PINFOLD\x01");
@@ -112,4 +114,22 @@ pub const fn shard_offset(shard: usize) -> usize {
 /// The size in bytes of a segment with `shards` shards.
 pub const fn segment_size(shards: usize) -> usize {
     shard_offset(shards)
+}
+
+static CURRENT: AtomicPtr<Segment> = AtomicPtr::new(null_mut());
+
+/// This process's segment, where it has one. One load.
+pub fn current() -> Option<&'static Segment> {
+    // SAFETY: `install` was given a segment that stays mapped.
+    NonNull::new(CURRENT.load(Acquire)).map(|segment| unsafe { segment.as_ref() })
+}
+
+/// Makes `segment` this process's.
+///
+/// # Safety
+///
+/// `segment` is a zeroed or filled-in segment that stays mapped for the rest of the process's life.
+pub unsafe fn install(segment: *mut Segment) {
+    // Release pairs with the acquire in `current`.
+    CURRENT.store(segment, Release);
 }

@@ -1,0 +1,184 @@
+//! Huge blocks: each a mapping of its own, found again by a table of addresses.
+//!
+//! # The table
+//!
+//! Buckets of 64 places. A block belongs to the bucket that bits 21 and up of its address name; when that is full it
+//! goes to the next one, and `passed` of every bucket it went by is one higher. A search therefore ends at a bucket with
+//! `passed` 0. Nothing takes a lock: a place is claimed by exchanging its address 0 for [`CLAIMED`], filled in, and
+//! published by storing the address. Only the owner of a block looks it up, resizes or frees it, so that nobody else
+//! changes a published place.
+
+use super::HELD;
+use crate::{segment, sys};
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
+
+const BUCKETS: usize = 4096;
+const PLACES: usize = 62;
+/// An address that no block has: the place is being filled in.
+const CLAIMED: usize = 1;
+
+#[repr(C)]
+struct Bucket {
+    passed: AtomicUsize,
+    _unused: usize,
+    addresses: [AtomicUsize; PLACES],
+    sizes: [AtomicUsize; PLACES],
+}
+
+static TABLE: AtomicPtr<Bucket> = AtomicPtr::new(null_mut());
+static MAPPED: AtomicU64 = AtomicU64::new(0);
+
+fn table() -> Option<&'static [Bucket]> {
+    let mut at = TABLE.load(Acquire);
+    if at.is_null() {
+        let size = BUCKETS * size_of::<Bucket>();
+        let fresh = sys::map_memory(size)?.as_ptr().cast();
+        // Release publishes the zeroed table; acquire sees another's.
+        at = match TABLE.compare_exchange(null_mut(), fresh, Release, Acquire) {
+            Ok(_) => fresh,
+            Err(other) => {
+                // SAFETY: ours and unused.
+                unsafe { sys::unmap(fresh.cast(), size) };
+                other
+            }
+        };
+    }
+    // SAFETY: a zeroed mapping of that many buckets, which stays.
+    Some(unsafe { core::slice::from_raw_parts(at, BUCKETS) })
+}
+
+fn bucket_of(address: usize) -> usize {
+    (address >> 21) % BUCKETS
+}
+
+/// Enters a block; false when the table has no room or no memory.
+fn enter(address: usize, size: usize) -> bool {
+    let Some(table) = table() else {
+        return false;
+    };
+    let home = bucket_of(address);
+    for step in 0..BUCKETS {
+        let bucket = &table[(home + step) % BUCKETS];
+        let free = bucket.addresses.iter().position(|place| {
+            place.load(Relaxed) == 0 && place.compare_exchange(0, CLAIMED, Acquire, Relaxed).is_ok()
+        });
+        if let Some(place) = free {
+            bucket.sizes[place].store(size, Relaxed);
+            // Release: whoever is handed the block by another thread finds its size.
+            bucket.addresses[place].store(address, Release);
+            return true;
+        }
+        bucket.passed.fetch_add(1, Relaxed);
+    }
+    (0..BUCKETS).for_each(|bucket| {
+        table[bucket].passed.fetch_sub(1, Relaxed);
+    });
+    false
+}
+
+/// The place of a block: how many buckets past its home, and which place there.
+fn find(address: usize) -> Option<(usize, usize)> {
+    let table = NonNull::new(TABLE.load(Acquire)).and_then(|_| table())?;
+    let home = bucket_of(address);
+    for step in 0..BUCKETS {
+        let bucket = &table[(home + step) % BUCKETS];
+        let place = bucket.addresses.iter().position(|place| place.load(Acquire) == address);
+        if let Some(place) = place {
+            return Some((step, place));
+        }
+        if bucket.passed.load(Relaxed) == 0 {
+            return None;
+        }
+    }
+    None
+}
+
+/// Takes a block out of the table; returns its size.
+fn leave(address: usize) -> Option<usize> {
+    let (steps, place) = find(address)?;
+    let table = table()?;
+    let home = bucket_of(address);
+    let bucket = &table[(home + steps) % BUCKETS];
+    let size = bucket.sizes[place].load(Relaxed);
+    // Of two threads that free the same block one finds it gone.
+    bucket.addresses[place].compare_exchange(address, 0, Release, Relaxed).ok()?;
+    for step in 0..steps {
+        table[(home + step) % BUCKETS].passed.fetch_sub(1, Relaxed);
+    }
+    Some(size)
+}
+
+fn mapped(more: usize, less: usize) {
+    let now = MAPPED.fetch_add((more as u64).wrapping_sub(less as u64), Relaxed);
+    if let Some(segment) = segment::current() {
+        let now = now.wrapping_add(more as u64).wrapping_sub(less as u64);
+        segment.huge.store(now, Relaxed);
+    }
+    if more > 0 {
+        HELD.take(more);
+    }
+    if less > 0 {
+        HELD.give_back(less);
+    }
+}
+
+/// A zeroed block of at least `size` bytes at a multiple of `align`, a power of two. A system call or three; no lock,
+/// so that signal handlers may call it at any point.
+pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
+    let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
+    if size > isize::MAX as usize || align > isize::MAX as usize {
+        return None;
+    }
+    let block = sys::map_aligned(size, align)?;
+    if !enter(block.as_ptr() as usize, size) {
+        // SAFETY: mapped above and given to nobody.
+        unsafe { sys::unmap(block.as_ptr(), size) };
+        return None;
+    }
+    mapped(size, 0);
+    Some(block)
+}
+
+/// Unmaps the block at `address`; false, and nothing done, when there is none.
+///
+/// # Safety
+///
+/// Nobody uses the block any more.
+pub unsafe fn free(address: *mut u8) -> bool {
+    let Some(size) = leave(address as usize) else {
+        return false;
+    };
+    // SAFETY: the table says that the mapping is a block of this size; the caller gives it up.
+    unsafe { sys::unmap(address, size) };
+    mapped(0, size);
+    true
+}
+
+/// Bytes of the block at `address`, or `None` when there is no such block.
+pub fn size(address: *mut u8) -> Option<usize> {
+    let (steps, place) = find(address as usize)?;
+    let bucket = &table()?[(bucket_of(address as usize) + steps) % BUCKETS];
+    Some(bucket.sizes[place].load(Relaxed))
+}
+
+/// Grows or shrinks the block at `address` to at least `size` bytes, by moving pages, not bytes; `None`, and the block as
+/// it was, when that cannot be.
+///
+/// # Safety
+///
+/// `address` is a huge block of the caller's.
+pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
+    let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
+    // Out of the table first: once the kernel has moved the pages, another block may get the address.
+    let old = leave(address as usize)?;
+    // SAFETY: the mapping is the caller's, whole.
+    let moved = unsafe { sys::remap(address, old, size) };
+    let (block, now) = moved.map_or((address, old), |block| (block.as_ptr(), size));
+    if !enter(block as usize, now) {
+        crate::sys::die(format_args!("no room to note the block at {block:p} ({now} bytes)"));
+    }
+    mapped(now.saturating_sub(old), old.saturating_sub(now));
+    moved
+}

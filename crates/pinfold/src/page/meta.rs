@@ -1,0 +1,61 @@
+//! Memory for the allocator's own structures: descriptors, units, sheaves. Never given back, zeroed, packed.
+
+use crate::lock::Lock;
+use crate::sys;
+use core::alloc::Layout;
+use core::ptr::{NonNull, null_mut};
+
+/// Bytes asked from the system at a time.
+const CHUNK: usize = 256 << 10;
+
+struct Chunk {
+    next: *mut u8,
+    end: *mut u8,
+}
+
+// SAFETY: plain addresses of memory that belongs to the holder of the lock.
+unsafe impl Send for Chunk {}
+
+static CHUNK_IN_USE: Lock<Chunk> = Lock::new(Chunk {
+    next: null_mut(),
+    end: null_mut(),
+});
+
+/// Zeroed memory that stays for ever; `None` when the system has none, or from a signal handler that interrupts this
+/// function.
+pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
+    let page = sys::page_size();
+    if layout.size() >= CHUNK / 4 || layout.align() > page {
+        return sys::map_aligned(layout.size().next_multiple_of(page), layout.align());
+    }
+    let mut chunk = CHUNK_IN_USE.lock()?;
+    let fits = |chunk: &Chunk| {
+        let start = (chunk.next as usize).next_multiple_of(layout.align());
+        (start + layout.size() <= chunk.end as usize).then_some(start)
+    };
+    let start = match fits(&chunk) {
+        Some(start) if !chunk.next.is_null() => start,
+        _ => {
+            let fresh = sys::map_memory(CHUNK)?.as_ptr();
+            *chunk = Chunk {
+                next: fresh,
+                end: fresh.wrapping_add(CHUNK),
+            };
+            fits(&chunk)?
+        }
+    };
+    chunk.next = (start + layout.size()) as *mut u8;
+    NonNull::new(start as *mut u8)
+}
+
+pub(crate) fn fork_prepare() -> bool {
+    CHUNK_IN_USE.lock_for_fork()
+}
+
+/// # Safety
+///
+/// [`fork_prepare`] returned true in this thread.
+pub(crate) unsafe fn fork_done() {
+    // SAFETY: the caller's promise.
+    unsafe { CHUNK_IN_USE.unlock_after_fork() };
+}

@@ -1,0 +1,312 @@
+//! What a cache is: its descriptor, and the registry of all caches.
+
+use super::node::Node;
+use super::sheaf::CAPACITY_MOST;
+use super::slabs::OBJECTS_MOST;
+use crate::lock::Lock;
+use crate::page::{self, GRANULE, LARGE};
+use crate::segment::ClassRow;
+use crate::sys::die;
+use core::alloc::Layout;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+
+/// Caches that can exist at once. The number of a cache is also its place in every CPU's unit.
+pub const CACHES_MOST: usize = 4096;
+/// The first cache number: smaller ones would lie in the units' headers, and 0 means nobody in the page map.
+pub const FIRST_SLOT: usize = pinfold_rseq::UNIT_HEADER / 8;
+/// Numbers kept for the caches of [`kmalloc`](super::kmalloc), from [`FIRST_SLOT`] on.
+const KEPT_SLOTS: usize = crate::segment::CLASSES;
+/// Bytes of the largest object.
+pub const OBJECT_MOST: usize = 64 << 10;
+/// Objects above this size have slabs of four granules, so that a slab holds at least four of them.
+const SMALL_SLAB: usize = 4096;
+/// Bytes in a sheaf, up to [`CAPACITY_MOST`] objects and at least [`CAPACITY_LEAST`].
+const SHEAF_BYTES: usize = 64 << 10;
+const CAPACITY_LEAST: usize = 4;
+/// Bytes in full sheaves that a node's barn holds for a cache, within the bounds below.
+const BARN_BYTES: usize = 1 << 20;
+const BARN_LEAST: usize = 4;
+const BARN_MOST: usize = 128;
+
+/// A cache's descriptor. Lives for ever; its memory is used again by the next cache.
+pub struct Cache {
+    /// Bytes from one object to the next.
+    pub(super) size: usize,
+    /// Objects in a sheaf.
+    pub(super) capacity: usize,
+    /// Objects in a slab.
+    pub(super) per_slab: usize,
+    /// Granules in a slab.
+    pub(super) granules: usize,
+    /// Full sheaves in a barn at most.
+    pub(super) barn_most: usize,
+    /// ceil(2^40 / size): a division by `size` as a multiplication.
+    reciprocal: u64,
+    /// The cache's number.
+    pub(super) slot: u16,
+    pub(super) constructor: Option<unsafe fn(*mut u8)>,
+    name: [u8; 32],
+    /// One per node.
+    nodes: *const Node,
+    node_count: usize,
+    /// Where the slow paths count: its own row, or one in the statistics segment.
+    row: AtomicPtr<ClassRow>,
+    own_row: ClassRow,
+}
+
+// SAFETY: the raw pointers are to memory that lives for ever and is itself shared: nodes lock, rows are atomics.
+unsafe impl Sync for Cache {}
+// SAFETY: as above.
+unsafe impl Send for Cache {}
+
+/// Why a cache cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheError {
+    /// The object is larger than [`OBJECT_MOST`] or its alignment exceeds 64 KiB.
+    TooLarge,
+    /// There are [`CACHES_MOST`] caches already.
+    TooMany,
+    /// The system has no memory.
+    NoMemory,
+}
+
+impl core::fmt::Display for CacheError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            CacheError::TooLarge => {
+                "objects of a cache are at most 64 KiB large and aligned; use the page layer for larger ones"
+            }
+            CacheError::TooMany => "there are 4096 caches already; destroy some, or share one for equal layouts",
+            CacheError::NoMemory => "the system has no memory for a new cache",
+        })
+    }
+}
+
+impl core::error::Error for CacheError {}
+
+static REGISTRY: [AtomicPtr<Cache>; CACHES_MOST] = [const { AtomicPtr::new(null_mut()) }; CACHES_MOST];
+
+/// Descriptors of destroyed caches, by number, to be used again, and the next number never used.
+struct Numbers {
+    free: [u16; CACHES_MOST],
+    freed: usize,
+    next: usize,
+}
+
+static NUMBERS: Lock<Numbers> = Lock::new(Numbers {
+    free: [0; CACHES_MOST],
+    freed: 0,
+    next: FIRST_SLOT + KEPT_SLOTS,
+});
+
+/// Adds to a slow path's counter.
+pub(super) fn count(counter: &AtomicU64, n: usize) {
+    counter.fetch_add(n as u64, Relaxed);
+}
+
+/// The cache with number `slot`, if there is one.
+pub(super) fn by_slot(slot: usize) -> Option<&'static Cache> {
+    // SAFETY: the registry holds addresses of descriptors, which live for ever.
+    unsafe { REGISTRY.get(slot)?.load(Acquire).as_ref() }
+}
+
+impl Cache {
+    /// Makes a cache and enters it into the registry.
+    pub(super) fn create(
+        name: &str,
+        layout: Layout,
+        constructor: Option<unsafe fn(*mut u8)>,
+    ) -> Result<&'static Cache, CacheError> {
+        let size = Cache::stride(layout).ok_or(CacheError::TooLarge)?;
+        let mut numbers = NUMBERS.lock().ok_or(CacheError::NoMemory)?;
+        let slot = match numbers.freed.checked_sub(1) {
+            Some(last) => usize::from(numbers.free[last]),
+            None if numbers.next < CACHES_MOST => numbers.next,
+            None => return Err(CacheError::TooMany),
+        };
+        let cache = Cache::enter(name, size, slot, constructor).ok_or(CacheError::NoMemory)?;
+        if numbers.freed > 0 {
+            numbers.freed -= 1;
+        } else {
+            numbers.next += 1;
+        }
+        Ok(cache)
+    }
+
+    /// Makes the cache with the kept number `slot`, if it is not there yet.
+    pub(super) fn create_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
+        let _numbers = NUMBERS.lock()?;
+        by_slot(slot).or_else(|| Cache::enter(name, size, slot, None))
+    }
+
+    /// Bytes from one object to the next.
+    fn stride(layout: Layout) -> Option<usize> {
+        let align = layout.align().max(8);
+        let fits = layout.size() <= OBJECT_MOST && align <= GRANULE;
+        fits.then(|| layout.size().max(8).next_multiple_of(align))
+    }
+
+    /// Makes the descriptor and enters it; the caller holds the registry's lock.
+    fn enter(
+        name: &str,
+        size: usize,
+        slot: usize,
+        constructor: Option<unsafe fn(*mut u8)>,
+    ) -> Option<&'static Cache> {
+        let nodes = Node::make_all()?;
+        let memory = page::alloc_meta(Layout::new::<Cache>())?;
+        let cache = memory.cast::<Cache>().as_ptr();
+        // SAFETY: zeroed memory of the right layout, which is ours.
+        unsafe { cache.write(Cache::new(name, size, slot as u16, constructor, nodes)) };
+        // Release pairs with the acquire in `by_slot`.
+        REGISTRY[slot].store(cache, Release);
+        // SAFETY: written above; lives for ever.
+        Some(unsafe { &*cache })
+    }
+
+    fn new(
+        name: &str,
+        size: usize,
+        slot: u16,
+        constructor: Option<unsafe fn(*mut u8)>,
+        nodes: &'static [Node],
+    ) -> Cache {
+        let granules = if size <= SMALL_SLAB { 1 } else { 4 };
+        let capacity = (SHEAF_BYTES / size).clamp(CAPACITY_LEAST, CAPACITY_MOST);
+        let mut text = [0; 32];
+        let length = name.len().min(text.len());
+        text[..length].copy_from_slice(&name.as_bytes()[..length]);
+        let cache = Cache {
+            size,
+            capacity,
+            per_slab: (granules * GRANULE / size).min(OBJECTS_MOST),
+            granules,
+            barn_most: (BARN_BYTES / (size * capacity)).clamp(BARN_LEAST, BARN_MOST),
+            reciprocal: (1u64 << 40).div_ceil(size as u64),
+            slot,
+            constructor,
+            name: text,
+            nodes: nodes.as_ptr(),
+            node_count: nodes.len(),
+            row: AtomicPtr::new(null_mut()),
+            own_row: ClassRow::default(),
+        };
+        cache.own_row.size.store(size as u32, Relaxed);
+        cache.own_row.sheaf_capacity.store(capacity as u32, Relaxed);
+        cache
+    }
+
+    /// Takes the cache out of the registry; its number may be used again. All its objects have come back.
+    pub(super) fn retire(&self) {
+        let Some(mut numbers) = NUMBERS.lock() else {
+            return;
+        };
+        let number = usize::from(self.slot);
+        let me = core::ptr::from_ref(self).cast_mut();
+        if REGISTRY[number].compare_exchange(me, null_mut(), AcqRel, Relaxed).is_ok() {
+            let freed = numbers.freed;
+            numbers.free[freed] = self.slot;
+            numbers.freed += 1;
+        }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        let length = self.name.iter().position(|&byte| byte == 0).unwrap_or(self.name.len());
+        let text = &self.name[..length];
+        match core::str::from_utf8(text) {
+            Ok(name) => name,
+            // A long name was cut inside a character.
+            Err(error) => core::str::from_utf8(&text[..error.valid_up_to()]).unwrap_or(""),
+        }
+    }
+
+    pub(super) fn nodes(&self) -> &[Node] {
+        // SAFETY: set from a slice that lives for ever.
+        unsafe { core::slice::from_raw_parts(self.nodes, self.node_count) }
+    }
+
+    /// Where the slow paths count.
+    pub(super) fn row(&self) -> &ClassRow {
+        // SAFETY: null, or a row that lives for ever.
+        unsafe { self.row.load(Acquire).as_ref() }.unwrap_or(&self.own_row)
+    }
+
+    /// Counts in `row` from now on, which takes over what was counted so far.
+    pub(super) fn count_in(&self, row: &'static ClassRow) {
+        row.size.store(self.size as u32, Relaxed);
+        row.sheaf_capacity.store(self.capacity as u32, Relaxed);
+        let own = &self.own_row;
+        row.slab_alloc.fetch_add(own.slab_alloc.load(Relaxed), Relaxed);
+        row.refilled.fetch_add(own.refilled.load(Relaxed), Relaxed);
+        self.row.store(core::ptr::from_ref(row).cast_mut(), Release);
+    }
+
+    /// Which object begins `offset` bytes into a slab, rounded down. Exact for offsets below 2^18, the size of a slab:
+    /// the reciprocal is too large by less than 1, so the product by less than 2^18, and 2^18 / 2^40 is less than the
+    /// distance of a quotient to the next integer, 1 / size.
+    pub(super) fn nth(&self, offset: usize) -> usize {
+        ((offset as u64).wrapping_mul(self.reciprocal) >> 40) as usize
+    }
+
+    /// The number of the run that `object` lies in; ends the process when that is no slab of this cache.
+    ///
+    /// Any address may be asked about: only the page map and the slab's frame are read.
+    pub(super) fn run_of(&self, object: *mut u8) -> u32 {
+        if page::entry(object as usize) != self.slot {
+            self.wrong(object);
+        }
+        page::head_of(object as usize)
+    }
+
+    /// An object was freed to this cache that is not its own.
+    #[cold]
+    fn wrong(&self, object: *mut u8) -> ! {
+        let name = self.name();
+        match page::entry(object as usize) {
+            0 => die(format_args!("free of {object:p} to cache {name}: the address is not Pinfold's")),
+            LARGE => die(format_args!("free of {object:p} to cache {name}: it is a large block of malloc's")),
+            slot => die(format_args!(
+                "free of {object:p} to cache {name}: the object belongs to cache {}",
+                by_slot(usize::from(slot)).map_or("(destroyed)", Cache::name)
+            )),
+        }
+    }
+}
+
+/// Calls `f` for every cache there is.
+pub(super) fn for_each(mut f: impl FnMut(&'static Cache)) {
+    (FIRST_SLOT..CACHES_MOST).filter_map(by_slot).for_each(&mut f);
+}
+
+/// Locks the registry for `fork`.
+pub(super) fn fork_prepare() -> bool {
+    NUMBERS.lock_for_fork()
+}
+
+/// # Safety
+///
+/// [`fork_prepare`] returned true in this thread.
+pub(super) unsafe fn fork_done() {
+    // SAFETY: the caller's promise.
+    unsafe { NUMBERS.unlock_after_fork() };
+}
+
+impl Default for ClassRow {
+    fn default() -> Self {
+        const ZERO: AtomicU64 = AtomicU64::new(0);
+        ClassRow {
+            size: AtomicU32::new(0),
+            sheaf_capacity: AtomicU32::new(0),
+            alloc_slowpath: ZERO,
+            free_slowpath: ZERO,
+            barn_get: ZERO,
+            barn_put: ZERO,
+            refilled: ZERO,
+            flushed: ZERO,
+            slab_alloc: ZERO,
+            slab_free: ZERO,
+        }
+    }
+}

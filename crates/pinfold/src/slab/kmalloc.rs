@@ -1,0 +1,226 @@
+//! Caches by size, for callers that have no cache of their own: what `malloc` stands on.
+//!
+//! Sizes are multiples of 16 up to 128 bytes, then four to each doubling up to [`SMALL_MOST`], so that at most a fifth of a
+//! block is wasted above 128 bytes:
+//!
+//! | bytes | step |
+//! |---|---|
+//! | 16 … 128 | 16 |
+//! | 160 … 256 | 32 |
+//! | 320 … 512 | 64 |
+//! | … | … |
+//! | 20480 … 32768 | 4096 |
+//!
+//! The cache of class c has number [`FIRST_SLOT`] + c, in the page map and in the units, so that neither path looks up
+//! a descriptor.
+
+use super::cache::{Cache, FIRST_SLOT, by_slot};
+use super::percpu::UNITS;
+use crate::segment::ClassRow;
+
+/// How many classes there are.
+pub const CLASSES: usize = 40;
+/// The largest class's size in bytes.
+pub const SMALL_MOST: usize = 32 << 10;
+
+/// Sizes up to this one are looked up by 16 bytes, larger ones by 256.
+const FINE_MOST: usize = 1024;
+
+/// The size of each class.
+pub const SIZES: [usize; CLASSES] = {
+    let mut sizes = [0; CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        sizes[class] = if class < 8 {
+            16 * (class + 1)
+        } else {
+            let (doubling, quarter) = ((class - 8) / 4, (class - 8) % 4);
+            (128 << doubling) / 4 * (5 + quarter)
+        };
+        class += 1;
+    }
+    sizes
+};
+
+/// The smallest class for sizes of `16·n`, then of `256·n`, as an offset into the units.
+static OFFSETS: [u16; TABLE] = {
+    let mut offsets = [0; TABLE];
+    let (mut at, mut class) = (0, 0);
+    while at < TABLE {
+        let size = if at <= FINE_MOST / 16 {
+            16 * at
+        } else {
+            256 * (at - COARSE)
+        };
+        while SIZES[class] < size {
+            class += 1;
+        }
+        offsets[at] = ((FIRST_SLOT + class) * 8) as u16;
+        at += 1;
+    }
+    offsets
+};
+
+/// What is added to a coarse index to get its place behind the fine ones.
+const COARSE: usize = FINE_MOST / 16 - FINE_MOST / 256;
+const TABLE: usize = COARSE + SMALL_MOST / 256 + 1;
+
+/// The offset into the units of the class for `size` bytes, at most [`SMALL_MOST`].
+#[inline(always)]
+fn offset_of(size: usize) -> usize {
+    let at = if size <= FINE_MOST {
+        size.div_ceil(16)
+    } else {
+        COARSE + size.div_ceil(256)
+    };
+    // SAFETY: both indexes are within the table for sizes up to `SMALL_MOST`, which every caller checks.
+    usize::from(*unsafe { OFFSETS.get_unchecked(at) })
+}
+
+/// The class for `size` bytes, at most [`SMALL_MOST`].
+#[inline]
+pub fn class_of(size: usize) -> usize {
+    debug_assert!(size <= SMALL_MOST);
+    offset_of(size) / 8 - FIRST_SLOT
+}
+
+/// The smallest class for `size` bytes whose blocks all lie at multiples of `align`, a power of two; `None` when there is
+/// none.
+///
+/// A slab begins at a multiple of 64 KiB, so that a block is aligned as its class's size is.
+pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
+    let size = size.max(1).checked_next_multiple_of(align)?;
+    if size > SMALL_MOST {
+        return None;
+    }
+    (class_of(size)..CLASSES).find(|&class| SIZES[class].is_multiple_of(align))
+}
+
+/// The class that the page map's `entry` stands for.
+#[inline]
+pub fn class_of_entry(entry: u16) -> Option<usize> {
+    let class = usize::from(entry).wrapping_sub(FIRST_SLOT);
+    (class < CLASSES).then_some(class)
+}
+
+/// Makes the caches. Idempotent; false when there is no memory.
+pub fn init() -> bool {
+    (0..CLASSES).all(|class| {
+        let mut name = *b"kmalloc-00000";
+        let mut rest = SIZES[class];
+        for digit in name[8..].iter_mut().rev() {
+            *digit = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        let name = core::str::from_utf8(&name).unwrap_or("kmalloc");
+        Cache::create_kept(name, SIZES[class], FIRST_SLOT + class).is_some()
+    })
+}
+
+/// A block of at least `size` bytes, at most [`SMALL_MOST`], aligned to 16 bytes; null when the system has no memory or
+/// [`init`] has not run.
+///
+/// One critical section on the common path.
+#[inline(always)]
+pub fn alloc(size: usize) -> *mut u8 {
+    let offset = offset_of(size);
+    // SAFETY: the offset is a cache's, which lies in the units.
+    let block = unsafe { UNITS.pop(offset) };
+    if block.is_null() {
+        return alloc_slow(offset);
+    }
+    block
+}
+
+/// A block of class `class`; as [`alloc`].
+#[inline(always)]
+pub fn alloc_class(class: usize) -> *mut u8 {
+    let offset = (FIRST_SLOT + class) * 8;
+    // SAFETY: as in `alloc`.
+    let block = unsafe { UNITS.pop(offset) };
+    if block.is_null() {
+        return alloc_slow(offset);
+    }
+    block
+}
+
+#[cold]
+#[inline(never)]
+fn alloc_slow(offset: usize) -> *mut u8 {
+    by_slot(offset / 8).map_or(core::ptr::null_mut(), Cache::alloc_slow)
+}
+
+/// Takes back a block of class `class`.
+///
+/// # Safety
+///
+/// The block is the caller's, of that class.
+#[inline(always)]
+pub unsafe fn free_class(block: *mut u8, class: usize) {
+    let offset = (FIRST_SLOT + class) * 8;
+    // SAFETY: the offset is a cache's; the block is given up.
+    if !unsafe { UNITS.push(offset, block) } {
+        // SAFETY: the caller's promise.
+        unsafe { free_slow(block, offset) };
+    }
+}
+
+/// # Safety
+///
+/// As for [`free_class`].
+#[cold]
+#[inline(never)]
+unsafe fn free_slow(block: *mut u8, offset: usize) {
+    if let Some(cache) = by_slot(offset / 8) {
+        // SAFETY: the caller's promise.
+        unsafe { cache.free_slow(block) };
+    }
+}
+
+/// Lets the slow paths of class `class` count in `row`, a row of the statistics segment.
+pub fn count_in(class: usize, row: &'static ClassRow) {
+    if let Some(cache) = by_slot(FIRST_SLOT + class) {
+        cache.count_in(row);
+    }
+}
+
+/// The name of the cache that the page map's `entry` stands for.
+pub fn name_of_entry(entry: u16) -> Option<&'static str> {
+    by_slot(usize::from(entry)).map(Cache::name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_has_the_smallest_class_that_fits() {
+        for size in 0..=SMALL_MOST {
+            let class = class_of(size);
+            assert!(SIZES[class] >= size, "{size}");
+            assert!(class == 0 || SIZES[class - 1] < size, "{size}");
+        }
+        assert_eq!(SIZES[CLASSES - 1], SMALL_MOST);
+        assert!(SIZES.iter().all(|size| size.is_multiple_of(16)));
+    }
+
+    #[test]
+    fn waste_is_bounded() {
+        for pair in SIZES.windows(2).filter(|pair| pair[0] >= 128) {
+            assert!((pair[1] - pair[0]) * 4 <= pair[0]);
+        }
+    }
+
+    #[test]
+    fn aligned_classes_are_aligned() {
+        for align in (0..=15).map(|bit| 1 << bit) {
+            for size in (0..SMALL_MOST).step_by(97) {
+                if let Some(class) = class_of_aligned(size, align) {
+                    assert!(SIZES[class] >= size && SIZES[class].is_multiple_of(align));
+                } else {
+                    assert!(size.next_multiple_of(align) > SMALL_MOST);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! A cache's part on one node: the barn, and the slabs.
+//!
+//! The barn holds full and empty sheaves, so that a CPU that runs out of either exchanges one for the other under the
+//! lock, without touching the objects. Only beyond the barn's bounds do objects go to and come from slabs.
+
+use super::cache::{Cache, count};
+use super::sheaf::{Sheaf, SheafList};
+use super::slabs::Slabs;
+use crate::lock::Lock;
+use crate::page;
+use core::alloc::Layout;
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::{AtomicBool, AtomicPtr};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Empty sheaves that a barn keeps; more go to the pool that all caches share.
+const EMPTY_MOST: usize = 10;
+
+/// What the node's lock protects.
+pub(super) struct Stock {
+    full: SheafList,
+    empty: SheafList,
+    pub(super) slabs: Slabs,
+}
+
+// SAFETY: sheaves in the lists and slabs belong to whoever holds the lock.
+unsafe impl Send for Stock {}
+
+/// A cache's part on one node.
+pub(super) struct Node {
+    stock: Lock<Stock>,
+    /// Objects freed while the lock could not be had, by a signal handler that interrupted its holder; linked through
+    /// their first word.
+    set_aside: AtomicPtr<u8>,
+    /// Whether a fork in progress holds `stock`.
+    pub(super) forking: AtomicBool,
+}
+
+impl Node {
+    const fn new() -> Node {
+        Node {
+            stock: Lock::new(Stock {
+                full: SheafList::new(),
+                empty: SheafList::new(),
+                slabs: Slabs::new(),
+            }),
+            set_aside: AtomicPtr::new(null_mut()),
+            forking: AtomicBool::new(false),
+        }
+    }
+
+    /// One for each node of the machine.
+    pub(super) fn make_all() -> Option<&'static [Node]> {
+        let count = crate::nodes::count();
+        let nodes = page::alloc_meta(Layout::array::<Node>(count).ok()?)?.cast::<Node>();
+        for nth in 0..count {
+            // SAFETY: the memory has room for `count` nodes and is ours.
+            unsafe { nodes.add(nth).write(Node::new()) };
+        }
+        // SAFETY: all written above; lives for ever.
+        Some(unsafe { core::slice::from_raw_parts(nodes.as_ptr(), count) })
+    }
+
+    /// A sheaf with objects in exchange for an empty one, or for none: from the barn, else filled from slabs.
+    ///
+    /// Returns the sheaf given when there is nothing to fill it with.
+    pub(super) fn exchange_for_full(
+        &self,
+        cache: &Cache,
+        node: usize,
+        empty: Option<Sheaf>,
+    ) -> Result<Sheaf, Option<Sheaf>> {
+        let Some(mut stock) = self.stock.lock() else {
+            return Err(empty);
+        };
+        self.take_back(cache, &mut stock);
+        if let Some(full) = stock.full.take() {
+            if let Some(empty) = empty {
+                stock.put_empty(empty);
+            }
+            count(&cache.row().barn_get, 1);
+            return Ok(full);
+        }
+        let mut sheaf = match empty.or_else(|| stock.empty.take()) {
+            Some(sheaf) => sheaf,
+            None => Sheaf::new(cache.capacity).ok_or(None)?,
+        };
+        let slots = sheaf.slots(cache.capacity);
+        let taken = stock.slabs.take(cache, node, slots);
+        if taken < slots.len() {
+            slots.copy_within(slots.len() - taken.., 0);
+        }
+        sheaf.set_len(cache.capacity, taken);
+        count(&cache.row().refilled, taken);
+        if taken == 0 { Err(Some(sheaf)) } else { Ok(sheaf) }
+    }
+
+    /// A sheaf with room in exchange for a full one, or for none: the full one goes to the barn, or when that has
+    /// enough, its objects go to their slabs.
+    ///
+    /// Returns the sheaf given when the lock cannot be had, and nothing when there is no memory for a first sheaf.
+    pub(super) fn exchange_for_empty(
+        &self,
+        cache: &Cache,
+        full: Option<Sheaf>,
+    ) -> Result<Sheaf, Option<Sheaf>> {
+        let Some(mut stock) = self.stock.lock() else {
+            return Err(full);
+        };
+        if let Some(mut sheaf) = full {
+            if stock.full.length >= cache.barn_most {
+                self.flush(cache, &mut stock, &mut sheaf);
+                return Ok(sheaf);
+            }
+            count(&cache.row().barn_put, 1);
+            stock.full.put(sheaf);
+        }
+        match stock.empty.take() {
+            Some(sheaf) => Ok(sheaf),
+            None => Sheaf::new(cache.capacity).ok_or(None),
+        }
+    }
+
+    /// Puts a sheaf, whatever is in it, into the barn, or its objects into their slabs.
+    pub(super) fn put(&self, cache: &Cache, mut sheaf: Sheaf) {
+        let Some(mut stock) = self.stock.lock() else {
+            // In a signal handler that interrupted the holder: the objects go aside one by one, the block is lost.
+            for &mut object in sheaf.objects(cache.capacity) {
+                self.set_aside(object);
+            }
+            return;
+        };
+        if sheaf.is_empty() {
+            stock.put_empty(sheaf);
+        } else if stock.full.length < cache.barn_most {
+            count(&cache.row().barn_put, 1);
+            stock.full.put(sheaf);
+        } else {
+            self.flush(cache, &mut stock, &mut sheaf);
+            stock.put_empty(sheaf);
+        }
+    }
+
+    /// Takes objects from slabs, past the sheaves; returns how many.
+    pub(super) fn take_objects(&self, cache: &Cache, node: usize, objects: &mut [*mut u8]) -> usize {
+        let Some(mut stock) = self.stock.lock() else {
+            return 0;
+        };
+        self.take_back(cache, &mut stock);
+        let taken = stock.slabs.take(cache, node, objects);
+        count(&cache.row().refilled, taken);
+        let length = objects.len();
+        objects.copy_within(length - taken.., 0);
+        taken
+    }
+
+    /// Gives objects of this node to their slabs, past the sheaves.
+    ///
+    /// # Safety
+    ///
+    /// The objects are the caller's and of this node.
+    pub(super) unsafe fn give_objects(&self, cache: &Cache, objects: &[*mut u8]) {
+        let Some(mut stock) = self.stock.lock() else {
+            objects.iter().for_each(|&object| self.set_aside(object));
+            return;
+        };
+        count(&cache.row().flushed, objects.len());
+        // SAFETY: the caller's promise.
+        unsafe { stock.slabs.give(cache, objects) };
+    }
+
+    /// Moves everything in the barn to slabs and gives empty slabs back; returns how many slabs.
+    pub(super) fn shrink(&self, cache: &Cache) -> usize {
+        let Some(mut stock) = self.stock.lock() else {
+            return 0;
+        };
+        self.take_back(cache, &mut stock);
+        while let Some(mut sheaf) = stock.full.take() {
+            self.flush(cache, &mut stock, &mut sheaf);
+            sheaf.discard();
+        }
+        while let Some(sheaf) = stock.empty.take() {
+            sheaf.discard();
+        }
+        stock.slabs.shrink(cache)
+    }
+
+    /// Objects in nobody's slab: in hands, in sheaves of CPUs, in the barn.
+    pub(super) fn in_use(&self, cache: &Cache) -> usize {
+        self.stock.lock().map_or(0, |stock| stock.slabs.in_use(cache))
+    }
+
+    /// Slabs there are.
+    pub(super) fn slabs(&self) -> usize {
+        self.stock.lock().map_or(0, |stock| stock.slabs.count)
+    }
+
+    /// Checks the slabs' invariants, and that no object in the barn is also free in its slab.
+    pub(super) fn validate(&self, cache: &Cache) -> Result<(), (&'static str, *const u8)> {
+        let Some(mut stock) = self.stock.lock() else {
+            return Ok(());
+        };
+        stock.slabs.validate(cache)?;
+        let mut looked_at = SheafList::new();
+        let mut answer = Ok(());
+        while let Some(mut sheaf) = stock.full.take() {
+            for &mut object in sheaf.objects(cache.capacity) {
+                // SAFETY: the page map is asked first; a slab's frame is readable, and the lock is held.
+                let free = page::entry(object as usize) != cache.slot
+                    || unsafe { (*super::slabs::slab_of(object)).is_free(cache, object) };
+                if free {
+                    answer = Err(("object in the barn is free or foreign", object.cast_const()));
+                }
+            }
+            looked_at.put(sheaf);
+        }
+        while let Some(sheaf) = looked_at.take() {
+            stock.full.put(sheaf);
+        }
+        answer
+    }
+
+    fn flush(&self, cache: &Cache, stock: &mut Stock, sheaf: &mut Sheaf) {
+        let objects = sheaf.objects(cache.capacity);
+        count(&cache.row().flushed, objects.len());
+        // SAFETY: objects in a sheaf were freed by their owners; sheaves that come here hold this node's only.
+        unsafe { stock.slabs.give(cache, objects) };
+        sheaf.set_len(cache.capacity, 0);
+    }
+
+    fn set_aside(&self, object: *mut u8) {
+        let mut next = self.set_aside.load(Relaxed);
+        loop {
+            // SAFETY: the object is free, at least 8 bytes large and 8-byte aligned.
+            unsafe { object.cast::<*mut u8>().write(next) };
+            // Release pairs with the acquire in `take_back`: the link is seen.
+            match self.set_aside.compare_exchange_weak(next, object, Release, Relaxed) {
+                Ok(_) => return,
+                Err(other) => next = other,
+            }
+        }
+    }
+
+    /// Gives what signal handlers have set aside to its slabs.
+    fn take_back(&self, cache: &Cache, stock: &mut Stock) {
+        if self.set_aside.load(Relaxed).is_null() {
+            return;
+        }
+        let mut next = self.set_aside.swap(null_mut(), Acquire);
+        while let Some(object) = NonNull::new(next) {
+            // SAFETY: an object set aside holds the next one's address in its first word.
+            next = unsafe { object.cast::<*mut u8>().read() };
+            if let Some(constructor) = cache.constructor {
+                // The link has overwritten part of what the constructor had made.
+                // SAFETY: the object is free and nobody's.
+                unsafe { constructor(object.as_ptr()) };
+            }
+            // SAFETY: it was freed by its owner, on this node.
+            unsafe { stock.slabs.give(cache, &[object.as_ptr()]) };
+        }
+    }
+
+    pub(super) fn fork_prepare(&self) -> bool {
+        self.stock.lock_for_fork()
+    }
+
+    /// # Safety
+    ///
+    /// [`fork_prepare`](Self::fork_prepare) returned true in this thread.
+    pub(super) unsafe fn fork_done(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.stock.unlock_after_fork() };
+    }
+}
+
+impl Stock {
+    fn put_empty(&mut self, sheaf: Sheaf) {
+        if self.empty.length < EMPTY_MOST {
+            self.empty.put(sheaf);
+        } else {
+            sheaf.discard();
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Each CPU's part of every cache: a main sheaf and a spare.
+//!
+//! # The unit
+//!
+//! ```text
+//! offset  0        64                            32 KiB + 64
+//!         ┌────────┬─────────────────────────┬───┬────────────────────────┐
+//!         │ header │ main sheaf, word n: 8·n │ … │ spare sheaf of cache n │
+//!         └────────┴─────────────────────────┴───┴────────────────────────┘
+//! ```
+//!
+//! Both words are 0 (no sheaf) or a [`Sheaf`]'s. Fast paths pop from and push to the main sheaf. The slow paths move
+//! sheaves between the words, the barn and themselves, by one operation each:
+//!
+//! * take the spare: `store_if_equal(spare, s, 0)`; the sheaf is the thread's own then;
+//! * install a main sheaf: `store_if_equal(main, w, s)` where w is an empty one (on alloc) or a full one (on free); the
+//!   thread owns w's sheaf then;
+//! * put the spare: `store_if_equal(spare, 0, s)`.
+//!
+//! Between the steps the thread may move to another CPU, or signal handlers may run the same code: each step is right by
+//! itself on whatever CPU it lands, and when one finds that things have changed, the sheaf in hand goes to the barn.
+//! A sheaf is at every moment in exactly one place, so nothing is lost or doubled.
+
+use super::cache::{self, CACHES_MOST, Cache, count};
+use super::node::Node;
+use super::sheaf::{Sheaf, word_is_empty, word_is_full};
+use crate::lock::Lock;
+use crate::{nodes, page};
+use core::alloc::Layout;
+use core::ptr::null_mut;
+use pinfold_rseq::{FenceError, Index, Units, fence, possible};
+
+/// Bytes from the main sheaves' words to the spares'.
+const SPARE: usize = CACHES_MOST * 8;
+/// Bytes of a unit.
+const UNIT: usize = 2 * SPARE;
+
+/// The units of all caches.
+pub(super) static UNITS: Units = Units::new();
+
+/// Held while units are installed, and while the CPUs are stopped.
+static STOPPING: Lock<()> = Lock::new(());
+
+/// Makes the choice of backend and gives the current CPU its unit; false when there is no memory for it.
+#[cold]
+fn prepare() -> bool {
+    if !pinfold_rseq::decided() {
+        nodes::init();
+        pinfold_rseq::init(if nodes::count() == 1 { Index::Cid } else { Index::Cpu });
+    }
+    let index = pinfold_rseq::current();
+    if !UNITS.unit(index).is_null() {
+        // Stopped, or just installed.
+        return false;
+    }
+    let Some(_stopping) = STOPPING.lock() else {
+        return false;
+    };
+    let layout = Layout::from_size_align(UNIT, 4096);
+    let Some(unit) = layout.ok().and_then(page::alloc_meta) else {
+        return false;
+    };
+    UNITS.install(index, unit.as_ptr()).is_ok()
+}
+
+/// The word at `offset` of the current unit, which is made if it is not there; `None` where there is none.
+fn load(offset: usize) -> Option<u64> {
+    // SAFETY: offsets of caches lie in the unit.
+    unsafe { UNITS.load(offset) }.or_else(|| {
+        // SAFETY: as above.
+        prepare().then(|| unsafe { UNITS.load(offset) })?
+    })
+}
+
+impl Cache {
+    /// The offset of the main sheaf's word.
+    pub(super) fn main(&self) -> usize {
+        usize::from(self.slot) * 8
+    }
+
+    /// Takes the current CPU's spare sheaf.
+    fn take_spare(&self) -> Option<Sheaf> {
+        let offset = self.main() + SPARE;
+        let word = load(offset)?;
+        // SAFETY: the offset lies in the unit.
+        if word == 0 || !unsafe { UNITS.store_if_equal(offset, word, 0) } {
+            return None;
+        }
+        // SAFETY: taken out just now.
+        unsafe { Sheaf::from_word(word) }
+    }
+
+    /// Makes `sheaf` the current CPU's main one if what is there `may_go`, and keeps what was there, or else `sheaf`, as
+    /// the spare or in the barn.
+    fn install(&self, node: &Node, sheaf: Sheaf, may_go: impl Fn(u64) -> bool) {
+        let old = match load(self.main()) {
+            // SAFETY: the offset lies in the unit; after the exchange the old sheaf is ours.
+            Some(word) if may_go(word) && unsafe { UNITS.store_if_equal(self.main(), word, sheaf.word()) } => unsafe {
+                Sheaf::from_word(word)
+            },
+            _ => Some(sheaf),
+        };
+        if let Some(old) = old {
+            // SAFETY: the offset lies in the unit; the sheaf is the unit's once it is stored.
+            if !unsafe { UNITS.store_if_equal(self.main() + SPARE, 0, old.word()) } {
+                self.put(node, old);
+            }
+        }
+    }
+
+    /// Puts a sheaf into `node`'s barn, after its objects of other nodes have gone home.
+    fn put(&self, node: &Node, mut sheaf: Sheaf) {
+        self.send_home(node, &mut sheaf);
+        node.put(self, sheaf);
+    }
+
+    /// Gives objects of other nodes than `node` to their slabs there.
+    fn send_home(&self, node: &Node, sheaf: &mut Sheaf) {
+        let all = self.nodes();
+        if all.len() == 1 {
+            return;
+        }
+        let objects = sheaf.objects(self.capacity);
+        let mut kept = 0;
+        for at in 0..objects.len() {
+            let object = objects[at];
+            let home = &all[page::node_of(object as usize).min(all.len() - 1)];
+            if core::ptr::eq(home, node) {
+                objects[kept] = object;
+                kept += 1;
+            } else {
+                // SAFETY: objects in a sheaf were freed by their owners.
+                unsafe { home.give_objects(self, &[object]) };
+            }
+        }
+        sheaf.set_len(self.capacity, kept);
+    }
+
+    /// An object when the main sheaf had none: from the spare, the barn, or a slab. Null when the system has no memory.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn alloc_slow(&self) -> *mut u8 {
+        let number = nodes::current();
+        let node = &self.nodes()[number];
+        let spare = self.take_spare();
+        // The current CPU may have got its unit just now, or the thread may be on another CPU: try once more.
+        // SAFETY: the offset lies in the unit.
+        let object = unsafe { UNITS.pop(self.main()) };
+        if !object.is_null() {
+            if let Some(spare) = spare {
+                self.install(node, spare, |_| false);
+            }
+            return object;
+        }
+        count(&self.row().alloc_slowpath, 1);
+        let sheaf = match spare {
+            Some(spare) if !spare.is_empty() => Ok(spare),
+            other => node.exchange_for_full(self, number, other),
+        };
+        match sheaf {
+            Ok(mut sheaf) => {
+                let object = sheaf.pop();
+                self.install(node, sheaf, word_is_empty);
+                object
+            }
+            Err(sheaf) => {
+                if let Some(sheaf) = sheaf {
+                    self.install(node, sheaf, |_| false);
+                }
+                let mut object = [null_mut()];
+                node.take_objects(self, number, &mut object);
+                object[0]
+            }
+        }
+    }
+
+    /// Takes back an object when the main sheaf was full: into the spare, or one from the barn.
+    ///
+    /// # Safety
+    ///
+    /// `object` is the caller's, from this cache.
+    #[cold]
+    #[inline(never)]
+    pub(super) unsafe fn free_slow(&self, object: *mut u8) {
+        let number = nodes::current();
+        let node = &self.nodes()[number];
+        let mut spare = self.take_spare();
+        // As in `alloc_slow`.
+        // SAFETY: the offset lies in the unit, and the object is the caller's to give.
+        if unsafe { UNITS.push(self.main(), object) } {
+            if let Some(spare) = spare {
+                self.install(node, spare, |_| false);
+            }
+            return;
+        }
+        count(&self.row().free_slowpath, 1);
+        let sheaf = match spare.take() {
+            Some(spare) if !spare.is_full() => Ok(spare),
+            mut other => {
+                if let Some(full) = &mut other {
+                    self.send_home(node, full);
+                }
+                node.exchange_for_empty(self, other)
+            }
+        };
+        match sheaf {
+            Ok(mut sheaf) if !sheaf.is_full() => {
+                sheaf.push(object);
+                self.install(node, sheaf, word_is_full);
+            }
+            other => {
+                if let Ok(sheaf) | Err(Some(sheaf)) = other {
+                    self.put(node, sheaf);
+                }
+                let home = page::node_of(object as usize).min(self.nodes().len() - 1);
+                // SAFETY: the object is the caller's to give.
+                unsafe { self.nodes()[home].give_objects(self, &[object]) };
+            }
+        }
+    }
+
+    /// Takes objects past the sheaves, from `number`'s slabs; returns how many.
+    pub(super) fn alloc_from(&self, number: usize, objects: &mut [*mut u8]) -> usize {
+        self.nodes()[number].take_objects(self, number, objects)
+    }
+}
+
+/// Takes the sheaves of every CPU that `wanted` says, of all caches that it says, to their barns; interrupts the CPUs that
+/// run this process's threads once.
+///
+/// While it works, operations of all caches take the slow paths.
+pub(super) fn drain(caches: impl Fn(&Cache) -> bool) -> Result<(), FenceError> {
+    let Some(stopping) = STOPPING.lock() else {
+        return Ok(());
+    };
+    let units = || (0..possible()).filter(|&index| !UNITS.unit(index).is_null());
+    units().for_each(|index| UNITS.stop(index));
+    let fenced = fence();
+    if fenced.is_ok() {
+        units().for_each(|index| UNITS.await_stopped(index));
+        cache::for_each(|cache| {
+            if caches(cache) {
+                units().for_each(|index| drain_unit(cache, UNITS.unit(index)));
+            }
+        });
+    }
+    units().for_each(|index| UNITS.resume(index));
+    drop(stopping);
+    fenced
+}
+
+/// Empties a stopped unit's words for `cache`.
+fn drain_unit(cache: &Cache, unit: *mut u8) {
+    let node = &cache.nodes()[nodes::current()];
+    for offset in [cache.main(), cache.main() + SPARE] {
+        // SAFETY: the unit is stopped: it is this thread's, and the offset lies in it.
+        let word = unsafe { unit.add(offset).cast::<u64>().replace(0) };
+        // SAFETY: taken out just now.
+        if let Some(sheaf) = unsafe { Sheaf::from_word(word) } {
+            cache.put(node, sheaf);
+        }
+    }
+}
+
+pub(super) fn fork_prepare() -> bool {
+    STOPPING.lock_for_fork()
+}
+
+/// # Safety
+///
+/// [`fork_prepare`] returned true in this thread.
+pub(super) unsafe fn fork_done() {
+    // SAFETY: the caller's promise.
+    unsafe { STOPPING.unlock_after_fork() };
+}

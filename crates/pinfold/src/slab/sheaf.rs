@@ -1,0 +1,203 @@
+//! Sheaves: arrays of objects ready to be handed out.
+//!
+//! A sheaf is a [`stack`](pinfold_rseq::stack) in a block of its own, 1 KiB large and aligned:
+//!
+//! ```text
+//!  slot 0      1 … 126-k    127-k    128-k … 127
+//!  ┌────────┬─────────────┬────────┬──────────────────┐
+//!  │  link  │   unused    │  null  │  k objects' room │
+//!  └────────┴─────────────┴────────┴──────────────────┘
+//! ```
+//!
+//! with k the cache's sheaf capacity. A [`Sheaf`] is the address of the next free slot: it says which block, and how
+//! many objects are in it. In a barn, slot 0 links to the next sheaf.
+//!
+//! Who may touch a sheaf: while its word stands in a CPU's unit, only that CPU's operations; while it is in a barn, the
+//! holder of the node's lock; else the one thread that took it out. Blocks are never given back to the system, so that
+//! a stale word can be looked at, though not believed.
+
+use crate::lock::Lock;
+use crate::page;
+use core::alloc::Layout;
+use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::Ordering::Relaxed;
+use pinfold_rseq::STACK_ALIGN;
+
+/// Slots in a block.
+const SLOTS: usize = STACK_ALIGN / 8;
+/// The most objects that a sheaf can hold: all slots but the link and the guard.
+pub(super) const CAPACITY_MOST: usize = SLOTS - 2;
+
+/// A sheaf, owned by the thread that has this value, as the word that stands in a unit: the next free slot's address.
+#[derive(Debug)]
+pub(super) struct Sheaf {
+    top: *mut *mut u8,
+}
+
+/// Blocks without an owner, linked through slot 0, for every cache.
+static POOL: Lock<usize> = Lock::new(0);
+
+/// The first slot for objects in the block at `base`.
+fn bottom(base: usize, capacity: usize) -> *mut *mut u8 {
+    (base + STACK_ALIGN - 8 * capacity) as *mut *mut u8
+}
+
+/// Whether a word from a unit has nothing to pop: no sheaf, or an empty one. The sheaf may be somebody else's by now;
+/// the answer is then as good as any, for who acts on it compares the word again.
+pub(super) fn word_is_empty(word: u64) -> bool {
+    // SAFETY: a word other than 0 points behind a slot of a block, and blocks stay mapped.
+    word == 0 || unsafe { &*((word - 8) as *const AtomicUsize) }.load(Relaxed) == 0
+}
+
+/// Whether a word from a unit has no room: no sheaf, or a full one.
+pub(super) fn word_is_full(word: u64) -> bool {
+    (word as usize).is_multiple_of(STACK_ALIGN)
+}
+
+impl Sheaf {
+    /// An empty sheaf; `None` when there is no memory, or in a signal handler that interrupted the pool.
+    pub(super) fn new(capacity: usize) -> Option<Sheaf> {
+        let base = pool_take().or_else(|| {
+            let layout = Layout::from_size_align(STACK_ALIGN, STACK_ALIGN).ok()?;
+            Some(page::alloc_meta(layout)?.as_ptr() as usize)
+        })?;
+        let top = bottom(base, capacity);
+        // SAFETY: the slot below the bottom is in the block, which is ours.
+        unsafe { *top.sub(1) = core::ptr::null_mut() };
+        Some(Sheaf { top })
+    }
+
+    /// The sheaf that a unit's word stands for; `None` for 0.
+    ///
+    /// # Safety
+    ///
+    /// The caller has just taken the word out of its unit, and with it the sheaf.
+    pub(super) unsafe fn from_word(word: u64) -> Option<Sheaf> {
+        (word != 0).then_some(Sheaf {
+            top: word as *mut *mut u8,
+        })
+    }
+
+    /// The word to put into a unit; the sheaf is the unit's once that has happened.
+    pub(super) fn word(&self) -> u64 {
+        self.top as u64
+    }
+
+    fn base(&self) -> usize {
+        (self.top as usize - 8) & !(STACK_ALIGN - 1)
+    }
+
+    pub(super) fn len(&self, capacity: usize) -> usize {
+        (self.top as usize - bottom(self.base(), capacity) as usize) / 8
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        word_is_empty(self.word())
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        word_is_full(self.word())
+    }
+
+    /// The objects, lowest slot first.
+    pub(super) fn objects(&mut self, capacity: usize) -> &mut [*mut u8] {
+        let length = self.len(capacity);
+        // SAFETY: the slots from the bottom to the top hold objects, and the sheaf is ours.
+        unsafe { core::slice::from_raw_parts_mut(bottom(self.base(), capacity), length) }
+    }
+
+    /// All the room, used or not; for filling it from the end. Follow with [`set_len`](Self::set_len).
+    pub(super) fn slots(&mut self, capacity: usize) -> &mut [*mut u8] {
+        // SAFETY: the block has `capacity` slots there, initialised since the block's memory was zeroed.
+        unsafe { core::slice::from_raw_parts_mut(bottom(self.base(), capacity), capacity) }
+    }
+
+    pub(super) fn set_len(&mut self, capacity: usize, length: usize) {
+        self.top = bottom(self.base(), capacity).wrapping_add(length);
+    }
+
+    pub(super) fn pop(&mut self) -> *mut u8 {
+        // SAFETY: there is a slot below the top, at least the guard.
+        let object = unsafe { *self.top.sub(1) };
+        if !object.is_null() {
+            self.top = self.top.wrapping_sub(1);
+        }
+        object
+    }
+
+    pub(super) fn push(&mut self, object: *mut u8) {
+        debug_assert!(!self.is_full());
+        // SAFETY: a sheaf that is not full has a free slot at its top.
+        unsafe { *self.top = object };
+        self.top = self.top.wrapping_add(1);
+    }
+
+    fn link(&self) -> *mut u64 {
+        self.base() as *mut u64
+    }
+
+    /// Gives the block back to the pool; the sheaf is empty.
+    pub(super) fn discard(self) {
+        // Where a signal handler interrupted the pool the block is lost, 1 KiB.
+        if let Some(mut pool) = POOL.lock() {
+            // SAFETY: slot 0 is the block's link.
+            unsafe { *self.link() = *pool as u64 };
+            *pool = self.base();
+        }
+    }
+}
+
+fn pool_take() -> Option<usize> {
+    let mut pool = POOL.lock()?;
+    let base = *pool;
+    if base == 0 {
+        return None;
+    }
+    // SAFETY: blocks in the pool have the next one's address in slot 0.
+    *pool = unsafe { *(base as *const u64) } as usize;
+    Some(base)
+}
+
+/// A list of sheaves, last in first out.
+#[derive(Debug, Default)]
+pub(super) struct SheafList {
+    first: u64,
+    pub(super) length: usize,
+}
+
+impl SheafList {
+    pub(super) const fn new() -> Self {
+        SheafList {
+            first: 0,
+            length: 0,
+        }
+    }
+
+    pub(super) fn put(&mut self, sheaf: Sheaf) {
+        // SAFETY: slot 0 is the block's link, and the sheaf is ours.
+        unsafe { *sheaf.link() = self.first };
+        self.first = sheaf.word();
+        self.length += 1;
+    }
+
+    pub(super) fn take(&mut self) -> Option<Sheaf> {
+        // SAFETY: the word was put by `put`, and the sheaf is taken out below.
+        let sheaf = unsafe { Sheaf::from_word(self.first) }?;
+        // SAFETY: slot 0 is the block's link.
+        self.first = unsafe { *sheaf.link() };
+        self.length -= 1;
+        Some(sheaf)
+    }
+}
+
+pub(super) fn fork_prepare() -> bool {
+    POOL.lock_for_fork()
+}
+
+/// # Safety
+///
+/// [`fork_prepare`] returned true in this thread.
+pub(super) unsafe fn fork_done() {
+    // SAFETY: the caller's promise.
+    unsafe { POOL.unlock_after_fork() };
+}

@@ -1,0 +1,233 @@
+//! What the page layer asks of the system. Every function keeps `errno`, which a successful `free` must not change.
+
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// Runs `f` and restores `errno` afterwards.
+pub(crate) fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
+    // SAFETY: errno is the calling thread's own.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *errno };
+    let result = f();
+    // SAFETY: as above.
+    unsafe { *errno = before };
+    result
+}
+
+/// The size of an OS page in bytes.
+pub(crate) fn page_size() -> usize {
+    static SIZE: AtomicUsize = AtomicUsize::new(0);
+    match SIZE.load(Relaxed) {
+        0 => {
+            // SAFETY: no preconditions.
+            let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+            SIZE.store(size, Relaxed);
+            size
+        }
+        size => size,
+    }
+}
+
+/// Bytes of physical memory.
+pub(crate) fn physical_memory() -> usize {
+    // SAFETY: no preconditions.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    usize::try_from(pages).unwrap_or(0) * page_size()
+}
+
+fn map(size: usize, protection: libc::c_int) -> Option<NonNull<u8>> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    keep_errno(|| {
+        // SAFETY: a new private mapping at an address of the kernel's choice.
+        let at = unsafe { libc::mmap(null_mut(), size, protection, flags, -1, 0) };
+        (at != libc::MAP_FAILED)
+            .then_some(at.cast())
+            .and_then(NonNull::new)
+    })
+}
+
+/// Reserves `size` bytes of address space without access and without charge against the overcommit limit.
+pub(crate) fn reserve(size: usize) -> Option<NonNull<u8>> {
+    map(size, libc::PROT_NONE)
+}
+
+/// Maps `size` zeroed bytes that may only be read until [`commit`] says otherwise; free of charge too.
+pub(crate) fn reserve_readable(size: usize) -> Option<NonNull<u8>> {
+    map(size, libc::PROT_READ)
+}
+
+/// Maps `size` zeroed bytes for reading and writing.
+pub(crate) fn map_memory(size: usize) -> Option<NonNull<u8>> {
+    map(size, libc::PROT_READ | libc::PROT_WRITE)
+}
+
+/// Maps `size` zeroed bytes at a multiple of `align`, a power of two of at least a page.
+pub(crate) fn map_aligned(size: usize, align: usize) -> Option<NonNull<u8>> {
+    if align <= page_size() {
+        return map_memory(size);
+    }
+    let whole = size.checked_add(align)?;
+    let at = map_memory(whole)?;
+    let skip = at.as_ptr().align_offset(align);
+    let (front, back) = (skip, whole - skip - size);
+    // SAFETY: front, block and back make up the mapping; front and back are multiples of a page and nobody's.
+    unsafe {
+        let start = at.as_ptr().add(front);
+        unmap(at.as_ptr(), front);
+        unmap(start.add(size), back);
+        NonNull::new(start)
+    }
+}
+
+/// Gives pages back, addresses and all.
+///
+/// # Safety
+///
+/// `[at, at + size)` are whole pages of a mapping that nobody uses any more. `size` may be 0.
+pub(crate) unsafe fn unmap(at: *mut u8, size: usize) {
+    if size > 0 {
+        // SAFETY: the caller's promise.
+        keep_errno(|| unsafe { libc::munmap(at.cast(), size) });
+    }
+}
+
+/// Makes reserved pages readable and writable; false when the overcommit limit or RLIMIT_DATA forbids.
+///
+/// # Safety
+///
+/// `[at, at + size)` are whole pages of a reservation.
+pub(crate) unsafe fn commit(at: *mut u8, size: usize) -> bool {
+    // SAFETY: the caller's promise.
+    keep_errno(|| unsafe {
+        libc::mprotect(at.cast(), size, libc::PROT_READ | libc::PROT_WRITE) == 0
+    })
+}
+
+/// Gives the memory of pages back but keeps their addresses: they read as zeroes afterwards. False when the kernel
+/// refused (locked memory), and the content is as before.
+///
+/// # Safety
+///
+/// `[at, at + size)` are whole committed pages whose content nobody needs.
+pub(crate) unsafe fn purge(at: *mut u8, size: usize) -> bool {
+    // SAFETY: the caller's promise.
+    keep_errno(|| unsafe { libc::madvise(at.cast(), size, libc::MADV_DONTNEED) == 0 })
+}
+
+/// Grows or shrinks a mapping, moving it when it must.
+///
+/// # Safety
+///
+/// `[at, at + old)` is a whole mapping whose owner calls.
+pub(crate) unsafe fn remap(at: *mut u8, old: usize, new: usize) -> Option<NonNull<u8>> {
+    keep_errno(|| {
+        // SAFETY: the caller's promise.
+        let moved = unsafe { libc::mremap(at.cast(), old, new, libc::MREMAP_MAYMOVE) };
+        (moved != libc::MAP_FAILED)
+            .then_some(moved.cast())
+            .and_then(NonNull::new)
+    })
+}
+
+/// Asks the kernel to place pages on `node` when it can.
+///
+/// # Safety
+///
+/// `[at, at + size)` are whole pages of a mapping of ours.
+pub(crate) unsafe fn prefer_node(at: *mut u8, size: usize, node: usize) {
+    /// From `include/uapi/linux/mempolicy.h`.
+    const MPOL_PREFERRED: libc::c_int = 1;
+    let mut mask = [0u64; 16];
+    if let Some(word) = mask.get_mut(node / 64) {
+        *word = 1 << (node % 64);
+        // The kernel takes one from the count of bits.
+        let bits = mask.len() * 64 + 1;
+        // SAFETY: the caller's promise; the mask has as many bits as said. A refusal leaves the default policy.
+        keep_errno(|| unsafe {
+            libc::syscall(libc::SYS_mbind, at, size, MPOL_PREFERRED, mask.as_ptr(), bits, 0)
+        });
+    }
+}
+
+/// Milliseconds of a monotonic clock with a resolution of some milliseconds; no system call.
+pub(crate) fn coarse_milliseconds() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+/// What is left below a resource limit on address space, in bytes: `RLIMIT_AS` less what is in use; `usize::MAX`
+/// when there is no limit.
+pub(crate) fn address_space_left() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is writable.
+    if unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } != 0
+        || limit.rlim_cur == libc::RLIM_INFINITY
+    {
+        return usize::MAX;
+    }
+    usize::try_from(limit.rlim_cur)
+        .unwrap_or(usize::MAX)
+        .saturating_sub(address_space_used())
+}
+
+/// The first number of `/proc/self/statm`, in bytes; 0 when it cannot be read.
+fn address_space_used() -> usize {
+    let mut text = [0u8; 64];
+    let got = keep_errno(|| {
+        // SAFETY: a literal path; the buffer is writable for its length; the descriptor is closed once.
+        unsafe {
+            let fd = libc::open(c"/proc/self/statm".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            if fd < 0 {
+                return 0;
+            }
+            let got = libc::read(fd, text.as_mut_ptr().cast(), text.len());
+            libc::close(fd);
+            got.max(0) as usize
+        }
+    });
+    let digits = text[..got].iter().take_while(|byte| byte.is_ascii_digit());
+    digits.fold(0usize, |sum, digit| {
+        sum.saturating_mul(10)
+            .saturating_add(usize::from(digit - b'0'))
+    }) * page_size()
+}
+
+/// Ends the process with a message on standard error: an invariant was violated, going on would lose data.
+///
+/// Allocates nothing.
+#[cold]
+pub(crate) fn die(message: core::fmt::Arguments<'_>) -> ! {
+    struct Text {
+        bytes: [u8; 256],
+        length: usize,
+    }
+    impl core::fmt::Write for Text {
+        fn write_str(&mut self, text: &str) -> core::fmt::Result {
+            let room = &mut self.bytes[self.length..];
+            let n = text.len().min(room.len());
+            room[..n].copy_from_slice(&text.as_bytes()[..n]);
+            self.length += n;
+            Ok(())
+        }
+    }
+    let mut text = Text {
+        bytes: [0; 256],
+        length: 0,
+    };
+    let _ = core::fmt::write(&mut text, format_args!("pinfold: {message}\n"));
+    // SAFETY: the buffer is readable for its length; abort does not return.
+    unsafe {
+        libc::write(2, text.bytes.as_ptr().cast(), text.length);
+        libc::abort()
+    }
+}
