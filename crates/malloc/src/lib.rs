@@ -1,1 +1,87 @@
-//! The C malloc family.
+//! Pinfold as a program's allocator: [`Pinfold`] for Rust, the C malloc family, and the shared library that
+//! `pinfold run` preloads.
+//!
+//! ```
+//! #[global_allocator]
+//! static ALLOCATOR: pinfold_malloc::Pinfold = pinfold_malloc::Pinfold;
+//!
+//! let numbers: Vec<u64> = (0..1000).collect();
+//! assert_eq!(numbers.iter().sum::<u64>(), 499_500);
+//! ```
+//!
+//! # The way of an allocation
+//!
+//! 1. `heap::alloc` finds the size's class, and pops a block off the current CPU's sheaf
+//!    ([`pinfold::slab::kmalloc`]): one critical section.
+//! 2. When the sheaf is empty, the slab layer brings the next one.
+//! 3. Above 32 KiB a block is a run of the arena ([`pinfold::page`]), from 2 MiB on a mapping of its own.
+//!
+//! `heap::free` asks the page map whose the address is, and pushes the block onto the sheaf of its class.
+//!
+//! # Features
+//!
+//! `override` defines `malloc`, `free` and the others under their own names. Without it only the prefixed names of
+//! `pinfold.h` are there, and a Rust program's C parts keep the system's allocator.
+#![no_std]
+
+// Only for the panic handler that a shared library needs; no path that allocates calls into it.
+extern crate std;
+
+pub mod c;
+mod count;
+mod heap;
+mod init;
+#[cfg(feature = "override")]
+mod overrides;
+
+use core::alloc::{GlobalAlloc, Layout};
+
+/// The allocator, for `#[global_allocator]`. All instances are the same.
+///
+/// Costs one critical section on the common path of allocating and freeing: no lock, no atomic read-modify-write, no
+/// system call. Safe to use from threads made before `main`, in exit handlers and in signal handlers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pinfold;
+
+// SAFETY: blocks are disjoint, as large as asked for and aligned: classes up to 16 bytes of alignment by their sizes,
+// larger alignments by `alloc_aligned`. Nothing here unwinds.
+unsafe impl GlobalAlloc for Pinfold {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.align() <= heap::ALIGN {
+            heap::alloc(layout.size())
+        } else {
+            heap::alloc_aligned(layout.size(), layout.align())
+        }
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        if layout.align() <= heap::ALIGN {
+            // SAFETY: the caller's promise: the block came from `alloc` with this size.
+            unsafe { heap::free_sized(block, layout.size()) };
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { heap::free(block) };
+        }
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if layout.align() <= heap::ALIGN {
+            return heap::alloc_zeroed(layout.size());
+        }
+        let block = heap::alloc_aligned(layout.size(), layout.align());
+        if !block.is_null() {
+            // SAFETY: the block is ours and that large.
+            unsafe { block.write_bytes(0, layout.size()) };
+        }
+        block
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { heap::realloc_exact(block, layout, size) }
+    }
+}

@@ -16,3 +16,11 @@ pub mod page;
 pub mod segment;
 pub mod slab;
 mod sys;
+
+/// Ends the process with a message on standard error, for a violated invariant: going on would lose data. Allocates
+/// nothing.
+#[doc(hidden)]
+#[cold]
+pub fn abort(message: core::fmt::Arguments<'_>) -> ! {
+    sys::die(message)
+}

@@ -36,6 +36,8 @@ pub(crate) fn current() -> usize {
     }
     // SAFETY: no preconditions.
     let cpu = unsafe { libc::sched_getcpu() };
-    let node = OF_CPU.get(cpu as usize).map_or(0, |node| node.load(Relaxed));
+    let node = OF_CPU
+        .get(cpu as usize)
+        .map_or(0, |node| node.load(Relaxed));
     usize::from(node).min(count() - 1)
 }

@@ -86,6 +86,8 @@ pub struct ClassRow {
 /// What one CPU counted, call by call.
 #[repr(C, align(64))]
 pub struct Shard {
+    /// The header of the unit that a shard is to the operations that add to it.
+    pub unit_header: [AtomicU64; 8],
     /// Objects allocated, by class.
     pub alloc: [AtomicU64; CLASSES],
     /// Objects freed, by class.

@@ -146,7 +146,15 @@ pub(crate) unsafe fn prefer_node(at: *mut u8, size: usize, node: usize) {
         let bits = mask.len() * 64 + 1;
         // SAFETY: the caller's promise; the mask has as many bits as said. A refusal leaves the default policy.
         keep_errno(|| unsafe {
-            libc::syscall(libc::SYS_mbind, at, size, MPOL_PREFERRED, mask.as_ptr(), bits, 0)
+            libc::syscall(
+                libc::SYS_mbind,
+                at,
+                size,
+                MPOL_PREFERRED,
+                mask.as_ptr(),
+                bits,
+                0,
+            )
         });
     }
 }
@@ -186,7 +194,10 @@ fn address_space_used() -> usize {
     let got = keep_errno(|| {
         // SAFETY: a literal path; the buffer is writable for its length; the descriptor is closed once.
         unsafe {
-            let fd = libc::open(c"/proc/self/statm".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            let fd = libc::open(
+                c"/proc/self/statm".as_ptr(),
+                libc::O_RDONLY | libc::O_CLOEXEC,
+            );
             if fd < 0 {
                 return 0;
             }

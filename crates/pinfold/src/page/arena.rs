@@ -5,13 +5,14 @@
 
 use super::free_runs::FreeRuns;
 use super::{
-    Frame, GRANULE, HELD, MAX_NODES, State, address_of, frame, index_of_run, ready, set_entry,
+    Frame, GRANULE, HELD, LARGE, MAX_NODES, State, address_of, frame, index_of_run, ready,
+    set_entry,
 };
 use crate::lock::{Guard, Lock};
 use crate::sys;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicUsize};
 
 /// Granules that may stay dirty at a node before the oldest are purged at once: 64 MiB, a few times what a second-level
 /// cache holds, so that a program that frees and allocates in waves does not fault its pages in again.
@@ -31,6 +32,14 @@ struct Arena {
     free: FreeRuns,
     calls: u32,
     now: u32,
+}
+
+/// Bytes in runs that are one block each.
+static LARGE_IN_USE: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes in runs whose page map entry is [`LARGE`]: blocks of their own.
+pub fn large_in_use() -> usize {
+    LARGE_IN_USE.load(Relaxed)
 }
 
 static ARENAS: [Lock<Arena>; MAX_NODES] = [const {
@@ -87,6 +96,9 @@ pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Optio
         unsafe { (*frame(index)).head = head };
         set_entry(index, entry);
     }
+    if entry == LARGE {
+        LARGE_IN_USE.fetch_add(granules as usize * GRANULE, Relaxed);
+    }
     Some(run)
 }
 
@@ -127,6 +139,9 @@ pub unsafe fn free_run(start: NonNull<u8>) {
     let head = index_of_run(start);
     // SAFETY: the caller's promise.
     let granules = unsafe { (*frame(head)).granules };
+    if super::entry(start.as_ptr() as usize) == LARGE {
+        LARGE_IN_USE.fetch_sub(granules as usize * GRANULE, Relaxed);
+    }
     for index in head..head + granules {
         set_entry(index, 0);
     }
@@ -140,9 +155,12 @@ pub unsafe fn free_run(start: NonNull<u8>) {
     if arena.free.dirty_granules > DIRTY_MOST {
         let mut excess = arena.free.dirty_granules - DIRTY_MOST;
         drop(purge(arena, node, |free| {
-            (excess > 0).then(|| free.take_oldest(None)).flatten().inspect(|run| {
-                excess = excess.saturating_sub(run.1);
-            })
+            (excess > 0)
+                .then(|| free.take_oldest(None))
+                .flatten()
+                .inspect(|run| {
+                    excess = excess.saturating_sub(run.1);
+                })
         }));
     } else if arena.calls == 0 {
         let until = arena.now.wrapping_sub(DIRTY_FOR);
@@ -273,8 +291,10 @@ unsafe fn commit_records(first: u32, count: u32) -> bool {
     let entries = super::MAP.biased.load(Relaxed) + 2 * super::MAP.first.load(Relaxed);
     let (first, end) = (first as usize, (first + count) as usize);
     let frames = super::MAP.frames.load(Relaxed) as usize;
-    commit(frames + first * size_of::<Frame>(), frames + end * size_of::<Frame>())
-        && commit(entries + 2 * first, entries + 2 * end)
+    commit(
+        frames + first * size_of::<Frame>(),
+        frames + end * size_of::<Frame>(),
+    ) && commit(entries + 2 * first, entries + 2 * end)
 }
 
 /// Keeps a run for the next caller that gets the lock.

@@ -157,7 +157,14 @@ impl FreeRuns {
     }
 
     /// Frees `[head, head + granules)`, joined with free neighbours of the same state within `[first, top)`.
-    pub(super) fn free(&mut self, head: u32, granules: u32, state: State, bounds: (u32, u32), now: u32) {
+    pub(super) fn free(
+        &mut self,
+        head: u32,
+        granules: u32,
+        state: State,
+        bounds: (u32, u32),
+        now: u32,
+    ) {
         let (mut start, mut end) = (head, head + granules);
         // SAFETY: frames below `top` are committed; a neighbour's state is valid in its last or first frame.
         unsafe {

@@ -84,7 +84,10 @@ fn find(address: usize) -> Option<(usize, usize)> {
     let home = bucket_of(address);
     for step in 0..BUCKETS {
         let bucket = &table[(home + step) % BUCKETS];
-        let place = bucket.addresses.iter().position(|place| place.load(Acquire) == address);
+        let place = bucket
+            .addresses
+            .iter()
+            .position(|place| place.load(Acquire) == address);
         if let Some(place) = place {
             return Some((step, place));
         }
@@ -103,7 +106,9 @@ fn leave(address: usize) -> Option<usize> {
     let bucket = &table[(home + steps) % BUCKETS];
     let size = bucket.sizes[place].load(Relaxed);
     // Of two threads that free the same block one finds it gone.
-    bucket.addresses[place].compare_exchange(address, 0, Release, Relaxed).ok()?;
+    bucket.addresses[place]
+        .compare_exchange(address, 0, Release, Relaxed)
+        .ok()?;
     for step in 0..steps {
         table[(home + step) % BUCKETS].passed.fetch_sub(1, Relaxed);
     }
@@ -122,6 +127,11 @@ fn mapped(more: usize, less: usize) {
     if less > 0 {
         HELD.give_back(less);
     }
+}
+
+/// Bytes in huge blocks.
+pub fn total() -> usize {
+    MAPPED.load(Relaxed) as usize
 }
 
 /// A zeroed block of at least `size` bytes at a multiple of `align`, a power of two. A system call or three; no lock,
@@ -177,7 +187,9 @@ pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
     let moved = unsafe { sys::remap(address, old, size) };
     let (block, now) = moved.map_or((address, old), |block| (block.as_ptr(), size));
     if !enter(block as usize, now) {
-        crate::sys::die(format_args!("no room to note the block at {block:p} ({now} bytes)"));
+        sys::die(format_args!(
+            "no room to note the block at {block:p} ({now} bytes)"
+        ));
     }
     mapped(now.saturating_sub(old), old.saturating_sub(now));
     moved

@@ -23,10 +23,15 @@ mod free_runs;
 mod huge;
 mod meta;
 
-pub use arena::{alloc_run, committed, free_run, trim};
-pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
+pub use arena::{alloc_run, committed, free_run, large_in_use, trim};
 pub(crate) use arena::{fork_child_or_parent, fork_prepare};
-pub(crate) use meta::{alloc as alloc_meta, fork_done as fork_meta_done, fork_prepare as fork_prepare_meta};
+pub use huge::{
+    alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size,
+    total as huge_total,
+};
+pub(crate) use meta::{
+    alloc as alloc_meta, fork_done as fork_meta_done, fork_prepare as fork_prepare_meta,
+};
 
 use crate::lock::Lock;
 use crate::{segment, sys};
@@ -283,7 +288,8 @@ fn reserve_of(size: usize) -> bool {
     let first = (memory.as_ptr() as usize).next_multiple_of(GRANULE) >> GRANULE_SHIFT;
     let nodes = crate::nodes::count();
     MAP.first.store(first, Relaxed);
-    MAP.biased.store((map.as_ptr() as usize).wrapping_sub(2 * first), Relaxed);
+    MAP.biased
+        .store((map.as_ptr() as usize).wrapping_sub(2 * first), Relaxed);
     MAP.frames.store(frames.as_ptr().cast(), Relaxed);
     MAP.span.store((count / nodes).max(1), Relaxed);
     arena::divide(count, nodes);

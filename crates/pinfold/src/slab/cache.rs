@@ -86,7 +86,8 @@ impl core::fmt::Display for CacheError {
 
 impl core::error::Error for CacheError {}
 
-static REGISTRY: [AtomicPtr<Cache>; CACHES_MOST] = [const { AtomicPtr::new(null_mut()) }; CACHES_MOST];
+static REGISTRY: [AtomicPtr<Cache>; CACHES_MOST] =
+    [const { AtomicPtr::new(null_mut()) }; CACHES_MOST];
 
 /// Descriptors of destroyed caches, by number, to be used again, and the next number never used.
 struct Numbers {
@@ -205,7 +206,10 @@ impl Cache {
         };
         let number = usize::from(self.slot);
         let me = core::ptr::from_ref(self).cast_mut();
-        if REGISTRY[number].compare_exchange(me, null_mut(), AcqRel, Relaxed).is_ok() {
+        if REGISTRY[number]
+            .compare_exchange(me, null_mut(), AcqRel, Relaxed)
+            .is_ok()
+        {
             let freed = numbers.freed;
             numbers.free[freed] = self.slot;
             numbers.freed += 1;
@@ -213,7 +217,11 @@ impl Cache {
     }
 
     pub(super) fn name(&self) -> &str {
-        let length = self.name.iter().position(|&byte| byte == 0).unwrap_or(self.name.len());
+        let length = self
+            .name
+            .iter()
+            .position(|&byte| byte == 0)
+            .unwrap_or(self.name.len());
         let text = &self.name[..length];
         match core::str::from_utf8(text) {
             Ok(name) => name,
@@ -238,7 +246,8 @@ impl Cache {
         row.size.store(self.size as u32, Relaxed);
         row.sheaf_capacity.store(self.capacity as u32, Relaxed);
         let own = &self.own_row;
-        row.slab_alloc.fetch_add(own.slab_alloc.load(Relaxed), Relaxed);
+        row.slab_alloc
+            .fetch_add(own.slab_alloc.load(Relaxed), Relaxed);
         row.refilled.fetch_add(own.refilled.load(Relaxed), Relaxed);
         self.row.store(core::ptr::from_ref(row).cast_mut(), Release);
     }
@@ -265,8 +274,12 @@ impl Cache {
     fn wrong(&self, object: *mut u8) -> ! {
         let name = self.name();
         match page::entry(object as usize) {
-            0 => die(format_args!("free of {object:p} to cache {name}: the address is not Pinfold's")),
-            LARGE => die(format_args!("free of {object:p} to cache {name}: it is a large block of malloc's")),
+            0 => die(format_args!(
+                "free of {object:p} to cache {name}: the address is not Pinfold's"
+            )),
+            LARGE => die(format_args!(
+                "free of {object:p} to cache {name}: it is a large block of malloc's"
+            )),
             slot => die(format_args!(
                 "free of {object:p} to cache {name}: the object belongs to cache {}",
                 by_slot(usize::from(slot)).map_or("(destroyed)", Cache::name)
@@ -277,7 +290,9 @@ impl Cache {
 
 /// Calls `f` for every cache there is.
 pub(super) fn for_each(mut f: impl FnMut(&'static Cache)) {
-    (FIRST_SLOT..CACHES_MOST).filter_map(by_slot).for_each(&mut f);
+    (FIRST_SLOT..CACHES_MOST)
+        .filter_map(by_slot)
+        .for_each(&mut f);
 }
 
 /// Locks the registry for `fork`.

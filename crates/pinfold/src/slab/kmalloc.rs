@@ -184,6 +184,21 @@ pub fn count_in(class: usize, row: &'static ClassRow) {
     }
 }
 
+/// Bytes in blocks in use, those in CPUs' and barns' sheaves included. Walks the partial slabs under their locks.
+pub fn in_use() -> usize {
+    (0..CLASSES)
+        .filter_map(|class| by_slot(FIRST_SLOT + class))
+        .map(|cache| {
+            cache
+                .nodes()
+                .iter()
+                .map(|node| node.in_use(cache))
+                .sum::<usize>()
+                * cache.size
+        })
+        .sum()
+}
+
 /// The name of the cache that the page map's `entry` stands for.
 pub fn name_of_entry(entry: u16) -> Option<&'static str> {
     by_slot(usize::from(entry)).map(Cache::name)

@@ -134,7 +134,8 @@ impl KmemCache {
     #[doc(alias = "kmem_cache_alloc_node")]
     pub fn alloc_node(&self, node: usize) -> Option<NonNull<u8>> {
         let mut object = [null_mut()];
-        self.descriptor.alloc_from(node % nodes::count(), &mut object);
+        self.descriptor
+            .alloc_from(node % nodes::count(), &mut object);
         NonNull::new(object[0])
     }
 
@@ -325,8 +326,14 @@ impl fmt::Display for Leak {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.cache.name();
         match self.objects {
-            0 => write!(f, "cache {name} cannot be destroyed: the kernel cannot fence, so CPUs keep their sheaves"),
-            n => write!(f, "cache {name} cannot be destroyed: {n} objects have not been freed"),
+            0 => write!(
+                f,
+                "cache {name} cannot be destroyed: the kernel cannot fence, so CPUs keep their sheaves"
+            ),
+            n => write!(
+                f,
+                "cache {name} cannot be destroyed: {n} objects have not been freed"
+            ),
         }
     }
 }

@@ -10,8 +10,8 @@ use crate::lock::Lock;
 use crate::page;
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::{AtomicBool, AtomicPtr};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicPtr};
 
 /// Empty sheaves that a barn keeps; more go to the pool that all caches share.
 const EMPTY_MOST: usize = 10;
@@ -92,7 +92,11 @@ impl Node {
         }
         sheaf.set_len(cache.capacity, taken);
         count(&cache.row().refilled, taken);
-        if taken == 0 { Err(Some(sheaf)) } else { Ok(sheaf) }
+        if taken == 0 {
+            Err(Some(sheaf))
+        } else {
+            Ok(sheaf)
+        }
     }
 
     /// A sheaf with room in exchange for a full one, or for none: the full one goes to the barn, or when that has
@@ -142,7 +146,12 @@ impl Node {
     }
 
     /// Takes objects from slabs, past the sheaves; returns how many.
-    pub(super) fn take_objects(&self, cache: &Cache, node: usize, objects: &mut [*mut u8]) -> usize {
+    pub(super) fn take_objects(
+        &self,
+        cache: &Cache,
+        node: usize,
+        objects: &mut [*mut u8],
+    ) -> usize {
         let Some(mut stock) = self.stock.lock() else {
             return 0;
         };
@@ -187,7 +196,9 @@ impl Node {
 
     /// Objects in nobody's slab: in hands, in sheaves of CPUs, in the barn.
     pub(super) fn in_use(&self, cache: &Cache) -> usize {
-        self.stock.lock().map_or(0, |stock| stock.slabs.in_use(cache))
+        self.stock
+            .lock()
+            .map_or(0, |stock| stock.slabs.in_use(cache))
     }
 
     /// Slabs there are.
@@ -234,7 +245,10 @@ impl Node {
             // SAFETY: the object is free, at least 8 bytes large and 8-byte aligned.
             unsafe { object.cast::<*mut u8>().write(next) };
             // Release pairs with the acquire in `take_back`: the link is seen.
-            match self.set_aside.compare_exchange_weak(next, object, Release, Relaxed) {
+            match self
+                .set_aside
+                .compare_exchange_weak(next, object, Release, Relaxed)
+            {
                 Ok(_) => return,
                 Err(other) => next = other,
             }

@@ -46,7 +46,11 @@ static STOPPING: Lock<()> = Lock::new(());
 fn prepare() -> bool {
     if !pinfold_rseq::decided() {
         nodes::init();
-        pinfold_rseq::init(if nodes::count() == 1 { Index::Cid } else { Index::Cpu });
+        pinfold_rseq::init(if nodes::count() == 1 {
+            Index::Cid
+        } else {
+            Index::Cpu
+        });
     }
     let index = pinfold_rseq::current();
     if !UNITS.unit(index).is_null() {
@@ -95,9 +99,10 @@ impl Cache {
     fn install(&self, node: &Node, sheaf: Sheaf, may_go: impl Fn(u64) -> bool) {
         let old = match load(self.main()) {
             // SAFETY: the offset lies in the unit; after the exchange the old sheaf is ours.
-            Some(word) if may_go(word) && unsafe { UNITS.store_if_equal(self.main(), word, sheaf.word()) } => unsafe {
-                Sheaf::from_word(word)
-            },
+            Some(word)
+                if may_go(word)
+                    && unsafe { UNITS.store_if_equal(self.main(), word, sheaf.word()) } =>
+            unsafe { Sheaf::from_word(word) },
             _ => Some(sheaf),
         };
         if let Some(old) = old {

@@ -195,7 +195,10 @@ impl Slabs {
             if slab.prev != before {
                 return Err(("partial list is broken", start));
             }
-            if slab.bits[..slab.hint as usize].iter().any(|&word| word != 0) {
+            if slab.bits[..slab.hint as usize]
+                .iter()
+                .any(|&word| word != 0)
+            {
                 return Err(("free object below the hint", start));
             }
             empty += usize::from(bits as usize == cache.per_slab);
@@ -341,7 +344,9 @@ impl Slab {
     /// Whether the object at `offset` is free; for consistency checks.
     pub(super) fn is_free(&self, cache: &Cache, object: *mut u8) -> bool {
         let nth = cache.nth(object as usize - self.start as usize);
-        self.bits.get(nth / 64).is_some_and(|word| word >> (nth % 64) & 1 == 1)
+        self.bits
+            .get(nth / 64)
+            .is_some_and(|word| word >> (nth % 64) & 1 == 1)
     }
 }
 

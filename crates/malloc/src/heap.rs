@@ -1,0 +1,364 @@
+//! Blocks of any size and alignment: classes, runs, huge blocks.
+//!
+//! The fast paths look at [`FAST`] only. Before the first allocation, and while calls are counted, it is all zeroes, so
+//! that every call takes the slow path by the comparison that it makes anyway.
+
+use crate::{count, init};
+use core::alloc::Layout;
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::AtomicU16;
+use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::Ordering::{Relaxed, Release};
+use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
+use pinfold::slab::kmalloc::{self, SIZES, SMALL_MOST};
+
+/// What every block is aligned to: the largest fundamental alignment of the ABIs served.
+pub(crate) const ALIGN: usize = 16;
+
+/// What the fast paths read.
+#[repr(C, align(64))]
+struct Fast {
+    /// One more than the largest size that has a class; 0 while the fast paths are closed.
+    limit: AtomicUsize,
+    /// A copy of [`page::map_parts`]; `count` is 0 while the fast paths are closed.
+    biased: AtomicUsize,
+    first: AtomicUsize,
+    count: AtomicUsize,
+}
+
+static FAST: Fast = Fast {
+    limit: AtomicUsize::new(0),
+    biased: AtomicUsize::new(0),
+    first: AtomicUsize::new(0),
+    count: AtomicUsize::new(0),
+};
+
+/// Opens the fast paths, once everything behind them works.
+pub(crate) fn open_fast_paths() {
+    let (biased, first, count) = page::map_parts();
+    FAST.biased.store(biased, Relaxed);
+    FAST.first.store(first, Relaxed);
+    // Release: who sees the count sees the rest. A reader that sees an old count takes the slow path.
+    FAST.count.store(count, Release);
+    FAST.limit.store(SMALL_MOST + 1, Release);
+}
+
+/// The page map's entry for `block`, or 0 when the fast paths are closed or the address is outside the arena.
+#[inline(always)]
+fn entry_fast(block: *mut u8) -> u16 {
+    let granule = block as usize >> GRANULE_SHIFT;
+    // The block came from an allocation, which read these words after they were written.
+    if granule.wrapping_sub(FAST.first.load(Relaxed)) >= FAST.count.load(Relaxed) {
+        return 0;
+    }
+    let entry = (FAST.biased.load(Relaxed) + 2 * granule) as *const AtomicU16;
+    // SAFETY: the map has a readable entry for each granule of the arena.
+    unsafe { &*entry }.load(Relaxed)
+}
+
+/// A block of `size` bytes; null, with errno ENOMEM, when there is no memory.
+#[inline(always)]
+pub(crate) fn alloc(size: usize) -> *mut u8 {
+    if size < FAST.limit.load(Relaxed) {
+        let block = kmalloc::alloc(size);
+        if !block.is_null() {
+            return block;
+        }
+    }
+    alloc_slow(size)
+}
+
+#[cold]
+#[inline(never)]
+fn alloc_slow(size: usize) -> *mut u8 {
+    init::ready();
+    let block = alloc_any(size, false);
+    count::requested(block, size);
+    block
+}
+
+/// A block from wherever its size belongs; with `zeroed` it reads as zeroes.
+fn alloc_any(size: usize, zeroed: bool) -> *mut u8 {
+    if size <= SMALL_MOST {
+        let block = kmalloc::alloc(size);
+        if !block.is_null() {
+            if zeroed {
+                // SAFETY: the block is ours and at least that large.
+                unsafe { block.write_bytes(0, size) };
+            }
+            count::allocated_class(kmalloc::class_of(size));
+            return block;
+        }
+    } else if let Some(block) = alloc_run(size, zeroed) {
+        return block;
+    }
+    // Huge sizes; small ones in a signal handler that interrupted the allocator, which has no locks to wait for here.
+    alloc_huge(size, ALIGN)
+}
+
+/// A run for `size` bytes below [`HUGE`].
+fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
+    if size >= HUGE {
+        return None;
+    }
+    let granules = size.div_ceil(GRANULE);
+    let run = page::alloc_run(granules, 0, LARGE, false)?;
+    let block = run.start.as_ptr();
+    if zeroed && !run.zeroed {
+        // SAFETY: the run is ours and at least that large.
+        unsafe { block.write_bytes(0, size) };
+    }
+    count::allocated_large(granules * GRANULE);
+    Some(block)
+}
+
+/// A mapping of its own, or for want of addresses a run of the arena.
+fn alloc_huge(size: usize, align: usize) -> *mut u8 {
+    if let Some(block) = page::alloc_huge(size, align) {
+        count::allocated_large(page::huge_size(block.as_ptr()).unwrap_or(size));
+        return block.as_ptr();
+    }
+    if align <= GRANULE && size <= isize::MAX as usize {
+        let granules = size.div_ceil(GRANULE).max(1);
+        if let Some(run) = page::alloc_run(granules, 0, LARGE, false) {
+            let block = run.start.as_ptr();
+            if !run.zeroed {
+                // SAFETY: the run is ours and at least that large. Callers expect zeroes of huge blocks.
+                unsafe { block.write_bytes(0, size) };
+            }
+            count::allocated_large(granules * GRANULE);
+            return block;
+        }
+    }
+    set_errno(libc::ENOMEM);
+    count::failed();
+    null_mut()
+}
+
+/// As [`alloc`], reading as zeroes.
+#[inline]
+pub(crate) fn alloc_zeroed(size: usize) -> *mut u8 {
+    if size < FAST.limit.load(Relaxed) {
+        let block = kmalloc::alloc(size);
+        if !block.is_null() {
+            // SAFETY: the block is ours and at least that large.
+            unsafe { block.write_bytes(0, size) };
+            return block;
+        }
+    }
+    alloc_zeroed_slow(size)
+}
+
+#[cold]
+#[inline(never)]
+fn alloc_zeroed_slow(size: usize) -> *mut u8 {
+    init::ready();
+    let block = alloc_any(size, true);
+    count::requested(block, size);
+    block
+}
+
+/// A block at a multiple of `align`, a power of two.
+pub(crate) fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
+    if align <= ALIGN {
+        return alloc(size);
+    }
+    init::ready();
+    let block = alloc_aligned_any(size, align);
+    count::requested(block, size);
+    block
+}
+
+fn alloc_aligned_any(size: usize, align: usize) -> *mut u8 {
+    if let Some(class) = kmalloc::class_of_aligned(size, align) {
+        let block = kmalloc::alloc_class(class);
+        if !block.is_null() {
+            count::allocated_class(class);
+            return block;
+        }
+    } else if align <= GRANULE
+        && let Some(block) = alloc_run(size, false)
+    {
+        return block;
+    }
+    alloc_huge(size, align)
+}
+
+/// Takes a block back; null is none.
+///
+/// # Safety
+///
+/// The block came from this module and nobody uses it any more. An address that did not ends the process.
+#[inline(always)]
+pub(crate) unsafe fn free(block: *mut u8) {
+    if let Some(class) = kmalloc::class_of_entry(entry_fast(block)) {
+        // SAFETY: the page map says the class; the caller gives the block up.
+        unsafe { kmalloc::free_class(block, class) };
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { free_slow(block) };
+    }
+}
+
+/// Takes a block back that [`alloc`] made for `size` bytes, without asking the page map for its class.
+///
+/// # Safety
+///
+/// As for [`free`], and `size` is what `alloc` or [`realloc_exact`] was last asked for.
+#[inline(always)]
+pub(crate) unsafe fn free_sized(block: *mut u8, size: usize) {
+    let granule = block as usize >> GRANULE_SHIFT;
+    let in_arena = granule.wrapping_sub(FAST.first.load(Relaxed)) < FAST.count.load(Relaxed);
+    if in_arena && size <= SMALL_MOST {
+        // SAFETY: a small block in the arena is of its size's class.
+        unsafe { kmalloc::free_class(block, kmalloc::class_of(size)) };
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { free_slow(block) };
+    }
+}
+
+/// # Safety
+///
+/// As for [`free`].
+#[cold]
+#[inline(never)]
+unsafe fn free_slow(block: *mut u8) {
+    let Some(start) = NonNull::new(block) else {
+        return;
+    };
+    let entry = page::entry(block as usize);
+    if let Some(class) = kmalloc::class_of_entry(entry) {
+        count::freed_class(class);
+        // SAFETY: the page map says the class; the caller gives the block up.
+        unsafe { kmalloc::free_class(block, class) };
+    } else if entry == LARGE && (block as usize).is_multiple_of(GRANULE) {
+        // SAFETY: the entry stands at the first granule of a run that is one block.
+        let size = unsafe { page::run_size(start) };
+        count::freed_large(size);
+        // SAFETY: the caller gives the block up.
+        unsafe { page::free_run(start) };
+    } else {
+        let size = count::active().then(|| page::huge_size(block)).flatten();
+        // SAFETY: the caller gives the block up; an address that is no block is refused.
+        if !unsafe { page::free_huge(block) } {
+            not_ours("free", block);
+        }
+        count::freed_large(size.unwrap_or(0));
+    }
+}
+
+/// Bytes that may be used of a block; 0 for null.
+///
+/// # Safety
+///
+/// The block came from this module.
+pub(crate) unsafe fn usable_size(block: *mut u8) -> usize {
+    let Some(start) = NonNull::new(block) else {
+        return 0;
+    };
+    let entry = page::entry(block as usize);
+    if let Some(class) = kmalloc::class_of_entry(entry) {
+        return SIZES[class];
+    }
+    if entry == LARGE && (block as usize).is_multiple_of(GRANULE) {
+        // SAFETY: the entry stands at the first granule of a run that is one block.
+        return unsafe { page::run_size(start) };
+    }
+    page::huge_size(block).unwrap_or_else(|| not_ours("size of", block))
+}
+
+/// Grows or shrinks a block; null, with errno ENOMEM and the block as it was, when there is no memory. A block that
+/// keeps at least half of its room stays where it is.
+///
+/// # Safety
+///
+/// The block came from this module; it is not null.
+pub(crate) unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
+    count::reallocated();
+    // SAFETY: the caller's promise.
+    let room = unsafe { usable_size(block) };
+    if size <= room && size >= room / 2 {
+        return block;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { resize(block, room, size) }
+}
+
+/// Grows or shrinks a block made for `layout`, so that it can be freed by its new size: it stays where it is only when
+/// both sizes have the same class.
+///
+/// # Safety
+///
+/// The block came from this module with `layout`.
+pub(crate) unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+    count::reallocated();
+    let old = layout.size();
+    if layout.align() > ALIGN {
+        let fresh = alloc_aligned(size, layout.align());
+        // SAFETY: the caller's promise; the new block is ours.
+        return unsafe { move_to(fresh, block, old.min(size)) };
+    }
+    if old <= SMALL_MOST && size <= SMALL_MOST && kmalloc::class_of(old) == kmalloc::class_of(size)
+    {
+        return block;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { resize(block, old, size) }
+}
+
+/// # Safety
+///
+/// The block came from this module and has `room` bytes of content.
+unsafe fn resize(block: *mut u8, room: usize, size: usize) -> *mut u8 {
+    if room >= HUGE && size >= HUGE && page::huge_size(block).is_some() {
+        // SAFETY: a huge block of the caller's.
+        let moved = unsafe { page::resize_huge(block, size) };
+        if moved.is_none() {
+            set_errno(libc::ENOMEM);
+            count::failed();
+        }
+        return moved.map_or(null_mut(), NonNull::as_ptr);
+    }
+    let fresh = alloc(size);
+    // SAFETY: the caller's promise; the new block is ours.
+    unsafe { move_to(fresh, block, room.min(size)) }
+}
+
+/// Copies `size` bytes to `fresh` and frees `block`; nothing when `fresh` is null.
+///
+/// # Safety
+///
+/// Both blocks are that large; `block` is the caller's.
+unsafe fn move_to(fresh: *mut u8, block: *mut u8, size: usize) -> *mut u8 {
+    if !fresh.is_null() {
+        // SAFETY: the caller's promise; two blocks do not overlap.
+        unsafe { fresh.copy_from_nonoverlapping(block, size) };
+        // SAFETY: the caller gives it up.
+        unsafe { free(block) };
+    }
+    fresh
+}
+
+pub(crate) fn set_errno(errno: libc::c_int) {
+    // SAFETY: errno is the calling thread's own.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Ends the process: the address was never a block, or is none any more.
+#[cold]
+fn not_ours(what: &str, block: *mut u8) -> ! {
+    match page::entry(block as usize) {
+        LARGE => pinfold::abort(format_args!(
+            "{what} {block:p}: the address lies inside a block"
+        )),
+        entry => match kmalloc::name_of_entry(entry) {
+            Some(name) => pinfold::abort(format_args!(
+                "{what} {block:p}: the address belongs to cache {name}, not to malloc"
+            )),
+            None => pinfold::abort(format_args!(
+                "{what} {block:p}: the address is no block of malloc's, or was freed before"
+            )),
+        },
+    }
+}

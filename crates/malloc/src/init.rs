@@ -1,0 +1,60 @@
+//! What happens once: at the first allocation of a process, and at each fork.
+
+use crate::{count, heap};
+use core::sync::atomic::AtomicU8;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use pinfold::slab::{self, kmalloc};
+
+const NOT_YET: u8 = 0;
+const UNDER_WAY: u8 = 1;
+const DONE: u8 = 2;
+
+static STAGE: AtomicU8 = AtomicU8::new(NOT_YET);
+
+/// Makes the caches, on the first call; later calls cost a load. While one thread is at it, others, and whatever the
+/// C library allocates on its way, use the slow paths, which work as soon as the caches are there.
+#[inline]
+pub(crate) fn ready() {
+    if STAGE.load(Acquire) != DONE {
+        get_ready();
+    }
+}
+
+#[cold]
+fn get_ready() {
+    // The caches come first: what follows may allocate.
+    if !kmalloc::init()
+        || STAGE
+            .compare_exchange(NOT_YET, UNDER_WAY, Acquire, Relaxed)
+            .is_err()
+    {
+        return;
+    }
+    // A first block makes the reservation and chooses the backend.
+    let block = kmalloc::alloc(1);
+    if block.is_null() {
+        STAGE.store(NOT_YET, Release);
+        return;
+    }
+    // SAFETY: just allocated.
+    unsafe { kmalloc::free_class(block, 0) };
+    // SAFETY: the handlers are functions without arguments, which stay loaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    if !count::start() {
+        heap::open_fast_paths();
+    }
+    STAGE.store(DONE, Release);
+}
+
+extern "C" fn before_fork() {
+    slab::fork_prepare();
+}
+
+extern "C" fn in_parent() {
+    slab::fork_parent();
+}
+
+extern "C" fn in_child() {
+    slab::fork_child();
+    count::start_in_child();
+}
