@@ -60,7 +60,7 @@ fn entry_fast(block: *mut u8) -> u16 {
 #[inline(always)]
 pub(crate) fn alloc(size: usize) -> *mut u8 {
     if size < FAST.limit.load(Relaxed) {
-        let block = kmalloc::alloc(size);
+        let block = kmalloc::alloc_fast(size);
         if !block.is_null() {
             return block;
         }
@@ -68,9 +68,10 @@ pub(crate) fn alloc(size: usize) -> *mut u8 {
     alloc_slow(size)
 }
 
+// The slow paths are `extern "C"`, which cannot unwind, so that the fast paths may end in a jump to them.
 #[cold]
 #[inline(never)]
-fn alloc_slow(size: usize) -> *mut u8 {
+extern "C" fn alloc_slow(size: usize) -> *mut u8 {
     init::ready();
     let block = alloc_any(size, false);
     count::requested(block, size);
@@ -139,7 +140,7 @@ fn alloc_huge(size: usize, align: usize) -> *mut u8 {
 #[inline]
 pub(crate) fn alloc_zeroed(size: usize) -> *mut u8 {
     if size < FAST.limit.load(Relaxed) {
-        let block = kmalloc::alloc(size);
+        let block = kmalloc::alloc_fast(size);
         if !block.is_null() {
             // SAFETY: the block is ours and at least that large.
             unsafe { block.write_bytes(0, size) };
@@ -151,7 +152,7 @@ pub(crate) fn alloc_zeroed(size: usize) -> *mut u8 {
 
 #[cold]
 #[inline(never)]
-fn alloc_zeroed_slow(size: usize) -> *mut u8 {
+extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
     init::ready();
     let block = alloc_any(size, true);
     count::requested(block, size);
@@ -223,7 +224,7 @@ pub(crate) unsafe fn free_sized(block: *mut u8, size: usize) {
 /// As for [`free`].
 #[cold]
 #[inline(never)]
-unsafe fn free_slow(block: *mut u8) {
+unsafe extern "C" fn free_slow(block: *mut u8) {
     let Some(start) = NonNull::new(block) else {
         return;
     };

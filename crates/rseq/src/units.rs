@@ -167,7 +167,7 @@ impl Units {
     /// # Safety
     ///
     /// As for [`add`](Self::add), and the word is 0 or describes a stack that only this table's operations use.
-    #[inline(always)]
+    #[inline]
     pub unsafe fn pop(&self, offset: usize) -> *mut u8 {
         let (cs, index) = STATE.offsets();
         if cs == 0 {
@@ -178,13 +178,41 @@ impl Units {
         unsafe { arch::pop(cs, index, self.table(), offset) }
     }
 
+    /// As [`pop`](Self::pop), but null on the atomic backend too: for a caller whose slow path calls `pop`, and whose fast
+    /// path shall contain no call.
+    ///
+    /// # Safety
+    ///
+    /// As for [`pop`](Self::pop).
+    #[inline(always)]
+    pub unsafe fn pop_fast(&self, offset: usize) -> *mut u8 {
+        let (cs, index) = STATE.offsets();
+        if cs == 0 {
+            return null_mut();
+        }
+        // SAFETY: as in `add`.
+        unsafe { arch::pop(cs, index, self.table(), offset) }
+    }
+
+    /// As [`push`](Self::push), but false on the atomic backend too; see [`pop_fast`](Self::pop_fast).
+    ///
+    /// # Safety
+    ///
+    /// As for [`pop`](Self::pop).
+    #[inline(always)]
+    pub unsafe fn push_fast(&self, offset: usize, item: *mut u8) -> bool {
+        let (cs, index) = STATE.offsets();
+        // SAFETY: as in `add`.
+        cs != 0 && unsafe { arch::push(cs, index, self.table(), offset, item) }
+    }
+
     /// Puts `item`, which is not null, on the stack at `offset`; false when the stack is full, when there is none, or
     /// when there is no unit.
     ///
     /// # Safety
     ///
     /// As for [`pop`](Self::pop).
-    #[inline(always)]
+    #[inline]
     pub unsafe fn push(&self, offset: usize, item: *mut u8) -> bool {
         let (cs, index) = STATE.offsets();
         if cs == 0 {

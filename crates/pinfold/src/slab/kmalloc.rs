@@ -117,6 +117,14 @@ pub fn init() -> bool {
     })
 }
 
+/// As [`alloc`], but null also when the common path cannot serve it: for a caller that goes on with `alloc` then, and
+/// whose own fast path shall contain no call.
+#[inline(always)]
+pub fn alloc_fast(size: usize) -> *mut u8 {
+    // SAFETY: the offset is a cache's, which lies in the units.
+    unsafe { UNITS.pop_fast(offset_of(size)) }
+}
+
 /// A block of at least `size` bytes, at most [`SMALL_MOST`], aligned to 16 bytes; null when the system has no memory or
 /// [`init`] has not run.
 ///
@@ -125,7 +133,7 @@ pub fn init() -> bool {
 pub fn alloc(size: usize) -> *mut u8 {
     let offset = offset_of(size);
     // SAFETY: the offset is a cache's, which lies in the units.
-    let block = unsafe { UNITS.pop(offset) };
+    let block = unsafe { UNITS.pop_fast(offset) };
     if block.is_null() {
         return alloc_slow(offset);
     }
@@ -137,7 +145,7 @@ pub fn alloc(size: usize) -> *mut u8 {
 pub fn alloc_class(class: usize) -> *mut u8 {
     let offset = (FIRST_SLOT + class) * 8;
     // SAFETY: as in `alloc`.
-    let block = unsafe { UNITS.pop(offset) };
+    let block = unsafe { UNITS.pop_fast(offset) };
     if block.is_null() {
         return alloc_slow(offset);
     }
@@ -146,7 +154,7 @@ pub fn alloc_class(class: usize) -> *mut u8 {
 
 #[cold]
 #[inline(never)]
-fn alloc_slow(offset: usize) -> *mut u8 {
+extern "C" fn alloc_slow(offset: usize) -> *mut u8 {
     by_slot(offset / 8).map_or(core::ptr::null_mut(), Cache::alloc_slow)
 }
 
@@ -159,7 +167,7 @@ fn alloc_slow(offset: usize) -> *mut u8 {
 pub unsafe fn free_class(block: *mut u8, class: usize) {
     let offset = (FIRST_SLOT + class) * 8;
     // SAFETY: the offset is a cache's; the block is given up.
-    if !unsafe { UNITS.push(offset, block) } {
+    if !unsafe { UNITS.push_fast(offset, block) } {
         // SAFETY: the caller's promise.
         unsafe { free_slow(block, offset) };
     }
@@ -170,7 +178,7 @@ pub unsafe fn free_class(block: *mut u8, class: usize) {
 /// As for [`free_class`].
 #[cold]
 #[inline(never)]
-unsafe fn free_slow(block: *mut u8, offset: usize) {
+unsafe extern "C" fn free_slow(block: *mut u8, offset: usize) {
     if let Some(cache) = by_slot(offset / 8) {
         // SAFETY: the caller's promise.
         unsafe { cache.free_slow(block) };

@@ -107,7 +107,7 @@ impl KmemCache {
     #[inline(always)]
     pub fn alloc(&self) -> Option<NonNull<u8>> {
         // SAFETY: the offset is the cache's place in the units.
-        let object = unsafe { UNITS.pop(self.offset) };
+        let object = unsafe { UNITS.pop_fast(self.offset) };
         if object.is_null() {
             return NonNull::new(self.descriptor.alloc_slow());
         }
@@ -124,7 +124,7 @@ impl KmemCache {
     #[inline(always)]
     pub unsafe fn free(&self, object: NonNull<u8>) {
         // SAFETY: the offset is the cache's place in the units; the object is given up.
-        if !unsafe { UNITS.push(self.offset, object.as_ptr()) } {
+        if !unsafe { UNITS.push_fast(self.offset, object.as_ptr()) } {
             // SAFETY: the caller's promise.
             unsafe { self.descriptor.free_slow(object.as_ptr()) };
         }

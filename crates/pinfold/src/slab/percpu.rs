@@ -145,20 +145,16 @@ impl Cache {
     #[cold]
     #[inline(never)]
     pub(super) fn alloc_slow(&self) -> *mut u8 {
-        let number = nodes::current();
-        let node = &self.nodes()[number];
-        let spare = self.take_spare();
-        // The current CPU may have got its unit just now, or the thread may be on another CPU: try once more.
+        // The common path on atomics. With restartable sequences the thread may be on another CPU now.
         // SAFETY: the offset lies in the unit.
         let object = unsafe { UNITS.pop(self.main()) };
         if !object.is_null() {
-            if let Some(spare) = spare {
-                self.install(node, spare, |_| false);
-            }
             return object;
         }
+        let number = nodes::current();
+        let node = &self.nodes()[number];
         count(&self.row().alloc_slowpath, 1);
-        let sheaf = match spare {
+        let sheaf = match self.take_spare() {
             Some(spare) if !spare.is_empty() => Ok(spare),
             other => node.exchange_for_full(self, number, other),
         };
@@ -187,19 +183,14 @@ impl Cache {
     #[cold]
     #[inline(never)]
     pub(super) unsafe fn free_slow(&self, object: *mut u8) {
-        let number = nodes::current();
-        let node = &self.nodes()[number];
-        let mut spare = self.take_spare();
         // As in `alloc_slow`.
         // SAFETY: the offset lies in the unit, and the object is the caller's to give.
         if unsafe { UNITS.push(self.main(), object) } {
-            if let Some(spare) = spare {
-                self.install(node, spare, |_| false);
-            }
             return;
         }
+        let node = &self.nodes()[nodes::current()];
         count(&self.row().free_slowpath, 1);
-        let sheaf = match spare.take() {
+        let sheaf = match self.take_spare() {
             Some(spare) if !spare.is_full() => Ok(spare),
             mut other => {
                 if let Some(full) = &mut other {
