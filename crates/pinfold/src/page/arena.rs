@@ -5,7 +5,7 @@
 
 use super::free_runs::FreeRuns;
 use super::{
-    Frame, GRANULE, HELD, LARGE, MAX_NODES, State, address_of, frame, index_of_run, ready,
+    Frame, GRANULE, HELD, LARGE, MAX_NODES, PRIVATE, State, address_of, frame, index_of_run, ready,
     set_entry,
 };
 use crate::lock::{Guard, Lock};
@@ -276,7 +276,7 @@ impl Arena {
     }
 }
 
-/// Commits the frames and map entries of granules; those that share a page with others are committed already or early.
+/// Commits the frames, private parts and map entries of granules; those that share a page with others are committed already or early.
 ///
 /// # Safety
 ///
@@ -291,10 +291,11 @@ unsafe fn commit_records(first: u32, count: u32) -> bool {
     let entries = super::MAP.biased.load(Relaxed) + 2 * super::MAP.first.load(Relaxed);
     let (first, end) = (first as usize, (first + count) as usize);
     let frames = super::MAP.frames.load(Relaxed) as usize;
-    commit(
-        frames + first * size_of::<Frame>(),
-        frames + end * size_of::<Frame>(),
-    ) && commit(entries + 2 * first, entries + 2 * end)
+    let private = super::MAP.private.load(Relaxed) as usize;
+    let frame = size_of::<Frame>();
+    commit(frames + first * frame, frames + end * frame)
+        && commit(private + first * PRIVATE, private + end * PRIVATE)
+        && commit(entries + 2 * first, entries + 2 * end)
 }
 
 /// Keeps a run for the next caller that gets the lock.

@@ -5,8 +5,8 @@
 //! * **granule**: 64 KiB, what the arena deals in. A **run** is several in a row.
 //! * **reservation**: one range of addresses, reserved at the first allocation and divided evenly among the nodes. It
 //!   costs nothing until committed. Under `RLIMIT_AS` and on small machines it is smaller.
-//! * **frame**: what is known of a granule, 576 bytes in a table beside the reservation; objects themselves carry no
-//!   headers. The first 32 bytes are the arena's, the rest belongs to whoever holds the run.
+//! * **frame**: what the arena knows of a granule, 32 bytes in a table beside the reservation. A second table has 576 bytes
+//!   per granule for whoever holds the run. Objects themselves carry no headers.
 //! * **page map**: one 16-bit entry per granule that says whose it is: 0 nobody's, [`LARGE`] a block of its own, else
 //!   the number of a cache. One load, and no lock: an entry only changes while its granule is nobody's.
 //! * **dirty** and **clean** free runs: dirty ones hold memory that was used, clean ones were given back (or never
@@ -50,12 +50,12 @@ pub const LARGE: u16 = u16::MAX;
 /// Nodes that the arena tells apart; memory of further ones is taken as the first's.
 pub const MAX_NODES: usize = 64;
 
-/// Bytes of a frame that belong to the holder of the run.
-pub(crate) const PRIVATE: usize = 544;
+/// Bytes per granule for the holder of its run.
+pub(crate) const PRIVATE: usize = 576;
 
 /// A granule's frame. The fields are protected by the lock of the node's arena, but for those of a run in use, which
 /// belong to its holder.
-#[repr(C, align(64))]
+#[repr(C, align(32))]
 pub(crate) struct Frame {
     /// The run's first granule.
     head: u32,
@@ -70,8 +70,6 @@ pub(crate) struct Frame {
     /// When the run became dirty, in milliseconds, wrapping.
     stamp: u32,
     state: State,
-    /// The holder's.
-    private: [u8; PRIVATE],
 }
 
 /// What a run is; valid in its first and its last frame.
@@ -94,6 +92,7 @@ pub(crate) struct Map {
     /// Granules in the reservation.
     count: AtomicUsize,
     frames: AtomicPtr<Frame>,
+    private: AtomicPtr<[u8; PRIVATE]>,
     /// Granules of each node's part.
     span: AtomicUsize,
 }
@@ -103,6 +102,7 @@ static MAP: Map = Map {
     first: AtomicUsize::new(0),
     count: AtomicUsize::new(0),
     frames: AtomicPtr::new(null_mut()),
+    private: AtomicPtr::new(null_mut()),
     span: AtomicUsize::new(1),
 };
 
@@ -161,10 +161,10 @@ pub(crate) fn head_of(address: usize) -> u32 {
     unsafe { (*frame(index_of(address))).head }
 }
 
-/// The private part of frame `index`.
+/// What granule `index` has for the holder of its run: [`PRIVATE`] bytes, aligned to 64.
 pub(crate) fn private_at(index: u32) -> *mut u8 {
-    // SAFETY: only forms an address within the frame table.
-    unsafe { (&raw mut (*frame(index)).private).cast() }
+    let table = MAP.private.load(Relaxed);
+    table.wrapping_add(index as usize).cast()
 }
 
 /// The number of the first granule of the run that begins at `start`.
@@ -270,18 +270,24 @@ fn reserve_all() -> bool {
 fn reserve_of(size: usize) -> bool {
     let count = size / GRANULE;
     let page = sys::page_size();
-    let frames_size = (count * size_of::<Frame>()).next_multiple_of(page);
-    let map_size = (2 * count).next_multiple_of(page);
-    let Some(memory) = sys::reserve(size + GRANULE) else {
-        return false;
-    };
-    let (frames, map) = (sys::reserve(frames_size), sys::reserve_readable(map_size));
-    let (Some(frames), Some(map)) = (frames, map) else {
-        // SAFETY: made above and used by nobody.
-        unsafe {
-            sys::unmap(memory.as_ptr(), size + GRANULE);
-            frames.inspect(|at| sys::unmap(at.as_ptr(), frames_size));
-            map.inspect(|at| sys::unmap(at.as_ptr(), map_size));
+    let sizes = [
+        size + GRANULE,
+        count * size_of::<Frame>(),
+        count * PRIVATE,
+        2 * count,
+    ]
+    .map(|size| size.next_multiple_of(page));
+    let parts = [
+        sys::reserve(sizes[0]),
+        sys::reserve(sizes[1]),
+        sys::reserve(sizes[2]),
+        // Readable throughout: any address in the reservation may be asked about.
+        sys::reserve_readable(sizes[3]),
+    ];
+    let [Some(memory), Some(frames), Some(private), Some(map)] = parts else {
+        for (part, size) in parts.into_iter().zip(sizes) {
+            // SAFETY: made above and used by nobody.
+            part.inspect(|at| unsafe { sys::unmap(at.as_ptr(), size) });
         }
         return false;
     };
@@ -291,6 +297,7 @@ fn reserve_of(size: usize) -> bool {
     MAP.biased
         .store((map.as_ptr() as usize).wrapping_sub(2 * first), Relaxed);
     MAP.frames.store(frames.as_ptr().cast(), Relaxed);
+    MAP.private.store(private.as_ptr().cast(), Relaxed);
     MAP.span.store((count / nodes).max(1), Relaxed);
     arena::divide(count, nodes);
     // Release pairs with the acquire in `map_parts` and `ready`: who sees the count sees the rest.

@@ -38,6 +38,8 @@ pub struct Cache {
     pub(super) capacity: usize,
     /// Objects in a slab.
     pub(super) per_slab: usize,
+    /// Bytes of a slab that are objects.
+    pub(super) slab_bytes: usize,
     /// Granules in a slab.
     pub(super) granules: usize,
     /// Full sheaves in a barn at most.
@@ -176,13 +178,15 @@ impl Cache {
     ) -> Cache {
         let granules = if size <= SMALL_SLAB { 1 } else { 4 };
         let capacity = (SHEAF_BYTES / size).clamp(CAPACITY_LEAST, CAPACITY_MOST);
+        let per_slab = (granules * GRANULE / size).min(OBJECTS_MOST);
         let mut text = [0; 32];
         let length = name.len().min(text.len());
         text[..length].copy_from_slice(&name.as_bytes()[..length]);
         let cache = Cache {
             size,
             capacity,
-            per_slab: (granules * GRANULE / size).min(OBJECTS_MOST),
+            per_slab,
+            slab_bytes: per_slab * size,
             granules,
             barn_most: (BARN_BYTES / (size * capacity)).clamp(BARN_LEAST, BARN_MOST),
             reciprocal: (1u64 << 40).div_ceil(size as u64),

@@ -111,12 +111,14 @@ impl Slabs {
     /// The objects are free and the caller's; they may be anything that calls itself an object of `cache`: an address
     /// that cannot be one, or is free already, ends the process.
     pub(super) unsafe fn give(&mut self, cache: &Cache, objects: &[*mut u8]) {
-        for &object in objects {
+        let mut left = objects;
+        while let Some(&object) = left.first() {
             let index = cache.run_of(object);
             // SAFETY: the run is a slab of this cache and node; the caller holds the lock.
             let slab = unsafe { slab(index) };
-            slab.put(cache, object);
-            if slab.free == 1 {
+            let before = slab.free;
+            left = &left[slab.put(cache, left)..];
+            if before == 0 {
                 self.link_first(index);
             }
             if slab.free as usize == cache.per_slab {
@@ -185,7 +187,10 @@ impl Slabs {
             // SAFETY: a slab of the list; the caller holds the lock.
             let slab = unsafe { slab(index) };
             let start = slab.start.cast_const();
-            let bits: u32 = slab.bits.iter().map(|word| word.count_ones()).sum();
+            let bits: u32 = slab.bits[..cache.per_slab.div_ceil(64)]
+                .iter()
+                .map(|word| word.count_ones())
+                .sum();
             if !core::ptr::eq(slab.cache, cache) {
                 return Err(("slab of another cache in the list", start));
             }
@@ -223,7 +228,7 @@ impl Slabs {
         slab.cache = cache;
         slab.free = objects as u32;
         slab.hint = 0;
-        slab.bits = [0; OBJECTS_MOST / 64];
+        // Only the words that the objects need: the frame's other cache lines stay cold.
         slab.bits[..objects / 64].fill(u64::MAX);
         if !objects.is_multiple_of(64) {
             slab.bits[objects / 64] = (1 << (objects % 64)) - 1;
@@ -314,31 +319,58 @@ impl Slab {
             self.bits[word] = bits;
             word += usize::from(bits == 0);
         }
-        self.hint = word.min(self.bits.len() - 1) as u32;
+        self.hint = word as u32;
         self.free -= wanted as u32;
         wanted
     }
 
-    /// Sets the bit of `object`.
-    fn put(&mut self, cache: &Cache, object: *mut u8) {
-        let offset = object as usize - self.start as usize;
-        let nth = cache.nth(offset);
-        if nth * cache.size != offset || nth >= cache.per_slab {
-            die(format_args!(
-                "free of {object:p}: not the start of an object of cache {}",
-                cache.name()
-            ));
+    /// Sets the bits of the first of `objects`, and of those after it that share its word of bits; returns how many.
+    ///
+    /// Objects that were allocated together are often freed together, so that a word is written once for many.
+    fn put(&mut self, cache: &Cache, objects: &[*mut u8]) -> usize {
+        let start = self.start as usize;
+        let word = cache.nth(objects[0] as usize - start) / 64;
+        let (mut mask, mut count) = (0u64, 0);
+        for &object in objects {
+            let offset = (object as usize).wrapping_sub(start);
+            if offset >= cache.slab_bytes {
+                break;
+            }
+            let nth = cache.nth(offset);
+            if nth / 64 != word {
+                break;
+            }
+            if nth * cache.size != offset {
+                not_an_object(cache, object);
+            }
+            mask |= 1 << (nth % 64);
+            count += 1;
         }
-        let (word, bit) = (nth / 64, 1u64 << (nth % 64));
-        if self.bits[word] & bit != 0 {
-            die(format_args!(
-                "double free of {object:p}, object of cache {}",
-                cache.name()
-            ));
+        if count == 0 {
+            not_an_object(cache, objects[0]);
         }
-        self.bits[word] |= bit;
+        if self.bits[word] & mask != 0 || mask.count_ones() as usize != count {
+            self.double_free(cache, &objects[..count]);
+        }
+        self.bits[word] |= mask;
         self.hint = self.hint.min(word as u32);
-        self.free += 1;
+        self.free += count as u32;
+        count
+    }
+
+    /// Some of `objects` is free already, or there twice: ends the process.
+    #[cold]
+    fn double_free(&self, cache: &Cache, objects: &[*mut u8]) -> ! {
+        let free = objects.iter().find(|&&object| self.is_free(cache, object));
+        let twice = || {
+            let mut earlier = objects.iter().enumerate();
+            earlier.find_map(|(at, object)| objects[..at].contains(object).then_some(object))
+        };
+        let object = free.or_else(twice).copied().unwrap_or_default();
+        die(format_args!(
+            "double free of {object:p}, object of cache {}",
+            cache.name()
+        ))
     }
 
     /// Whether the object at `offset` is free; for consistency checks.
@@ -348,6 +380,14 @@ impl Slab {
             .get(nth / 64)
             .is_some_and(|word| word >> (nth % 64) & 1 == 1)
     }
+}
+
+#[cold]
+fn not_an_object(cache: &Cache, object: *mut u8) -> ! {
+    die(format_args!(
+        "free of {object:p}: not the start of an object of cache {}",
+        cache.name()
+    ))
 }
 
 const _: () = assert!(OBJECTS_MOST * 8 <= GRANULE);
