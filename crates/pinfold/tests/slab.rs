@@ -1,0 +1,226 @@
+//! Object caches as a user sees them, on whichever backend `PINFOLD_RSEQ` selects.
+
+use pinfold::slab::{Cache, CacheError, KmemCache, OBJECT_MOST, shrink_all};
+use std::alloc::Layout;
+use std::collections::HashSet;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+fn layout(size: usize, align: usize) -> Layout {
+    Layout::from_size_align(size, align).unwrap()
+}
+
+fn take(cache: &KmemCache, count: usize) -> Vec<NonNull<u8>> {
+    (0..count).map(|_| cache.alloc().unwrap()).collect()
+}
+
+fn give(cache: &KmemCache, objects: impl IntoIterator<Item = NonNull<u8>>) {
+    for object in objects {
+        // SAFETY: the caller took it from this cache.
+        unsafe { cache.free(object) };
+    }
+}
+
+#[test]
+fn objects_are_aligned_disjoint_and_writable() {
+    for (size, align) in [
+        (1, 1),
+        (8, 8),
+        (24, 8),
+        (40, 64),
+        (100, 4),
+        (4096, 4096),
+        (5000, 8),
+        (65536, 8),
+    ] {
+        let cache = KmemCache::new("disjoint", layout(size, align)).unwrap();
+        let objects = take(&cache, 500);
+        for (nth, object) in objects.iter().enumerate() {
+            assert_eq!(object.as_ptr() as usize % align, 0);
+            // SAFETY: the object is ours and that large.
+            unsafe { object.as_ptr().write_bytes(nth as u8, size) };
+        }
+        for (nth, object) in objects.iter().enumerate() {
+            // SAFETY: written above.
+            let bytes = unsafe { std::slice::from_raw_parts(object.as_ptr(), size) };
+            assert!(bytes.iter().all(|&byte| byte == nth as u8), "size {size}");
+        }
+        cache.validate().unwrap();
+        give(&cache, objects);
+        cache.validate().unwrap();
+        cache.destroy().unwrap();
+    }
+}
+
+#[test]
+fn a_freed_object_is_given_out_again() {
+    let cache = KmemCache::new("again", layout(64, 8)).unwrap();
+    let first: HashSet<_> = take(&cache, 10_000).into_iter().collect();
+    give(&cache, first.iter().copied());
+    let slabs = cache.statistics().slabs;
+    let second: HashSet<_> = take(&cache, 10_000).into_iter().collect();
+    assert_eq!(first.len(), 10_000);
+    assert!(second.is_subset(&first) || cache.statistics().slabs <= slabs + 2);
+    give(&cache, second);
+}
+
+#[test]
+fn bulk_calls_agree_with_single_ones() {
+    let cache = KmemCache::new("bulk", layout(48, 8)).unwrap();
+    let mut all = HashSet::new();
+    for count in [0, 1, 2, 30, 126, 127, 250, 1000] {
+        let mut objects = vec![std::ptr::null_mut(); count];
+        assert_eq!(cache.alloc_bulk(&mut objects), count);
+        assert!(
+            objects
+                .iter()
+                .all(|&object| !object.is_null() && all.insert(object))
+        );
+    }
+    let all: Vec<_> = all.into_iter().collect();
+    // SAFETY: they came from this cache.
+    unsafe { cache.free_bulk(&all) };
+    cache.validate().unwrap();
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn a_constructor_runs_once_per_object() {
+    static MADE: AtomicUsize = AtomicUsize::new(0);
+    unsafe fn make(object: *mut u8) {
+        MADE.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: an object of 32 bytes.
+        unsafe { object.write_bytes(0x5a, 32) };
+    }
+    // SAFETY: the constructor writes the whole object and nothing else.
+    let cache = unsafe { KmemCache::with_constructor("made", layout(32, 8), make) }.unwrap();
+    for _ in 0..3 {
+        let objects = take(&cache, 1000);
+        for object in &objects {
+            // SAFETY: constructed when its slab was made, and left alone since.
+            assert_eq!(unsafe { *object.as_ptr().add(31) }, 0x5a);
+        }
+        give(&cache, objects);
+    }
+    assert_eq!(
+        MADE.load(Ordering::Relaxed),
+        2048,
+        "one slab of 64 KiB, never made again"
+    );
+}
+
+#[test]
+fn destroy_reports_leaked_objects_and_keeps_them_usable() {
+    let cache = KmemCache::new("leaky", layout(128, 8)).unwrap();
+    let objects = take(&cache, 3);
+    let leak = cache.destroy().unwrap_err();
+    assert_eq!(leak.objects, 3);
+    assert!(leak.to_string().contains("leaky") && leak.to_string().contains('3'));
+    give(&leak.cache, objects);
+    leak.cache.destroy().unwrap();
+}
+
+#[test]
+fn shrink_gives_slabs_back() {
+    let cache = KmemCache::new("shrinks", layout(1024, 8)).unwrap();
+    give(&cache, take(&cache, 5000));
+    assert!(cache.statistics().slabs > 0);
+    let released = cache.shrink().unwrap();
+    assert!(released > 0);
+    assert_eq!((cache.statistics().slabs, cache.in_use()), (0, 0));
+    let used = take(&cache, 1);
+    assert_eq!(cache.shrink().unwrap(), 0);
+    give(&cache, used);
+    assert!(shrink_all().unwrap() > 0);
+}
+
+#[test]
+fn bad_layouts_are_refused() {
+    let error = KmemCache::new("huge", layout(OBJECT_MOST + 1, 8)).unwrap_err();
+    assert_eq!(error, CacheError::TooLarge);
+    assert!(error.to_string().contains("64 KiB"));
+    assert!(KmemCache::new("steep", layout(8, 1 << 17)).is_err());
+    assert!(KmemCache::new("", layout(0, 1)).is_ok());
+    let long = "é".repeat(40);
+    assert!(long.starts_with(KmemCache::new(&long, layout(8, 8)).unwrap().name()));
+}
+
+#[test]
+fn numbers_of_destroyed_caches_are_used_again() {
+    for _ in 0..10_000 {
+        let cache = KmemCache::new("short-lived", layout(8, 8)).unwrap();
+        drop(cache);
+    }
+}
+
+#[test]
+fn typed_handles_drop_their_values() {
+    let counted = std::sync::Arc::new(());
+    let cache = Cache::new("arcs").unwrap();
+    let handle = cache.alloc(counted.clone()).unwrap();
+    let other = cache.alloc(counted.clone()).unwrap();
+    assert_eq!(std::sync::Arc::strong_count(&counted), 3);
+    let sent = std::thread::scope(|scope| scope.spawn(move || handle.into_inner()).join().unwrap());
+    drop(sent);
+    drop(other);
+    assert_eq!(std::sync::Arc::strong_count(&counted), 1);
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn alloc_node_serves_any_node_number() {
+    let cache = KmemCache::new("nodes", layout(16, 8)).unwrap();
+    let objects: Vec<_> = (0..9).map(|node| cache.alloc_node(node).unwrap()).collect();
+    give(&cache, objects);
+    cache.validate().unwrap();
+}
+
+/// Each of these ends the process, so it runs in a child of its own: this test binary again, with the fault's name.
+#[test]
+fn faults_end_the_process_and_are_named() {
+    for (fault, words) in [
+        ("double", "double free of 0x"),
+        ("inside", "not the start of an object of cache faulty"),
+        ("foreign", "the address is not Pinfold's"),
+        ("wrong", "the object belongs to cache other"),
+    ] {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "commit_fault",
+                "--nocapture",
+                "--include-ignored",
+            ])
+            .env("FAULT", fault)
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{fault}");
+        assert!(error.contains(words), "{fault}: {error}");
+    }
+}
+
+#[test]
+#[ignore = "ends the process; run by faults_end_the_process_and_are_named"]
+fn commit_fault() {
+    let Ok(fault) = std::env::var("FAULT") else {
+        return;
+    };
+    let cache = KmemCache::new("faulty", layout(64, 8)).unwrap();
+    let other = KmemCache::new("other", layout(64, 8)).unwrap();
+    let object = cache.alloc().unwrap();
+    let local = 0u64;
+    let wrong = match fault.as_str() {
+        "double" => {
+            give(&cache, [object]);
+            object
+        }
+        // SAFETY: still inside the object.
+        "inside" => unsafe { object.add(8) },
+        "foreign" => NonNull::from(&local).cast(),
+        _ => other.alloc().unwrap(),
+    };
+    give(&cache, [wrong]);
+    // The sheaf goes to the slabs, which check.
+    let _ = cache.shrink();
+}
