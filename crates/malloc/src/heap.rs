@@ -6,11 +6,10 @@
 use crate::{count, init};
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::AtomicU16;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
-use pinfold::slab::kmalloc::{self, SIZES, SMALL_MOST};
+use pinfold::slab::kmalloc::{self, CLASSES, SIZES, SMALL_MOST};
 
 /// What every block is aligned to: the largest fundamental alignment of the ABIs served.
 pub(crate) const ALIGN: usize = 16;
@@ -20,40 +19,32 @@ pub(crate) const ALIGN: usize = 16;
 struct Fast {
     /// One more than the largest size that has a class; 0 while the fast paths are closed.
     limit: AtomicUsize,
-    /// A copy of [`page::map_parts`]; `count` is 0 while the fast paths are closed.
-    biased: AtomicUsize,
+    /// A copy of [`page::stripes`]; `count` is 0 while the fast paths are closed.
     first: AtomicUsize,
     count: AtomicUsize,
 }
 
 static FAST: Fast = Fast {
     limit: AtomicUsize::new(0),
-    biased: AtomicUsize::new(0),
     first: AtomicUsize::new(0),
     count: AtomicUsize::new(0),
 };
 
 /// Opens the fast paths, once everything behind them works.
 pub(crate) fn open_fast_paths() {
-    let (biased, first, count) = page::map_parts();
-    FAST.biased.store(biased, Relaxed);
+    let (first, count) = page::stripes();
     FAST.first.store(first, Relaxed);
     // Release: who sees the count sees the rest. A reader that sees an old count takes the slow path.
     FAST.count.store(count, Release);
     FAST.limit.store(SMALL_MOST + 1, Release);
 }
 
-/// The page map's entry for `block`, or 0 when the fast paths are closed or the address is outside the arena.
+/// Whether `block` lies in the stripes, so that its address says its class; false while the fast paths are closed.
 #[inline(always)]
-fn entry_fast(block: *mut u8) -> u16 {
-    let granule = block as usize >> GRANULE_SHIFT;
+fn in_stripes(block: *mut u8) -> bool {
     // The block came from an allocation, which read these words after they were written.
-    if granule.wrapping_sub(FAST.first.load(Relaxed)) >= FAST.count.load(Relaxed) {
-        return 0;
-    }
-    let entry = (FAST.biased.load(Relaxed) + 2 * granule) as *const AtomicU16;
-    // SAFETY: the map has a readable entry for each granule of the arena.
-    unsafe { &*entry }.load(Relaxed)
+    (block as usize >> GRANULE_SHIFT).wrapping_sub(FAST.first.load(Relaxed))
+        < FAST.count.load(Relaxed)
 }
 
 /// A block of `size` bytes; null, with errno ENOMEM, when there is no memory.
@@ -103,7 +94,7 @@ fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
         return None;
     }
     let granules = size.div_ceil(GRANULE);
-    let run = page::alloc_run(granules, 0, LARGE, false)?;
+    let run = page::alloc_run(granules, 0, LARGE, false, None)?;
     let block = run.start.as_ptr();
     if zeroed && !run.zeroed {
         // SAFETY: the run is ours and at least that large.
@@ -121,7 +112,7 @@ fn alloc_huge(size: usize, align: usize) -> *mut u8 {
     }
     if align <= GRANULE && size <= isize::MAX as usize {
         let granules = size.div_ceil(GRANULE).max(1);
-        if let Some(run) = page::alloc_run(granules, 0, LARGE, false) {
+        if let Some(run) = page::alloc_run(granules, 0, LARGE, false, None) {
             let block = run.start.as_ptr();
             if !run.zeroed {
                 // SAFETY: the run is ours and at least that large. Callers expect zeroes of huge blocks.
@@ -192,8 +183,9 @@ fn alloc_aligned_any(size: usize, align: usize) -> *mut u8 {
 /// The block came from this module and nobody uses it any more. An address that did not ends the process.
 #[inline(always)]
 pub(crate) unsafe fn free(block: *mut u8) {
-    if let Some(class) = kmalloc::class_of_entry(entry_fast(block)) {
-        // SAFETY: the page map says the class; the caller gives the block up.
+    let class = page::class_in_stripes(block as usize);
+    if in_stripes(block) && class < CLASSES {
+        // SAFETY: the stripe says the class; the caller gives the block up.
         unsafe { kmalloc::free_class(block, class) };
     } else {
         // SAFETY: the caller's promise.
@@ -208,10 +200,8 @@ pub(crate) unsafe fn free(block: *mut u8) {
 /// As for [`free`], and `size` is what `alloc` or [`realloc_exact`] was last asked for.
 #[inline(always)]
 pub(crate) unsafe fn free_sized(block: *mut u8, size: usize) {
-    let granule = block as usize >> GRANULE_SHIFT;
-    let in_arena = granule.wrapping_sub(FAST.first.load(Relaxed)) < FAST.count.load(Relaxed);
-    if in_arena && size <= SMALL_MOST {
-        // SAFETY: a small block in the arena is of its size's class.
+    if in_stripes(block) && size <= SMALL_MOST {
+        // SAFETY: a small block in the stripes is of its size's class.
         unsafe { kmalloc::free_class(block, kmalloc::class_of(size)) };
     } else {
         // SAFETY: the caller's promise.

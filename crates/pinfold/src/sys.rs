@@ -188,24 +188,32 @@ pub(crate) fn address_space_left() -> usize {
         .saturating_sub(address_space_used())
 }
 
-/// The first number of `/proc/self/statm`, in bytes; 0 when it cannot be read.
-fn address_space_used() -> usize {
-    let mut text = [0u8; 64];
-    let got = keep_errno(|| {
-        // SAFETY: a literal path; the buffer is writable for its length; the descriptor is closed once.
+/// Whether `vm.overcommit_memory` is 2: then every committed page is charged, touched or not.
+pub(crate) fn commits_strictly() -> bool {
+    let mut text = [0u8; 8];
+    read_file(c"/proc/sys/vm/overcommit_memory", &mut text) > 0 && text[0] == b'2'
+}
+
+/// Reads the beginning of a file; returns how many bytes, 0 when it cannot be read.
+fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> usize {
+    keep_errno(|| {
+        // SAFETY: the buffer is writable for its length; the descriptor is closed once.
         unsafe {
-            let fd = libc::open(
-                c"/proc/self/statm".as_ptr(),
-                libc::O_RDONLY | libc::O_CLOEXEC,
-            );
+            let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
             if fd < 0 {
                 return 0;
             }
-            let got = libc::read(fd, text.as_mut_ptr().cast(), text.len());
+            let got = libc::read(fd, to.as_mut_ptr().cast(), to.len());
             libc::close(fd);
             got.max(0) as usize
         }
-    });
+    })
+}
+
+/// The first number of `/proc/self/statm`, in bytes; 0 when it cannot be read.
+fn address_space_used() -> usize {
+    let mut text = [0u8; 64];
+    let got = read_file(c"/proc/self/statm", &mut text);
     let digits = text[..got].iter().take_while(|byte| byte.is_ascii_digit());
     digits.fold(0usize, |sum, digit| {
         sum.saturating_mul(10)

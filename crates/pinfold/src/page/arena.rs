@@ -1,38 +1,68 @@
-//! The arena: runs of granules for each node's part of the reservation.
+//! The arenas: runs of granules for each node, and within a node for each size class.
 //!
-//! A node's part is used from its start: `[first, top)` is committed, `[top, end)` untouched. Committed granules are in
-//! use or in the free runs.
+//! An arena has granules that are committed, in use or in its free runs, and takes more from its part of the reservation:
+//!
+//! * the mixed arena of a node has a part of its own, used from the start: `[first, top)` is committed;
+//! * the arena of a class has the stripe of that class in each of its node's chunks, and takes chunk after chunk. Chunks
+//!   are committed in their order, whole, whichever class comes first.
 
 use super::free_runs::FreeRuns;
 use super::{
-    Frame, GRANULE, HELD, LARGE, MAX_NODES, PRIVATE, State, address_of, frame, index_of_run, ready,
-    set_entry,
+    CHUNK_GRANULES, Frame, GRANULE, HELD, LARGE, MAX_NODES, PRIVATE, STRIPE_GRANULES, STRIPES,
+    State, address_of, frame, index_of_run, ready, set_entry,
 };
 use crate::lock::{Guard, Lock};
 use crate::sys;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicUsize};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 
-/// Granules that may stay dirty at a node before the oldest are purged at once: 64 MiB, a few times what a second-level
-/// cache holds, so that a program that frees and allocates in waves does not fault its pages in again.
-const DIRTY_MOST: u32 = (64 << 20) / GRANULE as u32;
+/// Granules that may stay dirty before the oldest of the arena at hand are purged at once: 64 MiB, a few times what a
+/// second-level cache holds, so that a program that frees and allocates in waves does not fault its pages in again.
+const DIRTY_MOST: usize = (64 << 20) / GRANULE;
 /// How long a free run stays dirty, in milliseconds. Peers: mimalloc 1 s, jemalloc 10 s.
 const DIRTY_FOR: u32 = 1000;
 /// Every how many calls the clock is looked at.
 const TICK: u32 = 16;
-/// Granules committed at a time: at least 1 MiB, at most 64 MiB, an eighth of what there is.
+/// Granules that a mixed arena commits at a time: at least 1 MiB, at most 64 MiB, an eighth of what there is.
 const STEP_LEAST: u32 = (1 << 20) / GRANULE as u32;
 const STEP_MOST: u32 = (64 << 20) / GRANULE as u32;
 
+/// The arena that holds runs of any length and purpose; smaller numbers are classes.
+const MIXED: usize = STRIPES;
+
 struct Arena {
+    /// The first granule of the part.
     first: u32,
+    /// What has been taken of the part so far: up to this granule, or for a class, this many chunks.
     top: u32,
+    /// The end of the part, likewise.
     end: u32,
     free: FreeRuns,
     calls: u32,
     now: u32,
 }
+
+type Place = (usize, usize);
+
+static ARENAS: [[Lock<Arena>; STRIPES + 1]; MAX_NODES] = [const {
+    [const {
+        Lock::new(Arena {
+            first: 0,
+            top: 0,
+            end: 0,
+            free: FreeRuns::new(),
+            calls: 0,
+            now: 0,
+        })
+    }; STRIPES + 1]
+}; MAX_NODES];
+
+/// How many chunks of each node are committed.
+static CHUNKS: [Lock<u32>; MAX_NODES] = [const { Lock::new(0) }; MAX_NODES];
+
+/// Granules in dirty runs of all arenas.
+static DIRTY: AtomicUsize = AtomicUsize::new(0);
 
 /// Bytes in runs that are one block each.
 static LARGE_IN_USE: AtomicUsize = AtomicUsize::new(0);
@@ -42,30 +72,36 @@ pub fn large_in_use() -> usize {
     LARGE_IN_USE.load(Relaxed)
 }
 
-static ARENAS: [Lock<Arena>; MAX_NODES] = [const {
-    Lock::new(Arena {
-        first: 0,
-        top: 0,
-        end: 0,
-        free: FreeRuns::new(),
-        calls: 0,
-        now: 0,
-    })
-}; MAX_NODES];
-
 /// Runs freed by signal handlers that interrupted an arena's holder, linked through their first word.
 static SET_ASIDE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 
-/// Gives each node its part of `count` granules.
-pub(super) fn divide(count: usize, nodes: usize) {
-    let span = count / nodes;
-    for (node, arena) in ARENAS.iter().enumerate().take(nodes) {
-        if let Some(mut arena) = arena.lock() {
-            arena.first = (node * span) as u32;
-            arena.top = arena.first;
-            arena.end = arena.first + span as u32;
+/// Gives the arenas of every node their parts: `chunks` chunks, then `mixed` granules, for each node.
+pub(super) fn divide(nodes: usize, chunks: u32, mixed: u32) {
+    let striped = nodes as u32 * chunks * CHUNK_GRANULES;
+    for (node, arenas) in ARENAS.iter().enumerate().take(nodes) {
+        let node = node as u32;
+        for (region, arena) in arenas.iter().enumerate() {
+            let Some(mut arena) = arena.lock() else {
+                continue;
+            };
+            if region == MIXED {
+                arena.first = striped + node * mixed;
+                arena.top = arena.first;
+                arena.end = arena.first + mixed;
+            } else {
+                arena.first = node * chunks * CHUNK_GRANULES + region as u32 * STRIPE_GRANULES;
+                arena.end = chunks;
+            }
         }
     }
+}
+
+fn arena_at((node, region): Place) -> &'static Lock<Arena> {
+    &ARENAS[node][region]
+}
+
+fn places() -> impl Iterator<Item = Place> {
+    (0..crate::nodes::count()).flat_map(|node| (0..=STRIPES).map(move |region| (node, region)))
 }
 
 /// A run from [`alloc_run`].
@@ -78,17 +114,28 @@ pub struct Run {
 }
 
 /// A run of `granules` on `node`, or on another node when that one has no more; its first granule's page map entry is
-/// `entry`, and with `whole` every granule's.
+/// `entry`, and with `whole` every granule's. With a `stripe`, from the class's stripes where they have room.
 ///
-/// Takes the node's lock; commits memory (a system call) when no free run fits. `None` when the system has no memory, or
+/// Takes the arena's lock; commits memory (a system call) when no free run fits. `None` when the system has no memory, or
 /// in a signal handler that interrupted the arena.
-pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Option<Run> {
+pub fn alloc_run(
+    granules: usize,
+    node: usize,
+    entry: u16,
+    whole: bool,
+    stripe: Option<usize>,
+) -> Option<Run> {
     if !ready() {
         return None;
     }
     let granules = u32::try_from(granules).ok()?;
     let nodes = crate::nodes::count();
-    let run = (0..nodes).find_map(|step| alloc_on((node + step) % nodes, granules))?;
+    let stripe = stripe.filter(|&stripe| stripe < STRIPES && granules <= STRIPE_GRANULES);
+    let run = (0..nodes).find_map(|step| {
+        let node = (node + step) % nodes;
+        let striped = stripe.and_then(|stripe| alloc_at((node, stripe), granules));
+        striped.or_else(|| alloc_at((node, MIXED), granules))
+    })?;
     let head = index_of_run(run.start);
     let marked = if whole { granules } else { 1 };
     for index in head..head + marked {
@@ -102,14 +149,14 @@ pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Optio
     Some(run)
 }
 
-fn alloc_on(node: usize, granules: u32) -> Option<Run> {
-    let mut arena = ARENAS[node].lock()?;
-    arena.tick(node);
+fn alloc_at(place: Place, granules: u32) -> Option<Run> {
+    let mut arena = arena_at(place).lock()?;
+    arena.tick(place);
     let now = arena.now;
     let mut found = arena.free.take(granules, now);
-    if found.is_none() && !arena.grow(node, granules) {
+    if found.is_none() && !arena.grow(place, granules) {
         // The addresses are used up, or the system has no more: join what is dirty with what is clean.
-        arena = purge(arena, node, |free| free.take_oldest(None));
+        arena = purge(arena, place, |free| free.take_oldest(None));
     }
     if found.is_none() {
         found = arena.free.take(granules, now);
@@ -121,6 +168,8 @@ fn alloc_on(node: usize, granules: u32) -> Option<Run> {
     drop(arena);
     if clean {
         HELD.take(granules as usize * GRANULE);
+    } else {
+        DIRTY.fetch_sub(granules as usize, Relaxed);
     }
     NonNull::new(address_of(head)).map(|start| Run {
         start,
@@ -130,7 +179,7 @@ fn alloc_on(node: usize, granules: u32) -> Option<Run> {
 
 /// Gives a run back; it may be given out again at once, and its memory goes back to the system later.
 ///
-/// Takes the node's lock; now and then it purges, which is a system call per run.
+/// Takes the arena's lock; now and then it purges, which is a system call per run.
 ///
 /// # Safety
 ///
@@ -145,84 +194,100 @@ pub unsafe fn free_run(start: NonNull<u8>) {
     for index in head..head + granules {
         set_entry(index, 0);
     }
-    let node = super::node_of(start.as_ptr() as usize);
-    let Some(mut arena) = ARENAS[node].lock() else {
+    let place = super::place_of(start.as_ptr() as usize);
+    let Some(mut arena) = arena_at(place).lock() else {
         set_aside(start.as_ptr());
         return;
     };
-    arena.give(head, granules, State::Dirty);
-    arena.tick(node);
-    if arena.free.dirty_granules > DIRTY_MOST {
-        let mut excess = arena.free.dirty_granules - DIRTY_MOST;
-        drop(purge(arena, node, |free| {
-            (excess > 0)
-                .then(|| free.take_oldest(None))
-                .flatten()
-                .inspect(|run| {
-                    excess = excess.saturating_sub(run.1);
-                })
+    arena.give(place, head, granules, State::Dirty);
+    arena.tick(place);
+    let (calls, now) = (arena.calls, arena.now);
+    let mut excess = DIRTY.load(Relaxed).saturating_sub(DIRTY_MOST);
+    if excess > 0 {
+        drop(purge(arena, place, |free| {
+            let run = (excess > 0).then(|| free.take_oldest(None)).flatten();
+            run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
         }));
-    } else if arena.calls == 0 {
-        let until = arena.now.wrapping_sub(DIRTY_FOR);
-        drop(purge(arena, node, |free| free.take_oldest(Some(until))));
+    } else {
+        drop(arena);
+        if calls == 0 {
+            purge_aged(place, now);
+            purge_aged(next_in_turn(), now);
+        }
     }
 }
 
-/// Gives all free memory of every node back to the system; returns how many bytes. A system call per free run.
+/// Purges what has been dirty for long in one arena.
+fn purge_aged(place: Place, now: u32) {
+    if let Some(arena) = arena_at(place).lock() {
+        let until = now.wrapping_sub(DIRTY_FOR);
+        drop(purge(arena, place, |free| free.take_oldest(Some(until))));
+    }
+}
+
+/// Another arena at each call, so that one that is not called any more is purged by those that are.
+fn next_in_turn() -> Place {
+    static TURN: AtomicUsize = AtomicUsize::new(0);
+    let turn = TURN.fetch_add(1, Relaxed) % ((STRIPES + 1) * crate::nodes::count());
+    (turn / (STRIPES + 1), turn % (STRIPES + 1))
+}
+
+/// Gives all free memory of every arena back to the system; returns how many bytes. A system call per free run.
 pub fn trim() -> usize {
     let before = HELD.returned();
-    for (node, arena) in ARENAS.iter().enumerate().take(crate::nodes::count()) {
-        if let Some(arena) = arena.lock() {
-            drop(purge(arena, node, |free| free.take_oldest(None)));
+    for place in places() {
+        if let Some(arena) = arena_at(place).lock() {
+            drop(purge(arena, place, |free| free.take_oldest(None)));
         }
     }
     (HELD.returned() - before) as usize
 }
 
-/// Bytes of the reservation committed so far.
-pub fn committed() -> usize {
-    let arenas = ARENAS.iter().take(crate::nodes::count());
-    arenas
-        .filter_map(Lock::lock)
-        .map(|arena| (arena.top - arena.first) as usize * GRANULE)
-        .sum()
-}
-
 /// Purges the runs that `next` takes out of the free runs, without holding the lock meanwhile, and returns the lock.
 fn purge(
     mut arena: Guard<'static, Arena>,
-    node: usize,
+    place: Place,
     mut next: impl FnMut(&mut FreeRuns) -> Option<(u32, u32)>,
 ) -> Guard<'static, Arena> {
     while let Some((head, granules)) = next(&mut arena.free) {
+        DIRTY.fetch_sub(granules as usize, Relaxed);
         drop(arena);
         let size = granules as usize * GRANULE;
         // SAFETY: the run is out of the lists: committed, and nobody's but ours.
         let clean = unsafe { sys::purge(address_of(head), size) };
         arena = loop {
             // The lock was held by this thread above, so it is not held by an interrupted frame of this thread.
-            if let Some(arena) = ARENAS[node].lock() {
+            if let Some(arena) = arena_at(place).lock() {
                 break arena;
             }
         };
         if !clean {
-            arena.give(head, granules, State::Dirty);
+            arena.give(place, head, granules, State::Dirty);
             break;
         }
         HELD.give_back(size);
-        arena.give(head, granules, State::Clean);
+        arena.give(place, head, granules, State::Clean);
     }
     arena
 }
 
 impl Arena {
-    fn give(&mut self, head: u32, granules: u32, state: State) {
-        let bounds = (self.first, self.top);
+    fn give(&mut self, (_, region): Place, head: u32, granules: u32, state: State) {
+        let bounds = if region == MIXED {
+            (self.first, self.top)
+        } else {
+            // Neighbouring stripes are other arenas'.
+            let start = head - head % STRIPE_GRANULES;
+            (start, start + STRIPE_GRANULES)
+        };
+        if state == State::Dirty {
+            DIRTY.fetch_add(granules as usize, Relaxed);
+        }
         self.free.free(head, granules, state, bounds, self.now);
     }
 
     /// Looks at the clock every [`TICK`] calls, and takes back what signal handlers have set aside.
-    fn tick(&mut self, node: usize) {
+    fn tick(&mut self, place: Place) {
         self.calls = (self.calls + 1) % TICK;
         if self.calls == 0 {
             self.now = sys::coarse_milliseconds() as u32;
@@ -235,45 +300,78 @@ impl Arena {
         while let Some(run) = NonNull::new(start) {
             // SAFETY: a run set aside holds the next one's address in its first word.
             start = unsafe { run.cast::<*mut u8>().read() };
-            if super::node_of(run.as_ptr() as usize) == node {
+            if super::place_of(run.as_ptr() as usize) == place {
                 let head = index_of_run(run);
                 // SAFETY: as above; its frame is as its owner left it.
                 let granules = unsafe { (*frame(head)).granules };
-                self.give(head, granules, State::Dirty);
+                self.give(place, head, granules, State::Dirty);
             } else {
                 set_aside(run.as_ptr());
             }
         }
     }
 
-    /// Commits more of the node's part, enough for a run of `granules`; false when that cannot be.
-    fn grow(&mut self, node: usize, granules: u32) -> bool {
+    /// Takes more of the arena's part, enough for a run of `granules`; false when that cannot be.
+    fn grow(&mut self, place: Place, granules: u32) -> bool {
+        if place.1 != MIXED {
+            return self.grow_stripe(place);
+        }
         let step = ((self.top - self.first) / 8).clamp(STEP_LEAST, STEP_MOST);
         [granules.max(step), granules]
             .into_iter()
-            .any(|more| self.grow_by(node, more))
+            .any(|more| self.grow_by(place, more))
     }
 
-    fn grow_by(&mut self, node: usize, more: u32) -> bool {
-        if self.end - self.top < more {
+    /// Takes the class's stripe of the next chunk.
+    fn grow_stripe(&mut self, place: Place) -> bool {
+        if self.top == self.end || !commit_chunk(place.0, self.top) {
             return false;
         }
-        let size = more as usize * GRANULE;
-        let start = address_of(self.top);
-        // SAFETY: the granules lie in the node's part of the reservation, above what is committed.
-        unsafe {
-            if !commit_records(self.top, more) || !sys::commit(start, size) {
-                return false;
-            }
-            if crate::nodes::count() > 1 {
-                sys::prefer_node(start, size, crate::nodes::id(node));
-            }
+        let head = self.first + self.top * CHUNK_GRANULES;
+        self.top += 1;
+        self.give(place, head, STRIPE_GRANULES, State::Clean);
+        true
+    }
+
+    fn grow_by(&mut self, place: Place, more: u32) -> bool {
+        if self.end - self.top < more || !commit(place.0, self.top, more) {
+            return false;
         }
         let head = self.top;
         self.top += more;
-        self.give(head, more, State::Clean);
+        self.give(place, head, more, State::Clean);
         true
     }
+}
+
+/// Makes sure that chunk `chunk` of `node` is committed; all before it are.
+fn commit_chunk(node: usize, chunk: u32) -> bool {
+    let Some(mut committed) = CHUNKS[node].lock() else {
+        return false;
+    };
+    let node_first = node as u32 * super::chunks_per_node() * CHUNK_GRANULES;
+    if chunk >= *committed {
+        if !commit(node, node_first + chunk * CHUNK_GRANULES, CHUNK_GRANULES) {
+            return false;
+        }
+        *committed = chunk + 1;
+    }
+    true
+}
+
+/// Commits granules of `node`, with their records.
+fn commit(node: usize, first: u32, count: u32) -> bool {
+    let (start, size) = (address_of(first), count as usize * GRANULE);
+    // SAFETY: the granules lie in the node's parts of the reservation, and are not in use.
+    unsafe {
+        if !commit_records(first, count) || !sys::commit(start, size) {
+            return false;
+        }
+        if crate::nodes::count() > 1 {
+            sys::prefer_node(start, size, crate::nodes::id(node));
+        }
+    }
+    true
 }
 
 /// Commits the frames, private parts and map entries of granules; those that share a page with others are committed already or early.
@@ -312,23 +410,38 @@ fn set_aside(start: *mut u8) {
     }
 }
 
-/// Locks every arena for `fork`; bit n says that node n's lock was taken.
-pub(crate) fn fork_prepare() -> u64 {
-    (0..crate::nodes::count())
-        .filter(|&node| ARENAS[node].lock_for_fork())
-        .fold(0, |taken, node| taken | 1 << node)
+/// Locks every arena for `fork`, and notes which it took.
+pub(crate) fn fork_prepare() {
+    for place in places() {
+        let arena = arena_at(place);
+        FORKING[place.0].fetch_or(u64::from(arena.lock_for_fork()) << place.1, Relaxed);
+    }
+    for (node, chunks) in CHUNKS.iter().enumerate().take(crate::nodes::count()) {
+        FORKING[node].fetch_or(u64::from(chunks.lock_for_fork()) << 63, Relaxed);
+    }
 }
+
+/// Which locks of each node a fork in progress holds: a bit for each arena, the last one for the chunks'.
+static FORKING: [AtomicU64; MAX_NODES] = [const { AtomicU64::new(0) }; MAX_NODES];
+
+const _: () = assert!(MIXED < 63);
 
 /// Unlocks what [`fork_prepare`] locked, in the parent or in the child.
 ///
 /// # Safety
 ///
-/// `taken` is what `fork_prepare` returned for this fork.
-pub(crate) unsafe fn fork_child_or_parent(taken: u64) {
-    for (node, arena) in ARENAS.iter().enumerate() {
-        if taken >> node & 1 == 1 {
+/// `fork_prepare` was called in this thread, for this fork.
+pub(crate) unsafe fn fork_done() {
+    for (node, forking) in FORKING.iter().enumerate() {
+        let taken = forking.swap(0, Relaxed);
+        let arenas = ARENAS[node].iter().enumerate();
+        for (_, arena) in arenas.filter(|(region, _)| taken >> region & 1 == 1) {
             // SAFETY: the caller's promise.
             unsafe { arena.unlock_after_fork() };
+        }
+        if taken >> 63 == 1 {
+            // SAFETY: the caller's promise.
+            unsafe { CHUNKS[node].unlock_after_fork() };
         }
     }
 }

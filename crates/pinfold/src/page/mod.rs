@@ -9,6 +9,10 @@
 //!   per granule for whoever holds the run. Objects themselves carry no headers.
 //! * **page map**: one 16-bit entry per granule that says whose it is: 0 nobody's, [`LARGE`] a block of its own, else
 //!   the number of a cache. One load, and no lock: an entry only changes while its granule is nobody's.
+//! * **stripe**: the reservation's first part consists of 64 MiB chunks, each of 64 stripes of 1 MiB. Stripe c of every chunk
+//!   holds slabs of size class c and nothing else. So the class of a block is six bits of its address, and freeing it
+//!   reads no memory but the CPU's own unit. The second part is **mixed**: everything else, and classes too when their
+//!   stripes cannot be had (under `RLIMIT_AS`, or with `vm.overcommit_memory=2`, where a chunk is charged whole).
 //! * **dirty** and **clean** free runs: dirty ones hold memory that was used, clean ones were given back (or never
 //!   touched) and read as zeroes.
 //! * **huge block**: [`HUGE`] bytes or more, a mapping of its own outside the reservation.
@@ -23,8 +27,8 @@ mod free_runs;
 mod huge;
 mod meta;
 
-pub use arena::{alloc_run, committed, free_run, large_in_use, trim};
-pub(crate) use arena::{fork_child_or_parent, fork_prepare};
+pub use arena::{alloc_run, free_run, large_in_use, trim};
+pub(crate) use arena::{fork_done, fork_prepare};
 pub use huge::{
     alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size,
     total as huge_total,
@@ -49,6 +53,15 @@ pub const HUGE: usize = 2 << 20;
 pub const LARGE: u16 = u16::MAX;
 /// Nodes that the arena tells apart; memory of further ones is taken as the first's.
 pub const MAX_NODES: usize = 64;
+
+/// log2 of the bytes in a stripe.
+pub const STRIPE_SHIFT: u32 = 20;
+/// Stripes in a chunk that belong to classes; an address has six bits for them, the last stripes stay empty.
+pub const STRIPES: usize = 48;
+const STRIPE_GRANULES: u32 = 1 << (STRIPE_SHIFT - GRANULE_SHIFT);
+/// Bytes in a chunk: 64 stripes.
+const CHUNK: usize = 64 << STRIPE_SHIFT;
+const CHUNK_GRANULES: u32 = (CHUNK >> GRANULE_SHIFT) as u32;
 
 /// Bytes per granule for the holder of its run.
 pub(crate) const PRIVATE: usize = 576;
@@ -93,8 +106,10 @@ pub(crate) struct Map {
     count: AtomicUsize,
     frames: AtomicPtr<Frame>,
     private: AtomicPtr<[u8; PRIVATE]>,
-    /// Granules of each node's part.
-    span: AtomicUsize,
+    /// Chunks of each node.
+    chunks: AtomicUsize,
+    /// Granules of each node's mixed part.
+    mixed: AtomicUsize,
 }
 
 static MAP: Map = Map {
@@ -103,22 +118,38 @@ static MAP: Map = Map {
     count: AtomicUsize::new(0),
     frames: AtomicPtr::new(null_mut()),
     private: AtomicPtr::new(null_mut()),
-    span: AtomicUsize::new(1),
+    chunks: AtomicUsize::new(0),
+    mixed: AtomicUsize::new(1),
 };
 
-/// Where the page map lies, for a caller that inlines [`entry`]: the biased address of the entries, the first granule's
-/// number and how many there are; all 0 before the first allocation.
-pub fn map_parts() -> (usize, usize, usize) {
-    // Acquire pairs with the release in `reserve_all`.
-    let count = MAP.count.load(Acquire);
-    (MAP.biased.load(Relaxed), MAP.first.load(Relaxed), count)
+/// Where the stripes are, for a caller that inlines the way from an address to its class ([`class_in_stripes`]): the first
+/// granule's number and how many there are; both 0 before the first allocation, the count also without stripes.
+pub fn stripes() -> (usize, usize) {
+    // Acquire pairs with the release in `reserve_of`.
+    if MAP.count.load(Acquire) == 0 {
+        return (0, 0);
+    }
+    let chunks = MAP.chunks.load(Relaxed) * crate::nodes::count();
+    (MAP.first.load(Relaxed), chunks * CHUNK_GRANULES as usize)
+}
+
+/// The class that an address within the stripes belongs to. Two instructions.
+#[inline(always)]
+pub fn class_in_stripes(address: usize) -> usize {
+    address >> STRIPE_SHIFT & 63
+}
+
+fn chunks_per_node() -> u32 {
+    MAP.chunks.load(Relaxed) as u32
 }
 
 /// Whose the granule at `address` is: 0 nobody's, [`LARGE`] a block's, else a cache's number. Any address may be
 /// asked for. A few instructions and one load.
 #[inline]
 pub fn entry(address: usize) -> u16 {
-    let (biased, first, count) = map_parts();
+    // Acquire pairs with the release in `reserve_of`.
+    let count = MAP.count.load(Acquire);
+    let (biased, first) = (MAP.biased.load(Relaxed), MAP.first.load(Relaxed));
     let granule = address >> GRANULE_SHIFT;
     if granule.wrapping_sub(first) >= count {
         return 0;
@@ -151,7 +182,19 @@ fn address_of(index: u32) -> *mut u8 {
 
 /// The node whose part of the reservation `address` lies in. Arithmetic only.
 pub fn node_of(address: usize) -> usize {
-    index_of(address) as usize / MAP.span.load(Relaxed)
+    place_of(address).0
+}
+
+/// The node and the arena of it that `address`, which lies in the reservation, belongs to.
+fn place_of(address: usize) -> (usize, usize) {
+    let index = index_of(address) as usize;
+    let span = MAP.chunks.load(Relaxed) * CHUNK_GRANULES as usize;
+    let striped = span * crate::nodes::count();
+    if index < striped {
+        (index / span, class_in_stripes(address))
+    } else {
+        ((index - striped) / MAP.mixed.load(Relaxed), STRIPES)
+    }
 }
 
 /// The first granule's number of the run that `address` lies in; the page map says that the granule is in use, in a run
@@ -250,28 +293,42 @@ fn ready() -> bool {
     *done
 }
 
-/// Reserves the arena, its frames and its map: four times the physical memory and at least 64 GiB where addresses are
-/// free; three quarters of what `RLIMIT_AS` leaves otherwise; half as much each time the kernel refuses.
+/// Reserves addresses for the arenas and their records: for each node a mixed part of four times the physical memory, and
+/// stripes in which a single class could take twice the physical memory. Half as much each time that the kernel refuses.
+///
+/// Where addresses are limited (`RLIMIT_AS`) or committing in chunks is dear (`vm.overcommit_memory=2`), there are no
+/// stripes, and the mixed parts get three quarters of what the limit leaves.
 fn reserve_all() -> bool {
-    const LEAST: usize = 16 << 20;
-    let wish = (4 * sys::physical_memory())
-        .next_power_of_two()
-        .clamp(64 << 30, 8 << 40);
-    let mut size = wish.min(sys::address_space_left() / 4 * 3) & !(GRANULE - 1);
-    while size >= LEAST {
-        if reserve_of(size) {
+    /// The largest reservations tried, for all nodes together: half of what 47 bits address, and less.
+    const STRIPED_MOST: usize = 32 << 40;
+    const MIXED_MOST: usize = 8 << 40;
+    const MIXED_LEAST: usize = 16 << 20;
+    let memory = sys::physical_memory().next_power_of_two().max(16 << 30);
+    let left = sys::address_space_left();
+    let nodes = crate::nodes::count();
+    let striped = left == usize::MAX && !sys::commits_strictly();
+    let mut chunks = if striped {
+        (2 * memory).min(STRIPED_MOST / 64) >> STRIPE_SHIFT
+    } else {
+        0
+    };
+    let mut mixed = (4 * memory).min(MIXED_MOST).min(left / 4 * 3) / GRANULE;
+    while mixed * GRANULE >= MIXED_LEAST {
+        if reserve_of(nodes, chunks / nodes, mixed / nodes) {
             return true;
         }
-        size = size / 2 & !(GRANULE - 1);
+        chunks /= 2;
+        mixed = if chunks == 0 { mixed / 2 } else { mixed };
     }
     false
 }
 
-fn reserve_of(size: usize) -> bool {
-    let count = size / GRANULE;
+fn reserve_of(nodes: usize, chunks: usize, mixed: usize) -> bool {
+    let count = nodes * (chunks * CHUNK_GRANULES as usize + mixed);
     let page = sys::page_size();
+    let align = if chunks > 0 { CHUNK } else { GRANULE };
     let sizes = [
-        size + GRANULE,
+        count * GRANULE + align,
         count * size_of::<Frame>(),
         count * PRIVATE,
         2 * count,
@@ -291,16 +348,16 @@ fn reserve_of(size: usize) -> bool {
         }
         return false;
     };
-    let first = (memory.as_ptr() as usize).next_multiple_of(GRANULE) >> GRANULE_SHIFT;
-    let nodes = crate::nodes::count();
+    let first = (memory.as_ptr() as usize).next_multiple_of(align) >> GRANULE_SHIFT;
     MAP.first.store(first, Relaxed);
     MAP.biased
         .store((map.as_ptr() as usize).wrapping_sub(2 * first), Relaxed);
     MAP.frames.store(frames.as_ptr().cast(), Relaxed);
     MAP.private.store(private.as_ptr().cast(), Relaxed);
-    MAP.span.store((count / nodes).max(1), Relaxed);
-    arena::divide(count, nodes);
-    // Release pairs with the acquire in `map_parts` and `ready`: who sees the count sees the rest.
+    MAP.chunks.store(chunks, Relaxed);
+    MAP.mixed.store(mixed.max(1), Relaxed);
+    arena::divide(nodes, chunks as u32, mixed as u32);
+    // Release pairs with the acquire in `entry`, `stripes` and `ready`: who sees the count sees the rest.
     MAP.count.store(count, Release);
     true
 }

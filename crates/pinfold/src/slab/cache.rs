@@ -17,7 +17,7 @@ pub const CACHES_MOST: usize = 4096;
 /// The first cache number: smaller ones would lie in the units' headers, and 0 means nobody in the page map.
 pub const FIRST_SLOT: usize = pinfold_rseq::UNIT_HEADER / 8;
 /// Numbers kept for the caches of [`kmalloc`](super::kmalloc), from [`FIRST_SLOT`] on.
-const KEPT_SLOTS: usize = crate::segment::CLASSES;
+const KEPT_SLOTS: usize = page::STRIPES;
 /// Bytes of the largest object.
 pub const OBJECT_MOST: usize = 64 << 10;
 /// Objects above this size have slabs of four granules, so that a slab holds at least four of them.
@@ -218,6 +218,12 @@ impl Cache {
             numbers.free[freed] = self.slot;
             numbers.freed += 1;
         }
+    }
+
+    /// The size class that the cache is for, if it is one of `kmalloc`'s.
+    pub(super) fn class(&self) -> Option<usize> {
+        let class = usize::from(self.slot) - FIRST_SLOT;
+        (class < KEPT_SLOTS).then_some(class)
     }
 
     pub(super) fn name(&self) -> &str {

@@ -9,14 +9,12 @@ use super::percpu::UNITS;
 use super::{percpu, sheaf};
 use crate::page;
 use core::sync::atomic::AtomicBool;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 static STOPPING: AtomicBool = AtomicBool::new(false);
 static NUMBERS: AtomicBool = AtomicBool::new(false);
 static POOL: AtomicBool = AtomicBool::new(false);
 static META: AtomicBool = AtomicBool::new(false);
-static ARENAS: AtomicU64 = AtomicU64::new(0);
 
 /// Takes all locks, in the lock order; call it in the parent before the fork.
 pub fn fork_prepare() {
@@ -29,7 +27,7 @@ pub fn fork_prepare() {
         }
     });
     POOL.store(sheaf::fork_prepare(), Relaxed);
-    ARENAS.store(page::fork_prepare(), Relaxed);
+    page::fork_prepare();
     META.store(page::fork_prepare_meta(), Relaxed);
 }
 
@@ -40,7 +38,7 @@ pub fn fork_parent() {
         if META.swap(false, Relaxed) {
             page::fork_meta_done();
         }
-        page::fork_child_or_parent(ARENAS.swap(0, Relaxed));
+        page::fork_done();
         if POOL.swap(false, Relaxed) {
             sheaf::fork_done();
         }

@@ -217,7 +217,8 @@ impl Slabs {
 
     /// Makes a slab; it is the first of the list then.
     fn add_slab(&mut self, cache: &Cache, node: usize) -> bool {
-        let Some(run) = page::alloc_run(cache.granules, node, cache.slot, true) else {
+        let Some(run) = page::alloc_run(cache.granules, node, cache.slot, true, cache.class())
+        else {
             return false;
         };
         let index = page::index_of_run(run.start);
