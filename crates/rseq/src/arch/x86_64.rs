@@ -192,8 +192,9 @@ pub(crate) unsafe fn pop(cs: isize, index: isize, table: *const *mut u8, offset:
                 "mov {item}, qword ptr [rcx - 8]",
                 "test {item}, {item}",
                 "jz 4f",
-                "sub rcx, 8",
-                "mov qword ptr [rax + {offset}], rcx", // commit
+                // Measured: a pop-push pair takes 11 cycles with the word changed in memory, 12 or 18 (it varies from run to
+                // run) with a register stored.
+                "sub qword ptr [rax + {offset}], 8", // commit
             ],
             cold: ["6:", "xor {item:e}, {item:e}", "jmp 4b"],
             cs = in(reg) cs,
@@ -229,8 +230,7 @@ pub(crate) unsafe fn push(
                 "test ecx, {full}",
                 "jz {fail}",
                 "mov qword ptr [rcx], {item}",
-                "add rcx, 8",
-                "mov qword ptr [rax + {offset}], rcx", // commit
+                "add qword ptr [rax + {offset}], 8", // commit
             ],
             cold: [],
             cs = in(reg) cs,
