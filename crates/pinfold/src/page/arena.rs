@@ -17,9 +17,19 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 
-/// Granules that may stay dirty before the oldest of the arena at hand are purged at once: 64 MiB, a few times what a
-/// second-level cache holds, so that a program that frees and allocates in waves does not fault its pages in again.
-const DIRTY_MOST: usize = (64 << 20) / GRANULE;
+/// Granules that may stay dirty before the oldest of the arena at hand are purged at once: a 64th of the physical memory,
+/// 16 MiB … 256 MiB, so that a program that frees and allocates in waves does not fault its pages in again.
+fn dirty_most() -> usize {
+    static MOST: AtomicUsize = AtomicUsize::new(0);
+    match MOST.load(Relaxed) {
+        0 => {
+            let most = (sys::physical_memory() / 64).clamp(16 << 20, 256 << 20) / GRANULE;
+            MOST.store(most, Relaxed);
+            most
+        }
+        most => most,
+    }
+}
 /// How long a free run stays dirty, in milliseconds. Peers: mimalloc 1 s, jemalloc 10 s.
 const DIRTY_FOR: u32 = 1000;
 /// Every how many calls the clock is looked at.
@@ -202,7 +212,7 @@ pub unsafe fn free_run(start: NonNull<u8>) {
     arena.give(place, head, granules, State::Dirty);
     arena.tick(place);
     let (calls, now) = (arena.calls, arena.now);
-    let mut excess = DIRTY.load(Relaxed).saturating_sub(DIRTY_MOST);
+    let mut excess = DIRTY.load(Relaxed).saturating_sub(dirty_most());
     if excess > 0 {
         drop(purge(arena, place, |free| {
             let run = (excess > 0).then(|| free.take_oldest(None)).flatten();

@@ -19,8 +19,8 @@
 //!
 //! # When memory goes back to the system
 //!
-//! A free run that stays dirty for a second is purged by a later call of the arena; and whenever more than 64 MiB are
-//! dirty, the oldest are purged at once. Huge blocks are unmapped at once.
+//! A free run that stays dirty for a second is purged by a later call of the arena; and whenever more than a 64th of the
+//! physical memory is dirty (16 MiB … 256 MiB), the oldest are purged at once. Huge blocks are unmapped at once.
 
 mod arena;
 mod free_runs;
