@@ -1,2 +1,32 @@
 //! The `pinfold` command.
-fn main() {}
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+mod doctor;
+mod run;
+
+/// Run any program on per-CPU memory caches.
+#[derive(Parser)]
+#[command(version, about, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Args),
+    Doctor(doctor::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Run(args) => run::main(args),
+        Command::Doctor(args) => doctor::main(args),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("pinfold: {error:#}");
+        ExitCode::from(2)
+    })
+}

@@ -1,0 +1,109 @@
+//! `pinfold run`: starts a program with the library preloaded.
+
+mod library;
+mod program;
+mod report;
+mod signals;
+mod statistics;
+
+use anyhow::{Context, Result};
+use program::{Obstacle, Program};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitCode, ExitStatus};
+
+/// What a shell answers for a command that cannot be executed, and for one that is not there.
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// Start a program on Pinfold: the library is preloaded, nothing else changes.
+///
+/// Output, signals and exit status pass through; a program killed by signal N gives 128+N, one that cannot be executed
+/// 126, one that is not there 127.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Afterwards, print on standard error what the allocator did
+    ///
+    /// Counting makes each call some nanoseconds slower. docs/stats.md explains every line.
+    #[arg(long)]
+    stats: bool,
+
+    /// The program and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    command: Vec<OsString>,
+}
+
+pub fn main(args: Args) -> Result<ExitCode> {
+    let library = library::find()?;
+    let (name, arguments) = args.command.split_first().context("no command given")?;
+    let program = match program::find(name) {
+        Ok(program) => program,
+        Err(error) => return Ok(refuse(name, &error)),
+    };
+    let mut command = Command::new(&program.path);
+    command.arg0(name).args(arguments);
+    let obstacle = program.obstacle();
+    match &obstacle {
+        Some(obstacle) => explain(&program, obstacle),
+        None => {
+            command.env("LD_PRELOAD", library::preload(&library));
+        }
+    }
+    if args.stats && obstacle.is_none() {
+        run_counted(name, command)
+    } else {
+        // In place: the program has this process's number, terminal and signals.
+        signals::restore_sigpipe();
+        Ok(refuse(name, &command.exec()))
+    }
+}
+
+/// Runs the command as a child, and reports when it is done.
+fn run_counted(name: &OsStr, mut command: Command) -> Result<ExitCode> {
+    let directory = statistics::Directory::make()?;
+    command.env(statistics::VARIABLE, directory.path());
+    signals::prepare_child(&mut command);
+    let relay = signals::Relay::start()?;
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return Ok(refuse(name, &error)),
+    };
+    relay.send_to(child.id());
+    let status = child.wait().context("waiting for the command")?;
+    relay.stop();
+    report::print(&directory.read(child.id()));
+    Ok(exit_code(status))
+}
+
+/// As shells do.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status
+        .code()
+        .or_else(|| status.signal().map(|signal| 128 + signal));
+    ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+}
+
+/// Says why a command did not start.
+fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
+    let name = name.display();
+    if error.kind() == io::ErrorKind::NotFound {
+        eprintln!("pinfold: {name}: command not found");
+        ExitCode::from(NOT_FOUND)
+    } else {
+        eprintln!("pinfold: {name}: cannot execute: {error}");
+        ExitCode::from(NOT_EXECUTABLE)
+    }
+}
+
+fn explain(program: &Program, obstacle: &Obstacle) {
+    eprintln!(
+        "pinfold: {} {obstacle}; it runs without Pinfold",
+        program.binary.display()
+    );
+}

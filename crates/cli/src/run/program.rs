@@ -1,0 +1,227 @@
+//! What the command to run is: where it lies, and whether a library can be preloaded into it.
+
+use std::ffi::{CString, OsStr};
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Interpreters of interpreters that are followed, as many as the kernel follows.
+const SCRIPTS_DEEP: usize = 4;
+/// What is read of a file to know it: more than any program header table takes.
+const HEAD: u64 = 16 << 10;
+
+/// A command that can be executed.
+pub struct Program {
+    /// What to execute.
+    pub path: PathBuf,
+    /// What the kernel will load: the interpreter, if the command is a script.
+    pub binary: PathBuf,
+}
+
+/// Why nothing can be preloaded into a program.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    Static,
+    Privileged,
+    OtherMachine,
+    OtherLoader(String),
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Obstacle::Static => f.write_str("is statically linked, so nothing can be preloaded into it"),
+            Obstacle::Privileged => f.write_str("gains privileges when it is started (setuid, setgid or capabilities), so the system ignores what is preloaded"),
+            Obstacle::OtherMachine => f.write_str("is built for another kind of machine than Pinfold's library"),
+            Obstacle::OtherLoader(loader) => write!(f, "is loaded by {loader}, not by glibc, for which Pinfold's library is built"),
+        }
+    }
+}
+
+/// Finds a command as `execvp` does: along `PATH`, unless the name has a slash.
+///
+/// # Errors
+///
+/// `NotFound`, or `PermissionDenied` when there are only files or directories that cannot be executed.
+pub fn find(name: &OsStr) -> io::Result<Program> {
+    if name.as_bytes().contains(&b'/') {
+        return Program::at(Path::new(name));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let mut answer = io::Error::from(io::ErrorKind::NotFound);
+    if name.is_empty() {
+        return Err(answer);
+    }
+    for directory in std::env::split_paths(&path) {
+        match Program::at(&directory.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => answer = error,
+            Err(_) => {}
+            found => return found,
+        }
+    }
+    Err(answer)
+}
+
+impl Program {
+    fn at(path: &Path) -> io::Result<Program> {
+        let executable = |path: &Path| -> io::Result<bool> {
+            let metadata = fs::metadata(path)?;
+            Ok(metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+        };
+        if !executable(path)? {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let mut binary = path.to_owned();
+        for _ in 0..SCRIPTS_DEEP {
+            match interpreter(&binary) {
+                Some(next) => binary = next,
+                None => break,
+            }
+        }
+        Ok(Program {
+            path: path.to_owned(),
+            binary,
+        })
+    }
+
+    /// Why nothing can be preloaded, if that is so.
+    pub fn obstacle(&self) -> Option<Obstacle> {
+        if gains_privileges(&self.binary) {
+            return Some(Obstacle::Privileged);
+        }
+        // An unreadable or strange file is the kernel's to judge.
+        elf_obstacle(&head(&self.binary).ok()?)
+    }
+}
+
+fn head(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(HEAD).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The interpreter that a script's first line names.
+fn interpreter(path: &Path) -> Option<PathBuf> {
+    let bytes = head(path).ok()?;
+    let line = bytes
+        .strip_prefix(b"#!")?
+        .split(|&byte| byte == b'\n')
+        .next()?;
+    let mut words = line
+        .split(|byte| byte.is_ascii_whitespace())
+        .filter(|word| !word.is_empty());
+    let first = PathBuf::from(OsStr::from_bytes(words.next()?));
+    if first.file_name() == Some(OsStr::new("env")) {
+        // `env NAME` looks along PATH itself.
+        let name = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='))?;
+        return find(OsStr::from_bytes(name))
+            .ok()
+            .map(|program| program.binary);
+    }
+    Some(first)
+}
+
+/// Whether the kernel will run the file with other ids or more capabilities than ours.
+fn gains_privileges(path: &Path) -> bool {
+    let Ok(metadata) = fs::metadata(path) else {
+        return false;
+    };
+    let (uid, gid) = (
+        crate::run::signals::effective_uid(),
+        crate::run::signals::effective_gid(),
+    );
+    let setuid = metadata.mode() & 0o4000 != 0 && metadata.uid() != uid;
+    let setgid = metadata.mode() & 0o2010 == 0o2010 && metadata.gid() != gid;
+    let capabilities = uid != 0
+        && CString::new(path.as_os_str().to_owned().into_vec())
+            .is_ok_and(|path| crate::run::signals::has_capabilities(&path));
+    setuid || setgid || capabilities
+}
+
+/// Reads the ELF header and the program headers: 64-bit files of this machine with an interpreter that is glibc's
+/// can be preloaded into.
+fn elf_obstacle(bytes: &[u8]) -> Option<Obstacle> {
+    const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
+        183
+    } else {
+        62
+    };
+    const PT_INTERP: u64 = 3;
+    let number = |at: usize, size: usize| -> Option<u64> {
+        let field = bytes.get(at..at.checked_add(size)?)?;
+        Some(
+            field
+                .iter()
+                .rev()
+                .fold(0, |sum, &byte| sum << 8 | u64::from(byte)),
+        )
+    };
+    if !bytes.starts_with(b"\x7fELF") {
+        return None;
+    }
+    let (class, order) = (bytes.get(4)?, bytes.get(5)?);
+    if (*class, *order) != (2, 1) || number(18, 2)? != u64::from(MACHINE) {
+        return Some(Obstacle::OtherMachine);
+    }
+    let table = usize::try_from(number(32, 8)?).ok()?;
+    let (size, count) = (number(54, 2)? as usize, number(56, 2)? as usize);
+    for header in (0..count).filter_map(|nth| table.checked_add(nth * size)) {
+        if number(header, 4)? == PT_INTERP {
+            let start = usize::try_from(number(header.checked_add(8)?, 8)?).ok()?;
+            let length = usize::try_from(number(header.checked_add(32)?, 8)?).ok()?;
+            let text = bytes.get(start..start.checked_add(length)?)?;
+            let loader = String::from_utf8_lossy(text)
+                .trim_end_matches('\0')
+                .to_owned();
+            let glibc = loader.contains("/ld-linux") || loader.contains("/ld.so");
+            return (!glibc && !loader.contains("/nix/")).then_some(Obstacle::OtherLoader(loader));
+        }
+    }
+    Some(Obstacle::Static)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_program_can_be_preloaded_into() {
+        let me = std::env::current_exe().unwrap();
+        assert_eq!(elf_obstacle(&head(&me).unwrap()), None);
+    }
+
+    #[test]
+    fn headers_tell() {
+        let mut elf = head(&std::env::current_exe().unwrap()).unwrap();
+        elf[18] ^= 1;
+        assert_eq!(elf_obstacle(&elf), Some(Obstacle::OtherMachine));
+        elf[18] ^= 1;
+        elf[56] = 0;
+        assert_eq!(elf_obstacle(&elf), Some(Obstacle::Static));
+        assert_eq!(elf_obstacle(b"#!/bin/sh\n"), None);
+        assert_eq!(elf_obstacle(b"\x7fELF"), None);
+        for cut in 0..400 {
+            let _ = elf_obstacle(&elf[..cut]);
+        }
+    }
+
+    #[test]
+    fn names_are_looked_up_as_execvp_does() {
+        assert!(find(OsStr::new("sh")).unwrap().path.is_absolute());
+        assert_eq!(
+            find(OsStr::new("")).err().unwrap().kind(),
+            io::ErrorKind::NotFound
+        );
+        assert_eq!(
+            find(OsStr::new("/")).err().unwrap().kind(),
+            io::ErrorKind::PermissionDenied
+        );
+        assert_eq!(
+            find(OsStr::new("/no/such")).err().unwrap().kind(),
+            io::ErrorKind::NotFound
+        );
+    }
+}
