@@ -1,2 +1,28 @@
-//! The `pinfold` command.
-fn main() {}
+//! Pinfold and its peers, side by side: `slab` prints cycles per operation, `memory` what a thousand threads leave.
+
+mod args;
+mod child;
+mod cycles;
+mod machine;
+mod memory;
+mod pool;
+mod report;
+mod rows;
+mod runner;
+mod scenarios;
+mod slab;
+mod stats;
+mod subjects;
+mod summary;
+
+use args::{Args, Command};
+use clap::Parser;
+
+fn main() -> anyhow::Result<()> {
+    match Args::parse().command {
+        Command::Slab(args) => slab::run(&args),
+        Command::Memory(args) => memory::run(&args),
+        Command::SlabChild(args) => child::serve(&args),
+        Command::MemoryChild(args) => memory::child::measure(&args),
+    }
+}

@@ -1,0 +1,136 @@
+//! What the command line can ask for.
+
+use crate::memory::Variant;
+use crate::scenarios::Scenario;
+use crate::subjects::SubjectName;
+use clap::{Args as ClapArgs, Parser, Subcommand};
+
+/// Pinfold and its peers, side by side.
+#[derive(Debug, Parser)]
+#[command(name = "pinfold-bench", version)]
+pub struct Args {
+    /// What to measure.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Cycles per allocation and free, in the scenarios of slab_test.
+    Slab(SlabArgs),
+    /// Resident memory that 1,000 sleeping threads leave after each allocated and freed 1 MiB.
+    Memory(MemoryArgs),
+    /// Measures the cells its standard input names; started by `slab`.
+    #[command(hide = true)]
+    SlabChild(SlabChildArgs),
+    /// Measures one subject and variant; started by `memory`.
+    #[command(hide = true)]
+    MemoryChild(MemoryChildArgs),
+}
+
+/// Arguments of `slab`.
+#[derive(Debug, ClapArgs)]
+pub struct SlabArgs {
+    /// Object sizes in bytes, separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "BYTES",
+        default_value = "8,16,32,64,128,256,512,1024,2048,4096,8192,16384",
+        value_parser = clap::value_parser!(u32).range(1..=65536)
+    )]
+    pub sizes: Vec<u32>,
+    /// Scenarios, separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "single,pair,remote,one_to_n"
+    )]
+    pub scenario: Vec<Scenario>,
+    /// How often each cell is measured; the result is the median.
+    #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Subjects, separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "pinfold-cache,pinfold-malloc,mimalloc,jemalloc,snmalloc,rpmalloc,glibc,tcmalloc,tcmalloc-percpu"
+    )]
+    pub subjects: Vec<SubjectName>,
+    /// How measurements are set up.
+    #[command(flatten)]
+    pub setup: Setup,
+    /// Print one JSON object instead of tables.
+    #[arg(long)]
+    pub json: bool,
+    /// Keep every round's figures below bench/runs/.
+    #[arg(long)]
+    pub save: bool,
+}
+
+/// What a process needs to know to measure cells as every other one does.
+#[derive(Clone, Copy, Debug, ClapArgs)]
+pub struct Setup {
+    /// Untimed passes before each timed one, the same for every subject.
+    #[arg(long, default_value_t = 1)]
+    pub warmup: u32,
+    /// Use at most this many CPUs (default: all that the process may run on).
+    #[arg(long, value_name = "CPUS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub threads: Option<u32>,
+}
+
+/// Arguments of the process that measures for `slab`.
+#[derive(Debug, ClapArgs)]
+pub struct SlabChildArgs {
+    /// The subject to measure.
+    #[arg(long)]
+    pub subject: SubjectName,
+    /// As the parent measures.
+    #[command(flatten)]
+    pub setup: Setup,
+}
+
+/// Arguments of `memory`.
+#[derive(Debug, ClapArgs)]
+pub struct MemoryArgs {
+    /// Subjects, separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "pinfold-malloc,mimalloc,jemalloc,snmalloc,rpmalloc,glibc,tcmalloc,tcmalloc-percpu"
+    )]
+    pub subjects: Vec<SubjectName>,
+    /// Variants, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "one_by_one,at_once")]
+    pub variant: Vec<Variant>,
+    /// How many threads.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub threads: u32,
+    /// Seconds until the second look at the resident memory.
+    #[arg(long, default_value_t = 3)]
+    pub settle: u32,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// Keep the figures below bench/runs/.
+    #[arg(long)]
+    pub save: bool,
+}
+
+/// Arguments of the process that measures for `memory`.
+#[derive(Debug, ClapArgs)]
+pub struct MemoryChildArgs {
+    /// The subject to measure.
+    #[arg(long)]
+    pub subject: SubjectName,
+    /// How the threads take turns.
+    #[arg(long)]
+    pub variant: Variant,
+    /// How many threads.
+    #[arg(long)]
+    pub threads: u32,
+    /// Seconds until the second look at the resident memory.
+    #[arg(long)]
+    pub settle: u32,
+}

@@ -1,0 +1,102 @@
+//! A subject in a process of its own, for one that has to be started in its own environment.
+//!
+//! The parent asks for a cell with a line of JSON and waits for the timings, another line; the child's threads sleep
+//! meanwhile. So a child's rounds take turns with the parent's as if they were in one process.
+
+use crate::args::{Setup, SlabChildArgs};
+use crate::pool::Pool;
+use crate::runner::{self, Cell};
+use crate::scenarios::Timing;
+use crate::subjects::{SubjectName, tcmalloc_is_percpu};
+use anyhow::{Context, Result, ensure};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{self, ChildStdin, ChildStdout, Command, Stdio};
+use std::rc::Rc;
+
+/// The parent's end.
+pub struct Child {
+    subject: SubjectName,
+    process: process::Child,
+    questions: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+/// This program again, with what `subject`'s process has to be started with.
+pub fn command(subject: SubjectName) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.envs(subject.environment());
+    Ok(command)
+}
+
+impl Child {
+    /// Starts a process that measures `subject`.
+    pub fn start(subject: SubjectName, setup: Setup) -> Result<Child> {
+        let mut command = command(subject)?;
+        command.args(["slab-child", "--subject", subject.name()]);
+        command.args(["--warmup", &setup.warmup.to_string()]);
+        if let Some(threads) = setup.threads {
+            command.args(["--threads", &threads.to_string()]);
+        }
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let questions = process.stdin.take();
+        let answers = BufReader::new(process.stdout.take().context("no pipe")?);
+        Ok(Child {
+            subject,
+            process,
+            questions,
+            answers,
+        })
+    }
+
+    /// Has one cell measured.
+    pub fn ask(&mut self, cell: Cell) -> Result<Vec<Timing>> {
+        let question = serde_json::to_string(&cell)?;
+        let pipe = self.questions.as_mut().context("no pipe")?;
+        writeln!(pipe, "{question}")
+            .with_context(|| format!("the process of {} has ended", self.subject))?;
+        let mut answer = String::new();
+        let read = self.answers.read_line(&mut answer)?;
+        ensure!(read > 0, "the process of {} has ended", self.subject);
+        serde_json::from_str(&answer)
+            .with_context(|| format!("the process of {} wrote {answer:?}", self.subject))
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Closing the pipe is what tells the child to end.
+        self.questions = None;
+        let _ = self.process.wait();
+    }
+}
+
+/// The child's end: answers until the parent closes the pipe.
+pub fn serve(args: &SlabChildArgs) -> Result<()> {
+    ensure_environment(args.subject)?;
+    let pool = Rc::new(Pool::new(args.setup.threads, args.setup.warmup)?);
+    let mut runner = runner::local(args.subject, &pool);
+    for question in std::io::stdin().lines() {
+        let cell = serde_json::from_str(&question?)?;
+        let answer = serde_json::to_string(&runner.measure(cell)?)?;
+        println!("{answer}");
+    }
+    Ok(())
+}
+
+/// Refuses to measure a subject under a name that this process does not give it.
+pub fn ensure_environment(subject: SubjectName) -> Result<()> {
+    match subject {
+        SubjectName::TcmallocPercpu => ensure!(
+            tcmalloc_is_percpu(),
+            "tcmalloc's per-CPU mode does not work here"
+        ),
+        SubjectName::Tcmalloc if tcmalloc_is_percpu() => {
+            eprintln!("note: tcmalloc as it comes is in its per-CPU mode here");
+        }
+        _ => {}
+    }
+    Ok(())
+}

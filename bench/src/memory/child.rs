@@ -1,0 +1,217 @@
+//! The process that measures one subject: its threads, their blocks, and what is resident.
+
+use super::{Sizes, Variant};
+use crate::args::MemoryChildArgs;
+use crate::child::ensure_environment;
+use crate::subjects::{
+    Glibc, Jemalloc, MallocApi, Mimalloc, PinfoldMalloc, Rpmalloc, Snmalloc, SubjectName, Tcmalloc,
+};
+use anyhow::{Context, Result, bail};
+use core::ptr::null_mut;
+use std::fs;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+/// What each thread allocates.
+const PER_THREAD: usize = 1 << 20;
+
+/// Stack that each thread touches before the baseline, so that no allocator is charged for the stack it uses.
+const STACK_TOUCHED: usize = 32 << 10;
+
+/// Measures, and prints the sizes as a line of JSON.
+pub fn measure(args: &MemoryChildArgs) -> Result<()> {
+    // tcmalloc has to allocate to know its mode; for the others nothing may be allocated before the baseline.
+    if args.subject == SubjectName::TcmallocPercpu {
+        ensure_environment(args.subject)?;
+    }
+    let sizes = match args.subject {
+        SubjectName::PinfoldMalloc => of::<PinfoldMalloc>(args)?,
+        SubjectName::Mimalloc => of::<Mimalloc>(args)?,
+        SubjectName::Jemalloc => of::<Jemalloc>(args)?,
+        SubjectName::Snmalloc => of::<Snmalloc>(args)?,
+        SubjectName::Rpmalloc => of::<Rpmalloc>(args)?,
+        SubjectName::Glibc => of::<Glibc>(args)?,
+        SubjectName::Tcmalloc | SubjectName::TcmallocPercpu => of::<Tcmalloc>(args)?,
+        SubjectName::PinfoldCache => bail!("a cache has objects of one size only"),
+    };
+    println!("{}", serde_json::to_string(&sizes)?);
+    Ok(())
+}
+
+/// What the main thread and the others tell each other.
+struct Meeting {
+    main: Thread,
+    /// Threads that are where the main thread waits for them.
+    arrived: AtomicUsize,
+    /// Between allocating and freeing, when all do so at once.
+    allocated: Option<Barrier>,
+}
+
+impl Meeting {
+    fn arrive(&self) {
+        self.arrived.fetch_add(1, Ordering::Release);
+        self.main.unpark();
+    }
+
+    fn wait_for(&self, threads: usize) {
+        while self.arrived.load(Ordering::Acquire) < threads {
+            thread::park();
+        }
+    }
+}
+
+fn of<A: MallocApi>(args: &MemoryChildArgs) -> Result<Sizes> {
+    let count = args.threads as usize;
+    let meeting = Arc::new(Meeting {
+        main: thread::current(),
+        arrived: AtomicUsize::new(0),
+        allocated: (args.variant == Variant::AtOnce).then(|| Barrier::new(count)),
+    });
+    let mut threads = Vec::new();
+    for number in 0..count {
+        let go = Arc::new(AtomicBool::new(false));
+        let (meeting, told) = (Arc::clone(&meeting), Arc::clone(&go));
+        let handle = thread::Builder::new()
+            .stack_size(256 << 10)
+            .spawn(move || sleeper::<A>(number, &meeting, &told))
+            .context("cannot start all threads")?;
+        threads.push((handle.thread().clone(), go));
+    }
+    meeting.wait_for(count);
+    let baseline = resident()?;
+    for (number, (thread, go)) in threads.iter().enumerate() {
+        go.store(true, Ordering::Release);
+        thread.unpark();
+        if args.variant == Variant::OneByOne {
+            meeting.wait_for(count + number + 1);
+        }
+    }
+    meeting.wait_for(2 * count);
+    let after = resident()?;
+    thread::sleep(Duration::from_secs(u64::from(args.settle)));
+    let settled = resident()?;
+    Ok(Sizes {
+        rss_bytes: after.saturating_sub(baseline),
+        baseline_bytes: baseline,
+        settled_rss_bytes: settled.saturating_sub(baseline),
+    })
+}
+
+/// A thread's life: it sleeps, works once when it is told, and sleeps until the process ends.
+fn sleeper<A: MallocApi>(number: usize, meeting: &Meeting, go: &AtomicBool) {
+    touch_stack();
+    meeting.arrive();
+    while !go.load(Ordering::Acquire) {
+        thread::park();
+    }
+    A::enter_thread();
+    let blocks = allocate::<A>(number);
+    if let Some(barrier) = &meeting.allocated {
+        barrier.wait();
+    }
+    blocks.free::<A>();
+    meeting.arrive();
+    loop {
+        thread::park();
+    }
+}
+
+#[inline(never)]
+fn touch_stack() {
+    black_box([1_u8; STACK_TOUCHED]);
+}
+
+/// Blocks linked through their first bytes, in the order they were got: no memory of the test's own.
+struct Blocks {
+    first: *mut Block,
+}
+
+#[repr(C)]
+struct Block {
+    next: *mut Block,
+}
+
+/// Allocates [`PER_THREAD`] bytes in blocks of 16 to 4096 bytes and writes every byte. As many blocks are between 16
+/// and 32 bytes as are between 2048 and 4096; the sizes depend on the thread's number only.
+fn allocate<A: MallocApi>(number: usize) -> Blocks {
+    // Spread over all bits, as xorshift begins slowly from small numbers.
+    let mut random = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let (mut first, mut last) = (null_mut::<Block>(), null_mut::<Block>());
+    let mut total = 0;
+    while total < PER_THREAD {
+        let size = next_size(&mut random);
+        total += size;
+        let block = A::malloc(size).cast::<Block>();
+        assert!(!block.is_null(), "no memory");
+        // SAFETY: the block is ours, of at least `size` bytes, and aligned as malloc aligns.
+        unsafe {
+            block.cast::<u8>().write_bytes(0xa5, size);
+            block.write(Block { next: null_mut() });
+        }
+        if last.is_null() {
+            first = block;
+        } else {
+            // SAFETY: `last` is a block of this list, written above.
+            unsafe { (*last).next = block };
+        }
+        last = block;
+    }
+    Blocks { first }
+}
+
+/// A size from 16 to 4096, evenly spread over its logarithm's whole part.
+fn next_size(random: &mut u64) -> usize {
+    // xorshift64 (Marsaglia 2003): any number but 0 goes through all others.
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    let low = 16 << (*random % 8);
+    low + (*random >> 32) as usize % (low + 1)
+}
+
+impl Blocks {
+    fn free<A: MallocApi>(self) {
+        let mut block = self.first;
+        while !block.is_null() {
+            // SAFETY: a block of the list, read before it is given back.
+            let next = unsafe { (*block).next };
+            // SAFETY: it came from `A`, and the list goes on without it.
+            unsafe { A::free(block.cast()) };
+            block = next;
+        }
+    }
+}
+
+/// Resident memory of this process that is no file's: anonymous and shared, in bytes.
+fn resident() -> Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let kib = |key: &str| -> Option<u64> {
+        let line = status.lines().find(|line| line.starts_with(key))?;
+        line.split_whitespace().nth(1)?.parse().ok()
+    };
+    let (anonymous, shared) = (kib("RssAnon:"), kib("RssShmem:"));
+    Ok(1024 * (anonymous.context("no RssAnon in /proc/self/status")? + shared.unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_stay_within_their_bounds() {
+        let mut random = 7;
+        let sizes: Vec<_> = (0..10_000).map(|_| next_size(&mut random)).collect();
+        assert!(sizes.iter().all(|size| (16..=4096).contains(size)));
+        assert!(sizes.iter().any(|&size| size < 24));
+        assert!(sizes.iter().any(|&size| size > 4000));
+    }
+
+    #[test]
+    fn every_block_comes_back() {
+        let blocks = allocate::<Glibc>(3);
+        blocks.free::<Glibc>();
+    }
+}

@@ -1,0 +1,130 @@
+//! The memory command: what 1,000 threads leave resident after each allocated 1 MiB and freed it.
+//!
+//! A process for each subject and variant, so that none sees another's memory.
+
+pub mod child;
+
+use crate::args::MemoryArgs;
+use crate::child::command;
+use crate::machine::Machine;
+use crate::rows;
+use crate::subjects::SubjectName;
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::process::Stdio;
+
+/// How the threads take turns.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Variant {
+    /// One thread allocates and frees, then the next: what threads keep for themselves shows.
+    OneByOne,
+    /// All allocate, and when all have, all free: what was in use at the same time shows too.
+    AtOnce,
+}
+
+impl Variant {
+    fn name(self) -> &'static str {
+        match self {
+            Variant::OneByOne => "one_by_one",
+            Variant::AtOnce => "at_once",
+        }
+    }
+}
+
+/// What a process measured.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub struct Sizes {
+    /// Beyond the baseline, as soon as the last thread sleeps.
+    pub rss_bytes: u64,
+    /// With all threads sleeping, before any allocated.
+    pub baseline_bytes: u64,
+    /// Beyond the baseline, some seconds later.
+    pub settled_rss_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    subject: SubjectName,
+    variant: Variant,
+    threads: u32,
+    #[serde(flatten)]
+    sizes: Sizes,
+}
+
+/// Measures as `args` say and prints the result.
+pub fn run(args: &MemoryArgs) -> Result<()> {
+    let mut rows = Vec::new();
+    for &variant in &args.variant {
+        for &subject in &args.subjects {
+            if subject == SubjectName::PinfoldCache {
+                eprintln!("note: {subject} has objects of one size only and is left out");
+                continue;
+            }
+            match start(args, subject, variant) {
+                Ok(sizes) => rows.push(Row {
+                    subject,
+                    variant,
+                    threads: args.threads,
+                    sizes,
+                }),
+                Err(error) => eprintln!("note: {subject}, {}: {error:#}", variant.name()),
+            }
+        }
+    }
+    let machine = Machine::read();
+    if args.save {
+        let path = rows::save("memory", &machine, &rows)?;
+        eprintln!("saved: {}", path.display());
+    }
+    if args.json {
+        rows::print_json("memory", &machine, &rows)
+    } else {
+        print(&machine, args, &rows);
+        Ok(())
+    }
+}
+
+fn start(args: &MemoryArgs, subject: SubjectName, variant: Variant) -> Result<Sizes> {
+    let output = command(subject)?
+        .args(["memory-child", "--subject", subject.name()])
+        .args(["--variant", variant.name()])
+        .args(["--threads", &args.threads.to_string()])
+        .args(["--settle", &args.settle.to_string()])
+        .stderr(Stdio::inherit())
+        .output()?;
+    anyhow::ensure!(output.status.success(), "its process: {}", output.status);
+    serde_json::from_slice(&output.stdout).context("its process wrote no result")
+}
+
+fn print(machine: &Machine, args: &MemoryArgs, rows: &[Row]) {
+    println!("{}", machine.describe());
+    println!(
+        "Resident memory of {} sleeping threads that each allocated 1 MiB in blocks of 16 to 4096 bytes and freed it,",
+        args.threads
+    );
+    println!(
+        "beyond the same process's baseline: the same threads asleep before they allocated anything. In KiB."
+    );
+    for &variant in &args.variant {
+        println!("\n{}", variant.name());
+        println!(
+            "{:<16} {:>10} {:>10} {:>12}",
+            "subject",
+            "baseline",
+            "at once",
+            format!("after {} s", args.settle)
+        );
+        for row in rows.iter().filter(|row| row.variant == variant) {
+            println!(
+                "{:<16} {:>10} {:>10} {:>12}",
+                row.subject,
+                row.sizes.baseline_bytes / 1024,
+                row.sizes.rss_bytes / 1024,
+                row.sizes.settled_rss_bytes / 1024
+            );
+        }
+    }
+}

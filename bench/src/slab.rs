@@ -1,0 +1,98 @@
+//! The slab command: rounds over all cells and subjects, then what to print.
+
+use crate::args::SlabArgs;
+use crate::child::{self, Child};
+use crate::machine::Machine;
+use crate::pool::Pool;
+use crate::report;
+use crate::rows::{self, Row, Rows};
+use crate::runner::{self, Cell, Runner};
+use crate::scenarios::Scenario;
+use crate::subjects::SubjectName;
+use anyhow::{Result, ensure};
+use std::rc::Rc;
+
+/// Measures as `args` say and prints the result.
+pub fn run(args: &SlabArgs) -> Result<()> {
+    let pool = Rc::new(Pool::new(args.setup.threads, args.setup.warmup)?);
+    let cells = cells(args, pool.len());
+    ensure!(!cells.is_empty(), "nothing to measure");
+    let mut runners = start_all(args, &pool, cells[0])?;
+
+    let mut rows = Rows::new();
+    for round in 0..args.rounds as usize {
+        for &cell in &cells {
+            let threads = cell.scenario.threads(pool.len());
+            // Every subject takes every place in the order, so that none always follows the same one.
+            for turn in 0..runners.len() {
+                let place = (round + turn) % runners.len();
+                let (subject, runner) = &mut runners[place];
+                for timing in runner.measure(cell)? {
+                    rows.add(*subject, cell, timing, threads);
+                }
+            }
+        }
+    }
+    drop(runners);
+
+    let machine = Machine::read();
+    if args.save {
+        let path = rows::save("slab", &machine, rows.rows())?;
+        eprintln!("saved: {}", path.display());
+    }
+    if args.json {
+        let medians: Vec<_> = rows.rows().iter().map(Row::without_rounds).collect();
+        rows::print_json("slab", &machine, &medians)
+    } else {
+        report::print(&machine, &rows, args);
+        Ok(())
+    }
+}
+
+/// The cells in the order in which they are measured.
+fn cells(args: &SlabArgs, workers: usize) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for &scenario in &args.scenario {
+        if workers < scenario.least_threads() {
+            let (name, least) = (scenario.name(), scenario.least_threads());
+            eprintln!("note: {name} needs {least} CPUs and is left out");
+            continue;
+        }
+        for &size in &args.sizes {
+            let size = size as usize;
+            cells.push(Cell { scenario, size });
+        }
+    }
+    cells
+}
+
+type Named = (SubjectName, Box<dyn Runner>);
+
+/// A runner for each subject; one whose process cannot be what its name says is left out, with a note.
+fn start_all(args: &SlabArgs, pool: &Rc<Pool>, first: Cell) -> Result<Vec<Named>> {
+    let mut runners: Vec<Named> = Vec::new();
+    for &subject in &args.subjects {
+        if runners.iter().any(|(other, _)| *other == subject) {
+            continue;
+        }
+        if subject.environment().is_none() {
+            child::ensure_environment(subject)?;
+            runners.push((subject, runner::local(subject, pool)));
+            continue;
+        }
+        let mut child = Child::start(subject, args.setup)?;
+        match child.ask(first) {
+            Ok(_) => runners.push((subject, Box::new(child))),
+            Err(error) => eprintln!("note: {subject} is left out: {error:#}"),
+        }
+    }
+    Ok(runners)
+}
+
+/// The scenarios among `rows`, in their own order, each once.
+pub fn scenarios(rows: &Rows) -> Vec<Scenario> {
+    let mut scenarios: Vec<_> = rows.rows().iter().map(|row| row.scenario).collect();
+    scenarios.sort_unstable();
+    scenarios.dedup();
+    scenarios
+}

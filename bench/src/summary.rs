@@ -1,0 +1,168 @@
+//! What the figures come to: Pinfold's cycles divided by those of the best peer of the same cell.
+
+use crate::rows::Rows;
+use crate::scenarios::{Op, Scenario};
+use crate::slab::scenarios;
+use crate::stats;
+use crate::subjects::SubjectName;
+
+/// The sizes that the targets are about.
+const LARGEST: usize = 4096;
+
+/// A cell against its best peer.
+#[derive(Clone, Debug)]
+struct Ratio {
+    scenario: Scenario,
+    op: Op,
+    size: usize,
+    ratio: f64,
+    peer: SubjectName,
+    is_doubtful: bool,
+}
+
+/// Prints a line for each of Pinfold's subjects, scenario and operation, and one for each target.
+pub fn print(rows: &Rows) {
+    for subject in [SubjectName::PinfoldCache, SubjectName::PinfoldMalloc] {
+        let all = ratios(rows, subject);
+        if all.is_empty() {
+            continue;
+        }
+        println!(
+            "\n{subject} / the best peer of each cell, sizes to {LARGEST}: geometric mean, worst cell"
+        );
+        for scenario in scenarios(rows) {
+            for &op in scenario.operations() {
+                let name = format!("{}, {}", scenario.name(), op.name());
+                line(&name, &all, |ratio| {
+                    (ratio.scenario, ratio.op) == (scenario, op)
+                });
+            }
+        }
+        let is_single = |ratio: &Ratio| ratio.scenario.least_threads() == 1;
+        let (mean, cell) = match subject {
+            SubjectName::PinfoldCache => (0.8, Some(1.1)),
+            _ => (1.0, None),
+        };
+        target("one thread", &all, mean, cell, is_single);
+        for scenario in [Scenario::Remote, Scenario::OneToN] {
+            target(scenario.name(), &all, 1.0, None, |ratio| {
+                ratio.scenario == scenario
+            });
+        }
+    }
+}
+
+fn ratios(rows: &Rows, subject: SubjectName) -> Vec<Ratio> {
+    let ours = (rows.rows().iter()).filter(|row| row.subject == subject && row.size <= LARGEST);
+    ours.filter_map(|row| {
+        let peers = (rows.rows().iter()).filter(|peer| {
+            !peer.subject.is_pinfold()
+                && (peer.scenario, peer.size, peer.op) == (row.scenario, row.size, row.op)
+        });
+        let best = peers.min_by(|one, other| one.cycles.total_cmp(&other.cycles))?;
+        Some(Ratio {
+            scenario: row.scenario,
+            op: row.op,
+            size: row.size,
+            ratio: row.cycles / best.cycles,
+            peer: best.subject,
+            is_doubtful: row.is_doubtful() || best.is_doubtful(),
+        })
+    })
+    .collect()
+}
+
+fn line(name: &str, all: &[Ratio], belongs: impl Fn(&Ratio) -> bool) {
+    if let Some((mean, worst)) = mean_and_worst(all, belongs) {
+        println!("  {name:<16} {mean:>5.2}   {}", describe(&worst));
+    }
+}
+
+/// Says whether the mean, and each cell if there is a bound for cells, is within its bound.
+fn target(
+    name: &str,
+    all: &[Ratio],
+    mean_bound: f64,
+    cell_bound: Option<f64>,
+    belongs: impl Fn(&Ratio) -> bool,
+) {
+    let Some((mean, worst)) = mean_and_worst(all, belongs) else {
+        return;
+    };
+    let verdict = |holds: bool| if holds { "met" } else { "missed" };
+    print!(
+        "  target {name}: mean {mean:.2}, at most {mean_bound:.1}: {}",
+        verdict(mean <= mean_bound)
+    );
+    if let Some(bound) = cell_bound {
+        print!(
+            "; {}, at most {bound:.1}: {}",
+            describe(&worst),
+            verdict(worst.ratio <= bound)
+        );
+    }
+    println!();
+}
+
+fn mean_and_worst(all: &[Ratio], belongs: impl Fn(&Ratio) -> bool) -> Option<(f64, Ratio)> {
+    let chosen: Vec<_> = all.iter().filter(|ratio| belongs(ratio)).collect();
+    let worst = (chosen.iter()).max_by(|one, other| one.ratio.total_cmp(&other.ratio))?;
+    let ratios: Vec<_> = chosen.iter().map(|ratio| ratio.ratio).collect();
+    Some((stats::geometric_mean(&ratios), (*worst).clone()))
+}
+
+fn describe(worst: &Ratio) -> String {
+    format!(
+        "worst {:.2}{} ({} {} of {} bytes against {})",
+        worst.ratio,
+        if worst.is_doubtful { "?" } else { "" },
+        worst.scenario.name(),
+        worst.op.name(),
+        worst.size,
+        worst.peer
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runner::Cell;
+    use crate::scenarios::Timing;
+
+    #[test]
+    fn each_cell_is_compared_with_its_own_best_peer() {
+        let mut rows = Rows::new();
+        for (subject, size, cycles) in [
+            (SubjectName::PinfoldCache, 8, 4.0),
+            (SubjectName::PinfoldMalloc, 8, 1.0),
+            (SubjectName::Mimalloc, 8, 8.0),
+            (SubjectName::Glibc, 8, 16.0),
+            (SubjectName::PinfoldCache, 64, 6.0),
+            (SubjectName::Mimalloc, 64, 12.0),
+            (SubjectName::Glibc, 64, 3.0),
+            (SubjectName::PinfoldCache, 8192, 100.0),
+            (SubjectName::Glibc, 8192, 1.0),
+        ] {
+            let cell = Cell {
+                scenario: Scenario::Pair,
+                size,
+            };
+            rows.add(
+                subject,
+                cell,
+                Timing {
+                    op: Op::Pair,
+                    cycles,
+                },
+                1,
+            );
+        }
+        let all = ratios(&rows, SubjectName::PinfoldCache);
+        let (mean, worst) = mean_and_worst(&all, |_| true).unwrap();
+        assert_eq!(mean, 1.0);
+        assert_eq!(
+            (worst.size, worst.peer, worst.ratio),
+            (64, SubjectName::Glibc, 2.0)
+        );
+    }
+}
