@@ -93,7 +93,7 @@ fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
     if size >= HUGE {
         return None;
     }
-    let granules = size.div_ceil(GRANULE);
+    let granules = size.div_ceil(GRANULE).max(1);
     let run = page::alloc_run(granules, 0, LARGE, false, None)?;
     let block = run.start.as_ptr();
     if zeroed && !run.zeroed {

@@ -6,14 +6,14 @@
 //!
 //! # States
 //!
-//! | `state` | meaning |
+//! | word | meaning |
 //! |---|---|
-//! | 0 | free; `owner` is 0 |
-//! | 1 | held, nobody waits |
-//! | 2 | held, somebody may wait |
+//! | 0 | free |
+//! | t | held by the thread with thread pointer t, nobody waits |
+//! | t + 1 | held by t, somebody may wait |
 //!
-//! `owner` is written by the holder only, after it took the lock and before it releases it. Others read it to compare
-//! with themselves: a value that is not the reader's own, however stale, leads to the same answer.
+//! Thread pointers are aligned, so that their last bit is free. Owner and state are one word, changed at once: a signal
+//! that arrives around the change finds the lock either not yet taken, or its own. Waiters sleep on the word's low half.
 //!
 //! # Lock order
 //!
@@ -22,16 +22,18 @@
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU32, AtomicUsize};
 
 /// How often a waiter looks again before it sleeps: a holder that runs is done within about a microsecond.
 const SPINS: u32 = 100;
 
+/// Says that somebody may wait.
+const WAITED_FOR: u64 = 1;
+
 /// Data that one thread at a time may touch.
 pub(crate) struct Lock<T> {
-    state: AtomicU32,
-    owner: AtomicUsize,
+    word: AtomicU64,
     data: UnsafeCell<T>,
 }
 
@@ -41,8 +43,7 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 impl<T> Lock<T> {
     pub(crate) const fn new(data: T) -> Self {
         Lock {
-            state: AtomicU32::new(0),
-            owner: AtomicUsize::new(0),
+            word: AtomicU64::new(0),
             data: UnsafeCell::new(data),
         }
     }
@@ -50,37 +51,59 @@ impl<T> Lock<T> {
     /// Takes the lock; `None` when the calling thread holds it already, in a frame that a signal interrupted.
     #[inline]
     pub(crate) fn lock(&self) -> Option<Guard<'_, T>> {
-        let me = pinfold_rseq::thread_pointer();
+        let me = pinfold_rseq::thread_pointer() as u64;
         // Acquire pairs with the release in `unlock`.
-        if self.state.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
-            if self.owner.load(Relaxed) == me {
-                return None;
-            }
-            self.lock_slow();
+        match self.word.compare_exchange(0, me, Acquire, Relaxed) {
+            Ok(_) => {}
+            Err(word) if word & !WAITED_FOR == me => return None,
+            Err(_) => self.lock_slow(me),
         }
-        self.owner.store(me, Relaxed);
         Some(Guard { lock: self })
     }
 
     #[cold]
-    fn lock_slow(&self) {
+    fn lock_slow(&self, me: u64) {
         for _ in 0..SPINS {
-            if self.state.load(Relaxed) == 0
-                && self.state.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
+            if self.word.load(Relaxed) == 0
+                && self.word.compare_exchange(0, me, Acquire, Relaxed).is_ok()
             {
                 return;
             }
             core::hint::spin_loop();
         }
-        while self.state.swap(2, Acquire) != 0 {
-            futex(&self.state, libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, 2);
+        loop {
+            let word = self.word.load(Relaxed);
+            if word == 0 {
+                // Others may still sleep: who wakes one leaves no mark of the rest.
+                let mine = me | WAITED_FOR;
+                if self
+                    .word
+                    .compare_exchange(0, mine, Acquire, Relaxed)
+                    .is_ok()
+                {
+                    return;
+                }
+                continue;
+            }
+            let marked = word | WAITED_FOR;
+            if word == marked
+                || self
+                    .word
+                    .compare_exchange(word, marked, Relaxed, Relaxed)
+                    .is_ok()
+            {
+                futex(
+                    &self.word,
+                    libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                    marked as u32,
+                );
+            }
         }
     }
 
     fn unlock(&self) {
-        self.owner.store(0, Relaxed);
-        if self.state.swap(0, Release) == 2 {
-            futex(&self.state, libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1);
+        if self.word.swap(0, Release) & WAITED_FOR != 0 {
+            futex(&self.word, libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1);
         }
     }
 
@@ -131,12 +154,18 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// Waits on or wakes `word`; errors (interrupted, value changed) mean that the caller looks again. Keeps errno.
-fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
+/// Waits on or wakes the low half of `word`; errors (interrupted, value changed) mean that the caller looks again. Keeps errno.
+fn futex(word: &AtomicU64, operation: libc::c_int, value: u32) {
     crate::sys::keep_errno(|| {
+        let low = word.as_ptr().cast::<u32>();
+        let low = if cfg!(target_endian = "big") {
+            low.wrapping_add(1)
+        } else {
+            low
+        };
         // SAFETY: the word is valid for the call; without a timeout.
         unsafe {
-            libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, 0usize);
+            libc::syscall(libc::SYS_futex, low, operation, value, 0usize);
         }
     });
 }

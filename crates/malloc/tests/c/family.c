@@ -1,0 +1,196 @@
+/* The malloc family as POSIX and glibc describe it. Run with the library preloaded. Prints "ok" and exits with 0. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <malloc.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CHECK(x)                                                                                   \
+	do {                                                                                       \
+		if (!(x)) {                                                                        \
+			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                    \
+			exit(1);                                                                   \
+		}                                                                                  \
+	} while (0)
+
+/* Keeps the compiler from knowing what it passes. */
+static void *hide(void *p)
+{
+	__asm__ volatile("" : "+r"(p));
+	return p;
+}
+static size_t opaque(size_t n)
+{
+	__asm__ volatile("" : "+r"(n));
+	return n;
+}
+
+static int aligned(void *p, size_t align)
+{
+	return (uintptr_t)p % align == 0;
+}
+
+static void sizes(void)
+{
+	for (size_t size = 0; size < 70000; size += 1 + size / 50) {
+		unsigned char *p = malloc(size);
+		CHECK(p && aligned(p, 16) && malloc_usable_size(p) >= size);
+		memset(p, 0xab, malloc_usable_size(p));
+		free(p);
+		p = calloc(1, size);
+		CHECK(p);
+		for (size_t i = 0; i < size; i++)
+			CHECK(p[i] == 0);
+		memset(p, 0xcd, size);
+		free(p);
+	}
+	for (size_t size = 1 << 16; size <= (size_t)64 << 20; size *= 2) {
+		unsigned char *p = malloc(size + 1);
+		CHECK(p && aligned(p, 16));
+		p[0] = p[size] = 1;
+		free(p);
+		p = calloc(size, 1);
+		CHECK(p && p[0] == 0 && p[size - 1] == 0 && p[size / 2] == 0);
+		p[size / 2] = 1;
+		free(p);
+	}
+}
+
+static void bad_sizes(void)
+{
+	size_t huge[] = { SIZE_MAX, SIZE_MAX - 4096, SIZE_MAX / 2 + 1, (size_t)PTRDIFF_MAX };
+	for (size_t i = 0; i < sizeof huge / sizeof *huge; i++) {
+		errno = 0;
+		CHECK(malloc(opaque(huge[i])) == NULL && errno == ENOMEM);
+		errno = 0;
+		CHECK(calloc(opaque(huge[i]), 2) == NULL && errno == ENOMEM);
+		errno = 0;
+		CHECK(realloc(NULL, opaque(huge[i])) == NULL && errno == ENOMEM);
+		errno = 0;
+		CHECK(aligned_alloc(64, opaque(huge[i])) == NULL && errno == ENOMEM);
+		errno = 0;
+		CHECK(pvalloc(opaque(huge[i])) == NULL && errno == ENOMEM);
+		CHECK(posix_memalign(&(void *){ 0 }, 64, opaque(huge[i])) == ENOMEM);
+	}
+	char *p = malloc(100);
+	memset(p, 7, 100);
+	errno = 0;
+	CHECK(realloc(p, opaque(SIZE_MAX - 100)) == NULL && errno == ENOMEM);
+	errno = 0;
+	CHECK(reallocarray(p, opaque(SIZE_MAX / 2), 3) == NULL && errno == ENOMEM);
+	for (int i = 0; i < 100; i++)
+		CHECK(p[i] == 7);
+	free(p);
+}
+
+static void alignments(void)
+{
+	for (size_t align = 1; align <= (size_t)4 << 20; align *= 2)
+		for (size_t size = 0; size < 200000; size = size * 3 + 7) {
+			void *p = aligned_alloc(align, size);
+			CHECK(p && aligned(p, align) && malloc_usable_size(p) >= size);
+			memset(p, 1, size);
+			free(p);
+			p = memalign(align, size);
+			CHECK(p && aligned(p, align));
+			p = realloc(p, size + 5000);
+			CHECK(p);
+			free(p);
+			if (align >= sizeof(void *)) {
+				CHECK(posix_memalign(&p, align, size) == 0 && aligned(p, align));
+				free(p);
+			}
+		}
+	void *untouched = &untouched;
+	CHECK(posix_memalign(&untouched, 0, 8) == EINVAL);
+	CHECK(posix_memalign(&untouched, 4, 8) == EINVAL);
+	CHECK(posix_memalign(&untouched, 24, 8) == EINVAL);
+	CHECK(untouched == &untouched);
+	errno = 0;
+	CHECK(aligned_alloc(opaque(24), 48) == NULL && errno == EINVAL);
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	void *p = valloc(10);
+	CHECK(p && aligned(p, page));
+	free(p);
+	p = pvalloc(page + 1);
+	CHECK(p && aligned(p, page) && malloc_usable_size(p) >= 2 * page);
+	free(p);
+}
+
+static void reallocs(void)
+{
+	unsigned char *p = realloc(NULL, 1);
+	size_t old = 1;
+	p[0] = 0;
+	for (size_t size = 2; size < (size_t)20 << 20; size = size * 5 / 4 + 1) {
+		p = realloc(p, size);
+		CHECK(p);
+		for (size_t i = 0; i < old; i += 1 + old / 97)
+			CHECK(p[i] == (unsigned char)(i * 7));
+		for (size_t i = 0; i < size; i++)
+			p[i] = (unsigned char)(i * 7);
+		old = size;
+	}
+	for (size_t size = old; size > 1; size = size * 3 / 5) {
+		p = realloc(p, size);
+		CHECK(p);
+		for (size_t i = 0; i < size; i += 1 + size / 97)
+			CHECK(p[i] == (unsigned char)(i * 7));
+	}
+	CHECK(realloc(p, opaque(0)) == NULL);
+	p = reallocarray(NULL, 10, 20);
+	CHECK(malloc_usable_size(p) >= 200);
+	free(p);
+}
+
+static void errno_is_kept(void)
+{
+	for (size_t size = 1; size < (size_t)8 << 20; size *= 4) {
+		void *p = malloc(size);
+		errno = 4711;
+		free(hide(p));
+		CHECK(errno == 4711);
+	}
+	errno = 4711;
+	free(NULL);
+	CHECK(errno == 4711);
+}
+
+static void figures(void)
+{
+	void *big = hide(malloc((size_t)10 << 20));
+	struct mallinfo2 info = mallinfo2();
+	CHECK(info.hblkhd >= (size_t)10 << 20 && info.arena > 0 && info.uordblks > 0);
+	free(big);
+	static void *blocks[20000];
+	for (int i = 0; i < 20000; i++)
+		memset(blocks[i] = malloc(1000), 1, 1000);
+	for (int i = 0; i < 20000; i++)
+		free(blocks[i]);
+	CHECK(malloc_trim(0) == 1);
+	CHECK(mallinfo2().arena < (size_t)20000 * 1000);
+	char *text = NULL;
+	size_t length = 0;
+	FILE *stream = open_memstream(&text, &length);
+	CHECK(malloc_info(0, stream) == 0);
+	fclose(stream);
+	CHECK(strstr(text, "<malloc version=\"pinfold-1\">"));
+	free(text);
+	errno = 0;
+	CHECK(malloc_info(1, stdout) == -1 && errno == EINVAL);
+}
+
+int main(void)
+{
+	sizes();
+	bad_sizes();
+	alignments();
+	reallocs();
+	errno_is_kept();
+	figures();
+	puts("ok");
+	return 0;
+}
