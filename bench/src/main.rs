@@ -1,6 +1,7 @@
 //! Pinfold and its peers, side by side: `slab` prints cycles per operation, `memory` what a thousand threads leave.
 
 mod args;
+mod built;
 mod child;
 mod cycles;
 mod machine;

@@ -16,11 +16,6 @@ pub fn print(machine: &Machine, rows: &Rows, args: &SlabArgs) {
     println!(
         "Median of {rounds} rounds, {warmup} untimed pass(es) before each; cycles are ticks of the counter."
     );
-    if rows.subjects().contains(&SubjectName::Snmalloc) && machine.lacks_clang() {
-        println!(
-            "snmalloc was not built by clang and is far slower than it can be: see bench/README.md."
-        );
-    }
     slab_test(
         rows,
         SubjectName::PinfoldCache,

@@ -36,6 +36,7 @@ pub fn run(args: &SlabArgs) -> Result<()> {
     drop(runners);
 
     let machine = Machine::read();
+    machine.warn();
     if args.save {
         let path = rows::save("slab", &machine, rows.rows())?;
         eprintln!("saved: {}", path.display());

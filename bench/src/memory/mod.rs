@@ -75,6 +75,7 @@ pub fn run(args: &MemoryArgs) -> Result<()> {
         }
     }
     let machine = Machine::read();
+    machine.warn();
     if args.save {
         let path = rows::save("memory", &machine, &rows)?;
         eprintln!("saved: {}", path.display());

@@ -243,7 +243,8 @@ fn nothing_is_lost_doubled_or_overlapping() {
         exchange: Mutex::new(Vec::new()),
         stop: AtomicBool::new(false),
     };
-    start_timer(100);
+    let timer = std::env::var("PINFOLD_STRESS_TIMER_US").map_or(100, |text| text.parse().unwrap());
+    start_timer(timer);
     let end = Instant::now() + Duration::from_secs_f64(seconds);
     std::thread::scope(|scope| {
         for seed in 0..threads {

@@ -4,6 +4,7 @@
 //!
 //! * [`slab`]: object caches, and [`slab::kmalloc`], caches by size.
 //! * [`page`]: memory from the system, by node.
+//! * [`topology`]: CPUs and nodes, and what this process may use of them.
 //! * [`segment`]: the statistics that a process shows to others.
 #![no_std]
 
@@ -16,6 +17,7 @@ pub mod page;
 pub mod segment;
 pub mod slab;
 mod sys;
+pub mod topology;
 
 /// Ends the process with a message on standard error, for a violated invariant: going on would lose data. Allocates
 /// nothing.

@@ -2,10 +2,13 @@
 //!
 //! Nodes are numbered densely here, from 0, in the order of the system's ids; a machine without NUMA has one.
 
-use crate::page::MAX_NODES;
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use crate::topology::{CpuSet, NodeId, Topology};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU8, AtomicUsize};
 use pinfold_rseq::MAX_INDEX;
+
+/// Nodes that the allocator tells apart; memory of further ones is taken as the first's.
+pub(crate) const MAX_NODES: usize = 64;
 
 static COUNT: AtomicUsize = AtomicUsize::new(1);
 /// The system's id of each node.
@@ -13,8 +16,30 @@ static IDS: [AtomicUsize; MAX_NODES] = [const { AtomicUsize::new(0) }; MAX_NODES
 /// The node of each CPU.
 static OF_CPU: [AtomicU8; MAX_INDEX] = [const { AtomicU8::new(0) }; MAX_INDEX];
 
-/// Reads the machine's nodes, once, before the first allocation.
-pub(crate) fn init() {}
+/// Reads the machine's nodes, once, before the first allocation. A machine that cannot be read has one.
+pub(crate) fn init() {
+    let Ok(topology) = Topology::system() else {
+        return;
+    };
+    let nodes = topology.with_memory.len();
+    if !(2..=MAX_NODES).contains(&nodes) {
+        return;
+    }
+    for (node, id) in topology.with_memory.iter().enumerate() {
+        IDS[node].store(id, Relaxed);
+    }
+    for from in topology.nodes.iter().map(NodeId) {
+        // CPUs of a node without memory use the nearest that has some.
+        let distance = |(_, to): &(usize, usize)| topology.distance(b"/", from, NodeId(*to));
+        let nearest = topology.with_memory.iter().enumerate().min_by_key(distance);
+        let node = nearest.map_or(0, |(node, _)| node) as u8;
+        for cpu in topology.cpus_of(b"/", from).iter().flat_map(CpuSet::iter) {
+            OF_CPU[cpu].store(node, Relaxed);
+        }
+    }
+    // Release pairs with the acquire in `count`.
+    COUNT.store(nodes, Release);
+}
 
 /// How many nodes there are, at least 1.
 pub(crate) fn count() -> usize {

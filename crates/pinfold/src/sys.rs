@@ -210,6 +210,39 @@ fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> usize {
     })
 }
 
+/// Why a file's content is not to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileError {
+    /// It is not there, or may not be read.
+    Unreadable,
+    /// It is longer than the buffer.
+    TooLarge,
+}
+
+/// Reads all of the file `path` below the folder `root`.
+pub(crate) fn read_file_below<'t>(
+    root: &[u8],
+    path: &[u8],
+    to: &'t mut [u8],
+) -> Result<&'t [u8], FileError> {
+    let mut name = [0u8; 1536];
+    let length = root.len() + 1 + path.len();
+    // One byte stays for the NUL.
+    let place = name
+        .get_mut(..length)
+        .filter(|_| length < 1536)
+        .ok_or(FileError::Unreadable)?;
+    place[..root.len()].copy_from_slice(root);
+    place[root.len()] = b'/';
+    place[root.len() + 1..].copy_from_slice(path);
+    let name = core::ffi::CStr::from_bytes_until_nul(&name).map_err(|_| FileError::Unreadable)?;
+    match read_file(name, to) {
+        0 => Err(FileError::Unreadable),
+        got if got == to.len() => Err(FileError::TooLarge),
+        got => Ok(&to[..got]),
+    }
+}
+
 /// The first number of `/proc/self/statm`, in bytes; 0 when it cannot be read.
 fn address_space_used() -> usize {
     let mut text = [0u8; 64];

@@ -38,6 +38,7 @@ pub(crate) use meta::{
 };
 
 use crate::lock::Lock;
+use crate::nodes::MAX_NODES;
 use crate::{segment, sys};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -51,8 +52,6 @@ pub const GRANULE_SHIFT: u32 = 16;
 pub const HUGE: usize = 2 << 20;
 /// The page map's entry for a run that is one block.
 pub const LARGE: u16 = u16::MAX;
-/// Nodes that the arena tells apart; memory of further ones is taken as the first's.
-pub const MAX_NODES: usize = 64;
 
 /// log2 of the bytes in a stripe.
 pub const STRIPE_SHIFT: u32 = 20;

@@ -1,0 +1,484 @@
+//! The machine: CPUs, nodes, distances, isolated CPUs, and what this process may use of them.
+//!
+//! Everything is read from files below a root folder, which tests replace; only the affinity mask is a system call, made for
+//! the real root alone. Nothing allocates. A machine without NUMA has one node, 0, with all CPUs.
+
+use crate::sys::{FileError, read_file_below};
+use core::fmt;
+use pinfold_rseq::MAX_INDEX;
+
+/// CPU numbers are below this.
+pub const CPUS_MOST: usize = MAX_INDEX;
+/// Node numbers are below this, the kernel's largest `CONFIG_NODES_SHIFT`.
+pub const NODES_MOST: usize = 1024;
+
+/// A CPU's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CpuId(pub usize);
+
+/// A node's number. Numbers can be sparse, and there need not be a node 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub usize);
+
+/// A concurrency id: dense in the threads of a process that run at once. No CPU's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cid(pub usize);
+
+/// A set of small numbers, as the kernel writes them: `0-3,8,10-14:2/4`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Set<const WORDS: usize> {
+    words: [u64; WORDS],
+}
+
+/// A set of CPUs; 1 KiB.
+pub type CpuSet = Set<{ CPUS_MOST / 64 }>;
+/// A set of nodes; 128 bytes.
+pub type NodeSet = Set<{ NODES_MOST / 64 }>;
+
+/// What is wrong with a list of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListError {
+    /// Not a number, range or stride where one should be.
+    Syntax,
+    /// A number larger than the set can hold.
+    TooLarge,
+}
+
+impl fmt::Display for ListError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ListError::Syntax => "not a list of numbers and ranges like 0-3,8",
+            ListError::TooLarge => "a number is too large",
+        })
+    }
+}
+
+impl core::error::Error for ListError {}
+
+impl<const WORDS: usize> Default for Set<WORDS> {
+    fn default() -> Self {
+        Set { words: [0; WORDS] }
+    }
+}
+
+impl<const WORDS: usize> Set<WORDS> {
+    /// The set of the numbers in a list as the kernel writes it; an empty text is the empty set.
+    ///
+    /// # Errors
+    ///
+    /// [`ListError`].
+    ///
+    /// ```
+    /// use pinfold::topology::CpuSet;
+    ///
+    /// let cpus = CpuSet::parse(b"0-3,8,10-20:2/5\n")?;
+    /// assert_eq!(cpus.iter().collect::<Vec<_>>(), [0, 1, 2, 3, 8, 10, 11, 15, 16, 20]);
+    /// assert_eq!(CpuSet::parse(cpus.to_string().as_bytes())?, cpus);
+    /// # Ok::<(), pinfold::topology::ListError>(())
+    /// ```
+    pub fn parse(list: &[u8]) -> Result<Self, ListError> {
+        let mut set = Self::default();
+        let list = list.trim_ascii();
+        if list.is_empty() {
+            return Ok(set);
+        }
+        for item in list.split(|&byte| byte == b',') {
+            let (range, stride) = split(item, b':');
+            let (first, last) = split(range, b'-');
+            let first = number(first)?;
+            let last = last.map_or(Ok(first), number)?;
+            let (used, group) = match stride {
+                Some(stride) => {
+                    let (used, group) = split(stride, b'/');
+                    (number(used)?, number(group.ok_or(ListError::Syntax)?)?)
+                }
+                None => (1, 1),
+            };
+            if last < first || used == 0 || used > group {
+                return Err(ListError::Syntax);
+            }
+            if last >= WORDS * 64 {
+                return Err(ListError::TooLarge);
+            }
+            for n in (first..=last).filter(|n| (n - first) % group < used) {
+                set.insert(n);
+            }
+        }
+        Ok(set)
+    }
+
+    /// Puts a number in; one that is too large is left out.
+    pub fn insert(&mut self, n: usize) {
+        if let Some(word) = self.words.get_mut(n / 64) {
+            *word |= 1 << (n % 64);
+        }
+    }
+
+    /// Whether a number is in the set.
+    pub fn contains(&self, n: usize) -> bool {
+        self.words
+            .get(n / 64)
+            .is_some_and(|word| word >> (n % 64) & 1 == 1)
+    }
+
+    /// How many numbers are in the set.
+    pub fn len(&self) -> usize {
+        self.words
+            .iter()
+            .map(|word| word.count_ones() as usize)
+            .sum()
+    }
+
+    /// Whether the set is empty.
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|&word| word == 0)
+    }
+
+    /// The numbers, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..WORDS * 64).filter(|&n| self.contains(n))
+    }
+
+    /// The numbers that are in both sets.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        let mut both = self.clone();
+        both.words
+            .iter_mut()
+            .zip(other.words)
+            .for_each(|(word, other)| *word &= other);
+        both
+    }
+
+    /// The numbers that are not in the other set.
+    #[must_use]
+    pub fn without(&self, other: &Self) -> Self {
+        let mut rest = self.clone();
+        rest.words
+            .iter_mut()
+            .zip(other.words)
+            .for_each(|(word, other)| *word &= !other);
+        rest
+    }
+}
+
+fn split(text: &[u8], at: u8) -> (&[u8], Option<&[u8]>) {
+    let mut parts = text.splitn(2, |&byte| byte == at);
+    (parts.next().unwrap_or_default(), parts.next())
+}
+
+fn number(text: &[u8]) -> Result<usize, ListError> {
+    let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    if !digits {
+        return Err(ListError::Syntax);
+    }
+    let text = core::str::from_utf8(text).map_err(|_| ListError::Syntax)?;
+    text.parse().map_err(|_| ListError::TooLarge)
+}
+
+impl<const WORDS: usize> fmt::Display for Set<WORDS> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut numbers = self.iter().peekable();
+        let mut comma = "";
+        while let Some(first) = numbers.next() {
+            let mut last = first;
+            while let Some(next) = numbers.next_if_eq(&(last + 1)) {
+                last = next;
+            }
+            write!(f, "{comma}{first}")?;
+            if last > first {
+                write!(f, "-{last}")?;
+            }
+            comma = ",";
+        }
+        Ok(())
+    }
+}
+
+impl<const WORDS: usize> fmt::Debug for Set<WORDS> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{{{self}}}")
+    }
+}
+
+/// Which file was at fault, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TopologyError {
+    /// The file, below the root.
+    pub file: &'static str,
+    /// What is wrong with its content.
+    pub what: ListError,
+}
+
+impl fmt::Display for TopologyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "/{}: {}; is the right sysfs mounted?",
+            self.file, self.what
+        )
+    }
+}
+
+impl core::error::Error for TopologyError {}
+
+/// What there is of CPUs and nodes.
+#[derive(Clone, Debug)]
+pub struct Topology {
+    /// CPUs that could ever be there.
+    pub possible: CpuSet,
+    /// CPUs that are running.
+    pub online: CpuSet,
+    /// CPUs taken from the scheduler's balancing (`isolcpus=`, isolated cpuset partitions).
+    pub isolated: CpuSet,
+    /// CPUs without a periodic tick (`nohz_full=`).
+    pub nohz_full: CpuSet,
+    /// CPUs that this process may run on: its affinity and its cgroup's cpuset.
+    pub allowed: CpuSet,
+    /// Nodes that are online.
+    pub nodes: NodeSet,
+    /// Nodes that have memory.
+    pub with_memory: NodeSet,
+}
+
+impl Topology {
+    /// The machine this process runs on. Some file reads; nothing is cached.
+    ///
+    /// # Errors
+    ///
+    /// [`TopologyError`] when a file's content makes no sense. Files that are not there or cannot be read have defaults:
+    /// all CPUs the C library knows of, no isolation, one node.
+    pub fn system() -> Result<Topology, TopologyError> {
+        let mut topology = Topology::read(b"/")?;
+        if let Some(affinity) = affinity() {
+            topology.allowed = topology.allowed.and(&affinity);
+        }
+        Ok(topology)
+    }
+
+    /// As [`system`](Self::system) for the files below `root`, without the affinity.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn read(root: &[u8]) -> Result<Topology, TopologyError> {
+        let cpus = |file| list_in(root, file);
+        let online = cpus("sys/devices/system/cpu/online")?;
+        let possible = cpus("sys/devices/system/cpu/possible")?;
+        let possible = possible.or_else(|| online.clone()).unwrap_or_else(all_cpus);
+        let online: CpuSet = online.unwrap_or_else(|| possible.clone());
+        // "(null)" is what the kernel prints where the option was not given.
+        let nohz = "sys/devices/system/cpu/nohz_full";
+        let nohz_full = list_in(root, nohz).unwrap_or_default().unwrap_or_default();
+        let isolated = cpus("sys/devices/system/cpu/isolated")?.unwrap_or_default();
+        let mut nodes: NodeSet =
+            list_in(root, "sys/devices/system/node/online")?.unwrap_or_default();
+        let mut with_memory =
+            list_in(root, "sys/devices/system/node/has_memory")?.unwrap_or_default();
+        if nodes.is_empty() {
+            nodes.insert(0);
+        }
+        if with_memory.is_empty() {
+            with_memory = nodes.clone();
+        }
+        let cgroup = cgroup_cpus(root)?.unwrap_or_else(|| online.clone());
+        Ok(Topology {
+            allowed: online.and(&cgroup),
+            possible,
+            online,
+            isolated,
+            nohz_full,
+            nodes,
+            with_memory,
+        })
+    }
+
+    /// CPUs on which background work disturbs nobody: allowed, and neither isolated nor without a tick; all allowed ones
+    /// when there is no such CPU.
+    pub fn housekeeping(&self) -> CpuSet {
+        let quiet = self
+            .allowed
+            .without(&self.isolated)
+            .without(&self.nohz_full);
+        if quiet.is_empty() {
+            self.allowed.clone()
+        } else {
+            quiet
+        }
+    }
+
+    /// The CPUs of a node; all possible ones for node 0 of a machine without NUMA. One file read.
+    ///
+    /// # Errors
+    ///
+    /// As for [`system`](Self::system).
+    pub fn cpus_of(&self, root: &[u8], node: NodeId) -> Result<CpuSet, TopologyError> {
+        let found = list_of_node(root, node, b"/cpulist")?;
+        Ok(found.unwrap_or_else(|| {
+            if node.0 == 0 {
+                self.possible.clone()
+            } else {
+                CpuSet::default()
+            }
+        }))
+    }
+
+    /// How far memory of node `to` is from CPUs of node `from`, as the firmware says: 10 is local. One file read; 10 and
+    /// 20 where the file says nothing.
+    pub fn distance(&self, root: &[u8], from: NodeId, to: NodeId) -> u32 {
+        let mut text = [0u8; 8 * 1024];
+        let mut path = [0u8; 96];
+        let row = self.nodes.iter().position(|node| node == to.0);
+        let known = row.and_then(|row| {
+            let length = node_file(from, b"/distance", &mut path)?;
+            let text = read_file_below(root, &path[..length], &mut text).ok()?;
+            let mut words = text
+                .split(u8::is_ascii_whitespace)
+                .filter(|word| !word.is_empty());
+            number(words.nth(row)?).ok()?.try_into().ok()
+        });
+        known.unwrap_or(if from == to { 10 } else { 20 })
+    }
+}
+
+/// The path of a node's file.
+fn node_file(node: NodeId, file: &[u8], path: &mut [u8; 96]) -> Option<usize> {
+    struct Path<'p>(&'p mut [u8; 96], usize);
+    impl fmt::Write for Path<'_> {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            let end = self.1 + text.len();
+            self.0
+                .get_mut(self.1..end)
+                .ok_or(fmt::Error)?
+                .copy_from_slice(text.as_bytes());
+            self.1 = end;
+            Ok(())
+        }
+    }
+    let file = core::str::from_utf8(file).ok()?;
+    let mut writer = Path(path, 0);
+    fmt::write(
+        &mut writer,
+        format_args!("sys/devices/system/node/node{}{file}", node.0),
+    )
+    .ok()?;
+    Some(writer.1)
+}
+
+fn list_of_node(root: &[u8], node: NodeId, file: &[u8]) -> Result<Option<CpuSet>, TopologyError> {
+    let mut path = [0u8; 96];
+    let mut text = [0u8; 8 * 1024];
+    let Some(length) = node_file(node, file, &mut path) else {
+        return Ok(None);
+    };
+    match read_file_below(root, &path[..length], &mut text) {
+        Ok(text) => parse("sys/devices/system/node/nodeN/cpulist", text).map(Some),
+        Err(_) => Ok(None),
+    }
+}
+
+/// The list in a file, `None` when the file cannot be read.
+fn list_in<const WORDS: usize>(
+    root: &[u8],
+    file: &'static str,
+) -> Result<Option<Set<WORDS>>, TopologyError> {
+    let mut text = [0u8; 8 * 1024];
+    match read_file_below(root, file.as_bytes(), &mut text) {
+        Ok(text) => parse(file, text).map(Some),
+        Err(FileError::TooLarge) => Err(TopologyError {
+            file,
+            what: ListError::TooLarge,
+        }),
+        Err(FileError::Unreadable) => Ok(None),
+    }
+}
+
+fn parse<const WORDS: usize>(file: &'static str, text: &[u8]) -> Result<Set<WORDS>, TopologyError> {
+    Set::parse(text).map_err(|what| TopologyError { file, what })
+}
+
+/// The CPUs that this process's cgroup may use: `cpuset.cpus.effective` of its group in the unified hierarchy, or of the
+/// nearest group above it that has the file; or `cpuset.effective_cpus` in the old one.
+fn cgroup_cpus(root: &[u8]) -> Result<Option<CpuSet>, TopologyError> {
+    let mut text = [0u8; 4096];
+    let Ok(groups) = read_file_below(root, b"proc/self/cgroup", &mut text) else {
+        return Ok(None);
+    };
+    for line in groups.split(|&byte| byte == b'\n') {
+        let mut fields = line.splitn(3, |&byte| byte == b':');
+        let (Some(id), Some(controllers), Some(group)) =
+            (fields.next(), fields.next(), fields.next())
+        else {
+            continue;
+        };
+        let found = if id == b"0" && controllers.is_empty() {
+            cpus_of_group(root, b"sys/fs/cgroup", group, b"/cpuset.cpus.effective")?
+        } else if controllers
+            .split(|&byte| byte == b',')
+            .any(|name| name == b"cpuset")
+        {
+            cpus_of_group(
+                root,
+                b"sys/fs/cgroup/cpuset",
+                group,
+                b"/cpuset.effective_cpus",
+            )?
+        } else {
+            None
+        };
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+fn cpus_of_group(
+    root: &[u8],
+    mount: &[u8],
+    group: &[u8],
+    file: &[u8],
+) -> Result<Option<CpuSet>, TopologyError> {
+    let mut group = group.strip_suffix(b"/").unwrap_or(group);
+    loop {
+        let mut path = [0u8; 1024];
+        let mut length = 0;
+        for part in [mount, group, file] {
+            let Some(room) = path.get_mut(length..length + part.len()) else {
+                return Ok(None);
+            };
+            room.copy_from_slice(part);
+            length += part.len();
+        }
+        let mut text = [0u8; 8 * 1024];
+        if let Ok(text) = read_file_below(root, &path[..length], &mut text) {
+            let cpus: CpuSet = parse("sys/fs/cgroup/…/cpuset.cpus.effective", text)?;
+            if !cpus.is_empty() {
+                return Ok(Some(cpus));
+            }
+        }
+        match group.iter().rposition(|&byte| byte == b'/') {
+            Some(end) => group = &group[..end],
+            None => return Ok(None),
+        }
+    }
+}
+
+/// The CPUs that the calling thread may run on.
+fn affinity() -> Option<CpuSet> {
+    let mut set = CpuSet::default();
+    let size = size_of_val(&set.words);
+    // SAFETY: the mask is writable for its size; the kernel fills whole words.
+    let got =
+        unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size, set.words.as_mut_ptr()) };
+    (got > 0).then_some(set)
+}
+
+/// As many CPUs as the C library knows of, numbered from 0.
+fn all_cpus() -> CpuSet {
+    // SAFETY: no preconditions.
+    let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
+    let mut set = CpuSet::default();
+    (0..usize::try_from(count).unwrap_or(1).max(1)).for_each(|cpu| set.insert(cpu));
+    set
+}

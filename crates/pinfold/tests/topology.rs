@@ -1,0 +1,181 @@
+//! Machines that are not at hand, as trees of files.
+
+use pinfold::topology::{CpuSet, ListError, NodeId, Topology};
+use proptest::prelude::*;
+use std::fs;
+use std::path::Path;
+
+fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for (file, text) in files {
+        let path = root.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    root
+}
+
+fn bytes(root: &Path) -> &[u8] {
+    root.as_os_str().as_encoded_bytes()
+}
+
+const CPU: &str = "sys/devices/system/cpu";
+const NODE: &str = "sys/devices/system/node";
+
+#[test]
+fn sparse_and_memoryless_nodes() {
+    let root = machine(&[
+        (&format!("{CPU}/possible"), "0-15\n"),
+        (&format!("{CPU}/online"), "0-11\n"),
+        (&format!("{NODE}/online"), "0,2,8\n"),
+        (&format!("{NODE}/has_memory"), "2,8\n"),
+        (&format!("{NODE}/node0/cpulist"), "0-3\n"),
+        (&format!("{NODE}/node2/cpulist"), "4-7\n"),
+        (&format!("{NODE}/node8/cpulist"), "\n"),
+        (&format!("{NODE}/node0/distance"), "10 21 32\n"),
+    ]);
+    let root = bytes(root.path());
+    let topology = Topology::read(root).unwrap();
+    assert_eq!(topology.nodes.to_string(), "0,2,8");
+    assert_eq!(topology.with_memory.to_string(), "2,8");
+    assert_eq!(topology.possible.len(), 16);
+    assert_eq!(topology.allowed.to_string(), "0-11");
+    assert_eq!(
+        topology.cpus_of(root, NodeId(2)).unwrap().to_string(),
+        "4-7"
+    );
+    assert!(topology.cpus_of(root, NodeId(8)).unwrap().is_empty());
+    assert!(topology.cpus_of(root, NodeId(5)).unwrap().is_empty());
+    assert_eq!(topology.distance(root, NodeId(0), NodeId(8)), 32);
+    assert_eq!(topology.distance(root, NodeId(2), NodeId(8)), 20);
+    assert_eq!(topology.distance(root, NodeId(2), NodeId(2)), 10);
+}
+
+#[test]
+fn a_machine_without_numa_has_one_node() {
+    let root = machine(&[(&format!("{CPU}/online"), "0-1\n")]);
+    let root = bytes(root.path());
+    let topology = Topology::read(root).unwrap();
+    assert_eq!(
+        (topology.nodes.to_string(), topology.possible.len()),
+        ("0".to_owned(), 2)
+    );
+    assert_eq!(
+        topology.cpus_of(root, NodeId(0)).unwrap(),
+        topology.possible
+    );
+}
+
+#[test]
+fn isolated_cpus_keep_no_house() {
+    let root = machine(&[
+        (&format!("{CPU}/online"), "0-7"),
+        (&format!("{CPU}/isolated"), "4-5\n"),
+        (&format!("{CPU}/nohz_full"), "6-7\n"),
+    ]);
+    let topology = Topology::read(bytes(root.path())).unwrap();
+    assert_eq!(topology.housekeeping().to_string(), "0-3");
+    let root = machine(&[
+        (&format!("{CPU}/online"), "0-1"),
+        (&format!("{CPU}/nohz_full"), " (null)\n"),
+    ]);
+    assert!(
+        Topology::read(bytes(root.path()))
+            .unwrap()
+            .nohz_full
+            .is_empty()
+    );
+    let root = machine(&[
+        (&format!("{CPU}/online"), "0-1"),
+        (&format!("{CPU}/isolated"), "0-1\n"),
+    ]);
+    assert_eq!(
+        Topology::read(bytes(root.path()))
+            .unwrap()
+            .housekeeping()
+            .len(),
+        2
+    );
+}
+
+#[test]
+fn cgroups_restrict() {
+    let unified = machine(&[
+        (&format!("{CPU}/online"), "0-7"),
+        ("proc/self/cgroup", "0::/user/job\n"),
+        ("sys/fs/cgroup/user/cpuset.cpus.effective", "2-3\n"),
+    ]);
+    assert_eq!(
+        Topology::read(bytes(unified.path()))
+            .unwrap()
+            .allowed
+            .to_string(),
+        "2-3"
+    );
+    let old = machine(&[
+        (&format!("{CPU}/online"), "0-7"),
+        ("proc/self/cgroup", "5:cpu:/x\n4:cpuset:/job\n"),
+        ("sys/fs/cgroup/cpuset/job/cpuset.effective_cpus", "7\n"),
+    ]);
+    assert_eq!(
+        Topology::read(bytes(old.path()))
+            .unwrap()
+            .allowed
+            .to_string(),
+        "7"
+    );
+}
+
+#[test]
+fn nonsense_is_named_and_absence_has_defaults() {
+    for text in [
+        "x",
+        "1-",
+        "3-1",
+        "0-9999999",
+        "1,,2",
+        "0-3:0/2",
+        "0-3:3/2",
+        "-",
+    ] {
+        let root = machine(&[(&format!("{CPU}/online"), text)]);
+        let error = Topology::read(bytes(root.path())).unwrap_err();
+        assert!(error.to_string().contains("cpu/online"), "{text}: {error}");
+    }
+    let root = machine(&[(&format!("{CPU}/online"), &"0,".repeat(100_000))]);
+    assert_eq!(
+        Topology::read(bytes(root.path())).unwrap_err().what,
+        ListError::TooLarge
+    );
+    let nothing = Topology::read(b"/no/such/folder").unwrap();
+    assert!(!nothing.possible.is_empty() && nothing.nodes.len() == 1);
+    assert!(Topology::read(&[b'a'; 5000]).is_ok());
+}
+
+#[test]
+fn this_machine_can_be_read() {
+    let topology = Topology::system().unwrap();
+    assert!(!topology.allowed.is_empty());
+    assert_eq!(topology.allowed, topology.allowed.and(&topology.possible));
+}
+
+proptest! {
+    #[test]
+    fn lists_survive_printing_and_parsing(numbers in prop::collection::vec(0usize..8192, 0..200)) {
+        let mut set = CpuSet::default();
+        numbers.iter().for_each(|&n| set.insert(n));
+        prop_assert_eq!(CpuSet::parse(set.to_string().as_bytes()).unwrap(), set);
+    }
+
+    #[test]
+    fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+        let _ = CpuSet::parse(&bytes);
+    }
+
+    #[test]
+    fn lists_of_list_characters_are_survived(text in "[0-9,:/-]{0,30}") {
+        if let Ok(set) = CpuSet::parse(text.as_bytes()) {
+            prop_assert_eq!(CpuSet::parse(set.to_string().as_bytes()).unwrap(), set);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Installing: the command, the libraries, the header and the pkg-config file.
+
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+pub fn main(options: &[&str]) -> Result<()> {
+    let (mut prefix, mut destdir) = (None, PathBuf::new());
+    let mut options = options.iter();
+    while let Some(option) = options.next() {
+        let value = options
+            .next()
+            .with_context(|| format!("{option} wants a folder"))?;
+        match *option {
+            "--prefix" => prefix = Some(PathBuf::from(value)),
+            "--destdir" => destdir = PathBuf::from(value),
+            other => bail!("unknown option {other}; there are --prefix and --destdir"),
+        }
+    }
+    let prefix =
+        prefix.context("--prefix DIR says where to install, for example --prefix /usr/local")?;
+    if !prefix.is_absolute() {
+        bail!("--prefix {} is not an absolute path", prefix.display());
+    }
+    build()?;
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let release = target.join("release");
+    let to = destdir.join(prefix.strip_prefix("/").unwrap_or(&prefix));
+    let to = if destdir.as_os_str().is_empty() {
+        prefix.clone()
+    } else {
+        to
+    };
+    copy(&release.join("pinfold"), &to.join("bin/pinfold"), 0o755)?;
+    copy(
+        &release.join("libpinfold_malloc.so"),
+        &to.join("lib/libpinfold.so"),
+        0o755,
+    )?;
+    copy(
+        &release.join("libpinfold_malloc.a"),
+        &to.join("lib/libpinfold.a"),
+        0o644,
+    )?;
+    copy(
+        Path::new("crates/malloc/include/pinfold.h"),
+        &to.join("include/pinfold.h"),
+        0o644,
+    )?;
+    let pc = to.join("lib/pkgconfig/pinfold.pc");
+    fs::create_dir_all(pc.parent().context("no folder")?)?;
+    fs::write(&pc, pkg_config(&prefix)).with_context(|| pc.display().to_string())?;
+    println!("installed in {}", to.display());
+    Ok(())
+}
+
+fn build() -> Result<()> {
+    for package in [
+        &["-p", "pinfold-malloc", "--features", "override"][..],
+        &["-p", "pinfold-cli"],
+    ] {
+        let status = Command::new(env!("CARGO"))
+            .args(["build", "--release"])
+            .args(package)
+            .status()?;
+        if !status.success() {
+            bail!("the build failed");
+        }
+    }
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
+    fs::create_dir_all(to.parent().context("no folder")?)?;
+    // A running program may have the old file mapped: replace it, do not write into it.
+    let _ = fs::remove_file(to);
+    fs::copy(from, to)
+        .with_context(|| format!("copying {} to {}", from.display(), to.display()))?;
+    fs::set_permissions(to, fs::Permissions::from_mode(mode))?;
+    Ok(())
+}
+
+fn pkg_config(prefix: &Path) -> String {
+    format!(
+        "prefix={}\nlibdir=${{prefix}}/lib\nincludedir=${{prefix}}/include\n\n\
+         Name: pinfold\nDescription: Memory allocation on per-CPU caches\nVersion: {}\n\
+         Libs: -L${{libdir}} -lpinfold\nLibs.private: -lgcc_s -lc\nCflags: -I${{includedir}}\n",
+        prefix.display(),
+        env!("CARGO_PKG_VERSION")
+    )
+}
