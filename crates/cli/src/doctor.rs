@@ -1,6 +1,301 @@
-//! doctor
+//! `pinfold doctor`: what this machine offers, and what follows for Pinfold.
+
+use anyhow::Result;
+use pinfold::topology::{NodeId, Topology};
+use pinfold_rseq::{Backend, Index};
+use serde::Serialize;
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Say what this machine offers Pinfold: yes or no, why, and what follows.
 #[derive(clap::Args)]
-pub struct Args {}
-pub fn main(_: Args) -> anyhow::Result<std::process::ExitCode> {
-    Ok(std::process::ExitCode::SUCCESS)
+pub struct Args {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+
+    /// Look at the files below this folder instead of /
+    #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
+    root: PathBuf,
+}
+
+/// One thing looked at.
+#[derive(Serialize)]
+struct Check {
+    name: &'static str,
+    ok: bool,
+    found: String,
+    follows: String,
+}
+
+#[derive(Serialize)]
+struct Diagnosis {
+    checks: Vec<Check>,
+}
+
+pub fn main(args: Args) -> Result<ExitCode> {
+    let root = &args.root;
+    let topology = if root == Path::new("/") {
+        Topology::system()
+    } else {
+        Topology::read(root.as_os_str().as_bytes())
+    };
+    let mut checks = vec![rseq(), concurrency_ids(), backend(), membarrier()];
+    match &topology {
+        Ok(topology) => checks.extend([cpus(topology), nodes(root, topology), isolated(topology)]),
+        Err(error) => checks.push(Check {
+            name: "topology",
+            ok: false,
+            found: error.to_string(),
+            follows: "one node is assumed".into(),
+        }),
+    }
+    checks.extend([huge_pages(root), overcommit(root), address_space(root)]);
+    let text = if args.json {
+        serde_json::to_string_pretty(&Diagnosis { checks })? + "\n"
+    } else {
+        checks.iter().map(Check::lines).collect()
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Who reads no further has seen enough.
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+impl Check {
+    fn lines(&self) -> String {
+        let verdict = if self.ok { "yes" } else { "no" };
+        format!(
+            "{:<16}{verdict:<5}{}\n{:<21}{}\n",
+            self.name, self.found, "", self.follows
+        )
+    }
+}
+
+fn check(
+    name: &'static str,
+    ok: bool,
+    found: impl Into<String>,
+    follows: impl Into<String>,
+) -> Check {
+    Check {
+        name,
+        ok,
+        found: found.into(),
+        follows: follows.into(),
+    }
+}
+
+fn rseq() -> Check {
+    let test = pinfold_rseq::selftest();
+    let (found, follows) = if test.passed() {
+        (
+            "the C library has registered this thread, and the kernel aborts sections as it should",
+            "the common path takes no lock and no atomic read-modify-write",
+        )
+    } else if !test.registered {
+        (
+            "not registered: needs glibc 2.35, Linux 4.18, no glibc.pthread.rseq=0 in GLIBC_TUNABLES, and a sandbox that lets rseq pass",
+            "everything works on atomics, more slowly",
+        )
+    } else if !test.operations {
+        (
+            "registered, but a critical section gave a wrong result",
+            "everything works on atomics, more slowly; please report this kernel",
+        )
+    } else {
+        (
+            "registered, but the kernel did not abort a preempted section",
+            "set PINFOLD_RSEQ=off: this kernel does not keep its promise",
+        )
+    };
+    check("rseq", test.passed(), found, follows)
+}
+
+fn concurrency_ids() -> Check {
+    if pinfold_rseq::has_concurrency_ids() {
+        let follows = "a program with few threads uses few CPUs' caches, on however many CPUs";
+        check(
+            "concurrency ids",
+            true,
+            "kept by the kernel (Linux 6.3)",
+            follows,
+        )
+    } else {
+        let follows = "caches are by CPU number: as many as CPUs the program runs on";
+        check("concurrency ids", false, "needs Linux 6.3", follows)
+    }
+}
+
+fn backend() -> Check {
+    let found = match pinfold_rseq::init(Index::Cid) {
+        Backend::Rseq(Index::Cpu) => "restartable sequences, by CPU number".to_owned(),
+        Backend::Rseq(Index::Cid) => {
+            "restartable sequences, by concurrency id (by CPU number on more than one node)"
+                .to_owned()
+        }
+        Backend::Atomic => format!("atomics: {}", pinfold_rseq::missing()),
+    };
+    let fast = pinfold_rseq::backend() != Backend::Atomic;
+    check(
+        "backend",
+        fast,
+        found,
+        "PINFOLD_RSEQ=off, cpu or cid chooses another",
+    )
+}
+
+fn membarrier() -> Check {
+    match pinfold_rseq::fence() {
+        Ok(()) => check(
+            "membarrier",
+            true,
+            "other CPUs' sections can be fenced",
+            "malloc_trim and shrink reach what every CPU has cached",
+        ),
+        Err(error) => check(
+            "membarrier",
+            false,
+            error.to_string(),
+            "what CPUs have cached stays with them; a cache cannot be destroyed",
+        ),
+    }
+}
+
+fn cpus(topology: &Topology) -> Check {
+    let found = format!(
+        "{} allowed ({}), {} online, {} possible",
+        topology.allowed.len(),
+        topology.allowed,
+        topology.online.len(),
+        topology.possible.len()
+    );
+    let restricted = topology.allowed != topology.online;
+    let follows = if restricted {
+        "affinity or a cpuset keeps this process from some CPUs; they cost nothing"
+    } else {
+        "this process may use every CPU"
+    };
+    check("CPUs", true, found, follows)
+}
+
+fn nodes(root: &Path, topology: &Topology) -> Check {
+    let with_memory = topology.with_memory.len();
+    let mut found = format!(
+        "{} ({}), {with_memory} with memory",
+        topology.nodes.len(),
+        topology.nodes
+    );
+    if topology.nodes.len() > 1 {
+        let root = root.as_os_str().as_bytes();
+        let from = NodeId(topology.nodes.iter().next().unwrap_or(0));
+        let row: Vec<String> = topology
+            .nodes
+            .iter()
+            .map(|to| topology.distance(root, from, NodeId(to)).to_string())
+            .collect();
+        found += &format!("; distances from node {}: {}", from.0, row.join(" "));
+    }
+    let follows = if with_memory > 1 {
+        "objects go back to the node they came from"
+    } else {
+        "all memory is local"
+    };
+    check("nodes", with_memory > 1, found, follows)
+}
+
+fn isolated(topology: &Topology) -> Check {
+    let quiet = !topology.isolated.is_empty() || !topology.nohz_full.is_empty();
+    let found = if quiet {
+        format!(
+            "isolated: {}; without a tick: {}",
+            topology.isolated, topology.nohz_full
+        )
+    } else {
+        "none".to_owned()
+    };
+    let follows = if quiet {
+        format!(
+            "background work belongs on CPUs {}",
+            topology.housekeeping()
+        )
+    } else {
+        "background work may run anywhere".to_owned()
+    };
+    check("isolated CPUs", quiet, found, follows)
+}
+
+fn huge_pages(root: &Path) -> Check {
+    let modes = text(root, "sys/kernel/mm/transparent_hugepage/enabled");
+    let chosen = modes
+        .split(['[', ']'])
+        .nth(1)
+        .unwrap_or("not offered")
+        .to_owned();
+    let always = chosen == "always";
+    let follows = if always {
+        "memory comes in pages of 2 MiB where it can; resident memory may be larger than asked for"
+    } else {
+        "memory comes in ordinary pages"
+    };
+    check(
+        "huge pages",
+        always,
+        format!("transparent huge pages: {chosen}"),
+        follows,
+    )
+}
+
+fn overcommit(root: &Path) -> Check {
+    let mode = text(root, "proc/sys/vm/overcommit_memory");
+    let (ok, found, follows) = match mode.as_str() {
+        "2" => (
+            false,
+            "vm.overcommit_memory is 2: what is committed is charged".to_owned(),
+            "the arena commits little at a time and has no stripes; freeing looks classes up",
+        ),
+        "" => (
+            true,
+            "vm.overcommit_memory cannot be read".to_owned(),
+            "the usual is assumed",
+        ),
+        mode => (
+            true,
+            format!("vm.overcommit_memory is {mode}: reserving costs nothing"),
+            "the arena reserves all the addresses it could need, at once",
+        ),
+    };
+    check("overcommit", ok, found, follows)
+}
+
+fn address_space(root: &Path) -> Check {
+    let limits = text(root, "proc/self/limits");
+    let line = limits
+        .lines()
+        .find(|line| line.starts_with("Max address space"));
+    let soft = line
+        .and_then(|line| line.split_whitespace().nth(3))
+        .unwrap_or("unlimited");
+    let free = soft == "unlimited";
+    let follows = if free {
+        "nothing limits the arena"
+    } else {
+        "the arena reserves three quarters of it and has no stripes"
+    };
+    check(
+        "address space",
+        free,
+        format!("RLIMIT_AS is {soft}"),
+        follows,
+    )
+}
+
+/// A file's text without the line's end; empty when it cannot be read.
+fn text(root: &Path, file: &str) -> String {
+    let text = fs::read_to_string(root.join(file)).unwrap_or_default();
+    text.trim().to_owned()
 }

@@ -18,6 +18,10 @@ static OF_CPU: [AtomicU8; MAX_INDEX] = [const { AtomicU8::new(0) }; MAX_INDEX];
 
 /// Reads the machine's nodes, once, before the first allocation. A machine that cannot be read has one.
 pub(crate) fn init() {
+    // Most machines have one node, and every process starts here: one file answers for them.
+    if !Topology::may_have_nodes(b"/") {
+        return;
+    }
     let Ok(topology) = Topology::system() else {
         return;
     };

@@ -293,6 +293,15 @@ impl Topology {
         })
     }
 
+    /// Whether there may be more than one node with memory; false for certain when there is one. Reads one file.
+    pub fn may_have_nodes(root: &[u8]) -> bool {
+        let mut text = [0u8; 512];
+        match read_file_below(root, b"sys/devices/system/node/has_memory", &mut text) {
+            Ok(text) => number(text.trim_ascii()).is_err(),
+            Err(error) => error == FileError::TooLarge,
+        }
+    }
+
     /// CPUs on which background work disturbs nobody: allowed, and neither isolated nor without a tick; all allowed ones
     /// when there is no such CPU.
     pub fn housekeeping(&self) -> CpuSet {

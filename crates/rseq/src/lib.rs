@@ -65,7 +65,10 @@ mod units;
 pub use fence::{FenceError, fence, fence_index};
 pub use selftest::{SelfTest, preemption_test, selftest};
 pub use stack::STACK_ALIGN;
-pub use state::{Backend, Index, Missing, backend, current, decided, init, missing, possible};
+pub use state::{
+    Backend, Index, Missing, backend, current, decided, has_concurrency_ids, init, missing,
+    possible,
+};
 /// Identifies the calling thread: its thread pointer, which no other living thread of the process has. One load.
 #[inline(always)]
 pub fn thread_pointer() -> usize {

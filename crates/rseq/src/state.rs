@@ -146,6 +146,12 @@ pub fn missing() -> Missing {
     }
 }
 
+/// Whether the kernel keeps concurrency ids in the areas that the C library registered.
+pub fn has_concurrency_ids() -> bool {
+    let registered = arch::SUPPORTED.then(arch::registration).flatten();
+    registered.is_some_and(|registered| registered.size >= abi::FEATURE_SIZE_MM_CID)
+}
+
 fn decide(prefer: Index) {
     let mut buffer = [0u8; 16];
     let asked = env::read("PINFOLD_RSEQ", &mut buffer);

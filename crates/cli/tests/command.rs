@@ -1,0 +1,306 @@
+//! The command as people use it.
+
+use assert_cmd::Command;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+
+fn pinfold() -> Command {
+    let mut command = Command::cargo_bin("pinfold").unwrap();
+    command
+        .env_remove("LD_PRELOAD")
+        .env_remove("PINFOLD_LIBRARY");
+    command
+}
+
+/// The text of a run's standard output and standard error.
+fn texts(command: &mut Command) -> (String, String, Option<i32>) {
+    let output = command.output().unwrap();
+    (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+        output.status.code(),
+    )
+}
+
+fn script(folder: &Path, name: &str, text: &str, mode: u32) -> PathBuf {
+    let path = folder.join(name);
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    path
+}
+
+#[test]
+fn output_input_and_status_pass_through() {
+    for stats in [&["run", "--"][..], &["run", "--stats", "--"]] {
+        let (out, _, code) = texts(
+            pinfold()
+                .args(stats)
+                .args(["sh", "-c", "cat; exit 7"])
+                .write_stdin("hello"),
+        );
+        assert_eq!((out.as_str(), code), ("hello", Some(7)), "{stats:?}");
+    }
+}
+
+#[test]
+fn the_library_is_really_there() {
+    let (out, _, code) = texts(pinfold().args(["run", "--", "cat", "/proc/self/maps"]));
+    assert_eq!(code, Some(0));
+    assert!(out.contains("libpinfold"), "{out}");
+}
+
+#[test]
+fn what_is_preloaded_already_stays() {
+    let (out, _, _) = texts(
+        pinfold()
+            .args(["run", "--", "sh", "-c", "echo $LD_PRELOAD"])
+            .env("LD_PRELOAD", "/lib/none.so"),
+    );
+    assert!(
+        out.trim_end().ends_with(":/lib/none.so") && out.contains("libpinfold"),
+        "{out}"
+    );
+}
+
+#[test]
+fn death_by_signal_is_told_as_shells_do() {
+    let (_, _, code) = texts(pinfold().args(["run", "--stats", "--", "sh", "-c", "kill -TERM $$"]));
+    assert_eq!(code, Some(128 + libc::SIGTERM));
+    // In place of the command itself, the signal is the command's.
+    let output = pinfold()
+        .args(["run", "--", "sh", "-c", "kill -TERM $$"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.signal(), Some(libc::SIGTERM));
+}
+
+#[test]
+fn signals_reach_the_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let ready = folder.path().join("ready");
+    let text = format!(
+        "trap 'echo caught; exit 5' TERM; touch {}; while :; do sleep 0.05; done",
+        ready.display()
+    );
+    let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("pinfold"))
+        .args(["run", "--stats", "--", "sh", "-c", &text])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    while !ready.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let killed = std::process::Command::new("kill")
+        .args(["-TERM", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(killed.success());
+    let output = std::io::read_to_string(child.stdout.take().unwrap()).unwrap();
+    assert_eq!(
+        (output.as_str(), child.wait().unwrap().code()),
+        ("caught\n", Some(5))
+    );
+}
+
+#[test]
+fn commands_that_cannot_start_have_the_shells_status() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = script(folder.path(), "plain", "text", 0o644);
+    for stats in [&["run", "--"][..], &["run", "--stats", "--"]] {
+        for (name, expected, words) in [
+            ("no-such-command-here", 127, "command not found"),
+            ("/no/such/file", 127, "command not found"),
+            (plain.to_str().unwrap(), 126, "cannot execute"),
+            ("/tmp", 126, "cannot execute"),
+        ] {
+            let (_, error, code) = texts(pinfold().args(stats).arg(name));
+            assert_eq!(code, Some(expected), "{name}: {error}");
+            assert!(
+                error.contains(words) && error.contains(name) && error.lines().count() == 1,
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn bad_arguments_are_refused_with_status_2() {
+    for arguments in [
+        &["run", "--nonsense", "--", "true"][..],
+        &["run"],
+        &["nonsense"],
+        &["doctor", "extra"],
+        &[],
+    ] {
+        let (_, error, code) = texts(pinfold().args(arguments));
+        assert_eq!(code, Some(2), "{arguments:?}");
+        assert!(
+            error.contains("Usage") || error.contains("usage"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_missing_library_is_named() {
+    let (_, error, code) = texts(
+        pinfold()
+            .args(["run", "--", "true"])
+            .env("PINFOLD_LIBRARY", "/no/lib.so"),
+    );
+    assert_eq!(code, Some(2));
+    assert!(
+        error.contains("/no/lib.so") && error.contains("PINFOLD_LIBRARY"),
+        "{error}"
+    );
+}
+
+#[test]
+fn statistics_count_what_the_program_did() {
+    let (_, error, code) = texts(pinfold().args(["run", "--stats", "--", "sort", "/etc/services"]));
+    assert_eq!(code, Some(0));
+    for words in [
+        "calls",
+        "requested",
+        "held",
+        "returned",
+        "sheaf hits",
+        "size",
+    ] {
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    let backend = match std::env::var("PINFOLD_RSEQ").as_deref() {
+        Ok("off") => "on atomics",
+        _ => "pinfold: process",
+    };
+    assert!(error.contains(backend), "{error}");
+}
+
+#[test]
+fn forked_processes_are_counted_too() {
+    let (_, error, _) = texts(pinfold().args([
+        "run",
+        "--stats",
+        "--",
+        "sh",
+        "-c",
+        "ls / >/dev/null; ls / >/dev/null; true",
+    ]));
+    assert!(error.contains("further processes"), "{error}");
+}
+
+#[test]
+fn nothing_stays_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, ..) = texts(
+        pinfold()
+            .args(["run", "--stats", "--", "sh", "-c", "echo $PINFOLD_STATS"])
+            .env("TMPDIR", folder.path()),
+    );
+    assert!(
+        !out.trim().is_empty() && !Path::new(out.trim()).exists(),
+        "{out}"
+    );
+}
+
+#[test]
+fn broken_pipes_end_the_command_as_usual() {
+    let text = "(yes; echo $? >&2) | head -n 1";
+    let (out, error, _) = texts(pinfold().args(["run", "--stats", "--", "sh", "-c", text]));
+    assert_eq!(out, "y\n");
+    assert!(!error.contains("Broken pipe"), "{error}");
+}
+
+#[test]
+fn static_programs_run_without_and_are_told_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = script(folder.path(), "s.c", "int main(void) { return 3; }", 0o644);
+    let program = folder.path().join("program");
+    let built = std::process::Command::new("cc")
+        .arg("-static")
+        .arg("-o")
+        .arg(&program)
+        .arg(&source)
+        .output();
+    if !built.is_ok_and(|output| output.status.success()) {
+        // Without a static C library there is no such program to try.
+        return;
+    }
+    let (_, error, code) = texts(pinfold().args(["run", "--"]).arg(&program));
+    assert_eq!(code, Some(3));
+    assert!(
+        error.contains("statically linked") && error.contains("program"),
+        "{error}"
+    );
+    let wrapper = script(
+        folder.path(),
+        "wrapper",
+        &format!("#!{}\n", program.display()),
+        0o755,
+    );
+    let (_, error, _) = texts(pinfold().args(["run", "--"]).arg(&wrapper));
+    assert!(error.contains("statically linked"), "{error}");
+}
+
+#[test]
+fn doctor_looks_and_tells() {
+    let (out, _, code) = texts(pinfold().arg("doctor"));
+    assert_eq!(code, Some(0));
+    for name in [
+        "rseq",
+        "concurrency ids",
+        "membarrier",
+        "nodes",
+        "isolated CPUs",
+        "huge pages",
+        "overcommit",
+    ] {
+        assert!(out.contains(name), "{name}: {out}");
+    }
+    let (out, ..) = texts(pinfold().args(["doctor", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert!(
+        json["checks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|check| check["ok"].is_boolean() && check["found"].is_string())
+    );
+}
+
+#[test]
+fn doctor_reads_other_machines() {
+    let root = tempfile::tempdir().unwrap();
+    for (file, text) in [
+        ("sys/devices/system/cpu/online", "0-7"),
+        ("sys/devices/system/cpu/isolated", "7"),
+        ("sys/devices/system/node/online", "0-1"),
+        ("sys/devices/system/node/node0/distance", "10 21"),
+        ("proc/sys/vm/overcommit_memory", "2"),
+    ] {
+        let path = root.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    let (out, ..) = texts(pinfold().args(["doctor", "--root"]).arg(root.path()));
+    for words in [
+        "2 (0-1)",
+        "10 21",
+        "isolated: 7",
+        "CPUs 0-6",
+        "overcommit_memory is 2",
+    ] {
+        assert!(out.contains(words), "{words}: {out}");
+    }
+    fs::write(
+        root.path().join("sys/devices/system/cpu/online"),
+        "nonsense",
+    )
+    .unwrap();
+    let (out, _, code) = texts(pinfold().args(["doctor", "--root"]).arg(root.path()));
+    assert_eq!(code, Some(0));
+    assert!(out.contains("cpu/online"), "{out}");
+}
