@@ -60,7 +60,7 @@ impl Random {
 impl Block {
     fn new(world: &World, random: &mut Random) -> Block {
         let tag = random.next() as u8;
-        let (at, size, cache) = if random.next() % 3 == 0 {
+        let (at, size, cache) = if random.next().is_multiple_of(3) {
             let cache = random.next() % world.caches.len();
             let cache_of = &world.caches[cache];
             (
@@ -75,11 +75,8 @@ impl Block {
                 1 => {
                     let at: *mut u8 = pinfold_calloc(1, size).cast();
                     // SAFETY: the block is ours and that large.
-                    assert!(
-                        unsafe { std::slice::from_raw_parts(at, size) }
-                            .iter()
-                            .all(|&byte| byte == 0)
-                    );
+                    let bytes = unsafe { std::slice::from_raw_parts(at, size) };
+                    assert!(bytes.iter().all(|&byte| byte == 0));
                     at
                 }
                 _ => pinfold_malloc(size).cast(),
@@ -164,8 +161,8 @@ fn work(world: &World, seed: usize) {
                     held.push(exchange.swap_remove(at));
                 }
             }
-            14 if random.next() % 64 == 0 => pin(random.next()),
-            15 if random.next() % 20_000 == 0 => {
+            14 if random.next().is_multiple_of(64) => pin(random.next()),
+            15 if random.next().is_multiple_of(20_000) => {
                 // On a kernel that cannot fence nothing is shrunk.
                 let _ = world.caches[random.next() % world.caches.len()].shrink();
             }

@@ -59,6 +59,7 @@ pub struct Segment {
 }
 
 /// What the slow paths know of one size class.
+#[derive(Debug, Default)]
 #[repr(C)]
 pub struct ClassRow {
     /// Bytes of an object; 0 in an unused row.

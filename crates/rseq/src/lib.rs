@@ -39,7 +39,7 @@
 //! let unit = Box::leak(Box::new([0u64; 16])).as_mut_ptr().cast::<u8>();
 //! UNITS.install(index, unit).unwrap();
 //! // A thread that has moved to another CPU meanwhile finds no unit there.
-//! // SAFETY: the offset lies in the unit, behind the header.
+//! // The offset lies in the unit, behind the header.
 //! let counted = unsafe { UNITS.add(UNIT_HEADER, 3) };
 //! if counted {
 //!     assert_eq!(unsafe { *unit.add(UNIT_HEADER).cast::<u64>() }, 3);

@@ -10,7 +10,7 @@ use crate::sys::die;
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicPtr, AtomicU64};
 
 /// Caches that can exist at once. The number of a cache is also its place in every CPU's unit.
 pub const CACHES_MOST: usize = 4096;
@@ -316,22 +316,4 @@ pub(super) fn fork_prepare() -> bool {
 pub(super) unsafe fn fork_done() {
     // SAFETY: the caller's promise.
     unsafe { NUMBERS.unlock_after_fork() };
-}
-
-impl Default for ClassRow {
-    fn default() -> Self {
-        const ZERO: AtomicU64 = AtomicU64::new(0);
-        ClassRow {
-            size: AtomicU32::new(0),
-            sheaf_capacity: AtomicU32::new(0),
-            alloc_slowpath: ZERO,
-            free_slowpath: ZERO,
-            barn_get: ZERO,
-            barn_put: ZERO,
-            refilled: ZERO,
-            flushed: ZERO,
-            slab_alloc: ZERO,
-            slab_free: ZERO,
-        }
-    }
 }

@@ -11,7 +11,7 @@
 //! | … | … |
 //! | 20480 … 32768 | 4096 |
 //!
-//! The cache of class c has number [`FIRST_SLOT`] + c, in the page map and in the units, so that neither path looks up
+//! The cache of class c has number 8 + c, in the page map and in the units, so that neither path looks up
 //! a descriptor.
 
 use super::cache::{Cache, FIRST_SLOT, by_slot};

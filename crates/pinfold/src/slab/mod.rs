@@ -239,10 +239,9 @@ impl KmemCache {
     ///
     /// What is wrong, and at which address.
     pub fn validate(&self) -> Result<(), Inconsistency> {
-        let nodes = self.descriptor.nodes().iter();
+        let mut nodes = self.descriptor.nodes().iter();
         nodes
-            .map(|node| node.validate(self.descriptor))
-            .collect::<Result<(), _>>()
+            .try_for_each(|node| node.validate(self.descriptor))
             .map_err(|(what, address)| Inconsistency { what, address })
     }
 

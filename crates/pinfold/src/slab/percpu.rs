@@ -97,12 +97,13 @@ impl Cache {
     /// Makes `sheaf` the current CPU's main one if what is there `may_go`, and keeps what was there, or else `sheaf`, as
     /// the spare or in the barn.
     fn install(&self, node: &Node, sheaf: Sheaf, may_go: impl Fn(u64) -> bool) {
+        let exchange = |word: u64| {
+            // SAFETY: the offset lies in the unit; the sheaf is the unit's once it is stored.
+            may_go(word) && unsafe { UNITS.store_if_equal(self.main(), word, sheaf.word()) }
+        };
         let old = match load(self.main()) {
-            // SAFETY: the offset lies in the unit; after the exchange the old sheaf is ours.
-            Some(word)
-                if may_go(word)
-                    && unsafe { UNITS.store_if_equal(self.main(), word, sheaf.word()) } =>
-            unsafe { Sheaf::from_word(word) },
+            // SAFETY: taken out by the exchange.
+            Some(word) if exchange(word) => unsafe { Sheaf::from_word(word) },
             _ => Some(sheaf),
         };
         if let Some(old) = old {
