@@ -110,6 +110,9 @@ pub struct MemoryArgs {
     /// Seconds until the second look at the resident memory.
     #[arg(long, default_value_t = 3)]
     pub settle: u32,
+    /// Seconds that a subject may take before it is left out.
+    #[arg(long, default_value_t = 30)]
+    pub limit: u32,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,

@@ -9,10 +9,12 @@ use crate::child::command;
 use crate::machine::Machine;
 use crate::rows;
 use crate::subjects::SubjectName;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use std::process::Stdio;
+use std::process::{Child, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// How the threads take turns.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
@@ -89,15 +91,33 @@ pub fn run(args: &MemoryArgs) -> Result<()> {
 }
 
 fn start(args: &MemoryArgs, subject: SubjectName, variant: Variant) -> Result<Sizes> {
-    let output = command(subject)?
+    let mut process = command(subject)?
         .args(["memory-child", "--subject", subject.name()])
         .args(["--variant", variant.name()])
         .args(["--threads", &args.threads.to_string()])
         .args(["--settle", &args.settle.to_string()])
-        .stderr(Stdio::inherit())
-        .output()?;
-    anyhow::ensure!(output.status.success(), "its process: {}", output.status);
-    serde_json::from_slice(&output.stdout).context("its process wrote no result")
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let limit = Duration::from_secs(u64::from(args.limit + args.settle));
+    let status = wait(&mut process, limit)?;
+    ensure!(status.success(), "its process: {status}");
+    let result = process.stdout.take().context("no pipe")?;
+    serde_json::from_reader(result).context("its process wrote no result")
+}
+
+/// Waits for a process to end, and ends it when it takes longer than `limit`: an allocator whose threads spin for a
+/// lock may need minutes where there are many more threads than CPUs.
+fn wait(process: &mut Child, limit: Duration) -> Result<ExitStatus> {
+    let start = Instant::now();
+    while start.elapsed() < limit {
+        if let Some(status) = process.try_wait()? {
+            return Ok(status);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    process.kill()?;
+    process.wait()?;
+    bail!("no result within {} s", limit.as_secs())
 }
 
 fn print(machine: &Machine, args: &MemoryArgs, rows: &[Row]) {
@@ -115,7 +135,7 @@ fn print(machine: &Machine, args: &MemoryArgs, rows: &[Row]) {
             "{:<16} {:>10} {:>10} {:>12}",
             "subject",
             "baseline",
-            "at once",
+            "after 0 s",
             format!("after {} s", args.settle)
         );
         for row in rows.iter().filter(|row| row.variant == variant) {
@@ -126,6 +146,22 @@ fn print(machine: &Machine, args: &MemoryArgs, rows: &[Row]) {
                 row.sizes.rss_bytes / 1024,
                 row.sizes.settled_rss_bytes / 1024
             );
+        }
+        targets(rows, variant);
+    }
+}
+
+/// Says how Pinfold compares with those whose half it wants to stay below, once all have settled.
+fn targets(rows: &[Row], variant: Variant) {
+    let settled = |subject| {
+        let row = (rows.iter()).find(|row| (row.subject, row.variant) == (subject, variant))?;
+        Some(row.sizes.settled_rss_bytes as f64)
+    };
+    for peer in [SubjectName::Mimalloc, SubjectName::Jemalloc] {
+        if let (Some(ours), Some(theirs)) = (settled(SubjectName::PinfoldMalloc), settled(peer)) {
+            let ratio = ours / theirs;
+            let verdict = if ratio <= 0.5 { "met" } else { "missed" };
+            println!("target pinfold-malloc / {peer}: {ratio:.3}, at most 0.5: {verdict}");
         }
     }
 }

@@ -26,3 +26,8 @@ pub mod topology;
 pub fn abort(message: core::fmt::Arguments<'_>) -> ! {
     sys::die(message)
 }
+
+/// The README's examples, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
