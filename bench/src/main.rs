@@ -18,12 +18,20 @@ mod summary;
 
 use args::{Args, Command};
 use clap::Parser;
+use std::process::ExitCode;
 
-fn main() -> anyhow::Result<()> {
-    match Args::parse().command {
+fn main() -> ExitCode {
+    let result = match Args::parse().command {
         Command::Slab(args) => slab::run(&args),
         Command::Memory(args) => memory::run(&args),
         Command::SlabChild(args) => child::serve(&args),
         Command::MemoryChild(args) => memory::child::measure(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pinfold-bench: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

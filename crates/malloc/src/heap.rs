@@ -1,7 +1,7 @@
 //! Blocks of any size and alignment: classes, runs, huge blocks.
 //!
-//! The fast paths look at [`FAST`] only. Before the first allocation, and while calls are counted, it is all zeroes, so
-//! that every call takes the slow path by the comparison that it makes anyway.
+//! The fast paths look at [`FAST`] only. Before the first allocation, while calls are counted, and on the atomic backend it
+//! is all zeroes, so that every call takes the slow path by the comparison that it makes anyway.
 
 use crate::{count, init};
 use core::alloc::Layout;
@@ -10,6 +10,7 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
 use pinfold::slab::kmalloc::{self, CLASSES, SIZES, SMALL_MOST};
+use pinfold_rseq::{Backend, backend};
 
 /// What every block is aligned to: the largest fundamental alignment of the ABIs served.
 pub(crate) const ALIGN: usize = 16;
@@ -30,8 +31,11 @@ static FAST: Fast = Fast {
     count: AtomicUsize::new(0),
 };
 
-/// Opens the fast paths, once everything behind them works.
+/// Opens the fast paths, once everything behind them works, if the backend has restartable sequences.
 pub(crate) fn open_fast_paths() {
+    if backend() == Backend::Atomic {
+        return;
+    }
     let (first, count) = page::stripes();
     FAST.first.store(first, Relaxed);
     // Release: who sees the count sees the rest. A reader that sees an old count takes the slow path.
@@ -51,7 +55,8 @@ fn in_stripes(block: *mut u8) -> bool {
 #[inline(always)]
 pub(crate) fn alloc(size: usize) -> *mut u8 {
     if size < FAST.limit.load(Relaxed) {
-        let block = kmalloc::alloc_fast(size);
+        // SAFETY: the fast paths are open, so the backend has restartable sequences.
+        let block = unsafe { kmalloc::alloc_fast(size) };
         if !block.is_null() {
             return block;
         }
@@ -131,7 +136,8 @@ fn alloc_huge(size: usize, align: usize) -> *mut u8 {
 #[inline]
 pub(crate) fn alloc_zeroed(size: usize) -> *mut u8 {
     if size < FAST.limit.load(Relaxed) {
-        let block = kmalloc::alloc_fast(size);
+        // SAFETY: the fast paths are open, so the backend has restartable sequences.
+        let block = unsafe { kmalloc::alloc_fast(size) };
         if !block.is_null() {
             // SAFETY: the block is ours and at least that large.
             unsafe { block.write_bytes(0, size) };
@@ -185,8 +191,8 @@ fn alloc_aligned_any(size: usize, align: usize) -> *mut u8 {
 pub(crate) unsafe fn free(block: *mut u8) {
     let class = page::class_in_stripes(block as usize);
     if in_stripes(block) && class < CLASSES {
-        // SAFETY: the stripe says the class; the caller gives the block up.
-        unsafe { kmalloc::free_class(block, class) };
+        // SAFETY: the stripe says the class; the caller gives the block up; the fast paths are open.
+        unsafe { kmalloc::free_class_fast(block, class) };
     } else {
         // SAFETY: the caller's promise.
         unsafe { free_slow(block) };
@@ -201,8 +207,8 @@ pub(crate) unsafe fn free(block: *mut u8) {
 #[inline(always)]
 pub(crate) unsafe fn free_sized(block: *mut u8, size: usize) {
     if in_stripes(block) && size <= SMALL_MOST {
-        // SAFETY: a small block in the stripes is of its size's class.
-        unsafe { kmalloc::free_class(block, kmalloc::class_of(size)) };
+        // SAFETY: a small block in the stripes is of its size's class; the fast paths are open.
+        unsafe { kmalloc::free_class_fast(block, kmalloc::class_of(size)) };
     } else {
         // SAFETY: the caller's promise.
         unsafe { free_slow(block) };

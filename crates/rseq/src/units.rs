@@ -186,12 +186,35 @@ impl Units {
     /// As for [`pop`](Self::pop).
     #[inline(always)]
     pub unsafe fn pop_fast(&self, offset: usize) -> *mut u8 {
-        let (cs, index) = STATE.offsets();
-        if cs == 0 {
+        if STATE.offsets().0 == 0 {
             return null_mut();
         }
+        // SAFETY: the caller's promise; the backend has restartable sequences.
+        unsafe { self.pop_rseq(offset) }
+    }
+
+    /// As [`pop`](Self::pop), for a caller that knows that the backend has restartable sequences.
+    ///
+    /// # Safety
+    ///
+    /// As for [`pop`](Self::pop), and [`backend`](crate::backend) is not [`Backend::Atomic`](crate::Backend::Atomic).
+    #[inline(always)]
+    pub unsafe fn pop_rseq(&self, offset: usize) -> *mut u8 {
+        let (cs, index) = STATE.offsets();
         // SAFETY: as in `add`.
         unsafe { arch::pop(cs, index, self.table(), offset) }
+    }
+
+    /// As [`push`](Self::push), for a caller that knows that the backend has restartable sequences.
+    ///
+    /// # Safety
+    ///
+    /// As for [`pop_rseq`](Self::pop_rseq).
+    #[inline(always)]
+    pub unsafe fn push_rseq(&self, offset: usize, item: *mut u8) -> bool {
+        let (cs, index) = STATE.offsets();
+        // SAFETY: as in `add`.
+        unsafe { arch::push(cs, index, self.table(), offset, item) }
     }
 
     /// As [`push`](Self::push), but false on the atomic backend too; see [`pop_fast`](Self::pop_fast).

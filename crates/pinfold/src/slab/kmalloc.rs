@@ -23,9 +23,6 @@ pub const CLASSES: usize = 40;
 /// The largest class's size in bytes.
 pub const SMALL_MOST: usize = 32 << 10;
 
-/// Sizes up to this one are looked up by 16 bytes, larger ones by 256.
-const FINE_MOST: usize = 1024;
-
 /// The size of each class.
 pub const SIZES: [usize; CLASSES] = {
     let mut sizes = [0; CLASSES];
@@ -42,17 +39,13 @@ pub const SIZES: [usize; CLASSES] = {
     sizes
 };
 
-/// The smallest class for sizes of `16·n`, then of `256·n`, as an offset into the units.
-static OFFSETS: [u16; TABLE] = {
-    let mut offsets = [0; TABLE];
+/// The smallest class for sizes of `16·n`, as an offset into the units. 4 KiB, of which a program touches what it uses;
+/// one table without a second, coarser one for large sizes saves the fast path a branch.
+static OFFSETS: [u16; SMALL_MOST / 16 + 1] = {
+    let mut offsets = [0; SMALL_MOST / 16 + 1];
     let (mut at, mut class) = (0, 0);
-    while at < TABLE {
-        let size = if at <= FINE_MOST / 16 {
-            16 * at
-        } else {
-            256 * (at - COARSE)
-        };
-        while SIZES[class] < size {
+    while at < offsets.len() {
+        while SIZES[class] < 16 * at {
             class += 1;
         }
         offsets[at] = ((FIRST_SLOT + class) * 8) as u16;
@@ -61,20 +54,11 @@ static OFFSETS: [u16; TABLE] = {
     offsets
 };
 
-/// What is added to a coarse index to get its place behind the fine ones.
-const COARSE: usize = FINE_MOST / 16 - FINE_MOST / 256;
-const TABLE: usize = COARSE + SMALL_MOST / 256 + 1;
-
 /// The offset into the units of the class for `size` bytes, at most [`SMALL_MOST`].
 #[inline(always)]
 fn offset_of(size: usize) -> usize {
-    let at = if size <= FINE_MOST {
-        size.div_ceil(16)
-    } else {
-        COARSE + size.div_ceil(256)
-    };
-    // SAFETY: both indexes are within the table for sizes up to `SMALL_MOST`, which every caller checks.
-    usize::from(*unsafe { OFFSETS.get_unchecked(at) })
+    // SAFETY: the index is within the table for sizes up to `SMALL_MOST`, which every caller checks.
+    usize::from(*unsafe { OFFSETS.get_unchecked(size.div_ceil(16)) })
 }
 
 /// The class for `size` bytes, at most [`SMALL_MOST`].
@@ -119,10 +103,29 @@ pub fn init() -> bool {
 
 /// As [`alloc`], but null also when the common path cannot serve it: for a caller that goes on with `alloc` then, and
 /// whose own fast path shall contain no call.
+///
+/// # Safety
+///
+/// [`pinfold_rseq::backend`] is not `Atomic`.
 #[inline(always)]
-pub fn alloc_fast(size: usize) -> *mut u8 {
-    // SAFETY: the offset is a cache's, which lies in the units.
-    unsafe { UNITS.pop_fast(offset_of(size)) }
+pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
+    // SAFETY: the offset is a cache's, which lies in the units; the caller's promise.
+    unsafe { UNITS.pop_rseq(offset_of(size)) }
+}
+
+/// As [`free_class`], for a caller that knows the backend.
+///
+/// # Safety
+///
+/// As there, and [`pinfold_rseq::backend`] is not `Atomic`.
+#[inline(always)]
+pub unsafe fn free_class_fast(block: *mut u8, class: usize) {
+    let offset = (FIRST_SLOT + class) * 8;
+    // SAFETY: the offset is a cache's; the block is given up; the caller's promise.
+    if !unsafe { UNITS.push_rseq(offset, block) } {
+        // SAFETY: the caller's promise.
+        unsafe { free_slow(block, offset) };
+    }
 }
 
 /// A block of at least `size` bytes, at most [`SMALL_MOST`], aligned to 16 bytes; null when the system has no memory or
