@@ -23,9 +23,14 @@ pub fn run(args: &SlabArgs) -> Result<()> {
     for round in 0..args.rounds as usize {
         for &cell in &cells {
             let threads = cell.scenario.threads(pool.len());
-            // Every subject takes every place in the order, so that none always follows the same one.
-            for turn in 0..runners.len() {
-                let place = (round + turn) % runners.len();
+            // Each round begins with another subject, and goes the other way than the one before: what a neighbour
+            // in the order leaves in the caches falls on all.
+            let count = runners.len();
+            for turn in 0..count {
+                let place = match round % 2 {
+                    0 => (round + turn) % count,
+                    _ => (round + count - turn) % count,
+                };
                 let (subject, runner) = &mut runners[place];
                 for timing in runner.measure(cell)? {
                     rows.add(*subject, cell, timing, threads);
