@@ -20,8 +20,9 @@ pub const FIRST_SLOT: usize = pinfold_rseq::UNIT_HEADER / 8;
 const KEPT_SLOTS: usize = page::STRIPES;
 /// Bytes of the largest object.
 pub const OBJECT_MOST: usize = 64 << 10;
-/// Objects above this size have slabs of four granules, so that a slab holds at least four of them.
-const SMALL_SLAB: usize = 4096;
+/// Objects above this size have slabs of four granules: 64 KiB hold so few of them that making and returning slabs would
+/// show in the cost of an object. Pages of a slab that were never used take no memory.
+const SMALL_SLAB: usize = 256;
 /// Bytes in a sheaf, up to [`CAPACITY_MOST`] objects and at least [`CAPACITY_LEAST`].
 const SHEAF_BYTES: usize = 64 << 10;
 const CAPACITY_LEAST: usize = 4;
