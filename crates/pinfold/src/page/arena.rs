@@ -17,19 +17,20 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 
-/// Granules that may stay dirty before the oldest of the arena at hand are purged at once: a 64th of the physical memory,
-/// 16 MiB … 256 MiB, so that a program that frees and allocates in waves does not fault its pages in again.
+/// Granules that may stay dirty before some are purged at once: 1 % of the physical memory and at least 16 MiB, so that a
+/// program that frees and allocates in waves does not fault its pages in again.
 fn dirty_most() -> usize {
     static MOST: AtomicUsize = AtomicUsize::new(0);
     match MOST.load(Relaxed) {
         0 => {
-            let most = (sys::physical_memory() / 64).clamp(16 << 20, 256 << 20) / GRANULE;
+            let most = (sys::physical_memory() / 100).max(16 << 20) / GRANULE;
             MOST.store(most, Relaxed);
             most
         }
         most => most,
     }
 }
+
 /// How long a free run stays dirty, in milliseconds. Peers: mimalloc 1 s, jemalloc 10 s.
 const DIRTY_FOR: u32 = 1000;
 /// Every how many calls the clock is looked at.
@@ -73,6 +74,38 @@ static CHUNKS: [Lock<u32>; MAX_NODES] = [const { Lock::new(0) }; MAX_NODES];
 
 /// Granules in dirty runs of all arenas.
 static DIRTY: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts granules that their holder keeps without using them just now as dirty, until [`unkeep`].
+pub(crate) fn keep(granules: usize) {
+    DIRTY.fetch_add(granules, Relaxed);
+}
+
+/// Whether more is dirty than may be. Then [`relieve`], and who keeps something gives it back.
+pub(crate) fn too_much_dirty() -> bool {
+    DIRTY.load(Relaxed) > dirty_most()
+}
+
+/// Purges free runs, of one arena after the other, until no more is dirty than may be, or no free run is.
+pub(crate) fn relieve() {
+    for _ in places() {
+        let mut excess = DIRTY.load(Relaxed).saturating_sub(dirty_most());
+        if excess == 0 {
+            return;
+        }
+        let place = next_in_turn();
+        if let Some(arena) = arena_at(place).lock() {
+            drop(purge(arena, place, |free| {
+                let run = (excess > 0).then(|| free.take_oldest(None)).flatten();
+                run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
+            }));
+        }
+    }
+}
+
+/// Takes back what [`keep`] counted.
+pub(crate) fn unkeep(granules: usize) {
+    DIRTY.fetch_sub(granules, Relaxed);
+}
 
 /// Bytes in runs that are one block each.
 static LARGE_IN_USE: AtomicUsize = AtomicUsize::new(0);
@@ -212,18 +245,12 @@ pub unsafe fn free_run(start: NonNull<u8>) {
     arena.give(place, head, granules, State::Dirty);
     arena.tick(place);
     let (calls, now) = (arena.calls, arena.now);
-    let mut excess = DIRTY.load(Relaxed).saturating_sub(dirty_most());
-    if excess > 0 {
-        drop(purge(arena, place, |free| {
-            let run = (excess > 0).then(|| free.take_oldest(None)).flatten();
-            run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
-        }));
-    } else {
-        drop(arena);
-        if calls == 0 {
-            purge_aged(place, now);
-            purge_aged(next_in_turn(), now);
-        }
+    drop(arena);
+    if too_much_dirty() {
+        relieve();
+    } else if calls == 0 {
+        purge_aged(place, now);
+        purge_aged(next_in_turn(), now);
     }
 }
 

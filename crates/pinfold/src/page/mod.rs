@@ -19,8 +19,8 @@
 //!
 //! # When memory goes back to the system
 //!
-//! A free run that stays dirty for a second is purged by a later call of the arena; and whenever more than a 64th of the
-//! physical memory is dirty (16 MiB … 256 MiB), the oldest are purged at once. Huge blocks are unmapped at once.
+//! A free run that stays dirty for a second is purged by a later call of the arena; and whenever more than 1 % of the
+//! physical memory is dirty, or 16 MiB if that is more, some are purged at once. Huge blocks are unmapped at once.
 
 mod arena;
 mod free_runs;
@@ -28,7 +28,7 @@ mod huge;
 mod meta;
 
 pub use arena::{alloc_run, free_run, large_in_use, trim};
-pub(crate) use arena::{fork_done, fork_prepare};
+pub(crate) use arena::{fork_done, fork_prepare, keep, relieve, too_much_dirty, unkeep};
 pub use huge::{
     alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size,
     total as huge_total,

@@ -10,7 +10,7 @@ use crate::sys::die;
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU64};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 
 /// Caches that can exist at once. The number of a cache is also its place in every CPU's unit.
 pub const CACHES_MOST: usize = 4096;
@@ -92,6 +92,9 @@ impl core::error::Error for CacheError {}
 static REGISTRY: [AtomicPtr<Cache>; CACHES_MOST] =
     [const { AtomicPtr::new(null_mut()) }; CACHES_MOST];
 
+/// One more than the largest number ever used.
+static USED: AtomicUsize = AtomicUsize::new(FIRST_SLOT + 1);
+
 /// Descriptors of destroyed caches, by number, to be used again, and the next number never used.
 struct Numbers {
     free: [u16; CACHES_MOST],
@@ -164,6 +167,7 @@ impl Cache {
         let cache = memory.cast::<Cache>().as_ptr();
         // SAFETY: zeroed memory of the right layout, which is ours.
         unsafe { cache.write(Cache::new(name, size, slot as u16, constructor, nodes)) };
+        USED.fetch_max(slot + 1, Relaxed);
         // Release pairs with the acquire in `by_slot`.
         REGISTRY[slot].store(cache, Release);
         // SAFETY: written above; lives for ever.
@@ -297,6 +301,16 @@ impl Cache {
             )),
         }
     }
+}
+
+/// The cache whose turn it is, of all numbers that were ever used.
+pub(super) fn in_turn(turn: u32) -> Option<&'static Cache> {
+    by_slot(FIRST_SLOT + turn as usize % used())
+}
+
+/// How many numbers were ever used, at least 1.
+pub(super) fn used() -> usize {
+    USED.load(Relaxed) - FIRST_SLOT
 }
 
 /// Calls `f` for every cache there is.

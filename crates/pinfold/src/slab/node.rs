@@ -16,11 +16,18 @@ use core::sync::atomic::{AtomicBool, AtomicPtr};
 /// Empty sheaves that a barn keeps; more go to the pool that all caches share.
 const EMPTY_MOST: usize = 10;
 
+/// How long something must have been idle to be given back, in milliseconds.
+const IDLE_FOR: u32 = 1000;
+
 /// What the node's lock protects.
 pub(super) struct Stock {
     full: SheafList,
     empty: SheafList,
     pub(super) slabs: Slabs,
+    /// The fewest full sheaves there were since [`Node::release_idle`] last looked.
+    idle: usize,
+    /// When it looked, in milliseconds, wrapping.
+    looked: u32,
 }
 
 // SAFETY: sheaves in the lists and slabs belong to whoever holds the lock.
@@ -43,6 +50,8 @@ impl Node {
                 full: SheafList::new(),
                 empty: SheafList::new(),
                 slabs: Slabs::new(),
+                idle: 0,
+                looked: 0,
             }),
             set_aside: AtomicPtr::new(null_mut()),
             forking: AtomicBool::new(false),
@@ -78,6 +87,7 @@ impl Node {
             if let Some(empty) = empty {
                 stock.put_empty(empty);
             }
+            stock.idle = stock.idle.min(stock.full.length);
             count(&cache.row().barn_get, 1);
             return Ok(full);
         }
@@ -192,6 +202,33 @@ impl Node {
             sheaf.discard();
         }
         stock.slabs.shrink(cache)
+    }
+
+    /// Gives back what nobody needed since the last call, if that is [`IDLE_FOR`] ago: objects of full sheaves to their
+    /// slabs, empty slabs to the arena.
+    pub(super) fn release_idle(&self, cache: &Cache, now: u32) {
+        let Some(mut stock) = self.stock.lock() else {
+            return;
+        };
+        if now.wrapping_sub(stock.looked) < IDLE_FOR {
+            return;
+        }
+        stock.looked = now;
+        for _ in 0..stock.idle {
+            if let Some(mut sheaf) = stock.full.take() {
+                self.flush(cache, &mut stock, &mut sheaf);
+                stock.put_empty(sheaf);
+            }
+        }
+        stock.idle = stock.full.length;
+        stock.slabs.release_idle(cache);
+    }
+
+    /// Gives all empty slabs back.
+    pub(super) fn release_empty(&self, cache: &Cache) {
+        if let Some(mut stock) = self.stock.lock() {
+            stock.slabs.shrink(cache);
+        }
     }
 
     /// Objects in nobody's slab: in hands, in sheaves of CPUs, in the barn.

@@ -25,9 +25,11 @@ use super::cache::{self, CACHES_MOST, Cache, count};
 use super::node::Node;
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
 use crate::lock::Lock;
-use crate::{nodes, page};
+use crate::{nodes, page, sys};
 use core::alloc::Layout;
 use core::ptr::null_mut;
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::{FenceError, Index, Units, fence, possible};
 
 /// Bytes from the main sheaves' words to the spares'.
@@ -74,6 +76,48 @@ fn load(offset: usize) -> Option<u64> {
         // SAFETY: as above.
         prepare().then(|| unsafe { UNITS.load(offset) })?
     })
+}
+
+/// Every how many slow paths another cache is looked at.
+const TICK: u32 = 64;
+
+/// Now and then lets a cache, another each time, give back what it does not need: also caches that are not used any more
+/// come back to mind as long as any is.
+fn tick() {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let calls = CALLS.fetch_add(1, Relaxed);
+    if calls.is_multiple_of(TICK)
+        && let Some(cache) = cache::in_turn(calls / TICK)
+    {
+        let now = sys::coarse_milliseconds() as u32;
+        cache
+            .nodes()
+            .iter()
+            .for_each(|node| node.release_idle(cache, now));
+    }
+}
+
+/// When too much memory is dirty, lets other caches than `own` give their empty slabs back, and as a last resort `own`, whose
+/// slabs are the likeliest to be used again at once.
+#[cold]
+fn relieve(own: &Cache) {
+    static TURN: AtomicU32 = AtomicU32::new(0);
+    page::relieve();
+    for _ in 0..cache::used() {
+        if !page::too_much_dirty() {
+            return;
+        }
+        let next = cache::in_turn(TURN.fetch_add(1, Relaxed));
+        if let Some(cache) = next.filter(|cache| !core::ptr::eq(*cache, own)) {
+            cache
+                .nodes()
+                .iter()
+                .for_each(|node| node.release_empty(cache));
+            page::relieve();
+        }
+    }
+    own.nodes().iter().for_each(|node| node.release_empty(own));
+    page::relieve();
 }
 
 impl Cache {
@@ -155,6 +199,7 @@ impl Cache {
         let number = nodes::current();
         let node = &self.nodes()[number];
         count(&self.row().alloc_slowpath, 1);
+        tick();
         let sheaf = match self.take_spare() {
             Some(spare) if !spare.is_empty() => Ok(spare),
             other => node.exchange_for_full(self, number, other),
@@ -191,6 +236,10 @@ impl Cache {
         }
         let node = &self.nodes()[nodes::current()];
         count(&self.row().free_slowpath, 1);
+        tick();
+        if page::too_much_dirty() {
+            relieve(self);
+        }
         let sheaf = match self.take_spare() {
             Some(spare) if !spare.is_full() => Ok(spare),
             mut other => {

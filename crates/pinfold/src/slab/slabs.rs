@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | full | 0 | none: only its objects know it |
 //! | partial | 1 … n−1 | partial list |
-//! | empty | n | partial list, at its end; beyond [`EMPTY_MOST`] the run goes back to the arena |
+//! | empty | n | list of empty slabs, until they have been idle for long, or too much is dirty in the process |
 //!
 //! "Free" means not in anybody's hands and in no sheaf. Each slab has a bit per object, set while the object is free,
 //! in its frame: the objects themselves are neither read nor written. All under the node's lock.
@@ -20,8 +20,6 @@ use core::ptr::NonNull;
 
 /// Objects in a slab at most: what the frame has bits for.
 pub(super) const OBJECTS_MOST: usize = 4096;
-/// Empty slabs that a node keeps for a cache.
-const EMPTY_MOST: usize = 2;
 /// No slab.
 const NIL: u32 = u32::MAX;
 
@@ -42,10 +40,13 @@ const _: () = assert!(size_of::<Slab>() <= page::PRIVATE);
 
 /// A node's slabs that have free objects.
 pub(super) struct Slabs {
+    /// The partial list.
     first: u32,
-    last: u32,
-    /// Empty slabs in the list.
+    /// The empty slabs, last in first out: the next to be used was used last, and is still in the processor's caches.
+    first_empty: u32,
     empty: usize,
+    /// The fewest empty slabs there were since [`release_idle`](Self::release_idle) last looked.
+    idle: usize,
     /// Slabs in all: full, partial and empty.
     pub(super) count: usize,
 }
@@ -73,8 +74,9 @@ impl Slabs {
     pub(super) const fn new() -> Self {
         Slabs {
             first: NIL,
-            last: NIL,
+            first_empty: NIL,
             empty: 0,
+            idle: 0,
             count: 0,
         }
     }
@@ -86,15 +88,12 @@ impl Slabs {
     pub(super) fn take(&mut self, cache: &Cache, node: usize, slots: &mut [*mut u8]) -> usize {
         let mut left = slots.len();
         while left > 0 {
-            if self.first == NIL && !self.add_slab(cache, node) {
+            if self.first == NIL && !self.use_empty(cache) && !self.add_slab(cache, node) {
                 break;
             }
             let index = self.first;
             // SAFETY: a slab of the list; the caller holds the lock.
             let slab = unsafe { slab(index) };
-            if slab.free as usize == cache.per_slab {
-                self.empty -= 1;
-            }
             let taken = slab.take(cache.size, &mut slots[..left]);
             left -= taken;
             if slab.free == 0 {
@@ -128,14 +127,33 @@ impl Slabs {
         }
     }
 
-    /// A slab has become empty: keep it for later, at the end of the list, or give its run back.
+    /// A slab has become empty: keep it for later. It counts as dirty memory meanwhile.
     fn retire(&mut self, cache: &Cache, index: u32) {
-        if self.empty < EMPTY_MOST {
-            self.empty += 1;
-            self.link_last(index);
-        } else {
-            self.release(cache, index);
+        page::keep(cache.granules);
+        // SAFETY: the slab is in no list; the caller holds the lock.
+        unsafe { slab(index) }.next = self.first_empty;
+        self.first_empty = index;
+        self.empty += 1;
+    }
+
+    /// Takes an empty slab off its list.
+    fn take_empty(&mut self, cache: &Cache) -> Option<u32> {
+        let index = self.first_empty;
+        if index == NIL {
+            return None;
         }
+        // SAFETY: a slab of the list; the caller holds the lock.
+        self.first_empty = unsafe { slab(index) }.next;
+        self.empty -= 1;
+        self.idle = self.idle.min(self.empty);
+        page::unkeep(cache.granules);
+        Some(index)
+    }
+
+    /// Puts an empty slab into the partial list, to be used.
+    fn use_empty(&mut self, cache: &Cache) -> bool {
+        let empty = self.take_empty(cache);
+        empty.inspect(|&index| self.link_first(index)).is_some()
     }
 
     fn release(&mut self, cache: &Cache, index: u32) {
@@ -151,18 +169,22 @@ impl Slabs {
 
     /// Gives the runs of all empty slabs back; returns how many.
     pub(super) fn shrink(&mut self, cache: &Cache) -> usize {
-        let (mut index, mut released) = (self.first, 0);
-        while index != NIL {
-            // SAFETY: a slab of the list; the caller holds the lock.
-            let slab = unsafe { slab(index) };
-            let (this, free) = (index, slab.free as usize);
-            index = slab.next;
-            if free == cache.per_slab {
-                self.unlink(this);
-                self.empty -= 1;
-                self.release(cache, this);
-                released += 1;
-            }
+        self.release_empty(cache, usize::MAX)
+    }
+
+    /// Gives as many empty slabs back as were never needed since the last call.
+    pub(super) fn release_idle(&mut self, cache: &Cache) {
+        self.release_empty(cache, self.idle);
+        self.idle = self.empty;
+    }
+
+    fn release_empty(&mut self, cache: &Cache, most: usize) -> usize {
+        let mut released = 0;
+        while released < most
+            && let Some(index) = self.take_empty(cache)
+        {
+            self.release(cache, index);
+            released += 1;
         }
         released
     }
@@ -177,12 +199,12 @@ impl Slabs {
             used += cache.per_slab - slab.free as usize;
             index = slab.next;
         }
-        used + (self.count - listed) * cache.per_slab
+        used + (self.count - listed - self.empty) * cache.per_slab
     }
 
     /// Checks the invariants of every slab in the list; says what is wrong, and at which slab.
     pub(super) fn validate(&self, cache: &Cache) -> Result<(), (&'static str, *const u8)> {
-        let (mut index, mut before, mut empty) = (self.first, NIL, 0);
+        let (mut index, mut before) = (self.first, NIL);
         while index != NIL {
             // SAFETY: a slab of the list; the caller holds the lock.
             let slab = unsafe { slab(index) };
@@ -194,7 +216,7 @@ impl Slabs {
             if !core::ptr::eq(slab.cache, cache) {
                 return Err(("slab of another cache in the list", start));
             }
-            if bits != slab.free || bits == 0 {
+            if bits != slab.free || bits == 0 || bits as usize == cache.per_slab {
                 return Err(("count of free objects is wrong", start));
             }
             if slab.prev != before {
@@ -206,11 +228,19 @@ impl Slabs {
             {
                 return Err(("free object below the hint", start));
             }
-            empty += usize::from(bits as usize == cache.per_slab);
             (before, index) = (index, slab.next);
         }
-        if empty != self.empty || before != self.last {
-            return Err(("partial list is broken", core::ptr::null()));
+        let (mut index, mut empty) = (self.first_empty, 0);
+        while index != NIL {
+            // SAFETY: a slab of the list; the caller holds the lock.
+            let slab = unsafe { slab(index) };
+            if slab.free as usize != cache.per_slab {
+                return Err(("slab in use among the empty ones", slab.start.cast_const()));
+            }
+            (index, empty) = (slab.next, empty + 1);
+        }
+        if empty != self.empty {
+            return Err(("count of empty slabs is wrong", core::ptr::null()));
         }
         Ok(())
     }
@@ -241,7 +271,6 @@ impl Slabs {
             }
         }
         self.count += 1;
-        self.empty += 1;
         super::cache::count(&cache.row().slab_alloc, 1);
         self.link_first(index);
         true
@@ -252,27 +281,11 @@ impl Slabs {
         // SAFETY: here and below: slabs of this node; the caller holds the lock.
         unsafe {
             (slab(index).prev, slab(index).next) = (NIL, next);
-            if next == NIL {
-                self.last = index;
-            } else {
+            if next != NIL {
                 slab(next).prev = index;
             }
         }
         self.first = index;
-    }
-
-    fn link_last(&mut self, index: u32) {
-        let prev = self.last;
-        // SAFETY: as in `link_first`.
-        unsafe {
-            (slab(index).prev, slab(index).next) = (prev, NIL);
-            if prev == NIL {
-                self.first = index;
-            } else {
-                slab(prev).next = index;
-            }
-        }
-        self.last = index;
     }
 
     fn unlink(&mut self, index: u32) {
@@ -285,9 +298,7 @@ impl Slabs {
             } else {
                 slab(prev).next = next;
             }
-            if next == NIL {
-                self.last = prev;
-            } else {
+            if next != NIL {
                 slab(next).prev = prev;
             }
         }
