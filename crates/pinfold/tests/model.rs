@@ -20,8 +20,9 @@ struct Lock {
     data: UnsafeCell<usize>,
 }
 
-// The lock hands the data to one thread at a time; loom checks that.
+// SAFETY: the lock hands the data to one thread at a time; loom checks that.
 unsafe impl Sync for Lock {}
+// SAFETY: as above.
 unsafe impl Send for Lock {}
 
 impl Lock {
@@ -98,12 +99,14 @@ fn the_lock_excludes_and_wakes() {
         enter(&lock, 6);
         others.into_iter().for_each(|other| other.join().unwrap());
         lock.lock(8);
+        // SAFETY: the lock is held; loom checks it.
         assert_eq!(lock.data.with(|data| unsafe { *data }), 3);
     });
 }
 
 fn enter(lock: &Lock, me: u64) {
     lock.lock(me);
+    // SAFETY: the lock is held; loom checks it.
     lock.data.with_mut(|data| unsafe { *data += 1 });
     lock.unlock();
 }
