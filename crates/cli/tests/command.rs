@@ -159,6 +159,19 @@ fn a_missing_library_is_named() {
 }
 
 #[test]
+fn a_path_that_the_loader_cannot_take_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = script(folder.path(), "lib pinfold.so", "", 0o755);
+    let (_, error, code) = texts(
+        pinfold()
+            .args(["run", "--", "true"])
+            .env("PINFOLD_LIBRARY", &library),
+    );
+    assert_eq!(code, Some(2));
+    assert!(error.contains("space or a colon"), "{error}");
+}
+
+#[test]
 fn statistics_count_what_the_program_did() {
     let (_, error, code) = texts(pinfold().args(["run", "--stats", "--", "sort", "/etc/services"]));
     assert_eq!(code, Some(0));

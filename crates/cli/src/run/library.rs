@@ -10,6 +10,22 @@ const VARIABLE: &str = "PINFOLD_LIBRARY";
 
 /// Looks for the library: where `PINFOLD_LIBRARY` says; beside an installed command, in `../lib`; beside a built one.
 pub fn find() -> Result<PathBuf> {
+    let library = look()?;
+    if library
+        .as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .any(|byte| b" :".contains(byte))
+    {
+        bail!(
+            "{} has a space or a colon in its path, which the loader takes for the end of a name; put the library elsewhere and set {VARIABLE} to its path",
+            library.display()
+        );
+    }
+    Ok(library)
+}
+
+fn look() -> Result<PathBuf> {
     if let Some(path) = env::var_os(VARIABLE) {
         let path = PathBuf::from(path);
         return match path.canonicalize() {
