@@ -36,12 +36,12 @@ pub fn main(options: &[&str]) -> Result<()> {
     };
     copy(&release.join("pinfold"), &to.join("bin/pinfold"), 0o755)?;
     copy(
-        &release.join("libpinfold_malloc.so"),
+        &release.join("libpinfold_preload.so"),
         &to.join("lib/libpinfold.so"),
         0o755,
     )?;
     copy(
-        &release.join("libpinfold_malloc.a"),
+        &release.join("libpinfold_preload.a"),
         &to.join("lib/libpinfold.a"),
         0o644,
     )?;
@@ -58,10 +58,7 @@ pub fn main(options: &[&str]) -> Result<()> {
 }
 
 fn build() -> Result<()> {
-    for package in [
-        &["-p", "pinfold-malloc", "--features", "override"][..],
-        &["-p", "pinfold-cli"],
-    ] {
+    for package in [&["-p", "pinfold-preload"][..], &["-p", "pinfold-cli"]] {
         let status = Command::new(env!("CARGO"))
             .args(["build", "--release"])
             .args(package)

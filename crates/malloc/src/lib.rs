@@ -1,5 +1,4 @@
-//! Pinfold as a program's allocator: [`Pinfold`] for Rust, the C malloc family, and the shared library that
-//! `pinfold run` preloads.
+//! Pinfold as a program's allocator: [`Pinfold`] for Rust, and the C malloc family.
 //!
 //! ```
 //! #[global_allocator]
@@ -18,23 +17,37 @@
 //!
 //! `heap::free` asks the page map whose the address is, and pushes the block onto the sheaf of its class.
 //!
-//! # Features
-//!
-//! `override` defines `malloc`, `free` and the others under their own names. Without it only the prefixed names of
-//! `pinfold.h` are there, and a Rust program's C parts keep the system's allocator.
+//! The C family has prefixed names here, so that a Rust program's C parts keep the system's allocator. `pinfold-preload`, which
+//! becomes `libpinfold.so`, gives it its own names.
 #![no_std]
-
-// Only for the panic handler that a shared library needs; no path that allocates calls into it.
-extern crate std;
 
 pub mod c;
 mod count;
 mod heap;
 mod init;
-#[cfg(feature = "override")]
-mod overrides;
 
 use core::alloc::{GlobalAlloc, Layout};
+
+/// The two calls that a library with names of its own wants inlined in them.
+#[doc(hidden)]
+pub mod inlined {
+    /// As [`pinfold_malloc`](crate::c::pinfold_malloc).
+    #[inline(always)]
+    pub fn alloc(size: usize) -> *mut u8 {
+        crate::heap::alloc(size)
+    }
+
+    /// As [`pinfold_free`](crate::c::pinfold_free).
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn free(block: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { crate::heap::free(block) };
+    }
+}
 
 /// The allocator, for `#[global_allocator]`. All instances are the same.
 ///

@@ -41,8 +41,8 @@ fn look() -> Result<PathBuf> {
         here.join("../lib/aarch64-linux-gnu/libpinfold.so"),
         here.join("libpinfold.so"),
         // Cargo leaves a dependency's shared library here.
-        here.join("deps/libpinfold_malloc.so"),
-        here.join("libpinfold_malloc.so"),
+        here.join("deps/libpinfold_preload.so"),
+        here.join("libpinfold_preload.so"),
     ];
     let found = places.iter().find_map(|place| place.canonicalize().ok());
     let Some(found) = found else {

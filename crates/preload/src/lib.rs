@@ -1,9 +1,15 @@
-//! The C family under its own names, so that a preloaded library replaces the system's.
+//! The C malloc family under its own names: what `libpinfold.so` replaces the system's with, when a program is linked with
+//! it or it is preloaded.
 //!
-//! Each name has the semantics of its prefixed counterpart in [`c`](crate::c), which is where they are described.
+//! Each name has the semantics of its prefixed counterpart in [`c`], which is where they are described.
+#![no_std]
 
-use crate::c::{self, Mallinfo2};
+// Only for the panic handler that a shared library needs; no path that allocates calls into it.
+extern crate std;
+
 use core::ffi::{c_int, c_void};
+use pinfold_malloc::c::{self, Mallinfo2};
+use pinfold_malloc::inlined;
 
 macro_rules! own_names {
     ($($name:ident = $target:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
@@ -41,7 +47,7 @@ own_names! {
 /// As [`pinfold_malloc`](c::pinfold_malloc), inlined rather than called.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc(size: usize) -> *mut c_void {
-    crate::heap::alloc(size).cast()
+    inlined::alloc(size).cast()
 }
 
 /// As [`pinfold_free`](c::pinfold_free), inlined rather than called.
@@ -52,5 +58,5 @@ pub extern "C" fn malloc(size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(block: *mut c_void) {
     // SAFETY: the caller's promise.
-    unsafe { crate::heap::free(block.cast()) };
+    unsafe { inlined::free(block.cast()) };
 }
