@@ -116,6 +116,16 @@ pub(crate) unsafe fn purge(at: *mut u8, size: usize) -> bool {
     keep_errno(|| unsafe { libc::madvise(at.cast(), size, libc::MADV_DONTNEED) == 0 })
 }
 
+/// Lets the kernel back pages with huge ones where it can; it may refuse.
+///
+/// # Safety
+///
+/// `[at, at + size)` are whole pages of a mapping of ours.
+pub(crate) unsafe fn prefer_huge(at: *mut u8, size: usize) {
+    // SAFETY: the caller's promise; this changes how memory is backed, not what it holds.
+    keep_errno(|| unsafe { libc::madvise(at.cast(), size, libc::MADV_HUGEPAGE) });
+}
+
 /// Grows or shrinks a mapping, moving it when it must.
 ///
 /// # Safety

@@ -9,7 +9,7 @@
 //!   per granule for whoever holds the run. Objects themselves carry no headers.
 //! * **page map**: one 16-bit entry per granule that says whose it is: 0 nobody's, [`LARGE`] a block of its own, else
 //!   the number of a cache. One load, and no lock: an entry only changes while its granule is nobody's.
-//! * **stripe**: the reservation's first part consists of 64 MiB chunks, each of 64 stripes of 1 MiB. Stripe c of every chunk
+//! * **stripe**: the reservation's first part consists of 128 MiB chunks, each of 64 stripes of 2 MiB. Stripe c of every chunk
 //!   holds slabs of size class c and nothing else. So the class of a block is six bits of its address, and freeing it
 //!   reads no memory but the CPU's own unit. The second part is **mixed**: everything else, and classes too when their
 //!   stripes cannot be had (under `RLIMIT_AS`, or with `vm.overcommit_memory=2`, where a chunk is charged whole).
@@ -54,7 +54,7 @@ pub const HUGE: usize = 2 << 20;
 pub const LARGE: u16 = u16::MAX;
 
 /// log2 of the bytes in a stripe.
-pub const STRIPE_SHIFT: u32 = 20;
+pub const STRIPE_SHIFT: u32 = 21;
 /// Stripes in a chunk that belong to classes; an address has six bits for them, the last stripes stay empty.
 pub const STRIPES: usize = 48;
 const STRIPE_GRANULES: u32 = 1 << (STRIPE_SHIFT - GRANULE_SHIFT);
