@@ -109,8 +109,8 @@ impl Node {
         }
     }
 
-    /// A sheaf with room in exchange for a full one, or for none: the full one goes to the barn, or when that has
-    /// enough, its objects go to their slabs.
+    /// A sheaf with room in exchange for a full one, or for none: the full one goes to the barn, and when that has enough,
+    /// the oldest one's objects go to their slabs.
     ///
     /// Returns the sheaf given when the lock cannot be had, and nothing when there is no memory for a first sheaf.
     pub(super) fn exchange_for_empty(
@@ -121,13 +121,12 @@ impl Node {
         let Some(mut stock) = self.stock.lock() else {
             return Err(full);
         };
-        if let Some(mut sheaf) = full {
-            if stock.full.length >= cache.barn_most {
-                self.flush(cache, &mut stock, &mut sheaf);
-                return Ok(sheaf);
-            }
+        if let Some(sheaf) = full {
             count(&cache.row().barn_put, 1);
             stock.full.put(sheaf);
+            if let Some(emptied) = self.flush_oldest(cache, &mut stock) {
+                return Ok(emptied);
+            }
         }
         match stock.empty.take() {
             Some(sheaf) => Ok(sheaf),
@@ -146,13 +145,24 @@ impl Node {
         };
         if sheaf.is_empty() {
             stock.put_empty(sheaf);
-        } else if stock.full.length < cache.barn_most {
-            count(&cache.row().barn_put, 1);
-            stock.full.put(sheaf);
-        } else {
-            self.flush(cache, &mut stock, &mut sheaf);
-            stock.put_empty(sheaf);
+            return;
         }
+        count(&cache.row().barn_put, 1);
+        stock.full.put(sheaf);
+        if let Some(emptied) = self.flush_oldest(cache, &mut stock) {
+            stock.put_empty(emptied);
+        }
+    }
+
+    /// When the barn has more full sheaves than it may, gives the oldest one's objects to their slabs: the newest are
+    /// likelier to be in the processor's caches. Returns that sheaf.
+    fn flush_oldest(&self, cache: &Cache, stock: &mut Stock) -> Option<Sheaf> {
+        if stock.full.length <= cache.barn_most {
+            return None;
+        }
+        let mut oldest = stock.full.take_oldest()?;
+        self.flush(cache, stock, &mut oldest);
+        Some(oldest)
     }
 
     /// Takes objects from slabs, past the sheaves; returns how many.
@@ -215,7 +225,7 @@ impl Node {
         }
         stock.looked = now;
         for _ in 0..stock.idle {
-            if let Some(mut sheaf) = stock.full.take() {
+            if let Some(mut sheaf) = stock.full.take_oldest() {
                 self.flush(cache, &mut stock, &mut sheaf);
                 stock.put_empty(sheaf);
             }

@@ -3,14 +3,14 @@
 //! A sheaf is a [`stack`](pinfold_rseq::stack) in a block of its own, 1 KiB large and aligned:
 //!
 //! ```text
-//!  slot 0      1 … 126-k    127-k    128-k … 127
+//!  slot 0, 1   2 … 126-k    127-k    128-k … 127
 //!  ┌────────┬─────────────┬────────┬──────────────────┐
-//!  │  link  │   unused    │  null  │  k objects' room │
+//!  │ links  │   unused    │  null  │  k objects' room │
 //!  └────────┴─────────────┴────────┴──────────────────┘
 //! ```
 //!
 //! with k the cache's sheaf capacity. A [`Sheaf`] is the address of the next free slot: it says which block, and how
-//! many objects are in it. In a barn, slot 0 links to the next sheaf.
+//! many objects are in it. In a barn, slots 0 and 1 link to its neighbours.
 //!
 //! Who may touch a sheaf: while its word stands in a CPU's unit, only that CPU's operations; while it is in a barn, the
 //! holder of the node's lock; else the one thread that took it out. Blocks are never given back to the system, so that
@@ -25,8 +25,8 @@ use pinfold_rseq::STACK_ALIGN;
 
 /// Slots in a block.
 const SLOTS: usize = STACK_ALIGN / 8;
-/// The most objects that a sheaf can hold: all slots but the link and the guard.
-pub(super) const CAPACITY_MOST: usize = SLOTS - 2;
+/// The most objects that a sheaf can hold: all slots but the links and the guard.
+pub(super) const CAPACITY_MOST: usize = SLOTS - 3;
 
 /// A sheaf, owned by the thread that has this value, as the word that stands in a unit: the next free slot's address.
 #[derive(Debug)]
@@ -132,8 +132,14 @@ impl Sheaf {
         self.top = self.top.wrapping_add(1);
     }
 
-    fn link(&self) -> *mut u64 {
+    /// The block's link to the sheaf below it in a list, or to the next block of the pool.
+    fn below(&self) -> *mut u64 {
         self.base() as *mut u64
+    }
+
+    /// The block's link to the sheaf above it in a list.
+    fn above(&self) -> *mut u64 {
+        self.below().wrapping_add(1)
     }
 
     /// Gives the block back to the pool; the sheaf is empty.
@@ -141,7 +147,7 @@ impl Sheaf {
         // Where a signal handler interrupted the pool the block is lost, 1 KiB.
         if let Some(mut pool) = POOL.lock() {
             // SAFETY: slot 0 is the block's link.
-            unsafe { *self.link() = *pool as u64 };
+            unsafe { *self.below() = *pool as u64 };
             *pool = self.base();
         }
     }
@@ -158,33 +164,64 @@ fn pool_take() -> Option<usize> {
     Some(base)
 }
 
-/// A list of sheaves, last in first out.
+/// A pile of sheaves: put on and taken off the top, and taken from under the bottom.
 #[derive(Debug, Default)]
 pub(super) struct SheafList {
-    first: u64,
+    top: u64,
+    bottom: u64,
     pub(super) length: usize,
 }
 
 impl SheafList {
     pub(super) const fn new() -> Self {
         SheafList {
-            first: 0,
+            top: 0,
+            bottom: 0,
             length: 0,
         }
     }
 
     pub(super) fn put(&mut self, sheaf: Sheaf) {
-        // SAFETY: slot 0 is the block's link, and the sheaf is ours.
-        unsafe { *sheaf.link() = self.first };
-        self.first = sheaf.word();
+        // SAFETY: slots 0 and 1 are the block's links; sheaves in the list and this one are the caller's.
+        unsafe {
+            (*sheaf.below(), *sheaf.above()) = (self.top, 0);
+            match Sheaf::from_word(self.top) {
+                Some(old) => *old.above() = sheaf.word(),
+                None => self.bottom = sheaf.word(),
+            }
+        }
+        self.top = sheaf.word();
         self.length += 1;
     }
 
+    /// Takes the sheaf that was put last.
     pub(super) fn take(&mut self) -> Option<Sheaf> {
-        // SAFETY: the word was put by `put`, and the sheaf is taken out below.
-        let sheaf = unsafe { Sheaf::from_word(self.first) }?;
-        // SAFETY: slot 0 is the block's link.
-        self.first = unsafe { *sheaf.link() };
+        // SAFETY: as in `put`; the sheaf is taken out here.
+        let sheaf = unsafe { Sheaf::from_word(self.top) }?;
+        // SAFETY: as in `put`.
+        unsafe {
+            self.top = *sheaf.below();
+            match Sheaf::from_word(self.top) {
+                Some(next) => *next.above() = 0,
+                None => self.bottom = 0,
+            }
+        }
+        self.length -= 1;
+        Some(sheaf)
+    }
+
+    /// Takes the sheaf that has been in the list the longest.
+    pub(super) fn take_oldest(&mut self) -> Option<Sheaf> {
+        // SAFETY: as in `take`.
+        let sheaf = unsafe { Sheaf::from_word(self.bottom) }?;
+        // SAFETY: as in `put`.
+        unsafe {
+            self.bottom = *sheaf.above();
+            match Sheaf::from_word(self.bottom) {
+                Some(next) => *next.below() = 0,
+                None => self.top = 0,
+            }
+        }
         self.length -= 1;
         Some(sheaf)
     }
