@@ -24,12 +24,16 @@ pub const OBJECT_MOST: usize = 64 << 10;
 /// show in the cost of an object. Pages of a slab that were never used take no memory.
 const SMALL_SLAB: usize = 256;
 /// Bytes in a sheaf, up to [`CAPACITY_MOST`] objects and at least [`CAPACITY_LEAST`].
-const SHEAF_BYTES: usize = 64 << 10;
+const SHEAF_BYTES: usize = 128 << 10;
 const CAPACITY_LEAST: usize = 4;
 /// Bytes in full sheaves that a node's barn holds for a cache, within the bounds below.
-const BARN_BYTES: usize = 1 << 20;
+const BARN_BYTES: usize = 2 << 20;
 const BARN_LEAST: usize = 4;
 const BARN_MOST: usize = 128;
+/// Bytes that slabs of a cache begin apart, at least: a cache line.
+const COLOR_STEP: usize = 64;
+/// Colors at most.
+const COLORS_MOST: usize = 16;
 
 /// A cache's descriptor. Lives for ever; its memory is used again by the next cache.
 pub struct Cache {
@@ -49,6 +53,12 @@ pub struct Cache {
     reciprocal: u64,
     /// The cache's number.
     pub(super) slot: u16,
+    /// Slabs begin this many bytes apart, in this many colors: objects of a power of two would else share few sets of the
+    /// processor's caches.
+    color_step: usize,
+    colors: usize,
+    /// Slabs made so far, for the next one's color.
+    painted: AtomicUsize,
     pub(super) constructor: Option<unsafe fn(*mut u8)>,
     name: [u8; 32],
     /// One per node.
@@ -133,7 +143,9 @@ impl Cache {
             None if numbers.next < CACHES_MOST => numbers.next,
             None => return Err(CacheError::TooMany),
         };
-        let cache = Cache::enter(name, size, slot, constructor).ok_or(CacheError::NoMemory)?;
+        let align = layout.align();
+        let cache =
+            Cache::enter(name, (size, align), slot, constructor).ok_or(CacheError::NoMemory)?;
         if numbers.freed > 0 {
             numbers.freed -= 1;
         } else {
@@ -145,7 +157,8 @@ impl Cache {
     /// Makes the cache with the kept number `slot`, if it is not there yet.
     pub(super) fn create_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
         let _numbers = NUMBERS.lock()?;
-        by_slot(slot).or_else(|| Cache::enter(name, size, slot, None))
+        // Blocks of a class are aligned as its size is: no colors.
+        by_slot(slot).or_else(|| Cache::enter(name, (size, GRANULE), slot, None))
     }
 
     /// Bytes from one object to the next.
@@ -158,7 +171,7 @@ impl Cache {
     /// Makes the descriptor and enters it; the caller holds the registry's lock.
     fn enter(
         name: &str,
-        size: usize,
+        size: (usize, usize),
         slot: usize,
         constructor: Option<unsafe fn(*mut u8)>,
     ) -> Option<&'static Cache> {
@@ -176,14 +189,17 @@ impl Cache {
 
     fn new(
         name: &str,
-        size: usize,
+        (size, align): (usize, usize),
         slot: u16,
         constructor: Option<unsafe fn(*mut u8)>,
         nodes: &'static [Node],
     ) -> Cache {
         let granules = if size <= SMALL_SLAB { 1 } else { 4 };
         let capacity = (SHEAF_BYTES / size).clamp(CAPACITY_LEAST, CAPACITY_MOST);
-        let per_slab = (granules * GRANULE / size).min(OBJECTS_MOST);
+        let color_step = align.max(COLOR_STEP);
+        let colors = (size / color_step).clamp(1, COLORS_MOST);
+        let room = granules * GRANULE - (colors - 1) * color_step;
+        let per_slab = (room / size).min(OBJECTS_MOST);
         let mut text = [0; 32];
         let length = name.len().min(text.len());
         text[..length].copy_from_slice(&name.as_bytes()[..length]);
@@ -196,6 +212,9 @@ impl Cache {
             barn_most: (BARN_BYTES / (size * capacity)).clamp(BARN_LEAST, BARN_MOST),
             reciprocal: (1u64 << 40).div_ceil(size as u64),
             slot,
+            color_step,
+            colors,
+            painted: AtomicUsize::new(0),
             constructor,
             name: text,
             nodes: nodes.as_ptr(),
@@ -223,6 +242,11 @@ impl Cache {
             numbers.free[freed] = self.slot;
             numbers.freed += 1;
         }
+    }
+
+    /// Where in its run the next slab begins.
+    pub(super) fn next_color(&self) -> usize {
+        self.painted.fetch_add(1, Relaxed) % self.colors * self.color_step
     }
 
     /// The size class that the cache is for, if it is one of `kmalloc`'s.

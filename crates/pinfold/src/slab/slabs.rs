@@ -159,6 +159,8 @@ impl Slabs {
     fn release(&mut self, cache: &Cache, index: u32) {
         // SAFETY: the slab is in no list and all its objects are free.
         let start = unsafe { slab(index) }.start;
+        // Less the color, which is smaller than a granule.
+        let start = start.wrapping_sub(start as usize % GRANULE);
         self.count -= 1;
         super::cache::count(&cache.row().slab_free, 1);
         if let Some(start) = NonNull::new(start) {
@@ -255,7 +257,7 @@ impl Slabs {
         let objects = cache.per_slab;
         // SAFETY: the run is ours and its frame's private part with it.
         let slab = unsafe { slab(index) };
-        slab.start = run.start.as_ptr();
+        slab.start = run.start.as_ptr().wrapping_add(cache.next_color());
         slab.cache = cache;
         slab.free = objects as u32;
         slab.hint = 0;
