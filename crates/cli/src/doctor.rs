@@ -236,15 +236,19 @@ fn huge_pages(root: &Path) -> Check {
         .nth(1)
         .unwrap_or("not offered")
         .to_owned();
-    let always = chosen == "always";
-    let follows = if always {
-        "memory comes in pages of 2 MiB where it can; resident memory may be larger than asked for"
-    } else {
-        "memory comes in ordinary pages"
+    let follows = match chosen.as_str() {
+        "always" => {
+            "memory comes in pages of 2 MiB where it can; resident memory may be larger than asked for"
+        }
+        "madvise" => {
+            "a size class that takes more than 2 MiB gets pages of 2 MiB; small programs stay small"
+        }
+        _ => "memory comes in ordinary pages",
     };
+    let offered = matches!(chosen.as_str(), "always" | "madvise");
     check(
         "huge pages",
-        always,
+        offered,
         format!("transparent huge pages: {chosen}"),
         follows,
     )

@@ -17,6 +17,8 @@
 //!   touched) and read as zeroes.
 //! * **huge block**: [`HUGE`] bytes or more, a mapping of its own outside the reservation.
 //!
+//! What an arena takes beyond its first 2 MiB may get huge pages (`madvise`), where the system offers them.
+//!
 //! # When memory goes back to the system
 //!
 //! A free run that stays dirty for a second is purged by a later call of the arena; and whenever more than 1 % of the
