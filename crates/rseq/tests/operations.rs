@@ -301,6 +301,8 @@ fn pin(nth: usize) {
 #[test]
 fn backend_follows_the_environment() {
     let backend = init(Index::Cid);
+    // A broken operation would send everything to atomics, and the other tests would not notice.
+    assert_ne!(pinfold_rseq::missing(), pinfold_rseq::Missing::SelfTest);
     match std::env::var("PINFOLD_RSEQ").as_deref() {
         Ok("off") => assert_eq!(backend, Backend::Atomic),
         Ok("cpu") => assert_ne!(backend, Backend::Rseq(Index::Cid)),
