@@ -39,15 +39,17 @@
 //! let unit = Box::leak(Box::new([0u64; 16])).as_mut_ptr().cast::<u8>();
 //! UNITS.install(index, unit).unwrap();
 //! // A thread that has moved to another CPU meanwhile finds no unit there.
-//! // SAFETY: the offset lies in the unit, behind the header.
+//! // The offset lies in the unit, behind the header.
 //! let counted = unsafe { UNITS.add(UNIT_HEADER, 3) };
 //! if counted {
-//!     // SAFETY: as above, and no other thread uses the unit.
 //!     assert_eq!(unsafe { *unit.add(UNIT_HEADER).cast::<u64>() }, 3);
 //! }
 //! ```
 #![no_std]
 #![deny(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
 
 pub mod abi;
 mod arch;
@@ -74,7 +76,3 @@ pub fn thread_pointer() -> usize {
 }
 
 pub use units::{MAX_INDEX, UNIT_HEADER, Units};
-
-// Down here, for clippy takes the SAFETY words of the example above for a comment on what follows it.
-#[cfg(test)]
-extern crate std;

@@ -10,12 +10,13 @@ const VARIABLE: &str = "PINFOLD_LIBRARY";
 
 /// Looks for the library: where `PINFOLD_LIBRARY` says; beside an installed command, in `../lib`; beside a built one.
 pub fn find() -> Result<PathBuf> {
-    let library = match env::var_os(VARIABLE) {
-        Some(path) => named(Path::new(&path))?,
-        None => beside(&env::current_exe()?.canonicalize()?)?,
-    };
-    let name = library.as_os_str().as_encoded_bytes();
-    if name.iter().any(|byte| b" :".contains(byte)) {
+    let library = look()?;
+    if library
+        .as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .any(|byte| b" :".contains(byte))
+    {
         bail!(
             "{} has a space or a colon in its path, which the loader takes for the end of a name; put the library elsewhere and set {VARIABLE} to its path",
             library.display()
@@ -24,35 +25,33 @@ pub fn find() -> Result<PathBuf> {
     Ok(library)
 }
 
-fn file(path: &Path) -> Option<PathBuf> {
-    path.canonicalize().ok().filter(|path| path.is_file())
-}
-
-fn named(path: &Path) -> Result<PathBuf> {
-    let Some(library) = file(path) else {
-        bail!("{VARIABLE} names {}, which is no file", path.display());
-    };
-    Ok(library)
-}
-
-fn beside(command: &Path) -> Result<PathBuf> {
+fn look() -> Result<PathBuf> {
+    if let Some(path) = env::var_os(VARIABLE) {
+        let path = PathBuf::from(path);
+        return match path.canonicalize() {
+            Ok(path) if path.is_file() => Ok(path),
+            _ => bail!("{VARIABLE} names {}, which is no file", path.display()),
+        };
+    }
+    let command = env::current_exe()?.canonicalize()?;
     let here = command.parent().unwrap_or(Path::new("/"));
-    let lib = here.parent().unwrap_or(here).join("lib");
     let places = [
-        lib.join("libpinfold.so"),
-        lib.join(format!("{}-linux-gnu/libpinfold.so", env::consts::ARCH)),
+        here.join("../lib/libpinfold.so"),
+        here.join("../lib/x86_64-linux-gnu/libpinfold.so"),
+        here.join("../lib/aarch64-linux-gnu/libpinfold.so"),
         here.join("libpinfold.so"),
         // Cargo leaves a dependency's shared library here.
         here.join("deps/libpinfold_preload.so"),
         here.join("libpinfold_preload.so"),
     ];
-    if let Some(library) = places.iter().find_map(|place| file(place)) {
-        return Ok(library);
-    }
-    let looked = places.map(|place| place.display().to_string()).join(", ");
-    bail!(
-        "the shared library is missing: it is none of {looked}; install it together with the command (cargo xtask install), or set {VARIABLE} to its path"
-    )
+    let found = places.iter().find_map(|place| place.canonicalize().ok());
+    let Some(found) = found else {
+        bail!(
+            "libpinfold.so is not in {}, nor beside the command; install it with the command, or set {VARIABLE} to its path",
+            here.join("../lib").display()
+        );
+    };
+    Ok(found)
 }
 
 /// `LD_PRELOAD` with the library first.

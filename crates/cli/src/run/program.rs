@@ -1,13 +1,11 @@
 //! What the command to run is: where it lies, and whether a library can be preloaded into it.
 
-use super::elf;
-use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Interpreters of interpreters that are followed, as many as the kernel follows.
@@ -17,7 +15,7 @@ const HEAD: u64 = 16 << 10;
 
 /// A command that can be executed.
 pub struct Program {
-    /// What to execute. Has a slash, so that nobody looks along `PATH` again.
+    /// What to execute.
     pub path: PathBuf,
     /// What the kernel will load: the interpreter, if the command is a script.
     pub binary: PathBuf,
@@ -47,38 +45,19 @@ impl fmt::Display for Obstacle {
 ///
 /// # Errors
 ///
-/// `NotFound`; `PermissionDenied` or `IsADirectory` when there are only files that cannot be executed.
+/// `NotFound`, or `PermissionDenied` when there are only files or directories that cannot be executed.
 pub fn find(name: &OsStr) -> io::Result<Program> {
-    let path = look_up(name)?;
-    let mut binary = path.clone();
-    for _ in 0..SCRIPTS_DEEP {
-        match interpreter(&binary) {
-            Some(next) => binary = next,
-            None => break,
-        }
-    }
-    Ok(Program { path, binary })
-}
-
-fn look_up(name: &OsStr) -> io::Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
-        return executable(Path::new(name).to_owned());
+        return Program::at(Path::new(name));
     }
-    let mut answer = io::Error::from(ErrorKind::NotFound);
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let mut answer = io::Error::from(io::ErrorKind::NotFound);
     if name.is_empty() {
         return Err(answer);
     }
-    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     for directory in std::env::split_paths(&path) {
-        // An empty entry is the current directory.
-        let directory = if directory.as_os_str().is_empty() {
-            Path::new(".")
-        } else {
-            &directory
-        };
-        match executable(directory.join(name)) {
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => answer = error,
-            // A directory along the way is passed over, as by shells.
+        match Program::at(&directory.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => answer = error,
             Err(_) => {}
             found => return found,
         }
@@ -86,38 +65,35 @@ fn look_up(name: &OsStr) -> io::Result<PathBuf> {
     Err(answer)
 }
 
-fn executable(path: PathBuf) -> io::Result<PathBuf> {
-    if fs::metadata(&path)?.is_dir() {
-        return Err(ErrorKind::IsADirectory.into());
-    }
-    rustix::fs::accessat(CWD, &path, Access::EXEC_OK, AtFlags::EACCESS)?;
-    Ok(path)
-}
-
 impl Program {
+    fn at(path: &Path) -> io::Result<Program> {
+        let executable = |path: &Path| -> io::Result<bool> {
+            let metadata = fs::metadata(path)?;
+            Ok(metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+        };
+        if !executable(path)? {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let mut binary = path.to_owned();
+        for _ in 0..SCRIPTS_DEEP {
+            match interpreter(&binary) {
+                Some(next) => binary = next,
+                None => break,
+            }
+        }
+        Ok(Program {
+            path: path.to_owned(),
+            binary,
+        })
+    }
+
     /// Why nothing can be preloaded, if that is so.
     pub fn obstacle(&self) -> Option<Obstacle> {
         if gains_privileges(&self.binary) {
             return Some(Obstacle::Privileged);
         }
-        let real = self.binary.canonicalize().ok()?;
-        if elf::is_glibc_loader(&real.to_string_lossy()) {
-            return None;
-        }
         // An unreadable or strange file is the kernel's to judge.
-        elf::obstacle(&head(&real).ok()?)
-    }
-
-    /// The interpreter or the loader that the program asks for, if it is not there.
-    pub fn missing(&self) -> Option<PathBuf> {
-        if !self.binary.exists() {
-            return Some(self.binary.clone());
-        }
-        match elf::obstacle(&head(&self.binary).ok()?) {
-            Some(Obstacle::OtherLoader(loader)) => Some(PathBuf::from(loader)),
-            _ => None,
-        }
-        .filter(|loader| !loader.exists())
+        elf_obstacle(&head(&self.binary).ok()?)
     }
 }
 
@@ -130,16 +106,20 @@ fn head(path: &Path) -> io::Result<Vec<u8>> {
 /// The interpreter that a script's first line names.
 fn interpreter(path: &Path) -> Option<PathBuf> {
     let bytes = head(path).ok()?;
-    let line = bytes.strip_prefix(b"#!")?.split(|&byte| byte == b'\n');
+    let line = bytes
+        .strip_prefix(b"#!")?
+        .split(|&byte| byte == b'\n')
+        .next()?;
     let mut words = line
-        .take(1)
-        .flat_map(|line| line.split(u8::is_ascii_whitespace))
+        .split(|byte| byte.is_ascii_whitespace())
         .filter(|word| !word.is_empty());
     let first = PathBuf::from(OsStr::from_bytes(words.next()?));
     if first.file_name() == Some(OsStr::new("env")) {
         // `env NAME` looks along PATH itself.
         let name = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='))?;
-        return look_up(OsStr::from_bytes(name)).ok();
+        return find(OsStr::from_bytes(name))
+            .ok()
+            .map(|program| program.binary);
     }
     Some(first)
 }
@@ -150,69 +130,98 @@ fn gains_privileges(path: &Path) -> bool {
         return false;
     };
     let (uid, gid) = (
-        rustix::process::geteuid().as_raw(),
-        rustix::process::getegid().as_raw(),
+        crate::run::signals::effective_uid(),
+        crate::run::signals::effective_gid(),
     );
     let setuid = metadata.mode() & 0o4000 != 0 && metadata.uid() != uid;
-    // Without the group's right to execute, the bit once meant mandatory locking.
     let setgid = metadata.mode() & 0o2010 == 0o2010 && metadata.gid() != gid;
-    (setuid || setgid || uid != 0 && has_capabilities(path)) && !privileges_are_off(path)
+    let capabilities = uid != 0
+        && CString::new(path.as_os_str().to_owned().into_vec())
+            .is_ok_and(|path| crate::run::signals::has_capabilities(&path));
+    setuid || setgid || capabilities
 }
 
-fn has_capabilities(path: &Path) -> bool {
-    // An empty buffer only asks for the size.
-    let mut nothing = [0u8; 0];
-    rustix::fs::getxattr(path, "security.capability", &mut nothing).is_ok_and(|size| size > 0)
-}
-
-/// In sandboxes and on some mounts the kernel gives nothing, and preloading works.
-fn privileges_are_off(path: &Path) -> bool {
-    rustix::thread::no_new_privs().unwrap_or(false)
-        || rustix::fs::statvfs(path)
-            .is_ok_and(|mount| mount.f_flag.contains(StatVfsMountFlags::NOSUID))
+/// Reads the ELF header and the program headers: 64-bit files of this machine with an interpreter that is glibc's
+/// can be preloaded into.
+fn elf_obstacle(bytes: &[u8]) -> Option<Obstacle> {
+    const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
+        183
+    } else {
+        62
+    };
+    const PT_INTERP: u64 = 3;
+    let number = |at: usize, size: usize| -> Option<u64> {
+        let field = bytes.get(at..at.checked_add(size)?)?;
+        Some(
+            field
+                .iter()
+                .rev()
+                .fold(0, |sum, &byte| sum << 8 | u64::from(byte)),
+        )
+    };
+    if !bytes.starts_with(b"\x7fELF") {
+        return None;
+    }
+    let (class, order) = (bytes.get(4)?, bytes.get(5)?);
+    if (*class, *order) != (2, 1) || number(18, 2)? != u64::from(MACHINE) {
+        return Some(Obstacle::OtherMachine);
+    }
+    let table = usize::try_from(number(32, 8)?).ok()?;
+    let (size, count) = (number(54, 2)? as usize, number(56, 2)? as usize);
+    for header in (0..count).filter_map(|nth| table.checked_add(nth * size)) {
+        if number(header, 4)? == PT_INTERP {
+            let start = usize::try_from(number(header.checked_add(8)?, 8)?).ok()?;
+            let length = usize::try_from(number(header.checked_add(32)?, 8)?).ok()?;
+            let text = bytes.get(start..start.checked_add(length)?)?;
+            let loader = String::from_utf8_lossy(text)
+                .trim_end_matches('\0')
+                .to_owned();
+            let glibc = loader.contains("/ld-linux") || loader.contains("/ld.so");
+            return (!glibc && !loader.contains("/nix/")).then_some(Obstacle::OtherLoader(loader));
+        }
+    }
+    Some(Obstacle::Static)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
-    fn kind(name: &str) -> ErrorKind {
-        find(OsStr::new(name)).err().unwrap().kind()
+    #[test]
+    fn this_program_can_be_preloaded_into() {
+        let me = std::env::current_exe().unwrap();
+        assert_eq!(elf_obstacle(&head(&me).unwrap()), None);
+    }
+
+    #[test]
+    fn headers_tell() {
+        let mut elf = head(&std::env::current_exe().unwrap()).unwrap();
+        elf[18] ^= 1;
+        assert_eq!(elf_obstacle(&elf), Some(Obstacle::OtherMachine));
+        elf[18] ^= 1;
+        elf[56] = 0;
+        assert_eq!(elf_obstacle(&elf), Some(Obstacle::Static));
+        assert_eq!(elf_obstacle(b"#!/bin/sh\n"), None);
+        assert_eq!(elf_obstacle(b"\x7fELF"), None);
+        for cut in 0..400 {
+            let _ = elf_obstacle(&elf[..cut]);
+        }
     }
 
     #[test]
     fn names_are_looked_up_as_execvp_does() {
         assert!(find(OsStr::new("sh")).unwrap().path.is_absolute());
-        assert_eq!(kind(""), ErrorKind::NotFound);
-        assert_eq!(kind("/"), ErrorKind::IsADirectory);
-        assert_eq!(kind("/no/such"), ErrorKind::NotFound);
-        assert_eq!(kind("/etc/passwd"), ErrorKind::PermissionDenied);
-        assert_eq!(kind("/etc/passwd/x"), ErrorKind::NotADirectory);
-    }
-
-    #[test]
-    fn scripts_lead_to_what_is_loaded() {
-        let folder = tempfile::tempdir().unwrap();
-        let script = |name: &str, line: &str| {
-            let path = folder.path().join(name);
-            fs::write(&path, line).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-            path
-        };
-        let binary = |path: &Path| find(path.as_os_str()).unwrap().binary;
-        let sh = look_up(OsStr::new("sh")).unwrap();
-        let plain = script("plain", "#! /bin/sh -e\nexit\n");
-        assert_eq!(binary(&plain), Path::new("/bin/sh"));
-        let second = script("second", &format!("#!{}\n", plain.display()));
-        assert_eq!(binary(&second), Path::new("/bin/sh"));
-        assert_eq!(binary(&script("env", "#!/usr/bin/env -S A=1 sh -e\n")), sh);
-        let gone = script("gone", "#!/no/such/interpreter\n");
-        let missing = find(gone.as_os_str()).unwrap().missing();
-        assert_eq!(missing.as_deref(), Some(Path::new("/no/such/interpreter")));
-        // One that leads to itself ends.
-        let circle = folder.path().join("circle");
-        script("circle", &format!("#!/usr/bin/env {}\n", circle.display()));
-        assert_eq!(binary(&circle), circle);
+        assert_eq!(
+            find(OsStr::new("")).err().unwrap().kind(),
+            io::ErrorKind::NotFound
+        );
+        assert_eq!(
+            find(OsStr::new("/")).err().unwrap().kind(),
+            io::ErrorKind::PermissionDenied
+        );
+        assert_eq!(
+            find(OsStr::new("/no/such")).err().unwrap().kind(),
+            io::ErrorKind::NotFound
+        );
     }
 }

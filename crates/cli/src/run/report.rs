@@ -1,127 +1,106 @@
 //! The report of `run --stats`; docs/stats.md explains every line.
 
 use super::statistics::{Process, Report, hit_rate};
-use crate::complain;
-use std::fmt;
-use std::fs::File;
-use std::io::Write;
+use std::fmt::Write;
 
-impl Report {
-    /// Prints on standard error; one that is closed stops nothing.
-    pub fn print(&self) {
-        let _ = std::io::stderr().write_all(self.to_string().as_bytes());
+/// Prints on standard error; one that is closed stops nothing.
+pub fn print(report: &Report) {
+    let mut text = String::new();
+    match &report.main {
+        Some(process) => describe(&mut text, process),
+        None => text.push_str(
+            "pinfold: no statistics: the program left none (it may have cleared its environment, or ended before it allocated)\n",
+        ),
     }
-
-    /// Writes the same for programs. The command has ended already, so its status stands, whatever happens here.
-    pub fn write_json(&self, mut file: File) {
-        let text = serde_json::to_string_pretty(self).unwrap_or_default() + "\n";
-        if let Err(error) = file.write_all(text.as_bytes()) {
-            complain(format_args!("the statistics could not be written: {error}"));
-        }
+    if !report.others.is_empty() {
+        let (calls, held) = report.others.iter().fold((0, 0), |(calls, held), process| {
+            (calls + process.calls(), held.max(process.held_peak))
+        });
+        let _ = writeln!(
+            text,
+            "  {} further processes: {} calls, largest peak {}",
+            report.others.len(),
+            grouped(calls),
+            bytes(held)
+        );
     }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.process {
-            Some(process) => describe(f, process)?,
-            None => writeln!(
-                f,
-                "pinfold: no statistics: the command's process left none; it ended before it allocated, or what it started by exec is static or setuid or was given another environment"
-            )?,
-        }
-        if !self.others.is_empty() {
-            let calls = sum(self.others.iter().map(Process::calls));
-            let peaks = self.others.iter().map(|process| process.held_peak);
-            let processes = match self.others.len() {
-                1 => "1 further process".to_owned(),
-                n => format!("{} further processes", grouped(n as u64)),
-            };
-            writeln!(
-                f,
-                "  {processes}: {} calls, largest peak {}",
-                grouped(calls),
-                bytes(peaks.max().unwrap_or(0))
-            )?;
-        }
-        Ok(())
-    }
-}
-
-/// Segments may hold any number, so nothing here may overflow.
-fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
-    numbers.fold(0, u64::saturating_add)
+    use std::io::Write as _;
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 impl Process {
     fn allocations(&self) -> u64 {
-        sum(self.classes.iter().map(|class| class.alloc)).saturating_add(self.large_alloc)
+        self.classes.iter().map(|class| class.alloc).sum::<u64>() + self.large_alloc
     }
 
     fn frees(&self) -> u64 {
-        sum(self.classes.iter().map(|class| class.free)).saturating_add(self.large_free)
+        self.classes.iter().map(|class| class.free).sum::<u64>() + self.large_free
     }
 
     fn calls(&self) -> u64 {
-        self.allocations().saturating_add(self.frees())
+        self.allocations() + self.frees()
     }
 
     fn live(&self) -> u64 {
-        let small = self
+        let small: u64 = self
             .classes
             .iter()
-            .map(|class| class.live().saturating_mul(class.size));
-        sum(small).saturating_add(self.large_live)
+            .map(|class| class.live() * class.size)
+            .sum();
+        small + self.large_live
     }
 }
 
-fn describe(f: &mut fmt::Formatter<'_>, process: &Process) -> fmt::Result {
-    let small = sum(process.classes.iter().map(|class| class.calls()));
-    let slow = sum(process.classes.iter().map(|class| class.slowpath));
-    let lines = [
-        (
-            "calls",
-            format!(
-                "{} allocations, {} frees, {} reallocs, {} failed",
-                grouped(process.allocations()),
-                grouped(process.frees()),
-                grouped(process.realloc),
-                grouped(process.failed)
-            ),
+fn describe(text: &mut String, process: &Process) {
+    let backend = match process.backend {
+        1 => "restartable sequences, by CPU number",
+        2 => "restartable sequences, by concurrency id",
+        _ => "atomics",
+    };
+    let small: u64 = process.classes.iter().map(|class| class.calls()).sum();
+    let slow: u64 = process.classes.iter().map(|class| class.slowpath).sum();
+    let _ = writeln!(text, "pinfold: process {} on {backend}", process.pid);
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(text, "  {name:<12}{value}");
+    };
+    line(
+        "calls",
+        format!(
+            "{} allocations, {} frees, {} reallocs, {} failed",
+            grouped(process.allocations()),
+            grouped(process.frees()),
+            grouped(process.realloc),
+            grouped(process.failed)
         ),
-        ("requested", bytes(process.requested)),
-        ("live", format!("{} at the end", bytes(process.live()))),
-        (
-            "held",
-            format!(
-                "{} at the end ({} huge), {} at the peak",
-                bytes(process.held),
-                bytes(process.huge),
-                bytes(process.held_peak)
-            ),
+    );
+    line("requested", bytes(process.requested));
+    line("live", format!("{} at the end", bytes(process.live())));
+    line(
+        "held",
+        format!(
+            "{} at the end ({} huge), {} at the peak",
+            bytes(process.held),
+            bytes(process.huge),
+            bytes(process.held_peak)
         ),
-        (
-            "returned",
-            format!("{} to the system", bytes(process.returned)),
-        ),
-        ("sheaf hits", percent(hit_rate(small, slow))),
-    ];
-    writeln!(f, "pinfold: process {} on {}", process.pid, process.backend)?;
-    for (name, value) in lines {
-        writeln!(f, "  {name:<12}{value}")?;
-    }
-    classes(f, process)
+    );
+    line(
+        "returned",
+        format!("{} to the system", bytes(process.returned)),
+    );
+    line("sheaf hits", percent(hit_rate(small, slow)));
+    classes(text, process);
 }
 
-fn classes(f: &mut fmt::Formatter<'_>, process: &Process) -> fmt::Result {
-    writeln!(
-        f,
+fn classes(text: &mut String, process: &Process) {
+    let _ = writeln!(
+        text,
         "  {:>7} {:>14} {:>14} {:>12} {:>8} {:>12} {:>12} {:>9} {:>9}",
         "size", "allocated", "freed", "live", "hits", "refilled", "flushed", "slabs", "given back"
-    )?;
+    );
     for class in process.classes.iter().filter(|class| class.calls() > 0) {
-        writeln!(
-            f,
+        let _ = writeln!(
+            text,
             "  {:>7} {:>14} {:>14} {:>12} {:>8} {:>12} {:>12} {:>9} {:>9}",
             class.size,
             grouped(class.alloc),
@@ -132,19 +111,18 @@ fn classes(f: &mut fmt::Formatter<'_>, process: &Process) -> fmt::Result {
             grouped(class.flushed),
             grouped(class.slab_alloc),
             grouped(class.slab_free)
-        )?;
+        );
     }
     if process.large_alloc > 0 {
-        writeln!(
-            f,
+        let _ = writeln!(
+            text,
             "  {:>7} {:>14} {:>14} {:>12}",
             "larger",
             grouped(process.large_alloc),
             grouped(process.large_free),
             grouped(process.large_alloc.saturating_sub(process.large_free))
-        )?;
+        );
     }
-    Ok(())
 }
 
 fn percent(rate: Option<f64>) -> String {

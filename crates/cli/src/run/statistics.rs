@@ -2,14 +2,9 @@
 
 use anyhow::{Context, Result};
 use pinfold::segment::{self, CLASSES, ClassRow, MAGIC, Segment, Shard, VERSION, shard_offset};
-use serde::Serialize;
 use std::fs;
 use std::mem::offset_of;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-
-/// More than any kernel has CPUs (8192 is its limit); bounds what is read of a file.
-const SHARDS_MOST: usize = 1 << 14;
 
 pub const VARIABLE: &str = segment::DIRECTORY_VARIABLE;
 
@@ -20,27 +15,20 @@ pub struct Directory {
 
 impl Directory {
     pub fn make() -> Result<Directory> {
+        use std::os::unix::fs::DirBuilderExt;
+        let base = [Path::new("/dev/shm"), &std::env::temp_dir()]
+            .into_iter()
+            .find(|base| base.is_dir())
+            .context("there is no directory for temporary files; set TMPDIR")?
+            .to_owned();
         let stamp = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)?
             .as_nanos();
-        let name = format!("pinfold-{}-{stamp}", std::process::id());
-        // Counting in memory is better than in a file that is written to a disk.
-        Directory::make_in(Path::new("/dev/shm"), &name)
-            .or_else(|_| Directory::make_in(&std::env::temp_dir(), &name))
-    }
-
-    fn make_in(base: &Path, name: &str) -> Result<Directory> {
-        let path = base.join(name);
-        // Fails if the name is there already, whoever made it.
+        let path = base.join(format!("pinfold-{}-{stamp}", std::process::id()));
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
-            .with_context(|| {
-                format!(
-                    "cannot make {} for the statistics; TMPDIR can name another folder",
-                    path.display()
-                )
-            })?;
+            .with_context(|| format!("cannot make {} for the statistics", path.display()))?;
         Ok(Directory { path })
     }
 
@@ -59,7 +47,10 @@ impl Directory {
             let (Ok(process), Ok(image)) = (process.parse(), image.parse()) else {
                 continue;
             };
-            if let Some(counted) = read_file(&entry).and_then(|bytes| Process::parse(&bytes)) {
+            if let Some(counted) = fs::read(entry.path())
+                .ok()
+                .and_then(|bytes| Process::parse(&bytes))
+            {
                 all.push((process, image, counted));
             }
         }
@@ -68,17 +59,10 @@ impl Directory {
             .pop_if(|(process, ..)| *process == pid)
             .map(|(.., counted)| counted);
         Report {
-            process: main,
+            main,
             others: all.into_iter().map(|(.., counted)| counted).collect(),
         }
     }
-}
-
-/// Reads what can be a segment: the programs counted may have put anything here.
-fn read_file(entry: &fs::DirEntry) -> Option<Vec<u8>> {
-    let metadata = entry.metadata().ok()?;
-    let sane = metadata.is_file() && metadata.len() <= segment::segment_size(SHARDS_MOST) as u64;
-    sane.then(|| fs::read(entry.path()).ok())?
 }
 
 impl Drop for Directory {
@@ -87,20 +71,16 @@ impl Drop for Directory {
     }
 }
 
-/// What `--stats-json` writes as it stands.
-#[derive(Debug, Default, Serialize)]
 pub struct Report {
-    /// The command's own process, its last program image.
-    pub process: Option<Process>,
-    /// The other processes, and earlier images of the command's own.
+    pub main: Option<Process>,
     pub others: Vec<Process>,
 }
 
 /// What one program image counted.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default)]
 pub struct Process {
     pub pid: u32,
-    pub backend: &'static str,
+    pub backend: u32,
     pub held: u64,
     pub held_peak: u64,
     pub returned: u64,
@@ -114,7 +94,7 @@ pub struct Process {
     pub classes: Vec<Class>,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default)]
 pub struct Class {
     pub size: u64,
     pub alloc: u64,
@@ -145,7 +125,7 @@ impl Process {
         {
             return None;
         }
-        if shards > SHARDS_MOST || bytes.len() < segment::segment_size(shards) {
+        if shards > 1 << 20 || bytes.len() < segment::segment_size(shards) {
             return None;
         }
         let sum = |field: usize| {
@@ -154,12 +134,7 @@ impl Process {
         };
         let mut process = Process {
             pid: half(offset_of!(Segment, pid))?,
-            backend: match half(offset_of!(Segment, backend))? {
-                0 => "atomics",
-                1 => "restartable sequences, by CPU number",
-                2 => "restartable sequences, by concurrency id",
-                _ => "a backend that this command does not know",
-            },
+            backend: half(offset_of!(Segment, backend))?,
             held: word(offset_of!(Segment, held))?,
             held_peak: word(offset_of!(Segment, held_peak))?,
             returned: word(offset_of!(Segment, returned))?,
@@ -176,16 +151,12 @@ impl Process {
         for nth in 0..CLASSES {
             let row = offset_of!(Segment, classes) + nth * size_of::<ClassRow>();
             let field = |at: usize| word(row + at);
-            let size = u64::from(half(row + offset_of!(ClassRow, size))?);
-            if size == 0 {
-                continue;
-            }
             process.classes.push(Class {
-                size,
+                size: u64::from(half(row + offset_of!(ClassRow, size))?),
                 alloc: sum(offset_of!(Shard, alloc) + 8 * nth),
                 free: sum(offset_of!(Shard, free) + 8 * nth),
                 slowpath: field(offset_of!(ClassRow, alloc_slowpath))?
-                    .saturating_add(field(offset_of!(ClassRow, free_slowpath))?),
+                    .wrapping_add(field(offset_of!(ClassRow, free_slowpath))?),
                 refilled: field(offset_of!(ClassRow, refilled))?,
                 flushed: field(offset_of!(ClassRow, flushed))?,
                 slab_alloc: field(offset_of!(ClassRow, slab_alloc))?,
@@ -234,12 +205,9 @@ mod tests {
             let at = shard_offset(shard) + offset_of!(Shard, alloc) + 8;
             bytes[at] = 7;
         }
-        let row = offset_of!(Segment, classes) + size_of::<ClassRow>();
-        bytes[row + offset_of!(ClassRow, size)] = 16;
         let process = Process::parse(&bytes).unwrap();
-        assert_eq!(process.classes.len(), 1);
-        assert_eq!(process.classes[0].alloc, 21);
-        assert_eq!(process.classes[0].live(), 21);
+        assert_eq!(process.classes[1].alloc, 21);
+        assert_eq!(process.classes[1].live(), 21);
     }
 
     #[test]
@@ -256,47 +224,5 @@ mod tests {
             broken[at] ^= 0x40;
             assert!(Process::parse(&broken).is_none(), "byte {at}");
         }
-    }
-
-    #[test]
-    fn what_is_no_segment_is_passed_over() {
-        let directory = Directory::make().unwrap();
-        let path = directory.path().to_owned();
-        let put = |name: &str, bytes: &[u8]| fs::write(path.join(name), bytes).unwrap();
-        // The header's numbers at their largest, and rows of all ones.
-        let mut strange = segment(1);
-        strange[24..].fill(0xff);
-        put("7.0", &strange);
-        put("7.1", b"no segment");
-        put("8.0", &segment(2));
-        put("words.0", &segment(2));
-        put("9", &segment(2));
-        fs::create_dir(path.join("7.2")).unwrap();
-        std::os::unix::fs::symlink("/dev/zero", path.join("7.3")).unwrap();
-        let huge = fs::File::create(path.join("7.4")).unwrap();
-        huge.set_len(1 << 40).unwrap();
-        let report = directory.read(7);
-        assert_eq!(report.others.len(), 1);
-        let text = report.to_string();
-        assert!(
-            text.contains("process") && text.contains("1 further"),
-            "{text}"
-        );
-        assert!(directory.read(1).process.is_none());
-        drop(directory);
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn the_last_image_is_the_commands() {
-        let directory = Directory::make().unwrap();
-        for image in 0..12u8 {
-            let mut bytes = segment(1);
-            bytes[offset_of!(Segment, held)] = image;
-            fs::write(directory.path().join(format!("7.{image}")), bytes).unwrap();
-        }
-        let report = directory.read(7);
-        assert_eq!(report.process.map(|process| process.held), Some(11));
-        assert_eq!(report.others.len(), 11);
     }
 }
