@@ -246,8 +246,8 @@ impl Topology {
     ///
     /// # Errors
     ///
-    /// [`TopologyError`] when a file's content makes no sense. Files that are not there or cannot be read have defaults:
-    /// all CPUs the C library knows of, no isolation, one node.
+    /// [`TopologyError`] when a file's content makes no sense. Files that are not there, are empty or cannot be read have
+    /// defaults: all CPUs the C library knows of, no isolation, one node.
     pub fn system() -> Result<Topology, TopologyError> {
         let mut topology = Topology::read(b"/")?;
         if let Some(affinity) = affinity() {
@@ -262,7 +262,7 @@ impl Topology {
     ///
     /// As there.
     pub fn read(root: &[u8]) -> Result<Topology, TopologyError> {
-        let cpus = |file| list_in(root, file);
+        let cpus = |file| list_in(root, file).map(|set| set.filter(|set| !set.is_empty()));
         let online = cpus("sys/devices/system/cpu/online")?;
         let possible = cpus("sys/devices/system/cpu/possible")?;
         let possible = possible.or_else(|| online.clone()).unwrap_or_else(all_cpus);
@@ -324,7 +324,7 @@ impl Topology {
     pub fn cpus_of(&self, root: &[u8], node: NodeId) -> Result<CpuSet, TopologyError> {
         let found = list_of_node(root, node, b"/cpulist")?;
         Ok(found.unwrap_or_else(|| {
-            if node.0 == 0 {
+            if node.0 == 0 && self.nodes.len() == 1 {
                 self.possible.clone()
             } else {
                 CpuSet::default()
@@ -375,15 +375,13 @@ fn node_file(node: NodeId, file: &[u8], path: &mut [u8; 96]) -> Option<usize> {
 }
 
 fn list_of_node(root: &[u8], node: NodeId, file: &[u8]) -> Result<Option<CpuSet>, TopologyError> {
+    const NAME: &str = "sys/devices/system/node/nodeN/cpulist";
     let mut path = [0u8; 96];
     let mut text = [0u8; 8 * 1024];
     let Some(length) = node_file(node, file, &mut path) else {
         return Ok(None);
     };
-    match read_file_below(root, &path[..length], &mut text) {
-        Ok(text) => parse("sys/devices/system/node/nodeN/cpulist", text).map(Some),
-        Err(_) => Ok(None),
-    }
+    list_of(NAME, read_file_below(root, &path[..length], &mut text))
 }
 
 /// The list in a file, `None` when the file cannot be read.
@@ -392,7 +390,14 @@ fn list_in<const WORDS: usize>(
     file: &'static str,
 ) -> Result<Option<Set<WORDS>>, TopologyError> {
     let mut text = [0u8; 8 * 1024];
-    match read_file_below(root, file.as_bytes(), &mut text) {
+    list_of(file, read_file_below(root, file.as_bytes(), &mut text))
+}
+
+fn list_of<const WORDS: usize>(
+    file: &'static str,
+    text: Result<&[u8], FileError>,
+) -> Result<Option<Set<WORDS>>, TopologyError> {
+    match text {
         Ok(text) => parse(file, text).map(Some),
         Err(FileError::TooLarge) => Err(TopologyError {
             file,

@@ -153,6 +153,53 @@ fn nonsense_is_named_and_absence_has_defaults() {
 }
 
 #[test]
+fn empty_files_count_as_absent() {
+    for text in ["", "\n"] {
+        let root = machine(&[
+            (&format!("{CPU}/possible"), text),
+            (&format!("{CPU}/online"), text),
+            (&format!("{NODE}/online"), text),
+            (&format!("{NODE}/has_memory"), text),
+        ]);
+        let topology = Topology::read(bytes(root.path())).unwrap();
+        assert!(!topology.allowed.is_empty() && !topology.housekeeping().is_empty());
+        assert_eq!(topology.allowed, topology.possible);
+        assert_eq!(topology.with_memory.to_string(), "0");
+    }
+}
+
+#[test]
+fn a_node_whose_cpus_are_unknown_takes_no_other_nodes() {
+    let root = machine(&[
+        (&format!("{CPU}/online"), "0-7\n"),
+        (&format!("{NODE}/online"), "0-1\n"),
+        (&format!("{NODE}/node1/cpulist"), &"4,".repeat(50_000)),
+    ]);
+    let root = bytes(root.path());
+    let topology = Topology::read(root).unwrap();
+    assert!(topology.cpus_of(root, NodeId(0)).unwrap().is_empty());
+    let error = topology.cpus_of(root, NodeId(1)).unwrap_err();
+    assert_eq!(error.what, ListError::TooLarge);
+}
+
+#[test]
+fn nonsense_in_a_cgroup_is_named_and_groups_without_the_file_inherit() {
+    let cpuset = "sys/fs/cgroup/job/cpuset.cpus.effective";
+    for (text, found) in [("2-x\n", None), ("\n", Some("0-3")), ("1,3\n", Some("1,3"))] {
+        let root = machine(&[
+            (&format!("{CPU}/online"), "0-3\n"),
+            ("proc/self/cgroup", "garbage\n::\n0::/job\n"),
+            (cpuset, text),
+        ]);
+        match (Topology::read(bytes(root.path())), found) {
+            (Ok(topology), Some(cpus)) => assert_eq!(topology.allowed.to_string(), cpus),
+            (Err(error), None) => assert!(error.to_string().contains("cpuset"), "{error}"),
+            (other, _) => panic!("{text}: {other:?}"),
+        }
+    }
+}
+
+#[test]
 fn this_machine_can_be_read() {
     let topology = Topology::system().unwrap();
     assert!(!topology.allowed.is_empty());
