@@ -2,13 +2,15 @@
 
 use anyhow::Result;
 use pinfold::topology::{NodeId, Topology};
-use pinfold_rseq::{Backend, Index};
+use pinfold_rseq::{Backend, Index, Missing, abi};
 use serde::Serialize;
 use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+mod probe;
 
 /// Say what this machine offers Pinfold: yes or no, why, and what follows.
 #[derive(clap::Args)]
@@ -91,44 +93,82 @@ fn check(
 }
 
 fn rseq() -> Check {
+    pinfold_rseq::init(Index::Cid);
     let test = pinfold_rseq::selftest();
     let (found, follows) = if test.passed() {
         (
-            "the C library has registered this thread, and the kernel aborts sections as it should",
-            "the common path takes no lock and no atomic read-modify-write",
+            "the C library has registered this thread, and the kernel aborts sections as it should"
+                .into(),
+            if pinfold_rseq::missing() == Missing::Disabled {
+                "PINFOLD_RSEQ=off leaves it unused"
+            } else {
+                "the common path takes no lock and no atomic read-modify-write"
+            },
         )
     } else if !test.registered {
         (
-            "not registered: needs glibc 2.35, Linux 4.18, no glibc.pthread.rseq=0 in GLIBC_TUNABLES, and a sandbox that lets rseq pass",
+            format!("not registered: {}", why_not_registered()),
             "everything works on atomics, more slowly",
         )
     } else if !test.operations {
         (
-            "registered, but a critical section gave a wrong result",
+            "registered, but a critical section gave a wrong result".into(),
             "everything works on atomics, more slowly; please report this kernel",
         )
     } else {
         (
-            "registered, but the kernel did not abort a preempted section",
+            "registered, but the kernel did not abort a preempted section".into(),
             "set PINFOLD_RSEQ=off: this kernel does not keep its promise",
         )
     };
     check("rseq", test.passed(), found, follows)
 }
 
-fn concurrency_ids() -> Check {
-    if pinfold_rseq::has_concurrency_ids() {
-        let follows = "a program with few threads uses few CPUs' caches, on however many CPUs";
-        check(
-            "concurrency ids",
-            true,
-            "kept by the kernel (Linux 6.3)",
-            follows,
-        )
-    } else {
-        let follows = "caches are by CPU number: as many as CPUs the program runs on";
-        check("concurrency ids", false, "needs Linux 6.3", follows)
+/// The first reason, in the order in which they would have stopped the registration.
+fn why_not_registered() -> String {
+    if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
+        return "no critical sections for this architecture".into();
     }
+    let tunables = std::env::var("GLIBC_TUNABLES").unwrap_or_default();
+    if tunables.split(':').any(|t| t == "glibc.pthread.rseq=0") {
+        return "GLIBC_TUNABLES switches it off (glibc.pthread.rseq=0)".into();
+    }
+    if let Err(errno) = probe::rseq_call() {
+        return refused("rseq", "4.18", errno);
+    }
+    match probe::glibc_version() {
+        Some(version) => {
+            format!("the kernel offers it, but glibc {version} does not ask; 2.35 and newer do")
+        }
+        None => "the C library does not ask for it; glibc 2.35 and newer do".into(),
+    }
+}
+
+/// Why a system call that Linux has since version `since` failed.
+fn refused(call: &str, since: &str, errno: i32) -> String {
+    let filtered = fs::read_to_string("/proc/self/status")
+        .is_ok_and(|status| status.lines().any(|line| line == "Seccomp:\t2"));
+    if filtered {
+        format!("a seccomp filter is in force and {call} failed (errno {errno}): allow it there")
+    } else {
+        format!("{call} failed (errno {errno}): it needs Linux {since}, or the sandbox forbids it")
+    }
+}
+
+fn concurrency_ids() -> Check {
+    let offered = probe::feature_size() >= abi::FEATURE_SIZE_MM_CID;
+    let usable = pinfold_rseq::has_concurrency_ids();
+    let found = match (offered, usable) {
+        (_, true) => "kept by the kernel (Linux 6.3)",
+        (true, false) => "kept by the kernel, but out of reach without rseq",
+        (false, false) => "needs Linux 6.3",
+    };
+    let follows = if usable {
+        "a program with few threads uses few CPUs' caches, on however many CPUs"
+    } else {
+        "caches are by CPU number: as many as CPUs the program runs on"
+    };
+    check("concurrency ids", usable, found, follows)
 }
 
 fn backend() -> Check {
@@ -138,7 +178,10 @@ fn backend() -> Check {
             "restartable sequences, by concurrency id (by CPU number on more than one node)"
                 .to_owned()
         }
-        Backend::Atomic => format!("atomics: {}", pinfold_rseq::missing()),
+        Backend::Atomic => match pinfold_rseq::missing() {
+            Missing::Registration => "atomics, for rseq is not registered".to_owned(),
+            why => format!("atomics: {why}"),
+        },
     };
     let fast = pinfold_rseq::backend() != Backend::Atomic;
     check(
@@ -150,20 +193,25 @@ fn backend() -> Check {
 }
 
 fn membarrier() -> Check {
-    match pinfold_rseq::fence() {
-        Ok(()) => check(
-            "membarrier",
-            true,
-            "other CPUs' sections can be fenced",
-            "malloc_trim and shrink reach what every CPU has cached",
-        ),
-        Err(error) => check(
-            "membarrier",
-            false,
-            error.to_string(),
-            "what CPUs have cached stays with them; a cache cannot be destroyed",
-        ),
-    }
+    let found = match probe::fence() {
+        // On atomics the library has nothing to fence and would not ask.
+        Ok(()) => pinfold_rseq::fence().map_err(|error| error.to_string()),
+        Err(0) => Err("the kernel cannot fence restartable sequences: needs Linux 5.10".into()),
+        Err(errno) => Err(refused("membarrier", "5.10", errno)),
+    };
+    let follows = if pinfold_rseq::backend() == Backend::Atomic {
+        "not needed: on atomics nothing has to be fenced"
+    } else if found.is_ok() {
+        "malloc_trim and shrink reach what every CPU has cached"
+    } else {
+        "what CPUs have cached stays with them; a cache cannot be destroyed"
+    };
+    let ok = found.is_ok();
+    let found = found.map_or_else(
+        |why| why,
+        |()| "other CPUs' sections can be fenced".to_owned(),
+    );
+    check("membarrier", ok, found, follows)
 }
 
 fn cpus(topology: &Topology) -> Check {
@@ -246,12 +294,12 @@ fn huge_pages(root: &Path) -> Check {
         _ => "memory comes in ordinary pages",
     };
     let offered = matches!(chosen.as_str(), "always" | "madvise");
-    check(
-        "huge pages",
-        offered,
-        format!("transparent huge pages: {chosen}"),
-        follows,
-    )
+    let reserved = text(root, "proc/sys/vm/nr_hugepages");
+    let mut found = format!("transparent huge pages: {chosen}");
+    if !matches!(reserved.as_str(), "" | "0") {
+        found += &format!("; {reserved} reserved ones, which Pinfold leaves to others");
+    }
+    check("huge pages", offered, found, follows)
 }
 
 fn overcommit(root: &Path) -> Check {
@@ -262,6 +310,11 @@ fn overcommit(root: &Path) -> Check {
             "vm.overcommit_memory is 2: what is committed is charged".to_owned(),
             "the arena commits little at a time and has no stripes; freeing looks classes up",
         ),
+        "0" | "1" => (
+            true,
+            format!("vm.overcommit_memory is {mode}: reserving costs nothing"),
+            "the arena reserves all the addresses it could need, at once",
+        ),
         "" => (
             true,
             "vm.overcommit_memory cannot be read".to_owned(),
@@ -269,8 +322,8 @@ fn overcommit(root: &Path) -> Check {
         ),
         mode => (
             true,
-            format!("vm.overcommit_memory is {mode}: reserving costs nothing"),
-            "the arena reserves all the addresses it could need, at once",
+            format!("vm.overcommit_memory is {mode:?}, which means nothing here"),
+            "the usual is assumed",
         ),
     };
     check("overcommit", ok, found, follows)

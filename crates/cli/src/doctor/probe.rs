@@ -1,0 +1,57 @@
+//! What only a system call tells. Each probe asks and changes nothing.
+#![allow(unsafe_code, reason = "asks the kernel and the C library directly")]
+
+use pinfold_rseq::abi;
+#[cfg(target_env = "gnu")]
+use std::ffi::CStr;
+use std::io::Error;
+
+/// Whether the kernel lets `rseq` through to its checks of the arguments; else the number of the error.
+pub fn rseq_call() -> Result<(), i32> {
+    // SAFETY: an area of no size at no address is refused before anything is registered.
+    let answer = unsafe { libc::syscall(libc::SYS_rseq, 0usize, 0, 0, 0) };
+    match Error::last_os_error().raw_os_error() {
+        // Arguments are wrong, so the call is there.
+        Some(libc::EINVAL) if answer < 0 => Ok(()),
+        Some(errno) if answer < 0 => Err(errno),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the kernel offers the fence of restartable sequences; else the number of the error, 0 when `membarrier` is
+/// there without it.
+pub fn fence() -> Result<(), i32> {
+    const NEEDED: libc::c_long = (abi::MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ
+        | abi::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ)
+        as libc::c_long;
+    // SAFETY: the query takes three integers and touches no memory of ours.
+    let commands = unsafe { libc::syscall(libc::SYS_membarrier, abi::MEMBARRIER_CMD_QUERY, 0, 0) };
+    if commands < 0 {
+        return Err(Error::last_os_error().raw_os_error().unwrap_or(0));
+    }
+    if commands & NEEDED == NEEDED {
+        Ok(())
+    } else {
+        Err(0)
+    }
+}
+
+/// Bytes of the area that the kernel keeps; 0 before Linux 6.3.
+pub fn feature_size() -> usize {
+    // SAFETY: getauxval only reads the auxiliary vector.
+    let size = unsafe { libc::getauxval(abi::AT_RSEQ_FEATURE_SIZE) };
+    usize::try_from(size).unwrap_or(0)
+}
+
+/// The C library's version, as glibc writes it; `None` for another C library.
+pub fn glibc_version() -> Option<&'static str> {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: glibc returns a NUL-terminated string that lives as long as the process.
+        unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) }
+            .to_str()
+            .ok()
+    }
+    #[cfg(not(target_env = "gnu"))]
+    None
+}

@@ -1,0 +1,179 @@
+//! `pinfold doctor` where something is missing.
+
+use assert_cmd::Command;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+
+fn doctor() -> std::process::Command {
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("pinfold"));
+    command
+        .args(["doctor", "--json"])
+        .env_remove("PINFOLD_RSEQ")
+        .env_remove("GLIBC_TUNABLES");
+    command
+}
+
+/// What `doctor` says of `name`: yes or no, and the texts.
+fn said(command: std::process::Command, name: &str) -> (bool, String, String) {
+    let output = Command::from_std(command).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = json["checks"].as_array().unwrap();
+    let check = checks.iter().find(|check| check["name"] == name).unwrap();
+    let text = |field: &str| check[field].as_str().unwrap().to_owned();
+    (
+        check["ok"].as_bool().unwrap(),
+        text("found"),
+        text("follows"),
+    )
+}
+
+/// Whether rseq works here when nothing is in the way; without it there is nothing to take away.
+fn works() -> bool {
+    said(doctor(), "rseq").0
+}
+
+#[test]
+fn a_tunable_that_switches_rseq_off_is_named() {
+    if !works() {
+        return;
+    }
+    let without = || {
+        let mut command = doctor();
+        command.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
+        command
+    };
+    let (ok, found, _) = said(without(), "rseq");
+    assert!(!ok && found.contains("GLIBC_TUNABLES"), "{found}");
+    let (ok, found, _) = said(without(), "backend");
+    assert!(!ok && found.contains("atomics"), "{found}");
+    // The kernel's part is told apart from the C library's.
+    let (offered, ..) = said(doctor(), "concurrency ids");
+    let (ok, found, _) = said(without(), "concurrency ids");
+    assert!(!ok, "{found}");
+    assert_eq!(found.contains("kept by the kernel"), offered, "{found}");
+}
+
+#[test]
+fn switched_off_by_pinfold_itself_is_no_fault_of_the_machine() {
+    if !works() {
+        return;
+    }
+    let off = || {
+        let mut command = doctor();
+        command.env("PINFOLD_RSEQ", "off");
+        command
+    };
+    let (ok, _, follows) = said(off(), "rseq");
+    assert!(ok && follows.contains("PINFOLD_RSEQ=off"), "{follows}");
+    let (ok, found, _) = said(off(), "backend");
+    assert!(!ok && found.contains("PINFOLD_RSEQ=off"), "{found}");
+    let (_, _, follows) = said(off(), "membarrier");
+    assert!(follows.contains("not needed"), "{follows}");
+}
+
+#[test]
+fn a_filter_that_forbids_is_named() {
+    for backend in ["off", "cid"] {
+        let (ok, found, _) = said(filtered(libc::SYS_membarrier, backend), "membarrier");
+        assert!(!ok && found.contains("seccomp"), "{backend}: {found}");
+        let (ok, found, _) = said(filtered(libc::SYS_rseq, backend), "rseq");
+        assert!(!ok && found.contains("seccomp"), "{backend}: {found}");
+    }
+}
+
+/// `doctor` below a seccomp filter that answers one system call with EPERM.
+fn filtered(call: libc::c_long, backend: &str) -> std::process::Command {
+    let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let answer = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let filter = [
+        // The call's number is the first word of what the filter sees.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            call as u32,
+            0,
+            1,
+        ),
+        statement(libc::BPF_RET | libc::BPF_K, answer, 0, 0),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let mut command = doctor();
+    command.env("PINFOLD_RSEQ", backend);
+    let install = move || {
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_ptr().cast_mut(),
+        };
+        // SAFETY: the program points to the filter, which lives in this closure; prctl copies it.
+        let refused = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+                || libc::prctl(
+                    libc::PR_SET_SECCOMP,
+                    libc::SECCOMP_MODE_FILTER,
+                    &raw const program,
+                ) != 0
+        };
+        if refused {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes two system calls and allocates nothing, which is allowed after fork.
+    unsafe { command.pre_exec(install) };
+    command
+}
+
+fn on(root: &Path, name: &str) -> (bool, String, String) {
+    let mut command = doctor();
+    command.arg("--root").arg(root);
+    said(command, name)
+}
+
+#[test]
+fn huge_pages_and_overcommit_are_read() {
+    let root = tempfile::tempdir().unwrap();
+    let write = |file: &str, text: &str| {
+        let path = root.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    write(
+        "sys/kernel/mm/transparent_hugepage/enabled",
+        "always madvise [never]\n",
+    );
+    write("proc/sys/vm/nr_hugepages", "12\n");
+    let (ok, found, _) = on(root.path(), "huge pages");
+    assert!(
+        !ok && found.contains("never") && found.contains("12 reserved"),
+        "{found}"
+    );
+    for (text, expected, words) in [
+        ("0\n", true, "costs nothing"),
+        ("2\n", false, "charged"),
+        ("\u{1b}[31m\n", true, "means nothing"),
+    ] {
+        write("proc/sys/vm/overcommit_memory", text);
+        let (ok, found, _) = on(root.path(), "overcommit");
+        assert!(
+            ok == expected && found.contains(words) && !found.contains('\u{1b}'),
+            "{found}"
+        );
+    }
+}
+
+#[test]
+fn a_reader_that_stops_reading_is_no_error() {
+    let mut child = doctor()
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
