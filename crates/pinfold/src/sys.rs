@@ -205,18 +205,32 @@ pub(crate) fn commits_strictly() -> bool {
 }
 
 /// Reads the beginning of a file; returns how many bytes, 0 when it cannot be read.
+///
+/// Reads on until the buffer is full or the file ends: one read of a file in sysfs gives a page at most.
 fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> usize {
     keep_errno(|| {
-        // SAFETY: the buffer is writable for its length; the descriptor is closed once.
-        unsafe {
-            let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
-            if fd < 0 {
-                return 0;
-            }
-            let got = libc::read(fd, to.as_mut_ptr().cast(), to.len());
-            libc::close(fd);
-            got.max(0) as usize
+        // SAFETY: the path is NUL-terminated.
+        let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        if fd < 0 {
+            return 0;
         }
+        let mut length = 0;
+        while let Some(room) = to.get_mut(length..).filter(|room| !room.is_empty()) {
+            // SAFETY: `room` is writable for its length.
+            let got = unsafe { libc::read(fd, room.as_mut_ptr().cast(), room.len()) };
+            match usize::try_from(got) {
+                Ok(0) => break,
+                Ok(got) => length += got,
+                Err(_) => {
+                    // Half a list would be taken for a whole one.
+                    length = 0;
+                    break;
+                }
+            }
+        }
+        // SAFETY: `fd` was opened above and nobody else has it.
+        unsafe { libc::close(fd) };
+        length
     })
 }
 

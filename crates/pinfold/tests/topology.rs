@@ -3,6 +3,7 @@
 use pinfold::topology::{CpuSet, ListError, NodeId, Topology};
 use proptest::prelude::*;
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 
 fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -166,6 +167,24 @@ fn empty_files_count_as_absent() {
         assert_eq!(topology.allowed, topology.possible);
         assert_eq!(topology.with_memory.to_string(), "0");
     }
+}
+
+#[test]
+fn a_list_that_comes_in_pieces_is_read_whole() {
+    let root = machine(&[(&format!("{CPU}/possible"), "0-255\n")]);
+    let path = root.path().join(CPU).join("online");
+    let made = std::process::Command::new("mkfifo").arg(&path).status();
+    assert!(made.unwrap().success());
+    let writer = std::thread::spawn(move || {
+        let mut pipe = fs::File::options().write(true).open(path).unwrap();
+        pipe.write_all(b"0-1").unwrap();
+        // Long enough that the reader has taken the first piece.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        pipe.write_all(b"5,200\n")
+    });
+    let topology = Topology::read(bytes(root.path())).unwrap();
+    assert_eq!(topology.online.to_string(), "0-15,200");
+    writer.join().unwrap().unwrap();
 }
 
 #[test]
