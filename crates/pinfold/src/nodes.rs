@@ -35,7 +35,10 @@ pub(crate) fn init() {
     for from in topology.nodes.iter().map(NodeId) {
         // CPUs of a node without memory use the nearest that has some.
         let distance = |(_, to): &(usize, usize)| topology.distance(b"/", from, NodeId(*to));
-        let nearest = topology.with_memory.iter().enumerate().min_by_key(distance);
+        // The others are their own nearest, which saves reading a file for each pair of nodes.
+        let all = || topology.with_memory.iter().enumerate();
+        let own = all().find(|&(_, id)| id == from.0);
+        let nearest = own.or_else(|| all().min_by_key(distance));
         let node = nearest.map_or(0, |(node, _)| node) as u8;
         for cpu in topology.cpus_of(b"/", from).iter().flat_map(CpuSet::iter) {
             OF_CPU[cpu].store(node, Relaxed);
