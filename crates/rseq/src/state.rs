@@ -265,7 +265,11 @@ fn read_possible() -> Option<usize> {
     let got = unsafe { libc::read(fd, text.as_mut_ptr().cast(), text.len()) };
     // SAFETY: `fd` was opened above and nobody else has it.
     unsafe { libc::close(fd) };
-    last_number(text.get(..usize::try_from(got).ok()?)?).map(|last| last + 1)
+    // A list that fills the buffer may go on: its last number is not known.
+    let list = text.get(..usize::try_from(got).ok()?)?;
+    (list.len() < text.len())
+        .then(|| last_number(list))?
+        .map(|last| last + 1)
 }
 
 /// The last number in a list like `0-3,8-11`.
