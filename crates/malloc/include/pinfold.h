@@ -18,7 +18,8 @@ extern "C" {
 /* A block of `size` bytes, aligned to 16. A size of 0 gives a block too. */
 void *pinfold_malloc(size_t size);
 
-/* Takes a block back; NULL is none. An address that is no block ends the process with a message that names it. */
+/* Takes a block back; NULL is none. An address outside Pinfold's memory ends the process with a message that names it; a
+ * second free of a small block, or an address inside one, is found later or not at all. */
 void pinfold_free(void *block);
 
 /* `count` objects of `size` bytes, zeroed. */

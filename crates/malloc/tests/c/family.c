@@ -75,6 +75,9 @@ static void bad_sizes(void)
 		CHECK(pvalloc(opaque(huge[i])) == NULL && errno == ENOMEM);
 		CHECK(posix_memalign(&(void *){ 0 }, 64, opaque(huge[i])) == ENOMEM);
 	}
+	/* Granted or refused, but answered: with every power of two. */
+	for (int shift = 40; shift < 64; shift++)
+		free(hide(malloc(opaque((size_t)1 << shift))));
 	char *p = malloc(100);
 	memset(p, 7, 100);
 	errno = 0;

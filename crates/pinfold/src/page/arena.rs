@@ -176,7 +176,10 @@ pub fn alloc_run(
     if !ready() {
         return None;
     }
-    let granules = u32::try_from(granules).ok()?;
+    // No reservation is that large, and the lists of free runs have no place for such a length.
+    let granules = u32::try_from(granules)
+        .ok()
+        .filter(|&granules| granules < 1 << 31)?;
     let nodes = crate::nodes::count();
     let stripe = stripe.filter(|&stripe| stripe < STRIPES && granules <= STRIPE_GRANULES);
     let run = (0..nodes).find_map(|step| {
