@@ -99,6 +99,20 @@ pub(crate) unsafe fn add(units: &Units, offset: usize, n: u64) -> bool {
     true
 }
 
+pub(crate) unsafe fn add_within(units: &Units, offset: usize, n: i64) -> bool {
+    let Some(held) = Held::current(units) else {
+        return false;
+    };
+    // SAFETY: the caller's promise.
+    let (word, limit) = unsafe { (word(held.unit, offset), word(held.unit, offset + 8)) };
+    let now = word.load(Relaxed);
+    let fits = limit.load(Acquire).wrapping_sub(now) as i64 >= n;
+    if fits {
+        word.store(now.wrapping_add_signed(n), Release);
+    }
+    fits
+}
+
 pub(crate) unsafe fn store_if_equal(units: &Units, offset: usize, expected: u64, new: u64) -> bool {
     let Some(held) = Held::current(units) else {
         return false;

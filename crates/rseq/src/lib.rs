@@ -11,7 +11,7 @@
 //!   [`init`] chooses once for the process, see [`Backend`].
 //! * **unit**: the memory of one index. [`Units`] holds the address of each index's unit, or null. Its first
 //!   [`UNIT_HEADER`] bytes belong to this crate; the rest are 8-byte words, addressed by their offset.
-//! * **operation**: [`Units::add`], [`Units::load`], [`Units::store_if_equal`], [`Units::pop`], [`Units::push`],
+//! * **operation**: [`Units::add`], [`Units::add_within`], [`Units::load`], [`Units::store_if_equal`], [`Units::pop`], [`Units::push`],
 //!   [`Units::pop_batch`], [`Units::push_batch`]: each works on the current index's unit and takes effect whole or
 //!   not at all.
 //! * **stack**: what `pop` and `push` work on, an array of pointers that lies in a [`STACK_ALIGN`]-aligned block; see

@@ -113,7 +113,7 @@ fn operations_work(cs: isize) -> bool {
     const WORD: usize = UNIT_HEADER;
     let zero = 0u32;
     let index = (&raw const zero as usize).wrapping_sub(arch::thread_pointer()) as isize;
-    let mut unit = [0u64; UNIT_HEADER / 8 + 1];
+    let mut unit = [0u64; UNIT_HEADER / 8 + 2];
     let table = [unit.as_mut_ptr().cast::<u8>()];
     let mut block = Block([null_mut(); STACK_ALIGN / 8]);
     let end = block.0.as_mut_ptr_range().end;
@@ -126,6 +126,10 @@ fn operations_work(cs: isize) -> bool {
     // stack lies in `block`.
     unsafe {
         let added = arch::add(cs, index, table, WORD, 5) && unit.add(WORD / 8).read_volatile() == 5;
+        unit.add(WORD / 8 + 1).write_volatile(6);
+        let within = !arch::add_within(cs, index, table, WORD, 2)
+            && arch::add_within(cs, index, table, WORD, 1)
+            && arch::add_within(cs, index, table, WORD, -1);
         let no_match = !arch::store_if_equal(cs, index, table, WORD, 4, 9);
         let stored = arch::store_if_equal(cs, index, table, WORD, 5, bottom);
         let empty = arch::pop(cs, index, table, WORD).is_null();
@@ -140,6 +144,7 @@ fn operations_work(cs: isize) -> bool {
         // The block is read through addresses that the compiler does not follow.
         core::hint::black_box(&block);
         added
+            && within
             && no_match
             && stored
             && empty

@@ -127,6 +127,26 @@ impl Units {
         unsafe { arch::add(cs, index, self.table(), offset, n) }
     }
 
+    /// Adds `n` to the word at `offset` of the current unit if the sum is then at most the limit in the word behind it; both
+    /// count modulo 2^64, and `limit - word` as a signed number says how much room there is. False, and nothing
+    /// added, when there is less room than `n`, when there is no unit, or (on atomics) when the unit is busy.
+    ///
+    /// The add is a release: who acquires the new word sees everything this thread did before.
+    ///
+    /// # Safety
+    ///
+    /// As for [`add`](Self::add), for 16 bytes at `offset`.
+    #[inline(always)]
+    pub unsafe fn add_within(&self, offset: usize, n: i64) -> bool {
+        let (cs, index) = STATE.offsets();
+        if cs == 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { atomic::add_within(self, offset, n) };
+        }
+        // SAFETY: as in `add`.
+        unsafe { arch::add_within(cs, index, self.table(), offset, n) }
+    }
+
     /// The word at `offset` of the current unit, or `None` where there is no unit. By the time it returns the thread
     /// may be elsewhere: follow up with [`store_if_equal`](Self::store_if_equal).
     ///

@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 
 const WORD: usize = UNIT_HEADER;
 const COUNTER: usize = UNIT_HEADER + 8;
+/// A word with a limit behind it.
+const BOUNDED: usize = UNIT_HEADER + 16;
+const LIMIT: usize = UNIT_HEADER + 24;
 
 /// A table with a unit for every index, each with a stack of `capacity`.
 fn table(capacity: usize) -> &'static Units {
     init(Index::Cid);
     let units: &'static Units = Box::leak(Box::new(Units::new()));
     for index in 0..possible() {
-        let unit = Box::leak(Box::new([0u64; UNIT_HEADER / 8 + 2]));
+        let unit = Box::leak(Box::new([0u64; UNIT_HEADER / 8 + 4]));
         unit[WORD / 8] = stack(capacity) as u64;
         units.install(index, unit.as_mut_ptr().cast()).unwrap();
     }
@@ -43,6 +46,7 @@ fn operations_without_a_unit_fail() {
     // SAFETY: no unit is installed, so no offset matters.
     unsafe {
         assert!(!units.add(WORD, 1));
+        assert!(!units.add_within(BOUNDED, -1));
         assert!(units.load(WORD).is_none());
         assert!(!units.store_if_equal(WORD, 0, 1));
         assert!(units.pop(WORD).is_null());
@@ -76,6 +80,35 @@ fn stacks_are_last_in_first_out_and_bounded() {
         assert_eq!(units.pop_batch(WORD, &mut items), 0);
         assert_eq!(units.pop_batch(WORD, &mut []), 0);
         assert_eq!(units.push_batch(WORD, &[]), 0);
+    }
+}
+
+#[test]
+fn a_bounded_word_stops_at_its_limit() {
+    pin(0);
+    let units = table(1);
+    let everywhere = |offset: usize, value: u64| {
+        (0..possible()).for_each(|index| {
+            // SAFETY: the unit is installed and nothing operates on it now.
+            unsafe { *units.unit(index).add(offset).cast::<u64>() = value };
+        });
+    };
+    // Modulo 2^64, so that a limit may stand behind the end.
+    everywhere(BOUNDED, u64::MAX - 1);
+    everywhere(LIMIT, 3);
+    // SAFETY: every index has a unit with both words.
+    unsafe {
+        assert!(!units.add_within(BOUNDED, 6));
+        assert!(units.add_within(BOUNDED, 5));
+        assert!(!units.add_within(BOUNDED, 1));
+        assert!(units.add_within(BOUNDED, 0));
+        assert!(!units.add_within(BOUNDED, i64::MAX));
+        assert!(units.add_within(BOUNDED, -3));
+        assert!(units.add_within(BOUNDED, 3));
+        // A limit below the word leaves room for nothing that counts up.
+        everywhere(LIMIT, 2);
+        assert!(!units.add_within(BOUNDED, 0));
+        assert!(units.add_within(BOUNDED, -1));
     }
 }
 
@@ -122,7 +155,7 @@ fn nothing_is_lost_or_doubled_in_a_storm() {
     }
     let stop = AtomicBool::new(false);
     let timer = Storm::start(Duration::from_micros(100));
-    let counted: u64 = std::thread::scope(|scope| {
+    let (counted, bounded) = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..8u64)
             .map(|seed| {
                 scope.spawn({
@@ -136,7 +169,7 @@ fn nothing_is_lost_or_doubled_in_a_storm() {
         workers
             .into_iter()
             .map(|worker| worker.join().unwrap())
-            .sum()
+            .fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
     });
     drop(timer);
     assert!(
@@ -145,6 +178,11 @@ fn nothing_is_lost_or_doubled_in_a_storm() {
     );
     let added: u64 = words(units, COUNTER).sum();
     assert_eq!(added, counted + HANDLED.load(Ordering::SeqCst));
+    assert_eq!(words(units, BOUNDED).sum::<u64>(), bounded);
+    assert!(bounded > 0);
+    for (word, limit) in words(units, BOUNDED).zip(words(units, LIMIT)) {
+        assert!(word <= limit, "{word} is past {limit}");
+    }
     let mut seen: Vec<u64> = words(units, WORD).flat_map(items_of).collect();
     seen.extend(
         SET_ASIDE
@@ -156,10 +194,11 @@ fn nothing_is_lost_or_doubled_in_a_storm() {
     assert_eq!(seen, (1..=TOKENS as u64).map(|t| t * 8).collect::<Vec<_>>());
 }
 
-/// Moves tokens and counts until told to stop; returns how often it counted. Holds nothing at the end.
-fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> u64 {
+/// Moves tokens and counts until told to stop; returns how often it counted, and what it added to bounded words. Holds nothing at
+/// the end.
+fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> (u64, u64) {
     let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut counted = 0;
+    let (mut counted, mut bounded) = (0, 0);
     let mut held = [null_mut(); 4];
     while !stop.load(Ordering::Relaxed) {
         random ^= random << 13;
@@ -188,12 +227,19 @@ fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> u64 {
                 put += units.push_batch(WORD, &held[put..got]);
             }
             counted += u64::from(units.add(COUNTER, 1));
+            if units.add_within(BOUNDED, batch as i64) {
+                bounded += batch as u64;
+            } else {
+                // From afar: whichever index is meant, its limit rises.
+                let limit = units.unit(random as usize / 4096 % possible()).add(LIMIT);
+                (*limit.cast::<AtomicU64>()).fetch_add(7, Ordering::Relaxed);
+            }
             if let Some(word) = units.load(WORD) {
                 units.store_if_equal(WORD, word, word);
             }
         }
     }
-    counted
+    (counted, bounded)
 }
 
 fn items_of(word: u64) -> Vec<u64> {

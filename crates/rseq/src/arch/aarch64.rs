@@ -137,6 +137,45 @@ pub(crate) unsafe fn add(
     true
 }
 
+/// As [`Units::add_within`](crate::Units::add_within).
+///
+/// # Safety
+///
+/// As for [`add`].
+#[inline(always)]
+pub(crate) unsafe fn add_within(
+    cs: isize,
+    index: isize,
+    table: *const *mut u8,
+    offset: usize,
+    n: i64,
+) -> bool {
+    // SAFETY: the caller's promise; the section writes only the word it adds to. `x10` is the thread pointer, which the
+    // body no longer needs.
+    unsafe {
+        template!(
+            fail: "{fail}",
+            body: [
+                "add x9, x9, {offset}",
+                "ldp x11, x10, [x9]",
+                "sub x10, x10, x11",
+                "cmp x10, {n}",
+                "b.lt {fail}",
+                "add x11, x11, {n}",
+                "stlr x11, [x9]", // commit
+            ],
+            cold: [],
+            cs = in(reg) cs,
+            index = in(reg) index,
+            table = in(reg) table,
+            offset = in(reg) offset,
+            n = in(reg) n,
+            fail = label { return false },
+        );
+    }
+    true
+}
+
 /// As [`Units::store_if_equal`](crate::Units::store_if_equal).
 ///
 /// # Safety

@@ -25,6 +25,7 @@ macro_rules! never {
 never! {
     read_index(offset: isize) -> u32;
     add(cs: isize, index: isize, table: *const *mut u8, offset: usize, n: u64) -> bool;
+    add_within(cs: isize, index: isize, table: *const *mut u8, offset: usize, n: i64) -> bool;
     store_if_equal(cs: isize, index: isize, table: *const *mut u8, offset: usize, expected: u64, new: u64) -> bool;
     pop(cs: isize, index: isize, table: *const *mut u8, offset: usize) -> *mut u8;
     push(cs: isize, index: isize, table: *const *mut u8, offset: usize, item: *mut u8) -> bool;

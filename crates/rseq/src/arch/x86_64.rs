@@ -137,6 +137,42 @@ pub(crate) unsafe fn add(
     true
 }
 
+/// As [`Units::add_within`](crate::Units::add_within).
+///
+/// # Safety
+///
+/// As for [`add`].
+#[inline(always)]
+pub(crate) unsafe fn add_within(
+    cs: isize,
+    index: isize,
+    table: *const *mut u8,
+    offset: usize,
+    n: i64,
+) -> bool {
+    // SAFETY: the caller's promise; the section writes only the word it adds to. Stores are releases here.
+    unsafe {
+        template!(
+            fail: "{fail}",
+            body: [
+                "mov rcx, qword ptr [rax + {offset} + 8]",
+                "sub rcx, qword ptr [rax + {offset}]",
+                "cmp rcx, {n}",
+                "jl {fail}",
+                "add qword ptr [rax + {offset}], {n}", // commit
+            ],
+            cold: [],
+            cs = in(reg) cs,
+            index = in(reg) index,
+            table = in(reg) table,
+            offset = in(reg) offset,
+            n = in(reg) n,
+            fail = label { return false },
+        );
+    }
+    true
+}
+
 /// As [`Units::store_if_equal`](crate::Units::store_if_equal).
 ///
 /// # Safety
