@@ -4,6 +4,7 @@
 //!
 //! * [`slab`]: object caches, and [`slab::kmalloc`], caches by size.
 //! * [`page`]: memory from the system, by node.
+//! * [`counter`]: counts that every CPU adds to on its own.
 //! * [`topology`]: CPUs and nodes, and what this process may use of them.
 //! * [`segment`]: the statistics that a process shows to others.
 #![no_std]
@@ -11,9 +12,11 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod counter;
 mod lock;
 mod nodes;
 pub mod page;
+mod percpu;
 pub mod segment;
 pub mod slab;
 mod sys;

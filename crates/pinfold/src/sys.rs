@@ -37,8 +37,8 @@ pub(crate) fn physical_memory() -> usize {
     usize::try_from(pages).unwrap_or(0) * page_size()
 }
 
-fn map(size: usize, protection: libc::c_int) -> Option<NonNull<u8>> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+fn map(size: usize, protection: libc::c_int, extra: libc::c_int) -> Option<NonNull<u8>> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra;
     keep_errno(|| {
         // SAFETY: a new private mapping at an address of the kernel's choice.
         let at = unsafe { libc::mmap(null_mut(), size, protection, flags, -1, 0) };
@@ -50,17 +50,28 @@ fn map(size: usize, protection: libc::c_int) -> Option<NonNull<u8>> {
 
 /// Reserves `size` bytes of address space without access and without charge against the overcommit limit.
 pub(crate) fn reserve(size: usize) -> Option<NonNull<u8>> {
-    map(size, libc::PROT_NONE)
+    map(size, libc::PROT_NONE, libc::MAP_NORESERVE)
 }
 
 /// Maps `size` zeroed bytes that may only be read until [`commit`] says otherwise; free of charge too.
 pub(crate) fn reserve_readable(size: usize) -> Option<NonNull<u8>> {
-    map(size, libc::PROT_READ)
+    map(size, libc::PROT_READ, libc::MAP_NORESERVE)
 }
 
-/// Maps `size` zeroed bytes for reading and writing.
+/// Maps `size` zeroed bytes for reading and writing, charged against the overcommit limit: a size that the machine could
+/// never back fails here and not when it is touched.
 pub(crate) fn map_memory(size: usize) -> Option<NonNull<u8>> {
-    map(size, libc::PROT_READ | libc::PROT_WRITE)
+    map(size, libc::PROT_READ | libc::PROT_WRITE, 0)
+}
+
+/// Maps `size` zeroed bytes for reading and writing of which most will never be touched: free of charge (but where the kernel
+/// commits strictly), and in small pages, so that memory is there only for pages that are used.
+pub(crate) fn map_sparse(size: usize) -> Option<NonNull<u8>> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let at = map(size, protection, libc::MAP_NORESERVE)?;
+    // SAFETY: a mapping of ours; this changes how memory is backed, not what it holds. A kernel without huge pages refuses.
+    keep_errno(|| unsafe { libc::madvise(at.as_ptr().cast(), size, libc::MADV_NOHUGEPAGE) });
+    Some(at)
 }
 
 /// Maps `size` zeroed bytes at a multiple of `align`, a power of two of at least a page.
@@ -178,6 +189,16 @@ pub(crate) fn coarse_milliseconds() -> u64 {
     // SAFETY: `now` is writable.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+/// Sleeps.
+pub(crate) fn sleep_microseconds(microseconds: u32) {
+    let time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: libc::c_long::from(microseconds.min(999_999) as i32) * 1000,
+    };
+    // SAFETY: the time is readable; what is left after a signal is of no interest.
+    keep_errno(|| unsafe { libc::nanosleep(&raw const time, null_mut()) });
 }
 
 /// What is left below a resource limit on address space, in bytes: `RLIMIT_AS` less what is in use; `usize::MAX`

@@ -78,6 +78,24 @@ pub(crate) unsafe fn lock_unit(unit: *mut u8) {
     }
 }
 
+/// As [`lock_unit`], but gives up when the holder is not done after many turns of the CPU.
+///
+/// # Safety
+///
+/// As there.
+pub(crate) unsafe fn try_lock_unit(unit: *mut u8) -> bool {
+    const TURNS: u32 = 5000;
+    (0..TURNS).any(|_| {
+        // SAFETY: the caller's promise. Acquire pairs with the release in `unlock_unit`.
+        let taken = unsafe { lock_word(unit) }.swap(1, Acquire) == 0;
+        if !taken {
+            // SAFETY: no preconditions. The holder may be a preempted thread.
+            unsafe { libc::sched_yield() };
+        }
+        taken
+    })
+}
+
 /// # Safety
 ///
 /// `unit` is an installed unit that the caller has locked.

@@ -99,6 +99,30 @@ impl Units {
         self.active[index].store(unit, Release);
     }
 
+    /// Returns when every operation that began before the call has committed or was aborted, on either backend: the
+    /// [`fence`](crate::fence()), or on atomics each unit's lock once.
+    ///
+    /// # Errors
+    ///
+    /// [`FenceError`](crate::FenceError) where the kernel cannot fence, or on atomics, with `EBUSY`, when a unit is not
+    /// given back for some milliseconds: its holder may be the very frame that a signal handler has interrupted.
+    pub fn quiesce(&self, indexes: usize) -> Result<(), crate::FenceError> {
+        if !STATE.is_atomic() {
+            return crate::fence();
+        }
+        let units = (0..indexes.min(MAX_INDEX)).map(|index| self.unit(index));
+        for unit in units.filter(|unit| !unit.is_null()) {
+            // SAFETY: installed units are valid for ever; unlocked by who locked.
+            unsafe {
+                if !atomic::try_lock_unit(unit) {
+                    return Err(crate::FenceError { errno: libc::EBUSY });
+                }
+                atomic::unlock_unit(unit);
+            }
+        }
+        Ok(())
+    }
+
     /// After `fork`, in the child: unlocks every unit that the parent's [`await_stopped`](Self::await_stopped) had
     /// locked or that another thread held at the moment of the fork. Only for the atomic backend.
     pub fn unlock_all_in_child(&self, indexes: usize) {

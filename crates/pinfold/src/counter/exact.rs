@@ -1,0 +1,190 @@
+//! What needs the value to the last unit: the sum, resetting, adding up to a limit, changing the batch.
+
+use super::PercpuCounter;
+use super::error::CounterError;
+use super::shards::{BATCH_MOST, Shards};
+use super::stripe::{Busy, pause};
+use core::sync::atomic::Ordering::{AcqRel, Acquire};
+
+/// Collections that a sum tries before it closes the gate.
+const TRIES: u32 = 2;
+
+impl PercpuCounter {
+    /// The value, exactly: what the counter was at one moment during the call (it is linearizable).
+    ///
+    /// Collects the words of all CPUs until two collections agree, which they do at once when nobody adds. When adders
+    /// keep outrunning it, it sends them to the counter's base for the microsecond that a quiet collection takes; they never
+    /// wait. No lock is waited for, no system call, no interrupt.
+    pub fn sum(&self) -> i64 {
+        let mut looks = 0;
+        loop {
+            for _ in 0..TRIES {
+                if let Some(sum) = self.try_sum() {
+                    return sum;
+                }
+            }
+            let Some(shards) = self.shards() else {
+                continue;
+            };
+            match shards.try_hold() {
+                Ok(held) => {
+                    let sum = self.sum_gated(shards, &held);
+                    drop(held);
+                    return sum;
+                }
+                // The frame below is in a fold, or keeps the gate closed; it will not go on before this is done.
+                Err(Busy::Own) => return self.sum_gated(shards, &shards.hold()),
+                // Whoever has it is quick, and may have closed the gate.
+                Err(Busy::Other) => pause(&mut looks),
+            }
+        }
+    }
+
+    /// The sum if no shard moved meanwhile. The base is loaded while, by the agreement of the collections around it, every
+    /// word stood still: the sum was the value at that moment.
+    #[inline]
+    fn try_sum(&self) -> Option<i64> {
+        let (first, base, second) = self.collect_around_base();
+        (first == second).then(|| base.wrapping_add(first.net()))
+    }
+
+    fn sum_gated(&self, shards: Shards, held: &super::stripe::Held) -> i64 {
+        shards.gate(held);
+        // Only adds that had begun before the gate still move a word, at most one a CPU: this ends.
+        let sum = loop {
+            if let Some(sum) = self.try_sum() {
+                break sum;
+            }
+            core::hint::spin_loop();
+        };
+        shards.ungate(held);
+        sum
+    }
+
+    /// Sets the value; [`swap`](Self::swap) without its answer.
+    pub fn set(&self, value: i64) {
+        self.swap(value);
+    }
+
+    /// Sets the value and returns what it was, in one moment: whatever is added at the same time counts either into the
+    /// answer or into the new value, never into both or neither.
+    ///
+    /// Interrupts each CPU that runs a thread of this process (the fence), some microseconds; adders do not wait. Not for
+    /// signal handlers. Where the kernel cannot fence, nothing is lost or doubled either, but a
+    /// [`sum`](Self::sum) at the same time may see the old value a little longer.
+    pub fn swap(&self, value: i64) -> i64 {
+        let Some(shards) = self.place() else {
+            return self.base.swap(value, AcqRel);
+        };
+        let held = shards.hold();
+        shards.gate(&held);
+        shards.quiesce();
+        let old = loop {
+            // After the fence the words stand still, and the first collection holds until the gate opens.
+            let (first, base, second) = self.collect_around_base();
+            let fresh = value.wrapping_sub(second.net());
+            if first == second
+                && self
+                    .base
+                    .compare_exchange(base, fresh, AcqRel, Acquire)
+                    .is_ok()
+            {
+                break base.wrapping_add(second.net());
+            }
+        };
+        shards.fold_gated(&held, shards.batch());
+        shards.ungate(&held);
+        old
+    }
+
+    /// Adds `amount` if the value does not pass `limit` by it: not above for a positive amount, not below for a negative
+    /// one. Returns whether it did. Exact under any race: at the moment of the addition the value was within the limit.
+    ///
+    /// Far from the limit it costs a lock and an atomic add. Where the batches of the other CPUs could make the difference it
+    /// closes the gate for a moment, and, if it is close even then, fences (an interrupt to each CPU that runs this process).
+    /// Not for signal handlers. Where the kernel cannot fence, it may refuse although there is room for less than what the
+    /// CPUs have in hand.
+    pub fn limited_add(&self, limit: i64, amount: i64) -> bool {
+        let Some(shards) = self.place() else {
+            return self.add_base_within(0, limit, amount);
+        };
+        let held = shards.hold();
+        // While the stripe is held no total and no limit moves: the value is within the drift of what `read` says.
+        let folded = shards.folded().net();
+        let slack = slack(shards.drift(), amount);
+        if self.add_base_within(folded.wrapping_add(slack), limit, amount) {
+            return true;
+        }
+        let least = self.base.load(Acquire).wrapping_add(folded);
+        if passes(least.saturating_sub(slack), limit, amount) {
+            return false;
+        }
+        shards.gate(&held);
+        let added = self.limited_add_gated(shards, limit, amount);
+        shards.ungate(&held);
+        added
+    }
+
+    fn limited_add_gated(&self, shards: Shards, limit: i64, amount: i64) -> bool {
+        if let Some(sum) = self.try_sum()
+            && passes(sum, limit, amount)
+        {
+            return false;
+        }
+        // What adds that had begun before the gate can still bring.
+        if !shards.quiesce() {
+            return false;
+        }
+        let moved = shards.collect().net();
+        self.add_base_within(moved, limit, amount)
+    }
+
+    /// Adds `amount` to the base if base + `rest` + `amount` does not pass `limit`.
+    fn add_base_within(&self, rest: i64, limit: i64, amount: i64) -> bool {
+        let within = |base: i64| !passes(base.wrapping_add(rest), limit, amount);
+        self.base
+            .fetch_update(AcqRel, Acquire, |base| {
+                within(base).then(|| base.wrapping_add(amount))
+            })
+            .is_ok()
+    }
+
+    /// Changes how much each CPU may keep to itself, at once and for all CPUs; [`error_bound`](Self::error_bound) follows.
+    ///
+    /// Raising it is a few stores a CPU. Lowering it interrupts each CPU that runs a thread of this process (the fence). Not
+    /// for signal handlers.
+    ///
+    /// # Errors
+    ///
+    /// [`CounterError::Batch`] when `batch` is 0 or above 2^40; [`CounterError::OutOfMemory`] when there is no place to
+    /// keep it; [`CounterError::Fence`] when a lower one would need a fence that the kernel does not offer.
+    pub fn set_batch(&self, batch: u64) -> Result<(), CounterError> {
+        if batch == 0 || batch > BATCH_MOST {
+            return Err(CounterError::Batch { batch });
+        }
+        let shards = self.place().ok_or(CounterError::OutOfMemory)?;
+        let held = shards.hold();
+        if batch >= shards.batch() {
+            shards.raise(&held, batch);
+        } else if !shards.lower(&held, batch) {
+            return Err(CounterError::Fence);
+        }
+        Ok(())
+    }
+}
+
+/// Whether `value + amount` is beyond `limit` in the direction of `amount`.
+fn passes(value: i64, limit: i64, amount: i64) -> bool {
+    let after = i128::from(value) + i128::from(amount);
+    if amount >= 0 {
+        after > i128::from(limit)
+    } else {
+        after < i128::from(limit)
+    }
+}
+
+/// The drift, in the direction in which `amount` goes.
+fn slack(drift: u64, amount: i64) -> i64 {
+    let drift = i64::try_from(drift).unwrap_or(i64::MAX);
+    if amount >= 0 { drift } else { -drift }
+}

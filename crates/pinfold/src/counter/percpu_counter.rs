@@ -1,0 +1,316 @@
+//! The counter that goes up and down: its handle, adding to it, and reading it without disturbing anyone.
+
+use super::error::CounterError;
+use super::shards::{BATCH_MOST, Moved, SIZE, Shards};
+use super::{fork, watch};
+use crate::percpu::{self, CLOSED};
+use core::cmp::Ordering;
+use core::sync::atomic::AtomicI64;
+use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+
+/// Stands for the default batch until the number of CPUs is known.
+const DEFAULT: u64 = 0;
+
+/// A counter of 64 bits with sign that every CPU adds to on its own.
+///
+/// The handle is 32 bytes; each CPU that adds, and the total, takes 32 bytes more, packed side by side with those of other
+/// counters. They are there from the first add on; a counter that finds no memory for them works as one atomic.
+///
+/// # Costs
+///
+/// An add within the batch is one critical section on the CPU's own line. One add in a batch folds, which takes one atomic on
+/// a line shared with few. An add beyond the batch is one atomic add to the counter's shared *base*. None of them waits.
+///
+/// # Overflow
+///
+/// The value wraps around at 2^63, as `i64::wrapping_add`; [`compare`](Self::compare), [`bounds`](Self::bounds) and
+/// [`limited_add`](Self::limited_add) hold for counters that stay 2^41 for each CPU away from it.
+///
+/// ```
+/// use pinfold::counter::PercpuCounter;
+///
+/// let bytes = PercpuCounter::with_batch(1000, 64)?;
+/// std::thread::scope(|scope| {
+///     for _ in 0..4 {
+///         scope.spawn(|| (0..1000).for_each(|_| bytes.add(3)));
+///     }
+/// });
+/// assert_eq!(bytes.sum(), 13_000);
+/// # Ok::<(), pinfold::counter::CounterError>(())
+/// ```
+#[derive(Debug)]
+pub struct PercpuCounter {
+    /// The offset of the block, or [`CLOSED`] until there is one.
+    place: AtomicUsize,
+    /// What the block begins with.
+    batch: u64,
+    /// How large the drift may become by widening the batch; 0: it stays.
+    max_drift: u64,
+    /// What did not go by way of a shard.
+    pub(super) base: AtomicI64,
+}
+
+const _: () = assert!(size_of::<PercpuCounter>() == 32);
+
+impl Default for PercpuCounter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PercpuCounter {
+    /// A counter at 0 with the default batch: 32, or twice the number of CPUs if that is more.
+    pub const fn new() -> Self {
+        Self::make(0, DEFAULT, 0)
+    }
+
+    pub(super) const fn make(value: i64, batch: u64, max_drift: u64) -> Self {
+        PercpuCounter {
+            place: AtomicUsize::new(CLOSED),
+            batch,
+            max_drift,
+            base: AtomicI64::new(value),
+        }
+    }
+
+    /// A counter at `value` of which each CPU may keep up to `batch` to itself. A larger batch makes adding cheaper and
+    /// [`read`](Self::read) less exact.
+    ///
+    /// # Errors
+    ///
+    /// [`CounterError::Batch`] when `batch` is 0 or above 2^40.
+    pub const fn with_batch(value: i64, batch: u64) -> Result<Self, CounterError> {
+        if batch == 0 || batch > BATCH_MOST {
+            return Err(CounterError::Batch { batch });
+        }
+        Ok(Self::make(value, batch, 0))
+    }
+
+    /// A counter at `value` that widens its batch by itself, when adds want it, as long as its
+    /// [`error_bound`](Self::error_bound) is at most `drift`.
+    ///
+    /// When a CPU adds for the first time and the batches of all would be too much then, they are halved, with a fence (an
+    /// interrupt to each CPU that runs this process): at most once for each doubling of the number of CPUs, in the
+    /// counter's whole life.
+    ///
+    /// # Errors
+    ///
+    /// [`CounterError::Drift`] when `drift` is 0.
+    pub const fn with_max_drift(value: i64, drift: u64) -> Result<Self, CounterError> {
+        if drift == 0 {
+            return Err(CounterError::Drift);
+        }
+        Ok(Self::make(value, DEFAULT, drift))
+    }
+
+    /// Adds `n`, which may be negative. Any thread, any signal handler; never waits. See the type for the costs.
+    #[inline(always)]
+    pub fn add(&self, n: i64) {
+        let shards = self.shards_or_closed();
+        let done = if n >= 0 {
+            shards.add(false, n)
+        } else {
+            // There is no room for the negative of the least number, which stays negative, in any shard.
+            n != i64::MIN && shards.add(true, -n)
+        };
+        if !done {
+            self.add_slow(n);
+        }
+    }
+
+    /// Takes `n` away: `add(-n)`.
+    #[inline(always)]
+    pub fn sub(&self, n: i64) {
+        self.add(n.wrapping_neg());
+    }
+
+    /// Adds 1.
+    #[inline(always)]
+    pub fn inc(&self) {
+        self.add(1);
+    }
+
+    /// Takes 1 away.
+    #[inline(always)]
+    pub fn dec(&self) {
+        self.add(-1);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_slow(&self, n: i64) {
+        if !self.add_after_making_room(n) {
+            // Release: who sees this sees what this thread did before; pairs with the acquire of the sums.
+            self.base.fetch_add(n, AcqRel);
+        }
+    }
+
+    fn add_after_making_room(&self, n: i64) -> bool {
+        let size = n.unsigned_abs();
+        if size > BATCH_MOST {
+            return false;
+        }
+        let Some(shards) = self.place() else {
+            return false;
+        };
+        if size > shards.batch() && self.max_drift == 0 {
+            return false;
+        }
+        let Some(unit) = percpu::install_here() else {
+            return false;
+        };
+        let Ok(held) = shards.try_hold() else {
+            return false;
+        };
+        let room = shards.make_room(&held, unit, size, self.max_drift);
+        drop(held);
+        // By now the thread may be on another CPU, or others may have used the room up: then the base takes it.
+        room && shards.add(n < 0, size as i64)
+    }
+
+    /// The value, approximately: it was at most [`error_bound`](Self::error_bound) off at a moment during the call.
+    ///
+    /// Four loads of lines that are written when something is folded, no lock, no system call; it starts again when a fold comes
+    /// between.
+    #[inline]
+    pub fn read(&self) -> i64 {
+        loop {
+            let shards = self.shards();
+            let folded = shards.map(Shards::folded);
+            let base = self.base.load(Acquire);
+            if shards == self.shards() && folded == shards.map(Shards::folded) {
+                return base.wrapping_add(folded.map_or(0, Moved::net));
+            }
+        }
+    }
+
+    /// How far [`read`](Self::read) may be off: the sum of the batches of all CPUs that have added so far. One load.
+    ///
+    /// It holds for reads that ended before the call, unless [`set_batch`](Self::set_batch) lowered it in between.
+    #[inline]
+    pub fn error_bound(&self) -> u64 {
+        self.shards().map_or(0, Shards::drift)
+    }
+
+    /// Two numbers between which, both included, the value was at a moment during the call. They are as far apart as what was
+    /// added and taken away meanwhile: equal when nobody did.
+    ///
+    /// Reads each CPU's words twice; no lock, no system call, nobody is disturbed.
+    pub fn bounds(&self) -> (i64, i64) {
+        let (first, base, second) = self.collect_around_base();
+        let low = base.wrapping_add(first.up.wrapping_sub(second.down) as i64);
+        let high = base.wrapping_add(second.up.wrapping_sub(first.down) as i64);
+        (low, high)
+    }
+
+    /// How the value compares with `with`: decided from [`read`](Self::read) when that is far enough off, else from the
+    /// exact [`sum`](Self::sum).
+    pub fn compare(&self, with: i64) -> Ordering {
+        let read = self.read();
+        if read.abs_diff(with) > self.error_bound() {
+            return read.cmp(&with);
+        }
+        self.sum().cmp(&with)
+    }
+
+    /// Brings what every CPU has added into what [`read`](Self::read) returns. Returns how many shards had moved; 0 also
+    /// when another thread is in a slow path of this counter.
+    ///
+    /// Runs here alone: the CPUs that added notice nothing but that their lines are read.
+    pub fn fold(&self) -> usize {
+        let held = self.shards().map(|shards| (shards, shards.try_hold()));
+        match held {
+            Some((shards, Ok(held))) => shards.fold(&held),
+            _ => 0,
+        }
+    }
+
+    /// How much a CPU may keep to itself, now.
+    pub fn batch(&self) -> u64 {
+        self.shards()
+            .map_or_else(|| self.first_batch(), Shards::batch)
+    }
+
+    fn first_batch(&self) -> u64 {
+        if self.batch != DEFAULT {
+            return self.batch;
+        }
+        let default = (2 * pinfold_rseq::possible() as u64).max(32);
+        match self.max_drift {
+            0 => default,
+            drift => default.min(1 << drift.ilog2()),
+        }
+    }
+
+    /// Collects all shards, the base, and all shards again.
+    pub(super) fn collect_around_base(&self) -> (Moved, i64, Moved) {
+        let nothing = Moved { up: 0, down: 0 };
+        loop {
+            let Some(shards) = self.shards() else {
+                let base = self.base.load(Acquire);
+                if self.shards().is_none() {
+                    return (nothing, base, nothing);
+                }
+                continue;
+            };
+            let first = shards.collect();
+            let base = self.base.load(Acquire);
+            return (first, base, shards.collect());
+        }
+    }
+
+    #[inline(always)]
+    fn shards_or_closed(&self) -> Shards {
+        // Acquire pairs with the release in `place`: the block is seen zeroed, whoever had it before.
+        let offset = self.place.load(Acquire);
+        // SAFETY: the block of a counter that is in use, or the closed one, which stays.
+        unsafe { Shards::at(offset) }
+    }
+
+    #[inline]
+    pub(super) fn shards(&self) -> Option<Shards> {
+        let shards = self.shards_or_closed();
+        (shards.offset() != CLOSED).then_some(shards)
+    }
+
+    /// The counter's block, allocated if need be.
+    pub(super) fn place(&self) -> Option<Shards> {
+        if let Some(shards) = self.shards() {
+            return Some(shards);
+        }
+        fork::register();
+        let offset = percpu::alloc(SIZE)?;
+        // SAFETY: just allocated.
+        let mine = unsafe { Shards::at(offset) };
+        mine.open(self.first_batch());
+        match self.place.compare_exchange(CLOSED, offset, AcqRel, Acquire) {
+            Ok(_) => Some(mine),
+            Err(_) => {
+                // SAFETY: nobody else knows of it.
+                unsafe { percpu::free(offset, SIZE) };
+                self.shards()
+            }
+        }
+    }
+
+    /// Gives the counter a block that somebody else allocated and will free.
+    pub(super) fn settle(&self, offset: usize) {
+        // SAFETY: the caller's block.
+        unsafe { Shards::at(offset) }.open(self.first_batch());
+        self.place.store(offset, Release);
+    }
+}
+
+impl Drop for PercpuCounter {
+    fn drop(&mut self) {
+        if let Some(shards) = self.shards() {
+            // Whoever folds what is watched holds the stripe: after this nobody touches the block.
+            let held = shards.hold();
+            watch::forget(shards.offset(), SIZE);
+            // SAFETY: `place` allocated it, and the counter is nobody else's any more.
+            unsafe { percpu::free(shards.offset(), SIZE) };
+            drop(held);
+        }
+    }
+}

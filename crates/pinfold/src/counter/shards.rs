@@ -1,0 +1,289 @@
+//! The shards of one counter, and the totals they are folded into.
+//!
+//! A counter has a block of four words at the same offset of every CPU's unit, its *shards*, and one of four words in the
+//! shared unit, its *total*:
+//!
+//! | shard | | total | |
+//! |---|---|---|---|
+//! | `up` | all that was added on this CPU | `folded_up` | what the marks of all shards sum up to |
+//! | `up_limit` | how far `up` may run | `folded_down` | the same for `down` |
+//! | `down` | all that was taken away on this CPU | `drift` | the sum of the batches granted to shards |
+//! | `down_limit` | how far `down` may run | `batch` | how far a word may run past its mark |
+//!
+//! All count modulo 2^64. A word's *mark*, how much of it has been folded, is its limit less the batch.
+//!
+//! # Who writes what
+//!
+//! * `up` and `down` only the CPU itself, in critical sections that check the limit, and only upwards.
+//! * Everything else only the holder of the counter's [stripe](super::stripe), from any CPU.
+//! * A shard with `up_limit` 0 was never *granted*: no add can succeed there until the slow path counts its batch into
+//!   `drift` and sets its limits.
+//!
+//! # Invariants
+//!
+//! 1. `mark <= word <= limit`: the section checks before it commits, and a limit is only lowered by a gate, which
+//!    changes no mark, or once the fence has shown that no section is under way.
+//! 2. `folded_up` and `folded_down` are the sums of the marks. A fold first moves the total, then the limit; so between the two
+//!    a word has *less* room than its batch, never more, however long the folder sleeps there.
+//! 3. Value = base + sum of `up` - sum of `down`. Folds and gates do not change it.
+//!
+//! # The gate
+//!
+//! [`gate`](Shards::gate) takes [`GATE`] from every limit: every add from then on fails over to the counter's base. Words
+//! whose add had begun may still move, once each; after [`quiesce`](Shards::quiesce) nothing moves.
+
+use super::stripe::{self, Busy, Held};
+use crate::percpu::{self, UNITS, shared, word_at};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use pinfold_rseq::possible;
+
+/// Bytes of a shard, and of a total.
+pub(crate) const SIZE: usize = 32;
+/// The largest batch: far below [`GATE`], so that a gate closes whatever room there is.
+pub(crate) const BATCH_MOST: u64 = 1 << 40;
+const GATE: u64 = 1 << 52;
+
+const UP: usize = 0;
+const DOWN: usize = 16;
+/// From a word to its limit.
+const LIMIT: usize = 8;
+const FOLDED_UP: usize = 0;
+const FOLDED_DOWN: usize = 8;
+const DRIFT: usize = 16;
+const BATCH: usize = 24;
+
+/// All that was ever added to the shards, and all that was ever taken away, modulo 2^64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moved {
+    pub(crate) up: u64,
+    pub(crate) down: u64,
+}
+
+impl Moved {
+    pub(crate) fn net(self) -> i64 {
+        self.up.wrapping_sub(self.down) as i64
+    }
+}
+
+/// The block of one counter, by its offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shards {
+    offset: usize,
+}
+
+impl Shards {
+    /// # Safety
+    ///
+    /// `offset` is that of a block of [`SIZE`] bytes from [`percpu::alloc`], or of a part of one, which nobody frees meanwhile.
+    pub(crate) unsafe fn at(offset: usize) -> Shards {
+        Shards { offset }
+    }
+
+    /// What a fresh block needs before anybody knows of it.
+    pub(crate) fn open(self, batch: u64) {
+        shared(self.offset + BATCH).store(batch, Relaxed);
+    }
+
+    pub(crate) fn offset(self) -> usize {
+        self.offset
+    }
+
+    pub(super) fn try_hold(self) -> Result<Held, Busy> {
+        stripe::try_hold(self.offset)
+    }
+
+    pub(super) fn hold(self) -> Held {
+        stripe::hold(self.offset)
+    }
+
+    pub(crate) fn batch(self) -> u64 {
+        shared(self.offset + BATCH).load(Relaxed)
+    }
+
+    pub(crate) fn drift(self) -> u64 {
+        // Acquire pairs with the release in `grant`, `raise` and `lower`.
+        shared(self.offset + DRIFT).load(Acquire)
+    }
+
+    /// Adds `n`, not negative, to what was added (or, `down`, taken away) on this CPU if there is room.
+    #[inline(always)]
+    pub(crate) fn add(self, down: bool, n: i64) -> bool {
+        let word = self.offset + if down { DOWN } else { UP };
+        // SAFETY: `at` was given a block of four words.
+        unsafe { UNITS.add_within(word, n) }
+    }
+
+    /// The totals that folds have reached. Lock-free; the two words are not of one moment.
+    pub(crate) fn folded(self) -> Moved {
+        // Acquire orders the two collections of a reader; it pairs with the release in `fold_word`.
+        Moved {
+            up: shared(self.offset + FOLDED_UP).load(Acquire),
+            down: shared(self.offset + FOLDED_DOWN).load(Acquire),
+        }
+    }
+
+    /// The sums over all shards. When two collections agree, no word moved between the end of the first and the beginning of
+    /// the second: each only grows.
+    #[inline]
+    pub(crate) fn collect(self) -> Moved {
+        let mut sum = Moved { up: 0, down: 0 };
+        for unit in percpu::used() {
+            // Acquire pairs with the commit, which is a release, and orders the collections.
+            let up = word_at(unit, self.offset + UP).load(Acquire);
+            let down = word_at(unit, self.offset + DOWN).load(Acquire);
+            sum.up = sum.up.wrapping_add(up);
+            sum.down = sum.down.wrapping_add(down);
+        }
+        sum
+    }
+
+    /// A granted shard has a limit; while a gate has taken it down to 0, its word is not 0.
+    fn is_granted(self, unit: usize) -> bool {
+        word_at(unit, self.offset + UP + LIMIT).load(Relaxed) != 0
+            || word_at(unit, self.offset + UP).load(Relaxed) != 0
+    }
+
+    fn granted(self) -> impl Iterator<Item = usize> {
+        percpu::used().filter(move |&unit| self.is_granted(unit))
+    }
+
+    /// Makes room for `n` on `unit`, where there can be any: grants the shard or folds it. `most` is how large the drift may
+    /// become by growing batches; 0: the batch stays.
+    pub(super) fn make_room(self, held: &Held, unit: usize, n: u64, most: u64) -> bool {
+        if self.is_granted(unit) {
+            self.fold_unit(held, unit);
+            // A shard that is full again and again, or adds beyond the batch: a larger one spares the slow path.
+            if most != 0 {
+                self.widen(held, most);
+            }
+        } else if !self.grant(held, unit, most) {
+            return false;
+        }
+        while n > self.batch() {
+            if most == 0 || !self.widen(held, most) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn grant(self, held: &Held, unit: usize, most: u64) -> bool {
+        let mut batch = self.batch();
+        let shards = self.granted().count() as u64 + 1;
+        if most != 0 && shards * batch > most {
+            batch = 1 << (most / shards).checked_ilog2().unwrap_or(0);
+            if shards * batch > most || !self.lower(held, batch) {
+                return false;
+            }
+        }
+        // The drift first: at no moment may a shard have room that it does not count.
+        shared(self.offset + DRIFT).store(shards * batch, Release);
+        word_at(unit, self.offset + DOWN + LIMIT).store(batch, Release);
+        word_at(unit, self.offset + UP + LIMIT).store(batch, Release);
+        true
+    }
+
+    /// Doubles the batch if the drift stays within `most`.
+    fn widen(self, held: &Held, most: u64) -> bool {
+        let batch = self.batch() * 2;
+        let shards = self.granted().count() as u64;
+        let fits = batch <= BATCH_MOST && shards.saturating_mul(batch) <= most;
+        if fits {
+            self.raise(held, batch);
+        }
+        fits
+    }
+
+    /// Raises the batch: the drift first, then the limits.
+    pub(super) fn raise(self, _held: &Held, batch: u64) {
+        let more = batch - self.batch();
+        let shards = self.granted().count() as u64;
+        shared(self.offset + DRIFT).store(shards * batch, Release);
+        shared(self.offset + BATCH).store(batch, Relaxed);
+        self.change_limits(|limit| limit.wrapping_add(more));
+    }
+
+    /// Lowers the batch: closes the gate, waits until no section is under way, folds everything, and only then counts less
+    /// drift. False, and nothing changed, when the kernel cannot fence.
+    pub(super) fn lower(self, held: &Held, batch: u64) -> bool {
+        self.gate(held);
+        let quiet = self.quiesce();
+        if quiet {
+            let shards = self.fold_gated(held, batch) as u64;
+            shared(self.offset + BATCH).store(batch, Relaxed);
+            shared(self.offset + DRIFT).store(shards * batch, Release);
+        }
+        self.ungate(held);
+        quiet
+    }
+
+    /// Adds what a shard's words have moved past their marks to the totals. Returns whether there was anything.
+    fn fold_unit(self, _held: &Held, unit: usize) -> bool {
+        let batch = self.batch();
+        let up = self.fold_word(unit, UP, batch, batch, 0);
+        self.fold_word(unit, DOWN, batch, batch, 0) | up
+    }
+
+    /// Folds one word under a batch of `before`, and gives it one of `after`; limits are less by `gate`.
+    fn fold_word(self, unit: usize, half: usize, before: u64, after: u64, gate: u64) -> bool {
+        let limit = word_at(unit, self.offset + half + LIMIT);
+        let total = shared(self.offset + if half == UP { FOLDED_UP } else { FOLDED_DOWN });
+        let mark = limit.load(Relaxed).wrapping_add(gate).wrapping_sub(before);
+        // Acquire pairs with the commit.
+        let word = word_at(unit, self.offset + half).load(Acquire);
+        let mut moved = word.wrapping_sub(mark);
+        // A limit of 0 says that the shard was never granted; where a limit would come round to it, one unit stays behind.
+        if mark.wrapping_add(moved).wrapping_add(after) == 0 {
+            moved = moved.saturating_sub(1);
+        }
+        if moved == 0 && before == after {
+            return false;
+        }
+        // Release: who sees the limit sees the total, and who sees the total sees the adds.
+        total.store(total.load(Relaxed).wrapping_add(moved), Release);
+        let ahead = mark.wrapping_add(moved).wrapping_add(after);
+        limit.store(ahead.wrapping_sub(gate), Release);
+        moved != 0
+    }
+
+    /// Folds all shards; returns how many had moved.
+    pub(super) fn fold(self, held: &Held) -> usize {
+        let moved = self.granted().filter(|&unit| self.fold_unit(held, unit));
+        moved.count()
+    }
+
+    /// Folds all shards while the gate is closed, for a batch that is `batch` from now on; returns how many there are. A smaller
+    /// batch than before needs [`quiesce`](Self::quiesce) first.
+    pub(super) fn fold_gated(self, _held: &Held, batch: u64) -> usize {
+        let before = self.batch();
+        let folded = self.granted().map(|unit| {
+            self.fold_word(unit, UP, before, batch, GATE);
+            self.fold_word(unit, DOWN, before, batch, GATE);
+        });
+        folded.count()
+    }
+
+    fn change_limits(self, to: impl Fn(u64) -> u64) {
+        for unit in self.granted() {
+            for half in [UP, DOWN] {
+                let limit = word_at(unit, self.offset + half + LIMIT);
+                limit.store(to(limit.load(Relaxed)), Release);
+            }
+        }
+    }
+
+    /// Sends all adds that begin from now on to the base.
+    pub(super) fn gate(self, _held: &Held) {
+        self.change_limits(|limit| limit.wrapping_sub(GATE));
+    }
+
+    /// Lets adds into the shards again.
+    pub(super) fn ungate(self, _held: &Held) {
+        self.change_limits(|limit| limit.wrapping_add(GATE));
+    }
+
+    /// Waits until the adds that had begun are over. False when the kernel cannot say.
+    pub(super) fn quiesce(self) -> bool {
+        UNITS.quiesce(possible()).is_ok()
+    }
+}

@@ -1,0 +1,50 @@
+//! What the tests of counters share.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A sequence of numbers that look random; the same for the same seed.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % n
+    }
+}
+
+pub fn cpus() -> usize {
+    // SAFETY: no preconditions. Not the affinity, which `pin` changes.
+    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize }
+}
+
+/// Moves the thread to the `nth` CPU; does nothing where that is not allowed.
+pub fn pin(nth: usize) {
+    // SAFETY: cpu_set_t is plain integers.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(nth % cpus(), &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+}
+
+/// A number from the environment, for long runs of a test.
+pub fn from_environment(name: &str, default: u64) -> u64 {
+    let value = std::env::var(name).ok();
+    value.map_or(default, |value| value.parse().expect("a number"))
+}
+
+/// Sets the flag when dropped, so that a test that fails stops its threads.
+pub struct StopAtEnd<'f>(pub &'f AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,298 @@
+//! Counters as a program uses them.
+
+mod common;
+
+use common::{Random, StopAtEnd, pin};
+use pinfold::counter::{CounterError, EventCounter, PercpuCounter, PercpuHistogram};
+use std::cmp::Ordering::{Equal, Greater, Less};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+#[test]
+fn adds_of_every_size_and_sign_sum_up() {
+    let counter = PercpuCounter::with_batch(10, 8).unwrap();
+    let mut truth = 10i64;
+    for n in [
+        0,
+        1,
+        -1,
+        7,
+        8,
+        9,
+        -8,
+        -9,
+        1 << 40,
+        -(1 << 41),
+        i64::MAX,
+        i64::MIN,
+        -5,
+        i64::MIN,
+    ] {
+        counter.add(n);
+        truth = truth.wrapping_add(n);
+        assert_eq!(counter.sum(), truth, "after {n}");
+        assert_eq!(counter.bounds(), (truth, truth));
+    }
+}
+
+#[test]
+fn a_read_is_within_its_bound_and_a_fold_makes_it_exact() {
+    let counter = PercpuCounter::with_batch(0, 100).unwrap();
+    assert_eq!((counter.read(), counter.error_bound()), (0, 0));
+    for n in 1..=5000i64 {
+        counter.inc();
+        assert!(counter.read().abs_diff(n) <= counter.error_bound());
+    }
+    assert_ne!(counter.read(), 0);
+    while counter.read() != 5000 {
+        counter.fold();
+    }
+    assert_eq!(counter.fold(), 0);
+}
+
+#[test]
+fn the_value_wraps_around_like_wrapping_add() {
+    let counter = PercpuCounter::new();
+    counter.set(i64::MAX);
+    counter.add(1);
+    assert_eq!(counter.sum(), i64::MIN);
+    counter.add(-1);
+    assert_eq!(counter.sum(), i64::MAX);
+}
+
+#[test]
+fn words_go_on_when_they_come_round() {
+    // Each add moves a word by 2^40: after 2^24 of them it is back at 0, and the counter must not mind.
+    let counter = PercpuCounter::with_batch(0, 1 << 40).unwrap();
+    for _ in 0..(1 << 24) + 5 {
+        counter.add(1 << 40);
+    }
+    assert_eq!(counter.sum(), 5 << 40);
+    assert!(counter.read().abs_diff(5 << 40) <= counter.error_bound());
+    counter.sub(5 << 40);
+    assert_eq!(counter.sum(), 0);
+}
+
+#[test]
+fn bad_batches_are_refused() {
+    let batch = |batch| Err(CounterError::Batch { batch });
+    assert_eq!(PercpuCounter::with_batch(0, 0).map(|_| ()), batch(0));
+    assert_eq!(
+        PercpuCounter::with_batch(0, u64::MAX).map(|_| ()),
+        batch(u64::MAX)
+    );
+    assert_eq!(PercpuCounter::init_many(&[1], 0).map(|_| ()), batch(0));
+    assert_eq!(PercpuCounter::new().set_batch(0), batch(0));
+    assert_eq!(
+        PercpuCounter::with_max_drift(0, 0).map(|_| ()),
+        Err(CounterError::Drift)
+    );
+    let text = CounterError::Batch { batch: 0 }.to_string();
+    assert!(text.contains("batch of 0") && text.contains("1 to 2^40"));
+}
+
+#[test]
+fn set_and_swap_replace_the_value() {
+    let counter = PercpuCounter::new();
+    counter.add(17);
+    assert_eq!(counter.swap(5), 17);
+    assert_eq!(counter.sum(), 5);
+    assert_eq!(counter.read(), 5);
+    counter.dec();
+    counter.set(-3);
+    assert_eq!((counter.sum(), counter.read()), (-3, -3));
+}
+
+#[test]
+fn compare_is_exact_near_and_quick_far() {
+    let counter = PercpuCounter::with_batch(0, 1000).unwrap();
+    (0..10).for_each(|_| counter.inc());
+    assert_eq!(counter.compare(9), Greater);
+    assert_eq!(counter.compare(10), Equal);
+    assert_eq!(counter.compare(11), Less);
+    assert_eq!(counter.compare(i64::MAX), Less);
+    assert_eq!(counter.compare(i64::MIN), Greater);
+}
+
+#[test]
+fn limited_add_stops_at_the_limit_on_both_sides() {
+    let counter = PercpuCounter::with_batch(0, 64).unwrap();
+    (0..50).for_each(|_| counter.inc());
+    assert!(counter.limited_add(60, 10));
+    assert!(!counter.limited_add(60, 1));
+    assert!(counter.limited_add(60, 0));
+    assert!(counter.limited_add(-1, -61));
+    assert!(!counter.limited_add(-1, -1));
+    assert_eq!(counter.sum(), -1);
+    assert!(counter.limited_add(i64::MAX, 1 << 50));
+    assert!(!counter.limited_add(0, i64::MAX));
+}
+
+#[test]
+fn the_batch_changes_at_run_time() {
+    let counter = PercpuCounter::with_batch(0, 4).unwrap();
+    for (step, batch) in [4u64, 500, 500, 3, 1, 1 << 40, 2].into_iter().enumerate() {
+        match counter.set_batch(batch) {
+            Ok(()) => assert_eq!(counter.batch(), batch),
+            Err(error) => assert_eq!(error, CounterError::Fence),
+        }
+        for _ in 0..1000 {
+            counter.inc();
+        }
+        let truth = (step as i64 + 1) * 1000;
+        assert_eq!(counter.sum(), truth);
+        assert!(counter.read().abs_diff(truth) <= counter.error_bound());
+    }
+}
+
+#[test]
+fn a_widening_batch_stays_within_its_drift() {
+    for drift in [1u64, 2, 3, 100, 1 << 20] {
+        let counter = PercpuCounter::with_max_drift(0, drift).unwrap();
+        std::thread::scope(|scope| {
+            for seed in 0..4 {
+                let counter = &counter;
+                scope.spawn(move || {
+                    let mut random = Random::new(seed);
+                    for n in 0..20_000 {
+                        if n % 500 == 0 {
+                            pin(random.below(64) as usize);
+                        }
+                        counter.add(random.below(40) as i64);
+                        assert!(counter.error_bound() <= drift);
+                    }
+                });
+            }
+        });
+        assert!(counter.sum().abs_diff(counter.read()) <= drift);
+    }
+    let counter = PercpuCounter::with_max_drift(0, 1 << 20).unwrap();
+    (0..100_000).for_each(|_| counter.inc());
+    assert!(counter.batch() > 1000, "{}", counter.batch());
+}
+
+#[test]
+fn many_counters_are_apart() {
+    let values: Vec<i64> = (0..10_000).collect();
+    let counters = PercpuCounter::init_many(&values, 16).unwrap();
+    assert_eq!(counters.len(), 10_000);
+    for (at, counter) in counters.iter().enumerate() {
+        (0..at % 50).for_each(|_| counter.inc());
+    }
+    for (at, counter) in counters.iter().enumerate() {
+        assert_eq!(counter.sum(), (at + at % 50) as i64);
+    }
+    drop(counters);
+    assert!(PercpuCounter::init_many(&[], 16).unwrap().is_empty());
+    let again = PercpuCounter::init_many(&values, 16).unwrap();
+    assert!(
+        again
+            .iter()
+            .zip(&values)
+            .all(|(counter, &value)| counter.sum() == value)
+    );
+}
+
+#[test]
+fn too_many_counters_are_an_error() {
+    let values = vec![0; 3 << 20];
+    assert_eq!(
+        PercpuCounter::init_many(&values, 1).map(|_| ()),
+        Err(CounterError::OutOfMemory)
+    );
+}
+
+#[test]
+fn events_of_all_threads_are_counted() {
+    static EVENTS: EventCounter = EventCounter::new();
+    std::thread::scope(|scope| {
+        for seed in 0..8 {
+            scope.spawn(move || {
+                let mut random = Random::new(seed);
+                for n in 0..100_000 {
+                    EVENTS.add(1 + n % 2);
+                    if n % 5000 == 0 {
+                        pin(random.below(64) as usize);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(EVENTS.sum(), 8 * 150_000);
+}
+
+#[test]
+fn a_histogram_counts_values_of_every_size() {
+    let histogram = PercpuHistogram::new();
+    assert_eq!(histogram.snapshot().count(), 0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..64).for_each(|bit| histogram.record(1 << bit)));
+        }
+    });
+    histogram.record(0);
+    let before = histogram.snapshot();
+    assert_eq!((before.count(), before.unrecorded()), (4 * 64 + 1, 0));
+    assert_eq!(before.sum(), u64::MAX.wrapping_mul(4));
+    assert_eq!(before.min(), 0);
+    assert!(before.buckets().skip(1).all(|(_, count)| count == 4));
+    histogram.record(1000);
+    let new = histogram.snapshot().since(&before);
+    assert_eq!((new.count(), new.sum()), (1, 1000));
+    assert!((1000..=1031).contains(&new.quantile(1.0)));
+}
+
+/// Everything at once, on one counter: whatever was swapped out and what is left make up what was added.
+#[test]
+fn nothing_is_lost_between_folds_swaps_and_batches() {
+    let counter = PercpuCounter::with_batch(0, 16).unwrap();
+    let stop = AtomicBool::new(false);
+    let (added, taken) = std::thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        let (counter, stop) = (&counter, &stop);
+        let adders: Vec<_> = (0..4)
+            .map(|seed| {
+                scope.spawn(move || {
+                    let mut random = Random::new(seed);
+                    let mut sum = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        let n = random.below(40) as i64 - 18;
+                        counter.add(n);
+                        sum += n;
+                        if random.below(200) == 0 {
+                            pin(random.below(64) as usize);
+                        }
+                    }
+                    sum
+                })
+            })
+            .collect();
+        let resetters: Vec<_> = (0..2)
+            .map(|seed| {
+                scope.spawn(move || {
+                    let mut random = Random::new(seed + 100);
+                    let mut taken = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        match random.below(4) {
+                            0 => taken += counter.swap(0),
+                            1 => drop(counter.fold()),
+                            2 => drop(counter.set_batch(1 + random.below(64))),
+                            _ => drop(counter.sum()),
+                        }
+                    }
+                    taken
+                })
+            })
+            .collect();
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        stop.store(true, Ordering::Relaxed);
+        let total = |handles: Vec<std::thread::ScopedJoinHandle<'_, i64>>| {
+            handles
+                .into_iter()
+                .map(|handle| handle.join().unwrap())
+                .sum::<i64>()
+        };
+        (total(adders), total(resetters))
+    });
+    assert_eq!(taken + counter.sum(), added);
+    assert!(counter.sum().abs_diff(counter.read()) <= counter.error_bound());
+}
