@@ -16,7 +16,7 @@ use crate::lock::Lock;
 use crate::sys;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use pinfold_rseq::{MAX_INDEX, UNIT_HEADER, Units, current, possible};
+use pinfold_rseq::{Index, MAX_INDEX, UNIT_HEADER, Units, current, possible};
 
 /// The units of all per-CPU memory of the library but the slab layer's.
 pub(crate) static UNITS: Units = Units::new();
@@ -39,6 +39,8 @@ const STRIDE_LEAST: usize = 64 << 10;
 /// Where the units lie; 0 until there is memory.
 static BASE: AtomicUsize = AtomicUsize::new(0);
 static STRIDE: AtomicUsize = AtomicUsize::new(0);
+/// Where the shared unit lies.
+static SHARED: AtomicUsize = AtomicUsize::new(0);
 /// One bit for each index with a unit.
 static IN_USE: [AtomicU64; MAX_INDEX / 64] = [const { AtomicU64::new(0) }; MAX_INDEX / 64];
 /// How many words of `IN_USE` may not be 0.
@@ -74,6 +76,11 @@ impl Space {
         if self.map != 0 {
             return true;
         }
+        // The backend is chosen before there is any unit: no word is ever worked on in both ways.
+        pinfold_rseq::init(Index::Cid);
+        if !pinfold_rseq::decided() {
+            return false;
+        }
         let units = possible() + 1;
         let mut stride = if sys::commits_strictly() {
             STRIDE_STRICT
@@ -102,6 +109,7 @@ impl Space {
         self.set(0, first, true);
         self.hints = [first; CLASSES];
         STRIDE.store(stride, Relaxed);
+        SHARED.store(base.as_ptr() as usize + possible() * stride, Relaxed);
         // Release pairs with the acquire in `unit_at`: it sees the stride.
         BASE.store(base.as_ptr() as usize, Release);
         true
@@ -206,7 +214,10 @@ pub(crate) fn word_at(unit: usize, offset: usize) -> &'static AtomicU64 {
 /// The word at `offset` that all CPUs share.
 #[inline]
 pub(crate) fn shared(offset: usize) -> &'static AtomicU64 {
-    word_at(possible(), offset)
+    // Acquire pairs with the release in `open`.
+    debug_assert!(BASE.load(Acquire) != 0 && offset < STRIDE.load(Relaxed));
+    // SAFETY: as in `word_at`; who has an offset came by `open`.
+    unsafe { &*((SHARED.load(Relaxed) + offset) as *const AtomicU64) }
 }
 
 /// The indexes whose CPUs have a unit.

@@ -94,7 +94,7 @@ impl Drop for Counters {
             return;
         }
         for block in (self.offset..).step_by(SIZE).take(self.length) {
-            let _held = stripe::hold(block);
+            let _held = stripe::hold_all(block);
             watch::forget(block, SIZE);
         }
         // SAFETY: allocated and mapped together; the counters are nobody's any more, and no folder looks at them. The handles

@@ -15,7 +15,8 @@
 //! # Who writes what
 //!
 //! * `up` and `down` only the CPU itself, in critical sections that check the limit, and only upwards.
-//! * Everything else only the holder of the counter's [stripe](super::stripe), from any CPU.
+//! * A shard's limits only the holder of its [lock](super::stripe), from any CPU; `batch` only the holder of all its locks.
+//! * `folded_up`, `folded_down` and `drift` whoever holds a shard's lock, by atomic adds for that shard.
 //! * A shard with `up_limit` 0 was never *granted*: no add can succeed there until the slow path counts its batch into
 //!   `drift` and sets its limits.
 //!
@@ -32,9 +33,9 @@
 //! [`gate`](Shards::gate) takes [`GATE`] from every limit: every add from then on fails over to the counter's base. Words
 //! whose add had begun may still move, once each; after [`quiesce`](Shards::quiesce) nothing moves.
 
-use super::stripe::{self, Busy, Held};
+use super::stripe::{self, AllHeld, Held};
 use crate::percpu::{self, UNITS, shared, word_at};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use pinfold_rseq::possible;
 
 /// Bytes of a shard, and of a total.
@@ -88,20 +89,12 @@ impl Shards {
         self.offset
     }
 
-    pub(super) fn try_hold(self) -> Result<Held, Busy> {
-        stripe::try_hold(self.offset)
-    }
-
-    pub(super) fn hold(self) -> Held {
-        stripe::hold(self.offset)
-    }
-
     pub(crate) fn batch(self) -> u64 {
         shared(self.offset + BATCH).load(Relaxed)
     }
 
     pub(crate) fn drift(self) -> u64 {
-        // Acquire pairs with the release in `grant`, `raise` and `lower`.
+        // Acquire pairs with the releases in `grant`, `raise` and `lower`.
         shared(self.offset + DRIFT).load(Acquire)
     }
 
@@ -147,55 +140,61 @@ impl Shards {
         percpu::used().filter(move |&unit| self.is_granted(unit))
     }
 
-    /// Makes room for `n` on `unit`, where there can be any: grants the shard or folds it. `most` is how large the drift may
-    /// become by growing batches; 0: the batch stays.
-    pub(super) fn make_room(self, held: &Held, unit: usize, n: u64, most: u64) -> bool {
-        if self.is_granted(unit) {
-            self.fold_unit(held, unit);
-            // A shard that is full again and again, or adds beyond the batch: a larger one spares the slow path.
-            if most != 0 {
-                self.widen(held, most);
-            }
-        } else if !self.grant(held, unit, most) {
+    /// Makes room for `n` on `unit` if its batch allows: grants the shard or folds it.
+    pub(super) fn make_room(self, held: &Held, unit: usize, n: u64) -> bool {
+        let batch = self.batch();
+        if n > batch {
             return false;
         }
-        while n > self.batch() {
-            if most == 0 || !self.widen(held, most) {
-                return false;
-            }
+        if self.is_granted(unit) {
+            self.fold_unit(held, unit);
+        } else {
+            self.grant(held, unit, batch);
         }
         true
     }
 
-    fn grant(self, held: &Held, unit: usize, most: u64) -> bool {
-        let mut batch = self.batch();
-        let shards = self.granted().count() as u64 + 1;
-        if most != 0 && shards * batch > most {
-            batch = 1 << (most / shards).checked_ilog2().unwrap_or(0);
-            if shards * batch > most || !self.lower(held, batch) {
-                return false;
-            }
-        }
+    /// Lets adds into a shard for the first time.
+    fn grant(self, _held: &Held, unit: usize, batch: u64) {
         // The drift first: at no moment may a shard have room that it does not count.
-        shared(self.offset + DRIFT).store(shards * batch, Release);
+        shared(self.offset + DRIFT).fetch_add(batch, AcqRel);
         word_at(unit, self.offset + DOWN + LIMIT).store(batch, Release);
         word_at(unit, self.offset + UP + LIMIT).store(batch, Release);
-        true
     }
 
-    /// Doubles the batch if the drift stays within `most`.
-    fn widen(self, held: &Held, most: u64) -> bool {
-        let batch = self.batch() * 2;
-        let shards = self.granted().count() as u64;
-        let fits = batch <= BATCH_MOST && shards.saturating_mul(batch) <= most;
-        if fits {
+    /// Whether [`fit_batch`](Self::fit_batch) would have anything to do.
+    pub(super) fn wants_another_batch(self, unit: usize, n: u64, most: u64) -> bool {
+        let wider = self.batch() < BATCH_MOST && self.drift().saturating_mul(2) <= most;
+        wider || n > self.batch() || !self.is_granted(unit)
+    }
+
+    /// Chooses a batch that makes room for `n` on `unit` while the drift stays within `most`: twice the batch when a shard is
+    /// full or `n` beyond it, less when `unit` is a new shard and all together would be too much. False when there is none.
+    pub(super) fn fit_batch(self, held: &AllHeld, unit: usize, n: u64, most: u64) -> bool {
+        let granted = self.is_granted(unit);
+        let shards = self.granted().count() as u64 + u64::from(!granted);
+        let fits = |batch: u64| batch <= BATCH_MOST && shards.saturating_mul(batch) <= most;
+        let mut batch = self.batch();
+        while !fits(batch) && batch > 1 {
+            batch /= 2;
+        }
+        if batch < self.batch() {
+            return fits(batch) && n <= batch && self.lower(held, batch);
+        }
+        if granted && fits(batch * 2) {
+            batch *= 2;
+        }
+        while batch < n && fits(batch * 2) {
+            batch *= 2;
+        }
+        if batch > self.batch() {
             self.raise(held, batch);
         }
-        fits
+        fits(batch) && n <= batch
     }
 
     /// Raises the batch: the drift first, then the limits.
-    pub(super) fn raise(self, _held: &Held, batch: u64) {
+    pub(super) fn raise(self, _held: &AllHeld, batch: u64) {
         let more = batch - self.batch();
         let shards = self.granted().count() as u64;
         shared(self.offset + DRIFT).store(shards * batch, Release);
@@ -205,7 +204,7 @@ impl Shards {
 
     /// Lowers the batch: closes the gate, waits until no section is under way, folds everything, and only then counts less
     /// drift. False, and nothing changed, when the kernel cannot fence.
-    pub(super) fn lower(self, held: &Held, batch: u64) -> bool {
+    pub(super) fn lower(self, held: &AllHeld, batch: u64) -> bool {
         self.gate(held);
         let quiet = self.quiesce();
         if quiet {
@@ -218,7 +217,7 @@ impl Shards {
     }
 
     /// Adds what a shard's words have moved past their marks to the totals. Returns whether there was anything.
-    fn fold_unit(self, _held: &Held, unit: usize) -> bool {
+    pub(super) fn fold_unit(self, _held: &Held, unit: usize) -> bool {
         let batch = self.batch();
         let up = self.fold_word(unit, UP, batch, batch, 0);
         self.fold_word(unit, DOWN, batch, batch, 0) | up
@@ -240,21 +239,25 @@ impl Shards {
             return false;
         }
         // Release: who sees the limit sees the total, and who sees the total sees the adds.
-        total.store(total.load(Relaxed).wrapping_add(moved), Release);
+        total.fetch_add(moved, Release);
         let ahead = mark.wrapping_add(moved).wrapping_add(after);
         limit.store(ahead.wrapping_sub(gate), Release);
         moved != 0
     }
 
-    /// Folds all shards; returns how many had moved.
-    pub(super) fn fold(self, held: &Held) -> usize {
-        let moved = self.granted().filter(|&unit| self.fold_unit(held, unit));
+    /// Folds all shards but those in whose slow path somebody is; returns how many had moved. `still_there` is asked with the
+    /// shard's lock held.
+    pub(super) fn fold(self, still_there: impl Fn() -> bool) -> usize {
+        let moved = self.granted().filter(|&unit| {
+            stripe::try_hold(unit, self.offset)
+                .is_ok_and(|held| still_there() && self.fold_unit(&held, unit))
+        });
         moved.count()
     }
 
     /// Folds all shards while the gate is closed, for a batch that is `batch` from now on; returns how many there are. A smaller
     /// batch than before needs [`quiesce`](Self::quiesce) first.
-    pub(super) fn fold_gated(self, _held: &Held, batch: u64) -> usize {
+    pub(super) fn fold_gated(self, _held: &AllHeld, batch: u64) -> usize {
         let before = self.batch();
         let folded = self.granted().map(|unit| {
             self.fold_word(unit, UP, before, batch, GATE);
@@ -273,12 +276,12 @@ impl Shards {
     }
 
     /// Sends all adds that begin from now on to the base.
-    pub(super) fn gate(self, _held: &Held) {
+    pub(super) fn gate(self, _held: &AllHeld) {
         self.change_limits(|limit| limit.wrapping_sub(GATE));
     }
 
     /// Lets adds into the shards again.
-    pub(super) fn ungate(self, _held: &Held) {
+    pub(super) fn ungate(self, _held: &AllHeld) {
         self.change_limits(|limit| limit.wrapping_add(GATE));
     }
 

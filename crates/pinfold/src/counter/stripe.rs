@@ -1,32 +1,40 @@
 //! The locks of the counters' slow paths.
 //!
-//! A counter has no lock of its own: its block's offset names one of [`STRIPES`]. Whoever adds only ever *tries*, and
-//! has a way round (the shared base); so adders never wait, and a signal handler may add, read and sum wherever it strikes.
-//! Who resets a counter or changes its batch waits, and must not do so in a signal handler.
+//! A shard has no lock of its own: its CPU and its counter's block name one of [`ALL`], in a line that only that CPU (or one
+//! 64 further) uses as long as nobody folds from afar. Whoever adds only ever *tries*, and has a way round (the shared
+//! base); so adders never wait, and a signal handler may add, read and sum wherever it strikes. Who resets a counter or changes
+//! its batch takes the locks of all its shards, waits for them, and must not do so in a signal handler.
 //!
 //! The word is 0 or the holder's thread pointer. Holders fold a few words, or keep a gate for some microseconds.
 
+use super::shards::SIZE;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use pinfold_rseq::thread_pointer;
+use pinfold_rseq::{possible, thread_pointer};
 
-const STRIPES: usize = 64;
+/// CPUs that have lines of their own.
+const LINES: usize = 64;
+/// Locks in a line, for different counters.
+const LOCKS: usize = 8;
 /// Looks before a waiter lets others run, and before it sleeps: a preempted holder needs the CPU.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 200;
 
 #[repr(align(64))]
-struct Stripe(AtomicU64);
+struct Line([AtomicU64; LOCKS]);
 
-static ALL: [Stripe; STRIPES] = [const { Stripe(AtomicU64::new(0)) }; STRIPES];
+static ALL: [Line; LINES] = [const { Line([const { AtomicU64::new(0) }; LOCKS]) }; LINES];
 
-/// A stripe, held until dropped.
-pub(super) struct Held {
-    /// `None` in a frame that runs on top of the holder's own.
-    stripe: Option<&'static Stripe>,
+fn lock_of(unit: usize, offset: usize) -> &'static AtomicU64 {
+    &ALL[unit % LINES].0[offset / SIZE % LOCKS]
 }
 
-/// Why a stripe cannot be had at once.
+/// How many lines are in use.
+fn lines() -> usize {
+    possible().min(LINES)
+}
+
+/// Why a lock cannot be had at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Busy {
     /// Another thread has it.
@@ -35,32 +43,75 @@ pub(super) enum Busy {
     Own,
 }
 
-/// The stripe of the block at `offset`, at once or not at all.
-#[inline]
-pub(super) fn try_hold(offset: usize) -> Result<Held, Busy> {
-    let stripe = &ALL[offset / super::shards::SIZE % STRIPES];
+fn try_lock(lock: &AtomicU64) -> Result<(), Busy> {
     let me = thread_pointer() as u64;
     // Acquire pairs with the release of the holder before.
-    match stripe.0.compare_exchange(0, me, Acquire, Relaxed) {
-        Ok(_) => Ok(Held {
-            stripe: Some(stripe),
-        }),
+    match lock.compare_exchange(0, me, Acquire, Relaxed) {
+        Ok(_) => Ok(()),
         Err(owner) if owner == me => Err(Busy::Own),
         Err(_) => Err(Busy::Other),
     }
 }
 
-/// The stripe of the block at `offset`, however long it takes; not for signal handlers, which could wait for each other. A
-/// handler that does it all the same goes on as the holder when the frame it interrupted is the holder.
-pub(super) fn hold(offset: usize) -> Held {
-    let mut looks = 0;
-    loop {
-        match try_hold(offset) {
-            Ok(held) => return held,
-            Err(Busy::Own) => return Held { stripe: None },
-            Err(Busy::Other) => pause(&mut looks),
+/// The lock of one shard, held until dropped.
+pub(super) struct Held(&'static AtomicU64);
+
+/// The lock of the shard of `unit` in the block at `offset`, at once or not at all.
+#[inline]
+pub(super) fn try_hold(unit: usize, offset: usize) -> Result<Held, Busy> {
+    let lock = lock_of(unit, offset);
+    try_lock(lock).map(|()| Held(lock))
+}
+
+impl Drop for Held {
+    #[inline]
+    fn drop(&mut self) {
+        // Release pairs with the acquire of the next holder.
+        self.0.store(0, Release);
+    }
+}
+
+/// The locks of all shards of a block, held until dropped.
+pub(super) struct AllHeld {
+    offset: usize,
+    /// A bit for each line whose lock was taken here; the others are held by the frame that a signal handler interrupted.
+    taken: u64,
+}
+
+impl AllHeld {
+    const fn none(offset: usize) -> Self {
+        AllHeld { offset, taken: 0 }
+    }
+
+    /// Takes the lock in `line`; a lock that the thread's own interrupted frame has stays its, and counts as held.
+    fn add(&mut self, line: usize) -> bool {
+        match try_lock(lock_of(line, self.offset)) {
+            Ok(()) => {
+                self.taken |= 1 << line;
+                true
+            }
+            Err(busy) => busy == Busy::Own,
         }
     }
+}
+
+/// The locks of all shards of the block at `offset`, at once or not at all.
+pub(super) fn try_hold_all(offset: usize) -> Option<AllHeld> {
+    let mut held = AllHeld::none(offset);
+    (0..lines()).all(|line| held.add(line)).then_some(held)
+}
+
+/// The locks of all shards of the block at `offset`, however long it takes; not for signal handlers, which could wait for each
+/// other.
+pub(super) fn hold_all(offset: usize) -> AllHeld {
+    let mut held = AllHeld::none(offset);
+    for line in 0..lines() {
+        let mut looks = 0;
+        while !held.add(line) {
+            pause(&mut looks);
+        }
+    }
+    held
 }
 
 /// Waits a little, longer the more often it was called.
@@ -77,38 +128,34 @@ pub(super) fn pause(looks: &mut u32) {
     }
 }
 
-impl Drop for Held {
-    #[inline]
+impl Drop for AllHeld {
     fn drop(&mut self) {
-        if let Some(stripe) = self.stripe {
+        for line in (0..LINES).filter(|line| self.taken & 1 << line != 0) {
             // Release pairs with the acquire of the next holder.
-            stripe.0.store(0, Release);
+            lock_of(line, self.offset).store(0, Release);
         }
     }
 }
 
-/// A bit for each stripe that a fork has taken.
-static FORKING: AtomicU64 = AtomicU64::new(0);
+/// For each lock of a line, the lines that a fork has taken.
+static FORKING: [AtomicU64; LOCKS] = [const { AtomicU64::new(0) }; LOCKS];
 
-/// Takes every stripe for a fork: no fold and no gate is then under way in the child. A stripe of the very frame that the
+/// Takes every lock for a fork: no fold and no gate is then under way in the child. A lock of the very frame that the
 /// forking signal handler interrupted stays with that frame, which goes on in both processes.
 pub(super) fn fork_prepare() {
-    let mut taken = 0;
-    for at in 0..STRIPES {
-        let held = hold(at * super::shards::SIZE);
-        taken |= u64::from(held.stripe.is_some()) << at;
+    for (at, taken) in FORKING.iter().enumerate() {
+        let held = hold_all(at * SIZE);
+        taken.store(held.taken, Relaxed);
         core::mem::forget(held);
     }
-    FORKING.store(taken, Relaxed);
 }
 
 /// Gives back what [`fork_prepare`] took, on either side.
 pub(super) fn fork_done() {
-    let taken = FORKING.swap(0, Relaxed);
-    for (at, stripe) in ALL.iter().enumerate() {
-        if taken & 1 << at != 0 {
-            // Release pairs with the acquire of the next holder.
-            stripe.0.store(0, Release);
-        }
+    for (at, taken) in FORKING.iter().enumerate() {
+        drop(AllHeld {
+            offset: at * SIZE,
+            taken: taken.swap(0, Relaxed),
+        });
     }
 }

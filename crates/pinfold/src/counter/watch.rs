@@ -1,10 +1,9 @@
 //! Which counters somebody folds in the background.
 //!
 //! One bit for each block that could be, by offset: so the folder follows no pointer to a counter, and a counter that is dropped
-//! clears its bit under the stripe that the folder holds while it looks.
+//! clears its bit under the locks of which the folder holds one while it looks.
 
 use super::shards::{SIZE, Shards};
-use super::stripe;
 use crate::percpu;
 use crate::sys;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -39,7 +38,7 @@ pub(crate) fn watch_block(offset: usize, size: usize, watched: bool) -> bool {
     for block in offset / SIZE..(offset + size).div_ceil(SIZE) {
         WORDS.fetch_max(block / 64 + 1, Relaxed);
         let bit = 1 << (block % 64);
-        // Release and acquire order the bit with the block's life; the stripe does the rest.
+        // Release and acquire order the bit with the block's life; the locks do the rest.
         if watched {
             map()[block / 64].fetch_or(bit, Release);
         } else {
@@ -49,7 +48,7 @@ pub(crate) fn watch_block(offset: usize, size: usize, watched: bool) -> bool {
     true
 }
 
-/// Takes blocks off the list before they are freed, with the stripe of each held.
+/// Takes blocks off the list before they are freed, with the locks of all their shards held.
 pub(super) fn forget(offset: usize, size: usize) {
     watch_block(offset, size, false);
 }
@@ -77,15 +76,10 @@ pub(crate) fn fold_watched() -> usize {
     });
     blocks
         .map(|(bits, block)| {
-            let Ok(held) = stripe::try_hold(block * SIZE) else {
-                return 0;
-            };
-            // Its counter may have been dropped since.
-            if bits.load(Acquire) & 1 << (block % 64) == 0 {
-                return 0;
-            }
-            // SAFETY: whoever frees the block clears the bit first, with the stripe held.
-            unsafe { Shards::at(block * SIZE) }.fold(&held)
+            // Its counter may be dropped meanwhile.
+            let still_there = || bits.load(Acquire) & 1 << (block % 64) != 0;
+            // SAFETY: whoever frees the block clears the bit first, with the locks of all its shards held.
+            unsafe { Shards::at(block * SIZE) }.fold(still_there)
         })
         .sum()
 }

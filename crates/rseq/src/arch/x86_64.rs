@@ -155,11 +155,13 @@ pub(crate) unsafe fn add_within(
         template!(
             fail: "{fail}",
             body: [
-                "mov rcx, qword ptr [rax + {offset} + 8]",
-                "sub rcx, qword ptr [rax + {offset}]",
-                "cmp rcx, {n}",
+                "mov rcx, qword ptr [rax + {offset}]",
+                "mov {room}, qword ptr [rax + {offset} + 8]",
+                "sub {room}, rcx",
+                "cmp {room}, {n}",
                 "jl {fail}",
-                "add qword ptr [rax + {offset}], {n}", // commit
+                "add rcx, {n}",
+                "mov qword ptr [rax + {offset}], rcx", // commit
             ],
             cold: [],
             cs = in(reg) cs,
@@ -167,6 +169,7 @@ pub(crate) unsafe fn add_within(
             table = in(reg) table,
             offset = in(reg) offset,
             n = in(reg) n,
+            room = out(reg) _,
             fail = label { return false },
         );
     }
