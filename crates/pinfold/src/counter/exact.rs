@@ -8,10 +8,10 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::sync::atomic::{AtomicI64, AtomicU32};
 
 /// Collections that a sum tries before it closes the gate.
-const TRIES: u32 = 2;
+const TRIES: u32 = 8;
 /// Turns of a pause after a sum of a counter that moves. Measured with one adder: it then keeps three quarters of its
 /// speed while another CPU sums all the time.
-const PAUSES: u32 = 8;
+const PAUSES: u32 = 10;
 /// After so many sums without a change the counter stands still.
 const QUIET: u32 = 64;
 
