@@ -4,6 +4,7 @@
 //!
 //! * [`slab`]: object caches, and [`slab::kmalloc`], caches by size.
 //! * [`page`]: memory from the system, by node.
+//! * [`vmstat`]: counts by item and zone.
 //! * [`counter`]: counts that every CPU adds to on its own.
 //! * [`topology`]: CPUs and nodes, and what this process may use of them.
 //! * [`segment`]: the statistics that a process shows to others.
@@ -21,6 +22,7 @@ pub mod segment;
 pub mod slab;
 mod sys;
 pub mod topology;
+pub mod vmstat;
 
 /// Ends the process with a message on standard error, for a violated invariant: going on would lose data. Allocates
 /// nothing.

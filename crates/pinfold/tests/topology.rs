@@ -245,3 +245,23 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn memory_is_that_of_the_node() {
+    let file = |node: usize| format!("sys/devices/system/node/node{node}/meminfo");
+    let root = machine(&[
+        (
+            &file(0),
+            "Node 0 MemTotal:       16000 kB\nNode 0 MemFree:  5 kB\n",
+        ),
+        (&file(1), "\nNode 1 MemTotal:       32000 kB\n"),
+        (&file(2), "Node 2 MemFree:       32000 kB\n"),
+    ]);
+    let path = root.path().as_os_str().as_encoded_bytes();
+    let machine = Topology::read(path).unwrap();
+    assert_eq!(machine.memory_of(path, NodeId(0)), 16_000 * 1024);
+    assert_eq!(machine.memory_of(path, NodeId(1)), 32_000 * 1024);
+    // Where no file says: the whole machine's, of which there is one node here.
+    assert!(machine.memory_of(path, NodeId(2)) > 1 << 24);
+    assert!(machine.memory_of(path, NodeId(9)) > 1 << 24);
+}

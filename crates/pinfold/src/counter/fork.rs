@@ -19,7 +19,7 @@ pub fn handle_fork() {
 }
 
 /// Has the C library call what a fork needs, once.
-pub(super) fn register() {
+pub(crate) fn register() {
     if HANDLED.load(Relaxed) || HANDLED.swap(true, AcqRel) {
         return;
     }

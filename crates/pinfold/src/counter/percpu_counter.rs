@@ -7,7 +7,7 @@ use crate::percpu::{self, CLOSED};
 use core::cmp::Ordering;
 use core::sync::atomic::AtomicI64;
 use core::sync::atomic::AtomicUsize;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// Stands for the default batch until the number of CPUs is known.
 const DEFAULT: u64 = 0;
@@ -67,7 +67,7 @@ impl PercpuCounter {
         Self::make(0, DEFAULT, 0)
     }
 
-    pub(super) const fn make(value: i64, batch: u64, max_drift: u64) -> Self {
+    pub(crate) const fn make(value: i64, batch: u64, max_drift: u64) -> Self {
         PercpuCounter {
             place: AtomicUsize::new(CLOSED),
             batch,
@@ -236,7 +236,7 @@ impl PercpuCounter {
             .map_or_else(|| self.first_batch(), Shards::batch)
     }
 
-    fn first_batch(&self) -> u64 {
+    pub(crate) fn first_batch(&self) -> u64 {
         if self.batch != DEFAULT {
             return self.batch;
         }
@@ -279,7 +279,7 @@ impl PercpuCounter {
     }
 
     /// The counter's block, allocated if need be.
-    pub(super) fn place(&self) -> Option<Shards> {
+    pub(crate) fn place(&self) -> Option<Shards> {
         if let Some(shards) = self.shards() {
             return Some(shards);
         }
@@ -298,11 +298,15 @@ impl PercpuCounter {
         }
     }
 
-    /// Gives the counter a block that somebody else allocated and will free.
-    pub(super) fn settle(&self, offset: usize) {
+    /// Gives the counter a block that somebody else allocated; false when it has one already. The counter frees it when it is
+    /// dropped.
+    pub(crate) fn settle(&self, offset: usize) -> bool {
         // SAFETY: the caller's block.
         unsafe { Shards::at(offset) }.open(self.first_batch());
-        self.place.store(offset, Release);
+        // Release: who sees the place sees the batch.
+        self.place
+            .compare_exchange(CLOSED, offset, Release, Relaxed)
+            .is_ok()
     }
 }
 

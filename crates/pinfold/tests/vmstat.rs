@@ -1,0 +1,108 @@
+//! Items over zones, as a program uses them.
+
+mod common;
+
+use common::{Random, pin};
+use pinfold::counter::CounterError;
+use pinfold::vmstat::{THRESHOLD_MOST, VmStat, Zone, normal_threshold};
+
+pinfold::vmstat_items! {
+    enum Pool {
+        Free = "nr_free",
+        Dirty = "nr_dirty",
+        Hit = "pool_hit",
+    }
+}
+
+#[test]
+fn items_are_apart_and_add_up_over_zones() {
+    let pool: VmStat<Pool> = VmStat::new();
+    assert_eq!((pool.read(Pool::Free), pool.zones()), (0, 0));
+    assert_eq!(pool.to_string(), "nr_free 0\nnr_dirty 0\npool_hit 0\n");
+    pool.add(Zone::normal(0), Pool::Free, 1_000_000);
+    pool.add(Zone::huge(0), Pool::Free, -7);
+    pool.inc(Zone::huge(0), Pool::Dirty);
+    pool.add(Zone::normal(0), Pool::Hit, i64::MIN);
+    pool.add(Zone::normal(0), Pool::Hit, i64::MAX);
+    assert_eq!(pool.snapshot(Pool::Free), 999_993);
+    assert_eq!(pool.snapshot_zone(Zone::huge(0), Pool::Free), -7);
+    assert_eq!(
+        pool.to_string(),
+        "nr_free 999993\nnr_dirty 1\npool_hit -1\n"
+    );
+    pool.fold();
+    assert_eq!(pool.read(Pool::Free), 999_993);
+    assert_eq!(pool.read_zone(Zone::normal(0), Pool::Free), 1_000_000);
+    assert_eq!(pool.lost(), 0);
+}
+
+#[test]
+fn a_node_that_is_not_there_counts_as_the_first() {
+    let pool: VmStat<Pool> = VmStat::new();
+    pool.inc(Zone::huge(1000), Pool::Free);
+    pool.inc(Zone::huge(0), Pool::Free);
+    pool.inc(Zone::huge(1000), Pool::Free);
+    assert_eq!(pool.snapshot_zone(Zone::huge(0), Pool::Free), 3);
+}
+
+#[test]
+fn thresholds_follow_the_formula_and_change() {
+    let pool: VmStat<Pool> = VmStat::new();
+    let threshold = pool.threshold(Zone::normal(0));
+    assert!((2..=THRESHOLD_MOST).contains(&threshold));
+    assert_eq!(pool.set_threshold(0), Err(CounterError::Batch { batch: 0 }));
+    for wanted in [threshold + 50, 3] {
+        match pool.set_threshold(wanted) {
+            Ok(()) => assert_eq!(pool.threshold(Zone::huge(0)), wanted),
+            Err(error) => assert_eq!(error, CounterError::Fence),
+        }
+        for n in 0..1000 {
+            pool.inc(Zone::normal(0), Pool::Free);
+            let truth = pool.snapshot(Pool::Free);
+            assert!(
+                pool.read(Pool::Free).abs_diff(truth) <= pool.error_bound(Pool::Free),
+                "{n}"
+            );
+        }
+    }
+    pool.set_normal_threshold().unwrap();
+    assert_eq!(pool.threshold(Zone::normal(0)), threshold);
+    assert_eq!(pool.snapshot(Pool::Free), 2000);
+    // The kernel's table in mm/vmstat.c.
+    let gib = |gib: u64| gib << 30;
+    let table = [
+        (1, gib(1) - 1, 8),
+        (2, gib(1) - 1, 16),
+        (2, gib(2) - 1, 20),
+        (2, gib(3), 24),
+    ];
+    for (cpus, memory, threshold) in table {
+        assert_eq!(normal_threshold(cpus, memory), threshold);
+    }
+}
+
+#[test]
+fn threads_on_all_cpus_lose_nothing() {
+    static POOL: VmStat<Pool> = VmStat::new();
+    std::thread::scope(|scope| {
+        for seed in 0..8 {
+            scope.spawn(move || {
+                let mut random = Random::new(seed);
+                for _ in 0..100_000 {
+                    POOL.inc(Zone::normal(0), Pool::Free);
+                    POOL.add(Zone::huge(0), Pool::Dirty, random.below(300) as i64 - 150);
+                    POOL.dec(Zone::normal(0), Pool::Free);
+                    POOL.inc(Zone::normal(0), Pool::Hit);
+                    if random.below(5000) == 0 {
+                        pin(random.below(64) as usize);
+                        POOL.fold();
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(POOL.snapshot(Pool::Free), 0);
+    assert_eq!(POOL.snapshot(Pool::Hit), 800_000);
+    POOL.fold();
+    assert_eq!(POOL.read(Pool::Hit), 800_000);
+}
