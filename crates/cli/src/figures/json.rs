@@ -1,0 +1,22 @@
+//! Figures for programs.
+
+use super::Machine;
+use anyhow::Result;
+use serde::Serialize;
+
+#[derive(Serialize)]
+struct Figures<'a, R> {
+    bench: &'a str,
+    machine: Machine,
+    rows: &'a [R],
+}
+
+/// Prints one object to standard output: the measurement's name, the machine and the rows.
+pub fn json<R: Serialize>(bench: &str, rows: &[R]) -> Result<()> {
+    let figures = Figures {
+        bench,
+        machine: Machine::read(),
+        rows,
+    };
+    super::print(&(serde_json::to_string_pretty(&figures)? + "\n"))
+}

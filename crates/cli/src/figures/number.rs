@@ -1,0 +1,55 @@
+//! Medians, and numbers as people read them.
+
+/// The middle value, between the middle two if their count is even; not a number if there are none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let Some(last) = sorted.len().checked_sub(1) else {
+        return f64::NAN;
+    };
+    (sorted[last / 2] + sorted[last.div_ceil(2)]) / 2.0
+}
+
+/// A label for an axis: at most three digits and the thousands' letter.
+pub fn label(value: f64) -> String {
+    let (scaled, letter) = match value.abs() {
+        size if size >= 1e9 => (value / 1e9, "G"),
+        size if size >= 1e6 => (value / 1e6, "M"),
+        size if size >= 1e4 => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    let digits = match scaled.abs() {
+        size if size >= 100.0 || size == size.trunc() => 0,
+        size if size >= 10.0 => 1,
+        size if size >= 0.1 => 2,
+        _ => 4,
+    };
+    format!("{scaled:.digits$}{letter}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn labels_are_short() {
+        for (value, text) in [
+            (0.0, "0"),
+            (0.25, "0.25"),
+            (7.0, "7"),
+            (1500.0, "1500"),
+            (12_500.0, "12.5k"),
+            (3e6, "3M"),
+            (2.5e9, "2.50G"),
+        ] {
+            assert_eq!(label(value), text);
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! Pictures: lines and bars as SVG. Text stays text, so that drawing needs no fonts.
+
+use super::number::label;
+use anyhow::{Context, Result, bail};
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::element::DashedPathElement;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use std::fs::{self, OpenOptions};
+use std::ops::Range;
+use std::path::Path;
+
+const SIZE: (u32, u32) = (1010, 540);
+/// How wide the series' names may be.
+const LEGEND: i32 = 250;
+const FONT: &str = "sans-serif";
+const CAPTION: i32 = 20;
+const TEXT: i32 = 14;
+/// The figures above bars, of which many may stand side by side.
+const FIGURE: i32 = 11;
+
+/// Colours that people with colour blindness tell apart too: Okabe and Ito's.
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(60, 60, 60),
+];
+
+/// When the colours begin anew, lines are dashed: the length of a dash, 0 for none.
+const DASHES: [i32; 4] = [0, 12, 6, 2];
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
+
+/// One line of a [`Plot`], or one colour of [`Bars`]' groups.
+pub struct Series {
+    /// What the legend calls it.
+    pub name: String,
+    /// Its points, by x. For bars, x is the number of the group and y the bar's height.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Lines over a numeric axis. A logarithmic axis leaves out points that are not above 0.
+pub struct Plot<'a> {
+    /// Stands above the picture.
+    pub title: &'a str,
+    /// What the horizontal axis shows.
+    pub x: &'a str,
+    /// What the vertical axis shows.
+    pub y: &'a str,
+    /// Whether the horizontal axis is logarithmic.
+    pub log_x: bool,
+    /// Whether the vertical axis is logarithmic.
+    pub log_y: bool,
+    /// The lines.
+    pub series: Vec<Series>,
+}
+
+/// Groups of bars, a group for each key and in it a bar for each series.
+pub struct Bars<'a> {
+    /// Stands above the picture.
+    pub title: &'a str,
+    /// What the bars' heights show.
+    pub y: &'a str,
+    /// Whether the vertical axis is logarithmic; it then begins at a power of ten.
+    pub log_y: bool,
+    /// The groups' names, from left to right.
+    pub keys: Vec<String>,
+    /// The bars of each group.
+    pub series: Vec<Series>,
+}
+
+/// Fails when `file` could not be written, so that this is known before hours of measuring and not after. Leaves no file
+/// that was not there.
+pub fn check_writable(file: &Path) -> Result<()> {
+    let made = OpenOptions::new().write(true).create_new(true).open(file);
+    match made {
+        Ok(_) => fs::remove_file(file),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            OpenOptions::new().write(true).open(file).map(drop)
+        }
+        Err(error) => Err(error),
+    }
+    .with_context(|| cannot_write(file))
+}
+
+fn cannot_write(file: &Path) -> String {
+    format!(
+        "cannot write the plot to {}; give a file in a folder that you may write to",
+        file.display()
+    )
+}
+
+impl Plot<'_> {
+    /// Draws into `file`.
+    pub fn write(&self, file: &Path) -> Result<()> {
+        let points = || self.series.iter().flat_map(|series| self.shown(series));
+        let x = range(points().map(|point| point.0), self.log_x, false);
+        let y = range(points().map(|point| point.1), self.log_y, true);
+        save(file, &self.series, |area| match (self.log_x, self.log_y) {
+            (false, false) => self.draw(area, x.clone(), y.clone()),
+            (false, true) => self.draw(area, x.clone(), y.clone().log_scale()),
+            (true, false) => self.draw(area, x.clone().log_scale(), y.clone()),
+            (true, true) => self.draw(area, x.clone().log_scale(), y.clone().log_scale()),
+        })
+    }
+
+    /// The points of a line that the axes can show.
+    fn shown(&self, series: &Series) -> Vec<(f64, f64)> {
+        let fits = |value: f64, log: bool| value.is_finite() && (!log || value > 0.0);
+        let points = series.points.iter().copied();
+        points
+            .filter(|&(x, y)| fits(x, self.log_x) && fits(y, self.log_y))
+            .collect()
+    }
+
+    fn draw<'a, X, Y>(&self, area: &Area<'a>, x: X, y: Y) -> Drawn<'a>
+    where
+        X: AsRangedCoord<Value = f64>,
+        Y: AsRangedCoord<Value = f64>,
+        X::CoordDescType: ValueFormatter<f64>,
+        Y::CoordDescType: ValueFormatter<f64>,
+    {
+        let mut chart = builder(area, self.title).build_cartesian_2d(x, y)?;
+        chart
+            .configure_mesh()
+            .light_line_style(TRANSPARENT)
+            .x_desc(self.x)
+            .y_desc(self.y)
+            .x_label_formatter(&|value| label(*value))
+            .y_label_formatter(&|value| label(*value))
+            .label_style((FONT, TEXT))
+            .draw()?;
+        for (at, (series, colour)) in coloured(&self.series).enumerate() {
+            let points = self.shown(series);
+            let dots = points.iter().map(|&at| Circle::new(at, 2, colour.filled()));
+            chart.draw_series(dots)?;
+            let line = colour.stroke_width(2);
+            match DASHES[at / COLOURS.len() % DASHES.len()] {
+                0 => chart.draw_series(LineSeries::new(points, line))?,
+                dash => chart.draw_series(DashedLineSeries::new(points, dash, 4, line))?,
+            };
+        }
+        Ok(())
+    }
+}
+
+impl Bars<'_> {
+    /// Draws into `file`.
+    pub fn write(&self, file: &Path) -> Result<()> {
+        if self.keys.is_empty() || self.series.is_empty() {
+            bail!("nothing was measured, so there is nothing to plot");
+        }
+        let heights = self.series.iter().flat_map(|series| &series.points);
+        let heights = heights.map(|point| point.1);
+        let y = range(
+            heights.filter(|&height| self.shows(height)),
+            self.log_y,
+            true,
+        );
+        if !self.log_y {
+            let foot = y.start;
+            return save(file, &self.series, |area| self.draw(area, y.clone(), foot));
+        }
+        let foot = 10f64.powf(y.start.log10().floor());
+        let y = foot..y.end * 1.2;
+        save(file, &self.series, |area| {
+            self.draw(area, y.clone().log_scale(), foot)
+        })
+    }
+
+    fn shows(&self, height: f64) -> bool {
+        height.is_finite() && (!self.log_y || height > 0.0)
+    }
+
+    /// The bars stand on `foot`.
+    fn draw<'a, Y>(&self, area: &Area<'a>, y: Y, foot: f64) -> Drawn<'a>
+    where
+        Y: AsRangedCoord<Value = f64>,
+        Y::CoordDescType: ValueFormatter<f64>,
+    {
+        let mut chart =
+            builder(area, self.title).build_cartesian_2d(0.0..self.keys.len() as f64, y)?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .light_line_style(TRANSPARENT)
+            .x_labels(0)
+            .y_desc(self.y)
+            .y_label_formatter(&|value| label(*value))
+            .label_style((FONT, TEXT))
+            .draw()?;
+        for (at, (series, colour)) in coloured(&self.series).enumerate() {
+            for &(group, height) in &series.points {
+                if self.shows(height) {
+                    let (left, right) = (group + self.left(at), group + self.left(at + 1));
+                    let bar = Rectangle::new([(left, foot), (right, height)], colour.filled());
+                    chart.draw_series([bar])?;
+                    let (x, y) = chart.backend_coord(&((left + right) / 2.0, height));
+                    area.draw_text(&label(height), &style(FIGURE, HPos::Center), (x, y - 7))?;
+                }
+            }
+        }
+        for (group, key) in self.keys.iter().enumerate() {
+            let (x, y) = chart.backend_coord(&(group as f64 + 0.5, foot));
+            area.draw_text(key, &style(TEXT, HPos::Center), (x, y + 14))?;
+        }
+        Ok(())
+    }
+
+    /// Where a group's bar of this number begins, from the group's left side; a fifth of a group stays empty.
+    fn left(&self, bar: usize) -> f64 {
+        0.1 + 0.8 * bar as f64 / self.series.len() as f64
+    }
+}
+
+fn style(size: i32, horizontal: HPos) -> TextStyle<'static> {
+    let at = Pos::new(horizontal, VPos::Center);
+    TextStyle::from((FONT, size).into_font()).pos(at)
+}
+
+/// Draws in memory and then writes, so that a file is never half a picture.
+fn save(
+    file: &Path,
+    series: &[Series],
+    draw: impl for<'a> Fn(&Area<'a>) -> Drawn<'a>,
+) -> Result<()> {
+    let mut text = String::new();
+    {
+        let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
+        let (chart, beside) = area.split_horizontally(SIZE.0 as i32 - LEGEND);
+        let drawn = area
+            .fill(&WHITE)
+            .and_then(|()| draw(&chart))
+            .and_then(|()| legend(&beside, series))
+            .and_then(|()| area.present());
+        if let Err(error) = drawn {
+            bail!("cannot draw {}: {error}", file.display());
+        }
+    }
+    fs::write(file, text).with_context(|| cannot_write(file))
+}
+
+fn builder<'a, 'b>(area: &'b Area<'a>, title: &str) -> ChartBuilder<'b, 'b, SVGBackend<'a>> {
+    let mut builder = ChartBuilder::on(area);
+    builder
+        .caption(title, (FONT, CAPTION))
+        .margin(12)
+        .x_label_area_size(48)
+        .y_label_area_size(64);
+    builder
+}
+
+/// The series in their colours.
+fn coloured(series: &[Series]) -> impl Iterator<Item = (&Series, RGBColor)> {
+    series.iter().zip(COLOURS.iter().copied().cycle())
+}
+
+/// The series' names, beside the chart so that they hide none of it.
+fn legend<'a>(area: &Area<'a>, series: &[Series]) -> Drawn<'a> {
+    for (at, (series, colour)) in coloured(series).enumerate() {
+        let y = 48 + 20 * at as i32;
+        match DASHES[at / COLOURS.len() % DASHES.len()] {
+            0 => area.draw(&Rectangle::new([(0, y), (14, y + 10)], colour.filled()))?,
+            dash => {
+                let line = [(0, y + 5), (16, y + 5)];
+                let line = DashedPathElement::new(line, dash, 4, colour.stroke_width(3));
+                area.draw(&line)?;
+            }
+        }
+        area.draw_text(&series.name, &style(TEXT, HPos::Left), (20, y + 5))?;
+    }
+    Ok(())
+}
+
+/// From the smallest to the largest value with some room; from 0 where that is asked for and the axis has a 0. Never
+/// empty: an axis must have a length.
+fn range(values: impl Iterator<Item = f64>, log: bool, from_zero: bool) -> Range<f64> {
+    let (low, high) = values
+        .filter(|value| value.is_finite())
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+            (low.min(value), high.max(value))
+        });
+    match (low > high, log) {
+        (true, _) => 1.0..2.0,
+        (false, true) => low / 1.2..high * 1.2,
+        (false, false) if from_zero && low >= 0.0 && high > 0.0 => 0.0..high * 1.1,
+        (false, false) => {
+            let room = ((high - low) * 0.05).max(high.abs().max(low.abs()).max(1.0) * 0.01);
+            low - room..high + room
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(points: &[(f64, f64)]) -> Vec<Series> {
+        vec![Series {
+            name: "a < b".to_owned(),
+            points: points.to_vec(),
+        }]
+    }
+
+    #[test]
+    fn any_points_can_be_drawn() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("x.svg");
+        for points in [
+            &[][..],
+            &[(0.0, 0.0)],
+            &[(1.0, 5.0)],
+            &[(-3.0, -7.0), (f64::NAN, 1.0), (2.0, f64::INFINITY)],
+            &[(1.0, 1e-9), (1e12, 1e9)],
+        ] {
+            for (log_x, log_y) in [(false, false), (false, true), (true, false), (true, true)] {
+                let (title, x, y) = ("title", "across", "up");
+                let keys = vec!["key".to_owned()];
+                let bars = points.iter().map(|&(_, y)| (0.0, y)).collect::<Vec<_>>();
+                let plot = Plot {
+                    title,
+                    x,
+                    y,
+                    log_x,
+                    log_y,
+                    series: series(points),
+                };
+                plot.write(&file).unwrap();
+                let lines = fs::read_to_string(&file).unwrap();
+                let bars = Bars {
+                    title,
+                    y,
+                    log_y,
+                    keys,
+                    series: series(&bars),
+                };
+                bars.write(&file).unwrap();
+                let bars = fs::read_to_string(&file).unwrap();
+                for (picture, word) in [(lines, "across"), (bars, "key")] {
+                    for text in [word, "title", "up", "a &lt; b"] {
+                        assert!(
+                            picture.lines().any(|line| line == text),
+                            "{text}: {picture}"
+                        );
+                    }
+                    assert!(picture.ends_with("</svg>\n"), "{picture}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_look_whether_a_file_can_be_written_leaves_it_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("x.svg");
+        check_writable(&file).unwrap();
+        assert!(!file.exists());
+        fs::write(&file, "old").unwrap();
+        check_writable(&file).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+        let missing = folder.path().join("none/x.svg");
+        let error = format!("{:#}", check_writable(&missing).unwrap_err());
+        assert!(error.contains(missing.to_str().unwrap()), "{error}");
+    }
+}
