@@ -3,7 +3,9 @@
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
+mod bench;
 mod doctor;
+mod figures;
 mod run;
 
 /// Run any program on per-CPU memory caches.
@@ -18,12 +20,14 @@ struct Arguments {
 enum Command {
     Run(run::Args),
     Doctor(doctor::Args),
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(args) => run::main(args),
         Command::Doctor(args) => doctor::main(args),
+        Command::Bench(args) => bench::main(args),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("pinfold: {error:#}");

@@ -1,0 +1,30 @@
+//! The counters that compete, each as its authors wrote it down, with what user space needs to be correct.
+
+mod add_start;
+mod atomic;
+mod pinfold;
+mod slowcount;
+mod spinlock_batch;
+
+pub use add_start::AddStart;
+pub use atomic::Atomic;
+pub use pinfold::{max_drift, with_batch, with_max_drift};
+pub use slowcount::Slowcount;
+pub use spinlock_batch::SpinlockBatch;
+
+use super::shared::Zeroed;
+
+/// A counter that many threads add to and one sums.
+pub trait Design: Sync {
+    /// Adds `n`, which may be negative.
+    fn add(&self, n: i64);
+
+    /// The value, as exactly as the design has it.
+    fn sum(&self) -> i64;
+}
+
+/// A design that works in memory that processes share. Its zeroed state counts 0.
+pub trait Shared: Design + Zeroed {
+    /// Sets the batch, before anyone counts.
+    fn set_batch(&mut self, batch: i64);
+}

@@ -1,0 +1,155 @@
+//! One design in one cell: start the workers, let them run, sum meanwhile, check.
+
+use super::SubjectName;
+use super::designs::{self, AddStart, Atomic, Design, Shared, Slowcount, SpinlockBatch};
+use super::percpu::kernel_batch;
+use super::shared::SharedSlice;
+use super::truth::Witness;
+use super::workers::{self, Control, Loop, Worker};
+use crate::bench::Padded;
+use anyhow::{Result, bail, ensure};
+use std::io;
+use std::sync::atomic::Ordering::Acquire;
+use std::time::{Duration, Instant};
+
+/// How a run is set up.
+#[derive(Clone, Copy)]
+pub struct Setup {
+    pub threads: usize,
+    /// Processes in place of threads.
+    pub processes: bool,
+    pub mmap: bool,
+    pub summing: bool,
+    pub time: Duration,
+}
+
+/// What a run gave.
+pub struct Outcome {
+    pub ns_per_op: f64,
+    /// How many sums were made.
+    pub sums: u64,
+    pub sum_error_max: u64,
+}
+
+/// A design as the measurement sees it: only whole runs are dispatched dynamically.
+pub trait Contender {
+    fn run(&self, setup: Setup) -> Result<Outcome>;
+}
+
+/// Makes the counter of a subject. The kernel's designs always lie in shared memory, so that threads and processes find
+/// the same conditions.
+pub fn contender(name: SubjectName) -> Result<Box<dyn Contender>> {
+    Ok(match name {
+        SubjectName::SpinlockBatch => shared::<SpinlockBatch>()?,
+        SubjectName::Slowcount => shared::<Slowcount>()?,
+        SubjectName::AddStart => shared::<AddStart>()?,
+        SubjectName::Atomic => shared::<Atomic>()?,
+        SubjectName::Pinfold => Box::new(Own(designs::with_max_drift()?)),
+        SubjectName::PinfoldBatch => Box::new(Own(designs::with_batch(kernel_batch())?)),
+    })
+}
+
+fn shared<D: Shared + 'static>() -> Result<Box<dyn Contender>> {
+    let mut counter = SharedSlice::<D>::new(1)?;
+    counter[0].set_batch(kernel_batch());
+    Ok(Box::new(counter))
+}
+
+impl<D: Shared> Contender for SharedSlice<D> {
+    fn run(&self, setup: Setup) -> Result<Outcome> {
+        run(&self[0], setup)
+    }
+}
+
+/// A counter in this process's own memory.
+struct Own<D>(D);
+
+impl<D: Design> Contender for Own<D> {
+    fn run(&self, setup: Setup) -> Result<Outcome> {
+        ensure!(!setup.processes, "this counter counts in one process only");
+        run(&self.0, setup)
+    }
+}
+
+fn run<D: Design>(design: &D, setup: Setup) -> Result<Outcome> {
+    let control = SharedSlice::<Padded<Control>>::new(1)?;
+    let workers = SharedSlice::<Padded<Worker>>::new(setup.threads)?;
+    let control = &control[0].0;
+    let round = Loop {
+        mmap: setup.mmap,
+        publish: setup.summing,
+    };
+    let work = |number: usize| round.work(design, &workers[number].0, control);
+    let lead = || {
+        let led = lead(design, &workers, control, setup);
+        control.stop();
+        led
+    };
+    let led = match setup.processes {
+        true => workers::processes(setup.threads, control, work, lead),
+        false => workers::threads(setup.threads, control, work, lead),
+    }?;
+    check(design, &workers)?;
+    let loops: u64 = workers
+        .iter()
+        .map(|worker| worker.0.loops.load(Acquire))
+        .sum();
+    ensure!(
+        loops > 0,
+        "no loop ended in {:?}; give more --seconds",
+        setup.time
+    );
+    Ok(Outcome {
+        ns_per_op: led.elapsed.as_nanos() as f64 / loops as f64,
+        sums: led.sums,
+        sum_error_max: led.error,
+    })
+}
+
+struct Led {
+    elapsed: Duration,
+    sums: u64,
+    error: u64,
+}
+
+/// What this thread does while the workers run.
+fn lead<D: Design>(
+    design: &D,
+    workers: &[Padded<Worker>],
+    control: &Control,
+    setup: Setup,
+) -> Result<Led> {
+    let mut witness = Witness::new(workers);
+    let (mut sums, mut error) = (0, 0);
+    let start: Instant = control.go(setup.threads)?;
+    if setup.summing {
+        while start.elapsed() < setup.time {
+            error = witness.error_of(|| design.sum()).max(error);
+            sums += 1;
+        }
+    } else {
+        std::thread::sleep(setup.time);
+    }
+    Ok(Led {
+        elapsed: start.elapsed(),
+        sums,
+        error,
+    })
+}
+
+/// At rest, every design promises an exact sum: all that was added was subtracted.
+fn check<D: Design>(design: &D, workers: &[Padded<Worker>]) -> Result<()> {
+    for worker in workers {
+        match worker.0.errno.load(Acquire) {
+            0 => {}
+            errno => bail!(
+                "mapping 128 MiB in each worker: {}; give a smaller --threads or --mmap no, or raise ulimit -v",
+                io::Error::from_raw_os_error(errno)
+            ),
+        }
+    }
+    match design.sum() {
+        0 => Ok(()),
+        left => bail!("{left} pages are left when all were given back; please report this"),
+    }
+}

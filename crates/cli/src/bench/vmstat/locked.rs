@@ -1,0 +1,98 @@
+//! `locked`: the difference behind a spinlock of its CPU.
+//!
+//! A signal handler must not wait for a lock that the thread below it holds. So a handler that finds the lock taken
+//! puts its increment aside, in an atomic that reading adds.
+
+use super::subject::Subject;
+use super::zone::{Zone, increment_plain};
+use crate::bench::Padded;
+use std::cell::UnsafeCell;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI64};
+
+#[derive(Default)]
+struct Local {
+    taken: AtomicBool,
+    /// Belongs to whoever has set `taken`.
+    difference: UnsafeCell<i8>,
+}
+
+// SAFETY: `difference` is only touched between `try_lock` and `unlock`.
+unsafe impl Sync for Local {}
+
+impl Local {
+    fn try_lock(&self) -> bool {
+        !self.taken.swap(true, Acquire)
+    }
+
+    fn lock(&self) {
+        while !self.try_lock() {
+            // The holder may have been preempted by this very thread: spinning alone could last a time slice.
+            std::thread::yield_now();
+        }
+    }
+
+    /// Increments and unlocks.
+    ///
+    /// # Safety
+    ///
+    /// The caller has the lock.
+    #[inline(always)]
+    unsafe fn increment(&self, threshold: i8, zone: &Zone) {
+        // SAFETY: the lock is the caller's, and with it the difference.
+        increment_plain(unsafe { &mut *self.difference.get() }, threshold, zone);
+        self.taken.store(false, Release);
+    }
+}
+
+pub struct Locked {
+    threshold: i8,
+    zone: Zone,
+    locals: Box<[Padded<Local>]>,
+    aside: AtomicI64,
+}
+
+impl Locked {
+    pub fn new(threshold: i8) -> Locked {
+        Locked {
+            threshold,
+            zone: Zone::default(),
+            locals: super::subject::for_each_cpu(),
+            aside: AtomicI64::new(0),
+        }
+    }
+
+    fn local(&self) -> &Local {
+        &self.locals[pinfold_rseq::current()].0
+    }
+}
+
+impl Subject for Locked {
+    fn inc(&self) {
+        let local = self.local();
+        local.lock();
+        // SAFETY: locked above.
+        unsafe { local.increment(self.threshold, &self.zone) };
+    }
+
+    fn inc_in_handler(&self) {
+        let local = self.local();
+        if local.try_lock() {
+            // SAFETY: locked above.
+            unsafe { local.increment(self.threshold, &self.zone) };
+        } else {
+            self.aside.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn total(&self) -> Option<i64> {
+        let mut total = self.zone.read()? + self.aside.load(Relaxed);
+        for local in &self.locals {
+            local.0.lock();
+            // SAFETY: locked above.
+            total += i64::from(unsafe { *local.0.difference.get() });
+            local.0.taken.store(false, Release);
+        }
+        Some(total)
+    }
+}

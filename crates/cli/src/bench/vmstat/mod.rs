@@ -1,0 +1,239 @@
+//! `pinfold bench vmstat`: cycles per increment of a zone item, in the ways that Christoph Lameter measured for the kernel in
+//! 2007, with and without interrupts, which here are signals.
+
+mod cmpxchg;
+mod locked;
+mod masked_signals;
+mod pinfold;
+mod storm;
+mod subject;
+mod zone;
+
+use crate::figures::{self, Bars, Machine, Series, Table, median};
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use storm::Storm;
+use subject::{Measurable, Named};
+
+/// How long a round with signals lasts at least: a short loop alone would get one signal or none.
+const STORM: Duration = Duration::from_millis(1);
+
+/// Cycles per increment of a zone item: behind a lock, behind masked signals, by compare-exchange, and Pinfold's
+///
+/// Subjects: locked (a spinlock per CPU), masked-signals (pthread_sigmask around it, to a thread what disabled interrupts
+/// are to a CPU), cmpxchg (a locked compare-exchange on the CPU's difference), rseq (Pinfold's VmStat), event (Pinfold's
+/// EventCounter, which has no zones and no reads without a walk). One thread, pinned. Each is also measured while a
+/// timer interrupts the thread 20,000 times a second with a signal whose handler increments the same item: loops for a
+/// millisecond, whose cycles include the signals. Afterwards, every total is compared with the number of increments.
+#[derive(clap::Args)]
+pub struct Args {
+    /// How often each loop is measured, all subjects taking turns
+    #[arg(long, default_value_t = 101, allow_negative_numbers = true, value_parser = super::at_least_one)]
+    rounds: u32,
+
+    /// Increments in a loop
+    #[arg(long, default_value_t = 10_000, allow_negative_numbers = true, value_parser = super::at_least_one)]
+    calls: u32,
+
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+
+    /// Draw the medians into this SVG file
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    subject: &'static str,
+    /// Whether a signal storm was on.
+    signals: bool,
+    /// The median of the rounds.
+    cycles: f64,
+    /// The least of the rounds.
+    min_cycles: f64,
+}
+
+/// What the rounds gave.
+struct Measured {
+    rows: Vec<Row>,
+    /// Increments by handlers, of all subjects.
+    handled: i64,
+}
+
+pub fn main(args: &Args) -> Result<()> {
+    if let Some(file) = &args.plot {
+        figures::check_writable(file)?;
+    }
+    // A thread of its own, so that only this one is pinned.
+    let measured = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("measuring".into());
+        let thread = thread.spawn_scoped(scope, || measure(args.rounds, args.calls));
+        let thread = thread.context("starting the measuring thread")?;
+        let joined = thread.join();
+        joined.unwrap_or_else(|_| bail!("the measuring thread panicked"))
+    })?;
+    if args.json {
+        figures::json("vmstat", &measured.rows)?;
+    } else {
+        figures::print(&report(args, &measured))?;
+    }
+    match &args.plot {
+        Some(file) => bars(&measured.rows).write(file),
+        None => Ok(()),
+    }
+}
+
+/// The cycles per call of one subject, by round.
+struct Samples {
+    quiet: Vec<f64>,
+    stormy: Vec<f64>,
+}
+
+fn measure(rounds: u32, calls: u32) -> Result<Measured> {
+    super::settle_index();
+    pin()?;
+    let storm = Storm::new()?;
+    let subjects = subject::all();
+    let mut samples = [(); 5].map(|()| Samples {
+        quiet: Vec::new(),
+        stormy: Vec::new(),
+    });
+    let (mut handled, mut made) = (0, [0; 5]);
+    // Round 0 warms up.
+    for round in 0..=rounds {
+        for (at, Named { subject, .. }) in subjects.iter().enumerate() {
+            let quiet = loops(subject.as_ref(), calls, Duration::ZERO);
+            let work = || loops(subject.as_ref(), calls, STORM);
+            let (stormy, by_handlers) = storm.over(subject.as_ref(), round, work)?;
+            if round > 0 {
+                samples[at].quiet.push(quiet.cycles_per_call());
+                samples[at].stormy.push(stormy.cycles_per_call());
+            }
+            handled += by_handlers;
+            made[at] += quiet.calls + stormy.calls + by_handlers;
+        }
+    }
+    for (Named { name, subject }, made) in subjects.iter().zip(made) {
+        check_total(name, subject.total(), made)?;
+    }
+    let rows = subjects.iter().zip(&samples).flat_map(|(named, samples)| {
+        [(false, &samples.quiet), (true, &samples.stormy)]
+            .map(|(signals, samples)| row(named.name, signals, samples))
+    });
+    Ok(Measured {
+        rows: rows.collect(),
+        handled,
+    })
+}
+
+/// What loops of one subject took.
+#[derive(Default)]
+struct Loops {
+    cycles: u64,
+    calls: i64,
+}
+
+impl Loops {
+    fn cycles_per_call(&self) -> f64 {
+        self.cycles as f64 / self.calls as f64
+    }
+}
+
+/// One loop, and more of them until `time` is over.
+fn loops(subject: &dyn Measurable, calls: u32, time: Duration) -> Loops {
+    let start = Instant::now();
+    let mut loops = Loops::default();
+    loop {
+        loops.cycles += subject.cycles(calls);
+        loops.calls += i64::from(calls);
+        if start.elapsed() >= time {
+            return loops;
+        }
+    }
+}
+
+fn check_total(name: &str, total: Option<i64>, made: i64) -> Result<()> {
+    match total {
+        Some(total) if total == made => Ok(()),
+        Some(total) => bail!(
+            "{name} counted {total} after {made} increments; its figures are worth nothing, please report this"
+        ),
+        None => bail!("{name}'s totals of the zone and of the whole differ; please report this"),
+    }
+}
+
+fn row(subject: &'static str, signals: bool, samples: &[f64]) -> Row {
+    Row {
+        subject,
+        signals,
+        cycles: median(samples),
+        min_cycles: samples.iter().copied().fold(f64::INFINITY, f64::min),
+    }
+}
+
+/// Keeps the calling thread on the CPU where it is.
+fn pin() -> Result<()> {
+    // SAFETY: no preconditions.
+    let cpu = unsafe { libc::sched_getcpu() };
+    let cpu = usize::try_from(cpu).context("the kernel does not say which CPU this is")?;
+    // An array instead of cpu_set_t, which ends at 1024 CPUs.
+    let mut set = [0u64; pinfold_rseq::MAX_INDEX / 64];
+    set[cpu / 64] |= 1 << (cpu % 64);
+    // SAFETY: `set` is readable for its size.
+    let pinned = unsafe { libc::sched_setaffinity(0, size_of_val(&set), set.as_ptr().cast()) };
+    if pinned != 0 {
+        let error = std::io::Error::last_os_error();
+        bail!("cannot keep the thread on CPU {cpu}: {error}; allow sched_setaffinity");
+    }
+    Ok(())
+}
+
+fn report(args: &Args, measured: &Measured) -> String {
+    let mut table = Table::new([
+        "subject",
+        "cycles per call",
+        "least",
+        "with signals",
+        "least",
+    ]);
+    for pair in measured.rows.chunks_exact(2) {
+        let figure = |value: f64| format!("{value:.1}");
+        table.row([
+            format!("{} x {}", args.calls, pair[0].subject),
+            figure(pair[0].cycles),
+            figure(pair[0].min_cycles),
+            figure(pair[1].cycles),
+            figure(pair[1].min_cycles),
+        ]);
+    }
+    format!(
+        "{}\nMedians of {} rounds; the totals agree with the number of increments, {} of them made by signal handlers.\n\n{table}",
+        Machine::read().describe(),
+        args.rounds,
+        measured.handled,
+    )
+}
+
+fn bars(rows: &[Row]) -> Bars<'static> {
+    let series = |name: &str, signals: bool| {
+        let rows = rows.iter().filter(|row| row.signals == signals);
+        Series {
+            name: name.to_owned(),
+            points: (rows.enumerate())
+                .map(|(key, row)| (key as f64, row.cycles))
+                .collect(),
+        }
+    };
+    let keys = rows.iter().filter(|row| !row.signals);
+    Bars {
+        title: "An increment of a zone item",
+        y: "cycles per call, median",
+        log_y: true,
+        keys: keys.map(|row| row.subject.to_owned()).collect(),
+        series: vec![series("quiet", false), series("with signals", true)],
+    }
+}
