@@ -1,0 +1,270 @@
+//! `pinfold bench` in small runs: what comes out, and what is refused. Never how fast.
+
+use assert_cmd::Command;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+fn bench(arguments: &[&str]) -> Command {
+    let mut command = Command::cargo_bin("pinfold").unwrap();
+    command.arg("bench").args(arguments);
+    command
+}
+
+const VMSTAT: [&str; 5] = ["vmstat", "--rounds", "3", "--calls", "500"];
+const COUNTER: [&str; 7] = [
+    "counter",
+    "--threads",
+    "3",
+    "--rounds",
+    "1",
+    "--seconds",
+    "0.02",
+];
+
+/// Standard output of a run that must succeed.
+fn output(arguments: &[&str]) -> String {
+    let output = bench(arguments).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The rows of a run with `--json`, after a look at what surrounds them.
+fn rows(arguments: &[&str]) -> Vec<Value> {
+    let text = output(&[arguments, &["--json"]].concat());
+    let mut figures: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(figures["bench"], arguments[0]);
+    for text in ["cpu", "kernel", "libc", "backend"] {
+        assert!(figures["machine"][text].is_string(), "{text}: {figures}");
+    }
+    for number in ["cpus", "tsc_mhz"] {
+        assert!(
+            figures["machine"][number].as_u64() > Some(0),
+            "{number}: {figures}"
+        );
+    }
+    match figures["rows"].take() {
+        Value::Array(rows) => rows,
+        other => panic!("rows: {other}"),
+    }
+}
+
+fn fields(row: &Value) -> Vec<&str> {
+    let mut names: Vec<_> = row
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+fn subjects(rows: &[Value]) -> Vec<&str> {
+    let mut names: Vec<_> = rows
+        .iter()
+        .map(|row| row["subject"].as_str().unwrap())
+        .collect();
+    names.dedup();
+    names
+}
+
+/// Status 2, nothing on standard output, and an error with all of these words.
+fn refused(arguments: &[&str], words: &[&str]) {
+    let output = bench(arguments).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+    for word in words {
+        assert!(
+            error.contains(word),
+            "{arguments:?}: no {word:?} in {error}"
+        );
+    }
+}
+
+#[test]
+fn vmstat_measures_five_ways_with_and_without_signals() {
+    let rows = rows(&VMSTAT);
+    assert_eq!(
+        subjects(&rows),
+        ["locked", "masked-signals", "cmpxchg", "rseq", "event"]
+    );
+    assert_eq!(rows.len(), 10);
+    for (at, row) in rows.iter().enumerate() {
+        assert_eq!(fields(row), ["cycles", "min_cycles", "signals", "subject"]);
+        assert_eq!(row["signals"], at % 2 == 1);
+        let (median, least) = (row["cycles"].as_f64(), row["min_cycles"].as_f64());
+        assert!(least > Some(0.0) && median >= least, "{row}");
+    }
+}
+
+#[test]
+fn vmstat_counts_exactly_on_every_backend() {
+    // A wrong total is an error of the command.
+    for backend in ["off", "cpu", "cid"] {
+        bench(&VMSTAT)
+            .env("PINFOLD_RSEQ", backend)
+            .assert()
+            .success();
+    }
+}
+
+#[test]
+fn counter_measures_all_designs_in_all_combinations() {
+    let rows = rows(&COUNTER);
+    let designs = [
+        "spinlock-batch",
+        "slowcount",
+        "add-start",
+        "atomic",
+        "pinfold",
+        "pinfold-batch",
+    ];
+    assert_eq!(rows.len(), 4 * designs.len());
+    for (cell, combination) in
+        rows.chunks(designs.len())
+            .zip([(true, true), (true, false), (false, true), (false, false)])
+    {
+        assert_eq!(subjects(cell), designs);
+        for row in cell {
+            assert_eq!(
+                fields(row),
+                [
+                    "mmap",
+                    "ns_per_op",
+                    "subject",
+                    "sum_error_max",
+                    "summing",
+                    "threads"
+                ]
+            );
+            let (mmap, summing) = combination;
+            assert_eq!(
+                (&row["mmap"], &row["summing"]),
+                (&mmap.into(), &summing.into())
+            );
+            assert_eq!(row["threads"], 3);
+            assert!(row["ns_per_op"].as_f64() > Some(0.0), "{row}");
+            assert_eq!(row["sum_error_max"].is_u64(), summing, "{row}");
+        }
+    }
+}
+
+#[test]
+fn counters_that_promise_exact_sums_keep_it() {
+    let only = [
+        "--subject",
+        "atomic,pinfold,pinfold-batch",
+        "--summing",
+        "yes",
+    ];
+    for backend in ["off", "cpu", "cid"] {
+        let arguments = [&COUNTER[..], &only, &["--mmap", "no", "--json"]].concat();
+        let output = bench(&arguments)
+            .env("PINFOLD_RSEQ", backend)
+            .output()
+            .unwrap();
+        let figures: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let rows = figures["rows"].as_array().unwrap();
+        assert_eq!(subjects(rows), ["atomic", "pinfold", "pinfold-batch"]);
+        for row in rows {
+            assert_eq!(row["sum_error_max"], 0, "{backend}: {row}");
+        }
+    }
+}
+
+#[test]
+fn processes_share_the_kernels_designs() {
+    let rows = rows(&[&COUNTER[..], &["--processes"]].concat());
+    assert_eq!(rows.len(), 4 * 4);
+    assert_eq!(
+        subjects(&rows[..4]),
+        ["spinlock-batch", "slowcount", "add-start", "atomic"]
+    );
+    refused(
+        &["counter", "--processes", "--subject", "pinfold"],
+        &["pinfold", "leave out --processes"],
+    );
+}
+
+#[test]
+fn tables_are_for_people() {
+    let text = output(&VMSTAT);
+    assert!(text.contains("500 x masked-signals"), "{text}");
+    let text = output(&[&COUNTER[..], &["--mmap", "no"]].concat());
+    assert!(text.contains("3 threads, no mmap, summing"), "{text}");
+    // The baseline against itself.
+    assert!(
+        text.lines()
+            .any(|line| line.starts_with("spinlock-batch") && line.contains(" 1.00 ")),
+        "{text}"
+    );
+}
+
+#[test]
+fn plots_are_pictures_with_their_words_as_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("figures.svg");
+    let name = file.to_str().unwrap();
+    // Figures are written over what was there.
+    fs::write(&file, "x".repeat(100_000)).unwrap();
+    for (arguments, words) in [
+        (&VMSTAT[..], ["masked-signals", "with signals"]),
+        (&COUNTER, ["add-start", "no mmap, no sums"]),
+        (
+            &[&COUNTER[..], &["--threads", "1,2", "--subject", "atomic"]].concat(),
+            ["threads", "atomic, mmap, summing"],
+        ),
+    ] {
+        output(&[arguments, &["--plot", name]].concat());
+        let picture = fs::read_to_string(&file).unwrap();
+        assert!(
+            picture.starts_with("<svg") && picture.ends_with("</svg>\n"),
+            "{picture}"
+        );
+        for word in words {
+            assert!(
+                picture.lines().any(|line| line == word),
+                "{word}: {picture}"
+            );
+        }
+    }
+}
+
+#[test]
+fn bad_numbers_are_refused_with_the_mend() {
+    for (arguments, words) in [
+        (["vmstat", "--rounds", "0"], ["--rounds", "1 or more"]),
+        (["vmstat", "--calls", "0"], ["--calls", "1 or more"]),
+        (["vmstat", "--calls", "-1"], ["--calls", "from 1"]),
+        (["counter", "--rounds", "0"], ["--rounds", "1 or more"]),
+        (["counter", "--threads", "0"], ["--threads", "1 or more"]),
+        (["counter", "--threads", "1,x"], ["--threads", "1 to 4096"]),
+        (["counter", "--threads", "9999"], ["--threads", "1 to 4096"]),
+        (["counter", "--seconds", "0"], ["--seconds", "above 0"]),
+        (["counter", "--seconds", "nan"], ["--seconds", "above 0"]),
+        (
+            ["counter", "--subject", "mutex"],
+            ["mutex", "spinlock-batch"],
+        ),
+    ] {
+        refused(&arguments, &words);
+    }
+}
+
+#[test]
+fn files_that_cannot_be_written_are_refused_before_measuring() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("none/figures.svg");
+    for bench in ["vmstat", "counter"] {
+        // So long that it would be noticed if it were measured first.
+        let long = ["--rounds", "4000000000"];
+        for file in [missing.as_path(), folder.path(), Path::new("/proc/x.svg")] {
+            let name = file.to_str().unwrap();
+            let arguments = [&[bench][..], &long, &["--plot", name]].concat();
+            refused(&arguments, &[name, "give a file in a folder"]);
+        }
+    }
+}
