@@ -1,0 +1,40 @@
+//! A recorder for the macros of the crate `metrics`.
+//!
+//! ```
+//! use metrics::{counter, gauge, histogram};
+//! use pinfold_bridges::metrics::PinfoldRecorder;
+//!
+//! let recorder = PinfoldRecorder::new();
+//! recorder.install()?;
+//!
+//! counter!("requests", "route" => "/").increment(1);
+//! gauge!("connections").increment(2.0);
+//! histogram!("seconds").record(0.004);
+//!
+//! let page = recorder.render(); // what Prometheus wants to scrape
+//! assert!(page.contains("requests{route=\"/\"} 1\n"));
+//! # Ok::<(), pinfold_bridges::metrics::InstallError>(())
+//! ```
+//!
+//! # How a metric is found
+//!
+//! The macros ask the recorder for their metric at every call, unless the program keeps the handle. So that asking does not
+//! cost what counting per CPU saves, it takes no lock and writes to nothing that all CPUs share: a tree that only grows leads
+//! from the key to the metric (`tree`), and each CPU clones an `Arc` of its own (`handles`). Keys that mean the same series to
+//! Prometheus share one metric (`registry`).
+
+mod builder;
+mod handles;
+mod names;
+mod recorder;
+mod registry;
+mod render;
+mod series;
+mod tree;
+
+pub use builder::{BuildError, Builder};
+pub use recorder::{InstallError, PinfoldRecorder};
+pub use series::{Distribution, Sample, Value};
+
+/// The content type of what [`PinfoldRecorder::render`] returns.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4";

@@ -1,0 +1,113 @@
+//! Names and texts as Prometheus allows them, and as metrics-exporter-prometheus makes them.
+
+use ::metrics::Unit;
+
+/// `[a-zA-Z_:][a-zA-Z0-9_:]*`; other characters become `_`.
+pub fn metric_name(name: &str) -> String {
+    replace(name, |c| c == ':')
+}
+
+/// `[a-zA-Z_][a-zA-Z0-9_]*`; other characters become `_`.
+pub fn label_name(name: &str) -> String {
+    replace(name, |_| false)
+}
+
+fn replace(name: &str, also: impl Fn(char) -> bool) -> String {
+    let allowed = |(at, c): (usize, char)| {
+        let fits = c.is_ascii_alphabetic() || c == '_' || also(c) || (at > 0 && c.is_ascii_digit());
+        if fits { c } else { '_' }
+    };
+    // A name of no characters is none.
+    match name {
+        "" => "_".to_owned(),
+        _ => name.chars().enumerate().map(allowed).collect(),
+    }
+}
+
+/// Appends a label's value, which stands in quotes.
+pub fn push_label_value(text: &mut String, value: &str) {
+    for c in value.chars() {
+        match c {
+            '"' => text.push_str("\\\""),
+            other => push_escaped(text, other),
+        }
+    }
+}
+
+/// Appends a description.
+pub fn push_help(text: &mut String, help: &str) {
+    help.chars().for_each(|c| push_escaped(text, c));
+}
+
+fn push_escaped(text: &mut String, c: char) {
+    match c {
+        '\\' => text.push_str("\\\\"),
+        '\n' => text.push_str("\\n"),
+        other => text.push(other),
+    }
+}
+
+/// `name` with its unit and, for counters, `_total`, as Prometheus recommends: the unit stands before a suffix that the name has
+/// already, and nothing is there twice.
+pub fn recommended(name: &str, unit: Option<Unit>, is_counter: bool) -> String {
+    let mut name = name.to_owned();
+    if let Some(unit) = unit.and_then(suffix) {
+        let end = ["_sum", "_count", "_bucket", "_total"]
+            .iter()
+            .find(|end| name.ends_with(*end))
+            .map_or(name.len(), |end| name.len() - end.len());
+        if !name[..end].ends_with(unit) {
+            name.insert_str(end, &format!("_{unit}"));
+        }
+    }
+    if is_counter && !name.ends_with("_total") {
+        name.push_str("_total");
+    }
+    name
+}
+
+fn suffix(unit: Unit) -> Option<&'static str> {
+    match unit {
+        Unit::Count => None,
+        Unit::Percent => Some("ratio"),
+        other => Some(other.as_str()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_made_fit() {
+        assert_eq!(metric_name("http.requests:all-2"), "http_requests:all_2");
+        assert_eq!(metric_name("2xx"), "_xx");
+        assert_eq!(metric_name(""), "_");
+        assert_eq!(label_name("a:b é"), "a_b__");
+    }
+
+    #[test]
+    fn texts_are_escaped() {
+        let (mut value, mut help) = (String::new(), String::new());
+        push_label_value(&mut value, "C:\\new \"x\"\n");
+        push_help(&mut help, "a \"b\" \\ \n");
+        assert_eq!(value, "C:\\\\new \\\"x\\\"\\n");
+        assert_eq!(help, "a \"b\" \\\\ \\n");
+    }
+
+    #[test]
+    fn suffixes_are_there_once() {
+        let bytes = Some(Unit::Bytes);
+        assert_eq!(recommended("sent", bytes, true), "sent_bytes_total");
+        assert_eq!(recommended("sent_total", bytes, true), "sent_bytes_total");
+        assert_eq!(
+            recommended("sent_bytes_total", bytes, true),
+            "sent_bytes_total"
+        );
+        assert_eq!(
+            recommended("full", Some(Unit::Percent), false),
+            "full_ratio"
+        );
+        assert_eq!(recommended("calls", Some(Unit::Count), false), "calls");
+    }
+}

@@ -1,0 +1,111 @@
+//! The series by the names that Prometheus knows them by. Asked when a key is seen for the first time, and to render.
+//!
+//! Two keys whose names or labels differ only in characters that Prometheus does not allow, or in the labels' order, share a metric: a
+//! series must not appear twice. A name belongs to the kind that was first registered under it; metrics of another kind under the
+//! same name count, but are not shown, as Prometheus refuses a page that has a name twice.
+
+use super::builder::Settings;
+use super::names::{label_name, metric_name};
+use super::series::{Counter, Histogram, Metric};
+use crate::kinds::{Buckets, FloatGauge, FloatSum};
+use ::metrics::{Key, Unit};
+use pinfold::counter::PercpuHistogram;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Label names and values, sorted by name.
+pub type Labels = Vec<(String, String)>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        }
+    }
+}
+
+/// All series of a name.
+#[derive(Clone)]
+pub struct Family {
+    pub kind: Kind,
+    pub series: BTreeMap<Labels, Metric>,
+    /// Other kinds that asked for the name.
+    pub hidden: BTreeSet<Kind>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Description {
+    pub unit: Option<Unit>,
+    pub help: String,
+}
+
+#[derive(Default)]
+pub struct Registry {
+    pub families: BTreeMap<String, Family>,
+    pub descriptions: BTreeMap<String, Description>,
+}
+
+impl Registry {
+    /// The first description of a name stays.
+    pub fn describe(&mut self, name: &str, unit: Option<Unit>, help: String) {
+        (self.descriptions)
+            .entry(metric_name(name))
+            .or_insert(Description { unit, help });
+    }
+
+    /// The metric of `key`, new if there is none.
+    pub fn metric(&mut self, key: &Key, kind: Kind, settings: &Settings) -> Metric {
+        let name = metric_name(key.name());
+        let unit = self.descriptions.get(&name).and_then(|known| known.unit);
+        let new = || new_metric(kind, key.name(), unit, settings);
+        let family = self.families.entry(name).or_insert_with(|| Family {
+            kind,
+            series: BTreeMap::new(),
+            hidden: BTreeSet::new(),
+        });
+        if family.kind != kind {
+            family.hidden.insert(kind);
+            return new();
+        }
+        let series = family.series.entry(labels(key, settings));
+        series.or_insert_with(new).clone()
+    }
+}
+
+fn labels(key: &Key, settings: &Settings) -> Labels {
+    let own = key.labels().map(|label| (label.key(), label.value()));
+    let global = (settings.labels.iter()).map(|(name, value)| (name.as_str(), value.as_str()));
+    // Of two labels of a name the later counts: a metric's own.
+    let all: BTreeMap<_, _> = (global.chain(own))
+        .map(|(name, value)| (label_name(name), value.to_owned()))
+        .collect();
+    all.into_iter().collect()
+}
+
+fn new_metric(kind: Kind, name: &str, unit: Option<Unit>, settings: &Settings) -> Metric {
+    match kind {
+        Kind::Counter => Metric::Counter(Arc::new(Counter::new())),
+        Kind::Gauge => Metric::Gauge(Arc::new(FloatGauge::default())),
+        Kind::Histogram => {
+            let histogram = match settings.buckets(name) {
+                Some(bounds) => Histogram::Buckets(Buckets::new(bounds.iter().copied())),
+                None => Histogram::Quantiles {
+                    scaled: Box::new(PercpuHistogram::new()),
+                    scale: settings.scale(unit),
+                    sum: FloatSum::default(),
+                    shown: Arc::clone(&settings.quantiles),
+                },
+            };
+            Metric::Histogram(Arc::new(histogram))
+        }
+    }
+}

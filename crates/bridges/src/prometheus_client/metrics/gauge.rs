@@ -1,0 +1,207 @@
+//! As `prometheus_client::metrics::gauge`.
+
+use crate::kinds::FloatGauge;
+use ::prometheus_client::encoding::{EncodeGaugeValue, EncodeMetric, MetricEncoder};
+use ::prometheus_client::metrics::{MetricType, TypedMetric};
+use pinfold::counter::PercpuCounter;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+
+/// A value that goes up and down. Clones share it.
+///
+/// `N` is `i64`, `u64` or `f64`. Whole-numbered steps go per CPU, fractions of an `f64` under a lock. `A` is there so that
+/// the type is written as the peer's is; what it names is not used.
+///
+/// ```
+/// use pinfold_bridges::prometheus_client::metrics::gauge::Gauge;
+///
+/// let connections: Gauge = Gauge::default();
+/// connections.inc_by(3);
+/// connections.dec();
+/// assert_eq!(connections.get(), 2);
+/// assert_eq!(connections.set(10), 2);
+/// ```
+pub struct Gauge<N: GaugeValue = i64, A = AtomicI64> {
+    store: Arc<N::Store>,
+    atomic: PhantomData<fn() -> A>,
+}
+
+impl<N: GaugeValue, A> Gauge<N, A> {
+    /// Adds 1.
+    pub fn inc(&self) {
+        N::add(&self.store, N::ONE);
+    }
+
+    /// Adds `v`.
+    pub fn inc_by(&self, v: N) {
+        N::add(&self.store, v);
+    }
+
+    /// Subtracts 1.
+    pub fn dec(&self) {
+        N::sub(&self.store, N::ONE);
+    }
+
+    /// Subtracts `v`.
+    pub fn dec_by(&self, v: N) {
+        N::sub(&self.store, v);
+    }
+
+    /// Sets the value and returns the previous one, exactly: what others add at the same time is in the one or the other.
+    /// It costs as much as [`get`](Gauge::get), or more.
+    pub fn set(&self, v: N) -> N {
+        N::swap(&self.store, v)
+    }
+
+    /// The value. Sums over the CPUs.
+    pub fn get(&self) -> N {
+        N::value(&self.store)
+    }
+}
+
+/// What a [`Gauge`] can measure in: `i64`, `u64` or `f64`.
+pub trait GaugeValue: EncodeGaugeValue + fmt::Debug + Copy + private::Sealed {
+    #[doc(hidden)]
+    type Store: Send + Sync + 'static;
+    #[doc(hidden)]
+    const ONE: Self;
+    #[doc(hidden)]
+    fn zero() -> Self::Store;
+    #[doc(hidden)]
+    fn add(store: &Self::Store, amount: Self);
+    #[doc(hidden)]
+    fn sub(store: &Self::Store, amount: Self);
+    #[doc(hidden)]
+    fn swap(store: &Self::Store, value: Self) -> Self;
+    #[doc(hidden)]
+    fn value(store: &Self::Store) -> Self;
+}
+
+mod private {
+    pub trait Sealed {}
+    impl Sealed for i64 {}
+    impl Sealed for u64 {}
+    impl Sealed for f64 {}
+}
+
+impl GaugeValue for i64 {
+    type Store = PercpuCounter;
+    const ONE: i64 = 1;
+
+    fn zero() -> PercpuCounter {
+        PercpuCounter::new()
+    }
+
+    #[inline]
+    fn add(store: &PercpuCounter, amount: i64) {
+        store.add(amount);
+    }
+
+    #[inline]
+    fn sub(store: &PercpuCounter, amount: i64) {
+        store.sub(amount);
+    }
+
+    fn swap(store: &PercpuCounter, value: i64) -> i64 {
+        store.swap(value)
+    }
+
+    fn value(store: &PercpuCounter) -> i64 {
+        store.sum()
+    }
+}
+
+/// The same 64 bits as an `i64`'s.
+impl GaugeValue for u64 {
+    type Store = PercpuCounter;
+    const ONE: u64 = 1;
+
+    fn zero() -> PercpuCounter {
+        PercpuCounter::new()
+    }
+
+    #[inline]
+    fn add(store: &PercpuCounter, amount: u64) {
+        store.add(amount.cast_signed());
+    }
+
+    #[inline]
+    fn sub(store: &PercpuCounter, amount: u64) {
+        store.sub(amount.cast_signed());
+    }
+
+    fn swap(store: &PercpuCounter, value: u64) -> u64 {
+        store.swap(value.cast_signed()).cast_unsigned()
+    }
+
+    fn value(store: &PercpuCounter) -> u64 {
+        store.sum().cast_unsigned()
+    }
+}
+
+impl GaugeValue for f64 {
+    type Store = FloatGauge;
+    const ONE: f64 = 1.0;
+
+    fn zero() -> FloatGauge {
+        FloatGauge::default()
+    }
+
+    #[inline]
+    fn add(store: &FloatGauge, amount: f64) {
+        store.add(amount);
+    }
+
+    #[inline]
+    fn sub(store: &FloatGauge, amount: f64) {
+        store.add(-amount);
+    }
+
+    fn swap(store: &FloatGauge, value: f64) -> f64 {
+        store.set(value)
+    }
+
+    fn value(store: &FloatGauge) -> f64 {
+        store.value()
+    }
+}
+
+impl<N: GaugeValue, A> Clone for Gauge<N, A> {
+    fn clone(&self) -> Self {
+        Gauge {
+            store: Arc::clone(&self.store),
+            atomic: PhantomData,
+        }
+    }
+}
+
+impl<N: GaugeValue, A> Default for Gauge<N, A> {
+    fn default() -> Self {
+        Gauge {
+            store: Arc::new(N::zero()),
+            atomic: PhantomData,
+        }
+    }
+}
+
+impl<N: GaugeValue, A> fmt::Debug for Gauge<N, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gauge").field("value", &self.get()).finish()
+    }
+}
+
+impl<N: GaugeValue, A> TypedMetric for Gauge<N, A> {
+    const TYPE: MetricType = MetricType::Gauge;
+}
+
+impl<N: GaugeValue, A> EncodeMetric for Gauge<N, A> {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        encoder.encode_gauge(&self.get())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
+}
