@@ -1,5 +1,6 @@
 //! What the command line can ask for.
 
+use crate::counter::subjects::Name as CounterName;
 use crate::memory::Variant;
 use crate::scenarios::Scenario;
 use crate::subjects::SubjectName;
@@ -21,12 +22,17 @@ pub enum Command {
     Slab(SlabArgs),
     /// Resident memory that 1,000 sleeping threads leave after each allocated and freed 1 MiB.
     Memory(MemoryArgs),
+    /// Cycles per add and per sum of counters, and what they cost in memory.
+    Counter(CounterArgs),
     /// Measures the cells its standard input names; started by `slab`.
     #[command(hide = true)]
     SlabChild(SlabChildArgs),
     /// Measures one subject and variant; started by `memory`.
     #[command(hide = true)]
     MemoryChild(MemoryChildArgs),
+    /// Measures what one subject's counters occupy; started by `counter`.
+    #[command(hide = true)]
+    CounterMemoryChild(CounterMemoryChildArgs),
 }
 
 /// Arguments of `slab`.
@@ -136,4 +142,45 @@ pub struct MemoryChildArgs {
     /// Seconds until the second look at the resident memory.
     #[arg(long)]
     pub settle: u32,
+}
+
+/// Arguments of `counter`.
+#[derive(Debug, ClapArgs)]
+pub struct CounterArgs {
+    /// Subjects, separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "pinfold-event,pinfold,vmstat,atomic,atomic-own,fast-telemetry,fast-counter,thread-local"
+    )]
+    pub subjects: Vec<CounterName>,
+    /// How many threads add, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,16", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Vec<u32>,
+    /// Adds of each thread in each round.
+    #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub adds: u32,
+    /// How long to measure in all; each figure is measured at least five times, however long that takes.
+    #[arg(long, default_value_t = 20)]
+    pub seconds: u32,
+    /// How many counters are made to measure their memory.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub counters: u32,
+    /// Print one JSON object instead of tables.
+    #[arg(long)]
+    pub json: bool,
+    /// Keep every round's figures below bench/runs/.
+    #[arg(long)]
+    pub save: bool,
+}
+
+/// Arguments of the process that measures memory for `counter`.
+#[derive(Debug, ClapArgs)]
+pub struct CounterMemoryChildArgs {
+    /// The subject to measure.
+    #[arg(long)]
+    pub subject: CounterName,
+    /// How many counters.
+    #[arg(long)]
+    pub counters: u32,
 }

@@ -1,8 +1,10 @@
-//! Pinfold and its peers, side by side: `slab` prints cycles per operation, `memory` what a thousand threads leave.
+//! Pinfold and its peers, side by side: `slab` prints cycles per operation, `memory` what a thousand threads leave, `counter` what
+//! counting costs.
 
 mod args;
 mod built;
 mod child;
+mod counter;
 mod cycles;
 mod machine;
 mod memory;
@@ -24,8 +26,10 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Slab(args) => slab::run(&args),
         Command::Memory(args) => memory::run(&args),
+        Command::Counter(args) => counter::run(&args),
         Command::SlabChild(args) => child::serve(&args),
         Command::MemoryChild(args) => memory::child::measure(&args),
+        Command::CounterMemoryChild(args) => counter::memory::child(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

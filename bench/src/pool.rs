@@ -140,7 +140,8 @@ fn start_worker(cpu: usize) -> Result<mpsc::Sender<Job>> {
     Ok(sender)
 }
 
-fn allowed_cpus() -> Result<Vec<usize>> {
+/// The CPUs that this process may run on.
+pub fn allowed_cpus() -> Result<Vec<usize>> {
     // SAFETY: all bits zero is the empty set.
     let mut set: libc::cpu_set_t = unsafe { core::mem::zeroed() };
     // SAFETY: `set` is as large as the size says.
@@ -154,11 +155,19 @@ fn allowed_cpus() -> Result<Vec<usize>> {
         .collect())
 }
 
-fn pin(cpu: usize) -> std::io::Result<()> {
+/// Keeps the calling thread on one CPU.
+pub fn pin(cpu: usize) -> std::io::Result<()> {
+    allow(&[cpu])
+}
+
+/// Lets the calling thread run on these CPUs.
+pub fn allow(cpus: &[usize]) -> std::io::Result<()> {
     // SAFETY: all bits zero is the empty set.
     let mut set: libc::cpu_set_t = unsafe { core::mem::zeroed() };
-    // SAFETY: the number came out of a set of the same size.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
+    for &cpu in cpus {
+        // SAFETY: the number came out of a set of the same size.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
     // SAFETY: `set` is as large as the size says.
     if unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } != 0 {
         return Err(std::io::Error::last_os_error());
@@ -174,7 +183,8 @@ pub struct SpinBarrier {
 }
 
 impl SpinBarrier {
-    fn new(size: usize) -> SpinBarrier {
+    /// For so many workers.
+    pub fn new(size: usize) -> SpinBarrier {
         SpinBarrier {
             size,
             arrived: AtomicUsize::new(0),

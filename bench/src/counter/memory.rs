@@ -1,0 +1,157 @@
+//! What many counters occupy: measured in a process for each subject, or computed for designs that are not built here.
+
+use super::rows::{Op, Row};
+use super::subjects::{Name, Subject};
+use crate::args::CounterMemoryChildArgs;
+use crate::pool::{allowed_cpus, pin};
+use anyhow::{Context, Result, bail, ensure};
+use pinfold::counter::{EventCounter, PercpuCounter};
+use std::fs;
+use std::ops::Deref;
+use std::process::Command;
+use std::sync::atomic::AtomicI64;
+use std::thread;
+
+/// Whose memory is measured.
+const MEASURED: [Name; 5] = [
+    Name::Pinfold,
+    Name::PinfoldEvent,
+    Name::Atomic,
+    Name::FastTelemetry,
+    Name::FastCounter,
+];
+
+/// A shard alone in a pair of cache lines, which x86-64 fetches together.
+const PADDED: usize = 128;
+
+/// folly's ThreadCachedInt: a node of a pointer, the value, a count and a flag for each thread and counter, 24 bytes, and
+/// the pointer to it with its deleter in the thread's table, 16 bytes. What malloc adds is not counted.
+const FOLLY: usize = 24 + 16;
+
+/// Rows for all: those among `subjects` that can be measured, and the computed ones.
+pub fn rows(subjects: &[Name], counters: u32, cpus: usize) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for subject in MEASURED.into_iter().filter(|name| subjects.contains(name)) {
+        let bytes = start(subject, counters).with_context(|| format!("memory of {subject}"))?;
+        rows.push(row(subject.name(), counters, "measured", bytes, None));
+    }
+    let all = counters as usize;
+    let computed = |per_counter: usize| (per_counter * all) as u64;
+    rows.push(row(
+        "padded",
+        counters,
+        "computed",
+        computed(PADDED * cpus),
+        None,
+    ));
+    for threads in [16, 1_000] {
+        let bytes = computed(FOLLY * threads);
+        rows.push(row("folly", counters, "computed", bytes, Some(threads)));
+    }
+    Ok(rows)
+}
+
+/// How the computed rows came about, for people.
+pub fn formulas(cpus: usize) -> String {
+    format!(
+        "padded: {PADDED} bytes x {cpus} CPUs x counters. folly: ThreadCachedInt's {FOLLY} bytes x threads that ever add x counters \
+         (a node of 24, a table entry of 16)."
+    )
+}
+
+fn row(
+    subject: &'static str,
+    counters: u32,
+    how: &'static str,
+    bytes: u64,
+    threads: Option<usize>,
+) -> Row {
+    let mut row = Row::new(subject, Op::Memory);
+    row.counters = Some(counters as usize);
+    row.how = Some(how);
+    row.bytes = Some(bytes);
+    row.threads = threads;
+    row
+}
+
+fn start(subject: Name, counters: u32) -> Result<u64> {
+    let output = Command::new(std::env::current_exe()?)
+        .args(["counter-memory-child", "--subject", subject.name()])
+        .args(["--counters", &counters.to_string()])
+        .output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "its process: {}", errors.trim());
+    let text = String::from_utf8(output.stdout)?;
+    text.trim().parse().context("its process wrote no number")
+}
+
+/// Makes the counters, has every CPU add to each, and prints by how many bytes the process grew.
+pub fn child(args: &CounterMemoryChildArgs) -> Result<()> {
+    let count = args.counters as usize;
+    let grown = match args.subject {
+        Name::Pinfold => {
+            // Made and written before anything is measured.
+            let values = vec![1; count];
+            grown(count, |count| {
+                Ok(PercpuCounter::init_many(&values[..count], 32)?)
+            })?
+        }
+        Name::PinfoldEvent => several::<EventCounter>(count)?,
+        Name::Atomic => several::<AtomicI64>(count)?,
+        Name::FastTelemetry => several::<fast_telemetry::Counter>(count)?,
+        Name::FastCounter => several::<fast_counter::ConcurrentCounter>(count)?,
+        other => bail!("{other} has no memory to measure"),
+    };
+    println!("{grown}");
+    Ok(())
+}
+
+/// As [`grown`], of counters that are made one by one, the peers' with a shard for each CPU.
+fn several<S: Subject>(count: usize) -> Result<u64> {
+    let cpus = allowed_cpus()?.len();
+    grown(count, |count| {
+        Ok((0..count).map(|_| S::new(cpus)).collect::<Vec<_>>())
+    })
+}
+
+/// By how much the resident memory grows while `make` makes `count` counters and every CPU adds to each. One is made before
+/// that, for what is needed once, code included.
+fn grown<C, L>(count: usize, make: impl Fn(usize) -> Result<L>) -> Result<u64>
+where
+    C: Subject,
+    L: Deref<Target = [C]>,
+{
+    let first = make(1)?;
+    add_everywhere(&first)?;
+    resident()?;
+    let before = resident()?;
+    let counters = make(count)?;
+    add_everywhere(&counters)?;
+    Ok(resident()?.saturating_sub(before))
+}
+
+/// A thread on each CPU, one after the other: peers choose their shard by the thread.
+fn add_everywhere<C: Subject>(counters: &[C]) -> Result<()> {
+    for cpu in allowed_cpus()? {
+        thread::scope(|scope| {
+            let adder = scope.spawn(|| -> Result<()> {
+                pin(cpu)?;
+                counters.iter().for_each(|counter| counter.adder(0)());
+                Ok(())
+            });
+            adder.join().expect("a thread panicked")
+        })?;
+    }
+    Ok(())
+}
+
+/// Rss of /proc/self/smaps_rollup, in bytes.
+fn resident() -> Result<u64> {
+    let path = "/proc/self/smaps_rollup";
+    let rollup = fs::read_to_string(path).context(path)?;
+    let line = (rollup.lines().find_map(|line| line.strip_prefix("Rss:")))
+        .with_context(|| format!("no Rss in {path}"))?;
+    let kib: u64 = (line.trim().trim_end_matches("kB").trim().parse())
+        .with_context(|| format!("{path}: Rss is {line:?}"))?;
+    Ok(1024 * kib)
+}

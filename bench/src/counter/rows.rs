@@ -1,0 +1,140 @@
+//! Results.
+
+use super::subjects::Name;
+use crate::stats;
+use serde::Serialize;
+
+/// What a row is about.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    /// Adding 1.
+    Add,
+    /// Summing the shards.
+    Sum,
+    /// What counters occupy.
+    Memory,
+    /// A ratio against what it should be.
+    Goal,
+}
+
+/// One result. Fields that say nothing about an operation are absent.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub subject: &'static str,
+    pub op: Op,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+    /// Whether another thread summed all the time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub summing: Option<bool>,
+    /// How many shards were summed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shards: Option<usize>,
+    /// Over how many counters they were spread.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub counters: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ns_per_op: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cycles: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// `measured`, or `computed` from a formula.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub how: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub goal: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub met: Option<bool>,
+    /// What each round gave: nanoseconds per add, or cycles per sum.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rounds: Vec<f64>,
+}
+
+impl Row {
+    /// A row of which nothing is known yet.
+    pub fn new(subject: &'static str, op: Op) -> Row {
+        Row {
+            subject,
+            op,
+            threads: None,
+            summing: None,
+            shards: None,
+            counters: None,
+            ns_per_op: None,
+            cycles: None,
+            bytes: None,
+            how: None,
+            goal: None,
+            ratio: None,
+            limit: None,
+            met: None,
+            rounds: Vec::new(),
+        }
+    }
+
+    /// Works out nanoseconds and cycles from the rounds, to a hundredth.
+    pub fn settle(&mut self, hertz: f64) {
+        let cycles_per_ns = hertz / 1e9;
+        let median = stats::median(&self.rounds);
+        let (ns, cycles) = match self.op {
+            Op::Sum => (median / cycles_per_ns, median),
+            _ => (median, median * cycles_per_ns),
+        };
+        let round = |value: f64| (value * 100.0).round() / 100.0;
+        (self.ns_per_op, self.cycles) = (Some(round(ns)), Some(round(cycles)));
+    }
+
+    /// The row as it is printed for programs.
+    pub fn without_rounds(&self) -> Row {
+        Row {
+            rounds: Vec::new(),
+            ..self.clone()
+        }
+    }
+
+    /// Whether the rounds differ so much that the median says little: their middle half is wider than a quarter of it.
+    pub fn is_doubtful(&self) -> bool {
+        stats::spread(&self.rounds) > 0.25
+    }
+}
+
+/// The cycles of a subject's adds.
+pub fn add(rows: &[Row], subject: Name, threads: usize) -> Option<f64> {
+    let row = rows.iter().find(|row| {
+        (row.subject, row.op, row.threads, row.summing)
+            == (subject.name(), Op::Add, Some(threads), None)
+    });
+    row?.cycles
+}
+
+/// The cycles of a subject's sums.
+pub fn sum(rows: &[Row], subject: &str) -> Option<f64> {
+    let row = rows
+        .iter()
+        .find(|row| (row.subject, row.op) == (subject, Op::Sum));
+    row?.cycles
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_says_what_it_knows() {
+        let mut row = Row::new(Name::PinfoldEvent.name(), Op::Add);
+        row.threads = Some(2);
+        row.rounds = vec![2.0, 1.0, 3.0];
+        row.settle(2.5e9);
+        assert_eq!(
+            serde_json::to_string(&row.without_rounds()).unwrap(),
+            r#"{"subject":"pinfold-event","op":"add","threads":2,"ns_per_op":2.0,"cycles":5.0}"#
+        );
+        assert_eq!(add(&[row], Name::PinfoldEvent, 2), Some(5.0));
+    }
+}
