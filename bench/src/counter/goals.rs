@@ -1,5 +1,6 @@
 //! What the figures should come to.
 
+use super::pass::SPREAD;
 use super::rows::{self, Op, Row};
 use super::subjects::Name;
 use super::{ADDS_AGAINST_A_SUM, SHARDS_AGAINST_ADDS, SIXTEEN_ADDS};
@@ -20,7 +21,7 @@ pub fn rows(rows: &[Row], threads: &[usize]) -> Vec<Row> {
         rows::add(rows, Name::PinfoldEvent, 1),
     );
     goals.extend(vmstat.map(|ratio| {
-        let what = "inc, 1 thread / pinfold-event's".to_owned();
+        let what = "inc, 1 thread(s) / pinfold-event's".to_owned();
         goal(Name::Vmstat, what, ratio, At::Most(1.3))
     }));
     for ours in OURS {
@@ -58,11 +59,21 @@ fn against_atomics(rows: &[Row], ours: Name) -> Vec<Row> {
             rows::add(rows, ours, threads),
             rows::add(rows, theirs, threads),
         )?;
-        let what = format!("add, {threads} threads / {theirs}'s");
+        let what = format!("add, {threads} thread(s) / {theirs}'s");
         Some(goal(ours, what, ratio, At::Most(limit)))
+    };
+    let spread = || {
+        let cycles = |name| rows::adds(rows, name, 1, SPREAD)?.cycles;
+        let ratio = ratio(cycles(ours), cycles(Name::AtomicOwn))?;
+        let what = format!(
+            "add, 1 thread(s), to {SPREAD} counters in turn / {}'s",
+            Name::AtomicOwn
+        );
+        Some(goal(ours, what, ratio, At::Most(0.5)))
     };
     [
         against(1, Name::AtomicOwn, 0.5),
+        spread(),
         against(2, Name::Atomic, 0.2),
     ]
     .into_iter()
@@ -77,7 +88,7 @@ fn against_peers(rows: &[Row], ours: Name, threads: usize) -> Option<Row> {
     });
     let (best, peer) = peers.min_by(|a, b| a.0.total_cmp(&b.0))?;
     let ratio = rows::add(rows, ours, threads)? / best;
-    let what = format!("add, {threads} threads / the best peer's, {peer}");
+    let what = format!("add, {threads} thread(s) / the best peer's, {peer}");
     Some(goal(ours, what, ratio, At::Most(1.0)))
 }
 
@@ -109,7 +120,8 @@ mod tests {
 
     fn add(subject: Name, threads: usize, cycles: f64) -> Row {
         let mut row = Row::new(subject.name(), Op::Add);
-        (row.threads, row.cycles) = (Some(threads), Some(cycles));
+        (row.threads, row.counters) = (Some(threads), Some(1));
+        row.cycles = Some(cycles);
         row
     }
 
@@ -129,12 +141,12 @@ mod tests {
             said,
             [
                 (
-                    "add, 1 threads / atomic-own's: at most 0.5",
+                    "add, 1 thread(s) / atomic-own's: at most 0.5",
                     Some(0.625),
                     Some(false)
                 ),
                 (
-                    "add, 1 threads / the best peer's, fast-counter: at most 1",
+                    "add, 1 thread(s) / the best peer's, fast-counter: at most 1",
                     Some(0.5),
                     Some(true)
                 ),

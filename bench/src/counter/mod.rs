@@ -15,7 +15,7 @@ use crate::args::CounterArgs;
 use crate::machine::Machine;
 use crate::pool::{allowed_cpus, pin};
 use anyhow::Result;
-use pass::Pass;
+use pass::{Pass, SPREAD};
 use pinfold::counter::EventCounter;
 use rows::{Op, Row};
 use runner::{Plan, Runner};
@@ -161,10 +161,14 @@ impl Bench<'_> {
             for at in self.turns(round) {
                 let pass = Pass {
                     threads,
-                    adds: self.args.adds,
+                    adds: self.args.adds.next_multiple_of(SPREAD as u32),
                     summing: false,
                 };
-                self.pass(at, pass, None)?;
+                self.pass(at, pass, None, false)?;
+                // A thread has one count of its own here, and more threads than CPUs say nothing new.
+                if threads <= self.cpus.len() && self.runners[at].0 != Name::ThreadLocal {
+                    self.pass(at, pass, None, true)?;
+                }
             }
         }
         Ok(())
@@ -179,19 +183,20 @@ impl Bench<'_> {
             for summing in [false, true] {
                 let pass = Pass {
                     threads,
-                    adds: self.args.adds,
+                    adds: self.args.adds.next_multiple_of(SPREAD as u32),
                     summing,
                 };
-                self.pass(at, pass, Some(summing))?;
+                self.pass(at, pass, Some(summing), false)?;
             }
         }
         Ok(())
     }
 
-    fn pass(&mut self, at: usize, pass: Pass, summing: Option<bool>) -> Result<()> {
+    fn pass(&mut self, at: usize, pass: Pass, summing: Option<bool>, spread: bool) -> Result<()> {
         let (name, runner) = &self.runners[at];
-        let ns = runner.pass(pass, &self.cpus)?;
+        let ns = runner.pass(pass, spread, &self.cpus)?;
         let mut row = Row::new(name.name(), Op::Add);
+        row.counters = Some(if spread { SPREAD } else { 1 });
         (row.threads, row.summing) = (Some(pass.threads), summing);
         self.add(row, ns);
         Ok(())
@@ -230,7 +235,7 @@ impl Bench<'_> {
 
     /// Adds what a round gave to the row that is like `new`.
     fn add(&mut self, new: Row, value: f64) {
-        let key = |row: &Row| (row.subject, row.op, row.threads, row.summing);
+        let key = |row: &Row| (row.subject, row.op, row.threads, row.counters, row.summing);
         let known = self.rows.iter().position(|row| key(row) == key(&new));
         let at = known.unwrap_or_else(|| {
             self.rows.push(new);

@@ -10,21 +10,26 @@ use std::thread;
 /// Adds before the timed ones, so that thread-local variables and pages exist.
 const WARMUP: u32 = 1_000;
 
+/// Counters that a thread adds to in turn, when it does not add to one only. Numbers of adds are multiples of it.
+pub const SPREAD: usize = 8;
+
 /// How a pass goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
     /// How many threads add.
     pub threads: usize,
-    /// How often each.
+    /// How often each, over all counters.
     pub adds: u32,
     /// Whether one more thread sums all the time.
     pub summing: bool,
 }
 
 impl Pass {
-    /// Nanoseconds of CPU time per add, over all threads. Threads are pinned, each to a CPU, where there are enough CPUs.
-    pub fn run<S: Subject>(self, subject: &S, cpus: &[usize]) -> Result<f64> {
-        let before = subject.sum();
+    /// Nanoseconds of CPU time per add, over all threads, which add to `subjects` in turn: one of them or [`SPREAD`]. Threads are
+    /// pinned, each to a CPU, where there are enough CPUs.
+    pub fn run<S: Subject>(self, subjects: &[S], cpus: &[usize]) -> Result<f64> {
+        let sum = || subjects.iter().map(S::sum).sum::<i64>();
+        let before = sum();
         let everyone = self.threads + usize::from(self.summing);
         let place = |thread: usize| (everyone <= cpus.len()).then(|| cpus[thread]);
         let (barrier, adding) = (SpinBarrier::new(everyone), AtomicUsize::new(self.threads));
@@ -34,7 +39,7 @@ impl Pass {
                     let (barrier, adding) = (&barrier, &adding);
                     scope.spawn(move || {
                         let pinned = settle(place(thread));
-                        let time = adder(subject, thread, self.adds, barrier);
+                        let time = adder(subjects, thread, self.adds, barrier);
                         adding.fetch_sub(1, Ordering::Release);
                         pinned.map(|()| time)
                     })
@@ -45,7 +50,7 @@ impl Pass {
                     let pinned = settle(place(self.threads));
                     barrier.wait();
                     while adding.load(Ordering::Acquire) > 0 {
-                        black_box(subject.sum());
+                        black_box(sum());
                     }
                     pinned
                 })
@@ -56,7 +61,7 @@ impl Pass {
             summer.map_or(Ok(()), |summer| summer.join().expect("a thread panicked"))?;
             times
         });
-        let counted = subject.sum() - before;
+        let counted = sum() - before;
         let expected = self.threads as i64 * i64::from(self.adds + WARMUP);
         ensure!(
             counted == expected,
@@ -70,15 +75,34 @@ fn settle(cpu: Option<usize>) -> Result<()> {
     cpu.map_or(Ok(()), |cpu| Ok(pin(cpu)?))
 }
 
-fn adder<S: Subject>(subject: &S, thread: usize, adds: u32, barrier: &SpinBarrier) -> f64 {
-    let add = subject.adder(thread);
-    repeat(WARMUP, &add);
+fn adder<S: Subject>(subjects: &[S], thread: usize, adds: u32, barrier: &SpinBarrier) -> f64 {
+    let time = match subjects {
+        [one] => {
+            let add = one.adder(thread);
+            time(adds, barrier, |times| repeat(times, &add))
+        }
+        several => {
+            let all: [_; SPREAD] = std::array::from_fn(|at| several[at].adder(thread));
+            time(adds, barrier, |times| {
+                for _ in 0..times / SPREAD as u32 {
+                    for add in &all {
+                        repeat(1, add);
+                    }
+                }
+            })
+        }
+    };
+    subjects.iter().for_each(S::finish);
+    time
+}
+
+#[inline(always)]
+fn time(adds: u32, barrier: &SpinBarrier, add: impl Fn(u32)) -> f64 {
+    add(WARMUP);
     barrier.wait();
     let start = cpu_time();
-    repeat(adds, &add);
-    let time = cpu_time() - start;
-    subject.finish();
-    time
+    add(adds);
+    cpu_time() - start
 }
 
 /// The loop, the same for every subject. The black box makes the compiler write each count to memory before the next.

@@ -1,6 +1,7 @@
 //! Tables for people.
 
 use super::memory;
+use super::pass::SPREAD;
 use super::rows::{self, Op, Row};
 use super::subjects::Name;
 use super::{Measured, SHARDS_AGAINST_ADDS};
@@ -31,30 +32,30 @@ fn of(measured: &Measured, op: Op) -> impl Iterator<Item = &Row> {
 }
 
 fn adds(measured: &Measured) {
-    println!("\nadd 1: cycles (nanoseconds) of CPU time, medians");
-    print!("{:<14}", "threads");
-    for threads in &measured.threads {
-        print!(" {threads:>18}");
-    }
-    println!();
-    for &subject in &measured.subjects {
-        print!("{subject:<14}");
-        for &threads in &measured.threads {
-            let row = of(measured, Op::Add).find(|row| {
-                (row.subject, row.threads, row.summing) == (subject.name(), Some(threads), None)
-            });
-            print!(" {:>18}", row.map_or_else(|| "-".to_owned(), figure));
+    for counters in [1, SPREAD] {
+        let what = match counters {
+            1 => "one counter".to_owned(),
+            several => format!("{several} counters in turn"),
+        };
+        println!("\nadd 1 to {what}: cycles (nanoseconds) of CPU time, medians");
+        print!("{:<14}", "threads");
+        for threads in &measured.threads {
+            print!(" {threads:>18}");
         }
         println!();
+        for &subject in &measured.subjects {
+            print!("{subject:<14}");
+            for &threads in &measured.threads {
+                let row = rows::adds(&measured.rows, subject, threads, counters);
+                print!(" {:>18}", row.map_or_else(|| "-".to_owned(), figure));
+            }
+            println!();
+        }
     }
-    if measured
-        .threads
-        .iter()
-        .any(|&threads| threads > measured.cpus)
-    {
+    let cpus = measured.cpus;
+    if measured.threads.iter().any(|&threads| threads > cpus) {
         println!(
-            "More threads than the {} CPUs are not pinned; of them so many add at a time as there are CPUs.",
-            measured.cpus
+            "More threads than the {cpus} CPUs are not pinned; of them so many add at a time as there are CPUs."
         );
     }
 }

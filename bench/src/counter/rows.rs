@@ -31,7 +31,7 @@ pub struct Row {
     /// How many shards were summed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shards: Option<usize>,
-    /// Over how many counters they were spread.
+    /// How many counters: added to in turn, summed one after the other, or made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub counters: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,13 +104,17 @@ impl Row {
     }
 }
 
-/// The cycles of a subject's adds.
+/// The row of a subject's adds to so many counters in turn, while nobody summed.
+pub fn adds(rows: &[Row], subject: Name, threads: usize, counters: usize) -> Option<&Row> {
+    rows.iter().find(|row| {
+        (row.subject, row.op, row.summing) == (subject.name(), Op::Add, None)
+            && (row.threads, row.counters) == (Some(threads), Some(counters))
+    })
+}
+
+/// The cycles of a subject's adds to one counter.
 pub fn add(rows: &[Row], subject: Name, threads: usize) -> Option<f64> {
-    let row = rows.iter().find(|row| {
-        (row.subject, row.op, row.threads, row.summing)
-            == (subject.name(), Op::Add, Some(threads), None)
-    });
-    row?.cycles
+    adds(rows, subject, threads, 1)?.cycles
 }
 
 /// The cycles of a subject's sums.
@@ -128,12 +132,12 @@ mod tests {
     #[test]
     fn a_row_says_what_it_knows() {
         let mut row = Row::new(Name::PinfoldEvent.name(), Op::Add);
-        row.threads = Some(2);
+        (row.threads, row.counters) = (Some(2), Some(1));
         row.rounds = vec![2.0, 1.0, 3.0];
         row.settle(2.5e9);
         assert_eq!(
             serde_json::to_string(&row.without_rounds()).unwrap(),
-            r#"{"subject":"pinfold-event","op":"add","threads":2,"ns_per_op":2.0,"cycles":5.0}"#
+            r#"{"subject":"pinfold-event","op":"add","threads":2,"counters":1,"ns_per_op":2.0,"cycles":5.0}"#
         );
         assert_eq!(add(&[row], Name::PinfoldEvent, 2), Some(5.0));
     }

@@ -1,6 +1,6 @@
 //! A subject ready to be measured. Only passes are dispatched dynamically, never what is inside a loop.
 
-use super::pass::Pass;
+use super::pass::{Pass, SPREAD};
 use super::subjects::{Atomic, AtomicOwn, Event, Name, Subject, ThreadLocal};
 use crate::cycles;
 use anyhow::{Context, Result};
@@ -13,22 +13,23 @@ const SUMS: u32 = 1_000;
 
 /// What can be measured of a subject.
 pub trait Runner {
-    /// Nanoseconds per add.
-    fn pass(&self, pass: Pass, cpus: &[usize]) -> Result<f64>;
+    /// Nanoseconds per add, to one counter or to [`SPREAD`] in turn.
+    fn pass(&self, pass: Pass, spread: bool, cpus: &[usize]) -> Result<f64>;
 
     /// Cycles to sum one counter after the other, `counters` of them with `shards` each, where the subject lets one choose.
     fn sums(&self) -> f64;
 }
 
 struct Local<S> {
-    subject: S,
+    added: [S; SPREAD],
     /// Summed, one after the other.
     summed: Vec<S>,
 }
 
 impl<S: Subject> Runner for Local<S> {
-    fn pass(&self, pass: Pass, cpus: &[usize]) -> Result<f64> {
-        pass.run(&self.subject, cpus)
+    fn pass(&self, pass: Pass, spread: bool, cpus: &[usize]) -> Result<f64> {
+        let used = if spread { SPREAD } else { 1 };
+        pass.run(&self.added[..used], cpus)
     }
 
     fn sums(&self) -> f64 {
@@ -81,10 +82,10 @@ fn local<S: Subject + 'static>(
         summing: false,
     };
     for counter in &summed {
-        touch.run(counter, cpus).context("first adds")?;
+        (touch.run(std::slice::from_ref(counter), cpus)).context("first adds")?;
     }
     Ok(Box::new(Local {
-        subject: S::new(plan.threads),
+        added: std::array::from_fn(|_| S::new(plan.threads)),
         summed,
     }))
 }
