@@ -44,9 +44,17 @@ fn adds(measured: &Measured) {
         }
         println!();
         for &subject in &measured.subjects {
+            let find = |threads| rows::adds(&measured.rows, subject, threads, counters);
+            if !measured
+                .threads
+                .iter()
+                .any(|&threads| find(threads).is_some())
+            {
+                continue;
+            }
             print!("{subject:<14}");
             for &threads in &measured.threads {
-                let row = rows::adds(&measured.rows, subject, threads, counters);
+                let row = find(threads);
                 print!(" {:>18}", row.map_or_else(|| "-".to_owned(), figure));
             }
             println!();
@@ -96,7 +104,7 @@ fn summing(measured: &Measured) {
         return;
     }
     println!(
-        "\nadd 1, {adders} threads, without and while another thread sums all the time: cycles (nanoseconds), medians"
+        "\nadd 1, {adders} thread(s), without and while another thread sums all the time: cycles (nanoseconds), medians"
     );
     for &subject in &measured.subjects {
         let find = |summing| {
