@@ -6,7 +6,7 @@ use super::masked_signals::MaskedSignals;
 use super::pinfold::{Event, FreePages, Rseq};
 use crate::figures::cycles;
 use pinfold::counter::EventCounter;
-use pinfold::vmstat::VmStat;
+use pinfold::vmstat::{VmStat, Zone};
 
 /// An item, and one way to increment it.
 pub trait Subject: Sync {
@@ -49,7 +49,7 @@ static EVENTS: EventCounter = EventCounter::new();
 
 /// All of them. The rivals fold as often as Pinfold does, but a difference of one byte ends at the kernel's 125.
 pub fn all() -> [Named; 5] {
-    let threshold = i8::try_from(ITEMS.threshold().min(125)).unwrap_or(125);
+    let threshold = i8::try_from(ITEMS.threshold(Zone::normal(0)).min(125)).unwrap_or(125);
     [
         named("locked", Locked::new(threshold)),
         named("masked-signals", MaskedSignals::new(threshold)),
