@@ -234,6 +234,24 @@ pub(crate) fn used() -> impl Iterator<Item = usize> {
     })
 }
 
+/// Calls `f` with the `N` words at `offset` of each unit that is in use: what sums are made of.
+#[inline]
+pub(crate) fn for_each_used<const N: usize>(offset: usize, mut f: impl FnMut(&[AtomicU64; N])) {
+    let words = IN_USE_WORDS.load(Acquire);
+    // Acquire pairs with the release in `open`.
+    let (base, stride) = (BASE.load(Acquire), STRIDE.load(Relaxed));
+    for (at, bits) in IN_USE[..words].iter().enumerate() {
+        // Acquire pairs with the release in `install_here`.
+        let mut left = bits.load(Acquire);
+        while left != 0 {
+            let unit = at * 64 + left.trailing_zeros() as usize;
+            left &= left - 1;
+            // SAFETY: as in `word_at`; the caller's block has `N` words.
+            f(unsafe { &*((base + unit * stride + offset) as *const [AtomicU64; N]) });
+        }
+    }
+}
+
 /// The index of the CPU (or concurrency id) the thread runs on, with its unit installed. `None` when there is no memory yet, or
 /// for an index that the system did not announce at the start.
 pub(crate) fn install_here() -> Option<usize> {

@@ -174,7 +174,9 @@ impl<I: Item> VmStat<I> {
     #[inline(never)]
     fn add_slow(&self, zone: usize, item: usize, delta: i64) {
         match self.counter(zone, item) {
-            Some(counter) => counter.add(delta),
+            // The fast way was tried; with blocks of their own, counters have not.
+            Some(counter) if self.run.load(Acquire) == 0 => counter.add(delta),
+            Some(counter) => counter.add_slow(delta),
             None => {
                 self.lost.fetch_add(1, AcqRel);
             }

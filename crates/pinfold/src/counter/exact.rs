@@ -2,34 +2,13 @@
 
 use super::PercpuCounter;
 use super::error::CounterError;
+use super::pace;
 use super::shards::{BATCH_MOST, Shards};
 use super::stripe::{self, AllHeld, pause};
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use core::sync::atomic::{AtomicI64, AtomicU32};
+use core::sync::atomic::Ordering::{AcqRel, Acquire};
 
 /// Collections that a sum tries before it closes the gate.
 const TRIES: u32 = 8;
-/// Turns of a pause after a sum of a counter that moves. Measured with one adder: it then keeps three quarters of its
-/// speed while another CPU sums all the time.
-const PAUSES: u32 = 10;
-/// After so many sums without a change the counter stands still.
-const QUIET: u32 = 64;
-
-/// What the last sums were, for [`PercpuCounter::sum`] to see whether a counter moves; counters that share an entry wait without
-/// need.
-struct Seen {
-    sum: AtomicI64,
-    /// How many sums in a row were the same.
-    same: AtomicU32,
-}
-
-static SEEN: [Seen; 64] = [const {
-    Seen {
-        sum: AtomicI64::new(0),
-        same: AtomicU32::new(0),
-    }
-}; 64];
-
 impl PercpuCounter {
     /// The value, exactly: what the counter was at one moment during the call (it is linearizable).
     ///
@@ -41,7 +20,7 @@ impl PercpuCounter {
         loop {
             for _ in 0..TRIES {
                 if let Some(sum) = self.try_sum() {
-                    self.leave_adders_alone(sum);
+                    pace::leave_adders_alone(core::ptr::from_ref(self).addr(), sum as u64);
                     return sum;
                 }
             }
@@ -56,23 +35,6 @@ impl PercpuCounter {
             // Whoever has one is quick, and may have closed the gate.
             pause(&mut looks);
         }
-    }
-
-    /// Waits some tens of nanoseconds unless the last sums were all the same. A collection takes the adders' lines away;
-    /// whoever sums without end would leave adders no time to get on between two of them, and then see no change.
-    #[inline]
-    fn leave_adders_alone(&self, sum: i64) {
-        let seen = &SEEN[core::ptr::from_ref(self).addr() / size_of::<Self>() % SEEN.len()];
-        let same = seen.same.load(Relaxed);
-        if seen.sum.load(Relaxed) == sum && same >= QUIET {
-            return;
-        }
-        if seen.sum.swap(sum, Relaxed) == sum {
-            seen.same.store(same + 1, Relaxed);
-        } else {
-            seen.same.store(0, Relaxed);
-        }
-        (0..PAUSES).for_each(|_| core::hint::spin_loop());
     }
 
     /// The sum if no shard moved meanwhile. The base is loaded while, by the agreement of the collections around it, every

@@ -34,6 +34,7 @@ mod exact;
 mod fork;
 mod histogram;
 mod many;
+mod pace;
 mod percpu_counter;
 pub(crate) mod shards;
 mod snapshot;

@@ -141,7 +141,7 @@ impl PercpuCounter {
 
     #[cold]
     #[inline(never)]
-    fn add_slow(&self, n: i64) {
+    pub(crate) fn add_slow(&self, n: i64) {
         if !self.add_after_making_room(n) {
             // Release: who sees this sees what this thread did before; pairs with the acquire of the sums.
             self.base.fetch_add(n, AcqRel);
@@ -160,10 +160,10 @@ impl PercpuCounter {
             return false;
         };
         // By now the thread may be on another CPU, or others may have used the room up: then the base takes it.
-        self.make_room(shards, unit, size) && shards.add(n < 0, size as i64)
+        self.make_room(shards, unit, n < 0, size) && shards.add(n < 0, size as i64)
     }
 
-    fn make_room(&self, shards: Shards, unit: usize, size: u64) -> bool {
+    fn make_room(&self, shards: Shards, unit: usize, down: bool, size: u64) -> bool {
         if self.max_drift != 0 && shards.wants_another_batch(unit, size, self.max_drift) {
             let fitted = stripe::try_hold_all(shards.offset())
                 .is_some_and(|held| shards.fit_batch(&held, unit, size, self.max_drift));
@@ -174,7 +174,7 @@ impl PercpuCounter {
             return false;
         }
         stripe::try_hold(unit, shards.offset())
-            .is_ok_and(|held| shards.make_room(&held, unit, size))
+            .is_ok_and(|held| shards.make_room(&held, unit, down, size))
     }
 
     /// The value, approximately: it was at most [`error_bound`](Self::error_bound) off at a moment during the call.

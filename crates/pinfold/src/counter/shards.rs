@@ -5,7 +5,7 @@
 //!
 //! | shard | | total | |
 //! |---|---|---|---|
-//! | `up` | all that was added on this CPU | `folded_up` | what the marks of all shards sum up to |
+//! | `up` | all that was added on this CPU | `folded_up` | what folds have added for `up` |
 //! | `up_limit` | how far `up` may run | `folded_down` | the same for `down` |
 //! | `down` | all that was taken away on this CPU | `drift` | the sum of the batches granted to shards |
 //! | `down_limit` | how far `down` may run | `batch` | how far a word may run past its mark |
@@ -24,8 +24,9 @@
 //!
 //! 1. `mark <= word <= limit`: the section checks before it commits, and a limit is only lowered by a gate, which
 //!    changes no mark, or once the fence has shown that no section is under way.
-//! 2. `folded_up` and `folded_down` are the sums of the marks. A fold first moves the total, then the limit; so between the two
-//!    a word has *less* room than its batch, never more, however long the folder sleeps there.
+//! 2. `folded_up - folded_down` is the sum of the marks of `up` less those of `down`. A fold first moves the total, then the
+//!    limit; so between the two a word has *less* room than its batch, never more, however long the folder sleeps there. What both
+//!    words of a shard have moved is *cancelled*: both marks move, and no total.
 //! 3. Value = base + sum of `up` - sum of `down`. Folds and gates do not change it.
 //!
 //! # The gate
@@ -35,6 +36,7 @@
 
 use super::stripe::{self, AllHeld, Held};
 use crate::percpu::{self, UNITS, shared, word_at};
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use pinfold_rseq::possible;
 
@@ -120,13 +122,11 @@ impl Shards {
     #[inline]
     pub(crate) fn collect(self) -> Moved {
         let mut sum = Moved { up: 0, down: 0 };
-        for unit in percpu::used() {
+        percpu::for_each_used(self.offset, |[up, _, down, _]| {
             // Acquire pairs with the commit, which is a release, and orders the collections.
-            let up = word_at(unit, self.offset + UP).load(Acquire);
-            let down = word_at(unit, self.offset + DOWN).load(Acquire);
-            sum.up = sum.up.wrapping_add(up);
-            sum.down = sum.down.wrapping_add(down);
-        }
+            sum.up = sum.up.wrapping_add(up.load(Acquire));
+            sum.down = sum.down.wrapping_add(down.load(Acquire));
+        });
         sum
     }
 
@@ -140,16 +140,21 @@ impl Shards {
         percpu::used().filter(move |&unit| self.is_granted(unit))
     }
 
-    /// Makes room for `n` on `unit` if its batch allows: grants the shard or folds it.
-    pub(super) fn make_room(self, held: &Held, unit: usize, n: u64) -> bool {
+    /// Makes room for an add of `n`, `down` or up, on `unit` if its batch allows: grants the shard, or cancels and folds.
+    pub(super) fn make_room(self, held: &Held, unit: usize, down: bool, n: u64) -> bool {
         let batch = self.batch();
         if n > batch {
             return false;
         }
-        if self.is_granted(unit) {
-            self.fold_unit(held, unit);
-        } else {
+        if !self.is_granted(unit) {
             self.grant(held, unit, batch);
+            return true;
+        }
+        let [up, down_half] = self.cancel(unit, batch, 0);
+        let left = batch - if down { down_half } else { up };
+        // Where ups and downs balance, the total's line stays where it is.
+        if left < n.max(batch / 2) {
+            self.fold_rest(unit, batch, batch, 0, [up, down_half]);
         }
         true
     }
@@ -216,33 +221,60 @@ impl Shards {
         quiet
     }
 
-    /// Adds what a shard's words have moved past their marks to the totals. Returns whether there was anything.
-    pub(super) fn fold_unit(self, _held: &Held, unit: usize) -> bool {
+    /// Brings a shard's marks up to its words. Returns whether they were behind.
+    fn fold_unit(self, _held: &Held, unit: usize) -> bool {
         let batch = self.batch();
-        let up = self.fold_word(unit, UP, batch, batch, 0);
-        self.fold_word(unit, DOWN, batch, batch, 0) | up
+        let before = word_at(unit, self.offset + UP + LIMIT).load(Relaxed);
+        let rest = self.cancel(unit, batch, 0);
+        self.fold_rest(unit, batch, batch, 0, rest);
+        rest != [0, 0] || before != word_at(unit, self.offset + UP + LIMIT).load(Relaxed)
     }
 
-    /// Folds one word under a batch of `before`, and gives it one of `after`; limits are less by `gate`.
-    fn fold_word(self, unit: usize, half: usize, before: u64, after: u64, gate: u64) -> bool {
-        let limit = word_at(unit, self.offset + half + LIMIT);
-        let total = shared(self.offset + if half == UP { FOLDED_UP } else { FOLDED_DOWN });
-        let mark = limit.load(Relaxed).wrapping_add(gate).wrapping_sub(before);
-        // Acquire pairs with the commit.
-        let word = word_at(unit, self.offset + half).load(Acquire);
-        let mut moved = word.wrapping_sub(mark);
-        // A limit of 0 says that the shard was never granted; where a limit would come round to it, one unit stays behind.
-        if mark.wrapping_add(moved).wrapping_add(after) == 0 {
-            moved = moved.saturating_sub(1);
+    /// Moves both marks forward by what both words have moved, which changes no total. Returns how far each word is past its
+    /// mark then. Limits are less by `gate`.
+    ///
+    /// When one limit is raised before the other, the words of the other side have moved as far already, and do not go back: the
+    /// difference of the two stays within the batch.
+    fn cancel(self, unit: usize, batch: u64, gate: u64) -> [u64; 2] {
+        let halves = [UP, DOWN].map(|half| {
+            let limit = word_at(unit, self.offset + half + LIMIT);
+            let mark = limit.load(Relaxed).wrapping_add(gate).wrapping_sub(batch);
+            // Acquire pairs with the commit.
+            let word = word_at(unit, self.offset + half).load(Acquire);
+            (limit, word.wrapping_sub(mark))
+        });
+        let [(up_limit, up), (down_limit, down)] = halves;
+        let mut both = up.min(down);
+        if both != 0 {
+            let raised = |limit: &AtomicU64, by: u64| limit.load(Relaxed).wrapping_add(by);
+            // A limit of 0 says that the shard was never granted: one unit is left for the next time.
+            both -= u64::from(raised(up_limit, both).wrapping_add(gate) == 0);
+            up_limit.store(raised(up_limit, both), Release);
+            down_limit.store(raised(down_limit, both), Release);
         }
-        if moved == 0 && before == after {
-            return false;
+        [up - both, down - both]
+    }
+
+    /// Adds what the words are past their marks, `rest`, to the totals, and puts the limits a batch of `after` ahead instead of
+    /// `before`. Limits are less by `gate`.
+    fn fold_rest(self, unit: usize, before: u64, after: u64, gate: u64, rest: [u64; 2]) {
+        for (half, total, mut rest) in [(UP, FOLDED_UP, rest[0]), (DOWN, FOLDED_DOWN, rest[1])] {
+            let limit = word_at(unit, self.offset + half + LIMIT);
+            let ahead = |rest: u64| {
+                let mark = limit.load(Relaxed).wrapping_sub(before);
+                mark.wrapping_add(rest).wrapping_add(after)
+            };
+            if half == UP && ahead(rest).wrapping_add(gate) == 0 {
+                rest = rest.saturating_sub(1);
+            }
+            if rest != 0 {
+                // Release: who sees the total sees the adds, and who sees the limit sees the total.
+                shared(self.offset + total).fetch_add(rest, Release);
+            }
+            if rest != 0 || before != after {
+                limit.store(ahead(rest), Release);
+            }
         }
-        // Release: who sees the limit sees the total, and who sees the total sees the adds.
-        total.fetch_add(moved, Release);
-        let ahead = mark.wrapping_add(moved).wrapping_add(after);
-        limit.store(ahead.wrapping_sub(gate), Release);
-        moved != 0
     }
 
     /// Folds all shards but those in whose slow path somebody is; returns how many had moved. `still_there` is asked with the
@@ -260,8 +292,8 @@ impl Shards {
     pub(super) fn fold_gated(self, _held: &AllHeld, batch: u64) -> usize {
         let before = self.batch();
         let folded = self.granted().map(|unit| {
-            self.fold_word(unit, UP, before, batch, GATE);
-            self.fold_word(unit, DOWN, before, batch, GATE);
+            let rest = self.cancel(unit, before, GATE);
+            self.fold_rest(unit, before, batch, GATE, rest);
         });
         folded.count()
     }
