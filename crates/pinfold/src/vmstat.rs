@@ -163,7 +163,8 @@ impl<I: Item> VmStat<I> {
             let block = run + SIZE * (zone.0 * I::NAMES.len() + item);
             // SAFETY: the block of a zone and item that are there; a run is never freed while its `VmStat` lives.
             let shards = unsafe { Shards::at(block) };
-            if shards.add(delta < 0, delta.abs()) {
+            let (down, size) = (delta < 0, delta.abs());
+            if shards.add(down, size) || shards.add_after_making_room(down, size) {
                 return;
             }
         }
@@ -174,9 +175,7 @@ impl<I: Item> VmStat<I> {
     #[inline(never)]
     fn add_slow(&self, zone: usize, item: usize, delta: i64) {
         match self.counter(zone, item) {
-            // The fast way was tried; with blocks of their own, counters have not.
-            Some(counter) if self.run.load(Acquire) == 0 => counter.add(delta),
-            Some(counter) => counter.add_slow(delta),
+            Some(counter) => counter.add(delta),
             None => {
                 self.lost.fetch_add(1, AcqRel);
             }

@@ -150,31 +150,22 @@ impl PercpuCounter {
 
     fn add_after_making_room(&self, n: i64) -> bool {
         let size = n.unsigned_abs();
-        if size > BATCH_MOST {
-            return false;
-        }
-        let Some(shards) = self.place() else {
-            return false;
-        };
-        let Some(unit) = percpu::install_here() else {
-            return false;
-        };
-        // By now the thread may be on another CPU, or others may have used the room up: then the base takes it.
-        self.make_room(shards, unit, n < 0, size) && shards.add(n < 0, size as i64)
+        let shards = (size <= BATCH_MOST).then(|| self.place()).flatten();
+        shards.is_some_and(|shards| {
+            self.fit_batch(shards, size) && shards.add_after_making_room(n < 0, size as i64)
+        })
     }
 
-    fn make_room(&self, shards: Shards, unit: usize, down: bool, size: u64) -> bool {
-        if self.max_drift != 0 && shards.wants_another_batch(unit, size, self.max_drift) {
-            let fitted = stripe::try_hold_all(shards.offset())
-                .is_some_and(|held| shards.fit_batch(&held, unit, size, self.max_drift));
-            if !fitted {
-                return false;
-            }
-        } else if size > shards.batch() {
-            return false;
+    /// Widens the batch for an add of `size`, or narrows it for a new shard, if this counter does so. False when no batch will do.
+    fn fit_batch(&self, shards: Shards, size: u64) -> bool {
+        if self.max_drift == 0 {
+            return true;
         }
-        stripe::try_hold(unit, shards.offset())
-            .is_ok_and(|held| shards.make_room(&held, unit, down, size))
+        percpu::install_here().is_some_and(|unit| {
+            !shards.wants_another_batch(unit, size, self.max_drift)
+                || stripe::try_hold_all(shards.offset())
+                    .is_some_and(|held| shards.fit_batch(&held, unit, size, self.max_drift))
+        })
     }
 
     /// The value, approximately: it was at most [`error_bound`](Self::error_bound) off at a moment during the call.

@@ -108,6 +108,18 @@ impl Shards {
         unsafe { UNITS.add_within(word, n) }
     }
 
+    /// As [`add`](Self::add), for when that found no room: makes some on this CPU if the batch allows and nobody else is at it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn add_after_making_room(self, down: bool, n: i64) -> bool {
+        let room = percpu::install_here().is_some_and(|unit| {
+            stripe::try_hold(unit, self.offset)
+                .is_ok_and(|held| self.make_room(&held, unit, down, n as u64))
+        });
+        // By now the thread may be on another CPU, or others may have used the room up.
+        room && self.add(down, n)
+    }
+
     /// The totals that folds have reached. Lock-free; the two words are not of one moment.
     pub(crate) fn folded(self) -> Moved {
         // Acquire orders the two collections of a reader; it pairs with the release in `fold_word`.
@@ -141,7 +153,7 @@ impl Shards {
     }
 
     /// Makes room for an add of `n`, `down` or up, on `unit` if its batch allows: grants the shard, or cancels and folds.
-    pub(super) fn make_room(self, held: &Held, unit: usize, down: bool, n: u64) -> bool {
+    fn make_room(self, held: &Held, unit: usize, down: bool, n: u64) -> bool {
         let batch = self.batch();
         if n > batch {
             return false;
