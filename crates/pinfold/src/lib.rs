@@ -4,6 +4,7 @@
 //!
 //! * [`slab`]: object caches, and [`slab::kmalloc`], caches by size.
 //! * [`page`]: memory from the system, by node.
+//! * [`shepherd`]: folds counts from afar, and has idle caches give back.
 //! * [`vmstat`]: counts by item and zone.
 //! * [`counter`]: counts that every CPU adds to on its own.
 //! * [`topology`]: CPUs and nodes, and what this process may use of them.
@@ -19,6 +20,7 @@ mod nodes;
 pub mod page;
 mod percpu;
 pub mod segment;
+pub mod shepherd;
 pub mod slab;
 mod sys;
 pub mod topology;

@@ -14,6 +14,7 @@
 
 use crate::lock::Lock;
 use crate::sys;
+use crate::topology::Topology;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use pinfold_rseq::{Index, MAX_INDEX, UNIT_HEADER, Units, current, possible};
@@ -77,7 +78,12 @@ impl Space {
             return true;
         }
         // The backend is chosen before there is any unit: no word is ever worked on in both ways.
-        pinfold_rseq::init(Index::Cid);
+        // NUMA work needs the CPU's number.
+        pinfold_rseq::init(if Topology::may_have_nodes(b"/") {
+            Index::Cpu
+        } else {
+            Index::Cid
+        });
         if !pinfold_rseq::decided() {
             return false;
         }

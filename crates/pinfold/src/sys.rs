@@ -1,8 +1,8 @@
 //! What the page layer asks of the system. Every function keeps `errno`, which a successful `free` must not change.
 
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, AtomicUsize};
 
 /// Runs `f` and restores `errno` afterwards.
 pub(crate) fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
@@ -199,6 +199,32 @@ pub(crate) fn sleep_microseconds(microseconds: u32) {
     };
     // SAFETY: the time is readable; what is left after a signal is of no interest.
     keep_errno(|| unsafe { libc::nanosleep(&raw const time, null_mut()) });
+}
+
+/// Sleeps until `word` is no longer `value` and somebody calls [`wake`], or for `time`; may return sooner.
+pub(crate) fn wait_for_change(word: &AtomicU32, value: u32, time: core::time::Duration) {
+    let time = libc::timespec {
+        tv_sec: time.as_secs().min(1 << 30) as libc::time_t,
+        tv_nsec: libc::c_long::from(time.subsec_nanos() as i32),
+    };
+    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word is valid for the call, the time readable.
+    keep_errno(|| unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            operation,
+            value,
+            &raw const time,
+        )
+    });
+}
+
+/// Wakes whoever waits for a change of `word`.
+pub(crate) fn wake(word: &AtomicU32) {
+    let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word is valid for the call.
+    keep_errno(|| unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) });
 }
 
 /// What is left below a resource limit on address space, in bytes: `RLIMIT_AS` less what is in use; `usize::MAX`

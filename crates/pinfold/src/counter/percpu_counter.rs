@@ -218,7 +218,8 @@ impl PercpuCounter {
     ///
     /// Runs here alone: the CPUs that added notice nothing but that their lines are read.
     pub fn fold(&self) -> usize {
-        self.shards().map_or(0, |shards| shards.fold(|| true))
+        self.shards()
+            .map_or(0, |shards| shards.fold(|_| true, || true))
     }
 
     /// How much a CPU may keep to itself, now.

@@ -289,12 +289,17 @@ impl Shards {
         }
     }
 
-    /// Folds all shards but those in whose slow path somebody is; returns how many had moved. `still_there` is asked with the
-    /// shard's lock held.
-    pub(super) fn fold(self, still_there: impl Fn() -> bool) -> usize {
+    /// Folds the shards of the units that are `wanted`, but those in whose slow path somebody is; returns how many had moved.
+    /// `still_there` is asked with the shard's lock held.
+    pub(super) fn fold(
+        self,
+        wanted: impl Fn(usize) -> bool,
+        still_there: impl Fn() -> bool,
+    ) -> usize {
         let moved = self.granted().filter(|&unit| {
-            stripe::try_hold(unit, self.offset)
-                .is_ok_and(|held| still_there() && self.fold_unit(&held, unit))
+            wanted(unit)
+                && stripe::try_hold(unit, self.offset)
+                    .is_ok_and(|held| still_there() && self.fold_unit(&held, unit))
         });
         moved.count()
     }

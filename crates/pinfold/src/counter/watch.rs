@@ -61,9 +61,9 @@ fn map() -> &'static [AtomicU64] {
     }
 }
 
-/// Folds every watched counter; returns how many shards had moved. Counters in whose slow path somebody is at this moment
-/// are left for the next time.
-pub(crate) fn fold_watched() -> usize {
+/// Folds every watched counter in the units that `wanted` says; returns how many shards had moved. Shards in whose slow path
+/// somebody is at this moment are left for the next time.
+pub(crate) fn fold_watched(wanted: &impl Fn(usize) -> bool) -> usize {
     let map = map();
     let words = WORDS.load(Relaxed).min(map.len());
     let blocks = map[..words].iter().enumerate().flat_map(|(at, bits)| {
@@ -79,7 +79,7 @@ pub(crate) fn fold_watched() -> usize {
             // Its counter may be dropped meanwhile.
             let still_there = || bits.load(Acquire) & 1 << (block % 64) != 0;
             // SAFETY: whoever frees the block clears the bit first, with the locks of all its shards held.
-            unsafe { Shards::at(block * SIZE) }.fold(still_there)
+            unsafe { Shards::at(block * SIZE) }.fold(wanted, still_there)
         })
         .sum()
 }

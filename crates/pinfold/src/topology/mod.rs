@@ -330,13 +330,20 @@ fn cpus_of_group(
 }
 
 /// The CPUs that the calling thread may run on.
-fn affinity() -> Option<CpuSet> {
+pub(crate) fn affinity() -> Option<CpuSet> {
     let mut set = CpuSet::default();
     let size = size_of_val(&set.words);
     // SAFETY: the mask is writable for its size; the kernel fills whole words.
     let got =
         unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size, set.words.as_mut_ptr()) };
     (got > 0).then_some(set)
+}
+
+/// Has the calling thread run on `cpus` only. False when the kernel refuses: none of them is there.
+pub(crate) fn set_affinity(cpus: &CpuSet) -> bool {
+    let size = size_of_val(&cpus.words);
+    // SAFETY: the mask is readable for its size.
+    unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, cpus.words.as_ptr()) == 0 }
 }
 
 /// As many CPUs as the C library knows of, numbered from 0.

@@ -1,0 +1,208 @@
+//! The shepherd as a program uses it.
+
+mod common;
+
+use common::{Random, cpus, pin};
+use pinfold::counter::PercpuCounter;
+use pinfold::shepherd::{Shepherd, ShepherdError, register};
+use pinfold::topology::CpuSet;
+use pinfold::vmstat::{VmStat, Zone};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// What is watched, and which threads run, is the whole process's: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn wait_until(what: &str, done: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "{what} takes too long"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn quick() -> Shepherd {
+    Shepherd::new().interval(Duration::from_millis(5))
+}
+
+/// The ids of the shepherds' threads.
+fn threads() -> Vec<i32> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks
+        .filter_map(|task| {
+            let task = task.ok()?;
+            let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+            (name.trim() == "pinfold").then(|| task.file_name().to_str()?.parse().ok())?
+        })
+        .collect()
+}
+
+#[test]
+fn a_tick_folds_what_is_watched_and_nothing_else() {
+    let _alone = alone();
+    let watched = PercpuCounter::with_batch(0, 1000).unwrap();
+    let other = PercpuCounter::with_batch(0, 1000).unwrap();
+    let shepherd = Shepherd::new();
+    shepherd.watch(&watched).unwrap();
+    watched.add(5);
+    other.add(5);
+    assert!(shepherd.tick() >= 1);
+    assert_eq!((watched.read(), other.read()), (5, 0));
+    assert_eq!(shepherd.tick(), 0);
+    shepherd.unwatch(&watched);
+    watched.add(5);
+    assert_eq!(shepherd.tick(), 0);
+    assert_eq!((watched.read(), watched.sum()), (5, 10));
+}
+
+#[test]
+fn a_thread_folds_counters_arrays_and_items() {
+    let _alone = alone();
+    pinfold::vmstat_items! { enum Item { Here = "here", There = "there" } }
+    let single = PercpuCounter::with_batch(0, 1 << 20).unwrap();
+    let many = PercpuCounter::init_many(&[0; 100], 1 << 20).unwrap();
+    let items: VmStat<Item> = VmStat::new();
+    let running = quick().start().unwrap();
+    running.watch(&single).unwrap();
+    running.watch(&many).unwrap();
+    running.watch(&items).unwrap();
+    wait_until("the thread", || threads().len() == 1);
+    single.add(1);
+    many.iter().for_each(|counter| counter.add(2));
+    items.inc(Zone::normal(0), Item::There);
+    wait_until("folding", || {
+        single.read() == 1
+            && many.iter().all(|counter| counter.read() == 2)
+            && items.read(Item::There) == 1
+    });
+    assert!(running.folds() >= 102);
+    running.stop();
+    assert_eq!(threads(), []);
+}
+
+#[test]
+fn counters_may_be_dropped_and_made_while_the_shepherd_folds() {
+    let _alone = alone();
+    let running = quick().interval(Duration::from_micros(50)).start().unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for seed in 0..4 {
+            let (stop, running) = (&stop, &running);
+            scope.spawn(move || {
+                let mut random = Random::new(seed);
+                while !stop.load(Ordering::Relaxed) {
+                    let many = PercpuCounter::init_many(&[7; 20], 1000).unwrap();
+                    let single = PercpuCounter::with_batch(7, 1000).unwrap();
+                    running.watch(&many).unwrap();
+                    running.watch(&single).unwrap();
+                    for n in 0..random.below(300) {
+                        single.inc();
+                        many[n as usize % 20].dec();
+                        if n % 100 == 99 {
+                            pin(random.below(64) as usize);
+                        }
+                    }
+                    // A fold that a dropped counter's successor at the same place gets would show here.
+                    for counter in many.iter().chain([&single]) {
+                        let (read, truth) = (counter.read(), counter.sum());
+                        assert!(read.abs_diff(truth) <= counter.error_bound());
+                        counter.fold();
+                    }
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_secs(2));
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn bad_requests_are_refused() {
+    let _alone = alone();
+    let interval = |interval| Shepherd::new().interval(interval).start().map(|_| ());
+    assert_eq!(interval(Duration::ZERO), Err(ShepherdError::Interval));
+    assert_eq!(interval(Duration::MAX), Err(ShepherdError::Interval));
+    let nowhere = CpuSet::parse(b"8000").unwrap();
+    assert_eq!(
+        Shepherd::new().on(nowhere).start().map(|_| ()),
+        Err(ShepherdError::NoCpu)
+    );
+    assert_eq!(threads(), []);
+}
+
+#[test]
+fn registered_drains_are_called_once_a_tick() {
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    fn drain() {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+    }
+    let _alone = alone();
+    assert!(register(drain) && register(drain));
+    let before = CALLS.load(Ordering::Relaxed);
+    Shepherd::new().tick();
+    assert_eq!(CALLS.load(Ordering::Relaxed), before + 1);
+}
+
+fn affinity(thread: i32) -> Vec<usize> {
+    // SAFETY: cpu_set_t is plain integers; the call gets its size.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(thread, size_of::<libc::cpu_set_t>(), &raw mut set);
+        (0..1024)
+            .filter(|&cpu| libc::CPU_ISSET(cpu, &set))
+            .collect()
+    }
+}
+
+#[test]
+fn the_thread_stays_where_it_is_put() {
+    let _alone = alone();
+    if cpus() < 2 {
+        return;
+    }
+    let running = quick().on(CpuSet::parse(b"0").unwrap()).start().unwrap();
+    wait_until("the thread", || threads().len() == 1);
+    let thread = threads()[0];
+    wait_until("moving", || affinity(thread) == [0]);
+    // Somebody, say `taskset`, moves it: it stays there.
+    // SAFETY: as in `affinity`.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(1, &mut set);
+        libc::sched_setaffinity(thread, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(affinity(thread), [1]);
+    running.stop();
+}
+
+#[test]
+fn a_child_after_fork_has_no_thread_and_ticks_itself() {
+    let _alone = alone();
+    let counter = PercpuCounter::with_batch(0, 1000).unwrap();
+    let running = quick().start().unwrap();
+    running.watch(&counter).unwrap();
+    // SAFETY: the child calls nothing that another thread could have left locked, and exits.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        counter.add(3);
+        running.tick();
+        let seen = counter.read() == 3;
+        drop(running);
+        // SAFETY: no preconditions.
+        unsafe { libc::_exit(if seen { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is writable.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0);
+    counter.add(1);
+    wait_until("the parent's thread", || counter.read() == 1);
+}
