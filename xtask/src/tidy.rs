@@ -11,12 +11,12 @@ const ORDER: [&str; 12] = [
     "mempolicy",
     "shepherd",
     "nodes",
+    "segment",
     "vmstat",
     "counter",
     "percpu",
     "topology",
     "lock",
-    "segment",
     "sys",
 ];
 const LINES_MOST: usize = 500;

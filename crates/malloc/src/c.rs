@@ -218,7 +218,7 @@ pub struct Mallinfo2 {
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_mallinfo2() -> Mallinfo2 {
     let huge = page::huge_total();
-    let held = page::HELD.now() as usize;
+    let held = page::held() as usize;
     let in_use = slab::kmalloc::in_use() + page::large_in_use();
     let free = (held - huge.min(held)).saturating_sub(in_use);
     Mallinfo2 {

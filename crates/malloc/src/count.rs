@@ -3,24 +3,25 @@
 //! When `PINFOLD_STATS` names a directory, the process makes its segment there and the fast paths stay closed, so that
 //! every call comes by here. Otherwise nothing here costs anything.
 
-use core::mem::offset_of;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use pinfold::page::HELD;
+use pinfold::page;
 use pinfold::segment::{
-    CLASSES, DIRECTORY_VARIABLE, MAGIC, Segment, Shard, VERSION, install, segment_size,
-    shard_offset,
+    CLASSES, Call, DIRECTORY_VARIABLE, MAGIC, Segment, Shared, VERSION, install, place_events,
+    share_units,
 };
 use pinfold::slab::kmalloc;
-use pinfold_rseq::{Backend, Index, Units, backend, possible};
+use pinfold::vmstat::VmEvents;
+use pinfold_rseq::{Backend, Index, backend, possible};
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
-/// Where the segment is mapped.
+/// Where the segment's head is mapped.
 static SEGMENT: AtomicUsize = AtomicUsize::new(0);
-/// Each shard of the segment is the unit of its index.
-static SHARDS: Units = Units::new();
+/// Bytes of each unit that are in the segment.
+static UNIT_BYTES: AtomicUsize = AtomicUsize::new(0);
+static CALLS: VmEvents<Call> = VmEvents::new();
 
 /// Room for a directory's name and a file's.
 const PATH: usize = 512;
@@ -31,63 +32,61 @@ pub(crate) fn active() -> bool {
     ACTIVE.load(Relaxed)
 }
 
-fn add(field: usize, n: usize) {
+fn add(call: Call, n: usize) {
     if active() {
-        // SAFETY: the field is a word of the shard. An index beyond the shards has no unit and is not counted.
-        unsafe { SHARDS.add(field, n as u64) };
+        CALLS.add(call, n as u64);
     }
 }
 
 pub(crate) fn allocated_class(class: usize) {
-    add(offset_of!(Shard, alloc) + 8 * class, 1);
+    add(Call::alloc(class), 1);
 }
 
 pub(crate) fn freed_class(class: usize) {
-    add(offset_of!(Shard, free) + 8 * class, 1);
+    add(Call::free(class), 1);
 }
 
 pub(crate) fn allocated_large(bytes: usize) {
-    add(offset_of!(Shard, large_alloc), 1);
-    add(offset_of!(Shard, large_bytes), bytes);
+    add(Call::LARGE_ALLOC, 1);
+    add(Call::LARGE_BYTES, bytes);
 }
 
 pub(crate) fn freed_large(bytes: usize) {
-    add(offset_of!(Shard, large_free), 1);
-    add(offset_of!(Shard, large_bytes_freed), bytes);
+    add(Call::LARGE_FREE, 1);
+    add(Call::LARGE_BYTES_FREED, bytes);
 }
 
 pub(crate) fn reallocated() {
-    add(offset_of!(Shard, realloc), 1);
+    add(Call::REALLOC, 1);
 }
 
 pub(crate) fn failed() {
-    add(offset_of!(Shard, failed), 1);
+    add(Call::FAILED, 1);
 }
 
 /// A call for `size` bytes was answered with `block`.
 pub(crate) fn requested(block: *mut u8, size: usize) {
     if !block.is_null() {
-        add(offset_of!(Shard, requested), size);
+        add(Call::REQUESTED, size);
     }
 }
 
-/// Makes this process's segment if it was asked for; whether it was, and could be made.
+/// Makes this process's segment if it was asked for; whether it was, and could be made. At the process's start, before
+/// anything is counted.
 pub(crate) fn start() -> bool {
     let mut path = [0u8; PATH];
     if !name_file(&mut path) {
         return false;
     }
-    let Some(at) = map_file(&path, null_mut()) else {
+    let Some(shared) = place_events(&CALLS, kmalloc::events()) else {
+        return false;
+    };
+    UNIT_BYTES.store(shared.bytes, Relaxed);
+    let Some(at) = map_file(&path, null_mut(), shared) else {
         return false;
     };
     SEGMENT.store(at as usize, Release);
-    for index in 0..possible() {
-        // SAFETY: the segment has that many shards.
-        let shard = unsafe { at.add(shard_offset(index)) };
-        // Nobody else installs here.
-        let _ = SHARDS.install(index, shard);
-    }
-    fill_in(at);
+    fill_in(at, shared);
     ACTIVE.store(true, Release);
     true
 }
@@ -98,33 +97,47 @@ pub(crate) fn start_in_child() {
         return;
     }
     let at = SEGMENT.load(Acquire) as *mut u8;
+    let shared = Shared {
+        units: possible() + 1,
+        bytes: UNIT_BYTES.load(Relaxed),
+    };
     let mut path = [0u8; PATH];
-    if !(name_file(&mut path) && map_file(&path, at).is_some()) {
+    if !(name_file(&mut path) && map_file(&path, at, shared).is_some()) {
         // Nobody will read it, but it must be there.
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: replaces the mapping of the segment, whole.
-        unsafe {
-            libc::mmap(
-                at.cast(),
-                segment_size(possible()),
-                READ_WRITE,
-                flags,
-                -1,
-                0,
-            )
-        };
+        let file = memory_file();
+        if file < 0 || map_over(file, at, shared).is_none() {
+            pinfold::abort(format_args!(
+                "a child process cannot have statistics of its own; unset {}",
+                core::str::from_utf8(DIRECTORY_VARIABLE.as_bytes()).unwrap_or("PINFOLD_STATS")
+            ));
+        }
     }
-    fill_in(at);
+    fill_in(at, shared);
 }
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
+/// Where the first unit begins in the file.
+fn units_at() -> usize {
+    // SAFETY: no preconditions.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+    size_of::<Segment>().next_multiple_of(page)
+}
+
+fn file_size(shared: Shared) -> usize {
+    units_at() + shared.units * shared.bytes
+}
+
 /// Writes the segment's head and lets the slow paths count there.
-fn fill_in(at: *mut u8) {
-    // SAFETY: a mapping of a whole segment, zeroed, which stays.
+fn fill_in(at: *mut u8, shared: Shared) {
+    // SAFETY: a mapping of a whole head, zeroed, which stays.
     let segment: &'static Segment = unsafe { &*at.cast() };
     segment.version.store(VERSION, Relaxed);
-    segment.shards.store(possible() as u32, Relaxed);
+    segment.units.store(shared.units as u32, Relaxed);
+    segment.units_at.store(units_at() as u32, Relaxed);
+    segment.unit_bytes.store(shared.bytes as u32, Relaxed);
+    let calls = pinfold::segment::place_of(&CALLS).unwrap_or(0);
+    segment.calls.store(calls as u32, Relaxed);
     // SAFETY: no preconditions.
     segment.pid.store(unsafe { libc::getpid() } as u32, Relaxed);
     let code = match backend() {
@@ -135,11 +148,11 @@ fn fill_in(at: *mut u8) {
     segment.backend.store(code, Relaxed);
     segment.started_ns.store(now_ns(), Relaxed);
     for (class, row) in segment.classes.iter().enumerate().take(kmalloc::CLASSES) {
-        kmalloc::count_in(class, row);
+        kmalloc::describe(class, row);
     }
     // SAFETY: as above.
     unsafe { install(at.cast()) };
-    HELD.publish();
+    page::publish();
     // Release pairs with the reader's acquire: it sees all of the above.
     segment.magic.store(MAGIC, Release);
 }
@@ -187,8 +200,9 @@ fn decimal(n: u32, to: &mut [u8]) -> usize {
     digits
 }
 
-/// Makes the first file of `path` + number that is not there yet and maps it, at `place` if that is not null.
-fn map_file(path: &[u8; PATH], place: *mut u8) -> Option<*mut u8> {
+/// Makes the first file of `path` + number that is not there yet and maps it: the head at `place` if that is not null, and the
+/// units over those of this process.
+fn map_file(path: &[u8; PATH], place: *mut u8, shared: Shared) -> Option<*mut u8> {
     let mut path = *path;
     let length = path.iter().position(|&byte| byte == 0)?;
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC | libc::O_NOFOLLOW;
@@ -204,24 +218,43 @@ fn map_file(path: &[u8; PATH], place: *mut u8) -> Option<*mut u8> {
     if fd < 0 {
         return None;
     }
-    let size = segment_size(possible());
+    let mapped = map_over(fd, place, shared);
+    if mapped.is_none() {
+        // SAFETY: the path ends with a NUL. Half a file is of no use to a reader.
+        unsafe { libc::unlink(path.as_ptr().cast()) };
+    }
+    mapped
+}
+
+/// A file without a name, or a negative number.
+fn memory_file() -> i32 {
+    // SAFETY: a literal with NUL.
+    unsafe { libc::memfd_create(c"pinfold".as_ptr(), libc::MFD_CLOEXEC) }
+}
+
+/// Gives the file its size, maps it and closes it.
+fn map_over(fd: i32, place: *mut u8, shared: Shared) -> Option<*mut u8> {
+    let size = file_size(shared);
     let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
-    // SAFETY: the file is ours; a fixed place is the old segment's, whole.
-    let at = unsafe {
-        if libc::ftruncate(fd, size as libc::off_t) != 0 {
+    // SAFETY: the file is ours; a fixed place is the old head's, whole.
+    let head = unsafe {
+        // Memory is set aside now: a full file system is an error here and not a signal when something is counted.
+        if libc::posix_fallocate(fd, 0, size as libc::off_t) != 0 {
             libc::close(fd);
             return None;
         }
-        let at = libc::mmap(
+        libc::mmap(
             place.cast(),
-            size,
+            units_at(),
             READ_WRITE,
             libc::MAP_SHARED | fixed,
             fd,
             0,
-        );
-        libc::close(fd);
-        at
+        )
     };
-    (at != libc::MAP_FAILED).then_some(at.cast())
+    // SAFETY: at a process's start, or in a child with its one thread; the file is zeroed and as large as needed.
+    let mapped = head != libc::MAP_FAILED && unsafe { share_units(fd, units_at(), shared) };
+    // SAFETY: opened by the caller, for this.
+    unsafe { libc::close(fd) };
+    mapped.then_some(head.cast())
 }

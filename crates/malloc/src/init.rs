@@ -4,6 +4,7 @@ use crate::{count, heap};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold::slab::{self, kmalloc};
+use pinfold::{counter, shepherd};
 
 const NOT_YET: u8 = 0;
 const UNDER_WAY: u8 = 1;
@@ -22,6 +23,8 @@ pub(crate) fn ready() {
 
 #[cold]
 fn get_ready() {
+    // Nothing on the way of an allocation may have the C library allocate.
+    counter::handle_fork();
     // The caches come first: what follows may allocate.
     if !kmalloc::init()
         || STAGE
@@ -30,7 +33,8 @@ fn get_ready() {
     {
         return;
     }
-    // A first block makes the reservation and chooses the backend.
+    let counting = count::start();
+    // A first block makes the reservation.
     let block = kmalloc::alloc(1);
     if block.is_null() {
         STAGE.store(NOT_YET, Release);
@@ -40,7 +44,7 @@ fn get_ready() {
     unsafe { kmalloc::free_class(block, 0) };
     // SAFETY: the handlers are functions without arguments, which stay loaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
-    if !count::start() {
+    if !counting {
         heap::open_fast_paths();
     }
     STAGE.store(DONE, Release);
@@ -48,13 +52,18 @@ fn get_ready() {
 
 extern "C" fn before_fork() {
     slab::fork_prepare();
+    counter::fork_prepare();
 }
 
 extern "C" fn in_parent() {
+    counter::fork_parent();
     slab::fork_parent();
 }
 
 extern "C" fn in_child() {
-    slab::fork_child();
+    // First: until then the counts are the parent's.
     count::start_in_child();
+    counter::fork_child();
+    slab::fork_child();
+    shepherd::fork_child();
 }

@@ -4,7 +4,7 @@
 
 use crate::topology::{CpuSet, NodeId, Topology};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU8, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize};
 use pinfold_rseq::MAX_INDEX;
 
 /// Nodes that the allocator tells apart; memory of further ones is taken as the first's.
@@ -16,8 +16,18 @@ static IDS: [AtomicUsize; MAX_NODES] = [const { AtomicUsize::new(0) }; MAX_NODES
 /// The node of each CPU.
 static OF_CPU: [AtomicU8; MAX_INDEX] = [const { AtomicU8::new(0) }; MAX_INDEX];
 
-/// Reads the machine's nodes, once, before the first allocation. A machine that cannot be read has one.
+/// Reads the machine's nodes, once, before anything is made that there is one of for each. A machine that cannot be read has
+/// one.
 pub(crate) fn init() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if !DONE.load(Acquire) {
+        // Two threads at once find the same.
+        read();
+        DONE.store(true, Release);
+    }
+}
+
+fn read() {
     // Most machines have one node, and every process starts here: one file answers for them.
     if !Topology::may_have_nodes(b"/") {
         return;

@@ -275,6 +275,37 @@ pub(crate) fn install_here() -> Option<usize> {
     Some(index)
 }
 
+/// The bytes from a unit's start that hold all blocks allocated so far, in whole pages, if these are `blocks` bytes and nobody
+/// else's. No further block is put there: what lies there now can be [shared](share).
+pub(crate) fn seal(blocks: usize) -> Option<usize> {
+    let space = SPACE.lock()?;
+    let taken = (0..space.words).filter(|&word| space.is_taken(word));
+    let (count, last) = taken.fold((0, 0), |(count, _), word| (count + 1, word));
+    if count * WORD != CLOSED + CLOSED_SIZE + blocks {
+        return None;
+    }
+    let end = ((last + 1) * WORD).next_multiple_of(sys::page_size());
+    space.set(0, end / WORD, true);
+    Some(end)
+}
+
+/// Maps the file `fd`, from `offset` on, over the first `bytes` of every unit, one after the other and the shared unit last: what
+/// is counted there shows to whoever maps the file too. The counts begin at zero. False when the system refuses, of some
+/// units or of all.
+///
+/// # Safety
+///
+/// `bytes` comes from [`seal`]; the file is zeroed, of that size and nobody cuts it; no operation on blocks in those bytes is under
+/// way, and what they hold is not needed.
+pub(crate) unsafe fn share(fd: i32, offset: usize, bytes: usize) -> bool {
+    let (base, stride) = (BASE.load(Acquire), STRIDE.load(Relaxed));
+    (0..=possible()).all(|unit| {
+        let at = (base + unit * stride) as *mut u8;
+        // SAFETY: the beginning of a unit, in whole pages; the rest is the caller's promise.
+        unsafe { sys::map_file_over(at, bytes, fd, offset + unit * bytes) }
+    })
+}
+
 static FORKING: AtomicBool = AtomicBool::new(false);
 
 /// Takes this module's lock for a fork.

@@ -1,19 +1,21 @@
 //! The statistics segment: what a process that was asked to count shows to others.
 //!
 //! One file per process image, mapped shared by the process that counts and read by anyone who may open it. The
-//! layout is [`Segment`] followed by `shards` times [`Shard`], each at [`shard_offset`]. Two kinds of numbers live
-//! here:
+//! layout is [`Segment`], and from [`Segment::units_at`] on the beginnings of the process's per-CPU units, one for each CPU (or
+//! concurrency id) and one that all share. Two kinds of numbers live here:
 //!
-//! * Per-call counts stand in the shards, one shard a CPU (or concurrency id), and only that CPU's restartable
-//!   sequences add to them. A total is the sum over the shards; it misses at most what is being added at that moment.
-//! * What the slow paths know (refills, spills, slabs, memory held) stands in [`Segment`] itself and is added to
-//!   with atomics or under the lock of the thing counted.
+//! * Events, per call and of the slow paths, are [`VmEvents`](crate::vmstat::VmEvents): words in the units, to which only the
+//!   unit's CPU adds, in critical sections. A total is the sum over the units; it misses at most what is being added at that
+//!   moment.
+//! * What is held from the system is kept in `vmstat` by the process, and copied to [`Segment`] whenever it changes.
 //!
 //! # Invariants
 //!
 //! `magic` is written last, with release order: a reader that sees [`MAGIC`] sees a complete header. Every number
 //! only grows, except `held` and `huge`.
 
+use crate::percpu;
+use crate::vmstat::{Item, VmEvents};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
@@ -22,7 +24,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PINFOLD\x01");
 
 /// The layout's version; a reader refuses another.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Rows for size classes, more than there are classes; unused rows have `size` 0.
 pub const CLASSES: usize = 48;
@@ -38,8 +40,8 @@ pub struct Segment {
     pub magic: AtomicU64,
     /// [`VERSION`].
     pub version: AtomicU32,
-    /// How many [`Shard`]s follow.
-    pub shards: AtomicU32,
+    /// How many units follow.
+    pub units: AtomicU32,
     /// The process that counts.
     pub pid: AtomicU32,
     /// The backend in use: 0 atomics, 1 restartable sequences by CPU number, 2 by concurrency id.
@@ -54,11 +56,17 @@ pub struct Segment {
     pub returned: AtomicU64,
     /// Bytes now mapped for huge blocks, each a mapping of its own. Part of `held`.
     pub huge: AtomicU64,
+    /// Where in the file the first unit begins.
+    pub units_at: AtomicU32,
+    /// Bytes of each unit that are in the file.
+    pub unit_bytes: AtomicU32,
+    /// Where in each unit the [`Call`] events are, a word each.
+    pub calls: AtomicU32,
     /// One row for each size class, by class number.
     pub classes: [ClassRow; CLASSES],
 }
 
-/// What the slow paths know of one size class.
+/// What one size class is, and where its events are.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct ClassRow {
@@ -66,57 +74,138 @@ pub struct ClassRow {
     pub size: AtomicU32,
     /// Objects that a sheaf of this class holds at most.
     pub sheaf_capacity: AtomicU32,
-    /// Allocations that found the sheaf empty.
-    pub alloc_slowpath: AtomicU64,
-    /// Frees that found the sheaf full.
-    pub free_slowpath: AtomicU64,
-    /// Full sheaves taken from the barn.
-    pub barn_get: AtomicU64,
-    /// Full sheaves put into the barn.
-    pub barn_put: AtomicU64,
-    /// Objects taken from slabs.
-    pub refilled: AtomicU64,
-    /// Objects given back to slabs.
-    pub flushed: AtomicU64,
-    /// Slabs made.
-    pub slab_alloc: AtomicU64,
-    /// Slabs given back to the arena.
-    pub slab_free: AtomicU64,
+    /// Where in each unit the class's [`SlabEvent`]s are, a word each.
+    pub events: AtomicU32,
 }
 
-/// What one CPU counted, call by call.
-#[repr(C, align(64))]
-pub struct Shard {
-    /// The header of the unit that a shard is to the operations that add to it.
-    pub unit_header: [AtomicU64; 8],
-    /// Objects allocated, by class.
-    pub alloc: [AtomicU64; CLASSES],
-    /// Objects freed, by class.
-    pub free: [AtomicU64; CLASSES],
+crate::vmstat_items! {
+    /// What the slow paths of a cache count, with the kernel's names.
+    pub enum SlabEvent {
+        /// Allocations that found the sheaf empty.
+        AllocSlowpath = "alloc_slowpath",
+        /// Frees that found the sheaf full.
+        FreeSlowpath = "free_slowpath",
+        /// Full sheaves taken from the barn.
+        BarnGet = "barn_get",
+        /// Full sheaves put into the barn.
+        BarnPut = "barn_put",
+        /// Objects taken from slabs.
+        Refilled = "refilled",
+        /// Objects given back to slabs.
+        Flushed = "flushed",
+        /// Slabs made.
+        SlabAlloc = "slab_alloc",
+        /// Slabs given back to the arena.
+        SlabFree = "slab_free",
+    }
+}
+
+/// What is counted call by call, while somebody asked for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call(usize);
+
+impl Call {
     /// Bytes that the callers asked for, of every size.
-    pub requested: AtomicU64,
+    pub const REQUESTED: Call = Call(2 * CLASSES);
     /// Blocks above the largest class that were allocated.
-    pub large_alloc: AtomicU64,
+    pub const LARGE_ALLOC: Call = Call(2 * CLASSES + 1);
     /// Blocks above the largest class that were freed.
-    pub large_free: AtomicU64,
+    pub const LARGE_FREE: Call = Call(2 * CLASSES + 2);
     /// Bytes given out in blocks above the largest class.
-    pub large_bytes: AtomicU64,
+    pub const LARGE_BYTES: Call = Call(2 * CLASSES + 3);
     /// Bytes taken back in blocks above the largest class.
-    pub large_bytes_freed: AtomicU64,
+    pub const LARGE_BYTES_FREED: Call = Call(2 * CLASSES + 4);
     /// Calls of `realloc` and `reallocarray`, which also show as an allocation and a free when the block moved.
-    pub realloc: AtomicU64,
+    pub const REALLOC: Call = Call(2 * CLASSES + 5);
     /// Calls that failed for want of memory or by a bad argument.
-    pub failed: AtomicU64,
+    pub const FAILED: Call = Call(2 * CLASSES + 6);
+
+    /// Objects of a class allocated.
+    #[inline]
+    pub const fn alloc(class: usize) -> Call {
+        Call(class)
+    }
+
+    /// Objects of a class freed.
+    #[inline]
+    pub const fn free(class: usize) -> Call {
+        Call(CLASSES + class)
+    }
 }
 
-/// Where shard `shard` begins, in bytes from the start of the segment.
-pub const fn shard_offset(shard: usize) -> usize {
-    size_of::<Segment>().next_multiple_of(align_of::<Shard>()) + shard * size_of::<Shard>()
+const CALL_NAMES: [&str; 2 * CLASSES + 7] = {
+    let mut names = ["alloc"; 2 * CLASSES + 7];
+    let mut class = 0;
+    while class < CLASSES {
+        names[CLASSES + class] = "free";
+        class += 1;
+    }
+    let rest = [
+        "requested",
+        "large_alloc",
+        "large_free",
+        "large_bytes",
+        "large_bytes_freed",
+        "realloc",
+        "failed",
+    ];
+    let mut nth = 0;
+    while nth < rest.len() {
+        names[2 * CLASSES + nth] = rest[nth];
+        nth += 1;
+    }
+    names
+};
+
+impl Item for Call {
+    const NAMES: &'static [&'static str] = &CALL_NAMES;
+    #[inline(always)]
+    fn index(self) -> usize {
+        self.0
+    }
 }
 
-/// The size in bytes of a segment with `shards` shards.
-pub const fn segment_size(shards: usize) -> usize {
-    shard_offset(shards)
+/// The units' beginnings as they are shared: what [`share_units`] needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared {
+    /// How many units.
+    pub units: usize,
+    /// Bytes of each.
+    pub bytes: usize,
+}
+
+/// Gives `calls` and the events of all size classes, `classes`, their places, and keeps everything else away from them; at a
+/// process's start, before anything else is counted. `None` when it is too late, or there is no memory.
+pub fn place_events<'e>(
+    calls: &VmEvents<Call>,
+    classes: impl Iterator<Item = &'e VmEvents<SlabEvent>>,
+) -> Option<Shared> {
+    calls.place()?;
+    let mut blocks = 8 * Call::NAMES.len();
+    for events in classes {
+        events.place()?;
+        blocks += 8 * SlabEvent::NAMES.len();
+    }
+    Some(Shared {
+        units: pinfold_rseq::possible() + 1,
+        bytes: percpu::seal(blocks)?,
+    })
+}
+
+/// Where in each unit the words of `events` are, for [`Segment::calls`]; `None` before [`place_events`].
+pub fn place_of<I: Item>(events: &VmEvents<I>) -> Option<usize> {
+    events.place()
+}
+
+/// Maps the units' beginnings to the file `fd`, from `offset` on. Counts begin at zero.
+///
+/// # Safety
+///
+/// `shared` comes from [`place_events`]; the file is zeroed, large enough, and nobody cuts it; no other thread counts meanwhile,
+/// or what it counts may be lost.
+pub unsafe fn share_units(fd: i32, offset: usize, shared: Shared) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { percpu::share(fd, offset, shared.bytes) }
 }
 
 static CURRENT: AtomicPtr<Segment> = AtomicPtr::new(null_mut());

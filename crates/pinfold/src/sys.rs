@@ -92,6 +92,24 @@ pub(crate) fn map_aligned(size: usize, align: usize) -> Option<NonNull<u8>> {
     }
 }
 
+/// Replaces pages by a part of a file, shared with whoever maps it. False when the kernel refuses.
+///
+/// # Safety
+///
+/// `[at, at + size)` are whole pages of a mapping of ours whose content nobody needs.
+pub(crate) unsafe fn map_file_over(at: *mut u8, size: usize, fd: i32, offset: usize) -> bool {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    let Ok(offset) = libc::off_t::try_from(offset) else {
+        return false;
+    };
+    keep_errno(|| {
+        // SAFETY: the caller's promise.
+        let mapped = unsafe { libc::mmap(at.cast(), size, protection, flags, fd, offset) };
+        mapped != libc::MAP_FAILED
+    })
+}
+
 /// Gives pages back, addresses and all.
 ///
 /// # Safety

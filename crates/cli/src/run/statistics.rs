@@ -1,7 +1,8 @@
 //! Reading the statistics segments that the command's processes have left.
 
-use anyhow::{Context, Result};
-use pinfold::segment::{self, CLASSES, ClassRow, MAGIC, Segment, Shard, VERSION, shard_offset};
+use anyhow::{Context, Result, anyhow};
+use pinfold::segment::{self, CLASSES, Call, ClassRow, MAGIC, Segment, SlabEvent, VERSION};
+use pinfold::vmstat::Item;
 use std::fs;
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
@@ -16,19 +17,26 @@ pub struct Directory {
 impl Directory {
     pub fn make() -> Result<Directory> {
         use std::os::unix::fs::DirBuilderExt;
-        let base = [Path::new("/dev/shm"), &std::env::temp_dir()]
-            .into_iter()
-            .find(|base| base.is_dir())
-            .context("there is no directory for temporary files; set TMPDIR")?
-            .to_owned();
         let stamp = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)?
             .as_nanos();
-        let path = base.join(format!("pinfold-{}-{stamp}", std::process::id()));
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .with_context(|| format!("cannot make {} for the statistics", path.display()))?;
+        let name = format!("pinfold-{}-{stamp}", std::process::id());
+        let bases = [Path::new("/dev/shm"), &std::env::temp_dir()];
+        let mut made = Err(anyhow!(
+            "there is no directory for temporary files; set TMPDIR"
+        ));
+        for base in bases.into_iter().filter(|base| base.is_dir()) {
+            let path = base.join(&name);
+            made = fs::DirBuilder::new()
+                .mode(0o700)
+                .create(&path)
+                .with_context(|| format!("cannot make {} for the statistics", path.display()))
+                .map(|()| path);
+            if made.is_ok() {
+                break;
+            }
+        }
+        let path = made?;
         Ok(Directory { path })
     }
 
@@ -119,19 +127,28 @@ impl Process {
                 bytes.get(at..at.checked_add(4)?)?.try_into().ok()?,
             ))
         };
-        let shards = half(offset_of!(Segment, shards))? as usize;
         if word(offset_of!(Segment, magic))? != MAGIC
             || half(offset_of!(Segment, version))? != VERSION
         {
             return None;
         }
-        if shards > 1 << 20 || bytes.len() < segment::segment_size(shards) {
+        let field = |at: usize| half(at).map(|value| value as usize);
+        let units = field(offset_of!(Segment, units))?;
+        let (first, size) = (
+            field(offset_of!(Segment, units_at))?,
+            field(offset_of!(Segment, unit_bytes))?,
+        );
+        if bytes.len() < units.checked_mul(size)?.checked_add(first)? {
             return None;
         }
-        let sum = |field: usize| {
-            let words = (0..shards).filter_map(|shard| word(shard_offset(shard) + field));
-            words.fold(0u64, u64::wrapping_add)
+        // The sum over all units of the words at an offset; nothing outside of a unit is read.
+        let sum = |at: usize| {
+            let inside = at.checked_add(8).is_some_and(|end| end <= size);
+            let words = (0..units).filter_map(|unit| word(first + unit * size + at));
+            inside.then(|| words.fold(0u64, u64::wrapping_add))
         };
+        let calls = field(offset_of!(Segment, calls))?;
+        let call = |call: Call| sum(calls + 8 * call.index());
         let mut process = Process {
             pid: half(offset_of!(Segment, pid))?,
             backend: half(offset_of!(Segment, backend))?,
@@ -139,28 +156,28 @@ impl Process {
             held_peak: word(offset_of!(Segment, held_peak))?,
             returned: word(offset_of!(Segment, returned))?,
             huge: word(offset_of!(Segment, huge))?,
-            requested: sum(offset_of!(Shard, requested)),
-            large_alloc: sum(offset_of!(Shard, large_alloc)),
-            large_free: sum(offset_of!(Shard, large_free)),
-            large_live: sum(offset_of!(Shard, large_bytes))
-                .saturating_sub(sum(offset_of!(Shard, large_bytes_freed))),
-            realloc: sum(offset_of!(Shard, realloc)),
-            failed: sum(offset_of!(Shard, failed)),
+            requested: call(Call::REQUESTED)?,
+            large_alloc: call(Call::LARGE_ALLOC)?,
+            large_free: call(Call::LARGE_FREE)?,
+            large_live: call(Call::LARGE_BYTES)?.saturating_sub(call(Call::LARGE_BYTES_FREED)?),
+            realloc: call(Call::REALLOC)?,
+            failed: call(Call::FAILED)?,
             classes: Vec::new(),
         };
         for nth in 0..CLASSES {
             let row = offset_of!(Segment, classes) + nth * size_of::<ClassRow>();
-            let field = |at: usize| word(row + at);
+            let events = field(row + offset_of!(ClassRow, events))?;
+            let event = |event: SlabEvent| sum(events + 8 * event.index());
             process.classes.push(Class {
                 size: u64::from(half(row + offset_of!(ClassRow, size))?),
-                alloc: sum(offset_of!(Shard, alloc) + 8 * nth),
-                free: sum(offset_of!(Shard, free) + 8 * nth),
-                slowpath: field(offset_of!(ClassRow, alloc_slowpath))?
-                    .wrapping_add(field(offset_of!(ClassRow, free_slowpath))?),
-                refilled: field(offset_of!(ClassRow, refilled))?,
-                flushed: field(offset_of!(ClassRow, flushed))?,
-                slab_alloc: field(offset_of!(ClassRow, slab_alloc))?,
-                slab_free: field(offset_of!(ClassRow, slab_free))?,
+                alloc: call(Call::alloc(nth))?,
+                free: call(Call::free(nth))?,
+                slowpath: event(SlabEvent::AllocSlowpath)?
+                    .wrapping_add(event(SlabEvent::FreeSlowpath)?),
+                refilled: event(SlabEvent::Refilled)?,
+                flushed: event(SlabEvent::Flushed)?,
+                slab_alloc: event(SlabEvent::SlabAlloc)?,
+                slab_free: event(SlabEvent::SlabFree)?,
             });
         }
         Some(process)
@@ -190,19 +207,29 @@ pub fn hit_rate(calls: u64, slow: u64) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn segment(shards: usize) -> Vec<u8> {
-        let mut bytes = vec![0; segment::segment_size(shards)];
+    const FIRST: usize = size_of::<Segment>();
+    const SIZE: usize = 2048;
+    const CALLS: usize = 128;
+
+    fn segment(units: usize) -> Vec<u8> {
+        let mut bytes = vec![0; FIRST + units * SIZE];
         bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[12..16].copy_from_slice(&(shards as u32).to_le_bytes());
+        let mut set = |at: usize, value: usize| {
+            bytes[at..at + 4].copy_from_slice(&(value as u32).to_le_bytes());
+        };
+        set(offset_of!(Segment, version), VERSION as usize);
+        set(offset_of!(Segment, units), units);
+        set(offset_of!(Segment, units_at), FIRST);
+        set(offset_of!(Segment, unit_bytes), SIZE);
+        set(offset_of!(Segment, calls), CALLS);
         bytes
     }
 
     #[test]
-    fn shards_are_added_up() {
+    fn units_are_added_up() {
         let mut bytes = segment(3);
-        for shard in 0..3 {
-            let at = shard_offset(shard) + offset_of!(Shard, alloc) + 8;
+        for unit in 0..3 {
+            let at = FIRST + unit * SIZE + CALLS + 8 * Call::alloc(1).index();
             bytes[at] = 7;
         }
         let process = Process::parse(&bytes).unwrap();
@@ -219,7 +246,17 @@ mod tests {
                 .step_by(61)
                 .all(|cut| Process::parse(&whole[..cut]).is_none())
         );
-        for at in [0, 8, 13] {
+        // The mark, the version, the number of units, their size, the place of the calls in them.
+        let high = |field: usize| field + 2;
+        for at in [
+            0,
+            offset_of!(Segment, version),
+            offset_of!(Segment, units),
+            high(offset_of!(Segment, units)),
+            high(offset_of!(Segment, units_at)),
+            high(offset_of!(Segment, unit_bytes)),
+            high(offset_of!(Segment, calls)),
+        ] {
             let mut broken = whole.clone();
             broken[at] ^= 0x40;
             assert!(Process::parse(&broken).is_none(), "byte {at}");

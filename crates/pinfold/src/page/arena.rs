@@ -8,11 +8,13 @@
 
 use super::free_runs::FreeRuns;
 use super::{
-    CHUNK_GRANULES, Frame, GRANULE, HELD, LARGE, MAX_NODES, PRIVATE, STRIPE_GRANULES, STRIPES,
-    State, address_of, frame, index_of_run, ready, set_entry,
+    CHUNK_GRANULES, Frame, GRANULE, LARGE, MAX_NODES, PRIVATE, STRIPE_GRANULES, STRIPES, State,
+    address_of, frame, index_of_run, ready, set_entry,
 };
+use super::{gave_back, returned, took};
 use crate::lock::{Guard, Lock};
 use crate::sys;
+use crate::vmstat::Zone;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
@@ -218,7 +220,7 @@ fn alloc_at(place: Place, granules: u32) -> Option<Run> {
     (run.head, run.granules) = (head, granules);
     drop(arena);
     if clean {
-        HELD.take(granules as usize * GRANULE);
+        took(Zone::normal(place.0), granules as usize * GRANULE);
     } else {
         DIRTY.fetch_sub(granules as usize, Relaxed);
     }
@@ -279,13 +281,13 @@ fn next_in_turn() -> Place {
 
 /// Gives all free memory of every arena back to the system; returns how many bytes. A system call per free run.
 pub fn trim() -> usize {
-    let before = HELD.returned();
+    let before = returned();
     for place in places() {
         if let Some(arena) = arena_at(place).lock() {
             drop(purge(arena, place, |free| free.take_oldest(None)));
         }
     }
-    (HELD.returned() - before) as usize
+    (returned() - before) as usize
 }
 
 /// Purges the runs that `next` takes out of the free runs, without holding the lock meanwhile, and returns the lock.
@@ -310,7 +312,7 @@ fn purge(
             arena.give(place, head, granules, State::Dirty);
             break;
         }
-        HELD.give_back(size);
+        gave_back(Zone::normal(place.0), size);
         arena.give(place, head, granules, State::Clean);
     }
     arena

@@ -8,11 +8,12 @@
 //! published by storing the address. Only the owner of a block looks it up, resizes or frees it, so that nobody else
 //! changes a published place.
 
-use super::HELD;
-use crate::{segment, sys};
+use super::{gave_back, took};
+use crate::sys;
+use crate::vmstat::Zone;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicPtr, AtomicUsize};
 
 const BUCKETS: usize = 4096;
 const PLACES: usize = 62;
@@ -28,7 +29,6 @@ struct Bucket {
 }
 
 static TABLE: AtomicPtr<Bucket> = AtomicPtr::new(null_mut());
-static MAPPED: AtomicU64 = AtomicU64::new(0);
 
 fn table() -> Option<&'static [Bucket]> {
     let mut at = TABLE.load(Acquire);
@@ -116,22 +116,14 @@ fn leave(address: usize) -> Option<usize> {
 }
 
 fn mapped(more: usize, less: usize) {
-    let now = MAPPED.fetch_add((more as u64).wrapping_sub(less as u64), Relaxed);
-    if let Some(segment) = segment::current() {
-        let now = now.wrapping_add(more as u64).wrapping_sub(less as u64);
-        segment.huge.store(now, Relaxed);
-    }
+    // Which node backs a huge block is the system's affair: they are counted together.
+    let zone = Zone::huge(0);
     if more > 0 {
-        HELD.take(more);
+        took(zone, more);
     }
     if less > 0 {
-        HELD.give_back(less);
+        gave_back(zone, less);
     }
-}
-
-/// Bytes in huge blocks.
-pub fn total() -> usize {
-    MAPPED.load(Relaxed) as usize
 }
 
 /// A zeroed block of at least `size` bytes at a multiple of `align`, a power of two. A system call or three; no lock,

@@ -31,16 +31,14 @@ mod meta;
 
 pub use arena::{alloc_run, free_run, large_in_use, trim};
 pub(crate) use arena::{fork_done, fork_prepare, keep, relieve, too_much_dirty, unkeep};
-pub use huge::{
-    alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size,
-    total as huge_total,
-};
+pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub(crate) use meta::{
     alloc as alloc_meta, fork_done as fork_meta_done, fork_prepare as fork_prepare_meta,
 };
 
 use crate::lock::Lock;
 use crate::nodes::MAX_NODES;
+use crate::vmstat::{VmStat, Zone};
 use crate::{segment, sys};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -226,56 +224,66 @@ pub unsafe fn run_size(start: NonNull<u8>) -> usize {
     unsafe { (*frame(index_of_run(start))).granules as usize * GRANULE }
 }
 
-/// What the page layer holds and gave back, in bytes. Kept where memory is taken and given back, never per object.
-#[derive(Debug)]
-pub struct Held {
-    now: AtomicU64,
-    peak: AtomicU64,
-    returned: AtomicU64,
+crate::vmstat_items! {
+    /// What the page layer counts, in bytes, by node and size of page. Kept where memory is taken and given back, never per
+    /// object.
+    pub enum PageItem {
+        /// Held now: runs in use or dirty, and huge blocks.
+        Held = "held_bytes",
+        /// Given back to the system so far.
+        Returned = "returned_bytes",
+    }
 }
 
-/// The process's one.
-pub static HELD: Held = Held {
-    now: AtomicU64::new(0),
-    peak: AtomicU64::new(0),
-    returned: AtomicU64::new(0),
-};
+/// What the page layer holds and gave back. Amounts are pages and more, beyond any threshold: so totals are exact.
+pub static PAGE_STAT: VmStat<PageItem> = VmStat::new();
 
-impl Held {
-    /// Bytes held now: runs in use or dirty, and huge blocks.
-    pub fn now(&self) -> u64 {
-        self.now.load(Relaxed)
-    }
+/// The most that was ever held.
+static PEAK: AtomicU64 = AtomicU64::new(0);
 
-    /// The most that was ever held.
-    pub fn peak(&self) -> u64 {
-        self.peak.load(Relaxed)
-    }
+/// Bytes held now: runs in use or dirty, and huge blocks.
+pub fn held() -> u64 {
+    PAGE_STAT.read(PageItem::Held) as u64
+}
 
-    /// Bytes given back to the system so far.
-    pub fn returned(&self) -> u64 {
-        self.returned.load(Relaxed)
-    }
+/// The most bytes that were ever held.
+pub fn held_peak() -> u64 {
+    PEAK.load(Relaxed)
+}
 
-    fn take(&self, bytes: usize) {
-        let now = self.now.fetch_add(bytes as u64, Relaxed) + bytes as u64;
-        self.peak.fetch_max(now, Relaxed);
-        self.publish();
-    }
+/// Bytes given back to the system so far.
+pub fn returned() -> u64 {
+    PAGE_STAT.read(PageItem::Returned) as u64
+}
 
-    fn give_back(&self, bytes: usize) {
-        self.now.fetch_sub(bytes as u64, Relaxed);
-        self.returned.fetch_add(bytes as u64, Relaxed);
-        self.publish();
-    }
+/// Bytes in huge blocks.
+pub fn huge_total() -> usize {
+    let nodes = 0..PAGE_STAT.zones() / 2;
+    let huge = nodes.map(|node| PAGE_STAT.read_zone(Zone::huge(node), PageItem::Held));
+    huge.sum::<i64>() as usize
+}
 
-    /// Copies the figures to the statistics segment, where there is one.
-    pub fn publish(&self) {
-        if let Some(segment) = segment::current() {
-            segment.held.store(self.now(), Relaxed);
-            segment.held_peak.fetch_max(self.peak(), Relaxed);
-            segment.returned.store(self.returned(), Relaxed);
-        }
+/// Counts memory taken from the system.
+fn took(zone: Zone, bytes: usize) {
+    PAGE_STAT.add(zone, PageItem::Held, bytes as i64);
+    PEAK.fetch_max(held(), Relaxed);
+    publish();
+}
+
+/// Counts memory given back to the system.
+fn gave_back(zone: Zone, bytes: usize) {
+    PAGE_STAT.add(zone, PageItem::Held, -(bytes as i64));
+    PAGE_STAT.add(zone, PageItem::Returned, bytes as i64);
+    publish();
+}
+
+/// Copies the figures to the statistics segment, where there is one.
+pub fn publish() {
+    if let Some(segment) = segment::current() {
+        segment.held.store(held(), Relaxed);
+        segment.held_peak.fetch_max(held_peak(), Relaxed);
+        segment.returned.store(returned(), Relaxed);
+        segment.huge.store(huge_total() as u64, Relaxed);
     }
 }
 

@@ -5,12 +5,13 @@ use super::sheaf::CAPACITY_MOST;
 use super::slabs::OBJECTS_MOST;
 use crate::lock::Lock;
 use crate::page::{self, GRANULE, LARGE};
-use crate::segment::ClassRow;
+use crate::segment::SlabEvent;
 use crate::sys::die;
+use crate::vmstat::VmEvents;
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicPtr, AtomicUsize};
 
 /// Caches that can exist at once. The number of a cache is also its place in every CPU's unit.
 pub const CACHES_MOST: usize = 4096;
@@ -64,9 +65,8 @@ pub struct Cache {
     /// One per node.
     nodes: *const Node,
     node_count: usize,
-    /// Where the slow paths count: its own row, or one in the statistics segment.
-    row: AtomicPtr<ClassRow>,
-    own_row: ClassRow,
+    /// What the slow paths count.
+    pub(super) events: VmEvents<SlabEvent>,
 }
 
 // SAFETY: the raw pointers are to memory that lives for ever and is itself shared: nodes lock, rows are atomics.
@@ -117,11 +117,6 @@ static NUMBERS: Lock<Numbers> = Lock::new(Numbers {
     freed: 0,
     next: FIRST_SLOT + KEPT_SLOTS,
 });
-
-/// Adds to a slow path's counter.
-pub(super) fn count(counter: &AtomicU64, n: usize) {
-    counter.fetch_add(n as u64, Relaxed);
-}
 
 /// The cache with number `slot`, if there is one.
 pub(super) fn by_slot(slot: usize) -> Option<&'static Cache> {
@@ -203,7 +198,7 @@ impl Cache {
         let mut text = [0; 32];
         let length = name.len().min(text.len());
         text[..length].copy_from_slice(&name.as_bytes()[..length]);
-        let cache = Cache {
+        Cache {
             size,
             capacity,
             per_slab,
@@ -219,12 +214,8 @@ impl Cache {
             name: text,
             nodes: nodes.as_ptr(),
             node_count: nodes.len(),
-            row: AtomicPtr::new(null_mut()),
-            own_row: ClassRow::default(),
-        };
-        cache.own_row.size.store(size as u32, Relaxed);
-        cache.own_row.sheaf_capacity.store(capacity as u32, Relaxed);
-        cache
+            events: VmEvents::new(),
+        }
     }
 
     /// Takes the cache out of the registry; its number may be used again. All its objects have come back.
@@ -241,6 +232,8 @@ impl Cache {
             let freed = numbers.freed;
             numbers.free[freed] = self.slot;
             numbers.freed += 1;
+            // SAFETY: the cache has no objects and no user.
+            unsafe { self.events.release() };
         }
     }
 
@@ -274,21 +267,9 @@ impl Cache {
         unsafe { core::slice::from_raw_parts(self.nodes, self.node_count) }
     }
 
-    /// Where the slow paths count.
-    pub(super) fn row(&self) -> &ClassRow {
-        // SAFETY: null, or a row that lives for ever.
-        unsafe { self.row.load(Acquire).as_ref() }.unwrap_or(&self.own_row)
-    }
-
-    /// Counts in `row` from now on, which takes over what was counted so far.
-    pub(super) fn count_in(&self, row: &'static ClassRow) {
-        row.size.store(self.size as u32, Relaxed);
-        row.sheaf_capacity.store(self.capacity as u32, Relaxed);
-        let own = &self.own_row;
-        row.slab_alloc
-            .fetch_add(own.slab_alloc.load(Relaxed), Relaxed);
-        row.refilled.fetch_add(own.refilled.load(Relaxed), Relaxed);
-        self.row.store(core::ptr::from_ref(row).cast_mut(), Release);
+    /// Counts in the slow paths.
+    pub(super) fn count(&self, event: SlabEvent, n: usize) {
+        self.events.add(event, n as u64);
     }
 
     /// Which object begins `offset` bytes into a slab, rounded down. Exact for offsets below 2^18, the size of a slab:

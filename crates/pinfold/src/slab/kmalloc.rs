@@ -16,7 +16,9 @@
 
 use super::cache::{Cache, FIRST_SLOT, by_slot};
 use super::percpu::UNITS;
-use crate::segment::ClassRow;
+use crate::segment::{ClassRow, SlabEvent};
+use crate::vmstat::VmEvents;
+use core::sync::atomic::Ordering::Relaxed;
 
 /// How many classes there are.
 pub const CLASSES: usize = 40;
@@ -188,10 +190,20 @@ unsafe extern "C" fn free_slow(block: *mut u8, offset: usize) {
     }
 }
 
-/// Lets the slow paths of class `class` count in `row`, a row of the statistics segment.
-pub fn count_in(class: usize, row: &'static ClassRow) {
+/// What the slow paths of each class count, by class number; none before [`init`].
+pub fn events() -> impl Iterator<Item = &'static VmEvents<SlabEvent>> {
+    (0..CLASSES)
+        .filter_map(|class| by_slot(FIRST_SLOT + class))
+        .map(|cache| &cache.events)
+}
+
+/// Fills in a class's row of the statistics segment. The class's events have their place.
+pub fn describe(class: usize, row: &ClassRow) {
     if let Some(cache) = by_slot(FIRST_SLOT + class) {
-        cache.count_in(row);
+        row.size.store(cache.size as u32, Relaxed);
+        row.sheaf_capacity.store(cache.capacity as u32, Relaxed);
+        let place = cache.events.place().unwrap_or(0);
+        row.events.store(place as u32, Relaxed);
     }
 }
 

@@ -29,12 +29,12 @@ mod typed;
 pub use cache::{CACHES_MOST, CacheError, OBJECT_MOST};
 pub use typed::{Cache, Handle};
 
+use crate::segment::SlabEvent;
 use crate::{nodes, page};
 use cache::Cache as Descriptor;
 use core::alloc::Layout;
 use core::fmt;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::Ordering::Relaxed;
 use percpu::UNITS;
 use pinfold_rseq::FenceError;
 
@@ -257,14 +257,14 @@ impl KmemCache {
 
     /// What the slow paths have counted.
     pub fn statistics(&self) -> Statistics {
-        let row = self.descriptor.row();
+        let events = &self.descriptor.events;
         Statistics {
-            alloc_slowpath: row.alloc_slowpath.load(Relaxed),
-            free_slowpath: row.free_slowpath.load(Relaxed),
-            barn_get: row.barn_get.load(Relaxed),
-            barn_put: row.barn_put.load(Relaxed),
-            slab_alloc: row.slab_alloc.load(Relaxed),
-            slab_free: row.slab_free.load(Relaxed),
+            alloc_slowpath: events.sum(SlabEvent::AllocSlowpath),
+            free_slowpath: events.sum(SlabEvent::FreeSlowpath),
+            barn_get: events.sum(SlabEvent::BarnGet),
+            barn_put: events.sum(SlabEvent::BarnPut),
+            slab_alloc: events.sum(SlabEvent::SlabAlloc),
+            slab_free: events.sum(SlabEvent::SlabFree),
             slabs: self.descriptor.nodes().iter().map(node::Node::slabs).sum(),
             sheaf_capacity: self.descriptor.capacity,
         }

@@ -3,11 +3,12 @@
 //! The barn holds full and empty sheaves, so that a CPU that runs out of either exchanges one for the other under the
 //! lock, without touching the objects. Only beyond the barn's bounds do objects go to and come from slabs.
 
-use super::cache::{Cache, count};
+use super::cache::Cache;
 use super::sheaf::{Sheaf, SheafList};
 use super::slabs::Slabs;
 use crate::lock::Lock;
 use crate::page;
+use crate::segment::SlabEvent;
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -60,6 +61,7 @@ impl Node {
 
     /// One for each node of the machine.
     pub(super) fn make_all() -> Option<&'static [Node]> {
+        crate::nodes::init();
         let count = crate::nodes::count();
         let nodes = page::alloc_meta(Layout::array::<Node>(count).ok()?)?.cast::<Node>();
         for nth in 0..count {
@@ -88,7 +90,7 @@ impl Node {
                 stock.put_empty(empty);
             }
             stock.idle = stock.idle.min(stock.full.length);
-            count(&cache.row().barn_get, 1);
+            cache.count(SlabEvent::BarnGet, 1);
             return Ok(full);
         }
         let mut sheaf = match empty.or_else(|| stock.empty.take()) {
@@ -101,7 +103,7 @@ impl Node {
             slots.copy_within(slots.len() - taken.., 0);
         }
         sheaf.set_len(cache.capacity, taken);
-        count(&cache.row().refilled, taken);
+        cache.count(SlabEvent::Refilled, taken);
         if taken == 0 {
             Err(Some(sheaf))
         } else {
@@ -122,7 +124,7 @@ impl Node {
             return Err(full);
         };
         if let Some(sheaf) = full {
-            count(&cache.row().barn_put, 1);
+            cache.count(SlabEvent::BarnPut, 1);
             stock.full.put(sheaf);
             if let Some(emptied) = self.flush_oldest(cache, &mut stock) {
                 return Ok(emptied);
@@ -147,7 +149,7 @@ impl Node {
             stock.put_empty(sheaf);
             return;
         }
-        count(&cache.row().barn_put, 1);
+        cache.count(SlabEvent::BarnPut, 1);
         stock.full.put(sheaf);
         if let Some(emptied) = self.flush_oldest(cache, &mut stock) {
             stock.put_empty(emptied);
@@ -177,7 +179,7 @@ impl Node {
         };
         self.take_back(cache, &mut stock);
         let taken = stock.slabs.take(cache, node, objects);
-        count(&cache.row().refilled, taken);
+        cache.count(SlabEvent::Refilled, taken);
         let length = objects.len();
         objects.copy_within(length - taken.., 0);
         taken
@@ -193,7 +195,7 @@ impl Node {
             objects.iter().for_each(|&object| self.set_aside(object));
             return;
         };
-        count(&cache.row().flushed, objects.len());
+        cache.count(SlabEvent::Flushed, objects.len());
         // SAFETY: the caller's promise.
         unsafe { stock.slabs.give(cache, objects) };
     }
@@ -280,7 +282,7 @@ impl Node {
 
     fn flush(&self, cache: &Cache, stock: &mut Stock, sheaf: &mut Sheaf) {
         let objects = sheaf.objects(cache.capacity);
-        count(&cache.row().flushed, objects.len());
+        cache.count(SlabEvent::Flushed, objects.len());
         // SAFETY: objects in a sheaf were freed by their owners; sheaves that come here hold this node's only.
         unsafe { stock.slabs.give(cache, objects) };
         sheaf.set_len(cache.capacity, 0);

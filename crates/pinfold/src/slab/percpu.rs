@@ -21,10 +21,11 @@
 //! itself on whatever CPU it lands, and when one finds that things have changed, the sheaf in hand goes to the barn.
 //! A sheaf is at every moment in exactly one place, so nothing is lost or doubled.
 
-use super::cache::{self, CACHES_MOST, Cache, count};
+use super::cache::{self, CACHES_MOST, Cache};
 use super::node::Node;
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
 use crate::lock::Lock;
+use crate::segment::SlabEvent;
 use crate::{nodes, page, sys};
 use core::alloc::Layout;
 use core::ptr::null_mut;
@@ -47,7 +48,6 @@ static STOPPING: Lock<()> = Lock::new(());
 #[cold]
 fn prepare() -> bool {
     if !pinfold_rseq::decided() {
-        nodes::init();
         pinfold_rseq::init(if nodes::count() == 1 {
             Index::Cid
         } else {
@@ -198,7 +198,7 @@ impl Cache {
         }
         let number = nodes::current();
         let node = &self.nodes()[number];
-        count(&self.row().alloc_slowpath, 1);
+        self.count(SlabEvent::AllocSlowpath, 1);
         tick();
         let sheaf = match self.take_spare() {
             Some(spare) if !spare.is_empty() => Ok(spare),
@@ -235,7 +235,7 @@ impl Cache {
             return;
         }
         let node = &self.nodes()[nodes::current()];
-        count(&self.row().free_slowpath, 1);
+        self.count(SlabEvent::FreeSlowpath, 1);
         tick();
         if page::too_much_dirty() {
             relieve(self);

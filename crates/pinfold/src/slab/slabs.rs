@@ -15,6 +15,7 @@
 
 use super::cache::Cache;
 use crate::page::{self, GRANULE};
+use crate::segment::SlabEvent;
 use crate::sys::die;
 use core::ptr::NonNull;
 
@@ -162,7 +163,7 @@ impl Slabs {
         // Less the color, which is smaller than a granule.
         let start = start.wrapping_sub(start as usize % GRANULE);
         self.count -= 1;
-        super::cache::count(&cache.row().slab_free, 1);
+        cache.count(SlabEvent::SlabFree, 1);
         if let Some(start) = NonNull::new(start) {
             // SAFETY: as above: nobody uses the run.
             unsafe { page::free_run(start) };
@@ -273,7 +274,7 @@ impl Slabs {
             }
         }
         self.count += 1;
-        super::cache::count(&cache.row().slab_alloc, 1);
+        cache.count(SlabEvent::SlabAlloc, 1);
         self.link_first(index);
         true
     }

@@ -24,6 +24,10 @@
 //! assert_eq!(POOL.to_string(), "nr_free 999\nnr_dirty 1\n");
 //! ```
 
+mod events;
+
+pub use events::VmEvents;
+
 use crate::counter::shards::{SIZE, Shards};
 use crate::counter::{CounterError, PercpuCounter, watch_block};
 use crate::topology::{NodeId, Topology};
@@ -200,7 +204,9 @@ impl<I: Item> VmStat<I> {
         if !there.is_empty() {
             return Some(there);
         }
-        let topology = Topology::system().ok();
+        // Most machines have one node: a process's start shall not read its whole description.
+        let several = Topology::may_have_nodes(b"/");
+        let topology = several.then(|| Topology::read(b"/").ok()).flatten();
         let nodes = topology.as_ref().map_or(1, |topology| {
             topology.with_memory.len().clamp(1, NODES_MOST)
         });
@@ -209,15 +215,18 @@ impl<I: Item> VmStat<I> {
         let bytes = count * size_of::<PercpuCounter>();
         let table = sys::map_memory(bytes.next_multiple_of(sys::page_size()))?;
         let table = table.as_ptr().cast::<PercpuCounter>();
-        for at in 0..count {
-            let node = at / I::NAMES.len() / ZONES_A_NODE;
+        for node in 0..nodes {
             let id = |topology: &Topology| topology.with_memory.iter().nth(node);
             let memory = topology
                 .as_ref()
-                .and_then(|topology| Some(topology.memory_of(b"/", NodeId(id(topology)?))));
-            let threshold = normal_threshold(pinfold_rseq::possible(), memory.unwrap_or(0));
-            // SAFETY: within the mapping, which nobody else knows of.
-            unsafe { table.add(at).write(PercpuCounter::make(0, threshold, 0)) };
+                .and_then(|topology| Some(topology.memory_of(b"/", NodeId(id(topology)?))))
+                .unwrap_or_else(|| sys::physical_memory() as u64);
+            let threshold = normal_threshold(pinfold_rseq::possible(), memory);
+            for at in 0..ZONES_A_NODE * I::NAMES.len() {
+                let at = node * ZONES_A_NODE * I::NAMES.len() + at;
+                // SAFETY: within the mapping, which nobody else knows of.
+                unsafe { table.add(at).write(PercpuCounter::make(0, threshold, 0)) };
+            }
         }
         self.zones.store(zones, Release);
         // Release pairs with the acquire in `counters`.
