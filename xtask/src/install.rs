@@ -41,7 +41,7 @@ pub fn main(options: &[&str]) -> Result<()> {
         0o755,
     )?;
     copy(
-        &release.join("libpinfold_preload.a"),
+        &release.join("libpinfold_names.a"),
         &to.join("lib/libpinfold.a"),
         0o644,
     )?;
@@ -58,7 +58,11 @@ pub fn main(options: &[&str]) -> Result<()> {
 }
 
 fn build() -> Result<()> {
-    for package in [&["-p", "pinfold-preload"][..], &["-p", "pinfold-cli"]] {
+    for package in [
+        &["-p", "pinfold-preload"][..],
+        &["-p", "pinfold-names"],
+        &["-p", "pinfold-cli"],
+    ] {
         let status = Command::new(env!("CARGO"))
             .args(["build", "--release"])
             .args(package)

@@ -317,3 +317,23 @@ fn doctor_reads_other_machines() {
     assert_eq!(code, Some(0));
     assert!(out.contains("cpu/online"), "{out}");
 }
+
+/// The library has a thread of its own when asked, or when the program has threads; a program with one thread stays alone.
+#[test]
+fn the_shepherd_has_a_thread_when_asked() {
+    let names = |arguments: &[&str]| {
+        let script = "sleep 0.2; cat /proc/$$/task/*/comm";
+        let mut command = pinfold();
+        command.arg("run").args(arguments);
+        let (out, error, _) = texts(command.args(["--", "sh", "-c", script]));
+        assert_eq!(error, "");
+        out.lines().filter(|line| *line == "pinfold").count()
+    };
+    assert_eq!(names(&[]), 0);
+    assert_eq!(names(&["--shepherd"]), 1);
+    assert_eq!(names(&["--shepherd=10"]), 1);
+    assert_eq!(names(&["--shepherd=off"]), 0);
+    let (_, error, code) = texts(pinfold().args(["run", "--shepherd=0", "--", "true"]));
+    assert!(error.contains("milliseconds from 1"), "{error}");
+    assert_eq!(code, Some(2));
+}

@@ -1,6 +1,6 @@
 //! What happens once: at the first allocation of a process, and at each fork.
 
-use crate::{count, heap};
+use crate::{background, count, heap};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold::slab::{self, kmalloc};
@@ -66,4 +66,5 @@ extern "C" fn in_child() {
     counter::fork_child();
     slab::fork_child();
     shepherd::fork_child();
+    background::fork_child();
 }

@@ -21,6 +21,8 @@
 //! becomes `libpinfold.so`, gives it its own names.
 #![no_std]
 
+#[doc(hidden)]
+pub mod background;
 pub mod c;
 mod count;
 mod heap;

@@ -224,3 +224,36 @@ fn commit_fault() {
     // The sheaf goes to the slabs, which check.
     let _ = cache.shrink();
 }
+
+/// What a CPU's sheaves hold goes back to the node when nobody has used it for some ticks, and from there to the system.
+#[test]
+fn idle_sheaves_are_drained_by_the_shepherd() {
+    if pinfold_rseq::init(pinfold_rseq::Index::Cid) != pinfold_rseq::Backend::Atomic
+        && pinfold_rseq::fence().is_err()
+    {
+        return;
+    }
+    let isolated = std::fs::read_to_string("/sys/devices/system/cpu/isolated");
+    if isolated.is_ok_and(|list| !list.trim().is_empty()) {
+        return;
+    }
+    let cache = KmemCache::new("idle", layout(4096, 8)).unwrap();
+    let objects = take(&cache, 64);
+    give(&cache, objects);
+    let before = cache.statistics();
+    let shepherd = pinfold::shepherd::Shepherd::new();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while cache.statistics().barn_put == before.barn_put || cache.statistics().slab_free == 0 {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "{:?}",
+            cache.statistics()
+        );
+        shepherd.tick();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(cache.statistics().slabs, 0);
+    let again = take(&cache, 64);
+    give(&cache, again);
+    cache.destroy().unwrap();
+}

@@ -1,62 +1,69 @@
-//! The C malloc family under its own names: what `libpinfold.so` replaces the system's with, when a program is linked with
-//! it or it is preloaded.
-//!
-//! Each name has the semantics of its prefixed counterpart in [`c`], which is where they are described.
+//! `libpinfold.so`: the C malloc family under its own names (`pinfold-names`), and what a shared library can do besides: notice
+//! that the program makes threads, and then give the shepherd one.
 #![no_std]
 
 // Only for the panic handler that a shared library needs; no path that allocates calls into it.
 extern crate std;
 
 use core::ffi::{c_int, c_void};
-use pinfold_malloc::c::{self, Mallinfo2};
-use pinfold_malloc::inlined;
+use core::ptr::null_mut;
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{Acquire, Release};
+use pinfold_malloc::background;
+// For its names.
+use pinfold_names as _;
 
-macro_rules! own_names {
-    ($($name:ident = $target:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
-        #[doc = concat!("As [`", stringify!($target), "`](c::", stringify!($target), ").")]
-        ///
-        /// # Safety
-        ///
-        /// As there.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $result)? {
-            #[allow(unused_unsafe, reason = "some of the targets are safe")]
-            // SAFETY: the caller's promise.
-            unsafe { c::$target($($arg),*) }
-        }
-    )*};
+/// Runs when the library is loaded, before the program's `main`.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOADED: extern "C" fn() = loaded;
+
+extern "C" fn loaded() {
+    background::library_loaded();
 }
 
-own_names! {
-    calloc = pinfold_calloc(count: usize, size: usize) -> *mut c_void;
-    realloc = pinfold_realloc(block: *mut c_void, size: usize) -> *mut c_void;
-    reallocarray = pinfold_reallocarray(block: *mut c_void, count: usize, size: usize) -> *mut c_void;
-    free_sized = pinfold_free_sized(block: *mut c_void, size: usize);
-    free_aligned_sized = pinfold_free_aligned_sized(block: *mut c_void, align: usize, size: usize);
-    aligned_alloc = pinfold_aligned_alloc(align: usize, size: usize) -> *mut c_void;
-    memalign = pinfold_memalign(align: usize, size: usize) -> *mut c_void;
-    posix_memalign = pinfold_posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> c_int;
-    valloc = pinfold_valloc(size: usize) -> *mut c_void;
-    pvalloc = pinfold_pvalloc(size: usize) -> *mut c_void;
-    malloc_usable_size = pinfold_malloc_usable_size(block: *mut c_void) -> usize;
-    malloc_trim = pinfold_malloc_trim(pad: usize) -> c_int;
-    mallinfo2 = pinfold_mallinfo2() -> Mallinfo2;
-    malloc_info = pinfold_malloc_info(options: c_int, stream: *mut libc::FILE) -> c_int;
+type Create = unsafe extern "C" fn(
+    *mut libc::pthread_t,
+    *const libc::pthread_attr_t,
+    extern "C" fn(*mut c_void) -> *mut c_void,
+    *mut c_void,
+) -> c_int;
+
+/// The C library's `pthread_create`; null when there is none behind this library.
+fn next_create() -> *mut c_void {
+    static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+    let known = NEXT.load(Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: the name is a literal with NUL.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr()) };
+    NEXT.store(found, Release);
+    found
 }
 
-/// As [`pinfold_malloc`](c::pinfold_malloc), inlined rather than called.
-#[unsafe(no_mangle)]
-pub extern "C" fn malloc(size: usize) -> *mut c_void {
-    inlined::alloc(size).cast()
-}
-
-/// As [`pinfold_free`](c::pinfold_free), inlined rather than called.
+/// The C library's `pthread_create`. Afterwards the program has threads, and the shepherd may have one too.
 ///
 /// # Safety
 ///
-/// As there.
+/// As for the C library's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn free(block: *mut c_void) {
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> c_int {
+    let next = next_create();
+    if next.is_null() {
+        return libc::EAGAIN;
+    }
+    // SAFETY: the C library's function of that name has this type.
+    let next: Create = unsafe { core::mem::transmute::<*mut c_void, Create>(next) };
     // SAFETY: the caller's promise.
-    unsafe { inlined::free(block.cast()) };
+    let error = unsafe { next(thread, attributes, start, argument) };
+    if error == 0 {
+        background::program_made_thread();
+    }
+    error
 }

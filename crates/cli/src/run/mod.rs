@@ -29,6 +29,14 @@ pub struct Args {
     #[arg(long)]
     stats: bool,
 
+    /// Give the library's background thread, the shepherd, its time: auto, on, off, or milliseconds between its looks
+    ///
+    /// The shepherd has caches that stand idle give back what they hold. `auto`, the default, starts it once the program has
+    /// made a thread itself; `on` (also by `--shepherd` alone) and a number at the program's start; `off` never, then the
+    /// program's own calls do its work in passing.
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "on", value_parser = shepherd)]
+    shepherd: Option<String>,
+
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -48,6 +56,9 @@ pub fn main(args: Args) -> Result<ExitCode> {
         Some(obstacle) => explain(&program, obstacle),
         None => {
             command.env("LD_PRELOAD", library::preload(&library));
+            if let Some(when) = &args.shepherd {
+                command.env("PINFOLD_SHEPHERD", when);
+            }
         }
     }
     if args.stats && obstacle.is_none() {
@@ -57,6 +68,15 @@ pub fn main(args: Args) -> Result<ExitCode> {
         signals::restore_sigpipe();
         Ok(refuse(name, &command.exec()))
     }
+}
+
+/// Checks the value of `--shepherd`.
+fn shepherd(value: &str) -> Result<String, String> {
+    let number = || matches!(value.parse(), Ok(1..=86_400_000u64));
+    if ["auto", "on", "off"].contains(&value) || number() {
+        return Ok(value.to_owned());
+    }
+    Err("give auto, on, off, or milliseconds from 1 to 86400000".to_owned())
 }
 
 /// Runs the command as a child, and reports when it is done.

@@ -6,12 +6,13 @@
 //! * the arena of a class has the stripe of that class in each of its node's chunks, and takes chunk after chunk. Chunks
 //!   are committed in their order, whole, whichever class comes first.
 
+use super::aged::purge_aged;
 use super::free_runs::FreeRuns;
 use super::{
     CHUNK_GRANULES, Frame, GRANULE, LARGE, MAX_NODES, PRIVATE, STRIPE_GRANULES, STRIPES, State,
     address_of, frame, index_of_run, ready, set_entry,
 };
-use super::{gave_back, returned, took};
+use super::{gave_back, took};
 use crate::lock::{Guard, Lock};
 use crate::sys;
 use crate::vmstat::Zone;
@@ -33,8 +34,6 @@ fn dirty_most() -> usize {
     }
 }
 
-/// How long a free run stays dirty, in milliseconds. Peers: mimalloc 1 s, jemalloc 10 s.
-const DIRTY_FOR: u32 = 1000;
 /// Every how many calls the clock is looked at.
 const TICK: u32 = 16;
 /// Granules that a mixed arena commits at a time: at least 1 MiB, at most 64 MiB, an eighth of what there is.
@@ -49,7 +48,7 @@ const MIXED: usize = STRIPES;
 /// the caches takes 17 cycles an object with huge pages and 40 without.
 const HUGE_FROM: u32 = 1;
 
-struct Arena {
+pub(super) struct Arena {
     /// The first granule of the part.
     first: u32,
     /// What has been taken of the part so far: up to this granule, or for a class, this many chunks.
@@ -61,7 +60,7 @@ struct Arena {
     now: u32,
 }
 
-type Place = (usize, usize);
+pub(super) type Place = (usize, usize);
 
 static ARENAS: [[Lock<Arena>; STRIPES + 1]; MAX_NODES] = [const {
     [const {
@@ -146,11 +145,11 @@ pub(super) fn divide(nodes: usize, chunks: u32, mixed: u32) {
     }
 }
 
-fn arena_at((node, region): Place) -> &'static Lock<Arena> {
+pub(super) fn arena_at((node, region): Place) -> &'static Lock<Arena> {
     &ARENAS[node][region]
 }
 
-fn places() -> impl Iterator<Item = Place> {
+pub(super) fn places() -> impl Iterator<Item = Place> {
     (0..crate::nodes::count()).flat_map(|node| (0..=STRIPES).map(move |region| (node, region)))
 }
 
@@ -264,14 +263,6 @@ pub unsafe fn free_run(start: NonNull<u8>) {
     }
 }
 
-/// Purges what has been dirty for long in one arena.
-fn purge_aged(place: Place, now: u32) {
-    if let Some(arena) = arena_at(place).lock() {
-        let until = now.wrapping_sub(DIRTY_FOR);
-        drop(purge(arena, place, |free| free.take_oldest(Some(until))));
-    }
-}
-
 /// Another arena at each call, so that one that is not called any more is purged by those that are.
 fn next_in_turn() -> Place {
     static TURN: AtomicUsize = AtomicUsize::new(0);
@@ -279,19 +270,8 @@ fn next_in_turn() -> Place {
     (turn / (STRIPES + 1), turn % (STRIPES + 1))
 }
 
-/// Gives all free memory of every arena back to the system; returns how many bytes. A system call per free run.
-pub fn trim() -> usize {
-    let before = returned();
-    for place in places() {
-        if let Some(arena) = arena_at(place).lock() {
-            drop(purge(arena, place, |free| free.take_oldest(None)));
-        }
-    }
-    (returned() - before) as usize
-}
-
 /// Purges the runs that `next` takes out of the free runs, without holding the lock meanwhile, and returns the lock.
-fn purge(
+pub(super) fn purge(
     mut arena: Guard<'static, Arena>,
     place: Place,
     mut next: impl FnMut(&mut FreeRuns) -> Option<(u32, u32)>,

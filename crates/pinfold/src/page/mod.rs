@@ -24,12 +24,15 @@
 //! A free run that stays dirty for a second is purged by a later call of the arena; and whenever more than 1 % of the
 //! physical memory is dirty, or 16 MiB if that is more, some are purged at once. Huge blocks are unmapped at once.
 
+mod aged;
 mod arena;
 mod free_runs;
 mod huge;
 mod meta;
 
-pub use arena::{alloc_run, free_run, large_in_use, trim};
+pub(crate) use aged::purge_all_aged;
+pub use aged::trim;
+pub use arena::{alloc_run, free_run, large_in_use};
 pub(crate) use arena::{fork_done, fork_prepare, keep, relieve, too_much_dirty, unkeep};
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub(crate) use meta::{

@@ -373,4 +373,5 @@ pub fn shrink_all() -> Result<usize, FenceError> {
 }
 
 mod fork;
+mod idle;
 pub use fork::{fork_child, fork_parent, fork_prepare};

@@ -22,11 +22,12 @@
 //! A sheaf is at every moment in exactly one place, so nothing is lost or doubled.
 
 use super::cache::{self, CACHES_MOST, Cache};
+use super::idle;
 use super::node::Node;
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
 use crate::lock::Lock;
 use crate::segment::SlabEvent;
-use crate::{nodes, page, sys};
+use crate::{nodes, page, shepherd, sys};
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicU32;
@@ -34,15 +35,15 @@ use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::{FenceError, Index, Units, fence, possible};
 
 /// Bytes from the main sheaves' words to the spares'.
-const SPARE: usize = CACHES_MOST * 8;
+pub(super) const SPARE: usize = CACHES_MOST * 8;
 /// Bytes of a unit.
-const UNIT: usize = 2 * SPARE;
+pub(super) const UNIT: usize = 2 * SPARE;
 
 /// The units of all caches.
 pub(super) static UNITS: Units = Units::new();
 
 /// Held while units are installed, and while the CPUs are stopped.
-static STOPPING: Lock<()> = Lock::new(());
+pub(super) static STOPPING: Lock<()> = Lock::new(());
 
 /// Makes the choice of backend and gives the current CPU its unit; false when there is no memory for it.
 #[cold]
@@ -66,6 +67,7 @@ fn prepare() -> bool {
     let Some(unit) = layout.ok().and_then(page::alloc_meta) else {
         return false;
     };
+    shepherd::register(idle::drain);
     UNITS.install(index, unit.as_ptr()).is_ok()
 }
 
@@ -86,6 +88,9 @@ const TICK: u32 = 64;
 fn tick() {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let calls = CALLS.fetch_add(1, Relaxed);
+    if calls.is_multiple_of(TICK) {
+        shepherd::tick_in_passing();
+    }
     if calls.is_multiple_of(TICK)
         && let Some(cache) = cache::in_turn(calls / TICK)
     {
@@ -297,14 +302,17 @@ pub(super) fn drain(caches: impl Fn(&Cache) -> bool) -> Result<(), FenceError> {
 
 /// Empties a stopped unit's words for `cache`.
 fn drain_unit(cache: &Cache, unit: *mut u8) {
-    let node = &cache.nodes()[nodes::current()];
-    for offset in [cache.main(), cache.main() + SPARE] {
-        // SAFETY: the unit is stopped: it is this thread's, and the offset lies in it.
-        let word = unsafe { unit.add(offset).cast::<u64>().replace(0) };
-        // SAFETY: taken out just now.
-        if let Some(sheaf) = unsafe { Sheaf::from_word(word) } {
-            cache.put(node, sheaf);
-        }
+    drain_word(cache, unit, cache.main());
+    drain_word(cache, unit, cache.main() + SPARE);
+}
+
+/// Takes the sheaf in one of a stopped unit's words for `cache` to the barn.
+pub(super) fn drain_word(cache: &Cache, unit: *mut u8, offset: usize) {
+    // SAFETY: the unit is stopped: it is the caller's, and the offset lies in it.
+    let word = unsafe { unit.add(offset).cast::<u64>().replace(0) };
+    // SAFETY: taken out just now.
+    if let Some(sheaf) = unsafe { Sheaf::from_word(word) } {
+        cache.put(&cache.nodes()[nodes::current()], sheaf);
     }
 }
 

@@ -1,0 +1,62 @@
+//! The C malloc family under its own names: what replaces the system's when a program is linked with `libpinfold.so` or
+//! `libpinfold.a`, or the former is preloaded.
+//!
+//! Each name has the semantics of its prefixed counterpart in [`c`], which is where they are described.
+#![no_std]
+
+// Only for the panic handler that a shared library needs; no path that allocates calls into it.
+extern crate std;
+
+use core::ffi::{c_int, c_void};
+use pinfold_malloc::c::{self, Mallinfo2};
+use pinfold_malloc::inlined;
+
+macro_rules! own_names {
+    ($($name:ident = $target:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+        #[doc = concat!("As [`", stringify!($target), "`](c::", stringify!($target), ").")]
+        ///
+        /// # Safety
+        ///
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $result)? {
+            #[allow(unused_unsafe, reason = "some of the targets are safe")]
+            // SAFETY: the caller's promise.
+            unsafe { c::$target($($arg),*) }
+        }
+    )*};
+}
+
+own_names! {
+    calloc = pinfold_calloc(count: usize, size: usize) -> *mut c_void;
+    realloc = pinfold_realloc(block: *mut c_void, size: usize) -> *mut c_void;
+    reallocarray = pinfold_reallocarray(block: *mut c_void, count: usize, size: usize) -> *mut c_void;
+    free_sized = pinfold_free_sized(block: *mut c_void, size: usize);
+    free_aligned_sized = pinfold_free_aligned_sized(block: *mut c_void, align: usize, size: usize);
+    aligned_alloc = pinfold_aligned_alloc(align: usize, size: usize) -> *mut c_void;
+    memalign = pinfold_memalign(align: usize, size: usize) -> *mut c_void;
+    posix_memalign = pinfold_posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> c_int;
+    valloc = pinfold_valloc(size: usize) -> *mut c_void;
+    pvalloc = pinfold_pvalloc(size: usize) -> *mut c_void;
+    malloc_usable_size = pinfold_malloc_usable_size(block: *mut c_void) -> usize;
+    malloc_trim = pinfold_malloc_trim(pad: usize) -> c_int;
+    mallinfo2 = pinfold_mallinfo2() -> Mallinfo2;
+    malloc_info = pinfold_malloc_info(options: c_int, stream: *mut libc::FILE) -> c_int;
+}
+
+/// As [`pinfold_malloc`](c::pinfold_malloc), inlined rather than called.
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc(size: usize) -> *mut c_void {
+    inlined::alloc(size).cast()
+}
+
+/// As [`pinfold_free`](c::pinfold_free), inlined rather than called.
+///
+/// # Safety
+///
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(block: *mut c_void) {
+    // SAFETY: the caller's promise.
+    unsafe { inlined::free(block.cast()) };
+}

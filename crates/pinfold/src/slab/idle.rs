@@ -1,0 +1,156 @@
+//! Sheaves that stood idle on their CPU go back to their node.
+//!
+//! The shepherd looks at every sheaf at each of its ticks. One whose word is the same at [`LOOKS`] looks in a row has not been
+//! used (or stands, by chance, where it stood: taking it is harmless then). When enough memory lies idle, the units
+//! concerned are stopped for a moment and the idle sheaves taken to the barn, which gives their objects back later. That
+//! interrupts a CPU only if it runs a thread of this process just then; isolated CPUs are left in peace. Barns give back what nobody
+//! needed for a while, and arenas what has been free for long, also in a program that allocates no more.
+
+use super::cache::{self, Cache};
+use super::percpu::{SPARE, STOPPING, UNIT, UNITS, drain_word};
+use crate::topology::{CpuSet, Topology};
+use crate::{page, sys};
+use core::alloc::Layout;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicU64};
+use pinfold_rseq::{Backend, Index, MAX_INDEX, backend, fence, fence_index, possible};
+
+/// Looks at which a sheaf must stand still.
+const LOOKS: u64 = 3;
+/// Less than this in idle sheaves is not worth an interrupt.
+const WORTH: usize = 64 << 10;
+
+/// For each unit a block of its size: where a unit has a sheaf's word, the word as last seen; where it has the spare's, the
+/// number of looks since.
+static SEEN: [AtomicPtr<u8>; MAX_INDEX] = [const { AtomicPtr::new(null_mut()) }; MAX_INDEX];
+
+/// What the shepherd calls at each tick.
+pub(super) fn drain() {
+    take_idle_sheaves();
+    let now = sys::coarse_milliseconds() as u32;
+    cache::for_each(|cache| {
+        let nodes = cache.nodes().iter();
+        nodes.for_each(|node| node.release_idle(cache, now));
+    });
+    page::purge_all_aged();
+}
+
+fn take_idle_sheaves() {
+    let Some(allowed) = Allowed::now() else {
+        return;
+    };
+    let units =
+        || (0..possible()).filter(|&index| !UNITS.unit(index).is_null() && allowed.contains(index));
+    let idle: usize = units().map(look).sum();
+    if idle < WORTH {
+        return;
+    }
+    // Who stops units already, or is interrupted in it by this, has precedence.
+    let Some(_stopping) = STOPPING.lock() else {
+        return;
+    };
+    let mut chosen = CpuSet::default();
+    units()
+        .filter(|&index| any_idle(index))
+        .for_each(|index| chosen.insert(index));
+    chosen.iter().for_each(|index| UNITS.stop(index));
+    let fenced = match backend() {
+        Backend::Rseq(Index::Cpu) => chosen.iter().all(|index| fence_index(index).is_ok()),
+        _ => fence().is_ok(),
+    };
+    for index in chosen.iter() {
+        if fenced {
+            UNITS.await_stopped(index);
+            take_idle(index);
+        }
+        UNITS.resume(index);
+    }
+}
+
+/// The CPUs that may be interrupted.
+struct Allowed(Option<Topology>);
+
+impl Allowed {
+    /// `None` when none may be: concurrency ids name no CPU, so where some are isolated all are spared.
+    fn now() -> Option<Allowed> {
+        let quiet =
+            |machine: &Topology| machine.isolated.is_empty() && machine.nohz_full.is_empty();
+        match Topology::read(b"/") {
+            Ok(machine) if quiet(&machine) => Some(Allowed(None)),
+            Ok(machine) if backend() != Backend::Rseq(Index::Cid) => Some(Allowed(Some(machine))),
+            _ => None,
+        }
+    }
+
+    fn contains(&self, index: usize) -> bool {
+        self.0.as_ref().is_none_or(|machine| {
+            !machine.isolated.contains(index) && !machine.nohz_full.contains(index)
+        })
+    }
+}
+
+/// The block with what was seen of a unit; `None` without memory.
+fn seen(index: usize) -> Option<*mut u8> {
+    let there = SEEN[index].load(Acquire);
+    if !there.is_null() {
+        return Some(there);
+    }
+    let layout = Layout::from_size_align(UNIT, 4096).ok()?;
+    let fresh = page::alloc_meta(layout)?.as_ptr();
+    match SEEN[index].compare_exchange(null_mut(), fresh, AcqRel, Acquire) {
+        Ok(_) => Some(fresh),
+        // Two ticks at once: one block is lost, once for each unit.
+        Err(theirs) => Some(theirs),
+    }
+}
+
+/// A word of a unit, or of what was seen of it.
+fn word<'u>(block: *mut u8, offset: usize) -> &'u AtomicU64 {
+    // SAFETY: units and their blocks live for ever, and offsets of caches lie in them.
+    unsafe { &*block.add(offset).cast() }
+}
+
+/// Looks at a unit's sheaves; returns how many bytes may lie in those that stand idle.
+fn look(index: usize) -> usize {
+    let Some(seen) = seen(index) else {
+        return 0;
+    };
+    let unit = UNITS.unit(index);
+    let mut idle = 0;
+    cache::for_each(|cache| {
+        let at = cache.main();
+        let now = word(unit, at).load(Relaxed);
+        let looks = word(seen, at + SPARE);
+        if now == 0 || word(seen, at).swap(now, Relaxed) != now {
+            looks.store(0, Relaxed);
+        } else if looks.fetch_add(1, Relaxed) + 1 >= LOOKS {
+            idle += cache.capacity * cache.size;
+        }
+    });
+    idle
+}
+
+fn is_idle(index: usize, cache: &Cache) -> bool {
+    let seen = SEEN[index].load(Acquire);
+    !seen.is_null() && word(seen, cache.main() + SPARE).load(Relaxed) >= LOOKS
+}
+
+fn any_idle(index: usize) -> bool {
+    let mut any = false;
+    cache::for_each(|cache| any |= is_idle(index, cache));
+    any
+}
+
+/// Takes the idle sheaves of a stopped unit, and the spares behind them, to the barn.
+fn take_idle(index: usize) {
+    let unit = UNITS.unit(index);
+    cache::for_each(|cache| {
+        if is_idle(index, cache) {
+            drain_word(cache, unit, cache.main());
+            drain_word(cache, unit, cache.main() + SPARE);
+            let seen = SEEN[index].load(Acquire);
+            word(seen, cache.main() + SPARE).store(0, Relaxed);
+        }
+    });
+}
