@@ -1,9 +1,9 @@
 //! The atomic backend: the same operations without restartable sequences.
 //!
 //! Words are atomics. `add` is one `fetch_add`; the other operations hold the lock in the unit's header, a word that
-//! is 1 while held. Nobody waits long for it: a holder can be preempted, or be the very frame that a signal handler
-//! interrupted, so after [`TRIES`] the operation fails as it would on an empty or full stack, and the caller's slow path
-//! takes over.
+//! is 0 while free and names the holder's thread else. Nobody waits long for it: a holder can be preempted, or be the
+//! very frame that a signal handler interrupted, so after [`TRIES`] the operation fails as it would on an empty or full
+//! stack, and the caller's slow path takes over.
 #![allow(unsafe_code, reason = "works on the units' raw memory")]
 
 use crate::stack::STACK_ALIGN;
@@ -47,8 +47,7 @@ impl Held {
         // SAFETY: installed units are valid for ever.
         let lock = unsafe { lock_word(unit) };
         for _ in 0..TRIES {
-            // Acquire pairs with the release of the holder before: its words are seen.
-            if lock.load(Relaxed) == 0 && lock.swap(1, Acquire) == 0 {
+            if lock.load(Relaxed) == 0 && take(lock).is_ok() {
                 return Some(Held { unit });
             }
             core::hint::spin_loop();
@@ -72,28 +71,51 @@ impl Drop for Held {
 pub(crate) unsafe fn lock_unit(unit: *mut u8) {
     // SAFETY: the caller's promise.
     let lock = unsafe { lock_word(unit) };
-    while lock.swap(1, Acquire) != 0 {
+    while take(lock).is_err() {
         // SAFETY: no preconditions. The holder may be a preempted thread.
         unsafe { libc::sched_yield() };
     }
 }
 
-/// As [`lock_unit`], but gives up when the holder is not done after many turns of the CPU.
+/// As [`lock_unit`], but gives up after about a second, and at once when the holder is the very frame that a signal handler, the
+/// caller, has interrupted.
 ///
 /// # Safety
 ///
 /// As there.
 pub(crate) unsafe fn try_lock_unit(unit: *mut u8) -> bool {
-    const TURNS: u32 = 5000;
-    (0..TURNS).any(|_| {
-        // SAFETY: the caller's promise. Acquire pairs with the release in `unlock_unit`.
-        let taken = unsafe { lock_word(unit) }.swap(1, Acquire) == 0;
-        if !taken {
-            // SAFETY: no preconditions. The holder may be a preempted thread.
-            unsafe { libc::sched_yield() };
-        }
-        taken
-    })
+    const YIELDS: u32 = 100;
+    const NAPS: u32 = 10_000;
+    let nap = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000,
+    };
+    // SAFETY: the caller's promise.
+    let lock = unsafe { lock_word(unit) };
+    for turn in 0..YIELDS + NAPS {
+        match take(lock) {
+            Ok(()) => return true,
+            Err(holder) if holder == token() => return false,
+            // The holder may be a preempted thread, here or on another CPU.
+            // SAFETY: no preconditions; the time is readable.
+            Err(_) if turn < YIELDS => unsafe { libc::sched_yield() },
+            // SAFETY: as above.
+            Err(_) => unsafe { libc::nanosleep(&raw const nap, null_mut()) },
+        };
+    }
+    false
+}
+
+/// What a holder writes into a unit's lock: half of its thread pointer, which tells it from most others, and never 0.
+fn token() -> u32 {
+    crate::thread_pointer() as u32 | 1
+}
+
+/// Takes a unit's lock if it is free; else the holder's token.
+fn take(lock: &AtomicU32) -> Result<(), u32> {
+    // Acquire pairs with the release of the holder before: its words are seen.
+    lock.compare_exchange(0, token(), Acquire, Relaxed)
+        .map(|_| ())
 }
 
 /// # Safety

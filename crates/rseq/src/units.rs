@@ -104,8 +104,8 @@ impl Units {
     ///
     /// # Errors
     ///
-    /// [`FenceError`](crate::FenceError) where the kernel cannot fence, or on atomics, with `EBUSY`, when a unit is not
-    /// given back for some milliseconds: its holder may be the very frame that a signal handler has interrupted.
+    /// [`FenceError`](crate::FenceError) where the kernel cannot fence, or on atomics, with `EBUSY`, when the
+    /// holder of a unit is the very frame that the caller, a signal handler, has interrupted, or does nothing for a second.
     pub fn quiesce(&self, indexes: usize) -> Result<(), crate::FenceError> {
         if !STATE.is_atomic() {
             return crate::fence();
