@@ -6,6 +6,7 @@ use std::process::ExitCode;
 mod bench;
 mod doctor;
 mod figures;
+mod jitter;
 mod run;
 
 /// Run any program on per-CPU memory caches.
@@ -21,6 +22,7 @@ enum Command {
     Run(run::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
+    Jitter(jitter::Args),
 }
 
 fn main() -> ExitCode {
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::main(args),
         Command::Doctor(args) => doctor::main(args),
         Command::Bench(args) => bench::main(args),
+        Command::Jitter(args) => jitter::main(args),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("pinfold: {error:#}");

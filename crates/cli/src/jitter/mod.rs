@@ -1,0 +1,267 @@
+//! `pinfold jitter`: Christoph Lameter's test for the vmstat shepherd, a loop that wants its CPU for itself.
+
+mod interrupts;
+mod run;
+
+use crate::figures::{self, Machine, Plot, Series, Table};
+use anyhow::{Context, Result, ensure};
+use interrupts::Interrupts;
+use pinfold::topology::Topology;
+use run::{Gaps, Loop, Setup, pin_to};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// What a CPU notices when its counters are folded: a pinned loop, without a shepherd, with one that works on the CPU itself, and
+/// with Pinfold's, which folds from afar
+///
+/// A loop pinned to one CPU counts and reads the clock. Meanwhile nobody folds (none), or every interval a worker is woken on
+/// that CPU and folds there, as the kernel's shepherd does (local-worker), or Pinfold's shepherd folds from another CPU
+/// (pinfold). The three take turns, so that what else happens on the machine falls on all alike.
+///
+/// Columns: context switches of the loop's thread (whatever ran on the CPU in between); interrupts there, without the local
+/// timer's; those from other CPUs (rescheduling, function calls, TLB shootdowns); the local timer's; folds; the time between two
+/// passes of the loop, in cycles: median, the longest but one in a thousand, the longest. docs/jitter.md explains more.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The loop's CPU; by default the last isolated one that may be used, else the last
+    #[arg(long, value_name = "N")]
+    cpu: Option<usize>,
+
+    /// Seconds for each of the three
+    #[arg(long, default_value_t = 60.0, allow_negative_numbers = true, value_parser = seconds)]
+    seconds: f64,
+
+    /// Milliseconds between folds
+    #[arg(long, default_value_t = 100, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    interval: u64,
+
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    json: bool,
+
+    /// Draw how long passes took into this SVG file
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+/// Who folds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum SubjectName {
+    None,
+    LocalWorker,
+    Pinfold,
+}
+
+impl SubjectName {
+    const ALL: [SubjectName; 3] = [
+        SubjectName::None,
+        SubjectName::LocalWorker,
+        SubjectName::Pinfold,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            SubjectName::None => "none",
+            SubjectName::LocalWorker => "local-worker",
+            SubjectName::Pinfold => "pinfold",
+        }
+    }
+}
+
+/// What happened in a subject's slices.
+#[derive(Clone, Copy, Default)]
+struct Totals {
+    interrupts: Interrupts,
+    context_switches: u64,
+    folds: u64,
+    seconds: f64,
+}
+
+impl Totals {
+    fn add(&mut self, slice: Totals) {
+        self.interrupts.all += slice.interrupts.all;
+        self.interrupts.timer += slice.interrupts.timer;
+        self.interrupts.between_cpus += slice.interrupts.between_cpus;
+        self.context_switches += slice.context_switches;
+        self.folds += slice.folds;
+        self.seconds += slice.seconds;
+    }
+}
+
+#[derive(Serialize)]
+struct Row {
+    subject: SubjectName,
+    cpu: usize,
+    interval_ms: u64,
+    seconds: f64,
+    context_switches: u64,
+    interrupts: u64,
+    ipis: u64,
+    timer_interrupts: u64,
+    folds: u64,
+    p50_cycles: u64,
+    p999_cycles: u64,
+    max_cycles: u64,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    const MOST: f64 = 86_400.0;
+    match text.parse() {
+        Ok(seconds) if seconds > 0.0 && seconds <= MOST => Ok(seconds),
+        _ => Err(format!("give a number above 0 and up to {MOST}")),
+    }
+}
+
+pub fn main(args: Args) -> Result<ExitCode> {
+    let (cpu, others) = choose_cpu(args.cpu)?;
+    if let Some(file) = &args.plot {
+        figures::check_writable(file)?;
+    }
+    // Before this thread leaves the loop's CPU: the machine's description counts the CPUs it may use.
+    let machine = Machine::read();
+    ensure!(pin_to(&others), "cannot leave CPU {cpu} to the loop");
+    let setup = Setup {
+        cpu,
+        others: &others,
+        interval: Duration::from_millis(args.interval),
+    };
+    let (rows, gaps) = measure(&args, setup)?;
+    if args.json {
+        figures::json("jitter", &rows)?;
+    } else {
+        figures::print(&text(&machine, &rows))?;
+    }
+    if let Some(file) = &args.plot {
+        plot(&gaps, file)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The loop's CPU, and those for everything else.
+fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Vec<usize>)> {
+    let machine = Topology::system().context("looking at the machine")?;
+    let last = |set: &pinfold::topology::CpuSet| set.iter().last();
+    let isolated = machine.allowed.and(&machine.isolated);
+    let default = last(&isolated).or_else(|| last(&machine.allowed));
+    let cpu = wanted.or(default).context("no CPU may be used")?;
+    ensure!(
+        machine.allowed.contains(cpu),
+        "CPU {cpu} may not be used; give one of {} to --cpu",
+        machine.allowed
+    );
+    let others: Vec<usize> = machine
+        .allowed
+        .iter()
+        .filter(|&other| other != cpu)
+        .collect();
+    ensure!(
+        !others.is_empty(),
+        "only CPU {cpu} may be used, and a shepherd needs another; allow two"
+    );
+    Ok((cpu, others))
+}
+
+/// Slices of each subject in turn.
+fn measure(args: &Args, setup: Setup) -> Result<(Vec<Row>, Vec<Gaps>)> {
+    let slices = (args.seconds / 5.0).ceil().max(2.0);
+    let time = Duration::from_secs_f64(args.seconds / slices);
+    let mut totals = [Totals::default(); SubjectName::ALL.len()];
+    let looping = Loop::start(setup.cpu, totals.len())?;
+    let mut run = || {
+        for _ in 0..slices as u64 {
+            for (subject, totals) in SubjectName::ALL.into_iter().zip(&mut totals) {
+                totals.add(looping.slice(setup, subject, time)?);
+            }
+        }
+        Ok(())
+    };
+    let ran: Result<()> = run();
+    let gaps = looping.end()?;
+    ran?;
+    let each = SubjectName::ALL.into_iter().zip(totals).zip(&gaps);
+    let rows = each.map(|((subject, totals), gaps)| Row {
+        subject,
+        cpu: setup.cpu,
+        interval_ms: args.interval,
+        seconds: totals.seconds,
+        context_switches: totals.context_switches,
+        interrupts: totals.interrupts.all,
+        ipis: totals.interrupts.between_cpus,
+        timer_interrupts: totals.interrupts.timer,
+        folds: totals.folds,
+        p50_cycles: gaps.value_at_quantile(0.5),
+        p999_cycles: gaps.value_at_quantile(0.999),
+        max_cycles: gaps.max(),
+    });
+    Ok((rows.collect(), gaps))
+}
+
+fn text(machine: &Machine, rows: &[Row]) -> String {
+    let mut table = Table::new([
+        "shepherd",
+        "folds",
+        "context switches",
+        "interrupts",
+        "from other CPUs",
+        "timer",
+        "median",
+        "99.9 %",
+        "longest",
+        "switches a fold, more than none",
+    ]);
+    let none = &rows[0];
+    for row in rows {
+        let more = row.context_switches as f64 - none.context_switches as f64;
+        let a_fold = match row.folds {
+            0 => "-".to_owned(),
+            folds => format!("{:.2}", more / folds as f64),
+        };
+        table.row([
+            row.subject.name().to_owned(),
+            row.folds.to_string(),
+            row.context_switches.to_string(),
+            row.interrupts.to_string(),
+            row.ipis.to_string(),
+            row.timer_interrupts.to_string(),
+            row.p50_cycles.to_string(),
+            row.p999_cycles.to_string(),
+            row.max_cycles.to_string(),
+            a_fold,
+        ]);
+    }
+    format!(
+        "{}\nA loop on CPU {} for {:.0} s each, folded every {} ms; times between passes in cycles.\n\n{table}",
+        machine.describe(),
+        none.cpu,
+        none.seconds,
+        none.interval_ms,
+    )
+}
+
+/// How long the longest passes took: the share of passes that were longer, against their length.
+fn plot(gaps: &[Gaps], file: &Path) -> Result<()> {
+    let series = SubjectName::ALL.iter().zip(gaps).map(|(subject, gaps)| {
+        let all = gaps.len().max(1) as f64;
+        let mut longer = all;
+        let points = gaps.iter_recorded().map(|bucket| {
+            longer -= bucket.count_at_value() as f64;
+            (bucket.value_iterated_to() as f64, (longer.max(0.5)) / all)
+        });
+        Series {
+            name: subject.name().to_owned(),
+            points: points.collect(),
+        }
+    });
+    Plot {
+        title: "Passes of a pinned loop while its counts are folded",
+        x: "cycles",
+        y: "part of all passes that took longer",
+        log_x: true,
+        log_y: true,
+        series: series.collect(),
+    }
+    .write(file)
+}

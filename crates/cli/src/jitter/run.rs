@@ -1,0 +1,248 @@
+//! The loop on the CPU that shall be left alone, and the shepherds that fold what it counts.
+
+use super::interrupts::Interrupts;
+use super::{SubjectName, Totals};
+use crate::figures::cycles;
+use anyhow::{Context, Result, ensure};
+use hdrhistogram::Histogram;
+use pinfold::counter::PercpuCounter;
+use pinfold::shepherd::{Running, Shepherd};
+use pinfold::topology::CpuSet;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What the loop counts, so that there is always something to fold.
+static COUNTED: PercpuCounter = PercpuCounter::new();
+
+/// Which histogram the loop records into: a subject's number, or one of these.
+static RECORD_FOR: AtomicUsize = AtomicUsize::new(NOBODY);
+const NOBODY: usize = usize::MAX;
+const END: usize = usize::MAX - 1;
+
+/// The longest gap told apart, in cycles: some ten seconds.
+const LONGEST: u64 = 1 << 36;
+/// How long things get before a slice is measured.
+const SETTLE: Duration = Duration::from_millis(50);
+
+pub type Gaps = Histogram<u64>;
+
+/// The loop's thread.
+pub struct Loop {
+    thread: JoinHandle<Vec<Gaps>>,
+    id: i32,
+}
+
+impl Loop {
+    pub fn start(cpu: usize, subjects: usize) -> Result<Loop> {
+        static ID: AtomicI32 = AtomicI32::new(0);
+        let gaps = || Gaps::new_with_bounds(1, LONGEST, 3).context("making a histogram");
+        let mut gaps = (0..subjects).map(|_| gaps()).collect::<Result<Vec<_>>>()?;
+        let thread = std::thread::Builder::new().spawn(move || {
+            let pinned = pin_to(&[cpu]);
+            // SAFETY: no preconditions.
+            let id = unsafe { libc::gettid() };
+            ID.store(if pinned { id } else { -1 }, Release);
+            if pinned {
+                run(&mut gaps);
+            }
+            gaps
+        });
+        let thread = thread.context("starting the loop's thread")?;
+        let id = loop {
+            match ID.load(Acquire) {
+                0 => std::thread::sleep(Duration::from_millis(1)),
+                id => break id,
+            }
+        };
+        ensure!(
+            id > 0,
+            "the loop cannot run on CPU {cpu}; choose another by --cpu"
+        );
+        Ok(Loop { thread, id })
+    }
+
+    /// Measures one subject for `time`.
+    pub fn slice(&self, setup: Setup, subject: SubjectName, time: Duration) -> Result<Totals> {
+        let shepherd = Folder::start(setup, subject)?;
+        std::thread::sleep(SETTLE);
+        let before = (
+            Interrupts::of(setup.cpu)?,
+            self.context_switches()?,
+            shepherd.folds(),
+        );
+        RECORD_FOR.store(subject as usize, Release);
+        let begin = Instant::now();
+        std::thread::sleep(time);
+        RECORD_FOR.store(NOBODY, Release);
+        let seconds = begin.elapsed().as_secs_f64();
+        let totals = Totals {
+            interrupts: Interrupts::of(setup.cpu)? - before.0,
+            context_switches: self.context_switches()?.saturating_sub(before.1),
+            folds: shepherd.folds().saturating_sub(before.2),
+            seconds,
+        };
+        shepherd.stop();
+        Ok(totals)
+    }
+
+    /// Ends the loop; the gaps of each subject.
+    pub fn end(self) -> Result<Vec<Gaps>> {
+        RECORD_FOR.store(END, Release);
+        let joined = self.thread.join();
+        joined.map_err(|_| anyhow::anyhow!("the loop's thread failed"))
+    }
+
+    /// How often the loop's thread has lost its CPU.
+    fn context_switches(&self) -> Result<u64> {
+        let path = format!("/proc/self/task/{}/status", self.id);
+        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        let switches = text.lines().filter(|line| line.contains("_ctxt_switches:"));
+        let numbers =
+            switches.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+        Ok(numbers.sum())
+    }
+}
+
+/// The loop: counts, and records how long it was away since the last pass.
+fn run(gaps: &mut [Gaps]) {
+    let mut last = cycles::now();
+    let mut before = NOBODY;
+    loop {
+        COUNTED.inc();
+        let now = cycles::now();
+        let subject = RECORD_FOR.load(Relaxed);
+        if subject == END {
+            return;
+        }
+        // A gap that began in another slice, or in none, is nobody's.
+        if subject == before
+            && let Some(gaps) = gaps.get_mut(subject)
+        {
+            gaps.saturating_record(now.wrapping_sub(last));
+        }
+        before = subject;
+        last = now;
+    }
+}
+
+/// What stays the same over all slices.
+#[derive(Clone, Copy)]
+pub struct Setup<'a> {
+    pub cpu: usize,
+    /// The allowed CPUs but the loop's.
+    pub others: &'a [usize],
+    pub interval: Duration,
+}
+
+/// Who folds what the loop counts.
+enum Folder {
+    Nobody,
+    Local(LocalWorker),
+    Pinfold(Box<Running>),
+}
+
+impl Folder {
+    fn start(setup: Setup, subject: SubjectName) -> Result<Folder> {
+        Ok(match subject {
+            SubjectName::None => Folder::Nobody,
+            SubjectName::LocalWorker => Folder::Local(LocalWorker::start(setup)?),
+            SubjectName::Pinfold => {
+                let mut cpus = CpuSet::default();
+                setup.others.iter().for_each(|&cpu| cpus.insert(cpu));
+                let running = Shepherd::new().interval(setup.interval).on(cpus).start()?;
+                running.watch(&COUNTED)?;
+                Folder::Pinfold(Box::new(running))
+            }
+        })
+    }
+
+    /// Shards folded so far.
+    fn folds(&self) -> u64 {
+        match self {
+            Folder::Nobody => 0,
+            Folder::Local(worker) => worker.shared.folds.load(Relaxed),
+            Folder::Pinfold(running) => running.folds(),
+        }
+    }
+
+    fn stop(self) {
+        match self {
+            Folder::Nobody => {}
+            Folder::Local(worker) => worker.stop(),
+            Folder::Pinfold(running) => {
+                running.unwatch(&COUNTED);
+                running.stop();
+            }
+        }
+    }
+}
+
+/// The kernel's way: a worker on the CPU to be folded, which a shepherd elsewhere wakes every interval.
+struct LocalWorker {
+    shared: &'static Shared,
+    worker: JoinHandle<()>,
+    shepherd: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    folds: AtomicU64,
+}
+
+impl LocalWorker {
+    fn start(setup: Setup) -> Result<LocalWorker> {
+        // A few bytes a slice.
+        let shared: &'static Shared = Box::leak(Box::default());
+        let (cpu, interval) = (setup.cpu, setup.interval);
+        let worker = std::thread::Builder::new().spawn(move || {
+            pin_to(&[cpu]);
+            while !shared.stop.load(Relaxed) {
+                std::thread::park();
+                shared.folds.fetch_add(COUNTED.fold() as u64, Relaxed);
+            }
+        });
+        let worker = worker.context("starting the local worker")?;
+        let handle = worker.thread().clone();
+        let shepherd = std::thread::Builder::new().spawn(move || {
+            while !shared.stop.load(Relaxed) {
+                std::thread::sleep(interval);
+                handle.unpark();
+            }
+        });
+        Ok(LocalWorker {
+            shared,
+            worker,
+            shepherd: shepherd.context("starting the local worker's shepherd")?,
+        })
+    }
+
+    fn stop(self) {
+        self.shared.stop.store(true, Relaxed);
+        self.worker.thread().unpark();
+        // Neither panics.
+        let _ = (self.worker.join(), self.shepherd.join());
+    }
+}
+
+/// Has the calling thread run on these CPUs only; false when the system refuses.
+pub fn pin_to(cpus: &[usize]) -> bool {
+    const WORDS: usize = pinfold_rseq::MAX_INDEX / 64;
+    let mut mask = [0u64; WORDS];
+    for &cpu in cpus {
+        if let Some(word) = mask.get_mut(cpu / 64) {
+            *word |= 1 << (cpu % 64);
+        }
+    }
+    // SAFETY: the mask is readable for its size.
+    unsafe {
+        libc::syscall(
+            libc::SYS_sched_setaffinity,
+            0,
+            size_of_val(&mask),
+            mask.as_ptr(),
+        ) == 0
+    }
+}

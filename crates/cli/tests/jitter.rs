@@ -1,0 +1,87 @@
+//! `pinfold jitter` in small runs: what comes out, and what is refused. Never how fast.
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+fn jitter(arguments: &[&str]) -> std::process::Output {
+    let mut command = Command::cargo_bin("pinfold").unwrap();
+    command.arg("jitter").args(arguments).output().unwrap()
+}
+
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+#[test]
+fn a_local_worker_disturbs_and_pinfold_folds() {
+    let output = jitter(&["--seconds", "1", "--interval", "20", "--json"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    if cpus() < 2 {
+        assert_eq!(output.status.code(), Some(2));
+        assert!(error.contains("needs another"), "{error}");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(0), "{error}");
+    let figures: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(figures["bench"], "jitter");
+    assert!(figures["machine"]["cpu"].is_string());
+    let rows = figures["rows"].as_array().unwrap();
+    let names: Vec<_> = rows
+        .iter()
+        .map(|row| row["subject"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["none", "local-worker", "pinfold"]);
+    let number = |row: usize, field: &str| rows[row][field].as_u64().unwrap();
+    assert_eq!(number(0, "folds"), 0);
+    for row in 1..3 {
+        assert!(number(row, "folds") >= 5, "{figures}");
+    }
+    // A worker that folds there takes the CPU from the loop each time; two folds may fall into one turn.
+    assert!(
+        number(1, "context_switches") * 2 >= number(1, "folds"),
+        "{figures}"
+    );
+    for (row, _) in rows.iter().enumerate() {
+        for field in ["interrupts", "ipis", "timer_interrupts"] {
+            number(row, field);
+        }
+        assert!(number(row, "p50_cycles") > 0);
+        assert!(number(row, "p999_cycles") <= number(row, "max_cycles"));
+    }
+}
+
+#[test]
+fn bad_requests_are_refused_at_once() {
+    for (arguments, said) in [
+        (&["--cpu", "9000"][..], "--cpu"),
+        (&["--seconds", "0"], "above 0"),
+        (&["--seconds", "-1"], "above 0"),
+        (&["--interval", "0"], "--interval"),
+        (&["--plot", "/nonexistent/jitter.svg"], "/nonexistent"),
+    ] {
+        let begin = std::time::Instant::now();
+        let output = jitter(arguments);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+        assert!(error.contains(said) || cpus() < 2, "{arguments:?}: {error}");
+        assert!(begin.elapsed().as_secs() < 30, "measured first");
+    }
+}
+
+#[test]
+fn a_picture_is_drawn() {
+    if cpus() < 2 {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("jitter.svg");
+    let output = jitter(&["--seconds", "0.2", "--plot", file.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("local-worker") && text.contains("from other CPUs"),
+        "{text}"
+    );
+    let picture = std::fs::read_to_string(file).unwrap();
+    assert!(picture.starts_with("<svg") && picture.contains("pinfold"));
+}
