@@ -8,7 +8,9 @@
 #ifndef PINFOLD_H
 #define PINFOLD_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 
 #ifdef __cplusplus
@@ -72,6 +74,123 @@ struct pinfold_mallinfo2 pinfold_mallinfo2(void);
 
 /* Writes an XML description to `stream`. `options` must be 0, else -1 and EINVAL. */
 int pinfold_malloc_info(int options, FILE *stream);
+
+/*
+ * Counters. Every CPU adds to words of its own; no add takes a lock or a system call, and sums are exact all the same.
+ * Batches are from 1 to 2^40. The value wraps around at 2^63. After fork the child goes on with copies. All functions may
+ * be called from any thread; from signal handlers those that add, read or sum, and not those that create, destroy, set, swap,
+ * limit or change a batch.
+ *
+ *	static struct pinfold_counter open_files = PINFOLD_COUNTER_INIT(0);
+ *	...
+ *	pinfold_counter_inc(&open_files);
+ *	printf("%lld\n", (long long)pinfold_counter_sum(&open_files));
+ */
+
+/* A counter that goes up and down: 32 bytes, and 32 more for each CPU that adds and for the total, from the first add on. */
+struct pinfold_counter {
+	uint64_t pinfold_private[4];
+};
+/* For statics: a counter at `value` with the default batch. It need not be destroyed. */
+#define PINFOLD_COUNTER_INIT(value) { { 64, 0, 0, (uint64_t)(value) } }
+
+/* The default batch: 256, or twice the number of CPUs if that is more. */
+#define PINFOLD_BATCH_DEFAULT UINT64_MAX
+
+/* A counter at `value` of which each CPU may keep `batch` to itself. NULL with EINVAL or ENOMEM. */
+struct pinfold_counter *pinfold_counter_create(int64_t value, uint64_t batch);
+
+/* A counter that widens its batch by itself while its error bound stays at most `drift`. NULL with EINVAL or ENOMEM. */
+struct pinfold_counter *pinfold_counter_create_max_drift(int64_t value, uint64_t drift);
+
+/* Ends a counter of the two functions above; NULL is none. */
+void pinfold_counter_destroy(struct pinfold_counter *counter);
+
+/* Any thread, any signal handler; never waits. */
+void pinfold_counter_add(const struct pinfold_counter *counter, int64_t n);
+void pinfold_counter_sub(const struct pinfold_counter *counter, int64_t n);
+void pinfold_counter_inc(const struct pinfold_counter *counter);
+void pinfold_counter_dec(const struct pinfold_counter *counter);
+
+/* The value at once, off by at most the error bound. */
+int64_t pinfold_counter_read(const struct pinfold_counter *counter);
+uint64_t pinfold_counter_error_bound(const struct pinfold_counter *counter);
+
+/* The value exactly, as it was at one moment during the call, however many add meanwhile. */
+int64_t pinfold_counter_sum(const struct pinfold_counter *counter);
+
+/* Two numbers between which the value was at a moment during the call; disturbs nobody. */
+void pinfold_counter_bounds(const struct pinfold_counter *counter, int64_t *low, int64_t *high);
+
+/* -1, 0 or 1: the value is below, at or above `with`. Exact, and quick when they are far apart. */
+int pinfold_counter_compare(const struct pinfold_counter *counter, int64_t with);
+
+/* Adds `amount` unless the value would pass `limit` by it, upwards or, for a negative amount, downwards. */
+bool pinfold_counter_limited_add(const struct pinfold_counter *counter, int64_t limit, int64_t amount);
+
+/* Sets the value; swap returns what it was, and nothing that is added meanwhile is lost. These interrupt the CPUs that run
+ * threads of this process. */
+void pinfold_counter_set(const struct pinfold_counter *counter, int64_t value);
+int64_t pinfold_counter_swap(const struct pinfold_counter *counter, int64_t value);
+
+/* Brings what every CPU has added into what read returns; returns how many CPUs' words had moved. Runs here alone. */
+size_t pinfold_counter_fold(const struct pinfold_counter *counter);
+
+/* The batch; a lower one interrupts as set does. 0, or -1 with EINVAL, ENOMEM, or ENOTSUP where the kernel has no fence. */
+uint64_t pinfold_counter_batch(const struct pinfold_counter *counter);
+int pinfold_counter_set_batch(const struct pinfold_counter *counter, uint64_t batch);
+
+/* Thousands of counters, packed, with `values` to begin with. NULL with EINVAL or ENOMEM. Its counters are used as any
+ * other and destroyed together. `at` gives NULL with EINVAL when there are not so many. */
+struct pinfold_counters;
+struct pinfold_counters *pinfold_counters_create(const int64_t *values, size_t count, uint64_t batch);
+const struct pinfold_counter *pinfold_counters_at(const struct pinfold_counters *counters, size_t nth);
+void pinfold_counters_destroy(struct pinfold_counters *counters);
+
+/* A counter that only goes up, modulo 2^64: 8 bytes for each CPU that counts. */
+struct pinfold_event {
+	uint64_t pinfold_private[2];
+};
+#define PINFOLD_EVENT_INIT { { 0, 0 } }
+struct pinfold_event *pinfold_event_create(void);
+void pinfold_event_destroy(struct pinfold_event *event);
+void pinfold_event_inc(const struct pinfold_event *event);
+void pinfold_event_add(const struct pinfold_event *event, uint64_t n);
+uint64_t pinfold_event_sum(const struct pinfold_event *event);
+
+/* How often values of each size occurred; quantiles are at most a 32nd too large. */
+struct pinfold_histogram;
+struct pinfold_histogram *pinfold_histogram_create(void);
+void pinfold_histogram_destroy(struct pinfold_histogram *histogram);
+void pinfold_histogram_record(const struct pinfold_histogram *histogram, uint64_t value);
+uint64_t pinfold_histogram_count(const struct pinfold_histogram *histogram);
+uint64_t pinfold_histogram_sum(const struct pinfold_histogram *histogram);
+uint64_t pinfold_histogram_quantile(const struct pinfold_histogram *histogram, double q);
+
+/*
+ * The shepherd folds watched counters from afar: without an interrupt, a wake-up or a context switch on the CPUs that add. It is a
+ * thread on housekeeping CPUs, or whoever calls tick. What is watched is the process's affair, whichever shepherd looks.
+ */
+struct pinfold_shepherd;
+
+/* Do not even read the counts of isolated CPUs (where counts are kept by CPU number). */
+#define PINFOLD_SHEPHERD_SPARE_ISOLATED 1u
+
+/* Looks every `interval_ms` milliseconds, 0 for 1000. NULL with EINVAL or ENOMEM. */
+struct pinfold_shepherd *pinfold_shepherd_create(uint64_t interval_ms, unsigned flags);
+void pinfold_shepherd_destroy(struct pinfold_shepherd *shepherd);
+
+/* 0, or -1 with ENOMEM. A counter that is destroyed is watched no more. */
+int pinfold_shepherd_watch(const struct pinfold_shepherd *shepherd, const struct pinfold_counter *counter);
+int pinfold_shepherd_watch_many(const struct pinfold_shepherd *shepherd, const struct pinfold_counters *counters);
+void pinfold_shepherd_unwatch(const struct pinfold_shepherd *shepherd, const struct pinfold_counter *counter);
+
+/* Folds now; returns how many CPUs' words had moved. */
+size_t pinfold_shepherd_tick(const struct pinfold_shepherd *shepherd);
+
+/* Starts the thread, 0 or -1 with errno; stops it and waits for it. One thread at a time may do so. */
+int pinfold_shepherd_start(struct pinfold_shepherd *shepherd);
+void pinfold_shepherd_stop(struct pinfold_shepherd *shepherd);
 
 #ifdef __cplusplus
 }

@@ -24,6 +24,8 @@
 #[doc(hidden)]
 pub mod background;
 pub mod c;
+pub mod c_counter;
+pub mod c_shepherd;
 mod count;
 mod heap;
 mod init;

@@ -25,6 +25,8 @@ const NOWHERE: usize = 0;
 /// assert_eq!(HITS.sum(), 3);
 /// ```
 #[derive(Debug)]
+// The C header initialises statics of this layout.
+#[repr(C)]
 pub struct EventCounter {
     place: AtomicUsize,
     /// What was counted where no unit was to be had.

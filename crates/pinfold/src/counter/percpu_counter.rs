@@ -42,6 +42,8 @@ const DEFAULT_LEAST: u64 = 256;
 /// # Ok::<(), pinfold::counter::CounterError>(())
 /// ```
 #[derive(Debug)]
+// The C header initialises statics of this layout.
+#[repr(C)]
 pub struct PercpuCounter {
     /// The offset of the block, or [`CLOSED`] until there is one.
     place: AtomicUsize,

@@ -1,0 +1,148 @@
+/* Counters and the shepherd as a C program uses them. */
+#include "pinfold.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define CHECK(what)                                                                          \
+	do {                                                                                 \
+		if (!(what)) {                                                               \
+			printf("line %d: %s\n", __LINE__, #what);                            \
+			exit(1);                                                             \
+		}                                                                            \
+	} while (0)
+
+#define ADDS 100000
+#define THREADS 4
+
+static struct pinfold_counter in_static = PINFOLD_COUNTER_INIT(-7);
+static struct pinfold_event events = PINFOLD_EVENT_INIT;
+static struct pinfold_counter *created;
+static struct pinfold_counters *many;
+static struct pinfold_histogram *sizes;
+
+static void *add(void *argument)
+{
+	(void)argument;
+	for (int n = 0; n < ADDS; n++) {
+		pinfold_counter_inc(&in_static);
+		pinfold_counter_add(created, 3);
+		pinfold_counter_sub(created, 1);
+		pinfold_counter_dec(created);
+		pinfold_counter_inc(pinfold_counters_at(many, (size_t)n % 100));
+		pinfold_event_inc(&events);
+		pinfold_event_add(&events, 2);
+		pinfold_histogram_record(sizes, (uint64_t)n % 1000);
+	}
+	return NULL;
+}
+
+static void counts(void)
+{
+	int64_t values[100] = {0};
+	pthread_t threads[THREADS];
+
+	created = pinfold_counter_create(10, PINFOLD_BATCH_DEFAULT);
+	many = pinfold_counters_create(values, 100, 32);
+	sizes = pinfold_histogram_create();
+	CHECK(created && many && sizes);
+	for (int n = 0; n < THREADS; n++)
+		CHECK(pthread_create(&threads[n], NULL, add, NULL) == 0);
+	for (int n = 0; n < THREADS; n++)
+		CHECK(pthread_join(threads[n], NULL) == 0);
+	CHECK(pinfold_counter_sum(&in_static) == (int64_t)THREADS * ADDS - 7);
+	CHECK(pinfold_counter_sum(created) == (int64_t)THREADS * ADDS + 10);
+	for (size_t n = 0; n < 100; n++)
+		CHECK(pinfold_counter_sum(pinfold_counters_at(many, n)) == THREADS * ADDS / 100);
+	CHECK(pinfold_event_sum(&events) == 3ULL * THREADS * ADDS);
+	CHECK(pinfold_histogram_count(sizes) == (uint64_t)THREADS * ADDS);
+	CHECK(pinfold_histogram_sum(sizes) == (uint64_t)THREADS * ADDS / 1000 * 499500);
+	CHECK(pinfold_histogram_quantile(sizes, 0.5) >= 499 && pinfold_histogram_quantile(sizes, 0.5) < 516);
+}
+
+static void operations(void)
+{
+	int64_t low, high, value = pinfold_counter_sum(created);
+	int64_t off = pinfold_counter_read(created) - value;
+
+	CHECK((uint64_t)llabs(off) <= pinfold_counter_error_bound(created));
+	pinfold_counter_bounds(created, &low, &high);
+	CHECK(low == value && high == value);
+	CHECK(pinfold_counter_compare(created, value) == 0);
+	CHECK(pinfold_counter_compare(created, value + 1) == -1);
+	CHECK(pinfold_counter_compare(created, value - 1) == 1);
+	CHECK(pinfold_counter_limited_add(created, value + 5, 5));
+	CHECK(!pinfold_counter_limited_add(created, value + 5, 1));
+	CHECK(pinfold_counter_swap(created, 1) == value + 5);
+	pinfold_counter_set(created, 2);
+	pinfold_counter_fold(created);
+	CHECK(pinfold_counter_read(created) == 2);
+	CHECK(pinfold_counter_set_batch(created, 1000) == 0 && pinfold_counter_batch(created) == 1000);
+}
+
+static void errors(void)
+{
+	errno = 0;
+	CHECK(pinfold_counter_create(0, 0) == NULL && errno == EINVAL);
+	errno = 0;
+	CHECK(pinfold_counter_create_max_drift(0, 0) == NULL && errno == EINVAL);
+	errno = 0;
+	CHECK(pinfold_counter_set_batch(created, 0) == -1 && errno == EINVAL);
+	errno = 0;
+	CHECK(pinfold_counters_at(many, 100) == NULL && errno == EINVAL);
+	errno = 0;
+	CHECK(pinfold_shepherd_create(5, 2) == NULL && errno == EINVAL);
+	pinfold_counter_destroy(NULL);
+	pinfold_counters_destroy(NULL);
+}
+
+static void shepherd(void)
+{
+	struct pinfold_counter *counter = pinfold_counter_create(0, 1000);
+	struct pinfold_shepherd *shepherd = pinfold_shepherd_create(5, PINFOLD_SHEPHERD_SPARE_ISOLATED);
+
+	CHECK(counter && shepherd);
+	CHECK(pinfold_shepherd_watch(shepherd, counter) == 0);
+	CHECK(pinfold_shepherd_watch_many(shepherd, many) == 0);
+	pinfold_counter_add(counter, 5);
+	CHECK(pinfold_shepherd_tick(shepherd) >= 1);
+	CHECK(pinfold_counter_read(counter) == 5);
+	CHECK(pinfold_shepherd_start(shepherd) == 0 && pinfold_shepherd_start(shepherd) == 0);
+	pinfold_counter_add(counter, 1);
+	for (int n = 0; pinfold_counter_read(counter) != 6; n++) {
+		CHECK(n < 5000);
+		usleep(1000);
+	}
+	pinfold_shepherd_stop(shepherd);
+	pinfold_shepherd_unwatch(shepherd, counter);
+	pinfold_counter_add(counter, 1);
+	CHECK(pinfold_counter_read(counter) == 6);
+	pinfold_counter_destroy(counter);
+	pinfold_shepherd_destroy(shepherd);
+}
+
+int main(void)
+{
+	struct pinfold_event *event = pinfold_event_create();
+	struct pinfold_counter *drifting = pinfold_counter_create_max_drift(5, 1 << 20);
+
+	counts();
+	operations();
+	errors();
+	shepherd();
+	for (int n = 0; n < 100000; n++)
+		pinfold_counter_inc(drifting);
+	CHECK(pinfold_counter_sum(drifting) == 100005);
+	pinfold_event_inc(event);
+	CHECK(pinfold_event_sum(event) == 1);
+	pinfold_event_destroy(event);
+	pinfold_counter_destroy(drifting);
+	pinfold_counter_destroy(created);
+	pinfold_counters_destroy(many);
+	pinfold_histogram_destroy(sizes);
+	puts("ok");
+	return 0;
+}
