@@ -6,28 +6,35 @@
 use super::stripe;
 use crate::percpu::{self, UNITS};
 use crate::sys;
-use core::sync::atomic::AtomicBool;
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use core::sync::atomic::AtomicU8;
+use core::sync::atomic::Ordering::{Acquire, Release};
 
-static HANDLED: AtomicBool = AtomicBool::new(false);
+static STAGE: AtomicU8 = AtomicU8::new(NOT_YET);
+const NOT_YET: u8 = 0;
+const UNDER_WAY: u8 = 1;
+const DONE: u8 = 2;
 
 /// Says that the caller takes care of [`fork_prepare`], [`fork_parent`] and [`fork_child`], so that no counter will register
 /// them: for an allocator, under which `pthread_atfork` could allocate.
 #[doc(hidden)]
 pub fn handle_fork() {
-    HANDLED.store(true, Relaxed);
+    STAGE.store(DONE, Release);
 }
 
-/// Has the C library call what a fork needs, once.
-pub(crate) fn register() {
-    if HANDLED.load(Relaxed) || HANDLED.swap(true, AcqRel) {
-        return;
+/// Has the C library call what a fork needs, once. False while another thread is at it, or the interrupted frame or the
+/// allocator below is this one: then nothing may be placed yet that a fork could catch half done.
+pub(crate) fn register() -> bool {
+    match STAGE.compare_exchange(NOT_YET, UNDER_WAY, Acquire, Acquire) {
+        Ok(_) => {}
+        Err(stage) => return stage == DONE,
     }
     // SAFETY: the handlers are functions without arguments, which stay loaded. A failure (no memory) leaves a fork in the
     // middle of a fold unprotected, and nothing else.
     sys::keep_errno(|| unsafe {
         libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
     });
+    STAGE.store(DONE, Release);
+    true
 }
 
 extern "C" fn prepare() {

@@ -103,8 +103,7 @@ impl PercpuHistogram {
         if place != NOWHERE {
             return Some(place);
         }
-        fork::register();
-        let fresh = percpu::alloc(SIZE)?;
+        let fresh = fork::register().then(|| percpu::alloc(SIZE)).flatten()?;
         match self.place.compare_exchange(NOWHERE, fresh, AcqRel, Acquire) {
             Ok(_) => Some(fresh),
             Err(theirs) => {

@@ -53,7 +53,11 @@ impl PercpuCounter {
                 offset: 0,
             });
         }
-        fork::register();
+        // Another thread may be at it, for a moment.
+        let mut looks = 0;
+        while !fork::register() && looks < 1000 {
+            stripe::pause(&mut looks);
+        }
         let handles =
             sys::map_memory(handle_bytes(values.len())).ok_or(CounterError::OutOfMemory)?;
         let handles = handles.cast::<PercpuCounter>();

@@ -91,6 +91,26 @@ impl PercpuCounter {
         Ok(Self::make(value, batch, 0))
     }
 
+    /// As [`with_batch`](Self::with_batch), for statics: a batch out of range does not compile.
+    ///
+    /// ```
+    /// use pinfold::counter::PercpuCounter;
+    ///
+    /// static BYTES: PercpuCounter = PercpuCounter::with_batch_of::<4096>(0);
+    /// BYTES.add(100);
+    /// assert_eq!(BYTES.batch(), 4096);
+    /// ```
+    pub const fn with_batch_of<const BATCH: u64>(value: i64) -> Self {
+        const { assert!(BATCH >= 1 && BATCH <= BATCH_MOST) };
+        Self::make(value, BATCH, 0)
+    }
+
+    /// As [`with_max_drift`](Self::with_max_drift), for statics: a drift of 0 does not compile.
+    pub const fn with_max_drift_of<const DRIFT: u64>(value: i64) -> Self {
+        const { assert!(DRIFT >= 1, "a drift is at least 1") };
+        Self::make(value, DEFAULT, DRIFT)
+    }
+
     /// A counter at `value` that widens its batch by itself, when adds want it, as long as its
     /// [`error_bound`](Self::error_bound) is at most `drift`.
     ///
@@ -277,8 +297,7 @@ impl PercpuCounter {
         if let Some(shards) = self.shards() {
             return Some(shards);
         }
-        fork::register();
-        let offset = percpu::alloc(SIZE)?;
+        let offset = fork::register().then(|| percpu::alloc(SIZE)).flatten()?;
         // SAFETY: just allocated.
         let mine = unsafe { Shards::at(offset) };
         mine.open(self.first_batch());

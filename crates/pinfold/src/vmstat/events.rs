@@ -125,8 +125,9 @@ impl<I: Item> VmEvents<I> {
         if place != NOWHERE {
             return Some(place);
         }
-        register_fork();
-        let fresh = percpu::alloc(Self::size())?;
+        let fresh = register_fork()
+            .then(|| percpu::alloc(Self::size()))
+            .flatten()?;
         match self.place.compare_exchange(NOWHERE, fresh, AcqRel, Acquire) {
             Ok(_) => Some(fresh),
             Err(theirs) => {

@@ -243,8 +243,8 @@ impl<I: Item> VmStat<I> {
 
     /// Gives the counters blocks that lie together. Without room for that each takes its own, and all adds the slow way.
     fn open_run(&self, count: usize) {
-        crate::counter::register_fork();
-        let Some(run) = percpu::alloc(count * SIZE) else {
+        let place = || percpu::alloc(count * SIZE);
+        let Some(run) = crate::counter::register_fork().then(place).flatten() else {
             return;
         };
         let mut all = true;
