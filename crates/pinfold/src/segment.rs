@@ -4,7 +4,7 @@
 //! layout is [`Segment`], and from [`Segment::units_at`] on the beginnings of the process's per-CPU units, one for each CPU (or
 //! concurrency id) and one that all share. Two kinds of numbers live here:
 //!
-//! * Events, per call and of the slow paths, are [`VmEvents`](crate::vmstat::VmEvents): words in the units, to which only the
+//! * Events, per call and of the slow paths, are [`VmEvents`]: words in the units, to which only the
 //!   unit's CPU adds, in critical sections. A total is the sum over the units; it misses at most what is being added at that
 //!   moment.
 //! * What is held from the system is kept in `vmstat` by the process, and copied to [`Segment`] whenever it changes.

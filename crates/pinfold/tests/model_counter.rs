@@ -107,10 +107,8 @@ impl Counter {
     }
 
     fn word(&self, cpu: usize, down: bool) -> &Word {
-        match down {
-            true => &self.shards[cpu].down,
-            false => &self.shards[cpu].up,
-        }
+        let shard = &self.shards[cpu];
+        if down { &shard.down } else { &shard.up }
     }
 
     /// One critical section.

@@ -12,7 +12,7 @@
 //! in signal handlers where it does not say otherwise, in statics, and across `fork`, where the child goes on
 //! with copies of the counts.
 //!
-//! `docs/error-bound.md` in the repository proves the bounds; [`shards`] states the protocol.
+//! `docs/error-bound.md` in the repository proves the bounds; `shards.rs` states the protocol.
 //!
 //! ```
 //! use pinfold::counter::{EventCounter, PercpuCounter};
