@@ -1,6 +1,6 @@
 //! The C API of counters: what `pinfold.h` declares of them.
 //!
-//! A C counter is a Rust counter at an address that C chose: in a block from [`heap`], or in a static that
+//! A C counter is a Rust counter at an address that C chose: in a block from `heap`, or in a static that
 //! `PINFOLD_COUNTER_INIT` filled in. Functions that fail set errno: EINVAL for a batch out of range, ENOMEM for want of memory,
 //! ENOTSUP where the kernel offers no fence.
 
