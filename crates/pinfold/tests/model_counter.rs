@@ -35,7 +35,6 @@ impl Word {
 }
 
 struct Shard {
-    /// 1 while the CPU is in a section.
     running: AtomicUsize,
     lock: Lock,
     up: Word,
@@ -146,7 +145,6 @@ impl Counter {
         }
     }
 
-    /// A fold from wherever; the shard's lock is held.
     fn fold(&self, cpu: usize) {
         self.fold_under(cpu, self.batch.load(Relaxed), 0);
     }
@@ -283,7 +281,6 @@ impl Counter {
         update.is_ok()
     }
 
-    /// The sum when nobody else runs.
     fn at_rest(&self) -> i64 {
         self.try_sum().unwrap()
     }
