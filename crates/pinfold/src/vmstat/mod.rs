@@ -310,7 +310,8 @@ impl<I: Item> VmStat<I> {
 
     /// How many zones there are: two a node. 0 as long as nothing was counted.
     pub fn zones(&self) -> usize {
-        self.counters().len() / I::NAMES.len()
+        let zones = self.counters().len().checked_div(I::NAMES.len());
+        zones.unwrap_or(0)
     }
 
     /// The threshold in a zone: how much a CPU may keep to itself.
