@@ -94,7 +94,7 @@ struct pinfold_counter {
 /* For statics: a counter at `value` with the default batch. It need not be destroyed. */
 #define PINFOLD_COUNTER_INIT(value) { { 64, 0, 0, (uint64_t)(value) } }
 
-/* The default batch: 256, or twice the number of CPUs if that is more. */
+/* The default batch: 1024, or twice the number of CPUs if that is more. */
 #define PINFOLD_BATCH_DEFAULT UINT64_MAX
 
 /* A counter at `value` of which each CPU may keep `batch` to itself. NULL with EINVAL or ENOMEM. */

@@ -7,9 +7,9 @@ use core::sync::atomic::AtomicU32;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Turns of the wait, some hundred nanoseconds together. Measured with one adder: it then keeps about three quarters of its
+/// Turns of the wait, about a microsecond together. Measured with one adder: it then keeps three quarters and more of its
 /// speed while another CPU sums all the time.
-const PAUSES: u32 = 10;
+const PAUSES: u32 = 32;
 /// After so many sums without a change the counter stands still.
 const QUIET: u32 = 64;
 
