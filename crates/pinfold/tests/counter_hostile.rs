@@ -5,6 +5,7 @@ mod common;
 use common::{Random, StopAtEnd, pin};
 use pinfold::counter::{EventCounter, PercpuCounter};
 use pinfold::vmstat::{VmStat, Zone};
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::time::{Duration, Instant};
@@ -117,13 +118,131 @@ fn handlers_nested_in_increments_lose_nothing() {
         assert_eq!(counter.sum(), truth);
         // No shard is further from its mark than its batch: a difference beyond its type would show here.
         assert!(counter.read().abs_diff(truth) <= counter.error_bound());
-        while counter.read() != truth {
-            counter.fold();
-        }
+        assert!(folds_to(counter, truth), "{} of {truth}", counter.read());
     }
     assert_eq!(ITEMS.snapshot(Item::Here), truth);
     assert!(ITEMS.read(Item::Here).abs_diff(truth) <= ITEMS.error_bound(Item::Here));
     assert_eq!(EVENTS.sum(), events + handled);
+}
+
+/// Whether folding brings what is read to the value: at once, unless another test's thread has a lock that the counters share.
+fn folds_to(counter: &PercpuCounter, value: i64) -> bool {
+    let begin = Instant::now();
+    while counter.read() != value && begin.elapsed() < Duration::from_secs(10) {
+        counter.fold();
+    }
+    counter.read() == value
+}
+
+static STEPPED: OnceLock<PercpuCounter> = OnceLock::new();
+static STEPS: AtomicU64 = AtomicU64::new(0);
+static STRIKE_AT: AtomicU64 = AtomicU64::new(0);
+const HANDLERS_ADD: i64 = 3000;
+
+/// Counts the instructions that a thread steps through, and adds at one of them.
+#[cfg(target_arch = "x86_64")]
+extern "C" fn on_step(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    const TRAP: i64 = 0x100;
+    if STEPS.fetch_add(1, Relaxed) + 1 == STRIKE_AT.load(Relaxed) {
+        let counter = STEPPED.get().unwrap();
+        counter.add(HANDLERS_ADD);
+        counter.fold();
+        counter.sum();
+        // SAFETY: the kernel's context of the interrupted frame; without the flag it goes on at full speed.
+        unsafe {
+            (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_EFL as usize] &=
+                !TRAP;
+        }
+    }
+}
+
+/// A handler strikes at each instruction of a fold in turn, with an add that wants a wider batch, and folds and sums: nothing is lost,
+/// and nothing counted twice.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_handler_at_every_instruction_of_a_fold() {
+    // SAFETY: the handler counts and touches atomics only.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_step as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        libc::sigaction(libc::SIGTRAP, &raw const action, std::ptr::null_mut());
+    }
+    let counter = STEPPED.get_or_init(|| PercpuCounter::with_max_drift(0, 1 << 40).unwrap());
+    let mut truth = 0;
+    for strike in 1.. {
+        counter.set(0);
+        counter.set_batch(1024).unwrap();
+        for n in [700, -300, 200] {
+            counter.add(n);
+        }
+        STEPS.store(0, Relaxed);
+        STRIKE_AT.store(strike, Relaxed);
+        // SAFETY: sets and clears the trap flag; the red zone is stepped over, and the stack is as before.
+        unsafe {
+            std::arch::asm!(
+                "sub rsp, 128",
+                "pushfq",
+                "or qword ptr [rsp], 0x100",
+                "popfq",
+                "add rsp, 128"
+            );
+            counter.fold();
+            std::arch::asm!(
+                "sub rsp, 128",
+                "pushfq",
+                "and qword ptr [rsp], -257",
+                "popfq",
+                "add rsp, 128"
+            );
+        }
+        let struck = STEPS.load(Relaxed) >= strike;
+        truth = 600 + if struck { HANDLERS_ADD } else { 0 };
+        assert_eq!(counter.sum(), truth, "at instruction {strike}");
+        assert!(folds_to(counter, truth), "at instruction {strike}");
+        if !struck {
+            assert!(strike > 100, "{strike}: nothing was stepped through");
+            break;
+        }
+    }
+    assert_eq!(truth, 600);
+}
+
+static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Stands before the C library's, to count what is registered.
+#[unsafe(no_mangle)]
+extern "C" fn __register_atfork(
+    prepare: Option<extern "C" fn()>,
+    parent: Option<extern "C" fn()>,
+    child: Option<extern "C" fn()>,
+    object: *mut libc::c_void,
+) -> libc::c_int {
+    type Register = extern "C" fn(
+        Option<extern "C" fn()>,
+        Option<extern "C" fn()>,
+        Option<extern "C" fn()>,
+        *mut libc::c_void,
+    ) -> libc::c_int;
+    REGISTRATIONS.fetch_add(1, SeqCst);
+    // SAFETY: the name is a C string, and the function of that name has this type.
+    unsafe {
+        let next = libc::dlsym(libc::RTLD_NEXT, c"__register_atfork".as_ptr());
+        std::mem::transmute::<*mut libc::c_void, Register>(next)(prepare, parent, child, object)
+    }
+}
+
+/// What forks need is registered as the program starts. An add, which may be a handler's that interrupted a fork or an allocation,
+/// registers nothing: that would wait for the C library's locks.
+#[test]
+fn nothing_is_registered_by_an_add() {
+    let before = REGISTRATIONS.load(SeqCst);
+    assert!(before >= 1, "not registered at the start");
+    let counter = PercpuCounter::new();
+    counter.inc();
+    EventCounter::new().inc();
+    assert_eq!(counter.sum(), 1);
+    assert_eq!(REGISTRATIONS.load(SeqCst), before);
 }
 
 /// Forks while threads add, fold, sum, swap and change batches. The child, alone, must find a counter that is consistent and

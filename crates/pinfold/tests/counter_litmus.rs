@@ -6,7 +6,7 @@
 mod common;
 
 use common::{Random, StopAtEnd, cpus, from_environment, pin};
-use pinfold::counter::PercpuCounter;
+use pinfold::counter::{EventCounter, PercpuCounter};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::time::Instant;
@@ -280,4 +280,96 @@ fn add_at_random(counters: &[PercpuCounter], seed: u64, stop: &AtomicBool) {
             _ => {}
         }
     }
+}
+
+/// Waits until both of two threads came by for the `times`th time.
+fn meet(seen: &AtomicU64, times: u64) {
+    seen.fetch_add(1, SeqCst);
+    while seen.load(SeqCst) < 2 * times {
+        if cpus() == 1 {
+            std::thread::yield_now();
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// Two threads add at the same time and sum at once. Whose sum comes second sees both adds, though each add may
+/// still be on its way out of the CPU that made it.
+#[test]
+fn of_two_who_add_and_sum_one_sees_both() {
+    let rounds = rounds() / 4;
+    let counter = PercpuCounter::with_batch(0, 1 << 30).unwrap();
+    let events = EventCounter::new();
+    let seen = AtomicU64::new(0);
+    let work = |me: usize| {
+        pin(me);
+        (0..rounds).map(|round| {
+            meet(&seen, 2 * round + 1);
+            counter.inc();
+            let sum = counter.sum() - 2 * round as i64;
+            meet(&seen, 2 * round + 2);
+            events.inc();
+            (sum, events.sum() - 2 * round)
+        })
+    };
+    let both = std::thread::scope(|scope| {
+        [0, 1]
+            .map(|me| scope.spawn(move || work(me).collect::<Vec<_>>()))
+            .map(|thread| thread.join().unwrap())
+    });
+    for (first, second) in both[0].iter().zip(&both[1]) {
+        assert_eq!(first.0.max(second.0), 2, "each missed the other's add");
+        // The other may be a round ahead with its event.
+        assert!(first.1.max(second.1) >= 2, "each missed the other's event");
+    }
+}
+
+/// Two CPUs add for the first time at once: either each finds that its batch fits beside the other's, or it goes without.
+#[test]
+fn first_adds_at_once_stay_within_the_drift() {
+    const DRIFT: u64 = 10;
+    let seen = AtomicU64::new(0);
+    for round in 1..=(rounds() / 100) {
+        let counter = PercpuCounter::with_max_drift(0, DRIFT).unwrap();
+        std::thread::scope(|scope| {
+            for me in 0..2 {
+                let (counter, seen) = (&counter, &seen);
+                scope.spawn(move || {
+                    pin(me);
+                    meet(seen, round);
+                    counter.inc();
+                });
+            }
+        });
+        let bound = counter.error_bound();
+        assert!(bound <= DRIFT, "{bound} beyond what was asked for");
+        assert_eq!(counter.sum(), 2);
+    }
+}
+
+/// The value only grows, while the batch goes up and down: no comparison finds it below what a sum found before.
+#[test]
+fn comparisons_hold_while_the_batch_changes() {
+    let counter = PercpuCounter::with_batch(0, 1000).unwrap();
+    pin(0);
+    counter.add(500);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        scope.spawn(|| {
+            pin(1);
+            while !stop.load(Relaxed) {
+                counter.set_batch(1000).unwrap();
+                counter.add(900);
+                // Where nothing can fence, the batch stays.
+                let _ = counter.set_batch(1);
+            }
+        });
+        for _ in 0..rounds() * 10 {
+            let least = counter.sum();
+            assert_eq!(counter.compare(least - 1), std::cmp::Ordering::Greater);
+            let (read, bound) = counter.read_with_bound();
+            assert!(read + bound as i64 >= least, "{read} ± {bound} of {least}");
+        }
+    });
 }

@@ -5,286 +5,14 @@
 //! see its loads and its store as the separate steps they are. The fence waits until it has seen each CPU outside of one.
 #![cfg(loom)]
 
+#[path = "model_counter/protocol.rs"]
+mod protocol;
+
 use loom::sync::Arc;
-use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use loom::sync::atomic::{AtomicU64, AtomicUsize};
+use loom::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
+use loom::sync::atomic::{AtomicUsize, fence};
 use loom::thread;
-
-const GATE: u64 = 1 << 52;
-const CPUS: usize = 2;
-
-/// A word and its limit. Who writes one of them knows what is there without a load: the CPU its word, the lock's holder the limit.
-/// (A load right before a store would hide from loom that the store conflicts with others' loads.)
-#[derive(Default)]
-struct Word {
-    word: AtomicU64,
-    own_word: std::sync::atomic::AtomicU64,
-    limit: AtomicU64,
-    own_limit: std::sync::atomic::AtomicU64,
-}
-
-impl Word {
-    fn set_limit(&self, limit: u64) {
-        self.own_limit.store(limit, Relaxed);
-        self.limit.store(limit, Release);
-    }
-
-    fn own_limit(&self) -> u64 {
-        self.own_limit.load(Relaxed)
-    }
-}
-
-struct Shard {
-    running: AtomicUsize,
-    lock: Lock,
-    up: Word,
-    down: Word,
-}
-
-/// A lock that is tried, or waited for by turns.
-#[derive(Default)]
-struct Lock(AtomicUsize);
-
-struct Held<'l>(&'l Lock);
-
-impl Lock {
-    fn try_lock(&self) -> Option<Held<'_>> {
-        let taken = self.0.compare_exchange(0, 1, Acquire, Relaxed);
-        taken.is_ok().then(|| Held(self))
-    }
-
-    fn lock(&self) -> Held<'_> {
-        loop {
-            match self.try_lock() {
-                Some(held) => return held,
-                None => thread::yield_now(),
-            }
-        }
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.0.0.store(0, Release);
-    }
-}
-
-struct Counter {
-    shards: [Shard; CPUS],
-    folded: [AtomicU64; 2],
-    base: AtomicU64,
-    drift: AtomicU64,
-    batch: AtomicU64,
-}
-
-impl Counter {
-    fn new(batch: u64, granted: bool) -> Arc<Counter> {
-        let counter = Counter {
-            shards: std::array::from_fn(|_| Shard {
-                running: AtomicUsize::new(0),
-                lock: Lock::default(),
-                up: Word::default(),
-                down: Word::default(),
-            }),
-            folded: [AtomicU64::new(0), AtomicU64::new(0)],
-            base: AtomicU64::new(0),
-            drift: AtomicU64::new(0),
-            batch: AtomicU64::new(batch),
-        };
-        if granted {
-            (0..CPUS).for_each(|cpu| counter.grant(cpu));
-        }
-        Arc::new(counter)
-    }
-
-    fn grant(&self, cpu: usize) {
-        let batch = self.batch.load(Relaxed);
-        self.drift.fetch_add(batch, AcqRel);
-        self.shards[cpu].down.set_limit(batch);
-        self.shards[cpu].up.set_limit(batch);
-    }
-
-    fn word(&self, cpu: usize, down: bool) -> &Word {
-        let shard = &self.shards[cpu];
-        if down { &shard.down } else { &shard.up }
-    }
-
-    /// One critical section.
-    fn section(&self, cpu: usize, down: bool, n: u64) -> bool {
-        // An exchange: a fence that comes before it is seen with all that came before the fence.
-        self.shards[cpu].running.swap(1, AcqRel);
-        let word = self.word(cpu, down);
-        let now = word.own_word.load(Relaxed);
-        // The machine orders this load before the store that depends on it; the language needs an acquire for that.
-        let fits = word.limit.load(Acquire).wrapping_sub(now) as i64 >= n as i64;
-        if fits {
-            word.own_word.store(now + n, Relaxed);
-            word.word.store(now + n, Release);
-        }
-        self.shards[cpu].running.swap(0, AcqRel);
-        fits
-    }
-
-    fn add(&self, cpu: usize, down: bool, n: u64) {
-        if self.section(cpu, down, n) {
-            return;
-        }
-        let room = match self.shards[cpu].lock.try_lock() {
-            Some(_held) if n <= self.batch.load(Relaxed) => {
-                match self.shards[cpu].up.own_limit() {
-                    0 => self.grant(cpu),
-                    _ => self.fold(cpu),
-                }
-                true
-            }
-            _ => false,
-        };
-        if !(room && self.section(cpu, down, n)) {
-            let n = if down { n.wrapping_neg() } else { n };
-            self.base.fetch_add(n, AcqRel);
-        }
-    }
-
-    fn fold(&self, cpu: usize) {
-        self.fold_under(cpu, self.batch.load(Relaxed), 0);
-    }
-
-    fn fold_under(&self, cpu: usize, after: u64, gate: u64) {
-        let before = self.batch.load(Relaxed);
-        let moved = [false, true].map(|down| {
-            let word = self.word(cpu, down);
-            let mark = word.own_limit().wrapping_add(gate).wrapping_sub(before);
-            word.word.load(Acquire).wrapping_sub(mark)
-        });
-        let both = moved[0].min(moved[1]);
-        for down in [false, true] {
-            let word = self.word(cpu, down);
-            word.set_limit(word.own_limit().wrapping_add(both));
-        }
-        for down in [false, true] {
-            let rest = moved[usize::from(down)] - both;
-            let word = self.word(cpu, down);
-            // The total first.
-            self.folded[usize::from(down)].fetch_add(rest, Release);
-            let mark = word.own_limit().wrapping_add(rest).wrapping_sub(before);
-            word.set_limit(mark.wrapping_add(after));
-        }
-    }
-
-    fn read(&self) -> i64 {
-        let folded = || self.folded.each_ref().map(|total| total.load(Acquire));
-        loop {
-            let first = folded();
-            let base = self.base.load(Acquire);
-            if folded() == first {
-                return base.wrapping_add(first[0]).wrapping_sub(first[1]) as i64;
-            }
-            thread::yield_now();
-        }
-    }
-
-    fn collect(&self) -> (u64, u64) {
-        self.shards.iter().fold((0, 0), |(up, down), shard| {
-            (
-                up + shard.up.word.load(Acquire),
-                down + shard.down.word.load(Acquire),
-            )
-        })
-    }
-
-    fn try_sum(&self) -> Option<i64> {
-        let first = self.collect();
-        let base = self.base.load(Acquire);
-        let second = self.collect();
-        let sum = base.wrapping_add(first.0).wrapping_sub(first.1) as i64;
-        (first == second).then_some(sum)
-    }
-
-    fn hold_all(&self) -> [Held<'_>; CPUS] {
-        self.shards.each_ref().map(|shard| shard.lock.lock())
-    }
-
-    fn change_limits(&self, by: u64) {
-        for cpu in 0..CPUS {
-            for down in [false, true] {
-                let word = self.word(cpu, down);
-                word.set_limit(word.own_limit().wrapping_add(by));
-            }
-        }
-    }
-
-    fn gate(&self) {
-        self.change_limits(GATE.wrapping_neg());
-    }
-
-    fn ungate(&self) {
-        self.change_limits(GATE);
-    }
-
-    /// The fence: whoever was in a section is done, or starts again.
-    fn quiesce(&self) {
-        for shard in &self.shards {
-            while shard.running.fetch_add(0, AcqRel) != 0 {
-                thread::yield_now();
-            }
-        }
-    }
-
-    fn sum_gated(&self) -> i64 {
-        let _held = self.hold_all();
-        self.gate();
-        let sum = loop {
-            if let Some(sum) = self.try_sum() {
-                break sum;
-            }
-            thread::yield_now();
-        };
-        self.ungate();
-        sum
-    }
-
-    fn swap(&self, value: u64) -> i64 {
-        let _held = self.hold_all();
-        self.gate();
-        self.quiesce();
-        let moved = self.collect();
-        let net = moved.0.wrapping_sub(moved.1);
-        let fresh = value.wrapping_sub(net);
-        let old = self.base.swap(fresh, AcqRel).wrapping_add(net);
-        let batch = self.batch.load(Relaxed);
-        (0..CPUS).for_each(|cpu| self.fold_under(cpu, batch, GATE));
-        self.ungate();
-        old as i64
-    }
-
-    fn lower(&self, batch: u64) {
-        let _held = self.hold_all();
-        self.gate();
-        self.quiesce();
-        (0..CPUS).for_each(|cpu| self.fold_under(cpu, batch, GATE));
-        self.batch.store(batch, Relaxed);
-        self.drift.store(batch * CPUS as u64, Release);
-        self.ungate();
-    }
-
-    fn limited_add(&self, limit: i64, amount: u64) -> bool {
-        let _held = self.hold_all();
-        self.gate();
-        self.quiesce();
-        let moved = self.collect();
-        let net = moved.0.wrapping_sub(moved.1);
-        let update = self.base.fetch_update(AcqRel, Acquire, |base| {
-            let after = base.wrapping_add(net).wrapping_add(amount);
-            (after as i64 <= limit).then(|| base.wrapping_add(amount))
-        });
-        self.ungate();
-        update.is_ok()
-    }
-
-    fn at_rest(&self) -> i64 {
-        self.try_sum().unwrap()
-    }
-}
+use protocol::{CPUS, Counter, Word};
 
 fn explore(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -495,5 +223,75 @@ fn cancelling_keeps_the_bound() {
         assert!((-1..=2).contains(&read), "{read}");
         adder.join().unwrap();
         assert_eq!(counter.at_rest(), 1);
+    });
+}
+
+/// Two gates at a time, and a fold below them: all is as it was when both are open.
+#[test]
+fn gates_add_up() {
+    explore(|| {
+        let counter = Counter::new(2, true);
+        counter.add(0, false, 2);
+        let summer = thread::spawn({
+            let counter = counter.clone();
+            move || counter.sum_gated()
+        });
+        let folder = thread::spawn({
+            let counter = counter.clone();
+            move || {
+                if let Some(_held) = counter.shards[0].lock.try_lock() {
+                    counter.fold(0);
+                }
+            }
+        });
+        assert_eq!(counter.sum_gated(), 2);
+        assert_eq!(summer.join().unwrap(), 2);
+        folder.join().unwrap();
+        assert_eq!(counter.read(), 2);
+        assert_eq!(counter.word(0, false).room(), 2);
+        assert!(counter.section(0, false, 1), "a gate stayed closed");
+    });
+}
+
+/// Each of two adds on its own CPU, fences and sums: one of them at least sees both.
+#[test]
+fn who_adds_and_sums_second_sees_both() {
+    explore(|| {
+        let counter = Counter::new(2, true);
+        let add_and_sum = |cpu: usize, counter: &Counter| {
+            counter.section(cpu, false, 1);
+            fence(SeqCst);
+            counter.try_sum()
+        };
+        let other = thread::spawn({
+            let counter = counter.clone();
+            move || add_and_sum(1, &counter)
+        });
+        let mine = add_and_sum(0, &counter);
+        let theirs = other.join().unwrap();
+        assert!(!(mine == Some(1) && theirs == Some(1)));
+    });
+}
+
+/// A read that begins with one batch and ends with another is within the bound that comes with it, of a value that was.
+#[test]
+fn a_bound_belongs_to_its_read() {
+    explore(|| {
+        let counter = Counter::new(3, true);
+        counter.add(0, false, 3);
+        let changer = thread::spawn({
+            let counter = counter.clone();
+            move || {
+                counter.base.fetch_add(10, AcqRel);
+                counter.section(0, true, 3);
+                // What was added and taken away cancels: no total changes.
+                counter.lower(1);
+            }
+        });
+        let (read, bound) = counter.read_with_bound();
+        let was = [3, 13, 10].map(|value: i64| value.abs_diff(read) <= bound);
+        assert!(was.contains(&true), "{read} off by at most {bound}");
+        changer.join().unwrap();
+        assert_eq!(counter.at_rest(), 10);
     });
 }

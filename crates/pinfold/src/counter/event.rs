@@ -1,5 +1,6 @@
 //! The counter that only goes up.
 
+use super::exact::order_own_adds;
 use super::{fork, pace};
 use crate::percpu::{self, UNITS};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -80,6 +81,7 @@ impl EventCounter {
     /// nanoseconds at its end, so that who sums all the time leaves those who count in peace. A count by [`inc`](Self::inc) alone
     /// passes through every number, so it was the result at one moment during the call.
     pub fn sum(&self) -> u64 {
+        order_own_adds();
         let spilled = self.spilled.load(Acquire);
         let place = self.place.load(Acquire);
         if place == NOWHERE {

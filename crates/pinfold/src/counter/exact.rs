@@ -1,40 +1,48 @@
 //! What needs the value to the last unit: the sum, resetting, adding up to a limit, changing the batch.
 
-use super::PercpuCounter;
 use super::error::CounterError;
-use super::pace;
 use super::shards::{BATCH_MOST, Shards};
-use super::stripe::{self, AllHeld, pause};
-use core::sync::atomic::Ordering::{AcqRel, Acquire};
+use super::stripe::{self, pause};
+use super::{PercpuCounter, gates, pace};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
+use core::sync::atomic::fence;
 
 /// Collections that a sum tries before it closes the gate.
 const TRIES: u32 = 8;
+
+/// Of two threads that each add and then sum, one at least must see both adds. An add is a plain store, which waits in its CPU's
+/// buffer; this has the thread's own visible to all before anything is collected. It pairs with that of the other's sum.
+#[inline]
+pub(super) fn order_own_adds() {
+    fence(SeqCst);
+}
+
 impl PercpuCounter {
-    /// The value, exactly: what the counter was at one moment during the call (it is linearizable).
+    /// The value, exactly: what the counter was at one moment during the call (it is linearizable). What the thread has added
+    /// before is in it, and so is what others added before something that the thread has seen of them.
     ///
     /// Collects the words of all CPUs until two collections agree, which they do at once when nobody adds. When adders
     /// keep outrunning it, it sends them to the counter's base for the microsecond that a quiet collection takes; they never
-    /// wait. No lock is waited for, no system call, no interrupt.
+    /// wait. No lock, no system call, no interrupt; only while the process forks may it wait, for that to be over.
     pub fn sum(&self) -> i64 {
+        order_own_adds();
         let mut looks = 0;
         loop {
-            for _ in 0..TRIES {
-                if let Some(sum) = self.try_sum() {
-                    pace::leave_adders_alone(core::ptr::from_ref(self).addr(), sum as u64);
-                    return sum;
-                }
+            if let Some(sum) = self.try_sums() {
+                pace::leave_adders_alone(core::ptr::from_ref(self).addr(), sum as u64);
+                return sum;
             }
-            let Some(shards) = self.shards() else {
-                continue;
-            };
-            // A lock of the frame below counts as held: it is in a fold, or keeps the gate closed, and will not go on before
-            // this is done.
-            if let Some(held) = stripe::try_hold_all(shards.offset()) {
-                return self.sum_gated(shards, &held);
+            if let Some(shards) = self.shards()
+                && let Some(_pass) = gates::enter()
+            {
+                return self.sum_gated(shards);
             }
-            // Whoever has one is quick, and may have closed the gate.
             pause(&mut looks);
         }
+    }
+
+    fn try_sums(&self) -> Option<i64> {
+        (0..TRIES).find_map(|_| self.try_sum())
     }
 
     /// The sum if no shard moved meanwhile. The base is loaded while, by the agreement of the collections around it, every
@@ -45,17 +53,16 @@ impl PercpuCounter {
         (first == second).then(|| base.wrapping_add(first.net()))
     }
 
-    fn sum_gated(&self, shards: Shards, held: &AllHeld) -> i64 {
-        shards.gate(held);
-        // Only adds that had begun before the gate still move a word, at most one a CPU: this ends.
-        let sum = loop {
-            if let Some(sum) = self.try_sum() {
-                break sum;
+    /// Only adds that had begun before the gate still move a word, at most one a CPU, and those of shards that are granted
+    /// just then: this ends.
+    fn sum_gated(&self, shards: Shards) -> i64 {
+        let mut gate = shards.gate();
+        loop {
+            if let Some(sum) = self.try_sums() {
+                return sum;
             }
-            core::hint::spin_loop();
-        };
-        shards.ungate(held);
-        sum
+            gate.close();
+        }
     }
 
     /// Sets the value; [`swap`](Self::swap) without its answer.
@@ -74,7 +81,7 @@ impl PercpuCounter {
             return self.base.swap(value, AcqRel);
         };
         let held = stripe::hold_all(shards.offset());
-        shards.gate(&held);
+        let _gate = shards.gate();
         shards.quiesce();
         let old = loop {
             // After the fence the words stand still, and the first collection holds until the gate opens.
@@ -90,7 +97,6 @@ impl PercpuCounter {
             }
         };
         shards.fold_gated(&held, shards.batch());
-        shards.ungate(&held);
         old
     }
 
@@ -105,7 +111,7 @@ impl PercpuCounter {
         let Some(shards) = self.place() else {
             return self.add_base_within(0, limit, amount);
         };
-        let held = stripe::hold_all(shards.offset());
+        let _held = stripe::hold_all(shards.offset());
         // While the locks are held no total and no limit moves: the value is within the drift of what `read` says.
         let folded = shards.folded().net();
         let slack = slack(shards.drift(), amount);
@@ -116,10 +122,8 @@ impl PercpuCounter {
         if passes(least.saturating_sub(slack), limit, amount) {
             return false;
         }
-        shards.gate(&held);
-        let added = self.limited_add_gated(shards, limit, amount);
-        shards.ungate(&held);
-        added
+        let _gate = shards.gate();
+        self.limited_add_gated(shards, limit, amount)
     }
 
     fn limited_add_gated(&self, shards: Shards, limit: i64, amount: i64) -> bool {

@@ -1,6 +1,7 @@
 //! The counter that goes up and down: its handle, adding to it, and reading it without disturbing anyone.
 
 use super::error::CounterError;
+use super::exact::order_own_adds;
 use super::shards::{BATCH_MOST, Moved, SIZE, Shards};
 use super::{fork, stripe, watch};
 use crate::percpu::{self, CLOSED};
@@ -175,20 +176,22 @@ impl PercpuCounter {
         let size = n.unsigned_abs();
         let shards = (size <= BATCH_MOST).then(|| self.place()).flatten();
         shards.is_some_and(|shards| {
-            self.fit_batch(shards, size) && shards.add_after_making_room(n < 0, size as i64)
+            self.fit_batch(shards, size);
+            shards.add_after_making_room(n < 0, size as i64, self.max_drift == 0)
         })
     }
 
-    /// Widens the batch for an add of `size`, or narrows it for a new shard, if this counter does so. False when no batch will do.
-    fn fit_batch(&self, shards: Shards, size: u64) -> bool {
+    /// Widens the batch for an add of `size`, or narrows it for a new shard, if this counter does so.
+    fn fit_batch(&self, shards: Shards, size: u64) {
         if self.max_drift == 0 {
-            return true;
+            return;
         }
-        percpu::install_here().is_some_and(|unit| {
-            !shards.wants_another_batch(unit, size, self.max_drift)
-                || stripe::try_hold_all(shards.offset())
-                    .is_some_and(|held| shards.fit_batch(&held, unit, size, self.max_drift))
-        })
+        if let Some(unit) = percpu::install_here()
+            && shards.wants_another_batch(unit, self.max_drift)
+            && let Some(held) = stripe::try_hold_all(shards.offset())
+        {
+            shards.fit_batch(&held, unit, size, self.max_drift);
+        }
     }
 
     /// The value, approximately: it was at most [`error_bound`](Self::error_bound) off at a moment during the call.
@@ -197,19 +200,38 @@ impl PercpuCounter {
     /// between.
     #[inline]
     pub fn read(&self) -> i64 {
+        self.read_with_bound().0
+    }
+
+    /// [`read`](Self::read), and how far it may be off: also while [`set_batch`](Self::set_batch) changes that. One load more.
+    ///
+    /// ```
+    /// use pinfold::counter::PercpuCounter;
+    ///
+    /// let counter = PercpuCounter::with_batch(0, 16)?;
+    /// counter.add(5);
+    /// let (value, bound) = counter.read_with_bound();
+    /// assert!(value.abs_diff(5) <= bound);
+    /// # Ok::<(), pinfold::counter::CounterError>(())
+    /// ```
+    #[inline]
+    pub fn read_with_bound(&self) -> (i64, u64) {
         loop {
             let shards = self.shards();
             let folded = shards.map(Shards::folded);
             let base = self.base.load(Acquire);
+            // Whoever lowers it moves the totals first.
+            let bound = shards.map_or(0, Shards::drift);
             if shards == self.shards() && folded == shards.map(Shards::folded) {
-                return base.wrapping_add(folded.map_or(0, Moved::net));
+                return (base.wrapping_add(folded.map_or(0, Moved::net)), bound);
             }
         }
     }
 
     /// How far [`read`](Self::read) may be off: the sum of the batches of all CPUs that have added so far. One load.
     ///
-    /// It holds for reads that ended before the call, unless [`set_batch`](Self::set_batch) lowered it in between.
+    /// It holds for reads that ended before the call, unless [`set_batch`](Self::set_batch) lowered it in between:
+    /// [`read_with_bound`](Self::read_with_bound) gives both together.
     #[inline]
     pub fn error_bound(&self) -> u64 {
         self.shards().map_or(0, Shards::drift)
@@ -220,6 +242,7 @@ impl PercpuCounter {
     ///
     /// Reads each CPU's words twice; no lock, no system call, nobody is disturbed.
     pub fn bounds(&self) -> (i64, i64) {
+        order_own_adds();
         let (first, base, second) = self.collect_around_base();
         let low = base.wrapping_add(first.up.wrapping_sub(second.down) as i64);
         let high = base.wrapping_add(second.up.wrapping_sub(first.down) as i64);
@@ -229,8 +252,8 @@ impl PercpuCounter {
     /// How the value compares with `with`: decided from [`read`](Self::read) when that is far enough off, else from the
     /// exact [`sum`](Self::sum).
     pub fn compare(&self, with: i64) -> Ordering {
-        let read = self.read();
-        if read.abs_diff(with) > self.error_bound() {
+        let (read, bound) = self.read_with_bound();
+        if read.abs_diff(with) > bound {
             return read.cmp(&with);
         }
         self.sum().cmp(&with)

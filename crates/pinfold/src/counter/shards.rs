@@ -15,14 +15,15 @@
 //! # Who writes what
 //!
 //! * `up` and `down` only the CPU itself, in critical sections that check the limit, and only upwards.
-//! * A shard's limits only the holder of its [lock](super::stripe), from any CPU; `batch` only the holder of all its locks.
+//! * A shard's limits the holder of its [lock](super::stripe) and who keeps a gate, from any CPU, by atomic adds; `batch` only the
+//!   holder of all its locks.
 //! * `folded_up`, `folded_down` and `drift` whoever holds a shard's lock, by atomic adds for that shard.
-//! * A shard with `up_limit` 0 was never *granted*: no add can succeed there until the slow path counts its batch into
+//! * A shard of four zeroes was never *granted*: no add can succeed there until the slow path counts its batch into
 //!   `drift` and sets its limits.
 //!
 //! # Invariants
 //!
-//! 1. `mark <= word <= limit`: the section checks before it commits, and a limit is only lowered by a gate, which
+//! 1. `mark <= word <= limit`, gates apart: the section checks before it commits, and a limit is only lowered by a gate, which
 //!    changes no mark, or once the fence has shown that no section is under way.
 //! 2. `folded_up - folded_down` is the sum of the marks of `up` less those of `down`. A fold first moves the total, then the
 //!    limit; so between the two a word has *less* room than its batch, never more, however long the folder sleeps there. What both
@@ -32,19 +33,21 @@
 //! # The gate
 //!
 //! [`gate`](Shards::gate) takes [`GATE`] from every limit: every add from then on fails over to the counter's base. Words
-//! whose add had begun may still move, once each; after [`quiesce`](Shards::quiesce) nothing moves.
+//! whose add had begun may still move, once each; after [`quiesce`](Shards::quiesce) nothing moves. Gates of several threads, and of
+//! a signal handler in its own thread's, add up. How many are closed shows in how far a limit is behind its word, which is how
+//! folds go on below a gate.
 
 use super::stripe::{self, AllHeld, Held};
 use crate::percpu::{self, UNITS, shared, word_at};
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use pinfold_rseq::possible;
+use pinfold_rseq::{MAX_INDEX, possible};
 
 /// Bytes of a shard, and of a total.
 pub(crate) const SIZE: usize = 32;
 /// The largest batch: far below [`GATE`], so that a gate closes whatever room there is.
 pub(crate) const BATCH_MOST: u64 = 1 << 40;
-const GATE: u64 = 1 << 52;
+/// Small enough that half a million gates at a time are told apart.
+const GATE: u64 = 1 << 44;
 
 const UP: usize = 0;
 const DOWN: usize = 16;
@@ -108,13 +111,14 @@ impl Shards {
         unsafe { UNITS.add_within(word, n) }
     }
 
-    /// As [`add`](Self::add), for when that found no room: makes some on this CPU if the batch allows and nobody else is at it.
+    /// As [`add`](Self::add), for when that found no room: makes some on this CPU if the batch allows, nobody else is at it, and no
+    /// gate is closed. A shard that was never granted is granted if `may_grant`.
     #[cold]
     #[inline(never)]
-    pub(crate) fn add_after_making_room(self, down: bool, n: i64) -> bool {
+    pub(crate) fn add_after_making_room(self, down: bool, n: i64, may_grant: bool) -> bool {
         let room = percpu::install_here().is_some_and(|unit| {
             stripe::try_hold(unit, self.offset)
-                .is_ok_and(|held| self.make_room(&held, unit, down, n as u64))
+                .is_some_and(|held| self.make_room(&held, unit, (down, n as u64), may_grant))
         });
         // By now the thread may be on another CPU, or others may have used the room up.
         room && self.add(down, n)
@@ -142,51 +146,88 @@ impl Shards {
         sum
     }
 
-    /// A granted shard has a limit; while a gate has taken it down to 0, its word is not 0.
+    /// Whether the shard was granted. Once 2^64 were added and as much taken away, to the unit, one without room may look as
+    /// if not: granting it again moves both marks by as much, and counts too much drift.
     fn is_granted(self, unit: usize) -> bool {
-        word_at(unit, self.offset + UP + LIMIT).load(Relaxed) != 0
-            || word_at(unit, self.offset + UP).load(Relaxed) != 0
+        let words = [UP, UP + LIMIT, DOWN, DOWN + LIMIT];
+        words
+            .iter()
+            .any(|&word| word_at(unit, self.offset + word).load(Relaxed) != 0)
     }
 
     fn granted(self) -> impl Iterator<Item = usize> {
         percpu::used().filter(move |&unit| self.is_granted(unit))
     }
 
-    /// Makes room for an add of `n`, `down` or up, on `unit` if its batch allows: grants the shard, or cancels and folds.
-    fn make_room(self, held: &Held, unit: usize, down: bool, n: u64) -> bool {
+    /// A limit as if no gate were closed, and how far its word is from it. With the shard's lock held; the word may move on.
+    fn room(self, unit: usize, half: usize) -> (u64, u64) {
+        let limit = word_at(unit, self.offset + half + LIMIT).load(Relaxed);
+        // Acquire pairs with the commit.
+        let word = word_at(unit, self.offset + half).load(Acquire);
+        let behind = word.wrapping_sub(limit) as i64;
+        let gates = u64::try_from(behind).map_or(0, |behind| behind.div_ceil(GATE));
+        let limit = limit.wrapping_add(gates.wrapping_mul(GATE));
+        (limit, limit.wrapping_sub(word))
+    }
+
+    fn is_gated(self, unit: usize) -> bool {
+        let limit = word_at(unit, self.offset + UP + LIMIT).load(Relaxed);
+        let word = word_at(unit, self.offset + UP).load(Relaxed);
+        (limit.wrapping_sub(word) as i64) < 0
+    }
+
+    /// Moves a limit, whatever gates are closed.
+    fn move_limit(self, unit: usize, half: usize, by: u64) {
+        // Release: who sees the limit sees what allowed it: the drift, the total.
+        word_at(unit, self.offset + half + LIMIT).fetch_add(by, Release);
+    }
+
+    fn move_limits(self, unit: usize, by: u64) {
+        self.move_limit(unit, DOWN, by);
+        self.move_limit(unit, UP, by);
+    }
+
+    /// Makes room for an add, down or up and its size, on `unit` if its batch allows: grants the shard, or cancels and folds.
+    fn make_room(self, held: &Held, unit: usize, (down, n): (bool, u64), may_grant: bool) -> bool {
         let batch = self.batch();
-        if n > batch {
+        if n > batch || self.is_gated(unit) {
             return false;
         }
         if !self.is_granted(unit) {
-            self.grant(held, unit, batch);
-            return true;
+            if may_grant {
+                self.grant(held, unit, batch);
+            }
+            return may_grant;
         }
-        let [up, down_half] = self.cancel(unit, batch, 0);
+        let [up, down_half] = self.cancel(unit, batch);
         let left = batch - if down { down_half } else { up };
         // Where ups and downs balance, the total's line stays where it is.
         if left < n.max(batch / 2) {
-            self.fold_rest(unit, batch, batch, 0, [up, down_half]);
+            self.fold_rest(unit, batch, batch, [up, down_half]);
         }
         true
     }
 
-    /// Lets adds into a shard for the first time.
-    fn grant(self, _held: &Held, unit: usize, batch: u64) {
+    /// Lets adds into a shard for the first time, with its lock held.
+    fn grant(self, _held: &impl Sized, unit: usize, batch: u64) {
         // The drift first: at no moment may a shard have room that it does not count.
         shared(self.offset + DRIFT).fetch_add(batch, AcqRel);
-        word_at(unit, self.offset + DOWN + LIMIT).store(batch, Release);
-        word_at(unit, self.offset + UP + LIMIT).store(batch, Release);
+        self.move_limits(unit, batch);
     }
 
-    /// Whether [`fit_batch`](Self::fit_batch) would have anything to do.
-    pub(super) fn wants_another_batch(self, unit: usize, n: u64, most: u64) -> bool {
-        let wider = self.batch() < BATCH_MOST && self.drift().saturating_mul(2) <= most;
-        wider || n > self.batch() || !self.is_granted(unit)
+    /// Whether [`fit_batch`](Self::fit_batch) may have something to do.
+    pub(super) fn wants_another_batch(self, unit: usize, most: u64) -> bool {
+        let (batch, drift) = (self.batch(), self.drift());
+        if self.is_granted(unit) {
+            batch < BATCH_MOST && drift.saturating_mul(2) <= most
+        } else {
+            drift / batch < most
+        }
     }
 
     /// Chooses a batch that makes room for `n` on `unit` while the drift stays within `most`: twice the batch when a shard is
-    /// full or `n` beyond it, less when `unit` is a new shard and all together would be too much. False when there is none.
+    /// full or `n` beyond it, less when `unit` is a new shard and all together would be too much; and grants a new shard. False when
+    /// there is none.
     pub(super) fn fit_batch(self, held: &AllHeld, unit: usize, n: u64, most: u64) -> bool {
         let granted = self.is_granted(unit);
         let shards = self.granted().count() as u64 + u64::from(!granted);
@@ -195,8 +236,8 @@ impl Shards {
         while !fits(batch) && batch > 1 {
             batch /= 2;
         }
-        if batch < self.batch() {
-            return fits(batch) && n <= batch && self.lower(held, batch);
+        if !fits(batch) || (batch < self.batch() && !self.lower(held, batch)) {
+            return false;
         }
         if granted && fits(batch * 2) {
             batch *= 2;
@@ -207,7 +248,11 @@ impl Shards {
         if batch > self.batch() {
             self.raise(held, batch);
         }
-        fits(batch) && n <= batch
+        // Here and not later: only with all locks held is the sum of all batches known.
+        if !granted {
+            self.grant(held, unit, batch);
+        }
+        n <= batch
     }
 
     /// Raises the batch: the drift first, then the limits.
@@ -216,75 +261,58 @@ impl Shards {
         let shards = self.granted().count() as u64;
         shared(self.offset + DRIFT).store(shards * batch, Release);
         shared(self.offset + BATCH).store(batch, Relaxed);
-        self.change_limits(|limit| limit.wrapping_add(more));
+        self.granted().for_each(|unit| self.move_limits(unit, more));
     }
 
     /// Lowers the batch: closes the gate, waits until no section is under way, folds everything, and only then counts less
     /// drift. False, and nothing changed, when the kernel cannot fence.
     pub(super) fn lower(self, held: &AllHeld, batch: u64) -> bool {
-        self.gate(held);
+        let _gate = self.gate();
         let quiet = self.quiesce();
         if quiet {
             let shards = self.fold_gated(held, batch) as u64;
             shared(self.offset + BATCH).store(batch, Relaxed);
+            // Both totals by the same: a read that began before does not take the new drift for its own.
+            shared(self.offset + FOLDED_UP).fetch_add(1, Release);
+            shared(self.offset + FOLDED_DOWN).fetch_add(1, Release);
             shared(self.offset + DRIFT).store(shards * batch, Release);
         }
-        self.ungate(held);
         quiet
     }
 
     /// Brings a shard's marks up to its words. Returns whether they were behind.
     fn fold_unit(self, _held: &Held, unit: usize) -> bool {
         let batch = self.batch();
-        let before = word_at(unit, self.offset + UP + LIMIT).load(Relaxed);
-        let rest = self.cancel(unit, batch, 0);
-        self.fold_rest(unit, batch, batch, 0, rest);
-        rest != [0, 0] || before != word_at(unit, self.offset + UP + LIMIT).load(Relaxed)
+        let before = self.room(unit, UP).0;
+        let rest = self.cancel(unit, batch);
+        self.fold_rest(unit, batch, batch, rest);
+        rest != [0, 0] || before != self.room(unit, UP).0
     }
 
     /// Moves both marks forward by what both words have moved, which changes no total. Returns how far each word is past its
-    /// mark then. Limits are less by `gate`.
+    /// mark then.
     ///
     /// When one limit is raised before the other, the words of the other side have moved as far already, and do not go back: the
     /// difference of the two stays within the batch.
-    fn cancel(self, unit: usize, batch: u64, gate: u64) -> [u64; 2] {
-        let halves = [UP, DOWN].map(|half| {
-            let limit = word_at(unit, self.offset + half + LIMIT);
-            let mark = limit.load(Relaxed).wrapping_add(gate).wrapping_sub(batch);
-            // Acquire pairs with the commit.
-            let word = word_at(unit, self.offset + half).load(Acquire);
-            (limit, word.wrapping_sub(mark))
-        });
-        let [(up_limit, up), (down_limit, down)] = halves;
-        let mut both = up.min(down);
+    fn cancel(self, unit: usize, batch: u64) -> [u64; 2] {
+        let [up, down] = [UP, DOWN].map(|half| batch - self.room(unit, half).1);
+        let both = up.min(down);
         if both != 0 {
-            let raised = |limit: &AtomicU64, by: u64| limit.load(Relaxed).wrapping_add(by);
-            // A limit of 0 says that the shard was never granted: one unit is left for the next time.
-            both -= u64::from(raised(up_limit, both).wrapping_add(gate) == 0);
-            up_limit.store(raised(up_limit, both), Release);
-            down_limit.store(raised(down_limit, both), Release);
+            self.move_limits(unit, both);
         }
         [up - both, down - both]
     }
 
     /// Adds what the words are past their marks, `rest`, to the totals, and puts the limits a batch of `after` ahead instead of
-    /// `before`. Limits are less by `gate`.
-    fn fold_rest(self, unit: usize, before: u64, after: u64, gate: u64, rest: [u64; 2]) {
-        for (half, total, mut rest) in [(UP, FOLDED_UP, rest[0]), (DOWN, FOLDED_DOWN, rest[1])] {
-            let limit = word_at(unit, self.offset + half + LIMIT);
-            let ahead = |rest: u64| {
-                let mark = limit.load(Relaxed).wrapping_sub(before);
-                mark.wrapping_add(rest).wrapping_add(after)
-            };
-            if half == UP && ahead(rest).wrapping_add(gate) == 0 {
-                rest = rest.saturating_sub(1);
-            }
+    /// `before`.
+    fn fold_rest(self, unit: usize, before: u64, after: u64, rest: [u64; 2]) {
+        for (half, total, rest) in [(UP, FOLDED_UP, rest[0]), (DOWN, FOLDED_DOWN, rest[1])] {
             if rest != 0 {
-                // Release: who sees the total sees the adds, and who sees the limit sees the total.
+                // Release: who sees the total sees the adds.
                 shared(self.offset + total).fetch_add(rest, Release);
             }
             if rest != 0 || before != after {
-                limit.store(ahead(rest), Release);
+                self.move_limit(unit, half, rest.wrapping_add(after).wrapping_sub(before));
             }
         }
     }
@@ -299,43 +327,62 @@ impl Shards {
         let moved = self.granted().filter(|&unit| {
             wanted(unit)
                 && stripe::try_hold(unit, self.offset)
-                    .is_ok_and(|held| still_there() && self.fold_unit(&held, unit))
+                    .is_some_and(|held| still_there() && self.fold_unit(&held, unit))
         });
         moved.count()
     }
 
-    /// Folds all shards while the gate is closed, for a batch that is `batch` from now on; returns how many there are. A smaller
+    /// Folds all shards while a gate is closed, for a batch that is `batch` from now on; returns how many there are. A smaller
     /// batch than before needs [`quiesce`](Self::quiesce) first.
     pub(super) fn fold_gated(self, _held: &AllHeld, batch: u64) -> usize {
         let before = self.batch();
         let folded = self.granted().map(|unit| {
-            let rest = self.cancel(unit, before, GATE);
-            self.fold_rest(unit, before, batch, GATE, rest);
+            let rest = self.cancel(unit, before);
+            self.fold_rest(unit, before, batch, rest);
         });
         folded.count()
     }
 
-    fn change_limits(self, to: impl Fn(u64) -> u64) {
-        for unit in self.granted() {
-            for half in [UP, DOWN] {
-                let limit = word_at(unit, self.offset + half + LIMIT);
-                limit.store(to(limit.load(Relaxed)), Release);
-            }
-        }
-    }
-
-    /// Sends all adds that begin from now on to the base.
-    pub(super) fn gate(self, _held: &AllHeld) {
-        self.change_limits(|limit| limit.wrapping_sub(GATE));
-    }
-
-    /// Lets adds into the shards again.
-    pub(super) fn ungate(self, _held: &AllHeld) {
-        self.change_limits(|limit| limit.wrapping_add(GATE));
+    /// Sends all adds that begin from now on to the base, until the gate is dropped.
+    pub(super) fn gate(self) -> Gate {
+        let mut gate = Gate {
+            shards: self,
+            closed: [0; MAX_INDEX / 64],
+        };
+        gate.close();
+        gate
     }
 
     /// Waits until the adds that had begun are over. False when the kernel cannot say.
     pub(super) fn quiesce(self) -> bool {
         UNITS.quiesce(possible()).is_ok()
+    }
+}
+
+/// A closed gate.
+pub(super) struct Gate {
+    shards: Shards,
+    /// A bit for each unit whose shard it closes.
+    closed: [u64; MAX_INDEX / 64],
+}
+
+impl Gate {
+    /// Closes it for the shards that were granted meanwhile too.
+    pub(super) fn close(&mut self) {
+        for unit in self.shards.granted() {
+            let (bits, bit) = (&mut self.closed[unit / 64], 1 << (unit % 64));
+            if *bits & bit == 0 {
+                *bits |= bit;
+                self.shards.move_limits(unit, GATE.wrapping_neg());
+            }
+        }
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let is_closed = |unit: &usize| self.closed[unit / 64] & 1 << (unit % 64) != 0;
+        let closed = percpu::used().filter(is_closed);
+        closed.for_each(|unit| self.shards.move_limits(unit, GATE));
     }
 }

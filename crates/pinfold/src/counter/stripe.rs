@@ -1,9 +1,9 @@
 //! The locks of the counters' slow paths.
 //!
 //! A shard has no lock of its own: its CPU and its counter's block name one of [`ALL`], in a line that only that CPU (or one
-//! 64 further) uses as long as nobody folds from afar. Whoever adds only ever *tries*, and has a way round (the shared
-//! base); so adders never wait, and a signal handler may add, read and sum wherever it strikes. Who resets a counter or changes
-//! its batch takes the locks of all its shards, waits for them, and must not do so in a signal handler.
+//! 64 further) uses as long as nobody folds from afar. Whoever adds or folds only ever *tries*, and has a way round (the shared
+//! base); sums take no lock. So none of these wait, and a signal handler may add, read, sum and fold wherever it strikes. Who resets a
+//! counter or changes its batch takes the locks of all its shards, waits for them, and must not do so in a signal handler.
 //!
 //! The word is 0 or the holder's thread pointer. Holders fold a few words, or keep a gate for some microseconds.
 
@@ -34,23 +34,11 @@ fn lines() -> usize {
     possible().min(LINES)
 }
 
-/// Why a lock cannot be had at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Busy {
-    /// Another thread has it.
-    Other,
-    /// The frame that this signal handler interrupted has it: it will not move before the handler is done.
-    Own,
-}
-
-fn try_lock(lock: &AtomicU64) -> Result<(), Busy> {
+/// Takes the lock if it is free; else the thread pointer of who has it.
+fn try_lock(lock: &AtomicU64) -> Result<(), u64> {
     let me = thread_pointer() as u64;
     // Acquire pairs with the release of the holder before.
-    match lock.compare_exchange(0, me, Acquire, Relaxed) {
-        Ok(_) => Ok(()),
-        Err(owner) if owner == me => Err(Busy::Own),
-        Err(_) => Err(Busy::Other),
-    }
+    lock.compare_exchange(0, me, Acquire, Relaxed).map(|_| ())
 }
 
 /// The lock of one shard, held until dropped.
@@ -58,9 +46,10 @@ pub(super) struct Held(&'static AtomicU64);
 
 /// The lock of the shard of `unit` in the block at `offset`, at once or not at all.
 #[inline]
-pub(super) fn try_hold(unit: usize, offset: usize) -> Result<Held, Busy> {
+pub(super) fn try_hold(unit: usize, offset: usize) -> Option<Held> {
     let lock = lock_of(unit, offset);
-    try_lock(lock).map(|()| Held(lock))
+    // Made only if it is held: dropping it unlocks.
+    try_lock(lock).is_ok().then(|| Held(lock))
 }
 
 impl Drop for Held {
@@ -74,7 +63,7 @@ impl Drop for Held {
 /// The locks of all shards of a block, held until dropped.
 pub(super) struct AllHeld {
     offset: usize,
-    /// A bit for each line whose lock was taken here; the others are held by the frame that a signal handler interrupted.
+    /// A bit for each line whose lock was taken here.
     taken: u64,
 }
 
@@ -83,31 +72,32 @@ impl AllHeld {
         AllHeld { offset, taken: 0 }
     }
 
-    /// Takes the lock in `line`; a lock that the thread's own interrupted frame has stays its, and counts as held.
-    fn add(&mut self, line: usize) -> bool {
-        match try_lock(lock_of(line, self.offset)) {
-            Ok(()) => {
-                self.taken |= 1 << line;
-                true
-            }
-            Err(busy) => busy == Busy::Own,
-        }
+    /// Takes the lock in `line`; else the thread pointer of who has it.
+    fn add(&mut self, line: usize) -> Result<(), u64> {
+        try_lock(lock_of(line, self.offset)).map(|()| self.taken |= 1 << line)
     }
 }
 
 /// The locks of all shards of the block at `offset`, at once or not at all.
 pub(super) fn try_hold_all(offset: usize) -> Option<AllHeld> {
     let mut held = AllHeld::none(offset);
-    (0..lines()).all(|line| held.add(line)).then_some(held)
+    (0..lines())
+        .all(|line| held.add(line).is_ok())
+        .then_some(held)
 }
 
 /// The locks of all shards of the block at `offset`, however long it takes; not for signal handlers, which could wait for each
-/// other.
+/// other, or for the frame that they interrupted.
 pub(super) fn hold_all(offset: usize) -> AllHeld {
+    hold_all_but(offset, 0)
+}
+
+/// As [`hold_all`], but leaves those alone that the thread with thread pointer `owner` has.
+fn hold_all_but(offset: usize, owner: u64) -> AllHeld {
     let mut held = AllHeld::none(offset);
     for line in 0..lines() {
         let mut looks = 0;
-        while !held.add(line) {
+        while held.add(line).is_err_and(|holder| holder != owner) {
             pause(&mut looks);
         }
     }
@@ -144,7 +134,7 @@ static FORKING: [AtomicU64; LOCKS] = [const { AtomicU64::new(0) }; LOCKS];
 /// forking signal handler interrupted stays with that frame, which goes on in both processes.
 pub(super) fn fork_prepare() {
     for (at, taken) in FORKING.iter().enumerate() {
-        let held = hold_all(at * SIZE);
+        let held = hold_all_but(at * SIZE, thread_pointer() as u64);
         taken.store(held.taken, Relaxed);
         core::mem::forget(held);
     }

@@ -168,7 +168,7 @@ impl<I: Item> VmStat<I> {
             // SAFETY: the block of a zone and item that are there; a run is never freed while its `VmStat` lives.
             let shards = unsafe { Shards::at(block) };
             let (down, size) = (delta < 0, delta.abs());
-            if shards.add(down, size) || shards.add_after_making_room(down, size) {
+            if shards.add(down, size) || shards.add_after_making_room(down, size, true) {
                 return;
             }
         }
