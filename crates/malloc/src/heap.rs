@@ -256,7 +256,9 @@ pub(crate) unsafe fn usable_size(block: *mut u8) -> usize {
     };
     let entry = page::entry(block as usize);
     if let Some(class) = kmalloc::class_of_entry(entry) {
-        return SIZES[class];
+        // Behind what was asked for a debugged block has its red zone.
+        // SAFETY: the caller's promise; the page map says the class.
+        return unsafe { kmalloc::requested(block, class) }.unwrap_or(SIZES[class]);
     }
     if entry == LARGE && (block as usize).is_multiple_of(GRANULE) {
         // SAFETY: the entry stands at the first granule of a run that is one block.
@@ -275,7 +277,13 @@ pub(crate) unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
     count::reallocated();
     // SAFETY: the caller's promise.
     let room = unsafe { usable_size(block) };
-    if size <= room && size >= room / 2 {
+    let class = kmalloc::class_of_entry(page::entry(block as usize));
+    let whole = class.map_or(room, |class| SIZES[class]);
+    if size <= whole && size >= whole / 2 {
+        if let Some(class) = class {
+            // SAFETY: the caller's promise; the page map says the class.
+            unsafe { kmalloc::set_requested(block, class, size) };
+        }
         return block;
     }
     // SAFETY: the caller's promise.

@@ -1,5 +1,6 @@
 //! What a cache is: its descriptor, and the registry of all caches.
 
+use super::debug::{self, DebugFlags, Plan};
 use super::node::Node;
 use super::sheaf::CAPACITY_MOST;
 use super::slabs::OBJECTS_MOST;
@@ -61,6 +62,8 @@ pub struct Cache {
     /// Slabs made so far, for the next one's color.
     painted: AtomicUsize,
     pub(super) constructor: Option<unsafe fn(*mut u8)>,
+    /// What a debugged cache's objects look like.
+    pub(super) plan: Option<Plan>,
     name: [u8; 32],
     /// One per node.
     nodes: *const Node,
@@ -73,6 +76,24 @@ pub struct Cache {
 unsafe impl Sync for Cache {}
 // SAFETY: as above.
 unsafe impl Send for Cache {}
+
+/// What a cache is made with.
+#[derive(Clone, Copy)]
+pub(super) struct Options {
+    pub(super) constructor: Option<unsafe fn(*mut u8)>,
+    /// Checks, beside those that the environment asks for.
+    pub(super) debug: DebugFlags,
+    /// Whether slabs begin at a granule's start.
+    pub(super) one_color: bool,
+}
+
+impl Options {
+    pub(super) const NONE: Options = Options {
+        constructor: None,
+        debug: DebugFlags::NONE,
+        one_color: false,
+    };
+}
 
 /// Why a cache cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,18 +150,18 @@ impl Cache {
     pub(super) fn create(
         name: &str,
         layout: Layout,
-        constructor: Option<unsafe fn(*mut u8)>,
+        options: Options,
     ) -> Result<&'static Cache, CacheError> {
-        let size = Cache::stride(layout).ok_or(CacheError::TooLarge)?;
+        if layout.size() > OBJECT_MOST || layout.align() > GRANULE {
+            return Err(CacheError::TooLarge);
+        }
         let mut numbers = NUMBERS.lock().ok_or(CacheError::NoMemory)?;
         let slot = match numbers.freed.checked_sub(1) {
             Some(last) => usize::from(numbers.free[last]),
             None if numbers.next < CACHES_MOST => numbers.next,
             None => return Err(CacheError::TooMany),
         };
-        let align = layout.align();
-        let cache =
-            Cache::enter(name, (size, align), slot, constructor).ok_or(CacheError::NoMemory)?;
+        let cache = Cache::enter(name, layout, slot, options).ok_or(CacheError::NoMemory)?;
         if numbers.freed > 0 {
             numbers.freed -= 1;
         } else {
@@ -152,29 +173,22 @@ impl Cache {
     /// Makes the cache with the kept number `slot`, if it is not there yet.
     pub(super) fn create_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
         let _numbers = NUMBERS.lock()?;
-        // Blocks of a class are aligned as its size is: no colors.
-        by_slot(slot).or_else(|| Cache::enter(name, (size, GRANULE), slot, None))
-    }
-
-    /// Bytes from one object to the next.
-    fn stride(layout: Layout) -> Option<usize> {
-        let align = layout.align().max(8);
-        let fits = layout.size() <= OBJECT_MOST && align <= GRANULE;
-        fits.then(|| layout.size().max(8).next_multiple_of(align))
+        // Blocks of a class are aligned as its size is.
+        let layout = Layout::from_size_align(size, 1 << size.trailing_zeros()).ok()?;
+        let options = Options {
+            one_color: true,
+            ..Options::NONE
+        };
+        by_slot(slot).or_else(|| Cache::enter(name, layout, slot, options))
     }
 
     /// Makes the descriptor and enters it; the caller holds the registry's lock.
-    fn enter(
-        name: &str,
-        size: (usize, usize),
-        slot: usize,
-        constructor: Option<unsafe fn(*mut u8)>,
-    ) -> Option<&'static Cache> {
+    fn enter(name: &str, layout: Layout, slot: usize, options: Options) -> Option<&'static Cache> {
         let nodes = Node::make_all()?;
         let memory = page::alloc_meta(Layout::new::<Cache>())?;
         let cache = memory.cast::<Cache>().as_ptr();
         // SAFETY: zeroed memory of the right layout, which is ours.
-        unsafe { cache.write(Cache::new(name, size, slot as u16, constructor, nodes)) };
+        unsafe { cache.write(Cache::new(name, layout, slot as u16, options, nodes)) };
         USED.fetch_max(slot + 1, Relaxed);
         // Release pairs with the acquire in `by_slot`.
         REGISTRY[slot].store(cache, Release);
@@ -184,15 +198,26 @@ impl Cache {
 
     fn new(
         name: &str,
-        (size, align): (usize, usize),
+        layout: Layout,
         slot: u16,
-        constructor: Option<unsafe fn(*mut u8)>,
+        options: Options,
         nodes: &'static [Node],
     ) -> Cache {
+        let flags = options.debug | debug::for_cache(name);
+        let plan =
+            (!flags.is_none()).then(|| Plan::new(flags, layout, options.constructor.is_some()));
+        let align = layout.align().max(8);
+        let size = plan.map_or(layout.size().max(8).next_multiple_of(align), |plan| {
+            plan.stride
+        });
         let granules = if size <= SMALL_SLAB { 1 } else { 4 };
         let capacity = (SHEAF_BYTES / size).clamp(CAPACITY_LEAST, CAPACITY_MOST);
         let color_step = align.max(COLOR_STEP);
-        let colors = (size / color_step).clamp(1, COLORS_MOST);
+        let colors = if options.one_color || plan.is_some() {
+            1
+        } else {
+            (size / color_step).clamp(1, COLORS_MOST)
+        };
         let room = granules * GRANULE - (colors - 1) * color_step;
         let per_slab = (room / size).min(OBJECTS_MOST);
         let mut text = [0; 32];
@@ -210,12 +235,35 @@ impl Cache {
             color_step,
             colors,
             painted: AtomicUsize::new(0),
-            constructor,
+            constructor: options.constructor,
+            plan,
             name: text,
             nodes: nodes.as_ptr(),
             node_count: nodes.len(),
             events: VmEvents::new(),
         }
+    }
+
+    /// Makes a slot ready for its first allocation.
+    ///
+    /// # Safety
+    ///
+    /// The slot is of this cache and nobody's.
+    pub(super) unsafe fn prepare(&self, slot: *mut u8) {
+        let left = self.plan().map_or(0, |plan| plan.left);
+        if let Some(plan) = self.plan() {
+            // SAFETY: the caller's promise.
+            unsafe { plan.prepare(slot) };
+        }
+        if let Some(constructor) = self.constructor {
+            // SAFETY: the caller's promise.
+            unsafe { constructor(slot.add(left)) };
+        }
+    }
+
+    /// Whether slots have to be [prepared](Self::prepare).
+    pub(super) fn prepares(&self) -> bool {
+        self.constructor.is_some() || self.plan.is_some()
     }
 
     /// Takes the cache out of the registry; its number may be used again. All its objects have come back.

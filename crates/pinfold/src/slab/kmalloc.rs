@@ -140,7 +140,7 @@ pub fn alloc(size: usize) -> *mut u8 {
     // SAFETY: the offset is a cache's, which lies in the units.
     let block = unsafe { UNITS.pop_fast(offset) };
     if block.is_null() {
-        return alloc_slow(offset);
+        return alloc_slow(offset, size);
     }
     block
 }
@@ -152,15 +152,37 @@ pub fn alloc_class(class: usize) -> *mut u8 {
     // SAFETY: as in `alloc`.
     let block = unsafe { UNITS.pop_fast(offset) };
     if block.is_null() {
-        return alloc_slow(offset);
+        return alloc_slow(offset, SMALL_MOST);
     }
     block
 }
 
 #[cold]
 #[inline(never)]
-extern "C" fn alloc_slow(offset: usize) -> *mut u8 {
-    by_slot(offset / 8).map_or(core::ptr::null_mut(), Cache::alloc_slow)
+extern "C" fn alloc_slow(offset: usize, size: usize) -> *mut u8 {
+    by_slot(offset / 8).map_or(core::ptr::null_mut(), |cache| match cache.plan() {
+        Some(plan) => cache.alloc_debugged_here(plan, size),
+        None => cache.alloc_slow(),
+    })
+}
+
+/// Bytes that were asked for when a block of class `class` was allocated, where that is known: its cache is debugged.
+///
+/// # Safety
+///
+/// Here and below: the block is the caller's, of that class.
+pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
+    // SAFETY: the caller's promise.
+    by_slot(FIRST_SLOT + class).and_then(|cache| unsafe { cache.requested(block) })
+}
+
+/// Notes that a block of class `class` is used for `size` bytes from now on, where its cache is debugged: what is behind
+/// becomes red zone.
+pub unsafe fn set_requested(block: *mut u8, class: usize, size: usize) {
+    if let Some(cache) = by_slot(FIRST_SLOT + class) {
+        // SAFETY: the caller's promise.
+        unsafe { cache.set_requested(block, size) };
+    }
 }
 
 /// Takes back a block of class `class`.

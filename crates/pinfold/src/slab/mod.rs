@@ -18,7 +18,9 @@
 //!
 //! See `lock`. The fast paths take none.
 
+mod builder;
 mod cache;
+pub mod debug;
 pub mod kmalloc;
 mod node;
 mod percpu;
@@ -26,7 +28,9 @@ mod sheaf;
 mod slabs;
 mod typed;
 
+pub use builder::Builder;
 pub use cache::{CACHES_MOST, CacheError, OBJECT_MOST};
+pub use debug::DebugFlags;
 pub use typed::{Cache, Handle};
 
 use crate::segment::SlabEvent;
@@ -65,7 +69,12 @@ impl KmemCache {
     /// [`CacheError`]: the layout is too large, there are too many caches, or the system has no memory.
     #[doc(alias = "kmem_cache_create")]
     pub fn new(name: &str, layout: Layout) -> Result<KmemCache, CacheError> {
-        Self::create(name, layout, None)
+        Self::builder(name, layout).build()
+    }
+
+    /// Makes a cache with settings of its own.
+    pub const fn builder(name: &str, layout: Layout) -> Builder<'_> {
+        Builder::new(name, layout)
     }
 
     /// Makes a cache whose objects are initialised by `constructor` when their slab is made, once, not at each
@@ -84,19 +93,15 @@ impl KmemCache {
         layout: Layout,
         constructor: unsafe fn(*mut u8),
     ) -> Result<KmemCache, CacheError> {
-        Self::create(name, layout, Some(constructor))
+        // SAFETY: the caller's promise.
+        unsafe { Self::builder(name, layout).constructor(constructor) }.build()
     }
 
-    fn create(
-        name: &str,
-        layout: Layout,
-        constructor: Option<unsafe fn(*mut u8)>,
-    ) -> Result<KmemCache, CacheError> {
-        let descriptor = Descriptor::create(name, layout, constructor)?;
-        Ok(KmemCache {
+    fn of(descriptor: &'static Descriptor) -> KmemCache {
+        KmemCache {
             offset: descriptor.main(),
             descriptor,
-        })
+        }
     }
 
     /// An object, uninitialised unless there is a constructor; `None` when the system has no memory.
@@ -233,16 +238,58 @@ impl KmemCache {
     }
 
     /// Checks the cache's own records: every slab's count against its bits, the lists' links, no object of the barn free
-    /// in its slab. Takes the nodes' locks.
+    /// in its slab; of a debugged cache every byte around its objects too, and what is wrong there is put right. Takes the nodes' locks.
     ///
     /// # Errors
     ///
-    /// What is wrong, and at which address.
+    /// How many faults there are, and what and where the first is.
+    #[doc(alias = "validate_slab_cache")]
     pub fn validate(&self) -> Result<(), Inconsistency> {
+        self.validate_with(|_| {})
+    }
+
+    /// As [`validate`](Self::validate), and hands the first sixteen faults of a debugged cache to `f`, in full.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn validate_with(
+        &self,
+        mut f: impl FnMut(&debug::Report<'_>),
+    ) -> Result<(), Inconsistency> {
         let mut nodes = self.descriptor.nodes().iter();
         nodes
             .try_for_each(|node| node.validate(self.descriptor))
-            .map_err(|(what, address)| Inconsistency { what, address })
+            .map_err(|(what, address)| Inconsistency {
+                what: debug::Kind::Records(what),
+                address,
+                errors: 1,
+            })?;
+        match self.faults(false, &mut f) {
+            Some(first) => Err(first),
+            None => Ok(()),
+        }
+    }
+
+    /// Hands the first sixteen objects in use to `f`, with who allocated them; of a debugged cache only, others do not know. Returns how
+    /// many there are.
+    pub fn leaks_with(&self, mut f: impl FnMut(&debug::Report<'_>)) -> usize {
+        self.faults(true, &mut f).map_or(0, |first| first.errors)
+    }
+
+    fn faults(&self, leaks: bool, f: &mut dyn FnMut(&debug::Report<'_>)) -> Option<Inconsistency> {
+        let plan = self.descriptor.plan()?;
+        let faults = self.descriptor.faults(plan, leaks);
+        for fault in faults.iter() {
+            // SAFETY: slabs with objects in use stay; of others the frames do, which the report reads.
+            f(&unsafe { self.descriptor.report(plan, fault) });
+        }
+        let first = faults.iter().next()?;
+        Some(Inconsistency {
+            what: first.kind,
+            address: plan.object_at(first.slot),
+            errors: faults.count,
+        })
     }
 
     /// The name it was made with.
@@ -253,6 +300,13 @@ impl KmemCache {
     /// Bytes from one object to the next.
     pub fn object_size(&self) -> usize {
         self.descriptor.size
+    }
+
+    /// The checks that this cache makes.
+    pub fn debug_flags(&self) -> DebugFlags {
+        self.descriptor
+            .plan()
+            .map_or(DebugFlags::NONE, |plan| plan.flags)
     }
 
     /// What the slow paths have counted.
@@ -329,28 +383,43 @@ impl fmt::Display for Leak {
                 f,
                 "cache {name} cannot be destroyed: the kernel cannot fence, so CPUs keep their sheaves"
             ),
-            n => write!(
-                f,
-                "cache {name} cannot be destroyed: {n} objects have not been freed"
-            ),
+            n => {
+                write!(
+                    f,
+                    "cache {name} cannot be destroyed: {n} objects have not been freed"
+                )?;
+                let mut written = Ok(());
+                self.cache.leaks_with(|report| {
+                    if written.is_ok() {
+                        written = write!(f, "\n{report}");
+                    }
+                });
+                written
+            }
         }
     }
 }
 
 impl core::error::Error for Leak {}
 
-/// A cache's records contradict each other: somebody wrote where they should not.
+/// A cache's records contradict each other, or bytes around its objects are wrong: somebody wrote where they should not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inconsistency {
-    /// Which invariant does not hold.
-    pub what: &'static str,
+    /// The first fault.
+    pub what: debug::Kind,
     /// The slab or object.
     pub address: *const u8,
+    /// How many faults there are.
+    pub errors: usize,
 }
 
 impl fmt::Display for Inconsistency {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {:p}", self.what, self.address)
+        write!(f, "{} at {:p}", self.what, self.address)?;
+        match self.errors {
+            0 | 1 => Ok(()),
+            errors => write!(f, ", the first of {errors} faults"),
+        }
     }
 }
 

@@ -4,8 +4,9 @@
 //! lock, without touching the objects. Only beyond the barn's bounds do objects go to and come from slabs.
 
 use super::cache::Cache;
+use super::debug::{Fault, Faults, Kind, Plan, Track};
 use super::sheaf::{Sheaf, SheafList};
-use super::slabs::Slabs;
+use super::slabs::{Slabs, slab_of};
 use crate::lock::Lock;
 use crate::page;
 use crate::segment::SlabEvent;
@@ -267,7 +268,7 @@ impl Node {
             for &mut object in sheaf.objects(cache.capacity) {
                 // SAFETY: the page map is asked first; a slab's frame is readable, and the lock is held.
                 let free = page::entry(object as usize) != cache.slot
-                    || unsafe { (*super::slabs::slab_of(object)).is_free(cache, object) };
+                    || unsafe { (*slab_of(object)).is_free(cache, object) };
                 if free {
                     answer = Err(("object in the barn is free or foreign", object.cast_const()));
                 }
@@ -278,6 +279,68 @@ impl Node {
             stock.full.put(sheaf);
         }
         answer
+    }
+
+    /// Takes a debugged cache's object back, if it is in use and nobody wrote around it.
+    ///
+    /// # Safety
+    ///
+    /// The slot is one of this node's slabs of the cache.
+    pub(super) unsafe fn free_debugged(
+        &self,
+        cache: &Cache,
+        plan: &Plan,
+        slot: *mut u8,
+        track: Option<Track>,
+    ) -> Result<(), Fault> {
+        let Some(mut stock) = self.stock.lock() else {
+            self.set_aside(slot);
+            return Ok(());
+        };
+        self.take_back(cache, &mut stock);
+        // SAFETY: the caller's promise; the lock is held.
+        let (start, nth, free) = unsafe { (*slab_of(slot)).state(cache, slot) };
+        if free {
+            return Err(Fault {
+                kind: Kind::DoubleFree,
+                slot,
+                place: (start, nth, false),
+                bytes: None,
+            });
+        }
+        // SAFETY: the object is in use, and its user has given it up.
+        unsafe {
+            if let Some(fault) = plan.fault(slot, (start, nth, true), true) {
+                return Err(fault);
+            }
+            plan.set_free(slot);
+            plan.set_track(slot, 1, || track.unwrap_or(Track::NOBODY));
+            cache.count(SlabEvent::Flushed, 1);
+            stock.slabs.give(cache, &[slot]);
+        }
+        Ok(())
+    }
+
+    /// Notes the faults of a debugged cache's objects here, or (`leaks`) which are in use.
+    pub(super) fn look_over(&self, cache: &Cache, plan: &Plan, leaks: bool, faults: &mut Faults) {
+        let Some(stock) = self.stock.lock() else {
+            return;
+        };
+        stock.slabs.for_each_slot(cache, |slot, place| {
+            if leaks && place.2 {
+                faults.add(Fault {
+                    kind: Kind::Leaked,
+                    slot,
+                    place,
+                    bytes: None,
+                });
+            } else if !leaks
+                // SAFETY: free slots are the lock holder's; of those in use only the bytes around the object are touched.
+                && let Some(fault) = unsafe { plan.fault(slot, place, true) }
+            {
+                faults.add(fault);
+            }
+        });
     }
 
     fn flush(&self, cache: &Cache, stock: &mut Stock, sheaf: &mut Sheaf) {
@@ -313,10 +376,10 @@ impl Node {
         while let Some(object) = NonNull::new(next) {
             // SAFETY: an object set aside holds the next one's address in its first word.
             next = unsafe { object.cast::<*mut u8>().read() };
-            if let Some(constructor) = cache.constructor {
-                // The link has overwritten part of what the constructor had made.
+            if cache.prepares() {
+                // The link has overwritten part of what was there.
                 // SAFETY: the object is free and nobody's.
-                unsafe { constructor(object.as_ptr()) };
+                unsafe { cache.prepare(object.as_ptr()) };
             }
             // SAFETY: it was freed by its owner, on this node.
             unsafe { stock.slabs.give(cache, &[object.as_ptr()]) };

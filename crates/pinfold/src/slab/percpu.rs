@@ -195,6 +195,9 @@ impl Cache {
     #[cold]
     #[inline(never)]
     pub(super) fn alloc_slow(&self) -> *mut u8 {
+        if let Some(plan) = self.plan() {
+            return self.alloc_debugged_here(plan, usize::MAX);
+        }
         // The common path on atomics. With restartable sequences the thread may be on another CPU now.
         // SAFETY: the offset lies in the unit.
         let object = unsafe { UNITS.pop(self.main()) };
@@ -234,6 +237,11 @@ impl Cache {
     #[cold]
     #[inline(never)]
     pub(super) unsafe fn free_slow(&self, object: *mut u8) {
+        if let Some(plan) = self.plan() {
+            self.count(SlabEvent::FreeSlowpath, 1);
+            // SAFETY: the caller's promise.
+            return unsafe { self.free_debugged(plan, object) };
+        }
         // As in `alloc_slow`.
         // SAFETY: the offset lies in the unit, and the object is the caller's to give.
         if unsafe { UNITS.push(self.main(), object) } {
@@ -272,6 +280,16 @@ impl Cache {
 
     /// Takes objects past the sheaves, from `number`'s slabs; returns how many.
     pub(super) fn alloc_from(&self, number: usize, objects: &mut [*mut u8]) -> usize {
+        if let Some(plan) = self.plan() {
+            let one = |object: &mut *mut u8| {
+                *object = self.alloc_debugged(plan, number, usize::MAX);
+                !object.is_null()
+            };
+            return objects
+                .iter_mut()
+                .map_while(|object| one(object).then_some(()))
+                .count();
+        }
         self.nodes()[number].take_objects(self, number, objects)
     }
 }

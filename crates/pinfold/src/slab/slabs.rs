@@ -4,7 +4,7 @@
 //!
 //! | state | free objects | list |
 //! |---|---|---|
-//! | full | 0 | none: only its objects know it |
+//! | full | 0 | none: only its objects know it; of a debugged cache, the list of full slabs |
 //! | partial | 1 … n−1 | partial list |
 //! | empty | n | list of empty slabs, until they have been idle for long, or too much is dirty in the process |
 //!
@@ -43,6 +43,8 @@ const _: () = assert!(size_of::<Slab>() <= page::PRIVATE);
 pub(super) struct Slabs {
     /// The partial list.
     first: u32,
+    /// The full slabs of a debugged cache.
+    first_full: u32,
     /// The empty slabs, last in first out: the next to be used was used last, and is still in the processor's caches.
     first_empty: u32,
     empty: usize,
@@ -75,6 +77,7 @@ impl Slabs {
     pub(super) const fn new() -> Self {
         Slabs {
             first: NIL,
+            first_full: NIL,
             first_empty: NIL,
             empty: 0,
             idle: 0,
@@ -98,7 +101,10 @@ impl Slabs {
             let taken = slab.take(cache.size, &mut slots[..left]);
             left -= taken;
             if slab.free == 0 {
-                self.unlink(index);
+                self.unlink(List::Partial, index);
+                if cache.plan().is_some() {
+                    self.link_first(List::Full, index);
+                }
             }
         }
         slots.len() - left
@@ -119,10 +125,13 @@ impl Slabs {
             let before = slab.free;
             left = &left[slab.put(cache, left)..];
             if before == 0 {
-                self.link_first(index);
+                if cache.plan().is_some() {
+                    self.unlink(List::Full, index);
+                }
+                self.link_first(List::Partial, index);
             }
             if slab.free as usize == cache.per_slab {
-                self.unlink(index);
+                self.unlink(List::Partial, index);
                 self.retire(cache, index);
             }
         }
@@ -154,7 +163,9 @@ impl Slabs {
     /// Puts an empty slab into the partial list, to be used.
     fn use_empty(&mut self, cache: &Cache) -> bool {
         let empty = self.take_empty(cache);
-        empty.inspect(|&index| self.link_first(index)).is_some()
+        empty
+            .inspect(|&index| self.link_first(List::Partial, index))
+            .is_some()
     }
 
     fn release(&mut self, cache: &Cache, index: u32) {
@@ -267,20 +278,27 @@ impl Slabs {
         if !objects.is_multiple_of(64) {
             slab.bits[objects / 64] = (1 << (objects % 64)) - 1;
         }
-        if let Some(constructor) = cache.constructor {
+        if cache.prepares() {
             for nth in 0..objects {
                 // SAFETY: the object lies in the new slab and is nobody's.
-                unsafe { constructor(slab.start.add(nth * cache.size)) };
+                unsafe { cache.prepare(slab.start.add(nth * cache.size)) };
             }
         }
         self.count += 1;
         cache.count(SlabEvent::SlabAlloc, 1);
-        self.link_first(index);
+        self.link_first(List::Partial, index);
         true
     }
 
-    fn link_first(&mut self, index: u32) {
-        let next = self.first;
+    fn head(&mut self, list: List) -> &mut u32 {
+        match list {
+            List::Partial => &mut self.first,
+            List::Full => &mut self.first_full,
+        }
+    }
+
+    fn link_first(&mut self, list: List, index: u32) {
+        let next = core::mem::replace(self.head(list), index);
         // SAFETY: here and below: slabs of this node; the caller holds the lock.
         unsafe {
             (slab(index).prev, slab(index).next) = (NIL, next);
@@ -288,16 +306,15 @@ impl Slabs {
                 slab(next).prev = index;
             }
         }
-        self.first = index;
     }
 
-    fn unlink(&mut self, index: u32) {
+    fn unlink(&mut self, list: List, index: u32) {
         // SAFETY: as in `link_first`.
         let (prev, next) = unsafe { (slab(index).prev, slab(index).next) };
         // SAFETY: as in `link_first`.
         unsafe {
             if prev == NIL {
-                self.first = next;
+                *self.head(list) = next;
             } else {
                 slab(prev).next = next;
             }
@@ -306,9 +323,42 @@ impl Slabs {
             }
         }
     }
+
+    /// Calls `f` with every slot of a debugged cache, its slab's start, its number, and whether it is in use.
+    pub(super) fn for_each_slot(
+        &self,
+        cache: &Cache,
+        mut f: impl FnMut(*mut u8, (*const u8, usize, bool)),
+    ) {
+        for first in [self.first, self.first_full, self.first_empty] {
+            let mut index = first;
+            while index != NIL {
+                // SAFETY: a slab of a list; the caller holds the lock.
+                let slab = unsafe { slab(index) };
+                for nth in 0..cache.per_slab {
+                    let free = slab.bits[nth / 64] >> (nth % 64) & 1 == 1;
+                    let slot = slab.start.wrapping_add(nth * cache.size);
+                    f(slot, (slab.start, nth, !free));
+                }
+                index = slab.next;
+            }
+        }
+    }
+}
+
+/// The lists with links in both directions.
+#[derive(Clone, Copy)]
+enum List {
+    Partial,
+    Full,
 }
 
 impl Slab {
+    /// Where the first object's slot is.
+    pub(super) fn start(&self) -> *const u8 {
+        self.start
+    }
+
     /// Takes free objects, lowest address first, into `slots` from its end; returns how many.
     fn take(&mut self, size: usize, slots: &mut [*mut u8]) -> usize {
         let wanted = slots.len().min(self.free as usize);
@@ -386,6 +436,12 @@ impl Slab {
             "double free of {object:p}, object of cache {}",
             cache.name()
         ))
+    }
+
+    /// The slab's start, an object's number, and whether it is free.
+    pub(super) fn state(&self, cache: &Cache, slot: *mut u8) -> (*const u8, usize, bool) {
+        let nth = cache.nth(slot as usize - self.start as usize);
+        (self.start, nth, self.is_free(cache, slot))
     }
 
     /// Whether the object at `offset` is free; for consistency checks.

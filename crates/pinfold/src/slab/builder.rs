@@ -1,0 +1,64 @@
+//! Making a cache with settings of its own.
+
+use super::cache::{Cache, CacheError, Options};
+use super::{DebugFlags, KmemCache};
+use core::alloc::Layout;
+
+/// Settings of a cache to be made.
+///
+/// ```
+/// use pinfold::slab::{DebugFlags, KmemCache};
+/// use std::alloc::Layout;
+///
+/// let cache = KmemCache::builder("session", Layout::new::<[u64; 4]>())
+///     .debug(DebugFlags::RED_ZONE | DebugFlags::USER)
+///     .build()?;
+/// assert_eq!(cache.debug_flags().to_string(), "ZU");
+/// # Ok::<(), pinfold::slab::CacheError>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct Builder<'n> {
+    name: &'n str,
+    layout: Layout,
+    options: Options,
+}
+
+impl<'n> Builder<'n> {
+    pub(super) const fn new(name: &'n str, layout: Layout) -> Self {
+        Builder {
+            name,
+            layout,
+            options: Options::NONE,
+        }
+    }
+
+    /// Makes the cache check its objects, beside what `PINFOLD_SLAB_DEBUG` asks for. Such a cache has no sheaves: each call
+    /// takes its node's lock.
+    #[must_use]
+    pub const fn debug(mut self, flags: DebugFlags) -> Self {
+        self.options.debug = flags;
+        self
+    }
+
+    /// Has objects initialised by `constructor` when their slab is made, once, not at each allocation: who frees an object
+    /// leaves it as the constructor did.
+    ///
+    /// # Safety
+    ///
+    /// `constructor` initialises an object of the layout at the address it is given, and does not unwind nor use this
+    /// cache: the node's lock is held.
+    #[must_use]
+    pub const unsafe fn constructor(mut self, constructor: unsafe fn(*mut u8)) -> Self {
+        self.options.constructor = Some(constructor);
+        self
+    }
+
+    /// Makes the cache.
+    ///
+    /// # Errors
+    ///
+    /// [`CacheError`]: the layout is too large, there are too many caches, or the system has no memory.
+    pub fn build(self) -> Result<KmemCache, CacheError> {
+        Cache::create(self.name, self.layout, self.options).map(KmemCache::of)
+    }
+}

@@ -1,0 +1,260 @@
+//! How a debugged cache allocates, frees and looks itself over.
+
+use super::report::StandardError;
+use super::{DebugFlags, Kind, Plan, Report, Track, raise, silently};
+use crate::nodes;
+use crate::page;
+use crate::segment::SlabEvent;
+use crate::slab::cache::{Cache, by_slot};
+use crate::slab::node::Node;
+use core::fmt::Write;
+use core::ptr::null_mut;
+
+/// A fault, as it is noted under a node's lock.
+#[derive(Clone, Copy)]
+pub(in crate::slab) struct Fault {
+    pub(in crate::slab) kind: Kind,
+    /// The object's slot, or the address that is in no slot.
+    pub(in crate::slab) slot: *mut u8,
+    /// The slab's start, the object's number, and whether it is in use.
+    pub(in crate::slab) place: (*const u8, usize, bool),
+    /// The bytes around it as they were found.
+    pub(in crate::slab) bytes: Option<(*const u8, [u8; 16])>,
+}
+
+/// Faults that were found in one look, the first of them in full.
+pub(in crate::slab) struct Faults {
+    kept: [Option<Fault>; 16],
+    pub(in crate::slab) count: usize,
+}
+
+impl Faults {
+    pub(in crate::slab) const fn new() -> Faults {
+        Faults {
+            kept: [None; 16],
+            count: 0,
+        }
+    }
+
+    pub(in crate::slab) fn add(&mut self, fault: Fault) {
+        if let Some(place) = self.kept.get_mut(self.count) {
+            *place = Some(fault);
+        }
+        self.count += 1;
+    }
+
+    pub(in crate::slab) fn iter(&self) -> impl Iterator<Item = &Fault> {
+        self.kept.iter().flatten()
+    }
+}
+
+impl Plan {
+    /// Checks a slot; with `mend` the bytes are put right.
+    ///
+    /// # Safety
+    ///
+    /// The slot is of this plan, and the caller keeps others from it.
+    pub(in crate::slab) unsafe fn fault(
+        &self,
+        slot: *mut u8,
+        place: (*const u8, usize, bool),
+        mend: bool,
+    ) -> Option<Fault> {
+        // SAFETY: the caller's promise.
+        let found = unsafe { self.check(slot, place.2, false) }?;
+        let wrong = self.object_at(slot).wrapping_offset(found.offset);
+        // Of the slot's bytes, which are whole words.
+        let last = slot.wrapping_add(self.stride.saturating_sub(16));
+        let from = ((wrong as usize & !7).min(last as usize)).max(slot as usize) as *const u8;
+        let mut bytes = [0; 16];
+        let room = (slot as usize + self.stride - from as usize).min(16);
+        // SAFETY: so many bytes from there on lie in the slot.
+        bytes[..room].copy_from_slice(unsafe { core::slice::from_raw_parts(from, room) });
+        if mend {
+            // SAFETY: the caller's promise.
+            unsafe { self.check(slot, place.2, true) };
+        }
+        Some(Fault {
+            kind: Kind::Overwritten(found),
+            slot,
+            place,
+            bytes: Some((from, bytes)),
+        })
+    }
+}
+
+impl Cache {
+    /// The plan of a debugged cache.
+    pub(in crate::slab) fn plan(&self) -> Option<&Plan> {
+        self.plan.as_ref()
+    }
+
+    /// A fault with all that is known of it.
+    ///
+    /// # Safety
+    ///
+    /// The fault's slot, if it has a slab, is still this cache's.
+    pub(in crate::slab) unsafe fn report(&self, plan: &Plan, fault: &Fault) -> Report<'_> {
+        let (start, nth, in_use) = fault.place;
+        let tracks = if start.is_null() {
+            [Track::NOBODY; 2]
+        } else {
+            // SAFETY: the caller's promise.
+            [0, 1].map(|nth| unsafe { plan.track(fault.slot, nth) })
+        };
+        let object = if start.is_null() {
+            fault.slot
+        } else {
+            plan.object_at(fault.slot)
+        };
+        Report {
+            kind: fault.kind,
+            cache: self.name(),
+            other: None,
+            flags: plan.flags,
+            object,
+            size: plan.object,
+            slab: (start, nth, self.per_slab),
+            in_use,
+            tracks,
+            bytes: fault.bytes,
+        }
+    }
+
+    /// An object with the first `requested` bytes of it asked for. Null when the system has no memory.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::slab) fn alloc_debugged(
+        &self,
+        plan: &Plan,
+        number: usize,
+        requested: usize,
+    ) -> *mut u8 {
+        loop {
+            let mut slot = [null_mut()];
+            if self.nodes()[number].take_objects(self, number, &mut slot) == 0 {
+                return null_mut();
+            }
+            let slot = slot[0];
+            // SAFETY: the slot was free and is ours now.
+            unsafe {
+                let place = self.place(plan, slot, false);
+                if let Some(fault) = plan.fault(slot, place, true) {
+                    // Who wrote there may write again: it is never used any more.
+                    raise(&self.report(plan, &fault));
+                    continue;
+                }
+                plan.set_used(slot, requested);
+                plan.set_track(slot, 0, Track::here);
+            }
+            let object = plan.object_at(slot);
+            self.trace(plan, "alloc", object);
+            return object;
+        }
+    }
+
+    /// Takes an object back.
+    ///
+    /// # Safety
+    ///
+    /// As for [`KmemCache::free`](crate::slab::KmemCache::free), but that wrong addresses and second frees are found.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::slab) unsafe fn free_debugged(&self, plan: &Plan, object: *mut u8) {
+        let Some(node) = self.home_of(plan, object) else {
+            return;
+        };
+        let slot = plan.slot_of(object);
+        self.trace(plan, "free", object);
+        let track = plan.flags.contains(DebugFlags::USER).then(Track::here);
+        // SAFETY: the slot is one of this cache's slabs'.
+        if let Err(fault) = unsafe { node.free_debugged(self, plan, slot, track) } {
+            // SAFETY: as above.
+            raise(&unsafe { self.report(plan, &fault) });
+        }
+    }
+
+    /// The node of an object's slab; none, and a report, when the address is no object of this cache.
+    fn home_of(&self, plan: &Plan, object: *mut u8) -> Option<&Node> {
+        let entry = page::entry(object as usize);
+        let (kind, other) = if entry != self.slot {
+            (
+                Kind::WrongCache,
+                by_slot(usize::from(entry)).map(Cache::name),
+            )
+        } else if self.number_of(plan, object).is_none() {
+            (Kind::NotAnObject, None)
+        } else {
+            let home = page::node_of(object as usize).min(self.nodes().len() - 1);
+            return Some(&self.nodes()[home]);
+        };
+        let fault = Fault {
+            kind,
+            slot: object,
+            place: (core::ptr::null(), 0, true),
+            bytes: None,
+        };
+        // SAFETY: the fault names no slab.
+        let report = unsafe { self.report(plan, &fault) };
+        raise(&Report { other, ..report });
+        None
+    }
+
+    /// Which object of its slab begins at an address in one.
+    fn number_of(&self, plan: &Plan, object: *mut u8) -> Option<usize> {
+        // SAFETY: the address lies in a slab of this cache.
+        let start = unsafe { (*crate::slab::slabs::slab_of(object)).start() };
+        let offset = (object as usize).checked_sub(start as usize + plan.left)?;
+        let nth = self.nth(offset);
+        (nth * self.size == offset && nth < self.per_slab).then_some(nth)
+    }
+
+    /// A slot's slab, number and state.
+    unsafe fn place(&self, plan: &Plan, slot: *mut u8, in_use: bool) -> (*const u8, usize, bool) {
+        // SAFETY: the slot lies in a slab.
+        let start = unsafe { (*crate::slab::slabs::slab_of(slot)).start() };
+        let nth = self.number_of(plan, plan.object_at(slot));
+        (start, nth.unwrap_or(0), in_use)
+    }
+
+    fn trace(&self, plan: &Plan, what: &str, object: *mut u8) {
+        if plan.flags.contains(DebugFlags::TRACE) && !silently() {
+            let (name, size) = (self.name(), plan.object);
+            let _ = writeln!(StandardError, "TRACE {name} {what} {object:p} size={size}");
+        }
+    }
+
+    /// How many bytes of an object were asked for.
+    ///
+    /// # Safety
+    ///
+    /// Here and below: the object is the caller's, of this cache.
+    pub(in crate::slab) unsafe fn requested(&self, object: *mut u8) -> Option<usize> {
+        let plan = self.plan()?;
+        // SAFETY: the caller's promise.
+        Some(unsafe { plan.requested(plan.slot_of(object)) })
+    }
+
+    /// Notes that an object is now used for `requested` bytes of it.
+    pub(in crate::slab) unsafe fn set_requested(&self, object: *mut u8, requested: usize) {
+        if let Some(plan) = self.plan() {
+            // SAFETY: the caller's promise.
+            unsafe { plan.set_requested(plan.slot_of(object), requested) };
+        }
+    }
+
+    /// Looks over all objects; with `leaks` those in use are the faults, else what is wrong with any. What is wrong is put right.
+    pub(in crate::slab) fn faults(&self, plan: &Plan, leaks: bool) -> Faults {
+        let mut faults = Faults::new();
+        for node in self.nodes() {
+            node.look_over(self, plan, leaks, &mut faults);
+        }
+        faults
+    }
+
+    /// An object in a debugged cache on the thread's node.
+    pub(in crate::slab) fn alloc_debugged_here(&self, plan: &Plan, requested: usize) -> *mut u8 {
+        self.count(SlabEvent::AllocSlowpath, 1);
+        self.alloc_debugged(plan, nodes::current(), requested)
+    }
+}

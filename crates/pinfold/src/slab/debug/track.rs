@@ -1,0 +1,113 @@
+//! Who allocated or freed an object, and when.
+
+use crate::sys;
+use core::ffi::{c_int, c_void};
+use core::fmt;
+
+/// Callers that are kept.
+const FRAMES: usize = 16;
+
+/// Who allocated or freed an object last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Track {
+    frames: [usize; FRAMES],
+    milliseconds: u64,
+    thread: i32,
+    cpu: u32,
+}
+
+impl Track {
+    pub(in crate::slab) const NOBODY: Track = Track {
+        frames: [0; FRAMES],
+        milliseconds: 0,
+        thread: 0,
+        cpu: 0,
+    };
+
+    /// Who is here. Walks the stack by its unwinding tables; takes no lock of this crate and allocates nothing.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn here() -> Track {
+        let mut track = Track {
+            milliseconds: sys::coarse_milliseconds(),
+            // SAFETY: no preconditions, both.
+            thread: unsafe { libc::gettid() },
+            cpu: unsafe { libc::sched_getcpu() } as u32,
+            ..Track::NOBODY
+        };
+        let mut walk = Walk {
+            frames: &mut track.frames,
+            depth: 0,
+        };
+        // SAFETY: the callback is given the walk, which lives through the call.
+        unsafe { _Unwind_Backtrace(step, (&raw mut walk).cast()) };
+        track
+    }
+
+    /// The kernel's id of the thread; 0 when nobody was recorded.
+    pub fn thread(&self) -> i32 {
+        self.thread
+    }
+
+    /// The CPU on which it was.
+    pub fn cpu(&self) -> u32 {
+        self.cpu
+    }
+
+    /// The addresses of the calls, innermost first.
+    pub fn frames(&self) -> impl Iterator<Item = usize> + '_ {
+        self.frames.iter().copied().take_while(|&frame| frame != 0)
+    }
+
+    /// Writes it, with the callers' names where they can be had.
+    pub(super) fn write(&self, what: &str, to: &mut dyn fmt::Write) -> fmt::Result {
+        if self.thread == 0 {
+            return Ok(());
+        }
+        let ago = sys::coarse_milliseconds().saturating_sub(self.milliseconds);
+        let (seconds, rest) = (ago / 1000, ago % 1000);
+        writeln!(
+            to,
+            "  {what} by thread {} on CPU {}, {seconds}.{rest:03} s ago:",
+            self.thread, self.cpu
+        )?;
+        for frame in self.frames() {
+            super::report::write_frame(frame, to)?;
+        }
+        Ok(())
+    }
+}
+
+struct Walk<'f> {
+    frames: &'f mut [usize; FRAMES],
+    depth: usize,
+}
+
+unsafe extern "C" {
+    fn _Unwind_Backtrace(
+        step: extern "C" fn(*mut c_void, *mut c_void) -> c_int,
+        walk: *mut c_void,
+    ) -> c_int;
+    fn _Unwind_GetIP(context: *mut c_void) -> usize;
+}
+
+/// What the unwinder calls for each frame; anything but 0 ends the walk.
+extern "C" fn step(context: *mut c_void, walk: *mut c_void) -> c_int {
+    /// Frames of this crate's own debugging code, which tell nobody anything: this function's caller and its.
+    const OWN: usize = 2;
+    // SAFETY: `here` gave the walk; the unwinder gives a valid context.
+    let (walk, address) = unsafe { (&mut *walk.cast::<Walk<'_>>(), _Unwind_GetIP(context)) };
+    let depth = walk.depth;
+    walk.depth += 1;
+    if depth < OWN {
+        return 0;
+    }
+    match walk.frames.get_mut(depth - OWN) {
+        Some(frame) if address != 0 => {
+            *frame = address;
+            0
+        }
+        _ => 1,
+    }
+}

@@ -1,0 +1,304 @@
+//! Planted faults, as the kernel's slub_kunit plants them, and what debugging says of each.
+
+use pinfold::slab::debug::{Kind, Part, Report, Verdict, on_report};
+use pinfold::slab::{DebugFlags, KmemCache};
+use std::alloc::Layout;
+use std::cell::RefCell;
+use std::ptr::NonNull;
+
+thread_local! {
+    /// What was reported in this test's thread.
+    static REPORTS: RefCell<Vec<(Kind, String)>> = const { RefCell::new(Vec::new()) };
+}
+
+fn keep(report: &Report<'_>) -> Verdict {
+    REPORTS.with(|reports| reports.borrow_mut().push((report.kind, report.to_string())));
+    Verdict::Continue
+}
+
+fn reports() -> Vec<(Kind, String)> {
+    REPORTS.with(|reports| reports.borrow_mut().split_off(0))
+}
+
+fn cache(name: &str, flags: DebugFlags) -> KmemCache {
+    on_report(keep);
+    KmemCache::builder(name, Layout::from_size_align(64, 8).unwrap())
+        .debug(flags)
+        .build()
+        .unwrap()
+}
+
+fn free(cache: &KmemCache, object: NonNull<u8>) {
+    // SAFETY: the object is of this cache; what is freed wrongly here is what is tested.
+    unsafe { cache.free(object) };
+}
+
+/// Writes where nobody may, but where there is memory of the cache's.
+fn poke(object: NonNull<u8>, offset: isize, byte: u8) {
+    // SAFETY: red zones and freed objects are the cache's memory.
+    unsafe { object.as_ptr().offset(offset).write_volatile(byte) };
+}
+
+/// The faults that `validate` finds: how many, and the first as a kind and as text.
+fn validate(cache: &KmemCache) -> (usize, Option<(Kind, String)>) {
+    let mut first = None;
+    let errors = cache
+        .validate_with(|report| {
+            first.get_or_insert_with(|| (report.kind, report.to_string()));
+        })
+        .map_or_else(|wrong| wrong.errors, |()| 0);
+    (errors, first)
+}
+
+fn part(kind: Kind) -> Part {
+    match kind {
+        Kind::Overwritten(found) => found.part,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_clobbered_red_zone() {
+    for (offset, at) in [(64, Part::RightRedZone), (-1, Part::LeftRedZone)] {
+        let cache = cache("rz_alloc", DebugFlags::RED_ZONE);
+        let object = cache.alloc().unwrap();
+        poke(object, offset, 0x12);
+        let (errors, first) = validate(&cache);
+        let (kind, text) = first.unwrap();
+        assert_eq!((errors, part(kind)), (1, at));
+        let side = if offset < 0 { "left" } else { "right" };
+        assert!(
+            text.contains(&format!("cache rz_alloc: {side} red zone overwritten")),
+            "{text}"
+        );
+        assert!(
+            text.contains(&format!("object {object:p} of 64 bytes, in use")),
+            "{text}"
+        );
+        let found = format!("at offset {offset}: 0x12 instead of 0xcc, 1 wrong in all");
+        assert!(text.contains(&found), "{text}");
+        // What was found is put right: once is enough.
+        assert_eq!(validate(&cache).0, 0);
+        free(&cache, object);
+        assert_eq!(reports().len(), 0);
+        cache.destroy().unwrap();
+    }
+}
+
+#[test]
+fn a_red_zone_clobbered_before_the_free() {
+    let cache = cache("rz_at_free", DebugFlags::RED_ZONE | DebugFlags::USER);
+    let object = cache.alloc().unwrap();
+    poke(object, 65, 0x12);
+    free(&cache, object);
+    let found = reports();
+    assert_eq!(found.len(), 1);
+    assert_eq!(part(found[0].0), Part::RightRedZone);
+    assert!(found[0].1.contains("allocated by thread"), "{}", found[0].1);
+    // It cannot be trusted, and is not given out again.
+    let leak = cache.destroy().unwrap_err();
+    assert_eq!(leak.objects, 1);
+}
+
+/// Free objects are linked nowhere through their own bytes: writing over them loses no object and confuses no list.
+#[test]
+fn a_clobbered_next_pointer() {
+    let cache = cache("next_ptr_free", DebugFlags::POISON);
+    let object = cache.alloc().unwrap();
+    free(&cache, object);
+    for offset in 0..8 {
+        poke(object, offset, 0xff);
+    }
+    let (errors, first) = validate(&cache);
+    assert_eq!((errors, part(first.unwrap().0)), (1, Part::Poison));
+    assert_eq!(validate(&cache).0, 0);
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn writes_after_the_free() {
+    for (offset, byte, wrong) in [(0, 0x78, 1), (50, 0x9a, 1), (63, 0x00, 1)] {
+        let cache = cache("after_free", DebugFlags::POISON);
+        let object = cache.alloc().unwrap();
+        free(&cache, object);
+        poke(object, offset, byte);
+        let (errors, first) = validate(&cache);
+        let (kind, text) = first.unwrap();
+        assert_eq!((errors, part(kind)), (1, Part::Poison));
+        assert!(text.contains("written to after it was freed"), "{text}");
+        let found = format!("at offset {offset}: {byte:#04x} instead of");
+        assert!(
+            text.contains(&found) && text.contains(&format!("{wrong} wrong")),
+            "{text}"
+        );
+        cache.destroy().unwrap();
+    }
+}
+
+#[test]
+fn a_write_after_the_free_is_found_by_the_next_allocation() {
+    let cache = cache("found_at_alloc", DebugFlags::POISON | DebugFlags::USER);
+    let object = cache.alloc().unwrap();
+    free(&cache, object);
+    poke(object, 8, 1);
+    let other = cache.alloc().unwrap();
+    assert_ne!(other, object, "given out although somebody writes there");
+    let found = reports();
+    assert_eq!(found.len(), 1);
+    assert!(found[0].1.contains("freed by thread"), "{}", found[0].1);
+    assert!(
+        found[0].1.contains("slab_debug"),
+        "no names of callers: {}",
+        found[0].1
+    );
+    free(&cache, other);
+}
+
+#[test]
+fn a_red_zone_clobbered_after_the_free() {
+    let cache = cache("rz_free", DebugFlags::RED_ZONE);
+    let object = cache.alloc().unwrap();
+    free(&cache, object);
+    poke(object, 64, 0xab);
+    let (errors, first) = validate(&cache);
+    let (kind, text) = first.unwrap();
+    assert_eq!((errors, part(kind)), (1, Part::RightRedZone));
+    assert!(
+        text.contains("0xab instead of 0xbb") && text.contains(", free;"),
+        "{text}"
+    );
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn leaks_are_named_with_their_owners() {
+    let cache = cache("leak_destroy", DebugFlags::USER);
+    let kept = cache.alloc().unwrap();
+    let freed = cache.alloc().unwrap();
+    free(&cache, freed);
+    let leak = cache.destroy().unwrap_err();
+    assert_eq!(leak.objects, 1);
+    let text = leak.to_string();
+    assert!(
+        text.contains("cache leak_destroy cannot be destroyed: 1 objects"),
+        "{text}"
+    );
+    assert!(
+        text.contains(&format!("object not freed\n  object {kept:p}")),
+        "{text}"
+    );
+    assert!(
+        text.contains("allocated by thread") && text.contains("slab_debug"),
+        "{text}"
+    );
+    assert!(!text.contains(&format!("object {freed:p}")), "{text}");
+    free(&leak.cache, kept);
+    leak.cache.destroy().unwrap();
+}
+
+#[test]
+fn frees_that_are_none() {
+    let cache = cache("frees", DebugFlags::CONSISTENCY | DebugFlags::USER);
+    let other = KmemCache::new("other", Layout::new::<[u64; 8]>()).unwrap();
+    let (object, foreign) = (cache.alloc().unwrap(), other.alloc().unwrap());
+    free(&cache, object);
+    free(&cache, object);
+    let found = reports();
+    assert_eq!(found[0].0, Kind::DoubleFree);
+    assert!(
+        found[0].1.contains("cache frees: object freed twice"),
+        "{}",
+        found[0].1
+    );
+    assert!(found[0].1.contains("freed by thread"), "{}", found[0].1);
+    let object = cache.alloc().unwrap();
+    // SAFETY: within the object.
+    free(&cache, unsafe { object.add(8) });
+    assert_eq!(reports()[0].0, Kind::NotAnObject);
+    free(&cache, foreign);
+    let found = reports();
+    assert_eq!(found[0].0, Kind::WrongCache);
+    assert!(found[0].1.contains("of cache other"), "{}", found[0].1);
+    let mut on_the_stack = 0u64;
+    free(&cache, NonNull::from(&mut on_the_stack).cast());
+    assert_eq!(reports()[0].0, Kind::WrongCache);
+    free(&cache, object);
+    free(&other, foreign);
+    assert_eq!(reports().len(), 0);
+    cache.destroy().unwrap();
+    other.destroy().unwrap();
+}
+
+/// All checks at once, in all ways of allocating, find nothing where nothing is wrong.
+#[test]
+fn sound_programs_are_not_accused() {
+    for (size, align) in [
+        (1, 1),
+        (24, 8),
+        (64, 64),
+        (100, 4),
+        (4096, 4096),
+        (65536, 8),
+    ] {
+        on_report(keep);
+        let layout = Layout::from_size_align(size, align).unwrap();
+        let cache = KmemCache::builder("sound", layout)
+            .debug(DebugFlags::DEFAULT)
+            .build()
+            .unwrap();
+        let mut objects = vec![std::ptr::null_mut(); 300];
+        assert_eq!(cache.alloc_bulk(&mut objects), 300);
+        for &object in &objects {
+            assert_eq!(object as usize % align, 0);
+            // SAFETY: the object is ours, and that large.
+            unsafe { object.write_bytes(7, size) };
+        }
+        assert_eq!(validate(&cache).0, 0);
+        // SAFETY: as above; given up.
+        unsafe { cache.free_bulk(&objects) };
+        assert_eq!(validate(&cache).0, 0);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let mut mine = Vec::new();
+                    for turn in 0..2000usize {
+                        let object = cache.alloc().unwrap();
+                        // SAFETY: the object is ours, and that large.
+                        unsafe { object.as_ptr().write_bytes(turn as u8, size) };
+                        mine.push(object);
+                        if turn % 3 > 0 {
+                            free(&cache, mine.swap_remove(turn * 7 % mine.len()));
+                        }
+                    }
+                    mine.into_iter().for_each(|object| free(&cache, object));
+                    assert_eq!(reports().len(), 0);
+                });
+            }
+        });
+        assert_eq!(validate(&cache).0, 0);
+        assert_eq!(cache.shrink().map(|slabs| slabs > 0), Ok(true));
+        cache.destroy().unwrap();
+    }
+}
+
+/// A constructor's objects keep their bytes.
+#[test]
+fn constructed_objects_are_not_poisoned() {
+    unsafe fn construct(object: *mut u8) {
+        // SAFETY: the object is 64 bytes large.
+        unsafe { object.write_bytes(0x11, 64) };
+    }
+    let layout = Layout::from_size_align(64, 8).unwrap();
+    let builder = KmemCache::builder("constructed", layout).debug(DebugFlags::DEFAULT);
+    // SAFETY: the constructor initialises 64 bytes.
+    let cache = unsafe { builder.constructor(construct) }.build().unwrap();
+    assert!(!cache.debug_flags().contains(DebugFlags::POISON));
+    for _ in 0..3 {
+        let object = cache.alloc().unwrap();
+        // SAFETY: the object is ours.
+        let bytes = unsafe { std::slice::from_raw_parts(object.as_ptr(), 64) };
+        assert!(bytes.iter().all(|&byte| byte == 0x11));
+        free(&cache, object);
+    }
+    cache.destroy().unwrap();
+}
