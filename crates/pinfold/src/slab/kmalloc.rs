@@ -170,7 +170,7 @@ extern "C" fn alloc_slow(offset: usize, size: usize) -> *mut u8 {
 ///
 /// # Safety
 ///
-/// Here and below: the block is the caller's, of that class.
+/// The block is the caller's, of that class.
 pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
     // SAFETY: the caller's promise.
     by_slot(FIRST_SLOT + class).and_then(|cache| unsafe { cache.requested(block) })
@@ -178,6 +178,10 @@ pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
 
 /// Notes that a block of class `class` is used for `size` bytes from now on, where its cache is debugged: what is behind
 /// becomes red zone.
+///
+/// # Safety
+///
+/// As for [`requested`].
 pub unsafe fn set_requested(block: *mut u8, class: usize, size: usize) {
     if let Some(cache) = by_slot(FIRST_SLOT + class) {
         // SAFETY: the caller's promise.

@@ -148,18 +148,23 @@ pub fn on_report(handler: fn(&Report<'_>) -> Verdict) {
     HANDLER.store(handler as *mut (), Release);
 }
 
-/// Has reports name callers by `symbolizer`, which writes the name of the function at an address. Without one the C library's
-/// `dladdr` is asked, which knows exported functions only.
+/// Has reports name callers by `symbolizer`, which writes the name of the function at an address. Without one, debug information
+/// is read (feature `symbols`), or the C library's `dladdr` is asked, which knows exported functions only.
 pub fn symbolize_with(symbolizer: fn(usize, &mut dyn Write) -> fmt::Result) {
     SYMBOLIZER.store(symbolizer as *mut (), Release);
 }
 
-/// Hands a report to whoever decides; ends the process unless that says otherwise.
+/// Hands a report to whoever decides; ends the process unless that says otherwise. With no lock held.
 #[cold]
 pub(in crate::slab) fn raise(report: &Report<'_>) {
+    if silently() {
+        // Found while this thread writes another.
+        return;
+    }
+    let before = WRITING.swap(pinfold_rseq::thread_pointer() as u64, AcqRel);
     let handler = HANDLER.load(Acquire);
     let verdict = if handler.is_null() {
-        print(report);
+        let _ = write!(StandardError, "{report}");
         Verdict::Abort
     } else {
         // SAFETY: stored from a function of this type.
@@ -170,21 +175,12 @@ pub(in crate::slab) fn raise(report: &Report<'_>) {
         // SAFETY: no preconditions.
         unsafe { libc::abort() };
     }
+    WRITING.store(before, Release);
 }
 
-/// Whether this thread is writing a report: what it allocates on the way is not to be reported.
+/// Whether this thread is writing a report: what it allocates on the way is not to be reported, nor traced.
 pub(in crate::slab) fn silently() -> bool {
     WRITING.load(Acquire) == pinfold_rseq::thread_pointer() as u64
-}
-
-fn print(report: &Report<'_>) {
-    let me = pinfold_rseq::thread_pointer() as u64;
-    if WRITING.compare_exchange(0, me, AcqRel, Acquire).is_err() && silently() {
-        return;
-    }
-    let mut to = StandardError;
-    let _ = write!(to, "{report}");
-    WRITING.store(0, Release);
 }
 
 /// Writes to standard error, without a buffer.
@@ -203,7 +199,7 @@ pub(super) fn write_frame(address: usize, to: &mut dyn Write) -> fmt::Result {
     write!(to, "    {address:#x} ")?;
     let symbolizer = SYMBOLIZER.load(Acquire);
     if symbolizer.is_null() {
-        write_exported(address, to)?;
+        write_name(address, to)?;
     } else {
         // SAFETY: stored from a function of this type.
         let symbolizer = unsafe { core::mem::transmute::<*mut (), Symbolizer>(symbolizer) };
@@ -211,6 +207,30 @@ pub(super) fn write_frame(address: usize, to: &mut dyn Write) -> fmt::Result {
     }
     writeln!(to)
 }
+
+/// What debug information says: the function, file and line; or what the dynamic linker knows.
+#[cfg(feature = "symbols")]
+fn write_name(address: usize, to: &mut dyn Write) -> fmt::Result {
+    let mut written = None;
+    // The address is where the call returns to: before it is the call.
+    backtrace::resolve((address - 1) as *mut _, |symbol| {
+        let Some(name) = symbol.name() else {
+            return;
+        };
+        // Inlined calls come innermost first.
+        let between = if written.is_some() { " in " } else { "" };
+        let name = write!(to, "{between}{name:#}");
+        let line = match (symbol.filename(), symbol.lineno()) {
+            (Some(file), Some(line)) => write!(to, " {}:{line}", file.display()),
+            _ => Ok(()),
+        };
+        written = Some(written.unwrap_or(Ok(())).and(name).and(line));
+    });
+    written.unwrap_or_else(|| write_exported(address, to))
+}
+
+#[cfg(not(feature = "symbols"))]
+use write_exported as write_name;
 
 /// What the dynamic linker knows: the exported function, or the object and the offset in it, for `addr2line`.
 fn write_exported(address: usize, to: &mut dyn Write) -> fmt::Result {

@@ -31,8 +31,9 @@ impl Track {
     pub(super) fn here() -> Track {
         let mut track = Track {
             milliseconds: sys::coarse_milliseconds(),
-            // SAFETY: no preconditions, both.
+            // SAFETY: no preconditions.
             thread: unsafe { libc::gettid() },
+            // SAFETY: no preconditions.
             cpu: unsafe { libc::sched_getcpu() } as u32,
             ..Track::NOBODY
         };
