@@ -134,6 +134,36 @@ pub(crate) unsafe fn commit(at: *mut u8, size: usize) -> bool {
     })
 }
 
+/// Takes all access to pages away, until [`commit`]. False when the kernel refuses.
+///
+/// # Safety
+///
+/// `[at, at + size)` are whole pages of a mapping of ours that nobody uses.
+pub(crate) unsafe fn close(at: *mut u8, size: usize) -> bool {
+    // SAFETY: the caller's promise.
+    keep_errno(|| unsafe { libc::mprotect(at.cast(), size, libc::PROT_NONE) == 0 })
+}
+
+/// A number that nobody can guess; from the clock where the kernel has no randomness to give yet.
+pub(crate) fn random() -> u64 {
+    let mut number = 0u64;
+    let size = size_of_val(&number);
+    // SAFETY: the number is writable, and so large.
+    let got = keep_errno(|| unsafe {
+        libc::getrandom((&raw mut number).cast(), size, libc::GRND_NONBLOCK)
+    });
+    if got == size as isize {
+        return number;
+    }
+    // SAFETY: zeroes are a time, and it is writable.
+    let now = unsafe {
+        let mut now: libc::timespec = core::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now);
+        now
+    };
+    (now.tv_nsec as u64 ^ now.tv_sec as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
 /// Gives the memory of pages back but keeps their addresses: they read as zeroes afterwards. False when the kernel
 /// refused (locked memory), and the content is as before.
 ///

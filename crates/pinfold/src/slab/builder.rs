@@ -40,6 +40,15 @@ impl<'n> Builder<'n> {
         self
     }
 
+    /// Makes the cache find double frees, frees of what is not its own and writes after the free at once, zero what is freed, and
+    /// give freed memory out late and in no order that could be foretold; or not, whatever `PINFOLD_HARDENED` says. A debugged cache is
+    /// not hardened besides.
+    #[must_use]
+    pub const fn hardened(mut self, hardened: bool) -> Self {
+        self.options.hardened = Some(hardened);
+        self
+    }
+
     /// Has objects initialised by `constructor` when their slab is made, once, not at each allocation: who frees an object
     /// leaves it as the constructor did.
     ///

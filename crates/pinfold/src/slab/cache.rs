@@ -1,13 +1,15 @@
 //! What a cache is: its descriptor, and the registry of all caches.
 
 use super::debug::{self, DebugFlags, Plan};
+use super::harden::{self, Hardening};
 use super::node::Node;
+use super::percpu::SPARE;
 use super::sheaf::CAPACITY_MOST;
 use super::slabs::OBJECTS_MOST;
 use crate::lock::Lock;
 use crate::page::{self, GRANULE, LARGE};
 use crate::segment::SlabEvent;
-use crate::sys::die;
+use crate::sys::{self, die};
 use crate::vmstat::VmEvents;
 use core::alloc::Layout;
 use core::ptr::null_mut;
@@ -64,6 +66,8 @@ pub struct Cache {
     pub(super) constructor: Option<unsafe fn(*mut u8)>,
     /// What a debugged cache's objects look like.
     pub(super) plan: Option<Plan>,
+    /// What a hardened cache needs, unless it is debugged.
+    pub(super) hardening: Option<Hardening>,
     name: [u8; 32],
     /// One per node.
     nodes: *const Node,
@@ -85,6 +89,8 @@ pub(super) struct Options {
     pub(super) debug: DebugFlags,
     /// Whether slabs begin at a granule's start.
     pub(super) one_color: bool,
+    /// Whether it is hardened, if not as the environment says.
+    pub(super) hardened: Option<bool>,
 }
 
 impl Options {
@@ -92,6 +98,7 @@ impl Options {
         constructor: None,
         debug: DebugFlags::NONE,
         one_color: false,
+        hardened: None,
     };
 }
 
@@ -206,19 +213,26 @@ impl Cache {
         let flags = options.debug | debug::for_cache(name);
         let plan =
             (!flags.is_none()).then(|| Plan::new(flags, layout, options.constructor.is_some()));
+        let hardened = plan.is_none() && options.hardened.unwrap_or_else(harden::wanted);
+        let kept = options.constructor.map(|_| layout.size());
+        let hardening = hardened.then(|| Hardening::new(layout.size(), kept));
         let align = layout.align().max(8);
-        let size = plan.map_or(layout.size().max(8).next_multiple_of(align), |plan| {
-            plan.stride
-        });
-        let granules = if size <= SMALL_SLAB { 1 } else { 4 };
+        let room = hardening.map_or(layout.size().max(8), |hardening| hardening.room);
+        let size = plan.map_or(room.next_multiple_of(align), |plan| plan.stride);
+        let granules = if size <= SMALL_SLAB && !hardened {
+            1
+        } else {
+            4
+        };
         let capacity = (SHEAF_BYTES / size).clamp(CAPACITY_LEAST, CAPACITY_MOST);
         let color_step = align.max(COLOR_STEP);
-        let colors = if options.one_color || plan.is_some() {
+        let colors = if options.one_color || plan.is_some() || hardened {
             1
         } else {
             (size / color_step).clamp(1, COLORS_MOST)
         };
-        let room = granules * GRANULE - (colors - 1) * color_step;
+        let guard = if hardened { sys::page_size() } else { 0 };
+        let room = granules * GRANULE - (colors - 1) * color_step - guard;
         let per_slab = (room / size).min(OBJECTS_MOST);
         let mut text = [0; 32];
         let length = name.len().min(text.len());
@@ -237,6 +251,7 @@ impl Cache {
             painted: AtomicUsize::new(0),
             constructor: options.constructor,
             plan,
+            hardening,
             name: text,
             nodes: nodes.as_ptr(),
             node_count: nodes.len(),
@@ -258,6 +273,22 @@ impl Cache {
         if let Some(constructor) = self.constructor {
             // SAFETY: the caller's promise.
             unsafe { constructor(slot.add(left)) };
+        }
+    }
+
+    /// A link to `to`, or what it stands for, in the first word of an object that is set aside.
+    pub(super) fn link_of(&self, object: *mut u8, to: *mut u8) -> *mut u8 {
+        match &self.hardening {
+            Some(hardening) => hardening.encode(object, to),
+            None => to,
+        }
+    }
+
+    /// Where in the units the sheaf that allocations use has its word.
+    pub(super) fn source(&self) -> usize {
+        match &self.hardening {
+            Some(_) => self.main() + SPARE,
+            None => self.main(),
         }
     }
 

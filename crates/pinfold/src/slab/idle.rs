@@ -7,7 +7,7 @@
 //! needed for a while, and arenas what has been free for long, also in a program that allocates no more.
 
 use super::cache::{self, Cache};
-use super::percpu::{SPARE, STOPPING, UNIT, UNITS, drain_word};
+use super::percpu::{SPARE, STOPPING, UNIT, UNITS, drain_unit};
 use crate::topology::{CpuSet, Topology};
 use crate::{page, sys};
 use core::alloc::Layout;
@@ -120,7 +120,7 @@ fn look(index: usize) -> usize {
     let mut idle = 0;
     cache::for_each(|cache| {
         let at = cache.main();
-        let now = word(unit, at).load(Relaxed);
+        let now = word(unit, cache.source()).load(Relaxed);
         let looks = word(seen, at + SPARE);
         if now == 0 || word(seen, at).swap(now, Relaxed) != now {
             looks.store(0, Relaxed);
@@ -147,8 +147,7 @@ fn take_idle(index: usize) {
     let unit = UNITS.unit(index);
     cache::for_each(|cache| {
         if is_idle(index, cache) {
-            drain_word(cache, unit, cache.main());
-            drain_word(cache, unit, cache.main() + SPARE);
+            drain_unit(cache, unit);
             let seen = SEEN[index].load(Acquire);
             word(seen, cache.main() + SPARE).store(0, Relaxed);
         }

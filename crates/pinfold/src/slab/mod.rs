@@ -21,6 +21,7 @@
 mod builder;
 mod cache;
 pub mod debug;
+mod harden;
 pub mod kmalloc;
 mod node;
 mod percpu;

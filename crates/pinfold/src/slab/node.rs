@@ -5,6 +5,7 @@
 
 use super::cache::Cache;
 use super::debug::{Fault, Faults, Kind, Plan, Track};
+use super::harden::QUARANTINE;
 use super::sheaf::{Sheaf, SheafList};
 use super::slabs::{Slabs, slab_of};
 use crate::lock::Lock;
@@ -86,7 +87,7 @@ impl Node {
             return Err(empty);
         };
         self.take_back(cache, &mut stock);
-        if let Some(full) = stock.full.take() {
+        if let Some(full) = stock.take_full(cache) {
             if let Some(empty) = empty {
                 stock.put_empty(empty);
             }
@@ -142,7 +143,7 @@ impl Node {
         let Some(mut stock) = self.stock.lock() else {
             // In a signal handler that interrupted the holder: the objects go aside one by one, the block is lost.
             for &mut object in sheaf.objects(cache.capacity) {
-                self.set_aside(object);
+                self.set_aside(cache, object);
             }
             return;
         };
@@ -193,7 +194,9 @@ impl Node {
     /// The objects are the caller's and of this node.
     pub(super) unsafe fn give_objects(&self, cache: &Cache, objects: &[*mut u8]) {
         let Some(mut stock) = self.stock.lock() else {
-            objects.iter().for_each(|&object| self.set_aside(object));
+            objects
+                .iter()
+                .for_each(|&object| self.set_aside(cache, object));
             return;
         };
         cache.count(SlabEvent::Flushed, objects.len());
@@ -294,7 +297,7 @@ impl Node {
         track: Option<Track>,
     ) -> Result<(), Fault> {
         let Some(mut stock) = self.stock.lock() else {
-            self.set_aside(slot);
+            self.set_aside(cache, slot);
             return Ok(());
         };
         self.take_back(cache, &mut stock);
@@ -351,11 +354,11 @@ impl Node {
         sheaf.set_len(cache.capacity, 0);
     }
 
-    fn set_aside(&self, object: *mut u8) {
+    fn set_aside(&self, cache: &Cache, object: *mut u8) {
         let mut next = self.set_aside.load(Relaxed);
         loop {
             // SAFETY: the object is free, at least 8 bytes large and 8-byte aligned.
-            unsafe { object.cast::<*mut u8>().write(next) };
+            unsafe { object.cast::<*mut u8>().write(cache.link_of(object, next)) };
             // Release pairs with the acquire in `take_back`: the link is seen.
             match self
                 .set_aside
@@ -375,7 +378,11 @@ impl Node {
         let mut next = self.set_aside.swap(null_mut(), Acquire);
         while let Some(object) = NonNull::new(next) {
             // SAFETY: an object set aside holds the next one's address in its first word.
-            next = unsafe { object.cast::<*mut u8>().read() };
+            next = cache.link_of(object.as_ptr(), unsafe { object.cast::<*mut u8>().read() });
+            if let Some(hardening) = &cache.hardening {
+                // SAFETY: the object is free and nobody's.
+                unsafe { hardening.unlink(object.as_ptr()) };
+            }
             if cache.prepares() {
                 // The link has overwritten part of what was there.
                 // SAFETY: the object is free and nobody's.
@@ -400,6 +407,17 @@ impl Node {
 }
 
 impl Stock {
+    /// A full sheaf: the newest, whose objects are the likeliest to be in the processor's caches; of a hardened cache the
+    /// oldest, when enough others came after it.
+    fn take_full(&mut self, cache: &Cache) -> Option<Sheaf> {
+        if cache.hardening.is_none() {
+            return self.full.take();
+        }
+        (self.full.length > QUARANTINE)
+            .then(|| self.full.take_oldest())
+            .flatten()
+    }
+
     fn put_empty(&mut self, sheaf: Sheaf) {
         if self.empty.length < EMPTY_MOST {
             self.empty.put(sheaf);

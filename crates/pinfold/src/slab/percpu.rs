@@ -3,13 +3,13 @@
 //! # The unit
 //!
 //! ```text
-//! offset  0        64                            32 KiB + 64
-//!         ┌────────┬─────────────────────────┬───┬────────────────────────┐
-//!         │ header │ main sheaf, word n: 8·n │ … │ spare sheaf of cache n │
-//!         └────────┴─────────────────────────┴───┴────────────────────────┘
+//! offset  0        64                            32 KiB + 64                64 KiB + 64
+//!         ┌────────┬─────────────────────────┬───┬────────────────────────┬───┬───────────────────┐
+//!         │ header │ main sheaf, word n: 8·n │ … │ spare sheaf of cache n │ … │ held, of cache n  │
+//!         └────────┴─────────────────────────┴───┴────────────────────────┴───┴───────────────────┘
 //! ```
 //!
-//! Both words are 0 (no sheaf) or a [`Sheaf`]'s. Fast paths pop from and push to the main sheaf. The slow paths move
+//! All are 0 (no sheaf) or a [`Sheaf`]'s. Hardened caches have no main sheaf: they allocate from the spare, and free to the held one. Fast paths pop from and push to the main sheaf. The slow paths move
 //! sheaves between the words, the barn and themselves, by one operation each:
 //!
 //! * take the spare: `store_if_equal(spare, s, 0)`; the sheaf is the thread's own then;
@@ -37,7 +37,9 @@ use pinfold_rseq::{FenceError, Index, Units, fence, possible};
 /// Bytes from the main sheaves' words to the spares'.
 pub(super) const SPARE: usize = CACHES_MOST * 8;
 /// Bytes of a unit.
-pub(super) const UNIT: usize = 2 * SPARE;
+pub(super) const UNIT: usize = 3 * SPARE;
+/// Bytes from the main sheaves' words to those of the sheaves that hold what was freed to hardened caches.
+pub(super) const HELD: usize = 2 * SPARE;
 
 /// The units of all caches.
 pub(super) static UNITS: Units = Units::new();
@@ -72,7 +74,7 @@ fn prepare() -> bool {
 }
 
 /// The word at `offset` of the current unit, which is made if it is not there; `None` where there is none.
-fn load(offset: usize) -> Option<u64> {
+pub(super) fn load(offset: usize) -> Option<u64> {
     // SAFETY: offsets of caches lie in the unit.
     unsafe { UNITS.load(offset) }.or_else(|| {
         // SAFETY: as above.
@@ -85,7 +87,7 @@ const TICK: u32 = 64;
 
 /// Now and then lets a cache, another each time, give back what it does not need: also caches that are not used any more
 /// come back to mind as long as any is.
-fn tick() {
+pub(super) fn tick() {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let calls = CALLS.fetch_add(1, Relaxed);
     if calls.is_multiple_of(TICK) {
@@ -164,13 +166,13 @@ impl Cache {
     }
 
     /// Puts a sheaf into `node`'s barn, after its objects of other nodes have gone home.
-    fn put(&self, node: &Node, mut sheaf: Sheaf) {
+    pub(super) fn put(&self, node: &Node, mut sheaf: Sheaf) {
         self.send_home(node, &mut sheaf);
         node.put(self, sheaf);
     }
 
     /// Gives objects of other nodes than `node` to their slabs there.
-    fn send_home(&self, node: &Node, sheaf: &mut Sheaf) {
+    pub(super) fn send_home(&self, node: &Node, sheaf: &mut Sheaf) {
         let all = self.nodes();
         if all.len() == 1 {
             return;
@@ -197,6 +199,9 @@ impl Cache {
     pub(super) fn alloc_slow(&self) -> *mut u8 {
         if let Some(plan) = self.plan() {
             return self.alloc_debugged_here(plan, usize::MAX);
+        }
+        if let Some(hardening) = &self.hardening {
+            return self.alloc_hardened(hardening);
         }
         // The common path on atomics. With restartable sequences the thread may be on another CPU now.
         // SAFETY: the offset lies in the unit.
@@ -241,6 +246,10 @@ impl Cache {
             self.count(SlabEvent::FreeSlowpath, 1);
             // SAFETY: the caller's promise.
             return unsafe { self.free_debugged(plan, object) };
+        }
+        if let Some(hardening) = &self.hardening {
+            // SAFETY: the caller's promise.
+            return unsafe { self.free_hardened(hardening, object) };
         }
         // As in `alloc_slow`.
         // SAFETY: the offset lies in the unit, and the object is the caller's to give.
@@ -290,6 +299,9 @@ impl Cache {
                 .map_while(|object| one(object).then_some(()))
                 .count();
         }
+        if let Some(hardening) = &self.hardening {
+            return self.alloc_hardened_from(hardening, number, objects);
+        }
         self.nodes()[number].take_objects(self, number, objects)
     }
 }
@@ -319,13 +331,14 @@ pub(super) fn drain(caches: impl Fn(&Cache) -> bool) -> Result<(), FenceError> {
 }
 
 /// Empties a stopped unit's words for `cache`.
-fn drain_unit(cache: &Cache, unit: *mut u8) {
+pub(super) fn drain_unit(cache: &Cache, unit: *mut u8) {
     drain_word(cache, unit, cache.main());
     drain_word(cache, unit, cache.main() + SPARE);
+    drain_word(cache, unit, cache.main() + HELD);
 }
 
 /// Takes the sheaf in one of a stopped unit's words for `cache` to the barn.
-pub(super) fn drain_word(cache: &Cache, unit: *mut u8, offset: usize) {
+fn drain_word(cache: &Cache, unit: *mut u8, offset: usize) {
     // SAFETY: the unit is stopped: it is the caller's, and the offset lies in it.
     let word = unsafe { unit.add(offset).cast::<u64>().replace(0) };
     // SAFETY: taken out just now.

@@ -16,7 +16,7 @@
 use super::cache::Cache;
 use crate::page::{self, GRANULE};
 use crate::segment::SlabEvent;
-use crate::sys::die;
+use crate::sys::{self, die};
 use core::ptr::NonNull;
 
 /// Objects in a slab at most: what the frame has bits for.
@@ -176,6 +176,11 @@ impl Slabs {
         self.count -= 1;
         cache.count(SlabEvent::SlabFree, 1);
         if let Some(start) = NonNull::new(start) {
+            if cache.hardening.is_some() {
+                let last = last_page(start.as_ptr(), cache.granules * GRANULE);
+                // SAFETY: the run's last page, which `harden_run` has closed.
+                unsafe { sys::commit(last, sys::page_size()) };
+            }
             // SAFETY: as above: nobody uses the run.
             unsafe { page::free_run(start) };
         }
@@ -277,6 +282,10 @@ impl Slabs {
         slab.bits[..objects / 64].fill(u64::MAX);
         if !objects.is_multiple_of(64) {
             slab.bits[objects / 64] = (1 << (objects % 64)) - 1;
+        }
+        if cache.hardening.is_some() {
+            // SAFETY: the run is ours.
+            unsafe { harden_run(&run, cache.granules * GRANULE) };
         }
         if cache.prepares() {
             for nth in 0..objects {
@@ -450,6 +459,27 @@ impl Slab {
         self.bits
             .get(nth / 64)
             .is_some_and(|word| word >> (nth % 64) & 1 == 1)
+    }
+}
+
+/// Where the last page of `size` bytes is.
+fn last_page(start: *mut u8, size: usize) -> *mut u8 {
+    start.wrapping_add(size - sys::page_size())
+}
+
+/// Makes a run ready for a hardened cache: zeroes, and a last page that nobody can touch. Where the system keeps no more
+/// mappings apart the page stays open, and is used by nobody.
+///
+/// # Safety
+///
+/// The run of `size` bytes is the caller's.
+unsafe fn harden_run(run: &page::Run, size: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if !run.zeroed {
+            run.start.as_ptr().write_bytes(0, size);
+        }
+        sys::close(last_page(run.start.as_ptr(), size), sys::page_size());
     }
 }
 

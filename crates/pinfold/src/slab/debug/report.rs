@@ -13,6 +13,8 @@ pub enum Kind {
     Overwritten(Found),
     /// An object was freed that is free.
     DoubleFree,
+    /// A free object of a hardened cache was written to.
+    WrittenAfterFree,
     /// An address was freed that is no object's.
     NotAnObject,
     /// An object was freed to this cache that is another's.
@@ -33,6 +35,7 @@ impl fmt::Display for Kind {
                 Part::Padding => "padding overwritten",
             },
             Kind::DoubleFree => "object freed twice",
+            Kind::WrittenAfterFree => "object written to after it was freed",
             Kind::NotAnObject => "not the start of an object",
             Kind::WrongCache => "object of another cache",
             Kind::Leaked => "object not freed",

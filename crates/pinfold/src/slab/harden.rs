@@ -1,0 +1,353 @@
+//! Hardened caches: objects that are freed twice, freed to the wrong cache, or written to after they were freed are found at once, and
+//! what a program left in an object is gone when it is freed.
+//!
+//! * A freed object is zeroed, but for its *key*: a word that depends on its address and a secret of the process. An allocation
+//!   finds the key as it was, or somebody wrote there; a free that finds it frees twice. Objects with a constructor keep their bytes, and
+//!   have the key behind them.
+//! * Each free asks the page map whose the address is, and whether an object begins there.
+//! * Frees and allocations use two sheaves of the CPU that do not meet: a freed object goes through a *quarantine*, the barn's first
+//!   [`QUARANTINE`] full sheaves, oldest first, before it is given out again.
+//! * A fresh slab's objects come in no order that could be foretold.
+//! * The last page of each slab cannot be touched.
+//!
+//! Nothing in an object points to another: there is nothing to encode but the links of objects that were set aside
+//! ([`Node::set_aside`](super::node::Node)).
+//!
+//! The words of fast paths stay empty in hardened caches, so that those fail on their own: caches that are not hardened pay nothing.
+
+use super::cache::{Cache, by_slot};
+use super::debug::{DebugFlags, Kind, Report, Track, raise};
+use super::percpu::{HELD, SPARE, UNITS, load};
+use super::sheaf::{Sheaf, word_is_empty, word_is_full};
+use super::slabs::slab_of;
+use crate::segment::SlabEvent;
+use crate::{nodes, page, sys};
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU8, AtomicU64};
+
+/// The environment variable that hardens all caches: 1, or 0 for none.
+const NAME: &str = "PINFOLD_HARDENED";
+/// Full sheaves in a barn that are not given out yet.
+pub(super) const QUARANTINE: usize = 2;
+
+/// Whether the environment asks for hardening. Anything but 1, 0 or nothing ends the process: a protection that was asked for
+/// and silently is not there would mislead.
+pub(super) fn wanted() -> bool {
+    static ANSWER: AtomicU8 = AtomicU8::new(UNREAD);
+    const UNREAD: u8 = 2;
+    let answer = ANSWER.load(Relaxed);
+    if answer != UNREAD {
+        return answer == 1;
+    }
+    let mut buffer = [0; 16];
+    let answer = match pinfold_rseq::env::read(NAME, &mut buffer) {
+        None | Some(b"" | b"0") => 0,
+        Some(b"1") => 1,
+        Some(_) => sys::die(format_args!("{NAME} is neither 1 nor 0")),
+    };
+    ANSWER.store(answer, Relaxed);
+    answer == 1
+}
+
+/// The process's secret; never 0.
+pub(super) fn secret() -> u64 {
+    static SECRET: AtomicU64 = AtomicU64::new(0);
+    let known = SECRET.load(Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let fresh = sys::random() | 1;
+    match SECRET.compare_exchange(0, fresh, Release, Acquire) {
+        Ok(_) => fresh,
+        Err(theirs) => theirs,
+    }
+}
+
+/// What a hardened cache needs to know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hardening {
+    secret: u64,
+    /// Where in an object its key is.
+    key_at: usize,
+    /// Bytes that are zeroed.
+    zeroed: usize,
+    /// Bytes of an object with its key.
+    pub(super) room: usize,
+}
+
+impl Hardening {
+    /// For objects of `size` bytes, of which a constructor makes the first `kept`.
+    pub(super) fn new(size: usize, kept: Option<usize>) -> Hardening {
+        let key_at = kept.map_or(0, |kept| kept.next_multiple_of(8));
+        Hardening {
+            secret: secret(),
+            key_at,
+            zeroed: if kept.is_some() { 0 } else { size.max(8) },
+            room: size.max(key_at + 8),
+        }
+    }
+
+    fn key(&self, object: *mut u8) -> u64 {
+        self.secret ^ (object as u64).swap_bytes()
+    }
+
+    /// The object's key or what is in its place.
+    fn word(&self, object: *mut u8) -> *mut u64 {
+        object.wrapping_add(self.key_at).cast()
+    }
+
+    /// A link to `to` for the first word of `object`, which nobody can read or forge without the secret, or what it stands for.
+    pub(super) fn encode(&self, object: *mut u8, to: *mut u8) -> *mut u8 {
+        (to as u64 ^ self.key(object)) as *mut u8
+    }
+
+    /// Makes an object as one that its slab has, after its first word held a link.
+    ///
+    /// # Safety
+    ///
+    /// The object is the caller's, of the hardened cache.
+    pub(super) unsafe fn unlink(&self, object: *mut u8) {
+        if self.key_at == 0 {
+            // SAFETY: the key lies in the object.
+            unsafe { *self.word(object) = self.key(object) };
+        }
+    }
+
+    /// Arms an object that comes from its slab: fresh ones read as zeroes, others have their key. False when it has neither.
+    ///
+    /// # Safety
+    ///
+    /// Here and below: the object is the caller's, of the hardened cache.
+    unsafe fn arm(&self, object: *mut u8) -> bool {
+        // SAFETY: the key lies in the object.
+        unsafe {
+            let word = self.word(object);
+            let fine = [0, self.key(object)].contains(&*word);
+            *word = self.key(object);
+            fine
+        }
+    }
+
+    /// Takes the key out of an object that is given out. False when it was overwritten.
+    #[inline]
+    unsafe fn disarm(&self, object: *mut u8) -> bool {
+        // SAFETY: the key lies in the object.
+        unsafe {
+            let word = self.word(object);
+            let fine = *word == self.key(object);
+            *word = 0;
+            fine
+        }
+    }
+
+    /// Zeroes an object that was freed and gives it its key. False, and nothing done, when it has that already.
+    #[inline]
+    unsafe fn scrub(&self, object: *mut u8) -> bool {
+        // SAFETY: the key lies in the object, and it is that large.
+        unsafe {
+            let word = self.word(object);
+            if *word == self.key(object) {
+                return false;
+            }
+            object.write_bytes(0, self.zeroed);
+            *word = self.key(object);
+        }
+        true
+    }
+}
+
+/// A generator that is good enough to put objects in an order: xorshift, seeded by the secret and what it shuffles.
+fn shuffle(objects: &mut [*mut u8], seed: u64) {
+    let mut state = (seed ^ objects.first().map_or(0, |&object| object as u64)) | 1;
+    for last in (1..objects.len()).rev() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        objects.swap(last, (state >> 32) as usize % (last + 1));
+    }
+}
+
+impl Cache {
+    /// Prepares objects that have been taken from their slabs; those that somebody wrote to are dropped. Returns how many are left, at
+    /// the slice's beginning.
+    pub(super) fn arm(&self, hardening: &Hardening, objects: &mut [*mut u8]) -> usize {
+        shuffle(objects, hardening.secret);
+        let mut kept = 0;
+        for at in 0..objects.len() {
+            let object = objects[at];
+            // SAFETY: taken from the slab just now.
+            if unsafe { hardening.arm(object) } {
+                objects[kept] = object;
+                kept += 1;
+            } else {
+                self.accuse(object, Kind::WrittenAfterFree, None);
+            }
+        }
+        kept
+    }
+
+    /// An object of a hardened cache; null when the system has no memory.
+    pub(super) fn alloc_hardened(&self, hardening: &Hardening) -> *mut u8 {
+        loop {
+            // SAFETY: the offset lies in the unit.
+            let mut object = unsafe { UNITS.pop(self.main() + SPARE) };
+            if object.is_null() {
+                object = self.refill_hardened(hardening);
+            }
+            // SAFETY: the object is ours.
+            if object.is_null() || unsafe { hardening.disarm(object) } {
+                return object;
+            }
+            // Who wrote there may write again: it is never used any more.
+            self.accuse(object, Kind::WrittenAfterFree, None);
+        }
+    }
+
+    #[cold]
+    fn refill_hardened(&self, hardening: &Hardening) -> *mut u8 {
+        let number = nodes::current();
+        let node = &self.nodes()[number];
+        self.count(SlabEvent::AllocSlowpath, 1);
+        super::percpu::tick();
+        let at = self.main() + SPARE;
+        // The empty sheaf that is there, if it still is.
+        let empty = load(at).filter(|&word| {
+            // SAFETY: the offset lies in the unit.
+            word != 0 && word_is_empty(word) && unsafe { UNITS.store_if_equal(at, word, 0) }
+        });
+        // SAFETY: taken out just now.
+        let empty = empty.and_then(|word| unsafe { Sheaf::from_word(word) });
+        match node.exchange_for_full(self, number, empty) {
+            Ok(mut sheaf) => {
+                let kept = self.arm(hardening, sheaf.objects(self.capacity));
+                sheaf.set_len(self.capacity, kept);
+                let object = sheaf.pop();
+                // SAFETY: the offset lies in the unit; the sheaf is the unit's once it is stored.
+                if !unsafe { UNITS.store_if_equal(at, 0, sheaf.word()) } {
+                    self.put(node, sheaf);
+                }
+                if object.is_null() {
+                    // None of them could be trusted.
+                    return self.refill_hardened(hardening);
+                }
+                object
+            }
+            Err(sheaf) => {
+                if let Some(sheaf) = sheaf {
+                    self.put(node, sheaf);
+                }
+                let mut object = [null_mut()];
+                let taken = node.take_objects(self, number, &mut object);
+                match self.arm(hardening, &mut object[..taken]) {
+                    0 => null_mut(),
+                    _ => object[0],
+                }
+            }
+        }
+    }
+
+    /// Takes objects past the sheaves, from `number`'s slabs; returns how many.
+    pub(super) fn alloc_hardened_from(
+        &self,
+        hardening: &Hardening,
+        number: usize,
+        objects: &mut [*mut u8],
+    ) -> usize {
+        let taken = self.nodes()[number].take_objects(self, number, objects);
+        let kept = self.arm(hardening, &mut objects[..taken]);
+        // SAFETY: taken from their slabs, and armed just now.
+        objects[..kept]
+            .iter()
+            .for_each(|&object| unsafe { _ = hardening.disarm(object) });
+        kept
+    }
+
+    /// Takes an object of a hardened cache back.
+    ///
+    /// # Safety
+    ///
+    /// Nobody uses the object any more. That it is one, is this cache's, and was not freed before is checked.
+    pub(super) unsafe fn free_hardened(&self, hardening: &Hardening, object: *mut u8) {
+        if !self.is_own(object) {
+            return;
+        }
+        // SAFETY: an object of this cache.
+        if !unsafe { hardening.scrub(object) } {
+            return self.accuse(object, Kind::DoubleFree, None);
+        }
+        // SAFETY: the offset lies in the unit; the object is given up.
+        if !unsafe { UNITS.push(self.main() + HELD, object) } {
+            self.free_hardened_slow(object);
+        }
+    }
+
+    #[cold]
+    fn free_hardened_slow(&self, object: *mut u8) {
+        let node = &self.nodes()[nodes::current()];
+        self.count(SlabEvent::FreeSlowpath, 1);
+        super::percpu::tick();
+        let at = self.main() + HELD;
+        let full = load(at).filter(|&word| {
+            // SAFETY: the offset lies in the unit.
+            word != 0 && word_is_full(word) && unsafe { UNITS.store_if_equal(at, word, 0) }
+        });
+        // SAFETY: taken out just now.
+        let mut full = full.and_then(|word| unsafe { Sheaf::from_word(word) });
+        if let Some(full) = &mut full {
+            self.send_home(node, full);
+        }
+        match node.exchange_for_empty(self, full) {
+            Ok(mut sheaf) if !sheaf.is_full() => {
+                sheaf.push(object);
+                // SAFETY: the offset lies in the unit; the sheaf is the unit's once it is stored.
+                if !unsafe { UNITS.store_if_equal(at, 0, sheaf.word()) } {
+                    self.put(node, sheaf);
+                }
+            }
+            other => {
+                if let Ok(sheaf) | Err(Some(sheaf)) = other {
+                    self.put(node, sheaf);
+                }
+                let home = page::node_of(object as usize).min(self.nodes().len() - 1);
+                // SAFETY: the object is the caller's to give.
+                unsafe { self.nodes()[home].give_objects(self, &[object]) };
+            }
+        }
+    }
+
+    /// Whether an object of this cache begins at the address; else there is a report.
+    fn is_own(&self, object: *mut u8) -> bool {
+        let entry = page::entry(object as usize);
+        if entry != self.slot {
+            let other = by_slot(usize::from(entry)).map(Cache::name);
+            self.accuse(object, Kind::WrongCache, other);
+            return false;
+        }
+        // SAFETY: the address lies in a slab of this cache.
+        let start = unsafe { (*slab_of(object)).start() };
+        let offset = (object as usize).wrapping_sub(start as usize);
+        let begins = offset < self.slab_bytes && self.nth(offset) * self.size == offset;
+        if !begins {
+            self.accuse(object, Kind::NotAnObject, None);
+        }
+        begins
+    }
+
+    #[cold]
+    fn accuse(&self, object: *mut u8, kind: Kind, other: Option<&str>) {
+        let free = matches!(kind, Kind::DoubleFree | Kind::WrittenAfterFree);
+        raise(&Report {
+            kind,
+            cache: self.name(),
+            other,
+            flags: DebugFlags::NONE,
+            object,
+            size: self.size,
+            slab: (core::ptr::null(), 0, 0),
+            in_use: !free,
+            tracks: [Track::NOBODY; 2],
+            bytes: None,
+        });
+    }
+}

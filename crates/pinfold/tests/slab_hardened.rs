@@ -1,0 +1,261 @@
+//! What a hardened cache finds, and what it hides.
+
+use pinfold::slab::KmemCache;
+use pinfold::slab::debug::{Kind, Report, Verdict, on_report};
+use std::alloc::Layout;
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ptr::NonNull;
+
+thread_local! {
+    static REPORTS: RefCell<Vec<(Kind, String)>> = const { RefCell::new(Vec::new()) };
+}
+
+fn keep(report: &Report<'_>) -> Verdict {
+    REPORTS.with(|reports| reports.borrow_mut().push((report.kind, report.to_string())));
+    Verdict::Continue
+}
+
+fn reports() -> Vec<(Kind, String)> {
+    REPORTS.with(|reports| reports.borrow_mut().split_off(0))
+}
+
+fn hardened(name: &str, size: usize) -> KmemCache {
+    on_report(keep);
+    KmemCache::builder(name, Layout::from_size_align(size, 8).unwrap())
+        .hardened(true)
+        .build()
+        .unwrap()
+}
+
+fn free(cache: &KmemCache, object: NonNull<u8>) {
+    // SAFETY: the object is of this cache; what is freed wrongly here is what is tested.
+    unsafe { cache.free(object) };
+}
+
+fn take(cache: &KmemCache, count: usize) -> Vec<NonNull<u8>> {
+    (0..count).map(|_| cache.alloc().unwrap()).collect()
+}
+
+fn bytes(object: NonNull<u8>, size: usize) -> &'static mut [u8] {
+    // SAFETY: the object is the test's, and that large.
+    unsafe { std::slice::from_raw_parts_mut(object.as_ptr(), size) }
+}
+
+#[test]
+fn a_second_free_is_found_while_the_first_is_in_a_sheaf() {
+    let cache = hardened("twice", 64);
+    let objects = take(&cache, 3);
+    free(&cache, objects[0]);
+    free(&cache, objects[1]);
+    free(&cache, objects[0]);
+    let found = reports();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].0, Kind::DoubleFree);
+    let text = format!(
+        "cache twice: object freed twice\n  object {:p} of 64 bytes, free",
+        objects[0]
+    );
+    assert!(found[0].1.contains(&text), "{}", found[0].1);
+    free(&cache, objects[2]);
+    // It was taken once: nobody gets it twice.
+    let all: HashSet<_> = take(&cache, 1000).into_iter().collect();
+    assert_eq!(all.len(), 1000);
+    all.into_iter().for_each(|object| free(&cache, object));
+    assert_eq!(reports().len(), 0);
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn frees_of_what_is_not_the_caches() {
+    let (cache, other) = (hardened("mine", 48), hardened("theirs", 48));
+    let (object, foreign) = (cache.alloc().unwrap(), other.alloc().unwrap());
+    free(&cache, foreign);
+    let found = reports();
+    assert_eq!(found[0].0, Kind::WrongCache);
+    assert!(
+        found[0].1.contains("cache mine: object of another cache"),
+        "{}",
+        found[0].1
+    );
+    assert!(found[0].1.contains("of cache theirs"), "{}", found[0].1);
+    // SAFETY: within the object.
+    free(&cache, unsafe { object.add(16) });
+    assert_eq!(reports()[0].0, Kind::NotAnObject);
+    let mut local = 0u64;
+    free(&cache, NonNull::from(&mut local).cast());
+    assert_eq!(reports()[0].0, Kind::WrongCache);
+    free(&cache, object);
+    free(&other, foreign);
+    assert_eq!(reports().len(), 0);
+    cache.destroy().unwrap();
+    other.destroy().unwrap();
+}
+
+#[test]
+fn a_write_after_the_free_is_found_by_who_would_get_the_object() {
+    let cache = hardened("after", 32);
+    // The other keeps their slab in use.
+    let (object, _other) = (cache.alloc().unwrap(), cache.alloc().unwrap());
+    free(&cache, object);
+    bytes(object, 32)[3] ^= 0xff;
+    // It would come round by itself, late.
+    cache.shrink().unwrap();
+    let all = take(&cache, 20_000);
+    let found = reports();
+    assert_eq!(found.len(), 1, "the object never came round");
+    assert_eq!(found[0].0, Kind::WrittenAfterFree);
+    assert!(
+        found[0].1.contains(&format!("object {object:p}")),
+        "{}",
+        found[0].1
+    );
+    assert!(!all.contains(&object));
+}
+
+#[test]
+fn nothing_that_was_freed_can_be_read_again() {
+    for size in [8, 24, 64, 1000, 4096, 40_000] {
+        let cache = hardened("zero", size);
+        for _ in 0..3 {
+            let objects = take(&cache, 600);
+            for &object in &objects {
+                let bytes = bytes(object, size);
+                assert!(
+                    bytes.iter().all(|&byte| byte == 0),
+                    "size {size}: not zeroed"
+                );
+                bytes.fill(0x77);
+            }
+            for &object in &objects {
+                free(&cache, object);
+                // But for the key.
+                assert!(bytes(object, size).iter().skip(8).all(|&byte| byte == 0));
+            }
+        }
+        assert_eq!(reports().len(), 0);
+        cache.destroy().unwrap();
+    }
+}
+
+#[test]
+fn freed_objects_are_not_given_out_at_once() {
+    let cache = hardened("late", 64);
+    let object = cache.alloc().unwrap();
+    free(&cache, object);
+    let next = take(&cache, 100);
+    assert!(!next.contains(&object));
+    next.into_iter().for_each(|object| free(&cache, object));
+    // But they are: memory does not grow for ever.
+    for _ in 0..200_000 {
+        free(&cache, cache.alloc().unwrap());
+    }
+    let slabs = cache.statistics().slabs;
+    assert!(slabs <= 8, "{slabs} slabs");
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn fresh_objects_come_in_no_order() {
+    let cache = hardened("order", 64);
+    let objects = take(&cache, 100);
+    let ascending = objects.windows(2).filter(|pair| pair[0] < pair[1]).count();
+    assert!((20..80).contains(&ascending), "{ascending} of 99 ascend");
+    let plain = KmemCache::builder("plain", Layout::new::<[u64; 8]>())
+        .hardened(false)
+        .build()
+        .unwrap();
+    let objects = take(&plain, 100);
+    assert!(objects.windows(2).all(|pair| pair[0] < pair[1]));
+}
+
+/// Behind the last object of a slab is a page that cannot be touched.
+#[test]
+fn an_overrun_ends_at_the_guard_page() {
+    let cache = hardened("guarded", 4096);
+    let highest = take(&cache, 200).into_iter().max().unwrap();
+    // SAFETY: the child runs into the guard page, which is what is tested; it works on nothing else.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let mut at = highest.as_ptr();
+        loop {
+            // SAFETY: see above.
+            unsafe { at.write_volatile(1) };
+            at = at.wrapping_add(1);
+            if at as usize - highest.as_ptr() as usize > 4 << 20 {
+                // SAFETY: no preconditions.
+                unsafe { libc::_exit(1) };
+            }
+        }
+    }
+    let mut status = 0;
+    // SAFETY: `status` is writable.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert!(
+        libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV,
+        "{status:#x}"
+    );
+}
+
+/// Objects with a constructor keep their bytes, and have their key behind them.
+#[test]
+fn constructed_objects_stay_constructed() {
+    unsafe fn construct(object: *mut u8) {
+        // SAFETY: the object is 40 bytes large.
+        unsafe { object.write_bytes(0x11, 40) };
+    }
+    on_report(keep);
+    let builder = KmemCache::builder("made", Layout::from_size_align(40, 8).unwrap());
+    // SAFETY: the constructor initialises 40 bytes.
+    let cache = unsafe { builder.hardened(true).constructor(construct) }
+        .build()
+        .unwrap();
+    for _ in 0..3 {
+        let objects = take(&cache, 500);
+        for &object in &objects {
+            assert!(bytes(object, 40).iter().all(|&byte| byte == 0x11));
+        }
+        objects.into_iter().for_each(|object| free(&cache, object));
+    }
+    let object = cache.alloc().unwrap();
+    free(&cache, object);
+    free(&cache, object);
+    assert_eq!(reports()[0].0, Kind::DoubleFree);
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn threads_exchange_objects_and_nobody_is_accused() {
+    let cache = hardened("busy", 128);
+    let (send, receive) = std::sync::mpsc::channel::<usize>();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            let (send, cache) = (send.clone(), &cache);
+            scope.spawn(move || {
+                for turn in 0..30_000u32 {
+                    let object = cache.alloc().unwrap();
+                    let bytes = bytes(object, 128);
+                    assert!(bytes.iter().all(|&byte| byte == 0));
+                    bytes.fill(turn as u8);
+                    if turn % 3 == 0 {
+                        send.send(object.as_ptr() as usize).unwrap();
+                    } else {
+                        free(cache, object);
+                    }
+                }
+                let mut many = vec![std::ptr::null_mut(); 300];
+                assert_eq!(cache.alloc_bulk(&mut many), 300);
+                // SAFETY: the objects are of this cache.
+                unsafe { cache.free_bulk(&many) };
+                assert_eq!(reports().len(), 0);
+            });
+        }
+        drop(send);
+        for object in receive {
+            free(&cache, NonNull::new(object as *mut u8).unwrap());
+        }
+    });
+    assert_eq!(reports().len(), 0);
+    cache.validate().unwrap();
+    cache.destroy().unwrap();
+}
