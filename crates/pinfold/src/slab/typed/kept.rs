@@ -84,6 +84,21 @@ pub trait Reusable: Sized {
 /// fn shares<T: Sync>(_: &T) {}
 /// shares(&ObjectCache::<Last>::new("last").unwrap());
 /// ```
+///
+/// # Lifetimes
+///
+/// A value that is left in the cache may be read as long as the cache lives, so what it borrows must live that long:
+///
+/// ```compile_fail
+/// # use pinfold::slab::{ObjectCache, Reusable};
+/// struct Line<'a>(&'a str);
+/// impl Reusable for Line<'_> {
+///     const NEW: Self = Line("");
+/// }
+/// fn shorter<'a>(cache: &'a ObjectCache<Line<'static>>) -> &'a ObjectCache<Line<'a>> {
+///     cache
+/// }
+/// ```
 pub struct ObjectCache<T: Reusable> {
     raw: KmemCache,
     /// Holds values that users write and read again: neither `Send` nor `Sync` by itself, and invariant.

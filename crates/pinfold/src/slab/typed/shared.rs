@@ -292,3 +292,42 @@ impl<T> Deref for Shared<'_, T> {
 }
 
 forward_to_value!(Shared);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_count_that_overflows_ends_the_process() {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "slab::typed::shared::tests::overflow",
+                "--exact",
+                "--include-ignored",
+            ])
+            .env("OVERFLOW", "1")
+            .output()
+            .unwrap();
+        let error = std::string::String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success());
+        assert!(
+            error.contains("too many handles of one shared value"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    #[ignore = "ends the process; run by a_count_that_overflows_ends_the_process"]
+    fn overflow() {
+        if std::env::var_os("OVERFLOW").is_none() {
+            return;
+        }
+        let cache = SharedCache::new("overflow").unwrap();
+        let shared = cache.alloc(1).unwrap();
+        // As if that many handles had been made and forgotten.
+        shared.counted().count.store(COUNT_MOST, Relaxed);
+        core::mem::forget(shared.clone());
+        core::mem::forget(shared.clone());
+    }
+}
