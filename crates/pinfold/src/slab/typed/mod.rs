@@ -22,9 +22,9 @@
 //!
 //! # Caches that live for ever
 //!
-//! Handles without a lifetime to name come from a cache in a `static`: `Handle<'static, T>` can be stored in any struct. There is no
-//! handle that counts references to its cache: every allocation on every CPU would write the one count, which is what
-//! a cache per CPU is there to avoid.
+//! Handles without a lifetime to name come from a cache in a `static`, or from one that `Box::leak` made `&'static`:
+//! `Handle<'static, T>` can be stored in any struct. There is no handle that counts references to its cache: every allocation
+//! on every CPU would write the one count, which is what a cache per CPU is there to avoid.
 
 mod forward;
 mod handle;
@@ -113,9 +113,9 @@ impl<T> Cache<T> {
     /// Has `constructor` make a value in an object of the cache; `None`, without calling it, when the system has no memory.
     /// Costs as [`KmemCache::alloc`] does.
     ///
-    /// The object is there before the value, so that the compiler can make the value in place. For what is too large for
-    /// the stack, where it must not depend on the compiler, there is [`alloc_uninit`](Self::alloc_uninit). When the
-    /// constructor panics, the object goes back to the cache.
+    /// The object is there before the value, so that the compiler can make the value in place: it does for small values and
+    /// for cleared ones; others may be made on the stack and copied, as with `Box::new`. What must not be on the stack is
+    /// made with [`alloc_uninit`](Self::alloc_uninit). When the constructor panics, the object goes back to the cache.
     ///
     /// ```
     /// # use pinfold::slab::Cache;
