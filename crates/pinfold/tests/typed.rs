@@ -8,8 +8,8 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::panic::catch_unwind;
 use std::pin::Pin;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, LazyLock};
 use std::thread;
 
 #[cfg(feature = "allocator-api2")]
@@ -237,15 +237,18 @@ fn handles_cross_threads() {
 
 #[test]
 fn shared_values_drop_with_their_last_handle_whoever_has_it() {
+    const ROUNDS: usize = 20;
     let drops = AtomicUsize::new(0);
     let cache = SharedCache::new("shared").unwrap();
-    for _ in 0..200 {
+    for _ in 0..ROUNDS {
         let first = cache.alloc(Counts(&drops)).unwrap();
+        let begin = Barrier::new(3);
         thread::scope(|scope| {
             for _ in 0..3 {
-                let mine = first.clone();
+                let (mine, begin) = (first.clone(), &begin);
                 scope.spawn(move || {
-                    for _ in 0..100 {
+                    begin.wait();
+                    for _ in 0..5000 {
                         assert!(Shared::strong_count(&mine.clone()) >= 2);
                     }
                 });
@@ -253,7 +256,7 @@ fn shared_values_drop_with_their_last_handle_whoever_has_it() {
             drop(first);
         });
     }
-    assert_eq!(drops.load(Ordering::Relaxed), 200);
+    assert_eq!(drops.load(Ordering::Relaxed), ROUNDS);
     cache.destroy().unwrap();
 }
 
