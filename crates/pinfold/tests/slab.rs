@@ -1,6 +1,6 @@
 //! Object caches as a user sees them, on whichever backend `PINFOLD_RSEQ` selects.
 
-use pinfold::slab::{Cache, CacheError, KmemCache, OBJECT_MOST, shrink_all};
+use pinfold::slab::{Cache, CacheError, Handle, KmemCache, OBJECT_MOST, shrink_all};
 use std::alloc::Layout;
 use std::collections::HashSet;
 use std::ptr::NonNull;
@@ -160,7 +160,12 @@ fn typed_handles_drop_their_values() {
     let handle = cache.alloc(counted.clone()).unwrap();
     let other = cache.alloc(counted.clone()).unwrap();
     assert_eq!(std::sync::Arc::strong_count(&counted), 3);
-    let sent = std::thread::scope(|scope| scope.spawn(move || handle.into_inner()).join().unwrap());
+    let sent = std::thread::scope(|scope| {
+        scope
+            .spawn(move || Handle::into_inner(handle))
+            .join()
+            .unwrap()
+    });
     drop(sent);
     drop(other);
     assert_eq!(std::sync::Arc::strong_count(&counted), 1);

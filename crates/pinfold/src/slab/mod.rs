@@ -18,6 +18,8 @@
 //!
 //! See `lock`. The fast paths take none.
 
+#[cfg(feature = "allocator-api2")]
+mod allocator;
 mod builder;
 mod cache;
 pub mod debug;
@@ -29,10 +31,14 @@ mod sheaf;
 mod slabs;
 mod typed;
 
+#[cfg(feature = "allocator-api2")]
+pub use allocator::Kmalloc;
 pub use builder::Builder;
 pub use cache::{CACHES_MOST, CacheError, OBJECT_MOST};
 pub use debug::DebugFlags;
-pub use typed::{Cache, Handle};
+pub use typed::{
+    Cache, Handle, Kept, ObjectCache, Reusable, Shared, SharedCache, TryAllocError, UninitHandle,
+};
 
 use crate::segment::SlabEvent;
 use crate::{nodes, page};
@@ -125,7 +131,8 @@ impl KmemCache {
     ///
     /// # Safety
     ///
-    /// The object came from this cache, and nobody uses it any more.
+    /// The object came from this cache, and nobody uses it any more. If the cache has a constructor, the object is as that makes it,
+    /// or as the cache's users agreed to leave it.
     #[doc(alias = "kmem_cache_free")]
     #[inline(always)]
     pub unsafe fn free(&self, object: NonNull<u8>) {
