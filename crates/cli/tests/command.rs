@@ -337,3 +337,62 @@ fn the_shepherd_has_a_thread_when_asked() {
     assert!(error.contains("milliseconds from 1"), "{error}");
     assert_eq!(code, Some(2));
 }
+
+/// What is run as a program of its own: it frees a block twice.
+#[test]
+#[ignore = "a program for the test below"]
+fn frees_twice() {
+    // SAFETY: not at all: it is what shall be found.
+    unsafe {
+        let block = libc::malloc(18);
+        libc::free(std::hint::black_box(block));
+        libc::free(std::hint::black_box(block));
+    }
+}
+
+#[test]
+fn double_frees_are_told_when_asked_for() {
+    let program = std::env::current_exe().unwrap();
+    let program = program.to_str().unwrap();
+    let faulty = [program, "--exact", "frees_twice", "--ignored"];
+    for option in ["--slab-debug", "--slab-debug=FU,kmalloc-*", "--hardened"] {
+        let mut command = pinfold();
+        let output = command
+            .args(["run", option, "--"])
+            .args(faulty)
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            output.status.signal(),
+            Some(libc::SIGABRT),
+            "{option}: {error}"
+        );
+        assert!(
+            error.contains("cache kmalloc-00032: object freed twice"),
+            "{option}: {error}"
+        );
+        let named = error.contains("allocated by thread") && error.contains("frees_twice");
+        assert_eq!(named, option != "--hardened", "{option}: {error}");
+    }
+    let mut sound = pinfold();
+    let (out, _, code) = texts(sound.args(["run", "--slab-debug", "--", "sh", "-c", "echo sound"]));
+    assert_eq!((out.as_str(), code), ("sound\n", Some(0)));
+}
+
+#[test]
+fn settings_that_cannot_be_read_are_refused() {
+    let mut command = pinfold();
+    let (_, error, code) = texts(command.args(["run", "--slab-debug=FQ", "--", "true"]));
+    assert_eq!(code, Some(2));
+    assert!(error.contains("'Q' at 1"), "{error}");
+    for (name, value) in [
+        ("PINFOLD_SLAB_DEBUG", "FZ;X,kmalloc-*"),
+        ("PINFOLD_HARDENED", "yes"),
+        ("PINFOLD_RSEQ", "maybe"),
+    ] {
+        let (_, error, code) = texts(pinfold().args(["run", "--", "true"]).env(name, value));
+        assert_eq!(code, Some(2), "{name}");
+        assert!(error.contains(&format!("{name}={value}")), "{error}");
+    }
+}

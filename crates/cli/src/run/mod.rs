@@ -1,5 +1,6 @@
 //! `pinfold run`: starts a program with the library preloaded.
 
+mod environment;
 mod library;
 mod program;
 mod report;
@@ -7,6 +8,7 @@ mod signals;
 mod statistics;
 
 use anyhow::{Context, Result};
+use pinfold::slab::debug::check_settings;
 use program::{Obstacle, Program};
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -37,12 +39,25 @@ pub struct Args {
     #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "on", value_parser = shepherd)]
     shepherd: Option<String>,
 
+    /// Check what the program does with its memory; letters and cache names as in PINFOLD_SLAB_DEBUG, FZPU for all caches without
+    ///
+    /// F checks what is freed, Z puts red zones around objects, P poisons free ones, U keeps who allocated and freed each, T writes a
+    /// line for each call: `--slab-debug=FZP,kmalloc-*;U,sessions`. What is found is told on standard error, and the program aborted.
+    /// docs/slab-debug.md explains the reports.
+    #[arg(long, value_name = "SETTINGS", num_args = 0..=1, require_equals = true, default_missing_value = "FZPU", value_parser = slab_debug)]
+    slab_debug: Option<String>,
+
+    /// Find double frees and writes after the free at once, zero what is freed, and give it out late and in random order
+    #[arg(long)]
+    hardened: bool,
+
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
+    environment::check()?;
     let library = library::find()?;
     let (name, arguments) = args.command.split_first().context("no command given")?;
     let program = match program::find(name) {
@@ -58,6 +73,12 @@ pub fn main(args: Args) -> Result<ExitCode> {
             command.env("LD_PRELOAD", library::preload(&library));
             if let Some(when) = &args.shepherd {
                 command.env("PINFOLD_SHEPHERD", when);
+            }
+            if let Some(settings) = &args.slab_debug {
+                command.env(environment::SLAB_DEBUG, settings);
+            }
+            if args.hardened {
+                command.env(environment::HARDENED, "1");
             }
         }
     }
@@ -77,6 +98,14 @@ fn shepherd(value: &str) -> Result<String, String> {
         return Ok(value.to_owned());
     }
     Err("give auto, on, off, or milliseconds from 1 to 86400000".to_owned())
+}
+
+/// Checks the value of `--slab-debug`.
+fn slab_debug(value: &str) -> Result<String, String> {
+    match check_settings(value) {
+        Ok(()) => Ok(value.to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// Runs the command as a child, and reports when it is done.
