@@ -206,6 +206,12 @@ pub(crate) fn head_of(address: usize) -> u32 {
     unsafe { (*frame(index_of(address))).head }
 }
 
+/// Where the run that `address` lies in begins; as for [`head_of`].
+#[inline]
+pub(crate) fn start_of_run(address: usize) -> *const u8 {
+    address_of(head_of(address))
+}
+
 /// What granule `index` has for the holder of its run: [`PRIVATE`] bytes, aligned to 64.
 pub(crate) fn private_at(index: u32) -> *mut u8 {
     let table = MAP.private.load(Relaxed);

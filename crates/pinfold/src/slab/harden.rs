@@ -19,7 +19,6 @@ use super::cache::{Cache, by_slot};
 use super::debug::{DebugFlags, Kind, Report, Track, raise};
 use super::percpu::{HELD, SPARE, UNITS, load};
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
-use super::slabs::slab_of;
 use crate::segment::SlabEvent;
 use crate::{nodes, page, sys};
 use core::ptr::null_mut;
@@ -83,7 +82,11 @@ impl Hardening {
         Hardening {
             secret: secret(),
             key_at,
-            zeroed: if kept.is_some() { 0 } else { size.max(8) },
+            zeroed: if kept.is_some() {
+                0
+            } else {
+                size.next_multiple_of(8)
+            },
             room: size.max(key_at + 8),
         }
     }
@@ -150,10 +153,31 @@ impl Hardening {
             if *word == self.key(object) {
                 return false;
             }
-            object.write_bytes(0, self.zeroed);
+            zero(object, self.zeroed);
             *word = self.key(object);
         }
         true
+    }
+}
+
+/// Zeroes `size` bytes, a multiple of 8. Without a call where that would take longer than the stores.
+///
+/// # Safety
+///
+/// The bytes are the caller's, and begin at a multiple of 8.
+#[inline]
+unsafe fn zero(object: *mut u8, size: usize) {
+    const FEW: usize = 128;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if size > FEW {
+            return object.write_bytes(0, size);
+        }
+        let words = object.cast::<u64>();
+        for nth in 0..size / 8 {
+            // Volatile, or the compiler makes a call of the loop.
+            words.add(nth).write_volatile(0);
+        }
     }
 }
 
@@ -164,7 +188,8 @@ fn shuffle(objects: &mut [*mut u8], seed: u64) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        objects.swap(last, (state >> 32) as usize % (last + 1));
+        // The upper half times the number of places, divided by 2^32: even enough, without a division.
+        objects.swap(last, ((state >> 32) as usize * (last + 1)) >> 32);
     }
 }
 
@@ -187,11 +212,66 @@ impl Cache {
         kept
     }
 
+    /// Whether it is debugged or hardened.
+    #[inline]
+    pub(super) fn checks(&self) -> bool {
+        self.hardening.is_some() || self.plan().is_some()
+    }
+
+    /// An object of a cache that checks; null when the system has no memory.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn alloc_checked(&self) -> *mut u8 {
+        if let Some(hardening) = &self.hardening {
+            return self.alloc_hardened(hardening);
+        }
+        let debugged = |plan| self.alloc_debugged_here(plan, usize::MAX);
+        self.plan().map_or(null_mut(), debugged)
+    }
+
+    /// Takes an object of a cache that checks back.
+    ///
+    /// # Safety
+    ///
+    /// As for [`KmemCache::free`](super::KmemCache::free), but that what is wrong is found.
+    #[cold]
+    #[inline(never)]
+    pub(super) unsafe fn free_checked(&self, object: *mut u8) {
+        if let Some(hardening) = &self.hardening {
+            // SAFETY: the caller's promise.
+            return unsafe { self.free_hardened(hardening, object) };
+        }
+        self.count(SlabEvent::FreeSlowpath, 1);
+        if let Some(plan) = self.plan() {
+            // SAFETY: the caller's promise.
+            unsafe { self.free_debugged(plan, object) };
+        }
+    }
+
     /// An object of a hardened cache; null when the system has no memory.
-    pub(super) fn alloc_hardened(&self, hardening: &Hardening) -> *mut u8 {
+    #[inline(always)]
+    fn alloc_hardened(&self, hardening: &Hardening) -> *mut u8 {
+        // SAFETY: the offset lies in the unit.
+        let object = unsafe { UNITS.pop_fast(self.main() + SPARE) };
+        // SAFETY: the object is ours.
+        if !object.is_null() && unsafe { hardening.disarm(object) } {
+            return object;
+        }
+        self.alloc_hardened_slow(hardening, object)
+    }
+
+    /// As above, when `object`, which came from the sheaf, cannot be trusted or is none.
+    #[cold]
+    #[inline(never)]
+    fn alloc_hardened_slow(&self, hardening: &Hardening, mut object: *mut u8) -> *mut u8 {
         loop {
+            if !object.is_null() {
+                // Who wrote there may write again: it is never used any more.
+                self.accuse(object, Kind::WrittenAfterFree, None);
+            }
+            // The common path on atomics.
             // SAFETY: the offset lies in the unit.
-            let mut object = unsafe { UNITS.pop(self.main() + SPARE) };
+            object = unsafe { UNITS.pop(self.main() + SPARE) };
             if object.is_null() {
                 object = self.refill_hardened(hardening);
             }
@@ -199,12 +279,11 @@ impl Cache {
             if object.is_null() || unsafe { hardening.disarm(object) } {
                 return object;
             }
-            // Who wrote there may write again: it is never used any more.
-            self.accuse(object, Kind::WrittenAfterFree, None);
         }
     }
 
     #[cold]
+    #[inline(never)]
     fn refill_hardened(&self, hardening: &Hardening) -> *mut u8 {
         let number = nodes::current();
         let node = &self.nodes()[number];
@@ -218,10 +297,16 @@ impl Cache {
         });
         // SAFETY: taken out just now.
         let empty = empty.and_then(|word| unsafe { Sheaf::from_word(word) });
-        match node.exchange_for_full(self, number, empty) {
+        let (fresh, sheaf) = match node.exchange_quarantined(self, empty) {
+            Ok(sheaf) => (false, Ok(sheaf)),
+            Err(empty) => (true, node.exchange_for_full(self, number, empty)),
+        };
+        match sheaf {
             Ok(mut sheaf) => {
-                let kept = self.arm(hardening, sheaf.objects(self.capacity));
-                sheaf.set_len(self.capacity, kept);
+                if fresh {
+                    let kept = self.arm(hardening, sheaf.objects(self.capacity));
+                    sheaf.set_len(self.capacity, kept);
+                }
                 let object = sheaf.pop();
                 // SAFETY: the offset lies in the unit; the sheaf is the unit's once it is stored.
                 if !unsafe { UNITS.store_if_equal(at, 0, sheaf.word()) } {
@@ -268,22 +353,29 @@ impl Cache {
     /// # Safety
     ///
     /// Nobody uses the object any more. That it is one, is this cache's, and was not freed before is checked.
-    pub(super) unsafe fn free_hardened(&self, hardening: &Hardening, object: *mut u8) {
-        if !self.is_own(object) {
-            return;
+    #[inline(always)]
+    unsafe fn free_hardened(&self, hardening: &Hardening, object: *mut u8) {
+        if let Some(kind) = self.objection(object) {
+            return self.accuse_free(object, kind);
         }
         // SAFETY: an object of this cache.
         if !unsafe { hardening.scrub(object) } {
-            return self.accuse(object, Kind::DoubleFree, None);
+            return self.accuse_free(object, Kind::DoubleFree);
         }
         // SAFETY: the offset lies in the unit; the object is given up.
-        if !unsafe { UNITS.push(self.main() + HELD, object) } {
+        if !unsafe { UNITS.push_fast(self.main() + HELD, object) } {
             self.free_hardened_slow(object);
         }
     }
 
     #[cold]
+    #[inline(never)]
     fn free_hardened_slow(&self, object: *mut u8) {
+        // The common path on atomics.
+        // SAFETY: the offset lies in the unit; the object is given up.
+        if unsafe { UNITS.push(self.main() + HELD, object) } {
+            return;
+        }
         let node = &self.nodes()[nodes::current()];
         self.count(SlabEvent::FreeSlowpath, 1);
         super::percpu::tick();
@@ -316,25 +408,29 @@ impl Cache {
         }
     }
 
-    /// Whether an object of this cache begins at the address; else there is a report.
-    fn is_own(&self, object: *mut u8) -> bool {
-        let entry = page::entry(object as usize);
-        if entry != self.slot {
-            let other = by_slot(usize::from(entry)).map(Cache::name);
-            self.accuse(object, Kind::WrongCache, other);
-            return false;
+    /// Why the address is no object of this cache.
+    #[inline(always)]
+    fn objection(&self, object: *mut u8) -> Option<Kind> {
+        if page::entry(object as usize) != self.slot {
+            return Some(Kind::WrongCache);
         }
-        // SAFETY: the address lies in a slab of this cache.
-        let start = unsafe { (*slab_of(object)).start() };
+        // Hardened slabs have no color: the objects begin where the run does.
+        let start = page::start_of_run(object as usize);
         let offset = (object as usize).wrapping_sub(start as usize);
         let begins = offset < self.slab_bytes && self.nth(offset) * self.size == offset;
-        if !begins {
-            self.accuse(object, Kind::NotAnObject, None);
-        }
-        begins
+        (!begins).then_some(Kind::NotAnObject)
     }
 
     #[cold]
+    #[inline(never)]
+    fn accuse_free(&self, object: *mut u8, kind: Kind) {
+        let other = by_slot(usize::from(page::entry(object as usize)));
+        let other = other.filter(|_| kind == Kind::WrongCache);
+        self.accuse(object, kind, other.map(Cache::name));
+    }
+
+    #[cold]
+    #[inline(never)]
     fn accuse(&self, object: *mut u8, kind: Kind, other: Option<&str>) {
         let free = matches!(kind, Kind::DoubleFree | Kind::WrittenAfterFree);
         raise(&Report {

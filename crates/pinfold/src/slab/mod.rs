@@ -63,6 +63,7 @@ use pinfold_rseq::FenceError;
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 pub struct KmemCache {
+    /// Where in the units the main sheaf has its word; 0 for caches that check, which have none.
     offset: usize,
     descriptor: &'static Descriptor,
 }
@@ -105,10 +106,12 @@ impl KmemCache {
     }
 
     fn of(descriptor: &'static Descriptor) -> KmemCache {
-        KmemCache {
-            offset: descriptor.main(),
-            descriptor,
-        }
+        let offset = if descriptor.checks() {
+            0
+        } else {
+            descriptor.main()
+        };
+        KmemCache { offset, descriptor }
     }
 
     /// An object, uninitialised unless there is a constructor; `None` when the system has no memory.
@@ -118,6 +121,9 @@ impl KmemCache {
     #[doc(alias = "kmem_cache_alloc")]
     #[inline(always)]
     pub fn alloc(&self) -> Option<NonNull<u8>> {
+        if self.offset == 0 {
+            return NonNull::new(self.descriptor.alloc_checked());
+        }
         // SAFETY: the offset is the cache's place in the units.
         let object = unsafe { UNITS.pop_fast(self.offset) };
         if object.is_null() {
@@ -136,6 +142,10 @@ impl KmemCache {
     #[doc(alias = "kmem_cache_free")]
     #[inline(always)]
     pub unsafe fn free(&self, object: NonNull<u8>) {
+        if self.offset == 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { self.descriptor.free_checked(object.as_ptr()) };
+        }
         // SAFETY: the offset is the cache's place in the units; the object is given up.
         if !unsafe { UNITS.push_fast(self.offset, object.as_ptr()) } {
             // SAFETY: the caller's promise.
@@ -156,6 +166,9 @@ impl KmemCache {
     /// section for as many as the sheaf holds; what the sheaves do not have comes from the slabs in one go.
     #[doc(alias = "kmem_cache_alloc_bulk")]
     pub fn alloc_bulk(&self, objects: &mut [*mut u8]) -> usize {
+        if self.offset == 0 {
+            return self.descriptor.alloc_from(nodes::current(), objects);
+        }
         let mut got = 0;
         while got < objects.len() {
             // SAFETY: the offset is the cache's place in the units.
@@ -188,6 +201,11 @@ impl KmemCache {
     /// As for [`free`](Self::free), for each of them.
     #[doc(alias = "kmem_cache_free_bulk")]
     pub unsafe fn free_bulk(&self, objects: &[*mut u8]) {
+        if self.offset == 0 {
+            // SAFETY: the caller's promise.
+            let free = |&object: &*mut u8| unsafe { self.descriptor.free_checked(object) };
+            return objects.iter().for_each(free);
+        }
         let mut given = 0;
         while given < objects.len() {
             // SAFETY: the offset is the cache's place in the units; the objects are given up.

@@ -87,7 +87,9 @@ impl Node {
             return Err(empty);
         };
         self.take_back(cache, &mut stock);
-        if let Some(full) = stock.take_full(cache) {
+        // What was freed to a hardened cache has its way through `exchange_quarantined`.
+        let from_barn = cache.hardening.is_none();
+        if let Some(full) = from_barn.then(|| stock.full.take()).flatten() {
             if let Some(empty) = empty {
                 stock.put_empty(empty);
             }
@@ -111,6 +113,29 @@ impl Node {
         } else {
             Ok(sheaf)
         }
+    }
+
+    /// For a hardened cache: the oldest full sheaf, when enough others came after it, in exchange for an empty one, or for none.
+    ///
+    /// Returns the sheaf given when there is none.
+    pub(super) fn exchange_quarantined(
+        &self,
+        cache: &Cache,
+        empty: Option<Sheaf>,
+    ) -> Result<Sheaf, Option<Sheaf>> {
+        let Some(mut stock) = self.stock.lock() else {
+            return Err(empty);
+        };
+        if stock.full.length <= QUARANTINE {
+            return Err(empty);
+        }
+        let full = stock.full.take_oldest().ok_or(None)?;
+        if let Some(empty) = empty {
+            stock.put_empty(empty);
+        }
+        stock.idle = stock.idle.min(stock.full.length);
+        cache.count(SlabEvent::BarnGet, 1);
+        Ok(full)
     }
 
     /// A sheaf with room in exchange for a full one, or for none: the full one goes to the barn, and when that has enough,
@@ -407,17 +432,6 @@ impl Node {
 }
 
 impl Stock {
-    /// A full sheaf: the newest, whose objects are the likeliest to be in the processor's caches; of a hardened cache the
-    /// oldest, when enough others came after it.
-    fn take_full(&mut self, cache: &Cache) -> Option<Sheaf> {
-        if cache.hardening.is_none() {
-            return self.full.take();
-        }
-        (self.full.length > QUARANTINE)
-            .then(|| self.full.take_oldest())
-            .flatten()
-    }
-
     fn put_empty(&mut self, sheaf: Sheaf) {
         if self.empty.length < EMPTY_MOST {
             self.empty.put(sheaf);

@@ -197,11 +197,8 @@ impl Cache {
     #[cold]
     #[inline(never)]
     pub(super) fn alloc_slow(&self) -> *mut u8 {
-        if let Some(plan) = self.plan() {
-            return self.alloc_debugged_here(plan, usize::MAX);
-        }
-        if let Some(hardening) = &self.hardening {
-            return self.alloc_hardened(hardening);
+        if self.checks() {
+            return self.alloc_checked();
         }
         // The common path on atomics. With restartable sequences the thread may be on another CPU now.
         // SAFETY: the offset lies in the unit.
@@ -242,14 +239,9 @@ impl Cache {
     #[cold]
     #[inline(never)]
     pub(super) unsafe fn free_slow(&self, object: *mut u8) {
-        if let Some(plan) = self.plan() {
-            self.count(SlabEvent::FreeSlowpath, 1);
+        if self.checks() {
             // SAFETY: the caller's promise.
-            return unsafe { self.free_debugged(plan, object) };
-        }
-        if let Some(hardening) = &self.hardening {
-            // SAFETY: the caller's promise.
-            return unsafe { self.free_hardened(hardening, object) };
+            return unsafe { self.free_checked(object) };
         }
         // As in `alloc_slow`.
         // SAFETY: the offset lies in the unit, and the object is the caller's to give.

@@ -253,6 +253,8 @@ impl Cache {
     }
 
     /// An object in a debugged cache on the thread's node.
+    #[cold]
+    #[inline(never)]
     pub(in crate::slab) fn alloc_debugged_here(&self, plan: &Plan, requested: usize) -> *mut u8 {
         self.count(SlabEvent::AllocSlowpath, 1);
         self.alloc_debugged(plan, nodes::current(), requested)
