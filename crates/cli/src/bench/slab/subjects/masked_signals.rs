@@ -6,6 +6,7 @@
 //! handler that interrupted the lock's holder would wait for itself.
 
 use super::Subject;
+use super::batch::Batch;
 use crate::bench::{Padded, spin_until};
 use pinfold::slab::KmemCache;
 use std::cell::UnsafeCell;
@@ -23,11 +24,10 @@ pub struct MaskedSignals {
 }
 
 /// A CPU's part.
-#[derive(Default)]
 struct Local {
     taken: AtomicBool,
     /// Belongs to whoever has set `taken`.
-    objects: UnsafeCell<Vec<*mut u8>>,
+    objects: UnsafeCell<Batch>,
 }
 
 // SAFETY: `objects` is only touched by who has the lock, and by who has the whole; free objects belong to no thread.
@@ -36,7 +36,7 @@ unsafe impl Sync for Local {}
 impl MaskedSignals {
     /// An allocator of `backing`'s objects.
     pub fn new(backing: KmemCache) -> MaskedSignals {
-        let capacity = backing.statistics().sheaf_capacity;
+        let capacity = backing.statistics().sheaf_capacity.min(Batch::MOST - 1);
         let mut all = MaybeUninit::uninit();
         // SAFETY: sigfillset initialises the set.
         let all = unsafe {
@@ -46,7 +46,7 @@ impl MaskedSignals {
         let local = |_| {
             Padded(Local {
                 taken: AtomicBool::new(false),
-                objects: UnsafeCell::new(Vec::with_capacity(capacity)),
+                objects: UnsafeCell::new(Batch::new()),
             })
         };
         MaskedSignals {
@@ -59,7 +59,7 @@ impl MaskedSignals {
 
     /// Runs `work` on the current CPU's objects; no signal arrives meanwhile, and no other thread has them.
     #[inline(always)]
-    fn masked<R>(&self, work: impl FnOnce(&mut Vec<*mut u8>) -> R) -> R {
+    fn masked<R>(&self, work: impl FnOnce(&mut Batch) -> R) -> R {
         let mut before = MaybeUninit::uninit();
         // SAFETY: both sets are valid for the call, which initialises `before`.
         unsafe {
@@ -81,54 +81,52 @@ impl MaskedSignals {
     #[cold]
     #[inline(never)]
     fn refill(&self) -> *mut u8 {
-        let mut fresh = super::take(&self.backing, self.capacity.div_ceil(2));
-        let Some(object) = fresh.pop() else {
-            return null_mut();
-        };
+        let mut fresh = Batch::take(&self.backing, self.capacity.div_ceil(2));
+        let object = fresh.pop();
         self.masked(|objects| {
-            let room = self.capacity - objects.len();
-            objects.extend(fresh.drain(fresh.len().saturating_sub(room)..));
+            while objects.len() < self.capacity && fresh.len() > 0 {
+                objects.push(fresh.pop());
+            }
         });
-        // SAFETY: these came from the cache just now, and nobody has them.
-        unsafe { self.backing.free_bulk(&fresh) };
+        // SAFETY: what is left came from the cache just now, and nobody has it.
+        unsafe { fresh.give_back(&self.backing) };
         object
-    }
-
-    /// Gives all objects of all arrays back to the cache.
-    pub(super) fn drain(&mut self) {
-        for local in &mut self.locals {
-            let objects = std::mem::take(local.0.objects.get_mut());
-            // SAFETY: free objects of the cache, taken out just now.
-            unsafe { self.backing.free_bulk(&objects) };
-        }
     }
 
     /// Takes `object` when the array was full; all of the array goes back.
     #[cold]
     #[inline(never)]
     fn spill(&self, object: *mut u8) {
-        let empty = Vec::with_capacity(self.capacity);
-        let mut old = self.masked(|objects| std::mem::replace(objects, empty));
+        let mut old = Batch::new();
+        self.masked(|objects| std::mem::swap(objects, &mut old));
         old.push(object);
         // SAFETY: objects of the cache, taken out just now or given up by the caller.
-        unsafe { self.backing.free_bulk(&old) };
+        unsafe { old.give_back(&self.backing) };
+    }
+
+    /// Gives all objects of all arrays back to the cache.
+    pub(super) fn drain(&mut self) {
+        for local in &mut self.locals {
+            // SAFETY: free objects of the cache; the whole is ours.
+            unsafe { local.0.objects.get_mut().give_back(&self.backing) };
+        }
     }
 }
 
 impl Subject for MaskedSignals {
     #[inline(always)]
     fn alloc(&self) -> *mut u8 {
-        match self.masked(Vec::pop) {
-            Some(object) => object,
-            None => self.refill(),
+        let object = self.masked(Batch::pop);
+        if object.is_null() {
+            return self.refill();
         }
+        object
     }
 
     #[inline(always)]
     unsafe fn free(&self, object: *mut u8) {
-        let capacity = self.capacity;
         let pushed = self.masked(|objects| {
-            let has_room = objects.len() < capacity;
+            let has_room = objects.len() < self.capacity;
             if has_room {
                 objects.push(object);
             }

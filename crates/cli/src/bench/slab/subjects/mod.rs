@@ -1,5 +1,6 @@
 //! What is measured: one trait with static dispatch, so that each loop is compiled for its subject.
 
+mod batch;
 mod masked_signals;
 mod pinfold;
 #[cfg(target_arch = "x86_64")]
@@ -13,7 +14,6 @@ use masked_signals::MaskedSignals;
 use pinfold::{Inlined, Malloc};
 use serde::Serialize;
 use std::alloc::Layout;
-use std::ptr::null_mut;
 
 /// Something that gives and takes objects of one size, from any thread.
 pub trait Subject: Sync {
@@ -137,14 +137,6 @@ pub fn cache(size: usize) -> Result<KmemCache> {
     let layout = Layout::from_size_align(size, 1 << size.trailing_zeros().min(4))?;
     KmemCache::new(&format!("bench-{size}"), layout)
         .with_context(|| format!("making a cache for objects of {size} bytes"))
-}
-
-/// `count` objects; fewer when the system has no memory.
-fn take(cache: &KmemCache, count: usize) -> Vec<*mut u8> {
-    let mut objects = vec![null_mut(); count];
-    let got = cache.alloc_bulk(&mut objects);
-    objects.truncate(got);
-    objects
 }
 
 /// One for each CPU that there can be.

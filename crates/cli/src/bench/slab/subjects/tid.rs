@@ -23,17 +23,17 @@
 //! overwritten what another thread has put there.
 
 use super::Subject;
+use super::batch::Batch;
 use anyhow::{Result, ensure};
 use core::arch::asm;
 use pinfold::slab::KmemCache;
-use std::ptr::null_mut;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// The id, from its lowest bit: 8 bits objects in the list, 13 bits the CPU, 43 bits operations. At 5 ns an
 /// operation a thread would have to be overtaken for half a day, and by a multiple of 2^43 operations, to be fooled.
-const CPU: u32 = 8;
-const COUNT: u64 = (1 << CPU) - 1;
+const CPU: u32 = Batch::MOST.ilog2();
+const COUNT: u64 = Batch::MOST as u64 - 1;
 const STEP: u64 = 1 << (CPU + pinfold_rseq::MAX_INDEX.ilog2());
 
 pub struct Tid {
@@ -94,8 +94,8 @@ impl Tid {
     pub fn new(backing: KmemCache) -> Result<Tid> {
         ensure!(super::double_word_missing().is_none(), "no cmpxchg16b");
         ensure!(backing.object_size() >= 8, "no room for a link in objects");
-        let capacity = backing.statistics().sheaf_capacity;
-        ensure!(capacity as u64 <= COUNT, "an id cannot count so many");
+        // With one more, a spilled list fits into a batch, and the id can count it.
+        let capacity = backing.statistics().sheaf_capacity.min(Batch::MOST - 1);
         let local = |cpu: usize| Local {
             head: AtomicU64::new(0),
             tid: AtomicU64::new((cpu as u64) << CPU),
@@ -124,13 +124,11 @@ impl Tid {
     #[cold]
     #[inline(never)]
     fn refill(&self) -> *mut u8 {
-        let mut fresh = super::take(&self.backing, self.capacity.div_ceil(2));
-        let Some(object) = fresh.pop() else {
-            return null_mut();
-        };
-        if !self.put(&fresh) {
+        let mut fresh = Batch::take(&self.backing, self.capacity.div_ceil(2));
+        let object = fresh.pop();
+        if !self.put(fresh.as_slice()) {
             // SAFETY: these came from the cache just now, and nobody has them.
-            unsafe { self.backing.free_bulk(&fresh) };
+            unsafe { fresh.give_back(&self.backing) };
         }
         object
     }
@@ -149,43 +147,45 @@ impl Tid {
         seen.head == 0 && local.replace(seen, Words { head, tid })
     }
 
-    /// Gives all objects of all lists back to the cache.
-    pub(super) fn drain(&mut self) {
-        let mut objects = Vec::new();
-        for local in &mut self.locals {
-            let head = std::mem::take(local.head.get_mut());
-            *local.tid.get_mut() &= !COUNT;
-            // SAFETY: the whole is ours.
-            unsafe { collect(head, &mut objects) };
-        }
-        // SAFETY: free objects of the cache, taken out just now.
-        unsafe { self.backing.free_bulk(&objects) };
-    }
-
     /// Takes `object` when the list was full; all of the list goes back.
     #[cold]
     #[inline(never)]
     fn spill(&self, object: *mut u8) {
+        let mut batch = Batch::new();
+        batch.push(object);
         let (local, seen) = self.enter();
-        let mut objects = vec![object];
         let tid = (seen.tid & !COUNT).wrapping_add(STEP);
         if local.replace(seen, Words { head: 0, tid }) {
             // SAFETY: the list is ours since the exchange.
-            unsafe { collect(seen.head, &mut objects) };
+            unsafe { collect(seen.head, &mut batch) };
         }
         // SAFETY: objects of the cache, taken out just now or given up by the caller.
-        unsafe { self.backing.free_bulk(&objects) };
+        unsafe { batch.give_back(&self.backing) };
+    }
+
+    /// Gives all objects of all lists back to the cache.
+    pub(super) fn drain(&mut self) {
+        for local in &mut self.locals {
+            let mut batch = Batch::new();
+            let head = std::mem::take(local.head.get_mut());
+            *local.tid.get_mut() &= !COUNT;
+            // SAFETY: the whole is ours: the list, and then its objects.
+            unsafe {
+                collect(head, &mut batch);
+                batch.give_back(&self.backing);
+            }
+        }
     }
 }
 
-/// Appends the objects of a list.
+/// Appends the objects of a list, for which there must be room.
 ///
 /// # Safety
 ///
 /// The list is the caller's.
-unsafe fn collect(mut head: u64, objects: &mut Vec<*mut u8>) {
+unsafe fn collect(mut head: u64, batch: &mut Batch) {
     while head != 0 {
-        objects.push(head as *mut u8);
+        batch.push(head as *mut u8);
         // SAFETY: the caller's promise.
         head = unsafe { link(head).read_volatile() };
     }
