@@ -59,7 +59,7 @@ impl MaskedSignals {
 
     /// Runs `work` on the current CPU's objects; no signal arrives meanwhile, and no other thread has them.
     #[inline(always)]
-    fn masked<R>(&self, work: impl FnOnce(&mut Batch) -> R) -> R {
+    pub(super) fn masked<R>(&self, work: impl FnOnce(&mut Batch) -> R) -> R {
         let mut before = MaybeUninit::uninit();
         // SAFETY: both sets are valid for the call, which initialises `before`.
         unsafe {

@@ -106,40 +106,67 @@ fn masked_signals_hand_no_object_out_twice() {
     nothing_is_left(&subject.backing);
 }
 
-/// Who the handler allocates from.
+#[test]
+fn masked_arrays_belong_to_one_thread() {
+    settle_index();
+    let subject = &MaskedSignals::new(cache(SIZE).unwrap());
+    let cpu = cpus::current().unwrap();
+    // Threads of one CPU, which offer it to each other while they have its array.
+    let work = || {
+        cpus::pin(cpu).unwrap();
+        for _ in 0..500 {
+            let found = subject.masked(|objects| {
+                let found = objects.len();
+                objects.push(null_mut());
+                std::thread::yield_now();
+                objects.pop();
+                found
+            });
+            assert_eq!(found, 0);
+        }
+    };
+    std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
+}
+
+/// Who the handler allocates from, or null.
 static INTERRUPTED: AtomicPtr<&'static dyn Subject> = AtomicPtr::new(null_mut());
 /// What it did.
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 
-/// Takes more objects than it finds in the CPU's part, and gives them back.
+/// Takes some objects and gives them back, the first one last: a list then begins as before, but goes on differently.
 extern "C" fn handler(_signal: libc::c_int) {
-    // SAFETY: set before the first signal, to what lives as long as the process.
-    let subject = unsafe { *INTERRUPTED.load(Relaxed) };
-    let mut objects = [null_mut(); 8];
+    HANDLED.fetch_add(1, Relaxed);
+    // SAFETY: null, or what lives until after the last signal.
+    let Some(subject) = (unsafe { INTERRUPTED.load(Relaxed).as_ref() }) else {
+        return;
+    };
+    let mut objects = [null_mut(); 4];
     for object in &mut objects {
         *object = subject.alloc();
-        word(*object).store(*object as u64, Relaxed);
+        if !object.is_null() {
+            word(*object).store(*object as u64, Relaxed);
+        }
     }
-    for object in objects {
+    objects.rotate_left(1);
+    // None where the handler has interrupted the cache's own slow path, which holds a lock.
+    for object in objects.into_iter().filter(|object| !object.is_null()) {
         let is_ours = word(object).load(Relaxed) == object as u64;
         FAULTS.fetch_add(u64::from(!is_ours), Relaxed);
         // SAFETY: from this subject, and not used any more.
         unsafe { subject.free(object) };
     }
-    HANDLED.fetch_add(1, Relaxed);
 }
 
 /// One thread uses objects while another interrupts it all the time.
-fn interrupt(subject: impl Subject + 'static) {
-    let subject: &'static dyn Subject = Box::leak(Box::new(subject));
-    INTERRUPTED.store(Box::leak(Box::new(subject)), Relaxed);
+fn interrupt<S: Subject + 'static>(subject: S) -> Box<S> {
+    let subject = Box::into_raw(Box::new(subject));
+    // SAFETY: freed when nobody uses it any more.
+    let shared: &'static dyn Subject = unsafe { &*subject };
+    INTERRUPTED.store(Box::leak(Box::new(shared)), Relaxed);
     HANDLED.store(0, Relaxed);
-    // SAFETY: the handler uses only what may be used in one; the thread is not detached before its end.
-    let user = unsafe {
-        libc::signal(libc::SIGUSR2, handler as *const () as usize);
-        libc::pthread_self()
-    };
+    // SAFETY: no preconditions.
+    let user = unsafe { libc::pthread_self() };
     let over = &AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -151,11 +178,11 @@ fn interrupt(subject: impl Subject + 'static) {
                 // SAFETY: the thread waits for this one before it ends.
                 unsafe { libc::pthread_kill(user, libc::SIGUSR2) };
                 // The handler's turn, and the thread's own.
-                std::thread::sleep(Duration::from_micros(20));
+                std::thread::sleep(Duration::from_micros(5));
             }
         });
-        while HANDLED.load(Relaxed) < 300 {
-            use_objects(subject, 1, 2000, |_| ());
+        while HANDLED.load(Relaxed) < 2000 {
+            use_objects(shared, 1, 5000, |_| ());
         }
         over.store(true, Relaxed);
     });
@@ -164,15 +191,37 @@ fn interrupt(subject: impl Subject + 'static) {
         0,
         "a handler's object was not its own"
     );
+    INTERRUPTED.store(null_mut(), Relaxed);
+    // SAFETY: boxed above; who used it, the handler included, is done.
+    unsafe { Box::from_raw(subject) }
+}
+
+/// With the array's lock held, a handler that wants it must not run.
+fn masks_handlers(subject: &MaskedSignals) {
+    let before = HANDLED.load(Relaxed);
+    let within = subject.masked(|_| {
+        // SAFETY: the handler uses only what may be used in one.
+        unsafe { libc::raise(libc::SIGUSR2) };
+        HANDLED.load(Relaxed)
+    });
+    assert_eq!((within, HANDLED.load(Relaxed)), (before, before + 1));
 }
 
 #[test]
 fn handlers_may_allocate_and_free() {
     settle_index();
-    interrupt(Inlined(cache(SIZE).unwrap()));
-    interrupt(MaskedSignals::new(cache(SIZE).unwrap()));
+    // SAFETY: the handler uses only what may be used in one.
+    unsafe { libc::signal(libc::SIGUSR2, handler as *const () as usize) };
+    nothing_is_left(&interrupt(Inlined(cache(SIZE).unwrap())).0);
+    let masked = MaskedSignals::new(cache(SIZE).unwrap());
+    masks_handlers(&masked);
+    let mut masked = interrupt(masked);
+    masked.drain();
+    nothing_is_left(&masked.backing);
     #[cfg(target_arch = "x86_64")]
     if double_word_missing().is_none() {
-        interrupt(tid::Tid::new(cache(SIZE).unwrap()).unwrap());
+        let mut tid = interrupt(tid::Tid::new(cache(SIZE).unwrap()).unwrap());
+        tid.drain();
+        nothing_is_left(&tid.backing);
     }
 }

@@ -231,3 +231,31 @@ impl Drop for Tid {
         self.drain();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_exchange_is_lost() {
+        const THREADS: u64 = 4;
+        const TURNS: u64 = 50_000;
+        let local = Local {
+            head: AtomicU64::new(0),
+            tid: AtomicU64::new(0),
+        };
+        let increment = || {
+            let tid = local.tid.load(Acquire);
+            let head = local.head.load(Relaxed);
+            let new = Words {
+                head: head + 3,
+                tid: tid + 1,
+            };
+            local.replace(Words { head, tid }, new)
+        };
+        let work = || (0..TURNS).for_each(|_| while !increment() {});
+        std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
+        assert_eq!(local.tid.into_inner(), THREADS * TURNS);
+        assert_eq!(local.head.into_inner(), 3 * THREADS * TURNS);
+    }
+}
