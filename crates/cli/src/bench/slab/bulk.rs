@@ -1,7 +1,6 @@
 //! The bulk test: objects allocated and freed several by a call, as in slab_bulk_test, beside the same by single calls.
 
 use super::scenarios::{out_of_memory, timed};
-use anyhow::Result;
 use pinfold::slab::KmemCache;
 use std::ptr::{NonNull, null_mut};
 
@@ -57,9 +56,4 @@ fn one_by_one(cache: &KmemCache, objects: &mut [*mut u8]) {
         // SAFETY: allocated just above, hence not null, and not used.
         unsafe { cache.free(NonNull::new_unchecked(object)) };
     }
-}
-
-/// A cache for it.
-pub fn cache() -> Result<KmemCache> {
-    super::subjects::cache(SIZE)
 }

@@ -1,11 +1,12 @@
 //! All cells of the tables: a scenario at a size. Within a cell, rounds in which each subject is measured once.
 
 use super::crew::Crew;
-use super::scenarios::{Op, Scenario};
-use super::subjects::{Measurable, SubjectName};
+use super::scenarios::{Op, Scenario, at_depth};
+use super::subjects::{Inlined, Measurable, SubjectName, cache};
 use super::{Plan, Row, bulk};
 use crate::figures::median;
 use anyhow::{Context, Result};
+use pinfold_rseq::Backend;
 
 /// What was measured, in the order of the tables.
 pub struct Measured {
@@ -16,8 +17,13 @@ pub struct Measured {
 }
 
 /// Measures all that `plan` says, on this thread and others; pins it.
-pub fn measure(plan: Plan) -> Result<Measured> {
+pub fn measure(mut plan: Plan) -> Result<Measured> {
     crate::bench::settle_index();
+    if pinfold_rseq::backend() == Backend::Atomic {
+        let why = pinfold_rseq::missing();
+        let note = format!("Pinfold and rseq run on atomics: restartable sequences are {why}.");
+        plan.notes.push(note);
+    }
     let crew = Crew::new(plan.calls)?;
     let mut rows = Vec::new();
     for &scenario in &plan.scenarios {
@@ -67,9 +73,9 @@ fn cell(plan: &Plan, crew: &Crew, scenario: Scenario, size: usize) -> Result<Vec
     let contenders = names.filter(|name| name.takes_part(scenario));
     let contenders = contenders.map(|&name| Contender::new(name, size));
     let mut contenders = contenders.collect::<Result<Vec<_>>>()?;
-    for _ in 0..plan.rounds {
+    for round in 0..plan.rounds as usize {
         for contender in &mut contenders {
-            let timings = contender.subject.measure(scenario, crew);
+            let timings = contender.subject.measure(scenario, crew, round);
             for timing in timings.with_context(|| contender.name.name())? {
                 contender.record(timing.op, timing.cycles);
             }
@@ -91,9 +97,10 @@ fn cell(plan: &Plan, crew: &Crew, scenario: Scenario, size: usize) -> Result<Vec
 }
 
 fn bulk_rows(plan: &Plan) -> Result<Vec<Row>> {
-    let cache = bulk::cache()?;
+    let cache = Inlined(cache(bulk::SIZE)?);
     let row = |batch| {
-        let rounds = (0..plan.rounds).map(|_| bulk::measure(&cache, batch, plan.calls));
+        let rounds = (0..plan.rounds as usize)
+            .map(|round| at_depth(&cache, round, || bulk::measure(&cache.0, batch, plan.calls)));
         let (bulk, single): (Vec<_>, Vec<_>) =
             rounds.map(|cycles| (cycles.bulk, cycles.single)).unzip();
         Row {

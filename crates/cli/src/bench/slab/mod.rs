@@ -24,10 +24,10 @@ const SIZE_MOST_OF_MANY: usize = 4096;
 /// Cycles per allocation and free: slab_test's six scenarios, in its words, and bulk calls
 ///
 /// Subjects: pinfold-cache (a KmemCache of that size, inlined), pinfold-malloc (pinfold_malloc and pinfold_free, called as C
-/// functions); and the same fast path in three ways, for the first two scenarios: rseq (a KmemCache), tid (a list per CPU,
-/// committed by a double-word compare-exchange of its head and a transaction id, as in the kernel since 2015), masked-signals
-/// (an array per CPU with pthread_sigmask around it, to a thread what disabled interrupts are to a CPU, and a lock, because
-/// nobody can disable preemption). Threads are pinned, one to each CPU that this process may use.
+/// functions); and the same fast path protected in three ways, for the first two scenarios: rseq (a KmemCache), tid (a list
+/// per CPU, committed by a double-word compare-exchange of its head and a transaction id, as in SLUB), masked-signals (an array
+/// per CPU with pthread_sigmask around it, to a thread what disabled interrupts are to a CPU, and a lock, because user space
+/// cannot disable preemption). Threads are pinned, one to each CPU that this process may use.
 #[derive(clap::Args)]
 pub struct Args {
     /// How often each loop is measured, all subjects taking turns; figures are medians
@@ -88,7 +88,7 @@ struct Plan {
 }
 
 fn calls(text: &str) -> Result<u32, String> {
-    super::count(text, 1_000_000)
+    super::count(text, 100_000)
 }
 
 fn size(text: &str) -> Result<usize, String> {
@@ -128,11 +128,14 @@ fn plan(args: &Args) -> Result<Plan> {
         sizes: args.size.clone(),
         notes: Vec::new(),
     };
+    plan.sizes.sort_unstable();
+    plan.sizes.dedup();
     plan.leave_out_subjects();
     plan.leave_out_scenarios(super::cpus::allowed()?.len());
     ensure!(
         !plan.scenarios.is_empty(),
-        "nothing can be measured; choose other scenarios or subjects. {}",
+        "nothing can be measured: rseq, tid and masked-signals take part in single and pair, pinfold-malloc in all but bulk, \
+         pinfold-cache in all; choose other scenarios or subjects. {}",
         plan.notes.join(" ")
     );
     Ok(plan)
@@ -154,7 +157,8 @@ impl Plan {
         self.scenarios.retain(|&scenario| {
             let has_threads = threads >= scenario.least_threads();
             if !has_threads {
-                notes.push(format!("{scenario:?} is left out: it needs two CPUs."));
+                let name = scenario.name();
+                notes.push(format!("{name} is left out: it needs two CPUs."));
             }
             has_threads && subjects.iter().any(|subject| subject.takes_part(scenario))
         });

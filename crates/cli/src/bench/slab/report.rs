@@ -99,7 +99,7 @@ const PARTS: [Part; 6] = [
 
 /// slab_test's output for one subject.
 fn slab_test(rows: &[Row], subject: SubjectName, calls: usize) -> String {
-    let mut text = format!("\n{}: {}\n\n", subject.name(), subject.describe());
+    let mut text = String::new();
     for part in PARTS {
         let mine = |row: &&Row| row.subject == subject && row.scenario == part.scenario;
         let rows: Vec<&Row> = rows.iter().filter(mine).collect();
@@ -112,7 +112,10 @@ fn slab_test(rows: &[Row], subject: SubjectName, calls: usize) -> String {
             text.push('\n');
         }
     }
-    text
+    match text.is_empty() {
+        true => text,
+        false => format!("\n{}: {}\n\n{text}", subject.name(), subject.describe()),
+    }
 }
 
 fn bulk(rows: &[Row]) -> String {
@@ -140,38 +143,51 @@ fn bulk(rows: &[Row]) -> String {
 
 /// The rivals beside each other, and what leaving each protection out gains.
 fn rivals(rows: &[Row]) -> String {
-    let of = |name, size, op| {
-        let found = |row: &&Row| row.subject == name && row.size == size && row.op == op;
-        rows.iter().find(found).map(|row| row.cycles)
-    };
-    let rows = rows.iter();
-    let rival = rows.filter(|row| SubjectName::RIVALS.contains(&row.subject));
-    let mut sizes: Vec<usize> = rival.map(|row| row.size).collect();
+    let rival = |row: &&Row| SubjectName::RIVALS.contains(&row.subject);
+    let mut sizes: Vec<usize> = rows.iter().filter(rival).map(|row| row.size).collect();
     sizes.sort_unstable();
     sizes.dedup();
     if sizes.is_empty() {
         return String::new();
     }
-    let mut text = "\nThe same fast path, protected in three ways: alloc / free of scenario 1, pair of scenario 2\n".to_owned();
-    for rival in SubjectName::RIVALS {
-        let _ = writeln!(text, "{}: {}", rival.name(), rival.describe());
-    }
     let mut table = Table::new(["bytes", "rseq", "tid", "masked-signals"]);
     for &size in &sizes {
         let cell = |name| {
-            let cycles = |op| of(name, size, op).map_or("-".to_owned(), figure);
-            let (alloc, free) = (cycles(Op::Alloc), cycles(Op::Free));
-            format!("{alloc} / {free} / {}", cycles(Op::Pair))
+            let [alloc, free, pair] = [Op::Alloc, Op::Free, Op::Pair]
+                .map(|op| cycles(rows, name, size, op).map_or("-".to_owned(), figure));
+            format!("{alloc} / {free} / {pair}")
         };
         let [rseq, tid, masked] = SubjectName::RIVALS.map(cell);
         table.row([size.to_string(), rseq, tid, masked]);
     }
-    let pairs = |name| mean(sizes.iter().map(|&size| of(name, size, Op::Pair)));
+    let mut text =
+        "\nThe same fast path, protected in three ways: alloc / free of scenario 1, pair of scenario 2\n"
+            .to_owned();
+    for rival in SubjectName::RIVALS {
+        let _ = writeln!(text, "{}: {}", rival.name(), rival.describe());
+    }
+    let _ = write!(text, "{table}");
+    text + &gains(rows, &sizes)
+}
+
+fn cycles(rows: &[Row], subject: SubjectName, size: usize, op: Op) -> Option<f64> {
+    let found = |row: &&Row| row.subject == subject && row.size == size && row.op == op;
+    rows.iter().find(found).map(|row| row.cycles)
+}
+
+/// As the kernel's change gave its own: of pairs.
+fn gains(rows: &[Row], sizes: &[usize]) -> String {
+    let pairs = |name| mean(sizes.iter().map(|&size| cycles(rows, name, size, Op::Pair)));
     let [rseq, tid, masked] = SubjectName::RIVALS.map(pairs);
-    let _ = writeln!(text, "{table}\nPairs, geometric means over the sizes:");
-    text += &removing("masked signals and the lock", masked, rseq);
-    text += &removing("the transaction id", tid, rseq);
-    text + "(The kernel in 2015, removing preemption on/off: 14.821 -> 14.049 ns, 5 %)\n"
+    let gains = removing("masked signals and the lock", masked, rseq)
+        + &removing("the transaction id", tid, rseq);
+    if gains.is_empty() {
+        return gains;
+    }
+    format!(
+        "\nPairs, geometric means over the sizes:\n{gains}\
+         (The kernel in 2015, removing preemption on/off: 14.821 -> 14.049 ns, 5 %)\n"
+    )
 }
 
 /// The geometric mean, if every size has a figure.
@@ -181,7 +197,6 @@ fn mean(cycles: impl Iterator<Item = Option<f64>>) -> Option<f64> {
     Some((logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp())
 }
 
-/// The gain as the kernel's change gave its own: pairs, the geometric mean over the sizes.
 fn removing(what: &str, before: Option<f64>, after: Option<f64>) -> String {
     let (Some(before), Some(after)) = (before, after) else {
         return String::new();

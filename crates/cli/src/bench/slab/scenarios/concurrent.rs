@@ -1,6 +1,6 @@
 //! Scenarios 3 and 4: what one thread does in scenarios 1 and 2, in a thread on each CPU at once.
 
-use super::{Crew, Op, PASSES, Subject, Timing, alloc_into, free_from, pairs_of, timed};
+use super::{Crew, Op, PASSES, Subject, Timing, alloc_into, at_depth, free_from, pairs_of, timed};
 use crate::bench::slab::crew::Barrier;
 use anyhow::Result;
 
@@ -29,15 +29,17 @@ pub fn all<S: Subject>(crew: &Crew, subject: &S) -> Result<Vec<Timing>> {
 }
 
 /// Each frees an object as soon as it has it.
-pub fn pairs<S: Subject>(crew: &Crew, subject: &S) -> Result<Vec<Timing>> {
+pub fn pairs<S: Subject>(crew: &Crew, subject: &S, round: usize) -> Result<Vec<Timing>> {
     let barrier = Barrier::new(crew);
     let calls = crew.calls();
     let cycles = crew.run(|_| {
         let mut cycles = 0;
-        for _ in 0..PASSES {
-            barrier.wait();
-            cycles = timed(|| pairs_of(subject, calls));
-        }
+        at_depth(subject, round, || {
+            for _ in 0..PASSES {
+                barrier.wait();
+                cycles = timed(|| pairs_of(subject, calls));
+            }
+        });
         cycles
     })?;
     let cycles = cycles.iter().sum();

@@ -13,11 +13,14 @@ use super::subjects::Subject;
 use crate::figures::cycles;
 use anyhow::Result;
 use serde::Serialize;
+use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Passes of a measurement: one to warm up, and the timed one.
 const PASSES: usize = 2;
+/// See [`at_depth`].
+const DEPTHS: usize = 8;
 
 /// By name, as the command line and the rows spell them; in slab_test's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -51,6 +54,18 @@ impl Scenario {
         Scenario::Bulk,
     ];
 
+    pub fn name(self) -> &'static str {
+        match self {
+            Scenario::Single => "single",
+            Scenario::Pair => "pair",
+            Scenario::Concurrent => "concurrent",
+            Scenario::ConcurrentPair => "concurrent_pair",
+            Scenario::Remote => "remote",
+            Scenario::OneToN => "one_to_n",
+            Scenario::Bulk => "bulk",
+        }
+    }
+
     /// How many of a crew take part.
     pub fn threads(self, crew: &Crew) -> usize {
         match self {
@@ -73,12 +88,17 @@ impl Scenario {
     }
 
     /// Measures it once. What is allocated in bulk is no subject's: that has a measurement of its own.
-    pub fn measure<S: Subject>(self, crew: &Crew, subject: &S) -> Result<Vec<Timing>> {
+    pub fn measure<S: Subject>(
+        self,
+        crew: &Crew,
+        subject: &S,
+        round: usize,
+    ) -> Result<Vec<Timing>> {
         match self {
             Scenario::Single => Ok(single::all(crew, subject)),
-            Scenario::Pair => Ok(single::pairs(crew, subject)),
+            Scenario::Pair => Ok(single::pairs(crew, subject, round)),
             Scenario::Concurrent => concurrent::all(crew, subject),
-            Scenario::ConcurrentPair => concurrent::pairs(crew, subject),
+            Scenario::ConcurrentPair => concurrent::pairs(crew, subject, round),
             Scenario::Remote => remote::measure(crew, subject),
             Scenario::OneToN => one_to_n::measure(crew, subject),
             Scenario::Bulk => Ok(Vec::new()),
@@ -145,6 +165,22 @@ unsafe fn free_from<S: Subject>(subject: &S, slots: &[AtomicPtr<u8>]) {
         // SAFETY: the caller's promise.
         unsafe { subject.free(slot.load(Relaxed)) };
     }
+}
+
+/// Runs `work` with some objects in hand, another number in each of [`DEPTHS`] rounds.
+///
+/// Pairs always use the same slot of a CPU's array. Its address and that of the array's length may be ones that the CPU
+/// takes for the same for a moment, and then a pair costs three times as much: that shall not decide a median.
+pub fn at_depth<S: Subject, R>(subject: &S, round: usize, work: impl FnOnce() -> R) -> R {
+    let mut held = [null_mut(); DEPTHS];
+    let held = &mut held[..round % DEPTHS];
+    held.fill_with(|| subject.alloc());
+    let result = work();
+    for &object in held.iter().filter(|object| !object.is_null()) {
+        // SAFETY: allocated above, and not used.
+        unsafe { subject.free(object) };
+    }
+    result
 }
 
 /// Allocates an object and frees it, `calls` times; nothing is written to it.

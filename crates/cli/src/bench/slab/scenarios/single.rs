@@ -1,6 +1,6 @@
 //! Scenarios 1 and 2: one thread, which is the calling one.
 
-use super::{Crew, Op, PASSES, Subject, Timing, alloc_into, free_from, pairs_of, timed};
+use super::{Crew, Op, PASSES, Subject, Timing, alloc_into, at_depth, free_from, pairs_of, timed};
 
 /// Allocates all objects, then frees them in the order it got them; timed apart.
 pub fn all<S: Subject>(crew: &Crew, subject: &S) -> Vec<Timing> {
@@ -18,11 +18,13 @@ pub fn all<S: Subject>(crew: &Crew, subject: &S) -> Vec<Timing> {
 }
 
 /// Frees each object as soon as it has it.
-pub fn pairs<S: Subject>(crew: &Crew, subject: &S) -> Vec<Timing> {
+pub fn pairs<S: Subject>(crew: &Crew, subject: &S, round: usize) -> Vec<Timing> {
     let calls = crew.calls();
     let mut cycles = 0;
-    for _ in 0..PASSES {
-        cycles = timed(|| pairs_of(subject, calls));
-    }
+    at_depth(subject, round, || {
+        for _ in 0..PASSES {
+            cycles = timed(|| pairs_of(subject, calls));
+        }
+    });
     vec![Timing::new(Op::Pair, cycles, calls)]
 }

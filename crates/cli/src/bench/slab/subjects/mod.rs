@@ -11,7 +11,8 @@ use super::scenarios::{Scenario, Timing};
 use ::pinfold::slab::KmemCache;
 use anyhow::{Context, Result};
 use masked_signals::MaskedSignals;
-use pinfold::{Inlined, Malloc};
+pub use pinfold::Inlined;
+use pinfold::Malloc;
 use serde::Serialize;
 use std::alloc::Layout;
 
@@ -30,12 +31,12 @@ pub trait Subject: Sync {
 
 /// A subject as the measurement sees it: only whole scenarios are dispatched dynamically.
 pub trait Measurable {
-    fn measure(&self, scenario: Scenario, crew: &Crew) -> Result<Vec<Timing>>;
+    fn measure(&self, scenario: Scenario, crew: &Crew, round: usize) -> Result<Vec<Timing>>;
 }
 
 impl<S: Subject> Measurable for S {
-    fn measure(&self, scenario: Scenario, crew: &Crew) -> Result<Vec<Timing>> {
-        scenario.measure(crew, self)
+    fn measure(&self, scenario: Scenario, crew: &Crew, round: usize) -> Result<Vec<Timing>> {
+        scenario.measure(crew, self, round)
     }
 }
 
@@ -84,9 +85,11 @@ impl SubjectName {
             SubjectName::PinfoldMalloc => "pinfold_malloc and pinfold_free, called as C functions",
             SubjectName::Rseq => "a restartable sequence pops or pushes: a KmemCache",
             SubjectName::Tid => {
-                "a double-word compare-exchange of list and transaction id, as in SLUB"
+                "a double-word compare-exchange of a list's head and a transaction id, as in SLUB"
             }
-            SubjectName::MaskedSignals => "two calls of pthread_sigmask and a lock around it",
+            SubjectName::MaskedSignals => {
+                "an array with two calls of pthread_sigmask and a lock around it"
+            }
         }
     }
 
