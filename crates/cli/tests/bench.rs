@@ -22,6 +22,10 @@ const COUNTER: [&str; 7] = [
     "0.02",
 ];
 
+const SLAB: [&str; 7] = [
+    "slab", "--rounds", "2", "--calls", "150", "--size", "64,4096",
+];
+
 /// Standard output of a run that must succeed.
 fn output(arguments: &[&str]) -> String {
     let output = bench(arguments).output().unwrap();
@@ -189,6 +193,123 @@ fn processes_share_the_kernels_designs() {
     );
 }
 
+/// Whether the double-word compare-exchange is written for this architecture.
+const HAS_TID: bool = cfg!(target_arch = "x86_64");
+
+#[test]
+fn slab_measures_the_six_scenarios_and_bulk_calls() {
+    let own = ["pinfold-cache", "pinfold-malloc"];
+    let rivals: &[&str] = match HAS_TID {
+        true => &["rseq", "tid", "masked-signals"],
+        false => &["rseq", "masked-signals"],
+    };
+    let with_rivals = [&own[..], rivals].concat();
+    let rows = rows(&SLAB);
+    let of = |scenario: &str| -> Vec<Value> {
+        let rows = rows.iter().filter(|row| row["scenario"] == scenario);
+        rows.cloned().collect()
+    };
+    for row in &rows {
+        assert!(row["cycles"].as_f64() > Some(0.0), "{row}");
+    }
+    // As many as CPUs that the command may use.
+    let all = of("concurrent")[0]["threads"].as_u64().unwrap();
+    for (scenario, ops, among, threads) in [
+        ("single", &["alloc", "free"][..], &with_rivals[..], 1),
+        ("pair", &["pair"], &with_rivals, 1),
+        ("concurrent", &["alloc", "free"], &own, all),
+        ("concurrent_pair", &["pair"], &own, all),
+        ("remote", &["alloc", "free"], &own, all),
+        ("one_to_n", &["alloc", "free"], &own, all),
+    ] {
+        let rows = of(scenario);
+        if all == 1 && ["remote", "one_to_n"].contains(&scenario) {
+            assert!(rows.is_empty());
+            continue;
+        }
+        assert_eq!(rows.len(), 2 * among.len() * ops.len(), "{scenario}");
+        let cells = rows.chunks(among.len() * ops.len());
+        for (cell, size) in cells.zip([64, 4096]) {
+            assert_eq!(subjects(cell), among);
+            for (at, row) in cell.iter().enumerate() {
+                assert_eq!(
+                    fields(row),
+                    ["cycles", "op", "scenario", "size", "subject", "threads"]
+                );
+                assert_eq!(row["op"], ops[at % ops.len()], "{row}");
+                assert_eq!(
+                    (&row["size"], &row["threads"]),
+                    (&size.into(), &threads.into())
+                );
+            }
+        }
+    }
+    let batches: Vec<_> = of("bulk")
+        .iter()
+        .map(|row| row["batch"].as_u64().unwrap())
+        .collect();
+    assert_eq!(batches, [1, 2, 4, 8, 16, 32, 64, 128, 158, 250]);
+    for row in of("bulk") {
+        assert_eq!(
+            (&row["subject"], &row["op"]),
+            (&"pinfold-cache".into(), &"pair".into())
+        );
+        assert_eq!((&row["size"], &row["threads"]), (&256.into(), &1.into()));
+        assert!(row["single_cycles"].as_f64() > Some(0.0), "{row}");
+    }
+}
+
+#[test]
+fn slab_speaks_slab_tests_words() {
+    let text = output(&SLAB);
+    let has = |start: &str, end: &str| {
+        let fits = |line: &str| line.starts_with(start) && line.ends_with(end);
+        assert!(text.lines().any(fits), "{start} … {end}: {text}");
+    };
+    has("Single thread testing", "");
+    has("1. Kmalloc: Repeatedly allocate then free test", "");
+    has("150 times kmalloc(64) -> ", " cycles");
+    has("2. Kmalloc: alloc/free test", "");
+    has("150 times kmalloc(4096)/kfree -> ", " cycles");
+    has("Kmalloc N*alloc N*free(64): Average=", "");
+    has("Kmalloc N*(alloc free)(64): Average=", "");
+    if !text.contains("it needs two CPUs") {
+        has("N*remote free(4096): Average=", "");
+        has("1 alloc N free(4096): Average=", "");
+    }
+    has("removing masked signals and the lock: ", " %");
+    if HAS_TID {
+        has("removing the transaction id: ", " %");
+    }
+}
+
+#[test]
+fn slab_measures_what_was_asked_for_on_every_backend() {
+    let only = ["slab", "--rounds", "1", "--calls", "300", "--size", "24"];
+    for backend in ["off", "cpu", "cid"] {
+        let run = bench(&[&only[..], &["--json"]].concat())
+            .env("PINFOLD_RSEQ", backend)
+            .assert()
+            .success();
+        let figures: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
+        assert!(!figures["rows"].as_array().unwrap().is_empty());
+    }
+    let choice = ["--subject", "rseq,pinfold-cache", "--scenario", "pair"];
+    let rows = rows(&[&only[..], &choice].concat());
+    assert_eq!(subjects(&rows), ["pinfold-cache", "rseq"]);
+    assert_eq!(rows.len(), 2);
+    refused(
+        &[
+            "slab",
+            "--subject",
+            "masked-signals",
+            "--scenario",
+            "remote",
+        ],
+        &["masked-signals", "single and pair"],
+    );
+}
+
 #[test]
 fn tables_are_for_people() {
     let text = output(&VMSTAT);
@@ -217,6 +338,11 @@ fn plots_are_pictures_with_their_words_as_text() {
             &[&COUNTER[..], &["--threads", "1,2", "--subject", "atomic"]].concat(),
             ["threads", "atomic, mmap, summing"],
         ),
+        (&SLAB, ["bytes", "masked-signals, pair"]),
+        (
+            &[&SLAB[..], &["--scenario", "bulk"]].concat(),
+            ["objects per call", "single calls"],
+        ),
     ] {
         output(&[arguments, &["--plot", name]].concat());
         let picture = fs::read_to_string(&file).unwrap();
@@ -239,6 +365,13 @@ fn bad_numbers_are_refused_with_the_mend() {
         (["vmstat", "--rounds", "0"], ["--rounds", "1 or more"]),
         (["vmstat", "--calls", "0"], ["--calls", "1 or more"]),
         (["vmstat", "--calls", "-1"], ["--calls", "from 1"]),
+        (["slab", "--rounds", "0"], ["--rounds", "1 or more"]),
+        (["slab", "--calls", "100001"], ["--calls", "1 to 100000"]),
+        (["slab", "--size", "12"], ["--size", "multiple of 8"]),
+        (["slab", "--size", "8,0"], ["--size", "8 to 16384"]),
+        (["slab", "--size", "-8"], ["--size", "8 to 16384"]),
+        (["slab", "--scenario", "two"], ["two", "one_to_n"]),
+        (["slab", "--subject", "slub"], ["slub", "pinfold-cache"]),
         (["counter", "--rounds", "0"], ["--rounds", "1 or more"]),
         (["counter", "--threads", "0"], ["--threads", "1 or more"]),
         (["counter", "--threads", "1,x"], ["--threads", "1 to 4096"]),
@@ -258,7 +391,7 @@ fn bad_numbers_are_refused_with_the_mend() {
 fn files_that_cannot_be_written_are_refused_before_measuring() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("none/figures.svg");
-    for bench in ["vmstat", "counter"] {
+    for bench in ["vmstat", "counter", "slab"] {
         // So long that it would be noticed if it were measured first.
         let long = ["--rounds", "4000000000"];
         for file in [missing.as_path(), folder.path(), Path::new("/proc/x.svg")] {

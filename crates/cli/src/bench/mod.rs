@@ -1,14 +1,16 @@
-//! `pinfold bench`: what the counters cost on this machine, beside the designs that they compete with.
+//! `pinfold bench`: what the counters and object caches cost on this machine, beside the designs that they compete with.
 
 mod counter;
+mod cpus;
+mod slab;
 mod vmstat;
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use pinfold::counter::EventCounter;
 use pinfold_rseq::Index;
 use std::process::ExitCode;
 
-/// Measure what counting costs on this machine.
+/// Measure what counting and allocating cost on this machine.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -19,12 +21,14 @@ pub struct Args {
 enum What {
     Vmstat(vmstat::Args),
     Counter(counter::Args),
+    Slab(slab::Args),
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
     match args.what {
         What::Vmstat(args) => vmstat::main(&args),
         What::Counter(args) => counter::main(&args),
+        What::Slab(args) => slab::main(&args),
     }?;
     Ok(ExitCode::SUCCESS)
 }
@@ -34,6 +38,16 @@ fn settle_index() {
     static FIRST: EventCounter = EventCounter::new();
     FIRST.inc();
     pinfold_rseq::init(Index::Cid);
+}
+
+/// Runs `work` on a thread of its own, so that only this one gets pinned.
+fn on_own_thread<R: Send>(work: impl FnOnce() -> Result<R> + Send) -> Result<R> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("measuring".into());
+        let thread = thread.spawn_scoped(scope, work);
+        let joined = thread.context("starting the measuring thread")?.join();
+        joined.unwrap_or_else(|_| bail!("the measuring thread panicked"))
+    })
 }
 
 /// Reads a count from the command line.
@@ -53,3 +67,19 @@ fn count(text: &str, most: u32) -> Result<u32, String> {
 #[derive(Default)]
 #[repr(align(128))]
 struct Padded<T>(T);
+
+/// Waits for `done`. The kernel spins with preemption disabled; here whoever is waited for may have been preempted, and
+/// after some turns the CPU is offered to it.
+#[inline]
+pub fn spin_until(done: impl Fn() -> bool) {
+    const TURNS: u32 = 100;
+    let mut turn = 0;
+    while !done() {
+        if turn < TURNS {
+            turn += 1;
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}

@@ -3,7 +3,7 @@
 //! The kernel updates its CPU's `s32` with preemption disabled. Here a thread may be preempted or moved between reading
 //! the index and the update, and another one may then update the same CPU's value: it has to be an atomic.
 
-use crate::bench::Padded;
+use crate::bench::{Padded, spin_until};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32};
 
@@ -48,22 +48,6 @@ pub fn add_below(this: &AtomicI32, amount: i64, batch: i64) -> Added {
         match this.compare_exchange_weak(old, count as i32, Release, Relaxed) {
             Ok(_) => return Added::Here,
             Err(found) => old = found,
-        }
-    }
-}
-
-/// Waits for `done`. The kernel spins with preemption disabled; here whoever is waited for may have been preempted, and
-/// after some turns the CPU is offered to it.
-#[inline]
-pub fn spin_until(done: impl Fn() -> bool) {
-    const TURNS: u32 = 100;
-    let mut turn = 0;
-    while !done() {
-        if turn < TURNS {
-            turn += 1;
-            std::hint::spin_loop();
-        } else {
-            std::thread::yield_now();
         }
     }
 }

@@ -1,10 +1,9 @@
 //! The workers: each adds a mapping's pages, maps and unmaps, and subtracts them, until it is told to stop.
 
 use super::designs::Design;
-use super::percpu::spin_until;
 use super::shared::Zeroed;
 use super::truth::Step;
-use crate::bench::Padded;
+use crate::bench::{Padded, spin_until};
 use anyhow::{Context, Result, bail, ensure};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

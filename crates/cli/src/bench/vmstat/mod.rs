@@ -9,8 +9,9 @@ mod storm;
 mod subject;
 mod zone;
 
+use super::cpus;
 use crate::figures::{self, Bars, Machine, Series, Table, median};
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -68,14 +69,7 @@ pub fn main(args: &Args) -> Result<()> {
     if let Some(file) = &args.plot {
         figures::check_writable(file)?;
     }
-    // A thread of its own, so that only this one is pinned.
-    let measured = std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("measuring".into());
-        let thread = thread.spawn_scoped(scope, || measure(args.rounds, args.calls));
-        let thread = thread.context("starting the measuring thread")?;
-        let joined = thread.join();
-        joined.unwrap_or_else(|_| bail!("the measuring thread panicked"))
-    })?;
+    let measured = super::on_own_thread(|| measure(args.rounds, args.calls))?;
     if args.json {
         figures::json("vmstat", &measured.rows)?;
     } else {
@@ -95,7 +89,7 @@ struct Samples {
 
 fn measure(rounds: u32, calls: u32) -> Result<Measured> {
     super::settle_index();
-    pin()?;
+    cpus::pin(cpus::current()?)?;
     let storm = Storm::new()?;
     let subjects = subject::all();
     let mut samples = [(); 5].map(|()| Samples {
@@ -173,23 +167,6 @@ fn row(subject: &'static str, signals: bool, samples: &[f64]) -> Row {
         cycles: median(samples),
         min_cycles: samples.iter().copied().fold(f64::INFINITY, f64::min),
     }
-}
-
-/// Keeps the calling thread on the CPU where it is.
-fn pin() -> Result<()> {
-    // SAFETY: no preconditions.
-    let cpu = unsafe { libc::sched_getcpu() };
-    let cpu = usize::try_from(cpu).context("the kernel does not say which CPU this is")?;
-    // An array instead of cpu_set_t, which ends at 1024 CPUs.
-    let mut set = [0u64; pinfold_rseq::MAX_INDEX / 64];
-    set[cpu / 64] |= 1 << (cpu % 64);
-    // SAFETY: `set` is readable for its size.
-    let pinned = unsafe { libc::sched_setaffinity(0, size_of_val(&set), set.as_ptr().cast()) };
-    if pinned != 0 {
-        let error = std::io::Error::last_os_error();
-        bail!("cannot keep the thread on CPU {cpu}: {error}; allow sched_setaffinity");
-    }
-    Ok(())
 }
 
 fn report(args: &Args, measured: &Measured) -> String {

@@ -7,8 +7,9 @@
 
 use super::{Design, Shared};
 use crate::bench::Padded;
-use crate::bench::counter::percpu::{Added, PerCpu, Spinlock, add_below, spin_until};
+use crate::bench::counter::percpu::{Added, PerCpu, Spinlock, add_below};
 use crate::bench::counter::shared::Zeroed;
+use crate::bench::spin_until;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicI64};
 

@@ -1,0 +1,177 @@
+//! `pinfold bench slab`: the tables of slab_test, with which Joonsoo Kim and Jesper Dangaard Brouer argued in 2015 that the
+//! kernel's slab allocator should not disable preemption, for Pinfold on this machine; and their comparison.
+
+mod bulk;
+mod crew;
+mod measure;
+mod plot;
+mod report;
+mod scenarios;
+mod subjects;
+
+use crate::figures;
+use anyhow::{Result, ensure};
+use scenarios::{Op, Scenario};
+use serde::Serialize;
+use std::path::PathBuf;
+use subjects::SubjectName;
+
+/// slab_test's sizes.
+const SIZES: [usize; 12] = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
+/// Where slab_test ends with more than one thread.
+const SIZE_MOST_OF_MANY: usize = 4096;
+
+/// Cycles per allocation and free: slab_test's six scenarios, in its words, and bulk calls
+///
+/// Subjects: pinfold-cache (a KmemCache of that size, inlined), pinfold-malloc (pinfold_malloc and pinfold_free, called as C
+/// functions); and the same fast path protected in three ways, for the first two scenarios: rseq (a KmemCache), tid (a list
+/// per CPU, committed by a double-word compare-exchange of its head and a transaction id, as in SLUB), masked-signals (an array
+/// per CPU with pthread_sigmask around it, to a thread what disabled interrupts are to a CPU, and a lock, because user space
+/// cannot disable preemption). Threads are pinned, one to each CPU that this process may use.
+#[derive(clap::Args)]
+pub struct Args {
+    /// How often each loop is measured, all subjects taking turns; figures are medians
+    #[arg(long, default_value_t = 21, allow_negative_numbers = true, value_parser = super::at_least_one)]
+    rounds: u32,
+
+    /// Objects that each thread allocates in a loop
+    #[arg(long, default_value_t = 10_000, allow_negative_numbers = true, value_parser = calls)]
+    calls: u32,
+
+    /// Only these scenarios, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "SCENARIO")]
+    scenario: Vec<Scenario>,
+
+    /// Only these subjects, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "SUBJECT")]
+    subject: Vec<SubjectName>,
+
+    /// Only objects of these bytes, separated by commas; by default slab_test's sizes: 8 to 16384 with one thread, to 4096
+    /// with several. The bulk test has 256
+    #[arg(long, allow_negative_numbers = true, value_delimiter = ',', value_parser = size, value_name = "BYTES")]
+    size: Vec<usize>,
+
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+
+    /// Draw the figures over the size into this SVG file: those of the first two scenarios, or of whatever else was asked for
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+#[derive(Clone, Serialize)]
+struct Row {
+    scenario: Scenario,
+    size: usize,
+    op: Op,
+    threads: usize,
+    subject: SubjectName,
+    /// Objects of a bulk call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batch: Option<usize>,
+    /// Per object: the median of the rounds.
+    cycles: f64,
+    /// What the objects of a bulk call cost by single calls.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    single_cycles: Option<f64>,
+}
+
+/// What is measured, and what is left out for which reasons.
+struct Plan {
+    rounds: u32,
+    calls: usize,
+    scenarios: Vec<Scenario>,
+    subjects: Vec<SubjectName>,
+    sizes: Vec<usize>,
+    notes: Vec<String>,
+}
+
+fn calls(text: &str) -> Result<u32, String> {
+    super::count(text, 100_000)
+}
+
+fn size(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(size) if (8..=SIZES[11]).contains(&size) && size % 8 == 0 => Ok(size),
+        _ => Err("give a multiple of 8 from 8 to 16384".to_owned()),
+    }
+}
+
+pub fn main(args: &Args) -> Result<()> {
+    let plan = plan(args)?;
+    if let Some(file) = &args.plot {
+        figures::check_writable(file)?;
+    }
+    let measured = super::on_own_thread(|| measure::measure(plan))?;
+    if args.json {
+        figures::json("slab", &measured.rows)?;
+    } else {
+        figures::print(&report::text(&measured))?;
+    }
+    match &args.plot {
+        Some(file) => plot::write(&measured.rows, file),
+        None => Ok(()),
+    }
+}
+
+fn plan(args: &Args) -> Result<Plan> {
+    fn chosen<T: Copy + PartialEq>(all: &[T], asked: &[T]) -> Vec<T> {
+        let wanted = |one: &&T| asked.is_empty() || asked.contains(one);
+        all.iter().filter(wanted).copied().collect()
+    }
+    let mut plan = Plan {
+        rounds: args.rounds,
+        calls: args.calls as usize,
+        scenarios: chosen(&Scenario::ALL, &args.scenario),
+        subjects: chosen(&SubjectName::ALL, &args.subject),
+        sizes: args.size.clone(),
+        notes: Vec::new(),
+    };
+    plan.sizes.sort_unstable();
+    plan.sizes.dedup();
+    plan.leave_out_subjects();
+    plan.leave_out_scenarios(super::cpus::allowed()?.len());
+    ensure!(
+        !plan.scenarios.is_empty(),
+        "nothing can be measured: rseq, tid and masked-signals take part in single and pair, pinfold-malloc in all but bulk, \
+         pinfold-cache in all; choose other scenarios or subjects. {}",
+        plan.notes.join(" ")
+    );
+    Ok(plan)
+}
+
+impl Plan {
+    fn leave_out_subjects(&mut self) {
+        let notes = &mut self.notes;
+        self.subjects.retain(|subject| {
+            let missing = subject.missing();
+            let note = |why| format!("{} is left out: {why}.", subject.name());
+            notes.extend(missing.map(note));
+            missing.is_none()
+        });
+    }
+
+    fn leave_out_scenarios(&mut self, threads: usize) {
+        let (notes, subjects) = (&mut self.notes, &self.subjects);
+        self.scenarios.retain(|&scenario| {
+            let has_threads = threads >= scenario.least_threads();
+            if !has_threads {
+                let name = scenario.name();
+                notes.push(format!("{name} is left out: it needs two CPUs."));
+            }
+            has_threads && subjects.iter().any(|subject| subject.takes_part(scenario))
+        });
+    }
+
+    fn sizes(&self, scenario: Scenario) -> Vec<usize> {
+        if !self.sizes.is_empty() {
+            return self.sizes.clone();
+        }
+        let most = match scenario.has_large_sizes() {
+            true => SIZES[SIZES.len() - 1],
+            false => SIZE_MOST_OF_MANY,
+        };
+        SIZES.into_iter().filter(|&size| size <= most).collect()
+    }
+}

@@ -1,0 +1,71 @@
+//! The figures as lines.
+
+use super::Row;
+use super::scenarios::{Op, Scenario};
+use crate::figures::{Plot, Series};
+use anyhow::Result;
+use std::path::Path;
+
+/// Lines over the size; if only the bulk test was made, over the batch.
+pub fn write(rows: &[Row], file: &Path) -> Result<()> {
+    let sized = rows.iter().any(|row| row.batch.is_none());
+    Plot {
+        title: "Allocating and freeing objects",
+        x: if sized { "bytes" } else { "objects per call" },
+        y: "cycles per operation, median",
+        log_x: true,
+        log_y: true,
+        series: if sized { by_size(rows) } else { by_batch(rows) },
+    }
+    .write(file)
+}
+
+/// A line for each subject and operation: of one thread, or when that was not asked for, of the others.
+fn by_size(rows: &[Row]) -> Vec<Series> {
+    let single = |row: &Row| matches!(row.scenario, Scenario::Single | Scenario::Pair);
+    let has_single = rows.iter().any(single);
+    let mut lines: Vec<Series> = Vec::new();
+    for row in rows.iter().filter(|row| row.batch.is_none()) {
+        if has_single && !single(row) {
+            continue;
+        }
+        let name = name(row);
+        let point = (row.size as f64, row.cycles);
+        match lines.iter_mut().find(|line| line.name == name) {
+            Some(line) => line.points.push(point),
+            None => lines.push(Series {
+                name,
+                points: vec![point],
+            }),
+        }
+    }
+    lines
+}
+
+fn name(row: &Row) -> String {
+    let op = match row.op {
+        Op::Alloc => "alloc",
+        Op::Free => "free",
+        Op::Pair => "pair",
+    };
+    let subject = row.subject.name();
+    match row.scenario {
+        Scenario::Remote => format!("{subject}, remote {op}"),
+        Scenario::OneToN => format!("{subject}, {op}, 1 to N"),
+        Scenario::Concurrent | Scenario::ConcurrentPair => format!("{subject}, concurrent {op}"),
+        Scenario::Single | Scenario::Pair | Scenario::Bulk => format!("{subject}, {op}"),
+    }
+}
+
+fn by_batch(rows: &[Row]) -> Vec<Series> {
+    let line = |name: &str, cycles: fn(&Row) -> Option<f64>| Series {
+        name: name.to_owned(),
+        points: (rows.iter())
+            .filter_map(|row| Some((row.batch? as f64, cycles(row)?)))
+            .collect(),
+    };
+    vec![
+        line("bulk calls", |row| Some(row.cycles)),
+        line("single calls", |row| row.single_cycles),
+    ]
+}

@@ -1,0 +1,151 @@
+//! What is measured: one trait with static dispatch, so that each loop is compiled for its subject.
+
+mod batch;
+mod masked_signals;
+mod pinfold;
+#[cfg(target_arch = "x86_64")]
+mod tid;
+
+use super::crew::Crew;
+use super::scenarios::{Scenario, Timing};
+use ::pinfold::slab::KmemCache;
+use anyhow::{Context, Result};
+use masked_signals::MaskedSignals;
+pub use pinfold::Inlined;
+use pinfold::Malloc;
+use serde::Serialize;
+use std::alloc::Layout;
+
+/// Something that gives and takes objects of one size, from any thread.
+pub trait Subject: Sync {
+    /// An object, or null when there is no memory.
+    fn alloc(&self) -> *mut u8;
+
+    /// Takes an object back.
+    ///
+    /// # Safety
+    ///
+    /// The object came from this subject, and nobody uses it any more.
+    unsafe fn free(&self, object: *mut u8);
+}
+
+/// A subject as the measurement sees it: only whole scenarios are dispatched dynamically.
+pub trait Measurable {
+    fn measure(&self, scenario: Scenario, crew: &Crew, round: usize) -> Result<Vec<Timing>>;
+}
+
+impl<S: Subject> Measurable for S {
+    fn measure(&self, scenario: Scenario, crew: &Crew, round: usize) -> Result<Vec<Timing>> {
+        scenario.measure(crew, self, round)
+    }
+}
+
+/// The subjects, in the order of the tables. To add one: a name here, its place in the lists below, and what it is in
+/// [`make`](Self::make).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum SubjectName {
+    PinfoldCache,
+    PinfoldMalloc,
+    Rseq,
+    Tid,
+    MaskedSignals,
+}
+
+impl SubjectName {
+    pub const ALL: [SubjectName; 5] = [
+        SubjectName::PinfoldCache,
+        SubjectName::PinfoldMalloc,
+        SubjectName::Rseq,
+        SubjectName::Tid,
+        SubjectName::MaskedSignals,
+    ];
+
+    /// The same fast path, protected in three ways.
+    pub const RIVALS: [SubjectName; 3] = [
+        SubjectName::Rseq,
+        SubjectName::Tid,
+        SubjectName::MaskedSignals,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            SubjectName::PinfoldCache => "pinfold-cache",
+            SubjectName::PinfoldMalloc => "pinfold-malloc",
+            SubjectName::Rseq => "rseq",
+            SubjectName::Tid => "tid",
+            SubjectName::MaskedSignals => "masked-signals",
+        }
+    }
+
+    /// What it is, in a line.
+    pub fn describe(self) -> &'static str {
+        match self {
+            SubjectName::PinfoldCache => "a KmemCache of that size, inlined",
+            SubjectName::PinfoldMalloc => "pinfold_malloc and pinfold_free, called as C functions",
+            SubjectName::Rseq => "a restartable sequence pops or pushes: a KmemCache",
+            SubjectName::Tid => {
+                "a double-word compare-exchange of a list's head and a transaction id, as in SLUB"
+            }
+            SubjectName::MaskedSignals => {
+                "an array with two calls of pthread_sigmask and a lock around it"
+            }
+        }
+    }
+
+    /// Whether `scenario` is measured for it.
+    pub fn takes_part(self, scenario: Scenario) -> bool {
+        match scenario {
+            Scenario::Single | Scenario::Pair => true,
+            Scenario::Bulk => self == SubjectName::PinfoldCache,
+            _ => !SubjectName::RIVALS.contains(&self),
+        }
+    }
+
+    /// Why this machine cannot run it.
+    pub fn missing(self) -> Option<&'static str> {
+        match self {
+            SubjectName::Tid => double_word_missing(),
+            _ => None,
+        }
+    }
+
+    /// Makes it for objects of `size` bytes; it must not be missing.
+    pub fn make(self, size: usize) -> Result<Box<dyn Measurable>> {
+        Ok(match self {
+            SubjectName::PinfoldCache | SubjectName::Rseq => Box::new(Inlined(cache(size)?)),
+            SubjectName::PinfoldMalloc => Box::new(Malloc { size }),
+            #[cfg(target_arch = "x86_64")]
+            SubjectName::Tid => Box::new(tid::Tid::new(cache(size)?)?),
+            #[cfg(not(target_arch = "x86_64"))]
+            SubjectName::Tid => anyhow::bail!("{}", double_word_missing().unwrap_or_default()),
+            SubjectName::MaskedSignals => Box::new(MaskedSignals::new(cache(size)?)),
+        })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn double_word_missing() -> Option<&'static str> {
+    let has = std::arch::is_x86_feature_detected!("cmpxchg16b");
+    (!has).then_some("this CPU has no cmpxchg16b")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn double_word_missing() -> Option<&'static str> {
+    Some("its double-word compare-exchange is written for x86-64 only")
+}
+
+/// A cache of objects of `size` bytes, with the alignment that one of this size can want, at most malloc's.
+pub fn cache(size: usize) -> Result<KmemCache> {
+    let layout = Layout::from_size_align(size, 1 << size.trailing_zeros().min(4))?;
+    KmemCache::new(&format!("bench-{size}"), layout)
+        .with_context(|| format!("making a cache for objects of {size} bytes"))
+}
+
+/// One for each CPU that there can be.
+fn for_each_cpu<T>(make: impl FnMut(usize) -> T) -> Box<[T]> {
+    (0..pinfold_rseq::possible()).map(make).collect()
+}
+
+#[cfg(test)]
+mod tests;

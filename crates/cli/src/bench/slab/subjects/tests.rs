@@ -1,0 +1,227 @@
+//! No subject hands an object out twice, whatever threads and signals do.
+
+use super::*;
+use crate::bench::{cpus, settle_index};
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
+use std::time::Duration;
+
+const THREADS: u64 = 4;
+const SIZE: usize = 64;
+
+/// What a thread does: objects are held for a while, and then nobody else may have stamped them.
+fn use_objects(subject: &dyn Subject, thread: u64, turns: u64, mut hop: impl FnMut(u64)) {
+    let mut held = Vec::new();
+    let mut random = thread + 1;
+    for turn in 0..turns {
+        hop(turn);
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
+        // Sometimes more objects are held than a CPU keeps, sometimes a few.
+        let most = if turn & 4096 == 0 { 300 } else { 3 };
+        if held.len() < most && random >> 63 == 0 {
+            held.push(stamped(subject, turn * THREADS + thread));
+        } else if let Some((object, stamp)) = held.pop() {
+            give_back(subject, object, stamp);
+        }
+    }
+    for (object, stamp) in held {
+        give_back(subject, object, stamp);
+    }
+}
+
+/// More threads than some machines have CPUs, which move between CPUs.
+fn hammer(subject: &dyn Subject, turns: u64) {
+    let cpus = cpus::allowed().unwrap();
+    let hop = |thread, turn| {
+        if turn % 512 == 0 {
+            cpus::pin(cpus[(turn / 512 + thread) as usize % cpus.len()]).unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || use_objects(subject, thread, turns, |turn| hop(thread, turn)));
+        }
+    });
+}
+
+/// The second word: the first may be a list's link while the object is free.
+fn word(object: *mut u8) -> &'static AtomicU64 {
+    // SAFETY: objects have 64 bytes, and their memory stays mapped.
+    unsafe { &*object.add(8).cast() }
+}
+
+fn stamped(subject: &dyn Subject, stamp: u64) -> (*mut u8, u64) {
+    let object = subject.alloc();
+    assert!(!object.is_null());
+    word(object).store(stamp, Relaxed);
+    (object, stamp)
+}
+
+fn give_back(subject: &dyn Subject, object: *mut u8, stamp: u64) {
+    assert_eq!(word(object).load(Relaxed), stamp, "handed out twice");
+    // SAFETY: from this subject, and not used any more.
+    unsafe { subject.free(object) };
+}
+
+fn nothing_is_left(cache: &KmemCache) {
+    cache.validate().unwrap();
+    cache.shrink().unwrap();
+    assert_eq!(cache.in_use(), 0);
+}
+
+#[test]
+fn the_cache_hands_no_object_out_twice() {
+    settle_index();
+    let subject = Inlined(cache(SIZE).unwrap());
+    hammer(&subject, 200_000);
+    nothing_is_left(&subject.0);
+}
+
+#[test]
+fn malloc_hands_no_block_out_twice() {
+    settle_index();
+    hammer(&Malloc { size: SIZE }, 200_000);
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn transaction_ids_hand_no_object_out_twice() {
+    settle_index();
+    if double_word_missing().is_some() {
+        return;
+    }
+    let mut subject = tid::Tid::new(cache(SIZE).unwrap()).unwrap();
+    hammer(&subject, 400_000);
+    subject.drain();
+    nothing_is_left(&subject.backing);
+}
+
+#[test]
+fn masked_signals_hand_no_object_out_twice() {
+    settle_index();
+    let mut subject = MaskedSignals::new(cache(SIZE).unwrap());
+    hammer(&subject, 50_000);
+    subject.drain();
+    nothing_is_left(&subject.backing);
+}
+
+#[test]
+fn masked_arrays_belong_to_one_thread() {
+    settle_index();
+    let subject = &MaskedSignals::new(cache(SIZE).unwrap());
+    let cpu = cpus::current().unwrap();
+    // Threads of one CPU, which offer it to each other while they have its array.
+    let work = || {
+        cpus::pin(cpu).unwrap();
+        for _ in 0..500 {
+            let found = subject.masked(|objects| {
+                let found = objects.len();
+                objects.push(null_mut());
+                std::thread::yield_now();
+                objects.pop();
+                found
+            });
+            assert_eq!(found, 0);
+        }
+    };
+    std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
+}
+
+/// Who the handler allocates from, or null.
+static INTERRUPTED: AtomicPtr<&'static dyn Subject> = AtomicPtr::new(null_mut());
+/// What it did.
+static HANDLED: AtomicU64 = AtomicU64::new(0);
+static FAULTS: AtomicU64 = AtomicU64::new(0);
+
+/// Takes some objects and gives them back, the first one last: a list then begins as before, but goes on differently.
+extern "C" fn handler(_signal: libc::c_int) {
+    HANDLED.fetch_add(1, Relaxed);
+    // SAFETY: null, or what lives until after the last signal.
+    let Some(subject) = (unsafe { INTERRUPTED.load(Relaxed).as_ref() }) else {
+        return;
+    };
+    let mut objects = [null_mut(); 4];
+    for object in &mut objects {
+        *object = subject.alloc();
+        if !object.is_null() {
+            word(*object).store(*object as u64, Relaxed);
+        }
+    }
+    objects.rotate_left(1);
+    // None where the handler has interrupted the cache's own slow path, which holds a lock.
+    for object in objects.into_iter().filter(|object| !object.is_null()) {
+        let is_ours = word(object).load(Relaxed) == object as u64;
+        FAULTS.fetch_add(u64::from(!is_ours), Relaxed);
+        // SAFETY: from this subject, and not used any more.
+        unsafe { subject.free(object) };
+    }
+}
+
+/// One thread uses objects while another interrupts it all the time.
+fn interrupt<S: Subject + 'static>(subject: S) -> Box<S> {
+    let subject = Box::into_raw(Box::new(subject));
+    // SAFETY: freed when nobody uses it any more.
+    let shared: &'static dyn Subject = unsafe { &*subject };
+    INTERRUPTED.store(Box::leak(Box::new(shared)), Relaxed);
+    HANDLED.store(0, Relaxed);
+    // SAFETY: no preconditions.
+    let user = unsafe { libc::pthread_self() };
+    let over = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // Not for ever, should the other thread fail.
+            for _ in 0..100_000 {
+                if over.load(Relaxed) {
+                    break;
+                }
+                // SAFETY: the thread waits for this one before it ends.
+                unsafe { libc::pthread_kill(user, libc::SIGUSR2) };
+                // The handler's turn, and the thread's own.
+                std::thread::sleep(Duration::from_micros(5));
+            }
+        });
+        while HANDLED.load(Relaxed) < 2000 {
+            use_objects(shared, 1, 5000, |_| ());
+        }
+        over.store(true, Relaxed);
+    });
+    assert_eq!(
+        FAULTS.load(Relaxed),
+        0,
+        "a handler's object was not its own"
+    );
+    INTERRUPTED.store(null_mut(), Relaxed);
+    // SAFETY: boxed above; who used it, the handler included, is done.
+    unsafe { Box::from_raw(subject) }
+}
+
+/// With the array's lock held, a handler that wants it must not run.
+fn masks_handlers(subject: &MaskedSignals) {
+    let before = HANDLED.load(Relaxed);
+    let within = subject.masked(|_| {
+        // SAFETY: the handler uses only what may be used in one.
+        unsafe { libc::raise(libc::SIGUSR2) };
+        HANDLED.load(Relaxed)
+    });
+    assert_eq!((within, HANDLED.load(Relaxed)), (before, before + 1));
+}
+
+#[test]
+fn handlers_may_allocate_and_free() {
+    settle_index();
+    // SAFETY: the handler uses only what may be used in one.
+    unsafe { libc::signal(libc::SIGUSR2, handler as *const () as usize) };
+    nothing_is_left(&interrupt(Inlined(cache(SIZE).unwrap())).0);
+    let masked = MaskedSignals::new(cache(SIZE).unwrap());
+    masks_handlers(&masked);
+    let mut masked = interrupt(masked);
+    masked.drain();
+    nothing_is_left(&masked.backing);
+    #[cfg(target_arch = "x86_64")]
+    if double_word_missing().is_none() {
+        let mut tid = interrupt(tid::Tid::new(cache(SIZE).unwrap()).unwrap());
+        tid.drain();
+        nothing_is_left(&tid.backing);
+    }
+}
