@@ -24,7 +24,7 @@ const SIZE_MOST_OF_MANY: usize = 4096;
 /// Cycles per allocation and free: slab_test's six scenarios, in its words, and bulk calls
 ///
 /// Subjects: pinfold-cache (a KmemCache of that size, inlined), pinfold-malloc (pinfold_malloc and pinfold_free, called as C
-/// functions); and the same fast path protected in three ways, for the first two scenarios: rseq (a KmemCache), tid (a list
+/// functions), pinfold-hardened (a hardened KmemCache); and the same fast path protected in three ways, for the first two scenarios: rseq (a KmemCache), tid (a list
 /// per CPU, committed by a double-word compare-exchange of its head and a transaction id, as in SLUB), masked-signals (an array
 /// per CPU with pthread_sigmask around it, to a thread what disabled interrupts are to a CPU, and a lock, because user space
 /// cannot disable preemption). Threads are pinned, one to each CPU that this process may use.
@@ -134,7 +134,7 @@ fn plan(args: &Args) -> Result<Plan> {
     plan.leave_out_scenarios(super::cpus::allowed()?.len());
     ensure!(
         !plan.scenarios.is_empty(),
-        "nothing can be measured: rseq, tid and masked-signals take part in single and pair, pinfold-malloc in all but bulk, \
+        "nothing can be measured: rseq, tid and masked-signals take part in single and pair, pinfold-malloc and pinfold-hardened in all but bulk, \
          pinfold-cache in all; choose other scenarios or subjects. {}",
         plan.notes.join(" ")
     );

@@ -25,7 +25,7 @@ pub fn text(measured: &Measured) -> String {
             text += &slab_test(rows, subject, plan.calls);
         }
     }
-    text + &bulk(rows) + &rivals(rows)
+    text + &hardening(rows) + &bulk(rows) + &rivals(rows)
 }
 
 /// A scenario's heading, and a line for each size: slab_test's words around the figures of its operations.
@@ -115,6 +115,51 @@ fn slab_test(rows: &[Row], subject: SubjectName, calls: usize) -> String {
     match text.is_empty() {
         true => text,
         false => format!("\n{}: {}\n\n{text}", subject.name(), subject.describe()),
+    }
+}
+
+/// What hardening costs: in each scenario a hardened cache's figures by a plain one's.
+fn hardening(rows: &[Row]) -> String {
+    let of = |subject| rows.iter().filter(move |row| row.subject == subject);
+    let hardened = || of(SubjectName::PinfoldHardened);
+    let mut table = Table::new(["scenario", "operation", "least", "most", "mean"]);
+    let mut seen = Vec::new();
+    for (scenario, op) in hardened().map(|row| (row.scenario, row.op)) {
+        if seen.contains(&(scenario, op)) {
+            continue;
+        }
+        let mut ratios = Vec::new();
+        for row in hardened().filter(|row| (row.scenario, row.op) == (scenario, op)) {
+            let plain =
+                |plain: &&Row| (plain.scenario, plain.op, plain.size) == (scenario, op, row.size);
+            ratios.extend(
+                of(SubjectName::PinfoldCache)
+                    .find(plain)
+                    .map(|plain| row.cycles / plain.cycles),
+            );
+        }
+        let Some(mean) =
+            mean(ratios.iter().map(|&ratio| Some(ratio))).filter(|mean| mean.is_finite())
+        else {
+            continue;
+        };
+        seen.push((scenario, op));
+        let least = ratios.iter().copied().fold(f64::MAX, f64::min);
+        let most = ratios.iter().copied().fold(0.0, f64::max);
+        let [least, most, mean] = [least, most, mean].map(|ratio| format!("{ratio:.2}"));
+        table.row([
+            scenario.name().to_owned(),
+            op.name().to_owned(),
+            least,
+            most,
+            mean,
+        ]);
+    }
+    match seen.is_empty() {
+        true => String::new(),
+        false => format!(
+            "\nHardened by plain: a hardened KmemCache's cycles divided by a plain one's, over the sizes\n{table}"
+        ),
     }
 }
 

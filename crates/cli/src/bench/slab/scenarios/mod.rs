@@ -115,6 +115,16 @@ pub enum Op {
     Pair,
 }
 
+impl Op {
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::Alloc => "alloc",
+            Op::Free => "free",
+            Op::Pair => "pair",
+        }
+    }
+}
+
 /// Cycles of an operation, on average over a pass and over the threads that made it.
 #[derive(Clone, Copy)]
 pub struct Timing {

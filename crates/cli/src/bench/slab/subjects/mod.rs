@@ -47,15 +47,17 @@ impl<S: Subject> Measurable for S {
 pub enum SubjectName {
     PinfoldCache,
     PinfoldMalloc,
+    PinfoldHardened,
     Rseq,
     Tid,
     MaskedSignals,
 }
 
 impl SubjectName {
-    pub const ALL: [SubjectName; 5] = [
+    pub const ALL: [SubjectName; 6] = [
         SubjectName::PinfoldCache,
         SubjectName::PinfoldMalloc,
+        SubjectName::PinfoldHardened,
         SubjectName::Rseq,
         SubjectName::Tid,
         SubjectName::MaskedSignals,
@@ -72,6 +74,7 @@ impl SubjectName {
         match self {
             SubjectName::PinfoldCache => "pinfold-cache",
             SubjectName::PinfoldMalloc => "pinfold-malloc",
+            SubjectName::PinfoldHardened => "pinfold-hardened",
             SubjectName::Rseq => "rseq",
             SubjectName::Tid => "tid",
             SubjectName::MaskedSignals => "masked-signals",
@@ -83,6 +86,7 @@ impl SubjectName {
         match self {
             SubjectName::PinfoldCache => "a KmemCache of that size, inlined",
             SubjectName::PinfoldMalloc => "pinfold_malloc and pinfold_free, called as C functions",
+            SubjectName::PinfoldHardened => "a KmemCache of that size, hardened",
             SubjectName::Rseq => "a restartable sequence pops or pushes: a KmemCache",
             SubjectName::Tid => {
                 "a double-word compare-exchange of a list's head and a transaction id, as in SLUB"
@@ -114,6 +118,7 @@ impl SubjectName {
     pub fn make(self, size: usize) -> Result<Box<dyn Measurable>> {
         Ok(match self {
             SubjectName::PinfoldCache | SubjectName::Rseq => Box::new(Inlined(cache(size)?)),
+            SubjectName::PinfoldHardened => Box::new(Inlined(cache_of(size, true)?)),
             SubjectName::PinfoldMalloc => Box::new(Malloc { size }),
             #[cfg(target_arch = "x86_64")]
             SubjectName::Tid => Box::new(tid::Tid::new(cache(size)?)?),
@@ -137,8 +142,14 @@ fn double_word_missing() -> Option<&'static str> {
 
 /// A cache of objects of `size` bytes, with the alignment that one of this size can want, at most malloc's.
 pub fn cache(size: usize) -> Result<KmemCache> {
+    cache_of(size, false)
+}
+
+fn cache_of(size: usize, hardened: bool) -> Result<KmemCache> {
     let layout = Layout::from_size_align(size, 1 << size.trailing_zeros().min(4))?;
-    KmemCache::new(&format!("bench-{size}"), layout)
+    KmemCache::builder(&format!("bench-{size}"), layout)
+        .hardened(hardened)
+        .build()
         .with_context(|| format!("making a cache for objects of {size} bytes"))
 }
 
