@@ -108,7 +108,11 @@ pub struct MemoryArgs {
     )]
     pub subjects: Vec<SubjectName>,
     /// Variants, separated by commas.
-    #[arg(long, value_delimiter = ',', default_value = "one_by_one,at_once")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "one_by_one,at_once,fragmented"
+    )]
     pub variant: Vec<Variant>,
     /// How many threads.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]

@@ -1,6 +1,6 @@
 //! The process that measures one subject: its threads, their blocks, and what is resident.
 
-use super::{Sizes, Variant};
+use super::{Sizes, Variant, fragmented};
 use crate::args::MemoryChildArgs;
 use crate::child::ensure_environment;
 use crate::subjects::{
@@ -67,6 +67,9 @@ impl Meeting {
 }
 
 fn of<A: MallocApi>(args: &MemoryChildArgs) -> Result<Sizes> {
+    if args.variant == Variant::Fragmented {
+        return fragmented::measure::<A>(Duration::from_secs(u64::from(args.settle)));
+    }
     let count = args.threads as usize;
     let meeting = Arc::new(Meeting {
         main: thread::current(),
@@ -165,12 +168,22 @@ fn allocate<A: MallocApi>(number: usize) -> Blocks {
     Blocks { first }
 }
 
-/// A size from 16 to 4096, evenly spread over its logarithm's whole part.
-fn next_size(random: &mut u64) -> usize {
-    // xorshift64 (Marsaglia 2003): any number but 0 goes through all others.
+/// xorshift64 (Marsaglia 2003): any number but 0 goes through all others.
+fn step(random: &mut u64) {
     *random ^= *random << 13;
     *random ^= *random >> 7;
     *random ^= *random << 17;
+}
+
+/// A number below `most`.
+pub(super) fn random_below(random: &mut u64, most: usize) -> usize {
+    step(random);
+    (*random >> 32) as usize % most
+}
+
+/// A size from 16 to 4096, evenly spread over its logarithm's whole part.
+fn next_size(random: &mut u64) -> usize {
+    step(random);
     let low = 16 << (*random % 8);
     low + (*random >> 32) as usize % (low + 1)
 }
@@ -189,7 +202,7 @@ impl Blocks {
 }
 
 /// Resident memory of this process that is no file's: anonymous and shared, in bytes.
-fn resident() -> Result<u64> {
+pub(super) fn resident() -> Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let kib = |key: &str| -> Option<u64> {
         let line = status.lines().find(|line| line.starts_with(key))?;
