@@ -262,3 +262,42 @@ fn idle_sheaves_are_drained_by_the_shepherd() {
     give(&cache, again);
     cache.destroy().unwrap();
 }
+
+/// Memory of this process that is no file's, in bytes.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssAnon:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<usize>().ok());
+    kib.unwrap() * 1024
+}
+
+/// An empty cache is its descriptor; CPUs hold nothing for it until it is used there.
+#[test]
+#[ignore = "other tests' memory would count: run alone, by `an_empty_cache_costs_less_than_a_page`"]
+fn empty_caches() {
+    const COUNT: usize = 1000;
+    // What the first cache brings with it is not the others'.
+    drop(KmemCache::new("first", layout(64, 8)).unwrap());
+    let before = resident();
+    let caches: Vec<_> = (0..COUNT)
+        .map(|_| KmemCache::new("empty", layout(64, 8)).unwrap())
+        .collect();
+    let each = (resident() - before) / COUNT;
+    println!("{each} bytes for an empty cache");
+    assert!(each <= 4096, "{each} bytes for an empty cache");
+    assert!(caches.iter().all(|cache| cache.statistics().slabs == 0));
+}
+
+#[test]
+fn an_empty_cache_costs_less_than_a_page() {
+    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = alone
+        .args(["--exact", "empty_caches", "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("bytes for an empty cache"),
+        "{text}"
+    );
+}
