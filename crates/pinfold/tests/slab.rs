@@ -301,3 +301,63 @@ fn an_empty_cache_costs_less_than_a_page() {
         "{text}"
     );
 }
+
+/// Pages between objects that stay in use go back to the system too, when nobody has touched their slabs for some seconds. What
+/// stays keeps its bytes, and what comes back can be used.
+#[test]
+#[ignore = "other tests' memory would count: run alone, by `pages_of_free_objects_go_back`"]
+fn idle_pages() {
+    let cache = KmemCache::builder("holes", layout(1024, 8))
+        .hardened(false)
+        .build()
+        .unwrap();
+    let objects = take(&cache, 40_000);
+    for (nth, object) in objects.iter().enumerate() {
+        // SAFETY: the object is ours, and that large.
+        unsafe { object.as_ptr().write_bytes(nth as u8, 1024) };
+    }
+    let full = resident();
+    let (kept, freed): (Vec<_>, Vec<_>) = objects
+        .into_iter()
+        .enumerate()
+        .partition(|(nth, _)| nth % 50 == 0);
+    give(&cache, freed.into_iter().map(|(_, object)| object));
+    cache.shrink().unwrap();
+    let shepherd = pinfold::shepherd::Shepherd::new();
+    let begin = std::time::Instant::now();
+    while resident() > full / 3 && begin.elapsed().as_secs() < 20 {
+        shepherd.tick();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    println!("{} KiB of {} KiB", resident() >> 10, full >> 10);
+    assert!(resident() <= full / 3);
+    for &(nth, object) in &kept {
+        // SAFETY: the object is ours, and that large.
+        let bytes = unsafe { std::slice::from_raw_parts(object.as_ptr(), 1024) };
+        assert!(bytes.iter().all(|&byte| byte == nth as u8));
+    }
+    let again = take(&cache, 30_000);
+    for object in &again {
+        // SAFETY: as above.
+        unsafe { object.as_ptr().write_bytes(1, 1024) };
+    }
+    cache.validate().unwrap();
+    give(
+        &cache,
+        again
+            .into_iter()
+            .chain(kept.into_iter().map(|(_, object)| object)),
+    );
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn pages_of_free_objects_go_back() {
+    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = alone
+        .args(["--exact", "idle_pages", "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("KiB of"), "{text}");
+}

@@ -286,6 +286,12 @@ fn gave_back(zone: Zone, bytes: usize) {
     publish();
 }
 
+/// Counts pages given back of runs that stay in use: what is held does not change.
+pub(crate) fn gave_back_pages(node: usize, bytes: usize) {
+    PAGE_STAT.add(Zone::normal(node), PageItem::Returned, bytes as i64);
+    publish();
+}
+
 /// Copies the figures to the statistics segment, where there is one.
 pub fn publish() {
     if let Some(segment) = segment::current() {

@@ -18,6 +18,8 @@ use pinfold_rseq::{Backend, Index, MAX_INDEX, backend, fence, fence_index, possi
 
 /// Looks at which a sheaf must stand still.
 const LOOKS: u64 = 3;
+/// How often at a tick a node of a cache goes on purging.
+const MORE: usize = 64;
 /// Less than this in idle sheaves is not worth an interrupt.
 const WORTH: usize = 64 << 10;
 
@@ -31,7 +33,12 @@ pub(super) fn drain() {
     let now = sys::coarse_milliseconds() as u32;
     cache::for_each(|cache| {
         let nodes = cache.nodes().iter();
-        nodes.for_each(|node| node.release_idle(cache, now));
+        nodes.for_each(|node| {
+            node.release_idle(cache, now);
+            // Bit by bit: the node's lock is free in between.
+            let more = (0..MORE).take_while(|_| node.purge_more(cache));
+            more.for_each(drop);
+        });
     });
     page::purge_all_aged();
 }

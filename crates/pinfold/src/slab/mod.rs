@@ -27,6 +27,7 @@ mod harden;
 pub mod kmalloc;
 mod node;
 mod percpu;
+mod purge;
 mod sheaf;
 mod slabs;
 mod typed;

@@ -246,7 +246,7 @@ impl Node {
     }
 
     /// Gives back what nobody needed since the last call, if that is [`IDLE_FOR`] ago: objects of full sheaves to their
-    /// slabs, empty slabs to the arena.
+    /// slabs, empty slabs to the arena, pages of free objects to the system.
     pub(super) fn release_idle(&self, cache: &Cache, now: u32) {
         let Some(mut stock) = self.stock.lock() else {
             return;
@@ -263,6 +263,13 @@ impl Node {
         }
         stock.idle = stock.full.length;
         stock.slabs.release_idle(cache);
+        stock.slabs.purge_idle(cache);
+    }
+
+    /// Gives more pages of free objects back, where there were many; returns whether there may be more still.
+    pub(super) fn purge_more(&self, cache: &Cache) -> bool {
+        let stock = self.stock.lock();
+        stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache))
     }
 
     /// Gives all empty slabs back.

@@ -14,6 +14,7 @@
 //! Invariant: `free` = the number of set bits.
 
 use super::cache::Cache;
+use super::purge::PURGED;
 use crate::page::{self, GRANULE};
 use crate::segment::SlabEvent;
 use crate::sys::{self, die};
@@ -22,7 +23,7 @@ use core::ptr::NonNull;
 /// Objects in a slab at most: what the frame has bits for.
 pub(super) const OBJECTS_MOST: usize = 4096;
 /// No slab.
-const NIL: u32 = u32::MAX;
+pub(super) const NIL: u32 = u32::MAX;
 
 /// A slab, in the private part of its run's first frame.
 #[repr(C)]
@@ -30,11 +31,13 @@ pub(super) struct Slab {
     start: *mut u8,
     pub(super) cache: *const Cache,
     prev: u32,
-    next: u32,
+    pub(super) next: u32,
     free: u32,
     /// All words below this one have no bit set.
     hint: u32,
-    bits: [u64; OBJECTS_MOST / 64],
+    /// The last [`Slabs::period`] in which objects were taken or given.
+    pub(super) touched: u32,
+    pub(super) bits: [u64; OBJECTS_MOST / 64],
 }
 
 const _: () = assert!(size_of::<Slab>() <= page::PRIVATE);
@@ -42,7 +45,11 @@ const _: () = assert!(size_of::<Slab>() <= page::PRIVATE);
 /// A node's slabs that have free objects.
 pub(super) struct Slabs {
     /// The partial list.
-    first: u32,
+    pub(super) first: u32,
+    /// Where in that list purging goes on; at its beginning if nowhere.
+    pub(super) cursor: u32,
+    /// Counts what [`release_idle`](Self::release_idle) is called for, about a second each.
+    pub(super) period: u32,
     /// The full slabs of a debugged cache.
     first_full: u32,
     /// The empty slabs, last in first out: the next to be used was used last, and is still in the processor's caches.
@@ -59,7 +66,7 @@ pub(super) struct Slabs {
 /// # Safety
 ///
 /// The frame is of a slab of a cache whose node's lock the caller holds, for as long as the reference lives.
-unsafe fn slab<'s>(index: u32) -> &'s mut Slab {
+pub(super) unsafe fn slab<'s>(index: u32) -> &'s mut Slab {
     // SAFETY: the caller's promise; the private part is large and aligned enough.
     unsafe { &mut *page::private_at(index).cast() }
 }
@@ -77,6 +84,8 @@ impl Slabs {
     pub(super) const fn new() -> Self {
         Slabs {
             first: NIL,
+            cursor: NIL,
+            period: 0,
             first_full: NIL,
             first_empty: NIL,
             empty: 0,
@@ -99,6 +108,7 @@ impl Slabs {
             // SAFETY: a slab of the list; the caller holds the lock.
             let slab = unsafe { slab(index) };
             let taken = slab.take(cache.size, &mut slots[..left]);
+            slab.touched = self.period;
             left -= taken;
             if slab.free == 0 {
                 self.unlink(List::Partial, index);
@@ -124,6 +134,7 @@ impl Slabs {
             let slab = unsafe { slab(index) };
             let before = slab.free;
             left = &left[slab.put(cache, left)..];
+            slab.touched = self.period;
             if before == 0 {
                 if cache.plan().is_some() {
                     self.unlink(List::Full, index);
@@ -195,6 +206,8 @@ impl Slabs {
     pub(super) fn release_idle(&mut self, cache: &Cache) {
         self.release_empty(cache, self.idle);
         self.idle = self.empty;
+        // One below the mark for slabs that were purged.
+        self.period = (self.period + 1) % PURGED;
     }
 
     fn release_empty(&mut self, cache: &Cache, most: usize) -> usize {
@@ -320,6 +333,9 @@ impl Slabs {
     fn unlink(&mut self, list: List, index: u32) {
         // SAFETY: as in `link_first`.
         let (prev, next) = unsafe { (slab(index).prev, slab(index).next) };
+        if self.cursor == index {
+            self.cursor = next;
+        }
         // SAFETY: as in `link_first`.
         unsafe {
             if prev == NIL {

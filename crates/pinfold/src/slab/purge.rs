@@ -1,0 +1,99 @@
+//! Pages of slabs in use that hold free objects only go back to the system, once the slab has been left alone for a while.
+//!
+//! Nothing is kept in free objects, so their pages may read as zeroes when they are used again. Not those of caches with a
+//! constructor, whose free objects are constructed, nor of debugged ones, whose are poisoned.
+
+use super::cache::Cache;
+use super::slabs::{NIL, Slab, Slabs, slab};
+use crate::{page, sys};
+use core::ptr::NonNull;
+
+/// Periods for which a slab must have been left alone.
+const PERIODS: u32 = 2;
+/// Instead of a period: the slab's pages have gone, and nothing came back since.
+pub(super) const PURGED: u32 = u32::MAX;
+/// Slabs looked at in one go, and slabs purged: the node's lock is held meanwhile.
+const LOOKED_AT: usize = 512;
+const PURGED_MOST: usize = 32;
+
+impl Slabs {
+    /// Purges slabs of the partial list that were left alone, from where it ended the last time; returns whether it has not come to
+    /// the list's end.
+    pub(super) fn purge_idle(&mut self, cache: &Cache) -> bool {
+        if cache.prepares() {
+            return false;
+        }
+        let mut purged = 0;
+        let mut index = if self.cursor == NIL {
+            self.first
+        } else {
+            self.cursor
+        };
+        for _ in 0..LOOKED_AT {
+            if index == NIL || purged == PURGED_MOST {
+                break;
+            }
+            // SAFETY: a slab of the list; the caller holds the lock.
+            let slab = unsafe { slab(index) };
+            index = slab.next;
+            let idle_for = self.period.wrapping_sub(slab.touched);
+            if slab.touched != PURGED && idle_for >= PERIODS {
+                slab.purge(cache);
+                slab.touched = PURGED;
+                purged += 1;
+            }
+        }
+        self.cursor = index;
+        index != NIL
+    }
+}
+
+impl Slab {
+    /// Gives the pages back that lie in runs of free objects.
+    fn purge(&mut self, cache: &Cache) {
+        let page = sys::page_size();
+        let start = self.start() as usize;
+        let (mut bytes, mut nth) = (0, 0);
+        while let Some(first) = self.next_free(nth, cache.per_slab) {
+            let end = self.next_used(first, cache.per_slab);
+            let from = (start + first * cache.size).next_multiple_of(page);
+            let to = (start + end * cache.size) / page * page;
+            if let Some(at) = NonNull::new(from as *mut u8).filter(|_| from < to) {
+                // SAFETY: whole pages of free objects, of which nobody needs the content; the caller holds the lock.
+                bytes += if unsafe { sys::purge(at.as_ptr(), to - from) } {
+                    to - from
+                } else {
+                    0
+                };
+            }
+            nth = end;
+        }
+        if bytes > 0 {
+            page::gave_back_pages(page::node_of(start), bytes);
+        }
+    }
+
+    /// The first free object from the `nth` on.
+    fn next_free(&self, nth: usize, count: usize) -> Option<usize> {
+        let at = self.next_bit(nth, count, 0);
+        (at < count).then_some(at)
+    }
+
+    /// The first object in use from the `nth` on; `count` when there is none.
+    fn next_used(&self, nth: usize, count: usize) -> usize {
+        self.next_bit(nth, count, u64::MAX)
+    }
+
+    /// The first bit from the `nth` on that is set in the words exclusive-or `flip`, at most `count`.
+    fn next_bit(&self, nth: usize, count: usize, flip: u64) -> usize {
+        let mut at = nth;
+        while at < count {
+            let rest = (self.bits[at / 64] ^ flip) >> (at % 64);
+            if rest != 0 {
+                return (at + rest.trailing_zeros() as usize).min(count);
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        count
+    }
+}
