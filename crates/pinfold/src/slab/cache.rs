@@ -284,6 +284,13 @@ impl Cache {
         }
     }
 
+    /// Bytes of an object that its user may write to.
+    pub(super) fn room(&self) -> usize {
+        let checked = self.hardening.map(|hardening| hardening.usable());
+        let debugged = self.plan().map(|plan| plan.object);
+        debugged.or(checked).unwrap_or(self.size)
+    }
+
     /// Where in the units the sheaf that allocations use has its word.
     pub(super) fn source(&self) -> usize {
         match &self.hardening {

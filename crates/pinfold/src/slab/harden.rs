@@ -17,7 +17,7 @@
 
 use super::cache::{Cache, by_slot};
 use super::debug::{DebugFlags, Kind, Report, Track, raise};
-use super::percpu::{HELD, SPARE, UNITS, load};
+use super::percpu::{self, HELD, SPARE, UNITS, load};
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
 use crate::segment::SlabEvent;
 use crate::{nodes, page, sys};
@@ -88,6 +88,15 @@ impl Hardening {
                 size.next_multiple_of(8)
             },
             room: size.max(key_at + 8),
+        }
+    }
+
+    /// Bytes of an object that its user may write to.
+    pub(super) fn usable(&self) -> usize {
+        if self.zeroed == 0 {
+            self.key_at
+        } else {
+            self.zeroed
         }
     }
 
@@ -242,6 +251,7 @@ impl Cache {
             return unsafe { self.free_hardened(hardening, object) };
         }
         self.count(SlabEvent::FreeSlowpath, 1);
+        percpu::before_giving(self);
         if let Some(plan) = self.plan() {
             // SAFETY: the caller's promise.
             unsafe { self.free_debugged(plan, object) };
@@ -288,7 +298,7 @@ impl Cache {
         let number = nodes::current();
         let node = &self.nodes()[number];
         self.count(SlabEvent::AllocSlowpath, 1);
-        super::percpu::tick();
+        percpu::tick();
         let at = self.main() + SPARE;
         // The empty sheaf that is there, if it still is.
         let empty = load(at).filter(|&word| {
@@ -378,7 +388,7 @@ impl Cache {
         }
         let node = &self.nodes()[nodes::current()];
         self.count(SlabEvent::FreeSlowpath, 1);
-        super::percpu::tick();
+        percpu::before_giving(self);
         let at = self.main() + HELD;
         let full = load(at).filter(|&word| {
             // SAFETY: the offset lies in the unit.

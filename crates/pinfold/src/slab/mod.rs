@@ -324,9 +324,9 @@ impl KmemCache {
         self.descriptor.name()
     }
 
-    /// Bytes from one object to the next.
+    /// Bytes of an object that its user may write to: at least those of the layout.
     pub fn object_size(&self) -> usize {
-        self.descriptor.size
+        self.descriptor.room()
     }
 
     /// The checks that this cache makes.

@@ -316,6 +316,43 @@ impl Node {
         answer
     }
 
+    /// Takes a slot of a debugged cache, and marks its object as in use for so many bytes and by whom; none when the system has no
+    /// memory. A slot that was written to while it was free is taken and is the fault.
+    pub(super) fn alloc_debugged(
+        &self,
+        cache: &Cache,
+        plan: &Plan,
+        node: usize,
+        (requested, track): (usize, Option<Track>),
+    ) -> Result<Option<NonNull<u8>>, Fault> {
+        let Some(mut stock) = self.stock.lock() else {
+            return Ok(None);
+        };
+        self.take_back(cache, &mut stock);
+        let mut slot = [null_mut()];
+        if stock.slabs.take(cache, node, &mut slot) == 0 {
+            return Ok(None);
+        }
+        cache.count(SlabEvent::Refilled, 1);
+        let slot = slot[0];
+        // SAFETY: the slot was free and is ours now.
+        unsafe {
+            let (start, nth, _) = (*slab_of(slot)).state(cache, slot);
+            if let Some(fault) = plan.fault(slot, (start, nth, false), true) {
+                return Err(fault);
+            }
+            plan.set_used(slot, requested);
+            plan.set_track(slot, 0, || track.unwrap_or(Track::NOBODY));
+        }
+        Ok(NonNull::new(slot))
+    }
+
+    /// Calls `f` with the lock held, or without where a handler interrupted its holder.
+    pub(super) fn locked(&self, f: impl FnOnce()) {
+        let _stock = self.stock.lock();
+        f();
+    }
+
     /// Takes a debugged cache's object back, if it is in use and nobody wrote around it.
     ///
     /// # Safety
@@ -358,9 +395,10 @@ impl Node {
 
     /// Notes the faults of a debugged cache's objects here, or (`leaks`) which are in use.
     pub(super) fn look_over(&self, cache: &Cache, plan: &Plan, leaks: bool, faults: &mut Faults) {
-        let Some(stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock.lock() else {
             return;
         };
+        self.take_back(cache, &mut stock);
         stock.slabs.for_each_slot(cache, |slot, place| {
             if leaks && place.2 {
                 faults.add(Fault {

@@ -104,6 +104,14 @@ pub(super) fn tick() {
     }
 }
 
+/// What the slow paths do before objects go back.
+pub(super) fn before_giving(cache: &Cache) {
+    tick();
+    if page::too_much_dirty() {
+        relieve(cache);
+    }
+}
+
 /// When too much memory is dirty, lets other caches than `own` give their empty slabs back, and as a last resort `own`, whose
 /// slabs are the likeliest to be used again at once.
 #[cold]
@@ -250,10 +258,7 @@ impl Cache {
         }
         let node = &self.nodes()[nodes::current()];
         self.count(SlabEvent::FreeSlowpath, 1);
-        tick();
-        if page::too_much_dirty() {
-            relieve(self);
-        }
+        before_giving(self);
         let sheaf = match self.take_spare() {
             Some(spare) if !spare.is_full() => Ok(spare),
             mut other => {

@@ -130,26 +130,19 @@ impl Cache {
         number: usize,
         requested: usize,
     ) -> *mut u8 {
+        let track = plan.flags.contains(DebugFlags::USER).then(Track::here);
         loop {
-            let mut slot = [null_mut()];
-            if self.nodes()[number].take_objects(self, number, &mut slot) == 0 {
-                return null_mut();
-            }
-            let slot = slot[0];
-            // SAFETY: the slot was free and is ours now.
-            unsafe {
-                let place = self.place(plan, slot, false);
-                if let Some(fault) = plan.fault(slot, place, true) {
-                    // Who wrote there may write again: it is never used any more.
-                    raise(&self.report(plan, &fault));
-                    continue;
+            match self.nodes()[number].alloc_debugged(self, plan, number, (requested, track)) {
+                Ok(None) => return null_mut(),
+                Ok(Some(slot)) => {
+                    let object = plan.object_at(slot.as_ptr());
+                    self.trace(plan, "alloc", object);
+                    return object;
                 }
-                plan.set_used(slot, requested);
-                plan.set_track(slot, 0, Track::here);
+                // Who wrote there may write again: it is never used any more.
+                // SAFETY: the slot was taken from its slab, which stays.
+                Err(fault) => raise(&unsafe { self.report(plan, &fault) }),
             }
-            let object = plan.object_at(slot);
-            self.trace(plan, "alloc", object);
-            return object;
         }
     }
 
@@ -209,14 +202,6 @@ impl Cache {
         (nth * self.size == offset && nth < self.per_slab).then_some(nth)
     }
 
-    /// A slot's slab, number and state.
-    unsafe fn place(&self, plan: &Plan, slot: *mut u8, in_use: bool) -> (*const u8, usize, bool) {
-        // SAFETY: the slot lies in a slab.
-        let start = unsafe { (*crate::slab::slabs::slab_of(slot)).start() };
-        let nth = self.number_of(plan, plan.object_at(slot));
-        (start, nth.unwrap_or(0), in_use)
-    }
-
     fn trace(&self, plan: &Plan, what: &str, object: *mut u8) {
         if plan.flags.contains(DebugFlags::TRACE) && !silently() {
             let (name, size) = (self.name(), plan.object);
@@ -237,10 +222,14 @@ impl Cache {
 
     /// Notes that an object is now used for `requested` bytes of it.
     pub(in crate::slab) unsafe fn set_requested(&self, object: *mut u8, requested: usize) {
-        if let Some(plan) = self.plan() {
-            // SAFETY: the caller's promise.
-            unsafe { plan.set_requested(plan.slot_of(object), requested) };
-        }
+        let Some(plan) = self.plan() else {
+            return;
+        };
+        let home = page::node_of(object as usize).min(self.nodes().len() - 1);
+        // With the lock held, so that nobody looks the slot over meanwhile.
+        // SAFETY: the caller's promise.
+        self.nodes()[home]
+            .locked(|| unsafe { plan.set_requested(plan.slot_of(object), requested) });
     }
 
     /// Looks over all objects; with `leaks` those in use are the faults, else what is wrong with any. What is wrong is put right.

@@ -2,6 +2,7 @@
 
 use super::plan::{Found, Part};
 use super::{DebugFlags, Track};
+use crate::sys;
 use core::fmt::{self, Write};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64};
@@ -121,6 +122,8 @@ static HANDLER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 static SYMBOLIZER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 /// The thread that is writing a report: one that finds another fault on its way is not to write again.
 static WRITING: AtomicU64 = AtomicU64::new(0);
+/// How often a second report waits for the first, a tenth of a millisecond each.
+const PATIENCE: u32 = 20_000;
 
 /// Has `handler` decide about what debugging finds from now on, for the whole process. Without one a report goes to standard
 /// error and the process ends.
@@ -164,7 +167,15 @@ pub(in crate::slab) fn raise(report: &Report<'_>) {
         // Found while this thread writes another.
         return;
     }
-    let before = WRITING.swap(pinfold_rseq::thread_pointer() as u64, AcqRel);
+    let me = pinfold_rseq::thread_pointer() as u64;
+    // Another thread's report is let out first, unless it takes its time.
+    for _ in 0..PATIENCE {
+        if WRITING.compare_exchange(0, me, AcqRel, Acquire).is_ok() {
+            break;
+        }
+        sys::sleep_microseconds(100);
+    }
+    WRITING.store(me, Release);
     let handler = HANDLER.load(Acquire);
     let verdict = if handler.is_null() {
         let _ = write!(StandardError, "{report}");
@@ -178,7 +189,7 @@ pub(in crate::slab) fn raise(report: &Report<'_>) {
         // SAFETY: no preconditions.
         unsafe { libc::abort() };
     }
-    WRITING.store(before, Release);
+    WRITING.store(0, Release);
 }
 
 /// Whether this thread is writing a report: what it allocates on the way is not to be reported, nor traced.
