@@ -149,7 +149,7 @@ unsigned pinfold_cache_debug_flags(const struct pinfold_cache *cache);
 size_t pinfold_cache_in_use(const struct pinfold_cache *cache);
 
 /* What the slow paths have counted. */
-struct pinfold_cache_statistics {
+struct pinfold_slab_statistics {
 	uint64_t alloc_slowpath; /* allocations that found the CPU's array empty */
 	uint64_t free_slowpath;  /* frees that found it full */
 	uint64_t barn_get;       /* full arrays taken from the node */
@@ -160,7 +160,7 @@ struct pinfold_cache_statistics {
 	size_t sheaf_capacity;   /* objects that an array holds at most */
 	size_t stride;           /* bytes from one object to the next */
 };
-struct pinfold_cache_statistics pinfold_cache_statistics(const struct pinfold_cache *cache);
+struct pinfold_slab_statistics pinfold_cache_statistics(const struct pinfold_cache *cache);
 
 /* What was found wrong. */
 enum pinfold_slab_fault {

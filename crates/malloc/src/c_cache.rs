@@ -1,6 +1,6 @@
 //! The C API of object caches: what `pinfold.h` declares of them.
 //!
-//! A C handle is a Rust one in a block of its own from `heap`, a cache line: the first word is what the fast paths need. Functions
+//! A C handle is a Rust one in a block of its own from `heap`, a cache line, from which the fast paths read a word. Functions
 //! that fail set errno: EINVAL for bad arguments, E2BIG for objects that are too large, ENOSPC for too many caches, ENOMEM for want of
 //! memory, EBUSY for objects in use, ENOTSUP where the kernel offers no fence.
 
@@ -46,7 +46,7 @@ pub struct CCache {
     constructed: bool,
 }
 
-/// A cache's handle is what a fast path reads: one line.
+/// The block is that line.
 const _: () = assert!(size_of::<CCache>() == CACHE_LINE);
 
 fn null_with<T>(errno: c_int) -> *mut T {

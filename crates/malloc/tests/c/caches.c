@@ -130,7 +130,7 @@ static void works(void)
 			size_t size = layouts[n].size;
 			struct pinfold_cache *cache =
 				pinfold_cache_create("layout", size, layouts[n].align, flags[with], NULL);
-			struct pinfold_cache_statistics counted;
+			struct pinfold_slab_statistics counted;
 
 			CHECK(cache);
 			CHECK(pinfold_cache_size(cache) == size);
