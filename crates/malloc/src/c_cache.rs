@@ -464,3 +464,28 @@ pub unsafe extern "C" fn pinfold_cache_statistics(this: *const CCache) -> CStati
         stride: cache.object_size(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alignments() {
+        for (size, align, flags, found) in [
+            (1, 0, 0, Some(1)),
+            (24, 0, 0, Some(8)),
+            (48, 0, 0, Some(16)),
+            (4096, 0, 0, Some(16)),
+            (40, 32, 0, Some(32)),
+            (40, 24, 0, None),
+            (8, 128 << 10, 0, None),
+            (100, 0, HWCACHE_ALIGN, Some(64)),
+            (20, 0, HWCACHE_ALIGN, Some(32)),
+            (3, 0, HWCACHE_ALIGN, Some(4)),
+            (1, 256, HWCACHE_ALIGN, Some(256)),
+        ] {
+            let aligned = align_of_objects(size, align, flags);
+            assert_eq!(aligned, found, "{size} {align}");
+        }
+    }
+}

@@ -197,3 +197,19 @@ pub unsafe extern "C" fn pinfold_slab_on_report(
     debug::on_report(decide);
     0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_cut_between_characters_and_ends_with_a_nul() {
+        let mut room = [0xff; 6];
+        let mut text = Text::new(&mut room);
+        assert!(text.write_str("pin").is_ok());
+        assert!(text.write_str("fö").is_err());
+        assert_eq!(&room, b"pinf\0\xff");
+        assert_eq!(&c_name("sheaf")[..6], b"sheaf\0");
+        assert_eq!(c_name(&"x".repeat(32))[31..], *b"x\0");
+    }
+}

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define CHECK(what)                                                                          \
 	do {                                                                                 \
@@ -387,6 +389,54 @@ static void threads(unsigned flags)
 	CHECK(pinfold_cache_destroy(shared) == 0 && reported.count == 0);
 }
 
+static volatile int done;
+
+static void *churn(void *argument)
+{
+	while (!done) {
+		pinfold_cache_alloc_bulk(shared, 64, handed[0]);
+		pinfold_cache_free_bulk(shared, 64, handed[0]);
+		if (pinfold_cache_shrink(shared) < 0)
+			exit(1);
+	}
+	return argument;
+}
+
+/* A child goes on with a copy, whatever the parent's threads were at. */
+static void forks(void)
+{
+	pthread_t worker;
+
+	shared = created("forked", 96, 0);
+	CHECK(pthread_create(&worker, NULL, churn, NULL) == 0);
+	for (int n = 0; n < 30; n++) {
+		int status;
+		char *before = pinfold_cache_alloc(shared);
+		pid_t child;
+
+		memset(before, n, 96);
+		child = fork();
+		CHECK(child >= 0);
+		if (child == 0) {
+			struct pinfold_cache *own = created("child's", 96, 0);
+
+			CHECK(before[95] == n);
+			pinfold_cache_free(shared, before);
+			for (int k = 0; k < 1000; k++)
+				CHECK((objects[k] = pinfold_cache_alloc(k % 2 ? own : shared)));
+			for (int k = 0; k < 1000; k++)
+				pinfold_cache_free(k % 2 ? own : shared, objects[k]);
+			CHECK(pinfold_cache_validate(shared, NULL, NULL) == 0 && pinfold_cache_destroy(own) == 0);
+			_exit(0);
+		}
+		CHECK(waitpid(child, &status, 0) == child && status == 0);
+		pinfold_cache_free(shared, before);
+	}
+	done = 1;
+	CHECK(pthread_join(worker, NULL) == 0);
+	CHECK(pinfold_cache_destroy(shared) == 0);
+}
+
 int main(void)
 {
 	works();
@@ -403,6 +453,7 @@ int main(void)
 	threads(0);
 	threads(PINFOLD_SLAB_HARDENED);
 	threads(ALL_CHECKS);
+	forks();
 	puts("ok");
 	return 0;
 }
