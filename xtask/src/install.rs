@@ -1,4 +1,4 @@
-//! Installing: the command, the libraries, the header and the pkg-config file.
+//! Installing: the command, the libraries, the headers and the pkg-config file.
 
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -45,11 +45,13 @@ pub fn main(options: &[&str]) -> Result<()> {
         &to.join("lib/libpinfold.a"),
         0o644,
     )?;
-    copy(
-        Path::new("crates/malloc/include/pinfold.h"),
-        &to.join("include/pinfold.h"),
-        0o644,
-    )?;
+    for header in ["pinfold.h", "pinfold.hpp"] {
+        copy(
+            &Path::new("crates/malloc/include").join(header),
+            &to.join("include").join(header),
+            0o644,
+        )?;
+    }
     let pc = to.join("lib/pkgconfig/pinfold.pc");
     fs::create_dir_all(pc.parent().context("no folder")?)?;
     fs::write(&pc, pkg_config(&prefix)).with_context(|| pc.display().to_string())?;

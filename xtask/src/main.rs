@@ -10,7 +10,7 @@ const USAGE: &str = "\
 usage: cargo xtask tidy
            the house rules: dependencies point down, files are short, no unsafe block without a reason
        cargo xtask install --prefix DIR [--destdir DIR]
-           builds and installs the command, the libraries, the header and the pkg-config file";
+           builds and installs the command, the libraries, the headers and the pkg-config file";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -76,6 +76,134 @@ struct pinfold_mallinfo2 pinfold_mallinfo2(void);
 int pinfold_malloc_info(int options, FILE *stream);
 
 /*
+ * Object caches: objects of one size, kept ready per CPU. To allocate or to free costs a call and one critical section on this CPU's
+ * array of free objects, which are not touched. All functions may be called from any thread; from signal handlers those that allocate
+ * or free, of which an allocation may fail there with ENOMEM when it has interrupted another. Who frees an object to another cache than
+ * its own, or twice, corrupts caches that make no checks.
+ *
+ *	struct pinfold_cache *sessions = pinfold_cache_create("session", sizeof(struct session), 0, 0, NULL);
+ *	struct session *session = pinfold_cache_alloc(sessions);
+ *	...
+ *	pinfold_cache_free(sessions, session);
+ *	if (pinfold_cache_destroy(sessions) == -1)
+ *		pinfold_cache_leaks(sessions, print, NULL);
+ */
+struct pinfold_cache;
+
+/* Checks, beside those that the environment variable PINFOLD_SLAB_DEBUG asks for, and the letters that these have there. A cache that
+ * checks takes a lock for each object. */
+#define PINFOLD_SLAB_CONSISTENCY_CHECKS 0x1u /* F: every address that is freed, and what the cache knows of it */
+#define PINFOLD_SLAB_RED_ZONE           0x2u /* Z: bytes on both sides of each object */
+#define PINFOLD_SLAB_POISON             0x4u /* P: the bytes of free objects, unless there is a constructor */
+#define PINFOLD_SLAB_STORE_USER         0x8u /* U: who allocated and who freed each object last, with backtraces */
+#define PINFOLD_SLAB_TRACE              0x10u /* T: a line on standard error for each allocation and free */
+
+/* Finds double frees, frees of what is not the cache's and writes after the free; zeroes what is freed, and gives it out late and in no
+ * order that could be foretold. Or not, whatever PINFOLD_HARDENED says. */
+#define PINFOLD_SLAB_HARDENED           0x100u
+#define PINFOLD_SLAB_NOT_HARDENED       0x200u
+
+/* Objects begin at cache lines, small ones at even parts of them. */
+#define PINFOLD_SLAB_HWCACHE_ALIGN      0x400u
+
+/* A cache of objects of `size` bytes, from 1 to 65536, at multiples of `align`, a power of two up to 65536; 0 suits any type of
+ * that size without an alignment of its own. `name` is kept up to 32 bytes. `ctor` may be NULL; else it initialises each object when the
+ * slab of it is made, once, not at each allocation: who frees an object leaves it as `ctor` did. It runs under a lock: it must not
+ * use this cache, throw or longjmp. NULL with EINVAL (name, size 0, align or flags), E2BIG (size), ENOSPC (4096 caches), or ENOMEM. */
+struct pinfold_cache *pinfold_cache_create(const char *name, size_t size, size_t align, unsigned flags, void (*ctor)(void *));
+
+/* Ends a cache; NULL is none. 0, or -1 and the cache is as it was: with EBUSY when objects have not come back, with ENOTSUP where the
+ * kernel has no fence. Interrupts the CPUs that run threads of this process, once. */
+int pinfold_cache_destroy(struct pinfold_cache *cache);
+
+/* An object, uninitialised unless there is a constructor, or NULL with ENOMEM. */
+void *pinfold_cache_alloc(const struct pinfold_cache *cache);
+
+/* An object that reads as zeroes; NULL with EINVAL when there is a constructor. */
+void *pinfold_cache_zalloc(const struct pinfold_cache *cache);
+
+/* An object of node `node`'s memory, or of the nearest with memory; -1 is the thread's own node, -2 and so on are EINVAL. Nodes count
+ * modulo those that the allocator tells apart. Takes the node's lock. */
+void *pinfold_cache_alloc_node(const struct pinfold_cache *cache, int node);
+
+/* Takes an object back; NULL is none. Never fails, and leaves errno alone. */
+void pinfold_cache_free(const struct pinfold_cache *cache, void *object);
+
+/* Fills `objects` with `count` objects, many in one critical section; returns how many, fewer only with ENOMEM. */
+size_t pinfold_cache_alloc_bulk(const struct pinfold_cache *cache, size_t count, void **objects);
+
+/* Takes `count` objects back, none of them NULL. */
+void pinfold_cache_free_bulk(const struct pinfold_cache *cache, size_t count, void *const *objects);
+
+/* Gives everything that is free back to the system, what CPUs have cached included; returns how many slabs. -1 with ENOTSUP
+ * where the kernel has no fence; then what CPUs have cached stays. Interrupts as destroy does. */
+ptrdiff_t pinfold_cache_shrink(const struct pinfold_cache *cache);
+
+/* Bytes of an object, as the cache was created with. */
+size_t pinfold_cache_size(const struct pinfold_cache *cache);
+/* Its name. Stays as long as the cache does. */
+const char *pinfold_cache_name(const struct pinfold_cache *cache);
+/* The checks that it makes, from PINFOLD_SLAB_CONSISTENCY_CHECKS to PINFOLD_SLAB_TRACE; the environment's are among them. */
+unsigned pinfold_cache_debug_flags(const struct pinfold_cache *cache);
+/* Objects in use, with those that CPUs have cached. Exact after a shrink or a destroy that found objects in use. */
+size_t pinfold_cache_in_use(const struct pinfold_cache *cache);
+
+/* What the slow paths have counted. */
+struct pinfold_slab_statistics {
+	uint64_t alloc_slowpath; /* allocations that found the CPU's array empty */
+	uint64_t free_slowpath;  /* frees that found it full */
+	uint64_t barn_get;       /* full arrays taken from the node */
+	uint64_t barn_put;       /* full arrays given to the node */
+	uint64_t slab_alloc;     /* slabs made */
+	uint64_t slab_free;      /* slabs given back */
+	size_t slabs;            /* slabs there are */
+	size_t sheaf_capacity;   /* objects that an array holds at most */
+	size_t stride;           /* bytes from one object to the next */
+};
+struct pinfold_slab_statistics pinfold_cache_statistics(const struct pinfold_cache *cache);
+
+/* What was found wrong. */
+enum pinfold_slab_fault {
+	PINFOLD_SLAB_OVERWRITTEN = 1,        /* bytes in or around an object: somebody wrote there */
+	PINFOLD_SLAB_DOUBLE_FREE = 2,        /* an object was freed that is free */
+	PINFOLD_SLAB_WRITTEN_AFTER_FREE = 3, /* a free object of a hardened cache was written to */
+	PINFOLD_SLAB_NOT_AN_OBJECT = 4,      /* an address was freed that is no object's */
+	PINFOLD_SLAB_WRONG_CACHE = 5,        /* an object was freed to this cache that is another's */
+	PINFOLD_SLAB_LEAKED = 6,             /* an object has not come back */
+	PINFOLD_SLAB_RECORDS = 7             /* the cache's own records contradict each other */
+};
+
+/* A report. What it points to lasts as long as the call that it is given to. */
+struct pinfold_slab_report {
+	const char *text;   /* all of it, in lines, as standard error would have it */
+	const char *cache;  /* the cache's name */
+	const void *object; /* the object, or the address that was freed */
+	size_t size;        /* bytes of the object */
+	ptrdiff_t offset;   /* of overwritten bytes the first one's distance from the object's start; else 0 */
+	int kind;           /* enum pinfold_slab_fault */
+};
+
+/* What to do about a report: end the process, as what comes next cannot be trusted; or go on: bytes are put right, and an object that
+ * cannot be trusted is never used again. */
+#define PINFOLD_SLAB_ABORT    0
+#define PINFOLD_SLAB_CONTINUE 1
+
+/* Has `handler` decide about what caches find from now on, in the whole process. NULL: reports go to standard error and the process
+ * ends, as it is at first. 0, or -1 with ENOMEM. It is called without any lock in the thread that has found it, and may allocate; it must
+ * not throw or longjmp. */
+int pinfold_slab_on_report(int (*handler)(const struct pinfold_slab_report *report, void *context), void *context);
+
+/* Looks the cache over: its records, and the bytes around objects where it checks these, which are put right. Returns how many faults there
+ * are and hands the first sixteen to `each`, which may be NULL. */
+size_t pinfold_cache_validate(const struct pinfold_cache *cache, void (*each)(const struct pinfold_slab_report *report, void *context),
+			      void *context);
+
+/* Returns how many objects are in use in a cache that checks and hands the first sixteen to `each`, which may be NULL, with who allocated
+ * them if it keeps that. Other caches do not know: 0; see pinfold_cache_in_use. */
+size_t pinfold_cache_leaks(const struct pinfold_cache *cache, void (*each)(const struct pinfold_slab_report *report, void *context),
+			   void *context);
+
+/*
  * Counters. Every CPU adds to words of its own; no add takes a lock or a system call, and sums are exact all the same.
  * Batches are from 1 to 2^40. The value wraps around at 2^63. After fork the child goes on with copies. All functions may
  * be called from any thread; from signal handlers those that add, read or sum, and not those that create, destroy, set, swap,

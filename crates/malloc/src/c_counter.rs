@@ -22,9 +22,9 @@ fn errno_of(error: CounterError) -> c_int {
 
 /// Puts `value` into a block of its own; null and ENOMEM when there is none.
 pub(crate) fn boxed<T>(value: T) -> *mut T {
-    let block = heap::alloc(size_of::<T>()).cast::<T>();
+    let block = heap::alloc_aligned(size_of::<T>(), align_of::<T>()).cast::<T>();
     if !block.is_null() {
-        // SAFETY: a fresh block, large enough, aligned to 16.
+        // SAFETY: a fresh block, large and aligned enough.
         unsafe { block.write(value) };
     }
     block

@@ -24,7 +24,9 @@
 #[doc(hidden)]
 pub mod background;
 pub mod c;
+pub mod c_cache;
 pub mod c_counter;
+pub mod c_report;
 pub mod c_shepherd;
 mod count;
 mod heap;

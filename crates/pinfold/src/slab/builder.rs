@@ -1,8 +1,10 @@
 //! Making a cache with settings of its own.
 
 use super::cache::{Cache, CacheError, Options};
+use super::constructor::Constructor;
 use super::{DebugFlags, KmemCache};
 use core::alloc::Layout;
+use core::ffi::c_void;
 
 /// Settings of a cache to be made.
 ///
@@ -58,7 +60,21 @@ impl<'n> Builder<'n> {
     /// cache: the node's lock is held.
     #[must_use]
     pub const unsafe fn constructor(mut self, constructor: unsafe fn(*mut u8)) -> Self {
-        self.options.constructor = Some(constructor);
+        self.options.constructor = Some(Constructor::Rust(constructor));
+        self
+    }
+
+    /// As [`constructor`](Self::constructor), with a function of C's.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[must_use]
+    pub const unsafe fn c_constructor(
+        mut self,
+        constructor: unsafe extern "C" fn(*mut c_void),
+    ) -> Self {
+        self.options.constructor = Some(Constructor::C(constructor));
         self
     }
 

@@ -1,5 +1,6 @@
 //! What a cache is: its descriptor, and the registry of all caches.
 
+use super::constructor::Constructor;
 use super::debug::{self, DebugFlags, Plan};
 use super::harden::{self, Hardening};
 use super::node::Node;
@@ -63,7 +64,7 @@ pub struct Cache {
     colors: usize,
     /// Slabs made so far, for the next one's color.
     painted: AtomicUsize,
-    pub(super) constructor: Option<unsafe fn(*mut u8)>,
+    pub(super) constructor: Option<Constructor>,
     /// What a debugged cache's objects look like.
     pub(super) plan: Option<Plan>,
     /// What a hardened cache needs, unless it is debugged.
@@ -84,7 +85,7 @@ unsafe impl Send for Cache {}
 /// What a cache is made with.
 #[derive(Clone, Copy)]
 pub(super) struct Options {
-    pub(super) constructor: Option<unsafe fn(*mut u8)>,
+    pub(super) constructor: Option<Constructor>,
     /// Checks, beside those that the environment asks for.
     pub(super) debug: DebugFlags,
     /// Whether slabs begin at a granule's start.
@@ -272,7 +273,7 @@ impl Cache {
         }
         if let Some(constructor) = self.constructor {
             // SAFETY: the caller's promise.
-            unsafe { constructor(slot.add(left)) };
+            unsafe { constructor.make(slot.add(left)) };
         }
     }
 

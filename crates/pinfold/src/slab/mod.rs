@@ -22,7 +22,9 @@
 mod allocator;
 mod builder;
 mod cache;
+mod constructor;
 pub mod debug;
+mod fast;
 mod harden;
 pub mod kmalloc;
 mod node;

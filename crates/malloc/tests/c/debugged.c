@@ -1,0 +1,268 @@
+/* Faults of a program that knows nothing of Pinfold, found by what its user sets in the environment: what the kernel's slub_kunit expects of
+ * kmalloc. Each fault is planted in a program of its own: this one, started again. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <malloc.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(what)                                                                          \
+	do {                                                                                 \
+		if (!(what)) {                                                               \
+			printf("line %d: %s\n", __LINE__, #what);                            \
+			exit(1);                                                             \
+		}                                                                            \
+	} while (0)
+
+#define DEBUG "PINFOLD_SLAB_DEBUG=FZPU,kmalloc-*"
+#define HARDENED "PINFOLD_HARDENED=1"
+
+/* Keeps the compiler from knowing what it passes. */
+static void *hide(void *block)
+{
+	__asm__ volatile("" : "+r"(block));
+	return block;
+}
+
+/* Who allocates, as the report shall name it. */
+__attribute__((noinline)) static void *session_new(size_t size)
+{
+	void *session = hide(malloc(size));
+
+	CHECK(session);
+	return session;
+}
+
+static void churn(size_t size)
+{
+	for (int n = 0; n < 200000; n++)
+		free(hide(malloc(size)));
+}
+
+static void redzone_alloc(void)
+{
+	volatile unsigned char *block = session_new(18);
+
+	block[18] = 0xab;
+	block[19] = 0xab;
+	free((void *)block);
+}
+
+static void left_redzone(void)
+{
+	volatile unsigned char *block = session_new(64);
+
+	block[-1] = 0x12;
+	free((void *)block);
+}
+
+static void double_free(void)
+{
+	char *block = session_new(100), *stale = hide(block);
+
+	free(block);
+	free(stale);
+}
+
+static void use_after_free(void)
+{
+	unsigned char *block = session_new(100);
+	volatile unsigned char *stale = hide(block);
+
+	free(block);
+	stale[7] = 0x12;
+	churn(100);
+}
+
+static void inside(void)
+{
+	char *block = session_new(100);
+
+	free(hide(block + 16));
+}
+
+static int filled(const unsigned char *block, size_t size)
+{
+	for (size_t n = 0; n < size; n++)
+		if (block[n] != (unsigned char)(n * 7))
+			return 0;
+	return 1;
+}
+
+static unsigned char *resized(unsigned char *block, size_t from, size_t to)
+{
+	block = hide(realloc(block, to));
+	CHECK(block && malloc_usable_size(block) == to);
+	CHECK(filled(block, from < to ? from : to));
+	for (size_t n = 0; n < to; n++)
+		block[n] = (unsigned char)(n * 7);
+	return block;
+}
+
+/* As test_krealloc_redzone_zeroing: sizes change, contents stay, and no byte of red zone that is in use is a fault. */
+static void realloc_fine(void)
+{
+	unsigned char *block = hide(malloc(48)), *first;
+
+	for (size_t n = 0; n < 48; n++)
+		block[n] = (unsigned char)(n * 7);
+	first = block;
+	block = resized(block, 48, 40);
+	CHECK(block == first);
+	block = resized(block, 40, 56);
+	block = resized(block, 56, 112);
+	CHECK(block != first);
+	free(block);
+
+	/* In place as long as the class of the first size has the room. */
+	block = hide(malloc(180));
+	for (size_t n = 0; n < 180; n++)
+		block[n] = (unsigned char)(n * 7);
+	first = block;
+	block = resized(block, 180, 170);
+	CHECK(block == first);
+	block = resized(block, 170, 190);
+	CHECK(block == first);
+	block = resized(block, 190, 400);
+	CHECK(block != first);
+	free(block);
+	puts("fine");
+}
+
+/* The red zone has moved with the size: 44 is behind what is asked for now. */
+static void realloc_shrunk(void)
+{
+	volatile unsigned char *block = hide(realloc(session_new(48), 40));
+
+	block[44] = 0xab;
+	free((void *)block);
+}
+
+static void realloc_grown(void)
+{
+	volatile unsigned char *block = hide(realloc(session_new(170), 185));
+
+	block[185] = 0xab;
+	free((void *)block);
+}
+
+static void no_fault(void)
+{
+	for (size_t size = 1; size < 100000; size = size * 5 / 4 + 1) {
+		unsigned char *block = hide(malloc(size));
+
+		memset(block, 1, size);
+		block = hide(realloc(block, size + size / 8));
+		memset(block, 1, size + size / 8);
+		free(block);
+		block = hide(calloc(size, 1));
+		for (size_t n = 0; n < size; n++)
+			CHECK(block[n] == 0);
+		memset(block, 1, size);
+		free(block);
+		CHECK(posix_memalign((void **)&block, 64, size) == 0 && (uintptr_t)block % 64 == 0);
+		memset(block, 1, size);
+		free(block);
+	}
+	puts("fine");
+}
+
+static const struct {
+	const char *name;
+	void (*plant)(void);
+	const char *setting;
+	/* What standard error must have of it; none: the program ends well, and says nothing. */
+	const char *said[6];
+} faults[] = {
+	{ "redzone_alloc", redzone_alloc, DEBUG,
+	  { "cache kmalloc-00032: right red zone overwritten", "at offset 18: 0xab instead of 0xcc, 2 wrong in all", "allocated by thread",
+	    " session_new ", " main " } },
+	{ "left_redzone", left_redzone, DEBUG,
+	  { "cache kmalloc-00064: left red zone overwritten", "at offset -1: 0x12 instead of 0xcc, 1 wrong in all", " main " } },
+	{ "double_free", double_free, DEBUG,
+	  { "cache kmalloc-00112: object freed twice", "allocated by thread", " session_new ", "freed by thread", " double_free ", " main " } },
+	{ "use_after_free", use_after_free, DEBUG,
+	  { "cache kmalloc-00112: poison overwritten: written to after it was freed", "at offset 7: 0x12 instead of 0x6b, 1 wrong in all",
+	    "freed by thread", " use_after_free ", " main " } },
+	{ "inside", inside, DEBUG, { "cache kmalloc-00112: not the start of an object" } },
+	{ "realloc_shrunk", realloc_shrunk, DEBUG,
+	  { "cache kmalloc-00048: right red zone overwritten", "at offset 44: 0xab instead of 0xcc, 1 wrong in all" } },
+	{ "realloc_grown", realloc_grown, DEBUG,
+	  { "cache kmalloc-00192: right red zone overwritten", "at offset 185: 0xab instead of 0xcc, 1 wrong in all" } },
+	{ "realloc_fine", realloc_fine, DEBUG, { NULL } },
+	{ "no_fault", no_fault, DEBUG, { NULL } },
+	{ "double_free", double_free, HARDENED, { "cache kmalloc-00112: object freed twice" } },
+	{ "use_after_free", use_after_free, HARDENED, { "cache kmalloc-00112: object written to after it was freed" } },
+	{ "inside", inside, HARDENED, { "cache kmalloc-00112: not the start of an object" } },
+	{ "no_fault", no_fault, HARDENED, { NULL } },
+};
+#define FAULTS (sizeof(faults) / sizeof(*faults))
+
+/* Runs a program of this one's with a fault; fills in what it wrote to standard error, and returns how it ended. */
+static int started_again(const char *self, size_t nth, char *said, size_t room)
+{
+	int ends[2], status;
+	size_t length = 0;
+	pid_t child;
+	ssize_t got;
+
+	CHECK(pipe(ends) == 0);
+	fflush(stdout);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		const struct rlimit none = { 0, 0 };
+		char number[20];
+
+		dup2(ends[1], 2);
+		dup2(ends[1], 1);
+		close(ends[0]);
+		close(ends[1]);
+		setrlimit(RLIMIT_CORE, &none);
+		putenv((char *)faults[nth].setting);
+		snprintf(number, sizeof(number), "%zu", nth);
+		execl(self, self, number, (char *)NULL);
+		_exit(127);
+	}
+	close(ends[1]);
+	while ((got = read(ends[0], said + length, room - 1 - length)) > 0)
+		length += (size_t)got;
+	said[length] = '\0';
+	close(ends[0]);
+	CHECK(waitpid(child, &status, 0) == child);
+	return status;
+}
+
+int main(int count, char **arguments)
+{
+	static char said[65536];
+
+	if (count > 1) {
+		faults[strtoul(arguments[1], NULL, 10)].plant();
+		return 0;
+	}
+	for (size_t nth = 0; nth < FAULTS; nth++) {
+		int status = started_again("/proc/self/exe", nth, said, sizeof(said));
+		int aborts = faults[nth].said[0] != NULL;
+		int right = aborts ? WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT : status == 0 && strcmp(said, "fine\n") == 0;
+
+		for (size_t n = 0; n < 6 && faults[nth].said[n]; n++)
+			if (!strstr(said, faults[nth].said[n])) {
+				printf("not said: %s\n", faults[nth].said[n]);
+				right = 0;
+			}
+		if (!right) {
+			printf("%s with %s ended with status %#x and said:\n%s", faults[nth].name, faults[nth].setting, (unsigned)status,
+			       said);
+			return 1;
+		}
+	}
+	puts("ok");
+	return 0;
+}
