@@ -6,6 +6,7 @@
 use super::cache::Cache;
 use super::debug::{Fault, Faults, Kind, Plan, Track};
 use super::harden::QUARANTINE;
+use super::info::Usage;
 use super::sheaf::{Sheaf, SheafList};
 use super::slabs::{Slabs, slab_of};
 use crate::lock::Lock;
@@ -95,6 +96,7 @@ impl Node {
             cache.count(SlabEvent::BarnGet, 1);
             return Ok(full);
         }
+        cache.count(SlabEvent::BarnGetFail, 1);
         let mut sheaf = match empty.or_else(|| stock.empty.take()) {
             Some(sheaf) => sheaf,
             None => Sheaf::new(cache.capacity).ok_or(None)?,
@@ -106,6 +108,7 @@ impl Node {
         }
         sheaf.set_len(cache.capacity, taken);
         cache.count(SlabEvent::Refilled, taken);
+        cache.count(SlabEvent::SheafRefill, taken);
         if taken == 0 {
             Err(Some(sheaf))
         } else {
@@ -165,6 +168,7 @@ impl Node {
             return None;
         }
         let mut oldest = stock.full.take_oldest()?;
+        cache.count(SlabEvent::BarnPutFail, 1);
         self.flush(cache, stock, &mut oldest);
         Some(oldest)
     }
@@ -252,6 +256,18 @@ impl Node {
         self.stock
             .lock()
             .map_or(0, |stock| stock.slabs.in_use(cache))
+    }
+
+    /// Adds what is here to `usage`: slabs, the barn's sheaves and the objects in both.
+    pub(super) fn tally(&self, cache: &Cache, usage: &mut Usage) {
+        let Some(mut stock) = self.stock.lock() else {
+            return;
+        };
+        // What handlers have set aside is free: else it would look as if it were in use.
+        self.take_back(cache, &mut stock);
+        usage.barn_sheaves += stock.full.length;
+        usage.barn_objects += stock.full.objects(cache.capacity);
+        stock.slabs.tally(cache, usage);
     }
 
     /// Slabs there are.
@@ -349,6 +365,7 @@ impl Node {
     fn flush(&self, cache: &Cache, stock: &mut Stock, sheaf: &mut Sheaf) {
         let objects = sheaf.objects(cache.capacity);
         cache.count(SlabEvent::Flushed, objects.len());
+        cache.count(SlabEvent::SheafFlush, objects.len());
         // SAFETY: objects in a sheaf were freed by their owners; sheaves that come here hold this node's only.
         unsafe { stock.slabs.give(cache, objects) };
         sheaf.set_len(cache.capacity, 0);

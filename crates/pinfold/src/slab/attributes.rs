@@ -1,0 +1,156 @@
+//! A cache's attributes, as the kernel has them in `/sys/kernel/slab/<name>/`.
+//!
+//! docs/slabinfo.md tells them all, beside the kernel's meaning. What the kernel has and this library has not is left out.
+
+use super::info::{Info, Usage};
+use super::{DebugFlags, KmemCache};
+use crate::segment::SlabEvent;
+use core::fmt;
+
+/// Where an attribute comes from.
+#[derive(Clone, Copy)]
+enum Source {
+    /// Set when the cache was made.
+    Fixed(fn(Info) -> usize),
+    /// Part of what is counted at the moment of asking.
+    Used(fn(&Usage) -> usize),
+    /// 1 if the cache makes these checks, else 0.
+    Checks(DebugFlags),
+    /// How often this occurred.
+    Counted(SlabEvent),
+}
+
+/// All attributes, in the order in which they are listed.
+const ALL: [(&str, Source); 40] = {
+    use Source::{Checks, Counted, Fixed, Used};
+    [
+        ("object_size", Fixed(|info| info.cache.object)),
+        ("slab_size", Fixed(|info| info.cache.size)),
+        ("align", Fixed(|info| info.cache.align)),
+        ("objs_per_slab", Fixed(|info| info.cache.per_slab)),
+        (
+            "order",
+            Fixed(|info| info.pages_per_slab().ilog2() as usize),
+        ),
+        (
+            "ctor",
+            Fixed(|info| info.cache.constructor.is_some().into()),
+        ),
+        ("sheaf_capacity", Fixed(|info| info.sheaves().0)),
+        ("barn_capacity", Fixed(|info| info.sheaves().1)),
+        ("objects", Used(|usage| usage.active)),
+        ("objects_partial", Used(|usage| usage.objects_partial)),
+        ("total_objects", Used(|usage| usage.total)),
+        ("slabs", Used(|usage| usage.slabs)),
+        ("partial", Used(|usage| usage.slabs_partial)),
+        ("slabs_empty", Used(|usage| usage.slabs_empty)),
+        ("cpu_sheaves", Used(|usage| usage.cpu_sheaves)),
+        ("cpu_objects", Used(|usage| usage.cpu_objects)),
+        ("barn_sheaves", Used(|usage| usage.barn_sheaves)),
+        ("barn_objects", Used(|usage| usage.barn_objects)),
+        ("sanity_checks", Checks(DebugFlags::CONSISTENCY)),
+        ("red_zone", Checks(DebugFlags::RED_ZONE)),
+        ("poison", Checks(DebugFlags::POISON)),
+        ("store_user", Checks(DebugFlags::USER)),
+        ("trace", Checks(DebugFlags::TRACE)),
+        ("hardened", Fixed(|info| info.is_hardened().into())),
+        ("alloc_slowpath", Counted(SlabEvent::AllocSlowpath)),
+        ("free_slowpath", Counted(SlabEvent::FreeSlowpath)),
+        ("barn_get", Counted(SlabEvent::BarnGet)),
+        ("barn_get_fail", Counted(SlabEvent::BarnGetFail)),
+        ("barn_put", Counted(SlabEvent::BarnPut)),
+        ("barn_put_fail", Counted(SlabEvent::BarnPutFail)),
+        ("sheaf_refill", Counted(SlabEvent::SheafRefill)),
+        ("sheaf_flush", Counted(SlabEvent::SheafFlush)),
+        ("refilled", Counted(SlabEvent::Refilled)),
+        ("flushed", Counted(SlabEvent::Flushed)),
+        ("alloc_slab", Counted(SlabEvent::SlabAlloc)),
+        ("free_slab", Counted(SlabEvent::SlabFree)),
+        ("alloc_from_partial", Counted(SlabEvent::AllocFromPartial)),
+        ("free_add_partial", Counted(SlabEvent::FreeAddPartial)),
+        ("free_remove_partial", Counted(SlabEvent::FreeRemovePartial)),
+        ("alloc_node_mismatch", Counted(SlabEvent::AllocNodeMismatch)),
+    ]
+};
+
+impl Source {
+    /// The value; `usage` is asked only where it is needed.
+    fn read(self, info: Info, usage: impl FnOnce() -> Usage) -> u64 {
+        match self {
+            Source::Fixed(value) => value(info) as u64,
+            Source::Used(value) => value(&usage()) as u64,
+            Source::Checks(flags) => info.debug_flags().contains(flags).into(),
+            Source::Counted(event) => info.count(event),
+        }
+    }
+}
+
+/// A cache's attributes and their values, one after the other; as text a line `name value` each. What is counted was counted once,
+/// when this was made, so that numbers fit together; events are read as they come.
+#[derive(Clone, Debug)]
+pub struct Attributes {
+    info: Info,
+    usage: Usage,
+    next: usize,
+}
+
+impl Iterator for Attributes {
+    type Item = (&'static str, u64);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (name, source) = *ALL.get(self.next)?;
+        self.next += 1;
+        Some((name, source.read(self.info, || self.usage)))
+    }
+}
+
+/// Those that have not been iterated over.
+impl fmt::Display for Attributes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.clone()
+            .try_for_each(|(name, value)| writeln!(f, "{name} {value}"))
+    }
+}
+
+impl Info {
+    /// The attribute that the kernel calls `name`; `None` where there is no such thing here. Costs what [`usage`](Self::usage) does
+    /// for one that is counted at the moment of asking, else little.
+    pub fn attribute(&self, name: &str) -> Option<u64> {
+        let &(_, source) = ALL.iter().find(|attribute| attribute.0 == name)?;
+        Some(source.read(*self, || self.usage()))
+    }
+
+    /// All attributes.
+    pub fn attributes(&self) -> Attributes {
+        Attributes {
+            info: *self,
+            usage: self.usage(),
+            next: 0,
+        }
+    }
+}
+
+impl KmemCache {
+    /// The attribute that the kernel calls `name` in `/sys/kernel/slab/<cache>/`; `None` where there is no such thing here.
+    ///
+    /// ```
+    /// use pinfold::slab::KmemCache;
+    /// use std::alloc::Layout;
+    ///
+    /// let cache = KmemCache::new("point", Layout::new::<[u32; 3]>())?;
+    /// assert_eq!(cache.attribute("object_size"), Some(12));
+    /// assert_eq!(cache.attribute("slab_size"), Some(16));
+    /// assert_eq!(cache.attribute("cache_dma"), None);
+    /// print!("{}", cache.attributes());
+    /// # Ok::<(), pinfold::slab::CacheError>(())
+    /// ```
+    #[doc(alias = "/sys/kernel/slab")]
+    pub fn attribute(&self, name: &str) -> Option<u64> {
+        self.info().attribute(name)
+    }
+
+    /// All attributes, as pairs or as text.
+    pub fn attributes(&self) -> Attributes {
+        self.info().attributes()
+    }
+}
