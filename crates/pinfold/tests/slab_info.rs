@@ -3,13 +3,22 @@
 //! Numbers of objects in use are exact whenever nobody else uses the cache. Events are exact where a cache's own geometry says how
 //! many there must be.
 
+mod slabinfo_text;
+
 use pinfold::slab::debug::{Report, Verdict, on_report};
 use pinfold::slab::{DebugFlags, KmemCache, caches, kmalloc, slabinfo};
+use slabinfo_text::{Line, parse};
 use std::alloc::Layout;
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+
+/// One test at a time: a cache that is destroyed stops all CPUs for a moment, and then sheaves of all caches take other ways.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()
@@ -38,16 +47,9 @@ fn attribute(cache: &KmemCache, name: &str) -> usize {
 
 /// What must hold of any cache that nobody uses at the moment, with `active` objects in use.
 fn check(cache: &KmemCache, active: usize) {
-    // Other tests' threads have idle caches give back, now and then: look at a moment in which nothing moved.
-    let all = || (cache.usage(), cache.attributes().collect::<HashMap<_, _>>());
-    let (usage, attributes, line, in_use, slabs) = loop {
-        let (usage, attributes) = all();
-        let (line, in_use) = (line_of(cache), cache.in_use());
-        let slabs = cache.statistics().slabs;
-        if all() == (usage, attributes.clone()) {
-            break (usage, attributes, line, in_use, slabs);
-        }
-    };
+    let (usage, line) = (cache.usage(), line_of(cache));
+    let (in_use, slabs) = (cache.in_use(), cache.statistics().slabs);
+    let attributes: HashMap<_, _> = cache.attributes().collect();
     let value = |name: &str| attributes[name] as usize;
     assert_eq!(usage.active, active, "{usage:?}");
     let in_sheaves = usage.cpu_objects + usage.barn_objects;
@@ -69,86 +71,6 @@ fn check(cache: &KmemCache, active: usize) {
     cache.validate().unwrap();
 }
 
-#[derive(Debug, PartialEq)]
-struct Line {
-    name: String,
-    active_objs: usize,
-    num_objs: usize,
-    objsize: usize,
-    objperslab: usize,
-    pagesperslab: usize,
-    tunables: [usize; 3],
-    active_slabs: usize,
-    num_slabs: usize,
-    sharedavail: usize,
-}
-
-/// Reads text in `/proc/slabinfo`'s form, by columns as `slabtop` does, and insists on the kernel's exact spacing.
-fn parse(text: &str) -> Vec<Line> {
-    let mut lines = text.split_inclusive('\n');
-    assert_eq!(lines.next(), Some("slabinfo - version: 2.1\n"));
-    assert_eq!(
-        lines.next(),
-        Some(
-            "# name            <active_objs> <num_objs> <objsize> <objperslab> <pagesperslab> : tunables <limit> <batchcount> <sharedfactor> : slabdata <active_slabs> <num_slabs> <sharedavail>\n"
-        )
-    );
-    lines.map(parse_line).collect()
-}
-
-fn parse_line(line: &str) -> Line {
-    let words: Vec<&str> = line.split_ascii_whitespace().collect();
-    assert_eq!(words.len(), 16, "{line:?}");
-    assert!(line.is_ascii() && !line.starts_with('#'), "{line:?}");
-    assert_eq!([words[6], words[7]], [":", "tunables"]);
-    assert_eq!([words[11], words[12]], [":", "slabdata"]);
-    let number = |at: usize| -> usize { words[at].parse().unwrap() };
-    let parsed = Line {
-        name: words[0].to_owned(),
-        active_objs: number(1),
-        num_objs: number(2),
-        objsize: number(3),
-        objperslab: number(4),
-        pagesperslab: number(5),
-        tunables: [number(8), number(9), number(10)],
-        active_slabs: number(13),
-        num_slabs: number(14),
-        sharedavail: number(15),
-    };
-    assert_eq!(printed_by_the_kernel(&parsed), line);
-    parsed
-}
-
-/// The kernel's own format strings, run by the C library.
-fn printed_by_the_kernel(line: &Line) -> String {
-    let name = std::ffi::CString::new(line.name.as_str()).unwrap();
-    let mut buffer = vec![0u8; 4096];
-    let [limit, batchcount, shared] = line.tunables.map(|value| value as u32);
-    // SAFETY: the buffer is that long, and each argument has the type that its conversion names.
-    let length = unsafe {
-        libc::snprintf(
-            buffer.as_mut_ptr().cast(),
-            buffer.len(),
-            c"%-17s %6lu %6lu %6u %4u %4d : tunables %4u %4u %4u : slabdata %6lu %6lu %6lu\n"
-                .as_ptr(),
-            name.as_ptr(),
-            line.active_objs,
-            line.num_objs,
-            line.objsize as u32,
-            line.objperslab as u32,
-            line.pagesperslab as i32,
-            limit,
-            batchcount,
-            shared,
-            line.active_slabs,
-            line.num_slabs,
-            line.sharedavail,
-        )
-    };
-    buffer.truncate(length as usize);
-    String::from_utf8(buffer).unwrap()
-}
-
 fn line_of(cache: &KmemCache) -> Line {
     let mut lines = parse(&cache.slabinfo().to_string());
     assert_eq!(lines.len(), 1);
@@ -157,6 +79,7 @@ fn line_of(cache: &KmemCache) -> Line {
 
 #[test]
 fn a_fresh_cache_has_nothing() {
+    let _turn = turn();
     let cache = KmemCache::new("fresh", layout(100, 4)).unwrap();
     check(&cache, 0);
     let fixed = |name: &str| attribute(&cache, name);
@@ -182,11 +105,12 @@ fn a_fresh_cache_has_nothing() {
 
 #[test]
 fn objects_in_sheaves_are_not_active() {
+    let _turn = turn();
     for size in [8, 64, 1000, 8192, 65536] {
         let cache = KmemCache::new("sheaves", layout(size, 8)).unwrap();
         let mut objects = take(&cache, 1);
         check(&cache, 1);
-        assert!(cache.usage().cpu_sheaves >= 1);
+        assert!(cache.usage().cpu_objects + cache.usage().barn_objects > 0);
         objects.extend(take(&cache, 999));
         check(&cache, 1000);
         give(&cache, objects.drain(500..));
@@ -209,6 +133,7 @@ fn objects_in_sheaves_are_not_active() {
 
 #[test]
 fn slabs_by_their_states() {
+    let _turn = turn();
     let cache = KmemCache::new("states", layout(512, 8)).unwrap();
     let per_slab = attribute(&cache, "objs_per_slab");
     // Past the sheaves, so that the slabs have exactly what is asked for.
@@ -244,18 +169,20 @@ fn slabs_by_their_states() {
 
 #[test]
 fn what_goes_through_the_barn_is_counted() {
+    let _turn = turn();
     let cache = KmemCache::new("barn", layout(256, 8)).unwrap();
     let capacity = attribute(&cache, "sheaf_capacity");
     let barn = attribute(&cache, "barn_capacity");
     let count = capacity * (barn + 20);
     let objects = take(&cache, count);
     let took = |name: &str| attribute(&cache, name);
-    assert_eq!(took("barn_get"), 0);
+    // None, but where the thread was moved to another CPU with a sheaf in hand.
+    assert!(took("barn_get") <= took("barn_put"));
     assert!(took("barn_get_fail") >= barn + 20);
     assert!(took("alloc_slowpath") >= took("barn_get_fail"));
     assert_eq!(took("sheaf_refill"), took("refilled"));
     assert!(took("sheaf_refill") >= count);
-    assert_eq!((took("sheaf_flush"), took("barn_put")), (0, 0));
+    assert_eq!(took("sheaf_flush"), 0);
     give(&cache, objects);
     assert!(took("barn_put") > barn);
     assert!(took("barn_put_fail") > 0 && took("barn_sheaves") <= barn);
@@ -273,6 +200,7 @@ fn what_goes_through_the_barn_is_counted() {
 
 #[test]
 fn several_threads_and_their_numbers() {
+    let _turn = turn();
     const EACH: usize = 2000;
     let cache = KmemCache::new("threads", layout(128, 8)).unwrap();
     let barrier = Barrier::new(5);
@@ -310,6 +238,7 @@ fn several_threads_and_their_numbers() {
 
 #[test]
 fn numbers_stay_within_bounds_while_others_work() {
+    let _turn = turn();
     let cache = KmemCache::new("bounds", layout(64, 8)).unwrap();
     let stop = AtomicBool::new(false);
     let objects = take(&cache, 10);
@@ -339,6 +268,7 @@ fn overlook(_: &Report<'_>) -> Verdict {
 
 #[test]
 fn a_debugged_cache() {
+    let _turn = turn();
     on_report(overlook);
     let flags = DebugFlags::RED_ZONE | DebugFlags::USER;
     let cache = KmemCache::builder("debugged", layout(64, 8))
@@ -371,6 +301,7 @@ fn a_debugged_cache() {
 
 #[test]
 fn a_hardened_cache() {
+    let _turn = turn();
     on_report(overlook);
     let cache = KmemCache::builder("hard", layout(96, 8))
         .hardened(true)
@@ -401,6 +332,7 @@ fn a_hardened_cache() {
 
 #[test]
 fn a_constructor_shows() {
+    let _turn = turn();
     unsafe fn nothing(_: *mut u8) {}
     // SAFETY: objects need no initialisation.
     let cache = unsafe { KmemCache::with_constructor("made", layout(32, 32), nothing) }.unwrap();
@@ -410,6 +342,7 @@ fn a_constructor_shows() {
 
 #[test]
 fn names_are_one_word_of_ascii() {
+    let _turn = turn();
     for (name, shown) in [
         ("two words", "two_words"),
         ("tab\there\n", "tab_here_"),
@@ -429,6 +362,7 @@ fn names_are_one_word_of_ascii() {
 
 #[test]
 fn attributes_as_text_and_one_by_one() {
+    let _turn = turn();
     let cache = KmemCache::new("text", layout(40, 8)).unwrap();
     let objects = take(&cache, 50);
     let text = cache.attributes().to_string();
@@ -455,6 +389,7 @@ fn attributes_as_text_and_one_by_one() {
 
 #[test]
 fn all_caches_are_listed() {
+    let _turn = turn();
     assert!(kmalloc::init());
     let cache = KmemCache::new("listed", layout(24, 8)).unwrap();
     let objects = take(&cache, 7);
@@ -475,6 +410,7 @@ fn all_caches_are_listed() {
 
 #[test]
 fn a_destroyed_cache_reads_as_zero() {
+    let _turn = turn();
     let cache = KmemCache::new("gone", layout(24, 8)).unwrap();
     let info = cache.info();
     give(&cache, take(&cache, 1000));
@@ -499,6 +435,7 @@ fn a_destroyed_cache_reads_as_zero() {
 
 #[test]
 fn caches_come_and_go_while_somebody_lists_them() {
+    let _turn = turn();
     let stop = AtomicBool::new(false);
     let stop = &stop;
     std::thread::scope(|scope| {
