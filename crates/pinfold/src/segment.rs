@@ -24,7 +24,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PINFOLD\x01");
 
 /// The layout's version; a reader refuses another.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 2;
 
 /// Rows for size classes, more than there are classes; unused rows have `size` 0.
 pub const CLASSES: usize = 48;
@@ -94,25 +94,9 @@ crate::vmstat_items! {
         /// Objects given back to slabs.
         Flushed = "flushed",
         /// Slabs made.
-        SlabAlloc = "alloc_slab",
+        SlabAlloc = "slab_alloc",
         /// Slabs given back to the arena.
-        SlabFree = "free_slab",
-        /// Times that the barn had no full sheaf.
-        BarnGetFail = "barn_get_fail",
-        /// Times that the barn had full sheaves enough, so that one was flushed.
-        BarnPutFail = "barn_put_fail",
-        /// Objects taken from slabs to fill sheaves; part of those refilled.
-        SheafRefill = "sheaf_refill",
-        /// Objects given back to slabs out of sheaves; part of those flushed.
-        SheafFlush = "sheaf_flush",
-        /// Slabs that objects were taken from, and that were partial before.
-        AllocFromPartial = "alloc_from_partial",
-        /// Slabs that were full until an object came back.
-        FreeAddPartial = "free_add_partial",
-        /// Slabs whose last object came back.
-        FreeRemovePartial = "free_remove_partial",
-        /// Objects asked of a node that had to come from another.
-        AllocNodeMismatch = "alloc_node_mismatch",
+        SlabFree = "slab_free",
     }
 }
 

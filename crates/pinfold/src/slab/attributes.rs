@@ -2,7 +2,8 @@
 //!
 //! docs/slabinfo.md tells them all, beside the kernel's meaning. What the kernel has and this library has not is left out.
 
-use super::info::{Info, Usage};
+use super::info::{Info, Reading, Usage};
+use super::look::Counts;
 use super::{DebugFlags, KmemCache};
 use crate::segment::SlabEvent;
 use core::fmt;
@@ -10,19 +11,21 @@ use core::fmt;
 /// Where an attribute comes from.
 #[derive(Clone, Copy)]
 enum Source {
-    /// Set when the cache was made.
+    /// Known to the descriptor.
     Fixed(fn(Info) -> usize),
     /// Part of what is counted at the moment of asking.
     Used(fn(&Usage) -> usize),
+    /// How often this occurred, as nodes have counted it.
+    Noted(fn(&Counts) -> u64),
     /// 1 if the cache makes these checks, else 0.
     Checks(DebugFlags),
-    /// How often this occurred.
+    /// How often this occurred, as CPUs have counted it.
     Counted(SlabEvent),
 }
 
 /// All attributes, in the order in which they are listed.
 const ALL: [(&str, Source); 40] = {
-    use Source::{Checks, Counted, Fixed, Used};
+    use Source::{Checks, Counted, Fixed, Noted, Used};
     [
         ("object_size", Fixed(|info| info.cache.object)),
         ("slab_size", Fixed(|info| info.cache.size)),
@@ -57,40 +60,50 @@ const ALL: [(&str, Source); 40] = {
         ("alloc_slowpath", Counted(SlabEvent::AllocSlowpath)),
         ("free_slowpath", Counted(SlabEvent::FreeSlowpath)),
         ("barn_get", Counted(SlabEvent::BarnGet)),
-        ("barn_get_fail", Counted(SlabEvent::BarnGetFail)),
+        ("barn_get_fail", Noted(|counts| counts.barn_get_fail)),
         ("barn_put", Counted(SlabEvent::BarnPut)),
-        ("barn_put_fail", Counted(SlabEvent::BarnPutFail)),
-        ("sheaf_refill", Counted(SlabEvent::SheafRefill)),
-        ("sheaf_flush", Counted(SlabEvent::SheafFlush)),
+        ("barn_put_fail", Noted(|counts| counts.barn_put_fail)),
+        ("sheaf_refill", Noted(|counts| counts.sheaf_refill)),
+        ("sheaf_flush", Noted(|counts| counts.sheaf_flush)),
         ("refilled", Counted(SlabEvent::Refilled)),
         ("flushed", Counted(SlabEvent::Flushed)),
         ("alloc_slab", Counted(SlabEvent::SlabAlloc)),
         ("free_slab", Counted(SlabEvent::SlabFree)),
-        ("alloc_from_partial", Counted(SlabEvent::AllocFromPartial)),
-        ("free_add_partial", Counted(SlabEvent::FreeAddPartial)),
-        ("free_remove_partial", Counted(SlabEvent::FreeRemovePartial)),
-        ("alloc_node_mismatch", Counted(SlabEvent::AllocNodeMismatch)),
+        (
+            "alloc_from_partial",
+            Noted(|counts| counts.alloc_from_partial),
+        ),
+        ("free_add_partial", Noted(|counts| counts.free_add_partial)),
+        (
+            "free_remove_partial",
+            Noted(|counts| counts.free_remove_partial),
+        ),
+        (
+            "alloc_node_mismatch",
+            Fixed(|info| info.node_mismatch() as usize),
+        ),
     ]
 };
 
 impl Source {
-    /// The value; `usage` is asked only where it is needed.
-    fn read(self, info: Info, usage: impl FnOnce() -> Usage) -> u64 {
+    /// The value; `reading` is asked for only where it is needed.
+    fn read(self, info: Info, reading: impl FnOnce() -> Reading) -> u64 {
         match self {
             Source::Fixed(value) => value(info) as u64,
-            Source::Used(value) => value(&usage()) as u64,
+            Source::Used(value) => value(&reading().usage) as u64,
+            Source::Noted(value) => value(&reading().counts),
             Source::Checks(flags) => info.debug_flags().contains(flags).into(),
             Source::Counted(event) => info.count(event),
         }
     }
 }
 
-/// A cache's attributes and their values, one after the other; as text a line `name value` each. What is counted was counted once,
-/// when this was made, so that numbers fit together; events are read as they come.
+/// A cache's attributes and their values, one after the other; as text a line `name value` each. What nodes know was read once,
+/// when this was made, so that these numbers fit together; what CPUs have counted is read as it comes.
 #[derive(Clone, Debug)]
 pub struct Attributes {
     info: Info,
-    usage: Usage,
+    reading: Reading,
     next: usize,
 }
 
@@ -100,7 +113,7 @@ impl Iterator for Attributes {
     fn next(&mut self) -> Option<Self::Item> {
         let (name, source) = *ALL.get(self.next)?;
         self.next += 1;
-        Some((name, source.read(self.info, || self.usage)))
+        Some((name, source.read(self.info, || self.reading)))
     }
 }
 
@@ -117,14 +130,14 @@ impl Info {
     /// for one that is counted at the moment of asking, else little.
     pub fn attribute(&self, name: &str) -> Option<u64> {
         let &(_, source) = ALL.iter().find(|attribute| attribute.0 == name)?;
-        Some(source.read(*self, || self.usage()))
+        Some(source.read(*self, || self.read()))
     }
 
     /// All attributes.
     pub fn attributes(&self) -> Attributes {
         Attributes {
             info: *self,
-            usage: self.usage(),
+            reading: self.read(),
             next: 0,
         }
     }

@@ -14,7 +14,7 @@ use crate::vmstat::VmEvents;
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicUsize, fence};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, fence};
 
 /// Caches that can exist at once. The number of a cache is also its place in every CPU's unit.
 pub const CACHES_MOST: usize = 4096;
@@ -79,6 +79,8 @@ pub struct Cache {
     node_count: usize,
     /// What the slow paths count.
     pub(super) events: VmEvents<SlabEvent>,
+    /// Objects asked of a node that came from another; rare.
+    pub(super) node_mismatch: AtomicU64,
 }
 
 // SAFETY: the raw pointers are to memory that lives for ever and is itself shared: nodes lock, rows are atomics.
@@ -263,6 +265,7 @@ impl Cache {
             nodes: nodes.as_ptr(),
             node_count: nodes.len(),
             events: VmEvents::new(),
+            node_mismatch: AtomicU64::new(0),
         }
     }
 
@@ -363,9 +366,7 @@ impl Cache {
 
     /// Counts in the slow paths.
     pub(super) fn count(&self, event: SlabEvent, n: usize) {
-        if n > 0 {
-            self.events.add(event, n as u64);
-        }
+        self.events.add(event, n as u64);
     }
 
     /// Which object begins `offset` bytes into a slab, rounded down. Exact for offsets below 2^18, the size of a slab:

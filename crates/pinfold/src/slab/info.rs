@@ -3,8 +3,9 @@
 //! Nobody is disturbed: no CPU is stopped, and no sheaf moves. Three things are read, one after the other:
 //!
 //! * the words in the CPUs' units, which say how many objects each sheaf has, without a lock;
-//! * each node's barn and slabs, under the node's lock, for as long as the walk over its partial slabs takes;
-//! * the events, without a lock.
+//! * each node's barn and slabs, and what was counted under its lock, with that lock, for as long as the walk over the partial
+//!   slabs takes;
+//! * the other events, by words per CPU.
 //!
 //! So numbers are exact when nobody uses the cache meanwhile. Else a sheaf that moves between the first and the second reading is
 //! counted in both places or in neither, and numbers of objects are wrong by so many. What a thread has in hand in the midst
@@ -14,6 +15,7 @@
 //! successor's. So whether it is still registered is asked after all else was read: if not, nothing that was read counts.
 
 use super::cache::{self, Cache};
+use super::look::Counts;
 use super::percpu::{HELD, SPARE, UNITS};
 use super::sheaf::objects_in_word;
 use super::{DebugFlags, KmemCache, idle};
@@ -89,6 +91,13 @@ impl Usage {
     }
 }
 
+/// What is read of a cache at once.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reading {
+    pub(super) usage: Usage,
+    pub(super) counts: Counts,
+}
+
 /// A cache as programs that look on see it. Stays valid when the cache is destroyed: all that changes reads as zero then.
 #[derive(Clone, Copy)]
 pub struct Info {
@@ -141,21 +150,22 @@ impl Info {
         self.cache.hardening.is_some()
     }
 
-    /// What the slow paths have counted. Reads a word for each event and CPU, and takes the nodes' locks for the number of slabs.
+    /// What the slow paths have counted. Reads a word for some of the events and each CPU, and costs what [`usage`](Self::usage) does.
     pub fn statistics(&self) -> Statistics {
+        let Reading { usage, counts } = self.read();
         let count = |event| self.cache.events.sum(event);
         let statistics = Statistics {
             alloc_slowpath: count(SlabEvent::AllocSlowpath),
             free_slowpath: count(SlabEvent::FreeSlowpath),
             barn_get: count(SlabEvent::BarnGet),
-            barn_get_fail: count(SlabEvent::BarnGetFail),
+            barn_get_fail: counts.barn_get_fail,
             barn_put: count(SlabEvent::BarnPut),
-            barn_put_fail: count(SlabEvent::BarnPutFail),
+            barn_put_fail: counts.barn_put_fail,
             refilled: count(SlabEvent::Refilled),
             flushed: count(SlabEvent::Flushed),
             slab_alloc: count(SlabEvent::SlabAlloc),
             slab_free: count(SlabEvent::SlabFree),
-            slabs: self.cache.nodes().iter().map(|node| node.slabs()).sum(),
+            slabs: usage.slabs,
             sheaf_capacity: self.sheaves().0,
         };
         self.unless_destroyed(statistics)
@@ -174,7 +184,7 @@ impl Info {
         self.cache.granules * GRANULE / sys::page_size()
     }
 
-    /// How often an event occurred.
+    /// How often an event occurred that is counted per CPU.
     pub(super) fn count(&self, event: SlabEvent) -> u64 {
         self.unless_destroyed(self.cache.events.sum(event))
     }
@@ -184,14 +194,25 @@ impl Info {
     /// Exact when nobody uses the cache meanwhile; else wrong by the sheaves that moved. A signal handler that interrupted a
     /// slow path misses what that has locked.
     pub fn usage(&self) -> Usage {
-        let mut usage = Usage::default();
-        count_sheaves(self.cache, &mut usage);
+        self.read().usage
+    }
+
+    /// Reads all that is not per CPU, and the CPUs' sheaves.
+    pub(super) fn read(&self) -> Reading {
+        let mut reading = Reading::default();
+        count_sheaves(self.cache, &mut reading.usage);
         let nodes = self.cache.nodes().iter();
-        nodes.for_each(|node| node.tally(self.cache, &mut usage));
+        nodes.for_each(|node| node.tally(self.cache, &mut reading));
+        let usage = &mut reading.usage;
         usage.total = usage.slabs * self.cache.per_slab;
         let in_sheaves = usage.cpu_objects + usage.barn_objects;
         usage.active = usage.allocated.saturating_sub(in_sheaves);
-        self.unless_destroyed(usage)
+        self.unless_destroyed(reading)
+    }
+
+    /// Objects asked of a node that came from another.
+    pub(super) fn node_mismatch(&self) -> u64 {
+        self.unless_destroyed(self.cache.node_mismatch.load(Relaxed))
     }
 
     /// What was read, or nothing, if it may have been the successor's.

@@ -4,6 +4,49 @@ use super::cache::Cache;
 use super::info::Usage;
 use super::slabs::{NIL, Slab, Slabs, slab};
 
+/// What is counted under a node's lock, as plain words: a per-CPU add each would show in the cost of large objects, whose sheaves
+/// are small. With the kernel's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Times that the barn had no full sheaf to give.
+    pub(super) barn_get_fail: u64,
+    /// Times that the barn had full sheaves enough, so that one was flushed.
+    pub(super) barn_put_fail: u64,
+    /// Objects from slabs into sheaves.
+    pub(super) sheaf_refill: u64,
+    /// Objects from sheaves into slabs.
+    pub(super) sheaf_flush: u64,
+    /// Times that objects were taken from a slab that was partial before.
+    pub(super) alloc_from_partial: u64,
+    /// Slabs that were full until an object came back.
+    pub(super) free_add_partial: u64,
+    /// Slabs whose last object came back.
+    pub(super) free_remove_partial: u64,
+}
+
+impl Counts {
+    pub(super) const NONE: Counts = Counts {
+        barn_get_fail: 0,
+        barn_put_fail: 0,
+        sheaf_refill: 0,
+        sheaf_flush: 0,
+        alloc_from_partial: 0,
+        free_add_partial: 0,
+        free_remove_partial: 0,
+    };
+
+    /// Adds another node's.
+    pub(super) fn add(&mut self, other: &Counts) {
+        self.barn_get_fail += other.barn_get_fail;
+        self.barn_put_fail += other.barn_put_fail;
+        self.sheaf_refill += other.sheaf_refill;
+        self.sheaf_flush += other.sheaf_flush;
+        self.alloc_from_partial += other.alloc_from_partial;
+        self.free_add_partial += other.free_add_partial;
+        self.free_remove_partial += other.free_remove_partial;
+    }
+}
+
 impl Slabs {
     /// The slabs of a list, by the first's number.
     ///

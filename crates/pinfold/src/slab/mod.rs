@@ -47,12 +47,12 @@ pub use typed::{
     Cache, Handle, Kept, ObjectCache, Reusable, Shared, SharedCache, TryAllocError, UninitHandle,
 };
 
-use crate::segment::SlabEvent;
 use crate::{nodes, page};
 use cache::Cache as Descriptor;
 use core::alloc::Layout;
 use core::fmt;
 use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::Ordering::Relaxed;
 use percpu::UNITS;
 use pinfold_rseq::FenceError;
 
@@ -158,7 +158,7 @@ impl KmemCache {
         self.descriptor.alloc_from(number, &mut object);
         let object = NonNull::new(object[0])?;
         if page::node_of(object.as_ptr() as usize) != number {
-            self.descriptor.count(SlabEvent::AllocNodeMismatch, 1);
+            self.descriptor.node_mismatch.fetch_add(1, Relaxed);
         }
         Some(object)
     }

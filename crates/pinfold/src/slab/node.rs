@@ -6,7 +6,7 @@
 use super::cache::Cache;
 use super::debug::{Fault, Faults, Kind, Plan, Track};
 use super::harden::QUARANTINE;
-use super::info::Usage;
+use super::info::Reading;
 use super::sheaf::{Sheaf, SheafList};
 use super::slabs::{Slabs, slab_of};
 use crate::lock::Lock;
@@ -96,7 +96,7 @@ impl Node {
             cache.count(SlabEvent::BarnGet, 1);
             return Ok(full);
         }
-        cache.count(SlabEvent::BarnGetFail, 1);
+        stock.slabs.counts.barn_get_fail += 1;
         let mut sheaf = match empty.or_else(|| stock.empty.take()) {
             Some(sheaf) => sheaf,
             None => Sheaf::new(cache.capacity).ok_or(None)?,
@@ -108,7 +108,7 @@ impl Node {
         }
         sheaf.set_len(cache.capacity, taken);
         cache.count(SlabEvent::Refilled, taken);
-        cache.count(SlabEvent::SheafRefill, taken);
+        stock.slabs.counts.sheaf_refill += taken as u64;
         if taken == 0 {
             Err(Some(sheaf))
         } else {
@@ -168,7 +168,7 @@ impl Node {
             return None;
         }
         let mut oldest = stock.full.take_oldest()?;
-        cache.count(SlabEvent::BarnPutFail, 1);
+        stock.slabs.counts.barn_put_fail += 1;
         self.flush(cache, stock, &mut oldest);
         Some(oldest)
     }
@@ -258,21 +258,17 @@ impl Node {
             .map_or(0, |stock| stock.slabs.in_use(cache))
     }
 
-    /// Adds what is here to `usage`: slabs, the barn's sheaves and the objects in both.
-    pub(super) fn tally(&self, cache: &Cache, usage: &mut Usage) {
+    /// Adds what is here to `reading`: slabs, the barn's sheaves and the objects in both, and what was counted.
+    pub(super) fn tally(&self, cache: &Cache, reading: &mut Reading) {
         let Some(mut stock) = self.stock.lock() else {
             return;
         };
         // What handlers have set aside is free: else it would look as if it were in use.
         self.take_back(cache, &mut stock);
-        usage.barn_sheaves += stock.full.length;
-        usage.barn_objects += stock.full.objects(cache.capacity);
-        stock.slabs.tally(cache, usage);
-    }
-
-    /// Slabs there are.
-    pub(super) fn slabs(&self) -> usize {
-        self.stock.lock().map_or(0, |stock| stock.slabs.count)
+        reading.usage.barn_sheaves += stock.full.length;
+        reading.usage.barn_objects += stock.full.objects(cache.capacity);
+        reading.counts.add(&stock.slabs.counts);
+        stock.slabs.tally(cache, &mut reading.usage);
     }
 
     /// Checks the slabs' invariants, and that no object in the barn is also free in its slab.
@@ -365,7 +361,7 @@ impl Node {
     fn flush(&self, cache: &Cache, stock: &mut Stock, sheaf: &mut Sheaf) {
         let objects = sheaf.objects(cache.capacity);
         cache.count(SlabEvent::Flushed, objects.len());
-        cache.count(SlabEvent::SheafFlush, objects.len());
+        stock.slabs.counts.sheaf_flush += objects.len() as u64;
         // SAFETY: objects in a sheaf were freed by their owners; sheaves that come here hold this node's only.
         unsafe { stock.slabs.give(cache, objects) };
         sheaf.set_len(cache.capacity, 0);

@@ -14,6 +14,7 @@
 //! Invariant: `free` = the number of set bits.
 
 use super::cache::Cache;
+use super::look::Counts;
 use crate::page::{self, GRANULE};
 use crate::segment::SlabEvent;
 use crate::sys::{self, die};
@@ -52,6 +53,8 @@ pub(super) struct Slabs {
     idle: usize,
     /// Slabs in all: full, partial and empty.
     pub(super) count: usize,
+    /// What has happened here, and in the barn beside.
+    pub(super) counts: Counts,
 }
 
 /// The slab whose frame is `index`.
@@ -82,6 +85,7 @@ impl Slabs {
             empty: 0,
             idle: 0,
             count: 0,
+            counts: Counts::NONE,
         }
     }
 
@@ -90,10 +94,10 @@ impl Slabs {
     ///
     /// Costs a few instructions an object; a new slab costs an arena call.
     pub(super) fn take(&mut self, cache: &Cache, node: usize, slots: &mut [*mut u8]) -> usize {
-        let (mut left, mut partial) = (slots.len(), 0);
+        let mut left = slots.len();
         while left > 0 {
             if self.first != NIL {
-                partial += 1;
+                self.counts.alloc_from_partial += 1;
             } else if !self.use_empty(cache) && !self.add_slab(cache, node) {
                 break;
             }
@@ -109,7 +113,6 @@ impl Slabs {
                 }
             }
         }
-        cache.count(SlabEvent::AllocFromPartial, partial);
         slots.len() - left
     }
 
@@ -120,7 +123,7 @@ impl Slabs {
     /// The objects are free and the caller's; they may be anything that calls itself an object of `cache`: an address
     /// that cannot be one, or is free already, ends the process.
     pub(super) unsafe fn give(&mut self, cache: &Cache, objects: &[*mut u8]) {
-        let (mut left, mut added, mut removed) = (objects, 0, 0);
+        let mut left = objects;
         while let Some(&object) = left.first() {
             let index = cache.run_of(object);
             // SAFETY: the run is a slab of this cache and node; the caller holds the lock.
@@ -132,16 +135,14 @@ impl Slabs {
                     self.unlink(List::Full, index);
                 }
                 self.link_first(List::Partial, index);
-                added += 1;
+                self.counts.free_add_partial += 1;
             }
             if slab.free as usize == cache.per_slab {
                 self.unlink(List::Partial, index);
                 self.retire(cache, index);
-                removed += 1;
+                self.counts.free_remove_partial += 1;
             }
         }
-        cache.count(SlabEvent::FreeAddPartial, added);
-        cache.count(SlabEvent::FreeRemovePartial, removed);
     }
 
     /// A slab has become empty: keep it for later. It counts as dirty memory meanwhile.
