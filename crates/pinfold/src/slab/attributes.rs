@@ -21,11 +21,13 @@ enum Source {
     Checks(DebugFlags),
     /// How often this occurred, as CPUs have counted it.
     Counted(SlabEvent),
+    /// How often the first occurred, less the second.
+    Rest(SlabEvent, fn(&Counts) -> u64),
 }
 
 /// All attributes, in the order in which they are listed.
 const ALL: [(&str, Source); 40] = {
-    use Source::{Checks, Counted, Fixed, Noted, Used};
+    use Source::{Checks, Counted, Fixed, Noted, Rest, Used};
     [
         ("object_size", Fixed(|info| info.cache.object)),
         ("slab_size", Fixed(|info| info.cache.size)),
@@ -63,8 +65,14 @@ const ALL: [(&str, Source); 40] = {
         ("barn_get_fail", Noted(|counts| counts.barn_get_fail)),
         ("barn_put", Counted(SlabEvent::BarnPut)),
         ("barn_put_fail", Noted(|counts| counts.barn_put_fail)),
-        ("sheaf_refill", Noted(|counts| counts.sheaf_refill)),
-        ("sheaf_flush", Noted(|counts| counts.sheaf_flush)),
+        (
+            "sheaf_refill",
+            Rest(SlabEvent::Refilled, |counts| counts.taken_past),
+        ),
+        (
+            "sheaf_flush",
+            Rest(SlabEvent::Flushed, |counts| counts.given_past),
+        ),
         ("refilled", Counted(SlabEvent::Refilled)),
         ("flushed", Counted(SlabEvent::Flushed)),
         ("alloc_slab", Counted(SlabEvent::SlabAlloc)),
@@ -94,6 +102,11 @@ impl Source {
             Source::Noted(value) => value(&reading().counts),
             Source::Checks(flags) => info.debug_flags().contains(flags).into(),
             Source::Counted(event) => info.count(event),
+            // Read at different moments: the second is never ahead for long.
+            Source::Rest(event, less) => {
+                let less = less(&reading().counts);
+                info.count(event).saturating_sub(less)
+            }
         }
     }
 }

@@ -12,10 +12,10 @@ pub(super) struct Counts {
     pub(super) barn_get_fail: u64,
     /// Times that the barn had full sheaves enough, so that one was flushed.
     pub(super) barn_put_fail: u64,
-    /// Objects from slabs into sheaves.
-    pub(super) sheaf_refill: u64,
-    /// Objects from sheaves into slabs.
-    pub(super) sheaf_flush: u64,
+    /// Objects taken from slabs past the sheaves: what was refilled less these went into sheaves.
+    pub(super) taken_past: u64,
+    /// Objects given to slabs past the sheaves.
+    pub(super) given_past: u64,
     /// Times that objects were taken from a slab that was partial before.
     pub(super) alloc_from_partial: u64,
     /// Slabs that were full until an object came back.
@@ -28,8 +28,8 @@ impl Counts {
     pub(super) const NONE: Counts = Counts {
         barn_get_fail: 0,
         barn_put_fail: 0,
-        sheaf_refill: 0,
-        sheaf_flush: 0,
+        taken_past: 0,
+        given_past: 0,
         alloc_from_partial: 0,
         free_add_partial: 0,
         free_remove_partial: 0,
@@ -39,8 +39,8 @@ impl Counts {
     pub(super) fn add(&mut self, other: &Counts) {
         self.barn_get_fail += other.barn_get_fail;
         self.barn_put_fail += other.barn_put_fail;
-        self.sheaf_refill += other.sheaf_refill;
-        self.sheaf_flush += other.sheaf_flush;
+        self.taken_past += other.taken_past;
+        self.given_past += other.given_past;
         self.alloc_from_partial += other.alloc_from_partial;
         self.free_add_partial += other.free_add_partial;
         self.free_remove_partial += other.free_remove_partial;

@@ -108,7 +108,6 @@ impl Node {
         }
         sheaf.set_len(cache.capacity, taken);
         cache.count(SlabEvent::Refilled, taken);
-        stock.slabs.counts.sheaf_refill += taken as u64;
         if taken == 0 {
             Err(Some(sheaf))
         } else {
@@ -186,6 +185,7 @@ impl Node {
         self.take_back(cache, &mut stock);
         let taken = stock.slabs.take(cache, node, objects);
         cache.count(SlabEvent::Refilled, taken);
+        stock.slabs.counts.taken_past += taken as u64;
         let length = objects.len();
         objects.copy_within(length - taken.., 0);
         taken
@@ -204,6 +204,7 @@ impl Node {
             return;
         };
         cache.count(SlabEvent::Flushed, objects.len());
+        stock.slabs.counts.given_past += objects.len() as u64;
         // SAFETY: the caller's promise.
         unsafe { stock.slabs.give(cache, objects) };
     }
@@ -331,6 +332,7 @@ impl Node {
             plan.set_free(slot);
             plan.set_track(slot, 1, || track.unwrap_or(Track::NOBODY));
             cache.count(SlabEvent::Flushed, 1);
+            stock.slabs.counts.given_past += 1;
             stock.slabs.give(cache, &[slot]);
         }
         Ok(())
@@ -361,7 +363,6 @@ impl Node {
     fn flush(&self, cache: &Cache, stock: &mut Stock, sheaf: &mut Sheaf) {
         let objects = sheaf.objects(cache.capacity);
         cache.count(SlabEvent::Flushed, objects.len());
-        stock.slabs.counts.sheaf_flush += objects.len() as u64;
         // SAFETY: objects in a sheaf were freed by their owners; sheaves that come here hold this node's only.
         unsafe { stock.slabs.give(cache, objects) };
         sheaf.set_len(cache.capacity, 0);
