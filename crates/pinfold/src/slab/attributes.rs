@@ -26,7 +26,7 @@ enum Source {
 }
 
 /// All attributes, in the order in which they are listed.
-const ALL: [(&str, Source); 40] = {
+const ALL: [(&str, Source); 39] = {
     use Source::{Checks, Counted, Fixed, Noted, Rest, Used};
     [
         ("object_size", Fixed(|info| info.cache.object)),
@@ -77,10 +77,6 @@ const ALL: [(&str, Source); 40] = {
         ("flushed", Counted(SlabEvent::Flushed)),
         ("alloc_slab", Counted(SlabEvent::SlabAlloc)),
         ("free_slab", Counted(SlabEvent::SlabFree)),
-        (
-            "alloc_from_partial",
-            Noted(|counts| counts.alloc_from_partial),
-        ),
         ("free_add_partial", Noted(|counts| counts.free_add_partial)),
         (
             "free_remove_partial",
@@ -102,7 +98,7 @@ impl Source {
             Source::Noted(value) => value(&reading().counts),
             Source::Checks(flags) => info.debug_flags().contains(flags).into(),
             Source::Counted(event) => info.count(event),
-            // Read at different moments: the second is never ahead for long.
+            // Read before the event, which is counted first: it is never ahead, but of a cache that is destroyed meanwhile.
             Source::Rest(event, less) => {
                 let less = less(&reading().counts);
                 info.count(event).saturating_sub(less)

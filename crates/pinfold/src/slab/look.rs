@@ -16,8 +16,6 @@ pub(super) struct Counts {
     pub(super) taken_past: u64,
     /// Objects given to slabs past the sheaves.
     pub(super) given_past: u64,
-    /// Times that objects were taken from a slab that was partial before.
-    pub(super) alloc_from_partial: u64,
     /// Slabs that were full until an object came back.
     pub(super) free_add_partial: u64,
     /// Slabs whose last object came back.
@@ -30,7 +28,6 @@ impl Counts {
         barn_put_fail: 0,
         taken_past: 0,
         given_past: 0,
-        alloc_from_partial: 0,
         free_add_partial: 0,
         free_remove_partial: 0,
     };
@@ -41,7 +38,6 @@ impl Counts {
         self.barn_put_fail += other.barn_put_fail;
         self.taken_past += other.taken_past;
         self.given_past += other.given_past;
-        self.alloc_from_partial += other.alloc_from_partial;
         self.free_add_partial += other.free_add_partial;
         self.free_remove_partial += other.free_remove_partial;
     }

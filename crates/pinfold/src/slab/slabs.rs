@@ -96,9 +96,7 @@ impl Slabs {
     pub(super) fn take(&mut self, cache: &Cache, node: usize, slots: &mut [*mut u8]) -> usize {
         let mut left = slots.len();
         while left > 0 {
-            if self.first != NIL {
-                self.counts.alloc_from_partial += 1;
-            } else if !self.use_empty(cache) && !self.add_slab(cache, node) {
+            if self.first == NIL && !self.use_empty(cache) && !self.add_slab(cache, node) {
                 break;
             }
             let index = self.first;
