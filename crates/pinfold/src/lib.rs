@@ -38,3 +38,8 @@ pub fn abort(message: core::fmt::Arguments<'_>) -> ! {
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The examples in docs/slabinfo.md, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/slabinfo.md")]
+struct SlabinfoDocumentation;

@@ -181,7 +181,7 @@ pub(crate) fn alloc(size: usize) -> Option<usize> {
 ///
 /// # Safety
 ///
-/// `alloc(size)` gave `offset`, and no operation on the block is under way or will begin.
+/// `alloc(size)` gave `offset`, and no operation on the block is under way or will begin; reads may be, and mean nothing then.
 pub(crate) unsafe fn free(offset: usize, size: usize) {
     let words = size.div_ceil(WORD);
     for unit in used().chain(core::iter::once(possible())) {

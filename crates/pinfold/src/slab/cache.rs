@@ -15,7 +15,7 @@ use crate::vmstat::VmEvents;
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicUsize};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, fence};
 
 /// Caches that can exist at once. The number of a cache is also its place in every CPU's unit.
 pub const CACHES_MOST: usize = 4096;
@@ -40,8 +40,13 @@ const COLOR_STEP: usize = 64;
 /// Colors at most.
 const COLORS_MOST: usize = 16;
 
-/// A cache's descriptor. Lives for ever; its memory is used again by the next cache.
+/// A cache's descriptor. Lives for ever, and is never used for another cache: who found it in the registry may look at it when
+/// the cache was destroyed meanwhile.
 pub struct Cache {
+    /// Bytes of an object as its users know it.
+    pub(super) object: usize,
+    /// What its address is a multiple of.
+    pub(super) align: usize,
     /// Bytes from one object to the next.
     pub(super) size: usize,
     /// Objects in a sheaf.
@@ -75,6 +80,8 @@ pub struct Cache {
     node_count: usize,
     /// What the slow paths count.
     pub(super) events: VmEvents<SlabEvent>,
+    /// Objects asked of a node that came from another; rare.
+    pub(super) node_mismatch: AtomicU64,
 }
 
 // SAFETY: the raw pointers are to memory that lives for ever and is itself shared: nodes lock, rows are atomics.
@@ -239,6 +246,8 @@ impl Cache {
         let length = name.len().min(text.len());
         text[..length].copy_from_slice(&name.as_bytes()[..length]);
         Cache {
+            object: layout.size(),
+            align,
             size,
             capacity,
             per_slab,
@@ -257,6 +266,7 @@ impl Cache {
             nodes: nodes.as_ptr(),
             node_count: nodes.len(),
             events: VmEvents::new(),
+            node_mismatch: AtomicU64::new(0),
         }
     }
 
@@ -316,12 +326,20 @@ impl Cache {
             .compare_exchange(me, null_mut(), AcqRel, Relaxed)
             .is_ok()
         {
+            // Pairs with the fence in `is_registered`: who sees words that are used anew also sees that the cache has gone.
+            fence(Release);
             let freed = numbers.freed;
             numbers.free[freed] = self.slot;
             numbers.freed += 1;
-            // SAFETY: the cache has no objects and no user.
+            // SAFETY: the cache has no objects and no user. Who sums now asks whether it is still registered.
             unsafe { self.events.release() };
         }
+    }
+
+    /// Whether the cache has not been destroyed; then what was read of it before is its own.
+    pub(super) fn is_registered(&self) -> bool {
+        fence(Acquire);
+        by_slot(usize::from(self.slot)).is_some_and(|cache| core::ptr::eq(cache, self))
     }
 
     /// Where in its run the next slab begins.
@@ -405,11 +423,14 @@ pub(super) fn used() -> usize {
     USED.load(Relaxed) - FIRST_SLOT
 }
 
+/// The caches there are, by number.
+pub(super) fn all() -> impl Iterator<Item = &'static Cache> {
+    (FIRST_SLOT..CACHES_MOST).filter_map(by_slot)
+}
+
 /// Calls `f` for every cache there is.
-pub(super) fn for_each(mut f: impl FnMut(&'static Cache)) {
-    (FIRST_SLOT..CACHES_MOST)
-        .filter_map(by_slot)
-        .for_each(&mut f);
+pub(super) fn for_each(f: impl FnMut(&'static Cache)) {
+    all().for_each(f);
 }
 
 /// Locks the registry for `fork`.

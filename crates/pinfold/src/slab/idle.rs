@@ -113,7 +113,7 @@ fn seen(index: usize) -> Option<*mut u8> {
 }
 
 /// A word of a unit, or of what was seen of it.
-fn word<'u>(block: *mut u8, offset: usize) -> &'u AtomicU64 {
+pub(super) fn word<'u>(block: *mut u8, offset: usize) -> &'u AtomicU64 {
     // SAFETY: units and their blocks live for ever, and offsets of caches lie in them.
     unsafe { &*block.add(offset).cast() }
 }

@@ -20,35 +20,42 @@
 
 #[cfg(feature = "allocator-api2")]
 mod allocator;
+mod attributes;
 mod builder;
 mod cache;
 mod constructor;
 pub mod debug;
 mod fast;
 mod harden;
+mod info;
 pub mod kmalloc;
+mod look;
 mod node;
 mod percpu;
 mod purge;
 mod sheaf;
+mod slabinfo;
 mod slabs;
 mod typed;
 
 #[cfg(feature = "allocator-api2")]
 pub use allocator::Kmalloc;
+pub use attributes::Attributes;
 pub use builder::Builder;
 pub use cache::{CACHES_MOST, CacheError, OBJECT_MOST};
 pub use debug::DebugFlags;
+pub use info::{Info, Statistics, Usage, caches};
+pub use slabinfo::{Slabinfo, slabinfo};
 pub use typed::{
     Cache, Handle, Kept, ObjectCache, Reusable, Shared, SharedCache, TryAllocError, UninitHandle,
 };
 
-use crate::segment::SlabEvent;
 use crate::{nodes, page};
 use cache::Cache as Descriptor;
 use core::alloc::Layout;
 use core::fmt;
 use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::Ordering::Relaxed;
 use percpu::UNITS;
 use pinfold_rseq::FenceError;
 
@@ -159,10 +166,14 @@ impl KmemCache {
     /// An object of node `node`'s memory, or of the nearest with memory; past the CPU's sheaves, under the node's lock.
     #[doc(alias = "kmem_cache_alloc_node")]
     pub fn alloc_node(&self, node: usize) -> Option<NonNull<u8>> {
+        let number = node % nodes::count();
         let mut object = [null_mut()];
-        self.descriptor
-            .alloc_from(node % nodes::count(), &mut object);
-        NonNull::new(object[0])
+        self.descriptor.alloc_from(number, &mut object);
+        let object = NonNull::new(object[0])?;
+        if page::node_of(object.as_ptr() as usize) != number {
+            self.descriptor.node_mismatch.fetch_add(1, Relaxed);
+        }
+        Some(object)
     }
 
     /// Fills `objects` from its start; returns how many, fewer only when the system has no memory. One critical
@@ -337,21 +348,6 @@ impl KmemCache {
             .plan()
             .map_or(DebugFlags::NONE, |plan| plan.flags)
     }
-
-    /// What the slow paths have counted.
-    pub fn statistics(&self) -> Statistics {
-        let events = &self.descriptor.events;
-        Statistics {
-            alloc_slowpath: events.sum(SlabEvent::AllocSlowpath),
-            free_slowpath: events.sum(SlabEvent::FreeSlowpath),
-            barn_get: events.sum(SlabEvent::BarnGet),
-            barn_put: events.sum(SlabEvent::BarnPut),
-            slab_alloc: events.sum(SlabEvent::SlabAlloc),
-            slab_free: events.sum(SlabEvent::SlabFree),
-            slabs: self.descriptor.nodes().iter().map(node::Node::slabs).sum(),
-            sheaf_capacity: self.descriptor.capacity,
-        }
-    }
 }
 
 impl Drop for KmemCache {
@@ -372,27 +368,6 @@ impl fmt::Debug for KmemCache {
             .field("object_size", &self.object_size())
             .finish_non_exhaustive()
     }
-}
-
-/// What a cache's slow paths have counted, with the kernel's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Statistics {
-    /// Allocations that found the main sheaf empty.
-    pub alloc_slowpath: u64,
-    /// Frees that found the main sheaf full.
-    pub free_slowpath: u64,
-    /// Full sheaves taken from barns.
-    pub barn_get: u64,
-    /// Full sheaves put into barns.
-    pub barn_put: u64,
-    /// Slabs made.
-    pub slab_alloc: u64,
-    /// Slabs given back.
-    pub slab_free: u64,
-    /// Slabs there are.
-    pub slabs: usize,
-    /// Objects that a sheaf holds at most.
-    pub sheaf_capacity: usize,
 }
 
 /// Objects had not come back when their cache was to be destroyed.

@@ -6,6 +6,7 @@
 use super::cache::Cache;
 use super::debug::{Fault, Faults, Kind, Plan, Track};
 use super::harden::QUARANTINE;
+use super::info::Reading;
 use super::sheaf::{Sheaf, SheafList};
 use super::slabs::{Slabs, slab_of};
 use crate::lock::Lock;
@@ -97,6 +98,7 @@ impl Node {
             cache.count(SlabEvent::BarnGet, 1);
             return Ok(full);
         }
+        stock.slabs.counts.barn_get_fail += 1;
         let mut sheaf = match empty.or_else(|| stock.empty.take()) {
             Some(sheaf) => sheaf,
             None => Sheaf::new(cache.capacity).ok_or(None)?,
@@ -190,6 +192,7 @@ impl Node {
             return None;
         }
         let mut oldest = stock.full.take_oldest()?;
+        stock.slabs.counts.barn_put_fail += 1;
         self.flush(cache, stock, &mut oldest);
         Some(oldest)
     }
@@ -207,6 +210,7 @@ impl Node {
         self.take_back(cache, &mut stock);
         let taken = stock.slabs.take(cache, node, objects);
         cache.count(SlabEvent::Refilled, taken);
+        stock.slabs.counts.taken_past += taken as u64;
         let length = objects.len();
         objects.copy_within(length - taken.., 0);
         taken
@@ -225,6 +229,7 @@ impl Node {
             return;
         };
         cache.count(SlabEvent::Flushed, objects.len());
+        stock.slabs.counts.given_past += objects.len() as u64;
         // SAFETY: the caller's promise.
         unsafe { stock.slabs.give(cache, objects) };
     }
@@ -286,9 +291,17 @@ impl Node {
             .map_or(0, |stock| stock.slabs.in_use(cache))
     }
 
-    /// Slabs there are.
-    pub(super) fn slabs(&self) -> usize {
-        self.stock.lock().map_or(0, |stock| stock.slabs.count)
+    /// Adds what is here to `reading`: slabs, the barn's sheaves and the objects in both, and what was counted.
+    pub(super) fn tally(&self, cache: &Cache, reading: &mut Reading) {
+        let Some(mut stock) = self.stock.lock() else {
+            return;
+        };
+        // What handlers have set aside is free: else it would look as if it were in use.
+        self.take_back(cache, &mut stock);
+        reading.usage.barn_sheaves += stock.full.length;
+        reading.usage.barn_objects += stock.full.objects(cache.capacity);
+        reading.counts.add(&stock.slabs.counts);
+        stock.slabs.tally(cache, &mut reading.usage);
     }
 
     /// Checks the slabs' invariants, and that no object in the barn is also free in its slab.
@@ -388,6 +401,7 @@ impl Node {
             plan.set_free(slot);
             plan.set_track(slot, 1, || track.unwrap_or(Track::NOBODY));
             cache.count(SlabEvent::Flushed, 1);
+            stock.slabs.counts.given_past += 1;
             stock.slabs.give(cache, &[slot]);
         }
         Ok(())

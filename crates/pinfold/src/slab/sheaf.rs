@@ -54,6 +54,15 @@ pub(super) fn word_is_full(word: u64) -> bool {
     (word as usize).is_multiple_of(STACK_ALIGN)
 }
 
+/// How many objects the sheaf of a unit's word has, if there is a sheaf; by the word alone, so that anybody may ask about any CPU's.
+pub(super) fn objects_in_word(word: u64, capacity: usize) -> Option<usize> {
+    // The word stands for no longer than this call.
+    let sheaf = Sheaf {
+        top: word as *mut *mut u8,
+    };
+    (word != 0).then(|| sheaf.len(capacity))
+}
+
 impl Sheaf {
     /// An empty sheaf; `None` when there is no memory, or in a signal handler that interrupted the pool.
     pub(super) fn new(capacity: usize) -> Option<Sheaf> {
@@ -88,7 +97,9 @@ impl Sheaf {
     }
 
     pub(super) fn len(&self, capacity: usize) -> usize {
-        (self.top as usize - bottom(self.base(), capacity) as usize) / 8
+        let bottom = bottom(self.base(), capacity) as usize;
+        // Never less, but where a destroyed cache's capacity meets its successor's word (`info`).
+        (self.top as usize).saturating_sub(bottom) / 8
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -179,6 +190,20 @@ impl SheafList {
             bottom: 0,
             length: 0,
         }
+    }
+
+    /// Objects in all of them. Reads a link of each.
+    pub(super) fn objects(&self, capacity: usize) -> usize {
+        let (mut word, mut objects) = (self.top, 0);
+        while let Some(length) = objects_in_word(word, capacity) {
+            objects += length;
+            let sheaf = Sheaf {
+                top: word as *mut *mut u8,
+            };
+            // SAFETY: slot 0 links the sheaves of the list, which are the caller's.
+            word = unsafe { *sheaf.below() };
+        }
+        objects
     }
 
     pub(super) fn put(&mut self, sheaf: Sheaf) {

@@ -14,6 +14,7 @@
 //! Invariant: `free` = the number of set bits.
 
 use super::cache::Cache;
+use super::look::Counts;
 use super::purge::PURGED;
 use crate::page::{self, GRANULE};
 use crate::segment::SlabEvent;
@@ -28,13 +29,13 @@ pub(super) const NIL: u32 = u32::MAX;
 /// A slab, in the private part of its run's first frame.
 #[repr(C)]
 pub(super) struct Slab {
-    start: *mut u8,
+    pub(super) start: *mut u8,
     pub(super) cache: *const Cache,
-    prev: u32,
+    pub(super) prev: u32,
     pub(super) next: u32,
-    free: u32,
+    pub(super) free: u32,
     /// All words below this one have no bit set.
-    hint: u32,
+    pub(super) hint: u32,
     /// The last [`Slabs::period`] in which objects were taken or given.
     pub(super) touched: u32,
     pub(super) bits: [u64; OBJECTS_MOST / 64],
@@ -51,14 +52,16 @@ pub(super) struct Slabs {
     /// Counts what [`release_idle`](Self::release_idle) is called for, about a second each.
     pub(super) period: u32,
     /// The full slabs of a debugged cache.
-    first_full: u32,
+    pub(super) first_full: u32,
     /// The empty slabs, last in first out: the next to be used was used last, and is still in the processor's caches.
-    first_empty: u32,
-    empty: usize,
+    pub(super) first_empty: u32,
+    pub(super) empty: usize,
     /// The fewest empty slabs there were since [`release_idle`](Self::release_idle) last looked.
     idle: usize,
     /// Slabs in all: full, partial and empty.
     pub(super) count: usize,
+    /// What has happened here, and in the barn beside.
+    pub(super) counts: Counts,
 }
 
 /// The slab whose frame is `index`.
@@ -91,6 +94,7 @@ impl Slabs {
             empty: 0,
             idle: 0,
             count: 0,
+            counts: Counts::NONE,
         }
     }
 
@@ -140,10 +144,12 @@ impl Slabs {
                     self.unlink(List::Full, index);
                 }
                 self.link_first(List::Partial, index);
+                self.counts.free_add_partial += 1;
             }
             if slab.free as usize == cache.per_slab {
                 self.unlink(List::Partial, index);
                 self.retire(cache, index);
+                self.counts.free_remove_partial += 1;
             }
         }
     }
@@ -221,62 +227,6 @@ impl Slabs {
         released
     }
 
-    /// Objects that are not free in slabs of the list. Full slabs count with all their objects.
-    pub(super) fn in_use(&self, cache: &Cache) -> usize {
-        let (mut index, mut listed, mut used) = (self.first, 0, 0);
-        while index != NIL {
-            // SAFETY: a slab of the list; the caller holds the lock.
-            let slab = unsafe { slab(index) };
-            listed += 1;
-            used += cache.per_slab - slab.free as usize;
-            index = slab.next;
-        }
-        used + (self.count - listed - self.empty) * cache.per_slab
-    }
-
-    /// Checks the invariants of every slab in the list; says what is wrong, and at which slab.
-    pub(super) fn validate(&self, cache: &Cache) -> Result<(), (&'static str, *const u8)> {
-        let (mut index, mut before) = (self.first, NIL);
-        while index != NIL {
-            // SAFETY: a slab of the list; the caller holds the lock.
-            let slab = unsafe { slab(index) };
-            let start = slab.start.cast_const();
-            let bits: u32 = slab.bits[..cache.per_slab.div_ceil(64)]
-                .iter()
-                .map(|word| word.count_ones())
-                .sum();
-            if !core::ptr::eq(slab.cache, cache) {
-                return Err(("slab of another cache in the list", start));
-            }
-            if bits != slab.free || bits == 0 || bits as usize == cache.per_slab {
-                return Err(("count of free objects is wrong", start));
-            }
-            if slab.prev != before {
-                return Err(("partial list is broken", start));
-            }
-            if slab.bits[..slab.hint as usize]
-                .iter()
-                .any(|&word| word != 0)
-            {
-                return Err(("free object below the hint", start));
-            }
-            (before, index) = (index, slab.next);
-        }
-        let (mut index, mut empty) = (self.first_empty, 0);
-        while index != NIL {
-            // SAFETY: a slab of the list; the caller holds the lock.
-            let slab = unsafe { slab(index) };
-            if slab.free as usize != cache.per_slab {
-                return Err(("slab in use among the empty ones", slab.start.cast_const()));
-            }
-            (index, empty) = (slab.next, empty + 1);
-        }
-        if empty != self.empty {
-            return Err(("count of empty slabs is wrong", core::ptr::null()));
-        }
-        Ok(())
-    }
-
     /// Makes a slab; it is the first of the list then.
     fn add_slab(&mut self, cache: &Cache, node: usize) -> bool {
         let Some(run) = page::alloc_run(cache.granules, node, cache.slot, true, cache.class())
@@ -345,27 +295,6 @@ impl Slabs {
             }
             if next != NIL {
                 slab(next).prev = prev;
-            }
-        }
-    }
-
-    /// Calls `f` with every slot of a debugged cache, its slab's start, its number, and whether it is in use.
-    pub(super) fn for_each_slot(
-        &self,
-        cache: &Cache,
-        mut f: impl FnMut(*mut u8, (*const u8, usize, bool)),
-    ) {
-        for first in [self.first, self.first_full, self.first_empty] {
-            let mut index = first;
-            while index != NIL {
-                // SAFETY: a slab of a list; the caller holds the lock.
-                let slab = unsafe { slab(index) };
-                for nth in 0..cache.per_slab {
-                    let free = slab.bits[nth / 64] >> (nth % 64) & 1 == 1;
-                    let slot = slab.start.wrapping_add(nth * cache.size);
-                    f(slot, (slab.start, nth, !free));
-                }
-                index = slab.next;
             }
         }
     }

@@ -142,7 +142,7 @@ impl<I: Item> VmEvents<I> {
     ///
     /// # Safety
     ///
-    /// Nobody counts or sums meanwhile.
+    /// Nobody counts meanwhile. Who sums meanwhile gets a number that means nothing.
     pub(crate) unsafe fn release(&self) {
         let place = self.place.swap(NOWHERE, AcqRel);
         if place != NOWHERE {

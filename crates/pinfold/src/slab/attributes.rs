@@ -1,0 +1,178 @@
+//! A cache's attributes, as the kernel has them in `/sys/kernel/slab/<name>/`.
+//!
+//! docs/slabinfo.md tells them all, beside the kernel's meaning. What the kernel has and this library has not is left out.
+
+use super::info::{Info, Reading, Usage};
+use super::look::Counts;
+use super::{DebugFlags, KmemCache};
+use crate::segment::SlabEvent;
+use core::fmt;
+
+/// Where an attribute comes from.
+#[derive(Clone, Copy)]
+enum Source {
+    /// Known to the descriptor.
+    Fixed(fn(Info) -> usize),
+    /// Part of what is counted at the moment of asking.
+    Used(fn(&Usage) -> usize),
+    /// How often this occurred, as nodes have counted it.
+    Noted(fn(&Counts) -> u64),
+    /// 1 if the cache makes these checks, else 0.
+    Checks(DebugFlags),
+    /// How often this occurred, as CPUs have counted it.
+    Counted(SlabEvent),
+    /// How often the first occurred, less the second.
+    Rest(SlabEvent, fn(&Counts) -> u64),
+}
+
+/// All attributes, in the order in which they are listed.
+const ALL: [(&str, Source); 39] = {
+    use Source::{Checks, Counted, Fixed, Noted, Rest, Used};
+    [
+        ("object_size", Fixed(|info| info.cache.object)),
+        ("slab_size", Fixed(|info| info.cache.size)),
+        ("align", Fixed(|info| info.cache.align)),
+        ("objs_per_slab", Fixed(|info| info.cache.per_slab)),
+        (
+            "order",
+            Fixed(|info| info.pages_per_slab().ilog2() as usize),
+        ),
+        (
+            "ctor",
+            Fixed(|info| info.cache.constructor.is_some().into()),
+        ),
+        ("sheaf_capacity", Fixed(|info| info.sheaves().0)),
+        ("barn_capacity", Fixed(|info| info.sheaves().1)),
+        ("objects", Used(|usage| usage.active)),
+        ("objects_partial", Used(|usage| usage.objects_partial)),
+        ("total_objects", Used(|usage| usage.total)),
+        ("slabs", Used(|usage| usage.slabs)),
+        ("partial", Used(|usage| usage.slabs_partial)),
+        ("slabs_empty", Used(|usage| usage.slabs_empty)),
+        ("cpu_sheaves", Used(|usage| usage.cpu_sheaves)),
+        ("cpu_objects", Used(|usage| usage.cpu_objects)),
+        ("barn_sheaves", Used(|usage| usage.barn_sheaves)),
+        ("barn_objects", Used(|usage| usage.barn_objects)),
+        ("sanity_checks", Checks(DebugFlags::CONSISTENCY)),
+        ("red_zone", Checks(DebugFlags::RED_ZONE)),
+        ("poison", Checks(DebugFlags::POISON)),
+        ("store_user", Checks(DebugFlags::USER)),
+        ("trace", Checks(DebugFlags::TRACE)),
+        ("hardened", Fixed(|info| info.is_hardened().into())),
+        ("alloc_slowpath", Counted(SlabEvent::AllocSlowpath)),
+        ("free_slowpath", Counted(SlabEvent::FreeSlowpath)),
+        ("barn_get", Counted(SlabEvent::BarnGet)),
+        ("barn_get_fail", Noted(|counts| counts.barn_get_fail)),
+        ("barn_put", Counted(SlabEvent::BarnPut)),
+        ("barn_put_fail", Noted(|counts| counts.barn_put_fail)),
+        (
+            "sheaf_refill",
+            Rest(SlabEvent::Refilled, |counts| counts.taken_past),
+        ),
+        (
+            "sheaf_flush",
+            Rest(SlabEvent::Flushed, |counts| counts.given_past),
+        ),
+        ("refilled", Counted(SlabEvent::Refilled)),
+        ("flushed", Counted(SlabEvent::Flushed)),
+        ("alloc_slab", Counted(SlabEvent::SlabAlloc)),
+        ("free_slab", Counted(SlabEvent::SlabFree)),
+        ("free_add_partial", Noted(|counts| counts.free_add_partial)),
+        (
+            "free_remove_partial",
+            Noted(|counts| counts.free_remove_partial),
+        ),
+        (
+            "alloc_node_mismatch",
+            Fixed(|info| info.node_mismatch() as usize),
+        ),
+    ]
+};
+
+impl Source {
+    /// The value; `reading` is asked for only where it is needed.
+    fn read(self, info: Info, reading: impl FnOnce() -> Reading) -> u64 {
+        match self {
+            Source::Fixed(value) => value(info) as u64,
+            Source::Used(value) => value(&reading().usage) as u64,
+            Source::Noted(value) => value(&reading().counts),
+            Source::Checks(flags) => info.debug_flags().contains(flags).into(),
+            Source::Counted(event) => info.count(event),
+            // Read before the event, which is counted first: it is never ahead, but of a cache that is destroyed meanwhile.
+            Source::Rest(event, less) => {
+                let less = less(&reading().counts);
+                info.count(event).saturating_sub(less)
+            }
+        }
+    }
+}
+
+/// A cache's attributes and their values, one after the other; as text a line `name value` each. What nodes know was read once,
+/// when this was made, so that these numbers fit together; what CPUs have counted is read as it comes.
+#[derive(Clone, Debug)]
+pub struct Attributes {
+    info: Info,
+    reading: Reading,
+    next: usize,
+}
+
+impl Iterator for Attributes {
+    type Item = (&'static str, u64);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (name, source) = *ALL.get(self.next)?;
+        self.next += 1;
+        Some((name, source.read(self.info, || self.reading)))
+    }
+}
+
+/// Those that have not been iterated over.
+impl fmt::Display for Attributes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.clone()
+            .try_for_each(|(name, value)| writeln!(f, "{name} {value}"))
+    }
+}
+
+impl Info {
+    /// The attribute that the kernel calls `name`; `None` where there is no such thing here. Costs what [`usage`](Self::usage) does
+    /// for one that is counted at the moment of asking, else little.
+    pub fn attribute(&self, name: &str) -> Option<u64> {
+        let &(_, source) = ALL.iter().find(|attribute| attribute.0 == name)?;
+        Some(source.read(*self, || self.read()))
+    }
+
+    /// All attributes.
+    pub fn attributes(&self) -> Attributes {
+        Attributes {
+            info: *self,
+            reading: self.read(),
+            next: 0,
+        }
+    }
+}
+
+impl KmemCache {
+    /// The attribute that the kernel calls `name` in `/sys/kernel/slab/<cache>/`; `None` where there is no such thing here.
+    ///
+    /// ```
+    /// use pinfold::slab::KmemCache;
+    /// use std::alloc::Layout;
+    ///
+    /// let cache = KmemCache::new("point", Layout::new::<[u32; 3]>())?;
+    /// assert_eq!(cache.attribute("object_size"), Some(12));
+    /// assert_eq!(cache.attribute("slab_size"), Some(16));
+    /// assert_eq!(cache.attribute("cache_dma"), None);
+    /// print!("{}", cache.attributes());
+    /// # Ok::<(), pinfold::slab::CacheError>(())
+    /// ```
+    #[doc(alias = "/sys/kernel/slab")]
+    pub fn attribute(&self, name: &str) -> Option<u64> {
+        self.info().attribute(name)
+    }
+
+    /// All attributes, as pairs or as text.
+    pub fn attributes(&self) -> Attributes {
+        self.info().attributes()
+    }
+}

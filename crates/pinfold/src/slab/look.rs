@@ -1,0 +1,148 @@
+//! Looking slabs over without changing them: how many are in which state, and whether the records agree.
+
+use super::cache::Cache;
+use super::info::Usage;
+use super::slabs::{NIL, Slab, Slabs, slab};
+
+/// What is counted under a node's lock, as plain words: a per-CPU add each would show in the cost of large objects, whose sheaves
+/// are small. With the kernel's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Times that the barn had no full sheaf to give.
+    pub(super) barn_get_fail: u64,
+    /// Times that the barn had full sheaves enough, so that one was flushed.
+    pub(super) barn_put_fail: u64,
+    /// Objects taken from slabs past the sheaves: what was refilled less these went into sheaves.
+    pub(super) taken_past: u64,
+    /// Objects given to slabs past the sheaves.
+    pub(super) given_past: u64,
+    /// Slabs that were full until an object came back.
+    pub(super) free_add_partial: u64,
+    /// Slabs whose last object came back.
+    pub(super) free_remove_partial: u64,
+}
+
+impl Counts {
+    pub(super) const NONE: Counts = Counts {
+        barn_get_fail: 0,
+        barn_put_fail: 0,
+        taken_past: 0,
+        given_past: 0,
+        free_add_partial: 0,
+        free_remove_partial: 0,
+    };
+
+    /// Adds another node's.
+    pub(super) fn add(&mut self, other: &Counts) {
+        self.barn_get_fail += other.barn_get_fail;
+        self.barn_put_fail += other.barn_put_fail;
+        self.taken_past += other.taken_past;
+        self.given_past += other.given_past;
+        self.free_add_partial += other.free_add_partial;
+        self.free_remove_partial += other.free_remove_partial;
+    }
+}
+
+impl Slabs {
+    /// The slabs of a list, by the first's number.
+    ///
+    /// # Safety
+    ///
+    /// The list is of these slabs, and the caller holds the node's lock for as long as it iterates.
+    unsafe fn list(first: u32) -> impl Iterator<Item = &'static Slab> {
+        let mut index = first;
+        core::iter::from_fn(move || {
+            // SAFETY: a slab of the list; the caller holds the lock.
+            let slab = (index != NIL).then(|| &*unsafe { slab(index) })?;
+            index = slab.next;
+            Some(slab)
+        })
+    }
+
+    /// Adds the slabs by their states, and the objects in them, to `usage`. Walks the partial list.
+    pub(super) fn tally(&self, cache: &Cache, usage: &mut Usage) {
+        let (mut partial, mut used) = (0, 0);
+        // SAFETY: one of our lists; who has `self` holds the lock.
+        for slab in unsafe { Self::list(self.first) } {
+            partial += 1;
+            used += cache.per_slab - slab.free as usize;
+        }
+        usage.slabs += self.count;
+        usage.slabs_partial += partial;
+        usage.slabs_empty += self.empty;
+        usage.objects_partial += used;
+        let full = self.count - partial - self.empty;
+        usage.allocated += used + full * cache.per_slab;
+    }
+
+    /// Objects that are not free in a slab.
+    pub(super) fn in_use(&self, cache: &Cache) -> usize {
+        let mut usage = Usage::default();
+        self.tally(cache, &mut usage);
+        usage.allocated
+    }
+
+    /// Checks the invariants of every slab in the list; says what is wrong, and at which slab.
+    pub(super) fn validate(&self, cache: &Cache) -> Result<(), (&'static str, *const u8)> {
+        let (mut index, mut before) = (self.first, NIL);
+        while index != NIL {
+            // SAFETY: a slab of the list; the caller holds the lock.
+            let slab = unsafe { slab(index) };
+            let start = slab.start.cast_const();
+            let bits: u32 = slab.bits[..cache.per_slab.div_ceil(64)]
+                .iter()
+                .map(|word| word.count_ones())
+                .sum();
+            if !core::ptr::eq(slab.cache, cache) {
+                return Err(("slab of another cache in the list", start));
+            }
+            if bits != slab.free || bits == 0 || bits as usize == cache.per_slab {
+                return Err(("count of free objects is wrong", start));
+            }
+            if slab.prev != before {
+                return Err(("partial list is broken", start));
+            }
+            if slab.bits[..slab.hint as usize]
+                .iter()
+                .any(|&word| word != 0)
+            {
+                return Err(("free object below the hint", start));
+            }
+            (before, index) = (index, slab.next);
+        }
+        let (mut index, mut empty) = (self.first_empty, 0);
+        while index != NIL {
+            // SAFETY: a slab of the list; the caller holds the lock.
+            let slab = unsafe { slab(index) };
+            if slab.free as usize != cache.per_slab {
+                return Err(("slab in use among the empty ones", slab.start.cast_const()));
+            }
+            (index, empty) = (slab.next, empty + 1);
+        }
+        if empty != self.empty {
+            return Err(("count of empty slabs is wrong", core::ptr::null()));
+        }
+        Ok(())
+    }
+
+    /// Calls `f` with every slot of a debugged cache, its slab's start, its number, and whether it is in use.
+    pub(super) fn for_each_slot(
+        &self,
+        cache: &Cache,
+        mut f: impl FnMut(*mut u8, (*const u8, usize, bool)),
+    ) {
+        for first in [self.first, self.first_full, self.first_empty] {
+            let mut index = first;
+            while index != NIL {
+                // SAFETY: a slab of a list; the caller holds the lock.
+                let slab = unsafe { slab(index) };
+                for nth in 0..cache.per_slab {
+                    let free = slab.bits[nth / 64] >> (nth % 64) & 1 == 1;
+                    let slot = slab.start.wrapping_add(nth * cache.size);
+                    f(slot, (slab.start, nth, !free));
+                }
+                index = slab.next;
+            }
+        }
+    }
+}
