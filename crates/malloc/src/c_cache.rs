@@ -461,7 +461,7 @@ pub unsafe extern "C" fn pinfold_cache_statistics(this: *const CCache) -> CStati
         slab_free: counted.slab_free,
         slabs: counted.slabs,
         sheaf_capacity: counted.sheaf_capacity,
-        stride: cache.object_size(),
+        stride: cache.stride(),
     }
 }
 

@@ -9,6 +9,9 @@ impl KmemCache {
     /// then.
     #[inline(always)]
     pub fn alloc_fast(&self) -> Option<NonNull<u8>> {
+        if self.offset == 0 {
+            return None;
+        }
         // SAFETY: the offset is the cache's place in the units.
         NonNull::new(unsafe { UNITS.pop_fast(self.offset) })
     }
@@ -22,6 +25,6 @@ impl KmemCache {
     #[inline(always)]
     pub unsafe fn free_fast(&self, object: NonNull<u8>) -> bool {
         // SAFETY: the offset is the cache's place in the units; the object is given up.
-        unsafe { UNITS.push_fast(self.offset, object.as_ptr()) }
+        self.offset != 0 && unsafe { UNITS.push_fast(self.offset, object.as_ptr()) }
     }
 }

@@ -342,6 +342,11 @@ impl KmemCache {
         self.descriptor.room()
     }
 
+    /// Bytes from one object to the next.
+    pub fn stride(&self) -> usize {
+        self.descriptor.size
+    }
+
     /// The checks that this cache makes.
     pub fn debug_flags(&self) -> DebugFlags {
         self.descriptor

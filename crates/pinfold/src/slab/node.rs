@@ -347,6 +347,7 @@ impl Node {
             return Ok(None);
         }
         cache.count(SlabEvent::Refilled, 1);
+        stock.slabs.counts.taken_past += 1;
         let slot = slot[0];
         // SAFETY: the slot was free and is ours now.
         unsafe {
