@@ -18,15 +18,18 @@
 //!
 //! See `lock`. The fast paths take none.
 
+mod bundle;
 mod cache;
 pub mod kmalloc;
 mod node;
 mod percpu;
+mod prefilled;
 mod sheaf;
 mod slabs;
 mod typed;
 
 pub use cache::{CACHES_MOST, CacheError, OBJECT_MOST};
+pub use prefilled::{OutOfMemory, Prefilled};
 pub use typed::{Cache, Handle};
 
 use crate::segment::SlabEvent;

@@ -22,7 +22,7 @@
 //! A sheaf is at every moment in exactly one place, so nothing is lost or doubled.
 
 use super::cache::{self, CACHES_MOST, Cache};
-use super::idle;
+use super::{fork, idle};
 use super::node::Node;
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
 use crate::lock::Lock;
@@ -67,6 +67,7 @@ fn prepare() -> bool {
     let Some(unit) = layout.ok().and_then(page::alloc_meta) else {
         return false;
     };
+    fork::register();
     shepherd::register(idle::drain);
     UNITS.install(index, unit.as_ptr()).is_ok()
 }
