@@ -17,8 +17,8 @@
 //!
 //! # Lock order
 //!
-//! Outermost first: the registry of caches, a cache's node, the sheaf pool, the arena of a node, the metadata. Never two
-//! of a kind, but in `fork`, which takes all in that order.
+//! Outermost first: a memory pool's, the one for stopping CPUs, the registry of caches, a cache's node, the sheaf pool, the arena of a
+//! node, the metadata. Never two of a kind, but in `fork`, which takes all in that order.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};

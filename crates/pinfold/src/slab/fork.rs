@@ -8,7 +8,7 @@
 
 use super::cache::{self, Cache};
 use super::percpu::UNITS;
-use super::{percpu, sheaf};
+use super::{mempool, percpu, sheaf};
 use crate::{counter, page, shepherd, sys};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
@@ -62,6 +62,7 @@ extern "C" fn in_child() {
 
 /// Takes all locks, in the lock order; call it in the parent before the fork.
 pub fn fork_prepare() {
+    mempool::fork_prepare();
     STOPPING.store(percpu::fork_prepare(), Relaxed);
     NUMBERS.store(cache::fork_prepare(), Relaxed);
     cache::for_each(|cache| {
@@ -93,6 +94,7 @@ pub fn fork_parent() {
         if STOPPING.swap(false, Relaxed) {
             percpu::fork_done();
         }
+        mempool::fork_done();
     }
 }
 

@@ -21,6 +21,7 @@
 mod bundle;
 mod cache;
 pub mod kmalloc;
+mod mempool;
 mod node;
 mod percpu;
 mod prefilled;
@@ -29,6 +30,7 @@ mod slabs;
 mod typed;
 
 pub use cache::{CACHES_MOST, CacheError, OBJECT_MOST};
+pub use mempool::MemPool;
 pub use prefilled::{OutOfMemory, Prefilled};
 pub use typed::{Cache, Handle};
 
