@@ -97,6 +97,10 @@ crate::vmstat_items! {
         SlabAlloc = "slab_alloc",
         /// Slabs given back to the arena.
         SlabFree = "slab_free",
+        /// Objects freed deferred, as far as their sheaves wait or have waited.
+        FreeRcuSheaf = "free_rcu_sheaf",
+        /// Objects lost because there was no memory for a sheaf in which they could have waited.
+        FreeRcuSheafFail = "free_rcu_sheaf_fail",
     }
 }
 

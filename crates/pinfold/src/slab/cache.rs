@@ -1,5 +1,6 @@
 //! What a cache is: its descriptor, and the registry of all caches.
 
+use super::deferred::Deferred;
 use super::node::Node;
 use super::sheaf::CAPACITY_MOST;
 use super::slabs::OBJECTS_MOST;
@@ -65,6 +66,8 @@ pub struct Cache {
     /// One per node.
     nodes: *const Node,
     node_count: usize,
+    /// What waits for its readers.
+    pub(super) deferred: Deferred,
     /// What the slow paths count.
     pub(super) events: VmEvents<SlabEvent>,
 }
@@ -214,6 +217,7 @@ impl Cache {
             name: text,
             nodes: nodes.as_ptr(),
             node_count: nodes.len(),
+            deferred: Deferred::new(),
             events: VmEvents::new(),
         }
     }

@@ -8,7 +8,7 @@
 
 use super::cache::{self, Cache};
 use super::percpu::UNITS;
-use super::{mempool, percpu, sheaf};
+use super::{deferred, grace, mempool, percpu, sheaf};
 use crate::{counter, page, shepherd, sys};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
@@ -65,7 +65,9 @@ pub fn fork_prepare() {
     mempool::fork_prepare();
     STOPPING.store(percpu::fork_prepare(), Relaxed);
     NUMBERS.store(cache::fork_prepare(), Relaxed);
+    grace::fork_prepare();
     cache::for_each(|cache| {
+        deferred::fork_prepare(cache);
         for node in cache.nodes() {
             let taken = node.fork_prepare();
             node.forking.store(taken, Relaxed);
@@ -88,6 +90,7 @@ pub fn fork_parent() {
             sheaf::fork_done();
         }
         cache::for_each(release);
+        grace::fork_done();
         if NUMBERS.swap(false, Relaxed) {
             cache::fork_done();
         }
@@ -105,10 +108,13 @@ fn release(cache: &'static Cache) {
             unsafe { node.fork_done() };
         }
     }
+    // SAFETY: as above.
+    unsafe { deferred::fork_done(cache) };
 }
 
 /// Gives the locks back; call it in the child after the fork.
 pub fn fork_child() {
     UNITS.unlock_all_in_child(pinfold_rseq::possible());
+    grace::fork_child();
     fork_parent();
 }

@@ -14,12 +14,17 @@
 //! * A **slab** is a run cut into objects, with a bit per free object in its frame (`slabs`). Objects carry no headers, and
 //!   neither allocating nor freeing reads or writes them.
 //!
+//! * An object that others may still look at is freed deferred (`deferred`): it waits for a grace period ([`grace`]).
+//! * Objects can be set apart, for a while ([`Prefilled`]) or for the worst case ([`MemPool`]).
+//!
 //! # Lock order
 //!
 //! See `lock`. The fast paths take none.
 
 mod bundle;
 mod cache;
+mod deferred;
+pub mod grace;
 pub mod kmalloc;
 mod mempool;
 mod node;
@@ -135,6 +140,51 @@ impl KmemCache {
         }
     }
 
+    /// Takes an object back that readers may still look at: it is free when every [reader](grace::enter) of this moment has
+    /// left. The caller has taken it out of sight: readers that enter from now on do not find it.
+    ///
+    /// Costs as [`free`](Self::free) does; each few hundred objects a fence. Never waits, also in readers and signal handlers; only where
+    /// the system has no memory for a list of what waits may it take 10 ms to look for readers, and when these stay, the object
+    /// is lost, which [`statistics`](Self::statistics) count.
+    ///
+    /// What waits is freed in passing, by other deferred frees, by slow paths, and by the shepherd.
+    ///
+    /// # Safety
+    ///
+    /// The object came from this cache, nobody frees it again, and nobody uses it but readers that had entered before.
+    #[doc(alias = "kfree_rcu")]
+    #[inline]
+    pub unsafe fn free_deferred(&self, object: NonNull<u8>) {
+        let offset = self.offset + percpu::DEFERRED;
+        // SAFETY: the offset is the cache's place in the units; the object is given up.
+        if !unsafe { UNITS.push(offset, object.as_ptr()) } {
+            // SAFETY: the caller's promise.
+            unsafe { self.descriptor.defer_slow(object.as_ptr()) };
+        }
+    }
+
+    /// Returns when everything freed deferred to this cache before the call is free.
+    ///
+    /// Waits for the readers of this moment; interrupts the CPUs that run threads of this process, once or twice, unless nothing was ever
+    /// freed so. Not for readers, who would wait for themselves, nor for signal handlers.
+    ///
+    /// # Errors
+    ///
+    /// [`FenceError`] when the kernel cannot fence; what waits goes on waiting.
+    #[doc(alias = "kvfree_rcu_barrier")]
+    pub fn flush_deferred(&self) -> Result<(), FenceError> {
+        if !self.descriptor.deferred.is_used() {
+            return Ok(());
+        }
+        self.drain()
+    }
+
+    /// Takes what CPUs have of this cache, and waits for the readers of what is deferred.
+    fn drain(&self) -> Result<(), FenceError> {
+        percpu::drain(|cache| core::ptr::eq(cache, self.descriptor))?;
+        self.descriptor.await_deferred()
+    }
+
     /// An object of node `node`'s memory, or of the nearest with memory; past the CPU's sheaves, under the node's lock.
     #[doc(alias = "kmem_cache_alloc_node")]
     pub fn alloc_node(&self, node: usize) -> Option<NonNull<u8>> {
@@ -194,14 +244,15 @@ impl KmemCache {
 
     /// Gives everything that is free back to the system, what CPUs have cached included; returns how many slabs.
     ///
-    /// Interrupts the CPUs that run threads of this process, once; some microseconds.
+    /// Interrupts the CPUs that run threads of this process, once; some microseconds. When objects were [freed
+    /// deferred](Self::free_deferred) it waits for their readers: it is not for readers then.
     ///
     /// # Errors
     ///
     /// [`FenceError`] when the kernel cannot fence; then what CPUs have cached stays, the rest is given back.
     #[doc(alias = "kmem_cache_shrink")]
     pub fn shrink(&self) -> Result<usize, FenceError> {
-        let drained = percpu::drain(|cache| core::ptr::eq(cache, self.descriptor));
+        let drained = self.drain();
         let released = self.release();
         drained.map(|()| released)
     }
@@ -211,14 +262,15 @@ impl KmemCache {
         nodes.map(|node| node.shrink(self.descriptor)).sum()
     }
 
-    /// Ends the cache and gives its memory back.
+    /// Ends the cache and gives its memory back. Waits for the readers of objects [freed deferred](Self::free_deferred), as dropping
+    /// the cache does.
     ///
     /// # Errors
     ///
     /// [`Leak`] when objects have not come back: it says how many and holds the cache, which works as before.
     #[doc(alias = "kmem_cache_destroy")]
     pub fn destroy(self) -> Result<(), Leak> {
-        let drained = percpu::drain(|cache| core::ptr::eq(cache, self.descriptor));
+        let drained = self.drain();
         self.release();
         let objects = self.in_use();
         if objects > 0 || drained.is_err() {
@@ -231,7 +283,7 @@ impl KmemCache {
         Ok(())
     }
 
-    /// Objects in use, with those in CPUs' and barns' sheaves. Takes the nodes' locks and walks their partial slabs.
+    /// Objects in use, with those in CPUs' and barns' sheaves, and those that wait for readers. Takes the nodes' locks and walks their partial slabs.
     pub fn in_use(&self) -> usize {
         let nodes = self.descriptor.nodes().iter();
         nodes.map(|node| node.in_use(self.descriptor)).sum()
@@ -270,6 +322,8 @@ impl KmemCache {
             barn_put: events.sum(SlabEvent::BarnPut),
             slab_alloc: events.sum(SlabEvent::SlabAlloc),
             slab_free: events.sum(SlabEvent::SlabFree),
+            free_rcu_sheaf: events.sum(SlabEvent::FreeRcuSheaf),
+            free_rcu_sheaf_fail: events.sum(SlabEvent::FreeRcuSheafFail),
             slabs: self.descriptor.nodes().iter().map(node::Node::slabs).sum(),
             sheaf_capacity: self.descriptor.capacity,
         }
@@ -279,7 +333,7 @@ impl KmemCache {
 impl Drop for KmemCache {
     /// Gives back what can be; where objects are still in use the cache's memory stays, as they may be used.
     fn drop(&mut self) {
-        let drained = percpu::drain(|cache| core::ptr::eq(cache, self.descriptor));
+        let drained = self.drain();
         self.release();
         if drained.is_ok() && self.in_use() == 0 {
             self.descriptor.retire();
@@ -311,6 +365,10 @@ pub struct Statistics {
     pub slab_alloc: u64,
     /// Slabs given back.
     pub slab_free: u64,
+    /// Objects freed deferred, as far as their sheaves were full or flushed.
+    pub free_rcu_sheaf: u64,
+    /// Objects freed deferred that are lost, for there was no memory for what waits.
+    pub free_rcu_sheaf_fail: u64,
     /// Slabs there are.
     pub slabs: usize,
     /// Objects that a sheaf holds at most.
@@ -368,6 +426,7 @@ impl core::error::Error for Inconsistency {}
 /// As for [`KmemCache::shrink`].
 pub fn shrink_all() -> Result<usize, FenceError> {
     let drained = percpu::drain(|_| true);
+    deferred::progress();
     cache::for_each(|cache| {
         cache.nodes().iter().for_each(|node| {
             node.shrink(cache);

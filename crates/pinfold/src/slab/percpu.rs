@@ -1,16 +1,16 @@
-//! Each CPU's part of every cache: a main sheaf and a spare.
+//! Each CPU's part of every cache: a main sheaf, a spare, and one for deferred frees.
 //!
 //! # The unit
 //!
 //! ```text
-//! offset  0        64                            32 KiB + 64
-//!         ┌────────┬─────────────────────────┬───┬────────────────────────┐
-//!         │ header │ main sheaf, word n: 8·n │ … │ spare sheaf of cache n │
-//!         └────────┴─────────────────────────┴───┴────────────────────────┘
+//! offset  0        64                            32 KiB + 64                  64 KiB + 64
+//!         ┌────────┬─────────────────────────┬───┬────────────────────────┬───┬───────────────────────────┐
+//!         │ header │ main sheaf, word n: 8·n │ … │ spare sheaf of cache n │ … │ deferred sheaf of cache n │
+//!         └────────┴─────────────────────────┴───┴────────────────────────┴───┴───────────────────────────┘
 //! ```
 //!
-//! Both words are 0 (no sheaf) or a [`Sheaf`]'s. Fast paths pop from and push to the main sheaf. The slow paths move
-//! sheaves between the words, the barn and themselves, by one operation each:
+//! The words are 0 (no sheaf) or a [`Sheaf`]'s. Fast paths pop from and push to the main sheaf. The slow paths move
+//! sheaves between the first two, the barn and themselves, by one operation each:
 //!
 //! * take the spare: `store_if_equal(spare, s, 0)`; the sheaf is the thread's own then;
 //! * install a main sheaf: `store_if_equal(main, w, s)` where w is an empty one (on alloc) or a full one (on free); the
@@ -22,9 +22,9 @@
 //! A sheaf is at every moment in exactly one place, so nothing is lost or doubled.
 
 use super::cache::{self, CACHES_MOST, Cache};
-use super::{fork, idle};
 use super::node::Node;
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
+use super::{fork, idle};
 use crate::lock::Lock;
 use crate::segment::SlabEvent;
 use crate::{nodes, page, shepherd, sys};
@@ -36,8 +36,10 @@ use pinfold_rseq::{FenceError, Index, Units, fence, possible};
 
 /// Bytes from the main sheaves' words to the spares'.
 pub(super) const SPARE: usize = CACHES_MOST * 8;
+/// Bytes from the main sheaves' words to those of the sheaves for deferred frees.
+pub(super) const DEFERRED: usize = 2 * SPARE;
 /// Bytes of a unit.
-pub(super) const UNIT: usize = 2 * SPARE;
+pub(super) const UNIT: usize = 3 * SPARE;
 
 /// The units of all caches.
 pub(super) static UNITS: Units = Units::new();
@@ -73,7 +75,7 @@ fn prepare() -> bool {
 }
 
 /// The word at `offset` of the current unit, which is made if it is not there; `None` where there is none.
-fn load(offset: usize) -> Option<u64> {
+pub(super) fn load(offset: usize) -> Option<u64> {
     // SAFETY: offsets of caches lie in the unit.
     unsafe { UNITS.load(offset) }.or_else(|| {
         // SAFETY: as above.
@@ -133,7 +135,7 @@ impl Cache {
     }
 
     /// Takes the current CPU's spare sheaf.
-    fn take_spare(&self) -> Option<Sheaf> {
+    pub(super) fn take_spare(&self) -> Option<Sheaf> {
         let offset = self.main() + SPARE;
         let word = load(offset)?;
         // SAFETY: the offset lies in the unit.
@@ -165,13 +167,13 @@ impl Cache {
     }
 
     /// Puts a sheaf into `node`'s barn, after its objects of other nodes have gone home.
-    fn put(&self, node: &Node, mut sheaf: Sheaf) {
+    pub(super) fn put(&self, node: &Node, mut sheaf: Sheaf) {
         self.send_home(node, &mut sheaf);
         node.put(self, sheaf);
     }
 
     /// Gives objects of other nodes than `node` to their slabs there.
-    fn send_home(&self, node: &Node, sheaf: &mut Sheaf) {
+    pub(super) fn send_home(&self, node: &Node, sheaf: &mut Sheaf) {
         let all = self.nodes();
         if all.len() == 1 {
             return;
@@ -305,6 +307,17 @@ pub(super) fn drain(caches: impl Fn(&Cache) -> bool) -> Result<(), FenceError> {
 fn drain_unit(cache: &Cache, unit: *mut u8) {
     drain_word(cache, unit, cache.main());
     drain_word(cache, unit, cache.main() + SPARE);
+    drain_deferred(cache, unit);
+}
+
+/// Seals what is deferred in a stopped unit for `cache`.
+pub(super) fn drain_deferred(cache: &Cache, unit: *mut u8) {
+    // SAFETY: as in `drain_word`.
+    let word = unsafe { unit.add(cache.main() + DEFERRED).cast::<u64>().replace(0) };
+    // SAFETY: taken out just now.
+    if let Some(sheaf) = unsafe { Sheaf::from_word(word) } {
+        cache.seal(sheaf);
+    }
 }
 
 /// Takes the sheaf in one of a stopped unit's words for `cache` to the barn.
