@@ -185,12 +185,35 @@ impl KmemCache {
         self.descriptor.await_deferred()
     }
 
-    /// An object of node `node`'s memory, or of the nearest with memory; past the CPU's sheaves, under the node's lock.
+    /// An object of node `node`'s memory, or of another with memory, which [`statistics`](Self::statistics) count; past the CPU's sheaves, under the node's lock.
     #[doc(alias = "kmem_cache_alloc_node")]
     pub fn alloc_node(&self, node: usize) -> Option<NonNull<u8>> {
         let mut object = [null_mut()];
         self.descriptor
             .alloc_from(node % nodes::count(), &mut object);
+        NonNull::new(object[0])
+    }
+
+    /// An object of node `node`'s memory or none; past the CPU's sheaves, under the node's lock. `None` when that node has no
+    /// memory, or is not there. Nodes are numbered from 0, in the order of the system's ids of those with memory.
+    ///
+    /// ```
+    /// use pinfold::slab::KmemCache;
+    /// use std::alloc::Layout;
+    ///
+    /// let cache = KmemCache::new("near", Layout::new::<[u64; 8]>())?;
+    /// let object = cache.alloc_node_exact(0).expect("memory on the first node");
+    /// assert!(cache.alloc_node_exact(1000).is_none());
+    /// // SAFETY: the object came from this cache and is not used afterwards.
+    /// unsafe { cache.free(object) };
+    /// # Ok::<(), pinfold::slab::CacheError>(())
+    /// ```
+    #[doc(alias = "__GFP_THISNODE")]
+    pub fn alloc_node_exact(&self, node: usize) -> Option<NonNull<u8>> {
+        let mut object = [null_mut()];
+        if node < nodes::count() {
+            self.descriptor.alloc_only_from(node, &mut object);
+        }
         NonNull::new(object[0])
     }
 
@@ -322,6 +345,8 @@ impl KmemCache {
             barn_put: events.sum(SlabEvent::BarnPut),
             slab_alloc: events.sum(SlabEvent::SlabAlloc),
             slab_free: events.sum(SlabEvent::SlabFree),
+            alloc_node_mismatch: events.sum(SlabEvent::AllocNodeMismatch),
+            free_remote: events.sum(SlabEvent::FreeRemote),
             free_rcu_sheaf: events.sum(SlabEvent::FreeRcuSheaf),
             free_rcu_sheaf_fail: events.sum(SlabEvent::FreeRcuSheafFail),
             slabs: self.descriptor.nodes().iter().map(node::Node::slabs).sum(),
@@ -365,6 +390,10 @@ pub struct Statistics {
     pub slab_alloc: u64,
     /// Slabs given back.
     pub slab_free: u64,
+    /// Objects given out of another node's memory than wanted, for that had none.
+    pub alloc_node_mismatch: u64,
+    /// Objects freed on another node than theirs, as far as their sheaves have left the CPU.
+    pub free_remote: u64,
     /// Objects freed deferred, as far as their sheaves were full or flushed.
     pub free_rcu_sheaf: u64,
     /// Objects freed deferred that are lost, for there was no memory for what waits.
