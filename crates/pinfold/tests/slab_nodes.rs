@@ -193,12 +193,20 @@ fn exchange() {
             match turn % 3 {
                 // SAFETY: here and below: they came from this cache.
                 0 => unsafe { cache.free_bulk(&objects) },
-                1 => objects.iter().for_each(|&object| unsafe {
-                    cache.free(NonNull::new_unchecked(object));
-                }),
-                _ => objects.iter().for_each(|&object| unsafe {
-                    cache.free_deferred(NonNull::new_unchecked(object));
-                }),
+                1 => objects
+                    .into_iter()
+                    .filter_map(NonNull::new)
+                    .for_each(|object| {
+                        // SAFETY: as above.
+                        unsafe { cache.free(object) };
+                    }),
+                _ => objects
+                    .into_iter()
+                    .filter_map(NonNull::new)
+                    .for_each(|object| {
+                        // SAFETY: as above.
+                        unsafe { cache.free_deferred(object) };
+                    }),
             }
             if turn % 500 == 0 {
                 cache.validate().unwrap();

@@ -17,12 +17,13 @@
 //! and so does the shepherd; whoever is refused leaves the work to the next.
 
 use super::cache::{self, Cache};
-use super::grace;
-use super::percpu::{DEFERRED, UNITS, load};
+use super::percpu::{self, DEFERRED, UNITS, load};
 use super::sheaf::{Sheaf, SheafList, word_is_full};
+use super::{KmemCache, grace};
 use crate::lock::Lock;
 use crate::segment::SlabEvent;
 use crate::{nodes, sys};
+use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use pinfold_rseq::FenceError;
@@ -68,6 +69,53 @@ impl Deferred {
 
     pub(super) fn is_used(&self) -> bool {
         self.used.load(Relaxed)
+    }
+}
+
+impl KmemCache {
+    /// Takes an object back that readers may still look at: it is free when every [reader](grace::enter) of this moment has
+    /// left. The caller has taken it out of sight: readers that enter from now on do not find it.
+    ///
+    /// Costs as [`free`](Self::free) does; each few hundred objects a fence. Never waits, also in readers and signal handlers; only where
+    /// the system has no memory for a list of what waits may it take 10 ms to look for readers, and when these stay, the object
+    /// is lost, which [`statistics`](Self::statistics) count.
+    ///
+    /// What waits is freed in passing, by other deferred frees, by slow paths, and by the shepherd.
+    ///
+    /// # Safety
+    ///
+    /// The object came from this cache, nobody frees it again, and nobody uses it but readers that had entered before.
+    #[doc(alias = "kfree_rcu")]
+    #[inline]
+    pub unsafe fn free_deferred(&self, object: NonNull<u8>) {
+        let offset = self.offset + DEFERRED;
+        // SAFETY: the offset is the cache's place in the units; the object is given up.
+        if !unsafe { UNITS.push(offset, object.as_ptr()) } {
+            // SAFETY: the caller's promise.
+            unsafe { self.descriptor.defer_slow(object.as_ptr()) };
+        }
+    }
+
+    /// Returns when everything freed deferred to this cache before the call is free.
+    ///
+    /// Waits for the readers of this moment; interrupts the CPUs that run threads of this process, once or twice, unless nothing was ever
+    /// freed so. Not for readers, who would wait for themselves, nor for signal handlers.
+    ///
+    /// # Errors
+    ///
+    /// [`FenceError`] when the kernel cannot fence; what waits goes on waiting.
+    #[doc(alias = "kvfree_rcu_barrier")]
+    pub fn flush_deferred(&self) -> Result<(), FenceError> {
+        if !self.descriptor.deferred.is_used() {
+            return Ok(());
+        }
+        self.drain()
+    }
+
+    /// Takes what CPUs have of this cache, and waits for the readers of what is deferred.
+    pub(super) fn drain(&self) -> Result<(), FenceError> {
+        percpu::drain(|cache| core::ptr::eq(cache, self.descriptor))?;
+        self.descriptor.await_deferred()
     }
 }
 

@@ -7,14 +7,14 @@
 //! # The counts
 //!
 //! As in the kernel's SRCU: two *phases*, and for each, on each CPU, how often it was entered and how often left. A reader
-//! enters the phase that is current by its load of [`PHASE`], which may be old, and leaves the same, on whatever CPU. Only critical
+//! enters the phase that is current by its load of `PHASE`, which may be old, and leaves the same, on whatever CPU. Only critical
 //! sections write these words. Where there is none to be had (no memory, a CPU that was not announced) the same counts
-//! are kept in [`SPILLED`], by atomic adds. A phase's count is the sum over all; it only grows, modulo 2^64.
+//! are kept in `SPILLED`, by atomic adds. A phase's count is the sum over all; it only grows, modulo 2^64.
 //!
 //! # The writer
 //!
 //! `STARTED` numbers the grace periods. At most one is under way (`DONE` ≤ `STARTED` ≤ `DONE` + 1), with a set of phases that
-//! it still waits for: at its beginning both. Whoever holds [`PERIOD`] moves it by one step at a time, [`poll`]:
+//! it still waits for: at its beginning both. Whoever holds `PERIOD` moves it by one step at a time, `poll`:
 //!
 //! 1. sum what has left each phase; 2. fence; 3. sum what has entered. Where both are equal, nobody who was in at the fence
 //!    is left in that phase: it is waited for no more. 4. With none left the grace period is over (`DONE`). With only the current phase
@@ -25,7 +25,7 @@
 //! # Why no reader sees a freed object
 //!
 //! Let W be the store that takes an object out of sight, R a reader that has loaded its address nevertheless, and F
-//! the fence of a step of a grace period whose [`ticket`] was drawn after W. The fence is a point in every thread's program,
+//! the fence of a step of a grace period whose `ticket` was drawn after W. The fence is a point in every thread's program,
 //! with everything before it done, for all to see, and everything after it to come.
 //!
 //! * W is before F. R has loaded the address from before W, so that load is before R's point of F, and R's *entered* before that:
@@ -38,7 +38,7 @@
 //!
 //! # The fence, and what readers pay
 //!
-//! Decided once, before the first reader that would rely on it, and written down in [`PLACE`]:
+//! Decided once, before the first reader that would rely on it, and written down in `PLACE`:
 //!
 //! * **light**: the backend has restartable sequences, the kernel can fence, and no CPU is isolated. F is a membarrier: a full
 //!   barrier on every CPU that runs a thread of this process; what does not run has passed one in the scheduler. Readers need none of
@@ -54,7 +54,7 @@
 //! # Signals, fork
 //!
 //! Handlers may enter and leave anywhere, and poll; they are refused a lock that the interrupted frame holds. Guards nest. In the child of
-//! a fork there are no readers: the counts begin anew, elsewhere ([`fork_child`]), so that threads that are gone block nobody, and a
+//! a fork there are no readers: the counts begin anew, elsewhere (`fork_child`), so that threads that are gone block nobody, and a
 //! guard that came along counts where nobody looks.
 
 use super::fork;

@@ -30,6 +30,7 @@ mod mempool;
 mod node;
 mod percpu;
 mod prefilled;
+mod remote;
 mod sheaf;
 mod slabs;
 mod typed;
@@ -140,80 +141,12 @@ impl KmemCache {
         }
     }
 
-    /// Takes an object back that readers may still look at: it is free when every [reader](grace::enter) of this moment has
-    /// left. The caller has taken it out of sight: readers that enter from now on do not find it.
-    ///
-    /// Costs as [`free`](Self::free) does; each few hundred objects a fence. Never waits, also in readers and signal handlers; only where
-    /// the system has no memory for a list of what waits may it take 10 ms to look for readers, and when these stay, the object
-    /// is lost, which [`statistics`](Self::statistics) count.
-    ///
-    /// What waits is freed in passing, by other deferred frees, by slow paths, and by the shepherd.
-    ///
-    /// # Safety
-    ///
-    /// The object came from this cache, nobody frees it again, and nobody uses it but readers that had entered before.
-    #[doc(alias = "kfree_rcu")]
-    #[inline]
-    pub unsafe fn free_deferred(&self, object: NonNull<u8>) {
-        let offset = self.offset + percpu::DEFERRED;
-        // SAFETY: the offset is the cache's place in the units; the object is given up.
-        if !unsafe { UNITS.push(offset, object.as_ptr()) } {
-            // SAFETY: the caller's promise.
-            unsafe { self.descriptor.defer_slow(object.as_ptr()) };
-        }
-    }
-
-    /// Returns when everything freed deferred to this cache before the call is free.
-    ///
-    /// Waits for the readers of this moment; interrupts the CPUs that run threads of this process, once or twice, unless nothing was ever
-    /// freed so. Not for readers, who would wait for themselves, nor for signal handlers.
-    ///
-    /// # Errors
-    ///
-    /// [`FenceError`] when the kernel cannot fence; what waits goes on waiting.
-    #[doc(alias = "kvfree_rcu_barrier")]
-    pub fn flush_deferred(&self) -> Result<(), FenceError> {
-        if !self.descriptor.deferred.is_used() {
-            return Ok(());
-        }
-        self.drain()
-    }
-
-    /// Takes what CPUs have of this cache, and waits for the readers of what is deferred.
-    fn drain(&self) -> Result<(), FenceError> {
-        percpu::drain(|cache| core::ptr::eq(cache, self.descriptor))?;
-        self.descriptor.await_deferred()
-    }
-
     /// An object of node `node`'s memory, or of another with memory, which [`statistics`](Self::statistics) count; past the CPU's sheaves, under the node's lock.
     #[doc(alias = "kmem_cache_alloc_node")]
     pub fn alloc_node(&self, node: usize) -> Option<NonNull<u8>> {
         let mut object = [null_mut()];
         self.descriptor
             .alloc_from(node % nodes::count(), &mut object);
-        NonNull::new(object[0])
-    }
-
-    /// An object of node `node`'s memory or none; past the CPU's sheaves, under the node's lock. `None` when that node has no
-    /// memory, or is not there. Nodes are numbered from 0, in the order of the system's ids of those with memory.
-    ///
-    /// ```
-    /// use pinfold::slab::KmemCache;
-    /// use std::alloc::Layout;
-    ///
-    /// let cache = KmemCache::new("near", Layout::new::<[u64; 8]>())?;
-    /// let object = cache.alloc_node_exact(0).expect("memory on the first node");
-    /// assert!(cache.alloc_node_exact(1000).is_none());
-    /// // SAFETY: the object came from this cache and is not used afterwards.
-    /// unsafe { cache.free(object) };
-    /// # Ok::<(), pinfold::slab::CacheError>(())
-    /// ```
-    #[doc(alias = "__GFP_THISNODE")]
-    pub fn alloc_node_exact(&self, node: usize) -> Option<NonNull<u8>> {
-        let mut object = [null_mut()];
-        if node < nodes::count() {
-            self.descriptor.alloc_only_from(node, &mut object);
-        }
         NonNull::new(object[0])
     }
 

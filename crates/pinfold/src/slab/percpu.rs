@@ -23,7 +23,7 @@
 
 use super::cache::{self, CACHES_MOST, Cache};
 use super::node::Node;
-use super::sheaf::{CAPACITY_MOST, Sheaf, word_is_empty, word_is_full};
+use super::sheaf::{Sheaf, word_is_empty, word_is_full};
 use super::{fork, idle};
 use crate::lock::Lock;
 use crate::segment::SlabEvent;
@@ -172,49 +172,6 @@ impl Cache {
         node.put(self, sheaf);
     }
 
-    /// The node whose memory an object of this cache is.
-    fn home(&self, object: *mut u8) -> &Node {
-        let all = self.nodes();
-        &all[page::node_of(object as usize).min(all.len() - 1)]
-    }
-
-    /// Gives objects of other nodes than `node` to their slabs there, all of a node's under its lock at once.
-    pub(super) fn send_home(&self, node: &Node, sheaf: &mut Sheaf) {
-        if self.nodes().len() == 1 {
-            return;
-        }
-        let mut away = [null_mut(); CAPACITY_MOST];
-        let (mut kept, mut gone) = (0, 0);
-        let objects = sheaf.objects(self.capacity);
-        for at in 0..objects.len() {
-            let object = objects[at];
-            if core::ptr::eq(self.home(object), node) {
-                objects[kept] = object;
-                kept += 1;
-            } else {
-                away[gone] = object;
-                gone += 1;
-            }
-        }
-        sheaf.set_len(self.capacity, kept);
-        self.count(SlabEvent::FreeRemote, gone);
-        let mut away = &mut away[..gone];
-        while let Some(&first) = away.first() {
-            let home = self.home(first);
-            let mut group = 0;
-            for at in 0..away.len() {
-                if core::ptr::eq(self.home(away[at]), home) {
-                    away.swap(at, group);
-                    group += 1;
-                }
-            }
-            let (these, rest) = away.split_at_mut(group);
-            // SAFETY: objects in a sheaf were freed by their owners; these are that node's.
-            unsafe { home.give_objects(self, these) };
-            away = rest;
-        }
-    }
-
     /// An object when the main sheaf had none: from the spare, the barn, or a slab. Null when the system has no memory.
     #[cold]
     #[inline(never)]
@@ -290,26 +247,6 @@ impl Cache {
                 unsafe { self.home(object).give_objects(self, &[object]) };
             }
         }
-    }
-
-    /// Takes objects past the sheaves, from `number`'s slabs and, when that node has no more, from others'; returns how many.
-    pub(super) fn alloc_from(&self, number: usize, objects: &mut [*mut u8]) -> usize {
-        let nodes = self.nodes().len();
-        let mut got = self.alloc_only_from(number, objects);
-        for other in (1..nodes).map(|step| (number + step) % nodes) {
-            if got == objects.len() {
-                break;
-            }
-            let more = self.alloc_only_from(other, &mut objects[got..]);
-            self.count(SlabEvent::AllocNodeMismatch, more);
-            got += more;
-        }
-        got
-    }
-
-    /// Takes objects past the sheaves, from `number`'s slabs only; returns how many.
-    pub(super) fn alloc_only_from(&self, number: usize, objects: &mut [*mut u8]) -> usize {
-        self.nodes()[number].take_objects(self, number, objects)
     }
 }
 
