@@ -17,8 +17,8 @@
 //!
 //! # Lock order
 //!
-//! Outermost first: the registry of caches, a cache's node, the sheaf pool, the arena of a node, the metadata. Never two
-//! of a kind, but in `fork`, which takes all in that order.
+//! Outermost first: a memory pool's, the one for stopping CPUs, the registry of caches, what a cache has pending, its node, the sheaf
+//! pool, the arena of a node, the metadata. That of grace periods is only tried, and held alone. Never two of a kind, but in `fork`, which takes all in that order.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -59,6 +59,14 @@ impl<T> Lock<T> {
             Err(_) => self.lock_slow(me),
         }
         Some(Guard { lock: self })
+    }
+
+    /// Takes the lock if it is free.
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        let me = pinfold_rseq::thread_pointer() as u64;
+        // Acquire pairs with the release in `unlock`.
+        let taken = self.word.compare_exchange(0, me, Acquire, Relaxed);
+        taken.is_ok().then(|| Guard { lock: self })
     }
 
     #[cold]

@@ -1,6 +1,13 @@
 //! How many nodes the allocator tells apart, and which of them is the current one.
 //!
 //! Nodes are numbered densely here, from 0, in the order of the system's ids; a machine without NUMA has one.
+//!
+//! # Nodes that are not there
+//!
+//! For tests on machines with one node, [`FAKE_VARIABLE`] in the environment of a starting process gives the number of nodes, as the
+//! kernel's `numa=fake=`: CPU c is on node c modulo that number, and all their memory is asked of the system's node 0. What
+//! the allocator keeps apart by node, and what it sends home, is then what it would be on a machine with so many; only
+//! distances are not.
 
 use crate::topology::{CpuSet, NodeId, Topology};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -9,6 +16,9 @@ use pinfold_rseq::MAX_INDEX;
 
 /// Nodes that the allocator tells apart; memory of further ones is taken as the first's.
 pub(crate) const MAX_NODES: usize = 64;
+
+/// The environment variable that makes nodes up.
+const FAKE_VARIABLE: &str = "PINFOLD_FAKE_NODES";
 
 static COUNT: AtomicUsize = AtomicUsize::new(1);
 /// The system's id of each node.
@@ -28,6 +38,14 @@ pub(crate) fn init() {
 }
 
 fn read() {
+    if let Some(nodes) = fake() {
+        for (cpu, node) in OF_CPU.iter().enumerate() {
+            node.store((cpu % nodes) as u8, Relaxed);
+        }
+        // Release pairs with the acquire in `count`.
+        COUNT.store(nodes, Release);
+        return;
+    }
     // Most machines have one node, and every process starts here: one file answers for them.
     if !Topology::may_have_nodes(b"/") {
         return;
@@ -56,6 +74,14 @@ fn read() {
     }
     // Release pairs with the acquire in `count`.
     COUNT.store(nodes, Release);
+}
+
+/// How many nodes to make up, if any.
+fn fake() -> Option<usize> {
+    let mut buffer = [0; 4];
+    let text = pinfold_rseq::env::read(FAKE_VARIABLE, &mut buffer)?;
+    let nodes = core::str::from_utf8(text).ok()?.parse().ok()?;
+    (1..=MAX_NODES).contains(&nodes).then_some(nodes)
 }
 
 /// How many nodes there are, at least 1.

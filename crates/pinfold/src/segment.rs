@@ -97,6 +97,14 @@ crate::vmstat_items! {
         SlabAlloc = "slab_alloc",
         /// Slabs given back to the arena.
         SlabFree = "slab_free",
+        /// Objects given out of another node's memory than wanted.
+        AllocNodeMismatch = "alloc_node_mismatch",
+        /// Objects that were freed on another node than theirs, and went home.
+        FreeRemote = "free_remote",
+        /// Objects freed deferred, as far as their sheaves wait or have waited.
+        FreeRcuSheaf = "free_rcu_sheaf",
+        /// Objects lost because there was no memory for a sheaf in which they could have waited.
+        FreeRcuSheafFail = "free_rcu_sheaf_fail",
     }
 }
 

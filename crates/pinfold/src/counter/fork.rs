@@ -53,6 +53,11 @@ pub(crate) fn register() -> bool {
     true
 }
 
+/// Whether [`handle_fork`] was called: then no module of the library has the C library call it.
+pub(crate) fn is_handled() -> bool {
+    STAGE.load(Acquire) == HANDLED
+}
+
 extern "C" fn prepare() {
     if STAGE.load(Acquire) == REGISTERED {
         fork_prepare();

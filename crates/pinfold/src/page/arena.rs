@@ -174,6 +174,21 @@ pub fn alloc_run(
     whole: bool,
     stripe: Option<usize>,
 ) -> Option<Run> {
+    let nodes = crate::nodes::count();
+    (0..nodes).find_map(|step| {
+        let node = (node + step) % nodes;
+        alloc_run_on(granules, node, entry, whole, stripe)
+    })
+}
+
+/// As [`alloc_run`], of node `node`'s memory or none.
+pub(crate) fn alloc_run_on(
+    granules: usize,
+    node: usize,
+    entry: u16,
+    whole: bool,
+    stripe: Option<usize>,
+) -> Option<Run> {
     if !ready() {
         return None;
     }
@@ -181,13 +196,9 @@ pub fn alloc_run(
     let granules = u32::try_from(granules)
         .ok()
         .filter(|&granules| granules < 1 << 31)?;
-    let nodes = crate::nodes::count();
     let stripe = stripe.filter(|&stripe| stripe < STRIPES && granules <= STRIPE_GRANULES);
-    let run = (0..nodes).find_map(|step| {
-        let node = (node + step) % nodes;
-        let striped = stripe.and_then(|stripe| alloc_at((node, stripe), granules));
-        striped.or_else(|| alloc_at((node, MIXED), granules))
-    })?;
+    let striped = stripe.and_then(|stripe| alloc_at((node, stripe), granules));
+    let run = striped.or_else(|| alloc_at((node, MIXED), granules))?;
     let head = index_of_run(run.start);
     let marked = if whole { granules } else { 1 };
     for index in head..head + marked {

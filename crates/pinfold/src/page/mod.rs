@@ -33,7 +33,9 @@ mod meta;
 pub(crate) use aged::purge_all_aged;
 pub use aged::trim;
 pub use arena::{Run, alloc_run, free_run, large_in_use};
-pub(crate) use arena::{fork_done, fork_prepare, keep, relieve, too_much_dirty, unkeep};
+pub(crate) use arena::{
+    alloc_run_on, fork_done, fork_prepare, keep, relieve, too_much_dirty, unkeep,
+};
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub(crate) use meta::{
     alloc as alloc_meta, fork_done as fork_meta_done, fork_prepare as fork_prepare_meta,

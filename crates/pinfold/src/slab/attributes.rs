@@ -26,7 +26,7 @@ enum Source {
 }
 
 /// All attributes, in the order in which they are listed.
-const ALL: [(&str, Source); 39] = {
+const ALL: [(&str, Source); 42] = {
     use Source::{Checks, Counted, Fixed, Noted, Rest, Used};
     [
         ("object_size", Fixed(|info| info.cache.object)),
@@ -82,10 +82,10 @@ const ALL: [(&str, Source); 39] = {
             "free_remove_partial",
             Noted(|counts| counts.free_remove_partial),
         ),
-        (
-            "alloc_node_mismatch",
-            Fixed(|info| info.node_mismatch() as usize),
-        ),
+        ("alloc_node_mismatch", Counted(SlabEvent::AllocNodeMismatch)),
+        ("free_remote", Counted(SlabEvent::FreeRemote)),
+        ("free_rcu_sheaf", Counted(SlabEvent::FreeRcuSheaf)),
+        ("free_rcu_sheaf_fail", Counted(SlabEvent::FreeRcuSheafFail)),
     ]
 };
 

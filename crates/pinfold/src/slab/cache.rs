@@ -2,6 +2,7 @@
 
 use super::constructor::Constructor;
 use super::debug::{self, DebugFlags, Plan};
+use super::deferred::Deferred;
 use super::harden::{self, Hardening};
 use super::node::Node;
 use super::percpu::SPARE;
@@ -15,7 +16,7 @@ use crate::vmstat::VmEvents;
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, fence};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, fence};
 
 /// Caches that can exist at once. The number of a cache is also its place in every CPU's unit.
 pub const CACHES_MOST: usize = 4096;
@@ -78,10 +79,10 @@ pub struct Cache {
     /// One per node.
     nodes: *const Node,
     node_count: usize,
+    /// What waits for its readers.
+    pub(super) deferred: Deferred,
     /// What the slow paths count.
     pub(super) events: VmEvents<SlabEvent>,
-    /// Objects asked of a node that came from another; rare.
-    pub(super) node_mismatch: AtomicU64,
 }
 
 // SAFETY: the raw pointers are to memory that lives for ever and is itself shared: nodes lock, rows are atomics.
@@ -265,8 +266,8 @@ impl Cache {
             name: text,
             nodes: nodes.as_ptr(),
             node_count: nodes.len(),
+            deferred: Deferred::new(),
             events: VmEvents::new(),
-            node_mismatch: AtomicU64::new(0),
         }
     }
 

@@ -141,6 +141,12 @@ impl Hardening {
         }
     }
 
+    /// Gives an object that was taken past the sheaves its key.
+    unsafe fn rearm(&self, object: *mut u8) {
+        // SAFETY: the key lies in the object.
+        unsafe { *self.word(object) = self.key(object) };
+    }
+
     /// Takes the key out of an object that is given out. False when it was overwritten.
     #[inline]
     unsafe fn disarm(&self, object: *mut u8) -> bool {
@@ -333,11 +339,13 @@ impl Cache {
                     self.put(node, sheaf);
                 }
                 let mut object = [null_mut()];
-                let taken = node.take_objects(self, number, &mut object);
-                match self.arm(hardening, &mut object[..taken]) {
-                    0 => null_mut(),
-                    _ => object[0],
+                match self.alloc_from(number, &mut object) {
+                    0 => return null_mut(),
+                    // As it would come out of a sheaf.
+                    // SAFETY: the object is ours.
+                    _ => unsafe { hardening.rearm(object[0]) },
                 }
+                object[0]
             }
         }
     }

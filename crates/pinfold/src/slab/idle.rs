@@ -7,7 +7,8 @@
 //! needed for a while, and arenas what has been free for long, also in a program that allocates no more.
 
 use super::cache::{self, Cache};
-use super::percpu::{SPARE, STOPPING, UNIT, UNITS, drain_unit};
+use super::deferred;
+use super::percpu::{DEFERRED, SPARE, STOPPING, UNIT, UNITS, drain_deferred, drain_unit};
 use crate::topology::{CpuSet, Topology};
 use crate::{page, sys};
 use core::alloc::Layout;
@@ -17,19 +18,20 @@ use core::sync::atomic::{AtomicPtr, AtomicU64};
 use pinfold_rseq::{Backend, Index, MAX_INDEX, backend, fence, fence_index, possible};
 
 /// Looks at which a sheaf must stand still.
-const LOOKS: u64 = 3;
+const LOOKS: u64 = 0b11;
 /// How often at a tick a node of a cache goes on purging.
 const MORE: usize = 64;
 /// Less than this in idle sheaves is not worth an interrupt.
 const WORTH: usize = 64 << 10;
 
 /// For each unit a block of its size: where a unit has a sheaf's word, the word as last seen; where it has the spare's, the
-/// number of looks since.
+/// number of looks since; where it has that of the sheaf for deferred frees, both, the looks in the low bits.
 static SEEN: [AtomicPtr<u8>; MAX_INDEX] = [const { AtomicPtr::new(null_mut()) }; MAX_INDEX];
 
 /// What the shepherd calls at each tick.
 pub(super) fn drain() {
     take_idle_sheaves();
+    deferred::progress();
     let now = sys::coarse_milliseconds() as u32;
     cache::for_each(|cache| {
         let nodes = cache.nodes().iter();
@@ -134,8 +136,33 @@ fn look(index: usize) -> usize {
         } else if looks.fetch_add(1, Relaxed) + 1 >= LOOKS {
             idle += cache.capacity * cache.size;
         }
+        idle += look_at_deferred(cache, unit, seen);
     });
     idle
+}
+
+/// As [`look`], at a unit's sheaf for deferred frees.
+fn look_at_deferred(cache: &Cache, unit: *mut u8, seen: *mut u8) -> usize {
+    let at = cache.main() + DEFERRED;
+    let (now, before) = (word(unit, at).load(Relaxed), word(seen, at).load(Relaxed));
+    let looks = match before & !LOOKS == now && now != 0 {
+        true => LOOKS.min((before & LOOKS) + 1),
+        false => 0,
+    };
+    if now | looks != before {
+        word(seen, at).store(now | looks, Relaxed);
+    }
+    if looks == LOOKS {
+        cache.capacity * cache.size
+    } else {
+        0
+    }
+}
+
+fn is_deferred_idle(index: usize, cache: &Cache) -> bool {
+    let seen = SEEN[index].load(Acquire);
+    let at = cache.main() + DEFERRED;
+    !seen.is_null() && word(seen, at).load(Relaxed) & LOOKS == LOOKS
 }
 
 fn is_idle(index: usize, cache: &Cache) -> bool {
@@ -145,7 +172,7 @@ fn is_idle(index: usize, cache: &Cache) -> bool {
 
 fn any_idle(index: usize) -> bool {
     let mut any = false;
-    cache::for_each(|cache| any |= is_idle(index, cache));
+    cache::for_each(|cache| any |= is_idle(index, cache) || is_deferred_idle(index, cache));
     any
 }
 
@@ -157,6 +184,11 @@ fn take_idle(index: usize) {
             drain_unit(cache, unit);
             let seen = SEEN[index].load(Acquire);
             word(seen, cache.main() + SPARE).store(0, Relaxed);
+        }
+        if is_deferred_idle(index, cache) {
+            drain_deferred(cache, unit);
+            let seen = SEEN[index].load(Acquire);
+            word(seen, cache.main() + DEFERRED).store(0, Relaxed);
         }
     });
 }

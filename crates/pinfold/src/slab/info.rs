@@ -16,7 +16,7 @@
 
 use super::cache::{self, Cache};
 use super::look::Counts;
-use super::percpu::{HELD, SPARE, UNITS};
+use super::percpu::{DEFERRED, HELD, SPARE, UNITS};
 use super::sheaf::objects_in_word;
 use super::{DebugFlags, KmemCache, idle};
 use crate::page::GRANULE;
@@ -49,6 +49,14 @@ pub struct Statistics {
     pub slab_alloc: u64,
     /// Slabs given back.
     pub slab_free: u64,
+    /// Objects given out of another node's memory than wanted, for that had none.
+    pub alloc_node_mismatch: u64,
+    /// Objects freed on another node than theirs, as far as their sheaves have left the CPU.
+    pub free_remote: u64,
+    /// Objects freed deferred, as far as their sheaves were full or flushed.
+    pub free_rcu_sheaf: u64,
+    /// Objects freed deferred that are lost, for there was no memory for what waits.
+    pub free_rcu_sheaf_fail: u64,
     /// Slabs there are.
     pub slabs: usize,
     /// Objects that a sheaf holds at most; 0 in a debugged cache, which has none.
@@ -165,6 +173,10 @@ impl Info {
             flushed: count(SlabEvent::Flushed),
             slab_alloc: count(SlabEvent::SlabAlloc),
             slab_free: count(SlabEvent::SlabFree),
+            alloc_node_mismatch: count(SlabEvent::AllocNodeMismatch),
+            free_remote: count(SlabEvent::FreeRemote),
+            free_rcu_sheaf: count(SlabEvent::FreeRcuSheaf),
+            free_rcu_sheaf_fail: count(SlabEvent::FreeRcuSheafFail),
             slabs: usage.slabs,
             sheaf_capacity: self.sheaves().0,
         };
@@ -210,11 +222,6 @@ impl Info {
         self.unless_destroyed(reading)
     }
 
-    /// Objects asked of a node that came from another.
-    pub(super) fn node_mismatch(&self) -> u64 {
-        self.unless_destroyed(self.cache.node_mismatch.load(Relaxed))
-    }
-
     /// What was read, or nothing, if it may have been the successor's.
     fn unless_destroyed<T: Default>(&self, read: T) -> T {
         if self.is_destroyed() {
@@ -228,7 +235,7 @@ impl Info {
 fn count_sheaves(cache: &Cache, usage: &mut Usage) {
     let units = (0..possible()).map(|index| UNITS.unit(index));
     for unit in units.filter(|unit| !unit.is_null()) {
-        for place in [0, SPARE, HELD] {
+        for place in [0, SPARE, DEFERRED, HELD] {
             let word = idle::word(unit, cache.main() + place).load(Relaxed);
             if let Some(objects) = objects_in_word(word, cache.capacity) {
                 usage.cpu_sheaves += 1;

@@ -14,6 +14,9 @@
 //! * A **slab** is a run cut into objects, with a bit per free object in its frame (`slabs`). Objects carry no headers, and
 //!   neither allocating nor freeing reads or writes them.
 //!
+//! * An object that others may still look at is freed deferred (`deferred`): it waits for a grace period ([`grace`]).
+//! * Objects can be set apart, for a while ([`Prefilled`]) or for the worst case ([`MemPool`]).
+//!
 //! # Lock order
 //!
 //! See `lock`. The fast paths take none.
@@ -22,17 +25,23 @@
 mod allocator;
 mod attributes;
 mod builder;
+mod bundle;
 mod cache;
 mod constructor;
 pub mod debug;
+mod deferred;
 mod fast;
+pub mod grace;
 mod harden;
 mod info;
 pub mod kmalloc;
 mod look;
+mod mempool;
 mod node;
 mod percpu;
+mod prefilled;
 mod purge;
+mod remote;
 mod sheaf;
 mod slabinfo;
 mod slabs;
@@ -45,6 +54,8 @@ pub use builder::Builder;
 pub use cache::{CACHES_MOST, CacheError, OBJECT_MOST};
 pub use debug::DebugFlags;
 pub use info::{Info, Statistics, Usage, caches};
+pub use mempool::MemPool;
+pub use prefilled::{OutOfMemory, Prefilled};
 pub use slabinfo::{Slabinfo, slabinfo};
 pub use typed::{
     Cache, Handle, Kept, ObjectCache, Reusable, Shared, SharedCache, TryAllocError, UninitHandle,
@@ -55,7 +66,6 @@ use cache::Cache as Descriptor;
 use core::alloc::Layout;
 use core::fmt;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::Ordering::Relaxed;
 use percpu::UNITS;
 use pinfold_rseq::FenceError;
 
@@ -163,17 +173,13 @@ impl KmemCache {
         }
     }
 
-    /// An object of node `node`'s memory, or of the nearest with memory; past the CPU's sheaves, under the node's lock.
+    /// An object of node `node`'s memory, or of another with memory, which [`statistics`](Self::statistics) count; past the CPU's sheaves, under the node's lock.
     #[doc(alias = "kmem_cache_alloc_node")]
     pub fn alloc_node(&self, node: usize) -> Option<NonNull<u8>> {
         let number = node % nodes::count();
         let mut object = [null_mut()];
         self.descriptor.alloc_from(number, &mut object);
-        let object = NonNull::new(object[0])?;
-        if page::node_of(object.as_ptr() as usize) != number {
-            self.descriptor.node_mismatch.fetch_add(1, Relaxed);
-        }
-        Some(object)
+        NonNull::new(object[0])
     }
 
     /// Fills `objects` from its start; returns how many, fewer only when the system has no memory. One critical
@@ -234,14 +240,15 @@ impl KmemCache {
 
     /// Gives everything that is free back to the system, what CPUs have cached included; returns how many slabs.
     ///
-    /// Interrupts the CPUs that run threads of this process, once; some microseconds.
+    /// Interrupts the CPUs that run threads of this process, once; some microseconds. When objects were [freed
+    /// deferred](Self::free_deferred) it waits for their readers: it is not for readers then.
     ///
     /// # Errors
     ///
     /// [`FenceError`] when the kernel cannot fence; then what CPUs have cached stays, the rest is given back.
     #[doc(alias = "kmem_cache_shrink")]
     pub fn shrink(&self) -> Result<usize, FenceError> {
-        let drained = percpu::drain(|cache| core::ptr::eq(cache, self.descriptor));
+        let drained = self.drain();
         let released = self.release();
         drained.map(|()| released)
     }
@@ -251,14 +258,15 @@ impl KmemCache {
         nodes.map(|node| node.shrink(self.descriptor)).sum()
     }
 
-    /// Ends the cache and gives its memory back.
+    /// Ends the cache and gives its memory back. Waits for the readers of objects [freed deferred](Self::free_deferred), as dropping
+    /// the cache does.
     ///
     /// # Errors
     ///
     /// [`Leak`] when objects have not come back: it says how many and holds the cache, which works as before.
     #[doc(alias = "kmem_cache_destroy")]
     pub fn destroy(self) -> Result<(), Leak> {
-        let drained = percpu::drain(|cache| core::ptr::eq(cache, self.descriptor));
+        let drained = self.drain();
         self.release();
         let objects = self.in_use();
         if objects > 0 || drained.is_err() {
@@ -271,7 +279,7 @@ impl KmemCache {
         Ok(())
     }
 
-    /// Objects in use, with those in CPUs' and barns' sheaves. Takes the nodes' locks and walks their partial slabs.
+    /// Objects in use, with those in CPUs' and barns' sheaves, and those that wait for readers. Takes the nodes' locks and walks their partial slabs.
     pub fn in_use(&self) -> usize {
         let nodes = self.descriptor.nodes().iter();
         nodes.map(|node| node.in_use(self.descriptor)).sum()
@@ -358,7 +366,7 @@ impl KmemCache {
 impl Drop for KmemCache {
     /// Gives back what can be; where objects are still in use the cache's memory stays, as they may be used.
     fn drop(&mut self) {
-        let drained = percpu::drain(|cache| core::ptr::eq(cache, self.descriptor));
+        let drained = self.drain();
         self.release();
         if drained.is_ok() && self.in_use() == 0 {
             self.descriptor.retire();
@@ -441,6 +449,7 @@ impl core::error::Error for Inconsistency {}
 /// As for [`KmemCache::shrink`].
 pub fn shrink_all() -> Result<usize, FenceError> {
     let drained = percpu::drain(|_| true);
+    deferred::progress();
     cache::for_each(|cache| {
         cache.nodes().iter().for_each(|node| {
             node.shrink(cache);

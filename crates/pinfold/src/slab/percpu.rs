@@ -1,16 +1,17 @@
-//! Each CPU's part of every cache: a main sheaf and a spare.
+//! Each CPU's part of every cache: a main sheaf, a spare, and one for deferred frees.
 //!
 //! # The unit
 //!
 //! ```text
-//! offset  0        64                            32 KiB + 64                64 KiB + 64
-//!         ┌────────┬─────────────────────────┬───┬────────────────────────┬───┬───────────────────┐
-//!         │ header │ main sheaf, word n: 8·n │ … │ spare sheaf of cache n │ … │ held, of cache n  │
-//!         └────────┴─────────────────────────┴───┴────────────────────────┴───┴───────────────────┘
+//! offset  0        64                            32 KiB + 64                  64 KiB + 64                       96 KiB + 64
+//!         ┌────────┬─────────────────────────┬───┬────────────────────────┬───┬───────────────────────────┬───┬─────────────────┐
+//!         │ header │ main sheaf, word n: 8·n │ … │ spare sheaf of cache n │ … │ deferred sheaf of cache n │ … │ held of cache n │
+//!         └────────┴─────────────────────────┴───┴────────────────────────┴───┴───────────────────────────┴───┴─────────────────┘
 //! ```
 //!
-//! All are 0 (no sheaf) or a [`Sheaf`]'s. Hardened caches have no main sheaf: they allocate from the spare, and free to the held one. Fast paths pop from and push to the main sheaf. The slow paths move
-//! sheaves between the words, the barn and themselves, by one operation each:
+//! The words are 0 (no sheaf) or a [`Sheaf`]'s. Hardened caches have no main sheaf: they allocate from the spare and free to the held one. Fast
+//! paths pop from and push to the main sheaf. The slow paths move sheaves between the first two, the barn and themselves, by one
+//! operation each:
 //!
 //! * take the spare: `store_if_equal(spare, s, 0)`; the sheaf is the thread's own then;
 //! * install a main sheaf: `store_if_equal(main, w, s)` where w is an empty one (on alloc) or a full one (on free); the
@@ -22,9 +23,9 @@
 //! A sheaf is at every moment in exactly one place, so nothing is lost or doubled.
 
 use super::cache::{self, CACHES_MOST, Cache};
-use super::idle;
 use super::node::Node;
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
+use super::{fork, idle};
 use crate::lock::Lock;
 use crate::segment::SlabEvent;
 use crate::{nodes, page, shepherd, sys};
@@ -36,10 +37,12 @@ use pinfold_rseq::{FenceError, Index, Units, fence, possible};
 
 /// Bytes from the main sheaves' words to the spares'.
 pub(super) const SPARE: usize = CACHES_MOST * 8;
+/// Bytes from the main sheaves' words to those of the sheaves for deferred frees.
+pub(super) const DEFERRED: usize = 2 * SPARE;
 /// Bytes of a unit.
-pub(super) const UNIT: usize = 3 * SPARE;
+pub(super) const UNIT: usize = 4 * SPARE;
 /// Bytes from the main sheaves' words to those of the sheaves that hold what was freed to hardened caches.
-pub(super) const HELD: usize = 2 * SPARE;
+pub(super) const HELD: usize = 3 * SPARE;
 
 /// The units of all caches.
 pub(super) static UNITS: Units = Units::new();
@@ -69,6 +72,7 @@ fn prepare() -> bool {
     let Some(unit) = layout.ok().and_then(page::alloc_meta) else {
         return false;
     };
+    fork::register();
     shepherd::register(idle::drain);
     UNITS.install(index, unit.as_ptr()).is_ok()
 }
@@ -142,7 +146,7 @@ impl Cache {
     }
 
     /// Takes the current CPU's spare sheaf.
-    fn take_spare(&self) -> Option<Sheaf> {
+    pub(super) fn take_spare(&self) -> Option<Sheaf> {
         let offset = self.main() + SPARE;
         let word = load(offset)?;
         // SAFETY: the offset lies in the unit.
@@ -179,28 +183,6 @@ impl Cache {
         node.put(self, sheaf);
     }
 
-    /// Gives objects of other nodes than `node` to their slabs there.
-    pub(super) fn send_home(&self, node: &Node, sheaf: &mut Sheaf) {
-        let all = self.nodes();
-        if all.len() == 1 {
-            return;
-        }
-        let objects = sheaf.objects(self.capacity);
-        let mut kept = 0;
-        for at in 0..objects.len() {
-            let object = objects[at];
-            let home = &all[page::node_of(object as usize).min(all.len() - 1)];
-            if core::ptr::eq(home, node) {
-                objects[kept] = object;
-                kept += 1;
-            } else {
-                // SAFETY: objects in a sheaf were freed by their owners.
-                unsafe { home.give_objects(self, &[object]) };
-            }
-        }
-        sheaf.set_len(self.capacity, kept);
-    }
-
     /// An object when the main sheaf had none: from the spare, the barn, or a slab. Null when the system has no memory.
     #[cold]
     #[inline(never)]
@@ -233,7 +215,7 @@ impl Cache {
                     self.install(node, sheaf, |_| false);
                 }
                 let mut object = [null_mut()];
-                node.take_objects(self, number, &mut object);
+                self.alloc_from(number, &mut object);
                 object[0]
             }
         }
@@ -259,14 +241,13 @@ impl Cache {
         let node = &self.nodes()[nodes::current()];
         self.count(SlabEvent::FreeSlowpath, 1);
         before_giving(self);
-        let sheaf = match self.take_spare() {
+        let mut spare = self.take_spare();
+        if let Some(full) = spare.as_mut().filter(|spare| spare.is_full()) {
+            self.send_home(node, full);
+        }
+        let sheaf = match spare {
             Some(spare) if !spare.is_full() => Ok(spare),
-            mut other => {
-                if let Some(full) = &mut other {
-                    self.send_home(node, full);
-                }
-                node.exchange_for_empty(self, other)
-            }
+            other => node.exchange_for_empty(self, other),
         };
         match sheaf {
             Ok(mut sheaf) if !sheaf.is_full() => {
@@ -277,29 +258,10 @@ impl Cache {
                 if let Ok(sheaf) | Err(Some(sheaf)) = other {
                     self.put(node, sheaf);
                 }
-                let home = page::node_of(object as usize).min(self.nodes().len() - 1);
-                // SAFETY: the object is the caller's to give.
-                unsafe { self.nodes()[home].give_objects(self, &[object]) };
+                // SAFETY: the object is the caller's to give, and of that node.
+                unsafe { self.home(object).give_objects(self, &[object]) };
             }
         }
-    }
-
-    /// Takes objects past the sheaves, from `number`'s slabs; returns how many.
-    pub(super) fn alloc_from(&self, number: usize, objects: &mut [*mut u8]) -> usize {
-        if let Some(plan) = self.plan() {
-            let one = |object: &mut *mut u8| {
-                *object = self.alloc_debugged(plan, number, usize::MAX);
-                !object.is_null()
-            };
-            return objects
-                .iter_mut()
-                .map_while(|object| one(object).then_some(()))
-                .count();
-        }
-        if let Some(hardening) = &self.hardening {
-            return self.alloc_hardened_from(hardening, number, objects);
-        }
-        self.nodes()[number].take_objects(self, number, objects)
     }
 }
 
@@ -332,6 +294,17 @@ pub(super) fn drain_unit(cache: &Cache, unit: *mut u8) {
     drain_word(cache, unit, cache.main());
     drain_word(cache, unit, cache.main() + SPARE);
     drain_word(cache, unit, cache.main() + HELD);
+    drain_deferred(cache, unit);
+}
+
+/// Seals what is deferred in a stopped unit for `cache`.
+pub(super) fn drain_deferred(cache: &Cache, unit: *mut u8) {
+    // SAFETY: as in `drain_word`.
+    let word = unsafe { unit.add(cache.main() + DEFERRED).cast::<u64>().replace(0) };
+    // SAFETY: taken out just now.
+    if let Some(sheaf) = unsafe { Sheaf::from_word(word) } {
+        cache.seal(sheaf);
+    }
 }
 
 /// Takes the sheaf in one of a stopped unit's words for `cache` to the barn.

@@ -144,7 +144,7 @@ impl Sheaf {
     }
 
     /// The block's link to the sheaf below it in a list, or to the next block of the pool.
-    fn below(&self) -> *mut u64 {
+    pub(super) fn below(&self) -> *mut u64 {
         self.base() as *mut u64
     }
 

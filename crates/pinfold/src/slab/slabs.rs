@@ -99,7 +99,7 @@ impl Slabs {
     }
 
     /// Fills `slots` from its end with objects, lowest address last, so that a sheaf hands them out in the order of
-    /// their addresses. Returns how many; fewer than asked for only when the system has no more memory.
+    /// their addresses. Returns how many; fewer than asked for only when the system has no more memory on this node.
     ///
     /// Costs a few instructions an object; a new slab costs an arena call.
     pub(super) fn take(&mut self, cache: &Cache, node: usize, slots: &mut [*mut u8]) -> usize {
@@ -229,7 +229,8 @@ impl Slabs {
 
     /// Makes a slab; it is the first of the list then.
     fn add_slab(&mut self, cache: &Cache, node: usize) -> bool {
-        let Some(run) = page::alloc_run(cache.granules, node, cache.slot, true, cache.class())
+        // Of this node or none: a slab is in the lists of the node whose memory it is, where its objects are sent home to.
+        let Some(run) = page::alloc_run_on(cache.granules, node, cache.slot, true, cache.class())
         else {
             return false;
         };

@@ -1,6 +1,8 @@
 //! What the tests of counters share.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod items;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A sequence of numbers that look random; the same for the same seed.

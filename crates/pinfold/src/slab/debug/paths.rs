@@ -246,6 +246,17 @@ impl Cache {
     #[inline(never)]
     pub(in crate::slab) fn alloc_debugged_here(&self, plan: &Plan, requested: usize) -> *mut u8 {
         self.count(SlabEvent::AllocSlowpath, 1);
-        self.alloc_debugged(plan, nodes::current(), requested)
+        let (first, count) = (nodes::current(), self.nodes().len());
+        let object = self.alloc_debugged(plan, first, requested);
+        if !object.is_null() {
+            return object;
+        }
+        // The node has no memory: others may.
+        let others = (1..count).map(|step| (first + step) % count);
+        let object = others
+            .map(|other| self.alloc_debugged(plan, other, requested))
+            .find(|object| !object.is_null());
+        self.count(SlabEvent::AllocNodeMismatch, usize::from(object.is_some()));
+        object.unwrap_or(null_mut())
     }
 }

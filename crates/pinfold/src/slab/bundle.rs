@@ -1,0 +1,125 @@
+//! A bundle: any number of objects in one hand, in sheaves' blocks.
+//!
+//! ```text
+//!  full: sheaves of CAPACITY_MOST objects      open: one of fewer      room: empty blocks
+//! ```
+//!
+//! Invariants: `len` = [`CAPACITY_MOST`] × sheaves in `full` + objects in `open`; an open sheaf is neither empty nor full.
+//! Once there is [room](Bundle::make_room) for n objects, pushing and popping up to n allocates nothing and takes no lock: blocks go
+//! between the three places. A bundle's blocks are its own; their capacity has nothing to do with the cache's.
+
+use super::KmemCache;
+use super::sheaf::{CAPACITY_MOST, Sheaf, SheafList};
+use core::ptr::NonNull;
+
+pub(super) struct Bundle {
+    full: SheafList,
+    open: Option<Sheaf>,
+    room: SheafList,
+    len: usize,
+}
+
+// SAFETY: the blocks and the objects in them belong to whoever has the bundle.
+unsafe impl Send for Bundle {}
+
+impl Bundle {
+    pub(super) const fn new() -> Bundle {
+        Bundle {
+            full: SheafList::new(),
+            open: None,
+            room: SheafList::new(),
+            len: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Sees to it that `n` objects fit in all; false when there is no memory for that.
+    pub(super) fn make_room(&mut self, n: usize) -> bool {
+        let wanted = n.div_ceil(CAPACITY_MOST);
+        let open = usize::from(self.open.is_some());
+        while self.full.length + open + self.room.length < wanted {
+            let Some(block) = Sheaf::new(CAPACITY_MOST) else {
+                return false;
+            };
+            self.room.put(block);
+        }
+        true
+    }
+
+    /// Takes an object in; gives it back when there is no room.
+    pub(super) fn push(&mut self, object: NonNull<u8>) -> Result<(), NonNull<u8>> {
+        let Some(mut sheaf) = self.open.take().or_else(|| self.room.take()) else {
+            return Err(object);
+        };
+        sheaf.push(object.as_ptr());
+        self.keep(sheaf);
+        self.len += 1;
+        Ok(())
+    }
+
+    /// Takes an object out, the last one first. A few instructions, mostly on the open sheaf's last line.
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<NonNull<u8>> {
+        let mut sheaf = self.open.take().or_else(|| self.full.take())?;
+        let object = NonNull::new(sheaf.pop())?;
+        self.keep(sheaf);
+        self.len -= 1;
+        Some(object)
+    }
+
+    /// Puts a sheaf where one of its fullness belongs.
+    fn keep(&mut self, sheaf: Sheaf) {
+        if sheaf.is_empty() {
+            self.room.put(sheaf);
+        } else if sheaf.is_full() {
+            self.full.put(sheaf);
+        } else {
+            self.open = Some(sheaf);
+        }
+    }
+
+    /// Fetches objects from `cache` until there are `n`; false when the system has no memory for all. What it has got stays.
+    pub(super) fn fill(&mut self, cache: &KmemCache, n: usize) -> bool {
+        if !self.make_room(n) {
+            return false;
+        }
+        while self.len < n {
+            let Some(mut sheaf) = self.open.take().or_else(|| self.room.take()) else {
+                return false;
+            };
+            let held = sheaf.len(CAPACITY_MOST);
+            let most = CAPACITY_MOST.min(held + n - self.len);
+            let slots = &mut sheaf.slots(CAPACITY_MOST)[held..most];
+            let wanted = slots.len();
+            let got = cache.alloc_bulk(slots);
+            sheaf.set_len(CAPACITY_MOST, held + got);
+            self.keep(sheaf);
+            self.len += got;
+            if got < wanted {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Gives everything back: the objects to `cache`, the blocks to the pool.
+    ///
+    /// # Safety
+    ///
+    /// The objects are `cache`'s, and nobody uses them.
+    pub(super) unsafe fn give_back(&mut self, cache: &KmemCache) {
+        while let Some(mut sheaf) = self.open.take().or_else(|| self.full.take()) {
+            // SAFETY: the caller's promise.
+            unsafe { cache.free_bulk(sheaf.objects(CAPACITY_MOST)) };
+            sheaf.set_len(CAPACITY_MOST, 0);
+            sheaf.discard();
+        }
+        self.len = 0;
+        while let Some(sheaf) = self.room.take() {
+            sheaf.discard();
+        }
+    }
+}

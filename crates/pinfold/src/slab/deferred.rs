@@ -1,0 +1,314 @@
+//! Deferred frees: objects that somebody may still look at, in sheaves that wait for a grace period.
+//!
+//! ```text
+//!  free_deferred ──► CPU's third sheaf ──► sealed ──► pending ─── a grace period ───► barn
+//!                      no lock            one CAS    its lock                      node's lock
+//! ```
+//!
+//! * A CPU's **deferred sheaf** stands in its unit beside the main one and the spare, and is filled by the same critical section as the main
+//!   one. Nobody pops from it. When it is full, or has stood still for some of the shepherd's ticks, it is sealed.
+//! * **Sealed** sheaves are in a list linked through their blocks, which anybody, also a handler, puts a sheaf on; only who holds
+//!   `pending` takes them off, all at once.
+//! * **Pending** sheaves wait for the grace period whose ticket was drawn after they were taken off the list: after every object in them was
+//!   out of sight. When it is over they go to the barn as they are, full sheaves of free objects.
+//!
+//! So a sheaf is in one place at every moment, and what it costs to free one of its objects is the critical section, plus a
+//! 125th part of the rest. `pending` is only tried, but by those who want to wait. Slow paths that seal make the steps of grace periods,
+//! and so does the shepherd; whoever is refused leaves the work to the next.
+
+use super::cache::{self, Cache};
+use super::percpu::{self, DEFERRED, UNITS, load};
+use super::sheaf::{Sheaf, SheafList, word_is_full};
+use super::{KmemCache, grace};
+use crate::lock::Lock;
+use crate::segment::SlabEvent;
+use crate::{nodes, sys};
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use pinfold_rseq::FenceError;
+
+/// Sheaves that are sealed before a grace period is moved on: a fence for each would be one for 125 objects at best.
+const SEALS_A_STEP: u32 = 4;
+/// How often, and every how many microseconds, a free without memory looks whether its readers have gone.
+const LOOKS: u32 = 100;
+const BETWEEN_LOOKS: u32 = 100;
+
+/// A cache's part.
+pub(super) struct Deferred {
+    /// The word of the sheaf sealed last; each block's first slot has the word of the one before.
+    sealed: AtomicU64,
+    pending: Lock<Pending>,
+    /// Whether anything was ever deferred.
+    used: AtomicBool,
+    /// Whether a fork in progress holds `pending`.
+    forking: AtomicBool,
+}
+
+struct Pending {
+    sheaves: SheafList,
+    /// The grace period that they wait for.
+    ticket: u64,
+}
+
+/// Whether any cache was ever used so.
+static ANY_USED: AtomicBool = AtomicBool::new(false);
+
+impl Deferred {
+    pub(super) const fn new() -> Deferred {
+        Deferred {
+            sealed: AtomicU64::new(0),
+            pending: Lock::new(Pending {
+                sheaves: SheafList::new(),
+                ticket: 0,
+            }),
+            used: AtomicBool::new(false),
+            forking: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn is_used(&self) -> bool {
+        self.used.load(Relaxed)
+    }
+}
+
+impl KmemCache {
+    /// Takes an object back that readers may still look at: it is free when every [reader](grace::enter) of this moment has
+    /// left. The caller has taken it out of sight: readers that enter from now on do not find it.
+    ///
+    /// Costs as [`free`](Self::free) does; each few hundred objects a fence. Never waits, also in readers and signal handlers; only where
+    /// the system has no memory for a list of what waits may it take 10 ms to look for readers, and when these stay, the object
+    /// is lost, which [`statistics`](Self::statistics) count.
+    ///
+    /// What waits is freed in passing, by other deferred frees, by slow paths, and by the shepherd.
+    ///
+    /// # Safety
+    ///
+    /// The object came from this cache, nobody frees it again, and nobody uses it but readers that had entered before.
+    #[doc(alias = "kfree_rcu")]
+    #[inline]
+    pub unsafe fn free_deferred(&self, object: NonNull<u8>) {
+        let offset = self.descriptor.main() + DEFERRED;
+        // SAFETY: the offset is the cache's place in the units; the object is given up.
+        if !unsafe { UNITS.push(offset, object.as_ptr()) } {
+            // SAFETY: the caller's promise.
+            unsafe { self.descriptor.defer_slow(object.as_ptr()) };
+        }
+    }
+
+    /// Returns when everything freed deferred to this cache before the call is free.
+    ///
+    /// Waits for the readers of this moment; interrupts the CPUs that run threads of this process, once or twice, unless nothing was ever
+    /// freed so. Not for readers, who would wait for themselves, nor for signal handlers.
+    ///
+    /// # Errors
+    ///
+    /// [`FenceError`] when the kernel cannot fence; what waits goes on waiting.
+    #[doc(alias = "kvfree_rcu_barrier")]
+    pub fn flush_deferred(&self) -> Result<(), FenceError> {
+        if !self.descriptor.deferred.is_used() {
+            return Ok(());
+        }
+        self.drain()
+    }
+
+    /// Takes what CPUs have of this cache, and waits for the readers of what is deferred.
+    pub(super) fn drain(&self) -> Result<(), FenceError> {
+        percpu::drain(|cache| core::ptr::eq(cache, self.descriptor))?;
+        self.descriptor.await_deferred()
+    }
+}
+
+impl Cache {
+    /// Puts an object into the CPU's deferred sheaf when there was no room: into a new one, and seals the full one.
+    ///
+    /// # Safety
+    ///
+    /// `object` is the caller's, from this cache, and out of sight.
+    #[cold]
+    #[inline(never)]
+    pub(super) unsafe fn defer_slow(&self, object: *mut u8) {
+        self.deferred.used.store(true, Relaxed);
+        ANY_USED.store(true, Relaxed);
+        let node = &self.nodes()[nodes::current()];
+        let fresh = node.exchange_for_empty(self, None).ok();
+        let fresh = fresh
+            .or_else(|| Sheaf::new(self.capacity))
+            .or_else(|| self.emptied_spare());
+        let Some(mut sheaf) = fresh else {
+            return self.free_when_unseen(object);
+        };
+        sheaf.push(object);
+        let offset = self.main() + DEFERRED;
+        let exchange = |word: u64| {
+            // SAFETY: the offset lies in the unit; the sheaf is the unit's once it is stored.
+            word_is_full(word) && unsafe { UNITS.store_if_equal(offset, word, sheaf.word()) }
+        };
+        let old = match load(offset) {
+            // SAFETY: taken out by the exchange.
+            Some(word) if exchange(word) => unsafe { Sheaf::from_word(word) },
+            // Somebody was faster, or there is no unit: one object waits in a sheaf of its own.
+            _ => Some(sheaf),
+        };
+        if let Some(full) = old {
+            static SEALS: AtomicU32 = AtomicU32::new(0);
+            self.seal(full);
+            self.advance();
+            if SEALS.fetch_add(1, Relaxed) % SEALS_A_STEP == SEALS_A_STEP - 1 {
+                // Without a fence it waits on.
+                let _ = grace::poll();
+            }
+        }
+    }
+
+    /// The CPU's spare sheaf, its objects given to their slabs: what is left when there is no memory, or when the locks on the way
+    /// to it are the interrupted frame's.
+    fn emptied_spare(&self) -> Option<Sheaf> {
+        let mut sheaf = self.take_spare()?;
+        let node = &self.nodes()[nodes::current()];
+        self.send_home(node, &mut sheaf);
+        // SAFETY: objects in a sheaf were freed by their owners; those left are the node's.
+        unsafe { node.give_objects(self, sheaf.objects(self.capacity)) };
+        sheaf.set_len(self.capacity, 0);
+        Some(sheaf)
+    }
+
+    /// Puts a sheaf of deferred objects where it waits.
+    pub(super) fn seal(&self, sheaf: Sheaf) {
+        self.count(SlabEvent::FreeRcuSheaf, sheaf.len(self.capacity));
+        let mut next = self.deferred.sealed.load(Relaxed);
+        loop {
+            // SAFETY: slot 0 is the block's link, and the sheaf is ours.
+            unsafe { *sheaf.below() = next };
+            // Release pairs with the acquire in `take_sealed`: the objects and the link are seen, and that they are out of sight.
+            let put =
+                self.deferred
+                    .sealed
+                    .compare_exchange_weak(next, sheaf.word(), Release, Relaxed);
+            match put {
+                Ok(_) => return,
+                Err(other) => next = other,
+            }
+        }
+    }
+
+    /// Frees what has waited long enough, and has what was sealed since wait, if nobody else is at it. No waiting.
+    fn advance(&self) {
+        if let Some(mut pending) = self.deferred.pending.try_lock() {
+            self.advance_held(&mut pending);
+        }
+    }
+
+    fn advance_held(&self, pending: &mut Pending) {
+        if grace::passed(pending.ticket) {
+            while let Some(sheaf) = pending.sheaves.take() {
+                self.give_back(sheaf);
+            }
+        }
+        if pending.sheaves.length == 0 {
+            self.take_sealed(pending);
+        }
+    }
+
+    fn take_sealed(&self, pending: &mut Pending) {
+        let mut word = self.deferred.sealed.swap(0, Acquire);
+        if word == 0 {
+            return;
+        }
+        // SAFETY: taken off the list with all that are linked behind it.
+        while let Some(sheaf) = unsafe { Sheaf::from_word(word) } {
+            // SAFETY: the block's link, set by `seal`.
+            word = unsafe { *sheaf.below() };
+            pending.sheaves.put(sheaf);
+        }
+        // Only now: every object's unlinking is behind it.
+        pending.ticket = grace::ticket();
+    }
+
+    /// Nobody looks at the sheaf's objects any more.
+    fn give_back(&self, mut sheaf: Sheaf) {
+        if self.checks() {
+            for &mut object in sheaf.objects(self.capacity) {
+                // SAFETY: who freed it deferred gave it up.
+                unsafe { self.free_checked(object) };
+            }
+            sheaf.set_len(self.capacity, 0);
+        }
+        self.put(&self.nodes()[nodes::current()], sheaf);
+    }
+
+    /// The way without memory for a sheaf: looks for a while whether the readers go. When they do not, or they are the caller
+    /// itself, the object is lost, and counted.
+    fn free_when_unseen(&self, object: *mut u8) {
+        let ticket = grace::ticket();
+        for _ in 0..LOOKS {
+            if grace::poll().is_err() {
+                break;
+            }
+            if grace::passed(ticket) {
+                // SAFETY: the object was given up, and nobody looks at it.
+                return unsafe { self.free_slow(object) };
+            }
+            sys::sleep_microseconds(BETWEEN_LOOKS);
+        }
+        self.count(SlabEvent::FreeRcuSheafFail, 1);
+    }
+
+    /// Returns when everything that was sealed before the call is free; waits for readers.
+    pub(super) fn await_deferred(&self) -> Result<(), FenceError> {
+        // What is pending first, then what is sealed by then. What others seal meanwhile is their affair.
+        for _ in 0..2 {
+            let ticket = match self.deferred.pending.lock() {
+                Some(mut pending) => {
+                    self.advance_held(&mut pending);
+                    match pending.sheaves.length {
+                        0 => return Ok(()),
+                        _ => pending.ticket,
+                    }
+                }
+                // A handler that interrupted the holder.
+                None => return Ok(()),
+            };
+            grace::wait(ticket)?;
+        }
+        if let Some(mut pending) = self.deferred.pending.lock() {
+            self.advance_held(&mut pending);
+        }
+        Ok(())
+    }
+}
+
+/// What the shepherd does for all caches: one step of a grace period if anything waits, and what follows from it.
+pub(super) fn progress() {
+    if !ANY_USED.load(Relaxed) {
+        return;
+    }
+    let advance_all = || {
+        cache::for_each(|cache| {
+            if cache.deferred.is_used() {
+                cache.advance();
+            }
+        });
+    };
+    advance_all();
+    // Without a fence it waits on.
+    let _ = grace::poll();
+    advance_all();
+}
+
+pub(super) fn fork_prepare(cache: &Cache) {
+    let deferred = &cache.deferred;
+    deferred
+        .forking
+        .store(deferred.pending.lock_for_fork(), Relaxed);
+}
+
+/// # Safety
+///
+/// [`fork_prepare`] was called for the cache in this thread, or in the parent's that forked.
+pub(super) unsafe fn fork_done(cache: &Cache) {
+    if cache.deferred.forking.swap(false, Relaxed) {
+        // SAFETY: taken in `fork_prepare`.
+        unsafe { cache.deferred.pending.unlock_after_fork() };
+    }
+}

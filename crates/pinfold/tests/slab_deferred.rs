@@ -1,0 +1,227 @@
+//! Deferred frees and grace periods: no reader sees a freed object, and whatever waits is free in the end.
+
+mod common;
+
+use common::items::{Item, can_fence, look, make};
+use common::{Random, StopAtEnd, pin};
+use pinfold::shepherd::Shepherd;
+use pinfold::slab::{KmemCache, grace};
+use std::alloc::Layout;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::{Duration, Instant};
+
+fn cache(name: &str) -> KmemCache {
+    KmemCache::new(name, Layout::new::<Item>()).unwrap()
+}
+
+#[test]
+fn objects_wait_for_readers() {
+    if !can_fence() {
+        return;
+    }
+    let cache = cache("waits");
+    let objects: Vec<_> = (0..1000).map(|_| make(&cache)).collect();
+    let reader = grace::enter();
+    let inner = grace::enter();
+    for &object in &objects {
+        // SAFETY: it came from this cache, and nobody else knows of it.
+        unsafe { cache.free_deferred(object) };
+    }
+    let shepherd = Shepherd::new();
+    (0..20).for_each(|_| {
+        shepherd.tick();
+    });
+    drop(inner);
+    shepherd.tick();
+    for object in &objects {
+        // SAFETY: the reader is still in, so they are objects.
+        look(unsafe { object.cast::<Item>().as_ref() }, 1);
+    }
+    // None is given out again meanwhile.
+    let others: Vec<_> = (0..1000).map(|_| cache.alloc().unwrap()).collect();
+    assert!(others.iter().all(|other| !objects.contains(other)));
+    drop(reader);
+    cache.flush_deferred().unwrap();
+    // SAFETY: they came from this cache.
+    others
+        .into_iter()
+        .for_each(|other| unsafe { cache.free(other) });
+    assert_eq!(cache.statistics().free_rcu_sheaf, 1000);
+    cache.validate().unwrap();
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn what_waits_is_freed_in_passing() {
+    if !can_fence() {
+        return;
+    }
+    let cache = cache("in passing");
+    let mut most = 0;
+    for turn in 0..1_000_000 {
+        let reader = grace::enter();
+        let object = make(&cache);
+        // SAFETY: it came from this cache, and nobody else knows of it.
+        unsafe { cache.free_deferred(object) };
+        drop(reader);
+        if turn % 1000 == 0 {
+            most = most.max(cache.statistics().slabs);
+        }
+    }
+    // A million objects of 64 bytes are 977 slabs. Another test's readers may hold some up.
+    assert!(most < 700, "{most} slabs: nothing was freed");
+    assert_eq!(cache.statistics().free_rcu_sheaf_fail, 0);
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn synchronize_waits_for_those_who_are_in() {
+    if !can_fence() {
+        return;
+    }
+    for round in 0..20 {
+        let (entered, leaving) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                pin(round);
+                let _reader = grace::enter();
+                entered.store(true, Release);
+                std::thread::sleep(Duration::from_millis(2));
+                pin(round + 1);
+                leaving.store(true, Relaxed);
+            });
+            while !entered.load(Acquire) {
+                std::thread::yield_now();
+            }
+            grace::synchronize().unwrap();
+            assert!(leaving.load(Relaxed));
+        });
+    }
+}
+
+/// Readers come and go all the time; both kinds of waiting end nevertheless.
+#[test]
+fn readers_that_overlap_for_ever_hold_nothing_up() {
+    if !can_fence() {
+        return;
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut reader = grace::enter();
+                while !stop.load(Relaxed) {
+                    let next = grace::enter();
+                    drop(std::mem::replace(&mut reader, next));
+                }
+            });
+        }
+        let begin = Instant::now();
+        for _ in 0..50 {
+            grace::synchronize().unwrap();
+        }
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            begin.elapsed()
+        );
+    });
+}
+
+/// A fork while threads read, write and defer: the child waits for none of them, and guards that came along do no harm.
+#[test]
+fn a_child_waits_for_no_reader_of_its_parent() {
+    if !can_fence() {
+        return;
+    }
+    let cache = cache("forked");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        for seed in 0..3 {
+            let (cache, stop) = (&cache, &stop);
+            scope.spawn(move || {
+                let mut random = Random::new(seed);
+                while !stop.load(Relaxed) {
+                    let _reader = grace::enter();
+                    for _ in 0..random.below(300) {
+                        // SAFETY: it came from this cache, and nobody else knows of it.
+                        unsafe { cache.free_deferred(make(cache)) };
+                    }
+                }
+            });
+        }
+        for round in 0..100 {
+            let along = (round % 3 == 0).then(grace::enter);
+            // SAFETY: the child works on this cache only, and exits.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // Whoever waits for a reader or a lock that is gone ends here.
+                // SAFETY: no preconditions.
+                unsafe { libc::alarm(10) };
+                drop(along);
+                let fine = works_alone(&cache);
+                // SAFETY: no preconditions.
+                unsafe { libc::_exit(i32::from(!fine)) };
+            }
+            drop(along);
+            let mut status = 0;
+            // SAFETY: `status` is writable.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            assert_eq!(status, 0, "child {round}");
+        }
+    });
+    cache.destroy().unwrap();
+}
+
+fn works_alone(cache: &KmemCache) -> bool {
+    let mut fine = cache.flush_deferred().is_ok() && grace::synchronize().is_ok();
+    for _ in 0..1000 {
+        let _reader = grace::enter();
+        // SAFETY: it came from this cache, and nobody else knows of it.
+        unsafe { cache.free_deferred(make(cache)) };
+    }
+    fine &= grace::synchronize().is_ok() && cache.flush_deferred().is_ok();
+    fine && cache.validate().is_ok()
+}
+
+/// Without memory for what waits, a deferred free looks for readers itself.
+#[test]
+fn deferred_frees_work_without_memory() {
+    // SAFETY: the child works on caches only, and exits.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let little = libc::rlimit {
+            rlim_cur: 1,
+            rlim_max: libc::RLIM_INFINITY,
+        };
+        let cache = KmemCache::new("exhausted", Layout::new::<[u8; 32768]>()).unwrap();
+        let first = cache.alloc().unwrap();
+        // SAFETY: the limit is readable.
+        unsafe {
+            libc::alarm(30);
+            libc::setrlimit(libc::RLIMIT_DATA, &raw const little);
+        }
+        let mut objects = Vec::from([first]);
+        while objects.len() < 1000
+            && let Some(object) = cache.alloc()
+        {
+            objects.push(object);
+        }
+        for &object in &objects {
+            // SAFETY: it came from this cache, and nobody else knows of it.
+            unsafe { cache.free_deferred(object) };
+        }
+        let lost = cache.statistics().free_rcu_sheaf_fail;
+        let fine = cache.flush_deferred().is_ok() && lost == 0;
+        let again = objects.iter().filter(|_| cache.alloc().is_some()).count();
+        // SAFETY: no preconditions.
+        unsafe { libc::_exit(i32::from(!fine || again != objects.len())) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is writable.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0);
+}

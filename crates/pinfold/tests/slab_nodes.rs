@@ -1,0 +1,231 @@
+//! Two nodes, made up by `PINFOLD_FAKE_NODES`: each test runs in a process of its own, this binary again.
+
+mod common;
+
+use common::{Random, cpus, pin};
+use pinfold::page::node_of;
+use pinfold::slab::KmemCache;
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Runs an ignored test of this file with two nodes.
+fn with_two_nodes(test: &str) {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
+        .env("PINFOLD_FAKE_NODES", "2")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{test}: {text}");
+    let passed = String::from_utf8_lossy(&output.stdout).contains("1 passed");
+    assert!(passed, "{test} did not run");
+}
+
+fn faked() -> bool {
+    std::env::var_os("PINFOLD_FAKE_NODES").is_some()
+}
+
+fn cache(size: usize) -> KmemCache {
+    KmemCache::new("noded", Layout::from_size_align(size, 8).unwrap()).unwrap()
+}
+
+fn node(object: NonNull<u8>) -> usize {
+    node_of(object.as_ptr() as usize)
+}
+
+#[test]
+fn objects_are_of_the_node_asked_for() {
+    with_two_nodes("asked_for");
+}
+
+#[test]
+#[ignore = "needs two nodes; run by objects_are_of_the_node_asked_for"]
+fn asked_for() {
+    if !faked() {
+        return;
+    }
+    let cache = cache(256);
+    for wanted in [0, 1, 1, 0] {
+        let objects: Vec<_> = (0..3000)
+            .map(|_| cache.alloc_node_exact(wanted).unwrap())
+            .chain((0..3000).map(|_| cache.alloc_node(wanted).unwrap()))
+            .collect();
+        assert!(objects.iter().all(|&object| node(object) == wanted));
+        for object in objects {
+            // SAFETY: it came from this cache.
+            unsafe { cache.free(object) };
+        }
+        cache.validate().unwrap();
+    }
+    assert!(cache.alloc_node_exact(2).is_none());
+    assert_eq!(cache.statistics().alloc_node_mismatch, 0);
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn remote_objects_go_home_in_batches() {
+    with_two_nodes("go_home");
+}
+
+#[test]
+#[ignore = "needs two nodes; run by remote_objects_go_home_in_batches"]
+fn go_home() {
+    const COUNT: usize = 20_000;
+    if !faked() || cpus() < 2 {
+        return;
+    }
+    let cache = cache(64);
+    // On node 0, objects of node 1 only: whole sheaves have nothing to stay here.
+    pin(0);
+    let remote: Vec<_> = (0..COUNT)
+        .map(|_| cache.alloc_node_exact(1).unwrap().as_ptr())
+        .collect();
+    // SAFETY: they came from this cache.
+    unsafe { cache.free_bulk(&remote) };
+    let statistics = cache.statistics();
+    assert!(statistics.free_remote as usize >= COUNT - 2 * statistics.sheaf_capacity);
+    // What this CPU gets then is its own node's, but for what its sheaves still hold.
+    let local: Vec<_> = (0..COUNT).map(|_| cache.alloc().unwrap()).collect();
+    let foreign = local.iter().filter(|&&object| node(object) == 1).count();
+    assert!(foreign <= 2 * statistics.sheaf_capacity, "{foreign}");
+    for object in local {
+        // SAFETY: it came from this cache.
+        unsafe { cache.free(object) };
+    }
+    cache.validate().unwrap();
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn another_node_helps_out() {
+    with_two_nodes("helps_out");
+}
+
+#[test]
+#[ignore = "needs two nodes; run by another_node_helps_out"]
+fn helps_out() {
+    if !faked() {
+        return;
+    }
+    let cache = cache(1024);
+    // Slabs of node 1 that are there when the memory goes.
+    let first: Vec<_> = (0..500)
+        .map(|_| cache.alloc_node_exact(1).unwrap().as_ptr())
+        .collect();
+    // SAFETY: they came from this cache.
+    unsafe { cache.free_bulk(&first) };
+    let mut objects = Vec::with_capacity(200_000);
+    let little = libc::rlimit {
+        rlim_cur: 1,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the limit is readable.
+    unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const little) };
+    while let Some(object) = cache.alloc_node_exact(0) {
+        objects.push(object);
+    }
+    let own = objects.len();
+    while let Some(object) = cache.alloc_node(0) {
+        objects.push(object);
+    }
+    assert!(objects[..own].iter().all(|&object| node(object) == 0));
+    assert!(objects[own..].iter().all(|&object| node(object) == 1));
+    let helped = (objects.len() - own) as u64;
+    assert!(helped > 0 && cache.statistics().alloc_node_mismatch == helped);
+    for object in objects {
+        // SAFETY: it came from this cache.
+        unsafe { cache.free(object) };
+    }
+    cache.validate().unwrap();
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn threads_of_two_nodes_exchange_objects() {
+    with_two_nodes("exchange");
+}
+
+#[test]
+#[ignore = "needs two nodes; run by threads_of_two_nodes_exchange_objects"]
+fn exchange() {
+    if !faked() {
+        return;
+    }
+    let cache = cache(128);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (sender, receiver) = std::sync::mpsc::sync_channel::<Vec<usize>>(8);
+        for seed in 0..2 {
+            let (cache, stop, sender) = (&cache, &stop, sender.clone());
+            scope.spawn(move || {
+                let mut random = Random::new(seed);
+                while !stop.load(Relaxed) {
+                    pin(random.below(64) as usize);
+                    let mut objects = vec![std::ptr::null_mut(); random.below(700) as usize];
+                    let got = match random.below(3) {
+                        0 => {
+                            let wanted = random.below(2) as usize;
+                            objects.fill_with(|| cache.alloc_node(wanted).unwrap().as_ptr());
+                            objects.len()
+                        }
+                        _ => cache.alloc_bulk(&mut objects),
+                    };
+                    assert_eq!(got, objects.len());
+                    let objects = objects.into_iter().map(|object| object as usize).collect();
+                    if sender.send(objects).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut random = Random::new(9);
+        for turn in 0..2000 {
+            pin(random.below(64) as usize);
+            let objects: Vec<_> = receiver
+                .recv()
+                .unwrap()
+                .into_iter()
+                .map(|object| object as *mut u8)
+                .collect();
+            match turn % 3 {
+                // SAFETY: here and below: they came from this cache.
+                0 => unsafe { cache.free_bulk(&objects) },
+                1 => objects
+                    .into_iter()
+                    .filter_map(NonNull::new)
+                    .for_each(|object| {
+                        // SAFETY: as above.
+                        unsafe { cache.free(object) };
+                    }),
+                _ => objects
+                    .into_iter()
+                    .filter_map(NonNull::new)
+                    .for_each(|object| {
+                        // SAFETY: as above.
+                        unsafe { cache.free_deferred(object) };
+                    }),
+            }
+            if turn % 500 == 0 {
+                cache.validate().unwrap();
+                let _ = cache.shrink();
+            }
+        }
+        stop.store(true, Relaxed);
+        for objects in receiver.iter() {
+            let objects: Vec<_> = objects
+                .into_iter()
+                .map(|object| object as *mut u8)
+                .collect();
+            // SAFETY: as above.
+            unsafe { cache.free_bulk(&objects) };
+        }
+    });
+    assert!(cpus() < 2 || cache.statistics().free_remote > 0);
+    cache.validate().unwrap();
+    if cache.flush_deferred().is_ok() {
+        cache.destroy().unwrap();
+    }
+}

@@ -1,0 +1,145 @@
+//! Readers look at objects while writers, and signal handlers in all of them, replace and free these: no reader sees a freed one.
+
+mod common;
+
+use common::items::{Item, can_fence, look, number};
+use common::{Random, from_environment, pin};
+use pinfold::slab::{KmemCache, grace};
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicPtr, AtomicUsize};
+use std::time::{Duration, Instant};
+
+static PLACES: [AtomicPtr<Item>; 16] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 16];
+static CACHE: AtomicPtr<KmemCache> = AtomicPtr::new(std::ptr::null_mut());
+static HANDLED: AtomicUsize = AtomicUsize::new(0);
+
+/// Puts a new item into a place and defers the old one's end.
+fn replace(cache: &KmemCache, place: usize) {
+    // A handler that interrupted the cache's slow path may get none.
+    let Some(fresh) = cache.alloc() else {
+        return;
+    };
+    number(fresh);
+    let old = PLACES[place % 16].swap(fresh.cast().as_ptr(), AcqRel);
+    if let Some(old) = NonNull::new(old) {
+        // SAFETY: it came from this cache, and is out of sight.
+        unsafe { cache.free_deferred(old.cast()) };
+    }
+}
+
+fn read(place: usize, looks: u64) {
+    let _reader = grace::enter();
+    let item = PLACES[place % 16].load(Acquire);
+    // SAFETY: whoever takes it out of sight defers its end until this reader has left.
+    if let Some(item) = unsafe { item.as_ref() } {
+        look(item, looks);
+    }
+}
+
+extern "C" fn on_timer(_: libc::c_int) {
+    let turn = HANDLED.fetch_add(1, Relaxed);
+    read(turn, 1);
+    // SAFETY: the cache is there while the timer is armed.
+    if let Some(cache) = unsafe { CACHE.load(Acquire).as_ref() } {
+        replace(cache, turn);
+    }
+}
+
+/// Interrupts the process 5,000 times a second of its own time.
+fn arm() {
+    // SAFETY: the handler uses what handlers may use.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_timer as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut());
+        let mut event: libc::sigevent = std::mem::zeroed();
+        event.sigev_notify = libc::SIGEV_SIGNAL;
+        event.sigev_signo = libc::SIGUSR1;
+        let mut timer: libc::timer_t = std::mem::zeroed();
+        let made = libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer);
+        assert_eq!(made, 0);
+        let every = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 200_000,
+        };
+        let times = libc::itimerspec {
+            it_interval: every,
+            it_value: every,
+        };
+        libc::timer_settime(timer, 0, &raw const times, std::ptr::null_mut());
+    }
+}
+
+/// Readers look at items that writers, and handlers in all of them, replace.
+#[test]
+fn no_reader_sees_a_freed_object() {
+    if !can_fence() {
+        return;
+    }
+    let cache = KmemCache::new("canaries", Layout::new::<Item>()).unwrap();
+    let time = Duration::from_secs(from_environment("PINFOLD_STRESS_SECONDS", 3));
+    (0..16).for_each(|place| replace(&cache, place));
+    CACHE.store((&raw const cache).cast_mut(), Release);
+    arm();
+    let begin = Instant::now();
+    let (mut reads, mut writes) = (0, 0);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..3)
+            .map(|seed| {
+                scope.spawn(move || {
+                    let (mut random, mut reads) = (Random::new(seed), 0u64);
+                    while begin.elapsed() < time {
+                        for _ in 0..100 {
+                            let looks = if random.below(1000) == 0 { 20_000 } else { 2 };
+                            read(random.below(16) as usize, looks);
+                            reads += 1;
+                        }
+                        if random.below(50) == 0 {
+                            pin(random.below(64) as usize);
+                        }
+                    }
+                    reads
+                })
+            })
+            .collect();
+        let mut random = Random::new(7);
+        while begin.elapsed() < time {
+            for _ in 0..100 {
+                replace(&cache, random.below(16) as usize);
+                writes += 1;
+            }
+            if random.below(200) == 0 {
+                cache.flush_deferred().unwrap();
+            }
+        }
+        reads += readers
+            .into_iter()
+            .map(|reader| reader.join().unwrap())
+            .sum::<u64>();
+    });
+    // SAFETY: ignoring a signal is always allowed.
+    unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
+    std::thread::sleep(Duration::from_millis(50));
+    CACHE.store(std::ptr::null_mut(), Release);
+    let handled = HANDLED.load(Relaxed);
+    println!(
+        "{reads} reads, {writes} writes, {handled} handlers, {:?}",
+        cache.statistics()
+    );
+    assert!(reads > 1000 && writes > 1000 && handled > 100);
+    for place in &PLACES {
+        let last = NonNull::new(place.swap(std::ptr::null_mut(), AcqRel)).unwrap();
+        // SAFETY: it came from this cache, and all readers have left.
+        unsafe { cache.free(last.cast()) };
+    }
+    let lost = cache.statistics().free_rcu_sheaf_fail;
+    cache.flush_deferred().unwrap();
+    cache.validate().unwrap();
+    match cache.destroy() {
+        Ok(()) => assert_eq!(lost, 0),
+        Err(leak) => assert_eq!(leak.objects as u64, lost),
+    }
+}
