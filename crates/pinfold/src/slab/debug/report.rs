@@ -164,7 +164,8 @@ pub(in crate::slab) fn raise(report: &Report<'_>) {
         // Found while this thread writes another.
         return;
     }
-    let before = WRITING.swap(pinfold_rseq::thread_pointer() as u64, AcqRel);
+    let me = pinfold_rseq::thread_pointer() as u64;
+    WRITING.store(me, Release);
     let handler = HANDLER.load(Acquire);
     let verdict = if handler.is_null() {
         let _ = write!(StandardError, "{report}");
@@ -178,7 +179,8 @@ pub(in crate::slab) fn raise(report: &Report<'_>) {
         // SAFETY: no preconditions.
         unsafe { libc::abort() };
     }
-    WRITING.store(before, Release);
+    // Another thread may have begun to write meanwhile. To put back what was there before would silence a thread for good.
+    let _ = WRITING.compare_exchange(me, 0, AcqRel, Acquire);
 }
 
 /// Whether this thread is writing a report: what it allocates on the way is not to be reported, nor traced.
