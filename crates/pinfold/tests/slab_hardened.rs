@@ -3,15 +3,19 @@
 use pinfold::slab::KmemCache;
 use pinfold::slab::debug::{Kind, Report, Verdict, on_report};
 use std::alloc::Layout;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::ptr::NonNull;
+use std::time::Duration;
 
 thread_local! {
     static REPORTS: RefCell<Vec<(Kind, String)>> = const { RefCell::new(Vec::new()) };
+    /// How long this thread's reports take.
+    static PAUSE: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
 fn keep(report: &Report<'_>) -> Verdict {
+    std::thread::sleep(PAUSE.get());
     REPORTS.with(|reports| reports.borrow_mut().push((report.kind, report.to_string())));
     Verdict::Continue
 }
@@ -222,6 +226,29 @@ fn constructed_objects_stay_constructed() {
     free(&cache, object);
     assert_eq!(reports()[0].0, Kind::DoubleFree);
     cache.destroy().unwrap();
+}
+
+/// Two threads report at the same time, and the one that began first ends first: each reports again afterwards.
+#[test]
+fn a_thread_that_reported_beside_another_reports_again() {
+    let cache = hardened("beside", 64);
+    let free_twice = &|pause: u64| {
+        PAUSE.set(Duration::from_millis(pause));
+        let object = cache.alloc().unwrap();
+        free(&cache, object);
+        free(&cache, object);
+        assert_eq!(reports().len(), 1);
+    };
+    std::thread::scope(|scope| {
+        for late in [0, 50] {
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(late));
+                free_twice(100);
+                std::thread::sleep(Duration::from_millis(100));
+                free_twice(0);
+            });
+        }
+    });
 }
 
 #[test]

@@ -189,7 +189,8 @@ pub(in crate::slab) fn raise(report: &Report<'_>) {
         // SAFETY: no preconditions.
         unsafe { libc::abort() };
     }
-    WRITING.store(0, Release);
+    // Unless another thread lost its patience and began to write.
+    let _ = WRITING.compare_exchange(me, 0, AcqRel, Acquire);
 }
 
 /// Whether this thread is writing a report: what it allocates on the way is not to be reported, nor traced.
