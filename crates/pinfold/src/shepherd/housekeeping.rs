@@ -30,8 +30,10 @@ impl Housekeeping {
         let target = choose(&machine, &self.bound);
         if self.set.as_ref() != Some(&target) {
             set_affinity(&target);
-            // What the kernel made of it: it leaves out what is not there.
-            self.set = affinity();
+            // What the kernel made of it: it leaves out what is not there. Anything else is somebody's who came in between, and is
+            // noticed the next time.
+            let made = affinity().filter(|made| made.and(&target) == *made);
+            self.set = Some(made.unwrap_or(target));
         }
     }
 }
