@@ -90,12 +90,12 @@ impl Bundle {
             let Some(mut sheaf) = self.open.take().or_else(|| self.room.take()) else {
                 return false;
             };
-            let held = sheaf.len(CAPACITY_MOST);
+            let held = sheaf.len();
             let most = CAPACITY_MOST.min(held + n - self.len);
-            let slots = &mut sheaf.slots(CAPACITY_MOST)[held..most];
+            let slots = &mut sheaf.slots()[held..most];
             let wanted = slots.len();
             let got = cache.alloc_bulk(slots);
-            sheaf.set_len(CAPACITY_MOST, held + got);
+            sheaf.set_len(held + got);
             self.keep(sheaf);
             self.len += got;
             if got < wanted {
@@ -113,8 +113,8 @@ impl Bundle {
     pub(super) unsafe fn give_back(&mut self, cache: &KmemCache) {
         while let Some(mut sheaf) = self.open.take().or_else(|| self.full.take()) {
             // SAFETY: the caller's promise.
-            unsafe { cache.free_bulk(sheaf.objects(CAPACITY_MOST)) };
-            sheaf.set_len(CAPACITY_MOST, 0);
+            unsafe { cache.free_bulk(sheaf.objects()) };
+            sheaf.set_len(0);
             sheaf.discard();
         }
         self.len = 0;

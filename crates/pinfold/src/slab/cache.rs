@@ -6,8 +6,8 @@ use super::deferred::Deferred;
 use super::harden::{self, Hardening};
 use super::node::Node;
 use super::percpu::SPARE;
-use super::sheaf::CAPACITY_MOST;
 use super::slabs::OBJECTS_MOST;
+use super::tune::Capacity;
 use crate::lock::Lock;
 use crate::page::{self, GRANULE, LARGE};
 use crate::segment::SlabEvent;
@@ -29,13 +29,6 @@ pub const OBJECT_MOST: usize = 64 << 10;
 /// Objects above this size have slabs of four granules: 64 KiB hold so few of them that making and returning slabs would
 /// show in the cost of an object. Pages of a slab that were never used take no memory.
 const SMALL_SLAB: usize = 256;
-/// Bytes in a sheaf, up to [`CAPACITY_MOST`] objects and at least [`CAPACITY_LEAST`].
-const SHEAF_BYTES: usize = 128 << 10;
-const CAPACITY_LEAST: usize = 4;
-/// Bytes in full sheaves that a node's barn holds for a cache, within the bounds below.
-const BARN_BYTES: usize = 2 << 20;
-const BARN_LEAST: usize = 4;
-const BARN_MOST: usize = 128;
 /// Bytes that slabs of a cache begin apart, at least: a cache line.
 const COLOR_STEP: usize = 64;
 /// Colors at most.
@@ -51,15 +44,13 @@ pub struct Cache {
     /// Bytes from one object to the next.
     pub(super) size: usize,
     /// Objects in a sheaf.
-    pub(super) capacity: usize,
+    pub(super) sheaves: Capacity,
     /// Objects in a slab.
     pub(super) per_slab: usize,
     /// Bytes of a slab that are objects.
     pub(super) slab_bytes: usize,
     /// Granules in a slab.
     pub(super) granules: usize,
-    /// Full sheaves in a barn at most.
-    pub(super) barn_most: usize,
     /// ceil(2^40 / size): a division by `size` as a multiplication.
     reciprocal: u64,
     /// The cache's number.
@@ -236,8 +227,6 @@ impl Cache {
         } else {
             4
         };
-        let capacity = options.sheaf_capacity.unwrap_or(SHEAF_BYTES / size);
-        let capacity = capacity.clamp(CAPACITY_LEAST, CAPACITY_MOST);
         let color_step = align.max(COLOR_STEP);
         let colors = if options.one_color || plan.is_some() || hardened {
             1
@@ -254,11 +243,10 @@ impl Cache {
             object: layout.size(),
             align,
             size,
-            capacity,
+            sheaves: Capacity::new(size, options.sheaf_capacity),
             per_slab,
             slab_bytes: per_slab * size,
             granules,
-            barn_most: (BARN_BYTES / (size * capacity)).clamp(BARN_LEAST, BARN_MOST),
             reciprocal: (1u64 << 40).div_ceil(size as u64),
             slot,
             color_step,
@@ -336,6 +324,7 @@ impl Cache {
             let freed = numbers.freed;
             numbers.free[freed] = self.slot;
             numbers.freed += 1;
+            self.unclaim();
             // SAFETY: the cache has no objects and no user. Who sums now asks whether it is still registered.
             unsafe { self.events.release() };
         }

@@ -150,7 +150,7 @@ impl Cache {
         let node = &self.nodes()[nodes::current()];
         let fresh = node.exchange_for_empty(self, None).ok();
         let fresh = fresh
-            .or_else(|| Sheaf::new(self.capacity))
+            .or_else(|| Sheaf::new(self.capacity()))
             .or_else(|| self.emptied_spare());
         let Some(mut sheaf) = fresh else {
             return self.free_when_unseen(object);
@@ -185,14 +185,14 @@ impl Cache {
         let node = &self.nodes()[nodes::current()];
         self.send_home(node, &mut sheaf);
         // SAFETY: objects in a sheaf were freed by their owners; those left are the node's.
-        unsafe { node.give_objects(self, sheaf.objects(self.capacity)) };
-        sheaf.set_len(self.capacity, 0);
+        unsafe { node.give_objects(self, sheaf.objects()) };
+        sheaf.set_len(0);
         Some(sheaf)
     }
 
     /// Puts a sheaf of deferred objects where it waits.
     pub(super) fn seal(&self, sheaf: Sheaf) {
-        self.count(SlabEvent::FreeRcuSheaf, sheaf.len(self.capacity));
+        self.count(SlabEvent::FreeRcuSheaf, sheaf.len());
         let mut next = self.deferred.sealed.load(Relaxed);
         loop {
             // SAFETY: slot 0 is the block's link, and the sheaf is ours.
@@ -257,11 +257,11 @@ impl Cache {
     /// Nobody looks at the sheaf's objects any more.
     fn give_back(&self, mut sheaf: Sheaf) {
         if self.checks() {
-            for &mut object in sheaf.objects(self.capacity) {
+            for &mut object in sheaf.objects() {
                 // SAFETY: who freed it deferred gave it up.
                 unsafe { self.free_checked(object) };
             }
-            sheaf.set_len(self.capacity, 0);
+            sheaf.set_len(0);
         }
         self.put(&self.nodes()[nodes::current()], sheaf);
     }

@@ -320,8 +320,8 @@ impl Cache {
         match sheaf {
             Ok(mut sheaf) => {
                 if fresh {
-                    let kept = self.arm(hardening, sheaf.objects(self.capacity));
-                    sheaf.set_len(self.capacity, kept);
+                    let kept = self.arm(hardening, sheaf.objects());
+                    sheaf.set_len(kept);
                 }
                 let object = sheaf.pop();
                 // SAFETY: the offset lies in the unit; the sheaf is the unit's once it is stored.

@@ -134,7 +134,7 @@ fn look(index: usize) -> usize {
         if now == 0 || word(seen, at).swap(now, Relaxed) != now {
             looks.store(0, Relaxed);
         } else if looks.fetch_add(1, Relaxed) + 1 >= LOOKS {
-            idle += cache.capacity * cache.size;
+            idle += cache.capacity() * cache.size;
         }
         idle += look_at_deferred(cache, unit, seen);
     });
@@ -153,7 +153,7 @@ fn look_at_deferred(cache: &Cache, unit: *mut u8, seen: *mut u8) -> usize {
         word(seen, at).store(now | looks, Relaxed);
     }
     if looks == LOOKS {
-        cache.capacity * cache.size
+        cache.capacity() * cache.size
     } else {
         0
     }

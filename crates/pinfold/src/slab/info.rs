@@ -187,7 +187,7 @@ impl Info {
     pub(super) fn sheaves(&self) -> (usize, usize) {
         match self.cache.plan() {
             Some(_) => (0, 0),
-            None => (self.cache.capacity, self.cache.barn_most),
+            None => (self.cache.capacity(), self.cache.barn_most()),
         }
     }
 
@@ -237,7 +237,7 @@ fn count_sheaves(cache: &Cache, usage: &mut Usage) {
     for unit in units.filter(|unit| !unit.is_null()) {
         for place in [0, SPARE, DEFERRED, HELD] {
             let word = idle::word(unit, cache.main() + place).load(Relaxed);
-            if let Some(objects) = objects_in_word(word, cache.capacity) {
+            if let Some(objects) = objects_in_word(word) {
                 usage.cpu_sheaves += 1;
                 usage.cpu_objects += objects;
             }

@@ -227,7 +227,7 @@ pub fn events() -> impl Iterator<Item = &'static VmEvents<SlabEvent>> {
 pub fn describe(class: usize, row: &ClassRow) {
     if let Some(cache) = by_slot(FIRST_SLOT + class) {
         row.size.store(cache.size as u32, Relaxed);
-        row.sheaf_capacity.store(cache.capacity as u32, Relaxed);
+        row.sheaf_capacity.store(cache.capacity() as u32, Relaxed);
         let place = cache.events.place().unwrap_or(0);
         row.events.store(place as u32, Relaxed);
     }

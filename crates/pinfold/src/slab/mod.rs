@@ -45,6 +45,7 @@ mod remote;
 mod sheaf;
 mod slabinfo;
 mod slabs;
+mod tune;
 mod typed;
 
 #[cfg(feature = "allocator-api2")]
@@ -57,6 +58,7 @@ pub use info::{Info, Statistics, Usage, caches};
 pub use mempool::MemPool;
 pub use prefilled::{OutOfMemory, Prefilled};
 pub use slabinfo::{Slabinfo, slabinfo};
+pub use tune::{set_sheaf_budget, sheaf_bytes};
 pub use typed::{
     Cache, Handle, Kept, ObjectCache, Reusable, Shared, SharedCache, TryAllocError, UninitHandle,
 };
@@ -201,7 +203,7 @@ impl KmemCache {
             if got == objects.len() {
                 break;
             }
-            if objects.len() - got >= self.descriptor.capacity {
+            if objects.len() - got >= self.descriptor.capacity() {
                 let number = nodes::current();
                 let taken = self.descriptor.alloc_from(number, &mut objects[got..]);
                 got += taken;

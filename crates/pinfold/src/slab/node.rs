@@ -19,6 +19,10 @@ use core::sync::atomic::{AtomicBool, AtomicPtr};
 /// Empty sheaves that a barn keeps; more go to the pool that all caches share.
 const EMPTY_MOST: usize = 10;
 
+/// So many exchanges of sheaves within so many milliseconds mean that sheaves are too small.
+const MANY: u32 = 64;
+const SHORT: u32 = 20;
+
 /// How long something must have been idle to be given back, in milliseconds.
 const IDLE_FOR: u32 = 1000;
 
@@ -31,6 +35,10 @@ pub(super) struct Stock {
     idle: usize,
     /// When it looked, in milliseconds, wrapping.
     looked: u32,
+    /// Sheaves exchanged since then.
+    exchanges: u32,
+    /// When there had been [`MANY`] last, in milliseconds, wrapping.
+    counted: u32,
 }
 
 // SAFETY: sheaves in the lists and slabs belong to whoever holds the lock.
@@ -55,6 +63,8 @@ impl Node {
                 slabs: Slabs::new(),
                 idle: 0,
                 looked: 0,
+                exchanges: 0,
+                counted: 0,
             }),
             set_aside: AtomicPtr::new(null_mut()),
             forking: AtomicBool::new(false),
@@ -86,6 +96,7 @@ impl Node {
         let Some(mut stock) = self.stock.lock() else {
             return Err(empty);
         };
+        stock.exchanged(cache);
         self.take_back(cache, &mut stock);
         // What was freed to a hardened cache has its way through `exchange_quarantined`.
         let from_barn = cache.hardening.is_none();
@@ -99,15 +110,18 @@ impl Node {
         }
         stock.slabs.counts.barn_get_fail += 1;
         let mut sheaf = match empty.or_else(|| stock.empty.take()) {
-            Some(sheaf) => sheaf,
-            None => Sheaf::new(cache.capacity).ok_or(None)?,
+            Some(mut sheaf) => {
+                sheaf.resize(cache.capacity());
+                sheaf
+            }
+            None => Sheaf::new(cache.capacity()).ok_or(None)?,
         };
-        let slots = sheaf.slots(cache.capacity);
+        let slots = sheaf.slots();
         let taken = stock.slabs.take(cache, node, slots);
         if taken < slots.len() {
             slots.copy_within(slots.len() - taken.., 0);
         }
-        sheaf.set_len(cache.capacity, taken);
+        sheaf.set_len(taken);
         cache.count(SlabEvent::Refilled, taken);
         if taken == 0 {
             Err(Some(sheaf))
@@ -151,16 +165,21 @@ impl Node {
         let Some(mut stock) = self.stock.lock() else {
             return Err(full);
         };
+        stock.exchanged(cache);
         if let Some(sheaf) = full {
             cache.count(SlabEvent::BarnPut, 1);
             stock.full.put(sheaf);
-            if let Some(emptied) = self.flush_oldest(cache, &mut stock) {
+            if let Some(mut emptied) = self.flush_oldest(cache, &mut stock) {
+                emptied.resize(cache.capacity());
                 return Ok(emptied);
             }
         }
         match stock.empty.take() {
-            Some(sheaf) => Ok(sheaf),
-            None => Sheaf::new(cache.capacity).ok_or(None),
+            Some(mut sheaf) => {
+                sheaf.resize(cache.capacity());
+                Ok(sheaf)
+            }
+            None => Sheaf::new(cache.capacity()).ok_or(None),
         }
     }
 
@@ -168,7 +187,7 @@ impl Node {
     pub(super) fn put(&self, cache: &Cache, mut sheaf: Sheaf) {
         let Some(mut stock) = self.stock.lock() else {
             // In a signal handler that interrupted the holder: the objects go aside one by one, the block is lost.
-            for &mut object in sheaf.objects(cache.capacity) {
+            for &mut object in sheaf.objects() {
                 self.set_aside(cache, object);
             }
             return;
@@ -187,7 +206,7 @@ impl Node {
     /// When the barn has more full sheaves than it may, gives the oldest one's objects to their slabs: the newest are
     /// likelier to be in the processor's caches. Returns that sheaf.
     fn flush_oldest(&self, cache: &Cache, stock: &mut Stock) -> Option<Sheaf> {
-        if stock.full.length <= cache.barn_most {
+        if stock.full.length <= cache.barn_most() {
             return None;
         }
         let mut oldest = stock.full.take_oldest()?;
@@ -259,6 +278,10 @@ impl Node {
             return;
         }
         stock.looked = now;
+        if stock.exchanges == 0 {
+            cache.narrow();
+        }
+        stock.exchanges = 0;
         for _ in 0..stock.idle {
             if let Some(mut sheaf) = stock.full.take_oldest() {
                 self.flush(cache, &mut stock, &mut sheaf);
@@ -298,7 +321,7 @@ impl Node {
         // What handlers have set aside is free: else it would look as if it were in use.
         self.take_back(cache, &mut stock);
         reading.usage.barn_sheaves += stock.full.length;
-        reading.usage.barn_objects += stock.full.objects(cache.capacity);
+        reading.usage.barn_objects += stock.full.objects();
         reading.counts.add(&stock.slabs.counts);
         stock.slabs.tally(cache, &mut reading.usage);
     }
@@ -312,7 +335,7 @@ impl Node {
         let mut looked_at = SheafList::new();
         let mut answer = Ok(());
         while let Some(mut sheaf) = stock.full.take() {
-            for &mut object in sheaf.objects(cache.capacity) {
+            for &mut object in sheaf.objects() {
                 // SAFETY: the page map is asked first; a slab's frame is readable, and the lock is held.
                 let free = page::entry(object as usize) != cache.slot
                     || unsafe { (*slab_of(object)).is_free(cache, object) };
@@ -329,11 +352,11 @@ impl Node {
     }
 
     fn flush(&self, cache: &Cache, stock: &mut Stock, sheaf: &mut Sheaf) {
-        let objects = sheaf.objects(cache.capacity);
+        let objects = sheaf.objects();
         cache.count(SlabEvent::Flushed, objects.len());
         // SAFETY: objects in a sheaf were freed by their owners; sheaves that come here hold this node's only.
         unsafe { stock.slabs.give(cache, objects) };
-        sheaf.set_len(cache.capacity, 0);
+        sheaf.set_len(0);
     }
 
     pub(super) fn set_aside(&self, cache: &Cache, object: *mut u8) {
@@ -391,6 +414,18 @@ impl Node {
 }
 
 impl Stock {
+    /// Counts an exchange of sheaves; when there are many in a short time the cache wants larger ones.
+    fn exchanged(&mut self, cache: &Cache) {
+        self.exchanges += 1;
+        if self.exchanges.is_multiple_of(MANY) {
+            let now = crate::sys::coarse_milliseconds() as u32;
+            if now.wrapping_sub(self.counted) <= SHORT {
+                cache.widen();
+            }
+            self.counted = now;
+        }
+    }
+
     fn put_empty(&mut self, sheaf: Sheaf) {
         if self.empty.length < EMPTY_MOST {
             self.empty.put(sheaf);

@@ -52,7 +52,7 @@ impl Cache {
         }
         let mut away = [null_mut(); CAPACITY_MOST];
         let (mut kept, mut gone) = (0, 0);
-        let objects = sheaf.objects(self.capacity);
+        let objects = sheaf.objects();
         for at in 0..objects.len() {
             let object = objects[at];
             if core::ptr::eq(self.home(object), node) {
@@ -63,7 +63,7 @@ impl Cache {
                 gone += 1;
             }
         }
-        sheaf.set_len(self.capacity, kept);
+        sheaf.set_len(kept);
         self.count(SlabEvent::FreeRemote, gone);
         let mut away = &mut away[..gone];
         while let Some(&first) = away.first() {

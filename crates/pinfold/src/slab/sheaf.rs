@@ -9,8 +9,8 @@
 //!  └────────┴─────────────┴────────┴──────────────────┘
 //! ```
 //!
-//! with k the cache's sheaf capacity. A [`Sheaf`] is the address of the next free slot: it says which block, and how
-//! many objects are in it. In a barn, slots 0 and 1 link to its neighbours.
+//! with k the sheaf's capacity, which stands in the highest byte of slot 1. A [`Sheaf`] is the address of the next free slot: it
+//! says which block, and how many objects are in it. In a barn, slots 0 and 1 link to its neighbours.
 //!
 //! Who may touch a sheaf: while its word stands in a CPU's unit, only that CPU's operations; while it is in a barn, the
 //! holder of the node's lock; else the one thread that took it out. Blocks are never given back to the system, so that
@@ -19,14 +19,18 @@
 use crate::lock::Lock;
 use crate::page;
 use core::alloc::Layout;
-use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU64, AtomicUsize};
 use pinfold_rseq::STACK_ALIGN;
 
 /// Slots in a block.
 const SLOTS: usize = STACK_ALIGN / 8;
 /// The most objects that a sheaf can hold: all slots but the links and the guard.
 pub(super) const CAPACITY_MOST: usize = SLOTS - 3;
+
+/// Where in slot 1 the capacity is; addresses of user space are lower.
+const CAPACITY_SHIFT: u32 = 56;
+const LINK: u64 = (1 << CAPACITY_SHIFT) - 1;
 
 /// A sheaf, owned by the thread that has this value, as the word that stands in a unit: the next free slot's address.
 #[derive(Debug)]
@@ -55,12 +59,12 @@ pub(super) fn word_is_full(word: u64) -> bool {
 }
 
 /// How many objects the sheaf of a unit's word has, if there is a sheaf; by the word alone, so that anybody may ask about any CPU's.
-pub(super) fn objects_in_word(word: u64, capacity: usize) -> Option<usize> {
+pub(super) fn objects_in_word(word: u64) -> Option<usize> {
     // The word stands for no longer than this call.
     let sheaf = Sheaf {
         top: word as *mut *mut u8,
     };
-    (word != 0).then(|| sheaf.len(capacity))
+    (word != 0).then(|| sheaf.len())
 }
 
 impl Sheaf {
@@ -70,10 +74,20 @@ impl Sheaf {
             let layout = Layout::from_size_align(STACK_ALIGN, STACK_ALIGN).ok()?;
             Some(page::alloc_meta(layout)?.as_ptr() as usize)
         })?;
-        let top = bottom(base, capacity);
+        let mut sheaf = Sheaf {
+            top: bottom(base, capacity),
+        };
+        sheaf.resize(capacity);
+        Some(sheaf)
+    }
+
+    /// Makes the empty sheaf one of `capacity` objects.
+    pub(super) fn resize(&mut self, capacity: usize) {
+        self.header()
+            .store((capacity as u64) << CAPACITY_SHIFT, Relaxed);
+        self.top = bottom(self.base(), capacity);
         // SAFETY: the slot below the bottom is in the block, which is ours.
-        unsafe { *top.sub(1) = core::ptr::null_mut() };
-        Some(Sheaf { top })
+        unsafe { *self.top.sub(1) = core::ptr::null_mut() };
     }
 
     /// The sheaf that a unit's word stands for; `None` for 0.
@@ -96,10 +110,18 @@ impl Sheaf {
         (self.top as usize - 8) & !(STACK_ALIGN - 1)
     }
 
-    pub(super) fn len(&self, capacity: usize) -> usize {
-        let bottom = bottom(self.base(), capacity) as usize;
-        // Never less, but where a destroyed cache's capacity meets its successor's word (`info`).
-        (self.top as usize).saturating_sub(bottom) / 8
+    /// How many objects it holds at most.
+    fn capacity(&self) -> usize {
+        (self.header().load(Relaxed) >> CAPACITY_SHIFT) as usize
+    }
+
+    fn bottom(&self) -> *mut *mut u8 {
+        bottom(self.base(), self.capacity())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        // Never less, but where somebody looks at a block that has changed hands meanwhile (`info`).
+        (self.top as usize).saturating_sub(self.bottom() as usize) / 8
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -111,20 +133,19 @@ impl Sheaf {
     }
 
     /// The objects, lowest slot first.
-    pub(super) fn objects(&mut self, capacity: usize) -> &mut [*mut u8] {
-        let length = self.len(capacity);
+    pub(super) fn objects(&mut self) -> &mut [*mut u8] {
         // SAFETY: the slots from the bottom to the top hold objects, and the sheaf is ours.
-        unsafe { core::slice::from_raw_parts_mut(bottom(self.base(), capacity), length) }
+        unsafe { core::slice::from_raw_parts_mut(self.bottom(), self.len()) }
     }
 
     /// All the room, used or not; for filling it from the end. Follow with [`set_len`](Self::set_len).
-    pub(super) fn slots(&mut self, capacity: usize) -> &mut [*mut u8] {
-        // SAFETY: the block has `capacity` slots there, initialised since the block's memory was zeroed.
-        unsafe { core::slice::from_raw_parts_mut(bottom(self.base(), capacity), capacity) }
+    pub(super) fn slots(&mut self) -> &mut [*mut u8] {
+        // SAFETY: the block has as many slots there, initialised since the block's memory was zeroed.
+        unsafe { core::slice::from_raw_parts_mut(self.bottom(), self.capacity()) }
     }
 
-    pub(super) fn set_len(&mut self, capacity: usize, length: usize) {
-        self.top = bottom(self.base(), capacity).wrapping_add(length);
+    pub(super) fn set_len(&mut self, length: usize) {
+        self.top = self.bottom().wrapping_add(length);
     }
 
     pub(super) fn pop(&mut self) -> *mut u8 {
@@ -148,9 +169,20 @@ impl Sheaf {
         self.base() as *mut u64
     }
 
-    /// The block's link to the sheaf above it in a list.
-    fn above(&self) -> *mut u64 {
-        self.below().wrapping_add(1)
+    /// Slot 1: the capacity, and in a list the link to the sheaf above.
+    fn header(&self) -> &AtomicU64 {
+        // SAFETY: blocks stay mapped, and all accesses to this slot are atomic.
+        unsafe { &*(self.base() as *const AtomicU64).add(1) }
+    }
+
+    /// The word of the sheaf above it in a list.
+    fn above(&self) -> u64 {
+        self.header().load(Relaxed) & LINK
+    }
+
+    fn link_above(&self, word: u64) {
+        let capacity = self.header().load(Relaxed) & !LINK;
+        self.header().store(capacity | word, Relaxed);
     }
 
     /// Gives the block back to the pool; the sheaf is empty.
@@ -193,9 +225,9 @@ impl SheafList {
     }
 
     /// Objects in all of them. Reads a link of each.
-    pub(super) fn objects(&self, capacity: usize) -> usize {
+    pub(super) fn objects(&self) -> usize {
         let (mut word, mut objects) = (self.top, 0);
-        while let Some(length) = objects_in_word(word, capacity) {
+        while let Some(length) = objects_in_word(word) {
             objects += length;
             let sheaf = Sheaf {
                 top: word as *mut *mut u8,
@@ -209,9 +241,10 @@ impl SheafList {
     pub(super) fn put(&mut self, sheaf: Sheaf) {
         // SAFETY: slots 0 and 1 are the block's links; sheaves in the list and this one are the caller's.
         unsafe {
-            (*sheaf.below(), *sheaf.above()) = (self.top, 0);
+            *sheaf.below() = self.top;
+            sheaf.link_above(0);
             match Sheaf::from_word(self.top) {
-                Some(old) => *old.above() = sheaf.word(),
+                Some(old) => old.link_above(sheaf.word()),
                 None => self.bottom = sheaf.word(),
             }
         }
@@ -227,7 +260,7 @@ impl SheafList {
         unsafe {
             self.top = *sheaf.below();
             match Sheaf::from_word(self.top) {
-                Some(next) => *next.above() = 0,
+                Some(next) => next.link_above(0),
                 None => self.bottom = 0,
             }
         }
@@ -241,7 +274,7 @@ impl SheafList {
         let sheaf = unsafe { Sheaf::from_word(self.bottom) }?;
         // SAFETY: as in `put`.
         unsafe {
-            self.bottom = *sheaf.above();
+            self.bottom = sheaf.above();
             match Sheaf::from_word(self.bottom) {
                 Some(next) => *next.below() = 0,
                 None => self.top = 0,

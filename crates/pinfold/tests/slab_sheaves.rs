@@ -1,0 +1,93 @@
+//! How large sheaves are: chosen, grown where they are exchanged all the time, within a budget, and shrunk again.
+
+use pinfold::shepherd::Shepherd;
+use pinfold::slab::{KmemCache, set_sheaf_budget, sheaf_bytes};
+use std::alloc::Layout;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// The budget is the process's: tests take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn cache(name: &str, size: usize) -> KmemCache {
+    KmemCache::builder(name, Layout::from_size_align(size, 8).unwrap())
+        .hardened(false)
+        .build()
+        .unwrap()
+}
+
+fn capacity(cache: &KmemCache) -> usize {
+    cache.statistics().sheaf_capacity
+}
+
+/// Takes and gives far more objects than a sheaf holds, again and again.
+fn burst(cache: &KmemCache, passes: usize) {
+    for _ in 0..passes {
+        let objects: Vec<_> = (0..500).map(|_| cache.alloc().unwrap()).collect();
+        for object in objects {
+            // SAFETY: the object is of this cache.
+            unsafe { cache.free(object) };
+        }
+    }
+}
+
+#[test]
+fn busy_caches_get_larger_sheaves_and_idle_ones_give_them_back() {
+    let _turn = TURN.lock().unwrap();
+    let cache = cache("busy", 4096);
+    let (first, before) = (capacity(&cache), sheaf_bytes());
+    burst(&cache, 200);
+    let grown = capacity(&cache);
+    assert!(grown >= 2 * first, "{first} to {grown}");
+    assert_eq!(sheaf_bytes() - before, 2 * (grown - first) * 4096);
+    cache.validate().unwrap();
+    let begin = Instant::now();
+    let shepherd = Shepherd::new();
+    while capacity(&cache) > first && begin.elapsed() < Duration::from_secs(20) {
+        shepherd.tick();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!((capacity(&cache), sheaf_bytes()), (first, before));
+    burst(&cache, 2);
+    cache.validate().unwrap();
+    cache.destroy().unwrap();
+    assert_eq!(sheaf_bytes(), before - 2 * first * 4096);
+}
+
+#[test]
+fn nobody_grows_beyond_the_budget() {
+    let _turn = TURN.lock().unwrap();
+    let cache = cache("bounded", 4096);
+    let first = capacity(&cache);
+    set_sheaf_budget(sheaf_bytes());
+    burst(&cache, 200);
+    assert_eq!(capacity(&cache), first);
+    // A cache that is made now has what it needs to work, and no more.
+    let late = self::cache("late", 4096);
+    assert_eq!(capacity(&late), 4);
+    burst(&late, 3);
+    late.destroy().unwrap();
+    set_sheaf_budget(16 << 20);
+    cache.destroy().unwrap();
+}
+
+#[test]
+fn a_chosen_capacity_stays_and_may_be_chosen_again() {
+    let _turn = TURN.lock().unwrap();
+    let cache = KmemCache::builder("chosen", Layout::new::<[u64; 8]>())
+        .hardened(false)
+        .sheaf_capacity(10)
+        .build()
+        .unwrap();
+    burst(&cache, 200);
+    assert_eq!(capacity(&cache), 10);
+    for capacity in [125, 4, 60, 1, 1000] {
+        cache.set_sheaf_capacity(capacity);
+        assert_eq!(self::capacity(&cache), capacity.clamp(4, 125));
+        burst(&cache, 3);
+        cache.validate().unwrap();
+    }
+    let usage = cache.usage();
+    assert_eq!(usage.active, 0, "{usage:?}");
+    cache.destroy().unwrap();
+}
