@@ -320,7 +320,7 @@ static void say(void)
 	CHECK(pinfold_slabinfo(cache, little, 10) == length && strcmp(little, "slabinfo ") == 0 && little[10] == 'x');
 	length = pinfold_slabinfo(NULL, NULL, 0) + 1000;
 	CHECK((all = malloc(length)) && pinfold_slabinfo(NULL, all, length) < length);
-	CHECK(strstr(all, "\ntold_of ") && strstr(all, "\nkmalloc-64 "));
+	CHECK(strstr(all, "\ntold_of ") && strstr(all, "\nkmalloc-00064 "));
 	free(all);
 
 	CHECK(attribute(cache, "object_size") == 100 && attribute(cache, "slab_size") == size);

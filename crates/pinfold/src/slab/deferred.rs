@@ -114,8 +114,14 @@ impl KmemCache {
 
     /// Takes what CPUs have of this cache, and waits for the readers of what is deferred.
     pub(super) fn drain(&self) -> Result<(), FenceError> {
-        percpu::drain(|cache| core::ptr::eq(cache, self.descriptor))?;
-        self.descriptor.await_deferred()
+        let drain = || percpu::drain(|cache| core::ptr::eq(cache, self.descriptor));
+        drain()?;
+        self.descriptor.await_deferred()?;
+        if self.descriptor.hardening.is_some() && self.descriptor.deferred.is_used() {
+            // What readers were waited for went where a hardened cache's frees go: to this CPU's sheaf of those held.
+            drain()?;
+        }
+        Ok(())
     }
 }
 
