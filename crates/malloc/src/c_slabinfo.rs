@@ -183,7 +183,7 @@ pub struct CStatistics {
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`].
+/// `this` was created and not destroyed yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_statistics(this: *const CCache) -> CStatistics {
     // SAFETY: the caller's promise.
