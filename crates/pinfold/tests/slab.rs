@@ -230,6 +230,24 @@ fn commit_fault() {
     let _ = cache.shrink();
 }
 
+#[test]
+fn sheaves_are_as_large_as_asked_for() {
+    for (asked, is) in [(0, 4), (4, 4), (5, 5), (60, 60), (125, 125), (1000, 125)] {
+        for size in [8, 4096] {
+            let builder = KmemCache::builder("sized", layout(size, 8));
+            let cache = builder.sheaf_capacity(asked).build().unwrap();
+            if cache.debug_flags().is_none() {
+                assert_eq!(cache.statistics().sheaf_capacity, is);
+            }
+            let objects = take(&cache, 1000);
+            assert_eq!(objects.iter().collect::<HashSet<_>>().len(), 1000);
+            give(&cache, objects);
+            cache.validate().unwrap();
+            cache.destroy().unwrap();
+        }
+    }
+}
+
 /// What a CPU's sheaves hold goes back to the node when nobody has used it for some ticks, and from there to the system.
 #[test]
 fn idle_sheaves_are_drained_by_the_shepherd() {

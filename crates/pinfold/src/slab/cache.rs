@@ -100,6 +100,8 @@ pub(super) struct Options {
     pub(super) one_color: bool,
     /// Whether it is hardened, if not as the environment says.
     pub(super) hardened: Option<bool>,
+    /// Objects in a sheaf, if not by their size.
+    pub(super) sheaf_capacity: Option<usize>,
 }
 
 impl Options {
@@ -108,6 +110,7 @@ impl Options {
         debug: DebugFlags::NONE,
         one_color: false,
         hardened: None,
+        sheaf_capacity: None,
     };
 }
 
@@ -233,7 +236,8 @@ impl Cache {
         } else {
             4
         };
-        let capacity = (SHEAF_BYTES / size).clamp(CAPACITY_LEAST, CAPACITY_MOST);
+        let capacity = options.sheaf_capacity.unwrap_or(SHEAF_BYTES / size);
+        let capacity = capacity.clamp(CAPACITY_LEAST, CAPACITY_MOST);
         let color_step = align.max(COLOR_STEP);
         let colors = if options.one_color || plan.is_some() || hardened {
             1

@@ -12,6 +12,8 @@
 //! * **Pending** sheaves wait for the grace period whose ticket was drawn after they were taken off the list: after every object in them was
 //!   out of sight. When it is over they go to the barn as they are, full sheaves of free objects.
 //!
+//! * Whoever seals a sheaf, or ticks, takes some of those that have waited **in hand**, and frees them without the lock.
+//!
 //! So a sheaf is in one place at every moment, and what it costs to free one of its objects is the critical section, plus a
 //! 125th part of the rest. `pending` is only tried, but by those who want to wait. Slow paths that seal make the steps of grace periods,
 //! and so does the shepherd; whoever is refused leaves the work to the next.
@@ -20,16 +22,19 @@ use super::cache::{self, Cache};
 use super::percpu::{self, DEFERRED, UNITS, load};
 use super::sheaf::{Sheaf, SheafList, word_is_full};
 use super::{KmemCache, grace};
-use crate::lock::Lock;
+use crate::lock::{Guard, Lock};
 use crate::segment::SlabEvent;
 use crate::{nodes, sys};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use pinfold_rseq::FenceError;
 
 /// Sheaves that are sealed before a grace period is moved on: a fence for each would be one for 125 objects at best.
 const SEALS_A_STEP: u32 = 4;
+/// Sheaves that whoever seals one frees of those that have waited: more than come in, so that however slow freeing is, it keeps up; and
+/// so few that no deferred free takes long.
+const FREED_A_SEAL: usize = 4;
 /// How often, and every how many microseconds, a free without memory looks whether its readers have gone.
 const LOOKS: u32 = 100;
 const BETWEEN_LOOKS: u32 = 100;
@@ -39,6 +44,8 @@ pub(super) struct Deferred {
     /// The word of the sheaf sealed last; each block's first slot has the word of the one before.
     sealed: AtomicU64,
     pending: Lock<Pending>,
+    /// Sheaves that have waited and that threads are about to free; raised under the lock.
+    in_hand: AtomicUsize,
     /// Whether anything was ever deferred.
     used: AtomicBool,
     /// Whether a fork in progress holds `pending`.
@@ -62,6 +69,7 @@ impl Deferred {
                 sheaves: SheafList::new(),
                 ticket: 0,
             }),
+            in_hand: AtomicUsize::new(0),
             used: AtomicBool::new(false),
             forking: AtomicBool::new(false),
         }
@@ -116,9 +124,12 @@ impl KmemCache {
     pub(super) fn drain(&self) -> Result<(), FenceError> {
         let drain = || percpu::drain(|cache| core::ptr::eq(cache, self.descriptor));
         drain()?;
+        if !self.descriptor.deferred.is_used() {
+            return Ok(());
+        }
         self.descriptor.await_deferred()?;
-        if self.descriptor.hardening.is_some() && self.descriptor.deferred.is_used() {
-            // What readers were waited for went where a hardened cache's frees go: to this CPU's sheaf of those held.
+        // What a cache that checks has taken back one by one is in a CPU's sheaf again.
+        if self.descriptor.checks() {
             drain()?;
         }
         Ok(())
@@ -159,7 +170,7 @@ impl Cache {
         if let Some(full) = old {
             static SEALS: AtomicU32 = AtomicU32::new(0);
             self.seal(full);
-            self.advance();
+            self.advance(FREED_A_SEAL);
             if SEALS.fetch_add(1, Relaxed) % SEALS_A_STEP == SEALS_A_STEP - 1 {
                 // Without a fence it waits on.
                 let _ = grace::poll();
@@ -198,21 +209,33 @@ impl Cache {
         }
     }
 
-    /// Frees what has waited long enough, and has what was sealed since wait, if nobody else is at it. No waiting.
-    fn advance(&self) {
-        if let Some(mut pending) = self.deferred.pending.try_lock() {
-            self.advance_held(&mut pending);
+    /// Frees up to `most` sheaves that have waited long enough, and has what was sealed since wait, unless somebody is at the list. No
+    /// waiting.
+    fn advance(&self, most: usize) {
+        if let Some(pending) = self.deferred.pending.try_lock() {
+            self.advance_held(pending, most);
         }
     }
 
-    fn advance_held(&self, pending: &mut Pending) {
+    /// The freeing itself goes on without the lock, so that others take part in it.
+    fn advance_held(&self, mut pending: Guard<'_, Pending>, most: usize) {
+        let mut ready = SheafList::new();
         if grace::passed(pending.ticket) {
-            while let Some(sheaf) = pending.sheaves.take() {
-                self.give_back(sheaf);
+            while ready.length < most
+                && let Some(sheaf) = pending.sheaves.take()
+            {
+                ready.put(sheaf);
             }
         }
         if pending.sheaves.length == 0 {
-            self.take_sealed(pending);
+            self.take_sealed(&mut pending);
+        }
+        self.deferred.in_hand.fetch_add(ready.length, Relaxed);
+        drop(pending);
+        while let Some(sheaf) = ready.take() {
+            self.give_back(sheaf);
+            // Release pairs with the acquire in `await_deferred`: it finds the objects where they were put.
+            self.deferred.in_hand.fetch_sub(1, Release);
         }
     }
 
@@ -260,27 +283,28 @@ impl Cache {
         self.count(SlabEvent::FreeRcuSheafFail, 1);
     }
 
-    /// Returns when everything that was sealed before the call is free; waits for readers.
+    /// Returns when everything that was sealed before the call is free; waits for readers, and for threads that are just freeing.
     pub(super) fn await_deferred(&self) -> Result<(), FenceError> {
         // What is pending first, then what is sealed by then. What others seal meanwhile is their affair.
         for _ in 0..2 {
-            let ticket = match self.deferred.pending.lock() {
-                Some(mut pending) => {
-                    self.advance_held(&mut pending);
-                    match pending.sheaves.length {
-                        0 => return Ok(()),
-                        _ => pending.ticket,
-                    }
-                }
-                // A handler that interrupted the holder.
-                None => return Ok(()),
+            // None: a handler that interrupted the holder.
+            let Some(ticket) = self.free_ready() else {
+                break;
             };
             grace::wait(ticket)?;
         }
-        if let Some(mut pending) = self.deferred.pending.lock() {
-            self.advance_held(&mut pending);
+        self.free_ready();
+        while self.deferred.in_hand.load(Acquire) != 0 {
+            sys::sleep_microseconds(BETWEEN_LOOKS);
         }
         Ok(())
+    }
+
+    /// Frees all that have waited long enough; the ticket of those that have not, if there are any.
+    fn free_ready(&self) -> Option<u64> {
+        self.advance_held(self.deferred.pending.lock()?, usize::MAX);
+        let pending = self.deferred.pending.lock()?;
+        (pending.sheaves.length > 0).then_some(pending.ticket)
     }
 }
 
@@ -292,7 +316,7 @@ pub(super) fn progress() {
     let advance_all = || {
         cache::for_each(|cache| {
             if cache.deferred.is_used() {
-                cache.advance();
+                cache.advance(usize::MAX);
             }
         });
     };
@@ -317,4 +341,9 @@ pub(super) unsafe fn fork_done(cache: &Cache) {
         // SAFETY: taken in `fork_prepare`.
         unsafe { cache.deferred.pending.unlock_after_fork() };
     }
+}
+
+/// In the child: threads that had sheaves in hand are gone, and the sheaves with them.
+pub(super) fn fork_child(cache: &Cache) {
+    cache.deferred.in_hand.store(0, Relaxed);
 }

@@ -116,5 +116,6 @@ fn release(cache: &'static Cache) {
 pub fn fork_child() {
     UNITS.unlock_all_in_child(pinfold_rseq::possible());
     grace::fork_child();
+    cache::for_each(deferred::fork_child);
     fork_parent();
 }

@@ -407,7 +407,12 @@ impl Cache {
         if let Some(full) = &mut full {
             self.send_home(node, full);
         }
-        match node.exchange_for_empty(self, full) {
+        let sheaf = match full {
+            // Some of it has gone home: a barn holds full sheaves only.
+            Some(sheaf) if !sheaf.is_full() => Ok(sheaf),
+            full => node.exchange_for_empty(self, full),
+        };
+        match sheaf {
             Ok(mut sheaf) if !sheaf.is_full() => {
                 sheaf.push(object);
                 // SAFETY: the offset lies in the unit; the sheaf is the unit's once it is stored.

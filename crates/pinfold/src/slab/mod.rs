@@ -189,6 +189,10 @@ impl KmemCache {
         if self.offset == 0 {
             return self.descriptor.alloc_from(nodes::current(), objects);
         }
+        if let [one] = objects {
+            *one = self.alloc().map_or(null_mut(), NonNull::as_ptr);
+            return usize::from(!one.is_null());
+        }
         let mut got = 0;
         while got < objects.len() {
             // SAFETY: the offset is the cache's place in the units.
@@ -225,6 +229,10 @@ impl KmemCache {
             // SAFETY: the caller's promise.
             let free = |&object: &*mut u8| unsafe { self.descriptor.free_checked(object) };
             return objects.iter().for_each(free);
+        }
+        if let [one] = objects {
+            // SAFETY: the caller's promise: an object's address is not null.
+            return unsafe { self.free(NonNull::new_unchecked(*one)) };
         }
         let mut given = 0;
         while given < objects.len() {

@@ -4,7 +4,6 @@
 //! lock, without touching the objects. Only beyond the barn's bounds do objects go to and come from slabs.
 
 use super::cache::Cache;
-use super::debug::{Fault, Faults, Kind, Plan, Track};
 use super::harden::QUARANTINE;
 use super::info::Reading;
 use super::sheaf::{Sheaf, SheafList};
@@ -39,7 +38,7 @@ unsafe impl Send for Stock {}
 
 /// A cache's part on one node.
 pub(super) struct Node {
-    stock: Lock<Stock>,
+    pub(super) stock: Lock<Stock>,
     /// Objects freed while the lock could not be had, by a signal handler that interrupted its holder; linked through
     /// their first word.
     set_aside: AtomicPtr<u8>,
@@ -329,108 +328,6 @@ impl Node {
         answer
     }
 
-    /// Takes a slot of a debugged cache, and marks its object as in use for so many bytes and by whom; none when the system has no
-    /// memory. A slot that was written to while it was free is taken and is the fault.
-    pub(super) fn alloc_debugged(
-        &self,
-        cache: &Cache,
-        plan: &Plan,
-        node: usize,
-        (requested, track): (usize, Option<Track>),
-    ) -> Result<Option<NonNull<u8>>, Fault> {
-        let Some(mut stock) = self.stock.lock() else {
-            return Ok(None);
-        };
-        self.take_back(cache, &mut stock);
-        let mut slot = [null_mut()];
-        if stock.slabs.take(cache, node, &mut slot) == 0 {
-            return Ok(None);
-        }
-        cache.count(SlabEvent::Refilled, 1);
-        stock.slabs.counts.taken_past += 1;
-        let slot = slot[0];
-        // SAFETY: the slot was free and is ours now.
-        unsafe {
-            let (start, nth, _) = (*slab_of(slot)).state(cache, slot);
-            if let Some(fault) = plan.fault(slot, (start, nth, false), true) {
-                return Err(fault);
-            }
-            plan.set_used(slot, requested);
-            plan.set_track(slot, 0, || track.unwrap_or(Track::NOBODY));
-        }
-        Ok(NonNull::new(slot))
-    }
-
-    /// Calls `f` with the lock held, or without where a handler interrupted its holder.
-    pub(super) fn locked(&self, f: impl FnOnce()) {
-        let _stock = self.stock.lock();
-        f();
-    }
-
-    /// Takes a debugged cache's object back, if it is in use and nobody wrote around it.
-    ///
-    /// # Safety
-    ///
-    /// The slot is one of this node's slabs of the cache.
-    pub(super) unsafe fn free_debugged(
-        &self,
-        cache: &Cache,
-        plan: &Plan,
-        slot: *mut u8,
-        track: Option<Track>,
-    ) -> Result<(), Fault> {
-        let Some(mut stock) = self.stock.lock() else {
-            self.set_aside(cache, slot);
-            return Ok(());
-        };
-        self.take_back(cache, &mut stock);
-        // SAFETY: the caller's promise; the lock is held.
-        let (start, nth, free) = unsafe { (*slab_of(slot)).state(cache, slot) };
-        if free {
-            return Err(Fault {
-                kind: Kind::DoubleFree,
-                slot,
-                place: (start, nth, false),
-                bytes: None,
-            });
-        }
-        // SAFETY: the object is in use, and its user has given it up.
-        unsafe {
-            if let Some(fault) = plan.fault(slot, (start, nth, true), true) {
-                return Err(fault);
-            }
-            plan.set_free(slot);
-            plan.set_track(slot, 1, || track.unwrap_or(Track::NOBODY));
-            cache.count(SlabEvent::Flushed, 1);
-            stock.slabs.counts.given_past += 1;
-            stock.slabs.give(cache, &[slot]);
-        }
-        Ok(())
-    }
-
-    /// Notes the faults of a debugged cache's objects here, or (`leaks`) which are in use.
-    pub(super) fn look_over(&self, cache: &Cache, plan: &Plan, leaks: bool, faults: &mut Faults) {
-        let Some(mut stock) = self.stock.lock() else {
-            return;
-        };
-        self.take_back(cache, &mut stock);
-        stock.slabs.for_each_slot(cache, |slot, place| {
-            if leaks && place.2 {
-                faults.add(Fault {
-                    kind: Kind::Leaked,
-                    slot,
-                    place,
-                    bytes: None,
-                });
-            } else if !leaks
-                // SAFETY: free slots are the lock holder's; of those in use only the bytes around the object are touched.
-                && let Some(fault) = unsafe { plan.fault(slot, place, true) }
-            {
-                faults.add(fault);
-            }
-        });
-    }
-
     fn flush(&self, cache: &Cache, stock: &mut Stock, sheaf: &mut Sheaf) {
         let objects = sheaf.objects(cache.capacity);
         cache.count(SlabEvent::Flushed, objects.len());
@@ -439,7 +336,7 @@ impl Node {
         sheaf.set_len(cache.capacity, 0);
     }
 
-    fn set_aside(&self, cache: &Cache, object: *mut u8) {
+    pub(super) fn set_aside(&self, cache: &Cache, object: *mut u8) {
         let mut next = self.set_aside.load(Relaxed);
         loop {
             // SAFETY: the object is free, at least 8 bytes large and 8-byte aligned.
@@ -456,7 +353,7 @@ impl Node {
     }
 
     /// Gives what signal handlers have set aside to its slabs.
-    fn take_back(&self, cache: &Cache, stock: &mut Stock) {
+    pub(super) fn take_back(&self, cache: &Cache, stock: &mut Stock) {
         if self.set_aside.load(Relaxed).is_null() {
             return;
         }

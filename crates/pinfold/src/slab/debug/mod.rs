@@ -16,6 +16,7 @@
 //! 0xa5 at its end; padding is 0x5a.
 
 mod flags;
+mod node;
 mod parse;
 mod paths;
 mod plan;
