@@ -112,8 +112,8 @@ struct pinfold_cache;
  * use this cache, throw or longjmp. NULL with EINVAL (name, size 0, align or flags), E2BIG (size), ENOSPC (4096 caches), or ENOMEM. */
 struct pinfold_cache *pinfold_cache_create(const char *name, size_t size, size_t align, unsigned flags, void (*ctor)(void *));
 
-/* Ends a cache; NULL is none. 0, or -1 and the cache is as it was: with EBUSY when objects have not come back, with ENOTSUP where the
- * kernel has no fence. Interrupts the CPUs that run threads of this process, once. */
+/* Ends a cache; NULL is none. Its sheaves and pools end before it. What was freed deferred is waited for. 0, or -1 and the cache is as it
+ * was: with EBUSY when objects have not come back, with ENOTSUP where the kernel has no fence. Interrupts the CPUs that run threads of this process, once. */
 int pinfold_cache_destroy(struct pinfold_cache *cache);
 
 /* An object, uninitialised unless there is a constructor, or NULL with ENOMEM. */
@@ -125,6 +125,9 @@ void *pinfold_cache_zalloc(const struct pinfold_cache *cache);
 /* An object of node `node`'s memory, or of the nearest with memory; -1 is the thread's own node, -2 and so on are EINVAL. Nodes count
  * modulo those that the allocator tells apart. Takes the node's lock. */
 void *pinfold_cache_alloc_node(const struct pinfold_cache *cache, int node);
+
+/* An object of node `node`'s memory or none: NULL with ENOMEM when that node has none or is not there, with EINVAL below 0. */
+void *pinfold_cache_alloc_node_exact(const struct pinfold_cache *cache, int node);
 
 /* Takes an object back; NULL is none. Never fails, and leaves errno alone. */
 void pinfold_cache_free(const struct pinfold_cache *cache, void *object);
@@ -202,6 +205,119 @@ size_t pinfold_cache_validate(const struct pinfold_cache *cache, void (*each)(co
  * them if it keeps that. Other caches do not know: 0; see pinfold_cache_in_use. */
 size_t pinfold_cache_leaks(const struct pinfold_cache *cache, void (*each)(const struct pinfold_slab_report *report, void *context),
 			   void *context);
+
+/*
+ * Objects that are certain, for work that must not fail halfway. A sheaf is filled before the work begins and is one thread's at a time; a
+ * pool keeps a reserve for when the system has no more memory, and is anyone's. Both end before their cache does. An object of theirs is as
+ * any other of the cache.
+ *
+ *	struct pinfold_sheaf *nodes = pinfold_cache_prefill(cache, 3);
+ *	if (!nodes)
+ *		return -1;
+ *	...                                             up to three of pinfold_sheaf_alloc(nodes), none of which fails
+ *	pinfold_sheaf_return(nodes);
+ */
+struct pinfold_sheaf;
+
+/* Sets `n` objects apart, any number, and fetches them now. NULL with ENOMEM, and nothing is kept. */
+struct pinfold_sheaf *pinfold_cache_prefill(const struct pinfold_cache *cache, size_t n);
+
+/* An object, without lock, system call or critical section; NULL with ENOMEM when none is left. pinfold_cache_free takes it back. */
+void *pinfold_sheaf_alloc(struct pinfold_sheaf *sheaf);
+
+/* How many allocations are certain. */
+size_t pinfold_sheaf_len(const struct pinfold_sheaf *sheaf);
+
+/* Fetches what is missing for `n` certain allocations. 0, or -1 with ENOMEM; there are as many then as before, or more. */
+int pinfold_sheaf_refill(struct pinfold_sheaf *sheaf, size_t n);
+
+/* Ends a sheaf: what is left goes back to the cache. NULL is none. */
+void pinfold_sheaf_return(struct pinfold_sheaf *sheaf);
+
+struct pinfold_mempool;
+
+/* A pool with a reserve of `min_nr` objects. NULL with ENOMEM. */
+struct pinfold_mempool *pinfold_mempool_create(const struct pinfold_cache *cache, size_t min_nr);
+
+/* An object of the cache, or where that has no memory, of the reserve; NULL with ENOMEM when that is empty too. */
+void *pinfold_mempool_alloc(const struct pinfold_mempool *pool);
+
+/* As pinfold_mempool_alloc, but waits: until somebody frees an object to the pool, or there is memory again. Only while others hold objects
+ * that they free without waiting here, and not in signal handlers. */
+void *pinfold_mempool_alloc_wait(const struct pinfold_mempool *pool);
+
+/* An object of the reserve, also when the cache has some; NULL with ENOMEM. */
+void *pinfold_mempool_alloc_preallocated(const struct pinfold_mempool *pool);
+
+/* Takes an object of the pool or of its cache back: into the reserve if that lacks one. NULL is none. Leaves errno alone. */
+void pinfold_mempool_free(const struct pinfold_mempool *pool, void *object);
+
+/* Keeps `min_nr` objects from now on. 0, or -1 with ENOMEM: then the reserve is as before, or has what there was and fills up from what
+ * is freed. */
+int pinfold_mempool_resize(const struct pinfold_mempool *pool, size_t min_nr);
+
+/* How many objects the reserve has at this moment. */
+size_t pinfold_mempool_available(const struct pinfold_mempool *pool);
+
+/* Ends a pool: its reserve goes back to the cache. Objects taken from it stay. NULL is none. */
+void pinfold_mempool_destroy(struct pinfold_mempool *pool);
+
+/*
+ * Readers look at objects without a lock. Who takes an object out of their sight frees it deferred: it is free when every reader of that
+ * moment has left. To enter and to leave costs a call and one critical section each; where the kernel has no fence or CPUs are isolated,
+ * a memory fence more. Both may be called in signal handlers, and readers nest.
+ *
+ *	struct pinfold_reader reader = pinfold_grace_enter();
+ *	struct route *route = atomic_load(&current);
+ *	...                                             stays as it is until
+ *	pinfold_grace_leave(reader);
+ *
+ *	struct route *old = atomic_exchange(&current, new);
+ *	pinfold_cache_free_deferred(routes, old);
+ */
+struct pinfold_reader {
+	uint64_t pinfold_private[2];
+};
+
+/* Becomes a reader; leave in the same thread, once. In the child of a fork there are no readers. */
+struct pinfold_reader pinfold_grace_enter(void);
+void pinfold_grace_leave(struct pinfold_reader reader);
+
+/* Returns when every reader of this moment has left: 0, or -1 with ENOTSUP when the kernel has become unable to fence. Interrupts as
+ * destroy does. Not for readers, who would wait for themselves, nor for signal handlers. */
+int pinfold_grace_synchronize(void);
+
+/* Takes an object back that readers may still look at; those who enter from now on do not find it. NULL is none. Costs what
+ * pinfold_cache_free does, and never waits, but where there is no memory to note what waits: then up to 10 ms, and if readers stay in as
+ * long, the object is lost (attribute free_rcu_sheaf_fail). Leaves errno alone. */
+void pinfold_cache_free_deferred(const struct pinfold_cache *cache, void *object);
+
+/* Returns when everything that was freed deferred to this cache is free: 0, or -1 with ENOTSUP. For whom, as synchronize. */
+int pinfold_cache_flush_deferred(const struct pinfold_cache *cache);
+
+/* What caches say of themselves. Disturbs nobody; exact when nobody uses them meanwhile. docs/slabinfo.md explains all numbers. */
+
+/* A cache, or all for NULL, as text in the form of /proc/slabinfo, version 2.1. As snprintf: writes at most `size` bytes, the NUL among
+ * them, and returns the length of all of it, which another call may find changed. `buffer` may be NULL when `size` is 0. */
+size_t pinfold_slabinfo(const struct pinfold_cache *cache, char *buffer, size_t size);
+
+/* Stores what /sys/kernel/slab/<cache>/<name> would say: object_size, objects, slabs, alloc_slowpath and so on. 0, or -1 with EINVAL when
+ * there is no such attribute here. */
+int pinfold_cache_attribute(const struct pinfold_cache *cache, const char *name, uint64_t *value);
+
+/* A cache for those who look on; see the attributes of these names. The name lasts as long as the call that it is given to. */
+struct pinfold_cache_info {
+	const char *name;
+	size_t object_size, slab_size; /* bytes of an object, and from one to the next */
+	size_t objects, total_objects; /* in use; in all slabs */
+	size_t cpu_objects, barn_objects; /* free, in CPUs' and in nodes' arrays */
+	size_t slabs;
+	unsigned flags; /* as given to pinfold_cache_create: the checks, PINFOLD_SLAB_HARDENED */
+};
+
+/* Hands all caches of the process to `each`, malloc's among them, and returns how many. No lock is held meanwhile: `each` may allocate,
+ * and caches that are made or ended meanwhile are or are not among them. */
+size_t pinfold_caches_each(void (*each)(const struct pinfold_cache_info *info, void *context), void *context);
 
 /*
  * Counters. Every CPU adds to words of its own; no add takes a lock or a system call, and sums are exact all the same.

@@ -1,6 +1,8 @@
 // pinfold.hpp - Pinfold for C++17: caches of objects, and allocators for containers. Header-only, over pinfold.h.
 //
 //	pinfold::cache<T>          values of one type, each owned by a pointer that gives it back
+//	pinfold::prefilled<T>      values of a cache that are certain: no want of memory halfway
+//	pinfold::reader            looks at values that others free deferred, until it goes out of scope
 //	pinfold::allocator<T>      for any standard container: std::vector<int, pinfold::allocator<int>>
 //	pinfold::memory_resource   for containers of std::pmr, over malloc's size classes
 //	pinfold::cache_resource    for containers of std::pmr with nodes of one size, over a cache of its own
@@ -69,6 +71,9 @@ inline void deallocate(void *block, std::size_t bytes, std::size_t align) noexce
 
 } // namespace detail
 
+template <class T>
+class prefilled;
+
 // A cache of values of type T.
 //
 //	pinfold::cache<session> sessions("session");
@@ -134,22 +139,18 @@ public:
 	template <class... Arguments>
 	[[nodiscard]] pointer try_make(Arguments &&...arguments)
 	{
-		// Gives the memory back if the constructor throws.
-		struct holder {
-			const pinfold_cache *of;
-			void *memory;
-			~holder() { pinfold_cache_free(of, memory); }
-		} holder{handle_, pinfold_cache_alloc(handle_)};
-
-		if (!holder.memory)
-			return pointer(nullptr, deleter(handle_));
-		T *value = ::new (holder.memory) T(std::forward<Arguments>(arguments)...);
-		holder.memory = nullptr;
-		return pointer(value, deleter(handle_));
+		return make_in(handle_, pinfold_cache_alloc(handle_), std::forward<Arguments>(arguments)...);
 	}
 
 	// Takes the ownership of a value that a pointer of this cache has released.
 	[[nodiscard]] pointer adopt(T *value) noexcept { return pointer(value, deleter(handle_)); }
+
+	// Takes a value back that readers may still look at; it is out of sight of those who come. Its memory is free when they have left.
+	void free_deferred(pointer value) noexcept
+	{
+		static_assert(std::is_trivially_destructible_v<T>, "nobody destroys a value that readers look at");
+		pinfold_cache_free_deferred(handle_, value.release());
+	}
 
 	// Memory for a T without a value in it, null when there is none; and back.
 	[[nodiscard]] void *allocate() noexcept { return pinfold_cache_alloc(handle_); }
@@ -173,7 +174,79 @@ public:
 	}
 
 private:
+	friend prefilled<T>;
+
+	// A value in `memory` of a cache, null for null.
+	template <class... Arguments>
+	static pointer make_in(const pinfold_cache *of, void *memory, Arguments &&...arguments)
+	{
+		// Gives the memory back if the constructor throws.
+		struct holder {
+			const pinfold_cache *of;
+			void *memory;
+			~holder() { pinfold_cache_free(of, memory); }
+		} holder{of, memory};
+
+		if (!memory)
+			return pointer(nullptr, deleter(of));
+		T *value = ::new (memory) T(std::forward<Arguments>(arguments)...);
+		holder.memory = nullptr;
+		return pointer(value, deleter(of));
+	}
+
 	pinfold_cache *handle_;
+};
+
+// Memory for values, set apart before they are needed.
+//
+//	pinfold::prefilled<node> nodes(cache, 3);
+//	auto left = nodes.make(1), right = nodes.make(2);         // these, and one more, do not fail for want of memory
+//
+// One thread's at a time. It ends, and gives back what is left, before its cache does.
+template <class T>
+class prefilled {
+public:
+	// std::bad_alloc when there is no memory for `n` values.
+	prefilled(cache<T> &of, std::size_t n) : of_(of.handle()), sheaf_(pinfold_cache_prefill(of_, n))
+	{
+		if (!sheaf_)
+			detail::no_memory();
+	}
+	prefilled(prefilled &&other) noexcept : of_(other.of_), sheaf_(std::exchange(other.sheaf_, nullptr)) {}
+	prefilled &operator=(prefilled &&) = delete;
+	~prefilled() { pinfold_sheaf_return(sheaf_); }
+
+	// A value made of `arguments`; std::bad_alloc when len() is 0. What a constructor throws passes through, and len() is one less.
+	template <class... Arguments>
+	[[nodiscard]] typename cache<T>::pointer make(Arguments &&...arguments)
+	{
+		void *memory = pinfold_sheaf_alloc(sheaf_);
+
+		if (!memory)
+			detail::no_memory();
+		return cache<T>::make_in(of_, memory, std::forward<Arguments>(arguments)...);
+	}
+
+	// How many are certain; and has it `n`, or says that there is no memory for that.
+	std::size_t len() const noexcept { return pinfold_sheaf_len(sheaf_); }
+	[[nodiscard]] bool refill(std::size_t n) noexcept { return pinfold_sheaf_refill(sheaf_, n) == 0; }
+
+private:
+	const pinfold_cache *of_;
+	pinfold_sheaf *sheaf_;
+};
+
+// A reader as long as it lives, in the thread that made it: what it has looked up stays as it is, if whoever takes that out of sight frees it
+// by cache<T>::free_deferred or pinfold_cache_free_deferred.
+class [[nodiscard]] reader {
+public:
+	reader() noexcept : entered_(pinfold_grace_enter()) {}
+	reader(const reader &) = delete;
+	reader &operator=(const reader &) = delete;
+	~reader() { pinfold_grace_leave(entered_); }
+
+private:
+	pinfold_reader entered_;
 };
 
 // An allocator for containers, over malloc's size classes. All are equal. Faster than std::allocator only where that is not Pinfold's.

@@ -21,7 +21,7 @@ const CHECKS: [(c_uint, DebugFlags); 5] = [
     (8, DebugFlags::USER),
     (16, DebugFlags::TRACE),
 ];
-const HARDENED: c_uint = 1 << 8;
+pub(crate) const HARDENED: c_uint = 1 << 8;
 const NOT_HARDENED: c_uint = 1 << 9;
 const HWCACHE_ALIGN: c_uint = 1 << 10;
 const FLAGS: c_uint = 31 | HARDENED | NOT_HARDENED | HWCACHE_ALIGN;
@@ -39,7 +39,7 @@ pub type Constructor = unsafe extern "C" fn(*mut c_void);
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct CCache {
-    cache: KmemCache,
+    pub(crate) cache: KmemCache,
     /// Bytes of an object that the program uses.
     size: usize,
     name: [u8; NAME_ROOM],
@@ -49,7 +49,7 @@ pub struct CCache {
 /// The block is that line.
 const _: () = assert!(size_of::<CCache>() == CACHE_LINE);
 
-fn null_with<T>(errno: c_int) -> *mut T {
+pub(crate) fn null_with<T>(errno: c_int) -> *mut T {
     set_errno(errno);
     null_mut()
 }
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn pinfold_cache_create(
 ///
 /// # Safety
 ///
-/// Here and below: `this` was created and not destroyed yet. Nobody uses the cache any more.
+/// Here and below: `this` was created and not destroyed yet. Nobody uses the cache any more, and no sheaf or pool of it is left.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_destroy(this: *mut CCache) -> c_int {
     if this.is_null() {
@@ -219,6 +219,27 @@ pub unsafe extern "C" fn pinfold_cache_alloc_node(this: *const CCache, node: c_i
     };
     // SAFETY: the caller's promise.
     match unsafe { (*this).cache.alloc_node(node) } {
+        Some(object) => object.as_ptr().cast(),
+        None => null_with(libc::ENOMEM),
+    }
+}
+
+/// `kmem_cache_alloc_node` with `__GFP_THISNODE`: an object of node `node`'s memory or none; null with ENOMEM, or with EINVAL for a
+/// number below 0.
+///
+/// # Safety
+///
+/// As for [`pinfold_cache_destroy`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_cache_alloc_node_exact(
+    this: *const CCache,
+    node: c_int,
+) -> *mut c_void {
+    let Ok(node) = usize::try_from(node) else {
+        return null_with(libc::EINVAL);
+    };
+    // SAFETY: the caller's promise.
+    match unsafe { (*this).cache.alloc_node_exact(node) } {
         Some(object) => object.as_ptr().cast(),
         None => null_with(libc::ENOMEM),
     }
@@ -413,56 +434,13 @@ pub unsafe extern "C" fn pinfold_cache_name(this: *const CCache) -> *const c_cha
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_debug_flags(this: *const CCache) -> c_uint {
     // SAFETY: the caller's promise.
-    let made = unsafe { (*this).cache.debug_flags() };
-    let made = CHECKS.iter().filter(|check| made.contains(check.1));
+    bits_of(unsafe { (*this).cache.debug_flags() })
+}
+
+/// The header's bits of `checks`.
+pub(crate) fn bits_of(checks: DebugFlags) -> c_uint {
+    let made = CHECKS.iter().filter(|check| checks.contains(check.1));
     made.fold(0, |flags, check| flags | check.0)
-}
-
-/// What a cache's slow paths have counted; as [`pinfold::slab::Statistics`].
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CStatistics {
-    /// Allocations that found the main sheaf empty.
-    pub alloc_slowpath: u64,
-    /// Frees that found the main sheaf full.
-    pub free_slowpath: u64,
-    /// Full sheaves taken from barns.
-    pub barn_get: u64,
-    /// Full sheaves put into barns.
-    pub barn_put: u64,
-    /// Slabs made.
-    pub slab_alloc: u64,
-    /// Slabs given back.
-    pub slab_free: u64,
-    /// Slabs there are.
-    pub slabs: usize,
-    /// Objects that a sheaf holds at most.
-    pub sheaf_capacity: usize,
-    /// Bytes from one object to the next.
-    pub stride: usize,
-}
-
-/// What the slow paths have counted.
-///
-/// # Safety
-///
-/// As for [`pinfold_cache_destroy`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_statistics(this: *const CCache) -> CStatistics {
-    // SAFETY: the caller's promise.
-    let cache = unsafe { &(*this).cache };
-    let counted = cache.statistics();
-    CStatistics {
-        alloc_slowpath: counted.alloc_slowpath,
-        free_slowpath: counted.free_slowpath,
-        barn_get: counted.barn_get,
-        barn_put: counted.barn_put,
-        slab_alloc: counted.slab_alloc,
-        slab_free: counted.slab_free,
-        slabs: counted.slabs,
-        sheaf_capacity: counted.sheaf_capacity,
-        stride: cache.stride(),
-    }
 }
 
 #[cfg(test)]

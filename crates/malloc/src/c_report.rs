@@ -52,14 +52,14 @@ fn number_of(kind: Kind) -> (c_int, isize) {
 }
 
 /// Text with a NUL behind it; what does not fit is left out.
-struct Text<'b> {
+pub(crate) struct Text<'b> {
     bytes: &'b mut [u8],
     length: usize,
 }
 
 impl<'b> Text<'b> {
     /// Begins in `bytes`, which are not empty.
-    fn new(bytes: &'b mut [u8]) -> Text<'b> {
+    pub(crate) fn new(bytes: &'b mut [u8]) -> Text<'b> {
         bytes[0] = 0;
         Text { bytes, length: 0 }
     }

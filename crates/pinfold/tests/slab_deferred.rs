@@ -5,7 +5,7 @@ mod common;
 use common::items::{Item, can_fence, look, make};
 use common::{Random, StopAtEnd, pin};
 use pinfold::shepherd::Shepherd;
-use pinfold::slab::{KmemCache, grace};
+use pinfold::slab::{DebugFlags, KmemCache, grace};
 use std::alloc::Layout;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -50,6 +50,33 @@ fn objects_wait_for_readers() {
     assert_eq!(cache.statistics().free_rcu_sheaf, 1000);
     cache.validate().unwrap();
     cache.destroy().unwrap();
+}
+
+/// Whatever its checks do with what is freed.
+#[test]
+fn a_cache_can_be_destroyed_after_deferred_frees() {
+    if !can_fence() {
+        return;
+    }
+    for (hardened, checks) in [
+        (false, DebugFlags::NONE),
+        (true, DebugFlags::NONE),
+        (false, DebugFlags::CONSISTENCY),
+    ] {
+        for count in [1, 300] {
+            let cache = KmemCache::builder("ends", Layout::new::<Item>())
+                .hardened(hardened)
+                .debug(checks)
+                .build()
+                .unwrap();
+            let objects: Vec<_> = (0..count).map(|_| cache.alloc().unwrap()).collect();
+            for object in objects {
+                // SAFETY: it came from this cache, and nobody else knows of it.
+                unsafe { cache.free_deferred(object) };
+            }
+            cache.destroy().unwrap();
+        }
+    }
 }
 
 #[test]

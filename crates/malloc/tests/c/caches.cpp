@@ -2,6 +2,7 @@
 #include "pinfold.hpp"
 
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <list>
@@ -100,6 +101,61 @@ static void typed_caches()
 	CHECK(last->name == "last");
 	last.reset();
 	CHECK(alive == 0);
+}
+
+static void certain_values()
+{
+	pinfold::cache<session> sessions("certain");
+
+	{
+		pinfold::prefilled<session> some(sessions, 3);
+		auto one = some.make("one", 1);
+		bool thrown = false;
+
+		CHECK(some.len() == 2 && one->name == "one");
+		try {
+			(void)some.make("x", -1);
+		} catch (const std::runtime_error &) {
+			thrown = true;
+		}
+		CHECK(thrown && some.len() == 1 && alive == 1);
+		CHECK(some.refill(200) && !some.refill(SIZE_MAX));
+		pinfold::prefilled<session> moved(std::move(some));
+		while (moved.len() > 0)
+			CHECK(moved.make("two", 2)->port == 2);
+		thrown = false;
+		try {
+			(void)moved.make("three", 3);
+		} catch (const std::bad_alloc &) {
+			thrown = true;
+		}
+		CHECK(thrown && moved.refill(5));
+	}
+	CHECK(alive == 0 && sessions.destroy());
+}
+
+static void readers()
+{
+	static std::atomic<long *> current;
+	pinfold::cache<long> numbers("read");
+	std::atomic<bool> done(false);
+
+	current = numbers.make(0).release();
+	std::thread reading([&] {
+		for (long last = 0; !done;) {
+			pinfold::reader reader;
+			const long *seen = current.load(), number = *seen;
+
+			CHECK(number >= last && *seen == number);
+			last = number;
+		}
+	});
+	for (long n = 1; n < 20000; n++)
+		numbers.free_deferred(numbers.adopt(current.exchange(numbers.make(n).release())));
+	done = true;
+	reading.join();
+	numbers.free_deferred(numbers.adopt(current.exchange(nullptr)));
+	CHECK(numbers.destroy());
 }
 
 static void too_many_caches()
@@ -275,6 +331,8 @@ static void threads()
 int main()
 {
 	typed_caches();
+	certain_values();
+	readers();
 	too_many_caches();
 	over_aligned();
 	resources();

@@ -65,6 +65,7 @@ use crate::sys;
 use crate::topology::Topology;
 use core::fmt;
 use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, compiler_fence, fence as fence_own,
@@ -208,6 +209,32 @@ fn add(place: usize, word: usize) -> bool {
         added = unsafe { UNITS.add(block + word, 1) };
     }
     added
+}
+
+/// For C, which has no guards to drop.
+impl Guard {
+    /// The guard as two words, which [`from_words`](Self::from_words) takes back.
+    #[doc(hidden)]
+    #[inline]
+    pub fn into_words(self) -> [u64; 2] {
+        let guard = ManuallyDrop::new(self);
+        [guard.at as u64, guard.image.into()]
+    }
+
+    /// The guard that these words were.
+    ///
+    /// # Safety
+    ///
+    /// They came from [`into_words`](Self::into_words) in this thread, and are taken back only once.
+    #[doc(hidden)]
+    #[inline]
+    pub unsafe fn from_words([at, image]: [u64; 2]) -> Guard {
+        Guard {
+            at: at as usize,
+            image: image as u32,
+            not_send: PhantomData,
+        }
+    }
 }
 
 impl Drop for Guard {

@@ -62,7 +62,12 @@ impl KmemCache {
     }
 }
 
-impl Prefilled<'_> {
+impl<'c> Prefilled<'c> {
+    /// The cache that they came from.
+    pub fn cache(&self) -> &'c KmemCache {
+        self.cache
+    }
+
     /// An object, uninitialised unless the cache has a constructor; `None` only when [`len`](Self::len) is 0. Some ten instructions:
     /// no lock, no system call, no critical section.
     ///
