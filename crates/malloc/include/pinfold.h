@@ -142,6 +142,12 @@ void pinfold_cache_free_bulk(const struct pinfold_cache *cache, size_t count, vo
  * where the kernel has no fence; then what CPUs have cached stays. Interrupts as destroy does. */
 ptrdiff_t pinfold_cache_shrink(const struct pinfold_cache *cache);
 
+/* Sets how many objects a sheaf of the cache holds, from 4 to 125, for those filled or emptied from now on. Without this a
+ * cache's sheaves grow where they are exchanged all the time, as long as one CPU's sheaves of all caches together stay within
+ * the budget, 16 MiB at first. */
+void pinfold_cache_set_sheaf_capacity(const struct pinfold_cache *cache, size_t objects);
+void pinfold_slab_set_sheaf_budget(size_t bytes);
+
 /* Bytes of an object, as the cache was created with. */
 size_t pinfold_cache_size(const struct pinfold_cache *cache);
 /* Its name. Stays as long as the cache does. */

@@ -333,6 +333,23 @@ pub unsafe extern "C" fn pinfold_cache_shrink(this: *const CCache) -> isize {
     }
 }
 
+/// Sets how many objects the cache's sheaves hold, from 4 to 125, for those filled or emptied from now on.
+///
+/// # Safety
+///
+/// As for [`pinfold_cache_destroy`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_cache_set_sheaf_capacity(this: *const CCache, objects: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { (*this).cache.set_sheaf_capacity(objects) };
+}
+
+/// Sets how many bytes one CPU's sheaves of all caches together may hold.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_slab_set_sheaf_budget(bytes: usize) {
+    pinfold::slab::set_sheaf_budget(bytes);
+}
+
 /// A callback of C's, or none, as one of Rust's.
 ///
 /// # Safety

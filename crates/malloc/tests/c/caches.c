@@ -114,6 +114,8 @@ static void others(struct pinfold_cache *cache, size_t size)
 	}
 	CHECK(pinfold_cache_validate(cache, NULL, NULL) == 0);
 	CHECK(pinfold_cache_shrink(cache) >= 0);
+	pinfold_slab_set_sheaf_budget((size_t)16 << 20);
+	pinfold_cache_set_sheaf_capacity(cache, 20);
 	CHECK(pinfold_cache_in_use(cache) == 0);
 }
 
