@@ -141,6 +141,17 @@ impl Hardening {
         }
     }
 
+    /// Takes the key out of an object if it has one. False when there is something else.
+    unsafe fn release(&self, object: *mut u8) -> bool {
+        // SAFETY: the key lies in the object.
+        unsafe {
+            let word = self.word(object);
+            let fine = [0, self.key(object)].contains(&*word);
+            *word = 0;
+            fine
+        }
+    }
+
     /// Gives an object that was taken past the sheaves its key.
     unsafe fn rearm(&self, object: *mut u8) {
         // SAFETY: the key lies in the object.
@@ -262,6 +273,38 @@ impl Cache {
             // SAFETY: the caller's promise.
             unsafe { self.free_debugged(plan, object) };
         }
+    }
+
+    /// Makes an object ready for a memory pool's reserve, as [`free`](super::KmemCache::free) does for the cache. False, and nothing done,
+    /// when it is not this cache's, or free.
+    ///
+    /// # Safety
+    ///
+    /// Here and below: the object is the caller's, if it is one of this cache's.
+    #[cold]
+    pub(super) unsafe fn enter_reserve(&self, object: *mut u8) -> bool {
+        match &self.hardening {
+            // SAFETY: an object of this cache.
+            Some(hardening) => {
+                self.objection(object).is_none() && unsafe { hardening.scrub(object) }
+            }
+            // Debugging has it in use, and looks at the bytes around it.
+            None => page::entry(object as usize) == self.slot,
+        }
+    }
+
+    /// Makes an object of a reserve one that is given out. False, and a report, when somebody wrote to it.
+    #[cold]
+    pub(super) unsafe fn leave_reserve(&self, object: *mut u8) -> bool {
+        // Those that came there from the cache have no key.
+        // SAFETY: an object of this cache.
+        let written_to = |hardening: &Hardening| unsafe { !hardening.release(object) };
+        let wrong = self.hardening.as_ref().is_some_and(written_to);
+        if wrong {
+            // Who wrote there may write again: it is never used any more.
+            self.accuse(object, Kind::WrittenAfterFree, None);
+        }
+        !wrong
     }
 
     /// An object of a hardened cache; null when the system has no memory.

@@ -112,7 +112,14 @@ impl<'c> MemPool<'c> {
     #[doc(alias = "mempool_alloc_preallocated")]
     #[cold]
     pub fn alloc_preallocated(&self) -> Option<NonNull<u8>> {
-        self.locked(|state| state.reserve.pop()).flatten()
+        let descriptor = self.cache.descriptor;
+        loop {
+            let object = self.locked(|state| state.reserve.pop()).flatten()?;
+            // SAFETY: it was in nobody's hands.
+            if !descriptor.checks() || unsafe { descriptor.leave_reserve(object.as_ptr()) } {
+                return Some(object);
+            }
+        }
     }
 
     /// An object, for which it waits when there is none: until somebody frees one, or the system has memory again.
@@ -156,8 +163,17 @@ impl<'c> MemPool<'c> {
     /// Whether the reserve took the object.
     #[cold]
     fn free_slow(&self, object: NonNull<u8>) -> bool {
+        let descriptor = self.cache.descriptor;
         let taken = self.locked(|state| {
-            state.reserve.len() < state.wanted && state.reserve.push(object).is_ok()
+            if state.reserve.len() >= state.wanted {
+                return false;
+            }
+            // SAFETY: who frees it has given it up.
+            if descriptor.checks() && !unsafe { descriptor.enter_reserve(object.as_ptr()) } {
+                // The cache says what is wrong with it.
+                return false;
+            }
+            state.reserve.push(object).is_ok()
         });
         if taken != Some(true) {
             return false;
@@ -182,7 +198,7 @@ impl<'c> MemPool<'c> {
                 && let Some(object) = state.reserve.pop()
             {
                 // SAFETY: it came from this cache and was in nobody's hands.
-                unsafe { self.cache.free(object) };
+                unsafe { self.give_back(object) };
             }
             if !state.reserve.make_room(n) {
                 return false;
@@ -193,6 +209,20 @@ impl<'c> MemPool<'c> {
         match resized {
             Some(true) => Ok(()),
             _ => Err(OutOfMemory),
+        }
+    }
+
+    /// Gives an object of the reserve to the cache.
+    ///
+    /// # Safety
+    ///
+    /// It is nobody's any more.
+    unsafe fn give_back(&self, object: NonNull<u8>) {
+        let descriptor = self.cache.descriptor;
+        // SAFETY: the caller's promise.
+        if !descriptor.checks() || unsafe { descriptor.leave_reserve(object.as_ptr()) } {
+            // SAFETY: as above.
+            unsafe { self.cache.free(object) };
         }
     }
 
@@ -225,6 +255,12 @@ impl<'c> MemPool<'c> {
 
 impl Drop for MemPool<'_> {
     fn drop(&mut self) {
+        while self.cache.descriptor.checks()
+            && let Some(object) = self.state.get_mut().reserve.pop()
+        {
+            // SAFETY: it came from this cache, and nobody has it.
+            unsafe { self.give_back(object) };
+        }
         // SAFETY: they came from this cache, and nobody has them.
         unsafe { self.state.get_mut().reserve.give_back(self.cache) };
     }
