@@ -400,13 +400,23 @@ impl Cache {
         number: usize,
         objects: &mut [*mut u8],
     ) -> usize {
-        let taken = self.nodes()[number].take_objects(self, number, objects);
-        let kept = self.arm(hardening, &mut objects[..taken]);
-        // SAFETY: taken from their slabs, and armed just now.
-        objects[..kept]
-            .iter()
-            .for_each(|&object| unsafe { _ = hardening.disarm(object) });
-        kept
+        let mut got = 0;
+        while got < objects.len() {
+            let rest = &mut objects[got..];
+            let taken = self.nodes()[number].take_objects(self, number, rest);
+            // Those that cannot be trusted are made up for.
+            let kept = self.arm(hardening, &mut rest[..taken]);
+            // SAFETY: taken from their slabs, and armed just now.
+            rest[..kept]
+                .iter()
+                .for_each(|&object| unsafe { _ = hardening.disarm(object) });
+            rest[kept..taken].fill(null_mut());
+            got += kept;
+            if taken == 0 {
+                break;
+            }
+        }
+        got
     }
 
     /// Takes an object of a hardened cache back.
