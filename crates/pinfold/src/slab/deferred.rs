@@ -225,12 +225,18 @@ impl Cache {
         pending.ticket = grace::ticket();
     }
 
-    /// Nobody looks at the sheaf's objects any more.
+    /// Nobody looks at the sheaf's objects any more. They do not go through the units' words, which were drained perhaps: who
+    /// waits for them wants them back with their node. With `pending` held, so that nothing is taken that comes before it.
     fn give_back(&self, mut sheaf: Sheaf) {
-        if self.checks() {
-            for &mut object in sheaf.objects(self.capacity) {
-                // SAFETY: who freed it deferred gave it up.
-                unsafe { self.free_checked(object) };
+        let objects = sheaf.objects(self.capacity);
+        if let Some(hardening) = &self.hardening {
+            // SAFETY: who freed them deferred gave them up.
+            let kept = unsafe { self.scrub(hardening, objects) };
+            sheaf.set_len(self.capacity, kept);
+        } else if let Some(plan) = self.plan() {
+            for &mut object in objects {
+                // SAFETY: as above.
+                unsafe { self.free_debugged(plan, object) };
             }
             sheaf.set_len(self.capacity, 0);
         }

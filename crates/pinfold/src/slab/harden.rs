@@ -439,6 +439,29 @@ impl Cache {
         }
     }
 
+    /// Makes objects that were freed ready for a sheaf; what is wrong with some is said, and they are left out. Returns how many are left,
+    /// at the slice's beginning.
+    ///
+    /// # Safety
+    ///
+    /// As for [`free_hardened`](Self::free_hardened), for each of them.
+    pub(super) unsafe fn scrub(&self, hardening: &Hardening, objects: &mut [*mut u8]) -> usize {
+        let mut kept = 0;
+        for at in 0..objects.len() {
+            let object = objects[at];
+            if let Some(kind) = self.objection(object) {
+                self.accuse_free(object, kind);
+            // SAFETY: an object of this cache.
+            } else if !unsafe { hardening.scrub(object) } {
+                self.accuse_free(object, Kind::DoubleFree);
+            } else {
+                objects[kept] = object;
+                kept += 1;
+            }
+        }
+        kept
+    }
+
     #[cold]
     #[inline(never)]
     fn free_hardened_slow(&self, object: *mut u8) {
