@@ -483,7 +483,12 @@ impl Cache {
         if let Some(full) = &mut full {
             self.send_home(node, full);
         }
-        match node.exchange_for_empty(self, full) {
+        let sheaf = match full {
+            // What was other nodes' has gone home, so that there is room.
+            Some(sheaf) if !sheaf.is_full() => Ok(sheaf),
+            full => node.exchange_for_empty(self, full),
+        };
+        match sheaf {
             Ok(mut sheaf) if !sheaf.is_full() => {
                 sheaf.push(object);
                 // SAFETY: the offset lies in the unit; the sheaf is the unit's once it is stored.
