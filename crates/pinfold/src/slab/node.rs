@@ -442,8 +442,9 @@ impl Node {
     fn set_aside(&self, cache: &Cache, object: *mut u8) {
         let mut next = self.set_aside.load(Relaxed);
         loop {
+            let link = cache.link_of(object, next) as usize;
             // SAFETY: the object is free, at least 8 bytes large and 8-byte aligned.
-            unsafe { object.cast::<*mut u8>().write(cache.link_of(object, next)) };
+            unsafe { (*cache.link(object)).store(link, Relaxed) };
             // Release pairs with the acquire in `take_back`: the link is seen.
             match self
                 .set_aside
@@ -462,8 +463,9 @@ impl Node {
         }
         let mut next = self.set_aside.swap(null_mut(), Acquire);
         while let Some(object) = NonNull::new(next) {
-            // SAFETY: an object set aside holds the next one's address in its first word.
-            next = cache.link_of(object.as_ptr(), unsafe { object.cast::<*mut u8>().read() });
+            // SAFETY: an object set aside holds the next one's address there.
+            let link = unsafe { (*cache.link(object.as_ptr())).load(Relaxed) };
+            next = cache.link_of(object.as_ptr(), link as *mut u8);
             if let Some(hardening) = &cache.hardening {
                 // SAFETY: the object is free and nobody's.
                 unsafe { hardening.unlink(object.as_ptr()) };

@@ -2,6 +2,8 @@
 
 use super::{DebugFlags, Track};
 use core::alloc::Layout;
+use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::Ordering::Relaxed;
 
 /// Bytes of a red zone while its object is free, and while it is in use.
 const RED_INACTIVE: u8 = 0xbb;
@@ -119,7 +121,15 @@ impl Plan {
             return self.object;
         }
         // SAFETY: the word lies in the slot.
-        unsafe { slot.add(self.requested).cast::<usize>().read() }.min(self.object)
+        let word = unsafe { &*slot.add(self.requested).cast::<AtomicUsize>() };
+        // Relaxed: a handler may be about to set the object aside, and say so here.
+        word.load(Relaxed).min(self.object)
+    }
+
+    /// Where a slot keeps a link while its object is set aside: where nobody looks who checks slots of objects in use. The word for
+    /// the bytes asked for says more than there are then, if the link is [as it is kept](super::super::cache::Cache::link_of).
+    pub(in crate::slab) fn link_at(&self) -> usize {
+        self.requested
     }
 
     /// Notes how many bytes were asked for, and has the red zone begin behind them.
