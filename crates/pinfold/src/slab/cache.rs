@@ -6,7 +6,7 @@ use super::deferred::Deferred;
 use super::harden::{self, Hardening};
 use super::node::Node;
 use super::percpu::SPARE;
-use super::sheaf::CAPACITY_MOST;
+use super::sheaf::{self, CAPACITY_MOST};
 use super::slabs::OBJECTS_MOST;
 use crate::lock::Lock;
 use crate::page::{self, GRANULE, LARGE};
@@ -435,6 +435,15 @@ pub(super) fn used() -> usize {
 /// The caches there are, by number.
 pub(super) fn all() -> impl Iterator<Item = &'static Cache> {
     (FIRST_SLOT..CACHES_MOST).filter_map(by_slot)
+}
+
+/// Whether a thread holds the lock of a node, or one that comes after these. Reads a word of every node of every cache: for a thread
+/// that would sleep else.
+#[cold]
+pub(super) fn is_lock_held(thread: u64) -> bool {
+    all().any(|cache| cache.nodes().iter().any(|node| node.is_held_by(thread)))
+        || sheaf::is_lock_held(thread)
+        || page::is_lock_held(thread)
 }
 
 /// Calls `f` for every cache there is.

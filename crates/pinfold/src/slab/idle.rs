@@ -55,8 +55,8 @@ fn take_idle_sheaves() {
     if idle < WORTH {
         return;
     }
-    // Who stops units already, or is interrupted in it by this, has precedence.
-    let Some(_stopping) = STOPPING.lock() else {
+    // Who stops units already, or is interrupted in it by this, has precedence. No waiting: this may be a handler's slow path.
+    let Some(_stopping) = STOPPING.try_lock() else {
         return;
     };
     let mut chosen = CpuSet::default();
@@ -69,11 +69,14 @@ fn take_idle_sheaves() {
         _ => fence().is_ok(),
     };
     for index in chosen.iter() {
-        if fenced {
-            UNITS.await_stopped(index);
-            take_idle(index);
+        // On atomics this may be a handler that has interrupted an operation: then nothing is taken.
+        match fenced && UNITS.try_await_stopped(index) {
+            true => {
+                take_idle(index);
+                UNITS.resume(index);
+            }
+            false => UNITS.resume_untouched(index),
         }
-        UNITS.resume(index);
     }
 }
 

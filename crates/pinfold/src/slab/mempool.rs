@@ -16,6 +16,7 @@
 
 use super::KmemCache;
 use super::bundle::Bundle;
+use super::cache;
 use super::prefilled::OutOfMemory;
 use crate::lock::Lock;
 use crate::sys;
@@ -243,7 +244,9 @@ impl<'c> MemPool<'c> {
 
     /// `None` when the calling thread has the lock in a frame that a signal interrupted.
     fn locked<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
-        let _held = self.lock.lock()?;
+        let held =
+            |thread| LOCK.iter().any(|lock| lock.is_held_by(thread)) || cache::is_lock_held(thread);
+        let _held = self.lock.lock_unless(held)?;
         // SAFETY: the lock is held.
         let state = unsafe { &mut *self.state.get() };
         let answer = f(state);

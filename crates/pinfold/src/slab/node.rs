@@ -3,13 +3,13 @@
 //! The barn holds full and empty sheaves, so that a CPU that runs out of either exchanges one for the other under the
 //! lock, without touching the objects. Only beyond the barn's bounds do objects go to and come from slabs.
 
-use super::cache::Cache;
+use super::cache::{self, Cache};
 use super::debug::{Fault, Faults, Kind, Plan, Track};
 use super::harden::QUARANTINE;
 use super::info::Reading;
 use super::sheaf::{Sheaf, SheafList};
 use super::slabs::{Slabs, slab_of};
-use crate::lock::Lock;
+use crate::lock::{Guard, Lock};
 use crate::page;
 use crate::segment::SlabEvent;
 use core::alloc::Layout;
@@ -40,8 +40,8 @@ unsafe impl Send for Stock {}
 /// A cache's part on one node.
 pub(super) struct Node {
     stock: Lock<Stock>,
-    /// Objects freed while the lock could not be had, by a signal handler that interrupted its holder; linked through
-    /// their first word.
+    /// Objects freed while the lock could not be had, by a signal handler that interrupted a holder; linked through
+    /// a word of theirs.
     set_aside: AtomicPtr<u8>,
     /// Whether a fork in progress holds `stock`.
     pub(super) forking: AtomicBool,
@@ -60,6 +60,17 @@ impl Node {
             set_aside: AtomicPtr::new(null_mut()),
             forking: AtomicBool::new(false),
         }
+    }
+
+    /// The lock: `None` when the thread holds it in a frame that a signal interrupted, or would have to wait for it while such a frame
+    /// holds another.
+    fn stock(&self) -> Option<Guard<'_, Stock>> {
+        self.stock.lock_unless(cache::is_lock_held)
+    }
+
+    /// Whether a thread holds it.
+    pub(super) fn is_held_by(&self, thread: u64) -> bool {
+        self.stock.is_held_by(thread)
     }
 
     /// One for each node of the machine.
@@ -84,7 +95,7 @@ impl Node {
         node: usize,
         empty: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return Err(empty);
         };
         self.take_back(cache, &mut stock);
@@ -125,7 +136,7 @@ impl Node {
         cache: &Cache,
         empty: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return Err(empty);
         };
         if stock.full.length <= QUARANTINE {
@@ -149,7 +160,7 @@ impl Node {
         cache: &Cache,
         full: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return Err(full);
         };
         if let Some(sheaf) = full {
@@ -167,12 +178,12 @@ impl Node {
 
     /// Puts a sheaf, whatever is in it, into the barn, or its objects into their slabs.
     pub(super) fn put(&self, cache: &Cache, mut sheaf: Sheaf) {
-        let Some(mut stock) = self.stock.lock() else {
-            // In a signal handler that interrupted the holder: the objects go aside one by one, the block is lost.
+        let Some(mut stock) = self.stock() else {
+            // In a signal handler that interrupted the holder: the objects go aside one by one.
             for &mut object in sheaf.objects(cache.capacity) {
                 self.set_aside(cache, object);
             }
-            return;
+            return sheaf.discard();
         };
         if sheaf.is_empty() {
             stock.put_empty(sheaf);
@@ -204,7 +215,7 @@ impl Node {
         node: usize,
         objects: &mut [*mut u8],
     ) -> usize {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return 0;
         };
         self.take_back(cache, &mut stock);
@@ -222,7 +233,7 @@ impl Node {
     ///
     /// The objects are the caller's and of this node.
     pub(super) unsafe fn give_objects(&self, cache: &Cache, objects: &[*mut u8]) {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             objects
                 .iter()
                 .for_each(|&object| self.set_aside(cache, object));
@@ -236,7 +247,7 @@ impl Node {
 
     /// Moves everything in the barn to slabs and gives empty slabs back; returns how many slabs.
     pub(super) fn shrink(&self, cache: &Cache) -> usize {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return 0;
         };
         self.take_back(cache, &mut stock);
@@ -253,7 +264,7 @@ impl Node {
     /// Gives back what nobody needed since the last call, if that is [`IDLE_FOR`] ago: objects of full sheaves to their
     /// slabs, empty slabs to the arena, pages of free objects to the system.
     pub(super) fn release_idle(&self, cache: &Cache, now: u32) {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return;
         };
         if now.wrapping_sub(stock.looked) < IDLE_FOR {
@@ -273,27 +284,25 @@ impl Node {
 
     /// Gives more pages of free objects back, where there were many; returns whether there may be more still.
     pub(super) fn purge_more(&self, cache: &Cache) -> bool {
-        let stock = self.stock.lock();
+        let stock = self.stock();
         stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache))
     }
 
     /// Gives all empty slabs back.
     pub(super) fn release_empty(&self, cache: &Cache) {
-        if let Some(mut stock) = self.stock.lock() {
+        if let Some(mut stock) = self.stock() {
             stock.slabs.shrink(cache);
         }
     }
 
     /// Objects in nobody's slab: in hands, in sheaves of CPUs, in the barn.
     pub(super) fn in_use(&self, cache: &Cache) -> usize {
-        self.stock
-            .lock()
-            .map_or(0, |stock| stock.slabs.in_use(cache))
+        self.stock().map_or(0, |stock| stock.slabs.in_use(cache))
     }
 
     /// Adds what is here to `reading`: slabs, the barn's sheaves and the objects in both, and what was counted.
     pub(super) fn tally(&self, cache: &Cache, reading: &mut Reading) {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return;
         };
         // What handlers have set aside is free: else it would look as if it were in use.
@@ -306,7 +315,7 @@ impl Node {
 
     /// Checks the slabs' invariants, and that no object in the barn is also free in its slab.
     pub(super) fn validate(&self, cache: &Cache) -> Result<(), (&'static str, *const u8)> {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return Ok(());
         };
         stock.slabs.validate(cache)?;
@@ -338,7 +347,7 @@ impl Node {
         node: usize,
         (requested, track): (usize, Option<Track>),
     ) -> Result<Option<NonNull<u8>>, Fault> {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return Ok(None);
         };
         self.take_back(cache, &mut stock);
@@ -363,7 +372,7 @@ impl Node {
 
     /// Calls `f` with the lock held, or without where a handler interrupted its holder.
     pub(super) fn locked(&self, f: impl FnOnce()) {
-        let _stock = self.stock.lock();
+        let _stock = self.stock();
         f();
     }
 
@@ -379,7 +388,7 @@ impl Node {
         slot: *mut u8,
         track: Option<Track>,
     ) -> Result<(), Fault> {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             self.set_aside(cache, slot);
             return Ok(());
         };
@@ -410,7 +419,7 @@ impl Node {
 
     /// Notes the faults of a debugged cache's objects here, or (`leaks`) which are in use.
     pub(super) fn look_over(&self, cache: &Cache, plan: &Plan, leaks: bool, faults: &mut Faults) {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return;
         };
         self.take_back(cache, &mut stock);

@@ -65,7 +65,8 @@ fn prepare() -> bool {
         // Stopped, or just installed.
         return false;
     }
-    let Some(_stopping) = STOPPING.lock() else {
+    // No waiting: this may be a handler's slow path, in the midst of another's.
+    let Some(_stopping) = STOPPING.try_lock() else {
         return false;
     };
     let layout = Layout::from_size_align(UNIT, 4096);
