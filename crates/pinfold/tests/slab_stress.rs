@@ -17,7 +17,7 @@ use std::alloc::Layout;
 use std::cell::Cell;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Mutex;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
 
@@ -151,12 +151,24 @@ impl World {
     }
 }
 
+/// Handlers at work, and forks that keep them from it: the C library's fork waits for its `malloc`, with the locks of caches held,
+/// and a handler that has interrupted `malloc` would wait for these.
+static AT_WORK: AtomicUsize = AtomicUsize::new(0);
+static FORKS: AtomicUsize = AtomicUsize::new(0);
+
 extern "C" fn on_timer(_: libc::c_int) {
     HANDLED.fetch_add(1, Relaxed);
-    // SAFETY: the world is there while it is here.
-    let Some(world) = (unsafe { WORLD.load(Acquire).as_ref() }) else {
-        return;
-    };
+    AT_WORK.fetch_add(1, SeqCst);
+    if FORKS.load(SeqCst) == 0 {
+        // SAFETY: the world is there while it is here.
+        if let Some(world) = unsafe { WORLD.load(Acquire).as_ref() } {
+            handle(world);
+        }
+    }
+    AT_WORK.fetch_sub(1, SeqCst);
+}
+
+fn handle(world: &World) {
     let turn = TURN.get().wrapping_mul(0x5851_f42d_4c95_7f2d) + 1;
     TURN.set(turn);
     let (kind, place) = ((turn >> 40) as usize, (turn >> 33) as usize);
@@ -424,8 +436,13 @@ impl Worker<'_> {
 
     /// A child that has what this thread has, uses all caches, and exits.
     fn fork(&mut self) {
+        FORKS.fetch_add(1, SeqCst);
+        while AT_WORK.load(SeqCst) != 0 {
+            std::thread::yield_now();
+        }
         // SAFETY: the child uses caches, and exits.
         let child = unsafe { libc::fork() };
+        FORKS.fetch_sub(1, SeqCst);
         assert!(child >= 0, "no child");
         if child == 0 {
             // SAFETY: no preconditions. A child that hangs ends.
@@ -473,6 +490,20 @@ impl World {
     }
 }
 
+/// Has a panic say what and where, and no more: what the standard library does takes locks, which another thread may have held when
+/// a child was forked.
+fn say_faults_without_locks() {
+    std::panic::set_hook(Box::new(|fault| {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("?");
+        // SAFETY: no preconditions.
+        let process = unsafe { libc::getpid() };
+        let text = format!("{name}, process {process}: {fault}\n");
+        // SAFETY: the text is readable. What cannot be written is lost.
+        unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+    }));
+}
+
 /// Ends the process when it takes too long: something waits for ever.
 fn watch(seconds: u64) {
     std::thread::spawn(move || {
@@ -492,7 +523,8 @@ fn stress() {
     let threads = from_environment("PINFOLD_STRESS_THREADS", 12);
     let timer = from_environment("PINFOLD_STRESS_TIMER_US", 300);
     eprintln!("PINFOLD_STRESS_SEED={seed}");
-    watch(2 * time + 120);
+    watch(2 * time + from_environment("PINFOLD_STRESS_PATIENCE", 120));
+    say_faults_without_locks();
     let mut world = Box::new(World::new(seed));
     // SAFETY: the handler uses what handlers may use: that is what is tested.
     unsafe {
