@@ -198,7 +198,7 @@ const HAS_TID: bool = cfg!(target_arch = "x86_64");
 
 #[test]
 fn slab_measures_the_six_scenarios_and_bulk_calls() {
-    let own = ["pinfold-cache", "pinfold-malloc"];
+    let own = ["pinfold-cache", "pinfold-malloc", "pinfold-hardened"];
     let rivals: &[&str] = match HAS_TID {
         true => &["rseq", "tid", "masked-signals"],
         false => &["rseq", "masked-signals"],

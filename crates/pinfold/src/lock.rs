@@ -15,6 +15,11 @@
 //! Thread pointers are aligned, so that their last bit is free. Owner and state are one word, changed at once: a signal
 //! that arrives around the change finds the lock either not yet taken, or its own. Waiters sleep on the word's low half.
 //!
+//! A handler that waits for another lock than those that it has interrupted could wait for ever too: for a thread whose own handler waits
+//! the other way round. So locks that handlers come to are taken by [`Lock::lock_unless`]: who would have to wait, and holds a
+//! lock of that kind or of one further in, is refused as well. That is asked only before a thread goes to sleep, of the locks' words:
+//! holding a lock costs nothing more.
+//!
 //! # Lock order
 //!
 //! Outermost first: a memory pool's, the one for stopping CPUs, the registry of caches, what a cache has pending, its node, the sheaf
@@ -51,14 +56,28 @@ impl<T> Lock<T> {
     /// Takes the lock; `None` when the calling thread holds it already, in a frame that a signal interrupted.
     #[inline]
     pub(crate) fn lock(&self) -> Option<Guard<'_, T>> {
+        self.lock_unless(|_| false)
+    }
+
+    /// As [`lock`](Self::lock), but `None` too when it would have to wait and `holds` says that the thread whose pointer it is given
+    /// holds a lock that comes after this one, or one of its kind.
+    #[inline]
+    pub(crate) fn lock_unless(&self, holds: impl Fn(u64) -> bool) -> Option<Guard<'_, T>> {
         let me = pinfold_rseq::thread_pointer() as u64;
         // Acquire pairs with the release in `unlock`.
         match self.word.compare_exchange(0, me, Acquire, Relaxed) {
             Ok(_) => {}
             Err(word) if word & !WAITED_FOR == me => return None,
-            Err(_) => self.lock_slow(me),
+            Err(_) if self.spin(me) => {}
+            Err(_) if holds(me) => return None,
+            Err(_) => self.wait(me),
         }
         Some(Guard { lock: self })
+    }
+
+    /// Whether the thread with pointer `thread` holds it; of the calling thread, and of its interrupted frames, the answer stays true.
+    pub(crate) fn is_held_by(&self, thread: u64) -> bool {
+        self.word.load(Relaxed) & !WAITED_FOR == thread
     }
 
     /// Takes the lock if it is free.
@@ -69,16 +88,18 @@ impl<T> Lock<T> {
         taken.is_ok().then(|| Guard { lock: self })
     }
 
+    /// Takes it if it becomes free soon.
     #[cold]
-    fn lock_slow(&self, me: u64) {
-        for _ in 0..SPINS {
-            if self.word.load(Relaxed) == 0
-                && self.word.compare_exchange(0, me, Acquire, Relaxed).is_ok()
-            {
-                return;
-            }
+    fn spin(&self, me: u64) -> bool {
+        (0..SPINS).any(|_| {
             core::hint::spin_loop();
-        }
+            self.word.load(Relaxed) == 0
+                && self.word.compare_exchange(0, me, Acquire, Relaxed).is_ok()
+        })
+    }
+
+    #[cold]
+    fn wait(&self, me: u64) {
         loop {
             let word = self.word.load(Relaxed);
             if word == 0 {

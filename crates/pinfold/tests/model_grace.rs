@@ -253,31 +253,31 @@ fn nor_does_one_of_two_light_readers() {
 }
 
 #[test]
-#[should_panic]
+#[should_panic(expected = "Causality violation")]
 fn without_the_writers_fence_heavy_readers_do() {
     one_reader(Readers::Heavy, Fault::NoFence, 1);
 }
 
 #[test]
-#[should_panic]
+#[should_panic(expected = "Causality violation")]
 fn without_the_writers_fence_light_readers_do() {
     one_reader(Readers::Light, Fault::NoFence, 1);
 }
 
 #[test]
-#[should_panic]
+#[should_panic(expected = "Causality violation")]
 fn with_one_phase_heavy_readers_do() {
     one_reader(Readers::Heavy, Fault::OnePhase, 2);
 }
 
 #[test]
-#[should_panic]
+#[should_panic(expected = "Causality violation")]
 fn with_one_phase_light_readers_do() {
     one_reader(Readers::Light, Fault::OnePhase, 2);
 }
 
 #[test]
-#[should_panic]
+#[should_panic(expected = "Causality violation")]
 fn with_sums_the_other_way_round_they_do() {
     two_readers(Readers::Heavy, Fault::Reversed);
 }

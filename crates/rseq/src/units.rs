@@ -88,6 +88,20 @@ impl Units {
         }
     }
 
+    /// As [`await_stopped`](Self::await_stopped), but false when on atomics the unit's holder is the very frame that the caller, a signal
+    /// handler, has interrupted, or does nothing for a second; then follow with [`resume_untouched`](Self::resume_untouched).
+    pub fn try_await_stopped(&self, index: usize) -> bool {
+        let unit = self.unit(index);
+        // SAFETY: installed units are valid for ever.
+        unit.is_null() || !STATE.is_atomic() || unsafe { atomic::try_lock_unit(unit) }
+    }
+
+    /// Puts a stopped `index` to use again that was not waited for.
+    pub fn resume_untouched(&self, index: usize) {
+        // Release pairs with the address dependency from this load to the unit's words.
+        self.active[index].store(self.unit(index), Release);
+    }
+
     /// Puts a stopped `index` to use again.
     pub fn resume(&self, index: usize) {
         let unit = self.unit(index);

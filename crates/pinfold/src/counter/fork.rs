@@ -98,5 +98,6 @@ pub fn fork_parent() {
 #[doc(hidden)]
 pub fn fork_child() {
     UNITS.unlock_all_in_child(pinfold_rseq::possible());
+    gates::fork_child();
     fork_parent();
 }

@@ -26,6 +26,9 @@ pub(super) fn enter() -> Option<Pass> {
     if FORKING.load(Relaxed) == me || HERE.iter().any(|slot| slot.load(Relaxed) == me) {
         return Some(Pass(None));
     }
+    if FORKING.load(Relaxed) != 0 {
+        return None;
+    }
     let free = |slot: &&AtomicU64| slot.compare_exchange(0, me, SeqCst, Relaxed).is_ok();
     let pass = Pass(HERE.iter().find(free));
     // Sequentially consistent, as in `fork_prepare`: either that sees the slot, or this the fork.
@@ -51,6 +54,14 @@ pub(super) fn fork_prepare() {
         while ![0, me].contains(&slot.load(SeqCst)) {
             pause(&mut looks);
         }
+    }
+}
+
+/// In the child: those who came in while the process forked, and left at once, did so in the parent only.
+pub(super) fn fork_child() {
+    let me = thread_pointer() as u64;
+    for slot in HERE.iter().filter(|slot| slot.load(Relaxed) != me) {
+        slot.store(0, Relaxed);
     }
 }
 

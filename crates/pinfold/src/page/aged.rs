@@ -1,6 +1,6 @@
 //! Giving free memory back to the system: what has been free for long, and all of it on request.
 
-use super::arena::{Place, arena_at, places, purge};
+use super::arena::{Place, arena_at, is_lock_held, places, purge};
 use super::returned;
 use crate::sys;
 
@@ -9,7 +9,7 @@ const DIRTY_FOR: u32 = 1000;
 
 /// Purges what has been dirty for long in one arena.
 pub(super) fn purge_aged(place: Place, now: u32) {
-    if let Some(arena) = arena_at(place).lock() {
+    if let Some(arena) = arena_at(place).lock_unless(is_lock_held) {
         let until = now.wrapping_sub(DIRTY_FOR);
         drop(purge(arena, place, |free| free.take_oldest(Some(until))));
     }

@@ -48,6 +48,10 @@ pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
     NonNull::new(start as *mut u8)
 }
 
+pub(super) fn is_lock_held(thread: u64) -> bool {
+    CHUNK_IN_USE.is_held_by(thread)
+}
+
 pub(crate) fn fork_prepare() -> bool {
     CHUNK_IN_USE.lock_for_fork()
 }

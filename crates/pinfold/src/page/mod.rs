@@ -34,7 +34,7 @@ pub(crate) use aged::purge_all_aged;
 pub use aged::trim;
 pub use arena::{Run, alloc_run, free_run, large_in_use};
 pub(crate) use arena::{
-    alloc_run_on, fork_done, fork_prepare, keep, relieve, too_much_dirty, unkeep,
+    alloc_run_on, fork_done, fork_prepare, is_lock_held, keep, relieve, too_much_dirty, unkeep,
 };
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub(crate) use meta::{

@@ -6,6 +6,7 @@ use super::deferred::Deferred;
 use super::harden::{self, Hardening};
 use super::node::Node;
 use super::percpu::SPARE;
+use super::sheaf;
 use super::slabs::OBJECTS_MOST;
 use super::tune::Capacity;
 use crate::lock::Lock;
@@ -243,7 +244,7 @@ impl Cache {
             object: layout.size(),
             align,
             size,
-            sheaves: Capacity::new(size, options.sheaf_capacity),
+            sheaves: Capacity::new(size, options.sheaf_capacity, plan.is_none()),
             per_slab,
             slab_bytes: per_slab * size,
             granules,
@@ -280,12 +281,20 @@ impl Cache {
         }
     }
 
-    /// A link to `to`, or what it stands for, in the first word of an object that is set aside.
+    /// A link to `to`, or what it stands for, in an object that is set aside.
     pub(super) fn link_of(&self, object: *mut u8, to: *mut u8) -> *mut u8 {
-        match &self.hardening {
-            Some(hardening) => hardening.encode(object, to),
-            None => to,
+        match (&self.hardening, &self.plan) {
+            (Some(hardening), _) => hardening.encode(object, to),
+            // More than any object's bytes, also for null.
+            (None, Some(_)) => !(to as usize) as *mut u8,
+            (None, None) => to,
         }
+    }
+
+    /// Where in an object or slot that is set aside the link is.
+    pub(super) fn link(&self, object: *mut u8) -> *mut AtomicUsize {
+        let at = self.plan.as_ref().map_or(0, Plan::link_at);
+        object.wrapping_add(at).cast()
     }
 
     /// Bytes of an object that its user may write to.
@@ -420,6 +429,15 @@ pub(super) fn used() -> usize {
 /// The caches there are, by number.
 pub(super) fn all() -> impl Iterator<Item = &'static Cache> {
     (FIRST_SLOT..CACHES_MOST).filter_map(by_slot)
+}
+
+/// Whether a thread holds the lock of a node, or one that comes after these. Reads a word of every node of every cache: for a thread
+/// that would sleep else.
+#[cold]
+pub(super) fn is_lock_held(thread: u64) -> bool {
+    all().any(|cache| cache.nodes().iter().any(|node| node.is_held_by(thread)))
+        || sheaf::is_lock_held(thread)
+        || page::is_lock_held(thread)
 }
 
 /// Calls `f` for every cache there is.

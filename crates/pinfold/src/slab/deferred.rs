@@ -21,13 +21,13 @@
 use super::cache::{self, Cache};
 use super::percpu::{self, DEFERRED, UNITS, load};
 use super::sheaf::{Sheaf, SheafList, word_is_full};
-use super::{KmemCache, grace};
+use super::{KmemCache, grace, hands};
 use crate::lock::{Guard, Lock};
 use crate::segment::SlabEvent;
 use crate::{nodes, sys};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use pinfold_rseq::FenceError;
 
 /// Sheaves that are sealed before a grace period is moved on: a fence for each would be one for 125 objects at best.
@@ -37,15 +37,13 @@ const SEALS_A_STEP: u32 = 4;
 const FREED_A_SEAL: usize = 4;
 /// How often, and every how many microseconds, a free without memory looks whether its readers have gone.
 const LOOKS: u32 = 100;
-const BETWEEN_LOOKS: u32 = 100;
+pub(super) const BETWEEN_LOOKS: u32 = 100;
 
 /// A cache's part.
 pub(super) struct Deferred {
     /// The word of the sheaf sealed last; each block's first slot has the word of the one before.
     sealed: AtomicU64,
     pending: Lock<Pending>,
-    /// Sheaves that have waited and that threads are about to free; raised under the lock.
-    in_hand: AtomicUsize,
     /// Whether anything was ever deferred.
     used: AtomicBool,
     /// Whether a fork in progress holds `pending`.
@@ -69,7 +67,6 @@ impl Deferred {
                 sheaves: SheafList::new(),
                 ticket: 0,
             }),
-            in_hand: AtomicUsize::new(0),
             used: AtomicBool::new(false),
             forking: AtomicBool::new(false),
         }
@@ -84,9 +81,11 @@ impl KmemCache {
     /// Takes an object back that readers may still look at: it is free when every [reader](grace::enter) of this moment has
     /// left. The caller has taken it out of sight: readers that enter from now on do not find it.
     ///
-    /// Costs as [`free`](Self::free) does; each few hundred objects a fence. Never waits, also in readers and signal handlers; only where
-    /// the system has no memory for a list of what waits may it take 10 ms to look for readers, and when these stay, the object
-    /// is lost, which [`statistics`](Self::statistics) count.
+    /// Costs as [`free`](Self::free) does; each few hundred objects a fence. It waits for nobody, also in readers and signal handlers, but
+    /// where the system has no memory for a list of what waits: then it looks a hundred times for readers, some 20 ms in all, and when
+    /// these stay, the object is lost, which [`statistics`](Self::statistics) count.
+    ///
+    /// A cache that checks looks at the object when it becomes free, in whatever thread that happens: a report names that one.
     ///
     /// What waits is freed in passing, by other deferred frees, by slow paths, and by the shepherd.
     ///
@@ -161,6 +160,8 @@ impl Cache {
             // SAFETY: the offset lies in the unit; the sheaf is the unit's once it is stored.
             word_is_full(word) && unsafe { UNITS.store_if_equal(offset, word, sheaf.word()) }
         };
+        // Until it is sealed nobody would find it.
+        let hand = hands::begin(self.slot);
         let old = match load(offset) {
             // SAFETY: taken out by the exchange.
             Some(word) if exchange(word) => unsafe { Sheaf::from_word(word) },
@@ -170,6 +171,7 @@ impl Cache {
         if let Some(full) = old {
             static SEALS: AtomicU32 = AtomicU32::new(0);
             self.seal(full);
+            drop(hand);
             self.advance(FREED_A_SEAL);
             if SEALS.fetch_add(1, Relaxed) % SEALS_A_STEP == SEALS_A_STEP - 1 {
                 // Without a fence it waits on.
@@ -230,12 +232,10 @@ impl Cache {
         if pending.sheaves.length == 0 {
             self.take_sealed(&mut pending);
         }
-        self.deferred.in_hand.fetch_add(ready.length, Relaxed);
+        let _hand = (ready.length > 0).then(|| hands::begin(self.slot));
         drop(pending);
         while let Some(sheaf) = ready.take() {
             self.give_back(sheaf);
-            // Release pairs with the acquire in `await_deferred`: it finds the objects where they were put.
-            self.deferred.in_hand.fetch_sub(1, Release);
         }
     }
 
@@ -254,12 +254,18 @@ impl Cache {
         pending.ticket = grace::ticket();
     }
 
-    /// Nobody looks at the sheaf's objects any more.
+    /// Nobody looks at the sheaf's objects any more. They do not go through the units' words, which were drained perhaps: who
+    /// waits for them wants them back with their node.
     fn give_back(&self, mut sheaf: Sheaf) {
-        if self.checks() {
-            for &mut object in sheaf.objects() {
-                // SAFETY: who freed it deferred gave it up.
-                unsafe { self.free_checked(object) };
+        let objects = sheaf.objects();
+        if let Some(hardening) = &self.hardening {
+            // SAFETY: who freed them deferred gave them up.
+            let kept = unsafe { self.scrub(hardening, objects) };
+            sheaf.set_len(kept);
+        } else if let Some(plan) = self.plan() {
+            for &mut object in objects {
+                // SAFETY: as above.
+                unsafe { self.free_debugged(plan, object) };
             }
             sheaf.set_len(0);
         }
@@ -283,8 +289,11 @@ impl Cache {
         self.count(SlabEvent::FreeRcuSheafFail, 1);
     }
 
-    /// Returns when everything that was sealed before the call is free; waits for readers, and for threads that are just freeing.
+    /// Returns when everything that had left the CPUs' units before the call is free; waits for readers, and for other threads that have
+    /// sheaves in hand.
     pub(super) fn await_deferred(&self) -> Result<(), FenceError> {
+        // Sealed when they are through.
+        hands::await_others(self.slot);
         // What is pending first, then what is sealed by then. What others seal meanwhile is their affair.
         for _ in 0..2 {
             // None: a handler that interrupted the holder.
@@ -294,9 +303,7 @@ impl Cache {
             grace::wait(ticket)?;
         }
         self.free_ready();
-        while self.deferred.in_hand.load(Acquire) != 0 {
-            sys::sleep_microseconds(BETWEEN_LOOKS);
-        }
+        hands::await_others(self.slot);
         Ok(())
     }
 
@@ -341,9 +348,4 @@ pub(super) unsafe fn fork_done(cache: &Cache) {
         // SAFETY: taken in `fork_prepare`.
         unsafe { cache.deferred.pending.unlock_after_fork() };
     }
-}
-
-/// In the child: threads that had sheaves in hand are gone, and the sheaves with them.
-pub(super) fn fork_child(cache: &Cache) {
-    cache.deferred.in_hand.store(0, Relaxed);
 }

@@ -8,7 +8,7 @@
 
 use super::cache::{self, Cache};
 use super::percpu::UNITS;
-use super::{deferred, grace, mempool, percpu, sheaf};
+use super::{deferred, grace, hands, mempool, percpu, sheaf};
 use crate::{counter, page, shepherd, sys};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
@@ -116,6 +116,6 @@ fn release(cache: &'static Cache) {
 pub fn fork_child() {
     UNITS.unlock_all_in_child(pinfold_rseq::possible());
     grace::fork_child();
-    cache::for_each(deferred::fork_child);
+    hands::fork_child();
     fork_parent();
 }

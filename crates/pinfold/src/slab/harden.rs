@@ -39,7 +39,7 @@ pub(super) fn wanted() -> bool {
     if answer != UNREAD {
         return answer == 1;
     }
-    let mut buffer = [0; 16];
+    let mut buffer = [0; 4096];
     let answer = match pinfold_rseq::env::read(NAME, &mut buffer) {
         None | Some(b"" | b"0") => 0,
         Some(b"1") => 1,
@@ -137,6 +137,17 @@ impl Hardening {
             let word = self.word(object);
             let fine = [0, self.key(object)].contains(&*word);
             *word = self.key(object);
+            fine
+        }
+    }
+
+    /// Takes the key out of an object if it has one. False when there is something else.
+    unsafe fn release(&self, object: *mut u8) -> bool {
+        // SAFETY: the key lies in the object.
+        unsafe {
+            let word = self.word(object);
+            let fine = [0, self.key(object)].contains(&*word);
+            *word = 0;
             fine
         }
     }
@@ -264,6 +275,38 @@ impl Cache {
         }
     }
 
+    /// Makes an object ready for a memory pool's reserve, as [`free`](super::KmemCache::free) does for the cache. False, and nothing done,
+    /// when it is not this cache's, or free.
+    ///
+    /// # Safety
+    ///
+    /// Here and below: the object is the caller's, if it is one of this cache's.
+    #[cold]
+    pub(super) unsafe fn enter_reserve(&self, object: *mut u8) -> bool {
+        match &self.hardening {
+            Some(hardening) => {
+                // SAFETY: an object of this cache.
+                self.objection(object).is_none() && unsafe { hardening.scrub(object) }
+            }
+            // Debugging has it in use, and looks at the bytes around it.
+            None => page::entry(object as usize) == self.slot,
+        }
+    }
+
+    /// Makes an object of a reserve one that is given out. False, and a report, when somebody wrote to it.
+    #[cold]
+    pub(super) unsafe fn leave_reserve(&self, object: *mut u8) -> bool {
+        // Those that came there from the cache have no key.
+        // SAFETY: an object of this cache.
+        let written_to = |hardening: &Hardening| unsafe { !hardening.release(object) };
+        let wrong = self.hardening.as_ref().is_some_and(written_to);
+        if wrong {
+            // Who wrote there may write again: it is never used any more.
+            self.accuse(object, Kind::WrittenAfterFree, None);
+        }
+        !wrong
+    }
+
     /// An object of a hardened cache; null when the system has no memory.
     #[inline(always)]
     fn alloc_hardened(&self, hardening: &Hardening) -> *mut u8 {
@@ -357,13 +400,23 @@ impl Cache {
         number: usize,
         objects: &mut [*mut u8],
     ) -> usize {
-        let taken = self.nodes()[number].take_objects(self, number, objects);
-        let kept = self.arm(hardening, &mut objects[..taken]);
-        // SAFETY: taken from their slabs, and armed just now.
-        objects[..kept]
-            .iter()
-            .for_each(|&object| unsafe { _ = hardening.disarm(object) });
-        kept
+        let mut got = 0;
+        while got < objects.len() {
+            let rest = &mut objects[got..];
+            let taken = self.nodes()[number].take_objects(self, number, rest);
+            // Those that cannot be trusted are made up for.
+            let kept = self.arm(hardening, &mut rest[..taken]);
+            // SAFETY: taken from their slabs, and armed just now.
+            rest[..kept]
+                .iter()
+                .for_each(|&object| unsafe { _ = hardening.disarm(object) });
+            rest[kept..taken].fill(null_mut());
+            got += kept;
+            if taken == 0 {
+                break;
+            }
+        }
+        got
     }
 
     /// Takes an object of a hardened cache back.
@@ -384,6 +437,29 @@ impl Cache {
         if !unsafe { UNITS.push_fast(self.main() + HELD, object) } {
             self.free_hardened_slow(object);
         }
+    }
+
+    /// Makes objects that were freed ready for a sheaf; what is wrong with some is said, and they are left out. Returns how many are left,
+    /// at the slice's beginning.
+    ///
+    /// # Safety
+    ///
+    /// As for [`free_hardened`](Self::free_hardened), for each of them.
+    pub(super) unsafe fn scrub(&self, hardening: &Hardening, objects: &mut [*mut u8]) -> usize {
+        let mut kept = 0;
+        for at in 0..objects.len() {
+            let object = objects[at];
+            if let Some(kind) = self.objection(object) {
+                self.accuse_free(object, kind);
+            // SAFETY: an object of this cache.
+            } else if !unsafe { hardening.scrub(object) } {
+                self.accuse_free(object, Kind::DoubleFree);
+            } else {
+                objects[kept] = object;
+                kept += 1;
+            }
+        }
+        kept
     }
 
     #[cold]
@@ -408,7 +484,7 @@ impl Cache {
             self.send_home(node, full);
         }
         let sheaf = match full {
-            // Some of it has gone home: a barn holds full sheaves only.
+            // What was other nodes' has gone home, so that there is room.
             Some(sheaf) if !sheaf.is_full() => Ok(sheaf),
             full => node.exchange_for_empty(self, full),
         };

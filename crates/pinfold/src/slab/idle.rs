@@ -8,7 +8,9 @@
 
 use super::cache::{self, Cache};
 use super::deferred;
-use super::percpu::{DEFERRED, SPARE, STOPPING, UNIT, UNITS, drain_deferred, drain_unit};
+use super::percpu::{
+    DEFERRED, HELD, SPARE, STOPPING, UNIT, UNITS, drain_deferred, drain_unit, drain_word,
+};
 use crate::topology::{CpuSet, Topology};
 use crate::{page, sys};
 use core::alloc::Layout;
@@ -55,8 +57,8 @@ fn take_idle_sheaves() {
     if idle < WORTH {
         return;
     }
-    // Who stops units already, or is interrupted in it by this, has precedence.
-    let Some(_stopping) = STOPPING.lock() else {
+    // Who stops units already, or is interrupted in it by this, has precedence. No waiting: this may be a handler's slow path.
+    let Some(_stopping) = STOPPING.try_lock() else {
         return;
     };
     let mut chosen = CpuSet::default();
@@ -69,11 +71,14 @@ fn take_idle_sheaves() {
         _ => fence().is_ok(),
     };
     for index in chosen.iter() {
-        if fenced {
-            UNITS.await_stopped(index);
-            take_idle(index);
+        // On atomics this may be a handler that has interrupted an operation: then nothing is taken.
+        match fenced && UNITS.try_await_stopped(index) {
+            true => {
+                take_idle(index);
+                UNITS.resume(index);
+            }
+            false => UNITS.resume_untouched(index),
         }
-        UNITS.resume(index);
     }
 }
 
@@ -136,14 +141,15 @@ fn look(index: usize) -> usize {
         } else if looks.fetch_add(1, Relaxed) + 1 >= LOOKS {
             idle += cache.capacity() * cache.size;
         }
-        idle += look_at_deferred(cache, unit, seen);
+        let others = [DEFERRED, HELD].map(|place| look_at(cache, place, unit, seen));
+        idle += others.iter().sum::<usize>();
     });
     idle
 }
 
-/// As [`look`], at a unit's sheaf for deferred frees.
-fn look_at_deferred(cache: &Cache, unit: *mut u8, seen: *mut u8) -> usize {
-    let at = cache.main() + DEFERRED;
+/// As [`look`], at a unit's sheaf for deferred frees, or for what was freed to a hardened cache.
+fn look_at(cache: &Cache, place: usize, unit: *mut u8, seen: *mut u8) -> usize {
+    let at = cache.main() + place;
     let (now, before) = (word(unit, at).load(Relaxed), word(seen, at).load(Relaxed));
     let looks = match before & !LOOKS == now && now != 0 {
         true => LOOKS.min((before & LOOKS) + 1),
@@ -159,9 +165,9 @@ fn look_at_deferred(cache: &Cache, unit: *mut u8, seen: *mut u8) -> usize {
     }
 }
 
-fn is_deferred_idle(index: usize, cache: &Cache) -> bool {
+fn is_place_idle(index: usize, cache: &Cache, place: usize) -> bool {
     let seen = SEEN[index].load(Acquire);
-    let at = cache.main() + DEFERRED;
+    let at = cache.main() + place;
     !seen.is_null() && word(seen, at).load(Relaxed) & LOOKS == LOOKS
 }
 
@@ -172,7 +178,8 @@ fn is_idle(index: usize, cache: &Cache) -> bool {
 
 fn any_idle(index: usize) -> bool {
     let mut any = false;
-    cache::for_each(|cache| any |= is_idle(index, cache) || is_deferred_idle(index, cache));
+    let others = |cache: &Cache| [DEFERRED, HELD].map(|place| is_place_idle(index, cache, place));
+    cache::for_each(|cache| any |= is_idle(index, cache) || others(cache).contains(&true));
     any
 }
 
@@ -185,10 +192,15 @@ fn take_idle(index: usize) {
             let seen = SEEN[index].load(Acquire);
             word(seen, cache.main() + SPARE).store(0, Relaxed);
         }
-        if is_deferred_idle(index, cache) {
+        if is_place_idle(index, cache, DEFERRED) {
             drain_deferred(cache, unit);
             let seen = SEEN[index].load(Acquire);
             word(seen, cache.main() + DEFERRED).store(0, Relaxed);
+        }
+        if is_place_idle(index, cache, HELD) {
+            drain_word(cache, unit, cache.main() + HELD);
+            let seen = SEEN[index].load(Acquire);
+            word(seen, cache.main() + HELD).store(0, Relaxed);
         }
     });
 }

@@ -68,7 +68,8 @@ pub struct Statistics {
 /// `allocated = active + cpu_objects + barn_objects`, and `total = allocated + free objects in slabs`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Objects in users' hands; also those that debugging or hardening found written to and never gives out again.
+    /// Objects in users' hands; also those that wait for readers outside the CPUs' sheaves, and those that debugging or hardening found written
+    /// to and never gives out again.
     pub active: usize,
     /// Objects that are not free in their slab: active ones, and those in sheaves.
     pub allocated: usize,

@@ -16,6 +16,7 @@
 
 use super::KmemCache;
 use super::bundle::Bundle;
+use super::cache;
 use super::prefilled::OutOfMemory;
 use crate::lock::Lock;
 use crate::sys;
@@ -112,7 +113,14 @@ impl<'c> MemPool<'c> {
     #[doc(alias = "mempool_alloc_preallocated")]
     #[cold]
     pub fn alloc_preallocated(&self) -> Option<NonNull<u8>> {
-        self.locked(|state| state.reserve.pop()).flatten()
+        let descriptor = self.cache.descriptor;
+        loop {
+            let object = self.locked(|state| state.reserve.pop()).flatten()?;
+            // SAFETY: it was in nobody's hands.
+            if !descriptor.checks() || unsafe { descriptor.leave_reserve(object.as_ptr()) } {
+                return Some(object);
+            }
+        }
     }
 
     /// An object, for which it waits when there is none: until somebody frees one, or the system has memory again.
@@ -156,8 +164,17 @@ impl<'c> MemPool<'c> {
     /// Whether the reserve took the object.
     #[cold]
     fn free_slow(&self, object: NonNull<u8>) -> bool {
+        let descriptor = self.cache.descriptor;
         let taken = self.locked(|state| {
-            state.reserve.len() < state.wanted && state.reserve.push(object).is_ok()
+            if state.reserve.len() >= state.wanted {
+                return false;
+            }
+            // SAFETY: who frees it has given it up.
+            if descriptor.checks() && !unsafe { descriptor.enter_reserve(object.as_ptr()) } {
+                // The cache says what is wrong with it.
+                return false;
+            }
+            state.reserve.push(object).is_ok()
         });
         if taken != Some(true) {
             return false;
@@ -177,22 +194,46 @@ impl<'c> MemPool<'c> {
     /// was, and fills up from what is freed.
     #[doc(alias = "mempool_resize")]
     pub fn resize(&self, n: usize) -> Result<(), OutOfMemory> {
-        let resized = self.locked(|state| {
-            while state.reserve.len() > n
-                && let Some(object) = state.reserve.pop()
-            {
-                // SAFETY: it came from this cache and was in nobody's hands.
+        let has_room = |state: &mut State| {
+            let has_room = state.reserve.make_room(n);
+            state.wanted = if has_room { n } else { state.wanted };
+            has_room
+        };
+        if self.locked(has_room) != Some(true) {
+            return Err(OutOfMemory);
+        }
+        // Objects come and go without the lock: a cache that checks may have something to report.
+        let too_much = |state: &mut State| (state.reserve.len() > n).then(|| state.reserve.pop());
+        while let Some(object) = self.locked(too_much).flatten().flatten() {
+            // SAFETY: it came from this cache and was in nobody's hands.
+            unsafe { self.give_back(object) };
+        }
+        while self.locked(|state| state.reserve.len() < n) == Some(true) {
+            let object = self.cache.alloc().ok_or(OutOfMemory)?;
+            let push = |state: &mut State| {
+                let wanted = state.reserve.len() < state.wanted;
+                wanted && state.reserve.push(object).is_ok()
+            };
+            if self.locked(push) != Some(true) {
+                // SAFETY: it came from this cache just now.
                 unsafe { self.cache.free(object) };
+                break;
             }
-            if !state.reserve.make_room(n) {
-                return false;
-            }
-            state.wanted = n;
-            state.reserve.fill(self.cache, n)
-        });
-        match resized {
-            Some(true) => Ok(()),
-            _ => Err(OutOfMemory),
+        }
+        Ok(())
+    }
+
+    /// Gives an object of the reserve to the cache.
+    ///
+    /// # Safety
+    ///
+    /// It is nobody's any more.
+    unsafe fn give_back(&self, object: NonNull<u8>) {
+        let descriptor = self.cache.descriptor;
+        // SAFETY: the caller's promise.
+        if !descriptor.checks() || unsafe { descriptor.leave_reserve(object.as_ptr()) } {
+            // SAFETY: as above.
+            unsafe { self.cache.free(object) };
         }
     }
 
@@ -213,7 +254,9 @@ impl<'c> MemPool<'c> {
 
     /// `None` when the calling thread has the lock in a frame that a signal interrupted.
     fn locked<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
-        let _held = self.lock.lock()?;
+        let held =
+            |thread| LOCK.iter().any(|lock| lock.is_held_by(thread)) || cache::is_lock_held(thread);
+        let _held = self.lock.lock_unless(held)?;
         // SAFETY: the lock is held.
         let state = unsafe { &mut *self.state.get() };
         let answer = f(state);
@@ -225,6 +268,12 @@ impl<'c> MemPool<'c> {
 
 impl Drop for MemPool<'_> {
     fn drop(&mut self) {
+        while self.cache.descriptor.checks()
+            && let Some(object) = self.state.get_mut().reserve.pop()
+        {
+            // SAFETY: it came from this cache, and nobody has it.
+            unsafe { self.give_back(object) };
+        }
         // SAFETY: they came from this cache, and nobody has them.
         unsafe { self.state.get_mut().reserve.give_back(self.cache) };
     }

@@ -32,6 +32,7 @@ pub mod debug;
 mod deferred;
 mod fast;
 pub mod grace;
+mod hands;
 mod harden;
 mod info;
 pub mod kmalloc;
@@ -136,7 +137,8 @@ impl KmemCache {
         KmemCache { offset, descriptor }
     }
 
-    /// An object, uninitialised unless there is a constructor; `None` when the system has no memory.
+    /// An object, uninitialised unless there is a constructor; `None` when the system has no memory, or in a signal handler that
+    /// interrupted a slow path of its own thread.
     ///
     /// Costs one critical section on the common path. Else, once in a sheaf, an exchange under the node's lock; and
     /// a system call when the arena has to grow.
@@ -339,8 +341,7 @@ impl KmemCache {
         let plan = self.descriptor.plan()?;
         let faults = self.descriptor.faults(plan, leaks);
         for fault in faults.iter() {
-            // SAFETY: slabs with objects in use stay; of others the frames do, which the report reads.
-            f(&unsafe { self.descriptor.report(plan, fault) });
+            f(&self.descriptor.report(plan, fault));
         }
         let first = faults.iter().next()?;
         Some(Inconsistency {

@@ -3,12 +3,12 @@
 //! The barn holds full and empty sheaves, so that a CPU that runs out of either exchanges one for the other under the
 //! lock, without touching the objects. Only beyond the barn's bounds do objects go to and come from slabs.
 
-use super::cache::Cache;
+use super::cache::{self, Cache};
 use super::harden::QUARANTINE;
 use super::info::Reading;
 use super::sheaf::{Sheaf, SheafList};
 use super::slabs::{Slabs, slab_of};
-use crate::lock::Lock;
+use crate::lock::{Guard, Lock};
 use crate::page;
 use crate::segment::SlabEvent;
 use core::alloc::Layout;
@@ -47,8 +47,8 @@ unsafe impl Send for Stock {}
 /// A cache's part on one node.
 pub(super) struct Node {
     pub(super) stock: Lock<Stock>,
-    /// Objects freed while the lock could not be had, by a signal handler that interrupted its holder; linked through
-    /// their first word.
+    /// Objects freed while the lock could not be had, by a signal handler that interrupted a holder; linked through
+    /// a word of theirs.
     set_aside: AtomicPtr<u8>,
     /// Whether a fork in progress holds `stock`.
     pub(super) forking: AtomicBool,
@@ -69,6 +69,17 @@ impl Node {
             set_aside: AtomicPtr::new(null_mut()),
             forking: AtomicBool::new(false),
         }
+    }
+
+    /// The lock: `None` when the thread holds it in a frame that a signal interrupted, or would have to wait for it while such a frame
+    /// holds another.
+    pub(super) fn stock(&self) -> Option<Guard<'_, Stock>> {
+        self.stock.lock_unless(cache::is_lock_held)
+    }
+
+    /// Whether a thread holds it.
+    pub(super) fn is_held_by(&self, thread: u64) -> bool {
+        self.stock.is_held_by(thread)
     }
 
     /// One for each node of the machine.
@@ -93,7 +104,7 @@ impl Node {
         node: usize,
         empty: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return Err(empty);
         };
         stock.exchanged(cache);
@@ -138,7 +149,7 @@ impl Node {
         cache: &Cache,
         empty: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return Err(empty);
         };
         if stock.full.length <= QUARANTINE {
@@ -162,7 +173,7 @@ impl Node {
         cache: &Cache,
         full: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return Err(full);
         };
         stock.exchanged(cache);
@@ -185,12 +196,12 @@ impl Node {
 
     /// Puts a sheaf, whatever is in it, into the barn, or its objects into their slabs.
     pub(super) fn put(&self, cache: &Cache, mut sheaf: Sheaf) {
-        let Some(mut stock) = self.stock.lock() else {
-            // In a signal handler that interrupted the holder: the objects go aside one by one, the block is lost.
+        let Some(mut stock) = self.stock() else {
+            // In a signal handler that interrupted the holder: the objects go aside one by one.
             for &mut object in sheaf.objects() {
                 self.set_aside(cache, object);
             }
-            return;
+            return sheaf.discard();
         };
         if sheaf.is_empty() {
             stock.put_empty(sheaf);
@@ -222,7 +233,7 @@ impl Node {
         node: usize,
         objects: &mut [*mut u8],
     ) -> usize {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return 0;
         };
         self.take_back(cache, &mut stock);
@@ -240,7 +251,7 @@ impl Node {
     ///
     /// The objects are the caller's and of this node.
     pub(super) unsafe fn give_objects(&self, cache: &Cache, objects: &[*mut u8]) {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             objects
                 .iter()
                 .for_each(|&object| self.set_aside(cache, object));
@@ -254,7 +265,7 @@ impl Node {
 
     /// Moves everything in the barn to slabs and gives empty slabs back; returns how many slabs.
     pub(super) fn shrink(&self, cache: &Cache) -> usize {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return 0;
         };
         self.take_back(cache, &mut stock);
@@ -271,17 +282,18 @@ impl Node {
     /// Gives back what nobody needed since the last call, if that is [`IDLE_FOR`] ago: objects of full sheaves to their
     /// slabs, empty slabs to the arena, pages of free objects to the system.
     pub(super) fn release_idle(&self, cache: &Cache, now: u32) {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return;
         };
         if now.wrapping_sub(stock.looked) < IDLE_FOR {
             return;
         }
         stock.looked = now;
-        if stock.exchanges == 0 {
+        stock.exchanges = 0;
+        let is_first = core::ptr::eq(self, &raw const cache.nodes()[0]);
+        if is_first && !cache.sheaves.busy.swap(false, Relaxed) {
             cache.narrow();
         }
-        stock.exchanges = 0;
         for _ in 0..stock.idle {
             if let Some(mut sheaf) = stock.full.take_oldest() {
                 self.flush(cache, &mut stock, &mut sheaf);
@@ -295,27 +307,25 @@ impl Node {
 
     /// Gives more pages of free objects back, where there were many; returns whether there may be more still.
     pub(super) fn purge_more(&self, cache: &Cache) -> bool {
-        let stock = self.stock.lock();
+        let stock = self.stock();
         stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache))
     }
 
     /// Gives all empty slabs back.
     pub(super) fn release_empty(&self, cache: &Cache) {
-        if let Some(mut stock) = self.stock.lock() {
+        if let Some(mut stock) = self.stock() {
             stock.slabs.shrink(cache);
         }
     }
 
     /// Objects in nobody's slab: in hands, in sheaves of CPUs, in the barn.
     pub(super) fn in_use(&self, cache: &Cache) -> usize {
-        self.stock
-            .lock()
-            .map_or(0, |stock| stock.slabs.in_use(cache))
+        self.stock().map_or(0, |stock| stock.slabs.in_use(cache))
     }
 
     /// Adds what is here to `reading`: slabs, the barn's sheaves and the objects in both, and what was counted.
     pub(super) fn tally(&self, cache: &Cache, reading: &mut Reading) {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return;
         };
         // What handlers have set aside is free: else it would look as if it were in use.
@@ -328,7 +338,7 @@ impl Node {
 
     /// Checks the slabs' invariants, and that no object in the barn is also free in its slab.
     pub(super) fn validate(&self, cache: &Cache) -> Result<(), (&'static str, *const u8)> {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return Ok(());
         };
         stock.slabs.validate(cache)?;
@@ -362,8 +372,9 @@ impl Node {
     pub(super) fn set_aside(&self, cache: &Cache, object: *mut u8) {
         let mut next = self.set_aside.load(Relaxed);
         loop {
+            let link = cache.link_of(object, next) as usize;
             // SAFETY: the object is free, at least 8 bytes large and 8-byte aligned.
-            unsafe { object.cast::<*mut u8>().write(cache.link_of(object, next)) };
+            unsafe { (*cache.link(object)).store(link, Relaxed) };
             // Release pairs with the acquire in `take_back`: the link is seen.
             match self
                 .set_aside
@@ -382,8 +393,9 @@ impl Node {
         }
         let mut next = self.set_aside.swap(null_mut(), Acquire);
         while let Some(object) = NonNull::new(next) {
-            // SAFETY: an object set aside holds the next one's address in its first word.
-            next = cache.link_of(object.as_ptr(), unsafe { object.cast::<*mut u8>().read() });
+            // SAFETY: an object set aside holds the next one's address there.
+            let link = unsafe { (*cache.link(object.as_ptr())).load(Relaxed) };
+            next = cache.link_of(object.as_ptr(), link as *mut u8);
             if let Some(hardening) = &cache.hardening {
                 // SAFETY: the object is free and nobody's.
                 unsafe { hardening.unlink(object.as_ptr()) };
@@ -417,6 +429,9 @@ impl Stock {
     /// Counts an exchange of sheaves; when there are many in a short time the cache wants larger ones.
     fn exchanged(&mut self, cache: &Cache) {
         self.exchanges += 1;
+        if self.exchanges == 1 {
+            cache.sheaves.busy.store(true, Relaxed);
+        }
         if self.exchanges.is_multiple_of(MANY) {
             let now = crate::sys::coarse_milliseconds() as u32;
             if now.wrapping_sub(self.counted) <= SHORT {

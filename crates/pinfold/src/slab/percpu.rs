@@ -1,4 +1,4 @@
-//! Each CPU's part of every cache: a main sheaf, a spare, and one for deferred frees.
+//! Each CPU's part of every cache: a main sheaf, a spare, one for deferred frees, and one for what is freed to hardened caches.
 //!
 //! # The unit
 //!
@@ -65,7 +65,8 @@ fn prepare() -> bool {
         // Stopped, or just installed.
         return false;
     }
-    let Some(_stopping) = STOPPING.lock() else {
+    // No waiting: this may be a handler's slow path, in the midst of another's.
+    let Some(_stopping) = STOPPING.try_lock() else {
         return false;
     };
     let layout = Layout::from_size_align(UNIT, 4096);
@@ -308,7 +309,7 @@ pub(super) fn drain_deferred(cache: &Cache, unit: *mut u8) {
 }
 
 /// Takes the sheaf in one of a stopped unit's words for `cache` to the barn.
-fn drain_word(cache: &Cache, unit: *mut u8, offset: usize) {
+pub(super) fn drain_word(cache: &Cache, unit: *mut u8, offset: usize) {
     // SAFETY: the unit is stopped: it is the caller's, and the offset lies in it.
     let word = unsafe { unit.add(offset).cast::<u64>().replace(0) };
     // SAFETY: taken out just now.

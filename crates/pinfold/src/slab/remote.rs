@@ -99,6 +99,9 @@ impl Cache {
 
     /// Takes objects past the sheaves, from `number`'s slabs only; returns how many.
     pub(super) fn alloc_only_from(&self, number: usize, objects: &mut [*mut u8]) -> usize {
+        if self.checks() {
+            self.count(SlabEvent::AllocSlowpath, objects.len());
+        }
         if let Some(plan) = self.plan() {
             let one = |object: &mut *mut u8| {
                 *object = self.alloc_debugged(plan, number, usize::MAX);

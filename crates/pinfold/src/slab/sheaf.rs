@@ -188,7 +188,7 @@ impl Sheaf {
     /// Gives the block back to the pool; the sheaf is empty.
     pub(super) fn discard(self) {
         // Where a signal handler interrupted the pool the block is lost, 1 KiB.
-        if let Some(mut pool) = POOL.lock() {
+        if let Some(mut pool) = POOL.lock_unless(page::is_lock_held) {
             // SAFETY: slot 0 is the block's link.
             unsafe { *self.below() = *pool as u64 };
             *pool = self.base();
@@ -197,7 +197,7 @@ impl Sheaf {
 }
 
 fn pool_take() -> Option<usize> {
-    let mut pool = POOL.lock()?;
+    let mut pool = POOL.lock_unless(page::is_lock_held)?;
     let base = *pool;
     if base == 0 {
         return None;
@@ -283,6 +283,10 @@ impl SheafList {
         self.length -= 1;
         Some(sheaf)
     }
+}
+
+pub(super) fn is_lock_held(thread: u64) -> bool {
+    POOL.is_held_by(thread)
 }
 
 pub(super) fn fork_prepare() -> bool {

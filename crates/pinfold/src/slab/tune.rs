@@ -7,8 +7,8 @@
 use super::KmemCache;
 use super::cache::Cache;
 use super::sheaf::CAPACITY_MOST;
-use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicUsize};
 
 /// Bytes in a sheaf at first, up to [`CAPACITY_MOST`] objects and at least [`CAPACITY_LEAST`].
 const SHEAF_BYTES: usize = 128 << 10;
@@ -39,27 +39,34 @@ pub fn sheaf_bytes() -> usize {
 /// Takes `bytes` off the budget, if they are there.
 fn claim(bytes: usize) -> bool {
     let fits = |claimed: usize| {
-        let more = claimed + bytes;
+        let more = claimed.saturating_add(bytes);
         (more <= BUDGET.load(Relaxed)).then_some(more)
     };
     CLAIMED.fetch_update(Relaxed, Relaxed, fits).is_ok()
 }
 
+/// Set in [`Capacity::now`] when the cache is gone: who still looks at it changes nothing any more.
+const RETIRED: usize = 1 << 16;
+
 /// A cache's capacity, and what it began with.
 pub(super) struct Capacity {
     now: AtomicUsize,
     first: usize,
+    /// Bytes of a CPU's sheaves for each object of capacity; 0 for a debugged cache, which has no sheaves.
+    unit: usize,
     /// Whether somebody has chosen it.
-    chosen: bool,
+    chosen: AtomicBool,
+    /// Whether a sheaf was exchanged since the first node last looked.
+    pub(super) busy: AtomicBool,
 }
 
 impl Capacity {
-    /// For objects of `size` bytes; `chosen` or by the size. Claims its part of the budget.
-    pub(super) fn new(size: usize, chosen: Option<usize>) -> Capacity {
+    /// For objects of `size` bytes; `chosen` or by the size. Claims its part of the budget, if the cache `has_sheaves`.
+    pub(super) fn new(size: usize, chosen: Option<usize>, has_sheaves: bool) -> Capacity {
+        let unit = if has_sheaves { SHEAVES * size } else { 0 };
         let wanted = chosen.unwrap_or(SHEAF_BYTES / size);
         let wanted = wanted.clamp(CAPACITY_LEAST, CAPACITY_MOST);
-        let bytes = |capacity| SHEAVES * capacity * size;
-        let first = if claim(bytes(wanted)) {
+        let first = if claim(wanted * unit) {
             wanted
         } else {
             let capacity = if chosen.is_some() {
@@ -68,25 +75,39 @@ impl Capacity {
                 CAPACITY_LEAST
             };
             // The least, or what was asked for, is had in any case.
-            CLAIMED.fetch_add(bytes(capacity), Relaxed);
+            CLAIMED.fetch_add(capacity * unit, Relaxed);
             capacity
         };
         Capacity {
             now: AtomicUsize::new(first),
             first,
-            chosen: chosen.is_some(),
+            unit,
+            chosen: AtomicBool::new(chosen.is_some()),
+            busy: AtomicBool::new(false),
         }
+    }
+
+    /// False when somebody else has changed it meanwhile, or the cache is gone.
+    fn change(&self, from: usize, to: usize) -> bool {
+        let changed = self.now.compare_exchange(from, to, Relaxed, Relaxed);
+        if changed.is_ok() && to < from {
+            CLAIMED.fetch_sub((from - to) * self.unit, Relaxed);
+        }
+        changed.is_ok()
     }
 }
 
 impl KmemCache {
-    /// Sets how many objects this cache's sheaves hold, from 4 to 125, for those that are filled or emptied from now on.
+    /// Sets how many objects this cache's sheaves hold, from 4 to 125, for those that are filled or emptied from now on. It stays so
+    /// until the next call.
     pub fn set_sheaf_capacity(&self, objects: usize) {
         let wanted = objects.clamp(CAPACITY_LEAST, CAPACITY_MOST);
-        let (cache, now) = (self.descriptor, &self.descriptor.sheaves.now);
-        let before = now.swap(wanted, Relaxed);
-        CLAIMED.fetch_add(cache.sheaf_bytes(wanted), Relaxed);
-        CLAIMED.fetch_sub(cache.sheaf_bytes(before), Relaxed);
+        let sheaves = &self.descriptor.sheaves;
+        sheaves.chosen.store(true, Relaxed);
+        // Claimed first, so that the sum never falls short.
+        CLAIMED.fetch_add(wanted * sheaves.unit, Relaxed);
+        let before = sheaves.now.swap(wanted, Relaxed);
+        CLAIMED.fetch_sub(before * sheaves.unit, Relaxed);
     }
 }
 
@@ -94,7 +115,7 @@ impl Cache {
     /// Objects that a sheaf filled now holds.
     #[inline]
     pub(super) fn capacity(&self) -> usize {
-        self.sheaves.now.load(Relaxed)
+        self.sheaves.now.load(Relaxed) & !RETIRED
     }
 
     /// Full sheaves in a barn at most.
@@ -102,26 +123,25 @@ impl Cache {
         (BARN_BYTES / (self.size * self.capacity())).clamp(BARN_LEAST, BARN_MOST)
     }
 
-    /// Bytes that a CPU's sheaves of this cache hold.
-    fn sheaf_bytes(&self, capacity: usize) -> usize {
-        SHEAVES * capacity * self.size
-    }
-
-    /// Gives the cache's part of the budget back.
+    /// Gives the cache's part of the budget back; the cache is gone.
     pub(super) fn unclaim(&self) {
-        CLAIMED.fetch_sub(self.sheaf_bytes(self.capacity()), Relaxed);
+        let sheaves = &self.sheaves;
+        let before = sheaves.now.fetch_or(RETIRED, Relaxed);
+        if before & RETIRED == 0 {
+            CLAIMED.fetch_sub(before * sheaves.unit, Relaxed);
+        }
     }
 
     /// The cache exchanges sheaves all the time: larger ones, if the budget allows.
     #[cold]
     pub(super) fn widen(&self) {
-        let now = self.capacity();
+        let (sheaves, now) = (&self.sheaves, self.capacity());
         let wider = (2 * now).min(CAPACITY_MOST);
-        if self.sheaves.chosen || wider == now {
+        if sheaves.chosen.load(Relaxed) || wider == now {
             return;
         }
-        let more = self.sheaf_bytes(wider) - self.sheaf_bytes(now);
-        if claim(more) && !self.change(now, wider) {
+        let more = (wider - now) * sheaves.unit;
+        if claim(more) && !sheaves.change(now, wider) {
             CLAIMED.fetch_sub(more, Relaxed);
         }
     }
@@ -129,16 +149,10 @@ impl Cache {
     /// Nobody has exchanged a sheaf for a while: back towards what it began with.
     #[cold]
     pub(super) fn narrow(&self) {
-        let now = self.capacity();
-        let narrower = (now / 2).max(self.sheaves.first);
-        if !self.sheaves.chosen && narrower < now && self.change(now, narrower) {
-            CLAIMED.fetch_sub(self.sheaf_bytes(now) - self.sheaf_bytes(narrower), Relaxed);
+        let (sheaves, now) = (&self.sheaves, self.capacity());
+        let narrower = (now / 2).max(sheaves.first);
+        if !sheaves.chosen.load(Relaxed) && narrower < now {
+            sheaves.change(now, narrower);
         }
-    }
-
-    /// False when somebody else has changed it meanwhile.
-    fn change(&self, from: usize, to: usize) -> bool {
-        let now = &self.sheaves.now;
-        now.compare_exchange(from, to, Relaxed, Relaxed).is_ok()
     }
 }

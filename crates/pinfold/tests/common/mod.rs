@@ -1,6 +1,7 @@
 //! What the tests of counters share.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod held;
 pub mod items;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -18,7 +18,7 @@ pub struct DebugFlags(u8);
 impl DebugFlags {
     /// No checks: the cache works at full speed.
     pub const NONE: DebugFlags = DebugFlags(0);
-    /// F: every address that is freed, and what the cache knows of it.
+    /// F: every address that is freed, and what the cache knows of it. Every debugged cache does this; F alone does nothing else.
     pub const CONSISTENCY: DebugFlags = DebugFlags(1);
     /// Z: bytes on both sides of each object.
     pub const RED_ZONE: DebugFlags = DebugFlags(2);

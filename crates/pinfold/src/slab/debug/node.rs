@@ -1,5 +1,10 @@
 //! What a debugged cache does at its node, with the lock held: slots change hands whole, marked as what they are from then on.
 
+#![allow(
+    clippy::result_large_err,
+    reason = "faults are rare, and nothing may be allocated for them here"
+)]
+
 use super::{Fault, Faults, Kind, Plan, Track};
 use crate::segment::SlabEvent;
 use crate::slab::cache::Cache;
@@ -17,7 +22,7 @@ impl Node {
         node: usize,
         (requested, track): (usize, Option<Track>),
     ) -> Result<Option<NonNull<u8>>, Fault> {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return Ok(None);
         };
         self.take_back(cache, &mut stock);
@@ -42,7 +47,7 @@ impl Node {
 
     /// Calls `f` with the lock held, or without where a handler interrupted its holder.
     pub(in crate::slab) fn locked(&self, f: impl FnOnce()) {
-        let _stock = self.stock.lock();
+        let _stock = self.stock();
         f();
     }
 
@@ -58,7 +63,7 @@ impl Node {
         slot: *mut u8,
         track: Option<Track>,
     ) -> Result<(), Fault> {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             self.set_aside(cache, slot);
             return Ok(());
         };
@@ -71,6 +76,8 @@ impl Node {
                 slot,
                 place: (start, nth, false),
                 bytes: None,
+                // SAFETY: the slot is one of the cache's; the lock is held.
+                tracks: unsafe { plan.tracks(slot) },
             });
         }
         // SAFETY: the object is in use, and its user has given it up.
@@ -95,7 +102,7 @@ impl Node {
         leaks: bool,
         faults: &mut Faults,
     ) {
-        let Some(mut stock) = self.stock.lock() else {
+        let Some(mut stock) = self.stock() else {
             return;
         };
         self.take_back(cache, &mut stock);
@@ -106,6 +113,8 @@ impl Node {
                     slot,
                     place,
                     bytes: None,
+                    // SAFETY: as below.
+                    tracks: unsafe { plan.tracks(slot) },
                 });
             } else if !leaks
                 // SAFETY: free slots are the lock holder's; of those in use only the bytes around the object are touched.

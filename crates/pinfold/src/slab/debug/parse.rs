@@ -7,7 +7,7 @@
 //! name     = a cache's name, in which "*" stands for any text and "?" for any character
 //! ```
 //!
-//! The last block that names a cache decides; one without names decides for all that no block names. `A` (failures injected) and
+//! The first block that names a cache decides; the last one without names decides for all that no block names; empty blocks say nothing. `A` (failures injected) and
 //! `O` (no debugging where slabs would grow) are read, and mean nothing here.
 
 use super::DebugFlags;
@@ -55,6 +55,10 @@ pub(super) fn flags_for(text: &str, name: &str) -> Result<DebugFlags, ParseError
     let (mut general, mut named) = (None, None);
     let mut at = 0;
     for block in text.split(';') {
+        if block.trim().is_empty() && text.contains(';') {
+            at += block.len() + 1;
+            continue;
+        }
         let (letters, names) = match block.split_once(',') {
             Some((letters, names)) => (letters, Some(names)),
             None => (block, None),
@@ -64,7 +68,7 @@ pub(super) fn flags_for(text: &str, name: &str) -> Result<DebugFlags, ParseError
         match names {
             None if !text.is_empty() => general = Some(flags),
             Some(names) if names.split(',').any(|pattern| matches(pattern, name)) => {
-                named = Some(flags);
+                named = named.or(Some(flags));
             }
             _ => {}
         }
@@ -138,7 +142,9 @@ mod tests {
             ("pz,session*", "sessions", "ZP"),
             ("FZ;-,kmalloc-*", "kmalloc-00064", "-"),
             ("FZ;-,kmalloc-*", "session", "FZ"),
-            ("U,a,b,c;T,b", "b", "T"),
+            ("U,a,b,c;T,b", "b", "U"),
+            ("FZ,a;", "other", "-"),
+            (";;P", "any", "P"),
             ("AO", "any", "-"),
             ("F,a*c?e", "abbbcde", "F"),
             ("F,a*c?e", "abbbcd", "-"),

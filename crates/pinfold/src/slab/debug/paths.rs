@@ -20,6 +20,8 @@ pub(in crate::slab) struct Fault {
     pub(in crate::slab) place: (*const u8, usize, bool),
     /// The bytes around it as they were found.
     pub(in crate::slab) bytes: Option<(*const u8, [u8; 16])>,
+    /// Who allocated and who freed it last.
+    pub(in crate::slab) tracks: [Track; 2],
 }
 
 /// Faults that were found in one look, the first of them in full.
@@ -79,6 +81,8 @@ impl Plan {
             slot,
             place,
             bytes: Some((from, bytes)),
+            // SAFETY: the caller's promise.
+            tracks: unsafe { self.tracks(slot) },
         })
     }
 }
@@ -90,18 +94,8 @@ impl Cache {
     }
 
     /// A fault with all that is known of it.
-    ///
-    /// # Safety
-    ///
-    /// The fault's slot, if it has a slab, is still this cache's.
-    pub(in crate::slab) unsafe fn report(&self, plan: &Plan, fault: &Fault) -> Report<'_> {
+    pub(in crate::slab) fn report(&self, plan: &Plan, fault: &Fault) -> Report<'_> {
         let (start, nth, in_use) = fault.place;
-        let tracks = if start.is_null() {
-            [Track::NOBODY; 2]
-        } else {
-            // SAFETY: the caller's promise.
-            [0, 1].map(|nth| unsafe { plan.track(fault.slot, nth) })
-        };
         let object = if start.is_null() {
             fault.slot
         } else {
@@ -116,7 +110,7 @@ impl Cache {
             size: plan.object,
             slab: (start, nth, self.per_slab),
             in_use,
-            tracks,
+            tracks: fault.tracks,
             bytes: fault.bytes,
         }
     }
@@ -140,8 +134,7 @@ impl Cache {
                     return object;
                 }
                 // Who wrote there may write again: it is never used any more.
-                // SAFETY: the slot was taken from its slab, which stays.
-                Err(fault) => raise(&unsafe { self.report(plan, &fault) }),
+                Err(fault) => raise(&self.report(plan, &fault)),
             }
         }
     }
@@ -162,8 +155,7 @@ impl Cache {
         let track = plan.flags.contains(DebugFlags::USER).then(Track::here);
         // SAFETY: the slot is one of this cache's slabs'.
         if let Err(fault) = unsafe { node.free_debugged(self, plan, slot, track) } {
-            // SAFETY: as above.
-            raise(&unsafe { self.report(plan, &fault) });
+            raise(&self.report(plan, &fault));
         }
     }
 
@@ -186,9 +178,9 @@ impl Cache {
             slot: object,
             place: (core::ptr::null(), 0, true),
             bytes: None,
+            tracks: [Track::NOBODY; 2],
         };
-        // SAFETY: the fault names no slab.
-        let report = unsafe { self.report(plan, &fault) };
+        let report = self.report(plan, &fault);
         raise(&Report { other, ..report });
         None
     }

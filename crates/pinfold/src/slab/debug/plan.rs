@@ -2,6 +2,8 @@
 
 use super::{DebugFlags, Track};
 use core::alloc::Layout;
+use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::Ordering::Relaxed;
 
 /// Bytes of a red zone while its object is free, and while it is in use.
 const RED_INACTIVE: u8 = 0xbb;
@@ -119,7 +121,15 @@ impl Plan {
             return self.object;
         }
         // SAFETY: the word lies in the slot.
-        unsafe { slot.add(self.requested).cast::<usize>().read() }.min(self.object)
+        let word = unsafe { &*slot.add(self.requested).cast::<AtomicUsize>() };
+        // Relaxed: a handler may be about to set the object aside, and say so here.
+        word.load(Relaxed).min(self.object)
+    }
+
+    /// Where a slot keeps a link while its object is set aside: where nobody looks who checks slots of objects in use. The word for
+    /// the bytes asked for says more than there are then, if the link is [as it is kept](super::super::cache::Cache::link_of).
+    pub(in crate::slab) fn link_at(&self) -> usize {
+        self.requested
     }
 
     /// Notes how many bytes were asked for, and has the red zone begin behind them.
@@ -215,6 +225,12 @@ impl Plan {
         }
         // SAFETY: the tracks lie in the slot.
         unsafe { slot.add(self.tracks).cast::<Track>().add(nth).read() }
+    }
+
+    /// Who allocated and who freed a slot's object last.
+    pub(in crate::slab) unsafe fn tracks(&self, slot: *mut u8) -> [Track; 2] {
+        // SAFETY: the caller's promise.
+        [0, 1].map(|nth| unsafe { self.track(slot, nth) })
     }
 
     /// The first wrong bytes of a slot whose object is in use or free. With `mend` they are put right, so that one fault is found

@@ -128,7 +128,8 @@ const PATIENCE: u32 = 20_000;
 /// Has `handler` decide about what debugging finds from now on, for the whole process. Without one a report goes to standard
 /// error and the process ends.
 ///
-/// The handler is called without any lock, in the thread that has found it, and may allocate.
+/// The handler is called without any lock of the library, in the thread that has found it, and may allocate, also from the cache
+/// concerned. What it frees deferred and waits for does not include what its own thread has on the way.
 ///
 /// ```
 /// use pinfold::slab::debug::{Verdict, on_report};

@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// The environment variable.
 const NAME: &str = "PINFOLD_SLAB_DEBUG";
-const LONGEST: usize = 4096;
+const LONGEST: usize = 64 << 10;
 
 struct Text(UnsafeCell<[u8; LONGEST]>);
 // SAFETY: written by the one thread that has `LENGTH` at `BUSY`, read by others after that.
@@ -36,7 +36,10 @@ fn text() -> &'static str {
         length => {
             // SAFETY: written before the length was, and never again.
             let bytes = unsafe { &(&(*TEXT.0.get()))[..length] };
-            core::str::from_utf8(bytes).unwrap_or("")
+            match core::str::from_utf8(bytes) {
+                Ok(text) => text,
+                Err(_) => die(format_args!("{NAME} is no text")),
+            }
         }
     }
 }
