@@ -1,7 +1,7 @@
 //! What a hardened cache finds, and what it hides.
 
-use pinfold::slab::KmemCache;
 use pinfold::slab::debug::{Kind, Report, Verdict, on_report};
+use pinfold::slab::{KmemCache, MemPool};
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -115,6 +115,77 @@ fn a_write_after_the_free_is_found_by_who_would_get_the_object() {
         found[0].1
     );
     assert!(!all.contains(&object));
+}
+
+#[test]
+fn what_was_written_to_is_not_given_out_past_the_sheaves() {
+    let cache = hardened("past", 64);
+    let mut objects = take(&cache, 50);
+    let kept = objects.pop();
+    objects.iter().for_each(|&object| free(&cache, object));
+    cache.shrink().unwrap();
+    for object in &objects {
+        bytes(*object, 64)[3] ^= 0xff;
+    }
+    for _ in 0..200 {
+        let object = cache.alloc_node(0).or_else(|| cache.alloc_node_exact(0));
+        assert!(!objects.contains(&object.unwrap()));
+    }
+    assert!(kept.is_some() && !reports().is_empty());
+    assert!(
+        reports()
+            .iter()
+            .all(|found| found.0 == Kind::WrittenAfterFree)
+    );
+}
+
+/// What was freed deferred does not stand in the way of its cache's end, on whatever CPU it becomes free.
+#[test]
+fn a_cache_whose_objects_were_freed_deferred_ends() {
+    for count in [1, 100, 1000] {
+        let cache = hardened("deferred", 64);
+        for object in take(&cache, count) {
+            // SAFETY: the object is of this cache.
+            unsafe { cache.free_deferred(object) };
+        }
+        match cache.destroy() {
+            Ok(()) => {}
+            // The kernel cannot fence.
+            Err(leak) => assert_eq!(leak.objects, 0, "{leak}"),
+        }
+        assert_eq!(reports().len(), 0);
+    }
+}
+
+#[test]
+fn reserves_are_zeroed_and_checked_too() {
+    let cache = hardened("reserve", 64);
+    let pool = MemPool::new(&cache, 4).unwrap();
+    let reserve = |count| (0..count).map(|_| pool.alloc_preallocated().unwrap());
+    let objects: Vec<_> = reserve(4).collect();
+    for &object in &objects {
+        bytes(object, 64).fill(0x77);
+        // SAFETY: it came from this pool.
+        unsafe { pool.free(object) };
+    }
+    for object in reserve(4).collect::<Vec<_>>() {
+        assert!(bytes(object, 64).iter().all(|&byte| byte == 0));
+        // SAFETY: as above.
+        unsafe { pool.free(object) };
+    }
+    assert_eq!(reports().len(), 0);
+    // The reserve lacks one when it is freed a second time.
+    let object = reserve(2).last().unwrap();
+    // SAFETY: what is freed wrongly here is what is tested.
+    unsafe {
+        pool.free(object);
+        pool.free(object);
+    }
+    assert_eq!(reports()[0].0, Kind::DoubleFree);
+    assert_eq!(pool.kept(), 3);
+    bytes(object, 64)[3] ^= 0xff;
+    assert!(!reserve(2).any(|other| other == object));
+    assert_eq!(reports()[0].0, Kind::WrittenAfterFree);
 }
 
 #[test]
