@@ -1,12 +1,13 @@
 //! What a hardened cache finds, and what it hides.
 
+use pinfold::shepherd::Shepherd;
 use pinfold::slab::debug::{Kind, Report, Verdict, on_report};
 use pinfold::slab::{KmemCache, MemPool};
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::ptr::NonNull;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 thread_local! {
     static REPORTS: RefCell<Vec<(Kind, String)>> = const { RefCell::new(Vec::new()) };
@@ -186,6 +187,43 @@ fn reserves_are_zeroed_and_checked_too() {
     bytes(object, 64)[3] ^= 0xff;
     assert!(!reserve(2).any(|other| other == object));
     assert_eq!(reports()[0].0, Kind::WrittenAfterFree);
+}
+
+/// The key goes with the page; the slab knows nevertheless.
+#[test]
+fn a_second_free_is_found_after_the_page_was_given_back() {
+    let cache = hardened("purged", 64);
+    let mut objects = take(&cache, 1000);
+    // Two that keep their slab.
+    let kept = objects.split_off(998);
+    objects.iter().for_each(|&object| free(&cache, object));
+    if cache.shrink().is_err() {
+        return;
+    }
+    let begin = Instant::now();
+    let mut gone = objects.iter().filter(|object| bytes(**object, 8) == [0; 8]);
+    let object = loop {
+        Shepherd::new().tick();
+        if let Some(&object) = gone.clone().next() {
+            break object;
+        }
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "no page has gone"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    free(&cache, object);
+    let found = reports();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].0, Kind::DoubleFree);
+    gone.by_ref()
+        .take(10)
+        .for_each(|&object| free(&cache, object));
+    assert_eq!(reports().len(), 10);
+    kept.into_iter().for_each(|object| free(&cache, object));
+    cache.validate().unwrap();
+    cache.destroy().unwrap();
 }
 
 #[test]
