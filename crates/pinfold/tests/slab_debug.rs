@@ -1,10 +1,15 @@
 //! Planted faults, as the kernel's slub_kunit plants them, and what debugging says of each.
 
+mod common;
+
+use common::timer::Timer;
 use pinfold::slab::debug::{Kind, Part, Report, Verdict, on_report};
 use pinfold::slab::{DebugFlags, KmemCache};
 use std::alloc::Layout;
 use std::cell::RefCell;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 
 thread_local! {
     /// What was reported in this test's thread.
@@ -246,7 +251,7 @@ fn sound_programs_are_not_accused() {
             .debug(DebugFlags::DEFAULT)
             .build()
             .unwrap();
-        let mut objects = vec![std::ptr::null_mut(); 300];
+        let mut objects = vec![null_mut(); 300];
         assert_eq!(cache.alloc_bulk(&mut objects), 300);
         for &object in &objects {
             assert_eq!(object as usize % align, 0);
@@ -301,4 +306,63 @@ fn constructed_objects_are_not_poisoned() {
         free(&cache, object);
     }
     cache.destroy().unwrap();
+}
+
+static STASH: [AtomicPtr<u8>; 64] = [const { AtomicPtr::new(null_mut()) }; 64];
+static WATCHED: AtomicPtr<KmemCache> = AtomicPtr::new(null_mut());
+
+extern "C" fn free_one(_: libc::c_int) {
+    // SAFETY: the cache is there while the timer is.
+    let cache = unsafe { WATCHED.load(Acquire).as_ref() };
+    let object = STASH
+        .iter()
+        .find_map(|place| NonNull::new(place.swap(null_mut(), AcqRel)));
+    if let (Some(cache), Some(object)) = (cache, object) {
+        free(cache, object);
+    }
+}
+
+/// A handler frees objects while its thread looks at all of them.
+#[test]
+fn what_handlers_free_meanwhile_is_not_reported() {
+    for (size, flags) in [
+        (1, DebugFlags::DEFAULT),
+        (100, DebugFlags::DEFAULT),
+        (24, DebugFlags::RED_ZONE),
+        (24, DebugFlags::POISON | DebugFlags::CONSISTENCY),
+    ] {
+        on_report(keep);
+        let layout = Layout::from_size_align(size, 1).unwrap();
+        let cache = KmemCache::builder("interrupted", layout)
+            .debug(flags)
+            .build()
+            .unwrap();
+        // Enough of them that most handlers come while they are looked at.
+        let others: Vec<_> = (0..2000).map(|_| cache.alloc().unwrap()).collect();
+        WATCHED.store((&raw const cache).cast_mut(), Release);
+        let timer = Timer::start(libc::SIGUSR1, free_one, 100);
+        for turn in 0..300 {
+            for place in &STASH {
+                if place.load(Acquire).is_null()
+                    && let Some(object) = cache.alloc()
+                {
+                    // SAFETY: the object is ours, and that large.
+                    unsafe { object.as_ptr().write_bytes(turn as u8, size) };
+                    place.store(object.as_ptr(), Release);
+                }
+            }
+            cache.validate().unwrap();
+        }
+        drop(timer);
+        WATCHED.store(null_mut(), Release);
+        for place in &STASH {
+            if let Some(object) = NonNull::new(place.swap(null_mut(), AcqRel)) {
+                free(&cache, object);
+            }
+        }
+        others.into_iter().for_each(|object| free(&cache, object));
+        assert_eq!(validate(&cache).0, 0);
+        assert_eq!(reports().len(), 0);
+        cache.destroy().unwrap();
+    }
 }

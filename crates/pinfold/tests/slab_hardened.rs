@@ -1,12 +1,13 @@
 //! What a hardened cache finds, and what it hides.
 
-use pinfold::slab::KmemCache;
+use pinfold::shepherd::Shepherd;
 use pinfold::slab::debug::{Kind, Report, Verdict, on_report};
+use pinfold::slab::{KmemCache, MemPool};
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::ptr::NonNull;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 thread_local! {
     static REPORTS: RefCell<Vec<(Kind, String)>> = const { RefCell::new(Vec::new()) };
@@ -115,6 +116,114 @@ fn a_write_after_the_free_is_found_by_who_would_get_the_object() {
         found[0].1
     );
     assert!(!all.contains(&object));
+}
+
+#[test]
+fn what_was_written_to_is_not_given_out_past_the_sheaves() {
+    let cache = hardened("past", 64);
+    let mut objects = take(&cache, 50);
+    let kept = objects.pop();
+    objects.iter().for_each(|&object| free(&cache, object));
+    cache.shrink().unwrap();
+    for object in &objects {
+        bytes(*object, 64)[3] ^= 0xff;
+    }
+    for _ in 0..200 {
+        let object = cache.alloc_node(0).or_else(|| cache.alloc_node_exact(0));
+        assert!(!objects.contains(&object.unwrap()));
+    }
+    assert!(kept.is_some() && !reports().is_empty());
+    assert!(
+        reports()
+            .iter()
+            .all(|found| found.0 == Kind::WrittenAfterFree)
+    );
+}
+
+/// What was freed deferred does not stand in the way of its cache's end, on whatever CPU it becomes free.
+#[test]
+fn a_cache_whose_objects_were_freed_deferred_ends() {
+    for count in [1, 100, 1000] {
+        let cache = hardened("deferred", 64);
+        for object in take(&cache, count) {
+            // SAFETY: the object is of this cache.
+            unsafe { cache.free_deferred(object) };
+        }
+        match cache.destroy() {
+            Ok(()) => {}
+            // The kernel cannot fence.
+            Err(leak) => assert_eq!(leak.objects, 0, "{leak}"),
+        }
+        assert_eq!(reports().len(), 0);
+    }
+}
+
+#[test]
+fn reserves_are_zeroed_and_checked_too() {
+    let cache = hardened("reserve", 64);
+    let pool = MemPool::new(&cache, 4).unwrap();
+    let reserve = |count| (0..count).map(|_| pool.alloc_preallocated().unwrap());
+    let objects: Vec<_> = reserve(4).collect();
+    for &object in &objects {
+        bytes(object, 64).fill(0x77);
+        // SAFETY: it came from this pool.
+        unsafe { pool.free(object) };
+    }
+    for object in reserve(4).collect::<Vec<_>>() {
+        assert!(bytes(object, 64).iter().all(|&byte| byte == 0));
+        // SAFETY: as above.
+        unsafe { pool.free(object) };
+    }
+    assert_eq!(reports().len(), 0);
+    // The reserve lacks one when it is freed a second time.
+    let object = reserve(2).last().unwrap();
+    // SAFETY: what is freed wrongly here is what is tested.
+    unsafe {
+        pool.free(object);
+        pool.free(object);
+    }
+    assert_eq!(reports()[0].0, Kind::DoubleFree);
+    assert_eq!(pool.kept(), 3);
+    bytes(object, 64)[3] ^= 0xff;
+    assert!(!reserve(2).any(|other| other == object));
+    assert_eq!(reports()[0].0, Kind::WrittenAfterFree);
+}
+
+/// The key goes with the page; the slab knows nevertheless.
+#[test]
+fn a_second_free_is_found_after_the_page_was_given_back() {
+    let cache = hardened("purged", 64);
+    let mut objects = take(&cache, 1000);
+    // Two that keep their slab.
+    let kept = objects.split_off(998);
+    objects.iter().for_each(|&object| free(&cache, object));
+    if cache.shrink().is_err() {
+        return;
+    }
+    let begin = Instant::now();
+    let mut gone = objects.iter().filter(|object| bytes(**object, 8) == [0; 8]);
+    let object = loop {
+        Shepherd::new().tick();
+        if let Some(&object) = gone.clone().next() {
+            break object;
+        }
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "no page has gone"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    free(&cache, object);
+    let found = reports();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].0, Kind::DoubleFree);
+    gone.by_ref()
+        .take(10)
+        .for_each(|&object| free(&cache, object));
+    assert_eq!(reports().len(), 10);
+    kept.into_iter().for_each(|object| free(&cache, object));
+    cache.validate().unwrap();
+    cache.destroy().unwrap();
 }
 
 #[test]

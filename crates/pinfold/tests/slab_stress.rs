@@ -10,6 +10,7 @@ mod common;
 
 use common::held::{Held, Kind, Pool, Store, found_again};
 use common::items::{Item, can_fence, look, number};
+use common::timer::Timer;
 use common::{Random, StopAtEnd, from_environment, pin};
 use pinfold::shepherd::Shepherd;
 use pinfold::slab::{DebugFlags, KmemCache, MemPool, caches, grace, shrink_all, slabinfo};
@@ -185,41 +186,6 @@ fn handle(world: &World) {
             // SAFETY: it came from this pool and is given up.
             unsafe { pool.pool.free(world.stores[pool.of].give_up(&held)) };
         }
-    }
-}
-
-/// Interrupts the calling thread every so many microseconds; 0 stops that.
-struct Timer(libc::timer_t);
-
-impl Timer {
-    fn start(microseconds: u64) -> Timer {
-        // SAFETY: the handler uses what handlers may use: that is what is tested.
-        unsafe {
-            let mut event: libc::sigevent = std::mem::zeroed();
-            event.sigev_notify = libc::SIGEV_THREAD_ID;
-            event.sigev_signo = libc::SIGUSR1;
-            event.sigev_notify_thread_id = libc::gettid();
-            let mut timer: libc::timer_t = std::mem::zeroed();
-            let made = libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer);
-            assert_eq!(made, 0);
-            let every = libc::timespec {
-                tv_sec: 0,
-                tv_nsec: 1000 * microseconds as i64,
-            };
-            let times = libc::itimerspec {
-                it_interval: every,
-                it_value: every,
-            };
-            libc::timer_settime(timer, 0, &raw const times, null_mut());
-            Timer(timer)
-        }
-    }
-}
-
-impl Drop for Timer {
-    fn drop(&mut self) {
-        // SAFETY: made by `start`.
-        unsafe { libc::timer_delete(self.0) };
     }
 }
 
@@ -529,13 +495,6 @@ fn stress() {
     watch(2 * time + from_environment("PINFOLD_STRESS_PATIENCE", 120));
     say_faults_without_locks();
     let mut world = Box::new(World::new(seed));
-    // SAFETY: the handler uses what handlers may use: that is what is tested.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_timer as *const () as usize;
-        action.sa_flags = libc::SA_RESTART;
-        libc::sigaction(libc::SIGUSR1, &raw const action, null_mut());
-    }
     WORLD.store(&raw mut *world, Release);
     let begin = Instant::now();
     std::thread::scope(|scope| {
@@ -546,7 +505,7 @@ fn stress() {
                 let _stop = StopAtEnd(&world.stop);
                 let seed = world.seed ^ nth << 32;
                 TURN.set(seed);
-                let _timer = Timer::start(timer);
+                let _timer = Timer::start(libc::SIGUSR1, on_timer, timer);
                 let random = Random::new(seed);
                 let held = Vec::new();
                 Worker {

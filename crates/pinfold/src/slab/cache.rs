@@ -17,7 +17,7 @@ use crate::vmstat::VmEvents;
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicUsize, fence};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, fence};
 
 /// Caches that can exist at once. The number of a cache is also its place in every CPU's unit.
 pub const CACHES_MOST: usize = 4096;
@@ -67,6 +67,8 @@ pub struct Cache {
     pub(super) plan: Option<Plan>,
     /// What a hardened cache needs, unless it is debugged.
     pub(super) hardening: Option<Hardening>,
+    /// Whether pages of free objects ever went back to the system, and of a hardened cache the keys in them.
+    pub(super) purged: AtomicBool,
     name: [u8; 32],
     /// One per node.
     nodes: *const Node,
@@ -256,6 +258,7 @@ impl Cache {
             constructor: options.constructor,
             plan,
             hardening,
+            purged: AtomicBool::new(false),
             name: text,
             nodes: nodes.as_ptr(),
             node_count: nodes.len(),

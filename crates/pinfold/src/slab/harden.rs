@@ -4,6 +4,8 @@
 //! * A freed object is zeroed, but for its *key*: a word that depends on its address and a secret of the process. An allocation
 //!   finds the key as it was, or somebody wrote there; a free that finds it frees twice. Objects with a constructor keep their bytes, and
 //!   have the key behind them.
+//!   A key is lost when its page goes back to the system, while the object is free in its slab: once a cache has given pages back, frees
+//!   of objects without a key ask the slab too.
 //! * Each free asks the page map whose the address is, and whether an object begins there.
 //! * Frees and allocations use two sheaves of the CPU that do not meet: a freed object goes through a *quarantine*, the barn's first
 //!   [`QUARANTINE`] full sheaves, oldest first, before it is given out again.
@@ -19,6 +21,7 @@ use super::cache::{Cache, by_slot};
 use super::debug::{DebugFlags, Kind, Report, Track, raise};
 use super::percpu::{self, HELD, SPARE, UNITS, load};
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
+use super::slabs::Slab;
 use crate::segment::SlabEvent;
 use crate::{nodes, page, sys};
 use core::ptr::null_mut;
@@ -507,7 +510,18 @@ impl Cache {
         }
     }
 
-    /// Why the address is no object of this cache.
+    /// Whether an object of this cache is free though it has no key: that has gone with its page (`purge`).
+    #[cold]
+    fn is_free_without_key(&self, object: *mut u8) -> bool {
+        let keyless = |hardening: &Hardening| {
+            // SAFETY: the key lies in the object.
+            unsafe { *hardening.word(object) == 0 }
+        };
+        // SAFETY: an object of this cache.
+        self.hardening.as_ref().is_some_and(keyless) && unsafe { Slab::is_free_now(self, object) }
+    }
+
+    /// Why the address is no object of this cache, or none that can be freed.
     #[inline(always)]
     fn objection(&self, object: *mut u8) -> Option<Kind> {
         if page::entry(object as usize) != self.slot {
@@ -517,7 +531,11 @@ impl Cache {
         let start = page::start_of_run(object as usize);
         let offset = (object as usize).wrapping_sub(start as usize);
         let begins = offset < self.slab_bytes && self.nth(offset) * self.size == offset;
-        (!begins).then_some(Kind::NotAnObject)
+        if !begins {
+            return Some(Kind::NotAnObject);
+        }
+        let purged = self.purged.load(Relaxed) && self.is_free_without_key(object);
+        purged.then_some(Kind::DoubleFree)
     }
 
     #[cold]

@@ -7,6 +7,7 @@ use super::cache::Cache;
 use super::slabs::{NIL, Slab, Slabs, slab};
 use crate::{page, sys};
 use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
 
 /// Periods for which a slab must have been left alone.
 const PERIODS: u32 = 2;
@@ -38,6 +39,7 @@ impl Slabs {
             index = slab.next;
             let idle_for = self.period.wrapping_sub(slab.touched);
             if slab.touched != PURGED && idle_for >= PERIODS {
+                cache.purged.store(true, Relaxed);
                 slab.purge(cache);
                 slab.touched = PURGED;
                 purged += 1;

@@ -20,6 +20,8 @@ use crate::page::{self, GRANULE};
 use crate::segment::SlabEvent;
 use crate::sys::{self, die};
 use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
 
 /// Objects in a slab at most: what the frame has bits for.
 pub(super) const OBJECTS_MOST: usize = 4096;
@@ -397,6 +399,24 @@ impl Slab {
     pub(super) fn state(&self, cache: &Cache, slot: *mut u8) -> (*const u8, usize, bool) {
         let nth = cache.nth(slot as usize - self.start as usize);
         (self.start, nth, self.is_free(cache, slot))
+    }
+
+    /// Whether an object is free in its slab, without the lock: what is asked of an object that is not free stays true.
+    ///
+    /// # Safety
+    ///
+    /// The object is one of `cache`'s, and its slab is there.
+    pub(super) unsafe fn is_free_now(cache: &Cache, object: *mut u8) -> bool {
+        // SAFETY: the caller's promise; nobody changes where a slab begins.
+        let (slab, start) = unsafe {
+            let slab = slab_of(object);
+            (slab, (&raw const (*slab).start).read())
+        };
+        let nth = cache.nth(object as usize - start as usize);
+        // SAFETY: as above; others' bits in the word may change meanwhile.
+        let word =
+            unsafe { AtomicU64::from_ptr((&raw mut (*slab).bits).cast::<u64>().add(nth / 64)) };
+        word.load(Relaxed) >> (nth % 64) & 1 == 1
     }
 
     /// Whether the object at `offset` is free; for consistency checks.
