@@ -3,7 +3,8 @@
 use super::constructor::Constructor;
 use super::debug::{self, DebugFlags, Plan};
 use super::deferred::Deferred;
-use super::harden::{self, Hardening};
+use super::harden;
+use super::key::Hardening;
 use super::node::Node;
 use super::percpu::SPARE;
 use super::sheaf;

@@ -35,6 +35,7 @@ pub mod grace;
 mod hands;
 mod harden;
 mod info;
+mod key;
 pub mod kmalloc;
 mod look;
 mod mempool;
