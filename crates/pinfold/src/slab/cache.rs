@@ -3,7 +3,8 @@
 use super::constructor::Constructor;
 use super::debug::{self, DebugFlags, Plan};
 use super::deferred::Deferred;
-use super::harden::{self, Hardening};
+use super::harden;
+use super::key::Hardening;
 use super::node::Node;
 use super::percpu::SPARE;
 use super::sheaf::{self, CAPACITY_MOST};
@@ -289,22 +290,6 @@ impl Cache {
             // SAFETY: the caller's promise.
             unsafe { constructor.make(slot.add(left)) };
         }
-    }
-
-    /// A link to `to`, or what it stands for, in an object that is set aside.
-    pub(super) fn link_of(&self, object: *mut u8, to: *mut u8) -> *mut u8 {
-        match (&self.hardening, &self.plan) {
-            (Some(hardening), _) => hardening.encode(object, to),
-            // More than any object's bytes, also for null.
-            (None, Some(_)) => !(to as usize) as *mut u8,
-            (None, None) => to,
-        }
-    }
-
-    /// Where in an object or slot that is set aside the link is.
-    pub(super) fn link(&self, object: *mut u8) -> *mut AtomicUsize {
-        let at = self.plan.as_ref().map_or(0, Plan::link_at);
-        object.wrapping_add(at).cast()
     }
 
     /// Bytes of an object that its user may write to.

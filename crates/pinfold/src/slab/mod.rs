@@ -23,6 +23,7 @@
 
 #[cfg(feature = "allocator-api2")]
 mod allocator;
+mod aside;
 mod attributes;
 mod builder;
 mod bundle;
@@ -34,6 +35,7 @@ mod fast;
 pub mod grace;
 mod harden;
 mod info;
+mod key;
 pub mod kmalloc;
 mod look;
 mod mempool;

@@ -4,6 +4,7 @@
 pub mod held;
 pub mod items;
 pub mod timer;
+pub mod world;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -128,7 +128,8 @@ const PATIENCE: u32 = 20_000;
 /// Has `handler` decide about what debugging finds from now on, for the whole process. Without one a report goes to standard
 /// error and the process ends.
 ///
-/// The handler is called without any lock, in the thread that has found it, and may allocate.
+/// The handler is called in the thread that has found it, and may allocate: without any lock, but where an object that was freed
+/// deferred is found wrong, which keeps others from waiting for what that cache defers.
 ///
 /// ```
 /// use pinfold::slab::debug::{Verdict, on_report};
