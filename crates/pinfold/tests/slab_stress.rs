@@ -271,7 +271,8 @@ impl Worker<'_> {
         }
         let mut status = 0;
         // SAFETY: `status` is writable.
-        while unsafe { libc::waitpid(child, &raw mut status, 0) } < 0 {}
+        let mut wait = || unsafe { libc::waitpid(child, &raw mut status, 0) };
+        while wait() < 0 {}
         assert_eq!(status, 0, "a child failed");
         self.world.forks.fetch_add(1, Relaxed);
     }
