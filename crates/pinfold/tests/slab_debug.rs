@@ -286,6 +286,46 @@ fn sound_programs_are_not_accused() {
     }
 }
 
+/// The least and the most that a layout can be, checked and not.
+#[test]
+fn layouts_at_the_bounds() {
+    for (size, align) in [
+        (0, 1),
+        (0, 65536),
+        (1, 65536),
+        (65536, 1),
+        (65536, 65536),
+        (40_000, 32768),
+    ] {
+        for (hardened, flags) in [
+            (false, DebugFlags::NONE),
+            (true, DebugFlags::NONE),
+            (false, DebugFlags::DEFAULT),
+            (false, DebugFlags::RED_ZONE),
+            (false, DebugFlags::POISON),
+        ] {
+            let layout = Layout::from_size_align(size, align).unwrap();
+            let builder = KmemCache::builder("bounds", layout);
+            let cache = builder.hardened(hardened).debug(flags).build().unwrap();
+            let objects: Vec<_> = (0..40).map(|_| cache.alloc().unwrap()).collect();
+            for (nth, object) in objects.iter().enumerate() {
+                assert_eq!(object.as_ptr() as usize % align, 0);
+                // SAFETY: the object is ours, and that large.
+                unsafe { object.as_ptr().write_bytes(nth as u8, size) };
+            }
+            for (nth, object) in objects.iter().enumerate() {
+                // SAFETY: as above.
+                let bytes = unsafe { std::slice::from_raw_parts(object.as_ptr(), size) };
+                assert!(bytes.iter().all(|&byte| byte == nth as u8));
+            }
+            cache.validate().unwrap();
+            objects.into_iter().for_each(|object| free(&cache, object));
+            cache.validate().unwrap();
+            assert!(cache.destroy().is_ok_and(|()| reports().is_empty()));
+        }
+    }
+}
+
 /// A constructor's objects keep their bytes.
 #[test]
 fn constructed_objects_are_not_poisoned() {

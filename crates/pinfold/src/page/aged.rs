@@ -1,7 +1,7 @@
 //! Giving free memory back to the system: what has been free for long, and all of it on request.
 
-use super::arena::{Place, arena_at, is_lock_held, places, purge};
-use super::returned;
+use super::arena::{Place, arena_at, places, purge};
+use super::{is_lock_held, returned};
 use crate::sys;
 
 /// How long a free run stays dirty, in milliseconds. Peers: mimalloc 1 s, jemalloc 10 s.

@@ -76,7 +76,7 @@ static ARENAS: [[Lock<Arena>; STRIPES + 1]; MAX_NODES] = [const {
 }; MAX_NODES];
 
 /// How many chunks of each node are committed.
-static CHUNKS: [Lock<u32>; MAX_NODES] = [const { Lock::new(0) }; MAX_NODES];
+pub(super) static CHUNKS: [Lock<u32>; MAX_NODES] = [const { Lock::new(0) }; MAX_NODES];
 
 /// Granules in dirty runs of all arenas.
 static DIRTY: AtomicUsize = AtomicUsize::new(0);
@@ -99,7 +99,7 @@ pub(crate) fn relieve() {
             return;
         }
         let place = next_in_turn();
-        if let Some(arena) = arena_at(place).lock_unless(is_lock_held) {
+        if let Some(arena) = arena_at(place).lock_unless(super::is_lock_held) {
             drop(purge(arena, place, |free| {
                 let run = (excess > 0).then(|| free.take_oldest(None)).flatten();
                 run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
@@ -213,7 +213,7 @@ pub(crate) fn alloc_run_on(
 }
 
 fn alloc_at(place: Place, granules: u32) -> Option<Run> {
-    let mut arena = arena_at(place).lock_unless(is_lock_held)?;
+    let mut arena = arena_at(place).lock_unless(super::is_lock_held)?;
     arena.tick(place);
     let now = arena.now;
     let mut found = arena.free.take(granules, now);
@@ -258,7 +258,7 @@ pub unsafe fn free_run(start: NonNull<u8>) {
         set_entry(index, 0);
     }
     let place = super::place_of(start.as_ptr() as usize);
-    let Some(mut arena) = arena_at(place).lock_unless(is_lock_held) else {
+    let Some(mut arena) = arena_at(place).lock_unless(super::is_lock_held) else {
         set_aside(start.as_ptr());
         return;
     };
@@ -454,15 +454,6 @@ fn set_aside(start: *mut u8) {
             Err(other) => next = other,
         }
     }
-}
-
-/// Whether a thread holds the lock of an arena, or one that comes after these. Reads a word of every arena.
-#[cold]
-pub(crate) fn is_lock_held(thread: u64) -> bool {
-    let mut chunks = CHUNKS.iter().take(crate::nodes::count());
-    places().any(|place| arena_at(place).is_held_by(thread))
-        || chunks.any(|chunks| chunks.is_held_by(thread))
-        || super::meta::is_lock_held(thread)
 }
 
 /// Locks every arena for `fork`, and notes which it took.

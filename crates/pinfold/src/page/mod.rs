@@ -34,12 +34,14 @@ pub(crate) use aged::purge_all_aged;
 pub use aged::trim;
 pub use arena::{Run, alloc_run, free_run, large_in_use};
 pub(crate) use arena::{
-    alloc_run_on, fork_done, fork_prepare, is_lock_held, keep, relieve, too_much_dirty, unkeep,
+    alloc_run_on, fork_done, fork_prepare, keep, relieve, too_much_dirty, unkeep,
 };
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub(crate) use meta::{
     alloc as alloc_meta, fork_done as fork_meta_done, fork_prepare as fork_prepare_meta,
 };
+
+use arena::{CHUNKS, arena_at, places};
 
 use crate::lock::Lock;
 use crate::nodes::MAX_NODES;
@@ -48,6 +50,15 @@ use crate::{segment, sys};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU64, AtomicUsize};
+
+/// Whether a thread holds the lock of an arena, or one that comes after these. Reads a word of every arena.
+#[cold]
+pub(crate) fn is_lock_held(thread: u64) -> bool {
+    let mut chunks = CHUNKS.iter().take(crate::nodes::count());
+    places().any(|place| arena_at(place).is_held_by(thread))
+        || chunks.any(|chunks| chunks.is_held_by(thread))
+        || meta::is_lock_held(thread)
+}
 
 /// Bytes in a granule.
 pub const GRANULE: usize = 1 << GRANULE_SHIFT;

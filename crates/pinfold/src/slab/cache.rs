@@ -285,22 +285,6 @@ impl Cache {
         }
     }
 
-    /// A link to `to`, or what it stands for, in an object that is set aside.
-    pub(super) fn link_of(&self, object: *mut u8, to: *mut u8) -> *mut u8 {
-        match (&self.hardening, &self.plan) {
-            (Some(hardening), _) => hardening.encode(object, to),
-            // More than any object's bytes, also for null.
-            (None, Some(_)) => !(to as usize) as *mut u8,
-            (None, None) => to,
-        }
-    }
-
-    /// Where in an object or slot that is set aside the link is.
-    pub(super) fn link(&self, object: *mut u8) -> *mut AtomicUsize {
-        let at = self.plan.as_ref().map_or(0, Plan::link_at);
-        object.wrapping_add(at).cast()
-    }
-
     /// Bytes of an object that its user may write to.
     pub(super) fn room(&self) -> usize {
         let checked = self.hardening.map(|hardening| hardening.usable());

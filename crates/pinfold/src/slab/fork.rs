@@ -4,6 +4,9 @@
 //! A thread that was in a slow path at the fork may have had a sheaf in hand; in the child its objects are lost, some
 //! kilobytes at most for each such thread. Critical sections need nothing: each has committed or has not.
 //!
+//! The C library's fork takes its own `malloc`'s locks after these. So a program whose `malloc` is not Pinfold's must not fork while
+//! a handler that has interrupted `malloc` uses caches: the handler would wait for the fork, and the fork for `malloc`.
+//!
 //! In a program whose allocator is not Pinfold's the C library calls it, from before `main` on; else the allocator does.
 
 use super::cache::{self, Cache};

@@ -23,6 +23,7 @@
 
 #[cfg(feature = "allocator-api2")]
 mod allocator;
+mod aside;
 mod attributes;
 mod builder;
 mod bundle;

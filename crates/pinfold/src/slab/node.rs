@@ -13,7 +13,7 @@ use crate::page;
 use crate::segment::SlabEvent;
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr};
 
 /// Empty sheaves that a barn keeps; more go to the pool that all caches share.
@@ -49,7 +49,7 @@ pub(super) struct Node {
     pub(super) stock: Lock<Stock>,
     /// Objects freed while the lock could not be had, by a signal handler that interrupted a holder; linked through
     /// a word of theirs.
-    set_aside: AtomicPtr<u8>,
+    pub(super) set_aside: AtomicPtr<u8>,
     /// Whether a fork in progress holds `stock`.
     pub(super) forking: AtomicBool,
 }
@@ -367,49 +367,6 @@ impl Node {
         // SAFETY: objects in a sheaf were freed by their owners; sheaves that come here hold this node's only.
         unsafe { stock.slabs.give(cache, objects) };
         sheaf.set_len(0);
-    }
-
-    pub(super) fn set_aside(&self, cache: &Cache, object: *mut u8) {
-        let mut next = self.set_aside.load(Relaxed);
-        loop {
-            let link = cache.link_of(object, next) as usize;
-            // SAFETY: the object is free, at least 8 bytes large and 8-byte aligned.
-            unsafe { (*cache.link(object)).store(link, Relaxed) };
-            // Release pairs with the acquire in `take_back`: the link is seen.
-            match self
-                .set_aside
-                .compare_exchange_weak(next, object, Release, Relaxed)
-            {
-                Ok(_) => return,
-                Err(other) => next = other,
-            }
-        }
-    }
-
-    /// Gives what signal handlers have set aside to its slabs.
-    pub(super) fn take_back(&self, cache: &Cache, stock: &mut Stock) {
-        if self.set_aside.load(Relaxed).is_null() {
-            return;
-        }
-        let mut next = self.set_aside.swap(null_mut(), Acquire);
-        while let Some(object) = NonNull::new(next) {
-            // SAFETY: an object set aside holds the next one's address there.
-            let link = unsafe { (*cache.link(object.as_ptr())).load(Relaxed) };
-            next = cache.link_of(object.as_ptr(), link as *mut u8);
-            if let Some(hardening) = &cache.hardening {
-                // SAFETY: the object is free and nobody's.
-                unsafe { hardening.unlink(object.as_ptr()) };
-            }
-            if cache.prepares() {
-                // The link has overwritten part of what was there.
-                // SAFETY: the object is free and nobody's.
-                unsafe { cache.prepare(object.as_ptr()) };
-            }
-            cache.count(SlabEvent::Flushed, 1);
-            stock.slabs.counts.given_past += 1;
-            // SAFETY: it was freed by its owner, on this node.
-            unsafe { stock.slabs.give(cache, &[object.as_ptr()]) };
-        }
     }
 
     pub(super) fn fork_prepare(&self) -> bool {
