@@ -12,7 +12,7 @@ use crate::lock::{Guard, Lock};
 use crate::page;
 use crate::segment::SlabEvent;
 use core::alloc::Layout;
-use core::ptr::{NonNull, null_mut};
+use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr};
 
