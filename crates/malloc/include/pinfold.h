@@ -112,7 +112,7 @@ struct pinfold_cache;
  * use this cache, throw or longjmp. NULL with EINVAL (name, size 0, align or flags), E2BIG (size), ENOSPC (4096 caches), or ENOMEM. */
 struct pinfold_cache *pinfold_cache_create(const char *name, size_t size, size_t align, unsigned flags, void (*ctor)(void *));
 
-/* Ends a cache; NULL is none. Its sheaves and pools end before it. What was freed deferred is waited for. 0, or -1 and the cache is as it
+/* Ends a cache; NULL is none. A descriptor of some hundred bytes stays: caches are for kinds of objects, not for one use. Its sheaves and pools end before it. What was freed deferred is waited for. 0, or -1 and the cache is as it
  * was: with EBUSY when objects have not come back, with ENOTSUP where the kernel has no fence. Interrupts the CPUs that run threads of this process, once. */
 int pinfold_cache_destroy(struct pinfold_cache *cache);
 

@@ -140,7 +140,7 @@ static REGISTRY: [AtomicPtr<Cache>; CACHES_MOST] =
 /// One more than the largest number ever used.
 static USED: AtomicUsize = AtomicUsize::new(FIRST_SLOT + 1);
 
-/// Descriptors of destroyed caches, by number, to be used again, and the next number never used.
+/// Numbers of destroyed caches, to be used again, and the next number never used.
 struct Numbers {
     free: [u16; CACHES_MOST],
     freed: usize,

@@ -97,6 +97,9 @@ impl KmemCache {
     /// Makes a cache. An empty cache holds a descriptor of some hundred bytes and no objects. `name` is kept up to 32
     /// bytes.
     ///
+    /// A cache is for a kind of objects, and made once: its descriptor stays when it is destroyed, as somebody may still
+    /// [look](caches) at it.
+    ///
     /// # Errors
     ///
     /// [`CacheError`]: the layout is too large, there are too many caches, or the system has no memory.
