@@ -51,7 +51,7 @@ pub struct SlabArgs {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "single,pair,remote,one_to_n"
+        default_value = "single,pair,concurrent,concurrent_pair,remote,one_to_n"
     )]
     pub scenario: Vec<Scenario>,
     /// How often each cell is measured; the result is the median.

@@ -44,6 +44,9 @@ pub fn print(rows: &Rows) {
             _ => (1.0, None),
         };
         target("one thread", &all, mean, cell, is_single);
+        if subject == SubjectName::PinfoldCache {
+            target("all scenarios", &all, 0.75, Some(1.0), |_| true);
+        }
         for scenario in [Scenario::Remote, Scenario::OneToN] {
             target(scenario.name(), &all, 1.0, None, |ratio| {
                 ratio.scenario == scenario

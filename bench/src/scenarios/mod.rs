@@ -1,8 +1,9 @@
-//! What is done with the objects: scenarios 1, 2, 5 and 6 of slab_test, [`OBJECTS`] objects a thread at a time.
+//! What is done with the objects: the scenarios of slab_test, [`OBJECTS`] objects a thread at a time.
 //!
 //! Every scenario makes the same untimed passes for every subject, then times one. Cycles are those of all objects
 //! divided by their number, loop and array included: the same for every subject.
 
+mod concurrent;
 mod one_to_n;
 mod pair;
 mod remote;
@@ -25,6 +26,10 @@ pub enum Scenario {
     Single,
     /// One thread frees each object as soon as it has it.
     Pair,
+    /// All CPUs' threads allocate all objects at once, then free them at once.
+    Concurrent,
+    /// All CPUs' threads free each object as soon as they have it.
+    ConcurrentPair,
     /// The other CPUs' threads allocate, CPU 0's frees all.
     Remote,
     /// CPU 0's thread allocates for the others, who free at once.
@@ -37,6 +42,8 @@ impl Scenario {
         match self {
             Scenario::Single => "single",
             Scenario::Pair => "pair",
+            Scenario::Concurrent => "concurrent",
+            Scenario::ConcurrentPair => "concurrent_pair",
             Scenario::Remote => "remote",
             Scenario::OneToN => "one_to_n",
         }
@@ -45,7 +52,7 @@ impl Scenario {
     /// What is timed.
     pub fn operations(self) -> &'static [Op] {
         match self {
-            Scenario::Pair => &[Op::Pair],
+            Scenario::Pair | Scenario::ConcurrentPair => &[Op::Pair],
             _ => &[Op::Alloc, Op::Free],
         }
     }
@@ -54,7 +61,7 @@ impl Scenario {
     pub fn threads(self, workers: usize) -> usize {
         match self {
             Scenario::Single | Scenario::Pair => 1,
-            Scenario::Remote | Scenario::OneToN => workers,
+            _ => workers,
         }
     }
 
@@ -62,7 +69,7 @@ impl Scenario {
     pub fn least_threads(self) -> usize {
         match self {
             Scenario::Single | Scenario::Pair => 1,
-            Scenario::Remote | Scenario::OneToN => 2,
+            _ => 2,
         }
     }
 
@@ -71,6 +78,8 @@ impl Scenario {
         match self {
             Scenario::Single => single::measure(pool, subject),
             Scenario::Pair => pair::measure(pool, subject),
+            Scenario::Concurrent => concurrent::measure(pool, subject),
+            Scenario::ConcurrentPair => concurrent::measure_pairs(pool, subject),
             Scenario::Remote => remote::measure(pool, subject),
             Scenario::OneToN => one_to_n::measure(pool, subject),
         }

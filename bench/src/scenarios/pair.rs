@@ -16,7 +16,7 @@ pub(super) fn measure<S: Subject>(pool: &Pool, subject: &Arc<S>) -> Vec<Timing> 
 }
 
 #[inline(always)]
-fn pairs<S: Subject>(subject: &S) {
+pub(super) fn pairs<S: Subject>(subject: &S) {
     for _ in 0..OBJECTS {
         let object = subject.alloc();
         if object.is_null() {
