@@ -93,8 +93,17 @@ const TICK: u32 = 64;
 /// Now and then lets a cache, another each time, give back what it does not need: also caches that are not used any more
 /// come back to mind as long as any is.
 pub(super) fn tick() {
-    static CALLS: AtomicU32 = AtomicU32::new(0);
-    let calls = CALLS.fetch_add(1, Relaxed);
+    /// A line for each CPU, or several of a large machine: CPUs do not meet here.
+    #[repr(align(64))]
+    struct Calls(AtomicU32);
+    static CALLS: [Calls; 64] = [const { Calls(AtomicU32::new(0)) }; 64];
+    let calls = &CALLS[pinfold_rseq::current() % CALLS.len()].0;
+    // A call that is lost between two threads does no harm.
+    let calls = {
+        let now = calls.load(Relaxed);
+        calls.store(now.wrapping_add(1), Relaxed);
+        now
+    };
     if calls.is_multiple_of(TICK) {
         shepherd::tick_in_passing();
     }
