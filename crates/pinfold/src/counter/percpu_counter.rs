@@ -175,6 +175,8 @@ impl PercpuCounter {
     fn add_after_making_room(&self, n: i64) -> bool {
         let size = n.unsigned_abs();
         let shards = (size <= BATCH_MOST).then(|| self.place()).flatten();
+        // Beyond a batch that stays as it is nothing makes room.
+        let shards = shards.filter(|shards| self.max_drift != 0 || size <= shards.batch());
         shards.is_some_and(|shards| {
             self.fit_batch(shards, size);
             shards.add_after_making_room(n < 0, size as i64, self.max_drift == 0)
