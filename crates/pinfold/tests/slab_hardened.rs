@@ -1,5 +1,8 @@
 //! What a hardened cache finds, and what it hides.
 
+mod common;
+
+use common::pin;
 use pinfold::shepherd::Shepherd;
 use pinfold::slab::debug::{Kind, Report, Verdict, on_report};
 use pinfold::slab::{KmemCache, MemPool};
@@ -393,5 +396,45 @@ fn threads_exchange_objects_and_nobody_is_accused() {
     });
     assert_eq!(reports().len(), 0);
     cache.validate().unwrap();
+    cache.destroy().unwrap();
+}
+
+/// What a CPU has only freed, and stands idle there, goes back too.
+#[test]
+fn idle_held_sheaves_are_drained() {
+    let isolated = std::fs::read_to_string("/sys/devices/system/cpu/isolated");
+    if isolated.is_ok_and(|list| !list.trim().is_empty())
+        || (pinfold_rseq::init(pinfold_rseq::Index::Cid) != pinfold_rseq::Backend::Atomic
+            && pinfold_rseq::fence().is_err())
+    {
+        return;
+    }
+    let cache = hardened("held", 4096);
+    let objects: Vec<_> = take(&cache, 20)
+        .iter()
+        .map(|at| at.as_ptr() as usize)
+        .collect();
+    // On another CPU, which has nothing else of this cache; this one stays busy, or both would be one concurrency id.
+    let freed = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            pin(1);
+            for &object in &objects {
+                free(&cache, NonNull::new(object as *mut u8).unwrap());
+            }
+            freed.store(true, std::sync::atomic::Ordering::Release);
+        });
+        pin(0);
+        while !freed.load(std::sync::atomic::Ordering::Acquire) {
+            std::hint::spin_loop();
+        }
+    });
+    let shepherd = Shepherd::new();
+    let begin = Instant::now();
+    while cache.usage().cpu_objects > 0 {
+        assert!(begin.elapsed().as_secs() < 20, "{:?}", cache.usage());
+        shepherd.tick();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
     cache.destroy().unwrap();
 }
