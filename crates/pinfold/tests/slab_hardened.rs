@@ -434,7 +434,7 @@ fn idle_held_sheaves_are_drained() {
     while cache.usage().cpu_objects > 0 {
         assert!(begin.elapsed().as_secs() < 20, "{:?}", cache.usage());
         shepherd.tick();
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     cache.destroy().unwrap();
 }
