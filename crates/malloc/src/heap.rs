@@ -99,7 +99,7 @@ fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
         return None;
     }
     let granules = size.div_ceil(GRANULE).max(1);
-    let run = page::alloc_run(granules, 0, LARGE, false, None)?;
+    let run = page::alloc_run(granules, page::node_here(), LARGE, false, None)?;
     let block = run.start.as_ptr();
     if zeroed && !run.zeroed {
         // SAFETY: the run is ours and at least that large.
@@ -117,7 +117,7 @@ fn alloc_huge(size: usize, align: usize) -> *mut u8 {
     }
     if align <= GRANULE && size <= isize::MAX as usize {
         let granules = size.div_ceil(GRANULE).max(1);
-        if let Some(run) = page::alloc_run(granules, 0, LARGE, false, None) {
+        if let Some(run) = page::alloc_run(granules, page::node_here(), LARGE, false, None) {
             let block = run.start.as_ptr();
             if !run.zeroed {
                 // SAFETY: the run is ours and at least that large. Callers expect zeroes of huge blocks.

@@ -1,93 +1,138 @@
-//! How many nodes the allocator tells apart, and which of them is the current one.
+//! How many nodes the allocator tells apart, which is the current one, and which is next when one is full.
 //!
-//! Nodes are numbered densely here, from 0, in the order of the system's ids; a machine without NUMA has one.
+//! Nodes are numbered densely here, from 0, in the order of the system's ids of those that have memory which this process may
+//! use; a machine without NUMA has one.
+//!
+//! # The kernel's node
+//!
+//! A process that was started with a memory policy of its own (`numactl`, `pinfold run --policy`, `PINFOLD_POLICY`) on a machine
+//! of several nodes has one number more, the last. Memory of that number bears no policy, so that the kernel places
+//! every page of it by the process's. All that has no policy of its own is allocated there.
 //!
 //! # Nodes that are not there
 //!
 //! For tests on machines with one node, [`FAKE_VARIABLE`] in the environment of a starting process gives the number of nodes, as the
 //! kernel's `numa=fake=`: CPU c is on node c modulo that number, and all their memory is asked of the system's node 0. What
-//! the allocator keeps apart by node, and what it sends home, is then what it would be on a machine with so many; only
-//! distances are not.
+//! the allocator keeps apart by node, and what it sends home, is then what it would be on a machine with so many; distances are
+//! as on a ring.
 
-use crate::topology::{CpuSet, NodeId, Topology};
+use crate::topology::{CpuSet, NodeId, NodeSet, Topology};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize};
 use pinfold_rseq::MAX_INDEX;
 
-/// Nodes that the allocator tells apart; memory of further ones is taken as the first's.
+/// Nodes that the allocator tells apart, the kernel's included; machines with more are taken to have one.
 pub(crate) const MAX_NODES: usize = 64;
 
 /// The environment variable that makes nodes up.
 const FAKE_VARIABLE: &str = "PINFOLD_FAKE_NODES";
 
+/// How many numbers there are.
 static COUNT: AtomicUsize = AtomicUsize::new(1);
+/// How many of them are nodes.
+static REAL: AtomicUsize = AtomicUsize::new(1);
+static FAKE: AtomicBool = AtomicBool::new(false);
 /// The system's id of each node.
 static IDS: [AtomicUsize; MAX_NODES] = [const { AtomicUsize::new(0) }; MAX_NODES];
 /// The node of each CPU.
 static OF_CPU: [AtomicU8; MAX_INDEX] = [const { AtomicU8::new(0) }; MAX_INDEX];
+/// For each node all nodes, the nearest first.
+static BY_DISTANCE: [[AtomicU8; MAX_NODES]; MAX_NODES] =
+    [const { [const { AtomicU8::new(0) }; MAX_NODES] }; MAX_NODES];
 
-/// Reads the machine's nodes, once, before anything is made that there is one of for each. A machine that cannot be read has
-/// one.
-pub(crate) fn init() {
+/// Reads the machine's nodes, once, before anything is made that there is one of for each; of those with memory the `allowed` ones,
+/// if that is known. With `policy` there is a kernel's node, where there are several. A machine that cannot be read has one.
+pub(crate) fn init(allowed: impl FnOnce() -> Option<NodeSet>, policy: impl FnOnce() -> bool) {
     static DONE: AtomicBool = AtomicBool::new(false);
-    if !DONE.load(Acquire) {
-        // Two threads at once find the same.
-        read();
-        DONE.store(true, Release);
-    }
-}
-
-fn read() {
-    if let Some(nodes) = fake() {
-        for (cpu, node) in OF_CPU.iter().enumerate() {
-            node.store((cpu % nodes) as u8, Relaxed);
-        }
-        // Release pairs with the acquire in `count`.
-        COUNT.store(nodes, Release);
+    if DONE.load(Acquire) {
         return;
     }
-    // Most machines have one node, and every process starts here: one file answers for them.
-    if !Topology::may_have_nodes(b"/") {
-        return;
-    }
-    let Ok(topology) = Topology::system() else {
-        return;
-    };
-    let nodes = topology.with_memory.len();
-    if !(2..=MAX_NODES).contains(&nodes) {
-        return;
-    }
-    for (node, id) in topology.with_memory.iter().enumerate() {
-        IDS[node].store(id, Relaxed);
-    }
-    for from in topology.nodes.iter().map(NodeId) {
-        // CPUs of a node without memory use the nearest that has some.
-        let distance = |(_, to): &(usize, usize)| topology.distance(b"/", from, NodeId(*to));
-        // The others are their own nearest, which saves reading a file for each pair of nodes.
-        let all = || topology.with_memory.iter().enumerate();
-        let own = all().find(|&(_, id)| id == from.0);
-        let nearest = own.or_else(|| all().min_by_key(distance));
-        let node = nearest.map_or(0, |(node, _)| node) as u8;
-        for cpu in topology.cpus_of(b"/", from).iter().flat_map(CpuSet::iter) {
-            OF_CPU[cpu].store(node, Relaxed);
-        }
-    }
+    // Two threads at once find the same.
+    let real = fake().unwrap_or_else(|| machine(allowed).unwrap_or(1));
+    REAL.store(real, Relaxed);
+    let count = if real > 1 && policy() { real + 1 } else { real };
     // Release pairs with the acquire in `count`.
-    COUNT.store(nodes, Release);
+    COUNT.store(count, Release);
+    DONE.store(true, Release);
 }
 
-/// How many nodes to make up, if any.
+/// Makes nodes up, where that is asked for.
 fn fake() -> Option<usize> {
     let mut buffer = [0; 4];
     let text = pinfold_rseq::env::read(FAKE_VARIABLE, &mut buffer)?;
     let nodes = core::str::from_utf8(text).ok()?.parse().ok()?;
-    (1..=MAX_NODES).contains(&nodes).then_some(nodes)
+    if !(1..MAX_NODES).contains(&nodes) {
+        return None;
+    }
+    FAKE.store(true, Relaxed);
+    for (cpu, node) in OF_CPU.iter().enumerate() {
+        node.store((cpu % nodes) as u8, Relaxed);
+    }
+    for from in 0..nodes {
+        let ring = |to: usize| (to + nodes - from) % nodes;
+        order(from, nodes, |to| ring(to).min(nodes - ring(to)) as u32);
+    }
+    Some(nodes)
 }
 
-/// How many nodes there are, at least 1.
+/// Reads the machine; how many nodes it has, if several.
+fn machine(allowed: impl FnOnce() -> Option<NodeSet>) -> Option<usize> {
+    // Most machines have one node, and every process starts here: one file answers for them.
+    if !Topology::may_have_nodes(b"/") {
+        return None;
+    }
+    let topology = Topology::system().ok()?;
+    let usable = match allowed() {
+        Some(allowed) => topology.with_memory.and(&allowed),
+        None => topology.with_memory.clone(),
+    };
+    let nodes = usable.len();
+    if !(2..MAX_NODES).contains(&nodes) {
+        return None;
+    }
+    for (node, id) in usable.iter().enumerate() {
+        IDS[node].store(id, Relaxed);
+    }
+    for from in topology.nodes.iter().map(NodeId) {
+        let to = |node: usize| topology.distance(b"/", from, NodeId(id(node)));
+        // CPUs of a node without usable memory use the nearest that has some.
+        let own = (0..nodes).find(|&node| id(node) == from.0);
+        if let Some(own) = own {
+            order(own, nodes, to);
+        }
+        let nearest = own.or_else(|| (0..nodes).min_by_key(|&node| to(node)));
+        let node = nearest.unwrap_or(0) as u8;
+        for cpu in topology.cpus_of(b"/", from).iter().flat_map(CpuSet::iter) {
+            OF_CPU[cpu].store(node, Relaxed);
+        }
+    }
+    Some(nodes)
+}
+
+/// Notes the order of all nodes by their distance from `from`; of equally distant ones the next higher number comes first, so that
+/// full nodes do not all fall upon the same one.
+fn order(from: usize, nodes: usize, distance: impl Fn(usize) -> u32) {
+    let mut far = [0u32; MAX_NODES];
+    (0..nodes).for_each(|to| far[to] = distance(to));
+    let key = |to: usize| (to != from, far[to], (to + nodes - from) % nodes);
+    let mut sorted = [0usize; MAX_NODES];
+    (0..nodes).for_each(|to| sorted[to] = to);
+    sorted[..nodes].sort_unstable_by_key(|&to| key(to));
+    for (place, to) in BY_DISTANCE[from].iter().zip(&sorted[..nodes]) {
+        place.store(*to as u8, Relaxed);
+    }
+}
+
+/// How many numbers there are, the kernel's node included; at least 1.
 pub(crate) fn count() -> usize {
     // Acquire pairs with the release in `init`.
     COUNT.load(Acquire)
+}
+
+/// How many nodes with memory there are, at least 1.
+pub(crate) fn real() -> usize {
+    count();
+    REAL.load(Relaxed)
 }
 
 /// The system's id of node `node`.
@@ -95,17 +140,64 @@ pub(crate) fn id(node: usize) -> usize {
     IDS[node].load(Relaxed)
 }
 
-/// The node of the CPU the thread runs on; it may run elsewhere by the time this returns. One test where there is one
-/// node.
+/// The number of the node with the system's id `id`, if it has memory that may be used. Made-up nodes have the ids that they have
+/// here.
+pub(crate) fn with_id(id: usize) -> Option<usize> {
+    let same = |&node: &usize| match FAKE.load(Relaxed) {
+        true => node == id,
+        false => IDS[node].load(Relaxed) == id,
+    };
+    (0..real()).find(same)
+}
+
+/// The `nth` nearest node from `node`; it is its own nearest.
+pub(crate) fn nearest(node: usize, nth: usize) -> usize {
+    usize::from(BY_DISTANCE[node][nth].load(Relaxed))
+}
+
+/// The nodes to ask when `from` should give memory, it first: the others by distance, the kernel's node last.
+pub(crate) fn fallback(from: usize) -> impl Iterator<Item = usize> {
+    let real = real();
+    let the_kernels = real..count();
+    let others = (0..real).map(move |nth| match is_the_kernels(from) {
+        true => nth,
+        false => nearest(from, nth),
+    });
+    let first = is_the_kernels(from).then_some(from);
+    let last = the_kernels.filter(move |&node| node != from);
+    first.into_iter().chain(others).chain(last)
+}
+
+/// Whether nodes are made up.
+pub(crate) fn are_made_up() -> bool {
+    FAKE.load(Relaxed)
+}
+
+/// Whether memory of that number is left to the kernel's policies.
+pub(crate) fn is_the_kernels(node: usize) -> bool {
+    node >= real()
+}
+
+/// Where to allocate what has no policy of its own: the kernel's node if there is one, else the node of the CPU the thread runs
+/// on; it may run elsewhere by the time this returns. One test where there is one node.
 #[inline]
 pub(crate) fn current() -> usize {
-    if count() == 1 {
+    let count = count();
+    if count == 1 {
         return 0;
     }
+    if is_the_kernels(count - 1) {
+        return count - 1;
+    }
+    of_this_cpu()
+}
+
+/// The node of the CPU the thread runs on.
+pub(crate) fn of_this_cpu() -> usize {
     // SAFETY: no preconditions.
     let cpu = unsafe { libc::sched_getcpu() };
     let node = OF_CPU
         .get(cpu as usize)
         .map_or(0, |node| node.load(Relaxed));
-    usize::from(node).min(count() - 1)
+    usize::from(node).min(real() - 1)
 }

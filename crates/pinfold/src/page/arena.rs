@@ -7,9 +7,11 @@
 //!   are committed in their order, whole, whichever class comes first.
 
 use super::aged::purge_aged;
+use super::commit::commit;
 use super::free_runs::FreeRuns;
+use super::numa::{self, Ask};
 use super::{
-    CHUNK_GRANULES, Frame, GRANULE, LARGE, MAX_NODES, PRIVATE, STRIPE_GRANULES, STRIPES, State,
+    CHUNK_GRANULES, Frame, GRANULE, LARGE, MAX_NODES, STRIPE_GRANULES, STRIPES, State,
     address_of, frame, index_of_run, ready, set_entry,
 };
 use super::{gave_back, took};
@@ -162,8 +164,8 @@ pub struct Run {
     pub zeroed: bool,
 }
 
-/// A run of `granules` on `node`, or on another node when that one has no more; its first granule's page map entry is
-/// `entry`, and with `whole` every granule's. With a `stripe`, from the class's stripes where they have room.
+/// A run of `granules` on `node`, or on another node when that one has no more, the nearest first; its first granule's page map
+/// entry is `entry`, and with `whole` every granule's. With a `stripe`, from the class's stripes where they have room.
 ///
 /// Takes the arena's lock; commits memory (a system call) when no free run fits. `None` when the system has no memory, or
 /// in a signal handler that interrupted the arena.
@@ -174,17 +176,18 @@ pub fn alloc_run(
     whole: bool,
     stripe: Option<usize>,
 ) -> Option<Run> {
-    let nodes = crate::nodes::count();
-    (0..nodes).find_map(|step| {
-        let node = (node + step) % nodes;
-        alloc_run_on(granules, node, entry, whole, stripe)
-    })
+    let ask = Ask::only(node.min(crate::nodes::count() - 1));
+    let run = |node| alloc_run_on(granules, ask.instead(node), entry, whole, stripe);
+    if crate::nodes::count() == 1 {
+        return run(0);
+    }
+    crate::nodes::fallback(ask.node).find_map(run)
 }
 
-/// As [`alloc_run`], of node `node`'s memory or none.
+/// As [`alloc_run`], of the asked node's memory or none.
 pub(crate) fn alloc_run_on(
     granules: usize,
-    node: usize,
+    ask: Ask,
     entry: u16,
     whole: bool,
     stripe: Option<usize>,
@@ -196,6 +199,7 @@ pub(crate) fn alloc_run_on(
     let granules = u32::try_from(granules)
         .ok()
         .filter(|&granules| granules < 1 << 31)?;
+    let node = ask.node;
     let stripe = stripe.filter(|&stripe| stripe < STRIPES && granules <= STRIPE_GRANULES);
     let striped = stripe.and_then(|stripe| alloc_at((node, stripe), granules));
     let run = striped.or_else(|| alloc_at((node, MIXED), granules))?;
@@ -209,10 +213,12 @@ pub(crate) fn alloc_run_on(
     if entry == LARGE {
         LARGE_IN_USE.fetch_add(granules as usize * GRANULE, Relaxed);
     }
+    numa::count(ask, granules as usize);
     Some(run)
 }
 
 fn alloc_at(place: Place, granules: u32) -> Option<Run> {
+    let room = numa::has_room(place.0, granules as usize);
     let mut arena = arena_at(place).lock_unless(super::is_lock_held)?;
     arena.tick(place);
     let now = arena.now;
@@ -225,11 +231,16 @@ fn alloc_at(place: Place, granules: u32) -> Option<Run> {
         found = arena.free.take(granules, now);
     }
     let (head, clean) = found?;
+    if clean && !room {
+        arena.give(place, head, granules, State::Clean);
+        return None;
+    }
     // SAFETY: the run is committed, and nobody's but ours now.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules);
     drop(arena);
     if clean {
+        numa::took_fresh(place.0, granules as usize);
         took(Zone::normal(place.0), granules as usize * GRANULE);
     } else {
         DIRTY.fetch_sub(granules as usize, Relaxed);
@@ -403,43 +414,6 @@ fn commit_chunk(node: usize, chunk: u32) -> bool {
         *committed = chunk + 1;
     }
     true
-}
-
-/// Commits granules of `node`, with their records.
-fn commit(node: usize, first: u32, count: u32) -> bool {
-    let (start, size) = (address_of(first), count as usize * GRANULE);
-    // SAFETY: the granules lie in the node's parts of the reservation, and are not in use.
-    unsafe {
-        if !commit_records(first, count) || !sys::commit(start, size) {
-            return false;
-        }
-        if crate::nodes::count() > 1 {
-            sys::prefer_node(start, size, crate::nodes::id(node));
-        }
-    }
-    true
-}
-
-/// Commits the frames, private parts and map entries of granules; those that share a page with others are committed already or early.
-///
-/// # Safety
-///
-/// The granules lie in the reservation.
-unsafe fn commit_records(first: u32, count: u32) -> bool {
-    let page = sys::page_size();
-    let commit = |start: usize, end: usize| {
-        let start = start & !(page - 1);
-        // SAFETY: whole pages of the reservation of frames or of the map.
-        unsafe { sys::commit(start as *mut u8, end.next_multiple_of(page) - start) }
-    };
-    let entries = super::MAP.biased.load(Relaxed) + 2 * super::MAP.first.load(Relaxed);
-    let (first, end) = (first as usize, (first + count) as usize);
-    let frames = super::MAP.frames.load(Relaxed) as usize;
-    let private = super::MAP.private.load(Relaxed) as usize;
-    let frame = size_of::<Frame>();
-    commit(frames + first * frame, frames + end * frame)
-        && commit(private + first * PRIVATE, private + end * PRIVATE)
-        && commit(entries + 2 * first, entries + 2 * end)
 }
 
 /// Keeps a run for the next caller that gets the lock.

@@ -26,9 +26,11 @@
 
 mod aged;
 mod arena;
+mod commit;
 mod free_runs;
 mod huge;
 mod meta;
+mod numa;
 
 pub(crate) use aged::purge_all_aged;
 pub use aged::trim;
@@ -37,6 +39,8 @@ pub(crate) use arena::{
     alloc_run_on, fork_done, fork_prepare, keep, relieve, too_much_dirty, unkeep,
 };
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
+pub(crate) use numa::{Ask, count_pages};
+pub use numa::{NUMA_STAT, NumaItem};
 pub(crate) use meta::{
     alloc as alloc_meta, fork_done as fork_meta_done, fork_prepare as fork_prepare_meta,
 };
@@ -58,6 +62,12 @@ pub(crate) fn is_lock_held(thread: u64) -> bool {
     places().any(|place| arena_at(place).is_held_by(thread))
         || chunks.any(|chunks| chunks.is_held_by(thread))
         || meta::is_lock_held(thread)
+}
+
+/// The node that memory without a policy of its own is allocated from now, for [`alloc_run`]; the thread may run elsewhere by the
+/// time this returns.
+pub fn node_here() -> usize {
+    crate::nodes::current()
 }
 
 /// Bytes in a granule.

@@ -3,6 +3,7 @@
 use super::cache::{Cache, CacheError, Options};
 use super::constructor::Constructor;
 use super::{DebugFlags, KmemCache};
+use crate::mempolicy::{Mempolicy, Placement};
 use core::alloc::Layout;
 use core::ffi::c_void;
 
@@ -67,6 +68,36 @@ impl<'n> Builder<'n> {
     #[must_use]
     pub const fn sheaf_capacity(mut self, objects: usize) -> Self {
         self.options.sheaf_capacity = Some(objects);
+        self
+    }
+
+    /// Places the cache's memory by a policy of its own, instead of the process's: its slabs come from the nodes that the policy says, and
+    /// objects go back there, wherever they are freed. Taken in turn, nodes change from one refill of a sheaf to the next.
+    /// A policy that binds lets an allocation fail when its nodes are full. The `default` policy takes a policy away.
+    ///
+    /// Nodes that the process cannot use are passed over; when none is left, all are meant.
+    ///
+    /// ```
+    /// use pinfold::mempolicy::Mempolicy;
+    /// use pinfold::slab::KmemCache;
+    /// use std::alloc::Layout;
+    ///
+    /// let everywhere = Mempolicy::parse("interleave")?;
+    /// let cache = KmemCache::builder("bucket", Layout::new::<[u64; 64]>())
+    ///     .policy(&everywhere)
+    ///     .build()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn policy(mut self, policy: &Mempolicy) -> Self {
+        super::init();
+        self.options.placement = Placement::of(policy);
+        self
+    }
+
+    /// Places the cache's memory, by the allocator's own numbers of nodes.
+    pub(crate) const fn placed(mut self, placement: Placement) -> Self {
+        self.options.placement = Some(placement);
         self
     }
 

@@ -11,6 +11,7 @@ use super::sheaf;
 use super::slabs::OBJECTS_MOST;
 use super::tune::Capacity;
 use crate::lock::Lock;
+use crate::mempolicy::Placement;
 use crate::page::{self, GRANULE, LARGE};
 use crate::segment::SlabEvent;
 use crate::sys::{self, die};
@@ -18,7 +19,7 @@ use crate::vmstat::VmEvents;
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, fence};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, fence};
 
 /// Caches that can exist at once. The number of a cache is also its place in every CPU's unit.
 pub const CACHES_MOST: usize = 4096;
@@ -74,6 +75,10 @@ pub struct Cache {
     /// One per node.
     nodes: *const Node,
     node_count: usize,
+    /// Where its memory is to be, if it has a policy of its own.
+    pub(super) placement: Option<Placement>,
+    /// How many refills there were, for policies that take nodes in turn.
+    pub(super) turn: AtomicU32,
     /// What waits for its readers.
     pub(super) deferred: Deferred,
     /// What the slow paths count.
@@ -97,6 +102,8 @@ pub(super) struct Options {
     pub(super) hardened: Option<bool>,
     /// Objects in a sheaf, if not by their size.
     pub(super) sheaf_capacity: Option<usize>,
+    /// Where its memory is to be, if it has a policy of its own.
+    pub(super) placement: Option<Placement>,
 }
 
 impl Options {
@@ -106,6 +113,7 @@ impl Options {
         one_color: false,
         hardened: None,
         sheaf_capacity: None,
+        placement: None,
     };
 }
 
@@ -263,6 +271,8 @@ impl Cache {
             name: text,
             nodes: nodes.as_ptr(),
             node_count: nodes.len(),
+            placement: options.placement,
+            turn: AtomicU32::new(0),
             deferred: Deferred::new(),
             events: VmEvents::new(),
         }

@@ -146,7 +146,7 @@ impl Cache {
     pub(super) unsafe fn defer_slow(&self, object: *mut u8) {
         self.deferred.used.store(true, Relaxed);
         ANY_USED.store(true, Relaxed);
-        let node = &self.nodes()[nodes::current()];
+        let node = self.here();
         let fresh = node.exchange_for_empty(self, None).ok();
         let fresh = fresh
             .or_else(|| Sheaf::new(self.capacity()))
@@ -184,7 +184,7 @@ impl Cache {
     /// to it are the interrupted frame's.
     fn emptied_spare(&self) -> Option<Sheaf> {
         let mut sheaf = self.take_spare()?;
-        let node = &self.nodes()[nodes::current()];
+        let node = self.here();
         self.send_home(node, &mut sheaf);
         // SAFETY: objects in a sheaf were freed by their owners; those left are the node's.
         unsafe { node.give_objects(self, sheaf.objects()) };
@@ -269,7 +269,7 @@ impl Cache {
             }
             sheaf.set_len(0);
         }
-        self.put(&self.nodes()[nodes::current()], sheaf);
+        self.put(self.here(), sheaf);
     }
 
     /// The way without memory for a sheaf: looks for a while whether the readers go. When they do not, or they are the caller

@@ -178,8 +178,8 @@ impl Cache {
     #[cold]
     #[inline(never)]
     fn refill_hardened(&self, hardening: &Hardening) -> *mut u8 {
-        let number = nodes::current();
-        let node = &self.nodes()[number];
+        let ask = self.ask();
+        let node = &self.nodes()[ask.node];
         self.count(SlabEvent::AllocSlowpath, 1);
         percpu::tick();
         let at = self.main() + SPARE;
@@ -192,7 +192,7 @@ impl Cache {
         let empty = empty.and_then(|word| unsafe { Sheaf::from_word(word) });
         let (fresh, sheaf) = match node.exchange_quarantined(self, empty) {
             Ok(sheaf) => (false, Ok(sheaf)),
-            Err(empty) => (true, node.exchange_for_full(self, number, empty)),
+            Err(empty) => (true, node.exchange_for_full(self, ask, empty)),
         };
         match sheaf {
             Ok(mut sheaf) => {
@@ -216,7 +216,7 @@ impl Cache {
                     self.put(node, sheaf);
                 }
                 let mut object = [null_mut()];
-                match self.alloc_from(number, &mut object) {
+                match self.alloc_from(ask, &mut object) {
                     0 => return null_mut(),
                     // As it would come out of a sheaf.
                     // SAFETY: the object is ours.
@@ -227,17 +227,17 @@ impl Cache {
         }
     }
 
-    /// Takes objects past the sheaves, from `number`'s slabs; returns how many.
+    /// Takes objects past the sheaves, from the asked node's slabs; returns how many.
     pub(super) fn alloc_hardened_from(
         &self,
         hardening: &Hardening,
-        number: usize,
+        ask: Ask,
         objects: &mut [*mut u8],
     ) -> usize {
         let mut got = 0;
         while got < objects.len() {
             let rest = &mut objects[got..];
-            let taken = self.nodes()[number].take_objects(self, number, rest);
+            let taken = self.nodes()[ask.node].take_objects(self, ask, rest);
             // Those that cannot be trusted are made up for.
             let kept = self.arm(hardening, &mut rest[..taken]);
             // SAFETY: taken from their slabs, and armed just now.
@@ -304,7 +304,7 @@ impl Cache {
         if unsafe { UNITS.push(self.main() + HELD, object) } {
             return;
         }
-        let node = &self.nodes()[nodes::current()];
+        let node = self.here();
         self.count(SlabEvent::FreeSlowpath, 1);
         percpu::before_giving(self);
         let at = self.main() + HELD;

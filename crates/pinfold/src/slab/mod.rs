@@ -185,9 +185,9 @@ impl KmemCache {
     /// An object of node `node`'s memory, or of another with memory, which [`statistics`](Self::statistics) count; past the CPU's sheaves, under the node's lock.
     #[doc(alias = "kmem_cache_alloc_node")]
     pub fn alloc_node(&self, node: usize) -> Option<NonNull<u8>> {
-        let number = node % nodes::count();
+        let ask = Ask::only(node % nodes::count());
         let mut object = [null_mut()];
-        self.descriptor.alloc_from(number, &mut object);
+        self.descriptor.alloc_from(ask, &mut object);
         NonNull::new(object[0])
     }
 
@@ -196,7 +196,7 @@ impl KmemCache {
     #[doc(alias = "kmem_cache_alloc_bulk")]
     pub fn alloc_bulk(&self, objects: &mut [*mut u8]) -> usize {
         if self.offset == 0 {
-            return self.descriptor.alloc_from(nodes::current(), objects);
+            return self.descriptor.alloc_from(self.descriptor.ask(), objects);
         }
         if let [one] = objects {
             *one = self.alloc().map_or(null_mut(), NonNull::as_ptr);
@@ -211,8 +211,8 @@ impl KmemCache {
                 break;
             }
             if objects.len() - got >= self.descriptor.capacity() {
-                let number = nodes::current();
-                let taken = self.descriptor.alloc_from(number, &mut objects[got..]);
+                let ask = self.descriptor.ask();
+                let taken = self.descriptor.alloc_from(ask, &mut objects[got..]);
                 got += taken;
                 if taken > 0 {
                     continue;

@@ -9,7 +9,7 @@ use super::info::Reading;
 use super::sheaf::{Sheaf, SheafList};
 use super::slabs::{Slabs, slab_of};
 use crate::lock::{Guard, Lock};
-use crate::page;
+use crate::page::{self, Ask};
 use crate::segment::SlabEvent;
 use core::alloc::Layout;
 use core::ptr::null_mut;
@@ -84,7 +84,7 @@ impl Node {
 
     /// One for each node of the machine.
     pub(super) fn make_all() -> Option<&'static [Node]> {
-        crate::nodes::init();
+        super::init();
         let count = crate::nodes::count();
         let nodes = page::alloc_meta(Layout::array::<Node>(count).ok()?)?.cast::<Node>();
         for nth in 0..count {
@@ -101,7 +101,7 @@ impl Node {
     pub(super) fn exchange_for_full(
         &self,
         cache: &Cache,
-        node: usize,
+        ask: Ask,
         empty: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
         let Some(mut stock) = self.stock() else {
@@ -128,7 +128,7 @@ impl Node {
             None => Sheaf::new(cache.capacity()).ok_or(None)?,
         };
         let slots = sheaf.slots();
-        let taken = stock.slabs.take(cache, node, slots);
+        let taken = stock.slabs.take(cache, ask, slots);
         if taken < slots.len() {
             slots.copy_within(slots.len() - taken.., 0);
         }
@@ -230,14 +230,14 @@ impl Node {
     pub(super) fn take_objects(
         &self,
         cache: &Cache,
-        node: usize,
+        ask: Ask,
         objects: &mut [*mut u8],
     ) -> usize {
         let Some(mut stock) = self.stock() else {
             return 0;
         };
         self.take_back(cache, &mut stock);
-        let taken = stock.slabs.take(cache, node, objects);
+        let taken = stock.slabs.take(cache, ask, objects);
         cache.count(SlabEvent::Refilled, taken);
         stock.slabs.counts.taken_past += taken as u64;
         let length = objects.len();

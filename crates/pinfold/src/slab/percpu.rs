@@ -206,13 +206,13 @@ impl Cache {
         if !object.is_null() {
             return object;
         }
-        let number = nodes::current();
-        let node = &self.nodes()[number];
+        let ask = self.ask();
+        let node = &self.nodes()[ask.node];
         self.count(SlabEvent::AllocSlowpath, 1);
         tick();
         let sheaf = match self.take_spare() {
             Some(spare) if !spare.is_empty() => Ok(spare),
-            other => node.exchange_for_full(self, number, other),
+            other => node.exchange_for_full(self, ask, other),
         };
         match sheaf {
             Ok(mut sheaf) => {
@@ -225,7 +225,7 @@ impl Cache {
                     self.install(node, sheaf, |_| false);
                 }
                 let mut object = [null_mut()];
-                self.alloc_from(number, &mut object);
+                self.alloc_from(ask, &mut object);
                 object[0]
             }
         }
@@ -248,7 +248,7 @@ impl Cache {
         if unsafe { UNITS.push(self.main(), object) } {
             return;
         }
-        let node = &self.nodes()[nodes::current()];
+        let node = self.here();
         self.count(SlabEvent::FreeSlowpath, 1);
         before_giving(self);
         let mut spare = self.take_spare();
@@ -323,7 +323,7 @@ pub(super) fn drain_word(cache: &Cache, unit: *mut u8, offset: usize) {
     let word = unsafe { unit.add(offset).cast::<u64>().replace(0) };
     // SAFETY: taken out just now.
     if let Some(sheaf) = unsafe { Sheaf::from_word(word) } {
-        cache.put(&cache.nodes()[nodes::current()], sheaf);
+        cache.put(cache.here(), sheaf);
     }
 }
 

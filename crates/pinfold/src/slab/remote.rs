@@ -9,9 +9,11 @@ use super::KmemCache;
 use super::cache::Cache;
 use super::node::Node;
 use super::sheaf::{CAPACITY_MOST, Sheaf};
+use crate::page::Ask;
 use crate::segment::SlabEvent;
 use crate::{nodes, page};
 use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::Ordering::Relaxed;
 
 impl KmemCache {
     /// An object of node `node`'s memory or none; past the CPU's sheaves, under the node's lock. `None` when that node has no
@@ -32,8 +34,18 @@ impl KmemCache {
     pub fn alloc_node_exact(&self, node: usize) -> Option<NonNull<u8>> {
         let mut object = [null_mut()];
         if node < nodes::count() {
-            self.descriptor.alloc_only_from(node, &mut object);
+            self.descriptor
+                .alloc_only_from(Ask::only(node), &mut object);
         }
+        NonNull::new(object[0])
+    }
+}
+
+impl KmemCache {
+    /// An object of the asked node's memory or none; past the CPU's sheaves.
+    pub(crate) fn alloc_as(&self, ask: Ask) -> Option<NonNull<u8>> {
+        let mut object = [null_mut()];
+        self.descriptor.alloc_only_from(ask, &mut object);
         NonNull::new(object[0])
     }
 }
@@ -82,29 +94,63 @@ impl Cache {
         }
     }
 
-    /// Takes objects past the sheaves, from `number`'s slabs and, when that node has no more, from others'; returns how many.
-    pub(super) fn alloc_from(&self, number: usize, objects: &mut [*mut u8]) -> usize {
-        let nodes = self.nodes().len();
-        let mut got = self.alloc_only_from(number, objects);
-        for other in (1..nodes).map(|step| (number + step) % nodes) {
-            if got == objects.len() {
-                break;
-            }
+    /// Takes objects past the sheaves, as `ask` says and, when that node has no more, from others'; returns how many.
+    pub(super) fn alloc_from(&self, ask: Ask, objects: &mut [*mut u8]) -> usize {
+        let mut got = self.alloc_only_from(ask, objects);
+        self.others(ask, |other| {
             let more = self.alloc_only_from(other, &mut objects[got..]);
             self.count(SlabEvent::AllocNodeMismatch, more);
             got += more;
-        }
+            got == objects.len()
+        });
         got
     }
 
-    /// Takes objects past the sheaves, from `number`'s slabs only; returns how many.
-    pub(super) fn alloc_only_from(&self, number: usize, objects: &mut [*mut u8]) -> usize {
+    /// Calls `f` for each node that may give memory for want of the asked one's, the nearest first, until it returns true.
+    pub(super) fn others(&self, ask: Ask, mut f: impl FnMut(Ask) -> bool) {
+        if self.nodes().len() == 1 {
+            return;
+        }
+        let mut f = |node| node != ask.node && f(ask.instead(node));
+        match self.placement {
+            Some(placement) => placement.fallback(ask.node).any(&mut f),
+            None => nodes::fallback(ask.node).any(&mut f),
+        };
+    }
+
+    /// The node that the cache's next memory should come from: by its policy if it has one, else by the process's or the
+    /// thread's place.
+    pub(super) fn ask(&self) -> Ask {
+        let Some(placement) = self.placement else {
+            return Ask::only(nodes::current());
+        };
+        let in_turn = placement.interleaves();
+        let turn = match in_turn {
+            true => self.turn.fetch_add(1, Relaxed),
+            false => 0,
+        };
+        Ask {
+            in_turn,
+            ..Ask::only(placement.target(turn.into(), nodes::of_this_cpu()))
+        }
+    }
+
+    /// The part of the node whose memory the thread's objects most likely are.
+    pub(super) fn here(&self) -> &Node {
+        &self.nodes()[match self.placement {
+            Some(placement) => placement.nearest(nodes::of_this_cpu()),
+            None => nodes::current(),
+        }]
+    }
+
+    /// Takes objects past the sheaves, from the asked node's slabs only; returns how many.
+    pub(super) fn alloc_only_from(&self, ask: Ask, objects: &mut [*mut u8]) -> usize {
         if self.checks() {
             self.count(SlabEvent::AllocSlowpath, objects.len());
         }
         if let Some(plan) = self.plan() {
             let one = |object: &mut *mut u8| {
-                *object = self.alloc_debugged(plan, number, usize::MAX);
+                *object = self.alloc_debugged(plan, ask, usize::MAX);
                 !object.is_null()
             };
             let got = objects
@@ -113,8 +159,8 @@ impl Cache {
             return got.count();
         }
         if let Some(hardening) = &self.hardening {
-            return self.alloc_hardened_from(hardening, number, objects);
+            return self.alloc_hardened_from(hardening, ask, objects);
         }
-        self.nodes()[number].take_objects(self, number, objects)
+        self.nodes()[ask.node].take_objects(self, ask, objects)
     }
 }

@@ -104,10 +104,10 @@ impl Slabs {
     /// their addresses. Returns how many; fewer than asked for only when the system has no more memory on this node.
     ///
     /// Costs a few instructions an object; a new slab costs an arena call.
-    pub(super) fn take(&mut self, cache: &Cache, node: usize, slots: &mut [*mut u8]) -> usize {
+    pub(super) fn take(&mut self, cache: &Cache, ask: Ask, slots: &mut [*mut u8]) -> usize {
         let mut left = slots.len();
         while left > 0 {
-            if self.first == NIL && !self.use_empty(cache) && !self.add_slab(cache, node) {
+            if self.first == NIL && !self.use_empty(cache) && !self.add_slab(cache, ask) {
                 break;
             }
             let index = self.first;
@@ -230,9 +230,9 @@ impl Slabs {
     }
 
     /// Makes a slab; it is the first of the list then.
-    fn add_slab(&mut self, cache: &Cache, node: usize) -> bool {
+    fn add_slab(&mut self, cache: &Cache, ask: Ask) -> bool {
         // Of this node or none: a slab is in the lists of the node whose memory it is, where its objects are sent home to.
-        let Some(run) = page::alloc_run_on(cache.granules, node, cache.slot, true, cache.class())
+        let Some(run) = page::alloc_run_on(cache.granules, ask, cache.slot, true, cache.class())
         else {
             return false;
         };

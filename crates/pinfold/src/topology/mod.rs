@@ -168,19 +168,24 @@ impl Topology {
     /// Bytes of memory that a node has, as the kernel manages it; an equal share of the machine's where no file says. One file
     /// read.
     pub fn memory_of(&self, root: &[u8], node: NodeId) -> u64 {
+        let share = || (sys::physical_memory() / self.with_memory.len().max(1)) as u64;
+        Topology::read_memory_of(root, node).map_or_else(share, |(total, _)| total)
+    }
+
+    /// Bytes of memory that a node has, and how many of them are free; `None` where no file says. One file read.
+    pub(crate) fn read_memory_of(root: &[u8], node: NodeId) -> Option<(u64, u64)> {
         let mut text = [0u8; 4096];
         let mut path = [0u8; 96];
-        let mut total = || {
-            let length = node_file(node, b"/meminfo", &mut path)?;
-            let text = read_file_below(root, &path[..length], &mut text).ok()?;
-            // "Node 0 MemTotal:       16000000 kB"
-            let mut words = text
-                .split(u8::is_ascii_whitespace)
-                .skip_while(|word| *word != b"MemTotal:");
-            let kib = words.find_map(|word| number(word).ok());
-            Some(kib? as u64 * 1024)
+        let length = node_file(node, b"/meminfo", &mut path)?;
+        let text = read_file_below(root, &path[..length], &mut text).ok()?;
+        // "Node 0 MemTotal:       16000000 kB"
+        let figure = |name: &[u8]| {
+            let words = text.split(u8::is_ascii_whitespace);
+            let mut after = words.skip_while(|word| *word != name);
+            let kib = after.find_map(|word| number(word).ok())?;
+            Some(kib as u64 * 1024)
         };
-        total().unwrap_or_else(|| (sys::physical_memory() / self.with_memory.len().max(1)) as u64)
+        Some((figure(b"MemTotal:")?, figure(b"MemFree:")?))
     }
 
     /// How far memory of node `to` is from CPUs of node `from`, as the firmware says: 10 is local. One file read; 10 and

@@ -6,6 +6,7 @@
 )]
 
 use super::{Fault, Faults, Kind, Plan, Track};
+use crate::page::Ask;
 use crate::segment::SlabEvent;
 use crate::slab::cache::Cache;
 use crate::slab::node::Node;
@@ -19,7 +20,7 @@ impl Node {
         &self,
         cache: &Cache,
         plan: &Plan,
-        node: usize,
+        ask: Ask,
         (requested, track): (usize, Option<Track>),
     ) -> Result<Option<NonNull<u8>>, Fault> {
         let Some(mut stock) = self.stock() else {
@@ -27,7 +28,7 @@ impl Node {
         };
         self.take_back(cache, &mut stock);
         let mut slot = [null_mut()];
-        if stock.slabs.take(cache, node, &mut slot) == 0 {
+        if stock.slabs.take(cache, ask, &mut slot) == 0 {
             return Ok(None);
         }
         cache.count(SlabEvent::Refilled, 1);

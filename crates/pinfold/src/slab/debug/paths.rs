@@ -121,12 +121,12 @@ impl Cache {
     pub(in crate::slab) fn alloc_debugged(
         &self,
         plan: &Plan,
-        number: usize,
+        ask: Ask,
         requested: usize,
     ) -> *mut u8 {
         let track = plan.flags.contains(DebugFlags::USER).then(Track::here);
         loop {
-            match self.nodes()[number].alloc_debugged(self, plan, number, (requested, track)) {
+            match self.nodes()[ask.node].alloc_debugged(self, plan, ask, (requested, track)) {
                 Ok(None) => return null_mut(),
                 Ok(Some(slot)) => {
                     let object = plan.object_at(slot.as_ptr());
@@ -238,17 +238,17 @@ impl Cache {
     #[inline(never)]
     pub(in crate::slab) fn alloc_debugged_here(&self, plan: &Plan, requested: usize) -> *mut u8 {
         self.count(SlabEvent::AllocSlowpath, 1);
-        let (first, count) = (nodes::current(), self.nodes().len());
-        let object = self.alloc_debugged(plan, first, requested);
+        let ask = self.ask();
+        let mut object = self.alloc_debugged(plan, ask, requested);
         if !object.is_null() {
             return object;
         }
         // The node has no memory: others may.
-        let others = (1..count).map(|step| (first + step) % count);
-        let object = others
-            .map(|other| self.alloc_debugged(plan, other, requested))
-            .find(|object| !object.is_null());
-        self.count(SlabEvent::AllocNodeMismatch, usize::from(object.is_some()));
-        object.unwrap_or(null_mut())
+        self.others(ask, |other| {
+            object = self.alloc_debugged(plan, other, requested);
+            !object.is_null()
+        });
+        self.count(SlabEvent::AllocNodeMismatch, usize::from(!object.is_null()));
+        object
     }
 }

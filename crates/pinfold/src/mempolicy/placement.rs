@@ -1,0 +1,129 @@
+//! A policy as the allocator follows it: over the nodes that it tells apart, in two words.
+
+use super::weights::Weights;
+use super::{Mempolicy, Mode};
+use crate::nodes;
+
+/// Where to allocate by a policy: nodes by the allocator's own numbers, not the system's.
+///
+/// Two words, so that a range's placement can be read without a lock and passed in registers. The default policy is none of these: who
+/// follows it has no placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Placement {
+    mode: Mode,
+    /// The policy's nodes, a bit each; never empty.
+    mask: u64,
+}
+
+impl Placement {
+    /// How many words [`to_words`](Self::to_words) gives.
+    pub(crate) const WORDS: usize = 2;
+
+    /// What a policy means on this machine. `None` for the default policy; a policy none of whose nodes can be used is taken as the
+    /// kernel takes it when its nodes vanish: as one of all nodes.
+    pub(crate) fn of(policy: &Mempolicy) -> Option<Placement> {
+        let all = u64::MAX >> (64 - nodes::real());
+        let mask = match policy.mode() {
+            Mode::Default => return None,
+            Mode::Local => all,
+            _ => {
+                let numbers = policy.nodes().iter().filter_map(nodes::with_id);
+                let mask = numbers.fold(0, |mask, node| mask | 1 << node);
+                if mask == 0 { all } else { mask }
+            }
+        };
+        Some(Placement {
+            mode: policy.mode(),
+            mask,
+        })
+    }
+
+    /// Only `node`, or nothing.
+    pub(crate) fn only(node: usize) -> Placement {
+        Placement {
+            mode: Mode::Bind,
+            mask: 1 << node,
+        }
+    }
+
+    /// For keeping it in atomics; never all zeroes.
+    pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
+        [self.mode as u64, self.mask]
+    }
+
+    /// What [`to_words`](Self::to_words) was given; `None` for anything else.
+    pub(crate) fn from_words([mode, mask]: [u64; Self::WORDS]) -> Option<Placement> {
+        let mode = Mode::from_number(mode.try_into().ok()?)?;
+        (mask != 0 && mode != Mode::Default).then_some(Placement { mode, mask })
+    }
+
+    /// Whether pages go to one node after the other, by their place in the range or in turn.
+    pub(crate) fn interleaves(self) -> bool {
+        matches!(self.mode, Mode::Interleave | Mode::WeightedInterleave)
+    }
+
+    /// The node that the page at `index` of a range should come from, for a thread on node `local`. Arithmetic only, but for
+    /// weights, which are loaded.
+    #[inline]
+    pub(crate) fn target(self, index: u64, local: usize) -> usize {
+        match self.mode {
+            Mode::Default | Mode::Local => local,
+            Mode::Interleave => {
+                let nth = index % u64::from(self.mask.count_ones());
+                nth_bit(self.mask, nth as u32)
+            }
+            Mode::WeightedInterleave => self.weighted(index),
+            Mode::Preferred => self.mask.trailing_zeros() as usize,
+            Mode::Bind | Mode::PreferredMany => self.nearest(local),
+        }
+    }
+
+    /// Each node as often in a row as its weight says.
+    fn weighted(self, index: u64) -> usize {
+        let weight = |node: usize| u64::from(Weights::of_number(node));
+        let members = || (0..64).filter(|node| self.mask >> node & 1 == 1);
+        let mut left = index % members().map(weight).sum::<u64>().max(1);
+        let chosen = members().find(|&node| match left.checked_sub(weight(node)) {
+            Some(rest) => {
+                left = rest;
+                false
+            }
+            None => true,
+        });
+        chosen.unwrap_or(self.mask.trailing_zeros() as usize)
+    }
+
+    /// The policy's node that is nearest to `node`.
+    pub(crate) fn nearest(self, node: usize) -> usize {
+        if self.has(node) {
+            return node;
+        }
+        let mut by_distance = (0..nodes::real()).map(|nth| nodes::nearest(node, nth));
+        by_distance
+            .find(|&node| self.has(node))
+            .unwrap_or(self.mask.trailing_zeros() as usize)
+    }
+
+    fn has(self, node: usize) -> bool {
+        self.mask >> node & 1 == 1
+    }
+
+    /// All nodes that memory may come from when `target` should give it, in the order in which they are asked: by their distance from
+    /// the target; a bound one asks its own nodes only, one that prefers many asks them first.
+    pub(crate) fn fallback(self, target: usize) -> impl Iterator<Item = usize> {
+        let by_distance = move || (0..nodes::real()).map(move |nth| nodes::nearest(target, nth));
+        let own_first = matches!(self.mode, Mode::Bind | Mode::PreferredMany);
+        let others_last = self.mode == Mode::PreferredMany;
+        by_distance()
+            .filter(move |&node| !own_first || self.has(node))
+            .chain(by_distance().filter(move |&node| others_last && !self.has(node)))
+    }
+}
+
+/// The place of the `nth` bit that is set, counted from 0.
+fn nth_bit(mut mask: u64, nth: u32) -> usize {
+    for _ in 0..nth {
+        mask &= mask - 1;
+    }
+    mask.trailing_zeros() as usize
+}

@@ -1,0 +1,149 @@
+//! Which node memory should come from, which one it came from, and whether a node has any left.
+//!
+//! The kernel places a page when it is touched first, on the node that its range prefers if that has memory, else, silently, on
+//! another. So that what is counted here and what callers are told is true, a node that is nearly full is not asked for fresh
+//! memory: what the node has free is read now and then, and what is taken meanwhile subtracted.
+
+use super::GRANULE;
+use crate::topology::{NodeId, Topology};
+use crate::vmstat::{VmStat, Zone};
+use crate::{nodes, sys};
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
+
+crate::vmstat_items! {
+    /// What allocations of runs are counted as, in pages, by node; the names and their meaning are the kernel's in `numastat`.
+    ///
+    /// Memory that the kernel places by the process's policy is not counted here; the kernel counts it.
+    pub enum NumaItem {
+        /// Taken from this node, as was wanted.
+        Hit = "numa_hit",
+        /// Taken from this node, though another was wanted.
+        Miss = "numa_miss",
+        /// Wanted from this node, but taken from another.
+        Foreign = "numa_foreign",
+        /// Taken from this node because it was its turn.
+        InterleaveHit = "interleave_hit",
+        /// Taken from this node by a thread that ran there.
+        Local = "local_node",
+        /// Taken from this node by a thread that ran elsewhere.
+        Other = "other_node",
+    }
+}
+
+/// Where memory came from. Counted when runs are taken, never per object.
+pub static NUMA_STAT: VmStat<NumaItem> = VmStat::new();
+
+/// Which node is asked for memory, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    /// The node that is asked.
+    pub(crate) node: usize,
+    /// The node that should have had some.
+    pub(crate) wanted: usize,
+    /// Whether it was the wanted node's turn.
+    pub(crate) in_turn: bool,
+}
+
+impl Ask {
+    /// Memory of `node`, or none.
+    pub(crate) const fn only(node: usize) -> Ask {
+        Ask {
+            node,
+            wanted: node,
+            in_turn: false,
+        }
+    }
+
+    /// The same of another node, for want of memory on the wanted one.
+    pub(crate) const fn instead(self, node: usize) -> Ask {
+        Ask { node, ..self }
+    }
+}
+
+/// Counts `granules` taken as `ask` said; by one test where there is one node.
+pub(super) fn count(ask: Ask, granules: usize) {
+    if nodes::count() == 1 || nodes::is_the_kernels(ask.node) {
+        return;
+    }
+    let pages = (granules * (GRANULE / sys::page_size())) as i64;
+    count_pages(&NUMA_STAT, ask, nodes::of_this_cpu(), pages);
+}
+
+/// Counts pages as the kernel's `zone_statistics` does, for a thread on node `local`.
+pub(crate) fn count_pages(stat: &VmStat<NumaItem>, ask: Ask, local: usize, pages: i64) {
+    let got = Zone::normal(ask.node);
+    if ask.node == ask.wanted {
+        stat.add(got, NumaItem::Hit, pages);
+        if ask.in_turn {
+            stat.add(got, NumaItem::InterleaveHit, pages);
+        }
+    } else {
+        stat.add(got, NumaItem::Miss, pages);
+        stat.add(Zone::normal(ask.wanted), NumaItem::Foreign, pages);
+    }
+    let near = if ask.node == local {
+        NumaItem::Local
+    } else {
+        NumaItem::Other
+    };
+    stat.add(got, near, pages);
+}
+
+/// What is known of a node's memory.
+struct Room {
+    /// Bytes that were free when it was looked at last, less what was taken since.
+    free: AtomicU64,
+    /// Bytes that are left to others.
+    reserve: AtomicU64,
+    /// When to look again, in milliseconds.
+    until: AtomicU64,
+}
+
+static ROOM: [Room; nodes::MAX_NODES] = [const {
+    Room {
+        free: AtomicU64::new(0),
+        reserve: AtomicU64::new(0),
+        until: AtomicU64::new(0),
+    }
+}; nodes::MAX_NODES];
+
+/// How long an answer holds, in milliseconds.
+const HOLDS: u64 = 100;
+/// The share of its memory that a node keeps: the kernel turns elsewhere at its low watermark, which is less.
+const RESERVE: u64 = 64;
+
+/// Whether `node` has room for `granules` of fresh memory: a few loads; ten times a second, while somebody asks, two file reads.
+/// Always where there is one node, for memory that the kernel places, and on nodes that are made up.
+pub(super) fn has_room(node: usize, granules: usize) -> bool {
+    if nodes::count() == 1 || nodes::is_the_kernels(node) || nodes::are_made_up() {
+        return true;
+    }
+    let room = &ROOM[node];
+    let now = sys::coarse_milliseconds();
+    if now >= room.until.load(Relaxed) {
+        // Two threads at once find about the same.
+        room.until.store(now + HOLDS, Relaxed);
+        look(room, NodeId(nodes::id(node)));
+    }
+    let wanted = (granules * GRANULE) as u64;
+    room.free.load(Relaxed) >= room.reserve.load(Relaxed).saturating_add(wanted)
+}
+
+/// Notes that fresh memory was taken.
+pub(super) fn took_fresh(node: usize, granules: usize) {
+    if nodes::count() > 1 {
+        let bytes = (granules * GRANULE) as u64;
+        // Another thread may have looked meanwhile: the number is a guess in any case.
+        let left = ROOM[node].free.load(Relaxed).saturating_sub(bytes);
+        ROOM[node].free.store(left, Relaxed);
+    }
+}
+
+fn look(room: &Room, node: NodeId) {
+    let figures = Topology::read_memory_of(b"/", node);
+    // A node that does not say has as much as anybody wants: the kernel knows better.
+    let (total, free) = figures.unwrap_or((0, u64::MAX));
+    room.reserve.store(total / RESERVE, Relaxed);
+    room.free.store(free, Relaxed);
+}

@@ -1,0 +1,98 @@
+//! What can be seen of the page lists.
+
+use crate::nodes;
+use crate::slab::KmemCache;
+use crate::topology::NodeId;
+use core::fmt::{self, Write};
+
+/// The page lists of all CPUs for one node's pages, with the words of the kernel's zoneinfo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct List {
+    /// The node; `None` for pages that the kernel places by the process's policy.
+    pub node: Option<NodeId>,
+    /// Pages on the CPUs' lists now.
+    pub count: usize,
+    /// Pages that a list holds at most, before it spills; follows use.
+    pub high: usize,
+    /// Pages in users' hands.
+    pub active: usize,
+    /// Pages that are taken from the system, used or not.
+    pub present: usize,
+}
+
+impl List {
+    pub(super) fn of(node: usize, cache: &KmemCache) -> List {
+        let (statistics, usage) = (cache.statistics(), cache.info().usage());
+        let kernels = nodes::is_the_kernels(node);
+        List {
+            node: (!kernels).then(|| NodeId(nodes::id(node))),
+            count: usage.cpu_objects,
+            high: statistics.sheaf_capacity,
+            active: usage.active,
+            present: usage.total,
+        }
+    }
+}
+
+/// A line in the manner of `/proc/zoneinfo`.
+impl fmt::Display for List {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.node {
+            Some(node) => write!(f, "Node {}", node.0)?,
+            None => write!(f, "By policy")?,
+        }
+        let List {
+            count,
+            high,
+            active,
+            present,
+            ..
+        } = self;
+        write!(
+            f,
+            ", count: {count} high: {high} active: {active} present: {present}"
+        )
+    }
+}
+
+/// The name of a node's cache: the arena's and the node's number, cut to fit.
+pub(super) fn name<'t>(arena: &str, node: usize, text: &'t mut [u8; 32]) -> &'t str {
+    struct Text<'t>(&'t mut [u8], usize);
+    impl Write for Text<'_> {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            for character in text.chars() {
+                let end = self.1 + character.len_utf8();
+                let room = self.0.get_mut(self.1..end).ok_or(fmt::Error)?;
+                character.encode_utf8(room);
+                self.1 = end;
+            }
+            Ok(())
+        }
+    }
+    // Room for the longest number stays.
+    let mut most = arena.len().min(27);
+    while !arena.is_char_boundary(most) {
+        most -= 1;
+    }
+    let mut writer = Text(text, 0);
+    let written = write!(writer, "{}:{node}", &arena[..most]);
+    let length = writer.1;
+    debug_assert!(written.is_ok());
+    core::str::from_utf8(&text[..length]).unwrap_or("pages")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::name;
+
+    #[test]
+    fn names_are_cut_between_characters() {
+        let mut text = [0; 32];
+        assert_eq!(name("pool", 63, &mut text), "pool:63");
+        let mut text = [0; 32];
+        let long = "pufferspeicherfürseitenundmehr";
+        let cut = name(long, 7, &mut text);
+        assert!(long.starts_with(cut.strip_suffix(":7").unwrap()));
+        assert!(cut.len() <= 32);
+    }
+}
