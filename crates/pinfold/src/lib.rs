@@ -16,6 +16,7 @@ extern crate std;
 
 pub mod counter;
 mod lock;
+pub mod mempolicy;
 mod nodes;
 pub mod page;
 mod percpu;
