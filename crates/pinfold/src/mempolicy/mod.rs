@@ -15,16 +15,21 @@
 
 mod abi;
 mod bind;
+mod buffer;
 mod error;
 mod format;
+mod latch;
 mod mode;
 mod parse;
 mod parse_error;
+mod placement;
 mod policy;
+mod ranges;
 mod refusal;
 
 pub use error::{Call, PolicyError};
 pub use mode::{Flags, Mode};
+pub(crate) use placement::Placement;
 pub use parse_error::{ParseError, Wrong};
 #[allow(
     unused_imports,
@@ -32,3 +37,10 @@ pub use parse_error::{ParseError, Wrong};
 )]
 pub(crate) use policy::WORDS;
 pub use policy::{Mempolicy, SYSTEM_DEFAULT};
+pub use ranges::RangeError;
+pub(crate) use ranges::{fork_done, fork_prepare, is_lock_held};
+
+/// What the model in loom replaces.
+mod primitive {
+    pub(super) use core::sync::atomic::{AtomicPtr, AtomicU64, fence};
+}

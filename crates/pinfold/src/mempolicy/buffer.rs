@@ -1,0 +1,286 @@
+//! A sorted array of ranges in a mapping: a head, the ranges' ends, then the words of each.
+//!
+//! ```text
+//! | head, 64 bytes | start end | start end | ... capacity of them | WORDS words | WORDS words | ... |
+//! ```
+//!
+//! The ends stand together, four to a line, so that a search passes few lines. All but the head's first three fields is atomic: a
+//! reader may look while a writer writes, and finds out afterwards.
+
+use crate::sys;
+use core::marker::PhantomData;
+use core::mem::size_of;
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU64, AtomicUsize};
+
+/// The beginning of a mapping. All but `used` is written once, before anybody else sees it.
+#[repr(C, align(64))]
+pub(super) struct Buffer<const WORDS: usize> {
+    capacity: usize,
+    /// Of the mapping.
+    pub(super) bytes: usize,
+    /// The smaller one that this one replaced; null if none.
+    older: *mut Buffer<WORDS>,
+    /// How many ranges there are; never more than `capacity`.
+    used: AtomicUsize,
+}
+
+/// A range of pages, the last excluded.
+#[repr(C)]
+struct Span {
+    start: AtomicU64,
+    end: AtomicU64,
+}
+
+/// A range and its words, taken out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Record<const WORDS: usize> {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) words: [u64; WORDS],
+}
+
+impl<const WORDS: usize> Buffer<WORDS> {
+    /// Bytes that one range takes.
+    const RECORD: usize = size_of::<Span>() + size_of::<[AtomicU64; WORDS]>();
+
+    /// Maps a buffer for `ranges` ranges or more, at least twice as large as `older`, which it keeps a note of. `None` when there is
+    /// no memory.
+    pub(super) fn map(ranges: usize, older: *mut Self) -> Option<NonNull<Self>> {
+        let page = sys::page_size();
+        let needed = ranges
+            .checked_mul(Self::RECORD)?
+            .checked_add(size_of::<Self>())?;
+        // SAFETY: null, or a buffer of ours, which lives.
+        let twice = unsafe { older.as_ref() }.map_or(0, |older| older.bytes.saturating_mul(2));
+        let bytes = needed.max(twice).checked_next_multiple_of(page)?;
+        let at = sys::map_memory(bytes)?.cast::<Self>();
+        let capacity = (bytes - size_of::<Self>()) / Self::RECORD;
+        // SAFETY: the mapping is large enough, aligned to a page, and nobody else's yet.
+        unsafe {
+            at.write(Buffer {
+                capacity,
+                bytes,
+                older,
+                used: AtomicUsize::new(0),
+            });
+        }
+        Some(at)
+    }
+
+    /// Gives back a buffer and all those that it replaced.
+    ///
+    /// # Safety
+    ///
+    /// `buffer` is null or was made by [`map`](Self::map), and nobody uses any of them any more.
+    pub(super) unsafe fn unmap_all(mut buffer: *mut Self) {
+        // SAFETY: the caller's promise.
+        while let Some(head) = unsafe { buffer.as_ref() } {
+            let (bytes, older) = (head.bytes, head.older);
+            // SAFETY: as above; a whole mapping.
+            unsafe { sys::unmap(buffer.cast(), bytes) };
+            buffer = older;
+        }
+    }
+}
+
+/// What is in a buffer, or nothing where there is no buffer.
+#[derive(Clone, Copy)]
+pub(super) struct Table<'b, const WORDS: usize> {
+    used: Option<&'b AtomicUsize>,
+    spans: &'b [Span],
+    words: &'b [[AtomicU64; WORDS]],
+    lives: PhantomData<&'b Buffer<WORDS>>,
+}
+
+impl<'b, const WORDS: usize> Table<'b, WORDS> {
+    /// # Safety
+    ///
+    /// `buffer` is null or was made by [`Buffer::map`], and stays mapped for `'b`.
+    #[inline(always)]
+    pub(super) unsafe fn at(buffer: *const Buffer<WORDS>) -> Self {
+        // SAFETY: the caller's promise.
+        let Some(head) = (unsafe { buffer.as_ref() }) else {
+            return Table {
+                used: None,
+                spans: &[],
+                words: &[],
+                lives: PhantomData,
+            };
+        };
+        // SAFETY: the arrays lie behind the head, both with the capacity that the mapping was made for; zeroes are atomics.
+        let (spans, words) = unsafe {
+            let spans = buffer.add(1).cast::<Span>();
+            let words = spans.add(head.capacity).cast::<[AtomicU64; WORDS]>();
+            (
+                core::slice::from_raw_parts(spans, head.capacity),
+                core::slice::from_raw_parts(words, head.capacity),
+            )
+        };
+        Table {
+            used: Some(&head.used),
+            spans,
+            words,
+            lives: PhantomData,
+        }
+    }
+
+    pub(super) fn capacity(self) -> usize {
+        self.spans.len()
+    }
+
+    #[inline(always)]
+    pub(super) fn len(self) -> usize {
+        self.used.map_or(0, |used| used.load(Relaxed))
+    }
+
+    #[inline(always)]
+    fn spans(self) -> &'b [Span] {
+        self.spans.get(..self.len()).unwrap_or_default()
+    }
+
+    /// How many ranges start before `page`, or at it.
+    #[inline(always)]
+    pub(super) fn starting_up_to(self, page: u64) -> usize {
+        self.spans()
+            .partition_point(|span| span.start.load(Relaxed) <= page)
+    }
+
+    /// How many ranges end before `page`, or at it: that is the first which has pages from there on.
+    pub(super) fn ending_up_to(self, page: u64) -> usize {
+        self.spans()
+            .partition_point(|span| span.end.load(Relaxed) <= page)
+    }
+
+    /// The range that covers `page`: where it is.
+    #[inline(always)]
+    pub(super) fn covering(self, page: u64) -> Option<usize> {
+        let at = self.starting_up_to(page).checked_sub(1)?;
+        let span = self.spans.get(at)?;
+        (page < span.end.load(Relaxed)).then_some(at)
+    }
+
+    /// Copies words of a range from `first` on; leaves alone what is beyond the last word.
+    #[inline(always)]
+    pub(super) fn copy_words(self, at: usize, first: usize, out: &mut [u64]) {
+        let words = self.words.get(at).and_then(|words| words.get(first..));
+        for (out, word) in out.iter_mut().zip(words.unwrap_or_default()) {
+            *out = word.load(Relaxed);
+        }
+    }
+
+    /// The range with number `at`, below [`len`](Self::len).
+    pub(super) fn record(self, at: usize) -> Option<Record<WORDS>> {
+        let span = self.spans().get(at)?;
+        let mut words = [0; WORDS];
+        self.copy_words(at, 0, &mut words);
+        Some(Record {
+            start: span.start.load(Relaxed),
+            end: span.end.load(Relaxed),
+            words,
+        })
+    }
+
+    /// The ranges from `from` on and before `to`.
+    pub(super) fn records(
+        self,
+        from: usize,
+        to: usize,
+    ) -> impl Iterator<Item = Record<WORDS>> + 'b {
+        (from..to).map_while(move |at| self.record(at))
+    }
+}
+
+/// A buffer that is being filled.
+pub(super) struct Draft<'b, const WORDS: usize> {
+    table: Table<'b, WORDS>,
+    used: usize,
+}
+
+impl<'b, const WORDS: usize> Draft<'b, WORDS> {
+    /// Begins anew in the buffer of `table`, which only the caller writes.
+    pub(super) fn new(table: Table<'b, WORDS>) -> Self {
+        Draft { table, used: 0 }
+    }
+
+    /// Adds a range behind all others; one that goes on where the last one ended, with the same words, makes that longer. There must
+    /// be room.
+    pub(super) fn push(&mut self, record: &Record<WORDS>) {
+        let last = self.used.wrapping_sub(1);
+        if let (Some(span), Some(words)) = (self.table.spans.get(last), self.table.words.get(last))
+        {
+            let mut both = words.iter().zip(&record.words);
+            if self.used > 0
+                && span.end.load(Relaxed) == record.start
+                && both.all(|(word, new)| word.load(Relaxed) == *new)
+            {
+                // Only the writer looks at what is being written, and every word of it is published at once.
+                span.end.store(record.end, Relaxed);
+                return;
+            }
+        }
+        let (Some(span), Some(words)) = (
+            self.table.spans.get(self.used),
+            self.table.words.get(self.used),
+        ) else {
+            crate::abort(format_args!("a map of ranges outgrew its buffer"));
+        };
+        span.start.store(record.start, Relaxed);
+        span.end.store(record.end, Relaxed);
+        for (word, new) in words.iter().zip(record.words) {
+            word.store(new, Relaxed);
+        }
+        self.used += 1;
+    }
+
+    /// Says how many there are.
+    pub(super) fn finish(self) {
+        if let Some(used) = self.table.used {
+            used.store(self.used, Relaxed);
+        }
+    }
+}
+
+/// A buffer of its own with copies of ranges.
+pub(crate) struct Snapshot<const WORDS: usize> {
+    buffer: *mut Buffer<WORDS>,
+}
+
+// SAFETY: the mapping is the snapshot's own, and is not written once it is made.
+unsafe impl<const WORDS: usize> Send for Snapshot<WORDS> {}
+// SAFETY: as above.
+unsafe impl<const WORDS: usize> Sync for Snapshot<WORDS> {}
+
+impl<const WORDS: usize> Snapshot<WORDS> {
+    /// Copies a table that nobody writes meanwhile; `None` when there is no memory.
+    pub(super) fn of(table: Table<'_, WORDS>) -> Option<Self> {
+        let mut snapshot = Snapshot { buffer: null_mut() };
+        if table.len() > 0 {
+            snapshot.buffer = Buffer::map(table.len(), null_mut())?.as_ptr();
+            let mut draft = Draft::new(snapshot.table());
+            table
+                .records(0, table.len())
+                .for_each(|record| draft.push(&record));
+            draft.finish();
+        }
+        Some(snapshot)
+    }
+
+    fn table(&self) -> Table<'_, WORDS> {
+        // SAFETY: null, or a buffer that the snapshot owns.
+        unsafe { Table::at(self.buffer) }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Record<WORDS>> + '_ {
+        let table = self.table();
+        table.records(0, table.len())
+    }
+}
+
+impl<const WORDS: usize> Drop for Snapshot<WORDS> {
+    fn drop(&mut self) {
+        // SAFETY: its own, and nobody borrows it any more.
+        unsafe { Buffer::unmap_all(self.buffer) };
+    }
+}
