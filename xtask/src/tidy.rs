@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules of the library, top-down: each uses only those after it.
-const ORDER: [&str; 12] = [
+const ORDER: [&str; 13] = [
+    "pages",
     "slab",
     "page",
     "mempolicy",

@@ -2,9 +2,11 @@
 //!
 //! Modules, top-down; each uses only those below it:
 //!
+//! * [`pages`]: single pages by memory policy.
 //! * [`slab`]: object caches, and [`slab::kmalloc`], caches by size.
 //! * [`page`]: memory from the system, by node.
 //! * [`mempolicy`]: which nodes memory comes from; useful without the allocator.
+//! * [`mempolicy`]: which nodes memory comes from.
 //! * [`shepherd`]: folds counts from afar, and has idle caches give back.
 //! * [`vmstat`]: counts by item and zone.
 //! * [`counter`]: counts that every CPU adds to on its own.
@@ -20,6 +22,7 @@ mod lock;
 pub mod mempolicy;
 mod nodes;
 pub mod page;
+pub mod pages;
 mod percpu;
 pub mod segment;
 pub mod shepherd;

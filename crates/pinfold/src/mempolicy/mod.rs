@@ -16,6 +16,7 @@
 mod abi;
 mod bind;
 mod buffer;
+mod calls;
 mod error;
 mod format;
 mod latch;
@@ -24,21 +25,26 @@ mod parse;
 mod parse_error;
 mod placement;
 mod policy;
+mod process;
 mod ranges;
 mod refusal;
+mod shared;
 
 pub use error::{Call, PolicyError};
 pub use mode::{Flags, Mode};
-pub(crate) use placement::Placement;
 pub use parse_error::{ParseError, Wrong};
+pub(crate) use placement::Placement;
 #[allow(
     unused_imports,
     reason = "for those who keep policies where many threads look"
 )]
 pub(crate) use policy::WORDS;
 pub use policy::{Mempolicy, SYSTEM_DEFAULT};
+pub use process::VARIABLE;
+pub(crate) use process::init;
 pub use ranges::RangeError;
 pub(crate) use ranges::{fork_done, fork_prepare, is_lock_held};
+pub use shared::SharedPolicy;
 
 /// What the model in loom replaces.
 mod primitive {

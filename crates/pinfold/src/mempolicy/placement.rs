@@ -1,8 +1,12 @@
 //! A policy as the allocator follows it: over the nodes that it tells apart, in two words.
 
-use super::weights::Weights;
 use super::{Mempolicy, Mode};
 use crate::nodes;
+use core::sync::atomic::AtomicU8;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// The weight of each node, as it was when a policy that goes by them was last taken up; 0 counts as 1.
+static WEIGHTS: [AtomicU8; nodes::MAX_NODES] = [const { AtomicU8::new(0) }; nodes::MAX_NODES];
 
 /// Where to allocate by a policy: nodes by the allocator's own numbers, not the system's.
 ///
@@ -80,7 +84,7 @@ impl Placement {
 
     /// Each node as often in a row as its weight says.
     fn weighted(self, index: u64) -> usize {
-        let weight = |node: usize| u64::from(Weights::of_number(node));
+        let weight = |node: usize| u64::from(WEIGHTS[node].load(Relaxed)).max(1);
         let members = || (0..64).filter(|node| self.mask >> node & 1 == 1);
         let mut left = index % members().map(weight).sum::<u64>().max(1);
         let chosen = members().find(|&node| match left.checked_sub(weight(node)) {

@@ -11,8 +11,8 @@ use super::commit::commit;
 use super::free_runs::FreeRuns;
 use super::numa::{self, Ask};
 use super::{
-    CHUNK_GRANULES, Frame, GRANULE, LARGE, MAX_NODES, STRIPE_GRANULES, STRIPES, State,
-    address_of, frame, index_of_run, ready, set_entry,
+    CHUNK_GRANULES, GRANULE, LARGE, MAX_NODES, STRIPE_GRANULES, STRIPES, State, address_of, frame,
+    index_of_run, ready, set_entry,
 };
 use super::{gave_back, took};
 use crate::lock::{Guard, Lock};

@@ -39,11 +39,11 @@ pub(crate) use arena::{
     alloc_run_on, fork_done, fork_prepare, keep, relieve, too_much_dirty, unkeep,
 };
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
-pub(crate) use numa::{Ask, count_pages};
-pub use numa::{NUMA_STAT, NumaItem};
 pub(crate) use meta::{
     alloc as alloc_meta, fork_done as fork_meta_done, fork_prepare as fork_prepare_meta,
 };
+pub(crate) use numa::{Ask, count_pages};
+pub use numa::{NUMA_STAT, NumaItem};
 
 use arena::{CHUNKS, arena_at, places};
 

@@ -90,7 +90,7 @@ impl<'n> Builder<'n> {
     /// ```
     #[must_use]
     pub fn policy(mut self, policy: &Mempolicy) -> Self {
-        super::init();
+        crate::mempolicy::init();
         self.options.placement = Placement::of(policy);
         self
     }

@@ -24,7 +24,7 @@ use super::sheaf::{Sheaf, SheafList, word_is_full};
 use super::{KmemCache, grace, hands};
 use crate::lock::{Guard, Lock};
 use crate::segment::SlabEvent;
-use crate::{nodes, sys};
+use crate::sys;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};

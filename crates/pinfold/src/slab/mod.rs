@@ -66,7 +66,8 @@ pub use typed::{
     Cache, Handle, Kept, ObjectCache, Reusable, Shared, SharedCache, TryAllocError, UninitHandle,
 };
 
-use crate::{nodes, page};
+use crate::nodes;
+use crate::page::{self, Ask};
 use cache::Cache as Descriptor;
 use core::alloc::Layout;
 use core::fmt;

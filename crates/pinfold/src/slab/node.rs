@@ -84,7 +84,7 @@ impl Node {
 
     /// One for each node of the machine.
     pub(super) fn make_all() -> Option<&'static [Node]> {
-        super::init();
+        crate::mempolicy::init();
         let count = crate::nodes::count();
         let nodes = page::alloc_meta(Layout::array::<Node>(count).ok()?)?.cast::<Node>();
         for nth in 0..count {
@@ -227,12 +227,7 @@ impl Node {
     }
 
     /// Takes objects from slabs, past the sheaves; returns how many.
-    pub(super) fn take_objects(
-        &self,
-        cache: &Cache,
-        ask: Ask,
-        objects: &mut [*mut u8],
-    ) -> usize {
+    pub(super) fn take_objects(&self, cache: &Cache, ask: Ask, objects: &mut [*mut u8]) -> usize {
         let Some(mut stock) = self.stock() else {
             return 0;
         };

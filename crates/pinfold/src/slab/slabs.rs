@@ -16,7 +16,7 @@
 use super::cache::Cache;
 use super::look::Counts;
 use super::purge::PURGED;
-use crate::page::{self, GRANULE};
+use crate::page::{self, Ask, GRANULE};
 use crate::segment::SlabEvent;
 use crate::sys::{self, die};
 use core::ptr::NonNull;

@@ -2,8 +2,7 @@
 
 use super::report::StandardError;
 use super::{DebugFlags, Kind, Plan, Report, Track, raise, silently};
-use crate::nodes;
-use crate::page;
+use crate::page::{self, Ask};
 use crate::segment::SlabEvent;
 use crate::slab::cache::{Cache, by_slot};
 use crate::slab::node::Node;

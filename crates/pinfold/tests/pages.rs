@@ -1,0 +1,254 @@
+//! Pages and caches by policy, on four nodes made up by `PINFOLD_FAKE_NODES`: each test runs in a process of its own, this binary
+//! again.
+
+mod common;
+
+use common::{Random, cpus, pin};
+use pinfold::mempolicy::{Mempolicy, RangeError};
+use pinfold::page::node_of;
+use pinfold::pages::Pages;
+use pinfold::slab::KmemCache;
+use std::alloc::Layout;
+use std::collections::HashSet;
+use std::ptr::NonNull;
+
+const NODES: usize = 4;
+
+/// Runs an ignored test of this file with so many nodes.
+fn with_nodes(nodes: usize, test: &str) {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
+        .env("PINFOLD_FAKE_NODES", nodes.to_string())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{test}: {text}");
+    let passed = String::from_utf8_lossy(&output.stdout).contains("1 passed");
+    assert!(passed, "{test} did not run");
+}
+
+fn faked() -> bool {
+    std::env::var("PINFOLD_FAKE_NODES").is_ok_and(|nodes| nodes == NODES.to_string())
+}
+
+fn policy(text: &str) -> Mempolicy {
+    Mempolicy::parse(text).unwrap()
+}
+
+fn node(page: NonNull<u8>) -> usize {
+    node_of(page.as_ptr() as usize)
+}
+
+/// The nodes of the pages for these places, which go back at once.
+fn nodes_of(pages: &Pages, places: impl Iterator<Item = u64>) -> Vec<usize> {
+    let taken: Vec<_> = places.map(|place| pages.alloc(place).unwrap()).collect();
+    let nodes = taken.iter().map(|&page| node(page)).collect();
+    for page in taken {
+        // SAFETY: it came from there and is not used.
+        unsafe { pages.free(page) };
+    }
+    nodes
+}
+
+#[test]
+fn every_mode_places_pages_where_it_says() {
+    with_nodes(NODES, "modes");
+}
+
+#[test]
+#[ignore = "needs four nodes; run by every_mode_places_pages_where_it_says"]
+fn modes() {
+    if !faked() {
+        return;
+    }
+    // CPU c is on node c: so CPU 1 is on node 1.
+    let local = if cpus() > 1 { 1 } else { 0 };
+    pin(local);
+    let pages = Pages::new("modes").unwrap();
+    for (text, expected) in [
+        ("local", vec![local; 8]),
+        ("prefer:2", vec![2; 8]),
+        ("bind:3", vec![3; 8]),
+        ("bind:0-1", vec![local; 8]),
+        // On the ring 0-1-2-3 the nearest of 2 and 3: from 0 it is 3, from 1 it is 2.
+        ("bind:2-3", vec![if local == 0 { 3 } else { 2 }; 8]),
+        ("prefer (many):2-3", vec![if local == 0 { 3 } else { 2 }; 8]),
+        ("interleave:0-3", vec![0, 1, 2, 3, 0, 1, 2, 3]),
+        ("interleave:1,3", vec![1, 3, 1, 3, 1, 3, 1, 3]),
+        ("interleave", vec![0, 1, 2, 3, 0, 1, 2, 3]),
+        ("default", vec![local; 8]),
+        // No such node: all are meant.
+        ("bind:9", vec![local; 8]),
+    ] {
+        pages.set_policy(0..100, Some(&policy(text))).unwrap();
+        assert_eq!(nodes_of(&pages, 0..8), expected, "{text}");
+    }
+    pages.set_policy(0..100, None).unwrap();
+    assert_eq!(nodes_of(&pages, 0..8), vec![local; 8]);
+}
+
+#[test]
+fn ranges_have_policies_of_their_own() {
+    with_nodes(NODES, "ranges");
+}
+
+#[test]
+#[ignore = "needs four nodes; run by ranges_have_policies_of_their_own"]
+fn ranges() {
+    if !faked() {
+        return;
+    }
+    pin(0);
+    let pages = Pages::new("ranges").unwrap();
+    pages.set_policy(0..100, Some(&policy("bind:1"))).unwrap();
+    pages.set_policy(40..60, Some(&policy("bind:2"))).unwrap();
+    pages.set_policy(50..55, None).unwrap();
+    let places = [0, 39, 40, 49, 50, 54, 55, 59, 60, 99, 100];
+    assert_eq!(
+        nodes_of(&pages, places.into_iter()),
+        [1, 1, 2, 2, 0, 0, 2, 2, 1, 1, 0]
+    );
+    assert_eq!(pages.effective(45), Some(policy("bind:2")));
+    assert_eq!(pages.effective(52), None);
+    let reversed = core::ops::Range { start: 5, end: 4 };
+    assert_eq!(
+        pages.set_policy(reversed, Some(&policy("local"))),
+        Err(RangeError::Empty)
+    );
+}
+
+#[test]
+fn pages_are_apart_and_go_home() {
+    with_nodes(NODES, "storm");
+}
+
+#[test]
+#[ignore = "needs four nodes; run by pages_are_apart_and_go_home"]
+fn storm() {
+    if !faked() {
+        return;
+    }
+    let pages = Pages::new("storm").unwrap();
+    let texts = ["interleave", "bind:2", "prefer (many):1,3", "local"];
+    pages.set_policy(0..1000, Some(&policy(texts[0]))).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let pages = &pages;
+            scope.spawn(move || work(pages, thread));
+        }
+        // Policies change beside them.
+        let mut random = Random::new(99);
+        for _ in 0..2000 {
+            let start = random.below(900);
+            let text = texts[random.below(texts.len() as u64) as usize];
+            let range = start..start + 1 + random.below(100);
+            pages.set_policy(range, Some(&policy(text))).unwrap();
+        }
+    });
+    pages.shrink().unwrap();
+    for list in pages.lists() {
+        assert_eq!((list.active, list.count), (0, 0), "{list}");
+    }
+}
+
+/// Takes and gives pages, each marked with its owner from end to end.
+fn work(pages: &Pages, thread: usize) {
+    let mut random = Random::new(thread as u64 + 1);
+    let mut held: Vec<(NonNull<u8>, u64)> = Vec::new();
+    let words = pages.page_size() / 8;
+    for round in 0..20_000 {
+        if held.len() < 100 && random.below(2) == 0 {
+            let page = pages.alloc(random.below(1000)).unwrap();
+            let mark = (thread as u64) << 32 | round;
+            for at in [0, words - 1] {
+                // SAFETY: the page is ours, and so large.
+                unsafe { page.cast::<u64>().add(at).write(mark) };
+            }
+            held.push((page, mark));
+        } else if !held.is_empty() {
+            let (page, mark) = held.swap_remove(random.below(held.len() as u64) as usize);
+            for at in [0, words - 1] {
+                // SAFETY: as above.
+                assert_eq!(unsafe { page.cast::<u64>().add(at).read() }, mark);
+            }
+            // SAFETY: it came from there and is not used any more.
+            unsafe { pages.free(page) };
+        }
+    }
+    for (page, _) in held {
+        // SAFETY: as above.
+        unsafe { pages.free(page) };
+    }
+}
+
+#[test]
+fn allocations_are_counted_when_asked_for() {
+    with_nodes(NODES, "counted");
+}
+
+#[test]
+#[ignore = "needs four nodes; run by allocations_are_counted_when_asked_for"]
+fn counted() {
+    if !faked() {
+        return;
+    }
+    pin(0);
+    let pages = Pages::new("counted").unwrap();
+    pages
+        .set_policy(0..100, Some(&policy("interleave:0-3")))
+        .unwrap();
+    nodes_of(&pages, 0..100);
+    assert_eq!(
+        pages.numa_stat().to_string(),
+        "numa_hit 0\nnuma_miss 0\nnuma_foreign 0\ninterleave_hit 0\nlocal_node 0\nother_node 0\n"
+    );
+    pages.set_counting(true);
+    nodes_of(&pages, 0..100);
+    nodes_of(&pages, 200..210);
+    assert_eq!(
+        pages.numa_stat().to_string(),
+        "numa_hit 110\nnuma_miss 0\nnuma_foreign 0\ninterleave_hit 100\nlocal_node 35\nother_node 75\n"
+    );
+}
+
+#[test]
+fn caches_have_policies_of_their_own() {
+    with_nodes(NODES, "caches");
+}
+
+#[test]
+#[ignore = "needs four nodes; run by caches_have_policies_of_their_own"]
+fn caches() {
+    if !faked() {
+        return;
+    }
+    pin(0);
+    for hardened in [false, true] {
+        for (text, expected) in [
+            ("bind:2", vec![2]),
+            ("prefer:3", vec![3]),
+            ("interleave:1-3", vec![1, 2, 3]),
+            ("local", vec![0]),
+            ("default", vec![0]),
+        ] {
+            let layout = Layout::new::<[u64; 64]>();
+            let builder = KmemCache::builder("placed", layout).hardened(hardened);
+            let cache = builder.policy(&policy(text)).build().unwrap();
+            // Twice: what was freed comes back from where it went.
+            for _ in 0..2 {
+                let mut objects: Vec<_> = (0..1000).map(|_| cache.alloc().unwrap()).collect();
+                let mut bulk = [std::ptr::null_mut(); 300];
+                assert_eq!(cache.alloc_bulk(&mut bulk), 300);
+                objects.extend(bulk.into_iter().map(|object| NonNull::new(object).unwrap()));
+                let seen: HashSet<_> = objects.iter().map(|&object| node(object)).collect();
+                assert_eq!(seen, expected.iter().copied().collect(), "{text}");
+                for object in objects {
+                    // SAFETY: it came from this cache.
+                    unsafe { cache.free(object) };
+                }
+                cache.validate().unwrap();
+            }
+            cache.destroy().unwrap();
+        }
+    }
+}
