@@ -141,9 +141,8 @@ pub(super) fn took_fresh(node: usize, granules: usize) {
 }
 
 fn look(room: &Room, node: NodeId) {
-    let figures = Topology::read_memory_of(b"/", node);
+    let [total, free] = Topology::memory_figures(b"/", node);
+    room.reserve.store(total.unwrap_or(0) / RESERVE, Relaxed);
     // A node that does not say has as much as anybody wants: the kernel knows better.
-    let (total, free) = figures.unwrap_or((0, u64::MAX));
-    room.reserve.store(total / RESERVE, Relaxed);
-    room.free.store(free, Relaxed);
+    room.free.store(free.unwrap_or(u64::MAX), Relaxed);
 }

@@ -169,23 +169,24 @@ impl Topology {
     /// read.
     pub fn memory_of(&self, root: &[u8], node: NodeId) -> u64 {
         let share = || (sys::physical_memory() / self.with_memory.len().max(1)) as u64;
-        Topology::read_memory_of(root, node).map_or_else(share, |(total, _)| total)
+        let [total, _] = Topology::memory_figures(root, node);
+        total.unwrap_or_else(share)
     }
 
-    /// Bytes of memory that a node has, and how many of them are free; `None` where no file says. One file read.
-    pub(crate) fn read_memory_of(root: &[u8], node: NodeId) -> Option<(u64, u64)> {
+    /// Bytes of memory that a node has, and how many of them are free, where a file says. One file read.
+    pub(crate) fn memory_figures(root: &[u8], node: NodeId) -> [Option<u64>; 2] {
         let mut text = [0u8; 4096];
         let mut path = [0u8; 96];
-        let length = node_file(node, b"/meminfo", &mut path)?;
-        let text = read_file_below(root, &path[..length], &mut text).ok()?;
+        let text = node_file(node, b"/meminfo", &mut path)
+            .and_then(|length| read_file_below(root, &path[..length], &mut text).ok())
+            .unwrap_or_default();
         // "Node 0 MemTotal:       16000000 kB"
-        let figure = |name: &[u8]| {
+        [&b"MemTotal:"[..], b"MemFree:"].map(|name| {
             let words = text.split(u8::is_ascii_whitespace);
             let mut after = words.skip_while(|word| *word != name);
             let kib = after.find_map(|word| number(word).ok())?;
             Some(kib as u64 * 1024)
-        };
-        Some((figure(b"MemTotal:")?, figure(b"MemFree:")?))
+        })
     }
 
     /// How far memory of node `to` is from CPUs of node `from`, as the firmware says: 10 is local. One file read; 10 and
