@@ -11,33 +11,42 @@
 //! * A policy holds for a *range* of addresses or for a *thread*. The *effective* one of an allocation is the range's, else the
 //!   thread's, else [`SYSTEM_DEFAULT`]; a `default` policy counts as none.
 //!
-//! The files, bottom-up: `abi` the kernel's numbers; `mode`; `policy` the value; `parse` and `format` the text; `bind`.
+//! The files, bottom-up: `abi` the kernel's numbers; `mode`; `policy` the value; `parse` and `format` the text; `bind`;
+//! `calls` and `pages` the system calls; `weights`, `order` and `place` where pages go; `effective` which policy holds.
 
 mod abi;
 mod bind;
 mod buffer;
 mod calls;
+mod effective;
 mod error;
 mod format;
 mod latch;
 mod mode;
+mod order;
+mod pages;
 mod parse;
 mod parse_error;
+mod place;
 mod placement;
 mod policy;
 mod process;
 mod ranges;
 mod refusal;
 mod shared;
+mod weights;
 
+pub use calls::{
+    Move, apply, available, mems_allowed, node_at, policy_at, set_for_thread, set_home_node, thread,
+};
+pub use effective::effective;
 pub use error::{Call, PolicyError};
 pub use mode::{Flags, Mode};
+pub use order::Distances;
+pub use pages::{PageNode, migrate, move_pages, nodes_of_pages};
 pub use parse_error::{ParseError, Wrong};
+pub use place::{node_for, zonelist};
 pub(crate) use placement::Placement;
-#[allow(
-    unused_imports,
-    reason = "for those who keep policies where many threads look"
-)]
 pub(crate) use policy::WORDS;
 pub use policy::{Mempolicy, SYSTEM_DEFAULT};
 pub use process::VARIABLE;
@@ -45,6 +54,7 @@ pub(crate) use process::init;
 pub use ranges::RangeError;
 pub(crate) use ranges::{fork_done, fork_prepare, is_lock_held};
 pub use shared::SharedPolicy;
+pub use weights::Weights;
 
 /// What the model in loom replaces.
 mod primitive {

@@ -1,7 +1,8 @@
 //! A policy as the allocator follows it: over the nodes that it tells apart, in two words.
 
-use super::{Mempolicy, Mode};
+use super::{Mempolicy, Mode, Weights};
 use crate::nodes;
+use crate::topology::NodeId;
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -36,6 +37,9 @@ impl Placement {
                 if mask == 0 { all } else { mask }
             }
         };
+        if policy.mode() == Mode::WeightedInterleave {
+            weigh();
+        }
         Some(Placement {
             mode: policy.mode(),
             mask,
@@ -121,6 +125,15 @@ impl Placement {
         by_distance()
             .filter(move |&node| !own_first || self.has(node))
             .chain(by_distance().filter(move |&node| others_last && !self.has(node)))
+    }
+}
+
+/// Reads the nodes' weights.
+fn weigh() {
+    let ids = (0..nodes::real()).map(nodes::id).collect();
+    let weights = Weights::read(b"/", &ids);
+    for (node, weight) in WEIGHTS.iter().enumerate().take(nodes::real()) {
+        weight.store(weights.weight(NodeId(nodes::id(node))), Relaxed);
     }
 }
 
