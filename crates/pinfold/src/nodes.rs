@@ -65,13 +65,10 @@ pub(crate) fn init(known: &Known) {
     // Two threads at once find the same.
     let real = fake().unwrap_or_else(|| machine(known).unwrap_or(1));
     REAL.store(real, Relaxed);
-    let count = if real > 1 && own_policy {
-        real + 1
-    } else {
-        real
-    };
+    let kernels = real > 1 && (known.policy)();
     // Release pairs with the acquire in `count`.
-    COUNT.store(count, Release);
+    COUNT.store(real + usize::from(kernels), Release);
+    // Release pairs with the acquire in `are_known`.
     DONE.store(true, Release);
 }
 
