@@ -84,14 +84,14 @@ fn fake() -> Option<usize> {
     for (cpu, node) in OF_CPU.iter().enumerate() {
         node.store((cpu % nodes) as u8, Relaxed);
     }
-    for from in 0..nodes {
+    for (from, places) in BY_DISTANCE.iter().enumerate().take(nodes) {
         let ring = |to: &usize| {
             let ahead = (to + nodes - from) % nodes;
             (ahead.min(nodes - ahead), ahead)
         };
         let mut sorted: [usize; MAX_NODES] = core::array::from_fn(|to| to);
         sorted[..nodes].sort_unstable_by_key(ring);
-        for (place, to) in BY_DISTANCE[from].iter().zip(&sorted[..nodes]) {
+        for (place, to) in places.iter().zip(&sorted[..nodes]) {
             place.store(*to as u8, Relaxed);
         }
     }

@@ -161,24 +161,23 @@ impl<'b, const WORDS: usize> Table<'b, WORDS> {
         (page < span.end.load(Relaxed)).then_some(at)
     }
 
-    /// Copies words of a range from `first` on; leaves alone what is beyond the last word.
+    /// The words of a range that have these numbers; 0 for one that there is not.
     #[inline(always)]
-    pub(super) fn copy_words(self, at: usize, first: usize, out: &mut [u64]) {
-        let words = self.words.get(at).and_then(|words| words.get(first..));
-        for (out, word) in out.iter_mut().zip(words.unwrap_or_default()) {
-            *out = word.load(Relaxed);
-        }
+    pub(super) fn words<const N: usize>(self, at: usize, wanted: [usize; N]) -> [u64; N] {
+        let words = self.words.get(at);
+        wanted.map(|n| {
+            let word = words.and_then(|words| words.get(n));
+            word.map_or(0, |word| word.load(Relaxed))
+        })
     }
 
     /// The range with number `at`, below [`len`](Self::len).
     pub(super) fn record(self, at: usize) -> Option<Record<WORDS>> {
         let span = self.spans().get(at)?;
-        let mut words = [0; WORDS];
-        self.copy_words(at, 0, &mut words);
         Some(Record {
             start: span.start.load(Relaxed),
             end: span.end.load(Relaxed),
-            words,
+            words: self.words(at, core::array::from_fn(|n| n)),
         })
     }
 
@@ -272,9 +271,9 @@ impl<const WORDS: usize> Snapshot<WORDS> {
         unsafe { Table::at(self.buffer) }
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Record<WORDS>> + '_ {
-        let table = self.table();
-        table.records(0, table.len())
+    /// The range with number `at`, in order; `None` behind the last.
+    pub(crate) fn record(&self, at: usize) -> Option<Record<WORDS>> {
+        self.table().record(at)
     }
 }
 

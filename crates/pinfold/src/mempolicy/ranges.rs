@@ -73,20 +73,21 @@ impl<const WORDS: usize> Ranges<WORDS> {
         }
     }
 
-    /// Copies words of the range that covers `page`, from word `first` on, to `out`; false when none does, and then `out` is anything.
+    /// The words with these numbers of the range that covers `page`, all from one moment; `None` when no range does.
     ///
     /// O(log n), without a lock and without a write to shared memory; looks again when a set was published meanwhile.
-    #[inline]
-    pub(crate) fn lookup(&self, page: u64, first: usize, out: &mut [u64]) -> bool {
+    #[inline(always)]
+    pub(crate) fn lookup<const N: usize>(&self, page: u64, wanted: [usize; N]) -> Option<[u64; N]> {
         self.latch.read(|buffer| {
             // SAFETY: buffers live as long as the map, which is borrowed.
             let table = unsafe { Table::at(buffer) };
-            let found = table.covering(page);
-            if let Some(at) = found {
-                table.copy_words(at, first, out);
-            }
-            found.is_some()
+            table.covering(page).map(|at| table.words(at, wanted))
         })
+    }
+
+    /// As [`lookup`](Self::lookup), of all words.
+    pub(crate) fn lookup_all(&self, page: u64) -> Option<[u64; WORDS]> {
+        self.lookup(page, core::array::from_fn(|n| n))
     }
 
     /// The first range that has pages from `page` on.
