@@ -4,6 +4,7 @@
 //!
 //! * [`slab`]: object caches, and [`slab::kmalloc`], caches by size.
 //! * [`page`]: memory from the system, by node.
+//! * [`mempolicy`]: which nodes memory comes from; useful without the allocator.
 //! * [`shepherd`]: folds counts from afar, and has idle caches give back.
 //! * [`vmstat`]: counts by item and zone.
 //! * [`counter`]: counts that every CPU adds to on its own.
@@ -16,6 +17,7 @@ extern crate std;
 
 pub mod counter;
 mod lock;
+pub mod mempolicy;
 mod nodes;
 pub mod page;
 mod percpu;

@@ -5,7 +5,7 @@ use core::fmt;
 /// A set of small numbers, as the kernel writes them: `0-3,8,10-14:2/4`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Set<const WORDS: usize> {
-    pub(super) words: [u64; WORDS],
+    pub(crate) words: [u64; WORDS],
 }
 
 /// What is wrong with a list of numbers.
@@ -35,6 +35,9 @@ impl<const WORDS: usize> Default for Set<WORDS> {
 }
 
 impl<const WORDS: usize> Set<WORDS> {
+    /// The empty set.
+    pub const EMPTY: Self = Set { words: [0; WORDS] };
+
     /// The set of the numbers in a list as the kernel writes it; an empty text is the empty set.
     ///
     /// # Errors
@@ -123,6 +126,18 @@ impl<const WORDS: usize> Set<WORDS> {
         both
     }
 
+    /// The numbers that are in either set.
+    #[must_use]
+    pub fn or(&self, other: &Self) -> Self {
+        let mut either = self.clone();
+        either
+            .words
+            .iter_mut()
+            .zip(other.words)
+            .for_each(|(word, other)| *word |= other);
+        either
+    }
+
     /// The numbers that are not in the other set.
     #[must_use]
     pub fn without(&self, other: &Self) -> Self {
@@ -132,6 +147,15 @@ impl<const WORDS: usize> Set<WORDS> {
             .zip(other.words)
             .for_each(|(word, other)| *word &= !other);
         rest
+    }
+}
+
+impl<const WORDS: usize> FromIterator<usize> for Set<WORDS> {
+    /// The set of some numbers; those that are too large are left out.
+    fn from_iter<I: IntoIterator<Item = usize>>(numbers: I) -> Self {
+        let mut set = Self::default();
+        numbers.into_iter().for_each(|n| set.insert(n));
+        set
     }
 }
 

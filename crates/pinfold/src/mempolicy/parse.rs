@@ -1,0 +1,221 @@
+//! Text as a policy: the grammar of tmpfs's `mpol=`, what the kernel prints besides, and friendlier names.
+//!
+//! ```text
+//! policy  [ "mpol=" ] mode [ "=" flag { "|" flag } ] [ ":" nodes ] [ "@" home ]
+//! nodes   "all", or numbers and ranges as in 0-3,8,10-20:2/5
+//! ```
+
+use super::format::FLAGS;
+use super::{Flags, Mempolicy, Mode, ParseError, Wrong};
+use crate::topology::{NODES_MOST, NodeId, NodeSet};
+
+/// Longer texts are refused unread, in bytes: every list of 1024 nodes that makes sense is shorter.
+pub(super) const LENGTH_MOST: usize = 8192;
+
+/// Names beside the kernel's own.
+const ALSO: [(&str, Mode); 5] = [
+    ("preferred", Mode::Preferred),
+    ("preferred-many", Mode::PreferredMany),
+    ("prefer-many", Mode::PreferredMany),
+    ("preferred (many)", Mode::PreferredMany),
+    ("weighted-interleave", Mode::WeightedInterleave),
+];
+
+impl Mempolicy {
+    /// Reads a policy: `mode[=flag[|flag]][:nodes][@home]`, after an optional `mpol=`.
+    ///
+    /// * Modes: `default`, `prefer`, `bind`, `interleave`, `weighted interleave`, `local`, `prefer (many)`, as the kernel has
+    ///   them; also `preferred`, `prefer-many`, `preferred-many`, `weighted-interleave`.
+    /// * Flags: `static`, `relative`, `balancing`.
+    /// * Nodes: numbers and ranges, or `all`; `prefer` takes one number. Which modes take how many, see
+    ///   [`Mempolicy::new`].
+    /// * Home node: of `bind` and `prefer (many)`.
+    ///
+    /// Takes time in proportion to the text's length; of texts beyond 8 KiB only the beginning is looked at. Whether nodes
+    /// are there is not looked at.
+    ///
+    /// # Errors
+    ///
+    /// [`ParseError`]: which piece is wrong, where it stands, and what to write.
+    ///
+    /// ```
+    /// use pinfold::mempolicy::Mempolicy;
+    ///
+    /// let policy = Mempolicy::parse("mpol=bind=static|balancing:0-1")?;
+    /// assert_eq!(policy.to_string(), "bind=static|balancing:0-1");
+    /// let error = Mempolicy::parse("bind:0-x").unwrap_err();
+    /// assert_eq!(error.position(), 5);
+    /// assert!(error.to_string().starts_with("\"0-x\" at byte 5:"));
+    /// # Ok::<(), pinfold::mempolicy::ParseError>(())
+    /// ```
+    pub fn parse(text: &str) -> Result<Mempolicy, ParseError> {
+        if text.len() > LENGTH_MOST {
+            return Err(ParseError::new(Piece { text, at: 0 }, Wrong::TooLong));
+        }
+        let whole = Piece { text, at: 0 }.trimmed();
+        let whole = whole.without("mpol=").unwrap_or(whole);
+        let (head, rest) = whole.split_at_any(&[':', '@']);
+        let (name, flags) = head.split_at_any(&['=']);
+        let mode = mode(name)?;
+        let flags = flags.map_or(Ok(Flags::NONE), |(_, text)| flags_of(mode, text))?;
+        let (list, home) = match rest {
+            Some((':', rest)) => {
+                let (list, home) = rest.split_at_any(&['@']);
+                (Some(list), home.map(|(_, home)| home))
+            }
+            other => (None, other.map(|(_, home)| home)),
+        };
+        let nodes = list.map_or(Ok(NodeSet::EMPTY), |list| nodes_of(mode, list))?;
+        let refused = |rule| ParseError::new(whole, Wrong::Rule(rule));
+        let mut policy = Mempolicy::new(mode, flags, nodes).map_err(refused)?;
+        if let Some(home) = home {
+            let node = number(home, home)?;
+            policy.set_home_node(Some(NodeId(node))).map_err(refused)?;
+        }
+        Ok(policy)
+    }
+}
+
+impl core::str::FromStr for Mempolicy {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Mempolicy, ParseError> {
+        Mempolicy::parse(text)
+    }
+}
+
+fn mode(name: Piece<'_>) -> Result<Mode, ParseError> {
+    let own = Mode::ALL.map(|mode| (mode.name(), mode));
+    let mut known = own.into_iter().chain(ALSO);
+    known
+        .find(|(known, _)| *known == name.text)
+        .map(|(_, mode)| mode)
+        .ok_or(ParseError::new(name, Wrong::Mode))
+}
+
+fn flags_of(mode: Mode, text: Piece<'_>) -> Result<Flags, ParseError> {
+    // Kernels before 6.12 print `bind=:0` of a policy that has `balancing` and no other flag.
+    if text.text.is_empty() && mode == Mode::Bind {
+        return Ok(Flags::BALANCING);
+    }
+    let mut flags = Flags::NONE;
+    for item in text.items(|c| c == '|') {
+        let known = FLAGS.iter().find(|(_, name)| *name == item.text);
+        let (flag, _) = known.ok_or(ParseError::new(item, Wrong::Flag))?;
+        flags = flags | *flag;
+    }
+    Ok(flags)
+}
+
+/// The nodes of a list that stands behind a colon.
+fn nodes_of(mode: Mode, list: Piece<'_>) -> Result<NodeSet, ParseError> {
+    if matches!(mode, Mode::Default | Mode::Local) {
+        return Err(ParseError::new(list, Wrong::NodesForNone));
+    }
+    if mode == Mode::Preferred {
+        // Ranges of one are refused too, as by the kernel.
+        let node =
+            number(list, list).map_err(|error| error.instead(Wrong::Number, Wrong::OneNode))?;
+        return Ok([node].into_iter().collect());
+    }
+    if list.text == "all" {
+        return Ok((0..NODES_MOST).collect());
+    }
+    let mut nodes = NodeSet::EMPTY;
+    // The kernel's reader takes several commas or blanks for one.
+    let items = list.items(|c| c == ',' || c.is_ascii_whitespace());
+    for item in items.filter(|item| !item.text.is_empty()) {
+        range(item, &mut nodes)?;
+    }
+    if nodes.is_empty() {
+        return Err(ParseError::new(list, Wrong::NoNodes));
+    }
+    Ok(nodes)
+}
+
+/// Puts the numbers of `first[-last[:used/group]]` in.
+fn range(item: Piece<'_>, nodes: &mut NodeSet) -> Result<(), ParseError> {
+    let (ends, stride) = item.split_at_any(&[':']);
+    let (first, last) = ends.split_at_any(&['-']);
+    let first = number(first, item)?;
+    let last = last.map_or(Ok(first), |(_, last)| number(last, item))?;
+    let (used, group) = match stride {
+        Some((_, stride)) => {
+            let (used, group) = stride.split_at_any(&['/']);
+            let (_, group) = group.ok_or(ParseError::new(item, Wrong::Number))?;
+            (number(used, item)?, number(group, item)?)
+        }
+        None => (1, 1),
+    };
+    if last < first || used == 0 || used > group {
+        return Err(ParseError::new(item, Wrong::Number));
+    }
+    (first..=last)
+        .filter(|n| (n - first) % group < used)
+        .for_each(|n| nodes.insert(n));
+    Ok(())
+}
+
+/// A node's number; a fault is told of `whole`.
+fn number(text: Piece<'_>, whole: Piece<'_>) -> Result<usize, ParseError> {
+    let digits = text.text.as_bytes();
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return Err(ParseError::new(whole, Wrong::Number));
+    }
+    let number = text.text.parse().unwrap_or(usize::MAX);
+    if number < NODES_MOST {
+        Ok(number)
+    } else {
+        Err(ParseError::new(whole, Wrong::TooLarge))
+    }
+}
+
+/// A part of the text, and where it begins, in bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Piece<'t> {
+    pub(super) text: &'t str,
+    pub(super) at: usize,
+}
+
+impl<'t> Piece<'t> {
+    fn trimmed(self) -> Self {
+        let text = self.text.trim_ascii_start();
+        Piece {
+            at: self.at + (self.text.len() - text.len()),
+            text: text.trim_ascii_end(),
+        }
+    }
+
+    fn without(self, prefix: &str) -> Option<Self> {
+        let text = self.text.strip_prefix(prefix)?;
+        Some(Piece {
+            text,
+            at: self.at + prefix.len(),
+        })
+    }
+
+    /// What stands before the first of some characters; which it is, and what follows.
+    fn split_at_any(self, marks: &[char]) -> (Self, Option<(char, Self)>) {
+        let Some(end) = self.text.find(marks) else {
+            return (self, None);
+        };
+        let (text, rest) = self.text.split_at(end);
+        let before = Piece { text, at: self.at };
+        let mut rest = rest.chars();
+        let mark = rest.next().unwrap_or_default();
+        let after = Piece {
+            text: rest.as_str(),
+            at: self.at + end + 1,
+        };
+        (before, Some((mark, after)))
+    }
+
+    fn items(self, mark: fn(char) -> bool) -> impl Iterator<Item = Piece<'t>> {
+        let items = self.text.split(mark);
+        items.scan(self.at, |at, text| {
+            let item = Piece { text, at: *at };
+            *at += text.len() + 1;
+            Some(item)
+        })
+    }
+}

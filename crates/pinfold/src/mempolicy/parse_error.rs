@@ -1,0 +1,135 @@
+//! What is wrong with a policy's text.
+
+use super::parse::{LENGTH_MOST, Piece};
+use super::{Mode, PolicyError};
+use crate::topology::NODES_MOST;
+use core::fmt;
+
+/// What is wrong with a piece of a policy's text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wrong {
+    /// The text is longer than any that makes sense.
+    TooLong,
+    /// No mode has this name.
+    Mode,
+    /// No flag has this name.
+    Flag,
+    /// Not a number, a range or a stride.
+    Number,
+    /// A number that no node can have.
+    TooLarge,
+    /// A list where one number should be.
+    OneNode,
+    /// An empty list behind a colon.
+    NoNodes,
+    /// A list for a mode that takes none.
+    NodesForNone,
+    /// The pieces are right and do not go together.
+    Rule(PolicyError),
+}
+
+/// Bytes of the wrong piece that an error keeps.
+const KEPT: usize = 24;
+
+/// Which piece of a policy's text is wrong, where it stands, and how to mend it.
+///
+/// Small, and holds the piece itself, cut after 24 bytes; nothing is allocated.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ParseError {
+    wrong: Wrong,
+    position: u32,
+    length: u8,
+    cut: bool,
+    piece: [u8; KEPT],
+}
+
+impl ParseError {
+    pub(super) fn new(piece: Piece<'_>, wrong: Wrong) -> ParseError {
+        let length = whole_characters(piece.text, KEPT);
+        let mut kept = [0; KEPT];
+        kept[..length].copy_from_slice(&piece.text.as_bytes()[..length]);
+        ParseError {
+            wrong,
+            position: u32::try_from(piece.at).unwrap_or(u32::MAX),
+            length: length as u8,
+            cut: length < piece.text.len(),
+            piece: kept,
+        }
+    }
+
+    /// The error with another kind, if it was of the kind `of`.
+    pub(super) fn instead(self, of: Wrong, wrong: Wrong) -> ParseError {
+        ParseError {
+            wrong: if self.wrong == of { wrong } else { self.wrong },
+            ..self
+        }
+    }
+
+    /// What is wrong with the piece.
+    pub const fn wrong(&self) -> Wrong {
+        self.wrong
+    }
+
+    /// Where the piece begins, in bytes from the beginning of the text.
+    pub const fn position(&self) -> usize {
+        self.position as usize
+    }
+
+    /// The piece, cut after 24 bytes.
+    pub fn piece(&self) -> &str {
+        core::str::from_utf8(&self.piece[..usize::from(self.length)]).unwrap_or("")
+    }
+}
+
+impl fmt::Debug for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ParseError({self})")
+    }
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Quoted, so that blanks and control characters show.
+        let more = if self.cut { "…" } else { "" };
+        write!(f, "{:?}{more} at byte {}: ", self.piece(), self.position)?;
+        match self.wrong {
+            Wrong::TooLong => write!(f, "longer than any policy; at most {LENGTH_MOST} bytes"),
+            Wrong::Mode => {
+                f.write_str("no such mode; write one of ")?;
+                let mut before = "";
+                for mode in Mode::ALL {
+                    write!(f, "{before}{}", mode.name())?;
+                    before = ", ";
+                }
+                Ok(())
+            }
+            Wrong::Flag => {
+                f.write_str("no such flag; write static, relative or balancing, joined by |")
+            }
+            Wrong::Number => {
+                f.write_str("not a list of nodes; write numbers and ranges, like 0-3,8")
+            }
+            Wrong::TooLarge => write!(f, "no node has this number; they are below {NODES_MOST}"),
+            Wrong::OneNode => f.write_str(
+                "prefer takes one node, a plain number; for several write prefer (many)",
+            ),
+            Wrong::NoNodes => f.write_str("no nodes behind the colon; name some, like 0-3,8"),
+            Wrong::NodesForNone => {
+                f.write_str("this mode takes no nodes; leave the colon and the list out")
+            }
+            Wrong::Rule(rule) => rule.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ParseError {}
+
+/// How many bytes of a text's beginning are whole characters, at most `most`.
+fn whole_characters(text: &str, most: usize) -> usize {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    end
+}

@@ -1,0 +1,89 @@
+//! What the kernel means by an error number of one of these calls.
+
+use super::Call;
+use core::fmt;
+
+impl Call {
+    /// Whether `EPERM` may be the kernel's own answer, for want of `CAP_SYS_NICE` or of rights over a process.
+    pub(super) const fn asks_for_rights(self) -> bool {
+        matches!(self, Call::Mbind | Call::MovePages | Call::MigratePages)
+    }
+}
+
+/// Says what refused the call, and what to do.
+pub(super) fn explain(call: Call, errno: i32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let name = call.name();
+    match reason(call, errno) {
+        Some(reason) => write!(f, "{name}: {reason}"),
+        None => write!(f, "{name}: refused with errno {errno}"),
+    }
+}
+
+fn reason(call: Call, errno: i32) -> Option<&'static str> {
+    Some(match (call, errno) {
+        (Call::SetHomeNode, libc::ENOSYS) => {
+            "not to be had here (ENOSYS): it needs Linux 5.17, and a filter (seccomp, a container's) that lets it \
+             through; distances are measured from the CPU's node"
+        }
+        (_, libc::ENOSYS) => {
+            "not to be had here (ENOSYS): a kernel without NUMA, or a filter (seccomp, a container's) that forbids it; \
+             the default policy stays in effect. In a container, allow the call or add CAP_SYS_NICE"
+        }
+        (Call::Mbind, libc::EPERM) => {
+            "not permitted (EPERM): moving pages that others map too needs CAP_SYS_NICE, moving one's own does not; or \
+             a filter (seccomp, a container's) forbids the call, and the default policy stays in effect"
+        }
+        (Call::MovePages | Call::MigratePages, libc::EPERM) => {
+            "not permitted (EPERM): another process's pages, or nodes that it may not use, need CAP_SYS_NICE; or a \
+             filter (seccomp, a container's) forbids the call"
+        }
+        (_, libc::EPERM) => {
+            "not permitted (EPERM): a filter (seccomp, a container's) forbids it; the default policy stays in effect. \
+             In a container, allow the call or add CAP_SYS_NICE"
+        }
+        (Call::SetMempolicy, libc::EINVAL) => {
+            "refused (EINVAL): none of the nodes is there, has memory and may be used (see Mems_allowed_list in \
+             /proc/self/status), or this kernel does not know the mode or flag (prefer (many) needs Linux 5.15, weighted \
+             interleave 6.9, balancing 5.12)"
+        }
+        (Call::Mbind, libc::EINVAL) => {
+            "refused (EINVAL): the range does not begin at a page, or none of the nodes is there, has memory and may be used \
+             (see Mems_allowed_list in /proc/self/status), or this kernel does not know the mode or flag (prefer (many) \
+             needs Linux 5.15, weighted interleave 6.9, balancing 5.12)"
+        }
+        (Call::SetHomeNode, libc::EINVAL) => {
+            "refused (EINVAL): the range does not begin at a page, or the home node is not online (see \
+             /sys/devices/system/node/online)"
+        }
+        (Call::SetHomeNode, libc::ENOENT) => {
+            "nothing in the range has a policy (ENOENT); apply bind or prefer (many) first"
+        }
+        (Call::SetHomeNode, libc::EOPNOTSUPP) => {
+            "a policy in the range has no home node (EOPNOTSUPP); only bind and prefer (many) have one"
+        }
+        (Call::MigratePages, libc::EINVAL) => {
+            "refused (EINVAL): none of the target nodes is there and may be used (see Mems_allowed_list in \
+             /proc/self/status)"
+        }
+        (_, libc::EINVAL) => "refused (EINVAL): an argument makes no sense to this kernel",
+        (Call::Mbind, libc::EIO) => {
+            "pages lie on other nodes (EIO), and were not to be moved, or could not be; ask for a move, or do not be \
+             strict"
+        }
+        (Call::Mbind | Call::GetMempolicy, libc::EFAULT) => {
+            "part of the range is not mapped (EFAULT); map it first"
+        }
+        (_, libc::EFAULT) => "an address is not mapped (EFAULT)",
+        (_, libc::ENOMEM) => {
+            "the kernel has no memory for it (ENOMEM), or the process has too many mappings (vm.max_map_count)"
+        }
+        (Call::MovePages, libc::ENODEV) => {
+            "a target node is not online (ENODEV); see /sys/devices/system/node/online"
+        }
+        (Call::MovePages, libc::EACCES) => {
+            "a target node may not be used (EACCES); see Mems_allowed_list in /proc/self/status"
+        }
+        (_, libc::ESRCH) => "there is no such process (ESRCH)",
+        _ => return None,
+    })
+}
