@@ -71,11 +71,16 @@ impl Mempolicy {
         if matches!(self.mode, Mode::Default | Mode::Local) || allowed.is_empty() {
             return;
         }
-        if self.allowed.is_empty() && self.contextualize(allowed).is_ok() {
+        let first = self.allowed.is_empty();
+        if first && self.contextualize(allowed).is_ok() {
             return;
         }
         if !matches!(self.mode, Mode::Preferred | Mode::PreferredMany) {
-            let nodes = self.nodes_among(allowed);
+            let nodes = if first {
+                NodeSet::EMPTY
+            } else {
+                self.nodes_among(allowed)
+            };
             self.nodes = if nodes.is_empty() {
                 allowed.clone()
             } else {

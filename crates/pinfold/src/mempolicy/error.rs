@@ -53,6 +53,10 @@ pub enum PolicyError {
     TakesNoBalancing(Mode),
     /// A home node with a mode that has none.
     TakesNoHome(Mode),
+    /// A home node for a thread: the kernel has them for ranges only.
+    HomeOfThread,
+    /// The kernel has a mode that this library does not know.
+    UnknownMode(u32),
     /// A number that no node can have.
     NodeTooLarge(NodeId),
     /// None of the policy's nodes is among those that the process may use.
@@ -125,6 +129,13 @@ impl fmt::Display for PolicyError {
                     "a home node goes with bind and prefer (many), not with {name}; leave it out"
                 )
             }
+            PolicyError::HomeOfThread => f.write_str(
+                "a thread's policy has no home node; leave it out, or apply the policy to a range",
+            ),
+            PolicyError::UnknownMode(mode) => write!(
+                f,
+                "the kernel answers with mode {mode}, which this version does not know; set another policy"
+            ),
             PolicyError::NodeTooLarge(NodeId(node)) => {
                 write!(f, "there is no node {node}; numbers are below {NODES_MOST}")
             }

@@ -1,0 +1,23 @@
+//! Which of several policies holds.
+
+use super::{Mempolicy, Mode, SYSTEM_DEFAULT};
+
+/// The policy that holds for an allocation: the range's, else the task's, else [`SYSTEM_DEFAULT`]. A `default` policy counts as
+/// none. Takes no time worth naming, and no reference.
+///
+/// ```
+/// use pinfold::mempolicy::{Mempolicy, SYSTEM_DEFAULT, effective};
+///
+/// let task = Mempolicy::parse("prefer:1")?;
+/// assert_eq!(effective(Some(&Mempolicy::default()), Some(&task)), &task);
+/// assert_eq!(effective(None, None), &SYSTEM_DEFAULT);
+/// # Ok::<(), pinfold::mempolicy::ParseError>(())
+/// ```
+#[doc(alias = "get_vma_policy")]
+pub fn effective<'p>(range: Option<&'p Mempolicy>, task: Option<&'p Mempolicy>) -> &'p Mempolicy {
+    let says = |policy: &&Mempolicy| policy.mode() != Mode::Default;
+    range
+        .filter(says)
+        .or(task.filter(says))
+        .unwrap_or(&SYSTEM_DEFAULT)
+}

@@ -1,0 +1,102 @@
+//! Which node a page goes to under a policy, and where it goes when that node has no memory left. Pure functions of a
+//! [bound](Mempolicy::contextualize) policy.
+
+use super::{Distances, Mempolicy, Mode, Weights};
+use crate::topology::{NodeId, NodeSet};
+
+/// The node that a page goes to.
+///
+/// * `page_offset` says whose turn it is when interleaving. The kernel counts pages from the beginning of the file or
+///   shared memory (and, for shared memory, adds the number of its inode); for private memory it takes the address: `address /
+///   page size`. Memory under a thread's policy goes by the thread's own count.
+/// * `local` is the node of the CPU that first touches the page.
+///
+/// Time in proportion to the number of nodes. A policy without nodes, such as `interleave` before it is bound, gives the local
+/// node.
+///
+/// ```
+/// use pinfold::mempolicy::{Distances, Mempolicy, Weights, node_for};
+/// use pinfold::topology::{NodeId, NodeSet};
+///
+/// let nodes = NodeSet::parse(b"0-3")?;
+/// let distances = Distances::new(&nodes, &nodes, &nodes, |from, to| if from == to { 10 } else { 20 });
+/// let policy = Mempolicy::parse("interleave:1,3")?;
+/// let node = |page| node_for(&policy, page, NodeId(0), &Weights::default(), &distances);
+/// assert_eq!([node(0), node(1), node(2)], [NodeId(1), NodeId(3), NodeId(1)]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn node_for(
+    policy: &Mempolicy,
+    page_offset: u64,
+    local: NodeId,
+    weights: &Weights,
+    distances: &Distances,
+) -> NodeId {
+    let nodes = policy.nodes();
+    let turn = match policy.mode() {
+        Mode::Interleave => by_turn(nodes, page_offset, |_| 1),
+        Mode::WeightedInterleave => by_turn(nodes, page_offset, |node| weights.weight(node)),
+        _ => None,
+    };
+    let from = turn.unwrap_or(local);
+    zonelist(policy, from, distances).next().unwrap_or(from)
+}
+
+/// The nodes that are tried for a page, in order, from node `from`: of the CPU that asks, or, when interleaving, whose turn it
+/// is.
+///
+/// * `prefer`: that node, then by distance from it.
+/// * `bind`: the policy's, by distance from the home node, or from `from`; no others.
+/// * `prefer (many)`: these, and then all others likewise.
+/// * The rest: by distance from `from`.
+///
+/// ```
+/// use pinfold::mempolicy::{Distances, Mempolicy, zonelist};
+/// use pinfold::topology::{NodeId, NodeSet};
+///
+/// let nodes = NodeSet::parse(b"0-2")?;
+/// let distances = Distances::new(&nodes, &nodes, &nodes, |from, to| 10 + from.0.abs_diff(to.0) as u32);
+/// let policy = Mempolicy::parse("prefer (many):0-1@1")?;
+/// let order: Vec<_> = zonelist(&policy, NodeId(2), &distances).collect();
+/// assert_eq!(order, [NodeId(1), NodeId(0), NodeId(2)]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "policy_zonelist")]
+pub fn zonelist<'p>(
+    policy: &'p Mempolicy,
+    from: NodeId,
+    distances: &'p Distances,
+) -> impl Iterator<Item = NodeId> + 'p {
+    let nodes = policy.nodes();
+    let mode = policy.mode();
+    let from = match mode {
+        Mode::Preferred => nodes.iter().next().map_or(from, NodeId),
+        Mode::Bind | Mode::PreferredMany => policy.home().unwrap_or(from),
+        _ => from,
+    };
+    let masked = matches!(mode, Mode::Bind | Mode::PreferredMany);
+    let first = distances
+        .nearest_first(from)
+        .filter(move |node| !masked || nodes.contains(node.0));
+    let then = distances
+        .nearest_first(from)
+        .filter(move |node| mode == Mode::PreferredMany && !nodes.contains(node.0));
+    first.chain(then)
+}
+
+/// The node whose turn page `offset` is, when each has as many pages in a row as it weighs.
+fn by_turn(nodes: &NodeSet, offset: u64, weight: impl Fn(NodeId) -> u8) -> Option<NodeId> {
+    let weighed = || {
+        let nodes = nodes.iter().map(NodeId);
+        nodes.map(|node| (node, u64::from(weight(node))))
+    };
+    let round: u64 = weighed().map(|(_, weight)| weight).sum();
+    let mut turn = offset.checked_rem(round)?;
+    for (node, weight) in weighed() {
+        match turn.checked_sub(weight) {
+            Some(rest) => turn = rest,
+            None => return Some(node),
+        }
+    }
+    None
+}
