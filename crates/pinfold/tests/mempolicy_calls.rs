@@ -5,7 +5,7 @@ use pinfold::mempolicy::{
     self, Call, Flags, Mempolicy, Mode, Move, PageNode, PolicyError, available,
 };
 use pinfold::topology::{NodeId, NodeSet};
-use std::ptr::{null, null_mut};
+use std::ptr::{self, null, null_mut};
 
 const PAGE: usize = 4096;
 
@@ -125,7 +125,7 @@ fn mbinds_faults() {
     let pages = Pages::new(4);
     assert_eq!(raw_mbind(&pages, -1, null(), 0, 0), libc::EINVAL);
     assert_eq!(raw_mbind(&pages, 0, null(), 0, u32::MAX), libc::EINVAL);
-    assert_eq!(raw_mbind(&pages, 1, 8 as *const u64, 1025, 0), libc::EFAULT);
+    assert_eq!(raw_mbind(&pages, 1, ptr::dangling(), 1025, 0), libc::EFAULT);
 }
 
 #[test]
@@ -366,10 +366,8 @@ fn forbid(errno: i32) {
         filter: program.as_mut_ptr(),
     };
     // SAFETY: the thread gives rights up, which concerns nobody else.
-    assert_eq!(
-        unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) },
-        0
-    );
+    let given_up = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    assert_eq!(given_up, 0);
     // SAFETY: the filter is readable; the kernel copies it.
     let set = unsafe {
         libc::prctl(
