@@ -45,3 +45,8 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/slabinfo.md")]
 struct SlabinfoDocumentation;
+
+/// The examples in docs/mempolicy.md, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/mempolicy.md")]
+struct MempolicyDocumentation;
