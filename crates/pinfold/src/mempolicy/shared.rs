@@ -13,8 +13,8 @@ use core::ops::Range;
 /// A policy for each of some ranges of pages. What a page is, and where page 0 lies, is up to the user: pages are numbers.
 ///
 /// Any thread may look pages up while another sets ranges. A lookup is O(log n), takes no lock and writes nothing that another
-/// thread reads, so that any number of threads look up at the speed of one. Setting costs O(n): for thousands of ranges
-/// some hundred microseconds. Only one thread of the process sets at a time, whichever the map.
+/// thread reads, so that any number of threads look up at the speed of one. Setting costs O(n): some ten
+/// microseconds where there are a thousand ranges. Only one thread of the process sets at a time, whichever the map.
 ///
 /// Memory: none before the first range is set, then 816 bytes and up to four times as much for each range, until the map is dropped.
 ///
