@@ -261,12 +261,11 @@ fn pages_and_their_nodes() {
     let node = mempolicy::node_at(pages.page(0)).unwrap();
     assert_eq!(nodes[0].node(), Some(node));
     assert_eq!(nodes[0].error(), None);
-    assert_eq!(
-        (nodes[1].node(), nodes[1].error()),
-        (None, Some(libc::ENOENT))
-    );
+    // Older kernels have one number for both.
+    let absent = [Some(libc::ENOENT), Some(libc::EFAULT)];
+    assert!(nodes[1].node().is_none() && absent.contains(&nodes[1].error()));
     assert_eq!(nodes[2].error(), Some(libc::EFAULT));
-    assert_eq!((nodes[1].node(), PageNode::UNKNOWN.error()), (None, None));
+    assert_eq!(PageNode::UNKNOWN.error(), None);
     assert_eq!(
         mempolicy::nodes_of_pages(&list, &mut nodes[..2]),
         Err(PolicyError::LengthsDiffer)

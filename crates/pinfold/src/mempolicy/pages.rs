@@ -20,7 +20,7 @@ impl PageNode {
         usize::try_from(self.0).ok().map(NodeId)
     }
 
-    /// Why there is no node: `ENOENT` no page is there, `EFAULT` nothing is mapped or it is the page of zeroes, `EBUSY` it is in
+    /// Why there is no node: `ENOENT` no page is there, `EFAULT` the same to older kernels, or nothing is mapped, or it is the page of zeroes, `EBUSY` it is in
     /// use, `EACCES` others map it too, `ENOMEM` the target has no room.
     pub fn error(self) -> Option<i32> {
         (self.0 < 0 && self != PageNode::UNKNOWN).then(|| -self.0)

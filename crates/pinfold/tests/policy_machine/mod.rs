@@ -27,6 +27,14 @@ pub fn run_on(topology: &Topology, node: NodeId) -> bool {
     unsafe { libc::sched_setaffinity(0, size_of_val(&mask), &raw const mask) == 0 }
 }
 
+/// The kernel's version: its first two numbers.
+pub fn kernel() -> (u32, u32) {
+    let text = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let mut next = || numbers.next().unwrap().unwrap();
+    (next(), next())
+}
+
 /// Pages of 4 KiB that are not there until they are touched.
 pub struct Pages {
     at: *mut u8,
@@ -199,5 +207,24 @@ impl Drop for Group {
         let all = format!("{GROUPS}/cgroup.procs");
         let _ = fs::write(all, std::process::id().to_string());
         let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// As long as it lives, the kernel's complaints go to its log and not to the console.
+pub struct Quiet(String);
+
+const LEVEL: &str = "/proc/sys/kernel/printk";
+
+impl Quiet {
+    pub fn new() -> Quiet {
+        let before = fs::read_to_string(LEVEL).unwrap();
+        fs::write(LEVEL, "1").unwrap();
+        Quiet(before)
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        let _ = fs::write(LEVEL, &self.0);
     }
 }
