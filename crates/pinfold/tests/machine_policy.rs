@@ -354,7 +354,7 @@ fn policies_follow_a_cpuset_as_the_kernels_do() {
         for allowed in steps.map(set) {
             group.allow(&allowed);
             ours.rebind(&allowed);
-            if ours.user_nodes().is_empty() && ours.mode() == Mode::Interleave {
+            if ours.user_nodes().is_empty() && !ours.nodes().is_empty() {
                 // "All" is a wish of ours that the kernel does not know: it was told the nodes that there were.
                 break;
             }

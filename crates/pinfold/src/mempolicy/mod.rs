@@ -42,3 +42,6 @@ pub use parse_error::{ParseError, Wrong};
 pub use place::{node_for, zonelist};
 pub use policy::{Mempolicy, SYSTEM_DEFAULT};
 pub use weights::Weights;
+
+#[expect(unused_imports, reason = "for tables of policies")]
+pub(crate) use policy::WORDS;

@@ -1,5 +1,7 @@
 //! What tests of policies need of a machine: pages, mounts, groups, CPUs.
 
+#![allow(dead_code, reason = "each test uses some of it")]
+
 use pinfold::mempolicy::{PageNode, nodes_of_pages};
 use pinfold::topology::{CpuSet, NodeId, NodeSet, Topology};
 use std::ffi::CString;
@@ -90,10 +92,14 @@ impl Pages {
 
     /// Writes to each page, in order.
     pub fn touch(&self) {
-        for n in 0..self.count {
-            // SAFETY: the page is ours.
-            unsafe { self.at.add(n * PAGE).write_volatile(n as u8) };
-        }
+        (0..self.count).for_each(|n| self.touch_page(n));
+    }
+
+    /// Writes to one page.
+    pub fn touch_page(&self, n: usize) {
+        assert!(n < self.count);
+        // SAFETY: the page is ours.
+        unsafe { self.at.add(n * PAGE).write_volatile(n as u8) };
     }
 
     /// Whether all pages hold what `touch` wrote.
