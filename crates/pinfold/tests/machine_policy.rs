@@ -77,6 +77,7 @@ fn tmpfs_reads_what_is_printed_and_prints_what_is_read() {
     ];
     let flags = flags.into_iter().chain(["=static|relative", "=", "=x"]);
     let mut counts = [0; 3];
+    let _quiet = policy_machine::Quiet::new();
     for (flag, mode) in flags.flat_map(|flag| Mode::ALL.map(|mode| (flag, mode))) {
         for list in &lists {
             let text = format!("{}{flag}{list}", mode.name());
@@ -165,6 +166,11 @@ fn every_page_of_a_range_is_where_it_was_said_to_be() {
     let distances = Distances::read(b"/", &topology);
     let weights = Weights::read(b"/", &topology.with_memory);
     let allowed = mempolicy::mems_allowed().unwrap();
+    // Older kernels count in 32 bits.
+    let counted = match policy_machine::kernel() < (6, 7) {
+        true => u64::from(u32::MAX),
+        false => u64::MAX,
+    };
     for local in topology.nodes.iter().map(NodeId) {
         if !run_on(&topology, local) {
             continue;
@@ -177,7 +183,7 @@ fn every_page_of_a_range_is_where_it_was_said_to_be() {
                 .unwrap_or_else(|error| panic!("{policy}: {error}"));
             pages.touch();
             let expected = |n| {
-                let page = pages.at(n).addr() as u64 / 4096;
+                let page = (pages.at(n).addr() as u64 / 4096) & counted;
                 node_for(&bound, page, local, &weights, &distances)
             };
             let expected: Vec<_> = (0..24).map(expected).collect();
@@ -226,7 +232,8 @@ fn a_threads_policy_places_its_memory() {
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn fallback_is_in_the_kernels_order() {
     let Some(nodes) = nodes() else { return };
-    let distances = Distances::read(b"/", &Topology::system().unwrap());
+    let topology = Topology::system().unwrap();
+    let distances = Distances::read(b"/", &topology);
     let mut options = fs::OpenOptions::new();
     let options = options.read(true).custom_flags(libc::O_NONBLOCK);
     let mut log = options.open("/dev/kmsg").unwrap();
@@ -237,15 +244,12 @@ fn fallback_is_in_the_kernels_order() {
             continue;
         };
         let (node, order) = said.lines().next().unwrap().split_once(':').unwrap();
-        let order = order
-            .split_whitespace()
-            .map(|node| NodeId(node.parse().unwrap()));
+        let order = order.split_whitespace().map(|node| node.parse().unwrap());
+        // Older kernels name the node itself even when it has no memory to give.
+        let order = order.filter(|node| topology.with_memory.contains(*node));
         let ours = distances.nearest_first(NodeId(node.parse().unwrap()));
-        assert_eq!(
-            ours.collect::<Vec<_>>(),
-            order.collect::<Vec<_>>(),
-            "node {node}"
-        );
+        let ours: Vec<_> = ours.map(|node| node.0).collect();
+        assert_eq!(ours, order.collect::<Vec<_>>(), "node {node}");
         found += 1;
     }
     assert!(found >= nodes.len(), "{found}");
@@ -350,7 +354,7 @@ fn policies_follow_a_cpuset_as_the_kernels_do() {
         for allowed in steps.map(set) {
             group.allow(&allowed);
             ours.rebind(&allowed);
-            if ours.user_nodes().is_empty() && ours.mode() == Mode::Interleave {
+            if ours.user_nodes().is_empty() && !ours.nodes().is_empty() {
                 // "All" is a wish of ours that the kernel does not know: it was told the nodes that there were.
                 break;
             }

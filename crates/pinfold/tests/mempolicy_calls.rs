@@ -1,43 +1,14 @@
 //! The calls, against the kernel this runs on. One node is enough; without NUMA in the kernel, or where a filter forbids the
 //! calls, there is nothing to test but the message.
 
+mod policy_machine;
+
 use pinfold::mempolicy::{
     self, Call, Flags, Mempolicy, Mode, Move, PageNode, PolicyError, available,
 };
 use pinfold::topology::{NodeId, NodeSet};
-use std::ptr::{self, null, null_mut};
-
-const PAGE: usize = 4096;
-
-/// Untouched pages, unmapped at the end.
-struct Pages(*mut u8, usize);
-
-impl Pages {
-    fn new(count: usize) -> Pages {
-        let (size, both) = (count * PAGE, libc::PROT_READ | libc::PROT_WRITE);
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping.
-        let at = unsafe { libc::mmap(null_mut(), size, both, flags, -1, 0) };
-        assert_ne!(at, libc::MAP_FAILED);
-        Pages(at.cast(), size)
-    }
-
-    fn page(&self, n: usize) -> *mut u8 {
-        self.0.wrapping_add(n * PAGE)
-    }
-
-    fn touch(&self, n: usize) {
-        // SAFETY: the page is ours.
-        unsafe { self.page(n).write_volatile(1) };
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: nobody uses them any more.
-        unsafe { libc::munmap(self.0.cast(), self.1) };
-    }
-}
+use policy_machine::{PAGE, Pages};
+use std::ptr::{self, null};
 
 /// False, and says why, where the calls cannot be made.
 fn here() -> bool {
@@ -64,8 +35,17 @@ fn errno() -> i32 {
 /// What the kernel says to `mbind` with raw arguments: 0 or the errno.
 fn raw_mbind(pages: &Pages, mode: i32, mask: *const u64, bits: usize, flags: u32) -> i32 {
     // SAFETY: the mask is readable, or null, or meant to be wrong.
-    let answer =
-        unsafe { libc::syscall(libc::SYS_mbind, pages.0, pages.1, mode, mask, bits, flags) };
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            pages.at(0),
+            pages.size(),
+            mode,
+            mask,
+            bits,
+            flags,
+        )
+    };
     if answer == 0 { 0 } else { errno() }
 }
 
@@ -116,8 +96,8 @@ fn mbinds_faults() {
         );
         let pages = Pages::new(4);
         let read = Mempolicy::new(mode, Flags::NONE, set.clone()).and_then(|policy| {
-            mempolicy::apply(pages.0, pages.1, &policy, Move::No, false)?;
-            mempolicy::policy_at(pages.0)
+            mempolicy::apply(pages.at(0), pages.size(), &policy, Move::No, false)?;
+            mempolicy::policy_at(pages.at(0))
         });
         assert_eq!(read, wanted, "{mode:?} {set}");
     }
@@ -137,7 +117,7 @@ fn ranges_that_are_not_there() {
     let policy = Mempolicy::interleave(NodeSet::EMPTY).unwrap();
     let apply = |at, len| mempolicy::apply(at, len, &policy, Move::No, false);
     let refused = |call, errno| Err(PolicyError::Refused { call, errno });
-    let unaligned = apply(pages.page(1).wrapping_add(8), PAGE);
+    let unaligned = apply(pages.at(1).wrapping_add(8), PAGE);
     assert_eq!(unaligned, refused(Call::Mbind, libc::EINVAL));
     assert!(
         unaligned
@@ -146,11 +126,11 @@ fn ranges_that_are_not_there() {
             .contains("does not begin at a page")
     );
     assert_eq!(
-        apply(pages.page(2), usize::MAX / 2),
+        apply(pages.at(2), usize::MAX / 2),
         refused(Call::Mbind, libc::EFAULT)
     );
     assert_eq!(apply(null(), PAGE), refused(Call::Mbind, libc::EFAULT));
-    assert_eq!(apply(pages.page(0), 0), Ok(()));
+    assert_eq!(apply(pages.at(0), 0), Ok(()));
     assert_eq!(
         mempolicy::node_at(null()),
         refused(Call::GetMempolicy, libc::EFAULT).map(|()| NodeId(0))
@@ -162,10 +142,7 @@ fn ranges_that_are_not_there() {
             .contains("map it first")
     );
     // Not bound, the page has the thread's policy, which is not the range's.
-    assert_eq!(
-        mempolicy::policy_at(pages.page(3)),
-        Ok(Mempolicy::default())
-    );
+    assert_eq!(mempolicy::policy_at(pages.at(3)), Ok(Mempolicy::default()));
 }
 
 #[test]
@@ -182,11 +159,11 @@ fn nodes_that_are_not_there() {
         let none = Err(PolicyError::NoneAllowed(Mode::Bind));
         assert_eq!(mempolicy::set_for_thread(&policy), none);
         assert_eq!(
-            mempolicy::apply(pages.0, pages.1, &policy, Move::No, false),
+            mempolicy::apply(pages.at(0), pages.size(), &policy, Move::No, false),
             none
         );
         let home = NodeId(far.iter().next().unwrap());
-        let error = mempolicy::set_home_node(pages.0, pages.1, home).unwrap_err();
+        let error = mempolicy::set_home_node(pages.at(0), pages.size(), home).unwrap_err();
         assert!(
             error.is_forbidden() || error.errno() == Some(libc::EINVAL),
             "{error}"
@@ -252,29 +229,28 @@ fn pages_and_their_nodes() {
         return;
     }
     let pages = Pages::new(3);
-    pages.touch(0);
-    let list = [pages.page(0).cast_const(), pages.page(1), null()];
+    pages.touch_page(0);
+    let list = [pages.at(0), pages.at(1), null()];
     let mut nodes = [PageNode::UNKNOWN; 3];
     let Ok(()) = mempolicy::nodes_of_pages(&list, &mut nodes) else {
         return;
     };
-    let node = mempolicy::node_at(pages.page(0)).unwrap();
+    let node = mempolicy::node_at(pages.at(0)).unwrap();
     assert_eq!(nodes[0].node(), Some(node));
     assert_eq!(nodes[0].error(), None);
-    assert_eq!(
-        (nodes[1].node(), nodes[1].error()),
-        (None, Some(libc::ENOENT))
-    );
+    // Older kernels have one number for both.
+    let absent = [Some(libc::ENOENT), Some(libc::EFAULT)];
+    assert!(nodes[1].node().is_none() && absent.contains(&nodes[1].error()));
     assert_eq!(nodes[2].error(), Some(libc::EFAULT));
-    assert_eq!((nodes[1].node(), PageNode::UNKNOWN.error()), (None, None));
+    assert_eq!(PageNode::UNKNOWN.error(), None);
     assert_eq!(
         mempolicy::nodes_of_pages(&list, &mut nodes[..2]),
         Err(PolicyError::LengthsDiffer)
     );
     // More than go into one call.
     let many = Pages::new(150);
-    (0..150).for_each(|n| many.touch(n));
-    let list: Vec<_> = (0..150).map(|n| many.page(n).cast_const()).collect();
+    many.touch();
+    let list: Vec<_> = (0..150).map(|n| many.at(n)).collect();
     let mut nodes = vec![PageNode::UNKNOWN; 150];
     let moved = mempolicy::move_pages(&list, &[node; 150], &mut nodes, Move::Own);
     assert_eq!(moved, Ok(0));
@@ -305,7 +281,7 @@ fn home_nodes() {
     }
     let pages = Pages::new(2);
     let node = NodeId(mempolicy::mems_allowed().unwrap().iter().next().unwrap());
-    let set = || mempolicy::set_home_node(pages.0, pages.1, node);
+    let set = || mempolicy::set_home_node(pages.at(0), pages.size(), node);
     let refused = |errno| {
         Err(PolicyError::Refused {
             call: Call::SetHomeNode,
@@ -316,13 +292,17 @@ fn home_nodes() {
         return;
     }
     assert_eq!(set(), refused(libc::ENOENT));
-    let apply = |policy: &Mempolicy| mempolicy::apply(pages.0, pages.1, policy, Move::No, true);
+    let apply =
+        |policy: &Mempolicy| mempolicy::apply(pages.at(0), pages.size(), policy, Move::No, true);
     apply(&Mempolicy::preferred(node).unwrap()).unwrap();
     assert_eq!(set(), refused(libc::EOPNOTSUPP));
     let mut bind = Mempolicy::bind([node.0].into_iter().collect()).unwrap();
     bind.set_home_node(Some(node)).unwrap();
     apply(&bind).unwrap();
-    assert_eq!(mempolicy::policy_at(pages.0).unwrap().nodes(), bind.nodes());
+    assert_eq!(
+        mempolicy::policy_at(pages.at(0)).unwrap().nodes(),
+        bind.nodes()
+    );
 }
 
 #[test]
@@ -333,93 +313,4 @@ fn errno_is_kept() {
     let _ = mempolicy::apply(null(), PAGE, &Mempolicy::local(), Move::All, true);
     let _ = mempolicy::migrate(i32::MAX, &NodeSet::EMPTY, &NodeSet::EMPTY);
     assert_eq!(errno(), 77);
-}
-
-/// Has the kernel answer `errno` to all calls of policies that this thread makes from now on.
-fn forbid(errno: i32) {
-    let statement = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
-    let calls = [
-        libc::SYS_mbind,
-        libc::SYS_set_mempolicy,
-        libc::SYS_get_mempolicy,
-        libc::SYS_migrate_pages,
-        libc::SYS_move_pages,
-        libc::SYS_set_mempolicy_home_node,
-    ];
-    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    let answer = (libc::BPF_RET | libc::BPF_K) as u16;
-    let mut program = vec![statement(load, 0, 0, 0)];
-    for (n, call) in calls.iter().enumerate() {
-        let to_refusal = (calls.len() - n) as u8;
-        program.push(statement(equal, *call as u32, to_refusal, 0));
-    }
-    program.push(statement(answer, libc::SECCOMP_RET_ALLOW, 0, 0));
-    program.push(statement(
-        answer,
-        libc::SECCOMP_RET_ERRNO | errno as u32,
-        0,
-        0,
-    ));
-    let filter = libc::sock_fprog {
-        len: program.len() as u16,
-        filter: program.as_mut_ptr(),
-    };
-    // SAFETY: the thread gives rights up, which concerns nobody else.
-    let given_up = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-    assert_eq!(given_up, 0);
-    // SAFETY: the filter is readable; the kernel copies it.
-    let set = unsafe {
-        libc::prctl(
-            libc::PR_SET_SECCOMP,
-            libc::SECCOMP_MODE_FILTER,
-            &raw const filter,
-        )
-    };
-    assert_eq!(set, 0);
-}
-
-/// A filter holds for the thread that sets it.
-#[test]
-fn a_filter_that_forbids_the_calls_is_told_of() {
-    for number in [libc::EPERM, libc::ENOSYS] {
-        let thread = move || {
-            let before = available().is_ok().then(mempolicy::thread);
-            forbid(number);
-            let refused = available().unwrap_err();
-            assert!(refused.is_forbidden());
-            let local = Mempolicy::local();
-            let pages = Pages::new(1);
-            for (error, call) in [
-                (refused, "get_mempolicy: "),
-                (
-                    mempolicy::set_for_thread(&local).unwrap_err(),
-                    "set_mempolicy: ",
-                ),
-                (
-                    mempolicy::apply(pages.0, pages.1, &local, Move::No, false).unwrap_err(),
-                    "mbind: ",
-                ),
-            ] {
-                let text = error.to_string();
-                assert_eq!(error.errno(), Some(number));
-                assert!(text.starts_with(call), "{text}");
-                assert!(text.contains("a filter (seccomp, a container's)"), "{text}");
-                assert!(text.contains("default policy stays in effect"), "{text}");
-            }
-            let all = Mempolicy::interleave(NodeSet::EMPTY).unwrap();
-            assert!(mempolicy::set_for_thread(&all).is_err());
-            assert!(mempolicy::set_home_node(pages.0, pages.1, NodeId(0)).is_err());
-            assert!(mempolicy::nodes_of_pages(&[pages.0], &mut [PageNode::UNKNOWN]).is_err());
-            // Memory is to be had as ever.
-            pages.touch(0);
-            assert!(vec![7u8; 1 << 20].iter().all(|&byte| byte == 7));
-            before
-        };
-        let before = std::thread::spawn(thread).join().unwrap();
-        // The other threads are none the wiser.
-        if let Some(policy) = before {
-            assert_eq!(mempolicy::thread(), policy);
-        }
-    }
 }

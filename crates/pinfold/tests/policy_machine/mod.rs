@@ -1,5 +1,7 @@
 //! What tests of policies need of a machine: pages, mounts, groups, CPUs.
 
+#![allow(dead_code, reason = "each test uses some of it")]
+
 use pinfold::mempolicy::{PageNode, nodes_of_pages};
 use pinfold::topology::{CpuSet, NodeId, NodeSet, Topology};
 use std::ffi::CString;
@@ -25,6 +27,14 @@ pub fn run_on(topology: &Topology, node: NodeId) -> bool {
         .for_each(|cpu| unsafe { libc::CPU_SET(cpu, &mut mask) });
     // SAFETY: the mask is readable for its size.
     unsafe { libc::sched_setaffinity(0, size_of_val(&mask), &raw const mask) == 0 }
+}
+
+/// The kernel's version: its first two numbers.
+pub fn kernel() -> (u32, u32) {
+    let text = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let mut next = || numbers.next().unwrap().unwrap();
+    (next(), next())
 }
 
 /// Pages of 4 KiB that are not there until they are touched.
@@ -82,10 +92,14 @@ impl Pages {
 
     /// Writes to each page, in order.
     pub fn touch(&self) {
-        for n in 0..self.count {
-            // SAFETY: the page is ours.
-            unsafe { self.at.add(n * PAGE).write_volatile(n as u8) };
-        }
+        (0..self.count).for_each(|n| self.touch_page(n));
+    }
+
+    /// Writes to one page.
+    pub fn touch_page(&self, n: usize) {
+        assert!(n < self.count);
+        // SAFETY: the page is ours.
+        unsafe { self.at.add(n * PAGE).write_volatile(n as u8) };
     }
 
     /// Whether all pages hold what `touch` wrote.
@@ -199,5 +213,24 @@ impl Drop for Group {
         let all = format!("{GROUPS}/cgroup.procs");
         let _ = fs::write(all, std::process::id().to_string());
         let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// As long as it lives, the kernel's complaints go to its log and not to the console.
+pub struct Quiet(String);
+
+const LEVEL: &str = "/proc/sys/kernel/printk";
+
+impl Quiet {
+    pub fn new() -> Quiet {
+        let before = fs::read_to_string(LEVEL).unwrap();
+        fs::write(LEVEL, "1").unwrap();
+        Quiet(before)
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        let _ = fs::write(LEVEL, &self.0);
     }
 }
