@@ -14,11 +14,12 @@ pub struct Binary {
     pub path: PathBuf,
 }
 
-/// How to build: the environment and options of `cargo` for the processor.
+/// How to build: what `cargo` is told of the processor.
 #[derive(Default)]
 pub struct Build {
-    pub options: Vec<String>,
-    pub environment: Vec<(String, String)>,
+    /// What cargo calls the processor, where it is not this machine's.
+    pub target: Option<&'static str>,
+    pub environment: Vec<(&'static str, &'static str)>,
 }
 
 impl Build {
@@ -28,8 +29,10 @@ impl Build {
         cargo
             .args(command)
             .arg("--release")
-            .args(&self.options)
-            .envs(self.environment.iter().map(|(name, value)| (name, value)));
+            .envs(self.environment.iter().copied());
+        if let Some(target) = self.target {
+            cargo.args(["--target", target]);
+        }
         cargo
     }
 
@@ -59,7 +62,7 @@ impl Build {
         if !built.status()?.success() {
             bail!("the command does not build");
         }
-        let release = target.join("release");
+        let release = target.join(self.target.unwrap_or("")).join("release");
         Ok(["pinfold", "libpinfold_preload.so"].map(|file| release.join(file)))
     }
 }

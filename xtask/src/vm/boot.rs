@@ -194,9 +194,10 @@ pub fn emulator(
             "-net",
             "none",
         ]);
-    // Panics end the machine at once; so does `-no-reboot`. Without mitigations the emulator is twice as fast.
+    // Panics end the machine at once; so does `-no-reboot`. Without mitigations the emulator is twice as fast. Pages stay where tests
+    // find them.
     let line = format!(
-        "console={} quiet panic=-1 mitigations=off nokaslr {} {kernel_args}",
+        "console={} quiet panic=-1 mitigations=off nokaslr numa_balancing=disable {} {kernel_args}",
         arch.console(),
         machine.kernel
     );

@@ -1,5 +1,6 @@
 //! The initial file system: busybox, the tests with the libraries they need, python.
 
+use super::arch::Arch;
 use super::packages;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
@@ -13,10 +14,11 @@ use std::process::{Command, Stdio};
 pub struct Root {
     folder: PathBuf,
     libraries: BTreeSet<PathBuf>,
+    arch: Arch,
 }
 
 impl Root {
-    pub fn new(folder: PathBuf, busybox: &Path) -> Result<Root> {
+    pub fn new(folder: PathBuf, busybox: &Path, arch: Arch) -> Result<Root> {
         let _ = fs::remove_dir_all(&folder);
         for inner in ["bin", "dev", "proc", "sys", "tmp", "tests", "vm", "etc"] {
             fs::create_dir_all(folder.join(inner))?;
@@ -24,9 +26,14 @@ impl Root {
         let mut root = Root {
             folder,
             libraries: BTreeSet::new(),
+            arch,
         };
         root.copy(busybox, "bin/busybox")?;
         root.copy(Path::new("vm/init"), "init")?;
+        for library in arch.libraries() {
+            let name = library.file_name().unwrap_or_default().to_string_lossy();
+            root.copy(&library, &format!("lib/{name}"))?;
+        }
         // Programs that ask who runs them.
         fs::write(root.folder.join("etc/passwd"), "root:x:0:0::/tmp:/bin/sh\n")?;
         Ok(root)
@@ -44,13 +51,14 @@ impl Root {
     }
 
     /// Puts a program or library in, without its debug information, and with what it is linked to.
-    pub fn program(&mut self, from: &Path, to: &str, strip: &str) -> Result<()> {
+    pub fn program(&mut self, from: &Path, to: &str) -> Result<()> {
         let copied = self.copy(from, to)?;
+        let strip = self.arch.strip();
         let status = Command::new(strip)
             .arg("--strip-debug")
             .arg(&copied)
             .status();
-        if !status.with_context(|| strip.to_owned())?.success() {
+        if !status.context(strip)?.success() {
             bail!("{strip} {} failed", copied.display());
         }
         self.needs(from)
@@ -58,6 +66,9 @@ impl Root {
 
     /// Puts in the libraries that `file` is linked to, at the paths they have here.
     fn needs(&mut self, file: &Path) -> Result<()> {
+        if self.arch != Arch::X86 {
+            return Ok(());
+        }
         let said = Command::new("ldd").arg(file).output().context("ldd")?;
         for library in libraries(&String::from_utf8_lossy(&said.stdout)) {
             if self.libraries.insert(library.clone()) {

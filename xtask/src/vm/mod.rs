@@ -10,7 +10,6 @@ mod plan;
 
 use anyhow::{Context, Result, bail};
 use arch::Arch;
-use binaries::Build;
 use boot::{End, Verdict};
 use image::Root;
 use machines::{MACHINES, Machine};
@@ -46,14 +45,14 @@ pub fn main(options: &[&str]) -> Result<()> {
     let (emulator, package) = wish.arch.emulator();
     packages::tool(emulator, package)?;
     packages::tool("cpio", "cpio")?;
-    packages::tool("busybox", "busybox-static")?;
+    let busybox = wish.arch.prepare(&cache)?;
     let kernel = packages::kernel(&cache, wish.arch)?;
     if wish.prepare {
         println!("there are {emulator} and {}", kernel.display());
         return Ok(());
     }
     let mut failed = 0;
-    let machine = TestMachine::build(&wish, &target, cache, kernel)?;
+    let machine = TestMachine::build(wish.arch, &target, cache, kernel, &busybox)?;
     for one in &wish.machines {
         failed += usize::from(!machine.run(&wish, one)?);
     }
@@ -127,21 +126,27 @@ struct TestMachine {
 }
 
 impl TestMachine {
-    fn build(wish: &Wish, target: &Path, cache: PathBuf, kernel: PathBuf) -> Result<TestMachine> {
-        let build = Build::default();
+    fn build(
+        arch: Arch,
+        target: &Path,
+        cache: PathBuf,
+        kernel: PathBuf,
+        busybox: &Path,
+    ) -> Result<TestMachine> {
+        let build = arch.build();
         let binaries = build.tests()?;
         let [command, library] = build.command(target)?;
-        let busybox = PathBuf::from("/bin/busybox");
-        let mut root = Root::new(cache.join("root"), &busybox)?;
+        let mut root = Root::new(cache.join("root"), busybox, arch)?;
         for binary in &binaries {
-            root.program(&binary.path, &format!("tests/{}", binary.name), "strip")?;
+            root.program(&binary.path, &format!("tests/{}", binary.name))?;
         }
-        root.program(&command, "bin/pinfold", "strip")?;
-        root.program(&library, "lib/libpinfold.so", "strip")?;
-        if let Err(error) = root.python(&cache) {
+        root.program(&command, "bin/pinfold")?;
+        root.program(&library, "lib/libpinfold.so")?;
+        if arch == Arch::X86
+            && let Err(error) = root.python(&cache)
+        {
             println!("no python inside: {error:#}");
         }
-        let _ = wish;
         Ok(TestMachine {
             kernel,
             cache,

@@ -94,6 +94,7 @@ pub fn behind(package: &str, prefix: &str) -> Result<String> {
 pub fn kernel(cache: &Path, arch: Arch) -> Result<PathBuf> {
     let folder = cache.join("kernel");
     if !folder.is_dir() {
+        arch.add_to_apt()?;
         let meta = format!("linux-image-cloud-{0}:{0}", arch.debian());
         let real = behind(&meta, "linux-image-")?;
         let name = real.split(':').next().unwrap_or(&real);

@@ -64,9 +64,10 @@ fn runs_of(name: &str) -> Vec<Run> {
     });
     // Tests of the machine itself change it, one after the other.
     let whole = name.starts_with("machine_");
+    // Tests have threads enough of their own for the few CPUs below the emulated ones.
     let arguments: &[&str] = match whole {
         true => &["--include-ignored", "--test-threads=1"],
-        false => &["--test-threads=2"],
+        false => &["--test-threads=1"],
     };
     let one = |backend: &&str| Run {
         name: match backends.len() {
