@@ -224,7 +224,7 @@ impl Pages {
     /// The node that a page of this arena was asked of; `None` when the kernel placed it by the process's policy. Arithmetic only.
     ///
     /// The kernel may have placed it elsewhere, when the node had less memory than it seemed or pages were moved:
-    /// [`node_of_page`](crate::mempolicy::node_of_page) asks it.
+    /// [`node_at`](crate::mempolicy::node_at) asks it.
     pub fn node_of(&self, page: NonNull<u8>) -> Option<NodeId> {
         let node = page::node_of(page.as_ptr() as usize);
         (!nodes::is_the_kernels(node)).then(|| NodeId(nodes::id(node)))
