@@ -23,7 +23,7 @@
 //! # Lock order
 //!
 //! Outermost first: a memory pool's, the one for stopping CPUs, the registry of caches, what a cache has pending, its node, the sheaf
-//! pool, the arena of a node, the metadata. That of grace periods is only tried, and held alone. Never two of a kind, but in `fork`, which takes all in that order.
+//! pool, the arena of a node, the metadata, that of shared policies. That of grace periods is only tried, and held alone. Never two of a kind, but in `fork`, which takes all in that order.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};

@@ -237,7 +237,6 @@ impl Mempolicy {
     }
 
     /// The policy in words, for those who keep policies in atomics.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for tables of policies"))]
     pub(crate) fn to_words(&self) -> [u64; WORDS] {
         let home = self.home.map_or(0, |home| home.0 as u64 + 1);
         let mut words = [0; WORDS];
@@ -251,7 +250,6 @@ impl Mempolicy {
     }
 
     /// The policy of [`to_words`](Self::to_words). Words that are no policy's give `default`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for tables of policies"))]
     pub(crate) fn from_words(words: &[u64; WORDS]) -> Mempolicy {
         let Some(mode) = Mode::from_number(words[0] >> MODE_SHIFT & 0xffff) else {
             return Mempolicy::default();

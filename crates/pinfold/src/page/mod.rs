@@ -46,7 +46,7 @@ use arena::{CHUNKS, arena_at, places};
 use crate::lock::Lock;
 use crate::nodes::MAX_NODES;
 use crate::vmstat::{VmStat, Zone};
-use crate::{segment, sys};
+use crate::{mempolicy, segment, sys};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU64, AtomicUsize};
@@ -58,6 +58,7 @@ pub(crate) fn is_lock_held(thread: u64) -> bool {
     places().any(|place| arena_at(place).is_held_by(thread))
         || chunks.any(|chunks| chunks.is_held_by(thread))
         || meta::is_lock_held(thread)
+        || mempolicy::is_lock_held(thread)
 }
 
 /// Bytes in a granule.

@@ -12,7 +12,7 @@
 use super::cache::{self, Cache};
 use super::percpu::UNITS;
 use super::{deferred, grace, hands, mempool, percpu, sheaf};
-use crate::{counter, page, shepherd, sys};
+use crate::{counter, mempolicy, page, shepherd, sys};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -20,6 +20,7 @@ static STOPPING: AtomicBool = AtomicBool::new(false);
 static NUMBERS: AtomicBool = AtomicBool::new(false);
 static POOL: AtomicBool = AtomicBool::new(false);
 static META: AtomicBool = AtomicBool::new(false);
+static POLICIES: AtomicBool = AtomicBool::new(false);
 
 /// Registers before `main`, or as the library is loaded.
 #[used]
@@ -79,12 +80,16 @@ pub fn fork_prepare() {
     POOL.store(sheaf::fork_prepare(), Relaxed);
     page::fork_prepare();
     META.store(page::fork_prepare_meta(), Relaxed);
+    POLICIES.store(mempolicy::fork_prepare(), Relaxed);
 }
 
 /// Gives the locks back; call it in the parent after the fork.
 pub fn fork_parent() {
     // SAFETY: each lock that is given back was taken by `fork_prepare` in this thread.
     unsafe {
+        if POLICIES.swap(false, Relaxed) {
+            mempolicy::fork_done();
+        }
         if META.swap(false, Relaxed) {
             page::fork_meta_done();
         }

@@ -1,0 +1,215 @@
+//! Policies by range of pages, shared by all who use them: the kernel's `shared_policy`, which shared memory has.
+//!
+//! Policies are kept by value. Who sets one leaves a duplicate behind, and who looks one up gets a duplicate: no count of references, and
+//! nothing that could be used after it was freed.
+
+use super::policy::WORDS;
+use super::ranges::{RangeError, Ranges};
+use super::{Mempolicy, Mode};
+use crate::topology::NodeSet;
+use core::fmt;
+use core::ops::Range;
+
+/// A policy for each of some ranges of pages. What a page is, and where page 0 lies, is up to the user: pages are numbers.
+///
+/// Any thread may look pages up while another sets ranges. A lookup is O(log n), takes no lock and writes nothing that another
+/// thread reads, so that any number of threads look up at the speed of one. Setting costs O(n): some ten
+/// microseconds where there are a thousand ranges. Only one thread of the process sets at a time, whichever the map.
+///
+/// Memory: none before the first range is set, then 816 bytes and up to four times as much for each range, until the map is dropped.
+///
+/// ```
+/// use pinfold::mempolicy::{Mempolicy, SharedPolicy};
+///
+/// static BUFFERS: SharedPolicy = SharedPolicy::new();
+///
+/// BUFFERS.set(0..1000, Some(&Mempolicy::parse("interleave:0-3")?))?;
+/// BUFFERS.set(200..300, Some(&Mempolicy::parse("bind:1")?))?;
+/// BUFFERS.set(900..1100, None)?;
+/// assert_eq!(BUFFERS.to_string(), "0-200 interleave:0-3\n200-300 bind:1\n300-900 interleave:0-3\n");
+/// assert_eq!(BUFFERS.lookup(250).map(|policy| policy.to_string()).as_deref(), Some("bind:1"));
+/// assert_eq!(BUFFERS.lookup(900), None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "shared_policy")]
+pub struct SharedPolicy {
+    ranges: Ranges<WORDS>,
+}
+
+impl Default for SharedPolicy {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl SharedPolicy {
+    /// A map without ranges. Costs nothing.
+    #[doc(alias = "mpol_shared_policy_init")]
+    pub const fn new() -> Self {
+        SharedPolicy {
+            ranges: Ranges::new(),
+        }
+    }
+
+    /// Gives pages a policy, or takes it from them: `None`, and a policy of mode [`Mode::Default`], leave them without. Ranges that reach
+    /// into `pages` are trimmed, one around it is split, those within it go. Ranges with equal policies that touch become one.
+    ///
+    /// The policy is copied: what becomes of the caller's afterwards changes nothing here. All pages change at once, for
+    /// every reader. O(n) in the number of ranges. The end is excluded, so that page `u64::MAX` has no policy ever.
+    ///
+    /// Safe in signal handlers. A fork in another thread waits until the change is done.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError`]; nothing has changed then.
+    ///
+    /// ```
+    /// use pinfold::mempolicy::{Mempolicy, RangeError, SharedPolicy};
+    ///
+    /// let shared = SharedPolicy::new();
+    /// assert_eq!(shared.set(0..10, Some(&Mempolicy::local())), Ok(()));
+    /// assert_eq!(shared.set(10..10, None), Err(RangeError::Empty));
+    /// assert_eq!(shared.len(), 1);
+    /// ```
+    #[doc(alias = "mpol_set_shared_policy")]
+    pub fn set(&self, pages: Range<u64>, policy: Option<&Mempolicy>) -> Result<(), RangeError> {
+        let policy = policy.filter(|policy| policy.mode() != Mode::Default);
+        let words = policy.map(Mempolicy::to_words);
+        self.ranges.set(pages.start, pages.end, words.as_ref())
+    }
+
+    /// The policy of a page, as a copy that is the caller's; `None` where none was set. O(log n); takes no lock and writes nothing.
+    #[doc(alias = "mpol_shared_policy_lookup")]
+    pub fn lookup(&self, page: u64) -> Option<Mempolicy> {
+        let words = self.ranges.lookup_all(page)?;
+        Some(Mempolicy::from_words(&words))
+    }
+
+    /// The words with these numbers of a page's policy, as in [`Mempolicy::to_words`]: for those who need two of them, and need them soon.
+    #[inline(always)]
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the way of an allocation"))]
+    pub(crate) fn lookup_words<const N: usize>(
+        &self,
+        page: u64,
+        wanted: [usize; N],
+    ) -> Option<[u64; N]> {
+        self.ranges.lookup(page, wanted)
+    }
+
+    /// How many ranges there are.
+    pub fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Whether no page has a policy.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Has every policy follow a change of the nodes that may be used, all at once: [`Mempolicy::rebind`]. O(n).
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::Busy`] and [`RangeError::OutOfMemory`]; nothing has changed then.
+    ///
+    /// ```
+    /// use pinfold::mempolicy::{Mempolicy, SharedPolicy};
+    /// use pinfold::topology::NodeSet;
+    ///
+    /// let shared = SharedPolicy::new();
+    /// shared.set(0..10, Some(&Mempolicy::parse("interleave=relative:0-1")?))?;
+    /// shared.rebind(&NodeSet::parse(b"4-7")?)?;
+    /// assert_eq!(shared.lookup(0).map(|policy| policy.nodes().to_string()).as_deref(), Some("4-5"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "mpol_rebind_policy")]
+    pub fn rebind(&self, allowed: &NodeSet) -> Result<(), RangeError> {
+        self.ranges.update(|words| {
+            let mut policy = Mempolicy::from_words(words);
+            policy.rebind(allowed);
+            *words = policy.to_words();
+        })
+    }
+
+    /// All ranges and copies of their policies, in order, as they were at one moment. O(n), and as much memory as they take.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::OutOfMemory`].
+    ///
+    /// ```
+    /// use pinfold::mempolicy::{Mempolicy, SharedPolicy};
+    ///
+    /// let shared = SharedPolicy::new();
+    /// shared.set(3..5, Some(&Mempolicy::local()))?;
+    /// assert_eq!(shared.ranges()?.collect::<Vec<_>>(), [(3..5, Mempolicy::local())]);
+    /// # Ok::<(), pinfold::mempolicy::RangeError>(())
+    /// ```
+    pub fn ranges(&self) -> Result<SharedRanges, RangeError> {
+        let records = self.ranges.snapshot()?;
+        Ok(SharedRanges { records, next: 0 })
+    }
+}
+
+/// A line `start-end policy` for each range, the end excluded. The lines are from one moment; where there is no memory for that, each is
+/// from a moment of its own.
+impl fmt::Display for SharedPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Ok(mut ranges) = self.ranges() {
+            return ranges.try_for_each(|(pages, policy)| line(f, &pages, &policy));
+        }
+        let mut from = 0;
+        while let Some(record) = self.ranges.next_from(from) {
+            let policy = Mempolicy::from_words(&record.words);
+            line(f, &(record.start..record.end), &policy)?;
+            from = record.end;
+        }
+        Ok(())
+    }
+}
+
+fn line(f: &mut fmt::Formatter<'_>, pages: &Range<u64>, policy: &Mempolicy) -> fmt::Result {
+    writeln!(f, "{}-{} {policy}", pages.start, pages.end)
+}
+
+impl fmt::Debug for SharedPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedPolicy")
+            .field("ranges", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The ranges of a [`SharedPolicy`] as they were at one moment: [`SharedPolicy::ranges`].
+pub struct SharedRanges {
+    records: super::buffer::Snapshot<WORDS>,
+    next: usize,
+}
+
+impl Iterator for SharedRanges {
+    type Item = (Range<u64>, Mempolicy);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let record = self.records.record(self.next)?;
+        self.next += 1;
+        let policy = Mempolicy::from_words(&record.words);
+        Some((record.start..record.end, policy))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn the_words_asked_for_are_the_policys() {
+        let shared = SharedPolicy::new();
+        let policy = Mempolicy::parse("bind:0-2").unwrap();
+        shared.set(7..9, Some(&policy)).unwrap();
+        let words = policy.to_words();
+        assert_eq!(shared.lookup_words(8, [0, 1]), Some([words[0], words[1]]));
+        assert_eq!(shared.lookup_words(9, [0]), None);
+        assert_eq!(shared.to_string(), "7-9 bind:0-2\n");
+    }
+}
