@@ -128,7 +128,6 @@ fn whoever_sets_leaves_a_duplicate() {
     let mut found = shared.lookup(5).unwrap();
     mine.rebind(&NodeSet::parse(b"7").unwrap());
     found.rebind(&NodeSet::parse(b"8").unwrap());
-    drop(mine);
     assert_eq!(shared.lookup(5).unwrap().nodes().to_string(), "0-1");
     shared.set(0..10, None).unwrap();
     assert_eq!(found.nodes().to_string(), "8");

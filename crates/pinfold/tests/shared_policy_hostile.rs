@@ -18,7 +18,7 @@ extern "C" fn on_timer(_: libc::c_int) {
     let policy = Mempolicy::local();
     let turn = DONE.load(Relaxed) + REFUSED.load(Relaxed);
     let page = 1000 + turn % 50;
-    let set = SHARED.set(page..page + 3, (turn % 3 != 0).then_some(&policy));
+    let set = SHARED.set(page..page + 3, (!turn.is_multiple_of(3)).then_some(&policy));
     match set {
         Ok(()) => DONE.fetch_add(1, Relaxed),
         Err(RangeError::Busy) => REFUSED.fetch_add(1, Relaxed),

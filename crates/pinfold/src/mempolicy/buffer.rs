@@ -8,7 +8,6 @@
 //! reader may look while a writer writes, and finds out afterwards.
 
 use crate::sys;
-use core::marker::PhantomData;
 use core::mem::size_of;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::Relaxed;
@@ -91,7 +90,6 @@ pub(super) struct Table<'b, const WORDS: usize> {
     used: Option<&'b AtomicUsize>,
     spans: &'b [Span],
     words: &'b [[AtomicU64; WORDS]],
-    lives: PhantomData<&'b Buffer<WORDS>>,
 }
 
 impl<'b, const WORDS: usize> Table<'b, WORDS> {
@@ -106,7 +104,6 @@ impl<'b, const WORDS: usize> Table<'b, WORDS> {
                 used: None,
                 spans: &[],
                 words: &[],
-                lives: PhantomData,
             };
         };
         // SAFETY: the arrays lie behind the head, both with the capacity that the mapping was made for; zeroes are atomics.
@@ -122,7 +119,6 @@ impl<'b, const WORDS: usize> Table<'b, WORDS> {
             used: Some(&head.used),
             spans,
             words,
-            lives: PhantomData,
         }
     }
 
@@ -199,15 +195,14 @@ impl<'b, const WORDS: usize> Draft<'b, WORDS> {
     /// Adds a range behind all others; one that goes on where the last one ended, with the same words, makes that longer. There must
     /// be room.
     pub(super) fn push(&mut self, record: &Record<WORDS>) {
+        // There is none before the first.
         let last = self.used.wrapping_sub(1);
         if let (Some(span), Some(words)) = (self.table.spans.get(last), self.table.words.get(last))
         {
             let mut both = words.iter().zip(&record.words);
-            if self.used > 0
-                && span.end.load(Relaxed) == record.start
+            if span.end.load(Relaxed) == record.start
                 && both.all(|(word, new)| word.load(Relaxed) == *new)
             {
-                // Only the writer looks at what is being written, and every word of it is published at once.
                 span.end.store(record.end, Relaxed);
                 return;
             }

@@ -36,7 +36,7 @@ fn time(threads: usize, pages: u64, look: impl Fn(u64) + Sync) -> f64 {
         let mut random = thread | 1;
         for _ in 0..ROUNDS {
             random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-            look((random >> 40) * pages >> 24);
+            look(((random >> 40) * pages) >> 24);
         }
         (thread_time() - begin) / ROUNDS as f64
     };
