@@ -1,8 +1,9 @@
-//! Developers' chores: `cargo xtask tidy` and `cargo xtask install`.
+//! Developers' chores: `cargo xtask tidy`, `cargo xtask install` and `cargo xtask vm`.
 #![forbid(unsafe_code)]
 
 mod install;
 mod tidy;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -10,7 +11,13 @@ const USAGE: &str = "\
 usage: cargo xtask tidy
            the house rules: dependencies point down, files are short, no unsafe block without a reason
        cargo xtask install --prefix DIR [--destdir DIR]
-           builds and installs the command, the libraries, the headers and the pkg-config file";
+           builds and installs the command, the libraries, the headers and the pkg-config file
+       cargo xtask vm [--arch x86_64|aarch64] [--machine NAME]... [--kernel-args WORDS] [-- TESTS]
+           runs tests, all or those with one of these words in their names, on an emulated machine (vm/README.md)
+           --list          the machines there are; nodes4 without --machine
+           --shell COMMAND runs a command there instead of tests
+           --prepare       only gets what it takes, and fails when it cannot be had
+           --seconds N     how long the machine may take (900)";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -18,6 +25,7 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["tidy"] => tidy::main(),
         ["install", options @ ..] => install::main(options),
+        ["vm", options @ ..] => vm::main(options),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

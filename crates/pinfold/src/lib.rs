@@ -6,7 +6,6 @@
 //! * [`slab`]: object caches, and [`slab::kmalloc`], caches by size.
 //! * [`page`]: memory from the system, by node.
 //! * [`mempolicy`]: which nodes memory comes from; useful without the allocator.
-//! * [`mempolicy`]: which nodes memory comes from.
 //! * [`shepherd`]: folds counts from afar, and has idle caches give back.
 //! * [`vmstat`]: counts by item and zone.
 //! * [`counter`]: counts that every CPU adds to on its own.
@@ -48,3 +47,8 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/slabinfo.md")]
 struct SlabinfoDocumentation;
+
+/// The examples in docs/mempolicy.md, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/mempolicy.md")]
+struct MempolicyDocumentation;

@@ -40,19 +40,35 @@ static OF_CPU: [AtomicU8; MAX_INDEX] = [const { AtomicU8::new(0) }; MAX_INDEX];
 static BY_DISTANCE: [[AtomicU8; MAX_NODES]; MAX_NODES] =
     [const { [const { AtomicU8::new(0) }; MAX_NODES] }; MAX_NODES];
 
-/// Reads the machine's nodes, once, before anything is made that there is one of for each; of those with memory the `allowed` ones,
-/// if that is known. With `policy` there is a kernel's node, where there are several. A machine that cannot be read has one.
-pub(crate) fn init(allowed: impl FnOnce() -> Option<NodeSet>, policy: impl FnOnce() -> bool) {
-    static DONE: AtomicBool = AtomicBool::new(false);
-    if DONE.load(Acquire) {
-        return;
-    }
+/// Whether [`init`] is over.
+static DONE: AtomicBool = AtomicBool::new(false);
+
+/// Whether the machine's nodes are known.
+pub(crate) fn are_known() -> bool {
+    // Acquire pairs with the release in `init`.
+    DONE.load(Acquire)
+}
+
+/// What [`init`] has to be told of the machine by those who know its policies.
+pub(crate) struct Known {
+    /// The nodes that the process may use, if that is known.
+    pub(crate) allowed: fn() -> Option<NodeSet>,
+    /// Whether the process's memory is placed by a policy of its own.
+    pub(crate) policy: fn() -> bool,
+    /// Calls the function for each node with each node that has memory, the nearest first.
+    pub(crate) by_distance: fn(&Topology, &mut dyn FnMut(NodeId, NodeId)),
+}
+
+/// Reads the machine's nodes, once, before anything is made that there is one of for each; of those with memory the allowed ones.
+/// With a policy there is a kernel's node, where there are several. A machine that cannot be read has one.
+pub(crate) fn init(known: &Known) {
     // Two threads at once find the same.
-    let real = fake().unwrap_or_else(|| machine(allowed).unwrap_or(1));
+    let real = fake().unwrap_or_else(|| machine(known).unwrap_or(1));
     REAL.store(real, Relaxed);
-    let count = if real > 1 && policy() { real + 1 } else { real };
+    let kernels = real > 1 && (known.policy)();
     // Release pairs with the acquire in `count`.
-    COUNT.store(count, Release);
+    COUNT.store(real + usize::from(kernels), Release);
+    // Release pairs with the acquire in `are_known`.
     DONE.store(true, Release);
 }
 
@@ -68,21 +84,28 @@ fn fake() -> Option<usize> {
     for (cpu, node) in OF_CPU.iter().enumerate() {
         node.store((cpu % nodes) as u8, Relaxed);
     }
-    for from in 0..nodes {
-        let ring = |to: usize| (to + nodes - from) % nodes;
-        order(from, nodes, |to| ring(to).min(nodes - ring(to)) as u32);
+    for (from, places) in BY_DISTANCE.iter().enumerate().take(nodes) {
+        let ring = |to: &usize| {
+            let ahead = (to + nodes - from) % nodes;
+            (ahead.min(nodes - ahead), ahead)
+        };
+        let mut sorted: [usize; MAX_NODES] = core::array::from_fn(|to| to);
+        sorted[..nodes].sort_unstable_by_key(ring);
+        for (place, to) in places.iter().zip(&sorted[..nodes]) {
+            place.store(*to as u8, Relaxed);
+        }
     }
     Some(nodes)
 }
 
 /// Reads the machine; how many nodes it has, if several.
-fn machine(allowed: impl FnOnce() -> Option<NodeSet>) -> Option<usize> {
+fn machine(known: &Known) -> Option<usize> {
     // Most machines have one node, and every process starts here: one file answers for them.
     if !Topology::may_have_nodes(b"/") {
         return None;
     }
     let topology = Topology::system().ok()?;
-    let usable = match allowed() {
+    let usable = match (known.allowed)() {
         Some(allowed) => topology.with_memory.and(&allowed),
         None => topology.with_memory.clone(),
     };
@@ -93,34 +116,26 @@ fn machine(allowed: impl FnOnce() -> Option<NodeSet>) -> Option<usize> {
     for (node, id) in usable.iter().enumerate() {
         IDS[node].store(id, Relaxed);
     }
-    for from in topology.nodes.iter().map(NodeId) {
-        let to = |node: usize| topology.distance(b"/", from, NodeId(id(node)));
-        // CPUs of a node without usable memory use the nearest that has some.
-        let own = (0..nodes).find(|&node| id(node) == from.0);
-        if let Some(own) = own {
-            order(own, nodes, to);
+    let number = |node: NodeId| (0..nodes).find(|&number| id(number) == node.0);
+    let mut filled = [0; MAX_NODES];
+    let mut last = None;
+    (known.by_distance)(&topology, &mut |from, to| {
+        let Some(to) = number(to) else {
+            return;
+        };
+        if last != Some(from) {
+            last = Some(from);
+            // CPUs of a node without usable memory use the nearest that has some; a node is its own nearest.
+            for cpu in topology.cpus_of(b"/", from).iter().flat_map(CpuSet::iter) {
+                OF_CPU[cpu].store(to as u8, Relaxed);
+            }
         }
-        let nearest = own.or_else(|| (0..nodes).min_by_key(|&node| to(node)));
-        let node = nearest.unwrap_or(0) as u8;
-        for cpu in topology.cpus_of(b"/", from).iter().flat_map(CpuSet::iter) {
-            OF_CPU[cpu].store(node, Relaxed);
+        if let Some(from) = number(from) {
+            BY_DISTANCE[from][filled[from]].store(to as u8, Relaxed);
+            filled[from] = (filled[from] + 1).min(MAX_NODES - 1);
         }
-    }
+    });
     Some(nodes)
-}
-
-/// Notes the order of all nodes by their distance from `from`; of equally distant ones the next higher number comes first, so that
-/// full nodes do not all fall upon the same one.
-fn order(from: usize, nodes: usize, distance: impl Fn(usize) -> u32) {
-    let mut far = [0u32; MAX_NODES];
-    (0..nodes).for_each(|to| far[to] = distance(to));
-    let key = |to: usize| (to != from, far[to], (to + nodes - from) % nodes);
-    let mut sorted = [0usize; MAX_NODES];
-    (0..nodes).for_each(|to| sorted[to] = to);
-    sorted[..nodes].sort_unstable_by_key(|&to| key(to));
-    for (place, to) in BY_DISTANCE[from].iter().zip(&sorted[..nodes]) {
-        place.store(*to as u8, Relaxed);
-    }
 }
 
 /// How many numbers there are, the kernel's node included; at least 1.

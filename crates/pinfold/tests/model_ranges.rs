@@ -11,13 +11,44 @@ mod latch;
 use latch::Latch;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use loom::sync::atomic::AtomicU64;
+use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use loom::thread;
-use std::sync::atomic::AtomicU8;
+use std::cell::Cell;
+use std::ptr::null_mut;
+use std::sync::Mutex;
+
+/// What is taken away, to see that the model finds it.
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    Nothing,
+    /// Readers do not load the version a second time.
+    NoCheck,
+    NoReadersFence,
+    NoWritersFence,
+    VersionLoadedRelaxed,
+    VersionStoredRelaxed,
+    PointerLoadedRelaxed,
+    PointerStoredRelaxed,
+}
+
+std::thread_local! {
+    /// loom runs all threads of a model on the one that explores it.
+    static FAULT: Cell<Fault> = const { Cell::new(Fault::Nothing) };
+}
+
+loom::thread_local! {
+    static READS: Cell<bool> = Cell::new(false);
+}
+
+fn fault() -> Fault {
+    FAULT.with(Cell::get)
+}
 
 /// What the latch is made of: loom's atomics, less the fault.
 mod primitive {
     use super::{Fault, fault};
+    use core::cell::Cell;
     use loom::sync::atomic;
     use loom::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 
@@ -43,7 +74,7 @@ mod primitive {
                     self.first.store(value, Relaxed);
                     value
                 }
-                (_, Fault::NoCheck) if super::is_reader() => self.first.load(Relaxed),
+                (_, Fault::NoCheck) if super::READS.with(Cell::get) => self.first.load(Relaxed),
                 _ => self.word.load(order),
             }
         }
@@ -81,4 +112,176 @@ mod primitive {
             atomic::fence(order);
         }
     }
+}
+
+struct Buffer {
+    /// Written before anybody else sees the buffer.
+    size: UnsafeCell<usize>,
+    words: [AtomicU64; 2],
+}
+
+struct Model {
+    latch: Latch<Buffer>,
+    /// All buffers that were ever made: none is given back before the end.
+    made: Mutex<Vec<*mut Buffer>>,
+    /// The newest value that somebody saw, or that a finished change has set.
+    known: AtomicU64,
+}
+
+// SAFETY: loom checks who touches the buffers.
+unsafe impl Sync for Model {}
+// SAFETY: as above.
+unsafe impl Send for Model {}
+
+impl Model {
+    fn new() -> Arc<Model> {
+        let none = || primitive::AtomicPtr::new(null_mut());
+        Arc::new(Model {
+            latch: Latch::new(primitive::AtomicU64::new(0), [none(), none()]),
+            made: Mutex::default(),
+            known: AtomicU64::new(0),
+        })
+    }
+
+    /// `Ranges::draft` and what follows it, in the one thread that changes anything. Changes to the numbers 1, 2, 3 and so on.
+    fn set(&self, value: u64, grow: bool) {
+        if grow || self.latch.spare().is_null() {
+            let larger = Box::into_raw(Box::new(Buffer {
+                size: UnsafeCell::new(0),
+                words: Default::default(),
+            }));
+            self.made.lock().unwrap().push(larger);
+            // SAFETY: nobody else has it yet; loom checks that readers see this.
+            unsafe { (*larger).size.with_mut(|size| *size = 2) };
+            self.latch.replace_spare(larger);
+        }
+        // SAFETY: buffers live until the end.
+        let spare = unsafe { &*self.latch.open_spare() };
+        for word in &spare.words {
+            word.store(value, Relaxed);
+        }
+        // SAFETY: null, or as above. Readers are still with the change before.
+        let active = unsafe { self.latch.active().as_ref() };
+        assert_eq!(
+            active.map_or(0, |buffer| buffer.words[0].load(Relaxed)),
+            value - 1
+        );
+        self.latch.publish();
+        self.known.fetch_max(value, AcqRel);
+    }
+
+    fn read(&self) {
+        READS.with(|reads| reads.set(true));
+        let known = self.known.load(Acquire);
+        let [one, other] = self.latch.read(|buffer| {
+            // SAFETY: null, or a buffer, which lives until the end.
+            let Some(buffer) = (unsafe { buffer.as_ref() }) else {
+                return [0, 0];
+            };
+            // SAFETY: loom checks that it was written before.
+            assert_eq!(buffer.size.with(|size| unsafe { *size }), 2);
+            [0, 1].map(|word| buffer.words[word].load(Relaxed))
+        });
+        assert_eq!(one, other, "torn");
+        assert!(one >= known, "stale: {one} after {known}");
+        self.known.fetch_max(one, AcqRel);
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        for buffer in self.made.get_mut().unwrap().drain(..) {
+            // SAFETY: from `into_raw`, once.
+            drop(unsafe { Box::from_raw(buffer) });
+        }
+    }
+}
+
+/// Readers that look `reads` times each, beside a writer that makes `changes` changes, and more before they start.
+fn explore(fault: Fault, readers: usize, reads: usize, before: u64, changes: u64, grow: bool) {
+    FAULT.set(fault);
+    let mut builder = loom::model::Builder::new();
+    // Two readers' steps are many more.
+    builder.preemption_bound = Some(if readers == 1 { 3 } else { 2 });
+    builder.check(move || {
+        let model = Model::new();
+        (1..=before).for_each(|value| model.set(value, false));
+        let spawned: Vec<_> = (0..readers)
+            .map(|_| {
+                let model = model.clone();
+                thread::spawn(move || (0..reads).for_each(|_| model.read()))
+            })
+            .collect();
+        (before + 1..=before + changes).for_each(|value| model.set(value, grow));
+        spawned
+            .into_iter()
+            .for_each(|reader| reader.join().unwrap());
+    });
+}
+
+#[test]
+fn a_reader_sees_whole_values_in_order() {
+    explore(Fault::Nothing, 1, 2, 2, 3, false);
+}
+
+#[test]
+fn so_does_one_from_the_first_change_on() {
+    explore(Fault::Nothing, 1, 2, 0, 3, false);
+}
+
+#[test]
+fn so_does_one_while_buffers_grow() {
+    explore(Fault::Nothing, 1, 2, 2, 3, true);
+}
+
+#[test]
+fn so_do_two_readers() {
+    explore(Fault::Nothing, 2, 1, 2, 2, false);
+}
+
+#[test]
+fn so_do_two_readers_while_buffers_grow() {
+    explore(Fault::Nothing, 2, 1, 1, 2, true);
+}
+
+#[test]
+#[should_panic(expected = "torn")]
+fn without_the_second_load_what_it_sees_is_torn() {
+    explore(Fault::NoCheck, 1, 1, 2, 2, false);
+}
+
+#[test]
+#[should_panic(expected = "torn")]
+fn without_the_readers_fence_too() {
+    explore(Fault::NoReadersFence, 1, 1, 2, 2, false);
+}
+
+#[test]
+#[should_panic(expected = "torn")]
+fn without_the_writers_fence_too() {
+    explore(Fault::NoWritersFence, 1, 1, 2, 2, false);
+}
+
+#[test]
+#[should_panic(expected = "stale")]
+fn with_a_version_loaded_relaxed_it_is_stale() {
+    explore(Fault::VersionLoadedRelaxed, 1, 1, 2, 2, false);
+}
+
+#[test]
+#[should_panic(expected = "stale")]
+fn with_a_version_stored_relaxed_too() {
+    explore(Fault::VersionStoredRelaxed, 1, 1, 2, 2, false);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn with_a_pointer_loaded_relaxed_it_sees_no_buffer() {
+    explore(Fault::PointerLoadedRelaxed, 1, 1, 2, 2, true);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn with_a_pointer_stored_relaxed_neither() {
+    explore(Fault::PointerStoredRelaxed, 1, 1, 2, 2, true);
 }

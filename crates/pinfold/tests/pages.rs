@@ -212,6 +212,56 @@ fn counted() {
 }
 
 #[test]
+fn without_a_policy_of_its_own_memory_is_placed_by_the_process_s() {
+    let with = |policy: &str| {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "process", "--nocapture", "--include-ignored"])
+            .env("PINFOLD_FAKE_NODES", "4")
+            .env("PINFOLD_POLICY", policy)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{policy}: {text}");
+        String::from_utf8_lossy(&output.stdout).contains("by the kernel")
+    };
+    if pinfold::mempolicy::available().is_ok() {
+        assert!(with("interleave:0"));
+    }
+    for policy in ["local", "default", "interleave:900", "nonsense"] {
+        assert!(!with(policy), "{policy}");
+    }
+}
+
+#[test]
+#[ignore = "run by without_a_policy_of_its_own_memory_is_placed_by_the_process_s"]
+fn process() {
+    if !faked() {
+        return;
+    }
+    pin(0);
+    let pages = Pages::new("process").unwrap();
+    let cache = KmemCache::new("process", Layout::new::<[u64; 8]>()).unwrap();
+    pages.set_policy(10..20, Some(&policy("bind:2"))).unwrap();
+    let [placed, other] = [15, 5].map(|place| pages.alloc(place).unwrap());
+    let object = cache.alloc().unwrap();
+    assert_eq!(node(placed), 2);
+    assert_eq!(node(other), node(object));
+    if pages.node_of(other).is_none() {
+        println!("by the kernel");
+        assert_eq!(node(other), NODES);
+    } else {
+        assert_eq!(node(other), 0);
+    }
+    // SAFETY: each came from there and is not used.
+    unsafe {
+        pages.free(placed);
+        pages.free(other);
+        cache.free(object);
+    }
+    cache.destroy().unwrap();
+}
+
+#[test]
 fn caches_have_policies_of_their_own() {
     with_nodes(NODES, "caches");
 }

@@ -1,13 +1,16 @@
-//! `pinfold bench`: what the counters and object caches cost on this machine, beside the designs that they compete with.
+//! `pinfold bench`: what the counters, object caches and pages cost on this machine, beside the designs that they compete with.
 
 mod counter;
 mod cpus;
+mod pft;
 mod slab;
+mod spinlock;
 mod vmstat;
 
 use anyhow::{Context, Result, bail};
 use pinfold::counter::EventCounter;
 use pinfold_rseq::Index;
+use spinlock::Spinlock;
 use std::process::ExitCode;
 
 /// Measure what counting and allocating cost on this machine.
@@ -22,6 +25,7 @@ enum What {
     Vmstat(vmstat::Args),
     Counter(counter::Args),
     Slab(slab::Args),
+    Pft(pft::Args),
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
@@ -29,6 +33,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         What::Vmstat(args) => vmstat::main(&args),
         What::Counter(args) => counter::main(&args),
         What::Slab(args) => slab::main(&args),
+        What::Pft(args) => pft::main(&args),
     }?;
     Ok(ExitCode::SUCCESS)
 }

@@ -11,5 +11,5 @@ mod table;
 pub use json::json;
 pub use machine::Machine;
 pub use number::median;
-pub use plot::{Bars, Plot, Series, check_writable};
+pub use plot::{Bars, Panels, Plot, Series, check_writable};
 pub use table::{Table, print};

@@ -12,6 +12,8 @@ use std::ops::Range;
 use std::path::Path;
 
 const SIZE: (u32, u32) = (1010, 540);
+/// By how much a picture of two plots in a line is wider.
+const PANELS_WIDER: u32 = 250;
 /// How wide the series' names may be.
 const LEGEND: i32 = 250;
 const FONT: &str = "sans-serif";
@@ -61,6 +63,9 @@ pub struct Plot<'a> {
     pub series: Vec<Series>,
 }
 
+/// Plots of the same series, two beside each other in each line.
+pub struct Panels<'a>(pub Vec<Plot<'a>>);
+
 /// Groups of bars, a group for each key and in it a bar for each series.
 pub struct Bars<'a> {
     /// Stands above the picture.
@@ -99,15 +104,20 @@ fn cannot_write(file: &Path) -> String {
 impl Plot<'_> {
     /// Draws into `file`.
     pub fn write(&self, file: &Path) -> Result<()> {
+        save(file, SIZE, &self.series, |area| self.draw_in(area))
+    }
+
+    /// The axes as long as the points need them, and the lines.
+    fn draw_in<'a>(&self, area: &Area<'a>) -> Drawn<'a> {
         let points = || self.series.iter().flat_map(|series| self.shown(series));
         let x = range(points().map(|point| point.0), self.log_x, false);
         let y = range(points().map(|point| point.1), self.log_y, true);
-        save(file, &self.series, |area| match (self.log_x, self.log_y) {
-            (false, false) => self.draw(area, x.clone(), y.clone()),
-            (false, true) => self.draw(area, x.clone(), y.clone().log_scale()),
-            (true, false) => self.draw(area, x.clone().log_scale(), y.clone()),
-            (true, true) => self.draw(area, x.clone().log_scale(), y.clone().log_scale()),
-        })
+        match (self.log_x, self.log_y) {
+            (false, false) => self.draw(area, x, y),
+            (false, true) => self.draw(area, x, y.log_scale()),
+            (true, false) => self.draw(area, x.log_scale(), y),
+            (true, true) => self.draw(area, x.log_scale(), y.log_scale()),
+        }
     }
 
     /// The points of a line that the axes can show.
@@ -150,6 +160,22 @@ impl Plot<'_> {
     }
 }
 
+impl Panels<'_> {
+    /// Draws into `file`.
+    pub fn write(&self, file: &Path) -> Result<()> {
+        let Some(first) = self.0.first() else {
+            bail!("nothing was measured, so there is nothing to plot");
+        };
+        let lines = self.0.len().div_ceil(2);
+        let size = (SIZE.0 + PANELS_WIDER, SIZE.1 / 3 * 2 * lines as u32);
+        save(file, size, &first.series, |area| {
+            let panels = area.split_evenly((lines, 2));
+            let mut both = self.0.iter().zip(&panels);
+            both.try_for_each(|(plot, area)| plot.draw_in(area))
+        })
+    }
+}
+
 impl Bars<'_> {
     /// Draws into `file`.
     pub fn write(&self, file: &Path) -> Result<()> {
@@ -165,11 +191,13 @@ impl Bars<'_> {
         );
         if !self.log_y {
             let foot = y.start;
-            return save(file, &self.series, |area| self.draw(area, y.clone(), foot));
+            return save(file, SIZE, &self.series, |area| {
+                self.draw(area, y.clone(), foot)
+            });
         }
         let foot = 10f64.powf(y.start.log10().floor());
         let y = foot..y.end * 1.2;
-        save(file, &self.series, |area| {
+        save(file, SIZE, &self.series, |area| {
             self.draw(area, y.clone().log_scale(), foot)
         })
     }
@@ -227,13 +255,14 @@ fn style(size: i32, horizontal: HPos) -> TextStyle<'static> {
 /// Draws in memory and then writes, so that a file is never half a picture.
 fn save(
     file: &Path,
+    size: (u32, u32),
     series: &[Series],
     draw: impl for<'a> Fn(&Area<'a>) -> Drawn<'a>,
 ) -> Result<()> {
     let mut text = String::new();
     {
-        let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
-        let (chart, beside) = area.split_horizontally(SIZE.0 as i32 - LEGEND);
+        let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+        let (chart, beside) = area.split_horizontally(size.0 as i32 - LEGEND);
         let drawn = area
             .fill(&WHITE)
             .and_then(|()| draw(&chart))

@@ -62,3 +62,39 @@ mod numbers {
 }
 
 pub(crate) use numbers::*;
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn as_libc_has_them() {
+        let ours = [
+            super::MBIND,
+            super::SET_MEMPOLICY,
+            super::GET_MEMPOLICY,
+            super::MIGRATE_PAGES,
+            super::MOVE_PAGES,
+            super::SET_MEMPOLICY_HOME_NODE,
+        ];
+        let libcs = [
+            libc::SYS_mbind,
+            libc::SYS_set_mempolicy,
+            libc::SYS_get_mempolicy,
+            libc::SYS_migrate_pages,
+            libc::SYS_move_pages,
+            libc::SYS_set_mempolicy_home_node,
+        ];
+        assert_eq!(ours, libcs);
+        assert_eq!(
+            i32::from(super::MPOL_F_STATIC_NODES),
+            libc::MPOL_F_STATIC_NODES
+        );
+        assert_eq!(
+            i32::from(super::MPOL_F_RELATIVE_NODES),
+            libc::MPOL_F_RELATIVE_NODES
+        );
+        assert_eq!(
+            i32::from(super::MPOL_F_NUMA_BALANCING),
+            libc::MPOL_F_NUMA_BALANCING
+        );
+    }
+}

@@ -8,7 +8,6 @@
 //! reader may look while a writer writes, and finds out afterwards.
 
 use crate::sys;
-use core::marker::PhantomData;
 use core::mem::size_of;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::Relaxed;
@@ -91,7 +90,6 @@ pub(super) struct Table<'b, const WORDS: usize> {
     used: Option<&'b AtomicUsize>,
     spans: &'b [Span],
     words: &'b [[AtomicU64; WORDS]],
-    lives: PhantomData<&'b Buffer<WORDS>>,
 }
 
 impl<'b, const WORDS: usize> Table<'b, WORDS> {
@@ -106,7 +104,6 @@ impl<'b, const WORDS: usize> Table<'b, WORDS> {
                 used: None,
                 spans: &[],
                 words: &[],
-                lives: PhantomData,
             };
         };
         // SAFETY: the arrays lie behind the head, both with the capacity that the mapping was made for; zeroes are atomics.
@@ -122,7 +119,6 @@ impl<'b, const WORDS: usize> Table<'b, WORDS> {
             used: Some(&head.used),
             spans,
             words,
-            lives: PhantomData,
         }
     }
 
@@ -161,35 +157,27 @@ impl<'b, const WORDS: usize> Table<'b, WORDS> {
         (page < span.end.load(Relaxed)).then_some(at)
     }
 
-    /// Copies words of a range from `first` on; leaves alone what is beyond the last word.
+    /// The words of range `at`.
     #[inline(always)]
-    pub(super) fn copy_words(self, at: usize, first: usize, out: &mut [u64]) {
-        let words = self.words.get(at).and_then(|words| words.get(first..));
-        for (out, word) in out.iter_mut().zip(words.unwrap_or_default()) {
-            *out = word.load(Relaxed);
-        }
+    pub(super) fn words(self, at: usize) -> Option<&'b [AtomicU64; WORDS]> {
+        self.words.get(at)
     }
 
     /// The range with number `at`, below [`len`](Self::len).
     pub(super) fn record(self, at: usize) -> Option<Record<WORDS>> {
-        let span = self.spans().get(at)?;
-        let mut words = [0; WORDS];
-        self.copy_words(at, 0, &mut words);
+        let (span, words) = (self.spans().get(at)?, self.words(at)?);
         Some(Record {
             start: span.start.load(Relaxed),
             end: span.end.load(Relaxed),
-            words,
+            words: load_all(words),
         })
     }
+}
 
-    /// The ranges from `from` on and before `to`.
-    pub(super) fn records(
-        self,
-        from: usize,
-        to: usize,
-    ) -> impl Iterator<Item = Record<WORDS>> + 'b {
-        (from..to).map_while(move |at| self.record(at))
-    }
+/// A copy of all words of a range.
+#[inline(always)]
+pub(super) fn load_all<const WORDS: usize>(words: &[AtomicU64; WORDS]) -> [u64; WORDS] {
+    core::array::from_fn(|n| words.get(n).map_or(0, |word| word.load(Relaxed)))
 }
 
 /// A buffer that is being filled.
@@ -207,15 +195,14 @@ impl<'b, const WORDS: usize> Draft<'b, WORDS> {
     /// Adds a range behind all others; one that goes on where the last one ended, with the same words, makes that longer. There must
     /// be room.
     pub(super) fn push(&mut self, record: &Record<WORDS>) {
+        // There is none before the first.
         let last = self.used.wrapping_sub(1);
         if let (Some(span), Some(words)) = (self.table.spans.get(last), self.table.words.get(last))
         {
             let mut both = words.iter().zip(&record.words);
-            if self.used > 0
-                && span.end.load(Relaxed) == record.start
+            if span.end.load(Relaxed) == record.start
                 && both.all(|(word, new)| word.load(Relaxed) == *new)
             {
-                // Only the writer looks at what is being written, and every word of it is published at once.
                 span.end.store(record.end, Relaxed);
                 return;
             }
@@ -224,7 +211,7 @@ impl<'b, const WORDS: usize> Draft<'b, WORDS> {
             self.table.spans.get(self.used),
             self.table.words.get(self.used),
         ) else {
-            crate::abort(format_args!("a map of ranges outgrew its buffer"));
+            outgrown();
         };
         span.start.store(record.start, Relaxed);
         span.end.store(record.end, Relaxed);
@@ -234,12 +221,51 @@ impl<'b, const WORDS: usize> Draft<'b, WORDS> {
         self.used += 1;
     }
 
+    /// Adds the ranges of another table from `from` on and before `to`. There must be room.
+    pub(super) fn copy(&mut self, other: Table<'_, WORDS>, from: usize, to: usize) {
+        if from >= to {
+            return;
+        }
+        // Only the first can touch the one before it and be equal.
+        if let Some(first) = other.record(from) {
+            self.push(&first);
+        }
+        let count = to - from - 1;
+        let spans = (
+            self.table.spans.get(self.used..),
+            other.spans.get(from + 1..to),
+        );
+        let words = (
+            self.table.words.get(self.used..),
+            other.words.get(from + 1..to),
+        );
+        let ((Some(to_spans), Some(spans)), (Some(to_words), Some(words))) = (spans, words) else {
+            outgrown();
+        };
+        if count > to_spans.len() {
+            outgrown();
+        }
+        for (to, span) in to_spans.iter().zip(spans) {
+            to.start.store(span.start.load(Relaxed), Relaxed);
+            to.end.store(span.end.load(Relaxed), Relaxed);
+        }
+        for (to, word) in to_words.as_flattened().iter().zip(words.as_flattened()) {
+            to.store(word.load(Relaxed), Relaxed);
+        }
+        self.used += count;
+    }
+
     /// Says how many there are.
     pub(super) fn finish(self) {
         if let Some(used) = self.table.used {
             used.store(self.used, Relaxed);
         }
     }
+}
+
+#[cold]
+fn outgrown() -> ! {
+    crate::abort(format_args!("a map of ranges outgrew its buffer"))
 }
 
 /// A buffer of its own with copies of ranges.
@@ -259,9 +285,7 @@ impl<const WORDS: usize> Snapshot<WORDS> {
         if table.len() > 0 {
             snapshot.buffer = Buffer::map(table.len(), null_mut())?.as_ptr();
             let mut draft = Draft::new(snapshot.table());
-            table
-                .records(0, table.len())
-                .for_each(|record| draft.push(&record));
+            draft.copy(table, 0, table.len());
             draft.finish();
         }
         Some(snapshot)
@@ -272,9 +296,9 @@ impl<const WORDS: usize> Snapshot<WORDS> {
         unsafe { Table::at(self.buffer) }
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Record<WORDS>> + '_ {
-        let table = self.table();
-        table.records(0, table.len())
+    /// The range with number `at`, in order; `None` behind the last.
+    pub(crate) fn record(&self, at: usize) -> Option<Record<WORDS>> {
+        self.table().record(at)
     }
 }
 

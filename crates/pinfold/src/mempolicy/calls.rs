@@ -40,6 +40,29 @@ pub(super) fn ask(call: Call, make: impl FnOnce() -> c_long) -> Result<c_long, P
     })
 }
 
+/// Tells apart who said `EPERM`: a filter says it to a call that asks for nothing too, the kernel does not.
+pub(super) fn rights(
+    error: PolicyError,
+    call: Call,
+    nothing: impl FnOnce() -> Result<c_long, PolicyError>,
+) -> PolicyError {
+    if error.errno() != Some(libc::EPERM) {
+        return error;
+    }
+    match nothing() {
+        Err(again) if again == error => error,
+        _ => PolicyError::NeedsRights(call),
+    }
+}
+
+/// `mbind` of an empty range.
+fn bind_nothing() -> Result<c_long, PolicyError> {
+    // SAFETY: no memory is passed.
+    ask(Call::Mbind, || unsafe {
+        libc::syscall(abi::MBIND, 0, 0, 0, null::<u64>(), 0, 0)
+    })
+}
+
 /// Whether policies can be set here, found out by making the calls with arguments that change nothing. Three system calls.
 ///
 /// # Errors
@@ -54,10 +77,7 @@ pub(super) fn ask(call: Call, make: impl FnOnce() -> c_long) -> Result<c_long, P
 /// ```
 pub fn available() -> Result<(), PolicyError> {
     get(0, 0).map(drop)?;
-    // SAFETY: an empty range.
-    ask(Call::Mbind, || unsafe {
-        libc::syscall(abi::MBIND, 0, 0, 0, null::<u64>(), 0, 0)
-    })?;
+    bind_nothing()?;
     // A mode that nobody has: the call comes to the kernel, and changes nothing.
     // SAFETY: no memory is passed.
     let answer = ask(Call::SetMempolicy, || unsafe {
@@ -159,9 +179,10 @@ pub fn mems_allowed() -> Result<NodeSet, PolicyError> {
 ///
 /// # Errors
 ///
-/// [`PolicyError::NoneAllowed`] when the thread may use none of the nodes. [`PolicyError::Refused`]: `EFAULT` where part of the
-/// range is not mapped; `EIO` when `strict` and pages are elsewhere; then the policy holds nevertheless if moving was asked for;
-/// `EPERM` for [`Move::All`] without `CAP_SYS_NICE`. When the home node alone is refused, the policy holds without.
+/// [`PolicyError::NoneAllowed`] when the thread may use none of the nodes. [`PolicyError::NeedsRights`] for [`Move::All`] without
+/// `CAP_SYS_NICE`. [`PolicyError::Refused`]: `EFAULT` where part of the
+/// range is not mapped; `EIO` when `strict` and pages are elsewhere; then the policy holds nevertheless if moving was asked for.
+/// When the home node alone is refused, the policy holds without.
 #[doc(alias = "mbind")]
 pub fn apply(
     at: *const u8,
@@ -185,7 +206,10 @@ pub fn apply(
             flags,
         )
     });
-    answer.map_err(|error| explained(error, policy))?;
+    answer.map_err(|error| match moving {
+        Move::All => rights(explained(error, policy), Call::Mbind, bind_nothing),
+        _ => explained(error, policy),
+    })?;
     policy
         .home()
         .map_or(Ok(()), |home| set_home_node(at, len, home))

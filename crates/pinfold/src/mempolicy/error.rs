@@ -61,6 +61,8 @@ pub enum PolicyError {
     NodeTooLarge(NodeId),
     /// None of the policy's nodes is among those that the process may use.
     NoneAllowed(Mode),
+    /// The call wants `CAP_SYS_NICE` for what it was asked: to move pages that others map too, or another process's.
+    NeedsRights(Call),
     /// The lists given to one call differ in length.
     LengthsDiffer,
     /// The kernel refused a call.
@@ -85,9 +87,7 @@ impl PolicyError {
     /// containers.
     pub const fn is_forbidden(self) -> bool {
         match self {
-            PolicyError::Refused { call, errno } => {
-                errno == libc::ENOSYS || errno == libc::EPERM && !call.asks_for_rights()
-            }
+            PolicyError::Refused { errno, .. } => matches!(errno, libc::ENOSYS | libc::EPERM),
             _ => false,
         }
     }
@@ -144,6 +144,14 @@ impl fmt::Display for PolicyError {
                 "none of the nodes of {} may be used here; see Mems_allowed_list in /proc/self/status, and \
                  /sys/devices/system/node/has_memory",
                 mode.name()
+            ),
+            PolicyError::NeedsRights(Call::Mbind) => f.write_str(
+                "mbind: moving pages that others map too needs CAP_SYS_NICE; Move::Own moves the rest",
+            ),
+            PolicyError::NeedsRights(call) => write!(
+                f,
+                "{}: pages that others map too, another's process, and nodes that it may not use need CAP_SYS_NICE",
+                call.name()
             ),
             PolicyError::LengthsDiffer => {
                 f.write_str("there must be one target and one answer for each page")

@@ -10,9 +10,11 @@
 //!   policy is put to use, [`Mempolicy::rebind`] when the allowed nodes change.
 //! * A policy holds for a *range* of addresses or for a *thread*. The *effective* one of an allocation is the range's, else the
 //!   thread's, else [`SYSTEM_DEFAULT`]; a `default` policy counts as none.
+//! * A *shared policy* ([`SharedPolicy`]) has a policy for each of some ranges of pages, for all who use them.
 //!
 //! The files, bottom-up: `abi` the kernel's numbers; `mode`; `policy` the value; `parse` and `format` the text; `bind`;
-//! `calls` and `pages` the system calls; `weights`, `order` and `place` where pages go; `effective` which policy holds.
+//! `calls` and `pages` the system calls; `weights`, `order` and `place` where pages go; `effective` which policy holds;
+//! `latch`, `buffer`, `ranges` and `shared` policies by range; `placement` and `process` what the allocator makes of them.
 
 mod abi;
 mod bind;
@@ -47,16 +49,15 @@ pub use pages::{PageNode, migrate, move_pages, nodes_of_pages};
 pub use parse_error::{ParseError, Wrong};
 pub use place::{node_for, zonelist};
 pub(crate) use placement::Placement;
-pub(crate) use policy::WORDS;
 pub use policy::{Mempolicy, SYSTEM_DEFAULT};
 pub use process::VARIABLE;
 pub(crate) use process::init;
 pub use ranges::RangeError;
 pub(crate) use ranges::{fork_done, fork_prepare, is_lock_held};
-pub use shared::SharedPolicy;
+pub use shared::{SharedPolicy, SharedRanges};
 pub use weights::Weights;
 
-/// What the model in loom replaces.
+/// The atomics of `latch`, which its model replaces by loom's.
 mod primitive {
     pub(super) use core::sync::atomic::{AtomicPtr, AtomicU64, fence};
 }

@@ -3,7 +3,7 @@
 //! Each node has a list of all nodes with memory, made when the machine starts. Itself comes first; then always the node with
 //! the least *cost* of those not yet listed: its distance, 1 more if its number is below the list's own, 1 more if it has
 //! CPUs. Among equals, the one that the lists made so far have had fewer times first in a group of equal distance, so that
-//! not all nodes turn to the same one; then the lower number. (The kernel's `find_next_best_node`, since Linux 5.17.)
+//! not all nodes turn to the same one; then the lower number. (The kernel's `find_next_best_node`, since Linux 5.16.)
 
 use crate::nodes::MAX_NODES;
 use crate::topology::{CpuSet, NodeId, NodeSet, Topology};

@@ -1,9 +1,10 @@
 //! Where single pages lie, and moving them.
 
 use super::abi;
-use super::calls::ask;
+use super::calls::{ask, rights};
 use super::{Call, Move, PolicyError};
 use crate::topology::{NodeId, NodeSet};
+use core::ffi::c_long;
 use core::ptr::null;
 
 /// What the kernel says of a page: its node, or why there is none to tell.
@@ -20,7 +21,7 @@ impl PageNode {
         usize::try_from(self.0).ok().map(NodeId)
     }
 
-    /// Why there is no node: `ENOENT` no page is there, `EFAULT` nothing is mapped or it is the page of zeroes, `EBUSY` it is in
+    /// Why there is no node: `ENOENT` no page is there, `EFAULT` the same to older kernels, or nothing is mapped, or it is the page of zeroes, `EBUSY` it is in
     /// use, `EACCES` others map it too, `ENOMEM` the target has no room.
     pub fn error(self) -> Option<i32> {
         (self.0 < 0 && self != PageNode::UNKNOWN).then(|| -self.0)
@@ -72,8 +73,8 @@ pub fn nodes_of_pages(pages: &[*const u8], nodes: &mut [PageNode]) -> Result<(),
 ///
 /// # Errors
 ///
-/// [`PolicyError::LengthsDiffer`]. [`PolicyError::Refused`]: `ENODEV` a target is not online, `EACCES` it may not be used, `EPERM`
-/// for [`Move::All`] without `CAP_SYS_NICE`. Pages before the fault may have moved.
+/// [`PolicyError::LengthsDiffer`]. [`PolicyError::Refused`]: `ENODEV` a target is not online, `EACCES` it may not be used.
+/// [`PolicyError::NeedsRights`] for [`Move::All`] without `CAP_SYS_NICE`. Pages before the fault may have moved.
 pub fn move_pages(
     pages: &[*const u8],
     targets: &[NodeId],
@@ -96,7 +97,7 @@ pub fn move_pages(
             *to = i32::try_from(target.0).unwrap_or(i32::MAX);
         }
         // SAFETY: the three lists have at least the length said; the kernel writes ints to the last.
-        left += ask(Call::MovePages, || unsafe {
+        let answer = ask(Call::MovePages, || unsafe {
             libc::syscall(
                 abi::MOVE_PAGES,
                 0,
@@ -106,7 +107,9 @@ pub fn move_pages(
                 nodes.as_mut_ptr(),
                 moving.bits(),
             )
-        })? as usize;
+        });
+        let refused = |error| rights(error, Call::MovePages, move_nothing);
+        left += answer.map_err(refused)? as usize;
     }
     Ok(left)
 }
@@ -116,16 +119,33 @@ pub fn move_pages(
 ///
 /// # Errors
 ///
-/// [`PolicyError::Refused`]: `ESRCH` there is no such process, `EPERM` it is somebody else's or the nodes are not its own,
-/// `EINVAL` none of the targets may be used.
+/// [`PolicyError::Refused`]: `ESRCH` there is no such process, `EINVAL` none of the targets may be used.
+/// [`PolicyError::NeedsRights`]: it is somebody else's, or the nodes are not its own.
 #[doc(alias = "migrate_pages")]
 pub fn migrate(pid: i32, from: &NodeSet, to: &NodeSet) -> Result<usize, PolicyError> {
     // The kernel takes one from the count of bits.
     let bits = from.words.len() * 64 + 1;
     let (from, to) = (from.words.as_ptr(), to.words.as_ptr());
     // SAFETY: both masks have as many bits as said.
-    let left = ask(Call::MigratePages, || unsafe {
+    let answer = ask(Call::MigratePages, || unsafe {
         libc::syscall(abi::MIGRATE_PAGES, pid, bits, from, to)
-    })?;
-    Ok(left as usize)
+    });
+    let refused = |error| rights(error, Call::MigratePages, migrate_nothing);
+    answer.map(|left| left as usize).map_err(refused)
+}
+
+fn move_nothing() -> Result<c_long, PolicyError> {
+    let none = null::<u64>();
+    // SAFETY: lists of no length.
+    ask(Call::MovePages, || unsafe {
+        libc::syscall(abi::MOVE_PAGES, 0, 0, none, none, none, 0)
+    })
+}
+
+fn migrate_nothing() -> Result<c_long, PolicyError> {
+    let none = null::<u64>();
+    // SAFETY: empty sets.
+    ask(Call::MigratePages, || unsafe {
+        libc::syscall(abi::MIGRATE_PAGES, 0, 0, none, none)
+    })
 }

@@ -94,7 +94,7 @@ fn mode(name: Piece<'_>) -> Result<Mode, ParseError> {
 }
 
 fn flags_of(mode: Mode, text: Piece<'_>) -> Result<Flags, ParseError> {
-    // Kernels before 6.12 print `bind=:0` of a policy that has `balancing` and no other flag.
+    // Older kernels print `bind=:0` of a policy that has `balancing` and no other flag.
     if text.text.is_empty() && mode == Mode::Bind {
         return Ok(Flags::BALANCING);
     }

@@ -8,7 +8,7 @@ use crate::topology::{NodeId, NodeSet};
 ///
 /// * `page_offset` says whose turn it is when interleaving. The kernel counts pages from the beginning of the file or
 ///   shared memory (and, for shared memory, adds the number of its inode); for private memory it takes the address: `address /
-///   page size`. Memory under a thread's policy goes by the thread's own count.
+///   page size`. Before Linux 6.7 only the lower 32 bits count. Memory under a thread's policy goes by the thread's own count.
 /// * `local` is the node of the CPU that first touches the page.
 ///
 /// Time in proportion to the number of nodes. A policy without nodes, such as `interleave` before it is bound, gives the local

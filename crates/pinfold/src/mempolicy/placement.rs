@@ -27,6 +27,7 @@ impl Placement {
     /// What a policy means on this machine. `None` for the default policy; a policy none of whose nodes can be used is taken as the
     /// kernel takes it when its nodes vanish: as one of all nodes.
     pub(crate) fn of(policy: &Mempolicy) -> Option<Placement> {
+        super::init();
         let all = u64::MAX >> (64 - nodes::real());
         let mask = match policy.mode() {
             Mode::Default => return None,
@@ -61,7 +62,7 @@ impl Placement {
 
     /// What [`to_words`](Self::to_words) was given; `None` for anything else.
     pub(crate) fn from_words([mode, mask]: [u64; Self::WORDS]) -> Option<Placement> {
-        let mode = Mode::from_number(mode.try_into().ok()?)?;
+        let mode = Mode::from_number(mode)?;
         (mask != 0 && mode != Mode::Default).then_some(Placement { mode, mask })
     }
 

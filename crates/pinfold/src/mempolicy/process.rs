@@ -1,7 +1,8 @@
 //! The policy that the process was started with, and what follows for the allocator.
 
-use super::{Mempolicy, Mode, calls};
+use super::{Distances, Mempolicy, Mode, mems_allowed, set_for_thread, thread};
 use crate::nodes;
+use crate::topology::{NodeId, Topology};
 
 /// The environment variable with the policy of a starting process.
 pub const VARIABLE: &str = "PINFOLD_POLICY";
@@ -11,19 +12,39 @@ const LONGEST: usize = 4096;
 
 /// Learns of the machine's nodes and of the process's policy, once, before anything is allocated; the variable's policy becomes the
 /// calling thread's, and so that of the threads that it starts.
+///
+/// A process without the variable, on a machine with one node, makes no call for policies: some sandboxes kill for them.
 pub(crate) fn init() {
-    nodes::init(|| calls::mems_allowed().ok(), is_set);
+    if nodes::are_known() {
+        return;
+    }
+    follow_variable();
+    nodes::init(&nodes::Known {
+        allowed: || mems_allowed().ok(),
+        policy: is_set,
+        by_distance,
+    });
 }
 
-/// Whether the process's memory is placed by a policy of its own.
-fn is_set() -> bool {
+fn by_distance(topology: &Topology, each: &mut dyn FnMut(NodeId, NodeId)) {
+    let distances = Distances::read(b"/", topology);
+    for from in topology.nodes.iter().map(NodeId) {
+        distances.nearest_first(from).for_each(|to| each(from, to));
+    }
+}
+
+fn follow_variable() {
     let mut buffer = [0; LONGEST];
     let text = pinfold_rseq::env::read(VARIABLE, &mut buffer);
     let wanted = text.and_then(|text| Mempolicy::parse(core::str::from_utf8(text).ok()?).ok());
     if let Some(policy) = wanted {
         // A kernel that refuses leaves the policy as it was; the command says why before it starts a program.
-        let _ = calls::set_for_thread(&policy);
+        let _ = set_for_thread(&policy);
     }
-    let now = calls::thread().map(|policy| policy.mode());
+}
+
+/// Whether the process's memory is placed by a policy of its own.
+fn is_set() -> bool {
+    let now = thread().map(|policy| policy.mode());
     !matches!(now, Ok(Mode::Default | Mode::Local) | Err(_))
 }

@@ -22,14 +22,17 @@
 //! dropped, as a reader may be in it: so the old ones together take no more than the one in use.
 
 #[cfg(test)]
+mod speed;
+#[cfg(test)]
 mod tests;
 
-use super::buffer::{Buffer, Draft, Record, Snapshot, Table};
+use super::buffer::{Buffer, Draft, Record, Snapshot, Table, load_all};
 use super::latch::Latch;
 use super::primitive::{AtomicPtr, AtomicU64};
 use crate::lock::Lock;
 use core::fmt;
 use core::ptr::null_mut;
+use core::sync::atomic::Ordering::Relaxed;
 
 /// Who holds it may change maps.
 static WRITER: Lock<()> = Lock::new(());
@@ -73,26 +76,37 @@ impl<const WORDS: usize> Ranges<WORDS> {
         }
     }
 
-    /// Copies words of the range that covers `page`, from word `first` on, to `out`; false when none does, and then `out` is anything.
+    /// What `take` makes of the words of the range that covers `page`, all from one moment; `None` when no range does. `take` may be called
+    /// several times, and with words that do not belong together: what it makes of those is dropped.
     ///
     /// O(log n), without a lock and without a write to shared memory; looks again when a set was published meanwhile.
-    #[inline]
-    pub(crate) fn lookup(&self, page: u64, first: usize, out: &mut [u64]) -> bool {
+    #[inline(always)]
+    fn look<T>(&self, page: u64, take: impl Fn(&[AtomicU64; WORDS]) -> T) -> Option<T> {
         self.latch.read(|buffer| {
             // SAFETY: buffers live as long as the map, which is borrowed.
             let table = unsafe { Table::at(buffer) };
-            let found = table.covering(page);
-            if let Some(at) = found {
-                table.copy_words(at, first, out);
-            }
-            found.is_some()
+            let words = table.words(table.covering(page)?)?;
+            Some(take(words))
         })
+    }
+
+    /// The words with these numbers of the range that covers `page`; 0 for one that there is not.
+    #[inline(always)]
+    pub(crate) fn lookup<const N: usize>(&self, page: u64, wanted: [usize; N]) -> Option<[u64; N]> {
+        self.look(page, |words| {
+            wanted.map(|n| words.get(n).map_or(0, |word| word.load(Relaxed)))
+        })
+    }
+
+    /// All words of the range that covers `page`.
+    pub(crate) fn lookup_all(&self, page: u64) -> Option<[u64; WORDS]> {
+        self.look(page, load_all)
     }
 
     /// The first range that has pages from `page` on.
     pub(crate) fn next_from(&self, page: u64) -> Option<Record<WORDS>> {
         self.latch.read(|buffer| {
-            // SAFETY: as in `lookup`.
+            // SAFETY: as in `look`.
             let table = unsafe { Table::at(buffer) };
             table.record(table.ending_up_to(page))
         })
@@ -100,7 +114,7 @@ impl<const WORDS: usize> Ranges<WORDS> {
 
     /// How many ranges there are.
     pub(crate) fn len(&self) -> usize {
-        // SAFETY: as in `lookup`.
+        // SAFETY: as in `look`.
         self.latch.read(|buffer| unsafe { Table::at(buffer) }.len())
     }
 
@@ -131,7 +145,7 @@ impl<const WORDS: usize> Ranges<WORDS> {
             return Ok(());
         }
         let mut draft = self.draft(kept + pieces.iter().sum::<usize>())?;
-        old.records(0, first).for_each(|record| draft.push(&record));
+        draft.copy(old, 0, first);
         let left = left.map(|record| Record {
             end: start,
             ..record
@@ -143,8 +157,7 @@ impl<const WORDS: usize> Ranges<WORDS> {
         for piece in [left, new, right].iter().flatten() {
             draft.push(piece);
         }
-        old.records(last, old.len())
-            .for_each(|record| draft.push(&record));
+        draft.copy(old, last, old.len());
         draft.finish();
         self.latch.publish();
         Ok(())
@@ -161,7 +174,7 @@ impl<const WORDS: usize> Ranges<WORDS> {
             return Ok(());
         }
         let mut draft = self.draft(old.len())?;
-        for mut record in old.records(0, old.len()) {
+        for mut record in (0..old.len()).filter_map(|at| old.record(at)) {
             change(&mut record.words);
             draft.push(&record);
         }
@@ -179,14 +192,14 @@ impl<const WORDS: usize> Ranges<WORDS> {
 
     /// What readers see. The caller holds the lock, or has interrupted its holder.
     fn active(&self) -> Table<'_, WORDS> {
-        // SAFETY: as in `lookup`.
+        // SAFETY: as in `look`.
         unsafe { Table::at(self.latch.active()) }
     }
 
     /// The spare buffer, with room for `records`, to be filled. The caller holds the lock.
     fn draft(&self, records: usize) -> Result<Draft<'_, WORDS>, RangeError> {
         let spare = self.latch.spare();
-        // SAFETY: as in `lookup`.
+        // SAFETY: as in `look`.
         if unsafe { Table::at(spare) }.capacity() < records {
             let larger = Buffer::map(records, spare).ok_or(RangeError::OutOfMemory)?;
             self.latch.replace_spare(larger.as_ptr());

@@ -3,13 +3,6 @@
 use super::Call;
 use core::fmt;
 
-impl Call {
-    /// Whether `EPERM` may be the kernel's own answer, for want of `CAP_SYS_NICE` or of rights over a process.
-    pub(super) const fn asks_for_rights(self) -> bool {
-        matches!(self, Call::Mbind | Call::MovePages | Call::MigratePages)
-    }
-}
-
 /// Says what refused the call, and what to do.
 pub(super) fn explain(call: Call, errno: i32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let name = call.name();
@@ -28,14 +21,6 @@ fn reason(call: Call, errno: i32) -> Option<&'static str> {
         (_, libc::ENOSYS) => {
             "not to be had here (ENOSYS): a kernel without NUMA, or a filter (seccomp, a container's) that forbids it; \
              the default policy stays in effect. In a container, allow the call or add CAP_SYS_NICE"
-        }
-        (Call::Mbind, libc::EPERM) => {
-            "not permitted (EPERM): moving pages that others map too needs CAP_SYS_NICE, moving one's own does not; or \
-             a filter (seccomp, a container's) forbids the call, and the default policy stays in effect"
-        }
-        (Call::MovePages | Call::MigratePages, libc::EPERM) => {
-            "not permitted (EPERM): another process's pages, or nodes that it may not use, need CAP_SYS_NICE; or a \
-             filter (seccomp, a container's) forbids the call"
         }
         (_, libc::EPERM) => {
             "not permitted (EPERM): a filter (seccomp, a container's) forbids it; the default policy stays in effect. \

@@ -90,7 +90,6 @@ impl<'n> Builder<'n> {
     /// ```
     #[must_use]
     pub fn policy(mut self, policy: &Mempolicy) -> Self {
-        crate::mempolicy::init();
         self.options.placement = Placement::of(policy);
         self
     }

@@ -112,7 +112,16 @@ impl<const WORDS: usize> Set<WORDS> {
 
     /// The numbers, ascending.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..WORDS * 64).filter(|&n| self.contains(n))
+        self.words.iter().enumerate().flat_map(|(n, &word)| {
+            let mut rest = word;
+            core::iter::from_fn(move || {
+                let bit = rest.trailing_zeros() as usize;
+                (rest != 0).then(|| {
+                    rest &= rest - 1;
+                    n * 64 + bit
+                })
+            })
+        })
     }
 
     /// The numbers that are in both sets.

@@ -1,11 +1,11 @@
-//! What the kernel's designs are made of, in user space: values per CPU, and a spinlock.
+//! What the kernel's designs are made of, in user space: values per CPU, and the batch.
 //!
 //! The kernel updates its CPU's `s32` with preemption disabled. Here a thread may be preempted or moved between reading
 //! the index and the update, and another one may then update the same CPU's value: it has to be an atomic.
 
-use crate::bench::{Padded, spin_until};
+use crate::bench::Padded;
+use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI32};
 
 /// An `s32` for each CPU. All zeroes is its initial state; memory is only used for CPUs that count.
 pub struct PerCpu {
@@ -49,22 +49,6 @@ pub fn add_below(this: &AtomicI32, amount: i64, batch: i64) -> Added {
             Ok(_) => return Added::Here,
             Err(found) => old = found,
         }
-    }
-}
-
-/// A spinlock. All zeroes is unlocked.
-pub struct Spinlock(AtomicBool);
-
-impl Spinlock {
-    /// Runs `work` with the lock.
-    #[inline]
-    pub fn with<R>(&self, work: impl FnOnce() -> R) -> R {
-        while self.0.swap(true, Acquire) {
-            spin_until(|| !self.0.load(Relaxed));
-        }
-        let result = work();
-        self.0.store(false, Release);
-        result
     }
 }
 

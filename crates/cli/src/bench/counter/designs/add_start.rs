@@ -6,10 +6,10 @@
 //! another thread may have changed the value in between, so that what was added is subtracted instead.
 
 use super::{Design, Shared};
-use crate::bench::Padded;
-use crate::bench::counter::percpu::{Added, PerCpu, Spinlock, add_below};
+use crate::bench::counter::percpu::{Added, PerCpu, add_below};
 use crate::bench::counter::shared::Zeroed;
 use crate::bench::spin_until;
+use crate::bench::{Padded, Spinlock};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicI64};
 

@@ -5,9 +5,9 @@
 //! by an exchange under the lock. That is skipped when nothing is there: with adds above the batch there never is.
 
 use super::{Design, Shared};
-use crate::bench::Padded;
-use crate::bench::counter::percpu::{Added, PerCpu, Spinlock, add_below};
+use crate::bench::counter::percpu::{Added, PerCpu, add_below};
 use crate::bench::counter::shared::Zeroed;
+use crate::bench::{Padded, Spinlock};
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 

@@ -1,0 +1,101 @@
+//! Amounts of memory: as people write them, and how much there is.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+
+/// Bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Amount(pub usize);
+
+const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
+
+impl FromStr for Amount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Amount, String> {
+        let lower = text.trim_end_matches("iB");
+        let unit = |(letter, shift)| Some((lower.strip_suffix(letter)?, shift));
+        let (digits, shift) = UNITS.into_iter().find_map(unit).unwrap_or((text, 0));
+        let number = digits.parse::<usize>().ok();
+        match number.and_then(|number| number.checked_mul(1 << shift)) {
+            Some(0) => Err("0 would measure nothing; give some bytes, as 64M".to_owned()),
+            Some(bytes) => Ok(Amount(bytes)),
+            None => Err("give a number of bytes, with K, M, G or T behind it, as 64M".to_owned()),
+        }
+    }
+}
+
+/// In the largest unit of which there are two or more, or exactly one; rounded down, so that it can be given as a limit.
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = |shift: u32| self.0 >= 2 << shift || self.0 == 1 << shift;
+        match UNITS.into_iter().rev().find(|&(_, shift)| fits(shift)) {
+            Some((letter, shift)) => write!(f, "{}{letter}", self.0 >> shift),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+/// The default: 64 MiB, or as much as keeps what two arenas hold between rounds below the hundredth of the memory from which on
+/// Pinfold gives pages back at once (see `pinfold::page`).
+pub fn default_region() -> Amount {
+    const MOST: usize = 64 << 20;
+    const LEAST: usize = 7 << 20;
+    let total = meminfo("MemTotal:").unwrap_or(usize::MAX);
+    Amount((total / 256).clamp(LEAST, MOST) >> 20 << 20)
+}
+
+/// What can be used without swapping; `None` where nothing says so.
+pub fn available() -> Option<Amount> {
+    let free = meminfo("MemAvailable:").into_iter();
+    free.chain(left_to_group()).min().map(Amount)
+}
+
+fn meminfo(name: &str) -> Option<usize> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kilobytes: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kilobytes.checked_mul(1024)
+}
+
+/// What the control groups of this process leave it, if they set a limit.
+fn left_to_group() -> Option<usize> {
+    let text = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let group = Path::new("/sys/fs/cgroup").join(path);
+    let number = |file: &Path| -> Option<usize> {
+        let text = fs::read_to_string(file).ok()?;
+        text.trim().parse().ok()
+    };
+    let left = |group: &Path| {
+        let most = number(&group.join("memory.max"))?;
+        Some(most.saturating_sub(number(&group.join("memory.current"))?))
+    };
+    group.ancestors().filter_map(left).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Amount;
+
+    #[test]
+    fn amounts_are_read_and_shown() {
+        for (text, bytes, shown) in [
+            ("4096", 4096, "4K"),
+            ("64M", 64 << 20, "64M"),
+            ("1MiB", 1 << 20, "1M"),
+            ("1536K", 1536 << 10, "1536K"),
+            ("3000", 3000, "2K"),
+            ("2T", 2 << 40, "2T"),
+        ] {
+            let amount: Amount = text.parse().unwrap();
+            assert_eq!(amount, Amount(bytes));
+            assert_eq!(amount.to_string(), shown);
+        }
+        for text in ["", "M", "-1", "1.5G", "99999999T", "64m", "x", "0", "0K"] {
+            assert!(text.parse::<Amount>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! All tables: for each number of threads rounds in which every subject's region is filled once.
+
+use super::subjects::{Contenders, SubjectName};
+use super::{KINDS, Kind, Plan, Row, crew};
+use crate::figures::median;
+use anyhow::{Context, Result};
+use pinfold_rseq::Backend;
+
+/// What was measured, in the order of the tables.
+pub struct Measured {
+    pub rows: Vec<Row>,
+    /// What a reader has to know about them.
+    pub notes: Vec<String>,
+}
+
+pub fn measure(plan: &Plan) -> Result<Measured> {
+    let mut measured = Measured {
+        rows: Vec::new(),
+        notes: Vec::new(),
+    };
+    if pinfold_rseq::backend() == Backend::Atomic {
+        let why = pinfold_rseq::missing();
+        let note = format!("Pinfold runs on atomics: restartable sequences are {why}.");
+        measured.notes.push(note);
+    }
+    for kind in KINDS {
+        // The subjects live for a table, so that a policy's leavings are not in the next one's way.
+        let mut contenders = Contenders::new(kind, plan.pages, &mut measured.notes)?;
+        for threads in 1..=plan.threads {
+            cell(plan, kind, &mut contenders, threads, &mut measured)?;
+        }
+    }
+    Ok(measured)
+}
+
+/// The rounds of one subject.
+#[derive(Default)]
+struct Samples {
+    by_cpu: Vec<f64>,
+    by_wall: Vec<f64>,
+    kernels_faults: u64,
+}
+
+fn cell(
+    plan: &Plan,
+    kind: Kind,
+    contenders: &mut Contenders,
+    threads: usize,
+    measured: &mut Measured,
+) -> Result<()> {
+    let mut samples: Vec<Samples> = contenders.iter().map(|_| Samples::default()).collect();
+    for round in 0..=plan.rounds {
+        for ((name, subject), samples) in contenders.iter().zip(&mut samples) {
+            let lap = subject
+                .prepare()
+                .and_then(|()| crew::run(&**subject, threads, plan.pages));
+            subject.release();
+            let lap = lap.with_context(|| name.name())?;
+            // The first one only brings the memory in.
+            if round > 0 {
+                let pages = plan.pages as f64;
+                samples.by_cpu.push(pages / lap.cpu_seconds());
+                samples.by_wall.push(pages / lap.wall_seconds());
+                samples.kernels_faults += lap.kernels_faults;
+            }
+        }
+    }
+    for ((subject, _), samples) in contenders.iter().zip(samples) {
+        measured.look_for_faults(plan, *subject, threads, samples.kernels_faults);
+        measured.rows.push(Row {
+            memory: kind.0,
+            policy: kind.1,
+            threads,
+            subject: *subject,
+            faults_per_cpu_second: median(&samples.by_cpu),
+            faults_per_wall_second: median(&samples.by_wall),
+        });
+    }
+    Ok(())
+}
+
+impl Measured {
+    /// Notes when pages of an arena were not there any more: then the figures are the kernel's as well.
+    fn look_for_faults(&mut self, plan: &Plan, subject: SubjectName, threads: usize, faults: u64) {
+        let pages = plan.pages as u64 * u64::from(plan.rounds);
+        let percent = 100 * faults / pages;
+        if subject != SubjectName::Kernel && percent > 0 {
+            self.notes.push(format!(
+                "{}, {threads} threads: {percent} % of the pages had gone back to the system and were the kernel's faults too; give \
+                 a smaller --memory.",
+                subject.name()
+            ));
+        }
+    }
+}

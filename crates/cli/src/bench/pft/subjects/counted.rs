@@ -1,0 +1,95 @@
+//! `counted`: the same pages, with policies as the kernel had them before it stopped counting.
+//!
+//! A range's policy is an object with a reference count, in one line of memory. Whoever allocates finds the object, takes a reference, follows
+//! the policy, and drops the reference. That of anonymous memory hangs on the mapping, where it is found without a lock. Those of
+//! shared memory are in an ordered map under a spinlock (there a red-black tree, here a sorted array), which is only taken
+//! when it has any. All ranges have the same object, as if they had been one before they were cut. The system's default is not counted.
+
+use super::table::Table;
+use super::{Subject, place, ranges};
+use crate::bench::pft::{Kind, Memory};
+use crate::bench::{Padded, Spinlock};
+use anyhow::Result;
+use pinfold::mempolicy::{Mempolicy, Mode};
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+pub struct Counted {
+    table: Table,
+    policies: Policies,
+}
+
+enum Policies {
+    None,
+    OfMapping(Arc<Mempolicy>),
+    OfFile(Padded<Shared>),
+}
+
+/// A shared policy.
+struct Shared {
+    lock: Spinlock,
+    /// Only looked at under the lock; in ascending order.
+    ranges: Vec<(Range<u64>, Arc<Mempolicy>)>,
+}
+
+impl Shared {
+    fn lookup(&self, place: u64) -> Option<Arc<Mempolicy>> {
+        self.lock.with(|| {
+            let behind = self
+                .ranges
+                .partition_point(|(range, _)| range.start <= place);
+            let (range, policy) = self.ranges.get(behind.checked_sub(1)?)?;
+            range.contains(&place).then(|| Arc::clone(policy))
+        })
+    }
+}
+
+impl Counted {
+    pub fn new(kind: Kind, pages: usize) -> Result<Counted> {
+        let policy = Arc::new(Mempolicy::local());
+        let ranges = ranges(kind, pages).into_iter();
+        let ranges: Vec<_> = ranges.map(|range| (range, Arc::clone(&policy))).collect();
+        let policies = match (ranges.is_empty(), kind.0) {
+            (true, _) => Policies::None,
+            (false, Memory::Anon) => Policies::OfMapping(policy),
+            (false, Memory::Shmem) => Policies::OfFile(Padded(Shared {
+                lock: Spinlock::default(),
+                ranges,
+            })),
+        };
+        Ok(Counted {
+            table: Table::new("pft-counted", pages)?,
+            policies,
+        })
+    }
+
+    /// A page by a policy, or by the system's. The arena has none of its own, so that it gives pages of the node that asks.
+    #[inline]
+    fn alloc(&self, page: usize, policy: Option<&Mempolicy>) -> Option<NonNull<u8>> {
+        match policy.map_or(Mode::Default, Mempolicy::mode) {
+            Mode::Default | Mode::Local => self.table.arena.alloc_zeroed(place(page)),
+            _ => None,
+        }
+    }
+}
+
+impl Subject for Counted {
+    fn touch(&self, slice: Range<usize>) -> Result<()> {
+        match &self.policies {
+            Policies::None => self.table.fill(slice, |page| self.alloc(page, None)),
+            Policies::OfMapping(policy) => self.table.fill(slice, |page| {
+                let counted = Arc::clone(policy);
+                self.alloc(page, Some(&counted))
+            }),
+            Policies::OfFile(shared) => self.table.fill(slice, |page| {
+                let counted = shared.0.lookup(place(page));
+                self.alloc(page, counted.as_deref())
+            }),
+        }
+    }
+
+    fn release(&mut self) {
+        self.table.clear();
+    }
+}

@@ -1,0 +1,108 @@
+//! How long lookups and sets take: `cargo test --release -p pinfold --lib mempolicy::ranges::speed -- --ignored --nocapture`.
+
+use super::*;
+use core::hint::black_box;
+use std::println;
+use std::sync::{Arc, Mutex};
+use std::vec::Vec;
+
+/// As many words as a policy has.
+const WORDS: usize = 49;
+const ROUNDS: u64 = 4_000_000;
+
+fn map_of(ranges: u64) -> Ranges<WORDS> {
+    let map = Ranges::new();
+    for n in 0..ranges {
+        map.set(n * 8, n * 8 + 8, Some(&[n; WORDS])).unwrap();
+    }
+    map
+}
+
+/// The calling thread's own time, in nanoseconds: others on the machine do not count.
+fn thread_time() -> f64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) };
+    now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
+}
+
+/// Nanoseconds for one `look` at a page below `pages`, with so many threads at once; the median of seven.
+fn time(threads: usize, pages: u64, look: impl Fn(u64) + Sync) -> f64 {
+    let run = |thread: u64| {
+        let begin = thread_time();
+        let mut random = thread | 1;
+        for _ in 0..ROUNDS {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            look(((random >> 40) * pages) >> 24);
+        }
+        (thread_time() - begin) / ROUNDS as f64
+    };
+    let mut times = [0; 7].map(|_| {
+        std::thread::scope(|scope| {
+            let run = &run;
+            let threads: Vec<_> = (0..threads as u64)
+                .map(|n| scope.spawn(move || run(n)))
+                .collect();
+            let times = threads.into_iter().map(|thread| thread.join().unwrap());
+            times.fold(0.0, f64::max)
+        })
+    });
+    times.sort_by(f64::total_cmp);
+    times[3]
+}
+
+/// Prints the times of one and of two threads.
+fn print(what: &str, ranges: u64, look: impl Fn(u64) + Sync) {
+    let pages = (ranges * 8).max(1);
+    let [one, two] = [1, 2].map(|threads| time(threads, pages, &look));
+    println!("{what:14} {ranges:6} {one:9.1} {two:10.1}");
+}
+
+/// A function to count the instructions of.
+#[inline(never)]
+fn look_up_two(map: &Ranges<WORDS>, page: u64) -> Option<[u64; 2]> {
+    map.lookup(page, [0, 17])
+}
+
+#[test]
+#[ignore = "measures, and finds nothing wrong"]
+fn lookups_and_sets() {
+    println!("ns a lookup    ranges  1 thread  2 threads");
+    for ranges in [0, 1, 16, 1000] {
+        let map = map_of(ranges);
+        print("nothing", ranges, |page| {
+            black_box(page);
+        });
+        print("two words", ranges, |page| {
+            black_box(look_up_two(&map, page));
+        });
+        print("all words", ranges, |page| {
+            black_box(map.lookup_all(page));
+        });
+        // The kernel's way: a lock around the search, and a reference taken and dropped.
+        let records = (0..ranges).map(|n| (n * 8, n * 8 + 8, Arc::new([n; WORDS])));
+        let locked = Mutex::new(records.collect::<Vec<_>>());
+        print("lock and count", ranges, |page| {
+            let records = locked.lock().unwrap();
+            let at = records.partition_point(|record| record.0 <= page);
+            let found = at.checked_sub(1).map(|at| records[at].2.clone());
+            drop(records);
+            black_box(found.map(|words| (words[0], words[17])));
+        });
+    }
+    for ranges in [16, 1000, 10_000] {
+        let map = map_of(ranges);
+        let begin = thread_time();
+        for n in 0..200 {
+            map.set(n % ranges * 8 + 2, n % ranges * 8 + 4, Some(&[n; WORDS]))
+                .unwrap();
+            map.set(n % ranges * 8, n % ranges * 8 + 8, Some(&[n; WORDS]))
+                .unwrap();
+        }
+        let one = (thread_time() - begin) / 400.0;
+        println!("{one:.0} ns a set among {ranges} ranges");
+    }
+}

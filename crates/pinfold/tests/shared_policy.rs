@@ -1,0 +1,284 @@
+//! Policies by range, against a plain array; readers beside writers.
+
+mod common;
+
+use common::{Random, StopAtEnd};
+use pinfold::mempolicy::{Mempolicy, RangeError, SharedPolicy};
+use pinfold::topology::NodeSet;
+use std::ops::Range;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// The number of a policy stands in every part of its nodes, every second time inverted: a policy made of parts of two shows.
+fn policy(number: usize) -> Mempolicy {
+    let nodes = (0..1024).filter(|node| (number >> (node % 16) & 1 == 1) == (node / 16 % 2 == 0));
+    Mempolicy::interleave(nodes.collect()).unwrap()
+}
+
+fn number_of(policy: &Mempolicy) -> usize {
+    let nodes = policy.nodes();
+    (0..16)
+        .filter(|&node| nodes.contains(node))
+        .map(|node| 1 << node)
+        .sum()
+}
+
+/// What the map must say, page by page: the policy's number, if any.
+struct Plain {
+    pages: Vec<Option<usize>>,
+    /// Where page n of the array lies in the map.
+    place: fn(usize) -> u64,
+}
+
+impl Plain {
+    fn range(&self, from: usize, to: usize) -> Range<u64> {
+        (self.place)(from)..(self.place)(to)
+    }
+
+    /// The ranges that touch and are equal made one.
+    fn ranges(&self) -> Vec<(Range<u64>, usize)> {
+        let mut ranges: Vec<(Range<u64>, usize)> = Vec::new();
+        for (at, number) in self.pages.iter().enumerate() {
+            let Some(number) = *number else { continue };
+            let range = self.range(at, at + 1);
+            match ranges.last_mut() {
+                Some((last, same)) if *same == number && last.end == range.start => {
+                    last.end = range.end;
+                }
+                _ => ranges.push((range, number)),
+            }
+        }
+        ranges
+    }
+
+    /// Sets and looks up at random, `steps` times, with `kinds` different policies.
+    fn run(mut self, seed: u64, steps: usize, kinds: usize) {
+        let policies: Vec<_> = (0..kinds).map(policy).collect();
+        let shared = SharedPolicy::new();
+        let mut random = Random::new(seed);
+        let size = self.pages.len() as u64;
+        for step in 0..steps {
+            let page = random.below(size) as usize;
+            if step % 2 == 0 {
+                // Mostly short, sometimes all that is left.
+                let most = if random.below(50) == 0 { size } else { 12 };
+                let to = (page + 1 + random.below(most) as usize).min(self.pages.len());
+                let number = random.below(kinds as u64 + kinds as u64 / 2) as usize;
+                let number = (number < kinds).then_some(number);
+                let set = shared.set(self.range(page, to), number.map(|number| &policies[number]));
+                assert_eq!(set, Ok(()));
+                self.pages[page..to].fill(number);
+            } else {
+                let range = self.range(page, page + 1);
+                let within = range.start + random.below(range.end - range.start);
+                for at in [range.start, within, range.end - 1] {
+                    let found = shared.lookup(at);
+                    assert_eq!(
+                        found.as_ref(),
+                        self.pages[page].map(|number| &policies[number])
+                    );
+                }
+            }
+            if step % 5000 == 0 {
+                let all = shared.ranges().unwrap();
+                let all: Vec<_> = all
+                    .map(|(range, found)| (range, number_of(&found)))
+                    .collect();
+                assert_eq!(all, self.ranges());
+                assert_eq!(shared.len(), all.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_million_sets_and_lookups_agree_with_an_array() {
+    let place = |page| page as u64;
+    for (seed, pages, kinds, steps) in [
+        (1, 100, 2, 300_000),
+        (2, 300, 5, 500_000),
+        (3, 700, 40, 200_000),
+    ] {
+        Plain {
+            pages: vec![None; pages],
+            place,
+        }
+        .run(seed, steps, kinds);
+    }
+}
+
+#[test]
+fn so_they_do_where_pages_are_far_apart() {
+    // The array's last page ends at u64::MAX.
+    let place = |page| page as u64 * (u64::MAX / 255);
+    Plain {
+        pages: vec![None; 255],
+        place,
+    }
+    .run(4, 300_000, 6);
+}
+
+/// The kernel's mistake of 2008: one policy in a private and a shared range, and whoever dropped it first freed both's.
+#[test]
+fn whoever_sets_leaves_a_duplicate() {
+    let shared = SharedPolicy::new();
+    let mut mine = Mempolicy::parse("bind=relative:0-1").unwrap();
+    shared.set(0..10, Some(&mine)).unwrap();
+    shared.set(20..30, Some(&mine)).unwrap();
+    let mut found = shared.lookup(5).unwrap();
+    mine.rebind(&NodeSet::parse(b"7").unwrap());
+    found.rebind(&NodeSet::parse(b"8").unwrap());
+    assert_eq!(shared.lookup(5).unwrap().nodes().to_string(), "0-1");
+    shared.set(0..10, None).unwrap();
+    assert_eq!(found.nodes().to_string(), "8");
+    assert_eq!(shared.lookup(25).unwrap().nodes().to_string(), "0-1");
+    let ranges = shared.ranges().unwrap();
+    drop(shared);
+    assert_eq!(ranges.count(), 1);
+}
+
+/// CVE-2022-49080: a range's second half, made by a split, had a count that nobody had set. Here both halves stand on their own:
+/// cleared in any order, many times, while others look.
+#[test]
+fn halves_of_a_split_range_are_whole() {
+    let shared = SharedPolicy::new();
+    let (outer, inner) = (policy(1), policy(2));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut page = 0;
+                while !stop.load(Relaxed) {
+                    page = (page + 7) % 30;
+                    if let Some(found) = shared.lookup(page) {
+                        let inside = (10..20).contains(&page);
+                        assert!(found == outer || inside && found == inner);
+                    }
+                }
+            });
+        }
+        for round in 0..20_000 {
+            shared.set(0..30, Some(&outer)).unwrap();
+            shared
+                .set(10..20, (round % 2 == 0).then_some(&inner))
+                .unwrap();
+            let (first, second) = if round % 4 < 2 { (0, 20) } else { (20, 0) };
+            shared.set(first..first + 10, None).unwrap();
+            assert_eq!(shared.lookup(first + 9), None);
+            assert_eq!(shared.lookup(second), Some(outer.clone()));
+            assert_eq!(shared.lookup(second + 9), Some(outer.clone()));
+            shared.set(second..second + 10, None).unwrap();
+            assert_eq!(shared.len(), usize::from(round % 2 == 0));
+        }
+    });
+}
+
+/// A cover is only ever replaced by another, and each by one with a larger number: so there is no gap, nothing torn, nothing that was never
+/// set, and nothing older than what a reader knows to be set.
+#[test]
+fn readers_see_what_was_set_whole_and_in_order() {
+    const PAGES: u64 = 200;
+    let shared = SharedPolicy::new();
+    let policies: Vec<_> = (0..4000).map(policy).collect();
+    shared.set(0..PAGES, Some(&policies[0])).unwrap();
+    let stop = AtomicBool::new(false);
+    // What everybody knows to be in force on all pages, and what may be so on some.
+    let (known, begun) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        for seed in 0..3 {
+            let (shared, policies, known, begun, stop) =
+                (&shared, &policies, &known, &begun, &stop);
+            scope.spawn(move || {
+                let mut random = Random::new(seed);
+                let mut newest = vec![0; PAGES as usize];
+                while !stop.load(Relaxed) {
+                    let page = random.below(PAGES);
+                    // Acquire pairs with the writer's release: what it had set by then is seen.
+                    let least = known.load(Acquire) as usize;
+                    let found = shared.lookup(page).expect("a gap");
+                    let number = number_of(&found);
+                    assert!(found == policies[number], "torn: {found}");
+                    let newest = &mut newest[page as usize];
+                    assert!(
+                        number >= least && number >= *newest,
+                        "{number} after {least}, {newest}"
+                    );
+                    assert!(
+                        number as u64 <= begun.load(Relaxed),
+                        "{number} was never set"
+                    );
+                    *newest = number;
+                }
+            });
+        }
+        let mut random = Random::new(9);
+        for (number, policy) in policies.iter().enumerate().skip(1) {
+            begun.store(number as u64, Relaxed);
+            for _ in 0..5 {
+                let start = random.below(PAGES);
+                let end = (start + 1 + random.below(40)).min(PAGES);
+                shared.set(start..end, Some(policy)).unwrap();
+            }
+            if number % 3 == 0 {
+                shared.set(0..PAGES, Some(policy)).unwrap();
+                known.store(number as u64, Release);
+            }
+        }
+    });
+}
+
+/// All ranges are from one moment, and so is the text: here the two halves of the map never differ.
+#[test]
+fn all_ranges_are_from_one_moment() {
+    let shared = SharedPolicy::new();
+    let policies: Vec<_> = (0..100).map(policy).collect();
+    shared.set(0..50, Some(&policies[0])).unwrap();
+    shared.set(60..110, Some(&policies[0])).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        scope.spawn(|| {
+            let nodes = |n: usize| [n, n + 1].into_iter().collect::<NodeSet>();
+            for n in (0..200).cycle().take_while(|_| !stop.load(Relaxed)) {
+                shared.rebind(&nodes(n)).unwrap();
+            }
+        });
+        for _ in 0..2000 {
+            let ranges: Vec<_> = shared.ranges().unwrap().collect();
+            assert_eq!((&ranges[0].0, &ranges[1].0), (&(0..50), &(60..110)));
+            assert_eq!(ranges[0].1, ranges[1].1);
+            assert_eq!(shared.to_string().lines().count(), 2);
+        }
+    });
+}
+
+#[test]
+fn edges() {
+    let shared = SharedPolicy::default();
+    assert_eq!(
+        (shared.len(), shared.is_empty(), shared.to_string().as_str()),
+        (0, true, "")
+    );
+    assert_eq!(shared.lookup(0), None);
+    assert_eq!(shared.rebind(&NodeSet::EMPTY), Ok(()));
+    let local = Mempolicy::local();
+    #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
+    for refused in [5..5, 6..5, u64::MAX..0, u64::MAX..u64::MAX] {
+        assert_eq!(shared.set(refused.clone(), None), Err(RangeError::Empty));
+        assert_eq!(shared.set(refused, Some(&local)), Err(RangeError::Empty));
+    }
+    shared.set(0..u64::MAX, Some(&local)).unwrap();
+    assert_eq!(shared.lookup(u64::MAX - 1), Some(local.clone()));
+    assert_eq!(shared.lookup(u64::MAX), None);
+    // A policy that leaves the matter to the next one is none, as in the kernel.
+    shared.set(5..6, Some(&Mempolicy::default())).unwrap();
+    assert_eq!(
+        shared.to_string(),
+        "0-5 local\n6-18446744073709551615 local\n"
+    );
+    assert_eq!(format!("{shared:?}"), "SharedPolicy { ranges: 2, .. }");
+    shared.set(5..6, Some(&local)).unwrap();
+    assert_eq!(shared.len(), 1);
+}

@@ -1,0 +1,299 @@
+//! Running the emulator, and reading what the machine says.
+
+use super::arch::Arch;
+use super::machines::Machine;
+use anyhow::{Context, Result};
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// How the machine ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum End {
+    /// It said so itself.
+    Done,
+    /// It stopped without a last word.
+    Stopped,
+    /// It took longer than it may.
+    Hung,
+    /// The kernel gave up; its words.
+    Panicked(String),
+}
+
+/// What the machine's lines amount to.
+#[derive(Default)]
+pub struct Verdict {
+    /// Tests that passed.
+    pub passed: usize,
+    /// Tests that did not, with what became of them.
+    pub failed: Vec<(String, String)>,
+    /// The test that is running.
+    running: Option<String>,
+    waiting: BTreeSet<String>,
+    done: bool,
+    panic: Option<String>,
+}
+
+impl Verdict {
+    /// Expects these tests.
+    pub fn new(names: impl Iterator<Item = String>) -> Self {
+        Verdict {
+            waiting: names.collect(),
+            ..Default::default()
+        }
+    }
+
+    /// Takes a line in; what to show for it.
+    pub fn line(&mut self, line: &str) -> Option<String> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            ["@vm", "begin", name] => {
+                self.running = Some((*name).to_owned());
+                Some(format!("-- {name}"))
+            }
+            ["@vm", "end", name, status, begin, end] => {
+                self.running = None;
+                Some(self.ended(name, status, seconds(begin, end)))
+            }
+            ["@vm", "done", _] => {
+                self.done = true;
+                None
+            }
+            _ => {
+                if self.panic.is_none() && line.contains("Kernel panic - ") {
+                    self.panic = Some(line.to_owned());
+                }
+                Some(line.to_owned())
+            }
+        }
+    }
+
+    fn ended(&mut self, name: &str, status: &str, seconds: f64) -> String {
+        let expected = self.waiting.remove(name);
+        let what = match (expected, status) {
+            (false, _) => "was not asked for".to_owned(),
+            (true, "0") => {
+                self.passed += 1;
+                return format!("-- {name}: passed, {seconds:.1} s");
+            }
+            (true, "137") => format!("killed after {seconds:.0} s: it hangs, or memory is out"),
+            (true, _) => format!("failed with status {status}"),
+        };
+        self.failed.push((name.to_owned(), what.clone()));
+        format!("-- {name}: {what}")
+    }
+
+    /// Adds what never ended.
+    fn finish(&mut self) {
+        let running = self.running.take();
+        for name in std::mem::take(&mut self.waiting) {
+            let what = if running.as_ref() == Some(&name) {
+                "was running when the machine ended"
+            } else {
+                "did not run"
+            };
+            self.failed.push((name, what.to_owned()));
+        }
+    }
+}
+
+fn seconds(begin: &str, end: &str) -> f64 {
+    let number = |text: &str| text.parse::<f64>().unwrap_or(0.0);
+    number(end) - number(begin)
+}
+
+/// Boots `machine`, shows what it says, and waits for it to end, `limit` at most.
+pub fn run(mut emulator: Command, verdict: &mut Verdict, limit: Duration) -> Result<End> {
+    let name = emulator.get_program().to_string_lossy().into_owned();
+    let mut child = emulator
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| name)?;
+    let lines = lines(child.stdout.take().context("no output")?);
+    let end = follow(&lines, verdict, Instant::now() + limit);
+    stop(&mut child, end == End::Done)?;
+    verdict.finish();
+    Ok(end)
+}
+
+/// The lines that come from `output`, read by a thread of their own.
+fn lines(output: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let mut output = BufReader::new(output);
+        let mut line = Vec::new();
+        while output
+            .read_until(b'\n', &mut line)
+            .is_ok_and(|read| read > 0)
+        {
+            let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+            line.clear();
+            if sender.send(text).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+fn follow(lines: &Receiver<String>, verdict: &mut Verdict, until: Instant) -> End {
+    loop {
+        match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                if let Some(shown) = verdict.line(&line) {
+                    let _ = writeln!(std::io::stdout(), "{shown}");
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => return End::Hung,
+            Err(RecvTimeoutError::Disconnected) => {
+                return match (verdict.panic.take(), verdict.done) {
+                    (Some(words), _) => End::Panicked(words),
+                    (None, true) => End::Done,
+                    (None, false) => End::Stopped,
+                };
+            }
+        }
+    }
+}
+
+/// Waits for the emulator, which closed its output; one that did not end is ended.
+fn stop(child: &mut Child, ended: bool) -> Result<()> {
+    if !ended {
+        let _ = child.kill();
+    }
+    child.wait()?;
+    Ok(())
+}
+
+/// The emulator's command line.
+pub fn emulator(
+    arch: Arch,
+    machine: &Machine,
+    kernel: &Path,
+    image: &Path,
+    kernel_args: &str,
+) -> Command {
+    let mut qemu = Command::new(arch.emulator().0);
+    qemu.args(arch.board())
+        .args([
+            "-accel",
+            "tcg,thread=multi",
+            "-display",
+            "none",
+            "-nodefaults",
+        ])
+        .args([
+            "-no-user-config",
+            "-no-reboot",
+            "-serial",
+            "stdio",
+            "-net",
+            "none",
+        ]);
+    // Panics end the machine at once; so does `-no-reboot`. Without mitigations the emulator is twice as fast. Pages stay where tests
+    // find them.
+    let line = format!(
+        "console={} quiet panic=-1 mitigations=off nokaslr numa_balancing=disable {} {kernel_args}",
+        arch.console(),
+        machine.kernel
+    );
+    qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(image);
+    qemu.arg("-append").arg(line.trim());
+    processors(&mut qemu, arch, machine);
+    nodes(&mut qemu, machine);
+    qemu
+}
+
+/// CPUs: all plugged in, or, where some nodes are not there, the first and then one by one those that are.
+fn processors(qemu: &mut Command, arch: Arch, machine: &Machine) {
+    let places = machine.places();
+    let holes = machine.nodes.iter().any(|node| !node.there);
+    let device = arch.cpu_device().filter(|_| holes);
+    let Some(device) = device else {
+        qemu.arg("-smp")
+            .arg(format!("{places},sockets={places},cores=1,threads=1"));
+        return;
+    };
+    qemu.arg("-smp").arg(format!(
+        "1,maxcpus={places},sockets={places},cores=1,threads=1"
+    ));
+    for (_, first, node) in machine.numbered().filter(|(_, _, node)| node.there) {
+        for cpu in (first..first + node.cpus).filter(|cpu| *cpu != 0) {
+            qemu.arg("-device")
+                .arg(format!("{device},socket-id={cpu},core-id=0,thread-id=0"));
+        }
+    }
+}
+
+fn nodes(qemu: &mut Command, machine: &Machine) {
+    let memory: u32 = machine.nodes.iter().map(|node| node.mebibytes).sum();
+    qemu.arg("-m").arg(format!("{memory}M"));
+    for (id, first, node) in machine.numbered() {
+        let mut words = format!("node,nodeid={id}");
+        if node.cpus > 0 {
+            words += &format!(",cpus={first}-{}", first + node.cpus - 1);
+        }
+        if node.mebibytes > 0 {
+            let backend = format!("memory-backend-ram,id=m{id},size={}M", node.mebibytes);
+            qemu.args(["-object", &backend]);
+            words += &format!(",memdev=m{id}");
+        }
+        qemu.args(["-numa", &words]);
+    }
+    let pairs = (0..machine.distances.len())
+        .flat_map(|from| (0..machine.distances.len()).map(move |to| (from, to)));
+    for (from, to) in pairs {
+        let value = machine.distance(from, to);
+        qemu.args(["-numa", &format!("dist,src={from},dst={to},val={value}")]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(lines: &[&str]) -> (Verdict, End) {
+        let mut verdict = Verdict::new(["one", "two"].map(str::to_owned).into_iter());
+        let (sender, receiver) = channel();
+        lines
+            .iter()
+            .for_each(|&line| sender.send(line.to_owned()).unwrap());
+        drop(sender);
+        let end = follow(
+            &receiver,
+            &mut verdict,
+            Instant::now() + Duration::from_secs(5),
+        );
+        verdict.finish();
+        (verdict, end)
+    }
+
+    #[test]
+    fn only_what_passed_and_was_said_to_be_done_counts() {
+        let good = ["@vm begin one", "x", "@vm end one 0 1.0 2.5"];
+        let (found, end) = verdict(
+            &[
+                &good[..],
+                &["@vm begin two", "@vm end two 0 2 3", "@vm done 0"],
+            ]
+            .concat(),
+        );
+        assert_eq!((found.passed, found.failed, end), (2, vec![], End::Done));
+        let (found, end) = verdict(&[&good[..], &["@vm begin two"]].concat());
+        assert_eq!((found.passed, end), (1, End::Stopped));
+        assert_eq!(found.failed[0].1, "was running when the machine ended");
+        let (found, end) = verdict(&[&good[..], &["@vm done 0"]].concat());
+        assert_eq!(
+            (found.failed[0].1.as_str(), end),
+            ("did not run", End::Done)
+        );
+        let (found, _) = verdict(&["@vm end one 101 1 2", "@vm end two 137 1 121"]);
+        assert_eq!(found.failed.len(), 2);
+        let panic = "[    1.0] Kernel panic - not syncing: No working init found.";
+        assert_eq!(verdict(&[panic]).1, End::Panicked(panic.to_owned()));
+    }
+}

@@ -1,0 +1,162 @@
+//! The machines there are. To add one: a row here.
+
+/// A machine to emulate.
+pub struct Machine {
+    pub name: &'static str,
+    /// What it is for.
+    pub about: &'static str,
+    pub nodes: &'static [Node],
+    /// How far memory of the column's node is from CPUs of the row's, as firmware says it: 10 is local. 10 and 20 without a table.
+    pub distances: &'static [&'static [u8]],
+    /// What the kernel is told besides.
+    pub kernel: &'static str,
+}
+
+/// A node of a machine. CPUs are numbered through, node after node.
+pub struct Node {
+    pub cpus: u32,
+    pub mebibytes: u32,
+    /// A node that is not there leaves a hole in the kernel's numbers: firmware tells of its CPUs, which were never plugged in.
+    pub there: bool,
+}
+
+const fn node(cpus: u32, mebibytes: u32) -> Node {
+    Node {
+        cpus,
+        mebibytes,
+        there: true,
+    }
+}
+
+const HOLE: Node = Node {
+    cpus: 1,
+    mebibytes: 0,
+    there: false,
+};
+
+pub const MACHINES: &[Machine] = &[
+    Machine {
+        name: "nodes4",
+        about: "four nodes in a ring, the last CPU isolated and without a tick",
+        nodes: &[node(2, 512), node(2, 512), node(2, 512), node(2, 512)],
+        distances: &[
+            &[10, 20, 30, 20],
+            &[20, 10, 20, 30],
+            &[30, 20, 10, 20],
+            &[20, 30, 20, 10],
+        ],
+        kernel: "isolcpus=7 nohz_full=7",
+    },
+    Machine {
+        name: "cpus16",
+        about: "sixteen CPUs, one node",
+        nodes: &[node(16, 1536)],
+        distances: &[],
+        kernel: "",
+    },
+    Machine {
+        name: "memoryless",
+        about: "node 1 has CPUs and no memory, node 2 is nearest to it; node 3 has memory and no CPUs",
+        nodes: &[node(2, 768), node(2, 0), node(2, 512), node(0, 256)],
+        distances: &[
+            &[10, 40, 20, 30],
+            &[40, 10, 15, 50],
+            &[20, 15, 10, 30],
+            &[30, 50, 30, 10],
+        ],
+        kernel: "",
+    },
+    Machine {
+        name: "sparse",
+        about: "nodes 0, 2 and 5; firmware tells of 1, 3 and 4, which are not there",
+        nodes: &[node(2, 768), HOLE, node(2, 512), HOLE, HOLE, node(2, 512)],
+        distances: &[
+            &[10, 99, 20, 99, 99, 40],
+            &[99, 10, 99, 99, 99, 99],
+            &[20, 99, 10, 99, 99, 30],
+            &[99, 99, 99, 10, 99, 99],
+            &[99, 99, 99, 99, 10, 99],
+            &[40, 99, 30, 99, 99, 10],
+        ],
+        kernel: "",
+    },
+];
+
+impl Machine {
+    pub fn named(name: &str) -> Option<&'static Machine> {
+        MACHINES.iter().find(|machine| machine.name == name)
+    }
+
+    /// Places for CPUs, whether or not one is plugged in.
+    pub fn places(&self) -> u32 {
+        self.nodes.iter().map(|node| node.cpus).sum()
+    }
+
+    /// The nodes with the first CPU place of each.
+    pub fn numbered(&self) -> impl Iterator<Item = (usize, u32, &Node)> {
+        let mut next = 0;
+        self.nodes.iter().enumerate().map(move |(id, node)| {
+            let first = next;
+            next += node.cpus;
+            (id, first, node)
+        })
+    }
+
+    /// What tests inside should find, for `PINFOLD_MACHINE`: `node:cpus:mebibytes:distances` of each node that is there, where the
+    /// kernel numbers the CPUs that are there densely.
+    pub fn expected(&self) -> String {
+        let there = |id: usize| self.nodes[id].there;
+        let mut next = 0;
+        let mut nodes = Vec::new();
+        for (id, node) in self.nodes.iter().enumerate().filter(|(id, _)| there(*id)) {
+            let cpus: Vec<_> = (next..next + node.cpus)
+                .map(|cpu| cpu.to_string())
+                .collect();
+            next += node.cpus;
+            let distances: Vec<_> = (0..self.nodes.len())
+                .filter(|to| there(*to))
+                .map(|to| self.distance(id, to).to_string())
+                .collect();
+            let (cpus, distances) = (cpus.join(","), distances.join(","));
+            nodes.push(format!("{id}:{cpus}:{}:{distances}", node.mebibytes));
+        }
+        nodes.join(";")
+    }
+
+    pub fn distance(&self, from: usize, to: usize) -> u8 {
+        let said = self.distances.get(from).and_then(|row| row.get(to));
+        said.copied().unwrap_or(if from == to { 10 } else { 20 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_square_and_local_is_ten() {
+        for machine in MACHINES {
+            let nodes = machine.nodes.len();
+            let rows = machine.distances;
+            assert!(rows.is_empty() || rows.len() == nodes, "{}", machine.name);
+            assert!(
+                rows.iter().all(|row| row.len() == nodes),
+                "{}",
+                machine.name
+            );
+            assert!((0..nodes).all(|node| machine.distance(node, node) == 10));
+            assert!(machine.nodes[0].there && machine.nodes[0].mebibytes > 0);
+        }
+    }
+
+    #[test]
+    fn what_is_expected_leaves_holes_out() {
+        let sparse = Machine::named("sparse").unwrap();
+        let expected = sparse.expected();
+        assert_eq!(
+            expected,
+            "0:0,1:768:10,20,40;2:2,3:512:20,10,30;5:4,5:512:40,30,10"
+        );
+        assert_eq!(sparse.places(), 9);
+    }
+}

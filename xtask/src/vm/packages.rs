@@ -1,0 +1,113 @@
+//! What comes from Debian: tools that are installed, and packages that are unpacked below target/vm and not installed.
+
+use super::arch::Arch;
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Has `package` installed unless `program` is there.
+pub fn tool(program: &str, package: &str) -> Result<()> {
+    if in_path(program) {
+        return Ok(());
+    }
+    let install = || {
+        let status = Command::new("apt-get")
+            .args(["install", "-y", "-qq", "--no-install-recommends", package])
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .stdout(Stdio::null())
+            .status();
+        status.is_ok_and(|status| status.success())
+    };
+    if install() && in_path(program) {
+        return Ok(());
+    }
+    bail!("{program} is not there and could not be installed: install the package {package}")
+}
+
+fn in_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// The folder with the files of `packages`, unpacked there unless that was done before.
+pub fn unpacked(folder: &Path, packages: &[String]) -> Result<PathBuf> {
+    if folder.is_dir() {
+        return Ok(folder.to_path_buf());
+    }
+    // What was broken off does not pass for done.
+    let begun = folder.with_extension("begun");
+    let _ = fs::remove_dir_all(&begun);
+    let tree = begun.join("tree");
+    fs::create_dir_all(&tree).with_context(|| tree.display().to_string())?;
+    for package in packages {
+        unpack(package, &begun, &tree)?;
+    }
+    fs::rename(&tree, folder).with_context(|| folder.display().to_string())?;
+    fs::remove_dir_all(&begun)?;
+    Ok(folder.to_path_buf())
+}
+
+fn unpack(package: &str, download: &Path, tree: &Path) -> Result<()> {
+    let said = Command::new("apt-get")
+        .args(["download", "-qq", package])
+        .current_dir(download)
+        .output()
+        .context("apt-get, for Debian's packages")?;
+    let name = package.split([':', '=']).next().unwrap_or(package);
+    let archive = fs::read_dir(download)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| {
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            file.starts_with(&format!("{name}_")) && file.ends_with(".deb")
+        });
+    let Some(archive) = archive else {
+        let why = String::from_utf8_lossy(&said.stderr);
+        bail!("the package {package} is not to be had: {}", why.trim());
+    };
+    let status = Command::new("dpkg-deb")
+        .arg("-x")
+        .args([&archive, tree])
+        .status()?;
+    if !status.success() {
+        bail!("dpkg-deb -x {} failed", archive.display());
+    }
+    fs::remove_file(archive)?;
+    Ok(())
+}
+
+/// The package that `package` depends on and that begins with `prefix`: Debian's names without a version lead to those with one.
+pub fn behind(package: &str, prefix: &str) -> Result<String> {
+    let said = Command::new("apt-cache")
+        .args(["depends", package])
+        .output()
+        .context("apt-cache, for Debian's packages")?;
+    let text = String::from_utf8_lossy(&said.stdout);
+    let found = text.lines().find_map(|line| {
+        let (kind, name) = line.trim().split_once(": ")?;
+        (kind.ends_with("Depends") && name.starts_with(prefix)).then(|| name.to_owned())
+    });
+    found.with_context(|| format!("apt-cache knows no package {package}: run apt-get update"))
+}
+
+/// Debian's kernel for virtual machines.
+pub fn kernel(cache: &Path, arch: Arch) -> Result<PathBuf> {
+    let folder = cache.join("kernel");
+    if !folder.is_dir() {
+        arch.add_to_apt()?;
+        let meta = format!("linux-image-cloud-{0}:{0}", arch.debian());
+        let real = behind(&meta, "linux-image-")?;
+        let name = real.split(':').next().unwrap_or(&real);
+        unpacked(&folder, &[format!("{name}:{}", arch.debian())])?;
+    }
+    let boot = folder.join("boot");
+    let image = fs::read_dir(&boot)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| {
+            path.file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .starts_with("vmlinuz-")
+        });
+    image.with_context(|| format!("no kernel in {}", boot.display()))
+}

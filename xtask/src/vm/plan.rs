@@ -1,0 +1,141 @@
+//! What runs inside, with which settings, and how long it may take.
+
+use super::binaries::Binary;
+
+/// One run of a test binary.
+pub struct Run {
+    pub name: String,
+    /// Seconds until it counts as hanging.
+    pub limit: u32,
+    /// Settings, the program, its arguments: as `env` takes them.
+    pub words: Vec<String>,
+}
+
+/// How a test binary is run where the defaults do not do.
+struct Special {
+    name: &'static str,
+    settings: &'static [&'static str],
+    backends: &'static [&'static str],
+    limit: u32,
+}
+
+const LIMIT: u32 = 120;
+/// The kernel inside has restartable sequences, but no concurrency ids; `cpu` is what it offers.
+const BOTH: &[&str] = &["cpu", "off"];
+const ONE: &[&str] = &["cpu"];
+
+const fn both(name: &'static str, settings: &'static [&'static str]) -> Special {
+    Special {
+        name,
+        settings,
+        backends: BOTH,
+        limit: 2 * LIMIT,
+    }
+}
+
+/// What takes its length from the environment is cut: emulated, everything is some 20 times slower.
+const SPECIAL: &[Special] = &[
+    both("operations", &[]),
+    both("counter", &[]),
+    both("counter_hostile", &[]),
+    both("counter_litmus", &["PINFOLD_LITMUS=2000"]),
+    both("slab", &[]),
+    both(
+        "slab_stress",
+        &["PINFOLD_STRESS_SECONDS=3", "PINFOLD_STRESS_TIMER_US=5000"],
+    ),
+    both(
+        "stress",
+        &["PINFOLD_STRESS_SECONDS=3", "PINFOLD_STRESS_TIMER_US=2000"],
+    ),
+];
+
+/// The runs of those `binaries` whose name contains one of `filters`, all without one.
+pub fn runs(binaries: &[Binary], filters: &[String]) -> Vec<Run> {
+    let chosen = |name: &str| filters.is_empty() || filters.iter().any(|part| name.contains(part));
+    let binaries = binaries.iter().filter(|binary| chosen(&binary.name));
+    binaries.flat_map(|binary| runs_of(&binary.name)).collect()
+}
+
+fn runs_of(name: &str) -> Vec<Run> {
+    let special = SPECIAL.iter().find(|special| special.name == name);
+    let (settings, backends, limit) = special.map_or((&[][..], ONE, LIMIT), |special| {
+        (special.settings, special.backends, special.limit)
+    });
+    // Tests of the machine itself change it, one after the other.
+    let whole = name.starts_with("machine_");
+    // Tests have threads enough of their own for the few CPUs below the emulated ones.
+    let arguments: &[&str] = match whole {
+        true => &["--include-ignored", "--test-threads=1"],
+        false => &["--test-threads=1"],
+    };
+    let one = |backend: &&str| Run {
+        name: match backends.len() {
+            1 => name.to_owned(),
+            _ => format!("{name}:{backend}"),
+        },
+        limit,
+        words: [format!("PINFOLD_RSEQ={backend}")]
+            .into_iter()
+            .chain(settings.iter().map(|&setting| setting.to_owned()))
+            .chain([format!("/tests/{name}")])
+            .chain(arguments.iter().map(|&argument| argument.to_owned()))
+            .collect(),
+    };
+    backends.iter().map(one).collect()
+}
+
+/// The list that vm/init goes through.
+pub fn script(runs: &[Run], environment: &[(&str, String)], shell: Option<&str>) -> String {
+    let mut text = String::new();
+    for (name, value) in environment {
+        text += &format!("export {name}={}\n", quoted(value));
+    }
+    for run in runs {
+        let words: Vec<_> = run.words.iter().map(|word| quoted(word)).collect();
+        text += &format!("run {} {} {}\n", run.name, run.limit, words.join(" "));
+    }
+    if let Some(command) = shell {
+        text += &format!("run shell 86400 sh -c {}\n", quoted(command));
+    }
+    text
+}
+
+/// A word as the shell reads it.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_choose_by_name_and_machine_tests_run_whole() {
+        let binary = |name: &str| Binary {
+            name: name.to_owned(),
+            path: "/x".into(),
+        };
+        let binaries = ["operations", "machine_cpus", "slab", "topology"].map(binary);
+        let names = |filters: &[&str]| -> Vec<String> {
+            let filters: Vec<_> = filters.iter().map(|&part| part.to_owned()).collect();
+            runs(&binaries, &filters)
+                .into_iter()
+                .map(|run| run.name)
+                .collect()
+        };
+        assert_eq!(names(&["topo", "machine_"]), ["machine_cpus", "topology"]);
+        assert_eq!(names(&["operations"]), ["operations:cpu", "operations:off"]);
+        assert_eq!(names(&[]).len(), 6);
+        let script = script(
+            &runs(&binaries, &["machine_".to_owned()]),
+            &[],
+            Some("echo 'x'"),
+        );
+        assert_eq!(
+            script,
+            "run machine_cpus 120 'PINFOLD_RSEQ=cpu' '/tests/machine_cpus' '--include-ignored' '--test-threads=1'\n\
+             run shell 86400 sh -c 'echo '\\''x'\\'''\n"
+        );
+    }
+}
