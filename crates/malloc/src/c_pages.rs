@@ -3,8 +3,8 @@
 
 use crate::c_cache::null_with;
 use crate::c_counter::{boxed, unboxed};
-use crate::c_policy::{CPolicy, failed};
-use crate::c_shared::{answer, some};
+use crate::c_policy::{CPolicy, failed, policy_of};
+use crate::c_shared::answer;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::NonNull;
 use pinfold::pages::Pages;
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn pinfold_pages_set_policy(
     policy: *const CPolicy,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let (this, policy) = unsafe { (&*this, some(policy)) };
+    let (this, policy) = unsafe { (&*this, policy_of(policy)) };
     answer(this.set_policy(start..end, policy))
 }
 

@@ -76,7 +76,10 @@ pub(crate) fn held_or_errno(made: Result<Mempolicy, PolicyError>) -> *mut CPolic
 
 /// What the kernel said, or EINVAL.
 pub(crate) fn errno_of(error: PolicyError) -> c_int {
-    error.errno().unwrap_or(libc::EINVAL)
+    match error {
+        PolicyError::NeedsRights(_) => libc::EPERM,
+        _ => error.errno().unwrap_or(libc::EINVAL),
+    }
 }
 
 /// 0, or −1 with the error's errno.

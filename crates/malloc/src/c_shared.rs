@@ -5,7 +5,7 @@ use crate::c_cache::null_with;
 use crate::c_counter::{boxed, unboxed};
 use crate::c_policy::{CPolicy, failed, held, policy_of};
 use core::ffi::c_int;
-use pinfold::mempolicy::{Mempolicy, Mode, RangeError, SharedPolicy};
+use pinfold::mempolicy::{RangeError, SharedPolicy};
 
 /// No policies yet; null with ENOMEM.
 #[unsafe(no_mangle)]
@@ -15,16 +15,6 @@ pub extern "C" fn pinfold_shared_policy_create() -> *mut SharedPolicy {
         return null_with(libc::ENOMEM);
     }
     made
-}
-
-/// A policy that says something: the default one stands for none.
-///
-/// # Safety
-///
-/// `policy` is null, or held by the caller while the answer is used.
-pub(crate) unsafe fn some<'p>(policy: *const CPolicy) -> Option<&'p Mempolicy> {
-    // SAFETY: the caller's promise.
-    unsafe { policy_of(policy) }.filter(|policy| policy.mode() != Mode::Default)
 }
 
 pub(crate) fn answer(result: Result<(), RangeError>) -> c_int {
@@ -50,7 +40,7 @@ pub unsafe extern "C" fn pinfold_shared_policy_set(
     policy: *const CPolicy,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let (this, policy) = unsafe { (&*this, some(policy)) };
+    let (this, policy) = unsafe { (&*this, policy_of(policy)) };
     answer(this.set(start..end, policy))
 }
 

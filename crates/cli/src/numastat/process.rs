@@ -103,7 +103,9 @@ fn numa_maps(folder: &Path, pid: u32) -> Result<String> {
     match fs::read(folder.join("numa_maps")) {
         Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            bail!("process {pid} is somebody else's: run this as its owner, or as root")
+            bail!(
+                "process {pid} is not this user's to look at: run this as its owner, or as root (with CAP_SYS_PTRACE)"
+            )
         }
         Err(error) if is_gone(&error) && folder.exists() => {
             bail!(

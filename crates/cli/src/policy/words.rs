@@ -60,7 +60,7 @@ pub fn of_change(policy: &Mempolicy) -> String {
         _ if named.is_empty() => "all nodes that are allowed then".to_owned(),
         _ if flags.contains(Flags::STATIC) => {
             format!(
-                "those of {} that are allowed then; all of these if none is",
+                "those of {} that are allowed then; all allowed ones if none is",
                 named_as(policy)
             )
         }

@@ -4,7 +4,7 @@
 //! program, not even where the library cannot be preloaded.
 
 use crate::policy::{self, Machine};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use pinfold::mempolicy::{self, Mempolicy};
 use std::ffi::OsStr;
 use std::path::Path;
@@ -19,9 +19,9 @@ pub fn check(text: &OsStr) -> Result<Mempolicy> {
 
 /// The policy of `--policy`.
 pub fn chosen(text: &OsStr) -> Result<Mempolicy> {
-    check(text).context(
-        "--policy: nothing was started (without --policy the program runs with the policy it inherits)",
-    )
+    check(text).map_err(|error| {
+        anyhow!("--policy: {error:#}\nNothing was started; without --policy the program runs with the policy that it inherits.")
+    })
 }
 
 /// A policy in effect in the calling thread, until this is dropped.
