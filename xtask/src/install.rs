@@ -45,7 +45,7 @@ pub fn main(options: &[&str]) -> Result<()> {
         &to.join("lib/libpinfold.a"),
         0o644,
     )?;
-    for header in ["pinfold.h", "pinfold.hpp"] {
+    for header in ["pinfold.h", "pinfold_policy.h", "pinfold.hpp"] {
         copy(
             &Path::new("crates/malloc/include").join(header),
             &to.join("include").join(header),

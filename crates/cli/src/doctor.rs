@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+mod policies;
 mod probe;
 
 /// Say what this machine offers Pinfold: yes or no, why, and what follows.
@@ -47,7 +48,12 @@ pub fn main(args: Args) -> Result<ExitCode> {
     };
     let mut checks = vec![rseq(), concurrency_ids(), backend(), membarrier()];
     match &topology {
-        Ok(topology) => checks.extend([cpus(topology), nodes(root, topology), isolated(topology)]),
+        Ok(topology) => checks.extend([
+            cpus(topology),
+            nodes(root, topology),
+            policies::policies(&topology.with_memory),
+            isolated(topology),
+        ]),
         Err(error) => checks.push(Check {
             name: "topology",
             ok: false,

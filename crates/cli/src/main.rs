@@ -7,6 +7,8 @@ mod bench;
 mod doctor;
 mod figures;
 mod jitter;
+mod numastat;
+mod policy;
 mod run;
 
 /// Run any program on per-CPU memory caches.
@@ -23,6 +25,8 @@ enum Command {
     Doctor(doctor::Args),
     Bench(bench::Args),
     Jitter(jitter::Args),
+    Policy(policy::Args),
+    Numastat(numastat::Args),
 }
 
 fn main() -> ExitCode {
@@ -31,6 +35,8 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::main(args),
         Command::Bench(args) => bench::main(args),
         Command::Jitter(args) => jitter::main(args),
+        Command::Policy(args) => policy::main(args),
+        Command::Numastat(args) => numastat::main(args),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("pinfold: {error:#}");

@@ -1,8 +1,9 @@
 //! `pinfold doctor` where something is missing.
 
+mod filter;
+
 use assert_cmd::Command;
 use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 fn doctor() -> std::process::Command {
@@ -85,48 +86,9 @@ fn a_filter_that_forbids_is_named() {
 
 /// `doctor` below a seccomp filter that answers one system call with EPERM.
 fn filtered(call: libc::c_long, backend: &str) -> std::process::Command {
-    let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter {
-        code: code as u16,
-        jt,
-        jf,
-        k,
-    };
-    let answer = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
-    let filter = [
-        // The call's number is the first word of what the filter sees.
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(
-            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            call as u32,
-            0,
-            1,
-        ),
-        statement(libc::BPF_RET | libc::BPF_K, answer, 0, 0),
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
-    ];
     let mut command = doctor();
     command.env("PINFOLD_RSEQ", backend);
-    let install = move || {
-        let program = libc::sock_fprog {
-            len: filter.len() as u16,
-            filter: filter.as_ptr().cast_mut(),
-        };
-        // SAFETY: the program points to the filter, which lives in this closure; prctl copies it.
-        let refused = unsafe {
-            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
-                || libc::prctl(
-                    libc::PR_SET_SECCOMP,
-                    libc::SECCOMP_MODE_FILTER,
-                    &raw const program,
-                ) != 0
-        };
-        if refused {
-            return Err(std::io::Error::last_os_error());
-        }
-        Ok(())
-    };
-    // SAFETY: the closure makes two system calls and allocates nothing, which is allowed after fork.
-    unsafe { command.pre_exec(install) };
+    filter::forbid(&mut command, &[call], libc::EPERM);
     command
 }
 

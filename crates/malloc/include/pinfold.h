@@ -446,4 +446,7 @@ void pinfold_shepherd_stop(struct pinfold_shepherd *shepherd);
 }
 #endif
 
+/* Which nodes memory comes from. */
+#include "pinfold_policy.h"
+
 #endif /* PINFOLD_H */

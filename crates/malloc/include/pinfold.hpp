@@ -2,6 +2,7 @@
 //
 //	pinfold::cache<T>          values of one type, each owned by a pointer that gives it back
 //	pinfold::prefilled<T>      values of a cache that are certain: no want of memory halfway
+//	pinfold::mempolicy         which nodes memory comes from, as a value
 //	pinfold::reader            looks at values that others free deferred, until it goes out of scope
 //	pinfold::allocator<T>      for any standard container: std::vector<int, pinfold::allocator<int>>
 //	pinfold::memory_resource   for containers of std::pmr, over malloc's size classes
@@ -15,11 +16,14 @@
 
 #include "pinfold.h"
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
+#include <string>
 #include <type_traits>
 #include <utility>
 #if __has_include(<memory_resource>)
@@ -70,6 +74,77 @@ inline void deallocate(void *block, std::size_t bytes, std::size_t align) noexce
 }
 
 } // namespace detail
+
+// A memory policy. Copies hold the same one; none is ever changed, so that any thread may use one.
+//
+//	pinfold::mempolicy policy("interleave:0-3");
+//	if (!policy)
+//		std::cerr << policy.error() << '\n';
+//	else if (!policy.apply(buffer, size))
+//		...                                  errno
+class mempolicy {
+public:
+	// The default policy.
+	mempolicy() noexcept = default;
+	// The policy of a text. When it is none, or there is no memory, the policy is false and error() says what to write instead.
+	explicit mempolicy(const char *text) noexcept
+		: handle_(pinfold_mempolicy_parse(text, error_, sizeof(error_))), valid_(handle_ != nullptr)
+	{
+	}
+	// Takes a handle over, such as that of pinfold_mempolicy_get_thread(); null is false.
+	explicit mempolicy(pinfold_mempolicy_t *handle) noexcept : handle_(handle), valid_(handle != nullptr) {}
+	mempolicy(const mempolicy &other) noexcept : handle_(pinfold_mempolicy_get(other.handle_)), valid_(other.valid_)
+	{
+		std::memcpy(error_, other.error_, sizeof(error_));
+	}
+	mempolicy &operator=(const mempolicy &other) noexcept
+	{
+		pinfold_mempolicy_t *old = handle_;
+
+		handle_ = pinfold_mempolicy_get(other.handle_);
+		valid_ = other.valid_;
+		std::memmove(error_, other.error_, sizeof(error_));
+		pinfold_mempolicy_put(old);
+		return *this;
+	}
+	~mempolicy() { pinfold_mempolicy_put(handle_); }
+
+	explicit operator bool() const noexcept { return valid_; }
+	const char *error() const noexcept { return error_; }
+
+	// The text that stands for it.
+	std::string format() const
+	{
+		std::string text(pinfold_mempolicy_format(handle_, nullptr, 0), '\0');
+
+		pinfold_mempolicy_format(handle_, &text[0], text.size() + 1);
+		return text;
+	}
+	int mode() const noexcept { return pinfold_mempolicy_mode(handle_); }
+	unsigned flags() const noexcept { return pinfold_mempolicy_flags(handle_); }
+
+	// For the calling thread; for a range of addresses. False with errno; a policy that is false is EINVAL.
+	bool set_thread() const noexcept { return usable() && pinfold_mempolicy_set_thread(handle_) == 0; }
+	bool apply(const void *at, std::size_t len, unsigned moving = 0) const noexcept
+	{
+		return usable() && pinfold_mempolicy_apply(at, len, handle_, moving) == 0;
+	}
+
+	// For the functions of pinfold_policy.h; held as long as this is.
+	pinfold_mempolicy_t *handle() const noexcept { return handle_; }
+
+private:
+	bool usable() const noexcept
+	{
+		if (!valid_)
+			errno = EINVAL;
+		return valid_;
+	}
+
+	char error_[256] = "";
+	pinfold_mempolicy_t *handle_ = nullptr;
+	bool valid_ = true;
+};
 
 template <class T>
 class prefilled;

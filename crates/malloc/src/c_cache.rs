@@ -4,12 +4,14 @@
 //! that fail set errno: EINVAL for bad arguments, E2BIG for objects that are too large, ENOSPC for too many caches, ENOMEM for want of
 //! memory, EBUSY for objects in use, ENOTSUP where the kernel offers no fence.
 
+use crate::c_align::{HWCACHE_ALIGN, align_of_objects};
 use crate::c_counter::{boxed, unboxed};
 use crate::c_report::{Each, NAME_ROOM, c_name, tell, tell_report};
 use crate::heap::set_errno;
 use core::alloc::Layout;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::{NonNull, null_mut};
+use pinfold::mempolicy::Mempolicy;
 use pinfold::slab::debug::Report;
 use pinfold::slab::{CacheError, DebugFlags, KmemCache, Leak};
 
@@ -23,13 +25,8 @@ const CHECKS: [(c_uint, DebugFlags); 5] = [
 ];
 pub(crate) const HARDENED: c_uint = 1 << 8;
 const NOT_HARDENED: c_uint = 1 << 9;
-const HWCACHE_ALIGN: c_uint = 1 << 10;
 const FLAGS: c_uint = 31 | HARDENED | NOT_HARDENED | HWCACHE_ALIGN;
 
-/// What any alignment is at most, as the library's.
-const ALIGN_MOST: usize = 64 << 10;
-/// The largest fundamental alignment, beyond which C types have to say theirs.
-const ALIGN_NATURAL: usize = 16;
 const CACHE_LINE: usize = 64;
 
 /// A constructor of C's.
@@ -54,25 +51,6 @@ pub(crate) fn null_with<T>(errno: c_int) -> *mut T {
     null_mut()
 }
 
-/// The alignment that `align` and `flags` ask for, of objects of `size` bytes, not 0.
-fn align_of_objects(size: usize, align: usize, flags: c_uint) -> Option<usize> {
-    // A type's size is a multiple of its alignment.
-    let natural = (1 << size.trailing_zeros()).min(ALIGN_NATURAL);
-    let mut align = if align == 0 { natural } else { align };
-    if !align.is_power_of_two() || align > ALIGN_MOST {
-        return None;
-    }
-    if flags & HWCACHE_ALIGN != 0 {
-        // As the kernel does: small objects share a line, and none crosses one.
-        let mut line = CACHE_LINE;
-        while size <= line / 2 {
-            line /= 2;
-        }
-        align = align.max(line);
-    }
-    Some(align)
-}
-
 /// `kmem_cache_create`: a cache of objects of `size` bytes. An alignment of 0 suits any type of that size.
 ///
 /// # Safety
@@ -86,6 +64,22 @@ pub unsafe extern "C" fn pinfold_cache_create(
     align: usize,
     flags: c_uint,
     constructor: Option<Constructor>,
+) -> *mut CCache {
+    // SAFETY: the caller's promise.
+    unsafe { create(name, (size, align), flags, constructor, None) }
+}
+
+/// A cache, its memory placed by a policy if there is one.
+///
+/// # Safety
+///
+/// As for [`pinfold_cache_create`].
+pub(crate) unsafe fn create(
+    name: *const c_char,
+    (size, align): (usize, usize),
+    flags: c_uint,
+    constructor: Option<Constructor>,
+    policy: Option<&Mempolicy>,
 ) -> *mut CCache {
     let both = HARDENED | NOT_HARDENED;
     if name.is_null() || size == 0 || flags & !FLAGS != 0 || flags & both == both {
@@ -106,6 +100,9 @@ pub unsafe extern "C" fn pinfold_cache_create(
     let mut builder = KmemCache::builder(name, layout).debug(checks);
     if flags & both != 0 {
         builder = builder.hardened(flags & HARDENED != 0);
+    }
+    if let Some(policy) = policy {
+        builder = builder.policy(policy);
     }
     if let Some(constructor) = constructor {
         // SAFETY: the caller's promise.
@@ -458,29 +455,4 @@ pub unsafe extern "C" fn pinfold_cache_debug_flags(this: *const CCache) -> c_uin
 pub(crate) fn bits_of(checks: DebugFlags) -> c_uint {
     let made = CHECKS.iter().filter(|check| checks.contains(check.1));
     made.fold(0, |flags, check| flags | check.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn alignments() {
-        for (size, align, flags, found) in [
-            (1, 0, 0, Some(1)),
-            (24, 0, 0, Some(8)),
-            (48, 0, 0, Some(16)),
-            (4096, 0, 0, Some(16)),
-            (40, 32, 0, Some(32)),
-            (40, 24, 0, None),
-            (8, 128 << 10, 0, None),
-            (100, 0, HWCACHE_ALIGN, Some(64)),
-            (20, 0, HWCACHE_ALIGN, Some(32)),
-            (3, 0, HWCACHE_ALIGN, Some(4)),
-            (1, 256, HWCACHE_ALIGN, Some(256)),
-        ] {
-            let aligned = align_of_objects(size, align, flags);
-            assert_eq!(aligned, found, "{size} {align}");
-        }
-    }
 }

@@ -3,28 +3,11 @@
 //! Nobody is disturbed by it; see [`pinfold::slab::caches`] for how exact the numbers are. Functions that fail set errno to EINVAL.
 
 use crate::c_cache::{CCache, HARDENED, bits_of};
-use crate::c_report::{Text, c_name};
+use crate::c_report::c_name;
+use crate::c_text::print_into;
 use crate::heap::set_errno;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use core::fmt::{self, Write};
 use pinfold::slab::{Info, caches, slabinfo};
-
-/// Text into C's room, with a NUL behind it, and how much there would have been.
-struct Counted<'b> {
-    room: Option<Text<'b>>,
-    length: usize,
-}
-
-impl Write for Counted<'_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.length += text.len();
-        if let Some(room) = &mut self.room {
-            // What does not fit is left out. The text is ASCII, so that the room is full then.
-            let _ = room.write_str(text);
-        }
-        Ok(())
-    }
-}
 
 /// `/proc/slabinfo`, version 2.1, of one cache, or of all for null. As `snprintf`: writes what fits into `size` bytes, the NUL among
 /// them, and returns how long all of it is.
@@ -38,22 +21,13 @@ pub unsafe extern "C" fn pinfold_slabinfo(
     buffer: *mut c_char,
     size: usize,
 ) -> usize {
-    let room = (size > 0).then(|| {
-        // SAFETY: the caller's promise; what is there is written before it is read.
-        let bytes = unsafe {
-            buffer.write_bytes(0, size);
-            core::slice::from_raw_parts_mut(buffer.cast::<u8>(), size)
-        };
-        Text::new(bytes)
-    });
-    let mut counted = Counted { room, length: 0 };
     // SAFETY: the caller's promise.
     let text = match unsafe { this.as_ref() } {
         Some(this) => this.cache.slabinfo(),
         None => slabinfo(),
     };
-    let _ = write!(counted, "{text}");
-    counted.length
+    // SAFETY: as above.
+    unsafe { print_into(buffer, size, text) }
 }
 
 /// The attribute that the kernel calls `name` in `/sys/kernel/slab/<cache>/`; 0, or −1 with EINVAL when there is none.

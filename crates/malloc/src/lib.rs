@@ -24,13 +24,19 @@
 #[doc(hidden)]
 pub mod background;
 pub mod c;
+mod c_align;
 pub mod c_cache;
 pub mod c_counter;
 pub mod c_grace;
+pub mod c_pages;
+pub mod c_place;
+pub mod c_policy;
 pub mod c_report;
 pub mod c_reserve;
+pub mod c_shared;
 pub mod c_shepherd;
 pub mod c_slabinfo;
+mod c_text;
 mod count;
 mod heap;
 mod init;

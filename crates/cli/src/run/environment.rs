@@ -1,7 +1,10 @@
 //! The environment variables that the library reads, checked before a program is started with them.
 
-use anyhow::{Result, bail};
+use super::placement;
+use anyhow::{Context, Result, bail};
+use pinfold::mempolicy;
 use pinfold::slab::debug::check_settings;
+use std::ffi::OsStr;
 
 pub const SLAB_DEBUG: &str = "PINFOLD_SLAB_DEBUG";
 pub const HARDENED: &str = "PINFOLD_HARDENED";
@@ -15,6 +18,10 @@ pub fn check() -> Result<()> {
     {
         bail!("{SLAB_DEBUG}={settings}: {error}");
     }
+    if let Some(policy) = std::env::var_os(mempolicy::VARIABLE).filter(|policy| !policy.is_empty())
+    {
+        check_policy(&policy).context(mempolicy::VARIABLE)?;
+    }
     for (name, allowed) in [
         (HARDENED, &["", "0", "1"][..]),
         (RSEQ, &["", "off", "cpu", "cid"]),
@@ -27,4 +34,17 @@ pub fn check() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The library takes no notice of a policy that is wrong, and looks at none that is longer than this.
+const POLICY_MOST: usize = 4096;
+
+fn check_policy(policy: &OsStr) -> Result<()> {
+    if policy.len() > POLICY_MOST {
+        bail!(
+            "{} bytes are more than the library reads, {POLICY_MOST}; use ranges like 0-3",
+            policy.len()
+        );
+    }
+    placement::check(policy).map(drop)
 }

@@ -1,0 +1,30 @@
+//! Whether memory can be placed by policies, and how this process's is.
+
+use super::{Check, check};
+use pinfold::mempolicy;
+use pinfold::topology::NodeSet;
+
+pub fn policies(with_memory: &NodeSet) -> Check {
+    let works = mempolicy::available();
+    let mut found = match &works {
+        Ok(()) => "can be set".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    // Each is told where the kernel tells it: a filter may forbid the other calls alone.
+    if let Ok(own) = mempolicy::thread() {
+        found += &format!("; this process's is {own}");
+    }
+    if let Ok(allowed) = mempolicy::mems_allowed() {
+        found += &format!("; it may use nodes {}", allowed.and(with_memory));
+    }
+    let follows = match works {
+        Ok(()) if with_memory.len() > 1 => {
+            "pinfold run --policy places a program's memory, pinfold policy explains how"
+        }
+        Ok(()) => "with one node there is nothing to choose",
+        Err(_) => {
+            "memory comes from where the kernel likes; pinfold run --policy does not start anything"
+        }
+    };
+    check("memory policies", works.is_ok(), found, follows)
+}

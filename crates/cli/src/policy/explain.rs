@@ -1,0 +1,267 @@
+//! All that there is to say about a policy on a machine.
+
+use super::{Machine, words};
+use pinfold::mempolicy::{Flags, Mempolicy, Mode, PolicyError, effective, node_for, zonelist};
+use pinfold::topology::{NODES_MOST, NodeId, NodeSet};
+use serde::Serialize;
+use std::fmt;
+
+/// So many pages are shown.
+const PAGES: u64 = 8;
+/// So many rows of nodes that others are fallen back to from.
+const ROWS: usize = 8;
+
+#[derive(Serialize)]
+pub struct Explanation {
+    /// In the kernel's words.
+    text: String,
+    /// Whether a tmpfs takes it as `mpol=`.
+    tmpfs: bool,
+    mode: &'static str,
+    meaning: &'static str,
+    flags: Vec<Named>,
+    /// The nodes as the policy names them; "all", or nothing.
+    named: String,
+    home: Option<usize>,
+    /// What they come to; nothing when there are none to have.
+    nodes: Vec<usize>,
+    allowed: Vec<usize>,
+    /// The node that pages are touched from.
+    from: usize,
+    /// The nodes of the first pages.
+    pages: Vec<usize>,
+    weights: Vec<Weight>,
+    fallback: Vec<Order>,
+    on_change: String,
+    /// Whether it can be put to use here.
+    pub usable: bool,
+    verdict: String,
+}
+
+#[derive(Serialize)]
+struct Named {
+    name: &'static str,
+    meaning: &'static str,
+}
+
+#[derive(Serialize)]
+struct Weight {
+    node: usize,
+    weight: u8,
+}
+
+/// The nodes that are tried, in order.
+#[derive(Serialize)]
+struct Order {
+    from: usize,
+    nodes: Vec<Step>,
+}
+
+#[derive(Serialize)]
+struct Step {
+    node: usize,
+    distance: u32,
+}
+
+impl Explanation {
+    /// What a policy says and comes to on a machine, for a thread on node `from`; `in_effect`: it is the thread's own.
+    pub fn of(policy: &Mempolicy, machine: &Machine, from: NodeId, in_effect: bool) -> Self {
+        let mut bound = effective(None, Some(policy)).clone();
+        let possible = bound.contextualize(&machine.allowed);
+        let weights = machine.weights();
+        let weighted = policy.mode() == Mode::WeightedInterleave;
+        let node = |page| node_for(&bound, page, from, &weights, &machine.distances).0;
+        let weight = |node| Weight {
+            node,
+            weight: weights.weight(NodeId(node)),
+        };
+        let (usable, verdict) = match (possible, in_effect) {
+            (Err(error), _) => (false, refused(&error, policy, machine)),
+            (Ok(()), true) => (
+                true,
+                "in effect in this thread; programs that it starts inherit it".into(),
+            ),
+            (Ok(()), false) => verdict(policy, machine),
+        };
+        let placed = possible.is_ok();
+        Explanation {
+            text: policy.to_string(),
+            tmpfs: tmpfs_takes(policy),
+            mode: policy.mode().name(),
+            meaning: words::of_mode(policy.mode()),
+            flags: words::of_flags(policy.flags())
+                .map(|(name, meaning)| Named { name, meaning })
+                .collect(),
+            named: words::named_as(policy),
+            home: policy.home().map(|home| home.0),
+            nodes: bound.nodes().iter().filter(|_| placed).collect(),
+            allowed: machine.allowed.iter().collect(),
+            from: from.0,
+            pages: (0..PAGES).filter(|_| placed).map(node).collect(),
+            weights: bound
+                .nodes()
+                .iter()
+                .filter(|_| placed && weighted)
+                .map(weight)
+                .collect(),
+            fallback: if placed {
+                orders(&bound, machine, from)
+            } else {
+                Vec::new()
+            },
+            on_change: words::of_change(policy),
+            usable,
+            verdict,
+        }
+    }
+}
+
+/// The order from the node that asks; when taken in turn, from each.
+fn orders(bound: &Mempolicy, machine: &Machine, from: NodeId) -> Vec<Order> {
+    let in_turn = matches!(bound.mode(), Mode::Interleave | Mode::WeightedInterleave);
+    let first = match bound.mode() {
+        Mode::Preferred => bound.nodes().iter().next().map_or(from, NodeId),
+        _ => bound.home().unwrap_or(from),
+    };
+    let single: NodeSet = [first.0].into_iter().collect();
+    let starts = if in_turn { bound.nodes() } else { &single };
+    let order = |from: usize| Order {
+        from,
+        nodes: zonelist(bound, NodeId(from), &machine.distances)
+            .filter(|node| machine.allowed.contains(node.0))
+            .map(|node| Step {
+                node: node.0,
+                distance: machine.distances.distance(NodeId(from), node),
+            })
+            .collect(),
+    };
+    starts.iter().map(order).collect()
+}
+
+/// A tmpfs knows neither `balancing` nor home nodes, and `all` only where leaving the nodes out says so.
+fn tmpfs_takes(policy: &Mempolicy) -> bool {
+    !policy.flags().contains(Flags::BALANCING)
+        && policy.home().is_none()
+        && policy.user_nodes().len() < NODES_MOST
+}
+
+fn refused(error: &PolicyError, policy: &Mempolicy, machine: &Machine) -> String {
+    let why = machine.fault(policy).unwrap_or_else(|| error.to_string());
+    format!("not to be used here: {why}")
+}
+
+/// What the running kernel says.
+fn verdict(policy: &Mempolicy, machine: &Machine) -> (bool, String) {
+    let kernel = machine.kernel();
+    if !machine.is_here() {
+        return (
+            true,
+            format!("{kernel} was not asked: it is not the one that runs here"),
+        );
+    }
+    if let Err(error) = machine.try_policy(policy) {
+        return (false, format!("{kernel} does not take it: {error:#}"));
+    }
+    let said = match machine.fault(policy) {
+        Some(fault) => format!("{kernel} takes it, without some of its nodes: {fault}"),
+        None => format!("{kernel} takes it"),
+    };
+    let home = match policy.home() {
+        Some(_) => ", for ranges of addresses; a thread's policy has no home node",
+        None => "",
+    };
+    (true, said + home)
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        line(f, "policy", &self.text)?;
+        if self.tmpfs && self.mode != Mode::Default.name() {
+            line(f, "", format_args!("for a tmpfs: mpol={}", self.text))?;
+        }
+        line(f, "mode", format_args!("{}: {}", self.mode, self.meaning))?;
+        for (at, flag) in self.flags.iter().enumerate() {
+            let label = if at == 0 { "flags" } else { "" };
+            line(f, label, format_args!("{}: {}", flag.name, flag.meaning))?;
+        }
+        line(f, "nodes", self.nodes_line())?;
+        if let Some(home) = self.home {
+            line(
+                f,
+                "",
+                format_args!("distances are measured from node {home}"),
+            )?;
+        }
+        for weights in self.weights.chunks(ROWS) {
+            let each = weights
+                .iter()
+                .map(|one| format!("{} x {}", one.node, one.weight));
+            line(f, "weights", each.collect::<Vec<_>>().join(", "))?;
+        }
+        self.pages_lines(f)?;
+        for (at, order) in self.fallback.iter().take(ROWS).enumerate() {
+            let label = if at == 0 { "fallback" } else { "" };
+            line(f, label, order)?;
+        }
+        line(
+            f,
+            "change",
+            format_args!("when the allowed nodes change: {}", self.on_change),
+        )?;
+        line(f, "kernel", &self.verdict)
+    }
+}
+
+fn line(f: &mut fmt::Formatter<'_>, label: &str, text: impl fmt::Display) -> fmt::Result {
+    writeln!(f, "{label:<12}{text}")
+}
+
+impl Explanation {
+    fn nodes_line(&self) -> String {
+        let allowed: NodeSet = self.allowed.iter().copied().collect();
+        let here: NodeSet = self.nodes.iter().copied().collect();
+        let named = match self.named.as_str() {
+            "" => "none named",
+            named => &format!("{named} named"),
+        };
+        let here = if here.is_empty() {
+            String::new()
+        } else {
+            format!("; here that is {here}")
+        };
+        format!("{named}{here} (this process may use {allowed})")
+    }
+
+    fn pages_lines(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.pages.is_empty() {
+            return Ok(());
+        }
+        let row = |name: &str, numbers: &mut dyn Iterator<Item = usize>| {
+            numbers.fold(name.to_owned(), |row, number| row + &format!("{number:>5}"))
+        };
+        line(f, "pages", row("page", &mut (0..self.pages.len())))?;
+        line(f, "", row("node", &mut self.pages.iter().copied()))?;
+        let in_turn = self.mode.ends_with("interleave");
+        let counted = if in_turn {
+            ", counted from the beginning of a file or mapping; a thread's go by its own count"
+        } else {
+            ""
+        };
+        line(
+            f,
+            "",
+            format_args!("touched by a CPU of node {}{counted}", self.from),
+        )
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "from node {}:", self.from)?;
+        for (at, step) in self.nodes.iter().enumerate() {
+            let comma = if at == 0 { "" } else { "," };
+            write!(f, "{comma} {} (distance {})", step.node, step.distance)?;
+        }
+        f.write_str("; then none")
+    }
+}

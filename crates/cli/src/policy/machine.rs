@@ -1,0 +1,184 @@
+//! The machine that a policy is to hold on: its nodes, which of them may be used, and how far they are from each other.
+
+use anyhow::{Result, anyhow, bail};
+use pinfold::mempolicy::{self, Distances, Flags, Mempolicy, Move, PolicyError, Weights};
+use pinfold::topology::{CpuId, NODES_MOST, NodeId, NodeSet, Topology};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// More than any page has: a place for a policy on trial begins at a multiple of it.
+const PAGE_MOST: usize = 64 << 10;
+
+pub struct Machine {
+    root: PathBuf,
+    pub topology: Topology,
+    /// Nodes with memory that this process may use.
+    pub allowed: NodeSet,
+    pub distances: Distances,
+}
+
+impl Machine {
+    /// The machine whose files lie below `root`.
+    pub fn read(root: &Path) -> Result<Machine> {
+        let bytes = root.as_os_str().as_bytes();
+        let topology = Topology::read(bytes)?;
+        let mut machine = Machine {
+            root: root.to_owned(),
+            distances: Distances::read(bytes, &topology),
+            allowed: NodeSet::EMPTY,
+            topology,
+        };
+        let with_memory = &machine.topology.with_memory;
+        let mems = machine
+            .mems_allowed()
+            .unwrap_or_else(|| with_memory.clone());
+        machine.allowed = mems.and(with_memory);
+        Ok(machine)
+    }
+
+    /// Whether this is the machine that the command runs on.
+    pub fn is_here(&self) -> bool {
+        self.root == Path::new("/")
+    }
+
+    /// The nodes that the process may use, with memory or without; as a file says where the kernel must not be asked.
+    fn mems_allowed(&self) -> Option<NodeSet> {
+        let asked = self.is_here().then(mempolicy::mems_allowed);
+        if let Some(Ok(nodes)) = asked {
+            return Some(nodes);
+        }
+        let status = self.text("proc/self/status");
+        let list = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
+        NodeSet::parse(list.as_bytes()).ok()
+    }
+
+    fn text(&self, file: &str) -> String {
+        fs::read_to_string(self.root.join(file)).unwrap_or_default()
+    }
+
+    /// The node of the CPU that this runs on; where nobody says, the first with CPUs.
+    pub fn local(&self) -> NodeId {
+        let root = self.root.as_os_str().as_bytes();
+        let cpus = |node: usize| {
+            let cpus = self.topology.cpus_of(root, NodeId(node));
+            cpus.unwrap_or_default()
+        };
+        let mut nodes = self.topology.nodes.iter();
+        let found = match self.current_cpu() {
+            Some(CpuId(cpu)) => nodes.find(|&node| cpus(node).contains(cpu)),
+            None => nodes.find(|&node| !cpus(node).is_empty()),
+        };
+        NodeId(found.or(self.topology.nodes.iter().next()).unwrap_or(0))
+    }
+
+    /// The 39th number of `/proc/self/stat`. The second is the command's name, with whatever is in it, in brackets.
+    fn current_cpu(&self) -> Option<CpuId> {
+        let stat = self.text("proc/self/stat");
+        let (_, after) = stat.rsplit_once(')')?;
+        let number = after.split_ascii_whitespace().nth(39 - 3)?;
+        number.parse().ok().map(CpuId)
+    }
+
+    pub fn weights(&self) -> Weights {
+        Weights::read(self.root.as_os_str().as_bytes(), &self.topology.nodes)
+    }
+
+    /// What runs here, as in "Linux 6.18.5".
+    pub fn kernel(&self) -> String {
+        let release = self.text("proc/sys/kernel/osrelease");
+        format!("Linux {}", release.trim()).trim_end().to_owned()
+    }
+
+    /// What is wrong with the nodes that a policy names: not there, without memory, or not this process's.
+    pub fn fault(&self, policy: &Mempolicy) -> Option<String> {
+        let named = policy.user_nodes();
+        // Positions begin again at the first; and "all" are whichever there are.
+        let by_number = !policy.flags().contains(Flags::RELATIVE) && named.len() < NODES_MOST;
+        let home: NodeSet = policy.home().iter().map(|home| home.0).collect();
+        let wanted = if by_number { named } else { &NodeSet::EMPTY };
+        let Topology {
+            nodes, with_memory, ..
+        } = &self.topology;
+        let absent = wanted.or(&home).without(nodes);
+        if !absent.is_empty() {
+            return Some(format!(
+                "{} not there; this machine has {}",
+                are(&absent),
+                listed(nodes)
+            ));
+        }
+        let empty = wanted.without(with_memory);
+        if !empty.is_empty() {
+            return Some(format!(
+                "{} without memory; {} some",
+                are(&empty),
+                have(with_memory)
+            ));
+        }
+        let barred = wanted.without(&self.allowed);
+        (!barred.is_empty()).then(|| {
+            format!(
+                "{} not allowed for this process; it may use {} (its cpuset; see Mems_allowed_list in /proc/self/status)",
+                are(&barred),
+                listed(&self.allowed)
+            )
+        })
+    }
+
+    /// Whether the running kernel takes a policy: tried in a thread that ends with it, or, with a home node, on a range.
+    ///
+    /// # Errors
+    ///
+    /// Its answer, or why it could not be asked.
+    pub fn try_policy(&self, policy: &Mempolicy) -> Result<()> {
+        let policy = policy.clone();
+        let trial = move || -> Result<(), PolicyError> {
+            if policy.home().is_none() {
+                return mempolicy::set_for_thread(&policy);
+            }
+            let memory = vec![1u8; 2 * PAGE_MOST];
+            let page = memory
+                .as_ptr()
+                .map_addr(|at| at.next_multiple_of(PAGE_MOST));
+            let answer = mempolicy::apply(page, PAGE_MOST, &policy, Move::No, false);
+            mempolicy::apply(page, PAGE_MOST, &Mempolicy::default(), Move::No, false)?;
+            answer
+        };
+        let thread = std::thread::Builder::new().spawn(trial)?;
+        let answer = thread.join();
+        Ok(answer.map_err(|_| anyhow!("the trial of a policy failed"))??)
+    }
+
+    /// A policy that a program is to be started with, checked in every respect.
+    pub fn for_program(&self, policy: &Mempolicy) -> Result<()> {
+        if policy.home().is_some() {
+            bail!(PolicyError::HomeOfThread);
+        }
+        if let Some(fault) = self.fault(policy) {
+            bail!(fault);
+        }
+        self.try_policy(policy)
+    }
+}
+
+/// "node 3", "nodes 2-3".
+pub fn listed(nodes: &NodeSet) -> String {
+    match nodes.len() {
+        0 => "no nodes".to_owned(),
+        1 => format!("node {nodes}"),
+        _ => format!("nodes {nodes}"),
+    }
+}
+
+fn are(nodes: &NodeSet) -> String {
+    let verb = if nodes.len() == 1 { "is" } else { "are" };
+    format!("{} {verb}", listed(nodes))
+}
+
+fn have(nodes: &NodeSet) -> String {
+    let verb = if nodes.len() == 1 { "has" } else { "have" };
+    format!("{} {verb}", listed(nodes))
+}

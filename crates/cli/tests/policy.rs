@@ -1,0 +1,399 @@
+//! `pinfold policy`, `pinfold run --policy`, and what `doctor` says of policies. Written for one node or many.
+
+mod filter;
+mod shown;
+
+use filter::forbid;
+use shown::{command, json, machine, numbers, pinfold, said};
+use std::path::Path;
+
+/// The calls that have to do with policies.
+const CALLS: [libc::c_long; 3] = [
+    libc::SYS_set_mempolicy,
+    libc::SYS_get_mempolicy,
+    libc::SYS_mbind,
+];
+
+/// Whether policies can be set here.
+fn works() -> bool {
+    pinfold(&["policy", "local"]).2 == Some(0)
+}
+
+fn on(root: &Path, arguments: &[&str]) -> (String, String, Option<i32>) {
+    let mut command = command(&["policy", "--root"]);
+    command.arg(root).args(arguments);
+    said(command)
+}
+
+#[test]
+fn a_policy_is_explained() {
+    let root = machine();
+    let (out, error, code) = on(root.path(), &["weighted-interleave:0-1"]);
+    assert_eq!((error.as_str(), code), ("", Some(0)));
+    for line in [
+        "policy      weighted interleave:0-1",
+        "            for a tmpfs: mpol=weighted interleave:0-1",
+        "nodes       0-1 named; here that is 0-1 (this process may use 0-2)",
+        "weights     0 x 1, 1 x 3",
+        "pages       page    0    1    2    3    4    5    6    7",
+        "            node    0    1    1    1    0    1    1    1",
+        "fallback    from node 0: 0 (distance 10), 1 (distance 20), 2 (distance 30); then none",
+        "            from node 1: 1 (distance 10), 2 (distance 20), 0 (distance 20); then none",
+        "kernel      Linux 6.1.0-test was not asked: it is not the one that runs here",
+    ] {
+        assert!(out.lines().any(|found| found == line), "{line}\n{out}");
+    }
+}
+
+#[test]
+fn flags_nodes_and_homes_are_explained() {
+    let root = machine();
+    for (policy, words) in [
+        (
+            "bind=static|balancing:0-1",
+            &["static: the nodes are meant", "balancing: pages may move"][..],
+        ),
+        ("bind=static:0-1", &["those of 0-1 that are allowed then"]),
+        (
+            "bind=relative:0-1",
+            &["at positions 0-1", "relative: the nodes are positions"],
+        ),
+        (
+            "bind:0-1",
+            &[
+                "the n-th node allowed now",
+                "from node 1: 1 (distance 10), 0 (distance 20); then",
+            ],
+        ),
+        (
+            "bind:0-2@0",
+            &[
+                "measured from node 0",
+                "from node 0: 0 (distance 10), 1 (",
+                "a thread's policy has no home",
+            ],
+        ),
+        (
+            "interleave",
+            &[
+                "none named; here that is 0-2",
+                "all nodes that are allowed then",
+            ],
+        ),
+        (
+            "prefer:2",
+            &["node    2    2", "from node 2: 2 (", "they are a wish"],
+        ),
+        (
+            "prefer (many):0",
+            &["from node 1: 0 (distance 20), 1 (distance 10), 2 ("],
+        ),
+        (
+            "default",
+            &["is local", "node    1    1", "nothing changes"],
+        ),
+        ("bind:all", &["all named; here that is 0-2"]),
+    ] {
+        let (out, error, code) = on(root.path(), &[policy]);
+        assert_eq!(code, Some(0), "{policy}: {error}");
+        for words in words {
+            let home = words.contains("no home") || out.contains(words);
+            assert!(home, "{policy}: {words}\n{out}");
+        }
+        assert_eq!(
+            out.contains("tmpfs"),
+            ![
+                "bind=static|balancing:0-1",
+                "bind:0-2@0",
+                "bind:all",
+                "default"
+            ]
+            .contains(&policy)
+        );
+    }
+    let (out, ..) = on(root.path(), &["--from", "2", "local"]);
+    assert!(
+        out.contains("node    2    2") && out.contains("by a CPU of node 2"),
+        "{out}"
+    );
+    let (_, error, code) = on(root.path(), &["--from", "9", "local"]);
+    assert!(
+        code == Some(2) && error.contains("no such node") && error.contains("0-4"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_cannot_be_put_to_use_here_says_why() {
+    let root = machine();
+    for (policy, words) in [
+        ("bind:7", "node 7 is not there; this machine has nodes 0-4"),
+        ("bind:3", "node 3 is without memory; nodes 0-2,4 have some"),
+        (
+            "bind:4",
+            "node 4 is not allowed for this process; it may use nodes 0-2",
+        ),
+    ] {
+        let (out, error, code) = on(root.path(), &[policy]);
+        assert_eq!((error.as_str(), code), ("", Some(1)), "{out}");
+        assert!(out.contains(words) && !out.contains("pages "), "{out}");
+    }
+}
+
+#[test]
+fn a_wrong_text_is_pointed_at() {
+    let (out, error, code) = pinfold(&["policy", "bind:0-x"]);
+    assert_eq!((out.as_str(), code), ("", Some(2)));
+    assert_eq!(
+        error,
+        "pinfold: \"0-x\" at byte 5: not a list of nodes; write numbers and ranges, like 0-3,8\n    bind:0-x\n         ^~~\n"
+    );
+    for (text, words) in [
+        ("", "no such mode"),
+        ("bind", "bind needs nodes"),
+        ("bind:", "no nodes behind the colon"),
+        ("bind:,", "no nodes behind the colon"),
+        ("local:0", "takes no nodes"),
+        ("prefer:0-0", "prefer takes one node"),
+        ("bind=static|relative:0", "exclude each other"),
+        ("interleave=fast:0", "no such flag"),
+        ("bind:1024", "below 1024"),
+        ("interleave:0@0", "home node"),
+        ("bind:\u{1b}[31m", "?[31m"),
+    ] {
+        for arguments in [
+            &["policy", text][..],
+            &["run", "--policy", text, "--", "true"],
+        ] {
+            let (out, error, code) = pinfold(arguments);
+            assert_eq!((out.as_str(), code), ("", Some(2)), "{text}: {error}");
+            assert!(
+                error.contains(words) && error.contains('^'),
+                "{text}: {error}"
+            );
+            assert!(!error.contains('\u{1b}'), "{error:?}");
+        }
+    }
+    use std::os::unix::ffi::OsStrExt;
+    let mut strange = command(&["policy"]);
+    strange.arg(std::ffi::OsStr::from_bytes(b"bind:\xff"));
+    let (_, error, code) = said(strange);
+    assert!(code == Some(2) && error.contains("UTF-8"), "{error}");
+}
+
+/// The kernel passes no single argument beyond 128 KiB; a variable neither.
+#[test]
+fn the_longest_arguments_are_refused_in_few_words() {
+    let long = "bind:0,".repeat(18_000);
+    for (name, value) in [("--policy", true), ("PINFOLD_POLICY", false)] {
+        let mut command = match value {
+            true => command(&["run", "--policy", &long, "--", "true"]),
+            false => command(&["run", "--", "true"]),
+        };
+        if !value {
+            command.env(name, &long);
+        }
+        let (out, error, code) = said(command);
+        assert_eq!((out.as_str(), code), ("", Some(2)));
+        assert!(error.len() < 1000 && error.contains(name), "{error}");
+    }
+    let (_, error, code) = pinfold(&["policy", &long]);
+    assert!(
+        code == Some(2) && error.contains("8192") && error.len() < 1000,
+        "{error}"
+    );
+}
+
+#[test]
+fn programs_inherit_the_policy() {
+    if !works() {
+        return;
+    }
+    for options in [&["run"][..], &["run", "--stats"], &["run", "--hardened"]] {
+        let policies = |policy: &str, program: &[&str]| {
+            let all = [options, &["--policy", policy, "--"], program].concat();
+            let (out, error, code) = pinfold(&all);
+            assert_eq!(code, Some(0), "{error}");
+            out
+        };
+        let maps = policies("interleave:0", &["cat", "/proc/self/numa_maps"]);
+        let placed = |line: &&str| line.split(' ').nth(1) == Some("interleave:0");
+        assert!(maps.lines().filter(placed).count() > 3, "{maps}");
+        // Children, and their children.
+        let script = "sh -c 'cat /proc/self/numa_maps; echo $PINFOLD_POLICY'";
+        let maps = policies("bind=static:0", &["sh", "-c", script]);
+        assert!(
+            maps.contains(" bind=static:0 ") && maps.ends_with("\n\n"),
+            "{maps}"
+        );
+        let pinfold = assert_cmd::cargo::cargo_bin("pinfold");
+        let own = policies("prefer (many):0", &[pinfold.to_str().unwrap(), "policy"]);
+        assert!(
+            own.contains("policy      prefer (many):0\n") && own.contains("in effect"),
+            "{own}"
+        );
+    }
+    let mut both = command(&[
+        "run",
+        "--policy",
+        "bind:0",
+        "--",
+        "cat",
+        "/proc/self/numa_maps",
+    ]);
+    both.env("PINFOLD_POLICY", "interleave:0");
+    let (maps, ..) = said(both);
+    assert!(
+        maps.contains(" bind:0 ") && !maps.contains("interleave"),
+        "{maps}"
+    );
+}
+
+#[test]
+fn the_variable_is_followed_and_checked() {
+    if !works() {
+        return;
+    }
+    let with = |policy: &str| {
+        let mut command = command(&["run", "--", "cat", "/proc/self/numa_maps"]);
+        command.env("PINFOLD_POLICY", policy);
+        said(command)
+    };
+    let (maps, _, code) = with("interleave:0");
+    assert!(code == Some(0) && maps.contains(" interleave:0 "), "{maps}");
+    assert_eq!(with("").2, Some(0));
+    for (policy, words) in [
+        ("bind:0-x", "^~~"),
+        ("bind:1023", "node 1023 is not there"),
+        ("bind:0@0", "no home node"),
+    ] {
+        let (out, error, code) = with(policy);
+        assert_eq!((out.as_str(), code), ("", Some(2)), "{error}");
+        assert!(
+            error.starts_with("pinfold: PINFOLD_POLICY: ") && error.contains(words),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn nodes_that_are_not_there_start_nothing() {
+    for stats in [&["run"][..], &["run", "--stats"]] {
+        let all = [
+            stats,
+            &[
+                "--policy",
+                "interleave:0,1022-1023",
+                "--",
+                "echo",
+                "started",
+            ],
+        ]
+        .concat();
+        let (out, error, code) = pinfold(&all);
+        assert_eq!((out.as_str(), code), ("", Some(2)));
+        let missing = "--policy: nodes 1022-1023 are not there; this machine has node";
+        assert!(
+            error.contains(missing) && error.contains("Nothing was started"),
+            "{error}"
+        );
+    }
+    let (_, error, code) = pinfold(&["run", "--policy", "bind:0@0", "--", "true"]);
+    assert!(code == Some(2) && error.contains("no home node"), "{error}");
+    // Positions begin again at the first.
+    if works() {
+        let all = [
+            "run",
+            "--policy",
+            "interleave=relative:0,1000",
+            "--",
+            "true",
+        ];
+        assert_eq!(pinfold(&all).2, Some(0));
+    }
+}
+
+#[test]
+fn forbidden_calls_are_named_and_nothing_starts() {
+    for (errno, word) in [(libc::EPERM, "EPERM"), (libc::ENOSYS, "ENOSYS")] {
+        for calls in [&CALLS[..], &CALLS[..1]] {
+            let filtered = |arguments: &[&str]| {
+                let mut command = command(arguments);
+                forbid(&mut command, calls, errno);
+                said(command)
+            };
+            let (out, error, code) =
+                filtered(&["run", "--policy", "bind:0", "--", "echo", "started"]);
+            assert_eq!((out.as_str(), code), ("", Some(2)), "{error}");
+            for words in ["set_mempolicy", word, "filter", "Nothing was started"] {
+                assert!(error.contains(words), "{words}: {error}");
+            }
+            let (out, error, code) = filtered(&["run", "--", "echo", "started"]);
+            assert_eq!((out.as_str(), code), ("started\n", Some(0)), "{error}");
+            let (out, _, code) = filtered(&["policy", "bind:0"]);
+            assert!(
+                code == Some(1) && out.contains("does not take it") && out.contains(word),
+                "{out}"
+            );
+            let (out, ..) = filtered(&["doctor"]);
+            let line = out.lines().find(|line| line.starts_with("memory policies"));
+            let line = line.unwrap_or_default();
+            assert!(line.contains(" no ") && line.contains(word), "{out}");
+        }
+        let mut own = command(&["policy"]);
+        forbid(&mut own, &CALLS, errno);
+        let (_, error, code) = said(own);
+        assert!(
+            code == Some(2) && error.contains("get_mempolicy") && error.contains(word),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn json_has_the_same() {
+    let root = machine();
+    let folder = root.path().to_str().unwrap();
+    let answer = json(&[
+        "policy",
+        "--json",
+        "--root",
+        folder,
+        "interleave=relative:0,2",
+    ]);
+    let policy = &answer["policy"];
+    assert_eq!(policy["text"], "interleave=relative:0,2");
+    assert_eq!(policy["mode"], "interleave");
+    assert_eq!(policy["flags"][0]["name"], "relative");
+    assert_eq!(numbers(&policy["nodes"]), [0, 2]);
+    assert_eq!(numbers(&policy["allowed"]), [0, 1, 2]);
+    assert_eq!(numbers(&policy["pages"]), [0, 2, 0, 2, 0, 2, 0, 2]);
+    assert_eq!(policy["fallback"][1]["nodes"][1]["node"], 1);
+    assert_eq!(
+        (&policy["from"], &policy["usable"]),
+        (&1.into(), &true.into())
+    );
+}
+
+#[test]
+fn doctor_says_what_policies_do() {
+    if !works() {
+        return;
+    }
+    let (out, ..) = pinfold(&[
+        "run",
+        "--policy",
+        "bind:0",
+        "--",
+        assert_cmd::cargo::cargo_bin("pinfold").to_str().unwrap(),
+        "doctor",
+    ]);
+    let line = out
+        .lines()
+        .find(|line| line.starts_with("memory policies"))
+        .unwrap();
+    assert!(
+        line.contains("can be set; this process's is bind:0; it may use nodes 0"),
+        "{line}"
+    );
+}

@@ -1,0 +1,73 @@
+//! The command, and a machine to show it.
+
+use assert_cmd::Command;
+use std::fs;
+
+pub fn command(arguments: &[&str]) -> std::process::Command {
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("pinfold"));
+    command
+        .args(arguments)
+        .env_remove("LD_PRELOAD")
+        .env_remove("PINFOLD_POLICY");
+    command
+}
+
+/// What a command says on standard output and standard error, and its status.
+pub fn said(command: std::process::Command) -> (String, String, Option<i32>) {
+    let output = Command::from_std(command).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        text(&output.stdout),
+        text(&output.stderr),
+        output.status.code(),
+    )
+}
+
+pub fn pinfold(arguments: &[&str]) -> (String, String, Option<i32>) {
+    said(command(arguments))
+}
+
+pub fn json(arguments: &[&str]) -> serde_json::Value {
+    let (out, error, _) = pinfold(arguments);
+    serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{error}"))
+}
+
+pub fn numbers(value: &serde_json::Value) -> Vec<u64> {
+    let items = value.as_array().unwrap().iter();
+    items.map(|item| item.as_u64().unwrap()).collect()
+}
+
+/// A made-up machine: four nodes in a row, node 3 without memory, of which the process may use 0 to 2; node 1 weighs 3.
+pub fn machine() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let write = |file: &str, text: &str| {
+        let path = root.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    write("sys/devices/system/cpu/online", "0-7\n");
+    write("sys/devices/system/cpu/possible", "0-7\n");
+    write("sys/devices/system/node/online", "0-4\n");
+    write("sys/devices/system/node/has_memory", "0-2,4\n");
+    for node in 0..5usize {
+        let folder = format!("sys/devices/system/node/node{node}");
+        let row: Vec<String> = (0..5usize)
+            .map(|to| (10 + 10 * node.abs_diff(to)).to_string())
+            .collect();
+        write(&format!("{folder}/distance"), &row.join(" "));
+        let cpus = match node {
+            4 => String::new(),
+            _ => format!("{}-{}\n", 2 * node, 2 * node + 1),
+        };
+        write(&format!("{folder}/cpulist"), &cpus);
+    }
+    let weights = "sys/kernel/mm/mempolicy/weighted_interleave";
+    write(&format!("{weights}/node1"), "3\n");
+    write("proc/self/status", "Name:\tcat\nMems_allowed_list:\t0-3\n");
+    // On CPU 3, which is node 1's.
+    let numbers: Vec<String> = (4..53).map(|number| number.to_string()).collect();
+    let stat = numbers.join(" ").replace(" 39 ", " 3 ");
+    write("proc/self/stat", &format!("7 (a) b) S {stat}\n"));
+    write("proc/sys/kernel/osrelease", "6.1.0-test\n");
+    root
+}

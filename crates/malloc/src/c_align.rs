@@ -1,0 +1,56 @@
+//! Where C's objects begin.
+
+use core::ffi::c_uint;
+
+/// `PINFOLD_SLAB_HWCACHE_ALIGN`.
+pub(crate) const HWCACHE_ALIGN: c_uint = 1 << 10;
+
+/// What any alignment is at most, as the library's.
+const ALIGN_MOST: usize = 64 << 10;
+/// The largest fundamental alignment, beyond which C types have to say theirs.
+const ALIGN_NATURAL: usize = 16;
+const CACHE_LINE: usize = 64;
+
+/// The alignment that `align` and `flags` ask for, of objects of `size` bytes, not 0.
+pub(crate) fn align_of_objects(size: usize, align: usize, flags: c_uint) -> Option<usize> {
+    // A type's size is a multiple of its alignment.
+    let natural = (1 << size.trailing_zeros()).min(ALIGN_NATURAL);
+    let mut align = if align == 0 { natural } else { align };
+    if !align.is_power_of_two() || align > ALIGN_MOST {
+        return None;
+    }
+    if flags & HWCACHE_ALIGN != 0 {
+        // As the kernel does: small objects share a line, and none crosses one.
+        let mut line = CACHE_LINE;
+        while size <= line / 2 {
+            line /= 2;
+        }
+        align = align.max(line);
+    }
+    Some(align)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alignments() {
+        for (size, align, flags, found) in [
+            (1, 0, 0, Some(1)),
+            (24, 0, 0, Some(8)),
+            (48, 0, 0, Some(16)),
+            (4096, 0, 0, Some(16)),
+            (40, 32, 0, Some(32)),
+            (40, 24, 0, None),
+            (8, 128 << 10, 0, None),
+            (100, 0, HWCACHE_ALIGN, Some(64)),
+            (20, 0, HWCACHE_ALIGN, Some(32)),
+            (3, 0, HWCACHE_ALIGN, Some(4)),
+            (1, 256, HWCACHE_ALIGN, Some(256)),
+        ] {
+            let aligned = align_of_objects(size, align, flags);
+            assert_eq!(aligned, found, "{size} {align}");
+        }
+    }
+}
