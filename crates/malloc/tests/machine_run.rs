@@ -1,0 +1,102 @@
+//! Programs started with a policy, on a machine with several nodes.
+
+use std::process::Command;
+
+/// Takes a gibibyte, touches it, and says how many KiB of its largest mapping lie on each node; then what `pinfold numastat` says of it.
+const PROGRAM: &str = r"
+import os, re
+block = bytearray(1 << 30)
+best, nodes = 0, {}
+for line in open('/proc/self/numa_maps'):
+    size = int(re.search(r'kernelpagesize_kB=(\d+)', line + ' kernelpagesize_kB=4').group(1))
+    found = {int(n): int(p) * size for n, p in re.findall(r'\bN(\d+)=(\d+)', line)}
+    if sum(found.values()) > best:
+        best, nodes = sum(found.values()), found
+for node in sorted(nodes):
+    print('node', node, nodes[node], flush=True)
+os.system('pinfold numastat %d' % os.getpid())
+";
+
+fn said(arguments: &[&str]) -> String {
+    let output = Command::new("pinfold").args(arguments).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// KiB by node, from the program's own lines.
+fn nodes(text: &str) -> Vec<(usize, usize)> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix("node "));
+    lines
+        .map(|line| {
+            let (node, kib) = line.split_once(' ').unwrap();
+            (node.parse().unwrap(), kib.parse().unwrap())
+        })
+        .collect()
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn a_gibibyte_of_python_s_lies_evenly_on_all_nodes() {
+    let online = std::fs::read_to_string("/sys/devices/system/node/has_memory").unwrap();
+    let policy = format!("interleave:{}", online.trim());
+    let text = said(&["run", "--policy", &policy, "--", "python3", "-c", PROGRAM]);
+    let nodes = nodes(&text);
+    let total: usize = nodes.iter().map(|(_, kib)| kib).sum();
+    assert!(nodes.len() > 1 && total >= 1 << 20, "{text}");
+    for (node, kib) in &nodes {
+        let share = total / nodes.len();
+        assert!(
+            kib.abs_diff(share) * 100 <= share,
+            "node {node}: {kib} of {total} KiB\n{text}"
+        );
+    }
+    println!("{text}");
+    // Private memory, in MiB, node after node: what the command says is what the program saw, and a little more.
+    let private = text
+        .lines()
+        .find(|line| line.starts_with("Private"))
+        .expect(&text);
+    let columns: Vec<f64> = private
+        .split_whitespace()
+        .skip(1)
+        .map(|n| n.parse().unwrap())
+        .collect();
+    for ((_, kib), column) in nodes.iter().zip(&columns) {
+        let mib = *kib as f64 / 1024.0;
+        assert!((mib - 1.0..mib + 64.0).contains(column), "{text}");
+    }
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn a_bound_program_stays_on_its_node() {
+    let program = PROGRAM.replace("1 << 30", "200 << 20");
+    let text = said(&["run", "--policy", "bind:1", "--", "python3", "-c", &program]);
+    let nodes = nodes(&text);
+    assert_eq!(
+        nodes.iter().map(|(node, _)| *node).collect::<Vec<_>>(),
+        [1],
+        "{text}"
+    );
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn nodes_that_are_not_there_are_refused() {
+    let output = Command::new("pinfold")
+        .args([
+            "run",
+            "--policy",
+            "interleave:0,900",
+            "--",
+            "echo",
+            "started",
+        ])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(output.stdout.is_empty());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("900"), "{error}");
+}
