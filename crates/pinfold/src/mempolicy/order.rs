@@ -4,6 +4,9 @@
 //! the least *cost* of those not yet listed: its distance, 1 more if its number is below the list's own, 1 more if it has
 //! CPUs. Among equals, the one that the lists made so far have had fewer times first in a group of equal distance, so that
 //! not all nodes turn to the same one; then the lower number. (The kernel's `find_next_best_node`, since Linux 5.16.)
+//!
+//! Nodes that only could be plugged in have lists in the kernel too, which count among those made so far, and whose distances
+//! it tells nobody: where there are such, two nodes as near may stand the other way round.
 
 use crate::nodes::MAX_NODES;
 use crate::topology::{CpuSet, NodeId, NodeSet, Topology};
