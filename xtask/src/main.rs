@@ -14,7 +14,7 @@ usage: cargo xtask tidy
            builds and installs the command, the libraries, the headers and the pkg-config file
        cargo xtask vm [--arch x86_64|aarch64] [--machine NAME]... [--kernel-args WORDS] [-- TESTS]
            runs tests, all or those with one of these words in their names, on an emulated machine (vm/README.md)
-           --list          the machines there are; nodes4 without --machine
+           --list          the machines there are; nodes4 (aarch64: nodes2) without --machine
            --shell COMMAND runs a command there instead of tests
            --prepare       only gets what it takes, and fails when it cannot be had
            --seconds N     how long the machine may take (900)";

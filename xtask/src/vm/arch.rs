@@ -27,6 +27,14 @@ impl Arch {
         }
     }
 
+    /// The machine when none is named.
+    pub fn default_machine(self) -> &'static str {
+        match self {
+            Arch::X86 => "nodes4",
+            Arch::Arm => "nodes2",
+        }
+    }
+
     /// As Debian calls it.
     pub fn debian(self) -> &'static str {
         match self {

@@ -48,6 +48,13 @@ pub const MACHINES: &[Machine] = &[
         kernel: "isolcpus=7 nohz_full=7",
     },
     Machine {
+        name: "nodes2",
+        about: "two nodes of two CPUs; the default for aarch64, whose emulation is slower",
+        nodes: &[node(2, 512), node(2, 512)],
+        distances: &[],
+        kernel: "",
+    },
+    Machine {
         name: "cpus16",
         about: "sixteen CPUs, one node",
         nodes: &[node(16, 1536)],

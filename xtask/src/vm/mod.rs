@@ -105,7 +105,8 @@ fn parse(options: &[&str]) -> Result<Wish> {
         }
     }
     if wish.machines.is_empty() {
-        wish.machines.extend(Machine::named("nodes4"));
+        wish.machines
+            .extend(Machine::named(wish.arch.default_machine()));
     }
     if let Some(machine) = wish
         .machines
