@@ -303,3 +303,12 @@ fn caches() {
         }
     }
 }
+
+#[test]
+fn a_default_policy_is_none() {
+    let pages = Pages::new("none").unwrap();
+    pages.set_policy(0..100, Some(&policy("local"))).unwrap();
+    pages.set_policy(40..60, Some(&policy("default"))).unwrap();
+    let has = |place| pages.effective(place).is_some();
+    assert_eq!([39, 40, 59, 60].map(has), [true, false, false, true]);
+}

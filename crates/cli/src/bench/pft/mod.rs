@@ -21,14 +21,14 @@ use subjects::{Contenders, SubjectName};
 /// start to the latest end. Each table is for a kind of memory, anonymous or shared, and a policy, the system's default or one
 /// of the region's own; both mean a page of the node that asks.
 ///
-/// Subjects: kernel (faults on a fresh mapping, private or shared, without huge pages; the region's policy is set by mbind); pinfold
+/// Subjects: kernel (faults on a fresh mapping, private or shared; the region's policy is set by mbind); pinfold
 /// (Pages::alloc_zeroed for each page, noted in an array of pointers; the region's policy is set by Pages::set_policy, as one
 /// range for anonymous memory and 16 for shared); counted (the same pages, but the policy is found and used as before 2008: an object
 /// with a reference count that all threads take and drop around each allocation, and for shared memory a spinlock around
 /// the 16 ranges). Without a policy pinfold and counted do the same, and shared memory is as anonymous.
 ///
-/// Their pages are given back outside the measured time and used again; they are zeroed each time, as the kernel's are, and
-/// the memory behind them may be huge pages.
+/// Their pages are given back outside the measured time and used again, and are zeroed each time, as the kernel's are. Nobody
+/// has huge pages.
 #[derive(clap::Args)]
 pub struct Args {
     /// N goes from 1 to this; by default to the number of CPUs that this process may use
@@ -125,6 +125,7 @@ pub fn main(args: &Args) -> Result<()> {
     if let Some(file) = &args.plot {
         figures::check_writable(file)?;
     }
+    without_huge_pages();
     super::settle_index();
     let measured = measure::measure(&plan)?;
     if args.json {
@@ -156,6 +157,13 @@ fn plan(args: &Args) -> Result<Plan> {
         pages: memory.0 / page,
         rounds: args.rounds,
     })
+}
+
+/// Of whose memory a part would be huge pages, and which one's, is chance.
+fn without_huge_pages() {
+    // Kernels without huge pages refuse, and need not be told.
+    // SAFETY: no preconditions; concerns memory that is mapped from now on, and what was there stays as it is.
+    unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
 }
 
 /// Better refused than killed for want of memory in the middle.

@@ -75,7 +75,7 @@ impl Mapping {
         let mapped = NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED);
         let at = mapped.ok_or_else(|| failed("mapping the region"))?;
         let mapping = Mapping { at, bytes };
-        // Kernels that know no huge pages refuse, and need not be told.
+        // As pft does; kernels without huge pages refuse, and need not be told.
         // SAFETY: of the mapping, and changes nothing that is in it.
         unsafe { libc::madvise(at.as_ptr().cast(), bytes, libc::MADV_NOHUGEPAGE) };
         if policy == Policy::Range {
