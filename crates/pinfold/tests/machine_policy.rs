@@ -8,7 +8,7 @@ use pinfold::mempolicy::{
 use pinfold::topology::{NodeId, NodeSet, Topology};
 use policy_machine::{Pages, TmpfsMount, run_on, set};
 use std::fs;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 /// The nodes with memory; `None`, said so, where there are not two.
 fn nodes() -> Option<Vec<usize>> {
@@ -319,6 +319,35 @@ fn shared_memory_has_one_policy() {
     assert_eq!(mempolicy::policy_at(other.at(5)), Ok(policy));
     assert_eq!(mempolicy::policy_at(other.at(8)), Ok(Mempolicy::default()));
     assert_eq!(one.nodes_after_touch()[4..8], [NodeId(nodes[1]); 4]);
+
+    // Turns go by the place in the file, from where its inode's number says.
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(24 * 4096).unwrap();
+    let (pages, inode) = (Pages::shared(&file, 24), file.metadata().unwrap().ino());
+    let topology = Topology::system().unwrap();
+    let distances = Distances::read(b"/", &topology);
+    for policy in ["interleave", "interleave=relative:0-1"] {
+        let mut policy = Mempolicy::parse(policy).unwrap();
+        mempolicy::apply(pages.at(0), pages.size(), &policy, Move::No, false).unwrap();
+        policy.contextualize(&topology.with_memory).unwrap();
+        file.set_len(0).unwrap();
+        file.set_len(24 * 4096).unwrap();
+        pages.touch();
+        let turn = |n| {
+            node_for(
+                &policy,
+                n + inode,
+                NodeId(nodes[0]),
+                &Weights::default(),
+                &distances,
+            )
+        };
+        assert_eq!(
+            pages.nodes(),
+            (0..24).map(turn).collect::<Vec<_>>(),
+            "{policy} {inode}"
+        );
+    }
 }
 
 /// The kernel's policies when a cpuset changes, against ours bound to the same nodes.

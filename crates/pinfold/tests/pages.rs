@@ -72,6 +72,7 @@ fn modes() {
         ("bind:0-1", vec![local; 8]),
         // On the ring 0-1-2-3 the nearest of 2 and 3: from 0 it is 3, from 1 it is 2.
         ("bind:2-3", vec![if local == 0 { 3 } else { 2 }; 8]),
+        ("bind:1-3@3", vec![3; 8]),
         ("prefer (many):2-3", vec![if local == 0 { 3 } else { 2 }; 8]),
         ("interleave:0-3", vec![0, 1, 2, 3, 0, 1, 2, 3]),
         ("interleave:1,3", vec![1, 3, 1, 3, 1, 3, 1, 3]),

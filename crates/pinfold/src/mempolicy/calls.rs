@@ -167,6 +167,17 @@ pub fn node_at(at: *const u8) -> Result<NodeId, PolicyError> {
 /// # Errors
 ///
 /// [`PolicyError::Refused`].
+///
+/// ```
+/// use pinfold::mempolicy::{self, Mempolicy};
+///
+/// let mut policy = Mempolicy::parse("interleave=relative:0-1")?;
+/// if let Ok(allowed) = mempolicy::mems_allowed() {
+///     policy.contextualize(&allowed)?;
+///     println!("comes to nodes {}", policy.nodes());
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn mems_allowed() -> Result<NodeSet, PolicyError> {
     get(0, abi::MPOL_F_MEMS_ALLOWED).map(|(_, nodes)| nodes)
 }
@@ -183,6 +194,21 @@ pub fn mems_allowed() -> Result<NodeSet, PolicyError> {
 /// `CAP_SYS_NICE`. [`PolicyError::Refused`]: `EFAULT` where part of the
 /// range is not mapped; `EIO` when `strict` and pages are elsewhere; then the policy holds nevertheless if moving was asked for.
 /// When the home node alone is refused, the policy holds without.
+///
+/// ```
+/// use pinfold::mempolicy::{self, Mempolicy, Move};
+///
+/// # const MOST: usize = 1 << 20;
+/// // A page's beginning in memory of one's own.
+/// let memory = vec![0u8; MOST];
+/// let page = memory.as_ptr().wrapping_add(memory.as_ptr().align_offset(1 << 16));
+/// let policy = Mempolicy::parse("interleave")?;
+/// match mempolicy::apply(page, MOST / 2, &policy, Move::Own, false) {
+///     Ok(()) => assert_eq!(mempolicy::policy_at(page)?.mode(), policy.mode()),
+///     Err(error) => println!("{error}"),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "mbind")]
 pub fn apply(
     at: *const u8,

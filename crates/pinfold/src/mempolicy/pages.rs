@@ -75,6 +75,19 @@ pub fn nodes_of_pages(pages: &[*const u8], nodes: &mut [PageNode]) -> Result<(),
 ///
 /// [`PolicyError::LengthsDiffer`]. [`PolicyError::Refused`]: `ENODEV` a target is not online, `EACCES` it may not be used.
 /// [`PolicyError::NeedsRights`] for [`Move::All`] without `CAP_SYS_NICE`. Pages before the fault may have moved.
+///
+/// ```
+/// use pinfold::mempolicy::{Move, PageNode, move_pages, node_at};
+///
+/// let data = [1u8; 10];
+/// let mut now = [PageNode::UNKNOWN];
+/// if let Ok(home) = node_at(data.as_ptr()) {
+///     match move_pages(&[data.as_ptr()], &[home], &mut now, Move::Own) {
+///         Ok(given_up) => println!("{given_up} could not move; now on {:?}", now[0].node()),
+///         Err(error) => println!("{error}"),
+///     }
+/// }
+/// ```
 pub fn move_pages(
     pages: &[*const u8],
     targets: &[NodeId],

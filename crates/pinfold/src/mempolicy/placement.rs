@@ -16,9 +16,14 @@ static WEIGHTS: [AtomicU8; nodes::MAX_NODES] = [const { AtomicU8::new(0) }; node
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     mode: Mode,
+    /// The node that distances are measured from, instead of the thread's.
+    home: Option<u8>,
     /// The policy's nodes, a bit each; never empty.
     mask: u64,
 }
+
+/// Where in the first word the home node's number is, plus 1.
+const HOME_SHIFT: u32 = 8;
 
 impl Placement {
     /// How many words [`to_words`](Self::to_words) gives.
@@ -41,8 +46,10 @@ impl Placement {
         if policy.mode() == Mode::WeightedInterleave {
             weigh();
         }
+        let home = policy.home().and_then(|home| nodes::with_id(home.0));
         Some(Placement {
             mode: policy.mode(),
+            home: home.map(|home| home as u8),
             mask,
         })
     }
@@ -51,19 +58,23 @@ impl Placement {
     pub(crate) fn only(node: usize) -> Placement {
         Placement {
             mode: Mode::Bind,
+            home: None,
             mask: 1 << node,
         }
     }
 
     /// For keeping it in atomics; never all zeroes.
     pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
-        [self.mode as u64, self.mask]
+        let home = self.home.map_or(0, |home| u64::from(home) + 1);
+        [self.mode as u64 | home << HOME_SHIFT, self.mask]
     }
 
     /// What [`to_words`](Self::to_words) was given; `None` for anything else.
-    pub(crate) fn from_words([mode, mask]: [u64; Self::WORDS]) -> Option<Placement> {
-        let mode = Mode::from_number(mode)?;
-        (mask != 0 && mode != Mode::Default).then_some(Placement { mode, mask })
+    #[inline(always)]
+    pub(crate) fn from_words([first, mask]: [u64; Self::WORDS]) -> Option<Placement> {
+        let mode = Mode::from_number(first & 0xff)?;
+        let home = (first >> HOME_SHIFT).checked_sub(1).map(|home| home as u8);
+        (mask != 0 && mode != Mode::Default).then_some(Placement { mode, home, mask })
     }
 
     /// Whether pages go to one node after the other, by their place in the range or in turn.
@@ -83,7 +94,7 @@ impl Placement {
             }
             Mode::WeightedInterleave => self.weighted(index),
             Mode::Preferred => self.mask.trailing_zeros() as usize,
-            Mode::Bind | Mode::PreferredMany => self.nearest(local),
+            Mode::Bind | Mode::PreferredMany => self.nearest(self.home.map_or(local, usize::from)),
         }
     }
 

@@ -110,6 +110,16 @@ impl Mempolicy {
     }
 
     /// The node of the CPU that first touches a page.
+    ///
+    /// ```
+    /// use pinfold::mempolicy::Mempolicy;
+    /// use pinfold::topology::{NodeId, NodeSet};
+    ///
+    /// assert_eq!(Mempolicy::local().to_string(), "local");
+    /// assert_eq!(Mempolicy::preferred(NodeId(2))?.to_string(), "prefer:2");
+    /// assert_eq!(Mempolicy::interleave(NodeSet::EMPTY)?.to_string(), "interleave");
+    /// # Ok::<(), pinfold::mempolicy::PolicyError>(())
+    /// ```
     pub const fn local() -> Mempolicy {
         Mempolicy::without_nodes(Mode::Local)
     }

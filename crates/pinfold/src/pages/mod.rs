@@ -14,7 +14,7 @@
 //!
 //! # What an allocation touches
 //!
-//! The ranges, which nobody writes but who sets a policy; the words of the thread's CPU; the page list's top. No counter, lock or
+//! The ranges, if any was given a policy, which nobody writes but who sets one; the words of the thread's CPU; the page list's top. No counter, lock or
 //! line that another CPU writes, whatever the policy: policies are not reference-counted, as ranges hold them by value.
 //! When the list is empty: the node's lock, once a batch.
 //!
@@ -27,7 +27,7 @@ mod lists;
 
 pub use lists::List;
 
-use crate::mempolicy::{Mempolicy, Placement, RangeError, SharedPolicy};
+use crate::mempolicy::{Mempolicy, Mode, Placement, RangeError, SharedPolicy};
 use crate::page::{self, Ask, NumaItem};
 use crate::slab::{CacheError, KmemCache};
 use crate::topology::{NodeId, NodeSet};
@@ -36,7 +36,7 @@ use crate::{nodes, sys};
 use core::alloc::Layout;
 use core::ops::Range;
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 
 /// An arena of pages, with policies for ranges of places.
@@ -59,10 +59,15 @@ pub struct Pages {
     /// One for each node, the kernel's too.
     caches: [Option<KmemCache>; nodes::MAX_NODES],
     policy: SharedPolicy,
-    /// Whether `stat` counts.
-    counts: AtomicBool,
+    /// What an allocation has to do besides, if anything: [`LOOKS_UP`] and [`COUNTS`].
+    duties: AtomicU8,
     stat: VmStat<NumaItem>,
 }
+
+/// Ranges may have policies.
+const LOOKS_UP: u8 = 1 << 0;
+/// `stat` counts.
+const COUNTS: u8 = 1 << 1;
 
 impl Pages {
     /// An arena without policies. Its page lists bear `name` in slabinfo, followed by the node's number.
@@ -77,7 +82,7 @@ impl Pages {
         let mut pages = Pages {
             caches: [const { None }; nodes::MAX_NODES],
             policy: SharedPolicy::new(),
-            counts: AtomicBool::new(false),
+            duties: AtomicU8::new(0),
             stat: VmStat::new(),
         };
         let size = sys::page_size();
@@ -96,7 +101,7 @@ impl Pages {
         sys::page_size()
     }
 
-    /// Sets the policy of the places in `range`, or with `None` takes it away. Ranges that it overlaps are cut, split or
+    /// Sets the policy of the places in `range`, or with `None` or a default one takes it away. Ranges that it overlaps are cut, split or
     /// replaced. Pages that were allocated stay where they are.
     ///
     /// Takes a lock and copies the list of ranges.
@@ -109,11 +114,19 @@ impl Pages {
         range: Range<u64>,
         policy: Option<&Mempolicy>,
     ) -> Result<(), RangeError> {
+        // As in the kernel: a default policy is none, and costs what none costs.
+        let policy = policy.filter(|policy| policy.mode() != Mode::Default);
+        if policy.is_some() {
+            // Stays: whether any range is left is not worth knowing.
+            self.duties.fetch_or(LOOKS_UP, Relaxed);
+        }
         self.policy.set(range, policy)
     }
 
-    /// The policies by ranges, to look at.
+    /// The policies by ranges.
     pub fn policies(&self) -> &SharedPolicy {
+        // Whoever has them may set some.
+        self.duties.fetch_or(LOOKS_UP, Relaxed);
         &self.policy
     }
 
@@ -134,16 +147,31 @@ impl Pages {
     /// A page for a place, by its effective policy. What it holds is left from its last use. `None` when no node that the
     /// policy lets give memory has any.
     ///
-    /// A lookup of the range and a pop off the CPU's page list; when that is empty the node's lock, and a system call when the node
-    /// has no free page.
+    /// A lookup of the range, where any was given a policy, and a pop off the CPU's page list; when that is empty the node's lock, and a
+    /// system call when the node has no free page.
     #[inline]
     pub fn alloc(&self, place: u64) -> Option<NonNull<u8>> {
-        let (ask, placement) = self.ask(place);
-        let page = self.caches[ask.node].as_ref().and_then(KmemCache::alloc);
-        if page.is_some() && !self.counts.load(Relaxed) {
-            return page;
+        if self.duties.load(Relaxed) != 0 {
+            return self.alloc_by_policy(place);
         }
-        self.alloc_slow(ask, placement, page)
+        let node = nodes::current();
+        match self.caches[node].as_ref().and_then(KmemCache::alloc) {
+            None => self.alloc_elsewhere(Ask::only(node), None),
+            page => page,
+        }
+    }
+
+    /// The same where there are policies or counters. Not inlined: it would have every caller save registers.
+    #[inline(never)]
+    fn alloc_by_policy(&self, place: u64) -> Option<NonNull<u8>> {
+        let (ask, placement) = self.ask(place);
+        match self.caches[ask.node].as_ref().and_then(KmemCache::alloc) {
+            None => self.alloc_elsewhere(ask, placement),
+            page => {
+                self.count(ask);
+                page
+            }
+        }
     }
 
     /// As [`alloc`](Self::alloc), a page of zeroes.
@@ -172,24 +200,24 @@ impl Pages {
         (ask, Some(placement))
     }
 
-    /// Counts a page that was found; when none was, looks on other nodes.
+    /// Looks on other nodes when the one that was asked has no page.
     #[cold]
     #[inline(never)]
-    fn alloc_slow(
-        &self,
-        ask: Ask,
-        placement: Option<Placement>,
-        page: Option<NonNull<u8>>,
-    ) -> Option<NonNull<u8>> {
-        let other = || match placement {
+    fn alloc_elsewhere(&self, ask: Ask, placement: Option<Placement>) -> Option<NonNull<u8>> {
+        let (page, ask) = match placement {
             Some(placement) => self.find_on(ask, placement.fallback(ask.node)),
             None => self.find_on(ask, nodes::fallback(ask.node)),
-        };
-        let (page, ask) = page.map(|page| (page, ask)).or_else(other)?;
-        if self.counts.load(Relaxed) && !nodes::is_the_kernels(ask.node) {
+        }?;
+        self.count(ask);
+        Some(page)
+    }
+
+    /// Counts a page, if that is asked for.
+    #[inline]
+    fn count(&self, ask: Ask) {
+        if self.duties.load(Relaxed) & COUNTS != 0 && !nodes::is_the_kernels(ask.node) {
             page::count_pages(&self.stat, ask, nodes::of_this_cpu(), 1);
         }
-        Some(page)
     }
 
     fn find_on(
@@ -224,7 +252,7 @@ impl Pages {
     /// The node that a page of this arena was asked of; `None` when the kernel placed it by the process's policy. Arithmetic only.
     ///
     /// The kernel may have placed it elsewhere, when the node had less memory than it seemed or pages were moved:
-    /// [`node_of_page`](crate::mempolicy::node_of_page) asks it.
+    /// [`node_at`](crate::mempolicy::node_at) asks it.
     pub fn node_of(&self, page: NonNull<u8>) -> Option<NodeId> {
         let node = page::node_of(page.as_ptr() as usize);
         (!nodes::is_the_kernels(node)).then(|| NodeId(nodes::id(node)))
@@ -233,7 +261,10 @@ impl Pages {
     /// Counts every allocation from now on, or does not any more: hits, misses and the like, by node, as the kernel's
     /// `numastat`. Two more adds on the thread's own CPU for each page.
     pub fn set_counting(&self, counting: bool) {
-        self.counts.store(counting, Relaxed);
+        match counting {
+            true => self.duties.fetch_or(COUNTS, Relaxed),
+            false => self.duties.fetch_and(!COUNTS, Relaxed),
+        };
     }
 
     /// What was counted while [counting](Self::set_counting) was on.

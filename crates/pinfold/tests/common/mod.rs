@@ -3,6 +3,7 @@
 
 pub mod held;
 pub mod items;
+pub mod machine;
 pub mod timer;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! All tables: for each number of threads rounds in which every subject's region is filled once.
+//! All tables: for each number of threads rounds in which every subject's region is filled once, in turns.
 
 use super::subjects::{Contenders, SubjectName};
 use super::{KINDS, Kind, Plan, Row, crew};
@@ -48,9 +48,16 @@ fn cell(
     threads: usize,
     measured: &mut Measured,
 ) -> Result<()> {
-    let mut samples: Vec<Samples> = contenders.iter().map(|_| Samples::default()).collect();
-    for round in 0..=plan.rounds {
-        for ((name, subject), samples) in contenders.iter().zip(&mut samples) {
+    let count = contenders.0.len();
+    let mut samples: Vec<Samples> = (0..count).map(|_| Samples::default()).collect();
+    for round in 0..=plan.rounds as usize {
+        // Each comes after each other one as often: what that leaves in the processor's caches is worth some percent.
+        let at = |turn| match round % 2 {
+            0 => turn,
+            _ => (count - turn) % count,
+        };
+        for at in (0..count).map(at) {
+            let ((name, subject), samples) = (&mut contenders.0[at], &mut samples[at]);
             let lap = subject
                 .prepare()
                 .and_then(|()| crew::run(&**subject, threads, plan.pages));
@@ -65,7 +72,7 @@ fn cell(
             }
         }
     }
-    for ((subject, _), samples) in contenders.iter().zip(samples) {
+    for ((subject, _), samples) in contenders.0.iter().zip(samples) {
         measured.look_for_faults(plan, *subject, threads, samples.kernels_faults);
         measured.rows.push(Row {
             memory: kind.0,

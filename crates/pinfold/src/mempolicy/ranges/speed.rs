@@ -3,7 +3,7 @@
 use super::*;
 use core::hint::black_box;
 use std::println;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::vec::Vec;
 
 /// As many words as a policy has.
@@ -29,9 +29,21 @@ fn thread_time() -> f64 {
     now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
 }
 
+/// Moves the thread to a CPU of its own, where there is one and that is allowed.
+fn pin(cpu: usize) {
+    // SAFETY: cpu_set_t is plain integers.
+    unsafe {
+        let mut set: libc::cpu_set_t = core::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+}
+
 /// Nanoseconds for one `look` at a page below `pages`, with so many threads at once; the median of seven.
 fn time(threads: usize, pages: u64, look: impl Fn(u64) + Sync) -> f64 {
-    let run = |thread: u64| {
+    let run = |thread: u64, all_here: &Barrier| {
+        pin(thread as usize);
+        all_here.wait();
         let begin = thread_time();
         let mut random = thread | 1;
         for _ in 0..ROUNDS {
@@ -41,10 +53,11 @@ fn time(threads: usize, pages: u64, look: impl Fn(u64) + Sync) -> f64 {
         (thread_time() - begin) / ROUNDS as f64
     };
     let mut times = [0; 7].map(|_| {
+        let barrier = Barrier::new(threads);
         std::thread::scope(|scope| {
-            let run = &run;
+            let (run, all_here) = (&run, &barrier);
             let threads: Vec<_> = (0..threads as u64)
-                .map(|n| scope.spawn(move || run(n)))
+                .map(|n| scope.spawn(move || run(n, all_here)))
                 .collect();
             let times = threads.into_iter().map(|thread| thread.join().unwrap());
             times.fold(0.0, f64::max)

@@ -50,7 +50,7 @@ impl SubjectName {
 }
 
 /// The subjects of a table.
-pub struct Contenders(Vec<(SubjectName, Box<dyn Subject>)>);
+pub struct Contenders(pub Vec<(SubjectName, Box<dyn Subject>)>);
 
 impl Contenders {
     /// How many regions there are at once.
@@ -76,11 +76,6 @@ impl Contenders {
         let pinfold = pinfold::Pinfold::new(kind, pages).with_context(|| name.name())?;
         all.push((name, Box::new(pinfold)));
         Ok(Contenders(all))
-    }
-
-    /// All of them, in order.
-    pub fn iter(&mut self) -> impl Iterator<Item = &mut (SubjectName, Box<dyn Subject>)> {
-        self.0.iter_mut()
     }
 }
 

@@ -1,0 +1,206 @@
+//! `pinfold bench pft` in small runs: what comes out, and what is refused. Never how fast.
+
+use assert_cmd::Command;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+const SUBJECTS: [&str; 3] = ["kernel", "counted", "pinfold"];
+const KINDS: [(&str, &str); 4] = [
+    ("anon", "system"),
+    ("anon", "range"),
+    ("shmem", "system"),
+    ("shmem", "range"),
+];
+const SMALL: [&str; 6] = ["--threads", "3", "--rounds", "2", "--memory", "1M"];
+
+fn pft(arguments: &[&str]) -> Command {
+    let mut command = Command::cargo_bin("pinfold").unwrap();
+    command.args(["bench", "pft"]).args(arguments);
+    command
+}
+
+/// Standard output of a run that must succeed.
+fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The rows of a run with `--json`.
+fn rows(command: &mut Command) -> Vec<Value> {
+    let mut figures: Value = serde_json::from_str(&output(command.arg("--json"))).unwrap();
+    assert_eq!(figures["bench"], "pft");
+    assert!(figures["machine"]["backend"].is_string(), "{figures}");
+    match figures["rows"].take() {
+        Value::Array(rows) => rows,
+        other => panic!("rows: {other}"),
+    }
+}
+
+/// Whether the kernel lets ranges have policies here; where it does not, it takes no part with them.
+fn has_mbind() -> bool {
+    !output(&mut pft(&SMALL)).contains("kernel is left out")
+}
+
+/// Whether a subject takes part in the tables of a policy.
+fn takes_part(subject: &str, policy: &str, has_mbind: bool) -> bool {
+    subject != "kernel" || policy == "system" || has_mbind
+}
+
+#[test]
+fn all_combinations_are_measured() {
+    let has_mbind = has_mbind();
+    let mut rows = rows(&mut pft(&SMALL)).into_iter();
+    for (memory, policy) in KINDS {
+        for threads in 1..=3 {
+            for subject in SUBJECTS {
+                if !takes_part(subject, policy, has_mbind) {
+                    continue;
+                }
+                let mut row = rows.next().unwrap();
+                for figure in ["faults_per_cpu_second", "faults_per_wall_second"] {
+                    let figure = row.as_object_mut().unwrap().remove(figure);
+                    let figure = figure.and_then(|figure| figure.as_f64());
+                    assert!(figure.is_some_and(|figure| figure > 0.0), "{row}");
+                }
+                let expected = serde_json::json!({
+                    "memory": memory, "policy": policy, "threads": threads, "subject": subject,
+                });
+                assert_eq!(row, expected);
+            }
+        }
+    }
+    assert!(rows.next().is_none());
+}
+
+#[test]
+fn tables_are_as_those_of_2008() {
+    let text = output(&mut pft(&SMALL));
+    let titles = [
+        "anon+sys-default",
+        "anon+vma-policy",
+        "shmem+sys-default",
+        "shmem+vma-policy",
+    ];
+    let mut rest = &text[..];
+    for title in titles {
+        rest = rest.split_once(&format!("\n\t\t{title}\n")).expect(title).1;
+        let mut lines = rest.lines();
+        let names: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
+        assert_eq!(names[0], "N");
+        assert!(names.ends_with(&SUBJECTS[1..]), "{text}");
+        for threads in 1..=3 {
+            let line = lines.next().unwrap().split_whitespace();
+            let numbers: Vec<u64> = line.map(|number| number.parse().unwrap()).collect();
+            assert_eq!(numbers[0], threads);
+            assert_eq!(numbers.len(), 1 + 2 * (names.len() - 1), "{text}");
+        }
+        let gain = lines.next().unwrap();
+        for words in ["pinfold / counted: ", " at 1 thread; ", " at 3 threads"] {
+            assert!(gain.contains(words), "{gain}");
+        }
+    }
+    assert!(
+        text.contains("medians of 2 rounds. A region of 1M, "),
+        "{text}"
+    );
+}
+
+#[test]
+fn every_backend_and_several_nodes_will_do() {
+    let few = ["--threads", "2", "--rounds", "1", "--memory", "512K"];
+    for backend in ["off", "cpu", "cid"] {
+        let text = output(pft(&few).env("PINFOLD_RSEQ", backend));
+        assert_eq!(text.contains("runs on atomics"), backend == "off", "{text}");
+    }
+    let rows = rows(pft(&few).env("PINFOLD_FAKE_NODES", "2"));
+    assert!(rows.len() >= 4 * 2 * 2);
+}
+
+#[test]
+fn a_page_for_each_thread_is_enough() {
+    let page = page_size();
+    let (least, less) = ((2 * page).to_string(), (2 * page - 1).to_string());
+    let with = |memory| ["--threads", "2", "--rounds", "1", "--memory", memory];
+    assert!(!rows(&mut pft(&with(&least))).is_empty());
+    refused(&with(&less), &["--memory", "2 threads", "or more"]);
+}
+
+/// Of the pages that programs are made of.
+fn page_size() -> usize {
+    let text = fs::read_to_string("/proc/self/smaps").unwrap();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("KernelPageSize:"));
+    let kilobytes = line.unwrap().trim().trim_end_matches(" kB");
+    kilobytes.parse::<usize>().unwrap() * 1024
+}
+
+#[test]
+fn the_plot_has_a_panel_for_each_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pft.svg");
+    output(pft(&SMALL).arg("--plot").arg(&file));
+    let picture = fs::read_to_string(&file).unwrap();
+    assert!(picture.ends_with("</svg>\n"));
+    let has = |text: &str| picture.lines().any(|line| line == text);
+    for text in ["anon+sys-default", "shmem+vma-policy", "threads", "counted"] {
+        assert!(has(text), "{text}: {picture}");
+    }
+    let panels = picture
+        .lines()
+        .filter(|line| *line == "faults per wall-clock second");
+    assert_eq!(panels.count(), 4);
+}
+
+/// Status 2, nothing on standard output, and an error with all of these words.
+fn refused(arguments: &[&str], words: &[&str]) {
+    let output = pft(arguments).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+    for word in words {
+        assert!(
+            error.contains(word),
+            "{arguments:?}: no {word:?} in {error}"
+        );
+    }
+}
+
+#[test]
+fn bad_arguments_are_refused_with_the_mend() {
+    for (option, value, word) in [
+        ("--threads", "0", "1 or more"),
+        ("--threads", "-1", "from 1"),
+        ("--threads", "9999", "1 to 4096"),
+        ("--rounds", "0", "1 or more"),
+        ("--memory", "0", "some bytes"),
+        ("--memory", "-4096", "as 64M"),
+        ("--memory", "much", "as 64M"),
+        ("--memory", "64X", "as 64M"),
+        ("--memory", "99999999999T", "as 64M"),
+        // No machine has these, and no process gets them.
+        ("--memory", "9000T", "available; give"),
+        ("--memory", "15000000T", "available; give"),
+    ] {
+        refused(&[option, value], &[option, word]);
+    }
+    refused(
+        &["--memory", "1000", "--threads", "1"],
+        &["less than a page", "or more"],
+    );
+}
+
+#[test]
+fn a_plot_that_cannot_be_written_is_refused_before_measuring() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("none/figures.svg");
+    for file in [missing.as_path(), folder.path(), Path::new("/proc/x.svg")] {
+        let name = file.to_str().unwrap();
+        // So long that it would be noticed if it were measured first.
+        let arguments = ["--rounds", "4000000000", "--plot", name];
+        refused(&arguments, &[name, "give a file in a folder"]);
+    }
+}

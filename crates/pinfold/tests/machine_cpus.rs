@@ -1,0 +1,470 @@
+//! CPUs that go and come, and isolated ones.
+
+mod common;
+
+use common::machine::{
+    Off, affinity, housekeeping, listed, move_to, quiet_cpus, switch, try_move_to, wait_until,
+};
+use common::{Random, StopAtEnd};
+use pinfold::counter::{EventCounter, PercpuCounter};
+use pinfold::shepherd::{Running, Shepherd};
+use pinfold::slab::KmemCache;
+use pinfold::topology::{CpuSet, Topology};
+use std::alloc::Layout;
+use std::fs;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::time::{Duration, Instant};
+
+/// CPUs to switch off and on: housekeeping ones but the first.
+fn to_switch() -> Vec<usize> {
+    housekeeping().into_iter().filter(|&cpu| cpu != 0).collect()
+}
+
+/// Switches CPUs off and on while `work` runs in some threads, which gets a number and says when it was stopped.
+fn while_cpus_come_and_go(seconds: u64, work: impl Fn(u64, &AtomicBool) + Sync, look: impl Fn()) {
+    let cpus = to_switch();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        for nth in 0..6 {
+            let (work, stop) = (&work, &stop);
+            scope.spawn(move || work(nth, stop));
+        }
+        let begin = Instant::now();
+        let mut random = Random::new(1);
+        while begin.elapsed() < Duration::from_secs(seconds) {
+            let first = random.below(cpus.len() as u64) as usize;
+            let off: Vec<_> = (0..2)
+                .map(|next| Off::new(cpus[(first + next) % cpus.len()]))
+                .collect();
+            look();
+            drop(off);
+            look();
+        }
+    });
+    assert_eq!(to_switch(), cpus);
+}
+
+/// Goes to a CPU that may be off just now.
+fn wander(random: &mut Random) {
+    let all = listed("possible").len() as u64;
+    if !try_move_to(&[random.below(all) as usize]) {
+        let everywhere: Vec<_> = (0..all as usize).collect();
+        try_move_to(&everywhere);
+    }
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn sums_stay_exact_while_cpus_come_and_go() {
+    static EVENTS: EventCounter = EventCounter::new();
+    let counter = PercpuCounter::with_batch(0, 64).unwrap();
+    // Adds that have begun, and those that are done: a sum lies between.
+    let (begun, done) = (AtomicI64::new(0), AtomicI64::new(0));
+    let work = |nth, stop: &AtomicBool| {
+        let mut random = Random::new(nth);
+        while !stop.load(Relaxed) {
+            for _ in 0..200 {
+                begun.fetch_add(1, SeqCst);
+                counter.add(1);
+                done.fetch_add(1, SeqCst);
+                EVENTS.inc();
+            }
+            if random.below(20) == 0 {
+                wander(&mut random);
+            }
+        }
+    };
+    let look = || {
+        let least = done.load(SeqCst);
+        let sum = counter.sum();
+        let most = begun.load(SeqCst);
+        assert!((least..=most).contains(&sum), "{least} {sum} {most}");
+        let (least, read) = (done.load(SeqCst), counter.read());
+        let most = begun.load(SeqCst);
+        let bound = counter.error_bound() as i64;
+        assert!(
+            (least - bound..=most + bound).contains(&read),
+            "{least} {read} {most}"
+        );
+    };
+    while_cpus_come_and_go(8, work, look);
+    let truth = done.load(SeqCst);
+    assert!(truth > 1000);
+    assert_eq!((counter.sum(), EVENTS.sum() as i64), (truth, truth));
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn counts_of_a_cpu_that_is_off_are_folded() {
+    let counter = PercpuCounter::with_batch(0, 1 << 20).unwrap();
+    let shepherd = Shepherd::new();
+    shepherd.watch(&counter).unwrap();
+    let cpu = to_switch()[0];
+    move_to(0, &[cpu]);
+    counter.add(1000);
+    let off = Off::new(cpu);
+    assert_eq!((counter.read(), counter.sum()), (0, 1000));
+    shepherd.tick();
+    assert_eq!(counter.read(), 1000);
+    drop(off);
+    move_to(0, &[cpu]);
+    counter.add(1);
+    shepherd.tick();
+    assert_eq!((counter.read(), counter.sum()), (1001, 1001));
+}
+
+fn cache(size: usize) -> KmemCache {
+    KmemCache::new("switched", Layout::from_size_align(size, 8).unwrap()).unwrap()
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn caches_work_while_cpus_come_and_go() {
+    let cache = cache(64);
+    let work = |nth, stop: &AtomicBool| {
+        let mut random = Random::new(nth);
+        let mut held: Vec<NonNull<u64>> = Vec::new();
+        let give = |object: NonNull<u64>| {
+            // SAFETY: an object of this cache, ours since it was taken.
+            unsafe {
+                assert_eq!(object.read(), object.as_ptr() as u64 ^ nth);
+                object.write(0);
+                cache.free(object.cast());
+            }
+        };
+        while !stop.load(Relaxed) {
+            for _ in 0..random.below(300) {
+                let object = cache.alloc().unwrap().cast::<u64>();
+                // SAFETY: as above.
+                unsafe { object.write(object.as_ptr() as u64 ^ nth) };
+                held.push(object);
+            }
+            let kept = random.below(300) as usize;
+            held.drain(kept.min(held.len())..).for_each(give);
+            if random.below(20) == 0 {
+                wander(&mut random);
+            }
+        }
+        held.into_iter().for_each(give);
+    };
+    while_cpus_come_and_go(8, work, || {
+        cache.validate().unwrap();
+        cache.shrink().unwrap();
+    });
+    cache.validate().unwrap();
+    cache.destroy().unwrap();
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn what_a_cpu_cached_comes_back_when_it_is_off() {
+    let cache = cache(256);
+    for cpu in to_switch() {
+        move_to(0, &[cpu]);
+        let objects: Vec<_> = (0..1000).map(|_| cache.alloc().unwrap()).collect();
+        for object in objects {
+            // SAFETY: it came from this cache.
+            unsafe { cache.free(object) };
+        }
+        assert!(cache.statistics().slabs > 0);
+        let _off = Off::new(cpu);
+        cache.shrink().unwrap();
+        assert_eq!(cache.statistics().slabs, 0, "CPU {cpu}");
+    }
+    cache.destroy().unwrap();
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn the_topology_sees_cpus_go_and_come() {
+    let here = |set: fn(&Topology) -> &CpuSet, cpu| {
+        set(&Topology::system().unwrap())
+            .iter()
+            .any(|other| other == cpu)
+    };
+    for cpu in to_switch() {
+        move_to(0, &listed("possible"));
+        let off = Off::new(cpu);
+        assert!(!here(|machine| &machine.online, cpu) && !here(|machine| &machine.allowed, cpu));
+        assert!(here(|machine| &machine.possible, cpu));
+        drop(off);
+        assert!(here(|machine| &machine.online, cpu) && here(|machine| &machine.allowed, cpu));
+    }
+    let machine = Topology::system().unwrap();
+    let quiet: Vec<_> = machine.housekeeping().iter().collect();
+    assert_eq!(quiet, housekeeping());
+}
+
+fn quick() -> Shepherd {
+    Shepherd::new().interval(Duration::from_millis(5))
+}
+
+/// The id of the shepherd's thread.
+fn thread() -> i32 {
+    let named = || {
+        fs::read_dir("/proc/self/task").unwrap().find_map(|task| {
+            let task = task.ok()?;
+            let name = fs::read_to_string(task.path().join("comm")).ok()?;
+            (name.trim() == "pinfold").then(|| task.file_name().to_str()?.parse().ok())?
+        })
+    };
+    wait_until("the thread", || named().is_some());
+    named().unwrap()
+}
+
+/// The CPU that a thread runs on, or ran on last.
+fn cpu_of(thread: i32) -> usize {
+    let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+    let after_name = stat.rsplit_once(')').unwrap().1;
+    after_name
+        .split_whitespace()
+        .nth(36)
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+/// A shepherd and what it folds, to see that it works.
+struct Watched {
+    running: Running,
+    counter: PercpuCounter,
+}
+
+impl Watched {
+    fn new(shepherd: Shepherd) -> Self {
+        let running = shepherd.start().unwrap();
+        let counter = PercpuCounter::with_batch(0, 1 << 20).unwrap();
+        running.watch(&counter).unwrap();
+        Watched { running, counter }
+    }
+
+    fn still_folds(&self) {
+        let before = self.counter.sum();
+        self.counter.add(1);
+        wait_until("folding", || self.counter.read() == before + 1);
+    }
+
+    fn ends_up_on(&self, cpus: &[usize]) {
+        let thread = thread();
+        let there = || affinity(thread) == cpus;
+        let begin = Instant::now();
+        while !there() {
+            let found = affinity(thread);
+            assert!(
+                begin.elapsed() < Duration::from_secs(20),
+                "{found:?}, not {cpus:?}"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.still_folds();
+        assert!(cpus.contains(&cpu_of(thread)));
+    }
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn the_shepherd_runs_on_no_isolated_cpu() {
+    move_to(0, &listed("online"));
+    let watched = Watched::new(quick());
+    watched.ends_up_on(&housekeeping());
+    let (thread, quiet) = (thread(), quiet_cpus());
+    // Somebody changes its affinity.
+    for cpus in [&[2][..], &[0, 1]] {
+        move_to(thread, &[cpus, &quiet].concat());
+        watched.ends_up_on(cpus);
+    }
+    move_to(thread, &listed("online"));
+    watched.ends_up_on(&housekeeping());
+    for _ in 0..1000 {
+        assert!(!quiet.contains(&cpu_of(thread)));
+        watched.counter.add(1);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    watched.running.stop();
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn the_shepherd_leaves_cpus_that_go() {
+    move_to(0, &listed("online"));
+    let set = |cpus: &str| CpuSet::parse(cpus.as_bytes()).unwrap();
+    let without = |cpu| -> Vec<_> {
+        housekeeping()
+            .into_iter()
+            .filter(|&other| other != cpu)
+            .collect()
+    };
+    // Where it runs goes, and others are left.
+    let watched = Watched::new(quick().on(set("1-3")));
+    watched.ends_up_on(&[1, 2, 3]);
+    let off = Off::new(2);
+    watched.ends_up_on(&[1, 3]);
+    drop(off);
+    watched.running.stop();
+    // All that it was let use goes.
+    let watched = Watched::new(quick().on(set("3")));
+    watched.ends_up_on(&[3]);
+    let off = Off::new(3);
+    watched.ends_up_on(&without(3));
+    drop(off);
+    watched.still_folds();
+    watched.running.stop();
+    // Whichever it happens to run on.
+    let watched = Watched::new(quick());
+    watched.ends_up_on(&housekeeping());
+    let thread = thread();
+    for _ in 0..5 {
+        let cpu = cpu_of(thread);
+        if cpu != 0 {
+            let _off = Off::new(cpu);
+            watched.ends_up_on(&without(cpu));
+        }
+        watched.still_folds();
+    }
+    watched.running.stop();
+}
+
+/// A group of processes with this one in it; it leaves when this is dropped.
+struct Group;
+
+impl Group {
+    const ROOT: &str = "/sys/fs/cgroup";
+
+    fn new() -> Self {
+        let write = |file: &str, text: &str| {
+            let file = format!("{}/{file}", Self::ROOT);
+            fs::write(&file, text).expect(&file);
+        };
+        write("cgroup.subtree_control", "+cpuset");
+        fs::create_dir_all(format!("{}/fold", Self::ROOT)).unwrap();
+        write("fold/cgroup.procs", "0");
+        Group
+    }
+
+    fn cpus(&self, list: &str) {
+        fs::write(format!("{}/fold/cpuset.cpus", Self::ROOT), list).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::write(format!("{}/cgroup.procs", Self::ROOT), "0");
+        let _ = fs::remove_dir(format!("{}/fold", Self::ROOT));
+    }
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn the_shepherd_follows_its_cgroup() {
+    move_to(0, &listed("online"));
+    let watched = Watched::new(quick());
+    watched.ends_up_on(&housekeeping());
+    let group = Group::new();
+    group.cpus("1-2");
+    watched.ends_up_on(&[1, 2]);
+    group.cpus("3-4");
+    watched.ends_up_on(&[3, 4]);
+    if let [first, ..] = quiet_cpus()[..] {
+        group.cpus(&format!("1,{first}"));
+        watched.ends_up_on(&[1]);
+        // Where there is no other, it runs there.
+        group.cpus(&first.to_string());
+        watched.ends_up_on(&[first]);
+    }
+    drop(group);
+    watched.ends_up_on(&housekeeping());
+    watched.running.stop();
+}
+
+/// How often a thread was switched away from, and how often its CPU was asked by another to do something.
+fn disturbances(cpu: usize) -> u64 {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+    let switches = status.lines().filter(|line| line.contains("ctxt_switches"));
+    let switches: u64 = switches
+        .filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
+        .sum();
+    let interrupts = fs::read_to_string("/proc/interrupts").unwrap();
+    let mut lines = interrupts.lines();
+    let name = format!("CPU{cpu}");
+    let column = lines
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .position(|word| word == name)
+        .unwrap();
+    let asked = lines.filter(|line| {
+        let kind = line.trim_start();
+        ["RES:", "CAL:", "TLB:"]
+            .iter()
+            .any(|name| kind.starts_with(name))
+    });
+    let asked =
+        asked.filter_map(|line| line.split_whitespace().nth(column + 1)?.parse::<u64>().ok());
+    switches + asked.sum::<u64>()
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn an_isolated_cpu_is_folded_from_afar_and_notices_nothing() {
+    let [cpu, ..] = quiet_cpus()[..] else {
+        return;
+    };
+    move_to(0, &housekeeping());
+    let counter = PercpuCounter::with_batch(0, 1 << 40).unwrap();
+    // Adds without a pause; returns the disturbances meanwhile, and how often the total had moved.
+    let spin = || {
+        std::thread::scope(|scope| {
+            let adder = scope.spawn(|| {
+                move_to(0, &[cpu]);
+                // What moving here has brought about is over then.
+                let settled = Instant::now();
+                while settled.elapsed() < Duration::from_millis(300) {
+                    counter.add(1);
+                }
+                disturbances(cpu);
+                let (before, mut moves, mut last) = (disturbances(cpu), 0, counter.read());
+                let begin = Instant::now();
+                while begin.elapsed() < Duration::from_secs(3) {
+                    for _ in 0..1000 {
+                        counter.add(1);
+                    }
+                    let read = counter.read();
+                    moves += u64::from(read != last);
+                    last = read;
+                }
+                (disturbances(cpu) - before, moves)
+            });
+            adder.join().unwrap()
+        })
+    };
+    let (alone, moves) = spin();
+    assert_eq!(moves, 0);
+    let running = quick().start().unwrap();
+    running.watch(&counter).unwrap();
+    let (folded, moves) = spin();
+    running.stop();
+    println!("{alone} disturbances without folding, {folded} with {moves} folds");
+    assert!(moves > 20, "{moves}");
+    assert!(
+        folded <= alone + 3,
+        "{folded} disturbances, {alone} without folding"
+    );
+    assert_eq!(counter.sum(), {
+        counter.fold();
+        counter.read()
+    });
+}
+
+/// What a failed test has left off.
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn zz_all_cpus_are_on_again() {
+    listed("present")
+        .into_iter()
+        .filter(|&cpu| cpu != 0)
+        .for_each(|cpu| switch(cpu, true));
+    assert_eq!(listed("online"), listed("present"));
+}

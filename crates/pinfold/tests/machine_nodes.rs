@@ -1,0 +1,199 @@
+//! Real nodes: that the library finds them, and that memory lies where it says.
+
+mod common;
+
+use common::machine::{Node, move_to, nearest_with_memory, nodes, where_lie};
+use pinfold::page::node_of;
+use pinfold::slab::KmemCache;
+use pinfold::topology::{NodeId, Topology};
+use std::alloc::Layout;
+use std::ptr::NonNull;
+
+const SIZES: [usize; 4] = [64, 1000, 4096, 20_000];
+
+fn cache(size: usize) -> KmemCache {
+    KmemCache::new("placed", Layout::from_size_align(size, 8).unwrap()).unwrap()
+}
+
+/// The system's numbers of the nodes as the library numbers them.
+fn with_memory(nodes: &[Node]) -> Vec<usize> {
+    let with_memory = nodes.iter().filter(|node| node.mebibytes > 0);
+    with_memory.map(|node| node.id).collect()
+}
+
+/// Writes to all of the objects, so that each page is there.
+fn touch(objects: &[NonNull<u8>], size: usize) {
+    for object in objects {
+        // SAFETY: an object has so many bytes, and is ours.
+        unsafe { object.write_bytes(1, size) };
+    }
+}
+
+/// The objects whose first byte the kernel has on another node than `wanted`, the library's number and the system's.
+fn elsewhere(objects: &[NonNull<u8>], (number, id): (usize, usize)) -> usize {
+    let addresses: Vec<_> = objects
+        .iter()
+        .map(|object| object.as_ptr() as usize)
+        .collect();
+    let lie = where_lie(&addresses);
+    let places = addresses.iter().zip(lie);
+    let wrong = |&(address, node): &(&usize, i32)| node != id as i32 || node_of(*address) != number;
+    places.filter(wrong).count()
+}
+
+fn free(cache: &KmemCache, objects: Vec<NonNull<u8>>) {
+    for object in objects {
+        // SAFETY: it came from this cache.
+        unsafe { cache.free(object) };
+    }
+}
+
+fn take(cache: &KmemCache, count: usize) -> Vec<NonNull<u8>> {
+    (0..count).map(|_| cache.alloc().unwrap()).collect()
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn the_topology_is_the_machines() {
+    let nodes = nodes();
+    let topology = Topology::system().unwrap();
+    let ids: Vec<_> = nodes.iter().map(|node| node.id).collect();
+    assert_eq!(topology.nodes.iter().collect::<Vec<_>>(), ids);
+    assert_eq!(
+        topology.with_memory.iter().collect::<Vec<_>>(),
+        with_memory(&nodes)
+    );
+    for node in &nodes {
+        let cpus = topology.cpus_of(b"/", NodeId(node.id)).unwrap();
+        assert_eq!(cpus.iter().collect::<Vec<_>>(), node.cpus);
+        let distances = ids
+            .iter()
+            .map(|&to| topology.distance(b"/", NodeId(node.id), NodeId(to)));
+        assert_eq!(distances.collect::<Vec<_>>(), node.distances);
+        // The kernel keeps some for itself, of the first node most.
+        let mebibytes = topology.memory_of(b"/", NodeId(node.id)) >> 20;
+        let least = node.mebibytes * 6 / 10;
+        assert!(
+            (least..=node.mebibytes).contains(&mebibytes),
+            "{node:?}: {mebibytes}"
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn objects_lie_near_the_cpu_that_allocates_them() {
+    let nodes = nodes();
+    let numbers = with_memory(&nodes);
+    for size in SIZES {
+        let cache = cache(size);
+        for node in nodes.iter().filter(|node| !node.cpus.is_empty()) {
+            let near = nearest_with_memory(&nodes, node);
+            let number = numbers.iter().position(|&id| id == near).unwrap();
+            for &cpu in &node.cpus {
+                move_to(0, &[cpu]);
+                let objects = take(&cache, 10_000_000 / size.max(1000));
+                touch(&objects, size);
+                assert_eq!(elsewhere(&objects, (number, near)), 0, "{size}, CPU {cpu}");
+                free(&cache, objects);
+            }
+        }
+        cache.validate().unwrap();
+        cache.destroy().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn objects_lie_on_the_node_asked_for() {
+    let nodes = nodes();
+    move_to(0, &[0]);
+    for size in SIZES {
+        let cache = cache(size);
+        for place in with_memory(&nodes).into_iter().enumerate() {
+            let exact = (0..1000).map(|_| cache.alloc_node_exact(place.0).unwrap());
+            let others = (0..1000).map(|_| cache.alloc_node(place.0).unwrap());
+            let objects: Vec<_> = exact.chain(others).collect();
+            touch(&objects, size);
+            assert_eq!(elsewhere(&objects, place), 0, "{size}, node {place:?}");
+            free(&cache, objects);
+        }
+        assert_eq!(cache.statistics().alloc_node_mismatch, 0);
+        cache.destroy().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn objects_freed_elsewhere_go_home() {
+    const COUNT: usize = 20_000;
+    let nodes = nodes();
+    let numbers = with_memory(&nodes);
+    let with_cpus: Vec<_> = nodes.iter().filter(|node| !node.cpus.is_empty()).collect();
+    for (&from, &to) in with_cpus.iter().zip(with_cpus.iter().cycle().skip(1)) {
+        let (home, away) = (
+            nearest_with_memory(&nodes, from),
+            nearest_with_memory(&nodes, to),
+        );
+        if home == away {
+            continue;
+        }
+        let place = |id| (numbers.iter().position(|&other| other == id).unwrap(), id);
+        let cache = cache(64);
+        move_to(0, &[from.cpus[0]]);
+        let objects = take(&cache, COUNT);
+        touch(&objects, 64);
+        assert_eq!(elsewhere(&objects, place(home)), 0);
+        move_to(0, &[to.cpus[0]]);
+        free(&cache, objects);
+        let statistics = cache.statistics();
+        let most = 2 * statistics.sheaf_capacity;
+        assert!(
+            statistics.free_remote as usize >= COUNT - most,
+            "{statistics:?}"
+        );
+        // Whoever allocates there gets memory that is near, but for what the CPU's sheaves still hold.
+        let objects = take(&cache, COUNT);
+        touch(&objects, 64);
+        assert!(elsewhere(&objects, place(away)) <= most);
+        // And what went home is given out there.
+        let slabs = cache.statistics().slabs;
+        move_to(0, &[from.cpus[0]]);
+        let others = take(&cache, COUNT - most);
+        touch(&others, 64);
+        assert_eq!(elsewhere(&others, place(home)), 0);
+        assert_eq!(cache.statistics().slabs, slabs);
+        free(&cache, objects);
+        free(&cache, others);
+        cache.validate().unwrap();
+        cache.destroy().unwrap();
+    }
+}
+
+/// What the kernel does when a node is full, the cache does not notice; it goes on.
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn a_full_node_stops_nobody() {
+    let nodes = nodes();
+    let numbers = with_memory(&nodes);
+    if numbers.len() < 2 {
+        return;
+    }
+    let (number, &last) = numbers.iter().enumerate().next_back().unwrap();
+    let size = nodes.iter().find(|node| node.id == last).unwrap().mebibytes as usize;
+    let cache = cache(1 << 16);
+    // A tenth more than it has; the others have room for that.
+    let objects: Vec<_> = (0..size * 16 * 11 / 10)
+        .map(|_| cache.alloc_node(number).unwrap())
+        .collect();
+    touch(&objects, 1 << 16);
+    let away = elsewhere(&objects, (number, last));
+    assert!(
+        away > 0 && away < objects.len() / 2,
+        "{away} of {}",
+        objects.len()
+    );
+    free(&cache, objects);
+    cache.validate().unwrap();
+    cache.destroy().unwrap();
+}
