@@ -49,7 +49,8 @@ enum pinfold_mempolicy_mode {
  * write instead, in at most `error_size` bytes, the NUL among them; "" when nothing is. `error` may be NULL. */
 pinfold_mempolicy_t *pinfold_mempolicy_parse(const char *text, char *error, size_t error_size);
 
-/* A policy of numbers. Bit n of `mask`, of which `bits` are looked at, is node n; all of `bits` = 0 are none. NULL with EINVAL or ENOMEM. */
+/* A policy of numbers. Bit n of `mask` is node n; `bits` of them are looked at, no more and no fewer. NULL with EINVAL or ENOMEM. Here and
+ * below more than 32768 bits are EINVAL. */
 pinfold_mempolicy_t *pinfold_mempolicy_create(int mode, unsigned flags, const unsigned long *mask, size_t bits);
 
 /* The policy as text that pinfold_mempolicy_parse reads. As snprintf: writes at most `size` bytes, the NUL among them, and returns the

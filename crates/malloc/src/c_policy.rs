@@ -29,6 +29,8 @@ pub struct CPolicy {
 /// More holders than there can be: somebody takes and never puts.
 const HOLDERS_MOST: usize = isize::MAX as usize;
 const WORD: usize = c_ulong::BITS as usize;
+/// No mask is longer, as for the kernel: a page of bits. What is, is a mistake, such as a negative number.
+const BITS_MOST: usize = 8 * 4096;
 
 /// Where policies are kept, made with the first one.
 static CACHE: AtomicPtr<KmemCache> = AtomicPtr::new(null_mut());
@@ -115,13 +117,16 @@ pub(crate) unsafe fn copy_of(this: *const CPolicy) -> Mempolicy {
     unsafe { policy_of(this) }.cloned().unwrap_or_default()
 }
 
-/// The nodes of a mask of `bits` bits; `None` when it has a number that no node can have.
+/// The nodes of a mask of `bits` bits; `None` when it has a number that no node can have, or is too long.
 ///
 /// # Safety
 ///
 /// `mask` is readable for the words that `bits` bits take.
 unsafe fn nodes_of(mask: *const c_ulong, bits: usize) -> Option<NodeSet> {
     let mut nodes = NodeSet::EMPTY;
+    if bits > BITS_MOST {
+        return None;
+    }
     for node in 0..bits {
         // SAFETY: the caller's promise.
         let word = unsafe { mask.add(node / WORD).read() };
@@ -288,7 +293,7 @@ pub unsafe extern "C" fn pinfold_mempolicy_flags(this: *const CPolicy) -> c_uint
     unsafe { policy_of(this) }.map_or(0, |policy| bits_of(policy.flags()))
 }
 
-/// Stores the nodes in a mask of `bits` bits; 0, or −1 with ERANGE when there are some beyond it.
+/// Stores the nodes in a mask of `bits` bits; 0, or −1 with ERANGE when there are some beyond it, EINVAL for too many bits.
 ///
 /// # Safety
 ///
@@ -301,6 +306,9 @@ pub unsafe extern "C" fn pinfold_mempolicy_nodes(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let policy = unsafe { policy_of(this) }.unwrap_or(&SYSTEM_DEFAULT);
+    if bits > BITS_MOST {
+        return failed(libc::EINVAL);
+    }
     for word in 0..bits.div_ceil(WORD) {
         let nodes = policy
             .nodes()

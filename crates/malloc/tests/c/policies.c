@@ -60,7 +60,7 @@ static void text(void)
 	static const char *const wrong[] = { "", "bind", "bind:", "bind:0-x", "bind:1024", "fast:0", "local:0", "prefer:0-1",
 					     "bind=static|relative:0", "interleave:0@0", "bind:\xff" };
 	pinfold_mempolicy_t *policy = parsed("mpol=preferred-many=static|balancing:0-2,5@7");
-	char error[64], small[8];
+	char error[64], small[8], *long_text;
 	size_t n;
 
 	CHECK(reads(policy, "prefer (many)=static|balancing:0-2,5@7"));
@@ -80,6 +80,16 @@ static void text(void)
 	}
 	CHECK(!pinfold_mempolicy_parse(NULL, error, sizeof(error)) && strstr(error, "no text"));
 	CHECK(!pinfold_mempolicy_parse("bind:0-x", error, sizeof(error)) && strstr(error, "\"0-x\" at byte 5"));
+	/* A text of a megabyte. */
+	long_text = malloc(1 << 20);
+	CHECK(long_text);
+	memset(long_text, ',', 1 << 20);
+	memcpy(long_text, "bind:0", 6);
+	long_text[(1 << 20) - 1] = 0;
+	errno = 0;
+	CHECK(!pinfold_mempolicy_parse(long_text, error, sizeof(error)) && errno == EINVAL);
+	CHECK(strlen(error) == sizeof(error) - 1);
+	free(long_text);
 	/* Null is the default policy. */
 	CHECK(reads(NULL, "default") && pinfold_mempolicy_mode(NULL) == PINFOLD_MPOL_DEFAULT && pinfold_mempolicy_flags(NULL) == 0);
 	errno = 4711;
@@ -112,6 +122,10 @@ static void masks(void)
 	mask[0] = 1;
 	errno = 0;
 	CHECK(!pinfold_mempolicy_create(7, 0, mask, 1) && errno == EINVAL);
+	errno = 0;
+	CHECK(!pinfold_mempolicy_create(PINFOLD_MPOL_BIND, 0, mask, (size_t)-1) && errno == EINVAL);
+	errno = 0;
+	CHECK(pinfold_mempolicy_nodes(NULL, mask, (size_t)-1) == -1 && errno == EINVAL);
 	CHECK(!pinfold_mempolicy_create(-1, 0, mask, 1) && !pinfold_mempolicy_create(PINFOLD_MPOL_BIND, 1, mask, 1));
 	CHECK(!pinfold_mempolicy_create(PINFOLD_MPOL_LOCAL, 0, mask, 1) && !pinfold_mempolicy_create(PINFOLD_MPOL_BIND, 0, NULL, 0));
 	memset(mask, 0, sizeof(mask));
