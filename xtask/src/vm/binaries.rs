@@ -28,7 +28,7 @@ impl Build {
         let mut cargo = Command::new(env!("CARGO"));
         cargo
             .args(command)
-            .arg("--release")
+            .args(["--profile", "vm"])
             .envs(self.environment.iter().copied());
         if let Some(target) = self.target {
             cargo.args(["--target", target]);
@@ -62,8 +62,8 @@ impl Build {
         if !built.status()?.success() {
             bail!("the command does not build");
         }
-        let release = target.join(self.target.unwrap_or("")).join("release");
-        Ok(["pinfold", "libpinfold_preload.so"].map(|file| release.join(file)))
+        let built = target.join(self.target.unwrap_or("")).join("vm");
+        Ok(["pinfold", "libpinfold_preload.so"].map(|file| built.join(file)))
     }
 }
 
