@@ -110,3 +110,16 @@ fn numastat_says_what_is_in_the_way() {
         "{error}"
     );
 }
+
+#[test]
+fn somebody_elses_process_is_not_shown() {
+    // Process 1 is, unless this user may look at all.
+    let refused = fs::read("/proc/1/numa_maps")
+        .err()
+        .map(|error| error.kind());
+    if refused == Some(std::io::ErrorKind::PermissionDenied) {
+        let (out, error, code) = pinfold(&["numastat", "1"]);
+        assert_eq!((out.as_str(), code), ("", Some(2)));
+        assert!(error.contains("as its owner, or as root"), "{error}");
+    }
+}
