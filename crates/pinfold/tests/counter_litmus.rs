@@ -90,7 +90,12 @@ fn every_sum_of_transfers_is_a_value_that_was() {
         println!("{done} sums in {:?}", begin.elapsed());
     });
     println!("kernel-style sums outside: {outside}");
-    assert!(outside > 0 || cpus() == 1, "the litmus test shows nothing");
+    // Few rounds are for emulated machines, which switch between CPUs so rarely that they may show nothing.
+    let few = rounds() < 10_000;
+    assert!(
+        outside > 0 || cpus() == 1 || few,
+        "the litmus test shows nothing"
+    );
     assert_eq!(counter.sum(), 0);
 }
 
