@@ -299,6 +299,13 @@ pub(crate) fn commits_strictly() -> bool {
     read_file(c"/proc/sys/vm/overcommit_memory", &mut text) > 0 && text[0] == b'2'
 }
 
+/// How many bytes the kernel tries to keep free: `vm.min_free_kbytes`; 0 where it does not say.
+pub(crate) fn least_free() -> u64 {
+    let mut text = [0u8; 32];
+    let got = read_file(c"/proc/sys/vm/min_free_kbytes", &mut text);
+    number_at_start(&text[..got]) as u64 * 1024
+}
+
 /// Reads the beginning of a file; returns how many bytes, 0 when it cannot be read.
 ///
 /// Reads on until the buffer is full or the file ends: one read of a file in sysfs gives a page at most.
@@ -366,11 +373,15 @@ pub(crate) fn read_file_below<'t>(
 fn address_space_used() -> usize {
     let mut text = [0u8; 64];
     let got = read_file(c"/proc/self/statm", &mut text);
-    let digits = text[..got].iter().take_while(|byte| byte.is_ascii_digit());
+    number_at_start(&text[..got]) * page_size()
+}
+
+fn number_at_start(text: &[u8]) -> usize {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
     digits.fold(0usize, |sum, digit| {
         sum.saturating_mul(10)
             .saturating_add(usize::from(digit - b'0'))
-    }) * page_size()
+    })
 }
 
 /// Ends the process with a message on standard error: an invariant was violated, going on would lose data.

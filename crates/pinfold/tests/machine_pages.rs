@@ -125,10 +125,8 @@ struct Hog(*mut u8, usize);
 
 impl Hog {
     fn fill(node: NodeId) -> Hog {
-        let free = free_memory(node);
-        let total = Topology::system().unwrap().memory_of(b"/", node) as usize;
-        // Less than the 1/64 that the allocator leaves; the kernel needs some.
-        let size = (free - total / 100) & !0xfff;
+        // The kernel stops at its low watermark, and takes the rest from others.
+        let size = free_memory(node) & !0xfff;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping.
         let at = unsafe {

@@ -38,7 +38,7 @@ pub const MACHINES: &[Machine] = &[
     Machine {
         name: "nodes4",
         about: "four nodes in a ring, the last CPU isolated and without a tick",
-        nodes: &[node(2, 512), node(2, 512), node(2, 512), node(2, 512)],
+        nodes: &[node(2, 1024), node(2, 1024), node(2, 1024), node(2, 1024)],
         distances: &[
             &[10, 20, 30, 20],
             &[20, 10, 20, 30],

@@ -110,8 +110,15 @@ static ROOM: [Room; nodes::MAX_NODES] = [const {
 
 /// How long an answer holds, in milliseconds.
 const HOLDS: u64 = 100;
-/// The share of its memory that a node keeps: the kernel turns elsewhere at its low watermark, which is less.
+/// The share of its memory that a node keeps at least.
 const RESERVE: u64 = 64;
+
+/// What is left of a node's memory: so much that the kernel does not turn elsewhere before. It does at its low watermark, which is
+/// 5/4 of the node's share of `vm.min_free_kbytes`, or a thousandth of its memory more than that share; so twice the share is left.
+fn reserve_of(total: u64, least_free: u64, machine: u64) -> u64 {
+    let share = u128::from(least_free) * u128::from(total) / u128::from(machine.max(1));
+    (total / RESERVE).max(2 * share as u64)
+}
 
 /// Whether `node` has room for `granules` of fresh memory: a few loads; ten times a second, while somebody asks, two file reads.
 /// Always where there is one node, for memory that the kernel places, and on nodes that are made up.
@@ -142,7 +149,21 @@ pub(super) fn took_fresh(node: usize, granules: usize) {
 
 fn look(room: &Room, node: NodeId) {
     let [total, free] = Topology::memory_figures(b"/", node);
-    room.reserve.store(total.unwrap_or(0) / RESERVE, Relaxed);
+    let machine = sys::physical_memory() as u64;
+    let reserve = reserve_of(total.unwrap_or(0), sys::least_free(), machine);
+    room.reserve.store(reserve, Relaxed);
     // A node that does not say has as much as anybody wants: the kernel knows better.
     room.free.store(free.unwrap_or(u64::MAX), Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::reserve_of;
+
+    #[test]
+    fn a_node_keeps_a_share_of_its_memory_and_of_what_the_kernel_keeps() {
+        assert_eq!(reserve_of(64 << 30, 0, 64 << 30), 1 << 30);
+        // Four nodes of 512 MiB, and 44 MiB to be kept free, as the kernel wants for huge pages.
+        assert_eq!(reserve_of(512 << 20, 44 << 20, 2 << 30), 22 << 20);
+    }
 }
