@@ -38,7 +38,8 @@ pub fn measure(plan: &Plan) -> Result<Measured> {
 struct Samples {
     by_cpu: Vec<f64>,
     by_wall: Vec<f64>,
-    kernels_faults: u64,
+    /// The kernel's faults in percent of the pages.
+    percent: Vec<f64>,
 }
 
 fn cell(
@@ -68,12 +69,14 @@ fn cell(
                 let pages = plan.pages as f64;
                 samples.by_cpu.push(pages / lap.cpu_seconds());
                 samples.by_wall.push(pages / lap.wall_seconds());
-                samples.kernels_faults += lap.kernels_faults;
+                samples
+                    .percent
+                    .push(100.0 * lap.kernels_faults as f64 / pages);
             }
         }
     }
     for ((subject, _), samples) in contenders.0.iter().zip(samples) {
-        measured.look_for_faults(plan, *subject, threads, samples.kernels_faults);
+        measured.look_for_faults(*subject, threads, median(&samples.percent));
         measured.rows.push(Row {
             memory: kind.0,
             policy: kind.1,
@@ -87,15 +90,14 @@ fn cell(
 }
 
 impl Measured {
-    /// Notes when pages of an arena were not there any more: then the figures are the kernel's as well.
-    fn look_for_faults(&mut self, plan: &Plan, subject: SubjectName, threads: usize, faults: u64) {
-        let pages = plan.pages as u64 * u64::from(plan.rounds);
-        let percent = 100 * faults / pages;
-        if subject != SubjectName::Kernel && percent > 0 {
+    /// Notes when pages of an arena were not in memory: then the figures are the kernel's as well. Some had gone back to the system, of
+    /// a large region, or were left on the list of a CPU where no thread came by again, of a small one.
+    fn look_for_faults(&mut self, subject: SubjectName, threads: usize, percent: f64) {
+        if subject != SubjectName::Kernel && percent >= 1.0 {
             self.notes.push(format!(
-                "{}, {threads} threads: {percent} % of the pages had gone back to the system and were the kernel's faults too; give \
-                 a smaller --memory.",
-                subject.name()
+                "{}, N = {threads}: the kernel had to find {percent:.0} % of the pages, so that the figures are partly its own; give                  --memory {}.",
+                subject.name(),
+                super::amount::default_region()
             ));
         }
     }

@@ -171,8 +171,10 @@ fn check_available(memory: Amount) -> Result<()> {
     let needed = Amount(memory.0.saturating_mul(Contenders::MOST));
     match amount::available() {
         Some(available) if needed > available => bail!(
-            "--memory {memory} needs {needed}, a region for each subject, and {available} are available; give {} or less",
-            Amount(available.0 / Contenders::MOST)
+            "--memory {memory} needs {}, a region for each subject, and {} are available; give {} or less",
+            needed.about(),
+            available.about(),
+            Amount(available.0 / Contenders::MOST).about()
         ),
         _ => Ok(()),
     }
