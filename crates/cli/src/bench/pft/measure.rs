@@ -1,7 +1,8 @@
 //! All tables: for each number of threads rounds in which every subject's region is filled once, in turns.
 
+use super::amount::default_region;
 use super::subjects::{Contenders, SubjectName};
-use super::{KINDS, Kind, Plan, Row, crew};
+use super::{KINDS, Kind, Plan, Row, crew, title};
 use crate::figures::median;
 use anyhow::{Context, Result};
 use pinfold_rseq::Backend;
@@ -76,7 +77,7 @@ fn cell(
         }
     }
     for ((subject, _), samples) in contenders.0.iter().zip(samples) {
-        measured.look_for_faults(*subject, threads, median(&samples.percent));
+        measured.look_for_faults(kind, *subject, threads, median(&samples.percent));
         measured.rows.push(Row {
             memory: kind.0,
             policy: kind.1,
@@ -92,13 +93,14 @@ fn cell(
 impl Measured {
     /// Notes when pages of an arena were not in memory: then the figures are the kernel's as well. Some had gone back to the system, of
     /// a large region, or were left on the list of a CPU where no thread came by again, of a small one.
-    fn look_for_faults(&mut self, subject: SubjectName, threads: usize, percent: f64) {
-        if subject != SubjectName::Kernel && percent >= 1.0 {
-            self.notes.push(format!(
-                "{}, N = {threads}: the kernel had to find {percent:.0} % of the pages, so that the figures are partly its own; give                  --memory {}.",
-                subject.name(),
-                super::amount::default_region()
-            ));
+    fn look_for_faults(&mut self, kind: Kind, subject: SubjectName, threads: usize, percent: f64) {
+        if subject == SubjectName::Kernel || percent < 1.0 {
+            return;
         }
+        let (table, subject) = (title(kind), subject.name());
+        let best = default_region();
+        self.notes.push(format!(
+            "{table}, N = {threads}, {subject}: {percent:.0} % of the pages were the kernel's faults again; --memory {best} avoids that best."
+        ));
     }
 }
