@@ -49,13 +49,13 @@ impl fmt::Display for Amount {
     }
 }
 
-/// The default: 64 MiB, or as much as keeps what two arenas hold between rounds below the hundredth of the memory from which on
+/// The default: 64 MiB, or as much as keeps what an arena holds between rounds below the hundredth of the memory from which on
 /// Pinfold gives pages back at once (see `pinfold::page`).
 pub fn default_region() -> Amount {
     const MOST: usize = 64 << 20;
-    const LEAST: usize = 7 << 20;
+    const LEAST: usize = 15 << 20;
     let total = meminfo("MemTotal:").unwrap_or(usize::MAX);
-    Amount((total / 256).clamp(LEAST, MOST) >> 20 << 20)
+    Amount((total / 128).clamp(LEAST, MOST) >> 20 << 20)
 }
 
 /// What can be used without swapping; `None` where nothing says so.

@@ -25,8 +25,7 @@ pub fn measure(plan: &Plan) -> Result<Measured> {
         measured.notes.push(note);
     }
     for kind in KINDS {
-        // The subjects live for a table, so that a policy's leavings are not in the next one's way.
-        let mut contenders = Contenders::new(kind, plan.pages, &mut measured.notes)?;
+        let mut contenders = Contenders::new(kind, plan.pages, &mut measured.notes);
         for threads in 1..=plan.threads {
             cell(plan, kind, &mut contenders, threads, &mut measured)?;
         }
@@ -91,8 +90,7 @@ fn cell(
 }
 
 impl Measured {
-    /// Notes when pages of an arena were not in memory: then the figures are the kernel's as well. Some had gone back to the system, of
-    /// a large region, or were left on the list of a CPU where no thread came by again, of a small one.
+    /// Notes when pages of an arena were not in memory any more, as of a region too large: then the figures are the kernel's as well.
     fn look_for_faults(&mut self, kind: Kind, subject: SubjectName, threads: usize, percent: f64) {
         if subject == SubjectName::Kernel || percent < 1.0 {
             return;
