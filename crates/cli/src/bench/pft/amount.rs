@@ -27,10 +27,21 @@ impl FromStr for Amount {
     }
 }
 
-/// In the largest unit of which there are two or more, or exactly one; rounded down, so that it can be given as a limit.
+impl Amount {
+    /// Rounded down to a few digits, so that it can be given as a limit.
+    pub fn about(self) -> Amount {
+        let units = UNITS.into_iter().rev();
+        let fits = units
+            .map(|(_, shift)| shift)
+            .find(|&shift| self.0 >> shift >= 1000);
+        fits.map_or(self, |shift| Amount(self.0 >> shift << shift))
+    }
+}
+
+/// In the largest unit that it is a whole number of.
 impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fits = |shift: u32| self.0 >= 2 << shift || self.0 == 1 << shift;
+        let fits = |shift: u32| self.0 != 0 && self.0.trailing_zeros() >= shift;
         match UNITS.into_iter().rev().find(|&(_, shift)| fits(shift)) {
             Some((letter, shift)) => write!(f, "{}{letter}", self.0 >> shift),
             None => write!(f, "{}", self.0),
@@ -38,13 +49,13 @@ impl fmt::Display for Amount {
     }
 }
 
-/// The default: 64 MiB, or as much as keeps what two arenas hold between rounds below the hundredth of the memory from which on
+/// The default: 64 MiB, or as much as keeps what an arena holds between rounds below the hundredth of the memory from which on
 /// Pinfold gives pages back at once (see `pinfold::page`).
 pub fn default_region() -> Amount {
     const MOST: usize = 64 << 20;
-    const LEAST: usize = 7 << 20;
+    const LEAST: usize = 15 << 20;
     let total = meminfo("MemTotal:").unwrap_or(usize::MAX);
-    Amount((total / 256).clamp(LEAST, MOST) >> 20 << 20)
+    Amount((total / 128).clamp(LEAST, MOST) >> 20 << 20)
 }
 
 /// What can be used without swapping; `None` where nothing says so.
@@ -87,13 +98,17 @@ mod tests {
             ("64M", 64 << 20, "64M"),
             ("1MiB", 1 << 20, "1M"),
             ("1536K", 1536 << 10, "1536K"),
-            ("3000", 3000, "2K"),
+            ("3000", 3000, "3000"),
+            ("2049K", 2049 << 10, "2049K"),
             ("2T", 2 << 40, "2T"),
         ] {
             let amount: Amount = text.parse().unwrap();
             assert_eq!(amount, Amount(bytes));
             assert_eq!(amount.to_string(), shown);
         }
+        assert_eq!(Amount((22 << 30) + 1).about().to_string(), "22G");
+        assert_eq!(Amount(23_456_789_000).about().to_string(), "22370M");
+        assert_eq!(Amount(999).about(), Amount(999));
         for text in ["", "M", "-1", "1.5G", "99999999T", "64m", "x", "0", "0K"] {
             assert!(text.parse::<Amount>().is_err(), "{text}");
         }

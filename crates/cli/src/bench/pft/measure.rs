@@ -1,7 +1,8 @@
 //! All tables: for each number of threads rounds in which every subject's region is filled once, in turns.
 
+use super::amount::default_region;
 use super::subjects::{Contenders, SubjectName};
-use super::{KINDS, Kind, Plan, Row, crew};
+use super::{KINDS, Kind, Plan, Row, crew, title};
 use crate::figures::median;
 use anyhow::{Context, Result};
 use pinfold_rseq::Backend;
@@ -24,8 +25,7 @@ pub fn measure(plan: &Plan) -> Result<Measured> {
         measured.notes.push(note);
     }
     for kind in KINDS {
-        // The subjects live for a table, so that a policy's leavings are not in the next one's way.
-        let mut contenders = Contenders::new(kind, plan.pages, &mut measured.notes)?;
+        let mut contenders = Contenders::new(kind, plan.pages, &mut measured.notes);
         for threads in 1..=plan.threads {
             cell(plan, kind, &mut contenders, threads, &mut measured)?;
         }
@@ -38,7 +38,8 @@ pub fn measure(plan: &Plan) -> Result<Measured> {
 struct Samples {
     by_cpu: Vec<f64>,
     by_wall: Vec<f64>,
-    kernels_faults: u64,
+    /// The kernel's faults in percent of the pages.
+    percent: Vec<f64>,
 }
 
 fn cell(
@@ -68,12 +69,14 @@ fn cell(
                 let pages = plan.pages as f64;
                 samples.by_cpu.push(pages / lap.cpu_seconds());
                 samples.by_wall.push(pages / lap.wall_seconds());
-                samples.kernels_faults += lap.kernels_faults;
+                samples
+                    .percent
+                    .push(100.0 * lap.kernels_faults as f64 / pages);
             }
         }
     }
     for ((subject, _), samples) in contenders.0.iter().zip(samples) {
-        measured.look_for_faults(plan, *subject, threads, samples.kernels_faults);
+        measured.look_for_faults(kind, *subject, threads, median(&samples.percent));
         measured.rows.push(Row {
             memory: kind.0,
             policy: kind.1,
@@ -87,16 +90,15 @@ fn cell(
 }
 
 impl Measured {
-    /// Notes when pages of an arena were not there any more: then the figures are the kernel's as well.
-    fn look_for_faults(&mut self, plan: &Plan, subject: SubjectName, threads: usize, faults: u64) {
-        let pages = plan.pages as u64 * u64::from(plan.rounds);
-        let percent = 100 * faults / pages;
-        if subject != SubjectName::Kernel && percent > 0 {
-            self.notes.push(format!(
-                "{}, {threads} threads: {percent} % of the pages had gone back to the system and were the kernel's faults too; give \
-                 a smaller --memory.",
-                subject.name()
-            ));
+    /// Notes when pages of an arena were not in memory any more, as of a region too large: then the figures are the kernel's as well.
+    fn look_for_faults(&mut self, kind: Kind, subject: SubjectName, threads: usize, percent: f64) {
+        if subject == SubjectName::Kernel || percent < 1.0 {
+            return;
         }
+        let (table, subject) = (title(kind), subject.name());
+        let best = default_region();
+        self.notes.push(format!(
+            "{table}, N = {threads}, {subject}: {percent:.0} % of the pages were the kernel's faults again; --memory {best} avoids that best."
+        ));
     }
 }

@@ -27,15 +27,14 @@ use subjects::{Contenders, SubjectName};
 /// with a reference count that all threads take and drop around each allocation, and for shared memory a spinlock around
 /// the 16 ranges). Without a policy pinfold and counted do the same, and shared memory is as anonymous.
 ///
-/// Their pages are given back outside the measured time and used again, and are zeroed each time, as the kernel's are. Nobody
-/// has huge pages.
+/// Their pages are brought into memory before the measured time, and zeroed in it, as the kernel's are. Nobody has huge pages.
 #[derive(clap::Args)]
 pub struct Args {
     /// N goes from 1 to this; by default to the number of CPUs that this process may use
     #[arg(long, allow_negative_numbers = true, value_parser = threads, value_name = "MAX")]
     threads: Option<u32>,
 
-    /// Bytes of the region, with K, M, G or T; by default 64M, or less on small machines. Thrice as much is used
+    /// Bytes of the region, with K, M, G or T; by default 64M, or less on small machines. Twice as much is used
     #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
     memory: Option<Amount>,
 
@@ -168,11 +167,13 @@ fn without_huge_pages() {
 
 /// Better refused than killed for want of memory in the middle.
 fn check_available(memory: Amount) -> Result<()> {
-    let needed = Amount(memory.0.saturating_mul(Contenders::MOST));
+    let needed = Amount(memory.0.saturating_mul(Contenders::REGIONS));
     match amount::available() {
         Some(available) if needed > available => bail!(
-            "--memory {memory} needs {needed}, a region for each subject, and {available} are available; give {} or less",
-            Amount(available.0 / Contenders::MOST)
+            "--memory {memory} needs {}, the kernel's region and an arena's, and {} are available; give {} or less",
+            needed.about(),
+            available.about(),
+            Amount(available.0 / Contenders::REGIONS).about()
         ),
         _ => Ok(()),
     }

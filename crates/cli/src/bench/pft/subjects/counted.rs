@@ -11,6 +11,7 @@ use crate::bench::pft::{Kind, Memory};
 use crate::bench::{Padded, Spinlock};
 use anyhow::Result;
 use pinfold::mempolicy::{Mempolicy, Mode};
+use pinfold::pages::Pages;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ impl Shared {
 }
 
 impl Counted {
-    pub fn new(kind: Kind, pages: usize) -> Result<Counted> {
+    pub fn new(kind: Kind, pages: usize) -> Counted {
         let policy = Arc::new(Mempolicy::local());
         let ranges = ranges(kind, pages).into_iter();
         let ranges: Vec<_> = ranges.map(|range| (range, Arc::clone(&policy))).collect();
@@ -58,38 +59,43 @@ impl Counted {
                 ranges,
             })),
         };
-        Ok(Counted {
-            table: Table::new("pft-counted", pages)?,
+        Counted {
+            table: Table::new(pages),
             policies,
-        })
-    }
-
-    /// A page by a policy, or by the system's. The arena has none of its own, so that it gives pages of the node that asks.
-    #[inline]
-    fn alloc(&self, page: usize, policy: Option<&Mempolicy>) -> Option<NonNull<u8>> {
-        match policy.map_or(Mode::Default, Mempolicy::mode) {
-            Mode::Default | Mode::Local => self.table.arena.alloc_zeroed(place(page)),
-            _ => None,
         }
     }
 }
 
+/// A page by a policy, or by the system's. The arena has none of its own, so that it gives pages of the node that asks.
+#[inline(always)]
+fn alloc(arena: &Pages, page: usize, policy: Option<&Mempolicy>) -> Option<NonNull<u8>> {
+    match policy.map_or(Mode::Default, Mempolicy::mode) {
+        Mode::Default | Mode::Local => arena.alloc_zeroed(place(page)),
+        _ => None,
+    }
+}
+
 impl Subject for Counted {
+    fn prepare(&mut self) -> Result<()> {
+        self.table.open("pft-counted", &[])
+    }
+
     fn touch(&self, slice: Range<usize>) -> Result<()> {
+        let table = &self.table;
         match &self.policies {
-            Policies::None => self.table.fill(slice, |page| self.alloc(page, None)),
-            Policies::OfMapping(policy) => self.table.fill(slice, |page| {
+            Policies::None => table.fill(slice, |arena, page| alloc(arena, page, None)),
+            Policies::OfMapping(policy) => table.fill(slice, |arena, page| {
                 let counted = Arc::clone(policy);
-                self.alloc(page, Some(&counted))
+                alloc(arena, page, Some(&counted))
             }),
-            Policies::OfFile(shared) => self.table.fill(slice, |page| {
+            Policies::OfFile(shared) => table.fill(slice, |arena, page| {
                 let counted = shared.0.lookup(place(page));
-                self.alloc(page, counted.as_deref())
+                alloc(arena, page, counted.as_deref())
             }),
         }
     }
 
     fn release(&mut self) {
-        self.table.clear();
+        self.table.close();
     }
 }

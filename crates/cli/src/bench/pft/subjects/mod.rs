@@ -6,16 +6,14 @@ mod pinfold;
 mod table;
 
 use super::{Kind, Memory, Policy};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 use std::ops::Range;
 
 /// A region of pages that are found when they are touched first.
 pub trait Subject: Sync {
     /// Makes the region, of whose pages none is there.
-    fn prepare(&mut self) -> Result<()> {
-        Ok(())
-    }
+    fn prepare(&mut self) -> Result<()>;
 
     /// Touches every page of a slice; slices of different threads do not overlap.
     fn touch(&self, slice: Range<usize>) -> Result<()>;
@@ -53,29 +51,32 @@ impl SubjectName {
 pub struct Contenders(pub Vec<(SubjectName, Box<dyn Subject>)>);
 
 impl Contenders {
-    /// How many regions there are at once.
-    pub const MOST: usize = SubjectName::ALL.len();
+    /// How many regions are in memory at once: the kernel's, and the one that the arenas have in turns.
+    pub const REGIONS: usize = 2;
 
     /// Those that can be had; `notes` says who is left out, and why.
-    pub fn new(kind: Kind, pages: usize, notes: &mut Vec<String>) -> Result<Contenders> {
-        let mut all: Vec<(_, Box<dyn Subject>)> = Vec::new();
+    pub fn new(kind: Kind, pages: usize, notes: &mut Vec<String>) -> Contenders {
+        let mut all: Vec<(_, Box<dyn Subject>)> = vec![
+            (
+                SubjectName::Counted,
+                Box::new(counted::Counted::new(kind, pages)),
+            ),
+            (
+                SubjectName::Pinfold,
+                Box::new(pinfold::Pinfold::new(kind, pages)),
+            ),
+        ];
         match kernel::missing(kind) {
-            None => all.push((
-                SubjectName::Kernel,
-                Box::new(kernel::Kernel::new(kind, pages)),
-            )),
+            None => {
+                let kernel = Box::new(kernel::Kernel::new(kind, pages));
+                all.insert(0, (SubjectName::Kernel, kernel));
+            }
             Some(why) => notes.push(format!(
                 "{}: kernel is left out: {why}.",
                 super::title(kind)
             )),
         }
-        let name = SubjectName::Counted;
-        let counted = counted::Counted::new(kind, pages).with_context(|| name.name())?;
-        all.push((name, Box::new(counted)));
-        let name = SubjectName::Pinfold;
-        let pinfold = pinfold::Pinfold::new(kind, pages).with_context(|| name.name())?;
-        all.push((name, Box::new(pinfold)));
-        Ok(Contenders(all))
+        Contenders(all)
     }
 }
 

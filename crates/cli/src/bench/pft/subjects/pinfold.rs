@@ -4,28 +4,34 @@ use super::table::Table;
 use super::{Subject, place, ranges};
 use crate::bench::pft::Kind;
 use anyhow::Result;
-use pinfold::mempolicy::Mempolicy;
+use pinfold::pages::Pages;
 use std::ops::Range;
 
-pub struct Pinfold(Table);
+pub struct Pinfold {
+    table: Table,
+    ranges: Vec<Range<u64>>,
+}
 
 impl Pinfold {
-    pub fn new(kind: Kind, pages: usize) -> Result<Pinfold> {
-        let table = Table::new("pft-pinfold", pages)?;
-        for range in ranges(kind, pages) {
-            table.arena.set_policy(range, Some(&Mempolicy::local()))?;
+    pub fn new(kind: Kind, pages: usize) -> Pinfold {
+        Pinfold {
+            table: Table::new(pages),
+            ranges: ranges(kind, pages),
         }
-        Ok(Pinfold(table))
     }
 }
 
 impl Subject for Pinfold {
+    fn prepare(&mut self) -> Result<()> {
+        self.table.open("pft-pinfold", &self.ranges)
+    }
+
     fn touch(&self, slice: Range<usize>) -> Result<()> {
-        let arena = &self.0.arena;
-        self.0.fill(slice, |page| arena.alloc_zeroed(place(page)))
+        let alloc = |arena: &Pages, page| arena.alloc_zeroed(place(page));
+        self.table.fill(slice, alloc)
     }
 
     fn release(&mut self) {
-        self.0.clear();
+        self.table.close();
     }
 }
