@@ -19,7 +19,7 @@
 use crate::topology::{CpuSet, NodeId, NodeSet, Topology};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize};
-use pinfold_rseq::MAX_INDEX;
+use pinfold_rseq::{Backend, Index, MAX_INDEX, backend};
 
 /// Nodes that the allocator tells apart, the kernel's included; machines with more are taken to have one.
 pub(crate) const MAX_NODES: usize = 64;
@@ -209,10 +209,12 @@ pub(crate) fn current() -> usize {
 
 /// The node of the CPU the thread runs on.
 pub(crate) fn of_this_cpu() -> usize {
-    // SAFETY: no preconditions.
-    let cpu = unsafe { libc::sched_getcpu() };
-    let node = OF_CPU
-        .get(cpu as usize)
-        .map_or(0, |node| node.load(Relaxed));
+    let cpu = match backend() {
+        // A concurrency id is no CPU's number.
+        // SAFETY: no preconditions.
+        Backend::Rseq(Index::Cid) => unsafe { libc::sched_getcpu() as usize },
+        _ => pinfold_rseq::current(),
+    };
+    let node = OF_CPU.get(cpu).map_or(0, |node| node.load(Relaxed));
     usize::from(node).min(real() - 1)
 }
