@@ -302,7 +302,9 @@ fn the_shepherd_leaves_cpus_that_go() {
     watched.ends_up_on(&[1, 2, 3]);
     let off = Off::new(2);
     watched.ends_up_on(&[1, 3]);
+    // It was not somebody who took the CPU away: when it comes again it is used again.
     drop(off);
+    watched.ends_up_on(&[1, 2, 3]);
     watched.running.stop();
     // All that it was let use goes.
     let watched = Watched::new(quick().on(set("3")));
