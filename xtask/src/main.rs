@@ -13,7 +13,7 @@ usage: cargo xtask tidy
        cargo xtask install --prefix DIR [--destdir DIR]
            builds and installs the command, the libraries, the headers and the pkg-config file
        cargo xtask vm [--arch x86_64|aarch64] [--machine NAME]... [--kernel-args WORDS] [-- TESTS]
-           runs tests, all or those with one of these words in their names, on an emulated machine (vm/README.md)
+           runs tests, all or those with one of these words in their names (=NAME: the whole name), on an emulated machine (vm/README.md)
            --list          the machines there are; nodes4 (aarch64: nodes2) without --machine
            --shell COMMAND runs a command there instead of tests
            --prepare       only gets what it takes, and fails when it cannot be had

@@ -302,7 +302,9 @@ fn the_shepherd_leaves_cpus_that_go() {
     watched.ends_up_on(&[1, 2, 3]);
     let off = Off::new(2);
     watched.ends_up_on(&[1, 3]);
+    // It was not somebody who took the CPU away: when it comes again it is used again.
     drop(off);
+    watched.ends_up_on(&[1, 2, 3]);
     watched.running.stop();
     // All that it was let use goes.
     let watched = Watched::new(quick().on(set("3")));
@@ -448,8 +450,9 @@ fn an_isolated_cpu_is_folded_from_afar_and_notices_nothing() {
     running.stop();
     println!("{alone} disturbances without folding, {folded} with {moves} folds");
     assert!(moves > 20, "{moves}");
+    // An emulated CPU is disturbed a few times by other things; folding that disturbed it would do so each time.
     assert!(
-        folded <= alone + 3,
+        folded <= alone + 3 + moves / 10,
         "{folded} disturbances, {alone} without folding"
     );
     assert_eq!(counter.sum(), {

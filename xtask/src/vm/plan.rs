@@ -50,9 +50,13 @@ const SPECIAL: &[Special] = &[
     ),
 ];
 
-/// The runs of those `binaries` whose name contains one of `filters`, all without one.
+/// The runs of those `binaries` whose name contains one of `filters`, or is one after a `=`; all without any.
 pub fn runs(binaries: &[Binary], filters: &[String]) -> Vec<Run> {
-    let chosen = |name: &str| filters.is_empty() || filters.iter().any(|part| name.contains(part));
+    let fits = |name: &str, filter: &str| match filter.strip_prefix('=') {
+        Some(whole) => name == whole,
+        None => name.contains(filter),
+    };
+    let chosen = |name: &str| filters.is_empty() || filters.iter().any(|part| fits(name, part));
     let binaries = binaries.iter().filter(|binary| chosen(&binary.name));
     binaries.flat_map(|binary| runs_of(&binary.name)).collect()
 }
@@ -126,6 +130,8 @@ mod tests {
         };
         assert_eq!(names(&["topo", "machine_"]), ["machine_cpus", "topology"]);
         assert_eq!(names(&["operations"]), ["operations:cpu", "operations:off"]);
+        assert_eq!(names(&["=slab"]), ["slab:cpu", "slab:off"]);
+        assert!(names(&["=sla"]).is_empty());
         assert_eq!(names(&[]).len(), 6);
         let script = script(
             &runs(&binaries, &["machine_".to_owned()]),

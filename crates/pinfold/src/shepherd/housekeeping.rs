@@ -17,16 +17,20 @@ impl Housekeeping {
 
     /// Looks at the machine, and moves the thread if it should be elsewhere. Some file reads.
     pub(super) fn follow(&mut self) {
-        let now = affinity();
-        if let (Some(set), Some(now)) = (&self.set, &now)
-            && set != now
-        {
-            // Somebody else changed it; or a CPU went offline, and the kernel widened what would have been empty.
-            self.bound = now.clone();
-        }
+        let before = affinity();
         let Ok(machine) = Topology::read(b"/") else {
             return;
         };
+        let after = affinity();
+        if let (Some(set), Some(before), Some(after)) = (&self.set, before, after) {
+            // The kernel leaves out CPUs that are offline, though they are still set, and one may go or come between the looks.
+            let online = set.and(&machine.online);
+            let ours = |seen: &CpuSet| seen == set || *seen == online;
+            if !ours(&before) && !ours(&after) {
+                // Somebody else changed it; or a CPU went offline, and the kernel widened what would have been empty.
+                self.bound = after;
+            }
+        }
         let target = choose(&machine, &self.bound);
         if self.set.as_ref() != Some(&target) {
             set_affinity(&target);
