@@ -301,18 +301,20 @@ pub(crate) fn commits_strictly() -> bool {
 
 /// Reads the beginning of a file; returns how many bytes, 0 when it cannot be read.
 ///
-/// Reads on until the buffer is full or the file ends: one read of a file in sysfs gives a page at most.
+/// Reads on until the buffer is full or the file ends: one read of a file in sysfs gives a page at most. The calls are the
+/// kernel's: the C library's are where it cancels threads, and allocators read files with locks held.
 fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> usize {
     keep_errno(|| {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         // SAFETY: the path is NUL-terminated.
-        let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
         if fd < 0 {
             return 0;
         }
         let mut length = 0;
         while let Some(room) = to.get_mut(length..).filter(|room| !room.is_empty()) {
             // SAFETY: `room` is writable for its length.
-            let got = unsafe { libc::read(fd, room.as_mut_ptr().cast(), room.len()) };
+            let got = unsafe { libc::syscall(libc::SYS_read, fd, room.as_mut_ptr(), room.len()) };
             match usize::try_from(got) {
                 Ok(0) => break,
                 Ok(got) => length += got,
@@ -324,7 +326,7 @@ fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> usize {
             }
         }
         // SAFETY: `fd` was opened above and nobody else has it.
-        unsafe { libc::close(fd) };
+        unsafe { libc::syscall(libc::SYS_close, fd) };
         length
     })
 }
