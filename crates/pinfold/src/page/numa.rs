@@ -2,7 +2,8 @@
 //!
 //! The kernel places a page when it is touched first, on the node that its range prefers if that has memory, else, silently, on
 //! another. So that what is counted here and what callers are told is true, a node that is nearly full is not asked for fresh
-//! memory: what the node has free is read now and then, and what is taken meanwhile subtracted.
+//! memory, as long as another has some: what nodes have free is read now and then, and what is taken meanwhile subtracted. Where all
+//! are nearly full it is the kernel that makes room, swaps or refuses, as it does for everybody.
 
 use super::GRANULE;
 use crate::topology::{NodeId, Topology};
@@ -92,7 +93,7 @@ pub(crate) fn count_pages(stat: &VmStat<NumaItem>, ask: Ask, local: usize, pages
 
 /// What is known of a node's memory.
 struct Room {
-    /// Bytes that were free when it was looked at last, less what was taken since.
+    /// Bytes that were free when it was looked at last, less what was taken since; any number before the first look.
     free: AtomicU64,
     /// Bytes that are left to others.
     reserve: AtomicU64,
@@ -102,7 +103,7 @@ struct Room {
 
 static ROOM: [Room; nodes::MAX_NODES] = [const {
     Room {
-        free: AtomicU64::new(0),
+        free: AtomicU64::new(u64::MAX),
         reserve: AtomicU64::new(0),
         until: AtomicU64::new(0),
     }
@@ -113,21 +114,29 @@ const HOLDS: u64 = 100;
 /// The share of its memory that a node keeps: the kernel turns elsewhere at its low watermark, which is less.
 const RESERVE: u64 = 64;
 
-/// Whether `node` has room for `granules` of fresh memory: a few loads; ten times a second, while somebody asks, two file reads.
+/// Whether `node` has room for `granules` of fresh memory, or no node has: a few loads; ten times a second, while somebody asks, a
+/// file read, and when the node has none, one for each other node.
 /// Always where there is one node, for memory that the kernel places, and on nodes that are made up.
 pub(super) fn has_room(node: usize, granules: usize) -> bool {
     if nodes::count() == 1 || nodes::is_the_kernels(node) || nodes::are_made_up() {
         return true;
     }
-    let room = &ROOM[node];
-    let now = sys::coarse_milliseconds();
-    if now >= room.until.load(Relaxed) {
-        // Two threads at once find about the same.
-        room.until.store(now + HOLDS, Relaxed);
-        look(room, NodeId(nodes::id(node)));
-    }
     let wanted = (granules * GRANULE) as u64;
-    room.free.load(Relaxed) >= room.reserve.load(Relaxed).saturating_add(wanted)
+    let now = sys::coarse_milliseconds();
+    roomy_or_all_full(node, nodes::real(), |node| {
+        let room = &ROOM[node];
+        if now >= room.until.load(Relaxed) {
+            // Two threads at once find about the same.
+            room.until.store(now + HOLDS, Relaxed);
+            look(room, NodeId(nodes::id(node)));
+        }
+        room.free.load(Relaxed) >= room.reserve.load(Relaxed).saturating_add(wanted)
+    })
+}
+
+/// Whether `node` is roomy, or none of the first `nodes` is.
+fn roomy_or_all_full(node: usize, nodes: usize, roomy: impl Fn(usize) -> bool) -> bool {
+    roomy(node) || !(0..nodes).any(|other| other != node && roomy(other))
 }
 
 /// Notes that fresh memory was taken.
@@ -145,4 +154,21 @@ fn look(room: &Room, node: NodeId) {
     room.reserve.store(total.unwrap_or(0) / RESERVE, Relaxed);
     // A node that does not say has as much as anybody wants: the kernel knows better.
     room.free.store(free.unwrap_or(u64::MAX), Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::roomy_or_all_full;
+
+    #[test]
+    fn a_full_node_is_asked_when_all_are_full() {
+        for (roomy, asked) in [
+            ([true, true, true], [true, true, true]),
+            ([false, true, false], [false, true, false]),
+            ([false, false, false], [true, true, true]),
+        ] {
+            let answers = [0, 1, 2].map(|node| roomy_or_all_full(node, 3, |node| roomy[node]));
+            assert_eq!(answers, asked);
+        }
+    }
 }
