@@ -93,7 +93,7 @@ pub(crate) fn count_pages(stat: &VmStat<NumaItem>, ask: Ask, local: usize, pages
 
 /// What is known of a node's memory.
 struct Room {
-    /// Bytes that were free when it was looked at last, less what was taken since; any number before the first look.
+    /// Bytes that were free, or files' pages, when it was looked at last, less what was taken since; any number before the first look.
     free: AtomicU64,
     /// Bytes that are left to others.
     reserve: AtomicU64,
