@@ -156,11 +156,12 @@ pub(crate) fn id(node: usize) -> usize {
 /// The number of the node with the system's id `id`, if it has memory that may be used. Made-up nodes have the ids that they have
 /// here.
 pub(crate) fn with_id(id: usize) -> Option<usize> {
-    let same = |&node: &usize| match FAKE.load(Relaxed) {
-        true => node == id,
-        false => IDS[node].load(Relaxed) == id,
-    };
-    (0..real()).find(same)
+    (0..real()).find(|&node| id_or_number(node) == id)
+}
+
+/// What policies call node `node`: the system's id, or the number of one that is made up.
+pub(crate) fn id_or_number(node: usize) -> usize {
+    if are_made_up() { node } else { id(node) }
 }
 
 /// The `nth` nearest node from `node`; it is its own nearest.
