@@ -81,7 +81,10 @@ pub(crate) fn count_pages(stat: &VmStat<NumaItem>, ask: Ask, local: usize, pages
         }
     } else {
         stat.add(got, NumaItem::Miss, pages);
-        stat.add(Zone::normal(ask.wanted), NumaItem::Foreign, pages);
+        // The kernel's node has no counts; its zone would be the first node's.
+        if !nodes::is_the_kernels(ask.wanted) {
+            stat.add(Zone::normal(ask.wanted), NumaItem::Foreign, pages);
+        }
     }
     let near = if ask.node == local {
         NumaItem::Local
