@@ -33,20 +33,25 @@ impl Placement {
     /// kernel takes it when its nodes vanish: as one of all nodes, and one that prefers a node as the local one.
     pub(crate) fn of(policy: &Mempolicy) -> Option<Placement> {
         super::init();
+        if policy.mode() == Mode::WeightedInterleave {
+            weigh();
+        }
+        Placement::again(policy)
+    }
+
+    /// As [`of`](Self::of), for a policy that was taken up before: reads no files.
+    pub(super) fn again(policy: &Mempolicy) -> Option<Placement> {
         let all = u64::MAX >> (64 - nodes::real());
         let mask = match policy.mode() {
             Mode::Default => return None,
             Mode::Local => all,
             _ => match numbers_of(policy) {
                 // As where memory is on no node: the thread's place counts, not the first node.
-                0 if policy.mode() == Mode::Preferred => return Placement::of(&SYSTEM_DEFAULT),
+                0 if policy.mode() == Mode::Preferred => return Placement::again(&SYSTEM_DEFAULT),
                 0 => all,
                 mask => mask,
             },
         };
-        if policy.mode() == Mode::WeightedInterleave {
-            weigh();
-        }
         let home = policy.home().and_then(|home| nodes::with_id(home.0));
         Some(Placement {
             mode: policy.mode(),
