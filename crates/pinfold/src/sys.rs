@@ -346,22 +346,27 @@ pub(crate) fn read_file_below<'t>(
     path: &[u8],
     to: &'t mut [u8],
 ) -> Result<&'t [u8], FileError> {
+    let most = to.len();
+    match read_beginning_below(root, path, to) {
+        [] => Err(FileError::Unreadable),
+        text if text.len() == most => Err(FileError::TooLarge),
+        text => Ok(text),
+    }
+}
+
+/// As much as there is room for of a file as in [`read_file_below`]; nothing when it cannot be read.
+pub(crate) fn read_beginning_below<'t>(root: &[u8], path: &[u8], to: &'t mut [u8]) -> &'t [u8] {
     let mut name = [0u8; 1536];
     let length = root.len() + 1 + path.len();
     // One byte stays for the NUL.
-    let place = name
-        .get_mut(..length)
-        .filter(|_| length < 1536)
-        .ok_or(FileError::Unreadable)?;
+    let Some(place) = name.get_mut(..length).filter(|_| length < 1536) else {
+        return &[];
+    };
     place[..root.len()].copy_from_slice(root);
     place[root.len()] = b'/';
     place[root.len() + 1..].copy_from_slice(path);
-    let name = core::ffi::CStr::from_bytes_until_nul(&name).map_err(|_| FileError::Unreadable)?;
-    match read_file(name, to) {
-        0 => Err(FileError::Unreadable),
-        got if got == to.len() => Err(FileError::TooLarge),
-        got => Ok(&to[..got]),
-    }
+    let got = core::ffi::CStr::from_bytes_until_nul(&name).map_or(0, |name| read_file(name, to));
+    &to[..got]
 }
 
 /// The first number of `/proc/self/statm`, in bytes; 0 when it cannot be read.

@@ -7,7 +7,7 @@ mod set;
 
 pub use set::{ListError, Set};
 
-use crate::sys::{self, FileError, read_file_below};
+use crate::sys::{self, FileError, read_beginning_below, read_file_below};
 use core::fmt;
 use pinfold_rseq::MAX_INDEX;
 use set::number;
@@ -174,12 +174,13 @@ impl Topology {
     }
 
     /// Bytes of memory that a node has, and how many of them are free or hold files that the kernel drops or writes back for
-    /// want of memory, where a file says. One file read.
+    /// want of memory, where a file says. One file read, of whose beginning the figures are; with little stack, as an allocation in a
+    /// signal handler may ask.
     pub(crate) fn memory_figures(root: &[u8], node: NodeId) -> [Option<u64>; 2] {
-        let mut text = [0u8; 4096];
+        let mut text = [0u8; 768];
         let mut path = [0u8; 96];
         let text = node_file(node, b"/meminfo", &mut path)
-            .and_then(|length| read_file_below(root, &path[..length], &mut text).ok())
+            .map(|length| read_beginning_below(root, &path[..length], &mut text))
             .unwrap_or_default();
         // "Node 0 MemTotal:       16000000 kB"
         let figure = |name: &[u8]| {
@@ -385,7 +386,9 @@ Node 1 Active(anon):      500 kB
 Node 1 Inactive(anon):    100 kB
 Node 1 Active(file):      200 kB
 Node 1 Inactive(file):     90 kB
+Node 1 Unevictable:         0 kB
 ";
+        let text = [text, &"Node 1 Mlocked:             0 kB\n".repeat(40)].concat();
         std::fs::write(folder.join("meminfo"), text).unwrap();
         let root = root.path().as_os_str().as_bytes();
         let figures = |node| Topology::memory_figures(root, NodeId(node));
