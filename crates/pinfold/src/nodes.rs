@@ -18,7 +18,7 @@
 
 use crate::topology::{CpuSet, NodeId, NodeSet, Topology};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize};
 use pinfold_rseq::{Backend, Index, MAX_INDEX, backend};
 
 /// Nodes that the allocator tells apart, the kernel's included; machines with more are taken to have one.
@@ -27,10 +27,12 @@ pub(crate) const MAX_NODES: usize = 64;
 /// The environment variable that makes nodes up.
 const FAKE_VARIABLE: &str = "PINFOLD_FAKE_NODES";
 
-/// How many numbers there are.
-static COUNT: AtomicUsize = AtomicUsize::new(1);
-/// How many of them are nodes.
-static REAL: AtomicUsize = AtomicUsize::new(1);
+/// How many numbers there are, and how many of them are nodes: one less than each, and [`KNOWN`]; 0 until [`init`] is over. One word,
+/// written once: what there is one of for each must not change in number.
+static NUMBERS: AtomicU32 = AtomicU32::new(0);
+/// Where in it the number of nodes is.
+const REAL_SHIFT: u32 = 8;
+const KNOWN: u32 = 1 << 16;
 static FAKE: AtomicBool = AtomicBool::new(false);
 /// The system's id of each node.
 static IDS: [AtomicUsize; MAX_NODES] = [const { AtomicUsize::new(0) }; MAX_NODES];
@@ -40,13 +42,10 @@ static OF_CPU: [AtomicU8; MAX_INDEX] = [const { AtomicU8::new(0) }; MAX_INDEX];
 static BY_DISTANCE: [[AtomicU8; MAX_NODES]; MAX_NODES] =
     [const { [const { AtomicU8::new(0) }; MAX_NODES] }; MAX_NODES];
 
-/// Whether [`init`] is over.
-static DONE: AtomicBool = AtomicBool::new(false);
-
 /// Whether the machine's nodes are known.
 pub(crate) fn are_known() -> bool {
     // Acquire pairs with the release in `init`.
-    DONE.load(Acquire)
+    NUMBERS.load(Acquire) != 0
 }
 
 /// What [`init`] has to be told of the machine by those who know its policies.
@@ -62,14 +61,13 @@ pub(crate) struct Known {
 /// Reads the machine's nodes, once, before anything is made that there is one of for each; of those with memory the allowed ones.
 /// With a policy there is a kernel's node, where there are several. A machine that cannot be read has one.
 pub(crate) fn init(known: &Known) {
-    // Two threads at once find the same.
+    // Two threads at once find the same machine, but each its own policy: the first one's counts.
     let real = fake().unwrap_or_else(|| machine(known).unwrap_or(1));
-    REAL.store(real, Relaxed);
     let kernels = real > 1 && (known.policy)();
-    // Release pairs with the acquire in `count`.
-    COUNT.store(real + usize::from(kernels), Release);
-    // Release pairs with the acquire in `are_known`.
-    DONE.store(true, Release);
+    let others = real as u32 - 1;
+    let numbers = KNOWN | others << REAL_SHIFT | (others + u32::from(kernels));
+    // Release pairs with the acquires below.
+    let _ = NUMBERS.compare_exchange(0, numbers, Release, Relaxed);
 }
 
 /// Makes nodes up, where that is asked for.
@@ -141,13 +139,13 @@ fn machine(known: &Known) -> Option<usize> {
 /// How many numbers there are, the kernel's node included; at least 1.
 pub(crate) fn count() -> usize {
     // Acquire pairs with the release in `init`.
-    COUNT.load(Acquire)
+    (NUMBERS.load(Acquire) & 0xff) as usize + 1
 }
 
 /// How many nodes with memory there are, at least 1.
 pub(crate) fn real() -> usize {
-    count();
-    REAL.load(Relaxed)
+    // Acquire pairs with the release in `init`.
+    (NUMBERS.load(Acquire) >> REAL_SHIFT & 0xff) as usize + 1
 }
 
 /// The system's id of node `node`.
@@ -158,11 +156,12 @@ pub(crate) fn id(node: usize) -> usize {
 /// The number of the node with the system's id `id`, if it has memory that may be used. Made-up nodes have the ids that they have
 /// here.
 pub(crate) fn with_id(id: usize) -> Option<usize> {
-    let same = |&node: &usize| match FAKE.load(Relaxed) {
-        true => node == id,
-        false => IDS[node].load(Relaxed) == id,
-    };
-    (0..real()).find(same)
+    (0..real()).find(|&node| id_or_number(node) == id)
+}
+
+/// What policies call node `node`: the system's id, or the number of one that is made up.
+pub(crate) fn id_or_number(node: usize) -> usize {
+    if are_made_up() { node } else { id(node) }
 }
 
 /// The `nth` nearest node from `node`; it is its own nearest.

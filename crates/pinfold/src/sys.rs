@@ -308,18 +308,20 @@ pub(crate) fn least_free() -> u64 {
 
 /// Reads the beginning of a file; returns how many bytes, 0 when it cannot be read.
 ///
-/// Reads on until the buffer is full or the file ends: one read of a file in sysfs gives a page at most.
+/// Reads on until the buffer is full or the file ends: one read of a file in sysfs gives a page at most. The calls are the
+/// kernel's: the C library's are where it cancels threads, and allocators read files with locks held.
 fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> usize {
     keep_errno(|| {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         // SAFETY: the path is NUL-terminated.
-        let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
         if fd < 0 {
             return 0;
         }
         let mut length = 0;
         while let Some(room) = to.get_mut(length..).filter(|room| !room.is_empty()) {
             // SAFETY: `room` is writable for its length.
-            let got = unsafe { libc::read(fd, room.as_mut_ptr().cast(), room.len()) };
+            let got = unsafe { libc::syscall(libc::SYS_read, fd, room.as_mut_ptr(), room.len()) };
             match usize::try_from(got) {
                 Ok(0) => break,
                 Ok(got) => length += got,
@@ -331,7 +333,7 @@ fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> usize {
             }
         }
         // SAFETY: `fd` was opened above and nobody else has it.
-        unsafe { libc::close(fd) };
+        unsafe { libc::syscall(libc::SYS_close, fd) };
         length
     })
 }
@@ -351,22 +353,27 @@ pub(crate) fn read_file_below<'t>(
     path: &[u8],
     to: &'t mut [u8],
 ) -> Result<&'t [u8], FileError> {
+    let most = to.len();
+    match read_beginning_below(root, path, to) {
+        [] => Err(FileError::Unreadable),
+        text if text.len() == most => Err(FileError::TooLarge),
+        text => Ok(text),
+    }
+}
+
+/// As much as there is room for of a file as in [`read_file_below`]; nothing when it cannot be read.
+pub(crate) fn read_beginning_below<'t>(root: &[u8], path: &[u8], to: &'t mut [u8]) -> &'t [u8] {
     let mut name = [0u8; 1536];
     let length = root.len() + 1 + path.len();
     // One byte stays for the NUL.
-    let place = name
-        .get_mut(..length)
-        .filter(|_| length < 1536)
-        .ok_or(FileError::Unreadable)?;
+    let Some(place) = name.get_mut(..length).filter(|_| length < 1536) else {
+        return &[];
+    };
     place[..root.len()].copy_from_slice(root);
     place[root.len()] = b'/';
     place[root.len() + 1..].copy_from_slice(path);
-    let name = core::ffi::CStr::from_bytes_until_nul(&name).map_err(|_| FileError::Unreadable)?;
-    match read_file(name, to) {
-        0 => Err(FileError::Unreadable),
-        got if got == to.len() => Err(FileError::TooLarge),
-        got => Ok(&to[..got]),
-    }
+    let got = core::ffi::CStr::from_bytes_until_nul(&name).map_or(0, |name| read_file(name, to));
+    &to[..got]
 }
 
 /// The first number of `/proc/self/statm`, in bytes; 0 when it cannot be read.

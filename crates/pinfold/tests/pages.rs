@@ -80,6 +80,10 @@ fn modes() {
         ("default", vec![local; 8]),
         // No such node: all are meant.
         ("bind:9", vec![local; 8]),
+        ("prefer:9", vec![local; 8]),
+        // By positions among the nodes that there are, begun again at the first.
+        ("bind=relative:6", vec![2; 8]),
+        ("interleave=relative:5-6", vec![1, 2, 1, 2, 1, 2, 1, 2]),
     ] {
         pages.set_policy(0..100, Some(&policy(text))).unwrap();
         assert_eq!(nodes_of(&pages, 0..8), expected, "{text}");

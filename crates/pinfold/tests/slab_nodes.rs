@@ -65,6 +65,31 @@ fn asked_for() {
 }
 
 #[test]
+fn runs_may_come_before_caches() {
+    with_two_nodes("runs_first");
+}
+
+#[test]
+#[ignore = "needs two nodes; run by runs_may_come_before_caches"]
+fn runs_first() {
+    if !faked() {
+        return;
+    }
+    let run = pinfold::page::alloc_run(1, 1, pinfold::page::LARGE, false, None).unwrap();
+    let cache = cache(256);
+    assert_eq!(node(run.start), 1);
+    for wanted in [0, 1] {
+        let object = cache.alloc_node_exact(wanted).unwrap();
+        assert_eq!(node(object), wanted);
+        // SAFETY: it came from this cache.
+        unsafe { cache.free(object) };
+    }
+    // SAFETY: it is a run in use, which nobody uses any more.
+    unsafe { pinfold::page::free_run(run.start) };
+    cache.destroy().unwrap();
+}
+
+#[test]
 fn remote_objects_go_home_in_batches() {
     with_two_nodes("go_home");
 }

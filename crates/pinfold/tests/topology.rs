@@ -265,3 +265,31 @@ fn memory_is_that_of_the_node() {
     assert!(machine.memory_of(path, NodeId(2)) > 1 << 24);
     assert!(machine.memory_of(path, NodeId(9)) > 1 << 24);
 }
+
+/// Files are read while locks of the allocator are held: a thread that ended there would leave them taken for good.
+#[test]
+fn reading_files_cancels_no_thread() {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::Relaxed;
+    static READ: AtomicBool = AtomicBool::new(false);
+
+    unsafe extern "C" {
+        fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
+    }
+    extern "C" fn read_cancelled(_: *mut libc::c_void) -> *mut libc::c_void {
+        // SAFETY: the calling thread, which runs until it comes to where threads are cancelled.
+        unsafe { pthread_cancel(libc::pthread_self()) };
+        let found = Topology::read(b"/").is_ok();
+        READ.store(found, Relaxed);
+        std::ptr::null_mut()
+    }
+    // SAFETY: the place is writable, the thread is joined, and shares nothing but the static.
+    unsafe {
+        let mut thread = std::mem::zeroed();
+        let none = std::ptr::null_mut();
+        let made = libc::pthread_create(&raw mut thread, std::ptr::null(), read_cancelled, none);
+        assert_eq!(made, 0);
+        assert_eq!(libc::pthread_join(thread, std::ptr::null_mut()), 0);
+    }
+    assert!(READ.load(Relaxed), "cancelled in the midst of it");
+}

@@ -1,8 +1,8 @@
 //! A policy as the allocator follows it: over the nodes that it tells apart, in two words.
 
-use super::{Mempolicy, Mode, Weights};
+use super::{Flags, Mempolicy, Mode, SYSTEM_DEFAULT, Weights};
 use crate::nodes;
-use crate::topology::NodeId;
+use crate::topology::{NodeId, NodeSet};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -30,22 +30,28 @@ impl Placement {
     pub(crate) const WORDS: usize = 2;
 
     /// What a policy means on this machine. `None` for the default policy; a policy none of whose nodes can be used is taken as the
-    /// kernel takes it when its nodes vanish: as one of all nodes.
+    /// kernel takes it when its nodes vanish: as one of all nodes, and one that prefers a node as the local one.
     pub(crate) fn of(policy: &Mempolicy) -> Option<Placement> {
         super::init();
+        if policy.mode() == Mode::WeightedInterleave {
+            weigh();
+        }
+        Placement::again(policy)
+    }
+
+    /// As [`of`](Self::of), for a policy that was taken up before: reads no files.
+    pub(super) fn again(policy: &Mempolicy) -> Option<Placement> {
         let all = u64::MAX >> (64 - nodes::real());
         let mask = match policy.mode() {
             Mode::Default => return None,
             Mode::Local => all,
-            _ => {
-                let numbers = policy.nodes().iter().filter_map(nodes::with_id);
-                let mask = numbers.fold(0, |mask, node| mask | 1 << node);
-                if mask == 0 { all } else { mask }
-            }
+            _ => match numbers_of(policy) {
+                // As where memory is on no node: the thread's place counts, not the first node.
+                0 if policy.mode() == Mode::Preferred => return Placement::again(&SYSTEM_DEFAULT),
+                0 => all,
+                mask => mask,
+            },
         };
-        if policy.mode() == Mode::WeightedInterleave {
-            weigh();
-        }
         let home = policy.home().and_then(|home| nodes::with_id(home.0));
         Some(Placement {
             mode: policy.mode(),
@@ -137,6 +143,23 @@ impl Placement {
         by_distance()
             .filter(move |&node| !own_first || self.has(node))
             .chain(by_distance().filter(move |&node| others_last && !self.has(node)))
+    }
+}
+
+/// The numbers of a policy's nodes, a bit each. One that was never bound is bound to the nodes that there are: positions begin there.
+fn numbers_of(policy: &Mempolicy) -> u64 {
+    let bits = |ids: &NodeSet| {
+        let numbers = ids.iter().filter_map(nodes::with_id);
+        numbers.fold(0, |mask, node| mask | 1 << node)
+    };
+    if policy.bound_to().is_some() || !policy.flags().contains(Flags::RELATIVE) {
+        return bits(policy.nodes());
+    }
+    let mut bound = policy.clone();
+    let there = (0..nodes::real()).map(nodes::id_or_number).collect();
+    match bound.contextualize(&there) {
+        Ok(()) => bits(bound.nodes()),
+        Err(_) => 0,
     }
 }
 

@@ -16,7 +16,7 @@ use core::ops::Range;
 /// thread reads, so that any number of threads look up at the speed of one. Setting costs O(n): some ten
 /// microseconds where there are a thousand ranges. Only one thread of the process sets at a time, whichever the map.
 ///
-/// Memory: none before the first range is set, then 816 bytes and up to four times as much for each range, until the map is dropped.
+/// Memory: none before the first range is set, then 848 bytes and up to four times as much for each range, until the map is dropped.
 ///
 /// ```
 /// use pinfold::mempolicy::{Mempolicy, SharedPolicy};
@@ -39,10 +39,10 @@ pub struct SharedPolicy {
 /// A range's words: its policy, and what the allocator makes of it.
 const RECORD: usize = WORDS + Placement::WORDS;
 
-fn record_of(policy: &Mempolicy) -> [u64; RECORD] {
+fn record_of(policy: &Mempolicy, placement: Option<Placement>) -> [u64; RECORD] {
     let mut words = [0; RECORD];
     words[..WORDS].copy_from_slice(&policy.to_words());
-    if let Some(placement) = Placement::of(policy) {
+    if let Some(placement) = placement {
         words[WORDS..].copy_from_slice(&placement.to_words());
     }
     words
@@ -91,7 +91,7 @@ impl SharedPolicy {
     #[doc(alias = "mpol_set_shared_policy")]
     pub fn set(&self, pages: Range<u64>, policy: Option<&Mempolicy>) -> Result<(), RangeError> {
         let policy = policy.filter(|policy| policy.mode() != Mode::Default);
-        let words = policy.map(record_of);
+        let words = policy.map(|policy| record_of(policy, Placement::of(policy)));
         self.ranges.set(pages.start, pages.end, words.as_ref())
     }
 
@@ -139,7 +139,7 @@ impl SharedPolicy {
         self.ranges.update(|words| {
             let mut policy = policy_in(words);
             policy.rebind(allowed);
-            *words = record_of(&policy);
+            *words = record_of(&policy, Placement::again(&policy));
         })
     }
 

@@ -176,6 +176,10 @@ pub fn alloc_run(
     whole: bool,
     stripe: Option<usize>,
 ) -> Option<Run> {
+    // Before this the nodes are not known.
+    if !ready() {
+        return None;
+    }
     let ask = Ask::only(node.min(crate::nodes::count() - 1));
     let run = |node| alloc_run_on(granules, ask.instead(node), entry, whole, stripe);
     if crate::nodes::count() == 1 {

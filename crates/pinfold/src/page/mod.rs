@@ -336,6 +336,8 @@ fn ready() -> bool {
         return false;
     };
     if !*done {
+        // How many nodes share the reservation must not change any more.
+        mempolicy::init();
         *done = reserve_all();
     }
     *done

@@ -2,7 +2,8 @@
 //!
 //! The kernel places a page when it is touched first, on the node that its range prefers if that has memory, else, silently, on
 //! another. So that what is counted here and what callers are told is true, a node that is nearly full is not asked for fresh
-//! memory: what the node has free is read now and then, and what is taken meanwhile subtracted.
+//! memory, as long as another has some: what nodes have free is read now and then, and what is taken meanwhile subtracted. Where all
+//! are nearly full it is the kernel that makes room, swaps or refuses, as it does for everybody.
 
 use super::GRANULE;
 use crate::topology::{NodeId, Topology};
@@ -80,7 +81,10 @@ pub(crate) fn count_pages(stat: &VmStat<NumaItem>, ask: Ask, local: usize, pages
         }
     } else {
         stat.add(got, NumaItem::Miss, pages);
-        stat.add(Zone::normal(ask.wanted), NumaItem::Foreign, pages);
+        // The kernel's node has no counts; its zone would be the first node's.
+        if !nodes::is_the_kernels(ask.wanted) {
+            stat.add(Zone::normal(ask.wanted), NumaItem::Foreign, pages);
+        }
     }
     let near = if ask.node == local {
         NumaItem::Local
@@ -92,7 +96,7 @@ pub(crate) fn count_pages(stat: &VmStat<NumaItem>, ask: Ask, local: usize, pages
 
 /// What is known of a node's memory.
 struct Room {
-    /// Bytes that were free when it was looked at last, less what was taken since.
+    /// Bytes that were free, or files' pages, when it was looked at last, less what was taken since; any number before the first look.
     free: AtomicU64,
     /// Bytes that are left to others.
     reserve: AtomicU64,
@@ -102,7 +106,7 @@ struct Room {
 
 static ROOM: [Room; nodes::MAX_NODES] = [const {
     Room {
-        free: AtomicU64::new(0),
+        free: AtomicU64::new(u64::MAX),
         reserve: AtomicU64::new(0),
         until: AtomicU64::new(0),
     }
@@ -120,21 +124,29 @@ fn reserve_of(total: u64, least_free: u64, machine: u64) -> u64 {
     (total / RESERVE).max(2 * share as u64)
 }
 
-/// Whether `node` has room for `granules` of fresh memory: a few loads; ten times a second, while somebody asks, two file reads.
+/// Whether `node` has room for `granules` of fresh memory, or no node has: a few loads; ten times a second, while somebody asks, two
+/// file reads, and when the node has none, one for each other node.
 /// Always where there is one node, for memory that the kernel places, and on nodes that are made up.
 pub(super) fn has_room(node: usize, granules: usize) -> bool {
     if nodes::count() == 1 || nodes::is_the_kernels(node) || nodes::are_made_up() {
         return true;
     }
-    let room = &ROOM[node];
-    let now = sys::coarse_milliseconds();
-    if now >= room.until.load(Relaxed) {
-        // Two threads at once find about the same.
-        room.until.store(now + HOLDS, Relaxed);
-        look(room, NodeId(nodes::id(node)));
-    }
     let wanted = (granules * GRANULE) as u64;
-    room.free.load(Relaxed) >= room.reserve.load(Relaxed).saturating_add(wanted)
+    let now = sys::coarse_milliseconds();
+    roomy_or_all_full(node, nodes::real(), |node| {
+        let room = &ROOM[node];
+        if now >= room.until.load(Relaxed) {
+            // Two threads at once find about the same.
+            room.until.store(now + HOLDS, Relaxed);
+            look(room, NodeId(nodes::id(node)));
+        }
+        room.free.load(Relaxed) >= room.reserve.load(Relaxed).saturating_add(wanted)
+    })
+}
+
+/// Whether `node` is roomy, or none of the first `nodes` is.
+fn roomy_or_all_full(node: usize, nodes: usize, roomy: impl Fn(usize) -> bool) -> bool {
+    roomy(node) || !(0..nodes).any(|other| other != node && roomy(other))
 }
 
 /// Notes that fresh memory was taken.
@@ -158,12 +170,24 @@ fn look(room: &Room, node: NodeId) {
 
 #[cfg(test)]
 mod tests {
-    use super::reserve_of;
+    use super::{reserve_of, roomy_or_all_full};
 
     #[test]
     fn a_node_keeps_a_share_of_its_memory_and_of_what_the_kernel_keeps() {
         assert_eq!(reserve_of(64 << 30, 0, 64 << 30), 1 << 30);
         // Four nodes of 512 MiB, and 44 MiB to be kept free, as the kernel wants for huge pages.
         assert_eq!(reserve_of(512 << 20, 44 << 20, 2 << 30), 22 << 20);
+    }
+
+    #[test]
+    fn a_full_node_is_asked_when_all_are_full() {
+        for (roomy, asked) in [
+            ([true, true, true], [true, true, true]),
+            ([false, true, false], [false, true, false]),
+            ([false, false, false], [true, true, true]),
+        ] {
+            let answers = [0, 1, 2].map(|node| roomy_or_all_full(node, 3, |node| roomy[node]));
+            assert_eq!(answers, asked);
+        }
     }
 }

@@ -21,7 +21,8 @@
 //! # When a node is full
 //!
 //! Pages come from the next node that the policy lets give some, by distance; a bound one gives nothing more. A node is
-//! full when less than 1/64 of its memory is free, or twice its share of `vm.min_free_kbytes`, which is looked up ten times a second.
+//! full when less than 1/64 of its memory, or twice its share of `vm.min_free_kbytes`, is free or files' pages, and other nodes have
+//! more; that is looked up ten times a second.
 
 mod lists;
 

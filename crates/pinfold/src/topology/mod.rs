@@ -7,7 +7,7 @@ mod set;
 
 pub use set::{ListError, Set};
 
-use crate::sys::{self, FileError, read_file_below};
+use crate::sys::{self, FileError, read_beginning_below, read_file_below};
 use core::fmt;
 use pinfold_rseq::MAX_INDEX;
 use set::number;
@@ -173,20 +173,28 @@ impl Topology {
         total.unwrap_or_else(share)
     }
 
-    /// Bytes of memory that a node has, and how many of them are free, where a file says. One file read.
+    /// Bytes of memory that a node has, and how many of them are free or hold files that the kernel drops or writes back for
+    /// want of memory, where a file says. One file read, of whose beginning the figures are; with little stack, as an allocation in a
+    /// signal handler may ask.
     pub(crate) fn memory_figures(root: &[u8], node: NodeId) -> [Option<u64>; 2] {
-        let mut text = [0u8; 4096];
+        let mut text = [0u8; 768];
         let mut path = [0u8; 96];
         let text = node_file(node, b"/meminfo", &mut path)
-            .and_then(|length| read_file_below(root, &path[..length], &mut text).ok())
+            .map(|length| read_beginning_below(root, &path[..length], &mut text))
             .unwrap_or_default();
         // "Node 0 MemTotal:       16000000 kB"
-        [&b"MemTotal:"[..], b"MemFree:"].map(|name| {
+        let figure = |name: &[u8]| {
             let words = text.split(u8::is_ascii_whitespace);
             let mut after = words.skip_while(|word| *word != name);
             let kib = after.find_map(|word| number(word).ok())?;
             Some(kib as u64 * 1024)
-        })
+        };
+        let files = [&b"Active(file):"[..], b"Inactive(file):"].map(figure);
+        let files: u64 = files.into_iter().flatten().sum();
+        [
+            figure(b"MemTotal:"),
+            figure(b"MemFree:").map(|free| free + files),
+        ]
     }
 
     /// How far memory of node `to` is from CPUs of node `from`, as the firmware says: 10 is local. One file read; 10 and
@@ -359,4 +367,32 @@ fn all_cpus() -> CpuSet {
     let mut set = CpuSet::default();
     (0..usize::try_from(count).unwrap_or(1).max(1)).for_each(|cpu| set.insert(cpu));
     set
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NodeId, Topology};
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn files_in_memory_count_as_free() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("sys/devices/system/node/node1");
+        std::fs::create_dir_all(&folder).unwrap();
+        let text = "\
+Node 1 MemTotal:         1000 kB
+Node 1 MemFree:            10 kB
+Node 1 Active(anon):      500 kB
+Node 1 Inactive(anon):    100 kB
+Node 1 Active(file):      200 kB
+Node 1 Inactive(file):     90 kB
+Node 1 Unevictable:         0 kB
+";
+        let text = [text, &"Node 1 Mlocked:             0 kB\n".repeat(40)].concat();
+        std::fs::write(folder.join("meminfo"), text).unwrap();
+        let root = root.path().as_os_str().as_bytes();
+        let figures = |node| Topology::memory_figures(root, NodeId(node));
+        assert_eq!(figures(1), [Some(1000 << 10), Some(300 << 10)]);
+        assert_eq!(figures(0), [None, None]);
+    }
 }
