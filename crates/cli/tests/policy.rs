@@ -233,20 +233,23 @@ fn programs_inherit_the_policy() {
             "{own}"
         );
     }
-    let mut both = command(&[
-        "run",
-        "--policy",
-        "bind:0",
-        "--",
-        "cat",
-        "/proc/self/numa_maps",
-    ]);
-    both.env("PINFOLD_POLICY", "interleave:0");
-    let (maps, ..) = said(both);
-    assert!(
-        maps.contains(" bind:0 ") && !maps.contains("interleave"),
-        "{maps}"
-    );
+    // Also one that is wrong: the program does not see it.
+    for other in ["interleave:0", "nonsense"] {
+        let mut both = command(&[
+            "run",
+            "--policy",
+            "bind:0",
+            "--",
+            "cat",
+            "/proc/self/numa_maps",
+        ]);
+        both.env("PINFOLD_POLICY", other);
+        let (maps, ..) = said(both);
+        assert!(
+            maps.contains(" bind:0 ") && !maps.contains("interleave"),
+            "{maps}"
+        );
+    }
 }
 
 #[test]

@@ -169,17 +169,15 @@ pub(crate) fn nearest(node: usize, nth: usize) -> usize {
     usize::from(BY_DISTANCE[node][nth].load(Relaxed))
 }
 
-/// The nodes to ask when `from` should give memory, it first: the others by distance, the kernel's node last.
+/// The nodes to ask when `from` should give memory, it first: the others by distance, the kernel's node last. For the kernel's node
+/// no other stands in: memory there bears a policy, which would hold instead of the process's.
 pub(crate) fn fallback(from: usize) -> impl Iterator<Item = usize> {
     let real = real();
+    let by_distance = if is_the_kernels(from) { 0 } else { real };
     let the_kernels = real..count();
-    let others = (0..real).map(move |nth| match is_the_kernels(from) {
-        true => nth,
-        false => nearest(from, nth),
-    });
-    let first = is_the_kernels(from).then_some(from);
-    let last = the_kernels.filter(move |&node| node != from);
-    first.into_iter().chain(others).chain(last)
+    (0..by_distance)
+        .map(move |nth| nearest(from, nth))
+        .chain(the_kernels)
 }
 
 /// Whether nodes are made up.

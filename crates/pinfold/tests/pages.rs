@@ -238,6 +238,55 @@ fn without_a_policy_of_its_own_memory_is_placed_by_the_process_s() {
 }
 
 #[test]
+fn no_node_stands_in_for_the_process_s_policy() {
+    if pinfold::mempolicy::available().is_err() {
+        return;
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "alone", "--nocapture", "--include-ignored"])
+        .env("PINFOLD_FAKE_NODES", "4")
+        .env("PINFOLD_POLICY", "bind:0")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+}
+
+#[test]
+#[ignore = "run by no_node_stands_in_for_the_process_s_policy"]
+fn alone() {
+    if !faked() {
+        return;
+    }
+    let cache = KmemCache::new("alone", Layout::new::<[u64; 128]>()).unwrap();
+    // Another node has memory, which bears its policy.
+    let other = cache.alloc_node_exact(1).unwrap();
+    let mut objects = Vec::with_capacity(200_000);
+    let little = libc::rlimit {
+        rlim_cur: 1,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the limit is readable.
+    unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const little) };
+    while let Some(object) = cache.alloc() {
+        objects.push(object);
+    }
+    let plenty = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        ..little
+    };
+    // SAFETY: as above. Failures want memory to be told with.
+    unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const plenty) };
+    assert!(objects.iter().all(|&object| node(object) == NODES));
+    objects.push(cache.alloc_node_exact(1).expect("there was some"));
+    for object in objects.into_iter().chain([other]) {
+        // SAFETY: it came from there and is not used.
+        unsafe { cache.free(object) };
+    }
+}
+
+#[test]
 #[ignore = "run by without_a_policy_of_its_own_memory_is_placed_by_the_process_s"]
 fn process() {
     if !faked() {

@@ -10,16 +10,16 @@ pub const SLAB_DEBUG: &str = "PINFOLD_SLAB_DEBUG";
 pub const HARDENED: &str = "PINFOLD_HARDENED";
 const RSEQ: &str = "PINFOLD_RSEQ";
 
-/// Refuses what the library would refuse or not understand, while there is somebody to tell.
-pub fn check() -> Result<()> {
+/// Refuses what the library would refuse or not understand, while there is somebody to tell. A policy only if the program is to see it.
+pub fn check(with_policy: bool) -> Result<()> {
     let value = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     if let Some(settings) = value(SLAB_DEBUG)
         && let Err(error) = check_settings(&settings)
     {
         bail!("{SLAB_DEBUG}={settings}: {error}");
     }
-    if let Some(policy) = std::env::var_os(mempolicy::VARIABLE).filter(|policy| !policy.is_empty())
-    {
+    let policy = std::env::var_os(mempolicy::VARIABLE);
+    if let Some(policy) = policy.filter(|policy| with_policy && !policy.is_empty()) {
         check_policy(&policy).context(mempolicy::VARIABLE)?;
     }
     for (name, allowed) in [

@@ -67,7 +67,7 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
-    environment::check()?;
+    environment::check(args.policy.is_none())?;
     let policy = args.policy.as_deref().map(placement::chosen).transpose()?;
     let library = library::find()?;
     let (name, arguments) = args.command.split_first().context("no command given")?;

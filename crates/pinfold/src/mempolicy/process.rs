@@ -1,6 +1,6 @@
 //! The policy that the process was started with, and what follows for the allocator.
 
-use super::{Distances, Mempolicy, Mode, mems_allowed, set_for_thread, thread};
+use super::{Distances, Mempolicy, Mode, PolicyError, mems_allowed, set_for_thread, thread};
 use crate::nodes;
 use crate::topology::{NodeId, Topology};
 
@@ -45,6 +45,9 @@ fn follow_variable() {
 
 /// Whether the process's memory is placed by a policy of its own.
 fn is_set() -> bool {
-    let now = thread().map(|policy| policy.mode());
-    !matches!(now, Ok(Mode::Default | Mode::Local) | Err(_))
+    match thread() {
+        Ok(policy) => !matches!(policy.mode(), Mode::Default | Mode::Local),
+        // A newer kernel's: it holds, whatever it is.
+        Err(error) => matches!(error, PolicyError::UnknownMode(_)),
+    }
 }

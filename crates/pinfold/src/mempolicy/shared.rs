@@ -74,7 +74,8 @@ impl SharedPolicy {
     /// The policy is copied: what becomes of the caller's afterwards changes nothing here. All pages change at once, for
     /// every reader. O(n) in the number of ranges. The end is excluded, so that page `u64::MAX` has no policy ever.
     ///
-    /// Safe in signal handlers. A fork in another thread waits until the change is done.
+    /// Safe in signal handlers; where it is the process's first use of the library, and the machine has several nodes, it reads the
+    /// machine's description, with some ten KiB of stack. A fork in another thread waits until the change is done.
     ///
     /// # Errors
     ///

@@ -343,7 +343,7 @@ fn ready() -> bool {
     *done
 }
 
-/// Reserves addresses for the arenas and their records: for each node a mixed part of four times the physical memory, and
+/// Reserves addresses for the arenas and their records: mixed parts of four times the physical memory, or once for each node, and
 /// stripes in which a single class could take twice the physical memory. Half as much each time that the kernel refuses.
 ///
 /// Where addresses are limited (`RLIMIT_AS`) or committing in chunks is dear (`vm.overcommit_memory=2`), there are no
@@ -362,7 +362,8 @@ fn reserve_all() -> bool {
     } else {
         0
     };
-    let mut mixed = (4 * memory).min(MIXED_MOST).min(left / 4 * 3) / GRANULE;
+    // A single node's part may have to hold everything: the kernel's, where the process has a policy.
+    let mut mixed = (nodes.max(4) * memory).min(MIXED_MOST).min(left / 4 * 3) / GRANULE;
     while mixed * GRANULE >= MIXED_LEAST {
         if reserve_of(nodes, chunks / nodes, mixed / nodes) {
             return true;
