@@ -36,8 +36,9 @@ const KNOWN: u32 = 1 << 16;
 static FAKE: AtomicBool = AtomicBool::new(false);
 /// The system's id of each node.
 static IDS: [AtomicUsize; MAX_NODES] = [const { AtomicUsize::new(0) }; MAX_NODES];
-/// The node of each CPU.
-static OF_CPU: [AtomicU8; MAX_INDEX] = [const { AtomicU8::new(0) }; MAX_INDEX];
+/// The node of each CPU, or [`UNKNOWN`]: a CPU that was offline when the machine was read.
+static OF_CPU: [AtomicU8; MAX_INDEX] = [const { AtomicU8::new(UNKNOWN) }; MAX_INDEX];
+const UNKNOWN: u8 = u8::MAX;
 /// For each node all nodes, the nearest first.
 static BY_DISTANCE: [[AtomicU8; MAX_NODES]; MAX_NODES] =
     [const { [const { AtomicU8::new(0) }; MAX_NODES] }; MAX_NODES];
@@ -206,12 +207,37 @@ pub(crate) fn current() -> usize {
 
 /// The node of the CPU the thread runs on.
 pub(crate) fn of_this_cpu() -> usize {
+    if real() == 1 {
+        return 0;
+    }
     let cpu = match backend() {
         // A concurrency id is no CPU's number.
         // SAFETY: no preconditions.
         Backend::Rseq(Index::Cid) => unsafe { libc::sched_getcpu() as usize },
         _ => pinfold_rseq::current(),
     };
-    let node = OF_CPU.get(cpu).map_or(0, |node| node.load(Relaxed));
-    usize::from(node).min(real() - 1)
+    match OF_CPU.get(cpu).map_or(0, |node| node.load(Relaxed)) {
+        UNKNOWN => ask_for_node(cpu),
+        node => usize::from(node).min(real() - 1),
+    }
+}
+
+/// The node of a CPU that came online after the machine was read: the kernel's word for the CPU that the thread runs on by now. One
+/// system call, once for a CPU; a node without memory counts as the first.
+#[cold]
+fn ask_for_node(cpu: usize) -> usize {
+    let (mut now, mut id) = (0u32, 0u32);
+    // SAFETY: both are writable.
+    let answer = crate::sys::keep_errno(|| unsafe {
+        let null = core::ptr::null_mut::<u8>();
+        libc::syscall(libc::SYS_getcpu, &raw mut now, &raw mut id, null)
+    });
+    let node = with_id(id as usize).unwrap_or(0);
+    if answer == 0
+        && now as usize == cpu
+        && let Some(place) = OF_CPU.get(cpu)
+    {
+        place.store(node as u8, Relaxed);
+    }
+    node
 }

@@ -113,8 +113,8 @@ fn ranges() {
         nodes_of(&pages, places.into_iter()),
         [1, 1, 2, 2, 0, 0, 2, 2, 1, 1, 0]
     );
-    assert_eq!(pages.effective(45), Some(policy("bind:2")));
-    assert_eq!(pages.effective(52), None);
+    assert_eq!(pages.policy_of(45), Some(policy("bind:2")));
+    assert_eq!(pages.policy_of(52), None);
     let reversed = core::ops::Range { start: 5, end: 4 };
     assert_eq!(
         pages.set_policy(reversed, Some(&policy("local"))),
@@ -362,6 +362,6 @@ fn a_default_policy_is_none() {
     let pages = Pages::new("none").unwrap();
     pages.set_policy(0..100, Some(&policy("local"))).unwrap();
     pages.set_policy(40..60, Some(&policy("default"))).unwrap();
-    let has = |place| pages.effective(place).is_some();
+    let has = |place| pages.policy_of(place).is_some();
     assert_eq!([39, 40, 59, 60].map(has), [true, false, false, true]);
 }

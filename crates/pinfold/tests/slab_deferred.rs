@@ -17,6 +17,7 @@ fn cache(name: &str) -> KmemCache {
 
 #[test]
 fn objects_wait_for_readers() {
+    let _alone = alone();
     if !can_fence() {
         return;
     }
@@ -52,9 +53,18 @@ fn objects_wait_for_readers() {
     cache.destroy().unwrap();
 }
 
+/// One test at a time: readers of one, asleep on a busy machine, would hold up what another waits for.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// Whatever its checks do with what is freed.
 #[test]
 fn a_cache_can_be_destroyed_after_deferred_frees() {
+    let _alone = alone();
     if !can_fence() {
         return;
     }
@@ -81,6 +91,7 @@ fn a_cache_can_be_destroyed_after_deferred_frees() {
 
 #[test]
 fn what_waits_is_freed_in_passing() {
+    let _alone = alone();
     if !can_fence() {
         return;
     }
@@ -96,7 +107,7 @@ fn what_waits_is_freed_in_passing() {
             most = most.max(cache.statistics().slabs);
         }
     }
-    // A million objects of 64 bytes are 977 slabs. Another test's readers may hold some up.
+    // A million objects of 64 bytes are 977 slabs.
     assert!(most < 700, "{most} slabs: nothing was freed");
     assert_eq!(cache.statistics().free_rcu_sheaf_fail, 0);
     cache.destroy().unwrap();
@@ -104,6 +115,7 @@ fn what_waits_is_freed_in_passing() {
 
 #[test]
 fn synchronize_waits_for_those_who_are_in() {
+    let _alone = alone();
     if !can_fence() {
         return;
     }
@@ -130,6 +142,7 @@ fn synchronize_waits_for_those_who_are_in() {
 /// Readers come and go all the time; both kinds of waiting end nevertheless.
 #[test]
 fn readers_that_overlap_for_ever_hold_nothing_up() {
+    let _alone = alone();
     if !can_fence() {
         return;
     }
@@ -160,6 +173,7 @@ fn readers_that_overlap_for_ever_hold_nothing_up() {
 /// A fork while threads read, write and defer: the child waits for none of them, and guards that came along do no harm.
 #[test]
 fn a_child_waits_for_no_reader_of_its_parent() {
+    let _alone = alone();
     if !can_fence() {
         return;
     }
@@ -217,6 +231,7 @@ fn works_alone(cache: &KmemCache) -> bool {
 /// Without memory for what waits, a deferred free looks for readers itself.
 #[test]
 fn deferred_frees_work_without_memory() {
+    let _alone = alone();
     // SAFETY: the child works on caches only, and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {

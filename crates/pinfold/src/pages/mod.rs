@@ -51,7 +51,7 @@ use core::sync::atomic::Ordering::Relaxed;
 /// let page = pool.alloc(7).expect("memory");
 /// // SAFETY: the page is ours, and `page_size` bytes large.
 /// unsafe { page.write_bytes(0xff, pool.page_size()) };
-/// assert!(pool.effective(7).is_some() && pool.effective(1024).is_none());
+/// assert!(pool.policy_of(7).is_some() && pool.policy_of(1024).is_none());
 /// // SAFETY: it came from this arena and is not used afterwards.
 /// unsafe { pool.free(page) };
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -132,7 +132,7 @@ impl Pages {
     }
 
     /// The policy of a place's range, if it has one: a copy.
-    pub fn effective(&self, place: u64) -> Option<Mempolicy> {
+    pub fn policy_of(&self, place: u64) -> Option<Mempolicy> {
         self.policy.lookup(place)
     }
 

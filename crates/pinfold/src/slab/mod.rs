@@ -186,7 +186,7 @@ impl KmemCache {
     /// An object of node `node`'s memory, or of another with memory, which [`statistics`](Self::statistics) count; past the CPU's sheaves, under the node's lock.
     #[doc(alias = "kmem_cache_alloc_node")]
     pub fn alloc_node(&self, node: usize) -> Option<NonNull<u8>> {
-        let ask = Ask::only(node % nodes::count());
+        let ask = Ask::only(node % nodes::real());
         let mut object = [null_mut()];
         self.descriptor.alloc_from(ask, &mut object);
         NonNull::new(object[0])

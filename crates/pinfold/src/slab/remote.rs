@@ -33,7 +33,7 @@ impl KmemCache {
     #[doc(alias = "__GFP_THISNODE")]
     pub fn alloc_node_exact(&self, node: usize) -> Option<NonNull<u8>> {
         let mut object = [null_mut()];
-        if node < nodes::count() {
+        if node < nodes::real() {
             self.descriptor
                 .alloc_only_from(Ask::only(node), &mut object);
         }

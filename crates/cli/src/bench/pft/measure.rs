@@ -67,8 +67,9 @@ fn cell(
             // The first one only brings the memory in.
             if round > 0 {
                 let pages = plan.pages as f64;
-                samples.by_cpu.push(pages / lap.cpu_seconds());
-                samples.by_wall.push(pages / lap.wall_seconds());
+                // A clock that stood still is no division by zero.
+                samples.by_cpu.push(pages / lap.cpu_seconds().max(1e-9));
+                samples.by_wall.push(pages / lap.wall_seconds().max(1e-9));
                 samples
                     .percent
                     .push(100.0 * lap.kernels_faults as f64 / pages);
