@@ -25,7 +25,7 @@ pub fn measure(plan: &Plan) -> Result<Measured> {
         measured.notes.push(note);
     }
     for kind in KINDS {
-        let mut contenders = Contenders::new(kind, plan.pages, &mut measured.notes);
+        let mut contenders = Contenders::new(kind, plan.pages, plan.zero, &mut measured.notes);
         for threads in 1..=plan.threads {
             cell(plan, kind, &mut contenders, threads, &mut measured)?;
         }

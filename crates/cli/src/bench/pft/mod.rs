@@ -43,6 +43,11 @@ pub struct Args {
     #[arg(long, default_value_t = 10, allow_negative_numbers = true, value_parser = super::at_least_one)]
     rounds: u32,
 
+    /// Whether the arenas' pages are zeroed before they are written to, as the kernel's are. Zeroing a region larger than the
+    /// processor's caches is limited by the memory's bandwidth, which all threads share; without it allocation alone is measured
+    #[arg(long, value_name = "yes|no", default_value = "yes", value_parser = yes_or_no, action = clap::ArgAction::Set)]
+    zero: bool,
+
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
@@ -112,11 +117,20 @@ fn threads(text: &str) -> Result<u32, String> {
     super::count(text, 4096)
 }
 
+fn yes_or_no(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err("say yes or no".to_owned()),
+    }
+}
+
 /// What is measured.
 struct Plan {
     threads: usize,
     pages: usize,
     rounds: u32,
+    zero: bool,
 }
 
 pub fn main(args: &Args) -> Result<()> {
@@ -155,6 +169,7 @@ fn plan(args: &Args) -> Result<Plan> {
         threads,
         pages: memory.0 / page,
         rounds: args.rounds,
+        zero: args.zero,
     })
 }
 

@@ -11,11 +11,16 @@ use std::path::Path;
 pub fn text(plan: &Plan, measured: &Measured) -> String {
     let mut text = format!(
         "{}\nFaults per CPU second and per wall-clock second, medians of {} rounds. A region of {}, {} pages, divided among N threads, \
-         which run where the scheduler puts them.\n",
+         which run where the scheduler puts them.{}\n",
         Machine::read().describe(),
         plan.rounds,
         Amount(plan.pages * page_size()),
         plan.pages,
+        if plan.zero {
+            ""
+        } else {
+            " The arenas' pages are not zeroed, the kernel's are."
+        },
     );
     for note in &measured.notes {
         text += note;

@@ -6,7 +6,7 @@
 //! when it has any. All ranges have the same object, as if they had been one before they were cut. The system's default is not counted.
 
 use super::table::Table;
-use super::{Subject, place, ranges};
+use super::{Subject, place, ranges, take};
 use crate::bench::pft::{Kind, Memory};
 use crate::bench::{Padded, Spinlock};
 use anyhow::Result;
@@ -19,6 +19,7 @@ use std::sync::Arc;
 pub struct Counted {
     table: Table,
     policies: Policies,
+    zero: bool,
 }
 
 enum Policies {
@@ -47,7 +48,7 @@ impl Shared {
 }
 
 impl Counted {
-    pub fn new(kind: Kind, pages: usize) -> Counted {
+    pub fn new(kind: Kind, pages: usize, zero: bool) -> Counted {
         let policy = Arc::new(Mempolicy::local());
         let ranges = ranges(kind, pages).into_iter();
         let ranges: Vec<_> = ranges.map(|range| (range, Arc::clone(&policy))).collect();
@@ -62,15 +63,21 @@ impl Counted {
         Counted {
             table: Table::new(pages),
             policies,
+            zero,
         }
     }
 }
 
 /// A page by a policy, or by the system's. The arena has none of its own, so that it gives pages of the node that asks.
 #[inline(always)]
-fn alloc(arena: &Pages, page: usize, policy: Option<&Mempolicy>) -> Option<NonNull<u8>> {
+fn alloc(
+    arena: &Pages,
+    page: usize,
+    policy: Option<&Mempolicy>,
+    zero: bool,
+) -> Option<NonNull<u8>> {
     match policy.map_or(Mode::Default, Mempolicy::mode) {
-        Mode::Default | Mode::Local => arena.alloc_zeroed(place(page)),
+        Mode::Default | Mode::Local => take(arena, place(page), zero),
         _ => None,
     }
 }
@@ -81,16 +88,16 @@ impl Subject for Counted {
     }
 
     fn touch(&self, slice: Range<usize>) -> Result<()> {
-        let table = &self.table;
+        let (table, zero) = (&self.table, self.zero);
         match &self.policies {
-            Policies::None => table.fill(slice, |arena, page| alloc(arena, page, None)),
+            Policies::None => table.fill(slice, |arena, page| alloc(arena, page, None, zero)),
             Policies::OfMapping(policy) => table.fill(slice, |arena, page| {
                 let counted = Arc::clone(policy);
-                alloc(arena, page, Some(&counted))
+                alloc(arena, page, Some(&counted), zero)
             }),
             Policies::OfFile(shared) => table.fill(slice, |arena, page| {
                 let counted = shared.0.lookup(place(page));
-                alloc(arena, page, counted.as_deref())
+                alloc(arena, page, counted.as_deref(), zero)
             }),
         }
     }

@@ -6,9 +6,11 @@ mod pinfold;
 mod table;
 
 use super::{Kind, Memory, Policy};
+use ::pinfold::pages::Pages;
 use anyhow::Result;
 use serde::Serialize;
 use std::ops::Range;
+use std::ptr::NonNull;
 
 /// A region of pages that are found when they are touched first.
 pub trait Subject: Sync {
@@ -55,15 +57,15 @@ impl Contenders {
     pub const REGIONS: usize = 2;
 
     /// Those that can be had; `notes` says who is left out, and why.
-    pub fn new(kind: Kind, pages: usize, notes: &mut Vec<String>) -> Contenders {
+    pub fn new(kind: Kind, pages: usize, zero: bool, notes: &mut Vec<String>) -> Contenders {
         let mut all: Vec<(_, Box<dyn Subject>)> = vec![
             (
                 SubjectName::Counted,
-                Box::new(counted::Counted::new(kind, pages)),
+                Box::new(counted::Counted::new(kind, pages, zero)),
             ),
             (
                 SubjectName::Pinfold,
-                Box::new(pinfold::Pinfold::new(kind, pages)),
+                Box::new(pinfold::Pinfold::new(kind, pages, zero)),
             ),
         ];
         match kernel::missing(kind) {
@@ -85,6 +87,16 @@ pub fn page_size() -> usize {
     // SAFETY: no preconditions.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
+}
+
+/// A page of an arena, zeroed as the kernel's are, or as it comes.
+#[inline(always)]
+fn take(arena: &Pages, place: u64, zero: bool) -> Option<NonNull<u8>> {
+    if zero {
+        arena.alloc_zeroed(place)
+    } else {
+        arena.alloc(place)
+    }
 }
 
 /// Writes the first cache line of a page, as whoever touched it wanted to.

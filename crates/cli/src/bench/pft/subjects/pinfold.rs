@@ -1,7 +1,7 @@
 //! `pinfold`: pages by the arena's own policies, which nobody counts.
 
 use super::table::Table;
-use super::{Subject, place, ranges};
+use super::{Subject, place, ranges, take};
 use crate::bench::pft::Kind;
 use anyhow::Result;
 use pinfold::pages::Pages;
@@ -10,13 +10,15 @@ use std::ops::Range;
 pub struct Pinfold {
     table: Table,
     ranges: Vec<Range<u64>>,
+    zero: bool,
 }
 
 impl Pinfold {
-    pub fn new(kind: Kind, pages: usize) -> Pinfold {
+    pub fn new(kind: Kind, pages: usize, zero: bool) -> Pinfold {
         Pinfold {
             table: Table::new(pages),
             ranges: ranges(kind, pages),
+            zero,
         }
     }
 }
@@ -27,7 +29,7 @@ impl Subject for Pinfold {
     }
 
     fn touch(&self, slice: Range<usize>) -> Result<()> {
-        let alloc = |arena: &Pages, page| arena.alloc_zeroed(place(page));
+        let alloc = |arena: &Pages, page| take(arena, place(page), self.zero);
         self.table.fill(slice, alloc)
     }
 
