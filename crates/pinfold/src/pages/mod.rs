@@ -65,6 +65,10 @@ pub struct Pages {
     stat: VmStat<NumaItem>,
 }
 
+/// Bytes in full page lists that a node keeps: what comes from there costs the others the node's lock for a moment only, and what
+/// comes from slabs ten times as long. Given back when nobody needed it for a second, as all that is idle.
+const BARN_BYTES: usize = 32 << 20;
+
 /// Ranges may have policies.
 const LOOKS_UP: u8 = 1 << 0;
 /// `stat` counts.
@@ -92,7 +96,8 @@ impl Pages {
         for (node, cache) in pages.caches.iter_mut().enumerate().take(nodes::count()) {
             let mut text = [0; 32];
             let builder = KmemCache::builder(lists::name(name, node, &mut text), layout);
-            *cache = Some(builder.placed(Placement::only(node)).build()?);
+            let builder = builder.placed(Placement::only(node)).barn_bytes(BARN_BYTES);
+            *cache = Some(builder.build()?);
         }
         Ok(pages)
     }

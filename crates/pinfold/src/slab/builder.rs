@@ -100,6 +100,12 @@ impl<'n> Builder<'n> {
         self
     }
 
+    /// Has each node's barn hold up to `bytes` in full sheaves, before objects go back to their slabs.
+    pub(crate) const fn barn_bytes(mut self, bytes: usize) -> Self {
+        self.options.barn_bytes = bytes;
+        self
+    }
+
     /// Has objects initialised by `constructor` when their slab is made, once, not at each allocation: who frees an object
     /// leaves it as the constructor did.
     ///

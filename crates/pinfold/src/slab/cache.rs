@@ -9,7 +9,7 @@ use super::node::Node;
 use super::percpu::SPARE;
 use super::sheaf;
 use super::slabs::OBJECTS_MOST;
-use super::tune::Capacity;
+use super::tune::{BARN_BYTES, Capacity};
 use crate::lock::Lock;
 use crate::mempolicy::Placement;
 use crate::page::{self, GRANULE, LARGE};
@@ -77,6 +77,8 @@ pub struct Cache {
     node_count: usize,
     /// Where its memory is to be, if it has a policy of its own.
     pub(super) placement: Option<Placement>,
+    /// Bytes in full sheaves that a node's barn holds.
+    pub(super) barn_bytes: usize,
     /// How many refills there were, for policies that take nodes in turn.
     pub(super) turn: AtomicU32,
     /// What waits for its readers.
@@ -104,6 +106,8 @@ pub(super) struct Options {
     pub(super) sheaf_capacity: Option<usize>,
     /// Where its memory is to be, if it has a policy of its own.
     pub(super) placement: Option<Placement>,
+    /// Bytes in full sheaves that a node's barn holds.
+    pub(super) barn_bytes: usize,
 }
 
 impl Options {
@@ -114,6 +118,7 @@ impl Options {
         hardened: None,
         sheaf_capacity: None,
         placement: None,
+        barn_bytes: BARN_BYTES,
     };
 }
 
@@ -272,6 +277,7 @@ impl Cache {
             nodes: nodes.as_ptr(),
             node_count: nodes.len(),
             placement: options.placement,
+            barn_bytes: options.barn_bytes,
             turn: AtomicU32::new(0),
             deferred: Deferred::new(),
             events: VmEvents::new(),

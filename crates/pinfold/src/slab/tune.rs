@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize};
 const SHEAF_BYTES: usize = 128 << 10;
 pub(super) const CAPACITY_LEAST: usize = 4;
 /// Bytes in full sheaves that a node's barn holds for a cache, within the bounds below.
-const BARN_BYTES: usize = 2 << 20;
+pub(super) const BARN_BYTES: usize = 2 << 20;
 const BARN_LEAST: usize = 4;
 const BARN_MOST: usize = 128;
 /// Sheaves that a CPU has of a cache: the main one and the spare.
@@ -120,7 +120,7 @@ impl Cache {
 
     /// Full sheaves in a barn at most.
     pub(super) fn barn_most(&self) -> usize {
-        (BARN_BYTES / (self.size * self.capacity())).clamp(BARN_LEAST, BARN_MOST)
+        (self.barn_bytes / (self.size * self.capacity())).clamp(BARN_LEAST, BARN_MOST)
     }
 
     /// Gives the cache's part of the budget back; the cache is gone.
