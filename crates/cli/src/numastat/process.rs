@@ -92,10 +92,11 @@ fn identify(folder: &Path, pid: u32) -> Result<(String, Identity)> {
             printable(name)
         );
     }
-    Ok((printable(name), identity))
+    Ok((name.to_owned(), identity))
 }
 
-fn printable(name: &str) -> String {
+/// A process's name as a terminal may see it.
+pub fn printable(name: &str) -> String {
     name.escape_debug().to_string()
 }
 

@@ -1,6 +1,7 @@
 //! Bytes by node for people: in MiB, in the form that `numastat -p` has.
 
 use super::Report;
+use super::process::printable;
 use std::fmt::Write;
 
 const WIDTH: usize = 15;
@@ -12,6 +13,7 @@ pub fn of(report: &Report) -> String {
     let heads = report.nodes.iter().map(|node| format!("Node {node}"));
     let heads: Vec<String> = heads.chain(["Total".to_owned()]).collect();
     let rules: Vec<String> = heads.iter().map(|_| "-".repeat(WIDTH)).collect();
+    let name = printable(name);
     let mut text = format!("Per-node process memory usage (in MiB) for PID {pid} ({name})\n");
     text += &line("", &heads);
     text += &line("", &rules);

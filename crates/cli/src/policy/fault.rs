@@ -43,11 +43,9 @@ fn pointed_at(text: &str, error: &ParseError) -> String {
 
 /// One column for each character, and nothing that a terminal would obey.
 fn printable(character: char) -> char {
-    if character.is_control() {
-        '?'
-    } else {
-        character
-    }
+    // What `escape_debug` would write otherwise also has no width of its own, or turns the line around.
+    let harmless = character.escape_debug().count() == 1 || matches!(character, '"' | '\'' | '\\');
+    if harmless { character } else { '?' }
 }
 
 #[cfg(test)]
@@ -77,6 +75,7 @@ mod tests {
         let before = far.lines().next().unwrap().split_once('x').unwrap().0;
         assert_eq!(column(1, '^'), Some(before.chars().count()), "{far}");
         assert!(!shown("bind\u{1b}[31m:0").contains('\u{1b}'));
+        assert!(!shown("bind\u{202e}:0").contains('\u{202e}'));
         assert!(shown("bünd:0").contains("bünd:0\n    ^~~~"));
     }
 }
