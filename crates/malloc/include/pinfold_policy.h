@@ -102,7 +102,8 @@ pinfold_mempolicy_t *pinfold_mempolicy_get_thread(void);
 #define PINFOLD_MPOL_MOVE     2u /* move those that this process alone maps */
 #define PINFOLD_MPOL_MOVE_ALL 4u /* move all; needs CAP_SYS_NICE */
 
-/* The policy of `len` bytes from `at` on, which is at a page's beginning. 0 or -1. */
+/* The policy of `len` bytes from `at` on, which is at a page's beginning; NULL is the default. Nodes that cannot be used here are left out, as
+ * by the kernel; with none left, -1 and EINVAL. 0 or -1. */
 int pinfold_mempolicy_apply(const void *at, size_t len, const pinfold_mempolicy_t *policy, unsigned flags);
 /* A copy of the policy of the mapping at an address; the default one when it has none. NULL with EFAULT where nothing is mapped. */
 pinfold_mempolicy_t *pinfold_mempolicy_at(const void *at);
@@ -153,7 +154,8 @@ struct pinfold_pages *pinfold_pages_create(const char *name);
  * where the kernel has no fence. Interrupts the CPUs that run threads of this process. */
 int pinfold_pages_destroy(struct pinfold_pages *pages);
 
-/* As pinfold_shared_policy_set, for places. Pages that are out stay where they are. */
+/* As pinfold_shared_policy_set, for places; -1 with EINVAL also for a policy none of whose nodes can be used here. Pages that are out stay
+ * where they are. */
 int pinfold_pages_set_policy(const struct pinfold_pages *pages, uint64_t start, uint64_t end, const pinfold_mempolicy_t *policy);
 
 /* Bytes in a page. */
@@ -169,7 +171,8 @@ void pinfold_pages_free(const struct pinfold_pages *pages, void *page);
 /* The node that a page was asked of; pinfold_node_of asks the kernel where it is. -1 with ENOENT when the kernel placed it. */
 int pinfold_pages_node_of(const struct pinfold_pages *pages, void *page);
 
-/* As pinfold_cache_create, with slabs from where `policy` says, and objects that go back there wherever they are freed. */
+/* As pinfold_cache_create, with slabs from where `policy` says, and objects that go back there wherever they are freed. NULL with EINVAL
+ * also when none of the policy's nodes can be used here. */
 struct pinfold_cache *pinfold_cache_create_policy(const char *name, size_t size, size_t align, unsigned flags, void (*ctor)(void *),
 						  const pinfold_mempolicy_t *policy);
 

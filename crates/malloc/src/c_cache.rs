@@ -118,6 +118,7 @@ pub(crate) unsafe fn create(
         Err(CacheError::TooLarge) => null_with(libc::E2BIG),
         Err(CacheError::TooMany) => null_with(libc::ENOSPC),
         Err(CacheError::NoMemory) => null_with(libc::ENOMEM),
+        Err(CacheError::NoNodes) => null_with(libc::EINVAL),
     }
 }
 

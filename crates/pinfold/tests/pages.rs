@@ -4,10 +4,10 @@
 mod common;
 
 use common::{Random, cpus, pin};
-use pinfold::mempolicy::{Mempolicy, RangeError};
+use pinfold::mempolicy::{Mempolicy, Mode, RangeError};
 use pinfold::page::node_of;
 use pinfold::pages::Pages;
-use pinfold::slab::KmemCache;
+use pinfold::slab::{CacheError, KmemCache};
 use std::alloc::Layout;
 use std::collections::HashSet;
 use std::ptr::NonNull;
@@ -78,9 +78,6 @@ fn modes() {
         ("interleave:1,3", vec![1, 3, 1, 3, 1, 3, 1, 3]),
         ("interleave", vec![0, 1, 2, 3, 0, 1, 2, 3]),
         ("default", vec![local; 8]),
-        // No such node: all are meant.
-        ("bind:9", vec![local; 8]),
-        ("prefer:9", vec![local; 8]),
         // By positions among the nodes that there are, begun again at the first.
         ("bind=relative:6", vec![2; 8]),
         ("interleave=relative:5-6", vec![1, 2, 1, 2, 1, 2, 1, 2]),
@@ -90,6 +87,23 @@ fn modes() {
     }
     pages.set_policy(0..100, None).unwrap();
     assert_eq!(nodes_of(&pages, 0..8), vec![local; 8]);
+    for text in ["bind:9", "prefer:9", "interleave:8-9"] {
+        let policy = policy(text);
+        let refused = pages.set_policy(0..100, Some(&policy));
+        assert_eq!(refused, Err(RangeError::NoNodes), "{text}");
+        let builder = KmemCache::builder("nowhere", Layout::new::<[u64; 64]>());
+        assert_eq!(
+            builder.policy(&policy).build().err(),
+            Some(CacheError::NoNodes)
+        );
+        // As where its nodes have vanished since: all are meant, or where the thread is.
+        pages.policies().set(0..100, Some(&policy)).unwrap();
+        let expected = match policy.mode() {
+            Mode::Interleave => vec![0, 1, 2, 3],
+            _ => vec![local; 4],
+        };
+        assert_eq!(nodes_of(&pages, 0..4), expected, "{text}");
+    }
 }
 
 #[test]

@@ -82,7 +82,8 @@ fn a_thread_folds_counters_arrays_and_items() {
             && many.iter().all(|counter| counter.read() == 2)
             && items.read(Item::There) == 1
     });
-    assert!(running.folds() >= 102);
+    // They are counted when a look is over.
+    wait_until("the count of folds", || running.folds() >= 102);
     running.stop();
     assert_eq!(threads(), []);
 }

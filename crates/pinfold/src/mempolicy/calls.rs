@@ -217,6 +217,13 @@ pub fn apply(
     moving: Move,
     strict: bool,
 ) -> Result<(), PolicyError> {
+    // The kernel rounds such a length up to nothing, and says that all is well.
+    if len > isize::MAX as usize {
+        return Err(PolicyError::Refused {
+            call: Call::Mbind,
+            errno: libc::EINVAL,
+        });
+    }
     let (mode, mask) = arguments(policy)?;
     let strict = if strict { abi::MPOL_MF_STRICT } else { 0 };
     let flags = strict | moving.bits();

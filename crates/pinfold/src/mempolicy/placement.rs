@@ -69,6 +69,13 @@ impl Placement {
         }
     }
 
+    /// Whether memory can be placed by a policy here: whether it names no nodes, or any that has memory which this process may use. The
+    /// kernel refuses the others too.
+    pub(crate) fn is_possible(policy: &Mempolicy) -> bool {
+        super::init();
+        policy.nodes().is_empty() || numbers_of(policy) != 0
+    }
+
     /// For keeping it in atomics; never all zeroes.
     pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
         let home = self.home.map_or(0, |home| u64::from(home) + 1);

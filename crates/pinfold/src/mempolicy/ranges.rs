@@ -47,6 +47,8 @@ pub enum RangeError {
     Busy,
     /// There is no memory for one range more.
     OutOfMemory,
+    /// None of the nodes that the policy names has memory that this process may use.
+    NoNodes,
 }
 
 impl fmt::Display for RangeError {
@@ -55,6 +57,9 @@ impl fmt::Display for RangeError {
             RangeError::Empty => "the range has no pages: its start must be below its end",
             RangeError::Busy => {
                 "this signal handler has interrupted a change of a shared policy: set it after the handler"
+            }
+            RangeError::NoNodes => {
+                "none of the policy's nodes may be used here; see Mems_allowed_list in /proc/self/status"
             }
             RangeError::OutOfMemory => "no memory for another range of a shared policy",
         })

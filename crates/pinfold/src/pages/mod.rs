@@ -114,7 +114,8 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// [`RangeError`]: a range that ends before it begins, no memory, or a signal handler that interrupted a set.
+    /// [`RangeError`]: a range that ends before it begins, a policy none of whose nodes can be used here, no memory, or a signal handler
+    /// that interrupted a set.
     pub fn set_policy(
         &self,
         range: Range<u64>,
@@ -122,7 +123,10 @@ impl Pages {
     ) -> Result<(), RangeError> {
         // As in the kernel: a default policy is none, and costs what none costs.
         let policy = policy.filter(|policy| policy.mode() != Mode::Default);
-        if policy.is_some() {
+        if let Some(policy) = policy {
+            if !Placement::is_possible(policy) {
+                return Err(RangeError::NoNodes);
+            }
             // Stays: whether any range is left is not worth knowing.
             self.duties.fetch_or(LOOKS_UP, Relaxed);
         }

@@ -75,7 +75,7 @@ impl<'n> Builder<'n> {
     /// objects go back there, wherever they are freed. Taken in turn, nodes change from one refill of a sheaf to the next.
     /// A policy that binds lets an allocation fail when its nodes are full. The `default` policy takes a policy away.
     ///
-    /// Nodes that the process cannot use are passed over; when none is left, all are meant.
+    /// Nodes that the process cannot use are passed over; when none is left, [`build`](Self::build) fails.
     ///
     /// ```
     /// use pinfold::mempolicy::Mempolicy;
@@ -90,6 +90,7 @@ impl<'n> Builder<'n> {
     /// ```
     #[must_use]
     pub fn policy(mut self, policy: &Mempolicy) -> Self {
+        self.options.possible = Placement::is_possible(policy);
         self.options.placement = Placement::of(policy);
         self
     }
@@ -137,7 +138,8 @@ impl<'n> Builder<'n> {
     ///
     /// # Errors
     ///
-    /// [`CacheError`]: the layout is too large, there are too many caches, or the system has no memory.
+    /// [`CacheError`]: the layout is too large, there are too many caches, the system has no memory, or none of the policy's nodes can be
+    /// used.
     pub fn build(self) -> Result<KmemCache, CacheError> {
         Cache::create(self.name, self.layout, self.options).map(KmemCache::of)
     }

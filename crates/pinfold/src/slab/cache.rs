@@ -106,6 +106,8 @@ pub(super) struct Options {
     pub(super) sheaf_capacity: Option<usize>,
     /// Where its memory is to be, if it has a policy of its own.
     pub(super) placement: Option<Placement>,
+    /// Whether the policy that was asked for can be followed.
+    pub(super) possible: bool,
     /// Bytes in full sheaves that a node's barn holds.
     pub(super) barn_bytes: usize,
 }
@@ -118,6 +120,7 @@ impl Options {
         hardened: None,
         sheaf_capacity: None,
         placement: None,
+        possible: true,
         barn_bytes: BARN_BYTES,
     };
 }
@@ -131,6 +134,8 @@ pub enum CacheError {
     TooMany,
     /// The system has no memory.
     NoMemory,
+    /// None of the nodes that the cache's policy names has memory that this process may use.
+    NoNodes,
 }
 
 impl core::fmt::Display for CacheError {
@@ -140,6 +145,9 @@ impl core::fmt::Display for CacheError {
                 "objects of a cache are at most 64 KiB large and aligned; use the page layer for larger ones"
             }
             CacheError::TooMany => "there are 4096 caches already; destroy some, or share one for equal layouts",
+            CacheError::NoNodes => {
+                "none of the nodes of the cache's policy may be used here; see Mems_allowed_list in /proc/self/status"
+            }
             CacheError::NoMemory => "the system has no memory for a new cache",
         })
     }
@@ -181,6 +189,9 @@ impl Cache {
     ) -> Result<&'static Cache, CacheError> {
         if layout.size() > OBJECT_MOST || layout.align() > GRANULE {
             return Err(CacheError::TooLarge);
+        }
+        if !options.possible {
+            return Err(CacheError::NoNodes);
         }
         let mut numbers = NUMBERS.lock().ok_or(CacheError::NoMemory)?;
         let slot = match numbers.freed.checked_sub(1) {
