@@ -318,6 +318,7 @@ static void pools(void)
 	struct pinfold_pages *pool = pinfold_pages_create("buffers");
 	pinfold_mempolicy_t *policy = parsed("bind=static:0");
 	char *pages[600];
+	pinfold_mempolicy_t *nowhere = parsed("bind:1000");
 	size_t size;
 
 	CHECK(pool && (size = pinfold_pages_size(pool)) == (size_t)sysconf(_SC_PAGESIZE));
@@ -344,6 +345,9 @@ static void pools(void)
 	pinfold_pages_free(pool, pages[599]);
 	errno = 0;
 	CHECK(pinfold_pages_set_policy(pool, 7, 7, NULL) == -1 && errno == EINVAL);
+	errno = 0;
+	CHECK(pinfold_pages_set_policy(pool, 0, 9, nowhere) == -1 && errno == EINVAL);
+	pinfold_mempolicy_put(nowhere);
 	CHECK(pinfold_pages_set_policy(pool, 0, UINT64_MAX, NULL) == 0);
 	CHECK(pinfold_pages_destroy(pool) == 0 || errno == ENOTSUP);
 	CHECK(pinfold_pages_destroy(NULL) == 0);
@@ -372,6 +376,10 @@ static void caches(void)
 	CHECK(cache && pinfold_cache_destroy(cache) == 0);
 	errno = 0;
 	CHECK(!pinfold_cache_create_policy("none", 0, 0, 0, NULL, NULL) && errno == EINVAL);
+	errno = 0;
+	policy = parsed("bind:1000");
+	CHECK(!pinfold_cache_create_policy("nowhere", 64, 0, 0, NULL, policy) && errno == EINVAL);
+	pinfold_mempolicy_put(policy);
 }
 
 static void children(void)
