@@ -13,7 +13,7 @@ mod run;
 
 /// Run any program on per-CPU memory caches.
 #[derive(Parser)]
-#[command(version, about, max_term_width = 100)]
+#[command(name = "pinfold", version, about, max_term_width = 100)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

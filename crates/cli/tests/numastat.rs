@@ -60,9 +60,15 @@ fn numastat_counts_a_processs_pages() {
         "{error}"
     );
     assert_eq!(code, Some(2));
-    for wrong in ["0", "-1", "self", "99999999999"] {
-        assert_eq!(pinfold(&["numastat", wrong]).2, Some(2), "{wrong}");
+    for wrong in ["0", "-1", "self", "99999999999", "+1", ""] {
+        let (_, error, code) = pinfold(&["numastat", wrong]);
+        assert_eq!(code, Some(2), "{wrong}");
+        assert!(
+            wrong == "-1" || error.contains("a process's number"),
+            "{error}"
+        );
     }
+    assert_eq!(pinfold(&["numastat", "-p", &own]).2, Some(0));
 }
 
 #[test]

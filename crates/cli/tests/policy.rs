@@ -77,7 +77,7 @@ fn flags_nodes_and_homes_are_explained() {
             "interleave",
             &[
                 "none named; here that is 0-2",
-                "all nodes that are allowed then",
+                "the kernel is given nodes 0-2 now, and carries that over; only policies that a program keeps",
             ],
         ),
         (
@@ -92,7 +92,18 @@ fn flags_nodes_and_homes_are_explained() {
             "default",
             &["is local", "node    1    1", "nothing changes"],
         ),
-        ("bind:all", &["all named; here that is 0-2"]),
+        (
+            "bind:all",
+            &[
+                "all named; here that is 0-2",
+                "is given nodes 0-2 now, and carries",
+            ],
+        ),
+        (
+            "interleave=static:all",
+            &["is given nodes 0-2 now, and keeps those of them"],
+        ),
+        ("bind=relative:0", &["the one at position 0 among"]),
     ] {
         let (out, error, code) = on(root.path(), &[policy]);
         assert_eq!(code, Some(0), "{policy}: {error}");
@@ -137,6 +148,105 @@ fn what_cannot_be_put_to_use_here_says_why() {
         let (out, error, code) = on(root.path(), &[policy]);
         assert_eq!((error.as_str(), code), ("", Some(1)), "{out}");
         assert!(out.contains(words) && !out.contains("pages "), "{out}");
+    }
+    let (out, _, code) = on(root.path(), &["bind:0@7"]);
+    let words = "not to be used here: home node 7 is not there; this machine has nodes 0-4\n";
+    assert!(code == Some(1) && out.contains(words), "{out}");
+    let (out, _, code) = pinfold(&["policy", "bind:0@1023"]);
+    let words = "home node 1023 is not there; this machine has node";
+    assert!(code == Some(1) && out.contains(words), "{out}");
+}
+
+#[test]
+fn a_tmpfs_wants_memory_on_every_node() {
+    let root = machine();
+    let folder = root.path().to_str().unwrap();
+    for (policy, refused, takes) in [
+        ("bind:0,4", None, true),
+        ("bind:0,3", Some("node 3"), false),
+        ("bind=relative:2,3,7", Some("nodes 3,7"), false),
+        ("bind=balancing:3", None, false),
+    ] {
+        let (out, ..) = on(root.path(), &[policy]);
+        let line = refused.map(|nodes| format!("a tmpfs here would refuse {nodes}\n"));
+        let said = line.map_or(!out.contains("would refuse"), |line| out.contains(&line));
+        assert!(said && out.contains("for a tmpfs") == takes, "{out}");
+        let answer = json(&["policy", "--json", "--root", folder, policy]);
+        assert_eq!(answer["policy"]["tmpfs"], takes, "{policy}");
+    }
+}
+
+#[test]
+fn what_run_does_not_start_with_is_said() {
+    let words = "`pinfold run --policy` does not start with it: ";
+    let root = machine();
+    let folder = root.path().to_str().unwrap();
+    for (policy, fault) in [
+        ("bind:0-2", None),
+        ("bind:0,7", Some("node 7 is not there")),
+        ("bind:0@0", Some("a thread's policy has no home node")),
+    ] {
+        let (out, _, code) = on(root.path(), &[policy]);
+        assert_eq!(code, Some(0), "{out}");
+        let said = fault.map(|fault| format!("{words}{fault}"));
+        let as_said = said.map_or(!out.contains(words), |said| out.contains(&said));
+        assert!(as_said, "{out}");
+        let answer = json(&["policy", "--json", "--root", folder, policy]);
+        assert_eq!(answer["policy"]["runnable"], fault.is_none(), "{policy}");
+    }
+    if works() {
+        let (out, _, code) = pinfold(&["policy", "bind:0,1022-1023"]);
+        let said = format!("{words}nodes 1022-1023 are not there");
+        assert!(code == Some(0) && out.contains(&said), "{out}");
+    }
+}
+
+#[test]
+fn the_variables_policy_is_explained() {
+    let with = |policy: &str, arguments: &[&str]| {
+        let mut command = command(arguments);
+        command.env("PINFOLD_POLICY", policy);
+        said(command)
+    };
+    let (out, error, code) = with("bind:0-x", &["policy"]);
+    assert_eq!((out.as_str(), code), ("", Some(2)));
+    let named = error.starts_with("pinfold: PINFOLD_POLICY: \"0-x\" at byte 5");
+    assert!(named && error.ends_with("         ^~~\n"), "{error}");
+    let (out, _, code) = with("bind:1023", &["policy"]);
+    let words = ["PINFOLD_POLICY's", "node 1023 is not there"];
+    assert_eq!(code, Some(1));
+    assert!(words.iter().all(|words| out.contains(words)), "{out}");
+    let (out, _, code) = with("bind:0@0", &["policy"]);
+    assert!(code == Some(1) && out.contains("no home node"), "{out}");
+    // An argument is what was asked about.
+    let (out, ..) = with("bind:0-x", &["policy", "local"]);
+    assert!(
+        out.contains("policy      local\n") && !out.contains("PINFOLD"),
+        "{out}"
+    );
+    for (policy, words) in [
+        ("bind:0-x", "PINFOLD_POLICY is not understood"),
+        ("bind:0", "PINFOLD_POLICY is understood: bind:0"),
+    ] {
+        let (out, _, code) = with(policy, &["doctor"]);
+        assert!(code == Some(0) && out.contains(words), "{out}");
+    }
+    if works() {
+        let (out, error, code) = with("interleave:0", &["policy"]);
+        assert_eq!((error.as_str(), code), ("", Some(0)));
+        assert!(
+            out.contains("policy      interleave:0\n") && out.contains("PINFOLD_POLICY's"),
+            "{out}"
+        );
+        // In effect in what `run` starts, also where no library reads it.
+        let script = "cat /proc/self/numa_maps; echo ${PINFOLD_POLICY-unset}";
+        let mut plain = command(&["run", "--", "env", "-u", "LD_PRELOAD", "sh", "-c", script]);
+        plain.env("PINFOLD_POLICY", "interleave:0");
+        let (maps, _, code) = said(plain);
+        assert!(
+            code == Some(0) && maps.contains(" interleave:0 ") && maps.ends_with("\nunset\n"),
+            "{maps}"
+        );
     }
 }
 
@@ -276,6 +386,8 @@ fn the_variable_is_followed_and_checked() {
             error.starts_with("pinfold: PINFOLD_POLICY: ") && error.contains(words),
             "{error}"
         );
+        let mend = "\nNothing was started; correct PINFOLD_POLICY or unset it.\n";
+        assert!(error.ends_with(mend), "{error}");
     }
 }
 
@@ -347,7 +459,7 @@ fn forbidden_calls_are_named_and_nothing_starts() {
         forbid(&mut own, &CALLS, errno);
         let (_, error, code) = said(own);
         assert!(
-            code == Some(2) && error.contains("get_mempolicy") && error.contains(word),
+            code == Some(1) && error.contains("get_mempolicy") && error.contains(word),
             "{error}"
         );
     }
@@ -396,7 +508,7 @@ fn doctor_says_what_policies_do() {
         .find(|line| line.starts_with("memory policies"))
         .unwrap();
     assert!(
-        line.contains("can be set; this process's is bind:0; it may use nodes 0"),
+        line.contains("can be set; this process's is bind:0; it may use node"),
         "{line}"
     );
 }

@@ -130,9 +130,9 @@ fn names_besides_the_kernels() {
 fn errors_name_the_piece_and_the_mend() {
     for (text, position, said) in [
         (
-            "Bind:0",
+            "fast:0",
             0,
-            "\"Bind\" at byte 0: no such mode; write one of default, prefer, bind, interleave, local, prefer (many), weighted \
+            "\"fast\" at byte 0: no such mode; write one of default, prefer, bind, interleave, local, prefer (many), weighted \
              interleave",
         ),
         (
@@ -151,7 +151,24 @@ fn errors_name_the_piece_and_the_mend() {
             9,
             "\"x\" at byte 9: not a list of nodes; write numbers and ranges, like 0-3,8",
         ),
-        ("bind:3-1", 5, "\"3-1\" at byte 5: not a list of nodes"),
+        ("bind:3-1", 5, "\"3-1\" at byte 5: the range runs backwards"),
+        (
+            "bind:0,+1",
+            7,
+            "\"+1\" at byte 7: numactl's + and ! are not understood",
+        ),
+        ("prefer:!0", 7, "\"!0\" at byte 7: numactl's + and !"),
+        (
+            "bind=0,2-3",
+            5,
+            "\"0,2-3\" at byte 5: nodes stand behind a colon; write bind:0,2-3",
+        ),
+        (
+            "weighted interleave=all",
+            20,
+            "\"all\" at byte 20: nodes stand behind a colon; write weighted-interleave:all",
+        ),
+        ("local=0", 6, "\"0\" at byte 6: no such flag"),
         (
             "bind:0-3:2/0",
             5,
@@ -207,7 +224,17 @@ fn errors_name_the_piece_and_the_mend() {
             0,
             "\"interleave:0@0\" at byte 0: a home node goes with bind and prefer (many), not with interleave; leave it out",
         ),
-        ("bind:0@x", 7, "\"x\" at byte 7: not a list of nodes"),
+        ("bind:0@x", 7, "\"x\" at byte 7: a home node is one number"),
+        (
+            "bind:0@",
+            7,
+            "\"\" at byte 7: a home node is one number, as in",
+        ),
+        (
+            "bind:0@0-1",
+            7,
+            "\"0-1\" at byte 7: a home node is one number",
+        ),
         ("bind:ää\u{1b}", 5, "\"ää\\u{1b}\" at byte 5: not"),
     ] {
         let error = Mempolicy::parse(text).expect_err(text);
@@ -216,6 +243,31 @@ fn errors_name_the_piece_and_the_mend() {
         assert!(text[position..].starts_with(error.piece()), "{text}");
     }
     assert!(size_of::<pinfold::mempolicy::ParseError>() <= 64);
+}
+
+#[test]
+fn names_that_are_nearly_right_are_guessed() {
+    for (text, meant) in [
+        ("BIND:0", "bind"),
+        ("bnd:0", "bind"),
+        ("membind:0", "bind"),
+        ("weighted_interleave", "weighted-interleave"),
+        ("Weighted Interleave:0", "weighted-interleave"),
+        ("preferred_many:0", "prefer-many"),
+        ("prefer(many):0", "prefer-many"),
+        ("Preferred-Many:0", "prefer-many"),
+        ("preferedmany:0", "prefer-many"),
+        ("interleaved:0", "interleave"),
+        ("localalloc", "local"),
+    ] {
+        let error = Mempolicy::parse(text).expect_err(text).to_string();
+        let end = format!(": no such mode; did you mean {meant}?");
+        assert!(error.ends_with(&end), "{error}");
+        assert!(Mempolicy::parse(&format!("{meant}@")).is_err_and(|e| e.wrong() != Wrong::Mode));
+    }
+    for text in ["", "b:0", "()", "blind date", "näher:0"] {
+        assert_eq!(Mempolicy::parse(text).unwrap_err().wrong(), Wrong::Mode);
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Whether memory can be placed by policies, and how this process's is.
 
 use super::{Check, check};
+use crate::policy::{listed, of_variable};
 use pinfold::mempolicy;
 use pinfold::topology::NodeSet;
 
@@ -15,7 +16,13 @@ pub fn policies(with_memory: &NodeSet) -> Check {
         found += &format!("; this process's is {own}");
     }
     if let Ok(allowed) = mempolicy::mems_allowed() {
-        found += &format!("; it may use nodes {}", allowed.and(with_memory));
+        found += &format!("; it may use {}", listed(&allowed.and(with_memory)));
+    }
+    let name = mempolicy::VARIABLE;
+    match of_variable() {
+        Ok(None) => {}
+        Ok(Some(policy)) => found += &format!("; {name} is understood: {policy}"),
+        Err(_) => found += &format!("; {name} is not understood: pinfold policy says why"),
     }
     let follows = match works {
         Ok(()) if with_memory.len() > 1 => {

@@ -10,6 +10,6 @@ mod table;
 
 pub use json::json;
 pub use machine::Machine;
-pub use number::median;
+pub use number::{median, rounds};
 pub use plot::{Bars, Panels, Plot, Series, check_writable};
 pub use table::{Table, print};

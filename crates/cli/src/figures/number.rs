@@ -10,6 +10,12 @@ pub fn median(values: &[f64]) -> f64 {
     (sorted[last / 2] + sorted[last.div_ceil(2)]) / 2.0
 }
 
+/// "1 round", "11 rounds".
+pub fn rounds(count: u32) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} round{plural}")
+}
+
 /// A label for an axis: at most three digits and the thousands' letter.
 pub fn label(value: f64) -> String {
     let (scaled, letter) = match value.abs() {

@@ -19,8 +19,12 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 pub struct Args {
     /// The processes' numbers
-    #[arg(required = true, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(required = true, value_name = "PID", value_parser = pid)]
     pids: Vec<u32>,
+
+    /// Understood because numastat wants it, and means nothing here
+    #[arg(short = 'p', hide = true)]
+    processes: bool,
 
     /// Print one JSON object
     #[arg(long)]
@@ -29,6 +33,11 @@ pub struct Args {
     /// Look at the files below this folder instead of /
     #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
     root: PathBuf,
+}
+
+fn pid(text: &str) -> Result<u32, &'static str> {
+    let number = crate::policy::number(text).filter(|&number| number > 0);
+    number.ok_or("give a process's number, like 1234")
 }
 
 #[derive(Serialize)]

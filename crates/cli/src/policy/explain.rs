@@ -11,12 +11,24 @@ const PAGES: u64 = 8;
 /// So many rows of nodes that others are fallen back to from.
 const ROWS: usize = 8;
 
+/// Where a policy comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    Argument,
+    Variable,
+    Thread,
+}
+
 #[derive(Serialize)]
 pub struct Explanation {
     /// In the kernel's words.
     text: String,
+    source: Source,
     /// Whether a tmpfs takes it as `mpol=`.
     tmpfs: bool,
+    /// The nodes without memory for which alone a tmpfs refuses it.
+    tmpfs_refuses: Vec<usize>,
     mode: &'static str,
     meaning: &'static str,
     flags: Vec<Named>,
@@ -35,6 +47,8 @@ pub struct Explanation {
     on_change: String,
     /// Whether it can be put to use here.
     pub usable: bool,
+    /// Whether `pinfold run --policy` starts a program with it.
+    runnable: bool,
     verdict: String,
 }
 
@@ -64,8 +78,8 @@ struct Step {
 }
 
 impl Explanation {
-    /// What a policy says and comes to on a machine, for a thread on node `from`; `in_effect`: it is the thread's own.
-    pub fn of(policy: &Mempolicy, machine: &Machine, from: NodeId, in_effect: bool) -> Self {
+    /// What a policy says and comes to on a machine, for a thread on node `from`.
+    pub fn of(policy: &Mempolicy, machine: &Machine, from: NodeId, source: Source) -> Self {
         let mut bound = effective(None, Some(policy)).clone();
         let possible = bound.contextualize(&machine.allowed);
         let weights = machine.weights();
@@ -75,18 +89,34 @@ impl Explanation {
             node,
             weight: weights.weight(NodeId(node)),
         };
-        let (usable, verdict) = match (possible, in_effect) {
-            (Err(error), _) => (false, refused(&error, policy, machine)),
-            (Ok(()), true) => (
+        let homeless = machine.home_fault(policy);
+        let placed = possible.is_ok() && homeless.is_none();
+        let (usable, verdict) = match (possible, homeless, source) {
+            (Err(error), ..) => (false, refused(&error, policy, machine)),
+            (_, Some(fault), _) => (false, format!("not to be used here: {fault}")),
+            (.., Source::Thread) => (
                 true,
                 "in effect in this thread; programs that it starts inherit it".into(),
             ),
-            (Ok(()), false) => verdict(policy, machine),
+            // The library gives it to a thread, and a thread has no home node.
+            (.., Source::Variable) if policy.home().is_some() => (
+                false,
+                format!("not to be used here: {}", PolicyError::HomeOfThread),
+            ),
+            _ => verdict(policy, machine),
         };
-        let placed = possible.is_ok();
+        let runnable = usable && machine.program_fault(policy).is_none();
+        let tmpfs_refuses = policy
+            .user_nodes()
+            .without(&machine.topology.with_memory)
+            .iter()
+            .filter(|_| tmpfs_has_words(policy))
+            .collect::<Vec<_>>();
         Explanation {
             text: policy.to_string(),
-            tmpfs: tmpfs_takes(policy),
+            source,
+            tmpfs: tmpfs_has_words(policy) && tmpfs_refuses.is_empty(),
+            tmpfs_refuses,
             mode: policy.mode().name(),
             meaning: words::of_mode(policy.mode()),
             flags: words::of_flags(policy.flags())
@@ -109,8 +139,9 @@ impl Explanation {
             } else {
                 Vec::new()
             },
-            on_change: words::of_change(policy),
+            on_change: words::of_change(policy, bound.nodes()),
             usable,
+            runnable,
             verdict,
         }
     }
@@ -139,7 +170,7 @@ fn orders(bound: &Mempolicy, machine: &Machine, from: NodeId) -> Vec<Order> {
 }
 
 /// A tmpfs knows neither `balancing` nor home nodes, and `all` only where leaving the nodes out says so.
-fn tmpfs_takes(policy: &Mempolicy) -> bool {
+fn tmpfs_has_words(policy: &Mempolicy) -> bool {
     !policy.flags().contains(Flags::BALANCING)
         && policy.home().is_none()
         && policy.user_nodes().len() < NODES_MOST
@@ -153,24 +184,21 @@ fn refused(error: &PolicyError, policy: &Mempolicy, machine: &Machine) -> String
 /// What the running kernel says.
 fn verdict(policy: &Mempolicy, machine: &Machine) -> (bool, String) {
     let kernel = machine.kernel();
+    let mut said = format!("{kernel} takes it");
     if !machine.is_here() {
-        return (
-            true,
-            format!("{kernel} was not asked: it is not the one that runs here"),
-        );
-    }
-    if let Err(error) = machine.try_policy(policy) {
+        said = format!("{kernel} was not asked: it is not the one that runs here");
+    } else if let Err(error) = machine.try_policy(policy) {
         return (false, format!("{kernel} does not take it: {error:#}"));
+    } else if machine.fault(policy).is_some() {
+        said += ", without some of its nodes";
     }
-    let said = match machine.fault(policy) {
-        Some(fault) => format!("{kernel} takes it, without some of its nodes: {fault}"),
-        None => format!("{kernel} takes it"),
-    };
-    let home = match policy.home() {
-        Some(_) => ", for ranges of addresses; a thread's policy has no home node",
-        None => "",
-    };
-    (true, said + home)
+    if policy.home().is_some() && machine.is_here() {
+        said += ", for ranges of addresses";
+    }
+    if let Some(fault) = machine.program_fault(policy) {
+        said += &format!("; `pinfold run --policy` does not start with it: {fault}");
+    }
+    (true, said)
 }
 
 impl fmt::Display for Explanation {
@@ -178,6 +206,18 @@ impl fmt::Display for Explanation {
         line(f, "policy", &self.text)?;
         if self.tmpfs && self.mode != Mode::Default.name() {
             line(f, "", format_args!("for a tmpfs: mpol={}", self.text))?;
+        }
+        if !self.tmpfs_refuses.is_empty() {
+            let nodes: NodeSet = self.tmpfs_refuses.iter().copied().collect();
+            let nodes = super::listed(&nodes);
+            line(f, "", format_args!("a tmpfs here would refuse {nodes}"))?;
+        }
+        if self.source == Source::Variable {
+            line(
+                f,
+                "",
+                "PINFOLD_POLICY's; it takes effect in programs started with the library",
+            )?;
         }
         line(f, "mode", format_args!("{}: {}", self.mode, self.meaning))?;
         for (at, flag) in self.flags.iter().enumerate() {

@@ -97,12 +97,11 @@ impl Machine {
         let named = policy.user_nodes();
         // Positions begin again at the first; and "all" are whichever there are.
         let by_number = !policy.flags().contains(Flags::RELATIVE) && named.len() < NODES_MOST;
-        let home: NodeSet = policy.home().iter().map(|home| home.0).collect();
         let wanted = if by_number { named } else { &NodeSet::EMPTY };
         let Topology {
             nodes, with_memory, ..
         } = &self.topology;
-        let absent = wanted.or(&home).without(nodes);
+        let absent = wanted.without(nodes);
         if !absent.is_empty() {
             return Some(format!(
                 "{} not there; this machine has {}",
@@ -126,6 +125,25 @@ impl Machine {
                 listed(&self.allowed)
             )
         })
+    }
+
+    /// What is wrong with a policy's home node.
+    pub fn home_fault(&self, policy: &Mempolicy) -> Option<String> {
+        let nodes = &self.topology.nodes;
+        let home = policy.home().filter(|home| !nodes.contains(home.0))?;
+        Some(format!(
+            "home node {} is not there; this machine has {}",
+            home.0,
+            listed(nodes)
+        ))
+    }
+
+    /// Why no program is started with a policy, before the kernel is asked.
+    pub fn program_fault(&self, policy: &Mempolicy) -> Option<String> {
+        match policy.home() {
+            Some(_) => Some(PolicyError::HomeOfThread.to_string()),
+            None => self.fault(policy),
+        }
     }
 
     /// Whether the running kernel takes a policy: tried in a thread that ends with it, or, with a home node, on a range.
@@ -154,10 +172,7 @@ impl Machine {
 
     /// A policy that a program is to be started with, checked in every respect.
     pub fn for_program(&self, policy: &Mempolicy) -> Result<()> {
-        if policy.home().is_some() {
-            bail!(PolicyError::HomeOfThread);
-        }
-        if let Some(fault) = self.fault(policy) {
+        if let Some(fault) = self.program_fault(policy) {
             bail!(fault);
         }
         self.try_policy(policy)

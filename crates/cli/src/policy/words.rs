@@ -1,7 +1,7 @@
 //! Modes and flags in plain English.
 
 use pinfold::mempolicy::{Flags, Mempolicy, Mode};
-use pinfold::topology::NODES_MOST;
+use pinfold::topology::{NODES_MOST, NodeSet};
 
 /// What a mode does.
 pub fn of_mode(mode: Mode) -> &'static str {
@@ -48,7 +48,9 @@ pub fn of_flags(flags: Flags) -> impl Iterator<Item = (&'static str, &'static st
 }
 
 /// What becomes of the nodes when those change that the process may use.
-pub fn of_change(policy: &Mempolicy) -> String {
+///
+/// `here`: what they come to now.
+pub fn of_change(policy: &Mempolicy, here: &NodeSet) -> String {
     let named = policy.user_nodes();
     let flags = policy.flags();
     match policy.mode() {
@@ -57,13 +59,27 @@ pub fn of_change(policy: &Mempolicy) -> String {
             "the nodes stay: they are a wish, and memory comes from others where it cannot be met"
                 .to_owned()
         }
-        _ if named.is_empty() => "all nodes that are allowed then".to_owned(),
+        _ if named.is_empty() || named.len() == NODES_MOST => {
+            let kept = if flags.contains(Flags::STATIC) {
+                "keeps those of them that are allowed then"
+            } else {
+                "carries that over"
+            };
+            format!(
+                "the kernel is given {} now, and {kept}; only policies that a program keeps and rebinds mean all again",
+                super::listed(here)
+            )
+        }
         _ if flags.contains(Flags::STATIC) => {
             format!(
                 "those of {} that are allowed then; all allowed ones if none is",
                 named_as(policy)
             )
         }
+        _ if flags.contains(Flags::RELATIVE) && named.len() == 1 => format!(
+            "the one at position {} among the nodes that are allowed then; a position beyond them begins again at the first",
+            named_as(policy)
+        ),
         _ if flags.contains(Flags::RELATIVE) => format!(
             "those at positions {} among the nodes that are allowed then; positions beyond them begin again at the first",
             named_as(policy)

@@ -56,7 +56,7 @@ pub struct Args {
 
     /// Have the program's memory come from these nodes, as in interleave:0-3; threads and processes that it starts inherit it
     ///
-    /// `mode[=flag]:nodes` as in tmpfs's mpol=: bind:0, prefer:1, `prefer (many):0-1`, interleave=relative:0-1,
+    /// `mode[=flag]:nodes` as in tmpfs's mpol=: bind:0, prefer:1, prefer-many:0-1, interleave=relative:0-1,
     /// weighted-interleave:all. `pinfold policy` explains one. It takes the place of PINFOLD_POLICY.
     #[arg(long, value_name = "POLICY")]
     policy: Option<OsString>,
@@ -67,8 +67,8 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
-    environment::check(args.policy.is_none())?;
-    let policy = args.policy.as_deref().map(placement::chosen).transpose()?;
+    environment::check()?;
+    let policy = placement::chosen(args.policy.as_deref())?;
     let library = library::find()?;
     let (name, arguments) = args.command.split_first().context("no command given")?;
     let program = match program::find(name) {

@@ -4,24 +4,35 @@
 //! program, not even where the library cannot be preloaded.
 
 use crate::policy::{self, Machine};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Error, Result, anyhow};
 use pinfold::mempolicy::{self, Mempolicy};
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Reads a policy and tries it, so that whoever asked hears of it before anything is started.
-pub fn check(text: &OsStr) -> Result<Mempolicy> {
-    let policy = policy::parse(text)?;
-    let machine = Machine::read(Path::new("/"))?;
-    machine.for_program(&policy)?;
-    Ok(policy)
+/// The policy of `--policy`; without that the variable's, so that it also holds in a program that the library is not in.
+///
+/// It is tried, so that whoever asked hears of what is wrong before anything is started.
+pub fn chosen(argument: Option<&OsStr>) -> Result<Option<Mempolicy>> {
+    if let Some(text) = argument {
+        let policy = policy::parse(text).and_then(tried);
+        return policy.map(Some).map_err(|error| {
+            anyhow!("--policy: {error:#}\nNothing was started; without --policy the program runs with the policy that it inherits.")
+        });
+    }
+    let unstarted = |error: Error| {
+        let name = mempolicy::VARIABLE;
+        anyhow!("{error:#}\nNothing was started; correct {name} or unset it.")
+    };
+    let Some(policy) = policy::of_variable().map_err(unstarted)? else {
+        return Ok(None);
+    };
+    let policy = tried(policy).context(mempolicy::VARIABLE);
+    policy.map(Some).map_err(unstarted)
 }
 
-/// The policy of `--policy`.
-pub fn chosen(text: &OsStr) -> Result<Mempolicy> {
-    check(text).map_err(|error| {
-        anyhow!("--policy: {error:#}\nNothing was started; without --policy the program runs with the policy that it inherits.")
-    })
+fn tried(policy: Mempolicy) -> Result<Mempolicy> {
+    Machine::read(Path::new("/"))?.for_program(&policy)?;
+    Ok(policy)
 }
 
 /// A policy in effect in the calling thread, until this is dropped.
@@ -32,7 +43,7 @@ pub struct Placed {
 impl Placed {
     pub fn set(policy: &Mempolicy) -> Result<Placed> {
         let before = mempolicy::thread().ok();
-        mempolicy::set_for_thread(policy).context("--policy")?;
+        mempolicy::set_for_thread(policy).context("the program's policy")?;
         Ok(Placed { before })
     }
 }

@@ -69,7 +69,11 @@ impl Mempolicy {
         let refused = |rule| ParseError::new(whole, Wrong::Rule(rule));
         let mut policy = Mempolicy::new(mode, flags, nodes).map_err(refused)?;
         if let Some(home) = home {
-            let node = number(home, home)?;
+            let one = |error: ParseError| {
+                let error = error.instead(Wrong::Number, Wrong::Home);
+                error.instead(Wrong::Numactl, Wrong::Home)
+            };
+            let node = number(home, home).map_err(one)?;
             policy.set_home_node(Some(NodeId(node))).map_err(refused)?;
         }
         Ok(policy)
@@ -90,7 +94,38 @@ fn mode(name: Piece<'_>) -> Result<Mode, ParseError> {
     known
         .find(|(known, _)| *known == name.text)
         .map(|(_, mode)| mode)
-        .ok_or(ParseError::new(name, Wrong::Mode))
+        .ok_or_else(|| {
+            let wrong = nearest(name.text).map_or(Wrong::Mode, Wrong::ModeLike);
+            ParseError::new(name, wrong)
+        })
+}
+
+/// Names that other programs have.
+const ELSEWHERE: [(&str, Mode); 2] = [("membind", Mode::Bind), ("localalloc", Mode::Local)];
+
+/// The mode that is meant by a name which differs in how its words are joined, in case, or by one character.
+fn nearest(name: &str) -> Option<Mode> {
+    let own = Mode::ALL.map(|mode| (mode.name(), mode));
+    let known = || own.into_iter().chain(ALSO).chain(ELSEWHERE);
+    let same = known().find(|(known, _)| letters(known).eq(letters(name)));
+    let near = || known().find(|(known, _)| nearly(known, name));
+    same.or_else(near).map(|(_, mode)| mode)
+}
+
+fn letters(name: &str) -> impl DoubleEndedIterator<Item = u8> + Clone {
+    let joints = |byte: &u8| !matches!(byte, b' ' | b'_' | b'-' | b'(' | b')');
+    let bytes = name.bytes().filter(joints);
+    bytes.map(|byte| byte.to_ascii_lowercase())
+}
+
+/// Whether one character is wrong, missing or too many.
+fn nearly(known: &str, name: &str) -> bool {
+    let (one, other) = (letters(known), letters(name));
+    let (length, others) = (one.clone().count(), other.clone().count());
+    let same = |(one, other): &(u8, u8)| one == other;
+    let front = one.clone().zip(other.clone()).take_while(same).count();
+    let back = one.rev().zip(other.rev()).take_while(same).count();
+    length.abs_diff(others) <= 1 && front + back + 1 >= length.max(others)
 }
 
 fn flags_of(mode: Mode, text: Piece<'_>) -> Result<Flags, ParseError> {
@@ -98,10 +133,18 @@ fn flags_of(mode: Mode, text: Piece<'_>) -> Result<Flags, ParseError> {
     if text.text.is_empty() && mode == Mode::Bind {
         return Ok(Flags::BALANCING);
     }
+    let colon = Wrong::NodesAsFlag(mode);
+    let nodes = |item: Piece<'_>| {
+        let of_lists = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'-' | b',');
+        let list = item.text.starts_with(|c: char| c.is_ascii_digit());
+        let takes = !matches!(mode, Mode::Default | Mode::Local);
+        takes && (item.text == "all" || list && item.text.bytes().all(of_lists))
+    };
     let mut flags = Flags::NONE;
     for item in text.items(|c| c == '|') {
         let known = FLAGS.iter().find(|(_, name)| *name == item.text);
-        let (flag, _) = known.ok_or(ParseError::new(item, Wrong::Flag))?;
+        let wrong = || ParseError::new(item, if nodes(item) { colon } else { Wrong::Flag });
+        let (flag, _) = known.ok_or_else(wrong)?;
         flags = flags | *flag;
     }
     Ok(flags)
@@ -147,7 +190,10 @@ fn range(item: Piece<'_>, nodes: &mut NodeSet) -> Result<(), ParseError> {
         }
         None => (1, 1),
     };
-    if last < first || used == 0 || used > group {
+    if last < first {
+        return Err(ParseError::new(item, Wrong::Backwards));
+    }
+    if used == 0 || used > group {
         return Err(ParseError::new(item, Wrong::Number));
     }
     (first..=last)
@@ -160,7 +206,13 @@ fn range(item: Piece<'_>, nodes: &mut NodeSet) -> Result<(), ParseError> {
 fn number(text: Piece<'_>, whole: Piece<'_>) -> Result<usize, ParseError> {
     let digits = text.text.as_bytes();
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
-        return Err(ParseError::new(whole, Wrong::Number));
+        let numactl = whole.text.starts_with(['+', '!']);
+        let wrong = if numactl {
+            Wrong::Numactl
+        } else {
+            Wrong::Number
+        };
+        return Err(ParseError::new(whole, wrong));
     }
     let number = text.text.parse().unwrap_or(usize::MAX);
     if number < NODES_MOST {

@@ -13,10 +13,20 @@ pub enum Wrong {
     TooLong,
     /// No mode has this name.
     Mode,
+    /// No mode has this name; it is nearly this one's.
+    ModeLike(Mode),
     /// No flag has this name.
     Flag,
+    /// Nodes of this mode, where flags should be.
+    NodesAsFlag(Mode),
     /// Not a number, a range or a stride.
     Number,
+    /// A range whose last number is less than its first.
+    Backwards,
+    /// A sign that only `numactl` gives a meaning.
+    Numactl,
+    /// Not one number behind the `@`.
+    Home,
     /// A number that no node can have.
     TooLarge,
     /// A list where one number should be.
@@ -104,6 +114,20 @@ impl fmt::Display for ParseError {
                 }
                 Ok(())
             }
+            Wrong::ModeLike(mode) => write!(f, "no such mode; did you mean {}?", plain(mode)),
+            Wrong::NodesAsFlag(mode) => write!(
+                f,
+                "nodes stand behind a colon; write {}:{}{more}",
+                plain(mode),
+                self.piece()
+            ),
+            Wrong::Backwards => {
+                f.write_str("the range runs backwards; write the smaller number first, like 0-3")
+            }
+            Wrong::Numactl => f.write_str(
+                "numactl's + and ! are not understood; for + there is the flag relative, for ! write the other nodes",
+            ),
+            Wrong::Home => f.write_str("a home node is one number, as in bind:0-3@2"),
             Wrong::Flag => {
                 f.write_str("no such flag; write static, relative or balancing, joined by |")
             }
@@ -124,6 +148,15 @@ impl fmt::Display for ParseError {
 }
 
 impl core::error::Error for ParseError {}
+
+/// A mode's name as it is written without quotes in a shell.
+const fn plain(mode: Mode) -> &'static str {
+    match mode {
+        Mode::PreferredMany => "prefer-many",
+        Mode::WeightedInterleave => "weighted-interleave",
+        _ => mode.name(),
+    }
+}
 
 /// How many bytes of a text's beginning are whole characters, at most `most`.
 fn whole_characters(text: &str, most: usize) -> usize {

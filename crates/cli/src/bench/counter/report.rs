@@ -13,9 +13,9 @@ pub fn text(args: &Args, rows: &[Row]) -> String {
         "threads"
     };
     let mut text = format!(
-        "{}\nMedians of {} rounds of {} s. A loop is two adds; its ns are the run's time divided by all workers' loops.\n",
+        "{}\nMedians of {} of {} s. A loop is two adds; its ns are the run's time divided by all workers' loops.\n",
         Machine::read().describe(),
-        args.rounds,
+        crate::figures::rounds(args.rounds),
         args.seconds,
     );
     if rows.iter().any(|row| row.subject == SubjectName::Pinfold) {

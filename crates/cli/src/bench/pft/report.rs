@@ -3,17 +3,17 @@
 use super::measure::Measured;
 use super::subjects::{SubjectName, page_size};
 use super::{Amount, KINDS, Plan, Row, title};
-use crate::figures::{Machine, Panels, Plot, Series};
+use crate::figures::{Machine, Panels, Plot, Series, rounds};
 use anyhow::Result;
 use std::path::Path;
 
 /// All of it.
 pub fn text(plan: &Plan, measured: &Measured) -> String {
     let mut text = format!(
-        "{}\nFaults per CPU second and per wall-clock second, medians of {} rounds. A region of {}, {} pages, divided among N threads, \
+        "{}\nFaults per CPU second and per wall-clock second, medians of {}. A region of {}, {} pages, divided among N threads, \
          which run where the scheduler puts them.{}\n",
         Machine::read().describe(),
-        plan.rounds,
+        rounds(plan.rounds),
         Amount(plan.pages * page_size()),
         plan.pages,
         if plan.zero {

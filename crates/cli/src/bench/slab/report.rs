@@ -11,9 +11,9 @@ use std::fmt::Write;
 pub fn text(measured: &Measured) -> String {
     let (plan, rows) = (&measured.plan, &measured.rows[..]);
     let mut text = format!(
-        "{}\nMedians of {} rounds; with several threads, means of {}, each pinned to a CPU.\n",
+        "{}\nMedians of {}; with several threads, means of {}, each pinned to a CPU.\n",
         Machine::read().describe(),
-        plan.rounds,
+        crate::figures::rounds(plan.rounds),
         measured.threads,
     );
     for note in &plan.notes {

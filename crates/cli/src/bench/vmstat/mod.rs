@@ -188,9 +188,9 @@ fn report(args: &Args, measured: &Measured) -> String {
         ]);
     }
     format!(
-        "{}\nMedians of {} rounds; the totals agree with the number of increments, {} of them made by signal handlers.\n\n{table}",
+        "{}\nMedians of {}; the totals agree with the number of increments, {} of them made by signal handlers.\n\n{table}",
         Machine::read().describe(),
-        args.rounds,
+        figures::rounds(args.rounds),
         measured.handled,
     )
 }
