@@ -35,11 +35,41 @@ fn nodes(text: &str) -> Vec<(usize, usize)> {
         .collect()
 }
 
+/// The nodes with memory, as the kernel lists them, and how many MiB the smallest has free.
+fn machine() -> (String, usize) {
+    let read = |file: String| std::fs::read_to_string(file).unwrap();
+    let list = read("/sys/devices/system/node/has_memory".to_owned());
+    let free = numbers(&list).into_iter().map(|node| {
+        let text = read(format!("/sys/devices/system/node/node{node}/meminfo"));
+        let line = text.lines().find(|line| line.contains("MemFree:")).unwrap();
+        let kib: usize = line.split_whitespace().nth(3).unwrap().parse().unwrap();
+        kib / 1024
+    });
+    let least = free.min().unwrap();
+    (list.trim().to_owned(), least)
+}
+
+/// The numbers of a list like `0-2,5`.
+fn numbers(list: &str) -> Vec<usize> {
+    let parse = |number: &str| number.trim().parse::<usize>().unwrap();
+    let range = |item: &str| match item.split_once('-') {
+        Some((first, last)) => parse(first)..=parse(last),
+        None => parse(item)..=parse(item),
+    };
+    list.split(',').flat_map(range).collect()
+}
+
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn a_gibibyte_of_python_s_lies_evenly_on_all_nodes() {
-    let online = std::fs::read_to_string("/sys/devices/system/node/has_memory").unwrap();
-    let policy = format!("interleave:{}", online.trim());
+    let (online, free) = machine();
+    let nodes = numbers(&online).len();
+    // A share, and what the kernel keeps of a node, for huge pages too.
+    if free < 1024 / nodes + 150 {
+        eprintln!("skipped: a node has {free} MiB free, too few for a share of a gibibyte");
+        return;
+    }
+    let policy = format!("interleave:{online}");
     let text = said(&["run", "--policy", &policy, "--", "python3", "-c", PROGRAM]);
     let nodes = nodes(&text);
     let total: usize = nodes.iter().map(|(_, kib)| kib).sum();
@@ -71,12 +101,14 @@ fn a_gibibyte_of_python_s_lies_evenly_on_all_nodes() {
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn a_bound_program_stays_on_its_node() {
-    let program = PROGRAM.replace("1 << 30", "200 << 20");
-    let text = said(&["run", "--policy", "bind:1", "--", "python3", "-c", &program]);
+    let program = PROGRAM.replace("1 << 30", "100 << 20");
+    let last = *numbers(&machine().0).last().unwrap();
+    let policy = format!("bind:{last}");
+    let text = said(&["run", "--policy", &policy, "--", "python3", "-c", &program]);
     let nodes = nodes(&text);
     assert_eq!(
         nodes.iter().map(|(node, _)| *node).collect::<Vec<_>>(),
-        [1],
+        [last],
         "{text}"
     );
 }
