@@ -1,10 +1,10 @@
-//! `pinfold policy`, `pinfold run --policy`, and what `doctor` says of policies. Written for one node or many.
+//! `pinfold policy`, and what `doctor` says of policies. Written for one node or many.
 
 mod filter;
 mod shown;
 
 use filter::forbid;
-use shown::{command, json, machine, numbers, pinfold, said};
+use shown::{command, json, machine, numbers, pinfold, said, works};
 use std::path::Path;
 
 /// The calls that have to do with policies.
@@ -13,11 +13,6 @@ const CALLS: [libc::c_long; 3] = [
     libc::SYS_get_mempolicy,
     libc::SYS_mbind,
 ];
-
-/// Whether policies can be set here.
-fn works() -> bool {
-    pinfold(&["policy", "local"]).2 == Some(0)
-}
 
 fn on(root: &Path, arguments: &[&str]) -> (String, String, Option<i32>) {
     let mut command = command(&["policy", "--root"]);
@@ -312,120 +307,6 @@ fn the_longest_arguments_are_refused_in_few_words() {
         code == Some(2) && error.contains("8192") && error.len() < 1000,
         "{error}"
     );
-}
-
-#[test]
-fn programs_inherit_the_policy() {
-    if !works() {
-        return;
-    }
-    for options in [&["run"][..], &["run", "--stats"], &["run", "--hardened"]] {
-        let policies = |policy: &str, program: &[&str]| {
-            let all = [options, &["--policy", policy, "--"], program].concat();
-            let (out, error, code) = pinfold(&all);
-            assert_eq!(code, Some(0), "{error}");
-            out
-        };
-        let maps = policies("interleave:0", &["cat", "/proc/self/numa_maps"]);
-        let placed = |line: &&str| line.split(' ').nth(1) == Some("interleave:0");
-        assert!(maps.lines().filter(placed).count() > 3, "{maps}");
-        // Children, and their children.
-        let script = "sh -c 'cat /proc/self/numa_maps; echo $PINFOLD_POLICY'";
-        let maps = policies("bind=static:0", &["sh", "-c", script]);
-        assert!(
-            maps.contains(" bind=static:0 ") && maps.ends_with("\n\n"),
-            "{maps}"
-        );
-        let pinfold = assert_cmd::cargo::cargo_bin("pinfold");
-        let own = policies("prefer (many):0", &[pinfold.to_str().unwrap(), "policy"]);
-        assert!(
-            own.contains("policy      prefer (many):0\n") && own.contains("in effect"),
-            "{own}"
-        );
-    }
-    // Also one that is wrong: the program does not see it.
-    for other in ["interleave:0", "nonsense"] {
-        let mut both = command(&[
-            "run",
-            "--policy",
-            "bind:0",
-            "--",
-            "cat",
-            "/proc/self/numa_maps",
-        ]);
-        both.env("PINFOLD_POLICY", other);
-        let (maps, ..) = said(both);
-        assert!(
-            maps.contains(" bind:0 ") && !maps.contains("interleave"),
-            "{maps}"
-        );
-    }
-}
-
-#[test]
-fn the_variable_is_followed_and_checked() {
-    if !works() {
-        return;
-    }
-    let with = |policy: &str| {
-        let mut command = command(&["run", "--", "cat", "/proc/self/numa_maps"]);
-        command.env("PINFOLD_POLICY", policy);
-        said(command)
-    };
-    let (maps, _, code) = with("interleave:0");
-    assert!(code == Some(0) && maps.contains(" interleave:0 "), "{maps}");
-    assert_eq!(with("").2, Some(0));
-    for (policy, words) in [
-        ("bind:0-x", "^~~"),
-        ("bind:1023", "node 1023 is not there"),
-        ("bind:0@0", "no home node"),
-    ] {
-        let (out, error, code) = with(policy);
-        assert_eq!((out.as_str(), code), ("", Some(2)), "{error}");
-        assert!(
-            error.starts_with("pinfold: PINFOLD_POLICY: ") && error.contains(words),
-            "{error}"
-        );
-        let mend = "\nNothing was started; correct PINFOLD_POLICY or unset it.\n";
-        assert!(error.ends_with(mend), "{error}");
-    }
-}
-
-#[test]
-fn nodes_that_are_not_there_start_nothing() {
-    for stats in [&["run"][..], &["run", "--stats"]] {
-        let all = [
-            stats,
-            &[
-                "--policy",
-                "interleave:0,1022-1023",
-                "--",
-                "echo",
-                "started",
-            ],
-        ]
-        .concat();
-        let (out, error, code) = pinfold(&all);
-        assert_eq!((out.as_str(), code), ("", Some(2)));
-        let missing = "--policy: nodes 1022-1023 are not there; this machine has node";
-        assert!(
-            error.contains(missing) && error.contains("Nothing was started"),
-            "{error}"
-        );
-    }
-    let (_, error, code) = pinfold(&["run", "--policy", "bind:0@0", "--", "true"]);
-    assert!(code == Some(2) && error.contains("no home node"), "{error}");
-    // Positions begin again at the first.
-    if works() {
-        let all = [
-            "run",
-            "--policy",
-            "interleave=relative:0,1000",
-            "--",
-            "true",
-        ];
-        assert_eq!(pinfold(&all).2, Some(0));
-    }
 }
 
 #[test]

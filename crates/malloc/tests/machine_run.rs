@@ -63,9 +63,9 @@ fn numbers(list: &str) -> Vec<usize> {
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn a_gibibyte_of_python_s_lies_evenly_on_all_nodes() {
     let (online, free) = machine();
-    let nodes = numbers(&online).len();
+    let shares = numbers(&online).len();
     // A share, and what the kernel keeps of a node, for huge pages too.
-    if free < 1024 / nodes + 150 {
+    if free < 1024 / shares + 150 {
         eprintln!("skipped: a node has {free} MiB free, too few for a share of a gibibyte");
         return;
     }

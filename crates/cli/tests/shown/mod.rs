@@ -1,4 +1,5 @@
 //! The command, and a machine to show it.
+#![allow(dead_code, reason = "each test uses a part")]
 
 use assert_cmd::Command;
 use std::fs;
@@ -21,6 +22,11 @@ pub fn said(command: std::process::Command) -> (String, String, Option<i32>) {
         text(&output.stderr),
         output.status.code(),
     )
+}
+
+/// Whether policies can be set here.
+pub fn works() -> bool {
+    pinfold(&["policy", "local"]).2 == Some(0)
 }
 
 pub fn pinfold(arguments: &[&str]) -> (String, String, Option<i32>) {
