@@ -186,10 +186,13 @@ fn when_a_node_is_full_others_help() {
         return;
     }
     let (number, &last) = numbers.iter().enumerate().next_back().unwrap();
-    let size = nodes.iter().find(|node| node.id == last).unwrap().mebibytes as usize;
+    let free = std::fs::read_to_string(format!("/sys/devices/system/node/node{last}/meminfo"));
+    let free = free.unwrap();
+    let line = free.lines().find(|line| line.contains("MemFree:")).unwrap();
+    let kib: usize = line.split_whitespace().nth(3).unwrap().parse().unwrap();
     let cache = cache(1 << 16);
-    // A tenth more than it has; the others have room for that.
-    let objects: Vec<_> = (0..size * 16 * 11 / 10)
+    // A tenth more than it has left; the others have room for that.
+    let objects: Vec<_> = (0..kib / 64 * 11 / 10)
         .map(|_| cache.alloc_node(number).unwrap())
         .collect();
     touch(&objects, 1 << 16);
