@@ -186,9 +186,9 @@ fn when_a_node_is_full_others_help() {
         return;
     }
     let (number, &last) = numbers.iter().enumerate().next_back().unwrap();
-    let free = std::fs::read_to_string(format!("/sys/devices/system/node/node{last}/meminfo"));
-    let free = free.unwrap();
-    let line = free.lines().find(|line| line.contains("MemFree:")).unwrap();
+    let text = std::fs::read_to_string(format!("/sys/devices/system/node/node{last}/meminfo"));
+    let text = text.unwrap();
+    let line = text.lines().find(|line| line.contains("MemFree:")).unwrap();
     let kib: usize = line.split_whitespace().nth(3).unwrap().parse().unwrap();
     let cache = cache(1 << 16);
     // A tenth more than it has left; the others have room for that.
