@@ -1,19 +1,46 @@
 //! The shepherd of a program that runs on this allocator.
 //!
-//! Slow paths tick in passing. A thread of its own it gets once the program has made one itself, or at the start where
-//! [`VARIABLE`] asks for it: a program with one thread may fork, or change namespaces, and would mind a stranger's.
+//! Slow paths tick in passing. A program that has threads also gets a thread that ticks, so that its
+//! memory goes back when all of its threads sleep.
+//!
+//! # When there is a thread
+//!
+//! | [`VARIABLE`] | the thread | runs while the program has |
+//! |---|---|---|
+//! | `auto`, or not set | an automatic one | two threads or more |
+//! | `on`, or milliseconds | one that the user asked for | one thread or more |
+//! | `off` | none | |
+//!
+//! A program with one thread may change namespaces, which the kernel refuses to a process with
+//! threads; and a program ends when its last thread returns. So the thread must be gone by then. The
+//! library counts the program's threads: [`thread_begins`] and [`thread_ended`] are called by the
+//! thread concerned. The thread whose end leaves too few stops the shepherd, and waits until the
+//! shepherd is gone, before it is gone itself.
+//!
+//! An automatic thread is not started once the program was seen to use a real-time policy: it would
+//! inherit that policy from the thread that starts it.
+//!
+//! # Who starts and stops
+//!
+//! `STATE` names the one step under way. A thread that finds another at a step leaves without a wait:
+//! the other looks at the count again when its step is done.
+//!
+//! | state | who writes it next |
+//! |---|---|
+//! | `OFF` | a thread that finds enough threads: `BUSY` |
+//! | `ON` | a thread that finds too few: `BUSY` |
+//! | `BUSY` | the thread that wrote it, when it has started or stopped the shepherd |
 
-use core::sync::atomic::AtomicI32;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use core::cell::UnsafeCell;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 use core::time::Duration;
-use pinfold::shepherd::Shepherd;
+use pinfold::shepherd::{Automatic, Running, Shepherd};
+use pinfold::topology::{self, CpuSet};
 
-/// The environment variable that says when there is a thread: `auto` (or nothing) once the program has threads, `on` from the
-/// start, `off` never; a number is `on` with that many milliseconds between looks.
+/// The environment variable that says when there is a thread: `auto`, `on`, `off`, or `on` with that
+/// many milliseconds between looks.
 pub const VARIABLE: &str = "PINFOLD_SHEPHERD";
-
-/// The process in which a thread was started; 0 in none.
-static STARTED_IN: AtomicI32 = AtomicI32::new(0);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
@@ -41,55 +68,207 @@ fn parse(value: &[u8]) -> Wish {
     }
 }
 
-fn wish() -> Wish {
-    let mut value = [0u8; 16];
-    pinfold_rseq::env::read(VARIABLE, &mut value).map_or(Wish::Auto, parse)
+/// What the user wants; read when the library is loaded.
+struct Settings {
+    wish: UnsafeCell<Wish>,
+    /// The CPUs for the automatic thread, on a machine where some are isolated.
+    housekeeping: UnsafeCell<Option<CpuSet>>,
+    are_read: AtomicBool,
 }
 
-/// To be called when the library is loaded.
+// SAFETY: `library_loaded` writes the cells before it stores `are_read`, once; others read after.
+unsafe impl Sync for Settings {}
+
+static SETTINGS: Settings = Settings {
+    wish: UnsafeCell::new(Wish::Off),
+    housekeeping: UnsafeCell::new(None),
+    are_read: AtomicBool::new(false),
+};
+
+/// The settings, once they are read.
+fn settings() -> Option<(Wish, Option<&'static CpuSet>)> {
+    // Acquire pairs with the release in `library_loaded`.
+    SETTINGS.are_read.load(Acquire).then(|| {
+        // SAFETY: written before `are_read`, and never again.
+        unsafe {
+            (
+                *SETTINGS.wish.get(),
+                (*SETTINGS.housekeeping.get()).as_ref(),
+            )
+        }
+    })
+}
+
+/// The program's threads that are known.
+static THREADS: AtomicU32 = AtomicU32::new(0);
+/// Whether a thread of the program was seen to have a real-time policy.
+static REAL_TIME: AtomicBool = AtomicBool::new(false);
+
+static STATE: AtomicU8 = AtomicU8::new(OFF);
+const OFF: u8 = 0;
+const BUSY: u8 = 1;
+const ON: u8 = 2;
+
+enum Thread {
+    Automatic(Automatic),
+    Asked(Running),
+}
+
+struct Place(UnsafeCell<Option<Thread>>);
+// SAFETY: only the thread that wrote `BUSY` to `STATE` touches the place.
+unsafe impl Sync for Place {}
+static THREAD: Place = Place(UnsafeCell::new(None));
+
+/// To be called when the library is loaded, by a thread of the program that calls
+/// [`thread_begins`] too. Reads the environment, and which CPUs are isolated.
 pub fn library_loaded() {
-    if let Wish::On(interval) = wish() {
-        start(interval);
+    let mut value = [0u8; 16];
+    let wish = pinfold_rseq::env::read(VARIABLE, &mut value).map_or(Wish::Auto, parse);
+    // SAFETY: the loader calls this once, before anything reads the settings.
+    unsafe {
+        *SETTINGS.wish.get() = wish;
+        if wish == Wish::Auto {
+            *SETTINGS.housekeeping.get() = topology::housekeeping_where_some_are_isolated();
+        }
+    }
+    // SAFETY: no preconditions.
+    note_policy(unsafe { libc::sched_getscheduler(0) });
+    // Release pairs with the acquire in `settings`.
+    SETTINGS.are_read.store(true, Release);
+}
+
+/// Notes that a thread of the program has, or will have, the scheduling policy `policy`.
+pub fn note_policy(policy: libc::c_int) {
+    let policy = policy & !libc::SCHED_RESET_ON_FORK;
+    if matches!(
+        policy,
+        libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE
+    ) {
+        REAL_TIME.store(true, Relaxed);
     }
 }
 
-/// To be called when the program has made a thread.
-pub fn program_made_thread() {
-    if STARTED_IN.load(Relaxed) == 0 {
-        match wish() {
-            Wish::Auto => start(None),
-            Wish::On(interval) => start(interval),
-            Wish::Off => {}
+/// Counts a thread of the program, which exists or is about to.
+pub fn thread_begins() {
+    THREADS.fetch_add(1, SeqCst);
+}
+
+/// Counts a thread of the program no more: it ends now, or was never made. Stops the shepherd if too
+/// few threads are left, and waits until it is gone.
+pub fn thread_ended() {
+    THREADS.fetch_sub(1, SeqCst);
+    adjust();
+}
+
+/// Whether a thread that begins in `start` is a shepherd's, and not the program's.
+pub fn is_shepherd(start: *const core::ffi::c_void) -> bool {
+    pinfold::shepherd::is_entry(start)
+}
+
+/// Starts or stops the shepherd as the number of threads wants it.
+pub fn adjust() {
+    // Sequentially consistent, as the changes of `THREADS`: of a thread that has changed the number
+    // and finds `BUSY`, and one that has stored another state, one sees what the other did.
+    while let Some(change) = wanted_change(STATE.load(SeqCst)) {
+        let (from, to) = match change {
+            Change::Start => (OFF, ON),
+            Change::Stop => (ON, OFF),
+        };
+        // Acquire pairs with the store below: the place is as the last thread here left it.
+        if STATE
+            .compare_exchange(from, BUSY, Acquire, Relaxed)
+            .is_err()
+        {
+            return;
+        }
+        // SAFETY: this thread wrote `BUSY`.
+        let place = unsafe { &mut *THREAD.0.get() };
+        match change {
+            Change::Start => *place = keep_errno(start),
+            Change::Stop => keep_errno(|| stop(place.take())),
+        }
+        let failed = to == ON && place.is_none();
+        STATE.store(to, SeqCst);
+        if failed {
+            // `ON` without a thread: nothing tries again until the number of threads has fallen.
+            return;
         }
     }
 }
 
-/// In the child after a fork, which has no thread.
-pub(crate) fn fork_child() {
-    STARTED_IN.store(0, Relaxed);
+#[derive(Clone, Copy)]
+enum Change {
+    Start,
+    Stop,
 }
 
-fn start(interval: Option<Duration>) {
-    // SAFETY: no preconditions.
-    let here = unsafe { libc::getpid() };
-    // One thread at most, and the making of it, which may come by here again, makes none.
-    if STARTED_IN
-        .compare_exchange(0, here, AcqRel, Acquire)
-        .is_err()
-    {
+fn wanted_change(state: u8) -> Option<Change> {
+    let (wish, _) = settings()?;
+    let least = match wish {
+        Wish::Auto => 2,
+        Wish::On(_) => 1,
+        Wish::Off => return None,
+    };
+    match (state, THREADS.load(SeqCst) >= least) {
+        (OFF, true) if wish != Wish::Auto || !REAL_TIME.load(Relaxed) => Some(Change::Start),
+        (ON, false) => Some(Change::Stop),
+        _ => None,
+    }
+}
+
+fn start() -> Option<Thread> {
+    match settings()? {
+        // SAFETY: `STATE` admits one thread here, and only while there is no shepherd.
+        (Wish::Auto, cpus) => unsafe { Automatic::start(cpus) }.map(Thread::Automatic),
+        (Wish::On(interval), _) => {
+            let shepherd =
+                interval.map_or_else(Shepherd::new, |interval| Shepherd::new().interval(interval));
+            shepherd.start().ok().map(Thread::Asked)
+        }
+        (Wish::Off, _) => None,
+    }
+}
+
+fn stop(thread: Option<Thread>) {
+    let mut before = 0;
+    // Waiting for a thread is a place where the C library cancels: this thread ends already.
+    // SAFETY: `before` is writable.
+    unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+    match thread {
+        Some(Thread::Automatic(thread)) => thread.stop(),
+        Some(Thread::Asked(running)) => running.stop(),
+        None => {}
+    }
+    // SAFETY: as above.
+    unsafe { pthread_setcancelstate(before, core::ptr::null_mut()) };
+}
+
+unsafe extern "C" {
+    // The libc crate has it for other systems only.
+    fn pthread_setcancelstate(state: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
+}
+/// From `pthread.h`.
+const PTHREAD_CANCEL_DISABLE: libc::c_int = 1;
+
+/// Runs `f` and restores errno: a thread that makes or ends a thread need not find errno changed.
+fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
+    // SAFETY: errno is the calling thread's own.
+    let errno = unsafe { *libc::__errno_location() };
+    let result = f();
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    result
+}
+
+/// In the child after a fork: there is one thread, and no shepherd.
+pub(crate) fn fork_child() {
+    if settings().is_none() {
         return;
     }
-    let mut shepherd = Shepherd::new();
-    if let Some(interval) = interval {
-        shepherd = shepherd.interval(interval);
-    }
-    // It runs as long as the process. Without a thread the slow paths go on ticking.
-    // SAFETY: errno is the calling thread's own; who makes a thread need not find it changed.
-    unsafe {
-        let errno = *libc::__errno_location();
-        let _ = shepherd.start().map(core::mem::forget);
-        *libc::__errno_location() = errno;
-    }
+    THREADS.store(1, Relaxed);
+    STATE.store(OFF, Relaxed);
+    // SAFETY: the child's only thread is here. The shepherd stayed behind in the parent.
+    core::mem::forget(unsafe { (*THREAD.0.get()).take() });
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use crate::{background, count, heap};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use pinfold::slab::{self, kmalloc};
-use pinfold::{counter, shepherd};
+use pinfold::fork;
+use pinfold::slab::kmalloc;
 
 const NOT_YET: u8 = 0;
 const UNDER_WAY: u8 = 1;
@@ -24,7 +24,7 @@ pub(crate) fn ready() {
 #[cold]
 fn get_ready() {
     // Nothing on the way of an allocation may have the C library allocate.
-    counter::handle_fork();
+    fork::handle();
     // The caches come first: what follows may allocate.
     if !kmalloc::init()
         || STAGE
@@ -51,20 +51,16 @@ fn get_ready() {
 }
 
 extern "C" fn before_fork() {
-    slab::fork_prepare();
-    counter::fork_prepare();
+    fork::prepare();
 }
 
 extern "C" fn in_parent() {
-    counter::fork_parent();
-    slab::fork_parent();
+    fork::parent();
 }
 
 extern "C" fn in_child() {
     // First: until then the counts are the parent's.
     count::start_in_child();
-    counter::fork_child();
-    slab::fork_child();
-    shepherd::fork_child();
+    fork::child();
     background::fork_child();
 }

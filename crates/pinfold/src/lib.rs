@@ -17,6 +17,8 @@
 extern crate std;
 
 pub mod counter;
+#[doc(hidden)]
+pub mod fork;
 mod lock;
 pub mod mempolicy;
 mod nodes;

@@ -12,11 +12,12 @@
 //!
 //! A unit is installed by the first slow path that runs on its CPU, and stays.
 
-use crate::lock::Lock;
+use crate::fork::{self, Hooks, Rank};
+use crate::lock::{Guard, Lock};
 use crate::sys;
 use crate::topology::Topology;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicU64, AtomicUsize};
 use pinfold_rseq::{Index, MAX_INDEX, UNIT_HEADER, Units, current, possible};
 
 /// The units of all per-CPU memory of the library but the slab layer's.
@@ -158,14 +159,23 @@ fn alignment(words: usize) -> (usize, usize) {
     (align, align.ilog2() as usize)
 }
 
-/// Finds room for `size` bytes in every unit; the offset of a block that is zero everywhere. `None` when there is no
-/// room or no memory, or when the thread is in here already, in a frame that a signal interrupted.
+/// Finds room for `size` bytes in every unit. Returns the offset of a block that is zero everywhere;
+/// `None` if there is no room or no memory, in a signal handler that interrupted this function, and
+/// while another thread forks.
 ///
 /// Touches one bit a word; takes the lock of this module.
 pub(crate) fn alloc(size: usize) -> Option<usize> {
+    place(SPACE.lock_or_divert(|_| false)?, size)
+}
+
+/// Finds room as [`alloc`] does, but waits until a fork is over. Not for signal handlers.
+pub(crate) fn alloc_after_fork(size: usize) -> Option<usize> {
+    place(SPACE.lock()?, size)
+}
+
+fn place(mut space: Guard<'_, Space>, size: usize) -> Option<usize> {
     let words = size.div_ceil(WORD);
     let (align, class) = alignment(words);
-    let mut space = SPACE.lock()?;
     if !space.open() {
         return None;
     }
@@ -306,23 +316,15 @@ pub(crate) unsafe fn share(fd: i32, offset: usize, bytes: usize) -> bool {
     })
 }
 
-static FORKING: AtomicBool = AtomicBool::new(false);
-
-/// Takes this module's lock for a fork.
-pub(crate) fn fork_prepare() {
-    FORKING.store(SPACE.lock_for_fork(), Relaxed);
-}
-
-/// Gives back what [`fork_prepare`] took, on either side.
-///
-/// # Safety
-///
-/// `fork_prepare` was called in this thread, or in the parent's that forked.
-pub(crate) unsafe fn fork_done() {
-    if FORKING.swap(false, Relaxed) {
-        // SAFETY: taken in `fork_prepare`.
-        unsafe { SPACE.unlock_after_fork() };
-    }
+/// Has a fork wait until no place is being found or given back. False as for [`fork::register`].
+pub(crate) fn register_fork() -> bool {
+    static HOOKS: Hooks = Hooks {
+        rank: Rank::Units,
+        before: || SPACE.lock_for_fork(),
+        child: || UNITS.unlock_all_in_child(possible()),
+        after: || SPACE.unlock_after_fork(),
+    };
+    fork::register(&HOOKS)
 }
 
 #[cfg(test)]

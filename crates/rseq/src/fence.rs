@@ -6,8 +6,8 @@ use crate::abi::{
     MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ,
 };
 use crate::state::{Backend, Index, backend};
-use core::sync::atomic::AtomicBool;
-use core::sync::atomic::Ordering::{Acquire, Release};
+use core::sync::atomic::AtomicI32;
+use core::sync::atomic::Ordering::Relaxed;
 
 /// The kernel cannot fence restartable sequences: it is older than 5.10, or a sandbox forbids `membarrier`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +31,8 @@ impl core::error::Error for FenceError {}
 /// Returns when every operation that began before the call, on any CPU, has committed or was aborted; an aborted one
 /// starts again and sees everything written before the fence.
 ///
-/// Costs a system call and an interrupt to each other CPU that runs a thread of this process, some microseconds; the
-/// first call in a process with threads can take milliseconds. On the atomic backend it does nothing:
+/// Costs a system call and an interrupt to each other CPU that runs a thread of this process, some
+/// microseconds; a load where the kernel has refused before. Keeps errno. On the atomic backend it does nothing:
 /// [`Units::await_stopped`](crate::Units::await_stopped) waits there.
 ///
 /// # Errors
@@ -55,26 +55,66 @@ pub fn fence_index(index: usize) -> Result<(), FenceError> {
     }
 }
 
+/// What is known of `membarrier`: [`UNTRIED`], [`WORKS`], or the errno with which the kernel refused.
+static ANSWER: AtomicI32 = AtomicI32::new(UNTRIED);
+const UNTRIED: i32 = -1;
+const WORKS: i32 = 0;
+
+/// Registers the process for fences. The backend's choice calls it, when a process has one thread as a
+/// rule: registering a process with threads takes the kernel milliseconds.
+pub(crate) fn register() {
+    if ANSWER.load(Relaxed) == UNTRIED {
+        let answer = call(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0);
+        remember(answer);
+    }
+}
+
+/// Notes a refusal, so that the kernel is not asked again. A kernel without memory for the moment may
+/// be asked again.
+fn remember(answer: Result<(), FenceError>) {
+    match answer {
+        Ok(()) => ANSWER.store(WORKS, Relaxed),
+        Err(FenceError {
+            errno: libc::ENOMEM,
+        }) => {}
+        Err(FenceError { errno }) => ANSWER.store(errno, Relaxed),
+    }
+}
+
 fn membarrier(flags: libc::c_uint, cpu: libc::c_int) -> Result<(), FenceError> {
-    static REGISTERED: AtomicBool = AtomicBool::new(false);
     if backend() == Backend::Atomic {
         return Ok(());
     }
-    // Registering twice is harmless; fork keeps it.
-    if !REGISTERED.load(Acquire) {
-        call(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0)?;
-        REGISTERED.store(true, Release);
+    register();
+    match ANSWER.load(Relaxed) {
+        WORKS => {}
+        UNTRIED => {
+            return Err(FenceError {
+                errno: libc::ENOMEM,
+            });
+        }
+        errno => return Err(FenceError { errno }),
     }
-    call(MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ, flags, cpu)
+    let answer = call(MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ, flags, cpu);
+    if answer.is_err() {
+        remember(answer);
+    }
+    answer
 }
 
+/// Makes the system call; keeps errno.
 fn call(command: libc::c_int, flags: libc::c_uint, cpu: libc::c_int) -> Result<(), FenceError> {
+    // SAFETY: errno is the calling thread's own.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *errno };
     // SAFETY: membarrier takes three integers and touches no memory of ours.
     let answer = unsafe { libc::syscall(libc::SYS_membarrier, command, flags, cpu) };
+    // SAFETY: as above.
+    let refused = unsafe { core::mem::replace(&mut *errno, before) };
     if answer == 0 {
-        return Ok(());
+        Ok(())
+    } else {
+        Err(FenceError { errno: refused })
     }
-    // SAFETY: errno is the calling thread's own.
-    let errno = unsafe { *libc::__errno_location() };
-    Err(FenceError { errno })
 }

@@ -179,6 +179,7 @@ fn decide(prefer: Index) {
     if !crate::selftest::sections_work(cs, at) {
         return settle_atomic(Missing::SelfTest);
     }
+    crate::fence::register();
     STATE.index.store(at, Relaxed);
     // Release: whoever sees the offset of `rseq_cs` sees the index's.
     STATE.cs.store(cs, Release);

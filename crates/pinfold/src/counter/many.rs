@@ -61,7 +61,7 @@ impl PercpuCounter {
         let handles =
             sys::map_memory(handle_bytes(values.len())).ok_or(CounterError::OutOfMemory)?;
         let handles = handles.cast::<PercpuCounter>();
-        let Some(offset) = percpu::alloc(values.len() * SIZE) else {
+        let Some(offset) = percpu::alloc_after_fork(values.len() * SIZE) else {
             // SAFETY: mapped above, and nobody knows of it.
             unsafe { sys::unmap(handles.as_ptr().cast(), handle_bytes(values.len())) };
             return Err(CounterError::OutOfMemory);

@@ -44,8 +44,7 @@ mod watch;
 
 pub use error::CounterError;
 pub use event::EventCounter;
-pub use fork::{fork_child, fork_parent, fork_prepare, handle_fork};
-pub(crate) use fork::{is_handled as fork_is_handled, register as register_fork};
+pub(crate) use fork::register as register_fork;
 pub use histogram::PercpuHistogram;
 pub use many::Counters;
 pub use percpu_counter::PercpuCounter;

@@ -53,7 +53,7 @@ pub use policy::{Mempolicy, SYSTEM_DEFAULT};
 pub use process::VARIABLE;
 pub(crate) use process::init;
 pub use ranges::RangeError;
-pub(crate) use ranges::{fork_done, fork_prepare, is_lock_held};
+pub(crate) use ranges::is_lock_held;
 pub use shared::{SharedPolicy, SharedRanges};
 pub use weights::Weights;
 

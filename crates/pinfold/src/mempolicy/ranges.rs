@@ -29,6 +29,7 @@ mod tests;
 use super::buffer::{Buffer, Draft, Record, Snapshot, Table, load_all};
 use super::latch::Latch;
 use super::primitive::{AtomicPtr, AtomicU64};
+use crate::fork::{self, Hooks, Rank};
 use crate::lock::Lock;
 use core::fmt;
 use core::ptr::null_mut;
@@ -135,6 +136,7 @@ impl<const WORDS: usize> Ranges<WORDS> {
         if start >= end {
             return Err(RangeError::Empty);
         }
+        register_fork();
         let _held = WRITER.lock().ok_or(RangeError::Busy)?;
         let old = self.active();
         let new = words.map(|&words| Record { start, end, words });
@@ -228,17 +230,13 @@ pub(crate) fn is_lock_held(thread: u64) -> bool {
     WRITER.is_held_by(thread)
 }
 
-/// Waits until no map is being changed; call it before a fork. Returns whether [`fork_done`] is due.
-pub(crate) fn fork_prepare() -> bool {
-    WRITER.lock_for_fork()
-}
-
-/// Call it after a fork, in the parent and in the child.
-///
-/// # Safety
-///
-/// [`fork_prepare`] returned true in the thread that forked.
-pub(crate) unsafe fn fork_done() {
-    // SAFETY: the caller's promise.
-    unsafe { WRITER.unlock_after_fork() };
+/// Has a fork wait until no map is being changed.
+fn register_fork() {
+    static HOOKS: Hooks = Hooks {
+        rank: Rank::Policies,
+        before: || WRITER.lock_for_fork(),
+        child: || {},
+        after: || WRITER.unlock_after_fork(),
+    };
+    fork::register(&HOOKS);
 }

@@ -9,7 +9,7 @@ const DIRTY_FOR: u32 = 1000;
 
 /// Purges what has been dirty for long in one arena.
 pub(super) fn purge_aged(place: Place, now: u32) {
-    if let Some(arena) = arena_at(place).lock_unless(is_lock_held) {
+    if let Some(arena) = arena_at(place).lock_or_divert(is_lock_held) {
         let until = now.wrapping_sub(DIRTY_FOR);
         drop(purge(arena, place, |free| free.take_oldest(Some(until))));
     }

@@ -20,7 +20,7 @@ use crate::sys;
 use crate::vmstat::Zone;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicPtr, AtomicUsize};
 
 /// Granules that may stay dirty before some are purged at once: 1 % of the physical memory and at least 16 MiB, so that a
 /// program that frees and allocates in waves does not fault its pages in again.
@@ -101,7 +101,7 @@ pub(crate) fn relieve() {
             return;
         }
         let place = next_in_turn();
-        if let Some(arena) = arena_at(place).lock_unless(super::is_lock_held) {
+        if let Some(arena) = arena_at(place).lock_or_divert(super::is_lock_held) {
             drop(purge(arena, place, |free| {
                 let run = (excess > 0).then(|| free.take_oldest(None)).flatten();
                 run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
@@ -223,13 +223,13 @@ pub(crate) fn alloc_run_on(
 
 fn alloc_at(place: Place, granules: u32) -> Option<Run> {
     let room = numa::has_room(place.0, granules as usize);
-    let mut arena = arena_at(place).lock_unless(super::is_lock_held)?;
+    let mut arena = arena_at(place).lock_or_divert(super::is_lock_held)?;
     arena.tick(place);
     let now = arena.now;
     let mut found = arena.free.take(granules, now);
     if found.is_none() && !arena.grow(place, granules) {
         // The addresses are used up, or the system has no more: join what is dirty with what is clean.
-        arena = purge(arena, place, |free| free.take_oldest(None));
+        arena = purge(arena, place, |free| free.take_oldest(None))?;
     }
     if found.is_none() {
         found = arena.free.take(granules, now);
@@ -273,7 +273,7 @@ pub unsafe fn free_run(start: NonNull<u8>) {
         set_entry(index, 0);
     }
     let place = super::place_of(start.as_ptr() as usize);
-    let Some(mut arena) = arena_at(place).lock_unless(super::is_lock_held) else {
+    let Some(mut arena) = arena_at(place).lock_or_divert(super::is_lock_held) else {
         set_aside(start.as_ptr());
         return;
     };
@@ -296,24 +296,24 @@ fn next_in_turn() -> Place {
     (turn / (STRIPES + 1), turn % (STRIPES + 1))
 }
 
-/// Purges the runs that `next` takes out of the free runs, without holding the lock meanwhile, and returns the lock.
+/// Purges the runs that `next` takes out of the free runs, without holding the lock meanwhile.
+/// Returns the lock, or `None` if another thread began to fork and holds it now.
 pub(super) fn purge(
     mut arena: Guard<'static, Arena>,
     place: Place,
     mut next: impl FnMut(&mut FreeRuns) -> Option<(u32, u32)>,
-) -> Guard<'static, Arena> {
+) -> Option<Guard<'static, Arena>> {
     while let Some((head, granules)) = next(&mut arena.free) {
         DIRTY.fetch_sub(granules as usize, Relaxed);
         drop(arena);
         let size = granules as usize * GRANULE;
         // SAFETY: the run is out of the lists: committed, and nobody's but ours.
         let clean = unsafe { sys::purge(address_of(head), size) };
-        arena = loop {
-            // The lock was held by this thread above, so it is not held by an interrupted frame of this thread.
-            if let Some(arena) = arena_at(place).lock() {
-                break arena;
-            }
+        let Some(again) = arena_at(place).lock_or_divert(|_| false) else {
+            set_aside(address_of(head));
+            return None;
         };
+        arena = again;
         if !clean {
             arena.give(place, head, granules, State::Dirty);
             break;
@@ -321,7 +321,7 @@ pub(super) fn purge(
         gave_back(Zone::normal(place.0), size);
         arena.give(place, head, granules, State::Clean);
     }
-    arena
+    Some(arena)
 }
 
 impl Arena {
@@ -434,38 +434,14 @@ fn set_aside(start: *mut u8) {
     }
 }
 
-/// Locks every arena for `fork`, and notes which it took.
-pub(crate) fn fork_prepare() {
-    for place in places() {
-        let arena = arena_at(place);
-        FORKING[place.0].fetch_or(u64::from(arena.lock_for_fork()) << place.1, Relaxed);
-    }
-    for (node, chunks) in CHUNKS.iter().enumerate().take(crate::nodes::count()) {
-        FORKING[node].fetch_or(u64::from(chunks.lock_for_fork()) << 63, Relaxed);
-    }
+/// Takes the locks of all arenas for a fork.
+pub(super) fn lock_for_fork() {
+    places().for_each(|place| arena_at(place).lock_for_fork());
+    CHUNKS.iter().for_each(Lock::lock_for_fork);
 }
 
-/// Which locks of each node a fork in progress holds: a bit for each arena, the last one for the chunks'.
-static FORKING: [AtomicU64; MAX_NODES] = [const { AtomicU64::new(0) }; MAX_NODES];
-
-const _: () = assert!(MIXED < 63);
-
-/// Unlocks what [`fork_prepare`] locked, in the parent or in the child.
-///
-/// # Safety
-///
-/// `fork_prepare` was called in this thread, for this fork.
-pub(crate) unsafe fn fork_done() {
-    for (node, forking) in FORKING.iter().enumerate() {
-        let taken = forking.swap(0, Relaxed);
-        let arenas = ARENAS[node].iter().enumerate();
-        for (_, arena) in arenas.filter(|(region, _)| taken >> region & 1 == 1) {
-            // SAFETY: the caller's promise.
-            unsafe { arena.unlock_after_fork() };
-        }
-        if taken >> 63 == 1 {
-            // SAFETY: the caller's promise.
-            unsafe { CHUNKS[node].unlock_after_fork() };
-        }
-    }
+/// Gives back what [`lock_for_fork`] took, in the parent or in the child.
+pub(super) fn unlock_after_fork() {
+    CHUNKS.iter().for_each(Lock::unlock_after_fork);
+    places().for_each(|place| arena_at(place).unlock_after_fork());
 }

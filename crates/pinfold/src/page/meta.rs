@@ -21,14 +21,14 @@ static CHUNK_IN_USE: Lock<Chunk> = Lock::new(Chunk {
     end: null_mut(),
 });
 
-/// Zeroed memory that stays for ever; `None` when the system has none, or from a signal handler that interrupts this
-/// function.
+/// Returns zeroed memory that stays for good; `None` if the system has none, in a signal handler
+/// that interrupted this function, and while another thread forks.
 pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
     let page = sys::page_size();
     if layout.size() >= CHUNK / 4 || layout.align() > page {
         return sys::map_aligned(layout.size().next_multiple_of(page), layout.align());
     }
-    let mut chunk = CHUNK_IN_USE.lock()?;
+    let mut chunk = CHUNK_IN_USE.lock_or_divert(|_| false)?;
     let fits = |chunk: &Chunk| {
         let start = (chunk.next as usize).next_multiple_of(layout.align());
         (start + layout.size() <= chunk.end as usize).then_some(start)
@@ -52,14 +52,10 @@ pub(super) fn is_lock_held(thread: u64) -> bool {
     CHUNK_IN_USE.is_held_by(thread)
 }
 
-pub(crate) fn fork_prepare() -> bool {
-    CHUNK_IN_USE.lock_for_fork()
+pub(super) fn lock_for_fork() {
+    CHUNK_IN_USE.lock_for_fork();
 }
 
-/// # Safety
-///
-/// [`fork_prepare`] returned true in this thread.
-pub(crate) unsafe fn fork_done() {
-    // SAFETY: the caller's promise.
-    unsafe { CHUNK_IN_USE.unlock_after_fork() };
+pub(super) fn unlock_after_fork() {
+    CHUNK_IN_USE.unlock_after_fork();
 }

@@ -35,18 +35,15 @@ mod numa;
 pub(crate) use aged::purge_all_aged;
 pub use aged::trim;
 pub use arena::{Run, alloc_run, free_run, large_in_use};
-pub(crate) use arena::{
-    alloc_run_on, fork_done, fork_prepare, keep, relieve, too_much_dirty, unkeep,
-};
+pub(crate) use arena::{alloc_run_on, keep, relieve, too_much_dirty, unkeep};
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
-pub(crate) use meta::{
-    alloc as alloc_meta, fork_done as fork_meta_done, fork_prepare as fork_prepare_meta,
-};
+pub(crate) use meta::alloc as alloc_meta;
 pub(crate) use numa::{Ask, count_pages};
 pub use numa::{NUMA_STAT, NumaItem};
 
 use arena::{CHUNKS, arena_at, places};
 
+use crate::fork::{self, Hooks, Rank};
 use crate::lock::Lock;
 use crate::nodes::MAX_NODES;
 use crate::vmstat::{VmStat, Zone};
@@ -326,16 +323,39 @@ pub fn publish() {
     }
 }
 
-/// Makes the reservation, once. False when not even the smallest can be had.
+/// Whether [`ready`] has tried to make the reservation.
+static READY: Lock<bool> = Lock::new(false);
+
+/// Has a fork wait until no thread changes what the page layer knows.
+pub(crate) fn register_fork() {
+    static HOOKS: Hooks = Hooks {
+        rank: Rank::Page,
+        before: || {
+            READY.lock_for_fork();
+            arena::lock_for_fork();
+            meta::lock_for_fork();
+        },
+        child: || {},
+        after: || {
+            meta::unlock_after_fork();
+            arena::unlock_after_fork();
+            READY.unlock_after_fork();
+        },
+    };
+    fork::register(&HOOKS);
+}
+
+/// Makes the reservation, once. Returns false if not even the smallest can be had, in a signal
+/// handler that interrupted this function, and while another thread forks.
 fn ready() -> bool {
-    static DONE: Lock<bool> = Lock::new(false);
     if MAP.count.load(Acquire) > 0 {
         return true;
     }
-    let Some(mut done) = DONE.lock() else {
+    let Some(mut done) = READY.lock_or_divert(|_| false) else {
         return false;
     };
     if !*done {
+        register_fork();
         // How many nodes share the reservation must not change any more.
         mempolicy::init();
         *done = reserve_all();

@@ -25,12 +25,19 @@
 //! # Ok::<(), pinfold::shepherd::ShepherdError>(())
 //! ```
 
+mod automatic;
 mod housekeeping;
+mod spawn;
 mod thread;
 
+#[doc(hidden)]
+pub use automatic::Automatic;
+#[doc(hidden)]
+pub use spawn::is_entry;
 pub use thread::Running;
 
 use crate::counter::{Counters, PercpuCounter, fold_watched, watch_block};
+use crate::fork::{self, Hooks, Rank};
 use crate::sys;
 use crate::topology::{CpuSet, Topology};
 use crate::vmstat::{Item, VmStat};
@@ -186,18 +193,8 @@ impl Shepherd {
     /// drains.
     pub fn tick(&self) -> usize {
         let isolated = self.spared();
-        let folded = fold_watched(&|unit| !isolated.as_ref().is_some_and(|set| set.contains(unit)));
-        LAST.store(sys::coarse_milliseconds(), Relaxed);
-        FOLDS.fetch_add(folded as u64, Relaxed);
-        DRAINS.iter().for_each(|drain| {
-            // Acquire pairs with the release in `register`.
-            let drain = drain.load(Acquire);
-            if !drain.is_null() {
-                // SAFETY: `register` stored a function of this type.
-                unsafe { core::mem::transmute::<*mut (), fn()>(drain)() };
-            }
-        });
-        folded
+        let wanted = |unit| !isolated.as_ref().is_some_and(|set| set.contains(unit));
+        tick(&wanted, Reach::AllCpus)
     }
 
     /// The CPUs whose counts are left alone, where shards have CPUs' numbers.
@@ -232,12 +229,42 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 /// Threads that tick.
 static THREADS: AtomicU32 = AtomicU32::new(0);
 
+/// What a drain may do at a tick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// It takes back what the CPU holds on which it runs. It disturbs no other CPU and makes only
+    /// the system calls that malloc makes: the tick is made in passing by a thread that allocates,
+    /// or by the thread that a preloaded Pinfold starts by itself.
+    ThisCpu,
+    /// It may stop and fence the other CPUs, and read files: the tick is one of a shepherd that the
+    /// program or its user asked for.
+    AllCpus,
+}
+
 /// What [`register`] was given.
 static DRAINS: [AtomicPtr<()>; 16] = [const { AtomicPtr::new(null_mut()) }; 16];
 
-/// Has every shepherd of this process call `drain` at each tick: for caches that give back what stood idle for some ticks.
-/// For good; the same function twice counts once. False when 16 are registered.
-pub fn register(drain: fn()) -> bool {
+/// Folds the watched counters in the units that are `wanted`, and calls the drains. Returns how many
+/// shards it folded.
+fn tick(wanted: &impl Fn(usize) -> bool, reach: Reach) -> usize {
+    let folded = fold_watched(wanted);
+    LAST.store(sys::coarse_milliseconds(), Relaxed);
+    FOLDS.fetch_add(folded as u64, Relaxed);
+    DRAINS.iter().for_each(|drain| {
+        // Acquire pairs with the release in `register`.
+        let drain = drain.load(Acquire);
+        if !drain.is_null() {
+            // SAFETY: `register` stored a function of this type.
+            unsafe { core::mem::transmute::<*mut (), fn(Reach)>(drain)(reach) };
+        }
+    });
+    folded
+}
+
+/// Has every tick of this process call `drain`: for caches that give back what stood idle for some
+/// ticks. A drain stays registered for good; the same function twice counts once. Returns false if 16
+/// drains are registered already.
+pub fn register(drain: fn(Reach)) -> bool {
     let drain = drain as *mut ();
     DRAINS.iter().any(|place| {
         // Release pairs with the acquire in `tick`.
@@ -246,22 +273,33 @@ pub fn register(drain: fn()) -> bool {
     })
 }
 
-/// Ticks if no thread does and an interval has passed: what slow paths call that come by anyway. One load of a clock that
-/// needs no system call, mostly.
+/// Ticks if no thread does and an interval has passed. Slow paths call it. Costs one read of a clock
+/// that needs no system call, except once in an interval.
 pub fn tick_in_passing() {
     if THREADS.load(Relaxed) != 0 {
         return;
     }
     let (now, last) = (sys::coarse_milliseconds(), LAST.load(Relaxed));
     let due = now.wrapping_sub(last) >= INTERVAL.as_millis() as u64;
-    // One of those that find it due does it.
+    // One of the threads that find a tick due makes it.
     if due && LAST.compare_exchange(last, now, Release, Relaxed).is_ok() {
-        Shepherd::new().tick();
+        tick(&|_| true, Reach::ThisCpu);
     }
 }
 
-/// Call it in the child after a fork: no thread ticks there.
-#[doc(hidden)]
-pub fn fork_child() {
-    THREADS.store(0, Relaxed);
+/// Counts a thread that ticks from now on.
+fn thread_begins() {
+    static HOOKS: Hooks = Hooks {
+        rank: Rank::Shepherd,
+        before: || {},
+        child: || THREADS.store(0, Relaxed),
+        after: || {},
+    };
+    fork::register(&HOOKS);
+    THREADS.fetch_add(1, Relaxed);
+}
+
+/// Counts a thread that ticked until now.
+fn thread_ended() {
+    THREADS.fetch_sub(1, Relaxed);
 }

@@ -1,7 +1,8 @@
 //! The shepherd's thread.
 
 use super::housekeeping::Housekeeping;
-use super::{FOLDS, Shepherd, ShepherdError, THREADS};
+use super::spawn::{Body, spawn};
+use super::{FOLDS, Shepherd, ShepherdError, thread_begins, thread_ended};
 use crate::sys;
 use crate::topology::{Topology, affinity};
 use core::ops::Deref;
@@ -27,6 +28,7 @@ struct Shared {
     state: AtomicU32,
     shepherd: Shepherd,
     housekeeping: Housekeeping,
+    body: Body,
 }
 
 /// A shepherd with a thread of its own, which stops when this is dropped.
@@ -70,11 +72,18 @@ impl Running {
                 state: AtomicU32::new(RUN),
                 shepherd: shepherd.clone(),
                 housekeeping: Housekeeping::new(bound),
+                body: Body {
+                    run,
+                    argument: shared.as_ptr().cast(),
+                    stack: STACK,
+                    normal_policy: is_real_time(),
+                },
             });
         }
         // The slow paths leave the ticks to the thread from here on.
-        THREADS.fetch_add(1, Relaxed);
-        match spawn(shared) {
+        thread_begins();
+        // SAFETY: the mapping with the body stays until the thread has been joined.
+        match unsafe { spawn(&raw mut (*shared.as_ptr()).body) } {
             Ok(thread) => Ok(Running {
                 shepherd,
                 shared,
@@ -83,7 +92,7 @@ impl Running {
                 process: unsafe { libc::getpid() },
             }),
             Err(errno) => {
-                THREADS.fetch_sub(1, Relaxed);
+                thread_ended();
                 // SAFETY: no thread knows of it.
                 unsafe { sys::unmap(memory.as_ptr(), shared_bytes()) };
                 Err(ShepherdError::Thread { errno })
@@ -111,7 +120,7 @@ impl Drop for Running {
             sys::wake(state);
             // SAFETY: the thread was started by `start`, and is joined once.
             unsafe { libc::pthread_join(self.thread, core::ptr::null_mut()) };
-            THREADS.fetch_sub(1, Relaxed);
+            thread_ended();
         }
         // SAFETY: the thread is gone, or stayed behind in the parent, which has a mapping of its own.
         unsafe { sys::unmap(self.shared.as_ptr().cast(), shared_bytes()) };
@@ -122,30 +131,17 @@ fn shared_bytes() -> usize {
     size_of::<Shared>().next_multiple_of(sys::page_size())
 }
 
-/// Starts the thread with all signals blocked; the error is an errno.
-fn spawn(shared: NonNull<Shared>) -> Result<libc::pthread_t, i32> {
-    // SAFETY: plain integers; every pointer is to a local of the right type, and `shared` outlives the thread.
-    unsafe {
-        let mut thread = core::mem::zeroed();
-        let mut all: libc::sigset_t = core::mem::zeroed();
-        let mut before: libc::sigset_t = core::mem::zeroed();
-        let mut attributes: libc::pthread_attr_t = core::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        libc::pthread_attr_init(&raw mut attributes);
-        libc::pthread_attr_setstacksize(&raw mut attributes, STACK);
-        let argument = shared.as_ptr().cast();
-        let mut error = libc::pthread_create(&raw mut thread, &raw const attributes, run, argument);
-        if error == libc::EINVAL {
-            error = libc::pthread_create(&raw mut thread, core::ptr::null(), run, argument);
-        }
-        libc::pthread_attr_destroy(&raw mut attributes);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut());
-        if error == 0 { Ok(thread) } else { Err(error) }
-    }
+/// Whether the calling thread has a real-time policy, which a thread of its making would inherit.
+fn is_real_time() -> bool {
+    // SAFETY: no preconditions.
+    let policy = unsafe { libc::sched_getscheduler(0) } & !libc::SCHED_RESET_ON_FORK;
+    matches!(
+        policy,
+        libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE
+    )
 }
 
-extern "C" fn run(shared: *mut libc::c_void) -> *mut libc::c_void {
+fn run(shared: *mut libc::c_void) {
     // SAFETY: a literal with NUL; a thread may name itself.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"pinfold".as_ptr()) };
     let shared = shared.cast::<Shared>();
@@ -171,7 +167,6 @@ extern "C" fn run(shared: *mut libc::c_void) -> *mut libc::c_void {
         let nap = shepherd.interval * back_off(quiet);
         sys::wait_for_change(state, RUN, nap);
     }
-    core::ptr::null_mut()
 }
 
 /// How many intervals to sleep after `quiet` ticks that folded nothing.

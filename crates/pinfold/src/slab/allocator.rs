@@ -16,7 +16,9 @@
 //! * others: a run or a mapping, which the page map tells apart when the block is freed.
 
 use super::Cache;
+use super::cache;
 use super::kmalloc::{self, SIZES, SMALL_MOST};
+use crate::fork;
 use crate::page::{self, GRANULE, HUGE, LARGE};
 use crate::{nodes, sys};
 use allocator_api2::alloc::{AllocError, Allocator};
@@ -90,7 +92,15 @@ fn alloc_class_slow(class: usize) -> Option<NonNull<u8>> {
     if !kmalloc::init() {
         return None;
     }
-    NonNull::new(kmalloc::alloc_class(class))
+    loop {
+        let block = NonNull::new(kmalloc::alloc_class(class));
+        // The caches of malloc's sizes give nothing while another thread forks: malloc has other
+        // memory then, a block of a class must wait.
+        let me = pinfold_rseq::thread_pointer() as u64;
+        if block.is_some() || cache::is_lock_held(me) || !fork::await_end() {
+            return block;
+        }
+    }
 }
 
 /// A block beyond the classes, and whether it reads as zeroes.

@@ -3,6 +3,7 @@
 use super::constructor::Constructor;
 use super::debug::{self, DebugFlags, Plan};
 use super::deferred::Deferred;
+use super::fork;
 use super::harden;
 use super::key::Hardening;
 use super::node::Node;
@@ -222,6 +223,7 @@ impl Cache {
 
     /// Makes the descriptor and enters it; the caller holds the registry's lock.
     fn enter(name: &str, layout: Layout, slot: usize, options: Options) -> Option<&'static Cache> {
+        fork::register();
         let nodes = Node::make_all()?;
         let memory = page::alloc_meta(Layout::new::<Cache>())?;
         let cache = memory.cast::<Cache>().as_ptr();
@@ -460,15 +462,10 @@ pub(super) fn for_each(f: impl FnMut(&'static Cache)) {
     all().for_each(f);
 }
 
-/// Locks the registry for `fork`.
-pub(super) fn fork_prepare() -> bool {
-    NUMBERS.lock_for_fork()
+pub(super) fn lock_for_fork() {
+    NUMBERS.lock_for_fork();
 }
 
-/// # Safety
-///
-/// [`fork_prepare`] returned true in this thread.
-pub(super) unsafe fn fork_done() {
-    // SAFETY: the caller's promise.
-    unsafe { NUMBERS.unlock_after_fork() };
+pub(super) fn unlock_after_fork() {
+    NUMBERS.unlock_after_fork();
 }

@@ -46,8 +46,6 @@ pub(super) struct Deferred {
     pending: Lock<Pending>,
     /// Whether anything was ever deferred.
     used: AtomicBool,
-    /// Whether a fork in progress holds `pending`.
-    forking: AtomicBool,
 }
 
 struct Pending {
@@ -68,7 +66,6 @@ impl Deferred {
                 ticket: 0,
             }),
             used: AtomicBool::new(false),
-            forking: AtomicBool::new(false),
         }
     }
 
@@ -333,19 +330,10 @@ pub(super) fn progress() {
     advance_all();
 }
 
-pub(super) fn fork_prepare(cache: &Cache) {
-    let deferred = &cache.deferred;
-    deferred
-        .forking
-        .store(deferred.pending.lock_for_fork(), Relaxed);
+pub(super) fn lock_for_fork(cache: &Cache) {
+    cache.deferred.pending.lock_for_fork();
 }
 
-/// # Safety
-///
-/// [`fork_prepare`] was called for the cache in this thread, or in the parent's that forked.
-pub(super) unsafe fn fork_done(cache: &Cache) {
-    if cache.deferred.forking.swap(false, Relaxed) {
-        // SAFETY: taken in `fork_prepare`.
-        unsafe { cache.deferred.pending.unlock_after_fork() };
-    }
+pub(super) fn unlock_after_fork(cache: &Cache) {
+    cache.deferred.pending.unlock_after_fork();
 }

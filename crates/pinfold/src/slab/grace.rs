@@ -58,7 +58,6 @@
 //! guard that came along counts where nobody looks.
 
 use super::fork;
-use crate::counter::register_fork;
 use crate::lock::Lock;
 use crate::percpu::{self, UNITS};
 use crate::sys;
@@ -67,9 +66,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, compiler_fence, fence as fence_own,
-};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, compiler_fence, fence as fence_own};
 use pinfold_rseq::{Backend, FenceError, backend};
 
 /// The block of a unit: entered phase 0, entered phase 1, left phase 0, left phase 1.
@@ -277,8 +274,8 @@ impl fmt::Debug for Guard {
 /// Gives the counts their place and decides what readers do; [`UNDECIDED`] still when there is no memory.
 #[cold]
 fn decide() -> usize {
-    fork::register();
-    let Some(block) = register_fork().then(|| percpu::alloc(SIZE)).flatten() else {
+    let registered = fork::register() && percpu::register_fork();
+    let Some(block) = registered.then(|| percpu::alloc(SIZE)).flatten() else {
         return UNDECIDED;
     };
     // A small block does not cross a line, and begins at a multiple of its size.
@@ -438,20 +435,12 @@ pub(super) fn wait(ticket: u64) -> Result<(), FenceError> {
     Ok(())
 }
 
-static FORKING: AtomicBool = AtomicBool::new(false);
-
-pub(super) fn fork_prepare() {
-    FORKING.store(PERIOD.lock_for_fork(), Relaxed);
+pub(super) fn lock_for_fork() {
+    PERIOD.lock_for_fork();
 }
 
-/// # Safety
-///
-/// [`fork_prepare`] was called in this thread, or in the parent's that forked.
-pub(super) unsafe fn fork_done() {
-    if FORKING.swap(false, Relaxed) {
-        // SAFETY: taken in `fork_prepare`.
-        unsafe { PERIOD.unlock_after_fork() };
-    }
+pub(super) fn unlock_after_fork() {
+    PERIOD.unlock_after_fork();
 }
 
 /// In the child: the readers are gone, their threads with them. Their block is left to the guards that came along; the

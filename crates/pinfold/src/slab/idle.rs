@@ -1,28 +1,40 @@
 //! Sheaves that stood idle on their CPU go back to their node.
 //!
-//! The shepherd looks at every sheaf at each of its ticks. One whose word is the same at [`LOOKS`] looks in a row has not been
-//! used (or stands, by chance, where it stood: taking it is harmless then). When enough memory lies idle, the units
-//! concerned are stopped for a moment and the idle sheaves taken to the barn, which gives their objects back later. That
-//! interrupts a CPU only if it runs a thread of this process just then; isolated CPUs are left in peace. Barns give back what nobody
-//! needed for a while, and arenas what has been free for long, also in a program that allocates no more.
+//! A *look* at a unit compares the words of its sheaves with what the look before saw. A sheaf whose
+//! word is the same at [`LOOKS`] looks in a row has not been used, or stands by chance where it stood;
+//! taking it does no harm then. There are two ways to take idle sheaves to the barn, which gives their
+//! objects back later:
+//!
+//! * [`take_idle_here`] takes those of the CPU on which the thread runs, by critical sections. Slow
+//!   paths, ticks in passing and the automatic thread do that. No other CPU is disturbed.
+//! * [`take_idle_everywhere`] stops the units concerned for a moment. That interrupts a CPU if it runs
+//!   a thread of this process just then; isolated CPUs are left alone. Only a shepherd that the program
+//!   or its user asked for does that.
+//!
+//! Barns give back what was not needed for a while, and arenas what has been free for a while, also
+//! in a program that allocates no more.
 
 use super::cache::{self, Cache};
 use super::deferred;
 use super::percpu::{
     DEFERRED, HELD, SPARE, STOPPING, UNIT, UNITS, drain_deferred, drain_unit, drain_word,
 };
+use super::sheaf::Sheaf;
+use crate::shepherd::Reach;
 use crate::topology::{CpuSet, Topology};
 use crate::{page, sys};
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use core::sync::atomic::{AtomicPtr, AtomicU64};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use pinfold_rseq::{Backend, Index, MAX_INDEX, backend, fence, fence_index, possible};
 
 /// Looks at which a sheaf must stand still.
 const LOOKS: u64 = 0b11;
 /// How often at a tick a node of a cache goes on purging.
 const MORE: usize = 64;
+/// Milliseconds between looks at a unit by threads that run on its CPU.
+const BETWEEN_LOOKS: u32 = 900;
 /// Less than this in idle sheaves is not worth an interrupt.
 const WORTH: usize = 64 << 10;
 
@@ -30,9 +42,12 @@ const WORTH: usize = 64 << 10;
 /// number of looks since; where it has that of the sheaf for deferred frees, both, the looks in the low bits.
 static SEEN: [AtomicPtr<u8>; MAX_INDEX] = [const { AtomicPtr::new(null_mut()) }; MAX_INDEX];
 
-/// What the shepherd calls at each tick.
-pub(super) fn drain() {
-    take_idle_sheaves();
+/// What every tick calls.
+pub(super) fn drain(reach: Reach) {
+    match reach {
+        Reach::ThisCpu => take_idle_here(),
+        Reach::AllCpus => take_idle_everywhere(),
+    }
     deferred::progress();
     let now = sys::coarse_milliseconds() as u32;
     cache::for_each(|cache| {
@@ -47,7 +62,62 @@ pub(super) fn drain() {
     page::purge_all_aged();
 }
 
-fn take_idle_sheaves() {
+/// Takes the idle sheaves of the CPU on which this thread runs, without stopping anything: each word
+/// is emptied by one critical section, which fails if the thread has moved to another CPU, or the
+/// sheaf has been used.
+///
+/// Looks at most once in [`BETWEEN_LOOKS`]; until then it costs one read of a clock that needs no system
+/// call.
+pub(super) fn take_idle_here() {
+    /// When a unit was looked at last, in milliseconds, wrapping. Units that share a place are looked
+    /// at less often.
+    static LOOKED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
+    let index = pinfold_rseq::current();
+    let unit = UNITS.unit(index);
+    let now = sys::coarse_milliseconds() as u32;
+    let looked = &LOOKED[index % LOOKED.len()];
+    if unit.is_null() || now.wrapping_sub(looked.load(Relaxed)) < BETWEEN_LOOKS {
+        return;
+    }
+    looked.store(now, Relaxed);
+    if look(index) == 0 {
+        return;
+    }
+    cache::for_each(|cache| {
+        let take = |place: usize| {
+            let offset = cache.main() + place;
+            let seen = word(unit, offset).load(Relaxed);
+            // SAFETY: the offset lies in the unit.
+            let taken = seen != 0 && unsafe { UNITS.store_if_equal(offset, seen, 0) };
+            // SAFETY: the critical section took the word out, so the sheaf is this thread's.
+            taken.then(|| unsafe { Sheaf::from_word(seen) }).flatten()
+        };
+        let put = |sheaf| cache.put(cache.here(), sheaf);
+        if is_idle(index, cache) {
+            [0, SPARE, HELD]
+                .iter()
+                .filter_map(|&place| take(place))
+                .for_each(put);
+            take(DEFERRED)
+                .into_iter()
+                .for_each(|sheaf| cache.seal(sheaf));
+            forget(index, cache, SPARE);
+        }
+        if is_place_idle(index, cache, DEFERRED) {
+            take(DEFERRED)
+                .into_iter()
+                .for_each(|sheaf| cache.seal(sheaf));
+            forget(index, cache, DEFERRED);
+        }
+        if is_place_idle(index, cache, HELD) {
+            take(HELD).into_iter().for_each(put);
+            forget(index, cache, HELD);
+        }
+    });
+}
+
+/// Takes the idle sheaves of all CPUs that may be interrupted.
+fn take_idle_everywhere() {
     let Some(allowed) = Allowed::now() else {
         return;
     };
@@ -189,18 +259,21 @@ fn take_idle(index: usize) {
     cache::for_each(|cache| {
         if is_idle(index, cache) {
             drain_unit(cache, unit);
-            let seen = SEEN[index].load(Acquire);
-            word(seen, cache.main() + SPARE).store(0, Relaxed);
+            forget(index, cache, SPARE);
         }
         if is_place_idle(index, cache, DEFERRED) {
             drain_deferred(cache, unit);
-            let seen = SEEN[index].load(Acquire);
-            word(seen, cache.main() + DEFERRED).store(0, Relaxed);
+            forget(index, cache, DEFERRED);
         }
         if is_place_idle(index, cache, HELD) {
             drain_word(cache, unit, cache.main() + HELD);
-            let seen = SEEN[index].load(Acquire);
-            word(seen, cache.main() + HELD).store(0, Relaxed);
+            forget(index, cache, HELD);
         }
     });
+}
+
+/// Begins to count the looks at one of a unit's sheaves anew.
+fn forget(index: usize, cache: &Cache, place: usize) {
+    let seen = SEEN[index].load(Acquire);
+    word(seen, cache.main() + place).store(0, Relaxed);
 }

@@ -24,13 +24,12 @@ use core::cell::UnsafeCell;
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicU32, AtomicUsize};
 use core::time::Duration;
 
 /// Pools made one after the other have different locks, up to this many.
 const LOCKS: usize = 16;
 static LOCK: [Lock<()>; LOCKS] = [const { Lock::new(()) }; LOCKS];
-static FORKING: [AtomicBool; LOCKS] = [const { AtomicBool::new(false) }; LOCKS];
 
 /// How long a waiter sleeps at most before it asks the cache again: memory may be there that nobody has freed to the pool.
 const NAP: Duration = Duration::from_millis(100);
@@ -288,20 +287,10 @@ impl fmt::Debug for MemPool<'_> {
     }
 }
 
-pub(super) fn fork_prepare() {
-    for (lock, forking) in LOCK.iter().zip(&FORKING) {
-        forking.store(lock.lock_for_fork(), Relaxed);
-    }
+pub(super) fn lock_for_fork() {
+    LOCK.iter().for_each(Lock::lock_for_fork);
 }
 
-/// # Safety
-///
-/// [`fork_prepare`] was called in this thread, or in the parent's that forked.
-pub(super) unsafe fn fork_done() {
-    for (lock, forking) in LOCK.iter().zip(&FORKING) {
-        if forking.swap(false, Relaxed) {
-            // SAFETY: taken in `fork_prepare`.
-            unsafe { lock.unlock_after_fork() };
-        }
-    }
+pub(super) fn unlock_after_fork() {
+    LOCK.iter().for_each(Lock::unlock_after_fork);
 }

@@ -478,4 +478,3 @@ pub fn shrink_all() -> Result<usize, FenceError> {
 
 mod fork;
 mod idle;
-pub use fork::{fork_child, fork_parent, fork_prepare};

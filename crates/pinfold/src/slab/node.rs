@@ -13,8 +13,8 @@ use crate::page::{self, Ask};
 use crate::segment::SlabEvent;
 use core::alloc::Layout;
 use core::ptr::null_mut;
+use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicPtr};
 
 /// Empty sheaves that a barn keeps; more go to the pool that all caches share.
 const EMPTY_MOST: usize = 10;
@@ -50,8 +50,6 @@ pub(super) struct Node {
     /// Objects freed while the lock could not be had, by a signal handler that interrupted a holder; linked through
     /// a word of theirs.
     pub(super) set_aside: AtomicPtr<u8>,
-    /// Whether a fork in progress holds `stock`.
-    pub(super) forking: AtomicBool,
 }
 
 impl Node {
@@ -67,14 +65,27 @@ impl Node {
                 counted: 0,
             }),
             set_aside: AtomicPtr::new(null_mut()),
-            forking: AtomicBool::new(false),
         }
     }
 
-    /// The lock: `None` when the thread holds it in a frame that a signal interrupted, or would have to wait for it while such a frame
-    /// holds another.
+    /// Takes the lock. Returns `None` if a frame of this thread that a signal interrupted holds it, or
+    /// holds another for which a handler would have to wait; and while another thread forks.
     pub(super) fn stock(&self) -> Option<Guard<'_, Stock>> {
+        self.stock.lock_or_divert(cache::is_lock_held)
+    }
+
+    /// Takes the lock as [`stock`](Self::stock) does, but waits until a fork is over.
+    pub(super) fn stock_after_fork(&self) -> Option<Guard<'_, Stock>> {
         self.stock.lock_unless(cache::is_lock_held)
+    }
+
+    /// Takes the lock to allocate from `cache`. Only malloc's caches have another way than to wait
+    /// until a fork is over: a mapping for each block.
+    pub(super) fn stock_to_alloc(&self, cache: &Cache) -> Option<Guard<'_, Stock>> {
+        match cache.class() {
+            Some(_) => self.stock(),
+            None => self.stock_after_fork(),
+        }
     }
 
     /// Whether a thread holds it.
@@ -104,7 +115,7 @@ impl Node {
         ask: Ask,
         empty: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
-        let Some(mut stock) = self.stock() else {
+        let Some(mut stock) = self.stock_to_alloc(cache) else {
             return Err(empty);
         };
         stock.exchanged(cache);
@@ -228,7 +239,7 @@ impl Node {
 
     /// Takes objects from slabs, past the sheaves; returns how many.
     pub(super) fn take_objects(&self, cache: &Cache, ask: Ask, objects: &mut [*mut u8]) -> usize {
-        let Some(mut stock) = self.stock() else {
+        let Some(mut stock) = self.stock_to_alloc(cache) else {
             return 0;
         };
         self.take_back(cache, &mut stock);
@@ -260,7 +271,7 @@ impl Node {
 
     /// Moves everything in the barn to slabs and gives empty slabs back; returns how many slabs.
     pub(super) fn shrink(&self, cache: &Cache) -> usize {
-        let Some(mut stock) = self.stock() else {
+        let Some(mut stock) = self.stock_after_fork() else {
             return 0;
         };
         self.take_back(cache, &mut stock);
@@ -315,12 +326,13 @@ impl Node {
 
     /// Objects in nobody's slab: in hands, in sheaves of CPUs, in the barn.
     pub(super) fn in_use(&self, cache: &Cache) -> usize {
-        self.stock().map_or(0, |stock| stock.slabs.in_use(cache))
+        self.stock_after_fork()
+            .map_or(0, |stock| stock.slabs.in_use(cache))
     }
 
     /// Adds what is here to `reading`: slabs, the barn's sheaves and the objects in both, and what was counted.
     pub(super) fn tally(&self, cache: &Cache, reading: &mut Reading) {
-        let Some(mut stock) = self.stock() else {
+        let Some(mut stock) = self.stock_after_fork() else {
             return;
         };
         // What handlers have set aside is free: else it would look as if it were in use.
@@ -333,7 +345,7 @@ impl Node {
 
     /// Checks the slabs' invariants, and that no object in the barn is also free in its slab.
     pub(super) fn validate(&self, cache: &Cache) -> Result<(), (&'static str, *const u8)> {
-        let Some(mut stock) = self.stock() else {
+        let Some(mut stock) = self.stock_after_fork() else {
             return Ok(());
         };
         stock.slabs.validate(cache)?;
@@ -362,18 +374,6 @@ impl Node {
         // SAFETY: objects in a sheaf were freed by their owners; sheaves that come here hold this node's only.
         unsafe { stock.slabs.give(cache, objects) };
         sheaf.set_len(0);
-    }
-
-    pub(super) fn fork_prepare(&self) -> bool {
-        self.stock.lock_for_fork()
-    }
-
-    /// # Safety
-    ///
-    /// [`fork_prepare`](Self::fork_prepare) returned true in this thread.
-    pub(super) unsafe fn fork_done(&self) {
-        // SAFETY: the caller's promise.
-        unsafe { self.stock.unlock_after_fork() };
     }
 }
 

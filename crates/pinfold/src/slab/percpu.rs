@@ -23,9 +23,9 @@
 //! A sheaf is at every moment in exactly one place, so nothing is lost or doubled.
 
 use super::cache::{self, CACHES_MOST, Cache};
+use super::idle;
 use super::node::Node;
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
-use super::{fork, idle};
 use crate::lock::Lock;
 use crate::segment::SlabEvent;
 use crate::{nodes, page, shepherd, sys};
@@ -73,7 +73,6 @@ fn prepare() -> bool {
     let Some(unit) = layout.ok().and_then(page::alloc_meta) else {
         return false;
     };
-    fork::register();
     shepherd::register(idle::drain);
     UNITS.install(index, unit.as_ptr()).is_ok()
 }
@@ -106,6 +105,7 @@ pub(super) fn tick() {
     };
     if calls.is_multiple_of(TICK) {
         shepherd::tick_in_passing();
+        idle::take_idle_here();
     }
     if calls.is_multiple_of(TICK)
         && let Some(cache) = cache::in_turn(calls / TICK)
@@ -325,16 +325,4 @@ pub(super) fn drain_word(cache: &Cache, unit: *mut u8, offset: usize) {
     if let Some(sheaf) = unsafe { Sheaf::from_word(word) } {
         cache.put(cache.here(), sheaf);
     }
-}
-
-pub(super) fn fork_prepare() -> bool {
-    STOPPING.lock_for_fork()
-}
-
-/// # Safety
-///
-/// [`fork_prepare`] returned true in this thread.
-pub(super) unsafe fn fork_done() {
-    // SAFETY: the caller's promise.
-    unsafe { STOPPING.unlock_after_fork() };
 }

@@ -188,7 +188,7 @@ impl Sheaf {
     /// Gives the block back to the pool; the sheaf is empty.
     pub(super) fn discard(self) {
         // Where a signal handler interrupted the pool the block is lost, 1 KiB.
-        if let Some(mut pool) = POOL.lock_unless(page::is_lock_held) {
+        if let Some(mut pool) = POOL.lock_or_divert(page::is_lock_held) {
             // SAFETY: slot 0 is the block's link.
             unsafe { *self.below() = *pool as u64 };
             *pool = self.base();
@@ -197,7 +197,7 @@ impl Sheaf {
 }
 
 fn pool_take() -> Option<usize> {
-    let mut pool = POOL.lock_unless(page::is_lock_held)?;
+    let mut pool = POOL.lock_or_divert(page::is_lock_held)?;
     let base = *pool;
     if base == 0 {
         return None;
@@ -289,14 +289,10 @@ pub(super) fn is_lock_held(thread: u64) -> bool {
     POOL.is_held_by(thread)
 }
 
-pub(super) fn fork_prepare() -> bool {
-    POOL.lock_for_fork()
+pub(super) fn lock_for_fork() {
+    POOL.lock_for_fork();
 }
 
-/// # Safety
-///
-/// [`fork_prepare`] returned true in this thread.
-pub(super) unsafe fn fork_done() {
-    // SAFETY: the caller's promise.
-    unsafe { POOL.unlock_after_fork() };
+pub(super) fn unlock_after_fork() {
+    POOL.unlock_after_fork();
 }

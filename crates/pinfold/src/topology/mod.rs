@@ -343,6 +343,27 @@ fn cpus_of_group(
     }
 }
 
+/// The CPUs on which background work of the calling thread disturbs no isolated CPU; `None` on a
+/// machine where no CPU is isolated or without a tick. Two file reads there.
+#[doc(hidden)]
+pub fn housekeeping_where_some_are_isolated() -> Option<CpuSet> {
+    let list = |file| list_in::<{ CPUS_MOST / 64 }>(b"/", file).ok().flatten();
+    let files = [
+        "sys/devices/system/cpu/isolated",
+        "sys/devices/system/cpu/nohz_full",
+    ];
+    let some = files
+        .map(list)
+        .into_iter()
+        .flatten()
+        .any(|set| !set.is_empty());
+    some.then(|| {
+        Topology::system()
+            .ok()
+            .map(|machine| machine.housekeeping())
+    })?
+}
+
 /// The CPUs that the calling thread may run on.
 pub(crate) fn affinity() -> Option<CpuSet> {
     let mut set = CpuSet::default();

@@ -23,7 +23,7 @@ impl Node {
         ask: Ask,
         (requested, track): (usize, Option<Track>),
     ) -> Result<Option<NonNull<u8>>, Fault> {
-        let Some(mut stock) = self.stock() else {
+        let Some(mut stock) = self.stock_to_alloc(cache) else {
             return Ok(None);
         };
         self.take_back(cache, &mut stock);
@@ -48,7 +48,7 @@ impl Node {
 
     /// Calls `f` with the lock held, or without where a handler interrupted its holder.
     pub(in crate::slab) fn locked(&self, f: impl FnOnce()) {
-        let _stock = self.stock();
+        let _stock = self.stock_after_fork();
         f();
     }
 
@@ -103,7 +103,7 @@ impl Node {
         leaks: bool,
         faults: &mut Faults,
     ) {
-        let Some(mut stock) = self.stock() else {
+        let Some(mut stock) = self.stock_after_fork() else {
             return;
         };
         self.take_back(cache, &mut stock);

@@ -1,0 +1,237 @@
+//! The lock of the slow paths: a futex that knows its owner, and how it behaves across `fork`.
+//!
+//! A signal handler may allocate while it interrupts a frame that holds a lock; waiting would never
+//! end. So [`Lock::lock`] refuses a thread that holds the lock already, and each caller has another
+//! way: the allocation is served from a mapping of its own, the freed object is set aside for the
+//! next holder.
+//!
+//! Two signal handlers can also deadlock each other: handler A interrupted a holder of L1 and waits
+//! for L2, handler B the reverse. So locks that handlers reach are taken by [`Lock::lock_unless`]: it
+//! also refuses a thread that would have to wait while it holds a lock of the same kind or of one
+//! further in. Only a thread that is about to sleep reads the locks' words for that.
+//!
+//! While a process forks, a thread that has another way takes it ([`Lock::lock_or_divert`]) instead
+//! of waiting for the forking thread. [`word`] has the protocol.
+//!
+//! # Lock order
+//!
+//! Outermost first:
+//!
+//! 1. the memory pools' locks
+//! 2. `STOPPING`, for stopping CPUs
+//! 3. the registry of caches
+//! 4. the lock of grace periods, which is only tried
+//! 5. a cache's pending sheaves
+//! 6. a cache's node
+//! 7. the sheaf pool
+//! 8. the lock under which the page layer gets ready
+//! 9. a node's arena, then its chunks
+//! 10. the metadata
+//! 11. the shared policies
+//!
+//! The counters' locks and the lock of the per-CPU units come before all of these in a fork; no
+//! other code holds one of them together with one of the list. Never two locks of a kind at once,
+//! except in `fork`, which takes all of them in this order.
+
+mod word;
+
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::AtomicU64;
+pub(crate) use word::Word;
+
+/// The thread pointer of the thread that forks, or 0. [`fork`](crate::fork) stores it.
+pub(crate) static FORKING: AtomicU64 = AtomicU64::new(0);
+
+/// Data that one thread at a time may touch.
+pub(crate) struct Lock<T> {
+    word: Word,
+    data: UnsafeCell<T>,
+}
+
+// SAFETY: the lock hands the data to one thread at a time.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+/// The calling thread's thread pointer.
+fn me() -> u64 {
+    pinfold_rseq::thread_pointer() as u64
+}
+
+impl<T> Lock<T> {
+    pub(crate) const fn new(data: T) -> Self {
+        Lock {
+            word: Word::new(AtomicU64::new(0)),
+            data: UnsafeCell::new(data),
+        }
+    }
+
+    /// Takes the lock; returns `None` if the calling thread holds the lock already, in a frame that a
+    /// signal interrupted.
+    #[inline]
+    pub(crate) fn lock(&self) -> Option<Guard<'_, T>> {
+        self.take(|_| false, false)
+    }
+
+    /// Takes the lock; returns `None` too if the thread would have to wait, and `holds` says that the
+    /// thread with the given thread pointer holds a lock that comes after this one, or one of its
+    /// kind.
+    #[inline]
+    pub(crate) fn lock_unless(&self, holds: impl Fn(u64) -> bool) -> Option<Guard<'_, T>> {
+        self.take(holds, false)
+    }
+
+    /// Takes the lock as [`lock_unless`](Self::lock_unless) does; returns `None` too if the thread
+    /// would have to wait for the forking thread.
+    #[inline]
+    pub(crate) fn lock_or_divert(&self, holds: impl Fn(u64) -> bool) -> Option<Guard<'_, T>> {
+        self.take(holds, true)
+    }
+
+    #[inline]
+    fn take(&self, holds: impl Fn(u64) -> bool, diverts: bool) -> Option<Guard<'_, T>> {
+        let me = me();
+        let taken = match self.word.try_lock(me) {
+            Ok(()) => true,
+            Err(holder) if holder == me => false,
+            Err(_) => self.word.spin(me) || (!holds(me) && self.word.wait(me, &FORKING, diverts)),
+        };
+        taken.then(|| Guard { lock: self })
+    }
+
+    /// Whether the thread with thread pointer `thread` holds the lock. Of the calling thread, and of
+    /// its interrupted frames, the answer stays true.
+    pub(crate) fn is_held_by(&self, thread: u64) -> bool {
+        self.word.holder() == thread
+    }
+
+    /// Takes the lock if it is free.
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        let taken = self.word.try_lock(me()).is_ok();
+        taken.then(|| Guard { lock: self })
+    }
+
+    /// Takes the lock for a fork, as [`Word::lock_for_fork`] does.
+    pub(crate) fn lock_for_fork(&self) {
+        self.word.lock_for_fork(me(), &FORKING);
+    }
+
+    /// Gives back a lock whose guard was forgotten.
+    ///
+    /// # Safety
+    ///
+    /// The calling thread holds the lock, or its parent process's thread did when it forked.
+    pub(crate) unsafe fn unlock(&self) {
+        self.word.unlock();
+    }
+
+    /// Gives the lock back, if [`lock_for_fork`](Self::lock_for_fork) took it.
+    pub(crate) fn unlock_after_fork(&self) {
+        self.word.unlock_after_fork();
+    }
+}
+
+/// The lock, held.
+pub(crate) struct Guard<'l, T> {
+    lock: &'l Lock<T>,
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the guard's thread holds the lock.
+        unsafe { &*self.lock.data.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the guard's thread holds the lock, and the guard is borrowed mutably.
+        unsafe { &mut *self.lock.data.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.word.unlock();
+    }
+}
+
+/// What [`word`] is made of; its model replaces these by loom's.
+mod primitive {
+    pub(super) use core::hint::spin_loop;
+    pub(super) use core::sync::atomic::{AtomicU64, fence};
+
+    /// Sleeps until `word` is woken, unless its low half differs from that of `value`; may return
+    /// sooner.
+    pub(super) fn futex_wait(word: &AtomicU64, value: u64) {
+        futex(word, libc::FUTEX_WAIT, value as u32);
+    }
+
+    /// Wakes up to `count` threads that sleep on `word`.
+    pub(super) fn futex_wake(word: &AtomicU64, count: i32) {
+        futex(word, libc::FUTEX_WAKE, count as u32);
+    }
+
+    fn futex(word: &AtomicU64, operation: libc::c_int, value: u32) {
+        let operation = operation | libc::FUTEX_PRIVATE_FLAG;
+        crate::sys::keep_errno(|| {
+            let low = word.as_ptr().cast::<u32>();
+            let low = if cfg!(target_endian = "big") {
+                low.wrapping_add(1)
+            } else {
+                low
+            };
+            // SAFETY: the word is valid for the call, which has no timeout.
+            unsafe {
+                libc::syscall(libc::SYS_futex, low, operation, value, 0usize);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn excludes_and_wakes() {
+        static LOCK: Lock<u64> = Lock::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        *LOCK.lock().unwrap() += 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(*LOCK.lock().unwrap(), 160_000);
+    }
+
+    #[test]
+    fn refuses_its_holder_only() {
+        let lock = Lock::new(());
+        let held = lock.lock();
+        assert!(lock.lock().is_none());
+        drop(held);
+        assert!(lock.lock().is_some());
+        lock.lock_for_fork();
+        assert!(lock.lock().is_none());
+        lock.unlock_after_fork();
+        assert!(lock.lock().is_some());
+    }
+
+    #[test]
+    fn a_fork_leaves_an_interrupted_frames_lock_to_that_frame() {
+        let lock = Lock::new(());
+        let held = lock.lock();
+        lock.lock_for_fork();
+        lock.unlock_after_fork();
+        assert!(lock.is_held_by(me()));
+        drop(held);
+        assert!(lock.lock().is_some());
+    }
+}

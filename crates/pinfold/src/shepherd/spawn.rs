@@ -1,0 +1,82 @@
+//! Making a thread that the program does not notice.
+
+use core::ffi::c_void;
+use core::ptr::null_mut;
+
+/// What a shepherd's thread runs, with its argument.
+pub(super) struct Body {
+    pub(super) run: fn(*mut c_void),
+    pub(super) argument: *mut c_void,
+    /// Bytes of stack. A stack that is too small for the program's thread-local variables is
+    /// refused by the C library; the thread gets the default size then.
+    pub(super) stack: usize,
+    /// Whether the thread runs under the normal scheduling policy although the calling thread has a
+    /// real-time one.
+    pub(super) normal_policy: bool,
+}
+
+/// Whether `start` is the function that threads of this module begin in. A library that replaces
+/// `pthread_create` tells by it the shepherds' threads from the program's.
+#[doc(hidden)]
+pub fn is_entry(start: *const c_void) -> bool {
+    core::ptr::eq(start, entry as *const c_void)
+}
+
+extern "C" fn entry(body: *mut c_void) -> *mut c_void {
+    // SAFETY: `spawn`'s caller keeps the body until it has joined the thread.
+    let body = unsafe { &*body.cast::<Body>() };
+    (body.run)(body.argument);
+    null_mut()
+}
+
+/// Starts a thread with all signals blocked. On failure returns the C library's error number.
+///
+/// Makes the system calls of `pthread_create`, and with `normal_policy` one of `sched_setscheduler`.
+///
+/// # Safety
+///
+/// `body` stays where it is until the thread has been joined.
+pub(super) unsafe fn spawn(body: *mut Body) -> Result<libc::pthread_t, i32> {
+    // SAFETY: plain integers; every pointer is to a local of the right type, and the caller keeps
+    // `body`.
+    unsafe {
+        let mut thread = core::mem::zeroed();
+        let mut all: libc::sigset_t = core::mem::zeroed();
+        let mut before: libc::sigset_t = core::mem::zeroed();
+        let mut attributes: libc::pthread_attr_t = core::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        libc::pthread_attr_init(&raw mut attributes);
+        if (*body).normal_policy {
+            let lowest: libc::sched_param = core::mem::zeroed();
+            libc::pthread_attr_setinheritsched(&raw mut attributes, libc::PTHREAD_EXPLICIT_SCHED);
+            libc::pthread_attr_setschedpolicy(&raw mut attributes, libc::SCHED_OTHER);
+            libc::pthread_attr_setschedparam(&raw mut attributes, &raw const lowest);
+        }
+        let mut create = |attributes| {
+            libc::pthread_create(&raw mut thread, attributes, entry, body.cast::<c_void>())
+        };
+        libc::pthread_attr_setstacksize(&raw mut attributes, (*body).stack);
+        let mut error = create(&raw const attributes);
+        if error == libc::EINVAL {
+            libc::pthread_attr_setstacksize(&raw mut attributes, default_stack());
+            error = create(&raw const attributes);
+        }
+        libc::pthread_attr_destroy(&raw mut attributes);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, null_mut());
+        if error == 0 { Ok(thread) } else { Err(error) }
+    }
+}
+
+/// The size of stack that the C library gives a thread without attributes.
+fn default_stack() -> usize {
+    let mut size = 0;
+    // SAFETY: zeroes are valid before `pthread_attr_init`, and `size` is writable.
+    unsafe {
+        let mut attributes: libc::pthread_attr_t = core::mem::zeroed();
+        libc::pthread_attr_init(&raw mut attributes);
+        libc::pthread_attr_getstacksize(&raw const attributes, &raw mut size);
+        libc::pthread_attr_destroy(&raw mut attributes);
+    }
+    size
+}

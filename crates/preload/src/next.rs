@@ -1,0 +1,34 @@
+//! The C library's functions behind the ones of this library.
+
+use core::ffi::{CStr, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{Acquire, Release};
+
+/// A function that the next library in the search order has under `name`.
+pub(crate) struct Next {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Next {
+    pub(crate) const fn new(name: &'static CStr) -> Next {
+        Next {
+            name,
+            address: AtomicPtr::new(null_mut()),
+        }
+    }
+
+    /// Returns the function's address; null if no library behind this one has it.
+    pub(crate) fn address(&self) -> *mut c_void {
+        // Acquire pairs with the release below.
+        let known = self.address.load(Acquire);
+        if !known.is_null() {
+            return known;
+        }
+        // SAFETY: the name is a C string.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.address.store(found, Release);
+        found
+    }
+}

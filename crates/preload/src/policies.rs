@@ -1,0 +1,51 @@
+//! Who gives a thread a real-time policy is noted: a thread that this library starts by itself would
+//! inherit it.
+//!
+//! The calls themselves go on to the C library as they are. A program that makes the system call
+//! itself is not seen.
+
+use crate::next::Next;
+use core::ffi::c_int;
+use pinfold_malloc::background;
+
+/// The C library's `pthread_setschedparam`.
+///
+/// # Safety
+///
+/// The arguments are what the C library's function takes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_setschedparam(
+    thread: libc::pthread_t,
+    policy: c_int,
+    parameters: *const libc::sched_param,
+) -> c_int {
+    type Function = unsafe extern "C" fn(libc::pthread_t, c_int, *const libc::sched_param) -> c_int;
+    static NEXT: Next = Next::new(c"pthread_setschedparam");
+    background::note_policy(policy);
+    let next = NEXT.address();
+    if next.is_null() {
+        return libc::ENOSYS;
+    }
+    // SAFETY: the C library's function of that name has this type.
+    let next = unsafe { core::mem::transmute::<*mut libc::c_void, Function>(next) };
+    // SAFETY: the caller's arguments are valid for the C library's function.
+    unsafe { next(thread, policy, parameters) }
+}
+
+/// The C library's `sched_setscheduler`.
+///
+/// # Safety
+///
+/// `parameters` is readable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sched_setscheduler(
+    process: libc::pid_t,
+    policy: c_int,
+    parameters: *const libc::sched_param,
+) -> c_int {
+    background::note_policy(policy);
+    // SAFETY: the system call behind the C library's function of that name.
+    let answer =
+        unsafe { libc::syscall(libc::SYS_sched_setscheduler, process, policy, parameters) };
+    answer as c_int
+}

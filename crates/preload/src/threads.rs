@@ -1,0 +1,150 @@
+//! Counting the program's threads.
+//!
+//! A thread counts from just before it is made until the C library runs the destructors of its
+//! thread-specific data: when its function returns, when it calls `pthread_exit`, and when it is
+//! cancelled. Each counted thread has a value under a key of ours; the key's destructor counts it no
+//! more. The key's value in the thread that loads the library counts the initial thread.
+//!
+//! A thread that `thrd_create` or the system call makes is not seen, and neither counted.
+
+use crate::next::Next;
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::{AcqRel, Acquire};
+use pinfold_malloc::{background, c};
+
+/// What a thread runs. Such a function may be left by `pthread_exit`, which unwinds.
+type Start = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+type Create = unsafe extern "C" fn(
+    *mut libc::pthread_t,
+    *const libc::pthread_attr_t,
+    Start,
+    *mut c_void,
+) -> c_int;
+
+/// The key, plus one; 0 before it is made, and [`NONE`] if the C library gives none.
+static KEY: AtomicU32 = AtomicU32::new(0);
+const NONE: u32 = u32::MAX;
+
+fn key() -> Option<libc::pthread_key_t> {
+    // Acquire pairs with the release below.
+    let known = KEY.load(Acquire);
+    if known != 0 {
+        return (known != NONE).then(|| known - 1);
+    }
+    let mut fresh = 0;
+    // SAFETY: `fresh` is writable, and the destructor stays loaded.
+    let error = unsafe { libc::pthread_key_create(&raw mut fresh, Some(this_thread_ends)) };
+    let mine = if error == 0 { fresh + 1 } else { NONE };
+    match KEY.compare_exchange(0, mine, AcqRel, Acquire) {
+        Ok(_) => {}
+        // Another thread was faster.
+        Err(_) if error == 0 => {
+            // SAFETY: made above, and no thread has a value under it.
+            unsafe { libc::pthread_key_delete(fresh) };
+        }
+        Err(_) => {}
+    }
+    key()
+}
+
+/// Has the calling thread, which counts already, count no more when it ends. Returns false if the
+/// C library has no memory for the value.
+fn ends_later() -> bool {
+    // SAFETY: the key is valid, and the value is not looked at.
+    key().is_some_and(|key| unsafe { libc::pthread_setspecific(key, KEY.as_ptr().cast()) } == 0)
+}
+
+/// Counts the calling thread until it ends.
+pub(crate) fn this_thread_begins() {
+    if ends_later() {
+        background::thread_begins();
+    }
+}
+
+extern "C" fn this_thread_ends(_: *mut c_void) {
+    background::thread_ended();
+}
+
+/// The function and the argument of a thread that begins.
+struct Beginning {
+    start: Start,
+    argument: *mut c_void,
+}
+
+/// What a counted thread runs first.
+extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
+    // SAFETY: `pthread_create` wrote the beginning there, for this thread alone.
+    let Beginning { start, argument } = unsafe { beginning.cast::<Beginning>().read() };
+    // SAFETY: `pthread_create` allocated it, and nothing else refers to it.
+    unsafe { c::pinfold_free(beginning) };
+    if !ends_later() {
+        // The shepherd must not rely on a thread whose end it would miss.
+        background::thread_ended();
+    }
+    start(argument)
+}
+
+/// The C library's `pthread_create`, for a thread that is counted.
+///
+/// # Safety
+///
+/// The arguments are what the C library's function takes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: Start,
+    argument: *mut c_void,
+) -> c_int {
+    static NEXT: Next = Next::new(c"pthread_create");
+    let next = NEXT.address();
+    if next.is_null() {
+        return libc::EAGAIN;
+    }
+    // SAFETY: the C library's function of that name has this type.
+    let next = unsafe { core::mem::transmute::<*mut c_void, Create>(next) };
+    if background::is_shepherd(start as *const c_void) {
+        // SAFETY: the caller's arguments are valid for the C library's function.
+        return unsafe { next(thread, attributes, start, argument) };
+    }
+    // SAFETY: the caller's attributes are null or valid.
+    unsafe { note_policy(attributes) };
+    let beginning = c::pinfold_malloc(size_of::<Beginning>()).cast::<Beginning>();
+    if beginning.is_null() {
+        return libc::EAGAIN;
+    }
+    // SAFETY: allocated for it just now, with malloc's alignment.
+    unsafe { beginning.write(Beginning { start, argument }) };
+    background::thread_begins();
+    // SAFETY: as above; `begin` takes what `beginning` points to.
+    let error = unsafe { next(thread, attributes, begin, beginning.cast()) };
+    if error != 0 {
+        // SAFETY: no thread was made that could free it.
+        unsafe { c::pinfold_free(beginning.cast()) };
+        background::thread_ended();
+        return error;
+    }
+    background::adjust();
+    0
+}
+
+/// Notes a real-time policy that `attributes` give a thread.
+///
+/// # Safety
+///
+/// `attributes` is null or valid.
+unsafe fn note_policy(attributes: *const libc::pthread_attr_t) {
+    if attributes.is_null() {
+        return;
+    }
+    let (mut inherits, mut policy) = (libc::PTHREAD_INHERIT_SCHED, 0);
+    // SAFETY: the attributes are valid, and both integers writable.
+    unsafe {
+        libc::pthread_attr_getinheritsched(attributes, &raw mut inherits);
+        libc::pthread_attr_getschedpolicy(attributes, &raw mut policy);
+    }
+    if inherits == libc::PTHREAD_EXPLICIT_SCHED {
+        background::note_policy(policy);
+    }
+}
