@@ -13,9 +13,7 @@ use super::tune::{BARN_BYTES, Capacity};
 use crate::lock::Lock;
 use crate::mempolicy::Placement;
 use crate::page::{self, GRANULE, LARGE};
-use crate::segment::SlabEvent;
 use crate::sys::{self, die};
-use crate::vmstat::VmEvents;
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -83,8 +81,6 @@ pub struct Cache {
     pub(super) turn: AtomicU32,
     /// What waits for its readers.
     pub(super) deferred: Deferred,
-    /// What the slow paths count.
-    pub(super) events: VmEvents<SlabEvent>,
 }
 
 // SAFETY: the raw pointers are to memory that lives for ever and is itself shared: nodes lock, rows are atomics.
@@ -291,7 +287,6 @@ impl Cache {
             barn_bytes: options.barn_bytes,
             turn: AtomicU32::new(0),
             deferred: Deferred::new(),
-            events: VmEvents::new(),
         }
     }
 
@@ -349,8 +344,6 @@ impl Cache {
             numbers.free[freed] = self.slot;
             numbers.freed += 1;
             self.unclaim();
-            // SAFETY: the cache has no objects and no user. Who sums now asks whether it is still registered.
-            unsafe { self.events.release() };
         }
     }
 
@@ -388,11 +381,6 @@ impl Cache {
     pub(super) fn nodes(&self) -> &[Node] {
         // SAFETY: set from a slice that lives for ever.
         unsafe { core::slice::from_raw_parts(self.nodes, self.node_count) }
-    }
-
-    /// Counts in the slow paths.
-    pub(super) fn count(&self, event: SlabEvent, n: usize) {
-        self.events.add(event, n as u64);
     }
 
     /// Which object begins `offset` bytes into a slab, rounded down. Exact for offsets below 2^18, the size of a slab:
