@@ -9,8 +9,8 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold::page;
 use pinfold::segment::{
-    CLASSES, Call, DIRECTORY_VARIABLE, MAGIC, Segment, Shared, VERSION, install, place_events,
-    share_units,
+    CLASSES, Call, DIRECTORY_VARIABLE, MAGIC, NodeEvents, Segment, Shared, VERSION, install,
+    place_calls, share_units,
 };
 use pinfold::slab::kmalloc;
 use pinfold::vmstat::VmEvents;
@@ -78,7 +78,7 @@ pub(crate) fn start() -> bool {
     if !name_file(&mut path) {
         return false;
     }
-    let Some(shared) = place_events(&CALLS, kmalloc::events()) else {
+    let Some(shared) = place_calls(&CALLS) else {
         return false;
     };
     UNIT_BYTES.store(shared.bytes, Relaxed);
@@ -117,11 +117,15 @@ pub(crate) fn start_in_child() {
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
+/// Where the first class's events begin in the file.
+const EVENTS_AT: usize = size_of::<Segment>().next_multiple_of(align_of::<NodeEvents>());
+
 /// Where the first unit begins in the file.
 fn units_at() -> usize {
     // SAFETY: no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    size_of::<Segment>().next_multiple_of(page)
+    let events = CLASSES * kmalloc::nodes() * size_of::<NodeEvents>();
+    (EVENTS_AT + events).next_multiple_of(page)
 }
 
 fn file_size(shared: Shared) -> usize {
@@ -130,14 +134,20 @@ fn file_size(shared: Shared) -> usize {
 
 /// Writes the segment's head and lets the slow paths count there.
 fn fill_in(at: *mut u8, shared: Shared) {
-    // SAFETY: a mapping of a whole head, zeroed, which stays.
+    // SAFETY: a mapping of `units_at` bytes, zeroed, which stays.
     let segment: &'static Segment = unsafe { &*at.cast() };
+    let nodes = kmalloc::nodes();
+    // SAFETY: `units_at` has room for these behind the head. The words are atomics.
+    let events: &'static [NodeEvents] =
+        unsafe { core::slice::from_raw_parts(at.add(EVENTS_AT).cast(), CLASSES * nodes) };
     segment.version.store(VERSION, Relaxed);
     segment.units.store(shared.units as u32, Relaxed);
     segment.units_at.store(units_at() as u32, Relaxed);
     segment.unit_bytes.store(shared.bytes as u32, Relaxed);
     let calls = pinfold::segment::place_of(&CALLS).unwrap_or(0);
     segment.calls.store(calls as u32, Relaxed);
+    segment.events_at.store(EVENTS_AT as u32, Relaxed);
+    segment.nodes.store(nodes as u32, Relaxed);
     // SAFETY: no preconditions.
     segment.pid.store(unsafe { libc::getpid() } as u32, Relaxed);
     let code = match backend() {
@@ -148,7 +158,7 @@ fn fill_in(at: *mut u8, shared: Shared) {
     segment.backend.store(code, Relaxed);
     segment.started_ns.store(now_ns(), Relaxed);
     for (class, row) in segment.classes.iter().enumerate().take(kmalloc::CLASSES) {
-        kmalloc::describe(class, row);
+        kmalloc::describe(class, row, &events[class * nodes..][..nodes]);
     }
     // SAFETY: as above.
     unsafe { install(at.cast()) };

@@ -1,13 +1,22 @@
 //! The statistics segment: what a process that was asked to count shows to others.
 //!
 //! One file per process image, mapped shared by the process that counts and read by anyone who may open it. The
-//! layout is [`Segment`], and from [`Segment::units_at`] on the beginnings of the process's per-CPU units, one for each CPU (or
-//! concurrency id) and one that all share. Two kinds of numbers live here:
+//! file has three parts:
 //!
-//! * Events, per call and of the slow paths, are [`VmEvents`]: words in the units, to which only the
-//!   unit's CPU adds, in critical sections. A total is the sum over the units; it misses at most what is being added at that
+//! 1. [`Segment`], the head.
+//! 2. From [`Segment::events_at`] on, [`NodeEvents`] for each row of [`Segment::classes`] and each
+//!    node, row by row.
+//! 3. From [`Segment::units_at`] on, the beginnings of the process's per-CPU units: one for each CPU
+//!    (or concurrency id) and one that all share.
+//!
+//! Three kinds of numbers live here:
+//!
+//! * Calls are [`VmEvents`]: words in the units, to which only the unit's CPU adds, in critical
+//!   sections. A total is the sum over the units; it misses at most what is being added at that
 //!   moment.
-//! * What is held from the system is kept in `vmstat` by the process, and copied to [`Segment`] whenever it changes.
+//! * Events of the slow paths are [`NodeEvents`], to which the caches of the size classes add.
+//! * What is held from the system is kept by the page layer, and copied to [`Segment`] whenever it
+//!   changes.
 //!
 //! # Invariants
 //!
@@ -17,14 +26,14 @@
 use crate::percpu;
 use crate::vmstat::{Item, VmEvents};
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::Ordering::{Acquire, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
 /// Marks a segment that is ready to be read: "PINFOLD" and a format byte.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PINFOLD\x01");
 
 /// The layout's version; a reader refuses another.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Rows for size classes, more than there are classes; unused rows have `size` 0.
 pub const CLASSES: usize = 48;
@@ -62,11 +71,15 @@ pub struct Segment {
     pub unit_bytes: AtomicU32,
     /// Where in each unit the [`Call`] events are, a word each.
     pub calls: AtomicU32,
+    /// Where in the file the [`NodeEvents`] begin.
+    pub events_at: AtomicU32,
+    /// How many nodes have [`NodeEvents`], for each row of `classes`.
+    pub nodes: AtomicU32,
     /// One row for each size class, by class number.
     pub classes: [ClassRow; CLASSES],
 }
 
-/// What one size class is, and where its events are.
+/// What one size class is.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct ClassRow {
@@ -74,29 +87,16 @@ pub struct ClassRow {
     pub size: AtomicU32,
     /// Objects that a sheaf of this class holds at most.
     pub sheaf_capacity: AtomicU32,
-    /// Where in each unit the class's [`SlabEvent`]s are, a word each.
-    pub events: AtomicU32,
 }
 
 crate::vmstat_items! {
-    /// What the slow paths of a cache count, with the kernel's names.
+    /// What the slow paths of a cache count, with the kernel's names. [`SlabEvent::is_locked`] tells
+    /// the two kinds apart.
     pub enum SlabEvent {
         /// Allocations that found the sheaf empty.
         AllocSlowpath = "alloc_slowpath",
         /// Frees that found the sheaf full.
         FreeSlowpath = "free_slowpath",
-        /// Full sheaves taken from the barn.
-        BarnGet = "barn_get",
-        /// Full sheaves put into the barn.
-        BarnPut = "barn_put",
-        /// Objects taken from slabs.
-        Refilled = "refilled",
-        /// Objects given back to slabs.
-        Flushed = "flushed",
-        /// Slabs made.
-        SlabAlloc = "slab_alloc",
-        /// Slabs given back to the arena.
-        SlabFree = "slab_free",
         /// Objects given out of another node's memory than wanted.
         AllocNodeMismatch = "alloc_node_mismatch",
         /// Objects that were freed on another node than theirs, and went home.
@@ -105,6 +105,80 @@ crate::vmstat_items! {
         FreeRcuSheaf = "free_rcu_sheaf",
         /// Objects lost because there was no memory for a sheaf in which they could have waited.
         FreeRcuSheafFail = "free_rcu_sheaf_fail",
+        /// Full sheaves taken from the barn.
+        BarnGet = "barn_get",
+        /// Times that the barn had no full sheaf to give.
+        BarnGetFail = "barn_get_fail",
+        /// Full sheaves put into the barn.
+        BarnPut = "barn_put",
+        /// Times that the barn had full sheaves enough, so that one was flushed.
+        BarnPutFail = "barn_put_fail",
+        /// Objects taken from slabs, into sheaves or past them.
+        Refilled = "refilled",
+        /// Objects taken from slabs into sheaves.
+        SheafRefill = "sheaf_refill",
+        /// Objects given back to slabs, out of sheaves or past them.
+        Flushed = "flushed",
+        /// Objects given back to slabs out of sheaves.
+        SheafFlush = "sheaf_flush",
+        /// Slabs made.
+        SlabAlloc = "slab_alloc",
+        /// Slabs given back to the arena.
+        SlabFree = "slab_free",
+        /// Slabs that were full until an object came back.
+        FreeAddPartial = "free_add_partial",
+        /// Slabs whose last object came back.
+        FreeRemovePartial = "free_remove_partial",
+    }
+}
+
+impl SlabEvent {
+    /// Whether only the thread that holds the node's lock counts this event.
+    pub const fn is_locked(self) -> bool {
+        self as usize >= SlabEvent::BarnGet as usize
+    }
+}
+
+/// How many [`SlabEvent`]s there are.
+pub const EVENTS: usize = SlabEvent::NAMES.len();
+
+/// What the slow paths of one cache count on one node: a word for each [`SlabEvent`], by number.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct NodeEvents([AtomicU64; EVENTS]);
+
+impl NodeEvents {
+    /// All words at 0.
+    pub(crate) const fn new() -> NodeEvents {
+        NodeEvents([const { AtomicU64::new(0) }; EVENTS])
+    }
+
+    /// Adds `n` to `event`.
+    ///
+    /// An event that [is locked](SlabEvent::is_locked) needs no atomic read-modify-write: the caller
+    /// holds the node's lock, so that no other thread writes the word.
+    #[inline]
+    pub(crate) fn add(&self, event: SlabEvent, n: usize) {
+        let word = &self.0[event as usize];
+        if event.is_locked() {
+            word.store(word.load(Relaxed).wrapping_add(n as u64), Relaxed);
+        } else {
+            word.fetch_add(n as u64, Relaxed);
+        }
+    }
+
+    /// Adds the counts to `counts`.
+    pub(crate) fn add_to(&self, counts: &mut [u64; EVENTS]) {
+        for (count, word) in counts.iter_mut().zip(&self.0) {
+            *count = count.wrapping_add(word.load(Relaxed));
+        }
+    }
+
+    /// Moves the counts to `to`; these begin at 0 again. The caller holds the node's lock.
+    pub(crate) fn move_to(&self, to: &NodeEvents) {
+        for (from, to) in self.0.iter().zip(&to.0) {
+            to.fetch_add(from.swap(0, Relaxed), Relaxed);
+        }
     }
 }
 
@@ -182,34 +256,27 @@ pub struct Shared {
     pub bytes: usize,
 }
 
-/// Gives `calls` and the events of all size classes, `classes`, their places, and keeps everything else away from them; at a
-/// process's start, before anything else is counted. `None` when it is too late, or there is no memory.
-pub fn place_events<'e>(
-    calls: &VmEvents<Call>,
-    classes: impl Iterator<Item = &'e VmEvents<SlabEvent>>,
-) -> Option<Shared> {
+/// Gives `calls` their place in the units, and keeps everything else away from it; at a process's
+/// start, before anything else is counted. `None` when it is too late, or there is no memory.
+pub fn place_calls(calls: &VmEvents<Call>) -> Option<Shared> {
     calls.place()?;
-    let mut blocks = 8 * Call::NAMES.len();
-    for events in classes {
-        events.place()?;
-        blocks += 8 * SlabEvent::NAMES.len();
-    }
     Some(Shared {
         units: pinfold_rseq::possible() + 1,
-        bytes: percpu::seal(blocks)?,
+        bytes: percpu::seal(8 * Call::NAMES.len())?,
     })
 }
 
-/// Where in each unit the words of `events` are, for [`Segment::calls`]; `None` before [`place_events`].
-pub fn place_of<I: Item>(events: &VmEvents<I>) -> Option<usize> {
-    events.place()
+/// Returns where in each unit the words of `calls` are, for [`Segment::calls`]; `None` without
+/// memory.
+pub fn place_of(calls: &VmEvents<Call>) -> Option<usize> {
+    calls.place()
 }
 
 /// Maps the units' beginnings to the file `fd`, from `offset` on. Counts begin at zero.
 ///
 /// # Safety
 ///
-/// `shared` comes from [`place_events`]; the file is zeroed, large enough, and nobody cuts it; no other thread counts meanwhile,
+/// `shared` comes from [`place_calls`]; the file is zeroed, large enough, and nobody cuts it; no other thread counts meanwhile,
 /// or what it counts may be lost.
 pub unsafe fn share_units(fd: i32, offset: usize, shared: Shared) -> bool {
     // SAFETY: the caller's promise.

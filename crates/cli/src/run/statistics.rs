@@ -1,7 +1,9 @@
 //! Reading the statistics segments that the command's processes have left.
 
 use anyhow::{Context, Result, anyhow};
-use pinfold::segment::{self, CLASSES, Call, ClassRow, MAGIC, Segment, SlabEvent, VERSION};
+use pinfold::segment::{
+    self, CLASSES, Call, ClassRow, MAGIC, NodeEvents, Segment, SlabEvent, VERSION,
+};
 use pinfold::vmstat::Item;
 use std::fs;
 use std::mem::offset_of;
@@ -147,6 +149,12 @@ impl Process {
             let words = (0..units).filter_map(|unit| word(first + unit * size + at));
             inside.then(|| words.fold(0u64, u64::wrapping_add))
         };
+        let nodes = field(offset_of!(Segment, nodes))?;
+        let events_at = field(offset_of!(Segment, events_at))?;
+        let events = nodes.checked_mul(CLASSES * size_of::<NodeEvents>())?;
+        if bytes.len() < events.checked_add(events_at)? {
+            return None;
+        }
         let calls = field(offset_of!(Segment, calls))?;
         let call = |call: Call| sum(calls + 8 * call.index());
         let mut process = Process {
@@ -166,8 +174,13 @@ impl Process {
         };
         for nth in 0..CLASSES {
             let row = offset_of!(Segment, classes) + nth * size_of::<ClassRow>();
-            let events = field(row + offset_of!(ClassRow, events))?;
-            let event = |event: SlabEvent| sum(events + 8 * event.index());
+            let event = |event: SlabEvent| {
+                let of_node = |node| {
+                    let at = events_at + (nth * nodes + node) * size_of::<NodeEvents>();
+                    word(at + 8 * event.index())
+                };
+                (0..nodes).try_fold(0u64, |sum, node| Some(sum.wrapping_add(of_node(node)?)))
+            };
             process.classes.push(Class {
                 size: u64::from(half(row + offset_of!(ClassRow, size))?),
                 alloc: call(Call::alloc(nth))?,
@@ -207,7 +220,9 @@ pub fn hit_rate(calls: u64, slow: u64) -> Option<f64> {
 mod tests {
     use super::*;
 
-    const FIRST: usize = size_of::<Segment>();
+    const NODES: usize = 2;
+    const EVENTS_AT: usize = size_of::<Segment>();
+    const FIRST: usize = EVENTS_AT + CLASSES * NODES * size_of::<NodeEvents>();
     const SIZE: usize = 2048;
     const CALLS: usize = 128;
 
@@ -222,6 +237,8 @@ mod tests {
         set(offset_of!(Segment, units_at), FIRST);
         set(offset_of!(Segment, unit_bytes), SIZE);
         set(offset_of!(Segment, calls), CALLS);
+        set(offset_of!(Segment, events_at), EVENTS_AT);
+        set(offset_of!(Segment, nodes), NODES);
         bytes
     }
 
@@ -238,6 +255,20 @@ mod tests {
     }
 
     #[test]
+    fn nodes_are_added_up() {
+        let mut bytes = segment(1);
+        for node in 0..NODES {
+            let events = EVENTS_AT + (3 * NODES + node) * size_of::<NodeEvents>();
+            bytes[events + 8 * SlabEvent::Refilled.index()] = 5;
+            bytes[events + 8 * SlabEvent::SlabFree.index()] = 1;
+        }
+        let process = Process::parse(&bytes).unwrap();
+        let class = &process.classes[3];
+        assert_eq!((class.refilled, class.slab_free, class.flushed), (10, 2, 0));
+        assert_eq!(process.classes[2].refilled + process.classes[4].refilled, 0);
+    }
+
+    #[test]
     fn broken_segments_are_refused() {
         let whole = segment(2);
         assert!(Process::parse(&whole).is_some());
@@ -246,7 +277,8 @@ mod tests {
                 .step_by(61)
                 .all(|cut| Process::parse(&whole[..cut]).is_none())
         );
-        // The mark, the version, the number of units, their size, the place of the calls in them.
+        // The mark, the version, the number of units, their size, the place of the calls in them,
+        // the place of the events, the number of nodes.
         let high = |field: usize| field + 2;
         for at in [
             0,
@@ -256,6 +288,8 @@ mod tests {
             high(offset_of!(Segment, units_at)),
             high(offset_of!(Segment, unit_bytes)),
             high(offset_of!(Segment, calls)),
+            high(offset_of!(Segment, events_at)),
+            high(offset_of!(Segment, nodes)),
         ] {
             let mut broken = whole.clone();
             broken[at] ^= 0x40;

@@ -17,7 +17,6 @@ use super::{
 use super::{gave_back, took};
 use crate::lock::{Guard, Lock};
 use crate::sys;
-use crate::vmstat::Zone;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicUsize};
@@ -245,7 +244,7 @@ fn alloc_at(place: Place, granules: u32) -> Option<Run> {
     drop(arena);
     if clean {
         numa::took_fresh(place.0, granules as usize);
-        took(Zone::normal(place.0), granules as usize * GRANULE);
+        took(place.0, granules as usize * GRANULE);
     } else {
         DIRTY.fetch_sub(granules as usize, Relaxed);
     }
@@ -318,7 +317,7 @@ pub(super) fn purge(
             arena.give(place, head, granules, State::Dirty);
             break;
         }
-        gave_back(Zone::normal(place.0), size);
+        gave_back(place.0, size);
         arena.give(place, head, granules, State::Clean);
     }
     Some(arena)

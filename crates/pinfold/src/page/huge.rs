@@ -8,9 +8,8 @@
 //! published by storing the address. Only the owner of a block looks it up, resizes or frees it, so that nobody else
 //! changes a published place.
 
-use super::{gave_back, took};
+use super::{PAGE_STAT, PageItem, gave_back, took};
 use crate::sys;
-use crate::vmstat::Zone;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicUsize};
@@ -116,13 +115,13 @@ fn leave(address: usize) -> Option<usize> {
 }
 
 fn mapped(more: usize, less: usize) {
-    // Which node backs a huge block is the system's affair: they are counted together.
-    let zone = Zone::huge(0);
     if more > 0 {
-        took(zone, more);
+        PAGE_STAT.add(0, PageItem::Huge, more as u64);
+        took(0, more);
     }
     if less > 0 {
-        gave_back(zone, less);
+        PAGE_STAT.sub(0, PageItem::Huge, less as u64);
+        gave_back(0, less);
     }
 }
 

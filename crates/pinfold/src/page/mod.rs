@@ -31,6 +31,7 @@ mod free_runs;
 mod huge;
 mod meta;
 mod numa;
+mod stat;
 
 pub(crate) use aged::purge_all_aged;
 pub use aged::trim;
@@ -38,15 +39,15 @@ pub use arena::{Run, alloc_run, free_run, large_in_use};
 pub(crate) use arena::{alloc_run_on, keep, relieve, too_much_dirty, unkeep};
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub(crate) use meta::alloc as alloc_meta;
-pub(crate) use numa::{Ask, count_pages};
+pub(crate) use numa::{Ask, for_each_item};
 pub use numa::{NUMA_STAT, NumaItem};
+pub use stat::NodeStat;
 
 use arena::{CHUNKS, arena_at, places};
 
 use crate::fork::{self, Hooks, Rank};
 use crate::lock::Lock;
 use crate::nodes::MAX_NODES;
-use crate::vmstat::{VmStat, Zone};
 use crate::{mempolicy, segment, sys};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -255,25 +256,28 @@ pub unsafe fn run_size(start: NonNull<u8>) -> usize {
 }
 
 crate::vmstat_items! {
-    /// What the page layer counts, in bytes, by node and size of page. Kept where memory is taken and given back, never per
-    /// object.
+    /// What the page layer counts, in bytes, by node. Counted where memory is taken and given back,
+    /// never per object.
     pub enum PageItem {
         /// Held now: runs in use or dirty, and huge blocks.
         Held = "held_bytes",
+        /// The part of `Held` that is huge blocks. The kernel chooses their nodes, so that all of
+        /// them are counted for node 0.
+        Huge = "huge_bytes",
         /// Given back to the system so far.
         Returned = "returned_bytes",
     }
 }
 
-/// What the page layer holds and gave back. Amounts are pages and more, beyond any threshold: so totals are exact.
-pub static PAGE_STAT: VmStat<PageItem> = VmStat::new();
+/// What the page layer holds and gave back.
+pub static PAGE_STAT: NodeStat<PageItem> = NodeStat::new();
 
 /// The most that was ever held.
 static PEAK: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes held now: runs in use or dirty, and huge blocks.
 pub fn held() -> u64 {
-    PAGE_STAT.read(PageItem::Held) as u64
+    PAGE_STAT.read(PageItem::Held)
 }
 
 /// The most bytes that were ever held.
@@ -283,33 +287,31 @@ pub fn held_peak() -> u64 {
 
 /// Bytes given back to the system so far.
 pub fn returned() -> u64 {
-    PAGE_STAT.read(PageItem::Returned) as u64
+    PAGE_STAT.read(PageItem::Returned)
 }
 
 /// Bytes in huge blocks.
 pub fn huge_total() -> usize {
-    let nodes = 0..PAGE_STAT.zones() / 2;
-    let huge = nodes.map(|node| PAGE_STAT.read_zone(Zone::huge(node), PageItem::Held));
-    huge.sum::<i64>() as usize
+    PAGE_STAT.read(PageItem::Huge) as usize
 }
 
-/// Counts memory taken from the system.
-fn took(zone: Zone, bytes: usize) {
-    PAGE_STAT.add(zone, PageItem::Held, bytes as i64);
+/// Counts memory of `node` taken from the system.
+fn took(node: usize, bytes: usize) {
+    PAGE_STAT.add(node, PageItem::Held, bytes as u64);
     PEAK.fetch_max(held(), Relaxed);
     publish();
 }
 
-/// Counts memory given back to the system.
-fn gave_back(zone: Zone, bytes: usize) {
-    PAGE_STAT.add(zone, PageItem::Held, -(bytes as i64));
-    PAGE_STAT.add(zone, PageItem::Returned, bytes as i64);
+/// Counts memory of `node` given back to the system.
+fn gave_back(node: usize, bytes: usize) {
+    PAGE_STAT.sub(node, PageItem::Held, bytes as u64);
+    PAGE_STAT.add(node, PageItem::Returned, bytes as u64);
     publish();
 }
 
 /// Counts pages given back of runs that stay in use: what is held does not change.
 pub(crate) fn gave_back_pages(node: usize, bytes: usize) {
-    PAGE_STAT.add(Zone::normal(node), PageItem::Returned, bytes as i64);
+    PAGE_STAT.add(node, PageItem::Returned, bytes as u64);
     publish();
 }
 

@@ -6,8 +6,8 @@
 //! are nearly full it is the kernel that makes room, swaps or refuses, as it does for everybody.
 
 use super::GRANULE;
+use super::stat::NodeStat;
 use crate::topology::{NodeId, Topology};
-use crate::vmstat::{VmStat, Zone};
 use crate::{nodes, sys};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -32,8 +32,8 @@ crate::vmstat_items! {
     }
 }
 
-/// Where memory came from. Counted when runs are taken, never per object.
-pub static NUMA_STAT: VmStat<NumaItem> = VmStat::new();
+/// Where memory came from, in pages. Counted when runs are taken, never per object.
+pub static NUMA_STAT: NodeStat<NumaItem> = NodeStat::new();
 
 /// Which node is asked for memory, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,23 +67,25 @@ pub(super) fn count(ask: Ask, granules: usize) {
     if nodes::count() == 1 || nodes::is_the_kernels(ask.node) {
         return;
     }
-    let pages = (granules * (GRANULE / sys::page_size())) as i64;
-    count_pages(&NUMA_STAT, ask, nodes::of_this_cpu(), pages);
+    let pages = (granules * (GRANULE / sys::page_size())) as u64;
+    for_each_item(ask, nodes::of_this_cpu(), |node, item| {
+        NUMA_STAT.add(node, item, pages);
+    });
 }
 
-/// Counts pages as the kernel's `zone_statistics` does, for a thread on node `local`.
-pub(crate) fn count_pages(stat: &VmStat<NumaItem>, ask: Ask, local: usize, pages: i64) {
-    let got = Zone::normal(ask.node);
+/// Calls `count` with each node and item that an allocation by a thread on node `local` counts for,
+/// as the kernel's `zone_statistics`.
+pub(crate) fn for_each_item(ask: Ask, local: usize, count: impl Fn(usize, NumaItem)) {
     if ask.node == ask.wanted {
-        stat.add(got, NumaItem::Hit, pages);
+        count(ask.node, NumaItem::Hit);
         if ask.in_turn {
-            stat.add(got, NumaItem::InterleaveHit, pages);
+            count(ask.node, NumaItem::InterleaveHit);
         }
     } else {
-        stat.add(got, NumaItem::Miss, pages);
-        // The kernel's node has no counts; its zone would be the first node's.
+        count(ask.node, NumaItem::Miss);
+        // The kernel's node has no counts.
         if !nodes::is_the_kernels(ask.wanted) {
-            stat.add(Zone::normal(ask.wanted), NumaItem::Foreign, pages);
+            count(ask.wanted, NumaItem::Foreign);
         }
     }
     let near = if ask.node == local {
@@ -91,7 +93,7 @@ pub(crate) fn count_pages(stat: &VmStat<NumaItem>, ask: Ask, local: usize, pages
     } else {
         NumaItem::Other
     };
-    stat.add(got, near, pages);
+    count(ask.node, near);
 }
 
 /// What is known of a node's memory.

@@ -32,7 +32,7 @@ use crate::mempolicy::{Mempolicy, Mode, Placement, RangeError, SharedPolicy};
 use crate::page::{self, Ask, NumaItem};
 use crate::slab::{CacheError, KmemCache};
 use crate::topology::{NodeId, NodeSet};
-use crate::vmstat::VmStat;
+use crate::vmstat::{VmStat, Zone};
 use crate::{nodes, sys};
 use core::alloc::Layout;
 use core::ops::Range;
@@ -226,7 +226,9 @@ impl Pages {
     #[inline]
     fn count(&self, ask: Ask) {
         if self.duties.load(Relaxed) & COUNTS != 0 && !nodes::is_the_kernels(ask.node) {
-            page::count_pages(&self.stat, ask, nodes::of_this_cpu(), 1);
+            page::for_each_item(ask, nodes::of_this_cpu(), |node, item| {
+                self.stat.inc(Zone::normal(node), item);
+            });
         }
     }
 

@@ -67,8 +67,7 @@ impl Node {
                 // SAFETY: the object is free and nobody's.
                 unsafe { cache.prepare(object.as_ptr()) };
             }
-            cache.count(SlabEvent::Flushed, 1);
-            stock.slabs.counts.given_past += 1;
+            stock.count(SlabEvent::Flushed, 1);
             // SAFETY: it was freed by its owner, on this node.
             unsafe { stock.slabs.give(cache, &[object.as_ptr()]) };
         }

@@ -3,7 +3,6 @@
 //! docs/slabinfo.md tells them all, beside the kernel's meaning. What the kernel has and this library has not is left out.
 
 use super::info::{Info, Reading, Usage};
-use super::look::Counts;
 use super::{DebugFlags, KmemCache};
 use crate::segment::SlabEvent;
 use core::fmt;
@@ -15,19 +14,15 @@ enum Source {
     Fixed(fn(Info) -> usize),
     /// Part of what is counted at the moment of asking.
     Used(fn(&Usage) -> usize),
-    /// How often this occurred, as nodes have counted it.
-    Noted(fn(&Counts) -> u64),
     /// 1 if the cache makes these checks, else 0.
     Checks(DebugFlags),
-    /// How often this occurred, as CPUs have counted it.
+    /// How often this occurred.
     Counted(SlabEvent),
-    /// How often the first occurred, less the second.
-    Rest(SlabEvent, fn(&Counts) -> u64),
 }
 
 /// All attributes, in the order in which they are listed.
 const ALL: [(&str, Source); 42] = {
-    use Source::{Checks, Counted, Fixed, Noted, Rest, Used};
+    use Source::{Checks, Counted, Fixed, Used};
     [
         ("object_size", Fixed(|info| info.cache.object)),
         ("slab_size", Fixed(|info| info.cache.size)),
@@ -62,26 +57,17 @@ const ALL: [(&str, Source); 42] = {
         ("alloc_slowpath", Counted(SlabEvent::AllocSlowpath)),
         ("free_slowpath", Counted(SlabEvent::FreeSlowpath)),
         ("barn_get", Counted(SlabEvent::BarnGet)),
-        ("barn_get_fail", Noted(|counts| counts.barn_get_fail)),
+        ("barn_get_fail", Counted(SlabEvent::BarnGetFail)),
         ("barn_put", Counted(SlabEvent::BarnPut)),
-        ("barn_put_fail", Noted(|counts| counts.barn_put_fail)),
-        (
-            "sheaf_refill",
-            Rest(SlabEvent::Refilled, |counts| counts.taken_past),
-        ),
-        (
-            "sheaf_flush",
-            Rest(SlabEvent::Flushed, |counts| counts.given_past),
-        ),
+        ("barn_put_fail", Counted(SlabEvent::BarnPutFail)),
+        ("sheaf_refill", Counted(SlabEvent::SheafRefill)),
+        ("sheaf_flush", Counted(SlabEvent::SheafFlush)),
         ("refilled", Counted(SlabEvent::Refilled)),
         ("flushed", Counted(SlabEvent::Flushed)),
         ("alloc_slab", Counted(SlabEvent::SlabAlloc)),
         ("free_slab", Counted(SlabEvent::SlabFree)),
-        ("free_add_partial", Noted(|counts| counts.free_add_partial)),
-        (
-            "free_remove_partial",
-            Noted(|counts| counts.free_remove_partial),
-        ),
+        ("free_add_partial", Counted(SlabEvent::FreeAddPartial)),
+        ("free_remove_partial", Counted(SlabEvent::FreeRemovePartial)),
         ("alloc_node_mismatch", Counted(SlabEvent::AllocNodeMismatch)),
         ("free_remote", Counted(SlabEvent::FreeRemote)),
         ("free_rcu_sheaf", Counted(SlabEvent::FreeRcuSheaf)),
@@ -95,20 +81,14 @@ impl Source {
         match self {
             Source::Fixed(value) => value(info) as u64,
             Source::Used(value) => value(&reading().usage) as u64,
-            Source::Noted(value) => value(&reading().counts),
             Source::Checks(flags) => info.debug_flags().contains(flags).into(),
-            Source::Counted(event) => info.count(event),
-            // Read before the event, which is counted first: it is never ahead, but of a cache that is destroyed meanwhile.
-            Source::Rest(event, less) => {
-                let less = less(&reading().counts);
-                info.count(event).saturating_sub(less)
-            }
+            Source::Counted(event) => reading().counts[event as usize],
         }
     }
 }
 
-/// A cache's attributes and their values, one after the other; as text a line `name value` each. What nodes know was read once,
-/// when this was made, so that these numbers fit together; what CPUs have counted is read as it comes.
+/// A cache's attributes and their values, one after the other; as text a line `name value` each. They were read when
+/// this was made, so that the numbers fit together.
 #[derive(Clone, Debug)]
 pub struct Attributes {
     info: Info,
@@ -139,7 +119,13 @@ impl Info {
     /// for one that is counted at the moment of asking, else little.
     pub fn attribute(&self, name: &str) -> Option<u64> {
         let &(_, source) = ALL.iter().find(|attribute| attribute.0 == name)?;
-        Some(source.read(*self, || self.read()))
+        Some(source.read(*self, || match source {
+            Source::Counted(_) => Reading {
+                counts: self.counts(),
+                ..Reading::default()
+            },
+            _ => self.read(),
+        }))
     }
 
     /// All attributes.

@@ -14,9 +14,7 @@ use super::tune::{BARN_BYTES, Capacity};
 use crate::lock::Lock;
 use crate::mempolicy::Placement;
 use crate::page::{self, GRANULE, LARGE};
-use crate::segment::SlabEvent;
 use crate::sys::{self, die};
-use crate::vmstat::VmEvents;
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -84,8 +82,6 @@ pub struct Cache {
     pub(super) turn: AtomicU32,
     /// What waits for its readers.
     pub(super) deferred: Deferred,
-    /// What the slow paths count.
-    pub(super) events: VmEvents<SlabEvent>,
 }
 
 // SAFETY: the raw pointers are to memory that lives for ever and is itself shared: nodes lock, rows are atomics.
@@ -293,7 +289,6 @@ impl Cache {
             barn_bytes: options.barn_bytes,
             turn: AtomicU32::new(0),
             deferred: Deferred::new(),
-            events: VmEvents::new(),
         }
     }
 
@@ -351,8 +346,6 @@ impl Cache {
             numbers.free[freed] = self.slot;
             numbers.freed += 1;
             self.unclaim();
-            // SAFETY: the cache has no objects and no user. Who sums now asks whether it is still registered.
-            unsafe { self.events.release() };
         }
     }
 
@@ -390,11 +383,6 @@ impl Cache {
     pub(super) fn nodes(&self) -> &[Node] {
         // SAFETY: set from a slice that lives for ever.
         unsafe { core::slice::from_raw_parts(self.nodes, self.node_count) }
-    }
-
-    /// Counts in the slow paths.
-    pub(super) fn count(&self, event: SlabEvent, n: usize) {
-        self.events.add(event, n as u64);
     }
 
     /// Which object begins `offset` bytes into a slab, rounded down. Exact for offsets below 2^18, the size of a slab:

@@ -191,7 +191,7 @@ impl Cache {
 
     /// Puts a sheaf of deferred objects where it waits.
     pub(super) fn seal(&self, sheaf: Sheaf) {
-        self.count(SlabEvent::FreeRcuSheaf, sheaf.len());
+        self.here().count(SlabEvent::FreeRcuSheaf, sheaf.len());
         let mut next = self.deferred.sealed.load(Relaxed);
         loop {
             // SAFETY: slot 0 is the block's link, and the sheaf is ours.
@@ -283,7 +283,7 @@ impl Cache {
             }
             sys::sleep_microseconds(BETWEEN_LOOKS);
         }
-        self.count(SlabEvent::FreeRcuSheafFail, 1);
+        self.here().count(SlabEvent::FreeRcuSheafFail, 1);
     }
 
     /// Returns when everything that had left the CPUs' units before the call is free; waits for readers, and for other threads that have

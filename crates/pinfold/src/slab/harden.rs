@@ -102,7 +102,7 @@ impl Cache {
             // SAFETY: the caller's promise.
             return unsafe { self.free_hardened(hardening, object) };
         }
-        self.count(SlabEvent::FreeSlowpath, 1);
+        self.here().count(SlabEvent::FreeSlowpath, 1);
         percpu::before_giving(self);
         if let Some(plan) = self.plan() {
             // SAFETY: the caller's promise.
@@ -181,7 +181,7 @@ impl Cache {
     fn refill_hardened(&self, hardening: &Hardening) -> *mut u8 {
         let ask = self.ask();
         let node = &self.nodes()[ask.node];
-        self.count(SlabEvent::AllocSlowpath, 1);
+        node.count(SlabEvent::AllocSlowpath, 1);
         percpu::tick();
         let at = self.main() + SPARE;
         // The empty sheaf that is there, if it still is.
@@ -191,7 +191,7 @@ impl Cache {
         });
         // SAFETY: taken out just now.
         let empty = empty.and_then(|word| unsafe { Sheaf::from_word(word) });
-        let (fresh, sheaf) = match node.exchange_quarantined(self, empty) {
+        let (fresh, sheaf) = match node.exchange_quarantined(empty) {
             Ok(sheaf) => (false, Ok(sheaf)),
             Err(empty) => (true, node.exchange_for_full(self, ask, empty)),
         };
@@ -306,7 +306,7 @@ impl Cache {
             return;
         }
         let node = self.here();
-        self.count(SlabEvent::FreeSlowpath, 1);
+        node.count(SlabEvent::FreeSlowpath, 1);
         percpu::before_giving(self);
         let at = self.main() + HELD;
         let full = load(at).filter(|&word| {

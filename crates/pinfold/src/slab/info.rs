@@ -1,26 +1,23 @@
 //! What a cache is, holds and has counted, for programs that look on.
 //!
-//! Nobody is disturbed: no CPU is stopped, and no sheaf moves. Three things are read, one after the other:
+//! Nobody is disturbed: no CPU is stopped, and no sheaf moves. Two things are read, one after the other:
 //!
 //! * the words in the CPUs' units, which say how many objects each sheaf has, without a lock;
-//! * each node's barn and slabs, and what was counted under its lock, with that lock, for as long as the walk over the partial
-//!   slabs takes;
-//! * the other events, by words per CPU.
+//! * each node's barn, slabs and events, with the node's lock, for as long as the walk over the
+//!   partial slabs takes.
 //!
 //! So numbers are exact when nobody uses the cache meanwhile. Else a sheaf that moves between the first and the second reading is
 //! counted in both places or in neither, and numbers of objects are wrong by so many. What a thread has in hand in the midst
 //! of a slow path, a sheaf at most, looks as if it were in use.
 //!
-//! A cache may be destroyed at any moment. Its descriptor stays, but its words in the units, and the block of its events, may be its
-//! successor's. So whether it is still registered is asked after all else was read: if not, nothing that was read counts.
+//! A cache may be destroyed at any moment. Its descriptor stays, but its words in the units may be its successor's. So whether it is still registered is asked after all else was read: if not, nothing that was read counts.
 
 use super::cache::{self, Cache};
-use super::look::Counts;
 use super::percpu::{DEFERRED, HELD, SPARE, UNITS};
 use super::sheaf::objects_in_word;
 use super::{DebugFlags, KmemCache, idle};
 use crate::page::GRANULE;
-use crate::segment::SlabEvent;
+use crate::segment::{EVENTS, SlabEvent};
 use crate::sys;
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
@@ -104,7 +101,8 @@ impl Usage {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reading {
     pub(super) usage: Usage,
-    pub(super) counts: Counts,
+    /// By [`SlabEvent`].
+    pub(super) counts: [u64; EVENTS],
 }
 
 /// A cache as programs that look on see it. Stays valid when the cache is destroyed: all that changes reads as zero then.
@@ -159,17 +157,17 @@ impl Info {
         self.cache.hardening.is_some()
     }
 
-    /// What the slow paths have counted. Reads a word for some of the events and each CPU, and costs what [`usage`](Self::usage) does.
+    /// What the slow paths have counted. Costs what [`usage`](Self::usage) does.
     pub fn statistics(&self) -> Statistics {
         let Reading { usage, counts } = self.read();
-        let count = |event| self.cache.events.sum(event);
+        let count = |event: SlabEvent| counts[event as usize];
         let statistics = Statistics {
             alloc_slowpath: count(SlabEvent::AllocSlowpath),
             free_slowpath: count(SlabEvent::FreeSlowpath),
             barn_get: count(SlabEvent::BarnGet),
-            barn_get_fail: counts.barn_get_fail,
+            barn_get_fail: count(SlabEvent::BarnGetFail),
             barn_put: count(SlabEvent::BarnPut),
-            barn_put_fail: counts.barn_put_fail,
+            barn_put_fail: count(SlabEvent::BarnPutFail),
             refilled: count(SlabEvent::Refilled),
             flushed: count(SlabEvent::Flushed),
             slab_alloc: count(SlabEvent::SlabAlloc),
@@ -197,9 +195,12 @@ impl Info {
         self.cache.granules * GRANULE / sys::page_size()
     }
 
-    /// How often an event occurred that is counted per CPU.
-    pub(super) fn count(&self, event: SlabEvent) -> u64 {
-        self.unless_destroyed(self.cache.events.sum(event))
+    /// Reads what the slow paths have counted, without a lock.
+    pub(super) fn counts(&self) -> [u64; EVENTS] {
+        let mut counts = [0; EVENTS];
+        let nodes = self.cache.nodes().iter();
+        nodes.for_each(|node| node.add_events(&mut counts));
+        self.unless_destroyed(counts)
     }
 
     /// Where the objects are. Reads three words for each CPU; takes each node's lock and walks its barn and partial slabs.
@@ -210,7 +211,7 @@ impl Info {
         self.read().usage
     }
 
-    /// Reads all that is not per CPU, and the CPUs' sheaves.
+    /// Reads the CPUs' sheaves, and what the nodes have.
     pub(super) fn read(&self) -> Reading {
         let mut reading = Reading::default();
         count_sheaves(self.cache, &mut reading.usage);

@@ -16,8 +16,7 @@
 
 use super::cache::{Cache, FIRST_SLOT, by_slot};
 use super::percpu::UNITS;
-use crate::segment::{ClassRow, SlabEvent};
-use crate::vmstat::VmEvents;
+use crate::segment::{ClassRow, NodeEvents};
 use core::sync::atomic::Ordering::Relaxed;
 
 /// How many classes there are.
@@ -216,20 +215,20 @@ unsafe extern "C" fn free_slow(block: *mut u8, offset: usize) {
     }
 }
 
-/// What the slow paths of each class count, by class number; none before [`init`].
-pub fn events() -> impl Iterator<Item = &'static VmEvents<SlabEvent>> {
-    (0..CLASSES)
-        .filter_map(|class| by_slot(FIRST_SLOT + class))
-        .map(|cache| &cache.events)
+/// Returns for how many nodes each class counts its events; 0 before [`init`].
+pub fn nodes() -> usize {
+    by_slot(FIRST_SLOT).map_or(0, |cache| cache.nodes().len())
 }
 
-/// Fills in a class's row of the statistics segment. The class's events have their place.
-pub fn describe(class: usize, row: &ClassRow) {
+/// Fills in a class's row of the statistics segment, and has the class's slow paths count in
+/// `events`, the words of each node, from now on. Moves there what they counted before.
+pub fn describe(class: usize, row: &ClassRow, events: &'static [NodeEvents]) {
     if let Some(cache) = by_slot(FIRST_SLOT + class) {
         row.size.store(cache.size as u32, Relaxed);
         row.sheaf_capacity.store(cache.capacity() as u32, Relaxed);
-        let place = cache.events.place().unwrap_or(0);
-        row.events.store(place as u32, Relaxed);
+        for (node, words) in cache.nodes().iter().zip(events) {
+            node.count_in(words);
+        }
     }
 }
 

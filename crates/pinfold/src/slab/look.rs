@@ -4,45 +4,6 @@ use super::cache::Cache;
 use super::info::Usage;
 use super::slabs::{NIL, Slab, Slabs, slab};
 
-/// What is counted under a node's lock, as plain words: a per-CPU add each would show in the cost of large objects, whose sheaves
-/// are small. With the kernel's names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    /// Times that the barn had no full sheaf to give.
-    pub(super) barn_get_fail: u64,
-    /// Times that the barn had full sheaves enough, so that one was flushed.
-    pub(super) barn_put_fail: u64,
-    /// Objects taken from slabs past the sheaves: what was refilled less these went into sheaves.
-    pub(super) taken_past: u64,
-    /// Objects given to slabs past the sheaves.
-    pub(super) given_past: u64,
-    /// Slabs that were full until an object came back.
-    pub(super) free_add_partial: u64,
-    /// Slabs whose last object came back.
-    pub(super) free_remove_partial: u64,
-}
-
-impl Counts {
-    pub(super) const NONE: Counts = Counts {
-        barn_get_fail: 0,
-        barn_put_fail: 0,
-        taken_past: 0,
-        given_past: 0,
-        free_add_partial: 0,
-        free_remove_partial: 0,
-    };
-
-    /// Adds another node's.
-    pub(super) fn add(&mut self, other: &Counts) {
-        self.barn_get_fail += other.barn_get_fail;
-        self.barn_put_fail += other.barn_put_fail;
-        self.taken_past += other.taken_past;
-        self.given_past += other.given_past;
-        self.free_add_partial += other.free_add_partial;
-        self.free_remove_partial += other.free_remove_partial;
-    }
-}
-
 impl Slabs {
     /// The slabs of a list, by the first's number.
     ///

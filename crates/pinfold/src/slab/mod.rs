@@ -31,6 +31,7 @@ mod cache;
 mod constructor;
 pub mod debug;
 mod deferred;
+mod events;
 mod fast;
 pub mod grace;
 mod hands;

@@ -10,7 +10,7 @@ use super::sheaf::{Sheaf, SheafList};
 use super::slabs::{Slabs, slab_of};
 use crate::lock::{Guard, Lock};
 use crate::page::{self, Ask};
-use crate::segment::SlabEvent;
+use crate::segment::{NodeEvents, SlabEvent};
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicPtr;
@@ -50,21 +50,26 @@ pub(super) struct Node {
     /// Objects freed while the lock could not be had, by a signal handler that interrupted a holder; linked through
     /// a word of theirs.
     pub(super) set_aside: AtomicPtr<u8>,
+    /// Where the slow paths count: `own_events`, or the row in the statistics segment.
+    pub(super) events: AtomicPtr<NodeEvents>,
+    pub(super) own_events: &'static NodeEvents,
 }
 
 impl Node {
-    const fn new() -> Node {
+    const fn new(events: &'static NodeEvents) -> Node {
         Node {
             stock: Lock::new(Stock {
                 full: SheafList::new(),
                 empty: SheafList::new(),
-                slabs: Slabs::new(),
+                slabs: Slabs::new(events),
                 idle: 0,
                 looked: 0,
                 exchanges: 0,
                 counted: 0,
             }),
             set_aside: AtomicPtr::new(null_mut()),
+            events: AtomicPtr::new(core::ptr::from_ref(events).cast_mut()),
+            own_events: events,
         }
     }
 
@@ -98,9 +103,15 @@ impl Node {
         crate::mempolicy::init();
         let count = crate::nodes::count();
         let nodes = page::alloc_meta(Layout::array::<Node>(count).ok()?)?.cast::<Node>();
+        let events = page::alloc_meta(Layout::array::<NodeEvents>(count).ok()?)?;
+        let events = events.cast::<NodeEvents>();
         for nth in 0..count {
-            // SAFETY: the memory has room for `count` nodes and is ours.
-            unsafe { nodes.add(nth).write(Node::new()) };
+            // SAFETY: both have room for `count` and are this function's. `alloc_meta` gave memory
+            // that stays.
+            unsafe {
+                events.add(nth).write(NodeEvents::new());
+                nodes.add(nth).write(Node::new(events.add(nth).as_ref()));
+            }
         }
         // SAFETY: all written above; lives for ever.
         Some(unsafe { core::slice::from_raw_parts(nodes.as_ptr(), count) })
@@ -127,10 +138,10 @@ impl Node {
                 stock.put_empty(empty);
             }
             stock.idle = stock.idle.min(stock.full.length);
-            cache.count(SlabEvent::BarnGet, 1);
+            stock.count(SlabEvent::BarnGet, 1);
             return Ok(full);
         }
-        stock.slabs.counts.barn_get_fail += 1;
+        stock.count(SlabEvent::BarnGetFail, 1);
         let mut sheaf = match empty.or_else(|| stock.empty.take()) {
             Some(mut sheaf) => {
                 sheaf.resize(cache.capacity());
@@ -144,7 +155,8 @@ impl Node {
             slots.copy_within(slots.len() - taken.., 0);
         }
         sheaf.set_len(taken);
-        cache.count(SlabEvent::Refilled, taken);
+        stock.count(SlabEvent::Refilled, taken);
+        stock.count(SlabEvent::SheafRefill, taken);
         if taken == 0 {
             Err(Some(sheaf))
         } else {
@@ -157,7 +169,6 @@ impl Node {
     /// Returns the sheaf given when there is none.
     pub(super) fn exchange_quarantined(
         &self,
-        cache: &Cache,
         empty: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
         let Some(mut stock) = self.stock() else {
@@ -171,7 +182,7 @@ impl Node {
             stock.put_empty(empty);
         }
         stock.idle = stock.idle.min(stock.full.length);
-        cache.count(SlabEvent::BarnGet, 1);
+        stock.count(SlabEvent::BarnGet, 1);
         Ok(full)
     }
 
@@ -189,7 +200,7 @@ impl Node {
         };
         stock.exchanged(cache);
         if let Some(sheaf) = full {
-            cache.count(SlabEvent::BarnPut, 1);
+            stock.count(SlabEvent::BarnPut, 1);
             stock.full.put(sheaf);
             if let Some(mut emptied) = self.flush_oldest(cache, &mut stock) {
                 emptied.resize(cache.capacity());
@@ -218,7 +229,7 @@ impl Node {
             stock.put_empty(sheaf);
             return;
         }
-        cache.count(SlabEvent::BarnPut, 1);
+        stock.count(SlabEvent::BarnPut, 1);
         stock.full.put(sheaf);
         if let Some(emptied) = self.flush_oldest(cache, &mut stock) {
             stock.put_empty(emptied);
@@ -232,7 +243,7 @@ impl Node {
             return None;
         }
         let mut oldest = stock.full.take_oldest()?;
-        stock.slabs.counts.barn_put_fail += 1;
+        stock.count(SlabEvent::BarnPutFail, 1);
         self.flush(cache, stock, &mut oldest);
         Some(oldest)
     }
@@ -244,8 +255,7 @@ impl Node {
         };
         self.take_back(cache, &mut stock);
         let taken = stock.slabs.take(cache, ask, objects);
-        cache.count(SlabEvent::Refilled, taken);
-        stock.slabs.counts.taken_past += taken as u64;
+        stock.count(SlabEvent::Refilled, taken);
         let length = objects.len();
         objects.copy_within(length - taken.., 0);
         taken
@@ -263,8 +273,7 @@ impl Node {
                 .for_each(|&object| self.set_aside(cache, object));
             return;
         };
-        cache.count(SlabEvent::Flushed, objects.len());
-        stock.slabs.counts.given_past += objects.len() as u64;
+        stock.count(SlabEvent::Flushed, objects.len());
         // SAFETY: the caller's promise.
         unsafe { stock.slabs.give(cache, objects) };
     }
@@ -339,7 +348,7 @@ impl Node {
         self.take_back(cache, &mut stock);
         reading.usage.barn_sheaves += stock.full.length;
         reading.usage.barn_objects += stock.full.objects();
-        reading.counts.add(&stock.slabs.counts);
+        self.add_events(&mut reading.counts);
         stock.slabs.tally(cache, &mut reading.usage);
     }
 
@@ -370,7 +379,8 @@ impl Node {
 
     fn flush(&self, cache: &Cache, stock: &mut Stock, sheaf: &mut Sheaf) {
         let objects = sheaf.objects();
-        cache.count(SlabEvent::Flushed, objects.len());
+        stock.count(SlabEvent::Flushed, objects.len());
+        stock.count(SlabEvent::SheafFlush, objects.len());
         // SAFETY: objects in a sheaf were freed by their owners; sheaves that come here hold this node's only.
         unsafe { stock.slabs.give(cache, objects) };
         sheaf.set_len(0);

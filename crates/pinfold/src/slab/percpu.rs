@@ -208,7 +208,7 @@ impl Cache {
         }
         let ask = self.ask();
         let node = &self.nodes()[ask.node];
-        self.count(SlabEvent::AllocSlowpath, 1);
+        node.count(SlabEvent::AllocSlowpath, 1);
         tick();
         let sheaf = match self.take_spare() {
             Some(spare) if !spare.is_empty() => Ok(spare),
@@ -249,7 +249,7 @@ impl Cache {
             return;
         }
         let node = self.here();
-        self.count(SlabEvent::FreeSlowpath, 1);
+        node.count(SlabEvent::FreeSlowpath, 1);
         before_giving(self);
         let mut spare = self.take_spare();
         if let Some(full) = spare.as_mut().filter(|spare| spare.is_full()) {

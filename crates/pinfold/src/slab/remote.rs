@@ -76,7 +76,7 @@ impl Cache {
             }
         }
         sheaf.set_len(kept);
-        self.count(SlabEvent::FreeRemote, gone);
+        node.count(SlabEvent::FreeRemote, gone);
         let mut away = &mut away[..gone];
         while let Some(&first) = away.first() {
             let home = self.home(first);
@@ -99,7 +99,7 @@ impl Cache {
         let mut got = self.alloc_only_from(ask, objects);
         self.others(ask, |other| {
             let more = self.alloc_only_from(other, &mut objects[got..]);
-            self.count(SlabEvent::AllocNodeMismatch, more);
+            self.nodes()[ask.node].count(SlabEvent::AllocNodeMismatch, more);
             got += more;
             got == objects.len()
         });
@@ -146,7 +146,7 @@ impl Cache {
     /// Takes objects past the sheaves, from the asked node's slabs only; returns how many.
     pub(super) fn alloc_only_from(&self, ask: Ask, objects: &mut [*mut u8]) -> usize {
         if self.checks() {
-            self.count(SlabEvent::AllocSlowpath, objects.len());
+            self.nodes()[ask.node].count(SlabEvent::AllocSlowpath, objects.len());
         }
         if let Some(plan) = self.plan() {
             let one = |object: &mut *mut u8| {

@@ -14,10 +14,9 @@
 //! Invariant: `free` = the number of set bits.
 
 use super::cache::Cache;
-use super::look::Counts;
 use super::purge::PURGED;
 use crate::page::{self, Ask, GRANULE};
-use crate::segment::SlabEvent;
+use crate::segment::{NodeEvents, SlabEvent};
 use crate::sys::{self, die};
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
@@ -62,8 +61,8 @@ pub(super) struct Slabs {
     idle: usize,
     /// Slabs in all: full, partial and empty.
     pub(super) count: usize,
-    /// What has happened here, and in the barn beside.
-    pub(super) counts: Counts,
+    /// Where events here and in the barn beside are counted: the words of the node.
+    pub(super) events: &'static NodeEvents,
 }
 
 /// The slab whose frame is `index`.
@@ -86,7 +85,7 @@ pub(super) unsafe fn slab_of(object: *mut u8) -> *mut Slab {
 }
 
 impl Slabs {
-    pub(super) const fn new() -> Self {
+    pub(super) const fn new(events: &'static NodeEvents) -> Self {
         Slabs {
             first: NIL,
             cursor: NIL,
@@ -96,7 +95,7 @@ impl Slabs {
             empty: 0,
             idle: 0,
             count: 0,
-            counts: Counts::NONE,
+            events,
         }
     }
 
@@ -146,12 +145,12 @@ impl Slabs {
                     self.unlink(List::Full, index);
                 }
                 self.link_first(List::Partial, index);
-                self.counts.free_add_partial += 1;
+                self.events.add(SlabEvent::FreeAddPartial, 1);
             }
             if slab.free as usize == cache.per_slab {
                 self.unlink(List::Partial, index);
                 self.retire(cache, index);
-                self.counts.free_remove_partial += 1;
+                self.events.add(SlabEvent::FreeRemovePartial, 1);
             }
         }
     }
@@ -193,7 +192,7 @@ impl Slabs {
         // Less the color, which is smaller than a granule.
         let start = start.wrapping_sub(start as usize % GRANULE);
         self.count -= 1;
-        cache.count(SlabEvent::SlabFree, 1);
+        self.events.add(SlabEvent::SlabFree, 1);
         if let Some(start) = NonNull::new(start) {
             if cache.hardening.is_some() {
                 let last = last_page(start.as_ptr(), cache.granules * GRANULE);
@@ -260,7 +259,7 @@ impl Slabs {
             }
         }
         self.count += 1;
-        cache.count(SlabEvent::SlabAlloc, 1);
+        self.events.add(SlabEvent::SlabAlloc, 1);
         self.link_first(List::Partial, index);
         true
     }

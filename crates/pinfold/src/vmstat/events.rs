@@ -137,25 +137,16 @@ impl<I: Item> VmEvents<I> {
             }
         }
     }
-
-    /// Gives the memory back; counts begin at 0 again.
-    ///
-    /// # Safety
-    ///
-    /// Nobody counts meanwhile. Who sums meanwhile gets a number that means nothing.
-    pub(crate) unsafe fn release(&self) {
-        let place = self.place.swap(NOWHERE, AcqRel);
-        if place != NOWHERE {
-            // SAFETY: allocated by `place`; the caller's promise.
-            unsafe { percpu::free(place, Self::size()) };
-        }
-    }
 }
 
 impl<I: Item> Drop for VmEvents<I> {
     fn drop(&mut self) {
-        // SAFETY: nobody else has it.
-        unsafe { self.release() };
+        let place = *self.place.get_mut();
+        if place != NOWHERE {
+            // SAFETY: `place` allocated the block. `drop` has the only reference, so that nothing
+            // counts in the block any more.
+            unsafe { percpu::free(place, Self::size()) };
+        }
     }
 }
 

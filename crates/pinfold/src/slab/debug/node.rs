@@ -31,8 +31,7 @@ impl Node {
         if stock.slabs.take(cache, ask, &mut slot) == 0 {
             return Ok(None);
         }
-        cache.count(SlabEvent::Refilled, 1);
-        stock.slabs.counts.taken_past += 1;
+        stock.count(SlabEvent::Refilled, 1);
         let slot = slot[0];
         // SAFETY: the slot was free and is ours now.
         unsafe {
@@ -88,8 +87,7 @@ impl Node {
             }
             plan.set_free(slot);
             plan.set_track(slot, 1, || track.unwrap_or(Track::NOBODY));
-            cache.count(SlabEvent::Flushed, 1);
-            stock.slabs.counts.given_past += 1;
+            stock.count(SlabEvent::Flushed, 1);
             stock.slabs.give(cache, &[slot]);
         }
         Ok(())

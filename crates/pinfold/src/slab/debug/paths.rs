@@ -236,8 +236,9 @@ impl Cache {
     #[cold]
     #[inline(never)]
     pub(in crate::slab) fn alloc_debugged_here(&self, plan: &Plan, requested: usize) -> *mut u8 {
-        self.count(SlabEvent::AllocSlowpath, 1);
         let ask = self.ask();
+        let node = &self.nodes()[ask.node];
+        node.count(SlabEvent::AllocSlowpath, 1);
         let mut object = self.alloc_debugged(plan, ask, requested);
         if !object.is_null() {
             return object;
@@ -247,7 +248,7 @@ impl Cache {
             object = self.alloc_debugged(plan, other, requested);
             !object.is_null()
         });
-        self.count(SlabEvent::AllocNodeMismatch, usize::from(!object.is_null()));
+        node.count(SlabEvent::AllocNodeMismatch, usize::from(!object.is_null()));
         object
     }
 }
