@@ -1,22 +1,92 @@
-//! Models of the protocols between CPUs, explored by loom: `RUSTFLAGS="--cfg loom" cargo test --release --test model`.
+//! Models of the protocols between CPUs, explored by loom:
+//! `RUSTFLAGS="--cfg loom" cargo test --release --test model`.
 //!
-//! loom's types cannot stand in statics, so these are the protocols written again, step by step as in `lock.rs`, `slab/node.rs`
-//! and `slab/percpu.rs`; each names what it stands for. A per-CPU operation is one step here: the kernel makes it one.
+//! The lock is `lock/word.rs` itself, over loom's atomics. loom's types cannot stand in statics, so
+//! the other protocols are written again, step by step as in `slab/node.rs` and `slab/percpu.rs`; each
+//! names what it stands for. A per-CPU operation is one step here: the kernel makes it one.
 #![cfg(loom)]
 
+#[path = "../src/lock/word.rs"]
+#[allow(dead_code, reason = "the model does not use all of the file")]
+mod word;
+
 use loom::cell::UnsafeCell;
+use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use loom::sync::atomic::{AtomicU64, AtomicUsize};
-use loom::sync::{Arc, Condvar, Mutex};
+use loom::sync::{Arc, Mutex};
 use loom::thread;
+use word::Word;
 
-const WAITED_FOR: u64 = 1;
+/// What the lock is made of: loom's atomics, and the kernel's futex as a mutex and a condition.
+mod primitive {
+    use loom::sync::atomic::Ordering::{self, Relaxed};
+    use loom::sync::{Condvar, Mutex};
 
-/// `lock::Lock`, with the kernel's futex as a mutex and a condition.
+    pub use loom::hint::spin_loop;
+    pub use loom::sync::atomic::fence;
+
+    pub struct AtomicU64 {
+        value: loom::sync::atomic::AtomicU64,
+        kernel: Mutex<()>,
+        sleepers: Condvar,
+    }
+
+    impl AtomicU64 {
+        pub fn new(value: u64) -> Self {
+            AtomicU64 {
+                value: loom::sync::atomic::AtomicU64::new(value),
+                kernel: Mutex::new(()),
+                sleepers: Condvar::new(),
+            }
+        }
+
+        pub fn load(&self, order: Ordering) -> u64 {
+            self.value.load(order)
+        }
+
+        pub fn store(&self, value: u64, order: Ordering) {
+            self.value.store(value, order);
+        }
+
+        pub fn swap(&self, value: u64, order: Ordering) -> u64 {
+            self.value.swap(value, order)
+        }
+
+        pub fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
+            self.value.fetch_or(bits, order)
+        }
+
+        pub fn compare_exchange(
+            &self,
+            from: u64,
+            to: u64,
+            success: Ordering,
+            failure: Ordering,
+        ) -> Result<u64, u64> {
+            self.value.compare_exchange(from, to, success, failure)
+        }
+    }
+
+    pub fn futex_wait(word: &AtomicU64, expected: u64) {
+        let kernel = word.kernel.lock().unwrap();
+        if word.value.load(Relaxed) == expected {
+            drop(word.sleepers.wait(kernel).unwrap());
+        }
+    }
+
+    pub fn futex_wake(word: &AtomicU64, count: i32) {
+        let _kernel = word.kernel.lock().unwrap();
+        match count {
+            1 => word.sleepers.notify_one(),
+            _ => word.sleepers.notify_all(),
+        }
+    }
+}
+
+/// A lock, what it protects, and the word that names the forking thread.
 struct Lock {
-    word: AtomicU64,
-    kernel: Mutex<()>,
-    sleepers: Condvar,
+    word: Word,
+    forking: primitive::AtomicU64,
     data: UnsafeCell<usize>,
 }
 
@@ -26,89 +96,80 @@ unsafe impl Sync for Lock {}
 unsafe impl Send for Lock {}
 
 impl Lock {
-    fn new() -> Self {
-        Lock {
-            word: AtomicU64::new(0),
-            kernel: Mutex::new(()),
-            sleepers: Condvar::new(),
+    fn new() -> Arc<Self> {
+        Arc::new(Lock {
+            word: Word::new(primitive::AtomicU64::new(0)),
+            forking: primitive::AtomicU64::new(0),
             data: UnsafeCell::new(0),
-        }
+        })
     }
 
-    fn futex_wait(&self, expected: u64) {
-        let kernel = self.kernel.lock().unwrap();
-        if self.word.load(Relaxed) == expected {
-            drop(self.sleepers.wait(kernel).unwrap());
+    /// Takes the lock as `Lock::take` does, counts, and gives the lock back; false if it diverted.
+    fn enter(&self, me: u64, diverts: bool) -> bool {
+        let taken = self.word.try_lock(me).is_ok()
+            || self.word.spin(me)
+            || self.word.wait(me, &self.forking, diverts);
+        if taken {
+            // SAFETY: the lock is held; loom checks it.
+            self.data.with_mut(|data| unsafe { *data += 1 });
+            self.word.unlock();
         }
-    }
-
-    fn futex_wake(&self) {
-        let _kernel = self.kernel.lock().unwrap();
-        self.sleepers.notify_one();
-    }
-
-    fn lock(&self, me: u64) {
-        if self.word.compare_exchange(0, me, Acquire, Relaxed).is_ok() {
-            return;
-        }
-        loop {
-            let word = self.word.load(Relaxed);
-            if word == 0 {
-                if self
-                    .word
-                    .compare_exchange(0, me | WAITED_FOR, Acquire, Relaxed)
-                    .is_ok()
-                {
-                    return;
-                }
-                continue;
-            }
-            let marked = word | WAITED_FOR;
-            if word == marked
-                || self
-                    .word
-                    .compare_exchange(word, marked, Relaxed, Relaxed)
-                    .is_ok()
-            {
-                self.futex_wait(marked);
-            }
-        }
-    }
-
-    fn unlock(&self) {
-        if self.word.swap(0, Release) & WAITED_FOR != 0 {
-            self.futex_wake();
-        }
+        taken
     }
 }
 
-/// Nobody is in with another, and nobody sleeps for ever: loom fails a run in which all threads wait.
+/// No two threads are in at once, and none sleeps for ever: loom fails a run in which all threads
+/// wait.
 #[test]
 fn the_lock_excludes_and_wakes() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let lock = Arc::new(Lock::new());
-        let others: Vec<_> = [2, 4]
+        let lock = Lock::new();
+        let others: Vec<_> = [4, 8]
             .into_iter()
             .map(|me| {
                 let lock = lock.clone();
-                thread::spawn(move || enter(&lock, me))
+                thread::spawn(move || assert!(lock.enter(me, false)))
             })
             .collect();
-        enter(&lock, 6);
+        assert!(lock.enter(12, false));
         others.into_iter().for_each(|other| other.join().unwrap());
-        lock.lock(8);
+        assert_eq!(lock.word.try_lock(16), Ok(()));
         // SAFETY: the lock is held; loom checks it.
         assert_eq!(lock.data.with(|data| unsafe { *data }), 3);
     });
 }
 
-fn enter(lock: &Lock, me: u64) {
-    lock.lock(me);
-    // SAFETY: the lock is held; loom checks it.
-    lock.data.with_mut(|data| unsafe { *data += 1 });
-    lock.unlock();
+/// A forking thread that waits, with the lock held, for a thread that diverts never waits for ever,
+/// whatever holder it had to wait for itself, and with a third thread that waits for the fork.
+#[test]
+fn who_diverts_is_not_kept_by_a_fork() {
+    for other_diverts in [false, true] {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            const ME: u64 = 12;
+            let lock = Lock::new();
+            let run = |me, diverts| {
+                let lock = lock.clone();
+                thread::spawn(move || lock.enter(me, diverts))
+            };
+            let (other, diverting) = (run(4, other_diverts), run(8, true));
+            lock.forking.store(ME, Relaxed);
+            lock.word.lock_for_fork(ME, &lock.forking);
+            // What the C library's fork does when that thread holds one of its locks.
+            let entered = diverting.join().unwrap();
+            lock.word.unlock_after_fork();
+            lock.forking.store(0, Relaxed);
+            let others = other.join().unwrap();
+            assert!(others || other_diverts);
+            assert_eq!(lock.word.try_lock(ME), Ok(()));
+            // SAFETY: the lock is held; loom checks it.
+            let count = lock.data.with(|data| unsafe { *data });
+            assert_eq!(count, usize::from(entered) + usize::from(others));
+        });
+    }
 }
 
 /// `Node::set_aside` and `Node::take_back`: what two handlers set aside while a holder takes back arrives once.

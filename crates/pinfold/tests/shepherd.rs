@@ -4,7 +4,7 @@ mod common;
 
 use common::{Random, cpus, pin};
 use pinfold::counter::PercpuCounter;
-use pinfold::shepherd::{Shepherd, ShepherdError, register};
+use pinfold::shepherd::{Reach, Shepherd, ShepherdError, register};
 use pinfold::topology::CpuSet;
 use pinfold::vmstat::{VmStat, Zone};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -141,7 +141,7 @@ fn bad_requests_are_refused() {
 #[test]
 fn registered_drains_are_called_once_a_tick() {
     static CALLS: AtomicUsize = AtomicUsize::new(0);
-    fn drain() {
+    fn drain(_: Reach) {
         CALLS.fetch_add(1, Ordering::Relaxed);
     }
     let _alone = alone();
