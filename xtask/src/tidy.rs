@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Modules of the library, top-down: each uses only those after it.
-const ORDER: [&str; 13] = [
+const ORDER: [&str; 14] = [
     "pages",
     "slab",
     "page",
@@ -17,6 +17,7 @@ const ORDER: [&str; 13] = [
     "counter",
     "percpu",
     "topology",
+    "fork",
     "lock",
     "sys",
 ];
