@@ -1,0 +1,188 @@
+//! How much stack the library uses: `cargo xtask stack`.
+
+mod chain;
+mod flow;
+mod image;
+mod rules;
+
+use anyhow::{Context, Result, bail};
+use chain::{Chain, Chains, Link};
+use image::Image;
+use std::path::PathBuf;
+use std::process::Command;
+
+const LIBRARY: &str = "target/release/deps/libpinfold_preload.so";
+/// The bytes that a call may use.
+const LIMIT: u64 = 4096;
+
+/// The calls whose stack has a limit.
+const ENTRIES: &[&str] = &[
+    "malloc",
+    "free",
+    "calloc",
+    "realloc",
+    "reallocarray",
+    "free_sized",
+    "free_aligned_sized",
+    "aligned_alloc",
+    "memalign",
+    "posix_memalign",
+    "valloc",
+    "pvalloc",
+    "malloc_usable_size",
+    "malloc_trim",
+    "pinfold_cache_alloc",
+    "pinfold_cache_zalloc",
+    "pinfold_cache_free",
+    "pinfold_cache_alloc_bulk",
+    "pinfold_cache_free_bulk",
+    "pinfold_cache_alloc_node",
+    "pinfold_cache_alloc_node_exact",
+    "pinfold_cache_free_deferred",
+    "pinfold_cache_prefill",
+    "pinfold_sheaf_alloc",
+    "pinfold_sheaf_refill",
+    "pinfold_sheaf_return",
+    "pinfold_mempool_alloc",
+    "pinfold_mempool_free",
+    "pinfold_pages_alloc",
+    "pinfold_pages_free",
+    "pinfold_grace_enter",
+    "pinfold_grace_leave",
+    "pinfold_counter_add",
+    "pinfold_counter_sum",
+    "pinfold_counter_read",
+    "pinfold_counter_set",
+    "pinfold_counter_swap",
+    "pinfold_counter_limited_add",
+    "pinfold_counter_compare",
+    "pinfold_event_add",
+    "pinfold_event_sum",
+    "pinfold_shepherd_tick",
+];
+
+struct Options {
+    limit: u64,
+    library: Option<PathBuf>,
+    entries: Vec<String>,
+    /// The smallest frame that is listed.
+    frames: Option<u64>,
+}
+
+fn options(words: &[&str]) -> Result<Options> {
+    let mut options = Options {
+        limit: LIMIT,
+        library: None,
+        entries: Vec::new(),
+        frames: None,
+    };
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let mut value = || {
+            words
+                .next()
+                .with_context(|| format!("{word} needs a value"))
+        };
+        match *word {
+            "--limit" => {
+                options.limit = value()?
+                    .parse()
+                    .context("--limit takes a number of bytes")?
+            }
+            "--frames" => {
+                options.frames = Some(
+                    value()?
+                        .parse()
+                        .context("--frames takes a number of bytes")?,
+                )
+            }
+            "--library" => options.library = Some(value()?.into()),
+            "--entry" => options.entries.push((*value()?).into()),
+            other => bail!("{other} is no option of `cargo xtask stack`"),
+        }
+    }
+    Ok(options)
+}
+
+/// Prints the deepest chain of calls from each entry; fails when one is above the limit.
+pub fn main(words: &[&str]) -> Result<()> {
+    let options = options(words)?;
+    if cfg!(not(target_arch = "x86_64")) && options.library.is_none() {
+        println!("the stack is only measured in code for x86-64");
+        return Ok(());
+    }
+    let library = match options.library {
+        Some(library) => library,
+        None => build()?,
+    };
+    let bytes = std::fs::read(&library).with_context(|| library.display().to_string())?;
+    let image = Image::parse(&bytes).with_context(|| library.display().to_string())?;
+    let rules = rules::pinfold();
+    let mut chains = Chains::new(&image, &rules);
+    let named: Vec<&str> = match options.entries.is_empty() {
+        true => ENTRIES.to_vec(),
+        false => options.entries.iter().map(String::as_str).collect(),
+    };
+    let mut above = Vec::new();
+    for entry in named {
+        let start = image.export(entry);
+        let start = start.with_context(|| format!("{entry} is not in the library"))?;
+        let chain = chains.from(start);
+        println!("{entry}: {} bytes", chain.total);
+        if chain.total > options.limit {
+            above.push(entry);
+            print(&chain);
+        }
+    }
+    if let Some(least) = options.frames {
+        println!("frames of at least {least} bytes:");
+        let frames = chains.frames();
+        frames
+            .iter()
+            .filter(|link| link.frame >= least)
+            .for_each(print_link);
+    }
+    for problem in chains.problems() {
+        eprintln!("{problem}");
+    }
+    if !chains.problems().is_empty() {
+        bail!(
+            "{} calls are not explained; rules.rs has the rules",
+            chains.problems().len()
+        );
+    }
+    if !above.is_empty() {
+        bail!(
+            "above {} bytes of stack: {}",
+            options.limit,
+            above.join(", ")
+        );
+    }
+    Ok(())
+}
+
+fn print(chain: &Chain) {
+    chain.links.iter().for_each(|link| print_link(link));
+}
+
+fn print_link(link: &Link) {
+    println!("{:>8}  {}", link.frame, link.name);
+}
+
+fn build() -> Result<PathBuf> {
+    let build = [
+        "build",
+        "--quiet",
+        "--release",
+        "--package",
+        "pinfold-preload",
+    ];
+    if !Command::new(env!("CARGO")).args(build).status()?.success() {
+        bail!("the library cannot be built");
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR");
+    Ok(match target {
+        Some(target) => PathBuf::from(target).join("release/deps/libpinfold_preload.so"),
+        None => LIBRARY.into(),
+    })
+}
