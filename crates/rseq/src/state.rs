@@ -4,7 +4,9 @@
     reason = "reads glibc's registration and the auxiliary vector"
 )]
 
+use crate::selftest::{Block, sections_work};
 use crate::{MAX_INDEX, abi, arch, env};
+use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicUsize};
 
@@ -88,14 +90,9 @@ impl State {
     /// Offsets of `rseq_cs` and of the index from the thread pointer; the first is 0 on the atomic backend.
     #[inline(always)]
     pub(crate) fn offsets(&self) -> (isize, isize) {
-        // Relaxed: `index` is written before `cs` with release; on the architectures served here a load that depends
-        // on nothing may be early only by speculation that `cs == 0` discards, and a stale `index` of 0 is ruled out
-        // by the acquire below on weakly ordered machines.
-        let cs = self.cs.load(if cfg!(target_arch = "x86_64") {
-            Relaxed
-        } else {
-            Acquire
-        });
+        // Acquire pairs with the release in `decide`: with an offset of `rseq_cs` comes the offset of the index. On x86-64 this only
+        // keeps the compiler from loading the index first.
+        let cs = self.cs.load(Acquire);
         (cs, self.index.load(Relaxed))
     }
 
@@ -176,7 +173,13 @@ fn decide(prefer: Index) {
         Index::Cid => abi::MM_CID,
     };
     let (cs, at) = (registered.offset + abi::RSEQ_CS, registered.offset + field);
-    if !crate::selftest::sections_work(cs, at) {
+    /// The self-test's block, which is too large for the stack of a thread's first allocation.
+    struct Own(UnsafeCell<Block>);
+    // SAFETY: only the thread that decides uses the block, once.
+    unsafe impl Sync for Own {}
+    static BLOCK: Own = Own(UnsafeCell::new(Block::new()));
+    // SAFETY: `init` calls this function once in the process, so that there is no other reference.
+    if !sections_work(cs, at, unsafe { &mut *BLOCK.0.get() }) {
         return settle_atomic(Missing::SelfTest);
     }
     crate::fence::register();

@@ -318,6 +318,7 @@ pub(super) fn purge(
             break;
         }
         gave_back(place.0, size);
+        numa::gave_back(place.0, size);
         arena.give(place, head, granules, State::Clean);
     }
     Some(arena)

@@ -40,7 +40,7 @@ pub(crate) use arena::{alloc_run_on, keep, relieve, too_much_dirty, unkeep};
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub(crate) use meta::alloc as alloc_meta;
 pub(crate) use numa::{Ask, for_each_item};
-pub use numa::{NUMA_STAT, NumaItem};
+pub use numa::{NUMA_STAT, NumaItem, refresh_room};
 pub use stat::NodeStat;
 
 use arena::{CHUNKS, arena_at, places};
@@ -360,6 +360,7 @@ fn ready() -> bool {
         register_fork();
         // How many nodes share the reservation must not change any more.
         mempolicy::init();
+        refresh_room();
         *done = reserve_all();
     }
     *done

@@ -21,7 +21,7 @@ use super::percpu::{
 };
 use super::sheaf::Sheaf;
 use crate::shepherd::Reach;
-use crate::topology::{CpuSet, Topology};
+use crate::topology::{CpuSet, facts};
 use crate::{page, sys};
 use core::alloc::Layout;
 use core::ptr::null_mut;
@@ -153,24 +153,17 @@ fn take_idle_everywhere() {
 }
 
 /// The CPUs that may be interrupted.
-struct Allowed(Option<Topology>);
+struct Allowed;
 
 impl Allowed {
     /// `None` when none may be: concurrency ids name no CPU, so where some are isolated all are spared.
     fn now() -> Option<Allowed> {
-        let quiet =
-            |machine: &Topology| machine.isolated.is_empty() && machine.nohz_full.is_empty();
-        match Topology::read(b"/") {
-            Ok(machine) if quiet(&machine) => Some(Allowed(None)),
-            Ok(machine) if backend() != Backend::Rseq(Index::Cid) => Some(Allowed(Some(machine))),
-            _ => None,
-        }
+        let by_cpu = backend() != Backend::Rseq(Index::Cid);
+        (by_cpu || !facts::any_quiet()).then_some(Allowed)
     }
 
     fn contains(&self, index: usize) -> bool {
-        self.0.as_ref().is_none_or(|machine| {
-            !machine.isolated.contains(index) && !machine.nohz_full.contains(index)
-        })
+        !facts::is_quiet_cpu(index)
     }
 }
 
