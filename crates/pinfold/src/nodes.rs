@@ -99,6 +99,8 @@ fn fake() -> Option<usize> {
 }
 
 /// Reads the machine; how many nodes it has, if several.
+#[cold]
+#[inline(never)]
 fn machine(known: &impl Known) -> Option<usize> {
     // Most machines have one node, and every process starts here: one file answers for them.
     if !facts::has_several_nodes() {

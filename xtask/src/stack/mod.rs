@@ -67,6 +67,8 @@ struct Options {
     entries: Vec<String>,
     /// The smallest frame that is listed.
     frames: Option<u64>,
+    /// Functions that are left out.
+    without: Vec<String>,
 }
 
 fn options(words: &[&str]) -> Result<Options> {
@@ -75,6 +77,7 @@ fn options(words: &[&str]) -> Result<Options> {
         library: None,
         entries: Vec::new(),
         frames: None,
+        without: Vec::new(),
     };
     let mut words = words.iter();
     while let Some(word) = words.next() {
@@ -96,6 +99,7 @@ fn options(words: &[&str]) -> Result<Options> {
                         .context("--frames takes a number of bytes")?,
                 )
             }
+            "--without" => options.without.push((*value()?).into()),
             "--library" => options.library = Some(value()?.into()),
             "--entry" => options.entries.push((*value()?).into()),
             other => bail!("{other} is no option of `cargo xtask stack`"),
@@ -111,13 +115,14 @@ pub fn main(words: &[&str]) -> Result<()> {
         println!("the stack is only measured in code for x86-64");
         return Ok(());
     }
-    let library = match options.library {
-        Some(library) => library,
+    let library = match &options.library {
+        Some(library) => library.clone(),
         None => build()?,
     };
     let bytes = std::fs::read(&library).with_context(|| library.display().to_string())?;
     let image = Image::parse(&bytes).with_context(|| library.display().to_string())?;
-    let rules = rules::pinfold();
+    let mut rules = rules::pinfold();
+    rules.excluded.extend(options.without);
     let mut chains = Chains::new(&image, &rules);
     let named: Vec<&str> = match options.entries.is_empty() {
         true => ENTRIES.to_vec(),

@@ -47,6 +47,8 @@ impl nodes::Known for Process {
     }
 }
 
+#[cold]
+#[inline(never)]
 fn follow_variable() {
     if !env::is_set(VARIABLE) {
         return;
