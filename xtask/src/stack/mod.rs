@@ -86,19 +86,13 @@ fn options(words: &[&str]) -> Result<Options> {
                 .next()
                 .with_context(|| format!("{word} needs a value"))
         };
+        let bytes = |text: &str| {
+            let number = text.parse::<u64>();
+            number.with_context(|| format!("{word} takes a number of bytes"))
+        };
         match *word {
-            "--limit" => {
-                options.limit = value()?
-                    .parse()
-                    .context("--limit takes a number of bytes")?
-            }
-            "--frames" => {
-                options.frames = Some(
-                    value()?
-                        .parse()
-                        .context("--frames takes a number of bytes")?,
-                )
-            }
+            "--limit" => options.limit = bytes(value()?)?,
+            "--frames" => options.frames = Some(bytes(value()?)?),
             "--without" => options.without.push((*value()?).into()),
             "--library" => options.library = Some(value()?.into()),
             "--entry" => options.entries.push((*value()?).into()),

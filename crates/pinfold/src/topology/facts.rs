@@ -62,15 +62,23 @@ impl Quiet {
 /// Reads the facts on the first call; later calls cost a load. Threads that come at the same time read the same.
 pub(crate) fn read_once() {
     // Acquire pairs with the release below.
-    if NODES.load(Acquire) != 0 {
-        return;
+    if NODES.load(Acquire) == 0 {
+        read();
     }
+}
+
+#[cold]
+#[inline(never)]
+fn read() {
     QUIET.read(ISOLATED, NOHZ_FULL);
     sys::commits_strictly();
     sys::address_space_left();
     sys::physical_memory();
     pinfold_rseq::possible();
-    let nodes = nodes_with_memory().map_or(1, |nodes| nodes.len());
+    let mut nodes = 0;
+    if for_each_number(WITH_MEMORY, |_| nodes += 1).is_err() {
+        nodes = 1;
+    }
     // Release: a thread that sees the number sees the CPUs.
     NODES.store(nodes.max(1), Release);
 }
@@ -149,6 +157,7 @@ pub(crate) fn memory_of(node: NodeId) -> [Option<u64>; 2] {
 /// # Errors
 ///
 /// [`ListError`] where the file holds something else; the numbers before that have been passed on.
+#[inline(never)]
 fn for_each_number(file: &CStr, mut each: impl FnMut(usize)) -> Result<bool, ListError> {
     let mut list = List::default();
     let mut wrong = None;
