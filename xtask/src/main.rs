@@ -13,6 +13,7 @@ usage: cargo xtask tidy
            the house rules: dependencies point down, files are short, no unsafe block without a reason
        cargo xtask stack [--limit BYTES] [--library FILE] [--entry NAME]... [--frames BYTES]
            how much stack the calls of the preloaded library use at most; fails above the limit (4096)
+           --chains        prints the deepest chain of calls of each, and not only of those above the limit
            --without NAME  leaves a function out, and what it calls
            --frames BYTES  lists the functions with frames of at least that size too
        cargo xtask install --prefix DIR [--destdir DIR]

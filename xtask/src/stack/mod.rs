@@ -4,10 +4,13 @@ mod chain;
 mod flow;
 mod image;
 mod rules;
+#[cfg(test)]
+mod tests;
 
 use anyhow::{Context, Result, bail};
-use chain::{Chain, Chains, Link};
+use chain::{Chains, Link};
 use image::Image;
+use rules::Rules;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -69,6 +72,8 @@ struct Options {
     frames: Option<u64>,
     /// Functions that are left out.
     without: Vec<String>,
+    /// Whether chains below the limit are printed too.
+    chains: bool,
 }
 
 fn options(words: &[&str]) -> Result<Options> {
@@ -78,6 +83,7 @@ fn options(words: &[&str]) -> Result<Options> {
         entries: Vec::new(),
         frames: None,
         without: Vec::new(),
+        chains: false,
     };
     let mut words = words.iter();
     while let Some(word) = words.next() {
@@ -91,6 +97,7 @@ fn options(words: &[&str]) -> Result<Options> {
             number.with_context(|| format!("{word} takes a number of bytes"))
         };
         match *word {
+            "--chains" => options.chains = true,
             "--limit" => options.limit = bytes(value()?)?,
             "--frames" => options.frames = Some(bytes(value()?)?),
             "--without" => options.without.push((*value()?).into()),
@@ -98,6 +105,9 @@ fn options(words: &[&str]) -> Result<Options> {
             "--entry" => options.entries.push((*value()?).into()),
             other => bail!("{other} is no option of `cargo xtask stack`"),
         }
+    }
+    if options.entries.is_empty() {
+        options.entries = ENTRIES.iter().map(|&entry| entry.into()).collect();
     }
     Ok(options)
 }
@@ -116,21 +126,23 @@ pub fn main(words: &[&str]) -> Result<()> {
     let bytes = std::fs::read(&library).with_context(|| library.display().to_string())?;
     let image = Image::parse(&bytes).with_context(|| library.display().to_string())?;
     let mut rules = rules::pinfold();
-    rules.excluded.extend(options.without);
-    let mut chains = Chains::new(&image, &rules);
-    let named: Vec<&str> = match options.entries.is_empty() {
-        true => ENTRIES.to_vec(),
-        false => options.entries.iter().map(String::as_str).collect(),
-    };
+    rules.excluded.extend(options.without.iter().cloned());
+    check(&image, &rules, &options)
+}
+
+fn check(image: &Image, rules: &Rules, options: &Options) -> Result<()> {
+    let mut chains = Chains::new(image, rules);
     let mut above = Vec::new();
-    for entry in named {
+    for entry in &options.entries {
         let start = image.export(entry);
         let start = start.with_context(|| format!("{entry} is not in the library"))?;
         let chain = chains.from(start);
         println!("{entry}: {} bytes", chain.total);
         if chain.total > options.limit {
-            above.push(entry);
-            print(&chain);
+            above.push(entry.as_str());
+        }
+        if chain.total > options.limit || options.chains {
+            chain.links.iter().for_each(|link| print(link));
         }
     }
     if let Some(least) = options.frames {
@@ -139,32 +151,24 @@ pub fn main(words: &[&str]) -> Result<()> {
         frames
             .iter()
             .filter(|link| link.frame >= least)
-            .for_each(print_link);
+            .for_each(print);
     }
-    for problem in chains.problems() {
+    let problems = chains.problems();
+    for problem in problems {
         eprintln!("{problem}");
     }
-    if !chains.problems().is_empty() {
-        bail!(
-            "{} calls are not explained; rules.rs has the rules",
-            chains.problems().len()
-        );
+    if !problems.is_empty() {
+        let count = problems.len();
+        bail!("{count} calls are not explained by xtask/src/stack/rules.rs");
     }
     if !above.is_empty() {
-        bail!(
-            "above {} bytes of stack: {}",
-            options.limit,
-            above.join(", ")
-        );
+        let (limit, above) = (options.limit, above.join(", "));
+        bail!("above {limit} bytes of stack: {above}");
     }
     Ok(())
 }
 
-fn print(chain: &Chain) {
-    chain.links.iter().for_each(|link| print_link(link));
-}
-
-fn print_link(link: &Link) {
+fn print(link: &Link) {
     println!("{:>8}  {}", link.frame, link.name);
 }
 
