@@ -3,11 +3,11 @@
 //! A thread that allocates may have little stack, and after start-up it may be forbidden to open files. So the first allocation
 //! reads these facts, a small piece of a file at a time, into statics. From then on they cost a load.
 //!
-//! Facts do not follow the machine. A program that wants to know about changes reads a [`Topology`](super::Topology).
+//! Facts do not follow the machine by themselves. A shepherd's thread, which may open files, brings what it reads: [`follow`].
 
 use super::list::List;
 use super::set::{ListError, Set, number};
-use super::{CPUS_MOST, NodeId, NodeSet, figures, node_path};
+use super::{CPUS_MOST, CpuSet, NodeId, NodeSet, Topology, figures, node_path};
 use crate::sys;
 use core::ffi::CStr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -49,6 +49,16 @@ impl Quiet {
         word.is_some_and(|word| word.load(Relaxed) >> (cpu % 64) & 1 == 1)
     }
 
+    /// Replaces the CPUs by those of the sets.
+    fn replace(&self, isolated: &CpuSet, nohz_full: &CpuSet) {
+        let sets = isolated.words.iter().zip(nohz_full.words);
+        for (word, (isolated, nohz_full)) in self.cpus.iter().zip(sets) {
+            word.store(isolated | nohz_full, Relaxed);
+        }
+        let any = !(isolated.is_empty() && nohz_full.is_empty());
+        self.any.store(any, Relaxed);
+    }
+
     /// Adds the CPUs of both files. Where the list of isolated CPUs makes no sense, any CPU may be one.
     fn read(&self, isolated: &CStr, nohz_full: &CStr) {
         if for_each_number(isolated, |cpu| self.insert(cpu)).is_err() {
@@ -83,7 +93,13 @@ fn read() {
     NODES.store(nodes.max(1), Release);
 }
 
-/// Returns whether nothing should interrupt the CPU: it was isolated, or without a periodic tick, when the facts were read.
+/// Takes over from a fresh description of the machine which CPUs nothing should interrupt. For threads with enough stack to have one.
+pub(crate) fn follow(machine: &Topology) {
+    read_once();
+    QUIET.replace(&machine.isolated, &machine.nohz_full);
+}
+
+/// Returns whether nothing should interrupt the CPU: it was isolated, or without a periodic tick, when the facts were read or followed last.
 pub(crate) fn is_quiet_cpu(cpu: usize) -> bool {
     read_once();
     QUIET.contains(cpu)
@@ -208,7 +224,7 @@ pub(super) fn for_each_word(file: &CStr, mut each: impl FnMut(&[u8])) {
 #[cfg(test)]
 mod tests {
     use super::{Quiet, for_each_number, for_each_word};
-    use crate::topology::ListError;
+    use crate::topology::{CpuSet, ListError};
     use std::ffi::CString;
     use std::os::unix::ffi::OsStrExt;
     use std::string::String;
@@ -261,6 +277,10 @@ mod tests {
         // Nothing is known of a machine whose list makes no sense, so that no CPU may be interrupted.
         quiet.read(&wrong, &null);
         assert!((0..8192).all(|cpu| quiet.contains(cpu)));
+        quiet.replace(&CpuSet::default(), &[5].into_iter().collect());
+        assert!(quiet.any.load(super::Relaxed) && quiet.contains(5) && !quiet.contains(2));
+        quiet.replace(&CpuSet::default(), &CpuSet::default());
+        assert!(!quiet.any.load(super::Relaxed) && !quiet.contains(5));
     }
 
     #[test]
