@@ -126,10 +126,7 @@ const EXCLUDED: &[&str] = &[
 
 const POINTERS: &[(&str, &[&str])] = &[
     // What the library registers; a program's own drains are its own affair.
-    (
-        "pinfold::shepherd::Shepherd::tick",
-        &["pinfold::slab::idle::drain"],
-    ),
+    ("pinfold::shepherd::*", &["pinfold::slab::idle::drain"]),
     // Constructors of objects are the program's own.
     (
         "pinfold::slab::aside::<impl pinfold::slab::node::Node>::take_back",
