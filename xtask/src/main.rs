@@ -1,7 +1,8 @@
-//! Developers' chores: `cargo xtask tidy`, `cargo xtask install` and `cargo xtask vm`.
+//! Developers' chores: `cargo xtask tidy`, `stack`, `install` and `vm`.
 #![forbid(unsafe_code)]
 
 mod install;
+mod stack;
 mod tidy;
 mod vm;
 
@@ -10,6 +11,11 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask tidy
            the house rules: dependencies point down, files are short, no unsafe block without a reason
+       cargo xtask stack [--limit BYTES] [--library FILE] [--entry NAME]... [--frames BYTES]
+           how much stack the calls of the preloaded library use at most; fails above the limit (4096)
+           --chains        prints the deepest chain of calls of each, and not only of those above the limit
+           --without NAME  leaves a function out, and what it calls
+           --frames BYTES  lists the functions with frames of at least that size too
        cargo xtask install --prefix DIR [--destdir DIR]
            builds and installs the command, the libraries, the headers and the pkg-config file
        cargo xtask vm [--arch x86_64|aarch64] [--machine NAME]... [--kernel-args WORDS] [-- TESTS]
@@ -24,6 +30,7 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match words.as_slice() {
         ["tidy"] => tidy::main(),
+        ["stack", options @ ..] => stack::main(options),
         ["install", options @ ..] => install::main(options),
         ["vm", options @ ..] => vm::main(options),
         _ => {

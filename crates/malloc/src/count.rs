@@ -73,6 +73,8 @@ pub(crate) fn requested(block: *mut u8, size: usize) {
 
 /// Makes this process's segment if it was asked for; whether it was, and could be made. At the process's start, before
 /// anything is counted.
+#[cold]
+#[inline(never)]
 pub(crate) fn start() -> bool {
     let mut path = [0u8; PATH];
     if !name_file(&mut path) {

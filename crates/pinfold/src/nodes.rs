@@ -16,7 +16,7 @@
 //! the allocator keeps apart by node, and what it sends home, is then what it would be on a machine with so many; distances are
 //! as on a ring.
 
-use crate::topology::{CpuSet, NodeId, NodeSet, Topology};
+use crate::topology::{NodeId, NodeSet, facts};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize};
 use pinfold_rseq::{Backend, Index, MAX_INDEX, backend};
@@ -49,22 +49,22 @@ pub(crate) fn are_known() -> bool {
     NUMBERS.load(Acquire) != 0
 }
 
-/// What [`init`] has to be told of the machine by those who know its policies.
-pub(crate) struct Known {
+/// What [`init`] has to be told of the machine by the module that knows policies.
+pub(crate) trait Known {
     /// The nodes that the process may use, if that is known.
-    pub(crate) allowed: fn() -> Option<NodeSet>,
+    fn allowed(&self) -> Option<NodeSet>;
     /// Whether the process's memory is placed by a policy of its own.
-    pub(crate) policy: fn() -> bool,
+    fn policy(&self) -> bool;
     /// Calls the function for each node with each node that has memory, the nearest first.
-    pub(crate) by_distance: fn(&Topology, &mut dyn FnMut(NodeId, NodeId)),
+    fn by_distance(&self, with_memory: &NodeSet, each: &mut impl FnMut(NodeId, NodeId));
 }
 
 /// Reads the machine's nodes, once, before anything is made that there is one of for each; of those with memory the allowed ones.
 /// With a policy there is a kernel's node, where there are several. A machine that cannot be read has one.
-pub(crate) fn init(known: &Known) {
+pub(crate) fn init(known: &impl Known) {
     // Two threads at once find the same machine, but each its own policy: the first one's counts.
     let real = fake().unwrap_or_else(|| machine(known).unwrap_or(1));
-    let kernels = real > 1 && (known.policy)();
+    let kernels = real > 1 && known.policy();
     let others = real as u32 - 1;
     let numbers = KNOWN | others << REAL_SHIFT | (others + u32::from(kernels));
     // Release pairs with the acquires below.
@@ -84,29 +84,32 @@ fn fake() -> Option<usize> {
         node.store((cpu % nodes) as u8, Relaxed);
     }
     for (from, places) in BY_DISTANCE.iter().enumerate().take(nodes) {
-        let ring = |to: &usize| {
-            let ahead = (to + nodes - from) % nodes;
-            (ahead.min(nodes - ahead), ahead)
-        };
-        let mut sorted: [usize; MAX_NODES] = core::array::from_fn(|to| to);
-        sorted[..nodes].sort_unstable_by_key(ring);
-        for (place, to) in places.iter().zip(&sorted[..nodes]) {
-            place.store(*to as u8, Relaxed);
+        // One ahead, one behind, two ahead, two behind…
+        for (nth, place) in places.iter().enumerate().take(nodes) {
+            let away = nth.div_ceil(2);
+            let to = if nth % 2 == 1 {
+                from + away
+            } else {
+                from + nodes - away
+            };
+            place.store((to % nodes) as u8, Relaxed);
         }
     }
     Some(nodes)
 }
 
 /// Reads the machine; how many nodes it has, if several.
-fn machine(known: &Known) -> Option<usize> {
+#[cold]
+#[inline(never)]
+fn machine(known: &impl Known) -> Option<usize> {
     // Most machines have one node, and every process starts here: one file answers for them.
-    if !Topology::may_have_nodes(b"/") {
+    if !facts::has_several_nodes() {
         return None;
     }
-    let topology = Topology::system().ok()?;
-    let usable = match (known.allowed)() {
-        Some(allowed) => topology.with_memory.and(&allowed),
-        None => topology.with_memory.clone(),
+    let with_memory = facts::nodes_with_memory()?;
+    let usable = match known.allowed() {
+        Some(allowed) => with_memory.and(&allowed),
+        None => with_memory.clone(),
     };
     let nodes = usable.len();
     if !(2..MAX_NODES).contains(&nodes) {
@@ -116,22 +119,25 @@ fn machine(known: &Known) -> Option<usize> {
         IDS[node].store(id, Relaxed);
     }
     let number = |node: NodeId| (0..nodes).find(|&number| id(number) == node.0);
-    let mut filled = [0; MAX_NODES];
+    let mut filled = [0u8; MAX_NODES];
     let mut last = None;
-    (known.by_distance)(&topology, &mut |from, to| {
+    known.by_distance(&with_memory, &mut |from, to| {
         let Some(to) = number(to) else {
             return;
         };
         if last != Some(from) {
             last = Some(from);
             // CPUs of a node without usable memory use the nearest that has some; a node is its own nearest.
-            for cpu in topology.cpus_of(b"/", from).iter().flat_map(CpuSet::iter) {
-                OF_CPU[cpu].store(to as u8, Relaxed);
-            }
+            facts::for_each_cpu_of(from, |cpu| {
+                if let Some(node) = OF_CPU.get(cpu) {
+                    node.store(to as u8, Relaxed);
+                }
+            });
         }
         if let Some(from) = number(from) {
-            BY_DISTANCE[from][filled[from]].store(to as u8, Relaxed);
-            filled[from] = (filled[from] + 1).min(MAX_NODES - 1);
+            let place = usize::from(filled[from]);
+            BY_DISTANCE[from][place].store(to as u8, Relaxed);
+            filled[from] = (place + 1).min(MAX_NODES - 1) as u8;
         }
     });
     Some(nodes)

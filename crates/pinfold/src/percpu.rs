@@ -15,7 +15,7 @@
 use crate::fork::{self, Hooks, Rank};
 use crate::lock::{Guard, Lock};
 use crate::sys;
-use crate::topology::Topology;
+use crate::topology::facts;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 use pinfold_rseq::{Index, MAX_INDEX, UNIT_HEADER, Units, current, possible};
@@ -80,7 +80,7 @@ impl Space {
         }
         // The backend is chosen before there is any unit: no word is ever worked on in both ways.
         // NUMA work needs the CPU's number.
-        pinfold_rseq::init(if Topology::may_have_nodes(b"/") {
+        pinfold_rseq::init(if facts::has_several_nodes() {
             Index::Cpu
         } else {
             Index::Cid

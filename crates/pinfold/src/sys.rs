@@ -30,11 +30,37 @@ pub(crate) fn page_size() -> usize {
     }
 }
 
-/// Bytes of physical memory.
+/// Bytes of physical memory; read once.
 pub(crate) fn physical_memory() -> usize {
-    // SAFETY: no preconditions.
-    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-    usize::try_from(pages).unwrap_or(0) * page_size()
+    static BYTES: Once = Once::new();
+    BYTES.get_or_read(|| {
+        // SAFETY: no preconditions.
+        let pages = keep_errno(|| unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) });
+        usize::try_from(pages).unwrap_or(0) * page_size()
+    })
+}
+
+/// A number that is read on the first call. Two threads at once read it both, and the second's stays.
+struct Once(AtomicUsize);
+
+impl Once {
+    /// Not read yet. No number is as large: those that are kept here are one less at most.
+    const UNREAD: usize = usize::MAX;
+
+    const fn new() -> Once {
+        Once(AtomicUsize::new(Once::UNREAD))
+    }
+
+    fn get_or_read(&self, read: impl FnOnce() -> usize) -> usize {
+        match self.0.load(Relaxed) {
+            Once::UNREAD => {
+                let number = read();
+                self.0.store(number.min(Once::UNREAD - 1), Relaxed);
+                number
+            }
+            number => number,
+        }
+    }
 }
 
 fn map(size: usize, protection: libc::c_int, extra: libc::c_int) -> Option<NonNull<u8>> {
@@ -275,28 +301,36 @@ pub(crate) fn wake(word: &AtomicU32) {
     keep_errno(|| unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) });
 }
 
-/// What is left below a resource limit on address space, in bytes: `RLIMIT_AS` less what is in use; `usize::MAX`
-/// when there is no limit.
+/// What was left below a resource limit on address space, in bytes, when this was called first: `RLIMIT_AS` less what was in use;
+/// `usize::MAX` when there was no limit.
 pub(crate) fn address_space_left() -> usize {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is writable.
-    if unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } != 0
-        || limit.rlim_cur == libc::RLIM_INFINITY
-    {
-        return usize::MAX;
+    static LEFT: Once = Once::new();
+    match LEFT.get_or_read(|| {
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: `limit` is writable.
+        let failed = keep_errno(|| unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) });
+        if failed != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+            return usize::MAX;
+        }
+        let limit = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
+        limit.saturating_sub(address_space_used())
+    }) {
+        left if left >= Once::UNREAD - 1 => usize::MAX,
+        left => left,
     }
-    usize::try_from(limit.rlim_cur)
-        .unwrap_or(usize::MAX)
-        .saturating_sub(address_space_used())
 }
 
-/// Whether `vm.overcommit_memory` is 2: then every committed page is charged, touched or not.
+/// Whether `vm.overcommit_memory` was 2 when this was called first: then every committed page is charged, touched or not.
 pub(crate) fn commits_strictly() -> bool {
-    let mut text = [0u8; 8];
-    read_file(c"/proc/sys/vm/overcommit_memory", &mut text) > 0 && text[0] == b'2'
+    static STRICT: Once = Once::new();
+    STRICT.get_or_read(|| {
+        let mut text = [0u8; 8];
+        let got = read_file(c"/proc/sys/vm/overcommit_memory", &mut text);
+        usize::from(got > 0 && text[0] == b'2')
+    }) == 1
 }
 
 /// How many bytes the kernel tries to keep free: `vm.min_free_kbytes`; 0 where it does not say.
@@ -307,35 +341,57 @@ pub(crate) fn least_free() -> u64 {
 }
 
 /// Reads the beginning of a file; returns how many bytes, 0 when it cannot be read.
-///
-/// Reads on until the buffer is full or the file ends: one read of a file in sysfs gives a page at most. The calls are the
-/// kernel's: the C library's are where it cancels threads, and allocators read files with locks held.
 fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> usize {
+    let mut length = 0;
+    let read = read_pieces(path, |fd| {
+        let room = &mut to[length..];
+        let got = read_some(fd, room)?;
+        length += got;
+        Some(got > 0 && length < to.len())
+    });
+    // Half a list would be taken for a whole one.
+    if read { length } else { 0 }
+}
+
+/// Calls `each` for one piece of a file after the other, of 256 bytes at most. False when the file cannot be read, or not to its end.
+pub(crate) fn read_in_pieces(path: &core::ffi::CStr, mut each: impl FnMut(&[u8])) -> bool {
+    let mut piece = [0u8; 256];
+    read_pieces(path, |fd| {
+        let got = read_some(fd, &mut piece)?;
+        each(&piece[..got]);
+        Some(got > 0)
+    })
+}
+
+/// Opens a file, calls `read` until it returns false for the end or `None` for an error, and closes the file. False after an error.
+///
+/// The calls are the kernel's: those of the C library are where it cancels threads, and allocators read files with locks held.
+fn read_pieces(path: &core::ffi::CStr, mut read: impl FnMut(libc::c_long) -> Option<bool>) -> bool {
     keep_errno(|| {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         // SAFETY: the path is NUL-terminated.
         let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
         if fd < 0 {
-            return 0;
+            return false;
         }
-        let mut length = 0;
-        while let Some(room) = to.get_mut(length..).filter(|room| !room.is_empty()) {
-            // SAFETY: `room` is writable for its length.
-            let got = unsafe { libc::syscall(libc::SYS_read, fd, room.as_mut_ptr(), room.len()) };
-            match usize::try_from(got) {
-                Ok(0) => break,
-                Ok(got) => length += got,
-                Err(_) => {
-                    // Half a list would be taken for a whole one.
-                    length = 0;
-                    break;
-                }
+        let whole = loop {
+            match read(fd) {
+                Some(true) => {}
+                Some(false) => break true,
+                None => break false,
             }
-        }
+        };
         // SAFETY: `fd` was opened above and nobody else has it.
         unsafe { libc::syscall(libc::SYS_close, fd) };
-        length
+        whole
     })
+}
+
+/// Reads once; returns how many bytes, 0 at the file's end, `None` after an error.
+fn read_some(fd: libc::c_long, to: &mut [u8]) -> Option<usize> {
+    // SAFETY: `to` is writable for its length.
+    let got = unsafe { libc::syscall(libc::SYS_read, fd, to.as_mut_ptr(), to.len()) };
+    usize::try_from(got).ok()
 }
 
 /// Why a file's content is not to be had.
@@ -354,26 +410,28 @@ pub(crate) fn read_file_below<'t>(
     to: &'t mut [u8],
 ) -> Result<&'t [u8], FileError> {
     let most = to.len();
-    match read_beginning_below(root, path, to) {
-        [] => Err(FileError::Unreadable),
-        text if text.len() == most => Err(FileError::TooLarge),
-        text => Ok(text),
+    let got = with_path_below(root, path, |path| read_file(path, to)).unwrap_or(0);
+    match got {
+        0 => Err(FileError::Unreadable),
+        got if got == most => Err(FileError::TooLarge),
+        got => Ok(&to[..got]),
     }
 }
 
-/// As much as there is room for of a file as in [`read_file_below`]; nothing when it cannot be read.
-pub(crate) fn read_beginning_below<'t>(root: &[u8], path: &[u8], to: &'t mut [u8]) -> &'t [u8] {
+/// Calls `f` with the path of a file below the folder `root`; `None` when the path is too long. Takes 1.5 KiB of stack.
+pub(crate) fn with_path_below<R>(
+    root: &[u8],
+    path: &[u8],
+    f: impl FnOnce(&core::ffi::CStr) -> R,
+) -> Option<R> {
     let mut name = [0u8; 1536];
     let length = root.len() + 1 + path.len();
     // One byte stays for the NUL.
-    let Some(place) = name.get_mut(..length).filter(|_| length < 1536) else {
-        return &[];
-    };
+    let place = name.get_mut(..length).filter(|_| length < 1536)?;
     place[..root.len()].copy_from_slice(root);
     place[root.len()] = b'/';
     place[root.len() + 1..].copy_from_slice(path);
-    let got = core::ffi::CStr::from_bytes_until_nul(&name).map_or(0, |name| read_file(name, to));
-    &to[..got]
+    core::ffi::CStr::from_bytes_until_nul(&name).ok().map(f)
 }
 
 /// The first number of `/proc/self/statm`, in bytes; 0 when it cannot be read.

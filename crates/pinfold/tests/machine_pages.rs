@@ -213,6 +213,7 @@ fn a_full_node_passes_requests_to_the_nearest() {
     let count = |number: usize, item| pages.numa_stat().snapshot_zone(Zone::normal(number), item);
 
     let hog = Hog::fill(full);
+    pinfold::page::refresh_room();
     let before = NUMA_STAT.read_node(number, NumaItem::Foreign);
     let taken: Vec<_> = (0..50).map(|place| pages.alloc(place).unwrap()).collect();
     let elsewhere = lie_on(&taken);
@@ -230,6 +231,7 @@ fn a_full_node_passes_requests_to_the_nearest() {
     drop(hog);
 
     // The node has room again.
+    pinfold::page::refresh_room();
     let back = pages.alloc(50).unwrap();
     assert_eq!(lie_on(&[back]), [full]);
     assert_eq!(count(number, NumaItem::Hit), 1);

@@ -16,6 +16,19 @@ unsafe extern "C" {
 /// An allocator is called before the C library's own start-up code has run; then the initial environment is read
 /// from `/proc/self/environ`. Costs a walk over the environment, and three system calls in that early case.
 pub fn read<'a>(name: &str, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+    match find(name, buffer) {
+        Some(Some(length)) => Some(&buffer[..length]),
+        _ => None,
+    }
+}
+
+/// Whether `name` is set, to whatever value. Costs as much as [`read`].
+pub fn is_set(name: &str) -> bool {
+    find(name, &mut []).is_some()
+}
+
+/// Copies the value of `name` into `buffer` and returns its length: `None` when it is not set, `Some(None)` when it does not fit.
+fn find(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
     // SAFETY: getauxval only reads the auxiliary vector.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return None;
@@ -23,7 +36,7 @@ pub fn read<'a>(name: &str, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     // SAFETY: `environ` is a word; only concurrent setenv calls race, as they do with any getenv.
     let mut entry = unsafe { environ };
     if entry.is_null() {
-        return read_initial(name, buffer);
+        return find_initial(name, buffer);
     }
     loop {
         // SAFETY: the array ends with a null, at which this loop stops.
@@ -34,9 +47,11 @@ pub fn read<'a>(name: &str, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
         // SAFETY: every entry of `environ` is a NUL-terminated string.
         let bytes = unsafe { CStr::from_ptr(text) }.to_bytes();
         if let Some(value) = value_of(name, bytes) {
-            let to = buffer.get_mut(..value.len())?;
-            to.copy_from_slice(value);
-            return Some(to);
+            let room = buffer.get_mut(..value.len());
+            return Some(room.map(|room| {
+                room.copy_from_slice(value);
+                value.len()
+            }));
         }
         // SAFETY: not past the final null.
         entry = unsafe { entry.add(1) };
@@ -47,8 +62,8 @@ fn value_of<'a>(name: &str, entry: &'a [u8]) -> Option<&'a [u8]> {
     entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")
 }
 
-/// Looks for `name` in `/proc/self/environ`, a chunk at a time; `buffer` collects the value.
-fn read_initial<'a>(name: &str, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+/// Looks for `name` in `/proc/self/environ`, a chunk at a time; `buffer` collects the value. Answers as [`find`] does.
+fn find_initial(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
     // SAFETY: the path is a NUL-terminated literal.
     let fd = unsafe {
         libc::open(
@@ -60,8 +75,8 @@ fn read_initial<'a>(name: &str, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
         return None;
     }
     let mut matcher = Matcher::new(name);
-    let mut chunk = [0u8; 1024];
-    let length = 'found: loop {
+    let mut chunk = [0u8; 256];
+    let found = 'found: loop {
         // SAFETY: `chunk` is writable for its whole length.
         let got = unsafe { libc::read(fd, chunk.as_mut_ptr().cast(), chunk.len()) };
         if got <= 0 {
@@ -69,13 +84,13 @@ fn read_initial<'a>(name: &str, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
         }
         for &byte in &chunk[..got as usize] {
             if let Some(done) = matcher.feed(byte, buffer) {
-                break 'found done;
+                break 'found Some(done);
             }
         }
     };
     // SAFETY: `fd` was opened above and nobody else has it.
     unsafe { libc::close(fd) };
-    length.map(|n| &buffer[..n])
+    found
 }
 
 /// Recognises `NAME=value` in a stream of NUL-terminated entries.
@@ -151,7 +166,11 @@ mod tests {
     fn both_ways_of_reading_agree() {
         let mut one = [0u8; 4096];
         let mut two = [0u8; 4096];
-        assert_eq!(read("PATH", &mut one), read_initial("PATH", &mut two));
+        let path = read("PATH", &mut one).unwrap();
+        let length = find_initial("PATH", &mut two).unwrap().unwrap();
+        assert_eq!(path, &two[..length]);
+        assert_eq!(find_initial("PATH", &mut []), Some(None));
+        assert!(is_set("PATH") && !is_set("NO_SUCH_VARIABLE_HERE"));
         assert_eq!(read("NO_SUCH_VARIABLE_HERE", &mut one), None);
     }
 }

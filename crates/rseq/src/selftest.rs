@@ -37,7 +37,7 @@ pub fn selftest() -> SelfTest {
         };
     };
     let (cs, index) = (registered.offset + RSEQ_CS, registered.offset + CPU_ID);
-    let operations = sections_work(cs, index);
+    let operations = sections_work(cs, index, &mut Block::new());
     SelfTest {
         registered: true,
         operations,
@@ -97,25 +97,30 @@ fn with_competitor(test: impl FnOnce() -> bool) -> bool {
 
 /// A block in which the test's stack lies.
 #[repr(C, align(1024))]
-struct Block([*mut u8; STACK_ALIGN / 8]);
+pub(crate) struct Block([*mut u8; STACK_ALIGN / 8]);
+
+impl Block {
+    pub(crate) const fn new() -> Block {
+        Block([null_mut(); STACK_ALIGN / 8])
+    }
+}
 
 /// Whether the current index is in range and each operation does what it should, undisturbed. `cs` and `index` are
 /// offsets into a registered area. Takes a microsecond; it runs at every process's start.
-pub(crate) fn sections_work(cs: isize, index: isize) -> bool {
+pub(crate) fn sections_work(cs: isize, index: isize, block: &mut Block) -> bool {
     // SAFETY: the offset is of a registered area.
     let in_range = (unsafe { arch::read_index(index) } as usize) < possible();
-    in_range && operations_work(cs)
+    in_range && operations_work(cs, block)
 }
 
 /// Runs every operation on a unit of its own. The section takes its index from a variable that is always 0 here, so
 /// that the thread may move meanwhile and a table of one entry is enough.
-fn operations_work(cs: isize) -> bool {
+fn operations_work(cs: isize, block: &mut Block) -> bool {
     const WORD: usize = UNIT_HEADER;
     let zero = 0u32;
     let index = (&raw const zero as usize).wrapping_sub(arch::thread_pointer()) as isize;
     let mut unit = [0u64; UNIT_HEADER / 8 + 2];
     let table = [unit.as_mut_ptr().cast::<u8>()];
-    let mut block = Block([null_mut(); STACK_ALIGN / 8]);
     let end = block.0.as_mut_ptr_range().end;
     // Room for two items above the guard.
     let bottom = end.wrapping_sub(2) as u64;
@@ -142,7 +147,7 @@ fn operations_work(cs: isize) -> bool {
         let got = arch::pop_batch(cs, index, table, WORD, taken.as_mut_ptr(), 3) == 2;
         let emptied = unit.add(WORD / 8).read_volatile() == bottom;
         // The block is read through addresses that the compiler does not follow.
-        core::hint::black_box(&block);
+        core::hint::black_box(block);
         added
             && within
             && no_match

@@ -4,7 +4,9 @@
     reason = "reads glibc's registration and the auxiliary vector"
 )]
 
+use crate::selftest::{Block, sections_work};
 use crate::{MAX_INDEX, abi, arch, env};
+use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicUsize};
 
@@ -88,14 +90,9 @@ impl State {
     /// Offsets of `rseq_cs` and of the index from the thread pointer; the first is 0 on the atomic backend.
     #[inline(always)]
     pub(crate) fn offsets(&self) -> (isize, isize) {
-        // Relaxed: `index` is written before `cs` with release; on the architectures served here a load that depends
-        // on nothing may be early only by speculation that `cs == 0` discards, and a stale `index` of 0 is ruled out
-        // by the acquire below on weakly ordered machines.
-        let cs = self.cs.load(if cfg!(target_arch = "x86_64") {
-            Relaxed
-        } else {
-            Acquire
-        });
+        // Acquire pairs with the release in `decide`: with an offset of `rseq_cs` comes the offset of the index. On x86-64 this only
+        // keeps the compiler from loading the index first.
+        let cs = self.cs.load(Acquire);
         (cs, self.index.load(Relaxed))
     }
 
@@ -176,7 +173,13 @@ fn decide(prefer: Index) {
         Index::Cid => abi::MM_CID,
     };
     let (cs, at) = (registered.offset + abi::RSEQ_CS, registered.offset + field);
-    if !crate::selftest::sections_work(cs, at) {
+    /// The self-test's block, which is too large for the stack of a thread's first allocation.
+    struct Own(UnsafeCell<Block>);
+    // SAFETY: only the thread that decides uses the block, once.
+    unsafe impl Sync for Own {}
+    static BLOCK: Own = Own(UnsafeCell::new(Block::new()));
+    // SAFETY: `init` calls this function once in the process, so that there is no other reference.
+    if !sections_work(cs, at, unsafe { &mut *BLOCK.0.get() }) {
         return settle_atomic(Missing::SelfTest);
     }
     crate::fence::register();
@@ -243,7 +246,7 @@ pub fn current() -> usize {
 }
 
 /// One more than the largest index there can be, from `/sys/devices/system/cpu/possible`; [`MAX_INDEX`] when that
-/// cannot be read. Three system calls the first time, then one load.
+/// cannot be read. Four system calls the first time, then one load.
 pub fn possible() -> usize {
     let known = STATE.possible.load(Relaxed);
     if known != 0 {
@@ -254,31 +257,68 @@ pub fn possible() -> usize {
     read
 }
 
+#[cold]
+#[inline(never)]
 fn read_possible() -> Option<usize> {
     let path = c"/sys/devices/system/cpu/possible";
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: errno is the calling thread's own.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *errno };
+    // The calls are the kernel's: those of the C library are where it cancels threads.
     // SAFETY: the path is a NUL-terminated literal.
-    let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-    if fd < 0 {
-        return None;
+    let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
+    let mut last = LastNumber::default();
+    let mut end = -1;
+    if fd >= 0 {
+        let mut piece = [0u8; 64];
+        loop {
+            // SAFETY: `piece` is writable for its whole length.
+            end = unsafe { libc::syscall(libc::SYS_read, fd, piece.as_mut_ptr(), piece.len()) };
+            let Some(read) = usize::try_from(end).ok().and_then(|n| piece.get(..n)) else {
+                break;
+            };
+            if read.is_empty() {
+                break;
+            }
+            read.iter().for_each(|&byte| last.feed(byte));
+        }
+        // SAFETY: `fd` was opened above and nobody else has it.
+        unsafe { libc::syscall(libc::SYS_close, fd) };
     }
-    let mut text = [0u8; 256];
-    // SAFETY: `text` is writable for its whole length.
-    let got = unsafe { libc::read(fd, text.as_mut_ptr().cast(), text.len()) };
-    // SAFETY: `fd` was opened above and nobody else has it.
-    unsafe { libc::close(fd) };
-    // A list that fills the buffer may go on: its last number is not known.
-    let list = text.get(..usize::try_from(got).ok()?)?;
-    (list.len() < text.len())
-        .then(|| last_number(list))?
-        .map(|last| last + 1)
+    // SAFETY: as above.
+    unsafe { *errno = before };
+    (end == 0).then(|| last.get())?.map(|last| last + 1)
 }
 
-/// The last number in a list like `0-3,8-11`.
-fn last_number(list: &[u8]) -> Option<usize> {
-    let list = list.trim_ascii_end();
-    let digits = list.iter().rev().take_while(|b| b.is_ascii_digit()).count();
-    let number = core::str::from_utf8(&list[list.len() - digits..]).ok()?;
-    number.parse().ok().filter(|&n: &usize| n < MAX_INDEX)
+/// The last number in a list like `0-3,8-11`, which is fed byte by byte.
+#[derive(Default)]
+struct LastNumber {
+    number: usize,
+    digits: bool,
+}
+
+impl LastNumber {
+    fn feed(&mut self, byte: u8) {
+        match byte {
+            b'0'..=b'9' if self.digits => {
+                let tens = self.number.saturating_mul(10);
+                self.number = tens.saturating_add(usize::from(byte - b'0'));
+            }
+            b'0'..=b'9' => {
+                self.number = usize::from(byte - b'0');
+                self.digits = true;
+            }
+            // The list ends with a line's end.
+            b'\n' => {}
+            _ => self.digits = false,
+        }
+    }
+
+    fn get(&self) -> Option<usize> {
+        (self.digits && self.number < MAX_INDEX).then_some(self.number)
+    }
 }
 
 #[cfg(test)]
@@ -287,12 +327,18 @@ mod tests {
 
     #[test]
     fn last_number_of_lists() {
+        let last_number = |list: &[u8]| {
+            let mut last = LastNumber::default();
+            list.iter().for_each(|&byte| last.feed(byte));
+            last.get()
+        };
         assert_eq!(last_number(b"0-3\n"), Some(3));
         assert_eq!(last_number(b"0-3,8-11"), Some(11));
         assert_eq!(last_number(b"0\n"), Some(0));
         assert_eq!(last_number(b"99999999999999999999"), None);
         assert_eq!(last_number(b"8192"), None);
         assert_eq!(last_number(b""), None);
+        assert_eq!(last_number(b"0-3,"), None);
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //! it tells nobody: where there are such, two nodes as near may stand the other way round.
 
 use crate::nodes::MAX_NODES;
-use crate::topology::{CpuSet, NodeId, NodeSet, Topology};
+use crate::sys;
+use crate::topology::{CpuSet, NodeId, NodeSet, Topology, facts};
 
 /// How far nodes are from each other, and the order in which each falls back to the others. Plain data of about 9 KiB; of the
 /// first 64 nodes of a machine.
@@ -68,19 +69,60 @@ impl Distances {
             order: [[0; MAX_NODES]; MAX_NODES],
             with_memory: 0,
         };
-        for (place, id) in distances.ids.iter_mut().zip(nodes.iter()) {
-            *place = NodeId(id);
-            distances.count += 1;
-        }
-        let count = distances.count;
-        for from in 0..count {
-            for to in 0..count {
-                let apart = between(distances.ids[from], distances.ids[to]);
-                distances.apart[from][to] = u8::try_from(apart).unwrap_or(u8::MAX);
+        distances.fill(nodes, with_memory, with_cpus, |ids, from, row| {
+            for (&to, apart) in ids.iter().zip(row) {
+                *apart = u8::try_from(between(from, to)).unwrap_or(u8::MAX);
             }
-        }
-        distances.list(with_memory, with_cpus);
+        });
         distances
+    }
+
+    /// Calls `f` with the distances of this machine, which are not kept on the stack; not at all when there is no memory for them.
+    pub(super) fn of_this_machine(
+        nodes: &NodeSet,
+        with_memory: &NodeSet,
+        f: impl FnOnce(&Distances),
+    ) {
+        let size = size_of::<Distances>().next_multiple_of(sys::page_size());
+        let Some(memory) = sys::map_memory(size) else {
+            return;
+        };
+        // SAFETY: a fresh mapping, which is large enough and aligned to a page; zeroes are a `Distances` without nodes.
+        let distances = unsafe { &mut *memory.as_ptr().cast::<Distances>() };
+        let with_cpus = facts::nodes_with_cpus();
+        let with_cpus = with_cpus.as_ref().unwrap_or(nodes);
+        distances.fill(nodes, with_memory, with_cpus, |ids, from, row| {
+            for (&to, apart) in ids.iter().zip(row.iter_mut()) {
+                *apart = if to == from { 10 } else { 20 };
+            }
+            facts::for_each_distance(from, |place, distance| {
+                if let Some(apart) = row.get_mut(place) {
+                    *apart = u8::try_from(distance).unwrap_or(u8::MAX);
+                }
+            });
+        });
+        f(distances);
+        // SAFETY: the mapping from above, which nothing borrows any more.
+        unsafe { sys::unmap(memory.as_ptr(), size) };
+    }
+
+    /// Fills in what the sets say; `row` fills in how far the nodes are from one of them.
+    fn fill(
+        &mut self,
+        nodes: &NodeSet,
+        with_memory: &NodeSet,
+        with_cpus: &NodeSet,
+        mut row: impl FnMut(&[NodeId], NodeId, &mut [u8]),
+    ) {
+        for (place, id) in self.ids.iter_mut().zip(nodes.iter()) {
+            *place = NodeId(id);
+            self.count += 1;
+        }
+        let ids = &self.ids[..self.count];
+        for (&from, apart) in ids.iter().zip(&mut self.apart) {
+            row(ids, from, &mut apart[..ids.len()]);
+        }
+        self.list(with_memory, with_cpus);
     }
 
     /// Makes the lists, in the order in which the kernel makes them: which of two equal nodes comes first depends on it.

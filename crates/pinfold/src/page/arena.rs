@@ -14,7 +14,7 @@ use super::{
     CHUNK_GRANULES, GRANULE, LARGE, MAX_NODES, STRIPE_GRANULES, STRIPES, State, address_of, frame,
     index_of_run, ready, set_entry,
 };
-use super::{gave_back, took};
+use super::{gave_back, init, took};
 use crate::lock::{Guard, Lock};
 use crate::sys;
 use core::ptr::{NonNull, null_mut};
@@ -175,10 +175,7 @@ pub fn alloc_run(
     whole: bool,
     stripe: Option<usize>,
 ) -> Option<Run> {
-    // Before this the nodes are not known.
-    if !ready() {
-        return None;
-    }
+    init();
     let ask = Ask::only(node.min(crate::nodes::count() - 1));
     let run = |node| alloc_run_on(granules, ask.instead(node), entry, whole, stripe);
     if crate::nodes::count() == 1 {
@@ -187,7 +184,7 @@ pub fn alloc_run(
     crate::nodes::fallback(ask.node).find_map(run)
 }
 
-/// As [`alloc_run`], of the asked node's memory or none.
+/// As [`alloc_run`], of the asked node's memory or none. After [`init`].
 pub(crate) fn alloc_run_on(
     granules: usize,
     ask: Ask,
@@ -318,6 +315,7 @@ pub(super) fn purge(
             break;
         }
         gave_back(place.0, size);
+        numa::gave_back(place.0, size);
         arena.give(place, head, granules, State::Clean);
     }
     Some(arena)

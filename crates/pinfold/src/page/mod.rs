@@ -40,7 +40,7 @@ pub(crate) use arena::{alloc_run_on, keep, relieve, too_much_dirty, unkeep};
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub(crate) use meta::alloc as alloc_meta;
 pub(crate) use numa::{Ask, for_each_item};
-pub use numa::{NUMA_STAT, NumaItem};
+pub use numa::{NUMA_STAT, NumaItem, refresh_room};
 pub use stat::NodeStat;
 
 use arena::{CHUNKS, arena_at, places};
@@ -48,7 +48,7 @@ use arena::{CHUNKS, arena_at, places};
 use crate::fork::{self, Hooks, Rank};
 use crate::lock::Lock;
 use crate::nodes::MAX_NODES;
-use crate::{mempolicy, segment, sys};
+use crate::{mempolicy, nodes, segment, sys};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU64, AtomicUsize};
@@ -56,7 +56,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU64, AtomicUsize};
 /// Whether a thread holds the lock of an arena, or one that comes after these. Reads a word of every arena.
 #[cold]
 pub(crate) fn is_lock_held(thread: u64) -> bool {
-    let mut chunks = CHUNKS.iter().take(crate::nodes::count());
+    let mut chunks = CHUNKS.iter().take(nodes::count());
     places().any(|place| arena_at(place).is_held_by(thread))
         || chunks.any(|chunks| chunks.is_held_by(thread))
         || meta::is_lock_held(thread)
@@ -66,7 +66,7 @@ pub(crate) fn is_lock_held(thread: u64) -> bool {
 /// The node that memory without a policy of its own is allocated from now, for [`alloc_run`]; the thread may run elsewhere by the
 /// time this returns.
 pub fn node_here() -> usize {
-    crate::nodes::current()
+    nodes::current()
 }
 
 /// Bytes in a granule.
@@ -153,7 +153,7 @@ pub fn stripes() -> (usize, usize) {
     if MAP.count.load(Acquire) == 0 {
         return (0, 0);
     }
-    let chunks = MAP.chunks.load(Relaxed) * crate::nodes::count();
+    let chunks = MAP.chunks.load(Relaxed) * nodes::count();
     (MAP.first.load(Relaxed), chunks * CHUNK_GRANULES as usize)
 }
 
@@ -213,7 +213,7 @@ pub fn node_of(address: usize) -> usize {
 fn place_of(address: usize) -> (usize, usize) {
     let index = index_of(address) as usize;
     let span = MAP.chunks.load(Relaxed) * CHUNK_GRANULES as usize;
-    let striped = span * crate::nodes::count();
+    let striped = span * nodes::count();
     if index < striped {
         (index / span, class_in_stripes(address))
     } else {
@@ -347,7 +347,15 @@ pub(crate) fn register_fork() {
     fork::register(&HOOKS);
 }
 
-/// Makes the reservation, once. Returns false if not even the smallest can be had, in a signal
+/// Learns of the machine and of its free memory, on the first call; before anything is made that there is one of for each node.
+pub(crate) fn init() {
+    if !nodes::are_known() {
+        mempolicy::init();
+        refresh_room();
+    }
+}
+
+/// Makes the reservation, once, after [`init`]. Returns false if not even the smallest can be had, in a signal
 /// handler that interrupted this function, and while another thread forks.
 fn ready() -> bool {
     if MAP.count.load(Acquire) > 0 {
@@ -359,7 +367,7 @@ fn ready() -> bool {
     if !*done {
         register_fork();
         // How many nodes share the reservation must not change any more.
-        mempolicy::init();
+        debug_assert!(nodes::are_known());
         *done = reserve_all();
     }
     *done
@@ -377,7 +385,7 @@ fn reserve_all() -> bool {
     const MIXED_LEAST: usize = 16 << 20;
     let memory = sys::physical_memory().next_power_of_two().max(16 << 30);
     let left = sys::address_space_left();
-    let nodes = crate::nodes::count();
+    let nodes = nodes::count();
     let striped = left == usize::MAX && !sys::commits_strictly();
     let mut chunks = if striped {
         (2 * memory).min(STRIPED_MOST / 64) >> STRIPE_SHIFT

@@ -2,12 +2,13 @@
 //!
 //! The kernel places a page when it is touched first, on the node that its range prefers if that has memory, else, silently, on
 //! another. So that what is counted here and what callers are told is true, a node that is nearly full is not asked for fresh
-//! memory, as long as another has some: what nodes have free is read now and then, and what is taken meanwhile subtracted. Where all
+//! memory, as long as another has some: what nodes have free is read at the start and by [`refresh_room`], what is taken meanwhile is
+//! subtracted, and what is given back is added. Where all
 //! are nearly full it is the kernel that makes room, swaps or refuses, as it does for everybody.
 
 use super::GRANULE;
 use super::stat::NodeStat;
-use crate::topology::{NodeId, Topology};
+use crate::topology::{NodeId, facts};
 use crate::{nodes, sys};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -98,24 +99,19 @@ pub(crate) fn for_each_item(ask: Ask, local: usize, count: impl Fn(usize, NumaIt
 
 /// What is known of a node's memory.
 struct Room {
-    /// Bytes that were free, or files' pages, when it was looked at last, less what was taken since; any number before the first look.
+    /// Bytes that were free, or files' pages, when it was looked at last, less what was taken since.
     free: AtomicU64,
     /// Bytes that are left to others.
     reserve: AtomicU64,
-    /// When to look again, in milliseconds.
-    until: AtomicU64,
 }
 
 static ROOM: [Room; nodes::MAX_NODES] = [const {
     Room {
         free: AtomicU64::new(u64::MAX),
         reserve: AtomicU64::new(0),
-        until: AtomicU64::new(0),
     }
 }; nodes::MAX_NODES];
 
-/// How long an answer holds, in milliseconds.
-const HOLDS: u64 = 100;
 /// The share of its memory that a node keeps at least.
 const RESERVE: u64 = 64;
 
@@ -126,22 +122,15 @@ fn reserve_of(total: u64, least_free: u64, machine: u64) -> u64 {
     (total / RESERVE).max(2 * share as u64)
 }
 
-/// Whether `node` has room for `granules` of fresh memory, or no node has: a few loads; ten times a second, while somebody asks, two
-/// file reads, and when the node has none, one for each other node.
+/// Whether `node` has room for `granules` of fresh memory, or no node has: a few loads.
 /// Always where there is one node, for memory that the kernel places, and on nodes that are made up.
 pub(super) fn has_room(node: usize, granules: usize) -> bool {
     if nodes::count() == 1 || nodes::is_the_kernels(node) || nodes::are_made_up() {
         return true;
     }
     let wanted = (granules * GRANULE) as u64;
-    let now = sys::coarse_milliseconds();
     roomy_or_all_full(node, nodes::real(), |node| {
         let room = &ROOM[node];
-        if now >= room.until.load(Relaxed) {
-            // Two threads at once find about the same.
-            room.until.store(now + HOLDS, Relaxed);
-            look(room, NodeId(nodes::id(node)));
-        }
         room.free.load(Relaxed) >= room.reserve.load(Relaxed).saturating_add(wanted)
     })
 }
@@ -153,21 +142,41 @@ fn roomy_or_all_full(node: usize, nodes: usize, roomy: impl Fn(usize) -> bool) -
 
 /// Notes that fresh memory was taken.
 pub(super) fn took_fresh(node: usize, granules: usize) {
-    if nodes::count() > 1 {
-        let bytes = (granules * GRANULE) as u64;
+    change_room(node, |free| {
+        free.saturating_sub((granules * GRANULE) as u64)
+    });
+}
+
+/// Notes that memory went back to the system.
+pub(super) fn gave_back(node: usize, bytes: usize) {
+    change_room(node, |free| free.saturating_add(bytes as u64));
+}
+
+fn change_room(node: usize, change: impl FnOnce(u64) -> u64) {
+    if nodes::count() > 1
+        && let Some(room) = ROOM.get(node)
+    {
         // Another thread may have looked meanwhile: the number is a guess in any case.
-        let left = ROOM[node].free.load(Relaxed).saturating_sub(bytes);
-        ROOM[node].free.store(left, Relaxed);
+        room.free.store(change(room.free.load(Relaxed)), Relaxed);
     }
 }
 
-fn look(room: &Room, node: NodeId) {
-    let [total, free] = Topology::memory_figures(b"/", node);
-    let machine = sys::physical_memory() as u64;
-    let reserve = reserve_of(total.unwrap_or(0), sys::least_free(), machine);
-    room.reserve.store(reserve, Relaxed);
-    // A node that does not say has as much as anybody wants: the kernel knows better.
-    room.free.store(free.unwrap_or(u64::MAX), Relaxed);
+/// Reads how much memory each node has free, so that fresh memory is asked of nodes that have some. Nothing where there is one
+/// node.
+///
+/// Opens a file for each node, and one more: for the process's start, and for a shepherd that the program has asked for.
+pub fn refresh_room() {
+    if nodes::real() == 1 || nodes::are_made_up() {
+        return;
+    }
+    let (machine, least) = (sys::physical_memory() as u64, sys::least_free());
+    for (node, room) in ROOM.iter().enumerate().take(nodes::real()) {
+        let [total, free] = facts::memory_of(NodeId(nodes::id(node)));
+        let reserve = reserve_of(total.unwrap_or(0), least, machine);
+        room.reserve.store(reserve, Relaxed);
+        // A node that does not say has as much as anybody wants: the kernel knows better.
+        room.free.store(free.unwrap_or(u64::MAX), Relaxed);
+    }
 }
 
 #[cfg(test)]

@@ -83,7 +83,7 @@ impl Pages {
     ///
     /// [`CacheError`]: too many caches, or no memory.
     pub fn new(name: &str) -> Result<Pages, CacheError> {
-        crate::mempolicy::init();
+        page::init();
         let mut pages = Pages {
             caches: [const { None }; nodes::MAX_NODES],
             policy: SharedPolicy::new(),

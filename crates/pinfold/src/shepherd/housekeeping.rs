@@ -1,6 +1,6 @@
 //! Where the shepherd's thread runs, and following the machine.
 
-use crate::topology::{CpuSet, Topology, affinity, set_affinity};
+use crate::topology::{CpuSet, Topology, affinity, facts, set_affinity};
 
 /// Keeps the calling thread on housekeeping CPUs.
 pub(super) struct Housekeeping {
@@ -21,6 +21,7 @@ impl Housekeeping {
         let Ok(machine) = Topology::read(b"/") else {
             return;
         };
+        facts::follow(&machine);
         let after = affinity();
         if let (Some(set), Some(before), Some(after)) = (&self.set, before, after) {
             // The kernel leaves out CPUs that are offline, though they are still set, and one may go or come between the looks.

@@ -39,7 +39,7 @@ pub use thread::Running;
 use crate::counter::{Counters, PercpuCounter, fold_watched, watch_block};
 use crate::fork::{self, Hooks, Rank};
 use crate::sys;
-use crate::topology::{CpuSet, Topology};
+use crate::topology::{CpuSet, facts};
 use crate::vmstat::{Item, VmStat};
 use core::fmt;
 use core::ptr::null_mut;
@@ -192,17 +192,10 @@ impl Shepherd {
     /// Reads two words for each watched counter and CPU that adds; waits for nobody. Not for signal handlers, because of the
     /// drains.
     pub fn tick(&self) -> usize {
-        let isolated = self.spared();
-        let wanted = |unit| !isolated.as_ref().is_some_and(|set| set.contains(unit));
-        tick(&wanted, Reach::AllCpus)
-    }
-
-    /// The CPUs whose counts are left alone, where shards have CPUs' numbers.
-    fn spared(&self) -> Option<CpuSet> {
         let by_cpu = pinfold_rseq::backend() != Backend::Rseq(Index::Cid);
-        let wanted = self.spare_isolated && by_cpu;
-        let topology = wanted.then(|| Topology::read(b"/").ok()).flatten()?;
-        Some(topology.isolated)
+        let spared = self.spare_isolated && by_cpu;
+        let wanted = |unit| !(spared && facts::is_quiet_cpu(unit));
+        tick(&wanted, Reach::AllCpus)
     }
 
     /// Starts a thread that ticks until [`Running::stop`], or until the result is dropped.

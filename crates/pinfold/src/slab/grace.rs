@@ -61,7 +61,7 @@ use super::fork;
 use crate::lock::Lock;
 use crate::percpu::{self, UNITS};
 use crate::sys;
-use crate::topology::Topology;
+use crate::topology::facts;
 use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
@@ -297,8 +297,7 @@ fn cannot_fence() -> bool {
 
 /// Whether there are CPUs that nothing may interrupt.
 fn some_isolated() -> bool {
-    let machine = Topology::read(b"/");
-    machine.is_ok_and(|machine| !machine.isolated.is_empty() || !machine.nohz_full.is_empty())
+    facts::any_quiet()
 }
 
 /// The place, decided for good: a writer must not overlook readers that rely on its fence.

@@ -21,12 +21,12 @@ use super::percpu::{
 };
 use super::sheaf::Sheaf;
 use crate::shepherd::Reach;
-use crate::topology::{CpuSet, Topology};
+use crate::topology::facts;
 use crate::{page, sys};
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use pinfold_rseq::{Backend, Index, MAX_INDEX, backend, fence, fence_index, possible};
 
 /// Looks at which a sheaf must stand still.
@@ -42,11 +42,18 @@ const WORTH: usize = 64 << 10;
 /// number of looks since; where it has that of the sheaf for deferred frees, both, the looks in the low bits.
 static SEEN: [AtomicPtr<u8>; MAX_INDEX] = [const { AtomicPtr::new(null_mut()) }; MAX_INDEX];
 
+/// The units that are stopped while idle sheaves are taken; of the thread that holds [`STOPPING`]. A set on the stack would take 1 KiB
+/// of it.
+static CHOSEN: [AtomicBool; MAX_INDEX] = [const { AtomicBool::new(false) }; MAX_INDEX];
+
 /// What every tick calls.
 pub(super) fn drain(reach: Reach) {
     match reach {
         Reach::ThisCpu => take_idle_here(),
-        Reach::AllCpus => take_idle_everywhere(),
+        Reach::AllCpus => {
+            page::refresh_room();
+            take_idle_everywhere();
+        }
     }
     deferred::progress();
     let now = sys::coarse_milliseconds() as u32;
@@ -131,16 +138,16 @@ fn take_idle_everywhere() {
     let Some(_stopping) = STOPPING.try_lock() else {
         return;
     };
-    let mut chosen = CpuSet::default();
-    units()
-        .filter(|&index| any_idle(index))
-        .for_each(|index| chosen.insert(index));
-    chosen.iter().for_each(|index| UNITS.stop(index));
+    // Made once and kept: each unit that is stopped has to be resumed, whatever changes meanwhile.
+    (0..possible()).for_each(|index| CHOSEN[index].store(false, Relaxed));
+    units().for_each(|index| CHOSEN[index].store(any_idle(index), Relaxed));
+    let chosen = || (0..possible()).filter(|&index| CHOSEN[index].load(Relaxed));
+    chosen().for_each(|index| UNITS.stop(index));
     let fenced = match backend() {
-        Backend::Rseq(Index::Cpu) => chosen.iter().all(|index| fence_index(index).is_ok()),
+        Backend::Rseq(Index::Cpu) => chosen().all(|index| fence_index(index).is_ok()),
         _ => fence().is_ok(),
     };
-    for index in chosen.iter() {
+    for index in chosen() {
         // On atomics this may be a handler that has interrupted an operation: then nothing is taken.
         match fenced && UNITS.try_await_stopped(index) {
             true => {
@@ -153,24 +160,17 @@ fn take_idle_everywhere() {
 }
 
 /// The CPUs that may be interrupted.
-struct Allowed(Option<Topology>);
+struct Allowed;
 
 impl Allowed {
     /// `None` when none may be: concurrency ids name no CPU, so where some are isolated all are spared.
     fn now() -> Option<Allowed> {
-        let quiet =
-            |machine: &Topology| machine.isolated.is_empty() && machine.nohz_full.is_empty();
-        match Topology::read(b"/") {
-            Ok(machine) if quiet(&machine) => Some(Allowed(None)),
-            Ok(machine) if backend() != Backend::Rseq(Index::Cid) => Some(Allowed(Some(machine))),
-            _ => None,
-        }
+        let by_cpu = backend() != Backend::Rseq(Index::Cid);
+        (by_cpu || !facts::any_quiet()).then_some(Allowed)
     }
 
     fn contains(&self, index: usize) -> bool {
-        self.0.as_ref().is_none_or(|machine| {
-            !machine.isolated.contains(index) && !machine.nohz_full.contains(index)
-        })
+        !facts::is_quiet_cpu(index)
     }
 }
 

@@ -59,6 +59,11 @@ fn prepare() -> bool {
         } else {
             Index::Cpu
         });
+        // Another thread, or the frame that this handler interrupted, is deciding. A unit that went in now would be worked on in both
+        // ways.
+        if !pinfold_rseq::decided() {
+            return false;
+        }
     }
     let index = pinfold_rseq::current();
     if !UNITS.unit(index).is_null() {

@@ -3,11 +3,14 @@
 //! Everything is read from files below a root folder, which tests replace; only the affinity mask is a system call, made for
 //! the real root alone. Nothing allocates. A machine without NUMA has one node, 0, with all CPUs.
 
+pub(crate) mod facts;
+mod list;
 mod set;
 
 pub use set::{ListError, Set};
 
-use crate::sys::{self, FileError, read_beginning_below, read_file_below};
+use crate::sys::{self, FileError, read_file_below};
+use core::ffi::CStr;
 use core::fmt;
 use pinfold_rseq::MAX_INDEX;
 use set::number;
@@ -126,15 +129,6 @@ impl Topology {
         })
     }
 
-    /// Whether there may be more than one node with memory; false for certain when there is one. Reads one file.
-    pub fn may_have_nodes(root: &[u8]) -> bool {
-        let mut text = [0u8; 512];
-        match read_file_below(root, b"sys/devices/system/node/has_memory", &mut text) {
-            Ok(text) => number(text.trim_ascii()).is_err(),
-            Err(error) => error == FileError::TooLarge,
-        }
-    }
-
     /// CPUs on which background work disturbs nobody: allowed, and neither isolated nor without a tick; all allowed ones
     /// when there is no such CPU.
     pub fn housekeeping(&self) -> CpuSet {
@@ -155,7 +149,7 @@ impl Topology {
     ///
     /// As for [`system`](Self::system).
     pub fn cpus_of(&self, root: &[u8], node: NodeId) -> Result<CpuSet, TopologyError> {
-        let found = list_of_node(root, node, b"/cpulist")?;
+        let found = list_of_node(root, node)?;
         Ok(found.unwrap_or_else(|| {
             if node.0 == 0 && self.nodes.len() == 1 {
                 self.possible.clone()
@@ -169,43 +163,20 @@ impl Topology {
     /// read.
     pub fn memory_of(&self, root: &[u8], node: NodeId) -> u64 {
         let share = || (sys::physical_memory() / self.with_memory.len().max(1)) as u64;
-        let [total, _] = Topology::memory_figures(root, node);
+        let total = node_path(node, "meminfo")
+            .and_then(|path| sys::with_path_below(root, path.below_root(), figures))
+            .and_then(|[total, _]| total);
         total.unwrap_or_else(share)
-    }
-
-    /// Bytes of memory that a node has, and how many of them are free or hold files that the kernel drops or writes back for
-    /// want of memory, where a file says. One file read, of whose beginning the figures are; with little stack, as an allocation in a
-    /// signal handler may ask.
-    pub(crate) fn memory_figures(root: &[u8], node: NodeId) -> [Option<u64>; 2] {
-        let mut text = [0u8; 768];
-        let mut path = [0u8; 96];
-        let text = node_file(node, b"/meminfo", &mut path)
-            .map(|length| read_beginning_below(root, &path[..length], &mut text))
-            .unwrap_or_default();
-        // "Node 0 MemTotal:       16000000 kB"
-        let figure = |name: &[u8]| {
-            let words = text.split(u8::is_ascii_whitespace);
-            let mut after = words.skip_while(|word| *word != name);
-            let kib = after.find_map(|word| number(word).ok())?;
-            Some(kib as u64 * 1024)
-        };
-        let files = [&b"Active(file):"[..], b"Inactive(file):"].map(figure);
-        let files: u64 = files.into_iter().flatten().sum();
-        [
-            figure(b"MemTotal:"),
-            figure(b"MemFree:").map(|free| free + files),
-        ]
     }
 
     /// How far memory of node `to` is from CPUs of node `from`, as the firmware says: 10 is local. One file read; 10 and
     /// 20 where the file says nothing.
     pub fn distance(&self, root: &[u8], from: NodeId, to: NodeId) -> u32 {
         let mut text = [0u8; 8 * 1024];
-        let mut path = [0u8; 96];
         let row = self.nodes.iter().position(|node| node == to.0);
         let known = row.and_then(|row| {
-            let length = node_file(from, b"/distance", &mut path)?;
-            let text = read_file_below(root, &path[..length], &mut text).ok()?;
+            let path = node_path(from, "distance")?;
+            let text = read_file_below(root, path.below_root(), &mut text).ok()?;
             let mut words = text
                 .split(u8::is_ascii_whitespace)
                 .filter(|word| !word.is_empty());
@@ -215,38 +186,92 @@ impl Topology {
     }
 }
 
-/// The path of a node's file.
-fn node_file(node: NodeId, file: &[u8], path: &mut [u8; 96]) -> Option<usize> {
-    struct Path<'p>(&'p mut [u8; 96], usize);
-    impl fmt::Write for Path<'_> {
-        fn write_str(&mut self, text: &str) -> fmt::Result {
-            let end = self.1 + text.len();
-            self.0
-                .get_mut(self.1..end)
-                .ok_or(fmt::Error)?
-                .copy_from_slice(text.as_bytes());
-            self.1 = end;
-            Ok(())
-        }
-    }
-    let file = core::str::from_utf8(file).ok()?;
-    let mut writer = Path(path, 0);
-    fmt::write(
-        &mut writer,
-        format_args!("sys/devices/system/node/node{}{file}", node.0),
-    )
-    .ok()?;
-    Some(writer.1)
+/// The path of a file of a node, with a NUL at its end.
+struct NodePath {
+    bytes: [u8; 64],
+    length: usize,
 }
 
-fn list_of_node(root: &[u8], node: NodeId, file: &[u8]) -> Result<Option<CpuSet>, TopologyError> {
+impl NodePath {
+    fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
+    }
+
+    /// Returns the path without the slash that it begins with.
+    fn below_root(&self) -> &[u8] {
+        &self.bytes[1..self.length]
+    }
+}
+
+impl fmt::Write for NodePath {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let end = self.length + text.len();
+        // One byte stays for the NUL.
+        let room = self.bytes.get_mut(self.length..end).filter(|_| end < 64);
+        room.ok_or(fmt::Error)?.copy_from_slice(text.as_bytes());
+        self.length = end;
+        Ok(())
+    }
+}
+
+/// Returns the path of a node's file.
+fn node_path(node: NodeId, file: &str) -> Option<NodePath> {
+    use fmt::Write;
+    let mut digits = [0u8; 20];
+    let mut path = NodePath {
+        bytes: [0; 64],
+        length: 0,
+    };
+    path.write_str("/sys/devices/system/node/node").ok()?;
+    path.write_str(decimal(node.0, &mut digits)).ok()?;
+    path.write_str("/").ok()?;
+    path.write_str(file).ok()?;
+    Some(path)
+}
+
+/// Writes a number in decimal, at the end of `digits`.
+fn decimal(mut n: usize, digits: &mut [u8; 20]) -> &str {
+    let mut begin = digits.len();
+    loop {
+        begin -= 1;
+        digits[begin] = b'0' + (n % 10) as u8;
+        n /= 10;
+        if n == 0 {
+            break;
+        }
+    }
+    core::str::from_utf8(&digits[begin..]).unwrap_or_default()
+}
+
+/// Reads how many bytes of memory a node has, and how many of them are free or hold files that the kernel can drop, from the node's
+/// `meminfo`: "Node 0 MemTotal:       16000000 kB".
+fn figures(meminfo: &CStr) -> [Option<u64>; 2] {
+    const NAMES: [&[u8]; 4] = [
+        b"MemTotal:",
+        b"MemFree:",
+        b"Active(file):",
+        b"Inactive(file):",
+    ];
+    let mut found = [None; 4];
+    let mut wanted = None;
+    facts::for_each_word(meminfo, |word| {
+        if let Some(place) = wanted {
+            found[place] = number(word).ok().map(|kib| kib as u64 * 1024);
+        }
+        wanted = NAMES.iter().position(|name| *name == word);
+    });
+    let [total, free, active, inactive] = found;
+    let files = active.unwrap_or(0) + inactive.unwrap_or(0);
+    [total, free.map(|free| free + files)]
+}
+
+fn list_of_node(root: &[u8], node: NodeId) -> Result<Option<CpuSet>, TopologyError> {
     const NAME: &str = "sys/devices/system/node/nodeN/cpulist";
-    let mut path = [0u8; 96];
     let mut text = [0u8; 8 * 1024];
-    let Some(length) = node_file(node, file, &mut path) else {
+    let Some(path) = node_path(node, "cpulist") else {
         return Ok(None);
     };
-    list_of(NAME, read_file_below(root, &path[..length], &mut text))
+    list_of(NAME, read_file_below(root, path.below_root(), &mut text))
 }
 
 /// The list in a file, `None` when the file cannot be read.
@@ -392,7 +417,8 @@ fn all_cpus() -> CpuSet {
 
 #[cfg(test)]
 mod tests {
-    use super::{NodeId, Topology};
+    use super::{NodeId, decimal, figures, node_path};
+    use std::ffi::CString;
     use std::os::unix::ffi::OsStrExt;
 
     #[test]
@@ -411,9 +437,25 @@ Node 1 Unevictable:         0 kB
 ";
         let text = [text, &"Node 1 Mlocked:             0 kB\n".repeat(40)].concat();
         std::fs::write(folder.join("meminfo"), text).unwrap();
-        let root = root.path().as_os_str().as_bytes();
-        let figures = |node| Topology::memory_figures(root, NodeId(node));
-        assert_eq!(figures(1), [Some(1000 << 10), Some(300 << 10)]);
-        assert_eq!(figures(0), [None, None]);
+        let path = folder.join("meminfo");
+        let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+        assert_eq!(figures(&path), [Some(1000 << 10), Some(300 << 10)]);
+        assert_eq!(figures(c"/no/such/file"), [None, None]);
+    }
+
+    #[test]
+    fn paths_of_nodes() {
+        let path = node_path(NodeId(1023), "meminfo").unwrap();
+        assert_eq!(
+            path.as_c_str(),
+            c"/sys/devices/system/node/node1023/meminfo"
+        );
+        assert_eq!(
+            path.below_root(),
+            b"sys/devices/system/node/node1023/meminfo"
+        );
+        assert!(node_path(NodeId(usize::MAX), "a file with a long name").is_none());
+        assert_eq!(decimal(0, &mut [0; 20]), "0");
+        assert_eq!(decimal(usize::MAX, &mut [0; 20]), "18446744073709551615");
     }
 }

@@ -1,5 +1,6 @@
 //! Sets of small numbers, as the kernel writes them in its files.
 
+use super::list::List;
 use core::fmt;
 
 /// A set of small numbers, as the kernel writes them: `0-3,8,10-14:2/4`.
@@ -54,30 +55,18 @@ impl<const WORDS: usize> Set<WORDS> {
     /// ```
     pub fn parse(list: &[u8]) -> Result<Self, ListError> {
         let mut set = Self::default();
-        let list = list.trim_ascii();
-        if list.is_empty() {
-            return Ok(set);
-        }
-        for item in list.split(|&byte| byte == b',') {
-            let (range, stride) = split(item, b':');
-            let (first, last) = split(range, b'-');
-            let first = number(first)?;
-            let last = last.map_or(Ok(first), number)?;
-            let (used, group) = match stride {
-                Some(stride) => {
-                    let (used, group) = split(stride, b'/');
-                    (number(used)?, number(group.ok_or(ListError::Syntax)?)?)
-                }
-                None => (1, 1),
+        let mut parser = List::default();
+        let bytes = list.iter().map(|&byte| Some(byte)).chain([None]);
+        for byte in bytes {
+            let range = match byte {
+                Some(byte) => parser.feed(byte)?,
+                None => core::mem::take(&mut parser).end()?,
             };
-            if last < first || used == 0 || used > group {
-                return Err(ListError::Syntax);
-            }
-            if last >= WORDS * 64 {
-                return Err(ListError::TooLarge);
-            }
-            for n in (first..=last).filter(|n| (n - first) % group < used) {
-                set.insert(n);
+            if let Some(range) = range {
+                if range.last >= WORDS * 64 {
+                    return Err(ListError::TooLarge);
+                }
+                range.numbers().for_each(|n| set.insert(n));
             }
         }
         Ok(set)
@@ -166,11 +155,6 @@ impl<const WORDS: usize> FromIterator<usize> for Set<WORDS> {
         numbers.into_iter().for_each(|n| set.insert(n));
         set
     }
-}
-
-fn split(text: &[u8], at: u8) -> (&[u8], Option<&[u8]>) {
-    let mut parts = text.splitn(2, |&byte| byte == at);
-    (parts.next().unwrap_or_default(), parts.next())
 }
 
 pub(super) fn number(text: &[u8]) -> Result<usize, ListError> {

@@ -30,7 +30,7 @@ pub use events::VmEvents;
 
 use crate::counter::shards::{SIZE, Shards};
 use crate::counter::{CounterError, PercpuCounter, watch_block};
-use crate::topology::{NodeId, Topology};
+use crate::topology::{NodeId, facts};
 use crate::{percpu, sys};
 use core::fmt;
 use core::marker::PhantomData;
@@ -205,22 +205,22 @@ impl<I: Item> VmStat<I> {
             return Some(there);
         }
         // Most machines have one node: a process's start shall not read its whole description.
-        let several = Topology::may_have_nodes(b"/");
-        let topology = several.then(|| Topology::read(b"/").ok()).flatten();
-        let nodes = topology.as_ref().map_or(1, |topology| {
-            topology.with_memory.len().clamp(1, NODES_MOST)
-        });
+        let several = facts::has_several_nodes();
+        let with_memory = several.then(facts::nodes_with_memory).flatten();
+        let nodes = with_memory
+            .as_ref()
+            .map_or(1, |nodes| nodes.len().clamp(1, NODES_MOST));
         let zones = nodes * ZONES_A_NODE;
         let count = zones * I::NAMES.len();
         let bytes = count * size_of::<PercpuCounter>();
         let table = sys::map_memory(bytes.next_multiple_of(sys::page_size()))?;
         let table = table.as_ptr().cast::<PercpuCounter>();
         for node in 0..nodes {
-            let id = |topology: &Topology| topology.with_memory.iter().nth(node);
-            let memory = topology
+            let id = with_memory
                 .as_ref()
-                .and_then(|topology| Some(topology.memory_of(b"/", NodeId(id(topology)?))))
-                .unwrap_or_else(|| sys::physical_memory() as u64);
+                .and_then(|nodes| nodes.iter().nth(node));
+            let [memory, _] = id.map_or([None; 2], |id| facts::memory_of(NodeId(id)));
+            let memory = memory.unwrap_or((sys::physical_memory() / nodes) as u64);
             let threshold = normal_threshold(pinfold_rseq::possible(), memory);
             for at in 0..ZONES_A_NODE * I::NAMES.len() {
                 let at = node * ZONES_A_NODE * I::NAMES.len() + at;

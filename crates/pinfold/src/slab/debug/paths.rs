@@ -133,7 +133,7 @@ impl Cache {
                     return object;
                 }
                 // Who wrote there may write again: it is never used any more.
-                Err(fault) => raise(&self.report(plan, &fault)),
+                Err(fault) => self.tell(plan, &fault),
             }
         }
     }
@@ -154,11 +154,19 @@ impl Cache {
         let track = plan.flags.contains(DebugFlags::USER).then(Track::here);
         // SAFETY: the slot is one of this cache's slabs'.
         if let Err(fault) = unsafe { node.free_debugged(self, plan, slot, track) } {
-            raise(&self.report(plan, &fault));
+            self.tell(plan, &fault);
         }
     }
 
+    /// Reports a fault. The report is too large for the frames of allocating and freeing.
+    #[cold]
+    #[inline(never)]
+    fn tell(&self, plan: &Plan, fault: &Fault) {
+        raise(&self.report(plan, fault));
+    }
+
     /// The node of an object's slab; none, and a report, when the address is no object of this cache.
+    #[inline(never)]
     fn home_of(&self, plan: &Plan, object: *mut u8) -> Option<&Node> {
         let entry = page::entry(object as usize);
         let (kind, other) = if entry != self.slot {
