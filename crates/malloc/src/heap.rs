@@ -51,17 +51,25 @@ fn in_stripes(block: *mut u8) -> bool {
         < FAST.count.load(Relaxed)
 }
 
+/// A block of `size` bytes from the CPU's sheaf; null when the sheaf is empty, the size has no class, or the fast paths are
+/// closed.
+#[inline(always)]
+pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
+    if size < FAST.limit.load(Relaxed) {
+        // SAFETY: the fast paths are open, so the backend has restartable sequences.
+        return unsafe { kmalloc::alloc_fast(size) };
+    }
+    null_mut()
+}
+
 /// A block of `size` bytes; null, with errno ENOMEM, when there is no memory.
 #[inline(always)]
 pub(crate) fn alloc(size: usize) -> *mut u8 {
-    if size < FAST.limit.load(Relaxed) {
-        // SAFETY: the fast paths are open, so the backend has restartable sequences.
-        let block = unsafe { kmalloc::alloc_fast(size) };
-        if !block.is_null() {
-            return block;
-        }
+    let block = alloc_fast(size);
+    if block.is_null() {
+        return alloc_slow(size);
     }
-    alloc_slow(size)
+    block
 }
 
 // The slow paths are `extern "C"`, which cannot unwind, so that the fast paths may end in a jump to them.
@@ -135,16 +143,13 @@ fn alloc_huge(size: usize, align: usize) -> *mut u8 {
 /// As [`alloc`], reading as zeroes.
 #[inline]
 pub(crate) fn alloc_zeroed(size: usize) -> *mut u8 {
-    if size < FAST.limit.load(Relaxed) {
-        // SAFETY: the fast paths are open, so the backend has restartable sequences.
-        let block = unsafe { kmalloc::alloc_fast(size) };
-        if !block.is_null() {
-            // SAFETY: the block is ours and at least that large.
-            unsafe { block.write_bytes(0, size) };
-            return block;
-        }
+    let block = alloc_fast(size);
+    if block.is_null() {
+        return alloc_zeroed_slow(size);
     }
-    alloc_zeroed_slow(size)
+    // SAFETY: the block is ours and at least that large.
+    unsafe { block.write_bytes(0, size) };
+    block
 }
 
 #[cold]

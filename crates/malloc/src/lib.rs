@@ -43,9 +43,15 @@ mod init;
 
 use core::alloc::{GlobalAlloc, Layout};
 
-/// The two calls that a library with names of its own wants inlined in them.
+/// The calls that a library with names of its own wants inlined in them.
 #[doc(hidden)]
 pub mod inlined {
+    /// A block of `size` bytes from the CPU's cache; null where [`alloc`] has to look further.
+    #[inline(always)]
+    pub fn alloc_fast(size: usize) -> *mut u8 {
+        crate::heap::alloc_fast(size)
+    }
+
     /// As [`pinfold_malloc`](crate::c::pinfold_malloc).
     #[inline(always)]
     pub fn alloc(size: usize) -> *mut u8 {

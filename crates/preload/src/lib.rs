@@ -14,8 +14,8 @@ mod policies;
 mod threads;
 
 use pinfold_malloc::background;
-// For its names.
-use pinfold_names as _;
+
+mod operators;
 
 /// Runs when the library is loaded, before the program's `main`.
 #[used]
@@ -23,6 +23,7 @@ use pinfold_names as _;
 static LOADED: extern "C" fn() = loaded;
 
 extern "C" fn loaded() {
+    operators::open_fast_paths();
     background::library_loaded();
     threads::this_thread_begins();
     background::adjust();
