@@ -382,6 +382,15 @@ unsafe fn move_to(fresh: *mut u8, block: *mut u8, size: usize) -> *mut u8 {
     fresh
 }
 
+/// Runs `f` and restores errno afterwards.
+pub(crate) fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
+    // SAFETY: errno is the calling thread's own.
+    let errno = unsafe { *libc::__errno_location() };
+    let result = f();
+    set_errno(errno);
+    result
+}
+
 pub(crate) fn set_errno(errno: libc::c_int) {
     // SAFETY: errno is the calling thread's own.
     unsafe { *libc::__errno_location() = errno };

@@ -3,7 +3,7 @@
 //! The library ignores a value that it cannot read: it must not end a program halfway, and a library does not print. What starts a
 //! program tells instead: `pinfold run` refuses wrong values, and the preload library calls [`tell`].
 
-use crate::{background, count, init};
+use crate::{background, count, heap, init};
 use core::ffi::{CStr, c_char};
 use core::fmt::{self, Write};
 use core::str::from_utf8;
@@ -168,12 +168,10 @@ fn line(name: &str, value: &[u8], wrong: &dyn fmt::Display) {
     let shown = shown.escape_ascii();
     let _ = write!(line, "pinfold: {name}={shown}{more} is ignored: {wrong}");
     line.bytes[line.length] = b'\n';
-    // SAFETY: errno is the calling thread's own; the line is readable for its length.
-    unsafe {
-        let errno = *libc::__errno_location();
-        libc::write(2, line.bytes.as_ptr().cast(), line.length + 1);
-        *libc::__errno_location() = errno;
-    }
+    heap::keep_errno(|| {
+        // SAFETY: the line is readable for its length.
+        unsafe { libc::write(2, line.bytes.as_ptr().cast(), line.length + 1) };
+    });
 }
 
 #[cfg(test)]
