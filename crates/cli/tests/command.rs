@@ -390,9 +390,47 @@ fn settings_that_cannot_be_read_are_refused() {
         ("PINFOLD_SLAB_DEBUG", "FZ;X,kmalloc-*"),
         ("PINFOLD_HARDENED", "yes"),
         ("PINFOLD_RSEQ", "maybe"),
+        ("PINFOLD_SHEPHERD", "sometimes"),
+        ("PINFOLD_POLICY", "bind:everywhere"),
+        ("PINFOLD_STATS", "/no/such/directory"),
     ] {
         let (_, error, code) = texts(pinfold().args(["run", "--", "true"]).env(name, value));
         assert_eq!(code, Some(2), "{name}");
-        assert!(error.contains(&format!("{name}={value}")), "{error}");
+        assert!(error.contains(name) && error.contains(value), "{error}");
     }
+}
+
+/// What a library that was preloaded without the command does with such settings: it tells of them, once, and the program runs.
+#[test]
+fn settings_that_cannot_be_read_are_told_and_ignored() {
+    let library = std::env::current_exe().unwrap();
+    let library = library.parent().unwrap().join("libpinfold_preload.so");
+    let preloaded = |name: &str, value: &str| {
+        let mut command = std::process::Command::new("ls");
+        command
+            .arg("/")
+            .env("LD_PRELOAD", &library)
+            .env(name, value);
+        let output = command.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{name}={value}: {error}");
+        error
+    };
+    for (name, value) in [
+        ("PINFOLD_SLAB_DEBUG", "FZ;X,kmalloc-*"),
+        ("PINFOLD_HARDENED", "yes"),
+        ("PINFOLD_RSEQ", "maybe"),
+        ("PINFOLD_SHEPHERD", "sometimes"),
+        ("PINFOLD_POLICY", "bind:everywhere"),
+        ("PINFOLD_STATS", "/no/such/directory"),
+    ] {
+        let error = preloaded(name, value);
+        assert!(
+            error.lines().count() == 1
+                && error.starts_with(&format!("pinfold: {name}={value} is ignored: ")),
+            "{error}"
+        );
+        assert_eq!(preloaded(name, ""), "");
+    }
+    assert_eq!(preloaded("PINFOLD_SHEPHERD", "on"), "");
 }

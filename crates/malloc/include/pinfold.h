@@ -1,9 +1,13 @@
 /*
  * pinfold.h - Pinfold's C API.
  *
- * The malloc family under prefixed names. Linking with the shared library also replaces malloc, free and the
- * others under their own names. Functions that fail return NULL and set errno: ENOMEM for want of memory and for sizes
- * that overflow, EINVAL for bad alignments. All may be called from any thread, and from signal handlers.
+ * The malloc family under prefixed names. Linking with libpinfold.so or libpinfold.a also replaces malloc, free and the
+ * others under their own names, the __libc_malloc family of glibc, and C++'s operator new and operator delete. A program may
+ * still define some of these itself: the others call the program's, as C and C++ say. (libpinfold.a leaves the nothrow forms
+ * of operator new to the C++ runtime, which calls the plain ones.)
+ *
+ * Functions that fail return NULL and set errno: ENOMEM for want of memory and for sizes that overflow, EINVAL for bad
+ * alignments. Functions that succeed leave errno alone. All may be called from any thread, and from signal handlers.
  */
 #ifndef PINFOLD_H
 #define PINFOLD_H
@@ -27,13 +31,14 @@ void pinfold_free(void *block);
 /* `count` objects of `size` bytes, zeroed. */
 void *pinfold_calloc(size_t count, size_t size);
 
-/* Grows or shrinks a block. NULL makes a new one; a size of 0 frees it and returns NULL. */
+/* Grows or shrinks a block. NULL makes a new one; a size of 0 frees it and returns NULL. Shrinking never fails: when there is
+ * no smaller block, the old one stays. */
 void *pinfold_realloc(void *block, size_t size);
 
 /* As pinfold_realloc for `count` objects of `size` bytes, failing when that overflows. */
 void *pinfold_reallocarray(void *block, size_t count, size_t size);
 
-/* As pinfold_free (C23). */
+/* As pinfold_free (C23). `size` and `align` are ignored: the block's address says what it is. */
 void pinfold_free_sized(void *block, size_t size);
 void pinfold_free_aligned_sized(void *block, size_t align, size_t size);
 

@@ -8,6 +8,10 @@
 //	pinfold::memory_resource   for containers of std::pmr, over malloc's size classes
 //	pinfold::cache_resource    for containers of std::pmr with nodes of one size, over a cache of its own
 //
+// Linking with libpinfold.so or libpinfold.a also replaces operator new and operator delete, in all their forms. When there is
+// no memory they call the program's new handler (std::set_new_handler) until there is some, or no handler; then they throw
+// std::bad_alloc, or return null for std::nothrow. In a program without a C++ runtime they end the process with a message.
+//
 // The only exceptions thrown here are std::bad_alloc and std::bad_array_new_length, which is one; those of constructors pass through.
 // Without exceptions (-fno-exceptions) want of memory ends the program. Everything may be used from any thread at once but for what is
 // moved, assigned or destroyed.

@@ -49,6 +49,14 @@ enum Wish {
     Off,
 }
 
+/// Whether a value of the variable is one of those that it has.
+pub(crate) fn is_understood(value: &[u8]) -> bool {
+    value == b"auto" || (parse(value) != Wish::Auto && value.len() <= LONGEST)
+}
+
+/// The longest value that is looked at.
+const LONGEST: usize = 16;
+
 /// What the variable's value asks for; what makes no sense is `auto`.
 fn parse(value: &[u8]) -> Wish {
     match value {
@@ -122,7 +130,7 @@ static THREAD: Place = Place(UnsafeCell::new(None));
 /// To be called when the library is loaded, by a thread of the program that calls
 /// [`thread_begins`] too. Reads the environment, and which CPUs are isolated.
 pub fn library_loaded() {
-    let mut value = [0u8; 16];
+    let mut value = [0u8; LONGEST];
     let wish = pinfold_rseq::env::read(VARIABLE, &mut value).map_or(Wish::Auto, parse);
     // SAFETY: the loader calls this once, before anything reads the settings.
     unsafe {

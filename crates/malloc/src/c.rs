@@ -38,7 +38,7 @@ pub extern "C" fn pinfold_calloc(count: usize, size: usize) -> *mut c_void {
 }
 
 /// `realloc`: grows or shrinks a block. Null makes a new block; a size of 0 frees the block and returns null, as
-/// glibc does.
+/// glibc does. Shrinking never fails: when there is no smaller block, the old one stays.
 ///
 /// # Safety
 ///
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn pinfold_reallocarray(
     unsafe { pinfold_realloc(block, bytes) }
 }
 
-/// `free_sized` (C23): as [`pinfold_free`]; `size` is not needed.
+/// `free_sized` (C23): as [`pinfold_free`]. `size` is ignored: the block's address says its class.
 ///
 /// # Safety
 ///
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn pinfold_free_sized(block: *mut c_void, _size: usize) {
     unsafe { pinfold_free(block) };
 }
 
-/// `free_aligned_sized` (C23): as [`pinfold_free`]; alignment and size are not needed.
+/// `free_aligned_sized` (C23): as [`pinfold_free`]. `align` and `size` are ignored.
 ///
 /// # Safety
 ///
@@ -137,10 +137,7 @@ pub unsafe extern "C" fn pinfold_posix_memalign(
     if !align.is_power_of_two() || !align.is_multiple_of(size_of::<*mut c_void>()) {
         return libc::EINVAL;
     }
-    // SAFETY: errno is the calling thread's own.
-    let errno = unsafe { *libc::__errno_location() };
-    let block = heap::alloc_aligned(size, align);
-    set_errno(errno);
+    let block = heap::keep_errno(|| heap::alloc_aligned(size, align));
     if block.is_null() {
         return libc::ENOMEM;
     }

@@ -51,17 +51,25 @@ fn in_stripes(block: *mut u8) -> bool {
         < FAST.count.load(Relaxed)
 }
 
+/// A block of `size` bytes from the CPU's sheaf; null when the sheaf is empty, the size has no class, or the fast paths are
+/// closed.
+#[inline(always)]
+pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
+    if size < FAST.limit.load(Relaxed) {
+        // SAFETY: the fast paths are open, so the backend has restartable sequences.
+        return unsafe { kmalloc::alloc_fast(size) };
+    }
+    null_mut()
+}
+
 /// A block of `size` bytes; null, with errno ENOMEM, when there is no memory.
 #[inline(always)]
 pub(crate) fn alloc(size: usize) -> *mut u8 {
-    if size < FAST.limit.load(Relaxed) {
-        // SAFETY: the fast paths are open, so the backend has restartable sequences.
-        let block = unsafe { kmalloc::alloc_fast(size) };
-        if !block.is_null() {
-            return block;
-        }
+    let block = alloc_fast(size);
+    if block.is_null() {
+        return alloc_slow(size);
     }
-    alloc_slow(size)
+    block
 }
 
 // The slow paths are `extern "C"`, which cannot unwind, so that the fast paths may end in a jump to them.
@@ -135,16 +143,13 @@ fn alloc_huge(size: usize, align: usize) -> *mut u8 {
 /// As [`alloc`], reading as zeroes.
 #[inline]
 pub(crate) fn alloc_zeroed(size: usize) -> *mut u8 {
-    if size < FAST.limit.load(Relaxed) {
-        // SAFETY: the fast paths are open, so the backend has restartable sequences.
-        let block = unsafe { kmalloc::alloc_fast(size) };
-        if !block.is_null() {
-            // SAFETY: the block is ours and at least that large.
-            unsafe { block.write_bytes(0, size) };
-            return block;
-        }
+    let block = alloc_fast(size);
+    if block.is_null() {
+        return alloc_zeroed_slow(size);
     }
-    alloc_zeroed_slow(size)
+    // SAFETY: the block is ours and at least that large.
+    unsafe { block.write_bytes(0, size) };
+    block
 }
 
 #[cold]
@@ -157,25 +162,44 @@ extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
 }
 
 /// A block at a multiple of `align`, a power of two.
+#[inline]
 pub(crate) fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
     if align <= ALIGN {
         return alloc(size);
     }
+    alloc_aligned_slow(size, align, false)
+}
+
+/// As [`alloc_aligned`], reading as zeroes. Memory fresh from the system is not written to.
+#[inline]
+pub(crate) fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
+    if align <= ALIGN {
+        return alloc_zeroed(size);
+    }
+    alloc_aligned_slow(size, align, true)
+}
+
+#[inline(never)]
+fn alloc_aligned_slow(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     init::ready();
-    let block = alloc_aligned_any(size, align);
+    let block = alloc_aligned_any(size, align, zeroed);
     count::requested(block, size);
     block
 }
 
-fn alloc_aligned_any(size: usize, align: usize) -> *mut u8 {
+fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     if let Some(class) = kmalloc::class_of_aligned(size, align) {
         let block = kmalloc::alloc_class(class);
         if !block.is_null() {
+            if zeroed {
+                // SAFETY: the block is ours and at least that large.
+                unsafe { block.write_bytes(0, size) };
+            }
             count::allocated_class(class);
             return block;
         }
     } else if align <= GRANULE
-        && let Some(block) = alloc_run(size, false)
+        && let Some(block) = alloc_run(size, zeroed)
     {
         return block;
     }
@@ -193,22 +217,6 @@ pub(crate) unsafe fn free(block: *mut u8) {
     if in_stripes(block) && class < CLASSES {
         // SAFETY: the stripe says the class; the caller gives the block up; the fast paths are open.
         unsafe { kmalloc::free_class_fast(block, class) };
-    } else {
-        // SAFETY: the caller's promise.
-        unsafe { free_slow(block) };
-    }
-}
-
-/// Takes a block back that [`alloc`] made for `size` bytes, without asking the page map for its class.
-///
-/// # Safety
-///
-/// As for [`free`], and `size` is what `alloc` or [`realloc_exact`] was last asked for.
-#[inline(always)]
-pub(crate) unsafe fn free_sized(block: *mut u8, size: usize) {
-    if in_stripes(block) && size <= SMALL_MOST {
-        // SAFETY: a small block in the stripes is of its size's class; the fast paths are open.
-        unsafe { kmalloc::free_class_fast(block, kmalloc::class_of(size)) };
     } else {
         // SAFETY: the caller's promise.
         unsafe { free_slow(block) };
@@ -267,8 +275,8 @@ pub(crate) unsafe fn usable_size(block: *mut u8) -> usize {
     page::huge_size(block).unwrap_or_else(|| not_ours("size of", block))
 }
 
-/// Grows or shrinks a block; null, with errno ENOMEM and the block as it was, when there is no memory. A block that
-/// keeps at least half of its room stays where it is.
+/// Grows or shrinks a block; null, with errno ENOMEM and the block as it was, when there is no memory to grow it. A block
+/// that keeps at least half of its room stays where it is.
 ///
 /// # Safety
 ///
@@ -277,60 +285,89 @@ pub(crate) unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
     count::reallocated();
     // SAFETY: the caller's promise.
     let room = unsafe { usable_size(block) };
-    let class = kmalloc::class_of_entry(page::entry(block as usize));
-    let whole = class.map_or(room, |class| SIZES[class]);
+    let whole = class_at(block).map_or(room, |class| SIZES[class]);
     if size <= whole && size >= whole / 2 {
-        if let Some(class) = class {
-            // SAFETY: the caller's promise; the page map says the class.
-            unsafe { kmalloc::set_requested(block, class, size) };
-        }
-        return block;
+        // SAFETY: the caller's promise.
+        return unsafe { keep(block, size) };
     }
     // SAFETY: the caller's promise.
-    unsafe { resize(block, room, size) }
+    unsafe { resize(block, ALIGN, room, size) }
 }
 
-/// Grows or shrinks a block made for `layout`, so that it can be freed by its new size: it stays where it is only when
-/// both sizes have the same class.
+/// Grows or shrinks a block made for `layout`. The block stays where it is only if `size` bytes would get one as large.
 ///
 /// # Safety
 ///
 /// The block came from this module with `layout`.
 pub(crate) unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
     count::reallocated();
-    let old = layout.size();
-    if layout.align() > ALIGN {
-        let fresh = alloc_aligned(size, layout.align());
-        // SAFETY: the caller's promise; the new block is ours.
-        return unsafe { move_to(fresh, block, old.min(size)) };
-    }
-    if old <= SMALL_MOST && size <= SMALL_MOST && kmalloc::class_of(old) == kmalloc::class_of(size)
-    {
-        return block;
+    let stays = match class_at(block) {
+        Some(class) => kmalloc::class_of_aligned(size, layout.align()) == Some(class),
+        None => {
+            // SAFETY: the caller's promise.
+            let room = unsafe { usable_size(block) };
+            size <= room && room - size < GRANULE
+        }
+    };
+    if stays {
+        // SAFETY: the caller's promise.
+        return unsafe { keep(block, size) };
     }
     // SAFETY: the caller's promise.
-    unsafe { resize(block, old, size) }
+    unsafe { resize(block, layout.align(), layout.size(), size) }
 }
 
+/// The class of a block, unless it is a run or huge.
+fn class_at(block: *mut u8) -> Option<usize> {
+    kmalloc::class_of_entry(page::entry(block as usize))
+}
+
+/// A block, now used for `size` bytes, which it has room for.
+///
 /// # Safety
 ///
-/// The block came from this module and has `room` bytes of content.
-unsafe fn resize(block: *mut u8, room: usize, size: usize) -> *mut u8 {
-    if room >= HUGE && size >= HUGE && page::huge_size(block).is_some() {
+/// The block came from this module.
+unsafe fn keep(block: *mut u8, size: usize) -> *mut u8 {
+    if let Some(class) = class_at(block) {
+        // SAFETY: the caller's promise; the page map says the class.
+        unsafe { kmalloc::set_requested(block, class, size) };
+    }
+    block
+}
+
+/// Moves a block of `room` bytes to one of `size` bytes at a multiple of `align`. A block that cannot be moved to a smaller
+/// one stays.
+///
+/// # Safety
+///
+/// The block came from this module, and has `room` bytes of content.
+unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut u8 {
+    // SAFETY: errno is the calling thread's own.
+    let errno = unsafe { *libc::__errno_location() };
+    // The kernel moves pages to any page.
+    let by_pages = align <= ALIGN && room >= HUGE && size >= HUGE;
+    let moved = if by_pages && page::huge_size(block).is_some() {
         // SAFETY: a huge block of the caller's.
         let moved = unsafe { page::resize_huge(block, size) };
         if moved.is_none() {
             set_errno(libc::ENOMEM);
             count::failed();
         }
-        return moved.map_or(null_mut(), NonNull::as_ptr);
+        moved.map_or(null_mut(), NonNull::as_ptr)
+    } else {
+        let fresh = alloc_aligned(size, align);
+        // SAFETY: the caller's promise; the new block is ours.
+        unsafe { move_to(fresh, block, room.min(size)) }
+    };
+    if moved.is_null() && size <= room {
+        set_errno(errno);
+        // SAFETY: the caller's promise.
+        return unsafe { keep(block, size) };
     }
-    let fresh = alloc(size);
-    // SAFETY: the caller's promise; the new block is ours.
-    unsafe { move_to(fresh, block, room.min(size)) }
+    moved
 }
 
-/// Copies `size` bytes to `fresh` and frees `block`; nothing when `fresh` is null.
+/// Copies `size` bytes to `fresh` and frees `block`; does nothing if `fresh` is null.
 ///
 /// # Safety
 ///
@@ -343,6 +380,15 @@ unsafe fn move_to(fresh: *mut u8, block: *mut u8, size: usize) -> *mut u8 {
         unsafe { free(block) };
     }
     fresh
+}
+
+/// Runs `f` and restores errno afterwards.
+pub(crate) fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
+    // SAFETY: errno is the calling thread's own.
+    let errno = unsafe { *libc::__errno_location() };
+    let result = f();
+    set_errno(errno);
+    result
 }
 
 pub(crate) fn set_errno(errno: libc::c_int) {

@@ -15,7 +15,7 @@
 //! 2. When the sheaf is empty, the slab layer brings the next one.
 //! 3. Above 32 KiB a block is a run of the arena ([`pinfold::page`]), from 2 MiB on a mapping of its own.
 //!
-//! `heap::free` asks the page map whose the address is, and pushes the block onto the sheaf of its class.
+//! `heap::free` takes the class from the block's address, or asks the page map, and pushes the block onto the sheaf of its class.
 //!
 //! The C family has prefixed names here, so that a Rust program's C parts keep the system's allocator. `pinfold-preload`, which
 //! becomes `libpinfold.so`, gives it its own names.
@@ -40,12 +40,19 @@ mod c_text;
 mod count;
 mod heap;
 mod init;
+pub mod settings;
 
 use core::alloc::{GlobalAlloc, Layout};
 
-/// The two calls that a library with names of its own wants inlined in them.
+/// The calls that a library with names of its own wants inlined in them.
 #[doc(hidden)]
 pub mod inlined {
+    /// A block of `size` bytes from the CPU's cache; null where [`alloc`] has to look further.
+    #[inline(always)]
+    pub fn alloc_fast(size: usize) -> *mut u8 {
+        crate::heap::alloc_fast(size)
+    }
+
     /// As [`pinfold_malloc`](crate::c::pinfold_malloc).
     #[inline(always)]
     pub fn alloc(size: usize) -> *mut u8 {
@@ -76,35 +83,19 @@ pub struct Pinfold;
 unsafe impl GlobalAlloc for Pinfold {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if layout.align() <= heap::ALIGN {
-            heap::alloc(layout.size())
-        } else {
-            heap::alloc_aligned(layout.size(), layout.align())
-        }
+        heap::alloc_aligned(layout.size(), layout.align())
     }
 
     #[inline]
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        if layout.align() <= heap::ALIGN {
-            // SAFETY: the caller's promise: the block came from `alloc` with this size.
-            unsafe { heap::free_sized(block, layout.size()) };
-        } else {
-            // SAFETY: the caller's promise.
-            unsafe { heap::free(block) };
-        }
+    unsafe fn dealloc(&self, block: *mut u8, _layout: Layout) {
+        // The address says the class in fewer instructions than the size.
+        // SAFETY: the caller's promise.
+        unsafe { heap::free(block) };
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if layout.align() <= heap::ALIGN {
-            return heap::alloc_zeroed(layout.size());
-        }
-        let block = heap::alloc_aligned(layout.size(), layout.align());
-        if !block.is_null() {
-            // SAFETY: the block is ours and that large.
-            unsafe { block.write_bytes(0, layout.size()) };
-        }
-        block
+        heap::alloc_aligned_zeroed(layout.size(), layout.align())
     }
 
     #[inline]

@@ -1,7 +1,8 @@
-//! The C malloc family under its own names: what replaces the system's when a program is linked with `libpinfold.so` or
-//! `libpinfold.a`, or the former is preloaded.
+//! The C malloc family under its own names, and C++'s operators: what replaces the system's when a program is linked with
+//! `libpinfold.so` or `libpinfold.a`, or the former is preloaded.
 //!
-//! Each name has the semantics of its prefixed counterpart in [`c`], which is where they are described.
+//! Each C name has the semantics of its prefixed counterpart in [`c`], which is where they are described. The names that begin
+//! with `__libc_` are glibc's own: a program that defines `malloc` itself calls these to allocate.
 #![no_std]
 
 // Only for the panic handler that a shared library needs; no path that allocates calls into it.
@@ -10,6 +11,9 @@ extern crate std;
 use core::ffi::{c_int, c_void};
 use pinfold_malloc::c::{self, Mallinfo2};
 use pinfold_malloc::inlined;
+
+#[doc(hidden)]
+pub mod operators;
 
 macro_rules! own_names {
     ($($name:ident = $target:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
@@ -42,6 +46,19 @@ own_names! {
     malloc_trim = pinfold_malloc_trim(pad: usize) -> c_int;
     mallinfo2 = pinfold_mallinfo2() -> Mallinfo2;
     malloc_info = pinfold_malloc_info(options: c_int, stream: *mut libc::FILE) -> c_int;
+    cfree = pinfold_free(block: *mut c_void);
+    __libc_malloc = pinfold_malloc(size: usize) -> *mut c_void;
+    __libc_free = pinfold_free(block: *mut c_void);
+    __libc_cfree = pinfold_free(block: *mut c_void);
+    __libc_calloc = pinfold_calloc(count: usize, size: usize) -> *mut c_void;
+    __libc_realloc = pinfold_realloc(block: *mut c_void, size: usize) -> *mut c_void;
+    __libc_reallocarray =
+        pinfold_reallocarray(block: *mut c_void, count: usize, size: usize) -> *mut c_void;
+    __libc_memalign = pinfold_memalign(align: usize, size: usize) -> *mut c_void;
+    __libc_valloc = pinfold_valloc(size: usize) -> *mut c_void;
+    __libc_pvalloc = pinfold_pvalloc(size: usize) -> *mut c_void;
+    __posix_memalign =
+        pinfold_posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> c_int;
 }
 
 /// As [`pinfold_malloc`](c::pinfold_malloc), inlined rather than called.

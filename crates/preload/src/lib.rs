@@ -3,6 +3,7 @@
 //! program has threads, and only then.
 //!
 //! * [`threads`] stands before the C library's `pthread_create`.
+//! * [`operators`] exports C++'s `operator new` and `operator delete`.
 //! * [`policies`] stands before the calls that give a thread a real-time policy.
 #![no_std]
 
@@ -10,12 +11,11 @@
 extern crate std;
 
 mod next;
+mod operators;
 mod policies;
 mod threads;
 
-use pinfold_malloc::background;
-// For its names.
-use pinfold_names as _;
+use pinfold_malloc::{background, settings};
 
 /// Runs when the library is loaded, before the program's `main`.
 #[used]
@@ -23,6 +23,8 @@ use pinfold_names as _;
 static LOADED: extern "C" fn() = loaded;
 
 extern "C" fn loaded() {
+    operators::open_fast_paths();
+    settings::tell();
     background::library_loaded();
     threads::this_thread_begins();
     background::adjust();

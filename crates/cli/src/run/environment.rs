@@ -1,30 +1,33 @@
 //! The environment variables that the library reads, checked before a program is started with them.
 
 use anyhow::{Result, bail};
-use pinfold::slab::debug::check_settings;
+use pinfold::mempolicy;
+use pinfold_malloc::settings::SETTINGS;
+use std::env::var_os;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 pub const SLAB_DEBUG: &str = "PINFOLD_SLAB_DEBUG";
 pub const HARDENED: &str = "PINFOLD_HARDENED";
-const RSEQ: &str = "PINFOLD_RSEQ";
 
-/// Refuses what the library would refuse or not understand, while there is somebody to tell. The policy is `placement`'s to look at.
+/// Refuses what the library would ignore. The policy is `placement`'s to look at.
 pub fn check() -> Result<()> {
-    let value = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    if let Some(settings) = value(SLAB_DEBUG)
-        && let Err(error) = check_settings(&settings)
-    {
-        bail!("{SLAB_DEBUG}={settings}: {error}");
-    }
-    for (name, allowed) in [
-        (HARDENED, &["", "0", "1"][..]),
-        (RSEQ, &["", "off", "cpu", "cid"]),
-    ] {
-        if let Some(value) = value(name)
-            && !allowed.contains(&value.as_str())
+    for setting in &SETTINGS {
+        let name = setting.name();
+        if let Some(value) = var_os(name).filter(|_| name != mempolicy::VARIABLE)
+            && let Err(wrong) = setting.check(value.as_bytes())
         {
-            let allowed = allowed[1..].join(", ");
-            bail!("{name}={value}: give one of {allowed}, or unset it");
+            bail!("{name}={}: {wrong}", value.display());
         }
+    }
+    let name = super::statistics::VARIABLE;
+    if let Some(directory) = var_os(name).filter(|directory| !directory.is_empty())
+        && !Path::new(&directory).is_dir()
+    {
+        bail!(
+            "{name}={}: this is no directory; name one for the statistics, or unset it",
+            directory.display()
+        );
     }
     Ok(())
 }

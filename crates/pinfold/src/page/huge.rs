@@ -164,6 +164,14 @@ pub fn size(address: *mut u8) -> Option<usize> {
     Some(bucket.sizes[place].load(Relaxed))
 }
 
+/// Notes the size of the block at `address`, which is the caller's.
+fn note_size(address: *mut u8, size: usize) {
+    if let (Some((steps, place)), Some(table)) = (find(address as usize), table()) {
+        let bucket = &table[(bucket_of(address as usize) + steps) % BUCKETS];
+        bucket.sizes[place].store(size, Relaxed);
+    }
+}
+
 /// Grows or shrinks the block at `address` to at least `size` bytes, by moving pages, not bytes; `None`, and the block as
 /// it was, when that cannot be.
 ///
@@ -172,8 +180,16 @@ pub fn size(address: *mut u8) -> Option<usize> {
 /// `address` is a huge block of the caller's.
 pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
     let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
+    let old = self::size(address)?;
+    if size <= old {
+        // SAFETY: the mapping is the caller's, whole. The kernel cuts its end off, and does not move what it shrinks.
+        unsafe { sys::remap(address, old, size) }?;
+        note_size(address, size);
+        mapped(0, old - size);
+        return NonNull::new(address);
+    }
     // Out of the table first: once the kernel has moved the pages, another block may get the address.
-    let old = leave(address as usize)?;
+    leave(address as usize)?;
     // SAFETY: the mapping is the caller's, whole.
     let moved = unsafe { sys::remap(address, old, size) };
     let (block, now) = moved.map_or((address, old), |block| (block.as_ptr(), size));
@@ -182,6 +198,6 @@ pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
             "no room to note the block at {block:p} ({now} bytes)"
         ));
     }
-    mapped(now.saturating_sub(old), old.saturating_sub(now));
+    mapped(now - old, 0);
     moved
 }

@@ -25,7 +25,6 @@ use super::sheaf::{Sheaf, word_is_empty, word_is_full};
 use super::slabs::Slab;
 use crate::page::{self, Ask};
 use crate::segment::SlabEvent;
-use crate::sys;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
@@ -35,8 +34,7 @@ const NAME: &str = "PINFOLD_HARDENED";
 /// Full sheaves in a barn that are not given out yet.
 pub(super) const QUARANTINE: usize = 2;
 
-/// Whether the environment asks for hardening. Anything but 1, 0 or nothing ends the process: a protection that was asked for
-/// and silently is not there would mislead.
+/// Whether the environment asks for hardening. Anything but 1 is no; what starts a program tells of values other than 0 and 1.
 pub(super) fn wanted() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNREAD);
     const UNREAD: u8 = 2;
@@ -45,15 +43,9 @@ pub(super) fn wanted() -> bool {
         return answer == 1;
     }
     let mut buffer = [0; 2];
-    let answer = match pinfold_rseq::env::read(NAME, &mut buffer) {
-        Some(b"" | b"0") => 0,
-        Some(b"1") => 1,
-        // A longer value does not fit.
-        None if !pinfold_rseq::env::is_set(NAME) => 0,
-        _ => sys::die(format_args!("{NAME} is neither 1 nor 0")),
-    };
-    ANSWER.store(answer, Relaxed);
-    answer == 1
+    let answer = pinfold_rseq::env::read(NAME, &mut buffer) == Some(b"1");
+    ANSWER.store(u8::from(answer), Relaxed);
+    answer
 }
 
 impl Cache {

@@ -1,7 +1,6 @@
 //! `PINFOLD_SLAB_DEBUG` of this process, read once.
 
 use super::{DebugFlags, parse};
-use crate::sys::die;
 use core::cell::UnsafeCell;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -36,19 +35,13 @@ fn text() -> &'static str {
         length => {
             // SAFETY: written before the length was, and never again.
             let bytes = unsafe { &(&(*TEXT.0.get()))[..length] };
-            match core::str::from_utf8(bytes) {
-                Ok(text) => text,
-                Err(_) => die(format_args!("{NAME} is no text")),
-            }
+            core::str::from_utf8(bytes).unwrap_or("")
         }
     }
 }
 
-/// What the environment says of the cache `name`. A text that cannot be read ends the process: debugging that was asked for
-/// and silently is not there would mislead.
+/// What the environment says of the cache `name`. Settings that cannot be read are ignored, all of them: a program must not
+/// end by them when it makes its hundredth cache. [`check`](parse::check) says what is wrong, before a program starts.
 pub(in crate::slab) fn for_cache(name: &str) -> DebugFlags {
-    match parse::flags_for(text(), name) {
-        Ok(flags) => flags,
-        Err(error) => die(format_args!("{NAME}: {error}")),
-    }
+    parse::flags_for(text(), name).unwrap_or_default()
 }

@@ -1,0 +1,217 @@
+//! The environment variables that the library reads, and what is wrong with a value.
+//!
+//! The library ignores a value that it cannot read: it must not end a program halfway, and a library does not print. What starts a
+//! program tells instead: `pinfold run` refuses wrong values, and the preload library calls [`tell`].
+
+use crate::{background, count, heap, init};
+use core::ffi::{CStr, c_char};
+use core::fmt::{self, Write};
+use core::str::from_utf8;
+use pinfold::mempolicy::{self, Mempolicy};
+use pinfold::segment::DIRECTORY_VARIABLE;
+use pinfold::slab::debug;
+
+/// An environment variable whose values have a grammar.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    name: &'static CStr,
+    check: fn(&[u8]) -> Result<(), Wrong>,
+}
+
+/// All of them.
+pub static SETTINGS: [Setting; 5] = [
+    Setting {
+        name: c"PINFOLD_RSEQ",
+        check: |value| {
+            one_of(
+                value,
+                &[b"off", b"0", b"cpu", b"cid"],
+                "give off, cpu or cid",
+            )
+        },
+    },
+    Setting {
+        name: c"PINFOLD_HARDENED",
+        check: |value| one_of(value, &[b"0", b"1"], "give 0 or 1"),
+    },
+    Setting {
+        name: c"PINFOLD_SLAB_DEBUG",
+        check: |value| debug::check_settings(text(value, 64 << 10)?).map_err(Wrong::SlabDebug),
+    },
+    Setting {
+        name: c"PINFOLD_SHEPHERD",
+        check: |value| match background::is_understood(value) {
+            true => Ok(()),
+            false => Err(Wrong::Remedy(
+                "give auto, on, off, or milliseconds from 1 to 86400000",
+            )),
+        },
+    },
+    Setting {
+        name: c"PINFOLD_POLICY",
+        check: |value| {
+            let parsed = Mempolicy::parse(text(value, 4096)?);
+            parsed.map(drop).map_err(Wrong::Policy)
+        },
+    },
+];
+
+impl Setting {
+    /// The variable's name.
+    pub fn name(&self) -> &'static str {
+        self.name.to_str().unwrap_or_default()
+    }
+
+    /// Checks a value; an empty one is as none.
+    ///
+    /// # Errors
+    ///
+    /// [`Wrong`]: the library would ignore the value.
+    pub fn check(&self, value: &[u8]) -> Result<(), Wrong> {
+        if value.is_empty() {
+            return Ok(());
+        }
+        (self.check)(value)
+    }
+}
+
+/// Why a value cannot be used, and what to give instead.
+#[derive(Clone, Copy, Debug)]
+pub enum Wrong {
+    /// It is none of a few words.
+    Remedy(&'static str),
+    /// It is no setting of [`debug`].
+    SlabDebug(debug::ParseError),
+    /// It is no memory policy.
+    Policy(mempolicy::ParseError),
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wrong::Remedy(remedy) => write!(f, "{remedy}, or unset it"),
+            Wrong::SlabDebug(error) => error.fmt(f),
+            Wrong::Policy(error) => error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for Wrong {}
+
+fn one_of(value: &[u8], allowed: &[&[u8]], remedy: &'static str) -> Result<(), Wrong> {
+    let found = allowed.contains(&value);
+    found.then_some(()).ok_or(Wrong::Remedy(remedy))
+}
+
+fn text(value: &[u8], longest: usize) -> Result<&str, Wrong> {
+    let text = from_utf8(value).ok().filter(|_| value.len() <= longest);
+    text.ok_or(Wrong::Remedy("give a shorter text in UTF-8"))
+}
+
+/// Writes a line on standard error for each variable whose value is ignored. For the start of a program that the library is
+/// preloaded into.
+pub fn tell() {
+    for setting in &SETTINGS {
+        if let Some(value) = value_of(setting.name)
+            && let Err(wrong) = setting.check(value)
+        {
+            line(setting.name(), value, &wrong);
+        }
+    }
+    if let Some(directory) = value_of(c"PINFOLD_STATS").filter(|value| !value.is_empty()) {
+        init::ready();
+        if !count::active() {
+            let remedy = "the statistics' file cannot be made there; name a directory that this process may write to";
+            line(
+                from_utf8(DIRECTORY_VARIABLE.as_bytes()).unwrap_or_default(),
+                directory,
+                &remedy,
+            );
+        }
+    }
+}
+
+unsafe extern "C" {
+    fn secure_getenv(name: *const c_char) -> *const c_char;
+}
+
+/// A variable's value; none where the process gained privileges when it was started, as the library reads none then.
+fn value_of(name: &CStr) -> Option<&'static [u8]> {
+    // SAFETY: the name ends with a NUL. The program's own code, which could change the environment, has not begun.
+    let value = unsafe { secure_getenv(name.as_ptr()) };
+    // SAFETY: the C library's answer ends with a NUL, and stays.
+    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
+}
+
+/// Writes one line by one call, so that lines of several processes do not mix.
+fn line(name: &str, value: &[u8], wrong: &dyn fmt::Display) {
+    struct Line {
+        bytes: [u8; 512],
+        length: usize,
+    }
+    impl Write for Line {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            // The last byte is the line's end.
+            let room = &mut self.bytes[self.length..511];
+            let count = text.len().min(room.len());
+            room[..count].copy_from_slice(&text.as_bytes()[..count]);
+            self.length += count;
+            Ok(())
+        }
+    }
+    let mut line = Line {
+        bytes: [0; 512],
+        length: 0,
+    };
+    let (shown, rest) = value.split_at(value.len().min(100));
+    let more = if rest.is_empty() { "" } else { "..." };
+    let shown = shown.escape_ascii();
+    let _ = write!(line, "pinfold: {name}={shown}{more} is ignored: {wrong}");
+    line.bytes[line.length] = b'\n';
+    heap::keep_errno(|| {
+        // SAFETY: the line is readable for its length.
+        unsafe { libc::write(2, line.bytes.as_ptr().cast(), line.length + 1) };
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    extern crate std;
+
+    #[test]
+    fn values() {
+        for (name, good, bad) in [
+            (
+                "PINFOLD_RSEQ",
+                &["", "off", "cpu", "cid", "0"][..],
+                &["maybe", "OFF", "cpu "][..],
+            ),
+            ("PINFOLD_HARDENED", &["", "0", "1"], &["yes", "11"]),
+            ("PINFOLD_SLAB_DEBUG", &["", "FZPU,a*;-"], &["FQ"]),
+            (
+                "PINFOLD_SHEPHERD",
+                &["", "auto", "on", "off", "250"],
+                &["0", "sometimes", "-1"],
+            ),
+            (
+                "PINFOLD_POLICY",
+                &["", "interleave:0-3", "local"],
+                &["bind:x", "nonsense"],
+            ),
+        ] {
+            let setting = SETTINGS
+                .iter()
+                .find(|setting| setting.name() == name)
+                .unwrap();
+            for value in good {
+                assert!(setting.check(value.as_bytes()).is_ok(), "{name}={value}");
+            }
+            for value in bad {
+                let wrong = setting.check(value.as_bytes()).unwrap_err();
+                assert!(!std::format!("{wrong}").is_empty(), "{name}={value}");
+            }
+            assert!(setting.check(b"\xff\xfe").is_err(), "{name}");
+        }
+    }
+}

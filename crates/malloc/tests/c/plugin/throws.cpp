@@ -1,0 +1,17 @@
+// A plugin in C++ for a program in C (host.c), which loads it for itself alone: the C++ runtime is not where dlsym looks.
+#include <cstdint>
+#include <new>
+
+extern "C" int plugin(std::size_t too_much);
+
+int plugin(std::size_t too_much)
+{
+	if (::operator new(too_much, std::nothrow))
+		return 0;
+	try {
+		::operator delete(::operator new(too_much));
+	} catch (const std::bad_alloc &) {
+		return 1;
+	}
+	return 0;
+}

@@ -1,0 +1,434 @@
+//! C++'s `operator new` and `operator delete`, in all their forms.
+//!
+//! A program may replace `malloc`, or any of these operators, and expects the other operators to use its own: the standard says
+//! which operator calls which. A sized `delete` that freed straight to this heap would free what the program's own `new` had
+//! allocated elsewhere. So each form calls the next one by its name, as the C++ runtime's own operators do:
+//!
+//! | form | calls |
+//! |---|---|
+//! | `new` | `malloc` |
+//! | aligned `new` | `aligned_alloc` |
+//! | `new[]` | `new` of the same alignment |
+//! | `delete`, aligned `delete` | `free` |
+//! | `delete[]` | `delete` of the same alignment |
+//! | `delete` with a size or `nothrow` | `delete` without, of the same kind and alignment |
+//! | `new` with `nothrow` | the C++ runtime's, which calls `new` in a `try` block |
+//!
+//! [`DIRECT`] says that the program has replaced none of them. Then `new` and `delete` have their fast paths inlined.
+//!
+//! The size that a `delete` is given is not used: the block's address says its class in fewer instructions.
+//!
+//! `libpinfold.a` has weak symbols for all but the `nothrow` forms of `new`, so that a program may define some of its own. It
+//! leaves those to the C++ runtime. `libpinfold.so` exports all forms.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::mem::transmute;
+use core::ptr::null_mut;
+use core::sync::atomic::AtomicBool;
+use core::sync::atomic::Ordering::Relaxed;
+use pinfold_malloc::inlined;
+
+type Block = *mut c_void;
+
+/// Calls `$with` with the name and the function of each operator that both libraries have.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! for_each_operator {
+    ($with:ident) => {
+        $with! {
+            _Znwm = new(size: usize) -> *mut c_void;
+            _Znam = new_array(size: usize) -> *mut c_void;
+            _ZnwmSt11align_val_t = new_aligned(size: usize, align: usize) -> *mut c_void;
+            _ZnamSt11align_val_t = new_array_aligned(size: usize, align: usize) -> *mut c_void;
+            _ZdlPv = delete(block: *mut c_void);
+            _ZdaPv = delete_array(block: *mut c_void);
+            _ZdlPvm = delete_sized(block: *mut c_void, size: usize);
+            _ZdaPvm = delete_array_sized(block: *mut c_void, size: usize);
+            _ZdlPvRKSt9nothrow_t = delete_nothrow(block: *mut c_void, tag: *const c_void);
+            _ZdaPvRKSt9nothrow_t = delete_array_nothrow(block: *mut c_void, tag: *const c_void);
+            _ZdlPvSt11align_val_t = delete_aligned(block: *mut c_void, align: usize);
+            _ZdaPvSt11align_val_t = delete_array_aligned(block: *mut c_void, align: usize);
+            _ZdlPvmSt11align_val_t =
+                delete_sized_aligned(block: *mut c_void, size: usize, align: usize);
+            _ZdaPvmSt11align_val_t =
+                delete_array_sized_aligned(block: *mut c_void, size: usize, align: usize);
+            _ZdlPvSt11align_val_tRKSt9nothrow_t =
+                delete_aligned_nothrow(block: *mut c_void, align: usize, tag: *const c_void);
+            _ZdaPvSt11align_val_tRKSt9nothrow_t =
+                delete_array_aligned_nothrow(block: *mut c_void, align: usize, tag: *const c_void);
+        }
+    };
+}
+
+/// Gives each function its C++ name as a weak symbol, which a definition of the program's, or of `libpinfold.so`, overrides.
+macro_rules! weak {
+    ($($name:ident = $function:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+        core::arch::global_asm!(
+            concat!(".weak ", stringify!($name)),
+            concat!(".type ", stringify!($name), ", %function"),
+            concat!(".set ", stringify!($name), ", {function}"),
+            function = sym $function,
+        );
+    )*};
+}
+for_each_operator!(weak);
+
+// Addresses that the linker or the loader fills in: of whichever definition the process uses. The compiler must not see that some
+// of these are defined here, or it would call its own.
+core::arch::global_asm!(
+    ".weak _ZSt15get_new_handlerv",
+    ".weak _ZSt17__throw_bad_allocv",
+    ".section .data.rel.ro.pinfold_used, \"aw\"",
+    ".balign 8",
+    ".hidden pinfold_used",
+    ".globl pinfold_used",
+    "pinfold_used:",
+    ".quad malloc",
+    ".quad free",
+    ".quad aligned_alloc",
+    ".quad _Znwm",
+    ".quad _Znam",
+    ".quad _ZnwmSt11align_val_t",
+    ".quad _ZnamSt11align_val_t",
+    ".quad _ZdlPv",
+    ".quad _ZdaPv",
+    ".quad _ZdlPvSt11align_val_t",
+    ".quad _ZdaPvSt11align_val_t",
+    ".quad _ZSt15get_new_handlerv",
+    ".quad _ZSt17__throw_bad_allocv",
+    ".text",
+);
+
+type New = unsafe extern "C-unwind" fn(usize) -> Block;
+type NewAligned = unsafe extern "C-unwind" fn(usize, usize) -> Block;
+type Delete = unsafe extern "C-unwind" fn(Block);
+type DeleteAligned = unsafe extern "C-unwind" fn(Block, usize);
+type Handler = unsafe extern "C-unwind" fn();
+type GetHandler = unsafe extern "C-unwind" fn() -> Option<Handler>;
+type Throw = unsafe extern "C-unwind" fn();
+
+/// The functions that this process uses under their names.
+#[repr(C)]
+struct Used {
+    malloc: New,
+    free: Delete,
+    aligned_alloc: NewAligned,
+    new: New,
+    new_array: New,
+    new_aligned: NewAligned,
+    new_array_aligned: NewAligned,
+    delete: Delete,
+    delete_array: Delete,
+    delete_aligned: DeleteAligned,
+    delete_array_aligned: DeleteAligned,
+    /// `std::get_new_handler`, if the C++ runtime was there at the start.
+    get_new_handler: Option<GetHandler>,
+    /// `std::__throw_bad_alloc`, likewise.
+    throw_bad_alloc: Option<Throw>,
+}
+
+unsafe extern "C" {
+    static pinfold_used: Used;
+}
+
+fn used() -> &'static Used {
+    // SAFETY: the table above, with the same fields; the loader has filled it in before any code of this library runs.
+    unsafe { &pinfold_used }
+}
+
+/// Whether the process uses this library's `malloc`, `free` and operators, all of them, so that one may stand for another.
+static DIRECT: AtomicBool = AtomicBool::new(false);
+
+/// Opens the fast paths of `new` and `delete` if `is_own` says of each function behind them that it is this library's.
+pub fn open_fast_paths(is_own: impl Fn(*const c_void) -> bool) {
+    let used = used();
+    let behind = [
+        used.malloc as *const c_void,
+        used.free as *const c_void,
+        used.aligned_alloc as *const c_void,
+        used.new as *const c_void,
+        used.new_array as *const c_void,
+        used.new_aligned as *const c_void,
+        used.new_array_aligned as *const c_void,
+    ];
+    // Relaxed: the flag publishes nothing; either way leads to the same heap.
+    DIRECT.store(behind.into_iter().all(is_own), Relaxed);
+}
+
+/// `operator new(size)`.
+#[inline(always)]
+pub extern "C-unwind" fn new(size: usize) -> Block {
+    if DIRECT.load(Relaxed) {
+        let block = inlined::alloc_fast(size);
+        if !block.is_null() {
+            return block.cast();
+        }
+    }
+    new_slow(size)
+}
+
+#[cold]
+#[inline(never)]
+extern "C-unwind" fn new_slow(size: usize) -> Block {
+    // SAFETY: `malloc` takes any size; 0 may give null, which is no block.
+    let block = || unsafe { (used().malloc)(size.max(1)) };
+    until_there_is_one(size, block, true)
+}
+
+/// `operator new(size, align)`.
+pub extern "C-unwind" fn new_aligned(size: usize, align: usize) -> Block {
+    aligned(size, align, true)
+}
+
+fn aligned(size: usize, align: usize, throws: bool) -> Block {
+    let align = align.max(size_of::<Block>());
+    // `aligned_alloc` may refuse a size that is no multiple of the alignment.
+    let whole = size
+        .max(1)
+        .checked_add(align - 1)
+        .map(|size| size & !(align - 1));
+    let Some(whole) = whole.filter(|_| align.is_power_of_two()) else {
+        return failed(size, throws);
+    };
+    // SAFETY: `aligned_alloc` takes any size and a power of two.
+    until_there_is_one(
+        size,
+        || unsafe { (used().aligned_alloc)(align, whole) },
+        throws,
+    )
+}
+
+/// Calls the handler that the program has set, and `alloc` again, until there is a block or no handler. Then throws
+/// `std::bad_alloc`, or returns null. Keeps errno if there is a block.
+fn until_there_is_one(size: usize, alloc: impl Fn() -> Block, throws: bool) -> Block {
+    // SAFETY: errno is the calling thread's own.
+    let errno = unsafe { *libc::__errno_location() };
+    loop {
+        let block = alloc();
+        if !block.is_null() {
+            // SAFETY: errno is the calling thread's own.
+            unsafe { *libc::__errno_location() = errno };
+            return block;
+        }
+        match new_handler() {
+            // SAFETY: the program's function for this; it may throw, and nothing here has to be undone then.
+            Some(handler) => unsafe { handler() },
+            None => return failed(size, throws),
+        }
+    }
+}
+
+fn new_handler() -> Option<Handler> {
+    let get = used().get_new_handler.or_else(|| {
+        let found = of_runtime(c"_ZSt15get_new_handlerv");
+        // SAFETY: the C++ runtime's function of that name has this type.
+        found.map(|found| unsafe { transmute::<Block, GetHandler>(found) })
+    });
+    // SAFETY: it has no preconditions.
+    get.and_then(|get| unsafe { get() })
+}
+
+/// Throws `std::bad_alloc` or returns null. Ends the process where there is no C++ runtime to throw.
+fn failed(size: usize, throws: bool) -> Block {
+    if !throws {
+        return null_mut();
+    }
+    let throw = used().throw_bad_alloc.or_else(|| {
+        let found = of_runtime(c"_ZSt17__throw_bad_allocv");
+        // SAFETY: the C++ runtime's function of that name has this type.
+        found.map(|found| unsafe { transmute::<Block, Throw>(found) })
+    });
+    if let Some(throw) = throw {
+        // SAFETY: it throws; nothing here has to be undone.
+        unsafe { throw() };
+    }
+    pinfold::abort(format_args!(
+        "operator new: no memory for {size} bytes, and no C++ runtime in this program that could throw std::bad_alloc"
+    ))
+}
+
+/// `operator new[](size)`.
+pub extern "C-unwind" fn new_array(size: usize) -> Block {
+    // SAFETY: takes any size.
+    unsafe { (used().new)(size) }
+}
+
+/// `operator new[](size, align)`.
+pub extern "C-unwind" fn new_array_aligned(size: usize, align: usize) -> Block {
+    // SAFETY: takes any size and alignment.
+    unsafe { (used().new_aligned)(size, align) }
+}
+
+/// `operator new(size, std::nothrow)`.
+pub extern "C-unwind" fn new_nothrow(size: usize, tag: *const c_void) -> Block {
+    new_nothrow_by(c"_ZnwmRKSt9nothrow_t", size, tag)
+}
+
+/// `operator new[](size, std::nothrow)`.
+pub extern "C-unwind" fn new_array_nothrow(size: usize, tag: *const c_void) -> Block {
+    new_nothrow_by(c"_ZnamRKSt9nothrow_t", size, tag)
+}
+
+fn new_nothrow_by(name: &CStr, size: usize, tag: *const c_void) -> Block {
+    if DIRECT.load(Relaxed) {
+        // Not the fast path alone: after it everything that `malloc` tries.
+        let block = inlined::alloc(size);
+        if !block.is_null() {
+            return block.cast();
+        }
+    }
+    type Next = unsafe extern "C-unwind" fn(usize, *const c_void) -> Block;
+    if let Some(next) = of_runtime(name) {
+        // SAFETY: the C++ runtime's operator of that name has this type, and takes any size.
+        return unsafe { transmute::<Block, Next>(next)(size, tag) };
+    }
+    // SAFETY: `malloc` takes any size.
+    until_there_is_one(size, || unsafe { (used().malloc)(size.max(1)) }, false)
+}
+
+/// `operator new(size, align, std::nothrow)`.
+pub extern "C-unwind" fn new_aligned_nothrow(
+    size: usize,
+    align: usize,
+    tag: *const c_void,
+) -> Block {
+    new_aligned_nothrow_by(c"_ZnwmSt11align_val_tRKSt9nothrow_t", size, align, tag)
+}
+
+/// `operator new[](size, align, std::nothrow)`.
+pub extern "C-unwind" fn new_array_aligned_nothrow(
+    size: usize,
+    align: usize,
+    tag: *const c_void,
+) -> Block {
+    new_aligned_nothrow_by(c"_ZnamSt11align_val_tRKSt9nothrow_t", size, align, tag)
+}
+
+fn new_aligned_nothrow_by(name: &CStr, size: usize, align: usize, tag: *const c_void) -> Block {
+    if DIRECT.load(Relaxed) && align.is_power_of_two() {
+        let block = pinfold_malloc::c::pinfold_aligned_alloc(align, size);
+        if !block.is_null() {
+            return block;
+        }
+    }
+    type Next = unsafe extern "C-unwind" fn(usize, usize, *const c_void) -> Block;
+    if let Some(next) = of_runtime(name) {
+        // SAFETY: the C++ runtime's operator of that name has this type, and takes any size and alignment.
+        return unsafe { transmute::<Block, Next>(next)(size, align, tag) };
+    }
+    aligned(size, align, false)
+}
+
+/// `operator delete(block)`.
+///
+/// # Safety
+///
+/// For this and all the others: `block` is null or came from the `operator new` that belongs to this form, and is not used any
+/// more.
+#[inline(always)]
+pub unsafe extern "C-unwind" fn delete(block: Block) {
+    if DIRECT.load(Relaxed) {
+        // SAFETY: the caller's promise: the block came from `new`, and `malloc` and `free` are of one heap.
+        unsafe { inlined::free(block.cast()) };
+    } else {
+        // SAFETY: the caller's promise: the block came from `new`, which took it from `malloc`.
+        unsafe { (used().free)(block) };
+    }
+}
+
+/// `operator delete(block, align)`.
+///
+/// # Safety
+///
+/// As for [`delete`].
+#[inline(always)]
+pub unsafe extern "C-unwind" fn delete_aligned(block: Block, _align: usize) {
+    // SAFETY: the caller's promise: the block came from aligned `new`, which took it from `aligned_alloc`, as `free` expects.
+    unsafe { delete(block) };
+}
+
+/// Functions that call the one in the table.
+macro_rules! forwarded {
+    ($($what:literal $name:ident($($arg:ident: $type:ty),*) = $to:ident($($passed:ident),*);)*) => {$(
+        #[doc = concat!("`operator ", $what, "`.")]
+        ///
+        /// # Safety
+        ///
+        /// As for [`delete`].
+        pub unsafe extern "C-unwind" fn $name($($arg: $type),*) {
+            // SAFETY: the caller's promise, passed on to the form that this one stands for.
+            unsafe { (used().$to)($($passed),*) }
+        }
+    )*};
+}
+
+forwarded! {
+    "delete[](block)" delete_array(block: Block) = delete(block);
+    "delete(block, size)" delete_sized(block: Block, _size: usize) = delete(block);
+    "delete[](block, size)" delete_array_sized(block: Block, _size: usize) = delete_array(block);
+    "delete(block, std::nothrow)" delete_nothrow(block: Block, _tag: *const c_void) = delete(block);
+    "delete[](block, std::nothrow)"
+        delete_array_nothrow(block: Block, _tag: *const c_void) = delete_array(block);
+    "delete[](block, align)"
+        delete_array_aligned(block: Block, align: usize) = delete_aligned(block, align);
+    "delete(block, size, align)" delete_sized_aligned(block: Block, _size: usize, align: usize)
+        = delete_aligned(block, align);
+    "delete[](block, size, align)"
+        delete_array_sized_aligned(block: Block, _size: usize, align: usize)
+        = delete_array_aligned(block, align);
+    "delete(block, align, std::nothrow)"
+        delete_aligned_nothrow(block: Block, align: usize, _tag: *const c_void)
+        = delete_aligned(block, align);
+    "delete[](block, align, std::nothrow)"
+        delete_array_aligned_nothrow(block: Block, align: usize, _tag: *const c_void)
+        = delete_array_aligned(block, align);
+}
+
+/// The C++ runtime's function `name`, behind this library; none where no runtime is loaded.
+///
+/// Reached only when there is no memory. A runtime that the program has loaded for a plugin alone (`dlopen` with `RTLD_LOCAL`) is
+/// in no list that `dlsym` looks through; it is asked by its file name.
+#[cold]
+fn of_runtime(name: &CStr) -> Option<Block> {
+    // SAFETY: the name ends with a NUL.
+    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if !next.is_null() {
+        return Some(next);
+    }
+    let mut path = [0 as c_char; PATH];
+    // SAFETY: the callback takes a path of this length.
+    if unsafe { libc::dl_iterate_phdr(Some(runtime_path), (&raw mut path).cast()) } == 0 {
+        return None;
+    }
+    // By the name that the loader knows it by, so that it looks for no file. The handle is kept: the functions stay.
+    // SAFETY: the path ends with a NUL.
+    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return None;
+    }
+    // SAFETY: a handle from `dlopen`, and a name that ends with a NUL.
+    let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    (!found.is_null()).then_some(found)
+}
+
+const PATH: usize = 512;
+
+/// Copies the path of a loaded C++ runtime to `to`. The loader's lock is held, so this must not ask the loader itself.
+unsafe extern "C" fn runtime_path(
+    object: *mut libc::dl_phdr_info,
+    _size: usize,
+    to: *mut c_void,
+) -> c_int {
+    // SAFETY: `dl_iterate_phdr` gives an object whose name ends with a NUL.
+    let path = unsafe { CStr::from_ptr((*object).dlpi_name) }.to_bytes_with_nul();
+    let file = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
+    let is_runtime = [&b"libstdc++.so"[..], b"libc++.so"]
+        .iter()
+        .any(|name| file.starts_with(name));
+    if !is_runtime || path.len() > PATH {
+        return 0;
+    }
+    // SAFETY: `of_runtime` gives `PATH` bytes, and the path is no longer.
+    unsafe { core::ptr::copy_nonoverlapping(path.as_ptr(), to.cast(), path.len()) };
+    1
+}
