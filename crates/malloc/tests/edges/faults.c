@@ -188,14 +188,18 @@ struct object {
 static struct object objects[OBJECTS];
 
 /* An allocation may fail only after a fault, and then with ENOMEM. */
-static void judge_refusal(const void *block)
+static void judge_refusal_at(int line, const void *block)
 {
 	if (block)
 		return;
-	SCRIPT(errno == ENOMEM);
-	SCRIPT(record->failed > 0 && injecting);
+	if (errno != ENOMEM)
+		FAIL("line %d: refused with errno %d (%s)", line, errno, strerror(errno));
+	if (record->failed == 0 || !injecting)
+		FAIL("line %d: refused without a fault", line);
 	record->refusals++;
 }
+
+#define judge_refusal(block) judge_refusal_at(__LINE__, block)
 
 static int all_bytes_are(const unsigned char *at, size_t size, unsigned char byte)
 {
@@ -611,7 +615,7 @@ int main(int count, char **words)
 			say(text);
 			continue;
 		}
-		for (;; n += 1 + n / 100) {
+		for (;; n++) {
 			bad += !run(n);
 			runs++;
 			calls = record->calls;
