@@ -186,22 +186,27 @@ impl Slabs {
             .is_some()
     }
 
-    fn release(&mut self, cache: &Cache, index: u32) {
+    /// Gives the run of an empty slab back. False if the kernel refuses to open the run's last page
+    /// again: then no other cache could use the run.
+    fn release(&mut self, cache: &Cache, index: u32) -> bool {
         // SAFETY: the slab is in no list and all its objects are free.
         let start = unsafe { slab(index) }.start;
         // Less the color, which is smaller than a granule.
         let start = start.wrapping_sub(start as usize % GRANULE);
+        if cache.hardening.is_some() {
+            let last = last_page(start, cache.granules * GRANULE);
+            // SAFETY: the run's last page, which `harden_run` has closed.
+            if !unsafe { sys::commit(last, sys::page_size()) } {
+                return false;
+            }
+        }
         self.count -= 1;
         self.events.add(SlabEvent::SlabFree, 1);
         if let Some(start) = NonNull::new(start) {
-            if cache.hardening.is_some() {
-                let last = last_page(start.as_ptr(), cache.granules * GRANULE);
-                // SAFETY: the run's last page, which `harden_run` has closed.
-                unsafe { sys::commit(last, sys::page_size()) };
-            }
             // SAFETY: as above: nobody uses the run.
             unsafe { page::free_run(start) };
         }
+        true
     }
 
     /// Gives the runs of all empty slabs back; returns how many.
@@ -222,7 +227,10 @@ impl Slabs {
         while released < most
             && let Some(index) = self.take_empty(cache)
         {
-            self.release(cache, index);
+            if !self.release(cache, index) {
+                self.retire(cache, index);
+                break;
+            }
             released += 1;
         }
         released
