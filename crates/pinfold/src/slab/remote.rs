@@ -17,7 +17,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 impl KmemCache {
     /// An object of node `node`'s memory or none; past the CPU's sheaves, under the node's lock. `None` when that node has no
-    /// memory, or is not there. Nodes are numbered from 0, in the order of the system's ids of those with memory.
+    /// memory, or is not there. Nodes are numbered as in [`Zone`](crate::vmstat::Zone).
     ///
     /// ```
     /// use pinfold::slab::KmemCache;
@@ -146,7 +146,7 @@ impl Cache {
     /// Takes objects past the sheaves, from the asked node's slabs only; returns how many.
     pub(super) fn alloc_only_from(&self, ask: Ask, objects: &mut [*mut u8]) -> usize {
         if self.checks() {
-            self.nodes()[ask.node].count(SlabEvent::AllocSlowpath, objects.len());
+            self.nodes()[ask.node].count(SlabEvent::AllocLockless, objects.len());
         }
         if let Some(plan) = self.plan() {
             let one = |object: &mut *mut u8| {
