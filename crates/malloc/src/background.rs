@@ -117,6 +117,10 @@ const OFF: u8 = 0;
 const BUSY: u8 = 1;
 const ON: u8 = 2;
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one, in a static, and no heap to put it in"
+)]
 enum Thread {
     Automatic(Automatic),
     Asked(Running),

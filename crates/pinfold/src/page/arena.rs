@@ -23,7 +23,7 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize};
 
 /// Granules that may stay dirty before some are purged at once: 1 % of the physical memory and at least 16 MiB, so that a
 /// program that frees and allocates in waves does not fault its pages in again.
-fn dirty_most() -> usize {
+pub(super) fn dirty_most() -> usize {
     static MOST: AtomicUsize = AtomicUsize::new(0);
     match MOST.load(Relaxed) {
         0 => {

@@ -366,6 +366,8 @@ fn ready() -> bool {
     };
     if !*done {
         register_fork();
+        // It asks the system, which a later call of `free` must not.
+        arena::dirty_most();
         // How many nodes share the reservation must not change any more.
         debug_assert!(nodes::are_known());
         *done = reserve_all();
