@@ -21,8 +21,8 @@ pub(crate) fn page_size() -> usize {
     static SIZE: AtomicUsize = AtomicUsize::new(0);
     match SIZE.load(Relaxed) {
         0 => {
-            // SAFETY: no preconditions.
-            let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+            // SAFETY: getauxval only reads the auxiliary vector.
+            let size = unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize;
             SIZE.store(size, Relaxed);
             size
         }
