@@ -187,13 +187,13 @@ impl Topology {
             let words = text.split(u8::is_ascii_whitespace);
             let mut after = words.skip_while(|word| *word != name);
             let kib = after.find_map(|word| number(word).ok())?;
-            Some(kib as u64 * 1024)
+            Some((kib as u64).saturating_mul(1024))
         };
         let files = [&b"Active(file):"[..], b"Inactive(file):"].map(figure);
-        let files: u64 = files.into_iter().flatten().sum();
+        let files = files.into_iter().flatten().fold(0, u64::saturating_add);
         [
             figure(b"MemTotal:"),
-            figure(b"MemFree:").map(|free| free + files),
+            figure(b"MemFree:").map(|free| free.saturating_add(files)),
         ]
     }
 
@@ -415,5 +415,13 @@ Node 1 Unevictable:         0 kB
         let figures = |node| Topology::memory_figures(root, NodeId(node));
         assert_eq!(figures(1), [Some(1000 << 10), Some(300 << 10)]);
         assert_eq!(figures(0), [None, None]);
+        // Figures beyond what bytes can say count as the most that they can.
+        let most = u64::MAX >> 10;
+        let text = std::format!(
+            "MemTotal: {} MemFree: {most} Active(file): {most}",
+            most + 1
+        );
+        std::fs::write(folder.join("meminfo"), text).unwrap();
+        assert_eq!(figures(1), [Some(u64::MAX), Some(u64::MAX)]);
     }
 }
