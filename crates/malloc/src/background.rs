@@ -20,6 +20,10 @@
 //! An automatic thread is not started once the program was seen to use a real-time policy: it would
 //! inherit that policy from the thread that starts it.
 //!
+//! A program that makes and joins threads all the time would pay for a second thread with each. So
+//! after [`SHORT_MOST`] shepherds in a row that lived shortly, none is started for [`PAUSE`]
+//! milliseconds.
+//!
 //! # Who starts and stops
 //!
 //! `STATE` names the one step under way. A thread that finds another at a step leaves without a wait:
@@ -112,6 +116,33 @@ static THREADS: AtomicU32 = AtomicU32::new(0);
 /// Whether a thread of the program was seen to have a real-time policy.
 static REAL_TIME: AtomicBool = AtomicBool::new(false);
 
+/// A shepherd that lives for fewer milliseconds than this lives shortly.
+const SHORT: u32 = 100;
+const SHORT_MOST: u32 = 8;
+const PAUSE: u32 = 1000;
+/// How many shepherds in a row lived shortly.
+static SHORT_LIVES: AtomicU32 = AtomicU32::new(0);
+/// When the last shepherd was started or stopped, in milliseconds, wrapping.
+static CHANGED: AtomicU32 = AtomicU32::new(0);
+
+/// Milliseconds of a clock that needs no system call, wrapping.
+fn now() -> u32 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    (now.tv_sec as u32)
+        .wrapping_mul(1000)
+        .wrapping_add(now.tv_nsec as u32 / 1_000_000)
+}
+
+/// Whether shepherds come and go too often for another one now.
+fn pauses() -> bool {
+    SHORT_LIVES.load(Relaxed) >= SHORT_MOST && now().wrapping_sub(CHANGED.load(Relaxed)) < PAUSE
+}
+
 static STATE: AtomicU8 = AtomicU8::new(OFF);
 const OFF: u8 = 0;
 const BUSY: u8 = 1;
@@ -197,8 +228,14 @@ pub fn adjust() {
         let place = unsafe { &mut *THREAD.0.get() };
         match change {
             Change::Start => *place = keep_errno(start),
-            Change::Stop => keep_errno(|| stop(place.take())),
+            Change::Stop => {
+                keep_errno(|| stop(place.take()));
+                let is_short = now().wrapping_sub(CHANGED.load(Relaxed)) < SHORT;
+                let lives = SHORT_LIVES.load(Relaxed);
+                SHORT_LIVES.store(if is_short { lives.saturating_add(1) } else { 0 }, Relaxed);
+            }
         }
+        CHANGED.store(now(), Relaxed);
         let failed = to == ON && place.is_none();
         STATE.store(to, SeqCst);
         if failed {
@@ -222,7 +259,9 @@ fn wanted_change(state: u8) -> Option<Change> {
         Wish::Off => return None,
     };
     match (state, THREADS.load(SeqCst) >= least) {
-        (OFF, true) if wish != Wish::Auto || !REAL_TIME.load(Relaxed) => Some(Change::Start),
+        (OFF, true) if wish != Wish::Auto || !(REAL_TIME.load(Relaxed) || pauses()) => {
+            Some(Change::Start)
+        }
         (ON, false) => Some(Change::Stop),
         _ => None,
     }
