@@ -77,6 +77,7 @@ pub(super) fn flags_for(text: &str, name: &str) -> Result<DebugFlags, ParseError
 }
 
 fn letters_of(letters: &str, at: usize) -> Result<DebugFlags, ParseError> {
+    let at = at + letters.len() - letters.trim_start().len();
     let letters = letters.trim();
     match letters {
         "" => return Ok(DebugFlags::DEFAULT),
@@ -158,6 +159,8 @@ mod tests {
     fn a_wrong_letter_is_named() {
         let error = check("FZ,x;PQ,y").unwrap_err();
         assert_eq!((error.letter, error.at), ('Q', 6));
+        let error = check("F; Zx").unwrap_err();
+        assert_eq!((error.letter, error.at), ('x', 4));
         assert!(check("FZPUTAO,x;,y;-").is_ok());
     }
 
