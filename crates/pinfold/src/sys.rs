@@ -333,11 +333,21 @@ pub(crate) fn commits_strictly() -> bool {
     }) == 1
 }
 
+/// Returns how many mappings the kernel allows a process: `vm.max_map_count`, or its default where it cannot be read.
+pub(crate) fn mappings_most() -> usize {
+    let mut text = [0u8; 32];
+    let got = read_file(c"/proc/sys/vm/max_map_count", &mut text);
+    match number_at_start(&text[..got]) {
+        0 => 65530,
+        most => most,
+    }
+}
+
 /// How many bytes the kernel tries to keep free: `vm.min_free_kbytes`; 0 where it does not say.
 pub(crate) fn least_free() -> u64 {
     let mut text = [0u8; 32];
     let got = read_file(c"/proc/sys/vm/min_free_kbytes", &mut text);
-    number_at_start(&text[..got]) as u64 * 1024
+    (number_at_start(&text[..got]) as u64).saturating_mul(1024)
 }
 
 /// Reads the beginning of a file; returns how many bytes, 0 when it cannot be read.
@@ -438,7 +448,7 @@ pub(crate) fn with_path_below<R>(
 fn address_space_used() -> usize {
     let mut text = [0u8; 64];
     let got = read_file(c"/proc/self/statm", &mut text);
-    number_at_start(&text[..got]) * page_size()
+    number_at_start(&text[..got]).saturating_mul(page_size())
 }
 
 fn number_at_start(text: &[u8]) -> usize {

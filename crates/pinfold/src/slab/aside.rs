@@ -5,7 +5,8 @@
 //! cache over meanwhile, perhaps the very frame that the handler has interrupted, finds nothing wrong with it.
 
 use super::cache::Cache;
-use super::debug::Plan;
+use super::debug::{Kind, Plan};
+use super::key;
 use super::node::{Node, Stock};
 use crate::segment::SlabEvent;
 use core::ptr::{NonNull, null_mut};
@@ -13,14 +14,33 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 impl Cache {
-    /// A link to `to`, or what it stands for, in an object that is set aside.
-    fn link_of(&self, object: *mut u8, to: *mut u8) -> *mut u8 {
+    /// Returns the word that stands in `object`, which is set aside, for a link to `to`.
+    fn encode_link(&self, object: *mut u8, to: *mut u8) -> usize {
         match (&self.hardening, &self.plan) {
-            (Some(hardening), _) => hardening.encode(object, to),
+            (Some(_), _) => {
+                let mask = key::link_masks(object).next();
+                to as usize ^ mask.unwrap_or_default()
+            }
             // More than any object's bytes, also for null.
-            (None, Some(_)) => !(to as usize) as *mut u8,
-            (None, None) => to,
+            (None, Some(_)) => !(to as usize),
+            (None, None) => to as usize,
         }
+    }
+
+    /// Returns what a link in `object` leads to. In a hardened cache, a link that leads to no object of this cache was
+    /// overwritten: reports that, and ends the list there.
+    fn decode_link(&self, object: *mut u8, link: usize) -> *mut u8 {
+        if self.hardening.is_none() {
+            // Both encodings are their own inverse.
+            return self.encode_link(object, link as *mut u8) as *mut u8;
+        }
+        // An object may have been set aside before a fork, with a mask of an older secret.
+        let mut targets = key::link_masks(object).map(|mask| (link ^ mask) as *mut u8);
+        let is_valid = |to: &*mut u8| to.is_null() || self.objection(*to).is_none();
+        targets.find(is_valid).unwrap_or_else(|| {
+            self.accuse(object, Kind::WrittenAfterFree, None);
+            null_mut()
+        })
     }
 
     /// Where in an object or slot that is set aside the link is.
@@ -34,7 +54,7 @@ impl Node {
     pub(super) fn set_aside(&self, cache: &Cache, object: *mut u8) {
         let mut next = self.set_aside.load(Relaxed);
         loop {
-            let link = cache.link_of(object, next) as usize;
+            let link = cache.encode_link(object, next);
             // SAFETY: the object is free, at least 8 bytes large and 8-byte aligned.
             unsafe { (*cache.link(object)).store(link, Relaxed) };
             // Release pairs with the acquire in `take_back`: the link is seen.
@@ -57,7 +77,7 @@ impl Node {
         while let Some(object) = NonNull::new(next) {
             // SAFETY: an object set aside holds the next one's address there.
             let link = unsafe { (*cache.link(object.as_ptr())).load(Relaxed) };
-            next = cache.link_of(object.as_ptr(), link as *mut u8);
+            next = cache.decode_link(object.as_ptr(), link);
             if let Some(hardening) = &cache.hardening {
                 // SAFETY: the object is free and nobody's.
                 unsafe { hardening.unlink(object.as_ptr()) };

@@ -2,7 +2,7 @@
 
 use super::cache::{self, Cache};
 use super::percpu::{STOPPING, UNITS};
-use super::{deferred, grace, hands, mempool, sheaf};
+use super::{deferred, grace, hands, key, mempool, sheaf};
 use crate::fork::{self, Hooks, Rank};
 use crate::page;
 
@@ -51,4 +51,5 @@ fn child() {
     UNITS.unlock_all_in_child(pinfold_rseq::possible());
     grace::fork_child();
     hands::fork_child();
+    key::fork_child();
 }

@@ -1,16 +1,17 @@
 //! Hardened caches: objects that are freed twice, freed to the wrong cache, or written to after they were freed are found at once, and
 //! what a program left in an object is gone when it is freed.
 //!
-//! * A freed object is zeroed, but for its *key*: a word that depends on its address and a secret of the process. An allocation
-//!   finds the key as it was, or somebody wrote there; a free that finds it frees twice. Objects with a constructor keep their bytes, and
-//!   have the key behind them.
+//! * A freed object is zeroed, but for its *key*: a keyed hash of its address (`key.rs`). An allocation that does not find
+//!   the key reports a write after the free. A free that finds the key reports a double free. Objects with a constructor
+//!   keep their bytes, and have the key behind them.
 //!   A key is lost when its page goes back to the system, while the object is free in its slab: once a cache has given pages back, frees
 //!   of objects without a key ask the slab too.
 //! * Each free asks the page map whose the address is, and whether an object begins there.
 //! * Frees and allocations use two sheaves of the CPU that do not meet: a freed object goes through a *quarantine*, the barn's first
 //!   [`QUARANTINE`] full sheaves, oldest first, before it is given out again.
 //! * A fresh slab's objects come in no order that could be foretold.
-//! * The last page of each slab cannot be touched.
+//! * The last page of a slab cannot be touched, as long as such pages take no more than half of the mappings that the
+//!   kernel allows (`guard.rs`).
 //!
 //! Nothing in an object points to another: there is nothing to encode but the links of objects that were set aside
 //! ([`Node::set_aside`](super::node::Node)).
@@ -52,7 +53,7 @@ impl Cache {
     /// Prepares objects that have been taken from their slabs; those that somebody wrote to are dropped. Returns how many are left, at
     /// the slice's beginning.
     pub(super) fn arm(&self, hardening: &Hardening, objects: &mut [*mut u8]) -> usize {
-        shuffle(objects, hardening.secret);
+        shuffle(objects);
         let mut kept = 0;
         for at in 0..objects.len() {
             let object = objects[at];
@@ -350,7 +351,7 @@ impl Cache {
 
     /// Why the address is no object of this cache, or none that can be freed.
     #[inline(always)]
-    fn objection(&self, object: *mut u8) -> Option<Kind> {
+    pub(super) fn objection(&self, object: *mut u8) -> Option<Kind> {
         if page::entry(object as usize) != self.slot {
             return Some(Kind::WrongCache);
         }
@@ -375,7 +376,7 @@ impl Cache {
 
     #[cold]
     #[inline(never)]
-    fn accuse(&self, object: *mut u8, kind: Kind, other: Option<&str>) {
+    pub(super) fn accuse(&self, object: *mut u8, kind: Kind, other: Option<&str>) {
         let free = matches!(kind, Kind::DoubleFree | Kind::WrittenAfterFree);
         raise(&Report {
             kind,

@@ -1,27 +1,193 @@
-//! The keys of a hardened cache's free objects, and the order in which fresh ones come.
+//! The keys of a hardened cache's free objects, and the order in which fresh objects are given out.
+//!
+//! A program can read what a free object holds: an uninitialised read, or a pointer that it kept, shows the object's
+//! key. If the key were a simple function of a secret and the object's address, one such read would reveal the secret,
+//! and with it every key of the process. So keys come from SipHash-1-3, a keyed hash: outputs for known addresses tell
+//! nothing about the secret or about the output for another address.
+//!
+//! # Generations
+//!
+//! A forked child draws a new secret, so that what one child reveals of its keys is of no use against its parent or its
+//! siblings. Objects that were freed before the fork keep the keys of the older secrets, and the child accepts these:
+//!
+//! ```text
+//!  bits 63 … 59   58 … 56      55 … 0
+//!  ┌────────────┬────────────┬──────────────────────────┐
+//!  │    mark    │ generation │ the hash's upper 56 bits │   a key
+//!  └────────────┴────────────┴──────────────────────────┘
+//! ```
+//!
+//! The mark and the generation are public. They save time: a word without the mark is no key, and only one secret has to
+//! be tried for a word with the mark. A process has at most [`GENERATIONS`] secrets, its own and its ancestors'. A child
+//! of a process that has all of them keeps its parent's secret.
+//!
+//! Who writes: [`init`] writes the first secret before any hardened cache exists. [`fork_child`] writes the next one
+//! while the child has one thread, and then makes it current with one store, so that a signal handler sees the old
+//! secret or the new one.
 
+use super::guard;
 use crate::sys;
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
-/// The process's secret; never 0.
-fn secret() -> u64 {
-    static SECRET: AtomicU64 = AtomicU64::new(0);
-    let known = SECRET.load(Relaxed);
-    if known != 0 {
-        return known;
+/// Secrets that a process keeps at most.
+const GENERATIONS: usize = 8;
+/// Bits of a key that come from the hash.
+const HASHED: u32 = 56;
+/// The byte above the hash's bits, in generation 0. Its upper five bits are the mark: no small number, pointer, text or
+/// common floating-point number begins with it.
+const MARK: u64 = 0x90;
+
+const _: () = assert!(GENERATIONS == 8 && MARK.is_multiple_of(8));
+
+/// A 128-bit secret, as the state with which SipHash begins.
+struct Secret([AtomicU64; 4]);
+
+static SECRETS: [Secret; GENERATIONS] =
+    [const { Secret([const { AtomicU64::new(0) }; 4]) }; GENERATIONS];
+/// The generation of this process: the place of its own secret in [`SECRETS`].
+static CURRENT: AtomicUsize = AtomicUsize::new(0);
+/// Whether the first secret has been drawn.
+static DRAWN: AtomicBool = AtomicBool::new(false);
+
+/// What a hash is for. Objects begin at multiples of 8, so that these are added to an address without collisions.
+#[derive(Clone, Copy)]
+enum Use {
+    Key = 0,
+    Link = 1,
+    Order = 2,
+    Child = 3,
+}
+
+impl Secret {
+    /// Replaces the secret.
+    fn set(&self, key: [u64; 2]) {
+        let state = initial_state(key);
+        for (word, value) in self.0.iter().zip(state) {
+            word.store(value, Relaxed);
+        }
     }
-    let fresh = sys::random() | 1;
-    match SECRET.compare_exchange(0, fresh, Release, Acquire) {
-        Ok(_) => fresh,
-        Err(theirs) => theirs,
+
+    /// Returns the hash of an address, or of another small number, for one use.
+    #[inline(always)]
+    fn hash(&self, at: usize, for_use: Use) -> u64 {
+        let [a, b, c, d] = &self.0;
+        // Relaxed: the secret was written before this thread could see it as current, see the module's description.
+        let state = [
+            a.load(Relaxed),
+            b.load(Relaxed),
+            c.load(Relaxed),
+            d.load(Relaxed),
+        ];
+        // A message of seven bytes, which hold any address of a program.
+        siphash_1_3(state, (at as u64 + for_use as u64) | (7 << 56))
     }
+}
+
+/// Returns the state with which SipHash begins for a key.
+fn initial_state(key: [u64; 2]) -> [u64; 4] {
+    // "somepseudorandomlygeneratedbytes", as the paper has it.
+    [
+        key[0] ^ 0x736f_6d65_7073_6575,
+        key[1] ^ 0x646f_7261_6e64_6f6d,
+        key[0] ^ 0x6c79_6765_6e65_7261,
+        key[1] ^ 0x7465_6462_7974_6573,
+    ]
+}
+
+/// Returns the SipHash-1-3 of a message of at most seven bytes, given as the message's only block: the bytes, and their
+/// number in the highest byte. About 60 instructions.
+///
+/// J.-P. Aumasson and D. J. Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012; with one round for a block and
+/// three at the end, as in the standard library's hash maps.
+#[inline(always)]
+fn siphash_1_3(mut state: [u64; 4], block: u64) -> u64 {
+    state[3] ^= block;
+    state = sip_round(state);
+    state[0] ^= block;
+    state[2] ^= 0xff;
+    for _ in 0..3 {
+        state = sip_round(state);
+    }
+    state[0] ^ state[1] ^ state[2] ^ state[3]
+}
+
+#[inline(always)]
+fn sip_round([mut a, mut b, mut c, mut d]: [u64; 4]) -> [u64; 4] {
+    a = a.wrapping_add(b);
+    c = c.wrapping_add(d);
+    b = b.rotate_left(13) ^ a;
+    d = d.rotate_left(16) ^ c;
+    a = a.rotate_left(32);
+    c = c.wrapping_add(b);
+    a = a.wrapping_add(d);
+    b = b.rotate_left(17) ^ c;
+    d = d.rotate_left(21) ^ a;
+    [a, b, c.rotate_left(32), d]
+}
+
+/// Draws the process's first secret. Call it under the lock of the caches' registry, before the first hardened cache is
+/// entered there.
+fn init() {
+    if !DRAWN.load(Relaxed) {
+        SECRETS[0].set([sys::random(), sys::random()]);
+        // The registry's lock and its entries order this for everyone who finds a hardened cache.
+        DRAWN.store(true, Relaxed);
+    }
+}
+
+/// Gives a forked child a secret of its own, while it has one thread. Makes no system call but `getrandom`, and none in
+/// a process that never had a hardened cache.
+pub(super) fn fork_child() {
+    let current = CURRENT.load(Relaxed);
+    if !DRAWN.load(Relaxed) || current + 1 == GENERATIONS {
+        return;
+    }
+    // Where the kernel has no randomness to give, the parent's secret still protects the child's.
+    let draw = |nth: usize| sys::random() ^ SECRETS[current].hash(8 * nth, Use::Child);
+    SECRETS[current + 1].set([draw(0), draw(1)]);
+    // Release pairs with the loads in handlers of this thread, the only one there is: they see the whole secret.
+    CURRENT.store(current + 1, Release);
+}
+
+/// Returns a free object's key of one generation.
+#[inline(always)]
+fn key_of(generation: usize, object: *mut u8) -> u64 {
+    let hash = SECRETS[generation % GENERATIONS].hash(object as usize, Use::Key);
+    hash >> (64 - HASHED) | (MARK + generation as u64) << HASHED
+}
+
+/// Returns the key that this process gives to a free object.
+#[inline(always)]
+fn key(object: *mut u8) -> u64 {
+    key_of(CURRENT.load(Relaxed), object)
+}
+
+/// Whether a word has the mark of a key.
+#[inline(always)]
+fn has_mark(word: u64) -> bool {
+    word >> HASHED & !7 == MARK
+}
+
+/// Whether a word is the object's key, of this process or of an ancestor.
+#[cold]
+#[inline(never)]
+fn is_key(object: *mut u8, word: u64) -> bool {
+    let generation = (word >> HASHED & 7) as usize;
+    has_mark(word) && generation <= CURRENT.load(Relaxed) && word == key_of(generation, object)
+}
+
+/// Returns the words that may encode a link in `object`, this process's first.
+pub(super) fn link_masks(object: *mut u8) -> impl Iterator<Item = usize> {
+    let secrets = SECRETS[..=CURRENT.load(Relaxed) % GENERATIONS].iter();
+    secrets
+        .rev()
+        .map(move |secret| secret.hash(object as usize, Use::Link) as usize)
 }
 
 /// What a hardened cache needs to know.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hardening {
-    pub(super) secret: u64,
     /// Where in an object its key is.
     key_at: usize,
     /// Bytes that are zeroed.
@@ -31,11 +197,13 @@ pub(super) struct Hardening {
 }
 
 impl Hardening {
-    /// For objects of `size` bytes, of which a constructor makes the first `kept`.
+    /// Returns what a cache of objects of `size` bytes needs, of which a constructor makes the first `kept`. The caller
+    /// holds the lock of the caches' registry.
     pub(super) fn new(size: usize, kept: Option<usize>) -> Hardening {
         let key_at = kept.map_or(0, |kept| kept.next_multiple_of(8));
+        init();
+        guard::init();
         Hardening {
-            secret: secret(),
             key_at,
             zeroed: if kept.is_some() {
                 0
@@ -55,87 +223,96 @@ impl Hardening {
         }
     }
 
-    fn key(&self, object: *mut u8) -> u64 {
-        self.secret ^ (object as u64).swap_bytes()
-    }
-
-    /// The object's key or what is in its place.
+    /// Returns where the object's key is, while the object is free.
     pub(super) fn word(&self, object: *mut u8) -> *mut u64 {
         object.wrapping_add(self.key_at).cast()
     }
 
-    /// A link to `to` for the first word of `object`, which nobody can read or forge without the secret, or what it stands for.
-    pub(super) fn encode(&self, object: *mut u8, to: *mut u8) -> *mut u8 {
-        (to as u64 ^ self.key(object)) as *mut u8
-    }
-
-    /// Makes an object as one that its slab has, after its first word held a link.
+    /// Gives a free object its key, after the object's first word held a link.
     ///
     /// # Safety
     ///
     /// The object is the caller's, of the hardened cache.
     pub(super) unsafe fn unlink(&self, object: *mut u8) {
         if self.key_at == 0 {
-            // SAFETY: the key lies in the object.
-            unsafe { *self.word(object) = self.key(object) };
+            // SAFETY: the key lies in the object, which is the caller's.
+            unsafe { self.rearm(object) };
         }
     }
 
-    /// Arms an object that comes from its slab: fresh ones read as zeroes, others have their key. False when it has neither.
+    /// Gives an object that comes from its slab its key. Returns false when the object held neither zero, as fresh ones
+    /// do, nor a key.
     ///
     /// # Safety
     ///
-    /// Here and below: the object is the caller's, of the hardened cache.
+    /// The object is the caller's, of the hardened cache.
     pub(super) unsafe fn arm(&self, object: *mut u8) -> bool {
-        // SAFETY: the key lies in the object.
+        // SAFETY: the key lies in the object, which is the caller's.
         unsafe {
-            let word = self.word(object);
-            let fine = [0, self.key(object)].contains(&*word);
-            *word = self.key(object);
+            let (word, key) = (self.word(object), key(object));
+            let fine = *word == 0 || *word == key || is_key(object, *word);
+            *word = key;
             fine
         }
     }
 
-    /// Takes the key out of an object if it has one. False when there is something else.
+    /// Takes the key out of an object if it has one. Returns false when the object held neither zero nor a key.
+    ///
+    /// # Safety
+    ///
+    /// The object is the caller's, of the hardened cache.
     pub(super) unsafe fn release(&self, object: *mut u8) -> bool {
-        // SAFETY: the key lies in the object.
+        // SAFETY: the key lies in the object, which is the caller's.
         unsafe {
             let word = self.word(object);
-            let fine = [0, self.key(object)].contains(&*word);
+            let fine = *word == 0 || is_key(object, *word);
             *word = 0;
             fine
         }
     }
 
     /// Gives an object that was taken past the sheaves its key.
+    ///
+    /// # Safety
+    ///
+    /// The object is the caller's, of the hardened cache.
     pub(super) unsafe fn rearm(&self, object: *mut u8) {
-        // SAFETY: the key lies in the object.
-        unsafe { *self.word(object) = self.key(object) };
+        // SAFETY: the key lies in the object, which is the caller's.
+        unsafe { *self.word(object) = key(object) };
     }
 
-    /// Takes the key out of an object that is given out. False when it was overwritten.
+    /// Takes the key out of an object that is given out. Returns false when the key was overwritten.
+    ///
+    /// # Safety
+    ///
+    /// The object is the caller's, of the hardened cache.
     #[inline]
     pub(super) unsafe fn disarm(&self, object: *mut u8) -> bool {
-        // SAFETY: the key lies in the object.
+        // SAFETY: the key lies in the object, which is the caller's.
         unsafe {
             let word = self.word(object);
-            let fine = *word == self.key(object);
+            let fine = *word == key(object) || is_key(object, *word);
             *word = 0;
             fine
         }
     }
 
-    /// Zeroes an object that was freed and gives it its key. False, and nothing done, when it has that already.
+    /// Zeroes an object that was freed and gives it its key. Does nothing, and returns false, when the object has a key
+    /// already.
+    ///
+    /// # Safety
+    ///
+    /// The object is the caller's, of the hardened cache.
     #[inline]
     pub(super) unsafe fn scrub(&self, object: *mut u8) -> bool {
-        // SAFETY: the key lies in the object, and it is that large.
+        // SAFETY: the key lies in the object, which is the caller's and has `zeroed` bytes.
         unsafe {
             let word = self.word(object);
-            if *word == self.key(object) {
+            if has_mark(*word) && is_key(object, *word) {
                 return false;
             }
             zero(object, self.zeroed);
-            *word = self.key(object);
+            *word = key(object);
         }
         true
     }
@@ -162,14 +339,46 @@ unsafe fn zero(object: *mut u8, size: usize) {
     }
 }
 
-/// A generator that is good enough to put objects in an order: xorshift, seeded by the secret and what it shuffles.
-pub(super) fn shuffle(objects: &mut [*mut u8], seed: u64) {
-    let mut state = (seed ^ objects.first().map_or(0, |&object| object as u64)) | 1;
+/// Puts objects into an order that depends on the secret and on where they are.
+pub(super) fn shuffle(objects: &mut [*mut u8]) {
+    let Some(&first) = objects.first() else {
+        return;
+    };
+    let seed = SECRETS[CURRENT.load(Relaxed) % GENERATIONS].hash(first as usize, Use::Order);
+    // An xorshift generator. The order may reveal its seed; the seed is a hash and does not reveal the secret.
+    let mut state = seed | 1;
     for last in (1..objects.len()).rev() {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         // The upper half times the number of places, divided by 2^32: even enough, without a division.
         objects.swap(last, ((state >> 32) as usize * (last + 1)) >> 32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The designers' vectors for SipHash-1-3: key 00 01 … 0f, messages (empty), 00, 00 01, … of up to seven bytes.
+    #[test]
+    fn siphash_is_as_published() {
+        let published: [[u8; 8]; 8] = [
+            [0xdc, 0xc4, 0x0f, 0x05, 0x58, 0x01, 0xac, 0xab],
+            [0x93, 0xca, 0x57, 0x7d, 0xf3, 0x9b, 0xf4, 0xc9],
+            [0x4d, 0xd4, 0xc7, 0x4d, 0x02, 0x9b, 0xcb, 0x82],
+            [0xfb, 0xf7, 0xdd, 0xe7, 0xb8, 0x0a, 0xf8, 0x8b],
+            [0x28, 0x83, 0xd3, 0x88, 0x60, 0x57, 0x75, 0xcf],
+            [0x67, 0x3b, 0x53, 0x49, 0x2f, 0xd5, 0xf9, 0xde],
+            [0xa7, 0x22, 0x9f, 0xc5, 0x50, 0x2b, 0x0d, 0xc5],
+            [0x40, 0x11, 0xb1, 0x9b, 0x98, 0x7d, 0x92, 0xd3],
+        ];
+        let key = [0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908];
+        for (length, expected) in published.into_iter().enumerate() {
+            let bytes = 0x0006_0504_0302_0100 & ((1u64 << (8 * length)) - 1);
+            let block = bytes | (length as u64) << 56;
+            let hash = siphash_1_3(initial_state(key), block);
+            assert_eq!(hash.to_le_bytes(), expected, "{length} bytes");
+        }
     }
 }

@@ -34,6 +34,7 @@ mod deferred;
 mod events;
 mod fast;
 pub mod grace;
+mod guard;
 mod hands;
 mod harden;
 mod info;

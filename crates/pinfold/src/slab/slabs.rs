@@ -17,7 +17,7 @@ use super::cache::Cache;
 use super::purge::PURGED;
 use crate::page::{self, Ask, GRANULE};
 use crate::segment::{NodeEvents, SlabEvent};
-use crate::sys::{self, die};
+use crate::sys::die;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -39,6 +39,8 @@ pub(super) struct Slab {
     pub(super) hint: u32,
     /// The last [`Slabs::period`] in which objects were taken or given.
     pub(super) touched: u32,
+    /// Whether the run's last page is a guard page.
+    pub(super) guarded: bool,
     pub(super) bits: [u64; OBJECTS_MOST / 64],
 }
 
@@ -190,15 +192,12 @@ impl Slabs {
     /// again: then no other cache could use the run.
     fn release(&mut self, cache: &Cache, index: u32) -> bool {
         // SAFETY: the slab is in no list and all its objects are free.
-        let start = unsafe { slab(index) }.start;
+        let slab = unsafe { slab(index) };
         // Less the color, which is smaller than a granule.
-        let start = start.wrapping_sub(start as usize % GRANULE);
-        if cache.hardening.is_some() {
-            let last = last_page(start, cache.granules * GRANULE);
-            // SAFETY: the run's last page, which `harden_run` has closed.
-            if !unsafe { sys::commit(last, sys::page_size()) } {
-                return false;
-            }
+        let start = slab.start.wrapping_sub(slab.start as usize % GRANULE);
+        // SAFETY: the slab has no users, and `add_slab` called `close_guard` for the run.
+        if !unsafe { slab.open_guard(start, cache.granules) } {
+            return false;
         }
         self.count -= 1;
         self.events.add(SlabEvent::SlabFree, 1);
@@ -256,9 +255,16 @@ impl Slabs {
         if !objects.is_multiple_of(64) {
             slab.bits[objects / 64] = (1 << (objects % 64)) - 1;
         }
+        slab.guarded = false;
         if cache.hardening.is_some() {
-            // SAFETY: the run is ours.
-            unsafe { harden_run(&run, cache.granules * GRANULE) };
+            let start = run.start.as_ptr();
+            // SAFETY: the run was allocated above, and the cache leaves its last page free.
+            unsafe {
+                if !run.zeroed {
+                    start.write_bytes(0, cache.granules * GRANULE);
+                }
+                slab.close_guard(start, cache.granules);
+            }
         }
         if cache.prepares() {
             for nth in 0..objects {
@@ -432,27 +438,6 @@ impl Slab {
         self.bits
             .get(nth / 64)
             .is_some_and(|word| word >> (nth % 64) & 1 == 1)
-    }
-}
-
-/// Where the last page of `size` bytes is.
-fn last_page(start: *mut u8, size: usize) -> *mut u8 {
-    start.wrapping_add(size - sys::page_size())
-}
-
-/// Makes a run ready for a hardened cache: zeroes, and a last page that nobody can touch. Where the system keeps no more
-/// mappings apart the page stays open, and is used by nobody.
-///
-/// # Safety
-///
-/// The run of `size` bytes is the caller's.
-unsafe fn harden_run(run: &page::Run, size: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if !run.zeroed {
-            run.start.as_ptr().write_bytes(0, size);
-        }
-        sys::close(last_page(run.start.as_ptr(), size), sys::page_size());
     }
 }
 

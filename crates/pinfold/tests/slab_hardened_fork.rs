@@ -1,0 +1,310 @@
+//! Hardened caches in forked children: new keys, and every fault is still found.
+
+mod common;
+
+use common::timer::Timer;
+use pinfold::slab::KmemCache;
+use pinfold::slab::debug::{Kind, Report, Verdict, on_report};
+use std::alloc::Layout;
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{NonNull, null_mut};
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+const SIZE: usize = 64;
+
+type Object = NonNull<u8>;
+
+thread_local! {
+    static REPORTS: RefCell<Vec<(Kind, Object)>> = const { RefCell::new(Vec::new()) };
+}
+
+fn keep(report: &Report<'_>) -> Verdict {
+    let object = NonNull::new(report.object.cast_mut()).unwrap();
+    REPORTS.with(|reports| reports.borrow_mut().push((report.kind, object)));
+    Verdict::Continue
+}
+
+fn reports() -> Vec<(Kind, Object)> {
+    REPORTS.with(|reports| reports.borrow_mut().split_off(0))
+}
+
+fn hardened(name: &str) -> KmemCache {
+    on_report(keep);
+    KmemCache::builder(name, Layout::from_size_align(SIZE, 8).unwrap())
+        .hardened(true)
+        .build()
+        .unwrap()
+}
+
+fn free(cache: &KmemCache, object: Object) {
+    // SAFETY: the object is of this cache; what is freed wrongly here is what is tested.
+    unsafe { cache.free(object) };
+}
+
+fn take(cache: &KmemCache, count: usize) -> Vec<Object> {
+    (0..count).map(|_| cache.alloc().unwrap()).collect()
+}
+
+fn words(object: Object) -> &'static mut [u64] {
+    // SAFETY: the object is the test's, aligned, and that large.
+    unsafe { std::slice::from_raw_parts_mut(object.as_ptr().cast(), SIZE / 8) }
+}
+
+/// Runs `f` in a forked child, and fails when it fails there.
+fn in_child(f: impl FnOnce()) {
+    // SAFETY: the child works on what the forking thread owns, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let outcome = catch_unwind(AssertUnwindSafe(f));
+        // SAFETY: no preconditions.
+        unsafe { libc::_exit(i32::from(outcome.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is writable.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0, "the child failed: {status:#x}");
+}
+
+/// A page that forked children share with the test.
+fn shared_words() -> &'static mut [u64] {
+    // SAFETY: a new shared mapping, never unmapped; zeroes are numbers.
+    unsafe {
+        let (rights, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+        );
+        let at = libc::mmap(null_mut(), 4096, rights, flags, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        std::slice::from_raw_parts_mut(at.cast(), 512)
+    }
+}
+
+/// Frees every second one; returns those that were freed, and the others.
+fn free_half(cache: &KmemCache, objects: Vec<Object>) -> (Vec<Object>, Vec<Object>) {
+    let freed: Vec<_> = objects.iter().copied().step_by(2).collect();
+    let kept = objects.into_iter().skip(1).step_by(2).collect();
+    freed.iter().for_each(|&object| free(cache, object));
+    (freed, kept)
+}
+
+#[test]
+fn keys_tell_neither_of_each_other_nor_of_the_secret() {
+    let cache = hardened("keys");
+    let (freed, _kept) = free_half(&cache, take(&cache, 400));
+    let pairs = || {
+        freed
+            .iter()
+            .map(|&object| (object.as_ptr() as u64, words(object)[0]))
+    };
+    // What an address and its key have in common, by the operations that a reader would try first.
+    let relations: [fn((u64, u64)) -> u64; 4] = [
+        |(at, key)| key ^ at,
+        |(at, key)| key ^ at.swap_bytes(),
+        |(at, key)| key.wrapping_sub(at),
+        |(at, key)| key.wrapping_sub(at.swap_bytes()),
+    ];
+    for relation in relations {
+        let distinct: HashSet<_> = pairs().map(relation).collect();
+        assert_eq!(distinct.len(), freed.len());
+    }
+    // Nor does any bit of the address go straight into the key: neighbours differ in about half of the bits that are
+    // not the same in all keys.
+    let fixed = pairs().fold((u64::MAX, u64::MAX), |(ones, zeroes), (_, key)| {
+        (ones & key, zeroes & !key)
+    });
+    let varying = (!(fixed.0 | fixed.1)).count_ones();
+    assert!(varying >= 48, "{varying} bits of the keys vary");
+    let keys: Vec<_> = pairs().map(|(_, key)| key).collect();
+    let differing: u32 = keys
+        .windows(2)
+        .map(|pair| (pair[0] ^ pair[1]).count_ones())
+        .sum();
+    let share = f64::from(differing) / f64::from(varying) / (keys.len() - 1) as f64;
+    assert!((0.45..0.55).contains(&share), "{share} of the bits differ");
+}
+
+#[test]
+fn children_have_keys_of_their_own() {
+    let cache = hardened("own");
+    let objects = take(&cache, 8);
+    let told = shared_words();
+    for child in 0..2 {
+        in_child(|| {
+            free(&cache, objects[0]);
+            told[child] = words(objects[0])[0];
+            in_child(|| {
+                free(&cache, objects[1]);
+                told[2 + child] = words(objects[1])[0];
+            });
+            free(&cache, objects[1]);
+            told[4 + child] = words(objects[1])[0];
+        });
+    }
+    free(&cache, objects[0]);
+    free(&cache, objects[1]);
+    let first: HashSet<_> = [told[0], told[1], words(objects[0])[0]].into();
+    assert_eq!(first.len(), 3, "{first:x?}");
+    let second = [told[2], told[3], told[4], told[5], words(objects[1])[0]];
+    assert_eq!(HashSet::from(second).len(), 5, "{second:x?}");
+    assert_eq!(reports(), []);
+}
+
+#[test]
+fn what_was_freed_before_the_fork_is_given_out_after_it() {
+    let cache = hardened("before");
+    let (freed, kept) = free_half(&cache, take(&cache, 8000));
+    in_child(|| {
+        let more: Vec<_> = kept.iter().copied().take(2000).collect();
+        more.iter().for_each(|&object| free(&cache, object));
+        in_child(|| {
+            let all: HashSet<_> = take(&cache, 20_000).into_iter().collect();
+            assert_eq!(reports(), []);
+            for part in [&freed, &more] {
+                let again = part.iter().filter(|object| all.contains(object)).count();
+                assert!(again >= 1000, "{again} of {} came round", part.len());
+            }
+            assert!(all.iter().all(|&object| words(object) == [0; SIZE / 8]));
+            all.iter().for_each(|&object| free(&cache, object));
+            assert_eq!(reports(), []);
+        });
+        let all: HashSet<_> = take(&cache, 20_000).into_iter().collect();
+        assert_eq!(reports(), []);
+        assert!(freed.iter().filter(|object| all.contains(object)).count() >= 1000);
+    });
+}
+
+#[test]
+fn a_second_free_is_found_in_whatever_process_the_first_was() {
+    let cache = hardened("twice");
+    let objects = take(&cache, 100);
+    free(&cache, objects[0]);
+    in_child(|| {
+        free(&cache, objects[0]);
+        free(&cache, objects[1]);
+        free(&cache, objects[1]);
+        let twice = |nth: usize| (Kind::DoubleFree, objects[nth]);
+        assert_eq!(reports(), [twice(0), twice(1)]);
+        in_child(|| {
+            (0..3).for_each(|nth| free(&cache, objects[nth]));
+            free(&cache, objects[2]);
+            assert_eq!(reports(), [twice(0), twice(1), twice(2)]);
+            objects[3..].iter().for_each(|&object| free(&cache, object));
+            assert_eq!(reports(), []);
+        });
+    });
+}
+
+#[test]
+fn a_write_after_the_free_is_found_in_whatever_process_the_free_was() {
+    let cache = hardened("after");
+    let objects = take(&cache, 100);
+    free(&cache, objects[0]);
+    let look = |expected: &[Object]| {
+        if cache.shrink().is_err() {
+            return;
+        }
+        let all: HashSet<_> = take(&cache, 20_000).into_iter().collect();
+        let found = reports();
+        assert!(
+            found
+                .iter()
+                .all(|(kind, _)| *kind == Kind::WrittenAfterFree)
+        );
+        let found: HashSet<_> = found.into_iter().map(|(_, object)| object).collect();
+        assert_eq!(found, expected.iter().copied().collect());
+        assert!(found.is_disjoint(&all));
+    };
+    in_child(|| {
+        free(&cache, objects[1]);
+        in_child(|| {
+            free(&cache, objects[2]);
+            (0..3).for_each(|nth| words(objects[nth])[0] ^= 0x100);
+            look(&objects[..3]);
+        });
+        // Another object's key does not do.
+        words(objects[1])[0] = words(objects[0])[0];
+        words(objects[0])[0] ^= 1 << 63;
+        look(&objects[..2]);
+    });
+}
+
+/// Beyond the number of secrets that a process keeps.
+#[test]
+fn forks_may_be_deep() {
+    fn descend(cache: &KmemCache, objects: &mut Vec<Object>, freed: &mut Vec<Object>, left: u32) {
+        let object = objects.pop().unwrap();
+        free(cache, object);
+        freed.push(object);
+        if left > 0 {
+            return in_child(|| descend(cache, objects, freed, left - 1));
+        }
+        let expected: Vec<_> = freed
+            .iter()
+            .map(|&object| (Kind::DoubleFree, object))
+            .collect();
+        freed.iter().for_each(|&object| free(cache, object));
+        assert_eq!(reports(), expected);
+        if cache.shrink().is_err() {
+            return;
+        }
+        let all: HashSet<_> = take(cache, 20_000).into_iter().collect();
+        assert_eq!(reports(), []);
+        assert!(freed.iter().any(|object| all.contains(object)));
+    }
+    let cache = hardened("deep");
+    let mut objects = take(&cache, 100);
+    descend(&cache, &mut objects, &mut Vec::new(), 12);
+}
+
+/// Objects that a handler has set aside hold links to each other. The child reads these, with the parent's secret.
+#[test]
+fn what_a_handler_set_aside_before_the_fork_comes_home_after_it() {
+    const ROUND: usize = 400;
+    static CACHE: OnceLock<KmemCache> = OnceLock::new();
+    /// Objects for the handler to free, and how many are left of the current round's.
+    static OBJECTS: OnceLock<Vec<usize>> = OnceLock::new();
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    static END: AtomicUsize = AtomicUsize::new(0);
+
+    /// Frees more than the sheaves take, so that the node's lock is needed, which the interrupted frame mostly holds.
+    extern "C" fn free_some(_: libc::c_int) {
+        let (next, end) = (NEXT.load(Relaxed), END.load(Relaxed));
+        if let (Some(cache), Some(objects)) = (CACHE.get(), OBJECTS.get())
+            && next < end
+        {
+            for &object in &objects[next..end] {
+                free(cache, NonNull::new(object as *mut u8).unwrap());
+            }
+            NEXT.store(end, Relaxed);
+        }
+    }
+
+    let cache = CACHE.get_or_init(|| hardened("aside"));
+    let kept = take(cache, 50_000).len();
+    let objects = OBJECTS.get_or_init(|| {
+        let objects = take(cache, 20 * ROUND).into_iter();
+        objects.map(|object| object.as_ptr() as usize).collect()
+    });
+    let timer = Timer::start(libc::SIGUSR1, free_some, 200);
+    for round in 1..=objects.len() / ROUND {
+        END.store(round * ROUND, Relaxed);
+        while NEXT.load(Relaxed) < round * ROUND {
+            // Holds the node's lock for long.
+            cache.validate().unwrap();
+        }
+        in_child(|| {
+            if cache.shrink().is_ok() {
+                assert_eq!(cache.in_use(), kept + objects.len() - round * ROUND);
+            }
+            assert_eq!(reports(), []);
+            cache.validate().unwrap();
+        });
+    }
+    drop(timer);
+    assert_eq!(reports(), []);
+}

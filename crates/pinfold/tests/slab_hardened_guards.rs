@@ -1,0 +1,79 @@
+//! Guard pages of hardened slabs leave a process half of the mappings that the kernel allows it.
+
+use pinfold::slab::KmemCache;
+use std::alloc::Layout;
+use std::fs;
+use std::ptr::NonNull;
+
+/// Objects of 64 KiB: three in a slab, so that a slab takes few pages of memory.
+const SIZE: usize = 64 << 10;
+const PER_SLAB: usize = 3;
+/// Beyond this limit the test would take more memory than it may.
+const LIMIT_MOST: usize = 70_000;
+
+fn limit() -> Option<usize> {
+    let text = fs::read_to_string("/proc/sys/vm/max_map_count").ok()?;
+    text.trim().parse().ok()
+}
+
+fn maps() -> Vec<(usize, String)> {
+    let text = fs::read_to_string("/proc/self/maps").unwrap();
+    let parse = |line: &str| {
+        let start = line.split('-').next().unwrap();
+        let access = line.split(' ').nth(1).unwrap();
+        (
+            usize::from_str_radix(start, 16).unwrap(),
+            access.to_string(),
+        )
+    };
+    text.lines().map(parse).collect()
+}
+
+/// How many of `objects` have a closed page within the slab's length above them.
+fn guarded(objects: &[NonNull<u8>]) -> usize {
+    let maps = maps();
+    let is_guarded = |object: &&NonNull<u8>| {
+        let at = object.as_ptr() as usize;
+        let next = maps.iter().find(|(start, _)| *start > at);
+        next.is_some_and(|(start, access)| access == "---p" && start - at < 4 * SIZE)
+    };
+    objects.iter().filter(is_guarded).count()
+}
+
+fn take(cache: &KmemCache, count: usize) -> Vec<NonNull<u8>> {
+    (0..count).map(|_| cache.alloc().unwrap()).collect()
+}
+
+#[test]
+fn guards_take_half_of_the_mappings_at_most() {
+    let Some(limit) = limit().filter(|&limit| limit <= LIMIT_MOST) else {
+        println!("left out: vm.max_map_count cannot be read or is above {LIMIT_MOST}");
+        return;
+    };
+    /// Objects with a constructor are not zeroed as they are freed, which would take their memory.
+    unsafe fn leave(_: *mut u8) {}
+    let builder = KmemCache::builder("guards", Layout::from_size_align(SIZE, 8).unwrap());
+    // SAFETY: objects are plain bytes, which need no constructor.
+    let cache = unsafe { builder.hardened(true).constructor(leave) }
+        .build()
+        .unwrap();
+    let first = take(&cache, 30);
+    assert_eq!(guarded(&first), 30);
+    // A guard page is two mappings: so many of them would be too many.
+    let objects = take(&cache, (limit / 4 + 3000) * PER_SLAB);
+    let count = maps().len();
+    assert!(count < limit / 2 + 2000, "{count} of {limit} mappings");
+    assert!(count > limit / 3, "{count} of {limit} mappings");
+    for object in first.into_iter().chain(objects) {
+        // SAFETY: the object is of this cache and not used afterwards.
+        unsafe { cache.free(object) };
+    }
+    if cache.shrink().is_err() {
+        return;
+    }
+    // What the slabs took is there again.
+    let count = maps().len();
+    assert!(count < 2000, "{count} mappings are left");
+    let again = take(&cache, (limit / 8) * PER_SLAB);
+    assert_eq!(guarded(&again), again.len());
+}
