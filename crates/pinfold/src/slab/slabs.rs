@@ -195,7 +195,7 @@ impl Slabs {
         let slab = unsafe { slab(index) };
         // Less the color, which is smaller than a granule.
         let start = slab.start.wrapping_sub(slab.start as usize % GRANULE);
-        // SAFETY: the slab has no users, and `add_slab` made the run.
+        // SAFETY: the slab has no users, and `add_slab` called `close_guard` for the run.
         if !unsafe { slab.open_guard(start, cache.granules) } {
             return false;
         }

@@ -256,17 +256,15 @@ fn figures(meminfo: &CStr) -> [Option<u64>; 2] {
     let mut wanted = None;
     facts::for_each_word(meminfo, |word| {
         if let Some(place) = wanted {
-            found[place] = number(word)
-                .ok()
-                .map(|kib| (kib as u64).saturating_mul(1024));
+            let kib = number(word).ok();
+            found[place] = kib.map(|kib| (kib as u64).saturating_mul(1024));
         }
         wanted = NAMES.iter().position(|name| *name == word);
     });
     let [total, free, active, inactive] = found;
-    let files = [active, inactive].into_iter().flatten();
-    // A file that says more than there can be must not wrap around.
-    let available = |free| files.fold(free, u64::saturating_add);
-    [total, free.map(available)]
+    let files: u64 = active.unwrap_or(0);
+    let files = files.saturating_add(inactive.unwrap_or(0));
+    [total, free.map(|free| files.saturating_add(free))]
 }
 
 fn list_of_node(root: &[u8], node: NodeId) -> Result<Option<CpuSet>, TopologyError> {
@@ -445,6 +443,7 @@ Node 1 Unevictable:         0 kB
         let path = CString::new(path.as_os_str().as_bytes()).unwrap();
         assert_eq!(figures(&path), [Some(1000 << 10), Some(300 << 10)]);
         assert_eq!(figures(c"/no/such/file"), [None, None]);
+        // Figures beyond what bytes can say count as the most that they can.
         let most = u64::MAX >> 10;
         let text = std::format!(
             "MemTotal: {} MemFree: {most} Active(file): {most}",
