@@ -136,7 +136,8 @@ pub(crate) unsafe fn map_file_over(at: *mut u8, size: usize, fd: i32, offset: us
     })
 }
 
-/// Gives pages back, addresses and all.
+/// Gives pages back, addresses and all. Where the kernel refuses, which it does to a process with too
+/// many mappings, the memory goes back and the addresses stay.
 ///
 /// # Safety
 ///
@@ -144,7 +145,11 @@ pub(crate) unsafe fn map_file_over(at: *mut u8, size: usize, fd: i32, offset: us
 pub(crate) unsafe fn unmap(at: *mut u8, size: usize) {
     if size > 0 {
         // SAFETY: the caller's promise.
-        keep_errno(|| unsafe { libc::munmap(at.cast(), size) });
+        let unmapped = keep_errno(|| unsafe { libc::munmap(at.cast(), size) == 0 });
+        if !unmapped {
+            // SAFETY: the pages are still mapped, and nobody uses them.
+            unsafe { purge(at, size) };
+        }
     }
 }
 

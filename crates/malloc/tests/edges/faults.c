@@ -10,6 +10,7 @@
  */
 #include "seccomp.h"
 #include "pinfold.h"
+#include <fcntl.h>
 #include <malloc.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -51,15 +52,16 @@ struct fault {
 	long length;
 	/* The answer, and membarrier's. */
 	int error, fence_error;
-	/* Whether only membarrier fails. */
-	int fences_only;
+	/* The only call that fails; 0 if every call does. */
+	int only;
 };
 
 static const struct fault faults[] = {
 	{ "one", 1, ENOMEM, ENOMEM, 0 },
 	{ "stretch", 12, ENOMEM, ENOMEM, 0 },
 	{ "rest", 1L << 40, ENOMEM, ENOMEM, 0 },
-	{ "fences", 1L << 40, 0, EPERM, 1 },
+	{ "fences", 1L << 40, 0, EPERM, SYS_membarrier },
+	{ "unmaps", 1L << 40, ENOMEM, 0, SYS_munmap },
 	{ "sandbox", 12, ENOMEM, EPERM, 0 },
 };
 
@@ -116,9 +118,7 @@ static int fails(int number, long call)
 {
 	if (!injecting || call < first || call - first >= fault->length)
 		return 0;
-	if (!fault->fences_only)
-		return 1;
-	return number == SYS_membarrier;
+	return fault->only == 0 || fault->only == number;
 }
 
 static void note(int number, long a, long b, long c, long d, long e, long f)
@@ -536,6 +536,17 @@ static void caches_and_counters(void)
 	use_counter();
 }
 
+/* Returns the bytes of the process that are in memory. */
+static long resident(void)
+{
+	char text[100] = "";
+	int file = open("/proc/self/statm", O_RDONLY);
+	SCRIPT(file >= 0);
+	SCRIPT(read(file, text, sizeof text - 1) > 0);
+	close(file);
+	return atol(strchr(text, ' ')) * sysconf(_SC_PAGESIZE);
+}
+
 /* After the fault everything can be had that could be had before it. */
 static void script(void)
 {
@@ -555,6 +566,20 @@ static void script(void)
 	for (int i = 0; i < OBJECTS; i++)
 		give(i);
 	(void)malloc_trim(0);
+	/* Blocks of 10 MB whose mapping the kernel keeps do not keep their memory. */
+	long before = resident();
+	injecting = 1;
+	for (int i = 0; fault->only == SYS_munmap && i < 10; i++) {
+		volatile char *block = malloc(10 << 20);
+		judge_refusal((void *)block);
+		for (long at = 0; block && at < 10 << 20; at += 4096)
+			block[at] = 1;
+		free((void *)block);
+	}
+	injecting = 0;
+	if (resident() - before > 40 << 20)
+		FAIL("%ld MiB are resident after the end, %ld before", resident() >> 20,
+		     before >> 20);
 }
 
 static const char *name_of(int number)
@@ -621,7 +646,9 @@ int main(int count, char **words)
 			say(text);
 			continue;
 		}
-		for (;; n++) {
+		/* A fault for the rest of the script is about the same from one call to the next. */
+		long step = fault->length > 1000 ? 8 : getenv("EDGE_CONTROL") ? 5 : 100000;
+		for (;; n += 1 + n / step) {
 			bad += !run(n);
 			runs++;
 			calls = record->calls;

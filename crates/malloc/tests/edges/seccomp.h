@@ -47,6 +47,9 @@ static void on_trap(int number, siginfo_t *info, void *context)
 		{ SYS_getcpu, "getcpu" },
 		{ SYS_gettid, "gettid" },
 		{ SYS_sysinfo, "sysinfo" },
+#ifdef SYS_access
+		{ SYS_access, "access" },
+#endif
 	};
 	(void)number;
 	(void)context;
