@@ -5,12 +5,12 @@
 //! * [`pages`]: single pages by memory policy.
 //! * [`slab`]: object caches, and [`slab::kmalloc`], caches by size.
 //! * [`page`]: memory from the system, by node.
+//! * [`segment`]: the statistics that a process shows to others.
+//! * [`vmstat`]: counts by item and zone.
 //! * [`mempolicy`]: which nodes memory comes from; useful without the allocator.
 //! * [`shepherd`]: folds counts from afar, and has idle caches give back.
-//! * [`vmstat`]: counts by item and zone.
 //! * [`counter`]: counts that every CPU adds to on its own.
 //! * [`topology`]: CPUs and nodes, and what this process may use of them.
-//! * [`segment`]: the statistics that a process shows to others.
 #![no_std]
 
 #[cfg(test)]

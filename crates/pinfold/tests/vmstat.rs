@@ -4,7 +4,10 @@ mod common;
 
 use common::{Random, pin};
 use pinfold::counter::CounterError;
+use pinfold::slab::KmemCache;
+use pinfold::topology::NodeId;
 use pinfold::vmstat::{THRESHOLD_MOST, VmStat, Zone, normal_threshold};
+use std::alloc::Layout;
 
 pinfold::vmstat_items! {
     enum Pool {
@@ -37,12 +40,75 @@ fn items_are_apart_and_add_up_over_zones() {
 }
 
 #[test]
-fn a_node_that_is_not_there_counts_as_the_first() {
+fn a_node_that_is_not_there_has_no_counts() {
     let pool: VmStat<Pool> = VmStat::new();
-    pool.inc(Zone::huge(1000), Pool::Free);
-    pool.inc(Zone::huge(0), Pool::Free);
-    pool.inc(Zone::huge(1000), Pool::Free);
+    let far = [Zone::normal(1000), Zone::huge(1000), Zone::huge(usize::MAX)];
+    for (nth, zone) in far.into_iter().enumerate() {
+        pool.add(zone, Pool::Free, 3);
+        pool.inc(Zone::huge(0), Pool::Free);
+        assert_eq!(pool.lost(), nth as u64 + 1, "{zone:?}");
+        assert!(!pool.has(zone), "{zone:?}");
+        assert_eq!(pool.threshold(zone), 0);
+        assert_eq!(pool.read_zone(zone, Pool::Free), 0);
+        assert_eq!(pool.snapshot_zone(zone, Pool::Free), 0);
+    }
+    assert!(pool.has(Zone::normal(0)) && pool.has(Zone::huge(0)));
     assert_eq!(pool.snapshot_zone(Zone::huge(0), Pool::Free), 3);
+    assert_eq!(pool.snapshot(Pool::Free), 3);
+}
+
+/// Runs an ignored test of this file with so many nodes, made up.
+fn with_nodes(nodes: usize, test: &str) {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
+        .env("PINFOLD_FAKE_NODES", nodes.to_string())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{test}: {text}");
+    let passed = String::from_utf8_lossy(&output.stdout).contains("1 passed");
+    assert!(passed, "{test} did not run");
+}
+
+#[test]
+fn zones_are_of_the_allocator_s_nodes() {
+    for nodes in [2, 5] {
+        with_nodes(nodes, "as_many_as_the_allocator_has");
+    }
+}
+
+#[test]
+#[ignore = "needs made-up nodes; run by zones_are_of_the_allocator_s_nodes"]
+fn as_many_as_the_allocator_has() {
+    let Ok(nodes) = std::env::var("PINFOLD_FAKE_NODES") else {
+        return;
+    };
+    let nodes: usize = nodes.parse().unwrap();
+    let pool: VmStat<Pool> = VmStat::new();
+    for node in 0..nodes {
+        pool.add(Zone::normal(node), Pool::Free, 10 + node as i64);
+        pool.add(Zone::huge(node), Pool::Free, -1000);
+    }
+    pool.inc(Zone::normal(nodes), Pool::Free);
+    assert_eq!((pool.zones(), pool.lost()), (2 * nodes, 1));
+
+    let cache = KmemCache::new("zoned", Layout::new::<u64>()).unwrap();
+    for node in 0..nodes + 2 {
+        let there = node < nodes;
+        let zone = Zone::normal(node);
+        let counted = if there { 10 + node as i64 } else { 0 };
+        assert_eq!(pool.snapshot_zone(zone, Pool::Free), counted);
+        assert_eq!(pool.has(zone), there);
+        assert_eq!(Zone::normal_of(NodeId(node)), there.then_some(zone));
+        let huge = there.then_some(Zone::huge(node));
+        assert_eq!(Zone::huge_of(NodeId(node)), huge);
+        let object = cache.alloc_node_exact(node);
+        assert_eq!(object.is_some(), there, "node {node} of {nodes}");
+        if let Some(object) = object {
+            // SAFETY: it came from this cache and is not used.
+            unsafe { cache.free(object) };
+        }
+    }
 }
 
 #[test]

@@ -167,8 +167,7 @@ impl PercpuCounter {
     #[inline(never)]
     pub(crate) fn add_slow(&self, n: i64) {
         if !self.add_after_making_room(n) {
-            // Release: who sees this sees what this thread did before; pairs with the acquire of the sums.
-            self.base.fetch_add(n, AcqRel);
+            self.add_to_base(n);
         }
     }
 
@@ -342,10 +341,21 @@ impl PercpuCounter {
     pub(crate) fn settle(&self, offset: usize) -> bool {
         // SAFETY: the caller's block.
         unsafe { Shards::at(offset) }.open(self.first_batch());
+        self.adopt(offset)
+    }
+
+    /// Gives the counter a block that the caller has prepared; false when it has one already.
+    pub(crate) fn adopt(&self, offset: usize) -> bool {
         // Release: who sees the place sees the batch.
         self.place
             .compare_exchange(CLOSED, offset, Release, Relaxed)
             .is_ok()
+    }
+
+    /// Adds `n` without a shard, by one atomic add.
+    pub(crate) fn add_to_base(&self, n: i64) {
+        // Release: who sees this sees what this thread did before; pairs with the acquire of the sums.
+        self.base.fetch_add(n, AcqRel);
     }
 }
 

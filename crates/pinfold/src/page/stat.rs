@@ -20,9 +20,9 @@ struct Row([AtomicU64; ITEMS_MOST]);
 /// Each count is one relaxed atomic add to a static word. The words take no lock and no memory from
 /// the system, so that a signal handler that allocates can count anywhere.
 ///
-/// Nodes are numbered as everywhere in the allocator: from 0, in the order of the system's ids of
-/// the nodes with memory that this process may use. A process that was started with a memory policy
-/// has one number more, the last, for memory that the kernel places by that policy.
+/// Nodes are numbered as in [`Zone`](crate::vmstat::Zone). A process that was started with a memory
+/// policy, on a machine with several nodes, has one number more, the last: memory that the kernel
+/// places by that policy.
 ///
 /// ```
 /// use pinfold::page::{NUMA_STAT, NumaItem};

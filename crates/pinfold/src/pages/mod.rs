@@ -279,7 +279,8 @@ impl Pages {
         };
     }
 
-    /// What was counted while [counting](Self::set_counting) was on.
+    /// What was counted while [counting](Self::set_counting) was on: pages, in the
+    /// [`Zone::normal`] of each node.
     pub fn numa_stat(&self) -> &VmStat<NumaItem> {
         &self.stat
     }

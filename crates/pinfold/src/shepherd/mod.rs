@@ -40,7 +40,6 @@ use crate::counter::{Counters, PercpuCounter, fold_watched, watch_block};
 use crate::fork::{self, Hooks, Rank};
 use crate::sys;
 use crate::topology::{CpuSet, facts};
-use crate::vmstat::{Item, VmStat};
 use core::fmt;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -93,7 +92,7 @@ pub trait Watch: sealed::Watch {}
 
 impl<W: sealed::Watch> Watch for W {}
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Watch {
         /// Puts the thing's counts on the list, or takes them off; false without memory for it.
         fn set_watched(&self, watched: bool) -> bool;
@@ -111,12 +110,6 @@ impl sealed::Watch for PercpuCounter {
 impl sealed::Watch for Counters {
     fn set_watched(&self, watched: bool) -> bool {
         self.iter().all(|counter| counter.set_watched(watched))
-    }
-}
-
-impl<I: Item> sealed::Watch for VmStat<I> {
-    fn set_watched(&self, watched: bool) -> bool {
-        self.watch(watched)
     }
 }
 

@@ -17,7 +17,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 impl KmemCache {
     /// An object of node `node`'s memory or none; past the CPU's sheaves, under the node's lock. `None` when that node has no
-    /// memory, or is not there. Nodes are numbered from 0, in the order of the system's ids of those with memory.
+    /// memory, or is not there. Nodes are numbered as in [`Zone`](crate::vmstat::Zone).
     ///
     /// ```
     /// use pinfold::slab::KmemCache;

@@ -25,25 +25,25 @@
 //! ```
 
 mod events;
+mod open;
+#[cfg(test)]
+mod tests;
+mod zone;
 
 pub use events::VmEvents;
+use zone::ZONES_A_NODE;
+pub use zone::Zone;
 
 use crate::counter::shards::{SIZE, Shards};
-use crate::counter::{CounterError, PercpuCounter, watch_block};
-use crate::topology::{NodeId, facts};
-use crate::{percpu, sys};
+use crate::counter::{CounterError, PercpuCounter};
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 
 /// The largest threshold, as in the kernel, where differences are bytes.
 pub const THRESHOLD_MOST: u64 = 125;
-/// Zones of a node: its memory in normal pages, and in huge ones.
-const ZONES_A_NODE: usize = 2;
-/// More nodes than this share the first one's zones.
-const NODES_MOST: usize = 64;
 
 /// What is counted: an enum's variants, numbered from 0. [`vmstat_items!`](crate::vmstat_items) writes it.
 pub trait Item: Copy + 'static {
@@ -85,38 +85,22 @@ macro_rules! vmstat_items {
     };
 }
 
-/// A node's memory of one page size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Zone(usize);
-
-impl Zone {
-    /// The memory of node `node` in pages of the usual size. Nodes are numbered from 0, those with memory in the order of the
-    /// system's numbers; one that is not there counts as the first.
-    #[inline(always)]
-    pub const fn normal(node: usize) -> Zone {
-        Zone(node * ZONES_A_NODE)
-    }
-
-    /// The memory of node `node` in huge pages.
-    #[inline(always)]
-    pub const fn huge(node: usize) -> Zone {
-        Zone(node * ZONES_A_NODE + 1)
-    }
-}
-
 /// The counts of all items in all zones; usable in statics.
 ///
 /// Counting is one critical section, in any thread or signal handler; once in a threshold it folds. A static takes memory when
 /// the first thing is counted: for each zone and item 32 bytes, twice, and 32 more on each CPU that counts.
 #[derive(Debug)]
 pub struct VmStat<I: Item> {
-    /// The offset of the first zone's first item's block; the others follow, zone by zone. 0 until there are any.
+    /// The offset of the first zone's first item's block; the others follow, zone by zone. 0 until
+    /// each counter has its block.
     run: AtomicUsize,
-    /// How many zones there are; set before `run`.
+    /// How many zones there are; set before `counters`.
     zones: AtomicUsize,
     /// The counters, in the order of the blocks; null until there are any.
     counters: AtomicPtr<PercpuCounter>,
-    /// Adds that found no memory for the counters.
+    /// The offset of the blocks that the counters are being given; 0 until there are blocks.
+    claimed: AtomicUsize,
+    /// Adds that were not counted.
     lost: AtomicU64,
     items: PhantomData<fn(I)>,
 }
@@ -134,6 +118,7 @@ impl<I: Item> VmStat<I> {
             run: AtomicUsize::new(0),
             zones: AtomicUsize::new(0),
             counters: AtomicPtr::new(null_mut()),
+            claimed: AtomicUsize::new(0),
             lost: AtomicU64::new(0),
             items: PhantomData,
         }
@@ -152,6 +137,8 @@ impl<I: Item> VmStat<I> {
     }
 
     /// Adds `delta`, of any size and sign, from anywhere; never waits, and nothing is lost or doubled.
+    /// An add for a zone that is not there, or without memory for the counters, only counts for
+    /// [`lost`](Self::lost).
     ///
     /// # Panics
     ///
@@ -160,9 +147,10 @@ impl<I: Item> VmStat<I> {
     pub fn add(&self, zone: Zone, item: I, delta: i64) {
         let item = item.index();
         assert!(item < I::NAMES.len(), "an item without a name");
-        // Acquire pairs with the release in `open`.
+        // Acquire pairs with the release in `settle`.
         let run = self.run.load(Acquire);
-        let inside = zone.0 < ZONES_A_NODE || zone.0 < self.zones.load(Acquire);
+        // Relaxed: `zones` was stored before `run`. Every machine has the first node's zones.
+        let inside = zone.0 < ZONES_A_NODE || zone.0 < self.zones.load(Relaxed);
         if run != 0 && inside && delta != i64::MIN {
             let block = run + SIZE * (zone.0 * I::NAMES.len() + item);
             // SAFETY: the block of a zone and item that are there; a run is never freed while its `VmStat` lives.
@@ -178,93 +166,24 @@ impl<I: Item> VmStat<I> {
     #[cold]
     #[inline(never)]
     fn add_slow(&self, zone: usize, item: usize, delta: i64) {
-        match self.counter(zone, item) {
-            Some(counter) => counter.add(delta),
+        let counter = self
+            .open()
+            .and_then(|counters| Self::one_of(counters, zone, item));
+        match counter {
+            // Acquire pairs with the release in `settle`: the counter has its block.
+            Some(counter) if self.run.load(Acquire) != 0 => counter.add(delta),
+            Some(counter) => counter.add_to_base(delta),
             None => {
-                self.lost.fetch_add(1, AcqRel);
+                self.lost.fetch_add(1, Relaxed);
             }
         }
     }
 
-    /// The counter of an item in a zone, made if need be.
-    fn counter(&self, zone: usize, item: usize) -> Option<&PercpuCounter> {
-        let counters = self.open()?;
-        let zones = counters.len() / I::NAMES.len();
-        let zone = if zone < zones {
-            zone
-        } else {
-            zone % ZONES_A_NODE
-        };
-        counters.get(zone * I::NAMES.len() + item)
-    }
-
-    /// All counters, made if need be.
-    fn open(&self) -> Option<&[PercpuCounter]> {
-        let there = self.counters();
-        if !there.is_empty() {
-            return Some(there);
-        }
-        // Most machines have one node: a process's start shall not read its whole description.
-        let several = facts::has_several_nodes();
-        let with_memory = several.then(facts::nodes_with_memory).flatten();
-        let nodes = with_memory
-            .as_ref()
-            .map_or(1, |nodes| nodes.len().clamp(1, NODES_MOST));
-        let zones = nodes * ZONES_A_NODE;
-        let count = zones * I::NAMES.len();
-        let bytes = count * size_of::<PercpuCounter>();
-        let table = sys::map_memory(bytes.next_multiple_of(sys::page_size()))?;
-        let table = table.as_ptr().cast::<PercpuCounter>();
-        for node in 0..nodes {
-            let id = with_memory
-                .as_ref()
-                .and_then(|nodes| nodes.iter().nth(node));
-            let [memory, _] = id.map_or([None; 2], |id| facts::memory_of(NodeId(id)));
-            let memory = memory.unwrap_or((sys::physical_memory() / nodes) as u64);
-            let threshold = normal_threshold(pinfold_rseq::possible(), memory);
-            for at in 0..ZONES_A_NODE * I::NAMES.len() {
-                let at = node * ZONES_A_NODE * I::NAMES.len() + at;
-                // SAFETY: within the mapping, which nobody else knows of.
-                unsafe { table.add(at).write(PercpuCounter::make(0, threshold, 0)) };
-            }
-        }
-        self.zones.store(zones, Release);
-        // Release pairs with the acquire in `counters`.
-        match self
-            .counters
-            .compare_exchange(null_mut(), table, AcqRel, Acquire)
-        {
-            Ok(_) => self.open_run(count),
-            // SAFETY: nobody else knows of it; counters without a block have nothing to give back.
-            Err(_) => unsafe { sys::unmap(table.cast(), bytes.next_multiple_of(sys::page_size())) },
-        }
-        Some(self.counters())
-    }
-
-    /// Gives the counters blocks that lie together. Without room for that each takes its own, and all adds the slow way.
-    fn open_run(&self, count: usize) {
-        let place = || percpu::alloc(count * SIZE);
-        let Some(run) = crate::counter::register_fork().then(place).flatten() else {
-            return;
-        };
-        let mut all = true;
-        for (at, counter) in self.counters().iter().enumerate() {
-            all &= counter.settle(run + at * SIZE);
-        }
-        // A counter that somebody was quicker to count with has a block of its own, and keeps it.
-        if all {
-            self.run.store(run, Release);
-        }
-    }
-
-    /// The counters that there are, zone by zone.
-    fn counters(&self) -> &[PercpuCounter] {
-        let table = self.counters.load(Acquire);
-        if table.is_null() {
-            return &[];
-        }
-        // SAFETY: `open` wrote that many counters there, which stay as long as this does.
-        unsafe { core::slice::from_raw_parts(table, self.zones.load(Acquire) * I::NAMES.len()) }
+    /// The counter of an item in a zone, if that is there.
+    fn one_of(counters: &[PercpuCounter], zone: usize, item: usize) -> Option<&PercpuCounter> {
+        let zones = counters.len().checked_div(I::NAMES.len()).unwrap_or(0);
+        // Within the table, so that neither operation overflows.
+        (zone < zones).then(|| counters.get(zone * I::NAMES.len() + item))?
     }
 
     fn of(&self, item: I) -> impl Iterator<Item = &PercpuCounter> {
@@ -305,7 +224,14 @@ impl<I: Item> VmStat<I> {
     }
 
     fn in_zone(&self, zone: Zone, item: I) -> Option<&PercpuCounter> {
-        self.counters().get(zone.0 * I::NAMES.len() + item.index())
+        Self::one_of(self.counters(), zone.0, item.index())
+    }
+
+    /// Returns whether adds for `zone` are counted: whether its node is there. Makes the counters
+    /// if nothing was counted before; false without memory.
+    pub fn has(&self, zone: Zone) -> bool {
+        self.open()
+            .is_some_and(|counters| Self::one_of(counters, zone.0, 0).is_some())
     }
 
     /// How many zones there are: two a node. 0 as long as nothing was counted.
@@ -314,9 +240,10 @@ impl<I: Item> VmStat<I> {
         zones.unwrap_or(0)
     }
 
-    /// The threshold in a zone: how much a CPU may keep to itself.
+    /// The threshold in a zone: how much a CPU may keep to itself. 0 of a zone that is not there.
     pub fn threshold(&self, zone: Zone) -> u64 {
-        self.counter(zone.0, 0).map_or(0, PercpuCounter::batch)
+        let counters = self.open().unwrap_or_default();
+        Self::one_of(counters, zone.0, 0).map_or(0, PercpuCounter::batch)
     }
 
     /// Sets the threshold of every zone and item, for a time when totals matter (the kernel does so under memory pressure); fewer
@@ -329,10 +256,8 @@ impl<I: Item> VmStat<I> {
     ///
     /// As for [`PercpuCounter::set_batch`]; the thresholds that come before stay set.
     pub fn set_threshold(&self, threshold: u64) -> Result<(), CounterError> {
-        let counters = self.open().ok_or(CounterError::OutOfMemory)?;
-        counters
-            .iter()
-            .try_for_each(|counter| counter.set_batch(threshold))
+        let mut counters = self.open_all()?.iter();
+        counters.try_for_each(|counter| counter.set_batch(threshold))
     }
 
     /// Puts the thresholds back to what the formula says.
@@ -341,10 +266,8 @@ impl<I: Item> VmStat<I> {
     ///
     /// As for [`set_threshold`](Self::set_threshold).
     pub fn set_normal_threshold(&self) -> Result<(), CounterError> {
-        let counters = self.open().ok_or(CounterError::OutOfMemory)?;
-        counters
-            .iter()
-            .try_for_each(|counter| counter.set_batch(counter.first_batch()))
+        let mut counters = self.open_all()?.iter();
+        counters.try_for_each(|counter| counter.set_batch(counter.first_batch()))
     }
 
     /// Brings what every CPU has counted into the totals; returns how many shards had moved. Runs here alone.
@@ -357,20 +280,10 @@ impl<I: Item> VmStat<I> {
         self.open().is_some()
     }
 
-    /// How many adds found no memory to be counted in.
+    /// How many adds were not counted: those for a zone that is not there, and those that found no
+    /// memory for the counters.
     pub fn lost(&self) -> u64 {
-        self.lost.load(Acquire)
-    }
-
-    /// Has every shepherd fold these counts, or not any more. False without memory.
-    pub(crate) fn watch(&self, watched: bool) -> bool {
-        self.open().is_some_and(|counters| {
-            counters.iter().all(|counter| {
-                counter
-                    .place()
-                    .is_some_and(|shards| watch_block(shards.offset(), SIZE, watched))
-            })
-        })
+        self.lost.load(Relaxed)
     }
 }
 
@@ -383,21 +296,6 @@ impl<I: Item> fmt::Display for VmStat<I> {
             writeln!(f, "{name} {total}")?;
         }
         Ok(())
-    }
-}
-
-impl<I: Item> Drop for VmStat<I> {
-    fn drop(&mut self) {
-        let counters = core::ptr::from_ref(self.counters()).cast_mut();
-        if self.counters().is_empty() {
-            return;
-        }
-        let bytes = size_of_val(self.counters()).next_multiple_of(sys::page_size());
-        // SAFETY: `open` wrote the counters to a mapping of that size, which is nobody else's any more. Each gives its block back.
-        unsafe {
-            counters.drop_in_place();
-            sys::unmap(counters.cast(), bytes);
-        }
     }
 }
 

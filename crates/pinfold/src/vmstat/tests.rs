@@ -1,0 +1,71 @@
+use super::*;
+use std::thread;
+
+/// So many that giving each its block takes as long as a thread needs to come in between.
+#[derive(Clone, Copy)]
+struct Many(usize);
+
+impl Item for Many {
+    const NAMES: &'static [&'static str] = &["item"; 256];
+    fn index(self) -> usize {
+        self.0
+    }
+}
+
+const FIRST: Many = Many(0);
+const LAST: Many = Many(255);
+const ROUNDS: usize = 300;
+const THREADS: usize = 2;
+
+/// Threads that count for the first time at once lose nothing, and leave the fast path open.
+#[test]
+fn a_race_for_the_first_count_ends_on_the_fast_path() {
+    for round in 0..ROUNDS {
+        let stat: VmStat<Many> = VmStat::new();
+        let there = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (stat, there) = (&stat, &there);
+                scope.spawn(move || {
+                    there.fetch_add(1, Relaxed);
+                    while there.load(Relaxed) < THREADS {
+                        core::hint::spin_loop();
+                    }
+                    // Differently late, so that the threads meet in every step.
+                    for _ in 0..thread * round * 4 {
+                        core::hint::spin_loop();
+                    }
+                    stat.inc(Zone::huge(0), LAST);
+                    stat.inc(Zone::normal(0), FIRST);
+                });
+            }
+        });
+        assert_ne!(
+            stat.run.load(Acquire),
+            0,
+            "slow for ever after round {round}"
+        );
+        let counted = [stat.snapshot(FIRST), stat.snapshot(LAST)];
+        assert_eq!(counted, [THREADS as i64; 2]);
+        assert_eq!(stat.lost(), 0);
+    }
+}
+
+/// A thread may leave after any step: other threads finish what it began.
+#[test]
+fn what_one_thread_began_another_finishes() {
+    let stat: VmStat<Many> = VmStat::new();
+    stat.make_counters().unwrap();
+    stat.counters()[LAST.0].add_to_base(5);
+    let run = stat.claim(stat.counters());
+    assert_ne!(run, 0);
+    assert!(stat.counters()[0].adopt(run));
+    assert_eq!(stat.run.load(Acquire), 0);
+    // Another row is not used, and goes back.
+    assert_eq!(stat.claim(stat.counters()), run);
+
+    assert!(stat.init());
+    assert_eq!(stat.run.load(Acquire), run);
+    stat.inc(Zone::normal(0), LAST);
+    assert_eq!(stat.snapshot(LAST), 6);
+}

@@ -1,0 +1,66 @@
+//! Where things are counted: a node's memory of one page size.
+
+use crate::topology::NodeId;
+use crate::{mempolicy, nodes};
+
+/// Zones of a node: its memory in normal pages, and in huge ones.
+pub(super) const ZONES_A_NODE: usize = 2;
+
+/// A node's memory of one page size.
+///
+/// Nodes are numbered here as everywhere in the library, for example in
+/// [`KmemCache::alloc_node`](crate::slab::KmemCache::alloc_node) and
+/// [`NUMA_STAT`](crate::page::NUMA_STAT): from 0, in the order of the system's ids of the nodes
+/// with memory that this process could use when it started. [`normal_of`](Self::normal_of) and
+/// [`huge_of`](Self::huge_of) take the system's id instead.
+///
+/// A `Zone` of a node that is not there can be made. A [`VmStat`] does not count there:
+/// [`VmStat::lost`] counts the adds, and the zone reads as 0.
+///
+/// ```
+/// use pinfold::topology::NodeId;
+/// use pinfold::vmstat::{VmStat, Zone};
+///
+/// pinfold::vmstat_items! {
+///     pub enum Ring {
+///         Used = "nr_used",
+///     }
+/// }
+///
+/// static RING: VmStat<Ring> = VmStat::new();
+/// let nowhere = Zone::normal(1000);
+/// RING.inc(nowhere, Ring::Used);
+/// assert!(!RING.has(nowhere));
+/// assert_eq!((RING.snapshot_zone(nowhere, Ring::Used), RING.lost()), (0, 1));
+/// assert_eq!(Zone::normal_of(NodeId(1000)), None);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Zone(pub(super) usize);
+
+impl Zone {
+    /// Returns the memory of node `node` in pages of the usual size.
+    #[inline(always)]
+    pub const fn normal(node: usize) -> Zone {
+        Zone(node.saturating_mul(ZONES_A_NODE))
+    }
+
+    /// Returns the memory of node `node` in huge pages.
+    #[inline(always)]
+    pub const fn huge(node: usize) -> Zone {
+        Zone(node.saturating_mul(ZONES_A_NODE).saturating_add(1))
+    }
+
+    /// Returns the memory, in pages of the usual size, of the node with the system's id `node`;
+    /// `None` if this process could not use the node when it started.
+    pub fn normal_of(node: NodeId) -> Option<Zone> {
+        mempolicy::init();
+        nodes::with_id(node.0).map(Zone::normal)
+    }
+
+    /// Returns the memory, in huge pages, of the node with the system's id `node`; `None` if this
+    /// process could not use the node when it started.
+    pub fn huge_of(node: NodeId) -> Option<Zone> {
+        mempolicy::init();
+        nodes::with_id(node.0).map(Zone::huge)
+    }
+}
