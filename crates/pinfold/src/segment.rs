@@ -92,11 +92,14 @@ pub struct ClassRow {
 crate::vmstat_items! {
     /// What the slow paths of a cache count, with the kernel's names. [`SlabEvent::is_locked`] tells
     /// the two kinds apart.
+    ///
+    /// The order is by cache line: what takes no lock, what is rare, and what the holder of the lock
+    /// counts together.
     pub enum SlabEvent {
-        /// Allocations that found the sheaf empty.
-        AllocSlowpath = "alloc_slowpath",
-        /// Frees that found the sheaf full.
-        FreeSlowpath = "free_slowpath",
+        /// The part of `alloc_slowpath` that took no lock.
+        AllocLockless = "alloc_lockless",
+        /// The part of `free_slowpath` that took no lock.
+        FreeLockless = "free_lockless",
         /// Objects given out of another node's memory than wanted.
         AllocNodeMismatch = "alloc_node_mismatch",
         /// Objects that were freed on another node than theirs, and went home.
@@ -105,6 +108,14 @@ crate::vmstat_items! {
         FreeRcuSheaf = "free_rcu_sheaf",
         /// Objects lost because there was no memory for a sheaf in which they could have waited.
         FreeRcuSheafFail = "free_rcu_sheaf_fail",
+        /// Slabs made.
+        SlabAlloc = "slab_alloc",
+        /// Slabs given back to the arena.
+        SlabFree = "slab_free",
+        /// Allocations that found the sheaf empty, less [`AllocLockless`](Self::AllocLockless).
+        AllocSlowpath = "alloc_slowpath",
+        /// Frees that found the sheaf full, less [`FreeLockless`](Self::FreeLockless).
+        FreeSlowpath = "free_slowpath",
         /// Full sheaves taken from the barn.
         BarnGet = "barn_get",
         /// Times that the barn had no full sheaf to give.
@@ -121,10 +132,6 @@ crate::vmstat_items! {
         Flushed = "flushed",
         /// Objects given back to slabs out of sheaves.
         SheafFlush = "sheaf_flush",
-        /// Slabs made.
-        SlabAlloc = "slab_alloc",
-        /// Slabs given back to the arena.
-        SlabFree = "slab_free",
         /// Slabs that were full until an object came back.
         FreeAddPartial = "free_add_partial",
         /// Slabs whose last object came back.
@@ -133,9 +140,9 @@ crate::vmstat_items! {
 }
 
 impl SlabEvent {
-    /// Whether only the thread that holds the node's lock counts this event.
+    /// Returns whether only the thread that holds the node's lock counts this event.
     pub const fn is_locked(self) -> bool {
-        self as usize >= SlabEvent::BarnGet as usize
+        self as usize >= SlabEvent::SlabAlloc as usize
     }
 }
 

@@ -186,7 +186,9 @@ impl Process {
                 alloc: call(Call::alloc(nth))?,
                 free: call(Call::free(nth))?,
                 slowpath: event(SlabEvent::AllocSlowpath)?
-                    .wrapping_add(event(SlabEvent::FreeSlowpath)?),
+                    .wrapping_add(event(SlabEvent::AllocLockless)?)
+                    .wrapping_add(event(SlabEvent::FreeSlowpath)?)
+                    .wrapping_add(event(SlabEvent::FreeLockless)?),
                 refilled: event(SlabEvent::Refilled)?,
                 flushed: event(SlabEvent::Flushed)?,
                 slab_alloc: event(SlabEvent::SlabAlloc)?,

@@ -18,11 +18,13 @@ enum Source {
     Checks(DebugFlags),
     /// How often this occurred.
     Counted(SlabEvent),
+    /// How often either occurred.
+    Both(SlabEvent, SlabEvent),
 }
 
 /// All attributes, in the order in which they are listed.
 const ALL: [(&str, Source); 42] = {
-    use Source::{Checks, Counted, Fixed, Used};
+    use Source::{Both, Checks, Counted, Fixed, Used};
     [
         ("object_size", Fixed(|info| info.cache.object)),
         ("slab_size", Fixed(|info| info.cache.size)),
@@ -54,8 +56,14 @@ const ALL: [(&str, Source); 42] = {
         ("store_user", Checks(DebugFlags::USER)),
         ("trace", Checks(DebugFlags::TRACE)),
         ("hardened", Fixed(|info| info.is_hardened().into())),
-        ("alloc_slowpath", Counted(SlabEvent::AllocSlowpath)),
-        ("free_slowpath", Counted(SlabEvent::FreeSlowpath)),
+        (
+            "alloc_slowpath",
+            Both(SlabEvent::AllocSlowpath, SlabEvent::AllocLockless),
+        ),
+        (
+            "free_slowpath",
+            Both(SlabEvent::FreeSlowpath, SlabEvent::FreeLockless),
+        ),
         ("barn_get", Counted(SlabEvent::BarnGet)),
         ("barn_get_fail", Counted(SlabEvent::BarnGetFail)),
         ("barn_put", Counted(SlabEvent::BarnPut)),
@@ -83,6 +91,10 @@ impl Source {
             Source::Used(value) => value(&reading().usage) as u64,
             Source::Checks(flags) => info.debug_flags().contains(flags).into(),
             Source::Counted(event) => reading().counts[event as usize],
+            Source::Both(one, other) => {
+                let counts = reading().counts;
+                counts[one as usize].wrapping_add(counts[other as usize])
+            }
         }
     }
 }
@@ -120,7 +132,7 @@ impl Info {
     pub fn attribute(&self, name: &str) -> Option<u64> {
         let &(_, source) = ALL.iter().find(|attribute| attribute.0 == name)?;
         Some(source.read(*self, || match source {
-            Source::Counted(_) => Reading {
+            Source::Counted(_) | Source::Both(..) => Reading {
                 counts: self.counts(),
                 ..Reading::default()
             },

@@ -144,7 +144,7 @@ impl Cache {
         self.deferred.used.store(true, Relaxed);
         ANY_USED.store(true, Relaxed);
         let node = self.here();
-        let fresh = node.exchange_for_empty(self, None).ok();
+        let fresh = node.empty_sheaf(self);
         let fresh = fresh
             .or_else(|| Sheaf::new(self.capacity()))
             .or_else(|| self.emptied_spare());

@@ -96,7 +96,7 @@ impl Cache {
             // SAFETY: the caller's promise.
             return unsafe { self.free_hardened(hardening, object) };
         }
-        self.here().count(SlabEvent::FreeSlowpath, 1);
+        self.here().count(SlabEvent::FreeLockless, 1);
         percpu::before_giving(self);
         if let Some(plan) = self.plan() {
             // SAFETY: the caller's promise.
@@ -175,7 +175,6 @@ impl Cache {
     fn refill_hardened(&self, hardening: &Hardening) -> *mut u8 {
         let ask = self.ask();
         let node = &self.nodes()[ask.node];
-        node.count(SlabEvent::AllocSlowpath, 1);
         percpu::tick();
         let at = self.main() + SPARE;
         // The empty sheaf that is there, if it still is.
@@ -300,7 +299,6 @@ impl Cache {
             return;
         }
         let node = self.here();
-        node.count(SlabEvent::FreeSlowpath, 1);
         percpu::before_giving(self);
         let at = self.main() + HELD;
         let full = load(at).filter(|&word| {
@@ -314,7 +312,10 @@ impl Cache {
         }
         let sheaf = match full {
             // What was other nodes' has gone home, so that there is room.
-            Some(sheaf) if !sheaf.is_full() => Ok(sheaf),
+            Some(sheaf) if !sheaf.is_full() => {
+                node.count(SlabEvent::FreeLockless, 1);
+                Ok(sheaf)
+            }
             full => node.exchange_for_empty(self, full),
         };
         match sheaf {

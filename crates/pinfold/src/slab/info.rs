@@ -162,8 +162,8 @@ impl Info {
         let Reading { usage, counts } = self.read();
         let count = |event: SlabEvent| counts[event as usize];
         let statistics = Statistics {
-            alloc_slowpath: count(SlabEvent::AllocSlowpath),
-            free_slowpath: count(SlabEvent::FreeSlowpath),
+            alloc_slowpath: count(SlabEvent::AllocSlowpath) + count(SlabEvent::AllocLockless),
+            free_slowpath: count(SlabEvent::FreeSlowpath) + count(SlabEvent::FreeLockless),
             barn_get: count(SlabEvent::BarnGet),
             barn_get_fail: count(SlabEvent::BarnGetFail),
             barn_put: count(SlabEvent::BarnPut),

@@ -127,8 +127,10 @@ impl Node {
         empty: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
         let Some(mut stock) = self.stock_to_alloc(cache) else {
+            self.count(SlabEvent::AllocLockless, 1);
             return Err(empty);
         };
+        stock.count(SlabEvent::AllocSlowpath, 1);
         stock.exchanged(cache);
         self.take_back(cache, &mut stock);
         // What was freed to a hardened cache has its way through `exchange_quarantined`.
@@ -142,12 +144,12 @@ impl Node {
             return Ok(full);
         }
         stock.count(SlabEvent::BarnGetFail, 1);
-        let mut sheaf = match empty.or_else(|| stock.empty.take()) {
+        let mut sheaf = match empty {
             Some(mut sheaf) => {
                 sheaf.resize(cache.capacity());
                 sheaf
             }
-            None => Sheaf::new(cache.capacity()).ok_or(None)?,
+            None => stock.take_empty(cache).ok_or(None)?,
         };
         let slots = sheaf.slots();
         let taken = stock.slabs.take(cache, ask, slots);
@@ -178,6 +180,7 @@ impl Node {
             return Err(empty);
         }
         let full = stock.full.take_oldest().ok_or(None)?;
+        stock.count(SlabEvent::AllocSlowpath, 1);
         if let Some(empty) = empty {
             stock.put_empty(empty);
         }
@@ -196,8 +199,10 @@ impl Node {
         full: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
         let Some(mut stock) = self.stock() else {
+            self.count(SlabEvent::FreeLockless, 1);
             return Err(full);
         };
+        stock.count(SlabEvent::FreeSlowpath, 1);
         stock.exchanged(cache);
         if let Some(sheaf) = full {
             stock.count(SlabEvent::BarnPut, 1);
@@ -207,13 +212,14 @@ impl Node {
                 return Ok(emptied);
             }
         }
-        match stock.empty.take() {
-            Some(mut sheaf) => {
-                sheaf.resize(cache.capacity());
-                Ok(sheaf)
-            }
-            None => Sheaf::new(cache.capacity()).ok_or(None),
-        }
+        stock.take_empty(cache).ok_or(None)
+    }
+
+    /// An empty sheaf; `None` when the lock cannot be had, or there is no memory.
+    pub(super) fn empty_sheaf(&self, cache: &Cache) -> Option<Sheaf> {
+        let mut stock = self.stock()?;
+        stock.exchanged(cache);
+        stock.take_empty(cache)
     }
 
     /// Puts a sheaf, whatever is in it, into the barn, or its objects into their slabs.
@@ -400,6 +406,17 @@ impl Stock {
                 cache.widen();
             }
             self.counted = now;
+        }
+    }
+
+    /// An empty sheaf, from the barn or a new one; `None` when there is no memory.
+    fn take_empty(&mut self, cache: &Cache) -> Option<Sheaf> {
+        match self.empty.take() {
+            Some(mut sheaf) => {
+                sheaf.resize(cache.capacity());
+                Some(sheaf)
+            }
+            None => Sheaf::new(cache.capacity()),
         }
     }
 

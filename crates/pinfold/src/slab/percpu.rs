@@ -213,10 +213,12 @@ impl Cache {
         }
         let ask = self.ask();
         let node = &self.nodes()[ask.node];
-        node.count(SlabEvent::AllocSlowpath, 1);
         tick();
         let sheaf = match self.take_spare() {
-            Some(spare) if !spare.is_empty() => Ok(spare),
+            Some(spare) if !spare.is_empty() => {
+                node.count(SlabEvent::AllocLockless, 1);
+                Ok(spare)
+            }
             other => node.exchange_for_full(self, ask, other),
         };
         match sheaf {
@@ -254,14 +256,16 @@ impl Cache {
             return;
         }
         let node = self.here();
-        node.count(SlabEvent::FreeSlowpath, 1);
         before_giving(self);
         let mut spare = self.take_spare();
         if let Some(full) = spare.as_mut().filter(|spare| spare.is_full()) {
             self.send_home(node, full);
         }
         let sheaf = match spare {
-            Some(spare) if !spare.is_full() => Ok(spare),
+            Some(spare) if !spare.is_full() => {
+                node.count(SlabEvent::FreeLockless, 1);
+                Ok(spare)
+            }
             other => node.exchange_for_empty(self, other),
         };
         match sheaf {

@@ -146,7 +146,7 @@ impl Cache {
     /// Takes objects past the sheaves, from the asked node's slabs only; returns how many.
     pub(super) fn alloc_only_from(&self, ask: Ask, objects: &mut [*mut u8]) -> usize {
         if self.checks() {
-            self.nodes()[ask.node].count(SlabEvent::AllocSlowpath, objects.len());
+            self.nodes()[ask.node].count(SlabEvent::AllocLockless, objects.len());
         }
         if let Some(plan) = self.plan() {
             let one = |object: &mut *mut u8| {

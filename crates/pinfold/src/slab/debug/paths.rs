@@ -246,7 +246,7 @@ impl Cache {
     pub(in crate::slab) fn alloc_debugged_here(&self, plan: &Plan, requested: usize) -> *mut u8 {
         let ask = self.ask();
         let node = &self.nodes()[ask.node];
-        node.count(SlabEvent::AllocSlowpath, 1);
+        node.count(SlabEvent::AllocLockless, 1);
         let mut object = self.alloc_debugged(plan, ask, requested);
         if !object.is_null() {
             return object;
