@@ -4,10 +4,11 @@
 mod common;
 
 use common::{Random, cpus, pin};
-use pinfold::mempolicy::{Mempolicy, Mode, RangeError};
+use pinfold::mempolicy::{Mempolicy, Mode, RangeError, SharedPolicy};
 use pinfold::page::node_of;
 use pinfold::pages::Pages;
 use pinfold::slab::{CacheError, KmemCache};
+use pinfold::topology::NodeSet;
 use std::alloc::Layout;
 use std::collections::HashSet;
 use std::ptr::NonNull;
@@ -104,6 +105,55 @@ fn modes() {
         };
         assert_eq!(nodes_of(&pages, 0..4), expected, "{text}");
     }
+}
+
+#[test]
+fn a_rebind_to_unknown_nodes_is_refused() {
+    with_nodes(NODES, "rebinds");
+}
+
+#[test]
+#[ignore = "needs four nodes; run by a_rebind_to_unknown_nodes_is_refused"]
+fn rebinds() {
+    if !faked() {
+        return;
+    }
+    let allowed = |list: &str| NodeSet::parse(list.as_bytes()).unwrap();
+    let pages = Pages::new("rebound").unwrap();
+    pages.set_policy(0..10, Some(&policy("bind:0"))).unwrap();
+    pages
+        .set_policy(10..20, Some(&policy("interleave:0-1")))
+        .unwrap();
+    pages.set_policy(20..30, Some(&policy("prefer:3"))).unwrap();
+    pages.set_policy(30..40, Some(&policy("local"))).unwrap();
+    let now = || {
+        let nodes = [0..2, 10..12, 20..21].map(|places| nodes_of(&pages, places));
+        (pages.policies().to_string(), nodes.concat())
+    };
+    pages.rebind(&allowed("0-3")).unwrap();
+    assert_eq!(now().1, [0, 0, 0, 1, 3]);
+    pages.rebind(&allowed("2-5")).unwrap();
+    assert_eq!(now().1, [2, 2, 2, 3, 3]);
+    let before = now();
+    for unknown in ["4-7", "63"] {
+        let refused = pages.rebind(&allowed(unknown));
+        assert_eq!(refused, Err(RangeError::UnknownNodes), "{unknown}");
+        assert_eq!(now(), before, "{unknown}");
+    }
+    // Some of the nodes are known: those give pages.
+    pages.rebind(&allowed("3-4")).unwrap();
+    assert_eq!(now().1, [3, 3, 3, 3, 3]);
+    // Nobody's policy comes to these: they are wishes, or of the thread's node.
+    pages.set_policy(0..20, None).unwrap();
+    pages.rebind(&allowed("7")).unwrap();
+    assert_eq!(nodes_of(&pages, 20..21), [3]);
+    // A map that is not the allocator's follows to any node.
+    let shared = SharedPolicy::new();
+    shared.set(0..1, Some(&policy("bind=relative:0"))).unwrap();
+    shared.rebind(&allowed("7")).unwrap();
+    assert_eq!(shared.to_string(), "0-1 bind=relative:0\n");
+    let nodes = shared.lookup(0).map(|policy| policy.nodes().to_string());
+    assert_eq!(nodes.as_deref(), Some("7"));
 }
 
 #[test]

@@ -50,6 +50,9 @@ pub enum RangeError {
     OutOfMemory,
     /// None of the nodes that the policy names has memory that this process may use.
     NoNodes,
+    /// None of the nodes that a range's policy would come to could be used when this process
+    /// started, and the allocator only knows those that could.
+    UnknownNodes,
 }
 
 impl fmt::Display for RangeError {
@@ -61,6 +64,9 @@ impl fmt::Display for RangeError {
             }
             RangeError::NoNodes => {
                 "none of the policy's nodes may be used here; see Mems_allowed_list in /proc/self/status"
+            }
+            RangeError::UnknownNodes => {
+                "none of the nodes that a range's policy would come to could be used when this process started; start it again to use them"
             }
             RangeError::OutOfMemory => "no memory for another range of a shared policy",
         })
@@ -170,10 +176,11 @@ impl<const WORDS: usize> Ranges<WORDS> {
         Ok(())
     }
 
-    /// Replaces every range's words, all at once. O(n). After an error nothing has changed.
+    /// Replaces every range's words, all at once. O(n). After an error, which may be one of
+    /// `change`, nothing has changed.
     pub(crate) fn update(
         &self,
-        mut change: impl FnMut(&mut [u64; WORDS]),
+        mut change: impl FnMut(&mut [u64; WORDS]) -> Result<(), RangeError>,
     ) -> Result<(), RangeError> {
         let _held = WRITER.lock().ok_or(RangeError::Busy)?;
         let old = self.active();
@@ -182,7 +189,7 @@ impl<const WORDS: usize> Ranges<WORDS> {
         }
         let mut draft = self.draft(old.len())?;
         for mut record in (0..old.len()).filter_map(|at| old.record(at)) {
-            change(&mut record.words);
+            change(&mut record.words)?;
             draft.push(&record);
         }
         draft.finish();

@@ -137,10 +137,25 @@ impl SharedPolicy {
     /// ```
     #[doc(alias = "mpol_rebind_policy")]
     pub fn rebind(&self, allowed: &NodeSet) -> Result<(), RangeError> {
+        self.rebind_if(allowed, |_| true)
+    }
+
+    /// As [`rebind`](Self::rebind), unless a policy's nodes change to what is not `possible`:
+    /// [`RangeError::UnknownNodes`], and nothing has changed.
+    pub(crate) fn rebind_if(
+        &self,
+        allowed: &NodeSet,
+        possible: impl Fn(&Mempolicy) -> bool,
+    ) -> Result<(), RangeError> {
         self.ranges.update(|words| {
-            let mut policy = policy_in(words);
+            let before = policy_in(words);
+            let mut policy = before.clone();
             policy.rebind(allowed);
+            if policy.nodes() != before.nodes() && !possible(&policy) {
+                return Err(RangeError::UnknownNodes);
+            }
             *words = record_of(&policy, Placement::again(&policy));
+            Ok(())
         })
     }
 

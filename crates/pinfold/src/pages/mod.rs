@@ -147,11 +147,16 @@ impl Pages {
 
     /// Follows a change of the nodes that the process may use, as the flags of each range's policy say.
     ///
+    /// The allocator knows the nodes that the process could use when it started. As for
+    /// [`set_policy`](Self::set_policy), other nodes of a policy give no pages, and a policy needs
+    /// at least one node that does.
+    ///
     /// # Errors
     ///
-    /// [`RangeError`], and nothing has changed.
+    /// [`RangeError::UnknownNodes`] when a policy would come to other nodes only;
+    /// [`RangeError::Busy`] and [`RangeError::OutOfMemory`]. Nothing has changed then.
     pub fn rebind(&self, allowed: &NodeSet) -> Result<(), RangeError> {
-        self.policy.rebind(allowed)
+        self.policy.rebind_if(allowed, Placement::is_possible)
     }
 
     /// A page for a place, by its effective policy. What it holds is left from its last use. `None` when no node that the

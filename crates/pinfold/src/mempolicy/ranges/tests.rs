@@ -60,7 +60,11 @@ fn updates_all_and_merges_what_became_equal() {
     for page in 0..10 {
         map.set(page, page + 1, Some(&words(page))).unwrap();
     }
-    map.update(|w| *w = words(w[0] / 5)).unwrap();
+    map.update(|w| {
+        *w = words(w[0] / 5);
+        Ok(())
+    })
+    .unwrap();
     assert_eq!(all(&map), [(0, 5, 0), (5, 10, 1)]);
 }
 
@@ -85,7 +89,7 @@ fn refuses_what_is_no_range_and_whoever_holds_the_lock() {
     map.set(1, 3, Some(&words(1))).unwrap();
     let held = WRITER.lock();
     assert_eq!(map.set(1, 2, None), Err(RangeError::Busy));
-    assert_eq!(map.update(|_| ()), Err(RangeError::Busy));
+    assert_eq!(map.update(|_| Ok(())), Err(RangeError::Busy));
     // A handler may look all the same.
     assert!(map.lookup(1, []).is_some());
     assert_eq!(all(&map), [(1, 3, 1)]);
