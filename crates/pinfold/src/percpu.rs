@@ -10,7 +10,8 @@
 //! | header | closed | blocks…   | header | closed | blocks…   …   | shared unit: | blocks…
 //! ```
 //!
-//! A unit is installed by the first slow path that runs on its CPU, and stays.
+//! A unit is installed by the first slow path that runs on its CPU, and stays. On a machine with
+//! several nodes its pages lie on the CPU's node, whatever the process's memory policy is.
 
 use crate::fork::{self, Hooks, Rank};
 use crate::lock::{Guard, Lock};
@@ -18,7 +19,7 @@ use crate::sys;
 use crate::topology::facts;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
-use pinfold_rseq::{Index, MAX_INDEX, UNIT_HEADER, Units, current, possible};
+use pinfold_rseq::{Backend, Index, MAX_INDEX, UNIT_HEADER, Units, backend, current, possible};
 
 /// The units of all per-CPU memory of the library but the slab layer's.
 pub(crate) static UNITS: Units = Units::new();
@@ -276,13 +277,43 @@ pub(crate) fn install_here() -> Option<usize> {
         return None;
     }
     if UNITS.unit(index).is_null() {
+        let unit = word_at(index, 0).as_ptr().cast();
+        // SAFETY: the unit is a stride of whole pages in the units' mapping.
+        unsafe { place_near(index, unit, STRIDE.load(Relaxed)) };
         // In use before installed: whoever walks the units meanwhile finds zeroes. Release pairs with the acquire in `used`.
         IN_USE_WORDS.fetch_max(index / 64 + 1, Release);
         IN_USE[index / 64].fetch_or(1 << (index % 64), Release);
         // Another thread may have been faster, with the same unit.
-        let _ = UNITS.install(index, word_at(index, 0).as_ptr().cast());
+        let _ = UNITS.install(index, unit);
     }
     Some(index)
+}
+
+/// Has the kernel place the pages of a unit, which are not touched yet, on the node of CPU `index`:
+/// the process's memory policy could place them anywhere. Does nothing on a machine with one node,
+/// and where units are of concurrency ids, which move between nodes. Goes on where the kernel
+/// refuses.
+///
+/// Two system calls, once for a unit; one more on a CPU whose node has no memory.
+///
+/// # Safety
+///
+/// `[unit, unit + size)` are whole pages of a mapping of ours.
+#[cold]
+pub(crate) unsafe fn place_near(index: usize, unit: *mut u8, size: usize) {
+    if !facts::has_several_nodes() || backend() == Backend::Rseq(Index::Cid) {
+        return;
+    }
+    let here = sys::cpu_and_node().filter(|&(cpu, _)| cpu == index);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let node = here.map(|(_, node)| node);
+        // A thread that has left the CPU, and a CPU without memory of its own: the threads that
+        // touch the unit run on the CPU.
+        if node.is_none() || !sys::prefer_node(unit, size, node) {
+            sys::prefer_node(unit, size, None);
+        }
+    }
 }
 
 /// The bytes from a unit's start that hold all blocks allocated so far, in whole pages, if these are `blocks` bytes and nobody

@@ -6,8 +6,8 @@
 //! 1. [`Segment`], the head.
 //! 2. From [`Segment::events_at`] on, [`NodeEvents`] for each row of [`Segment::classes`] and each
 //!    node, row by row.
-//! 3. From [`Segment::units_at`] on, the beginnings of the process's per-CPU units: one for each CPU
-//!    (or concurrency id) and one that all share.
+//! 3. From [`Segment::units_at`] on, the beginnings of the process's per-CPU units: one for each
+//!    CPU (or concurrency id) and one that all share.
 //!
 //! Three kinds of numbers live here:
 //!
@@ -90,11 +90,11 @@ pub struct ClassRow {
 }
 
 crate::vmstat_items! {
-    /// What the slow paths of a cache count, with the kernel's names. [`SlabEvent::is_locked`] tells
-    /// the two kinds apart.
+    /// What the slow paths of a cache count, with the kernel's names.
+    /// [`SlabEvent::is_locked`] tells the two kinds apart.
     ///
-    /// The order is by cache line: what takes no lock, what is rare, and what the holder of the lock
-    /// counts together.
+    /// The order is by cache line: what takes no lock, what is rare, and what the holder of the
+    /// lock counts together.
     pub enum SlabEvent {
         /// The part of `alloc_slowpath` that took no lock.
         AllocLockless = "alloc_lockless",
@@ -162,8 +162,8 @@ impl NodeEvents {
 
     /// Adds `n` to `event`.
     ///
-    /// An event that [is locked](SlabEvent::is_locked) needs no atomic read-modify-write: the caller
-    /// holds the node's lock, so that no other thread writes the word.
+    /// An event that [is locked](SlabEvent::is_locked) needs no atomic read-modify-write: the
+    /// caller holds the node's lock, so that no other thread writes the word.
     #[inline]
     pub(crate) fn add(&self, event: SlabEvent, n: usize) {
         let word = &self.0[event as usize];
@@ -283,8 +283,8 @@ pub fn place_of(calls: &VmEvents<Call>) -> Option<usize> {
 ///
 /// # Safety
 ///
-/// `shared` comes from [`place_calls`]; the file is zeroed, large enough, and nobody cuts it; no other thread counts meanwhile,
-/// or what it counts may be lost.
+/// `shared` comes from [`place_calls`]; the file is zeroed, large enough, and nobody cuts it; no
+/// other thread counts meanwhile, or what it counts may be lost.
 pub unsafe fn share_units(fd: i32, offset: usize, shared: Shared) -> bool {
     // SAFETY: the caller's promise.
     unsafe { percpu::share(fd, offset, shared.bytes) }

@@ -226,32 +226,50 @@ pub(crate) unsafe fn remap(at: *mut u8, old: usize, new: usize) -> Option<NonNul
     })
 }
 
-/// Asks the kernel to place pages on `node` when it can.
+/// Asks the kernel to place pages on `node` when it can; with `None`, on the node of the CPU that
+/// touches a page first. Returns false when the kernel refuses: the policy is as before then.
 ///
 /// # Safety
 ///
 /// `[at, at + size)` are whole pages of a mapping of ours.
-pub(crate) unsafe fn prefer_node(at: *mut u8, size: usize, node: usize) {
-    /// From `include/uapi/linux/mempolicy.h`.
+pub(crate) unsafe fn prefer_node(at: *mut u8, size: usize, node: Option<usize>) -> bool {
+    /// From `include/uapi/linux/mempolicy.h`. Without a node it stands for the local one.
     const MPOL_PREFERRED: libc::c_int = 1;
     let mut mask = [0u64; 16];
-    if let Some(word) = mask.get_mut(node / 64) {
+    if let Some(node) = node {
+        let Some(word) = mask.get_mut(node / 64) else {
+            return false;
+        };
         *word = 1 << (node % 64);
-        // The kernel takes one from the count of bits.
-        let bits = mask.len() * 64 + 1;
-        // SAFETY: the caller's promise; the mask has as many bits as said. A refusal leaves the default policy.
-        keep_errno(|| unsafe {
-            libc::syscall(
-                libc::SYS_mbind,
-                at,
-                size,
-                MPOL_PREFERRED,
-                mask.as_ptr(),
-                bits,
-                0,
-            )
-        });
     }
+    // The kernel takes one from the count of bits.
+    let bits = mask.len() * 64 + 1;
+    // SAFETY: the caller's promise; the mask has as many bits as said.
+    let answer = keep_errno(|| unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            at,
+            size,
+            MPOL_PREFERRED,
+            mask.as_ptr(),
+            bits,
+            0,
+        )
+    });
+    answer == 0
+}
+
+/// The CPU that the thread runs on, and the system's id of that CPU's node.
+pub(crate) fn cpu_and_node() -> Option<(usize, usize)> {
+    let (mut cpu, mut node) = (0u32, 0u32);
+    let answer = keep_errno(|| {
+        // SAFETY: both are writable; the third argument is unused.
+        unsafe {
+            let unused = null_mut::<u8>();
+            libc::syscall(libc::SYS_getcpu, &raw mut cpu, &raw mut node, unused)
+        }
+    });
+    (answer == 0).then_some((cpu as usize, node as usize))
 }
 
 /// Milliseconds of a monotonic clock with a resolution of some milliseconds; no system call.

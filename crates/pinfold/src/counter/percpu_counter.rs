@@ -354,7 +354,8 @@ impl PercpuCounter {
 
     /// Adds `n` without a shard, by one atomic add.
     pub(crate) fn add_to_base(&self, n: i64) {
-        // Release: who sees this sees what this thread did before; pairs with the acquire of the sums.
+        // Release: a thread that sees this sees what this thread did before; pairs with the acquire
+        // of the sums.
         self.base.fetch_add(n, AcqRel);
     }
 }

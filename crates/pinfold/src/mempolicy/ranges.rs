@@ -66,7 +66,8 @@ impl fmt::Display for RangeError {
                 "none of the policy's nodes may be used here; see Mems_allowed_list in /proc/self/status"
             }
             RangeError::UnknownNodes => {
-                "none of the nodes that a range's policy would come to could be used when this process started; start it again to use them"
+                "this process could use none of the policy's new nodes when it started; \
+                 start it again to use them"
             }
             RangeError::OutOfMemory => "no memory for another range of a shared policy",
         })

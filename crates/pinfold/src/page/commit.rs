@@ -13,7 +13,7 @@ pub(super) fn commit(node: usize, first: u32, count: u32) -> bool {
             return false;
         }
         if nodes::count() > 1 && !nodes::is_the_kernels(node) {
-            sys::prefer_node(start, size, nodes::id(node));
+            sys::prefer_node(start, size, Some(nodes::id(node)));
         }
     }
     true

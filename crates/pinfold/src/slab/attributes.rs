@@ -99,8 +99,8 @@ impl Source {
     }
 }
 
-/// A cache's attributes and their values, one after the other; as text a line `name value` each. They were read when
-/// this was made, so that the numbers fit together.
+/// A cache's attributes and their values, one after the other; as text a line `name value` each.
+/// They were read when this was made, so that the numbers fit together.
 #[derive(Clone, Debug)]
 pub struct Attributes {
     info: Info,

@@ -1,6 +1,7 @@
 //! What a cache is, holds and has counted, for programs that look on.
 //!
-//! Nobody is disturbed: no CPU is stopped, and no sheaf moves. Two things are read, one after the other:
+//! Nobody is disturbed: no CPU is stopped, and no sheaf moves. Two things are read, one after the
+//! other:
 //!
 //! * the words in the CPUs' units, which say how many objects each sheaf has, without a lock;
 //! * each node's barn, slabs and events, with the node's lock, for as long as the walk over the
@@ -10,7 +11,9 @@
 //! counted in both places or in neither, and numbers of objects are wrong by so many. What a thread has in hand in the midst
 //! of a slow path, a sheaf at most, looks as if it were in use.
 //!
-//! A cache may be destroyed at any moment. Its descriptor stays, but its words in the units may be its successor's. So whether it is still registered is asked after all else was read: if not, nothing that was read counts.
+//! A cache may be destroyed at any moment. Its descriptor and its events stay, but its words in the
+//! units may be its successor's. So whether it is still registered is asked after all else was
+//! read: if not, nothing that was read counts.
 
 use super::cache::{self, Cache};
 use super::percpu::{DEFERRED, HELD, SPARE, UNITS};

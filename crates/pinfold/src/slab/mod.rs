@@ -185,7 +185,8 @@ impl KmemCache {
     }
 
     /// An object of node `node`'s memory, or of another with memory, which [`statistics`](Self::statistics) count; past the CPU's sheaves, under the node's lock.
-    /// Nodes are numbered as in [`Zone`](crate::vmstat::Zone); a number beyond the last node begins again at 0.
+    /// Nodes are numbered as in [`Zone`](crate::vmstat::Zone); after the last node's number, they
+    /// begin again at 0.
     #[doc(alias = "kmem_cache_alloc_node")]
     pub fn alloc_node(&self, node: usize) -> Option<NonNull<u8>> {
         let ask = Ask::only(node % nodes::real());

@@ -74,10 +74,12 @@ fn prepare() -> bool {
     let Some(_stopping) = STOPPING.try_lock() else {
         return false;
     };
-    let layout = Layout::from_size_align(UNIT, 4096);
+    let layout = Layout::from_size_align(UNIT, sys::page_size());
     let Some(unit) = layout.ok().and_then(page::alloc_meta) else {
         return false;
     };
+    // SAFETY: `alloc_meta` gives so large a block a mapping of its own, of whole pages.
+    unsafe { crate::percpu::place_near(index, unit.as_ptr(), UNIT) };
     shepherd::register(idle::drain);
     UNITS.install(index, unit.as_ptr()).is_ok()
 }
