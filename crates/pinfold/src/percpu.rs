@@ -18,7 +18,7 @@ use crate::lock::{Guard, Lock};
 use crate::sys;
 use crate::topology::facts;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicU64, AtomicUsize};
 use pinfold_rseq::{Backend, Index, MAX_INDEX, UNIT_HEADER, Units, backend, current, possible};
 
 /// The units of all per-CPU memory of the library but the slab layer's.
@@ -282,10 +282,8 @@ pub(crate) fn install_here() -> Option<usize> {
     }
     if UNITS.unit(index).is_null() {
         let unit = word_at(index, 0).as_ptr().cast();
-        if SEVERAL_NODES.load(Relaxed) {
-            // SAFETY: the unit is a stride of whole pages in the units' mapping.
-            unsafe { place_near(index, unit, STRIDE.load(Relaxed)) };
-        }
+        // SAFETY: the unit is a stride of whole pages in the units' mapping.
+        unsafe { place_near(index, unit, STRIDE.load(Relaxed)) };
         // In use before installed: whoever walks the units meanwhile finds zeroes. Release pairs with the acquire in `used`.
         IN_USE_WORDS.fetch_max(index / 64 + 1, Release);
         IN_USE[index / 64].fetch_or(1 << (index % 64), Release);
@@ -296,8 +294,9 @@ pub(crate) fn install_here() -> Option<usize> {
 }
 
 /// Has the kernel place the pages of a unit, which are not touched yet, on the node of CPU `index`:
-/// the process's memory policy could place them anywhere. Does nothing where units are of
-/// concurrency ids, which move between nodes. Goes on where the kernel refuses.
+/// the process's memory policy could place them anywhere. Does nothing on a machine with one node,
+/// and where units are of concurrency ids, which move between nodes. Goes on where the kernel
+/// refuses.
 ///
 /// Two system calls, once for a unit; one more on a CPU whose node has no memory.
 ///
@@ -306,7 +305,7 @@ pub(crate) fn install_here() -> Option<usize> {
 /// `[unit, unit + size)` are whole pages of a mapping of ours.
 #[cold]
 pub(crate) unsafe fn place_near(index: usize, unit: *mut u8, size: usize) {
-    if backend() == Backend::Rseq(Index::Cid) {
+    if !facts::has_several_nodes() || backend() == Backend::Rseq(Index::Cid) {
         return;
     }
     let here = sys::cpu_and_node().filter(|&(cpu, _)| cpu == index);

@@ -32,7 +32,7 @@ impl Node {
     /// Counts in `words` from now on, and moves there what was counted before. Does nothing in a
     /// signal handler that interrupted the holder of the lock.
     pub(super) fn count_in(&self, words: &'static NodeEvents) {
-        let Some(mut stock) = self.stock() else {
+        let Some(mut stock) = self.stock_after_fork() else {
             return;
         };
         if core::ptr::eq(self.events(), words) {

@@ -78,10 +78,8 @@ fn prepare() -> bool {
     let Some(unit) = layout.ok().and_then(page::alloc_meta) else {
         return false;
     };
-    if nodes::real() > 1 && !nodes::are_made_up() {
-        // SAFETY: `alloc_meta` gives so large a block a mapping of its own, of whole pages.
-        unsafe { crate::percpu::place_near(index, unit.as_ptr(), UNIT) };
-    }
+    // SAFETY: `alloc_meta` gives so large a block a mapping of its own, of whole pages.
+    unsafe { crate::percpu::place_near(index, unit.as_ptr(), UNIT) };
     shepherd::register(idle::drain);
     UNITS.install(index, unit.as_ptr()).is_ok()
 }
