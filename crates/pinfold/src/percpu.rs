@@ -44,8 +44,6 @@ static BASE: AtomicUsize = AtomicUsize::new(0);
 static STRIDE: AtomicUsize = AtomicUsize::new(0);
 /// Where the shared unit lies.
 static SHARED: AtomicUsize = AtomicUsize::new(0);
-/// Whether the machine may have several nodes. Set before `BASE`.
-static SEVERAL_NODES: AtomicBool = AtomicBool::new(false);
 /// One bit for each index with a unit.
 static IN_USE: [AtomicU64; MAX_INDEX / 64] = [const { AtomicU64::new(0) }; MAX_INDEX / 64];
 /// How many words of `IN_USE` may not be 0.
@@ -83,8 +81,7 @@ impl Space {
         }
         // The backend is chosen before there is any unit: no word is ever worked on in both ways.
         // NUMA work needs the CPU's number.
-        let several_nodes = facts::has_several_nodes();
-        pinfold_rseq::init(if several_nodes {
+        pinfold_rseq::init(if facts::has_several_nodes() {
             Index::Cpu
         } else {
             Index::Cid
@@ -92,7 +89,6 @@ impl Space {
         if !pinfold_rseq::decided() {
             return false;
         }
-        SEVERAL_NODES.store(several_nodes, Relaxed);
         let units = possible() + 1;
         let mut stride = if sys::commits_strictly() {
             STRIDE_STRICT
