@@ -35,6 +35,7 @@
 //! | `ON` | a thread that finds too few: `BUSY` |
 //! | `BUSY` | the thread that wrote it, when it has started or stopped the shepherd |
 
+use crate::init;
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
@@ -163,8 +164,11 @@ unsafe impl Sync for Place {}
 static THREAD: Place = Place(UnsafeCell::new(None));
 
 /// To be called when the library is loaded, by a thread of the program that calls
-/// [`thread_begins`] too. Reads the environment, and which CPUs are isolated.
+/// [`thread_begins`] too. Reads the environment, and which CPUs are isolated. Gets the allocator
+/// ready: a program with a malloc of its own reaches this one only when it makes a thread, and may
+/// be in a sandbox by then.
 pub fn library_loaded() {
+    init::ready();
     let mut value = [0u8; LONGEST];
     let wish = pinfold_rseq::env::read(VARIABLE, &mut value).map_or(Wish::Auto, parse);
     // SAFETY: the loader calls this once, before anything reads the settings.
