@@ -334,7 +334,8 @@ size_t pinfold_caches_each(void (*each)(const struct pinfold_cache_info *info, v
  * Counters. Every CPU adds to words of its own; no add takes a lock or a system call, and sums are exact all the same.
  * Batches are from 1 to 2^40. The value wraps around at 2^63. After fork the child goes on with copies. All functions may
  * be called from any thread; from signal handlers those that add, read or sum, and not those that create, destroy, set, swap,
- * limit or change a batch.
+ * limit or change a batch. The child of a vfork must not count: it shares the parent's memory, but the kernel does not protect
+ * its counting from the parent's threads, and counts of both may be lost.
  *
  *	static struct pinfold_counter open_files = PINFOLD_COUNTER_INIT(0);
  *	...
@@ -342,12 +343,14 @@ size_t pinfold_caches_each(void (*each)(const struct pinfold_cache_info *info, v
  *	printf("%lld\n", (long long)pinfold_counter_sum(&open_files));
  */
 
-/* A counter that goes up and down: 32 bytes, and 32 more for each CPU that adds and for the total, from the first add on. */
+/* A counter that goes up and down: 128 bytes, so that adds do not slow down those to its neighbours in an array, and 32 more
+ * for each CPU that adds and for the total, from the first add on. Functions that may write a counter take no pointer to
+ * const; a counter itself must not be const. */
 struct pinfold_counter {
-	uint64_t pinfold_private[4];
+	uint64_t pinfold_private[16] __attribute__((aligned(16))); /* as malloc aligns */
 };
 /* For statics: a counter at `value` with the default batch. It need not be destroyed. */
-#define PINFOLD_COUNTER_INIT(value) { { 64, 0, 0, (uint64_t)(value) } }
+#define PINFOLD_COUNTER_INIT(value) { { 64, 0, 0, 0, 0, 0, 0, 0, (uint64_t)(value), 0, 0, 0, 0, 0, 0, 0 } }
 
 /* The default batch: 1024, or twice the number of CPUs if that is more. */
 #define PINFOLD_BATCH_DEFAULT UINT64_MAX
@@ -362,10 +365,10 @@ struct pinfold_counter *pinfold_counter_create_max_drift(int64_t value, uint64_t
 void pinfold_counter_destroy(struct pinfold_counter *counter);
 
 /* Any thread, any signal handler; never waits. */
-void pinfold_counter_add(const struct pinfold_counter *counter, int64_t n);
-void pinfold_counter_sub(const struct pinfold_counter *counter, int64_t n);
-void pinfold_counter_inc(const struct pinfold_counter *counter);
-void pinfold_counter_dec(const struct pinfold_counter *counter);
+void pinfold_counter_add(struct pinfold_counter *counter, int64_t n);
+void pinfold_counter_sub(struct pinfold_counter *counter, int64_t n);
+void pinfold_counter_inc(struct pinfold_counter *counter);
+void pinfold_counter_dec(struct pinfold_counter *counter);
 
 /* The value at once, off by at most the error bound. */
 int64_t pinfold_counter_read(const struct pinfold_counter *counter);
@@ -380,26 +383,27 @@ void pinfold_counter_bounds(const struct pinfold_counter *counter, int64_t *low,
 /* -1, 0 or 1: the value is below, at or above `with`. Exact, and quick when they are far apart. */
 int pinfold_counter_compare(const struct pinfold_counter *counter, int64_t with);
 
-/* Adds `amount` unless the value would pass `limit` by it, upwards or, for a negative amount, downwards. */
-bool pinfold_counter_limited_add(const struct pinfold_counter *counter, int64_t limit, int64_t amount);
+/* Adds `amount` unless the value would pass `limit` by it, upwards or, for a negative amount, downwards. Returns whether it
+ * did; true for an amount of 0. Far from the limit it takes no lock. */
+bool pinfold_counter_limited_add(struct pinfold_counter *counter, int64_t limit, int64_t amount);
 
 /* Sets the value; swap returns what it was, and nothing that is added meanwhile is lost. These interrupt the CPUs that run
- * threads of this process. */
-void pinfold_counter_set(const struct pinfold_counter *counter, int64_t value);
-int64_t pinfold_counter_swap(const struct pinfold_counter *counter, int64_t value);
+ * threads of this process, if another CPU has added within its batch since the last set or swap. */
+void pinfold_counter_set(struct pinfold_counter *counter, int64_t value);
+int64_t pinfold_counter_swap(struct pinfold_counter *counter, int64_t value);
 
 /* Brings what every CPU has added into what read returns; returns how many CPUs' words had moved. Runs here alone. */
-size_t pinfold_counter_fold(const struct pinfold_counter *counter);
+size_t pinfold_counter_fold(struct pinfold_counter *counter);
 
 /* The batch; a lower one interrupts as set does. 0, or -1 with EINVAL, ENOMEM, or ENOTSUP where the kernel has no fence. */
 uint64_t pinfold_counter_batch(const struct pinfold_counter *counter);
-int pinfold_counter_set_batch(const struct pinfold_counter *counter, uint64_t batch);
+int pinfold_counter_set_batch(struct pinfold_counter *counter, uint64_t batch);
 
 /* Thousands of counters, packed, with `values` to begin with. NULL with EINVAL or ENOMEM. Its counters are used as any
  * other and destroyed together. `at` gives NULL with EINVAL when there are not so many. */
 struct pinfold_counters;
 struct pinfold_counters *pinfold_counters_create(const int64_t *values, size_t count, uint64_t batch);
-const struct pinfold_counter *pinfold_counters_at(const struct pinfold_counters *counters, size_t nth);
+struct pinfold_counter *pinfold_counters_at(const struct pinfold_counters *counters, size_t nth);
 void pinfold_counters_destroy(struct pinfold_counters *counters);
 
 /* A counter that only goes up, modulo 2^64: 8 bytes for each CPU that counts. */
@@ -409,15 +413,15 @@ struct pinfold_event {
 #define PINFOLD_EVENT_INIT { { 0, 0 } }
 struct pinfold_event *pinfold_event_create(void);
 void pinfold_event_destroy(struct pinfold_event *event);
-void pinfold_event_inc(const struct pinfold_event *event);
-void pinfold_event_add(const struct pinfold_event *event, uint64_t n);
+void pinfold_event_inc(struct pinfold_event *event);
+void pinfold_event_add(struct pinfold_event *event, uint64_t n);
 uint64_t pinfold_event_sum(const struct pinfold_event *event);
 
 /* How often values of each size occurred; quantiles are at most a 32nd too large. */
 struct pinfold_histogram;
 struct pinfold_histogram *pinfold_histogram_create(void);
 void pinfold_histogram_destroy(struct pinfold_histogram *histogram);
-void pinfold_histogram_record(const struct pinfold_histogram *histogram, uint64_t value);
+void pinfold_histogram_record(struct pinfold_histogram *histogram, uint64_t value);
 uint64_t pinfold_histogram_count(const struct pinfold_histogram *histogram);
 uint64_t pinfold_histogram_sum(const struct pinfold_histogram *histogram);
 uint64_t pinfold_histogram_quantile(const struct pinfold_histogram *histogram, double q);

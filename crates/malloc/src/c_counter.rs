@@ -265,14 +265,21 @@ mod tests {
     #[test]
     fn the_header_knows_what_fresh_counters_look_like() {
         let fresh = PercpuCounter::new();
-        // SAFETY: a counter is four words without padding.
-        let words = unsafe { core::ptr::from_ref(&fresh).cast::<[u64; 4]>().read() };
-        assert_eq!(words, [64, 0, 0, 0]);
+        // SAFETY: a counter is sixteen words without padding.
+        let words = unsafe { core::ptr::from_ref(&fresh).cast::<[u64; 16]>().read() };
+        let mut expected = [0; 16];
+        expected[0] = 64;
+        assert_eq!(words, expected);
+        let minus_one = PercpuCounter::with_batch(-1, 1).unwrap();
+        // SAFETY: as above.
+        let words = unsafe { core::ptr::from_ref(&minus_one).cast::<[u64; 16]>().read() };
+        assert_eq!(words[8], u64::MAX);
         let fresh = EventCounter::new();
         // SAFETY: an event counter is two words without padding.
         let words = unsafe { core::ptr::from_ref(&fresh).cast::<[u64; 2]>().read() };
         assert_eq!(words, [0, 0]);
-        assert_eq!(size_of::<PercpuCounter>(), 32);
+        assert_eq!(size_of::<PercpuCounter>(), 128);
+        assert_eq!(align_of::<PercpuCounter>(), 16);
         assert_eq!(size_of::<EventCounter>(), 16);
     }
 }

@@ -89,7 +89,8 @@ impl EventCounter {
         }
         let mut sum = spilled;
         percpu::for_each_used(place, |[word]| sum = sum.wrapping_add(word.load(Acquire)));
-        pace::leave_adders_alone(core::ptr::from_ref(self).addr(), sum);
+        // Events are counted in the CPUs' units alone: the word that all share is free for this.
+        pace::leave_adders_alone(percpu::shared(place), sum);
         sum
     }
 

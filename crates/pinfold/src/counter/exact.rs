@@ -1,8 +1,9 @@
 //! What needs the value to the last unit: the sum, resetting, adding up to a limit, changing the batch.
 
 use super::error::CounterError;
+use super::reach::{self, Reach};
 use super::shards::{BATCH_MOST, Shards};
-use super::stripe::{self, pause};
+use super::stripe::{self, AllHeld, pause};
 use super::{PercpuCounter, gates, pace};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 use core::sync::atomic::fence;
@@ -13,7 +14,7 @@ const TRIES: u32 = 8;
 /// Of two threads that each add and then sum, one at least must see both adds. An add is a plain store, which waits in its CPU's
 /// buffer; this has the thread's own visible to all before anything is collected. It pairs with that of the other's sum.
 #[inline]
-pub(super) fn order_own_adds() {
+pub(crate) fn order_own_adds() {
     fence(SeqCst);
 }
 
@@ -29,7 +30,10 @@ impl PercpuCounter {
         let mut looks = 0;
         loop {
             if let Some(sum) = self.try_sums() {
-                pace::leave_adders_alone(core::ptr::from_ref(self).addr(), sum as u64);
+                // A counter without shards has no adders to disturb.
+                if self.shards().is_some() {
+                    pace::leave_adders_alone(&self.seen, sum as u64);
+                }
                 return sum;
             }
             if let Some(shards) = self.shards()
@@ -73,57 +77,100 @@ impl PercpuCounter {
     /// Sets the value and returns what it was, in one moment: whatever is added at the same time counts either into the
     /// answer or into the new value, never into both or neither.
     ///
-    /// Interrupts each CPU that runs a thread of this process (the fence), some microseconds; adders do not wait. Not for
-    /// signal handlers. Where the kernel cannot fence, nothing is lost or doubled either, but a
-    /// [`sum`](Self::sum) at the same time may see the old value a little longer.
+    /// Interrupts each CPU that runs a thread of this process (the fence), some microseconds, if another CPU has added
+    /// within its batch since the last call; adders do not wait. Not for signal handlers. Where the kernel cannot fence,
+    /// nothing is lost or doubled either, but a [`sum`](Self::sum) at the same time may see the old value a little longer.
     pub fn swap(&self, value: i64) -> i64 {
         let Some(shards) = self.place() else {
-            return self.base.swap(value, AcqRel);
+            return self.base.value.swap(value, AcqRel);
         };
         let held = stripe::hold_all(shards.offset());
+        self.state_reach(&held, shards, 0);
         let _gate = shards.gate();
-        shards.quiesce();
-        let old = loop {
-            // After the fence the words stand still, and the first collection holds until the gate opens.
-            let (first, base, second) = self.collect_around_base();
-            let fresh = value.wrapping_sub(second.net());
-            if first == second
-                && self
-                    .base
-                    .compare_exchange(base, fresh, AcqRel, Acquire)
-                    .is_ok()
-            {
-                break base.wrapping_add(second.net());
-            }
+        let quiet = shards.quiesce();
+        // After the fence the words stand still until the gate opens.
+        let moved = if quiet {
+            shards.collect()
+        } else {
+            shards.collect_at_rest()
         };
+        let old = self
+            .base
+            .value
+            .swap(value.wrapping_sub(moved.net()), AcqRel)
+            .wrapping_add(moved.net());
         shards.fold_gated(&held, shards.batch());
+        if quiet {
+            shards.park_others(&held);
+        }
         old
     }
 
     /// Adds `amount` if the value does not pass `limit` by it: not above for a positive amount, not below for a negative
-    /// one. Returns whether it did. Exact under any race: at the moment of the addition the value was within the limit.
+    /// one. Returns whether it did; to add nothing always succeeds. Exact under any race: at the moment of the addition the
+    /// value was within the limit.
     ///
-    /// Far from the limit it costs a lock and an atomic add. Where the batches of the other CPUs could make the difference it
-    /// closes the gate for a moment, and, if it is close even then, fences (an interrupt to each CPU that runs this process).
+    /// Far from the limit it costs one compare-exchange of the base, and takes no lock. Nearer, or when the counter has moved
+    /// far, it takes the counter's locks. Where the batches of the other CPUs could make the difference it closes the gate
+    /// for a moment, and, if it is close even then, fences (an interrupt to each CPU that runs this process).
     /// Not for signal handlers. Where the kernel cannot fence, it may refuse although there is room for less than what the
     /// CPUs have in hand.
+    #[inline]
     pub fn limited_add(&self, limit: i64, amount: i64) -> bool {
+        amount == 0 || self.limited_add_far(limit, amount) || self.limited_add_near(limit, amount)
+    }
+
+    /// Adds `amount` if the stated reach shows that even the farthest value is within the limit. No lock.
+    #[inline]
+    fn limited_add_far(&self, limit: i64, amount: i64) -> bool {
+        self.base.add_if(amount, |base, reach| {
+            !passes(reach.farthest(base, amount), limit, amount)
+        })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn limited_add_near(&self, limit: i64, amount: i64) -> bool {
         let Some(shards) = self.place() else {
             return self.add_base_within(0, limit, amount);
         };
-        let _held = stripe::hold_all(shards.offset());
+        let held = stripe::hold_all(shards.offset());
         // While the locks are held no total and no limit moves: the value is within the drift of what `read` says.
         let folded = shards.folded().net();
         let slack = slack(shards.drift(), amount);
         if self.add_base_within(folded.wrapping_add(slack), limit, amount) {
+            self.state_reach_below(&held, shards, limit);
             return true;
         }
-        let least = self.base.load(Acquire).wrapping_add(folded);
+        let least = self.base.value.load(Acquire).wrapping_add(folded);
         if passes(least.saturating_sub(slack), limit, amount) {
             return false;
         }
         let _gate = shards.gate();
         self.limited_add_gated(shards, limit, amount)
+    }
+
+    /// States a reach within which limited adds to `limit` need no lock, half as wide as the way to the limit, unless the
+    /// limit is too near.
+    fn state_reach_below(&self, held: &AllHeld, shards: Shards, limit: i64) {
+        let base = self.base.value.load(Acquire);
+        let way = limit.abs_diff(base.wrapping_add(shards.folded().net()));
+        let width = way / 2;
+        if width >= shards.least_reach() && reach::is_supported() {
+            self.state_reach(held, shards, width);
+        }
+    }
+
+    /// States a reach of `width` around the totals, with all locks held; no reach if the batches are too large for that.
+    pub(super) fn state_reach(&self, held: &AllHeld, shards: Shards, width: u64) {
+        let reach = if width >= shards.least_reach() {
+            Reach::around(shards.folded().net(), width)
+        } else {
+            Reach::NONE
+        };
+        // The base first: once folds may go beyond the old reach, no limited add relies on it.
+        self.base.state(reach);
+        shards.keep_within(held, reach);
     }
 
     fn limited_add_gated(&self, shards: Shards, limit: i64, amount: i64) -> bool {
@@ -144,6 +191,7 @@ impl PercpuCounter {
     fn add_base_within(&self, rest: i64, limit: i64, amount: i64) -> bool {
         let within = |base: i64| !passes(base.wrapping_add(rest), limit, amount);
         self.base
+            .value
             .fetch_update(AcqRel, Acquire, |base| {
                 within(base).then(|| base.wrapping_add(amount))
             })
@@ -165,6 +213,7 @@ impl PercpuCounter {
         }
         let shards = self.place().ok_or(CounterError::OutOfMemory)?;
         let held = stripe::hold_all(shards.offset());
+        self.state_reach(&held, shards, 0);
         if batch >= shards.batch() {
             shards.raise(&held, batch);
         } else if !shards.lower(&held, batch) {

@@ -37,6 +37,7 @@ mod histogram;
 mod many;
 mod pace;
 mod percpu_counter;
+mod reach;
 pub(crate) mod shards;
 mod snapshot;
 mod stripe;
@@ -44,6 +45,7 @@ mod watch;
 
 pub use error::CounterError;
 pub use event::EventCounter;
+pub(crate) use exact::order_own_adds;
 pub(crate) use fork::register as register_fork;
 pub use histogram::PercpuHistogram;
 pub use many::Counters;

@@ -2,24 +2,28 @@
 
 use super::error::CounterError;
 use super::exact::order_own_adds;
+use super::reach::Base;
 use super::shards::{BATCH_MOST, Moved, SIZE, Shards};
 use super::{fork, stripe, watch};
 use crate::percpu::{self, CLOSED};
 use core::cmp::Ordering;
-use core::sync::atomic::AtomicI64;
-use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// Stands for the default batch until the number of CPUs is known.
 const DEFAULT: u64 = 0;
+/// In [`PercpuCounter::rule`]: the other bits are the largest drift, not a batch.
+const WIDENS: u64 = 1 << 63;
 /// The kernel's is 32. Measured: with two CPUs at it a fold takes as long as a hundred adds, a twentieth of the time at this
 /// batch.
 const DEFAULT_LEAST: u64 = 1024;
 
 /// A counter of 64 bits with sign that every CPU adds to on its own.
 ///
-/// The handle is 32 bytes; each CPU that adds, and the total, takes 32 bytes more, packed side by side with those of other
-/// counters. They are there from the first add on; a counter that finds no memory for them works as one atomic.
+/// The handle is 128 bytes: a line that adds only read, and a line with the base, which large adds write. So a large add
+/// does not slow down other CPUs' adds, not even those to its neighbours in an array. Each CPU that adds, and the total,
+/// takes 32 bytes more, packed side by side with those of other counters. They are there from the first add on; a counter
+/// that finds no memory for them works as one atomic.
 ///
 /// # Costs
 ///
@@ -49,15 +53,19 @@ const DEFAULT_LEAST: u64 = 1024;
 pub struct PercpuCounter {
     /// The offset of the block, or [`CLOSED`] until there is one.
     place: AtomicUsize,
-    /// What the block begins with.
-    batch: u64,
-    /// How large the drift may become by widening the batch; 0: it stays.
-    max_drift: u64,
+    /// The batch that the block begins with; or, with [`WIDENS`], how large the drift may become by widening the batch.
+    rule: u64,
+    apart: [u64; 6],
     /// What did not go by way of a shard.
-    pub(super) base: AtomicI64,
+    pub(super) base: Base,
+    /// What the last sums were.
+    pub(super) seen: AtomicU64,
+    apart_from_next: [u64; 5],
 }
 
-const _: () = assert!(size_of::<PercpuCounter>() == 32);
+// A handle need not begin at a line: what adds read and what they write is a line's length apart, in arrays too.
+const _: () = assert!(size_of::<PercpuCounter>() == 128 && align_of::<PercpuCounter>() == 16);
+const _: () = assert!(core::mem::offset_of!(PercpuCounter, base) == 64);
 
 impl Default for PercpuCounter {
     fn default() -> Self {
@@ -71,12 +79,27 @@ impl PercpuCounter {
         Self::make(0, DEFAULT, 0)
     }
 
+    /// A counter at `value` with a batch, or, if `max_drift` is not 0, with a batch that widens.
     pub(crate) const fn make(value: i64, batch: u64, max_drift: u64) -> Self {
         PercpuCounter {
             place: AtomicUsize::new(CLOSED),
-            batch,
-            max_drift,
-            base: AtomicI64::new(value),
+            rule: match max_drift {
+                0 => batch,
+                // A drift of 2^63 or more is out of reach: the batches of all CPUs are at most 2^53 together.
+                drift => drift | WIDENS,
+            },
+            apart: [0; 6],
+            base: Base::new(value),
+            seen: AtomicU64::new(0),
+            apart_from_next: [0; 5],
+        }
+    }
+
+    /// How large the drift may become by widening the batch; 0 if the batch stays.
+    fn max_drift(&self) -> u64 {
+        match self.rule & WIDENS {
+            0 => 0,
+            _ => (self.rule & !WIDENS).max(1),
         }
     }
 
@@ -175,23 +198,37 @@ impl PercpuCounter {
         let size = n.unsigned_abs();
         let shards = (size <= BATCH_MOST).then(|| self.place()).flatten();
         // Beyond a batch that stays as it is nothing makes room.
-        let shards = shards.filter(|shards| self.max_drift != 0 || size <= shards.batch());
+        let max_drift = self.max_drift();
+        let shards = shards.filter(|shards| max_drift != 0 || size <= shards.batch());
         shards.is_some_and(|shards| {
             self.fit_batch(shards, size);
-            shards.add_after_making_room(n < 0, size as i64, self.max_drift == 0)
+            self.keep_reach_centred(shards);
+            shards.add_after_making_room(n < 0, size as i64, max_drift == 0)
         })
+    }
+
+    /// Puts the reach around the totals if they have come near its end, where folds would stop. Not if another thread has
+    /// one of the counter's locks.
+    fn keep_reach_centred(&self, shards: Shards) {
+        if shards.is_off_centre()
+            && let Some(held) = stripe::try_hold_all(shards.offset())
+        {
+            self.state_reach(&held, shards, self.base.reach().width());
+        }
     }
 
     /// Widens the batch for an add of `size`, or narrows it for a new shard, if this counter does so.
     fn fit_batch(&self, shards: Shards, size: u64) {
-        if self.max_drift == 0 {
+        let max_drift = self.max_drift();
+        if max_drift == 0 {
             return;
         }
         if let Some(unit) = percpu::install_here()
-            && shards.wants_another_batch(unit, self.max_drift)
+            && shards.wants_another_batch(unit, max_drift)
             && let Some(held) = stripe::try_hold_all(shards.offset())
         {
-            shards.fit_batch(&held, unit, size, self.max_drift);
+            self.state_reach(&held, shards, 0);
+            shards.fit_batch(&held, unit, size, max_drift);
         }
     }
 
@@ -220,7 +257,7 @@ impl PercpuCounter {
         loop {
             let shards = self.shards();
             let folded = shards.map(Shards::folded);
-            let base = self.base.load(Acquire);
+            let base = self.base.value.load(Acquire);
             // Whoever lowers it moves the totals first.
             let bound = shards.map_or(0, Shards::drift);
             if shards == self.shards() && folded == shards.map(Shards::folded) {
@@ -265,8 +302,10 @@ impl PercpuCounter {
     ///
     /// Runs here alone: the CPUs that added notice nothing but that their lines are read.
     pub fn fold(&self) -> usize {
-        self.shards()
-            .map_or(0, |shards| shards.fold(|_| true, || true))
+        self.shards().map_or(0, |shards| {
+            self.keep_reach_centred(shards);
+            shards.fold(|_| true, || true)
+        })
     }
 
     /// How much a CPU may keep to itself, now.
@@ -276,13 +315,11 @@ impl PercpuCounter {
     }
 
     pub(crate) fn first_batch(&self) -> u64 {
-        if self.batch != DEFAULT {
-            return self.batch;
-        }
         let default = (2 * pinfold_rseq::possible() as u64).max(DEFAULT_LEAST);
-        match self.max_drift {
-            0 => default,
-            drift => default.min(1 << drift.ilog2()),
+        match (self.max_drift(), self.rule) {
+            (0, DEFAULT) => default,
+            (0, batch) => batch,
+            (drift, _) => default.min(1 << drift.ilog2()),
         }
     }
 
@@ -291,14 +328,14 @@ impl PercpuCounter {
         let nothing = Moved { up: 0, down: 0 };
         loop {
             let Some(shards) = self.shards() else {
-                let base = self.base.load(Acquire);
+                let base = self.base.value.load(Acquire);
                 if self.shards().is_none() {
                     return (nothing, base, nothing);
                 }
                 continue;
             };
             let first = shards.collect();
-            let base = self.base.load(Acquire);
+            let base = self.base.value.load(Acquire);
             return (first, base, shards.collect());
         }
     }
@@ -356,7 +393,7 @@ impl PercpuCounter {
     pub(crate) fn add_to_base(&self, n: i64) {
         // Release: a thread that sees this sees what this thread did before; pairs with the acquire
         // of the sums.
-        self.base.fetch_add(n, AcqRel);
+        self.base.value.fetch_add(n, AcqRel);
     }
 }
 

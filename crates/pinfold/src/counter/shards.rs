@@ -7,19 +7,20 @@
 //! |---|---|---|---|
 //! | `up` | all that was added on this CPU | `folded_up` | what folds have added for `up` |
 //! | `up_limit` | how far `up` may run | `folded_down` | the same for `down` |
-//! | `down` | all that was taken away on this CPU | `drift` | the sum of the batches granted to shards |
-//! | `down_limit` | how far `down` may run | `batch` | how far a word may run past its mark |
+//! | `down` | all that was taken away on this CPU | `granted` | how many shards were granted, and the batch: how far a word may run past its mark |
+//! | `down_limit` | how far `down` may run | `reach` | how far the totals may go, see [`reach`](super::reach) |
 //!
-//! All count modulo 2^64. A word's *mark*, how much of it has been folded, is its limit less the batch.
+//! All count modulo 2^64. A word's *mark*, how much of it has been folded, is its limit less the batch. The *drift* is the
+//! batch times the number of granted shards.
 //!
 //! # Who writes what
 //!
 //! * `up` and `down` only the CPU itself, in critical sections that check the limit, and only upwards.
-//! * A shard's limits the holder of its [lock](super::stripe) and who keeps a gate, from any CPU, by atomic adds; `batch` only the
-//!   holder of all its locks.
-//! * `folded_up`, `folded_down` and `drift` whoever holds a shard's lock, by atomic adds for that shard.
-//! * A shard of four zeroes was never *granted*: no add can succeed there until the slow path counts its batch into
-//!   `drift` and sets its limits.
+//! * A shard's limits the holder of its [lock](super::stripe) and who keeps a gate, from any CPU, by atomic adds; the batch
+//!   and `reach` only the holder of all its locks.
+//! * `folded_up`, `folded_down` and the number of granted shards whoever holds a shard's lock, by atomic adds for that shard.
+//! * A shard of four zeroes was never *granted*: no add can succeed there until the slow path counts it in
+//!   `granted` and sets its limits.
 //!
 //! # Invariants
 //!
@@ -36,18 +37,26 @@
 //! whose add had begun may still move, once each; after [`quiesce`](Shards::quiesce) nothing moves. Gates of several threads, and of
 //! a signal handler in its own thread's, add up. How many are closed shows in how far a limit is behind its word, which is how
 //! folds go on below a gate.
+//!
+//! # Parked shards
+//!
+//! A swap that has fenced leaves the shards of other CPUs *parked*: [`PARK`] is taken from their limits until their CPU adds
+//! again and takes the slow path. No add is under way in a parked shard, so the next swap need not fence for it.
 
+use super::reach::Reach;
 use super::stripe::{self, AllHeld, Held};
 use crate::percpu::{self, UNITS, shared, word_at};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use pinfold_rseq::{MAX_INDEX, possible};
+use pinfold_rseq::{Backend, MAX_INDEX, backend, current, possible};
 
 /// Bytes of a shard, and of a total.
 pub(crate) const SIZE: usize = 32;
 /// The largest batch: far below [`GATE`], so that a gate closes whatever room there is.
 pub(crate) const BATCH_MOST: u64 = 1 << 40;
-/// Small enough that half a million gates at a time are told apart.
+/// Small enough that a quarter of a million gates at a time are told apart, and a parked shard from them.
 const GATE: u64 = 1 << 44;
+/// As so many gates as there never are.
+const PARK: u64 = 1 << 62;
 
 const UP: usize = 0;
 const DOWN: usize = 16;
@@ -55,8 +64,16 @@ const DOWN: usize = 16;
 const LIMIT: usize = 8;
 const FOLDED_UP: usize = 0;
 const FOLDED_DOWN: usize = 8;
-const DRIFT: usize = 16;
-const BATCH: usize = 24;
+const GRANTED: usize = 16;
+const REACH: usize = 24;
+
+/// In `granted`: the batch, and one shard.
+const BATCH_BITS: u64 = (1 << 41) - 1;
+const ONE_SHARD: u64 = BATCH_BITS + 1;
+const _: () = assert!(BATCH_MOST <= BATCH_BITS && MAX_INDEX < 1 << 22);
+
+/// A reach has room for the batches of all CPUs so many times, or else it would be left too soon.
+const BATCHES_IN_REACH: u64 = 8;
 
 /// All that was ever added to the shards, and all that was ever taken away, modulo 2^64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +104,7 @@ impl Shards {
 
     /// What a fresh block needs before anybody knows of it.
     pub(crate) fn open(self, batch: u64) {
-        shared(self.offset + BATCH).store(batch, Relaxed);
+        shared(self.offset + GRANTED).store(batch, Relaxed);
     }
 
     pub(crate) fn offset(self) -> usize {
@@ -95,12 +112,46 @@ impl Shards {
     }
 
     pub(crate) fn batch(self) -> u64 {
-        shared(self.offset + BATCH).load(Relaxed)
+        shared(self.offset + GRANTED).load(Relaxed) & BATCH_BITS
     }
 
+    /// The sum of the batches of all granted shards.
     pub(crate) fn drift(self) -> u64 {
-        // Acquire pairs with the releases in `grant`, `raise` and `lower`.
-        shared(self.offset + DRIFT).load(Acquire)
+        // Acquire pairs with the releases in `grant` and `set_batch`.
+        let granted = shared(self.offset + GRANTED).load(Acquire);
+        (granted / ONE_SHARD).saturating_mul(granted & BATCH_BITS)
+    }
+
+    /// Sets the batch, and the drift to that of `shards` shards.
+    fn set_batch(self, _held: &AllHeld, shards: u64, batch: u64) {
+        // Release: who sees this drift sees what allowed it.
+        shared(self.offset + GRANTED).store(shards * ONE_SHARD + batch, Release);
+    }
+
+    fn reach(self) -> Reach {
+        // Only a holder of all locks changes it, and who relies on it holds one.
+        Reach(shared(self.offset + REACH).load(Relaxed))
+    }
+
+    /// Has folds keep the totals within `reach`, less what shards may move without a fold.
+    pub(super) fn keep_within(self, _held: &AllHeld, reach: Reach) {
+        shared(self.offset + REACH).store(reach.0, Relaxed);
+    }
+
+    /// What all shards together may move without a fold, those included that are not granted yet.
+    fn most_drift(self) -> u64 {
+        (possible() as u64).saturating_mul(self.batch())
+    }
+
+    /// The least width of a reach that is worth stating.
+    pub(super) fn least_reach(self) -> u64 {
+        self.most_drift().max(64).saturating_mul(BATCHES_IN_REACH)
+    }
+
+    /// Whether the totals are in the outer half of the reach.
+    pub(super) fn is_off_centre(self) -> bool {
+        let reach = self.reach();
+        reach != Reach::NONE && !reach.allows(self.folded().net(), reach.width() / 2)
     }
 
     /// Adds `n`, not negative, to what was added (or, `down`, taken away) on this CPU if there is room.
@@ -146,6 +197,18 @@ impl Shards {
         sum
     }
 
+    /// A collection during which no word moved. With a gate closed this ends.
+    pub(super) fn collect_at_rest(self) -> Moved {
+        let mut before = self.collect();
+        loop {
+            let now = self.collect();
+            if now == before {
+                return now;
+            }
+            before = now;
+        }
+    }
+
     /// Whether the shard was granted. Once 2^64 were added and as much taken away, to the unit, one without room may look as
     /// if not: granting it again moves both marks by as much, and counts too much drift.
     fn is_granted(self, unit: usize) -> bool {
@@ -170,10 +233,31 @@ impl Shards {
         (limit, limit.wrapping_sub(word))
     }
 
-    fn is_gated(self, unit: usize) -> bool {
+    /// How many gates close a shard, and whether it is parked.
+    fn closed(self, unit: usize) -> (u64, bool) {
         let limit = word_at(unit, self.offset + UP + LIMIT).load(Relaxed);
         let word = word_at(unit, self.offset + UP).load(Relaxed);
-        (limit.wrapping_sub(word) as i64) < 0
+        let behind = u64::try_from(word.wrapping_sub(limit) as i64).unwrap_or(0);
+        let closings = behind.div_ceil(GATE);
+        (closings % (PARK / GATE), closings >= PARK / GATE)
+    }
+
+    /// Parks all shards but that of the caller's CPU, with all locks held and a gate closed since before a fence.
+    pub(super) fn park_others(self, _held: &AllHeld) {
+        let here = own_unit();
+        for unit in self.granted() {
+            if Some(unit) != here && !self.closed(unit).1 {
+                self.move_limits(unit, PARK.wrapping_neg());
+            }
+        }
+    }
+
+    /// Whether no add can be under way, as the gate is closed and every shard is parked or of the CPU that the caller is on
+    /// since: an add of another thread there was interrupted, and starts again.
+    fn stands_still(self) -> bool {
+        let here = own_unit();
+        self.granted()
+            .all(|unit| Some(unit) == here || self.closed(unit).1)
     }
 
     /// Moves a limit, whatever gates are closed.
@@ -190,8 +274,12 @@ impl Shards {
     /// Makes room for an add, down or up and its size, on `unit` if its batch allows: grants the shard, or cancels and folds.
     fn make_room(self, held: &Held, unit: usize, (down, n): (bool, u64), may_grant: bool) -> bool {
         let batch = self.batch();
-        if n > batch || self.is_gated(unit) {
+        let (gates, parked) = self.closed(unit);
+        if n > batch || gates != 0 {
             return false;
+        }
+        if parked {
+            self.move_limits(unit, PARK);
         }
         if !self.is_granted(unit) {
             if may_grant {
@@ -211,7 +299,7 @@ impl Shards {
     /// Lets adds into a shard for the first time, with its lock held.
     fn grant(self, _held: &impl Sized, unit: usize, batch: u64) {
         // The drift first: at no moment may a shard have room that it does not count.
-        shared(self.offset + DRIFT).fetch_add(batch, AcqRel);
+        shared(self.offset + GRANTED).fetch_add(ONE_SHARD, AcqRel);
         self.move_limits(unit, batch);
     }
 
@@ -256,11 +344,10 @@ impl Shards {
     }
 
     /// Raises the batch: the drift first, then the limits.
-    pub(super) fn raise(self, _held: &AllHeld, batch: u64) {
+    pub(super) fn raise(self, held: &AllHeld, batch: u64) {
         let more = batch - self.batch();
         let shards = self.granted().count() as u64;
-        shared(self.offset + DRIFT).store(shards * batch, Release);
-        shared(self.offset + BATCH).store(batch, Relaxed);
+        self.set_batch(held, shards, batch);
         self.granted().for_each(|unit| self.move_limits(unit, more));
     }
 
@@ -271,11 +358,10 @@ impl Shards {
         let quiet = self.quiesce();
         if quiet {
             let shards = self.fold_gated(held, batch) as u64;
-            shared(self.offset + BATCH).store(batch, Relaxed);
             // Both totals by the same: a read that began before does not take the new drift for its own.
             shared(self.offset + FOLDED_UP).fetch_add(1, Release);
             shared(self.offset + FOLDED_DOWN).fetch_add(1, Release);
-            shared(self.offset + DRIFT).store(shards * batch, Release);
+            self.set_batch(held, shards, batch);
         }
         quiet
     }
@@ -303,13 +389,34 @@ impl Shards {
         [up - both, down - both]
     }
 
+    /// Adds `rest` to one total, unless the totals would leave the reach by it. Returns whether it did.
+    ///
+    /// The totals only grow: while this looks, the other one can only move away from the end of the reach to which this one
+    /// goes.
+    fn raise_total(self, total: usize, rest: u64) -> bool {
+        let (word, reach) = (shared(self.offset + total), self.reach());
+        if rest == 0 || reach == Reach::NONE {
+            // Release: who sees the total sees the adds.
+            word.fetch_add(rest, Release);
+            return true;
+        }
+        let slack = self.most_drift();
+        let other = shared(self.offset + (FOLDED_UP + FOLDED_DOWN - total)).load(Relaxed);
+        let net = |now: u64| match total {
+            FOLDED_UP => now.wrapping_sub(other) as i64,
+            _ => other.wrapping_sub(now) as i64,
+        };
+        let raised =
+            |now: u64| Some(now.wrapping_add(rest)).filter(|&now| reach.allows(net(now), slack));
+        word.fetch_update(Release, Relaxed, raised).is_ok()
+    }
+
     /// Adds what the words are past their marks, `rest`, to the totals, and puts the limits a batch of `after` ahead instead of
-    /// `before`.
+    /// `before`. With a reach stated, a word whose total may not grow stays where it is.
     fn fold_rest(self, unit: usize, before: u64, after: u64, rest: [u64; 2]) {
         for (half, total, rest) in [(UP, FOLDED_UP, rest[0]), (DOWN, FOLDED_DOWN, rest[1])] {
-            if rest != 0 {
-                // Release: who sees the total sees the adds.
-                shared(self.offset + total).fetch_add(rest, Release);
+            if rest != 0 && !self.raise_total(total, rest) {
+                continue;
             }
             if rest != 0 || before != after {
                 self.move_limit(unit, half, rest.wrapping_add(after).wrapping_sub(before));
@@ -353,13 +460,21 @@ impl Shards {
         gate
     }
 
-    /// Waits until the adds that had begun are over. False when the kernel cannot say.
+    /// Waits, with a gate closed, until the adds that had begun are over. False when the kernel cannot say. Fences only if
+    /// there may be any on another CPU.
     pub(super) fn quiesce(self) -> bool {
-        UNITS.quiesce(possible()).is_ok()
+        self.stands_still() || UNITS.quiesce(possible()).is_ok()
     }
 }
 
-/// A closed gate.
+/// The unit on which no other thread has an operation under way, because the caller runs there. On atomics an operation
+/// goes on when its thread is interrupted, so there is none.
+fn own_unit() -> Option<usize> {
+    (backend() != Backend::Atomic).then(current)
+}
+
+/// A closed gate. A kilobyte: shards that are granted while it is closed must not be opened with the others, and there are
+/// no locks that keep them from being granted during a sum.
 pub(super) struct Gate {
     shards: Shards,
     /// A bit for each unit whose shard it closes.

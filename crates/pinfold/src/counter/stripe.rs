@@ -120,7 +120,9 @@ pub(super) fn pause(looks: &mut u32) {
 
 impl Drop for AllHeld {
     fn drop(&mut self) {
-        for line in (0..LINES).filter(|line| self.taken & 1 << line != 0) {
+        while self.taken != 0 {
+            let line = self.taken.trailing_zeros() as usize;
+            self.taken &= self.taken - 1;
             // Release pairs with the acquire of the next holder.
             lock_of(line, self.offset).store(0, Release);
         }

@@ -1,7 +1,7 @@
 //! Counts of events by item: what only grows.
 
 use super::Item;
-use crate::counter::register_fork;
+use crate::counter::{order_own_adds, register_fork};
 use crate::percpu::{self, UNITS, shared};
 use core::fmt;
 use core::marker::PhantomData;
@@ -104,6 +104,7 @@ impl<I: Item> VmEvents<I> {
     }
 
     fn sum_of(&self, item: usize) -> u64 {
+        order_own_adds();
         let place = self.place.load(Acquire);
         if place == NOWHERE || item >= I::NAMES.len() {
             return 0;

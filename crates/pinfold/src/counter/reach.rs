@@ -1,0 +1,208 @@
+//! How far the shards of a counter reach, and limited adds that rely on it without a lock.
+//!
+//! A limited add must know that no shard carries the value past the limit at the moment when it adds. The shards of other
+//! CPUs move without notice, and folds let them move further. So a counter with limited adds states a *reach*: while the
+//! reach is stated, all shards together have moved within it. Folds keep the statement true: a fold that would leave the
+//! reach does not happen, and the adds that find no room go to the base.
+//!
+//! The reach lies beside the base. A limited add compares and exchanges both words in one instruction: it adds to the base
+//! only if the base and the reach are still those that it has judged.
+
+use core::sync::atomic::AtomicI64;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// The bits of a [`Reach`] that hold the exponent.
+const EXPONENT: u64 = 63;
+/// The largest exponent: a centre and its width stay far below 2^63.
+const EXPONENT_MOST: u32 = 60;
+
+/// A statement about the shards of a counter: what they have added less what they have taken away is at most `2^exponent`
+/// from a centre. Zero states nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Reach(pub(super) u64);
+
+impl Reach {
+    pub(super) const NONE: Reach = Reach(0);
+
+    /// The widest reach around `moved`, to a multiple of 64, that is at most `width` wide. Nothing below a width of 2.
+    pub(super) fn around(moved: i64, width: u64) -> Reach {
+        let exponent = width.checked_ilog2().unwrap_or(0).min(EXPONENT_MOST);
+        if exponent == 0 {
+            return Reach::NONE;
+        }
+        Reach(moved as u64 & !EXPONENT | u64::from(exponent))
+    }
+
+    pub(super) fn centre(self) -> i64 {
+        (self.0 & !EXPONENT) as i64
+    }
+
+    pub(super) fn width(self) -> u64 {
+        1 << (self.0 & EXPONENT)
+    }
+
+    /// Whether shards may be at `moved` and go on by `slack` in either direction.
+    pub(super) fn allows(self, moved: i64, slack: u64) -> bool {
+        let off = moved.wrapping_sub(self.centre()).unsigned_abs();
+        self == Reach::NONE || off.saturating_add(slack) <= self.width()
+    }
+
+    /// The value farthest in the direction of `amount` that a counter with base `base` can have.
+    #[inline]
+    pub(super) fn farthest(self, base: i64, amount: i64) -> i64 {
+        let middle = base.wrapping_add(self.centre());
+        if amount >= 0 {
+            middle.saturating_add_unsigned(self.width())
+        } else {
+            middle.saturating_sub_unsigned(self.width())
+        }
+    }
+}
+
+/// The base of a counter, and the reach of its shards.
+#[derive(Debug)]
+#[repr(C, align(16))]
+pub(super) struct Base {
+    pub(super) value: AtomicI64,
+    reach: AtomicU64,
+}
+
+impl Base {
+    pub(super) const fn new(value: i64) -> Base {
+        Base {
+            value: AtomicI64::new(value),
+            reach: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    pub(super) fn reach(&self) -> Reach {
+        Reach(self.reach.load(Relaxed))
+    }
+
+    /// States another reach. The caller holds all locks of the counter and sees to it that the statement is true.
+    pub(super) fn state(&self, reach: Reach) {
+        // Release: a limited add that finds this reach also finds the folds that it allows for.
+        self.reach.store(reach.0, Release);
+    }
+
+    /// Adds `amount` if `judge` accepts the base and the reach, as long as a reach is stated.
+    #[inline]
+    pub(super) fn add_if(&self, amount: i64, judge: impl Fn(i64, Reach) -> bool) -> bool {
+        loop {
+            // The two loads need not be of one moment: the exchange checks both words.
+            let (base, reach) = (self.value.load(Acquire), self.reach());
+            if reach == Reach::NONE || !judge(base, reach) {
+                return false;
+            }
+            if self.exchange(base, reach, base.wrapping_add(amount)) {
+                return true;
+            }
+        }
+    }
+
+    /// Replaces the base by `fresh` if the base is `base` and the reach is `reach`, in one atomic step that acquires and
+    /// releases.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    fn exchange(&self, base: i64, reach: Reach, fresh: i64) -> bool {
+        let done: u64;
+        // SAFETY: `self` is 16 bytes at a multiple of 16, which `SUPPORTED` processors exchange atomically; a reach is
+        // only stated on those. The compiler keeps rbx for itself, so the old value is put back.
+        unsafe {
+            core::arch::asm!(
+                "xchg rsi, rbx",
+                "lock cmpxchg16b xmmword ptr [rdi]",
+                "mov rbx, rsi",
+                "sete cl",
+                in("rdi") core::ptr::from_ref(self),
+                inout("rsi") fresh => _,
+                inout("rcx") reach.0 => done,
+                inout("rax") base => _,
+                inout("rdx") reach.0 => _,
+                options(nostack),
+            );
+        }
+        done as u8 != 0
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[inline]
+    fn exchange(&self, base: i64, reach: Reach, fresh: i64) -> bool {
+        let done: u64;
+        // SAFETY: `self` is 16 bytes at a multiple of 16, as the exclusive pair instructions want.
+        unsafe {
+            core::arch::asm!(
+                "2:",
+                "ldaxp {seen}, {also}, [{pair}]",
+                "cmp {seen}, {base}",
+                "ccmp {also}, {reach}, #0, eq",
+                "b.ne 3f",
+                "stlxp {failed:w}, {fresh}, {reach}, [{pair}]",
+                "cbnz {failed:w}, 2b",
+                "3:",
+                "cset {failed:w}, eq",
+                pair = in(reg) core::ptr::from_ref(self),
+                base = in(reg) base,
+                reach = in(reg) reach.0,
+                fresh = in(reg) fresh,
+                seen = out(reg) _,
+                also = out(reg) _,
+                failed = out(reg) done,
+                options(nostack),
+            );
+        }
+        done as u8 != 0
+    }
+
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    fn exchange(&self, _base: i64, _reach: Reach, _fresh: i64) -> bool {
+        false
+    }
+}
+
+/// Whether the processor exchanges two words at once. Every x86-64 processor since 2006 does.
+pub(super) fn is_supported() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        const CMPXCHG16B: u32 = 1 << 13;
+        core::arch::x86_64::__cpuid(1).ecx & CMPXCHG16B != 0
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        cfg!(target_arch = "aarch64")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reach_says_where_it_ends() {
+        let reach = Reach::around(1000, 5000);
+        assert_eq!((reach.centre(), reach.width()), (960, 4096));
+        assert!(reach.allows(960 + 4000, 96) && !reach.allows(960 + 4000, 97));
+        assert!(reach.allows(960 - 4000, 96) && !reach.allows(960 - 4000, 97));
+        assert_eq!(reach.farthest(40, 1), 1000 + 4096);
+        assert_eq!(reach.farthest(40, -1), 1000 - 4096);
+        assert_eq!(Reach::around(7, 1), Reach::NONE);
+        assert!(Reach::NONE.allows(i64::MIN, u64::MAX));
+        assert_eq!(Reach::around(-1, u64::MAX).width(), 1 << 60);
+    }
+
+    #[test]
+    fn an_exchange_needs_both_words() {
+        let base = Base::new(5);
+        let reach = Reach::around(0, 64);
+        assert!(!base.add_if(1, |_, _| true), "no reach is stated");
+        base.state(reach);
+        assert!(!base.exchange(4, reach, 9));
+        assert!(!base.exchange(5, Reach::around(64, 64), 9));
+        assert_eq!(base.value.load(Relaxed), 5);
+        assert!(base.add_if(-7, |value, seen| (value, seen) == (5, reach)));
+        assert!(!base.add_if(1, |_, _| false));
+        assert_eq!((base.value.load(Relaxed), base.reach()), (-2, reach));
+    }
+}
