@@ -128,6 +128,39 @@ fn limited_add_stops_at_the_limit_on_both_sides() {
 }
 
 #[test]
+fn adding_nothing_is_always_within_a_limit() {
+    let counter = PercpuCounter::with_batch(0, 8).unwrap();
+    assert!(counter.limited_add(-1, 0), "without a block");
+    counter.add(6);
+    assert!(counter.limited_add(5, 0));
+    assert_eq!(counter.sum(), 6);
+}
+
+/// What limited adds take, plain adds give back within their batches: the totals move far from where they were when limited
+/// adds began to need no lock.
+#[test]
+fn limited_adds_follow_a_counter_that_moves_far() {
+    const LIMIT: i64 = 100_000;
+    for side in [1, -1] {
+        let counter = PercpuCounter::with_batch(0, 4).unwrap();
+        for round in 0..200_000i64 {
+            assert!(counter.limited_add(side * LIMIT, side * 3));
+            (0..3).for_each(|_| counter.sub(side));
+            if round % 10_000 == 0 {
+                assert_eq!(counter.sum(), 0);
+                assert!(counter.read().unsigned_abs() <= counter.error_bound());
+            }
+        }
+        while counter.read() != 0 {
+            counter.fold();
+        }
+        assert!(counter.limited_add(side * LIMIT, side * LIMIT));
+        assert!(!counter.limited_add(side * LIMIT, side));
+        assert_eq!(counter.sum(), side * LIMIT);
+    }
+}
+
+#[test]
 fn the_batch_changes_at_run_time() {
     let counter = PercpuCounter::with_batch(0, 4).unwrap();
     for (step, batch) in [4u64, 500, 500, 3, 1, 1 << 40, 2].into_iter().enumerate() {
@@ -274,6 +307,7 @@ fn nothing_is_lost_between_folds_swaps_and_batches() {
                     while !stop.load(Ordering::Relaxed) {
                         match random.below(4) {
                             0 => taken += counter.swap(0),
+                            1 if counter.limited_add(1 << 30, 7) => taken -= 7,
                             1 => drop(counter.fold()),
                             2 => drop(counter.set_batch(1 + random.below(64))),
                             _ => drop(counter.sum()),

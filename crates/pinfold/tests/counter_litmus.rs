@@ -7,9 +7,12 @@ mod common;
 
 use common::{Random, StopAtEnd, cpus, from_environment, pin};
 use pinfold::counter::{EventCounter, PercpuCounter};
+use pinfold::vmstat::VmEvents;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::time::Instant;
+
+pinfold::vmstat_items! { enum Item { Here = "here", There = "there" } }
 
 const ADDERS: i64 = 4;
 
@@ -129,10 +132,20 @@ fn swaps_in_the_storm_lose_nothing() {
     assert_eq!(counter.sum(), 0);
 }
 
+/// Near the limit at all times: every CPU's batch could make the difference.
 #[test]
 fn no_limited_add_passes_its_limit() {
-    const LIMIT: i64 = 100;
-    let counter = PercpuCounter::with_batch(0, 16).unwrap();
+    storm_of_limited_adds(100, 16, 20);
+}
+
+/// Near the limit and far from it in turn, by adds with locks and without.
+#[test]
+fn no_limited_add_passes_a_limit_that_was_far() {
+    storm_of_limited_adds(6000, 1, 2000);
+}
+
+fn storm_of_limited_adds(limit: i64, batch: u64, most: u64) {
+    let counter = PercpuCounter::with_batch(0, batch).unwrap();
     let stop = AtomicBool::new(false);
     let granted = AtomicU64::new(0);
     let refused = AtomicU64::new(0);
@@ -144,8 +157,8 @@ fn no_limited_add_passes_its_limit() {
                 let mut random = Random::new(seed);
                 let mut mine = 0;
                 while !stop.load(Relaxed) {
-                    let amount = 1 + random.below(20) as i64;
-                    if counter.limited_add(LIMIT, amount) {
+                    let amount = 1 + random.below(most) as i64;
+                    if counter.limited_add(limit, amount) {
                         mine += amount;
                         granted.fetch_add(1, Relaxed);
                     } else {
@@ -155,8 +168,8 @@ fn no_limited_add_passes_its_limit() {
                     if random.below(8) == 0 {
                         pin(random.below(64) as usize);
                     }
-                    while mine > random.below(60) as i64 {
-                        let back = mine.min(1 + random.below(8) as i64);
+                    while mine > random.below(3 * most) as i64 {
+                        let back = mine.min(1 + random.below(8 * batch) as i64);
                         counter.sub(back);
                         mine -= back;
                     }
@@ -167,7 +180,7 @@ fn no_limited_add_passes_its_limit() {
         let mut done = 0;
         while done < rounds() / 10 || granted.load(Relaxed) == 0 || refused.load(Relaxed) == 0 {
             let sum = counter.sum();
-            assert!((0..=LIMIT).contains(&sum), "sum {sum} is past the limit");
+            assert!((0..=limit).contains(&sum), "sum {sum} is past the limit");
             done += 1;
         }
     });
@@ -305,16 +318,22 @@ fn of_two_who_add_and_sum_one_sees_both() {
     let rounds = rounds() / 4;
     let counter = PercpuCounter::with_batch(0, 1 << 30).unwrap();
     let events = EventCounter::new();
+    let items: VmEvents<Item> = VmEvents::new();
     let seen = AtomicU64::new(0);
     let work = |me: usize| {
         pin(me);
+        // Installs the unit: the first add to it is no plain store.
+        items.inc(Item::There);
         (0..rounds).map(|round| {
-            meet(&seen, 2 * round + 1);
+            meet(&seen, 3 * round + 1);
             counter.inc();
             let sum = counter.sum() - 2 * round as i64;
-            meet(&seen, 2 * round + 2);
+            meet(&seen, 3 * round + 2);
+            items.inc(Item::Here);
+            let items = items.sum(Item::Here) - 2 * round;
+            meet(&seen, 3 * round + 3);
             events.inc();
-            (sum, events.sum() - 2 * round)
+            (sum, items, events.sum() - 2 * round)
         })
     };
     let both = std::thread::scope(|scope| {
@@ -324,8 +343,9 @@ fn of_two_who_add_and_sum_one_sees_both() {
     });
     for (first, second) in both[0].iter().zip(&both[1]) {
         assert_eq!(first.0.max(second.0), 2, "each missed the other's add");
+        assert_eq!(first.1.max(second.1), 2, "each missed the other's item");
         // The other may be a round ahead with its event.
-        assert!(first.1.max(second.1) >= 2, "each missed the other's event");
+        assert!(first.2.max(second.2) >= 2, "each missed the other's event");
     }
 }
 

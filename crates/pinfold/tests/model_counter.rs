@@ -118,6 +118,39 @@ fn what_a_swap_takes_and_leaves_is_what_was_added() {
     });
 }
 
+/// A swap has parked the shards. Another follows while a CPU adds again: an add that was over before the exchange is in
+/// the answer.
+fn swap_again(second: fn(&Counter) -> i64) {
+    explore(move || {
+        let counter = Counter::new(1, true);
+        assert_eq!(counter.swap(0), 0);
+        let adder = thread::spawn({
+            let counter = counter.clone();
+            move || {
+                counter.add(0, false, 1);
+                // The add itself may have gone to the base.
+                [0, 1].contains(&counter.base.fetch_add(0, AcqRel))
+            }
+        });
+        let taken = second(&counter);
+        let came_first = adder.join().unwrap();
+        assert!(!came_first || taken == 1, "missed an add");
+        assert_eq!(taken + counter.at_rest(), 8);
+    });
+}
+
+#[test]
+fn a_swap_of_parked_shards_misses_no_add() {
+    swap_again(|counter| counter.swap(7));
+}
+
+/// Without a fence for the shards that are not parked, an add that had begun is missed.
+#[test]
+#[should_panic(expected = "missed an add")]
+fn a_swap_that_never_fences_does() {
+    swap_again(|counter| counter.swap_fencing(7, |_| ()));
+}
+
 /// Whoever has added and finds the base untouched has added before the limited add: that must then see it.
 #[test]
 fn a_limited_add_never_passes_its_limit() {

@@ -2,7 +2,7 @@
 
 use super::error::CounterError;
 use super::reach::{self, Reach};
-use super::shards::{BATCH_MOST, Shards};
+use super::shards::{BATCH_MOST, Closed, Shards};
 use super::stripe::{self, AllHeld, pause};
 use super::{PercpuCounter, gates, pace};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
@@ -59,8 +59,11 @@ impl PercpuCounter {
 
     /// Only adds that had begun before the gate still move a word, at most one a CPU, and those of shards that are granted
     /// just then: this ends.
+    #[cold]
+    #[inline(never)]
     fn sum_gated(&self, shards: Shards) -> i64 {
-        let mut gate = shards.gate();
+        let mut closed = Closed::none();
+        let mut gate = shards.gate(&mut closed);
         loop {
             if let Some(sum) = self.try_sums() {
                 return sum;
@@ -80,13 +83,15 @@ impl PercpuCounter {
     /// Interrupts each CPU that runs a thread of this process (the fence), some microseconds, if another CPU has added
     /// within its batch since the last call; adders do not wait. Not for signal handlers. Where the kernel cannot fence,
     /// nothing is lost or doubled either, but a [`sum`](Self::sum) at the same time may see the old value a little longer.
+    #[inline(never)]
     pub fn swap(&self, value: i64) -> i64 {
         let Some(shards) = self.place() else {
             return self.base.value.swap(value, AcqRel);
         };
         let held = stripe::hold_all(shards.offset());
         self.state_reach(&held, shards, 0);
-        let _gate = shards.gate();
+        let mut closed = Closed::none();
+        let _gate = shards.gate(&mut closed);
         let quiet = shards.quiesce();
         // After the fence the words stand still until the gate opens.
         let moved = if quiet {
@@ -146,7 +151,6 @@ impl PercpuCounter {
         if passes(least.saturating_sub(slack), limit, amount) {
             return false;
         }
-        let _gate = shards.gate();
         self.limited_add_gated(shards, limit, amount)
     }
 
@@ -173,7 +177,11 @@ impl PercpuCounter {
         shards.keep_within(held, reach);
     }
 
+    /// Closes the gate first, and decides with all locks held.
+    #[inline(never)]
     fn limited_add_gated(&self, shards: Shards, limit: i64, amount: i64) -> bool {
+        let mut closed = Closed::none();
+        let _gate = shards.gate(&mut closed);
         if let Some(sum) = self.try_sum()
             && passes(sum, limit, amount)
         {
@@ -237,4 +245,25 @@ fn passes(value: i64, limit: i64, amount: i64) -> bool {
 fn slack(drift: u64, amount: i64) -> i64 {
     let drift = i64::try_from(drift).unwrap_or(i64::MAX);
     if amount >= 0 { drift } else { -drift }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn far_from_its_limit_a_limited_add_takes_no_lock() {
+        let counter = PercpuCounter::with_batch(0, 1).unwrap();
+        assert!(!counter.limited_add_far(1 << 20, 1), "no reach yet");
+        assert!(counter.limited_add(1 << 20, 1) && counter.limited_add(-1 << 20, -1));
+        let shards = counter.shards().unwrap();
+        let held = stripe::hold_all(shards.offset());
+        // With the locks held, an add that wants one would wait for ever.
+        let far = reach::is_supported();
+        assert_eq!(counter.limited_add_far(1 << 20, 100), far);
+        assert_eq!(counter.limited_add_far(-1 << 20, -100), far);
+        assert!(!counter.limited_add_far(1000, 100), "too near");
+        counter.state_reach(&held, shards, 0);
+        assert!(!counter.limited_add_far(1 << 20, 1), "no reach any more");
+    }
 }

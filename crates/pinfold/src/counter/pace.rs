@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn only_a_change_makes_sums_wait() {
         let seen = AtomicU64::new(0);
-        let mut waits = |sum: u64| {
+        let waits = |sum: u64| {
             leave_adders_alone(&seen, sum);
             seen.load(Relaxed) != sum << COUNT
         };

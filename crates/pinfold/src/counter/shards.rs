@@ -353,8 +353,10 @@ impl Shards {
 
     /// Lowers the batch: closes the gate, waits until no section is under way, folds everything, and only then counts less
     /// drift. False, and nothing changed, when the kernel cannot fence.
+    #[inline(never)]
     pub(super) fn lower(self, held: &AllHeld, batch: u64) -> bool {
-        let _gate = self.gate();
+        let mut closed = Closed::none();
+        let _gate = self.gate(&mut closed);
         let quiet = self.quiesce();
         if quiet {
             let shards = self.fold_gated(held, batch) as u64;
@@ -451,10 +453,10 @@ impl Shards {
     }
 
     /// Sends all adds that begin from now on to the base, until the gate is dropped.
-    pub(super) fn gate(self) -> Gate {
+    pub(super) fn gate(self, closed: &mut Closed) -> Gate<'_> {
         let mut gate = Gate {
             shards: self,
-            closed: [0; MAX_INDEX / 64],
+            closed,
         };
         gate.close();
         gate
@@ -473,19 +475,29 @@ fn own_unit() -> Option<usize> {
     (backend() != Backend::Atomic).then(current)
 }
 
-/// A closed gate. A kilobyte: shards that are granted while it is closed must not be opened with the others, and there are
-/// no locks that keep them from being granted during a sum.
-pub(super) struct Gate {
-    shards: Shards,
-    /// A bit for each unit whose shard it closes.
-    closed: [u64; MAX_INDEX / 64],
+/// A bit for each unit whose shard a gate closes. It takes a kilobyte of stack, a quarter of what a thread that allocates
+/// may take: shards that are granted while the gate is closed must not be opened with the others, and a sum takes no lock
+/// that would keep them from being granted. So functions that have one are not inlined into others.
+pub(super) struct Closed([u64; MAX_INDEX / 64]);
+
+impl Closed {
+    #[inline]
+    pub(super) const fn none() -> Closed {
+        Closed([0; MAX_INDEX / 64])
+    }
 }
 
-impl Gate {
+/// A closed gate.
+pub(super) struct Gate<'c> {
+    shards: Shards,
+    closed: &'c mut Closed,
+}
+
+impl Gate<'_> {
     /// Closes it for the shards that were granted meanwhile too.
     pub(super) fn close(&mut self) {
         for unit in self.shards.granted() {
-            let (bits, bit) = (&mut self.closed[unit / 64], 1 << (unit % 64));
+            let (bits, bit) = (&mut self.closed.0[unit / 64], 1 << (unit % 64));
             if *bits & bit == 0 {
                 *bits |= bit;
                 self.shards.move_limits(unit, GATE.wrapping_neg());
@@ -494,9 +506,9 @@ impl Gate {
     }
 }
 
-impl Drop for Gate {
+impl Drop for Gate<'_> {
     fn drop(&mut self) {
-        let is_closed = |unit: &usize| self.closed[unit / 64] & 1 << (unit % 64) != 0;
+        let is_closed = |unit: &usize| self.closed.0[unit / 64] & 1 << (unit % 64) != 0;
         let closed = percpu::used().filter(is_closed);
         closed.for_each(|unit| self.shards.move_limits(unit, GATE));
     }

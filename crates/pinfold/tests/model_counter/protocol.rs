@@ -6,6 +6,7 @@ use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use loom::thread;
 
 const GATE: u64 = 1 << 44;
+const PARK: u64 = 1 << 62;
 pub const CPUS: usize = 2;
 
 /// A word and its limit. The CPU that alone writes the word knows what is there without a load. (A load right before a store
@@ -20,6 +21,14 @@ pub struct Word {
 impl Word {
     pub fn move_limit(&self, by: u64) {
         self.limit.fetch_add(by, Release);
+    }
+
+    pub fn is_parked(&self) -> bool {
+        let behind = self
+            .word
+            .load(Acquire)
+            .wrapping_sub(self.limit.load(Relaxed));
+        behind as i64 >= (PARK / 2) as i64
     }
 
     /// How far the word is from its limit, gates apart.
@@ -128,6 +137,9 @@ impl Counter {
         }
         let room = match self.shards[cpu].lock.try_lock() {
             Some(_held) if n <= self.batch.load(Relaxed) => {
+                if self.shards[cpu].up.is_parked() {
+                    self.move_limits(std::array::from_fn(|at| at == cpu), PARK);
+                }
                 if self.is_granted(cpu) {
                     self.fold(cpu);
                 } else {
@@ -249,15 +261,27 @@ impl Counter {
     }
 
     pub fn swap(&self, value: u64) -> i64 {
+        self.swap_fencing(value, |counter| {
+            let parked = |shard: &Shard| shard.up.is_parked();
+            if !counter.shards.iter().all(parked) {
+                counter.quiesce();
+            }
+        })
+    }
+
+    /// A swap that waits by `fence` for the sections that have begun, and parks the shards.
+    pub fn swap_fencing(&self, value: u64, fence: impl Fn(&Counter)) -> i64 {
         let _held = self.hold_all();
         let closed = self.gate();
-        self.quiesce();
+        fence(self);
         let moved = self.collect();
         let net = moved.0.wrapping_sub(moved.1);
         let fresh = value.wrapping_sub(net);
         let old = self.base.swap(fresh, AcqRel).wrapping_add(net);
         let batch = self.batch.load(Relaxed);
         (0..CPUS).for_each(|cpu| self.fold_for(cpu, batch));
+        let open = std::array::from_fn(|cpu| closed[cpu] && !self.shards[cpu].up.is_parked());
+        self.move_limits(open, PARK.wrapping_neg());
         self.ungate(closed);
         old as i64
     }

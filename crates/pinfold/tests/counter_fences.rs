@@ -1,0 +1,91 @@
+//! Which operations on counters fence: in a thread that may not, those that need no fence succeed all the same.
+#![cfg(target_arch = "x86_64")]
+
+mod common;
+
+use common::{cpus, pin};
+use pinfold::counter::{CounterError, PercpuCounter};
+
+/// Refuses membarrier to the calling thread from now on.
+fn forbid_fences() {
+    let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            0,
+            1,
+            libc::SYS_membarrier as u32,
+        ),
+        statement(
+            libc::BPF_RET | libc::BPF_K,
+            0,
+            0,
+            libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32,
+        ),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_ptr().cast_mut(),
+    };
+    // SAFETY: the program is readable during the call; only this thread is filtered.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let set = libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const program,
+        );
+        assert_eq!(set, 0);
+    }
+}
+
+/// Lowering a batch fails exactly when it would need a fence, and needs one when a set does.
+fn lowers(counter: &PercpuCounter) -> bool {
+    let batch = counter.batch();
+    match counter.set_batch(batch / 2) {
+        Ok(()) => true,
+        Err(error) => {
+            assert_eq!(error, CounterError::Fence);
+            false
+        }
+    }
+}
+
+#[test]
+fn only_adds_of_other_cpus_need_a_fence() {
+    let counters = [(); 3].map(|()| PercpuCounter::with_batch(0, 1 << 20).unwrap());
+    let [own, swapped, moved] = &counters;
+    let several = cpus() > 1 && pinfold_rseq::backend() != pinfold_rseq::Backend::Atomic;
+    pin(1);
+    swapped.add(3);
+    moved.add(3);
+    pin(0);
+    for counter in &counters {
+        counter.add(4);
+    }
+    assert_eq!((own.swap(1), swapped.swap(1), moved.swap(1)), (4, 7, 7));
+    pin(1);
+    moved.add(5);
+    pin(0);
+    forbid_fences();
+    assert!(lowers(own), "no other CPU has added");
+    assert!(lowers(swapped), "no other CPU has added since the swap");
+    // With concurrency ids one thread alone may have the same everywhere.
+    let by_cpu = pinfold_rseq::backend() == pinfold_rseq::Backend::Rseq(pinfold_rseq::Index::Cpu);
+    if several && by_cpu {
+        assert!(!lowers(moved), "another CPU has added");
+    }
+    assert_eq!((own.sum(), swapped.sum(), moved.sum()), (1, 1, 6));
+    assert_eq!((own.swap(0), swapped.swap(0), moved.swap(0)), (1, 1, 6));
+    for counter in &counters {
+        counter.inc();
+        assert_eq!(counter.sum(), 1);
+    }
+}

@@ -1,0 +1,88 @@
+//! How much stack operations on counters take: any thread and any signal handler may be short of it.
+
+mod common;
+
+use common::pin;
+use pinfold::counter::{EventCounter, PercpuCounter, PercpuHistogram};
+
+const PAINT: u64 = 0x5ee5_ace5_5ee5_ace5;
+/// Bytes of stack that are looked at, and that the looking itself may take.
+const DEPTH: usize = 64 << 10;
+const OWN: usize = 512;
+/// Half of what a thread that allocates may take in all.
+const MOST: usize = 2048;
+
+/// How many bytes of stack `operation` takes, or [`OWN`] if it takes less.
+#[inline(never)]
+fn stack_of(operation: &dyn Fn()) -> usize {
+    let here = 0u64;
+    let top = std::hint::black_box(&raw const here) as usize & !7;
+    let word = |below: usize| (top - below) as *mut u64;
+    let mut below = OWN;
+    while below < DEPTH {
+        // SAFETY: the thread's stack is larger, and nothing lies below this frame.
+        unsafe { word(below).write_volatile(PAINT) };
+        below += 8;
+    }
+    operation();
+    below = DEPTH - 8;
+    // SAFETY: as above; painted before.
+    while below > OWN && unsafe { word(below).read_volatile() } == PAINT {
+        below -= 8;
+    }
+    below
+}
+
+#[test]
+fn stack_that_is_taken_is_seen() {
+    let taken = stack_of(&|| {
+        std::hint::black_box([1u8; 3000]);
+    });
+    assert!((3000..4500).contains(&taken), "{taken}");
+}
+
+/// Keeps the compiler from leaving out what has no use.
+fn done<T>(result: T) {
+    std::hint::black_box(&result);
+}
+
+#[test]
+fn operations_take_little_stack() {
+    let counter = PercpuCounter::with_batch(0, 64).unwrap();
+    let widening = PercpuCounter::with_max_drift(0, 1000).unwrap();
+    let fresh = PercpuCounter::new();
+    let events = EventCounter::new();
+    let histogram = PercpuHistogram::new();
+    for cpu in [1, 0] {
+        pin(cpu);
+        (0..100).for_each(|_| counter.inc());
+        (0..1000).for_each(|_| widening.inc());
+    }
+    let operations: [(&str, &dyn Fn()); 15] = [
+        ("first add", &|| fresh.inc()),
+        ("add", &|| (0..100).for_each(|_| counter.inc())),
+        ("large add", &|| counter.add(1 << 50)),
+        ("widening", &|| (0..2000).for_each(|_| widening.add(3))),
+        ("read", &|| done(counter.read())),
+        ("sum", &|| done(counter.sum())),
+        ("bounds", &|| done(counter.bounds())),
+        ("compare", &|| done(counter.compare(counter.read()))),
+        ("fold", &|| done(counter.fold())),
+        ("far limit", &|| done(counter.limited_add(1 << 60, 1))),
+        ("near limit", &|| {
+            done(counter.limited_add(counter.read() + 60, 1))
+        }),
+        ("swap", &|| done(counter.swap(3))),
+        ("batch", &|| done(counter.set_batch(7))),
+        ("event", &|| {
+            events.inc();
+            done(events.sum());
+        }),
+        ("record", &|| histogram.record(7)),
+    ];
+    for (name, operation) in operations {
+        let taken = stack_of(operation);
+        println!("{name}: {taken} bytes");
+        assert!(taken <= MOST, "{name} takes {taken} bytes of stack");
+    }
+}
