@@ -1,4 +1,5 @@
-//! How much stack operations on counters take: any thread and any signal handler may be short of it.
+//! How much stack operations on counters take: any thread and any signal handler may be short of
+//! it.
 
 mod common;
 

@@ -10,17 +10,18 @@
 //! | `down` | all that was taken away on this CPU | `granted` | how many shards were granted, and the batch: how far a word may run past its mark |
 //! | `down_limit` | how far `down` may run | `reach` | how far the totals may go, see [`reach`](super::reach) |
 //!
-//! All count modulo 2^64. A word's *mark*, how much of it has been folded, is its limit less the batch. The *drift* is the
-//! batch times the number of granted shards.
+//! All count modulo 2^64. A word's *mark*, how much of it has been folded, is its limit less the
+//! batch. The *drift* is the batch times the number of granted shards.
 //!
 //! # Who writes what
 //!
 //! * `up` and `down` only the CPU itself, in critical sections that check the limit, and only upwards.
-//! * A shard's limits the holder of its [lock](super::stripe) and who keeps a gate, from any CPU, by atomic adds; the batch
-//!   and `reach` only the holder of all its locks.
-//! * `folded_up`, `folded_down` and the number of granted shards whoever holds a shard's lock, by atomic adds for that shard.
-//! * A shard of four zeroes was never *granted*: no add can succeed there until the slow path counts it in
-//!   `granted` and sets its limits.
+//! * A shard's limits the holder of its [lock](super::stripe) and who keeps a gate, from any CPU,
+//!   by atomic adds; the batch and `reach` only the holder of all its locks.
+//! * `folded_up`, `folded_down` and the number of granted shards whoever holds a shard's lock, by
+//!   atomic adds for that shard.
+//! * A shard of four zeroes was never *granted*: no add can succeed there until the slow path
+//!   counts it in `granted` and sets its limits.
 //!
 //! # Invariants
 //!
@@ -40,8 +41,9 @@
 //!
 //! # Parked shards
 //!
-//! A swap that has fenced leaves the shards of other CPUs *parked*: [`PARK`] is taken from their limits until their CPU adds
-//! again and takes the slow path. No add is under way in a parked shard, so the next swap need not fence for it.
+//! A swap that has fenced leaves the shards of other CPUs *parked*: [`PARK`] is taken from their
+//! limits until their CPU adds again and takes the slow path. No add is under way in a parked
+//! shard, so the next swap need not fence for it.
 
 use super::reach::Reach;
 use super::stripe::{self, AllHeld, Held};
@@ -53,7 +55,8 @@ use pinfold_rseq::{Backend, MAX_INDEX, backend, current, possible};
 pub(crate) const SIZE: usize = 32;
 /// The largest batch: far below [`GATE`], so that a gate closes whatever room there is.
 pub(crate) const BATCH_MOST: u64 = 1 << 40;
-/// Small enough that a quarter of a million gates at a time are told apart, and a parked shard from them.
+/// Small enough that a quarter of a million gates at a time are told apart, and a parked shard from
+/// them.
 const GATE: u64 = 1 << 44;
 /// As so many gates as there never are.
 const PARK: u64 = 1 << 62;
@@ -242,7 +245,8 @@ impl Shards {
         (closings % (PARK / GATE), closings >= PARK / GATE)
     }
 
-    /// Parks all shards but that of the caller's CPU, with all locks held and a gate closed since before a fence.
+    /// Parks all shards but that of the caller's CPU, with all locks held and a gate closed since
+    /// before a fence.
     pub(super) fn park_others(self, _held: &AllHeld) {
         let here = own_unit();
         for unit in self.granted() {
@@ -252,8 +256,9 @@ impl Shards {
         }
     }
 
-    /// Whether no add can be under way, as the gate is closed and every shard is parked or of the CPU that the caller is on
-    /// since: an add of another thread there was interrupted, and starts again.
+    /// Whether no add can be under way, as the gate is closed and every shard is parked or of the
+    /// CPU that the caller is on since: an add of another thread there was interrupted, and starts
+    /// again.
     fn stands_still(self) -> bool {
         let here = own_unit();
         self.granted()
@@ -391,10 +396,11 @@ impl Shards {
         [up - both, down - both]
     }
 
-    /// Adds `rest` to one total, unless the totals would leave the reach by it. Returns whether it did.
+    /// Adds `rest` to one total, unless the totals would leave the reach by it. Returns whether it
+    /// did.
     ///
-    /// The totals only grow: while this looks, the other one can only move away from the end of the reach to which this one
-    /// goes.
+    /// The totals only grow: while this looks, the other one can only move away from the end of the
+    /// reach to which this one goes.
     fn raise_total(self, total: usize, rest: u64) -> bool {
         let (word, reach) = (shared(self.offset + total), self.reach());
         if rest == 0 || reach == Reach::NONE {
@@ -462,22 +468,23 @@ impl Shards {
         gate
     }
 
-    /// Waits, with a gate closed, until the adds that had begun are over. False when the kernel cannot say. Fences only if
-    /// there may be any on another CPU.
+    /// Waits, with a gate closed, until the adds that had begun are over. False when the kernel
+    /// cannot say. Fences only if there may be any on another CPU.
     pub(super) fn quiesce(self) -> bool {
         self.stands_still() || UNITS.quiesce(possible()).is_ok()
     }
 }
 
-/// The unit on which no other thread has an operation under way, because the caller runs there. On atomics an operation
-/// goes on when its thread is interrupted, so there is none.
+/// The unit on which no other thread has an operation under way, because the caller runs there. On
+/// atomics an operation goes on when its thread is interrupted, so there is none.
 fn own_unit() -> Option<usize> {
     (backend() != Backend::Atomic).then(current)
 }
 
-/// A bit for each unit whose shard a gate closes. It takes a kilobyte of stack, a quarter of what a thread that allocates
-/// may take: shards that are granted while the gate is closed must not be opened with the others, and a sum takes no lock
-/// that would keep them from being granted. So functions that have one are not inlined into others.
+/// A bit for each unit whose shard a gate closes. It takes a kilobyte of stack, a quarter of what a
+/// thread that allocates may take: shards that are granted while the gate is closed must not be
+/// opened with the others, and a sum takes no lock that would keep them from being granted. So
+/// functions that have one are not inlined into others.
 pub(super) struct Closed([u64; MAX_INDEX / 64]);
 
 impl Closed {
