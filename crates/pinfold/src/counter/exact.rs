@@ -1,8 +1,9 @@
 //! What needs the value to the last unit: the sum, resetting, adding up to a limit, changing the batch.
 
 use super::error::CounterError;
+use super::gate::Closed;
 use super::reach::{self, Reach};
-use super::shards::{BATCH_MOST, Closed, Shards};
+use super::shards::{BATCH_MOST, Shards};
 use super::stripe::{self, AllHeld, pause};
 use super::{PercpuCounter, gates, pace};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};

@@ -88,7 +88,8 @@ impl PercpuCounter {
             place: AtomicUsize::new(CLOSED),
             rule: match max_drift {
                 0 => batch,
-                // The batches of all CPUs together are at most 2^53: larger drifts are all the same.
+                // The batches of all CPUs together are at most 2^53: larger drifts are all the
+                // same.
                 drift if drift >= WIDENS => u64::MAX,
                 drift => drift | WIDENS,
             },
