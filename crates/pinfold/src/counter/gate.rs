@@ -1,7 +1,8 @@
 //! Closing shards, so that nothing moves for a while.
 //!
-//! An operation that must know every word exactly cannot ask the adders to wait. It closes a gate: adds that begin from then
-//! on find no room, and go to the counter's base. Adds that had begun are waited for by the fence, if there can be any.
+//! An operation that must know every word exactly cannot ask the adders to wait. It closes a gate:
+//! adds that begin from then on find no room, and go to the counter's base. Adds that had begun are
+//! waited for by the fence, if there can be any.
 
 use super::shards::{GATE, LIMIT, PARK, Shards, UP};
 use super::stripe::AllHeld;
