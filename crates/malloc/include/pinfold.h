@@ -334,8 +334,11 @@ size_t pinfold_caches_each(void (*each)(const struct pinfold_cache_info *info, v
  * Counters. Every CPU adds to words of its own; no add takes a lock or a system call, and sums are exact all the same.
  * Batches are from 1 to 2^40. The value wraps around at 2^63. After fork the child goes on with copies. All functions may
  * be called from any thread; from signal handlers those that add, read or sum, and not those that create, destroy, set, swap,
- * limit or change a batch. The child of a vfork must not count: it shares the parent's memory, but the kernel does not protect
- * its counting from the parent's threads, and counts of both may be lost.
+ * limit or change a batch.
+ *
+ * The child of a vfork must not count. It shares the parent's memory, but the kernel does not
+ * protect its counting from the parent's threads: counts of the child and of the parent may be
+ * lost, in this call and in later ones.
  *
  *	static struct pinfold_counter open_files = PINFOLD_COUNTER_INIT(0);
  *	...
@@ -343,14 +346,15 @@ size_t pinfold_caches_each(void (*each)(const struct pinfold_cache_info *info, v
  *	printf("%lld\n", (long long)pinfold_counter_sum(&open_files));
  */
 
-/* A counter that goes up and down: 128 bytes, so that adds do not slow down those to its neighbours in an array, and 32 more
- * for each CPU that adds and for the total, from the first add on. Functions that may write a counter take no pointer to
- * const; a counter itself must not be const. */
+/* A counter that goes up and down. It takes 128 bytes, so that adds do not slow down those to its
+ * neighbours in an array, and 32 more for each CPU that adds and for the total, from the first add
+ * on. Functions that write a counter take no pointer to const: a counter must not be const. */
 struct pinfold_counter {
 	uint64_t pinfold_private[16] __attribute__((aligned(16))); /* as malloc aligns */
 };
 /* For statics: a counter at `value` with the default batch. It need not be destroyed. */
-#define PINFOLD_COUNTER_INIT(value) { { 64, 0, 0, 0, 0, 0, 0, 0, (uint64_t)(value), 0, 0, 0, 0, 0, 0, 0 } }
+#define PINFOLD_COUNTER_INIT(value) \
+	{ { 64, 0, 0, 0, 0, 0, 0, 0, (uint64_t)(value), 0, 0, 0, 0, 0, 0, 0 } }
 
 /* The default batch: 1024, or twice the number of CPUs if that is more. */
 #define PINFOLD_BATCH_DEFAULT UINT64_MAX
@@ -383,8 +387,8 @@ void pinfold_counter_bounds(const struct pinfold_counter *counter, int64_t *low,
 /* -1, 0 or 1: the value is below, at or above `with`. Exact, and quick when they are far apart. */
 int pinfold_counter_compare(const struct pinfold_counter *counter, int64_t with);
 
-/* Adds `amount` unless the value would pass `limit` by it, upwards or, for a negative amount, downwards. Returns whether it
- * did; true for an amount of 0. Far from the limit it takes no lock. */
+/* Adds `amount` unless the value would pass `limit` by it, upwards or, for a negative amount,
+ * downwards. Returns whether it did; true for an amount of 0. Far from the limit it takes no lock. */
 bool pinfold_counter_limited_add(struct pinfold_counter *counter, int64_t limit, int64_t amount);
 
 /* Sets the value; swap returns what it was, and nothing that is added meanwhile is lost. These interrupt the CPUs that run
@@ -417,7 +421,8 @@ void pinfold_event_inc(struct pinfold_event *event);
 void pinfold_event_add(struct pinfold_event *event, uint64_t n);
 uint64_t pinfold_event_sum(const struct pinfold_event *event);
 
-/* How often values of each size occurred; quantiles are at most a 32nd too large. */
+/* How often values of each size occurred; quantiles are at most a 32nd too large. Reading one takes
+ * some 32 KiB of stack. */
 struct pinfold_histogram;
 struct pinfold_histogram *pinfold_histogram_create(void);
 void pinfold_histogram_destroy(struct pinfold_histogram *histogram);

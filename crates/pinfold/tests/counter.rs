@@ -136,8 +136,8 @@ fn adding_nothing_is_always_within_a_limit() {
     assert_eq!(counter.sum(), 6);
 }
 
-/// What limited adds take, plain adds give back within their batches: the totals move far from where they were when limited
-/// adds began to need no lock.
+/// What limited adds take, plain adds give back within their batches: the totals move far from
+/// where they were when limited adds began to need no lock.
 #[test]
 fn limited_adds_follow_a_counter_that_moves_far() {
     const LIMIT: i64 = 100_000;

@@ -1,4 +1,5 @@
-//! Which operations on counters fence: in a thread that may not, those that need no fence succeed all the same.
+//! Which operations on counters fence: in a thread that may not, those that need no fence succeed
+//! all the same.
 #![cfg(target_arch = "x86_64")]
 
 mod common;

@@ -1,4 +1,5 @@
-//! How much stack operations on counters take: any thread and any signal handler may be short of it.
+//! How much stack operations on counters take: any thread and any signal handler may be short of
+//! it.
 
 mod common;
 
@@ -25,12 +26,12 @@ fn stack_of(operation: &dyn Fn()) -> usize {
         below += 8;
     }
     operation();
-    below = DEPTH - 8;
-    // SAFETY: as above; painted before.
-    while below > OWN && unsafe { word(below).read_volatile() } == PAINT {
-        below -= 8;
-    }
-    below
+    let painted = |below: &usize| {
+        // SAFETY: a word of the thread's stack that was painted above.
+        unsafe { word(*below).read_volatile() == PAINT }
+    };
+    let mut depths = (OWN..DEPTH).step_by(8).rev();
+    depths.find(|below| !painted(below)).unwrap_or(OWN)
 }
 
 #[test]
@@ -70,7 +71,7 @@ fn operations_take_little_stack() {
         ("fold", &|| done(counter.fold())),
         ("far limit", &|| done(counter.limited_add(1 << 60, 1))),
         ("near limit", &|| {
-            done(counter.limited_add(counter.read() + 60, 1))
+            done(counter.limited_add(counter.read() + 60, 1));
         }),
         ("swap", &|| done(counter.swap(3))),
         ("batch", &|| done(counter.set_batch(7))),

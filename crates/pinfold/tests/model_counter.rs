@@ -118,8 +118,8 @@ fn what_a_swap_takes_and_leaves_is_what_was_added() {
     });
 }
 
-/// A swap has parked the shards. Another follows while a CPU adds again: an add that was over before the exchange is in
-/// the answer.
+/// A swap has parked the shards. Another follows while a CPU adds again: an add that was over
+/// before the exchange is in the answer.
 fn swap_again(second: fn(&Counter) -> i64) {
     explore(move || {
         let counter = Counter::new(1, true);

@@ -1,8 +1,9 @@
-//! A model of limited adds without a lock, explored by loom: `RUSTFLAGS="--cfg loom" cargo test --release --test
-//! model_counter_limited`.
+//! A model of limited adds without a lock, explored by loom: `RUSTFLAGS="--cfg loom" cargo test
+//! --release --test model_counter_limited`.
 //!
-//! One CPU adds one by one, in a shard with a batch of 1, and folds. Another thread makes a limited add. `counter/reach.rs`
-//! says why the limited add never passes its limit; each fault that the model can plant breaks one of its reasons.
+//! One CPU adds one by one, in a shard with a batch of 1, and folds. Another thread makes a limited
+//! add. `counter/reach.rs` says why the limited add never passes its limit; each fault that the
+//! model can plant breaks one of its reasons.
 #![cfg(loom)]
 
 use loom::sync::Arc;
@@ -32,11 +33,13 @@ enum Fault {
 
 struct Counter {
     fault: Fault,
-    /// The base in the lower half, the centre of the reach in the upper one: both are exchanged at once.
+    /// The base in the lower half, the centre of the reach in the upper one: both are exchanged at
+    /// once.
     base_and_centre: AtomicU64,
     word: AtomicU64,
     limit: AtomicU64,
-    /// What folds have added; only a holder of the lock changes it, as it changes the centre for folds.
+    /// What folds have added; only a holder of the lock changes it, as it changes the centre for
+    /// folds.
     folded: AtomicU64,
     centre: AtomicU64,
     lock: AtomicU64,
@@ -89,7 +92,8 @@ impl Counter {
     }
 
     fn section(&self, nth: i64) -> bool {
-        // The machine orders this load before the store that depends on it; the language needs an acquire for that.
+        // The machine orders this load before the store that depends on it; the language needs an
+        // acquire for that.
         let fits = self.limit.load(Acquire) >= nth as u64;
         if fits {
             self.word.store(nth as u64, Release);
@@ -156,8 +160,8 @@ impl Counter {
     }
 }
 
-/// The CPU makes all its adds and then finds that the limited add has not happened: the value is at the limit, so the limited
-/// add must fail from then on.
+/// The CPU makes all its adds and then finds that the limited add has not happened: the value is at
+/// the limit, so the limited add must fail from then on.
 fn explore(fault: Fault) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);

@@ -1,8 +1,9 @@
 //! What needs the value to the last unit: the sum, resetting, adding up to a limit, changing the batch.
 
 use super::error::CounterError;
+use super::gate::Closed;
 use super::reach::{self, Reach};
-use super::shards::{BATCH_MOST, Closed, Shards};
+use super::shards::{BATCH_MOST, Shards};
 use super::stripe::{self, AllHeld, pause};
 use super::{PercpuCounter, gates, pace};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
@@ -80,9 +81,10 @@ impl PercpuCounter {
     /// Sets the value and returns what it was, in one moment: whatever is added at the same time counts either into the
     /// answer or into the new value, never into both or neither.
     ///
-    /// Interrupts each CPU that runs a thread of this process (the fence), some microseconds, if another CPU has added
-    /// within its batch since the last call; adders do not wait. Not for signal handlers. Where the kernel cannot fence,
-    /// nothing is lost or doubled either, but a [`sum`](Self::sum) at the same time may see the old value a little longer.
+    /// Interrupts each CPU that runs a thread of this process (the fence), some microseconds, if
+    /// another CPU has added within its batch since the last call; adders do not wait. Not for
+    /// signal handlers. Where the kernel cannot fence, nothing is lost or doubled either, but a
+    /// [`sum`](Self::sum) at the same time may see the old value a little longer.
     #[inline(never)]
     pub fn swap(&self, value: i64) -> i64 {
         let Some(shards) = self.place() else {
@@ -111,21 +113,23 @@ impl PercpuCounter {
         old
     }
 
-    /// Adds `amount` if the value does not pass `limit` by it: not above for a positive amount, not below for a negative
-    /// one. Returns whether it did; to add nothing always succeeds. Exact under any race: at the moment of the addition the
-    /// value was within the limit.
+    /// Adds `amount` if the value does not pass `limit` by it: not above for a positive amount, not
+    /// below for a negative one. Returns whether it did; to add nothing always succeeds. Exact
+    /// under any race: at the moment of the addition the value was within the limit.
     ///
-    /// Far from the limit it costs one compare-exchange of the base, and takes no lock. Nearer, or when the counter has moved
-    /// far, it takes the counter's locks. Where the batches of the other CPUs could make the difference it closes the gate
-    /// for a moment, and, if it is close even then, fences (an interrupt to each CPU that runs this process).
-    /// Not for signal handlers. Where the kernel cannot fence, it may refuse although there is room for less than what the
+    /// Far from the limit it costs one compare-exchange of the base, and takes no lock. Nearer, or
+    /// when the counter has moved far, it takes the counter's locks. Where the batches of the other
+    /// CPUs could make the difference it closes the gate for a moment, and, if it is close even
+    /// then, fences (an interrupt to each CPU that runs this process). Not for signal handlers.
+    /// Where the kernel cannot fence, it may refuse although there is room for less than what the
     /// CPUs have in hand.
     #[inline]
     pub fn limited_add(&self, limit: i64, amount: i64) -> bool {
         amount == 0 || self.limited_add_far(limit, amount) || self.limited_add_near(limit, amount)
     }
 
-    /// Adds `amount` if the stated reach shows that even the farthest value is within the limit. No lock.
+    /// Adds `amount` if the stated reach shows that even the farthest value is within the limit. No
+    /// lock.
     #[inline]
     fn limited_add_far(&self, limit: i64, amount: i64) -> bool {
         self.base.add_if(amount, |base, reach| {
@@ -154,8 +158,8 @@ impl PercpuCounter {
         self.limited_add_gated(shards, limit, amount)
     }
 
-    /// States a reach within which limited adds to `limit` need no lock, half as wide as the way to the limit, unless the
-    /// limit is too near.
+    /// States a reach within which limited adds to `limit` need no lock, half as wide as the way to
+    /// the limit, unless the limit is too near.
     fn state_reach_below(&self, held: &AllHeld, shards: Shards, limit: i64) {
         let base = self.base.value.load(Acquire);
         let way = limit.abs_diff(base.wrapping_add(shards.folded().net()));
@@ -165,7 +169,8 @@ impl PercpuCounter {
         }
     }
 
-    /// States a reach of `width` around the totals, with all locks held; no reach if the batches are too large for that.
+    /// States a reach of `width` around the totals, with all locks held; no reach if the batches
+    /// are too large for that.
     pub(super) fn state_reach(&self, held: &AllHeld, shards: Shards, width: u64) {
         let reach = if width >= shards.least_reach() {
             Reach::around(shards.folded().net(), width)

@@ -10,8 +10,9 @@ use core::ptr::NonNull;
 
 /// Counters made together by [`PercpuCounter::init_many`]: a slice of [`PercpuCounter`]s.
 ///
-/// The handles lie side by side, and so do the words of each CPU: n counters cost n times 128 bytes for the handles, n times
-/// 32 bytes for the totals, and as much again for each CPU that adds, nothing for the others.
+/// The handles lie side by side, and so do the words of each CPU: n counters cost n times 128 bytes
+/// for the handles, n times 32 bytes for the totals, and as much again for each CPU that adds,
+/// nothing for the others.
 ///
 /// ```
 /// use pinfold::counter::PercpuCounter;

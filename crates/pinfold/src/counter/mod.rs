@@ -32,6 +32,7 @@ mod error;
 mod event;
 mod exact;
 mod fork;
+mod gate;
 mod gates;
 mod histogram;
 mod many;

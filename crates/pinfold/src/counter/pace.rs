@@ -1,10 +1,12 @@
 //! Sums that leave adders alone.
 //!
-//! A collection takes the adders' lines away. A thread that sums one counter all the time would leave its adders no time to
-//! get on between two sums. So a sum that finds another value than the sum before waits a little at its end, and some sums
-//! after it wait too: an adder that found no time looks like one that rests.
+//! A collection takes the adders' lines away. A thread that sums one counter all the time would
+//! leave its adders no time to get on between two sums. So a sum that finds another value than the
+//! sum before waits a little at its end, and some sums after it wait too: an adder that found no
+//! time looks like one that rests.
 //!
-//! Each counter has a word of its own for that. A counter that rests costs no wait, however many there are.
+//! Each counter has a word of its own for that. A counter that rests costs no wait, however many
+//! there are.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -14,10 +16,12 @@ use core::sync::atomic::Ordering::Relaxed;
 const PAUSES: u32 = 32;
 /// After a change, so many sums wait even if they find none.
 const QUIET: u64 = 63;
-/// The bits of the word that count them; the others are the last sum, without its upper bits. 0 before the first sum.
+/// The bits of the word that count them; the others are the last sum, without its upper bits. 0
+/// before the first sum.
 const COUNT: u32 = 6;
 
-/// Waits if the counter moved since the last sum, or not long before. `seen` is the counter's word for that.
+/// Waits if the counter moved since the last sum, or not long before. `seen` is the counter's word
+/// for that.
 #[inline]
 pub(super) fn leave_adders_alone(seen: &AtomicU64, sum: u64) {
     let last = seen.load(Relaxed);

@@ -20,10 +20,11 @@ const DEFAULT_LEAST: u64 = 1024;
 
 /// A counter of 64 bits with sign that every CPU adds to on its own.
 ///
-/// The handle is 128 bytes: a line that adds only read, and a line with the base, which large adds write. So a large add
-/// does not slow down other CPUs' adds, not even those to its neighbours in an array. Each CPU that adds, and the total,
-/// takes 32 bytes more, packed side by side with those of other counters. They are there from the first add on; a counter
-/// that finds no memory for them works as one atomic.
+/// The handle is 128 bytes: a line that adds only read, and a line with the base, which large adds
+/// write. So a large add does not slow down other CPUs' adds, not even those to its neighbours in
+/// an array. Each CPU that adds, and the total, takes 32 bytes more, packed side by side with those
+/// of other counters. They are there from the first add on; a counter that finds no memory for them
+/// works as one atomic.
 ///
 /// # Costs
 ///
@@ -53,7 +54,8 @@ const DEFAULT_LEAST: u64 = 1024;
 pub struct PercpuCounter {
     /// The offset of the block, or [`CLOSED`] until there is one.
     place: AtomicUsize,
-    /// The batch that the block begins with; or, with [`WIDENS`], how large the drift may become by widening the batch.
+    /// The batch that the block begins with; or, with [`WIDENS`], how large the drift may become by
+    /// widening the batch.
     rule: u64,
     apart: [u64; 6],
     /// What did not go by way of a shard.
@@ -63,7 +65,8 @@ pub struct PercpuCounter {
     apart_from_next: [u64; 5],
 }
 
-// A handle need not begin at a line: what adds read and what they write is a line's length apart, in arrays too.
+// A handle need not begin at a line: what adds read and what they write is a line's length apart,
+// in arrays too.
 const _: () = assert!(size_of::<PercpuCounter>() == 128 && align_of::<PercpuCounter>() == 16);
 const _: () = assert!(core::mem::offset_of!(PercpuCounter, base) == 64);
 
@@ -85,7 +88,9 @@ impl PercpuCounter {
             place: AtomicUsize::new(CLOSED),
             rule: match max_drift {
                 0 => batch,
-                // A drift of 2^63 or more is out of reach: the batches of all CPUs are at most 2^53 together.
+                // The batches of all CPUs together are at most 2^53: larger drifts are all the
+                // same.
+                drift if drift >= WIDENS => u64::MAX,
                 drift => drift | WIDENS,
             },
             apart: [0; 6],
@@ -99,7 +104,7 @@ impl PercpuCounter {
     fn max_drift(&self) -> u64 {
         match self.rule & WIDENS {
             0 => 0,
-            _ => (self.rule & !WIDENS).max(1),
+            _ => self.rule & !WIDENS,
         }
     }
 
@@ -207,8 +212,8 @@ impl PercpuCounter {
         })
     }
 
-    /// Puts the reach around the totals if they have come near its end, where folds would stop. Not if another thread has
-    /// one of the counter's locks.
+    /// Puts the reach around the totals if they have come near its end, where folds would stop. Not
+    /// if another thread has one of the counter's locks.
     fn keep_reach_centred(&self, shards: Shards) {
         if shards.is_off_centre()
             && let Some(held) = stripe::try_hold_all(shards.offset())

@@ -1,12 +1,14 @@
 //! How far the shards of a counter reach, and limited adds that rely on it without a lock.
 //!
-//! A limited add must know that no shard carries the value past the limit at the moment when it adds. The shards of other
-//! CPUs move without notice, and folds let them move further. So a counter with limited adds states a *reach*: while the
-//! reach is stated, all shards together have moved within it. Folds keep the statement true: a fold that would leave the
-//! reach does not happen, and the adds that find no room go to the base.
+//! A limited add must know that no shard carries the value past the limit at the moment when it
+//! adds. The shards of other CPUs move without notice, and folds let them move further. So a
+//! counter with limited adds states a *reach*: while the reach is stated, all shards together have
+//! moved within it. Folds keep the statement true: a fold that would leave the reach does not
+//! happen, and the adds that find no room go to the base.
 //!
-//! The reach lies beside the base. A limited add compares and exchanges both words in one instruction: it adds to the base
-//! only if the base and the reach are still those that it has judged.
+//! The reach lies beside the base. A limited add compares and exchanges both words in one
+//! instruction: it adds to the base only if the base and the reach are still those that it has
+//! judged.
 
 use core::sync::atomic::AtomicI64;
 use core::sync::atomic::AtomicU64;
@@ -17,15 +19,16 @@ const EXPONENT: u64 = 63;
 /// The largest exponent: a centre and its width stay far below 2^63.
 const EXPONENT_MOST: u32 = 60;
 
-/// A statement about the shards of a counter: what they have added less what they have taken away is at most `2^exponent`
-/// from a centre. Zero states nothing.
+/// A statement about the shards of a counter: what they have added less what they have taken away
+/// is at most `2^exponent` from a centre. Zero states nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reach(pub(super) u64);
 
 impl Reach {
     pub(super) const NONE: Reach = Reach(0);
 
-    /// The widest reach around `moved`, to a multiple of 64, that is at most `width` wide. Nothing below a width of 2.
+    /// The widest reach around `moved`, to a multiple of 64, that is at most `width` wide. Nothing
+    /// below a width of 2.
     pub(super) fn around(moved: i64, width: u64) -> Reach {
         let exponent = width.checked_ilog2().unwrap_or(0).min(EXPONENT_MOST);
         if exponent == 0 {
@@ -81,7 +84,8 @@ impl Base {
         Reach(self.reach.load(Relaxed))
     }
 
-    /// States another reach. The caller holds all locks of the counter and sees to it that the statement is true.
+    /// States another reach. The caller holds all locks of the counter and sees to it that the
+    /// statement is true.
     pub(super) fn state(&self, reach: Reach) {
         // Release: a limited add that finds this reach also finds the folds that it allows for.
         self.reach.store(reach.0, Release);
@@ -102,14 +106,15 @@ impl Base {
         }
     }
 
-    /// Replaces the base by `fresh` if the base is `base` and the reach is `reach`, in one atomic step that acquires and
-    /// releases.
+    /// Replaces the base by `fresh` if the base is `base` and the reach is `reach`, in one atomic
+    /// step that acquires and releases.
     #[cfg(target_arch = "x86_64")]
     #[inline]
     fn exchange(&self, base: i64, reach: Reach, fresh: i64) -> bool {
         let done: u64;
-        // SAFETY: `self` is 16 bytes at a multiple of 16, which `SUPPORTED` processors exchange atomically; a reach is
-        // only stated on those. The compiler keeps rbx for itself, so the old value is put back.
+        // SAFETY: `self` is 16 bytes at a multiple of 16. A reach is only stated, and this only
+        // called, where `is_supported` says that the processor has the instruction. The compiler
+        // keeps rbx for itself, so the old value is put back.
         unsafe {
             core::arch::asm!(
                 "xchg rsi, rbx",

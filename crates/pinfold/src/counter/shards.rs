@@ -10,17 +10,18 @@
 //! | `down` | all that was taken away on this CPU | `granted` | how many shards were granted, and the batch: how far a word may run past its mark |
 //! | `down_limit` | how far `down` may run | `reach` | how far the totals may go, see [`reach`](super::reach) |
 //!
-//! All count modulo 2^64. A word's *mark*, how much of it has been folded, is its limit less the batch. The *drift* is the
-//! batch times the number of granted shards.
+//! All count modulo 2^64. A word's *mark*, how much of it has been folded, is its limit less the
+//! batch. The *drift* is the batch times the number of granted shards.
 //!
 //! # Who writes what
 //!
 //! * `up` and `down` only the CPU itself, in critical sections that check the limit, and only upwards.
-//! * A shard's limits the holder of its [lock](super::stripe) and who keeps a gate, from any CPU, by atomic adds; the batch
-//!   and `reach` only the holder of all its locks.
-//! * `folded_up`, `folded_down` and the number of granted shards whoever holds a shard's lock, by atomic adds for that shard.
-//! * A shard of four zeroes was never *granted*: no add can succeed there until the slow path counts it in
-//!   `granted` and sets its limits.
+//! * A shard's limits the holder of its [lock](super::stripe) and who keeps a gate, from any CPU,
+//!   by atomic adds; the batch and `reach` only the holder of all its locks.
+//! * `folded_up`, `folded_down` and the number of granted shards whoever holds a shard's lock, by
+//!   atomic adds for that shard.
+//! * A shard of four zeroes was never *granted*: no add can succeed there until the slow path
+//!   counts it in `granted` and sets its limits.
 //!
 //! # Invariants
 //!
@@ -40,28 +41,31 @@
 //!
 //! # Parked shards
 //!
-//! A swap that has fenced leaves the shards of other CPUs *parked*: [`PARK`] is taken from their limits until their CPU adds
-//! again and takes the slow path. No add is under way in a parked shard, so the next swap need not fence for it.
+//! A swap that has fenced leaves the shards of other CPUs *parked*: [`PARK`] is taken from their
+//! limits until their CPU adds again and takes the slow path. No add is under way in a parked
+//! shard, so the next swap need not fence for it.
 
+use super::gate::Closed;
 use super::reach::Reach;
 use super::stripe::{self, AllHeld, Held};
 use crate::percpu::{self, UNITS, shared, word_at};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use pinfold_rseq::{Backend, MAX_INDEX, backend, current, possible};
+use pinfold_rseq::{MAX_INDEX, possible};
 
 /// Bytes of a shard, and of a total.
 pub(crate) const SIZE: usize = 32;
 /// The largest batch: far below [`GATE`], so that a gate closes whatever room there is.
 pub(crate) const BATCH_MOST: u64 = 1 << 40;
-/// Small enough that a quarter of a million gates at a time are told apart, and a parked shard from them.
-const GATE: u64 = 1 << 44;
+/// Small enough that a quarter of a million gates at a time are told apart, and a parked shard from
+/// them.
+pub(super) const GATE: u64 = 1 << 44;
 /// As so many gates as there never are.
-const PARK: u64 = 1 << 62;
+pub(super) const PARK: u64 = 1 << 62;
 
-const UP: usize = 0;
+pub(super) const UP: usize = 0;
 const DOWN: usize = 16;
 /// From a word to its limit.
-const LIMIT: usize = 8;
+pub(super) const LIMIT: usize = 8;
 const FOLDED_UP: usize = 0;
 const FOLDED_DOWN: usize = 8;
 const GRANTED: usize = 16;
@@ -218,7 +222,7 @@ impl Shards {
             .any(|&word| word_at(unit, self.offset + word).load(Relaxed) != 0)
     }
 
-    fn granted(self) -> impl Iterator<Item = usize> {
+    pub(super) fn granted(self) -> impl Iterator<Item = usize> {
         percpu::used().filter(move |&unit| self.is_granted(unit))
     }
 
@@ -233,40 +237,13 @@ impl Shards {
         (limit, limit.wrapping_sub(word))
     }
 
-    /// How many gates close a shard, and whether it is parked.
-    fn closed(self, unit: usize) -> (u64, bool) {
-        let limit = word_at(unit, self.offset + UP + LIMIT).load(Relaxed);
-        let word = word_at(unit, self.offset + UP).load(Relaxed);
-        let behind = u64::try_from(word.wrapping_sub(limit) as i64).unwrap_or(0);
-        let closings = behind.div_ceil(GATE);
-        (closings % (PARK / GATE), closings >= PARK / GATE)
-    }
-
-    /// Parks all shards but that of the caller's CPU, with all locks held and a gate closed since before a fence.
-    pub(super) fn park_others(self, _held: &AllHeld) {
-        let here = own_unit();
-        for unit in self.granted() {
-            if Some(unit) != here && !self.closed(unit).1 {
-                self.move_limits(unit, PARK.wrapping_neg());
-            }
-        }
-    }
-
-    /// Whether no add can be under way, as the gate is closed and every shard is parked or of the CPU that the caller is on
-    /// since: an add of another thread there was interrupted, and starts again.
-    fn stands_still(self) -> bool {
-        let here = own_unit();
-        self.granted()
-            .all(|unit| Some(unit) == here || self.closed(unit).1)
-    }
-
     /// Moves a limit, whatever gates are closed.
     fn move_limit(self, unit: usize, half: usize, by: u64) {
         // Release: who sees the limit sees what allowed it: the drift, the total.
         word_at(unit, self.offset + half + LIMIT).fetch_add(by, Release);
     }
 
-    fn move_limits(self, unit: usize, by: u64) {
+    pub(super) fn move_limits(self, unit: usize, by: u64) {
         self.move_limit(unit, DOWN, by);
         self.move_limit(unit, UP, by);
     }
@@ -391,10 +368,11 @@ impl Shards {
         [up - both, down - both]
     }
 
-    /// Adds `rest` to one total, unless the totals would leave the reach by it. Returns whether it did.
+    /// Adds `rest` to one total, unless the totals would leave the reach by it. Returns whether it
+    /// did.
     ///
-    /// The totals only grow: while this looks, the other one can only move away from the end of the reach to which this one
-    /// goes.
+    /// The totals only grow: while this looks, the other one can only move away from the end of the
+    /// reach to which this one goes.
     fn raise_total(self, total: usize, rest: u64) -> bool {
         let (word, reach) = (shared(self.offset + total), self.reach());
         if rest == 0 || reach == Reach::NONE {
@@ -450,66 +428,5 @@ impl Shards {
             self.fold_rest(unit, before, batch, rest);
         });
         folded.count()
-    }
-
-    /// Sends all adds that begin from now on to the base, until the gate is dropped.
-    pub(super) fn gate(self, closed: &mut Closed) -> Gate<'_> {
-        let mut gate = Gate {
-            shards: self,
-            closed,
-        };
-        gate.close();
-        gate
-    }
-
-    /// Waits, with a gate closed, until the adds that had begun are over. False when the kernel cannot say. Fences only if
-    /// there may be any on another CPU.
-    pub(super) fn quiesce(self) -> bool {
-        self.stands_still() || UNITS.quiesce(possible()).is_ok()
-    }
-}
-
-/// The unit on which no other thread has an operation under way, because the caller runs there. On atomics an operation
-/// goes on when its thread is interrupted, so there is none.
-fn own_unit() -> Option<usize> {
-    (backend() != Backend::Atomic).then(current)
-}
-
-/// A bit for each unit whose shard a gate closes. It takes a kilobyte of stack, a quarter of what a thread that allocates
-/// may take: shards that are granted while the gate is closed must not be opened with the others, and a sum takes no lock
-/// that would keep them from being granted. So functions that have one are not inlined into others.
-pub(super) struct Closed([u64; MAX_INDEX / 64]);
-
-impl Closed {
-    #[inline]
-    pub(super) const fn none() -> Closed {
-        Closed([0; MAX_INDEX / 64])
-    }
-}
-
-/// A closed gate.
-pub(super) struct Gate<'c> {
-    shards: Shards,
-    closed: &'c mut Closed,
-}
-
-impl Gate<'_> {
-    /// Closes it for the shards that were granted meanwhile too.
-    pub(super) fn close(&mut self) {
-        for unit in self.shards.granted() {
-            let (bits, bit) = (&mut self.closed.0[unit / 64], 1 << (unit % 64));
-            if *bits & bit == 0 {
-                *bits |= bit;
-                self.shards.move_limits(unit, GATE.wrapping_neg());
-            }
-        }
-    }
-}
-
-impl Drop for Gate<'_> {
-    fn drop(&mut self) {
-        let is_closed = |unit: &usize| self.closed.0[unit / 64] & 1 << (unit % 64) != 0;
-        let closed = percpu::used().filter(is_closed);
-        closed.for_each(|unit| self.shards.move_limits(unit, GATE));
     }
 }

@@ -1,0 +1,104 @@
+//! Closing shards, so that nothing moves for a while.
+//!
+//! An operation that must know every word exactly cannot ask the adders to wait. It closes a gate:
+//! adds that begin from then on find no room, and go to the counter's base. Adds that had begun are
+//! waited for by the fence, if there can be any.
+
+use super::shards::{GATE, LIMIT, PARK, Shards, UP};
+use super::stripe::AllHeld;
+use crate::percpu::{self, UNITS, word_at};
+use core::sync::atomic::Ordering::Relaxed;
+use pinfold_rseq::{Backend, MAX_INDEX, backend, current, possible};
+
+impl Shards {
+    /// How many gates close a shard, and whether it is parked.
+    pub(super) fn closed(self, unit: usize) -> (u64, bool) {
+        let limit = word_at(unit, self.offset() + UP + LIMIT).load(Relaxed);
+        let word = word_at(unit, self.offset() + UP).load(Relaxed);
+        let behind = u64::try_from(word.wrapping_sub(limit) as i64).unwrap_or(0);
+        let closings = behind.div_ceil(GATE);
+        (closings % (PARK / GATE), closings >= PARK / GATE)
+    }
+
+    /// Parks all shards but that of the caller's CPU, with all locks held and a gate closed since
+    /// before a fence.
+    pub(super) fn park_others(self, _held: &AllHeld) {
+        let here = own_unit();
+        for unit in self.granted() {
+            if Some(unit) != here && !self.closed(unit).1 {
+                self.move_limits(unit, PARK.wrapping_neg());
+            }
+        }
+    }
+
+    /// Whether no add can be under way, as the gate is closed and every shard is parked or of the
+    /// CPU that the caller is on since: an add of another thread there was interrupted, and starts
+    /// again.
+    fn stands_still(self) -> bool {
+        let here = own_unit();
+        self.granted()
+            .all(|unit| Some(unit) == here || self.closed(unit).1)
+    }
+
+    /// Sends all adds that begin from now on to the base, until the gate is dropped.
+    pub(super) fn gate(self, closed: &mut Closed) -> Gate<'_> {
+        let mut gate = Gate {
+            shards: self,
+            closed,
+        };
+        gate.close();
+        gate
+    }
+
+    /// Waits, with a gate closed, until the adds that had begun are over. False when the kernel
+    /// cannot say. Fences only if there may be any on another CPU.
+    pub(super) fn quiesce(self) -> bool {
+        self.stands_still() || UNITS.quiesce(possible()).is_ok()
+    }
+}
+
+/// The unit on which no other thread has an operation under way, because the caller runs there. On
+/// atomics an operation goes on when its thread is interrupted, so there is none.
+fn own_unit() -> Option<usize> {
+    (backend() != Backend::Atomic).then(current)
+}
+
+/// A bit for each unit whose shard a gate closes. It takes a kilobyte of stack, a quarter of what a
+/// thread that allocates may take: shards that are granted while the gate is closed must not be
+/// opened with the others, and a sum takes no lock that would keep them from being granted. So
+/// functions that have one are not inlined into others.
+pub(super) struct Closed([u64; MAX_INDEX / 64]);
+
+impl Closed {
+    #[inline]
+    pub(super) const fn none() -> Closed {
+        Closed([0; MAX_INDEX / 64])
+    }
+}
+
+/// A closed gate.
+pub(super) struct Gate<'c> {
+    shards: Shards,
+    closed: &'c mut Closed,
+}
+
+impl Gate<'_> {
+    /// Closes it for the shards that were granted meanwhile too.
+    pub(super) fn close(&mut self) {
+        for unit in self.shards.granted() {
+            let (bits, bit) = (&mut self.closed.0[unit / 64], 1 << (unit % 64));
+            if *bits & bit == 0 {
+                *bits |= bit;
+                self.shards.move_limits(unit, GATE.wrapping_neg());
+            }
+        }
+    }
+}
+
+impl Drop for Gate<'_> {
+    fn drop(&mut self) {
+        let is_closed = |unit: &usize| self.closed.0[unit / 64] & 1 << (unit % 64) != 0;
+        let closed = percpu::used().filter(is_closed);
+        closed.for_each(|unit| self.shards.move_limits(unit, GATE));
+    }
+}
