@@ -1,5 +1,10 @@
 //! What the page layer asks of the system. Every function keeps `errno`, which a successful `free` must not change.
 
+mod files;
+
+pub(crate) use files::{FileError, read_file_below, read_in_pieces, with_path_below};
+use files::{number_at_start, read_file};
+
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicUsize};
@@ -373,113 +378,11 @@ pub(crate) fn least_free() -> u64 {
     (number_at_start(&text[..got]) as u64).saturating_mul(1024)
 }
 
-/// Reads the beginning of a file; returns how many bytes, 0 when it cannot be read.
-fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> usize {
-    let mut length = 0;
-    let read = read_pieces(path, |fd| {
-        let room = &mut to[length..];
-        let got = read_some(fd, room)?;
-        length += got;
-        Some(got > 0 && length < to.len())
-    });
-    // Half a list would be taken for a whole one.
-    if read { length } else { 0 }
-}
-
-/// Calls `each` for one piece of a file after the other, of 256 bytes at most. False when the file cannot be read, or not to its end.
-pub(crate) fn read_in_pieces(path: &core::ffi::CStr, mut each: impl FnMut(&[u8])) -> bool {
-    let mut piece = [0u8; 256];
-    read_pieces(path, |fd| {
-        let got = read_some(fd, &mut piece)?;
-        each(&piece[..got]);
-        Some(got > 0)
-    })
-}
-
-/// Opens a file, calls `read` until it returns false for the end or `None` for an error, and closes the file. False after an error.
-///
-/// The calls are the kernel's: those of the C library are where it cancels threads, and allocators read files with locks held.
-fn read_pieces(path: &core::ffi::CStr, mut read: impl FnMut(libc::c_long) -> Option<bool>) -> bool {
-    keep_errno(|| {
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        // SAFETY: the path is NUL-terminated.
-        let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
-        if fd < 0 {
-            return false;
-        }
-        let whole = loop {
-            match read(fd) {
-                Some(true) => {}
-                Some(false) => break true,
-                None => break false,
-            }
-        };
-        // SAFETY: `fd` was opened above and nobody else has it.
-        unsafe { libc::syscall(libc::SYS_close, fd) };
-        whole
-    })
-}
-
-/// Reads once; returns how many bytes, 0 at the file's end, `None` after an error.
-fn read_some(fd: libc::c_long, to: &mut [u8]) -> Option<usize> {
-    // SAFETY: `to` is writable for its length.
-    let got = unsafe { libc::syscall(libc::SYS_read, fd, to.as_mut_ptr(), to.len()) };
-    usize::try_from(got).ok()
-}
-
-/// Why a file's content is not to be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FileError {
-    /// It is not there, or may not be read.
-    Unreadable,
-    /// It is longer than the buffer.
-    TooLarge,
-}
-
-/// Reads all of the file `path` below the folder `root`.
-pub(crate) fn read_file_below<'t>(
-    root: &[u8],
-    path: &[u8],
-    to: &'t mut [u8],
-) -> Result<&'t [u8], FileError> {
-    let most = to.len();
-    let got = with_path_below(root, path, |path| read_file(path, to)).unwrap_or(0);
-    match got {
-        0 => Err(FileError::Unreadable),
-        got if got == most => Err(FileError::TooLarge),
-        got => Ok(&to[..got]),
-    }
-}
-
-/// Calls `f` with the path of a file below the folder `root`; `None` when the path is too long. Takes 1.5 KiB of stack.
-pub(crate) fn with_path_below<R>(
-    root: &[u8],
-    path: &[u8],
-    f: impl FnOnce(&core::ffi::CStr) -> R,
-) -> Option<R> {
-    let mut name = [0u8; 1536];
-    let length = root.len() + 1 + path.len();
-    // One byte stays for the NUL.
-    let place = name.get_mut(..length).filter(|_| length < 1536)?;
-    place[..root.len()].copy_from_slice(root);
-    place[root.len()] = b'/';
-    place[root.len() + 1..].copy_from_slice(path);
-    core::ffi::CStr::from_bytes_until_nul(&name).ok().map(f)
-}
-
 /// The first number of `/proc/self/statm`, in bytes; 0 when it cannot be read.
 fn address_space_used() -> usize {
     let mut text = [0u8; 64];
     let got = read_file(c"/proc/self/statm", &mut text);
     number_at_start(&text[..got]).saturating_mul(page_size())
-}
-
-fn number_at_start(text: &[u8]) -> usize {
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
-    digits.fold(0usize, |sum, digit| {
-        sum.saturating_mul(10)
-            .saturating_add(usize::from(digit - b'0'))
-    })
 }
 
 /// Ends the process with a message on standard error: an invariant was violated, going on would lose data.
