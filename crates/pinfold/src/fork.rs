@@ -20,8 +20,10 @@
 //!   ([`lock`](crate::lock)). So the handler returns, and the holder goes on.
 //! * For the same reason a thread that holds a lock of the C library or of the program, for which
 //!   the forking thread waits next, gets through malloc to the place where it gives that lock back.
-//! * Objects of a [`KmemCache`](crate::slab::KmemCache) have no such way: their allocation waits
-//!   until the fork is over.
+//! * A thread that holds a lock never meets an inner lock of the forking thread: this takes the locks
+//!   from the outermost on, and gives them back from the innermost on.
+//! * Objects of a [`KmemCache`](crate::slab::KmemCache) have no such way: allocating and freeing them
+//!   waits until the fork is over.
 //!
 //! # Who calls
 //!
@@ -68,7 +70,8 @@ pub(crate) struct Hooks {
     pub(crate) before: fn(),
     /// Forgets the threads that the child does not have. Runs in the child before any `after`.
     pub(crate) child: fn(),
-    /// Gives back what `before` took, in the parent and in the child.
+    /// Gives back what `before` took, in the parent and in the child. The modules are called in the
+    /// reverse order of their ranks.
     pub(crate) after: fn(),
 }
 
@@ -106,7 +109,7 @@ extern "C" fn at_start() {
 /// then the caller must not make anything yet that a fork could catch half done.
 pub(crate) fn register(hooks: &'static Hooks) -> bool {
     let place = &TABLE[hooks.rank as usize];
-    // Release pairs with the acquire in `each`.
+    // Release pairs with the acquire in `modules`.
     place.store(core::ptr::from_ref(hooks).cast_mut(), Release);
     listen()
 }
@@ -132,15 +135,12 @@ pub fn handle() {
     STAGE.store(HANDLED, Release);
 }
 
-/// Calls `f` for each module in the table, in the order of the ranks.
-fn each(f: impl Fn(&Hooks)) {
-    for place in &TABLE {
-        // Acquire pairs with the release in `register`.
-        // SAFETY: the table holds null or addresses of statics.
-        if let Some(hooks) = unsafe { place.load(Acquire).as_ref() } {
-            f(hooks);
-        }
-    }
+/// The modules in the table, in the order of the ranks.
+fn modules() -> impl DoubleEndedIterator<Item = &'static Hooks> {
+    // Acquire pairs with the release in `register`.
+    // SAFETY: the table holds null or addresses of statics.
+    let hooks = |place: &AtomicPtr<Hooks>| unsafe { place.load(Acquire).as_ref() };
+    TABLE.iter().filter_map(hooks)
 }
 
 extern "C" fn before() {
@@ -173,7 +173,7 @@ pub fn prepare() {
     // Relaxed: the fences in `lock` order this store with the looks of waiters.
     FORKING.store(pinfold_rseq::thread_pointer() as u64, Relaxed);
     TURNS.fetch_add(1, Release);
-    each(|hooks| (hooks.before)());
+    modules().for_each(|hooks| (hooks.before)());
     PREPARED.store(true, Relaxed);
 }
 
@@ -191,7 +191,9 @@ fn finish() {
     if !PREPARED.swap(false, Relaxed) {
         return;
     }
-    each(|hooks| (hooks.after)());
+    // Innermost first: a thread that gets an outer lock must not find that the forking thread still
+    // holds an inner one, for it might divert where its caller knows no other way.
+    modules().rev().for_each(|hooks| (hooks.after)());
     FORKING.store(0, Relaxed);
     TURNS.fetch_add(1, Release);
     sys::wake(&TURNS);
@@ -203,7 +205,7 @@ fn finish() {
 #[doc(hidden)]
 pub fn child() {
     if PREPARED.load(Relaxed) {
-        each(|hooks| (hooks.child)());
+        modules().for_each(|hooks| (hooks.child)());
     }
     NESTED.store(0, Relaxed);
     finish();

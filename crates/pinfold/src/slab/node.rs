@@ -84,9 +84,9 @@ impl Node {
         self.stock.lock_unless(cache::is_lock_held)
     }
 
-    /// Takes the lock to allocate from `cache`. Only malloc's caches have another way than to wait
-    /// until a fork is over: a mapping for each block.
-    pub(super) fn stock_to_alloc(&self, cache: &Cache) -> Option<Guard<'_, Stock>> {
+    /// Takes the lock to allocate from `cache` or to free to it. Only malloc's caches have another way
+    /// than to wait until a fork is over: a mapping for each block.
+    pub(super) fn stock_of(&self, cache: &Cache) -> Option<Guard<'_, Stock>> {
         match cache.class() {
             Some(_) => self.stock(),
             None => self.stock_after_fork(),
@@ -126,7 +126,7 @@ impl Node {
         ask: Ask,
         empty: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
-        let Some(mut stock) = self.stock_to_alloc(cache) else {
+        let Some(mut stock) = self.stock_of(cache) else {
             self.count(SlabEvent::AllocLockless, 1);
             return Err(empty);
         };
@@ -198,7 +198,7 @@ impl Node {
         cache: &Cache,
         full: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
-        let Some(mut stock) = self.stock() else {
+        let Some(mut stock) = self.stock_of(cache) else {
             self.count(SlabEvent::FreeLockless, 1);
             return Err(full);
         };
@@ -217,14 +217,14 @@ impl Node {
 
     /// An empty sheaf; `None` when the lock cannot be had, or there is no memory.
     pub(super) fn empty_sheaf(&self, cache: &Cache) -> Option<Sheaf> {
-        let mut stock = self.stock()?;
+        let mut stock = self.stock_of(cache)?;
         stock.exchanged(cache);
         stock.take_empty(cache)
     }
 
     /// Puts a sheaf, whatever is in it, into the barn, or its objects into their slabs.
     pub(super) fn put(&self, cache: &Cache, mut sheaf: Sheaf) {
-        let Some(mut stock) = self.stock() else {
+        let Some(mut stock) = self.stock_of(cache) else {
             // In a signal handler that interrupted the holder: the objects go aside one by one.
             for &mut object in sheaf.objects() {
                 self.set_aside(cache, object);
@@ -256,7 +256,7 @@ impl Node {
 
     /// Takes objects from slabs, past the sheaves; returns how many.
     pub(super) fn take_objects(&self, cache: &Cache, ask: Ask, objects: &mut [*mut u8]) -> usize {
-        let Some(mut stock) = self.stock_to_alloc(cache) else {
+        let Some(mut stock) = self.stock_of(cache) else {
             return 0;
         };
         self.take_back(cache, &mut stock);
@@ -273,7 +273,7 @@ impl Node {
     ///
     /// The objects are the caller's and of this node.
     pub(super) unsafe fn give_objects(&self, cache: &Cache, objects: &[*mut u8]) {
-        let Some(mut stock) = self.stock() else {
+        let Some(mut stock) = self.stock_of(cache) else {
             objects
                 .iter()
                 .for_each(|&object| self.set_aside(cache, object));

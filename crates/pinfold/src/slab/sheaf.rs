@@ -19,7 +19,7 @@
 use crate::lock::Lock;
 use crate::page;
 use core::alloc::Layout;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 use pinfold_rseq::STACK_ALIGN;
 
@@ -187,17 +187,42 @@ impl Sheaf {
 
     /// Gives the block back to the pool; the sheaf is empty.
     pub(super) fn discard(self) {
-        // Where a signal handler interrupted the pool the block is lost, 1 KiB.
-        if let Some(mut pool) = POOL.lock_or_divert(page::is_lock_held) {
+        match POOL.lock_or_divert(page::is_lock_held) {
+            Some(mut pool) => {
+                // SAFETY: slot 0 is the block's link.
+                unsafe { *self.below() = *pool as u64 };
+                *pool = self.base();
+            }
+            None => self.set_aside(),
+        }
+    }
+
+    /// Puts the block on the list of those whose thread could not have the pool.
+    #[cold]
+    fn set_aside(self) {
+        let mut next = ASIDE.load(Relaxed);
+        loop {
             // SAFETY: slot 0 is the block's link.
-            unsafe { *self.below() = *pool as u64 };
-            *pool = self.base();
+            unsafe { *self.below() = next as u64 };
+            // Release pairs with the acquire in `pool_take`: the link is seen.
+            match ASIDE.compare_exchange_weak(next, self.base(), Release, Relaxed) {
+                Ok(_) => return,
+                Err(other) => next = other,
+            }
         }
     }
 }
 
+/// Blocks that were given back while the pool could not be had. The next thread that finds the pool
+/// empty takes them all.
+static ASIDE: AtomicUsize = AtomicUsize::new(0);
+
 fn pool_take() -> Option<usize> {
     let mut pool = POOL.lock_or_divert(page::is_lock_held)?;
+    if *pool == 0 {
+        // Acquire pairs with the release in `set_aside`.
+        *pool = ASIDE.swap(0, Acquire);
+    }
     let base = *pool;
     if base == 0 {
         return None;

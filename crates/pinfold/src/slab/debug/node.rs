@@ -23,7 +23,7 @@ impl Node {
         ask: Ask,
         (requested, track): (usize, Option<Track>),
     ) -> Result<Option<NonNull<u8>>, Fault> {
-        let Some(mut stock) = self.stock_to_alloc(cache) else {
+        let Some(mut stock) = self.stock_of(cache) else {
             return Ok(None);
         };
         self.take_back(cache, &mut stock);
@@ -63,7 +63,7 @@ impl Node {
         slot: *mut u8,
         track: Option<Track>,
     ) -> Result<(), Fault> {
-        let Some(mut stock) = self.stock() else {
+        let Some(mut stock) = self.stock_of(cache) else {
             self.set_aside(cache, slot);
             return Ok(());
         };
