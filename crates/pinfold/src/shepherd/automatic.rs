@@ -5,7 +5,7 @@
 //! * The thread makes only the system calls that malloc makes, because the program may have closed
 //!   a sandbox that ends the process for any other: `futex`, `madvise`, and the clock.
 //! * Its start makes only the system calls of `pthread_create`.
-//! * It blocks all signals and has no name.
+//! * It blocks all signals that others send, and has no name.
 //! * Whoever starts it stops it, and waits until it is gone, as soon as the program has only one
 //!   thread.
 //! * On a machine with isolated CPUs, it first moves to the other CPUs.

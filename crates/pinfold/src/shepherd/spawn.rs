@@ -29,7 +29,20 @@ extern "C" fn entry(body: *mut c_void) -> *mut c_void {
     null_mut()
 }
 
-/// Starts a thread with all signals blocked. On failure returns the C library's error number.
+/// The signals that the kernel sends to the thread that caused them. It ends a process whose thread
+/// blocks one of these, although the process has a handler: for example one that carries out the
+/// system calls that a filter traps.
+const SYNCHRONOUS: [libc::c_int; 6] = [
+    libc::SIGSYS,
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+];
+
+/// Starts a thread with all signals blocked but the [`SYNCHRONOUS`] ones. On failure returns the C
+/// library's error number.
 ///
 /// Makes the system calls of `pthread_create`, and with `normal_policy` one of `sched_setscheduler`.
 ///
@@ -45,6 +58,9 @@ pub(super) unsafe fn spawn(body: *mut Body) -> Result<libc::pthread_t, i32> {
         let mut before: libc::sigset_t = core::mem::zeroed();
         let mut attributes: libc::pthread_attr_t = core::mem::zeroed();
         libc::sigfillset(&raw mut all);
+        for signal in SYNCHRONOUS {
+            libc::sigdelset(&raw mut all, signal);
+        }
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
         libc::pthread_attr_init(&raw mut attributes);
         if (*body).normal_policy {
