@@ -21,7 +21,7 @@
 //! inherit that policy from the thread that starts it.
 //!
 //! A program that makes and joins threads all the time would pay for a second thread with each. So
-//! after [`SHORT_MOST`] shepherds in a row that lived shortly, none is started for [`PAUSE`]
+//! after `SHORT_MOST` shepherds in a row that lived shortly, none is started for `PAUSE`
 //! milliseconds.
 //!
 //! # Who starts and stops

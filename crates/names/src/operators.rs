@@ -14,7 +14,8 @@
 //! | `delete` with a size or `nothrow` | `delete` without, of the same kind and alignment |
 //! | `new` with `nothrow` | the C++ runtime's, which calls `new` in a `try` block |
 //!
-//! [`DIRECT`] says that the program has replaced none of them. Then `new` and `delete` have their fast paths inlined.
+//! `DIRECT` says that the program has replaced none of them. Then `new` and `delete` have their fast
+//! paths inlined.
 //!
 //! The size that a `delete` is given is not used: the block's address says its class in fewer instructions.
 //!

@@ -9,15 +9,15 @@
 //!
 //! # The table
 //!
-//! A module with locks [`register`]s its [`Hooks`] before it first uses them. The table has one place
-//! for each [`Rank`], and a fork takes the locks in the order of the ranks, outermost first.
+//! A module with locks registers its `Hooks` before it first uses them. The table has one place
+//! for each `Rank`, and a fork takes the locks in the order of the ranks, outermost first.
 //!
 //! # Why no thread waits for a fork that waits for it
 //!
 //! * The forking thread waits only for holders of our locks, and these wait for nothing else.
 //! * A handler may interrupt a holder, and then allocate. A thread that allocates or frees through
 //!   malloc never waits for the forking thread: it takes the way that handlers take
-//!   ([`lock`](crate::lock)). So the handler returns, and the holder goes on.
+//!   (module `lock`). So the handler returns, and the holder goes on.
 //! * For the same reason a thread that holds a lock of the C library or of the program, for which
 //!   the forking thread waits next, gets through malloc to the place where it gives that lock back.
 //! * A thread that holds a lock never meets an inner lock of the forking thread: this takes the locks
@@ -27,7 +27,7 @@
 //!
 //! # Who calls
 //!
-//! The C library calls `before`, and `in_parent` or `in_child`: [`register`] has asked it to, by
+//! The C library calls `before`, and `in_parent` or `in_child`: `register` has asked it to, by
 //! `pthread_atfork`, at the latest when the first module registered. An allocator under the C
 //! library's names says [`handle`] and calls [`prepare`], [`parent`] and [`child`] itself, because
 //! `pthread_atfork` may allocate.

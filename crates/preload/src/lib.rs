@@ -2,9 +2,9 @@
 //! library can do besides: count the program's threads, so that the shepherd has a thread while the
 //! program has threads, and only then.
 //!
-//! * [`threads`] stands before the C library's `pthread_create`.
-//! * [`operators`] exports C++'s `operator new` and `operator delete`.
-//! * [`policies`] stands before the calls that give a thread a real-time policy.
+//! * `threads` stands before the C library's `pthread_create`.
+//! * `operators` exports C++'s `operator new` and `operator delete`.
+//! * `policies` stands before the calls that give a thread a real-time policy.
 #![no_std]
 
 // Only for the panic handler that a shared library needs; no path that allocates calls into it.
