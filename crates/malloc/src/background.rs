@@ -18,7 +18,8 @@
 //! shepherd is gone, before it is gone itself.
 //!
 //! An automatic thread is not started once the program was seen to use a real-time policy: it would
-//! inherit that policy from the thread that starts it.
+//! inherit that policy from the thread that starts it. Nor is it started again once it took the last
+//! place among the threads that the user may have.
 //!
 //! A program that makes and joins threads all the time would pay for a second thread with each. So
 //! after `SHORT_MOST` shepherds in a row that lived shortly, none is started for `PAUSE`
@@ -114,8 +115,8 @@ fn settings() -> Option<(Wish, Option<&'static CpuSet>)> {
 
 /// The program's threads that are known.
 static THREADS: AtomicU32 = AtomicU32::new(0);
-/// Whether a thread of the program was seen to have a real-time policy.
-static REAL_TIME: AtomicBool = AtomicBool::new(false);
+/// Whether the automatic thread must not be started any more.
+static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 
 /// A shepherd that lives for fewer milliseconds than this lives shortly.
 const SHORT: u32 = 100;
@@ -191,7 +192,7 @@ pub fn note_policy(policy: libc::c_int) {
         policy,
         libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE
     ) {
-        REAL_TIME.store(true, Relaxed);
+        FORBIDDEN.store(true, Relaxed);
     }
 }
 
@@ -263,12 +264,26 @@ fn wanted_change(state: u8) -> Option<Change> {
         Wish::Off => return None,
     };
     match (state, THREADS.load(SeqCst) >= least) {
-        (OFF, true) if wish != Wish::Auto || !(REAL_TIME.load(Relaxed) || pauses()) => {
+        (OFF, true) if wish != Wish::Auto || !(FORBIDDEN.load(Relaxed) || pauses()) => {
             Some(Change::Start)
         }
         (ON, false) => Some(Change::Stop),
+        (ON, true) if wish == Wish::Auto && GIVES_WAY.load(Relaxed) => Some(Change::Stop),
         _ => None,
     }
+}
+
+/// Whether the automatic thread gives its place to a thread of the program.
+static GIVES_WAY: AtomicBool = AtomicBool::new(false);
+
+/// Stops the automatic thread for good, because the system has no place for a thread of the program.
+/// Returns whether it ran, so that there may be a place now.
+pub fn give_way() -> bool {
+    let ran = STATE.load(SeqCst) == ON && !GIVES_WAY.load(Relaxed);
+    FORBIDDEN.store(true, Relaxed);
+    GIVES_WAY.store(true, Relaxed);
+    adjust();
+    ran
 }
 
 fn start() -> Option<Thread> {

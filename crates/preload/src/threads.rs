@@ -118,7 +118,11 @@ pub unsafe extern "C" fn pthread_create(
     unsafe { beginning.write(Beginning { start, argument }) };
     background::thread_begins();
     // SAFETY: as above; `begin` takes what `beginning` points to.
-    let error = unsafe { next(thread, attributes, begin, beginning.cast()) };
+    let mut error = unsafe { next(thread, attributes, begin, beginning.cast()) };
+    if error == libc::EAGAIN && background::give_way() {
+        // SAFETY: as above: the call before has made no thread.
+        error = unsafe { next(thread, attributes, begin, beginning.cast()) };
+    }
     if error != 0 {
         // SAFETY: no thread was made that could free it.
         unsafe { c::pinfold_free(beginning.cast()) };

@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/resource.h>
 
 static void *work(void *seed)
 {
@@ -50,6 +51,26 @@ static void *fork_and_return(void *argument)
 		await_child(child, 8);
 	}
 	return argument;
+}
+
+static void *wait_a_second(void *argument)
+{
+	sleep(1);
+	return argument;
+}
+
+/* A user who may have three threads gets three. */
+static void limited(void)
+{
+	struct rlimit three = { 3, 3 };
+	pthread_t threads[2];
+	if (setresuid(54321, 54321, 54321))
+		skip("only root can become a user without other threads");
+	CHECK(setrlimit(RLIMIT_NPROC, &three) == 0);
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_create(&threads[i], NULL, wait_a_second, NULL) == 0);
+	for (int i = 0; i < 2; i++)
+		pthread_join(threads[i], NULL);
 }
 
 static void *wait_for_ever(void *argument)
@@ -226,6 +247,8 @@ int main(int count, char **words)
 		pthread_join(thread, NULL);
 	} else if (!strcmp(name, "terminated"))
 		terminated();
+	else if (!strcmp(name, "limited"))
+		limited();
 	else if (!strcmp(name, "tasks"))
 		tasks();
 	else if (!strcmp(name, "namespaces"))
