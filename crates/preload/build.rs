@@ -2,8 +2,8 @@
 
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libpinfold.so");
-    // A thread that was preempted in a critical section leaves the section's address with the kernel:
-    // the library must stay where it is.
+    // A thread that was preempted in a critical section leaves the section's address with the
+    // kernel: the library must stay where it is.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo::rerun-if-changed=build.rs");
 }

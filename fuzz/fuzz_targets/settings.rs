@@ -1,5 +1,6 @@
-//! A process's `PINFOLD_` variables. The input's lines are their values. A forked child starts with them, as a program
-//! does, and must run, or end with a message where a setting is wrong and must not be ignored.
+//! A process's `PINFOLD_` variables. The input's lines are their values. A forked child starts with
+//! them, as a program does, and must run, or end with a message where a setting is wrong and must
+//! not be ignored.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -53,8 +54,8 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn start() -> ! {
-    // SAFETY: what the library says of itself as it ends the process is no finding; a sanitizer's report is one, and ends
-    // the process by another way than SIGABRT.
+    // SAFETY: what the library says of itself as it ends the process is no finding; a sanitizer's
+    // report is one, and ends the process by another way than SIGABRT.
     unsafe {
         let nowhere = libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY);
         libc::dup2(nowhere, 2);

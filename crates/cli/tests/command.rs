@@ -400,7 +400,8 @@ fn settings_that_cannot_be_read_are_refused() {
     }
 }
 
-/// What a library that was preloaded without the command does with such settings: it tells of them, once, and the program runs.
+/// What a library that was preloaded without the command does with such settings: it tells of them,
+/// once, and the program runs.
 #[test]
 fn settings_that_cannot_be_read_are_told_and_ignored() {
     let library = std::env::current_exe().unwrap();

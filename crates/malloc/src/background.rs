@@ -1,7 +1,7 @@
 //! The shepherd of a program that runs on this allocator.
 //!
-//! Slow paths tick in passing. A program that has threads also gets a thread that ticks, so that its
-//! memory goes back when all of its threads sleep.
+//! Slow paths tick in passing. A program that has threads also gets a thread that ticks, so that
+//! its memory goes back when all of its threads sleep.
 //!
 //! # When there is a thread
 //!
@@ -12,14 +12,14 @@
 //! | `off` | none | |
 //!
 //! A program with one thread may change namespaces, which the kernel refuses to a process with
-//! threads; and a program ends when its last thread returns. So the thread must be gone by then. The
-//! library counts the program's threads: [`thread_begins`] and [`thread_ended`] are called by the
-//! thread concerned. The thread whose end leaves too few stops the shepherd, and waits until the
-//! shepherd is gone, before it is gone itself.
+//! threads; and a program ends when its last thread returns. So the thread must be gone by then.
+//! The library counts the program's threads: [`thread_begins`] and [`thread_ended`] are called by
+//! the thread concerned. The thread whose end leaves too few stops the shepherd, and waits until
+//! the shepherd is gone, before it is gone itself.
 //!
 //! An automatic thread is not started once the program was seen to use a real-time policy: it would
-//! inherit that policy from the thread that starts it. Nor is it started again once it took the last
-//! place among the threads that the user may have.
+//! inherit that policy from the thread that starts it. Nor is it started again once it took the
+//! last place among the threads that the user may have.
 //!
 //! A program that makes and joins threads all the time would pay for a second thread with each. So
 //! after `SHORT_MOST` shepherds in a row that lived shortly, none is started for `PAUSE`
@@ -27,8 +27,8 @@
 //!
 //! # Who starts and stops
 //!
-//! `STATE` names the one step under way. A thread that finds another at a step leaves without a wait:
-//! the other looks at the count again when its step is done.
+//! `STATE` names the one step under way. A thread that finds another at a step leaves without a
+//! wait: the other looks at the count again when its step is done.
 //!
 //! | state | who writes it next |
 //! |---|---|
@@ -44,8 +44,8 @@ use core::time::Duration;
 use pinfold::shepherd::{Automatic, Running, Shepherd};
 use pinfold::topology::{self, CpuSet};
 
-/// The environment variable that says when there is a thread: `auto`, `on`, `off`, or `on` with that
-/// many milliseconds between looks.
+/// The environment variable that says when there is a thread: `auto`, `on`, `off`, or `on` with
+/// that many milliseconds between looks.
 pub const VARIABLE: &str = "PINFOLD_SHEPHERD";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,8 +201,8 @@ pub fn thread_begins() {
     THREADS.fetch_add(1, SeqCst);
 }
 
-/// Counts a thread of the program no more: it ends now, or was never made. Stops the shepherd if too
-/// few threads are left, and waits until it is gone.
+/// Counts a thread of the program no more: it ends now, or was never made. Stops the shepherd if
+/// too few threads are left, and waits until it is gone.
 pub fn thread_ended() {
     THREADS.fetch_sub(1, SeqCst);
     adjust();
@@ -276,8 +276,8 @@ fn wanted_change(state: u8) -> Option<Change> {
 /// Whether the automatic thread gives its place to a thread of the program.
 static GIVES_WAY: AtomicBool = AtomicBool::new(false);
 
-/// Stops the automatic thread for good, because the system has no place for a thread of the program.
-/// Returns whether it ran, so that there may be a place now.
+/// Stops the automatic thread for good, because the system has no place for a thread of the
+/// program. Returns whether it ran, so that there may be a place now.
 pub fn give_way() -> bool {
     let ran = STATE.load(SeqCst) == ON && !GIVES_WAY.load(Relaxed);
     FORBIDDEN.store(true, Relaxed);

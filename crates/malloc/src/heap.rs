@@ -51,8 +51,8 @@ fn in_stripes(block: *mut u8) -> bool {
         < FAST.count.load(Relaxed)
 }
 
-/// A block of `size` bytes from the CPU's sheaf; null when the sheaf is empty, the size has no class, or the fast paths are
-/// closed.
+/// A block of `size` bytes from the CPU's sheaf; null when the sheaf is empty, the size has no
+/// class, or the fast paths are closed.
 #[inline(always)]
 pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
     if size < FAST.limit.load(Relaxed) {
@@ -275,8 +275,8 @@ pub(crate) unsafe fn usable_size(block: *mut u8) -> usize {
     page::huge_size(block).unwrap_or_else(|| not_ours("size of", block))
 }
 
-/// Grows or shrinks a block; null, with errno ENOMEM and the block as it was, when there is no memory to grow it. A block
-/// that keeps at least half of its room stays where it is.
+/// Grows or shrinks a block; null, with errno ENOMEM and the block as it was, when there is no
+/// memory to grow it. A block that keeps at least half of its room stays where it is.
 ///
 /// # Safety
 ///
@@ -294,7 +294,8 @@ pub(crate) unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
     unsafe { resize(block, ALIGN, room, size) }
 }
 
-/// Grows or shrinks a block made for `layout`. The block stays where it is only if `size` bytes would get one as large.
+/// Grows or shrinks a block made for `layout`. The block stays where it is only if `size` bytes
+/// would get one as large.
 ///
 /// # Safety
 ///
@@ -335,8 +336,8 @@ unsafe fn keep(block: *mut u8, size: usize) -> *mut u8 {
     block
 }
 
-/// Moves a block of `room` bytes to one of `size` bytes at a multiple of `align`. A block that cannot be moved to a smaller
-/// one stays.
+/// Moves a block of `room` bytes to one of `size` bytes at a multiple of `align`. A block that
+/// cannot be moved to a smaller one stays.
 ///
 /// # Safety
 ///

@@ -12,8 +12,9 @@ const DONE: u8 = 2;
 
 static STAGE: AtomicU8 = AtomicU8::new(NOT_YET);
 
-/// Makes the caches, on the first call; later calls cost a load. Keeps errno. While one thread is at it, others, and whatever the
-/// C library allocates on its way, use the slow paths, which work as soon as the caches are there.
+/// Makes the caches, on the first call; later calls cost a load. Keeps errno. While one thread is
+/// at it, others, and whatever the C library allocates on its way, use the slow paths, which work
+/// as soon as the caches are there.
 #[inline]
 pub(crate) fn ready() {
     if STAGE.load(Acquire) != DONE {

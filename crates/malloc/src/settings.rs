@@ -1,7 +1,8 @@
 //! The environment variables that the library reads, and what is wrong with a value.
 //!
-//! The library ignores a value that it cannot read: it must not end a program halfway, and a library does not print. What starts a
-//! program tells instead: `pinfold run` refuses wrong values, and the preload library calls [`tell`].
+//! The library ignores a value that it cannot read: it must not end a program halfway, and a
+//! library does not print. What starts a program tells instead: `pinfold run` refuses wrong values,
+//! and the preload library calls [`tell`].
 
 use crate::{background, count, heap, init};
 use core::ffi::{CStr, c_char};
@@ -108,8 +109,8 @@ fn text(value: &[u8], longest: usize) -> Result<&str, Wrong> {
     text.ok_or(Wrong::Remedy("give a shorter text in UTF-8"))
 }
 
-/// Writes a line on standard error for each variable whose value is ignored. For the start of a program that the library is
-/// preloaded into.
+/// Writes a line on standard error for each variable whose value is ignored. For the start of a
+/// program that the library is preloaded into.
 pub fn tell() {
     for setting in &SETTINGS {
         if let Some(value) = value_of(setting.name)
@@ -135,9 +136,11 @@ unsafe extern "C" {
     fn secure_getenv(name: *const c_char) -> *const c_char;
 }
 
-/// A variable's value; none where the process gained privileges when it was started, as the library reads none then.
+/// A variable's value; none where the process gained privileges when it was started, as the library
+/// reads none then.
 fn value_of(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: the name ends with a NUL. The program's own code, which could change the environment, has not begun.
+    // SAFETY: the name ends with a NUL. The program's own code, which could change the environment,
+    // has not begun.
     let value = unsafe { secure_getenv(name.as_ptr()) };
     // SAFETY: the C library's answer ends with a NUL, and stays.
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())

@@ -1,4 +1,5 @@
-//! What Rust programs ask of the allocator beside allocating and freeing: growing and shrinking in place, and zeroes.
+//! What Rust programs ask of the allocator beside allocating and freeing: growing and shrinking in
+//! place, and zeroes.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::process::Command;
@@ -6,7 +7,8 @@ use std::process::Command;
 #[global_allocator]
 static ALLOCATOR: pinfold_malloc::Pinfold = pinfold_malloc::Pinfold;
 
-/// Runs the test `name` of this file in a process of its own, with a variable set and under a limit on its addresses.
+/// Runs the test `name` of this file in a process of its own, with a variable set and under a limit
+/// on its addresses.
 fn alone(name: &str, variable: (&str, &str), limit: Option<u64>) {
     use std::os::unix::process::CommandExt;
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -68,7 +70,8 @@ fn shrinking_never_fails() {
     );
 }
 
-/// Takes all memory there is, in blocks of all sizes that there are ways for, then shrinks blocks of each.
+/// Takes all memory there is, in blocks of all sizes that there are ways for, then shrinks blocks
+/// of each.
 #[test]
 #[ignore = "a program for the test above"]
 fn shrinks_when_nothing_is_left() {

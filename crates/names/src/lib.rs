@@ -1,8 +1,9 @@
-//! The C malloc family under its own names, and C++'s operators: what replaces the system's when a program is linked with
-//! `libpinfold.so` or `libpinfold.a`, or the former is preloaded.
+//! The C malloc family under its own names, and C++'s operators: what replaces the system's when a
+//! program is linked with `libpinfold.so` or `libpinfold.a`, or the former is preloaded.
 //!
-//! Each C name has the semantics of its prefixed counterpart in [`c`], which is where they are described. The names that begin
-//! with `__libc_` are glibc's own: a program that defines `malloc` itself calls these to allocate.
+//! Each C name has the semantics of its prefixed counterpart in [`c`], which is where they are
+//! described. The names that begin with `__libc_` are glibc's own: a program that defines `malloc`
+//! itself calls these to allocate.
 #![no_std]
 
 // Only for the panic handler that a shared library needs; no path that allocates calls into it.

@@ -1,8 +1,9 @@
 //! C++'s `operator new` and `operator delete`, in all their forms.
 //!
-//! A program may replace `malloc`, or any of these operators, and expects the other operators to use its own: the standard says
-//! which operator calls which. A sized `delete` that freed straight to this heap would free what the program's own `new` had
-//! allocated elsewhere. So each form calls the next one by its name, as the C++ runtime's own operators do:
+//! A program may replace `malloc`, or any of these operators, and expects the other operators to
+//! use its own: the standard says which operator calls which. A sized `delete` that freed straight
+//! to this heap would free what the program's own `new` had allocated elsewhere. So each form calls
+//! the next one by its name, as the C++ runtime's own operators do:
 //!
 //! | form | calls |
 //! |---|---|
@@ -14,13 +15,14 @@
 //! | `delete` with a size or `nothrow` | `delete` without, of the same kind and alignment |
 //! | `new` with `nothrow` | the C++ runtime's, which calls `new` in a `try` block |
 //!
-//! `DIRECT` says that the program has replaced none of them. Then `new` and `delete` have their fast
-//! paths inlined.
+//! `DIRECT` says that the program has replaced none of them. Then `new` and `delete` have their
+//! fast paths inlined.
 //!
-//! The size that a `delete` is given is not used: the block's address says its class in fewer instructions.
+//! The size that a `delete` is given is not used: the block's address says its class in fewer
+//! instructions.
 //!
-//! `libpinfold.a` has weak symbols for all but the `nothrow` forms of `new`, so that a program may define some of its own. It
-//! leaves those to the C++ runtime. `libpinfold.so` exports all forms.
+//! `libpinfold.a` has weak symbols for all but the `nothrow` forms of `new`, so that a program may
+//! define some of its own. It leaves those to the C++ runtime. `libpinfold.so` exports all forms.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
@@ -61,7 +63,8 @@ macro_rules! for_each_operator {
     };
 }
 
-/// Gives each function its C++ name as a weak symbol, which a definition of the program's, or of `libpinfold.so`, overrides.
+/// Gives each function its C++ name as a weak symbol, which a definition of the program's, or of
+/// `libpinfold.so`, overrides.
 macro_rules! weak {
     ($($name:ident = $function:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
         core::arch::global_asm!(
@@ -74,8 +77,8 @@ macro_rules! weak {
 }
 for_each_operator!(weak);
 
-// Addresses that the linker or the loader fills in: of whichever definition the process uses. The compiler must not see that some
-// of these are defined here, or it would call its own.
+// Addresses that the linker or the loader fills in: of whichever definition the process uses. The
+// compiler must not see that some of these are defined here, or it would call its own.
 core::arch::global_asm!(
     ".weak _ZSt15get_new_handlerv",
     ".weak _ZSt17__throw_bad_allocv",
@@ -133,14 +136,17 @@ unsafe extern "C" {
 }
 
 fn used() -> &'static Used {
-    // SAFETY: the table above, with the same fields; the loader has filled it in before any code of this library runs.
+    // SAFETY: the table above, with the same fields; the loader has filled it in before any code of
+    // this library runs.
     unsafe { &pinfold_used }
 }
 
-/// Whether the process uses this library's `malloc`, `free` and operators, all of them, so that one may stand for another.
+/// Whether the process uses this library's `malloc`, `free` and operators, all of them, so that one
+/// may stand for another.
 static DIRECT: AtomicBool = AtomicBool::new(false);
 
-/// Opens the fast paths of `new` and `delete` if `is_own` says of each function behind them that it is this library's.
+/// Opens the fast paths of `new` and `delete` if `is_own` says of each function behind them that it
+/// is this library's.
 pub fn open_fast_paths(is_own: impl Fn(*const c_void) -> bool) {
     let used = used();
     let behind = [
@@ -199,8 +205,8 @@ fn aligned(size: usize, align: usize, throws: bool) -> Block {
     )
 }
 
-/// Calls the handler that the program has set, and `alloc` again, until there is a block or no handler. Then throws
-/// `std::bad_alloc`, or returns null. Keeps errno if there is a block.
+/// Calls the handler that the program has set, and `alloc` again, until there is a block or no
+/// handler. Then throws `std::bad_alloc`, or returns null. Keeps errno if there is a block.
 fn until_there_is_one(size: usize, alloc: impl Fn() -> Block, throws: bool) -> Block {
     // SAFETY: errno is the calling thread's own.
     let errno = unsafe { *libc::__errno_location() };
@@ -212,7 +218,8 @@ fn until_there_is_one(size: usize, alloc: impl Fn() -> Block, throws: bool) -> B
             return block;
         }
         match new_handler() {
-            // SAFETY: the program's function for this; it may throw, and nothing here has to be undone then.
+            // SAFETY: the program's function for this; it may throw, and nothing here has to be
+            // undone then.
             Some(handler) => unsafe { handler() },
             None => return failed(size, throws),
         }
@@ -229,7 +236,8 @@ fn new_handler() -> Option<Handler> {
     get.and_then(|get| unsafe { get() })
 }
 
-/// Throws `std::bad_alloc` or returns null. Ends the process where there is no C++ runtime to throw.
+/// Throws `std::bad_alloc` or returns null. Ends the process where there is no C++ runtime to
+/// throw.
 fn failed(size: usize, throws: bool) -> Block {
     if !throws {
         return null_mut();
@@ -314,7 +322,8 @@ fn new_aligned_nothrow_by(name: &CStr, size: usize, align: usize, tag: *const c_
     }
     type Next = unsafe extern "C-unwind" fn(usize, usize, *const c_void) -> Block;
     if let Some(next) = of_runtime(name) {
-        // SAFETY: the C++ runtime's operator of that name has this type, and takes any size and alignment.
+        // SAFETY: the C++ runtime's operator of that name has this type, and takes any size and
+        // alignment.
         return unsafe { transmute::<Block, Next>(next)(size, align, tag) };
     }
     aligned(size, align, false)
@@ -324,12 +333,13 @@ fn new_aligned_nothrow_by(name: &CStr, size: usize, align: usize, tag: *const c_
 ///
 /// # Safety
 ///
-/// For this and all the others: `block` is null or came from the `operator new` that belongs to this form, and is not used any
-/// more.
+/// For this and all the others: `block` is null or came from the `operator new` that belongs to
+/// this form, and is not used any more.
 #[inline(always)]
 pub unsafe extern "C-unwind" fn delete(block: Block) {
     if DIRECT.load(Relaxed) {
-        // SAFETY: the caller's promise: the block came from `new`, and `malloc` and `free` are of one heap.
+        // SAFETY: the caller's promise: the block came from `new`, and `malloc` and `free` are of
+        // one heap.
         unsafe { inlined::free(block.cast()) };
     } else {
         // SAFETY: the caller's promise: the block came from `new`, which took it from `malloc`.
@@ -344,7 +354,8 @@ pub unsafe extern "C-unwind" fn delete(block: Block) {
 /// As for [`delete`].
 #[inline(always)]
 pub unsafe extern "C-unwind" fn delete_aligned(block: Block, _align: usize) {
-    // SAFETY: the caller's promise: the block came from aligned `new`, which took it from `aligned_alloc`, as `free` expects.
+    // SAFETY: the caller's promise: the block came from aligned `new`, which took it from
+    // `aligned_alloc`, as `free` expects.
     unsafe { delete(block) };
 }
 
@@ -387,8 +398,9 @@ forwarded! {
 
 /// The C++ runtime's function `name`, behind this library; none where no runtime is loaded.
 ///
-/// Reached only when there is no memory. A runtime that the program has loaded for a plugin alone (`dlopen` with `RTLD_LOCAL`) is
-/// in no list that `dlsym` looks through; it is asked by its file name.
+/// Reached only when there is no memory. A runtime that the program has loaded for a plugin alone
+/// (`dlopen` with `RTLD_LOCAL`) is in no list that `dlsym` looks through; it is asked by its file
+/// name.
 #[cold]
 fn of_runtime(name: &CStr) -> Option<Block> {
     // SAFETY: the name ends with a NUL.
@@ -401,7 +413,8 @@ fn of_runtime(name: &CStr) -> Option<Block> {
     if unsafe { libc::dl_iterate_phdr(Some(runtime_path), (&raw mut path).cast()) } == 0 {
         return None;
     }
-    // By the name that the loader knows it by, so that it looks for no file. The handle is kept: the functions stay.
+    // By the name that the loader knows it by, so that it looks for no file. The handle is kept:
+    // the functions stay.
     // SAFETY: the path ends with a NUL.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if handle.is_null() {
@@ -414,7 +427,8 @@ fn of_runtime(name: &CStr) -> Option<Block> {
 
 const PATH: usize = 512;
 
-/// Copies the path of a loaded C++ runtime to `to`. The loader's lock is held, so this must not ask the loader itself.
+/// Copies the path of a loaded C++ runtime to `to`. The loader's lock is held, so this must not ask
+/// the loader itself.
 unsafe extern "C" fn runtime_path(
     object: *mut libc::dl_phdr_info,
     _size: usize,

@@ -1,11 +1,11 @@
 //! `fork`: one table of all locks, taken before a fork and given back after it on both sides.
 //!
 //! A child has one thread, the one that forked. Without care it would inherit locks that threads of
-//! the parent held, for ever, and what those threads had half done. So the forking thread takes every
-//! lock first. The child then finds all locks free and everything under them consistent. A critical
-//! section needs nothing: it has committed or it has not. A thread of the parent that had a sheaf in
-//! hand, between a unit and a barn, takes it along: the child loses the objects in it, some
-//! kilobytes for each such thread.
+//! the parent held, never to be given back, and what those threads had half done. So the forking
+//! thread takes every lock first. The child then finds all locks free and everything under them
+//! consistent. A critical section needs nothing: it has committed or it has not. A thread of the
+//! parent that had a sheaf in hand, between a unit and a barn, takes it along: the child loses the
+//! objects in it, some kilobytes for each such thread.
 //!
 //! # The table
 //!
@@ -20,10 +20,10 @@
 //!   (module `lock`). So the handler returns, and the holder goes on.
 //! * For the same reason a thread that holds a lock of the C library or of the program, for which
 //!   the forking thread waits next, gets through malloc to the place where it gives that lock back.
-//! * A thread that holds a lock never meets an inner lock of the forking thread: this takes the locks
-//!   from the outermost on, and gives them back from the innermost on.
-//! * Objects of a [`KmemCache`](crate::slab::KmemCache) have no such way: allocating and freeing them
-//!   waits until the fork is over.
+//! * A thread that holds a lock never meets an inner lock of the forking thread: this takes the
+//!   locks from the outermost on, and gives them back from the innermost on.
+//! * Objects of a [`KmemCache`](crate::slab::KmemCache) have no such way: allocating and freeing
+//!   them waits until the fork is over.
 //!
 //! # Who calls
 //!
@@ -32,8 +32,8 @@
 //! library's names says [`handle`] and calls [`prepare`], [`parent`] and [`child`] itself, because
 //! `pthread_atfork` may allocate.
 //!
-//! The C library's own `malloc` takes its locks after these. So a program that keeps the C library's
-//! `malloc` must not fork while a handler that has interrupted `malloc` uses caches.
+//! The C library's own `malloc` takes its locks after these. So a program that keeps the C
+//! library's `malloc` must not fork while a handler that has interrupted `malloc` uses caches.
 
 use crate::lock::{FORKING, Lock};
 use crate::sys;
@@ -94,8 +94,8 @@ static NESTED: AtomicU32 = AtomicU32::new(0);
 /// How many forks have begun or ended: odd while one is under way.
 static TURNS: AtomicU32 = AtomicU32::new(0);
 
-/// Registers before `main`, or when the library is loaded: `pthread_atfork` takes locks, and the first
-/// add to a counter may be a signal handler's.
+/// Registers before `main`, or when the library is loaded: `pthread_atfork` takes locks, and the
+/// first add to a counter may be a signal handler's.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_START: extern "C" fn() = at_start;
@@ -118,8 +118,8 @@ fn listen() -> bool {
     if let Err(stage) = STAGE.compare_exchange(NOT_YET, UNDER_WAY, Acquire, Acquire) {
         return stage != UNDER_WAY;
     }
-    // SAFETY: the handlers are functions without arguments, which stay loaded. A failure (no memory)
-    // leaves a fork in the middle of a slow path unprotected, and nothing else.
+    // SAFETY: the handlers are functions without arguments, which stay loaded. A failure (no
+    // memory) leaves a fork in the middle of a slow path unprotected, and nothing else.
     sys::keep_errno(|| unsafe {
         libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child));
     });
@@ -201,7 +201,8 @@ fn finish() {
     unsafe { ONE.unlock() };
 }
 
-/// Forgets the parent's other threads and gives all locks back. Call it in the child after the fork.
+/// Forgets the parent's other threads and gives all locks back. Call it in the child after the
+/// fork.
 #[doc(hidden)]
 pub fn child() {
     if PREPARED.load(Relaxed) {

@@ -160,9 +160,9 @@ fn alignment(words: usize) -> (usize, usize) {
     (align, align.ilog2() as usize)
 }
 
-/// Finds room for `size` bytes in every unit. Returns the offset of a block that is zero everywhere;
-/// `None` if there is no room or no memory, in a signal handler that interrupted this function, and
-/// while another thread forks.
+/// Finds room for `size` bytes in every unit. Returns the offset of a block that is zero
+/// everywhere; `None` if there is no room or no memory, in a signal handler that interrupted this
+/// function, and while another thread forks.
 ///
 /// Touches one bit a word; takes the lock of this module.
 pub(crate) fn alloc(size: usize) -> Option<usize> {

@@ -45,7 +45,8 @@ pub(crate) fn physical_memory() -> usize {
     })
 }
 
-/// A number that is read on the first call. Two threads at once read it both, and the second's stays.
+/// A number that is read on the first call. Two threads at once read it both, and the second's
+/// stays.
 struct Once(AtomicUsize);
 
 impl Once {
@@ -141,8 +142,8 @@ pub(crate) unsafe fn map_file_over(at: *mut u8, size: usize, fd: i32, offset: us
     })
 }
 
-/// Gives pages back, addresses and all. Where the kernel refuses, which it does to a process with too
-/// many mappings, the memory goes back and the addresses stay.
+/// Gives pages back, addresses and all. Where the kernel refuses, which it does to a process with
+/// too many mappings, the memory goes back and the addresses stay.
 ///
 /// # Safety
 ///
@@ -329,8 +330,8 @@ pub(crate) fn wake(word: &AtomicU32) {
     keep_errno(|| unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) });
 }
 
-/// What was left below a resource limit on address space, in bytes, when this was called first: `RLIMIT_AS` less what was in use;
-/// `usize::MAX` when there was no limit.
+/// What was left below a resource limit on address space, in bytes, when this was called first:
+/// `RLIMIT_AS` less what was in use; `usize::MAX` when there was no limit.
 pub(crate) fn address_space_left() -> usize {
     static LEFT: Once = Once::new();
     match LEFT.get_or_read(|| {
@@ -351,7 +352,8 @@ pub(crate) fn address_space_left() -> usize {
     }
 }
 
-/// Whether `vm.overcommit_memory` was 2 when this was called first: then every committed page is charged, touched or not.
+/// Whether `vm.overcommit_memory` was 2 when this was called first: then every committed page is
+/// charged, touched or not.
 pub(crate) fn commits_strictly() -> bool {
     static STRICT: Once = Once::new();
     STRICT.get_or_read(|| {
@@ -361,7 +363,8 @@ pub(crate) fn commits_strictly() -> bool {
     }) == 1
 }
 
-/// Returns how many mappings the kernel allows a process: `vm.max_map_count`, or its default where it cannot be read.
+/// Returns how many mappings the kernel allows a process: `vm.max_map_count`, or its default where
+/// it cannot be read.
 pub(crate) fn mappings_most() -> usize {
     let mut text = [0u8; 32];
     let got = read_file(c"/proc/sys/vm/max_map_count", &mut text);

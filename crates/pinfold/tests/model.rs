@@ -2,8 +2,8 @@
 //! `RUSTFLAGS="--cfg loom" cargo test --release --test model`.
 //!
 //! The lock is `lock/word.rs` itself, over loom's atomics. loom's types cannot stand in statics, so
-//! the other protocols are written again, step by step as in `slab/node.rs` and `slab/percpu.rs`; each
-//! names what it stands for. A per-CPU operation is one step here: the kernel makes it one.
+//! the other protocols are written again, step by step as in `slab/node.rs` and `slab/percpu.rs`;
+//! each names what it stands for. A per-CPU operation is one step here: the kernel makes it one.
 #![cfg(loom)]
 
 #[path = "../src/lock/word.rs"]
@@ -118,7 +118,7 @@ impl Lock {
     }
 }
 
-/// No two threads are in at once, and none sleeps for ever: loom fails a run in which all threads
+/// No two threads are in at once, and every thread wakes up: loom fails a run in which all threads
 /// wait.
 #[test]
 fn the_lock_excludes_and_wakes() {

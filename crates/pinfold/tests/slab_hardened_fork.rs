@@ -112,8 +112,8 @@ fn keys_tell_neither_of_each_other_nor_of_the_secret() {
         let distinct: HashSet<_> = pairs().map(relation).collect();
         assert_eq!(distinct.len(), freed.len());
     }
-    // Nor does any bit of the address go straight into the key: neighbours differ in about half of the bits that are
-    // not the same in all keys.
+    // Nor does any bit of the address go straight into the key: neighbours differ in about half of
+    // the bits that are not the same in all keys.
     let fixed = pairs().fold((u64::MAX, u64::MAX), |(ones, zeroes), (_, key)| {
         (ones & key, zeroes & !key)
     });
@@ -261,7 +261,8 @@ fn forks_may_be_deep() {
     descend(&cache, &mut objects, &mut Vec::new(), 12);
 }
 
-/// Objects that a handler has set aside hold links to each other. The child reads these, with the parent's secret.
+/// Objects that a handler has set aside hold links to each other. The child reads these, with the
+/// parent's secret.
 #[test]
 fn what_a_handler_set_aside_before_the_fork_comes_home_after_it() {
     const ROUND: usize = 400;
@@ -271,7 +272,8 @@ fn what_a_handler_set_aside_before_the_fork_comes_home_after_it() {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     static END: AtomicUsize = AtomicUsize::new(0);
 
-    /// Frees more than the sheaves take, so that the node's lock is needed, which the interrupted frame mostly holds.
+    /// Frees more than the sheaves take, so that the node's lock is needed, which the interrupted
+    /// frame mostly holds.
     extern "C" fn free_some(_: libc::c_int) {
         let (next, end) = (NEXT.load(Relaxed), END.load(Relaxed));
         if let (Some(cache), Some(objects)) = (CACHE.get(), OBJECTS.get())

@@ -1,4 +1,5 @@
-//! C++'s operators under their own names, exported: a shared library exports only what has a Rust definition in it or below.
+//! C++'s operators under their own names, exported: a shared library exports only what has a Rust
+//! definition in it or below.
 
 use core::ffi::c_void;
 use pinfold_names::{for_each_operator, operators};

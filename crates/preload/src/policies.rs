@@ -1,5 +1,5 @@
-//! Who gives a thread a real-time policy is noted: a thread that this library starts by itself would
-//! inherit it.
+//! Who gives a thread a real-time policy is noted: a thread that this library starts by itself
+//! would inherit it.
 //!
 //! The calls themselves go on to the C library as they are. A program that makes the system call
 //! itself is not seen.

@@ -2,8 +2,8 @@
 //!
 //! A thread counts from just before it is made until the C library runs the destructors of its
 //! thread-specific data: when its function returns, when it calls `pthread_exit`, and when it is
-//! cancelled. Each counted thread has a value under a key of ours; the key's destructor counts it no
-//! more. The key's value in the thread that loads the library counts the initial thread.
+//! cancelled. Each counted thread has a value under a key of ours; the key's destructor counts it
+//! no more. The key's value in the thread that loads the library counts the initial thread.
 //!
 //! A thread that `thrd_create` or the system call makes is not seen, and neither counted.
 

@@ -27,7 +27,8 @@ pub fn is_set(name: &str) -> bool {
     find(name, &mut []).is_some()
 }
 
-/// Copies the value of `name` into `buffer` and returns its length: `None` when it is not set, `Some(None)` when it does not fit.
+/// Copies the value of `name` into `buffer` and returns its length: `None` when it is not set,
+/// `Some(None)` when it does not fit.
 fn find(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
     // SAFETY: getauxval only reads the auxiliary vector.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
@@ -62,7 +63,8 @@ fn value_of<'a>(name: &str, entry: &'a [u8]) -> Option<&'a [u8]> {
     entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")
 }
 
-/// Looks for `name` in `/proc/self/environ`, a chunk at a time; `buffer` collects the value. Answers as [`find`] does.
+/// Looks for `name` in `/proc/self/environ`, a chunk at a time; `buffer` collects the value.
+/// Answers as [`find`] does.
 fn find_initial(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
     // SAFETY: the path is a NUL-terminated literal.
     let fd = unsafe {

@@ -32,8 +32,8 @@ impl core::error::Error for FenceError {}
 /// starts again and sees everything written before the fence.
 ///
 /// Costs a system call and an interrupt to each other CPU that runs a thread of this process, some
-/// microseconds; a load where the kernel has refused before. Keeps errno. On the atomic backend it does nothing:
-/// [`Units::await_stopped`](crate::Units::await_stopped) waits there.
+/// microseconds; a load where the kernel has refused before. Keeps errno. On the atomic backend it
+/// does nothing: [`Units::await_stopped`](crate::Units::await_stopped) waits there.
 ///
 /// # Errors
 ///
@@ -55,13 +55,14 @@ pub fn fence_index(index: usize) -> Result<(), FenceError> {
     }
 }
 
-/// What is known of `membarrier`: [`UNTRIED`], [`WORKS`], or the errno with which the kernel refused.
+/// What is known of `membarrier`: [`UNTRIED`], [`WORKS`], or the errno with which the kernel
+/// refused.
 static ANSWER: AtomicI32 = AtomicI32::new(UNTRIED);
 const UNTRIED: i32 = -1;
 const WORKS: i32 = 0;
 
-/// Registers the process for fences. The backend's choice calls it, when a process has one thread as a
-/// rule: registering a process with threads takes the kernel milliseconds.
+/// Registers the process for fences. The backend's choice calls it, when a process has one thread
+/// as a rule: registering a process with threads takes the kernel milliseconds.
 pub(crate) fn register() {
     if ANSWER.load(Relaxed) == UNTRIED {
         let answer = call(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0);
@@ -69,8 +70,8 @@ pub(crate) fn register() {
     }
 }
 
-/// Notes a refusal, so that the kernel is not asked again. A kernel without memory for the moment may
-/// be asked again.
+/// Notes a refusal, so that the kernel is not asked again. A kernel without memory for the moment
+/// may be asked again.
 fn remember(answer: Result<(), FenceError>) {
     match answer {
         Ok(()) => ANSWER.store(WORKS, Relaxed),

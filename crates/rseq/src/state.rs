@@ -90,8 +90,8 @@ impl State {
     /// Offsets of `rseq_cs` and of the index from the thread pointer; the first is 0 on the atomic backend.
     #[inline(always)]
     pub(crate) fn offsets(&self) -> (isize, isize) {
-        // Acquire pairs with the release in `decide`: with an offset of `rseq_cs` comes the offset of the index. On x86-64 this only
-        // keeps the compiler from loading the index first.
+        // Acquire pairs with the release in `decide`: with an offset of `rseq_cs` comes the offset
+        // of the index. On x86-64 this only keeps the compiler from loading the index first.
         let cs = self.cs.load(Acquire);
         (cs, self.index.load(Relaxed))
     }

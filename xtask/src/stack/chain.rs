@@ -46,13 +46,15 @@ impl<'i> Chains<'i> {
         }
     }
 
-    /// Returns what the analysis met so far that no rule explains: calls through a pointer, calls of unknown functions of another
-    /// library, cycles, and code that moves the stack pointer in an unknown way. Chains are too short where there is any.
+    /// Returns what the analysis met so far that no rule explains: calls through a pointer, calls
+    /// of unknown functions of another library, cycles, and code that moves the stack pointer in an
+    /// unknown way. Chains are too short where there is any.
     pub fn problems(&self) -> &BTreeSet<String> {
         &self.problems
     }
 
-    /// Returns the functions on the ways of all chains so far, each with the bytes that its own frame takes, the largest first.
+    /// Returns the functions on the ways of all chains so far, each with the bytes that its own
+    /// frame takes, the largest first.
     pub fn frames(&self) -> Vec<Link> {
         let link = |(start, frame): (&u64, &Rc<Frame>)| Link {
             name: self.image.name(*start),

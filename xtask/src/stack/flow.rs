@@ -1,8 +1,10 @@
-//! The stack use of one function: how deep it goes itself, and how deep it is where it calls others.
+//! The stack use of one function: how deep it goes itself, and how deep it is where it calls
+//! others.
 //!
-//! The analysis follows the control flow from the function's first instruction. At each instruction it knows the *depth*: the bytes
-//! between the stack pointer and the caller's, the return address included. It also knows what some registers and words of the
-//! frame hold: an address on the stack, or a function's. Exception handlers are not followed: the library never unwinds.
+//! The analysis follows the control flow from the function's first instruction. At each instruction
+//! it knows the *depth*: the bytes between the stack pointer and the caller's, the return address
+//! included. It also knows what some registers and words of the frame hold: an address on the
+//! stack, or a function's. Exception handlers are not followed: the library never unwinds.
 
 use super::image::{Image, Target};
 use anyhow::{Context, Result, bail};
@@ -65,7 +67,8 @@ struct State {
     registers: BTreeMap<Register, Value>,
     /// Words of the frame, by their depth.
     words: BTreeMap<i64, Value>,
-    /// The depth that the stack pointer was just compared with: the end of a loop that touches a large frame page by page.
+    /// The depth that the stack pointer was just compared with: the end of a loop that touches a
+    /// large frame page by page.
     compared: Option<i64>,
 }
 
@@ -83,7 +86,8 @@ impl State {
     }
 }
 
-/// Returns the stack use of the function that begins at `start`. Code behind calls for which `ends` is true is not reached.
+/// Returns the stack use of the function that begins at `start`. Code behind calls for which `ends`
+/// is true is not reached.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! The parts of a shared library that the analysis needs: code, functions, and what pointers point to.
+//! The parts of a shared library that the analysis needs: code, functions, and what pointers point
+//! to.
 
 use anyhow::{Context, Result, bail};
 use object::read::elf::{ElfFile64, FileHeader};
@@ -112,7 +113,8 @@ impl Image {
         self.functions.get(&address)
     }
 
-    /// Returns the functions with a name, or the names that begin with what stands before a final `*`.
+    /// Returns the functions with a name, or the names that begin with what stands before a final
+    /// `*`.
     pub fn functions_named(&self, pattern: &str) -> Vec<u64> {
         let named = self.functions.iter();
         named

@@ -60,11 +60,12 @@ pub fn pinfold() -> Rules {
     }
 }
 
-/// What calls of the C library and the kernel's vDSO take at most. Wrappers of system calls take 8 to 48 bytes in glibc 2.36; what
-/// is assumed leaves room for others.
+/// What calls of the C library and the kernel's vDSO take at most. Wrappers of system calls take 8
+/// to 48 bytes in glibc 2.36; what is assumed leaves room for others.
 const COSTS: &[(&str, u64)] = &[
     ("__errno_location", 32),
-    // Registers the fork handlers, once, when the process starts: locks a list and copies four words.
+    // Registers the fork handlers, once, when the process starts: locks a list and copies four
+    // words.
     ("__register_atfork", 256),
     ("bcmp", 64),
     // In the vDSO.

@@ -31,7 +31,8 @@ fn measured(bytes: &[u8]) -> (u64, Vec<u64>) {
     (frame.deepest, depths.collect())
 }
 
-/// `push rbp; sub rsp, 0x20; call g; add rsp, 0x20; pop rbp; jmp h`, where g and h are the next two functions.
+/// `push rbp; sub rsp, 0x20; call g; add rsp, 0x20; pop rbp; jmp h`, where g and h are the next two
+/// functions.
 const CALLS: &[u8] = &[
     0x55, 0x48, 0x83, 0xec, 0x20, 0xe8, 0x36, 0, 0, 0, 0x48, 0x83, 0xc4, 0x20, 0x5d, 0xe9, 0x6c, 0,
     0, 0,
@@ -59,7 +60,8 @@ fn frames_are_counted() {
         measured(&[0x48, 0x89, 0x44, 0x24, 0xf0, 0xc3]),
         (24, vec![])
     );
-    // `push rbp; mov rbp, rsp; and rsp, -64; sub rsp, 0x40; lea rsp, [rbp - 8]; pop rax; pop rbp; ret`
+    // `push rbp; mov rbp, rsp; and rsp, -64; sub rsp, 0x40; lea rsp, [rbp - 8]; pop rax; pop rbp;
+    // ret`
     let aligned = [
         0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xe4, 0xc0, 0x48, 0x83, 0xec, 0x40, 0x48, 0x8d, 0x65,
         0xf8, 0x58, 0x5d, 0xc3,
@@ -84,7 +86,8 @@ fn what_is_not_understood_is_an_error() {
 
 #[test]
 fn tables_of_jumps_are_followed() {
-    // `lea rcx, [rip + to DATA]; movsxd rax, [rcx + rax * 4]; add rax, rcx; jmp rax`, then a case that uses 24 bytes.
+    // `lea rcx, [rip + to DATA]; movsxd rax, [rcx + rax * 4]; add rax, rcx; jmp rax`, then a case
+    // that uses 24 bytes.
     let mut code = vec![
         0x48, 0x8d, 0x0d, 0xf9, 0x6f, 0, 0, 0x48, 0x63, 0x04, 0x81, 0x48, 0x01, 0xc8, 0xff, 0xe0,
     ];

@@ -263,7 +263,7 @@ mod tests {
         assert!(counter.limited_add(1 << 20, 1) && counter.limited_add(-1 << 20, -1));
         let shards = counter.shards().unwrap();
         let held = stripe::hold_all(shards.offset());
-        // With the locks held, an add that wants one would wait for ever.
+        // With the locks held, an add that wants one of them would never return.
         let far = reach::is_supported();
         assert_eq!(counter.limited_add_far(1 << 20, 100), far);
         assert_eq!(counter.limited_add_far(-1 << 20, -100), far);

@@ -6,9 +6,9 @@
 //! next holder.
 //!
 //! Two signal handlers can also deadlock each other: handler A interrupted a holder of L1 and waits
-//! for L2, handler B the reverse. So locks that handlers reach are taken by [`Lock::lock_unless`]: it
-//! also refuses a thread that would have to wait while it holds a lock of the same kind or of one
-//! further in. Only a thread that is about to sleep reads the locks' words for that.
+//! for L2, handler B the reverse. So locks that handlers reach are taken by [`Lock::lock_unless`]:
+//! it also refuses a thread that would have to wait while it holds a lock of the same kind or of
+//! one further in. Only a thread that is about to sleep reads the locks' words for that.
 //!
 //! While a process forks, a thread that has another way takes it ([`Lock::lock_or_divert`]) instead
 //! of waiting for the forking thread. [`word`] has the protocol.
@@ -65,16 +65,16 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Takes the lock; returns `None` if the calling thread holds the lock already, in a frame that a
-    /// signal interrupted.
+    /// Takes the lock; returns `None` if the calling thread holds the lock already, in a frame that
+    /// a signal interrupted.
     #[inline]
     pub(crate) fn lock(&self) -> Option<Guard<'_, T>> {
         self.take(|_| false, false)
     }
 
-    /// Takes the lock; returns `None` too if the thread would have to wait, and `holds` says that the
-    /// thread with the given thread pointer holds a lock that comes after this one, or one of its
-    /// kind.
+    /// Takes the lock; returns `None` too if the thread would have to wait, and `holds` says that
+    /// the thread with the given thread pointer holds a lock that comes after this one, or one of
+    /// its kind.
     #[inline]
     pub(crate) fn lock_unless(&self, holds: impl Fn(u64) -> bool) -> Option<Guard<'_, T>> {
         self.take(holds, false)
@@ -98,8 +98,8 @@ impl<T> Lock<T> {
         taken.then(|| Guard { lock: self })
     }
 
-    /// Whether the thread with thread pointer `thread` holds the lock. Of the calling thread, and of
-    /// its interrupted frames, the answer stays true.
+    /// Whether the thread with thread pointer `thread` holds the lock. Of the calling thread, and
+    /// of its interrupted frames, the answer stays true.
     pub(crate) fn is_held_by(&self, thread: u64) -> bool {
         self.word.holder() == thread
     }

@@ -22,10 +22,11 @@
 //! 1. The forking thread stores its thread pointer to `forking`, then takes each lock.
 //! 2. A waiter marks the word with [`WAITED_FOR`], then loads `forking`, then sleeps. Between its
 //!    mark and its load, and between the forking thread's store and its look at the mark, stands a
-//!    sequentially consistent fence: either the waiter sees the fork, or the forking thread sees the
-//!    mark and wakes all sleepers.
-//! 3. [`Word::unlock`] wakes one sleeper. When that one finds that the forking thread was faster, it
-//!    wakes all others before it sleeps again or diverts: they cannot see the fork in their sleep.
+//!    sequentially consistent fence: either the waiter sees the fork, or the forking thread sees
+//!    the mark and wakes all sleepers.
+//! 3. [`Word::unlock`] wakes one sleeper. When that one finds that the forking thread was faster,
+//!    it wakes all others before it sleeps again or diverts: they cannot see the fork in their
+//!    sleep.
 
 use super::primitive::{AtomicU64, fence, futex_wait, futex_wake, spin_loop};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -73,15 +74,16 @@ impl Word {
         })
     }
 
-    /// Sleeps until the lock is free, and takes it. With `diverts`, returns false instead as soon as
-    /// the holder is the forking thread, whose thread pointer is in `forking`.
+    /// Sleeps until the lock is free, and takes it. With `diverts`, returns false instead as soon
+    /// as the holder is the forking thread, whose thread pointer is in `forking`.
     #[cold]
     pub(crate) fn wait(&self, me: u64, forking: &AtomicU64, diverts: bool) -> bool {
         let mut woke_others = false;
         loop {
             let word = self.0.load(Relaxed);
             if word == 0 {
-                // Other threads may still sleep: `unlock` wakes one, and leaves no mark of the rest.
+                // Other threads may still sleep: `unlock` wakes one, and leaves no mark of the
+                // rest.
                 let mine = me | WAITED_FOR;
                 if self.0.compare_exchange(0, mine, Acquire, Relaxed).is_ok() {
                     return true;

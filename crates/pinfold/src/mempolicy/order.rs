@@ -77,7 +77,8 @@ impl Distances {
         distances
     }
 
-    /// Calls `f` with the distances of this machine, which are not kept on the stack; not at all when there is no memory for them.
+    /// Calls `f` with the distances of this machine, which are not kept on the stack; not at all
+    /// when there is no memory for them.
     pub(super) fn of_this_machine(
         nodes: &NodeSet,
         with_memory: &NodeSet,
@@ -87,7 +88,8 @@ impl Distances {
         let Some(memory) = sys::map_memory(size) else {
             return;
         };
-        // SAFETY: a fresh mapping, which is large enough and aligned to a page; zeroes are a `Distances` without nodes.
+        // SAFETY: a fresh mapping, which is large enough and aligned to a page; zeroes are a
+        // `Distances` without nodes.
         let distances = unsafe { &mut *memory.as_ptr().cast::<Distances>() };
         let with_cpus = facts::nodes_with_cpus();
         let with_cpus = with_cpus.as_ref().unwrap_or(nodes);

@@ -182,7 +182,8 @@ pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
     let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
     let old = self::size(address)?;
     if size <= old {
-        // SAFETY: the mapping is the caller's, whole. The kernel cuts its end off, and does not move what it shrinks.
+        // SAFETY: the mapping is the caller's, whole. The kernel cuts its end off, and does not
+        // move what it shrinks.
         unsafe { sys::remap(address, old, size) }?;
         note_size(address, size);
         mapped(0, old - size);

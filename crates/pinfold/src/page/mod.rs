@@ -347,7 +347,8 @@ pub(crate) fn register_fork() {
     fork::register(&HOOKS);
 }
 
-/// Learns of the machine and of its free memory, on the first call; before anything is made that there is one of for each node.
+/// Learns of the machine and of its free memory, on the first call; before anything is made that
+/// there is one of for each node.
 pub(crate) fn init() {
     if !nodes::are_known() {
         mempolicy::init();
@@ -355,8 +356,8 @@ pub(crate) fn init() {
     }
 }
 
-/// Makes the reservation, once, after [`init`]. Returns false if not even the smallest can be had, in a signal
-/// handler that interrupted this function, and while another thread forks.
+/// Makes the reservation, once, after [`init`]. Returns false if not even the smallest can be had,
+/// in a signal handler that interrupted this function, and while another thread forks.
 fn ready() -> bool {
     if MAP.count.load(Acquire) > 0 {
         return true;

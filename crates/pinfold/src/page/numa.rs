@@ -1,10 +1,11 @@
 //! Which node memory should come from, which one it came from, and whether a node has any left.
 //!
-//! The kernel places a page when it is touched first, on the node that its range prefers if that has memory, else, silently, on
-//! another. So that what is counted here and what callers are told is true, a node that is nearly full is not asked for fresh
-//! memory, as long as another has some: what nodes have free is read at the start and by [`refresh_room`], what is taken meanwhile is
-//! subtracted, and what is given back is added. Where all
-//! are nearly full it is the kernel that makes room, swaps or refuses, as it does for everybody.
+//! The kernel places a page when it is touched first, on the node that its range prefers if that
+//! has memory, else, silently, on another. So that what is counted here and what callers are told
+//! is true, a node that is nearly full is not asked for fresh memory, as long as another has some:
+//! what nodes have free is read at the start and by [`refresh_room`], what is taken meanwhile is
+//! subtracted, and what is given back is added. Where all are nearly full it is the kernel that
+//! makes room, swaps or refuses, as it does for everybody.
 
 use super::GRANULE;
 use super::stat::NodeStat;
@@ -99,7 +100,8 @@ pub(crate) fn for_each_item(ask: Ask, local: usize, count: impl Fn(usize, NumaIt
 
 /// What is known of a node's memory.
 struct Room {
-    /// Bytes that were free, or files' pages, when it was looked at last, less what was taken since.
+    /// Bytes that were free, or files' pages, when it was looked at last, less what was taken
+    /// since.
     free: AtomicU64,
     /// Bytes that are left to others.
     reserve: AtomicU64,
@@ -161,10 +163,11 @@ fn change_room(node: usize, change: impl FnOnce(u64) -> u64) {
     }
 }
 
-/// Reads how much memory each node has free, so that fresh memory is asked of nodes that have some. Nothing where there is one
-/// node.
+/// Reads how much memory each node has free, so that fresh memory is asked of nodes that have some.
+/// Nothing where there is one node.
 ///
-/// Opens a file for each node, and one more: for the process's start, and for a shepherd that the program has asked for.
+/// Opens a file for each node, and one more: for the process's start, and for a shepherd that the
+/// program has asked for.
 pub fn refresh_room() {
     if nodes::real() == 1 || nodes::are_made_up() {
         return;

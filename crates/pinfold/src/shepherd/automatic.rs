@@ -21,8 +21,8 @@ use core::sync::atomic::Ordering::{Acquire, Release};
 
 /// Bytes of stack: a tick uses at most 4 KiB; the rest is for a handler of a signal that the thread
 /// causes, and for the program's thread-local variables. So small that the C library does not give
-/// the stack's memory back when the thread ends: that is a system call with all signals blocked, which
-/// a filter that traps the call answers by ending the process.
+/// the stack's memory back when the thread ends: that is a system call with all signals blocked,
+/// which a filter that traps the call answers by ending the process.
 const STACK: usize = 20 << 10;
 
 /// Whether the thread goes on ticking.
@@ -47,8 +47,8 @@ pub struct Automatic {
 }
 
 impl Automatic {
-    /// Starts the thread; `None` if the system gives none. With `cpus`, a set that stays, the thread
-    /// runs on these CPUs only.
+    /// Starts the thread; `None` if the system gives none. With `cpus`, a set that stays, the
+    /// thread runs on these CPUs only.
     ///
     /// # Safety
     ///

@@ -193,9 +193,9 @@ impl Shepherd {
 
     /// Starts a thread that ticks until [`Running::stop`], or until the result is dropped.
     ///
-    /// The thread blocks all signals that others send, is named `pinfold`, and follows the machine: when a CPU goes offline or is isolated, or the
-    /// cgroup or (by somebody else) its affinity changes, it moves. It ends with the process; in a child after `fork` it is not
-    /// there.
+    /// The thread blocks all signals that others send, is named `pinfold`, and follows the machine:
+    /// when a CPU goes offline or is isolated, or the cgroup or (by somebody else) its affinity
+    /// changes, it moves. It ends with the process; in a child after `fork` it is not there.
     ///
     /// # Errors
     ///
@@ -230,8 +230,8 @@ pub enum Reach {
 /// What [`register`] was given.
 static DRAINS: [AtomicPtr<()>; 16] = [const { AtomicPtr::new(null_mut()) }; 16];
 
-/// Folds the watched counters in the units that are `wanted`, and calls the drains. Returns how many
-/// shards it folded.
+/// Folds the watched counters in the units that are `wanted`, and calls the drains. Returns how
+/// many shards it folded.
 fn tick(wanted: &impl Fn(usize) -> bool, reach: Reach) -> usize {
     let folded = fold_watched(wanted);
     LAST.store(sys::coarse_milliseconds(), Relaxed);
@@ -248,8 +248,8 @@ fn tick(wanted: &impl Fn(usize) -> bool, reach: Reach) -> usize {
 }
 
 /// Has every tick of this process call `drain`: for caches that give back what stood idle for some
-/// ticks. A drain stays registered for good; the same function twice counts once. Returns false if 16
-/// drains are registered already.
+/// ticks. A drain stays registered for good; the same function twice counts once. Returns false if
+/// 16 drains are registered already.
 pub fn register(drain: fn(Reach)) -> bool {
     let drain = drain as *mut ();
     DRAINS.iter().any(|place| {
@@ -259,8 +259,8 @@ pub fn register(drain: fn(Reach)) -> bool {
     })
 }
 
-/// Ticks if no thread does and an interval has passed. Slow paths call it. Costs one read of a clock
-/// that needs no system call, except once in an interval.
+/// Ticks if no thread does and an interval has passed. Slow paths call it. Costs one read of a
+/// clock that needs no system call, except once in an interval.
 pub fn tick_in_passing() {
     if THREADS.load(Relaxed) != 0 {
         return;

@@ -44,7 +44,8 @@ const SYNCHRONOUS: [libc::c_int; 6] = [
 /// Starts a thread with all signals blocked but the [`SYNCHRONOUS`] ones. On failure returns the C
 /// library's error number.
 ///
-/// Makes the system calls of `pthread_create`, and with `normal_policy` one of `sched_setscheduler`.
+/// Makes the system calls of `pthread_create`, and with `normal_policy` one of
+/// `sched_setscheduler`.
 ///
 /// # Safety
 ///

@@ -27,8 +27,8 @@ impl Cache {
         }
     }
 
-    /// Returns what a link in `object` leads to. In a hardened cache, a link that leads to no object of this cache was
-    /// overwritten: reports that, and ends the list there.
+    /// Returns what a link in `object` leads to. In a hardened cache, a link that leads to no
+    /// object of this cache was overwritten: reports that, and ends the list there.
     fn decode_link(&self, object: *mut u8, link: usize) -> *mut u8 {
         if self.hardening.is_none() {
             // Both encodings are their own inverse.

@@ -1,8 +1,10 @@
-//! Guard pages: the last page of a hardened slab, closed to all access, so that an overrun of the slab ends the process.
+//! Guard pages: the last page of a hardened slab, closed to all access, so that an overrun of the
+//! slab ends the process.
 //!
-//! A closed page in the middle of a mapping splits the mapping, and the kernel allows a process `vm.max_map_count`
-//! mappings. Without a bound, guard pages would use up all of them, and then threads, `mmap` and `dlopen` would fail. So
-//! guard pages take at most half of that number. Slabs made after that have no guard page, until other slabs have gone.
+//! A closed page in the middle of a mapping splits the mapping, and the kernel allows a process
+//! `vm.max_map_count` mappings. Without a bound, guard pages would use up all of them, and then
+//! threads, `mmap` and `dlopen` would fail. So guard pages take at most half of that number. Slabs
+//! made after that have no guard page, until other slabs have gone.
 
 use super::slabs::Slab;
 use crate::page::GRANULE;
@@ -10,7 +12,8 @@ use crate::sys;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Mappings that a guard page may add: its own, and the part of the split mapping that lies behind it.
+/// Mappings that a guard page may add: its own, and the part of the split mapping that lies behind
+/// it.
 const MAPPINGS: usize = 2;
 
 /// Mappings that guard pages may take; 0 until the first hardened cache is made.
@@ -18,14 +21,16 @@ static MOST: AtomicUsize = AtomicUsize::new(0);
 /// Mappings that guard pages take.
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Reads the kernel's limit, once. Call it as a hardened cache is made: a thread that allocates opens no file.
+/// Reads the kernel's limit, once. Call it as a hardened cache is made: a thread that allocates
+/// opens no file.
 pub(super) fn init() {
     if MOST.load(Relaxed) == 0 {
         MOST.store(sys::mappings_most() / 2, Relaxed);
     }
 }
 
-/// Takes the mappings of one guard page from those that are left. Returns false when too few are left.
+/// Takes the mappings of one guard page from those that are left. Returns false when too few are
+/// left.
 fn claim() -> bool {
     let most = MOST.load(Relaxed);
     // Relaxed: the number orders no other memory.
@@ -43,20 +48,24 @@ fn last_page(start: *mut u8, granules: usize) -> *mut u8 {
 }
 
 impl Slab {
-    /// Closes the run's last page, if there are mappings left for that. Without a guard page the last page stays unused.
+    /// Closes the run's last page, if there are mappings left for that. Without a guard page the
+    /// last page stays unused.
     ///
     /// # Safety
     ///
-    /// The slab's run has `granules` granules, reads as zeroes and is the caller's. Nothing uses its last page.
+    /// The slab's run has `granules` granules, reads as zeroes and is the caller's. Nothing uses
+    /// its last page.
     pub(super) unsafe fn close_guard(&mut self, start: *mut u8, granules: usize) {
         if !claim() {
             return;
         }
         let (page, size) = (last_page(start, granules), sys::page_size());
-        // The kernel joins the parts of a mapping again, when the page is opened, only if the mapping was in use before it
-        // was split. So the first write to the run comes before the page is closed to stay. It comes after the page was
-        // closed once, because a write to a mapping that is not split could be given a huge page.
-        // SAFETY: the caller promises that the run is its own and the last page unused. The write changes nothing.
+        // The kernel joins the parts of a mapping again, when the page is opened, only if the
+        // mapping was in use before it was split. So the first write to the run comes before the
+        // page is closed to stay. It comes after the page was closed once, because a write to a
+        // mapping that is not split could be given a huge page.
+        // SAFETY: the caller promises that the run is its own and the last page unused. The write
+        // changes nothing.
         self.guarded = unsafe {
             sys::close(page, size) && {
                 start.write_volatile(0);
@@ -68,7 +77,8 @@ impl Slab {
         }
     }
 
-    /// Opens the run's last page again. Returns false when the kernel refuses, and the page is still closed.
+    /// Opens the run's last page again. Returns false when the kernel refuses, and the page is
+    /// still closed.
     ///
     /// # Safety
     ///

@@ -1,17 +1,17 @@
 //! Hardened caches: objects that are freed twice, freed to the wrong cache, or written to after they were freed are found at once, and
 //! what a program left in an object is gone when it is freed.
 //!
-//! * A freed object is zeroed, but for its *key*: a keyed hash of its address (`key.rs`). An allocation that does not find
-//!   the key reports a write after the free. A free that finds the key reports a double free. Objects with a constructor
-//!   keep their bytes, and have the key behind them.
-//!   A key is lost when its page goes back to the system, while the object is free in its slab: once a cache has given pages back, frees
-//!   of objects without a key ask the slab too.
+//! * A freed object is zeroed, but for its *key*: a keyed hash of its address (`key.rs`). An
+//!   allocation that does not find the key reports a write after the free. A free that finds the
+//!   key reports a double free. Objects with a constructor keep their bytes, and have the key
+//!   behind them. A key is lost when its page goes back to the system, while the object is free in
+//!   its slab: once a cache has given pages back, frees of objects without a key ask the slab too.
 //! * Each free asks the page map whose the address is, and whether an object begins there.
 //! * Frees and allocations use two sheaves of the CPU that do not meet: a freed object goes through a *quarantine*, the barn's first
 //!   [`QUARANTINE`] full sheaves, oldest first, before it is given out again.
 //! * A fresh slab's objects come in no order that could be foretold.
-//! * The last page of a slab cannot be touched, as long as such pages take no more than half of the mappings that the
-//!   kernel allows (`guard.rs`).
+//! * The last page of a slab cannot be touched, as long as such pages take no more than half of the
+//!   mappings that the kernel allows (`guard.rs`).
 //!
 //! Nothing in an object points to another: there is nothing to encode but the links of objects that were set aside
 //! ([`Node::set_aside`](super::node::Node)).
@@ -35,7 +35,8 @@ const NAME: &str = "PINFOLD_HARDENED";
 /// Full sheaves in a barn that are not given out yet.
 pub(super) const QUARANTINE: usize = 2;
 
-/// Whether the environment asks for hardening. Anything but 1 is no; what starts a program tells of values other than 0 and 1.
+/// Whether the environment asks for hardening. Anything but 1 is no; what starts a program tells of
+/// values other than 0 and 1.
 pub(super) fn wanted() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNREAD);
     const UNREAD: u8 = 2;

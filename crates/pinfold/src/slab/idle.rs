@@ -1,15 +1,15 @@
 //! Sheaves that stood idle on their CPU go back to their node.
 //!
-//! A *look* at a unit compares the words of its sheaves with what the look before saw. A sheaf whose
-//! word is the same at [`LOOKS`] looks in a row has not been used, or stands by chance where it stood;
-//! taking it does no harm then. There are two ways to take idle sheaves to the barn, which gives their
-//! objects back later:
+//! A *look* at a unit compares the words of its sheaves with what the look before saw. A sheaf
+//! whose word is the same at [`LOOKS`] looks in a row has not been used, or stands by chance where
+//! it stood; taking it does no harm then. There are two ways to take idle sheaves to the barn,
+//! which gives their objects back later:
 //!
 //! * [`take_idle_here`] takes those of the CPU on which the thread runs, by critical sections. Slow
 //!   paths, ticks in passing and the automatic thread do that. No other CPU is disturbed.
-//! * [`take_idle_everywhere`] stops the units concerned for a moment. That interrupts a CPU if it runs
-//!   a thread of this process just then; isolated CPUs are left alone. Only a shepherd that the program
-//!   or its user asked for does that.
+//! * [`take_idle_everywhere`] stops the units concerned for a moment. That interrupts a CPU if it
+//!   runs a thread of this process just then; isolated CPUs are left alone. Only a shepherd that
+//!   the program or its user asked for does that.
 //!
 //! Barns give back what was not needed for a while, and arenas what has been free for a while, also
 //! in a program that allocates no more.
@@ -42,8 +42,8 @@ const WORTH: usize = 64 << 10;
 /// number of looks since; where it has that of the sheaf for deferred frees, both, the looks in the low bits.
 static SEEN: [AtomicPtr<u8>; MAX_INDEX] = [const { AtomicPtr::new(null_mut()) }; MAX_INDEX];
 
-/// The units that are stopped while idle sheaves are taken; of the thread that holds [`STOPPING`]. A set on the stack would take 1 KiB
-/// of it.
+/// The units that are stopped while idle sheaves are taken; of the thread that holds [`STOPPING`].
+/// A set on the stack would take 1 KiB of it.
 static CHOSEN: [AtomicBool; MAX_INDEX] = [const { AtomicBool::new(false) }; MAX_INDEX];
 
 /// What every tick calls.
@@ -69,15 +69,15 @@ pub(super) fn drain(reach: Reach) {
     page::purge_all_aged();
 }
 
-/// Takes the idle sheaves of the CPU on which this thread runs, without stopping anything: each word
-/// is emptied by one critical section, which fails if the thread has moved to another CPU, or the
-/// sheaf has been used.
+/// Takes the idle sheaves of the CPU on which this thread runs, without stopping anything: each
+/// word is emptied by one critical section, which fails if the thread has moved to another CPU, or
+/// the sheaf has been used.
 ///
-/// Looks at most once in [`BETWEEN_LOOKS`]; until then it costs one read of a clock that needs no system
-/// call.
+/// Looks at most once in [`BETWEEN_LOOKS`]; until then it costs one read of a clock that needs no
+/// system call.
 pub(super) fn take_idle_here() {
-    /// When a unit was looked at last, in milliseconds, wrapping. Units that share a place are looked
-    /// at less often.
+    /// When a unit was looked at last, in milliseconds, wrapping. Units that share a place are
+    /// looked at less often.
     static LOOKED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
     let index = pinfold_rseq::current();
     let unit = UNITS.unit(index);

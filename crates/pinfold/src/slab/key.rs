@@ -1,14 +1,16 @@
 //! The keys of a hardened cache's free objects, and the order in which fresh objects are given out.
 //!
-//! A program can read what a free object holds: an uninitialised read, or a pointer that it kept, shows the object's
-//! key. If the key were a simple function of a secret and the object's address, one such read would reveal the secret,
-//! and with it every key of the process. So keys come from SipHash-1-3, a keyed hash: outputs for known addresses tell
-//! nothing about the secret or about the output for another address.
+//! A program can read what a free object holds: an uninitialised read, or a pointer that it kept,
+//! shows the object's key. If the key were a simple function of a secret and the object's address,
+//! one such read would reveal the secret, and with it every key of the process. So keys come from
+//! SipHash-1-3, a keyed hash: outputs for known addresses tell nothing about the secret or about
+//! the output for another address.
 //!
 //! # Generations
 //!
-//! A forked child draws a new secret, so that what one child reveals of its keys is of no use against its parent or its
-//! siblings. Objects that were freed before the fork keep the keys of the older secrets, and the child accepts these:
+//! A forked child draws a new secret, so that what one child reveals of its keys is of no use
+//! against its parent or its siblings. Objects that were freed before the fork keep the keys of the
+//! older secrets, and the child accepts these:
 //!
 //! ```text
 //!  bits 63 … 59   58 … 56      55 … 0
@@ -17,13 +19,14 @@
 //!  └────────────┴────────────┴──────────────────────────┘
 //! ```
 //!
-//! The mark and the generation are public. They save time: a word without the mark is no key, and only one secret has to
-//! be tried for a word with the mark. A process has at most [`GENERATIONS`] secrets, its own and its ancestors'. A child
-//! of a process that has all of them keeps its parent's secret.
+//! The mark and the generation are public. They save time: a word without the mark is no key, and
+//! only one secret has to be tried for a word with the mark. A process has at most [`GENERATIONS`]
+//! secrets, its own and its ancestors'. A child of a process that has all of them keeps its
+//! parent's secret.
 //!
-//! Who writes: [`init`] writes the first secret before any hardened cache exists. [`fork_child`] writes the next one
-//! while the child has one thread, and then makes it current with one store, so that a signal handler sees the old
-//! secret or the new one.
+//! Who writes: [`init`] writes the first secret before any hardened cache exists. [`fork_child`]
+//! writes the next one while the child has one thread, and then makes it current with one store, so
+//! that a signal handler sees the old secret or the new one.
 
 use super::guard;
 use crate::sys;
@@ -34,8 +37,8 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 const GENERATIONS: usize = 8;
 /// Bits of a key that come from the hash.
 const HASHED: u32 = 56;
-/// The byte above the hash's bits, in generation 0. Its upper five bits are the mark: no small number, pointer, text or
-/// common floating-point number begins with it.
+/// The byte above the hash's bits, in generation 0. Its upper five bits are the mark: no small
+/// number, pointer, text or common floating-point number begins with it.
 const MARK: u64 = 0x90;
 
 const _: () = assert!(GENERATIONS == 8 && MARK.is_multiple_of(8));
@@ -50,7 +53,8 @@ static CURRENT: AtomicUsize = AtomicUsize::new(0);
 /// Whether the first secret has been drawn.
 static DRAWN: AtomicBool = AtomicBool::new(false);
 
-/// What a hash is for. Objects begin at multiples of 8, so that these are added to an address without collisions.
+/// What a hash is for. Objects begin at multiples of 8, so that these are added to an address
+/// without collisions.
 #[derive(Clone, Copy)]
 enum Use {
     Key = 0,
@@ -72,7 +76,8 @@ impl Secret {
     #[inline(always)]
     fn hash(&self, at: usize, for_use: Use) -> u64 {
         let [a, b, c, d] = &self.0;
-        // Relaxed: the secret was written before this thread could see it as current, see the module's description.
+        // Relaxed: the secret was written before this thread could see it as current, see the
+        // module's description.
         let state = [
             a.load(Relaxed),
             b.load(Relaxed),
@@ -95,11 +100,11 @@ fn initial_state(key: [u64; 2]) -> [u64; 4] {
     ]
 }
 
-/// Returns the SipHash-1-3 of a message of at most seven bytes, given as the message's only block: the bytes, and their
-/// number in the highest byte. About 60 instructions.
+/// Returns the SipHash-1-3 of a message of at most seven bytes, given as the message's only block:
+/// the bytes, and their number in the highest byte. About 60 instructions.
 ///
-/// J.-P. Aumasson and D. J. Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012; with one round for a block and
-/// three at the end, as in the standard library's hash maps.
+/// J.-P. Aumasson and D. J. Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012; with one
+/// round for a block and three at the end, as in the standard library's hash maps.
 #[inline(always)]
 fn siphash_1_3(mut state: [u64; 4], block: u64) -> u64 {
     state[3] ^= block;
@@ -126,8 +131,8 @@ fn sip_round([mut a, mut b, mut c, mut d]: [u64; 4]) -> [u64; 4] {
     [a, b, c.rotate_left(32), d]
 }
 
-/// Draws the process's first secret. Call it under the lock of the caches' registry, before the first hardened cache is
-/// entered there.
+/// Draws the process's first secret. Call it under the lock of the caches' registry, before the
+/// first hardened cache is entered there.
 fn init() {
     if !DRAWN.load(Relaxed) {
         SECRETS[0].set([sys::random(), sys::random()]);
@@ -136,8 +141,8 @@ fn init() {
     }
 }
 
-/// Gives a forked child a secret of its own, while it has one thread. Makes no system call but `getrandom`, and none in
-/// a process that never had a hardened cache.
+/// Gives a forked child a secret of its own, while it has one thread. Makes no system call but
+/// `getrandom`, and none in a process that never had a hardened cache.
 pub(super) fn fork_child() {
     let current = CURRENT.load(Relaxed);
     if !DRAWN.load(Relaxed) || current + 1 == GENERATIONS {
@@ -146,7 +151,8 @@ pub(super) fn fork_child() {
     // Where the kernel has no randomness to give, the parent's secret still protects the child's.
     let draw = |nth: usize| sys::random() ^ SECRETS[current].hash(8 * nth, Use::Child);
     SECRETS[current + 1].set([draw(0), draw(1)]);
-    // Release pairs with the loads in handlers of this thread, the only one there is: they see the whole secret.
+    // Release pairs with the loads in handlers of this thread, the only one there is: they see the
+    // whole secret.
     CURRENT.store(current + 1, Release);
 }
 
@@ -197,8 +203,8 @@ pub(super) struct Hardening {
 }
 
 impl Hardening {
-    /// Returns what a cache of objects of `size` bytes needs, of which a constructor makes the first `kept`. The caller
-    /// holds the lock of the caches' registry.
+    /// Returns what a cache of objects of `size` bytes needs, of which a constructor makes the
+    /// first `kept`. The caller holds the lock of the caches' registry.
     pub(super) fn new(size: usize, kept: Option<usize>) -> Hardening {
         let key_at = kept.map_or(0, |kept| kept.next_multiple_of(8));
         init();
@@ -240,8 +246,8 @@ impl Hardening {
         }
     }
 
-    /// Gives an object that comes from its slab its key. Returns false when the object held neither zero, as fresh ones
-    /// do, nor a key.
+    /// Gives an object that comes from its slab its key. Returns false when the object held neither
+    /// zero, as fresh ones do, nor a key.
     ///
     /// # Safety
     ///
@@ -256,7 +262,8 @@ impl Hardening {
         }
     }
 
-    /// Takes the key out of an object if it has one. Returns false when the object held neither zero nor a key.
+    /// Takes the key out of an object if it has one. Returns false when the object held neither
+    /// zero nor a key.
     ///
     /// # Safety
     ///
@@ -281,7 +288,8 @@ impl Hardening {
         unsafe { *self.word(object) = key(object) };
     }
 
-    /// Takes the key out of an object that is given out. Returns false when the key was overwritten.
+    /// Takes the key out of an object that is given out. Returns false when the key was
+    /// overwritten.
     ///
     /// # Safety
     ///
@@ -297,8 +305,8 @@ impl Hardening {
         }
     }
 
-    /// Zeroes an object that was freed and gives it its key. Does nothing, and returns false, when the object has a key
-    /// already.
+    /// Zeroes an object that was freed and gives it its key. Does nothing, and returns false, when
+    /// the object has a key already.
     ///
     /// # Safety
     ///
@@ -345,7 +353,8 @@ pub(super) fn shuffle(objects: &mut [*mut u8]) {
         return;
     };
     let seed = SECRETS[CURRENT.load(Relaxed) % GENERATIONS].hash(first as usize, Use::Order);
-    // An xorshift generator. The order may reveal its seed; the seed is a hash and does not reveal the secret.
+    // An xorshift generator. The order may reveal its seed; the seed is a hash and does not reveal
+    // the secret.
     let mut state = seed | 1;
     for last in (1..objects.len()).rev() {
         state ^= state << 13;
@@ -360,7 +369,8 @@ pub(super) fn shuffle(objects: &mut [*mut u8]) {
 mod tests {
     use super::*;
 
-    /// The designers' vectors for SipHash-1-3: key 00 01 … 0f, messages (empty), 00, 00 01, … of up to seven bytes.
+    /// The designers' vectors for SipHash-1-3: key 00 01 … 0f, messages (empty), 00, 00 01, … of up
+    /// to seven bytes.
     #[test]
     fn siphash_is_as_published() {
         let published: [[u8; 8]; 8] = [

@@ -73,8 +73,8 @@ impl Node {
         }
     }
 
-    /// Takes the lock. Returns `None` if a frame of this thread that a signal interrupted holds it, or
-    /// holds another for which a handler would have to wait; and while another thread forks.
+    /// Takes the lock. Returns `None` if a frame of this thread that a signal interrupted holds it,
+    /// or holds another for which a handler would have to wait; and while another thread forks.
     pub(super) fn stock(&self) -> Option<Guard<'_, Stock>> {
         self.stock.lock_or_divert(cache::is_lock_held)
     }
@@ -84,8 +84,8 @@ impl Node {
         self.stock.lock_unless(cache::is_lock_held)
     }
 
-    /// Takes the lock to allocate from `cache` or to free to it. Only malloc's caches have another way
-    /// than to wait until a fork is over: a mapping for each block.
+    /// Takes the lock to allocate from `cache` or to free to it. Only malloc's caches have another
+    /// way than to wait until a fork is over: a mapping for each block.
     pub(super) fn stock_of(&self, cache: &Cache) -> Option<Guard<'_, Stock>> {
         match cache.class() {
             Some(_) => self.stock(),

@@ -59,8 +59,8 @@ fn prepare() -> bool {
         } else {
             Index::Cpu
         });
-        // Another thread, or the frame that this handler interrupted, is deciding. A unit that went in now would be worked on in both
-        // ways.
+        // Another thread, or the frame that this handler interrupted, is deciding. A unit that went
+        // in now would be worked on in both ways.
         if !pinfold_rseq::decided() {
             return false;
         }

@@ -27,11 +27,11 @@ pub(crate) fn read_in_pieces(path: &CStr, mut each: impl FnMut(&[u8])) -> bool {
     })
 }
 
-/// Opens a file, calls `read` until it returns false at the end or `None` for an error, and closes the
-/// file. Returns false after an error.
+/// Opens a file, calls `read` until it returns false at the end or `None` for an error, and closes
+/// the file. Returns false after an error.
 ///
-/// Makes the system calls itself: the C library's functions are places where it cancels threads, and
-/// allocators read files with locks held.
+/// Makes the system calls itself: the C library's functions are places where it cancels threads,
+/// and allocators read files with locks held.
 fn read_pieces(path: &CStr, mut read: impl FnMut(libc::c_long) -> Option<bool>) -> bool {
     keep_errno(|| {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
@@ -84,8 +84,8 @@ pub(crate) fn read_file_below<'t>(
     }
 }
 
-/// Calls `f` with the path of a file below the folder `root`. Returns `None` if the path is too long.
-/// Takes 1.5 KiB of stack.
+/// Calls `f` with the path of a file below the folder `root`. Returns `None` if the path is too
+/// long. Takes 1.5 KiB of stack.
 pub(crate) fn with_path_below<R>(
     root: &[u8],
     path: &[u8],

@@ -1,9 +1,11 @@
 //! What the allocator has to know of the machine, read once.
 //!
-//! A thread that allocates may have little stack, and after start-up it may be forbidden to open files. So the first allocation
-//! reads these facts, a small piece of a file at a time, into statics. From then on they cost a load.
+//! A thread that allocates may have little stack, and after start-up it may be forbidden to open
+//! files. So the first allocation reads these facts, a small piece of a file at a time, into
+//! statics. From then on they cost a load.
 //!
-//! Facts do not follow the machine by themselves. A shepherd's thread, which may open files, brings what it reads: [`follow`].
+//! Facts do not follow the machine by themselves. A shepherd's thread, which may open files, brings
+//! what it reads: [`follow`].
 
 use super::list::List;
 use super::set::{ListError, Set, number};
@@ -59,7 +61,8 @@ impl Quiet {
         self.any.store(any, Relaxed);
     }
 
-    /// Adds the CPUs of both files. Where the list of isolated CPUs makes no sense, any CPU may be one.
+    /// Adds the CPUs of both files. Where the list of isolated CPUs makes no sense, any CPU may be
+    /// one.
     fn read(&self, isolated: &CStr, nohz_full: &CStr) {
         if for_each_number(isolated, |cpu| self.insert(cpu)).is_err() {
             (0..CPUS_MOST).for_each(|cpu| self.insert(cpu));
@@ -69,7 +72,8 @@ impl Quiet {
     }
 }
 
-/// Reads the facts on the first call; later calls cost a load. Threads that come at the same time read the same.
+/// Reads the facts on the first call; later calls cost a load. Threads that come at the same time
+/// read the same.
 pub(crate) fn read_once() {
     // Acquire pairs with the release below.
     if NODES.load(Acquire) == 0 {
@@ -93,13 +97,15 @@ fn read() {
     NODES.store(nodes.max(1), Release);
 }
 
-/// Takes over from a fresh description of the machine which CPUs nothing should interrupt. For threads with enough stack to have one.
+/// Takes over from a fresh description of the machine which CPUs nothing should interrupt. For
+/// threads with enough stack to have one.
 pub(crate) fn follow(machine: &Topology) {
     read_once();
     QUIET.replace(&machine.isolated, &machine.nohz_full);
 }
 
-/// Returns whether nothing should interrupt the CPU: it was isolated, or without a periodic tick, when the facts were read or followed last.
+/// Returns whether nothing should interrupt the CPU: it was isolated, or without a periodic tick,
+/// when the facts were read or followed last.
 pub(crate) fn is_quiet_cpu(cpu: usize) -> bool {
     read_once();
     QUIET.contains(cpu)
@@ -147,8 +153,8 @@ pub(crate) fn for_each_cpu_of(node: NodeId, each: impl FnMut(usize)) {
     }
 }
 
-/// Calls `each` for each online node, in their order: with its place in the order, and with how far its memory is from the CPUs of
-/// `node`. One file read.
+/// Calls `each` for each online node, in their order: with its place in the order, and with how far
+/// its memory is from the CPUs of `node`. One file read.
 pub(crate) fn for_each_distance(node: NodeId, mut each: impl FnMut(usize, usize)) {
     let Some(path) = node_path(node, "distance") else {
         return;
@@ -162,8 +168,8 @@ pub(crate) fn for_each_distance(node: NodeId, mut each: impl FnMut(usize, usize)
     });
 }
 
-/// Reads how many bytes of memory a node has, and how many of them are free or hold files that the kernel can drop. `None` where the
-/// file does not say. One file read.
+/// Reads how many bytes of memory a node has, and how many of them are free or hold files that the
+/// kernel can drop. `None` where the file does not say. One file read.
 pub(crate) fn memory_of(node: NodeId) -> [Option<u64>; 2] {
     node_path(node, "meminfo").map_or([None; 2], |path| figures(path.as_c_str()))
 }
@@ -274,7 +280,8 @@ mod tests {
         quiet.read(&isolated, &nohz);
         let cpus: Vec<usize> = (0..9000).filter(|&cpu| quiet.contains(cpu)).collect();
         assert_eq!(cpus, [2, 3, 8190]);
-        // Nothing is known of a machine whose list makes no sense, so that no CPU may be interrupted.
+        // Nothing is known of a machine whose list makes no sense, so that no CPU may be
+        // interrupted.
         quiet.read(&wrong, &null);
         assert!((0..8192).all(|cpu| quiet.contains(cpu)));
         quiet.replace(&CpuSet::default(), &[5].into_iter().collect());

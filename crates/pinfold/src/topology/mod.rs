@@ -243,8 +243,8 @@ fn decimal(mut n: usize, digits: &mut [u8; 20]) -> &str {
     core::str::from_utf8(&digits[begin..]).unwrap_or_default()
 }
 
-/// Reads how many bytes of memory a node has, and how many of them are free or hold files that the kernel can drop, from the node's
-/// `meminfo`: "Node 0 MemTotal:       16000000 kB".
+/// Reads how many bytes of memory a node has, and how many of them are free or hold files that the
+/// kernel can drop, from the node's `meminfo`: "Node 0 MemTotal:       16000000 kB".
 fn figures(meminfo: &CStr) -> [Option<u64>; 2] {
     const NAMES: [&[u8]; 4] = [
         b"MemTotal:",

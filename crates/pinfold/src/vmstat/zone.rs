@@ -14,8 +14,8 @@ pub(super) const ZONES_A_NODE: usize = 2;
 /// with memory that this process could use when it started. [`normal_of`](Self::normal_of) and
 /// [`huge_of`](Self::huge_of) take the system's id instead.
 ///
-/// A `Zone` of a node that is not there can be made. A [`VmStat`](super::VmStat) does not count there:
-/// [`VmStat::lost`](super::VmStat::lost) counts the adds, and the zone reads as 0.
+/// A `Zone` of a node that is not there can be made. A [`VmStat`](super::VmStat) does not count
+/// there: [`VmStat::lost`](super::VmStat::lost) counts the adds, and the zone reads as 0.
 ///
 /// ```
 /// use pinfold::topology::NodeId;

@@ -126,8 +126,9 @@ impl Plan {
         word.load(Relaxed).min(self.object)
     }
 
-    /// Where a slot keeps a link while its object is set aside: where nobody looks who checks slots of objects in use. The word for
-    /// the bytes asked for says more than there are then, if the link is [as it is kept](super::super::cache::Cache::encode_link).
+    /// Where a slot keeps a link while its object is set aside: where nobody looks who checks slots
+    /// of objects in use. The word for the bytes asked for says more than there are then, if the
+    /// link is [as it is kept](super::super::cache::Cache::encode_link).
     pub(in crate::slab) fn link_at(&self) -> usize {
         self.requested
     }

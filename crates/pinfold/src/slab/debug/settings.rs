@@ -40,8 +40,9 @@ fn text() -> &'static str {
     }
 }
 
-/// What the environment says of the cache `name`. Settings that cannot be read are ignored, all of them: a program must not
-/// end by them when it makes its hundredth cache. [`check`](parse::check) says what is wrong, before a program starts.
+/// What the environment says of the cache `name`. Settings that cannot be read are ignored, all of
+/// them: a program must not end by them when it makes its hundredth cache. [`check`](parse::check)
+/// says what is wrong, before a program starts.
 pub(in crate::slab) fn for_cache(name: &str) -> DebugFlags {
     parse::flags_for(text(), name).unwrap_or_default()
 }
