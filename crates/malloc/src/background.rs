@@ -22,13 +22,15 @@
 //! last place among the threads that the user may have.
 //!
 //! A program that makes and joins threads all the time would pay for a second thread with each. So
-//! after `SHORT_MOST` shepherds in a row that lived shortly, none is started for `PAUSE`
-//! milliseconds.
+//! after `SHORT_MOST` shepherds in a row that lived for less than `SHORT` milliseconds, none is
+//! started for `PAUSE` milliseconds. After the pause, the next thread that begins or ends starts
+//! one.
 //!
 //! # Who starts and stops
 //!
-//! `STATE` names the one step under way. A thread that finds another at a step leaves without a
-//! wait: the other looks at the count again when its step is done.
+//! `STATE` says whether there is a shepherd, and whether a thread is starting or stopping it. A
+//! thread that finds `BUSY` returns at once. The thread that wrote `BUSY` reads the count again
+//! after its step.
 //!
 //! | state | who writes it next |
 //! |---|---|
@@ -55,7 +57,7 @@ enum Wish {
     Off,
 }
 
-/// Whether a value of the variable is one of those that it has.
+/// Returns whether `value` is valid for the variable.
 pub(crate) fn is_understood(value: &[u8]) -> bool {
     value == b"auto" || (parse(value) != Wish::Auto && value.len() <= LONGEST)
 }
@@ -63,7 +65,7 @@ pub(crate) fn is_understood(value: &[u8]) -> bool {
 /// The longest value that is looked at.
 const LONGEST: usize = 16;
 
-/// What the variable's value asks for; what makes no sense is `auto`.
+/// Returns what the variable's value asks for. An invalid value means `auto`.
 fn parse(value: &[u8]) -> Wish {
     match value {
         b"on" => Wish::On(None),
@@ -118,11 +120,11 @@ static THREADS: AtomicU32 = AtomicU32::new(0);
 /// Whether the automatic thread must not be started any more.
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 
-/// A shepherd that lives for fewer milliseconds than this lives shortly.
+/// A shepherd that lives for fewer milliseconds than this counts as short-lived.
 const SHORT: u32 = 100;
 const SHORT_MOST: u32 = 8;
 const PAUSE: u32 = 1000;
-/// How many shepherds in a row lived shortly.
+/// How many shepherds in a row were short-lived.
 static SHORT_LIVES: AtomicU32 = AtomicU32::new(0);
 /// When the last shepherd was started or stopped, in milliseconds, wrapping.
 static CHANGED: AtomicU32 = AtomicU32::new(0);
@@ -140,7 +142,7 @@ fn now() -> u32 {
         .wrapping_add(now.tv_nsec as u32 / 1_000_000)
 }
 
-/// Whether shepherds come and go too often for another one now.
+/// Returns whether too many short-lived shepherds ended too recently to start another one.
 fn pauses() -> bool {
     SHORT_LIVES.load(Relaxed) >= SHORT_MOST && now().wrapping_sub(CHANGED.load(Relaxed)) < PAUSE
 }
@@ -201,8 +203,8 @@ pub fn thread_begins() {
     THREADS.fetch_add(1, SeqCst);
 }
 
-/// Counts a thread of the program no more: it ends now, or was never made. Stops the shepherd if
-/// too few threads are left, and waits until it is gone.
+/// Takes a thread of the program out of the count, because it ends now or was never made. Stops the
+/// shepherd if too few threads are left, and waits until the shepherd is gone.
 pub fn thread_ended() {
     THREADS.fetch_sub(1, SeqCst);
     adjust();
@@ -213,10 +215,11 @@ pub fn is_shepherd(start: *const core::ffi::c_void) -> bool {
     pinfold::shepherd::is_entry(start)
 }
 
-/// Starts or stops the shepherd as the number of threads wants it.
+/// Starts or stops the shepherd if the number of threads calls for it.
 pub fn adjust() {
-    // Sequentially consistent, as the changes of `THREADS`: of a thread that has changed the number
-    // and finds `BUSY`, and one that has stored another state, one sees what the other did.
+    // Sequentially consistent, like the changes of `THREADS`. One thread changes `THREADS` and then
+    // loads `STATE`. The other stores `STATE` and then loads `THREADS`. At least one of them sees
+    // the other's store.
     while let Some(change) = wanted_change(STATE.load(SeqCst)) {
         let (from, to) = match change {
             Change::Start => (OFF, ON),
@@ -320,7 +323,7 @@ unsafe extern "C" {
 /// From `pthread.h`.
 const PTHREAD_CANCEL_DISABLE: libc::c_int = 1;
 
-/// Runs `f` and restores errno: a thread that makes or ends a thread need not find errno changed.
+/// Runs `f` and restores errno, so that `pthread_create` and a thread's end leave errno unchanged.
 fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
     // SAFETY: errno is the calling thread's own.
     let errno = unsafe { *libc::__errno_location() };

@@ -1,11 +1,11 @@
 //! `fork`: one table of all locks, taken before a fork and given back after it on both sides.
 //!
-//! A child has one thread, the one that forked. Without care it would inherit locks that threads of
-//! the parent held, never to be given back, and what those threads had half done. So the forking
+//! A child has one thread, the one that forked. Without care, the child would inherit locks whose
+//! holders do not exist there, and data that those holders had changed only in part. So the forking
 //! thread takes every lock first. The child then finds all locks free and everything under them
-//! consistent. A critical section needs nothing: it has committed or it has not. A thread of the
-//! parent that had a sheaf in hand, between a unit and a barn, takes it along: the child loses the
-//! objects in it, some kilobytes for each such thread.
+//! consistent. Critical sections need no lock: each has committed or has not. Another thread of the
+//! parent may be moving a sheaf between a unit and a barn at that moment. The child loses the
+//! objects in that sheaf, some kilobytes for each such thread.
 //!
 //! # The table
 //!
@@ -20,10 +20,10 @@
 //!   (module `lock`). So the handler returns, and the holder goes on.
 //! * For the same reason a thread that holds a lock of the C library or of the program, for which
 //!   the forking thread waits next, gets through malloc to the place where it gives that lock back.
-//! * A thread that holds a lock never meets an inner lock of the forking thread: this takes the
-//!   locks from the outermost on, and gives them back from the innermost on.
-//! * Objects of a [`KmemCache`](crate::slab::KmemCache) have no such way: allocating and freeing
-//!   them waits until the fork is over.
+//! * A thread that holds a lock never finds an inner lock held by the forking thread: the forking
+//!   thread takes the outermost lock first, and gives the innermost lock back first.
+//! * Objects of a [`KmemCache`](crate::slab::KmemCache) have no such way: allocating and freeing them
+//!   waits until the fork is over.
 //!
 //! # Who calls
 //!
@@ -191,8 +191,8 @@ fn finish() {
     if !PREPARED.swap(false, Relaxed) {
         return;
     }
-    // Innermost first: a thread that gets an outer lock must not find that the forking thread still
-    // holds an inner one, for it might divert where its caller knows no other way.
+    // Innermost first: a thread that gets an outer lock must not find an inner lock still held by
+    // the forking thread. It would divert there, although its caller has no other way.
     modules().rev().for_each(|hooks| (hooks.after)());
     FORKING.store(0, Relaxed);
     TURNS.fetch_add(1, Release);

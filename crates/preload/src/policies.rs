@@ -1,8 +1,8 @@
-//! Who gives a thread a real-time policy is noted: a thread that this library starts by itself
-//! would inherit it.
+//! Notes calls that give a thread a real-time policy: a thread that this library starts by itself
+//! would inherit the policy.
 //!
-//! The calls themselves go on to the C library as they are. A program that makes the system call
-//! itself is not seen.
+//! `pthread_setschedparam` then calls the C library's function, and `sched_setscheduler` makes the
+//! system call. This module does not see a program that makes the system call itself.
 
 use crate::next::Next;
 use core::ffi::c_int;

@@ -2,10 +2,11 @@
 //!
 //! A thread counts from just before it is made until the C library runs the destructors of its
 //! thread-specific data: when its function returns, when it calls `pthread_exit`, and when it is
-//! cancelled. Each counted thread has a value under a key of ours; the key's destructor counts it
-//! no more. The key's value in the thread that loads the library counts the initial thread.
+//! cancelled. Each counted thread has a value under one key of this library. The key's destructor
+//! takes the thread out of the count. The thread that loads the library is counted too.
 //!
-//! A thread that `thrd_create` or the system call makes is not seen, and neither counted.
+//! This module does not see, and does not count, threads made by `thrd_create`, by the C library
+//! for itself (timers, asynchronous I/O), or by a bare system call.
 
 use crate::next::Next;
 use core::ffi::{c_int, c_void};
@@ -48,8 +49,8 @@ fn key() -> Option<libc::pthread_key_t> {
     key()
 }
 
-/// Has the calling thread, which counts already, count no more when it ends. Returns false if the
-/// C library has no memory for the value.
+/// Registers the calling thread, which is counted already, to leave the count when it ends. Returns
+/// false if the C library has no key, or no memory for the value.
 fn ends_later() -> bool {
     // SAFETY: the key is valid, and the value is not looked at.
     key().is_some_and(|key| unsafe { libc::pthread_setspecific(key, KEY.as_ptr().cast()) } == 0)

@@ -31,9 +31,9 @@ impl Shards {
         }
     }
 
-    /// Whether no add can be under way, as the gate is closed and every shard is parked or of the
-    /// CPU that the caller is on since: an add of another thread there was interrupted, and starts
-    /// again.
+    /// Returns whether no add can be under way. The gate is closed, so only an add that began
+    /// earlier could be. A parked shard has none. On the caller's CPU, the kernel aborted any other
+    /// thread's add when it let the caller run, and that add starts again.
     fn stands_still(self) -> bool {
         let here = own_unit();
         self.granted()
@@ -50,8 +50,8 @@ impl Shards {
         gate
     }
 
-    /// Waits, with a gate closed, until the adds that had begun are over. False when the kernel
-    /// cannot say. Fences only if there may be any on another CPU.
+    /// Waits, with a gate closed, until the adds that had begun are over. Returns false if the
+    /// kernel cannot fence. Fences only if another CPU may have such an add.
     pub(super) fn quiesce(self) -> bool {
         self.stands_still() || UNITS.quiesce(possible()).is_ok()
     }
@@ -83,7 +83,7 @@ pub(super) struct Gate<'c> {
 }
 
 impl Gate<'_> {
-    /// Closes it for the shards that were granted meanwhile too.
+    /// Closes the gate for all granted shards, also those granted since the last call.
     pub(super) fn close(&mut self) {
         for unit in self.shards.granted() {
             let (bits, bit) = (&mut self.closed.0[unit / 64], 1 << (unit % 64));

@@ -35,7 +35,7 @@ pub(super) fn dirty_most() -> usize {
     }
 }
 
-/// Every how many calls the clock is looked at.
+/// Calls between two reads of the clock.
 const TICK: u32 = 16;
 /// Granules that a mixed arena commits at a time: at least 1 MiB, at most 64 MiB, an eighth of what there is.
 const STEP_LEAST: u32 = (1 << 20) / GRANULE as u32;
@@ -54,7 +54,7 @@ pub(super) struct Arena {
     first: u32,
     /// What has been taken of the part so far: up to this granule, or for a class, this many chunks.
     top: u32,
-    /// The end of the part, likewise.
+    /// The end of the part, in the unit of `top`.
     end: u32,
     free: FreeRuns,
     calls: u32,
@@ -87,7 +87,8 @@ pub(crate) fn keep(granules: usize) {
     DIRTY.fetch_add(granules, Relaxed);
 }
 
-/// Whether more is dirty than may be. Then [`relieve`], and who keeps something gives it back.
+/// Returns whether there are more dirty granules than [`dirty_most`]. A caller that sees true calls
+/// [`relieve`], and gives back what it keeps.
 pub(crate) fn too_much_dirty() -> bool {
     DIRTY.load(Relaxed) > dirty_most()
 }
@@ -122,7 +123,8 @@ pub fn large_in_use() -> usize {
     LARGE_IN_USE.load(Relaxed)
 }
 
-/// Runs freed by signal handlers that interrupted an arena's holder, linked through their first word.
+/// Runs freed while the arena's lock could not be had: by a signal handler that interrupted the
+/// holder, or while another thread forked. Each holds the address of the next in its first word.
 static SET_ASIDE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 
 /// Gives the arenas of every node their parts: `chunks` chunks, then `mixed` granules, for each node.
@@ -166,8 +168,9 @@ pub struct Run {
 /// A run of `granules` on `node`, or on another node when that one has no more, the nearest first; its first granule's page map
 /// entry is `entry`, and with `whole` every granule's. With a `stripe`, from the class's stripes where they have room.
 ///
-/// Takes the arena's lock; commits memory (a system call) when no free run fits. `None` when the system has no memory, or
-/// in a signal handler that interrupted the arena.
+/// Takes the arena's lock; commits memory (a system call) when no free run fits. Returns `None` if
+/// the system has no memory, in a signal handler that interrupted the arena, and while another
+/// thread forks.
 pub fn alloc_run(
     granules: usize,
     node: usize,
@@ -285,7 +288,8 @@ pub unsafe fn free_run(start: NonNull<u8>) {
     }
 }
 
-/// Another arena at each call, so that one that is not called any more is purged by those that are.
+/// Returns the arenas in turn, one at each call, so that active arenas purge those that are not
+/// used any more.
 fn next_in_turn() -> Place {
     static TURN: AtomicUsize = AtomicUsize::new(0);
     let turn = TURN.fetch_add(1, Relaxed) % ((STRIPES + 1) * crate::nodes::count());

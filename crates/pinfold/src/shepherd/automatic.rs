@@ -1,13 +1,13 @@
 //! The thread that a preloaded Pinfold starts by itself once the program has threads.
 //!
-//! The program did not ask for this thread, so it must not notice it:
+//! The program did not ask for this thread, and must not notice the thread:
 //!
 //! * The thread makes only the system calls that malloc makes, because the program may have closed
 //!   a sandbox that ends the process for any other: `futex`, `madvise`, and the clock.
 //! * Its start makes only the system calls of `pthread_create`.
 //! * It blocks all signals that others send, and has no name.
-//! * Whoever starts it stops it, and waits until it is gone, as soon as the program has only one
-//!   thread.
+//! * The allocator stops the thread as soon as the program has only one thread, and waits until the
+//!   automatic thread is gone.
 //! * On a machine with isolated CPUs, it first moves to the other CPUs.
 
 use super::spawn::{Body, spawn};
@@ -47,8 +47,8 @@ pub struct Automatic {
 }
 
 impl Automatic {
-    /// Starts the thread; `None` if the system gives none. With `cpus`, a set that stays, the
-    /// thread runs on these CPUs only.
+    /// Starts the thread. Returns `None` if the system refuses a thread. With `cpus`, the thread
+    /// runs on these CPUs only.
     ///
     /// # Safety
     ///

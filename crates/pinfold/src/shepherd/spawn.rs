@@ -7,16 +7,16 @@ use core::ptr::null_mut;
 pub(super) struct Body {
     pub(super) run: fn(*mut c_void),
     pub(super) argument: *mut c_void,
-    /// Bytes of stack. A stack that is too small for the program's thread-local variables is
-    /// refused by the C library; the thread gets the default size then.
+    /// Bytes of stack. The C library refuses a stack that is too small for the program's
+    /// thread-local variables. The thread then gets the default size.
     pub(super) stack: usize,
     /// Whether the thread runs under the normal scheduling policy although the calling thread has a
     /// real-time one.
     pub(super) normal_policy: bool,
 }
 
-/// Whether `start` is the function that threads of this module begin in. A library that replaces
-/// `pthread_create` tells by it the shepherds' threads from the program's.
+/// Returns whether `start` is the function in which threads of this module begin. A library that
+/// replaces `pthread_create` uses this to tell the shepherds' threads from the program's.
 #[doc(hidden)]
 pub fn is_entry(start: *const c_void) -> bool {
     core::ptr::eq(start, entry as *const c_void)

@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 const QUIET: u32 = 3;
 /// How many intervals it sleeps at most.
 const BACK_OFF_MOST: u32 = 8;
-/// How often it looks where it may run, at most.
+/// Milliseconds between checks of which CPUs the thread may run on, at least.
 const FOLLOW_EVERY_MS: u64 = 1000;
 /// Enough for the file buffers of a look at the machine; one that is too small for the program's thread-local variables is
 /// refused, and the default taken.

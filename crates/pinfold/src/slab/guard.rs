@@ -60,10 +60,10 @@ impl Slab {
             return;
         }
         let (page, size) = (last_page(start, granules), sys::page_size());
-        // The kernel joins the parts of a mapping again, when the page is opened, only if the
-        // mapping was in use before it was split. So the first write to the run comes before the
-        // page is closed to stay. It comes after the page was closed once, because a write to a
-        // mapping that is not split could be given a huge page.
+        // Problem: when the guard page is opened later, the kernel joins the parts of the mapping
+        // only if a page of the mapping had been written before the split. But a write to a mapping
+        // that was never split may get a huge page. So this function closes the page, writes to the
+        // run, opens the page, and closes it again.
         // SAFETY: the caller promises that the run is its own and the last page unused. The write
         // changes nothing.
         self.guarded = unsafe {

@@ -31,19 +31,24 @@ use pinfold_rseq::{Backend, Index, MAX_INDEX, backend, fence, fence_index, possi
 
 /// Looks at which a sheaf must stand still.
 const LOOKS: u64 = 0b11;
-/// How often at a tick a node of a cache goes on purging.
+/// How many more times a tick purges each node of a cache, at most.
 const MORE: usize = 64;
 /// Milliseconds between looks at a unit by threads that run on its CPU.
 const BETWEEN_LOOKS: u32 = 900;
 /// Less than this in idle sheaves is not worth an interrupt.
 const WORTH: usize = 64 << 10;
 
-/// For each unit a block of its size: where a unit has a sheaf's word, the word as last seen; where it has the spare's, the
-/// number of looks since; where it has that of the sheaf for deferred frees, both, the looks in the low bits.
+/// For each unit, a block of the unit's size, which says what the looks saw. Its words stand at the
+/// same offsets as the unit's:
+///
+/// * at a main sheaf's word, the word that allocations used at the last look;
+/// * at the spare's word, the number of looks at which that word was the same;
+/// * at the words of the deferred and the held sheaf, the word at the last look, with the number of
+///   looks in its low bits.
 static SEEN: [AtomicPtr<u8>; MAX_INDEX] = [const { AtomicPtr::new(null_mut()) }; MAX_INDEX];
 
-/// The units that are stopped while idle sheaves are taken; of the thread that holds [`STOPPING`].
-/// A set on the stack would take 1 KiB of it.
+/// The units that are stopped while idle sheaves are taken. Only the thread that holds [`STOPPING`]
+/// uses this set. On the stack, the set would take 1 KiB.
 static CHOSEN: [AtomicBool; MAX_INDEX] = [const { AtomicBool::new(false) }; MAX_INDEX];
 
 /// What every tick calls.
@@ -134,7 +139,8 @@ fn take_idle_everywhere() {
     if idle < WORTH {
         return;
     }
-    // Who stops units already, or is interrupted in it by this, has precedence. No waiting: this may be a handler's slow path.
+    // Another thread, or the frame that this handler interrupted, may be stopping units. This
+    // thread then leaves without waiting, because it may be in a signal handler's slow path.
     let Some(_stopping) = STOPPING.try_lock() else {
         return;
     };
@@ -174,7 +180,7 @@ impl Allowed {
     }
 }
 
-/// The block with what was seen of a unit; `None` without memory.
+/// Returns the block of [`SEEN`] for a unit. Returns `None` if there is no memory for the block.
 fn seen(index: usize) -> Option<*mut u8> {
     let there = SEEN[index].load(Acquire);
     if !there.is_null() {
@@ -272,7 +278,7 @@ fn take_idle(index: usize) {
     });
 }
 
-/// Begins to count the looks at one of a unit's sheaves anew.
+/// Resets the number of looks at one of a unit's sheaves.
 fn forget(index: usize, cache: &Cache, place: usize) {
     let seen = SEEN[index].load(Acquire);
     word(seen, cache.main() + place).store(0, Relaxed);

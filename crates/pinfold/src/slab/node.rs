@@ -19,7 +19,7 @@ use core::sync::atomic::Ordering::Relaxed;
 /// Empty sheaves that a barn keeps; more go to the pool that all caches share.
 const EMPTY_MOST: usize = 10;
 
-/// So many exchanges of sheaves within so many milliseconds mean that sheaves are too small.
+/// [`MANY`] exchanges of sheaves within [`SHORT`] milliseconds mean that sheaves are too small.
 const MANY: u32 = 64;
 const SHORT: u32 = 20;
 
@@ -47,8 +47,8 @@ unsafe impl Send for Stock {}
 /// A cache's part on one node.
 pub(super) struct Node {
     pub(super) stock: Lock<Stock>,
-    /// Objects freed while the lock could not be had, by a signal handler that interrupted a holder; linked through
-    /// a word of theirs.
+    /// Objects freed while the lock could not be had: by a signal handler that interrupted a
+    /// holder, or while another thread forked. Each holds a link to the next.
     pub(super) set_aside: AtomicPtr<u8>,
     /// Where the slow paths count: `own_events`, or the row in the statistics segment.
     pub(super) events: AtomicPtr<NodeEvents>,
@@ -73,8 +73,9 @@ impl Node {
         }
     }
 
-    /// Takes the lock. Returns `None` if a frame of this thread that a signal interrupted holds it,
-    /// or holds another for which a handler would have to wait; and while another thread forks.
+    /// Takes the lock. Returns `None` if an interrupted frame of this thread holds this lock.
+    /// Returns `None` too if the thread would have to wait, and an interrupted frame of it holds a
+    /// lock that comes later in the lock order, or the holder is the forking thread.
     pub(super) fn stock(&self) -> Option<Guard<'_, Stock>> {
         self.stock.lock_or_divert(cache::is_lock_held)
     }
@@ -225,7 +226,8 @@ impl Node {
     /// Puts a sheaf, whatever is in it, into the barn, or its objects into their slabs.
     pub(super) fn put(&self, cache: &Cache, mut sheaf: Sheaf) {
         let Some(mut stock) = self.stock_of(cache) else {
-            // In a signal handler that interrupted the holder: the objects go aside one by one.
+            // A signal handler interrupted the holder, or another thread forks: each object goes
+            // aside.
             for &mut object in sheaf.objects() {
                 self.set_aside(cache, object);
             }
@@ -339,7 +341,8 @@ impl Node {
         }
     }
 
-    /// Objects in nobody's slab: in hands, in sheaves of CPUs, in the barn.
+    /// Returns how many objects are not free in their slab: those that callers, CPUs' sheaves or
+    /// the barn hold.
     pub(super) fn in_use(&self, cache: &Cache) -> usize {
         self.stock_after_fork()
             .map_or(0, |stock| stock.slabs.in_use(cache))

@@ -46,8 +46,9 @@ fn bottom(base: usize, capacity: usize) -> *mut *mut u8 {
     (base + STACK_ALIGN - 8 * capacity) as *mut *mut u8
 }
 
-/// Whether a word from a unit has nothing to pop: no sheaf, or an empty one. The sheaf may be somebody else's by now;
-/// the answer is then as good as any, for who acts on it compares the word again.
+/// Returns whether a word from a unit has nothing to pop: no sheaf, or an empty one. Another thread
+/// may own the sheaf by now, and the answer may be wrong. Every caller that acts on the answer
+/// compares the word again.
 pub(super) fn word_is_empty(word: u64) -> bool {
     // SAFETY: a word other than 0 points behind a slot of a block, and blocks stay mapped.
     word == 0 || unsafe { &*((word - 8) as *const AtomicUsize) }.load(Relaxed) == 0
@@ -58,7 +59,9 @@ pub(super) fn word_is_full(word: u64) -> bool {
     (word as usize).is_multiple_of(STACK_ALIGN)
 }
 
-/// How many objects the sheaf of a unit's word has, if there is a sheaf; by the word alone, so that anybody may ask about any CPU's.
+/// Returns how many objects the sheaf of a unit's word has, or `None` if there is no sheaf. Any
+/// thread may ask about any CPU's word, because the answer comes from the word and the block's
+/// header.
 pub(super) fn objects_in_word(word: u64) -> Option<usize> {
     // The word stands for no longer than this call.
     let sheaf = Sheaf {
@@ -120,7 +123,7 @@ impl Sheaf {
     }
 
     pub(super) fn len(&self) -> usize {
-        // Never less, but where somebody looks at a block that has changed hands meanwhile (`info`).
+        // Saturating: for a stale word, as `info` reads it, the top can lie below the bottom.
         (self.top as usize).saturating_sub(self.bottom() as usize) / 8
     }
 
