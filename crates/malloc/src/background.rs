@@ -40,6 +40,7 @@
 
 use crate::init;
 use core::cell::UnsafeCell;
+use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 use core::time::Duration;
@@ -234,6 +235,8 @@ pub fn adjust() {
         }
         // SAFETY: this thread wrote `BUSY`.
         let place = unsafe { &mut *THREAD.0.get() };
+        // A handler that forked here would leave its child with half a change.
+        let signals = Signals::block();
         match change {
             Change::Start => *place = keep_errno(start),
             Change::Stop => {
@@ -243,6 +246,7 @@ pub fn adjust() {
                 SHORT_LIVES.store(if is_short { lives.saturating_add(1) } else { 0 }, Relaxed);
             }
         }
+        drop(signals);
         CHANGED.store(now(), Relaxed);
         let failed = to == ON && place.is_none();
         STATE.store(to, SeqCst);
@@ -250,6 +254,32 @@ pub fn adjust() {
             // `ON` without a thread: nothing tries again until the number of threads has fallen.
             return;
         }
+    }
+}
+
+/// The calling thread's signals, blocked until dropped, except those that a thread causes itself.
+struct Signals(libc::sigset_t);
+
+impl Signals {
+    fn block() -> Signals {
+        // SAFETY: a set of signals is plain integers, and both sets are writable.
+        unsafe {
+            let mut all: libc::sigset_t = core::mem::zeroed();
+            let mut before: libc::sigset_t = core::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            for signal in pinfold::shepherd::SYNCHRONOUS {
+                libc::sigdelset(&raw mut all, signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+            Signals(before)
+        }
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        // SAFETY: the set is the one that `block` found.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, null_mut()) };
     }
 }
 
@@ -313,7 +343,7 @@ fn stop(thread: Option<Thread>) {
         None => {}
     }
     // SAFETY: as above.
-    unsafe { pthread_setcancelstate(before, core::ptr::null_mut()) };
+    unsafe { pthread_setcancelstate(before, null_mut()) };
 }
 
 unsafe extern "C" {

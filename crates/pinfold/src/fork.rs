@@ -32,14 +32,21 @@
 //! library's names says [`handle`] and calls [`prepare`], [`parent`] and [`child`] itself, because
 //! `pthread_atfork` may allocate.
 //!
+//! # Forks from signal handlers
+//!
+//! A handler may fork above a frame that holds a lock. That lock stays with the frame, in the parent
+//! and in the child. If another thread forks at that moment, it waits for the frame, so the handler
+//! must not wait for it: the handler's fork takes no lock. Its child finds locks held by threads that
+//! it does not have, and may wait for them for good; it should call `exec` or `_exit`.
+//!
 //! The C library's own `malloc` takes its locks after these. So a program that keeps the C
 //! library's `malloc` must not fork while a handler that has interrupted `malloc` uses caches.
 
-use crate::lock::{FORKING, Lock};
+use crate::lock::{FORKS, Guard, Lock};
 use crate::sys;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32};
 use core::time::Duration;
 
 /// The modules with locks, in the order in which a fork takes these.
@@ -66,6 +73,8 @@ const RANKS: usize = Rank::Shepherd as usize + 1;
 /// What a module does about a fork.
 pub(crate) struct Hooks {
     pub(crate) rank: Rank,
+    /// Whether the thread with the given thread pointer holds one of the module's locks.
+    pub(crate) holds: fn(u64) -> bool,
     /// Takes the module's locks, in the parent.
     pub(crate) before: fn(),
     /// Forgets the threads that the child does not have. Runs in the child before any `after`.
@@ -87,8 +96,6 @@ const HANDLED: u8 = 3;
 
 /// One fork at a time; held from `prepare` until `parent` or `child`.
 static ONE: Lock<()> = Lock::new(());
-/// Whether the fork under way has taken the locks.
-static PREPARED: AtomicBool = AtomicBool::new(false);
 /// Forks of handlers that interrupted the fork under way in its own thread.
 static NESTED: AtomicU32 = AtomicU32::new(0);
 /// How many forks have begun or ended: odd while one is under way.
@@ -161,55 +168,75 @@ extern "C" fn in_child() {
     }
 }
 
+/// The calling thread's thread pointer.
+fn me() -> u64 {
+    pinfold_rseq::thread_pointer() as u64
+}
+
 /// Takes all locks. Call it in the parent before the fork.
 #[doc(hidden)]
 pub fn prepare() {
-    let Some(one) = ONE.lock() else {
+    if ONE.is_held_by(me()) {
         // A handler forks above a frame that forks already, and that has the locks.
         NESTED.fetch_add(1, Relaxed);
         return;
+    }
+    let Some(one) = ONE.try_lock().or_else(wait_for_other) else {
+        return;
     };
     core::mem::forget(one);
-    // Relaxed: the fences in `lock` order this store with the looks of waiters.
-    FORKING.store(pinfold_rseq::thread_pointer() as u64, Relaxed);
+    // Relaxed: the releases of `Word::lock_for_fork` pass this store on with each lock's word.
+    FORKS.thread.store(me(), Relaxed);
     TURNS.fetch_add(1, Release);
     modules().for_each(|hooks| (hooks.before)());
-    PREPARED.store(true, Relaxed);
+}
+
+/// Waits until the fork of another thread is over. Returns `None` if this is a handler above a frame
+/// that holds a lock: the other fork waits for that frame.
+#[cold]
+fn wait_for_other() -> Option<Guard<'static, ()>> {
+    let holds = modules().any(|hooks| (hooks.holds)(me()));
+    if holds { None } else { ONE.lock() }
 }
 
 /// Gives all locks back. Call it in the parent after the fork.
 #[doc(hidden)]
 pub fn parent() {
-    if NESTED.load(Relaxed) > 0 {
+    if !ONE.is_held_by(me()) {
+        // `prepare` took no lock.
+    } else if NESTED.load(Relaxed) > 0 {
         NESTED.fetch_sub(1, Relaxed);
     } else {
-        finish();
+        give_back();
     }
 }
 
-fn finish() {
-    if !PREPARED.swap(false, Relaxed) {
-        return;
-    }
-    // Innermost first: a thread that gets an outer lock must not find an inner lock still held by
-    // the forking thread. It would divert there, although its caller has no other way.
+fn give_back() {
+    // Innermost first: a thread that gets an outer lock must not find that the forking thread still
+    // holds an inner one, for it might divert where its caller knows no other way.
     modules().rev().for_each(|hooks| (hooks.after)());
-    FORKING.store(0, Relaxed);
-    TURNS.fetch_add(1, Release);
+    FORKS.thread.store(0, Relaxed);
+    TURNS.fetch_add(TURNS.load(Relaxed) % 2, Release);
     sys::wake(&TURNS);
-    // SAFETY: `prepare` took the lock in this thread, or in the parent's thread that forked.
+    // SAFETY: `prepare` took the lock in this thread, or the thread that did is not in this child.
     unsafe { ONE.unlock() };
 }
 
-/// Forgets the parent's other threads and gives all locks back. Call it in the child after the
-/// fork.
+/// Forgets the parent's other threads and gives all locks back. Call it in the child after the fork.
 #[doc(hidden)]
 pub fn child() {
-    if PREPARED.load(Relaxed) {
-        modules().for_each(|hooks| (hooks.child)());
-    }
+    modules().for_each(|hooks| (hooks.child)());
     NESTED.store(0, Relaxed);
-    finish();
+    FORKS.waiters.store(0, Relaxed);
+    // Also what another thread of the parent had taken for its own fork: under these locks
+    // everything is consistent.
+    give_back();
+}
+
+/// How many forks have begun or ended: odd while one is under way.
+pub(crate) fn turn() -> u32 {
+    // Acquire pairs with the releases of `prepare` and `finish`.
+    TURNS.load(Acquire)
 }
 
 /// Waits until the fork that another thread makes is over. Returns false at once if no other thread
@@ -220,9 +247,9 @@ pub fn child() {
 )]
 #[cold]
 pub(crate) fn await_end() -> bool {
-    // Acquire pairs with the release in `prepare`: `FORKING` is seen.
+    // Acquire pairs with the release in `prepare`: `FORKS` is seen.
     let turn = TURNS.load(Acquire);
-    let forking = FORKING.load(Relaxed);
+    let forking = FORKS.thread.load(Relaxed);
     if turn.is_multiple_of(2) || forking == pinfold_rseq::thread_pointer() as u64 {
         return false;
     }

@@ -351,6 +351,7 @@ pub(crate) unsafe fn share(fd: i32, offset: usize, bytes: usize) -> bool {
 pub(crate) fn register_fork() -> bool {
     static HOOKS: Hooks = Hooks {
         rank: Rank::Units,
+        holds: |thread| SPACE.is_held_by(thread),
         before: || SPACE.lock_for_fork(),
         child: || UNITS.unlock_all_in_child(possible()),
         after: || SPACE.unlock_after_fork(),

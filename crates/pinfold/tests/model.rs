@@ -15,7 +15,7 @@ use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use word::Word;
+use word::{Forks, Word};
 
 /// What the lock is made of: loom's atomics, and the kernel's futex as a mutex and a condition.
 mod primitive {
@@ -56,6 +56,18 @@ mod primitive {
             self.value.fetch_or(bits, order)
         }
 
+        pub fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
+            self.value.fetch_and(bits, order)
+        }
+
+        pub fn fetch_add(&self, n: u64, order: Ordering) -> u64 {
+            self.value.fetch_add(n, order)
+        }
+
+        pub fn fetch_sub(&self, n: u64, order: Ordering) -> u64 {
+            self.value.fetch_sub(n, order)
+        }
+
         pub fn compare_exchange(
             &self,
             from: u64,
@@ -83,10 +95,10 @@ mod primitive {
     }
 }
 
-/// A lock, what it protects, and the word that names the forking thread.
+/// A lock, what it protects, and what it knows of forks.
 struct Lock {
     word: Word,
-    forking: primitive::AtomicU64,
+    forks: Forks,
     data: UnsafeCell<usize>,
 }
 
@@ -99,7 +111,10 @@ impl Lock {
     fn new() -> Arc<Self> {
         Arc::new(Lock {
             word: Word::new(primitive::AtomicU64::new(0)),
-            forking: primitive::AtomicU64::new(0),
+            forks: Forks {
+                thread: primitive::AtomicU64::new(0),
+                waiters: primitive::AtomicU64::new(0),
+            },
             data: UnsafeCell::new(0),
         })
     }
@@ -108,7 +123,7 @@ impl Lock {
     fn enter(&self, me: u64, diverts: bool) -> bool {
         let taken = self.word.try_lock(me).is_ok()
             || self.word.spin(me)
-            || self.word.wait(me, &self.forking, diverts);
+            || self.word.wait(me, &self.forks, diverts);
         if taken {
             // SAFETY: the lock is held; loom checks it.
             self.data.with_mut(|data| unsafe { *data += 1 });
@@ -126,16 +141,16 @@ fn the_lock_excludes_and_wakes() {
     model.preemption_bound = Some(3);
     model.check(|| {
         let lock = Lock::new();
-        let others: Vec<_> = [4, 8]
+        let others: Vec<_> = [8, 16]
             .into_iter()
             .map(|me| {
                 let lock = lock.clone();
                 thread::spawn(move || assert!(lock.enter(me, false)))
             })
             .collect();
-        assert!(lock.enter(12, false));
+        assert!(lock.enter(24, false));
         others.into_iter().for_each(|other| other.join().unwrap());
-        assert_eq!(lock.word.try_lock(16), Ok(()));
+        assert_eq!(lock.word.try_lock(32), Ok(()));
         // SAFETY: the lock is held; loom checks it.
         assert_eq!(lock.data.with(|data| unsafe { *data }), 3);
     });
@@ -149,23 +164,23 @@ fn a_thread_that_diverts_is_not_kept_by_a_fork() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(bound);
         model.check(move || {
-            const ME: u64 = 12;
+            const ME: u64 = 24;
             let lock = Lock::new();
             let run = |me, diverts| {
                 let lock = lock.clone();
                 thread::spawn(move || lock.enter(me, diverts))
             };
-            let numbered = others.iter().zip([4, 16]);
+            let numbered = others.iter().zip([32, 40]);
             let others: Vec<_> = numbered
                 .map(|(&diverts, me)| (run(me, diverts), diverts))
                 .collect();
             let diverting = run(8, true);
-            lock.forking.store(ME, Relaxed);
-            lock.word.lock_for_fork(ME, &lock.forking);
+            lock.forks.thread.store(ME, Relaxed);
+            lock.word.lock_for_fork(ME, &lock.forks);
             // What the C library's fork does when that thread holds one of its locks.
             let mut entered = usize::from(diverting.join().unwrap());
             lock.word.unlock_after_fork();
-            lock.forking.store(0, Relaxed);
+            lock.forks.thread.store(0, Relaxed);
             for (other, diverts) in others {
                 let taken = other.join().unwrap();
                 assert!(taken || diverts);
@@ -176,6 +191,30 @@ fn a_thread_that_diverts_is_not_kept_by_a_fork() {
             assert_eq!(lock.data.with(|data| unsafe { *data }), entered);
         });
     }
+}
+
+/// The same where a handler forks above the frame that holds the lock.
+#[test]
+fn a_fork_above_a_holder_keeps_no_thread_that_diverts() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        const ME: u64 = 24;
+        let lock = Lock::new();
+        assert_eq!(lock.word.try_lock(ME), Ok(()));
+        let diverting = {
+            let lock = lock.clone();
+            thread::spawn(move || lock.enter(8, true))
+        };
+        lock.forks.thread.store(ME, Relaxed);
+        lock.word.lock_for_fork(ME, &lock.forks);
+        assert!(!diverting.join().unwrap());
+        lock.word.unlock_after_fork();
+        lock.forks.thread.store(0, Relaxed);
+        assert_eq!(lock.word.holder(), ME);
+        lock.word.unlock();
+        assert_eq!(lock.word.try_lock(ME), Ok(()));
+    });
 }
 
 /// `Node::set_aside` and `Node::take_back`: what two handlers set aside while a holder takes back arrives once.

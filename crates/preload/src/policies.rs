@@ -21,7 +21,6 @@ pub unsafe extern "C" fn pthread_setschedparam(
 ) -> c_int {
     type Function = unsafe extern "C" fn(libc::pthread_t, c_int, *const libc::sched_param) -> c_int;
     static NEXT: Next = Next::new(c"pthread_setschedparam");
-    background::note_policy(policy);
     let next = NEXT.address();
     if next.is_null() {
         return libc::ENOSYS;
@@ -29,7 +28,11 @@ pub unsafe extern "C" fn pthread_setschedparam(
     // SAFETY: the C library's function of that name has this type.
     let next = unsafe { core::mem::transmute::<*mut libc::c_void, Function>(next) };
     // SAFETY: the caller's arguments are valid for the C library's function.
-    unsafe { next(thread, policy, parameters) }
+    let error = unsafe { next(thread, policy, parameters) };
+    if error == 0 {
+        background::note_policy(policy);
+    }
+    error
 }
 
 /// The C library's `sched_setscheduler`.
@@ -43,9 +46,12 @@ pub unsafe extern "C" fn sched_setscheduler(
     policy: c_int,
     parameters: *const libc::sched_param,
 ) -> c_int {
-    background::note_policy(policy);
     // SAFETY: the system call behind the C library's function of that name.
     let answer =
         unsafe { libc::syscall(libc::SYS_sched_setscheduler, process, policy, parameters) };
+    if answer == 0 {
+        // Of another process too: whether a number is one of this process's threads takes a call.
+        background::note_policy(policy);
+    }
     answer as c_int
 }

@@ -12,12 +12,14 @@ use crate::percpu;
 pub(crate) fn register() -> bool {
     static SHARDS: Hooks = Hooks {
         rank: Rank::Shards,
+        holds: stripe::is_held_by,
         before: stripe::fork_prepare,
         child: || {},
         after: stripe::fork_done,
     };
     static GATES: Hooks = Hooks {
         rank: Rank::Gates,
+        holds: |_| false,
         before: gates::fork_prepare,
         child: gates::fork_child,
         after: gates::fork_done,

@@ -132,6 +132,12 @@ impl Drop for AllHeld {
 /// For each lock of a line, the lines that a fork has taken.
 static FORKING: [AtomicU64; LOCKS] = [const { AtomicU64::new(0) }; LOCKS];
 
+/// Whether the thread with thread pointer `thread` holds a lock.
+pub(super) fn is_held_by(thread: u64) -> bool {
+    let held = |lock: &AtomicU64| lock.load(Relaxed) == thread;
+    ALL.iter().take(lines()).any(|line| line.0.iter().any(held))
+}
+
 /// Takes every lock for a fork: no fold and no gate is then under way in the child. A lock of the very frame that the
 /// forking signal handler interrupted stays with that frame, which goes on in both processes.
 pub(super) fn fork_prepare() {

@@ -38,10 +38,13 @@ mod word;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::AtomicU64;
-pub(crate) use word::Word;
+pub(crate) use word::{Forks, Word};
 
-/// The thread pointer of the thread that forks, or 0. [`fork`](crate::fork) stores it.
-pub(crate) static FORKING: AtomicU64 = AtomicU64::new(0);
+/// What the locks know of a fork under way; [`fork`](crate::fork) stores the thread.
+pub(crate) static FORKS: Forks = Forks {
+    thread: AtomicU64::new(0),
+    waiters: AtomicU64::new(0),
+};
 
 /// Data that one thread at a time may touch.
 pub(crate) struct Lock<T> {
@@ -93,7 +96,7 @@ impl<T> Lock<T> {
         let taken = match self.word.try_lock(me) {
             Ok(()) => true,
             Err(holder) if holder == me => false,
-            Err(_) => self.word.spin(me) || (!holds(me) && self.word.wait(me, &FORKING, diverts)),
+            Err(_) => self.word.spin(me) || (!holds(me) && self.word.wait(me, &FORKS, diverts)),
         };
         taken.then(|| Guard { lock: self })
     }
@@ -112,7 +115,7 @@ impl<T> Lock<T> {
 
     /// Takes the lock for a fork, as [`Word::lock_for_fork`] does.
     pub(crate) fn lock_for_fork(&self) {
-        self.word.lock_for_fork(me(), &FORKING);
+        self.word.lock_for_fork(me(), &FORKS);
     }
 
     /// Gives back a lock whose guard was forgotten.

@@ -8,10 +8,11 @@
 //! | the thread pointer t | held by the thread with that thread pointer |
 //! | [`WAITED_FOR`] | a thread may sleep until the lock is free |
 //! | [`FOR_FORK`] | the holder took the lock for a fork, and gives it back after the fork |
+//! | [`BELOW_FORK`] | the holder is an interrupted frame of the forking thread |
 //!
-//! Thread pointers are aligned, so their last two bits are free. Owner and state are one word and
-//! change in one step: a signal that arrives around the change finds the lock either not yet taken,
-//! or its own thread's. Waiters sleep on the word's low half.
+//! Thread pointers are aligned to 8 at least, so their last three bits are free. Owner and state are
+//! one word and change in one step: a signal that arrives around the change finds the lock either
+//! not yet taken, or its own thread's. Waiters sleep on the word's low half.
 //!
 //! # While a process forks
 //!
@@ -19,27 +20,40 @@
 //! program. A thread that holds one of those and sleeps on a lock of ours would never wake up. So a
 //! waiter that has another way *diverts*: it gives up as soon as the holder is the forking thread.
 //!
-//! 1. The forking thread stores its thread pointer to `forking`, then takes each lock.
-//! 2. A waiter marks the word with [`WAITED_FOR`], then loads `forking`, then sleeps. Between its
-//!    mark and its load, and between the forking thread's store and its look at the mark, stands a
-//!    sequentially consistent fence: either the waiter sees the fork, or the forking thread sees
-//!    the mark and wakes all sleepers.
-//! 3. [`Word::unlock`] wakes one sleeper. When that one finds that the forking thread was faster,
-//!    it wakes all others before it sleeps again or diverts: they cannot see the fork in their
-//!    sleep.
+//! 1. The forking thread stores its thread pointer to [`Forks::thread`]. Then it takes each lock
+//!    that it does not hold, and sets [`FOR_FORK`] or [`BELOW_FORK`] in each word, with release order.
+//! 2. A waiter counts itself in [`Forks::waiters`], marks the word with [`WAITED_FOR`], loads
+//!    [`Forks::thread`], and sleeps if the word is still as it was marked. A mark that comes after the
+//!    bit of step 1 has read the bit with acquire order, so that the waiter sees the fork. A mark
+//!    that comes before the bit differs from the word by the bit, so that the waiter looks again.
+//! 3. A waiter that slept already is counted. The forking thread sees the count after it has set the
+//!    bit, and wakes all that sleep on the word.
+//! 4. [`Word::unlock`] wakes one sleeper and clears the mark. When the forking thread is faster than
+//!    that sleeper, the sleeper marks the word again. Then it wakes all others, because these cannot
+//!    see the fork in their sleep.
 
 use super::primitive::{AtomicU64, fence, futex_wait, futex_wake, spin_loop};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 /// A thread may sleep until the lock is free.
 pub(crate) const WAITED_FOR: u64 = 1;
 /// The holder took the lock for a fork.
 pub(crate) const FOR_FORK: u64 = 2;
-const FLAGS: u64 = WAITED_FOR | FOR_FORK;
+/// The holder is an interrupted frame of the forking thread.
+pub(crate) const BELOW_FORK: u64 = 4;
+const FLAGS: u64 = WAITED_FOR | FOR_FORK | BELOW_FORK;
 
 /// How often a waiter looks again before it sleeps: a holder that runs is done within about a
 /// microsecond.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 100 };
+
+/// What all locks of a process know of its forks.
+pub(crate) struct Forks {
+    /// The thread pointer of the forking thread, or 0.
+    pub(crate) thread: AtomicU64,
+    /// How many threads wait for a lock.
+    pub(crate) waiters: AtomicU64,
+}
 
 /// A lock without the data that it protects.
 pub(crate) struct Word(AtomicU64);
@@ -74,16 +88,24 @@ impl Word {
         })
     }
 
-    /// Sleeps until the lock is free, and takes it. With `diverts`, returns false instead as soon
-    /// as the holder is the forking thread, whose thread pointer is in `forking`.
+    /// Sleeps until the lock is free, and takes it. With `diverts`, returns false instead as soon as
+    /// the holder is the forking thread.
     #[cold]
-    pub(crate) fn wait(&self, me: u64, forking: &AtomicU64, diverts: bool) -> bool {
-        let mut woke_others = false;
+    pub(crate) fn wait(&self, me: u64, forks: &Forks, diverts: bool) -> bool {
+        // Sequentially consistent, as the fence in `lock_for_fork`: either that sees the count, or
+        // this thread the fork.
+        forks.waiters.fetch_add(1, SeqCst);
+        let taken = self.wait_counted(me, forks, diverts);
+        forks.waiters.fetch_sub(1, Relaxed);
+        taken
+    }
+
+    fn wait_counted(&self, me: u64, forks: &Forks, diverts: bool) -> bool {
         loop {
-            let word = self.0.load(Relaxed);
+            // Acquire pairs with the release in `lock_for_fork`: with its bit, the fork is seen.
+            let word = self.0.load(Acquire);
             if word == 0 {
-                // Other threads may still sleep: `unlock` wakes one, and leaves no mark of the
-                // rest.
+                // Other threads may still sleep: `unlock` wakes one, and leaves no mark of the rest.
                 let mine = me | WAITED_FOR;
                 if self.0.compare_exchange(0, mine, Acquire, Relaxed).is_ok() {
                     return true;
@@ -91,20 +113,15 @@ impl Word {
                 continue;
             }
             let marked = word | WAITED_FOR;
-            let is_marked = word == marked
-                || self
-                    .0
-                    .compare_exchange(word, marked, Relaxed, Relaxed)
-                    .is_ok();
-            if !is_marked {
+            let marks = word != marked;
+            // Release: the forking thread that sees the mark sees the count. Acquire as above.
+            let mark = || self.0.compare_exchange(word, marked, AcqRel, Relaxed);
+            if marks && mark().is_err() {
                 continue;
             }
-            // Pairs with the fence in `lock_for_fork`.
-            fence(SeqCst);
-            if forking.load(Relaxed) == word & !FLAGS {
-                if !woke_others {
+            if forks.thread.load(SeqCst) == word & !FLAGS {
+                if marks {
                     futex_wake(&self.0, i32::MAX);
-                    woke_others = true;
                 }
                 if diverts {
                     return false;
@@ -123,22 +140,24 @@ impl Word {
         }
     }
 
-    /// Takes the lock for the fork that this thread has announced in `forking`, and wakes the
-    /// sleepers, which may divert. A lock that an interrupted frame of this thread holds stays with
-    /// that frame.
-    pub(crate) fn lock_for_fork(&self, me: u64, forking: &AtomicU64) {
-        let taken = match self.try_lock(me) {
-            Ok(()) => true,
-            Err(holder) if holder == me => false,
-            Err(_) => self.spin(me) || self.wait(me, forking, false),
+    /// Takes the lock for the fork that this thread has announced in `forks`, and wakes the sleepers,
+    /// which may divert. A lock that an interrupted frame of this thread holds stays with that frame.
+    pub(crate) fn lock_for_fork(&self, me: u64, forks: &Forks) {
+        let bit = match self.try_lock(me) {
+            Err(holder) if holder == me => BELOW_FORK,
+            Ok(()) => FOR_FORK,
+            Err(_) => {
+                if !self.spin(me) {
+                    self.wait(me, forks, false);
+                }
+                FOR_FORK
+            }
         };
-        if taken {
-            // Only the holder changes this bit.
-            self.0.fetch_or(FOR_FORK, Relaxed);
-        }
-        // Pairs with the fence in `wait`.
+        // Release passes on what announced the fork; acquire pairs with the marks of waiters.
+        let before = self.0.fetch_or(bit, AcqRel);
+        // Pairs with the count in `wait`.
         fence(SeqCst);
-        if self.0.load(Relaxed) & WAITED_FOR != 0 {
+        if before & WAITED_FOR != 0 || forks.waiters.load(SeqCst) != 0 {
             futex_wake(&self.0, i32::MAX);
         }
     }
@@ -146,8 +165,12 @@ impl Word {
     /// Gives the lock back if [`lock_for_fork`](Self::lock_for_fork) took it, in the parent and in
     /// the child.
     pub(crate) fn unlock_after_fork(&self) {
-        if self.0.load(Relaxed) & FOR_FORK != 0 {
+        let word = self.0.load(Relaxed);
+        if word & FOR_FORK != 0 {
             self.unlock();
+        } else if word & BELOW_FORK != 0 {
+            // The interrupted frame of this thread holds the lock, so no other thread clears the bit.
+            self.0.fetch_and(!BELOW_FORK, Relaxed);
         }
     }
 }

@@ -242,6 +242,7 @@ pub(crate) fn is_lock_held(thread: u64) -> bool {
 fn register_fork() {
     static HOOKS: Hooks = Hooks {
         rank: Rank::Policies,
+        holds: is_lock_held,
         before: || WRITER.lock_for_fork(),
         child: || {},
         after: || WRITER.unlock_after_fork(),

@@ -9,7 +9,8 @@ const DIRTY_FOR: u32 = 1000;
 
 /// Purges what has been dirty for long in one arena.
 pub(super) fn purge_aged(place: Place, now: u32) {
-    if let Some(arena) = arena_at(place).lock_or_divert(is_lock_held) {
+    if let Some(mut arena) = arena_at(place).lock_or_divert(is_lock_held) {
+        arena.take_back(place);
         let until = now.wrapping_sub(DIRTY_FOR);
         drop(purge(arena, place, |free| free.take_oldest(Some(until))));
     }

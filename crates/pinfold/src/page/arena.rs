@@ -309,7 +309,7 @@ pub(super) fn purge(
         let size = granules as usize * GRANULE;
         // SAFETY: the run is out of the lists: committed, and nobody's but ours.
         let clean = unsafe { sys::purge(address_of(head), size) };
-        let Some(again) = arena_at(place).lock_or_divert(|_| false) else {
+        let Some(again) = arena_at(place).lock_or_divert(super::is_lock_held) else {
             set_aside(address_of(head));
             return None;
         };
@@ -340,12 +340,17 @@ impl Arena {
         self.free.free(head, granules, state, bounds, self.now);
     }
 
-    /// Looks at the clock every [`TICK`] calls, and takes back what signal handlers have set aside.
+    /// Looks at the clock every [`TICK`] calls, and takes back what was set aside.
     fn tick(&mut self, place: Place) {
         self.calls = (self.calls + 1) % TICK;
         if self.calls == 0 {
             self.now = sys::coarse_milliseconds() as u32;
         }
+        self.take_back(place);
+    }
+
+    /// Takes back what was set aside of this arena.
+    pub(super) fn take_back(&mut self, place: Place) {
         if SET_ASIDE.load(Relaxed).is_null() {
             return;
         }

@@ -332,6 +332,7 @@ static READY: Lock<bool> = Lock::new(false);
 pub(crate) fn register_fork() {
     static HOOKS: Hooks = Hooks {
         rank: Rank::Page,
+        holds: |thread| READY.is_held_by(thread) || is_lock_held(thread),
         before: || {
             READY.lock_for_fork();
             arena::lock_for_fork();
@@ -362,11 +363,11 @@ fn ready() -> bool {
     if MAP.count.load(Acquire) > 0 {
         return true;
     }
+    register_fork();
     let Some(mut done) = READY.lock_or_divert(|_| false) else {
         return false;
     };
     if !*done {
-        register_fork();
         // It asks the system, which a later call of `free` must not.
         arena::dirty_most();
         // How many nodes share the reservation must not change any more.

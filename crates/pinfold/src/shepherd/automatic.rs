@@ -23,7 +23,11 @@ use core::sync::atomic::Ordering::{Acquire, Release};
 /// causes, and for the program's thread-local variables. So small that the C library does not give
 /// the stack's memory back when the thread ends: that is a system call with all signals blocked,
 /// which a filter that traps the call answers by ending the process.
-const STACK: usize = 20 << 10;
+const STACK: usize = if libc::PTHREAD_STACK_MIN > 20 << 10 {
+    libc::PTHREAD_STACK_MIN
+} else {
+    20 << 10
+};
 
 /// Whether the thread goes on ticking.
 static STATE: AtomicU32 = AtomicU32::new(STOP);

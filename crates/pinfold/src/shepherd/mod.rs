@@ -33,7 +33,7 @@ mod thread;
 #[doc(hidden)]
 pub use automatic::Automatic;
 #[doc(hidden)]
-pub use spawn::is_entry;
+pub use spawn::{SYNCHRONOUS, is_entry};
 pub use thread::Running;
 
 use crate::counter::{Counters, PercpuCounter, fold_watched, watch_block};
@@ -277,6 +277,7 @@ pub fn tick_in_passing() {
 fn thread_begins() {
     static HOOKS: Hooks = Hooks {
         rank: Rank::Shepherd,
+        holds: |_| false,
         before: || {},
         child: || THREADS.store(0, Relaxed),
         after: || {},

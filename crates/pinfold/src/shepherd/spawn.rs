@@ -32,7 +32,8 @@ extern "C" fn entry(body: *mut c_void) -> *mut c_void {
 /// The signals that the kernel sends to the thread that caused them. It ends a process whose thread
 /// blocks one of these, although the process has a handler: for example one that carries out the
 /// system calls that a filter traps.
-const SYNCHRONOUS: [libc::c_int; 6] = [
+#[doc(hidden)]
+pub const SYNCHRONOUS: [libc::c_int; 6] = [
     libc::SIGSYS,
     libc::SIGSEGV,
     libc::SIGBUS,

@@ -7,7 +7,7 @@ use super::fork;
 use super::harden;
 use super::key::Hardening;
 use super::node::Node;
-use super::percpu::SPARE;
+use super::percpu::{SPARE, STOPPING};
 use super::sheaf;
 use super::slabs::OBJECTS_MOST;
 use super::tune::{BARN_BYTES, Capacity};
@@ -190,6 +190,7 @@ impl Cache {
         if !options.possible {
             return Err(CacheError::NoNodes);
         }
+        fork::register();
         let mut numbers = NUMBERS.lock().ok_or(CacheError::NoMemory)?;
         let slot = match numbers.freed.checked_sub(1) {
             Some(last) => usize::from(numbers.free[last]),
@@ -331,6 +332,8 @@ impl Cache {
 
     /// Takes the cache out of the registry; its number may be used again. All its objects have come back.
     pub(super) fn retire(&self) {
+        // A thread that takes idle sheaves may have found this cache in the registry.
+        let _stopping = STOPPING.lock();
         let Some(mut numbers) = NUMBERS.lock() else {
             return;
         };
@@ -448,6 +451,10 @@ pub(super) fn is_lock_held(thread: u64) -> bool {
 /// Calls `f` for every cache there is.
 pub(super) fn for_each(f: impl FnMut(&'static Cache)) {
     all().for_each(f);
+}
+
+pub(super) fn is_registry_held(thread: u64) -> bool {
+    NUMBERS.is_held_by(thread)
 }
 
 pub(super) fn lock_for_fork() {

@@ -11,12 +11,22 @@ use crate::page;
 pub(super) fn register() -> bool {
     static HOOKS: Hooks = Hooks {
         rank: Rank::Slab,
+        holds,
         before,
         child,
         after,
     };
+    let registered = fork::register(&HOOKS);
     page::register_fork();
-    fork::register(&HOOKS)
+    registered
+}
+
+fn holds(thread: u64) -> bool {
+    mempool::is_lock_held(thread)
+        || STOPPING.is_held_by(thread)
+        || cache::is_registry_held(thread)
+        || grace::is_lock_held(thread)
+        || cache::is_lock_held(thread)
 }
 
 fn before() {

@@ -58,6 +58,7 @@
 //! guard that came along counts where nobody looks.
 
 use super::fork;
+use crate::fork as process;
 use crate::lock::Lock;
 use crate::percpu::{self, UNITS};
 use crate::sys;
@@ -300,19 +301,24 @@ fn some_isolated() -> bool {
     facts::any_quiet()
 }
 
-/// The place, decided for good: a writer must not overlook readers that rely on its fence.
-fn decided() -> usize {
+/// Returns the place, decided for good: a writer must not overlook readers that rely on its fence.
+/// Returns `None` if a fork in another thread kept the counts from getting their place.
+fn decided() -> Option<usize> {
     let mut place = PLACE.load(Acquire);
+    let turn = process::turn();
     if place == UNDECIDED {
         place = decide();
     }
     if place == UNDECIDED {
+        if !turn.is_multiple_of(2) || turn != process::turn() {
+            return None;
+        }
         place = match PLACE.compare_exchange(UNDECIDED, NONE, AcqRel, Acquire) {
             Ok(_) => NONE,
             Err(theirs) => theirs,
         };
     }
-    place
+    Some(place)
 }
 
 /// The number of a grace period that begins after everything that the caller has done, and wants it. Costs a memory fence.
@@ -346,7 +352,9 @@ pub(super) fn poll() -> Result<(), FenceError> {
 }
 
 fn step(waited_for: &mut u8) -> Result<(), FenceError> {
-    let place = decided();
+    let Some(place) = decided() else {
+        return Ok(());
+    };
     if *waited_for == 0 {
         // Relaxed: before the fence below, with which that of `ticket` pairs.
         STARTED.fetch_add(1, Relaxed);
@@ -432,6 +440,10 @@ pub(super) fn wait(ticket: u64) -> Result<(), FenceError> {
         }
     }
     Ok(())
+}
+
+pub(super) fn is_lock_held(thread: u64) -> bool {
+    PERIOD.is_held_by(thread)
 }
 
 pub(super) fn lock_for_fork() {

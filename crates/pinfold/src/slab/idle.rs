@@ -92,6 +92,11 @@ pub(super) fn take_idle_here() {
         return;
     }
     looked.store(now, Relaxed);
+    // While this thread has a sheaf of a cache in hand, that cache must neither be drained, nor
+    // destroyed and its number be given to another cache: `drain` and `retire` take this lock too.
+    let Some(_stopping) = STOPPING.try_lock() else {
+        return;
+    };
     if look(index) == 0 {
         return;
     }

@@ -287,6 +287,10 @@ impl fmt::Debug for MemPool<'_> {
     }
 }
 
+pub(super) fn is_lock_held(thread: u64) -> bool {
+    LOCK.iter().any(|lock| lock.is_held_by(thread))
+}
+
 pub(super) fn lock_for_fork() {
     LOCK.iter().for_each(Lock::lock_for_fork);
 }

@@ -225,7 +225,7 @@ impl Node {
 
     /// Puts a sheaf, whatever is in it, into the barn, or its objects into their slabs.
     pub(super) fn put(&self, cache: &Cache, mut sheaf: Sheaf) {
-        let Some(mut stock) = self.stock_of(cache) else {
+        let Some(mut stock) = self.stock() else {
             // A signal handler interrupted the holder, or another thread forks: each object goes
             // aside.
             for &mut object in sheaf.objects() {
@@ -275,7 +275,7 @@ impl Node {
     ///
     /// The objects are the caller's and of this node.
     pub(super) unsafe fn give_objects(&self, cache: &Cache, objects: &[*mut u8]) {
-        let Some(mut stock) = self.stock_of(cache) else {
+        let Some(mut stock) = self.stock() else {
             objects
                 .iter()
                 .for_each(|&object| self.set_aside(cache, object));
@@ -312,6 +312,7 @@ impl Node {
             return;
         }
         stock.looked = now;
+        self.take_back(cache, &mut stock);
         stock.exchanges = 0;
         let is_first = core::ptr::eq(self, &raw const cache.nodes()[0]);
         if is_first && !cache.sheaves.busy.swap(false, Relaxed) {

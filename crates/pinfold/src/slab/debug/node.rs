@@ -63,7 +63,7 @@ impl Node {
         slot: *mut u8,
         track: Option<Track>,
     ) -> Result<(), Fault> {
-        let Some(mut stock) = self.stock_of(cache) else {
+        let Some(mut stock) = self.stock() else {
             self.set_aside(cache, slot);
             return Ok(());
         };
