@@ -295,6 +295,56 @@ static void from_many_threads(void)
 	fork_on(allocate_in_threads);
 }
 
+/* Handlers fork above threads in the allocator, in two threads at once. */
+
+static void fork_on_signal(int number)
+{
+	(void)number;
+	int before = errno;
+	pid_t child = handles ? fork() : -1;
+	if (child == 0)
+		_exit(0);
+	while (child > 0 && waitpid(child, NULL, 0) < 0 && errno == EINTR)
+		;
+	__sync_fetch_and_add(&forks, 1);
+	errno = before;
+}
+
+static void *allocate_large(void *seed)
+{
+	unsigned random = (unsigned)(size_t)seed;
+	char *blocks[32];
+	for (;;) {
+		for (int i = 0; i < 32; i++) {
+			random = random * 1664525 + 1013904223;
+			blocks[i] = malloc(20000 + random % 300000);
+			CHECK(blocks[i]);
+		}
+		for (int i = 0; i < 32; i++)
+			free(blocks[i]);
+	}
+	return seed;
+}
+
+/* glibc gets stuck here, so EDGE_CONTROL leaves the fork out. */
+static void from_handlers(void)
+{
+	struct sigaction action = { .sa_handler = fork_on_signal, .sa_flags = SA_RESTART };
+	pthread_t threads[2];
+	handles = getenv("EDGE_CONTROL") == NULL;
+	sigaction(SIGUSR1, &action, NULL);
+	what = "others";
+	for (size_t i = 0; i < 2; i++)
+		threads[i] = start(allocate_large, (void *)i);
+	start(watch, NULL);
+	block_signals();
+	for (;;) {
+		sleep_for(0.003);
+		pthread_kill(threads[0], SIGUSR1);
+		pthread_kill(threads[1], SIGUSR1);
+	}
+}
+
 int main(int count, char **words)
 {
 	const char *name = count > 1 ? words[1] : "";
@@ -309,5 +359,7 @@ int main(int count, char **words)
 		with_signals();
 	else if (!strcmp(name, "many"))
 		from_many_threads();
+	else if (!strcmp(name, "from-handlers"))
+		from_handlers();
 	FAIL("no such case");
 }
