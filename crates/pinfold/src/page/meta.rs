@@ -21,14 +21,17 @@ static CHUNK_IN_USE: Lock<Chunk> = Lock::new(Chunk {
     end: null_mut(),
 });
 
-/// Returns zeroed memory that stays for good; `None` if the system has none, in a signal handler
-/// that interrupted this function, and while another thread forks.
+/// Returns zeroed memory that stays for good; `None` if the system has none, and in a signal handler
+/// that interrupted this function.
+///
+/// Waits until a fork is over. A thread on its way through malloc calls this only while it holds a
+/// lock that a fork takes before: then no fork has this one.
 pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
     let page = sys::page_size();
     if layout.size() >= CHUNK / 4 || layout.align() > page {
         return sys::map_aligned(layout.size().next_multiple_of(page), layout.align());
     }
-    let mut chunk = CHUNK_IN_USE.lock_or_divert(|_| false)?;
+    let mut chunk = CHUNK_IN_USE.lock()?;
     let fits = |chunk: &Chunk| {
         let start = (chunk.next as usize).next_multiple_of(layout.align());
         (start + layout.size() <= chunk.end as usize).then_some(start)

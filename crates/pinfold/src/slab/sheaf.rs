@@ -220,8 +220,10 @@ impl Sheaf {
 /// empty takes them all.
 static ASIDE: AtomicUsize = AtomicUsize::new(0);
 
+/// Takes a block out of the pool. Waits until a fork is over: malloc comes here with its node's lock
+/// held only, and then no fork has the pool.
 fn pool_take() -> Option<usize> {
-    let mut pool = POOL.lock_or_divert(page::is_lock_held)?;
+    let mut pool = POOL.lock_unless(page::is_lock_held)?;
     if *pool == 0 {
         // Acquire pairs with the release in `set_aside`.
         *pool = ASIDE.swap(0, Acquire);
