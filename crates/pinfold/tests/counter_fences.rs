@@ -89,4 +89,22 @@ fn only_adds_of_other_cpus_need_a_fence() {
         counter.inc();
         assert_eq!(counter.sum(), 1);
     }
+    a_batch_stays_within_each_cpus_share();
+}
+
+/// A counter that widens its batch keeps room for every CPU where nothing could make room later.
+/// The process remembers that the kernel refuses, so this is no test of its own.
+fn a_batch_stays_within_each_cpus_share() {
+    const DRIFT: u64 = 100_000;
+    let counter = PercpuCounter::with_max_drift(0, DRIFT).unwrap();
+    for cpu in 0..cpus().min(2) {
+        pin(cpu);
+        (0..100_000).for_each(|_| counter.inc());
+    }
+    let possible = pinfold_rseq::possible() as u64;
+    if pinfold_rseq::backend() != pinfold_rseq::Backend::Atomic {
+        assert!(counter.batch() <= (DRIFT / possible).max(1));
+    }
+    assert!(counter.error_bound() <= DRIFT);
+    assert_eq!(counter.sum(), 100_000 * cpus().min(2) as i64);
 }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "calls membarrier")]
 
 use crate::abi::{
-    MEMBARRIER_CMD_FLAG_CPU, MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ,
+    MEMBARRIER_CMD_FLAG_CPU, MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ, MEMBARRIER_CMD_QUERY,
     MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ,
 };
 use crate::state::{Backend, Index, backend};
@@ -53,6 +53,25 @@ pub fn fence_index(index: usize) -> Result<(), FenceError> {
         Backend::Rseq(Index::Cpu) => membarrier(MEMBARRIER_CMD_FLAG_CPU, index as libc::c_int),
         _ => fence(),
     }
+}
+
+/// Whether the kernel has refused to fence, so that [`fence()`] would fail. One load.
+pub fn fence_is_refused() -> bool {
+    backend() != Backend::Atomic && ANSWER.load(Relaxed) > WORKS
+}
+
+/// Asks the kernel whether it fences, without a fence. Remembers a refusal. One system call.
+pub fn can_fence() -> bool {
+    if backend() == Backend::Atomic {
+        return true;
+    }
+    register();
+    if ANSWER.load(Relaxed) == WORKS
+        && let Err(refused) = call(MEMBARRIER_CMD_QUERY, 0, 0)
+    {
+        remember(Err(refused));
+    }
+    ANSWER.load(Relaxed) == WORKS
 }
 
 /// What is known of `membarrier`: [`UNTRIED`], [`WORKS`], or the errno with which the kernel
@@ -113,7 +132,8 @@ fn call(command: libc::c_int, flags: libc::c_uint, cpu: libc::c_int) -> Result<(
     let answer = unsafe { libc::syscall(libc::SYS_membarrier, command, flags, cpu) };
     // SAFETY: as above.
     let refused = unsafe { core::mem::replace(&mut *errno, before) };
-    if answer == 0 {
+    // A query answers with the commands that there are.
+    if answer >= 0 {
         Ok(())
     } else {
         Err(FenceError { errno: refused })

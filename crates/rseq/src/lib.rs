@@ -63,7 +63,7 @@ pub mod stack;
 mod state;
 mod units;
 
-pub use fence::{FenceError, fence, fence_index};
+pub use fence::{FenceError, can_fence, fence, fence_index, fence_is_refused};
 pub use selftest::{SelfTest, preemption_test, selftest};
 pub use stack::STACK_ALIGN;
 pub use state::{

@@ -144,9 +144,10 @@ impl PercpuCounter {
     /// A counter at `value` that widens its batch by itself, when adds want it, as long as its
     /// [`error_bound`](Self::error_bound) is at most `drift`.
     ///
-    /// When a CPU adds for the first time and the batches of all would be too much then, they are halved, with a fence (an
-    /// interrupt to each CPU that runs this process): at most once for each doubling of the number of CPUs, in the
-    /// counter's whole life.
+    /// A batch beyond each CPU's share of `drift` is chosen only where the kernel can fence. When a CPU
+    /// adds for the first time and the batches of all would be too much then, the batches are halved,
+    /// with a fence (an interrupt to each CPU that runs this process): at most once for each doubling
+    /// of the number of CPUs, in the counter's whole life.
     ///
     /// # Errors
     ///
@@ -324,7 +325,11 @@ impl PercpuCounter {
         match (self.max_drift(), self.rule) {
             (0, DEFAULT) => default,
             (0, batch) => batch,
-            (drift, _) => default.min(1 << drift.ilog2()),
+            // Every CPU's share, as a power of two: so large a batch never needs to be lowered.
+            (drift, _) => {
+                let share = drift / pinfold_rseq::possible() as u64;
+                default.min(1 << share.max(1).ilog2())
+            }
         }
     }
 

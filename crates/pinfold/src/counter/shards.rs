@@ -286,7 +286,8 @@ impl Shards {
         if self.is_granted(unit) {
             batch < BATCH_MOST && drift.saturating_mul(2) <= most
         } else {
-            drift / batch < most
+            // Without a fence a batch that is too large for one shard more stays.
+            drift / batch < most && (drift + batch <= most || !pinfold_rseq::fence_is_refused())
         }
     }
 
@@ -297,6 +298,10 @@ impl Shards {
         let granted = self.is_granted(unit);
         let shards = self.granted().count() as u64 + u64::from(!granted);
         let fits = |batch: u64| batch <= BATCH_MOST && shards.saturating_mul(batch) <= most;
+        // Beyond a share of the drift for each CPU, a new shard needs a smaller batch, and that needs a
+        // fence.
+        let share = most / possible() as u64;
+        let may_widen = |batch: u64| fits(batch) && (batch <= share || pinfold_rseq::can_fence());
         let mut batch = self.batch();
         while !fits(batch) && batch > 1 {
             batch /= 2;
@@ -304,10 +309,10 @@ impl Shards {
         if !fits(batch) || (batch < self.batch() && !self.lower(held, batch)) {
             return false;
         }
-        if granted && fits(batch * 2) {
+        if granted && may_widen(batch * 2) {
             batch *= 2;
         }
-        while batch < n && fits(batch * 2) {
+        while batch < n && may_widen(batch * 2) {
             batch *= 2;
         }
         if batch > self.batch() {
