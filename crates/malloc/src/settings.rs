@@ -79,9 +79,9 @@ impl Setting {
 /// Why a value cannot be used, and what to give instead.
 #[derive(Clone, Copy, Debug)]
 pub enum Wrong {
-    /// It is none of a few words.
+    /// The value is not one of the few words that the variable takes; the text says which.
     Remedy(&'static str),
-    /// It is no setting of [`debug`].
+    /// The value is not a setting of [`debug`].
     SlabDebug(debug::ParseError),
     /// It is no memory policy.
     Policy(mempolicy::ParseError),

@@ -22,8 +22,8 @@
 //!   the forking thread waits next, gets through malloc to the place where it gives that lock back.
 //! * A thread that holds a lock never finds an inner lock held by the forking thread: the forking
 //!   thread takes the outermost lock first, and gives the innermost lock back first.
-//! * Objects of a [`KmemCache`](crate::slab::KmemCache) have no such way: allocating and freeing them
-//!   waits until the fork is over.
+//! * Objects of a [`KmemCache`](crate::slab::KmemCache) have no such way: allocating and freeing
+//!   them waits until the fork is over.
 //!
 //! # Who calls
 //!
@@ -34,10 +34,10 @@
 //!
 //! # Forks from signal handlers
 //!
-//! A handler may fork above a frame that holds a lock. That lock stays with the frame, in the parent
-//! and in the child. If another thread forks at that moment, it waits for the frame, so the handler
-//! must not wait for it: the handler's fork takes no lock. Its child finds locks held by threads that
-//! it does not have, and may wait for them for good; it should call `exec` or `_exit`.
+//! A handler may fork above a frame that holds a lock. That lock stays with the frame, in the
+//! parent and in the child. If another thread forks at that moment, it waits for the frame, so the
+//! handler must not wait for it: the handler's fork takes no lock. Its child finds locks held by
+//! threads that it does not have, and may wait for them for good; it should call `exec` or `_exit`.
 //!
 //! The C library's own `malloc` takes its locks after these. So a program that keeps the C
 //! library's `malloc` must not fork while a handler that has interrupted `malloc` uses caches.
@@ -191,8 +191,8 @@ pub fn prepare() {
     modules().for_each(|hooks| (hooks.before)());
 }
 
-/// Waits until the fork of another thread is over. Returns `None` if this is a handler above a frame
-/// that holds a lock: the other fork waits for that frame.
+/// Waits until the fork of another thread is over. Returns `None` if this is a handler above a
+/// frame that holds a lock: the other fork waits for that frame.
 #[cold]
 fn wait_for_other() -> Option<Guard<'static, ()>> {
     let holds = modules().any(|hooks| (hooks.holds)(me()));
@@ -222,7 +222,8 @@ fn give_back() {
     unsafe { ONE.unlock() };
 }
 
-/// Forgets the parent's other threads and gives all locks back. Call it in the child after the fork.
+/// Forgets the parent's other threads and gives all locks back. Call it in the child after the
+/// fork.
 #[doc(hidden)]
 pub fn child() {
     modules().for_each(|hooks| (hooks.child)());

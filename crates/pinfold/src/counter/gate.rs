@@ -57,8 +57,8 @@ impl Shards {
     }
 }
 
-/// The unit on which no other thread has an operation under way, because the caller runs there. On
-/// atomics an operation goes on when its thread is interrupted, so there is none.
+/// Returns the unit on which no other thread has an operation under way, because the caller runs
+/// there. Returns `None` on atomics: there an operation goes on after its thread was interrupted.
 fn own_unit() -> Option<usize> {
     (backend() != Backend::Atomic).then(current)
 }

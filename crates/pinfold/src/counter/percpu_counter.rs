@@ -144,10 +144,10 @@ impl PercpuCounter {
     /// A counter at `value` that widens its batch by itself, when adds want it, as long as its
     /// [`error_bound`](Self::error_bound) is at most `drift`.
     ///
-    /// A batch beyond each CPU's share of `drift` is chosen only where the kernel can fence. When a CPU
-    /// adds for the first time and the batches of all would be too much then, the batches are halved,
-    /// with a fence (an interrupt to each CPU that runs this process): at most once for each doubling
-    /// of the number of CPUs, in the counter's whole life.
+    /// A batch beyond each CPU's share of `drift` is chosen only where the kernel can fence. When a
+    /// CPU adds for the first time and the batches of all would be too much then, the batches are
+    /// halved, with a fence (an interrupt to each CPU that runs this process): at most once for
+    /// each doubling of the number of CPUs, in the counter's whole life.
     ///
     /// # Errors
     ///

@@ -18,7 +18,7 @@
 //! * `up` and `down` only the CPU itself, in critical sections that check the limit, and only upwards.
 //! * A shard's limits the holder of its [lock](super::stripe) and who keeps a gate, from any CPU,
 //!   by atomic adds; the batch and `reach` only the holder of all its locks.
-//! * `folded_up`, `folded_down` and the number of granted shards whoever holds a shard's lock, by
+//! * `folded_up`, `folded_down` and the number of granted shards: the holder of a shard's lock, by
 //!   atomic adds for that shard.
 //! * A shard of four zeroes was never *granted*: no add can succeed there until the slow path
 //!   counts it in `granted` and sets its limits.
@@ -298,8 +298,8 @@ impl Shards {
         let granted = self.is_granted(unit);
         let shards = self.granted().count() as u64 + u64::from(!granted);
         let fits = |batch: u64| batch <= BATCH_MOST && shards.saturating_mul(batch) <= most;
-        // Beyond a share of the drift for each CPU, a new shard needs a smaller batch, and that needs a
-        // fence.
+        // Beyond a share of the drift for each CPU, a new shard needs a smaller batch, and that
+        // needs a fence.
         let share = most / possible() as u64;
         let may_widen = |batch: u64| fits(batch) && (batch <= share || pinfold_rseq::can_fence());
         let mut batch = self.batch();

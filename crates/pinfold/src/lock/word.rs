@@ -10,9 +10,9 @@
 //! | [`FOR_FORK`] | the holder took the lock for a fork, and gives it back after the fork |
 //! | [`BELOW_FORK`] | the holder is an interrupted frame of the forking thread |
 //!
-//! Thread pointers are aligned to 8 at least, so their last three bits are free. Owner and state are
-//! one word and change in one step: a signal that arrives around the change finds the lock either
-//! not yet taken, or its own thread's. Waiters sleep on the word's low half.
+//! Thread pointers are aligned to 8 at least, so their last three bits are free. Owner and state
+//! are one word and change in one step: a signal that arrives around the change finds the lock
+//! either not yet taken, or its own thread's. Waiters sleep on the word's low half.
 //!
 //! # While a process forks
 //!
@@ -21,16 +21,18 @@
 //! waiter that has another way *diverts*: it gives up as soon as the holder is the forking thread.
 //!
 //! 1. The forking thread stores its thread pointer to [`Forks::thread`]. Then it takes each lock
-//!    that it does not hold, and sets [`FOR_FORK`] or [`BELOW_FORK`] in each word, with release order.
+//!    that it does not hold, and sets [`FOR_FORK`] or [`BELOW_FORK`] in each word, with release
+//!    order.
 //! 2. A waiter counts itself in [`Forks::waiters`], marks the word with [`WAITED_FOR`], loads
-//!    [`Forks::thread`], and sleeps if the word is still as it was marked. A mark that comes after the
-//!    bit of step 1 has read the bit with acquire order, so that the waiter sees the fork. A mark
-//!    that comes before the bit differs from the word by the bit, so that the waiter looks again.
-//! 3. A waiter that slept already is counted. The forking thread sees the count after it has set the
-//!    bit, and wakes all that sleep on the word.
-//! 4. [`Word::unlock`] wakes one sleeper and clears the mark. When the forking thread is faster than
-//!    that sleeper, the sleeper marks the word again. Then it wakes all others, because these cannot
-//!    see the fork in their sleep.
+//!    [`Forks::thread`], and sleeps if the word is still as it was marked. A mark that comes after
+//!    the bit of step 1 has read the bit with acquire order, so that the waiter sees the fork. A
+//!    mark that comes before the bit differs from the word by the bit, so that the waiter looks
+//!    again.
+//! 3. A waiter that slept already is counted. The forking thread sees the count after it has set
+//!    the bit, and wakes all that sleep on the word.
+//! 4. [`Word::unlock`] wakes one sleeper and clears the mark. When the forking thread is faster
+//!    than that sleeper, the sleeper marks the word again. Then it wakes all others, because these
+//!    cannot see the fork in their sleep.
 
 use super::primitive::{AtomicU64, fence, futex_wait, futex_wake, spin_loop};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -88,8 +90,8 @@ impl Word {
         })
     }
 
-    /// Sleeps until the lock is free, and takes it. With `diverts`, returns false instead as soon as
-    /// the holder is the forking thread.
+    /// Sleeps until the lock is free, and takes it. With `diverts`, returns false instead as soon
+    /// as the holder is the forking thread.
     #[cold]
     pub(crate) fn wait(&self, me: u64, forks: &Forks, diverts: bool) -> bool {
         // Sequentially consistent, as the fence in `lock_for_fork`: either that sees the count, or
@@ -105,7 +107,8 @@ impl Word {
             // Acquire pairs with the release in `lock_for_fork`: with its bit, the fork is seen.
             let word = self.0.load(Acquire);
             if word == 0 {
-                // Other threads may still sleep: `unlock` wakes one, and leaves no mark of the rest.
+                // Other threads may still sleep: `unlock` wakes one, and leaves no mark of the
+                // rest.
                 let mine = me | WAITED_FOR;
                 if self.0.compare_exchange(0, mine, Acquire, Relaxed).is_ok() {
                     return true;
@@ -140,8 +143,9 @@ impl Word {
         }
     }
 
-    /// Takes the lock for the fork that this thread has announced in `forks`, and wakes the sleepers,
-    /// which may divert. A lock that an interrupted frame of this thread holds stays with that frame.
+    /// Takes the lock for the fork that this thread has announced in `forks`, and wakes the
+    /// sleepers, which may divert. A lock that an interrupted frame of this thread holds stays with
+    /// that frame.
     pub(crate) fn lock_for_fork(&self, me: u64, forks: &Forks) {
         let bit = match self.try_lock(me) {
             Err(holder) if holder == me => BELOW_FORK,
@@ -169,7 +173,8 @@ impl Word {
         if word & FOR_FORK != 0 {
             self.unlock();
         } else if word & BELOW_FORK != 0 {
-            // The interrupted frame of this thread holds the lock, so no other thread clears the bit.
+            // The interrupted frame of this thread holds the lock, so no other thread clears the
+            // bit.
             self.0.fetch_and(!BELOW_FORK, Relaxed);
         }
     }

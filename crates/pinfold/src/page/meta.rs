@@ -21,8 +21,8 @@ static CHUNK_IN_USE: Lock<Chunk> = Lock::new(Chunk {
     end: null_mut(),
 });
 
-/// Returns zeroed memory that stays for good; `None` if the system has none, and in a signal handler
-/// that interrupted this function.
+/// Returns zeroed memory that stays for good; `None` if the system has none, and in a signal
+/// handler that interrupted this function.
 ///
 /// Waits until a fork is over. A thread on its way through malloc calls this only while it holds a
 /// lock that a fork takes before: then no fork has this one.

@@ -220,8 +220,8 @@ impl Sheaf {
 /// empty takes them all.
 static ASIDE: AtomicUsize = AtomicUsize::new(0);
 
-/// Takes a block out of the pool. Waits until a fork is over: malloc comes here with its node's lock
-/// held only, and then no fork has the pool.
+/// Takes a block out of the pool. Waits until a fork is over: malloc comes here with its node's
+/// lock held only, and then no fork has the pool.
 fn pool_take() -> Option<usize> {
     let mut pool = POOL.lock_unless(page::is_lock_held)?;
     if *pool == 0 {

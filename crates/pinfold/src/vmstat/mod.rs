@@ -87,9 +87,9 @@ macro_rules! vmstat_items {
 
 /// The counts of all items in all zones; usable in statics.
 ///
-/// Counting is one critical section, in any thread or signal handler; once in a threshold it folds. A static takes memory when
-/// the first thing is counted: for each zone and item 128 bytes for the counter, 32 for its total, and
-/// 32 on each CPU that counts.
+/// Counting is one critical section, in any thread or signal handler; once in a threshold it folds.
+/// A static takes memory when the first thing is counted: for each zone and item 128 bytes for the
+/// counter, 32 for its total, and 32 on each CPU that counts.
 #[derive(Debug)]
 pub struct VmStat<I: Item> {
     /// The offset of the first zone's first item's block; the others follow, zone by zone. 0 until
