@@ -2,7 +2,7 @@
 
 use super::binaries::Build;
 use super::machines::Machine;
-use super::packages::{tool, unpacked};
+use super::packages::{file, tool, unpacked};
 use anyhow::{Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -74,9 +74,8 @@ impl Arch {
             return Ok(PathBuf::from("/bin/busybox"));
         }
         tool(ARM_LINKER, "gcc-aarch64-linux-gnu")?;
-        if !Path::new(CROSS_LIBRARIES).join("libc.so.6").exists() {
-            bail!("there is no C library to link with: install the package libc6-dev-arm64-cross");
-        }
+        let start = Path::new(CROSS_LIBRARIES).join("Scrt1.o");
+        file(&start, "libc6-dev-arm64-cross")?;
         add_target()?;
         self.add_to_apt()?;
         let busybox = unpacked(&cache.join("busybox"), &["busybox-static:arm64".to_owned()])?;

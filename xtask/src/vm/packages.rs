@@ -6,9 +6,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Has `package` installed unless `program` is there.
+/// Has `package` installed unless `program` is in the path.
 pub fn tool(program: &str, package: &str) -> Result<()> {
-    if in_path(program) {
+    have(program, || in_path(program), package)
+}
+
+/// Has `package` installed unless `file` exists.
+pub fn file(file: &Path, package: &str) -> Result<()> {
+    have(&file.display().to_string(), || file.is_file(), package)
+}
+
+fn have(what: &str, is_there: impl Fn() -> bool, package: &str) -> Result<()> {
+    if is_there() {
         return Ok(());
     }
     let install = || {
@@ -19,10 +28,10 @@ pub fn tool(program: &str, package: &str) -> Result<()> {
             .status();
         status.is_ok_and(|status| status.success())
     };
-    if install() && in_path(program) {
+    if install() && is_there() {
         return Ok(());
     }
-    bail!("{program} is not there and could not be installed: install the package {package}")
+    bail!("{what} is not there and could not be installed: install the package {package}")
 }
 
 fn in_path(program: &str) -> bool {
