@@ -28,11 +28,10 @@
 //!    the bit of step 1 has read the bit with acquire order, so that the waiter sees the fork. A
 //!    mark that comes before the bit differs from the word by the bit, so that the waiter looks
 //!    again.
-//! 3. A waiter that slept already is counted. The forking thread sees the count after it has set
-//!    the bit, and wakes all that sleep on the word.
-//! 4. [`Word::unlock`] wakes one sleeper and clears the mark. When the forking thread is faster
-//!    than that sleeper, the sleeper marks the word again. Then it wakes all others, because these
-//!    cannot see the fork in their sleep.
+//! 3. A waiter that slept already is counted, and its mark passed the count on: each later change
+//!    of the word is one of read and write, so that the forking thread's lock has read from the
+//!    mark. After it has set the bit, the forking thread sees the count and wakes all that sleep on
+//!    the word, also those whose mark [`Word::unlock`] has cleared.
 
 use super::primitive::{AtomicU64, fence, futex_wait, futex_wake, spin_loop};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -116,19 +115,13 @@ impl Word {
                 continue;
             }
             let marked = word | WAITED_FOR;
-            let marks = word != marked;
             // Release: the forking thread that sees the mark sees the count. Acquire as above.
             let mark = || self.0.compare_exchange(word, marked, AcqRel, Relaxed);
-            if marks && mark().is_err() {
+            if word != marked && mark().is_err() {
                 continue;
             }
-            if forks.thread.load(SeqCst) == word & !FLAGS {
-                if marks {
-                    futex_wake(&self.0, i32::MAX);
-                }
-                if diverts {
-                    return false;
-                }
+            if diverts && forks.thread.load(SeqCst) == word & !FLAGS {
+                return false;
             }
             futex_wait(&self.0, marked);
         }

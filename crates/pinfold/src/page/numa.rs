@@ -5,7 +5,7 @@
 //! is true, a node that is nearly full is not asked for fresh memory, as long as another has some:
 //! what nodes have free is read at the start and by [`refresh_room`], what is taken meanwhile is
 //! subtracted, and what is given back is added. Where all are nearly full it is the kernel that
-//! makes room, swaps or refuses, as it does for everybody.
+//! makes room, swaps or refuses, as it does for every program.
 
 use super::GRANULE;
 use super::stat::NodeStat;

@@ -194,7 +194,7 @@ impl Shepherd {
     /// Starts a thread that ticks until [`Running::stop`], or until the result is dropped.
     ///
     /// The thread blocks all signals that others send, is named `pinfold`, and follows the machine:
-    /// when a CPU goes offline or is isolated, or the cgroup or (by somebody else) its affinity
+    /// when a CPU goes offline or is isolated, or the cgroup or (by another thread) its affinity
     /// changes, it moves. It ends with the process; in a child after `fork` it is not there.
     ///
     /// # Errors

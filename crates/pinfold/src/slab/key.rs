@@ -136,7 +136,8 @@ fn sip_round([mut a, mut b, mut c, mut d]: [u64; 4]) -> [u64; 4] {
 fn init() {
     if !DRAWN.load(Relaxed) {
         SECRETS[0].set([sys::random(), sys::random()]);
-        // The registry's lock and its entries order this for everyone who finds a hardened cache.
+        // The registry's lock and its entries order this store for each thread that finds a
+        // hardened cache.
         DRAWN.store(true, Relaxed);
     }
 }
