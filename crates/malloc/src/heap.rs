@@ -6,10 +6,10 @@
 use crate::{count, init};
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::{AtomicU16, AtomicUsize};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
-use pinfold::slab::kmalloc::{self, CLASSES, SIZES, SMALL_MOST};
+use pinfold::slab::kmalloc::{self, SIZES, SMALL_MOST};
 use pinfold_rseq::{Backend, backend};
 
 /// What every block is aligned to: the largest fundamental alignment of the ABIs served.
@@ -20,14 +20,15 @@ pub(crate) const ALIGN: usize = 16;
 struct Fast {
     /// One more than the largest size that has a class; 0 while the fast paths are closed.
     limit: AtomicUsize,
-    /// A copy of [`page::stripes`]; `count` is 0 while the fast paths are closed.
-    first: AtomicUsize,
+    /// Where the window of the page layer begins, and how many granules of it have entries
+    /// ([`page::watch_count`]); the count is 0 while the fast paths are closed.
+    window: AtomicUsize,
     count: AtomicUsize,
 }
 
 static FAST: Fast = Fast {
     limit: AtomicUsize::new(0),
-    first: AtomicUsize::new(0),
+    window: AtomicUsize::new(0),
     count: AtomicUsize::new(0),
 };
 
@@ -36,19 +37,24 @@ pub(crate) fn open_fast_paths() {
     if backend() == Backend::Atomic {
         return;
     }
-    let (first, count) = page::stripes();
-    FAST.first.store(first, Relaxed);
-    // Release: who sees the count sees the rest. A reader that sees an old count takes the slow path.
-    FAST.count.store(count, Release);
-    FAST.limit.store(SMALL_MOST + 1, Release);
+    // A reader that sees an old count takes the slow path.
+    if let Some(window) = page::watch_count(&FAST.count) {
+        FAST.window.store(window, Relaxed);
+        FAST.limit.store(SMALL_MOST + 1, Release);
+    }
 }
 
-/// Whether `block` lies in the stripes, so that its address says its class; false while the fast paths are closed.
+/// The page map's entry for `block`; 0 while the fast paths are closed.
 #[inline(always)]
-fn in_stripes(block: *mut u8) -> bool {
+fn entry_fast(block: *mut u8) -> u16 {
+    let window = FAST.window.load(Relaxed);
+    let granule = (block as usize).wrapping_sub(window) >> GRANULE_SHIFT;
     // The block came from an allocation, which read these words after they were written.
-    (block as usize >> GRANULE_SHIFT).wrapping_sub(FAST.first.load(Relaxed))
-        < FAST.count.load(Relaxed)
+    if granule >= FAST.count.load(Relaxed) {
+        return 0;
+    }
+    // SAFETY: granules below the count have entries.
+    unsafe { &*((window + 2 * granule) as *const AtomicU16) }.load(Relaxed)
 }
 
 /// A block of `size` bytes from the CPU's sheaf; null when the sheaf is empty, the size has no
@@ -107,7 +113,7 @@ fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
         return None;
     }
     let granules = size.div_ceil(GRANULE).max(1);
-    let run = page::alloc_run(granules, page::node_here(), LARGE, false, None)?;
+    let run = page::alloc_run(granules, page::node_here(), LARGE, false)?;
     let block = run.start.as_ptr();
     if zeroed && !run.zeroed {
         // SAFETY: the run is ours and at least that large.
@@ -125,7 +131,7 @@ fn alloc_huge(size: usize, align: usize) -> *mut u8 {
     }
     if align <= GRANULE && size <= isize::MAX as usize {
         let granules = size.div_ceil(GRANULE).max(1);
-        if let Some(run) = page::alloc_run(granules, page::node_here(), LARGE, false, None) {
+        if let Some(run) = page::alloc_run(granules, page::node_here(), LARGE, false) {
             let block = run.start.as_ptr();
             if !run.zeroed {
                 // SAFETY: the run is ours and at least that large. Callers expect zeroes of huge blocks.
@@ -213,9 +219,8 @@ fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
 /// The block came from this module and nobody uses it any more. An address that did not ends the process.
 #[inline(always)]
 pub(crate) unsafe fn free(block: *mut u8) {
-    let class = page::class_in_stripes(block as usize);
-    if in_stripes(block) && class < CLASSES {
-        // SAFETY: the stripe says the class; the caller gives the block up; the fast paths are open.
+    if let Some(class) = kmalloc::class_of_entry(entry_fast(block)) {
+        // SAFETY: the page map says the class; the caller gives the block up; the fast paths are open.
         unsafe { kmalloc::free_class_fast(block, class) };
     } else {
         // SAFETY: the caller's promise.

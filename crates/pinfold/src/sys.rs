@@ -80,14 +80,50 @@ fn map(size: usize, protection: libc::c_int, extra: libc::c_int) -> Option<NonNu
     })
 }
 
-/// Reserves `size` bytes of address space without access and without charge against the overcommit limit.
-pub(crate) fn reserve(size: usize) -> Option<NonNull<u8>> {
-    map(size, libc::PROT_NONE, libc::MAP_NORESERVE)
+/// What became of [`map_at`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mapped {
+    /// The pages are there, zeroed.
+    Done,
+    /// Something is mapped there already, or addresses do not go so far.
+    Taken,
+    /// The system has no memory, or a limit forbids.
+    NoMemory,
 }
 
-/// Maps `size` zeroed bytes that may only be read until [`commit`] says otherwise; free of charge too.
-pub(crate) fn reserve_readable(size: usize) -> Option<NonNull<u8>> {
-    map(size, libc::PROT_READ, libc::MAP_NORESERVE)
+/// Maps zeroed pages for reading and writing at a chosen address, if nothing is mapped there.
+///
+/// # Safety
+///
+/// The addresses are the caller's to map: nobody is about to map there by `MAP_FIXED`.
+pub(crate) unsafe fn map_at(at: *mut u8, size: usize) -> Mapped {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    keep_errno(|| {
+        // SAFETY: replaces nothing; the caller's promise.
+        let mapped = unsafe { libc::mmap(at.cast(), size, protection, flags, -1, 0) };
+        if mapped == at.cast() {
+            return Mapped::Done;
+        }
+        if mapped == libc::MAP_FAILED {
+            // SAFETY: errno is the calling thread's own.
+            return match unsafe { *libc::__errno_location() } {
+                libc::ENOMEM | libc::EAGAIN => Mapped::NoMemory,
+                _ => Mapped::Taken,
+            };
+        }
+        // Before Linux 4.17 the flag is not known, and the kernel has chosen another address.
+        // SAFETY: mapped just now, and nobody's.
+        unsafe { libc::munmap(mapped, size) };
+        Mapped::Taken
+    })
+}
+
+/// An address in the first thread's stack.
+pub(crate) fn stack_address() -> usize {
+    // The kernel puts these bytes there.
+    // SAFETY: getauxval only reads the auxiliary vector.
+    (unsafe { libc::getauxval(libc::AT_RANDOM) }) as usize
 }
 
 /// Maps `size` zeroed bytes for reading and writing, charged against the overcommit limit: a size that the machine could
@@ -149,14 +185,37 @@ pub(crate) unsafe fn map_file_over(at: *mut u8, size: usize, fd: i32, offset: us
 ///
 /// `[at, at + size)` are whole pages of a mapping that nobody uses any more. `size` may be 0.
 pub(crate) unsafe fn unmap(at: *mut u8, size: usize) {
-    if size > 0 {
-        // SAFETY: the caller's promise.
-        let unmapped = keep_errno(|| unsafe { libc::munmap(at.cast(), size) == 0 });
-        if !unmapped {
-            // SAFETY: the pages are still mapped, and nobody uses them.
-            unsafe { purge(at, size) };
-        }
+    // SAFETY: the caller's promise.
+    if size > 0 && !unsafe { try_unmap(at, size) } {
+        // SAFETY: the pages are still mapped, and nobody uses them.
+        unsafe { purge(at, size) };
     }
+}
+
+/// Gives pages back, addresses and all. False where the kernel refuses, and nothing is done.
+///
+/// # Safety
+///
+/// As for [`unmap`]; `size` is not 0.
+pub(crate) unsafe fn try_unmap(at: *mut u8, size: usize) -> bool {
+    // SAFETY: the caller's promise.
+    keep_errno(|| unsafe { libc::munmap(at.cast(), size) == 0 })
+}
+
+/// Moves pages to other addresses, instead of what is mapped there; nothing is mapped where they
+/// were. False where the kernel refuses, and nothing is done.
+///
+/// # Safety
+///
+/// `[from, from + size)` and `[to, to + size)` are whole pages of mappings of ours, which do not
+/// overlap; nobody needs what is at `to`.
+pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, size: usize) -> bool {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    keep_errno(|| {
+        // SAFETY: the caller's promise.
+        let moved = unsafe { libc::mremap(from.cast(), size, size, flags, to) };
+        moved != libc::MAP_FAILED
+    })
 }
 
 /// Makes reserved pages readable and writable; false when the overcommit limit or RLIMIT_DATA forbids.
@@ -220,6 +279,16 @@ pub(crate) unsafe fn purge(at: *mut u8, size: usize) -> bool {
 pub(crate) unsafe fn prefer_huge(at: *mut u8, size: usize) {
     // SAFETY: the caller's promise; this changes how memory is backed, not what it holds.
     keep_errno(|| unsafe { libc::madvise(at.cast(), size, libc::MADV_HUGEPAGE) });
+}
+
+/// Has the kernel back pages with small ones only; it may refuse.
+///
+/// # Safety
+///
+/// As for [`prefer_huge`].
+pub(crate) unsafe fn refuse_huge(at: *mut u8, size: usize) {
+    // SAFETY: the caller's promise; this changes how memory is backed, not what it holds.
+    keep_errno(|| unsafe { libc::madvise(at.cast(), size, libc::MADV_NOHUGEPAGE) });
 }
 
 /// Grows or shrinks a mapping, moving it when it must.

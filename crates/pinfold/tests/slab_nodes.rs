@@ -75,7 +75,7 @@ fn runs_first() {
     if !faked() {
         return;
     }
-    let run = pinfold::page::alloc_run(1, 1, pinfold::page::LARGE, false, None).unwrap();
+    let run = pinfold::page::alloc_run(1, 1, pinfold::page::LARGE, false).unwrap();
     let cache = cache(256);
     assert_eq!(node(run.start), 1);
     for wanted in [0, 1] {

@@ -1,159 +1,54 @@
-//! The arenas: runs of granules for each node, and within a node for each size class.
+//! The arena of each node: runs of granules, taken from its free runs and given back to them.
 //!
-//! An arena has granules that are committed, in use or in its free runs, and takes more from its part of the reservation:
-//!
-//! * the mixed arena of a node has a part of its own, used from the start: `[first, top)` is committed;
-//! * the arena of a class has the stripe of that class in each of its node's chunks, and takes chunk after chunk. Chunks
-//!   are committed in their order, whole, whichever class comes first.
+//! A free run is dirty, clean or absent ([`State`]). The arena takes the shortest run that fits, a
+//! dirty one first, of several the one at the lowest address. With no dirty or clean run that fits
+//! it maps a part of an absent one, and with none of these it makes a region.
 
 use super::aged::purge_aged;
-use super::commit::commit;
 use super::free_runs::FreeRuns;
 use super::numa::{self, Ask};
+use super::window::{self, REGIONS};
 use super::{
-    CHUNK_GRANULES, GRANULE, LARGE, MAX_NODES, STRIPE_GRANULES, STRIPES, State, address_of, frame,
-    index_of_run, ready, set_entry,
+    GRANULE, HUGE, LARGE, MAX_NODES, REGION_FIRST, REGION_GRANULES, RUN_MOST, State, address_of,
+    frame, gave_back, huge_pages, index_of_run, init, kept, set_entry, took,
 };
-use super::{gave_back, init, took};
 use crate::lock::{Guard, Lock};
-use crate::sys;
+use crate::sys::{self, Mapped};
 use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicUsize};
-
-/// Granules that may stay dirty before some are purged at once: 1 % of the physical memory and at least 16 MiB, so that a
-/// program that frees and allocates in waves does not fault its pages in again.
-pub(super) fn dirty_most() -> usize {
-    static MOST: AtomicUsize = AtomicUsize::new(0);
-    match MOST.load(Relaxed) {
-        0 => {
-            let most = (sys::physical_memory() / 100).max(16 << 20) / GRANULE;
-            MOST.store(most, Relaxed);
-            most
-        }
-        most => most,
-    }
-}
 
 /// Calls between two reads of the clock.
 const TICK: u32 = 16;
-/// Granules that a mixed arena commits at a time: at least 1 MiB, at most 64 MiB, an eighth of what there is.
-const STEP_LEAST: u32 = (1 << 20) / GRANULE as u32;
-const STEP_MOST: u32 = (64 << 20) / GRANULE as u32;
-
-/// The arena that holds runs of any length and purpose; smaller numbers are classes.
-const MIXED: usize = STRIPES;
-
-/// An arena that has taken this many stripes, or as much in its mixed part, gets huge pages for what it takes further: beyond
-/// 2 MiB, so that small programs stay small. Measured: allocating 10,000 objects of 512 bytes that other work has driven from
-/// the caches takes 17 cycles an object with huge pages and 40 without.
-const HUGE_FROM: u32 = 1;
+/// Granules that are mapped at a time: an eighth of what the node has mapped, within these bounds.
+const STEP_LEAST: u32 = (256 << 10) / GRANULE as u32;
+const STEP_MOST: u32 = (2 << 20) / GRANULE as u32;
+/// How many absent runs are left out, in which somebody else has mapped something.
+const TRIES: usize = 16;
 
 pub(super) struct Arena {
-    /// The first granule of the part.
-    first: u32,
-    /// What has been taken of the part so far: up to this granule, or for a class, this many chunks.
-    top: u32,
-    /// The end of the part, in the unit of `top`.
-    end: u32,
-    free: FreeRuns,
+    pub(super) free: FreeRuns,
+    /// Granules mapped.
+    mapped: u32,
     calls: u32,
-    now: u32,
+    pub(super) now: u32,
 }
 
-pub(super) type Place = (usize, usize);
-
-static ARENAS: [[Lock<Arena>; STRIPES + 1]; MAX_NODES] = [const {
-    [const {
-        Lock::new(Arena {
-            first: 0,
-            top: 0,
-            end: 0,
-            free: FreeRuns::new(),
-            calls: 0,
-            now: 0,
-        })
-    }; STRIPES + 1]
+static ARENAS: [Lock<Arena>; MAX_NODES] = [const {
+    Lock::new(Arena {
+        free: FreeRuns::new(),
+        mapped: 0,
+        calls: 0,
+        now: 0,
+    })
 }; MAX_NODES];
-
-/// How many chunks of each node are committed.
-pub(super) static CHUNKS: [Lock<u32>; MAX_NODES] = [const { Lock::new(0) }; MAX_NODES];
-
-/// Granules in dirty runs of all arenas.
-static DIRTY: AtomicUsize = AtomicUsize::new(0);
-
-/// Counts granules that their holder keeps without using them just now as dirty, until [`unkeep`].
-pub(crate) fn keep(granules: usize) {
-    DIRTY.fetch_add(granules, Relaxed);
-}
-
-/// Returns whether there are more dirty granules than [`dirty_most`]. A caller that sees true calls
-/// [`relieve`], and gives back what it keeps.
-pub(crate) fn too_much_dirty() -> bool {
-    DIRTY.load(Relaxed) > dirty_most()
-}
-
-/// Purges free runs, of one arena after the other, until no more is dirty than may be, or no free run is.
-pub(crate) fn relieve() {
-    for _ in places() {
-        let mut excess = DIRTY.load(Relaxed).saturating_sub(dirty_most());
-        if excess == 0 {
-            return;
-        }
-        let place = next_in_turn();
-        if let Some(arena) = arena_at(place).lock_or_divert(super::is_lock_held) {
-            drop(purge(arena, place, |free| {
-                let run = (excess > 0).then(|| free.take_oldest(None)).flatten();
-                run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
-            }));
-        }
-    }
-}
-
-/// Takes back what [`keep`] counted.
-pub(crate) fn unkeep(granules: usize) {
-    DIRTY.fetch_sub(granules, Relaxed);
-}
-
-/// Bytes in runs that are one block each.
-static LARGE_IN_USE: AtomicUsize = AtomicUsize::new(0);
-
-/// Bytes in runs whose page map entry is [`LARGE`]: blocks of their own.
-pub fn large_in_use() -> usize {
-    LARGE_IN_USE.load(Relaxed)
-}
 
 /// Runs freed while the arena's lock could not be had: by a signal handler that interrupted the
 /// holder, or while another thread forked. Each holds the address of the next in its first word.
 static SET_ASIDE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 
-/// Gives the arenas of every node their parts: `chunks` chunks, then `mixed` granules, for each node.
-pub(super) fn divide(nodes: usize, chunks: u32, mixed: u32) {
-    let striped = nodes as u32 * chunks * CHUNK_GRANULES;
-    for (node, arenas) in ARENAS.iter().enumerate().take(nodes) {
-        let node = node as u32;
-        for (region, arena) in arenas.iter().enumerate() {
-            let Some(mut arena) = arena.lock() else {
-                continue;
-            };
-            if region == MIXED {
-                arena.first = striped + node * mixed;
-                arena.top = arena.first;
-                arena.end = arena.first + mixed;
-            } else {
-                arena.first = node * chunks * CHUNK_GRANULES + region as u32 * STRIPE_GRANULES;
-                arena.end = chunks;
-            }
-        }
-    }
-}
-
-pub(super) fn arena_at((node, region): Place) -> &'static Lock<Arena> {
-    &ARENAS[node][region]
-}
-
-pub(super) fn places() -> impl Iterator<Item = Place> {
-    (0..crate::nodes::count()).flat_map(|node| (0..=STRIPES).map(move |region| (node, region)))
+pub(super) fn arena_of(node: usize) -> &'static Lock<Arena> {
+    &ARENAS[node]
 }
 
 /// A run from [`alloc_run`].
@@ -165,93 +60,99 @@ pub struct Run {
     pub zeroed: bool,
 }
 
-/// A run of `granules` on `node`, or on another node when that one has no more, the nearest first; its first granule's page map
-/// entry is `entry`, and with `whole` every granule's. With a `stripe`, from the class's stripes where they have room.
+/// A run of `granules` on `node`, or on another node when that one has no more, the nearest first.
+/// The page map's entry of its first granule is `entry`; with `whole`, every granule's.
 ///
-/// Takes the arena's lock; commits memory (a system call) when no free run fits. Returns `None` if
-/// the system has no memory, in a signal handler that interrupted the arena, and while another
-/// thread forks.
-pub fn alloc_run(
-    granules: usize,
-    node: usize,
-    entry: u16,
-    whole: bool,
-    stripe: Option<usize>,
-) -> Option<Run> {
+/// Takes the arena's lock; maps memory (a system call) when no free run fits. Returns `None` if
+/// the run would be longer than a region or the system has no memory, in a signal handler that
+/// interrupted the arena, and while another thread forks.
+pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Option<Run> {
     init();
     let ask = Ask::only(node.min(crate::nodes::count() - 1));
-    let run = |node| alloc_run_on(granules, ask.instead(node), entry, whole, stripe);
+    let run = |node| alloc_run_on(granules, ask.instead(node), entry, whole);
     if crate::nodes::count() == 1 {
         return run(0);
     }
     crate::nodes::fallback(ask.node).find_map(run)
 }
 
-/// As [`alloc_run`], of the asked node's memory or none. After [`init`].
-pub(crate) fn alloc_run_on(
-    granules: usize,
-    ask: Ask,
-    entry: u16,
-    whole: bool,
-    stripe: Option<usize>,
-) -> Option<Run> {
-    if !ready() {
+/// A run for a block of `size` bytes at a multiple of `align`, a power of two larger than
+/// [`GRANULE`]; as [`alloc_run`] otherwise.
+pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> {
+    if size >= HUGE || align >= HUGE {
         return None;
     }
-    // No reservation is that large, and the lists of free runs have no place for such a length.
+    let granules = size.div_ceil(GRANULE).max(1);
+    let run = alloc_run(granules + align / GRANULE - 1, node, LARGE, false)?;
+    let start = run.start.as_ptr() as usize;
+    let front = start.next_multiple_of(align) - start;
+    // SAFETY: the run was allocated above, and is longer than its front.
+    let run = unsafe { cut_front(run, front / GRANULE) };
+    // SAFETY: the run is the caller's and at least that long.
+    unsafe { resize_run(run.start, granules) };
+    Some(run)
+}
+
+/// As [`alloc_run`], of the asked node's memory or none. After [`init`].
+pub(crate) fn alloc_run_on(granules: usize, ask: Ask, entry: u16, whole: bool) -> Option<Run> {
     let granules = u32::try_from(granules)
         .ok()
-        .filter(|&granules| granules < 1 << 31)?;
-    let node = ask.node;
-    let stripe = stripe.filter(|&stripe| stripe < STRIPES && granules <= STRIPE_GRANULES);
-    let striped = stripe.and_then(|stripe| alloc_at((node, stripe), granules));
-    let run = striped.or_else(|| alloc_at((node, MIXED), granules))?;
+        .filter(|&granules| (1..=RUN_MOST).contains(&granules))?;
+    if !super::is_open() {
+        super::register_fork();
+    }
+    let run = alloc_at(ask.node, granules)?;
     let head = index_of_run(run.start);
     let marked = if whole { granules } else { 1 };
     for index in head..head + marked {
-        // SAFETY: the run is committed and ours.
+        // SAFETY: the run is ours.
         unsafe { (*frame(index)).head = head };
         set_entry(index, entry);
     }
     if entry == LARGE {
-        LARGE_IN_USE.fetch_add(granules as usize * GRANULE, Relaxed);
+        kept::large_more(granules as usize);
     }
     numa::count(ask, granules as usize);
     Some(run)
 }
 
-fn alloc_at(place: Place, granules: u32) -> Option<Run> {
-    let room = numa::has_room(place.0, granules as usize);
-    let mut arena = arena_at(place).lock_or_divert(super::is_lock_held)?;
-    arena.tick(place);
-    let now = arena.now;
-    let mut found = arena.free.take(granules, now);
-    if found.is_none() && !arena.grow(place, granules) {
-        // The addresses are used up, or the system has no more: join what is dirty with what is clean.
-        arena = purge(arena, place, |free| free.take_oldest(None))?;
+fn alloc_at(node: usize, granules: u32) -> Option<Run> {
+    let room = numa::has_room(node, granules as usize);
+    let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
+    arena.tick(node);
+    let mut found = arena.free.take(granules);
+    if found.is_none() && !arena.grow(node, granules) {
+        // The system has no more: join what is dirty with what is clean.
+        arena = purge(arena, node, |free| free.take_oldest(None))?;
     }
     if found.is_none() {
-        found = arena.free.take(granules, now);
+        found = arena.free.take(granules);
     }
     let (head, clean) = found?;
     if clean && !room {
-        arena.give(place, head, granules, State::Clean);
+        arena.free.free(head, granules, State::Clean, 0);
         return None;
     }
-    // SAFETY: the run is committed, and nobody's but ours now.
+    // SAFETY: the run is nobody's but ours now.
     let run = unsafe { &mut *frame(head) };
-    (run.head, run.granules) = (head, granules);
+    (run.head, run.granules) = (head, granules as u16);
     drop(arena);
-    if clean {
-        numa::took_fresh(place.0, granules as usize);
-        took(place.0, granules as usize * GRANULE);
-    } else {
-        DIRTY.fetch_sub(granules as usize, Relaxed);
-    }
+    account(node, granules, clean);
     NonNull::new(address_of(head)).map(|start| Run {
         start,
         zeroed: clean,
     })
+}
+
+/// Counts granules that a caller has got.
+fn account(node: usize, granules: u32, clean: bool) {
+    kept::use_more(granules as usize);
+    if clean {
+        numa::took_fresh(node, granules as usize);
+        took(node, granules as usize * GRANULE);
+    } else {
+        kept::less_dirty(granules as usize);
+    }
 }
 
 /// Gives a run back; it may be given out again at once, and its memory goes back to the system later.
@@ -264,93 +165,264 @@ fn alloc_at(place: Place, granules: u32) -> Option<Run> {
 pub unsafe fn free_run(start: NonNull<u8>) {
     let head = index_of_run(start);
     // SAFETY: the caller's promise.
-    let granules = unsafe { (*frame(head)).granules };
-    if super::entry(start.as_ptr() as usize) == LARGE {
-        LARGE_IN_USE.fetch_sub(granules as usize * GRANULE, Relaxed);
-    }
-    for index in head..head + granules {
-        set_entry(index, 0);
-    }
-    let place = super::place_of(start.as_ptr() as usize);
-    let Some(mut arena) = arena_at(place).lock_or_divert(super::is_lock_held) else {
-        set_aside(start.as_ptr());
+    let granules = u32::from(unsafe { (*frame(head)).granules });
+    let marked = if super::entry(start.as_ptr() as usize) == LARGE {
+        kept::large_less(granules as usize);
+        1
+    } else {
+        granules
+    };
+    (head..head + marked).for_each(|index| set_entry(index, 0));
+    give_back(head, granules);
+}
+
+/// Gives granules back that lie in no block any more.
+fn give_back(head: u32, granules: u32) {
+    kept::use_less(granules as usize);
+    let node = window::node_of(address_of(head) as usize);
+    let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
+        // SAFETY: the granules are ours: their first frame says how many there are.
+        unsafe { (*frame(head)).granules = granules as u16 };
+        set_aside(address_of(head));
         return;
     };
-    arena.give(place, head, granules, State::Dirty);
-    arena.tick(place);
+    arena.give_dirty(head, granules);
+    arena.tick(node);
     let (calls, now) = (arena.calls, arena.now);
     drop(arena);
-    if too_much_dirty() {
+    if kept::too_much_dirty() {
         relieve();
     } else if calls == 0 {
-        purge_aged(place, now);
-        purge_aged(next_in_turn(), now);
+        purge_aged(node, now);
     }
 }
 
-/// Returns the arenas in turn, one at each call, so that active arenas purge those that are not
-/// used any more.
-fn next_in_turn() -> Place {
-    static TURN: AtomicUsize = AtomicUsize::new(0);
-    let turn = TURN.fetch_add(1, Relaxed) % ((STRIPES + 1) * crate::nodes::count());
-    (turn / (STRIPES + 1), turn % (STRIPES + 1))
+/// Purges free runs, of one node after the other, until no more is dirty than may be, or no free
+/// run is.
+pub(crate) fn relieve() {
+    for node in 0..crate::nodes::count() {
+        let mut excess = kept::excess();
+        if excess == 0 {
+            return;
+        }
+        if let Some(arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
+            drop(purge(arena, node, |free| {
+                let run = (excess > 0).then(|| free.take_oldest(None)).flatten();
+                run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
+            }));
+        }
+    }
+}
+
+/// Gives the first `granules` of a run back; returns what is left of it, or the run if that cannot
+/// be.
+///
+/// # Safety
+///
+/// The run is one block, the caller's, and longer than that.
+unsafe fn cut_front(run: Run, granules: usize) -> Run {
+    let head = index_of_run(run.start);
+    let rest = head + granules as u32;
+    let Some(start) = NonNull::new(address_of(rest)).filter(|_| granules > 0) else {
+        return run;
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let whole = (*frame(head)).granules;
+        let left = &mut *frame(rest);
+        (left.head, left.granules) = (rest, whole - granules as u16);
+        cut(rest);
+    }
+    set_entry(head, 0);
+    set_entry(rest, LARGE);
+    kept::large_less(granules);
+    give_back(head, granules as u32);
+    Run { start, ..run }
+}
+
+/// Makes a run that is one block `granules` long, where it is; false, and nothing done, when there
+/// is no room behind it. Shrinking succeeds always.
+///
+/// # Safety
+///
+/// `start` begins a run from [`alloc_run`] whose entry is [`LARGE`], the caller's.
+pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
+    let head = index_of_run(start);
+    // SAFETY: the caller's promise.
+    let run = unsafe { &mut *frame(head) };
+    let old = u32::from(run.granules);
+    if granules > RUN_MOST as usize {
+        return false;
+    }
+    let new = granules as u32;
+    if new <= old {
+        run.granules = new as u16;
+        if new < old {
+            // SAFETY: the caller's promise.
+            unsafe { cut(head + new) };
+            kept::large_less((old - new) as usize);
+            give_back(head + new, old - new);
+        }
+        return true;
+    }
+    let node = window::node_of(start.as_ptr() as usize);
+    let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
+        return false;
+    };
+    let Some(clean) = arena.take_at(node, head + old, new - old) else {
+        return false;
+    };
+    run.granules = new as u16;
+    drop(arena);
+    kept::large_more((new - old) as usize);
+    account(node, new - old, clean);
+    true
+}
+
+/// Makes the granules before and at `index` a run's last and another's first: a frame between them
+/// may still say what it was when a free run ended or began there.
+///
+/// # Safety
+///
+/// Both granules are in use by the caller.
+unsafe fn cut(index: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        (*frame(index - 1)).state = State::Busy;
+        (*frame(index)).state = State::Busy;
+    }
+}
+
+/// Moves a run that is one block to a longer one by moving its pages; `None`, and nothing done,
+/// when that cannot be.
+///
+/// Each move may split two mappings, so that this is for long runs.
+///
+/// # Safety
+///
+/// As for [`resize_run`]; `granules` is larger than the run has.
+pub unsafe fn move_run(start: NonNull<u8>, granules: usize) -> Option<NonNull<u8>> {
+    let head = index_of_run(start);
+    // SAFETY: the caller's promise.
+    let old = u32::from(unsafe { (*frame(head)).granules });
+    let node = window::node_of(start.as_ptr() as usize);
+    let new = alloc_run(granules, node, LARGE, false)?.start;
+    let size = old as usize * GRANULE;
+    // SAFETY: both runs are the caller's, and the new one is longer.
+    if !unsafe { sys::move_pages(start.as_ptr(), new.as_ptr(), size) } {
+        // SAFETY: allocated above.
+        unsafe { discard_run(new) };
+        return None;
+    }
+    set_entry(head, 0);
+    kept::large_less(old as usize);
+    kept::use_less(old as usize);
+    super::moved_away(node, size);
+    let_absent(node, head, old);
+    Some(new)
+}
+
+/// Gives back a run of which the kernel may have unmapped a part.
+///
+/// # Safety
+///
+/// As for [`free_run`]; its entry is [`LARGE`].
+unsafe fn discard_run(start: NonNull<u8>) {
+    let head = index_of_run(start);
+    let node = window::node_of(start.as_ptr() as usize);
+    // SAFETY: the caller's promise.
+    let granules = u32::from(unsafe { (*frame(head)).granules });
+    let size = granules as usize * GRANULE;
+    set_entry(head, 0);
+    kept::large_less(granules as usize);
+    kept::use_less(granules as usize);
+    // SAFETY: the run is nobody's.
+    if unsafe { sys::try_unmap(start.as_ptr(), size) } {
+        gave_back(node, size);
+        let_absent(node, head, granules);
+    }
+}
+
+/// Notes that granules of a run are not mapped any more. In a signal handler that interrupted the
+/// arena, and while another thread forks, their addresses are lost.
+fn let_absent(node: usize, head: u32, granules: u32) {
+    if let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
+        arena.free.free(head, granules, State::Absent, 0);
+        arena.mapped -= granules;
+    }
 }
 
 /// Purges the runs that `next` takes out of the free runs, without holding the lock meanwhile.
 /// Returns the lock, or `None` if another thread began to fork and holds it now.
 pub(super) fn purge(
     mut arena: Guard<'static, Arena>,
-    place: Place,
+    node: usize,
     mut next: impl FnMut(&mut FreeRuns) -> Option<(u32, u32)>,
 ) -> Option<Guard<'static, Arena>> {
     while let Some((head, granules)) = next(&mut arena.free) {
-        DIRTY.fetch_sub(granules as usize, Relaxed);
+        kept::less_dirty(granules as usize);
         drop(arena);
         let size = granules as usize * GRANULE;
-        // SAFETY: the run is out of the lists: committed, and nobody's but ours.
+        // SAFETY: the run is out of the bins: mapped, and nobody's but ours.
         let clean = unsafe { sys::purge(address_of(head), size) };
-        let Some(again) = arena_at(place).lock_or_divert(super::is_lock_held) else {
+        let Some(again) = arena_of(node).lock_or_divert(super::is_lock_held) else {
             set_aside(address_of(head));
             return None;
         };
         arena = again;
         if !clean {
-            arena.give(place, head, granules, State::Dirty);
+            arena.give_dirty(head, granules);
             break;
         }
-        gave_back(place.0, size);
-        numa::gave_back(place.0, size);
-        arena.give(place, head, granules, State::Clean);
+        gave_back(node, size);
+        numa::gave_back(node, size);
+        arena.free.free(head, granules, State::Clean, 0);
     }
     Some(arena)
 }
 
-impl Arena {
-    fn give(&mut self, (_, region): Place, head: u32, granules: u32, state: State) {
-        let bounds = if region == MIXED {
-            (self.first, self.top)
+/// Unmaps clean runs of at least `least` granules, so that they count for no limit; returns how
+/// many bytes. Their addresses stay the arena's.
+pub(super) fn unmap_clean(node: usize, least: u32) -> usize {
+    let mut unmapped = 0;
+    let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
+        return 0;
+    };
+    while let Some((head, granules)) = arena.free.take_clean(least) {
+        let size = granules as usize * GRANULE;
+        // SAFETY: the run is out of the bins: mapped, and nobody's but ours.
+        let state = if unsafe { sys::try_unmap(address_of(head), size) } {
+            unmapped += size;
+            arena.mapped -= granules;
+            State::Absent
         } else {
-            // Neighbouring stripes are other arenas'.
-            let start = head - head % STRIPE_GRANULES;
-            (start, start + STRIPE_GRANULES)
+            State::Clean
         };
-        if state == State::Dirty {
-            DIRTY.fetch_add(granules as usize, Relaxed);
+        arena.free.free(head, granules, state, 0);
+        if state == State::Clean {
+            break;
         }
-        self.free.free(head, granules, state, bounds, self.now);
+    }
+    unmapped
+}
+
+impl Arena {
+    fn give_dirty(&mut self, head: u32, granules: u32) {
+        kept::more_dirty(granules as usize);
+        self.free.free(head, granules, State::Dirty, self.now);
     }
 
     /// Looks at the clock every [`TICK`] calls, and takes back what was set aside.
-    fn tick(&mut self, place: Place) {
+    fn tick(&mut self, node: usize) {
         self.calls = (self.calls + 1) % TICK;
         if self.calls == 0 {
             self.now = sys::coarse_milliseconds() as u32;
         }
-        self.take_back(place);
+        self.take_back(node);
     }
 
     /// Takes back what was set aside of this arena.
-    pub(super) fn take_back(&mut self, place: Place) {
+    pub(super) fn take_back(&mut self, node: usize) {
         if SET_ASIDE.load(Relaxed).is_null() {
             return;
         }
@@ -359,71 +431,98 @@ impl Arena {
         while let Some(run) = NonNull::new(start) {
             // SAFETY: a run set aside holds the next one's address in its first word.
             start = unsafe { run.cast::<*mut u8>().read() };
-            if super::place_of(run.as_ptr() as usize) == place {
+            if window::node_of(run.as_ptr() as usize) == node {
                 let head = index_of_run(run);
                 // SAFETY: as above; its frame is as its owner left it.
-                let granules = unsafe { (*frame(head)).granules };
-                self.give(place, head, granules, State::Dirty);
+                let granules = u32::from(unsafe { (*frame(head)).granules });
+                self.give_dirty(head, granules);
             } else {
                 set_aside(run.as_ptr());
             }
         }
     }
 
-    /// Takes more of the arena's part, enough for a run of `granules`; false when that cannot be.
-    fn grow(&mut self, place: Place, granules: u32) -> bool {
-        if place.1 != MIXED {
-            return self.grow_stripe(place);
+    /// Maps more, so that there is a clean run of `granules`; false when that cannot be.
+    fn grow(&mut self, node: usize, granules: u32) -> bool {
+        for _ in 0..TRIES {
+            let absent = self.free.find(State::Absent, granules);
+            let Some(head) = absent.or_else(|| self.add_region(node)) else {
+                return false;
+            };
+            let needed = granules - self.free.clean_before(head);
+            match self.map_front(node, head, needed) {
+                Mapped::Done => return true,
+                Mapped::NoMemory => return false,
+                Mapped::Taken => {}
+            }
         }
-        let step = ((self.top - self.first) / 8).clamp(STEP_LEAST, STEP_MOST);
-        [granules.max(step), granules]
-            .into_iter()
-            .any(|more| self.grow_by(place, more))
+        false
     }
 
-    /// Takes the class's stripe of the next chunk.
-    fn grow_stripe(&mut self, place: Place) -> bool {
-        if self.top == self.end || !commit_chunk(place.0, self.top) {
-            return false;
+    /// Maps at least `needed` granules of an absent run from its beginning on; they are clean then.
+    fn map_front(&mut self, node: usize, head: u32, needed: u32) -> Mapped {
+        let Some((State::Absent, whole)) = self.free.run_at(head) else {
+            return Mapped::Taken;
+        };
+        let step = (self.mapped / 8).clamp(STEP_LEAST, STEP_MOST);
+        let mut more = needed.max(step);
+        if step == STEP_MOST {
+            // Up to where a huge page may end.
+            more = (head + more).next_multiple_of(STEP_MOST) - head;
         }
-        let head = self.first + self.top * CHUNK_GRANULES;
-        if self.top >= HUGE_FROM {
-            // SAFETY: the stripe is committed, and this arena's.
-            unsafe { sys::prefer_huge(address_of(head), STRIPE_GRANULES as usize * GRANULE) };
+        let huge = huge_pages::wanted(self.mapped);
+        for more in [more.min(whole), needed] {
+            let mapped = window::map_granules(node, head, more, huge);
+            match mapped {
+                Mapped::Done => {
+                    self.free.take_front(head, more);
+                    self.free.free(head, more, State::Clean, 0);
+                    self.mapped += more;
+                    return mapped;
+                }
+                Mapped::Taken if more == needed => {
+                    // Somebody else's: this run is left to them.
+                    self.free.take_front(head, whole);
+                    return mapped;
+                }
+                _ => {}
+            }
         }
-        self.top += 1;
-        self.give(place, head, STRIPE_GRANULES, State::Clean);
-        true
+        Mapped::NoMemory
     }
 
-    fn grow_by(&mut self, place: Place, more: u32) -> bool {
-        if self.end - self.top < more || !commit(place.0, self.top, more) {
-            return false;
+    /// Takes exactly `granules` from `index` on, if they are free; returns whether they were clean.
+    fn take_at(&mut self, node: usize, index: u32, granules: u32) -> Option<bool> {
+        let (mut state, mut length) = self.free.run_at(index)?;
+        let absent = match state {
+            State::Absent => Some((index, granules)),
+            State::Clean if length < granules => Some((index + length, granules - length)),
+            _ => None,
+        };
+        if let Some((head, needed)) = absent {
+            let (State::Absent, room) = self.free.run_at(head)? else {
+                return None;
+            };
+            if room < needed || !matches!(self.map_front(node, head, needed), Mapped::Done) {
+                return None;
+            }
+            // What was mapped may have been joined with a clean run that ends before `index`.
+            (state, length) = self.free.run_at(index)?;
         }
-        let head = self.top;
-        if head - self.first >= HUGE_FROM * STRIPE_GRANULES {
-            // SAFETY: the granules are committed, and this arena's.
-            unsafe { sys::prefer_huge(address_of(head), more as usize * GRANULE) };
+        if length < granules {
+            return None;
         }
-        self.top += more;
-        self.give(place, head, more, State::Clean);
-        true
+        self.free.take_front(index, granules);
+        Some(state == State::Clean)
     }
-}
 
-/// Makes sure that chunk `chunk` of `node` is committed; all before it are.
-fn commit_chunk(node: usize, chunk: u32) -> bool {
-    let Some(mut committed) = CHUNKS[node].lock() else {
-        return false;
-    };
-    let node_first = node as u32 * super::chunks_per_node() * CHUNK_GRANULES;
-    if chunk >= *committed {
-        if !commit(node, node_first + chunk * CHUNK_GRANULES, CHUNK_GRANULES) {
-            return false;
-        }
-        *committed = chunk + 1;
+    /// Adds a region, all of it absent; returns where it begins.
+    fn add_region(&mut self, node: usize) -> Option<u32> {
+        let head = window::make_region(node)? + REGION_FIRST;
+        let granules = REGION_GRANULES as u32 - REGION_FIRST - 1;
+        self.free.free(head, granules, State::Absent, 0);
+        Some(head)
     }
-    true
 }
 
 /// Keeps a run for the next caller that gets the lock.
@@ -432,7 +531,7 @@ fn set_aside(start: *mut u8) {
     loop {
         // SAFETY: the run is free and nobody else's.
         unsafe { start.cast::<*mut u8>().write(next) };
-        // Release pairs with the acquire in `tick`: the link is seen.
+        // Release pairs with the acquire in `take_back`: the link is seen.
         match SET_ASIDE.compare_exchange_weak(next, start, Release, Relaxed) {
             Ok(_) => return,
             Err(other) => next = other,
@@ -440,14 +539,20 @@ fn set_aside(start: *mut u8) {
     }
 }
 
+/// Whether a thread holds the lock of an arena, or of the regions.
+pub(super) fn is_lock_held(thread: u64) -> bool {
+    let mut arenas = ARENAS.iter().take(crate::nodes::count());
+    arenas.any(|arena| arena.is_held_by(thread)) || REGIONS.is_held_by(thread)
+}
+
 /// Takes the locks of all arenas for a fork.
 pub(super) fn lock_for_fork() {
-    places().for_each(|place| arena_at(place).lock_for_fork());
-    CHUNKS.iter().for_each(Lock::lock_for_fork);
+    ARENAS.iter().for_each(Lock::lock_for_fork);
+    REGIONS.lock_for_fork();
 }
 
 /// Gives back what [`lock_for_fork`] took, in the parent or in the child.
 pub(super) fn unlock_after_fork() {
-    CHUNKS.iter().for_each(Lock::unlock_after_fork);
-    places().for_each(|place| arena_at(place).unlock_after_fork());
+    REGIONS.unlock_after_fork();
+    ARENAS.iter().for_each(Lock::unlock_after_fork);
 }

@@ -1,222 +1,165 @@
-//! The free runs of one node: two sets of lists by size, dirty and clean, and the dirty ones by age.
+//! The free runs of one node: by state and length, and the dirty ones by age.
 //!
 //! All state is in the frames and in [`FreeRuns`]; the node's lock protects both.
 
+use super::bins::{Bins, NIL};
 use super::{Frame, State, frame};
-
-/// No granule.
-const NIL: u32 = u32::MAX;
-/// Runs of fewer granules than this have a list for each length; longer ones share a list per power of two.
-const EXACT: u32 = 32;
-/// Lists: 32 for the short lengths, 26 powers of two from 2^5 on.
-const LISTS: usize = 58;
-/// How many runs of a shared list are looked at before a longer list is asked.
-const LOOK_AT: usize = 32;
-
-/// Lists of runs by length, and which of them have any.
-struct Set {
-    lists: [u32; LISTS],
-    filled: u64,
-}
-
-impl Set {
-    const fn new() -> Self {
-        Set {
-            lists: [NIL; LISTS],
-            filled: 0,
-        }
-    }
-}
 
 /// The free runs of a node.
 pub(super) struct FreeRuns {
-    dirty: Set,
-    clean: Set,
+    /// By state: [`State::Dirty`], [`State::Clean`], [`State::Absent`].
+    bins: [Bins; 3],
+    /// The ends of the list of dirty runs by age.
     oldest: u32,
     newest: u32,
-    /// Granules in dirty runs.
-    pub(super) dirty_granules: u32,
 }
 
 /// The frame of granule `index`, for reading and writing.
 ///
 /// # Safety
 ///
-/// The frame is committed, and the caller holds the node's lock or owns the run.
+/// The granule lies in a region, and the caller holds the node's lock or owns the run.
 unsafe fn at<'f>(index: u32) -> &'f mut Frame {
     // SAFETY: the caller's promise.
     unsafe { &mut *frame(index) }
 }
 
-fn list_of(granules: u32) -> usize {
-    if granules < EXACT {
-        granules as usize
-    } else {
-        (EXACT + (granules / EXACT).ilog2()) as usize
-    }
-}
-
 impl FreeRuns {
     pub(super) const fn new() -> Self {
         FreeRuns {
-            dirty: Set::new(),
-            clean: Set::new(),
+            bins: [const { Bins::new() }; 3],
             oldest: NIL,
             newest: NIL,
-            dirty_granules: 0,
         }
     }
 
-    fn set(&mut self, state: State) -> &mut Set {
-        if state == State::Dirty {
-            &mut self.dirty
-        } else {
-            &mut self.clean
-        }
+    fn bins(&mut self, state: State) -> &mut Bins {
+        &mut self.bins[state as usize - 1]
     }
 
-    /// Puts a run into its list. The run is nobody's and its neighbours are not free in the same state.
-    fn insert(&mut self, head: u32, granules: u32, state: State, now: u32) {
-        let newest = self.newest;
-        let set = self.set(state);
-        let list = list_of(granules);
-        let next = core::mem::replace(&mut set.lists[list], head);
-        set.filled |= 1 << list;
-        // SAFETY: here and below, frames of runs in the lists are committed, and the node's lock is held.
+    /// Writes a run's first and last frame, and puts it into its bin.
+    fn insert(&mut self, head: u32, granules: u32, state: State) {
+        // SAFETY: here and below: the run lies in a region and is nobody's, and the lock is held.
         unsafe {
             let run = at(head);
-            (run.head, run.granules, run.state) = (head, granules, state);
-            (run.prev, run.next) = (NIL, next);
-            if next != NIL {
-                at(next).prev = head;
-            }
+            (run.head, run.granules, run.state) = (head, granules as u16, state);
             let last = at(head + granules - 1);
             (last.head, last.state) = (head, state);
+            self.bins(state).insert(head);
         }
-        if state == State::Dirty {
-            // SAFETY: as above.
-            unsafe {
-                let run = at(head);
-                (run.older, run.newer, run.stamp) = (newest, NIL, now);
-                if newest == NIL {
-                    self.oldest = head;
+    }
+
+    /// Takes a run out of its bin, but not out of the list by age; returns its length.
+    fn remove(&mut self, head: u32) -> u32 {
+        // SAFETY: as in `insert`; a run that is free is in the bins of its state.
+        unsafe {
+            let (granules, state) = (u32::from(at(head).granules), at(head).state);
+            self.bins(state).remove(head);
+            at(head).state = State::Busy;
+            at(head + granules - 1).state = State::Busy;
+            granules
+        }
+    }
+
+    /// Frees `granules` from `head` on, joined with free neighbours of the same state.
+    ///
+    /// A dirty run that is joined with a larger one is as old as that one: memory that nobody uses
+    /// grows old, although its edges are taken and come back.
+    pub(super) fn free(&mut self, head: u32, granules: u32, state: State, now: u32) {
+        let (mut start, mut end) = (head, head + granules);
+        // The largest part, and the free run that it is.
+        let (mut largest, mut elder) = (granules, NIL);
+        // SAFETY: as in `insert`. A region's first and last granules are never free, so that the
+        // neighbours lie in the same region.
+        let neighbours = unsafe {
+            let (before, after) = (at(start - 1), at(end));
+            let before = (before.state == state).then_some(before.head);
+            [before, (after.state == state).then_some(end)]
+        };
+        for neighbour in neighbours.into_iter().flatten() {
+            let length = self.remove(neighbour);
+            start = start.min(neighbour);
+            end = end.max(neighbour + length);
+            if state == State::Dirty {
+                let younger = if length > largest {
+                    largest = length;
+                    core::mem::replace(&mut elder, neighbour)
                 } else {
-                    at(newest).newer = head;
+                    neighbour
+                };
+                if younger != NIL {
+                    self.unlink_age(younger);
                 }
             }
-            self.newest = head;
-            self.dirty_granules += granules;
         }
-    }
-
-    /// Takes a run out of its list; it is nobody's then.
-    fn remove(&mut self, head: u32) -> u32 {
-        // SAFETY: as in `insert`.
-        let run = unsafe { at(head) };
-        let (granules, state) = (run.granules, run.state);
-        let (prev, next, older, newer) = (run.prev, run.next, run.older, run.newer);
-        run.state = State::Busy;
-        // SAFETY: as in `insert`.
-        unsafe { at(head + granules - 1).state = State::Busy };
-        let set = self.set(state);
-        if next != NIL {
-            // SAFETY: as in `insert`.
-            unsafe { at(next).prev = prev };
-        }
-        if prev == NIL {
-            let list = list_of(granules);
-            set.lists[list] = next;
-            if next == NIL {
-                set.filled &= !(1 << list);
-            }
-        } else {
-            // SAFETY: as in `insert`.
-            unsafe { at(prev).next = next };
-        }
+        self.insert(start, end - start, state);
         if state == State::Dirty {
-            self.unlink_age(older, newer);
-            self.dirty_granules -= granules;
+            if elder == NIL {
+                self.link_newest(start, now);
+            } else {
+                self.rename(elder, start);
+            }
         }
-        granules
     }
 
-    fn unlink_age(&mut self, older: u32, newer: u32) {
+    /// Takes a run of exactly `granules`: of a dirty one, which needs no page faults, else of a
+    /// clean one. Returns its first granule and whether it is clean.
+    pub(super) fn take(&mut self, granules: u32) -> Option<(u32, bool)> {
+        let states = [State::Dirty, State::Clean];
+        states.into_iter().find_map(|state| {
+            let head = self.find(state, granules)?;
+            self.take_front(head, granules);
+            Some((head, state == State::Clean))
+        })
+    }
+
+    /// The free run of `state` that serves `granules` best.
+    pub(super) fn find(&mut self, state: State, granules: u32) -> Option<u32> {
+        // SAFETY: the lock is held.
+        unsafe { self.bins(state).find(granules) }
+    }
+
+    /// Takes the first `granules` of the free run `head`; what is left stays as free as it was.
+    pub(super) fn take_front(&mut self, head: u32, granules: u32) {
         // SAFETY: as in `insert`.
-        unsafe {
-            if older == NIL {
-                self.oldest = newer;
-            } else {
-                at(older).newer = newer;
-            }
-            if newer == NIL {
-                self.newest = older;
-            } else {
-                at(newer).older = older;
-            }
-        }
-    }
-
-    /// Frees `[head, head + granules)`, joined with free neighbours of the same state within `[first, top)`.
-    pub(super) fn free(
-        &mut self,
-        head: u32,
-        granules: u32,
-        state: State,
-        bounds: (u32, u32),
-        now: u32,
-    ) {
-        let (mut start, mut end) = (head, head + granules);
-        // SAFETY: frames below `top` are committed; a neighbour's state is valid in its last or first frame.
-        unsafe {
-            if start > bounds.0 && at(start - 1).state == state {
-                let before = at(start - 1).head;
-                self.remove(before);
-                start = before;
-            }
-            if end < bounds.1 && at(end).state == state {
-                end += self.remove(end);
-            }
-        }
-        self.insert(start, end - start, state, now);
-    }
-
-    /// Takes a free run of exactly `granules`, preferring dirty ones, which need no page faults. Returns its first
-    /// granule and whether it is clean.
-    pub(super) fn take(&mut self, granules: u32, now: u32) -> Option<(u32, bool)> {
-        let (head, state) = self
-            .find(State::Dirty, granules)
-            .map(|head| (head, State::Dirty))
-            .or_else(|| Some((self.find(State::Clean, granules)?, State::Clean)))?;
+        let state = unsafe { at(head).state };
         let whole = self.remove(head);
         if whole > granules {
-            self.insert(head + granules, whole - granules, state, now);
+            let rest = head + granules;
+            self.insert(rest, whole - granules, state);
+            if state == State::Dirty {
+                self.rename(head, rest);
+            }
+        } else if state == State::Dirty {
+            self.unlink_age(head);
         }
-        // The new last frame may still say what it was when a run ended there before.
+        // The frame may still say what it was when a run ended there before.
         // SAFETY: as in `insert`.
         unsafe { at(head + granules - 1).state = State::Busy };
-        Some((head, state == State::Clean))
     }
 
-    fn find(&mut self, state: State, granules: u32) -> Option<u32> {
-        let set = self.set(state);
-        let list = list_of(granules);
-        let mut head = set.lists[list];
-        for _ in 0..LOOK_AT {
-            if head == NIL {
-                break;
+    /// The state and length of the free run that begins at `index`; nothing if none does.
+    pub(super) fn run_at(&self, index: u32) -> Option<(State, u32)> {
+        // SAFETY: as in `insert`; the frame behind a run is the first of the next one.
+        let run = unsafe { at(index) };
+        (run.state != State::Busy).then(|| (run.state, u32::from(run.granules)))
+    }
+
+    /// How long the clean run is that ends before `index`; 0 if there is none.
+    pub(super) fn clean_before(&self, index: u32) -> u32 {
+        // SAFETY: as in `insert`; the frame before a run is the last of the one before.
+        unsafe {
+            let last = at(index - 1);
+            if last.state == State::Clean {
+                index - last.head
+            } else {
+                0
             }
-            // SAFETY: as in `insert`.
-            let run = unsafe { at(head) };
-            if run.granules >= granules {
-                return Some(head);
-            }
-            head = run.next;
         }
-        let longer = set.filled & !((2u64 << list) - 1);
-        (longer != 0).then(|| set.lists[longer.trailing_zeros() as usize])
     }
 
-    /// Takes the run that has been dirty the longest, if that began at or before `until` (milliseconds, wrapping).
+    /// Takes the run that has been dirty the longest, if that began at or before `until`
+    /// (milliseconds, wrapping).
     pub(super) fn take_oldest(&mut self, until: Option<u32>) -> Option<(u32, u32)> {
         let head = self.oldest;
         if head == NIL {
@@ -228,6 +171,57 @@ impl FreeRuns {
             return None;
         }
         let granules = self.remove(head);
+        self.unlink_age(head);
         Some((head, granules))
+    }
+
+    /// Takes a clean run of at least `least` granules.
+    pub(super) fn take_clean(&mut self, least: u32) -> Option<(u32, u32)> {
+        let head = self.find(State::Clean, least)?;
+        Some((head, self.remove(head)))
+    }
+
+    fn link_newest(&mut self, head: u32, now: u32) {
+        let before = core::mem::replace(&mut self.newest, head);
+        // SAFETY: as in `insert`.
+        let run = unsafe { at(head) };
+        (run.older, run.newer, run.stamp) = (before, NIL, now);
+        *self.newer_of(before) = head;
+    }
+
+    fn unlink_age(&mut self, head: u32) {
+        // SAFETY: as in `insert`.
+        let (older, newer) = unsafe { (at(head).older, at(head).newer) };
+        *self.newer_of(older) = newer;
+        *self.older_of(newer) = older;
+    }
+
+    /// Puts the run `to` where `from` is in the list by age.
+    fn rename(&mut self, from: u32, to: u32) {
+        // SAFETY: as in `insert`.
+        let (older, newer, stamp) = unsafe { (at(from).older, at(from).newer, at(from).stamp) };
+        // SAFETY: as above.
+        let run = unsafe { at(to) };
+        (run.older, run.newer, run.stamp) = (older, newer, stamp);
+        *self.newer_of(older) = to;
+        *self.older_of(newer) = to;
+    }
+
+    /// The link to what is newer than `head`; of nothing, the oldest.
+    fn newer_of(&mut self, head: u32) -> &mut u32 {
+        if head == NIL {
+            return &mut self.oldest;
+        }
+        // SAFETY: as in `insert`.
+        unsafe { &mut at(head).newer }
+    }
+
+    /// The link to what is older than `head`; of nothing, the newest.
+    fn older_of(&mut self, head: u32) -> &mut u32 {
+        if head == NIL {
+            return &mut self.newest;
+        }
+        // SAFETY: as in `insert`.
+        unsafe { &mut at(head).older }
     }
 }

@@ -123,7 +123,7 @@ fn alloc_run(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
         return None;
     }
     let granules = layout.size().div_ceil(GRANULE);
-    let run = page::alloc_run(granules, nodes::current(), LARGE, false, None)?;
+    let run = page::alloc_run(granules, nodes::current(), LARGE, false)?;
     Some((sized(run.start, granules * GRANULE), run.zeroed))
 }
 

@@ -25,7 +25,7 @@ pub const CACHES_MOST: usize = 4096;
 /// The first cache number: smaller ones would lie in the units' headers, and 0 means nobody in the page map.
 pub const FIRST_SLOT: usize = pinfold_rseq::UNIT_HEADER / 8;
 /// Numbers kept for the caches of [`kmalloc`](super::kmalloc), from [`FIRST_SLOT`] on.
-const KEPT_SLOTS: usize = page::STRIPES;
+const KEPT_SLOTS: usize = 48;
 /// Bytes of the largest object.
 pub const OBJECT_MOST: usize = 64 << 10;
 /// Objects above this size have slabs of four granules: 64 KiB hold so few of them that making and returning slabs would

@@ -1,0 +1,182 @@
+//! The window: the addresses in which the arenas' regions lie.
+//!
+//! The window is a range of addresses, far from where the kernel maps by itself. Nothing in it is
+//! reserved: what is not in use is not mapped, and counts for no limit.
+//!
+//! ```text
+//! window                    128 MiB                                  each region, 64 MiB
+//! ┌──────────────────┬─────┬──────────┬──────────┬─────┐   ┌────────┬─────────┬──────────┬──────────┐
+//! │ page map         │     │ region 2 │ region 3 │  …  │   │ Region │ frames  │ private  │ granules │
+//! └──────────────────┴─────┴──────────┴──────────┴─────┘   └────────┴─────────┴──────────┴──────────┘
+//! ```
+//!
+//! The page map has two bytes for each granule of the window. It is mapped as far as there are
+//! regions. A region begins with its records; the granules behind them are mapped in steps, as they
+//! are handed out. A region's last granule is never mapped, so that a write beyond the end of a
+//! block cannot reach the records of the next region.
+//!
+//! If somebody else has mapped something in the window, regions leave that place out.
+
+use super::{
+    FRAMES_AT, Frame, GRANULE, HEADER, MAP, PRIVATE, PRIVATE_AT, REGION, REGION_GRANULES,
+    address_of, region_at,
+};
+use crate::lock::Lock;
+use crate::sys::{self, Mapped};
+use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Bytes of the window at most; addresses of 39 bits have a smaller one.
+const WINDOW_MOST: usize = 4 << 40;
+/// Bytes of page map that are mapped at a time: the entries of 32 regions.
+const MAP_STEP: usize = 64 << 10;
+/// Regions whose place the page map takes.
+const MAP_REGIONS: usize = WINDOW_MOST / GRANULE * 2 / REGION;
+/// How many places are tried for a region, where somebody else has mapped something.
+const TRIES: usize = 64;
+
+/// What changes when a region is made.
+pub(super) struct Regions {
+    /// The next region's number; 0 before the first.
+    next: usize,
+    /// Bytes of the page map that are mapped.
+    mapped: usize,
+    /// Bytes of the window.
+    size: usize,
+    /// Where a caller keeps a copy of the count ([`watch_count`]).
+    copy: Option<&'static AtomicUsize>,
+}
+
+/// Taken while a node's arena is locked.
+pub(super) static REGIONS: Lock<Regions> = Lock::new(Regions {
+    next: 0,
+    mapped: 0,
+    size: 0,
+    copy: None,
+});
+
+/// What a region begins with.
+#[repr(C, align(64))]
+pub(super) struct Region {
+    /// The node that the region's memory is for.
+    pub(super) node: usize,
+}
+
+const _: () = assert!(FRAMES_AT >= size_of::<Region>());
+const _: () = assert!(PRIVATE_AT >= FRAMES_AT + REGION_GRANULES * size_of::<Frame>());
+const _: () = assert!(HEADER >= PRIVATE_AT + REGION_GRANULES * PRIVATE);
+
+/// Makes a region for `node`, of which nothing but the records is mapped; returns the number of
+/// its first granule. `None` if the system has no memory or the window no place, in a signal
+/// handler that interrupted this function, and while another thread forks.
+pub(super) fn make_region(node: usize) -> Option<u32> {
+    let mut regions = REGIONS.lock_or_divert(|_| false)?;
+    if regions.next == 0 && !choose_window(&mut regions) {
+        return None;
+    }
+    for _ in 0..TRIES {
+        let number = regions.next;
+        let end = (number + 1) * REGION;
+        if end > regions.size || !map_entries(&mut regions, number + 1) {
+            return None;
+        }
+        let at = region_at(number);
+        // SAFETY: nothing of ours is mapped there.
+        match unsafe { sys::map_at(at, HEADER) } {
+            Mapped::Done => {}
+            Mapped::Taken => {
+                regions.next += 1;
+                continue;
+            }
+            Mapped::NoMemory => return None,
+        }
+        regions.next += 1;
+        // SAFETY: mapped above; a region's memory is aligned enough.
+        unsafe { at.cast::<Region>().write(Region { node }) };
+        // Release pairs with the acquire in `entry`: who sees the count sees the entries.
+        MAP.count.store(end / GRANULE, Release);
+        if let Some(copy) = regions.copy {
+            copy.store(end / GRANULE, Release);
+        }
+        return Some((number * REGION_GRANULES) as u32);
+    }
+    None
+}
+
+/// Keeps a copy of the number of granules that have entries in `copy`, for a caller that looks
+/// entries up itself: the entry of an address is the 16-bit word number `n` from the window's
+/// beginning on, which this returns, where `n` is the address less the window's, in granules, and
+/// below the count. `None` if the system has no memory.
+pub fn watch_count(copy: &'static AtomicUsize) -> Option<usize> {
+    let mut regions = REGIONS.lock()?;
+    if regions.next == 0 && !choose_window(&mut regions) {
+        return None;
+    }
+    regions.copy = Some(copy);
+    // Release: who sees the count sees the entries.
+    copy.store(MAP.count.load(Acquire), Release);
+    Some(MAP.window.load(Relaxed))
+}
+
+/// Maps the page map's entries of the first `count` regions.
+fn map_entries(regions: &mut Regions, count: usize) -> bool {
+    let needed = count * REGION_GRANULES * 2;
+    while regions.mapped < needed {
+        let at = region_at(0).wrapping_add(regions.mapped);
+        // SAFETY: nothing of ours is mapped there.
+        if !matches!(unsafe { sys::map_at(at, MAP_STEP) }, Mapped::Done) {
+            return false;
+        }
+        regions.mapped += MAP_STEP;
+    }
+    true
+}
+
+/// Chooses where the window is, at random within a sixteenth of the address space, or a smaller
+/// part of it if that cannot be mapped: tools that emulate have less.
+fn choose_window(regions: &mut Regions) -> bool {
+    // The stack lies in the upper half of what addresses can be.
+    let part = (sys::stack_address() + 1).next_power_of_two() / 16;
+    for shift in 0..5 {
+        let part = part >> shift;
+        let size = (part / 2).min(WINDOW_MOST);
+        let start = (part + sys::random() as usize % (part / 2)) & !(REGION - 1);
+        if size <= (MAP_REGIONS + 1) * REGION {
+            return false;
+        }
+        MAP.window.store(start, Relaxed);
+        (regions.size, regions.mapped) = (size, 0);
+        if map_entries(regions, 1) {
+            regions.next = MAP_REGIONS;
+            return true;
+        }
+    }
+    false
+}
+
+/// The node whose region `address`, which lies in a region, belongs to.
+pub(super) fn node_of(address: usize) -> usize {
+    // SAFETY: the region was made before the address was handed out, and its first word stays.
+    unsafe { (*(address as *const u8).map_addr(|at| at & !(REGION - 1)).cast::<Region>()).node }
+}
+
+/// Maps granules of a region for `node`; what is known of huge pages decides how.
+pub(super) fn map_granules(node: usize, first: u32, count: u32, huge: Option<bool>) -> Mapped {
+    let (start, size) = (address_of(first), count as usize * GRANULE);
+    // SAFETY: the granules are absent: nothing of ours is mapped there.
+    let mapped = unsafe { sys::map_at(start, size) };
+    if matches!(mapped, Mapped::Done) {
+        // SAFETY: mapped above.
+        unsafe {
+            match huge {
+                Some(true) => sys::prefer_huge(start, size),
+                Some(false) => sys::refuse_huge(start, size),
+                None => {}
+            }
+            if crate::nodes::count() > 1 && !crate::nodes::is_the_kernels(node) {
+                sys::prefer_node(start, size, Some(crate::nodes::id(node)));
+            }
+        }
+    }
+    mapped
+}
