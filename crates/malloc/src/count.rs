@@ -56,6 +56,12 @@ pub(crate) fn freed_large(bytes: usize) {
     add(Call::LARGE_BYTES_FREED, bytes);
 }
 
+/// A large block has `after` bytes instead of `before`, where it is or with its pages.
+pub(crate) fn resized_large(before: usize, after: usize) {
+    add(Call::LARGE_BYTES, after.saturating_sub(before));
+    add(Call::LARGE_BYTES_FREED, before.saturating_sub(after));
+}
+
 pub(crate) fn reallocated() {
     add(Call::REALLOC, 1);
 }

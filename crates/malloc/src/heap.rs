@@ -6,14 +6,18 @@
 use crate::{count, init};
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::{AtomicU16, AtomicUsize};
 use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::{AtomicU16, AtomicUsize};
 use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
 use pinfold::slab::kmalloc::{self, SIZES, SMALL_MOST};
 use pinfold_rseq::{Backend, backend};
 
 /// What every block is aligned to: the largest fundamental alignment of the ABIs served.
 pub(crate) const ALIGN: usize = 16;
+
+/// Runs of at least so many bytes are moved by their pages, others by copying: each move may cost
+/// the process two mappings.
+const MOVED_LEAST: usize = 2 << 20;
 
 /// What the fast paths read.
 #[repr(C, align(64))]
@@ -114,13 +118,18 @@ fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
     }
     let granules = size.div_ceil(GRANULE).max(1);
     let run = page::alloc_run(granules, page::node_here(), LARGE, false)?;
+    Some(run_of(run, size, zeroed))
+}
+
+/// A block of `size` bytes that is a run just allocated; with `zeroed` it reads as zeroes.
+fn run_of(run: page::Run, size: usize, zeroed: bool) -> *mut u8 {
     let block = run.start.as_ptr();
     if zeroed && !run.zeroed {
         // SAFETY: the run is ours and at least that large.
         unsafe { block.write_bytes(0, size) };
     }
-    count::allocated_large(granules * GRANULE);
-    Some(block)
+    count::allocated_large(size.div_ceil(GRANULE).max(1) * GRANULE);
+    block
 }
 
 /// A mapping of its own, or for want of addresses a run of the arena.
@@ -132,13 +141,8 @@ fn alloc_huge(size: usize, align: usize) -> *mut u8 {
     if align <= GRANULE && size <= isize::MAX as usize {
         let granules = size.div_ceil(GRANULE).max(1);
         if let Some(run) = page::alloc_run(granules, page::node_here(), LARGE, false) {
-            let block = run.start.as_ptr();
-            if !run.zeroed {
-                // SAFETY: the run is ours and at least that large. Callers expect zeroes of huge blocks.
-                unsafe { block.write_bytes(0, size) };
-            }
-            count::allocated_large(granules * GRANULE);
-            return block;
+            // Callers expect zeroes of huge blocks.
+            return run_of(run, size, true);
         }
     }
     set_errno(libc::ENOMEM);
@@ -204,10 +208,12 @@ fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
             count::allocated_class(class);
             return block;
         }
-    } else if align <= GRANULE
-        && let Some(block) = alloc_run(size, zeroed)
-    {
-        return block;
+    } else if align <= GRANULE {
+        if let Some(block) = alloc_run(size, zeroed) {
+            return block;
+        }
+    } else if let Some(run) = page::alloc_aligned_run(size, align, page::node_here()) {
+        return run_of(run, size, zeroed);
     }
     alloc_huge(size, align)
 }
@@ -296,6 +302,10 @@ pub(crate) unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
         return unsafe { keep(block, size) };
     }
     // SAFETY: the caller's promise.
+    if unsafe { resize_in_place(block, size) } {
+        return block;
+    }
+    // SAFETY: the caller's promise.
     unsafe { resize(block, ALIGN, room, size) }
 }
 
@@ -312,7 +322,9 @@ pub(crate) unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) 
         None => {
             // SAFETY: the caller's promise.
             let room = unsafe { usable_size(block) };
-            size <= room && room - size < GRANULE
+            let fits = size <= room && room - size < GRANULE;
+            // SAFETY: as above.
+            fits || unsafe { resize_in_place(block, size) }
         }
     };
     if stays {
@@ -321,6 +333,33 @@ pub(crate) unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) 
     }
     // SAFETY: the caller's promise.
     unsafe { resize(block, layout.align(), layout.size(), size) }
+}
+
+/// Makes a block that is a run as long as `size` bytes need, where it is; false if it is no run, if
+/// it would become a block of another kind, and if there is no room behind it.
+///
+/// # Safety
+///
+/// The block came from this module.
+unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
+    let Some(start) = NonNull::new(block).filter(|_| is_run(block)) else {
+        return false;
+    };
+    if size <= SMALL_MOST || size >= HUGE {
+        return false;
+    }
+    let granules = size.div_ceil(GRANULE);
+    // SAFETY: the page map says that the block is a run; the caller's promise.
+    let (before, resized) = unsafe { (page::run_size(start), page::resize_run(start, granules)) };
+    if resized {
+        count::resized_large(before, granules * GRANULE);
+    }
+    resized
+}
+
+/// Whether a block is a run.
+fn is_run(block: *mut u8) -> bool {
+    page::entry(block as usize) == LARGE && (block as usize).is_multiple_of(GRANULE)
 }
 
 /// The class of a block, unless it is a run or huge.
@@ -350,16 +389,10 @@ unsafe fn keep(block: *mut u8, size: usize) -> *mut u8 {
 unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut u8 {
     // SAFETY: errno is the calling thread's own.
     let errno = unsafe { *libc::__errno_location() };
-    // The kernel moves pages to any page.
-    let by_pages = align <= ALIGN && room >= HUGE && size >= HUGE;
-    let moved = if by_pages && page::huge_size(block).is_some() {
-        // SAFETY: a huge block of the caller's.
-        let moved = unsafe { page::resize_huge(block, size) };
-        if moved.is_none() {
-            set_errno(libc::ENOMEM);
-            count::failed();
-        }
-        moved.map_or(null_mut(), NonNull::as_ptr)
+    // SAFETY: the caller's promise. The kernel moves pages to any page.
+    let moved = (align <= ALIGN).then(|| unsafe { move_pages(block, room, size) });
+    let moved = if let Some(moved) = moved.flatten() {
+        moved.as_ptr()
     } else {
         let fresh = alloc_aligned(size, align);
         // SAFETY: the caller's promise; the new block is ours.
@@ -371,6 +404,28 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
         return unsafe { keep(block, size) };
     }
     moved
+}
+
+/// Moves a block of `room` bytes to one of `size` bytes by moving its pages; `None`, and nothing
+/// done, if that cannot be, or copying is cheaper.
+///
+/// # Safety
+///
+/// The block came from this module.
+unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull<u8>> {
+    let start = NonNull::new(block)?;
+    let moved = if is_run(block) {
+        let pays = room >= MOVED_LEAST && size > room;
+        // SAFETY: the page map says that the block is a run; the caller's promise.
+        pays.then(|| unsafe { page::move_run(start, size) })?
+    } else {
+        let pays = room >= HUGE && size >= HUGE && page::huge_size(block).is_some();
+        // SAFETY: a huge block of the caller's.
+        pays.then(|| unsafe { page::resize_huge(block, size) })?
+    }?;
+    // SAFETY: the block is the caller's.
+    count::resized_large(room, unsafe { usable_size(moved.as_ptr()) });
+    Some(moved)
 }
 
 /// Copies `size` bytes to `fresh` and frees `block`; does nothing if `fresh` is null.

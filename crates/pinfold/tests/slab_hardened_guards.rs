@@ -34,8 +34,9 @@ fn guarded(objects: &[NonNull<u8>]) -> usize {
     let maps = maps();
     let is_guarded = |object: &&NonNull<u8>| {
         let at = object.as_ptr() as usize;
-        let next = maps.iter().find(|(start, _)| *start > at);
-        next.is_some_and(|(start, access)| access == "---p" && start - at < 4 * SIZE)
+        let above = maps.iter().skip_while(|(start, _)| *start <= at);
+        let mut near = above.take_while(|(start, _)| start - at < 4 * SIZE);
+        near.any(|(_, access)| access == "---p")
     };
     objects.iter().filter(is_guarded).count()
 }

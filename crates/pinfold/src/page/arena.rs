@@ -6,6 +6,7 @@
 
 use super::aged::purge_aged;
 use super::free_runs::FreeRuns;
+use super::huge;
 use super::numa::{self, Ask};
 use super::window::{self, REGIONS};
 use super::{
@@ -293,33 +294,66 @@ unsafe fn cut(index: u32) {
     }
 }
 
-/// Moves a run that is one block to a longer one by moving its pages; `None`, and nothing done,
-/// when that cannot be.
+/// Moves a run that is one block to a longer one of at least `size` bytes, or to a huge block, by
+/// moving its pages; `None`, and nothing done, when that cannot be.
 ///
 /// Each move may split two mappings, so that this is for long runs.
 ///
 /// # Safety
 ///
-/// As for [`resize_run`]; `granules` is larger than the run has.
-pub unsafe fn move_run(start: NonNull<u8>, granules: usize) -> Option<NonNull<u8>> {
+/// As for [`resize_run`]; `size` is larger than the run.
+pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     let head = index_of_run(start);
     // SAFETY: the caller's promise.
     let old = u32::from(unsafe { (*frame(head)).granules });
     let node = window::node_of(start.as_ptr() as usize);
-    let new = alloc_run(granules, node, LARGE, false)?.start;
-    let size = old as usize * GRANULE;
-    // SAFETY: both runs are the caller's, and the new one is longer.
-    if !unsafe { sys::move_pages(start.as_ptr(), new.as_ptr(), size) } {
-        // SAFETY: allocated above.
-        unsafe { discard_run(new) };
-        return None;
-    }
+    let bytes = old as usize * GRANULE;
+    let new = if size >= HUGE {
+        // SAFETY: the run is the caller's, whole.
+        unsafe { huge::adopt(start.as_ptr(), bytes, size) }?
+    } else {
+        let new = alloc_roomy(node, size.div_ceil(GRANULE) as u32)?;
+        // SAFETY: both runs are the caller's, and the new one is longer.
+        if !unsafe { sys::move_pages(start.as_ptr(), new.as_ptr(), bytes) } {
+            // SAFETY: allocated above.
+            unsafe { discard_run(new) };
+            return None;
+        }
+        new
+    };
     set_entry(head, 0);
     kept::large_less(old as usize);
     kept::use_less(old as usize);
-    super::moved_away(node, size);
+    super::moved_away(node, bytes);
     let_absent(node, head, old);
     Some(new)
+}
+
+/// A run that is one block, clean, with as much room behind it: what has grown once grows again.
+fn alloc_roomy(node: usize, granules: u32) -> Option<NonNull<u8>> {
+    let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
+    let room = (2 * granules).min(RUN_MOST);
+    let absent = arena.free.find(State::Absent, room);
+    let head = absent.or_else(|| arena.add_region(node))?;
+    let before = arena.free.clean_before(head).min(granules);
+    if before < granules {
+        let Mapped::Done = arena.map_front(node, head, granules - before) else {
+            return None;
+        };
+    }
+    let head = head - before;
+    let Some((State::Clean, _)) = arena.free.run_at(head) else {
+        return None;
+    };
+    arena.free.take_front(head, granules);
+    // SAFETY: the run is nobody's but ours now.
+    let run = unsafe { &mut *frame(head) };
+    (run.head, run.granules) = (head, granules as u16);
+    drop(arena);
+    account(node, granules, true);
+    set_entry(head, LARGE);
+    kept::large_more(granules as usize);
+    NonNull::new(address_of(head))
 }
 
 /// Gives back a run of which the kernel may have unmapped a part.
@@ -415,7 +449,7 @@ impl Arena {
     /// Looks at the clock every [`TICK`] calls, and takes back what was set aside.
     fn tick(&mut self, node: usize) {
         self.calls = (self.calls + 1) % TICK;
-        if self.calls == 0 {
+        if self.calls == 0 || self.now == 0 {
             self.now = sys::coarse_milliseconds() as u32;
         }
         self.take_back(node);

@@ -99,7 +99,11 @@ impl Bins {
             if u32::from(run.granules) >= granules {
                 return Some(at);
             }
-            at = if at == self.roots[bin] { run.child } else { run.next };
+            at = if at == self.roots[bin] {
+                run.child
+            } else {
+                run.next
+            };
         }
         let longer = self.filled & !((2u128 << bin) - 1);
         (longer != 0).then(|| self.roots[longer.trailing_zeros() as usize])

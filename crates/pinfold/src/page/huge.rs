@@ -172,6 +172,33 @@ fn note_size(address: *mut u8, size: usize) {
     }
 }
 
+/// Makes pages of a mapping a huge block of at least `size` bytes elsewhere; `None`, and nothing
+/// done, when that cannot be. Nothing is mapped where the pages were.
+///
+/// # Safety
+///
+/// `[start, start + old)` are whole pages of the caller's, fewer than `size` bytes.
+pub(super) unsafe fn adopt(start: *mut u8, old: usize, size: usize) -> Option<NonNull<u8>> {
+    let size = size.checked_next_multiple_of(sys::page_size())?;
+    // The table has to be there before the pages move.
+    table()?;
+    // SAFETY: the caller's promise.
+    let block = unsafe { sys::remap(start, old, size) }?;
+    if !enter(block.as_ptr() as usize, size) {
+        no_room(block.as_ptr(), size);
+    }
+    mapped(size, 0);
+    Some(block)
+}
+
+/// Ends the process: the table of huge blocks is full, and the pages have moved already.
+#[cold]
+fn no_room(block: *mut u8, size: usize) -> ! {
+    sys::die(format_args!(
+        "no room to note the block at {block:p} ({size} bytes)"
+    ))
+}
+
 /// Grows or shrinks the block at `address` to at least `size` bytes, by moving pages, not bytes; `None`, and the block as
 /// it was, when that cannot be.
 ///
@@ -195,9 +222,7 @@ pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
     let moved = unsafe { sys::remap(address, old, size) };
     let (block, now) = moved.map_or((address, old), |block| (block.as_ptr(), size));
     if !enter(block as usize, now) {
-        sys::die(format_args!(
-            "no room to note the block at {block:p} ({now} bytes)"
-        ));
+        no_room(block, now);
     }
     mapped(now - old, 0);
     moved

@@ -176,10 +176,7 @@ fn region_at(number: usize) -> *mut u8 {
 /// The region that granule `index` lies in, and its number there.
 fn region_of(index: u32) -> (*mut u8, usize) {
     let index = index as usize;
-    (
-        region_at(index / REGION_GRANULES),
-        index % REGION_GRANULES,
-    )
+    (region_at(index / REGION_GRANULES), index % REGION_GRANULES)
 }
 
 /// The frame of granule `index`, as a raw pointer: lists link frames by number.

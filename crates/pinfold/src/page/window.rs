@@ -157,7 +157,12 @@ fn choose_window(regions: &mut Regions) -> bool {
 /// The node whose region `address`, which lies in a region, belongs to.
 pub(super) fn node_of(address: usize) -> usize {
     // SAFETY: the region was made before the address was handed out, and its first word stays.
-    unsafe { (*(address as *const u8).map_addr(|at| at & !(REGION - 1)).cast::<Region>()).node }
+    unsafe {
+        (*(address as *const u8)
+            .map_addr(|at| at & !(REGION - 1))
+            .cast::<Region>())
+        .node
+    }
 }
 
 /// Maps granules of a region for `node`; what is known of huge pages decides how.

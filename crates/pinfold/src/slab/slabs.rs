@@ -238,8 +238,7 @@ impl Slabs {
     /// Makes a slab; it is the first of the list then.
     fn add_slab(&mut self, cache: &Cache, ask: Ask) -> bool {
         // Of this node or none: a slab is in the lists of the node whose memory it is, where its objects are sent home to.
-        let Some(run) = page::alloc_run_on(cache.granules, ask, cache.slot, true)
-        else {
+        let Some(run) = page::alloc_run_on(cache.granules, ask, cache.slot, true) else {
             return false;
         };
         let index = page::index_of_run(run.start);

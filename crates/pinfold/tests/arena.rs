@@ -1,0 +1,321 @@
+//! Runs of granules: they do not overlap, join when they are free, grow and shrink where they are,
+//! and go back to the system.
+
+use pinfold::page::{
+    self, GRANULE, HUGE, LARGE, Run, alloc_aligned_run, alloc_run, entry, free_run, move_run,
+    resize_run, run_size,
+};
+use std::collections::HashMap;
+use std::fs;
+use std::process::Command;
+use std::ptr::NonNull;
+
+/// Runs the test's body in a process of its own, whose arena nobody else uses. True in that process.
+fn alone(test: &str) -> bool {
+    if std::env::var_os("ARENA_ALONE").is_some() {
+        return true;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env("ARENA_ALONE", "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", output.status);
+    false
+}
+
+fn take(granules: usize) -> NonNull<u8> {
+    alloc_run(granules, 0, LARGE, false).unwrap().start
+}
+
+fn give(run: NonNull<u8>) {
+    // SAFETY: each test gives each run back once.
+    unsafe { free_run(run) };
+}
+
+fn size(run: NonNull<u8>) -> usize {
+    // SAFETY: the tests ask about runs in use.
+    unsafe { run_size(run) }
+}
+
+/// The word at the beginning of a granule of a run in use.
+fn word(run: NonNull<u8>, granule: usize) -> *mut usize {
+    // SAFETY: the granule lies in the run.
+    unsafe { run.as_ptr().add(granule * GRANULE).cast() }
+}
+
+fn write(run: NonNull<u8>, granules: usize) {
+    // SAFETY: the run is ours.
+    (0..granules).for_each(|nth| unsafe { *word(run, nth) = run.as_ptr() as usize + nth });
+}
+
+fn check(run: NonNull<u8>, at: usize, granules: usize) {
+    // SAFETY: the run is ours.
+    (0..granules).for_each(|nth| assert_eq!(unsafe { *word(run, nth) }, at + nth));
+}
+
+/// A field of `/proc/self/status`, in bytes.
+fn status(field: &str) -> usize {
+    let text = fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with(field)).unwrap();
+    let kilobytes = line.split_ascii_whitespace().nth(1).unwrap();
+    kilobytes.parse::<usize>().unwrap() << 10
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % bound
+    }
+}
+
+#[test]
+fn runs_in_use_never_overlap() {
+    if !alone("runs_in_use_never_overlap") {
+        return;
+    }
+    let mut random = Random(7);
+    let mut runs: HashMap<NonNull<u8>, usize> = HashMap::new();
+    let mut total = 0;
+    for round in 0..40_000 {
+        let full = total > 4000;
+        if full || random.below(5) < 2 {
+            if let Some((&run, &granules)) = runs.iter().nth(random.below(runs.len().max(1))) {
+                check(run, run.as_ptr() as usize, granules);
+                runs.remove(&run);
+                total -= granules;
+                give(run);
+            }
+        } else if random.below(10) == 0 && !runs.is_empty() {
+            let (&run, &granules) = runs.iter().nth(random.below(runs.len())).unwrap();
+            let wanted = 1 + random.below(2 * granules);
+            // SAFETY: the run is ours.
+            if unsafe { resize_run(run, wanted) } {
+                assert_eq!(size(run), wanted * GRANULE);
+                check(run, run.as_ptr() as usize, granules.min(wanted));
+                write(run, wanted);
+                total = total + wanted - granules;
+                runs.insert(run, wanted);
+            } else {
+                assert!(wanted > granules);
+                check(run, run.as_ptr() as usize, granules);
+            }
+        } else {
+            let most = [2, 8, 40, 300][random.below(4)];
+            let granules = 1 + random.below(most);
+            let Run { start, zeroed } = alloc_run(granules, 0, LARGE, false).unwrap();
+            for nth in 0..granules {
+                // SAFETY: the run is ours.
+                let there = unsafe { *word(start, nth) };
+                assert!(
+                    !zeroed || there == 0,
+                    "a run that reads as zeroes has {there:x}"
+                );
+            }
+            write(start, granules);
+            assert!(runs.insert(start, granules).is_none());
+            total += granules;
+        }
+        if round % 5000 == 0 {
+            page::trim();
+        }
+        if round % 7000 == 0 {
+            page::unmap_free();
+        }
+    }
+    for (run, granules) in runs {
+        check(run, run.as_ptr() as usize, granules);
+        give(run);
+    }
+}
+
+#[test]
+fn free_neighbours_join() {
+    if !alone("free_neighbours_join") {
+        return;
+    }
+    let long = take(450);
+    give(long);
+    let held = page::held();
+    // Parts of the same memory, freed in an order that joins on both sides.
+    let parts: Vec<_> = (0..9).map(|_| take(50)).collect();
+    for nth in [1, 3, 5, 7, 0, 2, 4, 6, 8] {
+        give(parts[nth]);
+    }
+    let again = take(450);
+    assert_eq!(again, long);
+    assert!(page::held() <= held.max(450 * GRANULE as u64) + (4 << 20));
+    give(again);
+}
+
+#[test]
+fn the_shortest_run_that_fits_is_taken_and_the_lowest_of_these() {
+    if !alone("the_shortest_run_that_fits_is_taken_and_the_lowest_of_these") {
+        return;
+    }
+    page::unmap_free();
+    let runs: Vec<_> = [5, 1, 3, 1, 3, 1, 9, 1].map(take).to_vec();
+    let mut sorted = runs.clone();
+    sorted.sort();
+    assert_eq!(runs, sorted, "a region is used from its beginning");
+    for nth in [0, 4, 2, 6] {
+        give(runs[nth]);
+    }
+    assert_eq!(take(3), runs[2]);
+    assert_eq!(take(3), runs[4]);
+    assert_eq!(take(4), runs[0]);
+    for nth in [1, 3, 5, 7, 0, 2, 4] {
+        give(runs[nth]);
+    }
+}
+
+#[test]
+fn a_run_grows_into_what_is_free_behind_it() {
+    if !alone("a_run_grows_into_what_is_free_behind_it") {
+        return;
+    }
+    let (run, behind) = (take(20), take(30));
+    if behind.as_ptr() as usize != run.as_ptr() as usize + 20 * GRANULE {
+        panic!("two runs of a fresh region are not neighbours");
+    }
+    write(run, 20);
+    // SAFETY: the runs are ours.
+    unsafe {
+        assert!(!resize_run(run, 21), "the neighbour is in use");
+        assert_eq!(size(run), 20 * GRANULE);
+        free_run(behind);
+        assert!(resize_run(run, 50));
+        assert_eq!(size(run), 50 * GRANULE);
+        // Beyond what was ever used.
+        assert!(resize_run(run, 200));
+        check(run, run.as_ptr() as usize, 20);
+        write(run, 200);
+        assert!(resize_run(run, 3));
+        check(run, run.as_ptr() as usize, 3);
+        assert_eq!(size(run), 3 * GRANULE);
+        assert!(!resize_run(run, HUGE), "no run is as long as that");
+    }
+    let next = take(40);
+    assert_eq!(next.as_ptr() as usize, run.as_ptr() as usize + 3 * GRANULE);
+    give(next);
+    give(run);
+}
+
+#[test]
+fn a_run_moves_with_its_pages() {
+    if !alone("a_run_moves_with_its_pages") {
+        return;
+    }
+    let (run, other) = (take(64), take(100));
+    write(run, 64);
+    write(other, 100);
+    let at = run.as_ptr() as usize;
+    // SAFETY: the run is ours.
+    let moved = unsafe { move_run(run, 100 * GRANULE) }.unwrap();
+    assert_ne!(moved, run);
+    assert_eq!(entry(at), 0);
+    assert_eq!(size(moved), 100 * GRANULE);
+    check(moved, at, 64);
+    write(moved, 100);
+    // SAFETY: the run is ours.
+    assert!(unsafe { resize_run(moved, 200) }, "what has moved has room");
+    give(moved);
+    // SAFETY: the run is ours.
+    let huge = unsafe { move_run(other, HUGE + 1) }.unwrap();
+    check(huge, other.as_ptr() as usize, 100);
+    assert!(page::huge_size(huge.as_ptr()).is_some_and(|size| size > HUGE));
+    // SAFETY: as above.
+    unsafe {
+        *huge.as_ptr().add(HUGE) = 1;
+        assert!(page::free_huge(huge.as_ptr()));
+    }
+    // What they left is used again.
+    let again = take(64);
+    write(again, 64);
+    give(again);
+}
+
+#[test]
+fn aligned_runs_are_aligned() {
+    if !alone("aligned_runs_are_aligned") {
+        return;
+    }
+    let mut runs = Vec::new();
+    for shift in 17..25 {
+        for size in [1, GRANULE, 5 * GRANULE + 1] {
+            let run = alloc_aligned_run(size, 1 << shift, 0).unwrap();
+            let at = run.start.as_ptr() as usize;
+            assert!(at.is_multiple_of(1 << shift));
+            assert_eq!(self::size(run.start), size.next_multiple_of(GRANULE));
+            assert_eq!(entry(at), LARGE);
+            write(run.start, size.div_ceil(GRANULE));
+            runs.push((run.start, size.div_ceil(GRANULE)));
+        }
+    }
+    for (run, granules) in runs {
+        check(run, run.as_ptr() as usize, granules);
+        give(run);
+    }
+    assert!(alloc_aligned_run(1, HUGE, 0).is_none());
+    assert!(alloc_aligned_run(HUGE, 2 * GRANULE, 0).is_none());
+}
+
+#[test]
+fn free_memory_goes_back_with_its_addresses() {
+    if !alone("free_memory_goes_back_with_its_addresses") {
+        return;
+    }
+    let data = status("VmData:");
+    let runs: Vec<_> = (0..6).map(|_| take(500)).collect();
+    for &run in &runs {
+        // SAFETY: the run is ours.
+        unsafe { run.as_ptr().write_bytes(1, 500 * GRANULE) };
+    }
+    let used = status("VmData:");
+    assert!(used >= data + 3000 * GRANULE);
+    runs.iter().for_each(|&run| give(run));
+    let unmapped = page::unmap_free();
+    assert!(unmapped >= 2900 * GRANULE, "{unmapped}");
+    assert!(status("VmData:") <= used - unmapped + (1 << 20));
+    // The addresses are used again, and read as zeroes.
+    let again = alloc_run(500, 0, LARGE, false).unwrap();
+    assert!(again.zeroed && runs.contains(&again.start));
+    give(again.start);
+}
+
+#[test]
+fn regions_leave_others_mappings_alone() {
+    if !alone("regions_leave_others_mappings_alone") {
+        return;
+    }
+    // Somebody else's page, in each of the next ten places for a region.
+    let run = take(900);
+    let region = (run.as_ptr() as usize & !((64 << 20) - 1)) + (64 << 20);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let foreign: Vec<*mut u8> = (0..40)
+        .map(|nth| (region + nth * (16 << 20) + (8 << 20)) as *mut libc::c_void)
+        // SAFETY: a new mapping, which replaces nothing.
+        .map(|at| unsafe { libc::mmap(at, 4096, libc::PROT_READ, flags, -1, 0) }.cast())
+        .collect();
+    let runs: Vec<_> = (0..20)
+        .map(|nth| (take(100 + 20 * nth), 100 + 20 * nth))
+        .collect();
+    runs.iter()
+        .for_each(|&(run, granules)| write(run, granules));
+    for (run, granules) in runs {
+        check(run, run.as_ptr() as usize, granules);
+        let within = run.as_ptr() as usize..run.as_ptr() as usize + granules * GRANULE;
+        assert!(!foreign.iter().any(|at| within.contains(&(*at as usize))));
+        give(run);
+    }
+    give(run);
+    for at in foreign {
+        // SAFETY: mapped above, or the call's failure, which the kernel refuses.
+        unsafe { libc::munmap(at.cast(), 4096) };
+    }
+}
