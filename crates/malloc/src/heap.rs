@@ -9,6 +9,7 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
+use pinfold::slab;
 use pinfold::slab::kmalloc::{self, CLASSES, SIZES, SMALL_MOST};
 use pinfold_rseq::{Backend, backend};
 
@@ -107,7 +108,8 @@ fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
         return None;
     }
     let granules = size.div_ceil(GRANULE).max(1);
-    let run = page::alloc_run(granules, page::node_here(), LARGE, false, None)?;
+    let node = page::node_here();
+    let run = slab::or_reclaim(|| page::alloc_run(granules, node, LARGE, false, None))?;
     let block = run.start.as_ptr();
     if zeroed && !run.zeroed {
         // SAFETY: the run is ours and at least that large.
@@ -119,7 +121,8 @@ fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
 
 /// A mapping of its own, or for want of addresses a run of the arena.
 fn alloc_huge(size: usize, align: usize) -> *mut u8 {
-    if let Some(block) = page::alloc_huge(size, align) {
+    slab::make_room(size);
+    if let Some(block) = slab::or_reclaim_for(size, || page::alloc_huge(size, align)) {
         count::allocated_large(page::huge_size(block.as_ptr()).unwrap_or(size));
         return block.as_ptr();
     }
@@ -348,8 +351,9 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
     // The kernel moves pages to any page.
     let by_pages = align <= ALIGN && room >= HUGE && size >= HUGE;
     let moved = if by_pages && page::huge_size(block).is_some() {
+        slab::make_room(size.saturating_sub(room));
         // SAFETY: a huge block of the caller's.
-        let moved = unsafe { page::resize_huge(block, size) };
+        let moved = slab::or_reclaim_for(size, || unsafe { page::resize_huge(block, size) });
         if moved.is_none() {
             set_errno(libc::ENOMEM);
             count::failed();

@@ -14,25 +14,17 @@ use super::{
     CHUNK_GRANULES, GRANULE, LARGE, MAX_NODES, STRIPE_GRANULES, STRIPES, State, address_of, frame,
     index_of_run, ready, set_entry,
 };
-use super::{gave_back, init, took};
+use super::{budget, gave_back, held, init, took};
 use crate::lock::{Guard, Lock};
 use crate::sys;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicUsize};
 
-/// Granules that may stay dirty before some are purged at once: 1 % of the physical memory and at least 16 MiB, so that a
-/// program that frees and allocates in waves does not fault its pages in again.
-pub(super) fn dirty_most() -> usize {
-    static MOST: AtomicUsize = AtomicUsize::new(0);
-    match MOST.load(Relaxed) {
-        0 => {
-            let most = (sys::physical_memory() / 100).max(16 << 20) / GRANULE;
-            MOST.store(most, Relaxed);
-            most
-        }
-        most => most,
-    }
+/// Granules that may stay dirty before some are purged at once. Two loads for each node.
+fn dirty_most() -> usize {
+    let dirty = DIRTY.load(Relaxed) * GRANULE;
+    budget::kept_most((held() as usize).saturating_sub(dirty)) / GRANULE
 }
 
 /// Calls between two reads of the clock.
@@ -233,8 +225,11 @@ fn alloc_at(place: Place, granules: u32) -> Option<Run> {
     if found.is_none() {
         found = arena.free.take(granules, now);
     }
-    let (head, clean) = found?;
-    if clean && !room {
+    let Some((head, clean)) = found else {
+        budget::refused();
+        return None;
+    };
+    if clean && (!room || budget::near(held() as usize, granules as usize * GRANULE)) {
         arena.give(place, head, granules, State::Clean);
         return None;
     }

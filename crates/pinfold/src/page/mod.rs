@@ -26,6 +26,7 @@
 
 mod aged;
 mod arena;
+pub(crate) mod budget;
 mod commit;
 mod free_runs;
 mod huge;
@@ -33,10 +34,13 @@ mod meta;
 mod numa;
 mod stat;
 
-pub(crate) use aged::purge_all_aged;
 pub use aged::trim;
+pub(crate) use aged::{purge_all, purge_all_aged};
 pub use arena::{Run, alloc_run, free_run, large_in_use};
 pub(crate) use arena::{alloc_run_on, keep, relieve, too_much_dirty, unkeep};
+pub use budget::{
+    Limit, VARIABLE as LIMIT_VARIABLE, cgroup_limit, hard_limit, memory_limit, set_memory_limit,
+};
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub(crate) use meta::alloc as alloc_meta;
 pub(crate) use numa::{Ask, for_each_item};
@@ -354,6 +358,7 @@ pub(crate) fn init() {
     if !nodes::are_known() {
         mempolicy::init();
         refresh_room();
+        budget::read();
     }
 }
 
@@ -368,8 +373,6 @@ fn ready() -> bool {
         return false;
     };
     if !*done {
-        // It asks the system, which a later call of `free` must not.
-        arena::dirty_most();
         // How many nodes share the reservation must not change any more.
         debug_assert!(nodes::are_known());
         *done = reserve_all();
