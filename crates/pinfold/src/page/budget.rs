@@ -148,7 +148,8 @@ fn settle() {
     let percent = PERCENT.load(Relaxed);
     if percent > 0 {
         let whole = hard.min(sys::physical_memory());
-        SOFT.store(whole / 100 * percent, Relaxed);
+        let share = whole as u128 * percent as u128 / 100;
+        SOFT.store(share as usize, Relaxed);
     }
     TIGHTEST.store(hard.min(SOFT.load(Relaxed)), Relaxed);
     reclaimed();

@@ -19,6 +19,7 @@ use super::deferred;
 use super::percpu::{
     DEFERRED, HELD, SPARE, STOPPING, UNIT, UNITS, drain_deferred, drain_unit, drain_word,
 };
+use super::reclaim::reclaim;
 use super::sheaf::{Sheaf, word_is_empty};
 use crate::shepherd::Reach;
 use crate::topology::facts;
@@ -60,6 +61,7 @@ pub(super) fn drain(reach: Reach) {
             page::budget::refresh();
             take_idle_everywhere();
         }
+        Reach::Everything => return give_everything(),
     }
     deferred::progress();
     let now = sys::coarse_milliseconds() as u32;
@@ -73,6 +75,15 @@ pub(super) fn drain(reach: Reach) {
         });
     });
     page::purge_all_aged();
+    page::budget::reclaimed();
+}
+
+/// Gives everything free back to the system. Interrupts the CPUs that run threads of this process,
+/// unless some CPUs are isolated: then what other CPUs have cached stays.
+fn give_everything() {
+    if facts::any_quiet() || super::shrink_all().is_err() {
+        reclaim();
+    }
     page::budget::reclaimed();
 }
 
