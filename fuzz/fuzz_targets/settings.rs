@@ -8,12 +8,13 @@ use std::alloc::Layout;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     "PINFOLD_RSEQ",
     "PINFOLD_HARDENED",
     "PINFOLD_SLAB_DEBUG",
     "PINFOLD_POLICY",
     "PINFOLD_SHEPHERD",
+    "PINFOLD_MEMORY_LIMIT",
     "PINFOLD_FAKE_NODES",
 ];
 

@@ -391,6 +391,7 @@ fn settings_that_cannot_be_read_are_refused() {
         ("PINFOLD_HARDENED", "yes"),
         ("PINFOLD_RSEQ", "maybe"),
         ("PINFOLD_SHEPHERD", "sometimes"),
+        ("PINFOLD_MEMORY_LIMIT", "lots"),
         ("PINFOLD_POLICY", "bind:everywhere"),
         ("PINFOLD_STATS", "/no/such/directory"),
     ] {
@@ -422,6 +423,7 @@ fn settings_that_cannot_be_read_are_told_and_ignored() {
         ("PINFOLD_HARDENED", "yes"),
         ("PINFOLD_RSEQ", "maybe"),
         ("PINFOLD_SHEPHERD", "sometimes"),
+        ("PINFOLD_MEMORY_LIMIT", "lots"),
         ("PINFOLD_POLICY", "bind:everywhere"),
         ("PINFOLD_STATS", "/no/such/directory"),
     ] {

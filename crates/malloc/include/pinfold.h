@@ -62,6 +62,15 @@ size_t pinfold_malloc_usable_size(void *block);
  * that run threads of this process, once. `pad` is ignored. */
 int pinfold_malloc_trim(size_t pad);
 
+/* Sets the soft limit on the memory that Pinfold holds, in bytes; 0 removes it. Replaces the value of PINFOLD_MEMORY_LIMIT.
+ * Near the limit, free memory goes back, and free memory of all sizes serves before the held memory grows. An allocation that
+ * cannot be served otherwise passes the limit: none fails because of it. The program's own mappings, stacks and code do not
+ * count. Never fails; costs a few stores. Takes effect when memory is next allocated or freed in a slow path. */
+void pinfold_memory_set_limit(size_t bytes);
+
+/* The soft limit on the memory that Pinfold holds, in bytes; 0 if there is none. */
+size_t pinfold_memory_limit(void);
+
 /* As glibc's struct mallinfo2; fields that mean nothing here are 0. */
 struct pinfold_mallinfo2 {
 	size_t arena;    /* held from the system without huge blocks */

@@ -4,6 +4,7 @@
 //! alignments.
 
 use crate::heap::{self, set_errno};
+use crate::init;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use pinfold::{page, slab};
@@ -183,6 +184,21 @@ pub unsafe extern "C" fn pinfold_malloc_usable_size(block: *mut c_void) -> usize
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_malloc_trim(_pad: usize) -> c_int {
     c_int::from(slab::shrink_all().unwrap_or_else(|_| page::trim()) > 0)
+}
+
+/// Sets the soft limit on the memory that Pinfold holds, in bytes; 0 removes it. Never fails. A few
+/// stores.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_memory_set_limit(bytes: usize) {
+    init::ready();
+    page::set_memory_limit(Some(bytes).filter(|&bytes| bytes > 0));
+}
+
+/// The soft limit on the memory that Pinfold holds, in bytes; 0 if there is none. A few loads.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_memory_limit() -> usize {
+    init::ready();
+    page::memory_limit().unwrap_or(0)
 }
 
 /// What `mallinfo2` tells, in bytes; the fields that mean nothing here are 0.

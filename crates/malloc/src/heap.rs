@@ -9,6 +9,7 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::sync::atomic::{AtomicU16, AtomicUsize};
 use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
+use pinfold::slab;
 use pinfold::slab::kmalloc::{self, SIZES, SMALL_MOST};
 use pinfold_rseq::{Backend, backend};
 
@@ -117,7 +118,8 @@ fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
         return None;
     }
     let granules = size.div_ceil(GRANULE).max(1);
-    let run = page::alloc_run(granules, page::node_here(), LARGE, false)?;
+    let node = page::node_here();
+    let run = slab::or_reclaim(|| page::alloc_run(granules, node, LARGE, false))?;
     Some(run_of(run, size, zeroed))
 }
 
@@ -134,7 +136,8 @@ fn run_of(run: page::Run, size: usize, zeroed: bool) -> *mut u8 {
 
 /// A mapping of its own, or for want of addresses a run of the arena.
 fn alloc_huge(size: usize, align: usize) -> *mut u8 {
-    if let Some(block) = page::alloc_huge(size, align) {
+    slab::make_room(size);
+    if let Some(block) = slab::or_reclaim_for(size, || page::alloc_huge(size, align)) {
         count::allocated_large(page::huge_size(block.as_ptr()).unwrap_or(size));
         return block.as_ptr();
     }
@@ -420,8 +423,11 @@ unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull
         pays.then(|| unsafe { page::move_run(start, size) })?
     } else {
         let pays = room >= HUGE && size >= HUGE && page::huge_size(block).is_some();
-        // SAFETY: a huge block of the caller's.
-        pays.then(|| unsafe { page::resize_huge(block, size) })?
+        pays.then(|| {
+            slab::make_room(size.saturating_sub(room));
+            // SAFETY: a huge block of the caller's.
+            slab::or_reclaim_for(size, || unsafe { page::resize_huge(block, size) })
+        })?
     }?;
     // SAFETY: the block is the caller's.
     count::resized_large(room, unsafe { usable_size(moved.as_ptr()) });

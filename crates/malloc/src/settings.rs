@@ -9,6 +9,7 @@ use core::ffi::{CStr, c_char};
 use core::fmt::{self, Write};
 use core::str::from_utf8;
 use pinfold::mempolicy::{self, Mempolicy};
+use pinfold::page::{HugePages, Limit};
 use pinfold::segment::DIRECTORY_VARIABLE;
 use pinfold::slab::debug;
 
@@ -20,7 +21,7 @@ pub struct Setting {
 }
 
 /// All of them.
-pub static SETTINGS: [Setting; 5] = [
+pub static SETTINGS: [Setting; 7] = [
     Setting {
         name: c"PINFOLD_RSEQ",
         check: |value| {
@@ -46,6 +47,22 @@ pub static SETTINGS: [Setting; 5] = [
             false => Err(Wrong::Remedy(
                 "give auto, on, off, or milliseconds from 1 to 86400000",
             )),
+        },
+    },
+    Setting {
+        name: c"PINFOLD_MEMORY_LIMIT",
+        check: |value| match Limit::parse(value) {
+            Some(_) => Ok(()),
+            None => Err(Wrong::Remedy(
+                "give bytes, as 512M or 2G, or a percentage from 1% to 100%",
+            )),
+        },
+    },
+    Setting {
+        name: c"PINFOLD_THP",
+        check: |value| match HugePages::parse(value) {
+            Some(_) => Ok(()),
+            None => Err(Wrong::Remedy("give never, auto or always")),
         },
     },
     Setting {
@@ -196,6 +213,11 @@ mod tests {
                 "PINFOLD_SHEPHERD",
                 &["", "auto", "on", "off", "250"],
                 &["0", "sometimes", "-1"],
+            ),
+            (
+                "PINFOLD_MEMORY_LIMIT",
+                &["", "1", "64k", "512M", "2G", "75%"],
+                &["0", "lots", "101%", "1.5G", "512MB"],
             ),
             (
                 "PINFOLD_POLICY",

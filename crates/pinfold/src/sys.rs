@@ -1,5 +1,6 @@
 //! What the page layer asks of the system. Every function keeps `errno`, which a successful `free` must not change.
 
+pub(crate) mod cgroup;
 mod files;
 
 pub(crate) use files::{FileError, read_file_below, read_in_pieces, with_path_below};
@@ -404,21 +405,42 @@ pub(crate) fn wake(word: &AtomicU32) {
 pub(crate) fn address_space_left() -> usize {
     static LEFT: Once = Once::new();
     match LEFT.get_or_read(|| {
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: `limit` is writable.
-        let failed = keep_errno(|| unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) });
-        if failed != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+        let limit = resource_limit(libc::RLIMIT_AS);
+        if limit == usize::MAX {
             return usize::MAX;
         }
-        let limit = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
-        limit.saturating_sub(address_space_used())
+        limit.saturating_sub(mapped().0)
     }) {
         left if left >= Once::UNREAD - 1 => usize::MAX,
         left => left,
     }
+}
+
+/// Returns what `resource` is limited to, in bytes; `usize::MAX` if it is not limited.
+pub(crate) fn resource_limit(resource: libc::__rlimit_resource_t) -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is writable.
+    keep_errno(|| unsafe { libc::getrlimit(resource, &raw mut limit) });
+    match limit.rlim_cur {
+        libc::RLIM_INFINITY => usize::MAX,
+        bytes => usize::try_from(bytes).unwrap_or(usize::MAX),
+    }
+}
+
+/// Returns what the process has mapped, in bytes: all of it, as `RLIMIT_AS` counts, and the part
+/// that is private and writable, as `RLIMIT_DATA` counts. Both are 0 if they cannot be read.
+pub(crate) fn mapped() -> (usize, usize) {
+    let mut text = [0u8; 96];
+    let got = read_file(c"/proc/self/statm", &mut text);
+    let field = |nth| {
+        let mut words = text[..got].split(|&byte| byte == b' ');
+        let pages = words.nth(nth).map_or(0, number_at_start);
+        pages.saturating_mul(page_size())
+    };
+    (field(0), field(5))
 }
 
 /// Whether `vm.overcommit_memory` was 2 when this was called first: then every committed page is
@@ -448,13 +470,6 @@ pub(crate) fn least_free() -> u64 {
     let mut text = [0u8; 32];
     let got = read_file(c"/proc/sys/vm/min_free_kbytes", &mut text);
     (number_at_start(&text[..got]) as u64).saturating_mul(1024)
-}
-
-/// The first number of `/proc/self/statm`, in bytes; 0 when it cannot be read.
-fn address_space_used() -> usize {
-    let mut text = [0u8; 64];
-    let got = read_file(c"/proc/self/statm", &mut text);
-    number_at_start(&text[..got]).saturating_mul(page_size())
 }
 
 /// Ends the process with a message on standard error: an invariant was violated, going on would lose data.

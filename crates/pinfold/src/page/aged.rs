@@ -24,11 +24,13 @@ pub(crate) fn purge_all_aged() {
     (0..nodes::count()).for_each(|node| purge_aged(node, now));
 }
 
-/// Gives all free memory of every arena back to the system; returns how many bytes. A system call per free run.
+/// Gives all free memory of every arena back to the system, but of those that another thread has
+/// locked for a fork; returns how many bytes. A system call per free run.
 pub fn trim() -> usize {
     let before = returned();
     for node in 0..nodes::count() {
-        if let Some(arena) = arena_of(node).lock_or_divert(is_lock_held) {
+        if let Some(mut arena) = arena_of(node).lock_or_divert(is_lock_held) {
+            arena.take_back(node);
             drop(purge(arena, node, |free| free.take_oldest(None)));
         }
     }

@@ -6,12 +6,11 @@
 
 use super::aged::purge_aged;
 use super::free_runs::FreeRuns;
-use super::huge;
 use super::numa::{self, Ask};
 use super::window::{self, REGIONS};
 use super::{
-    GRANULE, HUGE, LARGE, MAX_NODES, REGION_FIRST, REGION_GRANULES, RUN_MOST, State, address_of,
-    frame, gave_back, huge_pages, index_of_run, init, kept, set_entry, took,
+    GRANULE, LARGE, MAX_NODES, REGION_FIRST, REGION_GRANULES, RUN_MOST, State, address_of, budget,
+    frame, gave_back, held, huge_pages, index_of_run, init, kept, set_entry, took,
 };
 use crate::lock::{Guard, Lock};
 use crate::sys::{self, Mapped};
@@ -30,7 +29,7 @@ const TRIES: usize = 16;
 pub(super) struct Arena {
     pub(super) free: FreeRuns,
     /// Granules mapped.
-    mapped: u32,
+    pub(super) mapped: u32,
     calls: u32,
     pub(super) now: u32,
 }
@@ -77,23 +76,6 @@ pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Optio
     crate::nodes::fallback(ask.node).find_map(run)
 }
 
-/// A run for a block of `size` bytes at a multiple of `align`, a power of two larger than
-/// [`GRANULE`]; as [`alloc_run`] otherwise.
-pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> {
-    if size >= HUGE || align >= HUGE {
-        return None;
-    }
-    let granules = size.div_ceil(GRANULE).max(1);
-    let run = alloc_run(granules + align / GRANULE - 1, node, LARGE, false)?;
-    let start = run.start.as_ptr() as usize;
-    let front = start.next_multiple_of(align) - start;
-    // SAFETY: the run was allocated above, and is longer than its front.
-    let run = unsafe { cut_front(run, front / GRANULE) };
-    // SAFETY: the run is the caller's and at least that long.
-    unsafe { resize_run(run.start, granules) };
-    Some(run)
-}
-
 /// As [`alloc_run`], of the asked node's memory or none. After [`init`].
 pub(crate) fn alloc_run_on(granules: usize, ask: Ask, entry: u16, whole: bool) -> Option<Run> {
     let granules = u32::try_from(granules)
@@ -129,8 +111,11 @@ fn alloc_at(node: usize, granules: u32) -> Option<Run> {
     if found.is_none() {
         found = arena.free.take(granules);
     }
-    let (head, clean) = found?;
-    if clean && !room {
+    let Some((head, clean)) = found else {
+        budget::refused();
+        return None;
+    };
+    if clean && (!room || budget::near(held() as usize, granules as usize * GRANULE)) {
         arena.free.free(head, granules, State::Clean, 0);
         return None;
     }
@@ -146,7 +131,7 @@ fn alloc_at(node: usize, granules: u32) -> Option<Run> {
 }
 
 /// Counts granules that a caller has got.
-fn account(node: usize, granules: u32, clean: bool) {
+pub(super) fn account(node: usize, granules: u32, clean: bool) {
     kept::use_more(granules as usize);
     if clean {
         numa::took_fresh(node, granules as usize);
@@ -178,7 +163,7 @@ pub unsafe fn free_run(start: NonNull<u8>) {
 }
 
 /// Gives granules back that lie in no block any more.
-fn give_back(head: u32, granules: u32) {
+pub(super) fn give_back(head: u32, granules: u32) {
     kept::use_less(granules as usize);
     let node = window::node_of(address_of(head) as usize);
     let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
@@ -212,177 +197,6 @@ pub(crate) fn relieve() {
                 run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
             }));
         }
-    }
-}
-
-/// Gives the first `granules` of a run back; returns what is left of it, or the run if that cannot
-/// be.
-///
-/// # Safety
-///
-/// The run is one block, the caller's, and longer than that.
-unsafe fn cut_front(run: Run, granules: usize) -> Run {
-    let head = index_of_run(run.start);
-    let rest = head + granules as u32;
-    let Some(start) = NonNull::new(address_of(rest)).filter(|_| granules > 0) else {
-        return run;
-    };
-    // SAFETY: the caller's promise.
-    unsafe {
-        let whole = (*frame(head)).granules;
-        let left = &mut *frame(rest);
-        (left.head, left.granules) = (rest, whole - granules as u16);
-        cut(rest);
-    }
-    set_entry(head, 0);
-    set_entry(rest, LARGE);
-    kept::large_less(granules);
-    give_back(head, granules as u32);
-    Run { start, ..run }
-}
-
-/// Makes a run that is one block `granules` long, where it is; false, and nothing done, when there
-/// is no room behind it. Shrinking succeeds always.
-///
-/// # Safety
-///
-/// `start` begins a run from [`alloc_run`] whose entry is [`LARGE`], the caller's.
-pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
-    let head = index_of_run(start);
-    // SAFETY: the caller's promise.
-    let run = unsafe { &mut *frame(head) };
-    let old = u32::from(run.granules);
-    if granules > RUN_MOST as usize {
-        return false;
-    }
-    let new = granules as u32;
-    if new <= old {
-        run.granules = new as u16;
-        if new < old {
-            // SAFETY: the caller's promise.
-            unsafe { cut(head + new) };
-            kept::large_less((old - new) as usize);
-            give_back(head + new, old - new);
-        }
-        return true;
-    }
-    let node = window::node_of(start.as_ptr() as usize);
-    let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
-        return false;
-    };
-    let Some(clean) = arena.take_at(node, head + old, new - old) else {
-        return false;
-    };
-    run.granules = new as u16;
-    drop(arena);
-    kept::large_more((new - old) as usize);
-    account(node, new - old, clean);
-    true
-}
-
-/// Makes the granules before and at `index` a run's last and another's first: a frame between them
-/// may still say what it was when a free run ended or began there.
-///
-/// # Safety
-///
-/// Both granules are in use by the caller.
-unsafe fn cut(index: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        (*frame(index - 1)).state = State::Busy;
-        (*frame(index)).state = State::Busy;
-    }
-}
-
-/// Moves a run that is one block to a longer one of at least `size` bytes, or to a huge block, by
-/// moving its pages; `None`, and nothing done, when that cannot be.
-///
-/// Each move may split two mappings, so that this is for long runs.
-///
-/// # Safety
-///
-/// As for [`resize_run`]; `size` is larger than the run.
-pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
-    let head = index_of_run(start);
-    // SAFETY: the caller's promise.
-    let old = u32::from(unsafe { (*frame(head)).granules });
-    let node = window::node_of(start.as_ptr() as usize);
-    let bytes = old as usize * GRANULE;
-    let new = if size >= HUGE {
-        // SAFETY: the run is the caller's, whole.
-        unsafe { huge::adopt(start.as_ptr(), bytes, size) }?
-    } else {
-        let new = alloc_roomy(node, size.div_ceil(GRANULE) as u32)?;
-        // SAFETY: both runs are the caller's, and the new one is longer.
-        if !unsafe { sys::move_pages(start.as_ptr(), new.as_ptr(), bytes) } {
-            // SAFETY: allocated above.
-            unsafe { discard_run(new) };
-            return None;
-        }
-        new
-    };
-    set_entry(head, 0);
-    kept::large_less(old as usize);
-    kept::use_less(old as usize);
-    super::moved_away(node, bytes);
-    let_absent(node, head, old);
-    Some(new)
-}
-
-/// A run that is one block, clean, with as much room behind it: what has grown once grows again.
-fn alloc_roomy(node: usize, granules: u32) -> Option<NonNull<u8>> {
-    let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
-    let room = (2 * granules).min(RUN_MOST);
-    let absent = arena.free.find(State::Absent, room);
-    let head = absent.or_else(|| arena.add_region(node))?;
-    let before = arena.free.clean_before(head).min(granules);
-    if before < granules {
-        let Mapped::Done = arena.map_front(node, head, granules - before) else {
-            return None;
-        };
-    }
-    let head = head - before;
-    let Some((State::Clean, _)) = arena.free.run_at(head) else {
-        return None;
-    };
-    arena.free.take_front(head, granules);
-    // SAFETY: the run is nobody's but ours now.
-    let run = unsafe { &mut *frame(head) };
-    (run.head, run.granules) = (head, granules as u16);
-    drop(arena);
-    account(node, granules, true);
-    set_entry(head, LARGE);
-    kept::large_more(granules as usize);
-    NonNull::new(address_of(head))
-}
-
-/// Gives back a run of which the kernel may have unmapped a part.
-///
-/// # Safety
-///
-/// As for [`free_run`]; its entry is [`LARGE`].
-unsafe fn discard_run(start: NonNull<u8>) {
-    let head = index_of_run(start);
-    let node = window::node_of(start.as_ptr() as usize);
-    // SAFETY: the caller's promise.
-    let granules = u32::from(unsafe { (*frame(head)).granules });
-    let size = granules as usize * GRANULE;
-    set_entry(head, 0);
-    kept::large_less(granules as usize);
-    kept::use_less(granules as usize);
-    // SAFETY: the run is nobody's.
-    if unsafe { sys::try_unmap(start.as_ptr(), size) } {
-        gave_back(node, size);
-        let_absent(node, head, granules);
-    }
-}
-
-/// Notes that granules of a run are not mapped any more. In a signal handler that interrupted the
-/// arena, and while another thread forks, their addresses are lost.
-fn let_absent(node: usize, head: u32, granules: u32) {
-    if let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
-        arena.free.free(head, granules, State::Absent, 0);
-        arena.mapped -= granules;
     }
 }
 
@@ -494,7 +308,7 @@ impl Arena {
     }
 
     /// Maps at least `needed` granules of an absent run from its beginning on; they are clean then.
-    fn map_front(&mut self, node: usize, head: u32, needed: u32) -> Mapped {
+    pub(super) fn map_front(&mut self, node: usize, head: u32, needed: u32) -> Mapped {
         let Some((State::Absent, whole)) = self.free.run_at(head) else {
             return Mapped::Taken;
         };
@@ -504,7 +318,7 @@ impl Arena {
             // Up to where a huge page may end.
             more = (head + more).next_multiple_of(STEP_MOST) - head;
         }
-        let huge = huge_pages::wanted(self.mapped);
+        let huge = huge_pages::are_wanted(self.mapped);
         for more in [more.min(whole), needed] {
             let mapped = window::map_granules(node, head, more, huge);
             match mapped {
@@ -526,7 +340,7 @@ impl Arena {
     }
 
     /// Takes exactly `granules` from `index` on, if they are free; returns whether they were clean.
-    fn take_at(&mut self, node: usize, index: u32, granules: u32) -> Option<bool> {
+    pub(super) fn take_at(&mut self, node: usize, index: u32, granules: u32) -> Option<bool> {
         let (mut state, mut length) = self.free.run_at(index)?;
         let absent = match state {
             State::Absent => Some((index, granules)),
@@ -551,7 +365,7 @@ impl Arena {
     }
 
     /// Adds a region, all of it absent; returns where it begins.
-    fn add_region(&mut self, node: usize) -> Option<u32> {
+    pub(super) fn add_region(&mut self, node: usize) -> Option<u32> {
         let head = window::make_region(node)? + REGION_FIRST;
         let granules = REGION_GRANULES as u32 - REGION_FIRST - 1;
         self.free.free(head, granules, State::Absent, 0);

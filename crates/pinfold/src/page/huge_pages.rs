@@ -3,6 +3,9 @@
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 
+/// The environment variable that says when: `never`, `auto` or `always`.
+pub const HUGE_PAGES_VARIABLE: &str = "PINFOLD_THP";
+
 /// Granules that a node has mapped before its further memory gets huge pages: 16 MiB. A small
 /// program stays small, also where the system gives huge pages to everybody.
 const HUGE_FROM: u32 = 256;
@@ -19,18 +22,73 @@ pub enum HugePages {
     Always = 2,
 }
 
+impl HugePages {
+    /// Reads `never`, `auto` or `always`; nothing else is understood.
+    pub fn parse(value: &[u8]) -> Option<HugePages> {
+        match value {
+            b"auto" => Some(HugePages::Auto),
+            b"never" => Some(HugePages::Never),
+            b"always" => Some(HugePages::Always),
+            _ => None,
+        }
+    }
+}
+
 static MODE: AtomicU8 = AtomicU8::new(HugePages::Auto as u8);
 
-/// Says when the arenas ask for huge pages, for memory that they map from now on.
+/// Says when the arenas ask for huge pages, for memory that they map from now on; replaces the value
+/// of `PINFOLD_THP`.
 ///
-/// The kernel gives huge pages to who asks unless `/sys/kernel/mm/transparent_hugepage/enabled` is
-/// `never`. Blocks that are mappings of their own are left to the system's setting.
+/// The kernel gives huge pages to who asks, unless `/sys/kernel/mm/transparent_hugepage/enabled` is
+/// `never`. Blocks that are mappings of their own, from [`HUGE`](super::HUGE) bytes on, are left to
+/// the system's setting.
+///
+/// ```
+/// use pinfold::page::{HugePages, set_huge_pages};
+///
+/// set_huge_pages(HugePages::Never);
+/// ```
 pub fn set_huge_pages(mode: HugePages) {
+    super::init();
     MODE.store(mode as u8, Relaxed);
 }
 
-/// What to ask for a node's next memory, when it has `mapped` granules.
-pub(super) fn wanted(mapped: u32) -> Option<bool> {
-    let mode = MODE.load(Relaxed);
-    Some(mode == HugePages::Always as u8 || (mode == HugePages::Auto as u8 && mapped >= HUGE_FROM))
+/// Reads the user's setting. For the start.
+pub(super) fn read() {
+    let mut value = [0; 8];
+    let value = pinfold_rseq::env::read(HUGE_PAGES_VARIABLE, &mut value);
+    if let Some(mode) = value.and_then(HugePages::parse) {
+        MODE.store(mode as u8, Relaxed);
+    }
+}
+
+/// Whether a node's next memory is to be in huge pages, when the node has `mapped` granules.
+pub(super) fn are_wanted(mapped: u32) -> bool {
+    match MODE.load(Relaxed) {
+        mode if mode == HugePages::Auto as u8 => mapped >= HUGE_FROM,
+        mode => mode == HugePages::Always as u8,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HugePages, are_wanted, set_huge_pages};
+
+    #[test]
+    fn small_programs_get_none() {
+        assert!(!are_wanted(0) && !are_wanted(255) && are_wanted(256));
+        set_huge_pages(HugePages::Always);
+        assert!(are_wanted(0));
+        set_huge_pages(HugePages::Never);
+        assert!(!are_wanted(100_000));
+        set_huge_pages(HugePages::Auto);
+    }
+
+    #[test]
+    fn only_the_three_words_are_understood() {
+        assert_eq!(HugePages::parse(b"always"), Some(HugePages::Always));
+        for text in ["", "Auto", "on", "madvise", "never "] {
+            assert_eq!(HugePages::parse(text.as_bytes()), None, "{text}");
+        }
+    }
 }

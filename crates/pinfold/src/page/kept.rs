@@ -1,6 +1,6 @@
 //! How much of the memory that the arenas hold is not in use, and how much of it may be.
 
-use super::{GRANULE, huge_total};
+use super::{GRANULE, budget, huge_total};
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -12,10 +12,6 @@ static LARGE_USED: AtomicUsize = AtomicUsize::new(0);
 static DIRTY: AtomicUsize = AtomicUsize::new(0);
 /// Granules in runs that are in use, whose holder keeps them without using them just now.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
-
-/// What may be kept in any case, in bytes: a program that frees and allocates in waves does not
-/// fault its pages in again.
-const KEPT_LEAST: usize = 32 << 20;
 
 pub(super) fn use_more(granules: usize) {
     USED.fetch_add(granules, Relaxed);
@@ -57,7 +53,7 @@ pub fn large_in_use() -> usize {
 }
 
 /// Bytes in use: in runs, less what holders keep, and in huge blocks.
-pub(super) fn in_use() -> usize {
+fn in_use() -> usize {
     let granules = USED.load(Relaxed).saturating_sub(KEPT.load(Relaxed));
     granules * GRANULE + huge_total()
 }
@@ -65,8 +61,7 @@ pub(super) fn in_use() -> usize {
 /// Granules that are kept beyond what may be.
 pub(super) fn excess() -> usize {
     let kept = DIRTY.load(Relaxed) + KEPT.load(Relaxed);
-    let most = (in_use() / 8).max(KEPT_LEAST);
-    kept.saturating_sub(most / GRANULE)
+    kept.saturating_sub(budget::kept_most(in_use()) / GRANULE)
 }
 
 /// Returns whether more memory is kept than may be. A caller that sees true calls

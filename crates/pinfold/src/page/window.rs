@@ -165,18 +165,18 @@ pub(super) fn node_of(address: usize) -> usize {
     }
 }
 
-/// Maps granules of a region for `node`; what is known of huge pages decides how.
-pub(super) fn map_granules(node: usize, first: u32, count: u32, huge: Option<bool>) -> Mapped {
+/// Maps granules of a region for `node`, in huge pages if these are `huge`.
+pub(super) fn map_granules(node: usize, first: u32, count: u32, huge: bool) -> Mapped {
     let (start, size) = (address_of(first), count as usize * GRANULE);
     // SAFETY: the granules are absent: nothing of ours is mapped there.
     let mapped = unsafe { sys::map_at(start, size) };
     if matches!(mapped, Mapped::Done) {
         // SAFETY: mapped above.
         unsafe {
-            match huge {
-                Some(true) => sys::prefer_huge(start, size),
-                Some(false) => sys::refuse_huge(start, size),
-                None => {}
+            if huge {
+                sys::prefer_huge(start, size);
+            } else {
+                sys::refuse_huge(start, size);
             }
             if crate::nodes::count() > 1 && !crate::nodes::is_the_kernels(node) {
                 sys::prefer_node(start, size, Some(crate::nodes::id(node)));

@@ -27,6 +27,7 @@
 
 mod automatic;
 mod housekeeping;
+mod pressure;
 mod spawn;
 mod thread;
 
@@ -225,6 +226,9 @@ pub enum Reach {
     /// It may stop and fence the other CPUs, and read files: the tick is one of a shepherd that the
     /// program or its user asked for.
     AllCpus,
+    /// Everything free is to go back now, whatever its age: memory is short. It may do what it may
+    /// at [`AllCpus`](Reach::AllCpus).
+    Everything,
 }
 
 /// What [`register`] was given.
@@ -236,6 +240,12 @@ fn tick(wanted: &impl Fn(usize) -> bool, reach: Reach) -> usize {
     let folded = fold_watched(wanted);
     LAST.store(sys::coarse_milliseconds(), Relaxed);
     FOLDS.fetch_add(folded as u64, Relaxed);
+    drain(reach);
+    folded
+}
+
+/// Calls the drains.
+fn drain(reach: Reach) {
     DRAINS.iter().for_each(|drain| {
         // Acquire pairs with the release in `register`.
         let drain = drain.load(Acquire);
@@ -244,7 +254,6 @@ fn tick(wanted: &impl Fn(usize) -> bool, reach: Reach) -> usize {
             unsafe { core::mem::transmute::<*mut (), fn(Reach)>(drain)(reach) };
         }
     });
-    folded
 }
 
 /// Has every tick of this process call `drain`: for caches that give back what stood idle for some

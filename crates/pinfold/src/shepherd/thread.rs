@@ -1,14 +1,16 @@
 //! The shepherd's thread.
 
 use super::housekeeping::Housekeeping;
+use super::pressure::{self, Pressure};
 use super::spawn::{Body, spawn};
-use super::{FOLDS, Shepherd, ShepherdError, thread_begins, thread_ended};
+use super::{FOLDS, Reach, Shepherd, ShepherdError, drain, thread_begins, thread_ended};
 use crate::sys;
 use crate::topology::{Topology, affinity};
 use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::time::Duration;
 
 /// Intervals without a fold after which the thread looks less often.
 const QUIET: u32 = 3;
@@ -156,6 +158,7 @@ fn run(shared: *mut libc::c_void) {
     };
     let mut quiet = 0;
     let mut followed = 0;
+    let mut pressure = Pressure::watch();
     // Acquire pairs with the release in `drop`.
     while state.load(Acquire) == RUN {
         let now = sys::coarse_milliseconds();
@@ -165,7 +168,25 @@ fn run(shared: *mut libc::c_void) {
         }
         quiet = if shepherd.tick() == 0 { quiet + 1 } else { 0 };
         let nap = shepherd.interval * back_off(quiet);
-        sys::wait_for_change(state, RUN, nap);
+        sleep(state, nap, &mut pressure);
+    }
+}
+
+/// Sleeps for `nap`, or until the owner stops the thread. Has everything free go back when there is
+/// memory pressure meanwhile.
+fn sleep(state: &AtomicU32, nap: Duration, pressure: &mut Option<Pressure>) {
+    let mut left = nap;
+    // Acquire pairs with the release in `drop`.
+    while state.load(Acquire) == RUN && !left.is_zero() {
+        let part = pressure.as_ref().map_or(left, |_| left.min(pressure::LOOK));
+        sys::wait_for_change(state, RUN, part);
+        left = left.saturating_sub(part);
+        match pressure.as_ref().map(Pressure::has_risen) {
+            Some(Ok(true)) => drain(Reach::Everything),
+            // The program has closed the file, and the number may be another file's by now.
+            Some(Err(())) => core::mem::forget(pressure.take()),
+            _ => {}
+        }
     }
 }
 

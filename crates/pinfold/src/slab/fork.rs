@@ -61,5 +61,6 @@ fn child() {
     UNITS.unlock_all_in_child(pinfold_rseq::possible());
     grace::fork_child();
     hands::fork_child();
+    page::budget::fork_child();
     key::fork_child();
 }

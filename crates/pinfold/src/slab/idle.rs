@@ -19,7 +19,8 @@ use super::deferred;
 use super::percpu::{
     DEFERRED, HELD, SPARE, STOPPING, UNIT, UNITS, drain_deferred, drain_unit, drain_word,
 };
-use super::sheaf::Sheaf;
+use super::reclaim::reclaim;
+use super::sheaf::{Sheaf, word_is_empty};
 use crate::shepherd::Reach;
 use crate::topology::facts;
 use crate::{page, sys};
@@ -57,8 +58,10 @@ pub(super) fn drain(reach: Reach) {
         Reach::ThisCpu => take_idle_here(),
         Reach::AllCpus => {
             page::refresh_room();
+            page::budget::refresh();
             take_idle_everywhere();
         }
+        Reach::Everything => return give_everything(),
     }
     deferred::progress();
     let now = sys::coarse_milliseconds() as u32;
@@ -72,6 +75,16 @@ pub(super) fn drain(reach: Reach) {
         });
     });
     page::purge_all_aged();
+    page::budget::reclaimed();
+}
+
+/// Gives everything free back to the system. Interrupts the CPUs that run threads of this process,
+/// unless some CPUs are isolated: then what other CPUs have cached stays.
+fn give_everything() {
+    if facts::any_quiet() || super::shrink_all().is_err() {
+        reclaim();
+    }
+    page::budget::reclaimed();
 }
 
 /// Takes the idle sheaves of the CPU on which this thread runs, without stopping anything: each
@@ -101,36 +114,60 @@ pub(super) fn take_idle_here() {
         return;
     }
     cache::for_each(|cache| {
-        let take = |place: usize| {
-            let offset = cache.main() + place;
-            let seen = word(unit, offset).load(Relaxed);
-            // SAFETY: the offset lies in the unit.
-            let taken = seen != 0 && unsafe { UNITS.store_if_equal(offset, seen, 0) };
-            // SAFETY: the critical section took the word out, so the sheaf is this thread's.
-            taken.then(|| unsafe { Sheaf::from_word(seen) }).flatten()
-        };
-        let put = |sheaf| cache.put(cache.here(), sheaf);
         if is_idle(index, cache) {
-            [0, SPARE, HELD]
-                .iter()
-                .filter_map(|&place| take(place))
-                .for_each(put);
-            take(DEFERRED)
-                .into_iter()
-                .for_each(|sheaf| cache.seal(sheaf));
+            for place in [0, SPARE, HELD] {
+                take_here(cache, unit, place);
+            }
+            take_here(cache, unit, DEFERRED);
             forget(index, cache, SPARE);
         }
         if is_place_idle(index, cache, DEFERRED) {
-            take(DEFERRED)
-                .into_iter()
-                .for_each(|sheaf| cache.seal(sheaf));
+            take_here(cache, unit, DEFERRED);
             forget(index, cache, DEFERRED);
         }
         if is_place_idle(index, cache, HELD) {
-            take(HELD).into_iter().for_each(put);
+            take_here(cache, unit, HELD);
             forget(index, cache, HELD);
         }
     });
+}
+
+/// Takes all sheaves of the CPU on which this thread runs to their barns, idle or not, without
+/// stopping anything. Empty sheaves stay.
+pub(super) fn take_all_here() {
+    let unit = UNITS.unit(pinfold_rseq::current());
+    if unit.is_null() {
+        return;
+    }
+    // For the same reason as in `take_idle_here`.
+    let Some(_stopping) = STOPPING.try_lock() else {
+        return;
+    };
+    cache::for_each(|cache| {
+        for place in [0, SPARE, HELD, DEFERRED] {
+            if !word_is_empty(word(unit, cache.main() + place).load(Relaxed)) {
+                take_here(cache, unit, place);
+            }
+        }
+    });
+}
+
+/// Takes the sheaf at `place` of a cache's words in the current CPU's unit, which is expected to be
+/// `unit`: to the barn, or if it holds deferred frees, to the sheaves that wait for readers. Leaves
+/// the sheaf where it is if the thread has moved, or the sheaf has been used.
+fn take_here(cache: &'static Cache, unit: *mut u8, place: usize) {
+    let offset = cache.main() + place;
+    let seen = word(unit, offset).load(Relaxed);
+    // SAFETY: the offset lies in the unit.
+    if seen == 0 || !unsafe { UNITS.store_if_equal(offset, seen, 0) } {
+        return;
+    }
+    // SAFETY: the critical section took the word out, so the sheaf is this thread's.
+    match unsafe { Sheaf::from_word(seen) } {
+        Some(sheaf) if place == DEFERRED => cache.seal(sheaf),
+        Some(sheaf) => cache.put(cache.here(), sheaf),
+        None => {}
+    }
 }
 
 /// Takes the idle sheaves of all CPUs that may be interrupted.

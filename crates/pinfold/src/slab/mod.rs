@@ -62,6 +62,8 @@ pub use debug::DebugFlags;
 pub use info::{Info, Statistics, Usage, caches};
 pub use mempool::MemPool;
 pub use prefilled::{OutOfMemory, Prefilled};
+#[doc(hidden)]
+pub use reclaim::{make_room, or_reclaim, or_reclaim_for};
 pub use slabinfo::{Slabinfo, slabinfo};
 pub use tune::{set_sheaf_budget, sheaf_bytes};
 pub use typed::{
@@ -482,3 +484,4 @@ pub fn shrink_all() -> Result<usize, FenceError> {
 
 mod fork;
 mod idle;
+mod reclaim;

@@ -288,12 +288,21 @@ impl Node {
 
     /// Moves everything in the barn to slabs and gives empty slabs back; returns how many slabs.
     pub(super) fn shrink(&self, cache: &Cache) -> usize {
-        let Some(mut stock) = self.stock_after_fork() else {
-            return 0;
-        };
-        self.take_back(cache, &mut stock);
+        let stock = self.stock_after_fork();
+        stock.map_or(0, |mut stock| self.empty(cache, &mut stock))
+    }
+
+    /// As [`shrink`](Self::shrink), unless it would have to wait for a fork.
+    pub(super) fn give_all(&self, cache: &Cache) {
+        if let Some(mut stock) = self.stock() {
+            self.empty(cache, &mut stock);
+        }
+    }
+
+    fn empty(&self, cache: &Cache, stock: &mut Stock) -> usize {
+        self.take_back(cache, stock);
         while let Some(mut sheaf) = stock.full.take() {
-            self.flush(cache, &mut stock, &mut sheaf);
+            self.flush(cache, stock, &mut sheaf);
             sheaf.discard();
         }
         while let Some(sheaf) = stock.empty.take() {

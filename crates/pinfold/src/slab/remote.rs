@@ -8,6 +8,7 @@
 use super::KmemCache;
 use super::cache::Cache;
 use super::node::Node;
+use super::reclaim;
 use super::sheaf::{CAPACITY_MOST, Sheaf};
 use crate::page::Ask;
 use crate::segment::SlabEvent;
@@ -96,6 +97,11 @@ impl Cache {
 
     /// Takes objects past the sheaves, as `ask` says and, when that node has no more, from others'; returns how many.
     pub(super) fn alloc_from(&self, ask: Ask, objects: &mut [*mut u8]) -> usize {
+        let some = || Some(self.alloc_from_any(ask, objects)).filter(|&got| got > 0);
+        reclaim::or_reclaim(some).unwrap_or(0)
+    }
+
+    fn alloc_from_any(&self, ask: Ask, objects: &mut [*mut u8]) -> usize {
         let mut got = self.alloc_only_from(ask, objects);
         self.others(ask, |other| {
             let more = self.alloc_only_from(other, &mut objects[got..]);

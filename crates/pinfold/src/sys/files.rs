@@ -27,6 +27,38 @@ pub(crate) fn read_in_pieces(path: &CStr, mut each: impl FnMut(&[u8])) -> bool {
     })
 }
 
+/// Reads a short file by one call. Returns how many bytes, or 0 if the file cannot be read.
+pub(super) fn read_once(path: &CStr, to: &mut [u8]) -> usize {
+    let mut length = 0;
+    read_pieces(path, |fd| {
+        length = read_some(fd, to)?;
+        Some(false)
+    });
+    length
+}
+
+/// Calls `each` for each line of a file, with `None` for one of more than `N` bytes.
+pub(super) fn for_each_line<const N: usize>(path: &CStr, mut each: impl FnMut(Option<&[u8]>)) {
+    let mut line = [0u8; N];
+    let mut length = 0;
+    read_in_pieces(path, |piece| {
+        for &byte in piece {
+            if byte == b'\n' {
+                each(line.get(..length));
+                length = 0;
+            } else {
+                if let Some(place) = line.get_mut(length) {
+                    *place = byte;
+                }
+                length += 1;
+            }
+        }
+    });
+    if length > 0 {
+        each(line.get(..length));
+    }
+}
+
 /// Opens a file, calls `read` until it returns false at the end or `None` for an error, and closes
 /// the file. Returns false after an error.
 ///

@@ -1,0 +1,265 @@
+//! What is kept, and what happens near limits. Each load runs in a process of its own, this program
+//! again, which has the limit from its start.
+
+use pinfold::page;
+use pinfold_malloc::c::{
+    pinfold_free, pinfold_malloc, pinfold_malloc_trim, pinfold_memory_limit,
+    pinfold_memory_set_limit,
+};
+use std::ffi::c_void;
+use std::fs;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const MIB: usize = 1 << 20;
+
+/// Runs the ignored test `load` as a program, after `prepare` has changed the command.
+fn run(load: &str, prepare: impl FnOnce(&mut Command)) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", load, "--ignored", "--test-threads=1"]);
+    prepare(&mut command);
+    command.output().unwrap()
+}
+
+/// Runs a load that is to succeed.
+fn succeeds(load: &str, prepare: impl FnOnce(&mut Command)) {
+    let output = run(load, prepare);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let error = String::from_utf8_lossy(&output.stderr);
+    let signal = output.status.signal();
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{load}: signal {signal:?}\n{text}{error}"
+    );
+}
+
+/// Blocks in a list through their first words, so that holding them takes no other memory.
+struct Blocks {
+    first: *mut c_void,
+    bytes: usize,
+}
+
+impl Blocks {
+    /// Allocates blocks of `size` bytes, until they are `most` bytes or there is no memory.
+    fn fill(size: usize, most: usize) -> Blocks {
+        let mut blocks = Blocks {
+            first: std::ptr::null_mut(),
+            bytes: 0,
+        };
+        while blocks.bytes < most {
+            let block = pinfold_malloc(size);
+            if block.is_null() {
+                break;
+            }
+            // SAFETY: the block is ours, and `size` bytes large.
+            unsafe {
+                block.cast::<u8>().write_bytes(1, size);
+                block.cast::<*mut c_void>().write(blocks.first);
+            }
+            blocks.first = block;
+            blocks.bytes += size;
+        }
+        blocks
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        while !self.first.is_null() {
+            // SAFETY: a block of `fill`, which holds the next one's address.
+            unsafe {
+                let next = self.first.cast::<*mut c_void>().read();
+                pinfold_free(self.first);
+                self.first = next;
+            }
+        }
+    }
+}
+
+/// Has the command start with `resource` limited to `bytes`.
+fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, bytes: usize) {
+    let limit = libc::rlimit {
+        rlim_cur: bytes as u64,
+        rlim_max: bytes as u64,
+    };
+    // SAFETY: `setrlimit` may be called between fork and exec.
+    unsafe {
+        command.pre_exec(move || match libc::setrlimit(resource, &raw const limit) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+}
+
+#[test]
+#[ignore = "a program for the tests below"]
+fn other_sizes_get_what_was_freed() {
+    let tenths: usize = std::env::var("TENTHS").unwrap().parse().unwrap();
+    for (size, other) in [(1000, 5000), (100, 20_000), (20_000, 64), (5000, 1000)] {
+        let filled = Blocks::fill(size, usize::MAX).bytes;
+        assert!(filled > 16 * MIB, "{size}: only {filled}");
+        let wanted = filled / 10 * tenths;
+        let again = Blocks::fill(other, wanted).bytes;
+        assert!(
+            again >= wanted,
+            "{other} after {size}: {again} of {filled} bytes"
+        );
+    }
+}
+
+#[test]
+fn after_a_resource_limit_all_freed_memory_serves_all_sizes() {
+    for (resource, tenths) in [(libc::RLIMIT_DATA, "9"), (libc::RLIMIT_AS, "8")] {
+        succeeds("other_sizes_get_what_was_freed", |command| {
+            limit(command.env("TENTHS", tenths), resource, 300 * MIB);
+        });
+    }
+}
+
+#[test]
+#[ignore = "a program for the tests below"]
+fn failing_calls_are_cheap() {
+    let filled = Blocks::fill(1000, usize::MAX);
+    let begun = std::time::Instant::now();
+    for _ in 0..1000 {
+        assert!(Blocks::fill(1000, 1).bytes <= 1000);
+    }
+    let spent = begun.elapsed();
+    assert!(spent.as_millis() < 2000, "{spent:?}");
+    drop(filled);
+    // What no machine has is not worth giving anything back for.
+    assert!(pinfold_malloc(1 << 46).is_null());
+}
+
+#[test]
+fn a_failed_allocation_costs_bounded_work_each_time() {
+    succeeds("failing_calls_are_cheap", |command| {
+        limit(command, libc::RLIMIT_DATA, 300 * MIB);
+    });
+}
+
+#[test]
+#[ignore = "a program for the tests below"]
+fn phases_of_sizes() {
+    let live: usize = std::env::var("LIVE").unwrap().parse().unwrap();
+    for size in [64, 500, 4000, 20_000, 112, 1000, 9000, 320, 30_000, 200] {
+        let filled = Blocks::fill(size, live);
+        assert!(filled.bytes >= live);
+    }
+}
+
+/// A memory cgroup with a limit, where this machine allows one.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new(name: &str, bytes: usize) -> Option<Cgroup> {
+        let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let is_one = own.lines().any(|line| line.contains(":memory:"));
+        let (above, file) = match is_one {
+            true => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            false => ("/sys/fs/cgroup", "memory.max"),
+        };
+        let path = Path::new(above).join(format!("pinfold-{name}-{}", std::process::id()));
+        fs::create_dir(&path).ok()?;
+        let cgroup = Cgroup(path);
+        fs::write(cgroup.0.join(file), bytes.to_string()).ok()?;
+        Some(cgroup)
+    }
+
+    /// Has the command start in the cgroup.
+    fn admit(&self, command: &mut Command) {
+        let processes = self.0.join("cgroup.procs");
+        // SAFETY: the closure opens and writes a file, in a child of a process whose other threads
+        // hold no lock that this takes.
+        unsafe {
+            command.pre_exec(move || fs::write(&processes, std::process::id().to_string()));
+        }
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn phases_live_in_a_cgroup_that_holds_one_of_them() {
+    let Some(cgroup) = Cgroup::new("phases", 128 * MIB) else {
+        eprintln!("skipped: no memory cgroup can be made here");
+        return;
+    };
+    succeeds("phases_of_sizes", |command| {
+        cgroup.admit(command.env("LIVE", (64 * MIB).to_string()));
+    });
+}
+
+#[test]
+#[ignore = "a program for the tests below"]
+fn tells_its_hard_limit() {
+    pinfold_malloc_trim(0);
+    let limit = page::hard_limit().unwrap();
+    assert_eq!(limit.to_string(), std::env::var("EXPECTED").unwrap());
+}
+
+#[test]
+fn the_limit_of_a_cgroup_is_found() {
+    let Some(cgroup) = Cgroup::new("found", 128 * MIB) else {
+        eprintln!("skipped: no memory cgroup can be made here");
+        return;
+    };
+    succeeds("tells_its_hard_limit", |command| {
+        cgroup.admit(command.env("EXPECTED", (128 * MIB).to_string()));
+    });
+}
+
+#[test]
+#[ignore = "a program for the tests below"]
+fn soft_limit_of_64_mib() {
+    drop(Blocks::fill(64, 1));
+    let limit = page::memory_limit().unwrap();
+    assert!(limit == 64 * MIB || limit == 96 * MIB, "{limit}");
+    pinfold_memory_set_limit(64 * MIB);
+    assert_eq!(pinfold_memory_limit(), 64 * MIB);
+    for size in [64, 500, 4000, 20_000, 112, 1000, 9000, 320, 30_000, 200] {
+        drop(Blocks::fill(size, 40 * MIB));
+    }
+    let peak = page::held_peak() as usize;
+    assert!(peak <= 64 * MIB, "{} KiB were held", peak >> 10);
+    // No allocation fails because of the limit.
+    let beyond = Blocks::fill(1000, 100 * MIB);
+    assert!(beyond.bytes >= 100 * MIB);
+    drop(beyond);
+    pinfold_memory_set_limit(0);
+    assert_eq!(pinfold_memory_limit(), 0);
+    assert_eq!(page::memory_limit(), None);
+}
+
+#[test]
+fn a_soft_limit_is_obeyed_where_that_is_possible() {
+    succeeds("soft_limit_of_64_mib", |command| {
+        command.env("PINFOLD_MEMORY_LIMIT", "64M");
+    });
+    // A percentage is of the hard limit.
+    if let Some(cgroup) = Cgroup::new("soft", 192 * MIB) {
+        succeeds("soft_limit_of_64_mib", |command| {
+            cgroup.admit(command.env("PINFOLD_MEMORY_LIMIT", "50%"));
+        });
+    }
+}
+
+#[test]
+#[ignore = "a program for the tests below"]
+fn frees_200_mib() {
+    for size in [64, 1000, 20_000, 60_000] {
+        drop(Blocks::fill(size, 200 * MIB));
+        let held = page::held() as usize;
+        assert!(held < 40 * MIB, "{size}: {} MiB stay", held / MIB);
+    }
+}
+
+#[test]
+fn freed_memory_goes_back_at_the_free_but_for_a_share_of_the_use() {
+    succeeds("frees_200_mib", |_| {});
+}

@@ -1,0 +1,346 @@
+//! How much memory may be held: the limits of the process, and what it keeps beyond its use.
+//!
+//! # What is kept
+//!
+//! Free memory that stays with the process makes the next allocation cheap, and is lost to everyone
+//! else. [`kept_most`] bounds it by a share of what is in use, and by the tightest limit.
+//!
+//! # Limits
+//!
+//! | limit | from | read |
+//! |---|---|---|
+//! | hard | the cgroup's memory limits, `RLIMIT_DATA`, `RLIMIT_AS` | at start, and by a shepherd that was asked for |
+//! | soft | [`VARIABLE`], [`set_memory_limit`] | at start; whenever it is set |
+//!
+//! Passing a hard limit ends the process, or fails an allocation, also while free memory lies
+//! elsewhere in the process. So near the tightest limit, free memory has to serve first:
+//!
+//! 1. Whoever would make the held memory grow asks [`near`]. Beyond the *mark*, an eighth below the
+//!    limit, `near` says yes, and the growth is refused.
+//! 2. The slow path that finds its allocation refused gives back what is free (`slab::or_reclaim`),
+//!    and moves the mark to some way above what is held then ([`reclaimed`]).
+//! 3. It tries once more, with growth [lifted](lift): no allocation fails because of a mark.
+//!
+//! Without a limit the mark is `usize::MAX`.
+
+use super::held;
+use crate::sys::{self, cgroup};
+use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// The environment variable with the soft limit, in the form that [`Limit::parse`] reads.
+pub const VARIABLE: &str = "PINFOLD_MEMORY_LIMIT";
+/// The longest value that is looked at.
+const LONGEST: usize = 32;
+
+/// What may be kept however little is in use, without a limit.
+const KEPT_LEAST: usize = 16 << 20;
+/// What may be kept however little a limit leaves: a few runs that are used over and over.
+const KEPT_AT_LIMIT: usize = 1 << 20;
+/// The least growth between two reclaims near a limit.
+const STEP_LEAST: usize = 2 << 20;
+
+/// No limit, in every word below.
+const NONE: usize = usize::MAX;
+
+/// The tightest hard limit.
+static HARD: AtomicUsize = AtomicUsize::new(NONE);
+/// The soft limit in bytes.
+static SOFT: AtomicUsize = AtomicUsize::new(NONE);
+/// The soft limit as a share of the hard one, in percent; 0 if it was given in bytes.
+static PERCENT: AtomicUsize = AtomicUsize::new(0);
+/// The smaller one of [`HARD`] and [`SOFT`].
+static TIGHTEST: AtomicUsize = AtomicUsize::new(NONE);
+/// Held memory may grow up to here without a reclaim.
+static MARK: AtomicUsize = AtomicUsize::new(NONE);
+/// Threads whose growth is not refused: they have reclaimed just now.
+static LIFTED: AtomicUsize = AtomicUsize::new(0);
+/// How often growth was refused, by a mark or by the system.
+static REFUSALS: AtomicUsize = AtomicUsize::new(0);
+
+/// A soft limit as a user gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Bytes.
+    Bytes(usize),
+    /// Percent, from 1 to 100, of the tightest hard limit, or of the machine's memory if there is
+    /// none.
+    Percent(usize),
+}
+
+impl Limit {
+    /// Reads a number of bytes with `K`, `M`, `G` or `T` behind it, or none (powers of 1024), or a
+    /// number from 1 to 100 with `%`. Returns `None` for anything else, and for 0.
+    pub fn parse(value: &[u8]) -> Option<Limit> {
+        let (&last, rest) = value.split_last().filter(|_| value.len() <= LONGEST)?;
+        let shift = match last.to_ascii_uppercase() {
+            b'0'..=b'9' => return number(value).map(Limit::Bytes),
+            b'%' => return number(rest).filter(|&n| n <= 100).map(Limit::Percent),
+            b'K' => 10,
+            b'M' => 20,
+            b'G' => 30,
+            b'T' => 40,
+            _ => return None,
+        };
+        number(rest)?.checked_mul(1 << shift).map(Limit::Bytes)
+    }
+}
+
+/// A decimal number above 0.
+fn number(text: &[u8]) -> Option<usize> {
+    let digit = |&byte: &u8| byte.is_ascii_digit().then(|| usize::from(byte - b'0'));
+    let add = |sum: usize, byte| sum.checked_mul(10)?.checked_add(digit(byte)?);
+    text.iter().try_fold(0, add).filter(|&number| number > 0)
+}
+
+/// Reads the hard limits and the user's soft one. For the start.
+#[cold]
+#[inline(never)]
+pub(super) fn read() {
+    let mut value = [0; LONGEST];
+    let value = pinfold_rseq::env::read(VARIABLE, &mut value);
+    set(value.and_then(Limit::parse));
+    refresh();
+}
+
+/// Reads the hard limits again. Reads files, and asks for the resource limits: for the start, and
+/// for a shepherd that was asked for.
+#[cold]
+#[inline(never)]
+pub(crate) fn refresh() {
+    let hard = cgroup::memory_limit(b"").min(resources());
+    HARD.store(hard, Relaxed);
+    settle();
+}
+
+/// Returns what the resource limits leave to this module's memory.
+fn resources() -> usize {
+    let (all, data) = (
+        sys::resource_limit(libc::RLIMIT_AS),
+        sys::resource_limit(libc::RLIMIT_DATA),
+    );
+    if all.min(data) == NONE {
+        return NONE;
+    }
+    // What others have mapped counts too: the program, its libraries and stacks.
+    let held = held() as usize;
+    let left = |limit: usize, mapped: usize| match limit {
+        NONE => NONE,
+        limit => limit.saturating_sub(mapped.saturating_sub(held)),
+    };
+    let mapped = sys::mapped();
+    left(all, mapped.0).min(left(data, mapped.1))
+}
+
+fn set(limit: Option<Limit>) {
+    let (bytes, percent) = match limit {
+        None => (NONE, 0),
+        Some(Limit::Bytes(bytes)) => (bytes, 0),
+        Some(Limit::Percent(percent)) => (NONE, percent),
+    };
+    SOFT.store(bytes, Relaxed);
+    PERCENT.store(percent, Relaxed);
+}
+
+/// Computes the tightest limit and the mark anew.
+fn settle() {
+    let hard = HARD.load(Relaxed);
+    let percent = PERCENT.load(Relaxed);
+    if percent > 0 {
+        let whole = hard.min(sys::physical_memory());
+        let share = whole as u128 * percent as u128 / 100;
+        SOFT.store(share as usize, Relaxed);
+    }
+    TIGHTEST.store(hard.min(SOFT.load(Relaxed)), Relaxed);
+    reclaimed();
+}
+
+/// Sets the soft limit on the memory that Pinfold holds, in bytes; `None` removes it.
+///
+/// Replaces the value of `PINFOLD_MEMORY_LIMIT`. Near the limit, free memory goes back, and free
+/// memory of all sizes serves before the held memory grows. The limit is soft: an allocation that
+/// cannot be served otherwise passes it. It bounds what [`held`] counts, not the
+/// program's own mappings, stacks and code.
+///
+/// Takes effect when memory is next allocated or freed in a slow path. Costs a few stores; close to
+/// the limit, slow paths that need memory give back what is free first, at most once for each
+/// thirty-second part of the limit by which the held memory grows, and at least 2 MiB.
+///
+/// ```
+/// use pinfold::page;
+///
+/// page::set_memory_limit(Some(512 << 20));
+/// assert_eq!(page::memory_limit(), Some(512 << 20));
+/// page::set_memory_limit(None);
+/// assert_eq!(page::memory_limit(), None);
+/// ```
+pub fn set_memory_limit(bytes: Option<usize>) {
+    super::init();
+    set(bytes.map(Limit::Bytes));
+    settle();
+}
+
+/// Returns the soft limit on the memory that Pinfold holds, in bytes. A few loads.
+pub fn memory_limit() -> Option<usize> {
+    super::init();
+    Some(SOFT.load(Relaxed)).filter(|&bytes| bytes != NONE)
+}
+
+/// Returns the tightest hard limit that was found, in bytes: of the cgroup, `RLIMIT_DATA` or
+/// `RLIMIT_AS`, less what the resource limits had to leave to others. One load.
+pub fn hard_limit() -> Option<usize> {
+    super::init();
+    Some(HARD.load(Relaxed)).filter(|&bytes| bytes != NONE)
+}
+
+/// Returns the smallest limit of the memory cgroup that files below the folder `root` describe, in
+/// bytes. Reads files.
+#[doc(hidden)]
+pub fn cgroup_limit(root: &[u8]) -> Option<usize> {
+    let root = root.strip_suffix(b"/").unwrap_or(root);
+    Some(cgroup::memory_limit(root)).filter(|&bytes| bytes != NONE)
+}
+
+/// Returns how many bytes may be kept beyond `in_use` bytes: an eighth of them, at least 16 MiB, but
+/// at most a sixteenth of the tightest limit, and what that limit leaves. A limit that leaves
+/// nothing still allows 1 MiB, because held memory also counts what was never touched. One load.
+pub(crate) fn kept_most(in_use: usize) -> usize {
+    kept_below(TIGHTEST.load(Relaxed), in_use)
+}
+
+fn kept_below(limit: usize, in_use: usize) -> usize {
+    let most = (limit / 16).min(limit.saturating_sub(in_use));
+    (in_use / 8).max(KEPT_LEAST).min(most).max(KEPT_AT_LIMIT)
+}
+
+/// Returns whether what is held, now `held` bytes, should not grow by `more` bytes before free
+/// memory has served; counts a refusal then. Two loads at most.
+pub(crate) fn near(held: usize, more: usize) -> bool {
+    let near = held.saturating_add(more) > MARK.load(Relaxed) && LIFTED.load(Relaxed) == 0;
+    if near {
+        refused();
+    }
+    near
+}
+
+/// Counts a refusal: the system gave no memory.
+pub(crate) fn refused() {
+    REFUSALS.fetch_add(1, Relaxed);
+}
+
+/// Returns how many refusals there were.
+pub(crate) fn refusals() -> usize {
+    REFUSALS.load(Relaxed)
+}
+
+/// Returns whether a block of `size` bytes could be had at all: by giving back what is free.
+pub(crate) fn is_possible(size: usize) -> bool {
+    size <= HARD.load(Relaxed).min(sys::physical_memory())
+}
+
+/// Sets the mark, after everything free was given back, and whenever the held memory may have
+/// shrunk: an eighth below the limit, or some way above what is held.
+pub(crate) fn reclaimed() {
+    MARK.store(mark(TIGHTEST.load(Relaxed), held() as usize), Relaxed);
+}
+
+fn mark(limit: usize, held: usize) -> usize {
+    if limit == NONE {
+        return NONE;
+    }
+    let step = (limit / 32).max(STEP_LEAST);
+    (limit - limit / 8).max(held.saturating_add(step))
+}
+
+/// Lets growth pass while it is held. A forked child may inherit those of its parent's threads:
+/// [`fork_child`].
+pub(crate) struct Lifted(());
+
+/// Lets the growth of all threads pass until the result is dropped.
+pub(crate) fn lift() -> Lifted {
+    // The thread itself reads the word next.
+    LIFTED.fetch_add(1, Relaxed);
+    Lifted(())
+}
+
+impl Drop for Lifted {
+    fn drop(&mut self) {
+        // A child that forked from a handler above this frame has set it to 0.
+        let one_less = |lifted: usize| lifted.checked_sub(1);
+        let _ = LIFTED.fetch_update(SeqCst, Relaxed, one_less);
+    }
+}
+
+/// Forgets the parent's other threads, in the child after a fork.
+pub(crate) fn fork_child() {
+    LIFTED.store(0, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn limits_are_read() {
+        for (text, limit) in [
+            ("1", Limit::Bytes(1)),
+            ("4096", Limit::Bytes(4096)),
+            ("64k", Limit::Bytes(64 << 10)),
+            ("512M", Limit::Bytes(512 << 20)),
+            ("3G", Limit::Bytes(3 << 30)),
+            ("1T", Limit::Bytes(1 << 40)),
+            ("100%", Limit::Percent(100)),
+            ("1%", Limit::Percent(1)),
+        ] {
+            assert_eq!(Limit::parse(text.as_bytes()), Some(limit), "{text}");
+        }
+        for text in [
+            "",
+            "0",
+            "0M",
+            "M",
+            "%",
+            "0%",
+            "101%",
+            "-1",
+            "+1",
+            "1.5G",
+            "1 G",
+            "1GB",
+            "1MiB",
+            "x",
+            "18446744073709551616",
+            "99999999999T",
+            "\u{ff}",
+            "000000000000000000000000000000000000001",
+        ] {
+            assert_eq!(Limit::parse(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_a_share_of_the_use_within_the_limit() {
+        assert_eq!(kept_below(NONE, 0), 16 * MIB);
+        assert_eq!(kept_below(NONE, 128 * MIB), 16 * MIB);
+        assert_eq!(kept_below(NONE, 800 * MIB), 100 * MIB);
+        // A sixteenth of 256 MiB is 16 MiB, and of 128 MiB 8.
+        assert_eq!(kept_below(256 * MIB, 0), 16 * MIB);
+        assert_eq!(kept_below(256 * MIB, 200 * MIB), 16 * MIB);
+        assert_eq!(kept_below(128 * MIB, 100 * MIB), 8 * MIB);
+        // Never beyond the limit.
+        assert_eq!(kept_below(256 * MIB, 250 * MIB), 6 * MIB);
+        assert_eq!(kept_below(256 * MIB, 256 * MIB), MIB);
+        assert_eq!(kept_below(256 * MIB, 10_000 * MIB), MIB);
+    }
+
+    #[test]
+    fn the_mark_is_below_the_limit_and_moves_with_what_is_held() {
+        assert_eq!(mark(NONE, 10_000 * MIB), NONE);
+        assert_eq!(mark(256 * MIB, 0), 224 * MIB);
+        assert_eq!(mark(256 * MIB, 216 * MIB), 224 * MIB);
+        assert_eq!(mark(256 * MIB, 240 * MIB), 248 * MIB);
+        assert_eq!(mark(16 * MIB, 16 * MIB), 18 * MIB);
+    }
+}

@@ -1,0 +1,198 @@
+//! Runs that change: longer or shorter where they are, or elsewhere with their pages.
+
+use super::arena::{Run, account, alloc_run, arena_of, give_back};
+use super::window;
+use super::{
+    GRANULE, HUGE, LARGE, RUN_MOST, State, address_of, frame, gave_back, huge, index_of_run, kept,
+    set_entry,
+};
+use crate::sys::{self, Mapped};
+use core::ptr::NonNull;
+
+/// A run for a block of `size` bytes at a multiple of `align`, a power of two larger than
+/// [`GRANULE`]; as [`alloc_run`] otherwise.
+pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> {
+    if size >= HUGE || align >= HUGE {
+        return None;
+    }
+    let granules = size.div_ceil(GRANULE).max(1);
+    let run = alloc_run(granules + align / GRANULE - 1, node, LARGE, false)?;
+    let start = run.start.as_ptr() as usize;
+    let front = start.next_multiple_of(align) - start;
+    // SAFETY: the run was allocated above, and is longer than its front.
+    let run = unsafe { cut_front(run, front / GRANULE) };
+    // SAFETY: the run is the caller's and at least that long.
+    unsafe { resize_run(run.start, granules) };
+    Some(run)
+}
+
+/// Gives the first `granules` of a run back; returns what is left of it, or the run if that cannot
+/// be.
+///
+/// # Safety
+///
+/// The run is one block, the caller's, and longer than that.
+unsafe fn cut_front(run: Run, granules: usize) -> Run {
+    let head = index_of_run(run.start);
+    let rest = head + granules as u32;
+    let Some(start) = NonNull::new(address_of(rest)).filter(|_| granules > 0) else {
+        return run;
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let whole = (*frame(head)).granules;
+        let left = &mut *frame(rest);
+        (left.head, left.granules) = (rest, whole - granules as u16);
+        cut(rest);
+    }
+    set_entry(head, 0);
+    set_entry(rest, LARGE);
+    kept::large_less(granules);
+    give_back(head, granules as u32);
+    Run { start, ..run }
+}
+
+/// Makes a run that is one block `granules` long, where it is; false, and nothing done, when there
+/// is no room behind it. Shrinking succeeds always.
+///
+/// # Safety
+///
+/// `start` begins a run from [`alloc_run`] whose entry is [`LARGE`], the caller's.
+pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
+    let head = index_of_run(start);
+    // SAFETY: the caller's promise.
+    let run = unsafe { &mut *frame(head) };
+    let old = u32::from(run.granules);
+    if granules > RUN_MOST as usize {
+        return false;
+    }
+    let new = granules as u32;
+    if new <= old {
+        run.granules = new as u16;
+        if new < old {
+            // SAFETY: the caller's promise.
+            unsafe { cut(head + new) };
+            kept::large_less((old - new) as usize);
+            give_back(head + new, old - new);
+        }
+        return true;
+    }
+    let node = window::node_of(start.as_ptr() as usize);
+    let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
+        return false;
+    };
+    let Some(clean) = arena.take_at(node, head + old, new - old) else {
+        return false;
+    };
+    run.granules = new as u16;
+    drop(arena);
+    kept::large_more((new - old) as usize);
+    account(node, new - old, clean);
+    true
+}
+
+/// Makes the granules before and at `index` a run's last and another's first: a frame between them
+/// may still say what it was when a free run ended or began there.
+///
+/// # Safety
+///
+/// Both granules are in use by the caller.
+unsafe fn cut(index: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        (*frame(index - 1)).state = State::Busy;
+        (*frame(index)).state = State::Busy;
+    }
+}
+
+/// Moves a run that is one block to a longer one of at least `size` bytes, or to a huge block, by
+/// moving its pages; `None`, and nothing done, when that cannot be.
+///
+/// Each move may split two mappings, so that this is for long runs.
+///
+/// # Safety
+///
+/// As for [`resize_run`]; `size` is larger than the run.
+pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
+    let head = index_of_run(start);
+    // SAFETY: the caller's promise.
+    let old = u32::from(unsafe { (*frame(head)).granules });
+    let node = window::node_of(start.as_ptr() as usize);
+    let bytes = old as usize * GRANULE;
+    let new = if size >= HUGE {
+        // SAFETY: the run is the caller's, whole.
+        unsafe { huge::adopt(start.as_ptr(), bytes, size) }?
+    } else {
+        let new = alloc_roomy(node, size.div_ceil(GRANULE) as u32)?;
+        // SAFETY: both runs are the caller's, and the new one is longer.
+        if !unsafe { sys::move_pages(start.as_ptr(), new.as_ptr(), bytes) } {
+            // SAFETY: allocated above.
+            unsafe { discard_run(new) };
+            return None;
+        }
+        new
+    };
+    set_entry(head, 0);
+    kept::large_less(old as usize);
+    kept::use_less(old as usize);
+    super::moved_away(node, bytes);
+    let_absent(node, head, old);
+    Some(new)
+}
+
+/// A run that is one block, clean, with as much room behind it: what has grown once grows again.
+fn alloc_roomy(node: usize, granules: u32) -> Option<NonNull<u8>> {
+    let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
+    let room = (2 * granules).min(RUN_MOST);
+    let absent = arena.free.find(State::Absent, room);
+    let head = absent.or_else(|| arena.add_region(node))?;
+    let before = arena.free.clean_before(head).min(granules);
+    if before < granules {
+        let Mapped::Done = arena.map_front(node, head, granules - before) else {
+            return None;
+        };
+    }
+    let head = head - before;
+    let Some((State::Clean, _)) = arena.free.run_at(head) else {
+        return None;
+    };
+    arena.free.take_front(head, granules);
+    // SAFETY: the run is nobody's but ours now.
+    let run = unsafe { &mut *frame(head) };
+    (run.head, run.granules) = (head, granules as u16);
+    drop(arena);
+    account(node, granules, true);
+    set_entry(head, LARGE);
+    kept::large_more(granules as usize);
+    NonNull::new(address_of(head))
+}
+
+/// Gives back a run of which the kernel may have unmapped a part.
+///
+/// # Safety
+///
+/// As for [`free_run`]; its entry is [`LARGE`].
+unsafe fn discard_run(start: NonNull<u8>) {
+    let head = index_of_run(start);
+    let node = window::node_of(start.as_ptr() as usize);
+    // SAFETY: the caller's promise.
+    let granules = u32::from(unsafe { (*frame(head)).granules });
+    let size = granules as usize * GRANULE;
+    set_entry(head, 0);
+    kept::large_less(granules as usize);
+    kept::use_less(granules as usize);
+    // SAFETY: the run is nobody's.
+    if unsafe { sys::try_unmap(start.as_ptr(), size) } {
+        gave_back(node, size);
+        let_absent(node, head, granules);
+    }
+}
+
+/// Notes that granules of a run are not mapped any more. In a signal handler that interrupted the
+/// arena, and while another thread forks, their addresses are lost.
+fn let_absent(node: usize, head: u32, granules: u32) {
+    if let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
+        arena.free.free(head, granules, State::Absent, 0);
+        arena.mapped -= granules;
+    }
+}

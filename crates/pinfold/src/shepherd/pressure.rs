@@ -1,0 +1,196 @@
+//! Memory pressure, as the kernel and systemd tell it.
+//!
+//! The kernel measures for how long the tasks of a cgroup waited for memory (PSI), and wakes who
+//! polls the cgroup's `memory.pressure` once that is longer than a threshold. systemd hands a
+//! service another file to poll, by the protocol of <https://systemd.io/MEMORY_PRESSURE>:
+//!
+//! | variable | says |
+//! |---|---|
+//! | `MEMORY_PRESSURE_WATCH` | the file; `/dev/null` forbids watching |
+//! | `MEMORY_PRESSURE_WRITE` | what to write to the file first, in base64 |
+//!
+//! The shepherd sleeps on a futex, so that its owner can stop it, and looks at the file every
+//! [`LOOK`] meanwhile. The kernel too looks that often, and an event stays until it is polled.
+
+use crate::sys::{self, cgroup};
+use core::ffi::CStr;
+use core::time::Duration;
+
+/// How long pressure may go unnoticed.
+pub(super) const LOOK: Duration = Duration::from_millis(200);
+
+/// Tasks waited for 200 ms within 2 s. A process without privileges may give windows of 2 s only.
+const TRIGGER: &[u8] = b"some 200000 2000000\0";
+/// The pressure of the whole machine: the root cgroup has no file of its own.
+const MACHINE: &CStr = c"/proc/pressure/memory";
+
+/// A file that tells of pressure.
+pub(super) struct Pressure {
+    file: libc::c_int,
+    events: libc::c_short,
+}
+
+impl Pressure {
+    /// Opens the file that tells of this process's pressure. Returns `None` where the kernel or the
+    /// process's rights offer none, and where the user forbids it.
+    pub(super) fn watch() -> Option<Pressure> {
+        let (mut path, mut text) = ([0; 1024], [0; 512]);
+        let watch = pinfold_rseq::env::read("MEMORY_PRESSURE_WATCH", &mut path[..1023]);
+        match watch.filter(|path| !path.is_empty()).map(<[u8]>::len) {
+            Some(_) => {
+                let path = CStr::from_bytes_until_nul(&path).ok()?;
+                let write = pinfold_rseq::env::read("MEMORY_PRESSURE_WRITE", &mut text);
+                let length = write.map_or(0, <[u8]>::len);
+                let length = decode(&mut text[..length])?;
+                (path != c"/dev/null").then(|| Pressure::open(path, &text[..length]))?
+            }
+            None => {
+                let own =
+                    cgroup::with_file(b"/memory.pressure", |path| Pressure::open(path, TRIGGER));
+                own.flatten().or_else(|| {
+                    let has_own = cgroup::with_file(b"/cgroup.procs", |path| exists(path));
+                    let is_root = has_own != Some(true);
+                    is_root.then(|| Pressure::open(MACHINE, TRIGGER))?
+                })
+            }
+        }
+    }
+
+    fn open(path: &CStr, first: &[u8]) -> Option<Pressure> {
+        sys::keep_errno(|| {
+            let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
+            // SAFETY: the path is NUL-terminated.
+            let opened = unsafe { libc::open(path.as_ptr(), flags) };
+            let file = if opened < 0 { connect(path)? } else { opened };
+            let mut pressure = Pressure { file, events: 0 };
+            // SAFETY: zeroes are a `stat`, which is writable.
+            let is_stream = unsafe {
+                let mut stat: libc::stat = core::mem::zeroed();
+                libc::fstat(file, &raw mut stat) == 0
+                    && matches!(stat.st_mode & libc::S_IFMT, libc::S_IFIFO | libc::S_IFSOCK)
+            };
+            pressure.events = if is_stream {
+                libc::POLLIN
+            } else {
+                libc::POLLPRI
+            };
+            // SAFETY: `first` is readable.
+            let wrote = unsafe { libc::write(file, first.as_ptr().cast(), first.len()) };
+            (first.is_empty() || wrote == first.len() as isize).then_some(pressure)
+        })
+    }
+
+    /// Returns whether there was pressure since the last call; an error if the file can tell no
+    /// more. Waits for nothing.
+    pub(super) fn has_risen(&self) -> Result<bool, ()> {
+        let mut poll = libc::pollfd {
+            fd: self.file,
+            events: self.events,
+            revents: 0,
+        };
+        sys::keep_errno(|| {
+            // SAFETY: `poll` is writable.
+            if unsafe { libc::poll(&raw mut poll, 1, 0) } <= 0 {
+                return Ok(false);
+            }
+            if poll.revents & (libc::POLLERR | libc::POLLNVAL | libc::POLLHUP) != 0 {
+                return Err(());
+            }
+            let mut text = [0u8; 256];
+            // What a stream says does not matter.
+            // SAFETY: `text` is writable; the file does not block.
+            while self.events == libc::POLLIN
+                && unsafe { libc::read(self.file, text.as_mut_ptr().cast(), text.len()) } > 0
+            {
+            }
+            Ok(true)
+        })
+    }
+}
+
+impl Drop for Pressure {
+    fn drop(&mut self) {
+        // SAFETY: `open` opened the file, and nobody else has it.
+        sys::keep_errno(|| unsafe { libc::close(self.file) });
+    }
+}
+
+fn exists(path: &CStr) -> bool {
+    // SAFETY: the path is NUL-terminated.
+    sys::keep_errno(|| unsafe { libc::access(path.as_ptr(), libc::F_OK) == 0 })
+}
+
+/// Connects to a Unix socket.
+fn connect(path: &CStr) -> Option<libc::c_int> {
+    // SAFETY: zeroes are an address.
+    let mut address: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.to_bytes_with_nul();
+    let room = address.sun_path.get_mut(..bytes.len())?;
+    for (to, &byte) in room.iter_mut().zip(bytes) {
+        *to = byte as libc::c_char;
+    }
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no preconditions.
+    let socket = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    let size = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the address is readable, and `size` bytes large.
+    if socket >= 0 && unsafe { libc::connect(socket, (&raw const address).cast(), size) } == 0 {
+        return Some(socket);
+    }
+    if socket >= 0 {
+        // SAFETY: opened above.
+        unsafe { libc::close(socket) };
+    }
+    None
+}
+
+/// Decodes base64 in place; returns how many bytes, or `None` if the text is none.
+fn decode(text: &mut [u8]) -> Option<usize> {
+    let (mut bits, mut count, mut length) = (0u32, 0, 0);
+    for at in 0..text.len() {
+        let value = match text[at] {
+            byte @ b'A'..=b'Z' => byte - b'A',
+            byte @ b'a'..=b'z' => byte - b'a' + 26,
+            byte @ b'0'..=b'9' => byte - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            b'=' if at + 2 >= text.len() => break,
+            _ => return None,
+        };
+        bits = bits << 6 | u32::from(value);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            text[length] = (bits >> count) as u8;
+            length += 1;
+        }
+    }
+    Some(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decode;
+
+    #[test]
+    fn base64_is_decoded() {
+        for (text, bytes) in [
+            ("", &b""[..]),
+            ("cw==", b"s"),
+            ("c28=", b"so"),
+            ("c29tZSAyMDAwMDAgMjAwMDAwMAA=", b"some 200000 2000000\0"),
+            ("+/+/", b"\xfb\xff\xbf"),
+        ] {
+            let mut room = [0; 64];
+            room[..text.len()].copy_from_slice(text.as_bytes());
+            assert_eq!(decode(&mut room[..text.len()]), Some(bytes.len()), "{text}");
+            assert_eq!(&room[..bytes.len()], bytes, "{text}");
+        }
+        for text in ["c w=", "=c", "some 1", "\u{ff}"] {
+            let mut room = [0; 64];
+            room[..text.len()].copy_from_slice(text.as_bytes());
+            assert_eq!(decode(&mut room[..text.len()]), None, "{text}");
+        }
+    }
+}

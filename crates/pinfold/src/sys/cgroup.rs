@@ -1,0 +1,402 @@
+//! The memory limit of the process's cgroup.
+//!
+//! A cgroup's memory is bounded by its own limit and by those of all cgroups above it. The kernel
+//! tells each limit in a file of its own, below a mount point that may be anywhere:
+//!
+//! 1. `/proc/self/cgroup` names the process's cgroup and the version of its memory controller.
+//! 2. The limits are usually below `/sys/fs/cgroup`. Only if none is there, `/proc/self/mountinfo`
+//!    says where the hierarchy is mounted, and which cgroup is at the mount point.
+//! 3. Every level is read, from the process's cgroup up to the mount point.
+//!
+//! In a namespace, the name of the cgroup may lie outside of what is mounted. Then the levels that
+//! can be seen count: at least the mount point.
+//!
+//! Nothing here allocates, and all of it takes less than 3 KiB of stack. A name longer than
+//! [`NAME`] counts as no limit.
+
+use super::files::{for_each_line, number_at_start, read_once};
+use core::ffi::CStr;
+
+/// The longest name of a cgroup that is followed.
+const NAME: usize = 512;
+/// The longest path: a made-up root, a mount point, a cgroup and a file.
+const PATH: usize = 1024;
+
+/// Which files tell the limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+impl Version {
+    /// Where the hierarchy usually is.
+    fn usual_mount(self) -> &'static [u8] {
+        match self {
+            Version::One => b"/sys/fs/cgroup/memory",
+            Version::Two => b"/sys/fs/cgroup",
+        }
+    }
+
+    /// The files with limits. A cgroup without the first has none of them.
+    fn files(self) -> &'static [&'static [u8]] {
+        match self {
+            Version::One => &[b"/memory.limit_in_bytes"],
+            Version::Two => &[b"/memory.max", b"/memory.high"],
+        }
+    }
+}
+
+/// A text of at most `N` bytes.
+struct Text<const N: usize> {
+    bytes: [u8; N],
+    length: usize,
+}
+
+impl<const N: usize> Text<N> {
+    const fn new() -> Self {
+        Text {
+            bytes: [0; N],
+            length: 0,
+        }
+    }
+
+    /// Appends `more`. Returns false if there is no room, with a byte left for a NUL.
+    fn push(&mut self, more: &[u8]) -> bool {
+        let end = self.length + more.len();
+        if end >= N {
+            return false;
+        }
+        self.bytes[self.length..end].copy_from_slice(more);
+        self.length = end;
+        true
+    }
+
+    fn get(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    /// Calls `f` with the text and `more` behind it, as a path.
+    fn with<R>(&mut self, more: &[u8], f: impl FnOnce(&CStr) -> R) -> Option<R> {
+        let length = self.length;
+        let fits = self.push(more);
+        let end = self.length;
+        self.length = length;
+        if !fits {
+            return None;
+        }
+        self.bytes[end] = 0;
+        CStr::from_bytes_until_nul(&self.bytes).ok().map(f)
+    }
+}
+
+/// Reads the smallest limit on the memory of the process's cgroup, in bytes. Returns `usize::MAX`
+/// if there is none. `root` stands before every path; it is empty outside of tests.
+///
+/// Reads one file, and one or two for each level of the cgroup.
+pub(crate) fn memory_limit(root: &[u8]) -> usize {
+    let mut name = Text::<NAME>::new();
+    own(root, &mut name)
+        .and_then(|version| limit_of(root, version, name.get()))
+        .unwrap_or(usize::MAX)
+}
+
+/// Calls `f` with the path of a file of the process's cgroup in the second version's hierarchy, at
+/// its usual place. Returns `None` if there is no such cgroup.
+pub(crate) fn with_file<R>(file: &[u8], f: impl FnOnce(&CStr) -> R) -> Option<R> {
+    let mut path = Text::<PATH>::new();
+    let mut name = Text::<NAME>::new();
+    let mut found = false;
+    for_own(b"", |version, line| {
+        if version == Version::Two {
+            found = name.push(line);
+        }
+    });
+    let rest = if name.get() == b"/" { b"" } else { name.get() };
+    let fits = found && path.push(Version::Two.usual_mount()) && path.push(rest);
+    if fits { path.with(file, f) } else { None }
+}
+
+/// Calls `each` with the version and the name of the cgroups that may limit the process's memory.
+fn for_own(root: &[u8], mut each: impl FnMut(Version, &[u8])) {
+    let mut path = Text::<PATH>::new();
+    if !path.push(root) {
+        return;
+    }
+    path.with(b"/proc/self/cgroup", |path| {
+        for_each_line::<{ NAME + 64 }>(path, |line| {
+            let Some(line) = line else {
+                return;
+            };
+            let mut fields = line.splitn(3, |&byte| byte == b':');
+            let (id, controllers, name) = (fields.next(), fields.next(), fields.next());
+            let (Some(controllers), Some(name)) = (controllers, name) else {
+                return;
+            };
+            if has_item(controllers, b"memory") {
+                each(Version::One, name);
+            } else if id == Some(b"0") && controllers.is_empty() {
+                each(Version::Two, name);
+            }
+        });
+    });
+}
+
+/// Stores the name of the cgroup that limits the process's memory, and returns its version. The
+/// first version wins: a controller belongs to one hierarchy, and that of the second version is
+/// listed also where it has no memory controller.
+fn own(root: &[u8], name: &mut Text<NAME>) -> Option<Version> {
+    let mut found = None;
+    for_own(root, |version, line| {
+        if found != Some(Version::One) {
+            name.length = 0;
+            found = name.push(line).then_some(version);
+        }
+    });
+    found
+}
+
+/// Whether a list separated by commas has `item`.
+fn has_item(list: &[u8], item: &[u8]) -> bool {
+    list.split(|&byte| byte == b',').any(|one| one == item)
+}
+
+/// Returns the smallest limit of the cgroup `name` and of those above it; `None` if no file says.
+fn limit_of(root: &[u8], version: Version, name: &[u8]) -> Option<usize> {
+    let usual = lowest(root, version, version.usual_mount(), below(name, b"/"));
+    // The root cgroup has no files.
+    if usual.is_some() || name == b"/" {
+        return usual;
+    }
+    let mut mounted = None;
+    let mut path = Text::<PATH>::new();
+    if !path.push(root) {
+        return None;
+    }
+    path.with(b"/proc/self/mountinfo", |path| {
+        for_each_line::<{ NAME + 256 }>(path, |line| {
+            let mount = line.filter(|_| mounted.is_none()).and_then(Mount::parse);
+            if let Some(mount) = mount.filter(|mount| mount.version == version) {
+                mounted = lowest(root, version, mount.at, below(name, mount.root));
+            }
+        });
+    });
+    mounted
+}
+
+/// What a line of `mountinfo` says of a cgroup's hierarchy.
+struct Mount<'l> {
+    version: Version,
+    /// The cgroup at the mount point.
+    root: &'l [u8],
+    at: &'l [u8],
+}
+
+impl Mount<'_> {
+    fn parse(line: &[u8]) -> Option<Mount<'_>> {
+        let mut words = line.split(|&byte| byte == b' ');
+        let root = words.nth(3)?;
+        let at = words.next()?;
+        words.find(|&word| word == b"-")?;
+        let version = match (words.next()?, words.nth(1)?) {
+            (b"cgroup2", _) => Version::Two,
+            (b"cgroup", options) if has_item(options, b"memory") => Version::One,
+            _ => return None,
+        };
+        Some(Mount { version, root, at })
+    }
+}
+
+/// Returns the part of `name` below the cgroup `root`, empty where `name` lies elsewhere.
+fn below<'n>(name: &'n [u8], root: &[u8]) -> &'n [u8] {
+    if name == b"/" || name.starts_with(b"/..") {
+        return b"";
+    }
+    let root = if root == b"/" { b"" } else { root };
+    match name.strip_prefix(root) {
+        Some(rest) if rest.starts_with(b"/") => rest,
+        _ => b"",
+    }
+}
+
+/// Returns the smallest limit from the cgroup `name` below the mount point `at` up to the mount
+/// point; `None` if no level has a file.
+fn lowest(root: &[u8], version: Version, at: &[u8], name: &[u8]) -> Option<usize> {
+    let mut path = Text::<PATH>::new();
+    if !path.push(root) || !path.push(at) {
+        return None;
+    }
+    let end = path.length;
+    if !path.push(name) {
+        return None;
+    }
+    let mut lowest = None;
+    loop {
+        for file in version.files() {
+            let Some(limit) = path.with(file, limit_in).flatten() else {
+                break;
+            };
+            lowest = Some(lowest.map_or(limit, |lowest: usize| lowest.min(limit)));
+        }
+        let rest = &path.bytes[end..path.length];
+        match rest.iter().rposition(|&byte| byte == b'/') {
+            Some(slash) => path.length = end + slash,
+            None => return lowest,
+        }
+    }
+}
+
+/// Returns the limit in a file, `usize::MAX` for "max"; `None` if there is no such file.
+fn limit_in(path: &CStr) -> Option<usize> {
+    let mut text = [0; 32];
+    let text = match read_once(path, &mut text) {
+        0 => return None,
+        length => &text[..length],
+    };
+    if !text[0].is_ascii_digit() {
+        return Some(usize::MAX);
+    }
+    // The first version says "no limit" by the largest number of whole pages.
+    let limit = number_at_start(text);
+    Some(if limit >= 1 << 62 { usize::MAX } else { limit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::memory_limit;
+    use std::os::unix::ffi::OsStrExt;
+    use std::string::ToString;
+
+    /// The limit that a machine with these files has.
+    fn limit(files: &[(&str, &str)]) -> usize {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        memory_limit(root.path().as_os_str().as_bytes())
+    }
+
+    const OWN: &str = "proc/self/cgroup";
+    const MOUNTS: &str = "proc/self/mountinfo";
+    const MAX: usize = usize::MAX;
+
+    #[test]
+    fn every_level_of_the_second_version_counts() {
+        let files = |leaf: [&str; 2], middle: [&str; 2]| {
+            limit(&[
+                (OWN, "0::/a.slice/b.scope\n"),
+                ("sys/fs/cgroup/a.slice/b.scope/memory.max", leaf[0]),
+                ("sys/fs/cgroup/a.slice/b.scope/memory.high", leaf[1]),
+                ("sys/fs/cgroup/a.slice/memory.max", middle[0]),
+                ("sys/fs/cgroup/a.slice/memory.high", middle[1]),
+            ])
+        };
+        assert_eq!(files(["max\n", "max\n"], ["max\n", "max\n"]), MAX);
+        assert_eq!(files(["4096000\n", "max\n"], ["max\n", "max\n"]), 4_096_000);
+        assert_eq!(
+            files(["4096000\n", "2048000\n"], ["max\n", "max\n"]),
+            2_048_000
+        );
+        assert_eq!(
+            files(["4096000\n", "max\n"], ["1024000\n", "max\n"]),
+            1_024_000
+        );
+        assert_eq!(files(["max\n", "max\n"], ["max\n", "512000\n"]), 512_000);
+        assert_eq!(files(["0\n", "max\n"], ["max\n", "512000\n"]), 0);
+    }
+
+    #[test]
+    fn a_level_without_the_controller_is_passed_over() {
+        let files = [
+            (OWN, "0::/a/b/c\n"),
+            ("sys/fs/cgroup/a/memory.max", "8192000\n"),
+        ];
+        assert_eq!(limit(&files), 8_192_000);
+    }
+
+    #[test]
+    fn a_container_sees_its_own_cgroup_as_the_root() {
+        let inside = ("sys/fs/cgroup/memory.max", "67108864\n");
+        assert_eq!(limit(&[(OWN, "0::/\n"), inside]), 64 << 20);
+        assert_eq!(limit(&[(OWN, "0::/\n")]), MAX);
+        // The name as the host knows it, which is not mounted here.
+        assert_eq!(limit(&[(OWN, "0::/docker/0123abcd\n"), inside]), 64 << 20);
+        assert_eq!(limit(&[(OWN, "0::/../sibling\n"), inside]), 64 << 20);
+    }
+
+    #[test]
+    fn the_first_versions_controller_wins() {
+        let own = "12:cpu,cpuacct:/x\n4:memory:/x/y\n1:name=systemd:/z\n0::/z\n";
+        let files = [
+            (OWN, own),
+            (
+                "sys/fs/cgroup/memory/x/y/memory.limit_in_bytes",
+                "9223372036854771712\n",
+            ),
+            (
+                "sys/fs/cgroup/memory/x/memory.limit_in_bytes",
+                "268435456\n",
+            ),
+            ("sys/fs/cgroup/z/memory.max", "1000\n"),
+        ];
+        assert_eq!(limit(&files), 256 << 20);
+        assert_eq!(limit(&files[..2]), MAX);
+        // The order of the lines does not matter.
+        let own = "0::/z\n4:memory:/x\n";
+        assert_eq!(limit(&[(OWN, own), files[2], files[3]]), 256 << 20);
+    }
+
+    #[test]
+    fn a_hierarchy_elsewhere_is_found_by_its_mount() {
+        let mounts = "22 1 0:21 / /proc rw - proc proc rw\n\
+            31 23 0:28 / /run/cg1/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu\n\
+            32 23 0:29 /docker/01 /run/cg1/mem rw shared:10 master:2 - cgroup cgroup rw,memory\n\
+            33 23 0:30 / /run/cg2 rw - cgroup2 cgroup2 rw,nsdelegate\n";
+        let one = "run/cg1/mem/memory.limit_in_bytes";
+        let files = [
+            (MOUNTS, mounts),
+            (OWN, "4:memory:/docker/01\n0::/\n"),
+            (one, "1048576\n"),
+        ];
+        assert_eq!(limit(&files), 1 << 20);
+        let deeper = [
+            (MOUNTS, mounts),
+            (OWN, "4:memory:/docker/01/worker\n"),
+            (one, "1048576\n"),
+            ("run/cg1/mem/worker/memory.limit_in_bytes", "65536\n"),
+        ];
+        assert_eq!(limit(&deeper), 65536);
+        // The name of another container's cgroup begins with the same letters.
+        let other = [
+            (MOUNTS, mounts),
+            (OWN, "4:memory:/docker/012\n"),
+            (one, "1048576\n"),
+            ("run/cg1/mem/2/memory.limit_in_bytes", "65536\n"),
+        ];
+        assert_eq!(limit(&other), 1 << 20);
+        let two = [
+            (MOUNTS, mounts),
+            (OWN, "0::/a\n"),
+            ("run/cg2/a/memory.max", "123\n"),
+        ];
+        assert_eq!(limit(&two), 123);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_no_limit() {
+        assert_eq!(limit(&[]), MAX);
+        for own in ["", "\n", "0:", "0::", "::/x", "x\n0:/a\n"] {
+            assert_eq!(limit(&[(OWN, own)]), MAX, "{own:?}");
+        }
+        let long = "0::/".to_string() + &"x".repeat(2000) + "\n";
+        let inside = ("sys/fs/cgroup/memory.max", "4096\n");
+        assert_eq!(limit(&[(OWN, &long), inside]), MAX);
+        // A long line of another hierarchy does no harm.
+        let both = "5:pids:/".to_string() + &"y".repeat(2000) + "\n0::/\n";
+        assert_eq!(limit(&[(OWN, &both), inside]), 4096);
+        let empty = ("sys/fs/cgroup/memory.max", "");
+        assert_eq!(limit(&[(OWN, "0::/\n"), empty]), MAX);
+    }
+}
