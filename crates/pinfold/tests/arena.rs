@@ -139,17 +139,17 @@ fn free_neighbours_join() {
     if !alone("free_neighbours_join") {
         return;
     }
-    let long = take(450);
+    let long = take(198);
     give(long);
     let held = page::held();
     // Parts of the same memory, freed in an order that joins on both sides.
-    let parts: Vec<_> = (0..9).map(|_| take(50)).collect();
+    let parts: Vec<_> = (0..9).map(|_| take(22)).collect();
     for nth in [1, 3, 5, 7, 0, 2, 4, 6, 8] {
         give(parts[nth]);
     }
-    let again = take(450);
+    let again = take(198);
     assert_eq!(again, long);
-    assert!(page::held() <= held.max(450 * GRANULE as u64) + (4 << 20));
+    assert!(page::held() <= held.max(198 * GRANULE as u64) + (4 << 20));
     give(again);
 }
 
