@@ -82,19 +82,14 @@ pub(super) static CHUNKS: [Lock<u32>; MAX_NODES] = [const { Lock::new(0) }; MAX_
 /// Granules in dirty runs of all arenas.
 static DIRTY: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts granules that their holder keeps without using them just now as dirty, until [`unkeep`].
-pub(crate) fn keep(granules: usize) {
-    DIRTY.fetch_add(granules, Relaxed);
-}
-
 /// Returns whether there are more dirty granules than [`dirty_most`]. A caller that sees true calls
-/// [`relieve`], and gives back what it keeps.
-pub(crate) fn too_much_dirty() -> bool {
+/// [`relieve`].
+fn too_much_dirty() -> bool {
     DIRTY.load(Relaxed) > dirty_most()
 }
 
 /// Purges free runs, of one arena after the other, until no more is dirty than may be, or no free run is.
-pub(crate) fn relieve() {
+fn relieve() {
     for _ in places() {
         let mut excess = DIRTY.load(Relaxed).saturating_sub(dirty_most());
         if excess == 0 {
@@ -108,11 +103,6 @@ pub(crate) fn relieve() {
             }));
         }
     }
-}
-
-/// Takes back what [`keep`] counted.
-pub(crate) fn unkeep(granules: usize) {
-    DIRTY.fetch_sub(granules, Relaxed);
 }
 
 /// Bytes in runs that are one block each.

@@ -35,8 +35,8 @@ mod stat;
 
 pub(crate) use aged::purge_all_aged;
 pub use aged::trim;
+pub(crate) use arena::alloc_run_on;
 pub use arena::{Run, alloc_run, free_run, large_in_use};
-pub(crate) use arena::{alloc_run_on, keep, relieve, too_much_dirty, unkeep};
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub(crate) use meta::alloc as alloc_meta;
 pub(crate) use numa::{Ask, for_each_item};
