@@ -122,7 +122,7 @@ fn destroy_reports_leaked_objects_and_keeps_them_usable() {
 
 #[test]
 fn shrink_gives_slabs_back() {
-    let cache = KmemCache::new("shrinks", layout(1024, 8)).unwrap();
+    let cache = KmemCache::new("shrinks", layout(256, 8)).unwrap();
     give(&cache, take(&cache, 5000));
     assert!(cache.statistics().slabs > 0);
     let released = cache.shrink().unwrap();

@@ -176,7 +176,7 @@ pub(super) fn give_back(head: u32, granules: u32) {
     arena.tick(node);
     let (calls, now) = (arena.calls, arena.now);
     drop(arena);
-    if kept::too_much_dirty() {
+    if kept::excess() > 0 {
         relieve();
     } else if calls == 0 {
         purge_aged(node, now);
@@ -185,7 +185,7 @@ pub(super) fn give_back(head: u32, granules: u32) {
 
 /// Purges free runs, of one node after the other, until no more is dirty than may be, or no free
 /// run is.
-pub(crate) fn relieve() {
+fn relieve() {
     for node in 0..crate::nodes::count() {
         let mut excess = kept::excess();
         if excess == 0 {

@@ -1,4 +1,4 @@
-//! How much of the memory that the arenas hold is not in use, and how much of it may be.
+//! How much of the memory that the arenas hold is in use, and how much is kept beyond that.
 
 use super::{GRANULE, budget, huge_total};
 use core::sync::atomic::AtomicUsize;
@@ -10,9 +10,6 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 static LARGE_USED: AtomicUsize = AtomicUsize::new(0);
 /// Granules in dirty free runs.
 static DIRTY: AtomicUsize = AtomicUsize::new(0);
-/// Granules in runs that are in use, whose holder keeps them without using them just now.
-static KEPT: AtomicUsize = AtomicUsize::new(0);
-
 pub(super) fn use_more(granules: usize) {
     USED.fetch_add(granules, Relaxed);
 }
@@ -37,35 +34,15 @@ pub(super) fn less_dirty(granules: usize) {
     DIRTY.fetch_sub(granules, Relaxed);
 }
 
-/// Counts granules that their holder keeps without using them just now, until [`unkeep`].
-pub(crate) fn keep(granules: usize) {
-    KEPT.fetch_add(granules, Relaxed);
-}
-
-/// Takes back what [`keep`] counted.
-pub(crate) fn unkeep(granules: usize) {
-    KEPT.fetch_sub(granules, Relaxed);
-}
-
 /// Bytes in runs whose page map entry is [`LARGE`](super::LARGE): blocks of their own.
 pub fn large_in_use() -> usize {
     LARGE_USED.load(Relaxed) * GRANULE
 }
 
-/// Bytes in use: in runs, less what holders keep, and in huge blocks.
-fn in_use() -> usize {
-    let granules = USED.load(Relaxed).saturating_sub(KEPT.load(Relaxed));
-    granules * GRANULE + huge_total()
-}
-
-/// Granules that are kept beyond what may be.
+/// Dirty granules beyond what may be kept.
 pub(super) fn excess() -> usize {
-    let kept = DIRTY.load(Relaxed) + KEPT.load(Relaxed);
-    kept.saturating_sub(budget::kept_most(in_use()) / GRANULE)
-}
-
-/// Returns whether more memory is kept than may be. A caller that sees true calls
-/// [`relieve`](super::relieve), and gives back what it keeps.
-pub(crate) fn too_much_dirty() -> bool {
-    excess() > 0
+    let in_use = USED.load(Relaxed) * GRANULE + huge_total();
+    DIRTY
+        .load(Relaxed)
+        .saturating_sub(budget::kept_most(in_use) / GRANULE)
 }

@@ -38,15 +38,14 @@ mod window;
 
 pub(crate) use aged::purge_all_aged;
 pub use aged::{trim, unmap_free};
+pub(crate) use arena::alloc_run_on;
 pub use arena::{Run, alloc_run, free_run};
-pub(crate) use arena::{alloc_run_on, relieve};
 pub use budget::{
     Limit, VARIABLE as LIMIT_VARIABLE, cgroup_limit, hard_limit, memory_limit, set_memory_limit,
 };
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, set_huge_pages};
 pub use kept::large_in_use;
-pub(crate) use kept::{keep, too_much_dirty, unkeep};
 pub(crate) use meta::alloc as alloc_meta;
 pub(crate) use numa::{Ask, for_each_item};
 pub use numa::{NUMA_STAT, NumaItem, refresh_room};

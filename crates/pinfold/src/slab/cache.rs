@@ -30,7 +30,7 @@ const KEPT_SLOTS: usize = 48;
 pub const OBJECT_MOST: usize = 64 << 10;
 /// Objects above this size have slabs of four granules: 64 KiB hold so few of them that making and returning slabs would
 /// show in the cost of an object. Pages of a slab that were never used take no memory.
-const SMALL_SLAB: usize = 256;
+const SMALL_SLAB: usize = 2048;
 /// Bytes that slabs of a cache begin apart, at least: a cache line.
 const COLOR_STEP: usize = 64;
 /// Colors at most.

@@ -99,7 +99,7 @@ impl Cache {
             return unsafe { self.free_hardened(hardening, object) };
         }
         self.here().count(SlabEvent::FreeLockless, 1);
-        percpu::before_giving(self);
+        percpu::tick();
         if let Some(plan) = self.plan() {
             // SAFETY: the caller's promise.
             unsafe { self.free_debugged(plan, object) };
@@ -301,7 +301,7 @@ impl Cache {
             return;
         }
         let node = self.here();
-        percpu::before_giving(self);
+        percpu::tick();
         let at = self.main() + HELD;
         let full = load(at).filter(|&word| {
             // SAFETY: the offset lies in the unit.

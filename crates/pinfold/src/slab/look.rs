@@ -2,16 +2,16 @@
 
 use super::cache::Cache;
 use super::info::Usage;
-use super::slabs::{NIL, Slab, Slabs, slab};
+use super::slabs::{BINS, EMPTY, FULL, NIL, Slab, Slabs, list_of, slab};
 
 impl Slabs {
-    /// The slabs of a list, by the first's number.
+    /// The slabs of a list.
     ///
     /// # Safety
     ///
-    /// The list is of these slabs, and the caller holds the node's lock for as long as it iterates.
-    unsafe fn list(first: u32) -> impl Iterator<Item = &'static Slab> {
-        let mut index = first;
+    /// The caller holds the node's lock for as long as it iterates.
+    unsafe fn list(&self, list: usize) -> impl Iterator<Item = &'static Slab> {
+        let mut index = self.first_of(list);
         core::iter::from_fn(move || {
             // SAFETY: a slab of the list; the caller holds the lock.
             let slab = (index != NIL).then(|| &*unsafe { slab(index) })?;
@@ -20,11 +20,11 @@ impl Slabs {
         })
     }
 
-    /// Adds the slabs by their states, and the objects in them, to `usage`. Walks the partial list.
+    /// Adds the slabs by their states, and the objects in them, to `usage`. Walks the partial slabs.
     pub(super) fn tally(&self, cache: &Cache, usage: &mut Usage) {
         let (mut partial, mut used) = (0, 0);
-        // SAFETY: one of our lists; who has `self` holds the lock.
-        for slab in unsafe { Self::list(self.first) } {
+        // SAFETY: the caller reaches `self` only while it holds the lock.
+        for slab in (0..BINS).flat_map(|bin| unsafe { self.list(bin) }) {
             partial += 1;
             used += cache.per_slab - slab.free as usize;
         }
@@ -43,42 +43,41 @@ impl Slabs {
         usage.allocated
     }
 
-    /// Checks the invariants of every slab in the list; says what is wrong, and at which slab.
+    /// Checks the invariants of every partial and every empty slab; says what is wrong, and at
+    /// which slab.
     pub(super) fn validate(&self, cache: &Cache) -> Result<(), (&'static str, *const u8)> {
-        let (mut index, mut before) = (self.first, NIL);
-        while index != NIL {
-            // SAFETY: a slab of the list; the caller holds the lock.
-            let slab = unsafe { slab(index) };
-            let start = slab.start.cast_const();
-            let bits: u32 = slab.bits[..cache.per_slab.div_ceil(64)]
-                .iter()
-                .map(|word| word.count_ones())
-                .sum();
-            if !core::ptr::eq(slab.cache, cache) {
-                return Err(("slab of another cache in the list", start));
+        let mut empty = 0;
+        for list in 0..=EMPTY {
+            let (mut index, mut before) = (self.first_of(list), NIL);
+            while index != NIL {
+                // SAFETY: a slab of the list; the caller holds the lock.
+                let slab = unsafe { slab(index) };
+                let start = slab.start.cast_const();
+                let bits: u32 = slab.bits[..cache.per_slab.div_ceil(64)]
+                    .iter()
+                    .map(|word| word.count_ones())
+                    .sum();
+                if !core::ptr::eq(slab.cache, cache) {
+                    return Err(("slab of another cache in a list", start));
+                }
+                if bits != slab.free {
+                    return Err(("count of free objects is wrong", start));
+                }
+                if list_of(cache, slab.free) != list {
+                    return Err(("slab is in the list of fuller or emptier ones", start));
+                }
+                if slab.prev != before {
+                    return Err(("list of slabs is broken", start));
+                }
+                if slab.bits[..slab.hint as usize]
+                    .iter()
+                    .any(|&word| word != 0)
+                {
+                    return Err(("free object below the hint", start));
+                }
+                empty += usize::from(list == EMPTY);
+                (before, index) = (index, slab.next);
             }
-            if bits != slab.free || bits == 0 || bits as usize == cache.per_slab {
-                return Err(("count of free objects is wrong", start));
-            }
-            if slab.prev != before {
-                return Err(("partial list is broken", start));
-            }
-            if slab.bits[..slab.hint as usize]
-                .iter()
-                .any(|&word| word != 0)
-            {
-                return Err(("free object below the hint", start));
-            }
-            (before, index) = (index, slab.next);
-        }
-        let (mut index, mut empty) = (self.first_empty, 0);
-        while index != NIL {
-            // SAFETY: a slab of the list; the caller holds the lock.
-            let slab = unsafe { slab(index) };
-            if slab.free as usize != cache.per_slab {
-                return Err(("slab in use among the empty ones", slab.start.cast_const()));
-            }
-            (index, empty) = (slab.next, empty + 1);
         }
         if empty != self.empty {
             return Err(("count of empty slabs is wrong", core::ptr::null()));
@@ -92,17 +91,14 @@ impl Slabs {
         cache: &Cache,
         mut f: impl FnMut(*mut u8, (*const u8, usize, bool)),
     ) {
-        for first in [self.first, self.first_full, self.first_empty] {
-            let mut index = first;
-            while index != NIL {
-                // SAFETY: a slab of a list; the caller holds the lock.
-                let slab = unsafe { slab(index) };
+        for list in 0..=FULL {
+            // SAFETY: the caller reaches `self` only while it holds the lock.
+            for slab in unsafe { self.list(list) } {
                 for nth in 0..cache.per_slab {
                     let free = slab.bits[nth / 64] >> (nth % 64) & 1 == 1;
                     let slot = slab.start.wrapping_add(nth * cache.size);
                     f(slot, (slab.start, nth, !free));
                 }
-                index = slab.next;
             }
         }
     }

@@ -14,17 +14,20 @@ use crate::segment::{NodeEvents, SlabEvent};
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicPtr;
-use core::sync::atomic::Ordering::Relaxed;
 
 /// Empty sheaves that a barn keeps; more go to the pool that all caches share.
 const EMPTY_MOST: usize = 10;
 
-/// [`MANY`] exchanges of sheaves within [`SHORT`] milliseconds mean that sheaves are too small.
-const MANY: u32 = 64;
-const SHORT: u32 = 20;
-
 /// How long something must have been idle to be given back, in milliseconds.
 const IDLE_FOR: u32 = 1000;
+
+/// Objects in a sheaf of a cache whose slabs are sparse. Objects that move between callers and
+/// sheaves only keep their slabs in use. Small sheaves send more frees to the slabs, and more
+/// allocations to the fullest slabs, so that the sparse slabs drain.
+const SPARSE_CAPACITY: usize = 8;
+/// Exchanges with small sheaves in a tick of the coarse clock, some milliseconds. Beyond that,
+/// sheaves have their full size, so that a burst is not slowed down.
+const SPARSE_EXCHANGES: u32 = 64;
 
 /// What the node's lock protects.
 pub(super) struct Stock {
@@ -35,9 +38,8 @@ pub(super) struct Stock {
     idle: usize,
     /// When it looked, in milliseconds, wrapping.
     looked: u32,
-    /// Sheaves exchanged since then.
+    /// Exchanges with small sheaves since the coarse clock showed `counted` milliseconds, wrapping.
     exchanges: u32,
-    /// When there had been [`MANY`] last, in milliseconds, wrapping.
     counted: u32,
 }
 
@@ -132,7 +134,6 @@ impl Node {
             return Err(empty);
         };
         stock.count(SlabEvent::AllocSlowpath, 1);
-        stock.exchanged(cache);
         self.take_back(cache, &mut stock);
         // What was freed to a hardened cache has its way through `exchange_quarantined`.
         let from_barn = cache.hardening.is_none();
@@ -147,7 +148,7 @@ impl Node {
         stock.count(SlabEvent::BarnGetFail, 1);
         let mut sheaf = match empty {
             Some(mut sheaf) => {
-                sheaf.resize(cache.capacity());
+                sheaf.resize(stock.capacity(cache));
                 sheaf
             }
             None => stock.take_empty(cache).ok_or(None)?,
@@ -204,12 +205,11 @@ impl Node {
             return Err(full);
         };
         stock.count(SlabEvent::FreeSlowpath, 1);
-        stock.exchanged(cache);
         if let Some(sheaf) = full {
             stock.count(SlabEvent::BarnPut, 1);
             stock.full.put(sheaf);
             if let Some(mut emptied) = self.flush_oldest(cache, &mut stock) {
-                emptied.resize(cache.capacity());
+                emptied.resize(stock.capacity(cache));
                 return Ok(emptied);
             }
         }
@@ -219,7 +219,6 @@ impl Node {
     /// An empty sheaf; `None` when the lock cannot be had, or there is no memory.
     pub(super) fn empty_sheaf(&self, cache: &Cache) -> Option<Sheaf> {
         let mut stock = self.stock_of(cache)?;
-        stock.exchanged(cache);
         stock.take_empty(cache)
     }
 
@@ -247,13 +246,23 @@ impl Node {
     /// When the barn has more full sheaves than it may, gives the oldest one's objects to their slabs: the newest are
     /// likelier to be in the processor's caches. Returns that sheaf.
     fn flush_oldest(&self, cache: &Cache, stock: &mut Stock) -> Option<Sheaf> {
-        if stock.full.length <= cache.barn_most() {
-            return None;
+        let most = match stock.drains(cache) {
+            true => 0,
+            false => cache.barn_most(),
+        };
+        let mut emptied = None;
+        for _ in 0..2 {
+            if stock.full.length <= most {
+                break;
+            }
+            let mut oldest = stock.full.take_oldest()?;
+            stock.count(SlabEvent::BarnPutFail, 1);
+            self.flush(cache, stock, &mut oldest);
+            if let Some(other) = emptied.replace(oldest) {
+                stock.put_empty(other);
+            }
         }
-        let mut oldest = stock.full.take_oldest()?;
-        stock.count(SlabEvent::BarnPutFail, 1);
-        self.flush(cache, stock, &mut oldest);
-        Some(oldest)
+        emptied
     }
 
     /// Takes objects from slabs, past the sheaves; returns how many.
@@ -322,11 +331,6 @@ impl Node {
         }
         stock.looked = now;
         self.take_back(cache, &mut stock);
-        stock.exchanges = 0;
-        let is_first = core::ptr::eq(self, &raw const cache.nodes()[0]);
-        if is_first && !cache.sheaves.busy.swap(false, Relaxed) {
-            cache.narrow();
-        }
         for _ in 0..stock.idle {
             if let Some(mut sheaf) = stock.full.take_oldest() {
                 self.flush(cache, &mut stock, &mut sheaf);
@@ -342,13 +346,6 @@ impl Node {
     pub(super) fn purge_more(&self, cache: &Cache) -> bool {
         let stock = self.stock();
         stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache))
-    }
-
-    /// Gives all empty slabs back.
-    pub(super) fn release_empty(&self, cache: &Cache) {
-        if let Some(mut stock) = self.stock() {
-            stock.slabs.shrink(cache);
-        }
     }
 
     /// Returns how many objects are not free in their slab: those that callers, CPUs' sheaves or
@@ -407,18 +404,24 @@ impl Node {
 }
 
 impl Stock {
-    /// Counts an exchange of sheaves; when there are many in a short time the cache wants larger ones.
-    fn exchanged(&mut self, cache: &Cache) {
-        self.exchanges += 1;
-        if self.exchanges == 1 {
-            cache.sheaves.busy.store(true, Relaxed);
+    /// Returns whether this exchange uses small sheaves and no barn, so that sparse slabs drain.
+    fn drains(&mut self, cache: &Cache) -> bool {
+        if !self.slabs.is_sparse(cache) {
+            return false;
         }
-        if self.exchanges.is_multiple_of(MANY) {
-            let now = crate::sys::coarse_milliseconds() as u32;
-            if now.wrapping_sub(self.counted) <= SHORT {
-                cache.widen();
-            }
-            self.counted = now;
+        let now = crate::sys::coarse_milliseconds() as u32;
+        if now != self.counted {
+            (self.counted, self.exchanges) = (now, 0);
+        }
+        self.exchanges += 1;
+        self.exchanges <= SPARSE_EXCHANGES
+    }
+
+    /// Objects that a sheaf filled or emptied now holds.
+    fn capacity(&mut self, cache: &Cache) -> usize {
+        match self.drains(cache) {
+            true => cache.capacity().min(SPARSE_CAPACITY),
+            false => cache.capacity(),
         }
     }
 
@@ -426,10 +429,10 @@ impl Stock {
     fn take_empty(&mut self, cache: &Cache) -> Option<Sheaf> {
         match self.empty.take() {
             Some(mut sheaf) => {
-                sheaf.resize(cache.capacity());
+                sheaf.resize(self.capacity(cache));
                 Some(sheaf)
             }
-            None => Sheaf::new(cache.capacity()),
+            None => Sheaf::new(self.capacity(cache)),
         }
     }
 

@@ -125,37 +125,6 @@ pub(super) fn tick() {
     }
 }
 
-/// What the slow paths do before objects go back.
-pub(super) fn before_giving(cache: &Cache) {
-    tick();
-    if page::too_much_dirty() {
-        relieve(cache);
-    }
-}
-
-/// When too much memory is dirty, lets other caches than `own` give their empty slabs back, and as a last resort `own`, whose
-/// slabs are the likeliest to be used again at once.
-#[cold]
-fn relieve(own: &Cache) {
-    static TURN: AtomicU32 = AtomicU32::new(0);
-    page::relieve();
-    for _ in 0..cache::used() {
-        if !page::too_much_dirty() {
-            return;
-        }
-        let next = cache::in_turn(TURN.fetch_add(1, Relaxed));
-        if let Some(cache) = next.filter(|cache| !core::ptr::eq(*cache, own)) {
-            cache
-                .nodes()
-                .iter()
-                .for_each(|node| node.release_empty(cache));
-            page::relieve();
-        }
-    }
-    own.nodes().iter().for_each(|node| node.release_empty(own));
-    page::relieve();
-}
-
 impl Cache {
     /// The offset of the main sheaf's word.
     pub(super) fn main(&self) -> usize {
@@ -258,7 +227,7 @@ impl Cache {
             return;
         }
         let node = self.here();
-        before_giving(self);
+        tick();
         let mut spare = self.take_spare();
         if let Some(full) = spare.as_mut().filter(|spare| spare.is_full()) {
             self.send_home(node, full);

@@ -4,7 +4,7 @@
 //! constructor, whose free objects are constructed, nor of debugged ones, whose are poisoned.
 
 use super::cache::Cache;
-use super::slabs::{NIL, Slab, Slabs, slab};
+use super::slabs::{NIL, Slab, Slabs, list_of, slab};
 use crate::{page, sys};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
@@ -18,15 +18,16 @@ const LOOKED_AT: usize = 512;
 const PURGED_MOST: usize = 32;
 
 impl Slabs {
-    /// Purges slabs of the partial list that were left alone, from where it ended the last time; returns whether it has not come to
-    /// the list's end.
+    /// Purges partial slabs that were left alone, from where it ended the last time. Returns whether
+    /// there are slabs that it has not looked at. A slab that changes its list meanwhile may be
+    /// looked at twice or not at all: it was not left alone.
     pub(super) fn purge_idle(&mut self, cache: &Cache) -> bool {
         if cache.prepares() {
             return false;
         }
         let mut purged = 0;
         let mut index = if self.cursor == NIL {
-            self.first
+            self.first_partial(0)
         } else {
             self.cursor
         };
@@ -36,7 +37,7 @@ impl Slabs {
             }
             // SAFETY: a slab of the list; the caller holds the lock.
             let slab = unsafe { slab(index) };
-            index = slab.next;
+            index = self.after(list_of(cache, slab.free), index);
             let idle_for = self.period.wrapping_sub(slab.touched);
             if slab.touched != PURGED && idle_for >= PERIODS {
                 cache.purged.store(true, Relaxed);

@@ -4,14 +4,31 @@
 //!
 //! | state | free objects | list |
 //! |---|---|---|
-//! | full | 0 | none: only its objects know it; of a debugged cache, the list of full slabs |
-//! | partial | 1 … n−1 | partial list |
-//! | empty | n | list of empty slabs, until they have been idle for long, or too much is dirty in the process |
+//! | full | 0 | none: only its objects know it; of a debugged cache, [`FULL`] |
+//! | partial | 1 … n−1 | one of [`BINS`] lists, by the number of free objects |
+//! | empty | n | [`EMPTY`] |
 //!
-//! "Free" means not in anybody's hands and in no sheaf. Each slab has a bit per object, set while the object is free,
-//! in its frame: the objects themselves are neither read nor written. All under the node's lock.
+//! "Free" means that no caller and no sheaf has the object. Each slab has a bit per object in its
+//! frame, set while the object is free. The objects themselves are neither read nor written. All
+//! of this happens under the node's lock.
 //!
-//! Invariant: `free` = the number of set bits.
+//! Invariants: `free` is the number of set bits, and says in which list the slab is.
+//!
+//! # Which slab serves
+//!
+//! A slab goes back to the arena only when all its objects are free. If refills took objects from
+//! any partial slab, a cache whose use has shrunk would keep many slabs with few objects each for
+//! as long as it is used. So refills take from the fullest partial slab, and the others drain. The
+//! order is coarse: a slab changes its list only when its free objects pass a bin's boundary.
+//!
+//! Objects that move between callers and sheaves only never reach the slabs. So a cache whose slabs
+//! are [sparse](Slabs::is_sparse) has small sheaves and an empty barn (`node`).
+//!
+//! # How many slabs stay empty
+//!
+//! A node keeps a sixteenth of a cache's slabs empty, and two more while all caches together keep
+//! little ([`KEPT_MOST`]). The other empty slabs go back to the arena at once, where they serve any
+//! size.
 
 use super::cache::Cache;
 use super::purge::PURGED;
@@ -19,13 +36,39 @@ use crate::page::{self, Ask, GRANULE};
 use crate::segment::{NodeEvents, SlabEvent};
 use crate::sys::die;
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// Objects in a slab at most: what the frame has bits for.
 pub(super) const OBJECTS_MOST: usize = 4096;
 /// No slab.
 pub(super) const NIL: u32 = u32::MAX;
+
+/// Lists of partial slabs: list 0 has the fullest.
+pub(super) const BINS: usize = 16;
+/// The list of empty slabs. The slab that was used last is the first, and serves first, because it
+/// is still in the processor's caches.
+pub(super) const EMPTY: usize = BINS;
+/// The list of a debugged cache's full slabs.
+pub(super) const FULL: usize = BINS + 1;
+const LISTS: usize = BINS + 2;
+/// No list.
+const NONE: usize = LISTS;
+
+/// A node keeps this part of a cache's slabs empty,
+const SHARE_EMPTY: usize = 16;
+/// and this many more,
+const EMPTY_MORE: usize = 2;
+/// while the empty slabs of all caches have fewer granules than this: 4 MiB.
+const KEPT_MOST: usize = (4 << 20) / GRANULE;
+
+/// Slabs are sparse from this part of free objects on, without those of empty slabs,
+const SHARE_SPARSE: usize = 4;
+/// and from this many bytes on.
+const SPARSE_LEAST: usize = 256 << 10;
+
+/// Granules in empty slabs of all caches.
+static KEPT: AtomicUsize = AtomicUsize::new(0);
 
 /// A slab, in the private part of its run's first frame.
 #[repr(C)]
@@ -48,23 +91,34 @@ const _: () = assert!(size_of::<Slab>() <= page::PRIVATE);
 
 /// A node's slabs that have free objects.
 pub(super) struct Slabs {
-    /// The partial list.
-    pub(super) first: u32,
-    /// Where in that list purging goes on; at its beginning if nowhere.
+    /// The first slab of each list.
+    first: [u32; LISTS],
+    /// A bit for each list that has a slab.
+    filled: u32,
+    /// The partial slab at which purging goes on; [`NIL`] if purging begins anew.
     pub(super) cursor: u32,
-    /// Counts what [`release_idle`](Self::release_idle) is called for, about a second each.
+    /// Counts the calls of [`release_idle`](Self::release_idle), about one a second.
     pub(super) period: u32,
-    /// The full slabs of a debugged cache.
-    pub(super) first_full: u32,
-    /// The empty slabs, last in first out: the next to be used was used last, and is still in the processor's caches.
-    pub(super) first_empty: u32,
     pub(super) empty: usize,
     /// The fewest empty slabs there were since [`release_idle`](Self::release_idle) last looked.
     idle: usize,
     /// Slabs in all: full, partial and empty.
     pub(super) count: usize,
+    /// Free objects in all slabs.
+    free: usize,
     /// Where events here and in the barn beside are counted: the words of the node.
     pub(super) events: &'static NodeEvents,
+}
+
+/// The list for a slab of `cache` with `free` free objects.
+pub(super) fn list_of(cache: &Cache, free: u32) -> usize {
+    match free as usize {
+        0 if cache.plan().is_none() => NONE,
+        0 => FULL,
+        free if free == cache.per_slab => EMPTY,
+        // Below `BINS`, as a number of b + 1 bits without its lowest b − 3 bits.
+        free => free >> cache.per_slab.ilog2().saturating_sub(BINS.ilog2() - 1),
+    }
 }
 
 /// The slab whose frame is `index`.
@@ -89,40 +143,37 @@ pub(super) unsafe fn slab_of(object: *mut u8) -> *mut Slab {
 impl Slabs {
     pub(super) const fn new(events: &'static NodeEvents) -> Self {
         Slabs {
-            first: NIL,
+            first: [NIL; LISTS],
+            filled: 0,
             cursor: NIL,
             period: 0,
-            first_full: NIL,
-            first_empty: NIL,
             empty: 0,
             idle: 0,
             count: 0,
+            free: 0,
             events,
         }
     }
 
-    /// Fills `slots` from its end with objects, lowest address last, so that a sheaf hands them out in the order of
-    /// their addresses. Returns how many; fewer than asked for only when the system has no more memory on this node.
+    /// Fills `slots` from its end with objects, so that a sheaf hands out the objects of a slab in
+    /// the order of their addresses. Returns how many; fewer than asked for only when the system
+    /// has no more memory on this node.
     ///
-    /// Costs a few instructions an object; a new slab costs an arena call.
+    /// Costs a few instructions an object and some more a slab; a new slab costs an arena call.
     pub(super) fn take(&mut self, cache: &Cache, ask: Ask, slots: &mut [*mut u8]) -> usize {
         let mut left = slots.len();
         while left > 0 {
-            if self.first == NIL && !self.use_empty(cache) && !self.add_slab(cache, ask) {
+            let Some(index) = self.fullest().or_else(|| self.add_slab(cache, ask)) else {
                 break;
-            }
-            let index = self.first;
-            // SAFETY: a slab of the list; the caller holds the lock.
+            };
+            // SAFETY: a slab of this node; the caller holds the lock.
             let slab = unsafe { slab(index) };
+            let before = slab.free;
             let taken = slab.take(cache.size, &mut slots[..left]);
-            slab.touched = self.period;
             left -= taken;
-            if slab.free == 0 {
-                self.unlink(List::Partial, index);
-                if cache.plan().is_some() {
-                    self.link_first(List::Full, index);
-                }
-            }
+            self.free -= taken;
+            slab.touched = self.period;
+            self.file(cache, index, list_of(cache, before));
         }
         slots.len() - left
     }
@@ -140,52 +191,52 @@ impl Slabs {
             // SAFETY: the run is a slab of this cache and node; the caller holds the lock.
             let slab = unsafe { slab(index) };
             let before = slab.free;
-            left = &left[slab.put(cache, left)..];
+            let put = slab.put(cache, left);
+            left = &left[put..];
+            self.free += put;
             slab.touched = self.period;
             if before == 0 {
-                if cache.plan().is_some() {
-                    self.unlink(List::Full, index);
-                }
-                self.link_first(List::Partial, index);
                 self.events.add(SlabEvent::FreeAddPartial, 1);
             }
-            if slab.free as usize == cache.per_slab {
-                self.unlink(List::Partial, index);
-                self.retire(cache, index);
+            if self.file(cache, index, list_of(cache, before)) == EMPTY {
                 self.events.add(SlabEvent::FreeRemovePartial, 1);
+                self.release_surplus(cache);
             }
         }
     }
 
-    /// A slab has become empty: keep it for later. It counts as dirty memory meanwhile.
-    fn retire(&mut self, cache: &Cache, index: u32) {
-        page::keep(cache.granules);
-        // SAFETY: the slab is in no list; the caller holds the lock.
-        unsafe { slab(index) }.next = self.first_empty;
-        self.first_empty = index;
-        self.empty += 1;
+    /// Returns whether partial slabs hold so many free objects that they should drain.
+    pub(super) fn is_sparse(&self, cache: &Cache) -> bool {
+        let free = self.free - self.empty * cache.per_slab;
+        let all = (self.count - self.empty) * cache.per_slab;
+        free > all / SHARE_SPARSE && free * cache.size > SPARSE_LEAST
     }
 
-    /// Takes an empty slab off its list.
-    fn take_empty(&mut self, cache: &Cache) -> Option<u32> {
-        let index = self.first_empty;
-        if index == NIL {
-            return None;
+    /// The fullest partial slab, or an empty one if there is no partial slab.
+    fn fullest(&self) -> Option<u32> {
+        let usable = self.filled & !(1 << FULL);
+        (usable != 0).then(|| self.first[usable.trailing_zeros() as usize])
+    }
+
+    /// Moves a slab, whose number of free objects has changed, from list `from` to the list where
+    /// the slab belongs. Returns that list.
+    fn file(&mut self, cache: &Cache, index: u32, from: usize) -> usize {
+        // SAFETY: the slab is of this node; the caller holds the lock.
+        let to = list_of(cache, unsafe { slab(index) }.free);
+        if from != to {
+            self.unlink(cache, from, index);
+            self.link(cache, to, index);
         }
-        // SAFETY: a slab of the list; the caller holds the lock.
-        self.first_empty = unsafe { slab(index) }.next;
-        self.empty -= 1;
-        self.idle = self.idle.min(self.empty);
-        page::unkeep(cache.granules);
-        Some(index)
+        to
     }
 
-    /// Puts an empty slab into the partial list, to be used.
-    fn use_empty(&mut self, cache: &Cache) -> bool {
-        let empty = self.take_empty(cache);
-        empty
-            .inspect(|&index| self.link_first(List::Partial, index))
-            .is_some()
+    /// Gives empty slabs back to the arena while there are more than the node keeps.
+    fn release_surplus(&mut self, cache: &Cache) {
+        let more = match KEPT.load(Relaxed) > KEPT_MOST {
+            true => 0,
+            false => EMPTY_MORE,
+        };
+        while self.empty > self.count / SHARE_EMPTY + more && self.release_empty(cache, 1) == 1 {}
     }
 
     /// Gives the run of an empty slab back. False if the kernel refuses to open the run's last page
@@ -200,6 +251,7 @@ impl Slabs {
             return false;
         }
         self.count -= 1;
+        self.free -= cache.per_slab;
         self.events.add(SlabEvent::SlabFree, 1);
         if let Some(start) = NonNull::new(start) {
             // SAFETY: as above: nobody uses the run.
@@ -223,11 +275,11 @@ impl Slabs {
 
     fn release_empty(&mut self, cache: &Cache, most: usize) -> usize {
         let mut released = 0;
-        while released < most
-            && let Some(index) = self.take_empty(cache)
-        {
+        while released < most && self.filled >> EMPTY & 1 == 1 {
+            let index = self.first[EMPTY];
+            self.unlink(cache, EMPTY, index);
             if !self.release(cache, index) {
-                self.retire(cache, index);
+                self.link(cache, EMPTY, index);
                 break;
             }
             released += 1;
@@ -235,12 +287,10 @@ impl Slabs {
         released
     }
 
-    /// Makes a slab; it is the first of the list then.
-    fn add_slab(&mut self, cache: &Cache, ask: Ask) -> bool {
+    /// Makes a slab, and puts it into the list of empty slabs.
+    fn add_slab(&mut self, cache: &Cache, ask: Ask) -> Option<u32> {
         // Of this node or none: a slab is in the lists of the node whose memory it is, where its objects are sent home to.
-        let Some(run) = page::alloc_run_on(cache.granules, ask, cache.slot, true) else {
-            return false;
-        };
+        let run = page::alloc_run_on(cache.granules, ask, cache.slot, true)?;
         let index = page::index_of_run(run.start);
         let objects = cache.per_slab;
         // SAFETY: the run is ours and its frame's private part with it.
@@ -272,20 +322,43 @@ impl Slabs {
             }
         }
         self.count += 1;
+        self.free += cache.per_slab;
         self.events.add(SlabEvent::SlabAlloc, 1);
-        self.link_first(List::Partial, index);
-        true
+        self.link(cache, EMPTY, index);
+        Some(index)
     }
 
-    fn head(&mut self, list: List) -> &mut u32 {
-        match list {
-            List::Partial => &mut self.first,
-            List::Full => &mut self.first_full,
+    /// The slab after `index`, which is in `list`: in the same list, or the first of the next list
+    /// of partial slabs; [`NIL`] at the end.
+    pub(super) fn after(&self, list: usize, index: u32) -> u32 {
+        // SAFETY: a slab of the list; the caller holds the lock.
+        match unsafe { slab(index) }.next {
+            NIL => self.first_partial(list + 1),
+            next => next,
         }
     }
 
-    fn link_first(&mut self, list: List, index: u32) {
-        let next = core::mem::replace(self.head(list), index);
+    /// The first slab of the lists of partial slabs from `list` on.
+    pub(super) fn first_partial(&self, list: usize) -> u32 {
+        let lists = self.first[..BINS].iter().skip(list);
+        lists.copied().find(|&first| first != NIL).unwrap_or(NIL)
+    }
+
+    pub(super) fn first_of(&self, list: usize) -> u32 {
+        self.first[list]
+    }
+
+    /// Puts a slab first into a list.
+    fn link(&mut self, cache: &Cache, list: usize, index: u32) {
+        if list == NONE {
+            return;
+        }
+        if list == EMPTY {
+            self.empty += 1;
+            KEPT.fetch_add(cache.granules, Relaxed);
+        }
+        let next = core::mem::replace(&mut self.first[list], index);
+        self.filled |= 1 << list;
         // SAFETY: here and below: slabs of this node; the caller holds the lock.
         unsafe {
             (slab(index).prev, slab(index).next) = (NIL, next);
@@ -295,16 +368,24 @@ impl Slabs {
         }
     }
 
-    fn unlink(&mut self, list: List, index: u32) {
-        // SAFETY: as in `link_first`.
-        let (prev, next) = unsafe { (slab(index).prev, slab(index).next) };
-        if self.cursor == index {
-            self.cursor = next;
+    fn unlink(&mut self, cache: &Cache, list: usize, index: u32) {
+        if list == NONE {
+            return;
         }
-        // SAFETY: as in `link_first`.
+        if list == EMPTY {
+            self.empty -= 1;
+            self.idle = self.idle.min(self.empty);
+            KEPT.fetch_sub(cache.granules, Relaxed);
+        }
+        if self.cursor == index {
+            self.cursor = self.after(list, index);
+        }
+        // SAFETY: as in `link`.
         unsafe {
+            let (prev, next) = (slab(index).prev, slab(index).next);
             if prev == NIL {
-                *self.head(list) = next;
+                self.first[list] = next;
+                self.filled &= !(u32::from(next == NIL) << list);
             } else {
                 slab(prev).next = next;
             }
@@ -313,13 +394,6 @@ impl Slabs {
             }
         }
     }
-}
-
-/// The lists with links in both directions.
-#[derive(Clone, Copy)]
-enum List {
-    Partial,
-    Full,
 }
 
 impl Slab {

@@ -1,5 +1,5 @@
-//! How many objects a cache's sheaves hold: by the size of the objects at first, more where a cache exchanges sheaves all the time,
-//! less again when it is left alone; and all caches together within what one CPU may hold.
+//! How many objects a cache's sheaves hold: by the size of the objects, or as many as the program
+//! chose; and all caches together within what one CPU may hold.
 //!
 //! A sheaf knows its own capacity ([`Sheaf`](super::sheaf::Sheaf)), so that a change concerns those that are filled or emptied from
 //! then on. Only slow paths and the shepherd come here.
@@ -7,10 +7,10 @@
 use super::KmemCache;
 use super::cache::Cache;
 use super::sheaf::CAPACITY_MOST;
+use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicUsize};
 
-/// Bytes in a sheaf at first, up to [`CAPACITY_MOST`] objects and at least [`CAPACITY_LEAST`].
+/// Bytes in a sheaf, up to [`CAPACITY_MOST`] objects and at least [`CAPACITY_LEAST`].
 const SHEAF_BYTES: usize = 128 << 10;
 pub(super) const CAPACITY_LEAST: usize = 4;
 /// Bytes in full sheaves that a node's barn holds for a cache, within the bounds below.
@@ -25,8 +25,8 @@ static BUDGET: AtomicUsize = AtomicUsize::new(16 << 20);
 /// Bytes that they hold at most, by the capacities of all caches.
 static CLAIMED: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets how many bytes one CPU's sheaves of all caches together may hold; 16 MiB at first. Caches grow their sheaves within it, and
-/// those made when it is used up begin with the smallest. Sheaves that are larger already shrink as their caches are left alone.
+/// Sets how many bytes one CPU's sheaves of all caches together may hold; 16 MiB at first. Caches
+/// that are made when the budget is used up have the smallest sheaves.
 pub fn set_sheaf_budget(bytes: usize) {
     BUDGET.store(bytes, Relaxed);
 }
@@ -48,16 +48,11 @@ fn claim(bytes: usize) -> bool {
 /// Set in [`Capacity::now`] when the cache is gone: who still looks at it changes nothing any more.
 const RETIRED: usize = 1 << 16;
 
-/// A cache's capacity, and what it began with.
+/// A cache's capacity.
 pub(super) struct Capacity {
     now: AtomicUsize,
-    first: usize,
     /// Bytes of a CPU's sheaves for each object of capacity; 0 for a debugged cache, which has no sheaves.
     unit: usize,
-    /// Whether somebody has chosen it.
-    chosen: AtomicBool,
-    /// Whether a sheaf was exchanged since the first node last looked.
-    pub(super) busy: AtomicBool,
 }
 
 impl Capacity {
@@ -80,20 +75,8 @@ impl Capacity {
         };
         Capacity {
             now: AtomicUsize::new(first),
-            first,
             unit,
-            chosen: AtomicBool::new(chosen.is_some()),
-            busy: AtomicBool::new(false),
         }
-    }
-
-    /// False when somebody else has changed it meanwhile, or the cache is gone.
-    fn change(&self, from: usize, to: usize) -> bool {
-        let changed = self.now.compare_exchange(from, to, Relaxed, Relaxed);
-        if changed.is_ok() && to < from {
-            CLAIMED.fetch_sub((from - to) * self.unit, Relaxed);
-        }
-        changed.is_ok()
     }
 }
 
@@ -103,7 +86,6 @@ impl KmemCache {
     pub fn set_sheaf_capacity(&self, objects: usize) {
         let wanted = objects.clamp(CAPACITY_LEAST, CAPACITY_MOST);
         let sheaves = &self.descriptor.sheaves;
-        sheaves.chosen.store(true, Relaxed);
         // Claimed first, so that the sum never falls short.
         CLAIMED.fetch_add(wanted * sheaves.unit, Relaxed);
         let before = sheaves.now.swap(wanted, Relaxed);
@@ -129,30 +111,6 @@ impl Cache {
         let before = sheaves.now.fetch_or(RETIRED, Relaxed);
         if before & RETIRED == 0 {
             CLAIMED.fetch_sub(before * sheaves.unit, Relaxed);
-        }
-    }
-
-    /// The cache exchanges sheaves all the time: larger ones, if the budget allows.
-    #[cold]
-    pub(super) fn widen(&self) {
-        let (sheaves, now) = (&self.sheaves, self.capacity());
-        let wider = (2 * now).min(CAPACITY_MOST);
-        if sheaves.chosen.load(Relaxed) || wider == now {
-            return;
-        }
-        let more = (wider - now) * sheaves.unit;
-        if claim(more) && !sheaves.change(now, wider) {
-            CLAIMED.fetch_sub(more, Relaxed);
-        }
-    }
-
-    /// Nobody has exchanged a sheaf for a while: back towards what it began with.
-    #[cold]
-    pub(super) fn narrow(&self) {
-        let (sheaves, now) = (&self.sheaves, self.capacity());
-        let narrower = (now / 2).max(sheaves.first);
-        if !sheaves.chosen.load(Relaxed) && narrower < now {
-            sheaves.change(now, narrower);
         }
     }
 }
