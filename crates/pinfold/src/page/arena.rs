@@ -122,23 +122,12 @@ fn alloc_at(node: usize, granules: u32) -> Option<Run> {
     // SAFETY: the run is nobody's but ours now.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
+    arena.hand_out(node, granules, clean);
     drop(arena);
-    account(node, granules, clean);
     NonNull::new(address_of(head)).map(|start| Run {
         start,
         zeroed: clean,
     })
-}
-
-/// Counts granules that a caller has got.
-pub(super) fn account(node: usize, granules: u32, clean: bool) {
-    kept::use_more(granules as usize);
-    if clean {
-        numa::took_fresh(node, granules as usize);
-        took(node, granules as usize * GRANULE);
-    } else {
-        kept::less_dirty(granules as usize);
-    }
 }
 
 /// Gives a run back; it may be given out again at once, and its memory goes back to the system later.
@@ -164,7 +153,6 @@ pub unsafe fn free_run(start: NonNull<u8>) {
 
 /// Gives granules back that lie in no block any more.
 pub(super) fn give_back(head: u32, granules: u32) {
-    kept::use_less(granules as usize);
     let node = window::node_of(address_of(head) as usize);
     let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
         // SAFETY: the granules are ours: their first frame says how many there are.
@@ -172,7 +160,7 @@ pub(super) fn give_back(head: u32, granules: u32) {
         set_aside(address_of(head));
         return;
     };
-    arena.give_dirty(head, granules);
+    arena.take_in(node, head, granules);
     arena.tick(node);
     let (calls, now) = (arena.calls, arena.now);
     drop(arena);
@@ -208,7 +196,9 @@ pub(super) fn purge(
     mut next: impl FnMut(&mut FreeRuns) -> Option<(u32, u32)>,
 ) -> Option<Guard<'static, Arena>> {
     while let Some((head, granules)) = next(&mut arena.free) {
-        kept::less_dirty(granules as usize);
+        // Meanwhile it counts as in use, as all runs do that are set aside.
+        kept::less_dirty(node, granules as usize);
+        kept::use_more(node, granules as usize);
         drop(arena);
         let size = granules as usize * GRANULE;
         // SAFETY: the run is out of the bins: mapped, and nobody's but ours.
@@ -219,9 +209,10 @@ pub(super) fn purge(
         };
         arena = again;
         if !clean {
-            arena.give_dirty(head, granules);
+            arena.take_in(node, head, granules);
             break;
         }
+        kept::use_less(node, granules as usize);
         gave_back(node, size);
         numa::gave_back(node, size);
         arena.free.free(head, granules, State::Clean, 0);
@@ -255,8 +246,21 @@ pub(super) fn unmap_clean(node: usize, least: u32) -> usize {
 }
 
 impl Arena {
-    fn give_dirty(&mut self, head: u32, granules: u32) {
-        kept::more_dirty(granules as usize);
+    /// Counts granules that a caller gets.
+    pub(super) fn hand_out(&mut self, node: usize, granules: u32, clean: bool) {
+        kept::use_more(node, granules as usize);
+        if clean {
+            numa::took_fresh(node, granules as usize);
+            took(node, granules as usize * GRANULE);
+        } else {
+            kept::less_dirty(node, granules as usize);
+        }
+    }
+
+    /// Takes granules back that were in use; they are dirty.
+    fn take_in(&mut self, node: usize, head: u32, granules: u32) {
+        kept::use_less(node, granules as usize);
+        kept::more_dirty(node, granules as usize);
         self.free.free(head, granules, State::Dirty, self.now);
     }
 
@@ -283,7 +287,7 @@ impl Arena {
                 let head = index_of_run(run);
                 // SAFETY: as above; its frame is as its owner left it.
                 let granules = u32::from(unsafe { (*frame(head)).granules });
-                self.give_dirty(head, granules);
+                self.take_in(node, head, granules);
             } else {
                 set_aside(run.as_ptr());
             }

@@ -1,6 +1,6 @@
 //! Runs that change: longer or shorter where they are, or elsewhere with their pages.
 
-use super::arena::{Run, account, alloc_run, arena_of, give_back};
+use super::arena::{Run, alloc_run, arena_of, give_back};
 use super::window;
 use super::{
     GRANULE, HUGE, LARGE, RUN_MOST, State, address_of, frame, gave_back, huge, index_of_run, kept,
@@ -85,9 +85,9 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
         return false;
     };
     run.granules = new as u16;
+    arena.hand_out(node, new - old, clean);
     drop(arena);
     kept::large_more((new - old) as usize);
-    account(node, new - old, clean);
     true
 }
 
@@ -134,7 +134,6 @@ pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     };
     set_entry(head, 0);
     kept::large_less(old as usize);
-    kept::use_less(old as usize);
     super::moved_away(node, bytes);
     let_absent(node, head, old);
     Some(new)
@@ -160,8 +159,8 @@ fn alloc_roomy(node: usize, granules: u32) -> Option<NonNull<u8>> {
     // SAFETY: the run is nobody's but ours now.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
+    arena.hand_out(node, granules, true);
     drop(arena);
-    account(node, granules, true);
     set_entry(head, LARGE);
     kept::large_more(granules as usize);
     NonNull::new(address_of(head))
@@ -180,7 +179,6 @@ unsafe fn discard_run(start: NonNull<u8>) {
     let size = granules as usize * GRANULE;
     set_entry(head, 0);
     kept::large_less(granules as usize);
-    kept::use_less(granules as usize);
     // SAFETY: the run is nobody's.
     if unsafe { sys::try_unmap(start.as_ptr(), size) } {
         gave_back(node, size);
@@ -194,5 +192,6 @@ fn let_absent(node: usize, head: u32, granules: u32) {
     if let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
         arena.free.free(head, granules, State::Absent, 0);
         arena.mapped -= granules;
+        kept::use_less(node, granules as usize);
     }
 }
