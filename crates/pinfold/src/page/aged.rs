@@ -5,7 +5,7 @@ use super::{is_lock_held, returned};
 use crate::sys;
 
 /// How long a free run stays dirty, in milliseconds. Peers: mimalloc 1 s, jemalloc 10 s.
-const DIRTY_FOR: u32 = 1000;
+const DIRTY_FOR: u32 = 450;
 
 /// Purges what has been dirty for long in one arena.
 pub(super) fn purge_aged(place: Place, now: u32) {

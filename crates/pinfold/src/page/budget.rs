@@ -233,6 +233,11 @@ pub(crate) fn refusals() -> usize {
     REFUSALS.load(Relaxed)
 }
 
+/// Returns whether there is a limit.
+pub(crate) fn is_limited() -> bool {
+    TIGHTEST.load(Relaxed) != NONE
+}
+
 /// Returns whether a block of `size` bytes could be had at all: by giving back what is free.
 pub(crate) fn is_possible(size: usize) -> bool {
     size <= HARD.load(Relaxed).min(sys::physical_memory())

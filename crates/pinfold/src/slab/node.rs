@@ -6,6 +6,7 @@
 use super::cache::{self, Cache};
 use super::harden::QUARANTINE;
 use super::info::Reading;
+use super::purge::PERIODS;
 use super::sheaf::{Sheaf, SheafList};
 use super::slabs::{Slabs, slab_of};
 use crate::lock::{Guard, Lock};
@@ -24,7 +25,7 @@ const MANY: u32 = 64;
 const SHORT: u32 = 20;
 
 /// How long something must have been idle to be given back, in milliseconds.
-const IDLE_FOR: u32 = 1000;
+const IDLE_FOR: u32 = 450;
 
 /// What the node's lock protects.
 pub(super) struct Stock {
@@ -335,13 +336,14 @@ impl Node {
         }
         stock.idle = stock.full.length;
         stock.slabs.release_idle(cache);
-        stock.slabs.purge_idle(cache);
+        stock.slabs.purge_idle(cache, PERIODS);
     }
 
-    /// Gives more pages of free objects back, where there were many; returns whether there may be more still.
-    pub(super) fn purge_more(&self, cache: &Cache) -> bool {
+    /// Gives more pages of free objects back, of slabs that were left alone for `periods`. Returns
+    /// whether there may be more.
+    pub(super) fn purge_more(&self, cache: &Cache, periods: u32) -> bool {
         let stock = self.stock();
-        stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache))
+        stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache, periods))
     }
 
     /// Gives all empty slabs back.
