@@ -1,6 +1,7 @@
 //! `pinfold doctor`: what this machine offers, and what follows for Pinfold.
 
 use anyhow::Result;
+use pinfold::page;
 use pinfold::topology::{NodeId, Topology};
 use pinfold_rseq::{Backend, Index, Missing, abi};
 use serde::Serialize;
@@ -61,7 +62,12 @@ pub fn main(args: Args) -> Result<ExitCode> {
             follows: "one node is assumed".into(),
         }),
     }
-    checks.extend([huge_pages(root), overcommit(root), address_space(root)]);
+    checks.extend([
+        huge_pages(root),
+        overcommit(root),
+        address_space(root),
+        memory_limit(root),
+    ]);
     let text = if args.json {
         serde_json::to_string_pretty(&Diagnosis { checks })? + "\n"
     } else {
@@ -354,6 +360,38 @@ fn address_space(root: &Path) -> Check {
         free,
         format!("RLIMIT_AS is {soft}"),
         follows,
+    )
+}
+
+fn memory_limit(root: &Path) -> Check {
+    let limits = text(root, "proc/self/limits");
+    let data = limits
+        .lines()
+        .find(|line| line.starts_with("Max data size"))
+        .and_then(|line| line.split_whitespace().nth(3)?.parse::<usize>().ok());
+    let cgroup = page::cgroup_limit(root.as_os_str().as_bytes());
+    let soft = std::env::var(page::LIMIT_VARIABLE).ok();
+    let found: Vec<String> = [
+        cgroup.map(|bytes| format!("the cgroup allows {} MiB", bytes >> 20)),
+        data.map(|bytes| format!("RLIMIT_DATA is {} MiB", bytes >> 20)),
+        soft.map(|value| format!("{} is {value}", page::LIMIT_VARIABLE)),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if found.is_empty() {
+        return check(
+            "memory limit",
+            true,
+            "none",
+            "free memory is kept up to an eighth of what is in use, and at least 16 MiB",
+        );
+    }
+    check(
+        "memory limit",
+        false,
+        found.join("; "),
+        "free memory is kept up to a sixteenth of the tightest, and goes back near it",
     )
 }
 

@@ -293,6 +293,9 @@ fn doctor_reads_other_machines() {
         ("sys/devices/system/node/online", "0-1"),
         ("sys/devices/system/node/node0/distance", "10 21"),
         ("proc/sys/vm/overcommit_memory", "2"),
+        ("proc/self/cgroup", "0::/a/b\n"),
+        ("sys/fs/cgroup/a/b/memory.max", "max\n"),
+        ("sys/fs/cgroup/a/memory.max", "536870912\n"),
     ] {
         let path = root.path().join(file);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -305,6 +308,7 @@ fn doctor_reads_other_machines() {
         "isolated: 7",
         "CPUs 0-6",
         "overcommit_memory is 2",
+        "the cgroup allows 512 MiB",
     ] {
         assert!(out.contains(words), "{words}: {out}");
     }

@@ -5,7 +5,7 @@ use super::{is_lock_held, returned};
 use crate::{nodes, sys};
 
 /// How long a free run stays dirty, in milliseconds. Peers: mimalloc 1 s, jemalloc 10 s.
-const DIRTY_FOR: u32 = 1000;
+const DIRTY_FOR: u32 = 450;
 /// Clean runs shorter than this stay mapped: each that is unmapped may cost two mappings.
 const UNMAP_LEAST: u32 = 16;
 

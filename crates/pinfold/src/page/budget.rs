@@ -108,8 +108,9 @@ pub(super) fn read() {
 #[cold]
 #[inline(never)]
 pub(crate) fn refresh() {
-    let hard = cgroup::memory_limit(b"").min(resources());
-    HARD.store(hard, Relaxed);
+    if let Some(cgroup) = cgroup::memory_limit(b"") {
+        HARD.store(cgroup.min(resources()), Relaxed);
+    }
     settle();
 }
 
@@ -198,7 +199,7 @@ pub fn hard_limit() -> Option<usize> {
 #[doc(hidden)]
 pub fn cgroup_limit(root: &[u8]) -> Option<usize> {
     let root = root.strip_suffix(b"/").unwrap_or(root);
-    Some(cgroup::memory_limit(root)).filter(|&bytes| bytes != NONE)
+    cgroup::memory_limit(root).filter(|&bytes| bytes != NONE)
 }
 
 /// Returns how many bytes may be kept beyond `in_use` bytes: an eighth of them, at least 16 MiB, but
@@ -231,6 +232,11 @@ pub(crate) fn refused() {
 /// Returns how many refusals there were.
 pub(crate) fn refusals() -> usize {
     REFUSALS.load(Relaxed)
+}
+
+/// Returns whether there is a limit.
+pub(crate) fn is_limited() -> bool {
+    TIGHTEST.load(Relaxed) != NONE
 }
 
 /// Returns whether a block of `size` bytes could be had at all: by giving back what is free.

@@ -11,7 +11,7 @@
 //! * On a machine with isolated CPUs, it first moves to the other CPUs.
 
 use super::spawn::{Body, spawn};
-use super::{INTERVAL, Reach, thread_begins, thread_ended, tick};
+use super::{PASSING, Reach, thread_begins, thread_ended, tick};
 use crate::sys;
 use crate::topology::{CpuSet, set_affinity};
 use core::cell::UnsafeCell;
@@ -94,6 +94,6 @@ fn run(cpus: *mut libc::c_void) {
     // Acquire pairs with the release in `stop`.
     while STATE.load(Acquire) == RUN {
         tick(&|_| true, Reach::ThisCpu);
-        sys::wait_for_change(&STATE, RUN, INTERVAL);
+        sys::wait_for_change(&STATE, RUN, PASSING);
     }
 }

@@ -51,6 +51,10 @@ use pinfold_rseq::{Backend, Index};
 /// How often a shepherd looks when nobody says otherwise.
 const INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often memory that stands idle is looked for where there is no shepherd that was asked for. It
+/// takes four looks until idle memory has come from the sheaves to the system: two seconds.
+const PASSING: Duration = Duration::from_millis(500);
+
 /// Why a shepherd cannot do what it was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -268,14 +272,14 @@ pub fn register(drain: fn(Reach)) -> bool {
     })
 }
 
-/// Ticks if no thread does and an interval has passed. Slow paths call it. Costs one read of a
+/// Ticks if no thread does and [`PASSING`] has passed. Slow paths call it. Costs one read of a
 /// clock that needs no system call, except once in an interval.
 pub fn tick_in_passing() {
     if THREADS.load(Relaxed) != 0 {
         return;
     }
     let (now, last) = (sys::coarse_milliseconds(), LAST.load(Relaxed));
-    let due = now.wrapping_sub(last) >= INTERVAL.as_millis() as u64;
+    let due = now.wrapping_sub(last) >= PASSING.as_millis() as u64;
     // One of the threads that find a tick due makes it.
     if due && LAST.compare_exchange(last, now, Release, Relaxed).is_ok() {
         tick(&|_| true, Reach::ThisCpu);

@@ -48,7 +48,7 @@ impl Pressure {
                 let own =
                     cgroup::with_file(b"/memory.pressure", |path| Pressure::open(path, TRIGGER));
                 own.flatten().or_else(|| {
-                    let has_own = cgroup::with_file(b"/cgroup.procs", |path| exists(path));
+                    let has_own = cgroup::with_file(b"/cgroup.procs", exists);
                     let is_root = has_own != Some(true);
                     is_root.then(|| Pressure::open(MACHINE, TRIGGER))?
                 })
@@ -96,15 +96,25 @@ impl Pressure {
             if poll.revents & (libc::POLLERR | libc::POLLNVAL | libc::POLLHUP) != 0 {
                 return Err(());
             }
-            let mut text = [0u8; 256];
-            // What a stream says does not matter.
-            // SAFETY: `text` is writable; the file does not block.
-            while self.events == libc::POLLIN
-                && unsafe { libc::read(self.file, text.as_mut_ptr().cast(), text.len()) } > 0
-            {
+            if self.events == libc::POLLIN {
+                self.discard();
             }
             Ok(true)
         })
+    }
+}
+
+impl Pressure {
+    /// Reads what a stream says, which does not matter.
+    fn discard(&self) {
+        let mut text = [0u8; 256];
+        loop {
+            // SAFETY: `text` is writable. The file does not block.
+            let got = unsafe { libc::read(self.file, text.as_mut_ptr().cast(), text.len()) };
+            if got <= 0 {
+                return;
+            }
+        }
     }
 }
 
@@ -155,7 +165,7 @@ fn decode(text: &mut [u8]) -> Option<usize> {
             byte @ b'0'..=b'9' => byte - b'0' + 52,
             b'+' => 62,
             b'/' => 63,
-            b'=' if at + 2 >= text.len() => break,
+            b'=' if text.len() - at <= 2 && text.ends_with(b"=") => break,
             _ => return None,
         };
         bits = bits << 6 | u32::from(value);

@@ -19,6 +19,7 @@ use super::deferred;
 use super::percpu::{
     DEFERRED, HELD, SPARE, STOPPING, UNIT, UNITS, drain_deferred, drain_unit, drain_word,
 };
+use super::purge::PERIODS;
 use super::reclaim::reclaim;
 use super::sheaf::{Sheaf, word_is_empty};
 use crate::shepherd::Reach;
@@ -35,7 +36,7 @@ const LOOKS: u64 = 0b11;
 /// How many more times a tick purges each node of a cache, at most.
 const MORE: usize = 64;
 /// Milliseconds between looks at a unit by threads that run on its CPU.
-const BETWEEN_LOOKS: u32 = 900;
+const BETWEEN_LOOKS: u32 = 450;
 /// Less than this in idle sheaves is not worth an interrupt.
 const WORTH: usize = 64 << 10;
 
@@ -70,7 +71,7 @@ pub(super) fn drain(reach: Reach) {
         nodes.for_each(|node| {
             node.release_idle(cache, now);
             // Bit by bit: the node's lock is free in between.
-            let more = (0..MORE).take_while(|_| node.purge_more(cache));
+            let more = (0..MORE).take_while(|_| node.purge_more(cache, PERIODS));
             more.for_each(drop);
         });
     });

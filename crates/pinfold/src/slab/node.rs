@@ -6,6 +6,7 @@
 use super::cache::{self, Cache};
 use super::harden::QUARANTINE;
 use super::info::Reading;
+use super::purge::PERIODS;
 use super::sheaf::{Sheaf, SheafList};
 use super::slabs::{Slabs, slab_of};
 use crate::lock::{Guard, Lock};
@@ -19,7 +20,7 @@ use core::sync::atomic::AtomicPtr;
 const EMPTY_MOST: usize = 10;
 
 /// How long something must have been idle to be given back, in milliseconds.
-const IDLE_FOR: u32 = 1000;
+const IDLE_FOR: u32 = 450;
 
 /// Objects in a sheaf of a cache whose slabs are sparse. Objects that move between callers and
 /// sheaves only keep their slabs in use. Small sheaves send more frees to the slabs, and more
@@ -339,13 +340,14 @@ impl Node {
         }
         stock.idle = stock.full.length;
         stock.slabs.release_idle(cache);
-        stock.slabs.purge_idle(cache);
+        stock.slabs.purge_idle(cache, PERIODS);
     }
 
-    /// Gives more pages of free objects back, where there were many; returns whether there may be more still.
-    pub(super) fn purge_more(&self, cache: &Cache) -> bool {
+    /// Gives more pages of free objects back, of slabs that were left alone for `periods`. Returns
+    /// whether there may be more.
+    pub(super) fn purge_more(&self, cache: &Cache, periods: u32) -> bool {
         let stock = self.stock();
-        stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache))
+        stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache, periods))
     }
 
     /// Returns how many objects are not free in their slab: those that callers, CPUs' sheaves or

@@ -93,8 +93,8 @@ pub(super) fn load(offset: usize) -> Option<u64> {
     })
 }
 
-/// Every how many slow paths another cache is looked at.
-const TICK: u32 = 64;
+/// Every how many slow paths the clock is read, and another cache is looked at.
+const TICK: u32 = 16;
 
 /// Now and then lets a cache, another each time, give back what it does not need: also caches that are not used any more
 /// come back to mind as long as any is.

@@ -10,7 +10,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
 /// Periods for which a slab must have been left alone.
-const PERIODS: u32 = 2;
+pub(super) const PERIODS: u32 = 2;
 /// Instead of a period: the slab's pages have gone, and nothing came back since.
 pub(super) const PURGED: u32 = u32::MAX;
 /// Slabs looked at in one go, and slabs purged: the node's lock is held meanwhile.
@@ -18,10 +18,10 @@ const LOOKED_AT: usize = 512;
 const PURGED_MOST: usize = 32;
 
 impl Slabs {
-    /// Purges partial slabs that were left alone, from where it ended the last time. Returns whether
+    /// Purges partial slabs that were left alone for `periods`, from where it ended the last time. Returns whether
     /// there are slabs that it has not looked at. A slab that changes its list meanwhile may be
     /// looked at twice or not at all: it was not left alone.
-    pub(super) fn purge_idle(&mut self, cache: &Cache) -> bool {
+    pub(super) fn purge_idle(&mut self, cache: &Cache, periods: u32) -> bool {
         if cache.prepares() {
             return false;
         }
@@ -39,7 +39,7 @@ impl Slabs {
             let slab = unsafe { slab(index) };
             index = self.after(list_of(cache, slab.free), index);
             let idle_for = self.period.wrapping_sub(slab.touched);
-            if slab.touched != PURGED && idle_for >= PERIODS {
+            if slab.touched != PURGED && idle_for >= periods {
                 cache.purged.store(true, Relaxed);
                 slab.purge(cache);
                 slab.touched = PURGED;

@@ -7,7 +7,7 @@
 //! The caller holds no lock. A signal handler may have interrupted a frame that holds some: what
 //! such a lock protects stays.
 
-use super::{cache, idle};
+use super::{cache, idle, percpu};
 use crate::page::{self, budget};
 
 /// Calls `alloc`, and once more after a reclaim if `alloc` failed because it was refused memory. An
@@ -27,25 +27,35 @@ pub fn or_reclaim<R>(mut alloc: impl FnMut() -> Option<R>) -> Option<R> {
 }
 
 /// Gives back everything free that this thread can reach without stopping another CPU: the sheaves
-/// of the CPU on which it runs, all barns, all empty slabs, and the memory of free runs.
+/// of the CPU on which it runs, all barns, all empty slabs, the memory of free runs, and below a limit
+/// also that of free pages in slabs.
 ///
-/// Takes the lock of each node of each cache once, and makes a system call for each free run. The
-/// caller holds no lock.
+/// Takes the lock of each node of each cache, and makes a system call for each free run and for each
+/// run of free pages that were used since the last time. The caller holds no lock.
 #[cold]
 #[inline(never)]
 pub(crate) fn reclaim() {
     idle::take_all_here();
     cache::for_each(|cache| {
         let nodes = cache.nodes().iter();
-        nodes.for_each(|node| node.give_all(cache));
+        nodes.for_each(|node| {
+            node.give_all(cache);
+            // Pages do not count against the limits of `ulimit`.
+            if budget::is_limited() {
+                // Bit by bit: the node's lock is free in between.
+                while node.purge_more(cache, 0) {}
+            }
+        });
     });
     page::trim();
     budget::reclaimed();
 }
 
 /// Makes room for a block of `size` bytes that gets a mapping of its own: gives back what is free if
-/// the process would come near a limit. The caller holds no lock. A few loads else.
+/// the process would come near a limit. The caller holds no lock. A few loads else. Ticks, because
+/// such a block takes no other slow path.
 pub fn make_room(size: usize) {
+    percpu::tick();
     if budget::near(page::held() as usize, size) && budget::is_possible(size) {
         reclaim();
     }

@@ -11,16 +11,35 @@
 //! In a namespace, the name of the cgroup may lie outside of what is mounted. Then the levels that
 //! can be seen count: at least the mount point.
 //!
-//! Nothing here allocates, and all of it takes less than 3 KiB of stack. A name longer than
-//! [`NAME`] counts as no limit.
+//! Nothing here allocates. A thread that allocates may have little stack, so that names and paths
+//! are put together in a static. A name longer than [`NAME`] counts as no limit.
 
 use super::files::{for_each_line, number_at_start, read_once};
+use crate::lock::Lock;
 use core::ffi::CStr;
 
 /// The longest name of a cgroup that is followed.
 const NAME: usize = 512;
 /// The longest path: a made-up root, a mount point, a cgroup and a file.
 const PATH: usize = 1024;
+/// The longest line that is looked at.
+const LINE: usize = NAME + 256;
+/// The longest made-up root, with a file's name behind it.
+const ROOT: usize = 192;
+
+/// What would take too much stack.
+struct Room {
+    name: Text<NAME>,
+    path: Text<PATH>,
+    line: [u8; LINE],
+}
+
+/// Only tried: a thread that finds it taken learns nothing new.
+static ROOM: Lock<Room> = Lock::new(Room {
+    name: Text::new(),
+    path: Text::new(),
+    line: [0; LINE],
+});
 
 /// Which files tell the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +80,12 @@ impl<const N: usize> Text<N> {
         }
     }
 
+    /// Becomes `text`. Returns false if there is no room.
+    fn set(&mut self, text: &[u8]) -> bool {
+        self.length = 0;
+        self.push(text)
+    }
+
     /// Appends `more`. Returns false if there is no room, with a byte left for a NUL.
     fn push(&mut self, more: &[u8]) -> bool {
         let end = self.length + more.len();
@@ -90,44 +115,47 @@ impl<const N: usize> Text<N> {
     }
 }
 
-/// Reads the smallest limit on the memory of the process's cgroup, in bytes. Returns `usize::MAX`
-/// if there is none. `root` stands before every path; it is empty outside of tests.
+/// Reads the smallest limit on the memory of the process's cgroup, in bytes, `usize::MAX` if there is
+/// none. Returns `None` if another thread reads it. `root` stands before every path; it is empty
+/// outside of tests.
 ///
 /// Reads one file, and one or two for each level of the cgroup.
-pub(crate) fn memory_limit(root: &[u8]) -> usize {
-    let mut name = Text::<NAME>::new();
-    own(root, &mut name)
-        .and_then(|version| limit_of(root, version, name.get()))
-        .unwrap_or(usize::MAX)
+pub(crate) fn memory_limit(root: &[u8]) -> Option<usize> {
+    let mut room = ROOM.try_lock()?;
+    let limit = own(root, &mut room).and_then(|version| limit_of(root, version, &mut room));
+    Some(limit.unwrap_or(usize::MAX))
 }
 
 /// Calls `f` with the path of a file of the process's cgroup in the second version's hierarchy, at
-/// its usual place. Returns `None` if there is no such cgroup.
+/// its usual place. Returns `None` if there is no such cgroup, or another thread is in this module.
 pub(crate) fn with_file<R>(file: &[u8], f: impl FnOnce(&CStr) -> R) -> Option<R> {
-    let mut path = Text::<PATH>::new();
-    let mut name = Text::<NAME>::new();
+    let mut room = ROOM.try_lock()?;
+    let Room { name, path, line } = &mut *room;
     let mut found = false;
-    for_own(b"", |version, line| {
+    for_own(b"", line, |version, own| {
         if version == Version::Two {
-            found = name.push(line);
+            found = name.set(own);
         }
     });
     let rest = if name.get() == b"/" { b"" } else { name.get() };
-    let fits = found && path.push(Version::Two.usual_mount()) && path.push(rest);
+    let fits = found && path.set(Version::Two.usual_mount()) && path.push(rest);
     if fits { path.with(file, f) } else { None }
 }
 
-/// Calls `each` with the version and the name of the cgroups that may limit the process's memory.
-fn for_own(root: &[u8], mut each: impl FnMut(Version, &[u8])) {
-    let mut path = Text::<PATH>::new();
-    if !path.push(root) {
-        return;
+/// Calls `f` with the path of `file` below `root`, if that is not too long.
+fn at_root<R>(root: &[u8], file: &[u8], f: impl FnOnce(&CStr) -> R) -> Option<R> {
+    let mut path = Text::<ROOT>::new();
+    if path.push(root) {
+        path.with(file, f)
+    } else {
+        None
     }
-    path.with(b"/proc/self/cgroup", |path| {
-        for_each_line::<{ NAME + 64 }>(path, |line| {
-            let Some(line) = line else {
-                return;
-            };
+}
+
+/// Calls `each` with the version and the name of the cgroups that may limit the process's memory.
+fn for_own(root: &[u8], room: &mut [u8], mut each: impl FnMut(Version, &[u8])) {
+    at_root(root, b"/proc/self/cgroup", |path| {
+        for_each_line(path, room, |line| {
             let mut fields = line.splitn(3, |&byte| byte == b':');
             let (id, controllers, name) = (fields.next(), fields.next(), fields.next());
             let (Some(controllers), Some(name)) = (controllers, name) else {
@@ -145,12 +173,12 @@ fn for_own(root: &[u8], mut each: impl FnMut(Version, &[u8])) {
 /// Stores the name of the cgroup that limits the process's memory, and returns its version. The
 /// first version wins: a controller belongs to one hierarchy, and that of the second version is
 /// listed also where it has no memory controller.
-fn own(root: &[u8], name: &mut Text<NAME>) -> Option<Version> {
+fn own(root: &[u8], room: &mut Room) -> Option<Version> {
+    let Room { name, line, .. } = room;
     let mut found = None;
-    for_own(root, |version, line| {
+    for_own(root, line, |version, own| {
         if found != Some(Version::One) {
-            name.length = 0;
-            found = name.push(line).then_some(version);
+            found = name.set(own).then_some(version);
         }
     });
     found
@@ -161,23 +189,31 @@ fn has_item(list: &[u8], item: &[u8]) -> bool {
     list.split(|&byte| byte == b',').any(|one| one == item)
 }
 
-/// Returns the smallest limit of the cgroup `name` and of those above it; `None` if no file says.
-fn limit_of(root: &[u8], version: Version, name: &[u8]) -> Option<usize> {
-    let usual = lowest(root, version, version.usual_mount(), below(name, b"/"));
+/// Returns the smallest limit of the cgroup whose name is in `room`, and of those above it; `None`
+/// if no file says.
+fn limit_of(root: &[u8], version: Version, room: &mut Room) -> Option<usize> {
+    let Room { name, path, line } = room;
+    let mut below_mount = |at: &[u8], above: &[u8]| {
+        let whole = path.set(root) && path.push(at);
+        let end = path.length;
+        let whole = whole && path.push(below(name.get(), above));
+        if whole {
+            lowest(version, path, end)
+        } else {
+            None
+        }
+    };
+    let usual = below_mount(version.usual_mount(), b"/");
     // The root cgroup has no files.
-    if usual.is_some() || name == b"/" {
+    if usual.is_some() || name.get() == b"/" {
         return usual;
     }
     let mut mounted = None;
-    let mut path = Text::<PATH>::new();
-    if !path.push(root) {
-        return None;
-    }
-    path.with(b"/proc/self/mountinfo", |path| {
-        for_each_line::<{ NAME + 256 }>(path, |line| {
-            let mount = line.filter(|_| mounted.is_none()).and_then(Mount::parse);
-            if let Some(mount) = mount.filter(|mount| mount.version == version) {
-                mounted = lowest(root, version, mount.at, below(name, mount.root));
+    at_root(root, b"/proc/self/mountinfo", |path| {
+        for_each_line(path, line, |line| {
+            let mount = Mount::parse(line).filter(|mount| mount.version == version);
+            if let Some(mount) = mount.filter(|_| mounted.is_none()) {
+                mounted = below_mount(mount.at, mount.root);
             }
         });
     });
@@ -219,17 +255,9 @@ fn below<'n>(name: &'n [u8], root: &[u8]) -> &'n [u8] {
     }
 }
 
-/// Returns the smallest limit from the cgroup `name` below the mount point `at` up to the mount
-/// point; `None` if no level has a file.
-fn lowest(root: &[u8], version: Version, at: &[u8], name: &[u8]) -> Option<usize> {
-    let mut path = Text::<PATH>::new();
-    if !path.push(root) || !path.push(at) {
-        return None;
-    }
-    let end = path.length;
-    if !path.push(name) {
-        return None;
-    }
+/// Returns the smallest limit from the cgroup at `path` up to the mount point, which is the first
+/// `end` bytes of the path; `None` if no level has a file.
+fn lowest(version: Version, path: &mut Text<PATH>, end: usize) -> Option<usize> {
     let mut lowest = None;
     loop {
         for file in version.files() {
@@ -275,7 +303,13 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        memory_limit(root.path().as_os_str().as_bytes())
+        // Other tests read limits too.
+        loop {
+            if let Some(limit) = memory_limit(root.path().as_os_str().as_bytes()) {
+                return limit;
+            }
+            std::thread::yield_now();
+        }
     }
 
     const OWN: &str = "proc/self/cgroup";

@@ -37,26 +37,23 @@ pub(super) fn read_once(path: &CStr, to: &mut [u8]) -> usize {
     length
 }
 
-/// Calls `each` for each line of a file, with `None` for one of more than `N` bytes.
-pub(super) fn for_each_line<const N: usize>(path: &CStr, mut each: impl FnMut(Option<&[u8]>)) {
-    let mut line = [0u8; N];
+/// Calls `each` for each line of a file that fits into `room`. Longer lines are passed over.
+pub(super) fn for_each_line(path: &CStr, room: &mut [u8], mut each: impl FnMut(&[u8])) {
     let mut length = 0;
     read_in_pieces(path, |piece| {
         for &byte in piece {
             if byte == b'\n' {
-                each(line.get(..length));
+                room.get(..length).inspect(|line| each(line));
                 length = 0;
             } else {
-                if let Some(place) = line.get_mut(length) {
+                if let Some(place) = room.get_mut(length) {
                     *place = byte;
                 }
                 length += 1;
             }
         }
     });
-    if length > 0 {
-        each(line.get(..length));
-    }
+    room.get(..length).inspect(|line| each(line));
 }
 
 /// Opens a file, calls `read` until it returns false at the end or `None` for an error, and closes
