@@ -3,7 +3,7 @@
 #include "load.h"
 #include <new>
 
-enum { SLOTS = 1000, GENERATIONS = 40, REPLACED = 250000, LEAST = 8, MOST = 1000 };
+enum { SLOTS = 1000, GENERATIONS = 80, REPLACED = 250000, LEAST = 8, MOST = 1000 };
 
 struct Set {
     uint64_t random;

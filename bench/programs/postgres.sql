@@ -1,6 +1,6 @@
 create temp table city as select i as id, 'city ' || (i * 7919 % 1000) as name, i % 17 as region from generate_series(1, 500) i;
 
-create temp table person as select i as id, 'name ' || (i::bigint * 104729 % 99991) as name, 1 + i * 31 % 500 as city, 18 + i * 13 % 70 as age, repeat('x', 10 + i % 50) as note from generate_series(1, 150000) i;
+create temp table person as select i as id, 'name ' || (i::bigint * 104729 % 99991) as name, 1 + i * 31 % 500 as city, 18 + i * 13 % 70 as age, repeat('x', 10 + i % 50) as note from generate_series(1, 60000) i;
 
 create index on person (name);
 

@@ -72,7 +72,8 @@ pub fn c_source(functions: usize) -> String {
 
 /// Formulas in SMT-LIB: pigeonholes, a multiplication of bit vectors to undo, and integers in order.
 pub fn formulas() -> String {
-    let mut text = String::from("(set-option :smt.random_seed 1)\n(set-option :sat.random_seed 1)\n");
+    let mut text =
+        String::from("(set-option :smt.random_seed 1)\n(set-option :sat.random_seed 1)\n");
     // More pigeons than holes: unsatisfiable, and laborious to find out.
     let holes = 7;
     text += "(push)\n";
@@ -86,7 +87,10 @@ pub fn formulas() -> String {
     for hole in 0..holes {
         for one in 0..=holes {
             for other in 0..one {
-                let _ = writeln!(text, "(assert (or (not p{one}_{hole}) (not p{other}_{hole})))");
+                let _ = writeln!(
+                    text,
+                    "(assert (or (not p{one}_{hole}) (not p{other}_{hole})))"
+                );
             }
         }
     }
@@ -103,7 +107,10 @@ pub fn formulas() -> String {
     text += "(push)\n";
     let count = 700;
     for at in 0..count {
-        let _ = writeln!(text, "(declare-const x{at} Int)\n(assert (and (> x{at} 0) (< x{at} 20000)))");
+        let _ = writeln!(
+            text,
+            "(declare-const x{at} Int)\n(assert (and (> x{at} 0) (< x{at} 20000)))"
+        );
     }
     for at in 1..count {
         for _ in 0..3 {
@@ -125,7 +132,9 @@ pub fn history(cache: &Cache) -> Result<()> {
         return Ok(());
     }
     let _ = fs::remove_dir_all(&repository);
-    let path = repository.to_str().context("the cache folder's name is not UTF-8")?;
+    let path = repository
+        .to_str()
+        .context("the cache folder's name is not UTF-8")?;
     launch::helper("git", &["init", "--quiet", "--bare", path])?;
     let stream = cache.write_input("history.stream", &history_stream())?;
     let git = prepare::tool("git").context("there is no git")?;
@@ -145,7 +154,7 @@ fn history_stream() -> String {
         .map(|_| (0..150).map(|_| line(&mut random)).collect())
         .collect();
     let mut text = String::new();
-    for commit in 0..1200_u64 {
+    for commit in 0..450_u64 {
         let message = format!("change {commit}\n");
         let _ = write!(
             text,
@@ -177,7 +186,9 @@ fn history_stream() -> String {
 }
 
 fn line(random: &mut Random) -> String {
-    let words: Vec<_> = (0..6).map(|_| format!("w{:x}", random.below(5000))).collect();
+    let words: Vec<_> = (0..6)
+        .map(|_| format!("w{:x}", random.below(5000)))
+        .collect();
     words.join(" ") + "\n"
 }
 

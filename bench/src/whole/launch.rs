@@ -87,8 +87,9 @@ pub fn of_report(report: &Report, output: u64) -> Sample {
 fn of_load(report: &Report, output: &[u8]) -> Result<Sample> {
     let output = std::str::from_utf8(output)?;
     ensure!(output.starts_with("result "), "it wrote no result");
-    let (results, settled): (Vec<_>, Vec<_>) =
-        output.lines().partition(|line| !line.starts_with("settled "));
+    let (results, settled): (Vec<_>, Vec<_>) = output
+        .lines()
+        .partition(|line| !line.starts_with("settled "));
     let mut sample = of_report(report, hash(results.join("\n").as_bytes()));
     if let Some(line) = settled.first() {
         let mut words = line.split_whitespace().skip(1);
@@ -159,7 +160,11 @@ fn start(
 pub fn report(cache: &Cache, settings: Settings) -> Result<Report> {
     let errors = fs::read(cache.work.join("errors")).unwrap_or_default();
     let errors = String::from_utf8_lossy(&errors);
-    let last = errors.trim().lines().last().unwrap_or("it printed no error");
+    let last = errors
+        .trim()
+        .lines()
+        .last()
+        .unwrap_or("it printed no error");
     let text = fs::read_to_string(cache.work.join("report"))
         .with_context(|| format!("the launcher failed: {last}"))?;
     let report: Report = serde_json::from_str(&text)?;

@@ -49,13 +49,17 @@ fn draw(rows: &[Row]) -> Result<String> {
     let lines = programs.len().div_ceil(COLUMNS) as u32;
     let mut text = String::new();
     {
-        let area = SVGBackend::with_string(&mut text, (WIDTH, LARGE + lines * SMALL))
-            .into_drawing_area();
+        let area =
+            SVGBackend::with_string(&mut text, (WIDTH, LARGE + lines * SMALL)).into_drawing_area();
         area.fill(&WHITE).map_err(failed)?;
         let (top, rest) = area.split_vertically(LARGE);
         let title = format!("{} programs: geometric means, {BASE} = 1", programs.len());
         chart(&top, &title, &means, 16)?;
-        for (panel, program) in rest.split_evenly((lines as usize, COLUMNS)).iter().zip(programs) {
+        for (panel, program) in rest
+            .split_evenly((lines as usize, COLUMNS))
+            .iter()
+            .zip(programs)
+        {
             let of = points(rows, |subject, cost| {
                 let base = cost.of(rows::find(rows, program, BASE)?)?;
                 Some(cost.of(rows::find(rows, program, subject)?)? / base)
@@ -76,9 +80,17 @@ fn points<'a>(rows: &'a [Row], ratio: impl Fn(&str, Cost) -> Option<f64>) -> Vec
     let mut points = Vec::new();
     let mut colours = COLOURS.iter().cycle();
     for subject in rows::subjects(rows) {
-        let is_pinfold = rows.iter().any(|row| row.subject == subject && row.is_pinfold);
-        let colour = if is_pinfold { BLACK } else { *colours.next().unwrap_or(&BLUE) };
-        if let (Some(time), Some(memory)) = (ratio(subject, Cost::Time), ratio(subject, Cost::Memory)) {
+        let is_pinfold = rows
+            .iter()
+            .any(|row| row.subject == subject && row.is_pinfold);
+        let colour = if is_pinfold {
+            BLACK
+        } else {
+            *colours.next().unwrap_or(&BLUE)
+        };
+        if let (Some(time), Some(memory)) =
+            (ratio(subject, Cost::Time), ratio(subject, Cost::Memory))
+        {
             points.push(Point {
                 subject,
                 at: (time, memory),
@@ -126,7 +138,8 @@ where
         .x_label_formatter(&|value| format!("{value:.2}"))
         .y_label_formatter(&|value| format!("{value:.2}"));
     if is_large {
-        mesh.x_desc(format!("time / {BASE}")).y_desc(format!("peak memory / {BASE}"));
+        mesh.x_desc(format!("time / {BASE}"))
+            .y_desc(format!("peak memory / {BASE}"));
     }
     mesh.draw().map_err(failed)?;
     let radius = if is_large { 6 } else { 3 };
@@ -139,7 +152,11 @@ where
     let labels = points.iter().map(|point| {
         // Labels of points on the right stand on the left, so that they stay inside.
         let is_right = point.at.0 > middle;
-        let dx = if is_right { -(size as i32) / 2 - radius } else { size as i32 / 2 + radius };
+        let dx = if is_right {
+            -(size as i32) / 2 - radius
+        } else {
+            size as i32 / 2 + radius
+        };
         let anchor = if is_right {
             plotters::style::text_anchor::HPos::Right
         } else {
@@ -169,7 +186,11 @@ mod tests {
             let Some((tag, _)) = part.split_once('>') else {
                 return false;
             };
-            let name = tag.trim_start_matches('/').split([' ', '/', '\n']).next().unwrap_or("");
+            let name = tag
+                .trim_start_matches('/')
+                .split([' ', '/', '\n'])
+                .next()
+                .unwrap_or("");
             if tag.starts_with(['?', '!']) || tag.ends_with('/') {
                 continue;
             } else if tag.starts_with('/') {
@@ -186,7 +207,10 @@ mod tests {
     #[test]
     fn the_plot_is_well_formed_and_has_a_labelled_point_for_each_subject() {
         let text = draw(&example()).unwrap();
-        assert!(text.starts_with("<svg") && text.contains("viewBox"), "{text}");
+        assert!(
+            text.starts_with("<svg") && text.contains("viewBox"),
+            "{text}"
+        );
         assert!(is_well_formed(&text), "{text}");
         // The means, both of the first program, and two subjects of the second, in which one failed.
         assert_eq!(text.matches("<circle").count(), 3 + 3 + 2);
@@ -198,7 +222,10 @@ mod tests {
 
     #[test]
     fn a_plot_needs_the_base() {
-        let rows: Vec<_> = example().into_iter().filter(|row| row.subject != BASE).collect();
+        let rows: Vec<_> = example()
+            .into_iter()
+            .filter(|row| row.subject != BASE)
+            .collect();
         assert!(draw(&rows).unwrap_err().to_string().contains("--subjects"));
     }
 }

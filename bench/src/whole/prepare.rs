@@ -56,7 +56,9 @@ impl Cache {
 /// Cargo's target folder: where this program lies, or else that of the workspace.
 fn target_folder() -> PathBuf {
     let program = env::current_exe().unwrap_or_default();
-    let found = program.ancestors().find(|path| path.join("CACHEDIR.TAG").is_file());
+    let found = program
+        .ancestors()
+        .find(|path| path.join("CACHEDIR.TAG").is_file());
     found.map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"),
         Path::to_owned,
@@ -92,14 +94,13 @@ fn ready(cache: &Cache, program: &Program) -> Result<()> {
 }
 
 /// Compiles a load and says where it is.
-pub fn compile_load(
-    cache: &Cache,
-    name: &str,
-    source: &str,
-    defines: &[&str],
-) -> Result<PathBuf> {
+pub fn compile_load(cache: &Cache, name: &str, source: &str, defines: &[&str]) -> Result<PathBuf> {
     let path = super::programs::write_sources(cache)?.join(source);
-    let compiler = if source.ends_with(".cc") { "clang++" } else { "clang" };
+    let compiler = if source.ends_with(".cc") {
+        "clang++"
+    } else {
+        "clang"
+    };
     let mut arguments = vec![compiler.to_owned()];
     arguments.extend(["-O2", "-fno-builtin", "-pthread"].map(str::to_owned));
     if compiler == "clang++" {
@@ -119,11 +120,16 @@ pub fn compile_load(
 pub fn compile(arguments: &[String], output: &Path) -> Result<()> {
     let stamp = output.with_extension("made-by");
     let mut made_by = arguments.join(" ");
-    for source in arguments.iter().filter(|argument| Path::new(argument).is_file()) {
+    for source in arguments
+        .iter()
+        .filter(|argument| Path::new(argument).is_file())
+    {
         let mut hash = DefaultHasher::new();
         fs::read(source)?.hash(&mut hash);
         if let Some(folder) = Path::new(source).parent() {
-            fs::read(folder.join("load.h")).unwrap_or_default().hash(&mut hash);
+            fs::read(folder.join("load.h"))
+                .unwrap_or_default()
+                .hash(&mut hash);
         }
         made_by += &format!(" {:x}", hash.finish());
     }
@@ -131,7 +137,10 @@ pub fn compile(arguments: &[String], output: &Path) -> Result<()> {
         return Ok(());
     }
     let tool = tool_or_install(&arguments[0], arguments[0].trim_end_matches('+'))?;
-    eprintln!("building {}", output.file_name().unwrap_or_default().display());
+    eprintln!(
+        "building {}",
+        output.file_name().unwrap_or_default().display()
+    );
     let result = Command::new(tool)
         .args(&arguments[1..])
         .arg("-o")
@@ -149,14 +158,22 @@ pub fn compile(arguments: &[String], output: &Path) -> Result<()> {
 
 /// Finds a program: in the system's folders first, as those in PATH may be scripts that choose a version.
 pub fn tool(name: &str) -> Option<PathBuf> {
-    let mut folders: Vec<_> = ["/usr/bin", "/bin", "/usr/local/bin"].map(PathBuf::from).to_vec();
+    let mut folders: Vec<_> = ["/usr/bin", "/bin", "/usr/local/bin"]
+        .map(PathBuf::from)
+        .to_vec();
     if name == "postgres" || name == "initdb" {
-        let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+        let versions = fs::read_dir("/usr/lib/postgresql")
+            .into_iter()
+            .flatten()
+            .flatten();
         folders.splice(0..0, versions.map(|version| version.path().join("bin")));
     }
     let path = env::var_os("PATH").unwrap_or_default();
     folders.extend(env::split_paths(&path));
-    folders.into_iter().map(|folder| folder.join(name)).find(|path| path.is_file())
+    folders
+        .into_iter()
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
 }
 
 /// Finds a program, or installs its package.

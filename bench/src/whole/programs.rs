@@ -50,11 +50,25 @@ impl Program {
 /// The sources of the loads, and of what starts and checks them.
 const SOURCES: &[(&str, &str)] = &[
     ("load.h", include_str!("../../loads/load.h")),
-    ("launch.c", include_str!("../../loads/launch.c")),
-    ("probe.c", include_str!("../../loads/probe.c")),
-    ("larson.cc", include_str!("../../loads/larson.cc")),
+    ("alloc-test.c", include_str!("../../loads/alloc-test.c")),
+    ("cache.c", include_str!("../../loads/cache.c")),
+    ("drift.c", include_str!("../../loads/drift.c")),
     ("glibc-simple.c", include_str!("../../loads/glibc-simple.c")),
+    ("glibc-thread.c", include_str!("../../loads/glibc-thread.c")),
+    ("large.c", include_str!("../../loads/large.c")),
+    ("larson.cc", include_str!("../../loads/larson.cc")),
+    ("launch.c", include_str!("../../loads/launch.c")),
+    ("mleak.c", include_str!("../../loads/mleak.c")),
+    ("mstress.c", include_str!("../../loads/mstress.c")),
     ("phases.c", include_str!("../../loads/phases.c")),
+    ("probe.c", include_str!("../../loads/probe.c")),
+    (
+        "producer-consumer.c",
+        include_str!("../../loads/producer-consumer.c"),
+    ),
+    ("realloc.c", include_str!("../../loads/realloc.c")),
+    ("rptest.c", include_str!("../../loads/rptest.c")),
+    ("xmalloc.c", include_str!("../../loads/xmalloc.c")),
 ];
 
 /// Writes the sources where the compiler finds them, and says where.
@@ -77,21 +91,132 @@ type Load = (
 const LOADS: &[Load] = {
     use Threads::{Asked, One};
     &[
-        ("larson", "larson.cc", &[], Asked, "a server's threads replace random blocks and hand them on to their successors"),
-        ("larson-sized", "larson.cc", &["SIZED"], Asked, "the same; operator delete is told the size"),
-        ("glibc-simple", "glibc-simple.c", &[], One, "batches of one size"),
-        ("phases", "phases.c", &[], One, "100 MiB of one size after the other"),
+        (
+            "larson",
+            "larson.cc",
+            &[],
+            Asked,
+            "a server's threads replace random blocks and hand them on to their successors",
+        ),
+        (
+            "larson-sized",
+            "larson.cc",
+            &["SIZED"],
+            Asked,
+            "the same; operator delete is told the size",
+        ),
+        (
+            "xmalloc",
+            "xmalloc.c",
+            &[],
+            Asked,
+            "threads free what as many other threads got, by batches",
+        ),
+        (
+            "cache-scratch",
+            "cache.c",
+            &["SCRATCH"],
+            Asked,
+            "threads write blocks of their own, next to one that another thread got",
+        ),
+        (
+            "cache-thrash",
+            "cache.c",
+            &[],
+            Asked,
+            "threads write blocks of their own",
+        ),
+        (
+            "alloc-test",
+            "alloc-test.c",
+            &[],
+            Asked,
+            "threads fill and empty places of a large table at random",
+        ),
+        (
+            "mstress",
+            "mstress.c",
+            &[],
+            Asked,
+            "blocks of all sizes, exchanged by threads that end",
+        ),
+        (
+            "rptest",
+            "rptest.c",
+            &[],
+            Asked,
+            "thousands of blocks up to 16 KiB, and batches for the neighbour",
+        ),
+        (
+            "mleak",
+            "mleak.c",
+            &[],
+            Asked,
+            "twelve thousand short threads",
+        ),
+        (
+            "malloc-large",
+            "large.c",
+            &[],
+            One,
+            "twenty blocks of 5 to 25 MiB",
+        ),
+        (
+            "large",
+            "large.c",
+            &["SIZES_2_64"],
+            One,
+            "six blocks of 2 to 64 MiB",
+        ),
+        (
+            "glibc-simple",
+            "glibc-simple.c",
+            &[],
+            One,
+            "batches of one size",
+        ),
+        (
+            "glibc-thread",
+            "glibc-thread.c",
+            &[],
+            Asked,
+            "threads replace blocks of 4 bytes to 32 KiB",
+        ),
+        (
+            "phases",
+            "phases.c",
+            &[],
+            One,
+            "100 MiB of one size after the other",
+        ),
+        (
+            "drift",
+            "drift.c",
+            &[],
+            One,
+            "57 MiB of sizes that grow; settled memory is with all blocks in use",
+        ),
+        (
+            "producer-consumer",
+            "producer-consumer.c",
+            &[],
+            Asked,
+            "messages through rings between threads",
+        ),
+        ("realloc", "realloc.c", &[], One, "buffers that grow"),
     ]
 };
 
 /// All programs, loads first.
 pub fn all() -> Vec<Program> {
-    let loads = LOADS.iter().map(|&(name, source, defines, threads, what)| Program {
-        name,
-        what,
-        threads,
-        work: Work::Load { source, defines },
-    });
+    let loads = LOADS
+        .iter()
+        .map(|&(name, source, defines, threads, what)| Program {
+            name,
+            what,
+            threads,
+            work: Work::Load { source, defines },
+        });
     let reals = real::ALL.iter().map(|real| Program {
         name: real.name,
         what: real.what,
@@ -143,7 +268,10 @@ mod tests {
     #[test]
     fn an_unknown_program_is_named_with_those_that_are_known() {
         let error = names(&["nosuch"]).unwrap_err().to_string();
-        assert!(error.contains("'nosuch'") && error.contains("larson"), "{error}");
+        assert!(
+            error.contains("'nosuch'") && error.contains("larson"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -96,16 +96,30 @@ pub const ALL: &[Real] = &[
         what: "inserts, indexes, joins and groups in memory",
         threads: Threads::One,
         tools: &[("sqlite3", "sqlite3")],
-        prepare: |cache| text(cache, "sqlite.sql", include_str!("../../programs/sqlite.sql")),
+        prepare: |cache| {
+            text(
+                cache,
+                "sqlite.sql",
+                include_str!("../../programs/sqlite.sql"),
+            )
+        },
         before: None,
-        call: |cache, _| Ok(Call::tool("sqlite3", &["-batch", ":memory:"])?.fed(cache, "sqlite.sql")),
+        call: |cache, _| {
+            Ok(Call::tool("sqlite3", &["-batch", ":memory:"])?.fed(cache, "sqlite.sql"))
+        },
     },
     Real {
         name: "python3",
         what: "objects, strings and dictionaries; small objects come from Python's own allocator",
         threads: Threads::One,
         tools: &[("python3", "python3")],
-        prepare: |cache| text(cache, "objects.py", include_str!("../../programs/objects.py")),
+        prepare: |cache| {
+            text(
+                cache,
+                "objects.py",
+                include_str!("../../programs/objects.py"),
+            )
+        },
         before: None,
         call: python,
     },
@@ -114,7 +128,13 @@ pub const ALL: &[Real] = &[
         what: "the same with PYTHONMALLOC=malloc, which takes small objects from malloc",
         threads: Threads::One,
         tools: &[("python3", "python3")],
-        prepare: |cache| text(cache, "objects.py", include_str!("../../programs/objects.py")),
+        prepare: |cache| {
+            text(
+                cache,
+                "objects.py",
+                include_str!("../../programs/objects.py"),
+            )
+        },
         before: None,
         call: |cache, threads| {
             let mut call = python(cache, threads)?;
@@ -127,7 +147,7 @@ pub const ALL: &[Real] = &[
         what: "compiles generated C with -O2; memory is the compiler proper's",
         threads: Threads::One,
         tools: &[("gcc", "gcc")],
-        prepare: |cache| text(cache, "gcc.c", &input::c_source(180)),
+        prepare: |cache| text(cache, "gcc.c", &input::c_source(50)),
         before: None,
         call: |cache, _| {
             Ok(Call::tool("gcc", &["-O2", "-w", "-S", "-o", "-"])?.reading(cache, "gcc.c"))
@@ -138,7 +158,7 @@ pub const ALL: &[Real] = &[
         what: "compiles generated C with -O2",
         threads: Threads::One,
         tools: &[("clang", "clang")],
-        prepare: |cache| text(cache, "clang.c", &input::c_source(120)),
+        prepare: |cache| text(cache, "clang.c", &input::c_source(45)),
         before: None,
         call: |cache, _| {
             Ok(Call::tool("clang", &["-O2", "-w", "-S", "-o", "-"])?.reading(cache, "clang.c"))
@@ -161,7 +181,15 @@ pub const ALL: &[Real] = &[
         prepare: |cache| text(cache, "pages.ps", include_str!("../../programs/pages.ps")),
         before: None,
         call: |cache, _| {
-            let arguments = ["-q", "-dNOPAUSE", "-dBATCH", "-dSAFER", "-sDEVICE=pnggray", "-r200", "-sOutputFile=-"];
+            let arguments = [
+                "-q",
+                "-dNOPAUSE",
+                "-dBATCH",
+                "-dSAFER",
+                "-sDEVICE=pnggray",
+                "-r200",
+                "-sOutputFile=-",
+            ];
             Ok(Call::tool("gs", &arguments)?.reading(cache, "pages.ps"))
         },
     },
@@ -170,7 +198,13 @@ pub const ALL: &[Real] = &[
         what: "trees, tables and strings",
         threads: Threads::One,
         tools: &[("lua5.4", "lua5.4")],
-        prepare: |cache| text(cache, "objects.lua", include_str!("../../programs/objects.lua")),
+        prepare: |cache| {
+            text(
+                cache,
+                "objects.lua",
+                include_str!("../../programs/objects.lua"),
+            )
+        },
         before: None,
         call: |cache, _| Ok(Call::tool("lua5.4", &[])?.reading(cache, "objects.lua")),
     },
@@ -179,7 +213,13 @@ pub const ALL: &[Real] = &[
         what: "strings, arrays and hashes",
         threads: Threads::One,
         tools: &[("ruby", "ruby")],
-        prepare: |cache| text(cache, "objects.rb", include_str!("../../programs/objects.rb")),
+        prepare: |cache| {
+            text(
+                cache,
+                "objects.rb",
+                include_str!("../../programs/objects.rb"),
+            )
+        },
         before: None,
         call: |cache, _| Ok(Call::tool("ruby", &["--disable-gems"])?.reading(cache, "objects.rb")),
     },
@@ -188,7 +228,13 @@ pub const ALL: &[Real] = &[
         what: "objects, buffers and compression; objects come from the engine's own heap",
         threads: Threads::One,
         tools: &[("node", "nodejs")],
-        prepare: |cache| text(cache, "objects.js", include_str!("../../programs/objects.js")),
+        prepare: |cache| {
+            text(
+                cache,
+                "objects.js",
+                include_str!("../../programs/objects.js"),
+            )
+        },
         before: None,
         call: |cache, _| Ok(Call::tool("node", &[])?.reading(cache, "objects.js")),
     },
@@ -209,7 +255,8 @@ pub const ALL: &[Real] = &[
             let threads = format!("pack.threads={threads}");
             let mut call = Call::tool("git", &["-c", "gc.autoDetach=false", "-c", &threads, "-C"])?;
             call.arguments.push(cache.work.join("gc.git").into());
-            call.arguments.extend(["gc", "--aggressive", "--prune=now", "--quiet"].map(OsString::from));
+            call.arguments
+                .extend(["gc", "--aggressive", "--prune=now", "--quiet"].map(OsString::from));
             Ok(call)
         },
     },
@@ -236,7 +283,7 @@ fn text(cache: &Cache, name: &str, text: &str) -> Result<()> {
 }
 
 fn python(cache: &Cache, _threads: u32) -> Result<Call> {
-    let mut call = Call::tool("python3", &["-I"])?.reading(cache, "objects.py");
+    let mut call = Call::tool("python3", &["-s"])?.reading(cache, "objects.py");
     // What is printed must not depend on the addresses that hashes come from.
     call.environment.push(("PYTHONHASHSEED", "0"));
     Ok(call)
@@ -252,7 +299,11 @@ fn postgres_user() -> Option<u32> {
 
 /// Makes an empty database cluster.
 fn database(cache: &Cache) -> Result<()> {
-    text(cache, "postgres.sql", include_str!("../../programs/postgres.sql"))?;
+    text(
+        cache,
+        "postgres.sql",
+        include_str!("../../programs/postgres.sql"),
+    )?;
     let folder = cache.input.join("postgres");
     if folder.join("made").is_file() {
         return Ok(());
@@ -260,12 +311,21 @@ fn database(cache: &Cache) -> Result<()> {
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir(&folder)?;
     let initdb = prepare::tool("initdb").context("there is no initdb")?;
-    let options = ["--no-sync", "--no-locale", "--encoding=UTF8", "--username=postgres"];
+    let options = [
+        "--no-sync",
+        "--no-locale",
+        "--encoding=UTF8",
+        "--username=postgres",
+    ];
     let mut arguments = Vec::new();
     let tool = if let Some(user) = postgres_user() {
         chown(&folder, Some(user), Some(user))?;
         let user = user.to_string();
-        arguments.extend([format!("--reuid={user}"), format!("--regid={user}"), "--clear-groups".to_owned()]);
+        arguments.extend([
+            format!("--reuid={user}"),
+            format!("--regid={user}"),
+            "--clear-groups".to_owned(),
+        ]);
         arguments.push(initdb.display().to_string());
         "setpriv"
     } else {

@@ -18,7 +18,16 @@ pub const NAME: &str = "redis";
 /// What redis-benchmark asks for, one call after the other.
 const REQUESTS: [&[&str]; 3] = [
     &["-t", "set", "-r", "100000", "-d", "300", "-n", "400000"],
-    &["-t", "lpush,sadd,hset,zadd", "-r", "100000", "-d", "60", "-n", "100000"],
+    &[
+        "-t",
+        "lpush,sadd,hset,zadd",
+        "-r",
+        "100000",
+        "-d",
+        "60",
+        "-n",
+        "100000",
+    ],
     &["-t", "get,lrange_100", "-r", "100000", "-n", "40000"],
 ];
 
@@ -28,9 +37,19 @@ fn socket(cache: &Cache) -> PathBuf {
 
 /// How the server is started.
 pub fn server(cache: &Cache, _threads: u32) -> Result<Call> {
-    let options = ["--port", "0", "--save", "", "--appendonly", "no", "--daemonize", "no"];
+    let options = [
+        "--port",
+        "0",
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--daemonize",
+        "no",
+    ];
     let mut call = Call::tool("redis-server", &options)?;
-    call.arguments.extend([OsString::from("--unixsocket"), socket(cache).into()]);
+    call.arguments
+        .extend([OsString::from("--unixsocket"), socket(cache).into()]);
     Ok(call)
 }
 
@@ -45,11 +64,15 @@ pub fn once(cache: &Cache, subject: &Subject, settings: Settings) -> Result<Samp
         ensure!(
             server.0.try_wait()?.is_none() && start.elapsed() < Duration::from_secs(10),
             "the server did not start: {}",
-            launch::report(cache, settings).err().map_or_else(String::new, |error| format!("{error:#}"))
+            launch::report(cache, settings)
+                .err()
+                .map_or_else(String::new, |error| format!("{error:#}"))
         );
         thread::sleep(Duration::from_millis(5));
     }
-    let path = socket.to_str().context("the cache folder's name is not UTF-8")?;
+    let path = socket
+        .to_str()
+        .context("the cache folder's name is not UTF-8")?;
     let start = Instant::now();
     for requests in REQUESTS {
         let arguments = [&["-s", path, "-q", "-P", "16", "-c", "20"], requests].concat();
@@ -63,7 +86,9 @@ pub fn once(cache: &Cache, subject: &Subject, settings: Settings) -> Result<Samp
     }
     // The server ends without an answer.
     let cli = prepare::tool("redis-cli").context("there is no redis-cli")?;
-    let _ = std::process::Command::new(cli).args(["-s", path, "shutdown", "nosave"]).output()?;
+    let _ = std::process::Command::new(cli)
+        .args(["-s", path, "shutdown", "nosave"])
+        .output()?;
     server.0.wait()?;
     let report = launch::report(cache, settings)?;
     Ok(Sample {

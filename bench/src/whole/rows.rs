@@ -69,11 +69,16 @@ pub fn all(
 ) -> Vec<Row> {
     let mut rows = Vec::new();
     for (at, program) in programs.iter().enumerate() {
-        let of = |which: usize| results.get(&(at, which)).and_then(|result| result.as_ref().ok());
+        let of = |which: usize| {
+            results
+                .get(&(at, which))
+                .and_then(|result| result.as_ref().ok())
+        };
         let base = (subjects.iter().position(|subject| subject.name == BASE))
             .filter(|&which| of(which).is_some())
             .or_else(|| (0..subjects.len()).find(|&which| of(which).is_some()));
-        let expected = base.and_then(|which| Some((&subjects[which].name, of(which)?.first()?.output)));
+        let expected =
+            base.and_then(|which| Some((&subjects[which].name, of(which)?.first()?.output)));
         for (which, subject) in subjects.iter().enumerate() {
             let mut row = Row {
                 subject: subject.name.clone(),
@@ -85,7 +90,9 @@ pub fn all(
             };
             match results.get(&(at, which)) {
                 Some(Ok(samples)) => match expected {
-                    Some((base, output)) if samples.iter().any(|sample| sample.output != output) => {
+                    Some((base, output))
+                        if samples.iter().any(|sample| sample.output != output) =>
+                    {
                         row.error = Some(format!("its output differs from the one under {base}"));
                     }
                     _ => fill(&mut row, samples),
@@ -162,12 +169,15 @@ pub fn subjects(rows: &[Row]) -> Vec<&str> {
 
 /// The row of one program and subject.
 pub fn find<'a>(rows: &'a [Row], program: &str, subject: &str) -> Option<&'a Row> {
-    rows.iter().find(|row| row.program == program && row.subject == subject)
+    rows.iter()
+        .find(|row| row.program == program && row.subject == subject)
 }
 
 /// The best row of a program among those that are not Pinfold's.
 pub fn best_peer<'a>(rows: &'a [Row], program: &str, cost: Cost) -> Option<&'a Row> {
-    let peers = rows.iter().filter(|row| row.program == program && !row.is_pinfold);
+    let peers = rows
+        .iter()
+        .filter(|row| row.program == program && !row.is_pinfold);
     let measured = peers.filter_map(|row| Some((cost.of(row)?, row)));
     Some(measured.min_by(|one, other| one.0.total_cmp(&other.0))?.1)
 }
@@ -183,7 +193,10 @@ pub fn mean_ratio(rows: &[Row], subject: &str, other: &str, cost: Cost) -> Optio
 
 /// The peer with the least mean cost relative to the base, over all programs.
 pub fn best_single_peer(rows: &[Row], cost: Cost) -> Option<&str> {
-    let is_peer = |subject: &&str| rows.iter().any(|row| row.subject == *subject && !row.is_pinfold);
+    let is_peer = |subject: &&str| {
+        rows.iter()
+            .any(|row| row.subject == *subject && !row.is_pinfold)
+    };
     let peers = subjects(rows).into_iter().filter(is_peer);
     let means = peers.filter_map(|peer| Some((mean_ratio(rows, peer, BASE, cost)?.0, peer)));
     Some(means.min_by(|one, other| one.0.total_cmp(&other.0))?.1)
@@ -234,7 +247,11 @@ pub mod tests {
         }
         results.insert((1, 2), Err("signal 11 ended it".to_owned()));
         let programs = [program("first"), program("second")];
-        let subjects = [subject("pinfold-malloc"), subject("glibc"), subject("mimalloc")];
+        let subjects = [
+            subject("pinfold-malloc"),
+            subject("glibc"),
+            subject("mimalloc"),
+        ];
         all(&programs, &subjects, 2, &results)
     }
 
@@ -253,7 +270,10 @@ pub mod tests {
         let row = find(&rows, "second", "mimalloc").unwrap();
         assert_eq!((row.seconds, row.peak_rss_bytes), (None, None));
         let json = serde_json::to_string(row).unwrap();
-        assert!(json.contains(r#""seconds":null"#) && json.contains("signal 11"), "{json}");
+        assert!(
+            json.contains(r#""seconds":null"#) && json.contains("signal 11"),
+            "{json}"
+        );
     }
 
     #[test]
@@ -276,7 +296,12 @@ pub mod tests {
             ((0, 0), Ok(vec![sample(1.0, 1, 1), sample(1.0, 1, 2)])),
             ((0, 1), Ok(vec![sample(1.0, 1, 1)])),
         ]);
-        let rows = all(&[program], &[subject("other"), subject("glibc")], 1, &results);
+        let rows = all(
+            &[program],
+            &[subject("other"), subject("glibc")],
+            1,
+            &results,
+        );
         assert!(rows[0].error.as_ref().unwrap().contains("under glibc"));
         assert_eq!(rows[0].seconds, None);
         assert_eq!(rows[1].error, None);
@@ -297,7 +322,13 @@ pub mod tests {
     #[test]
     fn the_best_peer_is_not_pinfold() {
         let rows = example();
-        assert_eq!(best_peer(&rows, "second", Cost::Time).unwrap().subject, "glibc");
-        assert_eq!(best_peer(&rows, "first", Cost::Memory).unwrap().subject, "mimalloc");
+        assert_eq!(
+            best_peer(&rows, "second", Cost::Time).unwrap().subject,
+            "glibc"
+        );
+        assert_eq!(
+            best_peer(&rows, "first", Cost::Memory).unwrap().subject,
+            "mimalloc"
+        );
     }
 }

@@ -235,10 +235,14 @@ fn workspace_library() -> Result<PathBuf> {
         "cargo build failed; give a built library with --pinfold PATH"
     );
     let lines = String::from_utf8(output.stdout)?;
-    let messages = lines.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let messages = lines
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
     let files = messages.flat_map(|message: Value| {
         let files = message["filenames"].as_array().cloned().unwrap_or_default();
-        files.into_iter().filter_map(|file| file.as_str().map(PathBuf::from))
+        files
+            .into_iter()
+            .filter_map(|file| file.as_str().map(PathBuf::from))
     });
     files
         .filter(|file| file.ends_with("libpinfold_preload.so"))
@@ -249,7 +253,9 @@ fn workspace_library() -> Result<PathBuf> {
 /// The C library of this program: LD_PRELOAD puts it before an allocator that a program was linked with.
 fn system_library() -> Result<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps")?;
-    let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    let path = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5));
     (path.map(PathBuf::from))
         .find(|path| path.ends_with("libc.so.6"))
         .context("this program does not use a libc.so.6")
@@ -261,7 +267,12 @@ fn from_crate(cache: &Cache, name: &str, recipe: &Recipe) -> Result<PathBuf> {
     let mut arguments: Vec<String> = recipe.compile.iter().map(|&text| text.to_owned()).collect();
     arguments.extend(COMMON.map(str::to_owned));
     let below = |part: &&str| folder.join(part).display().to_string();
-    arguments.extend(recipe.includes.iter().map(|part| format!("-I{}", below(part))));
+    arguments.extend(
+        recipe
+            .includes
+            .iter()
+            .map(|part| format!("-I{}", below(part))),
+    );
     arguments.extend(recipe.sources.iter().map(|part| below(part)));
     prepare::compile(&arguments, &output)?;
     Ok(output)
@@ -281,7 +292,10 @@ fn crate_folder(package: &str) -> Result<PathBuf> {
         .find(|found| found["name"] == package)
         .and_then(|found| found["manifest_path"].as_str())
         .with_context(|| format!("cargo does not know the crate {package}"))?;
-    Ok(Path::new(manifest).parent().context("no folder")?.to_owned())
+    Ok(Path::new(manifest)
+        .parent()
+        .context("no folder")?
+        .to_owned())
 }
 
 /// Makes sure that a program started with the library gets its memory from it.

@@ -39,16 +39,30 @@ fn of_program(rows: &[Row], program: &str) {
     );
     println!(
         "{:<16} {:>8} {:>17} {:>7} {:>6} {:>8} {:>9} {:>7} {:>6} {:>9} {:>9}",
-        "subject", "seconds", "[spread]", "x glibc", "x best", "cpu s", "peak MiB", "x glibc", "x best", "settled", "faults"
+        "subject",
+        "seconds",
+        "[spread]",
+        "x glibc",
+        "x best",
+        "cpu s",
+        "peak MiB",
+        "x glibc",
+        "x best",
+        "settled",
+        "faults"
     );
     for row in of {
         if let Some(error) = &row.error {
             println!("{:<16} ERROR: {error}", row.subject);
             continue;
         }
-        let (Some(seconds), Some(cpu), Some(peak), Some(faults), Some(spread)) =
-            (row.seconds, row.cpu_seconds, row.peak_rss_bytes, row.faults, row.spread)
-        else {
+        let (Some(seconds), Some(cpu), Some(peak), Some(faults), Some(spread)) = (
+            row.seconds,
+            row.cpu_seconds,
+            row.peak_rss_bytes,
+            row.faults,
+            row.spread,
+        ) else {
             continue;
         };
         let ratio = |cost: Cost, to: Option<&Row>| {
@@ -67,8 +81,10 @@ fn of_program(rows: &[Row], program: &str) {
             peak as f64 / MIB,
             ratio(Cost::Memory, base),
             ratio(Cost::Memory, rows::best_peer(rows, program, Cost::Memory)),
-            row.settled_rss_bytes
-                .map_or_else(|| "-".to_owned(), |bytes| format!("{:.1}", bytes as f64 / MIB)),
+            row.settled_rss_bytes.map_or_else(
+                || "-".to_owned(),
+                |bytes| format!("{:.1}", bytes as f64 / MIB)
+            ),
             faults
         );
     }
@@ -105,8 +121,10 @@ fn means(rows: &[Row]) {
 /// For each build of Pinfold: whether it meets its goals, and the programs that miss their bounds.
 fn verdicts(rows: &[Row]) -> Vec<String> {
     let mut lines = Vec::new();
-    let is_pinfold =
-        |subject: &&str| rows.iter().any(|row| row.subject == *subject && row.is_pinfold);
+    let is_pinfold = |subject: &&str| {
+        rows.iter()
+            .any(|row| row.subject == *subject && row.is_pinfold)
+    };
     for subject in rows::subjects(rows).into_iter().filter(is_pinfold) {
         let mut goal = |what: &str, to: &str, cost, most| {
             if let Some((mean, count)) = rows::mean_ratio(rows, subject, to, cost) {
@@ -165,15 +183,27 @@ mod tests {
     fn programs_that_miss_their_bounds_are_listed() {
         let lines = misses(&example(), "pinfold-malloc").join("\n");
         assert!(lines.contains("first takes 2.00 x glibc's time"), "{lines}");
-        assert!(lines.contains("first needs 2.00 x glibc's memory"), "{lines}");
+        assert!(
+            lines.contains("first needs 2.00 x glibc's memory"),
+            "{lines}"
+        );
         assert!(!lines.contains("second"), "{lines}");
     }
 
     #[test]
     fn goals_are_about_builds_of_pinfold_only() {
         let lines = verdicts(&example());
-        assert!(lines[0].contains("time / glibc 0.707 over 2 programs"), "{lines:?}");
-        assert!(lines[0].ends_with("met") && lines[1].ends_with("missed"), "{lines:?}");
-        assert!(lines.iter().all(|line| !line.contains(" mimalloc:")), "{lines:?}");
+        assert!(
+            lines[0].contains("time / glibc 0.707 over 2 programs"),
+            "{lines:?}"
+        );
+        assert!(
+            lines[0].ends_with("met") && lines[1].ends_with("missed"),
+            "{lines:?}"
+        );
+        assert!(
+            lines.iter().all(|line| !line.contains(" mimalloc:")),
+            "{lines:?}"
+        );
     }
 }
