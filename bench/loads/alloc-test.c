@@ -1,4 +1,5 @@
-// Threads with a large table each, in which they fill empty places and empty full ones, at random; most blocks are small.
+// Threads with a large table each. Each thread fills empty places and empties full places, at
+// random. Most blocks are small.
 #include "load.h"
 
 enum { SLOTS = 65536, STEPS = 8000000 };

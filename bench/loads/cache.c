@@ -1,8 +1,9 @@
-// Threads that each write a small block of their own again and again: slow if two threads' blocks share a cache line.
+// Threads that each write a small block of their own again and again. This is slow if the blocks of
+// two threads share a cache line.
 //
-// cache-thrash: every thread gets its blocks itself. With SCRATCH, cache-scratch: the main thread gets the first blocks one
-// after the other and gives one to each thread, which frees it; an allocator that hands such a block's neighbours to other
-// threads makes them share.
+// cache-thrash: every thread gets its blocks itself. With SCRATCH, cache-scratch: the main thread
+// gets the first blocks one after the other and gives one to each thread, which frees it. Threads
+// then share cache lines if the allocator hands parts of one line to several threads.
 #include "load.h"
 
 enum { ROUNDS = 12000, WRITES = 100000, SIZE = 8 };

@@ -1,4 +1,5 @@
-// Threads with a working set each, in which they replace random blocks of 4 bytes to 32 KiB, small ones more often.
+// Threads with a working set each. Each thread replaces random blocks of 4 bytes to 32 KiB; small
+// blocks are more frequent.
 #include "load.h"
 
 enum { SLOTS = 1024, REPLACED = 10000000 };

@@ -1,5 +1,6 @@
-// A server's threads: each replaces random blocks of its own set, then hands the set to a new thread and ends, so that
-// blocks are freed by other threads than those that got them. With SIZED, operator delete is told the size.
+// A server's threads. Each thread replaces random blocks of its set, then hands the set to a new
+// thread and ends, so threads free blocks that other threads got. With SIZED, operator delete is
+// told the size.
 #include "load.h"
 #include <new>
 

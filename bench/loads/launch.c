@@ -1,13 +1,14 @@
-// Runs one program under an allocator and writes down what it cost.
+// Runs one program under an allocator and reports what the program cost.
 //
 //     launch REPORT LIMIT PRELOAD USER -- PROGRAM [ARGUMENT]...
 //
-// REPORT is the file that gets one line of JSON. LIMIT is in seconds: a program that takes longer is killed. PRELOAD is
-// the shared library for LD_PRELOAD, or "-" for none. USER is the number of the user and group to run as, or "-".
+// REPORT is the file that gets one line of JSON. LIMIT is in seconds: a program that takes longer
+// is killed. PRELOAD is the shared library for LD_PRELOAD, or "-" for none. USER is the number of
+// the user and group to run as, or "-" for the caller's.
 //
-// This launcher exists because a program inherits its peak of resident memory from the process that started it: exec
-// carries the old memory's peak over. Linked statically, this launcher has a peak of well below 1 MiB, which is less than
-// any dynamically linked program needs, so the peaks that it reports are the programs' own.
+// A program inherits a peak of resident memory from the process that started it, because exec
+// carries the peak of the old memory over. This launcher is linked statically and needs well below
+// 1 MiB, less than any dynamically linked program. So the peak that it reports is the program's own.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <grp.h>
@@ -48,8 +49,9 @@ int main(int argc, char **argv) {
         return 127;
     }
     const char *report = argv[1], *preload = argv[3], *user = argv[4];
-    // Without its parent, this launcher ends its program and itself.
+    // When the parent ends, this launcher ends the program and then itself.
     signal(SIGTERM, end_program);
+    signal(SIGINT, end_program);
     signal(SIGALRM, end_program);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     double start = now();
@@ -57,6 +59,7 @@ int main(int argc, char **argv) {
     if (program < 0) fail("cannot fork");
     if (program == 0) {
         setpgid(0, 0);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (strcmp(user, "-") != 0) {
             unsigned id = (unsigned)strtoul(user, NULL, 10);
             if (setgroups(0, NULL) || setgid(id) || setuid(id)) fail("cannot change the user");
@@ -72,7 +75,7 @@ int main(int argc, char **argv) {
     while (wait4(program, &status, 0, &usage) < 0)
         if (errno != EINTR) fail("cannot wait");
     double end = now();
-    // What the program left behind must not disturb the next one.
+    // Processes that the program left behind would disturb the next measurement.
     kill(-program, SIGKILL);
     FILE *file = fopen(report, "w");
     if (!file) fail(report);

@@ -1,7 +1,7 @@
 // What every load shares: deterministic random numbers, threads, and the lines that tell the result.
 //
-// A load is called with the number of threads and the seconds to settle. It does a fixed amount of work that depends on
-// the number of threads only, and its sizes and orders come from fixed seeds. At its end it calls `finish`.
+// A load is called with the number of threads and the seconds to settle. Its amount of work depends
+// on the number of threads only. Its sizes and orders come from fixed seeds. It ends with `finish`.
 #ifndef LOAD_H
 #define LOAD_H
 #ifndef _GNU_SOURCE
@@ -51,12 +51,12 @@ __attribute__((unused)) static size_t below(uint64_t *state, size_t most) {
     return (size_t)((uint64_t)draw(state) * most >> 32);
 }
 
-// A size from `least` to `most`, spread evenly over its logarithm: as many are from 16 to 32 as from 2048 to 4096.
+// A size from `least` to `most`, spread evenly over its logarithm: sizes from 16 to 31 are as
+// frequent as sizes from 2048 to 4095.
 __attribute__((unused)) static size_t log_size(uint64_t *state, size_t least, size_t most) {
-    size_t low = least;
     unsigned doublings = 0;
     while ((least << (doublings + 1)) <= most) doublings++;
-    low = least << below(state, doublings + 1);
+    size_t low = least << below(state, doublings + 1);
     size_t high = low * 2 - 1 < most ? low * 2 - 1 : most;
     return low + below(state, high - low + 1);
 }
@@ -100,8 +100,9 @@ static double cpu_and_faults(long *faults) {
            (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
 }
 
-// Prints the result, which is the same under every allocator. Then makes small calls for as long as asked, and prints
-// what is resident then and what the settling itself cost, so that it can be subtracted.
+// Prints the result, which is the same under every allocator. Then makes small calls for as long as
+// the caller asked for, and prints the resident memory, and what these calls cost so that the
+// measurement can subtract it.
 __attribute__((unused)) static void finish(uint64_t result) {
     printf("result %llx\n", (unsigned long long)result);
     if (load_settle > 0) {
@@ -112,11 +113,12 @@ __attribute__((unused)) static void finish(uint64_t result) {
             usleep(5000);
         }
         FILE *file = fopen("/proc/self/statm", "r");
-        if (!file || fscanf(file, "%ld %ld", &total, &resident) != 2) die("cannot read /proc/self/statm");
+        if (!file || fscanf(file, "%ld %ld", &total, &resident) != 2)
+            die("cannot read /proc/self/statm");
         fclose(file);
         cpu = cpu_and_faults(&faults) - cpu;
-        printf("settled %ld %.6f %.6f %ld\n", resident * sysconf(_SC_PAGESIZE), monotonic() - start, cpu,
-               faults - faults_before);
+        printf("settled %ld %.6f %.6f %ld\n", resident * sysconf(_SC_PAGESIZE), monotonic() - start,
+               cpu, faults - faults_before);
     }
     fflush(stdout);
     // Destructors and exit handlers are no part of the load.

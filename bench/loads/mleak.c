@@ -1,5 +1,5 @@
-// Thousands of short threads, each of which gets and frees a few blocks; every tenth leaves one to the main thread. Memory
-// that an allocator keeps for ended threads adds up here.
+// Thousands of short threads. Each gets and frees a few blocks, and every tenth leaves one block to
+// the main thread. Memory that an allocator keeps for ended threads adds up here.
 #include "load.h"
 
 enum { THREADS = 12000, BLOCKS = 100, LEFT = 10 };

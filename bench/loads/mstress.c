@@ -1,10 +1,11 @@
-// Threads that get blocks of all sizes, keep some, free some, and exchange some with a table that all share. All threads end
-// and new ones start several times, so that blocks outlive the threads that got them.
+// Threads that get blocks of all sizes, keep some, free some, and exchange some through a table that
+// all threads share. All threads end and new threads start several times, so blocks outlive the
+// threads that got them.
 #include "load.h"
 
 enum { TRANSFER = 1000, GENERATIONS = 30, STEPS = 60000, KEPT = 2000 };
 
-// A block's first word is its size in words; the others are what the check expects of them.
+// A block's first word is its size in words. `drop` checks the other words.
 static uint64_t *shared[TRANSFER];
 static uint64_t generation, got, freed;
 
@@ -35,7 +36,8 @@ static void *work(void *number) {
         uint64_t *block = make(&random);
         made++;
         if (below(&random, 4) == 0)
-            block = __atomic_exchange_n(&shared[below(&random, TRANSFER)], block, __ATOMIC_ACQ_REL);
+            block = __atomic_exchange_n(&shared[below(&random, TRANSFER)], block,
+                                        __ATOMIC_ACQ_REL);
         dropped += drop(kept[slot]);
         kept[slot] = block;
     }

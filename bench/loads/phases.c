@@ -1,4 +1,5 @@
-// Holds 100 MiB in blocks of one size, frees all, and goes on with the next size: what a size has used must serve others.
+// Holds 100 MiB in blocks of one size, frees all of them, and goes on with the next size. Memory that
+// one size used must serve other sizes.
 #include "load.h"
 
 int main(int argc, char **argv) {

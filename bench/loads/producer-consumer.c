@@ -1,5 +1,5 @@
-// Pairs of threads with a ring between them: one gets messages of 16 bytes to 2 KiB and writes them, the other reads and frees
-// them. Each thread is the first of one pair and the second of another.
+// Pairs of threads with a ring between them. One gets and writes messages of 16 bytes to 2 KiB, the
+// other reads and frees them. Each thread sends to one neighbour and receives from the other.
 #include "load.h"
 #include <sched.h>
 

@@ -1,5 +1,6 @@
-// Buffers that grow: by a half each time as vectors do, by 64 KiB steps up to 1.9 MB as readers of files do, and by a few bytes
-// as strings do. Several grow in turn, so that none has always a free neighbour.
+// Buffers that grow: by a half each time as vectors do, by 64 KiB steps up to 1.9 MB as readers of
+// files do, and by a few bytes as strings do. Several buffers grow in turn, so no buffer always has
+// a free neighbour.
 #include "load.h"
 
 enum { BUFFERS = 8, ROUNDS = 60 };

@@ -1,5 +1,5 @@
-// Threads that keep thousands of blocks of 16 bytes to 16 KiB, replace them in loops, and hand whole batches to each other:
-// each thread frees what its neighbour got.
+// Threads that keep thousands of blocks of 16 bytes to 16 KiB and replace them in loops. Each thread
+// also frees whole batches that its neighbour got.
 #include "load.h"
 
 enum { KEPT = 4000, LOOPS = 500, BATCH = 1000 };
@@ -14,7 +14,8 @@ static uint64_t total;
 
 static void post(long to, struct batch *batch) {
     batch->next = __atomic_load_n(&inbox[to], __ATOMIC_RELAXED);
-    while (!__atomic_compare_exchange_n(&inbox[to], &batch->next, batch, 1, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+    while (!__atomic_compare_exchange_n(&inbox[to], &batch->next, batch, 1, __ATOMIC_RELEASE,
+                                        __ATOMIC_RELAXED)) {
     }
 }
 

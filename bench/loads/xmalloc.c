@@ -1,4 +1,5 @@
-// As many threads that get batches of blocks as threads that free them: every block is freed by another thread.
+// As many threads that get batches of blocks as threads that free them. Another thread than the one
+// that got a block frees it.
 #include "load.h"
 
 enum { BATCH = 500, BATCHES = 12000, WAITING = 40 };
@@ -38,7 +39,8 @@ static void *freer(void *number) {
     uint64_t result = 0;
     for (;;) {
         pthread_mutex_lock(&lock);
-        while (!waiting && taken < BATCHES * load_threads) pthread_cond_wait(&changed, &lock);
+        while (!waiting && taken < BATCHES * load_threads)
+            pthread_cond_wait(&changed, &lock);
         struct batch *batch = waiting;
         if (batch) {
             waiting = batch->next;

@@ -198,12 +198,59 @@ pub fn helper<S: AsRef<OsStr>>(tool: &str, arguments: &[S]) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     fn report() -> Report {
         serde_json::from_str(
             r#"{"seconds":3.5,"cpu_seconds":2.5,"peak_rss_bytes":4096,"faults":10,"exit":0,"signal":0,"timed_out":false}"#,
         )
         .unwrap()
+    }
+
+    /// Runs a shell command under the C library, from a process with 64 MiB of resident memory.
+    fn shell(script: &str, limit: u32) -> Result<(Report, Vec<u8>)> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("pinfold-whole-launch-{}-{number}", std::process::id());
+        let root = std::env::temp_dir().join(name);
+        let cache = Cache::open(Some(&root))?;
+        let large = std::hint::black_box(vec![1_u8; 64 << 20]);
+        let mut call = Call::tool("sh", &["-c"])?;
+        call.arguments.push(script.into());
+        let subject = Subject {
+            name: "none".to_owned(),
+            library: "-".into(),
+            is_pinfold: false,
+        };
+        let settings = Settings {
+            threads: 1,
+            limit,
+            settle: 0.0,
+        };
+        let result = start(&cache, &call, &subject, settings);
+        drop(large);
+        fs::remove_dir_all(root)?;
+        result
+    }
+
+    #[test]
+    fn a_program_is_not_charged_for_the_memory_of_its_parents() {
+        let (report, output) = shell("echo done", 10).unwrap();
+        assert_eq!(output, b"done\n");
+        assert!(report.peak_rss_bytes < 16 << 20, "{report:?}");
+        assert!(report.peak_rss_bytes > 100 << 10, "{report:?}");
+    }
+
+    #[test]
+    fn a_program_that_fails_is_an_error_that_says_how() {
+        for (script, said) in [
+            ("echo no such thing >&2; exit 3", "status 3: no such thing"),
+            ("kill -SEGV $$", "signal 11"),
+            ("sleep 10", "within 1 s"),
+        ] {
+            let error = shell(script, 1).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::programs::{Program, Work};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::hash_map::DefaultHasher;
 use std::env;
-use std::fs;
+use std::fs::{self, File};
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,6 +20,8 @@ pub struct Cache {
     pub input: PathBuf,
     /// Where programs run and write.
     pub work: PathBuf,
+    /// Locked as long as this run uses the folder.
+    _lock: File,
 }
 
 impl Cache {
@@ -35,11 +37,19 @@ impl Cache {
                 .with_context(|| format!("cannot make {}; choose --cache", path.display()))?;
             Ok(fs::canonicalize(path)?)
         };
+        let work = made("work")?;
+        let lock = File::create(root.join("lock"))?;
+        ensure!(
+            lock.try_lock().is_ok(),
+            "another run uses {}; wait for its end, or choose --cache",
+            root.display()
+        );
         Ok(Cache {
             bin: made("bin")?,
             lib: made("lib")?,
             input: made("input")?,
-            work: made("work")?,
+            work,
+            _lock: lock,
         })
     }
 
@@ -246,9 +256,25 @@ mod tests {
         assert_eq!(tool("no-such-program-anywhere"), None);
     }
 
+    /// A folder for one test.
+    fn folder(name: &str) -> PathBuf {
+        env::temp_dir().join(format!("pinfold-whole-{name}-{}", std::process::id()))
+    }
+
+    #[test]
+    fn two_runs_do_not_share_a_folder() {
+        let root = folder("lock");
+        let first = Cache::open(Some(&root)).unwrap();
+        let error = Cache::open(Some(&root)).unwrap_err().to_string();
+        assert!(error.contains("--cache"), "{error}");
+        drop(first);
+        Cache::open(Some(&root)).unwrap();
+        fs::remove_dir_all(root).unwrap();
+    }
+
     #[test]
     fn input_is_written_once() {
-        let root = env::temp_dir().join(format!("pinfold-whole-{}", std::process::id()));
+        let root = folder("input");
         let cache = Cache::open(Some(&root)).unwrap();
         let path = cache.write_input("a", "text").unwrap();
         let written = fs::metadata(&path).unwrap().modified().unwrap();

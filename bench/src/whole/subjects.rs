@@ -167,6 +167,10 @@ pub fn parse(texts: &[String], pinfold: Option<&Path>) -> Result<Vec<Spec>> {
             path,
         });
     }
+    ensure!(
+        pinfold.is_none() || texts.iter().any(|text| text == "pinfold-malloc"),
+        "--pinfold is the library of the subject pinfold-malloc; add pinfold-malloc to --subjects"
+    );
     Ok(specs)
 }
 
@@ -336,6 +340,12 @@ mod tests {
     fn the_library_of_pinfold_can_be_given() {
         let specs = parsed(&["pinfold-malloc"], Some("/proc/self/exe")).unwrap();
         assert_eq!(specs[0].path.as_deref(), Some(Path::new("/proc/self/exe")));
+    }
+
+    #[test]
+    fn the_library_of_pinfold_needs_its_subject() {
+        let error = parsed(&["glibc"], Some("/proc/self/exe")).unwrap_err();
+        assert!(error.to_string().contains("--subjects"), "{error}");
     }
 
     #[test]
