@@ -5,6 +5,7 @@ use crate::memory::Variant;
 use crate::scenarios::Scenario;
 use crate::subjects::SubjectName;
 use clap::{Args as ClapArgs, Parser, Subcommand};
+use std::path::PathBuf;
 
 /// Pinfold and its peers, side by side.
 #[derive(Debug, Parser)]
@@ -24,6 +25,8 @@ pub enum Command {
     Memory(MemoryArgs),
     /// Cycles per add and per sum of counters, and what they cost in memory.
     Counter(CounterArgs),
+    /// Time and memory of whole programs that run on each allocator by LD_PRELOAD.
+    Whole(WholeArgs),
     /// Measures the cells its standard input names; started by `slab`.
     #[command(hide = true)]
     SlabChild(SlabChildArgs),
@@ -187,4 +190,55 @@ pub struct CounterMemoryChildArgs {
     /// How many counters.
     #[arg(long)]
     pub counters: u32,
+}
+
+/// Arguments of `whole`.
+#[derive(Debug, ClapArgs)]
+pub struct WholeArgs {
+    /// Programs, separated by commas; `all`, `loads` and `real` stand for several.
+    #[arg(long, value_delimiter = ',', default_value = "all")]
+    pub programs: Vec<String>,
+    /// Subjects, separated by commas; NAME=PATH is a shared library of your own, a build of Pinfold if its name
+    /// begins with `pinfold`.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAME[=PATH]",
+        default_value = "pinfold-malloc,glibc,mimalloc,mimalloc2,jemalloc,tcmalloc,snmalloc,rpmalloc"
+    )]
+    pub subjects: Vec<String>,
+    /// The shared library for `pinfold-malloc` (default: build it from this workspace).
+    #[arg(long, value_name = "PATH")]
+    pub pinfold: Option<PathBuf>,
+    /// How often each program runs under each subject; the result is the median.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Threads of programs that have several (default: the CPUs that this process may use).
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Seconds until the look at a load's settled memory, in the first round; 0 for none.
+    #[arg(long, default_value_t = 2.0, value_parser = settle)]
+    pub settle: f64,
+    /// Seconds that a program may take before it is killed.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: u32,
+    /// Where libraries, loads and input are kept (default: target/whole).
+    #[arg(long, value_name = "FOLDER")]
+    pub cache: Option<PathBuf>,
+    /// Print one JSON object instead of tables.
+    #[arg(long)]
+    pub json: bool,
+    /// Keep every round's figures below bench/runs/.
+    #[arg(long)]
+    pub save: bool,
+    /// Draw time against memory into this SVG file.
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+}
+
+fn settle(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.0..=60.0).contains(&seconds) => Ok(seconds),
+        _ => Err("give seconds from 0 to 60".to_owned()),
+    }
 }

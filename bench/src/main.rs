@@ -1,5 +1,7 @@
-//! Pinfold and its peers, side by side: `slab` prints cycles per operation, `memory` what a thousand threads leave, `counter` what
-//! counting costs.
+//! Pinfold and its peers, side by side.
+//!
+//! `slab` prints cycles per operation, `memory` what a thousand threads leave, `counter` what counting costs, `whole`
+//! what whole programs cost.
 
 mod args;
 mod built;
@@ -17,6 +19,7 @@ mod slab;
 mod stats;
 mod subjects;
 mod summary;
+mod whole;
 
 use args::{Args, Command};
 use clap::Parser;
@@ -24,18 +27,21 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let result = match Args::parse().command {
-        Command::Slab(args) => slab::run(&args),
-        Command::Memory(args) => memory::run(&args),
-        Command::Counter(args) => counter::run(&args),
-        Command::SlabChild(args) => child::serve(&args),
-        Command::MemoryChild(args) => memory::child::measure(&args),
-        Command::CounterMemoryChild(args) => counter::memory::child(&args),
+        Command::Slab(args) => slab::run(&args).map(done),
+        Command::Memory(args) => memory::run(&args).map(done),
+        Command::Counter(args) => counter::run(&args).map(done),
+        Command::Whole(args) => whole::run(&args),
+        Command::SlabChild(args) => child::serve(&args).map(done),
+        Command::MemoryChild(args) => memory::child::measure(&args).map(done),
+        Command::CounterMemoryChild(args) => counter::memory::child(&args).map(done),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("pinfold-bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    result.unwrap_or_else(|error| {
+        eprintln!("pinfold-bench: {error:#}");
+        ExitCode::from(2)
+    })
+}
+
+/// The status of a command that has only one.
+fn done((): ()) -> ExitCode {
+    ExitCode::SUCCESS
 }

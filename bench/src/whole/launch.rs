@@ -1,0 +1,278 @@
+//! One run of one program under one subject.
+
+use super::Settings;
+use super::prepare::{self, Cache};
+use super::programs::{Program, Work};
+use super::real::Call;
+use super::redis;
+use super::subjects::Subject;
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use std::collections::hash_map::DefaultHasher;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::hash::{Hash, Hasher};
+use std::process::{Command, Stdio};
+
+/// What one run cost.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Sample {
+    /// From start to end.
+    pub seconds: f64,
+    /// Of all its threads and processes, in the kernel too.
+    pub cpu_seconds: f64,
+    /// The most that was resident at once, of its largest process.
+    pub peak_rss_bytes: u64,
+    /// What was resident some time after the work, if that was asked for and the program is a load.
+    pub settled_rss_bytes: Option<u64>,
+    /// Page faults.
+    pub faults: u64,
+    /// A hash of what it wrote, which must not depend on the subject.
+    #[serde(skip)]
+    pub output: u64,
+}
+
+/// What the launcher reports.
+#[derive(Debug, Deserialize)]
+pub struct Report {
+    pub seconds: f64,
+    pub cpu_seconds: f64,
+    pub peak_rss_bytes: u64,
+    pub faults: u64,
+    exit: i32,
+    signal: i32,
+    timed_out: bool,
+}
+
+/// Runs `program` once under `subject`.
+pub fn once(
+    cache: &Cache,
+    program: &Program,
+    subject: &Subject,
+    settings: Settings,
+) -> Result<Sample> {
+    match &program.work {
+        Work::Load { .. } => {
+            let threads = program.threads(settings.threads).to_string();
+            let mut call = Call::of(cache.bin.join(program.name));
+            call.arguments = vec![threads.into(), settings.settle.to_string().into()];
+            let (report, output) = start(cache, &call, subject, settings)?;
+            of_load(&report, &output)
+        }
+        Work::Real(real) if real.name == redis::NAME => redis::once(cache, subject, settings),
+        Work::Real(real) => {
+            let call = (real.call)(cache, program.threads(settings.threads))?;
+            if let Some(before) = real.before {
+                before(cache)?;
+            }
+            let (report, output) = start(cache, &call, subject, settings)?;
+            Ok(of_report(&report, hash(&output)))
+        }
+    }
+}
+
+/// What a program cost that ended well and wrote something with the hash `output`.
+pub fn of_report(report: &Report, output: u64) -> Sample {
+    Sample {
+        seconds: report.seconds,
+        cpu_seconds: report.cpu_seconds,
+        peak_rss_bytes: report.peak_rss_bytes,
+        settled_rss_bytes: None,
+        faults: report.faults,
+        output,
+    }
+}
+
+/// What a load cost, without the time it spent settling, which its last line tells.
+fn of_load(report: &Report, output: &[u8]) -> Result<Sample> {
+    let output = std::str::from_utf8(output)?;
+    ensure!(output.starts_with("result "), "it wrote no result");
+    let (results, settled): (Vec<_>, Vec<_>) = output
+        .lines()
+        .partition(|line| !line.starts_with("settled "));
+    let mut sample = of_report(report, hash(results.join("\n").as_bytes()));
+    if let Some(line) = settled.first() {
+        let mut words = line.split_whitespace().skip(1);
+        let mut next = || words.next().context("its last line is incomplete");
+        sample.settled_rss_bytes = Some(next()?.parse()?);
+        sample.seconds -= next()?.parse::<f64>()?;
+        sample.cpu_seconds -= next()?.parse::<f64>()?;
+        sample.faults = sample.faults.saturating_sub(next()?.parse()?);
+    }
+    Ok(sample)
+}
+
+/// A hash that is the same in every run of this program.
+pub fn hash(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The launcher with all that `call` needs to run under `subject`. It has its own report file, and writes what the
+/// program prints to the files `output` and `errors`.
+pub fn launcher(
+    cache: &Cache,
+    call: &Call,
+    subject: &Subject,
+    settings: Settings,
+) -> Result<Command> {
+    let launch = prepare::compile_load(cache, "launch", "launch.c", &[])?;
+    let _ = fs::remove_file(cache.work.join("report"));
+    let mut command = Command::new(launch);
+    command
+        .arg(cache.work.join("report"))
+        .arg(settings.limit.to_string())
+        .arg(&subject.library)
+        .arg(call.user.map_or("-".to_owned(), |user| user.to_string()))
+        .arg("--")
+        .arg(&call.program)
+        .args(&call.arguments)
+        .env_remove("LD_PRELOAD")
+        .env("LC_ALL", "C")
+        .env("TZ", "UTC")
+        .envs(call.environment.iter().copied())
+        .current_dir(&cache.work)
+        .stdin(match &call.input {
+            Some(path) => Stdio::from(
+                File::open(path).with_context(|| format!("cannot read {}", path.display()))?,
+            ),
+            None => Stdio::null(),
+        })
+        .stdout(File::create(cache.work.join("output"))?)
+        .stderr(File::create(cache.work.join("errors"))?);
+    Ok(command)
+}
+
+/// Runs `call` to its end. Returns the launcher's report and what the program wrote.
+fn start(
+    cache: &Cache,
+    call: &Call,
+    subject: &Subject,
+    settings: Settings,
+) -> Result<(Report, Vec<u8>)> {
+    launcher(cache, call, subject, settings)?.status()?;
+    let report = report(cache, settings)?;
+    Ok((report, fs::read(cache.work.join("output"))?))
+}
+
+/// Reads what the launcher reported; an error if the program did not end well.
+pub fn report(cache: &Cache, settings: Settings) -> Result<Report> {
+    let errors = fs::read(cache.work.join("errors")).unwrap_or_default();
+    let errors = String::from_utf8_lossy(&errors);
+    let last = errors
+        .trim()
+        .lines()
+        .last()
+        .unwrap_or("it printed no error");
+    let text = fs::read_to_string(cache.work.join("report"))
+        .with_context(|| format!("the launcher failed: {last}"))?;
+    let report: Report = serde_json::from_str(&text)?;
+    if report.timed_out {
+        bail!("it did not end within {} s", settings.limit);
+    } else if report.signal != 0 {
+        bail!("signal {} ended it: {last}", report.signal);
+    } else if report.exit != 0 {
+        bail!("it ended with status {}: {last}", report.exit);
+    }
+    Ok(report)
+}
+
+/// Runs a helper of the measurement to its end, without any subject, and returns what it wrote.
+pub fn helper<S: AsRef<OsStr>>(tool: &str, arguments: &[S]) -> Result<Vec<u8>> {
+    let path = prepare::tool(tool).with_context(|| format!("there is no {tool}"))?;
+    let output = Command::new(path)
+        .args(arguments)
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::null())
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "{tool}: {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(output.stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    fn report() -> Report {
+        serde_json::from_str(
+            r#"{"seconds":3.5,"cpu_seconds":2.5,"peak_rss_bytes":4096,"faults":10,"exit":0,"signal":0,"timed_out":false}"#,
+        )
+        .unwrap()
+    }
+
+    /// Runs a shell command under the C library, from a process with 64 MiB of resident memory.
+    fn shell(script: &str, limit: u32) -> Result<(Report, Vec<u8>)> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("pinfold-whole-launch-{}-{number}", std::process::id());
+        let root = std::env::temp_dir().join(name);
+        let cache = Cache::open(Some(&root))?;
+        let large = std::hint::black_box(vec![1_u8; 64 << 20]);
+        let mut call = Call::tool("sh", &["-c"])?;
+        call.arguments.push(script.into());
+        let subject = Subject {
+            name: "none".to_owned(),
+            library: "-".into(),
+            is_pinfold: false,
+        };
+        let settings = Settings {
+            threads: 1,
+            limit,
+            settle: 0.0,
+        };
+        let result = start(&cache, &call, &subject, settings);
+        drop(large);
+        fs::remove_dir_all(root)?;
+        result
+    }
+
+    #[test]
+    fn a_program_is_not_charged_for_the_memory_of_its_parents() {
+        let (report, output) = shell("echo done", 10).unwrap();
+        assert_eq!(output, b"done\n");
+        assert!(report.peak_rss_bytes < 16 << 20, "{report:?}");
+        assert!(report.peak_rss_bytes > 100 << 10, "{report:?}");
+    }
+
+    #[test]
+    fn a_program_that_fails_is_an_error_that_says_how() {
+        for (script, said) in [
+            ("echo no such thing >&2; exit 3", "status 3: no such thing"),
+            ("kill -SEGV $$", "signal 11"),
+            ("sleep 10", "within 1 s"),
+        ] {
+            let error = shell(script, 1).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_load_is_not_charged_for_its_settling() {
+        let sample = of_load(&report(), b"result 1f\nsettled 8192 2.0 0.5 3\n").unwrap();
+        assert_eq!((sample.seconds, sample.cpu_seconds), (1.5, 2.0));
+        assert_eq!((sample.faults, sample.settled_rss_bytes), (7, Some(8192)));
+    }
+
+    #[test]
+    fn the_settled_memory_is_no_part_of_the_output() {
+        let one = of_load(&report(), b"result 1f\nsettled 8192 2.0 0.5 3\n").unwrap();
+        let without = of_load(&report(), b"result 1f\n").unwrap();
+        let other = of_load(&report(), b"result 20\n").unwrap();
+        assert_eq!(one.output, without.output);
+        assert_ne!(one.output, other.output);
+        assert_eq!(without.settled_rss_bytes, None);
+    }
+
+    #[test]
+    fn a_load_without_result_is_an_error() {
+        assert!(of_load(&report(), b"").is_err());
+        assert!(of_load(&report(), b"result 1\nsettled 8192 2.0\n").is_err());
+    }
+}

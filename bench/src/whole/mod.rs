@@ -1,0 +1,136 @@
+//! The whole command: complete programs that run on each allocator by LD_PRELOAD, and what they cost.
+//!
+//! 1. [`prepare`] makes what a run needs in a cache folder: shared libraries, loads, input.
+//! 2. [`launch`] runs one program once under one subject.
+//! 3. [`rows`] takes the medians of the rounds, [`table`] and [`plot`] show them.
+
+mod input;
+mod launch;
+mod plot;
+mod prepare;
+mod programs;
+mod real;
+mod redis;
+mod rows;
+mod subjects;
+mod table;
+
+use crate::args::WholeArgs;
+use crate::machine::Machine;
+use crate::rows as output;
+use anyhow::{Result, ensure};
+use launch::Sample;
+use prepare::Cache;
+use programs::Program;
+use rows::Row;
+use std::collections::HashMap;
+use std::process::ExitCode;
+use subjects::Subject;
+
+/// What the launcher needs to know about each run.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Threads of a load that has several.
+    pub threads: u32,
+    /// Seconds after which a program is killed.
+    pub limit: u32,
+    /// Seconds that a load stays after its work, for its settled memory.
+    pub settle: f64,
+}
+
+/// All results of one program under one subject: a sample for each round, or the reason for the failure.
+type Results = Result<Vec<Sample>, String>;
+
+/// Measures as `args` say and prints the result. Fails the process if a program failed under Pinfold.
+pub fn run(args: &WholeArgs) -> Result<ExitCode> {
+    let programs = programs::choose(&args.programs)?;
+    let specs = subjects::parse(&args.subjects, args.pinfold.as_deref())?;
+    let cache = Cache::open(args.cache.as_deref())?;
+    let subjects = subjects::prepare(&cache, &specs)?;
+    let programs = prepare::programs(&cache, programs);
+    ensure!(
+        !programs.is_empty() && !subjects.is_empty(),
+        "nothing is left to measure; the notes above say what was left out and why"
+    );
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let settings = Settings {
+        threads: args.threads.unwrap_or(cpus as u32),
+        limit: args.limit,
+        settle: args.settle,
+    };
+    let results = measure(&cache, &programs, &subjects, settings, args.rounds);
+    let rows = rows::all(&programs, &subjects, settings.threads, &results);
+    let machine = Machine::read();
+    if args.save {
+        let path = output::save("whole", &machine, &rows)?;
+        eprintln!("saved: {}", path.display());
+    }
+    if let Some(path) = &args.plot {
+        plot::write(path, &rows)?;
+        eprintln!("plotted: {}", path.display());
+    }
+    if args.json {
+        let rows: Vec<_> = rows.iter().map(Row::without_rounds).collect();
+        output::print_json("whole", &machine, &rows)?;
+    } else {
+        table::print(&machine, &rows, args.rounds);
+    }
+    let failed = rows.iter().any(|row| row.is_pinfold && row.error.is_some());
+    Ok(ExitCode::from(u8::from(failed)))
+}
+
+/// Runs every program under every subject, `rounds` times. Subjects take turns within a round.
+fn measure(
+    cache: &Cache,
+    programs: &[Program],
+    subjects: &[Subject],
+    settings: Settings,
+    rounds: u32,
+) -> HashMap<(usize, usize), Results> {
+    let mut results: HashMap<_, Results> = HashMap::new();
+    for round in 0..rounds {
+        // Memory settles the same way in every round, so that only the first round waits for it.
+        let settle = if round == 0 { settings.settle } else { 0.0 };
+        for (at, program) in programs.iter().enumerate() {
+            eprintln!("round {}/{rounds}: {}", round + 1, program.name);
+            for which in turns(subjects.len(), round as usize) {
+                let so_far = results.entry((at, which)).or_insert(Ok(Vec::new()));
+                let Ok(samples) = so_far else { continue };
+                let settings = Settings { settle, ..settings };
+                match launch::once(cache, program, &subjects[which], settings) {
+                    Ok(sample) => samples.push(sample),
+                    Err(error) => *so_far = Err(format!("{error:#}")),
+                }
+            }
+        }
+    }
+    results
+}
+
+/// The order of `count` subjects in a round: another one begins each round, and every other round goes backwards.
+fn turns(count: usize, round: usize) -> Vec<usize> {
+    let mut order: Vec<_> = (0..count).map(|at| (at + round) % count).collect();
+    if round % 2 == 1 {
+        order.reverse();
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_round_has_every_subject_once_and_begins_with_another() {
+        let mut first = Vec::new();
+        for round in 0..4 {
+            let mut order = turns(4, round);
+            first.push(order[0]);
+            order.sort_unstable();
+            assert_eq!(order, [0, 1, 2, 3]);
+        }
+        first.sort_unstable();
+        first.dedup();
+        assert!(first.len() > 1, "{first:?}");
+    }
+}

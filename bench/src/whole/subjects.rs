@@ -1,0 +1,368 @@
+//! The subjects: each is a shared library that programs are started with.
+
+use super::prepare::{self, Cache};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// An allocator that programs run under.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// As `--subjects` names it.
+    pub name: String,
+    /// For LD_PRELOAD.
+    pub library: PathBuf,
+    /// Whether it is a build of Pinfold, which is compared with the others.
+    pub is_pinfold: bool,
+}
+
+/// What `--subjects` asks for: a known name, or a name and a shared library.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Spec {
+    name: String,
+    path: Option<PathBuf>,
+}
+
+/// Where a subject's shared library comes from.
+enum Origin {
+    /// This workspace.
+    Workspace,
+    /// The C library that this program itself uses.
+    System,
+    /// A Debian package and the library's name.
+    Package(&'static str, &'static str),
+    /// C or C++ sources of a crate that this package depends on.
+    Crate(Recipe),
+}
+
+/// How a peer is compiled from a crate's sources.
+struct Recipe {
+    package: &'static str,
+    /// Below the crate's folder.
+    sources: &'static [&'static str],
+    includes: &'static [&'static str],
+    /// The compiler and its arguments, without sources, folders and output.
+    compile: &'static [&'static str],
+}
+
+const KNOWN: [(&str, Origin); 8] = [
+    ("pinfold-malloc", Origin::Workspace),
+    ("glibc", Origin::System),
+    (
+        "mimalloc",
+        Origin::Crate(Recipe {
+            package: "libmimalloc-sys",
+            sources: &["c_src/mimalloc/v3/src/static.c"],
+            includes: &["c_src/mimalloc/v3/include", "c_src/mimalloc/v3/src"],
+            compile: &[
+                "clang",
+                "-std=gnu11",
+                "-fvisibility=hidden",
+                "-fno-builtin-malloc",
+                "-DMI_MALLOC_OVERRIDE",
+                "-DMI_SHARED_LIB",
+                "-DMI_SHARED_LIB_EXPORT",
+            ],
+        }),
+    ),
+    (
+        "mimalloc2",
+        Origin::Package("libmimalloc2.0", "libmimalloc.so.2"),
+    ),
+    (
+        "jemalloc",
+        Origin::Package("libjemalloc2", "libjemalloc.so.2"),
+    ),
+    (
+        "tcmalloc",
+        Origin::Package("libtcmalloc-minimal4", "libtcmalloc_minimal.so.4"),
+    ),
+    (
+        "snmalloc",
+        Origin::Crate(Recipe {
+            package: "snmalloc-sys",
+            sources: &[
+                "upstream/src/snmalloc/override/malloc.cc",
+                "upstream/src/snmalloc/override/new.cc",
+            ],
+            includes: &["upstream/src"],
+            compile: &[
+                "clang++",
+                "-std=c++20",
+                #[cfg(target_arch = "x86_64")]
+                "-mcx16",
+                "-fvisibility=hidden",
+                "-fno-builtin",
+                "-DSNMALLOC_USE_WAIT_ON_ADDRESS=1",
+                "-DSNMALLOC_EXPORT=__attribute__((visibility(\"default\")))",
+                "-latomic",
+            ],
+        }),
+    ),
+    (
+        "rpmalloc",
+        Origin::Crate(Recipe {
+            package: "rpmalloc-sys",
+            sources: &["rpmalloc/rpmalloc/rpmalloc.c"],
+            includes: &[],
+            compile: &[
+                "clang",
+                "-std=gnu11",
+                "-D_GNU_SOURCE",
+                "-DENABLE_OVERRIDE=1",
+                "-DENABLE_PRELOAD=1",
+            ],
+        }),
+    ),
+];
+
+/// What every peer from a crate is compiled with.
+const COMMON: [&str; 7] = [
+    "-O3",
+    "-DNDEBUG",
+    "-fPIC",
+    "-shared",
+    "-ftls-model=initial-exec",
+    "-pthread",
+    "-w",
+];
+
+/// Reads `--subjects` and `--pinfold`.
+pub fn parse(texts: &[String], pinfold: Option<&Path>) -> Result<Vec<Spec>> {
+    let mut specs = Vec::new();
+    let mut names = HashSet::new();
+    for text in texts {
+        let (name, path) = match text.split_once('=') {
+            Some((name, path)) => (name, Some(PathBuf::from(path))),
+            None if text == "pinfold-malloc" => (text.as_str(), pinfold.map(Path::to_owned)),
+            None => (text.as_str(), None),
+        };
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        ensure!(
+            !name.is_empty() && name.chars().all(is_plain),
+            "subject '{text}': a name has letters, digits, '-', '_' and '.' only; write NAME or NAME=PATH"
+        );
+        if let Some(path) = &path {
+            ensure!(
+                path.is_file(),
+                "subject {name}: there is no file {}; give the path of a shared library",
+                path.display()
+            );
+        } else if !KNOWN.iter().any(|(known, _)| known == &name) {
+            let known: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
+            bail!(
+                "subject '{name}' is not known; known are {}; for another one write {name}=PATH",
+                known.join(", ")
+            );
+        }
+        ensure!(
+            names.insert(name.to_owned()),
+            "subject {name} is given twice; give each build a name of its own: NAME=PATH"
+        );
+        specs.push(Spec {
+            name: name.to_owned(),
+            path,
+        });
+    }
+    ensure!(
+        pinfold.is_none() || texts.iter().any(|text| text == "pinfold-malloc"),
+        "--pinfold is the library of the subject pinfold-malloc; add pinfold-malloc to --subjects"
+    );
+    Ok(specs)
+}
+
+/// Finds or builds every subject's library. Leaves out a peer that cannot be had, with a note.
+pub fn prepare(cache: &Cache, specs: &[Spec]) -> Result<Vec<Subject>> {
+    let mut subjects = Vec::new();
+    let probe = prepare::compile_load(cache, "probe", "probe.c", &[])?;
+    for spec in specs {
+        let is_pinfold = spec.name.starts_with("pinfold");
+        let subject = library(cache, spec).and_then(|library| {
+            let subject = Subject {
+                name: spec.name.clone(),
+                library,
+                is_pinfold,
+            };
+            serves(&probe, &subject)?;
+            Ok(subject)
+        });
+        match subject {
+            Ok(subject) => subjects.push(subject),
+            // What was asked for by its path, and Pinfold itself, must not be missed silently.
+            Err(error) if is_pinfold || spec.path.is_some() => {
+                return Err(error.context(format!("subject {}", spec.name)));
+            }
+            Err(error) => eprintln!("note: {} is left out: {error:#}", spec.name),
+        }
+    }
+    Ok(subjects)
+}
+
+fn library(cache: &Cache, spec: &Spec) -> Result<PathBuf> {
+    if let Some(path) = &spec.path {
+        return kept(cache, &spec.name, path);
+    }
+    let known = KNOWN.iter().find(|(name, _)| *name == spec.name);
+    match &known.context("not known")?.1 {
+        Origin::Workspace => kept(cache, &spec.name, &workspace_library()?),
+        Origin::System => system_library(),
+        Origin::Package(package, library) => prepare::packaged_library(package, library),
+        Origin::Crate(recipe) => from_crate(cache, &spec.name, recipe),
+    }
+}
+
+/// Copies a library, so that a build that goes on meanwhile does not change it between two rounds.
+fn kept(cache: &Cache, name: &str, path: &Path) -> Result<PathBuf> {
+    let copy = cache.lib.join(format!("lib{name}.so"));
+    // The old file may be in use: a new one takes its name.
+    let fresh = cache.lib.join(format!("lib{name}.so.new"));
+    fs::copy(path, &fresh).with_context(|| format!("cannot copy {}", path.display()))?;
+    fs::rename(&fresh, &copy)?;
+    Ok(copy)
+}
+
+/// Builds Pinfold's shared library and says where it is.
+fn workspace_library() -> Result<PathBuf> {
+    eprintln!("building pinfold-malloc");
+    let output = Command::new("cargo")
+        .args(["build", "--release", "--package", "pinfold-preload"])
+        .args(["--message-format", "json-render-diagnostics"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .context("cannot start cargo; give the library with --pinfold PATH")?;
+    ensure!(
+        output.status.success(),
+        "cargo build failed; give a built library with --pinfold PATH"
+    );
+    let lines = String::from_utf8(output.stdout)?;
+    let messages = lines
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
+    let files = messages.flat_map(|message: Value| {
+        let files = message["filenames"].as_array().cloned().unwrap_or_default();
+        files
+            .into_iter()
+            .filter_map(|file| file.as_str().map(PathBuf::from))
+    });
+    files
+        .filter(|file| file.ends_with("libpinfold_preload.so"))
+        .last()
+        .context("cargo named no libpinfold_preload.so; give it with --pinfold PATH")
+}
+
+/// The C library of this program: LD_PRELOAD puts it before an allocator that a program was linked with.
+fn system_library() -> Result<PathBuf> {
+    let maps = fs::read_to_string("/proc/self/maps")?;
+    let path = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5));
+    (path.map(PathBuf::from))
+        .find(|path| path.ends_with("libc.so.6"))
+        .context("this program does not use a libc.so.6")
+}
+
+fn from_crate(cache: &Cache, name: &str, recipe: &Recipe) -> Result<PathBuf> {
+    let folder = crate_folder(recipe.package)?;
+    let output = cache.lib.join(format!("lib{name}.so"));
+    let mut arguments: Vec<String> = recipe.compile.iter().map(|&text| text.to_owned()).collect();
+    arguments.extend(COMMON.map(str::to_owned));
+    let below = |part: &&str| folder.join(part).display().to_string();
+    arguments.extend(
+        recipe
+            .includes
+            .iter()
+            .map(|part| format!("-I{}", below(part))),
+    );
+    arguments.extend(recipe.sources.iter().map(|part| below(part)));
+    prepare::compile(&arguments, &output)?;
+    Ok(output)
+}
+
+/// Where cargo keeps the sources of `package`, in the version that this package depends on.
+fn crate_folder(package: &str) -> Result<PathBuf> {
+    let output = Command::new("cargo")
+        .args(["metadata", "--format-version", "1", "--locked"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .context("cannot start cargo")?;
+    ensure!(output.status.success(), "cargo metadata failed");
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    let packages = metadata["packages"].as_array().context("no packages")?;
+    let manifest = (packages.iter())
+        .find(|found| found["name"] == package)
+        .and_then(|found| found["manifest_path"].as_str())
+        .with_context(|| format!("cargo does not know the crate {package}"))?;
+    Ok(Path::new(manifest)
+        .parent()
+        .context("no folder")?
+        .to_owned())
+}
+
+/// Makes sure that a program started with the library gets its memory from it.
+fn serves(probe: &Path, subject: &Subject) -> Result<()> {
+    let output = Command::new(probe)
+        .env("LD_PRELOAD", &subject.library)
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let served = fs::canonicalize(text.trim()).ok();
+    ensure!(
+        output.status.success() && served == fs::canonicalize(&subject.library).ok(),
+        "{} does not serve malloc by LD_PRELOAD: {}{}",
+        subject.library.display(),
+        text.trim(),
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(texts: &[&str], pinfold: Option<&str>) -> Result<Vec<Spec>> {
+        let texts: Vec<_> = texts.iter().map(|&text| text.to_owned()).collect();
+        parse(&texts, pinfold.map(Path::new))
+    }
+
+    #[test]
+    fn a_subject_is_a_name_or_a_name_and_a_file() {
+        let specs = parsed(&["glibc", "pinfold-old=/proc/self/exe"], None).unwrap();
+        assert_eq!((specs[0].name.as_str(), &specs[0].path), ("glibc", &None));
+        assert_eq!(specs[1].name, "pinfold-old");
+        assert_eq!(specs[1].path.as_deref(), Some(Path::new("/proc/self/exe")));
+    }
+
+    #[test]
+    fn the_library_of_pinfold_can_be_given() {
+        let specs = parsed(&["pinfold-malloc"], Some("/proc/self/exe")).unwrap();
+        assert_eq!(specs[0].path.as_deref(), Some(Path::new("/proc/self/exe")));
+    }
+
+    #[test]
+    fn the_library_of_pinfold_needs_its_subject() {
+        let error = parsed(&["glibc"], Some("/proc/self/exe")).unwrap_err();
+        assert!(error.to_string().contains("--subjects"), "{error}");
+    }
+
+    #[test]
+    fn wrong_subjects_are_named_with_the_remedy() {
+        for (texts, named, remedy) in [
+            (&["nosuch"][..], "'nosuch'", "nosuch=PATH"),
+            (&["x=/no/such/file"], "/no/such/file", "shared library"),
+            (&["glibc", "glibc"], "glibc is given twice", "NAME=PATH"),
+            (&["a/b=/bin/sh"], "'a/b=/bin/sh'", "NAME=PATH"),
+        ] {
+            let error = parsed(texts, None).unwrap_err().to_string();
+            assert!(error.contains(named) && error.contains(remedy), "{error}");
+        }
+    }
+
+    #[test]
+    fn this_program_has_a_c_library() {
+        assert!(system_library().unwrap().is_absolute());
+    }
+}
