@@ -1,61 +1,68 @@
 //! Blocks of any size and alignment: classes, runs, huge blocks.
 //!
-//! The fast paths look at [`FAST`] only. Before the first allocation, while calls are counted, and on the atomic backend it
-//! is all zeroes, so that every call takes the slow path by the comparison that it makes anyway.
+//! The fast paths read four words that lie beside the units ([`kmalloc::beside`]). Before the first
+//! allocation, while calls are counted, and on the atomic backend the words are 0, so that every call
+//! takes the slow path by the comparison that it makes anyway.
 
 use crate::{count, init};
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::AtomicUsize;
-use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU16, AtomicUsize};
 use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
-use pinfold::slab::kmalloc::{self, CLASSES, SIZES, SMALL_MOST};
+use pinfold::slab::kmalloc::{self, SIZES, SMALL_MOST};
 use pinfold_rseq::{Backend, backend};
 
 /// What every block is aligned to: the largest fundamental alignment of the ABIs served.
 pub(crate) const ALIGN: usize = 16;
 
-/// What the fast paths read.
-#[repr(C, align(64))]
-struct Fast {
-    /// One more than the largest size that has a class; 0 while the fast paths are closed.
-    limit: AtomicUsize,
-    /// A copy of [`page::stripes`]; `count` is 0 while the fast paths are closed.
-    first: AtomicUsize,
-    count: AtomicUsize,
-}
+/// One more than the largest size that has a class; 0 while the fast paths are closed.
+const LIMIT: usize = 0;
+/// The three words of [`page::window`]; the count is 0 while the fast paths are closed.
+const MAP: usize = 1;
+const FIRST: usize = 2;
+const COUNT: usize = 3;
 
-static FAST: Fast = Fast {
-    limit: AtomicUsize::new(0),
-    first: AtomicUsize::new(0),
-    count: AtomicUsize::new(0),
-};
+/// The word `at` of those that the fast paths read.
+#[inline(always)]
+fn word(at: usize) -> &'static AtomicUsize {
+    &kmalloc::beside()[at]
+}
 
 /// Opens the fast paths, once everything behind them works, if the backend has restartable sequences.
 pub(crate) fn open_fast_paths() {
     if backend() == Backend::Atomic {
         return;
     }
-    let (first, count) = page::stripes();
-    FAST.first.store(first, Relaxed);
-    // Release: who sees the count sees the rest. A reader that sees an old count takes the slow path.
-    FAST.count.store(count, Release);
-    FAST.limit.store(SMALL_MOST + 1, Release);
+    let (map, first, count) = page::window();
+    word(MAP).store(map, Relaxed);
+    word(FIRST).store(first, Relaxed);
+    // Release pairs with the acquires in `alloc_fast` and `entry_fast`: a thread that sees the count
+    // or the limit sees the words above, and the offsets that the critical sections use.
+    word(COUNT).store(count, Release);
+    word(LIMIT).store(SMALL_MOST + 1, Release);
 }
 
-/// Whether `block` lies in the stripes, so that its address says its class; false while the fast paths are closed.
+/// The page map's entry for `block`; 0, which is no class's, while the fast paths are closed.
 #[inline(always)]
-fn in_stripes(block: *mut u8) -> bool {
-    // The block came from an allocation, which read these words after they were written.
-    (block as usize >> GRANULE_SHIFT).wrapping_sub(FAST.first.load(Relaxed))
-        < FAST.count.load(Relaxed)
+fn entry_fast(block: *mut u8) -> u16 {
+    // Acquire pairs with the release in `open_fast_paths`.
+    let count = word(COUNT).load(Acquire);
+    let granule = block as usize >> GRANULE_SHIFT;
+    if granule.wrapping_sub(word(FIRST).load(Relaxed)) >= count {
+        return 0;
+    }
+    let entry = (word(MAP).load(Relaxed) + 2 * granule) as *const AtomicU16;
+    // SAFETY: the page layer says where the entry of this granule is.
+    unsafe { &*entry }.load(Relaxed)
 }
 
 /// A block of `size` bytes from the CPU's sheaf; null when the sheaf is empty, the size has no
 /// class, or the fast paths are closed.
 #[inline(always)]
 pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
-    if size < FAST.limit.load(Relaxed) {
+    // Acquire pairs with the release in `open_fast_paths`.
+    if size < word(LIMIT).load(Acquire) {
         // SAFETY: the fast paths are open, so the backend has restartable sequences.
         return unsafe { kmalloc::alloc_fast(size) };
     }
@@ -213,10 +220,10 @@ fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
 /// The block came from this module and nobody uses it any more. An address that did not ends the process.
 #[inline(always)]
 pub(crate) unsafe fn free(block: *mut u8) {
-    let class = page::class_in_stripes(block as usize);
-    if in_stripes(block) && class < CLASSES {
-        // SAFETY: the stripe says the class; the caller gives the block up; the fast paths are open.
-        unsafe { kmalloc::free_class_fast(block, class) };
+    let entry = entry_fast(block);
+    if kmalloc::class_of_entry(entry).is_some() {
+        // SAFETY: the page map says the class; the caller gives the block up; the fast paths are open.
+        unsafe { kmalloc::free_fast(block, entry) };
     } else {
         // SAFETY: the caller's promise.
         unsafe { free_slow(block) };

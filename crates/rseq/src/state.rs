@@ -59,7 +59,7 @@ impl core::fmt::Display for Missing {
     }
 }
 
-/// What the fast paths read: two offsets from the thread pointer.
+/// What the process decided on: two offsets from the thread pointer. [`Units`](crate::Units) has copies of them.
 ///
 /// `cs` is 0 until a backend with restartable sequences was chosen, so that one test sends both the first call and
 /// every call on the atomic backend the slow way.
@@ -235,7 +235,7 @@ impl Registration {
 /// Costs one load with restartable sequences, a call of `sched_getcpu` on atomics.
 #[inline]
 pub fn current() -> usize {
-    let (cs, index) = STATE.offsets();
+    let (cs, index) = crate::near!(STATE, State).offsets();
     if cs == 0 {
         // SAFETY: sched_getcpu has no preconditions.
         let cpu = unsafe { libc::sched_getcpu() };

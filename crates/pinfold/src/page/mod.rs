@@ -146,15 +146,13 @@ static MAP: Map = Map {
     mixed: AtomicUsize::new(1),
 };
 
-/// Where the stripes are, for a caller that inlines the way from an address to its class ([`class_in_stripes`]): the first
-/// granule's number and how many there are; both 0 before the first allocation, the count also without stripes.
-pub fn stripes() -> (usize, usize) {
+/// The page map, for a caller that inlines the way from an address to its entry: `(map, first,
+/// count)`. The 16-bit entry of a granule is at `map + 2 * granule` if `granule - first`, wrapping,
+/// is below `count`. The count is 0 before the first allocation.
+pub fn window() -> (usize, usize, usize) {
     // Acquire pairs with the release in `reserve_of`.
-    if MAP.count.load(Acquire) == 0 {
-        return (0, 0);
-    }
-    let chunks = MAP.chunks.load(Relaxed) * nodes::count();
-    (MAP.first.load(Relaxed), chunks * CHUNK_GRANULES as usize)
+    let count = MAP.count.load(Acquire);
+    (MAP.biased.load(Relaxed), MAP.first.load(Relaxed), count)
 }
 
 /// The class that an address within the stripes belongs to. Two instructions.
@@ -442,7 +440,7 @@ fn reserve_of(nodes: usize, chunks: usize, mixed: usize) -> bool {
     MAP.chunks.store(chunks, Relaxed);
     MAP.mixed.store(mixed.max(1), Relaxed);
     arena::divide(nodes, chunks as u32, mixed as u32);
-    // Release pairs with the acquire in `entry`, `stripes` and `ready`: who sees the count sees the rest.
+    // Release pairs with the acquire in `entry`, `window` and `ready`: who sees the count sees the rest.
     MAP.count.store(count, Release);
     true
 }
