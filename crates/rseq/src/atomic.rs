@@ -139,6 +139,8 @@ pub(crate) unsafe fn unlock_unit(unit: *mut u8) {
 /// # Safety
 ///
 /// Here and below: as for the method of [`Units`].
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn add(units: &Units, offset: usize, n: u64) -> bool {
     if let Some((cs, index)) = units.learn() {
         // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
@@ -152,6 +154,8 @@ pub(crate) unsafe fn add(units: &Units, offset: usize, n: u64) -> bool {
     true
 }
 
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn add_within(units: &Units, offset: usize, n: i64) -> bool {
     if let Some((cs, index)) = units.learn() {
         // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
@@ -170,6 +174,8 @@ pub(crate) unsafe fn add_within(units: &Units, offset: usize, n: i64) -> bool {
     fits
 }
 
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn store_if_equal(units: &Units, offset: usize, expected: u64, new: u64) -> bool {
     if let Some((cs, index)) = units.learn() {
         // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
@@ -187,6 +193,8 @@ pub(crate) unsafe fn store_if_equal(units: &Units, offset: usize, expected: u64,
     equal
 }
 
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn pop(units: &Units, offset: usize) -> *mut u8 {
     let mut item = [null_mut()];
     // SAFETY: the caller's promise.
@@ -194,11 +202,15 @@ pub(crate) unsafe fn pop(units: &Units, offset: usize) -> *mut u8 {
     item[0]
 }
 
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn push(units: &Units, offset: usize, item: *mut u8) -> bool {
     // SAFETY: the caller's promise.
     unsafe { push_batch(units, offset, &[item]) == 1 }
 }
 
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u8]) -> usize {
     if let Some((cs, index)) = units.learn() {
         // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
@@ -238,6 +250,8 @@ pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u
     taken
 }
 
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn push_batch(units: &Units, offset: usize, items: &[*mut u8]) -> usize {
     if let Some((cs, index)) = units.learn() {
         // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.

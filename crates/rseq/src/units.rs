@@ -268,11 +268,12 @@ impl Units {
     /// As for [`pop`](Self::pop).
     #[inline(always)]
     pub unsafe fn pop_fast(&self, offset: usize) -> *mut u8 {
-        if self.offsets().0 == 0 {
+        let (cs, index) = self.offsets();
+        if cs == 0 {
             return null_mut();
         }
-        // SAFETY: the caller's promise; the backend has restartable sequences.
-        unsafe { self.pop_rseq(offset) }
+        // SAFETY: as in `add`.
+        unsafe { arch::pop(cs, index, self.table(), offset) }
     }
 
     /// As [`pop`](Self::pop), for a caller that knows that the backend has restartable sequences.
