@@ -63,7 +63,7 @@ static OFFSETS: Offsets = {
 #[inline(always)]
 fn offset_of(size: usize) -> usize {
     // The sum cannot overflow: every caller checks that the size is at most `SMALL_MOST`.
-    let at = (size + 15) / 16;
+    let at = (size + 15) >> 4;
     // SAFETY: the index is within the table for sizes up to `SMALL_MOST`.
     usize::from(*unsafe { near!(OFFSETS, Offsets).get_unchecked(at) })
 }
