@@ -1,12 +1,13 @@
 //! Blocks of any size and alignment: classes, runs, huge blocks.
 //!
-//! The fast paths look at [`FAST`] only. Before the first allocation, while calls are counted, and on the atomic backend it
-//! is all zeroes, so that every call takes the slow path by the comparison that it makes anyway.
+//! The fast paths read four words that lie beside the units ([`kmalloc::beside`]). Before the first
+//! allocation, while calls are counted, and on the atomic backend the words are 0, so that every call
+//! takes the slow path by the comparison that it makes anyway.
 
 use crate::{count, init};
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU16, AtomicUsize};
 use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
 use pinfold::slab;
@@ -20,42 +21,43 @@ pub(crate) const ALIGN: usize = 16;
 /// the process two mappings.
 const MOVED_LEAST: usize = 2 << 20;
 
-/// What the fast paths read.
-#[repr(C, align(64))]
-struct Fast {
-    /// One more than the largest size that has a class; 0 while the fast paths are closed.
-    limit: AtomicUsize,
-    /// Where the window of the page layer begins, and how many granules of it have entries
-    /// ([`page::watch_count`]); the count is 0 while the fast paths are closed.
-    window: AtomicUsize,
-    count: AtomicUsize,
-}
+/// One more than the largest size that has a class; 0 while the fast paths are closed.
+const LIMIT: usize = 0;
+/// Where the window of the page layer begins, and how many granules of it have entries
+/// ([`page::watch_count`]); the count is 0 while the fast paths are closed.
+const WINDOW: usize = 1;
+const COUNT: usize = 2;
 
-static FAST: Fast = Fast {
-    limit: AtomicUsize::new(0),
-    window: AtomicUsize::new(0),
-    count: AtomicUsize::new(0),
-};
+/// The word `at` of those that the fast paths read.
+#[inline(always)]
+fn word(at: usize) -> &'static AtomicUsize {
+    &kmalloc::beside()[at]
+}
 
 /// Opens the fast paths, once everything behind them works, if the backend has restartable sequences.
 pub(crate) fn open_fast_paths() {
     if backend() == Backend::Atomic {
         return;
     }
-    // A reader that sees an old count takes the slow path.
-    if let Some(window) = page::watch_count(&FAST.count) {
-        FAST.window.store(window, Relaxed);
-        FAST.limit.store(SMALL_MOST + 1, Release);
+    // The page layer writes the count first. A reader that sees it without the window finds the
+    // block beyond the count, and takes the slow path.
+    if let Some(window) = page::watch_count(word(COUNT)) {
+        word(WINDOW).store(window, Relaxed);
+        // Release pairs with the acquire in `alloc_fast`: a thread that sees the limit sees the
+        // offsets that the critical sections use.
+        word(LIMIT).store(SMALL_MOST + 1, Release);
     }
 }
 
-/// The page map's entry for `block`; 0 while the fast paths are closed.
+/// The page map's entry for `block`; 0, which is no class's, while the fast paths are closed.
 #[inline(always)]
 fn entry_fast(block: *mut u8) -> u16 {
-    let window = FAST.window.load(Relaxed);
+    // Acquire pairs with the release in the page layer, which comes after the offsets that the
+    // critical sections use were written.
+    let count = word(COUNT).load(Acquire);
+    let window = word(WINDOW).load(Relaxed);
     let granule = (block as usize).wrapping_sub(window) >> GRANULE_SHIFT;
-    // The block came from an allocation, which read these words after they were written.
-    if granule >= FAST.count.load(Relaxed) {
+    if granule >= count {
         return 0;
     }
     // SAFETY: granules below the count have entries.
@@ -66,7 +68,8 @@ fn entry_fast(block: *mut u8) -> u16 {
 /// class, or the fast paths are closed.
 #[inline(always)]
 pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
-    if size < FAST.limit.load(Relaxed) {
+    // Acquire pairs with the release in `open_fast_paths`.
+    if size < word(LIMIT).load(Acquire) {
         // SAFETY: the fast paths are open, so the backend has restartable sequences.
         return unsafe { kmalloc::alloc_fast(size) };
     }
@@ -228,9 +231,10 @@ fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
 /// The block came from this module and nobody uses it any more. An address that did not ends the process.
 #[inline(always)]
 pub(crate) unsafe fn free(block: *mut u8) {
-    if let Some(class) = kmalloc::class_of_entry(entry_fast(block)) {
+    let entry = entry_fast(block);
+    if kmalloc::class_of_entry(entry).is_some() {
         // SAFETY: the page map says the class; the caller gives the block up; the fast paths are open.
-        unsafe { kmalloc::free_class_fast(block, class) };
+        unsafe { kmalloc::free_fast(block, entry) };
     } else {
         // SAFETY: the caller's promise.
         unsafe { free_slow(block) };

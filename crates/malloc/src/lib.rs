@@ -48,6 +48,8 @@ use core::alloc::{GlobalAlloc, Layout};
 /// The calls that a library with names of its own wants inlined in them.
 #[doc(hidden)]
 pub mod inlined {
+    pub use pinfold_rseq::near;
+
     /// A block of `size` bytes from the CPU's cache; null where [`alloc`] has to look further.
     #[inline(always)]
     pub fn alloc_fast(size: usize) -> *mut u8 {

@@ -29,7 +29,7 @@ use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
-use pinfold_malloc::inlined;
+use pinfold_malloc::inlined::{self, near};
 
 type Block = *mut c_void;
 
@@ -145,6 +145,11 @@ fn used() -> &'static Used {
 /// may stand for another.
 static DIRECT: AtomicBool = AtomicBool::new(false);
 
+#[inline(always)]
+fn is_direct() -> bool {
+    near!(DIRECT, AtomicBool).load(Relaxed)
+}
+
 /// Opens the fast paths of `new` and `delete` if `is_own` says of each function behind them that it
 /// is this library's.
 pub fn open_fast_paths(is_own: impl Fn(*const c_void) -> bool) {
@@ -165,7 +170,7 @@ pub fn open_fast_paths(is_own: impl Fn(*const c_void) -> bool) {
 /// `operator new(size)`.
 #[inline(always)]
 pub extern "C-unwind" fn new(size: usize) -> Block {
-    if DIRECT.load(Relaxed) {
+    if is_direct() {
         let block = inlined::alloc_fast(size);
         if !block.is_null() {
             return block.cast();
@@ -279,7 +284,7 @@ pub extern "C-unwind" fn new_array_nothrow(size: usize, tag: *const c_void) -> B
 }
 
 fn new_nothrow_by(name: &CStr, size: usize, tag: *const c_void) -> Block {
-    if DIRECT.load(Relaxed) {
+    if is_direct() {
         // Not the fast path alone: after it everything that `malloc` tries.
         let block = inlined::alloc(size);
         if !block.is_null() {
@@ -314,7 +319,7 @@ pub extern "C-unwind" fn new_array_aligned_nothrow(
 }
 
 fn new_aligned_nothrow_by(name: &CStr, size: usize, align: usize, tag: *const c_void) -> Block {
-    if DIRECT.load(Relaxed) && align.is_power_of_two() {
+    if is_direct() && align.is_power_of_two() {
         let block = pinfold_malloc::c::pinfold_aligned_alloc(align, size);
         if !block.is_null() {
             return block;
@@ -337,7 +342,7 @@ fn new_aligned_nothrow_by(name: &CStr, size: usize, align: usize, tag: *const c_
 /// this form, and is not used any more.
 #[inline(always)]
 pub unsafe extern "C-unwind" fn delete(block: Block) {
-    if DIRECT.load(Relaxed) {
+    if is_direct() {
         // SAFETY: the caller's promise: the block came from `new`, and `malloc` and `free` are of
         // one heap.
         unsafe { inlined::free(block.cast()) };

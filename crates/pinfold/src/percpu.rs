@@ -19,10 +19,18 @@ use crate::sys;
 use crate::topology::facts;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
-use pinfold_rseq::{Backend, Index, MAX_INDEX, UNIT_HEADER, Units, backend, current, possible};
+use pinfold_rseq::{
+    Backend, Index, MAX_INDEX, UNIT_HEADER, Units, backend, current, near, possible,
+};
 
 /// The units of all per-CPU memory of the library but the slab layer's.
 pub(crate) static UNITS: Units = Units::new();
+
+/// The units, for fast paths.
+#[inline(always)]
+pub(crate) fn units() -> &'static Units {
+    near!(UNITS, Units)
+}
 
 /// The offset of a block of [`CLOSED_SIZE`] bytes that stay zero: a bounded add there always fails. Where a handle points
 /// that has no block yet.

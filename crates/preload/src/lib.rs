@@ -14,6 +14,7 @@ mod next;
 mod operators;
 mod policies;
 mod threads;
+mod unwind;
 
 use pinfold_malloc::{background, settings};
 

@@ -6,7 +6,9 @@
 //! stack, and the caller's slow path takes over.
 #![allow(unsafe_code, reason = "works on the units' raw memory")]
 
+use crate::arch;
 use crate::stack::STACK_ALIGN;
+use crate::state::STATE;
 use crate::units::Units;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -33,6 +35,17 @@ unsafe fn lock_word<'u>(unit: *mut u8) -> &'u AtomicU32 {
     unsafe { &*unit.cast() }
 }
 
+/// Returns the current unit, if the operations on it use atomics.
+///
+/// A thread that saw no backend may come here after another thread has chosen restartable sequences
+/// and installed a unit. The order of the two loads keeps it from that unit: the thread that
+/// installs a unit has chosen before.
+fn unit_here(units: &Units) -> Option<*mut u8> {
+    // Acquire, in `active`, pairs with the release in `install`.
+    let unit = units.active(crate::current());
+    (!unit.is_null() && STATE.is_atomic()).then_some(unit)
+}
+
 /// The current unit, locked, for one operation.
 struct Held {
     unit: *mut u8,
@@ -40,10 +53,7 @@ struct Held {
 
 impl Held {
     fn current(units: &Units) -> Option<Held> {
-        let unit = units.active(crate::current());
-        if unit.is_null() {
-            return None;
-        }
+        let unit = unit_here(units)?;
         // SAFETY: installed units are valid for ever.
         let lock = unsafe { lock_word(unit) };
         for _ in 0..TRIES {
@@ -129,17 +139,28 @@ pub(crate) unsafe fn unlock_unit(unit: *mut u8) {
 /// # Safety
 ///
 /// Here and below: as for the method of [`Units`].
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn add(units: &Units, offset: usize, n: u64) -> bool {
-    let unit = units.active(crate::current());
-    if unit.is_null() {
-        return false;
+    if let Some((cs, index)) = units.learn() {
+        // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
+        return unsafe { arch::add(cs, index, units.table(), offset, n) };
     }
+    let Some(unit) = unit_here(units) else {
+        return false;
+    };
     // SAFETY: the caller's promise.
     unsafe { word(unit, offset) }.fetch_add(n, Relaxed);
     true
 }
 
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn add_within(units: &Units, offset: usize, n: i64) -> bool {
+    if let Some((cs, index)) = units.learn() {
+        // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
+        return unsafe { arch::add_within(cs, index, units.table(), offset, n) };
+    }
     let Some(held) = Held::current(units) else {
         return false;
     };
@@ -153,7 +174,13 @@ pub(crate) unsafe fn add_within(units: &Units, offset: usize, n: i64) -> bool {
     fits
 }
 
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn store_if_equal(units: &Units, offset: usize, expected: u64, new: u64) -> bool {
+    if let Some((cs, index)) = units.learn() {
+        // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
+        return unsafe { arch::store_if_equal(cs, index, units.table(), offset, expected, new) };
+    }
     let Some(held) = Held::current(units) else {
         return false;
     };
@@ -166,6 +193,8 @@ pub(crate) unsafe fn store_if_equal(units: &Units, offset: usize, expected: u64,
     equal
 }
 
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn pop(units: &Units, offset: usize) -> *mut u8 {
     let mut item = [null_mut()];
     // SAFETY: the caller's promise.
@@ -173,12 +202,29 @@ pub(crate) unsafe fn pop(units: &Units, offset: usize) -> *mut u8 {
     item[0]
 }
 
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn push(units: &Units, offset: usize, item: *mut u8) -> bool {
     // SAFETY: the caller's promise.
     unsafe { push_batch(units, offset, &[item]) == 1 }
 }
 
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u8]) -> usize {
+    if let Some((cs, index)) = units.learn() {
+        // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
+        return unsafe {
+            arch::pop_batch(
+                cs,
+                index,
+                units.table(),
+                offset,
+                items.as_mut_ptr(),
+                items.len(),
+            )
+        };
+    }
     let Some(held) = Held::current(units) else {
         return 0;
     };
@@ -204,7 +250,22 @@ pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u
     taken
 }
 
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn push_batch(units: &Units, offset: usize, items: &[*mut u8]) -> usize {
+    if let Some((cs, index)) = units.learn() {
+        // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
+        return unsafe {
+            arch::push_batch(
+                cs,
+                index,
+                units.table(),
+                offset,
+                items.as_ptr(),
+                items.len(),
+            )
+        };
+    }
     let Some(held) = Held::current(units) else {
         return 0;
     };

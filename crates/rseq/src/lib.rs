@@ -58,6 +58,8 @@ mod atomic;
 #[doc(hidden)]
 pub mod env;
 mod fence;
+#[doc(hidden)]
+pub mod near;
 mod selftest;
 pub mod stack;
 mod state;
@@ -76,4 +78,4 @@ pub fn thread_pointer() -> usize {
     arch::thread_pointer()
 }
 
-pub use units::{MAX_INDEX, UNIT_HEADER, Units};
+pub use units::{BESIDE, MAX_INDEX, UNIT_HEADER, Units};

@@ -3,7 +3,7 @@
 
 use crate::abi::{CPU_ID, RSEQ_CS};
 use crate::stack::STACK_ALIGN;
-use crate::units::UNIT_HEADER;
+use crate::units::{FIRST, UNIT_HEADER};
 use crate::{arch, possible};
 use core::ptr::null_mut;
 
@@ -125,7 +125,8 @@ fn operations_work(cs: isize, block: &mut Block) -> bool {
     // Room for two items above the guard.
     let bottom = end.wrapping_sub(2) as u64;
     let (one, two, three) = (8 as *mut u8, 16 as *mut u8, 24 as *mut u8);
-    let (table, unit) = (table.as_ptr(), unit.as_mut_ptr());
+    // The sections look for the entries behind the head of a `Units`.
+    let (table, unit) = (table.as_ptr().wrapping_byte_sub(FIRST), unit.as_mut_ptr());
     let mut taken = [null_mut(); 3];
     // SAFETY: `index` names a readable word that is 0, the table's only entry is a unit with the word used, and the
     // stack lies in `block`.

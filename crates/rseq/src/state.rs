@@ -59,7 +59,7 @@ impl core::fmt::Display for Missing {
     }
 }
 
-/// What the fast paths read: two offsets from the thread pointer.
+/// What the process decided on: two offsets from the thread pointer. [`Units`](crate::Units) has copies of them.
 ///
 /// `cs` is 0 until a backend with restartable sequences was chosen, so that one test sends both the first call and
 /// every call on the atomic backend the slow way.
@@ -235,7 +235,7 @@ impl Registration {
 /// Costs one load with restartable sequences, a call of `sched_getcpu` on atomics.
 #[inline]
 pub fn current() -> usize {
-    let (cs, index) = STATE.offsets();
+    let (cs, index) = crate::near!(STATE, State).offsets();
     if cs == 0 {
         // SAFETY: sched_getcpu has no preconditions.
         let cpu = unsafe { libc::sched_getcpu() };
@@ -246,7 +246,7 @@ pub fn current() -> usize {
 }
 
 /// One more than the largest index there can be, from `/sys/devices/system/cpu/possible`; [`MAX_INDEX`] when that
-/// cannot be read. Four system calls the first time, then one load.
+/// cannot be read. Three system calls the first time, then one load.
 pub fn possible() -> usize {
     let known = STATE.possible.load(Relaxed);
     if known != 0 {
@@ -279,10 +279,12 @@ fn read_possible() -> Option<usize> {
             let Some(read) = usize::try_from(end).ok().and_then(|n| piece.get(..n)) else {
                 break;
             };
-            if read.is_empty() {
+            read.iter().for_each(|&byte| last.feed(byte));
+            // sysfs gives as much as the buffer takes.
+            if read.len() < piece.len() {
+                end = 0;
                 break;
             }
-            read.iter().for_each(|&byte| last.feed(byte));
         }
         // SAFETY: `fd` was opened above and nobody else has it.
         unsafe { libc::syscall(libc::SYS_close, fd) };

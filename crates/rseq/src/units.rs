@@ -6,9 +6,10 @@
 
 use crate::state::STATE;
 use crate::{arch, atomic};
+use core::mem::offset_of;
 use core::ptr::null_mut;
-use core::sync::atomic::AtomicPtr;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicUsize};
 
 /// One more than the largest CPU number or concurrency id: the largest `CONFIG_NR_CPUS` of any Linux architecture.
 pub const MAX_INDEX: usize = 8192;
@@ -16,17 +17,29 @@ pub const MAX_INDEX: usize = 8192;
 /// Bytes at the start of each unit that belong to this crate; words start behind them.
 pub const UNIT_HEADER: usize = 64;
 
+/// How many words of a [`Units`] belong to its owner.
+pub const BESIDE: usize = 4;
+/// Bytes from the beginning of a [`Units`] to the entry of index 0.
+pub(crate) const FIRST: usize = offset_of!(Units, active);
+
 /// The address of each index's unit, or null where there is none.
 ///
-/// 64 KiB of address space; memory only where indexes are in use.
+/// 128 KiB of address space; memory only where indexes are in use. What an operation reads of the
+/// table lies in its first cache line, and in the line of the index's entry.
 ///
 /// # Invariants
 ///
 /// An installed unit stays valid memory for ever: a thread that was about to use it may sleep at any point. `active`
 /// is null or equal to `home`; it is null while the index is stopped.
 #[derive(Debug)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub struct Units {
+    /// A copy of the offset of `rseq_cs` from the thread pointer. 0 on the atomic backend, and until
+    /// [`learn`](Self::learn) has copied the offset.
+    cs: AtomicIsize,
+    /// A copy of the offset of the index from the thread pointer; valid if `cs` is not 0.
+    index: AtomicIsize,
+    beside: [AtomicUsize; BESIDE],
     active: [AtomicPtr<u8>; MAX_INDEX],
     home: [AtomicPtr<u8>; MAX_INDEX],
 }
@@ -41,6 +54,9 @@ impl Units {
     /// A table without units: every operation fails until [`install`](Self::install).
     pub const fn new() -> Self {
         Units {
+            cs: AtomicIsize::new(0),
+            index: AtomicIsize::new(0),
+            beside: [const { AtomicUsize::new(0) }; BESIDE],
             active: [const { AtomicPtr::new(null_mut()) }; MAX_INDEX],
             home: [const { AtomicPtr::new(null_mut()) }; MAX_INDEX],
         }
@@ -56,10 +72,18 @@ impl Units {
     ///
     /// When `index` is [`MAX_INDEX`] or more.
     pub fn install(&self, index: usize, unit: *mut u8) -> Result<(), *mut u8> {
+        self.learn();
         // Release pairs with the acquire in `unit` and in the operations: they see the zeroed memory.
         self.home[index]
             .compare_exchange(null_mut(), unit, AcqRel, Acquire)
             .map(|_| self.active[index].store(unit, Release))
+    }
+
+    /// Words that this crate does not use, in the first cache line of the table, for the fast paths of the table's
+    /// owner. They are 0 in a new table.
+    #[inline(always)]
+    pub fn beside(&self) -> &[AtomicUsize; BESIDE] {
+        &self.beside
     }
 
     /// The unit of `index`, or null. It may be stopped.
@@ -156,7 +180,7 @@ impl Units {
     /// `offset` is a multiple of 8, at least [`UNIT_HEADER`], and 8 bytes there lie within every installed unit.
     #[inline(always)]
     pub unsafe fn add(&self, offset: usize, n: u64) -> bool {
-        let (cs, index) = STATE.offsets();
+        let (cs, index) = self.offsets();
         if cs == 0 {
             // SAFETY: the caller's promise.
             return unsafe { atomic::add(self, offset, n) };
@@ -176,7 +200,7 @@ impl Units {
     /// As for [`add`](Self::add), for 16 bytes at `offset`.
     #[inline(always)]
     pub unsafe fn add_within(&self, offset: usize, n: i64) -> bool {
-        let (cs, index) = STATE.offsets();
+        let (cs, index) = self.offsets();
         if cs == 0 {
             // SAFETY: the caller's promise.
             return unsafe { atomic::add_within(self, offset, n) };
@@ -210,7 +234,7 @@ impl Units {
     /// As for [`add`](Self::add).
     #[inline]
     pub unsafe fn store_if_equal(&self, offset: usize, expected: u64, new: u64) -> bool {
-        let (cs, index) = STATE.offsets();
+        let (cs, index) = self.offsets();
         if cs == 0 {
             // SAFETY: the caller's promise.
             return unsafe { atomic::store_if_equal(self, offset, expected, new) };
@@ -227,7 +251,7 @@ impl Units {
     /// As for [`add`](Self::add), and the word is 0 or describes a stack that only this table's operations use.
     #[inline]
     pub unsafe fn pop(&self, offset: usize) -> *mut u8 {
-        let (cs, index) = STATE.offsets();
+        let (cs, index) = self.offsets();
         if cs == 0 {
             // SAFETY: the caller's promise.
             return unsafe { atomic::pop(self, offset) };
@@ -244,11 +268,12 @@ impl Units {
     /// As for [`pop`](Self::pop).
     #[inline(always)]
     pub unsafe fn pop_fast(&self, offset: usize) -> *mut u8 {
-        if STATE.offsets().0 == 0 {
+        let (cs, index) = self.offsets();
+        if cs == 0 {
             return null_mut();
         }
-        // SAFETY: the caller's promise; the backend has restartable sequences.
-        unsafe { self.pop_rseq(offset) }
+        // SAFETY: as in `add`.
+        unsafe { arch::pop(cs, index, self.table(), offset) }
     }
 
     /// As [`pop`](Self::pop), for a caller that knows that the backend has restartable sequences.
@@ -258,7 +283,7 @@ impl Units {
     /// As for [`pop`](Self::pop), and [`backend`](crate::backend) is not [`Backend::Atomic`](crate::Backend::Atomic).
     #[inline(always)]
     pub unsafe fn pop_rseq(&self, offset: usize) -> *mut u8 {
-        let (cs, index) = STATE.offsets();
+        let (cs, index) = self.offsets();
         // SAFETY: as in `add`.
         unsafe { arch::pop(cs, index, self.table(), offset) }
     }
@@ -270,7 +295,7 @@ impl Units {
     /// As for [`pop_rseq`](Self::pop_rseq).
     #[inline(always)]
     pub unsafe fn push_rseq(&self, offset: usize, item: *mut u8) -> bool {
-        let (cs, index) = STATE.offsets();
+        let (cs, index) = self.offsets();
         // SAFETY: as in `add`.
         unsafe { arch::push(cs, index, self.table(), offset, item) }
     }
@@ -282,7 +307,7 @@ impl Units {
     /// As for [`pop`](Self::pop).
     #[inline(always)]
     pub unsafe fn push_fast(&self, offset: usize, item: *mut u8) -> bool {
-        let (cs, index) = STATE.offsets();
+        let (cs, index) = self.offsets();
         // SAFETY: as in `add`.
         cs != 0 && unsafe { arch::push(cs, index, self.table(), offset, item) }
     }
@@ -295,7 +320,7 @@ impl Units {
     /// As for [`pop`](Self::pop).
     #[inline]
     pub unsafe fn push(&self, offset: usize, item: *mut u8) -> bool {
-        let (cs, index) = STATE.offsets();
+        let (cs, index) = self.offsets();
         if cs == 0 {
             // SAFETY: the caller's promise.
             return unsafe { atomic::push(self, offset, item) };
@@ -315,7 +340,7 @@ impl Units {
         if items.is_empty() {
             return 0;
         }
-        let (cs, index) = STATE.offsets();
+        let (cs, index) = self.offsets();
         if cs == 0 {
             // SAFETY: the caller's promise.
             return unsafe { atomic::pop_batch(self, offset, items) };
@@ -344,7 +369,7 @@ impl Units {
         if items.is_empty() {
             return 0;
         }
-        let (cs, index) = STATE.offsets();
+        let (cs, index) = self.offsets();
         if cs == 0 {
             // SAFETY: the caller's promise.
             return unsafe { atomic::push_batch(self, offset, items) };
@@ -360,8 +385,33 @@ impl Units {
             .map_or(null_mut(), |unit| unit.load(Acquire))
     }
 
+    /// What the critical sections take: the entries stand [`FIRST`] bytes behind.
     #[inline(always)]
-    fn table(&self) -> *const *mut u8 {
-        self.active.as_ptr().cast()
+    pub(crate) fn table(&self) -> *const *mut u8 {
+        core::ptr::from_ref(self).cast()
+    }
+
+    /// Returns the offsets of `rseq_cs` and of the index from the thread pointer. The first is 0 on the atomic
+    /// backend, and until the table has learnt of another.
+    #[inline(always)]
+    fn offsets(&self) -> (isize, isize) {
+        // Acquire pairs with the release in `learn`: with an offset of `rseq_cs` comes the offset
+        // of the index. On x86-64 this only keeps the compiler from loading the index first.
+        let cs = self.cs.load(Acquire);
+        (cs, self.index.load(Relaxed))
+    }
+
+    /// Copies the offsets that the process uses to the table, and returns them. Returns `None` on the atomic backend,
+    /// and until the backend is chosen.
+    #[cold]
+    pub(crate) fn learn(&self) -> Option<(isize, isize)> {
+        let (cs, index) = STATE.offsets();
+        if cs == 0 {
+            return None;
+        }
+        self.index.store(index, Relaxed);
+        // Release pairs with the acquire in `offsets`.
+        self.cs.store(cs, Release);
+        Some((cs, index))
     }
 }

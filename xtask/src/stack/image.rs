@@ -31,6 +31,8 @@ pub struct Image {
     functions: BTreeMap<u64, Function>,
     /// The addresses of functions that other libraries may call, by name.
     exports: HashMap<String, u64>,
+    /// The sections of the global offset table: first address, and the one behind the last.
+    tables: Vec<(u64, u64)>,
     /// Words that the dynamic linker fills in with a function's address.
     pointers: HashMap<u64, Target>,
 }
@@ -45,6 +47,9 @@ impl Image {
         let mut image = Image::default();
         for section in file.sections() {
             let code = section.kind() == SectionKind::Text;
+            if [".got", ".got.plt"].contains(&section.name()?) {
+                image.table(section.address(), section.size());
+            }
             if section.address() != 0 && section.kind() != SectionKind::UninitializedData {
                 image.section(section.address(), code, section.data()?.to_vec());
             }
@@ -87,6 +92,17 @@ impl Image {
     /// Adds a section.
     pub fn section(&mut self, start: u64, code: bool, bytes: Vec<u8>) {
         self.sections.push((start, code, bytes));
+    }
+
+    /// Adds a part of the global offset table.
+    pub fn table(&mut self, start: u64, size: u64) {
+        self.tables.push((start, start + size));
+    }
+
+    /// Returns whether `address` lies in the global offset table.
+    pub fn is_in_table(&self, address: u64) -> bool {
+        let mut tables = self.tables.iter();
+        tables.any(|&(start, end)| (start..end).contains(&address))
     }
 
     /// Adds a function.

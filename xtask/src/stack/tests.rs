@@ -4,7 +4,7 @@ use super::chain::Chains;
 use super::flow::{Call, frame};
 use super::image::{Image, Target};
 use super::rules::{self, Rules};
-use super::{check, options};
+use super::{check, options, table};
 
 const CODE: u64 = 0x1000;
 const DATA: u64 = 0x8000;
@@ -196,4 +196,14 @@ fn a_chain_above_the_limit_fails() {
     lost.section(CODE, true, POINTERS.to_vec());
     let entry = options(&["--entry", "f"]).unwrap();
     assert!(check(&lost, &rules::pinfold(), &entry).is_err());
+}
+
+#[test]
+fn reads_of_the_global_offset_table_are_found() {
+    // `mov rbx, [rip + to DATA]` is the second instruction. Behind the return any read is allowed.
+    let mut image = image(&[("f", POINTERS), ("g", SMALL)]);
+    assert_eq!(table::first_read(&image, CODE), None);
+    image.table(DATA, 8);
+    assert_eq!(table::first_read(&image, CODE), Some(CODE + 1));
+    assert_eq!(table::first_read(&image, CODE + 64), None);
 }

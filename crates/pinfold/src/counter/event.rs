@@ -2,7 +2,7 @@
 
 use super::exact::order_own_adds;
 use super::{fork, pace};
-use crate::percpu::{self, UNITS};
+use crate::percpu::{self, units};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 
@@ -60,7 +60,7 @@ impl EventCounter {
     pub fn add(&self, n: u64) {
         let place = self.place.load(Acquire);
         // SAFETY: a place is that of the counter's own block.
-        if place == NOWHERE || !unsafe { UNITS.add(place, n) } {
+        if place == NOWHERE || !unsafe { units().add(place, n) } {
             self.add_slow(n);
         }
     }
@@ -70,7 +70,7 @@ impl EventCounter {
     fn add_slow(&self, n: u64) {
         let there = self.place().filter(|_| percpu::install_here().is_some());
         // SAFETY: as in `add`.
-        if !there.is_some_and(|place| unsafe { UNITS.add(place, n) }) {
+        if !there.is_some_and(|place| unsafe { units().add(place, n) }) {
             self.spilled.fetch_add(n, Relaxed);
         }
     }

@@ -2,7 +2,7 @@
 
 use super::fork;
 use super::snapshot::{BUCKETS, Snapshot, bucket_of};
-use crate::percpu::{self, UNITS, shared, word_at};
+use crate::percpu::{self, shared, units, word_at};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 
@@ -53,9 +53,9 @@ impl PercpuHistogram {
         let bucket = 8 + 8 * bucket_of(value);
         let place = self.place.load(Acquire);
         // SAFETY: a place is that of the histogram's own block; the words lie in it.
-        let done = place != NOWHERE && unsafe { UNITS.add(place + bucket, 1) };
+        let done = place != NOWHERE && unsafe { units().add(place + bucket, 1) };
         // SAFETY: as above.
-        if !done || !unsafe { UNITS.add(place, value) } {
+        if !done || !unsafe { units().add(place, value) } {
             self.record_slow(bucket, value, done);
         }
     }
@@ -70,11 +70,11 @@ impl PercpuHistogram {
         percpu::install_here();
         // Without a unit the words that all CPUs share take it.
         // SAFETY: as in `record`.
-        if !counted && !unsafe { UNITS.add(place + bucket, 1) } {
+        if !counted && !unsafe { units().add(place + bucket, 1) } {
             shared(place + bucket).fetch_add(1, Relaxed);
         }
         // SAFETY: as in `record`.
-        if !unsafe { UNITS.add(place, value) } {
+        if !unsafe { units().add(place, value) } {
             shared(place).fetch_add(value, Relaxed);
         }
     }

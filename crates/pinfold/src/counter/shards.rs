@@ -48,7 +48,7 @@
 use super::gate::Closed;
 use super::reach::Reach;
 use super::stripe::{self, AllHeld, Held};
-use crate::percpu::{self, UNITS, shared, word_at};
+use crate::percpu::{self, shared, units, word_at};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use pinfold_rseq::{MAX_INDEX, possible};
 
@@ -163,7 +163,7 @@ impl Shards {
     pub(crate) fn add(self, down: bool, n: i64) -> bool {
         let word = self.offset + if down { DOWN } else { UP };
         // SAFETY: `at` was given a block of four words.
-        unsafe { UNITS.add_within(word, n) }
+        unsafe { units().add_within(word, n) }
     }
 
     /// As [`add`](Self::add), for when that found no room: makes some on this CPU if the batch allows, nobody else is at it, and no

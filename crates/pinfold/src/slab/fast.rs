@@ -1,7 +1,7 @@
 //! The common path alone, for callers whose own fast path shall contain no call but the jump to their slow one.
 
 use super::KmemCache;
-use super::percpu::UNITS;
+use super::percpu::units;
 use core::ptr::NonNull;
 
 impl KmemCache {
@@ -13,7 +13,7 @@ impl KmemCache {
             return None;
         }
         // SAFETY: the offset is the cache's place in the units.
-        NonNull::new(unsafe { UNITS.pop_fast(self.offset) })
+        NonNull::new(unsafe { units().pop_fast(self.offset) })
     }
 
     /// As [`free`](Self::free), but false, and nothing done, when the common path cannot serve it: for a caller that goes on with
@@ -25,6 +25,6 @@ impl KmemCache {
     #[inline(always)]
     pub unsafe fn free_fast(&self, object: NonNull<u8>) -> bool {
         // SAFETY: the offset is the cache's place in the units; the object is given up.
-        self.offset != 0 && unsafe { UNITS.push_fast(self.offset, object.as_ptr()) }
+        self.offset != 0 && unsafe { units().push_fast(self.offset, object.as_ptr()) }
     }
 }

@@ -60,7 +60,7 @@
 use super::fork;
 use crate::fork as process;
 use crate::lock::Lock;
-use crate::percpu::{self, UNITS};
+use crate::percpu::{self, units};
 use crate::sys;
 use crate::topology::facts;
 use core::fmt;
@@ -156,7 +156,7 @@ pub fn enter() -> Guard {
     let phase = PHASE.load(Relaxed);
     let place = PLACE.load(Acquire);
     // SAFETY: a light place is the offset of the counts' block.
-    if place & HEAVY != 0 || !unsafe { UNITS.add(place + phase, 1) } {
+    if place & HEAVY != 0 || !unsafe { units().add(place + phase, 1) } {
         return enter_slow(phase);
     }
     // Together with the writer's membarrier a full fence: what is looked up comes after the add.
@@ -201,10 +201,10 @@ fn add(place: usize, word: usize) -> bool {
         return false;
     }
     // SAFETY: the word lies in the counts' block.
-    let mut added = unsafe { UNITS.add(block + word, 1) };
+    let mut added = unsafe { units().add(block + word, 1) };
     if !added && percpu::install_here().is_some() {
         // SAFETY: as above.
-        added = unsafe { UNITS.add(block + word, 1) };
+        added = unsafe { units().add(block + word, 1) };
     }
     added
 }
@@ -241,7 +241,7 @@ impl Drop for Guard {
         // As in `enter`: what was looked up comes before the add.
         compiler_fence(SeqCst);
         // SAFETY: an offset of a word of the counts' block.
-        if self.at & HEAVY != 0 || !unsafe { UNITS.add(self.at, 1) } {
+        if self.at & HEAVY != 0 || !unsafe { units().add(self.at, 1) } {
             leave_slow(self);
         }
     }

@@ -15,9 +15,11 @@
 //! a descriptor.
 
 use super::cache::{Cache, FIRST_SLOT, by_slot};
-use super::percpu::UNITS;
+use super::percpu::units;
 use crate::segment::{ClassRow, NodeEvents};
+use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
+use pinfold_rseq::{BESIDE, near};
 
 /// How many classes there are.
 pub const CLASSES: usize = 40;
@@ -40,9 +42,11 @@ pub const SIZES: [usize; CLASSES] = {
     sizes
 };
 
+type Offsets = [u16; SMALL_MOST / 16 + 1];
+
 /// The smallest class for sizes of `16·n`, as an offset into the units. 4 KiB, of which a program touches what it uses;
 /// one table without a second, coarser one for large sizes saves the fast path a branch.
-static OFFSETS: [u16; SMALL_MOST / 16 + 1] = {
+static OFFSETS: Offsets = {
     let mut offsets = [0; SMALL_MOST / 16 + 1];
     let (mut at, mut class) = (0, 0);
     while at < offsets.len() {
@@ -58,8 +62,10 @@ static OFFSETS: [u16; SMALL_MOST / 16 + 1] = {
 /// The offset into the units of the class for `size` bytes, at most [`SMALL_MOST`].
 #[inline(always)]
 fn offset_of(size: usize) -> usize {
-    // SAFETY: the index is within the table for sizes up to `SMALL_MOST`, which every caller checks.
-    usize::from(*unsafe { OFFSETS.get_unchecked(size.div_ceil(16)) })
+    // The sum cannot overflow: every caller checks that the size is at most `SMALL_MOST`.
+    let at = (size + 15) >> 4;
+    // SAFETY: the index is within the table for sizes up to `SMALL_MOST`.
+    usize::from(*unsafe { near!(OFFSETS, Offsets).get_unchecked(at) })
 }
 
 /// The class for `size` bytes, at most [`SMALL_MOST`].
@@ -102,6 +108,13 @@ pub fn init() -> bool {
     })
 }
 
+/// Words that only [`alloc_fast`]'s and [`free_fast`]'s caller uses, in the cache line that these
+/// functions read.
+#[inline(always)]
+pub fn beside() -> &'static [AtomicUsize; BESIDE] {
+    units().beside()
+}
+
 /// As [`alloc`], but null also when the common path cannot serve it: for a caller that goes on with `alloc` then, and
 /// whose own fast path shall contain no call.
 ///
@@ -111,19 +124,20 @@ pub fn init() -> bool {
 #[inline(always)]
 pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
     // SAFETY: the offset is a cache's, which lies in the units; the caller's promise.
-    unsafe { UNITS.pop_rseq(offset_of(size)) }
+    unsafe { units().pop_rseq(offset_of(size)) }
 }
 
-/// As [`free_class`], for a caller that knows the backend.
+/// Takes back a block of the class that the page map's `entry` stands for, for a caller that knows
+/// the backend.
 ///
 /// # Safety
 ///
-/// As there, and [`pinfold_rseq::backend`] is not `Atomic`.
+/// The block is the caller's, of that class, and [`pinfold_rseq::backend`] is not `Atomic`.
 #[inline(always)]
-pub unsafe fn free_class_fast(block: *mut u8, class: usize) {
-    let offset = (FIRST_SLOT + class) * 8;
+pub unsafe fn free_fast(block: *mut u8, entry: u16) {
+    let offset = usize::from(entry) * 8;
     // SAFETY: the offset is a cache's; the block is given up; the caller's promise.
-    if !unsafe { UNITS.push_rseq(offset, block) } {
+    if !unsafe { units().push_rseq(offset, block) } {
         // SAFETY: the caller's promise.
         unsafe { free_slow(block, offset) };
     }
@@ -137,7 +151,7 @@ pub unsafe fn free_class_fast(block: *mut u8, class: usize) {
 pub fn alloc(size: usize) -> *mut u8 {
     let offset = offset_of(size);
     // SAFETY: the offset is a cache's, which lies in the units.
-    let block = unsafe { UNITS.pop_fast(offset) };
+    let block = unsafe { units().pop_fast(offset) };
     if block.is_null() {
         return alloc_slow(offset, size);
     }
@@ -149,7 +163,7 @@ pub fn alloc(size: usize) -> *mut u8 {
 pub fn alloc_class(class: usize) -> *mut u8 {
     let offset = (FIRST_SLOT + class) * 8;
     // SAFETY: as in `alloc`.
-    let block = unsafe { UNITS.pop_fast(offset) };
+    let block = unsafe { units().pop_fast(offset) };
     if block.is_null() {
         return alloc_slow(offset, SMALL_MOST);
     }
@@ -197,7 +211,7 @@ pub unsafe fn set_requested(block: *mut u8, class: usize, size: usize) {
 pub unsafe fn free_class(block: *mut u8, class: usize) {
     let offset = (FIRST_SLOT + class) * 8;
     // SAFETY: the offset is a cache's; the block is given up.
-    if !unsafe { UNITS.push_fast(offset, block) } {
+    if !unsafe { units().push_fast(offset, block) } {
         // SAFETY: the caller's promise.
         unsafe { free_slow(block, offset) };
     }

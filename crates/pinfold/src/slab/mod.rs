@@ -76,7 +76,7 @@ use cache::Cache as Descriptor;
 use core::alloc::Layout;
 use core::fmt;
 use core::ptr::{NonNull, null_mut};
-use percpu::UNITS;
+use percpu::units;
 use pinfold_rseq::FenceError;
 
 /// A cache of objects of one layout. Shared by reference; every method may be called from any thread at once.
@@ -159,7 +159,7 @@ impl KmemCache {
             return NonNull::new(self.descriptor.alloc_checked());
         }
         // SAFETY: the offset is the cache's place in the units.
-        let object = unsafe { UNITS.pop_fast(self.offset) };
+        let object = unsafe { units().pop_fast(self.offset) };
         if object.is_null() {
             return NonNull::new(self.descriptor.alloc_slow());
         }
@@ -181,7 +181,7 @@ impl KmemCache {
             return unsafe { self.descriptor.free_checked(object.as_ptr()) };
         }
         // SAFETY: the offset is the cache's place in the units; the object is given up.
-        if !unsafe { UNITS.push_fast(self.offset, object.as_ptr()) } {
+        if !unsafe { units().push_fast(self.offset, object.as_ptr()) } {
             // SAFETY: the caller's promise.
             unsafe { self.descriptor.free_slow(object.as_ptr()) };
         }
@@ -212,7 +212,7 @@ impl KmemCache {
         let mut got = 0;
         while got < objects.len() {
             // SAFETY: the offset is the cache's place in the units.
-            let popped = unsafe { UNITS.pop_batch(self.offset, &mut objects[got..]) };
+            let popped = unsafe { units().pop_batch(self.offset, &mut objects[got..]) };
             got += popped;
             if got == objects.len() {
                 break;
@@ -253,7 +253,7 @@ impl KmemCache {
         let mut given = 0;
         while given < objects.len() {
             // SAFETY: the offset is the cache's place in the units; the objects are given up.
-            given += unsafe { UNITS.push_batch(self.offset, &objects[given..]) };
+            given += unsafe { units().push_batch(self.offset, &objects[given..]) };
             if let Some(&object) = objects.get(given) {
                 // SAFETY: the caller's promise.
                 unsafe { self.descriptor.free_slow(object) };

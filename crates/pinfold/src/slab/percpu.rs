@@ -33,7 +33,7 @@ use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
-use pinfold_rseq::{FenceError, Index, Units, fence, possible};
+use pinfold_rseq::{FenceError, Index, Units, fence, near, possible};
 
 /// Bytes from the main sheaves' words to the spares'.
 pub(super) const SPARE: usize = CACHES_MOST * 8;
@@ -46,6 +46,12 @@ pub(super) const HELD: usize = 3 * SPARE;
 
 /// The units of all caches.
 pub(super) static UNITS: Units = Units::new();
+
+/// The units, for fast paths.
+#[inline(always)]
+pub(super) fn units() -> &'static Units {
+    near!(UNITS, Units)
+}
 
 /// Held while units are installed, and while the CPUs are stopped.
 pub(super) static STOPPING: Lock<()> = Lock::new(());

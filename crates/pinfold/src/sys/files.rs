@@ -18,12 +18,14 @@ pub(super) fn read_file(path: &CStr, to: &mut [u8]) -> usize {
 
 /// Calls `each` for one piece of a file after the other, of at most 256 bytes. Returns false if the
 /// file cannot be read, or not to its end.
+///
+/// The first piece of less than 256 bytes is the last: sysfs gives as much as the buffer takes.
 pub(crate) fn read_in_pieces(path: &CStr, mut each: impl FnMut(&[u8])) -> bool {
     let mut piece = [0u8; 256];
     read_pieces(path, |fd| {
         let got = read_some(fd, &mut piece)?;
         each(&piece[..got]);
-        Some(got > 0)
+        Some(got == piece.len())
     })
 }
 

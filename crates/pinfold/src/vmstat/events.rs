@@ -2,7 +2,7 @@
 
 use super::Item;
 use crate::counter::{order_own_adds, register_fork};
-use crate::percpu::{self, UNITS, shared};
+use crate::percpu::{self, shared, units};
 use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -78,7 +78,7 @@ impl<I: Item> VmEvents<I> {
         assert!(item < I::NAMES.len(), "an item without a name");
         let place = self.place.load(Acquire);
         // SAFETY: the item's word lies in the block.
-        if place == NOWHERE || !unsafe { UNITS.add(place + 8 * item, n) } {
+        if place == NOWHERE || !unsafe { units().add(place + 8 * item, n) } {
             self.add_slow(item, n);
         }
     }
@@ -92,7 +92,7 @@ impl<I: Item> VmEvents<I> {
         };
         percpu::install_here();
         // SAFETY: as in `add`.
-        if !unsafe { UNITS.add(place + 8 * item, n) } {
+        if !unsafe { units().add(place + 8 * item, n) } {
             shared(place + 8 * item).fetch_add(n, Relaxed);
         }
     }

@@ -6,7 +6,7 @@
 
 use crate::stack::STACK_ALIGN;
 use crate::state::Registration;
-use crate::units::MAX_INDEX;
+use crate::units::{FIRST, MAX_INDEX};
 use core::arch::asm;
 
 pub(crate) const SUPPORTED: bool = true;
@@ -88,11 +88,13 @@ macro_rules! template {
             "ldr w9, [x10, {index}]",
             "cmp x9, #{max}",
             concat!("b.hs ", $fail),
-            "ldr x9, [{table}, x9, lsl #3]",
+            "add x11, {table}, #{first}",
+            "ldr x9, [x11, x9, lsl #3]",
             concat!("cbz x9, ", $fail),
             $($body,)*
             "4:",
             max = const MAX_INDEX,
+            first = const FIRST,
             out("x9") _,
             out("x10") _,
             out("x11") _,
@@ -106,8 +108,8 @@ macro_rules! template {
 ///
 /// # Safety
 ///
-/// Here and below: `cs` and `index` are the offsets of `rseq_cs` and of an id in a registered area; `table` has
-/// `MAX_INDEX` entries; the rest as for the method.
+/// Here and below: `cs` and `index` are the offsets of `rseq_cs` and of an id in a registered area; [`FIRST`] bytes
+/// behind `table` stand `MAX_INDEX` entries; the rest as for the method.
 #[inline(always)]
 pub(crate) unsafe fn add(
     cs: isize,

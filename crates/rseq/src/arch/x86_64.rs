@@ -6,7 +6,7 @@
 
 use crate::stack::STACK_ALIGN;
 use crate::state::Registration;
-use crate::units::MAX_INDEX;
+use crate::units::{FIRST, MAX_INDEX};
 use core::arch::asm;
 
 pub(crate) const SUPPORTED: bool = true;
@@ -84,7 +84,7 @@ macro_rules! template {
             "mov eax, dword ptr fs:[{index}]",
             "cmp eax, {max}",
             concat!("jae ", $fail),
-            "mov rax, qword ptr [{table} + rax * 8]",
+            "mov rax, qword ptr [{table} + rax * 8 + {first}]",
             "test rax, rax",
             concat!("jz ", $fail),
             $($body,)*
@@ -98,6 +98,7 @@ macro_rules! template {
             $($cold,)*
             ".popsection",
             max = const MAX_INDEX,
+            first = const FIRST,
             out("rax") _,
             out("rcx") _,
             options(nostack),
@@ -110,8 +111,8 @@ macro_rules! template {
 ///
 /// # Safety
 ///
-/// Here and below: `cs` and `index` are the offsets of `rseq_cs` and of an id in a registered area; `table` has
-/// `MAX_INDEX` entries; the rest as for the method.
+/// Here and below: `cs` and `index` are the offsets of `rseq_cs` and of an id in a registered area; [`FIRST`] bytes
+/// behind `table` stand `MAX_INDEX` entries; the rest as for the method.
 #[inline(always)]
 pub(crate) unsafe fn add(
     cs: isize,
