@@ -9,7 +9,7 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
-use pinfold::slab::kmalloc::{self, CLASSES, SIZES, SMALL_MOST};
+use pinfold::slab::kmalloc::{self, CLASS_MOST, CLASSES, SIZES, SMALL_MOST};
 use pinfold_rseq::{Backend, backend};
 
 /// What every block is aligned to: the largest fundamental alignment of the ABIs served.
@@ -84,20 +84,20 @@ extern "C" fn alloc_slow(size: usize) -> *mut u8 {
 
 /// A block from wherever its size belongs; with `zeroed` it reads as zeroes.
 fn alloc_any(size: usize, zeroed: bool) -> *mut u8 {
-    if size <= SMALL_MOST {
-        let block = kmalloc::alloc(size);
+    if size <= CLASS_MOST {
+        let class = kmalloc::class_of(size);
+        let block = match zeroed {
+            true => kmalloc::alloc_zeroed(class, size),
+            false => kmalloc::alloc(size),
+        };
         if !block.is_null() {
-            if zeroed {
-                // SAFETY: the block is ours and at least that large.
-                unsafe { block.write_bytes(0, size) };
-            }
-            count::allocated_class(kmalloc::class_of(size));
+            count::allocated_class(class);
             return block;
         }
     } else if let Some(block) = alloc_run(size, zeroed) {
         return block;
     }
-    // Huge sizes; small ones in a signal handler that interrupted the allocator, which has no locks to wait for here.
+    // Huge sizes; others in a signal handler that interrupted the allocator, which has no locks to wait for here.
     alloc_huge(size, ALIGN)
 }
 
@@ -189,12 +189,11 @@ fn alloc_aligned_slow(size: usize, align: usize, zeroed: bool) -> *mut u8 {
 
 fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     if let Some(class) = kmalloc::class_of_aligned(size, align) {
-        let block = kmalloc::alloc_class(class);
+        let block = match zeroed {
+            true => kmalloc::alloc_zeroed(class, size),
+            false => kmalloc::alloc_class(class),
+        };
         if !block.is_null() {
-            if zeroed {
-                // SAFETY: the block is ours and at least that large.
-                unsafe { block.write_bytes(0, size) };
-            }
             count::allocated_class(class);
             return block;
         }
