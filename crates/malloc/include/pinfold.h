@@ -156,9 +156,9 @@ void pinfold_cache_free_bulk(const struct pinfold_cache *cache, size_t count, vo
  * where the kernel has no fence; then what CPUs have cached stays. Interrupts as destroy does. */
 ptrdiff_t pinfold_cache_shrink(const struct pinfold_cache *cache);
 
-/* Sets how many objects a sheaf of the cache holds, from 4 to 125, for those filled or emptied from now on. Without this a
- * cache's sheaves grow where they are exchanged all the time, as long as one CPU's sheaves of all caches together stay within
- * the budget, 16 MiB at first. */
+/* Sets how many objects a sheaf of the cache holds, from 4 to 125, for those filled or emptied from now on. Without this it
+ * is 128 KiB of objects, and the least that works for caches that are created when one CPU's sheaves of all caches together could
+ * hold the budget already, 32 MiB at first. */
 void pinfold_cache_set_sheaf_capacity(const struct pinfold_cache *cache, size_t objects);
 void pinfold_slab_set_sheaf_budget(size_t bytes);
 

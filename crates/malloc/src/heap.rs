@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU16, AtomicUsize};
 use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
 use pinfold::slab;
-use pinfold::slab::kmalloc::{self, SIZES, SMALL_MOST};
+use pinfold::slab::kmalloc::{self, CLASS_MOST, SIZES, SMALL_MOST};
 use pinfold_rseq::{Backend, backend};
 
 /// What every block is aligned to: the largest fundamental alignment of the ABIs served.
@@ -98,20 +98,20 @@ extern "C" fn alloc_slow(size: usize) -> *mut u8 {
 
 /// A block from wherever its size belongs; with `zeroed` it reads as zeroes.
 fn alloc_any(size: usize, zeroed: bool) -> *mut u8 {
-    if size <= SMALL_MOST {
-        let block = kmalloc::alloc(size);
+    if size <= CLASS_MOST {
+        let class = kmalloc::class_of(size);
+        let block = match zeroed {
+            true => kmalloc::alloc_zeroed(class, size),
+            false => kmalloc::alloc(size),
+        };
         if !block.is_null() {
-            if zeroed {
-                // SAFETY: the block is ours and at least that large.
-                unsafe { block.write_bytes(0, size) };
-            }
-            count::allocated_class(kmalloc::class_of(size));
+            count::allocated_class(class);
             return block;
         }
     } else if let Some(block) = alloc_run(size, zeroed) {
         return block;
     }
-    // Huge sizes; small ones in a signal handler that interrupted the allocator, which has no locks to wait for here.
+    // Huge sizes; others in a signal handler that interrupted the allocator, which has no locks to wait for here.
     alloc_huge(size, ALIGN)
 }
 
@@ -205,12 +205,11 @@ fn alloc_aligned_slow(size: usize, align: usize, zeroed: bool) -> *mut u8 {
 
 fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     if let Some(class) = kmalloc::class_of_aligned(size, align) {
-        let block = kmalloc::alloc_class(class);
+        let block = match zeroed {
+            true => kmalloc::alloc_zeroed(class, size),
+            false => kmalloc::alloc_class(class),
+        };
         if !block.is_null() {
-            if zeroed {
-                // SAFETY: the block is ours and at least that large.
-                unsafe { block.write_bytes(0, size) };
-            }
             count::allocated_class(class);
             return block;
         }
@@ -352,7 +351,7 @@ unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
     let Some(start) = NonNull::new(block).filter(|_| is_run(block)) else {
         return false;
     };
-    if size <= SMALL_MOST || size >= HUGE {
+    if size <= CLASS_MOST || size >= HUGE {
         return false;
     }
     let granules = size.div_ceil(GRANULE);

@@ -33,10 +33,10 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PINFOLD\x01");
 
 /// The layout's version; a reader refuses another.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Rows for size classes, more than there are classes; unused rows have `size` 0.
-pub const CLASSES: usize = 48;
+pub const CLASSES: usize = 80;
 
 /// The environment variable that names the directory in which each process makes its segment, as `PID.N`, with N
 /// counting the program images (`exec`) and forks that had this PID.

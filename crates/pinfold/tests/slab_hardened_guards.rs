@@ -5,9 +5,9 @@ use std::alloc::Layout;
 use std::fs;
 use std::ptr::NonNull;
 
-/// Objects of 64 KiB: three in a slab, so that a slab takes few pages of memory.
+/// Objects of 64 KiB: one in a slab, so that a slab takes few pages of memory.
 const SIZE: usize = 64 << 10;
-const PER_SLAB: usize = 3;
+const PER_SLAB: usize = 1;
 /// Beyond this limit the test would take more memory than it may.
 const LIMIT_MOST: usize = 70_000;
 

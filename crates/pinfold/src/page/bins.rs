@@ -4,8 +4,9 @@
 
 use super::frame;
 
-/// No granule.
-pub(super) const NIL: u32 = u32::MAX;
+/// No granule: the first one of the window is the page map's, and never in a run. With 0 for it the
+/// static arenas are all zeroes, and take no room in the file.
+pub(super) const NIL: u32 = 0;
 /// Runs of fewer granules than this have a bin for each length. Longer ones share eight bins for
 /// each doubling.
 const EXACT: u32 = 32;
@@ -116,8 +117,11 @@ impl Bins {
 ///
 /// Both are roots, whose `next` and `prev` are [`NIL`].
 unsafe fn merge(one: u32, other: u32) -> u32 {
-    if one == NIL || other == NIL {
-        return one.min(other);
+    if one == NIL {
+        return other;
+    }
+    if other == NIL {
+        return one;
     }
     let (root, child) = (one.min(other), one.max(other));
     // SAFETY: the caller's promise.

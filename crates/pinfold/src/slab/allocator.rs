@@ -2,7 +2,7 @@
 //!
 //! | allocator | serves | block |
 //! |---|---|---|
-//! | [`Kmalloc`] | any layout | of the size caches; above [`SMALL_MOST`] a run of granules, from [`HUGE`] on a mapping |
+//! | [`Kmalloc`] | any layout | of the size caches; above [`CLASS_MOST`] a run of granules, from [`HUGE`] on a mapping |
 //! | [`Cache<T>`] | layouts that fit into a `T` | an object |
 //!
 //! # Which block a layout has
@@ -17,7 +17,7 @@
 
 use super::Cache;
 use super::cache;
-use super::kmalloc::{self, SIZES, SMALL_MOST};
+use super::kmalloc::{self, CLASS_MOST, SIZES};
 use crate::fork;
 use crate::page::{self, GRANULE, HUGE, LARGE};
 use crate::{nodes, sys};
@@ -56,7 +56,7 @@ unsafe fn clear_from(block: NonNull<[u8]>, start: usize) {
 
 /// An allocator for collections over the size caches ([`kmalloc`]), for any layout. It takes no memory itself.
 ///
-/// Costs one critical section on the common path, to allocate and to free. Layouts above 32 KiB cost the arena's lock, those
+/// Costs one critical section on the common path, to allocate and to free. Layouts above 512 KiB cost the arena's lock, those
 /// from 2 MiB on a system call.
 ///
 /// ```
@@ -79,7 +79,7 @@ pub struct Kmalloc;
 fn class_of(layout: Layout) -> Option<usize> {
     if layout.align() > CLASS_ALIGN {
         kmalloc::class_of_aligned(layout.size(), layout.align())
-    } else if layout.size() <= SMALL_MOST {
+    } else if layout.size() <= CLASS_MOST {
         Some(kmalloc::class_of(layout.size()))
     } else {
         None

@@ -8,6 +8,7 @@ use super::cache::Cache;
 use super::debug::{Kind, Plan};
 use super::key;
 use super::node::{Node, Stock};
+use super::slabs::Slab;
 use crate::segment::SlabEvent;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicUsize;
@@ -52,6 +53,10 @@ impl Cache {
 
 impl Node {
     pub(super) fn set_aside(&self, cache: &Cache, object: *mut u8) {
+        if cache.per_slab == 1 {
+            // SAFETY: the object is free and this thread's.
+            unsafe { Slab::take_fresh(object) };
+        }
         let mut next = self.set_aside.load(Relaxed);
         loop {
             let link = cache.encode_link(object, next);

@@ -6,6 +6,7 @@ use super::deferred::Deferred;
 use super::fork;
 use super::harden;
 use super::key::Hardening;
+use super::kmalloc;
 use super::node::Node;
 use super::percpu::{SPARE, STOPPING};
 use super::sheaf;
@@ -25,12 +26,16 @@ pub const CACHES_MOST: usize = 4096;
 /// The first cache number: smaller ones would lie in the units' headers, and 0 means nobody in the page map.
 pub const FIRST_SLOT: usize = pinfold_rseq::UNIT_HEADER / 8;
 /// Numbers kept for the caches of [`kmalloc`](super::kmalloc), from [`FIRST_SLOT`] on.
-const KEPT_SLOTS: usize = 48;
+const KEPT_SLOTS: usize = kmalloc::CLASSES;
 /// Bytes of the largest object.
 pub const OBJECT_MOST: usize = 64 << 10;
-/// Objects above this size have slabs of four granules: 64 KiB hold so few of them that making and returning slabs would
-/// show in the cost of an object. Pages of a slab that were never used take no memory.
+/// Objects above this size have slabs of [`LARGE_SLAB`] granules or more: 64 KiB hold so few of them
+/// that making and returning slabs would show in the cost of an object. Pages of a slab that were
+/// never used take no memory. Objects of a granule or more have slabs of their own.
 const SMALL_SLAB: usize = 2048;
+const LARGE_SLAB: usize = 4;
+/// The part of a slab that may stay unused, if another length leaves less.
+const UNUSED_MOST: usize = 16;
 /// Bytes that slabs of a cache begin apart, at least: a cache line.
 const COLOR_STEP: usize = 64;
 /// Colors at most.
@@ -209,8 +214,9 @@ impl Cache {
     /// Makes the cache with the kept number `slot`, if it is not there yet.
     pub(super) fn create_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
         let _numbers = NUMBERS.lock()?;
-        // Blocks of a class are aligned as its size is.
-        let layout = Layout::from_size_align(size, 1 << size.trailing_zeros()).ok()?;
+        // Blocks of a class are aligned as its size is, and at most as their slab is.
+        let align = (1 << size.trailing_zeros()).min(GRANULE);
+        let layout = Layout::from_size_align(size, align).ok()?;
         let options = Options {
             one_color: true,
             ..Options::NONE
@@ -249,18 +255,14 @@ impl Cache {
         let align = layout.align().max(8);
         let room = hardening.map_or(layout.size().max(8), |hardening| hardening.room);
         let size = plan.map_or(room.next_multiple_of(align), |plan| plan.stride);
-        let granules = if size <= SMALL_SLAB && !hardened {
-            1
-        } else {
-            4
-        };
         let color_step = align.max(COLOR_STEP);
-        let colors = if options.one_color || plan.is_some() || hardened {
+        let colors = if options.one_color || plan.is_some() || hardened || size >= GRANULE {
             1
         } else {
             (size / color_step).clamp(1, COLORS_MOST)
         };
         let guard = if hardened { sys::page_size() } else { 0 };
+        let granules = granules_for(size, (colors - 1) * color_step + guard);
         let room = granules * GRANULE - (colors - 1) * color_step - guard;
         let per_slab = (room / size).min(OBJECTS_MOST);
         let mut text = [0; 32];
@@ -388,9 +390,10 @@ impl Cache {
         unsafe { core::slice::from_raw_parts(self.nodes, self.node_count) }
     }
 
-    /// Which object begins `offset` bytes into a slab, rounded down. Exact for offsets below 2^18, the size of a slab:
-    /// the reciprocal is too large by less than 1, so the product by less than 2^18, and 2^18 / 2^40 is less than the
-    /// distance of a quotient to the next integer, 1 / size.
+    /// Which object begins `offset` bytes into a slab, rounded down. Exact for offsets and sizes
+    /// below 2^20; a slab of a debugged class is at most twelve granules long. The reciprocal is too
+    /// large by less than 1, so the product by less than 2^20. 2^20 / 2^40 is less than the distance
+    /// of a quotient to the next integer, which is at least 1 / size.
     pub(super) fn nth(&self, offset: usize) -> usize {
         ((offset as u64).wrapping_mul(self.reciprocal) >> 40) as usize
     }
@@ -422,6 +425,23 @@ impl Cache {
             )),
         }
     }
+}
+
+/// Granules in a slab for objects of `size` bytes, of which `other` bytes are not for objects.
+fn granules_for(size: usize, other: usize) -> usize {
+    if size >= GRANULE {
+        return (size + other).div_ceil(GRANULE);
+    }
+    let least = match size <= SMALL_SLAB && other < GRANULE / UNUSED_MOST {
+        true => 1,
+        false => LARGE_SLAB,
+    };
+    let leaves_little = |&granules: &usize| {
+        let bytes = granules * GRANULE;
+        (bytes - other) % size <= bytes / UNUSED_MOST
+    };
+    let mut lengths = least..=2 * least;
+    lengths.find(leaves_little).unwrap_or(least)
 }
 
 /// The cache whose turn it is, of all numbers that were ever used.

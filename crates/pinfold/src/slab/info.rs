@@ -189,7 +189,10 @@ impl Info {
     pub(super) fn sheaves(&self) -> (usize, usize) {
         match self.cache.plan() {
             Some(_) => (0, 0),
-            None => (self.cache.capacity(), self.cache.barn_most()),
+            None => (
+                self.cache.capacity(),
+                self.cache.barn_most(usize::MAX / self.cache.slab_bytes),
+            ),
         }
     }
 

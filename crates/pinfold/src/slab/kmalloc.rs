@@ -1,41 +1,55 @@
 //! Caches by size, for callers that have no cache of their own: what `malloc` stands on.
 //!
-//! Sizes are multiples of 16 up to 128 bytes, then four to each doubling up to [`SMALL_MOST`], so that at most a fifth of a
-//! block is wasted above 128 bytes:
+//! | bytes | step | of a block, wasted at most |
+//! |---|---|---|
+//! | 16 … 128 | 16 | |
+//! | 160 … 1024 | a quarter of the power of two below | a fifth |
+//! | 1152 … 65536 | an eighth of the power of two below | a ninth |
+//! | 131072 … 524288 | 65536 | a half, above 192 KiB a third and less |
 //!
-//! | bytes | step |
-//! |---|---|
-//! | 16 … 128 | 16 |
-//! | 160 … 256 | 32 |
-//! | 320 … 512 | 64 |
-//! | … | … |
-//! | 20480 … 32768 | 4096 |
+//! The table [`OFFSETS`] leads from a size to its class up to [`SMALL_MOST`]; above, the class is
+//! computed. Slabs of the classes above 32 KiB hold few objects or one.
 //!
 //! The cache of class c has number 8 + c, in the page map and in the units, so that neither path looks up
 //! a descriptor.
 
 use super::cache::{Cache, FIRST_SLOT, by_slot};
 use super::percpu::units;
+use super::slabs::Slab;
+use crate::page::{GRANULE, GRANULE_SHIFT};
 use crate::segment::{ClassRow, NodeEvents};
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::{BESIDE, near};
 
 /// How many classes there are.
-pub const CLASSES: usize = 40;
-/// The largest class's size in bytes.
+pub const CLASSES: usize = 75;
+/// Bytes up to which a table leads from a size to its class.
 pub const SMALL_MOST: usize = 32 << 10;
+/// The largest class's size in bytes.
+pub const CLASS_MOST: usize = 512 << 10;
+
+/// Classes whose steps are 16 bytes; those and the classes with four steps to a doubling; those and
+/// the classes with eight steps.
+const BY_16: usize = 8;
+const BY_QUARTERS: usize = BY_16 + 4 * 3;
+const BY_EIGHTHS: usize = BY_QUARTERS + 8 * 6;
 
 /// The size of each class.
 pub const SIZES: [usize; CLASSES] = {
     let mut sizes = [0; CLASSES];
     let mut class = 0;
     while class < CLASSES {
-        sizes[class] = if class < 8 {
+        sizes[class] = if class < BY_16 {
             16 * (class + 1)
+        } else if class < BY_QUARTERS {
+            let nth = class - BY_16;
+            (128 << (nth / 4)) / 4 * (5 + nth % 4)
+        } else if class < BY_EIGHTHS {
+            let nth = class - BY_QUARTERS;
+            (1024 << (nth / 8)) / 8 * (9 + nth % 8)
         } else {
-            let (doubling, quarter) = ((class - 8) / 4, (class - 8) % 4);
-            (128 << doubling) / 4 * (5 + quarter)
+            (class - BY_EIGHTHS + 2) * GRANULE
         };
         class += 1;
     }
@@ -68,20 +82,28 @@ fn offset_of(size: usize) -> usize {
     usize::from(*unsafe { near!(OFFSETS, Offsets).get_unchecked(at) })
 }
 
-/// The class for `size` bytes, at most [`SMALL_MOST`].
+/// The class for `size` bytes, at most [`CLASS_MOST`].
 #[inline]
 pub fn class_of(size: usize) -> usize {
-    debug_assert!(size <= SMALL_MOST);
-    offset_of(size) / 8 - FIRST_SLOT
+    debug_assert!(size <= CLASS_MOST);
+    if size <= SMALL_MOST {
+        offset_of(size) / 8 - FIRST_SLOT
+    } else if size <= GRANULE {
+        // Steps of 4 KiB, of which eight are below.
+        BY_EIGHTHS - 16 + ((size - 1) >> 12)
+    } else {
+        BY_EIGHTHS - 1 + ((size - 1) >> GRANULE_SHIFT)
+    }
 }
 
 /// The smallest class for `size` bytes whose blocks all lie at multiples of `align`, a power of two; `None` when there is
 /// none.
 ///
-/// A slab begins at a multiple of 64 KiB, so that a block is aligned as its class's size is.
+/// A slab begins at a multiple of 64 KiB, so that a block is aligned as its class's size is, and at
+/// most to 64 KiB.
 pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
     let size = size.max(1).checked_next_multiple_of(align)?;
-    if size > SMALL_MOST {
+    if size > CLASS_MOST || align > GRANULE {
         return None;
     }
     (class_of(size)..CLASSES).find(|&class| SIZES[class].is_multiple_of(align))
@@ -97,13 +119,14 @@ pub fn class_of_entry(entry: u16) -> Option<usize> {
 /// Makes the caches. Idempotent; false when there is no memory.
 pub fn init() -> bool {
     (0..CLASSES).all(|class| {
-        let mut name = *b"kmalloc-00000";
+        let mut name = *b"kmalloc-000000";
+        let end = name.len() - usize::from(SIZES[class] < 100_000);
         let mut rest = SIZES[class];
-        for digit in name[8..].iter_mut().rev() {
+        for digit in name[8..end].iter_mut().rev() {
             *digit = b'0' + (rest % 10) as u8;
             rest /= 10;
         }
-        let name = core::str::from_utf8(&name).unwrap_or("kmalloc");
+        let name = core::str::from_utf8(&name[..end]).unwrap_or("kmalloc");
         Cache::create_kept(name, SIZES[class], FIRST_SLOT + class).is_some()
     })
 }
@@ -143,31 +166,45 @@ pub unsafe fn free_fast(block: *mut u8, entry: u16) {
     }
 }
 
-/// A block of at least `size` bytes, at most [`SMALL_MOST`], aligned to 16 bytes; null when the system has no memory or
+/// A block of at least `size` bytes, at most [`CLASS_MOST`], aligned to 16 bytes; null when the system has no memory or
 /// [`init`] has not run.
 ///
 /// One critical section on the common path.
 #[inline(always)]
 pub fn alloc(size: usize) -> *mut u8 {
-    let offset = offset_of(size);
-    // SAFETY: the offset is a cache's, which lies in the units.
-    let block = unsafe { units().pop_fast(offset) };
-    if block.is_null() {
-        return alloc_slow(offset, size);
-    }
-    block
+    alloc_from(class_of(size), size).0
 }
 
 /// A block of class `class`; as [`alloc`].
 #[inline(always)]
 pub fn alloc_class(class: usize) -> *mut u8 {
-    let offset = (FIRST_SLOT + class) * 8;
-    // SAFETY: as in `alloc`.
-    let block = unsafe { units().pop_fast(offset) };
-    if block.is_null() {
-        return alloc_slow(offset, SMALL_MOST);
+    alloc_from(class, SIZES[class]).0
+}
+
+/// A block of class `class` whose first `size` bytes read as zeroes; as [`alloc`]. A block that
+/// nobody has used since its memory came from the system is not written to, if its size is more
+/// than 64 KiB.
+pub fn alloc_zeroed(class: usize, size: usize) -> *mut u8 {
+    let (block, is_fresh) = alloc_from(class, size);
+    if !block.is_null() && !is_fresh {
+        // SAFETY: the block is the caller's, and at least that large.
+        unsafe { block.write_bytes(0, size) };
     }
     block
+}
+
+/// A block of class `class` to be used for `size` bytes, and whether it is known to read as zeroes.
+#[inline(always)]
+fn alloc_from(class: usize, size: usize) -> (*mut u8, bool) {
+    let offset = (FIRST_SLOT + class) * 8;
+    // SAFETY: the offset is a cache's, which lies in the units.
+    let mut block = unsafe { units().pop_fast(offset) };
+    if block.is_null() {
+        block = alloc_slow(offset, size);
+    }
+    let has_own_slab = class >= BY_EIGHTHS && !block.is_null();
+    // SAFETY: a block of these classes is the only object of its slab, and this thread has it.
+    (block, has_own_slab && unsafe { Slab::take_fresh(block) })
 }
 
 #[cold]
@@ -272,32 +309,38 @@ mod tests {
 
     #[test]
     fn every_size_has_the_smallest_class_that_fits() {
-        for size in 0..=SMALL_MOST {
+        for size in 0..=CLASS_MOST {
             let class = class_of(size);
             assert!(SIZES[class] >= size, "{size}");
             assert!(class == 0 || SIZES[class - 1] < size, "{size}");
         }
-        assert_eq!(SIZES[CLASSES - 1], SMALL_MOST);
+        assert_eq!(SIZES[CLASSES - 1], CLASS_MOST);
         assert!(SIZES.iter().all(|size| size.is_multiple_of(16)));
     }
 
     #[test]
     fn waste_is_bounded() {
         for pair in SIZES.windows(2).filter(|pair| pair[0] >= 128) {
-            assert!((pair[1] - pair[0]) * 4 <= pair[0]);
+            let part = match pair[0] {
+                0..1024 => 4,
+                1024..65536 => 8,
+                _ => 1,
+            };
+            assert!((pair[1] - pair[0]) * part <= pair[0], "{pair:?}");
         }
     }
 
     #[test]
     fn aligned_classes_are_aligned() {
-        for align in (0..=15).map(|bit| 1 << bit) {
-            for size in (0..SMALL_MOST).step_by(97) {
+        for align in (0..=16).map(|bit| 1 << bit) {
+            for size in (0..CLASS_MOST).step_by(97) {
                 if let Some(class) = class_of_aligned(size, align) {
                     assert!(SIZES[class] >= size && SIZES[class].is_multiple_of(align));
                 } else {
-                    assert!(size.next_multiple_of(align) > SMALL_MOST);
+                    assert!(size.next_multiple_of(align) > CLASS_MOST);
                 }
             }
         }
+        assert_eq!(class_of_aligned(1 << 17, 1 << 17), None);
     }
 }

@@ -249,7 +249,7 @@ impl Node {
     fn flush_oldest(&self, cache: &Cache, stock: &mut Stock) -> Option<Sheaf> {
         let most = match stock.drains(cache) {
             true => 0,
-            false => cache.barn_most(),
+            false => cache.barn_most(stock.slabs.count),
         };
         let mut emptied = None;
         for _ in 0..2 {

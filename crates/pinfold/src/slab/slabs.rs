@@ -84,6 +84,8 @@ pub(super) struct Slab {
     pub(super) touched: u32,
     /// Whether the run's last page is a guard page.
     pub(super) guarded: bool,
+    /// Of a slab of one object: whether it reads as zeroes, and was in no caller's hands yet.
+    fresh: bool,
     pub(super) bits: [u64; OBJECTS_MOST / 64],
 }
 
@@ -236,7 +238,12 @@ impl Slabs {
             true => 0,
             false => EMPTY_MORE,
         };
-        while self.empty > self.count / SHARE_EMPTY + more && self.release_empty(cache, 1) == 1 {}
+        // The arena serves a slab of one object as fast as this list does.
+        let most = match cache.per_slab {
+            1 => 0,
+            _ => self.count / SHARE_EMPTY + more,
+        };
+        while self.empty > most && self.release_empty(cache, 1) == 1 {}
     }
 
     /// Gives the run of an empty slab back. False if the kernel refuses to open the run's last page
@@ -305,6 +312,7 @@ impl Slabs {
             slab.bits[objects / 64] = (1 << (objects % 64)) - 1;
         }
         slab.guarded = false;
+        slab.fresh = run.zeroed && objects == 1 && !cache.checks() && !cache.prepares();
         if cache.hardening.is_some() {
             let start = run.start.as_ptr();
             // SAFETY: the run was allocated above, and the cache leaves its last page free.
@@ -400,6 +408,24 @@ impl Slab {
     /// Where the first object's slot is.
     pub(super) fn start(&self) -> *const u8 {
         self.start
+    }
+
+    /// Returns whether the only object of a slab reads as zeroes, as the first caller that has it.
+    ///
+    /// # Safety
+    ///
+    /// The caller has `object`, which is the only one of its slab.
+    pub(super) unsafe fn take_fresh(object: *mut u8) -> bool {
+        // SAFETY: the slab is there while its object is in use. Only the object's holder writes
+        // this field then: a slab of one object in use is in no list, or in the list of full slabs,
+        // where the lock's holder uses other fields.
+        unsafe {
+            let fresh = &raw mut (*slab_of(object)).fresh;
+            fresh.read() && {
+                fresh.write(false);
+                true
+            }
+        }
     }
 
     /// Takes free objects, lowest address first, into `slots` from its end; returns how many.

@@ -13,19 +13,25 @@ use core::sync::atomic::Ordering::Relaxed;
 /// Bytes in a sheaf, up to [`CAPACITY_MOST`] objects and at least [`CAPACITY_LEAST`].
 const SHEAF_BYTES: usize = 128 << 10;
 pub(super) const CAPACITY_LEAST: usize = 4;
+/// Bytes in a sheaf at most, unless the program chose its capacity, or it holds one object.
+const SHEAF_BYTES_MOST: usize = 256 << 10;
 /// Bytes in full sheaves that a node's barn holds for a cache, within the bounds below.
 pub(super) const BARN_BYTES: usize = 2 << 20;
 const BARN_LEAST: usize = 4;
+/// A barn of a size class holds this part of the bytes in the class's slabs, or this many bytes if
+/// that is more.
+const BARN_SHARE: usize = 8;
+const BARN_BYTES_LEAST: usize = 256 << 10;
 const BARN_MOST: usize = 128;
 /// Sheaves that a CPU has of a cache: the main one and the spare.
 const SHEAVES: usize = 2;
 
 /// Bytes that one CPU's sheaves may hold.
-static BUDGET: AtomicUsize = AtomicUsize::new(16 << 20);
+static BUDGET: AtomicUsize = AtomicUsize::new(32 << 20);
 /// Bytes that they hold at most, by the capacities of all caches.
 static CLAIMED: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets how many bytes one CPU's sheaves of all caches together may hold; 16 MiB at first. Caches
+/// Sets how many bytes one CPU's sheaves of all caches together may hold; 32 MiB at first. Caches
 /// that are made when the budget is used up have the smallest sheaves.
 pub fn set_sheaf_budget(bytes: usize) {
     BUDGET.store(bytes, Relaxed);
@@ -59,16 +65,13 @@ impl Capacity {
     /// For objects of `size` bytes; `chosen` or by the size. Claims its part of the budget, if the cache `has_sheaves`.
     pub(super) fn new(size: usize, chosen: Option<usize>, has_sheaves: bool) -> Capacity {
         let unit = if has_sheaves { SHEAVES * size } else { 0 };
-        let wanted = chosen.unwrap_or(SHEAF_BYTES / size);
-        let wanted = wanted.clamp(CAPACITY_LEAST, CAPACITY_MOST);
+        let least = (SHEAF_BYTES_MOST / size).clamp(1, CAPACITY_LEAST);
+        let wanted = chosen.map_or(SHEAF_BYTES / size, |chosen| chosen.max(CAPACITY_LEAST));
+        let wanted = wanted.clamp(least, CAPACITY_MOST);
         let first = if claim(wanted * unit) {
             wanted
         } else {
-            let capacity = if chosen.is_some() {
-                wanted
-            } else {
-                CAPACITY_LEAST
-            };
+            let capacity = if chosen.is_some() { wanted } else { least };
             // The least, or what was asked for, is had in any case.
             CLAIMED.fetch_add(capacity * unit, Relaxed);
             capacity
@@ -100,9 +103,18 @@ impl Cache {
         self.sheaves.now.load(Relaxed) & !RETIRED
     }
 
-    /// Full sheaves in a barn at most.
-    pub(super) fn barn_most(&self) -> usize {
-        (self.barn_bytes / (self.size * self.capacity())).clamp(BARN_LEAST, BARN_MOST)
+    /// Full sheaves at most in the barn of a node with `slabs` slabs.
+    pub(super) fn barn_most(&self, slabs: usize) -> usize {
+        let sheaf = self.size * self.capacity();
+        let (bytes, least) = match self.class() {
+            Some(_) => {
+                let share = slabs * self.slab_bytes / BARN_SHARE;
+                let most = share.max(BARN_BYTES_LEAST).min(self.barn_bytes);
+                (most, (BARN_BYTES_LEAST / sheaf).clamp(1, BARN_LEAST))
+            }
+            None => (self.barn_bytes, BARN_LEAST),
+        };
+        (bytes / sheaf).clamp(least, BARN_MOST)
     }
 
     /// Gives the cache's part of the budget back; the cache is gone.

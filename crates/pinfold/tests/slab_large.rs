@@ -1,0 +1,134 @@
+//! The size classes above 32 KiB: served by the CPU's sheaves, in bounded memory, and zeroed only
+//! where that is needed.
+
+use pinfold::slab::{Info, caches, kmalloc, shrink_all};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The classes are the process's: tests take turns.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    assert!(kmalloc::init());
+    turn
+}
+
+fn class(size: usize) -> Info {
+    let name = format!("kmalloc-{size:05}");
+    caches().find(|info| info.name() == name).expect(&name)
+}
+
+/// Debugged and hardened classes have no sheaves, or other ones.
+fn is_plain(info: &Info) -> bool {
+    info.debug_flags().is_none() && !info.is_hardened()
+}
+
+fn take(size: usize) -> *mut u8 {
+    let block = kmalloc::alloc(size);
+    assert!(!block.is_null(), "{size}");
+    block
+}
+
+fn give(block: *mut u8, size: usize) {
+    // SAFETY: every caller took the block of this size.
+    unsafe { kmalloc::free_class(block, kmalloc::class_of(size)) };
+}
+
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: usize = status.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * page_size()
+}
+
+fn page_size() -> usize {
+    // SAFETY: no preconditions.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
+#[test]
+fn every_size_has_room_and_is_writable() {
+    let _turn = turn();
+    for size in (32_769..=512 << 10).step_by(3_001) {
+        let blocks: Vec<_> = (0..9).map(|_| take(size)).collect();
+        for (nth, &block) in blocks.iter().enumerate() {
+            // SAFETY: the block is the test's and that large.
+            unsafe { block.write_bytes(nth as u8, size) };
+        }
+        for (nth, &block) in blocks.iter().enumerate() {
+            // SAFETY: written above.
+            let bytes = unsafe { std::slice::from_raw_parts(block, size) };
+            assert!(bytes.iter().all(|&byte| byte == nth as u8), "{size}");
+            give(block, size);
+        }
+    }
+}
+
+#[test]
+fn sheaves_serve_large_blocks() {
+    let _turn = turn();
+    for size in [40_960, 65_536, 131_072, 262_144, 524_288] {
+        let info = class(size);
+        if !is_plain(&info) {
+            return;
+        }
+        give(take(size), size);
+        let before = info.statistics();
+        // The thread may move to another CPU a few times.
+        (0..1000).for_each(|_| give(take(size), size));
+        let after = info.statistics();
+        let slow = after.alloc_slowpath - before.alloc_slowpath;
+        assert!(slow < 50, "{size}: {slow} of 1000 allocations");
+    }
+}
+
+#[test]
+fn free_large_blocks_take_bounded_memory() {
+    let _turn = turn();
+    for size in [65_536, 131_072, 262_144, 524_288] {
+        let info = class(size);
+        let blocks: Vec<_> = (0..200).map(|_| take(size)).collect();
+        blocks.into_iter().for_each(|block| give(block, size));
+        let usage = info.usage();
+        // On each CPU that this thread was on at most 1 MiB, and as much for the node.
+        let cpus = usage.cpu_sheaves.div_ceil(2).max(1);
+        let bytes = usage.slabs * size;
+        assert!(bytes <= (cpus + 2) << 20, "{size}: {usage:?}");
+    }
+}
+
+#[test]
+fn zeroed_blocks_are_zeroed_and_fresh_ones_not_touched() {
+    let _turn = turn();
+    const SIZE: usize = 524_288;
+    const COUNT: usize = 64;
+    let class_of = kmalloc::class_of(SIZE);
+    // What was used before goes back, so that it reads as zeroes again.
+    let plain = is_plain(&class(SIZE)) && shrink_all().is_ok();
+    let before = resident();
+    let fresh = || (0..COUNT).map(|_| kmalloc::alloc_zeroed(class_of, SIZE));
+    let blocks: Vec<_> = fresh().collect();
+    let grown = resident().saturating_sub(before);
+    assert!(!plain || grown < COUNT * SIZE / 4, "{grown} bytes");
+    for &block in &blocks {
+        // SAFETY: the block is the test's and that large.
+        unsafe { block.write_bytes(0xa5, SIZE) };
+    }
+    blocks.into_iter().for_each(|block| give(block, SIZE));
+    let blocks: Vec<_> = fresh().collect();
+    for &block in &blocks {
+        // SAFETY: the block is the test's and that large.
+        let bytes = unsafe { std::slice::from_raw_parts(block, SIZE) };
+        assert!(bytes.iter().all(|&byte| byte == 0));
+    }
+    blocks.into_iter().for_each(|block| give(block, SIZE));
+    // A block that was taken without zeroes is not fresh any more.
+    let block = take(SIZE);
+    // SAFETY: the block is the test's and that large.
+    unsafe { block.write_bytes(0xa5, SIZE) };
+    give(block, SIZE);
+    let blocks: Vec<_> = fresh().collect();
+    for &block in &blocks {
+        // SAFETY: the block is the test's and that large.
+        assert!((0..SIZE).all(|at| unsafe { block.add(at).read() } == 0));
+    }
+    blocks.into_iter().for_each(|block| give(block, SIZE));
+}
