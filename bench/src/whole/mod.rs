@@ -45,6 +45,11 @@ type Results = Result<Vec<Sample>, String>;
 pub fn run(args: &WholeArgs) -> Result<ExitCode> {
     let programs = programs::choose(&args.programs)?;
     let specs = subjects::parse(&args.subjects, args.pinfold.as_deref())?;
+    ensure!(
+        args.plot.is_none() || subjects::has(&specs, rows::BASE),
+        "a plot shows ratios to {0}: add {0} to --subjects",
+        rows::BASE
+    );
     let cache = Cache::open(args.cache.as_deref())?;
     let subjects = subjects::prepare(&cache, &specs)?;
     let programs = prepare::programs(&cache, programs);
@@ -65,15 +70,15 @@ pub fn run(args: &WholeArgs) -> Result<ExitCode> {
         let path = output::save("whole", &machine, &rows)?;
         eprintln!("saved: {}", path.display());
     }
-    if let Some(path) = &args.plot {
-        plot::write(path, &rows)?;
-        eprintln!("plotted: {}", path.display());
-    }
     if args.json {
         let rows: Vec<_> = rows.iter().map(Row::without_rounds).collect();
         output::print_json("whole", &machine, &rows)?;
     } else {
         table::print(&machine, &rows, args.rounds);
+    }
+    if let Some(path) = &args.plot {
+        plot::write(path, &rows)?;
+        eprintln!("plotted: {}", path.display());
     }
     let failed = rows.iter().any(|row| row.is_pinfold && row.error.is_some());
     Ok(ExitCode::from(u8::from(failed)))

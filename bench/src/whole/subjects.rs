@@ -174,6 +174,11 @@ pub fn parse(texts: &[String], pinfold: Option<&Path>) -> Result<Vec<Spec>> {
     Ok(specs)
 }
 
+/// Whether `specs` ask for the subject `name`.
+pub fn has(specs: &[Spec], name: &str) -> bool {
+    specs.iter().any(|spec| spec.name == name)
+}
+
 /// Finds or builds every subject's library. Leaves out a peer that cannot be had, with a note.
 pub fn prepare(cache: &Cache, specs: &[Spec]) -> Result<Vec<Subject>> {
     let mut subjects = Vec::new();
@@ -250,7 +255,7 @@ fn workspace_library() -> Result<PathBuf> {
     });
     files
         .filter(|file| file.ends_with("libpinfold_preload.so"))
-        .last()
+        .next_back()
         .context("cargo named no libpinfold_preload.so; give it with --pinfold PATH")
 }
 
@@ -277,7 +282,7 @@ fn from_crate(cache: &Cache, name: &str, recipe: &Recipe) -> Result<PathBuf> {
             .iter()
             .map(|part| format!("-I{}", below(part))),
     );
-    arguments.extend(recipe.sources.iter().map(|part| below(part)));
+    arguments.extend(recipe.sources.iter().map(below));
     prepare::compile(&arguments, &output)?;
     Ok(output)
 }
