@@ -1,4 +1,5 @@
-//! The whole command: complete programs that run on each allocator by LD_PRELOAD, and what they cost.
+//! The whole command: complete programs that run on each allocator by LD_PRELOAD, and what they
+//! cost.
 //!
 //! 1. [`prepare`] makes what a run needs in a cache folder: shared libraries, loads, input.
 //! 2. [`launch`] runs one program once under one subject.
@@ -38,10 +39,12 @@ pub struct Settings {
     pub settle: f64,
 }
 
-/// All results of one program under one subject: a sample for each round, or the reason for the failure.
+/// All results of one program under one subject: a sample for each round, or the reason for the
+/// failure.
 type Results = Result<Vec<Sample>, String>;
 
-/// Measures as `args` say and prints the result. Fails the process if a program failed under Pinfold.
+/// Measures as `args` say and prints the result. Fails the process if a program failed under
+/// Pinfold.
 pub fn run(args: &WholeArgs) -> Result<ExitCode> {
     let programs = programs::choose(&args.programs)?;
     let specs = subjects::parse(&args.subjects, args.pinfold.as_deref())?;
@@ -112,7 +115,8 @@ fn measure(
     results
 }
 
-/// The order of `count` subjects in a round: another one begins each round, and every other round goes backwards.
+/// The order of `count` subjects in a round: another one begins each round, and every other round
+/// goes backwards.
 fn turns(count: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<_> = (0..count).map(|at| (at + round) % count).collect();
     if round % 2 == 1 {

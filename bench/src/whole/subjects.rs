@@ -247,19 +247,19 @@ fn workspace_library() -> Result<PathBuf> {
     let messages = lines
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok());
-    let files = messages.flat_map(|message: Value| {
+    let mut files = messages.flat_map(|message: Value| {
         let files = message["filenames"].as_array().cloned().unwrap_or_default();
         files
             .into_iter()
             .filter_map(|file| file.as_str().map(PathBuf::from))
     });
     files
-        .filter(|file| file.ends_with("libpinfold_preload.so"))
-        .next_back()
+        .rfind(|file| file.ends_with("libpinfold_preload.so"))
         .context("cargo named no libpinfold_preload.so; give it with --pinfold PATH")
 }
 
-/// The C library of this program: LD_PRELOAD puts it before an allocator that a program was linked with.
+/// The C library of this program: LD_PRELOAD puts it before an allocator that a program was linked
+/// with.
 fn system_library() -> Result<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let path = maps
