@@ -1,5 +1,5 @@
-// A steady 57 MiB whose block sizes grow from 1 to 32 bytes up to 1 to 2400 bytes, as the contents of
-// a cache change. Memory that small blocks used must serve larger blocks.
+// A steady 57 MiB whose block sizes grow from 1 to 32 bytes up to 1 to 2400 bytes, as the contents
+// of a cache change. Memory that small blocks used must serve larger blocks.
 #include "load.h"
 
 enum { SLOTS = 200000, ROUNDS = 600, STEPS = 20000, MOST = 60000000 };

@@ -1,5 +1,5 @@
-// One thread gets a batch of blocks of one size and frees it: in the order in which it got the blocks,
-// in the opposite order, or mixed. A batch has at most 48 KiB.
+// One thread gets a batch of blocks of one size and frees it: in the order in which it got the
+// blocks, in the opposite order, or mixed. A batch has at most 48 KiB.
 #include "load.h"
 
 enum { MOST = 400 };
@@ -15,7 +15,8 @@ int main(int argc, char **argv) {
             if (count > most) count = most;
             for (int i = 0; i < count; i++) blocks[i] = get(sizes[kind]);
             for (int i = 0; i < count; i++) {
-                // Seven and the counts have no common divisor: the mixed order meets every block once.
+                // Seven and the counts have no common divisor: the mixed order meets every block
+                // once.
                 int mixed = (i * 7 + 3) % count;
                 free(blocks[round % 3 == 0 ? i : round % 3 == 1 ? count - 1 - i : mixed]);
             }

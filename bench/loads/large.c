@@ -1,4 +1,5 @@
-// One thread replaces random blocks of a small set and writes a byte of each page of every new block.
+// One thread replaces random blocks of a small set and writes a byte of each page of every new
+// block.
 //
 // malloc-large: twenty blocks of 5 to 25 MiB. With SIZES_2_64, large: six blocks of 2 to 64 MiB,
 // spread over the logarithm.

@@ -8,7 +8,8 @@
 //
 // A program inherits a peak of resident memory from the process that started it, because exec
 // carries the peak of the old memory over. This launcher is linked statically and needs well below
-// 1 MiB, less than any dynamically linked program. So the peak that it reports is the program's own.
+// 1 MiB, less than any dynamically linked program. So the peak that it reports is the program's
+// own.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <grp.h>

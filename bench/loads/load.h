@@ -1,4 +1,5 @@
-// What every load shares: deterministic random numbers, threads, and the lines that tell the result.
+// What every load shares: deterministic random numbers, threads, and the lines that tell the
+// result.
 //
 // A load is called with the number of threads and the seconds to settle. Its amount of work depends
 // on the number of threads only. Its sizes and orders come from fixed seeds. It ends with `finish`.

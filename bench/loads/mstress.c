@@ -1,6 +1,6 @@
-// Threads that get blocks of all sizes, keep some, free some, and exchange some through a table that
-// all threads share. All threads end and new threads start several times, so blocks outlive the
-// threads that got them.
+// Threads that get blocks of all sizes, keep some, free some, and exchange some through a table
+// that all threads share. All threads end and new threads start several times, so blocks outlive
+// the threads that got them.
 #include "load.h"
 
 enum { TRANSFER = 1000, GENERATIONS = 30, STEPS = 60000, KEPT = 2000 };

@@ -1,5 +1,5 @@
-// Holds 100 MiB in blocks of one size, frees all of them, and goes on with the next size. Memory that
-// one size used must serve other sizes.
+// Holds 100 MiB in blocks of one size, frees all of them, and goes on with the next size. Memory
+// that one size used must serve other sizes.
 #include "load.h"
 
 int main(int argc, char **argv) {

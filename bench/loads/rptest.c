@@ -1,5 +1,5 @@
-// Threads that keep thousands of blocks of 16 bytes to 16 KiB and replace them in loops. Each thread
-// also frees whole batches that its neighbour got.
+// Threads that keep thousands of blocks of 16 bytes to 16 KiB and replace them in loops. Each
+// thread also frees whole batches that its neighbour got.
 #include "load.h"
 
 enum { KEPT = 4000, LOOPS = 500, BATCH = 1000 };

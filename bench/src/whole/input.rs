@@ -70,7 +70,8 @@ pub fn c_source(functions: usize) -> String {
     text
 }
 
-/// Formulas in SMT-LIB: pigeonholes, a multiplication of bit vectors to undo, and integers in order.
+/// Formulas in SMT-LIB: pigeonholes, a multiplication of bit vectors to undo, and integers in
+/// order.
 pub fn formulas() -> String {
     let mut text =
         String::from("(set-option :smt.random_seed 1)\n(set-option :sat.random_seed 1)\n");

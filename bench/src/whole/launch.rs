@@ -109,8 +109,8 @@ pub fn hash(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// The launcher with all that `call` needs to run under `subject`. It has its own report file, and writes what the
-/// program prints to the files `output` and `errors`.
+/// The launcher with all that `call` needs to run under `subject`. It has its own report file, and
+/// writes what the program prints to the files `output` and `errors`.
 pub fn launcher(
     cache: &Cache,
     call: &Call,

@@ -1,4 +1,5 @@
-//! The whole command: complete programs that run on each allocator by LD_PRELOAD, and what they cost.
+//! The whole command: complete programs that run on each allocator by LD_PRELOAD, and what they
+//! cost.
 //!
 //! 1. [`prepare`] makes what a run needs in a cache folder: shared libraries, loads, input.
 //! 2. [`launch`] runs one program once under one subject.
@@ -38,13 +39,20 @@ pub struct Settings {
     pub settle: f64,
 }
 
-/// All results of one program under one subject: a sample for each round, or the reason for the failure.
+/// All results of one program under one subject: a sample for each round, or the reason for the
+/// failure.
 type Results = Result<Vec<Sample>, String>;
 
-/// Measures as `args` say and prints the result. Fails the process if a program failed under Pinfold.
+/// Measures as `args` say and prints the result. Fails the process if a program failed under
+/// Pinfold.
 pub fn run(args: &WholeArgs) -> Result<ExitCode> {
     let programs = programs::choose(&args.programs)?;
     let specs = subjects::parse(&args.subjects, args.pinfold.as_deref())?;
+    ensure!(
+        args.plot.is_none() || subjects::has(&specs, rows::BASE),
+        "a plot shows ratios to {0}: add {0} to --subjects",
+        rows::BASE
+    );
     let cache = Cache::open(args.cache.as_deref())?;
     let subjects = subjects::prepare(&cache, &specs)?;
     let programs = prepare::programs(&cache, programs);
@@ -65,15 +73,15 @@ pub fn run(args: &WholeArgs) -> Result<ExitCode> {
         let path = output::save("whole", &machine, &rows)?;
         eprintln!("saved: {}", path.display());
     }
-    if let Some(path) = &args.plot {
-        plot::write(path, &rows)?;
-        eprintln!("plotted: {}", path.display());
-    }
     if args.json {
         let rows: Vec<_> = rows.iter().map(Row::without_rounds).collect();
         output::print_json("whole", &machine, &rows)?;
     } else {
         table::print(&machine, &rows, args.rounds);
+    }
+    if let Some(path) = &args.plot {
+        plot::write(path, &rows)?;
+        eprintln!("plotted: {}", path.display());
     }
     let failed = rows.iter().any(|row| row.is_pinfold && row.error.is_some());
     Ok(ExitCode::from(u8::from(failed)))
@@ -107,7 +115,8 @@ fn measure(
     results
 }
 
-/// The order of `count` subjects in a round: another one begins each round, and every other round goes backwards.
+/// The order of `count` subjects in a round: another one begins each round, and every other round
+/// goes backwards.
 fn turns(count: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<_> = (0..count).map(|at| (at + round) % count).collect();
     if round % 2 == 1 {

@@ -1,4 +1,5 @@
-//! A picture of time against memory: one large chart of the means, and a small one for each program.
+//! A picture of time against memory: one large chart of the means, and a small one for each
+//! program.
 
 use super::rows::{self, BASE, Cost, Row};
 use anyhow::{Result, anyhow, ensure};
@@ -212,7 +213,8 @@ mod tests {
             "{text}"
         );
         assert!(is_well_formed(&text), "{text}");
-        // The means, both of the first program, and two subjects of the second, in which one failed.
+        // The means, both of the first program, and two subjects of the second, in which one
+        // failed.
         assert_eq!(text.matches("<circle").count(), 3 + 3 + 2);
         for label in ["pinfold-malloc", "glibc", "mimalloc"] {
             assert!(text.contains(label), "{label}");

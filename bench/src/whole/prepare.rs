@@ -166,7 +166,8 @@ pub fn compile(arguments: &[String], output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Finds a program: in the system's folders first, as those in PATH may be scripts that choose a version.
+/// Finds a program: in the system's folders first, as those in PATH may be scripts that choose a
+/// version.
 pub fn tool(name: &str) -> Option<PathBuf> {
     let mut folders: Vec<_> = ["/usr/bin", "/bin", "/usr/local/bin"]
         .map(PathBuf::from)

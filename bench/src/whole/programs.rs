@@ -226,7 +226,8 @@ pub fn all() -> Vec<Program> {
     loads.chain(reals).collect()
 }
 
-/// The programs that `names` ask for, in the order of [`all`]; `all`, `loads` and `real` stand for several.
+/// The programs that `names` ask for, in the order of [`all`]; `all`, `loads` and `real` stand for
+/// several.
 pub fn choose(names: &[String]) -> Result<Vec<Program>> {
     let all = all();
     let stands_for = |name: &str, program: &Program| match name {

@@ -103,7 +103,8 @@ struct Running(Child);
 impl Drop for Running {
     fn drop(&mut self) {
         if let (Ok(None), Ok(launcher)) = (self.0.try_wait(), i32::try_from(self.0.id())) {
-            // SAFETY: the launcher has not been waited for, so that the number is still its own. It ends the server.
+            // SAFETY: the launcher has not been waited for, so that the number is still its own. It
+            // ends the server.
             unsafe { libc::kill(launcher, libc::SIGTERM) };
             let _ = self.0.wait();
         }

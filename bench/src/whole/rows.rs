@@ -182,7 +182,8 @@ pub fn best_peer<'a>(rows: &'a [Row], program: &str, cost: Cost) -> Option<&'a R
     Some(measured.min_by(|one, other| one.0.total_cmp(&other.0))?.1)
 }
 
-/// The geometric mean of `subject`'s costs divided by `other`'s, and over how many programs: those that ran under both.
+/// The geometric mean of `subject`'s costs divided by `other`'s, and over how many programs: those
+/// that ran under both.
 pub fn mean_ratio(rows: &[Row], subject: &str, other: &str, cost: Cost) -> Option<(f64, usize)> {
     let ratio = |program| {
         Some(cost.of(find(rows, program, subject)?)? / cost.of(find(rows, program, other)?)?)
@@ -218,7 +219,8 @@ pub mod tests {
         }
     }
 
-    /// Two programs under three subjects: `first` takes 2, 1 and 4 s, `second` 2, 8 and fails under the third.
+    /// Two programs under three subjects: `first` takes 2, 1 and 4 s, `second` 2, 8 and fails under
+    /// the third.
     pub fn example() -> Vec<Row> {
         let program = |name| Program {
             name,

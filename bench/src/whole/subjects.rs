@@ -174,6 +174,11 @@ pub fn parse(texts: &[String], pinfold: Option<&Path>) -> Result<Vec<Spec>> {
     Ok(specs)
 }
 
+/// Whether `specs` ask for the subject `name`.
+pub fn has(specs: &[Spec], name: &str) -> bool {
+    specs.iter().any(|spec| spec.name == name)
+}
+
 /// Finds or builds every subject's library. Leaves out a peer that cannot be had, with a note.
 pub fn prepare(cache: &Cache, specs: &[Spec]) -> Result<Vec<Subject>> {
     let mut subjects = Vec::new();
@@ -242,19 +247,19 @@ fn workspace_library() -> Result<PathBuf> {
     let messages = lines
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok());
-    let files = messages.flat_map(|message: Value| {
+    let mut files = messages.flat_map(|message: Value| {
         let files = message["filenames"].as_array().cloned().unwrap_or_default();
         files
             .into_iter()
             .filter_map(|file| file.as_str().map(PathBuf::from))
     });
     files
-        .filter(|file| file.ends_with("libpinfold_preload.so"))
-        .last()
+        .rfind(|file| file.ends_with("libpinfold_preload.so"))
         .context("cargo named no libpinfold_preload.so; give it with --pinfold PATH")
 }
 
-/// The C library of this program: LD_PRELOAD puts it before an allocator that a program was linked with.
+/// The C library of this program: LD_PRELOAD puts it before an allocator that a program was linked
+/// with.
 fn system_library() -> Result<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let path = maps
@@ -277,7 +282,7 @@ fn from_crate(cache: &Cache, name: &str, recipe: &Recipe) -> Result<PathBuf> {
             .iter()
             .map(|part| format!("-I{}", below(part))),
     );
-    arguments.extend(recipe.sources.iter().map(|part| below(part)));
+    arguments.extend(recipe.sources.iter().map(below));
     prepare::compile(&arguments, &output)?;
     Ok(output)
 }

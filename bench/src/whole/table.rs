@@ -9,7 +9,8 @@ const TIME_MOST: f64 = 1.15;
 /// No program that needs more than [`SMALL`] may need more than this times the base's memory.
 const MEMORY_MOST: f64 = 1.15;
 const SMALL: f64 = 10.0 * MIB;
-/// The goals for the geometric means: of time against the best single peer, of memory against the base.
+/// The goals for the geometric means: of time against the best single peer, of memory against the
+/// base.
 const TIME_GOAL: f64 = 0.95;
 const MEMORY_GOAL: f64 = 1.0;
 
