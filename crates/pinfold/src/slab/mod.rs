@@ -43,6 +43,7 @@ pub mod kmalloc;
 mod look;
 mod mempool;
 mod node;
+mod objects;
 mod percpu;
 mod prefilled;
 mod purge;

@@ -1,0 +1,151 @@
+//! The objects of one slab: which are free, by a bit for each.
+
+use super::cache::Cache;
+use super::slabs::{Slab, slab_of};
+use crate::sys::die;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
+
+impl Slab {
+    /// Where the first object's slot is.
+    pub(super) fn start(&self) -> *const u8 {
+        self.start
+    }
+
+    /// Returns whether the only object of a slab reads as zeroes, as the first caller that has it.
+    ///
+    /// # Safety
+    ///
+    /// The caller has `object`, which is the only one of its slab.
+    pub(super) unsafe fn take_fresh(object: *mut u8) -> bool {
+        // SAFETY: the slab is there while its object is in use. Only the object's holder writes
+        // this field then: a slab of one object in use is in no list, or in the list of full slabs,
+        // where the lock's holder uses other fields.
+        unsafe {
+            let fresh = &raw mut (*slab_of(object)).fresh;
+            fresh.read() && {
+                fresh.write(false);
+                true
+            }
+        }
+    }
+
+    /// Takes free objects, lowest address first, into `slots` from its end; returns how many.
+    pub(super) fn take(&mut self, size: usize, slots: &mut [*mut u8]) -> usize {
+        let wanted = slots.len().min(self.free as usize);
+        let mut place = slots.len();
+        let mut word = self.hint as usize;
+        let last = slots.len() - wanted;
+        while place > last {
+            let mut bits = self.bits[word];
+            let base = self.start.wrapping_add(word * 64 * size);
+            if bits == u64::MAX && place - last >= 64 {
+                // The whole word: no bits to look for.
+                for (nth, slot) in slots[place - 64..place].iter_mut().rev().enumerate() {
+                    *slot = base.wrapping_add(nth * size);
+                }
+                place -= 64;
+                bits = 0;
+            }
+            while bits != 0 && place > last {
+                place -= 1;
+                slots[place] = base.wrapping_add(bits.trailing_zeros() as usize * size);
+                bits &= bits - 1;
+            }
+            self.bits[word] = bits;
+            word += usize::from(bits == 0);
+        }
+        self.hint = word as u32;
+        self.free -= wanted as u32;
+        wanted
+    }
+
+    /// Sets the bits of the first of `objects`, and of those after it that share its word of bits; returns how many.
+    ///
+    /// Objects that were allocated together are often freed together, so that a word is written once for many.
+    pub(super) fn put(&mut self, cache: &Cache, objects: &[*mut u8]) -> usize {
+        let start = self.start as usize;
+        let word = cache.nth(objects[0] as usize - start) / 64;
+        let (mut mask, mut count) = (0u64, 0);
+        for &object in objects {
+            let offset = (object as usize).wrapping_sub(start);
+            if offset >= cache.slab_bytes {
+                break;
+            }
+            let nth = cache.nth(offset);
+            if nth / 64 != word {
+                break;
+            }
+            if nth * cache.size != offset {
+                not_an_object(cache, object);
+            }
+            mask |= 1 << (nth % 64);
+            count += 1;
+        }
+        if count == 0 {
+            not_an_object(cache, objects[0]);
+        }
+        if self.bits[word] & mask != 0 || mask.count_ones() as usize != count {
+            self.double_free(cache, &objects[..count]);
+        }
+        self.bits[word] |= mask;
+        self.hint = self.hint.min(word as u32);
+        self.free += count as u32;
+        count
+    }
+
+    /// Some of `objects` is free already, or there twice: ends the process.
+    #[cold]
+    fn double_free(&self, cache: &Cache, objects: &[*mut u8]) -> ! {
+        let free = objects.iter().find(|&&object| self.is_free(cache, object));
+        let twice = || {
+            let mut earlier = objects.iter().enumerate();
+            earlier.find_map(|(at, object)| objects[..at].contains(object).then_some(object))
+        };
+        let object = free.or_else(twice).copied().unwrap_or_default();
+        die(format_args!(
+            "double free of {object:p}, object of cache {}",
+            cache.name()
+        ))
+    }
+
+    /// The slab's start, an object's number, and whether it is free.
+    pub(super) fn state(&self, cache: &Cache, slot: *mut u8) -> (*const u8, usize, bool) {
+        let nth = cache.nth(slot as usize - self.start as usize);
+        (self.start, nth, self.is_free(cache, slot))
+    }
+
+    /// Whether an object is free in its slab, without the lock: what is asked of an object that is not free stays true.
+    ///
+    /// # Safety
+    ///
+    /// The object is one of `cache`'s, and its slab is there.
+    pub(super) unsafe fn is_free_now(cache: &Cache, object: *mut u8) -> bool {
+        // SAFETY: the caller's promise; nobody changes where a slab begins.
+        let (slab, start) = unsafe {
+            let slab = slab_of(object);
+            (slab, (&raw const (*slab).start).read())
+        };
+        let nth = cache.nth(object as usize - start as usize);
+        // SAFETY: as above; others' bits in the word may change meanwhile.
+        let word =
+            unsafe { AtomicU64::from_ptr((&raw mut (*slab).bits).cast::<u64>().add(nth / 64)) };
+        word.load(Relaxed) >> (nth % 64) & 1 == 1
+    }
+
+    /// Whether the object at `offset` is free; for consistency checks.
+    pub(super) fn is_free(&self, cache: &Cache, object: *mut u8) -> bool {
+        let nth = cache.nth(object as usize - self.start as usize);
+        self.bits
+            .get(nth / 64)
+            .is_some_and(|word| word >> (nth % 64) & 1 == 1)
+    }
+}
+
+#[cold]
+fn not_an_object(cache: &Cache, object: *mut u8) -> ! {
+    die(format_args!(
+        "free of {object:p}: not the start of an object of cache {}",
+        cache.name()
+    ))
+}
