@@ -180,9 +180,12 @@ fn relieve() {
             return;
         }
         if let Some(arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
+            let now = arena.now;
             drop(purge(arena, node, |free| {
-                let run = (excess > 0).then(|| free.take_oldest(None)).flatten();
-                run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
+                let most = excess.min(RUN_MOST as usize) as u32;
+                let run = (excess > 0).then(|| free.take_units(most, STEP_MOST, now));
+                run.flatten()
+                    .inspect(|run| excess = excess.saturating_sub(run.1 as usize))
             }));
         }
     }

@@ -175,6 +175,37 @@ impl FreeRuns {
         Some((head, granules))
     }
 
+    /// Takes at least `granules` of a dirty run, or what there is: whole units of `unit` granules, so
+    /// that no huge page is split, of the end of a run that has some; else the oldest run.
+    pub(super) fn take_units(&mut self, granules: u32, unit: u32, now: u32) -> Option<(u32, u32)> {
+        // A run of two units less one granule has a whole one, wherever it begins.
+        let Some(head) = self.find(State::Dirty, 2 * unit - 1) else {
+            return self.take_oldest(None);
+        };
+        // SAFETY: as in `insert`.
+        let end = head + u32::from(unsafe { at(head) }.granules);
+        let last = end / unit * unit;
+        let first =
+            (last - granules.next_multiple_of(unit).min(last)).max(head.next_multiple_of(unit));
+        self.remove(head);
+        if first > head {
+            self.insert(head, first - head, State::Dirty);
+        } else {
+            self.unlink_age(head);
+        }
+        if end > last {
+            self.insert(last, end - last, State::Dirty);
+            self.link_newest(last, now);
+        }
+        // The frames may still say what they were when runs ended and began there before.
+        // SAFETY: as in `insert`.
+        unsafe {
+            at(first).state = State::Busy;
+            at(last - 1).state = State::Busy;
+        }
+        Some((first, last - first))
+    }
+
     /// Takes a clean run of at least `least` granules.
     pub(super) fn take_clean(&mut self, least: u32) -> Option<(u32, u32)> {
         let head = self.find(State::Clean, least)?;
