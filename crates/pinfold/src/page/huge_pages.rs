@@ -6,15 +6,15 @@ use core::sync::atomic::Ordering::Relaxed;
 /// The environment variable that says when: `never`, `auto` or `always`.
 pub const HUGE_PAGES_VARIABLE: &str = "PINFOLD_THP";
 
-/// Granules that a node has mapped before its further memory gets huge pages: 16 MiB. A small
+/// Granules that a node has mapped before its further memory gets huge pages: 64 MiB. A small
 /// program stays small, also where the system gives huge pages to everybody.
-const HUGE_FROM: u32 = 256;
+const HUGE_FROM: u32 = 1024;
 
 /// When the arenas ask for huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HugePages {
-    /// For what a node maps beyond its first 16 MiB.
+    /// For what a node maps beyond its first 64 MiB.
     Auto = 0,
     /// For no memory.
     Never = 1,
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn small_programs_get_none() {
-        assert!(!are_wanted(0) && !are_wanted(255) && are_wanted(256));
+        assert!(!are_wanted(0) && !are_wanted(1023) && are_wanted(1024));
         set_huge_pages(HugePages::Always);
         assert!(are_wanted(0));
         set_huge_pages(HugePages::Never);

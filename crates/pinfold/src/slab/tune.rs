@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering::Relaxed;
 const SHEAF_BYTES: usize = 128 << 10;
 pub(super) const CAPACITY_LEAST: usize = 4;
 /// Bytes in a sheaf at most, unless the program chose its capacity, or it holds one object.
-const SHEAF_BYTES_MOST: usize = 256 << 10;
+const SHEAF_BYTES_MOST: usize = 128 << 10;
 /// Bytes in full sheaves that a node's barn holds for a cache, within the bounds below.
 pub(super) const BARN_BYTES: usize = 2 << 20;
 const BARN_LEAST: usize = 4;
