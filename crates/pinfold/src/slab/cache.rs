@@ -34,8 +34,10 @@ pub const OBJECT_MOST: usize = 64 << 10;
 /// never used take no memory. Objects of a granule or more have slabs of their own.
 const SMALL_SLAB: usize = 2048;
 const LARGE_SLAB: usize = 4;
-/// The part of a slab that may stay unused, if another length leaves less.
+/// The part of a slab that colors and guard pages may take, before the slab becomes longer.
 const UNUSED_MOST: usize = 16;
+/// Lengths of slabs compare by what they leave unused, in this many steps.
+const UNUSED_STEPS: usize = 64;
 /// Bytes that slabs of a cache begin apart, at least: a cache line.
 const COLOR_STEP: usize = 64;
 /// Colors at most.
@@ -436,12 +438,13 @@ fn granules_for(size: usize, other: usize) -> usize {
         true => 1,
         false => LARGE_SLAB,
     };
-    let leaves_little = |&granules: &usize| {
+    // Sixty-fourths of the slab that stay unused.
+    let unused = |&granules: &usize| {
         let bytes = granules * GRANULE;
-        (bytes - other) % size <= bytes / UNUSED_MOST
+        (bytes - other) % size * UNUSED_STEPS / bytes
     };
-    let mut lengths = least..=2 * least;
-    lengths.find(leaves_little).unwrap_or(least)
+    // The shortest of those that leave least.
+    (least..=2 * least).min_by_key(unused).unwrap_or(least)
 }
 
 /// The cache whose turn it is, of all numbers that were ever used.
