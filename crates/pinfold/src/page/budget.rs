@@ -24,7 +24,8 @@
 //! Without a limit the mark is `usize::MAX`.
 
 use super::held;
-use crate::sys::{self, cgroup};
+use crate::sys;
+use crate::topology::cgroup;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 

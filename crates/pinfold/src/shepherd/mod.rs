@@ -272,7 +272,7 @@ pub fn register(drain: fn(Reach)) -> bool {
     })
 }
 
-/// Ticks if no thread does and [`PASSING`] has passed. Slow paths call it. Costs one read of a
+/// Ticks if no thread does and half a second has passed. Slow paths call it. Costs one read of a
 /// clock that needs no system call, except once in an interval.
 pub fn tick_in_passing() {
     if THREADS.load(Relaxed) != 0 {

@@ -12,7 +12,8 @@
 //! The shepherd sleeps on a futex, so that its owner can stop it, and looks at the file every
 //! [`LOOK`] meanwhile. The kernel too looks that often, and an event stays until it is polled.
 
-use crate::sys::{self, cgroup};
+use crate::sys;
+use crate::topology::cgroup;
 use core::ffi::CStr;
 use core::time::Duration;
 

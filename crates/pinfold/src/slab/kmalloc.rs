@@ -7,7 +7,7 @@
 //! | 1152 … 65536 | an eighth of the power of two below | a ninth |
 //! | 131072 … 524288 | 65536 | a half, above 192 KiB a third and less |
 //!
-//! The table [`OFFSETS`] leads from a size to its class up to [`SMALL_MOST`]; above, the class is
+//! The table `OFFSETS` leads from a size to its class up to [`SMALL_MOST`]; above, the class is
 //! computed. Slabs of the classes above 32 KiB hold few objects or one.
 //!
 //! The cache of class c has number 8 + c, in the page map and in the units, so that neither path looks up

@@ -30,7 +30,7 @@ pub(crate) fn read_in_pieces(path: &CStr, mut each: impl FnMut(&[u8])) -> bool {
 }
 
 /// Reads a short file by one call. Returns how many bytes, or 0 if the file cannot be read.
-pub(super) fn read_once(path: &CStr, to: &mut [u8]) -> usize {
+pub(crate) fn read_once(path: &CStr, to: &mut [u8]) -> usize {
     let mut length = 0;
     read_pieces(path, |fd| {
         length = read_some(fd, to)?;
@@ -40,7 +40,7 @@ pub(super) fn read_once(path: &CStr, to: &mut [u8]) -> usize {
 }
 
 /// Calls `each` for each line of a file that fits into `room`. Longer lines are passed over.
-pub(super) fn for_each_line(path: &CStr, room: &mut [u8], mut each: impl FnMut(&[u8])) {
+pub(crate) fn for_each_line(path: &CStr, room: &mut [u8], mut each: impl FnMut(&[u8])) {
     let mut length = 0;
     read_in_pieces(path, |piece| {
         for &byte in piece {
@@ -133,7 +133,7 @@ pub(crate) fn with_path_below<R>(
 }
 
 /// Returns the number that a text begins with, or 0.
-pub(super) fn number_at_start(text: &[u8]) -> usize {
+pub(crate) fn number_at_start(text: &[u8]) -> usize {
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
     digits.fold(0usize, |sum, digit| {
         sum.saturating_mul(10)

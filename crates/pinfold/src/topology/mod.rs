@@ -3,6 +3,7 @@
 //! Everything is read from files below a root folder, which tests replace; only the affinity mask is a system call, made for
 //! the real root alone. Nothing allocates. A machine without NUMA has one node, 0, with all CPUs.
 
+pub(crate) mod cgroup;
 pub(crate) mod facts;
 mod list;
 mod set;

@@ -3,6 +3,15 @@
 use crate::sys;
 use core::ffi::{c_int, c_void};
 use core::fmt;
+use core::sync::atomic::AtomicU8;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// Whether the unwinder's library is loaded. Relaxed: the word guards no data of this crate, and the
+/// loader has locks of its own.
+static UNWINDER: AtomicU8 = AtomicU8::new(UNKNOWN);
+const UNKNOWN: u8 = 0;
+const LOADING: u8 = 1;
+const LOADED: u8 = 2;
 
 /// Callers that are kept.
 const FRAMES: usize = 16;
@@ -25,7 +34,10 @@ impl Track {
         cpu: 0,
     };
 
-    /// Who is here. Walks the stack by its unwinding tables; takes no lock of this crate and allocates nothing.
+    /// Returns who is here. Walks the stack by its unwinding tables, and takes no lock of this crate.
+    ///
+    /// The first walk may load the unwinder's library, which allocates. Until that walk has ended,
+    /// other calls record no callers: an allocation within it would begin a walk without end.
     #[cold]
     #[inline(never)]
     pub(super) fn here() -> Track {
@@ -41,8 +53,16 @@ impl Track {
             frames: &mut track.frames,
             depth: 0,
         };
+        let first = match UNWINDER.compare_exchange(UNKNOWN, LOADING, Relaxed, Relaxed) {
+            Ok(_) => true,
+            Err(LOADING) => return track,
+            Err(_) => false,
+        };
         // SAFETY: the callback is given the walk, which lives through the call.
         unsafe { _Unwind_Backtrace(step, (&raw mut walk).cast()) };
+        if first {
+            UNWINDER.store(LOADED, Relaxed);
+        }
         track
     }
 

@@ -14,8 +14,8 @@
 //! Nothing here allocates. A thread that allocates may have little stack, so that names and paths
 //! are put together in a static. A name longer than [`NAME`] counts as no limit.
 
-use super::files::{for_each_line, number_at_start, read_once};
 use crate::lock::Lock;
+use crate::sys::{for_each_line, number_at_start, read_once};
 use core::ffi::CStr;
 
 /// The longest name of a cgroup that is followed.

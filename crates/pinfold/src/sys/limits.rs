@@ -1,0 +1,76 @@
+//! What the system allows the process: its resource limits, and the kernel's own settings.
+
+use super::files::{number_at_start, read_file};
+use super::{Once, keep_errno, page_size};
+
+/// What was left below a resource limit on address space, in bytes, when this was called first:
+/// `RLIMIT_AS` less what was in use; `usize::MAX` when there was no limit.
+pub(crate) fn address_space_left() -> usize {
+    static LEFT: Once = Once::new();
+    match LEFT.get_or_read(|| {
+        let limit = resource_limit(libc::RLIMIT_AS);
+        if limit == usize::MAX {
+            return usize::MAX;
+        }
+        limit.saturating_sub(mapped().0)
+    }) {
+        left if left >= Once::UNREAD - 1 => usize::MAX,
+        left => left,
+    }
+}
+
+/// Returns what `resource` is limited to, in bytes; `usize::MAX` if it is not limited.
+pub(crate) fn resource_limit(resource: libc::__rlimit_resource_t) -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is writable.
+    keep_errno(|| unsafe { libc::getrlimit(resource, &raw mut limit) });
+    match limit.rlim_cur {
+        libc::RLIM_INFINITY => usize::MAX,
+        bytes => usize::try_from(bytes).unwrap_or(usize::MAX),
+    }
+}
+
+/// Returns what the process has mapped, in bytes: all of it, as `RLIMIT_AS` counts, and the part
+/// that is private and writable, as `RLIMIT_DATA` counts. Both are 0 if they cannot be read.
+pub(crate) fn mapped() -> (usize, usize) {
+    let mut text = [0u8; 96];
+    let got = read_file(c"/proc/self/statm", &mut text);
+    let field = |nth| {
+        let mut words = text[..got].split(|&byte| byte == b' ');
+        let pages = words.nth(nth).map_or(0, number_at_start);
+        pages.saturating_mul(page_size())
+    };
+    (field(0), field(5))
+}
+
+/// Whether `vm.overcommit_memory` was 2 when this was called first: then every committed page is
+/// charged, touched or not.
+pub(crate) fn commits_strictly() -> bool {
+    static STRICT: Once = Once::new();
+    STRICT.get_or_read(|| {
+        let mut text = [0u8; 8];
+        let got = read_file(c"/proc/sys/vm/overcommit_memory", &mut text);
+        usize::from(got > 0 && text[0] == b'2')
+    }) == 1
+}
+
+/// Returns how many mappings the kernel allows a process: `vm.max_map_count`, or its default where
+/// it cannot be read.
+pub(crate) fn mappings_most() -> usize {
+    let mut text = [0u8; 32];
+    let got = read_file(c"/proc/sys/vm/max_map_count", &mut text);
+    match number_at_start(&text[..got]) {
+        0 => 65530,
+        most => most,
+    }
+}
+
+/// How many bytes the kernel tries to keep free: `vm.min_free_kbytes`; 0 where it does not say.
+pub(crate) fn least_free() -> u64 {
+    let mut text = [0u8; 32];
+    let got = read_file(c"/proc/sys/vm/min_free_kbytes", &mut text);
+    (number_at_start(&text[..got]) as u64).saturating_mul(1024)
+}
