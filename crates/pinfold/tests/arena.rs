@@ -319,3 +319,65 @@ fn regions_leave_others_mappings_alone() {
         unsafe { libc::munmap(at.cast(), 4096) };
     }
 }
+
+#[test]
+fn a_huge_block_leaves_the_arenas_addresses() {
+    if !alone("a_huge_block_leaves_the_arenas_addresses") {
+        return;
+    }
+    for _ in 0..3 {
+        // Nothing is mapped behind the run.
+        let run = take(300);
+        write(run, 300);
+        // SAFETY: the run is ours.
+        let block = unsafe { move_run(run, HUGE) }.unwrap();
+        check(block, run.as_ptr() as usize, 300);
+        assert_ne!(block, run);
+        // The addresses serve again while the block is there.
+        let again = take(300);
+        assert_eq!(again, run);
+        give(again);
+        page::trim();
+        // SAFETY: a huge block of ours.
+        assert!(unsafe { page::free_huge(block.as_ptr()) });
+    }
+}
+
+#[test]
+fn a_clean_run_before_the_unmapped_rest_may_be_long_enough() {
+    if !alone("a_clean_run_before_the_unmapped_rest_may_be_long_enough") {
+        return;
+    }
+    // More runs of the same bin than a search looks at.
+    let runs: Vec<_> = (0..18).map(|_| [take(40), take(1)]).collect();
+    // The last of 43 granules ends at a multiple of 2 MiB, where the mapping ends.
+    while take(1).as_ptr() as usize / GRANULE % 32 != 20 {}
+    let last = take(43);
+    give(last);
+    runs.iter().for_each(|pair| give(pair[0]));
+    page::trim();
+    for _ in 0..4 {
+        take(42);
+    }
+}
+
+#[test]
+fn what_is_free_for_long_goes_back_whoever_calls() {
+    if !alone("what_is_free_for_long_goes_back_whoever_calls") {
+        return;
+    }
+    for before in 0..4 {
+        let runs: Vec<_> = (0..64).map(|_| [take(2), take(9)]).collect();
+        runs.iter().for_each(|pair| give(pair[0]));
+        (0..before).for_each(|_| _ = take(9));
+        let returned = page::returned();
+        for _ in 0..30 {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            for _ in 0..32 {
+                give(take(9));
+            }
+        }
+        let granules = (page::returned() - returned) / GRANULE as u64;
+        assert!(granules >= 100, "{before}: {granules}");
+    }
+}

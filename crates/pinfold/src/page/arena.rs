@@ -18,7 +18,7 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Calls between two reads of the clock.
+/// Runs given back between two reads of the clock.
 const TICK: u32 = 16;
 /// Granules that are mapped at a time: an eighth of what the node has mapped, within these bounds.
 const STEP_LEAST: u32 = (256 << 10) / GRANULE as u32;
@@ -102,7 +102,7 @@ pub(crate) fn alloc_run_on(granules: usize, ask: Ask, entry: u16, whole: bool) -
 fn alloc_at(node: usize, granules: u32) -> Option<Run> {
     let room = numa::has_room(node, granules as usize);
     let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
-    arena.tick(node);
+    arena.take_back(node);
     let mut found = arena.free.take(granules);
     if found.is_none() && !arena.grow(node, granules) {
         // The system has no more: join what is dirty with what is clean.
@@ -160,8 +160,9 @@ pub(super) fn give_back(head: u32, granules: u32) {
         set_aside(address_of(head));
         return;
     };
+    arena.tick();
+    arena.take_back(node);
     arena.take_in(node, head, granules);
-    arena.tick(node);
     let (calls, now) = (arena.calls, arena.now);
     drop(arena);
     if kept::excess() > 0 {
@@ -267,13 +268,12 @@ impl Arena {
         self.free.free(head, granules, State::Dirty, self.now);
     }
 
-    /// Looks at the clock every [`TICK`] calls, and takes back what was set aside.
-    fn tick(&mut self, node: usize) {
+    /// Looks at the clock every [`TICK`] calls.
+    fn tick(&mut self) {
         self.calls = (self.calls + 1) % TICK;
         if self.calls == 0 || self.now == 0 {
             self.now = sys::coarse_milliseconds() as u32;
         }
-        self.take_back(node);
     }
 
     /// Takes back what was set aside of this arena.
@@ -304,7 +304,9 @@ impl Arena {
             let Some(head) = absent.or_else(|| self.add_region(node)) else {
                 return false;
             };
-            let needed = granules - self.free.clean_before(head);
+            // The clean run before it may be long enough: `take` does not look at every run.
+            let before = self.free.clean_before(head);
+            let needed = granules.saturating_sub(before).max(1);
             match self.map_front(node, head, needed) {
                 Mapped::Done => return true,
                 Mapped::NoMemory => return false,

@@ -184,6 +184,12 @@ pub(super) unsafe fn adopt(start: *mut u8, old: usize, size: usize) -> Option<No
     table()?;
     // SAFETY: the caller's promise.
     let block = unsafe { sys::remap(start, old, size) }?;
+    // The kernel lengthens a mapping where it is if nothing is mapped behind it. The addresses
+    // there are the arena's.
+    // SAFETY: the mapping is the caller's, whole.
+    if block.as_ptr() == start && unsafe { sys::remap(start, size, old) }.is_some() {
+        return None;
+    }
     if !enter(block.as_ptr() as usize, size) {
         no_room(block.as_ptr(), size);
     }

@@ -1,6 +1,6 @@
 //! Runs that change: longer or shorter where they are, or elsewhere with their pages.
 
-use super::arena::{Run, alloc_run, arena_of, give_back};
+use super::arena::{Arena, Run, alloc_run, arena_of, give_back};
 use super::window;
 use super::{
     GRANULE, HUGE, LARGE, RUN_MOST, State, address_of, frame, gave_back, huge, index_of_run, kept,
@@ -120,6 +120,7 @@ pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     let node = window::node_of(start.as_ptr() as usize);
     let bytes = old as usize * GRANULE;
     let new = if size >= HUGE {
+        map_behind(node, head + old);
         // SAFETY: the run is the caller's, whole.
         unsafe { huge::adopt(start.as_ptr(), bytes, size) }?
     } else {
@@ -139,22 +140,25 @@ pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     Some(new)
 }
 
-/// A run that is one block, clean, with as much room behind it: what has grown once grows again.
+/// Maps the granules from `index` on if they are absent, so that the kernel does not lengthen the
+/// mapping of the run before them.
+fn map_behind(node: usize, index: u32) {
+    if let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
+        arena.map_front(node, index, 1);
+    }
+}
+
+/// A run that is one block, clean, with as much room behind it if there is such a one: what has
+/// grown once grows again. Makes a region only if no free run is long enough.
 fn alloc_roomy(node: usize, granules: u32) -> Option<NonNull<u8>> {
     let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
     let room = (2 * granules).min(RUN_MOST);
-    let absent = arena.free.find(State::Absent, room);
-    let head = absent.or_else(|| arena.add_region(node))?;
-    let before = arena.free.clean_before(head).min(granules);
-    if before < granules {
-        let Mapped::Done = arena.map_front(node, head, granules - before) else {
-            return None;
-        };
-    }
-    let head = head - before;
-    let Some((State::Clean, _)) = arena.free.run_at(head) else {
-        return None;
-    };
+    let head = clean_run(&mut arena, node, granules, room)
+        .or_else(|| clean_run(&mut arena, node, granules, granules))
+        .or_else(|| {
+            arena.add_region(node)?;
+            clean_run(&mut arena, node, granules, room)
+        })?;
     arena.free.take_front(head, granules);
     // SAFETY: the run is nobody's but ours now.
     let run = unsafe { &mut *frame(head) };
@@ -166,7 +170,22 @@ fn alloc_roomy(node: usize, granules: u32) -> Option<NonNull<u8>> {
     NonNull::new(address_of(head))
 }
 
-/// Gives back a run of which the kernel may have unmapped a part.
+/// A clean run of at least `granules` that has room for `room`: the rest of the room may be absent.
+fn clean_run(arena: &mut Arena, node: usize, granules: u32, room: u32) -> Option<u32> {
+    if let Some(head) = arena.free.find(State::Clean, room) {
+        return Some(head);
+    }
+    let head = arena.free.find(State::Absent, room)?;
+    let before = arena.free.clean_before(head);
+    if before < granules {
+        let Mapped::Done = arena.map_front(node, head, granules - before) else {
+            return None;
+        };
+    }
+    Some(head - before)
+}
+
+/// Gives back a run that the kernel may have unmapped.
 ///
 /// # Safety
 ///
@@ -183,6 +202,10 @@ unsafe fn discard_run(start: NonNull<u8>) {
     if unsafe { sys::try_unmap(start.as_ptr(), size) } {
         gave_back(node, size);
         let_absent(node, head, granules);
+    } else {
+        // The process has too many mappings for one to be split, so that the kernel has not
+        // unmapped the run before either.
+        give_back(head, granules);
     }
 }
 
