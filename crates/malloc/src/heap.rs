@@ -400,7 +400,9 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
     let moved = if let Some(moved) = moved.flatten() {
         moved.as_ptr()
     } else {
-        let fresh = alloc_aligned(size, align);
+        let grows = size > room && room >= GRANULE && size < HUGE && align <= ALIGN;
+        let fresh = if grows { alloc_growing(size) } else { None };
+        let fresh = fresh.unwrap_or_else(|| alloc_aligned(size, align));
         // SAFETY: the caller's promise; the new block is ours.
         unsafe { move_to(fresh, block, room.min(size)) }
     };
@@ -410,6 +412,18 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
         return unsafe { keep(block, size) };
     }
     moved
+}
+
+/// A block for `size` bytes that are likely to become more: a run with room behind it. Not in a
+/// cache that checks its blocks.
+fn alloc_growing(size: usize) -> Option<*mut u8> {
+    if size <= CLASS_MOST && kmalloc::checks(kmalloc::class_of(size)) {
+        return None;
+    }
+    let block = page::alloc_growing_run(size, page::node_here())?.as_ptr();
+    count::allocated_large(size.div_ceil(GRANULE) * GRANULE);
+    count::requested(block, size);
+    Some(block)
 }
 
 /// Moves a block of `room` bytes to one of `size` bytes by moving its pages; `None`, and nothing

@@ -49,7 +49,7 @@ pub use kept::large_in_use;
 pub(crate) use meta::alloc as alloc_meta;
 pub(crate) use numa::{Ask, for_each_item};
 pub use numa::{NUMA_STAT, NumaItem, refresh_room};
-pub use resize::{alloc_aligned_run, move_run, resize_run};
+pub use resize::{alloc_aligned_run, alloc_growing_run, move_run, resize_run};
 pub use stat::NodeStat;
 pub use window::watch_count;
 

@@ -3,9 +3,10 @@
 use super::arena::{Arena, Run, alloc_run, arena_of, give_back};
 use super::window;
 use super::{
-    GRANULE, HUGE, LARGE, RUN_MOST, State, address_of, frame, gave_back, huge, index_of_run, kept,
-    set_entry,
+    GRANULE, HUGE, LARGE, RUN_MOST, State, address_of, budget, frame, gave_back, held, huge,
+    index_of_run, kept, set_entry,
 };
+use crate::lock::Guard;
 use crate::sys::{self, Mapped};
 use core::ptr::NonNull;
 
@@ -124,7 +125,8 @@ pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
         // SAFETY: the run is the caller's, whole.
         unsafe { huge::adopt(start.as_ptr(), bytes, size) }?
     } else {
-        let new = alloc_roomy(node, size.div_ceil(GRANULE) as u32)?;
+        let arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
+        let new = alloc_roomy(arena, node, size.div_ceil(GRANULE) as u32)?;
         // SAFETY: both runs are the caller's, and the new one is longer.
         if !unsafe { sys::move_pages(start.as_ptr(), new.as_ptr(), bytes) } {
             // SAFETY: allocated above.
@@ -148,10 +150,29 @@ fn map_behind(node: usize, index: u32) {
     }
 }
 
-/// A run that is one block, clean, with as much room behind it if there is such a one: what has
-/// grown once grows again. Makes a region only if no free run is long enough.
-fn alloc_roomy(node: usize, granules: u32) -> Option<NonNull<u8>> {
+/// A run for a block of `size` bytes that has grown, and may grow again: one with as much room
+/// behind it, if there is such a one. `None` as for [`alloc_run`](super::alloc_run), and near a
+/// limit on memory.
+pub fn alloc_growing_run(size: usize, node: usize) -> Option<NonNull<u8>> {
+    let granules = u32::try_from(size.div_ceil(GRANULE)).ok()?;
+    if granules > RUN_MOST || budget::near(held() as usize, size) {
+        return None;
+    }
     let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
+    let room = (2 * granules).min(RUN_MOST);
+    match arena.free.find(State::Dirty, room) {
+        Some(head) => hand_out(arena, node, head, granules, false),
+        None => alloc_roomy(arena, node, granules),
+    }
+}
+
+/// A clean run that is one block, with as much room behind it if there is such a one. Makes a region
+/// only if no free run is long enough.
+fn alloc_roomy(
+    mut arena: Guard<'static, Arena>,
+    node: usize,
+    granules: u32,
+) -> Option<NonNull<u8>> {
     let room = (2 * granules).min(RUN_MOST);
     let head = clean_run(&mut arena, node, granules, room)
         .or_else(|| clean_run(&mut arena, node, granules, granules))
@@ -159,11 +180,22 @@ fn alloc_roomy(node: usize, granules: u32) -> Option<NonNull<u8>> {
             arena.add_region(node)?;
             clean_run(&mut arena, node, granules, room)
         })?;
+    hand_out(arena, node, head, granules, true)
+}
+
+/// Makes the first `granules` of a free run a block.
+fn hand_out(
+    mut arena: Guard<'static, Arena>,
+    node: usize,
+    head: u32,
+    granules: u32,
+    clean: bool,
+) -> Option<NonNull<u8>> {
     arena.free.take_front(head, granules);
     // SAFETY: the run is nobody's but ours now.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
-    arena.hand_out(node, granules, true);
+    arena.hand_out(node, granules, clean);
     drop(arena);
     set_entry(head, LARGE);
     kept::large_more(granules as usize);

@@ -298,6 +298,11 @@ pub fn in_use() -> usize {
         .sum()
 }
 
+/// Whether blocks of class `class` are checked: the process was started with debugging or hardening.
+pub fn checks(class: usize) -> bool {
+    by_slot(FIRST_SLOT + class).is_some_and(Cache::checks)
+}
+
 /// The name of the cache that the page map's `entry` stands for.
 pub fn name_of_entry(entry: u16) -> Option<&'static str> {
     by_slot(usize::from(entry)).map(Cache::name)
