@@ -204,6 +204,7 @@ impl Cache {
             None if numbers.next < CACHES_MOST => numbers.next,
             None => return Err(CacheError::TooMany),
         };
+        page::init();
         let cache = Cache::enter(name, layout, slot, options).ok_or(CacheError::NoMemory)?;
         if numbers.freed > 0 {
             numbers.freed -= 1;
@@ -213,9 +214,24 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Makes the cache with the kept number `slot`, if it is not there yet.
-    pub(super) fn create_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
+    /// Makes the first of the caches with kept numbers, if it is not there yet. Waits until a fork
+    /// is over.
+    pub(super) fn create_first(name: &str, size: usize) -> Option<&'static Cache> {
         let _numbers = NUMBERS.lock()?;
+        page::init();
+        Cache::enter_kept(name, size, FIRST_SLOT)
+    }
+
+    /// Makes the cache with the kept number `slot`, if it is not there yet. Returns `None` too while
+    /// another thread forks. The first of these caches is there already.
+    pub(super) fn create_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
+        // An interrupted frame of this thread may hold a lock that the holder of this one waits for.
+        let _numbers = NUMBERS.lock_or_divert(is_lock_held)?;
+        Cache::enter_kept(name, size, slot)
+    }
+
+    /// Makes and enters the cache, if it is not there yet; the caller holds the registry's lock.
+    fn enter_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
         // Blocks of a class are aligned as its size is, and at most as their slab is.
         let align = (1 << size.trailing_zeros()).min(GRANULE);
         let layout = Layout::from_size_align(size, align).ok()?;
