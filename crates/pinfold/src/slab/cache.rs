@@ -165,17 +165,18 @@ static REGISTRY: [AtomicPtr<Cache>; CACHES_MOST] =
 /// One more than the largest number ever used.
 static USED: AtomicUsize = AtomicUsize::new(FIRST_SLOT + 1);
 
-/// Numbers of destroyed caches, to be used again, and the next number never used.
+/// Numbers of destroyed caches, to be used again, and how many numbers behind the kept ones were
+/// ever used. All zero at the start, so that the library's file holds nothing of the table.
 struct Numbers {
     free: [u16; CACHES_MOST],
     freed: usize,
-    next: usize,
+    given: usize,
 }
 
 static NUMBERS: Lock<Numbers> = Lock::new(Numbers {
     free: [0; CACHES_MOST],
     freed: 0,
-    next: FIRST_SLOT + KEPT_SLOTS,
+    given: 0,
 });
 
 /// The cache with number `slot`, if there is one.
@@ -199,9 +200,10 @@ impl Cache {
         }
         fork::register();
         let mut numbers = NUMBERS.lock().ok_or(CacheError::NoMemory)?;
+        let next = FIRST_SLOT + KEPT_SLOTS + numbers.given;
         let slot = match numbers.freed.checked_sub(1) {
             Some(last) => usize::from(numbers.free[last]),
-            None if numbers.next < CACHES_MOST => numbers.next,
+            None if next < CACHES_MOST => next,
             None => return Err(CacheError::TooMany),
         };
         page::init();
@@ -209,7 +211,7 @@ impl Cache {
         if numbers.freed > 0 {
             numbers.freed -= 1;
         } else {
-            numbers.next += 1;
+            numbers.given += 1;
         }
         Ok(cache)
     }
