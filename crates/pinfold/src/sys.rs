@@ -11,6 +11,7 @@ pub(crate) use limits::{
     address_space_left, commits_strictly, least_free, mapped, mappings_most, resource_limit,
 };
 
+use core::mem::MaybeUninit;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicUsize};
@@ -45,9 +46,14 @@ pub(crate) fn page_size() -> usize {
 pub(crate) fn physical_memory() -> usize {
     static BYTES: Once = Once::new();
     BYTES.get_or_read(|| {
-        // SAFETY: no preconditions.
-        let pages = keep_errno(|| unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) });
-        usize::try_from(pages).unwrap_or(0) * page_size()
+        // The C library's `sysconf` makes the same call, but it and its tables lie on pages that
+        // few programs touch.
+        let mut info = MaybeUninit::<libc::sysinfo>::zeroed();
+        // SAFETY: the kernel writes one `sysinfo` there.
+        keep_errno(|| unsafe { libc::syscall(libc::SYS_sysinfo, info.as_mut_ptr()) });
+        // SAFETY: all zeroes are a value of the type, and so is what the kernel writes.
+        let info = unsafe { info.assume_init() };
+        (info.totalram as usize).saturating_mul(info.mem_unit as usize)
     })
 }
 
