@@ -11,7 +11,6 @@ pub(crate) use limits::{
     address_space_left, commits_strictly, least_free, mapped, mappings_most, resource_limit,
 };
 
-use core::mem::MaybeUninit;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicUsize};
@@ -46,13 +45,11 @@ pub(crate) fn page_size() -> usize {
 pub(crate) fn physical_memory() -> usize {
     static BYTES: Once = Once::new();
     BYTES.get_or_read(|| {
-        // The C library's `sysconf` makes the same call, but it and its tables lie on pages that
-        // few programs touch.
-        let mut info = MaybeUninit::<libc::sysinfo>::zeroed();
+        // `sysconf` makes the same call, but lies on pages that few programs touch.
+        // SAFETY: all zeroes are a value of the type.
+        let mut info = unsafe { core::mem::zeroed::<libc::sysinfo>() };
         // SAFETY: the kernel writes one `sysinfo` there.
-        keep_errno(|| unsafe { libc::syscall(libc::SYS_sysinfo, info.as_mut_ptr()) });
-        // SAFETY: all zeroes are a value of the type, and so is what the kernel writes.
-        let info = unsafe { info.assume_init() };
+        keep_errno(|| unsafe { libc::syscall(libc::SYS_sysinfo, &raw mut info) });
         (info.totalram as usize).saturating_mul(info.mem_unit as usize)
     })
 }

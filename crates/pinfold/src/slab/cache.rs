@@ -165,8 +165,8 @@ static REGISTRY: [AtomicPtr<Cache>; CACHES_MOST] =
 /// One more than the largest number ever used.
 static USED: AtomicUsize = AtomicUsize::new(FIRST_SLOT + 1);
 
-/// Numbers of destroyed caches, to be used again, and how many numbers behind the kept ones were
-/// ever used. All zero at the start, so that the library's file holds nothing of the table.
+/// Numbers of destroyed caches, and how many numbers behind the kept ones were ever given. All zero
+/// at the start, so that the library's file holds nothing of the table.
 struct Numbers {
     free: [u16; CACHES_MOST],
     freed: usize,
@@ -216,16 +216,14 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Makes the first of the caches with kept numbers, if it is not there yet. Waits until a fork
-    /// is over.
+    /// Makes the first kept cache, if it is not there yet. Waits until a fork is over.
     pub(super) fn create_first(name: &str, size: usize) -> Option<&'static Cache> {
         let _numbers = NUMBERS.lock()?;
         page::init();
         Cache::enter_kept(name, size, FIRST_SLOT)
     }
 
-    /// Makes the cache with the kept number `slot`, if it is not there yet. Returns `None` too while
-    /// another thread forks. The first of these caches is there already.
+    /// Makes another kept cache, if it is not there yet. `None` too while another thread forks.
     pub(super) fn create_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
         // An interrupted frame of this thread may hold a lock that the holder of this one waits for.
         let _numbers = NUMBERS.lock_or_divert(is_lock_held)?;
