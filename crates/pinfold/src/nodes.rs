@@ -36,9 +36,10 @@ const KNOWN: u32 = 1 << 16;
 static FAKE: AtomicBool = AtomicBool::new(false);
 /// The system's id of each node.
 static IDS: [AtomicUsize; MAX_NODES] = [const { AtomicUsize::new(0) }; MAX_NODES];
-/// The node of each CPU, or [`UNKNOWN`]: a CPU that was offline when the machine was read.
+/// One more than the node of each CPU, or [`UNKNOWN`]: a CPU that was offline when the machine was
+/// read. All zero at the start, so that the library's file holds nothing of the table.
 static OF_CPU: [AtomicU8; MAX_INDEX] = [const { AtomicU8::new(UNKNOWN) }; MAX_INDEX];
-const UNKNOWN: u8 = u8::MAX;
+const UNKNOWN: u8 = 0;
 /// For each node all nodes, the nearest first.
 static BY_DISTANCE: [[AtomicU8; MAX_NODES]; MAX_NODES] =
     [const { [const { AtomicU8::new(0) }; MAX_NODES] }; MAX_NODES];
@@ -63,7 +64,11 @@ pub(crate) trait Known {
 /// With a policy there is a kernel's node, where there are several. A machine that cannot be read has one.
 pub(crate) fn init(known: &impl Known) {
     // Two threads at once find the same machine, but each its own policy: the first one's counts.
-    let real = fake().unwrap_or_else(|| machine(known).unwrap_or(1));
+    let real = fake().unwrap_or_else(|| {
+        // Most machines have one node: one file answers for them.
+        let several = facts::has_several_nodes().then(|| machine(known));
+        several.flatten().unwrap_or(1)
+    });
     let kernels = real > 1 && known.policy();
     let others = real as u32 - 1;
     let numbers = KNOWN | others << REAL_SHIFT | (others + u32::from(kernels));
@@ -81,7 +86,7 @@ fn fake() -> Option<usize> {
     }
     FAKE.store(true, Relaxed);
     for (cpu, node) in OF_CPU.iter().enumerate() {
-        node.store((cpu % nodes) as u8, Relaxed);
+        node.store((cpu % nodes) as u8 + 1, Relaxed);
     }
     for (from, places) in BY_DISTANCE.iter().enumerate().take(nodes) {
         // One ahead, one behind, two ahead, two behind…
@@ -102,10 +107,6 @@ fn fake() -> Option<usize> {
 #[cold]
 #[inline(never)]
 fn machine(known: &impl Known) -> Option<usize> {
-    // Most machines have one node, and every process starts here: one file answers for them.
-    if !facts::has_several_nodes() {
-        return None;
-    }
     let with_memory = facts::nodes_with_memory()?;
     let usable = match known.allowed() {
         Some(allowed) => with_memory.and(&allowed),
@@ -130,7 +131,7 @@ fn machine(known: &impl Known) -> Option<usize> {
             // CPUs of a node without usable memory use the nearest that has some; a node is its own nearest.
             facts::for_each_cpu_of(from, |cpu| {
                 if let Some(node) = OF_CPU.get(cpu) {
-                    node.store(to as u8, Relaxed);
+                    node.store(to as u8 + 1, Relaxed);
                 }
             });
         }
@@ -222,9 +223,9 @@ pub(crate) fn of_this_cpu() -> usize {
         Backend::Rseq(Index::Cid) => unsafe { libc::sched_getcpu() as usize },
         _ => pinfold_rseq::current(),
     };
-    match OF_CPU.get(cpu).map_or(0, |node| node.load(Relaxed)) {
+    match OF_CPU.get(cpu).map_or(1, |node| node.load(Relaxed)) {
         UNKNOWN => ask_for_node(cpu),
-        node => usize::from(node).min(real() - 1),
+        node => usize::from(node - 1).min(real() - 1),
     }
 }
 
@@ -243,7 +244,7 @@ fn ask_for_node(cpu: usize) -> usize {
         && now as usize == cpu
         && let Some(place) = OF_CPU.get(cpu)
     {
-        place.store(node as u8, Relaxed);
+        place.store(node as u8 + 1, Relaxed);
     }
     node
 }

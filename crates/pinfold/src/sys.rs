@@ -45,9 +45,12 @@ pub(crate) fn page_size() -> usize {
 pub(crate) fn physical_memory() -> usize {
     static BYTES: Once = Once::new();
     BYTES.get_or_read(|| {
-        // SAFETY: no preconditions.
-        let pages = keep_errno(|| unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) });
-        usize::try_from(pages).unwrap_or(0) * page_size()
+        // `sysconf` makes the same call, but lies on pages that few programs touch.
+        // SAFETY: all zeroes are a value of the type.
+        let mut info = unsafe { core::mem::zeroed::<libc::sysinfo>() };
+        // SAFETY: the kernel writes one `sysinfo` there.
+        keep_errno(|| unsafe { libc::syscall(libc::SYS_sysinfo, &raw mut info) });
+        (info.totalram as usize).saturating_mul(info.mem_unit as usize)
     })
 }
 

@@ -470,3 +470,10 @@ fn caches_come_and_go_while_somebody_lists_them() {
         stop.store(true, Ordering::Relaxed);
     });
 }
+
+#[test]
+fn the_cache_of_every_size_class_is_listed_also_before_its_first_use() {
+    assert!(kmalloc::init());
+    let classes = caches().filter(|info| info.name().starts_with("kmalloc-"));
+    assert_eq!(classes.count(), kmalloc::CLASSES);
+}

@@ -2,6 +2,7 @@
 //! definition in it or below.
 
 use core::ffi::c_void;
+use libc::{Elf64_Ehdr, Elf64_Phdr};
 use pinfold_names::{for_each_operator, operators};
 
 macro_rules! exported {
@@ -28,16 +29,34 @@ exported! {
 
 /// Opens the operators' fast paths unless the program has replaced `malloc` or an operator.
 pub(crate) fn open_fast_paths() {
-    let here = library_of(open_fast_paths as *const c_void);
-    operators::open_fast_paths(|function| library_of(function) == here);
+    operators::open_fast_paths(lies_here);
 }
 
-/// Where the library or program that `address` lies in is mapped.
-fn library_of(address: *const c_void) -> *mut c_void {
-    // SAFETY: null pointers are an answer, and it is writable.
-    unsafe {
-        let mut answer: libc::Dl_info = core::mem::zeroed();
-        libc::dladdr(address, &raw mut answer);
-        answer.dli_fbase
-    }
+unsafe extern "C" {
+    /// The beginning of this library's file as it is mapped. Each linker defines this hidden name.
+    static __ehdr_start: Elf64_Ehdr;
+}
+
+/// Returns whether this library's code contains `address`.
+///
+/// Reads the library's own program headers: `dladdr` would search the symbol table of the library
+/// at `address`, on pages that a small program never touches.
+fn lies_here(address: *const c_void) -> bool {
+    // SAFETY: the loader mapped the header and the program headers behind it, which stay mapped and
+    // do not change.
+    let (base, segments) = unsafe {
+        let header = &raw const __ehdr_start;
+        let first = header
+            .byte_add((*header).e_phoff as usize)
+            .cast::<Elf64_Phdr>();
+        let count = usize::from((*header).e_phnum);
+        (header.addr(), core::slice::from_raw_parts(first, count))
+    };
+    let mut code = segments
+        .iter()
+        .filter(|segment| segment.p_type == libc::PT_LOAD && segment.p_flags & libc::PF_X != 0);
+    code.any(|segment| {
+        let from = base + segment.p_vaddr as usize;
+        (from..from + segment.p_memsz as usize).contains(&address.addr())
+    })
 }

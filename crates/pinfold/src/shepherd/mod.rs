@@ -280,8 +280,9 @@ pub fn tick_in_passing() {
     }
     let (now, last) = (sys::coarse_milliseconds(), LAST.load(Relaxed));
     let due = now.wrapping_sub(last) >= PASSING.as_millis() as u64;
-    // One of the threads that find a tick due makes it.
-    if due && LAST.compare_exchange(last, now, Release, Relaxed).is_ok() {
+    // One of the threads that find a tick due makes it. The first call only notes the time: the
+    // process has begun just now, and nothing has stood idle.
+    if due && LAST.compare_exchange(last, now, Release, Relaxed).is_ok() && last != 0 {
         tick(&|_| true, Reach::ThisCpu);
     }
 }

@@ -165,17 +165,18 @@ static REGISTRY: [AtomicPtr<Cache>; CACHES_MOST] =
 /// One more than the largest number ever used.
 static USED: AtomicUsize = AtomicUsize::new(FIRST_SLOT + 1);
 
-/// Numbers of destroyed caches, to be used again, and the next number never used.
+/// Numbers of destroyed caches, and how many numbers behind the kept ones were ever given. All zero
+/// at the start, so that the library's file holds nothing of the table.
 struct Numbers {
     free: [u16; CACHES_MOST],
     freed: usize,
-    next: usize,
+    given: usize,
 }
 
 static NUMBERS: Lock<Numbers> = Lock::new(Numbers {
     free: [0; CACHES_MOST],
     freed: 0,
-    next: FIRST_SLOT + KEPT_SLOTS,
+    given: 0,
 });
 
 /// The cache with number `slot`, if there is one.
@@ -199,23 +200,38 @@ impl Cache {
         }
         fork::register();
         let mut numbers = NUMBERS.lock().ok_or(CacheError::NoMemory)?;
+        let next = FIRST_SLOT + KEPT_SLOTS + numbers.given;
         let slot = match numbers.freed.checked_sub(1) {
             Some(last) => usize::from(numbers.free[last]),
-            None if numbers.next < CACHES_MOST => numbers.next,
+            None if next < CACHES_MOST => next,
             None => return Err(CacheError::TooMany),
         };
+        page::init();
         let cache = Cache::enter(name, layout, slot, options).ok_or(CacheError::NoMemory)?;
         if numbers.freed > 0 {
             numbers.freed -= 1;
         } else {
-            numbers.next += 1;
+            numbers.given += 1;
         }
         Ok(cache)
     }
 
-    /// Makes the cache with the kept number `slot`, if it is not there yet.
-    pub(super) fn create_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
+    /// Makes the first kept cache, if it is not there yet. Waits until a fork is over.
+    pub(super) fn create_first(name: &str, size: usize) -> Option<&'static Cache> {
         let _numbers = NUMBERS.lock()?;
+        page::init();
+        Cache::enter_kept(name, size, FIRST_SLOT)
+    }
+
+    /// Makes another kept cache, if it is not there yet. `None` too while another thread forks.
+    pub(super) fn create_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
+        // An interrupted frame of this thread may hold a lock that the holder of this one waits for.
+        let _numbers = NUMBERS.lock_or_divert(is_lock_held)?;
+        Cache::enter_kept(name, size, slot)
+    }
+
+    /// Makes and enters the cache, if it is not there yet; the caller holds the registry's lock.
+    fn enter_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
         // Blocks of a class are aligned as its size is, and at most as their slab is.
         let align = (1 << size.trailing_zeros()).min(GRANULE);
         let layout = Layout::from_size_align(size, align).ok()?;

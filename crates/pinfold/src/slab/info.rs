@@ -18,7 +18,7 @@
 use super::cache::{self, Cache};
 use super::percpu::{DEFERRED, HELD, SPARE, UNITS};
 use super::sheaf::objects_in_word;
-use super::{DebugFlags, KmemCache, idle};
+use super::{DebugFlags, KmemCache, idle, kmalloc};
 use crate::page::GRANULE;
 use crate::segment::{EVENTS, SlabEvent};
 use crate::sys;
@@ -134,6 +134,7 @@ pub struct Info {
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 pub fn caches() -> impl Iterator<Item = Info> {
+    kmalloc::make_all();
     cache::all().map(|cache| Info { cache })
 }
 

@@ -116,19 +116,53 @@ pub fn class_of_entry(entry: u16) -> Option<usize> {
     (class < CLASSES).then_some(class)
 }
 
-/// Makes the caches. Idempotent; false when there is no memory.
+/// Learns of the machine, and makes the first class's cache. Returns false if there is no memory.
+/// Later calls cost a load.
+///
+/// The other classes' caches are made when they are first used: a small program uses few of them,
+/// and each touches about 900 bytes.
 pub fn init() -> bool {
-    (0..CLASSES).all(|class| {
-        let mut name = *b"kmalloc-000000";
-        let end = name.len() - usize::from(SIZES[class] < 100_000);
-        let mut rest = SIZES[class];
-        for digit in name[8..end].iter_mut().rev() {
-            *digit = b'0' + (rest % 10) as u8;
-            rest /= 10;
-        }
-        let name = core::str::from_utf8(&name[..end]).unwrap_or("kmalloc");
-        Cache::create_kept(name, SIZES[class], FIRST_SLOT + class).is_some()
+    by_slot(FIRST_SLOT)
+        .or_else(|| with_name(0, |name| Cache::create_first(name, SIZES[0])))
+        .is_some()
+}
+
+/// Makes the caches of all classes, for a caller that lists them. Does nothing before [`init`].
+pub(super) fn make_all() {
+    (0..CLASSES).for_each(|class| {
+        cache_of(FIRST_SLOT + class);
+    });
+}
+
+/// Returns the cache of the class with number `slot`, and makes it if it is not there yet. Returns
+/// `None` before [`init`], if there is no memory, while another thread forks, and in a signal
+/// handler that interrupted the allocator.
+#[inline]
+fn cache_of(slot: usize) -> Option<&'static Cache> {
+    by_slot(slot).or_else(|| {
+        by_slot(FIRST_SLOT)?;
+        create(slot - FIRST_SLOT)
     })
+}
+
+#[cold]
+#[inline(never)]
+fn create(class: usize) -> Option<&'static Cache> {
+    with_name(class, |name| {
+        Cache::create_kept(name, SIZES[class], FIRST_SLOT + class)
+    })
+}
+
+/// Calls `f` with the name of the class's cache.
+fn with_name<R>(class: usize, f: impl FnOnce(&str) -> R) -> R {
+    let mut name = *b"kmalloc-000000";
+    let end = name.len() - usize::from(SIZES[class] < 100_000);
+    let mut rest = SIZES[class];
+    for digit in name[8..end].iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    f(core::str::from_utf8(&name[..end]).unwrap_or("kmalloc"))
 }
 
 /// Words that only [`alloc_fast`]'s and [`free_fast`]'s caller uses, in the cache line that these
@@ -210,7 +244,7 @@ fn alloc_from(class: usize, size: usize) -> (*mut u8, bool) {
 #[cold]
 #[inline(never)]
 extern "C" fn alloc_slow(offset: usize, size: usize) -> *mut u8 {
-    by_slot(offset / 8).map_or(core::ptr::null_mut(), |cache| match cache.plan() {
+    cache_of(offset / 8).map_or(core::ptr::null_mut(), |cache| match cache.plan() {
         Some(plan) => cache.alloc_debugged_here(plan, size),
         None => cache.alloc_slow(),
     })
@@ -271,10 +305,10 @@ pub fn nodes() -> usize {
     by_slot(FIRST_SLOT).map_or(0, |cache| cache.nodes().len())
 }
 
-/// Fills in a class's row of the statistics segment, and has the class's slow paths count in
+/// Makes the class's cache, fills in its row of the statistics segment, and has the class's slow paths count in
 /// `events`, the words of each node, from now on. Moves there what they counted before.
 pub fn describe(class: usize, row: &ClassRow, events: &'static [NodeEvents]) {
-    if let Some(cache) = by_slot(FIRST_SLOT + class) {
+    if let Some(cache) = cache_of(FIRST_SLOT + class) {
         row.size.store(cache.size as u32, Relaxed);
         row.sheaf_capacity.store(cache.capacity() as u32, Relaxed);
         for (node, words) in cache.nodes().iter().zip(events) {

@@ -104,7 +104,6 @@ impl Node {
 
     /// One for each node of the machine.
     pub(super) fn make_all() -> Option<&'static [Node]> {
-        page::init();
         let count = crate::nodes::count();
         let nodes = page::alloc_meta(Layout::array::<Node>(count).ok()?)?.cast::<Node>();
         let events = page::alloc_meta(Layout::array::<NodeEvents>(count).ok()?)?;

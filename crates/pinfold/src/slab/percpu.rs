@@ -116,13 +116,13 @@ pub(super) fn tick() {
         calls.store(now.wrapping_add(1), Relaxed);
         now
     };
-    if calls.is_multiple_of(TICK) {
-        shepherd::tick_in_passing();
-        idle::take_idle_here();
+    // Not the first call: in a process that has just begun, nothing has stood idle.
+    if calls % TICK != TICK - 1 {
+        return;
     }
-    if calls.is_multiple_of(TICK)
-        && let Some(cache) = cache::in_turn(calls / TICK)
-    {
+    shepherd::tick_in_passing();
+    idle::take_idle_here();
+    if let Some(cache) = cache::in_turn(calls / TICK) {
         let now = sys::coarse_milliseconds() as u32;
         cache
             .nodes()
