@@ -128,6 +128,14 @@ pub(crate) unsafe fn map_at(at: *mut u8, size: usize) -> Mapped {
     })
 }
 
+/// Returns where the kernel has room for `size` bytes, at which nothing is mapped now.
+pub(crate) fn unmapped_addresses(size: usize) -> Option<usize> {
+    let at = map(size, libc::PROT_NONE, libc::MAP_NORESERVE)?;
+    // SAFETY: mapped just now, and nobody's.
+    unsafe { unmap(at.as_ptr(), size) };
+    Some(at.as_ptr() as usize)
+}
+
 /// An address in the first thread's stack.
 pub(crate) fn stack_address() -> usize {
     // The kernel puts these bytes there.

@@ -132,26 +132,34 @@ fn map_entries(regions: &mut Regions, count: usize) -> bool {
     true
 }
 
-/// Chooses where the window is, at random within a sixteenth of the address space, or a smaller
-/// part of it if that cannot be mapped: tools that emulate have less.
+/// Chooses where the window is: at random within a sixteenth of the address space, in a smaller part
+/// of it if that cannot be mapped, else where the kernel has room. Tools that emulate have fewer
+/// addresses, and sanitizers use most of the low ones.
 fn choose_window(regions: &mut Regions) -> bool {
     // The stack lies in the upper half of what addresses can be.
     let part = (sys::stack_address() + 1).next_power_of_two() / 16;
-    for shift in 0..5 {
+    let random = (0..5).map(|shift| {
         let part = part >> shift;
-        let size = (part / 2).min(WINDOW_MOST);
-        let start = (part + sys::random() as usize % (part / 2)) & !(REGION - 1);
+        let start = part + sys::random() as usize % (part / 2);
+        (start & !(REGION - 1), (part / 2).min(WINDOW_MOST))
+    });
+    let kernels = (0..5).filter_map(|shift| {
+        let size = WINDOW_MOST >> (2 * shift);
+        let start = sys::unmapped_addresses(size)?;
+        Some((start.next_multiple_of(REGION), size - REGION))
+    });
+    random.chain(kernels).any(|(start, size)| {
         if size <= (MAP_REGIONS + 1) * REGION {
             return false;
         }
         MAP.window.store(start, Relaxed);
         (regions.size, regions.mapped) = (size, 0);
-        if map_entries(regions, 1) {
+        let mapped = map_entries(regions, 1);
+        if mapped {
             regions.next = MAP_REGIONS;
-            return true;
         }
-    }
-    false
+        mapped
+    })
 }
 
 /// The node whose region `address`, which lies in a region, belongs to.
