@@ -298,11 +298,9 @@ fn huge_pages(root: &Path) -> Check {
         .to_owned();
     let follows = match chosen.as_str() {
         "always" => {
-            "memory comes in pages of 2 MiB where it can; resident memory may be larger than asked for"
+            "what is needed beyond 64 MiB comes in pages of 2 MiB (see PINFOLD_THP), and so do blocks from 32 MiB on"
         }
-        "madvise" => {
-            "a size class that takes more than 2 MiB gets pages of 2 MiB; small programs stay small"
-        }
+        "madvise" => "what is needed beyond 64 MiB comes in pages of 2 MiB (see PINFOLD_THP)",
         _ => "memory comes in ordinary pages",
     };
     let offered = matches!(chosen.as_str(), "always" | "madvise");
@@ -320,12 +318,12 @@ fn overcommit(root: &Path) -> Check {
         "2" => (
             false,
             "vm.overcommit_memory is 2: what is committed is charged".to_owned(),
-            "the arena commits little at a time and has no stripes; freeing looks classes up",
+            "memory is mapped in steps of 256 KiB to 2 MiB, so that little is charged before it is used",
         ),
         "0" | "1" => (
             true,
-            format!("vm.overcommit_memory is {mode}: reserving costs nothing"),
-            "the arena reserves all the addresses it could need, at once",
+            format!("vm.overcommit_memory is {mode}: memory that is not touched costs nothing"),
+            "memory is mapped in steps of 256 KiB to 2 MiB, as it is needed",
         ),
         "" => (
             true,
@@ -351,9 +349,9 @@ fn address_space(root: &Path) -> Check {
         .unwrap_or("unlimited");
     let free = soft == "unlimited";
     let follows = if free {
-        "nothing limits the arena"
+        "nothing limits the addresses that memory may take"
     } else {
-        "the arena reserves three quarters of it and has no stripes"
+        "free memory goes back near the limit; beyond it, allocations fail"
     };
     check(
         "address space",
@@ -384,14 +382,14 @@ fn memory_limit(root: &Path) -> Check {
             "memory limit",
             true,
             "none",
-            "free memory is kept up to an eighth of what is in use, and at least 16 MiB",
+            "free memory is kept up to an eighth of what is in use, or 16 MiB if that is more",
         );
     }
     check(
         "memory limit",
         false,
         found.join("; "),
-        "free memory is kept up to a sixteenth of the tightest, and goes back near it",
+        "free memory is kept up to a sixteenth of the tightest limit, and goes back near that limit",
     )
 }
 

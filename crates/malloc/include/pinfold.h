@@ -6,8 +6,9 @@
  * still define some of these itself: the others call the program's, as C and C++ say. (libpinfold.a leaves the nothrow forms
  * of operator new to the C++ runtime, which calls the plain ones.)
  *
- * Functions that fail return NULL and set errno: ENOMEM for want of memory and for sizes that overflow, EINVAL for bad
- * alignments. Functions that succeed leave errno alone. All may be called from any thread, and from signal handlers.
+ * Functions that fail return NULL and set errno: ENOMEM if there is no memory or a size overflows, EINVAL if an alignment is
+ * invalid. Before ENOMEM, everything free that the thread can reach serves, whatever size it was freed in. Functions that
+ * succeed leave errno alone. All may be called from any thread, and from signal handlers.
  */
 #ifndef PINFOLD_H
 #define PINFOLD_H
@@ -31,8 +32,8 @@ void pinfold_free(void *block);
 /* `count` objects of `size` bytes, zeroed. */
 void *pinfold_calloc(size_t count, size_t size);
 
-/* Grows or shrinks a block. NULL makes a new one; a size of 0 frees it and returns NULL. Shrinking never fails: when there is
- * no smaller block, the old one stays. */
+/* Grows or shrinks a block. NULL makes a new block; a size of 0 frees the block and returns NULL. Shrinking never fails: if
+ * there is no smaller block, the old one stays. A block of 2 MiB or more grows where it is, or by moving its pages. */
 void *pinfold_realloc(void *block, size_t size);
 
 /* As pinfold_realloc for `count` objects of `size` bytes, failing when that overflows. */
@@ -58,14 +59,15 @@ void *pinfold_pvalloc(size_t size);
 /* Bytes that may be used of a block, at least what was asked for; 0 for NULL. */
 size_t pinfold_malloc_usable_size(void *block);
 
-/* Gives all free memory back to the system, what CPUs have cached included; 1 when there was any. Interrupts the CPUs
- * that run threads of this process, once. `pad` is ignored. */
+/* Gives all free memory back to the system, with what CPUs have cached. Returns 1 if there was any. Interrupts the CPUs that
+ * run threads of this process, once. `pad` is ignored. */
 int pinfold_malloc_trim(size_t pad);
 
-/* Sets the soft limit on the memory that Pinfold holds, in bytes; 0 removes it. Replaces the value of PINFOLD_MEMORY_LIMIT.
- * Near the limit, free memory goes back, and free memory of all sizes serves before the held memory grows. An allocation that
- * cannot be served otherwise passes the limit: none fails because of it. The program's own mappings, stacks and code do not
- * count. Never fails; costs a few stores. Takes effect when memory is next allocated or freed in a slow path. */
+/* Sets the soft limit on the memory that Pinfold holds, in bytes; 0 removes the limit. Replaces the value of
+ * PINFOLD_MEMORY_LIMIT. Near the limit, free memory of all sizes serves before the held memory grows, and less free memory is
+ * kept. No allocation fails because of the limit: one that cannot be served otherwise passes it. The program's own mappings,
+ * stacks and code do not count. Never fails. Costs a few stores. The limit takes effect when memory is next allocated or freed
+ * in a slow path. docs/tuning.md has more. */
 void pinfold_memory_set_limit(size_t bytes);
 
 /* The soft limit on the memory that Pinfold holds, in bytes; 0 if there is none. */

@@ -35,7 +35,7 @@ fn get_ready() {
         return;
     }
     let counting = count::start();
-    // A first block makes the reservation.
+    // A first block makes the first region.
     let block = kmalloc::alloc(1);
     if block.is_null() {
         STAGE.store(NOT_YET, Release);

@@ -13,10 +13,11 @@
 //! 1. `heap::alloc` finds the size's class, and pops a block off the current CPU's sheaf
 //!    ([`pinfold::slab::kmalloc`]): one critical section.
 //! 2. When the sheaf is empty, the slab layer brings the next one.
-//! 3. Above 512 KiB a block is a run of the arena ([`pinfold::page`]), from 2 MiB on a mapping of its own.
+//! 3. Above 512 KiB a block is a run of the arena ([`pinfold::page`]), from 32 MiB on a mapping of
+//!    its own.
 //!
-//! `heap::free` takes the class from the block's address, or asks the page map, and pushes the
-//! block onto the sheaf of its class.
+//! `heap::free` reads the block's class from the page map, and pushes the block onto the sheaf of
+//! its class.
 //!
 //! The C family has prefixed names here, so that a Rust program's C parts keep the system's allocator. `pinfold-preload`, which
 //! becomes `libpinfold.so`, gives it its own names.

@@ -34,11 +34,11 @@ pub struct Args {
     #[arg(long)]
     stats: bool,
 
-    /// Give the library's background thread, the shepherd, its time: auto, on, off, or milliseconds between its looks
+    /// Say when the library has a thread that gives idle memory back: auto, on, off, or milliseconds between its looks
     ///
-    /// The shepherd has caches that stand idle give back what they hold. `auto`, the default, starts it once the program has
-    /// made a thread itself; `on` (also by `--shepherd` alone) and a number at the program's start; `off` never, then the
-    /// program's own calls do its work in passing.
+    /// `auto`, the default, has the thread run while the program has two threads or more. `on` (also by `--shepherd` alone) and
+    /// a number start it with the program; it then serves all CPUs, and gives everything free back under memory pressure.
+    /// `off` forbids it: the program's own calls give idle memory back. docs/tuning.md has more.
     #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "on", value_parser = shepherd)]
     shepherd: Option<String>,
 

@@ -25,7 +25,7 @@
 //! 6. a cache's node
 //! 7. the sheaf pool
 //! 8. the lock under which the page layer gets ready
-//! 9. a node's arena, then its chunks
+//! 9. a node's arena, then the regions
 //! 10. the metadata
 //! 11. the shared policies
 //!

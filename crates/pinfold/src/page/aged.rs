@@ -1,4 +1,5 @@
-//! Giving free memory back to the system: what has been free for long, and all of it on request.
+//! Gives free memory back to the system: runs that have been free for long, and all of it on
+//! request.
 
 use super::arena::{arena_of, purge, unmap_clean};
 use super::{is_lock_held, returned};

@@ -1,8 +1,20 @@
 //! The arena of each node: runs of granules, taken from its free runs and given back to them.
 //!
-//! A free run is dirty, clean or absent ([`State`]). The arena takes the shortest run that fits, a
-//! dirty one first, of several the one at the lowest address. With no dirty or clean run that fits
-//! it maps a part of an absent one, and with none of these it makes a region.
+//! A free run is dirty, clean or absent ([`State`]). To serve a caller, the arena takes the first
+//! of these:
+//!
+//! 1. a dirty run, which costs no page faults;
+//! 2. a clean run;
+//! 3. the beginning of an absent run, which it maps (`map_front`);
+//! 4. the beginning of a new region;
+//! 5. if the system has no more memory: a clean run that arose when all dirty runs were purged.
+//!
+//! Of the runs of one state, the arena takes a short one that fits, and of runs of that length the
+//! one at the lowest address ([`bins`](super::bins)). So high addresses fall free.
+//!
+//! The lock of the node's arena protects its free runs and their frames. No system call that gives
+//! memory back is made under the lock, except to unmap ([`unmap_clean`]): the run is out of the
+//! free runs meanwhile.
 
 use super::aged::purge_aged;
 use super::free_runs::FreeRuns;
@@ -130,7 +142,8 @@ fn alloc_at(node: usize, granules: u32) -> Option<Run> {
     })
 }
 
-/// Gives a run back; it may be given out again at once, and its memory goes back to the system later.
+/// Gives a run back; it may be given out again at once, and its memory goes back to the system
+/// later.
 ///
 /// Takes the arena's lock; now and then it purges, which is a system call per run.
 ///

@@ -1,6 +1,8 @@
-//! Free runs by length: a pairing heap for each length or range of lengths, ordered by address.
+//! The free runs of one state, by length and address.
 //!
-//! The links are in the runs' first frames. The lock of the node's arena protects heaps and frames.
+//! A bin holds the runs of one length, or of a range of lengths from 32 granules on. Each bin is a
+//! pairing heap ordered by address, so that its root is the run at the lowest address. The links of
+//! the heaps are in the runs' first frames. The lock of the node's arena protects heaps and frames.
 
 use super::frame;
 
@@ -82,8 +84,9 @@ impl Bins {
         }
     }
 
-    /// The lowest run of the shortest bin that has one of at least `granules`. A few loads. Of a
-    /// shared bin, not every run is looked at.
+    /// Returns a run of at least `granules`: of the bin for this length, or else the lowest run of
+    /// the next bin that has any. In a bin of several lengths, looks at [`LOOK_AT`] runs at most.
+    /// Costs a few loads.
     ///
     /// # Safety
     ///

@@ -2,24 +2,28 @@
 //!
 //! # What is kept
 //!
-//! Free memory that stays with the process makes the next allocation cheap, and is lost to everyone
-//! else. [`kept_most`] bounds it by a share of what is in use, and by the tightest limit.
+//! Free memory that stays with the process makes the next allocation cheap, and is lost to other
+//! processes. [`kept_most`] bounds it by a share of what is in use, and by the tightest limit.
 //!
 //! # Limits
 //!
 //! | limit | from | read |
 //! |---|---|---|
-//! | hard | the cgroup's memory limits, `RLIMIT_DATA`, `RLIMIT_AS` | at start, and by a shepherd that was asked for |
+//! | hard | the cgroup's memory limits, `RLIMIT_DATA`, `RLIMIT_AS` | at start, and by some shepherds |
 //! | soft | [`VARIABLE`], [`set_memory_limit`] | at start; whenever it is set |
 //!
-//! Passing a hard limit ends the process, or fails an allocation, also while free memory lies
-//! elsewhere in the process. So near the tightest limit, free memory has to serve first:
+//! A shepherd that the program or its user asked for reads the hard limits again.
 //!
-//! 1. Whoever would make the held memory grow asks [`near`]. Beyond the *mark*, an eighth below the
-//!    limit, `near` says yes, and the growth is refused.
-//! 2. The slow path that finds its allocation refused gives back what is free (`slab::or_reclaim`),
-//!    and moves the mark to some way above what is held then ([`reclaimed`]).
-//! 3. It tries once more, with growth [lifted](lift): no allocation fails because of a mark.
+//! A process that passes a hard limit is killed, or its allocation fails, even if the process has
+//! free memory of another size. So near the tightest limit, free memory has to serve first:
+//!
+//! 1. A thread that would make the held memory grow asks [`near`]. Up to the *mark*, an eighth
+//!    below the limit, the memory may grow. Beyond the mark, `near` refuses the growth.
+//! 2. The slow path that finds its allocation refused gives back what is free (`slab::or_reclaim`).
+//!    This moves the mark: to a thirty-second part of the limit, and at least 2 MiB, above what is
+//!    held then, if that is higher ([`reclaimed`]).
+//! 3. The slow path tries once more, and its growth passes the mark ([`lift`]): no allocation fails
+//!    because of a mark.
 //!
 //! Without a limit the mark is `usize::MAX`.
 
@@ -203,8 +207,8 @@ pub fn cgroup_limit(root: &[u8]) -> Option<usize> {
     cgroup::memory_limit(root).filter(|&bytes| bytes != NONE)
 }
 
-/// Returns how many bytes may be kept beyond `in_use` bytes: an eighth of them, at least 16 MiB, but
-/// at most a sixteenth of the tightest limit, and what that limit leaves. A limit that leaves
+/// Returns how many bytes may be kept beyond `in_use` bytes: an eighth of them, at least 16 MiB,
+/// but at most a sixteenth of the tightest limit, and what that limit leaves. A limit that leaves
 /// nothing still allows 1 MiB, because held memory also counts what was never touched. One load.
 pub(crate) fn kept_most(in_use: usize) -> usize {
     kept_below(TIGHTEST.load(Relaxed), in_use)

@@ -2,11 +2,22 @@
 //!
 //! # The table
 //!
-//! Buckets of 64 places. A block belongs to the bucket that bits 21 and up of its address name; when that is full it
-//! goes to the next one, and `passed` of every bucket it went by is one higher. A search therefore ends at a bucket with
-//! `passed` 0. Nothing takes a lock: a place is claimed by exchanging its address 0 for [`CLAIMED`], filled in, and
-//! published by storing the address. Only the owner of a block looks it up, resizes or frees it, so that nobody else
-//! changes a published place.
+//! A signal handler may free a huge block while it interrupts a thread that allocates one. So the
+//! table takes no lock.
+//!
+//! The table has [`BUCKETS`] buckets of [`PLACES`] places. Bits 21 and up of a block's address name
+//! the block's bucket. If that bucket is full, the block goes to the next bucket with room, and
+//! `passed` of each bucket that it went by is one higher. So a search ends at a bucket with
+//! `passed` 0.
+//!
+//! A thread enters a block in three steps:
+//!
+//! 1. It claims a place: it exchanges the place's address 0 for [`CLAIMED`].
+//! 2. It writes the size.
+//! 3. It publishes the place: it stores the address.
+//!
+//! Only the owner of a block looks the block up, resizes it or frees it. So no other thread changes
+//! a published place.
 
 use super::{PAGE_STAT, PageItem, gave_back, took};
 use crate::sys;
@@ -125,8 +136,8 @@ fn mapped(more: usize, less: usize) {
     }
 }
 
-/// A zeroed block of at least `size` bytes at a multiple of `align`, a power of two. A system call or three; no lock,
-/// so that signal handlers may call it at any point.
+/// A zeroed block of at least `size` bytes at a multiple of `align`, a power of two. A system call
+/// or three; no lock, so that signal handlers may call it at any point.
 pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
     let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
     if size > isize::MAX as usize || align > isize::MAX as usize {
@@ -205,8 +216,8 @@ fn no_room(block: *mut u8, size: usize) -> ! {
     ))
 }
 
-/// Grows or shrinks the block at `address` to at least `size` bytes, by moving pages, not bytes; `None`, and the block as
-/// it was, when that cannot be.
+/// Grows or shrinks the block at `address` to at least `size` bytes, by moving pages, not bytes;
+/// `None`, and the block as it was, when that cannot be.
 ///
 /// # Safety
 ///
@@ -222,7 +233,8 @@ pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
         mapped(0, old - size);
         return NonNull::new(address);
     }
-    // Out of the table first: once the kernel has moved the pages, another block may get the address.
+    // Out of the table first: once the kernel has moved the pages, another block may get the
+    // address.
     leave(address as usize)?;
     // SAFETY: the mapping is the caller's, whole.
     let moved = unsafe { sys::remap(address, old, size) };

@@ -1,4 +1,9 @@
-//! Whether memory is asked to be in huge pages.
+//! Which memory the arenas ask the kernel to back with huge pages.
+//!
+//! A huge page takes 2 MiB as soon as one byte of it is written. In a small program that is most of
+//! its memory. In a large one it saves page faults and misses of the processor's address caches. So
+//! by default an arena asks for ordinary pages first, and for huge pages when it has grown. It asks
+//! for one or the other each time it maps a step, so that the system's default does not matter.
 
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
@@ -7,7 +12,7 @@ use core::sync::atomic::Ordering::Relaxed;
 pub const HUGE_PAGES_VARIABLE: &str = "PINFOLD_THP";
 
 /// Granules that a node has mapped before its further memory gets huge pages: 64 MiB. A small
-/// program stays small, also where the system gives huge pages to everybody.
+/// program stays small, also where the system gives huge pages to all memory.
 const HUGE_FROM: u32 = 1024;
 
 /// When the arenas ask for huge pages.
@@ -36,12 +41,12 @@ impl HugePages {
 
 static MODE: AtomicU8 = AtomicU8::new(HugePages::Auto as u8);
 
-/// Says when the arenas ask for huge pages, for memory that they map from now on; replaces the value
-/// of `PINFOLD_THP`.
+/// Sets when the arenas ask for huge pages, for memory that they map from now on. Replaces the
+/// value of `PINFOLD_THP`.
 ///
-/// The kernel gives huge pages to who asks, unless `/sys/kernel/mm/transparent_hugepage/enabled` is
-/// `never`. Blocks that are mappings of their own, from [`HUGE`](super::HUGE) bytes on, are left to
-/// the system's setting.
+/// The kernel gives the huge pages that it is asked for, unless
+/// `/sys/kernel/mm/transparent_hugepage/enabled` is `never`. Blocks that are mappings of their own,
+/// from [`HUGE`](super::HUGE) bytes on, are left to the system's setting.
 ///
 /// ```
 /// use pinfold::page::{HugePages, set_huge_pages};

@@ -1,11 +1,15 @@
-//! How much of the memory that the arenas hold is in use, and how much is kept beyond that.
+//! How much of the arenas' memory is in use, and how much of it is dirty.
+//!
+//! Dirty memory is what the process keeps beyond its use. [`excess`] compares it with what
+//! [`budget`](super::budget) allows. Runs of slabs count as in use, whatever is free in them.
 
 use super::{GRANULE, budget, huge_total};
 use crate::nodes::{self, MAX_NODES};
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// A node's figures, in granules. The holder of its arena's lock writes them, all read them.
+/// A node's figures, in granules. The holder of the arena's lock writes them; any thread reads
+/// them.
 #[repr(align(64))]
 struct Figures {
     /// In runs that are in use.

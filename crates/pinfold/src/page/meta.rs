@@ -1,4 +1,6 @@
-//! Memory for the allocator's own structures: descriptors, units, sheaves. Never given back, zeroed, packed.
+//! Memory for the allocator's own structures: descriptors, units, sheaves.
+//!
+//! It is zeroed, and never goes back to the system. Small structures share a chunk of 256 KiB.
 
 use crate::lock::Lock;
 use crate::sys;

@@ -2,25 +2,31 @@
 //!
 //! # Vocabulary
 //!
-//! * **granule**: 64 KiB, what the arenas deal in. A **run** is several in a row, up to almost a
-//!   region.
-//! * **region**: 64 MiB of addresses of one node. It begins with the records of its granules. The
-//!   rest is mapped in steps, as it is handed out.
+//! * **granule**: 64 KiB. Arenas hand out whole granules.
+//! * **run**: one granule, or several in a row, up to almost a region.
+//! * **region**: 64 MiB of addresses for one node. A region begins with the records of its
+//!   granules. The arena maps the rest in steps, shortly before it hands out the granules.
 //! * **window**: the range of addresses in which the regions lie, in the order in which they were
-//!   made. It is not reserved.
+//!   made. Its addresses are not reserved.
 //! * **frame**: what the arena knows of a granule, 32 bytes among the region's records. A second
-//!   table has 576 bytes per granule for whoever holds the run. Objects carry no headers.
-//! * **page map**: one 16-bit entry per granule of the window that says whose it is: 0 nobody's,
-//!   [`LARGE`] a block of its own, else the number of a cache. An entry is found by a subtraction, a
-//!   comparison and a load, without a lock: it only changes while its granule is nobody's.
-//! * **dirty**, **clean** and **absent** free runs: dirty ones hold memory that was used; clean ones
-//!   were given back, or never touched, and read as zeroes; absent ones are not mapped.
+//!   table has 576 bytes per granule for the holder of the run. Objects carry no headers.
+//! * **page map**: a 16-bit entry for each granule of the window: the number of the cache whose
+//!   slab the granule is in, [`LARGE`] at the first granule of a run that is one block, else 0. A
+//!   thread finds an entry by a subtraction, a comparison and a load, without a lock: the entry
+//!   changes only while no caller holds the granule.
+//! * **dirty**, **clean** and **absent** free runs: a dirty run holds memory that was used. A clean
+//!   run is mapped, but has no memory behind it, and reads as zeroes. An absent run is not mapped.
+//!   To **purge** a dirty run is to give its memory to the system: it is clean then.
 //! * **huge block**: [`HUGE`] bytes or more, a mapping of its own outside the window.
 //!
 //! # When memory goes back to the system
 //!
-//! A free run that stays dirty for a second is purged by a later call of the arena. Whenever more
-//! is kept than may be (`kept`), some is purged at once. Huge blocks are unmapped at once.
+//! 1. The `free_run` after which more is dirty than may be kept (`kept`, `budget`) purges dirty
+//!    memory: whole units of 2 MiB of long runs first, then the oldest runs.
+//! 2. Runs that stay dirty for about half a second are purged by later calls (`aged`).
+//! 3. `trim` purges all dirty runs; `unmap_free` also unmaps clean runs, if the system has no
+//!    memory.
+//! 4. Huge blocks are unmapped when they are freed.
 
 mod aged;
 mod arena;
@@ -60,14 +66,15 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize};
 
-/// Whether a thread holds the lock of an arena, or one that comes after these. Reads a word of every arena.
+/// Whether a thread holds the lock of an arena, or one that comes after these. Reads a word of
+/// every arena.
 #[cold]
 pub(crate) fn is_lock_held(thread: u64) -> bool {
     arena::is_lock_held(thread) || meta::is_lock_held(thread) || mempolicy::is_lock_held(thread)
 }
 
-/// The node that memory without a policy of its own is allocated from now, for [`alloc_run`]; the thread may run elsewhere by the
-/// time this returns.
+/// The node that memory without a policy of its own is allocated from now, for [`alloc_run`]; the
+/// thread may run elsewhere by the time this returns.
 pub fn node_here() -> usize {
     nodes::current()
 }
@@ -98,8 +105,8 @@ const RUN_MOST: u32 = REGION_GRANULES as u32 - REGION_FIRST - 1;
 /// Bytes per granule for the holder of its run.
 pub(crate) const PRIVATE: usize = 576;
 
-/// A granule's frame. The fields are protected by the lock of the node's arena, but for those of a run in use, which
-/// belong to its holder.
+/// A granule's frame. The fields are protected by the lock of the node's arena, but for those of a
+/// run in use, which belong to its holder.
 #[repr(C, align(32))]
 pub(crate) struct Frame {
     /// The run's first granule.
@@ -119,7 +126,7 @@ pub(crate) struct Frame {
     stamp: u32,
 }
 
-/// What a run is; valid in its first and its last frame.
+/// The state of a run; valid in the run's first and last frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum State {
@@ -133,7 +140,7 @@ enum State {
     Absent = 3,
 }
 
-/// What everybody may read without a lock.
+/// What any thread may read without a lock.
 struct Map {
     /// Where the window begins, and with it the page map; written before the first region is made.
     window: AtomicUsize,
@@ -151,8 +158,9 @@ fn is_open() -> bool {
     MAP.count.load(Relaxed) > 0
 }
 
-/// Whose the granule at `address` is: 0 nobody's, [`LARGE`] a block's, else a cache's number. Any address may be
-/// asked for. A few instructions and one load.
+/// Returns the page map's entry for `address`, which may be any address: the number of the cache
+/// whose slab the address is in, [`LARGE`] in the first granule of a run that is one block, else 0.
+/// Costs a few instructions and three loads.
 #[inline]
 pub fn entry(address: usize) -> u16 {
     // Acquire pairs with the release in `make_region`.
@@ -203,15 +211,16 @@ fn address_of(index: u32) -> *mut u8 {
     (MAP.window.load(Relaxed) + ((index as usize) << GRANULE_SHIFT)) as *mut u8
 }
 
-/// The node of the region that `address`, which lies in a run, belongs to. One load.
+/// Returns the node of the region that `address`, which lies in a run, belongs to. Costs two loads.
 pub fn node_of(address: usize) -> usize {
     window::node_of(address)
 }
 
-/// The first granule's number of the run that `address` lies in; the page map says that the granule is in use, in a run
-/// of which every granule was marked.
+/// The first granule's number of the run that `address` lies in; the page map says that the granule
+/// is in use, in a run of which every granule was marked.
 pub(crate) fn head_of(address: usize) -> u32 {
-    // SAFETY: a granule in use has a frame, whose `head` the arena wrote before it gave out the run.
+    // SAFETY: a granule in use has a frame, whose `head` the arena wrote before it gave out the
+    // run.
     unsafe { (*frame(index_of(address))).head }
 }
 

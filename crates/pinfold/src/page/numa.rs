@@ -1,11 +1,15 @@
 //! Which node memory should come from, which one it came from, and whether a node has any left.
 //!
-//! The kernel places a page when it is touched first, on the node that its range prefers if that
-//! has memory, else, silently, on another. So that what is counted here and what callers are told
-//! is true, a node that is nearly full is not asked for fresh memory, as long as another has some:
-//! what nodes have free is read at the start and by [`refresh_room`], what is taken meanwhile is
-//! subtracted, and what is given back is added. Where all are nearly full it is the kernel that
-//! makes room, swaps or refuses, as it does for every program.
+//! The kernel places a page when a thread first touches it: on the node that the page's range
+//! prefers, or silently on another node if that one has no memory. Then the counts here would be
+//! wrong, and so would what callers are told. So a node that is nearly full is not asked for fresh
+//! memory while another node has some. The free memory of each node is an estimate:
+//!
+//! 1. It is read at the start, and by [`refresh_room`].
+//! 2. What is taken meanwhile is subtracted, and what is given back is added.
+//!
+//! If all nodes are nearly full, the kernel makes room, swaps or refuses, as it does for every
+//! program.
 
 use super::GRANULE;
 use super::stat::NodeStat;
@@ -15,9 +19,11 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 crate::vmstat_items! {
-    /// What allocations of runs are counted as, in pages, by node; the names and their meaning are the kernel's in `numastat`.
+    /// What allocations of runs are counted as, in pages, by node; the names and their meaning are
+    /// the kernel's in `numastat`.
     ///
-    /// Memory that the kernel places by the process's policy is not counted here; the kernel counts it.
+    /// Memory that the kernel places by the process's policy is not counted here; the kernel counts
+    /// it.
     pub enum NumaItem {
         /// Taken from this node, as was wanted.
         Hit = "numa_hit",
@@ -117,15 +123,16 @@ static ROOM: [Room; nodes::MAX_NODES] = [const {
 /// The share of its memory that a node keeps at least.
 const RESERVE: u64 = 64;
 
-/// What is left of a node's memory: so much that the kernel does not turn elsewhere before. It does at its low watermark, which is
-/// 5/4 of the node's share of `vm.min_free_kbytes`, or a thousandth of its memory more than that share; so twice the share is left.
+/// What is left of a node's memory: so much that the kernel does not turn elsewhere before. It does
+/// at its low watermark, which is 5/4 of the node's share of `vm.min_free_kbytes`, or a thousandth
+/// of its memory more than that share; so twice the share is left.
 fn reserve_of(total: u64, least_free: u64, machine: u64) -> u64 {
     let share = u128::from(least_free) * u128::from(total) / u128::from(machine.max(1));
     (total / RESERVE).max(2 * share as u64)
 }
 
-/// Whether `node` has room for `granules` of fresh memory, or no node has: a few loads.
-/// Always where there is one node, for memory that the kernel places, and on nodes that are made up.
+/// Whether `node` has room for `granules` of fresh memory, or no node has: a few loads. Always
+/// where there is one node, for memory that the kernel places, and on nodes that are made up.
 pub(super) fn has_room(node: usize, granules: usize) -> bool {
     if nodes::count() == 1 || nodes::is_the_kernels(node) || nodes::are_made_up() {
         return true;

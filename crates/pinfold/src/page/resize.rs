@@ -1,4 +1,8 @@
-//! Runs that change: longer or shorter where they are, or elsewhere with their pages.
+//! Runs of one block that change: longer or shorter where they are, or moved with their pages.
+//!
+//! `realloc` would copy a large block each time it grows. A run grows into free granules behind it
+//! instead ([`resize_run`]). If these are in use, the kernel moves the run's pages ([`move_run`]): if
+//! possible to a place with as much room behind it, so that the next growth needs no move.
 
 use super::arena::{Arena, Run, alloc_run, arena_of, give_back};
 use super::window;

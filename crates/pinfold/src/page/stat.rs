@@ -1,4 +1,4 @@
-//! Counts by node, for what happens once a run or a block.
+//! Counts by node, of events that happen once for each run or huge block.
 
 use crate::nodes::{self, MAX_NODES};
 use crate::vmstat::Item;

@@ -1,7 +1,8 @@
 //! The window: the addresses in which the arenas' regions lie.
 //!
-//! The window is a range of addresses, far from where the kernel maps by itself. Nothing in it is
-//! reserved: what is not in use is not mapped, and counts for no limit.
+//! All regions lie in one range of addresses, so that a subtraction leads from an address to its
+//! entry in the page map. The window is far from where the kernel maps by itself. It is not
+//! reserved: addresses that the arenas do not need are not mapped, and count for no limit.
 //!
 //! ```text
 //! window                    128 MiB                                  each region, 64 MiB
@@ -15,7 +16,7 @@
 //! are handed out. A region's last granule is never mapped, so that a write beyond the end of a
 //! block cannot reach the records of the next region.
 //!
-//! If somebody else has mapped something in the window, regions leave that place out.
+//! If the program has mapped something in the window, regions leave that place out.
 
 use super::{
     FRAMES_AT, Frame, GRANULE, HEADER, MAP, PRIVATE, PRIVATE_AT, REGION, REGION_GRANULES,

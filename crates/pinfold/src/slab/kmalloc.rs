@@ -5,13 +5,15 @@
 //! | 16 … 128 | 16 | |
 //! | 160 … 1024 | a quarter of the power of two below | a fifth |
 //! | 1152 … 65536 | an eighth of the power of two below | a ninth |
-//! | 131072 … 524288 | 65536 | a half, above 192 KiB a third and less |
+//! | 131072 … 524288 | 65536 | a half; of blocks above 128 KiB a third |
 //!
-//! The table `OFFSETS` leads from a size to its class up to [`SMALL_MOST`]; above, the class is
-//! computed. Slabs of the classes above 32 KiB hold few objects or one.
+//! The pages of the last row that a program never touches take no memory.
 //!
-//! The cache of class c has number 8 + c, in the page map and in the units, so that neither path looks up
-//! a descriptor.
+//! A table leads from a size to its class up to [`SMALL_MOST`]. Above that, the class is computed.
+//! Slabs of the classes from 64 KiB on hold one object.
+//!
+//! The cache of class c has number 8 + c, in the page map and in the units. So neither `malloc` nor
+//! `free` looks up a descriptor on the common path.
 
 use super::cache::{Cache, FIRST_SLOT, by_slot};
 use super::percpu::units;
@@ -58,8 +60,9 @@ pub const SIZES: [usize; CLASSES] = {
 
 type Offsets = [u16; SMALL_MOST / 16 + 1];
 
-/// The smallest class for sizes of `16·n`, as an offset into the units. 4 KiB, of which a program touches what it uses;
-/// one table without a second, coarser one for large sizes saves the fast path a branch.
+/// The smallest class for sizes of `16·n`, as an offset into the units. 4 KiB, of which a program
+/// touches what it uses; one table without a second, coarser one for large sizes saves the fast
+/// path a branch.
 static OFFSETS: Offsets = {
     let mut offsets = [0; SMALL_MOST / 16 + 1];
     let (mut at, mut class) = (0, 0);
@@ -96,8 +99,8 @@ pub fn class_of(size: usize) -> usize {
     }
 }
 
-/// The smallest class for `size` bytes whose blocks all lie at multiples of `align`, a power of two; `None` when there is
-/// none.
+/// The smallest class for `size` bytes whose blocks all lie at multiples of `align`, a power of
+/// two; `None` when there is none.
 ///
 /// A slab begins at a multiple of 64 KiB, so that a block is aligned as its class's size is, and at
 /// most to 64 KiB.
@@ -172,8 +175,8 @@ pub fn beside() -> &'static [AtomicUsize; BESIDE] {
     units().beside()
 }
 
-/// As [`alloc`], but null also when the common path cannot serve it: for a caller that goes on with `alloc` then, and
-/// whose own fast path shall contain no call.
+/// As [`alloc`], but null also when the common path cannot serve it: for a caller that goes on with
+/// `alloc` then, and whose own fast path shall contain no call.
 ///
 /// # Safety
 ///
@@ -200,8 +203,8 @@ pub unsafe fn free_fast(block: *mut u8, entry: u16) {
     }
 }
 
-/// A block of at least `size` bytes, at most [`CLASS_MOST`], aligned to 16 bytes; null when the system has no memory or
-/// [`init`] has not run.
+/// A block of at least `size` bytes, at most [`CLASS_MOST`], aligned to 16 bytes; null when the
+/// system has no memory or [`init`] has not run.
 ///
 /// One critical section on the common path.
 #[inline(always)]
@@ -250,7 +253,8 @@ extern "C" fn alloc_slow(offset: usize, size: usize) -> *mut u8 {
     })
 }
 
-/// Bytes that were asked for when a block of class `class` was allocated, where that is known: its cache is debugged.
+/// Bytes that were asked for when a block of class `class` was allocated, where that is known: its
+/// cache is debugged.
 ///
 /// # Safety
 ///
@@ -260,8 +264,8 @@ pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
     by_slot(FIRST_SLOT + class).and_then(|cache| unsafe { cache.requested(block) })
 }
 
-/// Notes that a block of class `class` is used for `size` bytes from now on, where its cache is debugged: what is behind
-/// becomes red zone.
+/// Notes that a block of class `class` is used for `size` bytes from now on, where its cache is
+/// debugged: what is behind becomes red zone.
 ///
 /// # Safety
 ///
@@ -317,7 +321,8 @@ pub fn describe(class: usize, row: &ClassRow, events: &'static [NodeEvents]) {
     }
 }
 
-/// Bytes in blocks in use, those in CPUs' and barns' sheaves included. Walks the partial slabs under their locks.
+/// Bytes in blocks in use, those in CPUs' and barns' sheaves included. Walks the partial slabs
+/// under their locks.
 pub fn in_use() -> usize {
     (0..CLASSES)
         .filter_map(|class| by_slot(FIRST_SLOT + class))

@@ -1,7 +1,11 @@
-//! Pages of slabs in use that hold free objects only go back to the system, once the slab has been left alone for a while.
+//! Gives whole pages of free objects back to the system, from slabs that also have objects in use.
 //!
-//! Nothing is kept in free objects, so their pages may read as zeroes when they are used again. Not those of caches with a
-//! constructor, whose free objects are constructed, nor of debugged ones, whose are poisoned.
+//! One object in use keeps its slab, up to 512 KiB, from the arena. The other pages of such a slab
+//! go back once the slab has been left alone for [`PERIODS`] periods of about half a second.
+//!
+//! Free objects hold nothing that is needed later, so their pages may read as zeroes when they are
+//! used again. This is not true of a cache with a constructor, whose free objects are constructed,
+//! nor of a debugged cache, whose free objects are poisoned: their pages stay.
 
 use super::cache::Cache;
 use super::slabs::{NIL, Slab, Slabs, list_of, slab};
@@ -11,16 +15,17 @@ use core::sync::atomic::Ordering::Relaxed;
 
 /// Periods for which a slab must have been left alone.
 pub(super) const PERIODS: u32 = 2;
-/// Instead of a period: the slab's pages have gone, and nothing came back since.
+/// Stands in `touched` instead of a period: the slab's free pages went to the system, and no object
+/// was taken or given since.
 pub(super) const PURGED: u32 = u32::MAX;
 /// Slabs looked at in one go, and slabs purged: the node's lock is held meanwhile.
 const LOOKED_AT: usize = 512;
 const PURGED_MOST: usize = 32;
 
 impl Slabs {
-    /// Purges partial slabs that were left alone for `periods`, from where it ended the last time. Returns whether
-    /// there are slabs that it has not looked at. A slab that changes its list meanwhile may be
-    /// looked at twice or not at all: it was not left alone.
+    /// Purges partial slabs that were left alone for `periods`, from where it ended the last time.
+    /// Returns whether there are slabs that it has not looked at. A slab that changes its list
+    /// meanwhile may be looked at twice or not at all: it was not left alone.
     pub(super) fn purge_idle(&mut self, cache: &Cache, periods: u32) -> bool {
         if cache.prepares() {
             return false;
@@ -62,7 +67,8 @@ impl Slab {
             let from = (start + first * cache.size).next_multiple_of(page);
             let to = (start + end * cache.size) / page * page;
             if let Some(at) = NonNull::new(from as *mut u8).filter(|_| from < to) {
-                // SAFETY: whole pages of free objects, of which nobody needs the content; the caller holds the lock.
+                // SAFETY: whole pages of free objects, of which nobody needs the content; the
+                // caller holds the lock.
                 bytes += if unsafe { sys::purge(at.as_ptr(), to - from) } {
                     to - from
                 } else {
@@ -87,7 +93,8 @@ impl Slab {
         self.next_bit(nth, count, u64::MAX)
     }
 
-    /// The first bit from the `nth` on that is set in the words exclusive-or `flip`, at most `count`.
+    /// The first bit from the `nth` on that is set in the words exclusive-or `flip`, at most
+    /// `count`.
     fn next_bit(&self, nth: usize, count: usize, flip: u64) -> usize {
         let mut at = nth;
         while at < count {

@@ -1,8 +1,9 @@
-//! Giving back what is free when memory is short: before an allocation fails, and near a limit.
+//! Gives free memory back when memory is short: near a limit, and before an allocation fails.
 //!
-//! Free objects lie in sheaves and barns, and free slabs with their cache: no other size can use
-//! them there. So an allocation that was refused memory gives all of it to the arena, as far as
-//! this thread can reach it without stopping another CPU, and tries once more.
+//! Free objects lie in sheaves and barns, and empty slabs with their cache. No other size can use
+//! them there. So a thread whose allocation was refused memory gives all free objects and empty
+//! slabs that it can reach without stopping another CPU to the arena, gives the memory of free runs
+//! to the system, and tries once more.
 //!
 //! The caller holds no lock. A signal handler may have interrupted a frame that holds some: what
 //! such a lock protects stays.
@@ -27,11 +28,11 @@ pub fn or_reclaim<R>(mut alloc: impl FnMut() -> Option<R>) -> Option<R> {
 }
 
 /// Gives back everything free that this thread can reach without stopping another CPU: the sheaves
-/// of the CPU on which it runs, all barns, all empty slabs, the memory of free runs, and below a limit
-/// also that of free pages in slabs.
+/// of the CPU on which it runs, all barns, all empty slabs, the memory of free runs, and below a
+/// limit also that of free pages in slabs.
 ///
-/// Takes the lock of each node of each cache, and makes a system call for each free run and for each
-/// run of free pages that were used since the last time. The caller holds no lock.
+/// Takes the lock of each node of each cache, and makes a system call for each free run and for
+/// each run of free pages that were used since the last time. The caller holds no lock.
 #[cold]
 #[inline(never)]
 pub(crate) fn reclaim() {
@@ -51,9 +52,9 @@ pub(crate) fn reclaim() {
     budget::reclaimed();
 }
 
-/// Makes room for a block of `size` bytes that gets a mapping of its own: gives back what is free if
-/// the process would come near a limit. The caller holds no lock. A few loads else. Ticks, because
-/// such a block takes no other slow path.
+/// Makes room for a block of `size` bytes that gets a mapping of its own: gives back what is free
+/// if the process would come near a limit. The caller holds no lock. A few loads else. Ticks,
+/// because such a block takes no other slow path.
 pub fn make_room(size: usize) {
     percpu::tick();
     if budget::near(page::held() as usize, size) && budget::is_possible(size) {
@@ -63,7 +64,8 @@ pub fn make_room(size: usize) {
 
 /// Calls `alloc` for a block of `size` bytes with a mapping of its own, which fails only if the
 /// system has no memory or a limit forbids; if it fails, gives back everything free, addresses and
-/// all, and calls it once more. A block larger than the machine, or than a limit, is not tried again.
+/// all, and calls it once more. A block larger than the machine, or than a limit, is not tried
+/// again.
 ///
 /// The caller holds no lock.
 pub fn or_reclaim_for<R>(size: usize, mut alloc: impl FnMut() -> Option<R>) -> Option<R> {

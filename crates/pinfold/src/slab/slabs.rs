@@ -8,9 +8,9 @@
 //! | partial | 1 … n−1 | one of [`BINS`] lists, by the number of free objects |
 //! | empty | n | [`EMPTY`] |
 //!
-//! "Free" means that no caller and no sheaf has the object. Each slab has a bit per object in its
-//! frame, set while the object is free. The objects themselves are neither read nor written. All
-//! of this happens under the node's lock.
+//! "Free" means that no caller and no sheaf has the object. Each slab has a bit for each object, in
+//! the private part of its run's first frame, set while the object is free. The objects themselves
+//! are neither read nor written. All of this happens under the lock of the cache's node.
 //!
 //! Invariants: `free` is the number of set bits, and says in which list the slab is.
 //!
@@ -21,14 +21,16 @@
 //! as long as it is used. So refills take from the fullest partial slab, and the others drain. The
 //! order is coarse: a slab changes its list only when its free objects pass a bin's boundary.
 //!
-//! Objects that move between callers and sheaves only never reach the slabs. So a cache whose slabs
-//! are [sparse](Slabs::is_sparse) has small sheaves and an empty barn (`node`).
+//! An object that only moves between callers and sheaves never reaches its slab, and keeps the slab
+//! in use. So while the slabs of a cache are [sparse](Slabs::is_sparse), its sheaves are small and
+//! its barn is empty (`node`).
 //!
 //! # How many slabs stay empty
 //!
 //! A node keeps a sixteenth of a cache's slabs empty, and two more while all caches together keep
-//! little ([`KEPT_MOST`]). The other empty slabs go back to the arena at once, where they serve any
-//! size.
+//! less than [`KEPT_MOST`]. The other empty slabs go back to the arena at once, where their runs
+//! serve any size. Slabs of one object never stay empty: the arena serves them as fast. Slabs that
+//! stayed empty for a while go back too ([`Slabs::release_idle`]).
 
 use super::cache::Cache;
 use super::purge::PURGED;
@@ -98,10 +100,11 @@ pub(super) struct Slabs {
     filled: u32,
     /// The partial slab at which purging goes on; [`NIL`] if purging begins anew.
     pub(super) cursor: u32,
-    /// Counts the calls of [`release_idle`](Self::release_idle), about one a second.
+    /// Counts the calls of [`release_idle`](Self::release_idle), about two a second.
     pub(super) period: u32,
     pub(super) empty: usize,
-    /// The fewest empty slabs there were since [`release_idle`](Self::release_idle) last looked.
+    /// The fewest empty slabs there were since the last call of
+    /// [`release_idle`](Self::release_idle).
     idle: usize,
     /// Slabs in all: full, partial and empty.
     pub(super) count: usize,
@@ -126,7 +129,8 @@ pub(super) fn list_of(cache: &Cache, free: u32) -> usize {
 ///
 /// # Safety
 ///
-/// The frame is of a slab of a cache whose node's lock the caller holds, for as long as the reference lives.
+/// The frame is of a slab of a cache whose node's lock the caller holds, for as long as the
+/// reference lives.
 pub(super) unsafe fn slab<'s>(index: u32) -> &'s mut Slab {
     // SAFETY: the caller's promise; the private part is large and aligned enough.
     unsafe { &mut *page::private_at(index).cast() }
@@ -183,8 +187,8 @@ impl Slabs {
     ///
     /// # Safety
     ///
-    /// The objects are free and the caller's; they may be anything that calls itself an object of `cache`: an address
-    /// that cannot be one, or is free already, ends the process.
+    /// The objects are free and the caller's; they may be anything that calls itself an object of
+    /// `cache`: an address that cannot be one, or is free already, ends the process.
     pub(super) unsafe fn give(&mut self, cache: &Cache, objects: &[*mut u8]) {
         let mut left = objects;
         while let Some(&object) = left.first() {
@@ -295,7 +299,8 @@ impl Slabs {
 
     /// Makes a slab, and puts it into the list of empty slabs.
     fn add_slab(&mut self, cache: &Cache, ask: Ask) -> Option<u32> {
-        // Of this node or none: a slab is in the lists of the node whose memory it is, where its objects are sent home to.
+        // Of this node or none: a slab is in the lists of the node whose memory it is, where its
+        // objects are sent home to.
         let run = page::alloc_run_on(cache.granules, ask, cache.slot, true)?;
         let index = page::index_of_run(run.start);
         let objects = cache.per_slab;

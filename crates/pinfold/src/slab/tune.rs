@@ -1,8 +1,12 @@
-//! How many objects a cache's sheaves hold: by the size of the objects, or as many as the program
-//! chose; and all caches together within what one CPU may hold.
+//! How many objects a sheaf holds, and how many full sheaves a barn holds.
 //!
-//! A sheaf knows its own capacity ([`Sheaf`](super::sheaf::Sheaf)), so that a change concerns those that are filled or emptied from
-//! then on. Only slow paths and the shepherd come here.
+//! Large sheaves make slow paths rare, and keep free memory away from other sizes. So a sheaf holds
+//! [`SHEAF_BYTES`] of objects, or as many objects as the program chose. The sheaves of all caches
+//! together claim bytes of one budget for each CPU. A cache that is made when the budget is used up
+//! has the smallest sheaves, unless the program chose their capacity.
+//!
+//! A sheaf knows its own capacity ([`Sheaf`](super::sheaf::Sheaf)). So a new capacity concerns the
+//! sheaves that are filled or emptied from then on. Only slow paths and the shepherd come here.
 
 use super::KmemCache;
 use super::cache::Cache;
@@ -28,7 +32,7 @@ const SHEAVES: usize = 2;
 
 /// Bytes that one CPU's sheaves may hold.
 static BUDGET: AtomicUsize = AtomicUsize::new(32 << 20);
-/// Bytes that they hold at most, by the capacities of all caches.
+/// Bytes that one CPU's sheaves hold at most, by the capacities of all caches.
 static CLAIMED: AtomicUsize = AtomicUsize::new(0);
 
 /// Sets how many bytes one CPU's sheaves of all caches together may hold; 32 MiB at first. Caches
@@ -51,18 +55,20 @@ fn claim(bytes: usize) -> bool {
     CLAIMED.fetch_update(Relaxed, Relaxed, fits).is_ok()
 }
 
-/// Set in [`Capacity::now`] when the cache is gone: who still looks at it changes nothing any more.
+/// Set in [`Capacity::now`] when the cache is gone, so that its bytes are given back only once.
 const RETIRED: usize = 1 << 16;
 
 /// A cache's capacity.
 pub(super) struct Capacity {
     now: AtomicUsize,
-    /// Bytes of a CPU's sheaves for each object of capacity; 0 for a debugged cache, which has no sheaves.
+    /// Bytes of a CPU's sheaves for each object of capacity; 0 for a debugged cache, which has no
+    /// sheaves.
     unit: usize,
 }
 
 impl Capacity {
-    /// For objects of `size` bytes; `chosen` or by the size. Claims its part of the budget, if the cache `has_sheaves`.
+    /// For objects of `size` bytes; `chosen` or by the size. Claims its part of the budget, if the
+    /// cache `has_sheaves`.
     pub(super) fn new(size: usize, chosen: Option<usize>, has_sheaves: bool) -> Capacity {
         let unit = if has_sheaves { SHEAVES * size } else { 0 };
         let least = (SHEAF_BYTES_MOST / size).clamp(1, CAPACITY_LEAST);
@@ -84,8 +90,8 @@ impl Capacity {
 }
 
 impl KmemCache {
-    /// Sets how many objects this cache's sheaves hold, from 4 to 125, for those that are filled or emptied from now on. It stays so
-    /// until the next call.
+    /// Sets how many objects this cache's sheaves hold, from 4 to 125, for those that are filled or
+    /// emptied from now on. It stays so until the next call.
     pub fn set_sheaf_capacity(&self, objects: usize) {
         let wanted = objects.clamp(CAPACITY_LEAST, CAPACITY_MOST);
         let sheaves = &self.descriptor.sheaves;
