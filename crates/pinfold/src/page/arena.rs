@@ -232,7 +232,8 @@ pub(super) fn purge(
         kept::use_less(node, granules as usize);
         gave_back(node, size);
         numa::gave_back(node, size);
-        arena.free.free(head, granules, State::Clean, 0);
+        let start = arena.free.free(head, granules, State::Clean, 0);
+        arena.unmap_island(start);
     }
     Some(arena)
 }
@@ -279,6 +280,35 @@ impl Arena {
         kept::use_less(node, granules as usize);
         kept::more_dirty(node, granules as usize);
         self.free.free(head, granules, State::Dirty, self.now);
+    }
+
+    /// Unmaps the clean run that begins at `head` if what is before it and behind it is absent, so
+    /// that blocks that move do not leave more and more mappings behind.
+    fn unmap_island(&mut self, head: u32) {
+        let Some((State::Clean, granules)) = self.free.run_at(head) else {
+            return;
+        };
+        let absent_behind = matches!(self.free.run_at(head + granules), Some((State::Absent, _)));
+        if !absent_behind || !self.free.is_absent_before(head) {
+            return;
+        }
+        // SAFETY: the run is free: mapped, and nobody's but the arena's, which is locked.
+        if unsafe { sys::try_unmap(address_of(head), granules as usize * GRANULE) } {
+            self.free.take_front(head, granules);
+            self.free.free(head, granules, State::Absent, 0);
+            self.mapped -= granules;
+        }
+    }
+
+    /// Notes that granules that were in use are not mapped any more.
+    pub(super) fn let_absent(&mut self, node: usize, head: u32, granules: u32) {
+        kept::use_less(node, granules as usize);
+        self.mapped -= granules;
+        let start = self.free.free(head, granules, State::Absent, 0);
+        self.unmap_island(start - self.free.clean_before(start));
+        if let Some((State::Absent, whole)) = self.free.run_at(start) {
+            self.unmap_island(start + whole);
+        }
     }
 
     /// Looks at the clock every [`TICK`] calls.
@@ -335,11 +365,12 @@ impl Arena {
             return Mapped::Taken;
         };
         let step = (self.mapped / 8).clamp(STEP_LEAST, STEP_MOST);
-        let mut more = needed.max(step);
+        let mut end = head + needed.max(step);
         if step == STEP_MOST {
-            // Up to where a huge page may end.
-            more = (head + more).next_multiple_of(STEP_MOST) - head;
+            // Where a huge page may end.
+            end = end / STEP_MOST * STEP_MOST;
         }
+        let more = needed.max(end.saturating_sub(head));
         let huge = huge_pages::are_wanted(self.mapped);
         for more in [more.min(whole), needed] {
             let mapped = window::map_granules(node, head, more, huge);

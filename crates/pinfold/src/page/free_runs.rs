@@ -65,7 +65,9 @@ impl FreeRuns {
     ///
     /// A dirty run that is joined with a larger one is as old as that one: memory that nobody uses
     /// grows old, although its edges are taken and come back.
-    pub(super) fn free(&mut self, head: u32, granules: u32, state: State, now: u32) {
+    ///
+    /// Returns where the run begins now.
+    pub(super) fn free(&mut self, head: u32, granules: u32, state: State, now: u32) -> u32 {
         let (mut start, mut end) = (head, head + granules);
         // The largest part, and the free run that it is.
         let (mut largest, mut elder) = (granules, NIL);
@@ -100,6 +102,7 @@ impl FreeRuns {
                 self.rename(elder, start);
             }
         }
+        start
     }
 
     /// Takes a run of exactly `granules`: of a dirty one, which needs no page faults, else of a
@@ -143,6 +146,12 @@ impl FreeRuns {
         // SAFETY: as in `insert`; the frame behind a run is the first of the next one.
         let run = unsafe { at(index) };
         (run.state != State::Busy).then(|| (run.state, u32::from(run.granules)))
+    }
+
+    /// Whether an absent run ends before `index`.
+    pub(super) fn is_absent_before(&self, index: u32) -> bool {
+        // SAFETY: as in `insert`; the frame before a run is the last of the one before.
+        unsafe { at(index - 1).state == State::Absent }
     }
 
     /// How long the clean run is that ends before `index`; 0 if there is none.

@@ -82,6 +82,9 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
         }
         return true;
     }
+    if budget::near(held() as usize, (new - old) as usize * GRANULE) {
+        return false;
+    }
     let node = window::node_of(start.as_ptr() as usize);
     let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
         return false;
@@ -249,8 +252,6 @@ unsafe fn discard_run(start: NonNull<u8>) {
 /// arena, and while another thread forks, their addresses are lost.
 fn let_absent(node: usize, head: u32, granules: u32) {
     if let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
-        arena.free.free(head, granules, State::Absent, 0);
-        arena.mapped -= granules;
-        kept::use_less(node, granules as usize);
+        arena.let_absent(node, head, granules);
     }
 }

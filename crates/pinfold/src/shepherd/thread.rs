@@ -16,6 +16,8 @@ use core::time::Duration;
 const QUIET: u32 = 3;
 /// How many intervals it sleeps at most.
 const BACK_OFF_MOST: u32 = 8;
+/// Naps are no longer than this, unless the interval is.
+const NAP_MOST: Duration = Duration::from_secs(1);
 /// Milliseconds between checks of which CPUs the thread may run on, at least.
 const FOLLOW_EVERY_MS: u64 = 1000;
 /// Enough for the file buffers of a look at the machine; one that is too small for the program's thread-local variables is
@@ -167,7 +169,9 @@ fn run(shared: *mut libc::c_void) {
             followed = now.max(1);
         }
         quiet = if shepherd.tick() == 0 { quiet + 1 } else { 0 };
-        let nap = shepherd.interval * back_off(quiet);
+        // Memory that the program frees meanwhile goes back at the next tick.
+        let longest = shepherd.interval.max(NAP_MOST);
+        let nap = (shepherd.interval * back_off(quiet)).min(longest);
         sleep(state, nap, &mut pressure);
     }
 }

@@ -18,6 +18,7 @@
 use super::Cache;
 use super::cache;
 use super::kmalloc::{self, CLASS_MOST, SIZES};
+use super::reclaim::{or_reclaim, or_reclaim_for};
 use crate::fork;
 use crate::page::{self, GRANULE, HUGE, LARGE};
 use crate::{nodes, sys};
@@ -111,7 +112,8 @@ fn alloc_large(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
     let first = if small { run() } else { None };
     first
         .or_else(|| {
-            let block = page::alloc_huge(layout.size(), layout.align())?;
+            let size = layout.size();
+            let block = or_reclaim_for(size, || page::alloc_huge(size, layout.align()))?;
             Some((whole_huge(block), true))
         })
         // There may be no addresses for mappings, and some in the arena.
@@ -123,7 +125,8 @@ fn alloc_run(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
         return None;
     }
     let granules = layout.size().div_ceil(GRANULE);
-    let run = page::alloc_run(granules, nodes::current(), LARGE, false)?;
+    let node = nodes::current();
+    let run = or_reclaim(|| page::alloc_run(granules, node, LARGE, false))?;
     Some((sized(run.start, granules * GRANULE), run.zeroed))
 }
 

@@ -17,8 +17,6 @@ use core::sync::atomic::Ordering::Relaxed;
 /// Bytes in a sheaf, up to [`CAPACITY_MOST`] objects and at least [`CAPACITY_LEAST`].
 const SHEAF_BYTES: usize = 128 << 10;
 pub(super) const CAPACITY_LEAST: usize = 4;
-/// Bytes in a sheaf at most, unless the program chose its capacity, or it holds one object.
-const SHEAF_BYTES_MOST: usize = 128 << 10;
 /// Bytes in full sheaves that a node's barn holds for a cache, within the bounds below.
 pub(super) const BARN_BYTES: usize = 2 << 20;
 const BARN_LEAST: usize = 4;
@@ -71,7 +69,7 @@ impl Capacity {
     /// cache `has_sheaves`.
     pub(super) fn new(size: usize, chosen: Option<usize>, has_sheaves: bool) -> Capacity {
         let unit = if has_sheaves { SHEAVES * size } else { 0 };
-        let least = (SHEAF_BYTES_MOST / size).clamp(1, CAPACITY_LEAST);
+        let least = (SHEAF_BYTES / size).clamp(1, CAPACITY_LEAST);
         let wanted = chosen.map_or(SHEAF_BYTES / size, |chosen| chosen.max(CAPACITY_LEAST));
         let wanted = wanted.clamp(least, CAPACITY_MOST);
         let first = if claim(wanted * unit) {
