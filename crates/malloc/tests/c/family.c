@@ -128,7 +128,7 @@ static void reallocs(void)
 	unsigned char *p = realloc(NULL, 1);
 	size_t old = 1;
 	p[0] = 0;
-	for (size_t size = 2; size < (size_t)20 << 20; size = size * 5 / 4 + 1) {
+	for (size_t size = 2; size < (size_t)48 << 20; size = size * 5 / 4 + 1) {
 		p = realloc(p, size);
 		CHECK(p);
 		for (size_t i = 0; i < old; i += 1 + old / 97)
@@ -151,7 +151,7 @@ static void reallocs(void)
 
 static void errno_is_kept(void)
 {
-	for (size_t size = 1; size < (size_t)8 << 20; size *= 4) {
+	for (size_t size = 1; size < (size_t)128 << 20; size *= 4) {
 		void *p = malloc(size);
 		errno = 4711;
 		free(hide(p));
@@ -164,10 +164,10 @@ static void errno_is_kept(void)
 
 static void figures(void)
 {
-	void *big = hide(malloc((size_t)10 << 20));
+	void *big = hide(malloc((size_t)40 << 20));
 	void *small = hide(malloc(100));
 	struct mallinfo2 info = mallinfo2();
-	CHECK(info.hblkhd >= (size_t)10 << 20 && info.arena > 0 && info.uordblks > 0);
+	CHECK(info.hblkhd >= (size_t)40 << 20 && info.arena > 0 && info.uordblks > 0);
 	free(small);
 	free(big);
 	static void *blocks[20000];
