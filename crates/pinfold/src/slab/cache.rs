@@ -11,7 +11,7 @@ use super::node::Node;
 use super::percpu::{SPARE, STOPPING};
 use super::sheaf;
 use super::slabs::OBJECTS_MOST;
-use super::tune::{BARN_BYTES, Capacity};
+use super::tune::{BARN_BYTES, Capacity, granules_for};
 use crate::lock::Lock;
 use crate::mempolicy::Placement;
 use crate::page::{self, GRANULE, LARGE};
@@ -29,15 +29,6 @@ pub const FIRST_SLOT: usize = pinfold_rseq::UNIT_HEADER / 8;
 const KEPT_SLOTS: usize = kmalloc::CLASSES;
 /// Bytes of the largest object.
 pub const OBJECT_MOST: usize = 64 << 10;
-/// Objects above this size have slabs of [`LARGE_SLAB`] granules or more: 64 KiB hold so few of them
-/// that making and returning slabs would show in the cost of an object. Pages of a slab that were
-/// never used take no memory. Objects of a granule or more have slabs of their own.
-const SMALL_SLAB: usize = 2048;
-const LARGE_SLAB: usize = 4;
-/// The part of a slab that colors and guard pages may take, before the slab becomes longer.
-const UNUSED_MOST: usize = 16;
-/// Lengths of slabs compare by what they leave unused, in this many steps.
-const UNUSED_STEPS: usize = 64;
 /// Bytes that slabs of a cache begin apart, at least: a cache line.
 const COLOR_STEP: usize = 64;
 /// Colors at most.
@@ -443,24 +434,6 @@ impl Cache {
             )),
         }
     }
-}
-
-/// Granules in a slab for objects of `size` bytes, of which `other` bytes are not for objects.
-fn granules_for(size: usize, other: usize) -> usize {
-    if size >= GRANULE {
-        return (size + other).div_ceil(GRANULE);
-    }
-    let least = match size <= SMALL_SLAB && other < GRANULE / UNUSED_MOST {
-        true => 1,
-        false => LARGE_SLAB,
-    };
-    // Sixty-fourths of the slab that stay unused.
-    let unused = |&granules: &usize| {
-        let bytes = granules * GRANULE;
-        (bytes - other) % size * UNUSED_STEPS / bytes
-    };
-    // The shortest of those that leave least.
-    (least..=2 * least).min_by_key(unused).unwrap_or(least)
 }
 
 /// The cache whose turn it is, of all numbers that were ever used.

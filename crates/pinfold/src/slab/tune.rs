@@ -1,4 +1,4 @@
-//! How many objects a sheaf holds, and how many full sheaves a barn holds.
+//! How long a slab is, how many objects a sheaf holds, and how many full sheaves a barn holds.
 //!
 //! Large sheaves make slow paths rare, and keep free memory away from other sizes. So a sheaf holds
 //! [`SHEAF_BYTES`] of objects, or as many objects as the program chose. The sheaves of all caches
@@ -11,8 +11,19 @@
 use super::KmemCache;
 use super::cache::Cache;
 use super::sheaf::CAPACITY_MOST;
+use crate::page::GRANULE;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
+
+/// Objects above this size have slabs of [`LARGE_SLAB`] granules or more: 64 KiB hold so few of them
+/// that making and returning slabs would show in the cost of an object. Pages of a slab that were
+/// never used take no memory. Objects of a granule or more have slabs of their own.
+const SMALL_SLAB: usize = 2048;
+const LARGE_SLAB: usize = 4;
+/// The part of a slab that colors and guard pages may take, before the slab becomes longer.
+const UNUSED_MOST: usize = 16;
+/// Lengths of slabs compare by what they leave unused, in this many steps.
+const UNUSED_STEPS: usize = 64;
 
 /// Bytes in a sheaf, up to [`CAPACITY_MOST`] objects and at least [`CAPACITY_LEAST`].
 const SHEAF_BYTES: usize = 128 << 10;
@@ -129,4 +140,22 @@ impl Cache {
             CLAIMED.fetch_sub(before * sheaves.unit, Relaxed);
         }
     }
+}
+
+/// Granules in a slab for objects of `size` bytes, of which `other` bytes are not for objects.
+pub(super) fn granules_for(size: usize, other: usize) -> usize {
+    if size >= GRANULE {
+        return (size + other).div_ceil(GRANULE);
+    }
+    let least = match size <= SMALL_SLAB && other < GRANULE / UNUSED_MOST {
+        true => 1,
+        false => LARGE_SLAB,
+    };
+    // Sixty-fourths of the slab that stay unused.
+    let unused = |&granules: &usize| {
+        let bytes = granules * GRANULE;
+        (bytes - other) % size * UNUSED_STEPS / bytes
+    };
+    // The shortest of those that leave least.
+    (least..=2 * least).min_by_key(unused).unwrap_or(least)
 }
