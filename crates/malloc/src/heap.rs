@@ -351,7 +351,9 @@ unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
     let Some(start) = NonNull::new(block).filter(|_| is_run(block)) else {
         return false;
     };
-    if size <= CLASS_MOST || size >= HUGE {
+    // SAFETY: the page map says that the block is a run.
+    let shrinks = size <= unsafe { page::run_size(start) };
+    if (shrinks && size <= CLASS_MOST) || size >= HUGE {
         return false;
     }
     let granules = size.div_ceil(GRANULE);

@@ -1,7 +1,7 @@
 //! Gives free memory back to the system: runs that have been free for long, and all of it on
 //! request.
 
-use super::arena::{arena_of, purge, unmap_clean};
+use super::arena::{arena_of, purge, purge_all, unmap_clean};
 use super::{is_lock_held, returned};
 use crate::{nodes, sys};
 
@@ -32,7 +32,7 @@ pub fn trim() -> usize {
     for node in 0..nodes::count() {
         if let Some(mut arena) = arena_of(node).lock_or_divert(is_lock_held) {
             arena.take_back(node);
-            drop(purge(arena, node, |free| free.take_oldest(None)));
+            drop(purge_all(arena, node));
         }
     }
     (returned() - before) as usize

@@ -118,7 +118,7 @@ fn alloc_at(node: usize, granules: u32) -> Option<Run> {
     let mut found = arena.free.take(granules);
     if found.is_none() && !arena.grow(node, granules) {
         // The system has no more: join what is dirty with what is clean.
-        arena = purge(arena, node, |free| free.take_oldest(None))?;
+        arena = purge_all(arena, node)?;
     }
     if found.is_none() {
         found = arena.free.take(granules);
@@ -236,6 +236,18 @@ pub(super) fn purge(
         arena.unmap_island(start);
     }
     Some(arena)
+}
+
+/// Purges as much as is dirty now: other threads may free more meanwhile. Returns as [`purge`] does.
+pub(super) fn purge_all(
+    arena: Guard<'static, Arena>,
+    node: usize,
+) -> Option<Guard<'static, Arena>> {
+    let mut left = kept::dirty(node);
+    purge(arena, node, |free| {
+        let run = (left > 0).then(|| free.take_oldest(None)).flatten();
+        run.inspect(|run| left = left.saturating_sub(run.1 as usize))
+    })
 }
 
 /// Unmaps clean runs of at least `least` granules, so that they count for no limit; returns how

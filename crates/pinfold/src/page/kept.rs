@@ -57,6 +57,11 @@ pub(super) fn less_dirty(node: usize, granules: usize) {
     sub(&FIGURES[node].dirty, granules);
 }
 
+/// Granules of `node` in dirty free runs.
+pub(super) fn dirty(node: usize) -> usize {
+    FIGURES[node].dirty.load(Relaxed)
+}
+
 pub(super) fn large_more(granules: usize) {
     LARGE_USED.fetch_add(granules, Relaxed);
 }

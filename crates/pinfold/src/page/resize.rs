@@ -8,7 +8,7 @@ use super::arena::{Arena, Run, alloc_run, arena_of, give_back};
 use super::window;
 use super::{
     GRANULE, HUGE, LARGE, RUN_MOST, State, address_of, budget, frame, gave_back, held, huge,
-    index_of_run, kept, set_entry,
+    index_of_run, kept, numa, set_entry,
 };
 use crate::lock::Guard;
 use crate::sys::{self, Mapped};
@@ -127,6 +127,9 @@ pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     let old = u32::from(unsafe { (*frame(head)).granules });
     let node = window::node_of(start.as_ptr() as usize);
     let bytes = old as usize * GRANULE;
+    if budget::near(held() as usize, size - bytes) {
+        return None;
+    }
     let new = if size >= HUGE {
         map_behind(node, head + old);
         // SAFETY: the run is the caller's, whole.
@@ -145,6 +148,7 @@ pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     set_entry(head, 0);
     kept::large_less(old as usize);
     super::moved_away(node, bytes);
+    numa::gave_back(node, bytes);
     let_absent(node, head, old);
     Some(new)
 }
@@ -240,6 +244,7 @@ unsafe fn discard_run(start: NonNull<u8>) {
     // SAFETY: the run is nobody's.
     if unsafe { sys::try_unmap(start.as_ptr(), size) } {
         gave_back(node, size);
+        numa::gave_back(node, size);
         let_absent(node, head, granules);
     } else {
         // The process has too many mappings for one to be split, so that the kernel has not

@@ -337,9 +337,10 @@ pub fn in_use() -> usize {
         .sum()
 }
 
-/// Whether blocks of class `class` are checked: the process was started with debugging or hardening.
+/// Whether blocks of class `class` are checked, because the process was started with debugging or
+/// hardening. True also as long as nobody has asked for a block of the class.
 pub fn checks(class: usize) -> bool {
-    by_slot(FIRST_SLOT + class).is_some_and(Cache::checks)
+    by_slot(FIRST_SLOT + class).is_none_or(Cache::checks)
 }
 
 /// The name of the cache that the page map's `entry` stands for.
