@@ -328,9 +328,8 @@ pub(crate) unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) 
         None => {
             // SAFETY: the caller's promise.
             let room = unsafe { usable_size(block) };
-            let fits = size <= room && room - size < GRANULE;
             // SAFETY: as above.
-            fits || unsafe { resize_in_place(block, size) }
+            (size <= room && room - size < GRANULE) || unsafe { resize_in_place(block, size) }
         }
     };
     if stays {
@@ -436,6 +435,8 @@ fn alloc_growing(size: usize) -> Option<*mut u8> {
 /// The block came from this module.
 unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull<u8>> {
     let start = NonNull::new(block)?;
+    // SAFETY: the caller's promise.
+    let before = unsafe { usable_size(block) };
     let moved = if is_run(block) {
         let pays = room >= MOVED_LEAST && size > room;
         // SAFETY: the page map says that the block is a run; the caller's promise.
@@ -449,7 +450,7 @@ unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull
         })?
     }?;
     // SAFETY: the block is the caller's.
-    count::resized_large(room, unsafe { usable_size(moved.as_ptr()) });
+    count::resized_large(before, unsafe { usable_size(moved.as_ptr()) });
     Some(moved)
 }
 
@@ -485,17 +486,16 @@ pub(crate) fn set_errno(errno: libc::c_int) {
 /// Ends the process: the address was never a block, or is none any more.
 #[cold]
 fn not_ours(what: &str, block: *mut u8) -> ! {
-    match page::entry(block as usize) {
-        LARGE => pinfold::abort(format_args!(
+    let entry = page::entry(block as usize);
+    match kmalloc::name_of_entry(entry) {
+        _ if entry == LARGE => pinfold::abort(format_args!(
             "{what} {block:p}: the address lies inside a block"
         )),
-        entry => match kmalloc::name_of_entry(entry) {
-            Some(name) => pinfold::abort(format_args!(
-                "{what} {block:p}: the address belongs to cache {name}, not to malloc"
-            )),
-            None => pinfold::abort(format_args!(
-                "{what} {block:p}: the address is no block of malloc's, or was freed before"
-            )),
-        },
+        Some(name) => pinfold::abort(format_args!(
+            "{what} {block:p}: the address belongs to cache {name}, not to malloc"
+        )),
+        None => pinfold::abort(format_args!(
+            "{what} {block:p}: the address is no block of malloc's, or was freed before"
+        )),
     }
 }

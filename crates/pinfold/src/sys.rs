@@ -220,7 +220,7 @@ pub(crate) unsafe fn try_unmap(at: *mut u8, size: usize) -> bool {
 }
 
 /// Moves pages to other addresses, instead of what is mapped there; nothing is mapped where they
-/// were. False where the kernel refuses, and nothing is done.
+/// were. False where the kernel refuses: what is at `to` may be unmapped then.
 ///
 /// # Safety
 ///

@@ -12,9 +12,8 @@
 //! Of the runs of one state, the arena takes a short one that fits, and of runs of that length the
 //! one at the lowest address ([`bins`](super::bins)). So high addresses fall free.
 //!
-//! The lock of the node's arena protects its free runs and their frames. No system call that gives
-//! memory back is made under the lock, except to unmap ([`unmap_clean`]): the run is out of the
-//! free runs meanwhile.
+//! The lock of the node's arena protects its free runs and their frames. The arena maps and unmaps
+//! under the lock. It purges without the lock: the run is out of the free runs meanwhile.
 
 use super::aged::purge_aged;
 use super::free_runs::FreeRuns;
@@ -30,7 +29,7 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Runs given back between two reads of the clock.
+/// Runs given back between two looks at what has been dirty for long.
 const TICK: u32 = 16;
 /// Granules that are mapped at a time: an eighth of what the node has mapped, within these bounds.
 const STEP_LEAST: u32 = (256 << 10) / GRANULE as u32;
@@ -296,20 +295,23 @@ impl Arena {
 
     /// Unmaps the clean run that begins at `head` if what is before it and behind it is absent, so
     /// that blocks that move do not leave more and more mappings behind.
-    fn unmap_island(&mut self, head: u32) {
+    ///
+    /// Returns where the run, or the absent run that it has become a part of, begins.
+    fn unmap_island(&mut self, head: u32) -> u32 {
         let Some((State::Clean, granules)) = self.free.run_at(head) else {
-            return;
+            return head;
         };
         let absent_behind = matches!(self.free.run_at(head + granules), Some((State::Absent, _)));
         if !absent_behind || !self.free.is_absent_before(head) {
-            return;
+            return head;
         }
         // SAFETY: the run is free: mapped, and nobody's but the arena's, which is locked.
         if unsafe { sys::try_unmap(address_of(head), granules as usize * GRANULE) } {
             self.free.take_front(head, granules);
-            self.free.free(head, granules, State::Absent, 0);
             self.mapped -= granules;
+            return self.free.free(head, granules, State::Absent, 0);
         }
+        head
     }
 
     /// Notes that granules that were in use are not mapped any more.
@@ -317,18 +319,21 @@ impl Arena {
         kept::use_less(node, granules as usize);
         self.mapped -= granules;
         let start = self.free.free(head, granules, State::Absent, 0);
-        self.unmap_island(start - self.free.clean_before(start));
+        let before = self.free.clean_before(start);
+        let island = self.unmap_island(start - before);
+        let start = match self.free.run_at(island) {
+            Some((State::Absent, _)) => island,
+            _ => start,
+        };
         if let Some((State::Absent, whole)) = self.free.run_at(start) {
             self.unmap_island(start + whole);
         }
     }
 
-    /// Looks at the clock every [`TICK`] calls.
+    /// Reads the clock, without a system call, and counts the call.
     fn tick(&mut self) {
         self.calls = (self.calls + 1) % TICK;
-        if self.calls == 0 || self.now == 0 {
-            self.now = sys::coarse_milliseconds() as u32;
-        }
+        self.now = sys::coarse_milliseconds() as u32;
     }
 
     /// Takes back what was set aside of this arena.

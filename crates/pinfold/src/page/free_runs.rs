@@ -185,7 +185,8 @@ impl FreeRuns {
     }
 
     /// Takes at least `granules` of a dirty run, or what there is: whole units of `unit` granules, so
-    /// that no huge page is split, of the end of a run that has some; else the oldest run.
+    /// that no huge page is split, of the end of a run that has some; else the oldest run. What is
+    /// left behind these units begins to age anew.
     pub(super) fn take_units(&mut self, granules: u32, unit: u32, now: u32) -> Option<(u32, u32)> {
         // A run of two units less one granule has a whole one, wherever it begins.
         let Some(head) = self.find(State::Dirty, 2 * unit - 1) else {

@@ -19,6 +19,7 @@
 //! Only the owner of a block looks the block up, resizes it or frees it. So no other thread changes
 //! a published place.
 
+use super::huge_pages;
 use super::{PAGE_STAT, PageItem, gave_back, took};
 use crate::sys;
 use core::ptr::{NonNull, null_mut};
@@ -203,6 +204,11 @@ pub(super) unsafe fn adopt(start: *mut u8, old: usize, size: usize) -> Option<No
     }
     if !enter(block.as_ptr() as usize, size) {
         no_room(block.as_ptr(), size);
+    }
+    if huge_pages::are_wanted(u32::MAX) {
+        // The pages may be of the memory for which small ones were asked.
+        // SAFETY: the mapping is the new block's.
+        unsafe { sys::prefer_huge(block.as_ptr(), size) };
     }
     mapped(size, 0);
     Some(block)

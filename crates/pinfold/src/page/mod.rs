@@ -61,6 +61,7 @@ pub use window::watch_count;
 
 use crate::fork::{self, Hooks, Rank};
 use crate::nodes::MAX_NODES;
+use crate::topology::cgroup;
 use crate::{mempolicy, nodes, segment};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -335,9 +336,11 @@ pub(crate) fn register_fork() {
         before: || {
             arena::lock_for_fork();
             meta::lock_for_fork();
+            cgroup::lock_for_fork();
         },
         child: || {},
         after: || {
+            cgroup::unlock_after_fork();
             meta::unlock_after_fork();
             arena::unlock_after_fork();
         },

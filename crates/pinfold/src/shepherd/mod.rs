@@ -142,7 +142,8 @@ impl Shepherd {
         }
     }
 
-    /// Looks every `interval`; when nothing has moved for a while, up to eight times less often.
+    /// Looks every `interval`; when nothing has moved for a while, less often: up to eight intervals
+    /// apart, but no more than a second if the interval is shorter.
     #[must_use]
     pub fn interval(mut self, interval: Duration) -> Self {
         self.interval = interval;

@@ -28,7 +28,7 @@ const IDLE_FOR: u32 = 450;
 const SPARSE_CAPACITY: usize = 8;
 /// Exchanges with small sheaves in a tick of the coarse clock, some milliseconds. Beyond that,
 /// sheaves have their full size, so that a burst is not slowed down.
-const SPARSE_EXCHANGES: u32 = 64;
+const SPARSE_EXCHANGES: u32 = 256;
 
 /// What the node's lock protects.
 pub(super) struct Stock {

@@ -34,7 +34,7 @@ struct Room {
     line: [u8; LINE],
 }
 
-/// Only tried: a thread that finds it taken learns nothing new.
+/// A fork takes it with the page layer's locks.
 static ROOM: Lock<Room> = Lock::new(Room {
     name: Text::new(),
     path: Text::new(),
@@ -126,10 +126,20 @@ pub(crate) fn memory_limit(root: &[u8]) -> Option<usize> {
     Some(limit.unwrap_or(usize::MAX))
 }
 
+/// Takes this module's lock for a fork.
+pub(crate) fn lock_for_fork() {
+    ROOM.lock_for_fork();
+}
+
+/// Gives back what [`lock_for_fork`] took, in the parent or in the child.
+pub(crate) fn unlock_after_fork() {
+    ROOM.unlock_after_fork();
+}
+
 /// Calls `f` with the path of a file of the process's cgroup in the second version's hierarchy, at
-/// its usual place. Returns `None` if there is no such cgroup, or another thread is in this module.
+/// its usual place. Returns `None` if there is no such cgroup.
 pub(crate) fn with_file<R>(file: &[u8], f: impl FnOnce(&CStr) -> R) -> Option<R> {
-    let mut room = ROOM.try_lock()?;
+    let mut room = ROOM.lock()?;
     let Room { name, path, line } = &mut *room;
     let mut found = false;
     for_own(b"", line, |version, own| {
