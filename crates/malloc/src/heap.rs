@@ -17,8 +17,7 @@ use pinfold_rseq::{Backend, backend};
 /// What every block is aligned to: the largest fundamental alignment of the ABIs served.
 pub(crate) const ALIGN: usize = 16;
 
-/// Runs of at least so many bytes are moved by their pages, others by copying: each move may cost
-/// the process two mappings.
+/// Shorter runs are moved by copying: moving pages may cost the process two mappings.
 const MOVED_LEAST: usize = 2 << 20;
 
 /// One more than the largest size that has a class; 0 while the fast paths are closed.
