@@ -13,6 +13,7 @@ use iced_x86::{
     OpAccess, OpKind, Register,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// The deepest frame that the analysis accepts. A deeper one is a loop that pushes.
 const DEEPEST: i64 = 1 << 20;
@@ -130,7 +131,7 @@ struct Walk<'i> {
     factory: InstructionInfoFactory,
     states: BTreeMap<u64, State>,
     waiting: BTreeSet<u64>,
-    /// Addresses of data that the function has taken: tables of jumps may be there.
+    /// Addresses of data from which the function loads distances: tables of jumps.
     tables: BTreeSet<u64>,
     /// By address, and by target where several are possible.
     calls: BTreeMap<(u64, Option<Target>), Call>,
@@ -238,13 +239,19 @@ impl Walk<'_> {
             .map(|f| self.start..f.end);
         let within = within.context("a jump by pointer in code without a name")?;
         let mut found = false;
+        let instructions = self.instructions(&within)?;
         // A table of jumps holds distances from its own beginning, 32 bits each.
         for table in self.tables.clone() {
             let entries = self.image.data(table).unwrap_or_default().chunks_exact(4);
-            for entry in entries {
+            for (nth, entry) in entries.enumerate() {
+                // Behind a table lies another, whose distances may lead into this function too.
+                let at = table + 4 * nth as u64;
+                if at != table && self.tables.contains(&at) {
+                    break;
+                }
                 let distance = i32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
                 let target = table.wrapping_add_signed(i64::from(distance));
-                if !within.contains(&target) {
+                if !instructions.contains(&target) {
                     break;
                 }
                 found = true;
@@ -255,6 +262,15 @@ impl Walk<'_> {
             self.call(at, None, state.depth - 8);
         }
         Ok(())
+    }
+
+    /// Where the instructions of a function begin.
+    fn instructions(&self, within: &Range<u64>) -> Result<BTreeSet<u64>> {
+        let code = self.image.code(within.start).context("no code here")?;
+        let length = code.len().min((within.end - within.start) as usize);
+        let options = DecoderOptions::NONE;
+        let decoder = Decoder::with_ip(64, &code[..length], within.start, options);
+        Ok(decoder.into_iter().map(|one| one.ip()).collect())
     }
 
     /// The function that the operand of a call or jump points to.
@@ -356,7 +372,6 @@ impl Walk<'_> {
             }
             Mnemonic::Lea if instruction.is_ip_rel_memory_operand() => {
                 let address = instruction.ip_rel_memory_address();
-                self.tables.insert(address);
                 set(&mut state.registers, to, Some(Value::Address(address)));
             }
             Mnemonic::Lea => {
@@ -388,6 +403,13 @@ impl Walk<'_> {
                 }
             }
             _ => {
+                let base = state.registers.get(&instruction.memory_base());
+                if instruction.mnemonic() == Mnemonic::Movsxd
+                    && instruction.memory_index_scale() == 4
+                    && let Some(Value::Address(table)) = base
+                {
+                    self.tables.insert(*table);
+                }
                 let memory = instruction.op_kinds().any(|kind| kind == OpKind::Memory);
                 if let Some(depth) = memory.then(|| self.depth_of(instruction, state)).flatten() {
                     state.words.remove(&depth);

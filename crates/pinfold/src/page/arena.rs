@@ -105,6 +105,9 @@ pub(crate) fn alloc_run_on(granules: usize, ask: Ask, entry: u16, whole: bool) -
     }
     if entry == LARGE {
         kept::large_more(granules as usize);
+        if run.zeroed {
+            huge_pages::want_for_block(run.start.as_ptr(), granules as usize * GRANULE);
+        }
     }
     numa::count(ask, granules as usize);
     Some(run)

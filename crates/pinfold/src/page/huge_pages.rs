@@ -5,6 +5,7 @@
 //! by default an arena asks for ordinary pages first, and for huge pages when it has grown. It asks
 //! for one or the other each time it maps a step, so that the system's default does not matter.
 
+use crate::sys;
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -15,11 +16,15 @@ pub const HUGE_PAGES_VARIABLE: &str = "PINFOLD_THP";
 /// program stays small, also where the system gives huge pages to all memory.
 const HUGE_FROM: u32 = 1024;
 
+/// A block of at least so many bytes gets huge pages, whatever the node has mapped: its owner is
+/// likelier to use all of it than the owners of small blocks are to fill a huge page.
+const BLOCK_LEAST: usize = 4 << 20;
+
 /// When the arenas ask for huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HugePages {
-    /// For what a node maps beyond its first 64 MiB.
+    /// For what a node maps beyond its first 64 MiB, and for blocks of 4 MiB and more.
     Auto = 0,
     /// For no memory.
     Never = 1,
@@ -56,6 +61,17 @@ static MODE: AtomicU8 = AtomicU8::new(HugePages::Auto as u8);
 pub fn set_huge_pages(mode: HugePages) {
     super::init();
     MODE.store(mode as u8, Relaxed);
+}
+
+/// Asks for huge pages for a block of `size` bytes at `start`, some of it fresh, if the block is
+/// long enough to fill some. A system call for a long block.
+pub(super) fn want_for_block(start: *mut u8, size: usize) {
+    if size < BLOCK_LEAST || MODE.load(Relaxed) != HugePages::Auto as u8 {
+        return;
+    }
+    // All of it, so that the block stays one mapping, which the kernel can move.
+    // SAFETY: whole pages of the block.
+    unsafe { sys::prefer_huge(start, size) };
 }
 
 /// Reads the user's setting. For the start.

@@ -8,7 +8,7 @@ use super::arena::{Arena, Run, alloc_run, arena_of, give_back};
 use super::window;
 use super::{
     GRANULE, HUGE, LARGE, RUN_MOST, State, address_of, budget, frame, gave_back, held, huge,
-    index_of_run, kept, numa, set_entry,
+    huge_pages, index_of_run, kept, numa, set_entry,
 };
 use crate::lock::Guard;
 use crate::sys::{self, Mapped};
@@ -96,6 +96,9 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     arena.hand_out(node, new - old, clean);
     drop(arena);
     kept::large_more((new - old) as usize);
+    if clean {
+        huge_pages::want_for_block(start.as_ptr(), granules * GRANULE);
+    }
     true
 }
 
@@ -210,6 +213,9 @@ fn hand_out(
     drop(arena);
     set_entry(head, LARGE);
     kept::large_more(granules as usize);
+    if clean {
+        huge_pages::want_for_block(address_of(head), granules as usize * GRANULE);
+    }
     NonNull::new(address_of(head))
 }
 
