@@ -239,7 +239,7 @@ pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, size: usize) -> bool
 ///
 /// # Safety
 ///
-/// `[at, at + size)` are whole pages of a reservation.
+/// `[at, at + size)` are whole pages of a mapping of ours.
 pub(crate) unsafe fn commit(at: *mut u8, size: usize) -> bool {
     // SAFETY: the caller's promise.
     keep_errno(|| unsafe {
