@@ -207,9 +207,11 @@ impl FreeRuns {
             self.insert(last, end - last, State::Dirty);
             self.link_newest(last, now);
         }
-        // The frames may still say what they were when runs ended and began there before.
+        // The frames may still say what they were when runs ended and began there before. Whoever
+        // sets the run aside needs its length.
         // SAFETY: as in `insert`.
         unsafe {
+            (at(first).head, at(first).granules) = (first, (last - first) as u16);
             at(first).state = State::Busy;
             at(last - 1).state = State::Busy;
         }
