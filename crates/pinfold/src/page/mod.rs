@@ -92,10 +92,8 @@ pub const LARGE: u16 = u16::MAX;
 /// Bytes in a region, whose address is a multiple of this.
 const REGION: usize = 64 << 20;
 const REGION_GRANULES: usize = REGION / GRANULE;
-/// Where in a region the frames are.
-const FRAMES_AT: usize = 4096;
-/// Where in a region the private parts are.
-const PRIVATE_AT: usize = FRAMES_AT + REGION_GRANULES * size_of::<Frame>();
+/// Where in a region the private parts are: behind the frames.
+const PRIVATE_AT: usize = REGION_GRANULES * size_of::<Frame>();
 /// Bytes of a region's records, rounded up so that any system's pages are whole.
 const HEADER: usize = (PRIVATE_AT + REGION_GRANULES * PRIVATE).next_multiple_of(GRANULE);
 /// A region's first granule that is no record.
@@ -196,10 +194,7 @@ fn region_of(index: u32) -> (*mut u8, usize) {
 /// The frame of granule `index`, as a raw pointer: lists link frames by number.
 fn frame(index: u32) -> *mut Frame {
     let (region, nth) = region_of(index);
-    region
-        .wrapping_add(FRAMES_AT)
-        .cast::<Frame>()
-        .wrapping_add(nth)
+    region.cast::<Frame>().wrapping_add(nth)
 }
 
 /// The granule that `address`, which lies in a region, belongs to.

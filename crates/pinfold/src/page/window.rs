@@ -6,9 +6,9 @@
 //!
 //! ```text
 //! window                    128 MiB                                  each region, 64 MiB
-//! ┌──────────────────┬─────┬──────────┬──────────┬─────┐   ┌────────┬─────────┬──────────┬──────────┐
-//! │ page map         │     │ region 2 │ region 3 │  …  │   │ Region │ frames  │ private  │ granules │
-//! └──────────────────┴─────┴──────────┴──────────┴─────┘   └────────┴─────────┴──────────┴──────────┘
+//! ┌──────────────────┬─────┬──────────┬──────────┬─────┐   ┌────────┬──────────┬──────────┐
+//! │ page map         │     │ region 2 │ region 3 │  …  │   │ frames │ private  │ granules │
+//! └──────────────────┴─────┴──────────┴──────────┴─────┘   └────────┴──────────┴──────────┘
 //! ```
 //!
 //! The page map has two bytes for each granule of the window. It is mapped as far as there are
@@ -18,14 +18,11 @@
 //!
 //! If the program has mapped something in the window, regions leave that place out.
 
-use super::{
-    FRAMES_AT, Frame, GRANULE, HEADER, MAP, PRIVATE, PRIVATE_AT, REGION, REGION_GRANULES,
-    address_of, region_at,
-};
+use super::{GRANULE, HEADER, MAP, REGION, REGION_GRANULES, address_of, region_at};
 use crate::lock::Lock;
 use crate::sys::{self, Mapped};
-use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU8, AtomicUsize};
 
 /// Bytes of the window at most; addresses of 39 bits have a smaller one.
 const WINDOW_MOST: usize = 4 << 40;
@@ -56,16 +53,8 @@ pub(super) static REGIONS: Lock<Regions> = Lock::new(Regions {
     copy: None,
 });
 
-/// What a region begins with.
-#[repr(C, align(64))]
-pub(super) struct Region {
-    /// The node that the region's memory is for.
-    pub(super) node: usize,
-}
-
-const _: () = assert!(FRAMES_AT >= size_of::<Region>());
-const _: () = assert!(PRIVATE_AT >= FRAMES_AT + REGION_GRANULES * size_of::<Frame>());
-const _: () = assert!(HEADER >= PRIVATE_AT + REGION_GRANULES * PRIVATE);
+/// The node that each region's memory is for.
+static NODES: [AtomicU8; WINDOW_MOST / REGION] = [const { AtomicU8::new(0) }; WINDOW_MOST / REGION];
 
 /// Makes a region for `node`, of which nothing but the records is mapped; returns the number of
 /// its first granule. `None` if the system has no memory or the window no place, in a signal
@@ -92,8 +81,7 @@ pub(super) fn make_region(node: usize) -> Option<u32> {
             Mapped::NoMemory => return None,
         }
         regions.next += 1;
-        // SAFETY: mapped above; a region's memory is aligned enough.
-        unsafe { at.cast::<Region>().write(Region { node }) };
+        NODES[number].store(node as u8, Relaxed);
         // Release pairs with the acquire in `entry`: who sees the count sees the entries.
         MAP.count.store(end / GRANULE, Release);
         if let Some(copy) = regions.copy {
@@ -163,15 +151,11 @@ fn choose_window(regions: &mut Regions) -> bool {
     })
 }
 
-/// The node whose region `address`, which lies in a region, belongs to.
+/// The node of the region that `address` lies in; 0 for an address outside the window. Two loads.
 pub(super) fn node_of(address: usize) -> usize {
-    // SAFETY: the region was made before the address was handed out, and its first word stays.
-    unsafe {
-        (*(address as *const u8)
-            .map_addr(|at| at & !(REGION - 1))
-            .cast::<Region>())
-        .node
-    }
+    let number = address.wrapping_sub(MAP.window.load(Relaxed)) / REGION;
+    let node = NODES.get(number);
+    node.map_or(0, |node| usize::from(node.load(Relaxed)))
 }
 
 /// Maps granules of a region for `node`, in huge pages if these are `huge`.
