@@ -122,7 +122,7 @@ pub(crate) unsafe fn map_at(at: *mut u8, size: usize) -> Mapped {
             };
         }
         // Before Linux 4.17 the flag is not known, and the kernel has chosen another address.
-        // SAFETY: mapped just now, and nobody's.
+        // SAFETY: mapped just now, and not used yet.
         unsafe { libc::munmap(mapped, size) };
         Mapped::Taken
     })
@@ -131,7 +131,7 @@ pub(crate) unsafe fn map_at(at: *mut u8, size: usize) -> Mapped {
 /// Returns where the kernel has room for `size` bytes, at which nothing is mapped now.
 pub(crate) fn unmapped_addresses(size: usize) -> Option<usize> {
     let at = map(size, libc::PROT_NONE, libc::MAP_NORESERVE)?;
-    // SAFETY: mapped just now, and nobody's.
+    // SAFETY: mapped just now, and not used yet.
     unsafe { unmap(at.as_ptr(), size) };
     Some(at.as_ptr() as usize)
 }

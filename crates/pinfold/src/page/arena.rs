@@ -34,7 +34,7 @@ const TICK: u32 = 16;
 /// Granules that are mapped at a time: an eighth of what the node has mapped, within these bounds.
 const STEP_LEAST: u32 = (256 << 10) / GRANULE as u32;
 const STEP_MOST: u32 = (2 << 20) / GRANULE as u32;
-/// How many absent runs are left out, in which somebody else has mapped something.
+/// How many absent runs are left out, in which other code of the process has mapped something.
 const TRIES: usize = 16;
 
 pub(super) struct Arena {
@@ -133,7 +133,7 @@ fn alloc_at(node: usize, granules: u32) -> Option<Run> {
         arena.free.free(head, granules, State::Clean, 0);
         return None;
     }
-    // SAFETY: the run is nobody's but ours now.
+    // SAFETY: only this thread uses the run now.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
     arena.hand_out(node, granules, clean);
@@ -220,7 +220,7 @@ pub(super) fn purge(
         kept::use_more(node, granules as usize);
         drop(arena);
         let size = granules as usize * GRANULE;
-        // SAFETY: the run is out of the bins: mapped, and nobody's but ours.
+        // SAFETY: the run is mapped and out of the bins: only this thread uses it.
         let clean = unsafe { sys::purge(address_of(head), size) };
         let Some(again) = arena_of(node).lock_or_divert(super::is_lock_held) else {
             set_aside(address_of(head));
@@ -261,7 +261,7 @@ pub(super) fn unmap_clean(node: usize, least: u32) -> usize {
     };
     while let Some((head, granules)) = arena.free.take_clean(least) {
         let size = granules as usize * GRANULE;
-        // SAFETY: the run is out of the bins: mapped, and nobody's but ours.
+        // SAFETY: the run is mapped and out of the bins: only this thread uses it.
         let state = if unsafe { sys::try_unmap(address_of(head), size) } {
             unmapped += size;
             arena.mapped -= granules;
@@ -308,7 +308,7 @@ impl Arena {
         if !absent_behind || !self.free.is_absent_before(head) {
             return head;
         }
-        // SAFETY: the run is free: mapped, and nobody's but the arena's, which is locked.
+        // SAFETY: the run is mapped and free, and the arena is locked.
         if unsafe { sys::try_unmap(address_of(head), granules as usize * GRANULE) } {
             self.free.take_front(head, granules);
             self.mapped -= granules;
@@ -402,7 +402,7 @@ impl Arena {
                     return mapped;
                 }
                 Mapped::Taken if more == needed => {
-                    // Somebody else's: this run is left to them.
+                    // Other code of the process has mapped something here: this run is left to it.
                     self.free.take_front(head, whole);
                     return mapped;
                 }

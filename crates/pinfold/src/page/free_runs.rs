@@ -39,7 +39,7 @@ impl FreeRuns {
 
     /// Writes a run's first and last frame, and puts it into its bin.
     fn insert(&mut self, head: u32, granules: u32, state: State) {
-        // SAFETY: here and below: the run lies in a region and is nobody's, and the lock is held.
+        // SAFETY: here and below: the run lies in a region, no caller has it, and the lock is held.
         unsafe {
             let run = at(head);
             (run.head, run.granules, run.state) = (head, granules as u16, state);

@@ -206,7 +206,7 @@ fn hand_out(
     clean: bool,
 ) -> Option<NonNull<u8>> {
     arena.free.take_front(head, granules);
-    // SAFETY: the run is nobody's but ours now.
+    // SAFETY: only this thread uses the run now.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
     arena.hand_out(node, granules, clean);
@@ -247,7 +247,7 @@ unsafe fn discard_run(start: NonNull<u8>) {
     let size = granules as usize * GRANULE;
     set_entry(head, 0);
     kept::large_less(granules as usize);
-    // SAFETY: the run is nobody's.
+    // SAFETY: no caller has the run.
     if unsafe { sys::try_unmap(start.as_ptr(), size) } {
         gave_back(node, size);
         numa::gave_back(node, size);

@@ -30,7 +30,7 @@ const WINDOW_MOST: usize = 4 << 40;
 const MAP_STEP: usize = 64 << 10;
 /// Regions whose place the page map takes.
 const MAP_REGIONS: usize = WINDOW_MOST / GRANULE * 2 / REGION;
-/// How many places are tried for a region, where somebody else has mapped something.
+/// How many places are tried for a region, where other code of the process has mapped something.
 const TRIES: usize = 64;
 
 /// What changes when a region is made.
