@@ -47,8 +47,8 @@ impl Bins {
     ///
     /// # Safety
     ///
-    /// Here and below: the caller holds the node's lock, and the run and those in the bins are
-    /// nobody's.
+    /// Here and below: the caller holds the node's lock, and no caller of the arena has the run
+    /// or those in the bins.
     pub(super) unsafe fn insert(&mut self, head: u32) {
         // SAFETY: the caller's promise.
         let bin = unsafe {

@@ -156,7 +156,7 @@ fn connect(path: &CStr) -> Option<libc::c_int> {
     None
 }
 
-/// Decodes base64 in place; returns how many bytes, or `None` if the text is none.
+/// Decodes base64 in place; returns how many bytes, or `None` if the text is not base64.
 fn decode(text: &mut [u8]) -> Option<usize> {
     let (mut bits, mut count, mut length) = (0u32, 0, 0);
     for at in 0..text.len() {
