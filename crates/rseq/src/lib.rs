@@ -39,10 +39,10 @@
 //! let unit = Box::leak(Box::new([0u64; 16])).as_mut_ptr().cast::<u8>();
 //! UNITS.install(index, unit).unwrap();
 //! // A thread that has moved to another CPU meanwhile finds no unit there.
-//! // SAFETY: the offset lies in the unit, behind the header.
+//! // The offset lies in the unit, behind the header.
 //! let counted = unsafe { UNITS.add(UNIT_HEADER, 3) };
 //! if counted {
-//!     // SAFETY: the word lies in the unit, which was leaked and which no other code uses.
+//!     // It lies in the unit; that was leaked, and nobody else has it.
 //!     assert_eq!(unsafe { *unit.add(UNIT_HEADER).cast::<u64>() }, 3);
 //! }
 //! ```
