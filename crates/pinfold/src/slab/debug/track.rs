@@ -3,15 +3,15 @@
 use crate::sys;
 use core::ffi::{c_int, c_void};
 use core::fmt;
-use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicI32};
 
-/// Whether the unwinder's library is loaded. Relaxed: the word guards no data of this crate, and the
-/// loader has locks of its own.
-static UNWINDER: AtomicU8 = AtomicU8::new(UNKNOWN);
-const UNKNOWN: u8 = 0;
-const LOADING: u8 = 1;
-const LOADED: u8 = 2;
+/// Whether a walk has ended, so that the unwinder's library is loaded. Relaxed, as the orderings of
+/// `WALKERS` are: these words guard no data of this crate, and the loader has locks of its own.
+static LOADED: AtomicBool = AtomicBool::new(false);
+
+/// The threads that walk before `LOADED` is set: their ids, 0 where there is none.
+static WALKERS: [AtomicI32; 16] = [const { AtomicI32::new(0) }; 16];
 
 /// Callers that are kept.
 const FRAMES: usize = 16;
@@ -36,8 +36,8 @@ impl Track {
 
     /// Returns who is here. Walks the stack by its unwinding tables, and takes no lock of this crate.
     ///
-    /// The first walk may load the unwinder's library, which allocates. Until that walk has ended,
-    /// other calls record no callers: an allocation within it would begin a walk without end.
+    /// A thread's first walk may load the unwinder's library, which allocates. An allocation within
+    /// that walk records no callers: it would begin a walk without end.
     #[cold]
     #[inline(never)]
     pub(super) fn here() -> Track {
@@ -49,19 +49,19 @@ impl Track {
             cpu: unsafe { libc::sched_getcpu() } as u32,
             ..Track::NOBODY
         };
-        let mut walk = Walk {
-            frames: &mut track.frames,
-            depth: 0,
-        };
-        let first = match UNWINDER.compare_exchange(UNKNOWN, LOADING, Relaxed, Relaxed) {
-            Ok(_) => true,
-            Err(LOADING) => return track,
-            Err(_) => false,
-        };
-        // SAFETY: the callback is given the walk, which lives through the call.
-        unsafe { _Unwind_Backtrace(step, (&raw mut walk).cast()) };
-        if first {
-            UNWINDER.store(LOADED, Relaxed);
+        let loaded = LOADED.load(Relaxed);
+        let walker = if loaded { None } else { enter(track.thread) };
+        if loaded || walker.is_some() {
+            let mut walk = Walk {
+                frames: &mut track.frames,
+                depth: 0,
+            };
+            // SAFETY: the callback is given the walk, which lives through the call.
+            unsafe { _Unwind_Backtrace(step, (&raw mut walk).cast()) };
+        }
+        if let Some(walker) = walker {
+            LOADED.store(true, Relaxed);
+            walker.store(0, Relaxed);
         }
         track
     }
@@ -98,6 +98,16 @@ impl Track {
         }
         Ok(())
     }
+}
+
+/// Takes a place in `WALKERS` for `thread`; `None` if it has one already, or all are taken.
+fn enter(thread: i32) -> Option<&'static AtomicI32> {
+    if WALKERS.iter().any(|walker| walker.load(Relaxed) == thread) {
+        return None;
+    }
+    WALKERS
+        .iter()
+        .find(|walker| walker.compare_exchange(0, thread, Relaxed, Relaxed).is_ok())
 }
 
 struct Walk<'f> {
