@@ -14,7 +14,8 @@ use crate::page::{self, Ask};
 use crate::segment::{NodeEvents, SlabEvent};
 use core::alloc::Layout;
 use core::ptr::null_mut;
-use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicPtr};
 
 /// Empty sheaves that a barn keeps; more go to the pool that all caches share.
 const EMPTY_MOST: usize = 10;
@@ -56,6 +57,8 @@ pub(super) struct Node {
     /// Where the slow paths count: `own_events`, or the row in the statistics segment.
     pub(super) events: AtomicPtr<NodeEvents>,
     pub(super) own_events: &'static NodeEvents,
+    /// Whether the slabs were sparse when a sheaf was exchanged last.
+    sparse: AtomicBool,
 }
 
 impl Node {
@@ -73,7 +76,13 @@ impl Node {
             set_aside: AtomicPtr::new(null_mut()),
             events: AtomicPtr::new(core::ptr::from_ref(events).cast_mut()),
             own_events: events,
+            sparse: AtomicBool::new(false),
         }
+    }
+
+    /// Whether sparse slabs are to drain: then a CPU keeps no spare sheaf. A guess, without the lock.
+    pub(super) fn is_sparse(&self) -> bool {
+        self.sparse.load(Relaxed)
     }
 
     /// Takes the lock. Returns `None` if an interrupted frame of this thread holds this lock.
@@ -134,6 +143,7 @@ impl Node {
             return Err(empty);
         };
         stock.count(SlabEvent::AllocSlowpath, 1);
+        self.sparse.store(stock.slabs.is_sparse(cache), Relaxed);
         self.take_back(cache, &mut stock);
         // What was freed to a hardened cache has its way through `exchange_quarantined`.
         let from_barn = cache.hardening.is_none();
@@ -205,6 +215,7 @@ impl Node {
             return Err(full);
         };
         stock.count(SlabEvent::FreeSlowpath, 1);
+        self.sparse.store(stock.slabs.is_sparse(cache), Relaxed);
         if let Some(sheaf) = full {
             stock.count(SlabEvent::BarnPut, 1);
             stock.full.put(sheaf);

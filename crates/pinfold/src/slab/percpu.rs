@@ -149,6 +149,16 @@ impl Cache {
         unsafe { Sheaf::from_word(word) }
     }
 
+    /// Takes the current CPU's spare sheaf; while sparse slabs drain, sends its objects to their slabs.
+    fn spare_unless_sparse(&self, node: &Node) -> Option<Sheaf> {
+        let spare = self.take_spare()?;
+        if node.is_sparse() && !spare.is_empty() {
+            self.put(node, spare);
+            return None;
+        }
+        Some(spare)
+    }
+
     /// Makes `sheaf` the current CPU's main one if what is there `may_go`, and keeps what was there, or else `sheaf`, as
     /// the spare or in the barn.
     fn install(&self, node: &Node, sheaf: Sheaf, may_go: impl Fn(u64) -> bool) {
@@ -191,7 +201,7 @@ impl Cache {
         let ask = self.ask();
         let node = &self.nodes()[ask.node];
         tick();
-        let sheaf = match self.take_spare() {
+        let sheaf = match self.spare_unless_sparse(node) {
             Some(spare) if !spare.is_empty() => {
                 node.count(SlabEvent::AllocLockless, 1);
                 Ok(spare)
@@ -234,7 +244,7 @@ impl Cache {
         }
         let node = self.here();
         tick();
-        let mut spare = self.take_spare();
+        let mut spare = self.spare_unless_sparse(node);
         if let Some(full) = spare.as_mut().filter(|spare| spare.is_full()) {
             self.send_home(node, full);
         }
