@@ -298,7 +298,7 @@ fn huge_pages(root: &Path) -> Check {
         .to_owned();
     let follows = match chosen.as_str() {
         "always" => {
-            "what is needed beyond 64 MiB comes in pages of 2 MiB (see PINFOLD_THP), and so do blocks from 32 MiB on"
+            "what is needed beyond 64 MiB comes in pages of 2 MiB (see PINFOLD_THP), and so do blocks from 62 MiB on"
         }
         "madvise" => "what is needed beyond 64 MiB comes in pages of 2 MiB (see PINFOLD_THP)",
         _ => "memory comes in ordinary pages",

@@ -13,7 +13,7 @@
 //! 1. `heap::alloc` finds the size's class, and pops a block off the current CPU's sheaf
 //!    ([`pinfold::slab::kmalloc`]): one critical section.
 //! 2. When the sheaf is empty, the slab layer brings the next one.
-//! 3. Above 512 KiB a block is a run of the arena ([`pinfold::page`]), from 32 MiB on a mapping of
+//! 3. Above 512 KiB a block is a run of the arena ([`pinfold::page`]), from 62 MiB on a mapping of
 //!    its own.
 //!
 //! `heap::free` reads the block's class from the page map, and pushes the block onto the sheaf of

@@ -164,10 +164,10 @@ static void errno_is_kept(void)
 
 static void figures(void)
 {
-	void *big = hide(malloc((size_t)40 << 20));
+	void *big = hide(malloc((size_t)64 << 20));
 	void *small = hide(malloc(100));
 	struct mallinfo2 info = mallinfo2();
-	CHECK(info.hblkhd >= (size_t)40 << 20 && info.arena > 0 && info.uordblks > 0);
+	CHECK(info.hblkhd >= (size_t)64 << 20 && info.arena > 0 && info.uordblks > 0);
 	free(small);
 	free(big);
 	static void *blocks[20000];

@@ -2,7 +2,7 @@
 //! request.
 
 use super::arena::{arena_of, purge, purge_all, unmap_clean};
-use super::{is_lock_held, returned};
+use super::{is_lock_held, kept, returned};
 use crate::{nodes, sys};
 
 /// How long a free run stays dirty, in milliseconds. Peers: mimalloc 1 s, jemalloc 10 s.
@@ -22,6 +22,7 @@ pub(super) fn purge_aged(node: usize, now: u32) {
 /// Purges what has been dirty for long on all nodes; for the shepherd.
 pub(crate) fn purge_all_aged() {
     let now = sys::coarse_milliseconds() as u32;
+    kept::forget(now);
     (0..nodes::count()).for_each(|node| purge_aged(node, now));
 }
 

@@ -180,6 +180,9 @@ pub(super) fn give_back(head: u32, granules: u32) {
     arena.take_in(node, head, granules);
     let (calls, now) = (arena.calls, arena.now);
     drop(arena);
+    if calls == 0 {
+        kept::forget(now);
+    }
     if kept::excess() > 0 {
         relieve();
     } else if calls == 0 {
@@ -200,8 +203,10 @@ fn relieve() {
             drop(purge(arena, node, |free| {
                 let most = excess.min(RUN_MOST as usize) as u32;
                 let run = (excess > 0).then(|| free.take_units(most, STEP_MOST, now));
-                run.flatten()
-                    .inspect(|run| excess = excess.saturating_sub(run.1 as usize))
+                run.flatten().inspect(|run| {
+                    kept::purged(run.1 as usize);
+                    excess = excess.saturating_sub(run.1 as usize);
+                })
             }));
         }
     }
@@ -280,12 +285,10 @@ pub(super) fn unmap_clean(node: usize, least: u32) -> usize {
 impl Arena {
     /// Counts granules that a caller gets.
     pub(super) fn hand_out(&mut self, node: usize, granules: u32, clean: bool) {
-        kept::use_more(node, granules as usize);
+        kept::hand_out(node, granules as usize, clean);
         if clean {
             numa::took_fresh(node, granules as usize);
             took(node, granules as usize * GRANULE);
-        } else {
-            kept::less_dirty(node, granules as usize);
         }
     }
 

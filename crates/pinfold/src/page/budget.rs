@@ -207,16 +207,18 @@ pub fn cgroup_limit(root: &[u8]) -> Option<usize> {
     cgroup::memory_limit(root).filter(|&bytes| bytes != NONE)
 }
 
-/// Returns how many bytes may be kept beyond `in_use` bytes: an eighth of them, at least 16 MiB,
-/// but at most a sixteenth of the tightest limit, and what that limit leaves. A limit that leaves
-/// nothing still allows 1 MiB, because held memory also counts what was never touched. One load.
-pub(crate) fn kept_most(in_use: usize) -> usize {
-    kept_below(TIGHTEST.load(Relaxed), in_use)
+/// Returns how many bytes may be kept beyond `in_use` bytes: an eighth of them, at least 16 MiB, and
+/// `missed` bytes more; but at most a sixteenth of the tightest limit, and what that limit leaves. A
+/// limit that leaves nothing still allows 1 MiB, because held memory also counts what was never
+/// touched. One load.
+pub(crate) fn kept_most(in_use: usize, missed: usize) -> usize {
+    kept_below(TIGHTEST.load(Relaxed), in_use, missed)
 }
 
-fn kept_below(limit: usize, in_use: usize) -> usize {
+fn kept_below(limit: usize, in_use: usize, missed: usize) -> usize {
     let most = (limit / 16).min(limit.saturating_sub(in_use));
-    (in_use / 8).max(KEPT_LEAST).min(most).max(KEPT_AT_LIMIT)
+    let kept = (in_use / 8).max(KEPT_LEAST) + missed;
+    kept.min(most).max(KEPT_AT_LIMIT)
 }
 
 /// Returns whether what is held, now `held` bytes, should not grow by `more` bytes before free
@@ -333,17 +335,19 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_a_share_of_the_use_within_the_limit() {
-        assert_eq!(kept_below(NONE, 0), 16 * MIB);
-        assert_eq!(kept_below(NONE, 128 * MIB), 16 * MIB);
-        assert_eq!(kept_below(NONE, 800 * MIB), 100 * MIB);
+        assert_eq!(kept_below(NONE, 0, 0), 16 * MIB);
+        assert_eq!(kept_below(NONE, 128 * MIB, 0), 16 * MIB);
+        assert_eq!(kept_below(NONE, 800 * MIB, 0), 100 * MIB);
+        assert_eq!(kept_below(NONE, 800 * MIB, 50 * MIB), 150 * MIB);
         // A sixteenth of 256 MiB is 16 MiB, and of 128 MiB 8.
-        assert_eq!(kept_below(256 * MIB, 0), 16 * MIB);
-        assert_eq!(kept_below(256 * MIB, 200 * MIB), 16 * MIB);
-        assert_eq!(kept_below(128 * MIB, 100 * MIB), 8 * MIB);
+        assert_eq!(kept_below(256 * MIB, 0, 0), 16 * MIB);
+        assert_eq!(kept_below(256 * MIB, 200 * MIB, 0), 16 * MIB);
+        assert_eq!(kept_below(256 * MIB, 100 * MIB, 90 * MIB), 16 * MIB);
+        assert_eq!(kept_below(128 * MIB, 100 * MIB, 0), 8 * MIB);
         // Never beyond the limit.
-        assert_eq!(kept_below(256 * MIB, 250 * MIB), 6 * MIB);
-        assert_eq!(kept_below(256 * MIB, 256 * MIB), MIB);
-        assert_eq!(kept_below(256 * MIB, 10_000 * MIB), MIB);
+        assert_eq!(kept_below(256 * MIB, 250 * MIB, 0), 6 * MIB);
+        assert_eq!(kept_below(256 * MIB, 256 * MIB, 0), MIB);
+        assert_eq!(kept_below(256 * MIB, 10_000 * MIB, 0), MIB);
     }
 
     #[test]

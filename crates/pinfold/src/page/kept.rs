@@ -2,11 +2,26 @@
 //!
 //! Dirty memory is what the process keeps beyond its use. [`excess`] compares it with what
 //! [`budget`](super::budget) allows. Runs of slabs count as in use, whatever is free in them.
+//!
+//! # Memory that was needed again
+//!
+//! Most programs that free much memory at once do not need it soon. A program that does would pay a
+//! page fault for each page, over and over. So the arenas learn:
+//!
+//! 1. [`purged`] notes what went back to the system only because it was in excess.
+//! 2. [`took_clean`] finds that an arena has to hand out clean memory soon after that. So much of
+//!    what went back was *missed*.
+//! 3. [`excess`] allows that much more dirty memory, but never so much that the process holds more
+//!    than it used a short while ago.
+//! 4. [`forget`] halves all three figures every [`FORGET`] milliseconds.
 
 use super::{GRANULE, budget, huge_total};
 use crate::nodes::{self, MAX_NODES};
-use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, AtomicUsize};
+
+/// How long the arenas remember, in milliseconds.
+const FORGET: u32 = 450;
 
 /// A node's figures, in granules. The holder of the arena's lock writes them; any thread reads
 /// them.
@@ -28,6 +43,14 @@ static FIGURES: [Figures; MAX_NODES] = [const {
 /// Granules in runs that are one block each.
 static LARGE_USED: AtomicUsize = AtomicUsize::new(0);
 
+/// Granules that went back to the system a short while ago because they were in excess. Any thread
+/// writes this word and the next two. They guard nothing, so that all orderings are relaxed.
+static PURGED: AtomicUsize = AtomicUsize::new(0);
+/// Granules of those that were needed again.
+static MISSED: AtomicUsize = AtomicUsize::new(0);
+/// The most granules that were in use a short while ago.
+static USED_LATELY: AtomicUsize = AtomicUsize::new(0);
+
 /// Adds to a figure of which the caller is the only writer.
 fn add(figure: &AtomicUsize, granules: usize) {
     figure.store(figure.load(Relaxed).wrapping_add(granules), Relaxed);
@@ -37,7 +60,17 @@ fn sub(figure: &AtomicUsize, granules: usize) {
     add(figure, granules.wrapping_neg());
 }
 
-/// The holder of the arena's lock has handed out granules of `node`.
+/// The holder of the arena's lock has handed out granules of `node`, `clean` or dirty ones.
+pub(super) fn hand_out(node: usize, granules: usize, clean: bool) {
+    use_more(node, granules);
+    if clean {
+        took_clean(granules);
+    } else {
+        less_dirty(node, granules);
+    }
+}
+
+/// The holder of the arena's lock has taken granules of `node` out of the free runs.
 pub(super) fn use_more(node: usize, granules: usize) {
     add(&FIGURES[node].used, granules);
 }
@@ -77,10 +110,56 @@ pub fn large_in_use() -> usize {
 
 /// Dirty granules beyond what may be kept. Some loads for each node.
 pub(super) fn excess() -> usize {
-    let sum = |figure: fn(&Figures) -> &AtomicUsize| -> usize {
-        let nodes = FIGURES.iter().take(nodes::count());
-        nodes.map(|node| figure(node).load(Relaxed)).sum()
+    let used = used();
+    if used > USED_LATELY.load(Relaxed) {
+        USED_LATELY.store(used, Relaxed);
+    }
+    let dirty: usize = nodes_figures().map(|node| node.dirty.load(Relaxed)).sum();
+    let lately = USED_LATELY.load(Relaxed).saturating_sub(used);
+    let missed = MISSED.load(Relaxed).min(lately) * GRANULE;
+    dirty.saturating_sub(budget::kept_most(used * GRANULE, missed) / GRANULE)
+}
+
+fn nodes_figures() -> impl Iterator<Item = &'static Figures> {
+    FIGURES.iter().take(nodes::count())
+}
+
+/// Granules in use, with those of huge blocks.
+fn used() -> usize {
+    let used: usize = nodes_figures().map(|node| node.used.load(Relaxed)).sum();
+    used + huge_total() / GRANULE
+}
+
+/// Notes that dirty granules went back to the system because they were in excess.
+pub(super) fn purged(granules: usize) {
+    PURGED.fetch_add(granules, Relaxed);
+}
+
+/// Notes that a caller gets clean granules.
+fn took_clean(granules: usize) {
+    let purged = PURGED.load(Relaxed);
+    let missed = granules.min(purged);
+    // If another thread changed the word, this call is not counted.
+    let exchange = |missed| PURGED.compare_exchange(purged, purged - missed, Relaxed, Relaxed);
+    if missed > 0 && exchange(missed).is_ok() {
+        MISSED.fetch_add(missed, Relaxed);
+    }
+}
+
+/// Forgets a part of what was learned if it is time, `now` in milliseconds.
+pub(super) fn forget(now: u32) {
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    let last = LAST.load(Relaxed);
+    let is_due = now.wrapping_sub(last) >= FORGET;
+    if !is_due || LAST.compare_exchange(last, now, Relaxed, Relaxed).is_err() {
+        return;
+    }
+    // What another thread adds meanwhile may be lost.
+    let halve = |word: &AtomicUsize, least| {
+        let now = word.load(Relaxed);
+        word.store(least + now.saturating_sub(least) / 2, Relaxed);
     };
-    let in_use = sum(|node| &node.used) * GRANULE + huge_total();
-    sum(|node| &node.dirty).saturating_sub(budget::kept_most(in_use) / GRANULE)
+    halve(&PURGED, 0);
+    halve(&MISSED, 0);
+    halve(&USED_LATELY, used());
 }

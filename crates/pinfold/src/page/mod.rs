@@ -85,7 +85,7 @@ pub const GRANULE: usize = 1 << GRANULE_SHIFT;
 /// log2 of [`GRANULE`].
 pub const GRANULE_SHIFT: u32 = 16;
 /// From this many bytes on a block is a mapping of its own.
-pub const HUGE: usize = 32 << 20;
+pub const HUGE: usize = 62 << 20;
 /// The page map's entry for a run that is one block.
 pub const LARGE: u16 = u16::MAX;
 

@@ -58,7 +58,7 @@ unsafe fn clear_from(block: NonNull<[u8]>, start: usize) {
 /// An allocator for collections over the size caches ([`kmalloc`]), for any layout. It takes no memory itself.
 ///
 /// Costs one critical section on the common path, to allocate and to free. Layouts above 512 KiB cost the arena's lock, those
-/// from 32 MiB on a system call.
+/// from 62 MiB on a system call.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
