@@ -1,16 +1,16 @@
 //! The Linux kernel's per-CPU memory machinery for user-space programs.
 //!
-//! Modules, top-down; each uses only those below it:
+//! The modules from top to bottom. Each uses only the modules below it:
 //!
-//! * [`pages`]: single pages by memory policy.
+//! * [`pages`]: allocates single pages by memory policy.
 //! * [`slab`]: object caches, and [`slab::kmalloc`], caches by size.
-//! * [`page`]: memory from the system, by node.
-//! * [`segment`]: the statistics that a process shows to others.
+//! * [`page`]: takes memory from the system and gives it back, for each node.
+//! * [`segment`]: the statistics that a process shows to other processes.
 //! * [`vmstat`]: counts by item and zone.
-//! * [`mempolicy`]: which nodes memory comes from; useful without the allocator.
-//! * [`shepherd`]: folds counts from afar, and has idle caches give back.
-//! * [`counter`]: counts that every CPU adds to on its own.
-//! * [`topology`]: CPUs and nodes, and what this process may use of them.
+//! * [`mempolicy`]: which nodes memory comes from. Useful without the allocator too.
+//! * [`shepherd`]: folds counts from another CPU, and makes idle caches give memory back.
+//! * [`counter`]: counts that each CPU adds to on its own.
+//! * [`topology`]: the CPUs and nodes, and which of them this process may use.
 #![no_std]
 
 #[cfg(test)]
@@ -32,25 +32,26 @@ mod sys;
 pub mod topology;
 pub mod vmstat;
 
-/// Ends the process with a message on standard error, for a violated invariant: going on would lose data. Allocates
-/// nothing.
+/// Ends the process with a message on standard error, after an invariant was violated.
+///
+/// Going on would lose data. Allocates nothing.
 #[doc(hidden)]
 #[cold]
 pub fn abort(message: core::fmt::Arguments<'_>) -> ! {
     sys::die(message)
 }
 
-/// The README's examples, run as tests.
+/// Runs the README's examples as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
-/// The examples in docs/slabinfo.md, run as tests.
+/// Runs the examples of docs/slabinfo.md as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/slabinfo.md")]
 struct SlabinfoDocumentation;
 
-/// The examples in docs/mempolicy.md, run as tests.
+/// Runs the examples of docs/mempolicy.md as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/mempolicy.md")]
 struct MempolicyDocumentation;

@@ -1,82 +1,100 @@
-//! How many nodes the allocator tells apart, which is the current one, and which is next when one is full.
+//! The nodes that the allocator tells apart: their numbers, the current one, and their order by
+//! distance.
 //!
-//! Nodes are numbered densely here, from 0, in the order of the system's ids of those that have memory which this process may
-//! use; a machine without NUMA has one.
+//! Nodes are numbered from 0 without gaps. They are those nodes of the system that have memory
+//! which this process may use, in the order of the system's ids. A machine without NUMA has one
+//! node.
 //!
 //! # The kernel's node
 //!
-//! A process that was started with a memory policy of its own (`numactl`, `pinfold run --policy`, `PINFOLD_POLICY`) on a machine
-//! of several nodes has one number more, the last. Memory of that number bears no policy, so that the kernel places
-//! every page of it by the process's. All that has no policy of its own is allocated there.
+//! A process may have been started with a memory policy of its own (by `numactl`,
+//! `pinfold run --policy` or `PINFOLD_POLICY`). If the allocator took memory from chosen nodes, it
+//! would override that policy. So on a machine with several nodes such a process has one more
+//! number, the last: the *kernel's node*. Memory of that number has no policy, so the kernel places
+//! its pages by the process's policy. Every allocation without a policy of its own comes from the
+//! kernel's node.
 //!
-//! # Nodes that are not there
+//! # Made-up nodes
 //!
-//! For tests on machines with one node, [`FAKE_VARIABLE`] in the environment of a starting process gives the number of nodes, as the
-//! kernel's `numa=fake=`: CPU c is on node c modulo that number, and all their memory is asked of the system's node 0. What
-//! the allocator keeps apart by node, and what it sends home, is then what it would be on a machine with so many; distances are
-//! as on a ring.
+//! For tests on machines with one node, [`FAKE_VARIABLE`] in the environment sets the number of
+//! nodes, like the kernel's `numa=fake=`:
+//!
+//! * CPU c is on node c modulo that number.
+//! * All memory comes from the system's node 0.
+//! * Distances are those on a ring.
+//!
+//! The allocator then keeps the memory of different nodes apart, and sends freed objects back to
+//! their nodes, as on a machine with that many nodes.
 
 use crate::topology::{NodeId, NodeSet, facts};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize};
 use pinfold_rseq::{Backend, Index, MAX_INDEX, backend};
 
-/// Nodes that the allocator tells apart, the kernel's included; machines with more are taken to have one.
+/// The maximum number of nodes, including the kernel's. A machine with more counts as one with one.
 pub(crate) const MAX_NODES: usize = 64;
 
-/// The environment variable that makes nodes up.
+/// The environment variable that sets the number of made-up nodes.
 const FAKE_VARIABLE: &str = "PINFOLD_FAKE_NODES";
 
-/// How many numbers there are, and how many of them are nodes: one less than each, and [`KNOWN`]; 0 until [`init`] is over. One word,
-/// written once: what there is one of for each must not change in number.
+/// Bits 0 to 7 hold one less than the number of all nodes, including the kernel's. Bits 8 to 15
+/// hold one less than the number of nodes with memory. [`KNOWN`] is set too; the word is 0 until
+/// [`init`] is over.
+///
+/// Packed into one word and written once, because per-node tables are sized from it and never
+/// resized.
 static NUMBERS: AtomicU32 = AtomicU32::new(0);
-/// Where in it the number of nodes is.
+/// The first bit of the number of nodes with memory.
 const REAL_SHIFT: u32 = 8;
 const KNOWN: u32 = 1 << 16;
 static FAKE: AtomicBool = AtomicBool::new(false);
 /// The system's id of each node.
 static IDS: [AtomicUsize; MAX_NODES] = [const { AtomicUsize::new(0) }; MAX_NODES];
-/// One more than the node of each CPU, or [`UNKNOWN`]: a CPU that was offline when the machine was
-/// read. All zero at the start, so that the library's file holds nothing of the table.
+/// One more than the node of each CPU, or [`UNKNOWN`] for a CPU that was offline when the machine
+/// was read. Zero at the start, so that the table takes no room in the library's file.
 static OF_CPU: [AtomicU8; MAX_INDEX] = [const { AtomicU8::new(UNKNOWN) }; MAX_INDEX];
 const UNKNOWN: u8 = 0;
-/// For each node all nodes, the nearest first.
+/// For each node, all nodes from the nearest to the farthest.
 static BY_DISTANCE: [[AtomicU8; MAX_NODES]; MAX_NODES] =
     [const { [const { AtomicU8::new(0) }; MAX_NODES] }; MAX_NODES];
 
-/// Whether the machine's nodes are known.
+/// Returns whether the machine's nodes are known.
 pub(crate) fn are_known() -> bool {
-    // Acquire pairs with the release in `init`.
+    // Acquire pairs with the release in `init`: the tables are filled in.
     NUMBERS.load(Acquire) != 0
 }
 
-/// What [`init`] has to be told of the machine by the module that knows policies.
+/// What [`init`] needs to know from the module for policies, which stands above this one.
 pub(crate) trait Known {
-    /// The nodes that the process may use, if that is known.
+    /// Returns the nodes that the process may use, if they are known.
     fn allowed(&self) -> Option<NodeSet>;
-    /// Whether the process's memory is placed by a policy of its own.
+    /// Returns whether the process has a memory policy of its own.
     fn policy(&self) -> bool;
-    /// Calls the function for each node with each node that has memory, the nearest first.
+    /// Calls `each` for each node with each node that has memory, from the nearest to the farthest.
     fn by_distance(&self, with_memory: &NodeSet, each: &mut impl FnMut(NodeId, NodeId));
 }
 
-/// Reads the machine's nodes, once, before anything is made that there is one of for each; of those with memory the allowed ones.
-/// With a policy there is a kernel's node, where there are several. A machine that cannot be read has one.
+/// Reads the machine's nodes, once, before any per-node table is made.
+///
+/// Counts the nodes that have memory which the process may use. Adds the kernel's node if there are
+/// several nodes and the process has a policy. A machine that cannot be read counts as having one
+/// node.
 pub(crate) fn init(known: &impl Known) {
-    // Two threads at once find the same machine, but each its own policy: the first one's counts.
+    // Two threads at once find the same machine, but may find different policies. The first result
+    // stays.
     let real = fake().unwrap_or_else(|| {
-        // Most machines have one node: one file answers for them.
+        // Most machines have one node, and one file is enough to know that.
         let several = facts::has_several_nodes().then(|| machine(known));
         several.flatten().unwrap_or(1)
     });
     let kernels = real > 1 && known.policy();
     let others = real as u32 - 1;
     let numbers = KNOWN | others << REAL_SHIFT | (others + u32::from(kernels));
-    // Release pairs with the acquires below.
+    // Release pairs with the acquires in `are_known`, `count` and `real`.
     let _ = NUMBERS.compare_exchange(0, numbers, Release, Relaxed);
 }
 
-/// Makes nodes up, where that is asked for.
+/// Fills the tables with made-up nodes if [`FAKE_VARIABLE`] asks for them. Returns their number.
 fn fake() -> Option<usize> {
     let mut buffer = [0; 4];
     let text = pinfold_rseq::env::read(FAKE_VARIABLE, &mut buffer)?;
@@ -89,7 +107,7 @@ fn fake() -> Option<usize> {
         node.store((cpu % nodes) as u8 + 1, Relaxed);
     }
     for (from, places) in BY_DISTANCE.iter().enumerate().take(nodes) {
-        // One ahead, one behind, two ahead, two behind…
+        // The order is: one ahead, one behind, two ahead, two behind, and on.
         for (nth, place) in places.iter().enumerate().take(nodes) {
             let away = nth.div_ceil(2);
             let to = if nth % 2 == 1 {
@@ -103,7 +121,8 @@ fn fake() -> Option<usize> {
     Some(nodes)
 }
 
-/// Reads the machine; how many nodes it has, if several.
+/// Fills the tables from the machine. Returns its number of nodes, or `None` if it is one or
+/// unusable.
 #[cold]
 #[inline(never)]
 fn machine(known: &impl Known) -> Option<usize> {
@@ -128,7 +147,8 @@ fn machine(known: &impl Known) -> Option<usize> {
         };
         if last != Some(from) {
             last = Some(from);
-            // CPUs of a node without usable memory use the nearest that has some; a node is its own nearest.
+            // A node is its own nearest. The CPUs of a node without usable memory use the nearest
+            // node that has some.
             facts::for_each_cpu_of(from, |cpu| {
                 if let Some(node) = OF_CPU.get(cpu) {
                     node.store(to as u8 + 1, Relaxed);
@@ -144,41 +164,44 @@ fn machine(known: &impl Known) -> Option<usize> {
     Some(nodes)
 }
 
-/// How many numbers there are, the kernel's node included; at least 1.
+/// Returns the number of nodes, including the kernel's. At least 1. One load.
 pub(crate) fn count() -> usize {
-    // Acquire pairs with the release in `init`.
+    // Acquire pairs with the release in `init`: the tables are filled in.
     (NUMBERS.load(Acquire) & 0xff) as usize + 1
 }
 
-/// How many nodes with memory there are, at least 1.
+/// Returns the number of nodes with memory, without the kernel's. At least 1. One load.
 pub(crate) fn real() -> usize {
-    // Acquire pairs with the release in `init`.
+    // Acquire pairs with the release in `init`: the tables are filled in.
     (NUMBERS.load(Acquire) >> REAL_SHIFT & 0xff) as usize + 1
 }
 
-/// The system's id of node `node`.
+/// Returns the system's id of node `node`. Made-up nodes have the id 0.
 pub(crate) fn id(node: usize) -> usize {
     IDS[node].load(Relaxed)
 }
 
-/// The number of the node with the system's id `id`, if it has memory that may be used. Made-up nodes have the ids that they have
-/// here.
+/// Returns the number of the node with the system's id `id`, if that node has usable memory. The id
+/// of a made-up node is its number.
 pub(crate) fn with_id(id: usize) -> Option<usize> {
     (0..real()).find(|&node| id_or_number(node) == id)
 }
 
-/// What policies call node `node`: the system's id, or the number of one that is made up.
+/// Returns the id of node `node` in policies: the system's id, or the number of a made-up node.
 pub(crate) fn id_or_number(node: usize) -> usize {
     if are_made_up() { node } else { id(node) }
 }
 
-/// The `nth` nearest node from `node`; it is its own nearest.
+/// Returns the `nth` nearest node from `node`. A node is its own nearest.
 pub(crate) fn nearest(node: usize, nth: usize) -> usize {
     usize::from(BY_DISTANCE[node][nth].load(Relaxed))
 }
 
-/// The nodes to ask when `from` should give memory, it first: the others by distance, the kernel's node last. For the kernel's node
-/// no other stands in: memory there bears a policy, which would hold instead of the process's.
+/// Returns the nodes to ask when an allocation wants memory of `from`: `from` itself, the other
+/// nodes by distance, and last the kernel's node.
+///
+/// For the kernel's node, no other node is asked. Memory of the others has a policy, which would
+/// override the process's.
 pub(crate) fn fallback(from: usize) -> impl Iterator<Item = usize> {
     let real = real();
     let by_distance = if is_the_kernels(from) { 0 } else { real };
@@ -188,18 +211,21 @@ pub(crate) fn fallback(from: usize) -> impl Iterator<Item = usize> {
         .chain(the_kernels)
 }
 
-/// Whether nodes are made up.
+/// Returns whether the nodes are made up.
 pub(crate) fn are_made_up() -> bool {
     FAKE.load(Relaxed)
 }
 
-/// Whether memory of that number is left to the kernel's policies.
+/// Returns whether `node` is the kernel's node.
 pub(crate) fn is_the_kernels(node: usize) -> bool {
     node >= real()
 }
 
-/// Where to allocate what has no policy of its own: the kernel's node if there is one, else the node of the CPU the thread runs
-/// on; it may run elsewhere by the time this returns. One test where there is one node.
+/// Returns the node for an allocation without a policy: the kernel's node if there is one,
+/// otherwise the node of the CPU that the thread runs on.
+///
+/// The thread may have moved by the time this returns. Costs one comparison on a machine with one
+/// node.
 #[inline]
 pub(crate) fn current() -> usize {
     let count = count();
@@ -212,14 +238,14 @@ pub(crate) fn current() -> usize {
     of_this_cpu()
 }
 
-/// The node of the CPU the thread runs on.
+/// Returns the node of the CPU that the thread runs on.
 pub(crate) fn of_this_cpu() -> usize {
     if real() == 1 {
         return 0;
     }
     let cpu = match backend() {
-        // A concurrency id is no CPU's number.
-        // SAFETY: no preconditions.
+        // A concurrency id is not the number of a CPU.
+        // SAFETY: `sched_getcpu` has no preconditions.
         Backend::Rseq(Index::Cid) => unsafe { libc::sched_getcpu() as usize },
         _ => pinfold_rseq::current(),
     };
@@ -229,12 +255,15 @@ pub(crate) fn of_this_cpu() -> usize {
     }
 }
 
-/// The node of a CPU that came online after the machine was read: the kernel's word for the CPU that the thread runs on by now. One
-/// system call, once for a CPU; a node without memory counts as the first.
+/// Returns the node of a CPU that came online after the machine was read, and stores it in the
+/// table.
+///
+/// Asks the kernel for the CPU that the thread runs on now, which may be another one. Costs one
+/// system call, once for each CPU. A node without usable memory counts as node 0.
 #[cold]
 fn ask_for_node(cpu: usize) -> usize {
     let (mut now, mut id) = (0u32, 0u32);
-    // SAFETY: both are writable.
+    // SAFETY: `now` and `id` are writable. The kernel ignores the third argument.
     let answer = crate::sys::keep_errno(|| unsafe {
         let null = core::ptr::null_mut::<u8>();
         libc::syscall(libc::SYS_getcpu, &raw mut now, &raw mut id, null)

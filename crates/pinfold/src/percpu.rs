@@ -1,17 +1,18 @@
-//! Memory per CPU: a block stands at the same offset of every CPU's unit.
+//! Per-CPU memory: a block lies at the same offset in every CPU's unit.
 //!
-//! All units lie in one mapping, a fixed stride apart; pages of it become memory where they are touched. Small blocks
-//! are packed side by side, so that many counters share the lines and pages of each CPU, and a CPU that never comes by
-//! costs nothing. Behind the last CPU's unit lies one more, the *shared unit*: what all CPUs have in common stands
-//! there, at the same offset.
+//! All units lie in one mapping, a fixed stride apart. Pages of the mapping take memory only when
+//! they are touched, so a CPU on which the process never counts takes none. Small blocks are packed
+//! side by side, so many counters share the cache lines and pages of each CPU. Behind the last
+//! CPU's unit lies one more, the *shared unit*. A block's part there belongs to all CPUs together.
 //!
 //! ```text
-//! unit 0                 unit 1                       unit `possible`
-//! | header | closed | blocks…   | header | closed | blocks…   …   | shared unit: | blocks…
+//! unit 0                        unit 1                          unit `possible`
+//! | header | closed | blocks…   | header | closed | blocks…  …  | shared unit: | blocks…
 //! ```
 //!
-//! A unit is installed by the first slow path that runs on its CPU, and stays. On a machine with
-//! several nodes its pages lie on the CPU's node, whatever the process's memory policy is.
+//! The first slow path that runs on a CPU installs the CPU's unit, for the life of the process. On
+//! a machine with several nodes a unit's pages lie on the CPU's node, whatever the process's memory
+//! policy is.
 
 use crate::fork::{self, Hooks, Rank};
 use crate::lock::{Guard, Lock};
@@ -23,38 +24,39 @@ use pinfold_rseq::{
     Backend, Index, MAX_INDEX, UNIT_HEADER, Units, backend, current, near, possible,
 };
 
-/// The units of all per-CPU memory of the library but the slab layer's.
+/// The units of all per-CPU memory except the slab layer's.
 pub(crate) static UNITS: Units = Units::new();
 
-/// The units, for fast paths.
+/// Returns the units, for fast paths.
 #[inline(always)]
 pub(crate) fn units() -> &'static Units {
     near!(UNITS, Units)
 }
 
-/// The offset of a block of [`CLOSED_SIZE`] bytes that stay zero: a bounded add there always fails. Where a handle points
-/// that has no block yet.
+/// The offset of a block of [`CLOSED_SIZE`] bytes that stay zero, where a bounded add always fails.
+/// A handle without a block points to it.
 pub(crate) const CLOSED: usize = UNIT_HEADER;
 const CLOSED_SIZE: usize = 64;
 
 /// The unit of allocation, in bytes.
 const WORD: usize = 8;
-/// A block of at least a line begins at a line; a smaller one never crosses one if its size is a power of two.
+/// Blocks of this many words or more begin at a cache line. A smaller block never crosses a line if
+/// its size is a power of two.
 const LINE_WORDS: usize = 8;
-/// Bytes of a unit's address space: room for a million counters.
+/// The address space of a unit in bytes: room for a million counters.
 pub(crate) const STRIDE_MOST: usize = 32 << 20;
-/// The same where every page is charged, touched or not.
+/// The largest unit if the kernel commits strictly, so that every page counts, touched or not.
 const STRIDE_STRICT: usize = 256 << 10;
 const STRIDE_LEAST: usize = 64 << 10;
 
-/// Where the units lie; 0 until there is memory.
+/// The address of the first unit, or 0 until the units are mapped.
 static BASE: AtomicUsize = AtomicUsize::new(0);
 static STRIDE: AtomicUsize = AtomicUsize::new(0);
-/// Where the shared unit lies.
+/// The address of the shared unit.
 static SHARED: AtomicUsize = AtomicUsize::new(0);
 /// One bit for each index with a unit.
 static IN_USE: [AtomicU64; MAX_INDEX / 64] = [const { AtomicU64::new(0) }; MAX_INDEX / 64];
-/// How many words of `IN_USE` may not be 0.
+/// The number of words of `IN_USE` that may not be 0.
 static IN_USE_WORDS: AtomicUsize = AtomicUsize::new(0);
 
 static SPACE: Lock<Space> = Lock::new(Space {
@@ -63,14 +65,14 @@ static SPACE: Lock<Space> = Lock::new(Space {
     hints: [0; CLASSES],
 });
 
-/// Alignments that are told apart in the search: 1, 2, 4 and 8 words.
+/// The number of alignments that the search distinguishes: 1, 2, 4 and 8 words.
 const CLASSES: usize = 4;
 
-/// Which words of the units are taken.
+/// The taken words of the units.
 struct Space {
-    /// The address of a bitmap with a bit for each word of a unit.
+    /// The address of a bitmap with one bit for each word of a unit.
     map: usize,
-    /// How many words a unit has.
+    /// The number of words in a unit.
     words: usize,
     /// For each alignment, the first word from which a run may be free.
     hints: [usize; CLASSES],
@@ -78,17 +80,19 @@ struct Space {
 
 impl Space {
     fn bits(&self) -> &'static [AtomicU64] {
-        // SAFETY: `open` mapped that many bits, for ever.
+        // SAFETY: callers have run `open`, which mapped a bitmap of `words` bits and never unmaps
+        // it.
         unsafe { core::slice::from_raw_parts(self.map as *const AtomicU64, self.words / 64) }
     }
 
-    /// Maps the units, in the largest size that the limits allow.
+    /// Maps the units, as large as the limits allow. Returns false if there is no memory.
     fn open(&mut self) -> bool {
         if self.map != 0 {
             return true;
         }
-        // The backend is chosen before there is any unit: no word is ever worked on in both ways.
-        // NUMA work needs the CPU's number.
+        // Chooses the backend before there is any unit, so that no word is worked on both by
+        // atomics and by critical sections. On several nodes, a unit's memory must lie on its CPU's
+        // node, so the index is the CPU number.
         pinfold_rseq::init(if facts::has_several_nodes() {
             Index::Cpu
         } else {
@@ -116,7 +120,7 @@ impl Space {
         };
         let words = stride / WORD;
         let Some(map) = sys::map_sparse((words / 8).next_multiple_of(sys::page_size())) else {
-            // SAFETY: just mapped, and nobody knows of it.
+            // SAFETY: this function has just mapped the pages, and no other code knows of them.
             unsafe { sys::unmap(base.as_ptr(), stride * units) };
             return false;
         };
@@ -126,7 +130,8 @@ impl Space {
         self.hints = [first; CLASSES];
         STRIDE.store(stride, Relaxed);
         SHARED.store(base.as_ptr() as usize + possible() * stride, Relaxed);
-        // Release pairs with the acquire in `unit_at`: it sees the stride.
+        // Release pairs with the acquire in `word_at`: a thread that sees the address sees the
+        // stride.
         BASE.store(base.as_ptr() as usize, Release);
         true
     }
@@ -144,11 +149,12 @@ impl Space {
         }
     }
 
-    /// The first free run of `count` words that begins at a multiple of `align`.
+    /// Returns the first free run of `count` words at or after `hint` that begins at a multiple of
+    /// `align`.
     fn find(&self, count: usize, align: usize, hint: usize) -> Option<usize> {
         let mut from = hint.next_multiple_of(align);
         while from + count <= self.words {
-            // A full group of 64 is passed over at once.
+            // Skips a full group of 64 words at once.
             if from.is_multiple_of(64) && self.bits()[from / 64].load(Relaxed) == u64::MAX {
                 from += 64;
                 continue;
@@ -162,17 +168,18 @@ impl Space {
     }
 }
 
-/// The alignment of a block of `words` words, and its class.
+/// Returns the alignment of a block of `words` words, and its class.
 fn alignment(words: usize) -> (usize, usize) {
     let align = words.next_power_of_two().min(LINE_WORDS);
     (align, align.ilog2() as usize)
 }
 
-/// Finds room for `size` bytes in every unit. Returns the offset of a block that is zero
-/// everywhere; `None` if there is no room or no memory, in a signal handler that interrupted this
-/// function, and while another thread forks.
+/// Finds room for `size` bytes in every unit. Returns the offset of a block that is zero in each.
 ///
-/// Touches one bit a word; takes the lock of this module.
+/// Returns `None` if there is no room or no memory, if the caller is a signal handler that
+/// interrupted this function, and while another thread forks.
+///
+/// Takes this module's lock, and reads and writes one bit for each word.
 pub(crate) fn alloc(size: usize) -> Option<usize> {
     place(SPACE.lock_or_divert(|_| false)?, size)
 }
@@ -196,23 +203,25 @@ fn place(mut space: Guard<'_, Space>, size: usize) -> Option<usize> {
     Some(found * WORD)
 }
 
-/// Gives a block back: zeroes it in every unit.
+/// Zeroes a block in every unit and gives it back.
 ///
 /// # Safety
 ///
-/// `alloc(size)` gave `offset`, and no operation on the block is under way or will begin; reads may be, and mean nothing then.
+/// `offset` comes from `alloc(size)`. No operation on the block is under way, and none will begin.
+/// Other threads may still read the block, but must not rely on what they read.
 pub(crate) unsafe fn free(offset: usize, size: usize) {
     let words = size.div_ceil(WORD);
     for unit in used().chain(core::iter::once(possible())) {
         for word in 0..words {
             let word = word_at(unit, offset + word * WORD);
-            // A page that nobody has written to stays without memory.
+            // Writes only if needed, so that an untouched page takes no memory.
             if word.load(Relaxed) != 0 {
                 word.store(0, Relaxed);
             }
         }
     }
-    // A frame of this thread that is in `alloc` loses the block: a handler that frees while it interrupts one is rare.
+    // A signal handler that frees above a frame with this lock cannot take it. The block is lost
+    // then. This is rare.
     if let Some(mut space) = SPACE.lock() {
         let from = offset / WORD;
         space.set(from, words, false);
@@ -222,31 +231,34 @@ pub(crate) unsafe fn free(offset: usize, size: usize) {
     }
 }
 
-/// The word at `offset` of unit `unit`; `possible()` is the shared unit.
+/// Returns the word at `offset` of unit `unit`. `possible()` is the shared unit.
 ///
-/// `offset` comes from [`alloc`], `unit` is at most `possible()`: both are checked by nothing but the callers' use.
+/// The caller passes an offset within a block of [`alloc`], and at most `possible()` as the unit.
+/// Only debug builds check that.
 #[inline]
 pub(crate) fn word_at(unit: usize, offset: usize) -> &'static AtomicU64 {
-    // Acquire pairs with the release in `open`.
+    // Acquire pairs with the release in `open`: this thread sees the stride.
     let base = BASE.load(Acquire);
     debug_assert!(base != 0 && unit <= possible() && offset < STRIDE.load(Relaxed));
     let at = base + unit * STRIDE.load(Relaxed) + offset;
-    // SAFETY: offsets exist only once the units are mapped, for ever; words are aligned and always accessed atomically,
-    // or by critical sections, whose accesses are single instructions.
+    // SAFETY: an offset exists only after `open` has mapped the units, which are never unmapped.
+    // Words are aligned. Every access is atomic, or a single instruction of a critical section.
     unsafe { &*(at as *const AtomicU64) }
 }
 
-/// The word at `offset` that all CPUs share.
+/// Returns the word at `offset` that all CPUs share.
 #[inline]
 pub(crate) fn shared(offset: usize) -> &'static AtomicU64 {
-    // Acquire pairs with the release in `open`.
+    // Acquire pairs with the release in `open`: this thread sees the stride.
     debug_assert!(BASE.load(Acquire) != 0 && offset < STRIDE.load(Relaxed));
-    // SAFETY: as in `word_at`; who has an offset came by `open`.
+    // SAFETY: an offset exists only after `open` has mapped the units and stored `SHARED`. The
+    // units are never unmapped, and words are aligned and accessed atomically.
     unsafe { &*((SHARED.load(Relaxed) + offset) as *const AtomicU64) }
 }
 
-/// The indexes whose CPUs have a unit.
+/// Returns the indexes that have a unit.
 pub(crate) fn used() -> impl Iterator<Item = usize> {
+    // Acquire pairs with the release in `install_here`.
     let words = IN_USE_WORDS.load(Acquire);
     IN_USE[..words].iter().enumerate().flat_map(|(at, bits)| {
         // Acquire pairs with the release in `install_here`.
@@ -259,11 +271,13 @@ pub(crate) fn used() -> impl Iterator<Item = usize> {
     })
 }
 
-/// Calls `f` with the `N` words at `offset` of each unit that is in use: what sums are made of.
+/// Calls `f` with the `N` words at `offset` of each unit in use. Sums are computed by this
+/// function.
 #[inline]
 pub(crate) fn for_each_used<const N: usize>(offset: usize, mut f: impl FnMut(&[AtomicU64; N])) {
+    // Acquire pairs with the release in `install_here`.
     let words = IN_USE_WORDS.load(Acquire);
-    // Acquire pairs with the release in `open`.
+    // Acquire pairs with the release in `open`: this thread sees the stride.
     let (base, stride) = (BASE.load(Acquire), STRIDE.load(Relaxed));
     for (at, bits) in IN_USE[..words].iter().enumerate() {
         // Acquire pairs with the release in `install_here`.
@@ -271,14 +285,17 @@ pub(crate) fn for_each_used<const N: usize>(offset: usize, mut f: impl FnMut(&[A
         while left != 0 {
             let unit = at * 64 + left.trailing_zeros() as usize;
             left &= left - 1;
-            // SAFETY: as in `word_at`; the caller's block has `N` words.
+            // SAFETY: the unit is in use, so it is mapped for good. The caller's block has `N`
+            // aligned words at `offset`, which are accessed atomically or by critical sections.
             f(unsafe { &*((base + unit * stride + offset) as *const [AtomicU64; N]) });
         }
     }
 }
 
-/// The index of the CPU (or concurrency id) the thread runs on, with its unit installed. `None` when there is no memory yet, or
-/// for an index that the system did not announce at the start.
+/// Installs the unit of the index on which the thread runs, and returns the index.
+///
+/// Returns `None` if the units are not mapped yet, and for an index that the system did not
+/// announce at the start.
 pub(crate) fn install_here() -> Option<usize> {
     let index = current();
     if index >= possible() || BASE.load(Acquire) == 0 {
@@ -286,46 +303,51 @@ pub(crate) fn install_here() -> Option<usize> {
     }
     if UNITS.unit(index).is_null() {
         let unit = word_at(index, 0).as_ptr().cast();
-        // SAFETY: the unit is a stride of whole pages in the units' mapping.
+        // SAFETY: the unit is `STRIDE` bytes of whole pages in the mapping of the units.
         unsafe { place_near(index, unit, STRIDE.load(Relaxed)) };
-        // In use before installed: whoever walks the units meanwhile finds zeroes. Release pairs with the acquire in `used`.
+        // Marks the unit as in use before it is installed. A thread that walks the units meanwhile
+        // finds zeroes. Release pairs with the acquires in `used` and `for_each_used`.
         IN_USE_WORDS.fetch_max(index / 64 + 1, Release);
         IN_USE[index / 64].fetch_or(1 << (index % 64), Release);
-        // Another thread may have been faster, with the same unit.
+        // If another thread was faster, it has installed the same unit.
         let _ = UNITS.install(index, unit);
     }
     Some(index)
 }
 
-/// Has the kernel place the pages of a unit, which are not touched yet, on the node of CPU `index`:
-/// the process's memory policy could place them anywhere. Does nothing on a machine with one node,
-/// and where units are of concurrency ids, which move between nodes. Goes on where the kernel
-/// refuses.
+/// Makes the kernel place the pages of a unit on the node of CPU `index`. The pages are not touched
+/// yet.
 ///
-/// Two system calls, once for a unit; one more on a CPU whose node has no memory.
+/// Without this, the process's memory policy could place them on any node. Does nothing on a
+/// machine with one node, and nothing if units belong to concurrency ids, which move between nodes.
+/// A refusal of the kernel is ignored.
+///
+/// Makes two system calls, once for a unit, and one more on a CPU whose node has no memory.
 ///
 /// # Safety
 ///
-/// `[unit, unit + size)` are whole pages of a mapping of ours.
+/// `[unit, unit + size)` are whole pages of a mapping of this library.
 #[cold]
 pub(crate) unsafe fn place_near(index: usize, unit: *mut u8, size: usize) {
     if !facts::has_several_nodes() || backend() == Backend::Rseq(Index::Cid) {
         return;
     }
     let here = sys::cpu_and_node().filter(|&(cpu, _)| cpu == index);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises whole pages of this library.
     unsafe {
         let node = here.map(|(_, node)| node);
-        // A thread that has left the CPU, and a CPU without memory of its own: the threads that
-        // touch the unit run on the CPU.
+        // If the thread has left the CPU, or the CPU's node has no memory, the kernel places each
+        // page where it is first touched. The threads that touch the unit run on the CPU.
         if node.is_none() || !sys::prefer_node(unit, size, node) {
             sys::prefer_node(unit, size, None);
         }
     }
 }
 
-/// The bytes from a unit's start that hold all blocks allocated so far, in whole pages, if these are `blocks` bytes and nobody
-/// else's. No further block is put there: what lies there now can be [shared](share).
+/// Returns how many bytes from a unit's start hold all blocks so far, in whole pages, so that they
+/// can be [shared](share). No other block will be placed there.
+///
+/// Returns `None` if there are other blocks than the `blocks` bytes that the caller has allocated.
 pub(crate) fn seal(blocks: usize) -> Option<usize> {
     let space = SPACE.lock()?;
     let taken = (0..space.words).filter(|&word| space.is_taken(word));
@@ -338,24 +360,29 @@ pub(crate) fn seal(blocks: usize) -> Option<usize> {
     Some(end)
 }
 
-/// Maps the file `fd`, from `offset` on, over the first `bytes` of every unit, one after the other and the shared unit last: what
-/// is counted there shows to whoever maps the file too. The counts begin at zero. False when the system refuses, of some
-/// units or of all.
+/// Maps the file `fd` over the first `bytes` of every unit, from `offset` on: one unit after the
+/// other, and the shared unit last. Other processes that map the file then see the counts, which
+/// begin at 0.
+///
+/// Returns false if the system refuses, for some units or for all.
 ///
 /// # Safety
 ///
-/// `bytes` comes from [`seal`]; the file is zeroed, of that size and nobody cuts it; no operation on blocks in those bytes is under
-/// way, and what they hold is not needed.
+/// * `bytes` comes from [`seal`].
+/// * The file is zeroed and large enough, and no process truncates it.
+/// * No operation on blocks in those bytes is under way, and their content is not needed.
 pub(crate) unsafe fn share(fd: i32, offset: usize, bytes: usize) -> bool {
     let (base, stride) = (BASE.load(Acquire), STRIDE.load(Relaxed));
     (0..=possible()).all(|unit| {
         let at = (base + unit * stride) as *mut u8;
-        // SAFETY: the beginning of a unit, in whole pages; the rest is the caller's promise.
+        // SAFETY: `at` is the start of a unit, in whole pages. The caller promises that their
+        // content is not needed, and that no operation is under way.
         unsafe { sys::map_file_over(at, bytes, fd, offset + unit * bytes) }
     })
 }
 
-/// Has a fork wait until no place is being found or given back. False as for [`fork::register`].
+/// Makes a fork wait while a block is being found or given back. Returns what [`fork::register`]
+/// does.
 pub(crate) fn register_fork() -> bool {
     static HOOKS: Hooks = Hooks {
         rank: Rank::Units,
@@ -389,7 +416,7 @@ mod tests {
             assert!(offset.is_multiple_of(size.next_power_of_two().min(64)));
             shared(offset).store(7, Relaxed);
             shared(offset + size - 8).store(7, Relaxed);
-            // SAFETY: allocated above, and nothing operates on it.
+            // SAFETY: the block was allocated above, and no operation on it is under way.
             unsafe { free(offset, size) };
         }
         for size in sizes {
@@ -401,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_is_there_after_its_first_use() {
+    fn a_unit_is_in_use_after_install_here() {
         let offset = alloc(8).unwrap();
         let index = install_here().unwrap();
         assert!(used().any(|used| used == index));
@@ -414,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn exhaustion_is_an_answer() {
+    fn alloc_returns_none_without_room() {
         assert_eq!(alloc(STRIDE_MOST * 2), None);
     }
 }

@@ -1,4 +1,6 @@
-//! What the page layer asks of the system. Every function keeps `errno`, which a successful `free` must not change.
+//! The system calls that Pinfold makes.
+//!
+//! Every function keeps `errno`, because a successful `free` must not change it.
 
 mod files;
 mod limits;
@@ -17,17 +19,18 @@ use core::sync::atomic::{AtomicU32, AtomicUsize};
 
 /// Runs `f` and restores `errno` afterwards.
 pub(crate) fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
-    // SAFETY: errno is the calling thread's own.
+    // SAFETY: the C library returns the address of the calling thread's errno, which lives as long
+    // as the thread.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: as above.
+    // SAFETY: `errno` points to this thread's errno, which no other thread accesses.
     let before = unsafe { *errno };
     let result = f();
-    // SAFETY: as above.
+    // SAFETY: `errno` points to this thread's errno, which no other thread accesses.
     unsafe { *errno = before };
     result
 }
 
-/// The size of an OS page in bytes.
+/// Returns the size of an OS page in bytes.
 pub(crate) fn page_size() -> usize {
     static SIZE: AtomicUsize = AtomicUsize::new(0);
     match SIZE.load(Relaxed) {
@@ -41,25 +44,25 @@ pub(crate) fn page_size() -> usize {
     }
 }
 
-/// Bytes of physical memory; read once.
+/// Returns the bytes of physical memory. Asks the system once.
 pub(crate) fn physical_memory() -> usize {
     static BYTES: Once = Once::new();
     BYTES.get_or_read(|| {
-        // `sysconf` makes the same call, but lies on pages that few programs touch.
-        // SAFETY: all zeroes are a value of the type.
+        // `sysconf` makes the same call, but its code lies on pages that few programs touch.
+        // SAFETY: `sysinfo` consists of integers, so zeroes are a value of it.
         let mut info = unsafe { core::mem::zeroed::<libc::sysinfo>() };
-        // SAFETY: the kernel writes one `sysinfo` there.
+        // SAFETY: `info` is a writable `sysinfo`, and the kernel writes one.
         keep_errno(|| unsafe { libc::syscall(libc::SYS_sysinfo, &raw mut info) });
         (info.totalram as usize).saturating_mul(info.mem_unit as usize)
     })
 }
 
-/// A number that is read on the first call. Two threads at once read it both, and the second's
+/// A number that is read on the first call. If two threads read it at once, the second result
 /// stays.
 struct Once(AtomicUsize);
 
 impl Once {
-    /// Not read yet. No number is as large: those that are kept here are one less at most.
+    /// The value before the first read. Numbers are stored as at most one less.
     const UNREAD: usize = usize::MAX;
 
     const fn new() -> Once {
@@ -81,7 +84,7 @@ impl Once {
 fn map(size: usize, protection: libc::c_int, extra: libc::c_int) -> Option<NonNull<u8>> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra;
     keep_errno(|| {
-        // SAFETY: a new private mapping at an address of the kernel's choice.
+        // SAFETY: makes a new private mapping at an address that the kernel chooses.
         let at = unsafe { libc::mmap(null_mut(), size, protection, flags, -1, 0) };
         (at != libc::MAP_FAILED)
             .then_some(at.cast())
@@ -89,14 +92,14 @@ fn map(size: usize, protection: libc::c_int, extra: libc::c_int) -> Option<NonNu
     })
 }
 
-/// What became of [`map_at`].
+/// The result of [`map_at`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mapped {
-    /// The pages are there, zeroed.
+    /// The pages are mapped and read as zeroes.
     Done,
-    /// Something is mapped there already, or addresses do not go so far.
+    /// Something is mapped there already, or the kernel does not allow the address.
     Taken,
-    /// The system has no memory, or a limit forbids.
+    /// The system has no memory, a limit forbids the mapping, or the address space ends before it.
     NoMemory,
 }
 
@@ -104,57 +107,64 @@ pub(crate) enum Mapped {
 ///
 /// # Safety
 ///
-/// The addresses are the caller's to map: nobody is about to map there by `MAP_FIXED`.
+/// No other code relies on the addresses `[at, at + size)` being unmapped, for example because it
+/// is about to map there by `MAP_FIXED`.
 pub(crate) unsafe fn map_at(at: *mut u8, size: usize) -> Mapped {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     keep_errno(|| {
-        // SAFETY: replaces nothing; the caller's promise.
+        // SAFETY: `MAP_FIXED_NOREPLACE` replaces no mapping, and the caller promises that no other
+        // code uses the addresses.
         let mapped = unsafe { libc::mmap(at.cast(), size, protection, flags, -1, 0) };
         if mapped == at.cast() {
             return Mapped::Done;
         }
         if mapped == libc::MAP_FAILED {
-            // SAFETY: errno is the calling thread's own.
+            // SAFETY: reads the calling thread's errno.
             return match unsafe { *libc::__errno_location() } {
                 libc::ENOMEM | libc::EAGAIN => Mapped::NoMemory,
                 _ => Mapped::Taken,
             };
         }
-        // Before Linux 4.17 the flag is not known, and the kernel has chosen another address.
-        // SAFETY: mapped just now, and not used yet.
+        // Linux before 4.17 does not know the flag, and has chosen another address.
+        // SAFETY: this function has just mapped these pages, and no other code knows of them.
         unsafe { libc::munmap(mapped, size) };
         Mapped::Taken
     })
 }
 
-/// Returns where the kernel has room for `size` bytes, at which nothing is mapped now.
+/// Returns an address at which `size` bytes are unmapped now.
 pub(crate) fn unmapped_addresses(size: usize) -> Option<usize> {
     let at = map(size, libc::PROT_NONE, libc::MAP_NORESERVE)?;
-    // SAFETY: mapped just now, and not used yet.
+    // SAFETY: `map` has just mapped these pages, and no other code knows of them.
     unsafe { unmap(at.as_ptr(), size) };
     Some(at.as_ptr() as usize)
 }
 
-/// An address in the first thread's stack.
+/// Returns an address in the first thread's stack.
 pub(crate) fn stack_address() -> usize {
-    // The kernel puts these bytes there.
+    // `AT_RANDOM` is the address of bytes that the kernel puts on that stack.
     // SAFETY: getauxval only reads the auxiliary vector.
     (unsafe { libc::getauxval(libc::AT_RANDOM) }) as usize
 }
 
-/// Maps `size` zeroed bytes for reading and writing, charged against the overcommit limit: a size that the machine could
-/// never back fails here and not when it is touched.
+/// Maps `size` zeroed bytes for reading and writing.
+///
+/// The bytes count against the overcommit limit. So a size that the machine could never back fails
+/// here, and not when the program touches it.
 pub(crate) fn map_memory(size: usize) -> Option<NonNull<u8>> {
     map(size, libc::PROT_READ | libc::PROT_WRITE, 0)
 }
 
-/// Maps `size` zeroed bytes for reading and writing of which most will never be touched: free of charge (but where the kernel
-/// commits strictly), and in small pages, so that memory is there only for pages that are used.
+/// Maps `size` zeroed bytes for reading and writing, most of which will never be touched.
+///
+/// The bytes do not count against the overcommit limit, unless the kernel commits strictly. The
+/// pages are small, so that only touched pages take memory.
 pub(crate) fn map_sparse(size: usize) -> Option<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let at = map(size, protection, libc::MAP_NORESERVE)?;
-    // SAFETY: a mapping of ours; this changes how memory is backed, not what it holds. A kernel without huge pages refuses.
+    // SAFETY: `map` has just made this mapping. The advice changes how it is backed, not its
+    // content. A kernel without huge pages refuses the advice.
     keep_errno(|| unsafe { libc::madvise(at.as_ptr().cast(), size, libc::MADV_NOHUGEPAGE) });
     Some(at)
 }
@@ -168,7 +178,8 @@ pub(crate) fn map_aligned(size: usize, align: usize) -> Option<NonNull<u8>> {
     let at = map_memory(whole)?;
     let skip = at.as_ptr().align_offset(align);
     let (front, back) = (skip, whole - skip - size);
-    // SAFETY: front, block and back make up the mapping; front and back are multiples of a page and nobody's.
+    // SAFETY: the front, the block and the back make up the new mapping. The front and the back are
+    // whole pages, and no other code knows of them.
     unsafe {
         let start = at.as_ptr().add(front);
         unmap(at.as_ptr(), front);
@@ -177,11 +188,13 @@ pub(crate) fn map_aligned(size: usize, align: usize) -> Option<NonNull<u8>> {
     }
 }
 
-/// Replaces pages by a part of a file, shared with whoever maps it. False when the kernel refuses.
+/// Replaces pages by a part of a file, shared with every process that maps it.
+///
+/// Returns false if the kernel refuses.
 ///
 /// # Safety
 ///
-/// `[at, at + size)` are whole pages of a mapping of ours whose content nobody needs.
+/// `[at, at + size)` are whole pages of a mapping of this library, and their content is not needed.
 pub(crate) unsafe fn map_file_over(at: *mut u8, size: usize, fd: i32, offset: usize) -> bool {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
@@ -189,86 +202,97 @@ pub(crate) unsafe fn map_file_over(at: *mut u8, size: usize, fd: i32, offset: us
         return false;
     };
     keep_errno(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises whole pages of this library whose content is not needed, so
+        // replacing them loses nothing.
         let mapped = unsafe { libc::mmap(at.cast(), size, protection, flags, fd, offset) };
         mapped != libc::MAP_FAILED
     })
 }
 
-/// Gives pages back, addresses and all. Where the kernel refuses, which it does to a process with
-/// too many mappings, the memory goes back and the addresses stay.
+/// Gives pages and their addresses back to the system.
+///
+/// The kernel refuses this to a process with too many mappings. Then the memory goes back, but the
+/// addresses stay mapped.
 ///
 /// # Safety
 ///
-/// `[at, at + size)` are whole pages of a mapping that nobody uses any more. `size` may be 0.
+/// `[at, at + size)` are whole pages of a mapping that is not used any more. `size` may be 0.
 pub(crate) unsafe fn unmap(at: *mut u8, size: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `size` is not 0, and the caller promises unused whole pages.
     if size > 0 && !unsafe { try_unmap(at, size) } {
-        // SAFETY: the pages are still mapped, and nobody uses them.
+        // SAFETY: the kernel refused, so the pages are still mapped. The caller promises that they
+        // are unused.
         unsafe { purge(at, size) };
     }
 }
 
-/// Gives pages back, addresses and all. False where the kernel refuses, and nothing is done.
+/// Gives pages and their addresses back to the system. Returns false and does nothing if the kernel
+/// refuses.
 ///
 /// # Safety
 ///
-/// As for [`unmap`]; `size` is not 0.
+/// `[at, at + size)` are whole pages of a mapping that is not used any more. `size` is not 0.
 pub(crate) unsafe fn try_unmap(at: *mut u8, size: usize) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises unused whole pages.
     keep_errno(|| unsafe { libc::munmap(at.cast(), size) == 0 })
 }
 
-/// Moves pages to other addresses, instead of what is mapped there; nothing is mapped where they
-/// were. False where the kernel refuses: what is at `to` may be unmapped then.
+/// Moves pages to other addresses, and replaces the pages there. Nothing is mapped at the old
+/// addresses afterwards.
+///
+/// Returns false if the kernel refuses. The pages at `to` may be unmapped then.
 ///
 /// # Safety
 ///
-/// `[from, from + size)` and `[to, to + size)` are whole pages of mappings of ours, which do not
-/// overlap; nobody needs what is at `to`.
+/// `[from, from + size)` and `[to, to + size)` are whole pages of mappings of this library. They do
+/// not overlap, and the content at `to` is not needed.
 pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, size: usize) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     keep_errno(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises two ranges of this library that do not overlap, and that the
+        // content at `to` is not needed.
         let moved = unsafe { libc::mremap(from.cast(), size, size, flags, to) };
         moved != libc::MAP_FAILED
     })
 }
 
-/// Makes reserved pages readable and writable; false when the overcommit limit or RLIMIT_DATA forbids.
+/// Makes pages readable and writable, after [`close`].
+///
+/// Returns false if the overcommit limit or `RLIMIT_DATA` forbids it.
 ///
 /// # Safety
 ///
-/// `[at, at + size)` are whole pages of a mapping of ours.
+/// `[at, at + size)` are whole pages of a mapping of this library.
 pub(crate) unsafe fn commit(at: *mut u8, size: usize) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises whole pages of this library. More access breaks no code.
     keep_errno(|| unsafe {
         libc::mprotect(at.cast(), size, libc::PROT_READ | libc::PROT_WRITE) == 0
     })
 }
 
-/// Takes all access to pages away, until [`commit`]. False when the kernel refuses.
+/// Takes all access to pages away, until [`commit`]. Returns false if the kernel refuses.
 ///
 /// # Safety
 ///
-/// `[at, at + size)` are whole pages of a mapping of ours that nobody uses.
+/// `[at, at + size)` are whole pages of a mapping of this library that no code uses.
 pub(crate) unsafe fn close(at: *mut u8, size: usize) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that no code uses the pages.
     keep_errno(|| unsafe { libc::mprotect(at.cast(), size, libc::PROT_NONE) == 0 })
 }
 
-/// A number that nobody can guess; from the clock where the kernel has no randomness to give yet.
+/// Returns a number that cannot be guessed. Until the kernel has random numbers, the clock gives
+/// it.
 pub(crate) fn random() -> u64 {
     let mut number = 0u64;
     let size = size_of_val(&number);
-    // SAFETY: the number is writable, and so large.
+    // SAFETY: `number` is writable for `size` bytes.
     let got = keep_errno(|| unsafe {
         libc::getrandom((&raw mut number).cast(), size, libc::GRND_NONBLOCK)
     });
     if got == size as isize {
         return number;
     }
-    // SAFETY: zeroes are a time, and it is writable.
+    // SAFETY: `timespec` consists of integers, so zeroes are a value of it, and `now` is writable.
     let now = unsafe {
         let mut now: libc::timespec = core::mem::zeroed();
         libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now);
@@ -277,45 +301,51 @@ pub(crate) fn random() -> u64 {
     (now.tv_nsec as u64 ^ now.tv_sec as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Gives the memory of pages back but keeps their addresses: they read as zeroes afterwards. False when the kernel
-/// refused (locked memory), and the content is as before.
+/// Gives the memory of pages back to the system but keeps their addresses. The pages read as zeroes
+/// afterwards.
+///
+/// Returns false if the kernel refuses, for example for locked memory. The content is unchanged
+/// then.
 ///
 /// # Safety
 ///
-/// `[at, at + size)` are whole committed pages whose content nobody needs.
+/// `[at, at + size)` are whole committed pages whose content is not needed.
 pub(crate) unsafe fn purge(at: *mut u8, size: usize) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the content of the pages is not needed.
     keep_errno(|| unsafe { libc::madvise(at.cast(), size, libc::MADV_DONTNEED) == 0 })
 }
 
-/// Lets the kernel back pages with huge ones where it can; it may refuse.
+/// Allows the kernel to back pages with huge pages. The kernel may refuse.
 ///
 /// # Safety
 ///
-/// `[at, at + size)` are whole pages of a mapping of ours.
+/// `[at, at + size)` are whole pages of a mapping of this library.
 pub(crate) unsafe fn prefer_huge(at: *mut u8, size: usize) {
-    // SAFETY: the caller's promise; this changes how memory is backed, not what it holds.
+    // SAFETY: the caller promises pages of this library. The advice changes how they are backed,
+    // not their content.
     keep_errno(|| unsafe { libc::madvise(at.cast(), size, libc::MADV_HUGEPAGE) });
 }
 
-/// Has the kernel back pages with small ones only; it may refuse.
+/// Makes the kernel back pages with small pages only. The kernel may refuse.
 ///
 /// # Safety
 ///
-/// As for [`prefer_huge`].
+/// `[at, at + size)` are whole pages of a mapping of this library.
 pub(crate) unsafe fn refuse_huge(at: *mut u8, size: usize) {
-    // SAFETY: the caller's promise; this changes how memory is backed, not what it holds.
+    // SAFETY: the caller promises pages of this library. The advice changes how they are backed,
+    // not their content.
     keep_errno(|| unsafe { libc::madvise(at.cast(), size, libc::MADV_NOHUGEPAGE) });
 }
 
-/// Grows or shrinks a mapping, moving it when it must.
+/// Grows or shrinks a mapping, and moves it if it must. Returns the new address, or `None` if the
+/// kernel refuses.
 ///
 /// # Safety
 ///
-/// `[at, at + old)` is a whole mapping whose owner calls.
+/// `[at, at + old)` is a whole mapping that the caller owns.
 pub(crate) unsafe fn remap(at: *mut u8, old: usize, new: usize) -> Option<NonNull<u8>> {
     keep_errno(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller owns the whole mapping, so no other code uses the old addresses.
         let moved = unsafe { libc::mremap(at.cast(), old, new, libc::MREMAP_MAYMOVE) };
         (moved != libc::MAP_FAILED)
             .then_some(moved.cast())
@@ -323,14 +353,16 @@ pub(crate) unsafe fn remap(at: *mut u8, old: usize, new: usize) -> Option<NonNul
     })
 }
 
-/// Asks the kernel to place pages on `node` when it can; with `None`, on the node of the CPU that
-/// touches a page first. Returns false when the kernel refuses: the policy is as before then.
+/// Asks the kernel to place pages on `node` if it can. With `None`, asks for the node of the CPU
+/// that touches a page first.
+///
+/// Returns false if the kernel refuses. The policy is unchanged then.
 ///
 /// # Safety
 ///
-/// `[at, at + size)` are whole pages of a mapping of ours.
+/// `[at, at + size)` are whole pages of a mapping of this library.
 pub(crate) unsafe fn prefer_node(at: *mut u8, size: usize, node: Option<usize>) -> bool {
-    /// From `include/uapi/linux/mempolicy.h`. Without a node it stands for the local one.
+    /// From `include/uapi/linux/mempolicy.h`. With an empty mask, it stands for the local node.
     const MPOL_PREFERRED: libc::c_int = 1;
     let mut mask = [0u64; 16];
     if let Some(node) = node {
@@ -339,9 +371,10 @@ pub(crate) unsafe fn prefer_node(at: *mut u8, size: usize, node: Option<usize>) 
         };
         *word = 1 << (node % 64);
     }
-    // The kernel takes one from the count of bits.
+    // The kernel subtracts one from the number of bits.
     let bits = mask.len() * 64 + 1;
-    // SAFETY: the caller's promise; the mask has as many bits as said.
+    // SAFETY: the caller promises pages of this library. The kernel reads `bits - 1` bits, which
+    // `mask` has.
     let answer = keep_errno(|| unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -356,11 +389,11 @@ pub(crate) unsafe fn prefer_node(at: *mut u8, size: usize, node: Option<usize>) 
     answer == 0
 }
 
-/// The CPU that the thread runs on, and the system's id of that CPU's node.
+/// Returns the CPU that the thread runs on, and the system's id of that CPU's node.
 pub(crate) fn cpu_and_node() -> Option<(usize, usize)> {
     let (mut cpu, mut node) = (0u32, 0u32);
     let answer = keep_errno(|| {
-        // SAFETY: both are writable; the third argument is unused.
+        // SAFETY: `cpu` and `node` are writable. The kernel ignores the third argument.
         unsafe {
             let unused = null_mut::<u8>();
             libc::syscall(libc::SYS_getcpu, &raw mut cpu, &raw mut node, unused)
@@ -369,7 +402,8 @@ pub(crate) fn cpu_and_node() -> Option<(usize, usize)> {
     (answer == 0).then_some((cpu as usize, node as usize))
 }
 
-/// Milliseconds of a monotonic clock with a resolution of some milliseconds; no system call.
+/// Returns the milliseconds of a monotonic clock with a resolution of some milliseconds. Makes no
+/// system call.
 pub(crate) fn coarse_milliseconds() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
@@ -380,24 +414,25 @@ pub(crate) fn coarse_milliseconds() -> u64 {
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
-/// Sleeps.
+/// Sleeps for at most `microseconds`, and less if a signal arrives.
 pub(crate) fn sleep_microseconds(microseconds: u32) {
     let time = libc::timespec {
         tv_sec: 0,
         tv_nsec: libc::c_long::from(microseconds.min(999_999) as i32) * 1000,
     };
-    // SAFETY: the time is readable; what is left after a signal is of no interest.
+    // SAFETY: `time` is readable, and a null second argument is allowed.
     keep_errno(|| unsafe { libc::nanosleep(&raw const time, null_mut()) });
 }
 
-/// Sleeps until `word` is no longer `value` and somebody calls [`wake`], or for `time`; may return sooner.
+/// Sleeps until `word` differs from `value` and a thread calls [`wake`], or until `time` has
+/// passed. May return sooner.
 pub(crate) fn wait_for_change(word: &AtomicU32, value: u32, time: core::time::Duration) {
     let time = libc::timespec {
         tv_sec: time.as_secs().min(1 << 30) as libc::time_t,
         tv_nsec: libc::c_long::from(time.subsec_nanos() as i32),
     };
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the word is valid for the call, the time readable.
+    // SAFETY: the word is valid for the call, and `time` is readable.
     keep_errno(|| unsafe {
         libc::syscall(
             libc::SYS_futex,
@@ -409,16 +444,16 @@ pub(crate) fn wait_for_change(word: &AtomicU32, value: u32, time: core::time::Du
     });
 }
 
-/// Wakes whoever waits for a change of `word`.
+/// Wakes all threads that wait for a change of `word`.
 pub(crate) fn wake(word: &AtomicU32) {
     let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the word is valid for the call.
+    // SAFETY: the kernel uses only the address of the word, which is valid.
     keep_errno(|| unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) });
 }
 
-/// Ends the process with a message on standard error: an invariant was violated, going on would lose data.
+/// Ends the process with a message on standard error, after an invariant was violated.
 ///
-/// Allocates nothing.
+/// Going on would lose data. Allocates nothing.
 #[cold]
 pub(crate) fn die(message: core::fmt::Arguments<'_>) -> ! {
     struct Text {
@@ -439,7 +474,7 @@ pub(crate) fn die(message: core::fmt::Arguments<'_>) -> ! {
         length: 0,
     };
     let _ = core::fmt::write(&mut text, format_args!("pinfold: {message}\n"));
-    // SAFETY: the buffer is readable for its length; abort does not return.
+    // SAFETY: `text.bytes` is readable for `text.length` bytes, and abort does not return.
     unsafe {
         libc::write(2, text.bytes.as_ptr().cast(), text.length);
         libc::abort()

@@ -1,9 +1,13 @@
 //! The atomic backend: the same operations without restartable sequences.
 //!
-//! Words are atomics. `add` is one `fetch_add`; the other operations hold the lock in the unit's header, a word that
-//! is 0 while free and names the holder's thread else. Nobody waits long for it: a holder can be preempted, or be the
-//! very frame that a signal handler interrupted, so after [`TRIES`] the operation fails as it would on an empty or full
-//! stack, and the caller's slow path takes over.
+//! Without care, a thread that is preempted in an operation could make every other thread wait, and
+//! a signal handler could wait for the operation that it interrupted. So an operation never waits
+//! for long:
+//!
+//! * `add` is one `fetch_add` and takes no lock.
+//! * Each other operation that writes takes the lock in the unit's header. The lock is a word: 0
+//!   while free, otherwise a number that names the holder's thread. After [`TRIES`] attempts the
+//!   operation fails as it would on an empty or full stack, and the caller takes its slow path.
 #![allow(unsafe_code, reason = "works on the units' raw memory")]
 
 use crate::arch;
@@ -14,39 +18,44 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-/// How often an operation tries the lock: about as long as a holder that runs needs to be done.
+/// How often an operation tries the lock: about as long as a running holder needs.
 const TRIES: u32 = 64;
 
-/// The word at `offset` of `unit`.
+/// Returns the word at `offset` of `unit`.
 ///
 /// # Safety
 ///
-/// As for [`Units::add`]; `unit` is an installed unit.
+/// `unit` is an installed unit, and `offset` is one that [`Units::add`] allows.
 unsafe fn word<'u>(unit: *mut u8, offset: usize) -> &'u AtomicU64 {
-    // SAFETY: installed units are valid for ever, and the caller keeps `offset` inside and aligned.
+    // SAFETY: installed units stay valid until the process ends, and `offset` is aligned and lies
+    // inside.
     unsafe { &*unit.add(offset).cast() }
 }
 
+/// Returns the lock of `unit`.
+///
 /// # Safety
 ///
 /// `unit` is an installed unit.
 unsafe fn lock_word<'u>(unit: *mut u8) -> &'u AtomicU32 {
-    // SAFETY: the header is this crate's and large enough.
+    // SAFETY: a unit begins with [`UNIT_HEADER`](crate::UNIT_HEADER) bytes that belong to this
+    // crate.
     unsafe { &*unit.cast() }
 }
 
-/// Returns the current unit, if the operations on it use atomics.
+/// Returns the current unit, or `None` if operations on it are critical sections.
 ///
-/// A thread that saw no backend may come here after another thread has chosen restartable sequences
-/// and installed a unit. The order of the two loads keeps it from that unit: the thread that
-/// installs a unit has chosen before.
+/// A thread that saw no backend may arrive here after another thread has chosen restartable
+/// sequences and installed a unit. The thread must not work on that unit by atomics. The order of
+/// the loads prevents this: a unit is installed only after the backend is chosen, and this function
+/// loads the unit before it asks for the backend.
 fn unit_here(units: &Units) -> Option<*mut u8> {
     // Acquire, in `active`, pairs with the release in `install`.
     let unit = units.active(crate::current());
     (!unit.is_null() && STATE.is_atomic()).then_some(unit)
 }
 
-/// The current unit, locked, for one operation.
+/// The current unit, locked for one operation.
 struct Held {
     unit: *mut u8,
 }
@@ -54,7 +63,7 @@ struct Held {
 impl Held {
     fn current(units: &Units) -> Option<Held> {
         let unit = unit_here(units)?;
-        // SAFETY: installed units are valid for ever.
+        // SAFETY: `unit_here` returned an installed unit.
         let lock = unsafe { lock_word(unit) };
         for _ in 0..TRIES {
             if lock.load(Relaxed) == 0 && take(lock).is_ok() {
@@ -68,31 +77,32 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // SAFETY: `current` locked it.
+        // SAFETY: `current` returned this `Held` only after it locked the unit.
         unsafe { unlock_unit(self.unit) };
     }
 }
 
-/// Takes a unit's lock, however long it takes; for whoever stops the unit.
+/// Takes a unit's lock, however long that takes. For the thread that stops the unit.
 ///
 /// # Safety
 ///
 /// `unit` is an installed unit.
 pub(crate) unsafe fn lock_unit(unit: *mut u8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises an installed unit.
     let lock = unsafe { lock_word(unit) };
     while take(lock).is_err() {
-        // SAFETY: no preconditions. The holder may be a preempted thread.
+        // SAFETY: `sched_yield` has no preconditions. The holder may be a preempted thread.
         unsafe { libc::sched_yield() };
     }
 }
 
-/// As [`lock_unit`], but gives up after about a second, and at once when the holder is the very frame that a signal handler, the
-/// caller, has interrupted.
+/// Takes a unit's lock, but gives up after about a second.
+///
+/// Gives up at once if the caller is a signal handler that interrupted the holder.
 ///
 /// # Safety
 ///
-/// As there.
+/// `unit` is an installed unit.
 pub(crate) unsafe fn try_lock_unit(unit: *mut u8) -> bool {
     const YIELDS: u32 = 100;
     const NAPS: u32 = 10_000;
@@ -100,56 +110,65 @@ pub(crate) unsafe fn try_lock_unit(unit: *mut u8) -> bool {
         tv_sec: 0,
         tv_nsec: 50_000,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises an installed unit.
     let lock = unsafe { lock_word(unit) };
     for turn in 0..YIELDS + NAPS {
         match take(lock) {
             Ok(()) => return true,
             Err(holder) if holder == token() => return false,
-            // The holder may be a preempted thread, here or on another CPU.
-            // SAFETY: no preconditions; the time is readable.
+            // The holder may be a preempted thread, on this CPU or on another.
+            // SAFETY: `sched_yield` has no preconditions.
             Err(_) if turn < YIELDS => unsafe { libc::sched_yield() },
-            // SAFETY: as above.
+            // SAFETY: `nap` is a valid time on this thread's stack.
             Err(_) => unsafe { libc::nanosleep(&raw const nap, null_mut()) },
         };
     }
     false
 }
 
-/// What a holder writes into a unit's lock: half of its thread pointer, which tells it from most others, and never 0.
+/// Returns the number that this thread writes into a lock as its holder.
+///
+/// The number is the low half of the thread pointer, made odd so that it is never 0. Two threads
+/// may have the same number. Then one of them gives up although it could have waited.
 fn token() -> u32 {
     crate::thread_pointer() as u32 | 1
 }
 
-/// Takes a unit's lock if it is free; else the holder's token.
+/// Takes a unit's lock if it is free. Otherwise returns the holder's [`token`].
 fn take(lock: &AtomicU32) -> Result<(), u32> {
-    // Acquire pairs with the release of the holder before: its words are seen.
+    // Acquire pairs with the release in `unlock_unit`: this thread sees the last holder's words.
     lock.compare_exchange(0, token(), Acquire, Relaxed)
         .map(|_| ())
 }
 
+/// Gives a unit's lock back.
+///
 /// # Safety
 ///
-/// `unit` is an installed unit that the caller has locked.
+/// `unit` is an installed unit, and the caller holds its lock, or no thread works on the unit.
 pub(crate) unsafe fn unlock_unit(unit: *mut u8) {
-    // SAFETY: the caller's promise. Release pairs with the acquire of the next holder.
+    // SAFETY: the caller promises an installed unit. Release pairs with the acquire in `take`.
     unsafe { lock_word(unit) }.store(0, Release);
 }
 
+/// Carries [`Units::add`] out.
+///
 /// # Safety
 ///
-/// Here and below: as for the method of [`Units`].
+/// The promises of [`Units::add`]. Each function below requires the promises of its method of
+/// [`Units`].
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn add(units: &Units, offset: usize, n: u64) -> bool {
     if let Some((cs, index)) = units.learn() {
-        // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
+        // SAFETY: `learn` returned the offsets of a registered area. The caller promises the
+        // offset.
         return unsafe { arch::add(cs, index, units.table(), offset, n) };
     }
     let Some(unit) = unit_here(units) else {
         return false;
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: `unit_here` returned an installed unit. The caller promises the offset.
     unsafe { word(unit, offset) }.fetch_add(n, Relaxed);
     true
 }
@@ -158,13 +177,14 @@ pub(crate) unsafe fn add(units: &Units, offset: usize, n: u64) -> bool {
 #[inline(never)]
 pub(crate) unsafe fn add_within(units: &Units, offset: usize, n: i64) -> bool {
     if let Some((cs, index)) = units.learn() {
-        // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
+        // SAFETY: `learn` returned the offsets of a registered area. The caller promises both
+        // words.
         return unsafe { arch::add_within(cs, index, units.table(), offset, n) };
     }
     let Some(held) = Held::current(units) else {
         return false;
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: `held` holds an installed unit. The caller promises both words.
     let (word, limit) = unsafe { (word(held.unit, offset), word(held.unit, offset + 8)) };
     let now = word.load(Relaxed);
     let fits = limit.load(Acquire).wrapping_sub(now) as i64 >= n;
@@ -178,13 +198,14 @@ pub(crate) unsafe fn add_within(units: &Units, offset: usize, n: i64) -> bool {
 #[inline(never)]
 pub(crate) unsafe fn store_if_equal(units: &Units, offset: usize, expected: u64, new: u64) -> bool {
     if let Some((cs, index)) = units.learn() {
-        // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
+        // SAFETY: `learn` returned the offsets of a registered area. The caller promises the
+        // offset.
         return unsafe { arch::store_if_equal(cs, index, units.table(), offset, expected, new) };
     }
     let Some(held) = Held::current(units) else {
         return false;
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: `held` holds an installed unit. The caller promises the offset.
     let word = unsafe { word(held.unit, offset) };
     let equal = word.load(Relaxed) == expected;
     if equal {
@@ -197,7 +218,7 @@ pub(crate) unsafe fn store_if_equal(units: &Units, offset: usize, expected: u64,
 #[inline(never)]
 pub(crate) unsafe fn pop(units: &Units, offset: usize) -> *mut u8 {
     let mut item = [null_mut()];
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a stack, or 0, at `offset`. `item` has room for one pointer.
     unsafe { pop_batch(units, offset, &mut item) };
     item[0]
 }
@@ -205,7 +226,7 @@ pub(crate) unsafe fn pop(units: &Units, offset: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn push(units: &Units, offset: usize, item: *mut u8) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a stack, or 0, at `offset`, and that `item` is not null.
     unsafe { push_batch(units, offset, &[item]) == 1 }
 }
 
@@ -213,7 +234,8 @@ pub(crate) unsafe fn push(units: &Units, offset: usize, item: *mut u8) -> bool {
 #[inline(never)]
 pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u8]) -> usize {
     if let Some((cs, index)) = units.learn() {
-        // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
+        // SAFETY: `learn` returned the offsets of a registered area. The caller promises a stack,
+        // or 0. `items` is writable for its length, which `Units::pop_batch` has checked is not 0.
         return unsafe {
             arch::pop_batch(
                 cs,
@@ -228,7 +250,7 @@ pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u
     let Some(held) = Held::current(units) else {
         return 0;
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: `held` holds an installed unit. The caller promises the offset.
     let word = unsafe { word(held.unit, offset) };
     let mut top = word.load(Relaxed) as *mut *mut u8;
     if top.is_null() {
@@ -236,13 +258,14 @@ pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u
     }
     let mut taken = 0;
     for place in items {
-        // SAFETY: a stack has a slot below its top: an item, or the guard.
+        // SAFETY: `top` is not null, so it is the top of a stack. The slot below it is an item or
+        // the guard.
         let item = unsafe { *top.sub(1) };
         if item.is_null() {
             break;
         }
         *place = item;
-        // SAFETY: not below the guard, which was not reached.
+        // SAFETY: the slot below `top` held an item, so the guard is further down in the block.
         top = unsafe { top.sub(1) };
         taken += 1;
     }
@@ -254,7 +277,8 @@ pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u
 #[inline(never)]
 pub(crate) unsafe fn push_batch(units: &Units, offset: usize, items: &[*mut u8]) -> usize {
     if let Some((cs, index)) = units.learn() {
-        // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
+        // SAFETY: `learn` returned the offsets of a registered area. The caller promises a stack,
+        // or 0. `items` is readable for its length, which `Units::push_batch` has checked is not 0.
         return unsafe {
             arch::push_batch(
                 cs,
@@ -269,7 +293,7 @@ pub(crate) unsafe fn push_batch(units: &Units, offset: usize, items: &[*mut u8])
     let Some(held) = Held::current(units) else {
         return 0;
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: `held` holds an installed unit. The caller promises the offset.
     let word = unsafe { word(held.unit, offset) };
     let mut top = word.load(Relaxed) as *mut *mut u8;
     let mut put = 0;
@@ -277,9 +301,11 @@ pub(crate) unsafe fn push_batch(units: &Units, offset: usize, items: &[*mut u8])
         if (top as usize).is_multiple_of(STACK_ALIGN) {
             break;
         }
-        // SAFETY: a top that is not on the boundary has a free slot at it.
+        // SAFETY: a top that is not on the boundary has a free slot at it, and the lock keeps
+        // others off.
         unsafe { *top = item };
-        // SAFETY: at most the boundary, one past the last slot.
+        // SAFETY: the slot at `top` lies in the block, so the next address is at most one past its
+        // end.
         top = unsafe { top.add(1) };
         put += 1;
     }

@@ -1,4 +1,4 @@
-//! Environment variables, readable before the C library has set `environ`, without allocating.
+//! Environment variables, readable without allocating and before the C library has set `environ`.
 #![allow(
     unsafe_code,
     reason = "reads the C library's environ and the process's initial environment"
@@ -10,11 +10,14 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-/// Copies the value of `name` into `buffer` and returns it; `None` when it is not set, does not fit, or the process
-/// gained privileges by `exec` and must not trust its environment.
+/// Copies the value of `name` into `buffer` and returns it.
 ///
-/// An allocator is called before the C library's own start-up code has run; then the initial environment is read
-/// from `/proc/self/environ`. Costs a walk over the environment, and three system calls in that early case.
+/// Returns `None` if the variable is not set, if its value does not fit into `buffer`, or if the
+/// process gained privileges by `exec` and so must not trust its environment.
+///
+/// The first allocation of a process may come before the C library's start-up code has set
+/// `environ`. In that case this function reads the initial environment from `/proc/self/environ`.
+/// Costs a walk over the environment, and in the early case three or more system calls.
 pub fn read<'a>(name: &str, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     match find(name, buffer) {
         Some(Some(length)) => Some(&buffer[..length]),
@@ -22,25 +25,27 @@ pub fn read<'a>(name: &str, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// Whether `name` is set, to whatever value. Costs as much as [`read`].
+/// Returns whether `name` is set to any value. Costs as much as [`read`].
 pub fn is_set(name: &str) -> bool {
     find(name, &mut []).is_some()
 }
 
-/// Copies the value of `name` into `buffer` and returns its length: `None` when it is not set,
-/// `Some(None)` when it does not fit.
+/// Copies the value of `name` into `buffer` and returns its length. Returns `None` if the variable
+/// is not set, and `Some(None)` if its value does not fit.
 fn find(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
     // SAFETY: getauxval only reads the auxiliary vector.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return None;
     }
-    // SAFETY: `environ` is a word; only concurrent setenv calls race, as they do with any getenv.
+    // SAFETY: reads one word that the C library keeps valid. A concurrent `setenv` races with this
+    // read, as it does with any `getenv`.
     let mut entry = unsafe { environ };
     if entry.is_null() {
         return find_initial(name, buffer);
     }
     loop {
-        // SAFETY: the array ends with a null, at which this loop stops.
+        // SAFETY: `entry` points into the array, which ends with a null. The loop stops at that
+        // null.
         let text = unsafe { *entry };
         if text.is_null() {
             return None;
@@ -54,7 +59,7 @@ fn find(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
                 value.len()
             }));
         }
-        // SAFETY: not past the final null.
+        // SAFETY: the entry was not the final null, so the array goes on behind it.
         entry = unsafe { entry.add(1) };
     }
 }
@@ -63,8 +68,8 @@ fn value_of<'a>(name: &str, entry: &'a [u8]) -> Option<&'a [u8]> {
     entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")
 }
 
-/// Looks for `name` in `/proc/self/environ`, a chunk at a time; `buffer` collects the value.
-/// Answers as [`find`] does.
+/// Looks for `name` in `/proc/self/environ`, chunk by chunk, and collects the value in `buffer`.
+/// Returns what [`find`] returns.
 fn find_initial(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
     // SAFETY: the path is a NUL-terminated literal.
     let fd = unsafe {
@@ -90,17 +95,17 @@ fn find_initial(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
             }
         }
     };
-    // SAFETY: `fd` was opened above and nobody else has it.
+    // SAFETY: this function opened `fd` and has not passed it on.
     unsafe { libc::close(fd) };
     found
 }
 
-/// Recognises `NAME=value` in a stream of NUL-terminated entries.
+/// Finds the entry `NAME=value` in a stream of NUL-terminated entries.
 struct Matcher<'n> {
     name: &'n [u8],
-    /// Bytes of the entry that agreed with `name=`, or `None` when it is another variable.
+    /// How many bytes of the current entry agree with `name=`, or `None` if it is another variable.
     matched: Option<usize>,
-    /// Bytes of the value copied so far.
+    /// How many bytes of the value are in the buffer.
     copied: usize,
 }
 
@@ -113,7 +118,8 @@ impl<'n> Matcher<'n> {
         }
     }
 
-    /// Takes one byte; `Some(Some(n))` when the value is complete with `n` bytes, `Some(None)` when it does not fit.
+    /// Takes one byte. Returns `Some(Some(n))` when the value is complete with `n` bytes, and
+    /// `Some(None)` when it does not fit.
     fn feed(&mut self, byte: u8, buffer: &mut [u8]) -> Option<Option<usize>> {
         if let Some(at) = self.matched {
             if at == self.name.len() + 1 {

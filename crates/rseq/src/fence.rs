@@ -1,4 +1,4 @@
-//! The fence: waiting until every operation that has begun is over.
+//! The fence: returns when every operation that began before it is over.
 #![allow(unsafe_code, reason = "calls membarrier")]
 
 use crate::abi::{
@@ -9,10 +9,19 @@ use crate::state::{Backend, Index, backend};
 use core::sync::atomic::AtomicI32;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// The kernel cannot fence restartable sequences: it is older than 5.10, or a sandbox forbids `membarrier`.
+/// The error of [`fence()`]: the kernel cannot fence restartable sequences.
+///
+/// The kernel is older than 5.10, or a sandbox forbids `membarrier`.
+///
+/// # Examples
+///
+/// ```
+/// let error = pinfold_rseq::FenceError { errno: 38 };
+/// assert!(error.to_string().contains("errno 38"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FenceError {
-    /// What the system call answered.
+    /// The errno of the system call.
     pub errno: i32,
 }
 
@@ -28,26 +37,32 @@ impl core::fmt::Display for FenceError {
 
 impl core::error::Error for FenceError {}
 
-/// Returns when every operation that began before the call, on any CPU, has committed or was aborted; an aborted one
-/// starts again and sees everything written before the fence.
+/// Returns when every operation that began before the call, on any CPU, has committed or was
+/// aborted.
+///
+/// An aborted operation starts again, and sees everything that was written before the fence. On the
+/// atomic backend this function does nothing: [`Units::await_stopped`](crate::Units::await_stopped)
+/// and [`Units::quiesce`](crate::Units::quiesce) wait there.
 ///
 /// Costs a system call and an interrupt to each other CPU that runs a thread of this process, some
-/// microseconds; a load where the kernel has refused before. Keeps errno. On the atomic backend it
-/// does nothing: [`Units::await_stopped`](crate::Units::await_stopped) waits there.
+/// microseconds in all. Costs a load if the kernel has refused before. Keeps errno.
 ///
 /// # Errors
 ///
-/// [`FenceError`] where the kernel cannot; nothing is fenced then.
+/// Returns [`FenceError`] if the kernel cannot fence. Nothing is fenced then.
 pub fn fence() -> Result<(), FenceError> {
     membarrier(0, 0)
 }
 
-/// [`fence()`] for one index only: by CPU number it interrupts just that CPU. Concurrency ids name no CPU, so there
-/// it fences all.
+/// Fences one index only.
+///
+/// By CPU number, this interrupts only that CPU. A concurrency id names no CPU, so there this
+/// function fences all CPUs, as [`fence()`] does. Costs a system call and one interrupt, or as much
+/// as [`fence()`].
 ///
 /// # Errors
 ///
-/// As for [`fence()`].
+/// Returns [`FenceError`] if the kernel cannot fence. Nothing is fenced then.
 pub fn fence_index(index: usize) -> Result<(), FenceError> {
     match backend() {
         Backend::Rseq(Index::Cpu) => membarrier(MEMBARRIER_CMD_FLAG_CPU, index as libc::c_int),
@@ -55,12 +70,14 @@ pub fn fence_index(index: usize) -> Result<(), FenceError> {
     }
 }
 
-/// Whether the kernel has refused to fence, so that [`fence()`] would fail. One load.
+/// Returns whether the kernel has refused to fence, so that [`fence()`] would fail. Two loads.
 pub fn fence_is_refused() -> bool {
     backend() != Backend::Atomic && ANSWER.load(Relaxed) > WORKS
 }
 
-/// Asks the kernel whether it fences, without a fence. Remembers a refusal. One system call.
+/// Asks the kernel whether it can fence, without fencing. Remembers a refusal.
+///
+/// Costs one system call, and one more the first time.
 pub fn can_fence() -> bool {
     if backend() == Backend::Atomic {
         return true;
@@ -74,14 +91,15 @@ pub fn can_fence() -> bool {
     ANSWER.load(Relaxed) == WORKS
 }
 
-/// What is known of `membarrier`: [`UNTRIED`], [`WORKS`], or the errno with which the kernel
-/// refused.
+/// The state of `membarrier`: [`UNTRIED`], [`WORKS`], or the errno with which the kernel refused.
 static ANSWER: AtomicI32 = AtomicI32::new(UNTRIED);
 const UNTRIED: i32 = -1;
 const WORKS: i32 = 0;
 
-/// Registers the process for fences. The backend's choice calls it, when a process has one thread
-/// as a rule: registering a process with threads takes the kernel milliseconds.
+/// Registers the process for fences.
+///
+/// The choice of the backend calls this early, usually while the process has one thread:
+/// registering a process with several threads takes the kernel milliseconds.
 pub(crate) fn register() {
     if ANSWER.load(Relaxed) == UNTRIED {
         let answer = call(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0);
@@ -89,8 +107,8 @@ pub(crate) fn register() {
     }
 }
 
-/// Notes a refusal, so that the kernel is not asked again. A kernel without memory for the moment
-/// may be asked again.
+/// Stores a refusal, so that this module does not ask the kernel again. `ENOMEM` is not stored,
+/// because the kernel may have memory later.
 fn remember(answer: Result<(), FenceError>) {
     match answer {
         Ok(()) => ANSWER.store(WORKS, Relaxed),
@@ -122,17 +140,18 @@ fn membarrier(flags: libc::c_uint, cpu: libc::c_int) -> Result<(), FenceError> {
     answer
 }
 
-/// Makes the system call; keeps errno.
+/// Makes the system call and keeps errno.
 fn call(command: libc::c_int, flags: libc::c_uint, cpu: libc::c_int) -> Result<(), FenceError> {
-    // SAFETY: errno is the calling thread's own.
+    // SAFETY: the C library returns the address of the calling thread's errno, which lives as long
+    // as the thread.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: as above.
+    // SAFETY: `errno` points to this thread's errno, which no other thread accesses.
     let before = unsafe { *errno };
-    // SAFETY: membarrier takes three integers and touches no memory of ours.
+    // SAFETY: membarrier takes three integers and accesses no memory of the process.
     let answer = unsafe { libc::syscall(libc::SYS_membarrier, command, flags, cpu) };
-    // SAFETY: as above.
+    // SAFETY: `errno` points to this thread's errno, which no other thread accesses.
     let refused = unsafe { core::mem::replace(&mut *errno, before) };
-    // A query answers with the commands that there are.
+    // `MEMBARRIER_CMD_QUERY` returns the set of commands, a positive number.
     if answer >= 0 {
         Ok(())
     } else {

@@ -1,48 +1,58 @@
-//! Restartable sequences for Rust: work on the current CPU's data without locks, atomics or system calls.
+//! Restartable sequences for Rust: per-CPU operations without locks, atomics or system calls.
 //!
-//! A restartable sequence (rseq) is a short run of instructions that the Linux kernel starts again from its
-//! beginning when the thread was preempted, migrated or interrupted by a signal inside it. It loads the current
-//! CPU's number, works on that CPU's data with plain loads and stores, and ends with one store that makes the work
-//! visible: the commit. So it needs no lock and no atomic read-modify-write.
+//! A thread that works on its CPU's data can lose that CPU at any instruction, to another thread or
+//! to a signal handler. Locks and atomic read-modify-writes solve this, but cost tens of cycles.
+//!
+//! Restartable sequences (rseq) avoid that cost with the kernel's help. A sequence is a short run of
+//! instructions that loads the current CPU's number, works on that CPU's data with plain loads and
+//! stores, and ends with one store that makes the work visible: the commit. If the kernel preempts,
+//! migrates or signals the thread inside the sequence, the sequence starts again from its
+//! beginning.
 //!
 //! # Vocabulary
 //!
-//! * **index**: the CPU number, or the kernel's concurrency id, which is dense in the number of running threads.
-//!   [`init`] chooses once for the process, see [`Backend`].
-//! * **unit**: the memory of one index. [`Units`] holds the address of each index's unit, or null. Its first
-//!   [`UNIT_HEADER`] bytes belong to this crate; the rest are 8-byte words, addressed by their offset.
-//! * **operation**: [`Units::add`], [`Units::add_within`], [`Units::load`], [`Units::store_if_equal`], [`Units::pop`], [`Units::push`],
-//!   [`Units::pop_batch`], [`Units::push_batch`]: each works on the current index's unit and takes effect whole or
+//! * **index**: the CPU number, or the kernel's concurrency id, which is dense in the number of
+//!   running threads. [`init`] chooses one of the two, once for the process; see [`Backend`].
+//! * **unit**: the memory of one index. [`Units`] holds the address of each index's unit, or null.
+//!   The first [`UNIT_HEADER`] bytes of a unit belong to this crate. The rest are 8-byte words,
+//!   addressed by their offset from the start of the unit.
+//! * **operation**: [`Units::add`], [`Units::add_within`], [`Units::load`],
+//!   [`Units::store_if_equal`], [`Units::pop`], [`Units::push`], [`Units::pop_batch`] or
+//!   [`Units::push_batch`]. Each works on the current index's unit, and takes effect completely or
 //!   not at all.
-//! * **stack**: what `pop` and `push` work on, an array of pointers that lies in a [`STACK_ALIGN`]-aligned block; see
-//!   [`stack`].
-//! * **fence**: [`fence()`] returns when every operation that began before it, on any CPU, has committed or was
-//!   aborted.
+//! * **stack**: the array of pointers that `pop` and `push` work on. It lies in a block whose end
+//!   is a multiple of [`STACK_ALIGN`]; see [`stack`].
+//! * **fence**: [`fence()`] returns when every operation that began before the call, on any CPU,
+//!   has committed or was aborted.
 //!
 //! # Without restartable sequences
 //!
-//! Where the kernel, the C library or a sandbox does not offer them, the same operations run on atomics: a word is
-//! added to with `fetch_add`, and the other operations hold a lock in the unit's header for a few instructions.
-//! Results are the same; only speed differs.
+//! Where the kernel, the C library or a sandbox does not offer restartable sequences, the same
+//! operations run on atomics: [`Units::add`] is one `fetch_add`, and each other operation that
+//! writes holds a lock in the unit's header for a few instructions. The results are the same. The
+//! operations are slower, and one that finds the unit's lock taken fails as if the unit were
+//! missing.
 //!
 //! # Signals, fork, threads
 //!
-//! All operations may be called from signal handlers, also when the handler interrupts one of them. After `fork`
-//! the child goes on with the parent's registration. A child of `vfork`, which shares its parent's memory but not
-//! its registration, must not call operations.
+//! Signal handlers may call every operation, even a handler that interrupted an operation. After
+//! `fork` the child keeps the parent's registration. A child of `vfork` shares its parent's memory
+//! but not its registration, so it must not call operations before it calls `exec`.
+//!
+//! # Examples
 //!
 //! ```
 //! use pinfold_rseq::{Units, UNIT_HEADER};
 //!
 //! static UNITS: Units = Units::new();
+//! pinfold_rseq::init(pinfold_rseq::Index::Cpu);
 //! let index = pinfold_rseq::current();
 //! let unit = Box::leak(Box::new([0u64; 16])).as_mut_ptr().cast::<u8>();
 //! UNITS.install(index, unit).unwrap();
-//! // A thread that has moved to another CPU meanwhile finds no unit there.
-//! // The offset lies in the unit, behind the header.
+//! // Sound, because the unit is 128 bytes long and the header ends at byte 64.
 //! let counted = unsafe { UNITS.add(UNIT_HEADER, 3) };
 //! if counted {
-//!     // It lies in the unit; that was leaked, and nobody else has it.
+//!     // Sound, because the unit was leaked and no other thread uses it.
 //!     assert_eq!(unsafe { *unit.add(UNIT_HEADER).cast::<u64>() }, 3);
 //! }
 //! ```
@@ -72,7 +82,9 @@ pub use state::{
     Backend, Index, Missing, backend, current, decided, has_concurrency_ids, init, missing,
     possible,
 };
-/// Identifies the calling thread: its thread pointer, which no other living thread of the process has. One load.
+/// Returns the calling thread's thread pointer, which no other living thread of the process has.
+///
+/// Costs one load.
 #[inline(always)]
 pub fn thread_pointer() -> usize {
     arch::thread_pointer()

@@ -1,20 +1,22 @@
-//! Statics that fast paths use.
+//! Addresses of statics that fast paths use.
 //!
-//! The compiler takes the address of a static of another crate from the global offset table, as the
-//! static could lie in another library. Not every linker turns that load into an addition. Fast
-//! paths are inlined into other crates, so that each of their statics would cost them a load.
+//! The compiler loads the address of another crate's static from the global offset table, because
+//! the static could lie in another shared library. Not every linker turns that load into an
+//! addition. Fast paths are inlined into other crates, so each static that they name would cost one
+//! load. [`near!`](macro@crate::near) computes the address from the program counter instead.
 
-/// A shared reference to the static `$at` of type `$type`, computed from the program counter alone.
+/// Returns a `&'static $type` to the static `$at`, with its address computed from the program
+/// counter.
 ///
-/// The static must be a part of the library or program that uses the macro: its symbol becomes
-/// hidden.
+/// The static must be part of the same shared library or program as the code that uses the macro:
+/// the macro makes the static's symbol hidden.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! near {
     ($at:path, $type:ty) => {{
         let at: *const $type;
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: computes an address.
+        // SAFETY: the instruction only computes an address; it touches no memory.
         unsafe {
             core::arch::asm!(
                 ".hidden {symbol}",
@@ -25,7 +27,7 @@ macro_rules! near {
             );
         }
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: computes an address.
+        // SAFETY: the two instructions only compute an address; they touch no memory.
         unsafe {
             core::arch::asm!(
                 ".hidden {symbol}",
@@ -40,9 +42,10 @@ macro_rules! near {
         {
             at = &raw const $at;
         }
-        // The compiler checks that the type is the static's.
+        // Compiles only if the static has the type `$type`.
         let _: fn() -> &'static $type = || &$at;
-        // SAFETY: the address of a static, which is valid for ever and of that type.
+        // SAFETY: `at` is the address of a static, which is valid for the whole program, and the
+        // line above checks that its type is `$type`.
         unsafe { &*at }
     }};
 }

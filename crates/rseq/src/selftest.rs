@@ -1,4 +1,4 @@
-//! Whether the kernel keeps its promise.
+//! Tests whether the kernel keeps its promise to abort critical sections.
 #![allow(unsafe_code, reason = "runs critical sections on memory of its own")]
 
 use crate::abi::{CPU_ID, RSEQ_CS};
@@ -7,27 +7,36 @@ use crate::units::{FIRST, UNIT_HEADER};
 use crate::{arch, possible};
 use core::ptr::null_mut;
 
-/// What [`selftest`] found.
+/// The result of [`selftest`].
+///
+/// # Examples
+///
+/// ```
+/// let result = pinfold_rseq::selftest();
+/// assert_eq!(result.passed(), result.registered && result.operations && result.aborts);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SelfTest {
-    /// The area is registered and its ids are in range.
+    /// The C library has registered the thread's area.
     pub registered: bool,
-    /// Every operation did what it should, undisturbed.
+    /// The current index is in range, and every operation gave the right result while undisturbed.
     pub operations: bool,
-    /// A section was aborted when a signal arrived in it or the thread was preempted.
+    /// The kernel aborted a section when it preempted or signalled the thread inside it.
     pub aborts: bool,
 }
 
 impl SelfTest {
-    /// Whether all parts passed.
+    /// Returns whether all parts passed.
     pub fn passed(&self) -> bool {
         self.registered && self.operations && self.aborts
     }
 }
 
-/// Runs the whole self-test on the calling thread; takes up to 100 ms, for the abort has to be waited for.
+/// Runs the whole self-test on the calling thread.
 ///
-/// A Linux 6.19 on arm64 was reported not to abort on preemption; this finds out.
+/// Takes up to about 100 ms, most of it waiting for an abort. Pins the thread to its CPU and forks
+/// a child for that time. Linux 6.19 on arm64 was reported not to abort on preemption; this test
+/// finds such a kernel.
 pub fn selftest() -> SelfTest {
     let Some(registered) = arch::SUPPORTED.then(arch::registration).flatten() else {
         return SelfTest {
@@ -45,18 +54,18 @@ pub fn selftest() -> SelfTest {
     }
 }
 
-/// Spins in a section until the kernel aborts it, at most some 100 ms: long enough for the scheduler's tick to find
-/// another thread to run, and for the timer that the test arms where it can.
+/// Spins in a critical section until the kernel aborts it, and returns whether it did.
 ///
-/// True when an abort came. Where nothing else wants the CPU and no signal arrives, nothing aborts: so the test makes
-/// a second thread of execution compete for the CPU by a short-lived child process pinned to the same CPU.
+/// Nothing aborts a section on a CPU that no other thread wants. So the test pins the calling
+/// thread to its CPU and forks a child that competes for the same CPU. It gives up after about 100
+/// ms, long enough for the scheduler's tick to switch to the child.
 pub fn preemption_test() -> bool {
     let Some(registered) = arch::SUPPORTED.then(arch::registration).flatten() else {
         return false;
     };
     with_competitor(|| {
         (0..64).any(|_| {
-            // SAFETY: the offset is of a registered area. 2^22 rounds are some milliseconds.
+            // SAFETY: the offset is that of a registered area. 2^22 rounds take a few milliseconds.
             unsafe { arch::spin_until_aborted(registered.offset + RSEQ_CS, 1 << 22) }
         })
     })
@@ -64,8 +73,9 @@ pub fn preemption_test() -> bool {
 
 /// Runs `test` while a forked child spins on the same CPU.
 fn with_competitor(test: impl FnOnce() -> bool) -> bool {
-    // SAFETY: cpu_set_t is plain integers; the calls get its address and size. The child only spins and exits, which
-    // is allowed after fork in a program with threads.
+    // SAFETY: `cpu_set_t` consists of integers, so zeroes are valid. The calls get its address and
+    // its size. The child only arms an alarm and spins, which is allowed after a fork in a program
+    // with threads.
     unsafe {
         let mut before: libc::cpu_set_t = core::mem::zeroed();
         let size = size_of::<libc::cpu_set_t>();
@@ -95,7 +105,7 @@ fn with_competitor(test: impl FnOnce() -> bool) -> bool {
     }
 }
 
-/// A block in which the test's stack lies.
+/// The block of the test's stack.
 #[repr(C, align(1024))]
 pub(crate) struct Block([*mut u8; STACK_ALIGN / 8]);
 
@@ -105,16 +115,20 @@ impl Block {
     }
 }
 
-/// Whether the current index is in range and each operation does what it should, undisturbed. `cs` and `index` are
-/// offsets into a registered area. Takes a microsecond; it runs at every process's start.
+/// Returns whether the current index is in range and each operation gives the right result.
+///
+/// `cs` and `index` are offsets into a registered area. Runs when a process chooses its backend,
+/// and takes about a microsecond.
 pub(crate) fn sections_work(cs: isize, index: isize, block: &mut Block) -> bool {
-    // SAFETY: the offset is of a registered area.
+    // SAFETY: `index` is the offset of an id field of a registered area.
     let in_range = (unsafe { arch::read_index(index) } as usize) < possible();
     in_range && operations_work(cs, block)
 }
 
-/// Runs every operation on a unit of its own. The section takes its index from a variable that is always 0 here, so
-/// that the thread may move meanwhile and a table of one entry is enough.
+/// Runs every operation on a unit of its own.
+///
+/// The sections take their index from a variable that is always 0. So the thread may move
+/// meanwhile, and a table of one entry is enough.
 fn operations_work(cs: isize, block: &mut Block) -> bool {
     const WORD: usize = UNIT_HEADER;
     let zero = 0u32;
@@ -125,11 +139,11 @@ fn operations_work(cs: isize, block: &mut Block) -> bool {
     // Room for two items above the guard.
     let bottom = end.wrapping_sub(2) as u64;
     let (one, two, three) = (8 as *mut u8, 16 as *mut u8, 24 as *mut u8);
-    // The sections look for the entries behind the head of a `Units`.
+    // The sections expect the entries `FIRST` bytes behind the start of the table.
     let (table, unit) = (table.as_ptr().wrapping_byte_sub(FIRST), unit.as_mut_ptr());
     let mut taken = [null_mut(); 3];
-    // SAFETY: `index` names a readable word that is 0, the table's only entry is a unit with the word used, and the
-    // stack lies in `block`.
+    // SAFETY: `index` leads to a readable word that is 0, so the sections use the table's first
+    // entry. That entry is a unit that holds both words, and the stack lies in `block`.
     unsafe {
         let added = arch::add(cs, index, table, WORD, 5) && unit.add(WORD / 8).read_volatile() == 5;
         unit.add(WORD / 8 + 1).write_volatile(6);
@@ -147,7 +161,7 @@ fn operations_work(cs: isize, block: &mut Block) -> bool {
         let put = arch::push_batch(cs, index, table, WORD, batch.as_ptr(), 2) == 1;
         let got = arch::pop_batch(cs, index, table, WORD, taken.as_mut_ptr(), 3) == 2;
         let emptied = unit.add(WORD / 8).read_volatile() == bottom;
-        // The block is read through addresses that the compiler does not follow.
+        // The sections wrote to the block through addresses that the compiler does not track.
         core::hint::black_box(block);
         added
             && within

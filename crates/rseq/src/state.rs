@@ -1,4 +1,4 @@
-//! The choice of backend, made once for the process.
+//! Chooses the backend, once for the process, and reads the current index.
 #![allow(
     unsafe_code,
     reason = "reads glibc's registration and the auxiliary vector"
@@ -10,38 +10,67 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicUsize};
 
-/// Which number selects the unit.
+/// The number that selects the unit.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold_rseq::{Backend, Index};
+///
+/// // Without restartable sequences, or if `PINFOLD_RSEQ` says otherwise, the answer differs.
+/// if pinfold_rseq::init(Index::Cpu) == Backend::Rseq(Index::Cpu) {
+///     assert!(pinfold_rseq::current() < pinfold_rseq::possible());
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Index {
-    /// The CPU number. What NUMA work needs.
+    /// The CPU number. Needed wherever a unit's memory must lie on its CPU's node.
     Cpu,
-    /// The kernel's concurrency id (Linux 6.3): dense in the number of threads that run at once, so that few threads
-    /// on many CPUs use few units.
+    /// The kernel's concurrency id (Linux 6.3). It is dense in the number of threads that run at
+    /// once, so a program with few threads uses few units even on a machine with many CPUs.
     Cid,
 }
 
 /// How operations are carried out.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold_rseq::{Backend, Missing};
+///
+/// let backend = pinfold_rseq::init(pinfold_rseq::Index::Cid);
+/// assert_eq!(backend == Backend::Atomic, pinfold_rseq::missing() != Missing::Nothing);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// Restartable sequences.
+    /// By restartable sequences, with this index.
     Rseq(Index),
-    /// Atomics, and a lock in each unit's header.
+    /// By atomics, with a lock in each unit's header.
     Atomic,
 }
 
-/// Why restartable sequences are not used.
+/// Why restartable sequences are not in use.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold_rseq::Missing;
+///
+/// assert_eq!(Missing::Disabled.to_string(), "switched off by PINFOLD_RSEQ=off");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// They are used.
+    /// Restartable sequences are in use.
     Nothing,
-    /// `PINFOLD_RSEQ=off` was asked for.
+    /// The user asked for atomics by `PINFOLD_RSEQ=off`.
     Disabled,
-    /// This architecture has no critical sections here.
+    /// This crate has no critical sections for the architecture.
     Architecture,
-    /// The C library is not glibc 2.35 or newer, or was told not to register (`glibc.pthread.rseq=0`), or the kernel
-    /// or a sandbox refused.
+    /// The C library did not register the thread's area. Either the C library is not glibc 2.35 or
+    /// newer, or `glibc.pthread.rseq=0` told glibc not to register, or the kernel or a sandbox
+    /// refused.
     Registration,
-    /// The self-test failed: the kernel does not keep its promise.
+    /// The self-test failed: an operation did not do what it should.
     SelfTest,
 }
 
@@ -59,10 +88,11 @@ impl core::fmt::Display for Missing {
     }
 }
 
-/// What the process decided on: two offsets from the thread pointer. [`Units`](crate::Units) has copies of them.
+/// What the process decided on: two offsets from the thread pointer. Each [`Units`](crate::Units)
+/// has copies of them.
 ///
-/// `cs` is 0 until a backend with restartable sequences was chosen, so that one test sends both the first call and
-/// every call on the atomic backend the slow way.
+/// `cs` is 0 until a backend with restartable sequences is chosen. So one comparison sends both the
+/// first call and every call on the atomic backend to the slow path.
 #[repr(C, align(64))]
 pub(crate) struct State {
     cs: AtomicIsize,
@@ -87,26 +117,37 @@ pub(crate) static STATE: State = State {
 };
 
 impl State {
-    /// Offsets of `rseq_cs` and of the index from the thread pointer; the first is 0 on the atomic backend.
+    /// Returns the offsets of `rseq_cs` and of the index from the thread pointer. The first is 0 on
+    /// the atomic backend, and until the backend is chosen.
     #[inline(always)]
     pub(crate) fn offsets(&self) -> (isize, isize) {
-        // Acquire pairs with the release in `decide`: with an offset of `rseq_cs` comes the offset
-        // of the index. On x86-64 this only keeps the compiler from loading the index first.
+        // Acquire pairs with the release in `decide`: a thread that reads the offset of `rseq_cs`
+        // also reads the offset of the index. On x86-64 the acquire only keeps the compiler from
+        // loading the index first.
         let cs = self.cs.load(Acquire);
         (cs, self.index.load(Relaxed))
     }
 
+    /// Returns whether operations run on atomics, either by choice or because no backend is chosen
+    /// yet.
     pub(crate) fn is_atomic(&self) -> bool {
+        // Acquire pairs with the release in `decide`: a thread that finds restartable sequences in
+        // use also reads the index's offset.
         self.cs.load(Acquire) == 0
     }
 }
 
-/// Chooses the backend, once for the process; later calls return what was chosen. `prefer` is the index to use where
-/// both are offered; `PINFOLD_RSEQ=off|cpu|cid` in the environment overrides it.
+/// Chooses the backend, once for the process, and returns it. Later calls return the same backend.
 ///
-/// Allocates nothing and may run before `main`, in the first allocation of a process. Costs a few microseconds the
-/// first time. A call that comes while another thread (or the frame that a signal handler interrupted) decides
-/// works on atomics until then.
+/// `prefer` is the index to use where both are offered. `PINFOLD_RSEQ=off|cpu|cid` in the
+/// environment overrides it.
+///
+/// A call that comes while another thread decides returns [`Backend::Atomic`]. So does a call from
+/// a signal handler that interrupted the deciding thread. Their operations run on atomics until the
+/// backend is chosen.
+///
+/// Allocates nothing, and may run before `main` in the first allocation of a process. Costs a few
+/// microseconds the first time, then two loads.
 pub fn init(prefer: Index) -> Backend {
     if STATE
         .chosen
@@ -118,8 +159,9 @@ pub fn init(prefer: Index) -> Backend {
     backend()
 }
 
-/// The backend in use: [`Backend::Atomic`] until [`init`] has chosen.
+/// Returns the backend in use: [`Backend::Atomic`] until [`init`] has chosen. One load.
 pub fn backend() -> Backend {
+    // Acquire pairs with the release in `decide`: the offsets are set.
     match STATE.chosen.load(Acquire) {
         RSEQ_CPU => Backend::Rseq(Index::Cpu),
         RSEQ_CID => Backend::Rseq(Index::Cid),
@@ -127,12 +169,14 @@ pub fn backend() -> Backend {
     }
 }
 
-/// Whether [`init`] has chosen.
+/// Returns whether [`init`] has chosen. One load.
 pub fn decided() -> bool {
+    // Acquire pairs with the releases in `decide` and `settle_atomic`: the offsets and the reason
+    // are set.
     STATE.chosen.load(Acquire) > DECIDING
 }
 
-/// Why restartable sequences are not used, or [`Missing::Nothing`].
+/// Returns why restartable sequences are not in use, or [`Missing::Nothing`]. One load.
 pub fn missing() -> Missing {
     match STATE.missing.load(Acquire) {
         1 => Missing::Disabled,
@@ -143,7 +187,9 @@ pub fn missing() -> Missing {
     }
 }
 
-/// Whether the kernel keeps concurrency ids in the areas that the C library registered.
+/// Returns whether the kernel maintains concurrency ids in the areas that the C library registered.
+///
+/// Costs a few loads and at most one call of `getauxval`.
 pub fn has_concurrency_ids() -> bool {
     let registered = arch::SUPPORTED.then(arch::registration).flatten();
     registered.is_some_and(|registered| registered.size >= abi::FEATURE_SIZE_MM_CID)
@@ -175,16 +221,18 @@ fn decide(prefer: Index) {
     let (cs, at) = (registered.offset + abi::RSEQ_CS, registered.offset + field);
     /// The self-test's block, which is too large for the stack of a thread's first allocation.
     struct Own(UnsafeCell<Block>);
-    // SAFETY: only the thread that decides uses the block, once.
+    // SAFETY: `init` lets one thread call `decide`, once, and only that thread uses the block.
     unsafe impl Sync for Own {}
     static BLOCK: Own = Own(UnsafeCell::new(Block::new()));
-    // SAFETY: `init` calls this function once in the process, so that there is no other reference.
+    // SAFETY: `init` calls `decide` once in the process, so this is the only reference to the
+    // block.
     if !sections_work(cs, at, unsafe { &mut *BLOCK.0.get() }) {
         return settle_atomic(Missing::SelfTest);
     }
     crate::fence::register();
     STATE.index.store(at, Relaxed);
-    // Release: whoever sees the offset of `rseq_cs` sees the index's.
+    // Release pairs with the acquire in `offsets`: a thread that reads the offset of `rseq_cs` also
+    // reads the offset of the index.
     STATE.cs.store(cs, Release);
     let chosen = match index {
         Index::Cpu => RSEQ_CPU,
@@ -198,27 +246,30 @@ fn settle_atomic(why: Missing) {
     STATE.chosen.store(ATOMIC, Release);
 }
 
-/// What a C library with registration says of it.
+/// The C library's registration of the thread's area.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Registration {
-    /// From the thread pointer to the area.
+    /// Bytes from the thread pointer to the area.
     pub offset: isize,
-    /// Bytes of the area that the kernel keeps.
+    /// Bytes of the area that the kernel maintains.
     pub size: usize,
 }
 
 impl Registration {
-    /// From glibc's `__rseq_offset` and `__rseq_size`, which are null where the C library has none.
+    /// Reads glibc's `__rseq_offset` and `__rseq_size`. Either pointer is null if the C library has
+    /// no such variable.
     pub(crate) fn from_glibc(offset: *const isize, size: *const u32) -> Option<Self> {
         if offset.is_null() || size.is_null() {
             return None;
         }
-        // SAFETY: glibc's read-only variables, set before any code of the program runs.
+        // SAFETY: both pointers are not null, so they are the addresses of glibc's read-only
+        // variables, which glibc sets before any code of the program runs.
         let (offset, size) = unsafe { (*offset, *size as usize) };
         if size == 0 {
             return None;
         }
-        // glibc 2.35 to 2.40 say 32 or 20 whatever the kernel keeps in the 32 bytes that they register.
+        // glibc 2.35 to 2.40 set the variable to 32 or 20, although the kernel may maintain fewer
+        // or more of the 32 bytes that they register.
         let size = if size <= 32 {
             // SAFETY: getauxval only reads the auxiliary vector.
             let kernel = unsafe { libc::getauxval(abi::AT_RSEQ_FEATURE_SIZE) } as usize;
@@ -230,9 +281,10 @@ impl Registration {
     }
 }
 
-/// The index of the unit that operations would use now. By the time it returns the thread may be elsewhere.
+/// Returns the index of the unit that operations would use now.
 ///
-/// Costs one load with restartable sequences, a call of `sched_getcpu` on atomics.
+/// The thread may have moved to another index by the time this returns. Costs one load with
+/// restartable sequences, and a call of `sched_getcpu` on atomics.
 #[inline]
 pub fn current() -> usize {
     let (cs, index) = crate::near!(STATE, State).offsets();
@@ -241,12 +293,14 @@ pub fn current() -> usize {
         let cpu = unsafe { libc::sched_getcpu() };
         return if cpu < 0 { 0 } else { cpu as usize % MAX_INDEX };
     }
-    // SAFETY: the offset comes from a successful registration.
+    // SAFETY: `cs` is not 0, so `index` is the offset of an id field in the registered area.
     (unsafe { arch::read_index(index) } as usize).min(MAX_INDEX - 1)
 }
 
-/// One more than the largest index there can be, from `/sys/devices/system/cpu/possible`; [`MAX_INDEX`] when that
-/// cannot be read. Three system calls the first time, then one load.
+/// Returns one more than the largest index that the system can have, at most [`MAX_INDEX`].
+///
+/// The number comes from `/sys/devices/system/cpu/possible`. If that file cannot be read, the
+/// answer is [`MAX_INDEX`]. Costs three or more system calls the first time, then one load.
 pub fn possible() -> usize {
     let known = STATE.possible.load(Relaxed);
     if known != 0 {
@@ -262,11 +316,12 @@ pub fn possible() -> usize {
 fn read_possible() -> Option<usize> {
     let path = c"/sys/devices/system/cpu/possible";
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-    // SAFETY: errno is the calling thread's own.
+    // SAFETY: the C library returns the address of the calling thread's errno, which lives as long
+    // as the thread.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: as above.
+    // SAFETY: `errno` points to this thread's errno, which no other thread accesses.
     let before = unsafe { *errno };
-    // The calls are the kernel's: those of the C library are where it cancels threads.
+    // Calls the kernel directly, because the C library's functions are cancellation points.
     // SAFETY: the path is a NUL-terminated literal.
     let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
     let mut last = LastNumber::default();
@@ -280,21 +335,21 @@ fn read_possible() -> Option<usize> {
                 break;
             };
             read.iter().for_each(|&byte| last.feed(byte));
-            // sysfs gives as much as the buffer takes.
+            // sysfs fills the buffer as long as there is more to read.
             if read.len() < piece.len() {
                 end = 0;
                 break;
             }
         }
-        // SAFETY: `fd` was opened above and nobody else has it.
+        // SAFETY: this function opened `fd` and has not passed it on.
         unsafe { libc::syscall(libc::SYS_close, fd) };
     }
-    // SAFETY: as above.
+    // SAFETY: `errno` points to this thread's errno, which no other thread accesses.
     unsafe { *errno = before };
     (end == 0).then(|| last.get())?.map(|last| last + 1)
 }
 
-/// The last number in a list like `0-3,8-11`, which is fed byte by byte.
+/// Finds the last number in a list like `0-3,8-11`, which is fed byte by byte.
 #[derive(Default)]
 struct LastNumber {
     number: usize,
@@ -312,7 +367,7 @@ impl LastNumber {
                 self.number = usize::from(byte - b'0');
                 self.digits = true;
             }
-            // The list ends with a line's end.
+            // The list ends with a newline.
             b'\n' => {}
             _ => self.digits = false,
         }
@@ -344,9 +399,9 @@ mod tests {
     }
 
     #[test]
-    fn the_choice_is_made_once() {
+    fn the_backend_is_chosen_once() {
         init(Index::Cpu);
-        // The thread of another test may be deciding.
+        // Another test's thread may be choosing the backend.
         while !decided() {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! The table of units and the operations on the current one.
+//! The table of units, and the operations on the current unit.
 #![allow(
     unsafe_code,
     reason = "hands addresses of units to the critical sections"
@@ -11,33 +11,45 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicUsize};
 
-/// One more than the largest CPU number or concurrency id: the largest `CONFIG_NR_CPUS` of any Linux architecture.
+/// One more than the largest index: the largest `CONFIG_NR_CPUS` of any Linux architecture.
 pub const MAX_INDEX: usize = 8192;
 
-/// Bytes at the start of each unit that belong to this crate; words start behind them.
+/// Bytes at the start of each unit that belong to this crate. The words follow them.
 pub const UNIT_HEADER: usize = 64;
 
-/// How many words of a [`Units`] belong to its owner.
+/// The number of words in a [`Units`] that belong to the table's owner.
 pub const BESIDE: usize = 4;
-/// Bytes from the beginning of a [`Units`] to the entry of index 0.
+/// Bytes from the start of a [`Units`] to the entry of index 0.
 pub(crate) const FIRST: usize = offset_of!(Units, active);
 
 /// The address of each index's unit, or null where there is none.
 ///
-/// 128 KiB of address space; memory only where indexes are in use. What an operation reads of the
-/// table lies in its first cache line, and in the line of the index's entry.
+/// The table takes 128 KiB of address space, and memory only for indexes in use. An operation reads
+/// two of the table's cache lines: the first, and the one with the index's entry.
 ///
 /// # Invariants
 ///
-/// An installed unit stays valid memory for ever: a thread that was about to use it may sleep at any point. `active`
-/// is null or equal to `home`; it is null while the index is stopped.
+/// * An installed unit stays valid until the process ends, because a thread that is about to use
+///   the unit may sleep at any instruction.
+/// * An entry of `active` is null or equal to the same entry of `home`. It is null while the index
+///   is stopped.
+///
+/// # Examples
+///
+/// ```
+/// static UNITS: pinfold_rseq::Units = pinfold_rseq::Units::new();
+///
+/// let unit = Box::leak(Box::new([0u64; 16])).as_mut_ptr().cast::<u8>();
+/// assert_eq!(UNITS.install(0, unit), Ok(()));
+/// assert_eq!(UNITS.install(0, unit), Err(unit));
+/// ```
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Units {
-    /// A copy of the offset of `rseq_cs` from the thread pointer. 0 on the atomic backend, and until
-    /// [`learn`](Self::learn) has copied the offset.
+    /// A copy of the offset of `rseq_cs` from the thread pointer. It is 0 on the atomic backend,
+    /// and until [`learn`](Self::learn) has copied the offset.
     cs: AtomicIsize,
-    /// A copy of the offset of the index from the thread pointer; valid if `cs` is not 0.
+    /// A copy of the offset of the index from the thread pointer. Valid if `cs` is not 0.
     index: AtomicIsize,
     beside: [AtomicUsize; BESIDE],
     active: [AtomicPtr<u8>; MAX_INDEX],
@@ -51,7 +63,14 @@ impl Default for Units {
 }
 
 impl Units {
-    /// A table without units: every operation fails until [`install`](Self::install).
+    /// Returns a table without units. Every operation fails until [`install`](Self::install).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// static UNITS: pinfold_rseq::Units = pinfold_rseq::Units::new();
+    /// assert!(UNITS.unit(0).is_null());
+    /// ```
     pub const fn new() -> Self {
         Units {
             cs: AtomicIsize::new(0),
@@ -62,95 +81,113 @@ impl Units {
         }
     }
 
-    /// Gives `index` its unit, once. The unit must be zeroed, 8-byte aligned and valid for ever.
+    /// Sets the unit of `index`, once. The unit must be zeroed, aligned to 8 bytes, and valid until
+    /// the process ends.
+    ///
+    /// Call [`init`](crate::init) first, so that atomics and critical sections never work on the
+    /// unit at once. Costs one compare-exchange and a few stores.
     ///
     /// # Errors
     ///
-    /// The unit that is already there, when somebody was faster.
+    /// Returns the present unit if `index` already has one.
     ///
     /// # Panics
     ///
-    /// When `index` is [`MAX_INDEX`] or more.
+    /// Panics if `index` is [`MAX_INDEX`] or more.
     pub fn install(&self, index: usize, unit: *mut u8) -> Result<(), *mut u8> {
         self.learn();
-        // Release pairs with the acquire in `unit` and in the operations: they see the zeroed memory.
+        // Release pairs with the acquire in `unit` and the operations' loads: they see zeroes.
         self.home[index]
             .compare_exchange(null_mut(), unit, AcqRel, Acquire)
             .map(|_| self.active[index].store(unit, Release))
     }
 
-    /// Words that this crate does not use, in the first cache line of the table, for the fast paths of the table's
-    /// owner. They are 0 in a new table.
+    /// Returns words for the table's owner, in the table's first cache line.
+    ///
+    /// This crate does not use them. They are 0 in a new table. Costs no load.
     #[inline(always)]
     pub fn beside(&self) -> &[AtomicUsize; BESIDE] {
         &self.beside
     }
 
-    /// The unit of `index`, or null. It may be stopped.
+    /// Returns the unit of `index`, or null. The index may be stopped. One load.
     pub fn unit(&self, index: usize) -> *mut u8 {
         self.home
             .get(index)
             .map_or(null_mut(), |unit| unit.load(Acquire))
     }
 
-    /// Takes `index` out of use: operations that begin later fail there. Those that have begun are over, and the unit
-    /// belongs to the caller, after the next [`fence`](crate::fence()) (or, on atomics, after
-    /// [`await_stopped`](Self::await_stopped)).
+    /// Stops `index`: operations that begin later fail there.
     ///
-    /// The caller serialises `stop`, [`resume`](Self::resume) and [`install`](Self::install).
+    /// The unit belongs to the caller once the operations that have begun are over. That is after
+    /// the next [`fence`](crate::fence()) with restartable sequences, and after
+    /// [`await_stopped`](Self::await_stopped) on atomics. An [`add`](Self::add) on atomics takes no
+    /// lock, so it may still reach the unit later.
+    ///
+    /// The caller serialises `stop`, [`resume`](Self::resume) and [`install`](Self::install). Costs
+    /// one store.
     pub fn stop(&self, index: usize) {
         self.active[index].store(null_mut(), Release);
     }
 
-    /// On atomics, waits until no operation holds the unit of a stopped `index`, and keeps others off; with
-    /// restartable sequences it does nothing, the fence has done it.
+    /// Waits, on atomics, for the holder of a stopped `index`'s unit, and keeps the unit's lock.
+    ///
+    /// Does nothing with restartable sequences, where the fence has ended the operations. Follow
+    /// with [`resume`](Self::resume).
     pub fn await_stopped(&self, index: usize) {
         let unit = self.unit(index);
         if !unit.is_null() && STATE.is_atomic() {
-            // SAFETY: installed units are valid for ever.
+            // SAFETY: `unit` comes from `home`, so it stays valid until the process ends.
             unsafe { atomic::lock_unit(unit) };
         }
     }
 
-    /// As [`await_stopped`](Self::await_stopped), but false when on atomics the unit's holder is the very frame that the caller, a signal
-    /// handler, has interrupted, or does nothing for a second; then follow with [`resume_untouched`](Self::resume_untouched).
+    /// Waits as [`await_stopped`](Self::await_stopped) does, but gives up after about a second.
+    ///
+    /// Returns false at once if the caller is a signal handler that interrupted the operation that
+    /// holds the unit. After false, follow with [`resume_untouched`](Self::resume_untouched).
     pub fn try_await_stopped(&self, index: usize) -> bool {
         let unit = self.unit(index);
-        // SAFETY: installed units are valid for ever.
+        // SAFETY: `unit` comes from `home`, so it stays valid until the process ends.
         unit.is_null() || !STATE.is_atomic() || unsafe { atomic::try_lock_unit(unit) }
     }
 
-    /// Puts a stopped `index` to use again that was not waited for.
+    /// Puts a stopped `index` to use again, if no wait for it succeeded. Two memory accesses.
     pub fn resume_untouched(&self, index: usize) {
-        // Release pairs with the address dependency from this load to the unit's words.
+        // Release pairs with the address dependency from this entry to the unit's words.
         self.active[index].store(self.unit(index), Release);
     }
 
-    /// Puts a stopped `index` to use again.
+    /// Puts a stopped `index` to use again, after a wait for it. A few memory accesses.
     pub fn resume(&self, index: usize) {
         let unit = self.unit(index);
         if !unit.is_null() && STATE.is_atomic() {
-            // SAFETY: installed units are valid for ever, and `await_stopped` took the lock.
+            // SAFETY: `unit` comes from `home`, so it is valid. `await_stopped` took its lock.
             unsafe { atomic::unlock_unit(unit) };
         }
-        // Release pairs with the address dependency from this load to the unit's words.
+        // Release pairs with the address dependency from this entry to the unit's words.
         self.active[index].store(unit, Release);
     }
 
-    /// Returns when every operation that began before the call has committed or was aborted, on either backend: the
-    /// [`fence`](crate::fence()), or on atomics each unit's lock once.
+    /// Returns when every operation that began before the call has committed or was aborted.
+    ///
+    /// An aborted operation starts again, and sees everything that was written before the call.
+    /// Costs one [`fence`](crate::fence()) with restartable sequences. On atomics, takes the lock
+    /// of each unit below `indexes` once; an [`add`](Self::add), which takes no lock there, may
+    /// commit after this returns.
     ///
     /// # Errors
     ///
-    /// [`FenceError`](crate::FenceError) where the kernel cannot fence, or on atomics, with `EBUSY`, when the
-    /// holder of a unit is the very frame that the caller, a signal handler, has interrupted, or does nothing for a second.
+    /// Returns [`FenceError`](crate::FenceError) if the kernel cannot fence. On atomics, returns it
+    /// with `EBUSY` if a unit's holder does not finish within a second, or if the caller is a
+    /// signal handler that interrupted the holder.
     pub fn quiesce(&self, indexes: usize) -> Result<(), crate::FenceError> {
         if !STATE.is_atomic() {
             return crate::fence();
         }
         let units = (0..indexes.min(MAX_INDEX)).map(|index| self.unit(index));
         for unit in units.filter(|unit| !unit.is_null()) {
-            // SAFETY: installed units are valid for ever; unlocked by who locked.
+            // SAFETY: installed units stay valid. This thread unlocks only what it has locked.
             unsafe {
                 if !atomic::try_lock_unit(unit) {
                     return Err(crate::FenceError { errno: libc::EBUSY });
@@ -161,180 +198,217 @@ impl Units {
         Ok(())
     }
 
-    /// After `fork`, in the child: unlocks every unit that the parent's [`await_stopped`](Self::await_stopped) had
-    /// locked or that another thread held at the moment of the fork. Only for the atomic backend.
+    /// Unlocks every unit below `indexes`, in the child after a `fork`.
+    ///
+    /// Another thread of the parent may have held a unit's lock at the moment of the fork, in an
+    /// operation or in [`await_stopped`](Self::await_stopped). Does nothing with restartable
+    /// sequences.
     pub fn unlock_all_in_child(&self, indexes: usize) {
         for index in 0..indexes.min(MAX_INDEX) {
             let unit = self.unit(index);
             if !unit.is_null() && STATE.is_atomic() {
-                // SAFETY: installed units are valid for ever; the child has one thread, which holds none.
+                // SAFETY: `unit` comes from `home`, so it is valid. The child has one thread, so no
+                // other thread works on the unit.
                 unsafe { atomic::unlock_unit(unit) };
             }
         }
     }
 
-    /// Adds `n` to the word at `offset` of the current unit, wrapping. False when there is no unit.
+    /// Adds `n` to the word at `offset` of the current unit, wrapping.
+    ///
+    /// Returns false if there is no unit. Costs a critical section, or on atomics a `fetch_add`.
     ///
     /// # Safety
     ///
-    /// `offset` is a multiple of 8, at least [`UNIT_HEADER`], and 8 bytes there lie within every installed unit.
+    /// `offset` is a multiple of 8, is at least [`UNIT_HEADER`], and leaves 8 bytes in every
+    /// installed unit.
     #[inline(always)]
     pub unsafe fn add(&self, offset: usize, n: u64) -> bool {
         let (cs, index) = self.offsets();
         if cs == 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `offset` lies in every unit.
             return unsafe { atomic::add(self, offset, n) };
         }
-        // SAFETY: the offsets come from a successful registration; the caller's promise covers the rest.
+        // SAFETY: a nonzero `cs` comes from a registration. The caller promises the offset.
         unsafe { arch::add(cs, index, self.table(), offset, n) }
     }
 
-    /// Adds `n` to the word at `offset` of the current unit if the sum is then at most the limit in the word behind it; both
-    /// count modulo 2^64, and `limit - word` as a signed number says how much room there is. False, and nothing
-    /// added, when there is less room than `n`, when there is no unit, or (on atomics) when the unit is busy.
+    /// Adds `n` to the word at `offset` of the current unit, unless its limit leaves no room.
     ///
-    /// The add is a release: who acquires the new word sees everything this thread did before.
+    /// The limit is the next word. Both words count modulo 2^64: `limit - word`, as a signed
+    /// number, is the room that is left. Returns false and adds nothing if the room is less than
+    /// `n`, if there is no unit, or (on atomics) if the unit is locked. Costs one critical section,
+    /// or a lock on atomics.
+    ///
+    /// The add is a release: a thread that reads the new word by an acquire load sees everything
+    /// that this thread did before.
     ///
     /// # Safety
     ///
-    /// As for [`add`](Self::add), for 16 bytes at `offset`.
+    /// `offset` is a multiple of 8, is at least [`UNIT_HEADER`], and leaves 16 bytes in every
+    /// installed unit.
     #[inline(always)]
     pub unsafe fn add_within(&self, offset: usize, n: i64) -> bool {
         let (cs, index) = self.offsets();
         if cs == 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that both words lie in every unit.
             return unsafe { atomic::add_within(self, offset, n) };
         }
-        // SAFETY: as in `add`.
+        // SAFETY: a nonzero `cs` comes from a registration. The caller promises both words.
         unsafe { arch::add_within(cs, index, self.table(), offset, n) }
     }
 
-    /// The word at `offset` of the current unit, or `None` where there is no unit. By the time it returns the thread
-    /// may be elsewhere: follow up with [`store_if_equal`](Self::store_if_equal).
+    /// Returns the word at `offset` of the current unit, or `None` if there is no unit.
+    ///
+    /// By the time this returns, the thread may have moved to another index. Follow with
+    /// [`store_if_equal`](Self::store_if_equal), which compares again. Costs three loads.
     ///
     /// # Safety
     ///
-    /// As for [`add`](Self::add).
+    /// `offset` is a multiple of 8, is at least [`UNIT_HEADER`], and leaves 8 bytes in every
+    /// installed unit.
     #[inline]
     pub unsafe fn load(&self, offset: usize) -> Option<u64> {
         let unit = self.active[crate::current() % MAX_INDEX].load(Acquire);
         if unit.is_null() {
             return None;
         }
-        // SAFETY: the caller's promise; the word may be written at the same time, hence the atomic.
+        // SAFETY: the caller promises that `offset` lies in every unit. Other threads may write the
+        // word at the same time, so it is accessed as an atomic.
         let word = unsafe { &*unit.add(offset).cast::<core::sync::atomic::AtomicU64>() };
         Some(word.load(Acquire))
     }
 
-    /// Stores `new` at `offset` of the current unit when `expected` is there. False when another value is, when
-    /// there is no unit, or (on atomics) when the unit is busy.
+    /// Stores `new` at `offset` of the current unit if the word there equals `expected`.
+    ///
+    /// Returns false and stores nothing if the word differs, if there is no unit, or (on atomics)
+    /// if the unit is locked. Costs one critical section, or a lock on atomics.
     ///
     /// # Safety
     ///
-    /// As for [`add`](Self::add).
+    /// `offset` is a multiple of 8, is at least [`UNIT_HEADER`], and leaves 8 bytes in every
+    /// installed unit.
     #[inline]
     pub unsafe fn store_if_equal(&self, offset: usize, expected: u64, new: u64) -> bool {
         let (cs, index) = self.offsets();
         if cs == 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `offset` lies in every unit.
             return unsafe { atomic::store_if_equal(self, offset, expected, new) };
         }
-        // SAFETY: as in `add`.
+        // SAFETY: a nonzero `cs` comes from a registration. The caller promises the offset.
         unsafe { arch::store_if_equal(cs, index, self.table(), offset, expected, new) }
     }
 
-    /// Takes the top pointer off the [`stack`](crate::stack) at `offset`; null when the stack is empty, when there
-    /// is none, or when there is no unit.
+    /// Takes the top pointer off the [`stack`](crate::stack) at `offset`.
+    ///
+    /// Returns null if the stack is empty, if there is no stack, if there is no unit, or (on
+    /// atomics) if the unit is locked. Costs one critical section, or a lock on atomics.
     ///
     /// # Safety
     ///
-    /// As for [`add`](Self::add), and the word is 0 or describes a stack that only this table's operations use.
+    /// * `offset` is a multiple of 8, is at least [`UNIT_HEADER`], and leaves 8 bytes in every
+    ///   installed unit.
+    /// * The word is 0, or describes a stack that only this table's operations use.
     #[inline]
     pub unsafe fn pop(&self, offset: usize) -> *mut u8 {
         let (cs, index) = self.offsets();
         if cs == 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
             return unsafe { atomic::pop(self, offset) };
         }
-        // SAFETY: as in `add`.
+        // SAFETY: a nonzero `cs` comes from a registration. The caller promises a stack, or 0.
         unsafe { arch::pop(cs, index, self.table(), offset) }
     }
 
-    /// As [`pop`](Self::pop), but null on the atomic backend too: for a caller whose slow path calls `pop`, and whose fast
-    /// path shall contain no call.
+    /// Takes the top pointer off as [`pop`](Self::pop) does, but returns null on atomics.
+    ///
+    /// For a caller whose slow path calls `pop`, and whose fast path must contain no call.
     ///
     /// # Safety
     ///
-    /// As for [`pop`](Self::pop).
+    /// The promises of [`pop`](Self::pop).
     #[inline(always)]
     pub unsafe fn pop_fast(&self, offset: usize) -> *mut u8 {
         let (cs, index) = self.offsets();
         if cs == 0 {
             return null_mut();
         }
-        // SAFETY: as in `add`.
+        // SAFETY: a nonzero `cs` comes from a registration. The caller promises a stack, or 0.
         unsafe { arch::pop(cs, index, self.table(), offset) }
     }
 
-    /// As [`pop`](Self::pop), for a caller that knows that the backend has restartable sequences.
+    /// Takes the top pointer off as [`pop`](Self::pop) does, without a test of the backend.
     ///
     /// # Safety
     ///
-    /// As for [`pop`](Self::pop), and [`backend`](crate::backend) is not [`Backend::Atomic`](crate::Backend::Atomic).
+    /// * The promises of [`pop`](Self::pop).
+    /// * [`install`](Self::install) was called while [`backend`](crate::backend) was not
+    ///   [`Backend::Atomic`](crate::Backend::Atomic).
     #[inline(always)]
     pub unsafe fn pop_rseq(&self, offset: usize) -> *mut u8 {
         let (cs, index) = self.offsets();
-        // SAFETY: as in `add`.
+        // SAFETY: the caller promises that `install` has copied the offsets of a registered area,
+        // and that the word is a stack, or 0.
         unsafe { arch::pop(cs, index, self.table(), offset) }
     }
 
-    /// As [`push`](Self::push), for a caller that knows that the backend has restartable sequences.
+    /// Puts `item` on the stack as [`push`](Self::push) does, without a test of the backend.
     ///
     /// # Safety
     ///
-    /// As for [`pop_rseq`](Self::pop_rseq).
+    /// * The promises of [`push`](Self::push).
+    /// * [`install`](Self::install) was called while [`backend`](crate::backend) was not
+    ///   [`Backend::Atomic`](crate::Backend::Atomic).
     #[inline(always)]
     pub unsafe fn push_rseq(&self, offset: usize, item: *mut u8) -> bool {
         let (cs, index) = self.offsets();
-        // SAFETY: as in `add`.
+        // SAFETY: the caller promises that `install` has copied the offsets of a registered area,
+        // and that the word is a stack, or 0.
         unsafe { arch::push(cs, index, self.table(), offset, item) }
     }
 
-    /// As [`push`](Self::push), but false on the atomic backend too; see [`pop_fast`](Self::pop_fast).
+    /// Puts `item` on the stack as [`push`](Self::push) does, but returns false on atomics.
+    ///
+    /// For a caller whose slow path calls `push`, and whose fast path must contain no call.
     ///
     /// # Safety
     ///
-    /// As for [`pop`](Self::pop).
+    /// The promises of [`push`](Self::push).
     #[inline(always)]
     pub unsafe fn push_fast(&self, offset: usize, item: *mut u8) -> bool {
         let (cs, index) = self.offsets();
-        // SAFETY: as in `add`.
+        // SAFETY: a nonzero `cs` comes from a registration. The caller promises a stack, or 0.
         cs != 0 && unsafe { arch::push(cs, index, self.table(), offset, item) }
     }
 
-    /// Puts `item`, which is not null, on the stack at `offset`; false when the stack is full, when there is none, or
-    /// when there is no unit.
+    /// Puts `item`, which is not null, on the stack at `offset`.
+    ///
+    /// Returns false if the stack is full, if there is no stack, if there is no unit, or (on
+    /// atomics) if the unit is locked. Costs one critical section, or a lock on atomics.
     ///
     /// # Safety
     ///
-    /// As for [`pop`](Self::pop).
+    /// The promises of [`pop`](Self::pop).
     #[inline]
     pub unsafe fn push(&self, offset: usize, item: *mut u8) -> bool {
         let (cs, index) = self.offsets();
         if cs == 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
             return unsafe { atomic::push(self, offset, item) };
         }
-        // SAFETY: as in `add`.
+        // SAFETY: a nonzero `cs` comes from a registration. The caller promises a stack, or 0.
         unsafe { arch::push(cs, index, self.table(), offset, item) }
     }
 
-    /// Takes up to `items.len()` pointers off the stack at `offset`, the top one first, in one operation. Returns how
-    /// many; 0 for the reasons that make [`pop`](Self::pop) return null.
+    /// Takes up to `items.len()` pointers off the stack at `offset`, in one operation.
+    ///
+    /// Writes the top pointer to the front of `items`. Returns how many pointers, and 0 where
+    /// [`pop`](Self::pop) would return null. Costs one critical section with a loop, or a lock on
+    /// atomics.
     ///
     /// # Safety
     ///
-    /// As for [`pop`](Self::pop).
+    /// The promises of [`pop`](Self::pop).
     #[inline]
     pub unsafe fn pop_batch(&self, offset: usize, items: &mut [*mut u8]) -> usize {
         if items.is_empty() {
@@ -342,10 +416,11 @@ impl Units {
         }
         let (cs, index) = self.offsets();
         if cs == 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
             return unsafe { atomic::pop_batch(self, offset, items) };
         }
-        // SAFETY: as in `add`; `items` is writable for its length, which is not 0.
+        // SAFETY: a nonzero `cs` comes from a registration. The caller promises a stack, or 0.
+        // `items` is writable for its length, which is not 0.
         unsafe {
             arch::pop_batch(
                 cs,
@@ -358,12 +433,15 @@ impl Units {
         }
     }
 
-    /// Puts pointers from the front of `items` on the stack at `offset`, as many as fit, in one operation. Returns
-    /// how many; 0 for the reasons that make [`push`](Self::push) fail.
+    /// Puts pointers from `items` on the stack at `offset`, as many as fit, in one operation.
+    ///
+    /// Starts with the front of `items`. Returns how many pointers, and 0 where
+    /// [`push`](Self::push) would return false. Costs one critical section with a loop, or a lock
+    /// on atomics.
     ///
     /// # Safety
     ///
-    /// As for [`pop`](Self::pop); no item is null.
+    /// The promises of [`push`](Self::push), and no item is null.
     #[inline]
     pub unsafe fn push_batch(&self, offset: usize, items: &[*mut u8]) -> usize {
         if items.is_empty() {
@@ -371,38 +449,41 @@ impl Units {
         }
         let (cs, index) = self.offsets();
         if cs == 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
             return unsafe { atomic::push_batch(self, offset, items) };
         }
-        // SAFETY: as in `add`; `items` is readable for its length, which is not 0.
+        // SAFETY: a nonzero `cs` comes from a registration. The caller promises a stack, or 0.
+        // `items` is readable for its length, which is not 0.
         unsafe { arch::push_batch(cs, index, self.table(), offset, items.as_ptr(), items.len()) }
     }
 
-    /// The unit that operations would use at `index`, or null.
+    /// Returns the unit of `index`, or null if there is none or the index is stopped.
     pub(crate) fn active(&self, index: usize) -> *mut u8 {
         self.active
             .get(index)
             .map_or(null_mut(), |unit| unit.load(Acquire))
     }
 
-    /// What the critical sections take: the entries stand [`FIRST`] bytes behind.
+    /// Returns what the critical sections take: their entries stand [`FIRST`] bytes behind it.
     #[inline(always)]
     pub(crate) fn table(&self) -> *const *mut u8 {
         core::ptr::from_ref(self).cast()
     }
 
-    /// Returns the offsets of `rseq_cs` and of the index from the thread pointer. The first is 0 on the atomic
-    /// backend, and until the table has learnt of another.
+    /// Returns this table's copies of the offsets of `rseq_cs` and of the index from the thread
+    /// pointer. The first is 0 on the atomic backend, and until [`learn`](Self::learn) has copied
+    /// it.
     #[inline(always)]
     fn offsets(&self) -> (isize, isize) {
-        // Acquire pairs with the release in `learn`: with an offset of `rseq_cs` comes the offset
-        // of the index. On x86-64 this only keeps the compiler from loading the index first.
+        // Acquire pairs with the release in `learn`: a thread that reads the offset of `rseq_cs`
+        // also reads the offset of the index. On x86-64 the acquire only keeps the compiler from
+        // loading the index first.
         let cs = self.cs.load(Acquire);
         (cs, self.index.load(Relaxed))
     }
 
-    /// Copies the offsets that the process uses to the table, and returns them. Returns `None` on the atomic backend,
-    /// and until the backend is chosen.
+    /// Copies the offsets that the process uses into the table, and returns them. Returns `None` on
+    /// the atomic backend, and until the backend is chosen.
     #[cold]
     pub(crate) fn learn(&self) -> Option<(isize, isize)> {
         let (cs, index) = STATE.offsets();
@@ -410,7 +491,7 @@ impl Units {
             return None;
         }
         self.index.store(index, Relaxed);
-        // Release pairs with the acquire in `offsets`.
+        // Release pairs with the acquire in `offsets`: a thread that reads this reads the index's.
         self.cs.store(cs, Release);
         Some((cs, index))
     }

@@ -1,4 +1,6 @@
-//! Every operation, on whichever backend `PINFOLD_RSEQ` selects, undisturbed and in a storm of signals and moves.
+//! Tests every operation, undisturbed and in a storm of signals and moves between CPUs.
+//!
+//! The backend is the one that `PINFOLD_RSEQ` selects.
 
 use pinfold_rseq::{Backend, Index, STACK_ALIGN, UNIT_HEADER, Units, fence, init, possible};
 use std::ptr::null_mut;
@@ -7,11 +9,11 @@ use std::time::{Duration, Instant};
 
 const WORD: usize = UNIT_HEADER;
 const COUNTER: usize = UNIT_HEADER + 8;
-/// A word with a limit behind it.
+/// A word whose limit is in the next word.
 const BOUNDED: usize = UNIT_HEADER + 16;
 const LIMIT: usize = UNIT_HEADER + 24;
 
-/// A table with a unit for every index, each with a stack of `capacity`.
+/// Returns a table with a unit for every index, each with an empty stack for `capacity` items.
 fn table(capacity: usize) -> &'static Units {
     init(Index::Cid);
     let units: &'static Units = Box::leak(Box::new(Units::new()));
@@ -23,7 +25,7 @@ fn table(capacity: usize) -> &'static Units {
     units
 }
 
-/// The word of an empty stack for `capacity` items.
+/// Returns the word of an empty stack for `capacity` items.
 fn stack(capacity: usize) -> *mut *mut u8 {
     #[repr(align(1024))]
     struct Block([*mut u8; STACK_ALIGN / 8]);
@@ -33,7 +35,7 @@ fn stack(capacity: usize) -> *mut *mut u8 {
 
 fn words(units: &Units, offset: usize) -> impl Iterator<Item = u64> {
     (0..possible()).map(move |index| {
-        // SAFETY: the unit is installed and nothing operates on it now.
+        // SAFETY: the unit is installed, and no operation is under way.
         unsafe { *units.unit(index).add(offset).cast::<u64>() }
     })
 }
@@ -43,7 +45,7 @@ fn operations_without_a_unit_fail() {
     init(Index::Cid);
     let units = Box::leak(Box::new(Units::new()));
     let mut items = [null_mut(); 2];
-    // SAFETY: no unit is installed, so no offset matters.
+    // SAFETY: there is no unit in which an offset could be wrong.
     unsafe {
         assert!(!units.add(WORD, 1));
         assert!(!units.add_within(BOUNDED, -1));
@@ -89,11 +91,11 @@ fn a_bounded_word_stops_at_its_limit() {
     let units = table(1);
     let everywhere = |offset: usize, value: u64| {
         (0..possible()).for_each(|index| {
-            // SAFETY: the unit is installed and nothing operates on it now.
+            // SAFETY: the unit is installed, and no operation is under way.
             unsafe { *units.unit(index).add(offset).cast::<u64>() = value };
         });
     };
-    // Modulo 2^64, so that a limit may stand behind the end.
+    // The words count modulo 2^64, so a limit may lie past the largest number.
     everywhere(BOUNDED, u64::MAX - 1);
     everywhere(LIMIT, 3);
     // SAFETY: every index has a unit with both words.
@@ -105,7 +107,7 @@ fn a_bounded_word_stops_at_its_limit() {
         assert!(!units.add_within(BOUNDED, i64::MAX));
         assert!(units.add_within(BOUNDED, -3));
         assert!(units.add_within(BOUNDED, 3));
-        // A limit below the word leaves room for nothing that counts up.
+        // If the limit is below the word, only a negative number fits.
         everywhere(LIMIT, 2);
         assert!(!units.add_within(BOUNDED, 0));
         assert!(units.add_within(BOUNDED, -1));
@@ -113,7 +115,7 @@ fn a_bounded_word_stops_at_its_limit() {
 }
 
 #[test]
-fn a_stopped_index_is_left_alone() {
+fn operations_fail_on_a_stopped_index() {
     pin(0);
     let units = table(5);
     for index in 0..possible() {
@@ -121,14 +123,14 @@ fn a_stopped_index_is_left_alone() {
     }
     if fence().is_ok() {
         (0..possible()).for_each(|index| units.await_stopped(index));
-        // SAFETY: every index has a unit, which is stopped.
+        // SAFETY: every index has a unit, so both offsets lie in it.
         unsafe {
             assert!(!units.add(COUNTER, 1));
             assert!(!units.push(WORD, 8 as *mut u8));
         }
     }
     (0..possible()).for_each(|index| units.resume(index));
-    // SAFETY: every index has a unit again.
+    // SAFETY: every index has a unit, so the offset lies in it.
     assert!(unsafe { units.add(COUNTER, 1) });
     assert_eq!(words(units, COUNTER).sum::<u64>(), 1);
 }
@@ -141,10 +143,11 @@ fn a_unit_is_installed_once() {
     assert!(units.unit(usize::MAX).is_null());
 }
 
-/// Threads move tokens between the stacks of all CPUs, count each move, change CPU at random, and are interrupted by
-/// signals whose handler does the same. At the end every token is there once, and the counts agree.
+/// Threads move tokens between the stacks of all CPUs, count each move, and change CPU at random.
+/// Signals interrupt them, and the handler does the same. At the end every token is there once, and
+/// the counts agree.
 #[test]
-fn nothing_is_lost_or_doubled_in_a_storm() {
+fn a_storm_neither_loses_nor_doubles_a_token() {
     const TOKENS: usize = 48;
     let units = table(64);
     HANDLER_UNITS.store(std::ptr::from_ref(units) as u64, Ordering::SeqCst);
@@ -164,7 +167,7 @@ fn nothing_is_lost_or_doubled_in_a_storm() {
                 })
             })
             .collect();
-        // Longer where the machine is emulated on a busy one.
+        // Goes on for longer on a busy machine that emulates the CPUs.
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_secs(2)
             || HANDLED.load(Ordering::SeqCst) <= 100 && begin.elapsed() < Duration::from_secs(60)
@@ -180,7 +183,7 @@ fn nothing_is_lost_or_doubled_in_a_storm() {
     drop(timer);
     assert!(
         HANDLED.load(Ordering::SeqCst) > 100,
-        "the storm did not blow"
+        "too few signals arrived"
     );
     let added: u64 = words(units, COUNTER).sum();
     assert_eq!(added, counted + HANDLED.load(Ordering::SeqCst));
@@ -200,8 +203,9 @@ fn nothing_is_lost_or_doubled_in_a_storm() {
     assert_eq!(seen, (1..=TOKENS as u64).map(|t| t * 8).collect::<Vec<_>>());
 }
 
-/// Moves tokens and counts until told to stop; returns how often it counted, and what it added to bounded words. Holds nothing at
-/// the end.
+/// Moves tokens and counts until `stop`, and holds no token at the end.
+///
+/// Returns how often it counted, and what it added to bounded words.
 fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> (u64, u64) {
     let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let (mut counted, mut bounded) = (0, 0);
@@ -236,7 +240,7 @@ fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> (u64, u64) {
             if units.add_within(BOUNDED, batch as i64) {
                 bounded += batch as u64;
             } else {
-                // From afar: whichever index is meant, its limit rises.
+                // Raises the limit of any index, not only of this CPU's.
                 let limit = units.unit(random as usize / 4096 % possible()).add(LIMIT);
                 (*limit.cast::<AtomicU64>()).fetch_add(7, Ordering::Relaxed);
             }
@@ -252,7 +256,7 @@ fn items_of(word: u64) -> Vec<u64> {
     let mut items = vec![];
     let mut top = word as *const u64;
     loop {
-        // SAFETY: a stack has a slot below its top, at least the guard, and the storm is over.
+        // SAFETY: a stack has an item or the guard below its top, and no operation is under way.
         unsafe {
             top = top.sub(1);
             if *top == 0 {
@@ -268,9 +272,9 @@ static HANDLER_UNITS: AtomicU64 = AtomicU64::new(0);
 static SET_ASIDE: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 
-/// Counts once, and takes a token and puts it back.
+/// Counts once, takes a token, and puts it back.
 extern "C" fn on_signal(_: libc::c_int) {
-    // SAFETY: the test stored a table that lives for ever before it armed the timer.
+    // SAFETY: the test stored the address of a leaked table before it armed the timer.
     let units = unsafe { &*(HANDLER_UNITS.load(Ordering::Relaxed) as *const Units) };
     // SAFETY: every index has a unit with a stack at WORD.
     unsafe {
@@ -278,19 +282,21 @@ extern "C" fn on_signal(_: libc::c_int) {
             HANDLED.fetch_add(1, Ordering::Relaxed);
         }
         let token = units.pop(WORD);
-        // The frame that was interrupted may hold the unit (on atomics), or another has filled the stack meanwhile.
+        // The push fails while the interrupted frame holds the unit (on atomics), and if another
+        // thread has filled the stack.
         if !token.is_null() && !(0..9).any(|_| units.push(WORD, token)) {
             let place = SET_ASIDE.iter().find(|place| {
                 place
                     .compare_exchange(0, token as u64, Ordering::SeqCst, Ordering::SeqCst)
                     .is_ok()
             });
-            place.expect("more places than tokens");
+            place.expect("there are more places than tokens");
         }
     }
 }
 
-/// A thread that sends SIGUSR1 to the process all the time; a signal lands in whichever thread runs.
+/// A thread that sends SIGUSR1 to the process again and again. The kernel delivers each signal to a
+/// running thread.
 struct Storm {
     stop: std::sync::Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -298,7 +304,7 @@ struct Storm {
 
 impl Storm {
     fn start(every: Duration) -> Storm {
-        // SAFETY: the handler is async-signal-safe: it runs operations and adds to an atomic.
+        // SAFETY: the handler is async-signal-safe. It only runs operations and writes to atomics.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_signal as *const () as usize;
@@ -308,7 +314,8 @@ impl Storm {
         let stop = std::sync::Arc::new(AtomicBool::new(false));
         let seen = stop.clone();
         let thread = std::thread::spawn(move || {
-            // SAFETY: blocks the signal for this thread only, so that the workers get it.
+            // SAFETY: `set` is a valid signal set. The call blocks the signal for this thread only,
+            // so that the workers get it.
             unsafe {
                 let mut set: libc::sigset_t = std::mem::zeroed();
                 libc::sigaddset(&raw mut set, libc::SIGUSR1);
@@ -316,7 +323,7 @@ impl Storm {
             }
             while !seen.load(Ordering::Relaxed) {
                 let next = Instant::now() + every;
-                // SAFETY: signals this process, which has a handler.
+                // SAFETY: the process has a handler for the signal.
                 unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
                 std::thread::sleep(next.saturating_duration_since(Instant::now()));
             }
@@ -336,13 +343,13 @@ impl Drop for Storm {
 }
 
 fn cpus() -> usize {
-    // SAFETY: no preconditions. Not the affinity, which `pin` changes.
+    // SAFETY: `sysconf` has no preconditions. The affinity would not do, because `pin` changes it.
     unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize }
 }
 
-/// Moves the thread to the `nth` CPU; does nothing where that is not allowed.
+/// Moves the thread to the `nth` CPU. Does nothing if the system does not allow it.
 fn pin(nth: usize) {
-    // SAFETY: cpu_set_t is plain integers.
+    // SAFETY: `cpu_set_t` consists of integers, so zeroes are valid, and the call gets its size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(nth, &mut set);
@@ -353,11 +360,12 @@ fn pin(nth: usize) {
 #[test]
 fn backend_follows_the_environment() {
     let backend = init(Index::Cid);
-    // A broken operation would send everything to atomics, and the other tests would not notice.
+    // A broken operation would make the self-test fail. Then all tests would run on atomics, and
+    // pass.
     assert_ne!(pinfold_rseq::missing(), pinfold_rseq::Missing::SelfTest);
     match std::env::var("PINFOLD_RSEQ").as_deref() {
         Ok("off") => assert_eq!(backend, Backend::Atomic),
-        // The test machine has restartable sequences for certain.
+        // The test machine always has restartable sequences.
         Ok("cpu") if std::env::var_os("PINFOLD_MACHINE").is_some() => {
             assert_eq!(backend, Backend::Rseq(Index::Cpu));
         }

@@ -1,17 +1,18 @@
-//! The lock of the slow paths: a futex that knows its owner, and how it behaves across `fork`.
+//! The lock of the slow paths: a futex that knows its holder.
 //!
-//! A signal handler may allocate while it interrupts a frame that holds a lock; waiting would never
-//! end. So [`Lock::lock`] refuses a thread that holds the lock already, and each caller has another
-//! way: the allocation is served from a mapping of its own, the freed object is set aside for the
-//! next holder.
+//! Three situations would deadlock an ordinary mutex. In each of them [`Lock`] refuses instead of
+//! waiting, and the caller takes another way: it serves the allocation from a separate mapping, or
+//! sets the freed object aside for the next holder.
 //!
-//! Two signal handlers can also deadlock each other: handler A interrupted a holder of L1 and waits
-//! for L2, handler B the reverse. So locks that handlers reach are taken by [`Lock::lock_unless`]:
-//! it also refuses a thread that would have to wait while it holds a lock of the same kind or of
-//! one further in. Only a thread that is about to sleep reads the locks' words for that.
-//!
-//! While a process forks, a thread that has another way takes it ([`Lock::lock_or_divert`]) instead
-//! of waiting for the forking thread. [`word`] has the protocol.
+//! * **A signal handler allocates while it interrupts a holder.** The handler would wait for its
+//!   own thread. [`Lock::lock`] refuses a thread that holds the lock already.
+//! * **Two signal handlers wait for each other.** Handler A interrupted a holder of L1 and waits
+//!   for L2, handler B the reverse. So locks that handlers reach are taken by
+//!   [`Lock::lock_unless`]. It also refuses a thread that would have to wait while it holds a lock
+//!   of the same kind or of one further in. Only a thread that is about to sleep reads the other
+//!   locks' words for this test.
+//! * **A thread waits for a forking thread that waits for it.** [`Lock::lock_or_divert`] also
+//!   refuses a thread that would have to wait for the forking thread. [`word`] has the protocol.
 //!
 //! # Lock order
 //!
@@ -24,14 +25,14 @@
 //! 5. a cache's pending sheaves
 //! 6. a cache's node
 //! 7. the sheaf pool
-//! 8. the lock under which the page layer gets ready
+//! 8. the lock for the start of the page layer
 //! 9. a node's arena, then the regions
 //! 10. the metadata
 //! 11. the shared policies
 //!
-//! The counters' locks and the lock of the per-CPU units come before all of these in a fork; no
-//! other code holds one of them together with one of the list. Never two locks of a kind at once,
-//! except in `fork`, which takes all of them in this order.
+//! A fork takes the counters' locks and the lock of the per-CPU units before all of these. No other
+//! code holds one of those together with one of this list. No code holds two locks of a kind at
+//! once, except `fork`, which takes all of them in this order.
 
 mod word;
 
@@ -40,22 +41,22 @@ use core::ops::{Deref, DerefMut};
 use core::sync::atomic::AtomicU64;
 pub(crate) use word::{Forks, Word};
 
-/// What the locks know of a fork under way; [`fork`](crate::fork) stores the thread.
+/// The state of the fork under way, for all locks. [`fork`](crate::fork) stores the thread.
 pub(crate) static FORKS: Forks = Forks {
     thread: AtomicU64::new(0),
     waiters: AtomicU64::new(0),
 };
 
-/// Data that one thread at a time may touch.
+/// Data that one thread at a time may access.
 pub(crate) struct Lock<T> {
     word: Word,
     data: UnsafeCell<T>,
 }
 
-// SAFETY: the lock hands the data to one thread at a time.
+// SAFETY: the data is reached only through a [`Guard`], and one thread at a time has one.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
-/// The calling thread's thread pointer.
+/// Returns the calling thread's thread pointer.
 fn me() -> u64 {
     pinfold_rseq::thread_pointer() as u64
 }
@@ -68,22 +69,24 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Takes the lock; returns `None` if the calling thread holds the lock already, in a frame that
+    /// Takes the lock. Returns `None` if the calling thread holds the lock already, in a frame that
     /// a signal interrupted.
     #[inline]
     pub(crate) fn lock(&self) -> Option<Guard<'_, T>> {
         self.take(|_| false, false)
     }
 
-    /// Takes the lock; returns `None` too if the thread would have to wait, and `holds` says that
-    /// the thread with the given thread pointer holds a lock that comes after this one, or one of
-    /// its kind.
+    /// Takes the lock. Returns `None` if the calling thread holds it already.
+    ///
+    /// Also returns `None` if the thread would have to wait while it holds a lock of the same kind,
+    /// or one that comes after this one in the order. `holds` says whether the thread with the
+    /// given thread pointer does.
     #[inline]
     pub(crate) fn lock_unless(&self, holds: impl Fn(u64) -> bool) -> Option<Guard<'_, T>> {
         self.take(holds, false)
     }
 
-    /// Takes the lock as [`lock_unless`](Self::lock_unless) does; returns `None` too if the thread
+    /// Takes the lock as [`lock_unless`](Self::lock_unless) does. Also returns `None` if the thread
     /// would have to wait for the forking thread.
     #[inline]
     pub(crate) fn lock_or_divert(&self, holds: impl Fn(u64) -> bool) -> Option<Guard<'_, T>> {
@@ -101,8 +104,10 @@ impl<T> Lock<T> {
         taken.then(|| Guard { lock: self })
     }
 
-    /// Whether the thread with thread pointer `thread` holds the lock. Of the calling thread, and
-    /// of its interrupted frames, the answer stays true.
+    /// Returns whether the thread with thread pointer `thread` holds the lock.
+    ///
+    /// For the calling thread, including its interrupted frames, the answer cannot change
+    /// meanwhile.
     pub(crate) fn is_held_by(&self, thread: u64) -> bool {
         self.word.holder() == thread
     }
@@ -122,18 +127,19 @@ impl<T> Lock<T> {
     ///
     /// # Safety
     ///
-    /// The calling thread holds the lock, or its parent process's thread did when it forked.
+    /// The calling thread holds the lock, or the process is a forked child without the thread that
+    /// held it.
     pub(crate) unsafe fn unlock(&self) {
         self.word.unlock();
     }
 
-    /// Gives the lock back, if [`lock_for_fork`](Self::lock_for_fork) took it.
+    /// Gives the lock back if [`lock_for_fork`](Self::lock_for_fork) took it.
     pub(crate) fn unlock_after_fork(&self) {
         self.word.unlock_after_fork();
     }
 }
 
-/// The lock, held.
+/// The held lock. Dropping the guard gives the lock back.
 pub(crate) struct Guard<'l, T> {
     lock: &'l Lock<T>,
 }
@@ -142,7 +148,8 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the guard's thread holds the lock.
+        // SAFETY: the guard exists, so its thread holds the lock and no other thread accesses the
+        // data.
         unsafe { &*self.lock.data.get() }
     }
 }
@@ -150,7 +157,8 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the guard's thread holds the lock, and the guard is borrowed mutably.
+        // SAFETY: the guard exists, so its thread holds the lock. The guard is borrowed mutably, so
+        // there is no other reference to the data.
         unsafe { &mut *self.lock.data.get() }
     }
 }
@@ -162,12 +170,12 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// What [`word`] is made of; its model replaces these by loom's.
+/// The primitives of [`word`]. Its loom model replaces them.
 mod primitive {
     pub(super) use core::hint::spin_loop;
     pub(super) use core::sync::atomic::{AtomicU64, fence};
 
-    /// Sleeps until `word` is woken, unless its low half differs from that of `value`; may return
+    /// Sleeps until `word` is woken, unless its low half differs from that of `value`. May return
     /// sooner.
     pub(super) fn futex_wait(word: &AtomicU64, value: u64) {
         futex(word, libc::FUTEX_WAIT, value as u32);
@@ -187,7 +195,8 @@ mod primitive {
             } else {
                 low
             };
-            // SAFETY: the word is valid for the call, which has no timeout.
+            // SAFETY: `low` is half of a word that is valid for the call, and a null timeout means
+            // none.
             unsafe {
                 libc::syscall(libc::SYS_futex, low, operation, value, 0usize);
             }
@@ -215,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_its_holder_only() {
+    fn refuses_only_its_holder() {
         let lock = Lock::new(());
         let held = lock.lock();
         assert!(lock.lock().is_none());
@@ -228,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_leaves_an_interrupted_frames_lock_to_that_frame() {
+    fn a_fork_leaves_the_lock_of_an_interrupted_frame_alone() {
         let lock = Lock::new(());
         let held = lock.lock();
         lock.lock_for_fork();

@@ -1,9 +1,10 @@
-//! Reading files of `/proc` and `/sys`, whole or piece by piece.
+//! Reads files of `/proc` and `/sys`, whole or piece by piece.
 
 use super::keep_errno;
 use core::ffi::CStr;
 
-/// Reads the beginning of a file. Returns how many bytes, or 0 if the file cannot be read.
+/// Reads as much of a file as fits into `to`. Returns how many bytes, or 0 if the file cannot be
+/// read.
 pub(super) fn read_file(path: &CStr, to: &mut [u8]) -> usize {
     let mut length = 0;
     let read = read_pieces(path, |fd| {
@@ -12,14 +13,14 @@ pub(super) fn read_file(path: &CStr, to: &mut [u8]) -> usize {
         length += got;
         Some(got > 0 && length < to.len())
     });
-    // Half a list would be taken for a whole one.
+    // After an error, the caller must not take half a list for the whole.
     if read { length } else { 0 }
 }
 
-/// Calls `each` for one piece of a file after the other, of at most 256 bytes. Returns false if the
-/// file cannot be read, or not to its end.
+/// Calls `each` with each piece of a file, of at most 256 bytes. Returns false if the file cannot
+/// be read to its end.
 ///
-/// The first piece of less than 256 bytes is the last: sysfs gives as much as the buffer takes.
+/// A piece of less than 256 bytes is the last, because sysfs fills the buffer while there is more.
 pub(crate) fn read_in_pieces(path: &CStr, mut each: impl FnMut(&[u8])) -> bool {
     let mut piece = [0u8; 256];
     read_pieces(path, |fd| {
@@ -39,7 +40,7 @@ pub(crate) fn read_once(path: &CStr, to: &mut [u8]) -> usize {
     length
 }
 
-/// Calls `each` for each line of a file that fits into `room`. Longer lines are passed over.
+/// Calls `each` with each line of a file that fits into `room`. Skips longer lines.
 pub(crate) fn for_each_line(path: &CStr, room: &mut [u8], mut each: impl FnMut(&[u8])) {
     let mut length = 0;
     read_in_pieces(path, |piece| {
@@ -61,12 +62,12 @@ pub(crate) fn for_each_line(path: &CStr, room: &mut [u8], mut each: impl FnMut(&
 /// Opens a file, calls `read` until it returns false at the end or `None` for an error, and closes
 /// the file. Returns false after an error.
 ///
-/// Makes the system calls itself: the C library's functions are places where it cancels threads,
-/// and allocators read files with locks held.
+/// Makes the system calls directly. The C library's functions are cancellation points, and the
+/// allocator reads files while it holds locks.
 fn read_pieces(path: &CStr, mut read: impl FnMut(libc::c_long) -> Option<bool>) -> bool {
     keep_errno(|| {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        // SAFETY: the path is NUL-terminated.
+        // SAFETY: a `CStr` is NUL-terminated, and lives until the call returns.
         let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
         if fd < 0 {
             return false;
@@ -78,29 +79,29 @@ fn read_pieces(path: &CStr, mut read: impl FnMut(libc::c_long) -> Option<bool>) 
                 None => break false,
             }
         };
-        // SAFETY: `fd` was opened above and nobody else has it.
+        // SAFETY: this function opened `fd`, and `read` does not keep it.
         unsafe { libc::syscall(libc::SYS_close, fd) };
         whole
     })
 }
 
-/// Reads once. Returns how many bytes, 0 at the file's end, or `None` after an error.
+/// Reads once. Returns how many bytes, 0 at the end of the file, or `None` after an error.
 fn read_some(fd: libc::c_long, to: &mut [u8]) -> Option<usize> {
     // SAFETY: `to` is writable for its length.
     let got = unsafe { libc::syscall(libc::SYS_read, fd, to.as_mut_ptr(), to.len()) };
     usize::try_from(got).ok()
 }
 
-/// Why a file's content cannot be had.
+/// Why the content of a file is not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileError {
-    /// It is not there, or may not be read.
+    /// The file does not exist, is empty, or may not be read.
     Unreadable,
-    /// It is longer than the buffer.
+    /// The file does not fit into the buffer.
     TooLarge,
 }
 
-/// Reads all of the file `path` below the folder `root`.
+/// Reads the whole file `path` below the directory `root`.
 pub(crate) fn read_file_below<'t>(
     root: &[u8],
     path: &[u8],
@@ -115,7 +116,7 @@ pub(crate) fn read_file_below<'t>(
     }
 }
 
-/// Calls `f` with the path of a file below the folder `root`. Returns `None` if the path is too
+/// Calls `f` with the path of a file below the directory `root`. Returns `None` if the path is too
 /// long. Takes 1.5 KiB of stack.
 pub(crate) fn with_path_below<R>(
     root: &[u8],
@@ -124,7 +125,7 @@ pub(crate) fn with_path_below<R>(
 ) -> Option<R> {
     let mut name = [0u8; 1536];
     let length = root.len() + 1 + path.len();
-    // One byte stays for the NUL.
+    // Keeps one byte for the NUL.
     let place = name.get_mut(..length).filter(|_| length < 1536)?;
     place[..root.len()].copy_from_slice(root);
     place[root.len()] = b'/';
@@ -132,7 +133,7 @@ pub(crate) fn with_path_below<R>(
     CStr::from_bytes_until_nul(&name).ok().map(f)
 }
 
-/// Returns the number that a text begins with, or 0.
+/// Returns the number at the start of a text, or 0.
 pub(crate) fn number_at_start(text: &[u8]) -> usize {
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
     digits.fold(0usize, |sum, digit| {

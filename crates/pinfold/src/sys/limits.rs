@@ -1,10 +1,10 @@
-//! What the system allows the process: its resource limits, and the kernel's own settings.
+//! The limits of the process: its resource limits, and the kernel's settings.
 
 use super::files::{number_at_start, read_file};
 use super::{Once, keep_errno, page_size};
 
-/// What was left below a resource limit on address space, in bytes, when this was called first:
-/// `RLIMIT_AS` less what was in use; `usize::MAX` when there was no limit.
+/// Returns how many bytes of address space `RLIMIT_AS` left to the process at the first call, or
+/// `usize::MAX` if there was no limit.
 pub(crate) fn address_space_left() -> usize {
     static LEFT: Once = Once::new();
     match LEFT.get_or_read(|| {
@@ -19,13 +19,13 @@ pub(crate) fn address_space_left() -> usize {
     }
 }
 
-/// Returns what `resource` is limited to, in bytes; `usize::MAX` if it is not limited.
+/// Returns the limit of `resource` in bytes, or `usize::MAX` if it is not limited.
 pub(crate) fn resource_limit(resource: libc::__rlimit_resource_t) -> usize {
     let mut limit = libc::rlimit {
         rlim_cur: libc::RLIM_INFINITY,
         rlim_max: 0,
     };
-    // SAFETY: `limit` is writable.
+    // SAFETY: `limit` is a writable `rlimit`.
     keep_errno(|| unsafe { libc::getrlimit(resource, &raw mut limit) });
     match limit.rlim_cur {
         libc::RLIM_INFINITY => usize::MAX,
@@ -33,8 +33,9 @@ pub(crate) fn resource_limit(resource: libc::__rlimit_resource_t) -> usize {
     }
 }
 
-/// Returns what the process has mapped, in bytes: all of it, as `RLIMIT_AS` counts, and the part
-/// that is private and writable, as `RLIMIT_DATA` counts. Both are 0 if they cannot be read.
+/// Returns how many bytes the process has mapped: all of them, as `RLIMIT_AS` counts, and the
+/// private writable ones. These include the stack, which `RLIMIT_DATA` does not count. Both are 0
+/// if they cannot be read.
 pub(crate) fn mapped() -> (usize, usize) {
     let mut text = [0u8; 96];
     let got = read_file(c"/proc/self/statm", &mut text);
@@ -46,8 +47,8 @@ pub(crate) fn mapped() -> (usize, usize) {
     (field(0), field(5))
 }
 
-/// Whether `vm.overcommit_memory` was 2 when this was called first: then every committed page is
-/// charged, touched or not.
+/// Returns whether `vm.overcommit_memory` was 2 at the first call. Then every committed page counts
+/// against the limit, touched or not.
 pub(crate) fn commits_strictly() -> bool {
     static STRICT: Once = Once::new();
     STRICT.get_or_read(|| {
@@ -57,8 +58,8 @@ pub(crate) fn commits_strictly() -> bool {
     }) == 1
 }
 
-/// Returns how many mappings the kernel allows a process: `vm.max_map_count`, or its default where
-/// it cannot be read.
+/// Returns how many mappings the kernel allows a process: `vm.max_map_count`, or the kernel's
+/// default if that cannot be read.
 pub(crate) fn mappings_most() -> usize {
     let mut text = [0u8; 32];
     let got = read_file(c"/proc/sys/vm/max_map_count", &mut text);
@@ -68,7 +69,8 @@ pub(crate) fn mappings_most() -> usize {
     }
 }
 
-/// How many bytes the kernel tries to keep free: `vm.min_free_kbytes`; 0 where it does not say.
+/// Returns how many bytes the kernel tries to keep free, `vm.min_free_kbytes`, or 0 if that cannot
+/// be read.
 pub(crate) fn least_free() -> u64 {
     let mut text = [0u8; 32];
     let got = read_file(c"/proc/sys/vm/min_free_kbytes", &mut text);

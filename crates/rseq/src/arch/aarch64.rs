@@ -1,8 +1,16 @@
 //! Critical sections for aarch64.
 //!
-//! The thread's area is reached from `tpidr_el0`. Numeric labels as in `x86_64.rs`: 2 the store that enters the section,
-//! 3 its start, 4 behind the commit, 5 the abort handler, 6 the way out when the body finds nothing to do, 9 the
-//! descriptor.
+//! The thread's area is reached from `tpidr_el0`. The macro `template!` uses these numeric labels:
+//!
+//! | label | place |
+//! |---|---|
+//! | 2 | the store that enters the section |
+//! | 3 | the section's first instruction |
+//! | 4 | behind the commit |
+//! | 5 | the abort handler |
+//! | 6 | the exit of a body that finds nothing to do |
+//! | 7, 8 | a loop in the body, and its end |
+//! | 9 | the descriptor |
 
 use crate::stack::STACK_ALIGN;
 use crate::state::Registration;
@@ -11,10 +19,13 @@ use core::arch::asm;
 
 pub(crate) const SUPPORTED: bool = true;
 
-/// glibc's registration, by weak references that are null where the C library has none.
+/// Returns glibc's registration, or `None` if the C library has none.
+///
+/// The references to glibc's variables are weak, so they are null where the C library has no such
+/// variables.
 pub(crate) fn registration() -> Option<Registration> {
     let (offset, size): (*const isize, *const u32);
-    // SAFETY: loads two entries of the global offset table.
+    // SAFETY: the instructions load two entries of the global offset table, which is readable.
     unsafe {
         asm!(
             ".weak __rseq_offset",
@@ -31,35 +42,40 @@ pub(crate) fn registration() -> Option<Registration> {
     Registration::from_glibc(offset, size)
 }
 
-/// The thread pointer, which identifies the calling thread.
+/// Returns the thread pointer, which identifies the calling thread.
 #[inline(always)]
 pub(crate) fn thread_pointer() -> usize {
     let pointer;
-    // SAFETY: reads a register.
+    // SAFETY: the instruction only reads a register.
     unsafe {
         asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, pure, nomem));
     }
     pointer
 }
 
-/// The 32-bit word at `offset` from the thread pointer.
+/// Returns the 32-bit word at `offset` from the thread pointer.
 ///
 /// # Safety
 ///
-/// `offset` is that of an id field of a registered area.
+/// `offset` is the offset of an id field in a registered area.
 #[inline(always)]
 pub(crate) unsafe fn read_index(offset: isize) -> u32 {
     let field = thread_pointer().wrapping_add_signed(offset) as *const u32;
-    // SAFETY: the caller's promise; volatile, because the kernel writes it.
+    // SAFETY: the caller promises that the word lies in the thread's registered area. The read is
+    // volatile because the kernel changes the word.
     unsafe { field.read_volatile() }
 }
 
-/// Wraps a body into a critical section: on entry to the body `x9` holds the current unit's address; `x9` to `x11`
-/// are scratch. The body ends with its committing store, or leaves by a branch to `$fail` when there is nothing to do.
-/// `$cold` stands behind the abort handler, out of the way; the operands follow.
+/// Wraps a body into a critical section.
 ///
-/// The abort handler lies within the function, jumped over: a conditional branch to another section would be out of
-/// range.
+/// * On entry to the body, `x9` holds the address of the current unit. The body may change `x9` to
+///   `x11`.
+/// * The body ends with its committing store, or branches to `$fail` if there is nothing to do.
+/// * `$cold` stands behind the abort handler, away from the common path.
+/// * The operands follow.
+///
+/// The abort handler lies inside the function, which jumps over it: a handler in another text
+/// section would be out of a conditional branch's range.
 macro_rules! template {
     (fail: $fail:literal, body: [$($body:literal),* $(,)?], cold: [$($cold:literal),* $(,)?], $($operands:tt)*) => {
         asm!(
@@ -70,7 +86,7 @@ macro_rules! template {
             ".long 0, 0",
             ".quad 3f, 4f - 3f, 5f",
             ".popsection",
-            // Debuggers step over what is listed here.
+            // Lists the descriptor, so that debuggers step over the section.
             ".pushsection __rseq_cs_ptr_array, \"aw\", @progbits",
             ".quad 9b",
             ".popsection",
@@ -104,12 +120,13 @@ macro_rules! template {
     };
 }
 
-/// As [`Units::add`](crate::Units::add).
+/// Runs [`Units::add`](crate::Units::add) as a critical section.
 ///
 /// # Safety
 ///
-/// Here and below: `cs` and `index` are the offsets of `rseq_cs` and of an id in a registered area; [`FIRST`] bytes
-/// behind `table` stand `MAX_INDEX` entries; the rest as for the method.
+/// `cs` and `index` are the offsets of `rseq_cs` and of an id field in a registered area. Behind
+/// the first [`FIRST`] bytes of `table` stand [`MAX_INDEX`] entries. `offset` is one that
+/// [`Units::add`](crate::Units::add) allows.
 #[inline(always)]
 pub(crate) unsafe fn add(
     cs: isize,
@@ -118,7 +135,8 @@ pub(crate) unsafe fn add(
     offset: usize,
     n: u64,
 ) -> bool {
-    // SAFETY: the caller's promise; the section writes only the word it adds to.
+    // SAFETY: the caller promises a registered area and a word in every unit. The section writes
+    // only that word.
     unsafe {
         template!(
             fail: "{fail}",
@@ -139,11 +157,11 @@ pub(crate) unsafe fn add(
     true
 }
 
-/// As [`Units::add_within`](crate::Units::add_within).
+/// Runs [`Units::add_within`](crate::Units::add_within) as a critical section.
 ///
 /// # Safety
 ///
-/// As for [`add`].
+/// The promises of [`add`], for the 16 bytes at `offset`.
 #[inline(always)]
 pub(crate) unsafe fn add_within(
     cs: isize,
@@ -152,8 +170,9 @@ pub(crate) unsafe fn add_within(
     offset: usize,
     n: i64,
 ) -> bool {
-    // SAFETY: the caller's promise; the section writes only the word it adds to. `x10` is the thread pointer, which the
-    // body no longer needs.
+    // SAFETY: the caller promises a registered area and two words in every unit. The section writes
+    // only the first word. The body may overwrite the thread pointer in `x10`, which it no longer
+    // needs.
     unsafe {
         template!(
             fail: "{fail}",
@@ -178,11 +197,11 @@ pub(crate) unsafe fn add_within(
     true
 }
 
-/// As [`Units::store_if_equal`](crate::Units::store_if_equal).
+/// Runs [`Units::store_if_equal`](crate::Units::store_if_equal) as a critical section.
 ///
 /// # Safety
 ///
-/// As for [`add`].
+/// The promises of [`add`].
 #[inline(always)]
 pub(crate) unsafe fn store_if_equal(
     cs: isize,
@@ -192,7 +211,8 @@ pub(crate) unsafe fn store_if_equal(
     expected: u64,
     new: u64,
 ) -> bool {
-    // SAFETY: the caller's promise; the section writes only the word it compares.
+    // SAFETY: the caller promises a registered area and a word in every unit. The section writes
+    // only the word that it compares.
     unsafe {
         template!(
             fail: "{fail}",
@@ -215,15 +235,16 @@ pub(crate) unsafe fn store_if_equal(
     true
 }
 
-/// As [`Units::pop`](crate::Units::pop).
+/// Runs [`Units::pop`](crate::Units::pop) as a critical section.
 ///
 /// # Safety
 ///
-/// As for [`add`].
+/// The promises of [`add`], and the word is 0 or describes a stack that only these functions use.
 #[inline(always)]
 pub(crate) unsafe fn pop(cs: isize, index: isize, table: *const *mut u8, offset: usize) -> *mut u8 {
     let item: *mut u8;
-    // SAFETY: the caller's promise; a word that is not 0 has a slot below it, and the section writes only the word.
+    // SAFETY: the caller promises a stack, or 0. The section reads the slot below the top only if
+    // the word is not 0, and writes only the word.
     unsafe {
         template!(
             fail: "6b",
@@ -245,11 +266,11 @@ pub(crate) unsafe fn pop(cs: isize, index: isize, table: *const *mut u8, offset:
     item
 }
 
-/// As [`Units::push`](crate::Units::push).
+/// Runs [`Units::push`](crate::Units::push) as a critical section.
 ///
 /// # Safety
 ///
-/// As for [`add`].
+/// The promises of [`pop`], and `item` is not null.
 #[inline(always)]
 pub(crate) unsafe fn push(
     cs: isize,
@@ -258,8 +279,9 @@ pub(crate) unsafe fn push(
     offset: usize,
     item: *mut u8,
 ) -> bool {
-    // SAFETY: the caller's promise; a word that is not on the boundary has a free slot at it. The slot is written
-    // before the commit, which is harmless: a free slot means nothing.
+    // SAFETY: the caller promises a stack, or 0. A top that is not on the boundary has a free slot
+    // at it. The section may write that slot and then abort, which is harmless: a free slot has no
+    // meaning.
     unsafe {
         template!(
             fail: "{fail}",
@@ -283,11 +305,12 @@ pub(crate) unsafe fn push(
     true
 }
 
-/// As [`Units::pop_batch`](crate::Units::pop_batch), for `room` items at `items`.
+/// Runs [`Units::pop_batch`](crate::Units::pop_batch) as a critical section, for `room` pointers at
+/// `items`.
 ///
 /// # Safety
 ///
-/// As for [`add`]; `items` is writable for `room` pointers and `room` is not 0.
+/// The promises of [`pop`], `items` is writable for `room` pointers, and `room` is not 0.
 #[inline]
 pub(crate) unsafe fn pop_batch(
     cs: isize,
@@ -298,8 +321,9 @@ pub(crate) unsafe fn pop_batch(
     room: usize,
 ) -> usize {
     let taken: usize;
-    // SAFETY: the caller's promise; the loop ends at the guard or when the room is used up. What it wrote to `items`
-    // before an abort it writes again.
+    // SAFETY: the caller promises a stack, or 0, and room for `room` pointers. The loop ends at the
+    // guard or after `room` pointers. After an abort, the section writes `items` again from the
+    // start.
     unsafe {
         template!(
             fail: "6b",
@@ -332,11 +356,13 @@ pub(crate) unsafe fn pop_batch(
     taken
 }
 
-/// As [`Units::push_batch`](crate::Units::push_batch), for `count` items at `items`.
+/// Runs [`Units::push_batch`](crate::Units::push_batch) as a critical section, for `count` pointers
+/// at `items`.
 ///
 /// # Safety
 ///
-/// As for [`add`]; `items` is readable for `count` pointers, none of them null, and `count` is not 0.
+/// The promises of [`pop`], `items` is readable for `count` pointers, none of them null, and
+/// `count` is not 0.
 #[inline]
 pub(crate) unsafe fn push_batch(
     cs: isize,
@@ -347,8 +373,8 @@ pub(crate) unsafe fn push_batch(
     count: usize,
 ) -> usize {
     let put: usize;
-    // SAFETY: the caller's promise; the loop ends at the boundary or when all items are put. Slots written before the
-    // commit are free slots.
+    // SAFETY: the caller promises a stack, or 0, and `count` pointers. The loop ends at the
+    // boundary or after `count` pointers. Before the commit it writes only free slots.
     unsafe {
         template!(
             fail: "6b",
@@ -381,8 +407,10 @@ pub(crate) unsafe fn push_batch(
     put
 }
 
-/// Enters a critical section that only spins and never commits, for at most `spins` rounds; true when the kernel
-/// aborted it. What the self-test uses to see that preemption aborts.
+/// Spins in a critical section that never commits, for at most `spins` rounds. Returns whether the
+/// kernel aborted it.
+///
+/// The self-test uses it to see whether preemption aborts a section.
 ///
 /// # Safety
 ///
@@ -390,7 +418,7 @@ pub(crate) unsafe fn push_batch(
 #[inline(never)]
 pub(crate) unsafe fn spin_until_aborted(cs: isize, spins: u64) -> bool {
     let aborted: u64;
-    // SAFETY: the section writes registers only.
+    // SAFETY: the caller promises a registered area. The section itself writes only registers.
     unsafe {
         asm!(
             ".pushsection __rseq_cs, \"aw\", @progbits",

@@ -1,7 +1,8 @@
-//! The critical sections, a file per architecture with the same functions in each.
+//! The critical sections: one file per architecture, with the same functions in each.
 //!
-//! `docs/rseq.md` gives every section in pseudocode. `template!` in each file is what they share: store the
-//! descriptor's address, run the body, and on abort start again from the store.
+//! `docs/rseq.md` gives every section in pseudocode. All sections share the macro `template!` of
+//! their file: it stores the descriptor's address, runs the body, and after an abort starts again
+//! from the store.
 #![allow(unsafe_code, reason = "this is where the assembly lives")]
 
 #[cfg(target_arch = "x86_64")]

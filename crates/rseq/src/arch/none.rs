@@ -1,4 +1,6 @@
-//! Architectures without critical sections: the atomic backend does all the work, nothing here is ever called.
+//! Architectures without critical sections. The atomic backend does all the work.
+//!
+//! `registration` returns `None`, so no code calls the functions below it.
 
 use crate::state::Registration;
 
@@ -8,9 +10,10 @@ pub(crate) fn registration() -> Option<Registration> {
     None
 }
 
-/// Identifies the calling thread by its `errno`, which every thread has its own of.
+/// Returns the address of the calling thread's `errno`. Each thread has its own, so the address
+/// identifies the thread.
 pub(crate) fn thread_pointer() -> usize {
-    // SAFETY: no preconditions.
+    // SAFETY: `__errno_location` has no preconditions.
     unsafe { libc::__errno_location() as usize }
 }
 
