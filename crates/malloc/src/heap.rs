@@ -12,7 +12,6 @@ use core::sync::atomic::{AtomicU16, AtomicUsize};
 use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
 use pinfold::slab;
 use pinfold::slab::kmalloc::{self, CLASS_MOST, SIZES, SMALL_MOST};
-use pinfold_rseq::{Backend, backend};
 
 /// What every block is aligned to: the largest fundamental alignment of the ABIs served.
 pub(crate) const ALIGN: usize = 16;
@@ -35,7 +34,7 @@ fn word(at: usize) -> &'static AtomicUsize {
 
 /// Opens the fast paths, once everything behind them works, if the backend has restartable sequences.
 pub(crate) fn open_fast_paths() {
-    if backend() == Backend::Atomic {
+    if !kmalloc::has_fast_paths() {
         return;
     }
     // The page layer writes the count first. A reader that sees it without the window finds the
@@ -69,7 +68,7 @@ fn entry_fast(block: *mut u8) -> u16 {
 pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
     // Acquire pairs with the release in `open_fast_paths`.
     if size < word(LIMIT).load(Acquire) {
-        // SAFETY: the fast paths are open, so the backend has restartable sequences.
+        // SAFETY: the fast paths are open, so `has_fast_paths` has returned true.
         return unsafe { kmalloc::alloc_fast(size) };
     }
     null_mut()

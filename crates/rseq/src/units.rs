@@ -485,7 +485,7 @@ impl Units {
     /// Copies the offsets that the process uses into the table, and returns them. Returns `None` on
     /// the atomic backend, and until the backend is chosen.
     #[cold]
-    pub(crate) fn learn(&self) -> Option<(isize, isize)> {
+    pub fn learn(&self) -> Option<(isize, isize)> {
         let (cs, index) = STATE.offsets();
         if cs == 0 {
             return None;

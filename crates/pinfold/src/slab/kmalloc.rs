@@ -175,12 +175,18 @@ pub fn beside() -> &'static [AtomicUsize; BESIDE] {
     units().beside()
 }
 
+/// Returns whether [`alloc_fast`] and [`free_fast`] may be called: the backend has restartable
+/// sequences, and the units know its offsets. Stays true once it is.
+pub fn has_fast_paths() -> bool {
+    units().learn().is_some()
+}
+
 /// As [`alloc`], but null also when the common path cannot serve it: for a caller that goes on with
 /// `alloc` then, and whose own fast path shall contain no call.
 ///
 /// # Safety
 ///
-/// [`pinfold_rseq::backend`] is not `Atomic`.
+/// [`has_fast_paths`] has returned true.
 #[inline(always)]
 pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
     // SAFETY: the offset is a cache's, which lies in the units; the caller's promise.
@@ -192,7 +198,7 @@ pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
 ///
 /// # Safety
 ///
-/// The block is the caller's, of that class, and [`pinfold_rseq::backend`] is not `Atomic`.
+/// The block is the caller's, of that class, and [`has_fast_paths`] has returned true.
 #[inline(always)]
 pub unsafe fn free_fast(block: *mut u8, entry: u16) {
     let offset = usize::from(entry) * 8;
