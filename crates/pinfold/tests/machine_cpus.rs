@@ -1,4 +1,4 @@
-//! CPUs that go and come, and isolated ones.
+//! CPUs that go offline and come back, and isolated CPUs.
 
 mod common;
 
@@ -17,12 +17,15 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::time::{Duration, Instant};
 
-/// CPUs to switch off and on: housekeeping ones but the first.
+/// Returns the CPUs that tests switch off and on: all housekeeping CPUs except 0.
 fn to_switch() -> Vec<usize> {
     housekeeping().into_iter().filter(|&cpu| cpu != 0).collect()
 }
 
-/// Switches CPUs off and on while `work` runs in some threads, which gets a number and says when it was stopped.
+/// Switches CPUs off and on while six threads run `work`, with each thread's number and the flag
+/// that stops it.
+///
+/// Calls `look` after every switch.
 fn while_cpus_come_and_go(seconds: u64, work: impl Fn(u64, &AtomicBool) + Sync, look: impl Fn()) {
     let cpus = to_switch();
     let stop = AtomicBool::new(false);
@@ -47,7 +50,7 @@ fn while_cpus_come_and_go(seconds: u64, work: impl Fn(u64, &AtomicBool) + Sync, 
     assert_eq!(to_switch(), cpus);
 }
 
-/// Goes to a CPU that may be off just now.
+/// Moves the thread to any possible CPU, or allows all of them if that CPU is off.
 fn wander(random: &mut Random) {
     let all = listed("possible").len() as u64;
     if !try_move_to(&[random.below(all) as usize]) {
@@ -61,7 +64,7 @@ fn wander(random: &mut Random) {
 fn sums_stay_exact_while_cpus_come_and_go() {
     static EVENTS: EventCounter = EventCounter::new();
     let counter = PercpuCounter::with_batch(0, 64).unwrap();
-    // Adds that have begun, and those that are done: a sum lies between.
+    // The adds that have begun, and the adds that have ended. A sum lies between these two.
     let (begun, done) = (AtomicI64::new(0), AtomicI64::new(0));
     let work = |nth, stop: &AtomicBool| {
         let mut random = Random::new(nth);
@@ -98,7 +101,7 @@ fn sums_stay_exact_while_cpus_come_and_go() {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn counts_of_a_cpu_that_is_off_are_folded() {
+fn counts_of_an_offline_cpu_are_folded() {
     let counter = PercpuCounter::with_batch(0, 1 << 20).unwrap();
     let shepherd = Shepherd::new();
     shepherd.watch(&counter).unwrap();
@@ -128,7 +131,8 @@ fn caches_work_while_cpus_come_and_go() {
         let mut random = Random::new(nth);
         let mut held: Vec<NonNull<u64>> = Vec::new();
         let give = |object: NonNull<u64>| {
-            // SAFETY: an object of this cache, ours since it was taken.
+            // SAFETY: this thread has allocated the 64-byte object from `cache`, and uses it no
+            // more after the free.
             unsafe {
                 assert_eq!(object.read(), object.as_ptr() as u64 ^ nth);
                 object.write(0);
@@ -138,7 +142,7 @@ fn caches_work_while_cpus_come_and_go() {
         while !stop.load(Relaxed) {
             for _ in 0..random.below(300) {
                 let object = cache.alloc().unwrap().cast::<u64>();
-                // SAFETY: as above.
+                // SAFETY: `alloc` returned the object to this thread, and it is 64 bytes large.
                 unsafe { object.write(object.as_ptr() as u64 ^ nth) };
                 held.push(object);
             }
@@ -160,13 +164,13 @@ fn caches_work_while_cpus_come_and_go() {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn what_a_cpu_cached_comes_back_when_it_is_off() {
+fn objects_cached_by_an_offline_cpu_are_taken_back() {
     let cache = cache(256);
     for cpu in to_switch() {
         move_to(0, &[cpu]);
         let objects: Vec<_> = (0..1000).map(|_| cache.alloc().unwrap()).collect();
         for object in objects {
-            // SAFETY: it came from this cache.
+            // SAFETY: each object came from `cache` and is not used afterwards.
             unsafe { cache.free(object) };
         }
         assert!(cache.statistics().slabs > 0);
@@ -202,7 +206,7 @@ fn quick() -> Shepherd {
     Shepherd::new().interval(Duration::from_millis(5))
 }
 
-/// The id of the shepherd's thread.
+/// Returns the id of the shepherd's thread.
 fn thread() -> i32 {
     let named = || {
         fs::read_dir("/proc/self/task").unwrap().find_map(|task| {
@@ -215,7 +219,7 @@ fn thread() -> i32 {
     named().unwrap()
 }
 
-/// The CPU that a thread runs on, or ran on last.
+/// Returns the CPU that a thread runs on, or ran on last.
 fn cpu_of(thread: i32) -> usize {
     let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
     let after_name = stat.rsplit_once(')').unwrap().1;
@@ -227,7 +231,7 @@ fn cpu_of(thread: i32) -> usize {
         .unwrap()
 }
 
-/// A shepherd and what it folds, to see that it works.
+/// A shepherd and a counter that it folds, to check that the shepherd works.
 struct Watched {
     running: Running,
     counter: PercpuCounter,
@@ -271,7 +275,7 @@ fn the_shepherd_runs_on_no_isolated_cpu() {
     let watched = Watched::new(quick());
     watched.ends_up_on(&housekeeping());
     let (thread, quiet) = (thread(), quiet_cpus());
-    // Somebody changes its affinity.
+    // Changes the shepherd's affinity from outside.
     for cpus in [&[2][..], &[0, 1]] {
         move_to(thread, &[cpus, &quiet].concat());
         watched.ends_up_on(cpus);
@@ -288,7 +292,7 @@ fn the_shepherd_runs_on_no_isolated_cpu() {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn the_shepherd_leaves_cpus_that_go() {
+fn the_shepherd_leaves_cpus_that_go_offline() {
     move_to(0, &listed("online"));
     let set = |cpus: &str| CpuSet::parse(cpus.as_bytes()).unwrap();
     let without = |cpu| -> Vec<_> {
@@ -297,16 +301,17 @@ fn the_shepherd_leaves_cpus_that_go() {
             .filter(|&other| other != cpu)
             .collect()
     };
-    // Where it runs goes, and others are left.
+    // One of the shepherd's CPUs goes offline, and others are left.
     let watched = Watched::new(quick().on(set("1-3")));
     watched.ends_up_on(&[1, 2, 3]);
     let off = Off::new(2);
     watched.ends_up_on(&[1, 3]);
-    // It was not somebody who took the CPU away: when it comes again it is used again.
+    // The shepherd uses the CPU again as soon as it is online, because the affinity was not changed
+    // from outside.
     drop(off);
     watched.ends_up_on(&[1, 2, 3]);
     watched.running.stop();
-    // All that it was let use goes.
+    // The shepherd's only CPU goes offline.
     let watched = Watched::new(quick().on(set("3")));
     watched.ends_up_on(&[3]);
     let off = Off::new(3);
@@ -314,7 +319,7 @@ fn the_shepherd_leaves_cpus_that_go() {
     drop(off);
     watched.still_folds();
     watched.running.stop();
-    // Whichever it happens to run on.
+    // The CPU that the shepherd runs on goes offline.
     let watched = Watched::new(quick());
     watched.ends_up_on(&housekeeping());
     let thread = thread();
@@ -329,7 +334,7 @@ fn the_shepherd_leaves_cpus_that_go() {
     watched.running.stop();
 }
 
-/// A group of processes with this one in it; it leaves when this is dropped.
+/// A cgroup that contains this process. The process leaves the cgroup when this is dropped.
 struct Group;
 
 impl Group {
@@ -372,7 +377,7 @@ fn the_shepherd_follows_its_cgroup() {
     if let [first, ..] = quiet_cpus()[..] {
         group.cpus(&format!("1,{first}"));
         watched.ends_up_on(&[1]);
-        // Where there is no other, it runs there.
+        // On a cgroup of isolated CPUs only, the shepherd runs there.
         group.cpus(&first.to_string());
         watched.ends_up_on(&[first]);
     }
@@ -381,7 +386,8 @@ fn the_shepherd_follows_its_cgroup() {
     watched.running.stop();
 }
 
-/// How often a thread was switched away from, and how often its CPU was asked by another to do something.
+/// Returns how often this thread was switched away from, plus how often another CPU interrupted CPU
+/// `cpu`.
 fn disturbances(cpu: usize) -> u64 {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap();
     let switches = status.lines().filter(|line| line.contains("ctxt_switches"));
@@ -410,18 +416,19 @@ fn disturbances(cpu: usize) -> u64 {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn an_isolated_cpu_is_folded_from_afar_and_notices_nothing() {
+fn folding_an_isolated_cpu_does_not_disturb_it() {
     let [cpu, ..] = quiet_cpus()[..] else {
         return;
     };
     move_to(0, &housekeeping());
     let counter = PercpuCounter::with_batch(0, 1 << 40).unwrap();
-    // Adds without a pause; returns the disturbances meanwhile, and how often the total had moved.
+    // Adds without a pause on the isolated CPU. Returns the disturbances meanwhile, and how often
+    // the total had changed.
     let spin = || {
         std::thread::scope(|scope| {
             let adder = scope.spawn(|| {
                 move_to(0, &[cpu]);
-                // What moving here has brought about is over then.
+                // Lets the disturbances of the move itself end.
                 let settled = Instant::now();
                 while settled.elapsed() < Duration::from_millis(300) {
                     counter.add(1);
@@ -450,7 +457,8 @@ fn an_isolated_cpu_is_folded_from_afar_and_notices_nothing() {
     running.stop();
     println!("{alone} disturbances without folding, {folded} with {moves} folds");
     assert!(moves > 20, "{moves}");
-    // An emulated CPU is disturbed a few times by other things; folding that disturbed it would do so each time.
+    // Other things disturb an emulated CPU a few times. Folding that disturbed it would do so each
+    // time.
     assert!(
         folded <= alone + 3 + moves / 10,
         "{folded} disturbances, {alone} without folding"
@@ -461,7 +469,7 @@ fn an_isolated_cpu_is_folded_from_afar_and_notices_nothing() {
     });
 }
 
-/// What a failed test has left off.
+/// Switches on the CPUs that a failed test has left off. Runs last, by its name.
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn zz_all_cpus_are_on_again() {

@@ -1,4 +1,4 @@
-//! Real nodes: that the library finds them, and that memory lies where it says.
+//! The library on real nodes: it finds the nodes, and memory lies where it says.
 
 mod common;
 
@@ -15,21 +15,24 @@ fn cache(size: usize) -> KmemCache {
     KmemCache::new("placed", Layout::from_size_align(size, 8).unwrap()).unwrap()
 }
 
-/// The system's numbers of the nodes as the library numbers them.
+/// Returns the system's ids of the nodes with memory. A node's place in the list is its number in
+/// the library.
 fn with_memory(nodes: &[Node]) -> Vec<usize> {
     let with_memory = nodes.iter().filter(|node| node.mebibytes > 0);
     with_memory.map(|node| node.id).collect()
 }
 
-/// Writes to all of the objects, so that each page is there.
+/// Writes to all objects, so that all their pages exist.
 fn touch(objects: &[NonNull<u8>], size: usize) {
     for object in objects {
-        // SAFETY: an object has so many bytes, and is ours.
+        // SAFETY: the callers pass objects of a cache of this size, which they have allocated and
+        // not freed.
         unsafe { object.write_bytes(1, size) };
     }
 }
 
-/// The objects whose first byte the kernel has on another node than `wanted`, the library's number and the system's.
+/// Returns how many objects begin on another node than the wanted one, which is given as the
+/// library's number and the system's id.
 fn elsewhere(objects: &[NonNull<u8>], (number, id): (usize, usize)) -> usize {
     let addresses: Vec<_> = objects
         .iter()
@@ -49,7 +52,7 @@ fn elsewhere(objects: &[NonNull<u8>], (number, id): (usize, usize)) -> usize {
 
 fn free(cache: &KmemCache, objects: Vec<NonNull<u8>>) {
     for object in objects {
-        // SAFETY: it came from this cache.
+        // SAFETY: each object came from `cache` and is not used afterwards.
         unsafe { cache.free(object) };
     }
 }
@@ -60,7 +63,7 @@ fn take(cache: &KmemCache, count: usize) -> Vec<NonNull<u8>> {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn the_topology_is_the_machines() {
+fn the_topology_is_read_correctly() {
     let nodes = nodes();
     let topology = Topology::system().unwrap();
     let ids: Vec<_> = nodes.iter().map(|node| node.id).collect();
@@ -76,7 +79,7 @@ fn the_topology_is_the_machines() {
             .iter()
             .map(|&to| topology.distance(b"/", NodeId(node.id), NodeId(to)));
         assert_eq!(distances.collect::<Vec<_>>(), node.distances);
-        // The kernel keeps some for itself, of the first node most.
+        // The kernel keeps some memory for itself, most of it from the first node.
         let mebibytes = topology.memory_of(b"/", NodeId(node.id)) >> 20;
         let least = node.mebibytes * 6 / 10;
         assert!(
@@ -158,11 +161,12 @@ fn objects_freed_elsewhere_go_home() {
             statistics.free_remote as usize >= COUNT - most,
             "{statistics:?}"
         );
-        // Whoever allocates there gets memory that is near, but for what the CPU's sheaves still hold.
+        // Allocations there get near memory, except for the objects that the CPU's sheaves still
+        // hold.
         let objects = take(&cache, COUNT);
         touch(&objects, 64);
         assert!(elsewhere(&objects, place(away)) <= most);
-        // And what went home is given out there.
+        // Allocations at home get the objects that went home.
         move_to(0, &[from.cpus[0]]);
         let others = take(&cache, COUNT - most);
         touch(&others, 64);
@@ -176,10 +180,11 @@ fn objects_freed_elsewhere_go_home() {
     }
 }
 
-/// What the kernel does when a node is full, the cache does not notice; it goes on.
+/// When a node is full, the kernel silently uses another one. The cache does not notice, and goes
+/// on.
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn when_a_node_is_full_others_help() {
+fn when_a_node_is_full_others_give_memory() {
     let nodes = nodes();
     let numbers = with_memory(&nodes);
     if numbers.len() < 2 {
@@ -191,7 +196,7 @@ fn when_a_node_is_full_others_help() {
     let line = text.lines().find(|line| line.contains("MemFree:")).unwrap();
     let kib: usize = line.split_whitespace().nth(3).unwrap().parse().unwrap();
     let cache = cache(1 << 16);
-    // A tenth more than it has left; the others have room for that.
+    // A tenth more than the node has left. The other nodes have room for that.
     let objects: Vec<_> = (0..kib / 64 * 11 / 10)
         .map(|_| cache.alloc_node(number).unwrap())
         .collect();
@@ -205,8 +210,8 @@ fn when_a_node_is_full_others_help() {
     free(&cache, objects);
     cache.validate().unwrap();
     cache.destroy().unwrap();
-    // Pages that the kernel had placed elsewhere stay there as long as the arena keeps them: it asks for nodes, and does not look. Once
-    // they have gone back, there is room again.
+    // The arena does not notice pages that the kernel placed elsewhere, and they stay there until
+    // they go back to the system. Then the node has room again.
     pinfold::page::trim();
     let cache = self::cache(64);
     let objects: Vec<_> = (0..10_000)

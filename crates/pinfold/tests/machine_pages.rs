@@ -1,4 +1,4 @@
-//! Where the allocator's memory really lies, asked of the kernel, on a machine with several nodes.
+//! Where the allocator's memory lies, according to the kernel, on a machine with several nodes.
 
 mod common;
 
@@ -16,7 +16,7 @@ use std::process::Command;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-/// The machine's nodes with memory, and a CPU of each that has some.
+/// Returns the nodes with memory, and for each node a CPU that is not isolated, if it has one.
 fn nodes() -> Vec<(NodeId, Option<usize>)> {
     let topology = Topology::system().unwrap();
     let nodes = topology.with_memory.iter().map(NodeId);
@@ -29,7 +29,8 @@ fn nodes() -> Vec<(NodeId, Option<usize>)> {
         .collect()
 }
 
-/// The machine's nodes with memory; none, said so, where there are not two.
+/// Returns the nodes with memory. With fewer than two, prints that the test is skipped and returns
+/// none.
 fn several() -> Vec<NodeId> {
     let all: Vec<_> = nodes().into_iter().map(|(node, _)| node).collect();
     if all.len() < 2 {
@@ -45,10 +46,11 @@ fn policy(text: &str) -> Mempolicy {
     policy
 }
 
-/// Writes to each page and asks the kernel where it lies.
+/// Writes to each page, and asks the kernel which node holds it.
 fn lie_on(pages: &[NonNull<u8>]) -> Vec<NodeId> {
     for page in pages {
-        // SAFETY: the caller's, and at least a byte.
+        // SAFETY: the callers pass objects that they have allocated and not freed, of at least one
+        // byte.
         unsafe { page.write_volatile(1) };
     }
     let addresses: Vec<_> = pages
@@ -68,7 +70,7 @@ fn list(nodes: &[NodeId]) -> String {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn every_page_lies_where_its_policy_says() {
+fn every_page_lies_on_its_policys_node() {
     let all = several();
     if all.is_empty() {
         return;
@@ -101,7 +103,7 @@ fn every_page_lies_where_its_policy_says() {
                     node_for(&policy, place as u64, here, &Weights::default(), &distances);
                 assert_eq!(*node, expected, "{text} from node {}, page {place}", here.0);
                 assert_eq!(pages.node_of(*page), Some(*node));
-                // SAFETY: it came from there and is not used any more.
+                // SAFETY: the page came from `pages` and is not used afterwards.
                 unsafe { pages.free(*page) };
             }
         }
@@ -110,7 +112,7 @@ fn every_page_lies_where_its_policy_says() {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn caches_lie_where_their_policy_says() {
+fn objects_lie_on_their_caches_nodes() {
     let all = several();
     if all.is_empty() {
         return;
@@ -127,7 +129,7 @@ fn caches_lie_where_their_policy_says() {
             let objects: Vec<_> = (0..2000).map(|_| cache.alloc().unwrap()).collect();
             assert_eq!(list(&lie_on(&objects)), list(&expected), "{text}");
             for object in objects {
-                // SAFETY: it came from this cache.
+                // SAFETY: each object came from `cache` and is not used afterwards.
                 unsafe { cache.free(object) };
             }
             cache.destroy().unwrap();
@@ -135,15 +137,15 @@ fn caches_lie_where_their_policy_says() {
     }
 }
 
-/// A mapping that lies on `node` alone and leaves it hardly any free memory, until dropped.
+/// A mapping that fills `node` until it is dropped.
 struct Hog(*mut u8, usize);
 
 impl Hog {
     fn fill(node: NodeId) -> Hog {
-        // The kernel stops at its low watermark, and takes the rest from others.
+        // At its low watermark the kernel takes the rest from other nodes.
         let size = free_memory(node) & !0xfff;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping.
+        // SAFETY: without an address, `mmap` replaces no other mapping.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -159,10 +161,9 @@ impl Hog {
         let only = policy(&format!("prefer:{}", node.0));
         apply(at, size, &only, Move::No, false).unwrap();
         for page in (0..size).step_by(4096) {
-            // SAFETY: in the mapping.
+            // SAFETY: `page` is below `size`, so the byte is in the mapping, which is writable.
             unsafe { at.add(page).write_volatile(1) };
         }
-        // What the allocator knew of the node is a tenth of a second old at most.
         std::thread::sleep(Duration::from_millis(150));
         Hog(at, size)
     }
@@ -170,7 +171,7 @@ impl Hog {
 
 impl Drop for Hog {
     fn drop(&mut self) {
-        // SAFETY: made in `fill`; nobody uses it.
+        // SAFETY: `fill` mapped exactly these bytes, and no reference to them exists.
         unsafe { libc::munmap(self.0.cast(), self.1) };
         std::thread::sleep(Duration::from_millis(150));
     }
@@ -236,7 +237,7 @@ fn a_full_node_passes_requests_to_the_nearest() {
     assert_eq!(lie_on(&[back]), [full]);
     assert_eq!(count(number, NumaItem::Hit), 1);
     for page in taken.into_iter().chain([back]) {
-        // SAFETY: it came from there.
+        // SAFETY: each page came from `pages` and is not used afterwards.
         unsafe { pages.free(page) };
     }
 }
@@ -253,7 +254,7 @@ fn again(test: &str, policy: &str) {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn the_process_s_policy_places_what_has_none() {
+fn a_process_policy_places_memory_without_a_policy() {
     let all = several();
     if all.is_empty() {
         return;
@@ -270,13 +271,13 @@ fn the_process_s_policy_places_what_has_none() {
 }
 
 #[test]
-#[ignore = "run by the_process_s_policy_places_what_has_none"]
+#[ignore = "run by a_process_policy_places_memory_without_a_policy"]
 fn placed_by_the_process() {
     let Ok(text) = std::env::var("PINFOLD_POLICY") else {
         return;
     };
-    // Huge pages take turns as well, each two megabytes.
-    // SAFETY: the calling process alone.
+    // Turns huge pages off: under `interleave` the nodes take turns by whole huge pages of 2 MiB.
+    // SAFETY: the call takes plain numbers, and affects only the calling process.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     let wanted = policy(&text).nodes().clone();
     let layout = Layout::from_size_align(4096, 4096).unwrap();
@@ -294,14 +295,14 @@ fn placed_by_the_process() {
         );
     }
     for object in objects {
-        // SAFETY: it came from this cache.
+        // SAFETY: each object came from `cache` and is not used afterwards.
         unsafe { cache.free(object) };
     }
 }
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn lists_of_a_node_are_drained_when_idle() {
+fn the_shepherd_drains_idle_page_lists() {
     let all = several();
     if all.is_empty() {
         return;
@@ -312,7 +313,7 @@ fn lists_of_a_node_are_drained_when_idle() {
         .unwrap();
     let taken: Vec<_> = (0..400).map(|place| pages.alloc(place).unwrap()).collect();
     for page in taken {
-        // SAFETY: it came from there.
+        // SAFETY: the page came from `pages` and is not used afterwards.
         unsafe { pages.free(page) };
     }
     let on_lists = || pages.lists().map(|list| list.count).sum::<usize>();

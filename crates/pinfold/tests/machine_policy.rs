@@ -1,4 +1,5 @@
-//! Policies on a machine with several nodes: what the kernel does, against what is said here of it. Needs root.
+//! Policies on a machine with several nodes: the kernel's behaviour, against this library's
+//! description of it. Needs root.
 
 mod policy_machine;
 
@@ -10,7 +11,8 @@ use policy_machine::{Pages, TmpfsMount, run_on, set};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
-/// The nodes with memory; `None`, said so, where there are not two.
+/// Returns the nodes with memory. With fewer than two, prints that the test is skipped and returns
+/// `None`.
 fn nodes() -> Option<Vec<usize>> {
     let nodes: Vec<_> = Topology::system().unwrap().with_memory.iter().collect();
     if nodes.len() < 2 {
@@ -24,7 +26,7 @@ fn knows_weights() -> bool {
     fs::exists("/sys/kernel/mm/mempolicy/weighted_interleave").unwrap()
 }
 
-/// Whether the kernel's reader of `mpol=` can be told what a policy says.
+/// Returns whether the kernel's parser of `mpol=` supports everything in the policy.
 fn for_tmpfs(policy: &Mempolicy, text: &str) -> bool {
     let with_memory = Topology::system().unwrap().with_memory;
     let weighted = policy.mode() == Mode::WeightedInterleave;
@@ -35,7 +37,8 @@ fn for_tmpfs(policy: &Mempolicy, text: &str) -> bool {
         && (!weighted || knows_weights())
 }
 
-/// What the kernel takes although it is refused here, because its reader looks at less than it was given.
+/// Returns whether the kernel accepts a text that is refused here, because the kernel's parser
+/// ignores a part of it.
 fn kernel_is_lax(mode: Mode, flag: &str, list: &str) -> bool {
     let flags_it_never_reads = mode == Mode::Default && !flag.is_empty() && list.is_empty();
     let flags_behind_nodes = flag.is_empty()
@@ -48,7 +51,7 @@ fn kernel_is_lax(mode: Mode, flag: &str, list: &str) -> bool {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn tmpfs_reads_what_is_printed_and_prints_what_is_read() {
+fn a_tmpfs_reads_and_prints_the_same_policies() {
     let Some(nodes) = nodes() else { return };
     let list: Vec<_> = nodes.iter().map(ToString::to_string).collect();
     let (a, b) = (&list[0], &list[list.len() - 1]);
@@ -108,7 +111,7 @@ fn tmpfs_reads_what_is_printed_and_prints_what_is_read() {
     assert!(counts[2] >= 40);
 }
 
-/// What `/proc/self/mounts` shows is the policy, with "all" spelled out.
+/// Asserts that `/proc/self/mounts` shows the policy, with "all" spelled out.
 fn same_as_mounted(policy: &Mempolicy, mounted: &TmpfsMount, text: &str) {
     let shown = mounted.policy();
     let read = shown
@@ -126,7 +129,7 @@ fn same_as_mounted(policy: &Mempolicy, mounted: &TmpfsMount, text: &str) {
     assert_eq!(read, Ok(spelled), "{text}: {shown:?}");
 }
 
-/// Policies of every mode and flag over some nodes.
+/// Returns policies of every mode and flag over some nodes.
 fn policies(nodes: &[usize]) -> Vec<Mempolicy> {
     let (a, b) = (nodes[0], nodes[nodes.len() - 1]);
     let all: Vec<_> = nodes.iter().map(ToString::to_string).collect();
@@ -160,7 +163,7 @@ fn policies(nodes: &[usize]) -> Vec<Mempolicy> {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn every_page_of_a_range_is_where_it_was_said_to_be() {
+fn every_page_of_a_range_lies_on_the_predicted_node() {
     let Some(nodes) = nodes() else { return };
     let topology = Topology::system().unwrap();
     let distances = Distances::read(b"/", &topology);
@@ -193,7 +196,7 @@ fn every_page_of_a_range_is_where_it_was_said_to_be() {
     }
 }
 
-/// As numactl's regression test: each node, all of them, and evenly.
+/// The cases of numactl's regression test: each node, all of them, and in equal shares.
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn a_threads_policy_places_its_memory() {
@@ -214,7 +217,8 @@ fn a_threads_policy_places_its_memory() {
         bound.contextualize(&topology.with_memory).unwrap();
         let placed = pages.nodes();
         if matches!(policy.mode(), Mode::Interleave | Mode::WeightedInterleave) {
-            // Its count goes on with the kernel's own pages, so that turns are not to be foreseen.
+            // The thread's count also advances for the kernel's own pages, so that the turns cannot
+            // be predicted.
             for node in bound.nodes().iter().map(NodeId) {
                 let count = placed.iter().filter(|&&placed| placed == node).count();
                 assert!(count >= 32 / bound.nodes().len(), "{policy}: {placed:?}");
@@ -227,10 +231,10 @@ fn a_threads_policy_places_its_memory() {
     }
 }
 
-/// The kernel says its order when it starts.
+/// Compares the fallback lists with those that the kernel prints at boot.
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn fallback_is_in_the_kernels_order() {
+fn nearest_first_is_the_kernels_order() {
     let Some(nodes) = nodes() else { return };
     let topology = Topology::system().unwrap();
     let distances = Distances::read(b"/", &topology);
@@ -245,12 +249,12 @@ fn fallback_is_in_the_kernels_order() {
         };
         let (node, order) = said.lines().next().unwrap().split_once(':').unwrap();
         let node: usize = node.parse().unwrap();
-        // It has lists for nodes, too, that only could be there.
+        // The kernel also prints lists of nodes that could be plugged in later.
         if !topology.nodes.contains(node) {
             continue;
         }
         let order = order.split_whitespace().map(|node| node.parse().unwrap());
-        // Older kernels name the node itself even when it has no memory to give.
+        // Older kernels list a node itself even if it has no memory.
         let order = order.filter(|node| topology.with_memory.contains(*node));
         let ours = distances.nearest_first(NodeId(node));
         let ours: Vec<_> = ours.map(|node| node.0).collect();
@@ -262,7 +266,7 @@ fn fallback_is_in_the_kernels_order() {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn pages_move() {
+fn pages_move_as_asked() {
     let Some(nodes) = nodes() else { return };
     let (a, b) = (NodeId(nodes[0]), NodeId(nodes[1]));
     let bind = |node: NodeId| Mempolicy::bind(set(&[node.0])).unwrap();
@@ -272,7 +276,8 @@ fn pages_move() {
     };
     apply(a, Move::No, true).unwrap();
     pages.touch();
-    // Without a move pages stay, which only the strict hear of, and they keep the old policy.
+    // Without moving, the pages stay. Only a strict call reports that, and then the old policy
+    // stays.
     let refused = apply(b, Move::No, true).unwrap_err();
     assert_eq!(refused.errno(), Some(libc::EIO));
     assert!(refused.to_string().contains("ask for a move"), "{refused}");
@@ -285,7 +290,7 @@ fn pages_move() {
     assert_eq!(pages.nodes(), [a; 100]);
     assert!(pages.unharmed());
 
-    // One by one, around the nodes.
+    // Each page has its own target, in turn.
     let target = |n: usize| NodeId(nodes[n % nodes.len()]);
     let targets: Vec<_> = (0..100).map(target).collect();
     let list: Vec<_> = (0..100).map(|n| pages.at(n)).collect();
@@ -301,7 +306,7 @@ fn pages_move() {
         targets
     );
     assert_eq!(pages.nodes(), targets);
-    // Asking moves nothing.
+    // `Move::No` only asks.
     mempolicy::move_pages(&list, &[a; 100], &mut now, Move::No).unwrap();
     assert_eq!(pages.nodes(), targets);
 
@@ -310,10 +315,10 @@ fn pages_move() {
     assert!(pages.unharmed());
 }
 
-/// A policy of shared memory holds for everybody who maps it.
+/// A policy of shared memory holds in every mapping of it.
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn shared_memory_has_one_policy() {
+fn shared_memory_has_one_policy_in_all_mappings() {
     let Some(nodes) = nodes() else { return };
     let file = tempfile::tempfile().unwrap();
     file.set_len(16 * 4096).unwrap();
@@ -325,7 +330,7 @@ fn shared_memory_has_one_policy() {
     assert_eq!(mempolicy::policy_at(other.at(8)), Ok(Mempolicy::default()));
     assert_eq!(one.nodes_after_touch()[4..8], [NodeId(nodes[1]); 4]);
 
-    // Turns go by the place in the file, from where its inode's number says.
+    // The turn depends on the page's number in the file plus the number of the file's inode.
     let file = tempfile::tempfile().unwrap();
     file.set_len(24 * 4096).unwrap();
     let (pages, inode) = (Pages::shared(&file, 24), file.metadata().unwrap().ino());
@@ -355,7 +360,7 @@ fn shared_memory_has_one_policy() {
     }
 }
 
-/// The kernel's policies when a cpuset changes, against ours bound to the same nodes.
+/// The kernel's policies when a cpuset changes, against this library's, bound to the same nodes.
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn policies_follow_a_cpuset_as_the_kernels_do() {
@@ -389,7 +394,7 @@ fn policies_follow_a_cpuset_as_the_kernels_do() {
             group.allow(&allowed);
             ours.rebind(&allowed);
             if ours.user_nodes().is_empty() && !ours.nodes().is_empty() {
-                // "All" is a wish of ours that the kernel does not know: it was told the nodes that there were.
+                // The kernel does not know "all": it got the nodes that were allowed at that time.
                 break;
             }
             let shown = pages.policy_in_numa_maps();
@@ -401,7 +406,7 @@ fn policies_follow_a_cpuset_as_the_kernels_do() {
                 ours.nodes(),
                 "{policy} in {allowed}: {shown}"
             );
-            // Of a thread's policy the kernel tells the user's nodes where there is a flag.
+            // For a thread's policy with flags, the kernel returns the user nodes.
             let thread = mempolicy::thread().unwrap();
             if policy.flags().is_empty() {
                 assert_eq!(thread.nodes(), ours.nodes(), "{policy} in {allowed}");
@@ -409,7 +414,7 @@ fn policies_follow_a_cpuset_as_the_kernels_do() {
         }
         mempolicy::set_for_thread(&Mempolicy::default()).unwrap();
     }
-    // What the cpuset forbids is said so.
+    // A policy of forbidden nodes is refused.
     group.allow(&set(&nodes[..1]));
     let far = Mempolicy::bind(set(&nodes[1..])).unwrap();
     assert_eq!(

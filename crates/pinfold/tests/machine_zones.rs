@@ -1,5 +1,5 @@
-//! Real nodes: that counters and allocator number them alike, and that per-CPU memory lies on its
-//! CPU's node. Each test runs in a process of its own, this binary again.
+//! Zones and units on real nodes: counters and the allocator number the nodes alike, and each CPU's
+//! unit lies on that CPU's node. Each test starts this binary again, for one ignored test.
 
 mod common;
 mod policy_machine;
@@ -32,7 +32,7 @@ fn again(test: &str, (name, value): (&str, &str)) {
     assert!(passed, "{test} did not run");
 }
 
-/// The ids of the nodes with memory.
+/// Returns the ids of the nodes with memory.
 fn with_memory() -> Vec<usize> {
     let nodes = nodes();
     let with_memory = nodes.iter().filter(|node| node.mebibytes > 0);
@@ -81,10 +81,10 @@ fn zones_in_a_cpuset() {
         stat.add(zone, Item::Count, 10);
         assert_eq!(stat.snapshot_zone(zone, Item::Count), 10);
         let object = cache.alloc_node_exact(number).unwrap();
-        // SAFETY: the object is ours and has so many bytes.
+        // SAFETY: `alloc_node_exact` returned the object to this thread, and it is 512 bytes large.
         unsafe { object.write_bytes(1, 512) };
         assert_eq!(where_lie(&[object.as_ptr() as usize]), [id as i32]);
-        // SAFETY: it came from this cache and is not used afterwards.
+        // SAFETY: the object came from `cache` and is not used afterwards.
         unsafe { cache.free(object) };
     }
     for id in with_memory()
@@ -110,7 +110,8 @@ fn units_lie_on_their_cpus_nodes_whatever_the_policy() {
     }
 }
 
-/// How many pages of ranges that prefer a node lie on which node: by the preferred one, and theirs.
+/// For the ranges with a `prefer` policy, returns how many of their pages lie on which node: by the
+/// preferred node and the node that holds the pages.
 fn preferred() -> BTreeMap<(usize, usize), usize> {
     let mut found = BTreeMap::new();
     for line in std::fs::read_to_string("/proc/self/numa_maps")
@@ -139,20 +140,21 @@ fn units_under_a_policy() {
     let nodes = nodes();
     let counter = EventCounter::new();
     let cache = KmemCache::new("near", Layout::new::<[u64; 8]>()).unwrap();
-    // What the process's policy places has no policy of its own, so that only units prefer a node.
+    // The kernel places the allocator's memory by the process's policy, without a range policy. So
+    // only units prefer a node.
     assert_eq!(preferred(), BTreeMap::new());
     for cpu in nodes.iter().flat_map(|node| &node.cpus) {
         move_to(0, &[*cpu]);
         counter.inc();
         let object = cache.alloc().unwrap();
-        // SAFETY: it came from this cache and is not used afterwards.
+        // SAFETY: the object came from `cache` and is not used afterwards.
         unsafe { cache.free(object) };
     }
     let found = preferred();
     let has_both = |node: &&Node| node.mebibytes > 0 && !node.cpus.is_empty();
     for node in nodes.iter().filter(has_both) {
         let pages = found.get(&(node.id, node.id)).copied().unwrap_or(0);
-        // Of each CPU one page of the counters' unit, and one of the caches'.
+        // Each CPU has a page in the counters' unit, and one in the caches'.
         let least = 2 * node.cpus.len();
         assert!(pages >= least, "node {}: {pages} in {found:?}", node.id);
     }

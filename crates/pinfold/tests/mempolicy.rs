@@ -1,4 +1,4 @@
-//! Policies as values and as text: every form the grammar has, what is refused and how, and where pages go.
+//! Policies as values and as text: every form of the grammar, the errors, and where pages go.
 
 use pinfold::mempolicy::{
     Distances, Flags, Mempolicy, Mode, PolicyError, SYSTEM_DEFAULT, Weights, Wrong, effective,
@@ -40,7 +40,8 @@ const LISTS: [&str; 13] = [
     ":0=static",
 ];
 
-/// What a text is printed as after it was read; `None` where it is to be refused. The table of docs/mempolicy.md.
+/// Returns what a text is printed as after it was parsed; `None` if it must be refused. This is the
+/// table of docs/mempolicy.md.
 fn expected(mode: Mode, flag: &str, list: &str) -> Option<String> {
     let placed = matches!(flag, "=static" | "=relative");
     let balancing = matches!(
@@ -100,7 +101,7 @@ fn every_mode_with_every_flag_and_every_kind_of_list() {
 }
 
 #[test]
-fn names_besides_the_kernels() {
+fn more_names_than_the_kernels_are_parsed() {
     for (text, printed) in [
         ("mpol=bind:0", "bind:0"),
         ("  bind:0 \n", "bind:0"),
@@ -127,7 +128,7 @@ fn names_besides_the_kernels() {
 }
 
 #[test]
-fn errors_name_the_piece_and_the_mend() {
+fn errors_name_the_piece_and_what_to_write() {
     for (text, position, said) in [
         (
             "fast:0",
@@ -246,7 +247,7 @@ fn errors_name_the_piece_and_the_mend() {
 }
 
 #[test]
-fn names_that_are_nearly_right_are_guessed() {
+fn an_error_suggests_the_mode_with_a_similar_name() {
     for (text, meant) in [
         ("BIND:0", "bind"),
         ("bnd:0", "bind"),
@@ -271,7 +272,7 @@ fn names_that_are_nearly_right_are_guessed() {
 }
 
 #[test]
-fn long_texts_are_answered_at_once() {
+fn long_texts_are_refused_fast() {
     let long = |part: &str| part.repeat(1 << 20);
     for text in [
         long("bind:"),
@@ -294,7 +295,7 @@ fn long_texts_are_answered_at_once() {
 
 proptest! {
     #[test]
-    fn what_is_printed_is_read_back(
+    fn a_printed_policy_parses_to_the_same_policy(
         mode in 0..7usize,
         flags in 0..8u8,
         list in proptest::collection::vec(0..1024usize, 0..40),
@@ -314,7 +315,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_too_strange(text in "(bind|prefer|mpol=|interleave|)[-=:|,@/0-9a-z \\PC]{0,40}") {
+    fn no_text_panics(text in "(bind|prefer|mpol=|interleave|)[-=:|,@/0-9a-z \\PC]{0,40}") {
         match Mempolicy::parse(&text) {
             Ok(policy) => prop_assert_eq!(policy.to_string().parse(), Ok(policy)),
             Err(error) => prop_assert!(error.position() <= text.len() && !error.to_string().is_empty()),
@@ -385,7 +386,7 @@ fn weights_are_read_and_default_to_one() {
     );
 }
 
-/// Four nodes in a ring.
+/// The distances of four nodes in a ring.
 fn ring() -> Distances {
     let all = nodes("0-3");
     Distances::new(&all, &all, &all, |from, to| {
@@ -401,8 +402,8 @@ fn order(policy: &str, from: usize) -> Vec<usize> {
 }
 
 #[test]
-fn fallback_goes_by_distance_within_what_a_policy_allows() {
-    // Node 1 and 3 are equally near to 0 and to 2.
+fn fallback_is_by_distance_among_the_nodes_that_a_policy_permits() {
+    // Nodes 1 and 3 are equally near to 0 and to 2.
     assert_eq!(order("local", 0), [0, 1, 3, 2]);
     assert_eq!(order("default", 1), [1, 2, 0, 3]);
     assert_eq!(order("prefer:2", 0), order("local", 2));
@@ -413,7 +414,7 @@ fn fallback_goes_by_distance_within_what_a_policy_allows() {
 }
 
 #[test]
-fn pages_go_around() {
+fn interleaving_uses_nodes_in_turn() {
     let mut weights = Weights::default();
     weights.set(NodeId(1), 3);
     let turns = |text: &str| -> Vec<usize> {
@@ -440,7 +441,8 @@ fn nodes_without_memory_are_passed_over() {
     });
     let policy = Mempolicy::parse("prefer:1").unwrap();
     let order: Vec<_> = zonelist(&policy, NodeId(0), &distances).collect();
-    // Node 2 has no CPUs, which makes it the better of two as near.
+    // Nodes 0 and 2 are equally near to node 1. Node 2 comes first: its number is higher, and it
+    // has no CPUs.
     assert_eq!(order, [NodeId(2), NodeId(0)]);
     let here = Topology::system().unwrap();
     let distances = Distances::read(b"/", &here);
@@ -451,7 +453,7 @@ fn nodes_without_memory_are_passed_over() {
 }
 
 #[test]
-fn the_effective_policy_is_the_first_that_says_something() {
+fn the_effective_policy_is_the_first_that_is_not_default() {
     let (default, local) = (Mempolicy::default(), Mempolicy::local());
     let bind = Mempolicy::bind(nodes("1")).unwrap();
     assert_eq!(effective(None, None), &SYSTEM_DEFAULT);

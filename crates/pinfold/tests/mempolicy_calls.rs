@@ -1,5 +1,5 @@
-//! The calls, against the kernel this runs on. One node is enough; without NUMA in the kernel, or where a filter forbids the
-//! calls, there is nothing to test but the message.
+//! The system calls, on this machine's kernel. One node is enough. Without NUMA in the kernel, or
+//! if a filter forbids the calls, the tests check the error message only.
 
 mod policy_machine;
 
@@ -10,8 +10,8 @@ use pinfold::topology::{NodeId, NodeSet};
 use policy_machine::{PAGE, Pages};
 use std::ptr::{self, null};
 
-/// False, and says why, where the calls cannot be made.
-fn here() -> bool {
+/// Returns whether the calls can be made, and prints why if not.
+fn can_make_the_calls() -> bool {
     match available() {
         Ok(()) => true,
         Err(error) => {
@@ -23,18 +23,19 @@ fn here() -> bool {
 }
 
 fn set_errno(errno: i32) {
-    // SAFETY: errno is the thread's own.
+    // SAFETY: `__errno_location` returns a valid pointer to this thread's own `errno`.
     unsafe { *libc::__errno_location() = errno };
 }
 
 fn errno() -> i32 {
-    // SAFETY: as above.
+    // SAFETY: `__errno_location` returns a valid pointer to this thread's own `errno`.
     unsafe { *libc::__errno_location() }
 }
 
-/// What the kernel says to `mbind` with raw arguments: 0 or the errno.
+/// Calls `mbind` with raw arguments. Returns 0 or the errno.
 fn raw_mbind(pages: &Pages, mode: i32, mask: *const u64, bits: usize, flags: u32) -> i32 {
-    // SAFETY: the mask is readable, or null, or meant to be wrong.
+    // SAFETY: the kernel only reads the mask, and answers `EFAULT` if it is not mapped. It keeps
+    // the content of the range.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -49,11 +50,11 @@ fn raw_mbind(pages: &Pages, mode: i32, mask: *const u64, bits: usize, flags: u32
     if answer == 0 { 0 } else { errno() }
 }
 
-/// The eleven cases that the Linux Test Project tries `mbind` with: what the kernel says, and what is said here before it is
-/// asked.
+/// The eleven cases of the Linux Test Project's test for `mbind`: the kernel's answer, and what
+/// this library answers before it asks the kernel.
 #[test]
-fn mbinds_faults() {
-    if !here() {
+fn mbind_errors() {
+    if !can_make_the_calls() {
         return;
     }
     let node = mempolicy::mems_allowed().unwrap().iter().next().unwrap();
@@ -64,13 +65,13 @@ fn mbinds_faults() {
     let needs = |mode| Err(PolicyError::NeedsNodes(mode));
     let given = |mode, set: &NodeSet| Mempolicy::new(mode, Flags::NONE, set.clone());
     let takes_none = Err(PolicyError::TakesNoNodes(Mode::Default));
-    // What is asked for, what the kernel says, what is read back.
+    // Mode, nodes, the kernel's answer, and the policy that is read back.
     let cases = [
         (Mode::Default, &none, 0, Ok(Mempolicy::default())),
         (Mode::Default, &one, libc::EINVAL, takes_none),
         (Mode::Bind, &none, libc::EINVAL, needs(Mode::Bind)),
         (Mode::Bind, &one, 0, given(Mode::Bind, &one)),
-        // The one that is not the kernel's: it stands for all nodes here.
+        // The only case that differs from the kernel: here, no nodes means all nodes.
         (
             Mode::Interleave,
             &none,
@@ -101,7 +102,7 @@ fn mbinds_faults() {
         });
         assert_eq!(read, wanted, "{mode:?} {set}");
     }
-    // Modes and flags that nobody has, and a set where nothing is, cannot be said here at all.
+    // The library cannot express unknown modes and flags, or a mask that is not mapped.
     let pages = Pages::new(4);
     assert_eq!(raw_mbind(&pages, -1, null(), 0, 0), libc::EINVAL);
     assert_eq!(raw_mbind(&pages, 0, null(), 0, u32::MAX), libc::EINVAL);
@@ -109,8 +110,8 @@ fn mbinds_faults() {
 }
 
 #[test]
-fn ranges_that_are_not_there() {
-    if !here() {
+fn ranges_that_are_not_mapped_are_refused() {
+    if !can_make_the_calls() {
         return;
     }
     let pages = Pages::new(4);
@@ -141,13 +142,13 @@ fn ranges_that_are_not_there() {
             .to_string()
             .contains("map it first")
     );
-    // Not bound, the page has the thread's policy, which is not the range's.
+    // Without `mbind`, the page has the thread's policy, and the range has none.
     assert_eq!(mempolicy::policy_at(pages.at(3)), Ok(Mempolicy::default()));
 }
 
 #[test]
-fn nodes_that_are_not_there() {
-    if !here() {
+fn missing_nodes_are_refused() {
+    if !can_make_the_calls() {
         return;
     }
     let allowed = mempolicy::mems_allowed().unwrap();
@@ -172,10 +173,10 @@ fn nodes_that_are_not_there() {
     assert_eq!(mempolicy::thread(), Ok(Mempolicy::default()));
 }
 
-/// Every policy that a machine with these nodes can have, set and read back.
+/// Sets every policy that a machine with these nodes can have, and reads it back.
 #[test]
-fn what_is_set_for_a_thread_is_read_back() {
-    if !here() {
+fn a_threads_policy_is_read_back() {
+    if !can_make_the_calls() {
         return;
     }
     let node = mempolicy::mems_allowed().unwrap().iter().next().unwrap();
@@ -204,7 +205,7 @@ fn what_is_set_for_a_thread_is_read_back() {
         let policy = Mempolicy::parse(&text.replace('N', &node.to_string())).unwrap();
         match mempolicy::set_for_thread(&policy) {
             Ok(()) => assert_eq!(mempolicy::thread(), Ok(policy), "{text}"),
-            // An older kernel, or one without what `balancing` needs.
+            // An older kernel, or one without what `balancing` needs, refuses.
             Err(error) => assert!(error.to_string().contains("needs Linux"), "{text}: {error}"),
         }
         assert!(vec![1u8; 100_000].iter().all(|&byte| byte == 1));
@@ -224,8 +225,8 @@ fn what_is_set_for_a_thread_is_read_back() {
 }
 
 #[test]
-fn pages_and_their_nodes() {
-    if !here() {
+fn pages_are_located_and_moved() {
+    if !can_make_the_calls() {
         return;
     }
     let pages = Pages::new(3);
@@ -238,7 +239,7 @@ fn pages_and_their_nodes() {
     let node = mempolicy::node_at(pages.at(0)).unwrap();
     assert_eq!(nodes[0].node(), Some(node));
     assert_eq!(nodes[0].error(), None);
-    // Older kernels have one number for both.
+    // Older kernels have one error number for both.
     let absent = [Some(libc::ENOENT), Some(libc::EFAULT)];
     assert!(nodes[1].node().is_none() && absent.contains(&nodes[1].error()));
     assert_eq!(nodes[2].error(), Some(libc::EFAULT));
@@ -247,7 +248,7 @@ fn pages_and_their_nodes() {
         mempolicy::nodes_of_pages(&list, &mut nodes[..2]),
         Err(PolicyError::LengthsDiffer)
     );
-    // More than go into one call.
+    // More pages than one call moves.
     let many = Pages::new(150);
     many.touch();
     let list: Vec<_> = (0..150).map(|n| many.at(n)).collect();
@@ -275,8 +276,8 @@ fn pages_and_their_nodes() {
 }
 
 #[test]
-fn home_nodes() {
-    if !here() {
+fn a_home_node_needs_a_bind_policy() {
+    if !can_make_the_calls() {
         return;
     }
     let pages = Pages::new(2);
@@ -306,7 +307,7 @@ fn home_nodes() {
 }
 
 #[test]
-fn errno_is_kept() {
+fn calls_keep_errno() {
     set_errno(77);
     let _ = available();
     let _ = mempolicy::node_at(null());

@@ -1,4 +1,5 @@
-//! Where the calls are forbidden, by a filter or for want of rights. Both are a thread's own.
+//! Calls that are forbidden, by a filter or by missing rights. Both are per thread, so that each
+//! test uses a thread of its own.
 
 mod policy_machine;
 
@@ -6,7 +7,7 @@ use pinfold::mempolicy::{self, Call, Mempolicy, Move, PageNode, PolicyError, ava
 use pinfold::topology::{NodeId, NodeSet};
 use policy_machine::Pages;
 
-/// Has the kernel answer `errno` to all calls of policies that this thread makes from now on.
+/// Makes the kernel answer `errno` to all policy calls that this thread makes from now on.
 fn forbid(errno: i32) {
     let statement = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
     let calls = [
@@ -36,10 +37,11 @@ fn forbid(errno: i32) {
         len: program.len() as u16,
         filter: program.as_mut_ptr(),
     };
-    // SAFETY: the thread gives rights up, which concerns nobody else.
+    // SAFETY: the call takes plain numbers, and restricts only the calling thread.
     let given_up = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
     assert_eq!(given_up, 0);
-    // SAFETY: the filter is readable; the kernel copies it.
+    // SAFETY: `filter` points to `program`, which lives until the call returns. The kernel copies
+    // the program.
     let set = unsafe {
         libc::prctl(
             libc::PR_SET_SECCOMP,
@@ -50,18 +52,19 @@ fn forbid(errno: i32) {
     assert_eq!(set, 0);
 }
 
-/// Rights are a thread's, too.
+/// Capabilities are per thread.
 #[test]
-fn what_needs_rights_is_told_of() {
+fn missing_rights_are_reported() {
     if available().is_err() {
         return;
     }
     let thread = || {
         let pages = Pages::new(1);
         pages.touch();
-        // The third version of the header; no rights at all.
+        // The third version of the header, and no capability at all.
         let (header, none) = ([0x2008_0522u32, 0], [0u32; 6]);
-        // SAFETY: both are readable.
+        // SAFETY: the kernel reads a header of two words and three words for each of two sets,
+        // which the arrays hold.
         let given_up = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
         assert_eq!(given_up, 0);
         let local = Mempolicy::local();
@@ -84,7 +87,7 @@ fn what_needs_rights_is_told_of() {
 
 /// A filter holds for the thread that sets it.
 #[test]
-fn a_filter_that_forbids_the_calls_is_told_of() {
+fn a_filter_that_forbids_the_calls_is_reported() {
     for number in [libc::EPERM, libc::ENOSYS] {
         let thread = move || {
             let before = available().is_ok().then(mempolicy::thread);
@@ -124,13 +127,13 @@ fn a_filter_that_forbids_the_calls_is_told_of() {
                     .unwrap_err()
                     .is_forbidden()
             );
-            // Memory is to be had as ever.
+            // Memory works as before.
             pages.touch();
             assert!(vec![7u8; 1 << 20].iter().all(|&byte| byte == 7));
             before
         };
         let before = std::thread::spawn(thread).join().unwrap();
-        // The other threads are none the wiser.
+        // The filter does not affect other threads.
         if let Some(policy) = before {
             assert_eq!(mempolicy::thread(), policy);
         }

@@ -1,4 +1,5 @@
-//! What policies come to among the allowed nodes, against a model that works on lists of numbers.
+//! What policies come to among the allowed nodes, against a model that works on sets of the
+//! standard library.
 
 use pinfold::mempolicy::{Flags, Mempolicy, Mode, PolicyError};
 use pinfold::topology::NodeSet;
@@ -15,7 +16,8 @@ fn bound(policy: &str, allowed: &str) -> Mempolicy {
     policy
 }
 
-/// The nodes of a policy bound to the first set, after it was bound to the others.
+/// Binds a policy to the first set, then rebinds it to the others. Returns its nodes after each
+/// step.
 fn course(policy: &str, allowed: &[&str]) -> Vec<String> {
     let mut policy = bound(policy, allowed[0]);
     let mut seen = vec![policy.nodes().to_string()];
@@ -26,9 +28,9 @@ fn course(policy: &str, allowed: &[&str]) -> Vec<String> {
     seen
 }
 
-/// The cases that the kernel's document tells of.
+/// The examples in the kernel's documentation.
 #[test]
-fn the_documents_examples() {
+fn the_kernel_documentations_examples() {
     assert_eq!(course("interleave:1-3", &["1-3", "3-5"]), ["1-3", "3-5"]);
     assert_eq!(
         course("interleave=static:1-3", &["1-3", "3-5"]),
@@ -41,18 +43,18 @@ fn the_documents_examples() {
 }
 
 #[test]
-fn nothing_left_is_all() {
+fn a_policy_without_a_node_left_means_all_nodes() {
     assert_eq!(
         course("bind=static:0-1", &["0-3", "2-3", "1-2"]),
         ["0-1", "2-3", "1"]
     );
     assert_eq!(course("bind:0,3", &["0-3", "6"]), ["0,3", "6"]);
-    // Carried over from few to many, it stays few.
+    // A policy that was carried over to few nodes keeps few, also when more are allowed again.
     assert_eq!(course("bind:0,3", &["0-3", "6", "0-7"]), ["0,3", "6", "0"]);
 }
 
 #[test]
-fn all_stays_all() {
+fn a_policy_of_all_nodes_follows_every_change() {
     assert_eq!(
         course("interleave", &["0-3", "2", "0-7"]),
         ["0-3", "2", "0-7"]
@@ -68,7 +70,7 @@ fn all_stays_all() {
 }
 
 #[test]
-fn wishes_and_what_has_no_nodes_stay() {
+fn prefer_and_policies_without_nodes_do_not_change() {
     assert_eq!(course("prefer:1", &["0-1", "2-3"]), ["1", "1"]);
     assert_eq!(course("prefer (many):0-1", &["0-1", "2-3"]), ["0-1", "0-1"]);
     assert_eq!(course("prefer=relative:3", &["4-5", "0-3"]), ["5", "5"]);
@@ -95,7 +97,7 @@ fn none_allowed_is_an_error_that_changes_nothing() {
         Err(PolicyError::NoneAllowed(Mode::Bind))
     );
     assert_eq!(policy.bound_to(), None);
-    // Who comes from nowhere has all there is.
+    // A policy that was never bound, and has no allowed node, gets all allowed nodes.
     policy.rebind(&nodes("0-3"));
     assert_eq!(policy.nodes(), &nodes("0-3"));
     policy.rebind(&NodeSet::EMPTY);
@@ -105,7 +107,7 @@ fn none_allowed_is_an_error_that_changes_nothing() {
 
 type Numbers = BTreeSet<usize>;
 
-/// A policy in terms of sets of the standard library, by the words of the kernel's document.
+/// A policy as sets of the standard library, by the words of the kernel's documentation.
 struct Model {
     mode: Mode,
     flags: Flags,
@@ -163,7 +165,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn as_the_model(
+    fn a_policy_behaves_like_the_model(
         mode in prop_oneof![
             Just(Mode::Bind),
             Just(Mode::Interleave),

@@ -1,8 +1,9 @@
-//! A model of the latch under shared policies, explored by loom: `RUSTFLAGS="--cfg loom" cargo test --release --test model_ranges`.
+//! Explores the latch of shared policies in loom:
+//! `RUSTFLAGS="--cfg loom" cargo test --release --test model_ranges`.
 //!
-//! This is `mempolicy/latch.rs` itself, over loom's atomics. What stands in for a buffer of ranges is two words that a writer sets to the
-//! same value, and a size that is not atomic, as in a buffer's head. Faults are planted in the atomics: each takes away one
-//! thing that the file's proof rests on.
+//! This is `mempolicy/latch.rs` itself, over loom's atomics. A buffer of ranges is modelled as two
+//! words, which a writer sets to the same value, and a size that is not atomic, like the head of a
+//! real buffer. Each planted fault removes one thing that the file's proof rests on.
 #![cfg(loom)]
 
 #[path = "../src/mempolicy/latch.rs"]
@@ -18,7 +19,7 @@ use std::cell::Cell;
 use std::ptr::null_mut;
 use std::sync::Mutex;
 
-/// What is taken away, to see that the model finds it.
+/// What a planted fault removes. The model must find every fault.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     Nothing,
@@ -33,7 +34,7 @@ enum Fault {
 }
 
 std::thread_local! {
-    /// loom runs all threads of a model on the one that explores it.
+    /// A plain thread-local: loom runs all threads of a model on the thread that explores it.
     static FAULT: Cell<Fault> = const { Cell::new(Fault::Nothing) };
 }
 
@@ -45,7 +46,7 @@ fn fault() -> Fault {
     FAULT.with(Cell::get)
 }
 
-/// What the latch is made of: loom's atomics, less the fault.
+/// The latch's atomics: loom's, with the planted fault.
 mod primitive {
     use super::{Fault, fault};
     use core::cell::Cell;
@@ -54,7 +55,8 @@ mod primitive {
 
     pub struct AtomicU64 {
         word: atomic::AtomicU64,
-        /// What was last loaded with acquire; in the model of a missing check there is one reader.
+        /// The value that was last loaded with acquire. Used by the model of a missing check, which
+        /// has one reader.
         first: std::sync::atomic::AtomicU64,
     }
 
@@ -115,22 +117,22 @@ mod primitive {
 }
 
 struct Buffer {
-    /// Written before anybody else sees the buffer.
+    /// Written before another thread can see the buffer.
     size: UnsafeCell<usize>,
     words: [AtomicU64; 2],
 }
 
 struct Model {
     latch: Latch<Buffer>,
-    /// All buffers that were ever made: none is given back before the end.
+    /// All buffers that were made. They stay until the end of the model.
     made: Mutex<Vec<*mut Buffer>>,
-    /// The newest value that somebody saw, or that a finished change has set.
+    /// The newest value that a reader has seen, or that a finished change has set.
     known: AtomicU64,
 }
 
-// SAFETY: loom checks who touches the buffers.
+// SAFETY: loom checks every access to the buffers for data races.
 unsafe impl Sync for Model {}
-// SAFETY: as above.
+// SAFETY: buffers are plain memory, which any thread may free.
 unsafe impl Send for Model {}
 
 impl Model {
@@ -143,7 +145,8 @@ impl Model {
         })
     }
 
-    /// `Ranges::draft` and what follows it, in the one thread that changes anything. Changes to the numbers 1, 2, 3 and so on.
+    /// Does what `Ranges::draft` and its callers do. One thread changes the model, to the values 1,
+    /// 2, 3 and so on.
     fn set(&self, value: u64, grow: bool) {
         if grow || self.latch.spare().is_null() {
             let larger = Box::into_raw(Box::new(Buffer {
@@ -151,16 +154,19 @@ impl Model {
                 words: Default::default(),
             }));
             self.made.lock().unwrap().push(larger);
-            // SAFETY: nobody else has it yet; loom checks that readers see this.
+            // SAFETY: `larger` is a fresh box that no other thread has yet. loom checks that
+            // readers see this write.
             unsafe { (*larger).size.with_mut(|size| *size = 2) };
             self.latch.replace_spare(larger);
         }
-        // SAFETY: buffers live until the end.
+        // SAFETY: the spare pointer is not null, because `replace_spare` has set it, and buffers
+        // live until the model is dropped.
         let spare = unsafe { &*self.latch.open_spare() };
         for word in &spare.words {
             word.store(value, Relaxed);
         }
-        // SAFETY: null, or as above. Readers are still with the change before.
+        // The active buffer still holds the previous change.
+        // SAFETY: the pointer is null or a buffer, which lives until the model is dropped.
         let active = unsafe { self.latch.active().as_ref() };
         assert_eq!(
             active.map_or(0, |buffer| buffer.words[0].load(Relaxed)),
@@ -174,11 +180,11 @@ impl Model {
         READS.with(|reads| reads.set(true));
         let known = self.known.load(Acquire);
         let [one, other] = self.latch.read(|buffer| {
-            // SAFETY: null, or a buffer, which lives until the end.
+            // SAFETY: the pointer is null or a buffer, which lives until the model is dropped.
             let Some(buffer) = (unsafe { buffer.as_ref() }) else {
                 return [0, 0];
             };
-            // SAFETY: loom checks that it was written before.
+            // SAFETY: loom fails the model if this read races with the write in `set`.
             assert_eq!(buffer.size.with(|size| unsafe { *size }), 2);
             [0, 1].map(|word| buffer.words[word].load(Relaxed))
         });
@@ -191,17 +197,19 @@ impl Model {
 impl Drop for Model {
     fn drop(&mut self) {
         for buffer in self.made.get_mut().unwrap().drain(..) {
-            // SAFETY: from `into_raw`, once.
+            // SAFETY: `Box::into_raw` returned the pointer, which `made` holds once, and all
+            // threads of the model have ended.
             drop(unsafe { Box::from_raw(buffer) });
         }
     }
 }
 
-/// Readers that look `reads` times each, beside a writer that makes `changes` changes, and more before they start.
+/// Explores `readers` threads that read `reads` times each, beside a writer that makes `changes`
+/// changes. The writer makes `before` more changes before the readers start.
 fn explore(fault: Fault, readers: usize, reads: usize, before: u64, changes: u64, grow: bool) {
     FAULT.set(fault);
     let mut builder = loom::model::Builder::new();
-    // Two readers' steps are many more.
+    // Two readers have many more steps to explore.
     builder.preemption_bound = Some(if readers == 1 { 3 } else { 2 });
     builder.check(move || {
         let model = Model::new();
@@ -220,68 +228,68 @@ fn explore(fault: Fault, readers: usize, reads: usize, before: u64, changes: u64
 }
 
 #[test]
-fn a_reader_sees_whole_values_in_order() {
+fn one_reader_sees_complete_values_in_order() {
     explore(Fault::Nothing, 1, 2, 2, 3, false);
 }
 
 #[test]
-fn so_does_one_from_the_first_change_on() {
+fn one_reader_sees_complete_values_from_the_first_change_on() {
     explore(Fault::Nothing, 1, 2, 0, 3, false);
 }
 
 #[test]
-fn so_does_one_while_buffers_grow() {
+fn one_reader_sees_complete_values_while_buffers_grow() {
     explore(Fault::Nothing, 1, 2, 2, 3, true);
 }
 
 #[test]
-fn so_do_two_readers() {
+fn two_readers_see_complete_values_in_order() {
     explore(Fault::Nothing, 2, 1, 2, 2, false);
 }
 
 #[test]
-fn so_do_two_readers_while_buffers_grow() {
+fn two_readers_see_complete_values_while_buffers_grow() {
     explore(Fault::Nothing, 2, 1, 1, 2, true);
 }
 
 #[test]
 #[should_panic(expected = "torn")]
-fn without_the_second_load_what_it_sees_is_torn() {
+fn reads_are_torn_without_the_second_load() {
     explore(Fault::NoCheck, 1, 1, 2, 2, false);
 }
 
 #[test]
 #[should_panic(expected = "torn")]
-fn without_the_readers_fence_too() {
+fn reads_are_torn_without_the_readers_fence() {
     explore(Fault::NoReadersFence, 1, 1, 2, 2, false);
 }
 
 #[test]
 #[should_panic(expected = "torn")]
-fn without_the_writers_fence_too() {
+fn reads_are_torn_without_the_writers_fence() {
     explore(Fault::NoWritersFence, 1, 1, 2, 2, false);
 }
 
 #[test]
 #[should_panic(expected = "stale")]
-fn with_a_version_loaded_relaxed_it_is_stale() {
+fn reads_are_stale_if_the_version_is_loaded_relaxed() {
     explore(Fault::VersionLoadedRelaxed, 1, 1, 2, 2, false);
 }
 
 #[test]
 #[should_panic(expected = "stale")]
-fn with_a_version_stored_relaxed_too() {
+fn reads_are_stale_if_the_version_is_stored_relaxed() {
     explore(Fault::VersionStoredRelaxed, 1, 1, 2, 2, false);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn with_a_pointer_loaded_relaxed_it_sees_no_buffer() {
+fn buffers_are_not_initialized_if_the_pointer_is_loaded_relaxed() {
     explore(Fault::PointerLoadedRelaxed, 1, 1, 2, 2, true);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn with_a_pointer_stored_relaxed_neither() {
+fn buffers_are_not_initialized_if_the_pointer_is_stored_relaxed() {
     explore(Fault::PointerStoredRelaxed, 1, 1, 2, 2, true);
 }

@@ -1,5 +1,5 @@
-//! Pages and caches by policy, on four nodes made up by `PINFOLD_FAKE_NODES`: each test runs in a process of its own, this binary
-//! again.
+//! Pages and caches by policy, on four nodes made up by `PINFOLD_FAKE_NODES`. Each test starts this
+//! binary again, for one ignored test.
 
 mod common;
 
@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 
 const NODES: usize = 4;
 
-/// Runs an ignored test of this file with so many nodes.
+/// Runs an ignored test of this file in another process, with this number of nodes.
 fn with_nodes(nodes: usize, test: &str) {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--include-ignored"])
@@ -40,29 +40,29 @@ fn node(page: NonNull<u8>) -> usize {
     node_of(page.as_ptr() as usize)
 }
 
-/// The nodes of the pages for these places, which go back at once.
+/// Allocates a page for each place, frees the pages, and returns their nodes.
 fn nodes_of(pages: &Pages, places: impl Iterator<Item = u64>) -> Vec<usize> {
     let taken: Vec<_> = places.map(|place| pages.alloc(place).unwrap()).collect();
     let nodes = taken.iter().map(|&page| node(page)).collect();
     for page in taken {
-        // SAFETY: it came from there and is not used.
+        // SAFETY: the page came from `pages` and is not used afterwards.
         unsafe { pages.free(page) };
     }
     nodes
 }
 
 #[test]
-fn every_mode_places_pages_where_it_says() {
+fn every_mode_places_pages_on_its_nodes() {
     with_nodes(NODES, "modes");
 }
 
 #[test]
-#[ignore = "needs four nodes; run by every_mode_places_pages_where_it_says"]
+#[ignore = "needs four nodes; run by every_mode_places_pages_on_its_nodes"]
 fn modes() {
     if !faked() {
         return;
     }
-    // CPU c is on node c: so CPU 1 is on node 1.
+    // CPU 1 is on node 1.
     let local = if cpus() > 1 { 1 } else { 0 };
     pin(local);
     let pages = Pages::new("modes").unwrap();
@@ -71,7 +71,7 @@ fn modes() {
         ("prefer:2", vec![2; 8]),
         ("bind:3", vec![3; 8]),
         ("bind:0-1", vec![local; 8]),
-        // On the ring 0-1-2-3 the nearest of 2 and 3: from 0 it is 3, from 1 it is 2.
+        // On the ring 0-1-2-3, the nearest of 2 and 3 is 3 from node 0, and 2 from node 1.
         ("bind:2-3", vec![if local == 0 { 3 } else { 2 }; 8]),
         ("bind:1-3@3", vec![3; 8]),
         ("prefer (many):2-3", vec![if local == 0 { 3 } else { 2 }; 8]),
@@ -79,7 +79,7 @@ fn modes() {
         ("interleave:1,3", vec![1, 3, 1, 3, 1, 3, 1, 3]),
         ("interleave", vec![0, 1, 2, 3, 0, 1, 2, 3]),
         ("default", vec![local; 8]),
-        // By positions among the nodes that there are, begun again at the first.
+        // Positions among the nodes; past the last one they wrap around.
         ("bind=relative:6", vec![2; 8]),
         ("interleave=relative:5-6", vec![1, 2, 1, 2, 1, 2, 1, 2]),
     ] {
@@ -97,7 +97,8 @@ fn modes() {
             builder.policy(&policy).build().err(),
             Some(CacheError::NoNodes)
         );
-        // As where its nodes have vanished since: all are meant, or where the thread is.
+        // If none of a policy's nodes is usable, `interleave` means all nodes, and the others mean
+        // the thread's node.
         pages.policies().set(0..100, Some(&policy)).unwrap();
         let expected = match policy.mode() {
             Mode::Interleave => vec![0, 1, 2, 3],
@@ -140,14 +141,15 @@ fn rebinds() {
         assert_eq!(refused, Err(RangeError::UnknownNodes), "{unknown}");
         assert_eq!(now(), before, "{unknown}");
     }
-    // Some of the nodes are known: those give pages.
+    // Node 3 is known, and gives the pages.
     pages.rebind(&allowed("3-4")).unwrap();
     assert_eq!(now().1, [3, 3, 3, 3, 3]);
-    // Nobody's policy comes to these: they are wishes, or of the thread's node.
+    // The remaining policies do not come to node 7: one is a wish, the other means the thread's
+    // node.
     pages.set_policy(0..20, None).unwrap();
     pages.rebind(&allowed("7")).unwrap();
     assert_eq!(nodes_of(&pages, 20..21), [3]);
-    // A map that is not the allocator's follows to any node.
+    // A shared policy outside of a `Pages` follows to any node.
     let shared = SharedPolicy::new();
     shared.set(0..1, Some(&policy("bind=relative:0"))).unwrap();
     shared.rebind(&allowed("7")).unwrap();
@@ -187,12 +189,12 @@ fn ranges() {
 }
 
 #[test]
-fn pages_are_apart_and_go_home() {
+fn no_page_has_two_owners_and_all_come_back() {
     with_nodes(NODES, "storm");
 }
 
 #[test]
-#[ignore = "needs four nodes; run by pages_are_apart_and_go_home"]
+#[ignore = "needs four nodes; run by no_page_has_two_owners_and_all_come_back"]
 fn storm() {
     if !faked() {
         return;
@@ -205,7 +207,7 @@ fn storm() {
             let pages = &pages;
             scope.spawn(move || work(pages, thread));
         }
-        // Policies change beside them.
+        // Meanwhile, this thread changes policies.
         let mut random = Random::new(99);
         for _ in 0..2000 {
             let start = random.below(900);
@@ -220,7 +222,7 @@ fn storm() {
     }
 }
 
-/// Takes and gives pages, each marked with its owner from end to end.
+/// Allocates and frees pages. Marks the first and the last word of each page with its owner.
 fn work(pages: &Pages, thread: usize) {
     let mut random = Random::new(thread as u64 + 1);
     let mut held: Vec<(NonNull<u8>, u64)> = Vec::new();
@@ -230,33 +232,35 @@ fn work(pages: &Pages, thread: usize) {
             let page = pages.alloc(random.below(1000)).unwrap();
             let mark = (thread as u64) << 32 | round;
             for at in [0, words - 1] {
-                // SAFETY: the page is ours, and so large.
+                // SAFETY: `alloc` returned the page to this thread, and `at` is below the number of
+                // its words.
                 unsafe { page.cast::<u64>().add(at).write(mark) };
             }
             held.push((page, mark));
         } else if !held.is_empty() {
             let (page, mark) = held.swap_remove(random.below(held.len() as u64) as usize);
             for at in [0, words - 1] {
-                // SAFETY: as above.
+                // SAFETY: the page is in `held`, so this thread owns it, and `at` is below the
+                // number of its words.
                 assert_eq!(unsafe { page.cast::<u64>().add(at).read() }, mark);
             }
-            // SAFETY: it came from there and is not used any more.
+            // SAFETY: the page came from `pages` and is not used afterwards.
             unsafe { pages.free(page) };
         }
     }
     for (page, _) in held {
-        // SAFETY: as above.
+        // SAFETY: the page came from `pages` and is not used afterwards.
         unsafe { pages.free(page) };
     }
 }
 
 #[test]
-fn allocations_are_counted_when_asked_for() {
+fn allocations_are_counted_while_counting_is_on() {
     with_nodes(NODES, "counted");
 }
 
 #[test]
-#[ignore = "needs four nodes; run by allocations_are_counted_when_asked_for"]
+#[ignore = "needs four nodes; run by allocations_are_counted_while_counting_is_on"]
 fn counted() {
     if !faked() {
         return;
@@ -281,7 +285,7 @@ fn counted() {
 }
 
 #[test]
-fn without_a_policy_of_its_own_memory_is_placed_by_the_process_s() {
+fn memory_without_a_policy_follows_the_process_policy() {
     let with = |policy: &str| {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "process", "--nocapture", "--include-ignored"])
@@ -302,7 +306,7 @@ fn without_a_policy_of_its_own_memory_is_placed_by_the_process_s() {
 }
 
 #[test]
-fn no_node_stands_in_for_the_process_s_policy() {
+fn other_nodes_give_no_memory_under_a_process_policy() {
     if pinfold::mempolicy::available().is_err() {
         return;
     }
@@ -318,20 +322,20 @@ fn no_node_stands_in_for_the_process_s_policy() {
 }
 
 #[test]
-#[ignore = "run by no_node_stands_in_for_the_process_s_policy"]
+#[ignore = "run by other_nodes_give_no_memory_under_a_process_policy"]
 fn alone() {
     if !faked() {
         return;
     }
     let cache = KmemCache::new("alone", Layout::new::<[u64; 128]>()).unwrap();
-    // Another node has memory, which bears its policy.
+    // Node 1 has memory too, but that bears a policy of its own.
     let other = cache.alloc_node_exact(1).unwrap();
     let mut objects = Vec::with_capacity(200_000);
     let little = libc::rlimit {
         rlim_cur: 1,
         rlim_max: libc::RLIM_INFINITY,
     };
-    // SAFETY: the limit is readable.
+    // SAFETY: the kernel reads `little` during the call.
     unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const little) };
     while let Some(object) = cache.alloc() {
         objects.push(object);
@@ -340,18 +344,19 @@ fn alone() {
         rlim_cur: libc::RLIM_INFINITY,
         ..little
     };
-    // SAFETY: as above. Failures want memory to be told with.
+    // A failed assertion needs memory for its message.
+    // SAFETY: the kernel reads `plenty` during the call.
     unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const plenty) };
     assert!(objects.iter().all(|&object| node(object) == NODES));
-    objects.push(cache.alloc_node_exact(1).expect("there was some"));
+    objects.push(cache.alloc_node_exact(1).expect("node 1 still has memory"));
     for object in objects.into_iter().chain([other]) {
-        // SAFETY: it came from there and is not used.
+        // SAFETY: each object came from `cache` and is not used afterwards.
         unsafe { cache.free(object) };
     }
 }
 
 #[test]
-#[ignore = "run by without_a_policy_of_its_own_memory_is_placed_by_the_process_s"]
+#[ignore = "run by memory_without_a_policy_follows_the_process_policy"]
 fn process() {
     if !faked() {
         return;
@@ -370,7 +375,7 @@ fn process() {
     } else {
         assert_eq!(node(other), 0);
     }
-    // SAFETY: each came from there and is not used.
+    // SAFETY: each page came from `pages` and the object from `cache`, and none is used afterwards.
     unsafe {
         pages.free(placed);
         pages.free(other);
@@ -402,7 +407,7 @@ fn caches() {
             let layout = Layout::new::<[u64; 64]>();
             let builder = KmemCache::builder("placed", layout).hardened(hardened);
             let cache = builder.policy(&policy(text)).build().unwrap();
-            // Twice: what was freed comes back from where it went.
+            // The second round gets the objects that the first round freed.
             for _ in 0..2 {
                 let mut objects: Vec<_> = (0..1000).map(|_| cache.alloc().unwrap()).collect();
                 let mut bulk = [std::ptr::null_mut(); 300];
@@ -411,7 +416,7 @@ fn caches() {
                 let seen: HashSet<_> = objects.iter().map(|&object| node(object)).collect();
                 assert_eq!(seen, expected.iter().copied().collect(), "{text}");
                 for object in objects {
-                    // SAFETY: it came from this cache.
+                    // SAFETY: each object came from `cache` and is not used afterwards.
                     unsafe { cache.free(object) };
                 }
                 cache.validate().unwrap();
@@ -422,7 +427,7 @@ fn caches() {
 }
 
 #[test]
-fn a_default_policy_is_none() {
+fn a_default_policy_counts_as_no_policy() {
     let pages = Pages::new("none").unwrap();
     pages.set_policy(0..100, Some(&policy("local"))).unwrap();
     pages.set_policy(40..60, Some(&policy("default"))).unwrap();

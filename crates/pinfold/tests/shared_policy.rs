@@ -1,4 +1,4 @@
-//! Policies by range, against a plain array; readers beside writers.
+//! Policies by range against a plain array, and readers beside writers.
 
 mod common;
 
@@ -9,7 +9,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-/// The number of a policy stands in every part of its nodes, every second time inverted: a policy made of parts of two shows.
+/// Returns the policy number `number`. Every 16 of its nodes hold the number in binary, every
+/// second time inverted, so that a mixture of two policies is found.
 fn policy(number: usize) -> Mempolicy {
     let nodes = (0..1024).filter(|node| (number >> (node % 16) & 1 == 1) == (node / 16 % 2 == 0));
     Mempolicy::interleave(nodes.collect()).unwrap()
@@ -23,10 +24,10 @@ fn number_of(policy: &Mempolicy) -> usize {
         .sum()
 }
 
-/// What the map must say, page by page: the policy's number, if any.
+/// What the map must contain, page by page: the number of the page's policy, if any.
 struct Plain {
     pages: Vec<Option<usize>>,
-    /// Where page n of the array lies in the map.
+    /// The map's page for a page of the array.
     place: fn(usize) -> u64,
 }
 
@@ -35,7 +36,7 @@ impl Plain {
         (self.place)(from)..(self.place)(to)
     }
 
-    /// The ranges that touch and are equal made one.
+    /// Returns the ranges. Ranges that touch and have the same policy are joined.
     fn ranges(&self) -> Vec<(Range<u64>, usize)> {
         let mut ranges: Vec<(Range<u64>, usize)> = Vec::new();
         for (at, number) in self.pages.iter().enumerate() {
@@ -51,7 +52,7 @@ impl Plain {
         ranges
     }
 
-    /// Sets and looks up at random, `steps` times, with `kinds` different policies.
+    /// Sets and looks up random pages, `steps` times, with `kinds` different policies.
     fn run(mut self, seed: u64, steps: usize, kinds: usize) {
         let policies: Vec<_> = (0..kinds).map(policy).collect();
         let shared = SharedPolicy::new();
@@ -60,7 +61,7 @@ impl Plain {
         for step in 0..steps {
             let page = random.below(size) as usize;
             if step % 2 == 0 {
-                // Mostly short, sometimes all that is left.
+                // Mostly short ranges, sometimes all pages that are left.
                 let most = if random.below(50) == 0 { size } else { 12 };
                 let to = (page + 1 + random.below(most) as usize).min(self.pages.len());
                 let number = random.below(kinds as u64 + kinds as u64 / 2) as usize;
@@ -108,7 +109,7 @@ fn a_million_sets_and_lookups_agree_with_an_array() {
 }
 
 #[test]
-fn so_they_do_where_pages_are_far_apart() {
+fn sets_and_lookups_agree_with_an_array_of_pages_far_apart() {
     // The array's last page ends at u64::MAX.
     let place = |page| page as u64 * (u64::MAX / 255);
     Plain {
@@ -118,9 +119,10 @@ fn so_they_do_where_pages_are_far_apart() {
     .run(4, 300_000, 6);
 }
 
-/// The kernel's mistake of 2008: one policy in a private and a shared range, and whoever dropped it first freed both's.
+/// A fault of the kernel in 2008: a private and a shared range had the same policy, and the first
+/// that dropped it freed it for both.
 #[test]
-fn whoever_sets_leaves_a_duplicate() {
+fn the_map_keeps_copies() {
     let shared = SharedPolicy::new();
     let mut mine = Mempolicy::parse("bind=relative:0-1").unwrap();
     shared.set(0..10, Some(&mine)).unwrap();
@@ -137,10 +139,10 @@ fn whoever_sets_leaves_a_duplicate() {
     assert_eq!(ranges.count(), 1);
 }
 
-/// CVE-2022-49080: a range's second half, made by a split, had a count that nobody had set. Here both halves stand on their own:
-/// cleared in any order, many times, while others look.
+/// CVE-2022-49080: the second half of a split range had a reference count that was never set. Here,
+/// both halves can be cleared in any order, many times, while other threads look up pages.
 #[test]
-fn halves_of_a_split_range_are_whole() {
+fn halves_of_a_split_range_are_independent() {
     let shared = SharedPolicy::new();
     let (outer, inner) = (policy(1), policy(2));
     let stop = AtomicBool::new(false);
@@ -174,16 +176,16 @@ fn halves_of_a_split_range_are_whole() {
     });
 }
 
-/// A cover is only ever replaced by another, and each by one with a larger number: so there is no gap, nothing torn, nothing that was never
-/// set, and nothing older than what a reader knows to be set.
+/// The writer only replaces policies by ones with larger numbers. So a reader finds no gap, no
+/// mixture, no policy that was not set, and none older than one that it knows to be set.
 #[test]
-fn readers_see_what_was_set_whole_and_in_order() {
+fn readers_see_complete_policies_in_order() {
     const PAGES: u64 = 200;
     let shared = SharedPolicy::new();
     let policies: Vec<_> = (0..4000).map(policy).collect();
     shared.set(0..PAGES, Some(&policies[0])).unwrap();
     let stop = AtomicBool::new(false);
-    // What everybody knows to be in force on all pages, and what may be so on some.
+    // `known` is in force on all pages; `begun` may be in force on some.
     let (known, begun) = (AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let _stop = StopAtEnd(&stop);
@@ -195,9 +197,10 @@ fn readers_see_what_was_set_whole_and_in_order() {
                 let mut newest = vec![0; PAGES as usize];
                 while !stop.load(Relaxed) {
                     let page = random.below(PAGES);
-                    // Acquire pairs with the writer's release: what it had set by then is seen.
+                    // Acquire: pairs with the writer's release, so that the lookup sees at least
+                    // what the writer had set.
                     let least = known.load(Acquire) as usize;
-                    let found = shared.lookup(page).expect("a gap");
+                    let found = shared.lookup(page).expect("no range covers the page");
                     let number = number_of(&found);
                     assert!(found == policies[number], "torn: {found}");
                     let newest = &mut newest[page as usize];
@@ -229,7 +232,8 @@ fn readers_see_what_was_set_whole_and_in_order() {
     });
 }
 
-/// All ranges are from one moment, and so is the text: here the two halves of the map never differ.
+/// All ranges are from one moment, and so is the printed text: the two halves of this map never
+/// differ.
 #[test]
 fn all_ranges_are_from_one_moment() {
     let shared = SharedPolicy::new();
@@ -255,7 +259,7 @@ fn all_ranges_are_from_one_moment() {
 }
 
 #[test]
-fn edges() {
+fn empty_maps_empty_ranges_and_the_last_page() {
     let shared = SharedPolicy::default();
     assert_eq!(
         (shared.len(), shared.is_empty(), shared.to_string().as_str()),
@@ -264,7 +268,7 @@ fn edges() {
     assert_eq!(shared.lookup(0), None);
     assert_eq!(shared.rebind(&NodeSet::EMPTY), Ok(()));
     let local = Mempolicy::local();
-    #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
+    #[expect(clippy::reversed_empty_ranges, reason = "the map refuses these ranges")]
     for refused in [5..5, 6..5, u64::MAX..0, u64::MAX..u64::MAX] {
         assert_eq!(shared.set(refused.clone(), None), Err(RangeError::Empty));
         assert_eq!(shared.set(refused, Some(&local)), Err(RangeError::Empty));
@@ -272,7 +276,7 @@ fn edges() {
     shared.set(0..u64::MAX, Some(&local)).unwrap();
     assert_eq!(shared.lookup(u64::MAX - 1), Some(local.clone()));
     assert_eq!(shared.lookup(u64::MAX), None);
-    // A policy that leaves the matter to the next one is none, as in the kernel.
+    // A `default` policy is the same as none, as in the kernel.
     shared.set(5..6, Some(&Mempolicy::default())).unwrap();
     assert_eq!(
         shared.to_string(),

@@ -1,4 +1,5 @@
-//! Policies by range where it hurts: handlers that set what they interrupted, forks in the middle of a set, no memory.
+//! Policies by range under hostile conditions: signal handlers that set a map while they interrupt
+//! a set, forks during a set, and no memory.
 
 mod common;
 
@@ -13,7 +14,7 @@ static SHARED: SharedPolicy = SharedPolicy::new();
 static DONE: AtomicU64 = AtomicU64::new(0);
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 
-/// Sets the pages from 1000 on, which are the handlers', and looks at the others'.
+/// Sets pages from 1000 on, which only handlers set, and looks up the threads' pages.
 extern "C" fn on_timer(_: libc::c_int) {
     let policy = Mempolicy::local();
     let turn = DONE.load(Relaxed) + REFUSED.load(Relaxed);
@@ -24,14 +25,14 @@ extern "C" fn on_timer(_: libc::c_int) {
         Err(RangeError::Busy) => REFUSED.fetch_add(1, Relaxed),
         Err(_) => std::process::abort(),
     };
-    // Whatever was interrupted, the map is whole: the threads' pages are always covered.
+    // The map is complete, whatever the handler interrupted: the threads' pages are always covered.
     if SHARED.lookup(turn % 300).is_none() || SHARED.lookup(999).is_some() {
         std::process::abort();
     }
 }
 
 #[test]
-fn handlers_set_or_are_refused_and_see_a_whole_map() {
+fn handlers_set_or_are_refused_and_see_a_complete_map() {
     let interleave = Mempolicy::parse("interleave:0-3").unwrap();
     let bind = Mempolicy::parse("bind:1").unwrap();
     SHARED.set(0..300, Some(&bind)).unwrap();
@@ -58,25 +59,27 @@ fn handlers_set_or_are_refused_and_see_a_whole_map() {
 }
 
 fn in_child(f: impl FnOnce() -> bool) -> i32 {
-    // SAFETY: the child works on the map only, and exits.
+    // SAFETY: the child only works on the map, whose lock `fork` has taken for it, and ends with
+    // `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // Whoever waits for a lock that nobody will give back ends here.
-        // SAFETY: no preconditions.
+        // Ends a child that waits for a lock which no thread will release.
+        // SAFETY: `alarm` has no preconditions.
         unsafe { libc::alarm(20) };
         let fine = f();
-        // SAFETY: no preconditions.
+        // SAFETY: `_exit` has no preconditions.
         unsafe { libc::_exit(i32::from(!fine)) };
     }
     let mut status = 0;
-    // SAFETY: `status` is writable.
+    // SAFETY: `status` is a valid `int` that the kernel may write.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     status
 }
 
-/// A set of so many ranges holds the lock nearly always: a fork that did not wait for it would leave it held.
+/// With 500 ranges, a set holds the lock nearly all the time. A fork that did not wait for the lock
+/// would leave it held in the child.
 #[test]
-fn a_child_finds_the_map_whole_and_may_set() {
+fn a_forked_child_finds_the_map_complete_and_sets_it() {
     let shared = SharedPolicy::new();
     let policies =
         ["interleave:0-3", "bind:1", "prefer:2"].map(|text| Mempolicy::parse(text).unwrap());
@@ -130,7 +133,8 @@ fn without_memory_a_set_fails_and_changes_nothing() {
             rlim_cur: 1,
             rlim_max: libc::RLIM_INFINITY,
         };
-        // SAFETY: the limit is readable. Nothing can be mapped from here on.
+        // No memory can be mapped from here on.
+        // SAFETY: the kernel reads `none` during the call.
         unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const none) };
         let empty = SharedPolicy::new();
         let first =
@@ -144,10 +148,10 @@ fn without_memory_a_set_fails_and_changes_nothing() {
         };
         let kept = (0..n * 2).all(|page| shared.lookup(page).is_some() == (page % 2 == 0));
         let same = shared.len() as u64 == n && shared.lookup(n * 2).is_none();
-        // What needs no more room than there is goes on.
+        // A set that needs no larger buffer still works.
         let cleared = shared.set(0..2, None).is_ok() && shared.lookup(0).is_none();
         let snapshot = matches!(shared.ranges(), Err(RangeError::OutOfMemory));
-        // Printing works all the same.
+        // Printing still works.
         use std::fmt::Write;
         let mut text = Lines(0);
         let printed = write!(text, "{shared}").is_ok() && text.0 as u64 == n - 1;
@@ -156,7 +160,7 @@ fn without_memory_a_set_fails_and_changes_nothing() {
     assert_eq!(status, 0);
 }
 
-/// Counts lines.
+/// Counts the lines that are written to it.
 struct Lines(usize);
 
 impl std::fmt::Write for Lines {

@@ -1,4 +1,4 @@
-//! Machines that are not at hand, as trees of files.
+//! Reads machines that are made up as trees of files.
 
 use pinfold::topology::{CpuSet, ListError, NodeId, Topology};
 use proptest::prelude::*;
@@ -68,7 +68,7 @@ fn a_machine_without_numa_has_one_node() {
 }
 
 #[test]
-fn isolated_cpus_keep_no_house() {
+fn isolated_cpus_are_not_housekeeping() {
     let root = machine(&[
         (&format!("{CPU}/online"), "0-7"),
         (&format!("{CPU}/isolated"), "4-5\n"),
@@ -100,7 +100,7 @@ fn isolated_cpus_keep_no_house() {
 }
 
 #[test]
-fn cgroups_restrict() {
+fn cgroups_restrict_the_allowed_cpus() {
     let unified = machine(&[
         (&format!("{CPU}/online"), "0-7"),
         ("proc/self/cgroup", "0::/user/job\n"),
@@ -128,7 +128,7 @@ fn cgroups_restrict() {
 }
 
 #[test]
-fn nonsense_is_named_and_absence_has_defaults() {
+fn nonsense_is_an_error_and_missing_files_have_defaults() {
     for text in [
         "x",
         "1-",
@@ -154,7 +154,7 @@ fn nonsense_is_named_and_absence_has_defaults() {
 }
 
 #[test]
-fn empty_files_count_as_absent() {
+fn empty_files_count_as_missing() {
     for text in ["", "\n"] {
         let root = machine(&[
             (&format!("{CPU}/possible"), text),
@@ -170,7 +170,7 @@ fn empty_files_count_as_absent() {
 }
 
 #[test]
-fn a_list_that_comes_in_pieces_is_read_whole() {
+fn a_list_in_several_reads_is_complete() {
     let root = machine(&[(&format!("{CPU}/possible"), "0-255\n")]);
     let path = root.path().join(CPU).join("online");
     let made = std::process::Command::new("mkfifo").arg(&path).status();
@@ -178,7 +178,7 @@ fn a_list_that_comes_in_pieces_is_read_whole() {
     let writer = std::thread::spawn(move || {
         let mut pipe = fs::File::options().write(true).open(path).unwrap();
         pipe.write_all(b"0-1").unwrap();
-        // Long enough that the reader has taken the first piece.
+        // Gives the reader time to read the first piece.
         std::thread::sleep(std::time::Duration::from_millis(100));
         pipe.write_all(b"5,200\n")
     });
@@ -188,7 +188,7 @@ fn a_list_that_comes_in_pieces_is_read_whole() {
 }
 
 #[test]
-fn a_node_whose_cpus_are_unknown_takes_no_other_nodes() {
+fn a_node_without_a_cpu_list_has_no_cpus() {
     let root = machine(&[
         (&format!("{CPU}/online"), "0-7\n"),
         (&format!("{NODE}/online"), "0-1\n"),
@@ -202,7 +202,7 @@ fn a_node_whose_cpus_are_unknown_takes_no_other_nodes() {
 }
 
 #[test]
-fn nonsense_in_a_cgroup_is_named_and_groups_without_the_file_inherit() {
+fn a_cgroups_nonsense_is_an_error_and_its_empty_list_is_inherited() {
     let cpuset = "sys/fs/cgroup/job/cpuset.cpus.effective";
     for (text, found) in [("2-x\n", None), ("\n", Some("0-3")), ("1,3\n", Some("1,3"))] {
         let root = machine(&[
@@ -234,12 +234,12 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
         let _ = CpuSet::parse(&bytes);
     }
 
     #[test]
-    fn lists_of_list_characters_are_survived(text in "[0-9,:/-]{0,30}") {
+    fn lists_of_list_characters_survive_printing_and_parsing(text in "[0-9,:/-]{0,30}") {
         if let Ok(set) = CpuSet::parse(text.as_bytes()) {
             prop_assert_eq!(CpuSet::parse(set.to_string().as_bytes()).unwrap(), set);
         }
@@ -247,7 +247,7 @@ proptest! {
 }
 
 #[test]
-fn memory_is_that_of_the_node() {
+fn memory_of_a_node_is_read_from_its_meminfo() {
     let file = |node: usize| format!("sys/devices/system/node/node{node}/meminfo");
     let root = machine(&[
         (
@@ -261,12 +261,13 @@ fn memory_is_that_of_the_node() {
     let machine = Topology::read(path).unwrap();
     assert_eq!(machine.memory_of(path, NodeId(0)), 16_000 * 1024);
     assert_eq!(machine.memory_of(path, NodeId(1)), 32_000 * 1024);
-    // Where no file says: the whole machine's, of which there is one node here.
+    // Without a file, a node has its share of this machine's memory.
     assert!(machine.memory_of(path, NodeId(2)) > 1 << 24);
     assert!(machine.memory_of(path, NodeId(9)) > 1 << 24);
 }
 
-/// Files are read while locks of the allocator are held: a thread that ended there would leave them taken for good.
+/// The library reads files while it holds locks. A thread that was cancelled there would never
+/// release them.
 #[test]
 fn reading_files_cancels_no_thread() {
     use std::sync::atomic::AtomicBool;
@@ -277,13 +278,14 @@ fn reading_files_cancels_no_thread() {
         fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
     }
     extern "C" fn read_cancelled(_: *mut libc::c_void) -> *mut libc::c_void {
-        // SAFETY: the calling thread, which runs until it comes to where threads are cancelled.
+        // SAFETY: `pthread_self` names the calling thread, which exists. It runs on until its next
+        // cancellation point.
         unsafe { pthread_cancel(libc::pthread_self()) };
         let found = Topology::read(b"/").is_ok();
         READ.store(found, Relaxed);
         std::ptr::null_mut()
     }
-    // SAFETY: the place is writable, the thread is joined, and shares nothing but the static.
+    // SAFETY: `thread` outlives the thread, which is joined below. The thread uses only the static.
     unsafe {
         let mut thread = std::mem::zeroed();
         let none = std::ptr::null_mut();
@@ -291,5 +293,8 @@ fn reading_files_cancels_no_thread() {
         assert_eq!(made, 0);
         assert_eq!(libc::pthread_join(thread, std::ptr::null_mut()), 0);
     }
-    assert!(READ.load(Relaxed), "cancelled in the midst of it");
+    assert!(
+        READ.load(Relaxed),
+        "the thread was cancelled while it read files"
+    );
 }

@@ -1,27 +1,28 @@
-//! What the kernel's interface is made of: `include/uapi/linux/mempolicy.h`, and the numbers of the calls from
-//! `arch/x86/entry/syscalls/syscall_64.tbl` and `scripts/syscall.tbl`.
+//! The constants of the kernel's interface: flags from `include/uapi/linux/mempolicy.h`, numbers of
+//! the system calls from `arch/x86/entry/syscalls/syscall_64.tbl` and `scripts/syscall.tbl`.
 //!
-//! libc has some of it for some targets; all of it stands here, so that there is one place to compare.
+//! libc has some of them, for some targets. All of them stand here, so that a reader compares one
+//! file with the kernel's. A test compares this file with libc.
 
 use core::ffi::{c_int, c_long};
 
-/// In `mode`: the nodes are numbers of the machine's, whatever the process may use.
+/// In `mode`: the nodes are the machine's node numbers, whichever nodes the process may use.
 pub(crate) const MPOL_F_STATIC_NODES: u16 = 1 << 15;
-/// In `mode`: the nodes are positions among those the process may use.
+/// In `mode`: the nodes are positions among the allowed nodes.
 pub(crate) const MPOL_F_RELATIVE_NODES: u16 = 1 << 14;
-/// In `mode`: pages may move to the node that uses them, within the policy's.
+/// In `mode`: a page may move to the node whose CPUs use it, if that is one of the policy's nodes.
 pub(crate) const MPOL_F_NUMA_BALANCING: u16 = 1 << 13;
 
-/// `get_mempolicy`: answer with a node, not a mode.
+/// `get_mempolicy`: return a node instead of a mode.
 pub(crate) const MPOL_F_NODE: c_long = 1 << 0;
-/// `get_mempolicy`: of an address, not of the thread.
+/// `get_mempolicy`: ask about an address instead of the thread.
 pub(crate) const MPOL_F_ADDR: c_long = 1 << 1;
-/// `get_mempolicy`: the nodes that the thread may use at all.
+/// `get_mempolicy`: return the thread's allowed nodes.
 pub(crate) const MPOL_F_MEMS_ALLOWED: c_long = 1 << 2;
 
-/// `mbind`: fail when a page lies elsewhere.
+/// `mbind`: fail if a page lies on a node that the policy excludes.
 pub(crate) const MPOL_MF_STRICT: c_int = 1 << 0;
-/// `mbind`, `move_pages`: move pages that this process alone maps.
+/// `mbind`, `move_pages`: move the pages that only this process maps.
 pub(crate) const MPOL_MF_MOVE: c_int = 1 << 1;
 /// `mbind`, `move_pages`: move all pages; needs `CAP_SYS_NICE`.
 pub(crate) const MPOL_MF_MOVE_ALL: c_int = 1 << 2;
@@ -50,14 +51,14 @@ mod numbers {
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod numbers {
-    //! Other machines: libc's.
+    //! Other architectures: libc's numbers.
     use core::ffi::c_long;
     pub(crate) const MBIND: c_long = libc::SYS_mbind;
     pub(crate) const GET_MEMPOLICY: c_long = libc::SYS_get_mempolicy;
     pub(crate) const SET_MEMPOLICY: c_long = libc::SYS_set_mempolicy;
     pub(crate) const MIGRATE_PAGES: c_long = libc::SYS_migrate_pages;
     pub(crate) const MOVE_PAGES: c_long = libc::SYS_move_pages;
-    /// The same number everywhere, as of all calls since 2019.
+    /// Calls added since 2019 have the same number on every architecture.
     pub(crate) const SET_MEMPOLICY_HOME_NODE: c_long = 450;
 }
 
@@ -66,7 +67,7 @@ pub(crate) use numbers::*;
 #[cfg(test)]
 mod tests {
     #[test]
-    fn as_libc_has_them() {
+    fn constants_equal_libcs() {
         let ours = [
             super::MBIND,
             super::SET_MEMPOLICY,

@@ -1,20 +1,27 @@
-//! Binding: what a policy's nodes come to among those that the process may use.
+//! Binding: computes a policy's nodes from its user nodes and the allowed nodes.
 //!
-//! Two moments: when the policy is put to use, and whenever the allowed nodes change (a cpuset's `cpuset.mems`). The rules
-//! are the kernel's.
+//! A policy is bound when it is put to use, and bound again whenever the allowed nodes change (a
+//! cpuset's `cpuset.mems`). The rules are the kernel's.
 
 use super::{Flags, Mempolicy, Mode, PolicyError};
 use crate::topology::NodeSet;
 
 impl Mempolicy {
-    /// Binds the policy to the nodes that may be used, when it is put to use: the user's that are among them; with
-    /// [`Flags::RELATIVE`], those at the user's positions among them; all of them where the user named none.
+    /// Binds the policy to the allowed nodes, when the policy is put to use.
     ///
-    /// `default` and `local` have no nodes and do not change.
+    /// The policy's nodes become:
+    ///
+    /// * the user nodes that are allowed, by default and with [`Flags::STATIC`];
+    /// * with [`Flags::RELATIVE`], the allowed nodes at the positions that the user named;
+    /// * all allowed nodes, if the user named none.
+    ///
+    /// `default` and `local` have no nodes and do not change. O(n) in the number of nodes.
     ///
     /// # Errors
     ///
-    /// [`PolicyError::NoneAllowed`] when no node is left; the policy is as before.
+    /// [`PolicyError::NoneAllowed`] if no node is left. The policy is unchanged then.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use pinfold::{mempolicy::Mempolicy, topology::NodeSet};
@@ -44,18 +51,28 @@ impl Mempolicy {
         Ok(())
     }
 
-    /// Has the policy follow a change of the nodes that may be used.
+    /// Binds the policy again after the allowed nodes have changed.
     ///
-    /// * [`Flags::STATIC`]: the user's nodes that are allowed now.
-    /// * [`Flags::RELATIVE`]: those at the user's positions among the allowed ones; positions beyond their number begin again
-    ///   at the first.
-    /// * Neither: the n-th of the nodes allowed before becomes the n-th of those allowed now; nodes that were not allowed
-    ///   before stay.
-    /// * Where nothing is left: all that are allowed.
+    /// The policy's nodes become:
     ///
-    /// `default` and `local` have no nodes. `prefer` and `prefer (many)` keep theirs: they are wishes, and memory comes from
-    /// elsewhere when they cannot be met. A policy that was never bound is bound as by
-    /// [`contextualize`](Self::contextualize). An empty set changes nothing: there is nowhere to go.
+    /// * with [`Flags::STATIC`], the user nodes that are allowed now;
+    /// * with [`Flags::RELATIVE`], the allowed nodes at the positions that the user named.
+    ///   Positions past the last allowed node wrap around to the first;
+    /// * with neither flag, the n-th of the new allowed nodes for each node that was the n-th of
+    ///   the old allowed nodes. Nodes that were not allowed before stay;
+    /// * all allowed nodes, if these rules leave none.
+    ///
+    /// Exceptions:
+    ///
+    /// * `default` and `local` have no nodes.
+    /// * `prefer` and `prefer (many)` keep their nodes. They are wishes: memory comes from other
+    ///   nodes when a wish cannot be met.
+    /// * A policy that was never bound is bound as [`contextualize`](Self::contextualize) does it.
+    /// * An empty set changes nothing.
+    ///
+    /// O(n) in the number of nodes.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use pinfold::{mempolicy::Mempolicy, topology::NodeSet};
@@ -103,7 +120,7 @@ impl Mempolicy {
     }
 }
 
-/// Positions, begun again at 0 after every `count`.
+/// Returns each position modulo `count`; the empty set if `count` is 0.
 fn fold(positions: &NodeSet, count: usize) -> NodeSet {
     positions
         .iter()
@@ -111,7 +128,7 @@ fn fold(positions: &NodeSet, count: usize) -> NodeSet {
         .collect()
 }
 
-/// The members at some positions of a set.
+/// Returns the members of `set` at `positions`, counted from 0.
 fn onto(positions: &NodeSet, set: &NodeSet) -> NodeSet {
     let members = set.iter().enumerate();
     members
@@ -120,7 +137,8 @@ fn onto(positions: &NodeSet, set: &NodeSet) -> NodeSet {
         .collect()
 }
 
-/// `nodes`, with the n-th of `old` replaced by the n-th of `new`, begun again at the first where `new` has fewer.
+/// Returns `nodes` with the n-th member of `old` replaced by the n-th of `new`. Positions past the
+/// end of `new` wrap around to its first member. Nodes outside `old` stay.
 fn remap(nodes: &NodeSet, old: &NodeSet, new: &NodeSet) -> NodeSet {
     let mut positions = NodeSet::EMPTY;
     for (position, node) in old.iter().enumerate() {

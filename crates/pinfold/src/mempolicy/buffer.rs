@@ -1,11 +1,16 @@
-//! A sorted array of ranges in a mapping: a head, the ranges' ends, then the words of each.
+//! A sorted array of ranges in a mapping of its own.
 //!
 //! ```text
-//! | head, 64 bytes | start end | start end | ... capacity of them | WORDS words | WORDS words | ... |
+//! | head, 64 bytes | start end | start end | … | WORDS words | WORDS words | … |
+//!                  | `capacity` pairs          | `capacity` times WORDS words  |
 //! ```
 //!
-//! The ends stand together, four to a line, so that a search passes few lines. All but the head's first three fields is atomic: a
-//! reader may look while a writer writes, and finds out afterwards.
+//! The bounds of all ranges stand together, four pairs to a cache line, so that a search touches
+//! few lines.
+//!
+//! A reader may read a buffer while the writer writes it. So every word is atomic, except the
+//! head's first three fields, which are written once, before any reader sees the buffer. The reader
+//! finds out afterwards, from the latch (`latch`), whether the buffer changed meanwhile.
 
 use crate::sys;
 use core::mem::size_of;
@@ -13,26 +18,27 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 
-/// The beginning of a mapping. All but `used` is written once, before anybody else sees it.
+/// The head of a buffer. All fields but `used` are written once, before another thread can see the
+/// buffer.
 #[repr(C, align(64))]
 pub(super) struct Buffer<const WORDS: usize> {
     capacity: usize,
-    /// Of the mapping.
+    /// Bytes in the mapping.
     pub(super) bytes: usize,
-    /// The smaller one that this one replaced; null if none.
+    /// The smaller buffer that this one replaced, or null.
     older: *mut Buffer<WORDS>,
-    /// How many ranges there are; never more than `capacity`.
+    /// The number of ranges, at most `capacity`.
     used: AtomicUsize,
 }
 
-/// A range of pages, the last excluded.
+/// The bounds of a range of pages; `end` is excluded.
 #[repr(C)]
 struct Span {
     start: AtomicU64,
     end: AtomicU64,
 }
 
-/// A range and its words, taken out.
+/// A copy of a range and its words.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Record<const WORDS: usize> {
     pub(crate) start: u64,
@@ -41,22 +47,26 @@ pub(crate) struct Record<const WORDS: usize> {
 }
 
 impl<const WORDS: usize> Buffer<WORDS> {
-    /// Bytes that one range takes.
+    /// Bytes in the buffer for each range.
     const RECORD: usize = size_of::<Span>() + size_of::<[AtomicU64; WORDS]>();
 
-    /// Maps a buffer for `ranges` ranges or more, at least twice as large as `older`, which it keeps a note of. `None` when there is
-    /// no memory.
+    /// Maps a buffer for at least `ranges` ranges, and at least twice as large as `older`.
+    ///
+    /// The buffer takes `older` into its list of replaced buffers. `older` may be null. Returns
+    /// `None` if there is no memory. One system call.
     pub(super) fn map(ranges: usize, older: *mut Self) -> Option<NonNull<Self>> {
         let page = sys::page_size();
         let needed = ranges
             .checked_mul(Self::RECORD)?
             .checked_add(size_of::<Self>())?;
-        // SAFETY: null, or a buffer of ours, which lives.
+        // SAFETY: `older` is null or a buffer of the same map. `Ranges::draft`, which passes it,
+        // borrows the map, and buffers stay mapped until the map is dropped.
         let twice = unsafe { older.as_ref() }.map_or(0, |older| older.bytes.saturating_mul(2));
         let bytes = needed.max(twice).checked_next_multiple_of(page)?;
         let at = sys::map_memory(bytes)?.cast::<Self>();
         let capacity = (bytes - size_of::<Self>()) / Self::RECORD;
-        // SAFETY: the mapping is large enough, aligned to a page, and nobody else's yet.
+        // SAFETY: `bytes` includes the size of the head, a mapping is aligned to a page, and no
+        // other thread has its address yet.
         unsafe {
             at.write(Buffer {
                 capacity,
@@ -68,23 +78,26 @@ impl<const WORDS: usize> Buffer<WORDS> {
         Some(at)
     }
 
-    /// Gives back a buffer and all those that it replaced.
+    /// Unmaps a buffer and all the buffers that it replaced.
     ///
     /// # Safety
     ///
-    /// `buffer` is null or was made by [`map`](Self::map), and nobody uses any of them any more.
+    /// `buffer` is null or was made by [`map`](Self::map). No thread uses it, or a buffer that it
+    /// replaced, any more.
     pub(super) unsafe fn unmap_all(mut buffer: *mut Self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `buffer` is null or was made by `map`, and is still mapped: each turn unmaps one
+        // buffer only after it has copied `older`.
         while let Some(head) = unsafe { buffer.as_ref() } {
             let (bytes, older) = (head.bytes, head.older);
-            // SAFETY: as above; a whole mapping.
+            // SAFETY: `map` mapped exactly these bytes, and the caller promises that no thread uses
+            // them any more.
             unsafe { sys::unmap(buffer.cast(), bytes) };
             buffer = older;
         }
     }
 }
 
-/// What is in a buffer, or nothing where there is no buffer.
+/// The arrays of a buffer. Empty if there is no buffer.
 #[derive(Clone, Copy)]
 pub(super) struct Table<'b, const WORDS: usize> {
     used: Option<&'b AtomicUsize>,
@@ -93,12 +106,15 @@ pub(super) struct Table<'b, const WORDS: usize> {
 }
 
 impl<'b, const WORDS: usize> Table<'b, WORDS> {
+    /// Returns the arrays of `buffer`.
+    ///
     /// # Safety
     ///
     /// `buffer` is null or was made by [`Buffer::map`], and stays mapped for `'b`.
     #[inline(always)]
     pub(super) unsafe fn at(buffer: *const Buffer<WORDS>) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `buffer` is null or a buffer that stays mapped for `'b`.
+        // The fields that are not atomic are not written any more.
         let Some(head) = (unsafe { buffer.as_ref() }) else {
             return Table {
                 used: None,
@@ -106,7 +122,8 @@ impl<'b, const WORDS: usize> Table<'b, WORDS> {
                 words: &[],
             };
         };
-        // SAFETY: the arrays lie behind the head, both with the capacity that the mapping was made for; zeroes are atomics.
+        // SAFETY: `map` chose `capacity` so that both arrays fit into the mapping behind the head.
+        // A fresh mapping holds zeroes, which are valid atomics, and all later writes are atomic.
         let (spans, words) = unsafe {
             let spans = buffer.add(1).cast::<Span>();
             let words = spans.add(head.capacity).cast::<[AtomicU64; WORDS]>();
@@ -136,20 +153,21 @@ impl<'b, const WORDS: usize> Table<'b, WORDS> {
         self.spans.get(..self.len()).unwrap_or_default()
     }
 
-    /// How many ranges start before `page`, or at it.
+    /// Returns how many ranges start at `page` or before it.
     #[inline(always)]
     pub(super) fn starting_up_to(self, page: u64) -> usize {
         self.spans()
             .partition_point(|span| span.start.load(Relaxed) <= page)
     }
 
-    /// How many ranges end before `page`, or at it: that is the first which has pages from there on.
+    /// Returns how many ranges end at `page` or before it: the number of the first range that has
+    /// pages from `page` on.
     pub(super) fn ending_up_to(self, page: u64) -> usize {
         self.spans()
             .partition_point(|span| span.end.load(Relaxed) <= page)
     }
 
-    /// The range that covers `page`: where it is.
+    /// Returns the number of the range that covers `page`.
     #[inline(always)]
     pub(super) fn covering(self, page: u64) -> Option<usize> {
         let at = self.starting_up_to(page).checked_sub(1)?;
@@ -157,13 +175,13 @@ impl<'b, const WORDS: usize> Table<'b, WORDS> {
         (page < span.end.load(Relaxed)).then_some(at)
     }
 
-    /// The words of range `at`.
+    /// Returns the words of range `at`.
     #[inline(always)]
     pub(super) fn words(self, at: usize) -> Option<&'b [AtomicU64; WORDS]> {
         self.words.get(at)
     }
 
-    /// The range with number `at`, below [`len`](Self::len).
+    /// Returns a copy of range `at`; `None` if `at` is not below [`len`](Self::len).
     pub(super) fn record(self, at: usize) -> Option<Record<WORDS>> {
         let (span, words) = (self.spans().get(at)?, self.words(at)?);
         Some(Record {
@@ -174,28 +192,30 @@ impl<'b, const WORDS: usize> Table<'b, WORDS> {
     }
 }
 
-/// A copy of all words of a range.
+/// Loads all words of a range.
 #[inline(always)]
 pub(super) fn load_all<const WORDS: usize>(words: &[AtomicU64; WORDS]) -> [u64; WORDS] {
     core::array::from_fn(|n| words.get(n).map_or(0, |word| word.load(Relaxed)))
 }
 
-/// A buffer that is being filled.
+/// A buffer that the writer is filling.
 pub(super) struct Draft<'b, const WORDS: usize> {
     table: Table<'b, WORDS>,
     used: usize,
 }
 
 impl<'b, const WORDS: usize> Draft<'b, WORDS> {
-    /// Begins anew in the buffer of `table`, which only the caller writes.
+    /// Starts over in the buffer of `table`. Only the caller writes this buffer.
     pub(super) fn new(table: Table<'b, WORDS>) -> Self {
         Draft { table, used: 0 }
     }
 
-    /// Adds a range behind all others; one that goes on where the last one ended, with the same words, makes that longer. There must
-    /// be room.
+    /// Appends a range. If it begins where the last range ends and has the same words, extends the
+    /// last range instead.
+    ///
+    /// The buffer must have room: without room the process aborts.
     pub(super) fn push(&mut self, record: &Record<WORDS>) {
-        // There is none before the first.
+        // At the first range this wraps to `usize::MAX`, which no array has.
         let last = self.used.wrapping_sub(1);
         if let (Some(span), Some(words)) = (self.table.spans.get(last), self.table.words.get(last))
         {
@@ -221,12 +241,15 @@ impl<'b, const WORDS: usize> Draft<'b, WORDS> {
         self.used += 1;
     }
 
-    /// Adds the ranges of another table from `from` on and before `to`. There must be room.
+    /// Appends the ranges of `other` from number `from` to before `to`.
+    ///
+    /// The buffer must have room: without room the process aborts.
     pub(super) fn copy(&mut self, other: Table<'_, WORDS>, from: usize, to: usize) {
         if from >= to {
             return;
         }
-        // Only the first can touch the one before it and be equal.
+        // Within `other`, ranges that touch have different words. So only the first one can be
+        // joined to the draft's last range.
         if let Some(first) = other.record(from) {
             self.push(&first);
         }
@@ -255,7 +278,7 @@ impl<'b, const WORDS: usize> Draft<'b, WORDS> {
         self.used += count;
     }
 
-    /// Says how many there are.
+    /// Stores the number of ranges in the buffer.
     pub(super) fn finish(self) {
         if let Some(used) = self.table.used {
             used.store(self.used, Relaxed);
@@ -268,18 +291,18 @@ fn outgrown() -> ! {
     crate::abort(format_args!("a map of ranges outgrew its buffer"))
 }
 
-/// A buffer of its own with copies of ranges.
+/// A copy of all ranges, in a buffer of its own.
 pub(crate) struct Snapshot<const WORDS: usize> {
     buffer: *mut Buffer<WORDS>,
 }
 
-// SAFETY: the mapping is the snapshot's own, and is not written once it is made.
+// SAFETY: the snapshot owns its buffer, which no thread writes after `of` has returned.
 unsafe impl<const WORDS: usize> Send for Snapshot<WORDS> {}
-// SAFETY: as above.
+// SAFETY: shared references only read the buffer, which no thread writes after `of` has returned.
 unsafe impl<const WORDS: usize> Sync for Snapshot<WORDS> {}
 
 impl<const WORDS: usize> Snapshot<WORDS> {
-    /// Copies a table that nobody writes meanwhile; `None` when there is no memory.
+    /// Copies a table that no thread writes meanwhile. Returns `None` if there is no memory.
     pub(super) fn of(table: Table<'_, WORDS>) -> Option<Self> {
         let mut snapshot = Snapshot { buffer: null_mut() };
         if table.len() > 0 {
@@ -292,11 +315,12 @@ impl<const WORDS: usize> Snapshot<WORDS> {
     }
 
     fn table(&self) -> Table<'_, WORDS> {
-        // SAFETY: null, or a buffer that the snapshot owns.
+        // SAFETY: `self.buffer` is null or a buffer that `of` mapped, and stays mapped until the
+        // snapshot is dropped.
         unsafe { Table::at(self.buffer) }
     }
 
-    /// The range with number `at`, in order; `None` behind the last.
+    /// Returns range `at`, in ascending order of pages; `None` past the last one.
     pub(crate) fn record(&self, at: usize) -> Option<Record<WORDS>> {
         self.table().record(at)
     }
@@ -304,7 +328,8 @@ impl<const WORDS: usize> Snapshot<WORDS> {
 
 impl<const WORDS: usize> Drop for Snapshot<WORDS> {
     fn drop(&mut self) {
-        // SAFETY: its own, and nobody borrows it any more.
+        // SAFETY: `of` mapped the buffer for this snapshot alone, and `drop` has the only reference
+        // to the snapshot.
         unsafe { Buffer::unmap_all(self.buffer) };
     }
 }

@@ -1,10 +1,11 @@
-//! Policies in the kernel: of threads, of ranges of addresses, and where pages lie.
+//! The system calls for policies: of threads, of ranges of addresses, and of pages.
 //!
-//! Nothing here is unsafe to call, with whatever address: a policy says where pages are to come from, and moving a page keeps
-//! its content and address while no thread can tell. The worst that an address of somebody else's can do is to make his
-//! memory slower, or scarcer, as `bind` does.
+//! These functions are safe to call with any address. A policy only says where future pages come
+//! from, and moving a page keeps its content and its address. At worst, a wrong address makes that
+//! memory slower, or scarcer under `bind`.
 //!
-//! All keep `errno`. The kernel's `maxnode`, which counts one more than it says, is nobody's concern.
+//! All functions keep `errno`. They pass the kernel's odd `maxnode`, one more than the number of
+//! bits, themselves.
 
 use super::abi;
 use super::{Call, Flags, Mempolicy, Mode, PolicyError};
@@ -13,34 +14,49 @@ use crate::topology::{NODES_MOST, NodeId, NodeSet};
 use core::ffi::{c_int, c_long};
 use core::ptr::{null, null_mut};
 
-/// What becomes of pages that lie elsewhere than a new policy says.
+/// Which existing pages move, if they lie on other nodes than a new policy says.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy::{self, Mempolicy, Move};
+///
+/// let data = vec![1u8; 1 << 16];
+/// let page = data.as_ptr().wrapping_add(data.as_ptr().align_offset(4096));
+/// if let Err(error) = mempolicy::apply(page, 4096, &Mempolicy::local(), Move::Own, false) {
+///     println!("the page stays: {error}");
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
-    /// They stay.
+    /// No page moves.
     No,
-    /// Those that this process alone maps move.
+    /// Pages that only this process maps move.
     Own,
-    /// All move. Needs `CAP_SYS_NICE`.
+    /// All pages move. Needs `CAP_SYS_NICE`.
     All,
 }
 
-/// The kernel takes one from the count of bits.
+/// `maxnode` for a full set: the kernel subtracts 1 from `maxnode` to get the number of bits.
 const BITS: usize = NODES_MOST + 1;
 
-/// Makes a call, keeps `errno`, and tells what the kernel answered.
+/// Calls `make`, keeps `errno`, and returns the kernel's answer.
 pub(super) fn ask(call: Call, make: impl FnOnce() -> c_long) -> Result<c_long, PolicyError> {
     keep_errno(|| {
         let answer = make();
         if answer >= 0 {
             return Ok(answer);
         }
-        // SAFETY: errno is the calling thread's own.
+        // SAFETY: `__errno_location` returns a valid pointer to the calling thread's own `errno`.
         let errno = unsafe { *libc::__errno_location() };
         Err(PolicyError::Refused { call, errno })
     })
 }
 
-/// Tells apart who said `EPERM`: a filter says it to a call that asks for nothing too, the kernel does not.
+/// Turns the kernel's `EPERM` into [`PolicyError::NeedsRights`], and leaves a filter's `EPERM`.
+///
+/// `nothing` makes the same call with nothing to do. A filter forbids that call too; the kernel
+/// does not.
 pub(super) fn rights(
     error: PolicyError,
     call: Call,
@@ -55,20 +71,25 @@ pub(super) fn rights(
     }
 }
 
-/// `mbind` of an empty range.
+/// Calls `mbind` for an empty range.
 fn bind_nothing() -> Result<c_long, PolicyError> {
-    // SAFETY: no memory is passed.
+    // SAFETY: the node mask is null, and the range is empty.
     ask(Call::Mbind, || unsafe {
         libc::syscall(abi::MBIND, 0, 0, 0, null::<u64>(), 0, 0)
     })
 }
 
-/// Whether policies can be set here, found out by making the calls with arguments that change nothing. Three system calls.
+/// Checks whether this process can set policies.
+///
+/// Makes each call with arguments that change nothing: at most three system calls.
 ///
 /// # Errors
 ///
-/// What the kernel, or a filter before it, says; see [`PolicyError::is_forbidden`]. The system's default policy is in effect
-/// then, and the rest of a program works.
+/// [`PolicyError::Refused`]: what the kernel answers, or a filter in front of it; see
+/// [`PolicyError::is_forbidden`]. Then the system's default policy is in effect, and a program can
+/// go on without policies.
+///
+/// # Examples
 ///
 /// ```
 /// if let Err(error) = pinfold::mempolicy::available() {
@@ -78,8 +99,9 @@ fn bind_nothing() -> Result<c_long, PolicyError> {
 pub fn available() -> Result<(), PolicyError> {
     get(0, 0).map(drop)?;
     bind_nothing()?;
-    // A mode that nobody has: the call comes to the kernel, and changes nothing.
-    // SAFETY: no memory is passed.
+    // The kernel has no such mode, so that the call changes nothing. `EINVAL` shows that the call
+    // reached the kernel.
+    // SAFETY: the node mask is null.
     let answer = ask(Call::SetMempolicy, || unsafe {
         libc::syscall(abi::SET_MEMPOLICY, 0xff, null::<u64>(), 0)
     });
@@ -89,13 +111,20 @@ pub fn available() -> Result<(), PolicyError> {
     }
 }
 
-/// Has the calling thread's memory come from where `policy` says, but for ranges that have policies of their own. Threads
-/// and processes that it starts inherit it. One system call; two where the policy means all nodes.
+/// Sets the calling thread's policy.
+///
+/// It holds for memory in ranges that have no policy of their own. Threads and processes that the
+/// thread starts inherit it. One system call; two if the policy means all nodes.
 ///
 /// # Errors
 ///
-/// [`PolicyError::NoneAllowed`] when the thread may use none of the nodes; [`PolicyError::HomeOfThread`];
-/// [`PolicyError::Refused`]. The thread's policy is as before.
+/// The thread's policy is unchanged then.
+///
+/// * [`PolicyError::NoneAllowed`] if none of the policy's nodes is allowed.
+/// * [`PolicyError::HomeOfThread`] if the policy has a home node.
+/// * [`PolicyError::Refused`] if the kernel refuses.
+///
+/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{self, Mempolicy};
@@ -112,43 +141,75 @@ pub fn set_for_thread(policy: &Mempolicy) -> Result<(), PolicyError> {
         return Err(PolicyError::HomeOfThread);
     }
     let (mode, mask) = arguments(policy)?;
-    // SAFETY: the mask has as many bits as said.
+    // SAFETY: the mask is `NODES_MOST` bits long, which is what the kernel reads for `BITS`.
     let answer = ask(Call::SetMempolicy, || unsafe {
         libc::syscall(abi::SET_MEMPOLICY, mode, mask.words.as_ptr(), BITS)
     });
     answer.map(drop).map_err(|error| explained(error, policy))
 }
 
-/// The calling thread's policy, [unbound](Mempolicy::unbound); `default` when it has none. One system call.
+/// Returns the calling thread's policy, [unbound](Mempolicy::unbound); `default` if the thread has
+/// none. One system call.
 ///
-/// The kernel tells the nodes as the user named them only of policies with [`Flags::STATIC`] or [`Flags::RELATIVE`]; of others,
-/// what they came to.
+/// With [`Flags::STATIC`] or [`Flags::RELATIVE`] the nodes are the user nodes. Without these flags
+/// the kernel returns only the nodes that the user nodes have come to.
 ///
 /// # Errors
 ///
-/// [`PolicyError::Refused`]; [`PolicyError::UnknownMode`].
+/// [`PolicyError::Refused`] if the kernel refuses; [`PolicyError::UnknownMode`] if the kernel
+/// returns a mode that this version does not know.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy;
+///
+/// match mempolicy::thread() {
+///     Ok(policy) => println!("{policy}"),
+///     Err(error) => println!("{error}"),
+/// }
+/// ```
 #[doc(alias = "get_mempolicy")]
 pub fn thread() -> Result<Mempolicy, PolicyError> {
     let (number, nodes) = get(0, 0)?;
     policy_of(number, nodes)
 }
 
-/// The policy of the range that an address lies in, unbound, as [`thread`]'s is; `default` when the range has none. Without its
-/// home node, which the kernel does not tell. One system call.
+/// Returns the policy of the range that contains an address, unbound; `default` if the range has
+/// none. One system call.
+///
+/// The kernel does not return the home node. It returns the nodes as for [`thread`].
 ///
 /// # Errors
 ///
-/// [`PolicyError::Refused`] with `EFAULT` where nothing is mapped; [`PolicyError::UnknownMode`].
+/// [`PolicyError::Refused`], with `EFAULT` if nothing is mapped there; [`PolicyError::UnknownMode`]
+/// if the kernel returns a mode that this version does not know.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy;
+///
+/// let data = [1u8; 10];
+/// match mempolicy::policy_at(data.as_ptr()) {
+///     Ok(policy) => println!("{policy}"),
+///     Err(error) => println!("{error}"),
+/// }
+/// ```
 pub fn policy_at(at: *const u8) -> Result<Mempolicy, PolicyError> {
     let (number, nodes) = get(at.addr(), abi::MPOL_F_ADDR)?;
     policy_of(number, nodes)
 }
 
-/// The node that the page at an address lies on; the page is made if it was not there. One system call.
+/// Returns the node that holds the page at an address. Makes the page if it does not exist yet. One
+/// system call.
 ///
 /// # Errors
 ///
-/// [`PolicyError::Refused`] with `EFAULT` where nothing is mapped, or may be read.
+/// [`PolicyError::Refused`], with `EFAULT` if nothing is mapped there, or the mapping cannot be
+/// read.
+///
+/// # Examples
 ///
 /// ```
 /// let text = 5u8;
@@ -162,11 +223,13 @@ pub fn node_at(at: *const u8) -> Result<NodeId, PolicyError> {
     Ok(NodeId(number as usize))
 }
 
-/// The nodes that the calling thread may use: its cpuset's. One system call.
+/// Returns the calling thread's allowed nodes: its cpuset's nodes. One system call.
 ///
 /// # Errors
 ///
-/// [`PolicyError::Refused`].
+/// [`PolicyError::Refused`] if the kernel, or a filter in front of it, refuses.
+///
+/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{self, Mempolicy};
@@ -182,18 +245,25 @@ pub fn mems_allowed() -> Result<NodeSet, PolicyError> {
     get(0, abi::MPOL_F_MEMS_ALLOWED).map(|(_, nodes)| nodes)
 }
 
-/// Has the pages of `[at, at + len)` come from where `policy` says, and its home node if it has one. `at` is at a page's
-/// beginning; `len` in bytes, to the end of its last page. Processes forked off later inherit it; for shared memory it holds for
-/// everybody. One system call; one more where the policy means all nodes, and one where it has a home node.
+/// Sets the policy of the pages of `[at, at + len)`, and their home node if the policy has one.
 ///
-/// Pages that are there already stay or move as `moving` says; `strict`: report those that stay elsewhere.
+/// `at` is the beginning of a page. `len` is in bytes, and is rounded up to whole pages. Processes
+/// that are forked later inherit the policy. For shared memory the policy holds in every process
+/// that maps it. `moving` says which existing pages move. With `strict`, a page that stays on an
+/// excluded node is an error.
+///
+/// One system call; one more if the policy means all nodes, and one more if it has a home node.
 ///
 /// # Errors
 ///
-/// [`PolicyError::NoneAllowed`] when the thread may use none of the nodes. [`PolicyError::NeedsRights`] for [`Move::All`] without
-/// `CAP_SYS_NICE`. [`PolicyError::Refused`]: `EFAULT` where part of the
-/// range is not mapped; `EIO` when `strict` and pages are elsewhere; then the policy holds nevertheless if moving was asked for.
-/// When the home node alone is refused, the policy holds without.
+/// * [`PolicyError::NoneAllowed`] if none of the policy's nodes is allowed.
+/// * [`PolicyError::NeedsRights`] for [`Move::All`] without `CAP_SYS_NICE`.
+/// * [`PolicyError::Refused`] with `EFAULT` if part of the range is not mapped.
+/// * [`PolicyError::Refused`] with `EIO` if `strict` is set and pages lie on excluded nodes. If
+///   moving was asked for, the policy holds nevertheless.
+/// * [`PolicyError::Refused`] by [`Call::SetHomeNode`]: the policy holds, without its home node.
+///
+/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{self, Mempolicy, Move};
@@ -217,7 +287,8 @@ pub fn apply(
     moving: Move,
     strict: bool,
 ) -> Result<(), PolicyError> {
-    // The kernel rounds such a length up to nothing, and says that all is well.
+    // The kernel rounds `len` up to whole pages. A length near `usize::MAX` would wrap to 0, and
+    // the kernel would report success.
     if len > isize::MAX as usize {
         return Err(PolicyError::Refused {
             call: Call::Mbind,
@@ -227,7 +298,8 @@ pub fn apply(
     let (mode, mask) = arguments(policy)?;
     let strict = if strict { abi::MPOL_MF_STRICT } else { 0 };
     let flags = strict | moving.bits();
-    // SAFETY: the mask has as many bits as said; what lies at the address stays as it is.
+    // SAFETY: the mask is `NODES_MOST` bits long, which is what the kernel reads for `BITS`.
+    // `mbind` keeps the content of the range, mapped or not.
     let answer = ask(Call::Mbind, || unsafe {
         libc::syscall(
             abi::MBIND,
@@ -248,15 +320,35 @@ pub fn apply(
         .map_or(Ok(()), |home| set_home_node(at, len, home))
 }
 
-/// Measures distances from `node` for the policies of `[at, at + len)`. One system call; Linux 5.17.
+/// Sets the home node of the policies of `[at, at + len)`: distances are measured from it. One
+/// system call.
+///
+/// Needs Linux 5.17.
 ///
 /// # Errors
 ///
-/// [`PolicyError::Refused`]: `ENOENT` where no part of the range has a policy, `EOPNOTSUPP` where one is neither `bind` nor `prefer
-/// (many)` (parts before it have the home node), `EINVAL` for a node that is not online, `ENOSYS` before Linux 5.17.
+/// [`PolicyError::Refused`]:
+///
+/// * `ENOENT` if no part of the range has a policy.
+/// * `EOPNOTSUPP` if a policy in the range is neither `bind` nor `prefer (many)`. Parts in front of
+///   it have the home node.
+/// * `EINVAL` if `at` is not the beginning of a page, or the node is not online.
+/// * `ENOSYS` before Linux 5.17.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy;
+/// use pinfold::topology::NodeId;
+///
+/// let data = [1u8; 10];
+/// // Refused: the range has no policy, and does not begin at a page.
+/// assert!(mempolicy::set_home_node(data.as_ptr().wrapping_add(1), 1, NodeId(0)).is_err());
+/// ```
 #[doc(alias = "set_mempolicy_home_node")]
 pub fn set_home_node(at: *const u8, len: usize, node: NodeId) -> Result<(), PolicyError> {
-    // SAFETY: no memory is passed, and what lies at the address stays as it is.
+    // SAFETY: the call gets no pointer that the kernel writes to, and keeps the content of the
+    // range.
     let answer = ask(Call::SetHomeNode, || unsafe {
         libc::syscall(abi::SET_MEMPOLICY_HOME_NODE, at.addr(), len, node.0, 0)
     });
@@ -273,7 +365,7 @@ impl Move {
     }
 }
 
-/// The mode and the nodes to pass for a policy.
+/// Returns the mode and the nodes to pass to the kernel for a policy.
 fn arguments(policy: &Mempolicy) -> Result<(c_int, NodeSet), PolicyError> {
     let number = policy.mode() as c_int | c_int::from(policy.flags().bits());
     let user = policy.user_nodes();
@@ -281,7 +373,8 @@ fn arguments(policy: &Mempolicy) -> Result<(c_int, NodeSet), PolicyError> {
     if !all {
         return Ok((number, user.clone()));
     }
-    // The kernel takes no numbers beyond those it was built for, so "all" is spelled out.
+    // A kernel refuses node numbers beyond those it was built for. So "all" becomes the allowed
+    // nodes, or their positions.
     let allowed = mems_allowed()?;
     let relative = policy.flags().contains(Flags::RELATIVE);
     let nodes = if relative {
@@ -292,7 +385,8 @@ fn arguments(policy: &Mempolicy) -> Result<(c_int, NodeSet), PolicyError> {
     Ok((number, nodes))
 }
 
-/// `EINVAL` has many reasons; the commonest is found out.
+/// Turns `EINVAL` into [`PolicyError::NoneAllowed`], if that is the reason: it is the most common
+/// one.
 fn explained(error: PolicyError, policy: &Mempolicy) -> PolicyError {
     if error.errno() != Some(libc::EINVAL) || policy.user_nodes().is_empty() {
         return error;
@@ -304,37 +398,39 @@ fn explained(error: PolicyError, policy: &Mempolicy) -> PolicyError {
     }
 }
 
-/// `get_mempolicy`: the number and the nodes that it answers with.
+/// Calls `get_mempolicy`, and returns the number and the nodes that it answers with.
 fn get(at: usize, flags: c_long) -> Result<(u32, NodeSet), PolicyError> {
     let mut number: c_int = 0;
     let mut nodes = NodeSet::EMPTY;
-    // With a node to tell, the kernel has no nodes to tell besides.
+    // With `MPOL_F_NODE` the number is the answer, and the kernel returns no node mask.
     let mask = if flags & abi::MPOL_F_NODE == 0 {
         nodes.words.as_mut_ptr()
     } else {
         null_mut()
     };
-    // Only this question takes no place for a number.
+    // `MPOL_F_MEMS_ALLOWED` asks for the mask only.
     let place = if flags == abi::MPOL_F_MEMS_ALLOWED {
         null_mut()
     } else {
         &raw mut number
     };
-    // SAFETY: number and mask are writable, and the mask has as many bits as said.
+    // SAFETY: `number` and the mask outlive the call and are writable, or are null. The mask is
+    // `NODES_MOST` bits long, which is what the kernel writes for `BITS`.
     ask(Call::GetMempolicy, || unsafe {
         libc::syscall(abi::GET_MEMPOLICY, place, mask, BITS, at, flags)
     })?;
     Ok((number as u32, nodes))
 }
 
-/// The policy of the kernel's answer.
+/// Builds the policy of the kernel's answer.
 fn policy_of(number: u32, nodes: NodeSet) -> Result<Mempolicy, PolicyError> {
     let flags = Flags::from_bits(number as u16);
     let mode = number & !u32::from(flags.bits());
     let mode = Mode::from_number(u64::from(mode)).ok_or(PolicyError::UnknownMode(mode))?;
     let nodes = match mode {
         Mode::Default | Mode::Local => NodeSet::EMPTY,
-        // With `static` and the like the kernel keeps all that it was given, and uses the first.
+        // For a policy with flags the kernel returns all user nodes, of which `prefer` uses the
+        // first.
         Mode::Preferred => nodes.iter().take(1).collect(),
         _ => nodes,
     };

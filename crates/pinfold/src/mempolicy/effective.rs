@@ -1,9 +1,13 @@
-//! Which of several policies holds.
+//! The rule for which of several policies holds.
 
 use super::{Mempolicy, Mode, SYSTEM_DEFAULT};
 
-/// The policy that holds for an allocation: the range's, else the task's, else [`SYSTEM_DEFAULT`]. A `default` policy counts as
-/// none. Takes no time worth naming, and no reference.
+/// Returns the policy that holds for an allocation: the range's, else the task's, else
+/// [`SYSTEM_DEFAULT`].
+///
+/// A `default` policy counts as none. Two comparisons; takes no reference count.
+///
+/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{Mempolicy, SYSTEM_DEFAULT, effective};

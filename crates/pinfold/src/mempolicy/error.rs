@@ -1,10 +1,10 @@
-//! What can be wrong with a policy, or go wrong with a call, and how to mend it.
+//! The errors of policies and of their system calls, with what to do about each.
 
 use super::Mode;
 use crate::topology::{NODES_MOST, NodeId};
 use core::fmt;
 
-/// A call to the kernel.
+/// A system call for policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// `set_mempolicy`.
@@ -22,7 +22,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// The call's name.
+    /// Returns the system call's name.
     pub const fn name(self) -> &'static str {
         match self {
             Call::SetMempolicy => "set_mempolicy",
@@ -35,7 +35,18 @@ impl Call {
     }
 }
 
-/// Why a policy cannot be, or was not put to use. The text says what to do about it.
+/// Why a policy is invalid, or why a system call for it failed. The text says what to do about it.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy::{Mempolicy, PolicyError};
+/// use pinfold::topology::NodeId;
+///
+/// let error = Mempolicy::preferred(NodeId(5000)).unwrap_err();
+/// assert_eq!(error, PolicyError::NodeTooLarge(NodeId(5000)));
+/// assert_eq!(error.to_string(), "there is no node 5000; numbers are below 1024");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PolicyError {
@@ -43,39 +54,40 @@ pub enum PolicyError {
     NeedsNodes(Mode),
     /// A mode that takes no nodes has some.
     TakesNoNodes(Mode),
-    /// `prefer` with several nodes.
+    /// `prefer` has several nodes.
     TakesOneNode,
-    /// A mode without nodes has a flag that says how they are meant.
+    /// A mode without nodes has a flag that says what its node numbers mean.
     TakesNoFlags(Mode),
-    /// `static` and `relative` at once.
+    /// The flags `static` and `relative` are combined.
     StaticAndRelative,
-    /// `balancing` with a mode that has none.
+    /// The flag `balancing` is set for a mode that does not support it.
     TakesNoBalancing(Mode),
-    /// A home node with a mode that has none.
+    /// A home node is set for a mode that does not support it.
     TakesNoHome(Mode),
-    /// A home node for a thread: the kernel has them for ranges only.
+    /// A thread's policy has a home node. The kernel supports home nodes for ranges only.
     HomeOfThread,
-    /// The kernel has a mode that this library does not know.
+    /// The kernel returned a mode that this version does not know.
     UnknownMode(u32),
-    /// A number that no node can have.
+    /// The number is not below [`NODES_MOST`].
     NodeTooLarge(NodeId),
-    /// None of the policy's nodes is among those that the process may use.
+    /// None of the policy's nodes is allowed.
     NoneAllowed(Mode),
-    /// The call wants `CAP_SYS_NICE` for what it was asked: to move pages that others map too, or another process's.
+    /// The call needs `CAP_SYS_NICE`: it was to move pages that other processes map too, or another
+    /// process's pages.
     NeedsRights(Call),
-    /// The lists given to one call differ in length.
+    /// The slices passed to one call differ in length.
     LengthsDiffer,
     /// The kernel refused a call.
     Refused {
         /// The call.
         call: Call,
-        /// Its `errno`.
+        /// The error number.
         errno: i32,
     },
 }
 
 impl PolicyError {
-    /// The kernel's error number, where it was the kernel that refused.
+    /// Returns the kernel's error number, if the kernel refused a call.
     pub const fn errno(self) -> Option<i32> {
         match self {
             PolicyError::Refused { errno, .. } => Some(errno),
@@ -83,8 +95,8 @@ impl PolicyError {
         }
     }
 
-    /// Whether the call is not to be had at all here: a kernel without NUMA, or a filter that forbids it, as in
-    /// containers.
+    /// Returns whether the call does not exist here or is forbidden: by a kernel without NUMA, or
+    /// by a filter, as in containers.
     pub const fn is_forbidden(self) -> bool {
         match self {
             PolicyError::Refused { errno, .. } => matches!(errno, libc::ENOSYS | libc::EPERM),

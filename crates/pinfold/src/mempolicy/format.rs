@@ -1,14 +1,17 @@
-//! A policy as text.
+//! Prints a policy as text.
 
 use super::{Flags, Mempolicy};
 use crate::topology::NODES_MOST;
 use core::fmt;
 
 impl fmt::Display for Mempolicy {
-    /// `mode[=flag[|flag]][:nodes][@home]`: what the user said, in the kernel's words. A tmpfs takes it as `mpol=`, unless
-    /// it says what a tmpfs cannot have: `balancing`, a home node, or `all` nodes to bind to.
+    /// Prints `mode[=flag[|flag]][:nodes][@home]`: the policy that the user named, in the kernel's
+    /// words.
     ///
-    /// [`Mempolicy::parse`] gives the same policy back, [unbound](Mempolicy::unbound).
+    /// A tmpfs accepts the text as `mpol=`, unless the policy has what a tmpfs does not support:
+    /// `balancing`, a home node, or `all` nodes.
+    ///
+    /// [`Mempolicy::parse`] reads the text as the same policy, [unbound](Mempolicy::unbound).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.mode.name())?;
         let mut before = "=";

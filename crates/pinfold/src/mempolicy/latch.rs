@@ -1,48 +1,71 @@
-//! How readers find what a writer publishes, without writing anything themselves: the kernel's `seqcount_latch`, with whole buffers.
+//! A latch: readers see a writer's complete changes, without a lock and without writing anything.
 //!
-//! There are two buffers, and a version that says which one is active: the one whose number is the version's last bit.
+//! The problem: a policy is many words long. A reader that copies the words while a writer changes
+//! them would get a mixture of two policies. A lock would make readers wait, and would deadlock a
+//! signal handler that looks up a policy while it interrupts the writer.
 //!
-//! | who | may touch |
+//! The latch is the kernel's `seqcount_latch`, with whole buffers. It has two buffers and a
+//! version. The version's lowest bit is the number of the *active* buffer; the other buffer is the
+//! *spare*.
+//!
+//! | thread | may |
 //! |---|---|
-//! | the writer (one at a time: whoever holds the lock) | reads all; writes the spare buffer, its pointer, and the version |
-//! | readers, any number | read all, write nothing |
+//! | the writer: the lock's holder | read everything; write the spare, its pointer, the version |
+//! | readers, any number | read everything, write nothing |
 //!
-//! The writer fills the spare buffer while readers go on with the active one, then adds 1 to the version: now the spare one is active. A
-//! reader loads the version, looks at the buffer that it names, and loads the version again. While that was the same, nobody wrote that
-//! buffer: it is rewritten, or another put in its place, only when the version has moved on. Else the reader throws away what it
-//! saw, which may be torn, and looks again. So
+//! The writer:
 //!
-//! * what a reader returns was all there at once, at the moment when it loaded the version the first time; nothing is stale: a change
-//!   that was published before the read began is seen;
-//! * a reader looks again only when a writer has published meanwhile: lookups are lock-free. A writer that sleeps in the middle, or
-//!   is interrupted by a handler that reads, or died in a fork, disturbs nobody;
-//! * readers meet no line that another reader writes.
+//! 1. replaces the spare buffer by a larger one, if it is too small;
+//! 2. fills the spare buffer, while readers read the active one;
+//! 3. adds 1 to the version, which makes the spare buffer the active one.
 //!
-//! Buffers are never given back while a reader may come: one that a larger one has replaced stays what it was, with each word an atomic. A
-//! reader that slept in it reads old words, which the second load of the version then refuses.
+//! A reader:
+//!
+//! 1. loads the version;
+//! 2. reads the buffer that the version names;
+//! 3. loads the version again. If the version is the same, the buffer has stayed the active one,
+//!    and the writer writes only the spare one. If the version has changed, the words may be a
+//!    mixture: the reader drops them and starts over.
+//!
+//! So:
+//!
+//! * What a reader returns is complete, and was in force when the reader first loaded the version.
+//!   A change that was published before the read began is seen.
+//! * A reader starts over only if a writer has published a change meanwhile: lookups are lock-free.
+//!   A writer that sleeps in the middle of a change, is interrupted by a handler that reads, or
+//!   vanishes in a fork, delays no reader.
+//! * Readers write no cache line, so that they do not slow each other down.
+//!
+//! Buffers are not unmapped while the latch exists. A buffer that a larger one has replaced stays
+//! readable, and each of its words is atomic. A reader that slept in a replaced buffer reads old
+//! words, and its second load of the version refuses them.
 //!
 //! # Orderings
 //!
-//! 1. The version is stored with release and loaded with acquire: who sees a version sees the buffer as it was published.
-//! 2. The writer's release fence stands between its last publication and its first write to the spare buffer, the reader's acquire fence
-//!    between its last look and its second load of the version. A reader that saw any word of the rewriting therefore sees that
-//!    publication too: another version than its own.
-//! 3. A pointer is stored with release and loaded with acquire: a reader may load the pointer of a later version, and then sees a buffer
-//!    that is laid out, if not the one it wanted; that it sees in step 2's way.
+//! 1. The version is stored with release and loaded with acquire. A reader that sees a version sees
+//!    the content of its buffer.
+//! 2. The writer's release fence stands between its last publication and its first write to the
+//!    spare buffer. The reader's acquire fence stands between its last read of the buffer and its
+//!    second load of the version. So a reader that saw any word of the new content also sees a
+//!    version other than its own.
+//! 3. A pointer is stored with release and loaded with acquire. A reader may load the pointer of a
+//!    later version. Then it sees an initialized buffer, and its second load of the version refuses
+//!    what it read there.
 //!
-//! `tests/model_ranges.rs` explores this file in loom, and that it fails without any one of these.
+//! `tests/model_ranges.rs` explores this file in loom, and shows that it fails without any one of
+//! these.
 
 use super::primitive::{AtomicPtr, AtomicU64, fence};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Two buffers and which of them is active.
+/// Two buffers, and which of them is active.
 pub(super) struct Latch<B> {
     version: AtomicU64,
     buffers: [AtomicPtr<B>; 2],
 }
 
 impl<B> Latch<B> {
-    /// Version 0 of nothing: zero, and two null pointers.
+    /// Makes a latch. The version must be 0 and both pointers null.
     pub(super) const fn new(version: AtomicU64, buffers: [AtomicPtr<B>; 2]) -> Self {
         Latch { version, buffers }
     }
@@ -52,16 +75,18 @@ impl<B> Latch<B> {
         if version & 1 == 0 { even } else { odd }
     }
 
-    /// What `look` makes of the active buffer, which is null before the first change. `look` may be called several times and find
-    /// words that do not belong together; what it makes of those is dropped.
+    /// Returns what `look` makes of the active buffer, which is null before the first change.
+    ///
+    /// `look` may be called several times, and may find words that do not belong together. Its
+    /// result is dropped then.
     #[inline(always)]
     pub(super) fn read<T>(&self, mut look: impl FnMut(*const B) -> T) -> T {
         loop {
-            // Acquire pairs with the release in `publish`.
+            // Acquire: pairs with the release in `publish`. The reader's step 1.
             let version = self.version.load(Acquire);
-            // Acquire pairs with the release in `replace_spare`.
+            // Acquire: pairs with the release in `replace_spare`. The reader's step 2.
             let seen = look(self.buffer(version).load(Acquire));
-            // Pairs with the fence in `open_spare`.
+            // Acquire: pairs with the release fence in `open_spare`. The reader's step 3 follows.
             fence(Acquire);
             if self.version.load(Relaxed) == version {
                 return seen;
@@ -69,33 +94,34 @@ impl<B> Latch<B> {
         }
     }
 
-    /// The active buffer, for the writer, who alone would change that.
+    /// Returns the active buffer. For the writer, which alone changes the version.
     pub(super) fn active(&self) -> *mut B {
         self.buffer(self.version.load(Relaxed)).load(Relaxed)
     }
 
-    /// The other one, to look at.
+    /// Returns the spare buffer, for reading. For the writer.
     pub(super) fn spare(&self) -> *mut B {
         self.buffer(self.version.load(Relaxed) ^ 1).load(Relaxed)
     }
 
-    /// The other one, to write: only after this may the writer change a word of it.
+    /// Returns the spare buffer, for writing. The writer may change its words only after this call.
     pub(super) fn open_spare(&self) -> *mut B {
-        // Pairs with the fence in `read`.
+        // Release: pairs with the acquire fence in `read`.
         fence(Release);
         self.spare()
     }
 
-    /// Puts another buffer in the spare one's place. The old one must stay readable.
+    /// Replaces the spare buffer. The old buffer must stay readable.
     pub(super) fn replace_spare(&self, new: *mut B) {
-        // Release pairs with the acquire of the pointer in `read`, also for what was published before.
+        // Release: pairs with the acquire load of the pointer in `read`, so that its reader sees
+        // the initialized head.
         self.buffer(self.version.load(Relaxed) ^ 1)
             .store(new, Release);
     }
 
     /// Makes the spare buffer the active one.
     pub(super) fn publish(&self) {
-        // Release pairs with the first load in `read`.
+        // Release: pairs with the first load of the version in `read`.
         self.version.store(self.version.load(Relaxed) + 1, Release);
     }
 }

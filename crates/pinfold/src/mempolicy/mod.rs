@@ -1,20 +1,35 @@
-//! Which nodes memory comes from: the kernel's NUMA policies as values, as text, and as calls.
+//! NUMA policies: which nodes memory comes from. The kernel's policies as values, as text and as
+//! system calls.
 //!
-//! Useful without the allocator: nothing here allocates, prints or ends the process.
+//! This module works without the allocator. Nothing in it uses the global allocator, prints, or
+//! ends the process.
 //!
-//! Vocabulary:
+//! # Vocabulary
 //!
 //! * A *policy* ([`Mempolicy`]) is a [`Mode`], its [`Flags`] and its nodes.
-//! * Its *user nodes* are what was asked for; its *nodes* are what that comes to where the process may use only some of the
-//!   machine's nodes (its cpuset's *allowed* ones). *Binding* makes the one from the other: [`Mempolicy::contextualize`] when a
-//!   policy is put to use, [`Mempolicy::rebind`] when the allowed nodes change.
-//! * A policy holds for a *range* of addresses or for a *thread*. The *effective* one of an allocation is the range's, else the
-//!   thread's, else [`SYSTEM_DEFAULT`]; a `default` policy counts as none.
-//! * A *shared policy* ([`SharedPolicy`]) has a policy for each of some ranges of pages, for all who use them.
+//! * The *allowed* nodes are those that the process may use: its cpuset's nodes.
+//! * A policy's *user nodes* are the nodes that the user named. Its *nodes* are what the user nodes
+//!   come to among the allowed nodes.
+//! * *Binding* computes the nodes from the user nodes: [`Mempolicy::contextualize`] when a policy
+//!   is put to use, [`Mempolicy::rebind`] when the allowed nodes change.
+//! * A policy holds for a *range* of addresses or for a *thread*. The *effective* policy of an
+//!   allocation is the range's, else the thread's, else [`SYSTEM_DEFAULT`]. A range or thread with
+//!   a `default` policy counts as one without a policy.
+//! * A *shared policy* ([`SharedPolicy`]) maps ranges of pages to policies, for all its users.
 //!
-//! The files, bottom-up: `abi` the kernel's numbers; `mode`; `policy` the value; `parse` and `format` the text; `bind`;
-//! `calls` and `pages` the system calls; `weights`, `order` and `place` where pages go; `effective` which policy holds;
-//! `latch`, `buffer`, `ranges` and `shared` policies by range; `placement` and `process` what the allocator makes of them.
+//! # Files, bottom-up
+//!
+//! | files | content |
+//! |---|---|
+//! | `abi` | the kernel's numbers |
+//! | `mode`, `policy`, `error` | the policy as a value |
+//! | `parse`, `parse_error`, `format` | the policy as text |
+//! | `bind` | binding |
+//! | `calls`, `pages`, `refusal` | the system calls |
+//! | `weights`, `order`, `place` | where pages go |
+//! | `effective` | which policy holds |
+//! | `latch`, `buffer`, `ranges`, `shared` | policies by range |
+//! | `placement`, `process` | how the allocator follows policies |
 
 mod abi;
 mod bind;
@@ -57,7 +72,7 @@ pub(crate) use ranges::is_lock_held;
 pub use shared::{SharedPolicy, SharedRanges};
 pub use weights::Weights;
 
-/// The atomics of `latch`, which its model replaces by loom's.
+/// The atomics that `latch` uses. Its model in loom replaces this module by loom's atomics.
 mod primitive {
     pub(super) use core::sync::atomic::{AtomicPtr, AtomicU64, fence};
 }

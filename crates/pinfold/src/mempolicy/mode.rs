@@ -1,25 +1,26 @@
-//! What a policy does with its nodes, and how it takes a change of the nodes that the process may use.
+//! A policy's mode and flags.
 
 use super::abi;
 use core::ops::BitOr;
 
-/// What a policy does with its nodes; the numbers are the kernel's `MPOL_*`.
+/// What a policy does with its nodes. The numbers are the kernel's `MPOL_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mode {
-    /// None of its own: whatever stands behind it, a thread's policy behind a range's, the system's behind a thread's.
+    /// No policy: the next one holds. That is the thread's policy for a range, and the system's for
+    /// a thread.
     Default = 0,
     /// One node first, then the others by distance from it.
     Preferred = 1,
-    /// These nodes and no others, the nearest first.
+    /// Only these nodes, the nearest first.
     Bind = 2,
-    /// Page by page around the nodes.
+    /// The nodes in turn, page by page.
     Interleave = 3,
     /// The node of the CPU that first touches the page, then the others by distance.
     Local = 4,
-    /// These nodes first, the nearest of them before the others; then all.
+    /// These nodes, the nearest first; then the others, the nearest first.
     PreferredMany = 5,
-    /// Around the nodes, as many pages on each as its weight.
+    /// The nodes in turn, as many pages on each as its weight.
     WeightedInterleave = 6,
 }
 
@@ -35,7 +36,9 @@ impl Mode {
         Mode::WeightedInterleave,
     ];
 
-    /// The name, as the kernel prints it: one that its own reader takes.
+    /// Returns the mode's name as the kernel prints it. The kernel's own parser accepts it.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use pinfold::mempolicy::Mode;
@@ -54,18 +57,20 @@ impl Mode {
         }
     }
 
-    /// The mode of a number of the kernel's.
+    /// Returns the mode with the kernel's number `number`.
     pub(crate) fn from_number(number: u64) -> Option<Mode> {
         Mode::ALL.get(usize::try_from(number).ok()?).copied()
     }
 
-    /// Whether pages go around the nodes.
+    /// Returns whether the mode uses its nodes in turn.
     pub(crate) const fn interleaves(self) -> bool {
         matches!(self, Mode::Interleave | Mode::WeightedInterleave)
     }
 }
 
-/// How a policy's nodes follow the nodes that the process may use; a set, made by `|`.
+/// How a policy's nodes follow the allowed nodes: a set of flags, combined by `|`.
+///
+/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::Flags;
@@ -77,32 +82,33 @@ impl Mode {
 pub struct Flags(u16);
 
 impl Flags {
-    /// The nodes are carried over when the allowed ones change.
+    /// No flag. When the allowed nodes change, each node is replaced by the one at the same
+    /// position.
     pub const NONE: Flags = Flags(0);
-    /// The nodes are meant by their numbers: those of them that are allowed.
+    /// The nodes are numbers. Those that are not allowed are left out.
     pub const STATIC: Flags = Flags(abi::MPOL_F_STATIC_NODES);
-    /// The nodes are positions among the allowed ones: 0 is the first of them.
+    /// The nodes are positions among the allowed nodes: 0 is the first of them.
     pub const RELATIVE: Flags = Flags(abi::MPOL_F_RELATIVE_NODES);
-    /// Pages may move to the node that uses them, if it is one of the policy's. For `bind`; for `prefer (many)` since Linux
-    /// 6.10.
+    /// A page may move to the node whose CPUs use it, if that is one of the policy's nodes. For
+    /// `bind`; since Linux 6.10 also for `prefer (many)`.
     pub const BALANCING: Flags = Flags(abi::MPOL_F_NUMA_BALANCING);
 
-    /// Whether all of `other` are set.
+    /// Returns whether all flags of `other` are set.
     pub const fn contains(self, other: Flags) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether none is set.
+    /// Returns whether no flag is set.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The kernel's bits.
+    /// Returns the kernel's bits.
     pub const fn bits(self) -> u16 {
         self.0
     }
 
-    /// The flags of the kernel's bits; others than flags are left out.
+    /// Returns the flags among the kernel's bits. Other bits are ignored.
     pub(crate) const fn from_bits(bits: u16) -> Flags {
         Flags(bits & (Flags::STATIC.0 | Flags::RELATIVE.0 | Flags::BALANCING.0))
     }

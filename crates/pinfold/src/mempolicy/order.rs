@@ -1,33 +1,58 @@
-//! In which order the kernel goes to nodes when the one it wants has no memory left.
+//! The order in which the kernel tries nodes when the wanted node has no memory left.
 //!
-//! Each node has a list of all nodes with memory, made when the machine starts. Itself comes first; then always the node with
-//! the least *cost* of those not yet listed: its distance, 1 more if its number is below the list's own, 1 more if it has
-//! CPUs. Among equals, the one that the lists made so far have had fewer times first in a group of equal distance, so that
-//! not all nodes turn to the same one; then the lower number. (The kernel's `find_next_best_node`, since Linux 5.16.)
+//! Each node has a list of all nodes with memory. The kernel makes the lists at boot, in the order
+//! of the nodes' numbers:
 //!
-//! Nodes that only could be plugged in have lists in the kernel too, which count among those made so far, and whose distances
-//! it tells nobody: where there are such, two nodes as near may stand the other way round.
+//! 1. The node itself comes first.
+//! 2. Then always the node with the least *cost* of those not yet listed. The cost is the distance,
+//!    plus 1 if the node's number is below the list owner's, plus 1 if the node has CPUs.
+//! 3. If several nodes cost the same, the kernel prefers the one that was first in a group of equal
+//!    distance the fewest times, in the lists made so far. So different nodes turn to different
+//!    neighbours.
+//! 4. If these are equal too, the lowest number wins.
+//!
+//! This is the kernel's `find_next_best_node`, since Linux 5.16.
+//!
+//! The kernel also makes lists for nodes that could be plugged in later. They count in rule 3, and
+//! the kernel does not tell their distances. On a machine with such nodes, two equally near nodes
+//! may be listed here in the other order.
 
 use crate::nodes::MAX_NODES;
 use crate::sys;
 use crate::topology::{CpuSet, NodeId, NodeSet, Topology, facts};
 
-/// How far nodes are from each other, and the order in which each falls back to the others. Plain data of about 9 KiB; of the
-/// first 64 nodes of a machine.
+/// The distances between nodes, and the order in which each node falls back to the others.
+///
+/// Plain data of about 9 KiB. Holds the machine's first 64 nodes.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy::Distances;
+/// use pinfold::topology::{NodeId, Topology};
+///
+/// let distances = Distances::read(b"/", &Topology::system()?);
+/// for node in distances.nearest_first(NodeId(0)) {
+///     println!("node {} at distance {}", node.0, distances.distance(NodeId(0), node));
+/// }
+/// # Ok::<(), pinfold::topology::TopologyError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Distances {
-    /// How many nodes there are; the arrays below have as many places in use.
+    /// The number of nodes. The first `count` places of each array are in use.
     count: usize,
     ids: [NodeId; MAX_NODES],
     apart: [[u8; MAX_NODES]; MAX_NODES],
-    /// For each node, those with memory, by their places in `ids`.
+    /// For each node, the places in `ids` of the nodes with memory, the nearest first.
     order: [[u8; MAX_NODES]; MAX_NODES],
     with_memory: usize,
 }
 
 impl Distances {
-    /// The machine's, from the files below `root` that `topology` was read from. About as many file reads as there are pairs
-    /// of nodes.
+    /// Reads the distances of the machine whose files are below `root`, from which `topology` was
+    /// read.
+    ///
+    /// Reads a file for each pair of nodes, and one for each node.
     pub fn read(root: &[u8], topology: &Topology) -> Distances {
         let cpus = |node| topology.cpus_of(root, node);
         let has_cpus = topology
@@ -43,17 +68,23 @@ impl Distances {
         )
     }
 
-    /// Of a machine whose `nodes` are as far apart as `between` says; 10 is the node itself, 255 the most.
+    /// Returns the distances of a machine with these `nodes`.
+    ///
+    /// `between` gives the distance from the first node's CPUs to the second node's memory: 10 for
+    /// the node itself, at most 255.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use pinfold::mempolicy::Distances;
     /// use pinfold::topology::{NodeId, NodeSet};
     ///
     /// let nodes = NodeSet::parse(b"0-2")?;
-    /// // In a row.
+    /// // Three nodes in a row.
     /// let apart = |from: NodeId, to: NodeId| 10 + 10 * from.0.abs_diff(to.0) as u32;
     /// let distances = Distances::new(&nodes, &nodes, &nodes, apart);
-    /// assert_eq!(distances.nearest_first(NodeId(2)).collect::<Vec<_>>(), [NodeId(2), NodeId(1), NodeId(0)]);
+    /// let order: Vec<_> = distances.nearest_first(NodeId(2)).collect();
+    /// assert_eq!(order, [NodeId(2), NodeId(1), NodeId(0)]);
     /// # Ok::<(), pinfold::topology::ListError>(())
     /// ```
     pub fn new(
@@ -77,8 +108,11 @@ impl Distances {
         distances
     }
 
-    /// Calls `f` with the distances of this machine, which are not kept on the stack; not at all
-    /// when there is no memory for them.
+    /// Calls `f` with the distances of this machine. Does not call `f` if there is no memory for
+    /// them.
+    ///
+    /// The distances are in a mapping, because they are too large for the stack of a thread that
+    /// allocates.
     pub(super) fn of_this_machine(
         nodes: &NodeSet,
         with_memory: &NodeSet,
@@ -88,8 +122,8 @@ impl Distances {
         let Some(memory) = sys::map_memory(size) else {
             return;
         };
-        // SAFETY: a fresh mapping, which is large enough and aligned to a page; zeroes are a
-        // `Distances` without nodes.
+        // SAFETY: the mapping is fresh, aligned to a page, and at least as large as `Distances`.
+        // Its zeroes are a valid `Distances` without nodes. No other reference to it exists.
         let distances = unsafe { &mut *memory.as_ptr().cast::<Distances>() };
         let with_cpus = facts::nodes_with_cpus();
         let with_cpus = with_cpus.as_ref().unwrap_or(nodes);
@@ -104,11 +138,12 @@ impl Distances {
             });
         });
         f(distances);
-        // SAFETY: the mapping from above, which nothing borrows any more.
+        // SAFETY: `map_memory` returned `memory` with this size, and `f` cannot keep a reference to
+        // it.
         unsafe { sys::unmap(memory.as_ptr(), size) };
     }
 
-    /// Fills in what the sets say; `row` fills in how far the nodes are from one of them.
+    /// Fills in the nodes, their distances and the lists. `row` fills in the distances of one node.
     fn fill(
         &mut self,
         nodes: &NodeSet,
@@ -127,7 +162,7 @@ impl Distances {
         self.list(with_memory, with_cpus);
     }
 
-    /// Makes the lists, in the order in which the kernel makes them: which of two equal nodes comes first depends on it.
+    /// Makes the lists in the kernel's order: rule 3 depends on it.
     fn list(&mut self, with_memory: &NodeSet, with_cpus: &NodeSet) {
         let mut first_in_group = [0u32; MAX_NODES];
         let ids = self.ids;
@@ -164,15 +199,19 @@ impl Distances {
         }
     }
 
-    /// The nodes with memory, in the order in which they are tried for a CPU of node `from`. Nothing for a machine without
-    /// any; as for the first node where there is no node `from`.
+    /// Returns the nodes with memory, in the order in which the kernel tries them for a CPU of node
+    /// `from`.
+    ///
+    /// Returns the first node's list if there is no node `from`, and nothing if no node has memory.
     pub fn nearest_first(&self, from: NodeId) -> impl Iterator<Item = NodeId> + '_ {
         let place = self.place(from).unwrap_or(0);
         let order = self.order[place][..self.with_memory].iter();
         order.map(|&node| self.ids[usize::from(node)])
     }
 
-    /// How far memory of node `to` is from CPUs of node `from`; 10 is local. 10 and 20 where one is not there.
+    /// Returns the distance from CPUs of node `from` to memory of node `to`; 10 is local.
+    ///
+    /// If one of the nodes does not exist, returns 10 for equal numbers and 20 for others.
     pub fn distance(&self, from: NodeId, to: NodeId) -> u32 {
         match (self.place(from), self.place(to)) {
             (Some(from), Some(to)) => u32::from(self.apart[from][to]),

@@ -1,4 +1,4 @@
-//! Where single pages lie, and moving them.
+//! Finds out which nodes hold single pages, and moves pages.
 
 use super::abi;
 use super::calls::{ask, rights};
@@ -7,35 +7,48 @@ use crate::topology::{NodeId, NodeSet};
 use core::ffi::c_long;
 use core::ptr::null;
 
-/// What the kernel says of a page: its node, or why there is none to tell.
+/// The kernel's answer for a page: its node, or an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct PageNode(i32);
 
 impl PageNode {
-    /// Nothing was asked, or answered, yet.
+    /// The kernel has not answered for this page.
     pub const UNKNOWN: PageNode = PageNode(i32::MIN);
 
-    /// The node that the page lies on, or was moved to.
+    /// Returns the node that holds the page, after a move if there was one.
     pub fn node(self) -> Option<NodeId> {
         usize::try_from(self.0).ok().map(NodeId)
     }
 
-    /// Why there is no node: `ENOENT` no page is there, `EFAULT` the same to older kernels, or nothing is mapped, or it is the page of zeroes, `EBUSY` it is in
-    /// use, `EACCES` others map it too, `ENOMEM` the target has no room.
+    /// Returns the kernel's error number if the kernel named no node:
+    ///
+    /// | errno | meaning |
+    /// |---|---|
+    /// | `ENOENT` | the page does not exist yet |
+    /// | `EFAULT` | nothing is mapped there, or it is the page of zeroes; older kernels: as `ENOENT` |
+    /// | `EBUSY` | the page is in use |
+    /// | `EACCES` | other processes map the page too |
+    /// | `ENOMEM` | the target node has no memory left |
     pub fn error(self) -> Option<i32> {
         (self.0 < 0 && self != PageNode::UNKNOWN).then(|| -self.0)
     }
 }
 
-/// Pages told of in one call, where targets have to be put into the kernel's form.
+/// Pages that one call moves: the targets need a copy in the kernel's format, which is on the
+/// stack.
 const AT_ONCE: usize = 64;
 
-/// Which nodes pages lie on. Any address in a page stands for it; pages are not made. One system call.
+/// Stores in `nodes` which node holds each page.
+///
+/// Any address in a page stands for the page. The call makes no pages. One system call.
 ///
 /// # Errors
 ///
-/// [`PolicyError::LengthsDiffer`]; [`PolicyError::Refused`].
+/// [`PolicyError::LengthsDiffer`] if the slices differ in length; [`PolicyError::Refused`] if the
+/// kernel refuses.
+///
+/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{PageNode, nodes_of_pages};
@@ -53,7 +66,8 @@ pub fn nodes_of_pages(pages: &[*const u8], nodes: &mut [PageNode]) -> Result<(),
         return Err(PolicyError::LengthsDiffer);
     }
     nodes.fill(PageNode::UNKNOWN);
-    // SAFETY: both lists have the length said; the kernel writes ints to the second.
+    // SAFETY: both slices have `pages.len()` elements, which was checked above. The kernel writes
+    // an `int` for each page to `nodes`, and `PageNode` is a transparent `i32`.
     let answer = ask(Call::MovePages, || unsafe {
         libc::syscall(
             abi::MOVE_PAGES,
@@ -68,13 +82,21 @@ pub fn nodes_of_pages(pages: &[*const u8], nodes: &mut [PageNode]) -> Result<(),
     answer.map(drop)
 }
 
-/// Moves each page to its target, and says where it is now; returns how many the kernel gave up on. With [`Move::No`] asks
-/// only. A system call for every 64 pages.
+/// Moves each page to its target node, and stores in `nodes` where each page is now. Returns how
+/// many pages the kernel gave up on.
+///
+/// With [`Move::No`], moves nothing. One system call for every 64 pages.
 ///
 /// # Errors
 ///
-/// [`PolicyError::LengthsDiffer`]. [`PolicyError::Refused`]: `ENODEV` a target is not online, `EACCES` it may not be used.
-/// [`PolicyError::NeedsRights`] for [`Move::All`] without `CAP_SYS_NICE`. Pages before the fault may have moved.
+/// Pages before the failing one may have moved.
+///
+/// * [`PolicyError::LengthsDiffer`] if the slices differ in length.
+/// * [`PolicyError::NeedsRights`] for [`Move::All`] without `CAP_SYS_NICE`.
+/// * [`PolicyError::Refused`] with `ENODEV` if a target is not online.
+/// * [`PolicyError::Refused`] with `EACCES` if a target is not allowed.
+///
+/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{Move, PageNode, move_pages, node_at};
@@ -106,10 +128,12 @@ pub fn move_pages(
     for ((pages, targets), nodes) in chunks.zip(nodes.chunks_mut(AT_ONCE)) {
         let mut wanted = [-1; AT_ONCE];
         for (to, target) in wanted.iter_mut().zip(targets) {
-            // A number that is no int is no node's either, and the kernel says so.
+            // A number beyond `int` is no node's number: the kernel refuses `i32::MAX` as a target.
             *to = i32::try_from(target.0).unwrap_or(i32::MAX);
         }
-        // SAFETY: the three lists have at least the length said; the kernel writes ints to the last.
+        // SAFETY: `pages` and `nodes` have `pages.len()` elements, because their whole slices have
+        // equal lengths and are cut alike. `wanted` has `AT_ONCE`, which is at least as many. The
+        // kernel writes an `int` for each page to `nodes`, and `PageNode` is a transparent `i32`.
         let answer = ask(Call::MovePages, || unsafe {
             libc::syscall(
                 abi::MOVE_PAGES,
@@ -127,19 +151,37 @@ pub fn move_pages(
     Ok(left)
 }
 
-/// Moves the pages of a process that lie on nodes of `from` to those of `to`, the n-th to the n-th; 0 is the calling process.
-/// Returns how many could not be moved. One system call, of time in proportion to the process's memory.
+/// Moves a process's pages on the n-th node of `from` to the n-th node of `to`. Returns how many
+/// pages the kernel could not move.
+///
+/// `pid` 0 is the calling process. One system call, which takes time in proportion to the process's
+/// memory.
 ///
 /// # Errors
 ///
-/// [`PolicyError::Refused`]: `ESRCH` there is no such process, `EINVAL` none of the targets may be used.
-/// [`PolicyError::NeedsRights`]: it is somebody else's, or the nodes are not its own.
+/// * [`PolicyError::Refused`] with `ESRCH` if there is no such process.
+/// * [`PolicyError::Refused`] with `EINVAL` if none of the targets is allowed.
+/// * [`PolicyError::NeedsRights`] without `CAP_SYS_NICE`, if the process is another user's or may
+///   not use the targets.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy::{mems_allowed, migrate};
+///
+/// if let Ok(allowed) = mems_allowed() {
+///     match migrate(0, &allowed, &allowed) {
+///         Ok(left) => println!("{left} pages could not move"),
+///         Err(error) => println!("{error}"),
+///     }
+/// }
+/// ```
 #[doc(alias = "migrate_pages")]
 pub fn migrate(pid: i32, from: &NodeSet, to: &NodeSet) -> Result<usize, PolicyError> {
-    // The kernel takes one from the count of bits.
+    // The kernel subtracts 1 from this to get the number of bits.
     let bits = from.words.len() * 64 + 1;
     let (from, to) = (from.words.as_ptr(), to.words.as_ptr());
-    // SAFETY: both masks have as many bits as said.
+    // SAFETY: both masks are `bits - 1` bits long, which is what the kernel reads.
     let answer = ask(Call::MigratePages, || unsafe {
         libc::syscall(abi::MIGRATE_PAGES, pid, bits, from, to)
     });
@@ -149,7 +191,7 @@ pub fn migrate(pid: i32, from: &NodeSet, to: &NodeSet) -> Result<usize, PolicyEr
 
 fn move_nothing() -> Result<c_long, PolicyError> {
     let none = null::<u64>();
-    // SAFETY: lists of no length.
+    // SAFETY: the lists have no elements, so that the kernel reads and writes none.
     ask(Call::MovePages, || unsafe {
         libc::syscall(abi::MOVE_PAGES, 0, 0, none, none, none, 0)
     })
@@ -157,7 +199,7 @@ fn move_nothing() -> Result<c_long, PolicyError> {
 
 fn migrate_nothing() -> Result<c_long, PolicyError> {
     let none = null::<u64>();
-    // SAFETY: empty sets.
+    // SAFETY: the masks have no bits, so that the kernel reads none.
     ask(Call::MigratePages, || unsafe {
         libc::syscall(abi::MIGRATE_PAGES, 0, 0, none, none)
     })

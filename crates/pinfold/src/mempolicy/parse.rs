@@ -1,4 +1,5 @@
-//! Text as a policy: the grammar of tmpfs's `mpol=`, what the kernel prints besides, and friendlier names.
+//! Parses a policy's text: the grammar of tmpfs's `mpol=`, what the kernel prints besides, and more
+//! names.
 //!
 //! ```text
 //! policy  [ "mpol=" ] mode [ "=" flag { "|" flag } ] [ ":" nodes ] [ "@" home ]
@@ -9,10 +10,10 @@ use super::format::FLAGS;
 use super::{Flags, Mempolicy, Mode, ParseError, Wrong};
 use crate::topology::{NODES_MOST, NodeId, NodeSet};
 
-/// Longer texts are refused unread, in bytes: every list of 1024 nodes that makes sense is shorter.
+/// The longest text that is parsed, in bytes. Every list of 1024 nodes that makes sense is shorter.
 pub(super) const LENGTH_MOST: usize = 8192;
 
-/// Names beside the kernel's own.
+/// Names that are accepted besides the kernel's own.
 const ALSO: [(&str, Mode); 5] = [
     ("preferred", Mode::Preferred),
     ("preferred-many", Mode::PreferredMany),
@@ -22,21 +23,24 @@ const ALSO: [(&str, Mode); 5] = [
 ];
 
 impl Mempolicy {
-    /// Reads a policy: `mode[=flag[|flag]][:nodes][@home]`, after an optional `mpol=`.
+    /// Parses a policy: `mode[=flag[|flag]][:nodes][@home]`, after an optional `mpol=`.
     ///
-    /// * Modes: `default`, `prefer`, `bind`, `interleave`, `weighted interleave`, `local`, `prefer (many)`, as the kernel has
-    ///   them; also `preferred`, `prefer-many`, `preferred-many`, `weighted-interleave`.
+    /// * Modes: `default`, `prefer`, `bind`, `interleave`, `weighted interleave`, `local`, `prefer
+    ///   (many)`, as in the kernel; also `preferred`, `prefer-many`, `preferred-many`, `preferred
+    ///   (many)`, `weighted-interleave`.
     /// * Flags: `static`, `relative`, `balancing`.
-    /// * Nodes: numbers and ranges, or `all`; `prefer` takes one number. Which modes take how many, see
-    ///   [`Mempolicy::new`].
-    /// * Home node: of `bind` and `prefer (many)`.
+    /// * Nodes: numbers and ranges, or `all`. `prefer` takes one number. [`Mempolicy::new`] says
+    ///   how many nodes each mode takes.
+    /// * Home node: for `bind` and `prefer (many)`.
     ///
-    /// Takes time in proportion to the text's length; of texts beyond 8 KiB only the beginning is looked at. Whether nodes
-    /// are there is not looked at.
+    /// Does not check whether the nodes exist. Takes time in proportion to the text's length; a
+    /// text beyond 8 KiB is refused unread.
     ///
     /// # Errors
     ///
-    /// [`ParseError`]: which piece is wrong, where it stands, and what to write.
+    /// [`ParseError`] says which piece is wrong, where it begins, and what to write instead.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use pinfold::mempolicy::Mempolicy;
@@ -100,10 +104,11 @@ fn mode(name: Piece<'_>) -> Result<Mode, ParseError> {
         })
 }
 
-/// Names that other programs have.
+/// Names of modes in other programs.
 const ELSEWHERE: [(&str, Mode); 2] = [("membind", Mode::Bind), ("localalloc", Mode::Local)];
 
-/// The mode that is meant by a name which differs in how its words are joined, in case, or by one character.
+/// Returns the mode whose name differs from `name` only by case, by how words are joined, or by one
+/// character.
 fn nearest(name: &str) -> Option<Mode> {
     let own = Mode::ALL.map(|mode| (mode.name(), mode));
     let known = || own.into_iter().chain(ALSO).chain(ELSEWHERE);
@@ -118,7 +123,7 @@ fn letters(name: &str) -> impl DoubleEndedIterator<Item = u8> + Clone {
     bytes.map(|byte| byte.to_ascii_lowercase())
 }
 
-/// Whether one character is wrong, missing or too many.
+/// Returns whether the names differ by at most one character: wrong, missing or too many.
 fn nearly(known: &str, name: &str) -> bool {
     let (one, other) = (letters(known), letters(name));
     let (length, others) = (one.clone().count(), other.clone().count());
@@ -129,7 +134,7 @@ fn nearly(known: &str, name: &str) -> bool {
 }
 
 fn flags_of(mode: Mode, text: Piece<'_>) -> Result<Flags, ParseError> {
-    // Older kernels print `bind=:0` of a policy that has `balancing` and no other flag.
+    // Older kernels print `bind=:0` for a policy whose only flag is `balancing`.
     if text.text.is_empty() && mode == Mode::Bind {
         return Ok(Flags::BALANCING);
     }
@@ -150,13 +155,13 @@ fn flags_of(mode: Mode, text: Piece<'_>) -> Result<Flags, ParseError> {
     Ok(flags)
 }
 
-/// The nodes of a list that stands behind a colon.
+/// Parses the list behind a colon.
 fn nodes_of(mode: Mode, list: Piece<'_>) -> Result<NodeSet, ParseError> {
     if matches!(mode, Mode::Default | Mode::Local) {
         return Err(ParseError::new(list, Wrong::NodesForNone));
     }
     if mode == Mode::Preferred {
-        // Ranges of one are refused too, as by the kernel.
+        // A range of one node is refused too, as in the kernel.
         let node =
             number(list, list).map_err(|error| error.instead(Wrong::Number, Wrong::OneNode))?;
         return Ok([node].into_iter().collect());
@@ -165,7 +170,7 @@ fn nodes_of(mode: Mode, list: Piece<'_>) -> Result<NodeSet, ParseError> {
         return Ok((0..NODES_MOST).collect());
     }
     let mut nodes = NodeSet::EMPTY;
-    // The kernel's reader takes several commas or blanks for one.
+    // The kernel's parser accepts several commas or blanks as one.
     let items = list.items(|c| c == ',' || c.is_ascii_whitespace());
     for item in items.filter(|item| !item.text.is_empty()) {
         range(item, &mut nodes)?;
@@ -176,7 +181,7 @@ fn nodes_of(mode: Mode, list: Piece<'_>) -> Result<NodeSet, ParseError> {
     Ok(nodes)
 }
 
-/// Puts the numbers of `first[-last[:used/group]]` in.
+/// Inserts the numbers of `first[-last[:used/group]]`.
 fn range(item: Piece<'_>, nodes: &mut NodeSet) -> Result<(), ParseError> {
     let (ends, stride) = item.split_at_any(&[':']);
     let (first, last) = ends.split_at_any(&['-']);
@@ -202,7 +207,7 @@ fn range(item: Piece<'_>, nodes: &mut NodeSet) -> Result<(), ParseError> {
     Ok(())
 }
 
-/// A node's number; a fault is told of `whole`.
+/// Parses a node's number. An error names the piece `whole`.
 fn number(text: Piece<'_>, whole: Piece<'_>) -> Result<usize, ParseError> {
     let digits = text.text.as_bytes();
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
@@ -222,7 +227,7 @@ fn number(text: Piece<'_>, whole: Piece<'_>) -> Result<usize, ParseError> {
     }
 }
 
-/// A part of the text, and where it begins, in bytes.
+/// A part of the text, and the byte at which it begins.
 #[derive(Clone, Copy)]
 pub(super) struct Piece<'t> {
     pub(super) text: &'t str,
@@ -246,7 +251,8 @@ impl<'t> Piece<'t> {
         })
     }
 
-    /// What stands before the first of some characters; which it is, and what follows.
+    /// Splits at the first of `marks`: returns what stands in front of it, the mark, and what
+    /// follows.
     fn split_at_any(self, marks: &[char]) -> (Self, Option<(char, Self)>) {
         let Some(end) = self.text.find(marks) else {
             return (self, None);

@@ -1,4 +1,4 @@
-//! What is wrong with a policy's text.
+//! The error of a policy's text.
 
 use super::parse::{LENGTH_MOST, Piece};
 use super::{Mode, PolicyError};
@@ -9,42 +9,51 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wrong {
-    /// The text is longer than any that makes sense.
+    /// The text is longer than any policy.
     TooLong,
     /// No mode has this name.
     Mode,
-    /// No mode has this name; it is nearly this one's.
+    /// No mode has this name, but this mode's name is similar.
     ModeLike(Mode),
     /// No flag has this name.
     Flag,
-    /// Nodes of this mode, where flags should be.
+    /// A list of nodes stands where flags should, behind this mode's name.
     NodesAsFlag(Mode),
-    /// Not a number, a range or a stride.
+    /// The piece is not a number, a range or a stride.
     Number,
-    /// A range whose last number is less than its first.
+    /// The range's last number is less than its first.
     Backwards,
-    /// A sign that only `numactl` gives a meaning.
+    /// The piece uses a sign that only `numactl` has.
     Numactl,
-    /// Not one number behind the `@`.
+    /// The text behind the `@` is not one number.
     Home,
-    /// A number that no node can have.
+    /// The number is not below [`NODES_MOST`].
     TooLarge,
-    /// A list where one number should be.
+    /// A list stands where one number should.
     OneNode,
-    /// An empty list behind a colon.
+    /// The list behind the colon is empty.
     NoNodes,
-    /// A list for a mode that takes none.
+    /// The mode takes no nodes, but the text has a list.
     NodesForNone,
-    /// The pieces are right and do not go together.
+    /// Each piece is valid, but they do not go together.
     Rule(PolicyError),
 }
 
 /// Bytes of the wrong piece that an error keeps.
 const KEPT: usize = 24;
 
-/// Which piece of a policy's text is wrong, where it stands, and how to mend it.
+/// Which piece of a policy's text is wrong, where it begins, and what to write instead.
 ///
-/// Small, and holds the piece itself, cut after 24 bytes; nothing is allocated.
+/// Holds a copy of the piece, cut after 24 bytes. Allocates nothing.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy::{Mempolicy, Wrong};
+///
+/// let error = Mempolicy::parse("bind=statik:0").unwrap_err();
+/// assert_eq!((error.wrong(), error.piece(), error.position()), (Wrong::Flag, "statik", 5));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ParseError {
     wrong: Wrong,
@@ -68,7 +77,7 @@ impl ParseError {
         }
     }
 
-    /// The error with another kind, if it was of the kind `of`.
+    /// Returns the error with the kind `wrong` if its kind is `of`.
     pub(super) fn instead(self, of: Wrong, wrong: Wrong) -> ParseError {
         ParseError {
             wrong: if self.wrong == of { wrong } else { self.wrong },
@@ -76,17 +85,17 @@ impl ParseError {
         }
     }
 
-    /// What is wrong with the piece.
+    /// Returns what is wrong with the piece.
     pub const fn wrong(&self) -> Wrong {
         self.wrong
     }
 
-    /// Where the piece begins, in bytes from the beginning of the text.
+    /// Returns the byte of the text at which the piece begins.
     pub const fn position(&self) -> usize {
         self.position as usize
     }
 
-    /// The piece, cut after 24 bytes.
+    /// Returns the piece, cut after 24 bytes.
     pub fn piece(&self) -> &str {
         core::str::from_utf8(&self.piece[..usize::from(self.length)]).unwrap_or("")
     }
@@ -100,7 +109,7 @@ impl fmt::Debug for ParseError {
 
 impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Quoted, so that blanks and control characters show.
+        // In quotes, so that blanks and control characters are visible.
         let more = if self.cut { "…" } else { "" };
         write!(f, "{:?}{more} at byte {}: ", self.piece(), self.position)?;
         match self.wrong {
@@ -149,7 +158,7 @@ impl fmt::Display for ParseError {
 
 impl core::error::Error for ParseError {}
 
-/// A mode's name as it is written without quotes in a shell.
+/// Returns the mode's name in the form that needs no quotes in a shell.
 const fn plain(mode: Mode) -> &'static str {
     match mode {
         Mode::PreferredMany => "prefer-many",
@@ -158,7 +167,7 @@ const fn plain(mode: Mode) -> &'static str {
     }
 }
 
-/// How many bytes of a text's beginning are whole characters, at most `most`.
+/// Returns how many bytes of a text's beginning are whole characters, at most `most`.
 fn whole_characters(text: &str, most: usize) -> usize {
     let mut end = text.len().min(most);
     while !text.is_char_boundary(end) {

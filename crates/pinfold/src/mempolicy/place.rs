@@ -1,25 +1,40 @@
-//! Which node a page goes to under a policy, and where it goes when that node has no memory left. Pure functions of a
-//! [bound](Mempolicy::contextualize) policy.
+//! Computes which node a page goes to under a policy, and the nodes that follow when that one has
+//! no memory left.
+//!
+//! Pure functions of a [bound](Mempolicy::contextualize) policy.
 
 use super::{Distances, Mempolicy, Mode, Weights};
 use crate::topology::{NodeId, NodeSet};
 
-/// The node that a page goes to.
+/// Returns the node that a page goes to.
 ///
-/// * `page_offset` says whose turn it is when interleaving. The kernel counts pages from the beginning of the file or
-///   shared memory (and, for shared memory, adds the number of its inode); for private memory it takes the address: `address /
-///   page size`. Before Linux 6.7 only the lower 32 bits count. Memory under a thread's policy goes by the thread's own count.
+/// * `page_offset` decides whose turn it is under an interleaving policy. What the kernel counts
+///   depends on the memory:
+///
+/// | memory | `page_offset` |
+/// |---|---|
+/// | a file | the page's number in the file |
+/// | shared memory | the page's number in it, plus the number of its inode |
+/// | private memory | the address divided by the page size |
+/// | memory under a thread's policy | a count of the thread's own, which cannot be predicted |
+///
+/// Before Linux 6.7 only the lower 32 bits count.
+///
 /// * `local` is the node of the CPU that first touches the page.
 ///
-/// Time in proportion to the number of nodes. A policy without nodes, such as `interleave` before it is bound, gives the local
-/// node.
+/// Takes time in proportion to the number of nodes. A policy without nodes, such as `interleave`
+/// before it is bound, gives the local node.
+///
+/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{Distances, Mempolicy, Weights, node_for};
 /// use pinfold::topology::{NodeId, NodeSet};
 ///
 /// let nodes = NodeSet::parse(b"0-3")?;
-/// let distances = Distances::new(&nodes, &nodes, &nodes, |from, to| if from == to { 10 } else { 20 });
+/// let distances = Distances::new(&nodes, &nodes, &nodes, |from, to| {
+///     if from == to { 10 } else { 20 }
+/// });
 /// let policy = Mempolicy::parse("interleave:1,3")?;
 /// let node = |page| node_for(&policy, page, NodeId(0), &Weights::default(), &distances);
 /// assert_eq!([node(0), node(1), node(2)], [NodeId(1), NodeId(3), NodeId(1)]);
@@ -42,20 +57,28 @@ pub fn node_for(
     zonelist(policy, from, distances).next().unwrap_or(from)
 }
 
-/// The nodes that are tried for a page, in order, from node `from`: of the CPU that asks, or, when interleaving, whose turn it
+/// Returns the nodes that the kernel tries for a page, in order.
+///
+/// `from` is the node of the CPU that asks or, under an interleaving policy, the node whose turn it
 /// is.
 ///
-/// * `prefer`: that node, then by distance from it.
-/// * `bind`: the policy's, by distance from the home node, or from `from`; no others.
-/// * `prefer (many)`: these, and then all others likewise.
-/// * The rest: by distance from `from`.
+/// | mode | nodes |
+/// |---|---|
+/// | `prefer` | the policy's node, then the others by distance from it |
+/// | `bind` | the policy's nodes by distance from the home node, or from `from`; no others |
+/// | `prefer (many)` | the policy's nodes, then the others, both by distance as for `bind` |
+/// | others | all nodes by distance from `from` |
+///
+/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{Distances, Mempolicy, zonelist};
 /// use pinfold::topology::{NodeId, NodeSet};
 ///
 /// let nodes = NodeSet::parse(b"0-2")?;
-/// let distances = Distances::new(&nodes, &nodes, &nodes, |from, to| 10 + from.0.abs_diff(to.0) as u32);
+/// let distances = Distances::new(&nodes, &nodes, &nodes, |from, to| {
+///     10 + from.0.abs_diff(to.0) as u32
+/// });
 /// let policy = Mempolicy::parse("prefer (many):0-1@1")?;
 /// let order: Vec<_> = zonelist(&policy, NodeId(2), &distances).collect();
 /// assert_eq!(order, [NodeId(1), NodeId(0), NodeId(2)]);
@@ -84,7 +107,8 @@ pub fn zonelist<'p>(
     first.chain(then)
 }
 
-/// The node whose turn page `offset` is, when each has as many pages in a row as it weighs.
+/// Returns the node whose turn it is at page `offset`, if each node has as many pages in a row as
+/// its weight.
 fn by_turn(nodes: &NodeSet, offset: u64, weight: impl Fn(NodeId) -> u8) -> Option<NodeId> {
     let weighed = || {
         let nodes = nodes.iter().map(NodeId);

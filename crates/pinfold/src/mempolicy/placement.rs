@@ -1,4 +1,4 @@
-//! A policy as the allocator follows it: over the nodes that it tells apart, in two words.
+//! How the allocator follows a policy: a policy over the nodes that it tells apart, in two words.
 
 use super::{Flags, Mempolicy, Mode, SYSTEM_DEFAULT, Weights};
 use crate::nodes;
@@ -6,31 +6,35 @@ use crate::topology::{NodeId, NodeSet};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// The weight of each node, as it was when a policy that goes by them was last taken up; 0 counts as 1.
+/// The weight of each node. Read whenever a `weighted interleave` policy is set. 0 counts as 1.
 static WEIGHTS: [AtomicU8; nodes::MAX_NODES] = [const { AtomicU8::new(0) }; nodes::MAX_NODES];
 
-/// Where to allocate by a policy: nodes by the allocator's own numbers, not the system's.
+/// Which nodes the allocator asks under a policy. Nodes have the allocator's numbers, not the
+/// system's.
 ///
-/// Two words, so that a range's placement can be read without a lock and passed in registers. The default policy is none of these: who
-/// follows it has no placement.
+/// Two words, so that a range's placement can be read without a lock and passed in registers. The
+/// `default` policy has no placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     mode: Mode,
-    /// The node that distances are measured from, instead of the thread's.
+    /// The node that distances are measured from, if it is not the thread's.
     home: Option<u8>,
-    /// The policy's nodes, a bit each; never empty.
+    /// A bit for each of the policy's nodes; never 0.
     mask: u64,
 }
 
-/// Where in the first word the home node's number is, plus 1.
+/// The position of the home node's number, plus 1, in the first word.
 const HOME_SHIFT: u32 = 8;
 
 impl Placement {
-    /// How many words [`to_words`](Self::to_words) gives.
+    /// The number of words that [`to_words`](Self::to_words) returns.
     pub(crate) const WORDS: usize = 2;
 
-    /// What a policy means on this machine. `None` for the default policy; a policy none of whose nodes can be used is taken as the
-    /// kernel takes it when its nodes vanish: as one of all nodes, and one that prefers a node as the local one.
+    /// Returns how the allocator follows `policy` on this machine; `None` for the `default` policy.
+    ///
+    /// If none of the policy's nodes is usable, follows the kernel's rule for nodes that have
+    /// vanished: the policy means all nodes, and `prefer` means the local node. Reads the nodes'
+    /// weights for a `weighted interleave` policy.
     pub(crate) fn of(policy: &Mempolicy) -> Option<Placement> {
         super::init();
         if policy.mode() == Mode::WeightedInterleave {
@@ -39,14 +43,16 @@ impl Placement {
         Placement::again(policy)
     }
 
-    /// As [`of`](Self::of), for a policy that was taken up before: reads no files.
+    /// Returns the same as [`of`](Self::of), and reads no file. For a policy that `of` has seen
+    /// before.
     pub(super) fn again(policy: &Mempolicy) -> Option<Placement> {
         let all = u64::MAX >> (64 - nodes::real());
         let mask = match policy.mode() {
             Mode::Default => return None,
             Mode::Local => all,
             _ => match numbers_of(policy) {
-                // As where memory is on no node: the thread's place counts, not the first node.
+                // With the mask of all nodes, `prefer` would mean the first node. The kernel uses
+                // the local node.
                 0 if policy.mode() == Mode::Preferred => return Placement::again(&SYSTEM_DEFAULT),
                 0 => all,
                 mask => mask,
@@ -60,7 +66,7 @@ impl Placement {
         })
     }
 
-    /// Only `node`, or nothing.
+    /// Returns the placement that asks `node` only.
     pub(crate) fn only(node: usize) -> Placement {
         Placement {
             mode: Mode::Bind,
@@ -69,20 +75,20 @@ impl Placement {
         }
     }
 
-    /// Whether memory can be placed by a policy here: whether it names no nodes, or any that has memory which this process may use. The
-    /// kernel refuses the others too.
+    /// Returns whether the allocator can place memory by `policy`: it names no nodes, or a node
+    /// with memory that this process may use. The kernel refuses other policies too.
     pub(crate) fn is_possible(policy: &Mempolicy) -> bool {
         super::init();
         policy.nodes().is_empty() || numbers_of(policy) != 0
     }
 
-    /// For keeping it in atomics; never all zeroes.
+    /// Returns the placement as words, to keep in atomics. Never all zeroes.
     pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
         let home = self.home.map_or(0, |home| u64::from(home) + 1);
         [self.mode as u64 | home << HOME_SHIFT, self.mask]
     }
 
-    /// What [`to_words`](Self::to_words) was given; `None` for anything else.
+    /// Returns the placement with these words; `None` if the words are not a placement's.
     #[inline(always)]
     pub(crate) fn from_words([first, mask]: [u64; Self::WORDS]) -> Option<Placement> {
         let mode = Mode::from_number(first & 0xff)?;
@@ -90,13 +96,13 @@ impl Placement {
         (mask != 0 && mode != Mode::Default).then_some(Placement { mode, home, mask })
     }
 
-    /// Whether pages go to one node after the other, by their place in the range or in turn.
+    /// Returns whether the policy uses its nodes in turn.
     pub(crate) fn interleaves(self) -> bool {
         matches!(self.mode, Mode::Interleave | Mode::WeightedInterleave)
     }
 
-    /// The node that the page at `index` of a range should come from, for a thread on node `local`. Arithmetic only, but for
-    /// weights, which are loaded.
+    /// Returns the node that the page at `index` of a range should come from, for a thread on node
+    /// `local`. Arithmetic only; under `weighted interleave` also loads the weights.
     #[inline]
     pub(crate) fn target(self, index: u64, local: usize) -> usize {
         match self.mode {
@@ -111,7 +117,8 @@ impl Placement {
         }
     }
 
-    /// Each node as often in a row as its weight says.
+    /// Returns the node whose turn it is at `index`, if each node has as many pages in a row as its
+    /// weight.
     fn weighted(self, index: u64) -> usize {
         let weight = |node: usize| u64::from(WEIGHTS[node].load(Relaxed)).max(1);
         let members = || (0..64).filter(|node| self.mask >> node & 1 == 1);
@@ -126,7 +133,7 @@ impl Placement {
         chosen.unwrap_or(self.mask.trailing_zeros() as usize)
     }
 
-    /// The policy's node that is nearest to `node`.
+    /// Returns the policy's node that is nearest to `node`.
     pub(crate) fn nearest(self, node: usize) -> usize {
         if self.has(node) {
             return node;
@@ -141,8 +148,11 @@ impl Placement {
         self.mask >> node & 1 == 1
     }
 
-    /// All nodes that memory may come from when `target` should give it, in the order in which they are asked: by their distance from
-    /// the target; a bound one asks its own nodes only, one that prefers many asks them first.
+    /// Returns the nodes that memory may come from when `target` should give it, in the order in
+    /// which the allocator asks them.
+    ///
+    /// The order is by distance from `target`. A `bind` policy only has its own nodes; `prefer
+    /// (many)` has its own nodes first.
     pub(crate) fn fallback(self, target: usize) -> impl Iterator<Item = usize> {
         let by_distance = move || (0..nodes::real()).map(move |nth| nodes::nearest(target, nth));
         let own_first = matches!(self.mode, Mode::Bind | Mode::PreferredMany);
@@ -153,7 +163,9 @@ impl Placement {
     }
 }
 
-/// The numbers of a policy's nodes, a bit each. One that was never bound is bound to the nodes that there are: positions begin there.
+/// Returns a bit for each of the policy's nodes.
+///
+/// A `relative` policy that was never bound is bound to the allocator's nodes.
 fn numbers_of(policy: &Mempolicy) -> u64 {
     let bits = |ids: &NodeSet| {
         let numbers = ids.iter().filter_map(nodes::with_id);
@@ -170,7 +182,7 @@ fn numbers_of(policy: &Mempolicy) -> u64 {
     }
 }
 
-/// Reads the nodes' weights.
+/// Reads the nodes' weights. One file read for each node.
 fn weigh() {
     let ids = (0..nodes::real()).map(nodes::id).collect();
     let weights = Weights::read(b"/", &ids);
@@ -179,7 +191,7 @@ fn weigh() {
     }
 }
 
-/// The place of the `nth` bit that is set, counted from 0.
+/// Returns the position of the `nth` set bit, counted from 0.
 fn nth_bit(mut mask: u64, nth: u32) -> usize {
     for _ in 0..nth {
         mask &= mask - 1;

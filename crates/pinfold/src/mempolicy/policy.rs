@@ -1,14 +1,19 @@
-//! A policy as a value: what the user said, and what it comes to where the process may use only some nodes.
+//! A policy as a value: what the user named, and what that comes to among the allowed nodes.
 
 use super::{Flags, Mode, PolicyError};
 use crate::topology::{NODES_MOST, NodeId, NodeSet};
 
-/// Which nodes memory comes from: a mode, its flags and its nodes. Plain data of about 400 bytes; a copy is independent.
+/// A policy: a mode, its flags and its nodes.
+///
+/// Plain data of about 400 bytes. A copy is independent of the original.
 ///
 /// # Invariants
 ///
-/// * The mode goes with the flags and with the number of nodes: [`Mempolicy::new`] refuses the rest.
-/// * `allowed` is empty until the policy is bound; then `nodes` is `user`.
+/// * The mode permits the flags and the number of nodes: [`Mempolicy::new`] refuses everything
+///   else.
+/// * While the policy is unbound, `allowed` is empty and `nodes` equals `user`.
+///
+/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{Mempolicy, Mode};
@@ -24,27 +29,28 @@ use crate::topology::{NODES_MOST, NodeId, NodeSet};
 pub struct Mempolicy {
     pub(super) mode: Mode,
     pub(super) flags: Flags,
-    /// What the user asked for. Empty when interleaving: all nodes with memory.
+    /// The user nodes. Empty for an interleaving policy that means all nodes with memory.
     pub(super) user: NodeSet,
-    /// What it comes to.
+    /// The nodes that `user` comes to.
     pub(super) nodes: NodeSet,
-    /// What was allowed when the policy was last bound.
+    /// The allowed nodes when the policy was last bound.
     pub(super) allowed: NodeSet,
     pub(super) home: Option<NodeId>,
 }
 
-/// The words that a policy fits into: mode, flags and home node; then three sets.
+/// Words of a policy: one with the mode, the flags and the home node, then three sets.
 pub(crate) const WORDS: usize = 1 + 3 * SET_WORDS;
 const SET_WORDS: usize = NODES_MOST / 64;
-/// Where the home node stands in the first word: its number plus 1.
+/// The position of the home node's number, plus 1, in the first word.
 const HOME_SHIFT: u32 = 32;
 const MODE_SHIFT: u32 = 16;
 
-/// What stands behind every policy: the node of the CPU that asks, then the others by distance.
+/// The policy that holds where no other does: the node of the CPU that asks, then the others by
+/// distance.
 pub static SYSTEM_DEFAULT: Mempolicy = Mempolicy::without_nodes(Mode::Local);
 
 impl Default for Mempolicy {
-    /// The policy that leaves the matter to the next one: `default`.
+    /// Returns the `default` policy, under which the next policy holds.
     fn default() -> Self {
         Mempolicy::without_nodes(Mode::Default)
     }
@@ -62,21 +68,24 @@ impl Mempolicy {
         }
     }
 
-    /// A policy, checked by the kernel's rules.
+    /// Makes a policy, and checks it by the kernel's rules.
     ///
     /// * [`Mode::Default`] and [`Mode::Local`] take neither nodes nor flags.
-    /// * [`Mode::Preferred`] takes one node; with none, and without flags, it is [`Mode::Local`].
+    /// * [`Mode::Preferred`] takes one node. Without nodes and flags it becomes [`Mode::Local`].
     /// * [`Mode::Bind`] and [`Mode::PreferredMany`] need nodes.
-    /// * [`Mode::Interleave`] and [`Mode::WeightedInterleave`] without nodes, or with every number there could be, mean
-    ///   all nodes with memory, whichever these are when the policy is put to use.
-    /// * [`Flags::STATIC`] and [`Flags::RELATIVE`] exclude each other; [`Flags::BALANCING`] is for [`Mode::Bind`] and
-    ///   [`Mode::PreferredMany`].
+    /// * [`Mode::Interleave`] and [`Mode::WeightedInterleave`] without nodes, or with all numbers
+    ///   below [`NODES_MOST`], mean all nodes with memory at the time when the policy is put to
+    ///   use.
+    /// * [`Flags::STATIC`] and [`Flags::RELATIVE`] exclude each other. [`Flags::BALANCING`] goes
+    ///   with [`Mode::Bind`] and [`Mode::PreferredMany`].
     ///
-    /// Whether the nodes are there is not looked at here.
+    /// Does not check whether the nodes exist.
     ///
     /// # Errors
     ///
-    /// [`PolicyError`] that names the rule.
+    /// A [`PolicyError`] that names the violated rule.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use pinfold::mempolicy::{Flags, Mempolicy, Mode, PolicyError};
@@ -109,105 +118,165 @@ impl Mempolicy {
         }
     }
 
-    /// The node of the CPU that first touches a page.
+    /// Makes the policy `local`: memory comes from the node of the CPU that first touches the page.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use pinfold::mempolicy::Mempolicy;
-    /// use pinfold::topology::{NodeId, NodeSet};
     ///
     /// assert_eq!(Mempolicy::local().to_string(), "local");
-    /// assert_eq!(Mempolicy::preferred(NodeId(2))?.to_string(), "prefer:2");
-    /// assert_eq!(Mempolicy::interleave(NodeSet::EMPTY)?.to_string(), "interleave");
-    /// # Ok::<(), pinfold::mempolicy::PolicyError>(())
     /// ```
     pub const fn local() -> Mempolicy {
         Mempolicy::without_nodes(Mode::Local)
     }
 
-    /// One node first.
+    /// Makes the policy `prefer`: memory comes from `node` first.
     ///
     /// # Errors
     ///
-    /// [`PolicyError::NodeTooLarge`] for a number that no node can have.
+    /// [`PolicyError::NodeTooLarge`] if the number is not below [`NODES_MOST`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::mempolicy::Mempolicy;
+    /// use pinfold::topology::NodeId;
+    ///
+    /// assert_eq!(Mempolicy::preferred(NodeId(2))?.to_string(), "prefer:2");
+    /// # Ok::<(), pinfold::mempolicy::PolicyError>(())
+    /// ```
     pub fn preferred(node: NodeId) -> Result<Mempolicy, PolicyError> {
         check_node(node)?;
         let nodes = [node.0].into_iter().collect();
         Mempolicy::new(Mode::Preferred, Flags::NONE, nodes)
     }
 
-    /// These nodes first, then all.
+    /// Makes the policy `prefer (many)`: memory comes from these nodes first.
     ///
     /// # Errors
     ///
     /// [`PolicyError::NeedsNodes`] for the empty set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::mempolicy::Mempolicy;
+    ///
+    /// let policy = Mempolicy::preferred_many([0, 2].into_iter().collect())?;
+    /// assert_eq!(policy.to_string(), "prefer (many):0,2");
+    /// # Ok::<(), pinfold::mempolicy::PolicyError>(())
+    /// ```
     pub fn preferred_many(nodes: NodeSet) -> Result<Mempolicy, PolicyError> {
         Mempolicy::new(Mode::PreferredMany, Flags::NONE, nodes)
     }
 
-    /// These nodes and no others.
+    /// Makes the policy `bind`: memory comes from these nodes only.
     ///
     /// # Errors
     ///
     /// [`PolicyError::NeedsNodes`] for the empty set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::mempolicy::Mempolicy;
+    ///
+    /// let policy = Mempolicy::bind([0, 1].into_iter().collect())?;
+    /// assert_eq!(policy.to_string(), "bind:0-1");
+    /// # Ok::<(), pinfold::mempolicy::PolicyError>(())
+    /// ```
     pub fn bind(nodes: NodeSet) -> Result<Mempolicy, PolicyError> {
         Mempolicy::new(Mode::Bind, Flags::NONE, nodes)
     }
 
-    /// Page by page around these nodes; around all with memory for the empty set.
+    /// Makes the policy `interleave`: memory comes from these nodes in turn, page by page. The
+    /// empty set means all nodes with memory.
     ///
     /// # Errors
     ///
-    /// None today.
+    /// Never fails today: every set of nodes is valid.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::mempolicy::Mempolicy;
+    /// use pinfold::topology::NodeSet;
+    ///
+    /// assert_eq!(Mempolicy::interleave(NodeSet::EMPTY)?.to_string(), "interleave");
+    /// # Ok::<(), pinfold::mempolicy::PolicyError>(())
+    /// ```
     pub fn interleave(nodes: NodeSet) -> Result<Mempolicy, PolicyError> {
         Mempolicy::new(Mode::Interleave, Flags::NONE, nodes)
     }
 
-    /// As [`interleave`](Self::interleave), by the nodes' weights. Linux 6.9.
+    /// Makes the policy `weighted interleave`: memory comes from these nodes in turn, as many pages
+    /// from each as its weight. The empty set means all nodes with memory.
+    ///
+    /// The kernel supports it since Linux 6.9.
     ///
     /// # Errors
     ///
-    /// None today.
+    /// Never fails today: every set of nodes is valid.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::mempolicy::Mempolicy;
+    ///
+    /// let policy = Mempolicy::weighted_interleave([0, 1].into_iter().collect())?;
+    /// assert_eq!(policy.to_string(), "weighted interleave:0-1");
+    /// # Ok::<(), pinfold::mempolicy::PolicyError>(())
+    /// ```
     pub fn weighted_interleave(nodes: NodeSet) -> Result<Mempolicy, PolicyError> {
         Mempolicy::new(Mode::WeightedInterleave, Flags::NONE, nodes)
     }
 
-    /// What the policy does with its nodes.
+    /// Returns what the policy does with its nodes.
     pub const fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// How its nodes follow what is allowed.
+    /// Returns how the policy's nodes follow the allowed nodes.
     pub const fn flags(&self) -> Flags {
         self.flags
     }
 
-    /// The nodes that the user named; empty where none were. When interleaving, none means all with memory.
+    /// Returns the nodes that the user named. For an interleaving policy the empty set means all
+    /// nodes with memory.
     pub const fn user_nodes(&self) -> &NodeSet {
         &self.user
     }
 
-    /// The nodes that memory comes from: the user's until the policy is [bound](Self::contextualize), then what they come to
-    /// among the allowed ones.
+    /// Returns the nodes that memory comes from.
+    ///
+    /// These are the user nodes until the policy is [bound](Self::contextualize), and from then on
+    /// what the user nodes come to among the allowed nodes.
     pub const fn nodes(&self) -> &NodeSet {
         &self.nodes
     }
 
-    /// The nodes that were allowed when the policy was last bound; `None` when it never was.
+    /// Returns the allowed nodes when the policy was last bound; `None` if the policy was never
+    /// bound.
     pub fn bound_to(&self) -> Option<&NodeSet> {
         (!self.allowed.is_empty()).then_some(&self.allowed)
     }
 
-    /// The node that distances are measured from, where it is not the CPU's own.
+    /// Returns the home node, from which distances are measured; `None` if they are measured from
+    /// the CPU's node.
     pub const fn home(&self) -> Option<NodeId> {
         self.home
     }
 
-    /// Measures distances from `home`, so that the policy's node nearest to it comes first; `None`: from the CPU's node.
+    /// Sets the home node: distances are measured from it, so that the policy's node nearest to it
+    /// comes first. With `None`, distances are measured from the CPU's node.
     ///
     /// # Errors
     ///
     /// [`PolicyError::TakesNoHome`] unless the mode is [`Mode::Bind`] or [`Mode::PreferredMany`];
-    /// [`PolicyError::NodeTooLarge`].
+    /// [`PolicyError::NodeTooLarge`] if the number is not below [`NODES_MOST`].
+    ///
+    /// # Examples
     ///
     /// ```
     /// use pinfold::{mempolicy::Mempolicy, topology::NodeId};
@@ -226,7 +295,8 @@ impl Mempolicy {
         Ok(())
     }
 
-    /// The policy as the user said it, not bound to any nodes: what its text stands for.
+    /// Returns the policy as the user named it, not bound to any nodes. The policy's text is this
+    /// policy's.
     #[must_use]
     pub fn unbound(&self) -> Mempolicy {
         Mempolicy {
@@ -236,7 +306,7 @@ impl Mempolicy {
         }
     }
 
-    /// The policy in words, for those who keep policies in atomics.
+    /// Returns the policy as words, to keep in atomics.
     pub(crate) fn to_words(&self) -> [u64; WORDS] {
         let home = self.home.map_or(0, |home| home.0 as u64 + 1);
         let mut words = [0; WORDS];
@@ -249,7 +319,7 @@ impl Mempolicy {
         words
     }
 
-    /// The policy of [`to_words`](Self::to_words). Words that are no policy's give `default`.
+    /// Returns the policy with these words; `default` if the words are not a policy's.
     pub(crate) fn from_words(words: &[u64; WORDS]) -> Mempolicy {
         let Some(mode) = Mode::from_number(words[0] >> MODE_SHIFT & 0xffff) else {
             return Mempolicy::default();
@@ -272,7 +342,7 @@ impl Mempolicy {
     }
 }
 
-/// The rules for flags, in the order in which the kernel has them.
+/// Checks the flags, in the kernel's order of rules.
 fn check_flags(mode: Mode, flags: Flags, nodes: usize) -> Result<(), PolicyError> {
     let placed = flags.contains(Flags::STATIC) || flags.contains(Flags::RELATIVE);
     if flags.contains(Flags::STATIC | Flags::RELATIVE) {

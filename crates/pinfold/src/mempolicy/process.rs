@@ -1,25 +1,29 @@
-//! The policy that the process was started with, and what follows for the allocator.
+//! The policy that the process was started with, and what the allocator learns from it.
 
 use super::{Distances, Mempolicy, Mode, PolicyError, mems_allowed, set_for_thread, thread};
 use crate::topology::{NodeId, NodeSet, facts};
 use crate::{nodes, sys};
 use pinfold_rseq::env;
 
-/// The environment variable with the policy of a starting process.
+/// The environment variable that holds a starting process's policy.
 pub const VARIABLE: &str = "PINFOLD_POLICY";
 
-/// The longest text in the variable that is looked at: pages of every size that there is.
+/// Bytes of the variable that are read: a multiple of every page size.
 const LONGEST: usize = 64 << 10;
 
-/// Learns of the machine's nodes and of the process's policy, once, before anything is allocated; the variable's policy becomes the
-/// calling thread's, and so that of the threads that it starts.
+/// Reads the machine's nodes and the process's policy, on the first call, before anything is
+/// allocated.
 ///
-/// A process without the variable, on a machine with one node, makes no call for policies: some sandboxes kill for them.
+/// Sets the variable's policy for the calling thread; the threads that it starts inherit the
+/// policy.
+///
+/// A process without the variable, on a machine with one node, makes no system call for policies:
+/// some sandboxes kill a process for such a call.
 pub(crate) fn init() {
     if nodes::are_known() {
         return;
     }
-    // Later, the process may be forbidden to open files.
+    // The process may be forbidden to open files later.
     facts::read_once();
     follow_variable();
     nodes::init(&Process);
@@ -53,27 +57,30 @@ fn follow_variable() {
     if !env::is_set(VARIABLE) {
         return;
     }
-    // The text may be longer than what is left of the caller's stack.
+    // The text may not fit into the rest of the caller's stack.
     let Some(memory) = sys::map_memory(LONGEST) else {
         return;
     };
-    // SAFETY: a fresh mapping of that size, which only this function knows of.
+    // SAFETY: the mapping is fresh, is `LONGEST` bytes long and zeroed, and no other reference to
+    // it exists.
     let buffer = unsafe { core::slice::from_raw_parts_mut(memory.as_ptr(), LONGEST) };
     let text = env::read(VARIABLE, buffer);
     let wanted = text.and_then(|text| Mempolicy::parse(core::str::from_utf8(text).ok()?).ok());
     if let Some(policy) = wanted {
-        // A kernel that refuses leaves the policy as it was; the command says why before it starts a program.
+        // If the kernel refuses, the policy stays as it was. `pinfold run` reports the reason
+        // before it starts a program.
         let _ = set_for_thread(&policy);
     }
-    // SAFETY: the mapping from above; a policy does not borrow its text.
+    // SAFETY: `map_memory` returned `memory` with this size. The policy is a copy, so that no
+    // reference to the mapping is left.
     unsafe { sys::unmap(memory.as_ptr(), LONGEST) };
 }
 
-/// Whether the process's memory is placed by a policy of its own.
+/// Returns whether the kernel places the process's memory by a policy other than the system's.
 fn is_set() -> bool {
     match thread() {
         Ok(policy) => !matches!(policy.mode(), Mode::Default | Mode::Local),
-        // A newer kernel's: it holds, whatever it is.
+        // A newer kernel's mode is in force too, although this version does not know it.
         Err(error) => matches!(error, PolicyError::UnknownMode(_)),
     }
 }

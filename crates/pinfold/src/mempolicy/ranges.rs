@@ -1,25 +1,32 @@
-//! Ranges of pages to a fixed number of words each: what a shared policy is made of.
+//! A map from ranges of pages to a fixed number of words. Shared policies are such maps.
 //!
 //! # Vocabulary
 //!
-//! * A **record** is a range `[start, end)` of pages and its words. Records are sorted, do not overlap, and are not empty; two that touch
-//!   have different words.
-//! * A **buffer** holds an array of them (`buffer`). A **latch** has two buffers, of which readers see one (`latch`, where
-//!   the proof is).
+//! * A **record** is a range `[start, end)` of pages and its words. Records are sorted, are not
+//!   empty and do not overlap. Two records that touch have different words.
+//! * A **buffer** holds an array of records (`buffer`).
+//! * A **latch** has two buffers, of which readers see one (`latch`, which has the proof).
 //!
 //! # Who may do what
 //!
-//! Whoever sets holds [`WRITER`], one lock for all maps of the process: it copies the active buffer's records into the spare one, with
-//! the change, and publishes that. Lookups take nothing and write nothing. Copies leave, never references: what a lookup returns
-//! is its caller's, and what was set may change or go away.
+//! A thread that sets holds [`WRITER`], one lock for all maps of the process. It copies the active
+//! buffer's records into the spare one, with the change, and publishes the spare one.
 //!
-//! `WRITER` is the innermost lock: under it there is nothing but `mmap`. One lock for all, because then a handler that sets while it
-//! interrupted a set of another map is refused too, instead of waiting in a circle, and because a fork has to take only this one.
+//! A lookup takes no lock and writes nothing. It returns copies, not references, so that the record
+//! may be changed or removed afterwards.
+//!
+//! `WRITER` is the innermost lock: its holder only calls `mmap`. It is one lock for all maps, for
+//! two reasons:
+//!
+//! 1. A signal handler that sets may have interrupted a set of another map. With a lock for each
+//!    map, two such handlers could wait for each other. With one lock the handler is refused.
+//! 2. A fork takes one lock.
 //!
 //! # Memory
 //!
-//! None before the first set. A buffer that has become too small is replaced by one at least twice as large and stays mapped until the map is
-//! dropped, as a reader may be in it: so the old ones together take no more than the one in use.
+//! A map takes no memory before the first set. If a buffer is too small, one at least twice as
+//! large replaces it. The old buffer stays mapped until the map is dropped, because a reader may be
+//! in it. All old buffers together are at most as large as the one in use.
 
 #[cfg(test)]
 mod speed;
@@ -35,23 +42,33 @@ use core::fmt;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Who holds it may change maps.
+/// The lock that a thread holds while it changes a map.
 static WRITER: Lock<()> = Lock::new(());
 
-/// Why a range cannot be set.
+/// Why a range of a shared policy cannot be set.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy::{RangeError, SharedPolicy};
+///
+/// let refused = SharedPolicy::new().set(5..5, None);
+/// assert_eq!(refused, Err(RangeError::Empty));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RangeError {
     /// The range has no pages: its start is not below its end.
     Empty,
-    /// The caller is a signal handler that interrupted a change of a map in this thread: try again once it has returned.
+    /// The caller is a signal handler that interrupted a change of a shared policy in the same
+    /// thread. Try again after the handler has returned.
     Busy,
-    /// There is no memory for one range more.
+    /// There is no memory for another range.
     OutOfMemory,
-    /// None of the nodes that the policy names has memory that this process may use.
+    /// None of the policy's nodes has memory that this process may use.
     NoNodes,
-    /// None of the nodes that a range's policy would come to could be used when this process
-    /// started, and the allocator only knows those that could.
+    /// None of the nodes that a range's policy would come to was usable when this process started.
+    /// The allocator knows only the nodes that were.
     UnknownNodes,
 }
 
@@ -76,7 +93,7 @@ impl fmt::Display for RangeError {
 
 impl core::error::Error for RangeError {}
 
-/// A map from ranges to words; see the module.
+/// A map from ranges of pages to words.
 pub(crate) struct Ranges<const WORDS: usize> {
     latch: Latch<Buffer<WORDS>>,
 }
@@ -89,21 +106,27 @@ impl<const WORDS: usize> Ranges<WORDS> {
         }
     }
 
-    /// What `take` makes of the words of the range that covers `page`, all from one moment; `None` when no range does. `take` may be called
-    /// several times, and with words that do not belong together: what it makes of those is dropped.
+    /// Returns what `take` makes of the words of the range that covers `page`; `None` if no range
+    /// does.
     ///
-    /// O(log n), without a lock and without a write to shared memory; looks again when a set was published meanwhile.
+    /// The words are all from one moment. `take` may be called several times, and may find words
+    /// that do not belong together. Its result is dropped then.
+    ///
+    /// O(log n). Takes no lock and writes nothing. Starts over if another thread published a set
+    /// meanwhile.
     #[inline(always)]
     fn look<T>(&self, page: u64, take: impl Fn(&[AtomicU64; WORDS]) -> T) -> Option<T> {
         self.latch.read(|buffer| {
-            // SAFETY: buffers live as long as the map, which is borrowed.
+            // SAFETY: a published buffer stays mapped until the map is dropped, and `self` borrows
+            // the map.
             let table = unsafe { Table::at(buffer) };
             let words = table.words(table.covering(page)?)?;
             Some(take(words))
         })
     }
 
-    /// The words with these numbers of the range that covers `page`; 0 for one that there is not.
+    /// Returns the words numbered `wanted` of the range that covers `page`. A number past the last
+    /// word gives 0.
     #[inline(always)]
     pub(crate) fn lookup<const N: usize>(&self, page: u64, wanted: [usize; N]) -> Option<[u64; N]> {
         self.look(page, |words| {
@@ -111,29 +134,32 @@ impl<const WORDS: usize> Ranges<WORDS> {
         })
     }
 
-    /// All words of the range that covers `page`.
+    /// Returns all words of the range that covers `page`.
     pub(crate) fn lookup_all(&self, page: u64) -> Option<[u64; WORDS]> {
         self.look(page, load_all)
     }
 
-    /// The first range that has pages from `page` on.
+    /// Returns the first range that has pages from `page` on.
     pub(crate) fn next_from(&self, page: u64) -> Option<Record<WORDS>> {
         self.latch.read(|buffer| {
-            // SAFETY: as in `look`.
+            // SAFETY: a published buffer stays mapped until the map is dropped, and `self` borrows
+            // the map.
             let table = unsafe { Table::at(buffer) };
             table.record(table.ending_up_to(page))
         })
     }
 
-    /// How many ranges there are.
+    /// Returns the number of ranges.
     pub(crate) fn len(&self) -> usize {
-        // SAFETY: as in `look`.
+        // SAFETY: a published buffer stays mapped until the map is dropped, and `self` borrows the
+        // map.
         self.latch.read(|buffer| unsafe { Table::at(buffer) }.len())
     }
 
-    /// Gives the pages from `start` to before `end` these words, or none. What overlaps is trimmed, split or dropped.
+    /// Gives the pages from `start` to before `end` these words, or none. Overlapping ranges are
+    /// trimmed, split or removed.
     ///
-    /// O(n): all records are copied. After an error nothing has changed.
+    /// O(n): copies all records. After an error nothing has changed.
     pub(crate) fn set(
         &self,
         start: u64,
@@ -147,7 +173,7 @@ impl<const WORDS: usize> Ranges<WORDS> {
         let _held = WRITER.lock().ok_or(RangeError::Busy)?;
         let old = self.active();
         let new = words.map(|&words| Record { start, end, words });
-        // What overlaps is from `first` on and before `last`.
+        // Records `first..last` overlap the range.
         let first = old.ending_up_to(start);
         let last = old.starting_up_to(end - 1);
         let left = old.record(first).filter(|record| record.start < start);
@@ -177,8 +203,9 @@ impl<const WORDS: usize> Ranges<WORDS> {
         Ok(())
     }
 
-    /// Replaces every range's words, all at once. O(n). After an error, which may be one of
-    /// `change`, nothing has changed.
+    /// Replaces the words of every range, all at once. O(n).
+    ///
+    /// After an error, which may be one of `change`, nothing has changed.
     pub(crate) fn update(
         &self,
         mut change: impl FnMut(&mut [u64; WORDS]) -> Result<(), RangeError>,
@@ -198,28 +225,34 @@ impl<const WORDS: usize> Ranges<WORDS> {
         Ok(())
     }
 
-    /// All ranges as they were at one moment. O(n). Waits for a set that is under way, unless that is in the frame that the caller
-    /// interrupted: then the active buffer stands still too.
+    /// Copies all ranges as they are at one moment. O(n).
+    ///
+    /// Waits for a set in another thread. Does not wait if the caller is a signal handler that
+    /// interrupted a set: the active buffer does not change until the handler returns.
     pub(crate) fn snapshot(&self) -> Result<Snapshot<WORDS>, RangeError> {
         let _held = WRITER.lock();
         Snapshot::of(self.active()).ok_or(RangeError::OutOfMemory)
     }
 
-    /// What readers see. The caller holds the lock, or has interrupted its holder.
+    /// Returns the active buffer. The caller holds the lock, or is a handler that interrupted its
+    /// holder.
     fn active(&self) -> Table<'_, WORDS> {
-        // SAFETY: as in `look`.
+        // SAFETY: a published buffer stays mapped until the map is dropped, and `self` borrows the
+        // map.
         unsafe { Table::at(self.latch.active()) }
     }
 
-    /// The spare buffer, with room for `records`, to be filled. The caller holds the lock.
+    /// Returns the spare buffer, empty and with room for `records`. The caller holds the lock.
     fn draft(&self, records: usize) -> Result<Draft<'_, WORDS>, RangeError> {
         let spare = self.latch.spare();
-        // SAFETY: as in `look`.
+        // SAFETY: the spare buffer is null or stays mapped until the map is dropped, and `self`
+        // borrows the map.
         if unsafe { Table::at(spare) }.capacity() < records {
             let larger = Buffer::map(records, spare).ok_or(RangeError::OutOfMemory)?;
             self.latch.replace_spare(larger.as_ptr());
         }
-        // SAFETY: as above.
+        // SAFETY: the spare buffer is null (if `records` is 0) or stays mapped until the map is
+        // dropped, and `self` borrows the map.
         Ok(Draft::new(unsafe { Table::at(self.latch.open_spare()) }))
     }
 }
@@ -227,18 +260,19 @@ impl<const WORDS: usize> Ranges<WORDS> {
 impl<const WORDS: usize> Drop for Ranges<WORDS> {
     fn drop(&mut self) {
         for buffer in [self.latch.active(), self.latch.spare()] {
-            // SAFETY: of this map, which nobody borrows any more; no buffer is in both chains.
+            // SAFETY: `drop` has the only reference to the map, so that no reader is in a buffer.
+            // Both buffers were made by `Buffer::map`, and no buffer is in both chains.
             unsafe { Buffer::unmap_all(buffer) };
         }
     }
 }
 
-/// Whether a thread is in the middle of changing a map.
+/// Returns whether the thread with thread pointer `thread` is changing a map.
 pub(crate) fn is_lock_held(thread: u64) -> bool {
     WRITER.is_held_by(thread)
 }
 
-/// Has a fork wait until no map is being changed.
+/// Makes forks wait until no map is being changed.
 fn register_fork() {
     static HOOKS: Hooks = Hooks {
         rank: Rank::Policies,

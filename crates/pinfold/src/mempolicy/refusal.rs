@@ -1,9 +1,9 @@
-//! What the kernel means by an error number of one of these calls.
+//! Explains the error numbers of the system calls for policies.
 
 use super::Call;
 use core::fmt;
 
-/// Says what refused the call, and what to do.
+/// Writes why the call was refused, and what to do about it.
 pub(super) fn explain(call: Call, errno: i32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let name = call.name();
     match reason(call, errno) {

@@ -1,7 +1,7 @@
-//! Policies by range of pages, shared by all who use them: the kernel's `shared_policy`, which shared memory has.
+//! Policies by range of pages: the kernel's `shared_policy`, which shared memory has.
 //!
-//! Policies are kept by value. Who sets one leaves a duplicate behind, and who looks one up gets a duplicate: no count of references, and
-//! nothing that could be used after it was freed.
+//! A map holds copies of policies. A set copies the caller's policy into the map, and a lookup
+//! copies a policy out. So policies need no reference counts, and no caller can use a freed policy.
 
 use super::policy::WORDS;
 use super::ranges::{RangeError, Ranges};
@@ -10,13 +10,18 @@ use crate::topology::NodeSet;
 use core::fmt;
 use core::ops::Range;
 
-/// A policy for each of some ranges of pages. What a page is, and where page 0 lies, is up to the user: pages are numbers.
+/// A map from ranges of pages to policies. Pages are numbers, whose meaning is up to the caller.
 ///
-/// Any thread may look pages up while another sets ranges. A lookup is O(log n), takes no lock and writes nothing that another
-/// thread reads, so that any number of threads look up at the speed of one. Setting costs O(n): some ten
-/// microseconds where there are a thousand ranges. Only one thread of the process sets at a time, whichever the map.
+/// Any thread may look up pages while another thread sets ranges.
 ///
-/// Memory: none before the first range is set, then 848 bytes and up to four times as much for each range, until the map is dropped.
+/// * A lookup is O(log n). It takes no lock and writes no shared memory, so that lookups on many
+///   CPUs do not slow each other down.
+/// * A set is O(n): about 10 µs with 1,000 ranges. One thread of the process sets at a time,
+///   whichever the map.
+/// * Memory: none before the first set. Then 848 bytes to four times as much for each range, until
+///   the map is dropped.
+///
+/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{Mempolicy, SharedPolicy};
@@ -26,7 +31,10 @@ use core::ops::Range;
 /// BUFFERS.set(0..1000, Some(&Mempolicy::parse("interleave:0-3")?))?;
 /// BUFFERS.set(200..300, Some(&Mempolicy::parse("bind:1")?))?;
 /// BUFFERS.set(900..1100, None)?;
-/// assert_eq!(BUFFERS.to_string(), "0-200 interleave:0-3\n200-300 bind:1\n300-900 interleave:0-3\n");
+/// assert_eq!(
+///     BUFFERS.to_string(),
+///     "0-200 interleave:0-3\n200-300 bind:1\n300-900 interleave:0-3\n"
+/// );
 /// assert_eq!(BUFFERS.lookup(250).map(|policy| policy.to_string()).as_deref(), Some("bind:1"));
 /// assert_eq!(BUFFERS.lookup(900), None);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -36,7 +44,7 @@ pub struct SharedPolicy {
     ranges: Ranges<RECORD>,
 }
 
-/// A range's words: its policy, and what the allocator makes of it.
+/// Words of a range: its policy, and how the allocator follows the policy.
 const RECORD: usize = WORDS + Placement::WORDS;
 
 fn record_of(policy: &Mempolicy, placement: Option<Placement>) -> [u64; RECORD] {
@@ -60,7 +68,16 @@ impl Default for SharedPolicy {
 }
 
 impl SharedPolicy {
-    /// A map without ranges. Costs nothing.
+    /// Makes a map without ranges. Takes no memory.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::mempolicy::SharedPolicy;
+    ///
+    /// static POLICIES: SharedPolicy = SharedPolicy::new();
+    /// assert!(POLICIES.is_empty());
+    /// ```
     #[doc(alias = "mpol_shared_policy_init")]
     pub const fn new() -> Self {
         SharedPolicy {
@@ -68,18 +85,26 @@ impl SharedPolicy {
         }
     }
 
-    /// Gives pages a policy, or takes it from them: `None`, and a policy of mode [`Mode::Default`], leave them without. Ranges that reach
-    /// into `pages` are trimmed, one around it is split, those within it go. Ranges with equal policies that touch become one.
+    /// Sets the policy of a range of pages. `None`, or a policy of mode [`Mode::Default`], removes
+    /// it.
     ///
-    /// The policy is copied: what becomes of the caller's afterwards changes nothing here. All pages change at once, for
-    /// every reader. O(n) in the number of ranges. The end is excluded, so that page `u64::MAX` has no policy ever.
+    /// Ranges that reach into `pages` are trimmed, a range around `pages` is split, and ranges
+    /// within `pages` are removed. Ranges that touch and have equal policies are joined.
+    /// `pages.end` is excluded, so that page `u64::MAX` never has a policy.
     ///
-    /// Safe in signal handlers; where it is the process's first use of the library, and the machine has several nodes, it reads the
-    /// machine's description, with some ten KiB of stack. A fork in another thread waits until the change is done.
+    /// The map keeps a copy of `policy`. All pages change at once, for every reader.
+    ///
+    /// O(n) in the number of ranges. With a `weighted interleave` policy, reads the weights: a file
+    /// for each node. The process's first use of the library reads the machine's nodes from sysfs.
+    ///
+    /// A signal handler may call this. A fork in another thread waits until the change is done.
     ///
     /// # Errors
     ///
-    /// [`RangeError`]; nothing has changed then.
+    /// [`RangeError::Empty`], [`RangeError::Busy`] or [`RangeError::OutOfMemory`]. Nothing has
+    /// changed then.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use pinfold::mempolicy::{Mempolicy, RangeError, SharedPolicy};
@@ -96,34 +121,39 @@ impl SharedPolicy {
         self.ranges.set(pages.start, pages.end, words.as_ref())
     }
 
-    /// The policy of a page, as a copy that is the caller's; `None` where none was set. O(log n); takes no lock and writes nothing.
+    /// Returns a copy of a page's policy; `None` if the page has none. O(log n). Takes no lock and
+    /// writes no shared memory.
     #[doc(alias = "mpol_shared_policy_lookup")]
     pub fn lookup(&self, page: u64) -> Option<Mempolicy> {
         let words = self.ranges.lookup_all(page)?;
         Some(policy_in(&words))
     }
 
-    /// Where the policy of a page places it; `None` where none was set. As [`lookup`](Self::lookup), but copies two words.
+    /// Returns how the allocator follows a page's policy; `None` if the page has no policy. O(log
+    /// n). Copies two words.
     #[inline(always)]
     pub(crate) fn placement(&self, page: u64) -> Option<Placement> {
         Placement::from_words(self.ranges.lookup(page, [WORDS, WORDS + 1])?)
     }
 
-    /// How many ranges there are.
+    /// Returns the number of ranges.
     pub fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Whether no page has a policy.
+    /// Returns whether no page has a policy.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Has every policy follow a change of the nodes that may be used, all at once: [`Mempolicy::rebind`]. O(n).
+    /// Binds every policy again after the allowed nodes have changed, all at once; see
+    /// [`Mempolicy::rebind`]. O(n).
     ///
     /// # Errors
     ///
-    /// [`RangeError::Busy`] and [`RangeError::OutOfMemory`]; nothing has changed then.
+    /// [`RangeError::Busy`] or [`RangeError::OutOfMemory`]. Nothing has changed then.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use pinfold::mempolicy::{Mempolicy, SharedPolicy};
@@ -132,7 +162,8 @@ impl SharedPolicy {
     /// let shared = SharedPolicy::new();
     /// shared.set(0..10, Some(&Mempolicy::parse("interleave=relative:0-1")?))?;
     /// shared.rebind(&NodeSet::parse(b"4-7")?)?;
-    /// assert_eq!(shared.lookup(0).map(|policy| policy.nodes().to_string()).as_deref(), Some("4-5"));
+    /// let nodes = shared.lookup(0).map(|policy| policy.nodes().to_string());
+    /// assert_eq!(nodes.as_deref(), Some("4-5"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[doc(alias = "mpol_rebind_policy")]
@@ -140,8 +171,12 @@ impl SharedPolicy {
         self.rebind_if(allowed, |_| true)
     }
 
-    /// As [`rebind`](Self::rebind), unless a policy's nodes change to what is not `possible`:
-    /// [`RangeError::UnknownNodes`], and nothing has changed.
+    /// Binds every policy again, if each policy whose nodes change is `possible` afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`RangeError::UnknownNodes`] if one is not possible; [`RangeError::Busy`] or
+    /// [`RangeError::OutOfMemory`]. Nothing has changed then.
     pub(crate) fn rebind_if(
         &self,
         allowed: &NodeSet,
@@ -159,11 +194,14 @@ impl SharedPolicy {
         })
     }
 
-    /// All ranges and copies of their policies, in order, as they were at one moment. O(n), and as much memory as they take.
+    /// Copies all ranges and their policies as they are at one moment, in ascending order. O(n)
+    /// time and memory.
     ///
     /// # Errors
     ///
     /// [`RangeError::OutOfMemory`].
+    ///
+    /// # Examples
     ///
     /// ```
     /// use pinfold::mempolicy::{Mempolicy, SharedPolicy};
@@ -179,8 +217,10 @@ impl SharedPolicy {
     }
 }
 
-/// A line `start-end policy` for each range, the end excluded. The lines are from one moment; where there is no memory for that, each is
-/// from a moment of its own.
+/// Prints a line `start-end policy` for each range; `end` is excluded.
+///
+/// The lines are all from one moment. Without memory for a copy of the map, each line is from a
+/// moment of its own.
 impl fmt::Display for SharedPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Ok(mut ranges) = self.ranges() {
@@ -208,7 +248,7 @@ impl fmt::Debug for SharedPolicy {
     }
 }
 
-/// The ranges of a [`SharedPolicy`] as they were at one moment: [`SharedPolicy::ranges`].
+/// The ranges of a [`SharedPolicy`] as they were at one moment; from [`SharedPolicy::ranges`].
 pub struct SharedRanges {
     records: super::buffer::Snapshot<RECORD>,
     next: usize,
@@ -231,7 +271,7 @@ mod tests {
     use std::string::ToString;
 
     #[test]
-    fn a_range_s_placement_is_its_policy_s() {
+    fn a_range_has_the_placement_of_its_policy() {
         let shared = SharedPolicy::new();
         let policy = Mempolicy::parse("interleave:0").unwrap();
         shared.set(7..9, Some(&policy)).unwrap();

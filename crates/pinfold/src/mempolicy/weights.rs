@@ -1,23 +1,40 @@
-//! How many pages in a row `weighted interleave` places on each node.
+//! The weights of `weighted interleave`: how many pages in a row go to each node.
 
 use crate::sys::read_file_below;
 use crate::topology::{NODES_MOST, NodeId, NodeSet};
 use core::fmt::{self, Write};
 
-/// A weight for each node, from 1 to 255; 1 KiB.
+/// A weight for each node, from 1 to 255. Plain data of 1 KiB.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy::Weights;
+/// use pinfold::topology::NodeId;
+///
+/// let mut weights = Weights::default();
+/// weights.set(NodeId(1), 3);
+/// assert_eq!([weights.weight(NodeId(0)), weights.weight(NodeId(1))], [1, 3]);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Weights([u8; NODES_MOST]);
 
 impl Default for Weights {
-    /// Every node weighs 1: then weighted interleaving is interleaving.
+    /// Returns weight 1 for every node: weighted interleaving is then the same as interleaving.
     fn default() -> Self {
         Weights([1; NODES_MOST])
     }
 }
 
 impl Weights {
-    /// The weights that the kernel has for some nodes, from `sys/kernel/mm/mempolicy/weighted_interleave/nodeN` below `root`
-    /// (`/`, but for tests). 1 where a file is not there, as before Linux 6.9, or says nothing. One file read for each node.
+    /// Reads the kernel's weights of `nodes`, from
+    /// `sys/kernel/mm/mempolicy/weighted_interleave/nodeN` below `root`, which is `/` except in
+    /// tests.
+    ///
+    /// A node whose file is missing, as before Linux 6.9, or makes no sense has weight 1. One file
+    /// read for each node.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use pinfold::mempolicy::Weights;
@@ -43,12 +60,12 @@ impl Weights {
         weights
     }
 
-    /// The weight of a node; 1 for a number that no node can have.
+    /// Returns a node's weight; 1 if the number is not below [`NODES_MOST`].
     pub fn weight(&self, node: NodeId) -> u8 {
         self.0.get(node.0).copied().unwrap_or(1)
     }
 
-    /// Has a node weigh so much, in this table alone. 0 means 1, as for the kernel.
+    /// Sets a node's weight, in this table only. 0 means 1, as in the kernel.
     pub fn set(&mut self, node: NodeId, weight: u8) {
         if let Some(place) = self.0.get_mut(node.0) {
             *place = weight.max(1);
@@ -60,7 +77,7 @@ fn number(text: &[u8]) -> Option<u8> {
     core::str::from_utf8(text.trim_ascii()).ok()?.parse().ok()
 }
 
-/// A path that is being put together.
+/// A path under construction.
 struct Path {
     bytes: [u8; 96],
     length: usize,

@@ -1,22 +1,35 @@
-//! What can be seen of the page lists.
+//! What the page lists report about themselves.
 
 use crate::nodes;
 use crate::slab::KmemCache;
 use crate::topology::NodeId;
 use core::fmt::{self, Write};
 
-/// The page lists of all CPUs for one node's pages, with the words of the kernel's zoneinfo.
+/// The page lists of all CPUs for one node's pages, in the terms of the kernel's zoneinfo.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::pages::Pages;
+///
+/// let pool = Pages::new("watched")?;
+/// let page = pool.alloc(0).expect("there is memory for a page");
+/// assert_eq!(pool.lists().map(|list| list.active).sum::<usize>(), 1);
+/// // SAFETY: the page came from this pool and is not used afterwards.
+/// unsafe { pool.free(page) };
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct List {
-    /// The node; `None` for pages that the kernel places by the process's policy.
+    /// The node; `None` for the pages that the kernel places by the process's policy.
     pub node: Option<NodeId>,
-    /// Pages on the CPUs' lists now.
+    /// Pages on the CPUs' lists.
     pub count: usize,
-    /// Pages that a list holds at most, before it spills; follows use.
+    /// The most pages that a list holds before it spills. Adapts to use.
     pub high: usize,
-    /// Pages in users' hands.
+    /// Pages that are allocated.
     pub active: usize,
-    /// Pages that are taken from the system, used or not.
+    /// Pages that the slabs of this node hold, allocated or free.
     pub present: usize,
 }
 
@@ -34,7 +47,7 @@ impl List {
     }
 }
 
-/// A line in the manner of `/proc/zoneinfo`.
+/// Prints a line in the style of `/proc/zoneinfo`.
 impl fmt::Display for List {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.node {
@@ -55,7 +68,8 @@ impl fmt::Display for List {
     }
 }
 
-/// The name of a node's cache: the arena's and the node's number, cut to fit.
+/// Writes the name of a node's cache into `text`: the arena's name, cut to fit, and the node's
+/// number.
 pub(super) fn name<'t>(arena: &str, node: usize, text: &'t mut [u8; 32]) -> &'t str {
     struct Text<'t>(&'t mut [u8], usize);
     impl Write for Text<'_> {
@@ -69,7 +83,7 @@ pub(super) fn name<'t>(arena: &str, node: usize, text: &'t mut [u8; 32]) -> &'t 
             Ok(())
         }
     }
-    // Room for the longest number stays.
+    // Leaves room for the colon and the longest number.
     let mut most = arena.len().min(27);
     while !arena.is_char_boundary(most) {
         most -= 1;

@@ -1,28 +1,40 @@
 //! Single pages by memory policy: per-CPU page lists in front of each node's pages.
 //!
-//! What the kernel does when a page is touched first, for programs that hand out pages themselves (buffer pools, rings, arenas of
-//! their own): find the effective policy of the page's place, the node by the policy, and a page of that node.
+//! The kernel chooses a node for a page when a thread first touches the page. This module does the
+//! same for programs that hand out pages themselves, such as buffer pools and rings: it finds the
+//! effective policy of a page's place, the node that the policy means, and a page of that node.
 //!
 //! # Vocabulary
 //!
-//! * A [`Pages`] is an arena of pages with a policy of its own. A page is asked for by its **place**, a number of the caller's: the
-//!   page's offset in a file or region. Policies hold for ranges of places ([`SharedPolicy`]).
-//! * The **effective policy** of a place is its range's; else the one that the process was started with; else the page comes from
-//!   the node that the thread runs on.
-//! * For each node there is a **page list** on each CPU: the sheaf of a [cache](crate::slab) of pages that is bound to the node. It is
-//!   refilled and spilled by a batch, its high mark follows use and a budget, and the shepherd drains it when idle.
+//! * A [`Pages`] is an arena of pages with policies of its own.
+//! * A **place** is a number that the caller asks for a page with: the page's offset in a file or
+//!   region. Policies hold for ranges of places ([`SharedPolicy`]).
+//! * The **effective policy** of a place is its range's, else the one that the process was started
+//!   with. Without either, the page comes from the node that the thread runs on.
+//! * A **page list** holds a node's free pages on a CPU: the sheaf of a [cache](crate::slab) that
+//!   is bound to the node. It is refilled and spilled in batches. Its capacity adapts to use,
+//!   within a budget. The shepherd drains idle lists.
 //!
 //! # What an allocation touches
 //!
-//! The ranges, if any was given a policy, which nobody writes but who sets one; the words of the thread's CPU; the page list's top. No counter, lock or
-//! line that another CPU writes, whatever the policy: policies are not reference-counted, as ranges hold them by value.
-//! When the list is empty: the node's lock, once a batch.
+//! 1. The ranges, if any was given a policy. Only a thread that sets a policy writes them.
+//! 2. The words of the thread's CPU.
+//! 3. The top of the page list.
+//!
+//! An allocation touches no counter, lock or cache line that another CPU writes, whichever the
+//! policy: ranges hold policies by value, so that no reference is counted. If the list is empty,
+//! the allocation takes the node's lock, once a batch.
 //!
 //! # When a node is full
 //!
-//! Pages come from the next node that the policy lets give some, by distance; a bound one gives nothing more. A node is
-//! full when less than 1/64 of its memory, or twice its share of `vm.min_free_kbytes`, is free or files' pages, and other nodes have
-//! more; that is looked up ten times a second.
+//! If a node is full, pages come from the next node that the policy permits, by distance. A `bind`
+//! policy permits only its own nodes.
+//!
+//! A node is full if fresh memory would leave it less than its reserve, and another node has more
+//! room. The reserve is 1/64 of the node's memory, or twice the node's share of
+//! `vm.min_free_kbytes` if that is more. The free memory, with the file pages that the kernel can
+//! drop, is an estimate: it is read when the process starts, follows what the allocator takes and
+//! gives back, and is read again by a shepherd that the program started.
 
 mod lists;
 
@@ -42,46 +54,51 @@ use core::sync::atomic::Ordering::Relaxed;
 
 /// An arena of pages, with policies for ranges of places.
 ///
+/// # Examples
+///
 /// ```
 /// use pinfold::mempolicy::Mempolicy;
 /// use pinfold::pages::Pages;
 ///
 /// let pool = Pages::new("buffers")?;
 /// pool.set_policy(0..1024, Some(&Mempolicy::parse("interleave")?))?;
-/// let page = pool.alloc(7).expect("memory");
-/// // SAFETY: the page is ours, and `page_size` bytes large.
+/// let page = pool.alloc(7).expect("there is memory for a page");
+/// // SAFETY: `alloc` returned the page, which is `page_size` bytes large, to this thread alone.
 /// unsafe { page.write_bytes(0xff, pool.page_size()) };
 /// assert!(pool.policy_of(7).is_some() && pool.policy_of(1024).is_none());
-/// // SAFETY: it came from this arena and is not used afterwards.
+/// // SAFETY: the page came from this arena and is not used afterwards.
 /// unsafe { pool.free(page) };
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Pages {
-    /// One for each node, the kernel's too.
+    /// A cache for each node, including the kernel's node.
     caches: [Option<KmemCache>; nodes::MAX_NODES],
     policy: SharedPolicy,
-    /// What an allocation has to do besides, if anything: [`LOOKS_UP`] and [`COUNTS`].
+    /// What an allocation does besides taking a page: a set of [`LOOKS_UP`] and [`COUNTS`].
     duties: AtomicU8,
     stat: VmStat<NumaItem>,
 }
 
-/// Bytes in full page lists that a node keeps: what comes from there costs the others the node's lock for a moment only, and what
-/// comes from slabs ten times as long. Given back when nobody needed it for a second, as all that is idle.
+/// Bytes in full page lists that a node's barn keeps.
+///
+/// Taking a full list from the barn holds the node's lock for a moment; filling a list from slabs
+/// holds it ten times as long. Lists that were not needed for about a second are given back, like
+/// all idle memory.
 const BARN_BYTES: usize = 32 << 20;
 
-/// Ranges may have policies.
+/// Some range may have a policy.
 const LOOKS_UP: u8 = 1 << 0;
-/// `stat` counts.
+/// Allocations are counted in `stat`.
 const COUNTS: u8 = 1 << 1;
 
 impl Pages {
-    /// An arena without policies. Its page lists bear `name` in slabinfo, followed by the node's number.
+    /// Makes an arena without policies. Its caches appear in slabinfo as `name:NODE`.
     ///
-    /// Takes a cache's descriptor for each node.
+    /// Takes a cache descriptor for each node.
     ///
     /// # Errors
     ///
-    /// [`CacheError`]: too many caches, or no memory.
+    /// [`CacheError`] if there are too many caches, or no memory.
     pub fn new(name: &str) -> Result<Pages, CacheError> {
         page::init();
         let mut pages = Pages {
@@ -91,7 +108,8 @@ impl Pages {
             stat: VmStat::new(),
         };
         let size = sys::page_size();
-        // SAFETY: a page's size is a power of two.
+        // SAFETY: a page's size is a power of two, so it is a valid alignment, and a multiple of
+        // itself.
         let layout = unsafe { Layout::from_size_align_unchecked(size, size) };
         for (node, cache) in pages.caches.iter_mut().enumerate().take(nodes::count()) {
             let mut text = [0; 32];
@@ -102,68 +120,79 @@ impl Pages {
         Ok(pages)
     }
 
-    /// Bytes in a page.
+    /// Returns the number of bytes in a page.
     pub fn page_size(&self) -> usize {
         sys::page_size()
     }
 
-    /// Sets the policy of the places in `range`, or with `None` or a default one takes it away. Ranges that it overlaps are cut, split or
-    /// replaced. Pages that were allocated stay where they are.
+    /// Sets the policy of the places in `range`. `None`, or a `default` policy, removes it.
     ///
-    /// Takes a lock and copies the list of ranges.
+    /// Ranges that overlap `range` are trimmed, split or replaced. Pages that are allocated already
+    /// stay where they are. Takes a lock and copies the list of ranges.
     ///
     /// # Errors
     ///
-    /// [`RangeError`]: a range that ends before it begins, a policy none of whose nodes can be used here, no memory, or a signal handler
-    /// that interrupted a set.
+    /// Nothing has changed then, except that later allocations look up their ranges.
+    ///
+    /// * [`RangeError::Empty`] if the range does not begin below its end.
+    /// * [`RangeError::NoNodes`] if none of the policy's nodes is usable.
+    /// * [`RangeError::Busy`] if the caller is a signal handler that interrupted a set.
+    /// * [`RangeError::OutOfMemory`] if there is no memory.
     pub fn set_policy(
         &self,
         range: Range<u64>,
         policy: Option<&Mempolicy>,
     ) -> Result<(), RangeError> {
-        // As in the kernel: a default policy is none, and costs what none costs.
+        // A `default` policy is the same as none, as in the kernel, and must not cost a lookup.
         let policy = policy.filter(|policy| policy.mode() != Mode::Default);
         if let Some(policy) = policy {
             if !Placement::is_possible(policy) {
                 return Err(RangeError::NoNodes);
             }
-            // Stays: whether any range is left is not worth knowing.
+            // Never cleared again: finding out whether a range is left would cost more than it
+            // saves.
             self.duties.fetch_or(LOOKS_UP, Relaxed);
         }
         self.policy.set(range, policy)
     }
 
-    /// The policies by ranges.
+    /// Returns the policies by range, to look at or to set. From this call on, allocations look up
+    /// their ranges.
     pub fn policies(&self) -> &SharedPolicy {
-        // Whoever has them may set some.
+        // The caller may set policies through the reference.
         self.duties.fetch_or(LOOKS_UP, Relaxed);
         &self.policy
     }
 
-    /// The policy of a place's range, if it has one: a copy.
+    /// Returns a copy of the policy of a place's range; `None` if the place has none. O(log n) in
+    /// the number of ranges.
     pub fn policy_of(&self, place: u64) -> Option<Mempolicy> {
         self.policy.lookup(place)
     }
 
-    /// Follows a change of the nodes that the process may use, as the flags of each range's policy say.
+    /// Binds the policies of all ranges again after the allowed nodes have changed; see
+    /// [`Mempolicy::rebind`]. O(n) in the number of ranges.
     ///
-    /// The allocator knows the nodes that the process could use when it started. As for
-    /// [`set_policy`](Self::set_policy), other nodes of a policy give no pages, and a policy needs
-    /// at least one node that does.
+    /// The allocator knows only the nodes that the process could use when it started. Other nodes
+    /// of a policy give no pages.
     ///
     /// # Errors
     ///
-    /// [`RangeError::UnknownNodes`] when a policy would come to other nodes only;
-    /// [`RangeError::Busy`] and [`RangeError::OutOfMemory`]. Nothing has changed then.
+    /// Nothing has changed then.
+    ///
+    /// * [`RangeError::UnknownNodes`] if a policy would come to unknown nodes only.
+    /// * [`RangeError::Busy`] if the caller is a signal handler that interrupted a set.
+    /// * [`RangeError::OutOfMemory`] if there is no memory.
     pub fn rebind(&self, allowed: &NodeSet) -> Result<(), RangeError> {
         self.policy.rebind_if(allowed, Placement::is_possible)
     }
 
-    /// A page for a place, by its effective policy. What it holds is left from its last use. `None` when no node that the
-    /// policy lets give memory has any.
+    /// Allocates a page for a place, by the place's effective policy. `None` if no node that the
+    /// policy permits has memory.
     ///
-    /// A lookup of the range, where any was given a policy, and a pop off the CPU's page list; when that is empty the node's lock, and a
-    /// system call when the node has no free page.
+    /// The page holds what its last user left there. Costs a pop from the CPU's page list, and a
+    /// lookup of the range if any range was given a policy. If the list is empty, takes the node's
+    /// lock; if the node has no free page, makes a system call.
     #[inline]
     pub fn alloc(&self, place: u64) -> Option<NonNull<u8>> {
         if self.duties.load(Relaxed) != 0 {
@@ -176,7 +205,8 @@ impl Pages {
         }
     }
 
-    /// The same where there are policies or counters. Not inlined: it would have every caller save registers.
+    /// Allocates a page if there are policies or counters. Not inlined: otherwise every caller of
+    /// `alloc` would save registers.
     #[inline(never)]
     fn alloc_by_policy(&self, place: u64) -> Option<NonNull<u8>> {
         let (ask, placement) = self.ask(place);
@@ -189,15 +219,16 @@ impl Pages {
         }
     }
 
-    /// As [`alloc`](Self::alloc), a page of zeroes.
+    /// Allocates a page as [`alloc`](Self::alloc) does, and fills it with zeroes.
     pub fn alloc_zeroed(&self, place: u64) -> Option<NonNull<u8>> {
         let page = self.alloc(place)?;
-        // SAFETY: the page is ours, and so large.
+        // SAFETY: `alloc` returned the page to this thread alone, and it is `page_size` bytes
+        // large.
         unsafe { page.write_bytes(0, sys::page_size()) };
         Some(page)
     }
 
-    /// The node to ask for a place's page, and the placement that said so.
+    /// Returns the node to ask for a place's page, and the placement that chose the node.
     #[inline]
     fn ask(&self, place: u64) -> (Ask, Option<Placement>) {
         let Some(placement) = self.policy.placement(place) else {
@@ -215,7 +246,7 @@ impl Pages {
         (ask, Some(placement))
     }
 
-    /// Looks on other nodes when the one that was asked has no page.
+    /// Asks other nodes for a page, when the first one has none.
     #[cold]
     #[inline(never)]
     fn alloc_elsewhere(&self, ask: Ask, placement: Option<Placement>) -> Option<NonNull<u8>> {
@@ -227,7 +258,7 @@ impl Pages {
         Some(page)
     }
 
-    /// Counts a page, if that is asked for.
+    /// Counts a page, if counting is on.
     #[inline]
     fn count(&self, ask: Ask) {
         if self.duties.load(Relaxed) & COUNTS != 0 && !nodes::is_the_kernels(ask.node) {
@@ -249,11 +280,11 @@ impl Pages {
         })
     }
 
-    /// Takes a page back: to the CPU's list of its node's pages.
+    /// Frees a page: puts it on the CPU's list of its node's pages.
     ///
     /// # Safety
     ///
-    /// The page came from this arena and nobody uses it any more.
+    /// `page` came from this arena, was not freed since, and is not used any more.
     #[inline]
     pub unsafe fn free(&self, page: NonNull<u8>) {
         let node = match nodes::count() {
@@ -261,22 +292,26 @@ impl Pages {
             count => page::node_of(page.as_ptr() as usize).min(count - 1),
         };
         if let Some(cache) = &self.caches[node] {
-            // SAFETY: the caller's promise: the page is of the arena's cache for its node.
+            // SAFETY: the caller promises that the page came from this arena and is not used. Pages
+            // of node `node` come from this cache only.
             unsafe { cache.free(page) };
         }
     }
 
-    /// The node that a page of this arena was asked of; `None` when the kernel placed it by the process's policy. Arithmetic only.
+    /// Returns the node that a page of this arena was asked of; `None` if the kernel placed it by
+    /// the process's policy. Arithmetic only.
     ///
-    /// The kernel may have placed it elsewhere, when the node had less memory than it seemed or pages were moved:
-    /// [`node_at`](crate::mempolicy::node_at) asks it.
+    /// The kernel may have placed the page on another node, if the node had less memory than it
+    /// seemed or the page was moved. [`node_at`](crate::mempolicy::node_at) asks the kernel.
     pub fn node_of(&self, page: NonNull<u8>) -> Option<NodeId> {
         let node = page::node_of(page.as_ptr() as usize);
         (!nodes::is_the_kernels(node)).then(|| NodeId(nodes::id(node)))
     }
 
-    /// Counts every allocation from now on, or does not any more: hits, misses and the like, by node, as the kernel's
-    /// `numastat`. Two more adds on the thread's own CPU for each page.
+    /// Turns counting on or off. While it is on, every allocation counts hits, misses and the other
+    /// items of the kernel's `numastat`, by node.
+    ///
+    /// Costs at least two more adds on the thread's own CPU for each page.
     pub fn set_counting(&self, counting: bool) {
         match counting {
             true => self.duties.fetch_or(COUNTS, Relaxed),
@@ -284,24 +319,29 @@ impl Pages {
         };
     }
 
-    /// What was counted while [counting](Self::set_counting) was on: pages, in the
+    /// Returns what was counted while [counting](Self::set_counting) was on: pages, in the
     /// [`Zone::normal`] of each node.
     pub fn numa_stat(&self) -> &VmStat<NumaItem> {
         &self.stat
     }
 
-    /// The page lists, one for each node. Walks the CPUs' words, and takes each node's lock.
+    /// Returns the page lists of each node. Reads the words of all CPUs, and takes each node's
+    /// lock.
     pub fn lists(&self) -> impl Iterator<Item = List> + '_ {
         let caches = self.caches.iter().flatten().enumerate();
         caches.map(|(node, cache)| List::of(node, cache))
     }
 
-    /// Gives back what can be given back now: takes the CPUs' lists, and free pages go to the system. Interrupts the CPUs that run
-    /// this process's threads. Returns how many bytes went back at least.
+    /// Empties the CPUs' lists, and gives all empty slabs back to the page layer. Returns the
+    /// number of these slabs.
+    ///
+    /// Interrupts the CPUs that run this process's threads. The page layer gives the memory back to
+    /// the system when its budgets require it.
     ///
     /// # Errors
     ///
-    /// [`FenceError`](pinfold_rseq::FenceError) where the kernel cannot fence: then the lists stay.
+    /// [`FenceError`](pinfold_rseq::FenceError) if the kernel cannot fence. Then the CPUs' lists
+    /// stay.
     pub fn shrink(&self) -> Result<usize, pinfold_rseq::FenceError> {
         let mut slabs = 0;
         for cache in self.caches.iter().flatten() {

@@ -1,47 +1,47 @@
 //! The memory limit of the process's cgroup.
 //!
-//! A cgroup's memory is bounded by its own limit and by those of all cgroups above it. The kernel
-//! tells each limit in a file of its own, below a mount point that may be anywhere:
+//! A cgroup's memory is bounded by its own limit and by those of all cgroups above it. Each limit
+//! is in a file of its own, below a mount point that may be anywhere:
 //!
 //! 1. `/proc/self/cgroup` names the process's cgroup and the version of its memory controller.
 //! 2. The limits are usually below `/sys/fs/cgroup`. Only if none is there, `/proc/self/mountinfo`
-//!    says where the hierarchy is mounted, and which cgroup is at the mount point.
+//!    tells where the hierarchy is mounted, and which cgroup is at the mount point.
 //! 3. Every level is read, from the process's cgroup up to the mount point.
 //!
-//! In a namespace, the name of the cgroup may lie outside of what is mounted. Then the levels that
-//! can be seen count: at least the mount point.
+//! In a namespace, the cgroup's name may point outside of what is mounted. Then the visible levels
+//! count: at least the mount point.
 //!
-//! Nothing here allocates. A thread that allocates may have little stack, so that names and paths
-//! are put together in a static. A name longer than [`NAME`] counts as no limit.
+//! Nothing here allocates. A thread that allocates may have little stack, so names and paths are
+//! built in a static buffer. A name longer than [`NAME`] counts as no limit.
 
 use crate::lock::Lock;
 use crate::sys::{for_each_line, number_at_start, read_once};
 use core::ffi::CStr;
 
-/// The longest name of a cgroup that is followed.
+/// The longest name of a cgroup that is read.
 const NAME: usize = 512;
-/// The longest path: a made-up root, a mount point, a cgroup and a file.
+/// The longest path: a test's root, a mount point, a cgroup and a file.
 const PATH: usize = 1024;
-/// The longest line that is looked at.
+/// The longest line that is read. Longer lines are passed over.
 const LINE: usize = NAME + 256;
-/// The longest made-up root, with a file's name behind it.
+/// The longest test root, with the name of a file behind it.
 const ROOT: usize = 192;
 
-/// What would take too much stack.
+/// The buffers that would take too much stack.
 struct Room {
     name: Text<NAME>,
     path: Text<PATH>,
     line: [u8; LINE],
 }
 
-/// A fork takes it with the page layer's locks.
+/// A fork takes this lock together with the page layer's locks.
 static ROOM: Lock<Room> = Lock::new(Room {
     name: Text::new(),
     path: Text::new(),
     line: [0; LINE],
 });
 
-/// Which files tell the limits.
+/// The version of the cgroup interface, which determines the files with the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     One,
@@ -49,7 +49,7 @@ enum Version {
 }
 
 impl Version {
-    /// Where the hierarchy usually is.
+    /// Returns where the hierarchy is usually mounted.
     fn usual_mount(self) -> &'static [u8] {
         match self {
             Version::One => b"/sys/fs/cgroup/memory",
@@ -57,7 +57,7 @@ impl Version {
         }
     }
 
-    /// The files with limits. A cgroup without the first has none of them.
+    /// Returns the files with limits. A cgroup without the first file has none of them.
     fn files(self) -> &'static [&'static [u8]] {
         match self {
             Version::One => &[b"/memory.limit_in_bytes"],
@@ -80,13 +80,13 @@ impl<const N: usize> Text<N> {
         }
     }
 
-    /// Becomes `text`. Returns false if there is no room.
+    /// Replaces the content by `text`. Returns false if there is no room.
     fn set(&mut self, text: &[u8]) -> bool {
         self.length = 0;
         self.push(text)
     }
 
-    /// Appends `more`. Returns false if there is no room, with a byte left for a NUL.
+    /// Appends `more`, and leaves a byte for a NUL. Returns false if there is no room.
     fn push(&mut self, more: &[u8]) -> bool {
         let end = self.length + more.len();
         if end >= N {
@@ -101,7 +101,7 @@ impl<const N: usize> Text<N> {
         &self.bytes[..self.length]
     }
 
-    /// Calls `f` with the text and `more` behind it, as a path.
+    /// Calls `f` with the text and `more` behind it, as a path. Returns `None` if there is no room.
     fn with<R>(&mut self, more: &[u8], f: impl FnOnce(&CStr) -> R) -> Option<R> {
         let length = self.length;
         let fits = self.push(more);
@@ -115,11 +115,11 @@ impl<const N: usize> Text<N> {
     }
 }
 
-/// Reads the smallest limit on the memory of the process's cgroup, in bytes, `usize::MAX` if there is
-/// none. Returns `None` if another thread reads it. `root` stands before every path; it is empty
-/// outside of tests.
+/// Reads the smallest limit on the memory of the process's cgroup, in bytes; `usize::MAX` if there
+/// is none. Returns `None` if another thread is reading it.
 ///
-/// Reads one file, and one or two for each level of the cgroup.
+/// `root` stands in front of every path. It is empty except in tests. Reads one file, and one or
+/// two for each level of the cgroup.
 pub(crate) fn memory_limit(root: &[u8]) -> Option<usize> {
     let mut room = ROOM.try_lock()?;
     let limit = own(root, &mut room).and_then(|version| limit_of(root, version, &mut room));
@@ -131,7 +131,7 @@ pub(crate) fn lock_for_fork() {
     ROOM.lock_for_fork();
 }
 
-/// Gives back what [`lock_for_fork`] took, in the parent or in the child.
+/// Releases the lock that [`lock_for_fork`] took, in the parent or in the child.
 pub(crate) fn unlock_after_fork() {
     ROOM.unlock_after_fork();
 }
@@ -152,7 +152,7 @@ pub(crate) fn with_file<R>(file: &[u8], f: impl FnOnce(&CStr) -> R) -> Option<R>
     if fits { path.with(file, f) } else { None }
 }
 
-/// Calls `f` with the path of `file` below `root`, if that is not too long.
+/// Calls `f` with the path of `file` below `root`. Returns `None` if the path is too long.
 fn at_root<R>(root: &[u8], file: &[u8], f: impl FnOnce(&CStr) -> R) -> Option<R> {
     let mut path = Text::<ROOT>::new();
     if path.push(root) {
@@ -180,9 +180,10 @@ fn for_own(root: &[u8], room: &mut [u8], mut each: impl FnMut(Version, &[u8])) {
     });
 }
 
-/// Stores the name of the cgroup that limits the process's memory, and returns its version. The
-/// first version wins: a controller belongs to one hierarchy, and that of the second version is
-/// listed also where it has no memory controller.
+/// Stores the name of the cgroup that limits the process's memory, and returns its version.
+///
+/// The first version wins: a controller belongs to one hierarchy, and the second version's
+/// hierarchy is listed even if it has no memory controller.
 fn own(root: &[u8], room: &mut Room) -> Option<Version> {
     let Room { name, line, .. } = room;
     let mut found = None;
@@ -194,13 +195,13 @@ fn own(root: &[u8], room: &mut Room) -> Option<Version> {
     found
 }
 
-/// Whether a list separated by commas has `item`.
+/// Returns whether a list separated by commas has `item`.
 fn has_item(list: &[u8], item: &[u8]) -> bool {
     list.split(|&byte| byte == b',').any(|one| one == item)
 }
 
-/// Returns the smallest limit of the cgroup whose name is in `room`, and of those above it; `None`
-/// if no file says.
+/// Returns the smallest limit of the cgroup whose name is in `room`, and of the cgroups above it;
+/// `None` if no file has one.
 fn limit_of(root: &[u8], version: Version, room: &mut Room) -> Option<usize> {
     let Room { name, path, line } = room;
     let mut below_mount = |at: &[u8], above: &[u8]| {
@@ -230,7 +231,7 @@ fn limit_of(root: &[u8], version: Version, room: &mut Room) -> Option<usize> {
     mounted
 }
 
-/// What a line of `mountinfo` says of a cgroup's hierarchy.
+/// What a line of `mountinfo` tells about a cgroup hierarchy.
 struct Mount<'l> {
     version: Version,
     /// The cgroup at the mount point.
@@ -253,7 +254,7 @@ impl Mount<'_> {
     }
 }
 
-/// Returns the part of `name` below the cgroup `root`, empty where `name` lies elsewhere.
+/// Returns the part of `name` below the cgroup `root`; empty if `name` lies elsewhere.
 fn below<'n>(name: &'n [u8], root: &[u8]) -> &'n [u8] {
     if name == b"/" || name.starts_with(b"/..") {
         return b"";
@@ -294,7 +295,7 @@ fn limit_in(path: &CStr) -> Option<usize> {
     if !text[0].is_ascii_digit() {
         return Some(usize::MAX);
     }
-    // The first version says "no limit" by the largest number of whole pages.
+    // The first version's "no limit" is the largest number of whole pages.
     let limit = number_at_start(text);
     Some(if limit >= 1 << 62 { usize::MAX } else { limit })
 }
@@ -305,7 +306,7 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
     use std::string::ToString;
 
-    /// The limit that a machine with these files has.
+    /// Returns the limit that a machine with these files has.
     fn limit(files: &[(&str, &str)]) -> usize {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -313,7 +314,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        // Other tests read limits too.
+        // Another test may be reading a limit just now.
         loop {
             if let Some(limit) = memory_limit(root.path().as_os_str().as_bytes()) {
                 return limit;
@@ -365,7 +366,7 @@ mod tests {
         let inside = ("sys/fs/cgroup/memory.max", "67108864\n");
         assert_eq!(limit(&[(OWN, "0::/\n"), inside]), 64 << 20);
         assert_eq!(limit(&[(OWN, "0::/\n")]), MAX);
-        // The name as the host knows it, which is not mounted here.
+        // The name as the host knows it. It is not mounted here.
         assert_eq!(limit(&[(OWN, "0::/docker/0123abcd\n"), inside]), 64 << 20);
         assert_eq!(limit(&[(OWN, "0::/../sibling\n"), inside]), 64 << 20);
     }
@@ -412,7 +413,7 @@ mod tests {
             ("run/cg1/mem/worker/memory.limit_in_bytes", "65536\n"),
         ];
         assert_eq!(limit(&deeper), 65536);
-        // The name of another container's cgroup begins with the same letters.
+        // The other container's name begins with this one's.
         let other = [
             (MOUNTS, mounts),
             (OWN, "4:memory:/docker/012\n"),
@@ -429,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_no_limit() {
+    fn nonsense_counts_as_no_limit() {
         assert_eq!(limit(&[]), MAX);
         for own in ["", "\n", "0:", "0::", "::/x", "x\n0:/a\n"] {
             assert_eq!(limit(&[(OWN, own)]), MAX, "{own:?}");
@@ -437,7 +438,7 @@ mod tests {
         let long = "0::/".to_string() + &"x".repeat(2000) + "\n";
         let inside = ("sys/fs/cgroup/memory.max", "4096\n");
         assert_eq!(limit(&[(OWN, &long), inside]), MAX);
-        // A long line of another hierarchy does no harm.
+        // A long line of another hierarchy is passed over.
         let both = "5:pids:/".to_string() + &"y".repeat(2000) + "\n0::/\n";
         assert_eq!(limit(&[(OWN, &both), inside]), 4096);
         let empty = ("sys/fs/cgroup/memory.max", "");

@@ -1,11 +1,11 @@
 //! What the allocator has to know of the machine, read once.
 //!
 //! A thread that allocates may have little stack, and after start-up it may be forbidden to open
-//! files. So the first allocation reads these facts, a small piece of a file at a time, into
-//! statics. From then on they cost a load.
+//! files. So the first allocation reads these facts into statics, a small piece of a file at a
+//! time. Later, a fact costs a load.
 //!
-//! Facts do not follow the machine by themselves. A shepherd's thread, which may open files, brings
-//! what it reads: [`follow`].
+//! The statics do not follow changes of the machine. A shepherd's thread, which may open files,
+//! updates them by [`follow`].
 
 use super::list::List;
 use super::set::{ListError, Set, number};
@@ -21,14 +21,14 @@ const WITH_MEMORY: &CStr = c"/sys/devices/system/node/has_memory";
 const WITH_CPUS: &CStr = c"/sys/devices/system/node/has_cpu";
 const ONLINE: &CStr = c"/sys/devices/system/node/online";
 
-/// The CPUs that nothing should interrupt: isolated, or without a periodic tick.
+/// The CPUs that the library should not interrupt: isolated CPUs, and CPUs without a periodic tick.
 struct Quiet {
     cpus: [AtomicU64; CPUS_MOST / 64],
     any: AtomicBool,
 }
 
 static QUIET: Quiet = Quiet::new();
-/// How many nodes have memory, at least 1; 0 until the facts are known.
+/// The number of nodes with memory, at least 1; 0 until the facts are known.
 static NODES: AtomicUsize = AtomicUsize::new(0);
 
 impl Quiet {
@@ -61,21 +61,21 @@ impl Quiet {
         self.any.store(any, Relaxed);
     }
 
-    /// Adds the CPUs of both files. Where the list of isolated CPUs makes no sense, any CPU may be
-    /// one.
+    /// Adds the CPUs of both files. If the list of isolated CPUs makes no sense, adds all CPUs,
+    /// because each of them may be isolated.
     fn read(&self, isolated: &CStr, nohz_full: &CStr) {
         if for_each_number(isolated, |cpu| self.insert(cpu)).is_err() {
             (0..CPUS_MOST).for_each(|cpu| self.insert(cpu));
         }
-        // The kernel prints "(null)" where the option was not given.
+        // Without the option, the kernel prints "(null)".
         let _ = for_each_number(nohz_full, |cpu| self.insert(cpu));
     }
 }
 
-/// Reads the facts on the first call; later calls cost a load. Threads that come at the same time
-/// read the same.
+/// Reads the facts on the first call; later calls cost a load. Threads that call it at the same
+/// time read the same facts.
 pub(crate) fn read_once() {
-    // Acquire pairs with the release below.
+    // Acquire: pairs with the release in `read`.
     if NODES.load(Acquire) == 0 {
         read();
     }
@@ -93,19 +93,20 @@ fn read() {
     if for_each_number(WITH_MEMORY, |_| nodes += 1).is_err() {
         nodes = 1;
     }
-    // Release: a thread that sees the number sees the CPUs.
+    // Release: pairs with the acquire in `read_once`. A thread that sees the number sees the quiet
+    // CPUs.
     NODES.store(nodes.max(1), Release);
 }
 
-/// Takes over from a fresh description of the machine which CPUs nothing should interrupt. For
-/// threads with enough stack to have one.
+/// Updates the CPUs that the library should not interrupt, from a fresh description of the machine.
+/// For threads with enough stack to hold one.
 pub(crate) fn follow(machine: &Topology) {
     read_once();
     QUIET.replace(&machine.isolated, &machine.nohz_full);
 }
 
-/// Returns whether nothing should interrupt the CPU: it was isolated, or without a periodic tick,
-/// when the facts were read or followed last.
+/// Returns whether the library should not interrupt the CPU, as of the last [`read_once`] or
+/// [`follow`].
 pub(crate) fn is_quiet_cpu(cpu: usize) -> bool {
     read_once();
     QUIET.contains(cpu)
@@ -120,7 +121,8 @@ pub(crate) fn any_quiet() -> bool {
 /// Returns whether more than one node has memory.
 pub(crate) fn has_several_nodes() -> bool {
     read_once();
-    // Relaxed: `read_once` has loaded the same with acquire.
+    // Relaxed: `read_once` has just loaded the same word with acquire, and the word no longer
+    // changes.
     NODES.load(Relaxed) > 1
 }
 
@@ -148,13 +150,13 @@ fn nodes_in(file: &CStr) -> Option<NodeSet> {
 /// Calls `each` for each CPU of a node. One file read.
 pub(crate) fn for_each_cpu_of(node: NodeId, each: impl FnMut(usize)) {
     if let Some(path) = node_path(node, "cpulist") {
-        // A list that makes no sense has no CPUs behind what is wrong with it.
+        // If the list makes no sense, the numbers in front of the fault count.
         let _ = for_each_number(path.as_c_str(), each);
     }
 }
 
-/// Calls `each` for each online node, in their order: with its place in the order, and with how far
-/// its memory is from the CPUs of `node`. One file read.
+/// Calls `each` for each online node, in ascending order: with its place in this order, and with
+/// the distance from the CPUs of `node` to its memory. One file read.
 pub(crate) fn for_each_distance(node: NodeId, mut each: impl FnMut(usize, usize)) {
     let Some(path) = node_path(node, "distance") else {
         return;
@@ -168,17 +170,18 @@ pub(crate) fn for_each_distance(node: NodeId, mut each: impl FnMut(usize, usize)
     });
 }
 
-/// Reads how many bytes of memory a node has, and how many of them are free or hold files that the
-/// kernel can drop. `None` where the file does not say. One file read.
+/// Reads how many bytes of memory a node has, and how many of these are free or hold files that the
+/// kernel can drop. Each is `None` if the file does not say. One file read.
 pub(crate) fn memory_of(node: NodeId) -> [Option<u64>; 2] {
     node_path(node, "meminfo").map_or([None; 2], |path| figures(path.as_c_str()))
 }
 
-/// Calls `each` for each number of the list in a file. False when the file cannot be read.
+/// Calls `each` for each number of the list in a file. Returns false if the file cannot be read.
 ///
 /// # Errors
 ///
-/// [`ListError`] where the file holds something else; the numbers before that have been passed on.
+/// [`ListError`] if the file holds something else. `each` has got the numbers in front of the
+/// fault.
 #[inline(never)]
 fn for_each_number(file: &CStr, mut each: impl FnMut(usize)) -> Result<bool, ListError> {
     let mut list = List::default();
@@ -205,7 +208,7 @@ fn for_each_number(file: &CStr, mut each: impl FnMut(usize)) -> Result<bool, Lis
     }
 }
 
-/// Calls `each` for each word of a file, of which long ones are cut.
+/// Calls `each` for each word of a file. Words are cut after 24 bytes.
 pub(super) fn for_each_word(file: &CStr, mut each: impl FnMut(&[u8])) {
     let mut word = [0u8; 24];
     let mut length = 0;
@@ -280,8 +283,8 @@ mod tests {
         quiet.read(&isolated, &nohz);
         let cpus: Vec<usize> = (0..9000).filter(|&cpu| quiet.contains(cpu)).collect();
         assert_eq!(cpus, [2, 3, 8190]);
-        // Nothing is known of a machine whose list makes no sense, so that no CPU may be
-        // interrupted.
+        // If the list makes no sense, every CPU may be isolated, so that the library interrupts
+        // none.
         quiet.read(&wrong, &null);
         assert!((0..8192).all(|cpu| quiet.contains(cpu)));
         quiet.replace(&CpuSet::default(), &[5].into_iter().collect());

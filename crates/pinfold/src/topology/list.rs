@@ -1,8 +1,8 @@
-//! Lists of numbers as the kernel writes them, `0-3,8,10-14:2/4`, read a byte at a time.
+//! Parses the kernel's lists of numbers, such as `0-3,8,10-14:2/4`, a byte at a time.
 
 use super::set::ListError;
 
-/// The numbers from `first` to `last`; of each `group` of them the first `used`.
+/// The numbers from `first` to `last`: of each `group` of them, the first `used`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) first: usize,
@@ -25,7 +25,7 @@ const LAST: usize = 1;
 const USED: usize = 2;
 const GROUP: usize = 3;
 
-/// Takes a list apart. White space is allowed before and behind the list.
+/// A parser of a list. Accepts white space around the list.
 #[derive(Default)]
 pub(super) struct List {
     fields: [usize; 4],
@@ -40,7 +40,7 @@ pub(super) struct List {
 }
 
 impl List {
-    /// Takes the next byte; returns the range that ends before it, if one does.
+    /// Parses the next byte. Returns the range that ends in front of the byte, if one does.
     pub(super) fn feed(&mut self, byte: u8) -> Result<Option<Range>, ListError> {
         if byte.is_ascii_whitespace() {
             self.ended = self.begun;
@@ -77,7 +77,7 @@ impl List {
         Ok(None)
     }
 
-    /// Returns the last range; `None` where the list is empty.
+    /// Ends the list. Returns its last range; `None` if the list is empty.
     pub(super) fn end(mut self) -> Result<Option<Range>, ListError> {
         if !self.begun {
             return Ok(None);
@@ -88,7 +88,7 @@ impl List {
         self.range().map(Some)
     }
 
-    /// Returns the range of the fields so far, and begins another.
+    /// Returns the range of the fields so far, and starts another.
     fn range(&mut self) -> Result<Range, ListError> {
         let [first, last, used, group] = core::mem::take(&mut self.fields);
         let (last, used, group) = match core::mem::take(&mut self.field) {

@@ -1,7 +1,9 @@
-//! The machine: CPUs, nodes, distances, isolated CPUs, and what this process may use of them.
+//! The machine: its CPUs, nodes, distances and isolated CPUs, and what this process may use of
+//! them.
 //!
-//! Everything is read from files below a root folder, which tests replace; only the affinity mask is a system call, made for
-//! the real root alone. Nothing allocates. A machine without NUMA has one node, 0, with all CPUs.
+//! Everything is read from files below a root folder, which tests replace. Only the affinity mask
+//! comes from a system call, which is made for the real root only. Nothing allocates. A machine
+//! without NUMA has one node, 0, with all CPUs.
 
 pub(crate) mod cgroup;
 pub(crate) mod facts;
@@ -18,32 +20,33 @@ use set::number;
 
 /// CPU numbers are below this.
 pub const CPUS_MOST: usize = MAX_INDEX;
-/// Node numbers are below this, the kernel's largest `CONFIG_NODES_SHIFT`.
+/// Node numbers are below this: the number of nodes with the kernel's largest `CONFIG_NODES_SHIFT`.
 pub const NODES_MOST: usize = 1024;
 
 /// A CPU's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CpuId(pub usize);
 
-/// A node's number. Numbers can be sparse, and there need not be a node 0.
+/// A node's number. Numbers can have gaps, and node 0 need not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub usize);
 
-/// A concurrency id: dense in the threads of a process that run at once. No CPU's number.
+/// A concurrency id, which is not a CPU number. The kernel keeps the ids of a process's running
+/// threads dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cid(pub usize);
 
-/// A set of CPUs; 1 KiB.
+/// A set of CPUs. Plain data of 1 KiB.
 pub type CpuSet = Set<{ CPUS_MOST / 64 }>;
-/// A set of nodes; 128 bytes.
+/// A set of nodes. Plain data of 128 bytes.
 pub type NodeSet = Set<{ NODES_MOST / 64 }>;
 
-/// Which file was at fault, and how.
+/// The file whose content makes no sense, and what is wrong with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopologyError {
-    /// The file, below the root.
+    /// The file, below the root folder.
     pub file: &'static str,
-    /// What is wrong with its content.
+    /// What is wrong with the file's content.
     pub what: ListError,
 }
 
@@ -59,18 +62,29 @@ impl fmt::Display for TopologyError {
 
 impl core::error::Error for TopologyError {}
 
-/// What there is of CPUs and nodes.
+/// The CPUs and nodes of a machine.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::topology::Topology;
+///
+/// let machine = Topology::system()?;
+/// println!("{} CPUs, nodes {}", machine.online.len(), machine.nodes);
+/// assert!(!machine.housekeeping().is_empty());
+/// # Ok::<(), pinfold::topology::TopologyError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Topology {
-    /// CPUs that could ever be there.
+    /// CPUs that can ever exist.
     pub possible: CpuSet,
-    /// CPUs that are running.
+    /// CPUs that are online.
     pub online: CpuSet,
-    /// CPUs taken from the scheduler's balancing (`isolcpus=`, isolated cpuset partitions).
+    /// CPUs that the scheduler does not balance (`isolcpus=`, isolated cpuset partitions).
     pub isolated: CpuSet,
     /// CPUs without a periodic tick (`nohz_full=`).
     pub nohz_full: CpuSet,
-    /// CPUs that this process may run on: its affinity and its cgroup's cpuset.
+    /// CPUs that this process may run on, by its affinity and its cgroup's cpuset.
     pub allowed: CpuSet,
     /// Nodes that are online.
     pub nodes: NodeSet,
@@ -79,12 +93,14 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// The machine this process runs on. Some file reads; nothing is cached.
+    /// Reads the machine that this process runs on. About ten file reads; caches nothing.
+    ///
+    /// A file that is missing, empty or unreadable has a default: all CPUs that the C library
+    /// knows, no isolation, one node.
     ///
     /// # Errors
     ///
-    /// [`TopologyError`] when a file's content makes no sense. Files that are not there, are empty or cannot be read have
-    /// defaults: all CPUs the C library knows of, no isolation, one node.
+    /// [`TopologyError`] if a file's content makes no sense.
     pub fn system() -> Result<Topology, TopologyError> {
         let mut topology = Topology::read(b"/")?;
         if let Some(affinity) = affinity() {
@@ -93,18 +109,19 @@ impl Topology {
         Ok(topology)
     }
 
-    /// As [`system`](Self::system) for the files below `root`, without the affinity.
+    /// Reads the machine whose files are below `root`, as [`system`](Self::system) does, but
+    /// without the affinity.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`TopologyError`] if a file's content makes no sense.
     pub fn read(root: &[u8]) -> Result<Topology, TopologyError> {
         let cpus = |file| list_in(root, file).map(|set| set.filter(|set| !set.is_empty()));
         let online = cpus("sys/devices/system/cpu/online")?;
         let possible = cpus("sys/devices/system/cpu/possible")?;
         let possible = possible.or_else(|| online.clone()).unwrap_or_else(all_cpus);
         let online: CpuSet = online.unwrap_or_else(|| possible.clone());
-        // "(null)" is what the kernel prints where the option was not given.
+        // Without the option, the kernel prints "(null)".
         let nohz = "sys/devices/system/cpu/nohz_full";
         let nohz_full = list_in(root, nohz).unwrap_or_default().unwrap_or_default();
         let isolated = cpus("sys/devices/system/cpu/isolated")?.unwrap_or_default();
@@ -130,8 +147,8 @@ impl Topology {
         })
     }
 
-    /// CPUs on which background work disturbs nobody: allowed, and neither isolated nor without a tick; all allowed ones
-    /// when there is no such CPU.
+    /// Returns the CPUs that background work should run on: the allowed CPUs that are neither
+    /// isolated nor without a tick. If there is no such CPU, returns all allowed ones.
     pub fn housekeeping(&self) -> CpuSet {
         let quiet = self
             .allowed
@@ -144,11 +161,12 @@ impl Topology {
         }
     }
 
-    /// The CPUs of a node; all possible ones for node 0 of a machine without NUMA. One file read.
+    /// Returns the CPUs of a node. One file read. Without the file, a machine's only node 0 has all
+    /// possible CPUs, and any other node has none.
     ///
     /// # Errors
     ///
-    /// As for [`system`](Self::system).
+    /// [`TopologyError`] if the file's content makes no sense.
     pub fn cpus_of(&self, root: &[u8], node: NodeId) -> Result<CpuSet, TopologyError> {
         let found = list_of_node(root, node)?;
         Ok(found.unwrap_or_else(|| {
@@ -160,8 +178,8 @@ impl Topology {
         }))
     }
 
-    /// Bytes of memory that a node has, as the kernel manages it; an equal share of the machine's where no file says. One file
-    /// read.
+    /// Returns how many bytes of memory a node has, as the kernel manages it; an equal share of the
+    /// machine's memory if the file does not say. One file read.
     pub fn memory_of(&self, root: &[u8], node: NodeId) -> u64 {
         let share = || (sys::physical_memory() / self.with_memory.len().max(1)) as u64;
         let total = node_path(node, "meminfo")
@@ -170,8 +188,9 @@ impl Topology {
         total.unwrap_or_else(share)
     }
 
-    /// How far memory of node `to` is from CPUs of node `from`, as the firmware says: 10 is local. One file read; 10 and
-    /// 20 where the file says nothing.
+    /// Returns the distance from CPUs of node `from` to memory of node `to`, as the firmware states
+    /// it; 10 is local. One file read. If the file does not say, 10 for the same node and 20 for
+    /// another.
     pub fn distance(&self, root: &[u8], from: NodeId, to: NodeId) -> u32 {
         let mut text = [0u8; 8 * 1024];
         let row = self.nodes.iter().position(|node| node == to.0);
@@ -207,7 +226,7 @@ impl NodePath {
 impl fmt::Write for NodePath {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let end = self.length + text.len();
-        // One byte stays for the NUL.
+        // Leaves a byte for the NUL.
         let room = self.bytes.get_mut(self.length..end).filter(|_| end < 64);
         room.ok_or(fmt::Error)?.copy_from_slice(text.as_bytes());
         self.length = end;
@@ -244,8 +263,8 @@ fn decimal(mut n: usize, digits: &mut [u8; 20]) -> &str {
     core::str::from_utf8(&digits[begin..]).unwrap_or_default()
 }
 
-/// Reads how many bytes of memory a node has, and how many of them are free or hold files that the
-/// kernel can drop, from the node's `meminfo`: "Node 0 MemTotal:       16000000 kB".
+/// Reads from a node's `meminfo` how many bytes of memory the node has, and how many of these are
+/// free or hold files that the kernel can drop. A line reads "Node 0 MemTotal:   16000000 kB".
 fn figures(meminfo: &CStr) -> [Option<u64>; 2] {
     const NAMES: [&[u8]; 4] = [
         b"MemTotal:",
@@ -277,7 +296,7 @@ fn list_of_node(root: &[u8], node: NodeId) -> Result<Option<CpuSet>, TopologyErr
     list_of(NAME, read_file_below(root, path.below_root(), &mut text))
 }
 
-/// The list in a file, `None` when the file cannot be read.
+/// Returns the list in a file; `None` if the file cannot be read.
 fn list_in<const WORDS: usize>(
     root: &[u8],
     file: &'static str,
@@ -304,8 +323,9 @@ fn parse<const WORDS: usize>(file: &'static str, text: &[u8]) -> Result<Set<WORD
     Set::parse(text).map_err(|what| TopologyError { file, what })
 }
 
-/// The CPUs that this process's cgroup may use: `cpuset.cpus.effective` of its group in the unified hierarchy, or of the
-/// nearest group above it that has the file; or `cpuset.effective_cpus` in the old one.
+/// Returns the CPUs that this process's cgroup may use: the list in `cpuset.cpus.effective` (second
+/// version) or `cpuset.effective_cpus` (first version) of the cgroup, or of the nearest cgroup
+/// above it whose list is not empty.
 fn cgroup_cpus(root: &[u8]) -> Result<Option<CpuSet>, TopologyError> {
     let mut text = [0u8; 4096];
     let Ok(groups) = read_file_below(root, b"proc/self/cgroup", &mut text) else {
@@ -371,9 +391,8 @@ fn cpus_of_group(
     }
 }
 
-/// The CPUs on which background work of the calling thread disturbs no isolated CPU; `None` on a
-/// machine where no CPU is isolated or without a tick, as the first allocation of the process saw
-/// the machine. Reads no file there.
+/// Returns the CPUs on which background work of the calling thread disturbs no isolated CPU; `None`
+/// if no CPU is isolated or without a tick. Reads no file if the first allocation found none.
 #[doc(hidden)]
 pub fn housekeeping_where_some_are_isolated() -> Option<CpuSet> {
     if !facts::any_quiet() {
@@ -396,26 +415,27 @@ pub fn housekeeping_where_some_are_isolated() -> Option<CpuSet> {
     })?
 }
 
-/// The CPUs that the calling thread may run on.
+/// Returns the CPUs that the calling thread may run on; `None` if the kernel does not say.
 pub(crate) fn affinity() -> Option<CpuSet> {
     let mut set = CpuSet::default();
     let size = size_of_val(&set.words);
-    // SAFETY: the mask is writable for its size; the kernel fills whole words.
+    // SAFETY: the kernel writes at most `size` bytes, which is the size of the mask.
     let got =
         unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size, set.words.as_mut_ptr()) };
     (got > 0).then_some(set)
 }
 
-/// Has the calling thread run on `cpus` only. False when the kernel refuses: none of them is there.
+/// Makes the calling thread run on `cpus` only. Returns false if the kernel refuses, because none
+/// of these CPUs is online and allowed.
 pub(crate) fn set_affinity(cpus: &CpuSet) -> bool {
     let size = size_of_val(&cpus.words);
-    // SAFETY: the mask is readable for its size.
+    // SAFETY: the kernel reads at most `size` bytes, which is the size of the mask.
     unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, cpus.words.as_ptr()) == 0 }
 }
 
-/// As many CPUs as the C library knows of, numbered from 0.
+/// Returns as many CPUs as the C library knows, numbered from 0.
 fn all_cpus() -> CpuSet {
-    // SAFETY: no preconditions.
+    // SAFETY: `sysconf` takes a plain number and has no preconditions.
     let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
     let mut set = CpuSet::default();
     (0..usize::try_from(count).unwrap_or(1).max(1)).for_each(|cpu| set.insert(cpu));
@@ -429,7 +449,7 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
 
     #[test]
-    fn files_in_memory_count_as_free() {
+    fn file_pages_count_as_free() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("sys/devices/system/node/node1");
         std::fs::create_dir_all(&folder).unwrap();
@@ -448,7 +468,7 @@ Node 1 Unevictable:         0 kB
         let path = CString::new(path.as_os_str().as_bytes()).unwrap();
         assert_eq!(figures(&path), [Some(1000 << 10), Some(300 << 10)]);
         assert_eq!(figures(c"/no/such/file"), [None, None]);
-        // Figures beyond what bytes can say count as the most that they can.
+        // A figure that overflows when it is converted to bytes counts as the largest number.
         let most = u64::MAX >> 10;
         let text = std::format!(
             "MemTotal: {} MemFree: {most} Active(file): {most}",
@@ -459,7 +479,7 @@ Node 1 Unevictable:         0 kB
     }
 
     #[test]
-    fn paths_of_nodes() {
+    fn node_path_is_the_files_path() {
         let path = node_path(NodeId(1023), "meminfo").unwrap();
         assert_eq!(
             path.as_c_str(),

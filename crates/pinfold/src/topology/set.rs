@@ -1,20 +1,40 @@
-//! Sets of small numbers, as the kernel writes them in its files.
+//! Sets of small numbers, in the format of the kernel's files.
 
 use super::list::List;
 use core::fmt;
 
-/// A set of small numbers, as the kernel writes them: `0-3,8,10-14:2/4`.
+/// A set of small numbers, which parses and prints the kernel's format: `0-3,8,10-14:2/4`.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::topology::NodeSet;
+///
+/// let nodes: NodeSet = [0, 1, 2, 8].into_iter().collect();
+/// assert_eq!(nodes.to_string(), "0-2,8");
+/// assert_eq!(nodes.without(&NodeSet::parse(b"1-8")?).to_string(), "0");
+/// # Ok::<(), pinfold::topology::ListError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Set<const WORDS: usize> {
     pub(crate) words: [u64; WORDS],
 }
 
 /// What is wrong with a list of numbers.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::topology::{CpuSet, ListError};
+///
+/// assert_eq!(CpuSet::parse(b"3-1"), Err(ListError::Syntax));
+/// assert_eq!(CpuSet::parse(b"99999"), Err(ListError::TooLarge));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListError {
-    /// Not a number, range or stride where one should be.
+    /// The text has something else where a number, range or stride should be.
     Syntax,
-    /// A number larger than the set can hold.
+    /// A number is too large for the set.
     TooLarge,
 }
 
@@ -39,11 +59,14 @@ impl<const WORDS: usize> Set<WORDS> {
     /// The empty set.
     pub const EMPTY: Self = Set { words: [0; WORDS] };
 
-    /// The set of the numbers in a list as the kernel writes it; an empty text is the empty set.
+    /// Parses a list in the kernel's format. An empty text is the empty set.
     ///
     /// # Errors
     ///
-    /// [`ListError`].
+    /// [`ListError::Syntax`] if the text is not a list; [`ListError::TooLarge`] if a number is too
+    /// large for the set.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use pinfold::topology::CpuSet;
@@ -72,21 +95,21 @@ impl<const WORDS: usize> Set<WORDS> {
         Ok(set)
     }
 
-    /// Puts a number in; one that is too large is left out.
+    /// Inserts a number. Ignores a number that is too large for the set.
     pub fn insert(&mut self, n: usize) {
         if let Some(word) = self.words.get_mut(n / 64) {
             *word |= 1 << (n % 64);
         }
     }
 
-    /// Whether a number is in the set.
+    /// Returns whether a number is in the set.
     pub fn contains(&self, n: usize) -> bool {
         self.words
             .get(n / 64)
             .is_some_and(|word| word >> (n % 64) & 1 == 1)
     }
 
-    /// How many numbers are in the set.
+    /// Returns how many numbers are in the set. Takes time in proportion to the set's capacity.
     pub fn len(&self) -> usize {
         self.words
             .iter()
@@ -94,12 +117,12 @@ impl<const WORDS: usize> Set<WORDS> {
             .sum()
     }
 
-    /// Whether the set is empty.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|&word| word == 0)
     }
 
-    /// The numbers, ascending.
+    /// Returns the numbers in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.words.iter().enumerate().flat_map(|(n, &word)| {
             let mut rest = word;
@@ -113,7 +136,7 @@ impl<const WORDS: usize> Set<WORDS> {
         })
     }
 
-    /// The numbers that are in both sets.
+    /// Returns the numbers that are in both sets.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         let mut both = self.clone();
@@ -124,7 +147,7 @@ impl<const WORDS: usize> Set<WORDS> {
         both
     }
 
-    /// The numbers that are in either set.
+    /// Returns the numbers that are in at least one of the sets.
     #[must_use]
     pub fn or(&self, other: &Self) -> Self {
         let mut either = self.clone();
@@ -136,7 +159,7 @@ impl<const WORDS: usize> Set<WORDS> {
         either
     }
 
-    /// The numbers that are not in the other set.
+    /// Returns the numbers of this set that are not in `other`.
     #[must_use]
     pub fn without(&self, other: &Self) -> Self {
         let mut rest = self.clone();
@@ -149,7 +172,7 @@ impl<const WORDS: usize> Set<WORDS> {
 }
 
 impl<const WORDS: usize> FromIterator<usize> for Set<WORDS> {
-    /// The set of some numbers; those that are too large are left out.
+    /// Collects numbers into a set. Ignores numbers that are too large for the set.
     fn from_iter<I: IntoIterator<Item = usize>>(numbers: I) -> Self {
         let mut set = Self::default();
         numbers.into_iter().for_each(|n| set.insert(n));

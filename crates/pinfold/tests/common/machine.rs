@@ -1,19 +1,20 @@
-//! The test machine as its maker describes it, and what tests do to it.
+//! The test machine as `cargo xtask vm` describes it, and functions that change it.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// A node that is there.
+/// A node of the test machine.
 #[derive(Debug)]
 pub struct Node {
     pub id: usize,
     pub cpus: Vec<usize>,
     pub mebibytes: u64,
-    /// How far the nodes that are there are, in order of their numbers.
+    /// The distances to all nodes, in the order of their ids.
     pub distances: Vec<u32>,
 }
 
-/// The nodes as `cargo xtask vm` made them: `id:cpu,cpu:mebibytes:distance,distance` of each.
+/// Returns the nodes that `cargo xtask vm` made: for each,
+/// `id:cpu,cpu:mebibytes:distance,distance`.
 pub fn nodes() -> Vec<Node> {
     let said = std::env::var("PINFOLD_MACHINE").expect("set by cargo xtask vm");
     fn numbers<T: std::str::FromStr>(list: &str) -> Vec<T> {
@@ -33,7 +34,7 @@ pub fn nodes() -> Vec<Node> {
     said.split(';').map(node).collect()
 }
 
-/// The node with memory that is nearest to `node`.
+/// Returns the id of the nearest node with memory.
 pub fn nearest_with_memory(nodes: &[Node], node: &Node) -> usize {
     let with_memory = nodes.iter().zip(&node.distances);
     let nearest = with_memory
@@ -42,10 +43,12 @@ pub fn nearest_with_memory(nodes: &[Node], node: &Node) -> usize {
     nearest.unwrap().0.id
 }
 
-/// The node that the page of each address lies on, as the kernel says; negative errors for pages that are not there.
+/// Asks the kernel which node holds the page of each address. Returns a negative error number for a
+/// page that does not exist.
 pub fn where_lie(addresses: &[usize]) -> Vec<i32> {
     let mut found = vec![i32::MIN; addresses.len()];
-    // SAFETY: both arrays have as many elements as said; no pages are moved without a list of nodes.
+    // SAFETY: both arrays have `addresses.len()` elements. Without a list of target nodes, the
+    // kernel moves no pages.
     let done = unsafe {
         libc::syscall(
             libc::SYS_move_pages,
@@ -62,7 +65,8 @@ pub fn where_lie(addresses: &[usize]) -> Vec<i32> {
 }
 
 fn set_affinity(thread: i32, cpus: &[usize]) -> bool {
-    // SAFETY: cpu_set_t is plain integers; the call gets its size.
+    // SAFETY: `cpu_set_t` is plain integers, for which zeroes are valid. The kernel reads
+    // `size_of::<cpu_set_t>()` bytes of the set.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         cpus.iter().for_each(|&cpu| libc::CPU_SET(cpu, &mut set));
@@ -70,19 +74,20 @@ fn set_affinity(thread: i32, cpus: &[usize]) -> bool {
     }
 }
 
-/// Has a thread, 0 for the calling one, run on these CPUs.
+/// Makes a thread run on these CPUs only. Thread 0 is the calling thread.
 pub fn move_to(thread: i32, cpus: &[usize]) {
     assert!(set_affinity(thread, cpus), "CPUs {cpus:?}");
 }
 
-/// As [`move_to`] for the calling thread; false when none of them is there.
+/// Makes the calling thread run on these CPUs only. Returns false if none of them is online.
 pub fn try_move_to(cpus: &[usize]) -> bool {
     set_affinity(0, cpus)
 }
 
-/// The CPUs that a thread may run on.
+/// Returns the CPUs that a thread may run on.
 pub fn affinity(thread: i32) -> Vec<usize> {
-    // SAFETY: as in `set_affinity`.
+    // SAFETY: `cpu_set_t` is plain integers, for which zeroes are valid. The kernel writes at most
+    // `size_of::<cpu_set_t>()` bytes to the set, and `CPU_ISSET` gets numbers within its 1024 bits.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::sched_getaffinity(thread, size_of::<libc::cpu_set_t>(), &raw mut set);
@@ -92,7 +97,7 @@ pub fn affinity(thread: i32) -> Vec<usize> {
     }
 }
 
-/// A list of the kernel's below /sys/devices/system/cpu, which is `0-3,7` at most.
+/// Reads one of the kernel's lists below /sys/devices/system/cpu, such as `0-3,7`.
 pub fn listed(file: &str) -> Vec<usize> {
     let text = fs::read_to_string(format!("/sys/devices/system/cpu/{file}")).unwrap();
     let range = |item: &str| {
@@ -102,7 +107,7 @@ pub fn listed(file: &str) -> Vec<usize> {
     text.trim().split(',').filter_map(range).flatten().collect()
 }
 
-/// CPUs that are online, isolated or without a tick.
+/// Returns the CPUs that are isolated or without a tick.
 pub fn quiet_cpus() -> Vec<usize> {
     let mut cpus = [listed("isolated"), listed("nohz_full")].concat();
     cpus.sort_unstable();
@@ -110,7 +115,7 @@ pub fn quiet_cpus() -> Vec<usize> {
     cpus
 }
 
-/// CPUs that are online and neither isolated nor without a tick.
+/// Returns the CPUs that are online and neither isolated nor without a tick.
 pub fn housekeeping() -> Vec<usize> {
     let quiet = quiet_cpus();
     let mut online = listed("online");
@@ -143,7 +148,10 @@ impl Drop for Off {
 pub fn wait_until(what: &str, done: impl Fn() -> bool) {
     let begin = Instant::now();
     while !done() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "{what}: in vain");
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "{what}: not after 20 seconds"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -1,4 +1,4 @@
-//! What tests of policies need of a machine: pages, mounts, groups, CPUs.
+//! What tests of policies need from a machine: pages, mounts, cgroups, CPUs.
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
@@ -17,19 +17,19 @@ pub fn set(nodes: &[usize]) -> NodeSet {
     nodes.iter().copied().collect()
 }
 
-/// Has the thread run on the CPUs of a node; false where it has none.
+/// Moves the thread to the CPUs of a node. Returns false if the node has none.
 pub fn run_on(topology: &Topology, node: NodeId) -> bool {
     let cpus: CpuSet = topology.cpus_of(b"/", node).unwrap();
-    // SAFETY: zeroes are an empty set.
+    // SAFETY: `cpu_set_t` is plain integers, for which zeroes are valid: an empty set.
     let mut mask: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: numbers of CPUs that are there fit.
+    // SAFETY: `mask` is a valid set, and numbers of existing CPUs are within its size.
     cpus.iter()
         .for_each(|cpu| unsafe { libc::CPU_SET(cpu, &mut mask) });
-    // SAFETY: the mask is readable for its size.
+    // SAFETY: the kernel reads `size_of_val(&mask)` bytes of the mask.
     unsafe { libc::sched_setaffinity(0, size_of_val(&mask), &raw const mask) == 0 }
 }
 
-/// The kernel's version: its first two numbers.
+/// Returns the first two numbers of the kernel's version.
 pub fn kernel() -> (u32, u32) {
     let text = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
@@ -37,7 +37,7 @@ pub fn kernel() -> (u32, u32) {
     (next(), next())
 }
 
-/// Pages of 4 KiB that are not there until they are touched.
+/// Pages of 4 KiB that do not exist until they are touched.
 pub struct Pages {
     at: *mut u8,
     count: usize,
@@ -54,8 +54,9 @@ impl Pages {
 
     fn map(count: usize, flags: i32, fd: i32) -> Pages {
         let both = libc::PROT_READ | libc::PROT_WRITE;
-        // A page more on both sides, so that no neighbour has the same policy and becomes one range with it.
-        // SAFETY: a new mapping.
+        // Leaves an unmapped page on both sides. Otherwise the kernel could join the range with a
+        // neighbour that has the same policy.
+        // SAFETY: without an address, `mmap` replaces no other mapping.
         let hole = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             libc::mmap(
@@ -68,13 +69,15 @@ impl Pages {
             )
         };
         assert_ne!(hole, libc::MAP_FAILED);
-        // SAFETY: over the inner part of our own mapping.
+        // SAFETY: `MAP_FIXED` replaces the inner pages of `hole`, which this function has just
+        // mapped.
         let at = unsafe {
             let inner = hole.cast::<u8>().add(PAGE).cast();
             libc::mmap(inner, count * PAGE, both, flags | libc::MAP_FIXED, fd, 0)
         };
         assert_ne!(at, libc::MAP_FAILED);
-        // SAFETY: our own mapping; a kernel without huge pages refuses.
+        // SAFETY: the range was mapped above. A kernel without huge pages refuses, which changes
+        // nothing.
         unsafe { libc::madvise(at, count * PAGE, libc::MADV_NOHUGEPAGE) };
         Pages {
             at: at.cast(),
@@ -98,17 +101,17 @@ impl Pages {
     /// Writes to one page.
     pub fn touch_page(&self, n: usize) {
         assert!(n < self.count);
-        // SAFETY: the page is ours.
+        // SAFETY: `n` is below `count`, so the byte is in this mapping, which is writable.
         unsafe { self.at.add(n * PAGE).write_volatile(n as u8) };
     }
 
-    /// Whether all pages hold what `touch` wrote.
+    /// Returns whether all pages hold what `touch` wrote.
     pub fn unharmed(&self) -> bool {
-        // SAFETY: the pages are ours.
+        // SAFETY: `n` is below `count`, so the byte is in this mapping, which is readable.
         (0..self.count).all(|n| unsafe { self.at.add(n * PAGE).read_volatile() } == n as u8)
     }
 
-    /// The node of each page.
+    /// Returns the node of each page.
     pub fn nodes(&self) -> Vec<NodeId> {
         let list: Vec<_> = (0..self.count).map(|n| self.at(n)).collect();
         let mut nodes = vec![PageNode::UNKNOWN; self.count];
@@ -116,13 +119,14 @@ impl Pages {
         nodes.iter().map(|node| node.node().unwrap()).collect()
     }
 
-    /// As `nodes`, of pages that another mapping has touched.
+    /// Returns the node of each page. Another mapping of the same file has touched the pages.
     pub fn nodes_after_touch(&self) -> Vec<NodeId> {
         assert!(self.unharmed());
         self.nodes()
     }
 
-    /// The range's policy as the kernel shows it, with the nodes that it has come to.
+    /// Returns the range's policy as the kernel shows it, with the nodes that the user nodes have
+    /// come to.
     pub fn policy_in_numa_maps(&self) -> String {
         let maps = fs::read_to_string("/proc/self/numa_maps").unwrap();
         let begin = format!("{:x} ", self.at.addr());
@@ -130,7 +134,7 @@ impl Pages {
             .lines()
             .find_map(|line| line.strip_prefix(&begin))
             .unwrap();
-        // Nothing follows: the pages are untouched.
+        // The line ends here, because the pages are untouched.
         line.trim_end().to_owned()
     }
 }
@@ -138,12 +142,12 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         let (hole, size) = (self.at.wrapping_sub(PAGE), (self.count + 2) * PAGE);
-        // SAFETY: the whole mapping, which nobody uses any more.
+        // SAFETY: `map` mapped exactly these pages, and `drop` has the only reference to them.
         unsafe { libc::munmap(hole.cast(), size) };
     }
 }
 
-/// A file system in memory with a policy.
+/// A mounted tmpfs with a policy.
 pub struct TmpfsMount {
     folder: tempfile::TempDir,
     path: CString,
@@ -154,7 +158,7 @@ impl TmpfsMount {
         let folder = tempfile::tempdir()?;
         let path = CString::new(folder.path().as_os_str().as_encoded_bytes())?;
         let options = CString::new(format!("mpol={policy},size=1m"))?;
-        // SAFETY: all texts end in NUL.
+        // SAFETY: all pointers are to strings that end in NUL and outlive the call.
         let mounted = unsafe {
             let (name, options) = (c"tmpfs".as_ptr(), options.as_ptr());
             libc::mount(name, path.as_ptr(), name, 0, options.cast())
@@ -165,12 +169,12 @@ impl TmpfsMount {
         }
     }
 
-    /// The policy as the kernel shows it.
+    /// Returns the policy as the kernel shows it.
     pub fn policy(&self) -> Option<String> {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         let path = self.folder.path().to_str().unwrap();
         let line = mounts.lines().find(|line| line.contains(path)).unwrap();
-        // It stands last, blanks and commas and all, before "0 0".
+        // The policy is the last option, in front of "0 0". It may contain blanks and commas.
         let (_, policy) = line.split_once(",mpol=")?;
         let policy = policy.strip_suffix(" 0 0").unwrap();
         Some(policy.to_owned())
@@ -179,12 +183,13 @@ impl TmpfsMount {
 
 impl Drop for TmpfsMount {
     fn drop(&mut self) {
-        // SAFETY: the path ends in NUL.
+        // SAFETY: the path ends in NUL and outlives the call.
         unsafe { libc::umount2(self.path.as_ptr(), libc::MNT_DETACH) };
     }
 }
 
-/// A group of the second hierarchy that has a cpuset; the process leaves it at the end.
+/// A cgroup of the second version with a cpuset. The process leaves the cgroup when this is
+/// dropped.
 pub struct Group(PathBuf);
 
 const GROUPS: &str = "/sys/fs/cgroup";
@@ -197,12 +202,12 @@ impl Group {
         Group(path)
     }
 
-    /// Says which nodes its processes may use.
+    /// Sets the nodes that its processes may use.
     pub fn allow(&self, nodes: &NodeSet) {
         fs::write(self.0.join("cpuset.mems"), nodes.to_string()).unwrap();
     }
 
-    /// Takes the process in.
+    /// Moves this process into the cgroup.
     pub fn enter(&self) {
         fs::write(self.0.join("cgroup.procs"), std::process::id().to_string()).unwrap();
     }
@@ -216,7 +221,7 @@ impl Drop for Group {
     }
 }
 
-/// As long as it lives, the kernel's complaints go to its log and not to the console.
+/// While this exists, the kernel's messages go to its log only, not to the console.
 pub struct Quiet(String);
 
 const LEVEL: &str = "/proc/sys/kernel/printk";

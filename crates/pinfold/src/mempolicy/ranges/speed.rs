@@ -1,4 +1,5 @@
-//! How long lookups and sets take: `cargo test --release -p pinfold --lib mempolicy::ranges::speed -- --ignored --nocapture`.
+//! Measures lookups and sets:
+//! `cargo test --release -p pinfold --lib mempolicy::ranges::speed -- --ignored --nocapture`.
 
 use super::*;
 use core::hint::black_box;
@@ -6,7 +7,7 @@ use std::println;
 use std::sync::{Arc, Barrier, Mutex};
 use std::vec::Vec;
 
-/// As many words as a policy has.
+/// Words of a policy.
 const WORDS: usize = 49;
 const ROUNDS: u64 = 4_000_000;
 
@@ -18,20 +19,21 @@ fn map_of(ranges: u64) -> Ranges<WORDS> {
     map
 }
 
-/// The calling thread's own time, in nanoseconds: others on the machine do not count.
+/// Returns the calling thread's CPU time in nanoseconds, which other threads do not affect.
 fn thread_time() -> f64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `now` is writable.
+    // SAFETY: `now` is a valid `timespec` that the kernel may write.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) };
     now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
 }
 
-/// Moves the thread to a CPU of its own, where there is one and that is allowed.
+/// Moves the thread to one CPU, if that CPU exists and is allowed.
 fn pin(cpu: usize) {
-    // SAFETY: cpu_set_t is plain integers.
+    // SAFETY: `cpu_set_t` is plain integers, for which zeroes are valid. The kernel reads
+    // `size_of::<cpu_set_t>()` bytes of the set.
     unsafe {
         let mut set: libc::cpu_set_t = core::mem::zeroed();
         libc::CPU_SET(cpu, &mut set);
@@ -39,7 +41,8 @@ fn pin(cpu: usize) {
     }
 }
 
-/// Nanoseconds for one `look` at a page below `pages`, with so many threads at once; the median of seven.
+/// Returns the nanoseconds for one `look` at a page below `pages`, while `threads` threads look at
+/// once. The slowest thread counts; median of seven rounds.
 fn time(threads: usize, pages: u64, look: impl Fn(u64) + Sync) -> f64 {
     let run = |thread: u64, all_here: &Barrier| {
         pin(thread as usize);
@@ -74,14 +77,14 @@ fn print(what: &str, ranges: u64, look: impl Fn(u64) + Sync) {
     println!("{what:14} {ranges:6} {one:9.1} {two:10.1}");
 }
 
-/// A function to count the instructions of.
+/// Not inlined, so that its instructions can be counted.
 #[inline(never)]
 fn look_up_two(map: &Ranges<WORDS>, page: u64) -> Option<[u64; 2]> {
     map.lookup(page, [0, 17])
 }
 
 #[test]
-#[ignore = "measures, and finds nothing wrong"]
+#[ignore = "a measurement, which checks nothing"]
 fn lookups_and_sets() {
     println!("ns a lookup    ranges  1 thread  2 threads");
     for ranges in [0, 1, 16, 1000] {
@@ -95,7 +98,7 @@ fn lookups_and_sets() {
         print("all words", ranges, |page| {
             black_box(map.lookup_all(page));
         });
-        // The kernel's way: a lock around the search, and a reference taken and dropped.
+        // The kernel's design: a lock around the search, and a reference count on the policy.
         let records = (0..ranges).map(|n| (n * 8, n * 8 + 8, Arc::new([n; WORDS])));
         let locked = Mutex::new(records.collect::<Vec<_>>());
         print("lock and count", ranges, |page| {

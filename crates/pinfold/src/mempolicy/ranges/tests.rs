@@ -22,7 +22,7 @@ fn all(map: &Map) -> Vec<(u64, u64, u64)> {
 }
 
 #[test]
-fn nothing_costs_nothing() {
+fn an_empty_map_has_no_buffers() {
     let map = Map::new();
     assert!(map.lookup_all(0).is_none());
     assert_eq!(map.set(0, u64::MAX, None), Ok(()));
@@ -55,7 +55,7 @@ fn trims_splits_deletes_and_merges() {
 }
 
 #[test]
-fn updates_all_and_merges_what_became_equal() {
+fn an_update_merges_ranges_that_became_equal() {
     let map = Map::new();
     for page in 0..10 {
         map.set(page, page + 1, Some(&words(page))).unwrap();
@@ -69,7 +69,7 @@ fn updates_all_and_merges_what_became_equal() {
 }
 
 #[test]
-fn copies_the_words_asked_for() {
+fn lookup_copies_the_wanted_words() {
     let map = Map::new();
     map.set(1, 2, Some(&[10, 11, 12, 13])).unwrap();
     assert_eq!(map.lookup(1, [1, 3]), Some([11, 13]));
@@ -80,7 +80,7 @@ fn copies_the_words_asked_for() {
 }
 
 #[test]
-fn refuses_what_is_no_range_and_whoever_holds_the_lock() {
+fn empty_ranges_and_the_locks_holder_are_refused() {
     let map = Map::new();
     for (start, end) in [(0, 0), (5, 5), (6, 5), (u64::MAX, 0), (u64::MAX, u64::MAX)] {
         assert_eq!(map.set(start, end, Some(&words(1))), Err(RangeError::Empty));
@@ -90,7 +90,7 @@ fn refuses_what_is_no_range_and_whoever_holds_the_lock() {
     let held = WRITER.lock();
     assert_eq!(map.set(1, 2, None), Err(RangeError::Busy));
     assert_eq!(map.update(|_| Ok(())), Err(RangeError::Busy));
-    // A handler may look all the same.
+    // A handler that interrupted a set can still look up pages.
     assert!(map.lookup(1, []).is_some());
     assert_eq!(all(&map), [(1, 3, 1)]);
     drop(held);
@@ -98,7 +98,7 @@ fn refuses_what_is_no_range_and_whoever_holds_the_lock() {
 }
 
 #[test]
-fn thousands_of_ranges_and_buffers_that_double() {
+fn buffers_double_for_thousands_of_ranges() {
     let map = Map::new();
     for n in 0..5000 {
         map.set(n * 3, n * 3 + 2, Some(&words(n))).unwrap();
@@ -112,12 +112,12 @@ fn thousands_of_ranges_and_buffers_that_double() {
     assert_eq!(map.len(), 333);
 }
 
-/// Lookups work where nothing may be written: neither the map nor its buffers.
+/// Lookups work while the map and its buffers are read-only.
 #[test]
 fn lookups_write_nothing() {
     let size = sys::page_size();
     let place = sys::map_memory(size).unwrap().cast::<Map>();
-    // SAFETY: a page of our own, large enough and aligned.
+    // SAFETY: the page is fresh, writable, large enough for a `Map`, and aligned.
     let map = unsafe {
         place.write(Map::new());
         place.as_ref()
@@ -125,7 +125,8 @@ fn lookups_write_nothing() {
     for n in 0..100 {
         map.set(n * 3, n * 3 + 2, Some(&words(n))).unwrap();
     }
-    // SAFETY: the map has two buffers after as many changes.
+    // SAFETY: after 100 sets both buffers of the map exist, and they stay mapped while the map
+    // lives.
     let bytes_of = |buffer: *mut Buffer<4>| (buffer.cast(), unsafe { (*buffer).bytes });
     let protect = |how: libc::c_int| {
         let regions: [(*mut u8, usize); 3] = [
@@ -134,7 +135,8 @@ fn lookups_write_nothing() {
             bytes_of(map.latch.spare()),
         ];
         for (at, size) in regions {
-            // SAFETY: mappings of this test.
+            // SAFETY: the regions are whole mappings of this test, and the test does not write them
+            // while they are read-only.
             assert_eq!(unsafe { libc::mprotect(at.cast(), size, how) }, 0);
         }
     };
@@ -145,14 +147,16 @@ fn lookups_write_nothing() {
     }
     assert_eq!((map.len(), map.next_from(299)), (100, None));
     protect(libc::PROT_READ | libc::PROT_WRITE);
-    // SAFETY: written above, not used any more; then the page is nobody's.
+    // SAFETY: `place` holds the `Map` that was written above. It is dropped once, and the page is
+    // not used afterwards.
     unsafe {
         place.drop_in_place();
         sys::unmap(place.as_ptr().cast(), size);
     }
 }
 
-/// Readers beside a writer that moves borders about: a page is always covered, by words that belong together and were set.
+/// While a writer moves the borders of ranges, readers always find each page covered, by words that
+/// belong together and that were set.
 #[test]
 fn readers_see_no_gap_and_nothing_torn() {
     let map = Map::new();
@@ -167,7 +171,7 @@ fn readers_see_no_gap_and_nothing_torn() {
                 let mut page = thread;
                 while !done.load(Relaxed) {
                     page = (page * 5 + 1) % pages;
-                    let got = map.lookup_all(page).expect("a gap");
+                    let got = map.lookup_all(page).expect("no range covers the page");
                     assert_eq!(got, words(got[0]));
                     assert!(got[0] <= newest.load(Relaxed) + 1);
                 }
