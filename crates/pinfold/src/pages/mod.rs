@@ -343,10 +343,12 @@ impl Pages {
     /// [`FenceError`](pinfold_rseq::FenceError) if the kernel cannot fence. Then the CPUs' lists
     /// stay.
     pub fn shrink(&self) -> Result<usize, pinfold_rseq::FenceError> {
-        let mut slabs = 0;
+        let mut all = Ok(0);
         for cache in self.caches.iter().flatten() {
-            slabs += cache.shrink()?;
+            // A cache that cannot be drained does not keep the others from being shrunk.
+            let slabs = cache.shrink();
+            all = all.and_then(|all| Ok(all + slabs?));
         }
-        Ok(slabs)
+        all
     }
 }
