@@ -1,21 +1,30 @@
-//! Why a counter cannot be made.
+//! Why a counter cannot be made or changed.
 
 use core::fmt;
 
-/// Why a counter cannot be made as asked.
+/// Why a counter cannot be made, or its batch cannot be changed.
+///
+/// ```
+/// use pinfold::counter::{CounterError, PercpuCounter};
+///
+/// let refused = PercpuCounter::with_batch(0, 0).unwrap_err();
+/// assert_eq!(refused, CounterError::Batch { batch: 0 });
+/// assert_eq!(refused.to_string(), "a batch of 0: give one from 1 to 2^40");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CounterError {
-    /// The batch is 0 (nothing could ever be added on a CPU's own words) or above 2^40.
+    /// The batch is 0, so that no CPU could keep anything to itself, or above 2^40.
     Batch {
-        /// What was asked for.
+        /// The batch that the caller gave.
         batch: u64,
     },
-    /// The drift that is allowed is 0: for a counter that is never off, use an atomic.
+    /// The maximum drift is 0. Use an atomic for a counter that is never off.
     Drift,
-    /// There is no memory, or no room among the per-CPU blocks.
+    /// There is no memory, or no room left in the per-CPU units.
     OutOfMemory,
-    /// A smaller batch needs a fence, and the kernel offers none: it is older than 5.10, or a sandbox forbids `membarrier`.
+    /// Lowering the batch needs a fence, and the kernel offers none: it is older than 5.10, or a
+    /// sandbox forbids `membarrier`.
     Fence,
 }
 

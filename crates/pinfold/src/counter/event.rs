@@ -1,4 +1,4 @@
-//! The counter that only goes up.
+//! The counter that only counts up.
 
 use super::exact::order_own_adds;
 use super::{fork, pace};
@@ -6,16 +6,19 @@ use crate::percpu::{self, units};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 
-/// Bytes of the counter on each CPU.
+/// Bytes that the counter takes on each CPU.
 const SIZE: usize = 8;
-/// No block yet.
+/// The offset that means "no block yet".
 const NOWHERE: usize = 0;
 
-/// Counts events: up only, modulo 2^64.
+/// Counts events, modulo 2^64.
 ///
-/// Eight bytes for each CPU that counts, packed with those of other counters; they are there from the first event on. An event is one
-/// critical section of one add: no lock, no atomic read-modify-write, no system call, in any thread or signal handler. Where
-/// there is no memory the count goes to one shared atomic.
+/// An event is one critical section of one add: no lock, no atomic read-modify-write and no system
+/// call. Any thread and any signal handler may count.
+///
+/// The counter takes eight bytes on each CPU that counts, packed side by side with those of other
+/// counters. They are allocated by the first event. Without memory for them, the counter is one
+/// shared atomic.
 ///
 /// ```
 /// use pinfold::counter::EventCounter;
@@ -26,11 +29,11 @@ const NOWHERE: usize = 0;
 /// assert_eq!(HITS.sum(), 3);
 /// ```
 #[derive(Debug)]
-// The C header initialises statics of this layout.
+// The C header initialises statics with this layout.
 #[repr(C)]
 pub struct EventCounter {
     place: AtomicUsize,
-    /// What was counted where no unit was to be had.
+    /// Events of CPUs without a unit.
     spilled: AtomicU64,
 }
 
@@ -41,7 +44,7 @@ impl Default for EventCounter {
 }
 
 impl EventCounter {
-    /// A counter at 0; usable in statics.
+    /// Returns a counter at 0. A static can hold it.
     pub const fn new() -> Self {
         EventCounter {
             place: AtomicUsize::new(NOWHERE),
@@ -49,17 +52,19 @@ impl EventCounter {
         }
     }
 
-    /// Counts one.
+    /// Counts one event.
     #[inline(always)]
     pub fn inc(&self) {
         self.add(1);
     }
 
-    /// Counts `n`.
+    /// Counts `n` events.
     #[inline(always)]
     pub fn add(&self, n: u64) {
+        // Acquire pairs with the release in `place`: the block is seen zeroed.
         let place = self.place.load(Acquire);
-        // SAFETY: a place is that of the counter's own block.
+        // SAFETY: a place other than `NOWHERE` is the offset of this counter's block of one word,
+        // which is freed only when the counter is dropped.
         if place == NOWHERE || !unsafe { units().add(place, n) } {
             self.add_slow(n);
         }
@@ -69,41 +74,53 @@ impl EventCounter {
     #[inline(never)]
     fn add_slow(&self, n: u64) {
         let there = self.place().filter(|_| percpu::install_here().is_some());
-        // SAFETY: as in `add`.
+        // SAFETY: `place` returned the offset of this counter's block of one word, which is freed
+        // only when the counter is dropped.
         if !there.is_some_and(|place| unsafe { units().add(place, n) }) {
             self.spilled.fetch_add(n, Relaxed);
         }
     }
 
-    /// How many were counted: at least those that were counted when the call began, at most those when it ended.
+    /// Returns the number of events: at least those counted before the call, at most those counted
+    /// before it returns.
     ///
-    /// Reads one word for each CPU that has counted anything; no lock, no system call. While the count moves it waits some hundred
-    /// nanoseconds at its end, so that who sums all the time leaves those who count in peace. A count by [`inc`](Self::inc) alone
-    /// passes through every number, so it was the result at one moment during the call.
+    /// Reads one word for each CPU that has counted anything in this process, with no lock and no
+    /// system call. If the count moved lately, the call spins for about a microsecond at its end,
+    /// so that a thread that sums all the time does not slow down the CPUs that count.
+    ///
+    /// If all events are counted by [`inc`](Self::inc), the result was the count at one moment
+    /// during the call, because such a count passes through every number.
     pub fn sum(&self) -> u64 {
         order_own_adds();
         let spilled = self.spilled.load(Acquire);
+        // Acquire pairs with the release in `place`.
         let place = self.place.load(Acquire);
         if place == NOWHERE {
             return spilled;
         }
         let mut sum = spilled;
         percpu::for_each_used(place, |[word]| sum = sum.wrapping_add(word.load(Acquire)));
-        // Events are counted in the CPUs' units alone: the word that all share is free for this.
+        // An event never goes to the shared unit, so that the counter's word there is free for
+        // `pace`.
         pace::leave_adders_alone(percpu::shared(place), sum);
         sum
     }
 
+    /// Returns the offset of the counter's block, and allocates the block if there is none. Returns
+    /// `None` without memory.
     fn place(&self) -> Option<usize> {
         let place = self.place.load(Acquire);
         if place != NOWHERE {
             return Some(place);
         }
         let fresh = fork::register().then(|| percpu::alloc(SIZE)).flatten()?;
+        // Release: a thread that sees the offset sees the block zeroed. Acquire: so does this
+        // thread if another one was faster.
         match self.place.compare_exchange(NOWHERE, fresh, AcqRel, Acquire) {
             Ok(_) => Some(fresh),
             Err(theirs) => {
-                // SAFETY: nobody else knows of it.
+                // SAFETY: the exchange failed, so that `fresh` was never published: only this
+                // thread knows the block.
                 unsafe { percpu::free(fresh, SIZE) };
                 Some(theirs)
             }
@@ -115,7 +132,8 @@ impl Drop for EventCounter {
     fn drop(&mut self) {
         let place = *self.place.get_mut();
         if place != NOWHERE {
-            // SAFETY: `place` allocated it, and the counter is nobody else's any more.
+            // SAFETY: `place` allocated the block with this size. `drop` has the only reference, so
+            // that no thread adds to the block any more.
             unsafe { percpu::free(place, SIZE) };
         }
     }

@@ -1,4 +1,5 @@
-//! What needs the value to the last unit: the sum, resetting, adding up to a limit, changing the batch.
+//! The operations that need the exact value: summing, setting, adding up to a limit, and changing
+//! the batch.
 
 use super::error::CounterError;
 use super::gate::Closed;
@@ -12,20 +13,32 @@ use core::sync::atomic::fence;
 /// Collections that a sum tries before it closes the gate.
 const TRIES: u32 = 8;
 
-/// Of two threads that each add and then sum, one at least must see both adds. An add is a plain store, which waits in its CPU's
-/// buffer; this has the thread's own visible to all before anything is collected. It pairs with that of the other's sum.
+/// Makes the calling thread's adds visible to all threads, before anything is collected.
+///
+/// An add is a plain store, which may wait in its CPU's store buffer while later loads go ahead.
+/// Two threads that each add and then sum could both miss the other's add. This fence pairs with
+/// the one in the other thread's sum: one of the two fences comes first, and the sum behind the
+/// second fence sees both adds.
 #[inline]
 pub(crate) fn order_own_adds() {
     fence(SeqCst);
 }
 
 impl PercpuCounter {
-    /// The value, exactly: what the counter was at one moment during the call (it is linearizable). What the thread has added
-    /// before is in it, and so is what others added before something that the thread has seen of them.
+    /// Returns the exact value: the value that the counter had at one moment during the call. The
+    /// sum is linearizable.
     ///
-    /// Collects the words of all CPUs until two collections agree, which they do at once when nobody adds. When adders
-    /// keep outrunning it, it sends them to the counter's base for the microsecond that a quiet collection takes; they never
-    /// wait. No lock, no system call, no interrupt; only while the process forks may it wait, for that to be over.
+    /// The sum contains everything that the calling thread added before. It contains an add of
+    /// another thread if the caller has seen something that happened after that add.
+    ///
+    /// Collects the words of all CPUs until two collections agree. They agree at once if no thread
+    /// adds. If adds keep coming in between, the call sends them to the counter's base for about a
+    /// microsecond, until a collection is quiet. An add never waits for that. While the process
+    /// forks, the call goes on collecting instead. It takes no lock, makes no system call that is
+    /// not a wait for a fork, and interrupts no CPU.
+    ///
+    /// If the value moved lately, the call spins for about a microsecond at its end, so that a
+    /// thread that sums all the time does not slow down the CPUs that add.
     pub fn sum(&self) -> i64 {
         order_own_adds();
         let mut looks = 0;
@@ -46,20 +59,26 @@ impl PercpuCounter {
         }
     }
 
+    /// Tries to sum up to [`TRIES`] times.
     fn try_sums(&self) -> Option<i64> {
         (0..TRIES).find_map(|_| self.try_sum())
     }
 
-    /// The sum if no shard moved meanwhile. The base is loaded while, by the agreement of the collections around it, every
-    /// word stood still: the sum was the value at that moment.
+    /// Returns the sum if no shard moved meanwhile.
+    ///
+    /// The base is loaded between two collections. If the collections agree, every word stood still
+    /// while the base was loaded, so that the sum was the value at that moment.
     #[inline]
     fn try_sum(&self) -> Option<i64> {
         let (first, base, second) = self.collect_around_base();
         (first == second).then(|| base.wrapping_add(first.net()))
     }
 
-    /// Only adds that had begun before the gate still move a word, at most one a CPU, and those of shards that are granted
-    /// just then: this ends.
+    /// Sums with a gate closed.
+    ///
+    /// This ends: only adds that had begun before the gate still move a word, at most one on each
+    /// CPU, and adds in shards that are granted meanwhile. The next turn closes the gate for these
+    /// shards too.
     #[cold]
     #[inline(never)]
     fn sum_gated(&self, shards: Shards) -> i64 {
@@ -73,17 +92,21 @@ impl PercpuCounter {
         }
     }
 
-    /// Sets the value; [`swap`](Self::swap) without its answer.
+    /// Sets the value. Costs and waits as much as [`swap`](Self::swap).
+    ///
+    /// Not for signal handlers.
     pub fn set(&self, value: i64) {
         self.swap(value);
     }
 
-    /// Sets the value and returns what it was, in one moment: whatever is added at the same time counts either into the
-    /// answer or into the new value, never into both or neither.
+    /// Sets the value and returns the previous one, at one moment. An add at the same time counts
+    /// either into the result or into the new value.
     ///
-    /// Interrupts each CPU that runs a thread of this process (the fence), some microseconds, if
-    /// another CPU has added within its batch since the last call; adders do not wait. Not for
-    /// signal handlers. Where the kernel cannot fence, nothing is lost or doubled either, but a
+    /// Fences if another CPU has added within its batch since the last call: that interrupts each
+    /// CPU that runs a thread of this process, for some microseconds. Takes the counter's locks;
+    /// adds do not wait for it. Not for signal handlers.
+    ///
+    /// Where the kernel cannot fence, no add is lost or counted twice either. But a
     /// [`sum`](Self::sum) at the same time may see the old value a little longer.
     #[inline(never)]
     pub fn swap(&self, value: i64) -> i64 {
@@ -95,7 +118,7 @@ impl PercpuCounter {
         let mut closed = Closed::none();
         let _gate = shards.gate(&mut closed);
         let quiet = shards.quiesce();
-        // After the fence the words stand still until the gate opens.
+        // After the fence, no word moves until the gate opens.
         let moved = if quiet {
             shards.collect()
         } else {
@@ -113,23 +136,39 @@ impl PercpuCounter {
         old
     }
 
-    /// Adds `amount` if the value does not pass `limit` by it: not above for a positive amount, not
-    /// below for a negative one. Returns whether it did; to add nothing always succeeds. Exact
-    /// under any race: at the moment of the addition the value was within the limit.
+    /// Adds `amount` if the value does not pass `limit` by that, and returns whether it did. The
+    /// value stays at most `limit` for a positive amount, and at least `limit` for a negative one.
     ///
-    /// Far from the limit it costs one compare-exchange of the base, and takes no lock. Nearer, or
-    /// when the counter has moved far, it takes the counter's locks. Where the batches of the other
-    /// CPUs could make the difference it closes the gate for a moment, and, if it is close even
-    /// then, fences (an interrupt to each CPU that runs this process). Not for signal handlers.
-    /// Where the kernel cannot fence, it may refuse although there is room for less than what the
-    /// CPUs have in hand.
+    /// The result is exact under any race: at the moment of the addition the value is within the
+    /// limit. An amount of 0 always succeeds.
+    ///
+    /// The cost depends on the distance from the limit:
+    ///
+    /// | distance | cost |
+    /// |---|---|
+    /// | far | one compare-exchange of the base, without a lock |
+    /// | nearer, or after the counter has moved far | the counter's locks |
+    /// | within the batches of the other CPUs | the locks, and a gate that is closed for a moment |
+    /// | too close to decide even then | a fence: an interrupt to each CPU that runs this process |
+    ///
+    /// Not for signal handlers. Where the kernel cannot fence, the call may refuse although there
+    /// is still room, but less than the batches of the CPUs.
+    ///
+    /// ```
+    /// use pinfold::counter::PercpuCounter;
+    ///
+    /// let connections = PercpuCounter::new();
+    /// assert!(connections.limited_add(2, 1) && connections.limited_add(2, 1));
+    /// assert!(!connections.limited_add(2, 1));
+    /// assert_eq!(connections.sum(), 2);
+    /// ```
     #[inline]
     pub fn limited_add(&self, limit: i64, amount: i64) -> bool {
         amount == 0 || self.limited_add_far(limit, amount) || self.limited_add_near(limit, amount)
     }
 
-    /// Adds `amount` if the stated reach shows that even the farthest value is within the limit. No
-    /// lock.
+    /// Adds `amount` if the stated reach shows that even the farthest possible value is within the
+    /// limit. Takes no lock.
     #[inline]
     fn limited_add_far(&self, limit: i64, amount: i64) -> bool {
         self.base.add_if(amount, |base, reach| {
@@ -137,6 +176,7 @@ impl PercpuCounter {
         })
     }
 
+    /// Decides with all locks held.
     #[cold]
     #[inline(never)]
     fn limited_add_near(&self, limit: i64, amount: i64) -> bool {
@@ -144,7 +184,8 @@ impl PercpuCounter {
             return self.add_base_within(0, limit, amount);
         };
         let held = stripe::hold_all(shards.offset());
-        // While the locks are held no total and no limit moves: the value is within the drift of what `read` says.
+        // While the locks are held, no total moves and no limit is raised. So the value is within
+        // the drift of what `read` returns.
         let folded = shards.folded().net();
         let slack = slack(shards.drift(), amount);
         if self.add_base_within(folded.wrapping_add(slack), limit, amount) {
@@ -158,8 +199,8 @@ impl PercpuCounter {
         self.limited_add_gated(shards, limit, amount)
     }
 
-    /// States a reach within which limited adds to `limit` need no lock, half as wide as the way to
-    /// the limit, unless the limit is too near.
+    /// States a reach within which limited adds to `limit` need no lock. The reach is half as wide
+    /// as the distance to the limit. Does nothing if the limit is too near.
     fn state_reach_below(&self, held: &AllHeld, shards: Shards, limit: i64) {
         let base = self.base.value.load(Acquire);
         let way = limit.abs_diff(base.wrapping_add(shards.folded().net()));
@@ -169,20 +210,21 @@ impl PercpuCounter {
         }
     }
 
-    /// States a reach of `width` around the totals, with all locks held; no reach if the batches
-    /// are too large for that.
+    /// States a reach of `width` around the totals, with all locks held. States that there is no
+    /// reach if the batches are too large for that width.
     pub(super) fn state_reach(&self, held: &AllHeld, shards: Shards, width: u64) {
         let reach = if width >= shards.least_reach() {
             Reach::around(shards.folded().net(), width)
         } else {
             Reach::NONE
         };
-        // The base first: once folds may go beyond the old reach, no limited add relies on it.
+        // The base first: before folds may go beyond the old reach, limited adds must no longer
+        // rely on it.
         self.base.state(reach);
         shards.keep_within(held, reach);
     }
 
-    /// Closes the gate first, and decides with all locks held.
+    /// Decides with all locks held and a gate closed.
     #[inline(never)]
     fn limited_add_gated(&self, shards: Shards, limit: i64, amount: i64) -> bool {
         let mut closed = Closed::none();
@@ -192,7 +234,7 @@ impl PercpuCounter {
         {
             return false;
         }
-        // What adds that had begun before the gate can still bring.
+        // Waits for the adds that had begun before the gate was closed.
         if !shards.quiesce() {
             return false;
         }
@@ -211,15 +253,18 @@ impl PercpuCounter {
             .is_ok()
     }
 
-    /// Changes how much each CPU may keep to itself, at once and for all CPUs; [`error_bound`](Self::error_bound) follows.
+    /// Sets the batch: how much each CPU may keep to itself. Takes effect at once for all CPUs, and
+    /// [`error_bound`](Self::error_bound) follows.
     ///
-    /// Raising it is a few stores a CPU. Lowering it interrupts each CPU that runs a thread of this process (the fence). Not
-    /// for signal handlers.
+    /// Raising the batch takes a few stores for each CPU. Lowering it needs a fence, which
+    /// interrupts each CPU that runs a thread of this process, unless no other CPU has added within
+    /// its batch since the last [`swap`](Self::swap). Not for signal handlers.
     ///
     /// # Errors
     ///
-    /// [`CounterError::Batch`] when `batch` is 0 or above 2^40; [`CounterError::OutOfMemory`] when there is no place to
-    /// keep it; [`CounterError::Fence`] when a lower one would need a fence that the kernel does not offer.
+    /// * [`CounterError::Batch`] if `batch` is 0 or above 2^40.
+    /// * [`CounterError::OutOfMemory`] if there is no memory for the batch.
+    /// * [`CounterError::Fence`] if a lower batch needs a fence that the kernel does not offer.
     pub fn set_batch(&self, batch: u64) -> Result<(), CounterError> {
         if batch == 0 || batch > BATCH_MOST {
             return Err(CounterError::Batch { batch });
@@ -236,7 +281,7 @@ impl PercpuCounter {
     }
 }
 
-/// Whether `value + amount` is beyond `limit` in the direction of `amount`.
+/// Returns whether `value + amount` is beyond `limit` in the direction of `amount`.
 fn passes(value: i64, limit: i64, amount: i64) -> bool {
     let after = i128::from(value) + i128::from(amount);
     if amount >= 0 {
@@ -246,7 +291,7 @@ fn passes(value: i64, limit: i64, amount: i64) -> bool {
     }
 }
 
-/// The drift, in the direction in which `amount` goes.
+/// Returns the drift, with the sign of `amount`.
 fn slack(drift: u64, amount: i64) -> i64 {
     let drift = i64::try_from(drift).unwrap_or(i64::MAX);
     if amount >= 0 { drift } else { -drift }
@@ -263,7 +308,7 @@ mod tests {
         assert!(counter.limited_add(1 << 20, 1) && counter.limited_add(-1 << 20, -1));
         let shards = counter.shards().unwrap();
         let held = stripe::hold_all(shards.offset());
-        // With the locks held, an add that wants one of them would never return.
+        // With the locks held here, a limited add that waits for one of them would never return.
         let far = reach::is_supported();
         assert_eq!(counter.limited_add_far(1 << 20, 100), far);
         assert_eq!(counter.limited_add_far(-1 << 20, -100), far);

@@ -1,14 +1,17 @@
 //! Counters across `fork`.
 //!
-//! A fold that is under way in another thread would stay half done in the child for good, and a
-//! gate closed. So the fork waits for both, some microseconds.
+//! If another thread is folding at the moment of a fork, the child inherits a fold that is half
+//! done and that nothing completes. A gate that another thread keeps stays closed there. So the
+//! fork waits some microseconds, until no fold is under way and no gate is closed.
 
 use super::{gates, stripe};
 use crate::fork::{self, Hooks, Rank};
 use crate::percpu;
 
-/// Has a fork wait for folds and gates, and for places in the units. Returns false while a fork
-/// could still catch a counter half made; then the caller must not give the counter its place yet.
+/// Has a fork wait for folds, for gates, and for threads that allocate in the units.
+///
+/// Returns false while a fork could still catch a counter half made. Then the caller must not give
+/// the counter its place yet.
 pub(crate) fn register() -> bool {
     static SHARDS: Hooks = Hooks {
         rank: Rank::Shards,

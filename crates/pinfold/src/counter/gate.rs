@@ -1,8 +1,11 @@
-//! Closing shards, so that nothing moves for a while.
+//! Gates: closing shards, so that no word moves for a while.
 //!
-//! An operation that must know every word exactly cannot ask the adders to wait. It closes a gate:
-//! adds that begin from then on find no room, and go to the counter's base. Adds that had begun are
-//! waited for by the fence, if there can be any.
+//! An operation that must know every word exactly cannot ask the adders to wait. It closes a gate
+//! instead:
+//!
+//! 1. It takes [`GATE`] from every limit. An add that begins now finds no room, and goes to the
+//!    counter's base.
+//! 2. If an add that began earlier may still be under way, it waits for that add by the fence.
 
 use super::shards::{GATE, LIMIT, PARK, Shards, UP};
 use super::stripe::AllHeld;
@@ -11,7 +14,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::{Backend, MAX_INDEX, backend, current, possible};
 
 impl Shards {
-    /// How many gates close a shard, and whether it is parked.
+    /// Returns how many gates close the shard of `unit`, and whether the shard is parked.
     pub(super) fn closed(self, unit: usize) -> (u64, bool) {
         let limit = word_at(unit, self.offset() + UP + LIMIT).load(Relaxed);
         let word = word_at(unit, self.offset() + UP).load(Relaxed);
@@ -20,8 +23,8 @@ impl Shards {
         (closings % (PARK / GATE), closings >= PARK / GATE)
     }
 
-    /// Parks all shards but that of the caller's CPU, with all locks held and a gate closed since
-    /// before a fence.
+    /// Parks all shards except that of the caller's CPU. The caller holds all locks, and has kept a
+    /// gate closed since before a fence.
     pub(super) fn park_others(self, _held: &AllHeld) {
         let here = own_unit();
         for unit in self.granted() {
@@ -31,16 +34,20 @@ impl Shards {
         }
     }
 
-    /// Returns whether no add can be under way. The gate is closed, so only an add that began
-    /// earlier could be. A parked shard has none. On the caller's CPU, the kernel aborted any other
-    /// thread's add when it let the caller run, and that add starts again.
+    /// Returns whether no add can be under way, with a gate closed.
+    ///
+    /// The gate is closed, so that only an add that began earlier could be under way:
+    ///
+    /// * In a parked shard there is none.
+    /// * On the caller's CPU, the kernel aborted any other thread's add when it let the caller run.
+    ///   That add starts again, and finds the gate.
     fn stands_still(self) -> bool {
         let here = own_unit();
         self.granted()
             .all(|unit| Some(unit) == here || self.closed(unit).1)
     }
 
-    /// Sends all adds that begin from now on to the base, until the gate is dropped.
+    /// Closes a gate: all adds that begin from now on go to the base, until the gate is dropped.
     pub(super) fn gate(self, closed: &mut Closed) -> Gate<'_> {
         let mut gate = Gate {
             shards: self,
@@ -51,26 +58,33 @@ impl Shards {
     }
 
     /// Waits, with a gate closed, until the adds that had begun are over. Returns false if the
-    /// kernel cannot fence. Fences only if another CPU may have such an add.
+    /// kernel cannot fence.
+    ///
+    /// Fences only if another CPU may have such an add.
     pub(super) fn quiesce(self) -> bool {
         self.stands_still() || UNITS.quiesce(possible()).is_ok()
     }
 }
 
-/// Returns the unit on which no other thread has an operation under way, because the caller runs
-/// there. Returns `None` on atomics: there an operation goes on after its thread was interrupted.
+/// Returns the unit on which no other thread has an add under way, because the caller runs there.
+///
+/// Returns `None` on atomics: there an add goes on after another thread has run in between.
 fn own_unit() -> Option<usize> {
     (backend() != Backend::Atomic).then(current)
 }
 
-/// A bit for each unit whose shard a gate closes. It takes a kilobyte of stack, a quarter of what a
-/// thread that allocates may take: shards that are granted while the gate is closed must not be
-/// opened with the others, and a sum takes no lock that would keep them from being granted. So
-/// functions that have one are not inlined into others.
+/// A bit for each unit whose shard a gate closes.
+///
+/// The bits are needed because shards that are granted while the gate is closed must not be opened
+/// with the others. A sum takes no lock that would keep shards from being granted.
+///
+/// It takes a kilobyte of stack, a quarter of what a thread that allocates may take. So functions
+/// that have one are not inlined into others.
 pub(super) struct Closed([u64; MAX_INDEX / 64]);
 
 impl Closed {
     #[inline]
+    /// Returns the bits for a gate that closes no shard yet.
     pub(super) const fn none() -> Closed {
         Closed([0; MAX_INDEX / 64])
     }
@@ -83,7 +97,7 @@ pub(super) struct Gate<'c> {
 }
 
 impl Gate<'_> {
-    /// Closes the gate for all granted shards, also those granted since the last call.
+    /// Closes the gate for all granted shards, including those granted since the last call.
     pub(super) fn close(&mut self) {
         for unit in self.shards.granted() {
             let (bits, bit) = (&mut self.closed.0[unit / 64], 1 << (unit % 64));

@@ -1,26 +1,38 @@
-//! Who keeps a gate closed without any lock, for the sake of forks.
+//! The threads that keep a gate closed without a lock, so that `fork` never copies a closed gate.
 //!
-//! A gate that another thread keeps would stay closed in the child for ever. So a sum enters itself here before it closes one, and a
-//! fork waits until nobody else is here, and keeps others out. A handler's sum in a thread that is here already comes in by that:
-//! the fork waits for the frame below it anyhow. The fork takes its other locks first, so that none of those who wait for it
-//! here is a handler above a frame that has one.
+//! A gate that another thread keeps closed at the moment of a fork would stay closed in the child,
+//! which does not have that thread. So the threads and the fork agree by two kinds of words:
+//!
+//! 1. A thread that sums writes its thread pointer into a slot of [`HERE`] before it closes a gate.
+//!    It clears the slot once the gate is open again.
+//! 2. A thread that forks writes its thread pointer into [`FORKING`]. Then it waits until no slot
+//!    names another thread. A thread that sums and finds another thread's fork in [`FORKING`]
+//!    closes no gate.
+//!
+//! A handler may sum in a thread that is already in [`HERE`]. It may close its own gate at once,
+//! because the fork waits for the interrupted frame anyway.
+//!
+//! The fork takes all its other locks first. So no thread for which the fork waits here is a
+//! handler that interrupted a frame with one of these locks.
 
 use super::stripe::pause;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use pinfold_rseq::thread_pointer;
 
-/// Threads with a gate of their own at a time; others go on collecting meanwhile.
+/// The number of threads that may keep a gate at once. Other sums go on collecting until they can
+/// close one.
 const SLOTS: usize = 64;
-/// The thread pointers of those who are here.
+/// The thread pointers of the threads that keep a gate; 0 in a free slot.
 static HERE: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
-/// The thread pointer of who forks, or 0.
+/// The thread pointer of the forking thread, or 0.
 static FORKING: AtomicU64 = AtomicU64::new(0);
 
-/// Leave to close gates, until dropped.
+/// Permission to close gates, until dropped. `None` inside if the thread had permission before.
 pub(super) struct Pass(Option<&'static AtomicU64>);
 
-/// Leave to close gates; `None` while the process forks, or when too many have it.
+/// Returns permission to close gates. Returns `None` while another thread forks, and when all slots
+/// are taken.
 pub(super) fn enter() -> Option<Pass> {
     let me = thread_pointer() as u64;
     if FORKING.load(Relaxed) == me || HERE.iter().any(|slot| slot.load(Relaxed) == me) {
@@ -31,21 +43,24 @@ pub(super) fn enter() -> Option<Pass> {
     }
     let free = |slot: &&AtomicU64| slot.compare_exchange(0, me, SeqCst, Relaxed).is_ok();
     let pass = Pass(HERE.iter().find(free));
-    // Sequentially consistent, as in `fork_prepare`: either that sees the slot, or this the fork.
+    // Sequentially consistent, as in `fork_prepare`: either the fork sees the slot, or this thread
+    // sees the fork.
     (pass.0.is_some() && FORKING.load(SeqCst) == 0).then_some(pass)
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
         if let Some(slot) = self.0 {
-            // Release pairs with the fork's load: it sees the gate open.
+            // Release pairs with the load in `fork_prepare`: a fork that sees the slot free sees
+            // the gate open.
             slot.store(0, Release);
         }
     }
 }
 
-/// Waits until no other thread keeps a gate, and keeps them from it; with all locks of [`stripe`](super::stripe) held, so that it is one
-/// fork at a time.
+/// Waits until no other thread keeps a gate, and keeps other threads from closing one.
+///
+/// The caller holds all locks of [`stripe`](super::stripe), so that there is one fork at a time.
 pub(super) fn fork_prepare() {
     let me = thread_pointer() as u64;
     FORKING.store(me, SeqCst);
@@ -57,7 +72,10 @@ pub(super) fn fork_prepare() {
     }
 }
 
-/// In the child: those who came in while the process forked, and left at once, did so in the parent only.
+/// Clears the slots of other threads, in the child.
+///
+/// A thread may take a slot while the process forks, and give it back at once because it sees the
+/// fork. It does so in the parent only.
 pub(super) fn fork_child() {
     let me = thread_pointer() as u64;
     for slot in HERE.iter().filter(|slot| slot.load(Relaxed) != me) {
@@ -65,7 +83,8 @@ pub(super) fn fork_child() {
     }
 }
 
-/// Lets others close gates again, on either side.
+/// Lets other threads close gates again, in the parent and in the child.
 pub(super) fn fork_done() {
+    // Release: a thread that sees no fork sees what the fork's hooks did.
     FORKING.store(0, Release);
 }

@@ -6,14 +6,17 @@ use crate::percpu::{self, shared, units, word_at};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 
-/// The sum of the values, then a count for each bucket.
+/// Bytes of the block on each CPU: the sum of the values, then a count for each bucket.
 const SIZE: usize = 8 + 8 * BUCKETS;
+/// The offset that means "no block yet".
 const NOWHERE: usize = 0;
 
-/// How often values of each size occurred: per-CPU event counts in buckets as wide as a 32nd of the values in them.
+/// Counts how often values of each size occurred, per CPU. A bucket is at most a 32nd as wide as
+/// the values in it.
 ///
-/// Recording is two critical sections of one add each, on the CPU's own words; any thread, any signal handler. A CPU that
-/// records takes 15 KiB of address space, and memory for the pages whose buckets occur.
+/// Recording a value is two critical sections of one add each, on the CPU's own words. Any thread
+/// and any signal handler may record. A CPU that records takes 15 KiB of address space. It takes
+/// memory only for the pages with buckets that occur.
 ///
 /// ```
 /// use pinfold::counter::PercpuHistogram;
@@ -39,7 +42,7 @@ impl Default for PercpuHistogram {
 }
 
 impl PercpuHistogram {
-    /// An empty histogram; usable in statics.
+    /// Returns an empty histogram. A static can hold it.
     pub const fn new() -> Self {
         PercpuHistogram {
             place: AtomicUsize::new(NOWHERE),
@@ -47,14 +50,17 @@ impl PercpuHistogram {
         }
     }
 
-    /// Counts `value`.
+    /// Records `value`.
     #[inline]
     pub fn record(&self, value: u64) {
         let bucket = 8 + 8 * bucket_of(value);
+        // Acquire pairs with the release in `place`: the block is seen zeroed.
         let place = self.place.load(Acquire);
-        // SAFETY: a place is that of the histogram's own block; the words lie in it.
+        // SAFETY: a place other than `NOWHERE` is the offset of this histogram's block, and
+        // `bucket` is below its size. The block is freed only when the histogram is dropped.
         let done = place != NOWHERE && unsafe { units().add(place + bucket, 1) };
-        // SAFETY: as above.
+        // SAFETY: `done` is only true if `place` is the offset of this histogram's block, which
+        // begins with the sum.
         if !done || !unsafe { units().add(place, value) } {
             self.record_slow(bucket, value, done);
         }
@@ -68,25 +74,29 @@ impl PercpuHistogram {
             return;
         };
         percpu::install_here();
-        // Without a unit the words that all CPUs share take it.
-        // SAFETY: as in `record`.
+        // A CPU without a unit counts in the shared unit.
+        // SAFETY: `place` is the offset of this histogram's block, and `bucket` is below its size.
+        // The block is freed only when the histogram is dropped.
         if !counted && !unsafe { units().add(place + bucket, 1) } {
             shared(place + bucket).fetch_add(1, Relaxed);
         }
-        // SAFETY: as in `record`.
+        // SAFETY: `place` is the offset of this histogram's block, which begins with the sum.
         if !unsafe { units().add(place, value) } {
             shared(place).fetch_add(value, Relaxed);
         }
     }
 
-    /// The counts: each bucket's is at least what it was when the call began and at most what it was when it ended. Reads
-    /// 15 KiB for each CPU that has recorded anything in this process; disturbs nobody.
+    /// Returns the counts: each bucket's count is at least what it was when the call began, and at
+    /// most what it was when the call ended.
     ///
-    /// The snapshot itself is 15 KiB, too: the only operation of this module that takes more than 2
-    /// KiB of stack.
+    /// Reads 15 KiB for each CPU that has recorded anything in this process, and interrupts no CPU.
+    ///
+    /// The snapshot itself is 15 KiB too. This is the only operation of this module that takes more
+    /// than 2 KiB of stack.
     pub fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::empty();
         snapshot.unrecorded = self.unrecorded.load(Relaxed);
+        // Acquire pairs with the release in `place`.
         let place = self.place.load(Acquire);
         if place == NOWHERE {
             return snapshot;
@@ -101,16 +111,21 @@ impl PercpuHistogram {
         snapshot
     }
 
+    /// Returns the offset of the histogram's block, and allocates the block if there is none.
+    /// Returns `None` without memory.
     fn place(&self) -> Option<usize> {
         let place = self.place.load(Acquire);
         if place != NOWHERE {
             return Some(place);
         }
         let fresh = fork::register().then(|| percpu::alloc(SIZE)).flatten()?;
+        // Release: a thread that sees the offset sees the block zeroed. Acquire: so does this
+        // thread if another one was faster.
         match self.place.compare_exchange(NOWHERE, fresh, AcqRel, Acquire) {
             Ok(_) => Some(fresh),
             Err(theirs) => {
-                // SAFETY: nobody else knows of it.
+                // SAFETY: the exchange failed, so that `fresh` was never published: only this
+                // thread knows the block.
                 unsafe { percpu::free(fresh, SIZE) };
                 Some(theirs)
             }
@@ -122,7 +137,8 @@ impl Drop for PercpuHistogram {
     fn drop(&mut self) {
         let place = *self.place.get_mut();
         if place != NOWHERE {
-            // SAFETY: `place` allocated it, and the histogram is nobody else's any more.
+            // SAFETY: `place` allocated the block with this size. `drop` has the only reference, so
+            // that no thread records in the block any more.
             unsafe { percpu::free(place, SIZE) };
         }
     }

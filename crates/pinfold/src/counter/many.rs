@@ -8,11 +8,11 @@ use crate::{percpu, sys};
 use core::ops::Deref;
 use core::ptr::NonNull;
 
-/// Counters made together by [`PercpuCounter::init_many`]: a slice of [`PercpuCounter`]s.
+/// Holds counters made together by [`PercpuCounter::init_many`]: a slice of [`PercpuCounter`]s.
 ///
-/// The handles lie side by side, and so do the words of each CPU: n counters cost n times 128 bytes
-/// for the handles, n times 32 bytes for the totals, and as much again for each CPU that adds,
-/// nothing for the others.
+/// The handles lie side by side, and so do the words of each CPU. `n` counters take `n` times 128
+/// bytes for the handles and `n` times 32 bytes for the totals. Each CPU that adds takes `n` times
+/// 32 bytes more.
 ///
 /// ```
 /// use pinfold::counter::PercpuCounter;
@@ -27,22 +27,33 @@ use core::ptr::NonNull;
 pub struct Counters {
     handles: NonNull<PercpuCounter>,
     length: usize,
-    /// Where the first counter's block is; the others' follow.
+    /// The offset of the first counter's block. The other blocks follow it.
     offset: usize,
 }
 
-// SAFETY: counters are shared between threads, and their memory belongs to no thread.
+// SAFETY: `PercpuCounter` is `Send`, and the mapping that holds the handles belongs to no thread.
 unsafe impl Send for Counters {}
-// SAFETY: as above.
+// SAFETY: `&Counters` gives out nothing but `&[PercpuCounter]`, and `PercpuCounter` is `Sync`.
 unsafe impl Sync for Counters {}
 
 impl PercpuCounter {
-    /// Makes one counter for each of `values`, all with the same batch, packed together.
+    /// Makes one counter for each of `values`, all with the same batch, packed together. Not for
+    /// signal handlers: waits while the process forks.
     ///
     /// # Errors
     ///
-    /// [`CounterError::Batch`] as for [`with_batch`](Self::with_batch); [`CounterError::OutOfMemory`] when there is no room for so
-    /// many.
+    /// * [`CounterError::Batch`] if `batch` is 0 or above 2^40.
+    /// * [`CounterError::OutOfMemory`] if there is no room for this many counters.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::counter::PercpuCounter;
+    ///
+    /// let counters = PercpuCounter::init_many(&[1, 2, 3], 64)?;
+    /// assert_eq!(counters[2].sum(), 3);
+    /// # Ok::<(), pinfold::counter::CounterError>(())
+    /// ```
     pub fn init_many(values: &[i64], batch: u64) -> Result<Counters, CounterError> {
         if batch == 0 || batch > BATCH_MOST {
             return Err(CounterError::Batch { batch });
@@ -54,7 +65,7 @@ impl PercpuCounter {
                 offset: 0,
             });
         }
-        // Another thread may be at it, for a moment.
+        // Another thread may be registering, which takes a moment.
         let mut looks = 0;
         while !fork::register() && looks < 1000 {
             stripe::pause(&mut looks);
@@ -63,14 +74,14 @@ impl PercpuCounter {
             sys::map_memory(handle_bytes(values.len())).ok_or(CounterError::OutOfMemory)?;
         let handles = handles.cast::<PercpuCounter>();
         let Some(offset) = percpu::alloc_after_fork(values.len() * SIZE) else {
-            // SAFETY: mapped above, and nobody knows of it.
+            // SAFETY: mapped above with this size, and only this thread knows the mapping.
             unsafe { sys::unmap(handles.as_ptr().cast(), handle_bytes(values.len())) };
             return Err(CounterError::OutOfMemory);
         };
         for (at, &value) in values.iter().enumerate() {
             let counter = PercpuCounter::make(value, batch, 0);
             counter.settle(offset + at * SIZE);
-            // SAFETY: within the mapping, which is aligned to a page.
+            // SAFETY: the mapping has room for `values.len()` handles, and begins at a page.
             unsafe { handles.add(at).write(counter) };
         }
         Ok(Counters {
@@ -81,6 +92,7 @@ impl PercpuCounter {
     }
 }
 
+/// Returns the size of the mapping for `count` handles.
 fn handle_bytes(count: usize) -> usize {
     (count * size_of::<PercpuCounter>()).next_multiple_of(sys::page_size())
 }
@@ -88,7 +100,8 @@ fn handle_bytes(count: usize) -> usize {
 impl Deref for Counters {
     type Target = [PercpuCounter];
     fn deref(&self) -> &[PercpuCounter] {
-        // SAFETY: as many handles were written there, and stay until the drop.
+        // SAFETY: `init_many` wrote `length` handles there. They stay until the drop, which no
+        // borrow outlives. Without handles, the pointer is dangling and the length is 0.
         unsafe { core::slice::from_raw_parts(self.handles.as_ptr(), self.length) }
     }
 }
@@ -102,8 +115,9 @@ impl Drop for Counters {
             let _held = stripe::hold_all(block);
             watch::forget(block, SIZE);
         }
-        // SAFETY: allocated and mapped together; the counters are nobody's any more, and no folder looks at them. The handles
-        // have nothing else to give back.
+        // SAFETY: `init_many` allocated the blocks and mapped the handles with these sizes. `drop`
+        // has the only reference, so that no thread adds any more. No folding thread looks at the
+        // blocks, because `forget` has cleared their bits. A handle owns nothing but its block.
         unsafe {
             percpu::free(self.offset, self.length * SIZE);
             sys::unmap(self.handles.as_ptr().cast(), handle_bytes(self.length));

@@ -1,18 +1,24 @@
-//! Counters that many CPUs add to without meeting.
+//! Counters that many CPUs add to without slowing each other down.
 //!
-//! * [`EventCounter`] counts up: one word per CPU, one add.
-//! * [`PercpuCounter`] goes up and down, and keeps a total that [`read`](PercpuCounter::read) returns at once, off by at most
-//!   [`error_bound`](PercpuCounter::error_bound), and an exact [`sum`](PercpuCounter::sum) that may be taken while
-//!   everybody adds.
-//! * [`Counters`]: thousands of [`PercpuCounter`]s, packed.
-//! * [`PercpuHistogram`]: how often values of each size occurred.
+//! An atomic that all CPUs add to moves its cache line from CPU to CPU with every add. These
+//! counters give each CPU words of its own instead:
 //!
-//! Adding takes no lock and no system call, and on restartable sequences no atomic read-modify-write: it is one critical
-//! section on the CPU's own words. The folding of those words into totals runs anywhere and disturbs no CPU. All of it works
-//! in signal handlers where it does not say otherwise, in statics, and across `fork`, where the child goes on
-//! with copies of the counts.
+//! * [`EventCounter`] only counts up. It has one word per CPU.
+//! * [`PercpuCounter`] goes up and down. [`read`](PercpuCounter::read) returns an approximate total
+//!   at once, off by at most [`error_bound`](PercpuCounter::error_bound).
+//!   [`sum`](PercpuCounter::sum) is exact, even while other threads add.
+//! * [`Counters`] holds thousands of [`PercpuCounter`]s, packed together.
+//! * [`PercpuHistogram`] counts how often values of each size occurred.
 //!
-//! `docs/error-bound.md` in the repository proves the bounds; `shards.rs` states the protocol.
+//! An add is one critical section on the CPU's own words. It takes no lock and makes no system
+//! call. With restartable sequences it uses no atomic read-modify-write. Folding these words into
+//! totals runs in any thread and interrupts no CPU.
+//!
+//! All operations work in signal handlers, except where their documentation says otherwise. The
+//! counters can be statics. After `fork`, the child has a copy of each count and goes on from
+//! there.
+//!
+//! `docs/error-bound.md` in the repository proves the bounds. `shards.rs` states the protocol.
 //!
 //! ```
 //! use pinfold::counter::{EventCounter, PercpuCounter};

@@ -1,27 +1,28 @@
-//! Sums that leave adders alone.
+//! Sums that leave the adding CPUs time to add.
 //!
-//! A collection takes the adders' lines away. A thread that sums one counter all the time would
-//! leave its adders no time to get on between two sums. So a sum that finds another value than the
-//! sum before waits a little at its end, and some sums after it wait too: an adder that found no
-//! time looks like one that rests.
+//! A collection takes the cache lines away from the CPUs that add. A thread that sums one counter
+//! all the time would leave these CPUs no time to add between two sums.
 //!
-//! Each counter has a word of its own for that. A counter that rests costs no wait, however many
-//! there are.
+//! So a sum that finds another value than the previous sum waits a little at its end. Some sums
+//! after it wait too, because a CPU that found no time to add looks like one that does not add.
+//!
+//! Each counter has a word of its own for this. Summing a counter that rests costs no wait, however
+//! many counters there are.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Turns of the wait, about a microsecond together. Measured with one adder: it then keeps three quarters and more of its
-/// speed while another CPU sums all the time.
+/// Turns of the wait, together about a microsecond. Measured with one CPU that adds: it keeps at
+/// least three quarters of its speed while another CPU sums all the time.
 const PAUSES: u32 = 32;
-/// After a change, so many sums wait even if they find none.
+/// How many sums wait after a change, even if they find no other change.
 const QUIET: u64 = 63;
-/// The bits of the word that count them; the others are the last sum, without its upper bits. 0
-/// before the first sum.
+/// The bits of a counter's word that count the sums left to wait. The other bits are the last sum,
+/// without its upper bits. The word is 0 before the first sum.
 const COUNT: u32 = 6;
 
 /// Waits if the counter moved since the last sum, or not long before. `seen` is the counter's word
-/// for that.
+/// for this.
 #[inline]
 pub(super) fn leave_adders_alone(seen: &AtomicU64, sum: u64) {
     let last = seen.load(Relaxed);
@@ -39,10 +40,10 @@ fn wait(seen: &AtomicU64, last: u64, sum: u64) {
     }
 }
 
-/// What the word becomes after a sum of `sum`, with no sums left to wait if this one need not wait.
+/// Returns what the word becomes after a sum. `sum` is that sum with no sums left to wait.
 fn after(last: u64, sum: u64) -> u64 {
     if last == 0 {
-        // The first sum says nothing about how often the counter is summed.
+        // The first sum does not show how often the counter is summed.
         return sum;
     }
     match last.wrapping_sub(sum) {

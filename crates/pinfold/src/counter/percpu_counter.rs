@@ -1,4 +1,4 @@
-//! The counter that goes up and down: its handle, adding to it, and reading it without disturbing anyone.
+//! The counter that goes up and down: its handle, adding, and reading without a wait.
 
 use super::error::CounterError;
 use super::exact::order_own_adds;
@@ -12,29 +12,38 @@ use core::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// Stands for the default batch until the number of CPUs is known.
 const DEFAULT: u64 = 0;
-/// In [`PercpuCounter::rule`]: the other bits are the largest drift, not a batch.
-const WIDENS: u64 = 1 << 63;
-/// The kernel's is 32. Measured: with two CPUs at it a fold takes as long as a hundred adds, a twentieth of the time at this
+/// The bit of [`PercpuCounter::rule`] that says that the other bits are the maximum drift, not a
 /// batch.
+const WIDENS: u64 = 1 << 63;
+/// The least default batch. The kernel's is 32. Measured with two CPUs that add at once: a fold
+/// takes as long as a hundred adds. With this batch, folds take a twentieth of the time.
 const DEFAULT_LEAST: u64 = 1024;
 
-/// A counter of 64 bits with sign that every CPU adds to on its own.
+/// Counts up and down in 64 bits, with adds that stay on the CPU's own words.
 ///
-/// The handle is 128 bytes: a line that adds only read, and a line with the base, which large adds
-/// write. So a large add does not slow down other CPUs' adds, not even those to its neighbours in
-/// an array. Each CPU that adds, and the total, takes 32 bytes more, packed side by side with those
-/// of other counters. They are there from the first add on; a counter that finds no memory for them
-/// works as one atomic.
+/// The handle takes 128 bytes: a cache line that adds only read, and a line with the base, which
+/// large adds write. So a large add does not slow down the adds of other CPUs, not even those to
+/// its neighbours in an array.
+///
+/// Each CPU that adds takes 32 bytes more, and so does the total. They are packed side by side with
+/// those of other counters, and allocated by the first add. Without memory for them, the counter is
+/// one atomic.
 ///
 /// # Costs
 ///
-/// An add within the batch is one critical section on the CPU's own line. One add in a batch folds, which takes one atomic add
-/// to the total, whose line the CPUs share. An add beyond the batch is one atomic add to the counter's shared *base*. None of them waits.
+/// | operation | cost |
+/// |---|---|
+/// | an add within the batch | one critical section on the CPU's own line |
+/// | about one add in a batch | also a fold: one atomic add to the total, which the CPUs share |
+/// | an add above the batch | one atomic add to the counter's *base*, which the CPUs share |
+///
+/// An add never waits.
 ///
 /// # Overflow
 ///
-/// The value wraps around at 2^63, as `i64::wrapping_add`; [`compare`](Self::compare), [`bounds`](Self::bounds) and
-/// [`limited_add`](Self::limited_add) hold for counters that stay 2^41 for each CPU away from it.
+/// The value wraps around at 2^63, as with `i64::wrapping_add`. [`compare`](Self::compare),
+/// [`bounds`](Self::bounds) and [`limited_add`](Self::limited_add) hold for counters that stay away
+/// from that by 2^41 for each CPU.
 ///
 /// ```
 /// use pinfold::counter::PercpuCounter;
@@ -49,24 +58,25 @@ const DEFAULT_LEAST: u64 = 1024;
 /// # Ok::<(), pinfold::counter::CounterError>(())
 /// ```
 #[derive(Debug)]
-// The C header initialises statics of this layout.
+// The C header initialises statics with this layout.
 #[repr(C)]
 pub struct PercpuCounter {
-    /// The offset of the block, or [`CLOSED`] until there is one.
+    /// The offset of the counter's block, or [`CLOSED`] until there is one.
     place: AtomicUsize,
-    /// The batch that the block begins with; or, with [`WIDENS`], how large the drift may become by
-    /// widening the batch.
+    /// The first batch; or, with [`WIDENS`], the maximum drift up to which the batch widens.
     rule: u64,
+    /// Keeps the base out of the line that adds read.
     apart: [u64; 6],
-    /// What did not go by way of a shard.
+    /// The sum of the adds that used no shard.
     pub(super) base: Base,
-    /// What the last sums were.
+    /// The word of `pace`: the last sum, and how many sums have yet to wait.
     pub(super) seen: AtomicU64,
+    /// Keeps the base out of the line that adds to the next counter of an array read.
     apart_from_next: [u64; 5],
 }
 
-// A handle need not begin at a line: what adds read and what they write is a line's length apart,
-// in arrays too.
+// A handle need not begin at a cache line. What adds read and what they write is a line apart all
+// the same, in arrays too.
 const _: () = assert!(size_of::<PercpuCounter>() == 128 && align_of::<PercpuCounter>() == 16);
 const _: () = assert!(core::mem::offset_of!(PercpuCounter, base) == 64);
 
@@ -77,19 +87,29 @@ impl Default for PercpuCounter {
 }
 
 impl PercpuCounter {
-    /// A counter at 0 with the default batch: 1024, or twice the number of CPUs if that is more.
+    /// Returns a counter at 0 with the default batch: 1024, or twice the number of CPUs if that is
+    /// more. A static can hold it.
+    ///
+    /// ```
+    /// use pinfold::counter::PercpuCounter;
+    ///
+    /// static OPEN: PercpuCounter = PercpuCounter::new();
+    /// OPEN.inc();
+    /// assert_eq!(OPEN.sum(), 1);
+    /// ```
     pub const fn new() -> Self {
         Self::make(0, DEFAULT, 0)
     }
 
-    /// A counter at `value` with a batch, or, if `max_drift` is not 0, with a batch that widens.
+    /// Returns a counter at `value`: with a batch, or, if `max_drift` is not 0, with a batch that
+    /// widens.
     pub(crate) const fn make(value: i64, batch: u64, max_drift: u64) -> Self {
         PercpuCounter {
             place: AtomicUsize::new(CLOSED),
             rule: match max_drift {
                 0 => batch,
-                // The batches of all CPUs together are at most 2^53: larger drifts are all the
-                // same.
+                // All CPUs' batches together are at most 2^53, so that larger drifts make no
+                // difference.
                 drift if drift >= WIDENS => u64::MAX,
                 drift => drift | WIDENS,
             },
@@ -100,7 +120,7 @@ impl PercpuCounter {
         }
     }
 
-    /// How large the drift may become by widening the batch; 0 if the batch stays.
+    /// Returns how large the drift may become by widening the batch, or 0 if the batch stays.
     fn max_drift(&self) -> u64 {
         match self.rule & WIDENS {
             0 => 0,
@@ -108,12 +128,24 @@ impl PercpuCounter {
         }
     }
 
-    /// A counter at `value` of which each CPU may keep up to `batch` to itself. A larger batch makes adding cheaper and
-    /// [`read`](Self::read) less exact.
+    /// Returns a counter at `value` of which each CPU may keep up to `batch` to itself.
+    ///
+    /// A larger batch makes adding cheaper and [`read`](Self::read) less exact.
     ///
     /// # Errors
     ///
-    /// [`CounterError::Batch`] when `batch` is 0 or above 2^40.
+    /// [`CounterError::Batch`] if `batch` is 0 or above 2^40.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::counter::PercpuCounter;
+    ///
+    /// let bytes = PercpuCounter::with_batch(100, 4096)?;
+    /// bytes.add(28);
+    /// assert_eq!((bytes.sum(), bytes.batch()), (128, 4096));
+    /// # Ok::<(), pinfold::counter::CounterError>(())
+    /// ```
     pub const fn with_batch(value: i64, batch: u64) -> Result<Self, CounterError> {
         if batch == 0 || batch > BATCH_MOST {
             return Err(CounterError::Batch { batch });
@@ -121,7 +153,8 @@ impl PercpuCounter {
         Ok(Self::make(value, batch, 0))
     }
 
-    /// As [`with_batch`](Self::with_batch), for statics: a batch out of range does not compile.
+    /// Returns a counter as [`with_batch`](Self::with_batch) does, for statics: a batch out of
+    /// range does not compile.
     ///
     /// ```
     /// use pinfold::counter::PercpuCounter;
@@ -135,23 +168,44 @@ impl PercpuCounter {
         Self::make(value, BATCH, 0)
     }
 
-    /// As [`with_max_drift`](Self::with_max_drift), for statics: a drift of 0 does not compile.
+    /// Returns a counter as [`with_max_drift`](Self::with_max_drift) does, for statics: a drift of
+    /// 0 does not compile.
+    ///
+    /// ```
+    /// use pinfold::counter::PercpuCounter;
+    ///
+    /// static BYTES: PercpuCounter = PercpuCounter::with_max_drift_of::<1_000_000>(0);
+    /// BYTES.add(100);
+    /// assert!(BYTES.error_bound() <= 1_000_000);
+    /// ```
     pub const fn with_max_drift_of<const DRIFT: u64>(value: i64) -> Self {
         const { assert!(DRIFT >= 1, "a drift is at least 1") };
         Self::make(value, DEFAULT, DRIFT)
     }
 
-    /// A counter at `value` that widens its batch by itself, when adds want it, as long as its
-    /// [`error_bound`](Self::error_bound) is at most `drift`.
+    /// Returns a counter at `value` that widens its batch when adds need that, while its
+    /// [`error_bound`](Self::error_bound) stays at most `drift`.
     ///
-    /// A batch beyond each CPU's share of `drift` is chosen only where the kernel can fence. When a
-    /// CPU adds for the first time and the batches of all would be too much then, the batches are
-    /// halved, with a fence (an interrupt to each CPU that runs this process): at most once for
-    /// each doubling of the number of CPUs, in the counter's whole life.
+    /// A batch above each CPU's share of `drift` is chosen only where the kernel can fence. If a
+    /// CPU adds for the first time, and the batches of all CPUs would then be too much, the batches
+    /// are halved. That needs a fence: an interrupt to each CPU that runs a thread of this process.
+    /// It happens at most once for each doubling of the number of CPUs that add, in the counter's
+    /// whole life.
     ///
     /// # Errors
     ///
-    /// [`CounterError::Drift`] when `drift` is 0.
+    /// [`CounterError::Drift`] if `drift` is 0.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::counter::PercpuCounter;
+    ///
+    /// let bytes = PercpuCounter::with_max_drift(0, 10_000)?;
+    /// (0..1000).for_each(|_| bytes.add(3));
+    /// assert!(bytes.read().abs_diff(3000) <= 10_000);
+    /// # Ok::<(), pinfold::counter::CounterError>(())
+    /// ```
     pub const fn with_max_drift(value: i64, drift: u64) -> Result<Self, CounterError> {
         if drift == 0 {
             return Err(CounterError::Drift);
@@ -159,14 +213,17 @@ impl PercpuCounter {
         Ok(Self::make(value, DEFAULT, drift))
     }
 
-    /// Adds `n`, which may be negative. Any thread, any signal handler; never waits. See the type for the costs.
+    /// Adds `n`, which may be negative.
+    ///
+    /// Any thread and any signal handler may add. An add never waits. The documentation of the type
+    /// has the costs.
     #[inline(always)]
     pub fn add(&self, n: i64) {
         let shards = self.shards_or_closed();
         let done = if n >= 0 {
             shards.add(false, n)
         } else {
-            // There is no room for the negative of the least number, which stays negative, in any shard.
+            // `-i64::MIN` does not exist, so that this number goes to the base.
             n != i64::MIN && shards.add(true, -n)
         };
         if !done {
@@ -174,7 +231,7 @@ impl PercpuCounter {
         }
     }
 
-    /// Takes `n` away: `add(-n)`.
+    /// Subtracts `n`, as `add(-n)` does.
     #[inline(always)]
     pub fn sub(&self, n: i64) {
         self.add(n.wrapping_neg());
@@ -186,7 +243,7 @@ impl PercpuCounter {
         self.add(1);
     }
 
-    /// Takes 1 away.
+    /// Subtracts 1.
     #[inline(always)]
     pub fn dec(&self) {
         self.add(-1);
@@ -200,10 +257,12 @@ impl PercpuCounter {
         }
     }
 
+    /// Makes room for `n` in this CPU's shard, and adds it there. Returns false if there is no
+    /// room.
     fn add_after_making_room(&self, n: i64) -> bool {
         let size = n.unsigned_abs();
         let shards = (size <= BATCH_MOST).then(|| self.place()).flatten();
-        // Beyond a batch that stays as it is nothing makes room.
+        // If the batch does not widen, nothing can make room for an add above the batch.
         let max_drift = self.max_drift();
         let shards = shards.filter(|shards| max_drift != 0 || size <= shards.batch());
         shards.is_some_and(|shards| {
@@ -213,8 +272,8 @@ impl PercpuCounter {
         })
     }
 
-    /// Puts the reach around the totals if they have come near its end, where folds would stop. Not
-    /// if another thread has one of the counter's locks.
+    /// Centres the reach on the totals if they have come near its end, where folds would stop. Does
+    /// nothing if another thread has one of the counter's locks.
     fn keep_reach_centred(&self, shards: Shards) {
         if shards.is_off_centre()
             && let Some(held) = stripe::try_hold_all(shards.offset())
@@ -223,7 +282,8 @@ impl PercpuCounter {
         }
     }
 
-    /// Widens the batch for an add of `size`, or narrows it for a new shard, if this counter does so.
+    /// Widens the batch for an add of `size`, or lowers it for a new shard, if this counter's batch
+    /// widens.
     fn fit_batch(&self, shards: Shards, size: u64) {
         let max_drift = self.max_drift();
         if max_drift == 0 {
@@ -238,16 +298,18 @@ impl PercpuCounter {
         }
     }
 
-    /// The value, approximately: it was at most [`error_bound`](Self::error_bound) off at a moment during the call.
+    /// Returns the approximate value: at one moment during the call, it was at most
+    /// [`error_bound`](Self::error_bound) off.
     ///
-    /// Four loads of lines that are written when something is folded, no lock, no system call; it starts again when a fold comes
-    /// between.
+    /// Loads words of two cache lines that folds and large adds write, with no lock and no system
+    /// call. It starts again if a fold happens in between.
     #[inline]
     pub fn read(&self) -> i64 {
         self.read_with_bound().0
     }
 
-    /// [`read`](Self::read), and how far it may be off: also while [`set_batch`](Self::set_batch) changes that. One load more.
+    /// Returns what [`read`](Self::read) returns and how far that may be off, even while
+    /// [`set_batch`](Self::set_batch) changes the bound. Costs as much as [`read`](Self::read).
     ///
     /// ```
     /// use pinfold::counter::PercpuCounter;
@@ -264,7 +326,7 @@ impl PercpuCounter {
             let shards = self.shards();
             let folded = shards.map(Shards::folded);
             let base = self.base.value.load(Acquire);
-            // Whoever lowers it moves the totals first.
+            // A thread that lowers the drift moves the totals first.
             let bound = shards.map_or(0, Shards::drift);
             if shards == self.shards() && folded == shards.map(Shards::folded) {
                 return (base.wrapping_add(folded.map_or(0, Moved::net)), bound);
@@ -272,19 +334,20 @@ impl PercpuCounter {
         }
     }
 
-    /// How far [`read`](Self::read) may be off: the sum of the batches of all CPUs that have added so far. One load.
+    /// Returns how far [`read`](Self::read) may be off: the sum of the batches of all CPUs that
+    /// have added so far. One load.
     ///
-    /// It holds for reads that ended before the call, unless [`set_batch`](Self::set_batch) lowered it in between:
-    /// [`read_with_bound`](Self::read_with_bound) gives both together.
+    /// The bound holds for reads that ended before the call, unless [`set_batch`](Self::set_batch)
+    /// lowered it in between. [`read_with_bound`](Self::read_with_bound) returns both together.
     #[inline]
     pub fn error_bound(&self) -> u64 {
         self.shards().map_or(0, Shards::drift)
     }
 
-    /// Two numbers between which, both included, the value was at a moment during the call. They are as far apart as what was
-    /// added and taken away meanwhile: equal when nobody did.
+    /// Returns two numbers with the value between them, both included, at one moment during the
+    /// call. They differ by what was added and subtracted meanwhile, and are equal if nothing was.
     ///
-    /// Reads each CPU's words twice; no lock, no system call, nobody is disturbed.
+    /// Reads each CPU's words twice. Takes no lock, makes no system call and interrupts no CPU.
     pub fn bounds(&self) -> (i64, i64) {
         order_own_adds();
         let (first, base, second) = self.collect_around_base();
@@ -293,8 +356,10 @@ impl PercpuCounter {
         (low, high)
     }
 
-    /// How the value compares with `with`: decided from [`read`](Self::read) when that is far enough off, else from the
-    /// exact [`sum`](Self::sum).
+    /// Compares the value with `with`.
+    ///
+    /// Decides from [`read`](Self::read) if that is far enough off, and from the exact
+    /// [`sum`](Self::sum) otherwise.
     pub fn compare(&self, with: i64) -> Ordering {
         let (read, bound) = self.read_with_bound();
         if read.abs_diff(with) > bound {
@@ -303,10 +368,11 @@ impl PercpuCounter {
         self.sum().cmp(&with)
     }
 
-    /// Brings what every CPU has added into what [`read`](Self::read) returns. Returns how many shards had moved, without
-    /// those in whose slow path another thread is.
+    /// Folds what every CPU has added into the totals that [`read`](Self::read) returns. Returns
+    /// how many shards had moved, without the shards whose lock another thread holds.
     ///
-    /// Runs here alone: the CPUs that added notice nothing but that their lines are read.
+    /// Runs in the calling thread alone. The CPUs that added notice only that their cache lines
+    /// were taken for a moment.
     pub fn fold(&self) -> usize {
         self.shards().map_or(0, |shards| {
             self.keep_reach_centred(shards);
@@ -314,18 +380,19 @@ impl PercpuCounter {
         })
     }
 
-    /// How much a CPU may keep to itself, now.
+    /// Returns the batch: how much each CPU may keep to itself now.
     pub fn batch(&self) -> u64 {
         self.shards()
             .map_or_else(|| self.first_batch(), Shards::batch)
     }
 
+    /// Returns the batch with which the counter begins.
     pub(crate) fn first_batch(&self) -> u64 {
         let default = (2 * pinfold_rseq::possible() as u64).max(DEFAULT_LEAST);
         match (self.max_drift(), self.rule) {
             (0, DEFAULT) => default,
             (0, batch) => batch,
-            // Every CPU's share, as a power of two: so large a batch never needs to be lowered.
+            // Every CPU's share, as a power of two. A batch of this size never needs to be lowered.
             (drift, _) => {
                 let share = drift / pinfold_rseq::possible() as u64;
                 default.min(1 << share.max(1).ilog2())
@@ -333,7 +400,7 @@ impl PercpuCounter {
         }
     }
 
-    /// Collects all shards, the base, and all shards again.
+    /// Collects all shards, loads the base, and collects all shards again.
     pub(super) fn collect_around_base(&self) -> (Moved, i64, Moved) {
         let nothing = Moved { up: 0, down: 0 };
         loop {
@@ -352,57 +419,65 @@ impl PercpuCounter {
 
     #[inline(always)]
     fn shards_or_closed(&self) -> Shards {
-        // Acquire pairs with the release in `place`: the block is seen zeroed, whoever had it before.
+        // Acquire pairs with the release in `place` and `adopt`: the block is seen zeroed, apart
+        // from its batch.
         let offset = self.place.load(Acquire);
-        // SAFETY: the block of a counter that is in use, or the closed one, which stays.
+        // SAFETY: the offset is that of this counter's block, which is freed only when the counter
+        // is dropped, or of the closed block, which is never freed.
         unsafe { Shards::at(offset) }
     }
 
     #[inline]
+    /// Returns the counter's shards, if it has a block.
     pub(super) fn shards(&self) -> Option<Shards> {
         let shards = self.shards_or_closed();
         (shards.offset() != CLOSED).then_some(shards)
     }
 
-    /// The counter's block, allocated if need be.
+    /// Returns the counter's shards, and allocates a block if there is none. Returns `None` without
+    /// memory.
     pub(crate) fn place(&self) -> Option<Shards> {
         if let Some(shards) = self.shards() {
             return Some(shards);
         }
         let offset = fork::register().then(|| percpu::alloc(SIZE)).flatten()?;
-        // SAFETY: just allocated.
+        // SAFETY: `percpu::alloc` has just returned the offset of a block of `SIZE` bytes.
         let mine = unsafe { Shards::at(offset) };
         mine.open(self.first_batch());
+        // Release: a thread that sees the place sees the batch. Acquire: so does this thread if
+        // another one was faster.
         match self.place.compare_exchange(CLOSED, offset, AcqRel, Acquire) {
             Ok(_) => Some(mine),
             Err(_) => {
-                // SAFETY: nobody else knows of it.
+                // SAFETY: the exchange failed, so that the offset was never published: only this
+                // thread knows the block.
                 unsafe { percpu::free(offset, SIZE) };
                 self.shards()
             }
         }
     }
 
-    /// Gives the counter a block that somebody else allocated; false when it has one already. The counter frees it when it is
-    /// dropped.
+    /// Prepares a block that the caller has allocated, and gives it to the counter, which frees it
+    /// when it is dropped. Returns false if the counter has a block already.
     pub(crate) fn settle(&self, offset: usize) -> bool {
-        // SAFETY: the caller's block.
+        // SAFETY: the caller has allocated the block at `offset`, and no other thread knows it.
         unsafe { Shards::at(offset) }.open(self.first_batch());
         self.adopt(offset)
     }
 
-    /// Gives the counter a block that the caller has prepared; false when it has one already.
+    /// Gives the counter a block that the caller has prepared. Returns false if the counter has a
+    /// block already.
     pub(crate) fn adopt(&self, offset: usize) -> bool {
-        // Release: who sees the place sees the batch.
+        // Release: a thread that sees the place sees the batch.
         self.place
             .compare_exchange(CLOSED, offset, Release, Relaxed)
             .is_ok()
     }
 
-    /// Adds `n` without a shard, by one atomic add.
+    /// Adds `n` to the base, by one atomic add.
     pub(crate) fn add_to_base(&self, n: i64) {
-        // Release: a thread that sees this sees what this thread did before; pairs with the acquire
-        // of the sums.
+        // Release: a thread that sees this add sees what this thread did before. It pairs with the
+        // acquire of the sums.
         self.base.value.fetch_add(n, AcqRel);
     }
 }
@@ -410,10 +485,13 @@ impl PercpuCounter {
 impl Drop for PercpuCounter {
     fn drop(&mut self) {
         if let Some(shards) = self.shards() {
-            // Whoever folds what is watched holds a shard's lock: after this nobody touches the block.
+            // A thread that folds this counter in the background holds a shard's lock and looks at
+            // the bit. Once the bit is cleared, it does not touch the block.
             let held = stripe::hold_all(shards.offset());
             watch::forget(shards.offset(), SIZE);
-            // SAFETY: `place` allocated it, and the counter is nobody else's any more.
+            // SAFETY: `place` allocated the block, or `settle` or `adopt` took it over. `drop` has
+            // the only reference, so that no thread adds to the block any more, and no thread folds
+            // it in the background.
             unsafe { percpu::free(shards.offset(), SIZE) };
             drop(held);
         }

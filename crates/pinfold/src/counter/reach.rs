@@ -1,10 +1,11 @@
 //! How far the shards of a counter reach, and limited adds that rely on it without a lock.
 //!
 //! A limited add must know that no shard carries the value past the limit at the moment when it
-//! adds. The shards of other CPUs move without notice, and folds let them move further. So a
-//! counter with limited adds states a *reach*: while the reach is stated, all shards together have
-//! moved within it. Folds keep the statement true: a fold that would leave the reach does not
-//! happen, and the adds that find no room go to the base.
+//! adds. The shards of other CPUs move without notice, and folds let them move further.
+//!
+//! So a counter with limited adds states a *reach*: how far all shards together can have moved.
+//! Folds keep the statement true. A fold that would leave the reach does not happen, and adds that
+//! find no room go to the base.
 //!
 //! The reach lies beside the base. A limited add compares and exchanges both words in one
 //! instruction: it adds to the base only if the base and the reach are still those that it has
@@ -19,16 +20,16 @@ const EXPONENT: u64 = 63;
 /// The largest exponent: a centre and its width stay far below 2^63.
 const EXPONENT_MOST: u32 = 60;
 
-/// A statement about the shards of a counter: what they have added less what they have taken away
-/// is at most `2^exponent` from a centre. Zero states nothing.
+/// A statement about the shards of a counter: what was added to them, less what was taken away, is
+/// at most `2^exponent` from a centre. Zero states nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reach(pub(super) u64);
 
 impl Reach {
     pub(super) const NONE: Reach = Reach(0);
 
-    /// The widest reach around `moved`, to a multiple of 64, that is at most `width` wide. Nothing
-    /// below a width of 2.
+    /// Returns the widest reach around `moved`, to a multiple of 64, that is at most `width` wide.
+    /// Returns [`NONE`](Reach::NONE) for a width below 2.
     pub(super) fn around(moved: i64, width: u64) -> Reach {
         let exponent = width.checked_ilog2().unwrap_or(0).min(EXPONENT_MOST);
         if exponent == 0 {
@@ -45,13 +46,14 @@ impl Reach {
         1 << (self.0 & EXPONENT)
     }
 
-    /// Whether shards may be at `moved` and go on by `slack` in either direction.
+    /// Returns whether shards may be at `moved`, and move on by `slack` in either direction.
     pub(super) fn allows(self, moved: i64, slack: u64) -> bool {
         let off = moved.wrapping_sub(self.centre()).unsigned_abs();
         self == Reach::NONE || off.saturating_add(slack) <= self.width()
     }
 
-    /// The value farthest in the direction of `amount` that a counter with base `base` can have.
+    /// Returns the farthest value, in the direction of `amount`, that a counter with base `base`
+    /// can have.
     #[inline]
     pub(super) fn farthest(self, base: i64, amount: i64) -> i64 {
         let middle = base.wrapping_add(self.centre());
@@ -84,18 +86,20 @@ impl Base {
         Reach(self.reach.load(Relaxed))
     }
 
-    /// States another reach. The caller holds all locks of the counter and sees to it that the
+    /// States another reach. The caller holds all locks of the counter, and makes sure that the
     /// statement is true.
     pub(super) fn state(&self, reach: Reach) {
-        // Release: a limited add that finds this reach also finds the folds that it allows for.
+        // Release: a limited add that finds this reach also finds the folds that the reach allows
+        // for.
         self.reach.store(reach.0, Release);
     }
 
-    /// Adds `amount` if `judge` accepts the base and the reach, as long as a reach is stated.
+    /// Adds `amount` if a reach is stated, and `judge` accepts the base and the reach. Returns
+    /// whether it did.
     #[inline]
     pub(super) fn add_if(&self, amount: i64, judge: impl Fn(i64, Reach) -> bool) -> bool {
         loop {
-            // The two loads need not be of one moment: the exchange checks both words.
+            // The two loads need not happen at one moment, because the exchange checks both words.
             let (base, reach) = (self.value.load(Acquire), self.reach());
             if reach == Reach::NONE || !judge(base, reach) {
                 return false;
@@ -112,9 +116,9 @@ impl Base {
     #[inline]
     fn exchange(&self, base: i64, reach: Reach, fresh: i64) -> bool {
         let done: u64;
-        // SAFETY: `self` is 16 bytes at a multiple of 16. A reach is only stated, and this only
-        // called, where `is_supported` says that the processor has the instruction. The compiler
-        // keeps rbx for itself, so the old value is put back.
+        // SAFETY: `self` is 16 bytes at a multiple of 16. The processor has the instruction: only
+        // `add_if` calls this, after it has seen a reach, and a reach is only stated where
+        // `is_supported` says so. The compiler reserves rbx, so its old value is put back.
         unsafe {
             core::arch::asm!(
                 "xchg rsi, rbx",
@@ -136,7 +140,8 @@ impl Base {
     #[inline]
     fn exchange(&self, base: i64, reach: Reach, fresh: i64) -> bool {
         let done: u64;
-        // SAFETY: `self` is 16 bytes at a multiple of 16, as the exclusive pair instructions want.
+        // SAFETY: `self` is 16 bytes at a multiple of 16, as the exclusive pair instructions
+        // require.
         unsafe {
             core::arch::asm!(
                 "2:",
@@ -167,7 +172,8 @@ impl Base {
     }
 }
 
-/// Whether the processor exchanges two words at once. Every x86-64 processor since 2006 does.
+/// Returns whether the processor can exchange two words at once. Every x86-64 processor since 2006
+/// can.
 pub(super) fn is_supported() -> bool {
     #[cfg(target_arch = "x86_64")]
     {

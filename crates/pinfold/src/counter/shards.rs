@@ -1,49 +1,62 @@
-//! The shards of one counter, and the totals they are folded into.
+//! The shards of one counter, and the totals that they are folded into.
 //!
-//! A counter has a block of four words at the same offset of every CPU's unit, its *shards*, and one of four words in the
-//! shared unit, its *total*:
+//! A counter has a block of four words at the same offset of every CPU's unit, its *shards*, and a
+//! block of four words at that offset of the shared unit, its *total*:
 //!
-//! | shard | | total | |
+//! | shard | content | total | content |
 //! |---|---|---|---|
 //! | `up` | all that was added on this CPU | `folded_up` | what folds have added for `up` |
-//! | `up_limit` | how far `up` may run | `folded_down` | the same for `down` |
-//! | `down` | all that was taken away on this CPU | `granted` | how many shards were granted, and the batch: how far a word may run past its mark |
-//! | `down_limit` | how far `down` may run | `reach` | how far the totals may go, see [`reach`](super::reach) |
+//! | `up_limit` | how far `up` may go | `folded_down` | what folds have added for `down` |
+//! | `down` | all that was taken away | `granted` | the number of granted shards, and the batch |
+//! | `down_limit` | how far `down` may go | `reach` | how far the totals may go |
 //!
-//! All count modulo 2^64. A word's *mark*, how much of it has been folded, is its limit less the
-//! batch. The *drift* is the batch times the number of granted shards.
+//! [`reach`](super::reach) explains the last word. The other terms:
+//!
+//! * The *batch* is how far a word may go past its mark.
+//! * A word's *mark* says how much of the word has been folded. It is the word's limit less the
+//!   batch.
+//! * A shard is *granted* once the slow path has counted it in `granted` and set its limits. Before
+//!   that, its four words are zero, and no add can succeed there.
+//! * The *drift* is the batch times the number of granted shards.
+//!
+//! All words count modulo 2^64.
 //!
 //! # Who writes what
 //!
-//! * `up` and `down` only the CPU itself, in critical sections that check the limit, and only upwards.
-//! * A shard's limits the holder of its [lock](super::stripe) and who keeps a gate, from any CPU,
-//!   by atomic adds; the batch and `reach` only the holder of all its locks.
-//! * `folded_up`, `folded_down` and the number of granted shards: the holder of a shard's lock, by
-//!   atomic adds for that shard.
-//! * A shard of four zeroes was never *granted*: no add can succeed there until the slow path
-//!   counts it in `granted` and sets its limits.
+//! * `up` and `down`: the CPU itself, in critical sections that check the limit. They only grow.
+//! * A shard's limits: the holder of the shard's [lock](super::stripe), and a thread with a gate,
+//!   from any CPU, by atomic adds.
+//! * `folded_up`, `folded_down` and the number of granted shards: the holder of a shard's lock, for
+//!   that shard, by atomic adds.
+//! * The batch and `reach`: the holder of all the counter's locks.
 //!
 //! # Invariants
 //!
-//! 1. `mark <= word <= limit`, gates apart: the section checks before it commits, and a limit is only lowered by a gate, which
-//!    changes no mark, or once the fence has shown that no section is under way.
-//! 2. `folded_up - folded_down` is the sum of the marks of `up` less those of `down`. A fold first moves the total, then the
-//!    limit; so between the two a word has *less* room than its batch, never more, however long the folder sleeps there. What both
-//!    words of a shard have moved is *cancelled*: both marks move, and no total.
-//! 3. Value = base + sum of `up` - sum of `down`. Folds and gates do not change it.
+//! 1. `mark <= word <= limit`, apart from gates. The critical section checks the limit before it
+//!    commits. A limit is only lowered by a gate, which changes no mark, or after the fence has
+//!    shown that no section is under way.
+//! 2. `folded_up - folded_down` is the sum of the marks of `up` less the sum of the marks of
+//!    `down`. A fold first moves the total, and then the limit. Between the two steps the word has
+//!    *less* room than its batch, however long the folding thread sleeps there. What both words of
+//!    a shard have moved is *cancelled*: both marks move, and no total does.
+//! 3. The value is the base, plus the sum of `up`, less the sum of `down`. Folds and gates do not
+//!    change it.
 //!
 //! # The gate
 //!
-//! [`gate`](Shards::gate) takes [`GATE`] from every limit: every add from then on fails over to the counter's base. Words
-//! whose add had begun may still move, once each; after [`quiesce`](Shards::quiesce) nothing moves. Gates of several threads, and of
-//! a signal handler in its own thread's, add up. How many are closed shows in how far a limit is behind its word, which is how
-//! folds go on below a gate.
+//! [`gate`](Shards::gate) takes [`GATE`] from every limit. Every add that begins later fails, and
+//! goes to the counter's base. A word whose add had begun may still move once. After
+//! [`quiesce`](Shards::quiesce) no word moves.
+//!
+//! Several gates may be closed at once, by different threads, or by a signal handler and the thread
+//! that it interrupted: each takes its own [`GATE`]. The number of closed gates follows from how
+//! far a limit is behind its word. That is how folds work while gates are closed.
 //!
 //! # Parked shards
 //!
-//! A swap that has fenced leaves the shards of other CPUs *parked*: [`PARK`] is taken from their
-//! limits until their CPU adds again and takes the slow path. No add is under way in a parked
-//! shard, so the next swap need not fence for it.
+//! A swap that has fenced leaves the shards of other CPUs *parked*: it takes [`PARK`] from their
+//! limits. The CPU's next add finds no room, and its slow path gives [`PARK`] back. No add is under
+//! way in a parked shard, so that the next swap need not fence for it.
 
 use super::gate::Closed;
 use super::reach::Reach;
@@ -56,27 +69,32 @@ use pinfold_rseq::{MAX_INDEX, possible};
 pub(crate) const SIZE: usize = 32;
 /// The largest batch: far below [`GATE`], so that a gate closes whatever room there is.
 pub(crate) const BATCH_MOST: u64 = 1 << 40;
-/// Small enough that a quarter of a million gates at a time are told apart, and a parked shard from
-/// them.
+/// What a gate takes from a limit. It is small enough that a quarter of a million closed gates can
+/// be counted, and told apart from a parked shard.
 pub(super) const GATE: u64 = 1 << 44;
-/// As so many gates as there never are.
+/// What parking takes from a limit: as much as more gates than can ever be closed at once.
 pub(super) const PARK: u64 = 1 << 62;
 
+/// Bytes from the beginning of a shard to `up`.
 pub(super) const UP: usize = 0;
+/// Bytes from the beginning of a shard to `down`.
 const DOWN: usize = 16;
-/// From a word to its limit.
+/// Bytes from a word to its limit.
 pub(super) const LIMIT: usize = 8;
+// Bytes from the beginning of a total to its words.
 const FOLDED_UP: usize = 0;
 const FOLDED_DOWN: usize = 8;
 const GRANTED: usize = 16;
 const REACH: usize = 24;
 
-/// In `granted`: the batch, and one shard.
+/// The bits of `granted` that hold the batch. The number of granted shards is above them.
 const BATCH_BITS: u64 = (1 << 41) - 1;
+/// One granted shard in `granted`.
 const ONE_SHARD: u64 = BATCH_BITS + 1;
 const _: () = assert!(BATCH_MOST <= BATCH_BITS && MAX_INDEX < 1 << 22);
 
-/// A reach has room for the batches of all CPUs so many times, or else it would be left too soon.
+/// A reach is at least this many times as wide as the batches of all CPUs. The totals would leave a
+/// narrower one too soon.
 const BATCHES_IN_REACH: u64 = 8;
 
 /// All that was ever added to the shards, and all that was ever taken away, modulo 2^64.
@@ -92,21 +110,24 @@ impl Moved {
     }
 }
 
-/// The block of one counter, by its offset.
+/// The shards and the total of one counter, by the offset of its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shards {
     offset: usize,
 }
 
 impl Shards {
+    /// Names the block at `offset`.
+    ///
     /// # Safety
     ///
-    /// `offset` is that of a block of [`SIZE`] bytes from [`percpu::alloc`], or of a part of one, which nobody frees meanwhile.
+    /// `offset` is that of a block of [`SIZE`] bytes from [`percpu::alloc`], or of a part of one.
+    /// Nobody frees the block while the result is used.
     pub(crate) unsafe fn at(offset: usize) -> Shards {
         Shards { offset }
     }
 
-    /// What a fresh block needs before anybody knows of it.
+    /// Prepares a fresh block, before other threads know it.
     pub(crate) fn open(self, batch: u64) {
         shared(self.offset + GRANTED).store(batch, Relaxed);
     }
@@ -119,21 +140,22 @@ impl Shards {
         shared(self.offset + GRANTED).load(Relaxed) & BATCH_BITS
     }
 
-    /// The sum of the batches of all granted shards.
+    /// Returns the drift: the sum of the batches of all granted shards.
     pub(crate) fn drift(self) -> u64 {
         // Acquire pairs with the releases in `grant` and `set_batch`.
         let granted = shared(self.offset + GRANTED).load(Acquire);
         (granted / ONE_SHARD).saturating_mul(granted & BATCH_BITS)
     }
 
-    /// Sets the batch, and the drift to that of `shards` shards.
+    /// Sets the batch, and the drift to that of `shards` granted shards.
     fn set_batch(self, _held: &AllHeld, shards: u64, batch: u64) {
-        // Release: who sees this drift sees what allowed it.
+        // Release: a thread that sees this drift sees the folds that allowed it.
         shared(self.offset + GRANTED).store(shards * ONE_SHARD + batch, Release);
     }
 
     fn reach(self) -> Reach {
-        // Only a holder of all locks changes it, and who relies on it holds one.
+        // Relaxed: only a holder of all locks changes the word, and a thread that relies on it
+        // holds one of them.
         Reach(shared(self.offset + REACH).load(Relaxed))
     }
 
@@ -142,32 +164,38 @@ impl Shards {
         shared(self.offset + REACH).store(reach.0, Relaxed);
     }
 
-    /// What all shards together may move without a fold, those included that are not granted yet.
+    /// Returns how far all shards together may move without a fold, including those that are not
+    /// granted yet.
     fn most_drift(self) -> u64 {
         (possible() as u64).saturating_mul(self.batch())
     }
 
-    /// The least width of a reach that is worth stating.
+    /// Returns the least width of a reach that is worth stating.
     pub(super) fn least_reach(self) -> u64 {
         self.most_drift().max(64).saturating_mul(BATCHES_IN_REACH)
     }
 
-    /// Whether the totals are in the outer half of the reach.
+    /// Returns whether the totals are in the outer half of the reach.
     pub(super) fn is_off_centre(self) -> bool {
         let reach = self.reach();
         reach != Reach::NONE && !reach.allows(self.folded().net(), reach.width() / 2)
     }
 
-    /// Adds `n`, not negative, to what was added (or, `down`, taken away) on this CPU if there is room.
+    /// Adds `n`, which is not negative, to `up` on this CPU, or to `down`. Returns false if there
+    /// is no room.
     #[inline(always)]
     pub(crate) fn add(self, down: bool, n: i64) -> bool {
         let word = self.offset + if down { DOWN } else { UP };
-        // SAFETY: `at` was given a block of four words.
+        // SAFETY: the caller of `at` gave the offset of a block of four words. `word` is `up` or
+        // `down` there, with its limit behind it.
         unsafe { units().add_within(word, n) }
     }
 
-    /// As [`add`](Self::add), for when that found no room: makes some on this CPU if the batch allows, nobody else is at it, and no
-    /// gate is closed. A shard that was never granted is granted if `may_grant`.
+    /// Makes room on this CPU, and then adds as [`add`](Self::add) does. Grants the shard if it is
+    /// not granted yet and `may_grant` says so.
+    ///
+    /// Makes no room if `n` is above the batch, if another thread holds the shard's lock, or if a
+    /// gate is closed.
     #[cold]
     #[inline(never)]
     pub(crate) fn add_after_making_room(self, down: bool, n: i64, may_grant: bool) -> bool {
@@ -175,33 +203,36 @@ impl Shards {
             stripe::try_hold(unit, self.offset)
                 .is_some_and(|held| self.make_room(&held, unit, (down, n as u64), may_grant))
         });
-        // By now the thread may be on another CPU, or others may have used the room up.
+        // By now the thread may be on another CPU, or other threads may have used the room up.
         room && self.add(down, n)
     }
 
-    /// The totals that folds have reached. Lock-free; the two words are not of one moment.
+    /// Returns the totals, without a lock. The two words are not read at the same moment.
     pub(crate) fn folded(self) -> Moved {
-        // Acquire orders the two collections of a reader; it pairs with the release in `fold_word`.
+        // Acquire orders the two looks of a reader. It pairs with the release in `raise_total`.
         Moved {
             up: shared(self.offset + FOLDED_UP).load(Acquire),
             down: shared(self.offset + FOLDED_DOWN).load(Acquire),
         }
     }
 
-    /// The sums over all shards. When two collections agree, no word moved between the end of the first and the beginning of
-    /// the second: each only grows.
+    /// Returns the sums of `up` and of `down` over all shards.
+    ///
+    /// If two collections agree, no word moved between the end of the first and the beginning of
+    /// the second, because words only grow.
     #[inline]
     pub(crate) fn collect(self) -> Moved {
         let mut sum = Moved { up: 0, down: 0 };
         percpu::for_each_used(self.offset, |[up, _, down, _]| {
-            // Acquire pairs with the commit, which is a release, and orders the collections.
+            // Acquire pairs with the commit of an add, which is a release. It also orders two
+            // collections.
             sum.up = sum.up.wrapping_add(up.load(Acquire));
             sum.down = sum.down.wrapping_add(down.load(Acquire));
         });
         sum
     }
 
-    /// A collection during which no word moved. With a gate closed this ends.
+    /// Collects until no word has moved during a collection. This ends if a gate is closed.
     pub(super) fn collect_at_rest(self) -> Moved {
         let mut before = self.collect();
         loop {
@@ -213,8 +244,11 @@ impl Shards {
         }
     }
 
-    /// Whether the shard was granted. Once 2^64 were added and as much taken away, to the unit, one without room may look as
-    /// if not: granting it again moves both marks by as much, and counts too much drift.
+    /// Returns whether the shard was granted.
+    ///
+    /// A granted shard without room can have four zeroes, once exactly 2^64 were added there and as
+    /// much was taken away. It is then granted again, which moves both marks by the same amount,
+    /// and counts too much drift.
     fn is_granted(self, unit: usize) -> bool {
         let words = [UP, UP + LIMIT, DOWN, DOWN + LIMIT];
         words
@@ -222,14 +256,16 @@ impl Shards {
             .any(|&word| word_at(unit, self.offset + word).load(Relaxed) != 0)
     }
 
+    /// Returns the units whose shards are granted.
     pub(super) fn granted(self) -> impl Iterator<Item = usize> {
         percpu::used().filter(move |&unit| self.is_granted(unit))
     }
 
-    /// A limit as if no gate were closed, and how far its word is from it. With the shard's lock held; the word may move on.
+    /// Returns a word's limit as if no gate were closed, and the word's distance from that limit.
+    /// The caller holds the shard's lock; the word may move on.
     fn room(self, unit: usize, half: usize) -> (u64, u64) {
         let limit = word_at(unit, self.offset + half + LIMIT).load(Relaxed);
-        // Acquire pairs with the commit.
+        // Acquire pairs with the commit of an add.
         let word = word_at(unit, self.offset + half).load(Acquire);
         let behind = word.wrapping_sub(limit) as i64;
         let gates = u64::try_from(behind).map_or(0, |behind| behind.div_ceil(GATE));
@@ -237,18 +273,20 @@ impl Shards {
         (limit, limit.wrapping_sub(word))
     }
 
-    /// Moves a limit, whatever gates are closed.
+    /// Moves a limit by `by`, whether gates are closed or not.
     fn move_limit(self, unit: usize, half: usize, by: u64) {
-        // Release: who sees the limit sees what allowed it: the drift, the total.
+        // Release: a section that sees this limit sees the drift or the total that allowed it.
         word_at(unit, self.offset + half + LIMIT).fetch_add(by, Release);
     }
 
+    /// Moves both limits of a shard by `by`.
     pub(super) fn move_limits(self, unit: usize, by: u64) {
         self.move_limit(unit, DOWN, by);
         self.move_limit(unit, UP, by);
     }
 
-    /// Makes room for an add, down or up and its size, on `unit` if its batch allows: grants the shard, or cancels and folds.
+    /// Makes room on `unit` for an add of `n` to `up` or `down`, if the batch allows. Grants the
+    /// shard, or cancels and folds.
     fn make_room(self, held: &Held, unit: usize, (down, n): (bool, u64), may_grant: bool) -> bool {
         let batch = self.batch();
         let (gates, parked) = self.closed(unit);
@@ -266,39 +304,45 @@ impl Shards {
         }
         let [up, down_half] = self.cancel(unit, batch);
         let left = batch - if down { down_half } else { up };
-        // Where ups and downs balance, the total's line stays where it is.
+        // The total's line stays untouched on a CPU whose additions and subtractions balance.
         if left < n.max(batch / 2) {
             self.fold_rest(unit, batch, batch, [up, down_half]);
         }
         true
     }
 
-    /// Lets adds into a shard for the first time, with its lock held.
+    /// Grants the shard of `unit`. The caller holds its lock.
     fn grant(self, _held: &impl Sized, unit: usize, batch: u64) {
-        // The drift first: at no moment may a shard have room that it does not count.
+        // The drift first: at no moment may a shard have room that the drift does not count.
         shared(self.offset + GRANTED).fetch_add(ONE_SHARD, AcqRel);
         self.move_limits(unit, batch);
     }
 
-    /// Whether [`fit_batch`](Self::fit_batch) may have something to do.
+    /// Returns whether [`fit_batch`](Self::fit_batch) may have something to do for the shard of
+    /// `unit`, with a drift of at most `most`.
     pub(super) fn wants_another_batch(self, unit: usize, most: u64) -> bool {
         let (batch, drift) = (self.batch(), self.drift());
         if self.is_granted(unit) {
             batch < BATCH_MOST && drift.saturating_mul(2) <= most
         } else {
-            // Without a fence a batch that is too large for one shard more stays.
+            // Without a fence, a batch that is too large for one more shard cannot be lowered.
             drift / batch < most && (drift + batch <= most || !pinfold_rseq::fence_is_refused())
         }
     }
 
-    /// Chooses a batch that makes room for `n` on `unit` while the drift stays within `most`: twice the batch when a shard is
-    /// full or `n` beyond it, less when `unit` is a new shard and all together would be too much; and grants a new shard. False when
-    /// there is none.
+    /// Chooses a batch that makes room for an add of `n` on `unit`, while the drift stays at most
+    /// `most`. Returns false if there is no such batch.
+    ///
+    /// 1. Halves the batch until the batches of all granted shards, and of `unit`'s if that is new,
+    ///    fit into `most`. Lowering needs a fence.
+    /// 2. Doubles the batch if the shard was granted before: its batch was used up.
+    /// 3. Doubles the batch until `n` fits.
+    /// 4. Grants the shard of `unit` if that is new.
     pub(super) fn fit_batch(self, held: &AllHeld, unit: usize, n: u64, most: u64) -> bool {
         let granted = self.is_granted(unit);
         let shards = self.granted().count() as u64 + u64::from(!granted);
         let fits = |batch: u64| batch <= BATCH_MOST && shards.saturating_mul(batch) <= most;
-        // Beyond a share of the drift for each CPU, a new shard needs a smaller batch, and that
+        // A batch above each CPU's share of the drift must be lowered when one more CPU adds. That
         // needs a fence.
         let share = most / possible() as u64;
         let may_widen = |batch: u64| fits(batch) && (batch <= share || pinfold_rseq::can_fence());
@@ -318,14 +362,14 @@ impl Shards {
         if batch > self.batch() {
             self.raise(held, batch);
         }
-        // Here and not later: only with all locks held is the sum of all batches known.
+        // Here and not later: the sum of all batches is only known while all locks are held.
         if !granted {
             self.grant(held, unit, batch);
         }
         n <= batch
     }
 
-    /// Raises the batch: the drift first, then the limits.
+    /// Raises the batch: first the drift, and then the limits.
     pub(super) fn raise(self, held: &AllHeld, batch: u64) {
         let more = batch - self.batch();
         let shards = self.granted().count() as u64;
@@ -333,8 +377,11 @@ impl Shards {
         self.granted().for_each(|unit| self.move_limits(unit, more));
     }
 
-    /// Lowers the batch: closes the gate, waits until no section is under way, folds everything, and only then counts less
-    /// drift. False, and nothing changed, when the kernel cannot fence.
+    /// Lowers the batch. Returns false, with nothing changed, if the kernel cannot fence.
+    ///
+    /// 1. Closes a gate, and waits until no section is under way.
+    /// 2. Folds all shards, with limits that are the new batch ahead of the marks.
+    /// 3. Adds 1 to both totals, and stores the smaller drift.
     #[inline(never)]
     pub(super) fn lower(self, held: &AllHeld, batch: u64) -> bool {
         let mut closed = Closed::none();
@@ -342,7 +389,9 @@ impl Shards {
         let quiet = self.quiesce();
         if quiet {
             let shards = self.fold_gated(held, batch) as u64;
-            // Both totals by the same: a read that began before does not take the new drift for its own.
+            // Moves both totals by the same amount, which does not change what is read. A read that
+            // began before finds other totals at its second look, and so does not return the new
+            // drift for an older value.
             shared(self.offset + FOLDED_UP).fetch_add(1, Release);
             shared(self.offset + FOLDED_DOWN).fetch_add(1, Release);
             self.set_batch(held, shards, batch);
@@ -350,7 +399,7 @@ impl Shards {
         quiet
     }
 
-    /// Brings a shard's marks up to its words. Returns whether they were behind.
+    /// Moves a shard's marks up to its words. Returns whether they were behind.
     fn fold_unit(self, _held: &Held, unit: usize) -> bool {
         let batch = self.batch();
         let before = self.room(unit, UP).0;
@@ -359,11 +408,12 @@ impl Shards {
         rest != [0, 0] || before != self.room(unit, UP).0
     }
 
-    /// Moves both marks forward by what both words have moved, which changes no total. Returns how far each word is past its
-    /// mark then.
+    /// Moves both marks forward by what both words have moved, which changes no total. Returns how
+    /// far each word is then past its mark.
     ///
-    /// When one limit is raised before the other, the words of the other side have moved as far already, and do not go back: the
-    /// difference of the two stays within the batch.
+    /// One limit is raised before the other. The bound holds in between: the other side's word has
+    /// already moved as far, and does not go back. So the difference of the two stays within the
+    /// batch.
     fn cancel(self, unit: usize, batch: u64) -> [u64; 2] {
         let [up, down] = [UP, DOWN].map(|half| batch - self.room(unit, half).1);
         let both = up.min(down);
@@ -373,15 +423,15 @@ impl Shards {
         [up - both, down - both]
     }
 
-    /// Adds `rest` to one total, unless the totals would leave the reach by it. Returns whether it
+    /// Adds `rest` to one total, unless the totals would then leave the reach. Returns whether it
     /// did.
     ///
-    /// The totals only grow: while this looks, the other one can only move away from the end of the
-    /// reach to which this one goes.
+    /// Reads the other total once. That total only grows, and so moves the net value away from the
+    /// end of the reach that this fold approaches. A stale value is on the safe side.
     fn raise_total(self, total: usize, rest: u64) -> bool {
         let (word, reach) = (shared(self.offset + total), self.reach());
         if rest == 0 || reach == Reach::NONE {
-            // Release: who sees the total sees the adds.
+            // Release: a thread that sees the total sees the adds in it.
             word.fetch_add(rest, Release);
             return true;
         }
@@ -396,8 +446,10 @@ impl Shards {
         word.fetch_update(Release, Relaxed, raised).is_ok()
     }
 
-    /// Adds what the words are past their marks, `rest`, to the totals, and puts the limits a batch of `after` ahead instead of
-    /// `before`. With a reach stated, a word whose total may not grow stays where it is.
+    /// Adds `rest`, what the words are past their marks, to the totals. Then puts the limits a
+    /// batch of `after` ahead of the marks, instead of `before`.
+    ///
+    /// If the reach does not let a total grow, the word's mark and limit stay where they are.
     fn fold_rest(self, unit: usize, before: u64, after: u64, rest: [u64; 2]) {
         for (half, total, rest) in [(UP, FOLDED_UP, rest[0]), (DOWN, FOLDED_DOWN, rest[1])] {
             if rest != 0 && !self.raise_total(total, rest) {
@@ -409,8 +461,10 @@ impl Shards {
         }
     }
 
-    /// Folds the shards of the units that are `wanted`, but those in whose slow path somebody is; returns how many had moved.
-    /// `still_there` is asked with the shard's lock held.
+    /// Folds the shards of the `wanted` units. Returns how many had moved.
+    ///
+    /// Leaves out shards whose lock another thread holds. Calls `still_there` with the shard's lock
+    /// held, and does not touch the shard if it returns false.
     pub(super) fn fold(
         self,
         wanted: impl Fn(usize) -> bool,
@@ -424,8 +478,10 @@ impl Shards {
         moved.count()
     }
 
-    /// Folds all shards while a gate is closed, for a batch that is `batch` from now on; returns how many there are. A smaller
-    /// batch than before needs [`quiesce`](Self::quiesce) first.
+    /// Folds all shards while a gate is closed, and sets their limits for a batch of `batch`.
+    /// Returns how many shards there are.
+    ///
+    /// A batch below the present one needs [`quiesce`](Self::quiesce) first.
     pub(super) fn fold_gated(self, _held: &AllHeld, batch: u64) -> usize {
         let before = self.batch();
         let folded = self.granted().map(|unit| {

@@ -1,12 +1,12 @@
-//! What a histogram held at one time.
+//! The contents of a histogram, copied out, and the numbers that follow from them.
 
-/// Buckets for each power of two: their width is at most a 32nd of the values in them.
+/// Buckets for each power of two. A bucket is at most a 32nd as wide as its least value.
 const PER_POWER: usize = 32;
 const POWER_BITS: u32 = PER_POWER.ilog2();
-/// One bucket a value below 32, then 32 for each power of two up to 2^63.
+/// One bucket for each value below 32, then 32 buckets for each power of two up to 2^63.
 pub(super) const BUCKETS: usize = PER_POWER + (64 - POWER_BITS as usize) * PER_POWER;
 
-/// The bucket of a value.
+/// Returns the bucket to which `value` belongs.
 #[inline]
 pub(super) fn bucket_of(value: u64) -> usize {
     if value < PER_POWER as u64 {
@@ -16,7 +16,7 @@ pub(super) fn bucket_of(value: u64) -> usize {
     shift as usize * PER_POWER + (value >> shift) as usize
 }
 
-/// The least and the largest value of a bucket.
+/// Returns the least and the largest value of a bucket.
 fn range_of(bucket: usize) -> (u64, u64) {
     if bucket < 2 * PER_POWER {
         return (bucket as u64, bucket as u64);
@@ -26,7 +26,20 @@ fn range_of(bucket: usize) -> (u64, u64) {
     (least, least + ((1 << shift) - 1))
 }
 
-/// What a [`PercpuHistogram`](super::PercpuHistogram) held when it was taken.
+/// The counts of a [`PercpuHistogram`](super::PercpuHistogram), taken by
+/// [`snapshot`](super::PercpuHistogram::snapshot).
+///
+/// ```
+/// use pinfold::counter::PercpuHistogram;
+///
+/// let sizes = PercpuHistogram::new();
+/// sizes.record(3);
+/// let before = sizes.snapshot();
+/// sizes.record(1000);
+/// let new = sizes.snapshot().since(&before);
+/// assert_eq!((new.count(), new.sum()), (1, 1000));
+/// assert!(new.min() <= 1000 && 1000 <= new.max());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     pub(super) counts: [u64; BUCKETS],
@@ -43,38 +56,43 @@ impl Snapshot {
         }
     }
 
-    /// How many values were recorded.
+    /// Returns the number of values that were recorded.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The sum of the values, exactly, modulo 2^64.
+    /// Returns the exact sum of the values, modulo 2^64.
     pub fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// How many values found no memory to be recorded in.
+    /// Returns the number of values that were not recorded for lack of memory.
     pub fn unrecorded(&self) -> u64 {
         self.unrecorded
     }
 
-    /// A lower bound of the least value, at most a 32nd below it; 0 when there is none.
+    /// Returns a lower bound of the least value, at most a 32nd below it; 0 if there are no values.
     pub fn min(&self) -> u64 {
         let first = self.counts.iter().position(|&count| count != 0);
         first.map_or(0, |bucket| range_of(bucket).0)
     }
 
-    /// An upper bound of the largest value, at most a 32nd above it; 0 when there is none.
+    /// Returns an upper bound of the largest value, at most a 32nd above it; 0 if there are no
+    /// values.
     pub fn max(&self) -> u64 {
         let last = self.counts.iter().rposition(|&count| count != 0);
         last.map_or(0, |bucket| range_of(bucket).1)
     }
 
-    /// A value that at least the part `q` (0 to 1) of all values do not exceed: the upper end of the bucket in which that
-    /// part is reached, at most a 32nd too large. 0 when there is none.
+    /// Returns the quantile `q`, from 0 to 1: a value that at least this part of all values do not
+    /// exceed.
+    ///
+    /// The result is the upper end of a bucket, and so at most a 32nd too large. It is 0 if there
+    /// are no values.
     pub fn quantile(&self, q: f64) -> u64 {
         let count = self.count();
-        // The smallest number of values that is at least the part; a part that is no number counts as 0.
+        // The smallest whole number of values that makes up the part. A part that is not a number
+        // counts as 0.
         let exact = q.clamp(0.0, 1.0) * count as f64;
         let whole = exact as u64;
         let rank = (whole + u64::from((whole as f64) < exact)).clamp(1, count.max(1));
@@ -86,7 +104,8 @@ impl Snapshot {
         reached.map_or(0, |bucket| range_of(bucket).1)
     }
 
-    /// The buckets that are not empty, by size: the largest value that belongs to the bucket, and how many there were.
+    /// Returns the buckets that are not empty, in ascending order: the largest value that belongs
+    /// to the bucket, and the number of values in it.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> {
         self.counts
             .iter()
@@ -95,7 +114,7 @@ impl Snapshot {
             .map(|(bucket, &count)| (range_of(bucket).1, count))
     }
 
-    /// What was recorded since `earlier` was taken of the same histogram.
+    /// Returns what was recorded since `earlier`, a snapshot of the same histogram.
     #[must_use]
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
         let mut new = self.clone();

@@ -1,22 +1,33 @@
 //! The locks of the counters' slow paths.
 //!
-//! A shard has no lock of its own: its CPU and its counter's block name one of [`ALL`], in a line that only that CPU (or one
-//! 64 further) uses as long as nobody folds from afar. Whoever adds or folds only ever *tries*, and has a way round (the shared
-//! base); sums take no lock. So none of these wait, and a signal handler may add, read, sum and fold wherever it strikes. Who resets a
-//! counter or changes its batch takes the locks of all its shards, waits for them, and must not do so in a signal handler.
+//! A shard has no lock of its own. Its CPU and its counter's block choose one of the locks in
+//! [`ALL`]: the CPU chooses the cache line, the block chooses the lock in that line. With up to 64
+//! CPUs, only the CPU itself and threads that fold from afar use a line.
 //!
-//! The word is 0 or the holder's thread pointer. Holders fold a few words, or keep a gate for some microseconds.
+//! * An add or a fold tries one lock. If the lock is taken, the add goes to the shared base, and
+//!   the fold leaves the shard out.
+//! * `read`, `bounds` and `sum` take no lock.
+//! * `swap`, `set`, `set_batch`, `limited_add` near its limit and the drop of a counter wait for
+//!   the locks of all the counter's shards.
+//!
+//! So a signal handler may add, read, sum and fold, whatever it interrupted: it never waits for a
+//! lock. The operations in the last item must not run in a signal handler. The handler would wait
+//! for the frame that it interrupted, if that frame holds one of the locks.
+//!
+//! A lock's word is 0, or the thread pointer of the holder. A holder folds a few words, or keeps a
+//! gate closed for some microseconds.
 
 use super::shards::SIZE;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold_rseq::{possible, thread_pointer};
 
-/// CPUs that have lines of their own.
+/// The number of cache lines, and so of CPUs that do not share one.
 const LINES: usize = 64;
-/// Locks in a line, for different counters.
+/// Locks in a line, for the blocks of different counters.
 const LOCKS: usize = 8;
-/// Looks before a waiter lets others run, and before it sleeps: a preempted holder needs the CPU.
+/// How often a waiter looks before it yields the CPU, and before it sleeps. A preempted holder
+/// needs the CPU.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 200;
 
@@ -25,30 +36,31 @@ struct Line([AtomicU64; LOCKS]);
 
 static ALL: [Line; LINES] = [const { Line([const { AtomicU64::new(0) }; LOCKS]) }; LINES];
 
+/// Returns the lock of the shard of `unit` in the block at `offset`.
 fn lock_of(unit: usize, offset: usize) -> &'static AtomicU64 {
     &ALL[unit % LINES].0[offset / SIZE % LOCKS]
 }
 
-/// How many lines are in use.
+/// Returns the number of lines that are in use.
 fn lines() -> usize {
     possible().min(LINES)
 }
 
-/// Takes the lock if it is free; else the thread pointer of who has it.
+/// Takes the lock if it is free; otherwise returns the holder's thread pointer.
 fn try_lock(lock: &AtomicU64) -> Result<(), u64> {
     let me = thread_pointer() as u64;
-    // Acquire pairs with the release of the holder before.
+    // Acquire pairs with the release of the previous holder.
     lock.compare_exchange(0, me, Acquire, Relaxed).map(|_| ())
 }
 
-/// The lock of one shard, held until dropped.
+/// The lock of one shard, held until this is dropped.
 pub(super) struct Held(&'static AtomicU64);
 
-/// The lock of the shard of `unit` in the block at `offset`, at once or not at all.
+/// Takes the lock of the shard of `unit` in the block at `offset`, if it is free.
 #[inline]
 pub(super) fn try_hold(unit: usize, offset: usize) -> Option<Held> {
     let lock = lock_of(unit, offset);
-    // Made only if it is held: dropping it unlocks.
+    // A closure, so that `Held` is only made if the lock was taken: dropping it unlocks.
     try_lock(lock).is_ok().then(|| Held(lock))
 }
 
@@ -60,10 +72,10 @@ impl Drop for Held {
     }
 }
 
-/// The locks of all shards of a block, held until dropped.
+/// The locks of all shards of a block, held until this is dropped.
 pub(super) struct AllHeld {
     offset: usize,
-    /// A bit for each line whose lock was taken here.
+    /// A bit for each line whose lock this holds.
     taken: u64,
 }
 
@@ -72,13 +84,13 @@ impl AllHeld {
         AllHeld { offset, taken: 0 }
     }
 
-    /// Takes the lock in `line`; else the thread pointer of who has it.
+    /// Takes the lock in `line`; otherwise returns the holder's thread pointer.
     fn add(&mut self, line: usize) -> Result<(), u64> {
         try_lock(lock_of(line, self.offset)).map(|()| self.taken |= 1 << line)
     }
 }
 
-/// The locks of all shards of the block at `offset`, at once or not at all.
+/// Takes the locks of all shards of the block at `offset`, if all are free.
 pub(super) fn try_hold_all(offset: usize) -> Option<AllHeld> {
     let mut held = AllHeld::none(offset);
     (0..lines())
@@ -86,13 +98,16 @@ pub(super) fn try_hold_all(offset: usize) -> Option<AllHeld> {
         .then_some(held)
 }
 
-/// The locks of all shards of the block at `offset`, however long it takes; not for signal handlers, which could wait for each
-/// other, or for the frame that they interrupted.
+/// Takes the locks of all shards of the block at `offset`, and waits for their holders.
+///
+/// Not for signal handlers: two of them could wait for each other, or one for the frame that it
+/// interrupted.
 pub(super) fn hold_all(offset: usize) -> AllHeld {
     hold_all_but(offset, 0)
 }
 
-/// As [`hold_all`], but leaves those alone that the thread with thread pointer `owner` has.
+/// Takes the locks as [`hold_all`] does, except those that the thread with thread pointer `owner`
+/// holds already.
 fn hold_all_but(offset: usize, owner: u64) -> AllHeld {
     let mut held = AllHeld::none(offset);
     for line in 0..lines() {
@@ -104,13 +119,13 @@ fn hold_all_but(offset: usize, owner: u64) -> AllHeld {
     held
 }
 
-/// Waits a little, longer the more often it was called.
+/// Waits a little: longer, the more often the same waiter has called this.
 pub(super) fn pause(looks: &mut u32) {
     *looks += 1;
     if *looks < SPINS {
         core::hint::spin_loop();
     } else if *looks < YIELDS {
-        // SAFETY: no preconditions.
+        // SAFETY: `sched_yield` takes no arguments and touches no memory of the process.
         unsafe { libc::sched_yield() };
     } else {
         // A real-time thread that only yields would never let the holder run.
@@ -132,14 +147,16 @@ impl Drop for AllHeld {
 /// For each lock of a line, the lines that a fork has taken.
 static FORKING: [AtomicU64; LOCKS] = [const { AtomicU64::new(0) }; LOCKS];
 
-/// Whether the thread with thread pointer `thread` holds a lock.
+/// Returns whether the thread with thread pointer `thread` holds a lock.
 pub(super) fn is_held_by(thread: u64) -> bool {
     let held = |lock: &AtomicU64| lock.load(Relaxed) == thread;
     ALL.iter().take(lines()).any(|line| line.0.iter().any(held))
 }
 
-/// Takes every lock for a fork: no fold and no gate is then under way in the child. A lock of the very frame that the
-/// forking signal handler interrupted stays with that frame, which goes on in both processes.
+/// Takes every lock for a fork, so that the child inherits no fold and no gate that is under way.
+///
+/// A signal handler may fork. A lock that the interrupted frame holds stays with that frame, which
+/// goes on in both processes.
 pub(super) fn fork_prepare() {
     for (at, taken) in FORKING.iter().enumerate() {
         let held = hold_all_but(at * SIZE, thread_pointer() as u64);
@@ -148,7 +165,7 @@ pub(super) fn fork_prepare() {
     }
 }
 
-/// Gives back what [`fork_prepare`] took, on either side.
+/// Gives back the locks that [`fork_prepare`] took, in the parent and in the child.
 pub(super) fn fork_done() {
     for (at, taken) in FORKING.iter().enumerate() {
         drop(AllHeld {

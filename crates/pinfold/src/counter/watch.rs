@@ -1,7 +1,9 @@
-//! Which counters somebody folds in the background.
+//! The counters that are folded in the background.
 //!
-//! One bit for each block that could be, by offset: so the folder follows no pointer to a counter, and a counter that is dropped
-//! clears its bit under the locks of which the folder holds one while it looks.
+//! There is one bit for each block that a counter could have, by offset. So the folding thread
+//! follows no pointer to a counter. A counter that is dropped clears its bit while it holds the
+//! locks of all its shards. The folding thread holds one of these locks while it looks at the bit
+//! and folds.
 
 use super::shards::{SIZE, Shards};
 use crate::percpu;
@@ -11,14 +13,15 @@ use core::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// Bytes of a bitmap with a bit for each block of the largest unit.
 const BYTES: usize = percpu::STRIDE_MOST / SIZE / 8;
-/// Where the bitmap is; 0 until somebody watches.
+/// The address of the bitmap; 0 until a counter is watched.
 static MAP: AtomicUsize = AtomicUsize::new(0);
-/// How many of its words may not be 0.
+/// How many words of the bitmap, from its beginning, may not be 0.
 static WORDS: AtomicUsize = AtomicUsize::new(0);
 
-/// Has the blocks in `[offset, offset + size)` folded by [`fold_watched`] from now on, or not any more. False without memory
-/// for the list.
+/// Has [`fold_watched`] fold the blocks in `[offset, offset + size)` from now on, or no longer.
+/// Returns false without memory for the bitmap.
 pub(crate) fn watch_block(offset: usize, size: usize, watched: bool) -> bool {
+    // Acquire pairs with the release of the exchange below: the bitmap is seen zeroed.
     if MAP.load(Acquire) == 0 {
         if !watched {
             return true;
@@ -31,14 +34,16 @@ pub(crate) fn watch_block(offset: usize, size: usize, watched: bool) -> bool {
             .compare_exchange(0, fresh as usize, Release, Relaxed)
             .is_err()
         {
-            // SAFETY: nobody else knows of it.
+            // SAFETY: the exchange failed, so that `fresh` was never published: only this thread
+            // knows the mapping.
             unsafe { sys::unmap(fresh, BYTES) };
         }
     }
     for block in offset / SIZE..(offset + size).div_ceil(SIZE) {
         WORDS.fetch_max(block / 64 + 1, Relaxed);
         let bit = 1 << (block % 64);
-        // Release and acquire order the bit with the block's life; the locks do the rest.
+        // Release pairs with the acquire in `fold_watched`: a thread that sees the bit sees the
+        // block prepared. The shards' locks order a cleared bit before the end of the block.
         if watched {
             map()[block / 64].fetch_or(bit, Release);
         } else {
@@ -48,21 +53,25 @@ pub(crate) fn watch_block(offset: usize, size: usize, watched: bool) -> bool {
     true
 }
 
-/// Takes blocks off the list before they are freed, with the locks of all their shards held.
+/// Ends the folding of blocks that are about to be freed. The caller holds the locks of all their
+/// shards.
 pub(super) fn forget(offset: usize, size: usize) {
     watch_block(offset, size, false);
 }
 
+/// Returns the bitmap, or no words while there is none.
 fn map() -> &'static [AtomicU64] {
+    // Acquire pairs with the release in `watch_block`: the bitmap is seen zeroed.
     match MAP.load(Acquire) {
         0 => &[],
-        // SAFETY: `watch_block` mapped that many bytes, for ever, zeroed.
+        // SAFETY: `watch_block` mapped `BYTES` zeroed bytes there, and never unmaps them once they
+        // are published.
         map => unsafe { core::slice::from_raw_parts(map as *const AtomicU64, BYTES / 8) },
     }
 }
 
-/// Folds every watched counter in the units that `wanted` says; returns how many shards had moved. Shards in whose slow path
-/// somebody is at this moment are left for the next time.
+/// Folds every watched counter in the units that `wanted` accepts. Returns how many shards had
+/// moved. Leaves out shards whose lock another thread holds.
 pub(crate) fn fold_watched(wanted: &impl Fn(usize) -> bool) -> usize {
     let map = map();
     let words = WORDS.load(Relaxed).min(map.len());
@@ -76,9 +85,11 @@ pub(crate) fn fold_watched(wanted: &impl Fn(usize) -> bool) -> usize {
     });
     blocks
         .map(|(bits, block)| {
-            // Its counter may be dropped meanwhile.
+            // The block's counter may be dropped meanwhile.
             let still_there = || bits.load(Acquire) & 1 << (block % 64) != 0;
-            // SAFETY: whoever frees the block clears the bit first, with the locks of all its shards held.
+            // SAFETY: `fold` asks `still_there` with the lock of a shard held, before it changes
+            // the shard. A thread that frees the block has cleared the bit before, while it held
+            // all of these locks.
             unsafe { Shards::at(block * SIZE) }.fold(wanted, still_there)
         })
         .sum()
