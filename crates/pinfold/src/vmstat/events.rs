@@ -1,4 +1,4 @@
-//! Counts of events by item: what only grows.
+//! Counts of events by item, which only grow.
 
 use super::Item;
 use crate::counter::{order_own_adds, register_fork};
@@ -8,13 +8,14 @@ use core::marker::PhantomData;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 
-/// No block yet.
+/// The offset that means "no block yet".
 const NOWHERE: usize = 0;
 
-/// How often each item's event occurred, as the kernel's `vm_event` counts: eight bytes an item on each CPU that counts, packed;
-/// usable in statics.
+/// Counts how often each item's event occurred, as the kernel's `vm_event` counts do. A static can
+/// hold the counts.
 ///
-/// An event is one critical section of one add, in any thread or signal handler.
+/// An event is one critical section of one add, in any thread or signal handler. Each CPU that
+/// counts takes eight bytes for each item, packed.
 ///
 /// ```
 /// use pinfold::vmstat::VmEvents;
@@ -33,7 +34,7 @@ const NOWHERE: usize = 0;
 /// ```
 #[derive(Debug)]
 pub struct VmEvents<I: Item> {
-    /// The offset of the first item's word.
+    /// The offset of the first item's word; the other items' words follow.
     place: AtomicUsize,
     /// Adds that found no memory.
     lost: AtomicU64,
@@ -47,7 +48,7 @@ impl<I: Item> Default for VmEvents<I> {
 }
 
 impl<I: Item> VmEvents<I> {
-    /// Counts at 0.
+    /// Returns counts at 0.
     pub const fn new() -> Self {
         VmEvents {
             place: AtomicUsize::new(NOWHERE),
@@ -56,28 +57,31 @@ impl<I: Item> VmEvents<I> {
         }
     }
 
-    /// Bytes of the items' words on one CPU.
+    /// Returns the bytes of all items' words on one CPU.
     const fn size() -> usize {
         8 * I::NAMES.len()
     }
 
-    /// Counts one.
+    /// Counts one event of `item`.
     #[inline(always)]
     pub fn inc(&self, item: I) {
         self.add(item, 1);
     }
 
-    /// Counts `n`.
+    /// Counts `n` events of `item`.
     ///
     /// # Panics
     ///
-    /// When [`Item::index`] says more than there are names.
+    /// If [`Item::index`] returns a number for which there is no name.
     #[inline(always)]
     pub fn add(&self, item: I, n: u64) {
         let item = item.index();
         assert!(item < I::NAMES.len(), "an item without a name");
+        // Acquire pairs with the release in `place`: the block is seen zeroed.
         let place = self.place.load(Acquire);
-        // SAFETY: the item's word lies in the block.
+        // SAFETY: a place other than `NOWHERE` is the offset of this `VmEvents`' block, which is
+        // freed only when the `VmEvents` is dropped. `item` is below the number of names, so that
+        // its word lies in the block.
         if place == NOWHERE || !unsafe { units().add(place + 8 * item, n) } {
             self.add_slow(item, n);
         }
@@ -91,20 +95,22 @@ impl<I: Item> VmEvents<I> {
             return;
         };
         percpu::install_here();
-        // SAFETY: as in `add`.
+        // SAFETY: `place` is the offset of this `VmEvents`' block, and `add` has checked that the
+        // item's word lies in the block.
         if !unsafe { units().add(place + 8 * item, n) } {
             shared(place + 8 * item).fetch_add(n, Relaxed);
         }
     }
 
-    /// How often `item` occurred: at least as often as when the call began, at most as often as when it ended. Reads a word for
-    /// each CPU.
+    /// Returns how often `item` occurred: at least as often as before the call, and at most as
+    /// often as before the call returns. Reads one word for each CPU.
     pub fn sum(&self, item: I) -> u64 {
         self.sum_of(item.index())
     }
 
     fn sum_of(&self, item: usize) -> u64 {
         order_own_adds();
+        // Acquire pairs with the release in `place`.
         let place = self.place.load(Acquire);
         if place == NOWHERE || item >= I::NAMES.len() {
             return 0;
@@ -115,12 +121,14 @@ impl<I: Item> VmEvents<I> {
         sum
     }
 
-    /// How many adds found no memory to be counted in.
+    /// Returns how many adds were not counted for lack of memory.
     pub fn lost(&self) -> u64 {
         self.lost.load(Relaxed)
     }
 
-    /// Where the items' words are in every unit, made if need be: for whoever shows units to other processes.
+    /// Returns the offset of the items' words in every unit, and allocates the words if there are
+    /// none. Returns `None` without memory. The segment shows units to other processes by this
+    /// offset.
     pub(crate) fn place(&self) -> Option<usize> {
         let place = self.place.load(Acquire);
         if place != NOWHERE {
@@ -129,10 +137,13 @@ impl<I: Item> VmEvents<I> {
         let fresh = register_fork()
             .then(|| percpu::alloc(Self::size()))
             .flatten()?;
+        // Release: a thread that sees the offset sees the block zeroed. Acquire: so does this
+        // thread if another one was faster.
         match self.place.compare_exchange(NOWHERE, fresh, AcqRel, Acquire) {
             Ok(_) => Some(fresh),
             Err(theirs) => {
-                // SAFETY: nobody else knows of it.
+                // SAFETY: the exchange failed, so that `fresh` was never published: only this
+                // thread knows the block.
                 unsafe { percpu::free(fresh, Self::size()) };
                 Some(theirs)
             }
@@ -144,14 +155,14 @@ impl<I: Item> Drop for VmEvents<I> {
     fn drop(&mut self) {
         let place = *self.place.get_mut();
         if place != NOWHERE {
-            // SAFETY: `place` allocated the block. `drop` has the only reference, so that nothing
-            // counts in the block any more.
+            // SAFETY: `place` allocated the block with this size. `drop` has the only reference, so
+            // that no thread counts in the block any more.
             unsafe { percpu::free(place, Self::size()) };
         }
     }
 }
 
-/// The items' counts in the form of `/proc/vmstat`: a line `name value` each.
+/// Prints the counts as `/proc/vmstat` does: one line `name value` for each item.
 impl<I: Item> fmt::Display for VmEvents<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, name) in I::NAMES.iter().enumerate() {

@@ -1,8 +1,9 @@
 //! Statistics by item and zone, kept as the kernel's `vmstat` keeps them.
 //!
-//! A *zone* is a node's memory of one page size. For each zone and item there is a [counter](crate::counter) whose batch is the
-//! zone's *threshold*: small differences stay with the CPU, larger ones are folded into the zone's total. The totals of a
-//! zone's items lie together, and a CPU's words of all items lie together.
+//! A *zone* is a node's memory of one page size. Each zone and item has a [counter](crate::counter)
+//! whose batch is the zone's *threshold*: small differences stay with the CPU, and larger ones are
+//! folded into the zone's total. The totals of a zone's items lie together, and so do the words of
+//! all items on one CPU.
 //!
 //! ```
 //! use pinfold::vmstat::{VmStat, Zone};
@@ -42,14 +43,34 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 
-/// The largest threshold, as in the kernel, where differences are bytes.
+/// The largest threshold that [`normal_threshold`] returns. It is the kernel's, where a difference
+/// is one signed byte.
 pub const THRESHOLD_MOST: u64 = 125;
 
-/// What is counted: an enum's variants, numbered from 0. [`vmstat_items!`](crate::vmstat_items) writes it.
+/// Names what is counted: the variants of an enum, numbered from 0.
+/// [`vmstat_items!`](crate::vmstat_items) declares such an enum.
+///
+/// ```
+/// use pinfold::vmstat::{Item, VmStat, Zone};
+///
+/// #[derive(Clone, Copy)]
+/// struct Queue(usize);
+///
+/// impl Item for Queue {
+///     const NAMES: &'static [&'static str] = &["queue_0", "queue_1"];
+///     fn index(self) -> usize {
+///         self.0
+///     }
+/// }
+///
+/// let waiting: VmStat<Queue> = VmStat::new();
+/// waiting.inc(Zone::normal(0), Queue(1));
+/// assert_eq!(waiting.to_string(), "queue_0 0\nqueue_1 1\n");
+/// ```
 pub trait Item: Copy + 'static {
-    /// The items' names, as [`VmStat`] prints them, by number.
+    /// The items' names, in the order of their numbers, as [`VmStat`] prints them.
     const NAMES: &'static [&'static str];
-    /// The number: below `NAMES.len()`.
+    /// Returns the item's number, which is below `NAMES.len()`.
     fn index(self) -> usize;
 }
 
@@ -85,21 +106,22 @@ macro_rules! vmstat_items {
     };
 }
 
-/// The counts of all items in all zones; usable in statics.
+/// Counts all items in all zones. A static can hold the counts.
 ///
-/// Counting is one critical section, in any thread or signal handler; once in a threshold it folds.
-/// A static takes memory when the first thing is counted: for each zone and item 128 bytes for the
-/// counter, 32 for its total, and 32 on each CPU that counts.
+/// Counting is one critical section, in any thread or signal handler. About one count in a
+/// threshold also folds. Memory is allocated when the first thing is counted: for each zone and
+/// item, 128 bytes for the counter, 32 bytes for its total, and 32 bytes on each CPU that counts.
+/// The [module](self) has an example.
 #[derive(Debug)]
 pub struct VmStat<I: Item> {
-    /// The offset of the first zone's first item's block; the others follow, zone by zone. 0 until
-    /// each counter has its block.
+    /// The offset of the block of the first zone's first item. The other blocks follow, zone by
+    /// zone. 0 until each counter has its block.
     run: AtomicUsize,
-    /// How many zones there are; set before `counters`.
+    /// The number of zones; set before `counters`.
     zones: AtomicUsize,
-    /// The counters, in the order of the blocks; null until there are any.
+    /// The counters, in the order of the blocks; null until they are made.
     counters: AtomicPtr<PercpuCounter>,
-    /// The offset of the blocks that the counters are being given; 0 until there are blocks.
+    /// The offset of the blocks that the counters are being given; 0 until these are allocated.
     claimed: AtomicUsize,
     /// Adds that were not counted.
     lost: AtomicU64,
@@ -113,7 +135,7 @@ impl<I: Item> Default for VmStat<I> {
 }
 
 impl<I: Item> VmStat<I> {
-    /// Counts at 0.
+    /// Returns counts at 0.
     pub const fn new() -> Self {
         VmStat {
             run: AtomicUsize::new(0),
@@ -131,30 +153,33 @@ impl<I: Item> VmStat<I> {
         self.add(zone, item, 1);
     }
 
-    /// Takes 1 away.
+    /// Subtracts 1.
     #[inline(always)]
     pub fn dec(&self, zone: Zone, item: I) {
         self.add(zone, item, -1);
     }
 
-    /// Adds `delta`, of any size and sign, from anywhere; never waits, and nothing is lost or doubled.
-    /// An add for a zone that is not there, or without memory for the counters, only counts for
+    /// Adds `delta`, of any size and sign, from any thread or signal handler. Never waits. Nothing
+    /// is lost or counted twice.
+    ///
+    /// An add for a zone that does not exist, or without memory for the counters, only counts for
     /// [`lost`](Self::lost).
     ///
     /// # Panics
     ///
-    /// When [`Item::index`] says more than there are names.
+    /// If [`Item::index`] returns a number for which there is no name.
     #[inline(always)]
     pub fn add(&self, zone: Zone, item: I, delta: i64) {
         let item = item.index();
         assert!(item < I::NAMES.len(), "an item without a name");
-        // Acquire pairs with the release in `settle`.
+        // Acquire pairs with the release in `settle`: the blocks are seen prepared.
         let run = self.run.load(Acquire);
-        // Relaxed: `zones` was stored before `run`. Every machine has the first node's zones.
+        // Relaxed: `zones` was stored before `run`. The first node's zones exist on every machine.
         let inside = zone.0 < ZONES_A_NODE || zone.0 < self.zones.load(Relaxed);
         if run != 0 && inside && delta != i64::MIN {
             let block = run + SIZE * (zone.0 * I::NAMES.len() + item);
-            // SAFETY: the block of a zone and item that are there; a run is never freed while its `VmStat` lives.
+            // SAFETY: the zone exists and the item has a name, so that `block` is one of this
+            // `VmStat`'s blocks. The blocks are freed only when the `VmStat` is dropped.
             let shards = unsafe { Shards::at(block) };
             let (down, size) = (delta < 0, delta.abs());
             if shards.add(down, size) || shards.add_after_making_room(down, size, true) {
@@ -180,13 +205,14 @@ impl<I: Item> VmStat<I> {
         }
     }
 
-    /// The counter of an item in a zone, if that is there.
+    /// Returns the counter of an item in a zone, or `None` if the zone does not exist.
     fn one_of(counters: &[PercpuCounter], zone: usize, item: usize) -> Option<&PercpuCounter> {
         let zones = counters.len().checked_div(I::NAMES.len()).unwrap_or(0);
-        // Within the table, so that neither operation overflows.
+        // The zone exists, so that neither operation overflows.
         (zone < zones).then(|| counters.get(zone * I::NAMES.len() + item))?
     }
 
+    /// Returns the counters of an item, one for each zone.
     fn of(&self, item: I) -> impl Iterator<Item = &PercpuCounter> {
         self.counters()
             .iter()
@@ -194,101 +220,116 @@ impl<I: Item> VmStat<I> {
             .step_by(I::NAMES.len())
     }
 
-    /// An item's total over all zones, approximately: the sum of its zones' totals, off by at most
-    /// [`error_bound`](Self::error_bound). A few loads a zone.
+    /// Returns an item's approximate total over all zones, off by at most
+    /// [`error_bound`](Self::error_bound). A few loads for each zone.
     pub fn read(&self, item: I) -> i64 {
         self.of(item)
             .fold(0, |sum, zone| sum.wrapping_add(zone.read()))
     }
 
-    /// An item's total in one zone, approximately: off by at most its threshold for each CPU that counts.
+    /// Returns an item's approximate total in one zone, off by at most the zone's threshold for
+    /// each CPU that counts.
     pub fn read_zone(&self, zone: Zone, item: I) -> i64 {
         self.in_zone(zone, item).map_or(0, PercpuCounter::read)
     }
 
-    /// How far [`read`](Self::read) may be off now.
+    /// Returns how far [`read`](Self::read) may be off now.
     pub fn error_bound(&self, item: I) -> u64 {
         self.of(item).map(PercpuCounter::error_bound).sum()
     }
 
-    /// An item's total over all zones, exactly: each zone's value was its value at one moment during the call. (An item that moves
-    /// from one zone to another meanwhile may be seen in both or neither; in one zone it is exact to the moment.) Disturbs no
-    /// CPU.
+    /// Returns an item's exact total over all zones: each zone's part was its value at one moment
+    /// during the call. Interrupts no CPU.
+    ///
+    /// The zones are summed one after the other. So an amount that moves from one zone to another
+    /// meanwhile may count in both or in neither.
     pub fn snapshot(&self, item: I) -> i64 {
         self.of(item)
             .fold(0, |sum, zone| sum.wrapping_add(zone.sum()))
     }
 
-    /// An item's total in one zone, exactly.
+    /// Returns an item's exact total in one zone: its value at one moment during the call.
+    /// Interrupts no CPU.
     pub fn snapshot_zone(&self, zone: Zone, item: I) -> i64 {
         self.in_zone(zone, item).map_or(0, PercpuCounter::sum)
     }
 
+    /// Returns the counter of an item in a zone, if both exist yet.
     fn in_zone(&self, zone: Zone, item: I) -> Option<&PercpuCounter> {
         Self::one_of(self.counters(), zone.0, item.index())
     }
 
-    /// Returns whether adds for `zone` are counted: whether its node is there. Makes the counters
-    /// if nothing was counted before; false without memory.
+    /// Returns whether `zone` exists, so that adds for it are counted.
+    ///
+    /// Makes the counters if nothing was counted before. Returns false without memory for them.
     pub fn has(&self, zone: Zone) -> bool {
         self.open()
             .is_some_and(|counters| Self::one_of(counters, zone.0, 0).is_some())
     }
 
-    /// How many zones there are: two a node. 0 as long as nothing was counted.
+    /// Returns the number of zones, two for each node, or 0 until something is counted.
     pub fn zones(&self) -> usize {
         let zones = self.counters().len().checked_div(I::NAMES.len());
         zones.unwrap_or(0)
     }
 
-    /// The threshold in a zone: how much a CPU may keep to itself. 0 of a zone that is not there.
+    /// Returns the threshold of a zone: how much a CPU may keep to itself. Returns 0 if the zone
+    /// does not exist.
     pub fn threshold(&self, zone: Zone) -> u64 {
         let counters = self.open().unwrap_or_default();
         Self::one_of(counters, zone.0, 0).map_or(0, PercpuCounter::batch)
     }
 
-    /// Sets the threshold of every zone and item, for a time when totals matter (the kernel does so under memory pressure); fewer
-    /// differences stay with the CPUs then.
+    /// Sets the threshold of every zone and item.
     ///
-    /// Lowering it interrupts each CPU that runs a thread of this process, once for each zone and item. Not for signal
-    /// handlers.
+    /// A program lowers it for a time when totals matter, so that less stays with the CPUs. The
+    /// kernel does so under memory pressure.
+    ///
+    /// Lowering the threshold interrupts each CPU that runs a thread of this process, once for each
+    /// zone and item that other CPUs have counted. Not for signal handlers.
     ///
     /// # Errors
     ///
-    /// As for [`PercpuCounter::set_batch`]; the thresholds that come before stay set.
+    /// [`CounterError`] as [`PercpuCounter::set_batch`] returns it. The thresholds that were set
+    /// before the error stay set.
     pub fn set_threshold(&self, threshold: u64) -> Result<(), CounterError> {
         let mut counters = self.open_all()?.iter();
         counters.try_for_each(|counter| counter.set_batch(threshold))
     }
 
-    /// Puts the thresholds back to what the formula says.
+    /// Sets the threshold of every zone and item to what [`normal_threshold`] returns for it. Not
+    /// for signal handlers.
     ///
     /// # Errors
     ///
-    /// As for [`set_threshold`](Self::set_threshold).
+    /// [`CounterError::OutOfMemory`] without memory for the counters, and [`CounterError::Fence`]
+    /// if a threshold would be lowered, and the kernel cannot fence. The thresholds that were set
+    /// before the error stay set.
     pub fn set_normal_threshold(&self) -> Result<(), CounterError> {
         let mut counters = self.open_all()?.iter();
         counters.try_for_each(|counter| counter.set_batch(counter.first_batch()))
     }
 
-    /// Brings what every CPU has counted into the totals; returns how many shards had moved. Runs here alone.
+    /// Folds what every CPU has counted into the totals. Returns how many shards had moved. Runs in
+    /// the calling thread alone.
     pub fn fold(&self) -> usize {
         self.counters().iter().map(PercpuCounter::fold).sum()
     }
 
-    /// Makes the counters now, and not when something is counted first. False when there is no memory.
+    /// Makes the counters now, instead of when something is counted first. Returns false without
+    /// memory.
     pub fn init(&self) -> bool {
         self.open().is_some()
     }
 
-    /// How many adds were not counted: those for a zone that is not there, and those that found no
-    /// memory for the counters.
+    /// Returns how many adds were not counted: adds for a zone that does not exist, and adds
+    /// without memory for the counters.
     pub fn lost(&self) -> u64 {
         self.lost.load(Relaxed)
     }
 }
 
-/// The items' exact totals in the form of `/proc/vmstat`: a line `name value` each.
+/// Prints the exact totals as `/proc/vmstat` does: one line `name value` for each item.
 impl<I: Item> fmt::Display for VmStat<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, name) in I::NAMES.iter().enumerate() {
@@ -300,8 +341,12 @@ impl<I: Item> fmt::Display for VmStat<I> {
     }
 }
 
-/// The kernel's threshold for a zone: min(125, 2 fls(CPUs) (1 + fls(memory / 128 MiB))), where fls is the position of the
-/// highest bit, from 1. From `calculate_normal_threshold` in mm/vmstat.c.
+/// Returns the kernel's threshold for a zone of a machine with `cpus` CPUs, where the zone has
+/// `memory_bytes` of memory.
+///
+/// The formula is min(125, 2 fls(CPUs) (1 + fls(memory / 128 MiB))), where fls is the position of
+/// the highest bit, counted from 1. It is that of `calculate_normal_threshold` in the kernel's
+/// mm/vmstat.c.
 ///
 /// ```
 /// // The kernel's own examples: 1 CPU and 128 MiB; 2 CPUs and 2 GiB; 64 CPUs and 64 GiB.

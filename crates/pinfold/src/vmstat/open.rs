@@ -1,16 +1,16 @@
-//! How a [`VmStat`] opens: makes its counters and gives them their blocks.
+//! How a [`VmStat`] makes its counters and gives them their blocks.
 //!
-//! Several threads, and signal handlers, may count for the first time at once. None of them waits,
-//! and all of them end on the fast path. Each step is done by every thread that finds it undone:
+//! Several threads and signal handlers may count for the first time at once. None of them waits,
+//! and all of them end on the fast path. Each thread that finds a step undone does it:
 //!
-//! 1. `counters`: a thread makes the counters, without blocks, and publishes them by one
-//!    compare-exchange. A thread that was slower gives its own ones back. Until step 3 is done,
+//! 1. `counters`: the thread makes the counters, without blocks, and publishes them by one
+//!    compare-exchange. A thread that is too late frees its own counters. Until step 3 is done,
 //!    adds go to the counters' bases.
-//! 2. `claimed`: a thread allocates all blocks in a row, prepares them, and publishes their offset
-//!    by one compare-exchange. A thread that was slower gives its own ones back.
-//! 3. Each thread gives each counter its block of `claimed`. All threads give the same blocks, so
-//!    that it does not matter which of them comes first.
-//! 4. `run`: each thread stores the offset. The fast path finds the blocks from then on.
+//! 2. `claimed`: the thread allocates all blocks in a row, prepares them, and publishes their
+//!    offset by one compare-exchange. A thread that is too late frees its own blocks.
+//! 3. The thread gives each counter its block of `claimed`. All threads give a counter the same
+//!    block, so that their order does not matter.
+//! 4. `run`: the thread stores the offset. From then on, the fast path finds the blocks.
 
 use super::zone::ZONES_A_NODE;
 use super::{Item, VmStat, normal_threshold};
@@ -22,19 +22,20 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 impl<I: Item> VmStat<I> {
-    /// All counters, made if need be, and with their blocks if there is room.
+    /// Returns all counters, made if need be, and with their blocks if there is memory for these.
+    /// Returns `None` without memory for the counters.
     pub(super) fn open(&self) -> Option<&[PercpuCounter]> {
         if self.counters().is_empty() {
             self.make_counters()?;
         }
-        // Acquire pairs with the release in `settle`.
+        // Acquire pairs with the release in `settle`: every counter has its block.
         if self.run.load(Acquire) == 0 {
             self.settle();
         }
         Some(self.counters())
     }
 
-    /// Makes the counters, unless another thread does so meanwhile. `None` without memory.
+    /// Makes the counters, unless another thread is faster. Returns `None` without memory.
     #[cold]
     pub(super) fn make_counters(&self) -> Option<()> {
         mempolicy::init();
@@ -46,7 +47,8 @@ impl<I: Item> VmStat<I> {
         for node in 0..nodes {
             let threshold = normal_threshold(pinfold_rseq::possible(), memory_of(node));
             for at in node * each..(node + 1) * each {
-                // SAFETY: within the mapping, which no other thread knows of.
+                // SAFETY: the mapping has room for `nodes * each` counters, and no other thread
+                // knows it yet.
                 unsafe { table.add(at).write(PercpuCounter::make(0, threshold, 0)) };
             }
         }
@@ -57,14 +59,15 @@ impl<I: Item> VmStat<I> {
             .counters
             .compare_exchange(null_mut(), table, Release, Relaxed);
         if published.is_err() {
-            // SAFETY: no other thread knows of the table. Counters without a block hold nothing.
+            // SAFETY: the exchange failed, so that no other thread knows the table. A counter
+            // without a block owns nothing.
             unsafe { sys::unmap(table.cast(), bytes) };
         }
         Some(())
     }
 
-    /// Gives each counter its block of one row, and so opens the fast path. Does nothing where the
-    /// blocks cannot be had: in a handler that interrupted their allocation, or without memory.
+    /// Gives each counter its block of one row, and so opens the fast path. Does nothing without
+    /// the blocks: without memory, and in a handler that interrupted their allocation.
     #[cold]
     fn settle(&self) {
         let counters = self.counters();
@@ -83,46 +86,50 @@ impl<I: Item> VmStat<I> {
         self.run.store(run, Release);
     }
 
-    /// The offset of the row of blocks, allocated if need be; 0 where it cannot be had.
+    /// Returns the offset of the row of blocks, allocated if need be. Returns 0 without memory, and
+    /// in a handler that interrupted the allocation.
     pub(super) fn claim(&self, counters: &[PercpuCounter]) -> usize {
         let size = counters.len() * SIZE;
         let Some(fresh) = register_fork().then(|| percpu::alloc(size)).flatten() else {
             return 0;
         };
         for (at, counter) in counters.iter().enumerate() {
-            // SAFETY: within the row that was just allocated.
+            // SAFETY: the row was just allocated with one block for each counter, and no other
+            // thread knows it.
             unsafe { Shards::at(fresh + at * SIZE) }.open(counter.first_batch());
         }
         // Release: a thread that sees the offset sees the blocks prepared.
         match self.claimed.compare_exchange(0, fresh, AcqRel, Acquire) {
             Ok(_) => fresh,
             Err(claimed) => {
-                // SAFETY: no other thread knows of the row.
+                // SAFETY: the exchange failed, so that no other thread knows the row.
                 unsafe { percpu::free(fresh, size) };
                 claimed
             }
         }
     }
 
-    /// All counters, with their blocks.
+    /// Returns all counters, each with its block.
     pub(super) fn open_all(&self) -> Result<&[PercpuCounter], CounterError> {
         let counters = self.open().ok_or(CounterError::OutOfMemory)?;
-        // Acquire pairs with the release in `settle`.
+        // Acquire pairs with the release in `settle`: every counter has its block.
         match self.run.load(Acquire) {
             0 => Err(CounterError::OutOfMemory),
             _ => Ok(counters),
         }
     }
 
-    /// The counters that there are, zone by zone.
+    /// Returns the counters that exist, zone by zone.
     pub(super) fn counters(&self) -> &[PercpuCounter] {
+        // Acquire pairs with the release in `make_counters`.
         let table = self.counters.load(Acquire);
         if table.is_null() {
             return &[];
         }
         // Relaxed: `make_counters` stored `zones` before it published the table.
         let zones = self.zones.load(Relaxed);
-        // SAFETY: `make_counters` wrote that many counters there, which stay as long as this does.
+        // SAFETY: `make_counters` wrote this many counters to the table before it published the
+        // table. They stay until the drop.
         unsafe { core::slice::from_raw_parts(table, zones * I::NAMES.len()) }
     }
 }
@@ -130,7 +137,7 @@ impl<I: Item> VmStat<I> {
 impl<I: Item> shepherd::sealed::Watch for VmStat<I> {
     fn set_watched(&self, watched: bool) -> bool {
         self.open_all().is_ok_and(|counters| {
-            // Acquire pairs with the release in `settle`.
+            // Acquire pairs with the release in `settle`: `run` is the offset of the first block.
             let run = self.run.load(Acquire);
             (0..counters.len()).all(|at| watch_block(run + at * SIZE, SIZE, watched))
         })
@@ -143,13 +150,14 @@ impl<I: Item> Drop for VmStat<I> {
         if self.counters().is_empty() {
             return;
         }
-        // A thread may have left before each counter had its block. Each gives its block back.
+        // A thread may have ended before each counter had its block. Only a counter with a block
+        // frees the block.
         if *self.claimed.get_mut() != 0 {
             self.settle();
         }
         let bytes = size_of_val(self.counters()).next_multiple_of(sys::page_size());
-        // SAFETY: `make_counters` wrote the counters to a mapping of that size. `drop` has the only
-        // reference.
+        // SAFETY: `make_counters` wrote the counters to a mapping of this size. `drop` has the only
+        // reference, so that no thread uses them any more.
         unsafe {
             counters.drop_in_place();
             sys::unmap(counters.cast(), bytes);
@@ -157,7 +165,7 @@ impl<I: Item> Drop for VmStat<I> {
     }
 }
 
-/// Bytes of memory of node `node`.
+/// Returns the bytes of memory of node `node`.
 fn memory_of(node: usize) -> u64 {
     let all = sys::physical_memory() as u64;
     match nodes::real() {

@@ -1,7 +1,8 @@
 use super::*;
 use std::thread;
 
-/// So many that giving each its block takes as long as a thread needs to come in between.
+/// 256 items: giving each counter its block takes as long as another thread needs to come in
+/// between.
 #[derive(Clone, Copy)]
 struct Many(usize);
 
@@ -17,7 +18,8 @@ const LAST: Many = Many(255);
 const ROUNDS: usize = 300;
 const THREADS: usize = 2;
 
-/// Threads that count for the first time at once lose nothing, and leave the fast path open.
+/// Two threads count for the first time at once. No count is lost, and the fast path is open
+/// afterwards.
 #[test]
 fn a_race_for_the_first_count_ends_on_the_fast_path() {
     for round in 0..ROUNDS {
@@ -31,7 +33,8 @@ fn a_race_for_the_first_count_ends_on_the_fast_path() {
                     while there.load(Relaxed) < THREADS {
                         core::hint::spin_loop();
                     }
-                    // Differently late, so that the threads meet in every step.
+                    // The second thread is later in each round, so that the threads meet in every
+                    // step.
                     for _ in 0..thread * round * 4 {
                         core::hint::spin_loop();
                     }
@@ -40,16 +43,16 @@ fn a_race_for_the_first_count_ends_on_the_fast_path() {
                 });
             }
         });
-        assert_ne!(stat.run.load(Acquire), 0, "still slow after round {round}");
+        assert_ne!(stat.run.load(Acquire), 0, "slow after round {round}");
         let counted = [stat.snapshot(FIRST), stat.snapshot(LAST)];
         assert_eq!(counted, [THREADS as i64; 2]);
         assert_eq!(stat.lost(), 0);
     }
 }
 
-/// A thread may leave after any step: other threads finish what it began.
+/// A thread may end after any step. Other threads finish what it began.
 #[test]
-fn what_one_thread_began_another_finishes() {
+fn another_thread_finishes_what_one_began() {
     let stat: VmStat<Many> = VmStat::new();
     stat.make_counters().unwrap();
     stat.counters()[LAST.0].add_to_base(5);
@@ -57,7 +60,7 @@ fn what_one_thread_began_another_finishes() {
     assert_ne!(run, 0);
     assert!(stat.counters()[0].adopt(run));
     assert_eq!(stat.run.load(Acquire), 0);
-    // Another row is not used, and goes back.
+    // A second row is not used, and is freed.
     assert_eq!(stat.claim(stat.counters()), run);
 
     assert!(stat.init());

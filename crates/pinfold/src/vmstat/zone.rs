@@ -1,21 +1,21 @@
-//! Where things are counted: a node's memory of one page size.
+//! Zones: where items are counted.
 
 use crate::topology::NodeId;
 use crate::{mempolicy, nodes};
 
-/// Zones of a node: its memory in normal pages, and in huge ones.
+/// Zones of each node: its memory in normal pages, and its memory in huge pages.
 pub(super) const ZONES_A_NODE: usize = 2;
 
-/// A node's memory of one page size.
+/// Names a node's memory of one page size.
 ///
-/// Nodes are numbered here as everywhere in the library, for example in
+/// Nodes are numbered as everywhere in the library, for example in
 /// [`KmemCache::alloc_node`](crate::slab::KmemCache::alloc_node) and
-/// [`NUMA_STAT`](crate::page::NUMA_STAT): from 0, in the order of the system's ids of the nodes
+/// [`NUMA_STAT`](crate::page::NUMA_STAT): from 0, in the order of the system's ids, of the nodes
 /// with memory that this process could use when it started. [`normal_of`](Self::normal_of) and
 /// [`huge_of`](Self::huge_of) take the system's id instead.
 ///
-/// A `Zone` of a node that is not there can be made. A [`VmStat`](super::VmStat) does not count
-/// there: [`VmStat::lost`](super::VmStat::lost) counts the adds, and the zone reads as 0.
+/// The node of a `Zone` need not exist. A [`VmStat`](super::VmStat) counts nothing for such a zone:
+/// the zone reads as 0, and [`VmStat::lost`](super::VmStat::lost) counts the adds.
 ///
 /// ```
 /// use pinfold::topology::NodeId;
@@ -38,27 +38,27 @@ pub(super) const ZONES_A_NODE: usize = 2;
 pub struct Zone(pub(super) usize);
 
 impl Zone {
-    /// Returns the memory of node `node` in pages of the usual size.
+    /// Returns the zone of node `node`'s memory in pages of the usual size.
     #[inline(always)]
     pub const fn normal(node: usize) -> Zone {
         Zone(node.saturating_mul(ZONES_A_NODE))
     }
 
-    /// Returns the memory of node `node` in huge pages.
+    /// Returns the zone of node `node`'s memory in huge pages.
     #[inline(always)]
     pub const fn huge(node: usize) -> Zone {
         Zone(node.saturating_mul(ZONES_A_NODE).saturating_add(1))
     }
 
-    /// Returns the memory, in pages of the usual size, of the node with the system's id `node`;
-    /// `None` if this process could not use the node when it started.
+    /// Returns the zone of a node's memory in pages of the usual size, by the system's id of the
+    /// node. Returns `None` if this process could not use the node when it started.
     pub fn normal_of(node: NodeId) -> Option<Zone> {
         mempolicy::init();
         nodes::with_id(node.0).map(Zone::normal)
     }
 
-    /// Returns the memory, in huge pages, of the node with the system's id `node`; `None` if this
-    /// process could not use the node when it started.
+    /// Returns the zone of a node's memory in huge pages, by the system's id of the node. Returns
+    /// `None` if this process could not use the node when it started.
     pub fn huge_of(node: NodeId) -> Option<Zone> {
         mempolicy::init();
         nodes::with_id(node.0).map(Zone::huge)
