@@ -1,13 +1,13 @@
 //! The thread that a preloaded Pinfold starts by itself once the program has threads.
 //!
-//! The program did not ask for this thread, and must not notice the thread:
+//! The program did not ask for this thread, and must not notice it:
 //!
-//! * The thread makes only the system calls that malloc makes, because the program may have closed
-//!   a sandbox that ends the process for any other: `futex`, `madvise`, and the clock.
+//! * The thread makes only the system calls that malloc makes: `futex`, `madvise`, and the clock.
+//!   The program may have entered a sandbox that ends the process for any other.
 //! * Its start makes only the system calls of `pthread_create`.
-//! * It blocks all signals that others send, and has no name.
+//! * It blocks all signals that others send, and has no name of its own.
 //! * The allocator stops the thread as soon as the program has only one thread, and waits until the
-//!   automatic thread is gone.
+//!   thread is gone.
 //! * On a machine with isolated CPUs, it first moves to the other CPUs.
 
 use super::spawn::{Body, spawn};
@@ -19,23 +19,25 @@ use core::ptr::null_mut;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Release};
 
-/// Bytes of stack: a tick uses at most 4 KiB; the rest is for a handler of a signal that the thread
-/// causes, and for the program's thread-local variables. So small that the C library does not give
-/// the stack's memory back when the thread ends: that is a system call with all signals blocked,
-/// which a filter that traps the call answers by ending the process.
+/// Bytes of stack. A tick uses at most 4 KiB. The rest is for the handler of a signal that the
+/// thread itself causes, and for the program's thread-local variables.
+///
+/// The stack is small enough that the C library does not give its memory back when the thread ends.
+/// The C library makes that system call with all signals blocked. If a filter traps the call, the
+/// kernel would end the process.
 const STACK: usize = if libc::PTHREAD_STACK_MIN > 20 << 10 {
     libc::PTHREAD_STACK_MIN
 } else {
     20 << 10
 };
 
-/// Whether the thread goes on ticking.
+/// [`RUN`] while the thread should go on ticking, and [`STOP`] otherwise.
 static STATE: AtomicU32 = AtomicU32::new(STOP);
 const STOP: u32 = 0;
 const RUN: u32 = 1;
 
 struct Shared(UnsafeCell<Body>);
-// SAFETY: only `Automatic::start` writes the body, while there is no thread.
+// SAFETY: only `Automatic::start` writes the body, at a time when no automatic thread runs.
 unsafe impl Sync for Shared {}
 static BODY: Shared = Shared(UnsafeCell::new(Body {
     run,
@@ -59,12 +61,14 @@ impl Automatic {
     /// No other automatic thread runs in this process.
     pub unsafe fn start(cpus: Option<&'static CpuSet>) -> Option<Automatic> {
         let argument = cpus.map_or(null_mut(), |cpus| core::ptr::from_ref(cpus).cast_mut());
-        // SAFETY: no thread reads the body: the caller says that none runs.
+        // SAFETY: the caller promises that no automatic thread runs, so that no thread reads the
+        // body.
         unsafe { (*BODY.0.get()).argument = argument.cast() };
+        // The new thread sees this store, because `pthread_create` orders it.
         STATE.store(RUN, Release);
-        // The slow paths leave the ticks to the thread from here on.
+        // From here on, the slow paths leave ticking to the thread.
         thread_begins();
-        // SAFETY: the body is a static.
+        // SAFETY: the body is in a static, which stays where it is.
         match unsafe { spawn(BODY.0.get()) } {
             Ok(thread) => Some(Automatic { thread }),
             Err(_) => {
@@ -74,20 +78,22 @@ impl Automatic {
         }
     }
 
-    /// Stops the thread and waits until it is gone: at most as long as a tick takes. Not in a child
-    /// after `fork`, which does not have the thread.
+    /// Stops the thread, and waits until it is gone: at most as long as a tick takes. Must not be
+    /// called in a child after `fork`, which does not have the thread.
     pub fn stop(self) {
         // Release pairs with the acquire in `run`.
         STATE.store(STOP, Release);
         sys::wake(&STATE);
-        // SAFETY: `start` made the thread, and it is joined once.
+        // SAFETY: `start` made the thread, and `stop` takes the only handle, so that the thread is
+        // joined once.
         unsafe { libc::pthread_join(self.thread, null_mut()) };
         thread_ended();
     }
 }
 
+/// The thread: moves to `cpus` if these are given, and ticks until it is stopped.
 fn run(cpus: *mut libc::c_void) {
-    // SAFETY: null, or the set given to `start`, which stays.
+    // SAFETY: the pointer is null, or that of the `&'static CpuSet` that `start` was given.
     if let Some(cpus) = unsafe { cpus.cast::<CpuSet>().as_ref() } {
         set_affinity(cpus);
     }

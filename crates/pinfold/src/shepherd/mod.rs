@@ -1,11 +1,15 @@
-//! The folder: keeps totals fresh from afar, and has idle caches give back what they hold.
+//! The shepherd: folds counters from afar, and has caches give back idle memory.
 //!
-//! The kernel's shepherd runs a worker on the CPU whose counts are to be folded. This one folds from wherever it runs: it
-//! reads the CPU's words and moves their marks, and the CPU notices nothing but that its lines were read. No
-//! interrupt, no wake-up, no context switch.
+//! The kernel's shepherd runs a worker on the CPU whose counts are to be folded, and so disturbs
+//! that CPU. This shepherd folds from whichever CPU it runs on. It reads the other CPU's words and
+//! moves their marks. That CPU gets no interrupt, no wake-up and no context switch. It notices only
+//! that its cache line was taken for a moment.
 //!
-//! Counters are folded when they are *watched*; what is watched is the process's affair, whichever shepherd looks. A
-//! shepherd is a thread on housekeeping CPUs ([`Shepherd::start`]), or whoever calls [`Shepherd::tick`].
+//! A counter is folded once it is *watched*. The watched counters belong to the process: every
+//! shepherd of the process folds all of them. A shepherd works in one of two ways:
+//!
+//! * as a thread on housekeeping CPUs, which [`Shepherd::start`] starts;
+//! * in the program's own loop, which calls [`Shepherd::tick`].
 //!
 //! ```
 //! use core::time::Duration;
@@ -48,26 +52,34 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use core::time::Duration;
 use pinfold_rseq::{Backend, Index};
 
-/// How often a shepherd looks when nobody says otherwise.
+/// How often a shepherd ticks if the program does not say.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often memory that stands idle is looked for where there is no shepherd that was asked for. It
-/// takes four looks until idle memory has come from the sheaves to the system: two seconds.
+/// How often idle memory is looked for if the program has started no shepherd. Memory takes four
+/// looks from a sheaf to the system: two seconds.
 const PASSING: Duration = Duration::from_millis(500);
 
-/// Why a shepherd cannot do what it was asked.
+/// Why a shepherd cannot watch a counter or start.
+///
+/// ```
+/// use core::time::Duration;
+/// use pinfold::shepherd::{Shepherd, ShepherdError};
+///
+/// let refused = Shepherd::new().interval(Duration::ZERO).start().unwrap_err();
+/// assert_eq!(refused, ShepherdError::Interval);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShepherdError {
-    /// An interval of 0, or above a day.
+    /// The interval is 0 or above a day.
     Interval,
-    /// None of the CPUs it may run on is there.
+    /// None of the CPUs that the shepherd may run on is online and in the process's cgroup.
     NoCpu,
-    /// There is no memory for what has to be noted.
+    /// There is no memory for the shepherd, or for the list of watched counters.
     OutOfMemory,
-    /// The system gives no thread.
+    /// The system refuses a thread.
     Thread {
-        /// The system's reason.
+        /// The error number that `pthread_create` returned.
         errno: i32,
     },
 }
@@ -92,14 +104,16 @@ impl fmt::Display for ShepherdError {
 
 impl core::error::Error for ShepherdError {}
 
-/// What a shepherd can watch.
+/// Marks what a shepherd can watch: [`PercpuCounter`], [`Counters`] and
+/// [`VmStat`](crate::vmstat::VmStat).
 pub trait Watch: sealed::Watch {}
 
 impl<W: sealed::Watch> Watch for W {}
 
 pub(crate) mod sealed {
     pub trait Watch {
-        /// Puts the thing's counts on the list, or takes them off; false without memory for it.
+        /// Begins or ends the folding of this value's counters. Returns false without memory for
+        /// the list of watched counters.
         fn set_watched(&self, watched: bool) -> bool;
     }
 }
@@ -118,7 +132,21 @@ impl sealed::Watch for Counters {
     }
 }
 
-/// A shepherd: how it works, and a [`tick`](Self::tick) of it for programs that own their loops.
+/// Describes how a shepherd works, and [ticks](Self::tick) for programs that have their own loops.
+///
+/// ```
+/// use pinfold::counter::PercpuCounter;
+/// use pinfold::shepherd::Shepherd;
+///
+/// let bytes = PercpuCounter::new();
+/// let shepherd = Shepherd::new();
+/// shepherd.watch(&bytes)?;
+/// bytes.add(5);
+/// while bytes.read() != 5 {
+///     shepherd.tick();
+/// }
+/// # Ok::<(), pinfold::shepherd::ShepherdError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Shepherd {
     interval: Duration,
@@ -133,7 +161,8 @@ impl Default for Shepherd {
 }
 
 impl Shepherd {
-    /// One that looks every second, from housekeeping CPUs, and folds the counts of isolated CPUs too, for that disturbs none.
+    /// Returns a shepherd that ticks every second, on housekeeping CPUs. It folds the counts of
+    /// isolated CPUs too, because that interrupts none of them.
     pub const fn new() -> Self {
         Shepherd {
             interval: INTERVAL,
@@ -142,37 +171,47 @@ impl Shepherd {
         }
     }
 
-    /// Looks every `interval`; when nothing has moved for a while, less often: up to eight intervals
-    /// apart, but no more than a second if the interval is shorter.
+    /// Has the thread tick every `interval`.
+    ///
+    /// If nothing has moved for a while, the thread ticks less often: up to eight intervals apart,
+    /// but at most a second apart if the interval is shorter than that.
     #[must_use]
     pub fn interval(mut self, interval: Duration) -> Self {
         self.interval = interval;
         self
     }
 
-    /// Runs on these CPUs only, instead of all that the starting thread may use. Of them it takes those that are online, in the
-    /// process's cgroup, and, if there are any, neither isolated nor without a tick.
+    /// Has the thread run on these CPUs only, instead of on all CPUs that the starting thread may
+    /// use.
+    ///
+    /// Of these CPUs, the thread takes those that are online and in the process's cgroup. Of those,
+    /// it takes the ones that are neither isolated nor `nohz_full`, if there are any.
     #[must_use]
     pub fn on(mut self, cpus: CpuSet) -> Self {
         self.cpus = Some(cpus);
         self
     }
 
-    /// Does not even read the counts of isolated CPUs: their lines stay where they are, and their counts become visible when they
-    /// fold themselves. Concurrency ids name no CPU: where they index the shards this has no effect, `PINFOLD_RSEQ=cpu` selects
-    /// CPU numbers.
+    /// Leaves out the counts of isolated CPUs, so that their cache lines stay where they are. An
+    /// isolated CPU's counts then become visible when its own adds fold them.
+    ///
+    /// This has an effect only where CPU numbers index the shards. Concurrency ids name no CPU.
+    /// `PINFOLD_RSEQ=cpu` selects CPU numbers.
     #[must_use]
     pub fn leave_isolated_alone(mut self) -> Self {
         self.spare_isolated = true;
         self
     }
 
-    /// Has `what` folded from now on, by every shepherd of this process. Any number of times; once
-    /// [`unwatch`](Self::unwatch)ed or dropped it is folded no more.
+    /// Has every shepherd of this process fold `what` from now on, until `what` is
+    /// [unwatched](Self::unwatch) or dropped.
+    ///
+    /// `what` may be watched already.
     ///
     /// # Errors
     ///
-    /// [`ShepherdError::OutOfMemory`].
+    /// [`ShepherdError::OutOfMemory`] without memory for the counter, or for the list of watched
+    /// counters.
     pub fn watch(&self, what: &impl Watch) -> Result<(), ShepherdError> {
         match what.set_watched(true) {
             true => Ok(()),
@@ -180,16 +219,17 @@ impl Shepherd {
         }
     }
 
-    /// Has `what` folded no more.
+    /// Ends the folding of `what`.
     pub fn unwatch(&self, what: &impl Watch) {
         what.set_watched(false);
     }
 
-    /// Does now what the thread does every interval: folds what is watched and has moved, and calls the
-    /// [registered](register) drains. Returns how many shards it folded.
+    /// Does at once what the thread does every interval: folds the watched counters that have
+    /// moved, and calls the [registered](register) drains. Returns how many shards it folded.
     ///
-    /// Reads two words for each watched counter and CPU that adds; waits for nobody. Not for signal handlers, because of the
-    /// drains.
+    /// For each watched counter and each CPU that has added to it, takes the shard's lock and reads
+    /// its words. Leaves out a shard whose lock another thread holds. Not for signal handlers,
+    /// because of the drains.
     pub fn tick(&self) -> usize {
         let by_cpu = pinfold_rseq::backend() != Backend::Rseq(Index::Cid);
         let spared = self.spare_isolated && by_cpu;
@@ -197,15 +237,19 @@ impl Shepherd {
         tick(&wanted, Reach::AllCpus)
     }
 
-    /// Starts a thread that ticks until [`Running::stop`], or until the result is dropped.
+    /// Starts a thread that ticks, until [`Running::stop`] is called or the result is dropped.
     ///
-    /// The thread blocks all signals that others send, is named `pinfold`, and follows the machine:
-    /// when a CPU goes offline or is isolated, or the cgroup or (by another thread) its affinity
-    /// changes, it moves. It ends with the process; in a child after `fork` it is not there.
+    /// The thread is named `pinfold`, and blocks all signals that others send. It follows the
+    /// machine: it moves when a CPU goes offline or is isolated, and when the cgroup or, through
+    /// another thread, its own affinity changes. It ends with the process. A child after `fork`
+    /// does not have it.
     ///
     /// # Errors
     ///
-    /// [`ShepherdError`].
+    /// * [`ShepherdError::Interval`] if the interval is 0 or above a day.
+    /// * [`ShepherdError::NoCpu`] if none of the given CPUs is online and in the process's cgroup.
+    /// * [`ShepherdError::OutOfMemory`] without memory for the thread's state.
+    /// * [`ShepherdError::Thread`] if the system refuses a thread.
     pub fn start(self) -> Result<Running, ShepherdError> {
         if self.interval.is_zero() || self.interval > Duration::from_secs(86_400) {
             return Err(ShepherdError::Interval);
@@ -214,32 +258,43 @@ impl Shepherd {
     }
 }
 
-/// Shards folded by all shepherds of this process so far.
+/// The number of shards that all shepherds of this process have folded.
 static FOLDS: AtomicU64 = AtomicU64::new(0);
-/// When somebody ticked last, by the coarse clock in milliseconds.
+/// The time of the last tick, in milliseconds of the coarse clock.
 static LAST: AtomicU64 = AtomicU64::new(0);
-/// Threads that tick.
+/// The number of threads that tick.
 static THREADS: AtomicU32 = AtomicU32::new(0);
 
-/// What a drain may do at a tick.
+/// Says what a drain may do at a tick.
+///
+/// ```
+/// use pinfold::shepherd::{Reach, register};
+///
+/// fn drain(reach: Reach) {
+///     if reach == Reach::Everything {
+///         // Free the program's own caches: memory is short.
+///     }
+/// }
+/// assert!(register(drain));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// It takes back what the CPU holds on which it runs. It disturbs no other CPU and makes only
-    /// the system calls that malloc makes: the tick is made in passing by a thread that allocates,
-    /// or by the thread that a preloaded Pinfold starts by itself.
+    /// It may take back what the CPU on which it runs holds. It disturbs no other CPU, and makes
+    /// only the system calls that malloc makes. Such a tick is made in passing by a thread that
+    /// allocates, or by the thread that a preloaded Pinfold starts by itself.
     ThisCpu,
-    /// It may stop and fence the other CPUs, and read files: the tick is one of a shepherd that the
-    /// program or its user asked for.
+    /// It may also stop and fence the other CPUs, and read files. Such a tick comes from a shepherd
+    /// that the program or its user asked for.
     AllCpus,
-    /// Everything free is to go back now, whatever its age: memory is short. It may do what it may
-    /// at [`AllCpus`](Reach::AllCpus).
+    /// It should give back everything free now, whatever its age, because memory is short. It may
+    /// do all that [`AllCpus`](Reach::AllCpus) allows.
     Everything,
 }
 
-/// What [`register`] was given.
+/// The functions that [`register`] was given; null in a free place.
 static DRAINS: [AtomicPtr<()>; 16] = [const { AtomicPtr::new(null_mut()) }; 16];
 
-/// Folds the watched counters in the units that are `wanted`, and calls the drains. Returns how
+/// Folds the watched counters in the units that `wanted` accepts, and calls the drains. Returns how
 /// many shards it folded.
 fn tick(wanted: &impl Fn(usize) -> bool, reach: Reach) -> usize {
     let folded = fold_watched(wanted);
@@ -249,46 +304,49 @@ fn tick(wanted: &impl Fn(usize) -> bool, reach: Reach) -> usize {
     folded
 }
 
-/// Calls the drains.
+/// Calls the registered drains.
 fn drain(reach: Reach) {
     DRAINS.iter().for_each(|drain| {
         // Acquire pairs with the release in `register`.
         let drain = drain.load(Acquire);
         if !drain.is_null() {
-            // SAFETY: `register` stored a function of this type.
+            // SAFETY: `register`, which alone stores to `DRAINS`, stored a function of this type.
             unsafe { core::mem::transmute::<*mut (), fn(Reach)>(drain)(reach) };
         }
     });
 }
 
-/// Has every tick of this process call `drain`: for caches that give back what stood idle for some
-/// ticks. A drain stays registered for good; the same function twice counts once. Returns false if
-/// 16 drains are registered already.
+/// Has every tick of this process call `drain`, so that a cache can give back what stood idle for
+/// some ticks.
+///
+/// A drain stays registered until the process ends. Registering the same function twice has no
+/// further effect. Returns false if 16 other drains are registered already.
 pub fn register(drain: fn(Reach)) -> bool {
     let drain = drain as *mut ();
     DRAINS.iter().any(|place| {
-        // Release pairs with the acquire in `tick`.
+        // Release pairs with the acquire in `drain`.
         let taken = place.compare_exchange(null_mut(), drain, AcqRel, Acquire);
         taken.is_ok_and(|_| true) || taken == Err(drain)
     })
 }
 
-/// Ticks if no thread does and half a second has passed. Slow paths call it. Costs one read of a
-/// clock that needs no system call, except once in an interval.
+/// Ticks if no thread does, and half a second has passed since the last tick. Slow paths call it.
+///
+/// Costs one read of a clock that needs no system call, except once in half a second.
 pub fn tick_in_passing() {
     if THREADS.load(Relaxed) != 0 {
         return;
     }
     let (now, last) = (sys::coarse_milliseconds(), LAST.load(Relaxed));
     let due = now.wrapping_sub(last) >= PASSING.as_millis() as u64;
-    // One of the threads that find a tick due makes it. The first call only notes the time: the
-    // process has begun just now, and nothing has stood idle.
+    // Of the threads that find a tick due, one makes it. The first call in a process only notes the
+    // time: the process has just begun, so that no memory has stood idle.
     if due && LAST.compare_exchange(last, now, Release, Relaxed).is_ok() && last != 0 {
         tick(&|_| true, Reach::ThisCpu);
     }
 }
 
-/// Counts a thread that ticks from now on.
+/// Notes that a thread ticks from now on.
 fn thread_begins() {
     static HOOKS: Hooks = Hooks {
         rank: Rank::Shepherd,
@@ -301,7 +359,7 @@ fn thread_begins() {
     THREADS.fetch_add(1, Relaxed);
 }
 
-/// Counts a thread that ticked until now.
+/// Notes that a thread no longer ticks.
 fn thread_ended() {
     THREADS.fetch_sub(1, Relaxed);
 }

@@ -1,39 +1,42 @@
-//! Memory pressure, as the kernel and systemd tell it.
+//! Memory pressure, as the kernel and systemd report it.
 //!
-//! The kernel measures for how long the tasks of a cgroup waited for memory (PSI), and wakes who
-//! polls the cgroup's `memory.pressure` once that is longer than a threshold. systemd hands a
-//! service another file to poll, by the protocol of <https://systemd.io/MEMORY_PRESSURE>:
+//! The kernel measures for how long the tasks of a cgroup waited for memory (PSI). A process can
+//! poll the cgroup's `memory.pressure`. The kernel reports an event there once the tasks have
+//! waited for longer than a threshold. systemd names another file for a service to poll, by the
+//! protocol of <https://systemd.io/MEMORY_PRESSURE>:
 //!
 //! | variable | says |
 //! |---|---|
 //! | `MEMORY_PRESSURE_WATCH` | the file; `/dev/null` forbids watching |
 //! | `MEMORY_PRESSURE_WRITE` | what to write to the file first, in base64 |
 //!
-//! The shepherd sleeps on a futex, so that its owner can stop it, and looks at the file every
-//! [`LOOK`] meanwhile. The kernel too looks that often, and an event stays until it is polled.
+//! The shepherd sleeps on a futex, so that its owner can stop it. It looks at the file every
+//! [`LOOK`] meanwhile. The kernel itself measures about as often, and an event stays until it is
+//! polled.
 
 use crate::sys;
 use crate::topology::cgroup;
 use core::ffi::CStr;
 use core::time::Duration;
 
-/// How long pressure may go unnoticed.
+/// How often the file is looked at, and so how long pressure may go unnoticed.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 
-/// Tasks waited for 200 ms within 2 s. A process without privileges may give windows of 2 s only.
+/// The threshold: tasks waited for 200 ms within 2 s. A process without privileges may use windows
+/// of 2 s only.
 const TRIGGER: &[u8] = b"some 200000 2000000\0";
 /// The pressure of the whole machine: the root cgroup has no file of its own.
 const MACHINE: &CStr = c"/proc/pressure/memory";
 
-/// A file that tells of pressure.
+/// A file that reports pressure.
 pub(super) struct Pressure {
     file: libc::c_int,
     events: libc::c_short,
 }
 
 impl Pressure {
-    /// Opens the file that tells of this process's pressure. Returns `None` where the kernel or the
-    /// process's rights offer none, and where the user forbids it.
+    /// Opens the file that reports this process's pressure. Returns `None` if the kernel or the
+    /// process's rights offer no such file, and if the user forbids it.
     pub(super) fn watch() -> Option<Pressure> {
         let (mut path, mut text) = ([0; 1024], [0; 512]);
         let watch = pinfold_rseq::env::read("MEMORY_PRESSURE_WATCH", &mut path[..1023]);
@@ -57,14 +60,15 @@ impl Pressure {
         }
     }
 
+    /// Opens the file or socket at `path`, and writes `first` to it.
     fn open(path: &CStr, first: &[u8]) -> Option<Pressure> {
         sys::keep_errno(|| {
             let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
-            // SAFETY: the path is NUL-terminated.
+            // SAFETY: `path` is a C string, and ends with a NUL.
             let opened = unsafe { libc::open(path.as_ptr(), flags) };
             let file = if opened < 0 { connect(path)? } else { opened };
             let mut pressure = Pressure { file, events: 0 };
-            // SAFETY: zeroes are a `stat`, which is writable.
+            // SAFETY: zeroes are a valid `stat`, and `stat` is a writable local.
             let is_stream = unsafe {
                 let mut stat: libc::stat = core::mem::zeroed();
                 libc::fstat(file, &raw mut stat) == 0
@@ -75,14 +79,14 @@ impl Pressure {
             } else {
                 libc::POLLPRI
             };
-            // SAFETY: `first` is readable.
+            // SAFETY: `first` is readable for its length.
             let wrote = unsafe { libc::write(file, first.as_ptr().cast(), first.len()) };
             (first.is_empty() || wrote == first.len() as isize).then_some(pressure)
         })
     }
 
-    /// Returns whether there was pressure since the last call; an error if the file can tell no
-    /// more. Waits for nothing.
+    /// Returns whether there was pressure since the last call. Returns an error if the file reports
+    /// nothing any more. Never waits.
     pub(super) fn has_risen(&self) -> Result<bool, ()> {
         let mut poll = libc::pollfd {
             fd: self.file,
@@ -90,7 +94,7 @@ impl Pressure {
             revents: 0,
         };
         sys::keep_errno(|| {
-            // SAFETY: `poll` is writable.
+            // SAFETY: `poll` is one writable `pollfd`.
             if unsafe { libc::poll(&raw mut poll, 1, 0) } <= 0 {
                 return Ok(false);
             }
@@ -106,11 +110,11 @@ impl Pressure {
 }
 
 impl Pressure {
-    /// Reads what a stream says, which does not matter.
+    /// Reads and ignores the text of a stream, so that the same event is not reported again.
     fn discard(&self) {
         let mut text = [0u8; 256];
         loop {
-            // SAFETY: `text` is writable. The file does not block.
+            // SAFETY: `text` is writable for its length. The file does not block.
             let got = unsafe { libc::read(self.file, text.as_mut_ptr().cast(), text.len()) };
             if got <= 0 {
                 return;
@@ -121,19 +125,20 @@ impl Pressure {
 
 impl Drop for Pressure {
     fn drop(&mut self) {
-        // SAFETY: `open` opened the file, and nobody else has it.
+        // SAFETY: `open` opened the file, and only this value holds its number.
         sys::keep_errno(|| unsafe { libc::close(self.file) });
     }
 }
 
+/// Returns whether there is a file at `path`.
 fn exists(path: &CStr) -> bool {
-    // SAFETY: the path is NUL-terminated.
+    // SAFETY: `path` is a C string, and ends with a NUL.
     sys::keep_errno(|| unsafe { libc::access(path.as_ptr(), libc::F_OK) == 0 })
 }
 
-/// Connects to a Unix socket.
+/// Connects to the Unix socket at `path`.
 fn connect(path: &CStr) -> Option<libc::c_int> {
-    // SAFETY: zeroes are an address.
+    // SAFETY: zeroes are a valid `sockaddr_un`.
     let mut address: libc::sockaddr_un = unsafe { core::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let bytes = path.to_bytes_with_nul();
@@ -142,21 +147,21 @@ fn connect(path: &CStr) -> Option<libc::c_int> {
         *to = byte as libc::c_char;
     }
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no preconditions.
+    // SAFETY: `socket` takes numbers and touches no memory of the process.
     let socket = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
     let size = size_of_val(&address) as libc::socklen_t;
-    // SAFETY: the address is readable, and `size` bytes large.
+    // SAFETY: `address` is readable for `size` bytes.
     if socket >= 0 && unsafe { libc::connect(socket, (&raw const address).cast(), size) } == 0 {
         return Some(socket);
     }
     if socket >= 0 {
-        // SAFETY: opened above.
+        // SAFETY: `socket` was opened above, and only this function knows its number.
         unsafe { libc::close(socket) };
     }
     None
 }
 
-/// Decodes base64 in place; returns how many bytes, or `None` if the text is not base64.
+/// Decodes base64 in place. Returns the number of bytes, or `None` if the text is not base64.
 fn decode(text: &mut [u8]) -> Option<usize> {
     let (mut bits, mut count, mut length) = (0u32, 0, 0);
     for at in 0..text.len() {

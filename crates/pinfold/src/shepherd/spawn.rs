@@ -1,16 +1,16 @@
-//! Making a thread that the program does not notice.
+//! Starts a thread that the program does not notice.
 
 use core::ffi::c_void;
 use core::ptr::null_mut;
 
-/// What a shepherd's thread runs, with its argument.
+/// What a shepherd's thread runs, and how the thread is made.
 pub(super) struct Body {
     pub(super) run: fn(*mut c_void),
     pub(super) argument: *mut c_void,
     /// Bytes of stack. The C library refuses a stack that is too small for the program's
     /// thread-local variables. The thread then gets the default size.
     pub(super) stack: usize,
-    /// Whether the thread runs under the normal scheduling policy although the calling thread has a
+    /// Whether the thread gets the normal scheduling policy although the calling thread has a
     /// real-time one.
     pub(super) normal_policy: bool,
 }
@@ -23,15 +23,17 @@ pub fn is_entry(start: *const c_void) -> bool {
 }
 
 extern "C" fn entry(body: *mut c_void) -> *mut c_void {
-    // SAFETY: `spawn`'s caller keeps the body until it has joined the thread.
+    // SAFETY: the caller of `spawn` keeps the body in place until it has joined this thread.
     let body = unsafe { &*body.cast::<Body>() };
     (body.run)(body.argument);
     null_mut()
 }
 
-/// The signals that the kernel sends to the thread that caused them. It ends a process whose thread
-/// blocks one of these, although the process has a handler: for example one that carries out the
-/// system calls that a filter traps.
+/// The signals that the kernel sends to the thread that caused them.
+///
+/// The kernel ends a process if a thread causes one of these signals and blocks it, even if the
+/// process has a handler. A sandbox may have such a handler, which carries out the system calls
+/// that a filter traps.
 #[doc(hidden)]
 pub const SYNCHRONOUS: [libc::c_int; 6] = [
     libc::SIGSYS,
@@ -42,18 +44,18 @@ pub const SYNCHRONOUS: [libc::c_int; 6] = [
     libc::SIGTRAP,
 ];
 
-/// Starts a thread with all signals blocked but the [`SYNCHRONOUS`] ones. On failure returns the C
-/// library's error number.
+/// Starts a thread with all signals blocked, except the [`SYNCHRONOUS`] ones. On failure, returns
+/// the C library's error number.
 ///
 /// Makes the system calls of `pthread_create`, and with `normal_policy` one of
 /// `sched_setscheduler`.
 ///
 /// # Safety
 ///
-/// `body` stays where it is until the thread has been joined.
+/// The caller keeps `body` in place until it has joined the thread.
 pub(super) unsafe fn spawn(body: *mut Body) -> Result<libc::pthread_t, i32> {
-    // SAFETY: plain integers; every pointer is to a local of the right type, and the caller keeps
-    // `body`.
+    // SAFETY: zeroes are valid values of these C types. Every pointer is to a local of the type
+    // that the function expects, or to `body`, which the caller keeps in place.
     unsafe {
         let mut thread = core::mem::zeroed();
         let mut all: libc::sigset_t = core::mem::zeroed();
@@ -86,7 +88,7 @@ pub(super) unsafe fn spawn(body: *mut Body) -> Result<libc::pthread_t, i32> {
     }
 }
 
-/// The size of stack that the C library gives a thread without attributes.
+/// Returns the stack size that the C library gives a thread without attributes.
 fn default_stack() -> usize {
     let mut size = 0;
     // SAFETY: zeroes are valid before `pthread_attr_init`, and `size` is writable.

@@ -1,4 +1,4 @@
-//! The shepherd's thread.
+//! The shepherd's thread, which the program or its user asked for.
 
 use super::housekeeping::Housekeeping;
 use super::pressure::{self, Pressure};
@@ -12,16 +12,17 @@ use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::time::Duration;
 
-/// Intervals without a fold after which the thread looks less often.
+/// How many ticks without a fold it takes until the thread ticks less often.
 const QUIET: u32 = 3;
-/// How many intervals it sleeps at most.
+/// The largest number of intervals that the thread sleeps.
 const BACK_OFF_MOST: u32 = 8;
-/// Naps are no longer than this, unless the interval is.
+/// The longest sleep, unless the interval itself is longer.
 const NAP_MOST: Duration = Duration::from_secs(1);
-/// Milliseconds between checks of which CPUs the thread may run on, at least.
+/// The least number of milliseconds between two checks of the CPUs that the thread may run on.
 const FOLLOW_EVERY_MS: u64 = 1000;
-/// Enough for the file buffers of a look at the machine; one that is too small for the program's thread-local variables is
-/// refused, and the default taken.
+/// Bytes of stack: enough for the file buffers with which the thread reads the machine's state. The
+/// C library refuses a stack that is too small for the program's thread-local variables. The thread
+/// then gets the default size.
 const STACK: usize = 256 << 10;
 
 const RUN: u32 = 0;
@@ -35,19 +36,34 @@ struct Shared {
     body: Body,
 }
 
-/// A shepherd with a thread of its own, which stops when this is dropped.
+/// A shepherd with a thread of its own. The thread stops when this is dropped.
+///
+/// ```
+/// use pinfold::counter::PercpuCounter;
+/// use pinfold::shepherd::Shepherd;
+///
+/// let running = Shepherd::new().start()?;
+/// let bytes = PercpuCounter::new();
+/// running.watch(&bytes)?;
+/// bytes.add(5);
+/// running.tick();
+/// running.stop();
+/// # Ok::<(), pinfold::shepherd::ShepherdError>(())
+/// ```
 #[derive(Debug)]
 pub struct Running {
     shepherd: Shepherd,
     shared: NonNull<Shared>,
     thread: libc::pthread_t,
-    /// The process the thread is in: after `fork` the child has none.
+    /// The process that has the thread. A child after `fork` does not.
     process: libc::pid_t,
 }
 
-// SAFETY: only `state` is touched by two threads, and it is an atomic; any thread may join another.
+// SAFETY: after `start`, the owner uses `state` alone, which is an atomic, until the thread is
+// gone. Any thread may join another.
 unsafe impl Send for Running {}
-// SAFETY: as above; `&Running` gives out nothing but `&Shepherd`.
+// SAFETY: `&Running` gives out only `&Shepherd`, which is `Sync`, and the process's count of folds,
+// which is an atomic.
 unsafe impl Sync for Running {}
 
 impl Deref for Running {
@@ -70,7 +86,8 @@ impl Running {
         }
         let memory = sys::map_memory(shared_bytes()).ok_or(ShepherdError::OutOfMemory)?;
         let shared = memory.cast::<Shared>();
-        // SAFETY: mapped just now, large enough and aligned to a page.
+        // SAFETY: just mapped, at least as large as `Shared`, and aligned to a page. No other
+        // thread knows the mapping.
         unsafe {
             shared.write(Shared {
                 state: AtomicU32::new(RUN),
@@ -84,60 +101,67 @@ impl Running {
                 },
             });
         }
-        // The slow paths leave the ticks to the thread from here on.
+        // From here on, the slow paths leave ticking to the thread.
         thread_begins();
-        // SAFETY: the mapping with the body stays until the thread has been joined.
+        // SAFETY: `drop` unmaps the body only after it has joined the thread.
         match unsafe { spawn(&raw mut (*shared.as_ptr()).body) } {
             Ok(thread) => Ok(Running {
                 shepherd,
                 shared,
                 thread,
-                // SAFETY: no preconditions.
+                // SAFETY: `getpid` has no preconditions.
                 process: unsafe { libc::getpid() },
             }),
             Err(errno) => {
                 thread_ended();
-                // SAFETY: no thread knows of it.
+                // SAFETY: no thread was started, so that only this function knows the mapping.
+                // `memory` has this size.
                 unsafe { sys::unmap(memory.as_ptr(), shared_bytes()) };
                 Err(ShepherdError::Thread { errno })
             }
         }
     }
 
-    /// How many shards all shepherds of this process have folded so far.
+    /// Returns how many shards all shepherds of this process have folded so far.
     pub fn folds(&self) -> u64 {
         FOLDS.load(Relaxed)
     }
 
-    /// Stops the thread and waits for it: at most as long as a tick takes. What drop does too.
+    /// Stops the thread, and waits until it is gone: at most as long as a tick takes. Dropping the
+    /// value does the same.
     pub fn stop(self) {}
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // SAFETY: no preconditions.
+        // SAFETY: `getpid` has no preconditions.
         let here = unsafe { libc::getpid() } == self.process;
         if here {
-            // SAFETY: the mapping stays until below.
+            // SAFETY: the end of this function unmaps the mapping, after the last use of `state`.
             let state = unsafe { &self.shared.as_ref().state };
+            // Release pairs with the acquires in `run` and `sleep`.
             state.store(STOP, Release);
             sys::wake(state);
-            // SAFETY: the thread was started by `start`, and is joined once.
+            // SAFETY: `start` made the thread in this process, and only `drop` joins it, once.
             unsafe { libc::pthread_join(self.thread, core::ptr::null_mut()) };
             thread_ended();
         }
-        // SAFETY: the thread is gone, or stayed behind in the parent, which has a mapping of its own.
+        // SAFETY: in the process that started the thread, the thread has been joined. A child never
+        // had the thread, and its copy of the mapping is its own. Nothing else refers to the
+        // mapping.
         unsafe { sys::unmap(self.shared.as_ptr().cast(), shared_bytes()) };
     }
 }
 
+/// Returns the size of the mapping that holds a [`Shared`].
 fn shared_bytes() -> usize {
     size_of::<Shared>().next_multiple_of(sys::page_size())
 }
 
-/// Whether the calling thread has a real-time policy, which a thread of its making would inherit.
+/// Returns whether the calling thread has a real-time policy, which a thread that it starts would
+/// inherit.
 fn is_real_time() -> bool {
-    // SAFETY: no preconditions.
+    // SAFETY: `sched_getscheduler` takes a number and touches no memory of the process.
     let policy = unsafe { libc::sched_getscheduler(0) } & !libc::SCHED_RESET_ON_FORK;
     matches!(
         policy,
@@ -145,12 +169,13 @@ fn is_real_time() -> bool {
     )
 }
 
+/// The thread: ticks and sleeps, until the owner stops it.
 fn run(shared: *mut libc::c_void) {
-    // SAFETY: a literal with NUL; a thread may name itself.
+    // SAFETY: the name is a literal that ends with a NUL, and the kernel copies it.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"pinfold".as_ptr()) };
     let shared = shared.cast::<Shared>();
-    // SAFETY: `start` filled it in, and it stays until this thread is joined. The owner touches `state` only, and this thread is
-    // the only one that touches `housekeeping`.
+    // SAFETY: `start` wrote a `Shared` there, which stays until this thread has been joined. The
+    // owner uses only `state`, and no other thread uses `housekeeping`.
     let (state, shepherd, housekeeping) = unsafe {
         (
             &(*shared).state,
@@ -169,15 +194,16 @@ fn run(shared: *mut libc::c_void) {
             followed = now.max(1);
         }
         quiet = if shepherd.tick() == 0 { quiet + 1 } else { 0 };
-        // Memory that the program frees meanwhile goes back at the next tick.
+        // Long naps would delay the return of memory that the program frees meanwhile: it goes back
+        // at the next tick.
         let longest = shepherd.interval.max(NAP_MOST);
         let nap = (shepherd.interval * back_off(quiet)).min(longest);
         sleep(state, nap, &mut pressure);
     }
 }
 
-/// Sleeps for `nap`, or until the owner stops the thread. Has everything free go back when there is
-/// memory pressure meanwhile.
+/// Sleeps for `nap`, or until the owner stops the thread. If there is memory pressure meanwhile, it
+/// has everything free go back.
 fn sleep(state: &AtomicU32, nap: Duration, pressure: &mut Option<Pressure>) {
     let mut left = nap;
     // Acquire pairs with the release in `drop`.
@@ -187,14 +213,15 @@ fn sleep(state: &AtomicU32, nap: Duration, pressure: &mut Option<Pressure>) {
         left = left.saturating_sub(part);
         match pressure.as_ref().map(Pressure::has_risen) {
             Some(Ok(true)) => drain(Reach::Everything),
-            // The program has closed the file, and the number may be another file's by now.
+            // The program has closed the file, and its number may belong to another file by now: so
+            // the number is not closed here.
             Some(Err(())) => core::mem::forget(pressure.take()),
             _ => {}
         }
     }
 }
 
-/// How many intervals to sleep after `quiet` ticks that folded nothing.
+/// Returns how many intervals to sleep after `quiet` ticks that folded nothing.
 fn back_off(quiet: u32) -> u32 {
     (1 << (quiet / QUIET).min(31)).min(BACK_OFF_MOST)
 }
@@ -211,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn quiet_cpus_are_preferred_and_vanished_ones_replaced() {
+    fn housekeeping_cpus_come_first_and_missing_cpus_are_replaced() {
         use crate::shepherd::housekeeping::choose;
         let set = |list: &str| CpuSet::parse(list.as_bytes()).unwrap();
         let mut machine = Topology::system().unwrap();
