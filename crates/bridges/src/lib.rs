@@ -1,10 +1,12 @@
 //! Pinfold's per-CPU counters behind the interfaces that Rust services already use.
 //!
-//! * Feature `metrics`: `metrics::PinfoldRecorder`, a recorder for the macros of the crate `metrics`.
-//! * Feature `prometheus-client`: `prometheus_client`, types of the same names as that crate's `Counter`, `Gauge` and
-//!   `Histogram`, for the same `Registry` and `Family`.
+//! * Feature `metrics`: `metrics::PinfoldRecorder`, a recorder for the macros of the crate
+//!   `metrics`.
+//! * Feature `prometheus-client`: `prometheus_client`, with types of the same names as that crate's
+//!   `Counter`, `Gauge` and `Histogram`, for that crate's `Registry` and `Family`.
 //!
-//! None is on by default. `docs/bridges.md` says what each kind of metric becomes, what it costs, and what differs.
+//! No feature is on by default. `docs/bridges.md` says what each kind of metric becomes, what it
+//! costs, and how it differs from the original.
 #![forbid(unsafe_code)]
 
 #[cfg(any(feature = "metrics", feature = "prometheus-client"))]
@@ -14,7 +16,7 @@ pub mod metrics;
 #[cfg(feature = "prometheus-client")]
 pub mod prometheus_client;
 
-/// The examples of the users' documentation, run as tests.
+/// Runs the examples of the users' documentation as tests.
 #[cfg(all(doctest, feature = "metrics", feature = "prometheus-client"))]
 #[doc = include_str!("../../../docs/bridges.md")]
 struct Guide;

@@ -1,4 +1,5 @@
-//! The recorder as a service meets it: through the macros of the crate `metrics`, from several threads.
+//! The recorder as a service uses it: through the macros of the crate `metrics`, from several
+//! threads.
 
 use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
@@ -11,7 +12,8 @@ use std::time::Duration;
 const THREADS: u64 = 8;
 const ROUNDS: u64 = 20_000;
 
-/// The only test that installs: a process has one recorder. Half of the threads keep their handles, half do not.
+/// The only test that installs a recorder, because a process has one. Half of the threads keep
+/// their handles.
 #[test]
 fn totals_are_exact_over_threads() {
     let recorder = PinfoldRecorder::new();
@@ -95,7 +97,7 @@ fn gauges_go_up_and_down_and_are_set() {
 }
 
 #[test]
-fn the_page_is_what_prometheus_reads() {
+fn the_page_has_the_text_format_of_prometheus() {
     let recorder = PinfoldRecorder::builder()
         .label("service", "shop")
         .buckets_for("wait", [0.1, 0.5, 1.0])
@@ -143,7 +145,7 @@ wait_count{service="shop"} 4
 }
 
 #[test]
-fn quantiles_are_near_what_was_recorded() {
+fn quantiles_are_near_the_recorded_values() {
     let recorder = PinfoldRecorder::new();
     with_local_recorder(&recorder, || {
         (1..=1_000).for_each(|ms| histogram!("took").record(f64::from(ms) / 1e3));
@@ -158,7 +160,7 @@ fn quantiles_are_near_what_was_recorded() {
 }
 
 #[test]
-fn names_that_prometheus_cannot_tell_apart_share_a_series() {
+fn keys_with_the_same_prometheus_name_share_a_series() {
     let recorder = PinfoldRecorder::new();
     with_local_recorder(&recorder, || {
         counter!("a.b", "x" => "1", "y" => "2").increment(1);
@@ -172,7 +174,7 @@ fn names_that_prometheus_cannot_tell_apart_share_a_series() {
 }
 
 #[test]
-fn recommended_names() {
+fn recommended_names_have_a_unit_and_a_suffix() {
     let recorder = PinfoldRecorder::builder()
         .recommended_naming(true)
         .build()
@@ -206,6 +208,6 @@ fn senseless_settings_are_refused() {
 fn value(recorder: &PinfoldRecorder, name: &str) -> Value {
     let mut samples = recorder.snapshot().filter(|sample| sample.name == name);
     let found = samples.next().expect("a series of that name").value;
-    assert!(samples.next().is_none(), "one series of that name");
+    assert!(samples.next().is_none(), "two series of that name");
     found
 }

@@ -1,4 +1,5 @@
-//! The types in prometheus-client's own registry and families, from several threads, beside that crate's own types.
+//! The types in the registry and the families of prometheus-client, from several threads, compared
+//! with that crate's own types.
 
 use pinfold_bridges::prometheus_client::metrics::{counter, gauge, histogram};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -17,7 +18,7 @@ struct Labels {
     path: String,
 }
 
-/// What both crates' types can be used as.
+/// Does with the types of one crate what the other crate's types can do too, and returns the page.
 macro_rules! page {
     ($counter:ty, $float_counter:ty, $gauge:ty, $float_gauge:ty, $histogram:path) => {{
         let mut registry = Registry::default();
@@ -61,7 +62,7 @@ macro_rules! page {
 }
 
 #[test]
-fn pages_are_those_of_the_peer() {
+fn pages_equal_those_of_prometheus_client() {
     let ours = page!(
         counter::Counter,
         counter::Counter<f64, AtomicU64>,
@@ -90,7 +91,7 @@ fn pages_are_those_of_the_peer() {
 }
 
 #[test]
-fn set_returns_what_was_there_exactly() {
+fn set_returns_the_exact_previous_value() {
     let gauge = gauge::Gauge::<i64>::default();
     let taken: i64 = thread::scope(|scope| {
         for _ in 0..THREADS {
@@ -113,7 +114,7 @@ fn unsigned_gauges_use_all_bits() {
 }
 
 #[test]
-fn clones_count_together() {
+fn clones_share_their_counts() {
     let histogram = histogram::Histogram::new(histogram::linear_buckets(1.0, 1.0, 3));
     histogram.clone().observe(2.5);
     assert_eq!((histogram.count(), histogram.sum()), (1, 2.5));

@@ -1,21 +1,26 @@
-//! A histogram with bounds that its owner chose: an event counter for each bucket, so that a value that equals a bound is
-//! counted below it, as Prometheus wants it. (`PercpuHistogram` chooses its own bounds, and would round.)
+//! A histogram with bounds that its owner chose. Each bucket has an event counter. A value that
+//! equals a bound counts in the bucket below that bound, as Prometheus requires.
+//!
+//! `PercpuHistogram` has bounds of its own, so that its counts would not fit other bounds exactly.
 
 use super::FloatSum;
 use pinfold::counter::EventCounter;
 
-/// See the module.
+/// Counts values in buckets.
 pub struct Buckets {
-    /// Ascending, finite, without repetitions.
+    /// The upper bounds: finite, in ascending order, each once.
     bounds: Box<[f64]>,
-    /// One more than there are bounds: the last counts what is above all of them, and what is not a number.
+    /// One counter for each bound, and a last one for values above all bounds and for what is not a
+    /// number.
     counts: Box<[EventCounter]>,
     sum: FloatSum,
 }
 
 impl Buckets {
-    /// With these upper bounds, in any order. Infinite ones and those that are not a number are left out: the bucket
-    /// without a bound is always there.
+    /// Makes buckets with these upper bounds, in any order.
+    ///
+    /// Leaves out bounds that are infinite or not a number, because there is always a bucket
+    /// without a bound.
     pub fn new(bounds: impl IntoIterator<Item = f64>) -> Buckets {
         let mut bounds: Vec<f64> = (bounds.into_iter())
             .filter(|bound| bound.is_finite())
@@ -38,12 +43,13 @@ impl Buckets {
         self.sum.add(value);
     }
 
-    /// The sum of what was observed.
+    /// Returns the sum of the observed values.
     pub fn sum(&self) -> f64 {
         self.sum.value()
     }
 
-    /// Upper bounds, the last infinite, and how many values each bucket has; not cumulative.
+    /// Returns each bucket's upper bound, the last of which is infinite, and the number of values
+    /// in that bucket alone.
     pub fn counts(&self) -> Vec<(f64, u64)> {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         bounds

@@ -1,25 +1,35 @@
-//! A gauge of `f64` whose whole-numbered steps go per CPU.
+//! A gauge of `f64` that counts whole-numbered steps per CPU.
 //!
-//! The value is `rest + whole`. Whole numbers (a connection more, a request less) are added to `whole`, a per-CPU counter,
-//! without a lock; everything else is added to `rest`, under its lock. A floating-point sum cannot be split over CPUs
-//! without a locked operation on each, and whole steps are what programs make millions of.
+//! A floating-point sum cannot be split over CPUs without a locked operation on each CPU. But the
+//! steps that programs make by the million are whole numbers: one connection more, one request
+//! less.
 //!
-//! Who may touch what: `rest` only under its lock; `whole` is made under the lock and then added to by anyone. `set` and
-//! `value` hold the lock, so they see `rest` and `whole` belong together: a `set` takes effect when it swaps `whole` for 0, and no
-//! step is lost, wherever it falls. A step that comes after the swap counts on top of what was set.
+//! So the value is `rest + whole`. Whole-numbered steps are added to `whole`, a per-CPU counter,
+//! without a lock. All other steps are added to `rest`, under its lock.
+//!
+//! The rules:
+//!
+//! 1. `rest` is read and written only under its lock.
+//! 2. `whole` is made under that lock. After that, any thread adds to it without the lock.
+//! 3. `set` and `value` hold the lock, so that they see a `rest` and a `whole` that belong
+//!    together.
+//! 4. A `set` takes effect when it swaps `whole` for 0. A step before the swap counts in the result
+//!    of `set`, and a step after the swap counts on top of the new value. No step is lost.
 
 use super::lock;
 use pinfold::counter::PercpuCounter;
 use std::sync::{Mutex, OnceLock};
 
-/// Larger steps go to `rest`: then 2^31 of them in one direction still fit the counter's 64 bits.
+/// The largest step that goes to `whole`. About 2^31 steps of this size in one direction fit into
+/// the counter's 64 bits.
 const WHOLE_MOST: f64 = 4_294_967_296.0;
 
-/// See the module.
+/// A value that goes up and down; see the module for how it is kept.
 #[derive(Default)]
 pub struct FloatGauge {
     rest: Mutex<f64>,
-    /// Made by the first whole-numbered step: a gauge that is only ever set has no memory per CPU.
+    /// Made by the first whole-numbered step, so that a gauge that is only ever set takes no memory
+    /// on the CPUs.
     whole: OnceLock<PercpuCounter>,
 }
 
@@ -33,6 +43,7 @@ impl FloatGauge {
         }
     }
 
+    /// Adds `step` to `rest` if it is not a whole number, and makes `whole` otherwise.
     #[cold]
     fn add_slow(&self, step: f64, number: Option<i64>) {
         let mut rest = lock(&self.rest);
@@ -42,20 +53,22 @@ impl FloatGauge {
         }
     }
 
-    /// Sets the value and says what it was.
+    /// Sets the value and returns the previous one.
     pub fn set(&self, value: f64) -> f64 {
         let mut rest = lock(&self.rest);
         let whole = self.whole.get().map_or(0, |whole| whole.swap(0));
         std::mem::replace(&mut *rest, value) + whole as f64
     }
 
-    /// The value: exact as long as it, and what was added to it, fit an `f64`.
+    /// Returns the value. It is exact while the value, and the sums of the steps, can be
+    /// represented as `f64`.
     pub fn value(&self) -> f64 {
         let rest = lock(&self.rest);
         *rest + self.whole.get().map_or(0, PercpuCounter::sum) as f64
     }
 }
 
+/// Returns `step` as a whole number, if it is one and small enough for `whole`.
 #[inline]
 fn whole_number(step: f64) -> Option<i64> {
     (step.abs() <= WHOLE_MOST && step.trunc() == step).then_some(step as i64)
@@ -67,7 +80,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn whole_numbers_are_told_from_others() {
+    fn only_small_whole_numbers_go_per_cpu() {
         assert_eq!(whole_number(-3.0), Some(-3));
         assert_eq!(whole_number(-0.0), Some(0));
         for other in [0.5, f64::NAN, f64::INFINITY, 1e300, -1e10] {
@@ -76,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn set_keeps_fractions_exact_and_returns_what_was() {
+    fn set_keeps_fractions_exact_and_returns_the_previous_value() {
         let gauge = FloatGauge::default();
         gauge.add(3.0);
         gauge.add(0.25);
@@ -87,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn no_step_is_lost_beside_sets() {
+    fn sets_lose_no_steps_of_other_threads() {
         let gauge = FloatGauge::default();
         thread::scope(|scope| {
             for _ in 0..4 {
@@ -99,7 +112,8 @@ mod tests {
                     }
                 });
             }
-            // Takes out what is there: what was taken and what is left must be everything.
+            // Takes the value out, again and again. The amounts taken out and the value that is
+            // left must make up all steps.
             let taken = scope.spawn(|| (0..2_000).map(|_| gauge.set(0.0)).sum::<f64>());
             let taken = taken.join().unwrap();
             gauge.add(taken);

@@ -1,4 +1,4 @@
-//! What the kinds of metrics are made of, whichever crate's interface stands in front.
+//! The kinds of metrics, made of Pinfold's counters, for both interfaces.
 
 mod buckets;
 mod gauge;
@@ -10,7 +10,8 @@ pub use sum::FloatSum;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks. A thread that panicked while it held one of this crate's locks left nothing half done.
+/// Locks `mutex`, even if a thread panicked while it held the lock. Such a thread left nothing half
+/// done.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

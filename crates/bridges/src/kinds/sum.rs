@@ -1,26 +1,31 @@
-//! The sum of non-negative `f64`, added to per CPU, as histograms have it.
+//! A sum of non-negative `f64` that is added to per CPU, for histograms and for counters of `f64`.
 //!
-//! A value is split into its whole part and billionths, each of which is an event counter: a duration in seconds is exact to
-//! the nanosecond, and a value below 1 costs one add. What fits neither (negative, infinite, not a number, above 2^40) is
-//! added to `odd`, under the lock.
+//! A value is split into its whole part and billionths. Each part has an event counter. So a
+//! duration in seconds is exact to the nanosecond, and a value below 1 costs one add. A value that
+//! cannot be split (negative, infinite, not a number, or above 2^40) is added to `odd`, under the
+//! lock.
 //!
-//! Billionths of a service that observes a million values a second fill 64 bits within a day. Every reading therefore
-//! carries on from the previous one, in 128 bits: sums are right as long as someone reads between two overflows.
+//! The billionths of a service that observes a million values in a second fill 64 bits within a
+//! day. So every reading continues from the previous one, in 128 bits. The sum is right if it is
+//! read at least once between two overflows of a counter.
 
 use super::lock;
 use pinfold::counter::EventCounter;
 use std::sync::Mutex;
 
+/// Billionths in 1.
 const BILLION: f64 = 1e9;
+/// The largest value that is split, 2^40.
 const SPLIT_MOST: f64 = 1_099_511_627_776.0;
 
-/// See the module.
+/// A sum of values; see the module for how it is kept.
 pub struct FloatSum {
     whole: EventCounter,
     billionths: EventCounter,
     reading: Mutex<Reading>,
 }
 
+/// The values that are not split, and what was read so far.
 #[derive(Default)]
 struct Reading {
     odd: f64,
@@ -28,7 +33,7 @@ struct Reading {
     billionths: Carry,
 }
 
-/// A count of 64 bits that has come round, continued.
+/// A count that continues a counter of 64 bits beyond its overflow.
 #[derive(Default)]
 struct Carry {
     seen: u64,
@@ -36,6 +41,7 @@ struct Carry {
 }
 
 impl Carry {
+    /// Continues with `now`, the counter's present count. Returns the whole count.
     fn advance(&mut self, now: u64) -> u128 {
         self.total += u128::from(now.wrapping_sub(self.seen));
         self.seen = now;
@@ -54,7 +60,8 @@ impl Default for FloatSum {
 }
 
 impl FloatSum {
-    /// Adds `value`.
+    /// Adds `value`: one or two adds on the CPU's own words, or one under the lock if the value
+    /// cannot be split.
     #[inline]
     pub fn add(&self, value: f64) {
         if !(0.0..=SPLIT_MOST).contains(&value) {
@@ -71,7 +78,7 @@ impl FloatSum {
         }
     }
 
-    /// The sum of everything added so far.
+    /// Returns the sum of all values added so far.
     pub fn value(&self) -> f64 {
         let mut reading = lock(&self.reading);
         let whole = reading.whole.advance(self.whole.sum());
@@ -96,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_values_count_too() {
+    fn values_that_cannot_be_split_count_too() {
         let sum = FloatSum::default();
         sum.add(-2.5);
         sum.add(1e13);
@@ -109,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overflow_is_carried() {
+    fn a_count_continues_beyond_an_overflow() {
         let mut carry = Carry::default();
         assert_eq!(carry.advance(u64::MAX), u128::from(u64::MAX));
         assert_eq!(carry.advance(4), u128::from(u64::MAX) + 5);

@@ -1,4 +1,4 @@
-//! What a recorder can be told.
+//! The settings of a recorder.
 
 use super::names::metric_name;
 use super::recorder::PinfoldRecorder;
@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// As metrics-exporter-prometheus shows them.
+/// The default quantiles, which are those of metrics-exporter-prometheus.
 const QUANTILES: [f64; 7] = [0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0];
 
-/// Values without a unit are taken for seconds, as `metrics` turns a `Duration` into them, and kept to the nanosecond.
+/// The default scale. Values without a unit are taken for seconds, because `metrics` turns a
+/// `Duration` into seconds. They are kept to the nanosecond.
 const SCALE: f64 = 1e9;
 
-/// How a recorder behaves.
+/// The settings that a [`Builder`] has collected.
 #[derive(Clone)]
 pub struct Settings {
     pub labels: BTreeMap<String, String>,
@@ -25,14 +26,14 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The bounds for histograms of this name, if they have buckets.
+    /// Returns the bounds of the buckets for histograms of this name, if these have buckets.
     pub fn buckets(&self, name: &str) -> Option<&[f64]> {
         let own = self.buckets_by_name.get(&metric_name(name));
         own.or(self.buckets.as_ref()).map(Vec::as_slice)
     }
 
-    /// What values of this unit are multiplied by before they become whole numbers: durations are kept in nanoseconds, bytes and
-    /// counts as they are.
+    /// Returns the factor by which values of this unit are multiplied before they are rounded to
+    /// whole numbers. Durations are kept in nanoseconds, bytes and counts unchanged.
     pub fn scale(&self, unit: Option<Unit>) -> f64 {
         match unit {
             Some(Unit::Seconds) => 1e9,
@@ -44,7 +45,7 @@ impl Settings {
     }
 }
 
-/// Makes a [`PinfoldRecorder`] that differs from the usual one.
+/// Makes a [`PinfoldRecorder`] with other settings than the default ones.
 ///
 /// ```
 /// use pinfold_bridges::metrics::PinfoldRecorder;
@@ -72,55 +73,66 @@ impl Builder {
         })
     }
 
-    /// What was chosen so far.
+    /// Returns the settings chosen so far.
     pub(super) fn settings(self) -> Settings {
         self.0
     }
 
-    /// Gives every series this label. A metric's own label of the same name takes precedence.
+    /// Gives every series this label. If a metric has a label of the same name, the metric's label
+    /// wins.
     pub fn label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.0.labels.insert(name.into(), value.into());
         self
     }
 
-    /// Which quantiles histograms show, from 0 to 1. Usually 0, 0.5, 0.9, 0.95, 0.99, 0.999 and 1.
+    /// Sets the quantiles that histograms show, from 0 to 1.
+    ///
+    /// The default is 0, 0.5, 0.9, 0.95, 0.99, 0.999 and 1.
     pub fn quantiles(mut self, quantiles: impl IntoIterator<Item = f64>) -> Self {
         self.0.quantiles = quantiles.into_iter().collect();
         self
     }
 
-    /// Has all histograms count below these bounds instead of showing quantiles.
+    /// Has all histograms count values in buckets with these upper bounds, instead of showing
+    /// quantiles.
     pub fn buckets(mut self, bounds: impl IntoIterator<Item = f64>) -> Self {
         self.0.buckets = Some(bounds.into_iter().collect());
         self
     }
 
-    /// The same for the histograms of one name.
+    /// Has the histograms of one name count values in buckets with these upper bounds. For this
+    /// name, these bounds replace those of [`buckets`](Self::buckets).
     pub fn buckets_for(mut self, name: &str, bounds: impl IntoIterator<Item = f64>) -> Self {
         let bounds = bounds.into_iter().collect();
         self.0.buckets_by_name.insert(metric_name(name), bounds);
         self
     }
 
-    /// What values of histograms with quantiles are multiplied by to become whole numbers, where the metric's description
-    /// gives no unit that decides it. Usually 10^9: values down to a billionth are told apart, and those above 1.8 · 10^10
-    /// are not. For sizes in bytes use 1, or describe the metric with its unit.
+    /// Sets the factor by which the values of a histogram with quantiles are multiplied before they
+    /// are rounded to whole numbers. It applies to metrics whose description gives no unit that
+    /// decides it.
+    ///
+    /// The default is 10^9. With it, quantiles distinguish values down to a billionth, but not
+    /// values above 1.8 · 10^10. For sizes in bytes, use 1, or describe the metric with its unit.
     pub fn scale(mut self, scale: f64) -> Self {
         self.0.scale = scale;
         self
     }
 
-    /// Appends units and, to counters, `_total` to the names, as Prometheus recommends. Usually names stay as they are.
+    /// Appends units and, for counters, `_total` to the names, as Prometheus recommends. By
+    /// default, names stay unchanged.
     pub fn recommended_naming(mut self, recommended: bool) -> Self {
         self.0.recommended_naming = recommended;
         self
     }
 
-    /// The recorder.
+    /// Makes the recorder.
     ///
     /// # Errors
     ///
-    /// For a quantile, a scale or bounds that make no sense.
+    /// * [`BuildError::Quantile`] if a quantile is outside 0 to 1.
+    /// * [`BuildError::Scale`] if the scale is not a positive, normal number.
+    /// * [`BuildError::Buckets`] if none of the bounds for some histograms is finite.
     pub fn build(self) -> Result<PinfoldRecorder, BuildError> {
         let settings = &self.0;
         if let Some(&bad) = (settings.quantiles.iter()).find(|at| !(0.0..=1.0).contains(*at)) {
@@ -143,15 +155,22 @@ impl Builder {
     }
 }
 
-/// What a [`Builder`] was told wrong.
+/// The error of [`Builder::build`]: a setting that makes no sense.
+///
+/// ```
+/// use pinfold_bridges::metrics::{BuildError, PinfoldRecorder};
+///
+/// let refused = PinfoldRecorder::builder().quantiles([95.0]).build();
+/// assert_eq!(refused.unwrap_err(), BuildError::Quantile(95.0));
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A quantile outside 0 to 1.
+    /// The quantile is outside 0 to 1.
     Quantile(f64),
-    /// A scale that is not a positive number.
+    /// The scale is not a positive, normal number.
     Scale(f64),
-    /// No finite bound for the histograms named.
+    /// The histograms with this name, or all histograms, have no finite bound.
     Buckets(String),
 }
 

@@ -1,23 +1,26 @@
-//! What the crate `metrics` gets to hold: an `Arc` for each CPU, made when it is first asked for there.
+//! The handles that the crate `metrics` holds: one `Arc` for each CPU, made when it is first needed
+//! there.
 //!
-//! A handle is cloned and dropped with every call of a macro. Were there one `Arc` for all, its count would be as contended
-//! as the counter that is to be avoided.
+//! A macro clones and drops a handle at every call. If all CPUs shared one `Arc`, its reference
+//! count would be as contended as the counter that this crate avoids.
 
 use super::series::{Counter, Histogram};
 use crate::kinds::FloatGauge;
 use ::metrics::{CounterFn, GaugeFn, HistogramFn};
 use std::sync::{Arc, OnceLock};
 
-/// With more CPUs than this several share an `Arc`: the places of every series cost 16 bytes each.
+/// The largest number of `Arc`s for a series. With more CPUs, several share an `Arc`, because each
+/// place costs 16 bytes for every series.
 const MOST: usize = 16;
 
-/// A series and its `Arc`s.
+/// The metric of a series, and its `Arc`s.
 pub struct Handles<M> {
     metric: Arc<M>,
     by_cpu: Box<[OnceLock<Arc<Handle<M>>>]>,
 }
 
-/// One CPU's way to the metric. On a cache line of its own, with the count that `Arc` puts before it.
+/// A handle that the threads on one CPU use. It lies on a cache line of its own, together with the
+/// reference count that `Arc` puts before it.
 #[repr(align(64))]
 pub struct Handle<M>(Arc<M>);
 
@@ -30,7 +33,8 @@ impl<M> Handles<M> {
         }
     }
 
-    /// The `Arc` of the CPU that runs this now; by the time it is used, any other will do as well.
+    /// Returns a clone of the `Arc` of the CPU that the thread runs on. The thread may move to
+    /// another CPU meanwhile: then the clone only costs more.
     pub fn here(&self) -> Arc<Handle<M>> {
         let place = &self.by_cpu[pinfold_rseq::current() % self.by_cpu.len()];
         Arc::clone(place.get_or_init(|| Arc::new(Handle(Arc::clone(&self.metric)))))

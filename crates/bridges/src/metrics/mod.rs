@@ -18,10 +18,14 @@
 //!
 //! # How a metric is found
 //!
-//! The macros ask the recorder for their metric at every call, unless the program keeps the handle. So that asking does not
-//! cost what counting per CPU saves, it takes no lock and writes to nothing that all CPUs share: a tree that only grows leads
-//! from the key to the metric (`tree`), and each CPU clones an `Arc` of its own (`handles`). Keys that mean the same series to
-//! Prometheus share one metric (`registry`).
+//! A macro asks the recorder for its metric at every call, unless the program keeps the handle. If
+//! asking took a lock, or wrote to memory that all CPUs share, it would cost more than counting per
+//! CPU saves. So asking takes two steps without either:
+//!
+//! 1. A tree that only grows leads from the key to the metric (`tree`).
+//! 2. The CPU clones an `Arc` of its own (`handles`).
+//!
+//! Keys that Prometheus cannot tell apart share one metric (`registry`).
 
 mod builder;
 mod handles;
@@ -36,5 +40,5 @@ pub use builder::{BuildError, Builder};
 pub use recorder::{InstallError, PinfoldRecorder};
 pub use series::{Distribution, Sample, Value};
 
-/// The content type of what [`PinfoldRecorder::render`] returns.
+/// The content type of the page that [`PinfoldRecorder::render`] returns.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4";

@@ -1,30 +1,32 @@
-//! Names and texts as Prometheus allows them, and as metrics-exporter-prometheus makes them.
+//! Names and texts with the characters that Prometheus allows, made as metrics-exporter-prometheus
+//! makes them.
 
 use ::metrics::Unit;
 
-/// `[a-zA-Z_:][a-zA-Z0-9_:]*`; other characters become `_`.
+/// Returns a metric's name, of the form `[a-zA-Z_:][a-zA-Z0-9_:]*`. Other characters become `_`.
 pub fn metric_name(name: &str) -> String {
     replace(name, |c| c == ':')
 }
 
-/// `[a-zA-Z_][a-zA-Z0-9_]*`; other characters become `_`.
+/// Returns a label's name, of the form `[a-zA-Z_][a-zA-Z0-9_]*`. Other characters become `_`.
 pub fn label_name(name: &str) -> String {
     replace(name, |_| false)
 }
 
+/// Replaces the characters of `name` that are not allowed. `also` accepts further characters.
 fn replace(name: &str, also: impl Fn(char) -> bool) -> String {
     let allowed = |(at, c): (usize, char)| {
         let fits = c.is_ascii_alphabetic() || c == '_' || also(c) || (at > 0 && c.is_ascii_digit());
         if fits { c } else { '_' }
     };
-    // A name of no characters is none.
+    // Prometheus does not allow an empty name.
     match name {
         "" => "_".to_owned(),
         _ => name.chars().enumerate().map(allowed).collect(),
     }
 }
 
-/// Appends a label's value, which stands in quotes.
+/// Appends a label's value, which the caller puts in quotes.
 pub fn push_label_value(text: &mut String, value: &str) {
     for c in value.chars() {
         match c {
@@ -47,8 +49,8 @@ fn push_escaped(text: &mut String, c: char) {
     }
 }
 
-/// `name` with its unit and, for counters, `_total`, as Prometheus recommends: the unit stands before a suffix that the name has
-/// already, and nothing is there twice.
+/// Returns `name` with its unit and, for counters, `_total`, as Prometheus recommends. The unit
+/// comes before a suffix that the name already has. Nothing is appended twice.
 pub fn recommended(name: &str, unit: Option<Unit>, is_counter: bool) -> String {
     let mut name = name.to_owned();
     if let Some(unit) = unit.and_then(suffix) {
@@ -66,6 +68,7 @@ pub fn recommended(name: &str, unit: Option<Unit>, is_counter: bool) -> String {
     name
 }
 
+/// Returns the unit as it appears in names.
 fn suffix(unit: Unit) -> Option<&'static str> {
     match unit {
         Unit::Count => None,
@@ -79,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_made_fit() {
+    fn names_keep_only_allowed_characters() {
         assert_eq!(metric_name("http.requests:all-2"), "http_requests:all_2");
         assert_eq!(metric_name("2xx"), "_xx");
         assert_eq!(metric_name(""), "_");
@@ -96,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn suffixes_are_there_once() {
+    fn no_suffix_is_appended_twice() {
         let bytes = Some(Unit::Bytes);
         assert_eq!(recommended("sent", bytes, true), "sent_bytes_total");
         assert_eq!(recommended("sent_total", bytes, true), "sent_bytes_total");

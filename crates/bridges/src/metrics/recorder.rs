@@ -1,4 +1,4 @@
-//! The recorder itself.
+//! The recorder.
 
 use super::builder::{Builder, Settings};
 use super::handles::Handles;
@@ -11,9 +11,9 @@ use ::metrics::{Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// Keeps the metrics of the crate `metrics` in per-CPU counters. Clones are the same recorder.
+/// Keeps the metrics of the crate `metrics` in per-CPU counters. A clone is the same recorder.
 ///
-/// See the [module](super) for an example. Series stay for as long as the recorder does.
+/// A series stays for as long as the recorder does. The [module](super) has an example.
 #[derive(Clone)]
 pub struct PinfoldRecorder(Arc<Inner>);
 
@@ -21,13 +21,22 @@ struct Inner {
     counters: Tree<Handles<Counter>>,
     gauges: Tree<Handles<FloatGauge>>,
     histograms: Tree<Handles<Histogram>>,
-    /// Not touched once a key is in its tree, but to render.
+    /// The series by their Prometheus names. Used only when a key is new, for descriptions, and to
+    /// read all series.
     registry: Mutex<Registry>,
     settings: Settings,
 }
 
 impl PinfoldRecorder {
-    /// The usual recorder.
+    /// Makes a recorder with the default settings.
+    ///
+    /// ```
+    /// use pinfold_bridges::metrics::PinfoldRecorder;
+    ///
+    /// let recorder = PinfoldRecorder::new();
+    /// metrics::with_local_recorder(&recorder, || metrics::counter!("jobs").increment(1));
+    /// assert!(recorder.render().contains("jobs 1\n"));
+    /// ```
     #[expect(
         clippy::new_without_default,
         reason = "a recorder is made to be installed, not filled in"
@@ -36,7 +45,14 @@ impl PinfoldRecorder {
         PinfoldRecorder::with(Builder::new().settings())
     }
 
-    /// To make a recorder that differs from the usual one.
+    /// Returns a builder for a recorder with other settings.
+    ///
+    /// ```
+    /// use pinfold_bridges::metrics::PinfoldRecorder;
+    ///
+    /// let recorder = PinfoldRecorder::builder().quantiles([0.5, 0.99]).build()?;
+    /// # Ok::<(), pinfold_bridges::metrics::BuildError>(())
+    /// ```
     pub fn builder() -> Builder {
         Builder::new()
     }
@@ -51,18 +67,20 @@ impl PinfoldRecorder {
         }))
     }
 
-    /// Makes this the recorder that the macros of `metrics` use, for the whole process.
+    /// Makes this the recorder of the macros of `metrics`, for the whole process.
     ///
     /// # Errors
     ///
-    /// When there is one already.
+    /// [`InstallError`] if the process has a recorder already.
     pub fn install(&self) -> Result<(), InstallError> {
         ::metrics::set_global_recorder(self.clone()).map_err(|_| InstallError)
     }
 
-    /// All metrics in the text format of Prometheus, version 0.0.4, sorted by name.
+    /// Returns all metrics in the text format of Prometheus, version 0.0.4, sorted by name. Sums
+    /// each metric over the CPUs.
     pub fn render(&self) -> String {
-        // Copied, so that summing over the CPUs holds up no thread that comes with a new key.
+        // Copied under the lock and summed without it, so that a thread with a new key does not
+        // wait for the sums.
         let (families, descriptions) = {
             let registry = lock(&self.0.registry);
             (registry.families.clone(), registry.descriptions.clone())
@@ -70,7 +88,7 @@ impl PinfoldRecorder {
         render::page(&families, &descriptions, &self.0.settings)
     }
 
-    /// All series with their present values, sorted by name and labels.
+    /// Returns all series with their present values, sorted by name and labels.
     ///
     /// ```
     /// use pinfold_bridges::metrics::{PinfoldRecorder, Value};
@@ -93,6 +111,7 @@ impl PinfoldRecorder {
         })
     }
 
+    /// Returns the metric of a key that is not in the tree yet.
     fn metric(&self, key: &Key, kind: Kind) -> Metric {
         lock(&self.0.registry).metric(key, kind, &self.0.settings)
     }
@@ -151,7 +170,15 @@ impl fmt::Debug for PinfoldRecorder {
     }
 }
 
-/// The process has a recorder already.
+/// The error of [`PinfoldRecorder::install`]: the process has a recorder already.
+///
+/// ```
+/// use pinfold_bridges::metrics::{InstallError, PinfoldRecorder};
+///
+/// PinfoldRecorder::new().install()?;
+/// assert_eq!(PinfoldRecorder::new().install(), Err(InstallError));
+/// # Ok::<(), InstallError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InstallError;
 

@@ -1,8 +1,12 @@
-//! The series by the names that Prometheus knows them by. Asked when a key is seen for the first time, and to render.
+//! The series, by their Prometheus names. Used when a key is seen for the first time, for
+//! descriptions, and to read all series.
 //!
-//! Two keys whose names or labels differ only in characters that Prometheus does not allow, or in the labels' order, share a metric: a
-//! series must not appear twice. A name belongs to the kind that was first registered under it; metrics of another kind under the
-//! same name count, but are not shown, as Prometheus refuses a page that has a name twice.
+//! Prometheus refuses a page that shows a series or a name twice. So two rules hold:
+//!
+//! * Keys share a metric if their names and labels differ only in characters that Prometheus does
+//!   not allow, or in the order of the labels.
+//! * A name belongs to the kind that was first registered under it. A metric of another kind under
+//!   that name counts, but is not shown.
 
 use super::builder::Settings;
 use super::names::{label_name, metric_name};
@@ -33,12 +37,12 @@ impl Kind {
     }
 }
 
-/// All series of a name.
+/// All series with one name.
 #[derive(Clone)]
 pub struct Family {
     pub kind: Kind,
     pub series: BTreeMap<Labels, Metric>,
-    /// Other kinds that asked for the name.
+    /// Other kinds that were registered under the name, and are not shown.
     pub hidden: BTreeSet<Kind>,
 }
 
@@ -55,14 +59,14 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// The first description of a name stays.
+    /// Describes a name. The first description of a name stays.
     pub fn describe(&mut self, name: &str, unit: Option<Unit>, help: String) {
         (self.descriptions)
             .entry(metric_name(name))
             .or_insert(Description { unit, help });
     }
 
-    /// The metric of `key`, new if there is none.
+    /// Returns the metric of `key`, which is made if it does not exist.
     pub fn metric(&mut self, key: &Key, kind: Kind, settings: &Settings) -> Metric {
         let name = metric_name(key.name());
         let unit = self.descriptions.get(&name).and_then(|known| known.unit);
@@ -84,7 +88,7 @@ impl Registry {
 fn labels(key: &Key, settings: &Settings) -> Labels {
     let own = key.labels().map(|label| (label.key(), label.value()));
     let global = (settings.labels.iter()).map(|(name, value)| (name.as_str(), value.as_str()));
-    // Of two labels of a name the later counts: a metric's own.
+    // Of two labels with one name, the map keeps the later one: a metric's own.
     let all: BTreeMap<_, _> = (global.chain(own))
         .map(|(name, value)| (label_name(name), value.to_owned()))
         .collect();

@@ -7,7 +7,8 @@ use super::series::{Distribution, Metric, Value};
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-/// All families, each with its description if it has one, and an empty line after each.
+/// Returns the page: all families, each with its description if it has one, and an empty line after
+/// each.
 pub fn page(
     families: &BTreeMap<String, Family>,
     descriptions: &BTreeMap<String, Description>,
@@ -117,7 +118,8 @@ impl Page {
     }
 }
 
-/// Histograms of a name may differ only in their labels, so the first one says what all are.
+/// Returns Prometheus's type of a family. All histograms of a name have the same kind, so the first
+/// one decides.
 fn type_of(family: &Family) -> &'static str {
     match (family.kind, family.series.values().next()) {
         (Kind::Histogram, Some(Metric::Histogram(first))) => first.type_name(),
@@ -125,7 +127,7 @@ fn type_of(family: &Family) -> &'static str {
     }
 }
 
-/// A number as Prometheus reads it.
+/// Prints a number in the form that Prometheus reads.
 struct Float(f64);
 
 impl Display for Float {

@@ -1,13 +1,14 @@
-//! A series' metric, and what is read from it.
+//! The metric of a series, and the values that are read from it.
 
 use crate::kinds::{Buckets, FloatGauge, FloatSum, lock};
 use pinfold::counter::{EventCounter, PercpuHistogram};
 use std::sync::{Arc, Mutex};
 
-/// A counter that others may also raise to what they counted elsewhere.
+/// A counter that can also be raised to a count that was made elsewhere.
 pub struct Counter {
     events: EventCounter,
-    /// Held while raising: two that raise at the same time must not both add the same difference.
+    /// Held while raising, so that two threads that raise at once do not both add the same
+    /// difference.
     raising: Mutex<()>,
 }
 
@@ -24,7 +25,7 @@ impl Counter {
         self.events.add(amount);
     }
 
-    /// Makes the count at least `value`. What is added meanwhile counts on top.
+    /// Raises the count to at least `value`. What other threads add meanwhile counts on top.
     pub fn raise_to(&self, value: u64) {
         let _raising = lock(&self.raising);
         let missing = value.saturating_sub(self.events.sum());
@@ -38,17 +39,18 @@ impl Counter {
     }
 }
 
-/// A histogram, either way.
+/// A histogram, of one of two kinds.
 pub enum Histogram {
-    /// Quantiles over everything recorded.
+    /// Shows quantiles over everything recorded.
     Quantiles {
         scaled: Box<PercpuHistogram>,
-        /// Recorded are values times this, as whole numbers.
+        /// `scaled` records the values times this factor, rounded to whole numbers.
         scale: f64,
         sum: FloatSum,
+        /// The quantiles to show, from 0 to 1.
         shown: Arc<[f64]>,
     },
-    /// Counts below bounds.
+    /// Shows how many values are not above each of some bounds.
     Buckets(Buckets),
 }
 
@@ -65,7 +67,7 @@ impl Histogram {
         }
     }
 
-    /// What Prometheus calls it.
+    /// Returns Prometheus's name for this kind.
     pub fn type_name(&self) -> &'static str {
         match self {
             Histogram::Quantiles { .. } => "summary",
@@ -73,6 +75,7 @@ impl Histogram {
         }
     }
 
+    /// Reads the histogram.
     pub fn distribution(&self) -> Distribution {
         match self {
             Histogram::Quantiles {
@@ -111,16 +114,17 @@ impl Histogram {
     }
 }
 
-/// Nearest whole number; negative values are 0, and what is too large, or not a number, is the largest.
+/// Returns the whole number nearest to `value` times `scale`. Returns 0 for a negative value, and
+/// the largest number for one that is too large or not a number.
 fn to_scale(value: f64, scale: f64) -> u64 {
     match (value * scale).round() {
         scaled if scaled.is_nan() => u64::MAX,
-        // Casts to whole numbers saturate.
+        // A cast to a whole number saturates.
         scaled => scaled as u64,
     }
 }
 
-/// A series' metric, whatever its kind.
+/// The metric of a series, of any kind.
 #[derive(Clone)]
 pub enum Metric {
     Counter(Arc<Counter>),
@@ -129,6 +133,7 @@ pub enum Metric {
 }
 
 impl Metric {
+    /// Reads the metric.
     pub fn value(&self) -> Value {
         match self {
             Metric::Counter(counter) => Value::Counter(counter.value()),
@@ -138,38 +143,66 @@ impl Metric {
     }
 }
 
-/// A series and its value at one moment.
+/// A series with its value at the time of the snapshot. See
+/// [`PinfoldRecorder::snapshot`](super::PinfoldRecorder::snapshot) for an example.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// The metric's name, as Prometheus allows it.
+    /// The metric's name, with the characters that Prometheus allows.
     pub name: String,
-    /// Label names, as Prometheus allows them, and values, sorted by name.
+    /// The names of the labels, with the characters that Prometheus allows, and their values. They
+    /// are sorted by name.
     pub labels: Vec<(String, String)>,
-    /// What was counted.
+    /// The value.
     pub value: Value,
 }
 
-/// What a series says.
+/// The value of a series.
+///
+/// ```
+/// use pinfold_bridges::metrics::{PinfoldRecorder, Value};
+///
+/// let recorder = PinfoldRecorder::new();
+/// metrics::with_local_recorder(&recorder, || metrics::gauge!("depth").set(1.5));
+/// let depth = recorder.snapshot().next().expect("one series");
+/// assert_eq!(depth.value, Value::Gauge(1.5));
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Events since the start.
+    /// The events since the recorder was made.
     Counter(u64),
-    /// The present value.
+    /// The value when it was read.
     Gauge(f64),
-    /// How values were distributed since the start.
+    /// The distribution of the values since the recorder was made.
     Histogram(Distribution),
 }
 
-/// How values were distributed.
+/// The distribution of a histogram's values.
+///
+/// ```
+/// use pinfold_bridges::metrics::{PinfoldRecorder, Value};
+///
+/// let recorder = PinfoldRecorder::builder().buckets([1.0]).build()?;
+/// metrics::with_local_recorder(&recorder, || {
+///     let took = metrics::histogram!("took");
+///     took.record(0.5);
+///     took.record(2.5);
+/// });
+/// let took = recorder.snapshot().next().expect("one series");
+/// let Value::Histogram(took) = took.value else { panic!("a histogram") };
+/// assert_eq!((took.count, took.sum), (2, 3.0));
+/// assert_eq!(took.buckets, [(1.0, 1), (f64::INFINITY, 2)]);
+/// # Ok::<(), pinfold_bridges::metrics::BuildError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Distribution {
-    /// How many there were.
+    /// The number of values.
     pub count: u64,
-    /// What they add up to.
+    /// The sum of the values.
     pub sum: f64,
-    /// Quantiles (0 to 1) with the values at which they are; empty where there are buckets.
+    /// Quantiles, from 0 to 1, each with its value. Empty if the histogram has buckets.
     pub quantiles: Vec<(f64, f64)>,
-    /// Upper bounds, the last infinite, with how many values are not above them; empty where there are quantiles.
+    /// Upper bounds, the last of which is infinite, each with the number of values that are not
+    /// above it. Empty if the histogram shows quantiles.
     pub buckets: Vec<(f64, u64)>,
 }
 

@@ -1,12 +1,14 @@
-//! From keys to values, growing only.
+//! A tree from keys to values that only grows.
 //!
-//! A node holds a key and eight places for further nodes; three bits of the key's hash say which place comes next. A place
-//! is written once and never again, so finding takes no lock, and of two threads that add at the same place the later one
-//! walks on from the earlier one's node.
+//! A node holds a key, its value, and eight places for further nodes. Three bits of the key's hash
+//! choose the next place. A place is written once and never changes again, so that finding a key
+//! takes no lock. If two threads insert at the same place, the later one continues from the node of
+//! the earlier one.
 
 use ::metrics::Key;
 use std::sync::OnceLock;
 
+/// Bits of the hash that choose a place.
 const BITS: u32 = 3;
 type Places<T> = [OnceLock<Box<Node<T>>>; 1 << BITS];
 
@@ -16,7 +18,7 @@ struct Node<T> {
     next: Places<T>,
 }
 
-/// See the module.
+/// The places from which every search begins.
 pub struct Tree<T>(Places<T>);
 
 impl<T> Tree<T> {
@@ -24,7 +26,7 @@ impl<T> Tree<T> {
         Tree(empty())
     }
 
-    /// What `key` leads to.
+    /// Returns the value of `key`, if there is one.
     pub fn find(&self, key: &Key) -> Option<&T> {
         let (mut places, mut hash) = (&self.0, key.get_hash());
         loop {
@@ -37,7 +39,7 @@ impl<T> Tree<T> {
         }
     }
 
-    /// What `key` leads to: `value`, unless someone was earlier.
+    /// Returns the value of `key`: the present one, or else `value`, which is inserted.
     pub fn insert(&self, key: &Key, value: T) -> &T {
         let (mut places, mut hash) = (&self.0, key.get_hash());
         let mut new = Some(Box::new(Node {
@@ -75,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_inserted_is_found() {
+    fn inserted_keys_are_found() {
         let tree = Tree::new();
         for number in 0..1000 {
             assert!(tree.find(&key(number)).is_none());
@@ -88,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_agree_on_the_first() {
+    fn threads_that_insert_at_once_get_the_same_value() {
         let tree = Tree::new();
         let seen: Vec<Vec<usize>> = thread::scope(|scope| {
             let threads: Vec<_> = (0..4)

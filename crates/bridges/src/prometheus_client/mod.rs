@@ -3,7 +3,8 @@
 //! The paths are that crate's, so that a `use` line is all that changes:
 //!
 //! ```
-//! use pinfold_bridges::prometheus_client::metrics::counter::Counter; // was: prometheus_client::metrics::counter::Counter
+//! // Before: use prometheus_client::metrics::counter::Counter;
+//! use pinfold_bridges::prometheus_client::metrics::counter::Counter;
 //! use prometheus_client::encoding::text::encode;
 //! use prometheus_client::registry::Registry;
 //!
@@ -18,7 +19,7 @@
 //! # Ok::<(), std::fmt::Error>(())
 //! ```
 //!
-//! What differs: `inc`, `inc_by`, `dec` and `dec_by` return nothing, since the previous value of a counter that lies on many CPUs
-//! is not known without summing; there is no `inner`.
+//! Two things differ. `inc`, `inc_by`, `dec` and `dec_by` return nothing, because the previous
+//! value of a counter on many CPUs is not known without summing. There is no `inner`.
 
 pub mod metrics;

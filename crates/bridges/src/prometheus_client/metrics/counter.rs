@@ -1,4 +1,4 @@
-//! As `prometheus_client::metrics::counter`.
+//! The module `prometheus_client::metrics::counter`, counting per CPU.
 
 use crate::kinds::FloatSum;
 use ::prometheus_client::encoding::{EncodeCounterValue, EncodeMetric, MetricEncoder, NoLabelSet};
@@ -9,10 +9,10 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// A count that only grows. Clones count together.
+/// Counts what only grows. Clones share the count.
 ///
-/// `N` is `u64`, or `f64` for sums such as seconds spent, exact to the billionth. `A` is there so that the type is written as the peer's is; what it names is
-/// not used.
+/// `N` is `u64`, or `f64` for sums such as seconds spent, which are exact to the billionth. `A` is
+/// not used: it lets programs write the type as with `prometheus-client`.
 ///
 /// ```
 /// use pinfold_bridges::prometheus_client::metrics::counter::Counter;
@@ -43,13 +43,13 @@ impl<N: CounterValue, A> Counter<N, A> {
         N::add(&self.store, v);
     }
 
-    /// The count. Sums over the CPUs.
+    /// Returns the count, summed over the CPUs.
     pub fn get(&self) -> N {
         N::value(&self.store)
     }
 }
 
-/// What a [`Counter`] can count in: `u64` or `f64`.
+/// Marks the types that a [`Counter`] can count in: `u64` and `f64`.
 pub trait CounterValue: EncodeCounterValue + fmt::Debug + Copy + private::Sealed {
     #[doc(hidden)]
     type Store: Send + Sync + 'static;

@@ -1,4 +1,4 @@
-//! As `prometheus_client::metrics::gauge`.
+//! The module `prometheus_client::metrics::gauge`, counting per CPU.
 
 use crate::kinds::FloatGauge;
 use ::prometheus_client::encoding::{EncodeGaugeValue, EncodeMetric, MetricEncoder};
@@ -9,10 +9,10 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
-/// A value that goes up and down. Clones share it.
+/// Measures a value that goes up and down. Clones share the value.
 ///
-/// `N` is `i64`, `u64` or `f64`. Whole-numbered steps go per CPU, fractions of an `f64` under a lock. `A` is there so that
-/// the type is written as the peer's is; what it names is not used.
+/// `N` is `i64`, `u64` or `f64`. Whole-numbered steps are counted per CPU. Other steps of an `f64`
+/// take a lock. `A` is not used: it lets programs write the type as with `prometheus-client`.
 ///
 /// ```
 /// use pinfold_bridges::prometheus_client::metrics::gauge::Gauge;
@@ -49,19 +49,20 @@ impl<N: GaugeValue, A> Gauge<N, A> {
         N::sub(&self.store, v);
     }
 
-    /// Sets the value and returns the previous one, exactly: what others add at the same time is in the one or the other.
-    /// It costs as much as [`get`](Gauge::get), or more.
+    /// Sets the value and returns the exact previous one. A step of another thread at the same time
+    /// counts either in the result or in the new value. Costs at least as much as
+    /// [`get`](Gauge::get).
     pub fn set(&self, v: N) -> N {
         N::swap(&self.store, v)
     }
 
-    /// The value. Sums over the CPUs.
+    /// Returns the value, summed over the CPUs.
     pub fn get(&self) -> N {
         N::value(&self.store)
     }
 }
 
-/// What a [`Gauge`] can measure in: `i64`, `u64` or `f64`.
+/// Marks the types that a [`Gauge`] can measure in: `i64`, `u64` and `f64`.
 pub trait GaugeValue: EncodeGaugeValue + fmt::Debug + Copy + private::Sealed {
     #[doc(hidden)]
     type Store: Send + Sync + 'static;
@@ -113,7 +114,7 @@ impl GaugeValue for i64 {
     }
 }
 
-/// The same 64 bits as an `i64`'s.
+/// Kept in the 64 bits of a counter of `i64`.
 impl GaugeValue for u64 {
     type Store = PercpuCounter;
     const ONE: u64 = 1;

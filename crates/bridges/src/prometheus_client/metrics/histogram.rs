@@ -1,4 +1,4 @@
-//! As `prometheus_client::metrics::histogram`.
+//! The module `prometheus_client::metrics::histogram`, counting per CPU.
 
 use crate::kinds::Buckets;
 use ::prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
@@ -9,9 +9,10 @@ use ::prometheus_client::metrics::{MetricType, TypedMetric};
 use std::fmt;
 use std::sync::Arc;
 
-/// Buckets with the bounds that the owner chose, each counted per CPU. Clones count together.
+/// Counts values in buckets with bounds that the owner chose, per CPU. Clones share the counts.
 ///
-/// Bounds are sorted; infinite ones and those that are not a number are left out, as the bucket without a bound is always there.
+/// The bounds may be in any order. Bounds that are infinite or not a number are left out, because
+/// there is always a bucket without a bound.
 ///
 /// ```
 /// use pinfold_bridges::prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -27,7 +28,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// A histogram with these upper bounds.
+    /// Makes a histogram with these upper bounds.
     pub fn new(buckets: impl IntoIterator<Item = f64>) -> Histogram {
         Histogram {
             buckets: Arc::new(Buckets::new(buckets)),
@@ -39,17 +40,18 @@ impl Histogram {
         self.buckets.observe(v);
     }
 
-    /// The sum of all that was observed, each value exact to the billionth.
+    /// Returns the sum of all observed values, each exact to the billionth.
     pub fn sum(&self) -> f64 {
         self.buckets.sum()
     }
 
-    /// How many values were observed.
+    /// Returns the number of observed values.
     pub fn count(&self) -> u64 {
         total(&self.buckets.counts())
     }
 }
 
+/// Returns the number of values in all buckets.
 fn total(buckets: &[(f64, u64)]) -> u64 {
     buckets.iter().map(|bucket| bucket.1).sum()
 }
@@ -69,7 +71,8 @@ impl TypedMetric for Histogram {
 
 impl EncodeMetric for Histogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        // The count is that of the buckets just read, so that it equals the last of them whatever is observed meanwhile.
+        // The sum of the buckets that were just read, so that the count equals the last cumulative
+        // bucket whatever other threads observe meanwhile.
         let buckets = self.buckets.counts();
         encoder.encode_histogram::<NoLabelSet>(self.sum(), total(&buckets), &buckets, None)
     }

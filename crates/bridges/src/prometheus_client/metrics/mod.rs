@@ -1,4 +1,5 @@
-//! As `prometheus_client::metrics`; what is not per CPU is that crate's own.
+//! The module `prometheus_client::metrics`, with types that count per CPU. All other types are that
+//! crate's own.
 
 pub mod counter;
 pub mod gauge;
