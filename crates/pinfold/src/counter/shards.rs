@@ -21,7 +21,7 @@
 //!
 //! All words count modulo 2^64.
 //!
-//! # Who writes what
+//! # Writers
 //!
 //! * `up` and `down`: the CPU itself, in critical sections that check the limit. They only grow.
 //! * A shard's limits: the holder of the shard's [lock](super::stripe), and a thread with a gate,
@@ -122,7 +122,7 @@ impl Shards {
     /// # Safety
     ///
     /// `offset` is that of a block of [`SIZE`] bytes from [`percpu::alloc`], or of a part of one.
-    /// Nobody frees the block while the result is used.
+    /// The block is not freed while the result is used.
     pub(crate) unsafe fn at(offset: usize) -> Shards {
         Shards { offset }
     }
