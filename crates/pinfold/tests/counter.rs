@@ -60,8 +60,9 @@ fn the_value_wraps_around_like_wrapping_add() {
 }
 
 #[test]
-fn words_go_on_when_they_come_round() {
-    // Each add moves a word by 2^40: after 2^24 of them it is back at 0, and the counter must not mind.
+fn the_value_goes_on_when_a_word_wraps_around() {
+    // Each add moves a word by 2^40, so that 2^24 adds bring the word back to 0. The value must go
+    // on.
     let counter = PercpuCounter::with_batch(0, 1 << 40).unwrap();
     for _ in 0..(1 << 24) + 5 {
         counter.add(1 << 40);
@@ -130,14 +131,14 @@ fn limited_add_stops_at_the_limit_on_both_sides() {
 #[test]
 fn adding_nothing_is_always_within_a_limit() {
     let counter = PercpuCounter::with_batch(0, 8).unwrap();
-    assert!(counter.limited_add(-1, 0), "without a block");
+    assert!(counter.limited_add(-1, 0), "refused without a block");
     counter.add(6);
     assert!(counter.limited_add(5, 0));
     assert_eq!(counter.sum(), 6);
 }
 
-/// What limited adds take, plain adds give back within their batches: the totals move far from
-/// where they were when limited adds began to need no lock.
+/// Limited adds add, and plain adds subtract as much within their batches. So the totals move far
+/// from where they were when limited adds began to need no lock.
 #[test]
 fn limited_adds_follow_a_counter_that_moves_far() {
     const LIMIT: i64 = 100_000;
@@ -204,7 +205,7 @@ fn a_widening_batch_stays_within_its_drift() {
 }
 
 #[test]
-fn many_counters_are_apart() {
+fn counters_made_together_count_apart() {
     let values: Vec<i64> = (0..10_000).collect();
     let counters = PercpuCounter::init_many(&values, 16).unwrap();
     assert_eq!(counters.len(), 10_000);
@@ -274,7 +275,8 @@ fn a_histogram_counts_values_of_every_size() {
     assert!((1000..=1031).contains(&new.quantile(1.0)));
 }
 
-/// Everything at once, on one counter: whatever was swapped out and what is left make up what was added.
+/// Runs all operations at once on one counter. What was swapped out and what is left must equal
+/// what was added.
 #[test]
 fn nothing_is_lost_between_folds_swaps_and_batches() {
     let counter = PercpuCounter::with_batch(0, 16).unwrap();

@@ -1,5 +1,5 @@
-//! Which operations on counters fence: in a thread that may not, those that need no fence succeed
-//! all the same.
+//! Which operations on counters fence. In a thread that cannot fence, the operations that need no
+//! fence must succeed.
 #![cfg(target_arch = "x86_64")]
 
 mod common;
@@ -7,7 +7,7 @@ mod common;
 use common::{cpus, pin};
 use pinfold::counter::{CounterError, PercpuCounter};
 
-/// Refuses membarrier to the calling thread from now on.
+/// Makes membarrier fail in the calling thread from now on.
 fn forbid_fences() {
     let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter {
         code: code as u16,
@@ -35,7 +35,8 @@ fn forbid_fences() {
         len: filter.len() as u16,
         filter: filter.as_ptr().cast_mut(),
     };
-    // SAFETY: the program is readable during the call; only this thread is filtered.
+    // SAFETY: the program is readable during the call. The filter applies to this thread only, and
+    // refuses one system call, which Pinfold handles.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         let set = libc::prctl(
@@ -47,7 +48,8 @@ fn forbid_fences() {
     }
 }
 
-/// Lowering a batch fails exactly when it would need a fence, and needs one when a set does.
+/// Lowers the counter's batch. Returns whether that succeeded. It fails exactly if it would need a
+/// fence, and it needs a fence exactly if `set` does.
 fn lowers(counter: &PercpuCounter) -> bool {
     let batch = counter.batch();
     match counter.set_batch(batch / 2) {
@@ -76,12 +78,15 @@ fn only_adds_of_other_cpus_need_a_fence() {
     moved.add(5);
     pin(0);
     forbid_fences();
-    assert!(lowers(own), "no other CPU has added");
-    assert!(lowers(swapped), "no other CPU has added since the swap");
-    // With concurrency ids one thread alone may have the same everywhere.
+    assert!(lowers(own), "fenced, although no other CPU has added");
+    assert!(
+        lowers(swapped),
+        "fenced, although no other CPU has added since"
+    );
+    // With concurrency ids, a thread that is alone may have the same id on every CPU.
     let by_cpu = pinfold_rseq::backend() == pinfold_rseq::Backend::Rseq(pinfold_rseq::Index::Cpu);
     if several && by_cpu {
-        assert!(!lowers(moved), "another CPU has added");
+        assert!(!lowers(moved), "no fence, although another CPU has added");
     }
     assert_eq!((own.sum(), swapped.sum(), moved.sum()), (1, 1, 6));
     assert_eq!((own.swap(0), swapped.swap(0), moved.swap(0)), (1, 1, 6));
@@ -92,8 +97,10 @@ fn only_adds_of_other_cpus_need_a_fence() {
     a_batch_stays_within_each_cpus_share();
 }
 
-/// A counter that widens its batch keeps room for every CPU where nothing could make room later.
-/// The process remembers that the kernel refuses, so this is no test of its own.
+/// Where the kernel cannot fence, a counter that widens its batch keeps room for every CPU, because
+/// nothing could make room later.
+///
+/// The process remembers that the kernel refused, so that this cannot be a test of its own.
 fn a_batch_stays_within_each_cpus_share() {
     const DRIFT: u64 = 100_000;
     let counter = PercpuCounter::with_max_drift(0, DRIFT).unwrap();

@@ -1,4 +1,5 @@
-//! Counters where it hurts: signal handlers that count what they interrupted, forks in the middle of everything, no memory.
+//! Counters in hostile surroundings: signal handlers that use the counters of the code that they
+//! interrupt, forks at any moment, and no memory.
 
 mod common;
 
@@ -19,10 +20,11 @@ static EVENTS: EventCounter = EventCounter::new();
 static ITEMS: VmStat<Item> = VmStat::new();
 
 static HANDLED: AtomicU64 = AtomicU64::new(0);
-/// What handlers have added to the counters in all.
+/// The sum of what the handlers have added to each counter.
 static ADDED: AtomicI64 = AtomicI64::new(0);
 
-/// Counts the same things as the code it interrupts, by amounts within and beyond the batch, and reads and sums them.
+/// Adds to the counters that the interrupted code uses, by amounts within and above the batch. In
+/// every 16th call also reads, sums and folds them.
 extern "C" fn on_timer(_: libc::c_int) {
     let turn = HANDLED.fetch_add(1, Relaxed);
     let n = match turn % 8 {
@@ -47,9 +49,10 @@ extern "C" fn on_timer(_: libc::c_int) {
     }
 }
 
-/// A timer that interrupts the process 20,000 times a second of its own time.
+/// Starts a timer that interrupts the process 20,000 times a second.
 fn arm() {
-    // SAFETY: the handler is async-signal-safe: it counts.
+    // SAFETY: the handler uses only counters and atomics, which a signal handler may use. Zeroes
+    // are valid values of these C types, and every pointer is to a local of the right type.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_timer as *const () as usize;
@@ -107,17 +110,17 @@ fn handlers_nested_in_increments_lose_nothing() {
             (a + c, b + d)
         })
     });
-    // SAFETY: ignoring a signal is always allowed; a handler that runs is done before this thread's next line or another's join.
+    // SAFETY: a process may ignore a signal at any time.
     unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
     std::thread::sleep(Duration::from_millis(50));
     let handled = HANDLED.load(SeqCst);
     println!("{handled} handlers in {:?}", begin.elapsed());
-    // Of 60,000; an emulated machine has time for 2,000.
-    assert!(handled > 500, "{handled}: the storm did not blow");
+    // About 60,000 are expected. An emulated machine has time for 2,000.
+    assert!(handled > 500, "only {handled} handlers ran");
     let truth = added + ADDED.load(SeqCst);
     for counter in [&COUNTER, &SMALL, &DRIFTING] {
         assert_eq!(counter.sum(), truth);
-        // No shard is further from its mark than its batch: a difference beyond its type would show here.
+        // No shard may be further from its mark than its batch.
         assert!(counter.read().abs_diff(truth) <= counter.error_bound());
         assert!(folds_to(counter, truth), "{} of {truth}", counter.read());
     }
@@ -126,7 +129,8 @@ fn handlers_nested_in_increments_lose_nothing() {
     assert_eq!(EVENTS.sum(), events + handled);
 }
 
-/// Whether folding brings what is read to the value: at once, unless another test's thread has a lock that the counters share.
+/// Returns whether folding makes the counter read as `value`. One fold is enough, unless a thread
+/// of another test holds a lock that the counters share.
 fn folds_to(counter: &PercpuCounter, value: i64) -> bool {
     let begin = Instant::now();
     while counter.read() != value && begin.elapsed() < Duration::from_secs(10) {
@@ -135,12 +139,17 @@ fn folds_to(counter: &PercpuCounter, value: i64) -> bool {
     counter.read() == value
 }
 
+/// The counter that is folded step by step.
 static STEPPED: OnceLock<PercpuCounter> = OnceLock::new();
+/// Instructions stepped through so far.
 static STEPS: AtomicU64 = AtomicU64::new(0);
+/// The instruction at which the handler uses the counter.
 static STRIKE_AT: AtomicU64 = AtomicU64::new(0);
+/// What the handler adds.
 const HANDLERS_ADD: i64 = 3000;
 
-/// Counts the instructions that a thread steps through, and adds at one of them.
+/// Counts the instructions that a thread steps through. At one of them, adds to the counter, folds
+/// it and sums it.
 #[cfg(target_arch = "x86_64")]
 extern "C" fn on_step(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     const TRAP: i64 = 0x100;
@@ -149,7 +158,8 @@ extern "C" fn on_step(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
         counter.add(HANDLERS_ADD);
         counter.fold();
         counter.sum();
-        // SAFETY: the kernel's context of the interrupted frame; without the flag it goes on at full speed.
+        // SAFETY: `context` is the interrupted frame's context, which the kernel gave to this
+        // handler. Clearing the trap flag there ends the stepping.
         unsafe {
             (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_EFL as usize] &=
                 !TRAP;
@@ -157,12 +167,12 @@ extern "C" fn on_step(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
     }
 }
 
-/// A handler strikes at each instruction of a fold in turn, with an add that wants a wider batch, and folds and sums: nothing is lost,
-/// and nothing counted twice.
+/// A handler runs at each instruction of a fold in turn. Its add needs a wider batch, and it folds
+/// and sums. Nothing may be lost or counted twice.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn a_handler_at_every_instruction_of_a_fold() {
-    // SAFETY: the handler counts and touches atomics only.
+fn a_handler_at_any_instruction_of_a_fold_loses_nothing() {
+    // SAFETY: the handler uses only counters and atomics, which a signal handler may use.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_step as *const () as usize;
@@ -179,7 +189,8 @@ fn a_handler_at_every_instruction_of_a_fold() {
         }
         STEPS.store(0, Relaxed);
         STRIKE_AT.store(strike, Relaxed);
-        // SAFETY: sets and clears the trap flag; the red zone is stepped over, and the stack is as before.
+        // SAFETY: each sequence only changes the trap flag. It leaves the red zone below the stack
+        // pointer untouched, and restores the stack pointer.
         unsafe {
             std::arch::asm!(
                 "sub rsp, 128",
@@ -202,16 +213,17 @@ fn a_handler_at_every_instruction_of_a_fold() {
         assert_eq!(counter.sum(), truth, "at instruction {strike}");
         assert!(folds_to(counter, truth), "at instruction {strike}");
         if !struck {
-            assert!(strike > 100, "{strike}: nothing was stepped through");
+            assert!(strike > 100, "a fold took only {strike} instructions");
             break;
         }
     }
     assert_eq!(truth, 600);
 }
 
+/// Calls of `__register_atfork`.
 static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Stands before the C library's, to count what is registered.
+/// Replaces the C library's function to count its calls, and then calls it.
 #[unsafe(no_mangle)]
 extern "C" fn __register_atfork(
     prepare: Option<extern "C" fn()>,
@@ -226,19 +238,21 @@ extern "C" fn __register_atfork(
         *mut libc::c_void,
     ) -> libc::c_int;
     REGISTRATIONS.fetch_add(1, SeqCst);
-    // SAFETY: the name is a C string, and the function of that name has this type.
+    // SAFETY: the name is a C string. The C library's function of that name exists and has this
+    // type.
     unsafe {
         let next = libc::dlsym(libc::RTLD_NEXT, c"__register_atfork".as_ptr());
         std::mem::transmute::<*mut libc::c_void, Register>(next)(prepare, parent, child, object)
     }
 }
 
-/// What forks need is registered as the program starts. An add, which may be a handler's that interrupted a fork or an allocation,
-/// registers nothing: that would wait for the C library's locks.
+/// What a fork needs is registered when the program starts. An add registers nothing: it may be
+/// that of a handler that interrupted a fork or an allocation, and registering would wait for the C
+/// library's locks.
 #[test]
-fn nothing_is_registered_by_an_add() {
+fn an_add_registers_nothing_for_forks() {
     let before = REGISTRATIONS.load(SeqCst);
-    assert!(before >= 1, "not registered at the start");
+    assert!(before >= 1, "nothing was registered at the start");
     let counter = PercpuCounter::new();
     counter.inc();
     EventCounter::new().inc();
@@ -246,8 +260,8 @@ fn nothing_is_registered_by_an_add() {
     assert_eq!(REGISTRATIONS.load(SeqCst), before);
 }
 
-/// Forks while threads add, fold, sum, swap and change batches. The child, alone, must find a counter that is consistent and
-/// works.
+/// Forks while threads add, fold, sum, swap and change batches. The child has one thread. It must
+/// find consistent counters that work.
 #[test]
 fn a_child_finds_counters_consistent() {
     let counters: Vec<_> = [1, 4, 100]
@@ -279,14 +293,14 @@ fn a_child_finds_counters_consistent() {
             });
         }
         for round in 0..200 {
-            // SAFETY: the child works on counters only, and exits.
+            // SAFETY: the child uses only counters, which work after a fork, and calls `_exit`.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                // Whoever waits for a lock that nobody will give back ends here.
-                // SAFETY: no preconditions.
+                // A child that waits for a lock without a holder ends by this alarm.
+                // SAFETY: `alarm` takes a number and touches no memory of the process.
                 unsafe { libc::alarm(10) };
                 let fine = counters.iter().all(works_alone);
-                // SAFETY: no preconditions.
+                // SAFETY: `_exit` has no preconditions.
                 unsafe { libc::_exit(i32::from(!fine)) };
             }
             let mut status = 0;
@@ -297,7 +311,7 @@ fn a_child_finds_counters_consistent() {
     });
 }
 
-/// What must hold of a counter that nobody else uses.
+/// Returns whether all operations work on a counter that no other thread uses.
 fn works_alone(counter: &PercpuCounter) -> bool {
     let before = counter.sum();
     let within = |truth: i64| counter.read().abs_diff(truth) <= counter.error_bound();
@@ -307,23 +321,24 @@ fn works_alone(counter: &PercpuCounter) -> bool {
         fine &= within(before + n);
     }
     fine &= counter.sum() == before + 300;
-    // No gate of a thread that is gone keeps adds from the shards: folding finds them there, whole.
+    // Folding finds these adds in the shards. So no gate of a thread that the child does not have
+    // keeps adds out.
     counter.fold();
     fine &= counter.read() == before + 300;
     fine && counter.swap(1) == before + 300 && counter.sum() == 1 && counter.limited_add(2, 1)
 }
 
-/// Without address space for per-CPU memory, counters are atomics, and exact.
+/// Without address space for per-CPU memory, counters are exact atomics.
 #[test]
 fn no_memory_means_atomics() {
-    // SAFETY: the child works on counters only, and exits.
+    // SAFETY: the child uses only counters, which work after a fork, and calls `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let none = libc::rlimit {
             rlim_cur: 0,
             rlim_max: libc::RLIM_INFINITY,
         };
-        // SAFETY: the limit is readable. Nothing can be mapped from here on.
+        // SAFETY: `none` is a readable limit. From here on, the child cannot map memory.
         unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const none) };
         let counter = PercpuCounter::with_batch(5, 10).unwrap();
         let events = EventCounter::new();
@@ -337,7 +352,7 @@ fn no_memory_means_atomics() {
             && counter.limited_add(1, 1)
             && !counter.limited_add(1, 1)
             && events.sum() == 1000;
-        // SAFETY: no preconditions.
+        // SAFETY: `_exit` has no preconditions.
         unsafe { libc::_exit(i32::from(!fine)) };
     }
     let mut status = 0;

@@ -1,7 +1,8 @@
-//! Exactness under fire: sums taken while everybody adds, limits that nobody passes, bounds that hold wherever an adder stops.
+//! Exactness under load: sums while all threads add, limits that no add may pass, and bounds that
+//! hold wherever an adding thread stops.
 //!
-//! `PINFOLD_LITMUS` is how many sums, limited adds and bound checks each test makes (200,000 sums and a tenth of the others
-//! by default).
+//! `PINFOLD_LITMUS` is the number of sums that a test makes: 200,000 by default. A test makes a
+//! tenth as many limited adds or checks of bounds.
 
 mod common;
 
@@ -20,8 +21,8 @@ fn rounds() -> u64 {
     from_environment("PINFOLD_LITMUS", 200_000)
 }
 
-/// A counter as the kernel's: a signed difference a CPU, summed up by walking over all possible CPUs once. As on a
-/// kernel for many CPUs of which these few are there, far apart.
+/// A counter like the kernel's: each CPU has a signed difference, and a sum walks over all possible
+/// CPUs once. The CPUs of this machine are far apart in it, as on a kernel for many CPUs.
 struct KernelStyle {
     per_cpu: Vec<[AtomicI64; 16]>,
 }
@@ -37,7 +38,7 @@ impl KernelStyle {
     }
 
     fn add(&self, n: i64) {
-        // SAFETY: no preconditions.
+        // SAFETY: `sched_getcpu` has no preconditions.
         let cpu = unsafe { libc::sched_getcpu() } as usize;
         let place = cpu * (Self::POSSIBLE / cpus()) % Self::POSSIBLE;
         self.per_cpu[place][0].fetch_add(n, SeqCst);
@@ -48,10 +49,11 @@ impl KernelStyle {
     }
 }
 
-/// Each adder adds 1 and takes 1 away for ever, moving between CPUs in between: the true value is always from 0 to ADDERS. A
-/// sum that is not exact shows another sooner or later, as the kernel's way of summing up does beside it.
+/// Each thread adds 1 and subtracts 1, again and again, and moves between CPUs in between. So the
+/// true value is always from 0 to ADDERS. A sum that is not exact returns another value sooner or
+/// later, as the kernel's way of summing does in the same test.
 #[test]
-fn every_sum_of_transfers_is_a_value_that_was() {
+fn every_sum_of_transfers_was_the_value() {
     let counter = PercpuCounter::with_batch(0, 4).unwrap();
     let kernel = KernelStyle::new();
     let stop = AtomicBool::new(false);
@@ -93,18 +95,20 @@ fn every_sum_of_transfers_is_a_value_that_was() {
         println!("{done} sums in {:?}", begin.elapsed());
     });
     println!("kernel-style sums outside: {outside}");
-    // Few rounds are for emulated machines, which switch between CPUs so rarely that they may show nothing.
+    // Only emulated machines run few rounds. They switch between CPUs so rarely that they may show
+    // nothing.
     let few = rounds() < 10_000;
     assert!(
         outside > 0 || cpus() == 1 || few,
-        "the litmus test shows nothing"
+        "the kernel's way of summing was never wrong, so that this test shows nothing"
     );
     assert_eq!(counter.sum(), 0);
 }
 
-/// As above with resets: `swap` takes what is there, and puts it back.
+/// Each thread adds 1 and subtracts 1, again and again. `swap` takes the value out meanwhile, and
+/// an add puts it back.
 #[test]
-fn swaps_in_the_storm_lose_nothing() {
+fn swaps_between_adds_lose_nothing() {
     let counter = PercpuCounter::with_batch(0, 4).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -123,7 +127,8 @@ fn swaps_in_the_storm_lose_nothing() {
             });
         }
         for _ in 0..rounds() / 20 {
-            // Taken away and put back, the value leaves [0, ADDERS] by no more than is in hand.
+            // The value that the last round took out has been added again, so that the swap returns
+            // the true value.
             let taken = counter.swap(0);
             assert!((0..=ADDERS).contains(&taken), "took {taken}");
             counter.add(taken);
@@ -132,19 +137,20 @@ fn swaps_in_the_storm_lose_nothing() {
     assert_eq!(counter.sum(), 0);
 }
 
-/// Near the limit at all times: every CPU's batch could make the difference.
+/// Stays near the limit, where every CPU's batch could make the difference.
 #[test]
 fn no_limited_add_passes_its_limit() {
-    storm_of_limited_adds(100, 16, 20);
+    many_limited_adds(100, 16, 20);
 }
 
-/// Near the limit and far from it in turn, by adds with locks and without.
+/// Is near the limit and far from it in turn, so that adds with locks and without meet.
 #[test]
 fn no_limited_add_passes_a_limit_that_was_far() {
-    storm_of_limited_adds(6000, 1, 2000);
+    many_limited_adds(6000, 1, 2000);
 }
 
-fn storm_of_limited_adds(limit: i64, batch: u64, most: u64) {
+/// Adds up to `most` at a time with `limit`, in several threads, which subtract it again.
+fn many_limited_adds(limit: i64, batch: u64, most: u64) {
     let counter = PercpuCounter::with_batch(0, batch).unwrap();
     let stop = AtomicBool::new(false);
     let granted = AtomicU64::new(0);
@@ -164,7 +170,8 @@ fn storm_of_limited_adds(limit: i64, batch: u64, most: u64) {
                     } else {
                         refused.fetch_add(1, Relaxed);
                     }
-                    // Given back by ordinary adds, in small pieces, on whatever CPU this is now.
+                    // Ordinary adds subtract it again in small pieces, on whatever CPU the thread
+                    // is now.
                     if random.below(8) == 0 {
                         pin(random.below(64) as usize);
                     }
@@ -187,20 +194,22 @@ fn storm_of_limited_adds(limit: i64, batch: u64, most: u64) {
     assert_eq!(counter.sum(), 0);
 }
 
-/// Set while adders shall stand still, wherever the signal found them.
+/// True while the adding threads must stand still.
 static PAUSED: AtomicBool = AtomicBool::new(false);
+/// How many threads stand still.
 static STANDING: AtomicU64 = AtomicU64::new(0);
 
+/// Keeps the interrupted thread where it is, until `PAUSED` is cleared.
 extern "C" fn stand_still(_: libc::c_int) {
     STANDING.fetch_add(1, SeqCst);
     while PAUSED.load(SeqCst) {
-        // SAFETY: no preconditions.
+        // SAFETY: `sched_yield` has no preconditions.
         unsafe { libc::sched_yield() };
     }
     STANDING.fetch_sub(1, SeqCst);
 }
 
-/// Lets everybody go on when the test ends, however it ends.
+/// Lets all threads go on when the test ends, even by a panic.
 struct GoOnAtEnd;
 
 impl Drop for GoOnAtEnd {
@@ -209,11 +218,12 @@ impl Drop for GoOnAtEnd {
     }
 }
 
-/// Adders are stopped by a signal wherever they are: in a critical section, in a fold, with a lock held. Then every read
-/// must be within its bound of the truth, which stands still too.
+/// A signal stops the adding threads wherever they are: in a critical section, in a fold, or with a
+/// lock held. Then the value stands still, and every read must be within its bound of the value.
 #[test]
-fn reads_are_within_their_bound_wherever_adders_stop() {
-    // SAFETY: the handler is async-signal-safe.
+fn reads_are_within_their_bound_wherever_adding_threads_stop() {
+    // SAFETY: the handler uses only atomics and a system call, which a signal handler may use.
+    // Zeroes are a valid `sigaction`.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = stand_still as *const () as usize;
@@ -243,7 +253,7 @@ fn reads_are_within_their_bound_wherever_adders_stop() {
         for (seed, thread) in threads.iter().enumerate() {
             let (counters, stop) = (&counters, &stop);
             scope.spawn(move || {
-                // SAFETY: no preconditions.
+                // SAFETY: `pthread_self` has no preconditions.
                 thread.store(unsafe { libc::pthread_self() } as u64, SeqCst);
                 add_at_random(counters, seed as u64, stop);
             });
@@ -256,7 +266,8 @@ fn reads_are_within_their_bound_wherever_adders_stop() {
         while checks < rounds() / 10 {
             PAUSED.store(true, SeqCst);
             for thread in threads {
-                // SAFETY: the thread runs until `stop`.
+                // SAFETY: the thread has stored its id, and runs until `stop` is set at the end of
+                // this scope.
                 unsafe {
                     libc::pthread_kill(thread.load(SeqCst) as libc::pthread_t, libc::SIGUSR2)
                 };
@@ -280,7 +291,10 @@ fn reads_are_within_their_bound_wherever_adders_stop() {
                 std::thread::yield_now();
             }
         }
-        assert!(moved > checks / 100, "reads were hardly ever off");
+        assert!(
+            moved > checks / 100,
+            "reads were off in {moved} of {checks}"
+        );
     });
 }
 
@@ -300,7 +314,7 @@ fn add_at_random(counters: &[PercpuCounter], seed: u64, stop: &AtomicBool) {
     }
 }
 
-/// Waits until both of two threads came by for the `times`th time.
+/// Waits until both of two threads have called this for the `times`th time.
 fn meet(seen: &AtomicU64, times: u64) {
     seen.fetch_add(1, SeqCst);
     while seen.load(SeqCst) < 2 * times {
@@ -311,10 +325,10 @@ fn meet(seen: &AtomicU64, times: u64) {
     }
 }
 
-/// Two threads add at the same time and sum at once. Whose sum comes second sees both adds, though each add may
-/// still be on its way out of the CPU that made it.
+/// Two threads add at the same time and sum at once. The sum that comes second must see both adds,
+/// although each add may still be in the store buffer of its CPU.
 #[test]
-fn of_two_who_add_and_sum_one_sees_both() {
+fn of_two_threads_that_add_and_sum_one_sees_both() {
     let rounds = rounds() / 4;
     let counter = PercpuCounter::with_batch(0, 1 << 30).unwrap();
     let events = EventCounter::new();
@@ -322,7 +336,7 @@ fn of_two_who_add_and_sum_one_sees_both() {
     let seen = AtomicU64::new(0);
     let work = |me: usize| {
         pin(me);
-        // Installs the unit: the first add to it is no plain store.
+        // Installs the unit. The first add to a unit is not a plain store.
         items.inc(Item::There);
         (0..rounds).map(|round| {
             meet(&seen, 3 * round + 1);
@@ -342,14 +356,15 @@ fn of_two_who_add_and_sum_one_sees_both() {
             .map(|thread| thread.join().unwrap())
     });
     for (first, second) in both[0].iter().zip(&both[1]) {
-        assert_eq!(first.0.max(second.0), 2, "each missed the other's add");
-        assert_eq!(first.1.max(second.1), 2, "each missed the other's item");
-        // The other may be a round ahead with its event.
-        assert!(first.2.max(second.2) >= 2, "each missed the other's event");
+        assert_eq!(first.0.max(second.0), 2, "both sums miss an add");
+        assert_eq!(first.1.max(second.1), 2, "both sums miss an item");
+        // The other thread's event may already be that of the next round.
+        assert!(first.2.max(second.2) >= 2, "both sums miss an event");
     }
 }
 
-/// Two CPUs add for the first time at once: either each finds that its batch fits beside the other's, or it goes without.
+/// Two CPUs add for the first time at once. A CPU's batch is granted only if it fits beside the
+/// other's.
 #[test]
 fn first_adds_at_once_stay_within_the_drift() {
     const DRIFT: u64 = 10;
@@ -367,12 +382,13 @@ fn first_adds_at_once_stay_within_the_drift() {
             }
         });
         let bound = counter.error_bound();
-        assert!(bound <= DRIFT, "{bound} beyond what was asked for");
+        assert!(bound <= DRIFT, "a bound of {bound} instead of {DRIFT}");
         assert_eq!(counter.sum(), 2);
     }
 }
 
-/// The value only grows, while the batch goes up and down: no comparison finds it below what a sum found before.
+/// The value only grows, while the batch is raised and lowered. No comparison may find the value
+/// below an earlier sum.
 #[test]
 fn comparisons_hold_while_the_batch_changes() {
     let counter = PercpuCounter::with_batch(0, 1000).unwrap();
@@ -386,7 +402,7 @@ fn comparisons_hold_while_the_batch_changes() {
             while !stop.load(Relaxed) {
                 counter.set_batch(1000).unwrap();
                 counter.add(900);
-                // Where nothing can fence, the batch stays.
+                // Where the kernel cannot fence, the batch stays.
                 let _ = counter.set_batch(1);
             }
         });

@@ -1,19 +1,21 @@
-//! How much stack operations on counters take: any thread and any signal handler may be short of
-//! it.
+//! How much stack operations on counters take. Threads and signal handlers that count may have
+//! little of it.
 
 mod common;
 
 use common::pin;
 use pinfold::counter::{EventCounter, PercpuCounter, PercpuHistogram};
 
+/// What the stack is filled with before an operation.
 const PAINT: u64 = 0x5ee5_ace5_5ee5_ace5;
-/// Bytes of stack that are looked at, and that the looking itself may take.
+/// Bytes of stack that are examined.
 const DEPTH: usize = 64 << 10;
+/// Bytes of stack that examining it takes itself, and that are left out.
 const OWN: usize = 512;
-/// Half of what a thread that allocates may take in all.
+/// The most that an operation may take: half of what an allocation may take.
 const MOST: usize = 2048;
 
-/// How many bytes of stack `operation` takes, or [`OWN`] if it takes less.
+/// Returns how many bytes of stack `operation` takes, or [`OWN`] if it takes less.
 #[inline(never)]
 fn stack_of(operation: &dyn Fn()) -> usize {
     let here = 0u64;
@@ -21,13 +23,14 @@ fn stack_of(operation: &dyn Fn()) -> usize {
     let word = |below: usize| (top - below) as *mut u64;
     let mut below = OWN;
     while below < DEPTH {
-        // SAFETY: the thread's stack is larger, and nothing lies below this frame.
+        // SAFETY: the thread's stack is larger than `DEPTH`, and nothing is in use below this
+        // frame.
         unsafe { word(below).write_volatile(PAINT) };
         below += 8;
     }
     operation();
     let painted = |below: &usize| {
-        // SAFETY: a word of the thread's stack that was painted above.
+        // SAFETY: the loop above painted this word of the thread's stack.
         unsafe { word(*below).read_volatile() == PAINT }
     };
     let mut depths = (OWN..DEPTH).step_by(8).rev();
@@ -35,14 +38,14 @@ fn stack_of(operation: &dyn Fn()) -> usize {
 }
 
 #[test]
-fn stack_that_is_taken_is_seen() {
+fn the_measurement_finds_a_large_frame() {
     let taken = stack_of(&|| {
         std::hint::black_box([1u8; 3000]);
     });
     assert!((3000..4500).contains(&taken), "{taken}");
 }
 
-/// Keeps the compiler from leaving out what has no use.
+/// Keeps the compiler from removing an operation whose result has no use.
 fn done<T>(result: T) {
     std::hint::black_box(&result);
 }

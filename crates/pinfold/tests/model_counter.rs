@@ -1,8 +1,12 @@
-//! Models of the counter's protocol, explored by loom: `RUSTFLAGS="--cfg loom" cargo test --release --test model_counter`.
+//! Models of the counter's protocol, explored by loom: `RUSTFLAGS="--cfg loom" cargo test --release
+//! --test model_counter`.
 //!
-//! loom's types cannot stand in statics, so this is the protocol of `counter/shards.rs` and `counter/exact.rs` written again, step
-//! by step. A critical section says that its CPU is in it: each model has one thread on a CPU, but threads on other CPUs
-//! see its loads and its store as the separate steps they are. The fence waits until it has seen each CPU outside of one.
+//! loom's types cannot be in statics. So `protocol.rs` is the protocol of `counter/shards.rs` and
+//! `counter/exact.rs` written again, step by step.
+//!
+//! A critical section marks its CPU as running it. In each model, one thread adds on a CPU, but the
+//! threads on other CPUs see the section's loads and its store as separate steps. The fence waits
+//! until it has seen each CPU outside of a section.
 #![cfg(loom)]
 
 #[path = "model_counter/protocol.rs"]
@@ -14,17 +18,19 @@ use loom::sync::atomic::{AtomicUsize, fence};
 use loom::thread;
 use protocol::{CPUS, Counter, Word};
 
+/// Runs `model` with all interleavings that have at most three preemptions.
 fn explore(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(model);
 }
 
-/// Adds on one CPU, folds from afar, and reads: every read is within the drift of a value that the counter had.
+/// One thread adds on a CPU, a second one folds from afar, and a third one reads. The read must be
+/// within the drift of a value that the counter had.
 #[test]
 fn reads_are_within_the_drift() {
     explore(|| {
-        // One shard in use: the drift is 1.
+        // One shard is granted, so that the drift is 1.
         let counter = Counter::new(1, false);
         counter.grant(0);
         let adder = thread::spawn({
@@ -39,14 +45,14 @@ fn reads_are_within_the_drift() {
                 }
             }
         });
-        // Before the read at most what it can have missed has been added, after it at least what it has seen.
+        // The value at the read is between the two sums, because it only grows.
         let least = counter.try_sum();
         let read = counter.read();
         let most = counter.try_sum();
         let drift = counter.drift.load(Acquire) as i64;
         if let (Some(least), Some(most)) = (least, most) {
             let within = least - drift..=most + drift;
-            assert!(within.contains(&read), "{read} {within:?}");
+            assert!(within.contains(&read), "read {read}, not in {within:?}");
         }
         adder.join().unwrap();
         folder.join().unwrap();
@@ -55,7 +61,8 @@ fn reads_are_within_the_drift() {
     });
 }
 
-/// A thread adds 1 on one CPU, moves, and takes 1 away on the other: the value is always 0 or 1.
+/// Starts a thread that adds 1 on one CPU, moves, and subtracts 1 on the other. The value is always
+/// 0 or 1.
 fn transfer(counter: &Arc<Counter>) -> thread::JoinHandle<()> {
     let counter = counter.clone();
     thread::spawn(move || {
@@ -65,22 +72,23 @@ fn transfer(counter: &Arc<Counter>) -> thread::JoinHandle<()> {
 }
 
 #[test]
-fn sums_see_values_that_were() {
+fn a_sum_was_the_value_at_one_moment() {
     explore(|| {
         let counter = Counter::new(2, true);
         let moving = transfer(&counter);
         if let Some(sum) = counter.try_sum() {
-            assert!((0..=1).contains(&sum), "{sum}");
+            assert!((0..=1).contains(&sum), "{sum} was never the value");
         }
         moving.join().unwrap();
         assert_eq!(counter.at_rest(), 0);
     });
 }
 
-/// What the model is worth: walking over the shards once, as the kernel does, it finds the wrong sum.
+/// Shows that the model can fail: one walk over the shards, as the kernel does it, finds a wrong
+/// sum.
 #[test]
 #[should_panic(expected = "was never the value")]
-fn a_single_collection_does_not() {
+fn a_single_collection_may_never_have_been_the_value() {
     explore(|| {
         let counter = Counter::new(2, true);
         let moving = transfer(&counter);
@@ -92,19 +100,19 @@ fn a_single_collection_does_not() {
 }
 
 #[test]
-fn a_gated_sum_sees_a_value_that_was_and_loses_nothing() {
+fn a_gated_sum_was_the_value_and_loses_nothing() {
     explore(|| {
         let counter = Counter::new(1, true);
         let moving = transfer(&counter);
         let sum = counter.sum_gated();
-        assert!((0..=1).contains(&sum), "{sum}");
+        assert!((0..=1).contains(&sum), "{sum} was never the value");
         moving.join().unwrap();
         assert_eq!(counter.at_rest(), 0);
     });
 }
 
 #[test]
-fn what_a_swap_takes_and_leaves_is_what_was_added() {
+fn a_swap_beside_adds_loses_nothing() {
     explore(|| {
         let counter = Counter::new(1, true);
         let adder = thread::spawn({
@@ -118,8 +126,8 @@ fn what_a_swap_takes_and_leaves_is_what_was_added() {
     });
 }
 
-/// A swap has parked the shards. Another follows while a CPU adds again: an add that was over
-/// before the exchange is in the answer.
+/// Swaps while a CPU adds to a shard that an earlier swap has parked. An add that was over before
+/// the exchange must be in the result.
 fn swap_again(second: fn(&Counter) -> i64) {
     explore(move || {
         let counter = Counter::new(1, true);
@@ -128,7 +136,8 @@ fn swap_again(second: fn(&Counter) -> i64) {
             let counter = counter.clone();
             move || {
                 counter.add(0, false, 1);
-                // The add itself may have gone to the base.
+                // Returns whether the exchange has not happened yet. The add itself may have gone
+                // to the base, which is then 1.
                 [0, 1].contains(&counter.base.fetch_add(0, AcqRel))
             }
         });
@@ -144,14 +153,15 @@ fn a_swap_of_parked_shards_misses_no_add() {
     swap_again(|counter| counter.swap(7));
 }
 
-/// Without a fence for the shards that are not parked, an add that had begun is missed.
+/// Without a fence for shards that are not parked, a swap misses an add that had begun.
 #[test]
 #[should_panic(expected = "missed an add")]
-fn a_swap_that_never_fences_does() {
+fn a_swap_that_never_fences_misses_an_add() {
     swap_again(|counter| counter.swap_fencing(7, |_| ()));
 }
 
-/// Whoever has added and finds the base untouched has added before the limited add: that must then see it.
+/// A thread that has added and then finds the base unchanged has added before the limited add. The
+/// limited add must then see that add.
 #[test]
 fn a_limited_add_never_passes_its_limit() {
     explore(|| {
@@ -171,7 +181,8 @@ fn a_limited_add_never_passes_its_limit() {
     });
 }
 
-/// A limit at which the other's add makes the difference: whoever comes second is refused or goes past by an ordinary add.
+/// The other thread's add fills the limit. If that add comes second, it goes beyond the limit, as
+/// an ordinary add may. If the limited add comes second, it must be refused.
 #[test]
 fn a_limited_add_sees_what_was_added_before() {
     explore(|| {
@@ -186,8 +197,8 @@ fn a_limited_add_sees_what_was_added_before() {
         });
         let seen = added.load(Acquire);
         let granted = counter.limited_add(1, 1);
-        // An add that was over when the limited one began fills the limit.
-        assert!(!(seen == 1 && granted));
+        // An add that was over when the limited add began fills the limit.
+        assert!(!(seen == 1 && granted), "added beyond the limit");
         adder.join().unwrap();
     });
 }
@@ -207,7 +218,7 @@ fn words_stay_between_mark_and_limit_when_the_batch_is_lowered() {
                 let Word { word, limit, .. } = counter.word(cpu, down);
                 let (word, limit) = (word.load(Acquire), limit.load(Acquire));
                 let room = limit.wrapping_sub(word) as i64;
-                assert!((0..=1).contains(&room), "{room}");
+                assert!((0..=1).contains(&room), "room {room} of a batch of 1");
             }
         }
         assert_eq!(counter.at_rest(), 2);
@@ -215,7 +226,7 @@ fn words_stay_between_mark_and_limit_when_the_batch_is_lowered() {
     });
 }
 
-/// A shard's first add: its batch is in the drift before it can keep anything to itself.
+/// At a shard's first add, its batch is in the drift before the shard can keep anything to itself.
 #[test]
 fn a_new_shard_counts_its_drift_first() {
     explore(|| {
@@ -235,7 +246,7 @@ fn a_new_shard_counts_its_drift_first() {
     });
 }
 
-/// Ups and downs that cancel in the shard stay within the drift at every step.
+/// Additions and subtractions that cancel in the shard stay within the drift at every step.
 #[test]
 fn cancelling_keeps_the_bound() {
     explore(|| {
@@ -252,16 +263,17 @@ fn cancelling_keeps_the_bound() {
             counter.fold(0);
         }
         let read = counter.read();
-        // The value is 0 or 1 all the time, and one shard is in use.
-        assert!((-1..=2).contains(&read), "{read}");
+        // The value is always 0 or 1, and the adds are in one shard, whose batch is 1.
+        assert!((-1..=2).contains(&read), "read {read}");
         adder.join().unwrap();
         assert_eq!(counter.at_rest(), 1);
     });
 }
 
-/// Two gates at a time, and a fold below them: all is as it was when both are open.
+/// Two threads close gates at once, and a third folds. When both gates are open again, nothing has
+/// changed.
 #[test]
-fn gates_add_up() {
+fn two_gates_at_once_leave_nothing_closed() {
     explore(|| {
         let counter = Counter::new(2, true);
         counter.add(0, false, 2);
@@ -286,9 +298,10 @@ fn gates_add_up() {
     });
 }
 
-/// Each of two adds on its own CPU, fences and sums: one of them at least sees both.
+/// Two threads add, each on its own CPU, then fence and sum. At least one of them must see both
+/// adds.
 #[test]
-fn who_adds_and_sums_second_sees_both() {
+fn of_two_threads_that_add_and_sum_one_sees_both() {
     explore(|| {
         let counter = Counter::new(2, true);
         let add_and_sum = |cpu: usize, counter: &Counter| {
@@ -302,11 +315,13 @@ fn who_adds_and_sums_second_sees_both() {
         });
         let mine = add_and_sum(0, &counter);
         let theirs = other.join().unwrap();
-        assert!(!(mine == Some(1) && theirs == Some(1)));
+        let both_miss = mine == Some(1) && theirs == Some(1);
+        assert!(!both_miss, "both sums miss an add");
     });
 }
 
-/// A read that begins with one batch and ends with another is within the bound that comes with it, of a value that was.
+/// A read begins with one batch and ends with another. It must be within its bound of a value that
+/// the counter had meanwhile.
 #[test]
 fn a_bound_belongs_to_its_read() {
     explore(|| {
@@ -317,7 +332,7 @@ fn a_bound_belongs_to_its_read() {
             move || {
                 counter.base.fetch_add(10, AcqRel);
                 counter.section(0, true, 3);
-                // What was added and taken away cancels: no total changes.
+                // The additions and subtractions cancel, so that no total changes by folding.
                 counter.lower(1);
             }
         });

@@ -1,9 +1,9 @@
 //! A model of limited adds without a lock, explored by loom: `RUSTFLAGS="--cfg loom" cargo test
 //! --release --test model_counter_limited`.
 //!
-//! One CPU adds one by one, in a shard with a batch of 1, and folds. Another thread makes a limited
-//! add. `counter/reach.rs` says why the limited add never passes its limit; each fault that the
-//! model can plant breaks one of its reasons.
+//! One thread adds 1 several times on one CPU, in a shard with a batch of 1, and folds. Another
+//! thread makes a limited add. `counter/reach.rs` says why the limited add never passes its limit.
+//! Each fault that the model can plant breaks one of the reasons.
 #![cfg(loom)]
 
 use loom::sync::Arc;
@@ -15,40 +15,43 @@ const BATCH: i64 = 1;
 /// How far the shards may be from the centre of the reach.
 const WIDTH: i64 = 2;
 const LIMIT: i64 = 3;
-/// How many ones the CPU adds: so many that the limited add must not come after all of them.
+/// How many times the CPU adds 1. Together these adds reach the limit, so that the limited add must
+/// not come after all of them.
 const ADDS: i64 = 3;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     None,
-    /// The limited add compares the base, and not the reach.
+    /// The limited add compares the base, but not the reach.
     ReachNotCompared,
-    /// A fold goes on whatever the reach is.
+    /// A fold ignores the reach.
     FoldBeyond,
-    /// A fold forgets what the shard may move until the next fold.
+    /// A fold leaves no room for what the shard may move until the next fold.
     NoSlack,
-    /// Folds go on within a new reach, and limited adds still rely on the old one.
+    /// Folds use a new reach, while limited adds still rely on the old one.
     NotStated,
 }
 
 struct Counter {
     fault: Fault,
-    /// The base in the lower half, the centre of the reach in the upper one: both are exchanged at
-    /// once.
+    /// The base in the lower half, and the centre of the reach in the upper half. Both are
+    /// exchanged at once.
     base_and_centre: AtomicU64,
     word: AtomicU64,
     limit: AtomicU64,
-    /// What folds have added; only a holder of the lock changes it, as it changes the centre for
-    /// folds.
+    /// What folds have added. Only a holder of the lock changes this and `centre`, which is the
+    /// centre that folds use.
     folded: AtomicU64,
     centre: AtomicU64,
     lock: AtomicU64,
 }
 
+/// Returns the base and the centre of a pair.
 fn halves(pair: u64) -> (i64, i64) {
     (pair as u32 as i64, (pair >> 32) as i64)
 }
 
+/// Returns a base and a centre in one word.
 fn pair(base: i64, centre: i64) -> u64 {
     (centre as u64) << 32 | base as u64
 }
@@ -74,6 +77,7 @@ impl Counter {
         self.lock.store(0, Release);
     }
 
+    /// States a reach around `centre` to limited adds.
     fn state_centre(&self, centre: i64) {
         let same_base = |old| Some(pair(halves(old).0, centre));
         self.base_and_centre
@@ -81,7 +85,7 @@ impl Counter {
             .unwrap();
     }
 
-    /// The `nth` add of 1, by the only thread that writes the word.
+    /// Adds 1 for the `nth` time. Only one thread writes the word.
     fn add(&self, nth: i64) {
         if !self.section(nth) {
             self.make_room(nth - 1);
@@ -91,8 +95,9 @@ impl Counter {
         }
     }
 
+    /// Runs the critical section of the `nth` add.
     fn section(&self, nth: i64) -> bool {
-        // The machine orders this load before the store that depends on it; the language needs an
+        // The machine orders this load before the store, which depends on it. The language needs an
         // acquire for that.
         let fits = self.limit.load(Acquire) >= nth as u64;
         if fits {
@@ -101,6 +106,8 @@ impl Counter {
         fits
     }
 
+    /// Folds the word, if that leaves the totals within the reach; states a new reach if it does
+    /// not.
     fn make_room(&self, word: i64) {
         if !self.try_lock() {
             return;
@@ -122,14 +129,14 @@ impl Counter {
             }
         }
         if fits(centre) || self.fault == Fault::FoldBeyond {
-            // The total first.
+            // First the total, then the limit.
             self.folded.store(word as u64, Release);
             self.limit.store((word + BATCH) as u64, Release);
         }
         self.unlock();
     }
 
-    /// Adds 1 without a lock if the farthest value is within the limit.
+    /// Adds 1 without a lock, if even the farthest possible value is within the limit.
     fn limited_add_far(&self) -> bool {
         let seen = self.base_and_centre.load(Acquire);
         let (base, centre) = halves(seen);
@@ -145,7 +152,7 @@ impl Counter {
             .is_ok()
     }
 
-    /// Adds 1 with the lock held, which keeps the totals where they are.
+    /// Adds 1 with the lock held, so that the totals do not change meanwhile.
     fn limited_add_near(&self) -> bool {
         if !self.try_lock() {
             return false;
@@ -160,8 +167,8 @@ impl Counter {
     }
 }
 
-/// The CPU makes all its adds and then finds that the limited add has not happened: the value is at
-/// the limit, so the limited add must fail from then on.
+/// Runs the model with a fault. If the CPU has made all its adds, and then finds that the limited
+/// add has not happened, the value is at the limit. The limited add must fail from then on.
 fn explore(fault: Fault) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -175,7 +182,8 @@ fn explore(fault: Fault) {
                     counter.add(nth);
                     i64::from(counter.word.load(Relaxed) as i64 == before)
                 };
-                // A one that went to the base ends the run of the word.
+                // Once an add has gone to the base, the following ones go there too, because the
+                // word no longer counts all adds.
                 let mut based = 0;
                 for nth in 1..=ADDS {
                     if based == 0 {
@@ -202,24 +210,24 @@ fn a_limited_add_without_a_lock_never_passes_its_limit() {
 
 #[test]
 #[should_panic(expected = "added beyond the limit")]
-fn without_comparing_the_reach_it_does() {
+fn it_passes_if_the_reach_is_not_compared() {
     explore(Fault::ReachNotCompared);
 }
 
 #[test]
 #[should_panic(expected = "added beyond the limit")]
-fn with_folds_beyond_the_reach_it_does() {
+fn it_passes_if_folds_leave_the_reach() {
     explore(Fault::FoldBeyond);
 }
 
 #[test]
 #[should_panic(expected = "added beyond the limit")]
-fn with_folds_that_leave_no_slack_it_does() {
+fn it_passes_if_folds_leave_no_slack() {
     explore(Fault::NoSlack);
 }
 
 #[test]
 #[should_panic(expected = "added beyond the limit")]
-fn with_a_reach_that_only_folds_know_it_does() {
+fn it_passes_if_only_folds_know_the_reach() {
     explore(Fault::NotStated);
 }

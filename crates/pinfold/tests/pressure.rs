@@ -1,5 +1,5 @@
-//! Under memory pressure, a shepherd has everything free go back at once. A pipe plays the file
-//! that systemd hands to a service.
+//! Under memory pressure, a shepherd has everything free go back at once. A pipe stands for the
+//! file that systemd hands to a service.
 
 use pinfold::page;
 use pinfold::shepherd::Shepherd;
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 const PROGRAM: &str = "keeps_some_memory";
 
-/// Runs the program below with `watch` as the file to watch; returns whether it succeeded, and what
-/// it said.
+/// Runs the program below with `watch` as the file to watch. Returns whether it succeeded, and its
+/// output.
 fn run(watch: &Path, expected: &str, meanwhile: impl FnOnce()) -> (bool, String) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", PROGRAM, "--ignored"])
@@ -38,14 +38,14 @@ fn run(watch: &Path, expected: &str, meanwhile: impl FnOnce()) -> (bool, String)
 #[test]
 #[ignore = "a program for the tests below"]
 fn keeps_some_memory() {
-    // Without pressure, the shepherd looks once, at its start.
+    // Without pressure, this shepherd ticks only once, at its start.
     let shepherd = Shepherd::new().interval(Duration::from_secs(3600));
     let _running = shepherd.start().unwrap();
     sleep(Duration::from_millis(300));
     let cache = KmemCache::new("pressed", Layout::new::<[u64; 64]>()).unwrap();
     let objects: Vec<_> = (0..100_000).map(|_| cache.alloc().unwrap()).collect();
     for object in objects {
-        // SAFETY: allocated above, and used by nobody.
+        // SAFETY: this cache allocated the object above, and nothing uses it.
         unsafe { cache.free(object) };
     }
     assert!(page::held() > 8 * MIB, "{} KiB", page::held() >> 10);
@@ -66,7 +66,7 @@ fn everything_free_goes_back_under_pressure() {
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pressure");
     let path = CString::new(pipe.as_os_str().as_bytes()).unwrap();
-    // SAFETY: the path ends with a NUL.
+    // SAFETY: `path` is a C string, which ends with a NUL.
     assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
     let mut ours = std::fs::File::options()
         .read(true)
@@ -74,7 +74,8 @@ fn everything_free_goes_back_under_pressure() {
         .open(&pipe)
         .unwrap();
     let (succeeded, text) = run(&pipe, "back", || {
-        // The shepherd says what it was told to say, and takes its own words for pressure.
+        // The shepherd writes what `MEMORY_PRESSURE_WRITE` says, and then reads that from the pipe
+        // as pressure. So this waits until that is over.
         sleep(Duration::from_millis(1200));
         ours.write_all(b"!").unwrap();
     });
@@ -82,7 +83,7 @@ fn everything_free_goes_back_under_pressure() {
 }
 
 #[test]
-fn a_user_may_forbid_to_watch() {
+fn a_user_may_forbid_watching() {
     let (succeeded, text) = run(Path::new("/dev/null"), "nowhere", || {});
     assert!(succeeded, "{text}");
 }

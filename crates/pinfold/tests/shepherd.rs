@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// What is watched, and which threads run, is the whole process's: one test at a time.
+/// Waits until no other test of this file runs, and keeps the others waiting. Watched counters and
+/// the shepherds' threads belong to the whole process.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -32,7 +33,7 @@ fn quick() -> Shepherd {
     Shepherd::new().interval(Duration::from_millis(5))
 }
 
-/// The ids of the shepherds' threads.
+/// Returns the ids of the shepherds' threads.
 fn threads() -> Vec<i32> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     tasks
@@ -82,8 +83,8 @@ fn a_thread_folds_counters_arrays_and_items() {
             && many.iter().all(|counter| counter.read() == 2)
             && items.read(Item::There) == 1
     });
-    // An add that meets the thread at its shard goes to the counter's base, and is never folded. So
-    // the counting goes on.
+    // An add that finds its shard's lock held by the thread goes to the counter's base, and is
+    // never folded. So the counting goes on.
     wait_until("the count of folds", || {
         single.add(1);
         running.folds() >= 102
@@ -114,7 +115,8 @@ fn counters_may_be_dropped_and_made_while_the_shepherd_folds() {
                             pin(random.below(64) as usize);
                         }
                     }
-                    // A fold that a dropped counter's successor at the same place gets would show here.
+                    // A fold of a dropped counter would show here, if it reached the new counter at
+                    // the same place.
                     for counter in many.iter().chain([&single]) {
                         let (read, truth) = (counter.read(), counter.sum());
                         assert!(read.abs_diff(truth) <= counter.error_bound());
@@ -156,7 +158,7 @@ fn registered_drains_are_called_once_a_tick() {
 }
 
 fn affinity(thread: i32) -> Vec<usize> {
-    // SAFETY: cpu_set_t is plain integers; the call gets its size.
+    // SAFETY: zeroes are a valid `cpu_set_t`, and the call gets a writable one with its size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::sched_getaffinity(thread, size_of::<libc::cpu_set_t>(), &raw mut set);
@@ -167,7 +169,7 @@ fn affinity(thread: i32) -> Vec<usize> {
 }
 
 #[test]
-fn the_thread_stays_where_it_is_put() {
+fn the_thread_stays_where_others_move_it() {
     let _alone = alone();
     if cpus() < 2 {
         return;
@@ -176,8 +178,8 @@ fn the_thread_stays_where_it_is_put() {
     wait_until("the thread", || threads().len() == 1);
     let thread = threads()[0];
     wait_until("moving", || affinity(thread) == [0]);
-    // Somebody, say `taskset`, moves it: it stays there.
-    // SAFETY: as in `affinity`.
+    // Another process, for example `taskset`, moves the thread. It stays there.
+    // SAFETY: zeroes are a valid `cpu_set_t`, and the call gets a readable one with its size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(1, &mut set);
@@ -189,19 +191,20 @@ fn the_thread_stays_where_it_is_put() {
 }
 
 #[test]
-fn a_child_after_fork_has_no_thread_and_ticks_itself() {
+fn a_child_after_fork_has_no_thread_but_can_tick() {
     let _alone = alone();
     let counter = PercpuCounter::with_batch(0, 1000).unwrap();
     let running = quick().start().unwrap();
     running.watch(&counter).unwrap();
-    // SAFETY: the child calls nothing that another thread could have left locked, and exits.
+    // SAFETY: the child uses only counters and the shepherd, which work after a fork, and calls
+    // `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         counter.add(3);
         running.tick();
         let seen = counter.read() == 3;
         drop(running);
-        // SAFETY: no preconditions.
+        // SAFETY: `_exit` has no preconditions.
         unsafe { libc::_exit(if seen { 0 } else { 1 }) };
     }
     let mut status = 0;

@@ -1,12 +1,12 @@
-//! Programs that allocate and count nothing. The one test has the process to itself, since any
-//! counter maps the counters' units.
+//! Programs that allocate and count nothing. There is one test, because any counter in the process
+//! would map the counters' units.
 
 use pinfold::counter::EventCounter;
 use pinfold::page;
 use pinfold::slab::{KmemCache, kmalloc};
 use std::alloc::Layout;
 
-/// Bytes of address space that the process has mapped.
+/// Returns the bytes of address space that the process has mapped.
 fn mapped() -> usize {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find(|line| line.starts_with("VmSize:"));
@@ -22,7 +22,8 @@ fn allocating_maps_no_counters() {
         let objects: Vec<_> = (0..10_000).map(|_| cache.alloc().unwrap()).collect();
         let blocks: Vec<_> = (0..10_000).map(|n| kmalloc::alloc(n % 2000 + 1)).collect();
         let huge = page::alloc_huge(8 << 20, 4096).unwrap();
-        // SAFETY: each came from where it goes to, and is not used afterwards.
+        // SAFETY: the objects came from this cache, the blocks from `kmalloc` with these sizes, and
+        // the huge block from `alloc_huge`. None is used after this.
         unsafe {
             objects.into_iter().for_each(|object| cache.free(object));
             for (n, block) in blocks.into_iter().enumerate() {
@@ -39,6 +40,6 @@ fn allocating_maps_no_counters() {
     let counter = EventCounter::new();
     counter.inc();
     assert_eq!(counter.sum(), 1);
-    // The units are at least 256 KiB for each of one CPU and what all CPUs share.
-    assert!(mapped() >= before + (512 << 10), "the units were there");
+    // A unit is at least 256 KiB. There is one for each CPU, at least one, and the shared unit.
+    assert!(mapped() >= before + (512 << 10), "units were mapped before");
 }

@@ -40,7 +40,7 @@ fn items_are_apart_and_add_up_over_zones() {
 }
 
 #[test]
-fn a_node_that_is_not_there_has_no_counts() {
+fn a_node_that_does_not_exist_has_no_counts() {
     let pool: VmStat<Pool> = VmStat::new();
     let far = [Zone::normal(1000), Zone::huge(1000), Zone::huge(usize::MAX)];
     for (nth, zone) in far.into_iter().enumerate() {
@@ -57,7 +57,7 @@ fn a_node_that_is_not_there_has_no_counts() {
     assert_eq!(pool.snapshot(Pool::Free), 3);
 }
 
-/// Runs an ignored test of this file with so many nodes, made up.
+/// Runs an ignored test of this file in a process with this many made-up nodes.
 fn with_nodes(nodes: usize, test: &str) {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--include-ignored"])
@@ -71,15 +71,15 @@ fn with_nodes(nodes: usize, test: &str) {
 }
 
 #[test]
-fn zones_are_of_the_allocator_s_nodes() {
+fn every_node_of_the_allocator_has_two_zones() {
     for nodes in [2, 5] {
-        with_nodes(nodes, "as_many_as_the_allocator_has");
+        with_nodes(nodes, "made_up_nodes_have_two_zones_each");
     }
 }
 
 #[test]
-#[ignore = "needs made-up nodes; run by zones_are_of_the_allocator_s_nodes"]
-fn as_many_as_the_allocator_has() {
+#[ignore = "needs made-up nodes; run by every_node_of_the_allocator_has_two_zones"]
+fn made_up_nodes_have_two_zones_each() {
     let Ok(nodes) = std::env::var("PINFOLD_FAKE_NODES") else {
         return;
     };
@@ -105,7 +105,7 @@ fn as_many_as_the_allocator_has() {
         let object = cache.alloc_node_exact(node);
         assert_eq!(object.is_some(), there, "node {node} of {nodes}");
         if let Some(object) = object {
-            // SAFETY: it came from this cache and is not used.
+            // SAFETY: this cache allocated the object, and nothing uses it.
             unsafe { cache.free(object) };
         }
     }
@@ -134,7 +134,7 @@ fn thresholds_follow_the_formula_and_change() {
     pool.set_normal_threshold().unwrap();
     assert_eq!(pool.threshold(Zone::normal(0)), threshold);
     assert_eq!(pool.snapshot(Pool::Free), 2000);
-    // The kernel's table in mm/vmstat.c.
+    // From the kernel's table in mm/vmstat.c.
     let gib = |gib: u64| gib << 30;
     let table = [
         (1, gib(1) - 1, 8),

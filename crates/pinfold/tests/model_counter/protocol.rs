@@ -1,4 +1,5 @@
-//! The counter's protocol, step by step. See `shards.rs` and `exact.rs` for what each step is.
+//! The counter's protocol, step by step. `counter/shards.rs` and `counter/exact.rs` explain the
+//! steps.
 
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -9,8 +10,11 @@ const GATE: u64 = 1 << 44;
 const PARK: u64 = 1 << 62;
 pub const CPUS: usize = 2;
 
-/// A word and its limit. The CPU that alone writes the word knows what is there without a load. (A load right before a store
-/// would hide from loom that the store conflicts with others' loads.)
+/// A word and its limit.
+///
+/// Only its own CPU writes a word, and keeps a copy of it in `own_word`, so that it need not load
+/// the word. A load right before a store would hide from loom that the store conflicts with other
+/// threads' loads.
 #[derive(Default)]
 pub struct Word {
     pub word: AtomicU64,
@@ -19,10 +23,12 @@ pub struct Word {
 }
 
 impl Word {
+    /// Moves the limit by `by`.
     pub fn move_limit(&self, by: u64) {
         self.limit.fetch_add(by, Release);
     }
 
+    /// Returns whether the word's shard is parked.
     pub fn is_parked(&self) -> bool {
         let behind = self
             .word
@@ -31,7 +37,7 @@ impl Word {
         behind as i64 >= (PARK / 2) as i64
     }
 
-    /// How far the word is from its limit, gates apart.
+    /// Returns how far the word is from its limit, apart from gates.
     pub fn room(&self) -> u64 {
         let limit = self.limit.load(Relaxed);
         let behind = self.word.load(Acquire).wrapping_sub(limit) as i64;
@@ -40,14 +46,16 @@ impl Word {
     }
 }
 
+/// The shard of one CPU.
 pub struct Shard {
+    /// 1 while the CPU is in a critical section.
     pub running: AtomicUsize,
     pub lock: Lock,
     pub up: Word,
     pub down: Word,
 }
 
-/// A lock that is tried, or waited for by turns.
+/// A lock that a thread tries, or waits for while other threads run.
 #[derive(Default)]
 pub struct Lock(AtomicUsize);
 
@@ -75,6 +83,7 @@ impl Drop for Held<'_> {
     }
 }
 
+/// The counter, with the names of `counter/shards.rs`.
 pub struct Counter {
     pub shards: [Shard; CPUS],
     pub folded: [AtomicU64; 2],
@@ -115,13 +124,15 @@ impl Counter {
         if down { &shard.down } else { &shard.up }
     }
 
-    /// One critical section.
+    /// Runs one critical section: adds `n` to the word if there is room.
     pub fn section(&self, cpu: usize, down: bool, n: u64) -> bool {
-        // An exchange: a fence that comes before it is seen with all that came before the fence.
+        // An exchange, so that a fence that came before is seen with everything that came before
+        // the fence.
         self.shards[cpu].running.swap(1, AcqRel);
         let word = self.word(cpu, down);
         let now = word.own_word.load(Relaxed);
-        // The machine orders this load before the store that depends on it; the language needs an acquire for that.
+        // The machine orders this load before the store, which depends on it. The language needs an
+        // acquire for that.
         let fits = word.limit.load(Acquire).wrapping_sub(now) as i64 >= n as i64;
         if fits {
             word.own_word.store(now + n, Relaxed);
@@ -131,6 +142,7 @@ impl Counter {
         fits
     }
 
+    /// Adds `n` to the word or, without room, to the base.
     pub fn add(&self, cpu: usize, down: bool, n: u64) {
         if self.section(cpu, down, n) {
             return;
@@ -175,7 +187,7 @@ impl Counter {
         }
         for down in [false, true] {
             let rest = moved[usize::from(down)] - both;
-            // The total first.
+            // First the total, then the limit.
             self.folded[usize::from(down)].fetch_add(rest, Release);
             let by = rest.wrapping_add(after).wrapping_sub(before);
             self.word(cpu, down).move_limit(by);
@@ -228,7 +240,7 @@ impl Counter {
         }
     }
 
-    /// Closes a gate for the shards that are granted.
+    /// Closes a gate for the granted shards. Returns which these are.
     pub fn gate(&self) -> [bool; CPUS] {
         let closed = std::array::from_fn(|cpu| self.is_granted(cpu));
         self.move_limits(closed, GATE.wrapping_neg());
@@ -239,7 +251,8 @@ impl Counter {
         self.move_limits(closed, GATE);
     }
 
-    /// The fence: whoever was in a section is done, or starts again.
+    /// The fence: waits until each CPU was seen outside of a section. A section that begins later
+    /// finds the gate.
     pub fn quiesce(&self) {
         for shard in &self.shards {
             while shard.running.fetch_add(0, AcqRel) != 0 {
@@ -269,7 +282,7 @@ impl Counter {
         })
     }
 
-    /// A swap that waits by `fence` for the sections that have begun, and parks the shards.
+    /// Swaps, with `fence` in the place of the fence, and parks the shards.
     pub fn swap_fencing(&self, value: u64, fence: impl Fn(&Counter)) -> i64 {
         let _held = self.hold_all();
         let closed = self.gate();
@@ -313,6 +326,7 @@ impl Counter {
         update.is_ok()
     }
 
+    /// Returns the value, at a time when no thread uses the counter.
     pub fn at_rest(&self) -> i64 {
         self.try_sum().unwrap()
     }
