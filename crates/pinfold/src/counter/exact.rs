@@ -33,9 +33,8 @@ impl PercpuCounter {
     ///
     /// Collects the words of all CPUs until two collections agree. They agree at once if no thread
     /// adds. If adds keep coming in between, the call sends them to the counter's base for about a
-    /// microsecond, until a collection is quiet. An add never waits for that. While the process
-    /// forks, the call goes on collecting instead. It takes no lock, makes no system call that is
-    /// not a wait for a fork, and interrupts no CPU.
+    /// microsecond, until two collections agree. An add never waits for that. The call takes no
+    /// lock and interrupts no CPU. It makes no system call, except to wait while the process forks.
     ///
     /// If the value moved lately, the call spins for about a microsecond at its end, so that a
     /// thread that sums all the time does not slow down the CPUs that add.
@@ -136,10 +135,11 @@ impl PercpuCounter {
         old
     }
 
-    /// Adds `amount` if the value does not pass `limit` by that, and returns whether it did. The
-    /// value stays at most `limit` for a positive amount, and at least `limit` for a negative one.
+    /// Adds `amount` if that does not take the value past `limit`, and returns whether it did. A
+    /// positive amount must not take the value above `limit`, and a negative one must not take it
+    /// below.
     ///
-    /// The result is exact under any race: at the moment of the addition the value is within the
+    /// The decision is exact under any race: at the moment of the addition, the value is within the
     /// limit. An amount of 0 always succeeds.
     ///
     /// The cost depends on the distance from the limit:
@@ -152,7 +152,7 @@ impl PercpuCounter {
     /// | too close to decide even then | a fence: an interrupt to each CPU that runs this process |
     ///
     /// Not for signal handlers. Where the kernel cannot fence, the call may refuse although there
-    /// is still room, but less than the batches of the CPUs.
+    /// is room, if there is less room than the batches of the CPUs.
     ///
     /// ```
     /// use pinfold::counter::PercpuCounter;

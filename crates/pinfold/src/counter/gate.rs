@@ -39,6 +39,8 @@ impl Shards {
     /// The gate is closed, so that only an add that began earlier could be under way:
     ///
     /// * In a parked shard, no add can be under way.
+    /// * On the caller's CPU, the kernel aborted any other thread's add when it let the caller run.
+    ///   That add starts again, and finds the gate.
     fn stands_still(self) -> bool {
         let here = own_unit();
         self.granted()

@@ -85,6 +85,6 @@ pub(super) fn fork_child() {
 
 /// Lets other threads close gates again, in the parent and in the child.
 pub(super) fn fork_done() {
-    // Release: a thread that sees no fork sees what the fork's hooks did.
+    // Release pairs with the last load in `enter`.
     FORKING.store(0, Release);
 }

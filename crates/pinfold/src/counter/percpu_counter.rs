@@ -344,8 +344,8 @@ impl PercpuCounter {
         self.shards().map_or(0, Shards::drift)
     }
 
-    /// Returns two numbers with the value between them, both included, at one moment during the
-    /// call. They differ by what was added and subtracted meanwhile, and are equal if nothing was.
+    /// Returns a lower and an upper bound of the value at one moment during the call. They differ
+    /// by what was added and subtracted during the call. If nothing was, both are the value.
     ///
     /// Reads each CPU's words twice. Takes no lock, makes no system call and interrupts no CPU.
     pub fn bounds(&self) -> (i64, i64) {

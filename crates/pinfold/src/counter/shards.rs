@@ -334,9 +334,10 @@ impl Shards {
     /// `most`. Returns false if there is no such batch.
     ///
     /// 1. Halves the batch until the batches of all granted shards, and of `unit`'s if that is new,
-    ///    fit into `most`. Lowering needs a fence.
-    /// 2. Doubles the batch if the shard was granted before: its batch was used up.
-    /// 3. Doubles the batch until `n` fits.
+    ///    fit into `most`. Lowering the batch needs a fence.
+    /// 2. Doubles the batch if `most` allows, and the shard was granted before: its batch was used
+    ///    up.
+    /// 3. Doubles the batch until `n` fits, as far as `most` allows.
     /// 4. Grants the shard of `unit` if that is new.
     pub(super) fn fit_batch(self, held: &AllHeld, unit: usize, n: u64, most: u64) -> bool {
         let granted = self.is_granted(unit);

@@ -1,8 +1,9 @@
 //! The locks of the counters' slow paths.
 //!
 //! A shard has no lock of its own. Its CPU and its counter's block choose one of the locks in
-//! [`ALL`]: the CPU chooses the cache line, the block chooses the lock in that line. With up to 64
-//! CPUs, only the CPU itself and threads that fold from afar use a line.
+//! [`ALL`]: the CPU chooses the cache line, and the block chooses the lock in that line. With up to
+//! 64 CPUs, a line is used only by the CPU itself, and by threads that fold from afar or take all
+//! locks of a counter.
 //!
 //! * An add or a fold tries one lock. If the lock is taken, the add goes to the shared base, and
 //!   the fold leaves the shard out.

@@ -8,7 +8,7 @@
 //! * It blocks all signals that others send, and has no name of its own.
 //! * The allocator stops the thread as soon as the program has only one thread, and waits until the
 //!   thread is gone.
-//! * On a machine with isolated CPUs, it first moves to the other CPUs.
+//! * On a machine with isolated CPUs, it first sets its affinity to the other CPUs.
 
 use super::spawn::{Body, spawn};
 use super::{PASSING, Reach, thread_begins, thread_ended, tick};
