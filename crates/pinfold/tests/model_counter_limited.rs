@@ -210,24 +210,24 @@ fn a_limited_add_without_a_lock_never_passes_its_limit() {
 
 #[test]
 #[should_panic(expected = "added beyond the limit")]
-fn it_passes_if_the_reach_is_not_compared() {
+fn the_limit_is_passed_if_the_reach_is_not_compared() {
     explore(Fault::ReachNotCompared);
 }
 
 #[test]
 #[should_panic(expected = "added beyond the limit")]
-fn it_passes_if_folds_leave_the_reach() {
+fn the_limit_is_passed_if_folds_leave_the_reach() {
     explore(Fault::FoldBeyond);
 }
 
 #[test]
 #[should_panic(expected = "added beyond the limit")]
-fn it_passes_if_folds_leave_no_slack() {
+fn the_limit_is_passed_if_folds_leave_no_slack() {
     explore(Fault::NoSlack);
 }
 
 #[test]
 #[should_panic(expected = "added beyond the limit")]
-fn it_passes_if_only_folds_know_the_reach() {
+fn the_limit_is_passed_if_only_folds_know_the_reach() {
     explore(Fault::NotStated);
 }
