@@ -195,8 +195,9 @@ int pinfold_malloc_info(int options, FILE *stream);
  * Freeing an object twice, or to a cache that it did not come from, corrupts a cache that makes no
  * checks.
  *
- *	struct pinfold_cache *sessions = pinfold_cache_create("session", sizeof(struct session), 0,
- *							      0, NULL);
+ *	struct pinfold_cache *sessions;
+ *
+ *	sessions = pinfold_cache_create("session", sizeof(struct session), 0, 0, NULL);
  *	struct session *session = pinfold_cache_alloc(sessions);
  *	...
  *	pinfold_cache_free(sessions, session);
