@@ -1,4 +1,4 @@
-/* Object caches as a C program uses them. */
+/* Object caches in C. Prints "ok". */
 #include "pinfold.h"
 
 #include <errno.h>
@@ -27,7 +27,7 @@
 
 static void *objects[OBJECTS];
 
-/* What the last report said, and how many there were. */
+/* The last report, and the number of reports. */
 static struct {
 	int count, kind;
 	ptrdiff_t offset;
@@ -350,7 +350,7 @@ static struct pinfold_cache *shared;
 static void *handed[THREADS][64];
 static pthread_barrier_t meet;
 
-/* Each thread frees what its neighbour has allocated. */
+/* Each thread frees the objects that its neighbour has allocated. */
 static void *work(void *argument)
 {
 	size_t me = (size_t)(uintptr_t)argument, next = (me + 1) % THREADS;
@@ -404,7 +404,7 @@ static void *churn(void *argument)
 	return argument;
 }
 
-/* A child goes on with a copy, whatever the parent's threads were at. */
+/* A child has a working copy, whatever the parent's threads were doing at the fork. */
 static void forks(void)
 {
 	pthread_t worker;

@@ -1,4 +1,4 @@
-// The C++ header as a program uses it.
+// pinfold.hpp in a C++ program. Prints "ok".
 #include "pinfold.hpp"
 
 #include <array>
@@ -67,7 +67,7 @@ static void typed_caches()
 	}
 	CHECK(alive == 0);
 
-	// A constructor that throws leaves nothing.
+	// A constructor that throws leaves no object in use.
 	bool thrown = false;
 	try {
 		(void)sessions.make("x", -1);
@@ -84,7 +84,7 @@ static void typed_caches()
 	CHECK(sessions.try_make("y", 1));
 	CHECK(alive == 0);
 
-	// Moving moves the cache; pointers go on.
+	// Pointers stay valid when their cache is moved.
 	auto kept = sessions.make("z", 2);
 	pinfold::cache<session> moved(std::move(sessions));
 	CHECK(sessions.handle() == nullptr && moved.handle() != nullptr);
@@ -244,7 +244,7 @@ static void resources()
 		CHECK(nodes.statistics().slab_alloc > 0);
 		CHECK(pinfold_cache_shrink(nodes.handle()) >= 0 && nodes.in_use() == 0);
 
-		// More than half of an object, and aligned as it is: else upstream.
+		// Smaller blocks, larger ones and those with a larger alignment go upstream.
 		void *inside = nodes.allocate(33, 16), *small = nodes.allocate(32, 8);
 		void *large = nodes.allocate(65, 8), *aligned = nodes.allocate(64, 32);
 		CHECK(at_multiple(aligned, 32));

@@ -1,4 +1,4 @@
-/* Counters and the shepherd as a C program uses them. */
+/* Counters, events, histograms and the shepherd in C. Prints "ok". */
 #include "pinfold.h"
 
 #include <errno.h>

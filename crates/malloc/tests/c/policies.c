@@ -1,4 +1,7 @@
-/* Memory policies, shared ones, pages and caches with policies, as a C program uses them. For one node or many. */
+/*
+ * Memory policies, shared policies, and pages and caches with policies in C, on one node or
+ * several. Prints "ok".
+ */
 #define _GNU_SOURCE
 #include "pinfold.h"
 
@@ -90,7 +93,7 @@ static void text(void)
 	CHECK(!pinfold_mempolicy_parse(long_text, error, sizeof(error)) && errno == EINVAL);
 	CHECK(strlen(error) == sizeof(error) - 1);
 	free(long_text);
-	/* Null is the default policy. */
+	/* NULL is the default policy. */
 	CHECK(reads(NULL, "default") && pinfold_mempolicy_mode(NULL) == PINFOLD_MPOL_DEFAULT && pinfold_mempolicy_flags(NULL) == 0);
 	errno = 4711;
 	pinfold_mempolicy_put(NULL);
@@ -103,7 +106,7 @@ static void masks(void)
 	pinfold_mempolicy_t *policy = pinfold_mempolicy_create(PINFOLD_MPOL_BIND, PINFOLD_MPOL_RELATIVE_NODES, mask, 6), *other;
 
 	CHECK(policy && reads(policy, "bind=relative:0,2,5"));
-	/* No bit too few, and none too many. */
+	/* Exactly the first five bits count: node 5 is not among them. */
 	other = pinfold_mempolicy_create(PINFOLD_MPOL_BIND, 0, mask, 5);
 	CHECK(reads(other, "bind:0,2"));
 	pinfold_mempolicy_put(other);
@@ -147,7 +150,7 @@ static void copies_and_changes(void)
 	errno = 0;
 	CHECK(pinfold_mempolicy_set_home_node(copy, -2) == -1 && errno == EINVAL);
 	CHECK(pinfold_mempolicy_set_home_node(copy, 1024) == -1 && pinfold_mempolicy_set_home_node(NULL, 0) == -1);
-	/* Who holds the old one does not see the new one's nodes. */
+	/* A holder of the old policy does not see the new one's nodes. */
 	bound = pinfold_mempolicy_rebind(policy, allowed, 8);
 	CHECK(bound && pinfold_mempolicy_nodes(bound, mask, 64) == 0 && mask[0] == 0x30);
 	CHECK(pinfold_mempolicy_nodes(policy, mask, 64) == 0 && mask[0] == 0x3 && reads(bound, "bind=relative:0-1"));
@@ -203,8 +206,10 @@ static void counts(void)
 	CHECK(policies_in_use() == before - 1);
 }
 
-/* A policy object that was put into a private use and into a shared range, and then put by its owner, was freed under the range's users
- * (Linux 2.6.26 to 3.6). Here every holder has its own. */
+/*
+ * Puts one policy to two uses, and then puts the policy itself. In Linux 2.6.26 to 3.6 that freed
+ * the policy under the users of the shared range. Here each use has a copy.
+ */
 static struct pinfold_shared_policy *shared;
 
 static void *look_up(void *argument)
@@ -233,11 +238,14 @@ static void one_policy_in_two_uses(void)
 	CHECK(pinfold_shared_policy_set(shared, 100, 1000, policy) == 0);
 	pinfold_mempolicy_put(policy);
 	CHECK(policies_in_use() == before);
-	/* Whatever takes the freed object's place has other nodes. */
+	/* A policy in the freed object's place has other nodes, so that a stale use shows. */
 	policy = parsed("interleave:0-7");
 	for (int n = 0; n < THREADS; n++)
 		CHECK(!pthread_create(&threads[n], NULL, look_up, NULL));
-	/* Splitting a range, and the end of the private use, take nothing from the others. */
+	/*
+	 * Neither other ranges nor the end of the private use change the policy of the shared
+	 * range.
+	 */
 	for (uint64_t n = 0; n < 1000; n++) {
 		CHECK(pinfold_shared_policy_set(shared, 2000 + n, 2001 + n, n % 2 ? policy : NULL) == 0);
 	}
@@ -339,7 +347,7 @@ static void pools(void)
 	pinfold_pages_free(pool, NULL);
 	errno = 0;
 	CHECK(pinfold_pages_destroy(pool) == -1 && errno == EBUSY);
-	/* It is as it was. */
+	/* The pool works as before. */
 	CHECK((pages[0] = pinfold_pages_alloc(pool, 0)) && pages[599][1] == (char)599);
 	pinfold_pages_free(pool, pages[0]);
 	pinfold_pages_free(pool, pages[599]);
@@ -410,7 +418,7 @@ int main(void)
 	if (pinfold_mempolicy_available())
 		threads_and_ranges();
 	else
-		printf("policies are not to be had here: errno %d\n", errno);
+		printf("skipped: policies cannot be set here: errno %d\n", errno);
 	pools();
 	caches();
 	children();

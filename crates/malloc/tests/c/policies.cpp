@@ -1,4 +1,4 @@
-// Memory policies as a C++ program uses them.
+// Memory policies in C++: pinfold::mempolicy. Prints "ok".
 #include "pinfold.hpp"
 
 #include <cstdio>

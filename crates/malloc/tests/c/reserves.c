@@ -1,4 +1,4 @@
-/* Objects that are certain, objects that readers look at, and what caches say of themselves, as a C program uses them. */
+/* Prefilled sheaves, memory pools, readers and slabinfo in C. Prints "ok". */
 #include "pinfold.h"
 
 #include <errno.h>
@@ -39,7 +39,7 @@ static uint64_t attribute(const struct pinfold_cache *cache, const char *name)
 	return value;
 }
 
-/* Calls `f` in a child in which no memory can be mapped or committed from then on. */
+/* Calls `f` in a child that gets no more memory from the system. */
 static void without_memory(void (*f)(struct pinfold_cache *, void *), struct pinfold_cache *cache, void *reserve)
 {
 	int status;
@@ -47,10 +47,13 @@ static void without_memory(void (*f)(struct pinfold_cache *, void *), struct pin
 
 	CHECK(child >= 0);
 	if (child == 0) {
-		/* Not 0, which the kernel takes for no limit on data; not RLIMIT_AS, under which what is reserved could be committed. */
+		/*
+		 * The kernel takes 0 for no limit on data. RLIMIT_AS would still allow the use of
+		 * mapped memory.
+		 */
 		const struct rlimit none = { 1, RLIM_INFINITY };
 
-		/* Who waits for ever ends by the alarm. */
+		/* The alarm ends a child that waits without end. */
 		alarm(60);
 		CHECK(setrlimit(RLIMIT_DATA, &none) == 0);
 		f(cache, reserve);
@@ -59,7 +62,7 @@ static void without_memory(void (*f)(struct pinfold_cache *, void *), struct pin
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* Takes objects until there are none, linked through their first word. */
+/* Allocates objects until that fails, and links them through their first words. */
 static void **exhaust(const struct pinfold_cache *cache, size_t *count)
 {
 	void **last = NULL, **object;
@@ -133,7 +136,7 @@ static void pool_outlasts_memory(struct pinfold_cache *cache, void *reserve)
 		CHECK((taken[n] = n % 2 ? pinfold_mempool_alloc(pool) : pinfold_mempool_alloc_wait(pool)));
 	errno = 0;
 	CHECK(!pinfold_mempool_alloc(pool) && errno == ENOMEM && pinfold_mempool_available(pool) == 0);
-	/* What is freed first fills the reserve; the rest is the cache's. */
+	/* The first freed objects fill the reserve; the others go to the cache. */
 	while ((first = object)) {
 		object = *object;
 		errno = 4711;
@@ -178,7 +181,7 @@ static void pools(void)
 	CHECK(pinfold_cache_destroy(cache) == 0);
 }
 
-/* What readers look at: an object that is free or another's has another canary. */
+/* The object of the readers. A freed or reused object has another canary. */
 struct route {
 	_Atomic uint64_t canary, inverse;
 	char rest[48];
@@ -236,7 +239,7 @@ static void readers(unsigned flags)
 		if (n % (CHANGES / 4) == 0)
 			CHECK(pinfold_cache_flush_deferred(cache) == 0);
 		if (n % (CHANGES / 4) == 1) {
-			/* By hand. */
+			/* Waits for the readers and frees the object itself. */
 			old = atomic_exchange(&current, made(cache, n));
 			CHECK(pinfold_grace_synchronize() == 0);
 			old->canary = old->inverse = 0;
@@ -250,12 +253,12 @@ static void readers(unsigned flags)
 	CHECK(pinfold_cache_flush_deferred(cache) == 0);
 	CHECK(attribute(cache, "objects") == 1 && attribute(cache, "free_rcu_sheaf_fail") == 0);
 	CHECK(attribute(cache, "free_rcu_sheaf") >= CHANGES - 100);
-	/* A destroy waits for what was freed deferred. */
+	/* Destroying the cache waits for objects that were freed deferred. */
 	pinfold_cache_free_deferred(cache, atomic_exchange(&current, NULL));
 	CHECK(pinfold_cache_validate(cache, NULL, NULL) == 0 && pinfold_cache_destroy(cache) == 0);
 }
 
-/* An object is not given out again while its reader is in. */
+/* The cache does not reuse an object while its reader is inside. */
 static void waits_for_readers(void)
 {
 	struct pinfold_cache *cache = created("waiting", 64);
@@ -292,7 +295,7 @@ static void note(const struct pinfold_cache_info *info, void *context)
 
 	if (strcmp(info->name, "told of") == 0)
 		*found = *info;
-	/* May allocate. */
+	/* The callback may allocate. */
 	free(strdup(info->name));
 }
 
@@ -314,7 +317,7 @@ static void say(void)
 		     &per_slab, &pages) == 6);
 	CHECK(strcmp(name, "told_of") == 0 && active == 7 && total >= 7 && size >= 100 && per_slab > 0 && pages > 0);
 
-	/* As snprintf. */
+	/* A short buffer gets a part, like that of snprintf. */
 	CHECK(pinfold_slabinfo(cache, NULL, 0) == length);
 	memset(little, 'x', sizeof(little));
 	CHECK(pinfold_slabinfo(cache, little, 10) == length && strcmp(little, "slabinfo ") == 0 && little[10] == 'x');

@@ -45,12 +45,12 @@
 #pragma weak pinfold_counter_read
 #pragma weak pinfold_counter_sum
 
-/* What fails. */
+/* A fault: which calls fail, and how. */
 struct fault {
 	const char *name;
-	/* How many calls in a row fail, from the n-th on. */
+	/* How many calls fail in a row, from the n-th on. */
 	long length;
-	/* The answer, and membarrier's. */
+	/* The errno of a failing call, and of a failing membarrier. */
 	int error, fence_error;
 	/* The only call that fails; 0 if every call does. */
 	int only;
@@ -65,7 +65,7 @@ static const struct fault faults[] = {
 	{ "sandbox", 12, ENOMEM, EPERM, 0 },
 };
 
-/* What the child tells, also about how it ended. */
+/* What the child reports, also if it crashes. */
 struct record {
 	volatile long calls, failed, fences_failed, refusals;
 	volatile int number;
@@ -174,10 +174,10 @@ static void trap_calls(void)
 	struct sock_fprog program = { n, code };
 	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
 	if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
-		skip("seccomp filters are not to be had here");
+		skip("this machine allows no seccomp filter");
 }
 
-/* The objects that the script holds. */
+/* The objects that the script holds now. */
 
 enum { OBJECTS = 480, MARK = 4711 };
 
@@ -391,7 +391,7 @@ static void beside_a_thread(void)
 	verify_all();
 }
 
-/* Caches, and what stands on them. */
+/* Object caches, prefilled sheaves, memory pools, deferred frees and counters. */
 
 enum { CACHED = 300 };
 
@@ -646,7 +646,9 @@ int main(int count, char **words)
 			say(text);
 			continue;
 		}
-		/* A fault for the rest of the script is about the same from one call to the next. */
+		/*
+		 * A fault for the rest of the script is about the same from one call to the next.
+		 */
 		long step = fault->length > 1000 ? 8 : getenv("EDGE_CONTROL") ? 5 : 100000;
 		for (;; n += 1 + n / step) {
 			bad += !run(n);
