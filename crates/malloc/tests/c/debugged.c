@@ -191,24 +191,31 @@ static const struct {
 	const char *said[6];
 } faults[] = {
 	{ "redzone_alloc", redzone_alloc, DEBUG,
-	  { "cache kmalloc-00032: right red zone overwritten", "at offset 18: 0xab instead of 0xcc, 2 wrong in all", "allocated by thread",
+	  { "cache kmalloc-00032: right red zone overwritten",
+	    "at offset 18: 0xab instead of 0xcc, 2 wrong in all", "allocated by thread",
 	    " session_new ", " main " } },
 	{ "left_redzone", left_redzone, DEBUG,
-	  { "cache kmalloc-00064: left red zone overwritten", "at offset -1: 0x12 instead of 0xcc, 1 wrong in all", " main " } },
+	  { "cache kmalloc-00064: left red zone overwritten",
+	    "at offset -1: 0x12 instead of 0xcc, 1 wrong in all", " main " } },
 	{ "double_free", double_free, DEBUG,
-	  { "cache kmalloc-00112: object freed twice", "allocated by thread", " session_new ", "freed by thread", " double_free ", " main " } },
+	  { "cache kmalloc-00112: object freed twice", "allocated by thread", " session_new ",
+	    "freed by thread", " double_free ", " main " } },
 	{ "use_after_free", use_after_free, DEBUG,
-	  { "cache kmalloc-00112: poison overwritten: written to after it was freed", "at offset 7: 0x12 instead of 0x6b, 1 wrong in all",
+	  { "cache kmalloc-00112: poison overwritten: written to after it was freed",
+	    "at offset 7: 0x12 instead of 0x6b, 1 wrong in all",
 	    "freed by thread", " use_after_free ", " main " } },
 	{ "inside", inside, DEBUG, { "cache kmalloc-00112: not the start of an object" } },
 	{ "realloc_shrunk", realloc_shrunk, DEBUG,
-	  { "cache kmalloc-00048: right red zone overwritten", "at offset 44: 0xab instead of 0xcc, 1 wrong in all" } },
+	  { "cache kmalloc-00048: right red zone overwritten",
+	    "at offset 44: 0xab instead of 0xcc, 1 wrong in all" } },
 	{ "realloc_grown", realloc_grown, DEBUG,
-	  { "cache kmalloc-00192: right red zone overwritten", "at offset 185: 0xab instead of 0xcc, 1 wrong in all" } },
+	  { "cache kmalloc-00192: right red zone overwritten",
+	    "at offset 185: 0xab instead of 0xcc, 1 wrong in all" } },
 	{ "realloc_fine", realloc_fine, DEBUG, { NULL } },
 	{ "no_fault", no_fault, DEBUG, { NULL } },
 	{ "double_free", double_free, HARDENED, { "cache kmalloc-00112: object freed twice" } },
-	{ "use_after_free", use_after_free, HARDENED, { "cache kmalloc-00112: object written to after it was freed" } },
+	{ "use_after_free", use_after_free, HARDENED,
+	  { "cache kmalloc-00112: object written to after it was freed" } },
 	{ "inside", inside, HARDENED, { "cache kmalloc-00112: not the start of an object" } },
 	{ "no_fault", no_fault, HARDENED, { NULL } },
 };
@@ -263,7 +270,8 @@ int main(int count, char **arguments)
 	for (size_t nth = 0; nth < FAULTS; nth++) {
 		int status = started_again("/proc/self/exe", nth, said, sizeof(said));
 		int aborts = faults[nth].said[0] != NULL;
-		int right = aborts ? WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT : status == 0 && strcmp(said, "fine\n") == 0;
+		int right = aborts ? WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT
+				   : status == 0 && strcmp(said, "fine\n") == 0;
 
 		for (size_t n = 0; n < 6 && faults[nth].said[n]; n++)
 			if (!strstr(said, faults[nth].said[n])) {
@@ -271,7 +279,8 @@ int main(int count, char **arguments)
 				right = 0;
 			}
 		if (!right) {
-			printf("%s with %s ended with status %#x and said:\n%s", faults[nth].name, faults[nth].setting, (unsigned)status,
+			printf("%s with %s ended with status %#x and said:\n%s", faults[nth].name,
+			       faults[nth].setting, (unsigned)status,
 			       said);
 			return 1;
 		}

@@ -33,7 +33,8 @@ static void *hide(void *p)
 static void expect(const char *call, size_t size)
 {
 	if (errno != KEPT && failures++ < 5)
-		fprintf(stderr, "%s of %zu bytes: errno is %d (%s)\n", call, size, errno, strerror(errno));
+		fprintf(stderr, "%s of %zu bytes: errno is %d (%s)\n", call, size, errno,
+			strerror(errno));
 	errno = KEPT;
 }
 
@@ -57,7 +58,8 @@ static void *calls(void *argument)
 	for (int round = 0, few = 0; !few || milliseconds() - start < 3000; round++) {
 		few = round > 10;
 		for (int i = 0; i < HELD; i++) {
-			size_t size = rand_r(&seed) % 3 ? rand_r(&seed) % 600 : rand_r(&seed) % 40000;
+			size_t size = rand_r(&seed) % 3 ? rand_r(&seed) % 600
+							: rand_r(&seed) % 40000;
 			if (i % 100 == 0)
 				size = rand_r(&seed) % 4000000;
 			if (few)
@@ -103,7 +105,8 @@ static void refuse(void)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
 	struct sock_fprog program = { sizeof filter / sizeof *filter, filter };
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+	    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
 		perror("seccomp");
 		exit(1);
 	}

@@ -204,7 +204,8 @@ int main(int count, char **arguments)
 	handlers([](std::size_t n) { return hide(::operator new(n, std::nothrow)); }, true);
 	handlers([](std::size_t n) { return hide(::operator new[](n, std::nothrow)); }, true);
 	handlers([&](std::size_t n) { return hide(::operator new(n, line, std::nothrow)); }, true);
-	handlers([&](std::size_t n) { return hide(::operator new[](n, line, std::nothrow)); }, true);
+	handlers([&](std::size_t n) { return hide(::operator new[](n, line, std::nothrow)); },
+		 true);
 	limited();
 	std::puts("ok");
 	return 0;

@@ -50,9 +50,12 @@ int main()
 		const std::size_t size = static_cast<std::size_t>(i) * 37 % 5000;
 		const long before = made;
 		void *blocks[] = {
-			hide(::operator new(size)), hide(::operator new(size)), hide(::operator new(size)),
-			hide(::operator new[](size)), hide(::operator new[](size)), hide(::operator new[](size)),
-			hide(::operator new(size, std::nothrow)), hide(::operator new[](size, std::nothrow)),
+			hide(::operator new(size)), hide(::operator new(size)),
+				hide(::operator new(size)),
+			hide(::operator new[](size)), hide(::operator new[](size)),
+				hide(::operator new[](size)),
+			hide(::operator new(size, std::nothrow)),
+				hide(::operator new[](size, std::nothrow)),
 		};
 		CHECK(made - before == 8);
 		::operator delete(blocks[0]);

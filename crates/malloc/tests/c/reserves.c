@@ -40,7 +40,8 @@ static uint64_t attribute(const struct pinfold_cache *cache, const char *name)
 }
 
 /* Calls `f` in a child that gets no more memory from the system. */
-static void without_memory(void (*f)(struct pinfold_cache *, void *), struct pinfold_cache *cache, void *reserve)
+static void without_memory(void (*f)(struct pinfold_cache *, void *), struct pinfold_cache *cache,
+			   void *reserve)
 {
 	int status;
 	pid_t child = fork();
@@ -133,9 +134,11 @@ static void pool_outlasts_memory(struct pinfold_cache *cache, void *reserve)
 	object = exhaust(cache, &count);
 	CHECK(count > 0);
 	for (int n = 0; n < 150; n++)
-		CHECK((taken[n] = n % 2 ? pinfold_mempool_alloc(pool) : pinfold_mempool_alloc_wait(pool)));
+		CHECK((taken[n] = n % 2 ? pinfold_mempool_alloc(pool)
+					: pinfold_mempool_alloc_wait(pool)));
 	errno = 0;
-	CHECK(!pinfold_mempool_alloc(pool) && errno == ENOMEM && pinfold_mempool_available(pool) == 0);
+	CHECK(!pinfold_mempool_alloc(pool) && errno == ENOMEM &&
+	      pinfold_mempool_available(pool) == 0);
 	/* The first freed objects fill the reserve; the others go to the cache. */
 	while ((first = object)) {
 		object = *object;
@@ -162,7 +165,8 @@ static void pools(void)
 	CHECK((object = pinfold_mempool_alloc(pool)) && pinfold_mempool_available(pool) == 150);
 	pinfold_mempool_free(pool, object);
 	pinfold_mempool_free(pool, NULL);
-	CHECK((object = pinfold_mempool_alloc_preallocated(pool)) && pinfold_mempool_available(pool) == 149);
+	CHECK((object = pinfold_mempool_alloc_preallocated(pool)) &&
+	      pinfold_mempool_available(pool) == 149);
 	pinfold_mempool_free(pool, object);
 	CHECK(pinfold_mempool_available(pool) == 150);
 	CHECK(pinfold_mempool_resize(pool, 400) == 0 && pinfold_mempool_available(pool) == 400);
@@ -222,7 +226,8 @@ static void *look(void *argument)
 
 static void readers(unsigned flags)
 {
-	struct pinfold_cache *cache = pinfold_cache_create("routes", sizeof(struct route), 0, flags, NULL);
+	struct pinfold_cache *cache = pinfold_cache_create("routes", sizeof(struct route), 0, flags,
+							   NULL);
 	pthread_t threads[READERS];
 
 	CHECK(cache);
@@ -301,7 +306,8 @@ static void note(const struct pinfold_cache_info *info, void *context)
 
 static void say(void)
 {
-	struct pinfold_cache *cache = pinfold_cache_create("told of", 100, 0, PINFOLD_SLAB_RED_ZONE, NULL);
+	struct pinfold_cache *cache = pinfold_cache_create("told of", 100, 0, PINFOLD_SLAB_RED_ZONE,
+							   NULL);
 	struct pinfold_cache_info found = { 0 };
 	void *objects[7];
 	char text[1024], little[20], *all, name[40];
@@ -313,14 +319,17 @@ static void say(void)
 	length = pinfold_slabinfo(cache, text, sizeof(text));
 	CHECK(length == strlen(text) && strncmp(text, "slabinfo - version: 2.1\n# name ", 31) == 0);
 	CHECK(strchr(text, ':') && text[length - 1] == '\n');
-	CHECK(sscanf(strchr(strchr(text, '\n') + 1, '\n'), "%39s %lu %lu %lu %lu %lu : tunables", name, &active, &total, &size,
+	CHECK(sscanf(strchr(strchr(text, '\n') + 1, '\n'), "%39s %lu %lu %lu %lu %lu : tunables",
+		     name, &active, &total, &size,
 		     &per_slab, &pages) == 6);
-	CHECK(strcmp(name, "told_of") == 0 && active == 7 && total >= 7 && size >= 100 && per_slab > 0 && pages > 0);
+	CHECK(strcmp(name, "told_of") == 0 && active == 7 && total >= 7 && size >= 100 &&
+	      per_slab > 0 && pages > 0);
 
 	/* A short buffer gets a part, like that of snprintf. */
 	CHECK(pinfold_slabinfo(cache, NULL, 0) == length);
 	memset(little, 'x', sizeof(little));
-	CHECK(pinfold_slabinfo(cache, little, 10) == length && strcmp(little, "slabinfo ") == 0 && little[10] == 'x');
+	CHECK(pinfold_slabinfo(cache, little, 10) == length && strcmp(little, "slabinfo ") == 0 &&
+	      little[10] == 'x');
 	length = pinfold_slabinfo(NULL, NULL, 0) + 1000;
 	CHECK((all = malloc(length)) && pinfold_slabinfo(NULL, all, length) < length);
 	CHECK(strstr(all, "\ntold_of ") && strstr(all, "\nkmalloc-00064 "));
@@ -330,13 +339,15 @@ static void say(void)
 	CHECK(attribute(cache, "objects") == 7 && attribute(cache, "total_objects") == total);
 	CHECK(attribute(cache, "red_zone") == 1 && attribute(cache, "slabs") == total / per_slab);
 	errno = 0;
-	CHECK(pinfold_cache_attribute(cache, "cache_dma", &value) == -1 && errno == EINVAL && value == 4711);
+	CHECK(pinfold_cache_attribute(cache, "cache_dma", &value) == -1 && errno == EINVAL &&
+	      value == 4711);
 	errno = 0;
 	CHECK(pinfold_cache_attribute(cache, "\xff", &value) == -1 && errno == EINVAL);
 
 	caches = pinfold_caches_each(note, &found);
 	CHECK(caches > 10 && caches == pinfold_caches_each(NULL, NULL));
-	CHECK(found.object_size == 100 && found.slab_size == size && found.objects == 7 && found.total_objects == total);
+	CHECK(found.object_size == 100 && found.slab_size == size && found.objects == 7 &&
+	      found.total_objects == total);
 	CHECK(found.slabs == total / per_slab && (found.flags & PINFOLD_SLAB_RED_ZONE));
 	pinfold_cache_free_bulk(cache, 7, objects);
 	CHECK(pinfold_cache_destroy(cache) == 0);

@@ -166,7 +166,8 @@ static void work(void)
 /* Returns a stack of `size` bytes, with BELOW bytes of the pattern below it. */
 static char *paint(size_t size)
 {
-	char *memory = mmap(NULL, BELOW + size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *memory = mmap(NULL, BELOW + size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			    -1, 0);
 	if (memory == MAP_FAILED)
 		fail("no memory for a stack\n");
 	memset(memory, PAINT, BELOW + size);
@@ -244,9 +245,11 @@ static void on_thread(size_t size)
 /* Finds the library's functions. Returns 0 if the library is not loaded. */
 static int find(void *library)
 {
-	FIND(cache_create), FIND(cache_alloc), FIND(cache_free), FIND(cache_alloc_bulk), FIND(cache_free_bulk);
+	FIND(cache_create), FIND(cache_alloc), FIND(cache_free), FIND(cache_alloc_bulk),
+		FIND(cache_free_bulk);
 	FIND(cache_alloc_node), FIND(cache_free_deferred);
-	FIND(counter_create), FIND(counter_add), FIND(counter_sum), FIND(counter_read), FIND(counter_swap);
+	FIND(counter_create), FIND(counter_add), FIND(counter_sum), FIND(counter_read),
+		FIND(counter_swap);
 	FIND(counter_limited_add), FIND(event_create), FIND(event_add), FIND(event_sum);
 	return calls.cache_alloc != NULL;
 }

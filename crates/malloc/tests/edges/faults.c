@@ -162,7 +162,8 @@ static void trap_calls(void)
 						 offsetof(struct seccomp_data, nr));
 	for (int i = 0; i < CALLS; i++)
 		code[n++] = (struct sock_filter)BPF_JUMP(
-			BPF_JMP | BPF_JEQ | BPF_K, (unsigned)calls[i], (unsigned char)(CALLS - i), 0);
+			BPF_JMP | BPF_JEQ | BPF_K, (unsigned)calls[i], (unsigned char)(CALLS - i),
+				0);
 	code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
 	code[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (unsigned)pointer);
 	code[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)behind, 0, 3);
@@ -631,7 +632,8 @@ static int run(long n)
 int main(int count, char **words)
 {
 	int bad = 0;
-	record = mmap(NULL, sizeof *record, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	record = mmap(NULL, sizeof *record, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		      0);
 	CHECK(record != MAP_FAILED);
 	for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
 		char text[200];
