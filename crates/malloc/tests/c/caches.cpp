@@ -56,7 +56,9 @@ static void typed_caches()
 
 		for (int n = 0; n < 1000; n++)
 			many.push_back(sessions.make(
-				"a name beyond what a string keeps in itself " + std::to_string(n), n));
+				"a name beyond what a string keeps in itself " +
+					std::to_string(n),
+				n));
 		CHECK(alive == 1000 && sessions.in_use() >= 1000);
 		CHECK(many[999]->name == "a name beyond what a string keeps in itself 999" &&
 		      many[999]->port == 999);
