@@ -69,7 +69,7 @@ void *pinfold_calloc(size_t count, size_t size);
  * Returns the block, which may have moved, or NULL with ENOMEM and the block unchanged. Shrinking
  * never fails. The block stays where it is while at least half of its room is in use. A block of
  * more than 512 KiB grows in place if free memory lies behind it. A block of 2 MiB or more moves by
- * its pages where the kernel can do that. Other blocks are copied.
+ * its pages where that is possible. Other blocks are copied.
  */
 void *pinfold_realloc(void *block, size_t size);
 
@@ -188,9 +188,9 @@ int pinfold_malloc_info(int options, FILE *stream);
  * Each CPU has an array of free objects of each cache, a "sheaf". Each node has a "barn" of full
  * and empty sheaves. Objects are cut from "slabs". Allocating and freeing do not touch the object.
  *
- * The functions that allocate and free are safe in signal handlers. There an allocation may fail
- * with ENOMEM if the handler interrupted an allocation of the same thread. The other functions of
- * caches are not for signal handlers.
+ * The functions that allocate or free objects are safe in signal handlers. There an allocation may
+ * fail with ENOMEM if the handler interrupted an allocation of the same thread. The other functions
+ * of caches, sheaves and pools are not for signal handlers.
  *
  * Freeing an object twice, or to a cache that it did not come from, corrupts a cache that makes no
  * checks.
@@ -257,8 +257,8 @@ struct pinfold_cache *pinfold_cache_create(const char *name, size_t size, size_t
  * first. No other thread may use the cache during the call.
  *
  * Returns 0, or -1 with the cache unchanged: EBUSY if objects have not come back, ENOTSUP if the
- * kernel cannot fence. Interrupts the CPUs once. Waits until readers no longer see objects freed by
- * pinfold_cache_free_deferred. A reader must not call it: it would wait for itself.
+ * kernel cannot fence. Interrupts the CPUs once. Waits for the readers of objects that were freed
+ * by pinfold_cache_free_deferred. A reader must not call it, because it would wait for itself.
  */
 int pinfold_cache_destroy(struct pinfold_cache *cache);
 
@@ -328,8 +328,9 @@ ptrdiff_t pinfold_cache_shrink(const struct pinfold_cache *cache);
  * replaced by the nearest bound. Holds for sheaves that are filled or emptied after the call. Never
  * fails.
  *
- * Without this call a sheaf holds 128 KiB of objects. A cache that is created when the budget below
- * is used up has sheaves of 4 objects, or of 128 KiB of objects if these are fewer.
+ * Without this call a sheaf holds 128 KiB of objects, and at most 125 objects. A cache that is
+ * created when the budget below is used up has sheaves of 4 objects, or of 128 KiB of objects if
+ * these are fewer.
  */
 void pinfold_cache_set_sheaf_capacity(const struct pinfold_cache *cache, size_t objects);
 
@@ -353,9 +354,9 @@ unsigned pinfold_cache_debug_flags(const struct pinfold_cache *cache);
 
 /*
  * Returns how many objects are in use. Free objects in the CPUs' and the nodes' sheaves count as in
- * use. The number is exact after pinfold_cache_shrink, and after a pinfold_cache_destroy that
- * failed with EBUSY, if no thread uses the cache meanwhile. Takes the nodes' locks and walks the
- * slabs that have free objects.
+ * use, and so do objects that wait for their readers. The number is exact after
+ * pinfold_cache_shrink, and after a pinfold_cache_destroy that failed with EBUSY, if no thread uses
+ * the cache meanwhile. Takes the nodes' locks and walks the slabs that have free objects.
  */
 size_t pinfold_cache_in_use(const struct pinfold_cache *cache);
 
@@ -458,7 +459,7 @@ struct pinfold_sheaf;
  * more than the capacity of the CPUs' sheaves.
  *
  * Returns the sheaf, or NULL with ENOMEM and no object kept. Costs what pinfold_cache_alloc_bulk
- * costs, and a block of 1 KiB for each 125 objects. Not for signal handlers.
+ * costs, and a block of 1 KiB for each 125 objects.
  */
 struct pinfold_sheaf *pinfold_cache_prefill(const struct pinfold_cache *cache, size_t n);
 
@@ -477,12 +478,11 @@ size_t pinfold_sheaf_len(const struct pinfold_sheaf *sheaf);
 /*
  * Allocates objects until `sheaf` holds `n`. Does nothing if it holds as many already.
  *
- * Returns 0, or -1 with ENOMEM; then the sheaf holds as many objects as before, or more. Not for
- * signal handlers.
+ * Returns 0, or -1 with ENOMEM; then the sheaf holds as many objects as before, or more.
  */
 int pinfold_sheaf_refill(struct pinfold_sheaf *sheaf, size_t n);
 
-/* Ends `sheaf`, and frees the objects in it to the cache. Never fails. Not for signal handlers. */
+/* Ends `sheaf`, and frees the objects in it to the cache. Never fails. */
 void pinfold_sheaf_return(struct pinfold_sheaf *sheaf);
 
 /* A reserve of objects of a cache, like the kernel's mempool_t. */
@@ -669,8 +669,8 @@ size_t pinfold_caches_each(void (*each)(const struct pinfold_cache_info *info, v
  * at 2^63. After fork the child goes on with copies.
  *
  * Signal handlers may add, read and sum. They must not create, destroy, set, swap, limit, or change
- * a batch. No operation of a counter fails for lack of memory: without memory for its words a
- * counter works as one atomic.
+ * a batch. Adding and reading never fail: a counter without memory for its words works as one
+ * atomic.
  *
  * The child of a vfork must not count. It shares the parent's memory, but the kernel does not
  * protect its counting from the parent's threads: counts of the child and of the parent may be
@@ -881,8 +881,8 @@ uint64_t pinfold_histogram_quantile(const struct pinfold_histogram *histogram, d
 
 /*
  * The shepherd folds watched counters from another CPU: without an interrupt, a wake-up or a
- * context switch on the CPUs that add. Each fold is a tick. A thread on the housekeeping CPUs
- * ticks, or the program does, by pinfold_shepherd_tick. A watched counter is folded by all
+ * context switch on the CPUs that add. One round of folding is a tick. A thread on the housekeeping
+ * CPUs ticks, or the program calls pinfold_shepherd_tick. A watched counter is folded by all
  * shepherds of the process.
  *
  * These functions are not for signal handlers.
