@@ -661,8 +661,8 @@ size_t pinfold_caches_each(void (*each)(const struct pinfold_cache_info *info, v
 			   void *context);
 
 /*
- * Counters. Each CPU adds to words of its own. No add takes a lock or makes a system call. Sums are
- * exact all the same.
+ * Counters. Each CPU adds to words of its own. An add within the batch takes no lock and makes no
+ * system call. Sums are exact all the same.
  *
  * A counter's "batch" is how much each CPU may keep to itself before it adds to the total. A larger
  * batch makes adds cheaper and reads less exact. Batches are from 1 to 2^40. The value wraps around
@@ -693,8 +693,7 @@ struct pinfold_counter {
 };
 
 /*
- * Initialises a static counter to `value`, with the default batch. Such a counter is never
- * destroyed.
+ * Initialises a static counter to `value`, with the default batch. Do not destroy such a counter.
  */
 #define PINFOLD_COUNTER_INIT(value) \
 	{ { 64, 0, 0, 0, 0, 0, 0, 0, (uint64_t)(value), 0, 0, 0, 0, 0, 0, 0 } }
@@ -831,7 +830,7 @@ struct pinfold_event {
 	uint64_t pinfold_private[2];
 };
 
-/* Initialises a static event counter to 0. Such a counter is never destroyed. */
+/* Initialises a static event counter to 0. Do not destroy such a counter. */
 #define PINFOLD_EVENT_INIT { { 0, 0 } }
 
 /* Creates an event counter at 0. Returns it, or NULL with ENOMEM. */
