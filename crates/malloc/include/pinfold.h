@@ -159,7 +159,7 @@ struct pinfold_mallinfo2 {
 	size_t ordblks;
 	size_t smblks;
 	size_t hblks;
-	size_t hblkhd;   /* in huge blocks: 32 MiB and more */
+	size_t hblkhd;   /* in huge blocks: 62 MiB and more */
 	size_t usmblks;
 	size_t fsmblks;
 	size_t uordblks; /* in blocks in use and in the CPUs' caches */

@@ -32,7 +32,7 @@ fn word(at: usize) -> &'static AtomicUsize {
     &kmalloc::beside()[at]
 }
 
-/// Opens the fast paths, if the size classes have any. The slow paths must work already.
+/// Opens the fast paths if `kmalloc` has any. The slow paths must work already.
 pub(crate) fn open_fast_paths() {
     if !kmalloc::has_fast_paths() {
         return;
