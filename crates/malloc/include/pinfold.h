@@ -1,14 +1,29 @@
 /*
- * pinfold.h - Pinfold's C API.
+ * pinfold.h - Pinfold's C API: malloc under prefixed names, object caches, counters, the shepherd.
  *
- * The malloc family under prefixed names. Linking with libpinfold.so or libpinfold.a also replaces malloc, free and the
- * others under their own names, the __libc_malloc family of glibc, and C++'s operator new and operator delete. A program may
- * still define some of these itself: the others call the program's, as C and C++ say. (libpinfold.a leaves the nothrow forms
- * of operator new to the C++ runtime, which calls the plain ones.)
+ * Linking with libpinfold.so or libpinfold.a also replaces the C malloc family under its own names,
+ * glibc's __libc_malloc family, and C++'s operator new and operator delete. A program may still
+ * define some of these itself. Pinfold's remaining functions then call the program's, as the C and
+ * C++ standards require. libpinfold.a leaves the nothrow forms of operator new to the C++ runtime,
+ * whose forms call plain operator new.
  *
- * Functions that fail return NULL and set errno: ENOMEM if there is no memory or a size overflows, EINVAL if an alignment is
- * invalid. Before ENOMEM, everything free that the thread can reach serves, whatever size it was freed in. Functions that
- * succeed leave errno alone. All may be called from any thread, and from signal handlers.
+ * Unless a comment below says otherwise:
+ *
+ *   - Any thread may call a function, and several threads may call it at once.
+ *   - A signal handler may call it too.
+ *   - A function that fails sets errno. A function that succeeds leaves errno unchanged.
+ *   - A function that takes back or ends an object does nothing if the argument is NULL.
+ *   - "ENOMEM" means that the system or a limit refused memory. Before an allocation fails, Pinfold
+ *     gives back all free memory that the calling thread can reach, and tries once more.
+ *
+ * Three phrases of the comments have a fixed meaning:
+ *
+ *   - A "critical section" is a restartable sequence on the thread's own CPU: some 25 instructions,
+ *     without a lock, an atomic instruction or a system call. Where the kernel has no restartable
+ *     sequences, atomic instructions do the same.
+ *   - "Interrupts the CPUs" means one membarrier call, which interrupts each CPU that runs a thread
+ *     of this process, for some microseconds.
+ *   - "The kernel cannot fence" means that the kernel, or a sandbox, does not offer membarrier.
  */
 #ifndef PINFOLD_H
 #define PINFOLD_H
@@ -22,82 +37,167 @@
 extern "C" {
 #endif
 
-/* A block of `size` bytes, aligned to 16. A size of 0 gives a block too. */
+/*
+ * Allocates a block of `size` bytes, aligned to 16. A size of 0 gives a block too.
+ *
+ * Returns the block, or NULL with ENOMEM. Costs one critical section for sizes up to 32 KiB.
+ */
 void *pinfold_malloc(size_t size);
 
-/* Takes a block back; NULL is none. An address outside Pinfold's memory ends the process with a message that names it; a
- * second free of a small block, or an address inside one, is found later or not at all. */
+/*
+ * Frees `block`, which came from this API. Never fails. Costs one critical section for small
+ * blocks.
+ *
+ * An address outside Pinfold's memory ends the process with a message that names the address. A
+ * second free of a small block, or a free of an address inside one, corrupts memory and is not
+ * always found. PINFOLD_SLAB_DEBUG and PINFOLD_HARDENED find such faults.
+ */
 void pinfold_free(void *block);
 
-/* `count` objects of `size` bytes, zeroed. */
+/*
+ * Allocates a zeroed block for `count` objects of `size` bytes.
+ *
+ * Returns the block, or NULL with ENOMEM, also if count * size overflows. Does not write to memory
+ * of a large block that is fresh from the system.
+ */
 void *pinfold_calloc(size_t count, size_t size);
 
-/* Grows or shrinks a block. NULL makes a new block; a size of 0 frees the block and returns NULL. Shrinking never fails: if
- * there is no smaller block, the old one stays. A block of 2 MiB or more grows where it is, or by moving its pages. */
+/*
+ * Changes the size of `block` to `size` bytes, and keeps the content up to the smaller size.
+ * Allocates if `block` is NULL. Frees the block and returns NULL if `size` is 0.
+ *
+ * Returns the block, which may have moved, or NULL with ENOMEM and the block unchanged. Shrinking
+ * never fails. The block stays where it is while at least half of its room is in use. A block of
+ * more than 512 KiB grows in place if free memory lies behind it. A block of 2 MiB or more moves by
+ * its pages where that is possible. Other blocks are copied.
+ */
 void *pinfold_realloc(void *block, size_t size);
 
-/* As pinfold_realloc for `count` objects of `size` bytes, failing when that overflows. */
+/*
+ * Changes the size of `block` to `count` objects of `size` bytes, like pinfold_realloc.
+ *
+ * Returns the block, or NULL with ENOMEM and the block unchanged, also if count * size overflows.
+ */
 void *pinfold_reallocarray(void *block, size_t count, size_t size);
 
-/* As pinfold_free (C23). `size` and `align` are ignored: the block's address says what it is. */
+/*
+ * Free `block`, like pinfold_free (C23). The other arguments are ignored: the address of a block
+ * says its size.
+ */
 void pinfold_free_sized(void *block, size_t size);
 void pinfold_free_aligned_sized(void *block, size_t align, size_t size);
 
-/* A block at a multiple of `align`, a power of two. */
+/*
+ * Allocates a block of `size` bytes at a multiple of `align`, which must be a power of two. `size`
+ * need not be a multiple of `align`.
+ *
+ * Returns the block, or NULL with EINVAL (`align` is not a power of two) or ENOMEM.
+ */
 void *pinfold_aligned_alloc(size_t align, size_t size);
 
-/* As pinfold_aligned_alloc, with `align` rounded up to a power of two. */
+/*
+ * Allocates a block of `size` bytes at a multiple of `align` rounded up to a power of two.
+ *
+ * Returns the block, or NULL with EINVAL (no such power of two) or ENOMEM.
+ */
 void *pinfold_memalign(size_t align, size_t size);
 
-/* Stores a block at `*to`. Returns 0, EINVAL (no power of two, or no multiple of a pointer's size) or ENOMEM. */
+/*
+ * Allocates a block of `size` bytes at a multiple of `align`, and stores its address in `*to`.
+ * `align` must be a power of two and a multiple of sizeof(void *).
+ *
+ * Returns 0, EINVAL (`align`) or ENOMEM. Does not change errno. Does not write to `*to` if the call
+ * fails.
+ */
 int pinfold_posix_memalign(void **to, size_t align, size_t size);
 
-/* Blocks at multiples of the OS page; pvalloc gives whole pages. */
+/*
+ * Allocate a block at a multiple of the system's page size. pvalloc rounds `size` up to whole
+ * pages, and 0 to one page.
+ *
+ * Return the block, or NULL with ENOMEM, pvalloc also if the rounded size overflows.
+ */
 void *pinfold_valloc(size_t size);
 void *pinfold_pvalloc(size_t size);
 
-/* Bytes that may be used of a block, at least what was asked for; 0 for NULL. */
+/*
+ * Returns how many bytes of `block` the program may use: at least the size that it asked for.
+ * Returns 0 for NULL. Costs a few loads.
+ */
 size_t pinfold_malloc_usable_size(void *block);
 
-/* Gives all free memory back to the system, with what CPUs have cached. Returns 1 if there was any. Interrupts the CPUs that
- * run threads of this process, once. `pad` is ignored. */
+/*
+ * Gives all free memory back to the system, including the free objects of every CPU's caches. `pad`
+ * is ignored.
+ *
+ * Returns 1 if any memory went back, else 0. Interrupts the CPUs once. Where the kernel cannot
+ * fence, the free objects of the CPUs' caches stay. Makes a system call for each free run. Do not
+ * call this in signal handlers.
+ */
 int pinfold_malloc_trim(size_t pad);
 
-/* Sets the soft limit on the memory that Pinfold holds, in bytes; 0 removes the limit. Replaces the value of
- * PINFOLD_MEMORY_LIMIT. Near the limit, free memory of all sizes serves before the held memory grows, and less free memory is
- * kept. No allocation fails because of the limit: one that cannot be served otherwise passes it. The program's own mappings,
- * stacks and code do not count. Never fails. Costs a few stores. The limit takes effect when memory is next allocated or freed
- * in a slow path. docs/tuning.md has more. */
+/*
+ * Sets the soft limit on the memory that Pinfold holds, in bytes; 0 removes the limit. Replaces the
+ * value of PINFOLD_MEMORY_LIMIT.
+ *
+ * Near the limit, Pinfold serves allocations from free memory of all sizes before it takes more
+ * from the system, and keeps less free memory. No allocation fails because of the limit: an
+ * allocation that free memory cannot serve exceeds the limit. The program's own mappings, stacks
+ * and code do not count. docs/tuning.md describes the limit in full.
+ *
+ * Never fails. Costs a few stores. The limit takes effect at the next allocation or free that takes
+ * a slow path.
+ */
 void pinfold_memory_set_limit(size_t bytes);
 
-/* The soft limit on the memory that Pinfold holds, in bytes; 0 if there is none. */
+/* Returns the soft limit on the memory that Pinfold holds, in bytes; 0 if there is no limit. */
 size_t pinfold_memory_limit(void);
 
-/* As glibc's struct mallinfo2; fields that mean nothing here are 0. */
+/* The fields of glibc's struct mallinfo2, in bytes. Fields without a comment are always 0. */
 struct pinfold_mallinfo2 {
-	size_t arena;    /* held from the system without huge blocks */
+	size_t arena;    /* held from the system, without huge blocks */
 	size_t ordblks;
 	size_t smblks;
 	size_t hblks;
-	size_t hblkhd;   /* in huge blocks */
+	size_t hblkhd;   /* in huge blocks: 62 MiB and more */
 	size_t usmblks;
 	size_t fsmblks;
-	size_t uordblks; /* in blocks in use, CPUs' caches included */
+	size_t uordblks; /* in blocks in use and in the CPUs' caches */
 	size_t fordblks; /* held and free */
-	size_t keepcost; /* could be given back by pinfold_malloc_trim */
+	size_t keepcost; /* what pinfold_malloc_trim could give back */
 };
+
+/*
+ * Returns how much memory Pinfold holds, and for what. Never fails. Walks the slabs that have free
+ * objects, under locks. A call in a signal handler misses the slabs whose lock the interrupted code
+ * holds.
+ */
 struct pinfold_mallinfo2 pinfold_mallinfo2(void);
 
-/* Writes an XML description to `stream`. `options` must be 0, else -1 and EINVAL. */
+/*
+ * Writes what pinfold_mallinfo2 returns to `stream`, as XML. `options` must be 0.
+ *
+ * Returns 0, or -1 with EINVAL (`options`) or the errno of the stream. Do not call this in signal
+ * handlers, which must not use streams.
+ */
 int pinfold_malloc_info(int options, FILE *stream);
 
 /*
- * Object caches: objects of one size, kept ready per CPU. To allocate or to free costs a call and one critical section on this CPU's
- * array of free objects, which are not touched. All functions may be called from any thread; from signal handlers those that allocate
- * or free, of which an allocation may fail there with ENOMEM when it has interrupted another. Who frees an object to another cache than
- * its own, or twice, corrupts caches that make no checks.
+ * Object caches: objects of one size, kept ready per CPU.
  *
- *	struct pinfold_cache *sessions = pinfold_cache_create("session", sizeof(struct session), 0, 0, NULL);
+ * Each CPU has an array of free objects of each cache, a "sheaf". Each node has a "barn" of full
+ * and empty sheaves. Objects are cut from "slabs". Allocating and freeing do not touch the object.
+ *
+ * The functions that allocate or free objects are safe in signal handlers. There an allocation may
+ * fail with ENOMEM if the handler interrupted an allocation of the same thread. The other functions
+ * of caches, sheaves and pools are not for signal handlers.
+ *
+ * Freeing an object twice, or to a cache that it did not come from, corrupts a cache that makes no
+ * checks.
+ *
+ *	struct pinfold_cache *sessions;
+ *
+ *	sessions = pinfold_cache_create("session", sizeof(struct session), 0, 0, NULL);
  *	struct session *session = pinfold_cache_alloc(sessions);
  *	...
  *	pinfold_cache_free(sessions, session);
@@ -106,192 +206,358 @@ int pinfold_malloc_info(int options, FILE *stream);
  */
 struct pinfold_cache;
 
-/* Checks, beside those that the environment variable PINFOLD_SLAB_DEBUG asks for, and the letters that these have there. A cache that
- * checks takes a lock for each object. */
-#define PINFOLD_SLAB_CONSISTENCY_CHECKS 0x1u /* F: every address that is freed, and what the cache knows of it */
-#define PINFOLD_SLAB_RED_ZONE           0x2u /* Z: bytes on both sides of each object */
-#define PINFOLD_SLAB_POISON             0x4u /* P: the bytes of free objects, unless there is a constructor */
-#define PINFOLD_SLAB_STORE_USER         0x8u /* U: who allocated and who freed each object last, with backtraces */
-#define PINFOLD_SLAB_TRACE              0x10u /* T: a line on standard error for each allocation and free */
+/*
+ * Checks of one cache, added to those that the environment variable PINFOLD_SLAB_DEBUG selects. The
+ * letter is the check's name in that variable. A cache that makes checks takes a lock for each
+ * object.
+ */
+#define PINFOLD_SLAB_CONSISTENCY_CHECKS 0x1u  /* F: freed addresses, the cache's records */
+#define PINFOLD_SLAB_RED_ZONE           0x2u  /* Z: guard bytes on both sides of each object */
+#define PINFOLD_SLAB_POISON             0x4u  /* P: bytes of free objects; not with a constructor */
+#define PINFOLD_SLAB_STORE_USER         0x8u  /* U: backtraces of the last alloc and free */
+#define PINFOLD_SLAB_TRACE              0x10u /* T: a line for each alloc and free, on stderr */
 
-/* Finds double frees, frees of what is not the cache's and writes after the free; zeroes what is freed, and gives it out late and in no
- * order that could be foretold. Or not, whatever PINFOLD_HARDENED says. */
+/*
+ * Makes the cache hardened, or not, whatever the environment variable PINFOLD_HARDENED says. The
+ * two flags exclude each other.
+ *
+ * A hardened cache finds double frees, frees of other addresses, and writes after a free. It zeroes
+ * freed objects, and reuses them late and in an unpredictable order.
+ */
 #define PINFOLD_SLAB_HARDENED           0x100u
 #define PINFOLD_SLAB_NOT_HARDENED       0x200u
 
-/* Objects begin at cache lines, small ones at even parts of them. */
+/*
+ * Aligns objects to cache lines, and small objects to even parts of a line, so that none crosses
+ * one.
+ */
 #define PINFOLD_SLAB_HWCACHE_ALIGN      0x400u
 
-/* A cache of objects of `size` bytes, from 1 to 65536, at multiples of `align`, a power of two up to 65536; 0 suits any type of
- * that size without an alignment of its own. `name` is kept up to 32 bytes. `ctor` may be NULL; else it initialises each object when the
- * slab of it is made, once, not at each allocation: who frees an object leaves it as `ctor` did. It runs under a lock: it must not
- * use this cache, throw or longjmp. NULL with EINVAL (name, size 0, align or flags), E2BIG (size), ENOSPC (4096 caches), or ENOMEM. */
-struct pinfold_cache *pinfold_cache_create(const char *name, size_t size, size_t align, unsigned flags, void (*ctor)(void *));
+/*
+ * Creates a cache of objects of `size` bytes, from 1 to 65536, at multiples of `align`.
+ *
+ * `name`   text in UTF-8. The cache keeps the first 32 bytes.
+ * `align`  a power of two up to 65536, or 0. With 0, objects suit each type of that size which has
+ *          no extended alignment.
+ * `flags`  PINFOLD_SLAB_* combined, or 0.
+ * `ctor`   NULL, or a function that initialises an object. The cache calls `ctor` once for each
+ *          object, when its slab is made, and not at each allocation. The program frees an object
+ *          in the state in which `ctor` left it. `ctor` runs under a lock: it must not use this
+ *          cache, throw or longjmp.
+ *
+ * Returns the cache, or NULL with EINVAL (`name`, a size of 0, `align` or `flags`), E2BIG (`size`),
+ * ENOSPC (4096 caches exist) or ENOMEM.
+ */
+struct pinfold_cache *pinfold_cache_create(const char *name, size_t size, size_t align,
+					   unsigned flags, void (*ctor)(void *));
 
-/* Ends a cache; NULL is none. A descriptor of some hundred bytes stays: caches are for kinds of objects, not for one use. Its sheaves and pools end before it. What was freed deferred is waited for. 0, or -1 and the cache is as it
- * was: with EBUSY when objects have not come back, with ENOTSUP where the kernel has no fence. Interrupts the CPUs that run threads of this process, once. */
+/*
+ * Ends `cache` and gives its memory back. A descriptor of some hundred bytes stays for the rest of
+ * the process: create a cache once for each kind of object. End all sheaves and pools of the cache
+ * first. No other thread may use the cache during the call.
+ *
+ * Returns 0, or -1 with the cache unchanged: EBUSY if objects have not come back, ENOTSUP if the
+ * kernel cannot fence. Interrupts the CPUs once. Waits for the readers of objects that were freed
+ * by pinfold_cache_free_deferred. A reader must not call it, because it would wait for itself.
+ */
 int pinfold_cache_destroy(struct pinfold_cache *cache);
 
-/* An object, uninitialised unless there is a constructor, or NULL with ENOMEM. */
+/*
+ * Allocates an object. Its content is undefined, unless the cache has a constructor.
+ *
+ * Returns the object, or NULL with ENOMEM. Costs a call and one critical section. If the CPU's
+ * sheaves are empty, the call also takes the node's lock.
+ */
 void *pinfold_cache_alloc(const struct pinfold_cache *cache);
 
-/* An object that reads as zeroes; NULL with EINVAL when there is a constructor. */
+/*
+ * Allocates an object whose bytes are 0. Returns the object, or NULL with EINVAL (the cache has a
+ * constructor) or ENOMEM.
+ */
 void *pinfold_cache_zalloc(const struct pinfold_cache *cache);
 
-/* An object of node `node`'s memory, or of the nearest with memory; -1 is the thread's own node, -2 and so on are EINVAL. Nodes count
- * modulo those that the allocator tells apart. Takes the node's lock. */
+/*
+ * Allocates an object in the memory of node `node`, or of the nearest node that has memory. -1
+ * means the thread's own node. A number beyond the last node that the allocator tells apart wraps
+ * around.
+ *
+ * Returns the object, or NULL with EINVAL (`node` is below -1) or ENOMEM. Takes the node's lock.
+ */
 void *pinfold_cache_alloc_node(const struct pinfold_cache *cache, int node);
 
-/* An object of node `node`'s memory or none: NULL with ENOMEM when that node has none or is not there, with EINVAL below 0. */
+/*
+ * Allocates an object in the memory of node `node` and of no other node.
+ *
+ * Returns the object, or NULL with EINVAL (`node` is negative) or ENOMEM (the node has no memory,
+ * or does not exist). Takes the node's lock.
+ */
 void *pinfold_cache_alloc_node_exact(const struct pinfold_cache *cache, int node);
 
-/* Takes an object back; NULL is none. Never fails, and leaves errno alone. */
+/*
+ * Frees `object`, which came from `cache`. Never fails, and leaves errno unchanged. Costs a call
+ * and one critical section. If the CPU's sheaves are full, the call also takes the node's lock.
+ */
 void pinfold_cache_free(const struct pinfold_cache *cache, void *object);
 
-/* Fills `objects` with `count` objects, many in one critical section; returns how many, fewer only with ENOMEM. */
+/*
+ * Allocates `count` objects and stores their addresses in `objects`. One critical section moves
+ * many objects.
+ *
+ * Returns how many objects were stored. Fewer than `count` come with ENOMEM; the program owns
+ * these.
+ */
 size_t pinfold_cache_alloc_bulk(const struct pinfold_cache *cache, size_t count, void **objects);
 
-/* Takes `count` objects back, none of them NULL. */
+/*
+ * Frees `count` objects of `cache`, none of them NULL. Never fails. One critical section moves many
+ * objects.
+ */
 void pinfold_cache_free_bulk(const struct pinfold_cache *cache, size_t count, void *const *objects);
 
-/* Gives everything that is free back to the system, what CPUs have cached included; returns how many slabs. -1 with ENOTSUP
- * where the kernel has no fence; then what CPUs have cached stays. Interrupts as destroy does. */
+/*
+ * Gives all free memory of `cache` back to the system, including the free objects of every CPU.
+ *
+ * Returns how many slabs went back, or -1 with ENOTSUP if the kernel cannot fence; then the objects
+ * in the CPUs' sheaves stay. Interrupts the CPUs once. If objects were freed by
+ * pinfold_cache_free_deferred, the call waits for their readers: a reader must not make it.
+ */
 ptrdiff_t pinfold_cache_shrink(const struct pinfold_cache *cache);
 
-/* Sets how many objects a sheaf of the cache holds, from 4 to 125, for those filled or emptied from now on. Without this it
- * is 128 KiB of objects, and the least that works for caches that are created when one CPU's sheaves of all caches together could
- * hold the budget already, 32 MiB at first. */
+/*
+ * Sets how many objects a sheaf of `cache` holds, from 4 to 125. A value outside these bounds is
+ * replaced by the nearest bound. Holds for sheaves that are filled or emptied after the call. Never
+ * fails.
+ *
+ * Without this call a sheaf holds 128 KiB of objects, and at most 125 objects. A cache that is
+ * created when the budget below is used up has sheaves of 4 objects, or of 128 KiB of objects if
+ * these are fewer.
+ */
 void pinfold_cache_set_sheaf_capacity(const struct pinfold_cache *cache, size_t objects);
+
+/*
+ * Sets how many bytes the sheaves of all caches together may hold on one CPU. The default is 32
+ * MiB. Concerns caches that are created after the call. Never fails.
+ */
 void pinfold_slab_set_sheaf_budget(size_t bytes);
 
-/* Bytes of an object, as the cache was created with. */
+/* Returns the size of an object in bytes, as given to pinfold_cache_create. */
 size_t pinfold_cache_size(const struct pinfold_cache *cache);
-/* Its name. Stays as long as the cache does. */
+
+/* Returns the cache's name. The text is valid until the cache is destroyed. */
 const char *pinfold_cache_name(const struct pinfold_cache *cache);
-/* The checks that it makes, from PINFOLD_SLAB_CONSISTENCY_CHECKS to PINFOLD_SLAB_TRACE; the environment's are among them. */
+
+/*
+ * Returns the checks that the cache makes, PINFOLD_SLAB_CONSISTENCY_CHECKS to PINFOLD_SLAB_TRACE,
+ * including those that the environment selected.
+ */
 unsigned pinfold_cache_debug_flags(const struct pinfold_cache *cache);
-/* Objects in use, with those that CPUs have cached. Exact after a shrink or a destroy that found objects in use. */
+
+/*
+ * Returns how many objects are in use. Free objects in the CPUs' and the nodes' sheaves count as in
+ * use, and so do objects that wait for their readers. The number is exact after
+ * pinfold_cache_shrink, and after a pinfold_cache_destroy that failed with EBUSY, if no thread uses
+ * the cache meanwhile. Takes the nodes' locks and walks the slabs that have free objects.
+ */
 size_t pinfold_cache_in_use(const struct pinfold_cache *cache);
 
-/* What the slow paths have counted. */
+/* What the slow paths of a cache have counted since it was created, and how it is laid out now. */
 struct pinfold_slab_statistics {
-	uint64_t alloc_slowpath; /* allocations that found the CPU's array empty */
-	uint64_t free_slowpath;  /* frees that found it full */
-	uint64_t barn_get;       /* full arrays taken from the node */
-	uint64_t barn_put;       /* full arrays given to the node */
+	uint64_t alloc_slowpath; /* allocations that found the CPU's sheaf empty */
+	uint64_t free_slowpath;  /* frees that found the CPU's sheaf full */
+	uint64_t barn_get;       /* full sheaves taken from barns */
+	uint64_t barn_put;       /* full sheaves put into barns */
 	uint64_t slab_alloc;     /* slabs made */
 	uint64_t slab_free;      /* slabs given back */
-	size_t slabs;            /* slabs there are */
-	size_t sheaf_capacity;   /* objects that an array holds at most */
+	size_t slabs;            /* slabs that exist now */
+	size_t sheaf_capacity;   /* objects that a sheaf holds at most */
 	size_t stride;           /* bytes from one object to the next */
 };
+
+/* Returns what the slow paths have counted. Takes the nodes' locks; stops no other CPU. */
 struct pinfold_slab_statistics pinfold_cache_statistics(const struct pinfold_cache *cache);
 
-/* What was found wrong. */
+/* The kinds of faults that a cache can find. */
 enum pinfold_slab_fault {
-	PINFOLD_SLAB_OVERWRITTEN = 1,        /* bytes in or around an object: somebody wrote there */
-	PINFOLD_SLAB_DOUBLE_FREE = 2,        /* an object was freed that is free */
+	PINFOLD_SLAB_OVERWRITTEN = 1,        /* bytes in or around an object were overwritten */
+	PINFOLD_SLAB_DOUBLE_FREE = 2,        /* a free object was freed again */
 	PINFOLD_SLAB_WRITTEN_AFTER_FREE = 3, /* a free object of a hardened cache was written to */
-	PINFOLD_SLAB_NOT_AN_OBJECT = 4,      /* an address was freed that is no object's */
-	PINFOLD_SLAB_WRONG_CACHE = 5,        /* an object was freed to this cache that is another's */
+	PINFOLD_SLAB_NOT_AN_OBJECT = 4,      /* the freed address is not the start of an object */
+	PINFOLD_SLAB_WRONG_CACHE = 5,        /* the freed object belongs to another cache */
 	PINFOLD_SLAB_LEAKED = 6,             /* an object has not come back */
 	PINFOLD_SLAB_RECORDS = 7             /* the cache's own records contradict each other */
 };
 
-/* A report. What it points to lasts as long as the call that it is given to. */
+/* A report of one fault. The pointers are valid during the call that receives the report. */
 struct pinfold_slab_report {
-	const char *text;   /* all of it, in lines, as standard error would have it */
+	const char *text;   /* the whole report, as lines for standard error */
 	const char *cache;  /* the cache's name */
 	const void *object; /* the object, or the address that was freed */
-	size_t size;        /* bytes of the object */
-	ptrdiff_t offset;   /* of overwritten bytes the first one's distance from the object's start; else 0 */
+	size_t size;        /* size of the object in bytes */
+	ptrdiff_t offset;   /* of the first overwritten byte from the object's start; else 0 */
 	int kind;           /* enum pinfold_slab_fault */
 };
 
-/* What to do about a report: end the process, as what comes next cannot be trusted; or go on: bytes are put right, and an object that
- * cannot be trusted is never used again. */
+/*
+ * What a report handler returns. ABORT ends the process, because its memory cannot be trusted.
+ * CONTINUE repairs the overwritten bytes, and never uses an object again that cannot be trusted.
+ */
 #define PINFOLD_SLAB_ABORT    0
 #define PINFOLD_SLAB_CONTINUE 1
 
-/* Has `handler` decide about what caches find from now on, in the whole process. NULL: reports go to standard error and the process
- * ends, as it is at first. 0, or -1 with ENOMEM. It is called without any lock in the thread that has found it, and may allocate; it must
- * not throw or longjmp. */
-int pinfold_slab_on_report(int (*handler)(const struct pinfold_slab_report *report, void *context), void *context);
-
-/* Looks the cache over: its records, and the bytes around objects where it checks these, which are put right. Returns how many faults there
- * are and hands the first sixteen to `each`, which may be NULL. */
-size_t pinfold_cache_validate(const struct pinfold_cache *cache, void (*each)(const struct pinfold_slab_report *report, void *context),
-			      void *context);
-
-/* Returns how many objects are in use in a cache that checks and hands the first sixteen to `each`, which may be NULL, with who allocated
- * them if it keeps that. Other caches do not know: 0; see pinfold_cache_in_use. */
-size_t pinfold_cache_leaks(const struct pinfold_cache *cache, void (*each)(const struct pinfold_slab_report *report, void *context),
+/*
+ * Sets the function that decides about the faults which caches find, for the whole process. NULL
+ * restores the default: the report goes to standard error, and the process ends.
+ *
+ * The cache calls `handler` with `context`, in the thread that found the fault and without a lock.
+ * `handler` may allocate. It must not throw or longjmp.
+ *
+ * Returns 0, or -1 with ENOMEM. Each call with a handler keeps some bytes for the rest of the
+ * process.
+ */
+int pinfold_slab_on_report(int (*handler)(const struct pinfold_slab_report *report, void *context),
 			   void *context);
 
 /*
- * Objects that are certain, for work that must not fail halfway. A sheaf is filled before the work begins and is one thread's at a time; a
- * pool keeps a reserve for when the system has no more memory, and is anyone's. Both end before their cache does. An object of theirs is as
- * any other of the cache.
+ * Checks the records of `cache`, and the guard bytes around objects of a cache that has them.
+ * Repairs wrong guard bytes. Calls `each`, which may be NULL, with `context` for the first sixteen
+ * faults.
+ *
+ * Returns how many faults there are. Takes the nodes' locks and walks all slabs.
+ */
+size_t pinfold_cache_validate(const struct pinfold_cache *cache,
+			      void (*each)(const struct pinfold_slab_report *report, void *context),
+			      void *context);
+
+/*
+ * Calls `each`, which may be NULL, with `context` for the first sixteen objects in use of a cache
+ * that makes checks. With PINFOLD_SLAB_STORE_USER the reports say where each object was allocated.
+ *
+ * Returns how many objects are in use, and 0 for a cache that makes no checks; see
+ * pinfold_cache_in_use. Takes the nodes' locks and walks all slabs.
+ */
+size_t pinfold_cache_leaks(const struct pinfold_cache *cache,
+			   void (*each)(const struct pinfold_slab_report *report, void *context),
+			   void *context);
+
+/*
+ * Prefilled sheaves and memory pools: objects set aside for work that must not fail halfway.
+ *
+ * A prefilled sheaf is filled before the work begins, and one thread uses it at a time. A memory
+ * pool keeps a reserve for times when the system has no memory, and all threads may use it. End
+ * both before their cache. Their objects are ordinary objects of the cache.
  *
  *	struct pinfold_sheaf *nodes = pinfold_cache_prefill(cache, 3);
  *	if (!nodes)
  *		return -1;
- *	...                                             up to three of pinfold_sheaf_alloc(nodes), none of which fails
+ *	...                             the next three pinfold_sheaf_alloc(nodes) cannot fail
  *	pinfold_sheaf_return(nodes);
  */
 struct pinfold_sheaf;
 
-/* Sets `n` objects apart, any number, and fetches them now. NULL with ENOMEM, and nothing is kept. */
+/*
+ * Allocates `n` objects of `cache`, and sets them aside in a new sheaf. `n` may be 0 and may be
+ * more than the capacity of the CPUs' sheaves.
+ *
+ * Returns the sheaf, or NULL with ENOMEM and no object kept. Costs what pinfold_cache_alloc_bulk
+ * costs, and a block of 1 KiB for each 125 objects.
+ */
 struct pinfold_sheaf *pinfold_cache_prefill(const struct pinfold_cache *cache, size_t n);
 
-/* An object, without lock, system call or critical section; NULL with ENOMEM when none is left. pinfold_cache_free takes it back. */
+/*
+ * Takes an object from `sheaf`. Free it by pinfold_cache_free.
+ *
+ * Returns the object, or NULL with ENOMEM if the sheaf is empty. Costs some ten instructions: no
+ * lock, no system call, no critical section. Only one thread at a time may use the sheaf, and a
+ * signal handler only if it did not interrupt a user of the sheaf.
+ */
 void *pinfold_sheaf_alloc(struct pinfold_sheaf *sheaf);
 
-/* How many allocations are certain. */
+/* Returns how many objects `sheaf` holds: so many allocations cannot fail. */
 size_t pinfold_sheaf_len(const struct pinfold_sheaf *sheaf);
 
-/* Fetches what is missing for `n` certain allocations. 0, or -1 with ENOMEM; there are as many then as before, or more. */
+/*
+ * Allocates objects until `sheaf` holds `n`. Does nothing if it holds as many already.
+ *
+ * Returns 0, or -1 with ENOMEM; then the sheaf holds as many objects as before, or more.
+ */
 int pinfold_sheaf_refill(struct pinfold_sheaf *sheaf, size_t n);
 
-/* Ends a sheaf: what is left goes back to the cache. NULL is none. */
+/* Ends `sheaf`, and frees the objects in it to the cache. Never fails. */
 void pinfold_sheaf_return(struct pinfold_sheaf *sheaf);
 
+/* A reserve of objects of a cache, like the kernel's mempool_t. */
 struct pinfold_mempool;
 
-/* A pool with a reserve of `min_nr` objects. NULL with ENOMEM. */
+/*
+ * Creates a pool with a reserve of `min_nr` objects of `cache`.
+ *
+ * Returns the pool, or NULL with ENOMEM. Costs what pinfold_cache_prefill costs. Not for signal
+ * handlers.
+ */
 struct pinfold_mempool *pinfold_mempool_create(const struct pinfold_cache *cache, size_t min_nr);
 
-/* An object of the cache, or where that has no memory, of the reserve; NULL with ENOMEM when that is empty too. */
+/*
+ * Allocates an object from the cache, or from the reserve if the cache has no memory.
+ *
+ * Returns the object, or NULL with ENOMEM if the reserve is empty too, or if a signal handler
+ * interrupted this pool. Costs what pinfold_cache_alloc costs. Taking from the reserve also takes
+ * the pool's lock.
+ */
 void *pinfold_mempool_alloc(const struct pinfold_mempool *pool);
 
-/* As pinfold_mempool_alloc, but waits: until somebody frees an object to the pool, or there is memory again. Only while others hold objects
- * that they free without waiting here, and not in signal handlers. */
+/*
+ * Allocates an object like pinfold_mempool_alloc. If there is none, waits until a thread frees an
+ * object to the pool, or the cache has memory again, which the call checks every 100 ms.
+ *
+ * Returns the object; never NULL. Call it only while other threads hold objects which they will
+ * free without waiting here. Not for signal handlers.
+ */
 void *pinfold_mempool_alloc_wait(const struct pinfold_mempool *pool);
 
-/* An object of the reserve, also when the cache has some; NULL with ENOMEM. */
+/*
+ * Allocates an object from the reserve, even if the cache has memory.
+ *
+ * Returns the object, or NULL with ENOMEM if the reserve is empty, or if a signal handler
+ * interrupted this pool. Takes the pool's lock.
+ */
 void *pinfold_mempool_alloc_preallocated(const struct pinfold_mempool *pool);
 
-/* Takes an object of the pool or of its cache back: into the reserve if that lacks one. NULL is none. Leaves errno alone. */
+/*
+ * Frees `object`, which came from this pool or from its cache. The object goes to the reserve if
+ * the reserve is not full, else to the cache. Never fails, and leaves errno unchanged. Costs one
+ * load more than pinfold_cache_free while the reserve is full.
+ */
 void pinfold_mempool_free(const struct pinfold_mempool *pool, void *object);
 
-/* Keeps `min_nr` objects from now on. 0, or -1 with ENOMEM: then the reserve is as before, or has what there was and fills up from what
- * is freed. */
+/*
+ * Sets the size of the reserve to `min_nr` objects: allocates what is missing, or frees what is too
+ * much.
+ *
+ * Returns 0, or -1 with ENOMEM. After a failure either nothing has changed, or the reserve has the
+ * new size and is not full yet: later frees to the pool fill it. Not for signal handlers.
+ */
 int pinfold_mempool_resize(const struct pinfold_mempool *pool, size_t min_nr);
 
-/* How many objects the reserve has at this moment. */
+/* Returns how many objects the reserve holds at this moment. Takes the pool's lock. */
 size_t pinfold_mempool_available(const struct pinfold_mempool *pool);
 
-/* Ends a pool: its reserve goes back to the cache. Objects taken from it stay. NULL is none. */
+/*
+ * Ends `pool`, and frees its reserve to the cache. Objects that were allocated from the pool stay
+ * valid. No other thread may use the pool during the call. Not for signal handlers.
+ */
 void pinfold_mempool_destroy(struct pinfold_mempool *pool);
 
 /*
- * Readers look at objects without a lock. Who takes an object out of their sight frees it deferred: it is free when every reader of that
- * moment has left. To enter and to leave costs a call and one critical section each; where the kernel has no fence or CPUs are isolated,
- * a memory fence more. Both may be called in signal handlers, and readers nest.
+ * Readers, and frees that wait for them.
+ *
+ * A reader looks at shared objects without a lock. A thread that removes an object from where
+ * readers find it must not free it at once: a reader may still look at it. The thread frees the
+ * object deferred instead. The cache reuses it when all readers that were inside at the time of the
+ * call have left.
  *
  *	struct pinfold_reader reader = pinfold_grace_enter();
  *	struct route *route = atomic_load(&current);
- *	...                                             stays as it is until
+ *	...                             *route stays valid until
  *	pinfold_grace_leave(reader);
  *
  *	struct route *old = atomic_exchange(&current, new);
@@ -301,55 +567,114 @@ struct pinfold_reader {
 	uint64_t pinfold_private[2];
 };
 
-/* Becomes a reader; leave in the same thread, once. In the child of a fork there are no readers. */
+/*
+ * Enters as a reader. Readers nest, and signal handlers may be readers. In the child of a fork
+ * there are no readers.
+ *
+ * Returns what pinfold_grace_leave takes. Never fails. Costs a call and one critical section, and
+ * also a memory fence if the kernel cannot fence or some CPUs are isolated.
+ */
 struct pinfold_reader pinfold_grace_enter(void);
-void pinfold_grace_leave(struct pinfold_reader reader);
-
-/* Returns when every reader of this moment has left: 0, or -1 with ENOTSUP when the kernel has become unable to fence. Interrupts as
- * destroy does. Not for readers, who would wait for themselves, nor for signal handlers. */
-int pinfold_grace_synchronize(void);
-
-/* Takes an object back that readers may still look at; those who enter from now on do not find it. NULL is none. Costs what
- * pinfold_cache_free does, and never waits, but where there is no memory to note what waits: then up to 10 ms, and if readers stay in as
- * long, the object is lost (attribute free_rcu_sheaf_fail). Leaves errno alone. */
-void pinfold_cache_free_deferred(const struct pinfold_cache *cache, void *object);
-
-/* Returns when everything that was freed deferred to this cache is free: 0, or -1 with ENOTSUP. For whom, as synchronize. */
-int pinfold_cache_flush_deferred(const struct pinfold_cache *cache);
-
-/* What caches say of themselves. Disturbs nobody; exact when nobody uses them meanwhile. docs/slabinfo.md explains all numbers. */
-
-/* A cache, or all for NULL, as text in the form of /proc/slabinfo, version 2.1. As snprintf: writes at most `size` bytes, the NUL among
- * them, and returns the length of all of it, which another call may find changed. `buffer` may be NULL when `size` is 0. */
-size_t pinfold_slabinfo(const struct pinfold_cache *cache, char *buffer, size_t size);
-
-/* Stores what /sys/kernel/slab/<cache>/<name> would say: object_size, objects, slabs, alloc_slowpath and so on. 0, or -1 with EINVAL when
- * there is no such attribute here. */
-int pinfold_cache_attribute(const struct pinfold_cache *cache, const char *name, uint64_t *value);
-
-/* A cache for those who look on; see the attributes of these names. The name lasts as long as the call that it is given to. */
-struct pinfold_cache_info {
-	const char *name;
-	size_t object_size, slab_size; /* bytes of an object, and from one to the next */
-	size_t objects, total_objects; /* in use; in all slabs */
-	size_t cpu_objects, barn_objects; /* free, in CPUs' and in nodes' arrays */
-	size_t slabs;
-	unsigned flags; /* as given to pinfold_cache_create: the checks, PINFOLD_SLAB_HARDENED */
-};
-
-/* Hands all caches of the process to `each`, malloc's among them, and returns how many. No lock is held meanwhile: `each` may allocate,
- * and caches that are made or ended meanwhile are or are not among them. */
-size_t pinfold_caches_each(void (*each)(const struct pinfold_cache_info *info, void *context), void *context);
 
 /*
- * Counters. Every CPU adds to words of its own; no add takes a lock or a system call, and sums are exact all the same.
- * Batches are from 1 to 2^40. The value wraps around at 2^63. After fork the child goes on with copies. All functions may
- * be called from any thread; from signal handlers those that add, read or sum, and not those that create, destroy, set, swap,
- * limit or change a batch.
+ * Leaves as a reader. The thread that entered leaves, once for each entry. Costs what
+ * pinfold_grace_enter costs.
+ */
+void pinfold_grace_leave(struct pinfold_reader reader);
+
+/*
+ * Waits until all readers that are inside at the time of the call have left.
+ *
+ * Returns 0, or -1 with ENOTSUP if the kernel can no longer fence; then readers may still be
+ * inside. Interrupts the CPUs at each step while it waits, unless some CPUs are isolated. A reader
+ * must not call it, because it would wait for itself. Not for signal handlers.
+ */
+int pinfold_grace_synchronize(void);
+
+/*
+ * Frees `object` when all readers that are inside at the time of the call have left. Readers that
+ * enter later must not be able to find the object.
+ *
+ * Never fails, and leaves errno unchanged. Costs what pinfold_cache_free costs, and a fence for
+ * each few hundred objects. Readers and signal handlers may call it. It waits only if the system
+ * has no memory to note the object: then it looks a hundred times, 100 us apart, whether the
+ * readers have left. If they have not, the object is lost, which the attribute free_rcu_sheaf_fail
+ * counts.
+ */
+void pinfold_cache_free_deferred(const struct pinfold_cache *cache, void *object);
+
+/*
+ * Waits until all objects that were freed deferred to `cache` before the call are free.
+ *
+ * Returns 0, or -1 with ENOTSUP if the kernel cannot fence; then the objects go on waiting.
+ * Interrupts the CPUs once or more, unless no object was ever freed deferred. A reader must not
+ * call it, because it would wait for itself. Not for signal handlers.
+ */
+int pinfold_cache_flush_deferred(const struct pinfold_cache *cache);
+
+/*
+ * What caches say about themselves. These functions stop no other CPU. Their numbers are exact if
+ * no thread uses the cache meanwhile. docs/slabinfo.md explains each number. Not for signal
+ * handlers.
+ */
+
+/*
+ * Writes the state of `cache`, or of all caches if `cache` is NULL, as text in the format of
+ * /proc/slabinfo, version 2.1. Writes at most `size` bytes, including the NUL, like snprintf.
+ * `buffer` may be NULL if `size` is 0.
+ *
+ * Returns the length of the whole text without the NUL. The next call may find another length.
+ * Takes the nodes' locks.
+ */
+size_t pinfold_slabinfo(const struct pinfold_cache *cache, char *buffer, size_t size);
+
+/*
+ * Stores in `*value` what the kernel would show in /sys/kernel/slab/<cache>/<name>: object_size,
+ * objects, slabs, alloc_slowpath and so on.
+ *
+ * Returns 0, or -1 with EINVAL if there is no attribute of that name. Takes the nodes' locks.
+ */
+int pinfold_cache_attribute(const struct pinfold_cache *cache, const char *name, uint64_t *value);
+
+/* A cache as pinfold_caches_each shows it. `name` is valid during the call that receives it. */
+struct pinfold_cache_info {
+	const char *name;
+	/* Bytes of an object, and bytes from one object to the next. */
+	size_t object_size, slab_size;
+	/* Objects in use, and objects in all slabs. */
+	size_t objects, total_objects;
+	/* Free objects in the CPUs' sheaves, and in the nodes' barns. */
+	size_t cpu_objects, barn_objects;
+	size_t slabs;
+	/* The checks that the cache makes, and PINFOLD_SLAB_HARDENED. */
+	unsigned flags;
+};
+
+/*
+ * Calls `each`, which may be NULL, with `context` for all caches of the process, including those of
+ * malloc. No lock is held during the calls: `each` may allocate. A cache that is created or
+ * destroyed meanwhile may be missing.
+ *
+ * Returns how many caches there were.
+ */
+size_t pinfold_caches_each(void (*each)(const struct pinfold_cache_info *info, void *context),
+			   void *context);
+
+/*
+ * Counters. Each CPU adds to words of its own. An add within the batch takes no lock and makes no
+ * system call. Sums are exact all the same.
+ *
+ * A counter's "batch" is how much each CPU may keep to itself before it adds to the total. A larger
+ * batch makes adds cheaper and reads less exact. Batches are from 1 to 2^40. The value wraps around
+ * at 2^63. After fork the child goes on with copies.
+ *
+ * Signal handlers may add, read and sum. They must not create, destroy, set, swap, limit, or change
+ * a batch. Adding and reading never fail: a counter without memory for its words works as one
+ * atomic.
  *
  * The child of a vfork must not count. It shares the parent's memory, but the kernel does not
  * protect its counting from the parent's threads: counts of the child and of the parent may be
- * lost, in this call and in later ones.
+ * lost, in that call and in later ones.
  *
  *	static struct pinfold_counter open_files = PINFOLD_COUNTER_INIT(0);
  *	...
@@ -357,114 +682,263 @@ size_t pinfold_caches_each(void (*each)(const struct pinfold_cache_info *info, v
  *	printf("%lld\n", (long long)pinfold_counter_sum(&open_files));
  */
 
-/* A counter that goes up and down. It takes 128 bytes, so that adds do not slow down those to its
- * neighbours in an array, and 32 more for each CPU that adds and for the total, from the first add
- * on. Functions that write a counter take no pointer to const: a counter must not be const. */
+/*
+ * A counter that goes up and down. The struct takes 128 bytes, so that adds to one element of an
+ * array do not slow down adds to the next. From the first add on, a counter takes 32 bytes more for
+ * each CPU that adds, and for the total. Functions that write a counter take a pointer without
+ * const: a counter must not be const.
+ */
 struct pinfold_counter {
 	uint64_t pinfold_private[16] __attribute__((aligned(16))); /* as malloc aligns */
 };
-/* For statics: a counter at `value` with the default batch. It need not be destroyed. */
+
+/*
+ * Initialises a static counter to `value`, with the default batch. Do not destroy such a counter.
+ */
 #define PINFOLD_COUNTER_INIT(value) \
 	{ { 64, 0, 0, 0, 0, 0, 0, 0, (uint64_t)(value), 0, 0, 0, 0, 0, 0, 0 } }
 
-/* The default batch: 1024, or twice the number of CPUs if that is more. */
+/* Stands for the default batch: 1024, or twice the number of CPUs if that is more. */
 #define PINFOLD_BATCH_DEFAULT UINT64_MAX
 
-/* A counter at `value` of which each CPU may keep `batch` to itself. NULL with EINVAL or ENOMEM. */
+/*
+ * Creates a counter at `value`, with `batch` from 1 to 2^40 or PINFOLD_BATCH_DEFAULT.
+ *
+ * Returns the counter, or NULL with EINVAL (`batch`) or ENOMEM.
+ */
 struct pinfold_counter *pinfold_counter_create(int64_t value, uint64_t batch);
 
-/* A counter that widens its batch by itself while its error bound stays at most `drift`. NULL with EINVAL or ENOMEM. */
+/*
+ * Creates a counter at `value` that widens its batch by itself, while its error bound stays at most
+ * `drift`, which is at least 1. Where the kernel can fence, it may widen the batch beyond `drift`
+ * divided by the number of CPUs. Then a CPU's first add may halve the batch, which interrupts the
+ * CPUs.
+ *
+ * Returns the counter, or NULL with EINVAL (a `drift` of 0) or ENOMEM.
+ */
 struct pinfold_counter *pinfold_counter_create_max_drift(int64_t value, uint64_t drift);
 
-/* Ends a counter of the two functions above; NULL is none. */
+/* Ends a counter of pinfold_counter_create or pinfold_counter_create_max_drift. */
 void pinfold_counter_destroy(struct pinfold_counter *counter);
 
-/* Any thread, any signal handler; never waits. */
+/*
+ * Add `n`, subtract `n`, add 1, subtract 1. Never fail, and never wait. Cost a call and one
+ * critical section. One add in a batch also makes one atomic add to the total. An add larger than
+ * the batch is one atomic add.
+ */
 void pinfold_counter_add(struct pinfold_counter *counter, int64_t n);
 void pinfold_counter_sub(struct pinfold_counter *counter, int64_t n);
 void pinfold_counter_inc(struct pinfold_counter *counter);
 void pinfold_counter_dec(struct pinfold_counter *counter);
 
-/* The value at once, off by at most the error bound. */
+/*
+ * Returns the value approximately: at some moment during the call it was off by at most the error
+ * bound. Costs four loads.
+ */
 int64_t pinfold_counter_read(const struct pinfold_counter *counter);
+
+/*
+ * Returns by how much pinfold_counter_read may be off: the sum of the batches of all CPUs that have
+ * added. Costs one load.
+ */
 uint64_t pinfold_counter_error_bound(const struct pinfold_counter *counter);
 
-/* The value exactly, as it was at one moment during the call, however many add meanwhile. */
+/*
+ * Returns the exact value at one moment during the call, even if other threads add meanwhile. Reads
+ * the words of each CPU that has added, at least twice. Takes no lock, makes no system call and
+ * interrupts no CPU. Waits only while the process forks.
+ */
 int64_t pinfold_counter_sum(const struct pinfold_counter *counter);
 
-/* Two numbers between which the value was at a moment during the call; disturbs nobody. */
+/*
+ * Stores two numbers in `*low` and `*high`. At some moment during the call the value was between
+ * them, both included. They differ by what other threads added meanwhile. Reads the words of each
+ * CPU twice; takes no lock.
+ */
 void pinfold_counter_bounds(const struct pinfold_counter *counter, int64_t *low, int64_t *high);
 
-/* -1, 0 or 1: the value is below, at or above `with`. Exact, and quick when they are far apart. */
+/*
+ * Returns -1, 0 or 1 if the value is below, at or above `with`. The answer is exact. Costs what
+ * pinfold_counter_read costs if the two are farther apart than the error bound, else what
+ * pinfold_counter_sum costs.
+ */
 int pinfold_counter_compare(const struct pinfold_counter *counter, int64_t with);
 
-/* Adds `amount` unless the value would pass `limit` by it, upwards or, for a negative amount,
- * downwards. Returns whether it did; true for an amount of 0. Far from the limit it takes no lock. */
+/*
+ * Adds `amount`, unless that moves the value past `limit`: above it for a positive `amount`, below
+ * it for a negative one.
+ *
+ * Returns whether it added; always true for an amount of 0. Exact, even if other threads add
+ * meanwhile. Far from the limit it costs one compare-exchange. Near the limit it takes locks, and
+ * interrupts the CPUs if it cannot decide without. If the kernel cannot fence, it may refuse an
+ * amount that is smaller than what the CPUs keep to themselves.
+ */
 bool pinfold_counter_limited_add(struct pinfold_counter *counter, int64_t limit, int64_t amount);
 
-/* Sets the value; swap returns what it was, and nothing that is added meanwhile is lost. These interrupt the CPUs that run
- * threads of this process, if another CPU has added within its batch since the last set or swap. */
+/*
+ * Set the value; swap returns the value before. An add at the same time counts either before or
+ * after the call, never twice and never not at all. Never fail. Interrupt the CPUs if another CPU
+ * has added within its batch since the last set or swap.
+ */
 void pinfold_counter_set(struct pinfold_counter *counter, int64_t value);
 int64_t pinfold_counter_swap(struct pinfold_counter *counter, int64_t value);
 
-/* Brings what every CPU has added into what read returns; returns how many CPUs' words had moved. Runs here alone. */
+/*
+ * Folds: adds what each CPU keeps to itself to the total, so that pinfold_counter_read sees it.
+ *
+ * Returns how many CPUs' words had moved. Runs on the calling thread's CPU alone and interrupts no
+ * other.
+ */
 size_t pinfold_counter_fold(struct pinfold_counter *counter);
 
-/* The batch; a lower one interrupts as set does. 0, or -1 with EINVAL, ENOMEM, or ENOTSUP where the kernel has no fence. */
+/* Returns the batch. */
 uint64_t pinfold_counter_batch(const struct pinfold_counter *counter);
+
+/*
+ * Sets the batch, from 1 to 2^40, for all CPUs at once. The error bound follows.
+ *
+ * Returns 0, or -1 with EINVAL (`batch`), ENOMEM, or ENOTSUP (a lower batch needs a fence, and the
+ * kernel cannot fence). A lower batch interrupts the CPUs.
+ */
 int pinfold_counter_set_batch(struct pinfold_counter *counter, uint64_t batch);
 
-/* Thousands of counters, packed, with `values` to begin with. NULL with EINVAL or ENOMEM. Its counters are used as any
- * other and destroyed together. `at` gives NULL with EINVAL when there are not so many. */
+/*
+ * Many counters, packed together. Each is used like any other counter. They are destroyed together.
+ */
 struct pinfold_counters;
-struct pinfold_counters *pinfold_counters_create(const int64_t *values, size_t count, uint64_t batch);
+
+/*
+ * Creates `count` counters at the values `values[0]` to `values[count - 1]`, all with `batch`, from
+ * 1 to 2^40.
+ *
+ * Returns the counters, or NULL with EINVAL (`batch`) or ENOMEM.
+ */
+struct pinfold_counters *pinfold_counters_create(const int64_t *values, size_t count,
+						 uint64_t batch);
+
+/*
+ * Returns counter number `nth`, from 0, or NULL with EINVAL if there are not so many. The pointer
+ * is valid until pinfold_counters_destroy. Do not destroy the counter itself.
+ */
 struct pinfold_counter *pinfold_counters_at(const struct pinfold_counters *counters, size_t nth);
+
+/* Ends all counters of `counters`. */
 void pinfold_counters_destroy(struct pinfold_counters *counters);
 
-/* A counter that only goes up, modulo 2^64: 8 bytes for each CPU that counts. */
+/* A counter that only goes up, modulo 2^64. Takes 8 bytes for each CPU that counts. */
 struct pinfold_event {
 	uint64_t pinfold_private[2];
 };
+
+/* Initialises a static event counter to 0. Do not destroy such a counter. */
 #define PINFOLD_EVENT_INIT { { 0, 0 } }
+
+/* Creates an event counter at 0. Returns it, or NULL with ENOMEM. */
 struct pinfold_event *pinfold_event_create(void);
+
+/* Ends an event counter of pinfold_event_create. */
 void pinfold_event_destroy(struct pinfold_event *event);
+
+/* Add 1; add `n`. Never fail, and never wait. Cost a call and one critical section. */
 void pinfold_event_inc(struct pinfold_event *event);
 void pinfold_event_add(struct pinfold_event *event, uint64_t n);
+
+/*
+ * Returns the count: at least the count when the call began, at most the count when it ended. Reads
+ * one word for each CPU that has counted. Pauses for some hundred nanoseconds if the count is
+ * moving.
+ */
 uint64_t pinfold_event_sum(const struct pinfold_event *event);
 
-/* How often values of each size occurred; quantiles are at most a 32nd too large. Reading one takes
- * some 32 KiB of stack. */
+/*
+ * A histogram: how often values of each size were recorded. Recording is safe in signal handlers.
+ * The functions that read a histogram take some 32 KiB of stack, and read 15 KiB for each CPU that
+ * has recorded.
+ */
 struct pinfold_histogram;
+
+/* Creates an empty histogram. Returns it, or NULL with ENOMEM. Not for signal handlers. */
 struct pinfold_histogram *pinfold_histogram_create(void);
+
+/* Ends `histogram`. Not for signal handlers. */
 void pinfold_histogram_destroy(struct pinfold_histogram *histogram);
+
+/* Records `value`. Never fails, and never waits. Costs a call and two critical sections. */
 void pinfold_histogram_record(struct pinfold_histogram *histogram, uint64_t value);
+
+/* Returns how many values were recorded. */
 uint64_t pinfold_histogram_count(const struct pinfold_histogram *histogram);
+
+/* Returns the sum of the recorded values, exactly, modulo 2^64. */
 uint64_t pinfold_histogram_sum(const struct pinfold_histogram *histogram);
+
+/*
+ * Returns a value that at least the part `q` of the recorded values does not exceed; `q` is from 0
+ * to 1. The result is too large by at most a 32nd. Returns 0 if nothing was recorded.
+ */
 uint64_t pinfold_histogram_quantile(const struct pinfold_histogram *histogram, double q);
 
 /*
- * The shepherd folds watched counters from afar: without an interrupt, a wake-up or a context switch on the CPUs that add. It is a
- * thread on housekeeping CPUs, or whoever calls tick. What is watched is the process's affair, whichever shepherd looks.
+ * The shepherd folds watched counters from another CPU: without an interrupt, a wake-up or a
+ * context switch on the CPUs that add. One round of folding is a tick. A thread on the housekeeping
+ * CPUs ticks, or the program calls pinfold_shepherd_tick. A watched counter is folded by all
+ * shepherds of the process.
+ *
+ * These functions are not for signal handlers.
  */
 struct pinfold_shepherd;
 
-/* Do not even read the counts of isolated CPUs (where counts are kept by CPU number). */
+/*
+ * Does not read the counts of isolated CPUs. Has no effect if Pinfold keeps counts by concurrency
+ * id and not by CPU number (PINFOLD_RSEQ=cpu selects CPU numbers).
+ */
 #define PINFOLD_SHEPHERD_SPARE_ISOLATED 1u
 
-/* Looks every `interval_ms` milliseconds, 0 for 1000. NULL with EINVAL or ENOMEM. */
+/*
+ * Creates a shepherd whose thread ticks every `interval_ms` milliseconds, at most 86400000; 0 means
+ * 1000. When nothing moves, the thread ticks less often. `flags` is 0 or
+ * PINFOLD_SHEPHERD_SPARE_ISOLATED.
+ *
+ * Returns the shepherd, or NULL with EINVAL (an argument) or ENOMEM. Starts no thread.
+ */
 struct pinfold_shepherd *pinfold_shepherd_create(uint64_t interval_ms, unsigned flags);
+
+/* Stops the thread of `shepherd` if it runs, waits for its end, and ends the shepherd. */
 void pinfold_shepherd_destroy(struct pinfold_shepherd *shepherd);
 
-/* 0, or -1 with ENOMEM. A counter that is destroyed is watched no more. */
-int pinfold_shepherd_watch(const struct pinfold_shepherd *shepherd, const struct pinfold_counter *counter);
-int pinfold_shepherd_watch_many(const struct pinfold_shepherd *shepherd, const struct pinfold_counters *counters);
-void pinfold_shepherd_unwatch(const struct pinfold_shepherd *shepherd, const struct pinfold_counter *counter);
+/*
+ * Watch one counter, or all counters of `counters`, until pinfold_shepherd_unwatch or until they
+ * are destroyed.
+ *
+ * Return 0, or -1 with ENOMEM.
+ */
+int pinfold_shepherd_watch(const struct pinfold_shepherd *shepherd,
+			   const struct pinfold_counter *counter);
+int pinfold_shepherd_watch_many(const struct pinfold_shepherd *shepherd,
+				const struct pinfold_counters *counters);
 
-/* Folds now; returns how many CPUs' words had moved. */
+/* Stops watching `counter`, for all shepherds of the process. */
+void pinfold_shepherd_unwatch(const struct pinfold_shepherd *shepherd,
+			      const struct pinfold_counter *counter);
+
+/*
+ * Folds the watched counters now, and gives back memory that idle caches hold.
+ *
+ * Returns how many CPUs' words had moved. Reads two words for each watched counter and CPU that
+ * adds.
+ */
 size_t pinfold_shepherd_tick(const struct pinfold_shepherd *shepherd);
 
-/* Starts the thread, 0 or -1 with errno; stops it and waits for it. One thread at a time may do so. */
+/*
+ * Starts the thread of `shepherd`. Does nothing if the thread runs. The thread blocks all signals
+ * that other threads and processes send. In the child of a fork it does not run. One thread at a
+ * time may start, stop or destroy a shepherd.
+ *
+ * Returns 0, or -1 with ENOMEM, or with the errno that kept the thread from starting.
+ */
 int pinfold_shepherd_start(struct pinfold_shepherd *shepherd);
+
+/* Stops the thread of `shepherd` if it runs, and waits for its end. */
 void pinfold_shepherd_stop(struct pinfold_shepherd *shepherd);
 
 #ifdef __cplusplus

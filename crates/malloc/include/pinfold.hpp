@@ -1,20 +1,26 @@
-// pinfold.hpp - Pinfold for C++17: caches of objects, and allocators for containers. Header-only, over pinfold.h.
+// pinfold.hpp - Pinfold for C++17: object caches, and allocators for containers. Header-only, over
+// pinfold.h.
 //
-//	pinfold::cache<T>          values of one type, each owned by a pointer that gives it back
-//	pinfold::prefilled<T>      values of a cache that are certain: no want of memory halfway
+//	pinfold::cache<T>          values of one type, each owned by a smart pointer
+//	pinfold::prefilled<T>      memory for values, allocated before it is needed
 //	pinfold::mempolicy         which nodes memory comes from, as a value
-//	pinfold::reader            looks at values that others free deferred, until it goes out of scope
-//	pinfold::allocator<T>      for any standard container: std::vector<int, pinfold::allocator<int>>
+//	pinfold::reader            protects values that other threads free deferred
+//	pinfold::allocator<T>      for containers: std::vector<int, pinfold::allocator<int>>
 //	pinfold::memory_resource   for containers of std::pmr, over malloc's size classes
-//	pinfold::cache_resource    for containers of std::pmr with nodes of one size, over a cache of its own
+//	pinfold::cache_resource    for containers of std::pmr with nodes of one size
 //
-// Linking with libpinfold.so or libpinfold.a also replaces operator new and operator delete, in all their forms. When there is
-// no memory they call the program's new handler (std::set_new_handler) until there is some, or no handler; then they throw
-// std::bad_alloc, or return null for std::nothrow. In a program without a C++ runtime they end the process with a message.
+// Linking with libpinfold.so or libpinfold.a also replaces operator new and operator delete, in all
+// their forms. When there is no memory, operator new calls the program's new handler
+// (std::set_new_handler) until there is memory or no handler is set. Then it throws std::bad_alloc,
+// or returns null for std::nothrow. In a program without a C++ runtime it ends the process with a
+// message instead of throwing.
 //
-// The only exceptions thrown here are std::bad_alloc and std::bad_array_new_length, which is one; those of constructors pass through.
-// Without exceptions (-fno-exceptions) want of memory ends the program. Everything may be used from any thread at once but for what is
-// moved, assigned or destroyed.
+// This header throws std::bad_alloc and std::bad_array_new_length, which is derived from it. An
+// exception of a value's constructor passes through. Without exceptions (-fno-exceptions), lack of
+// memory ends the program.
+//
+// Several threads may use one object at once. Moving, assigning and destroying an object need it
+// exclusively.
 #ifndef PINFOLD_HPP
 #define PINFOLD_HPP
 
@@ -38,7 +44,7 @@ namespace pinfold {
 
 namespace detail {
 
-// What pinfold_malloc aligns to.
+// The alignment of pinfold_malloc in bytes.
 inline constexpr std::size_t natural_align = 16;
 
 [[noreturn]] inline void no_memory()
@@ -59,16 +65,19 @@ inline constexpr std::size_t natural_align = 16;
 #endif
 }
 
-// A block of malloc's size classes; the alignment is a power of two.
+// Allocates a block of `bytes` bytes at a multiple of `align`, a power of two. Throws without
+// memory.
 inline void *allocate(std::size_t bytes, std::size_t align)
 {
-	void *block = align <= natural_align ? pinfold_malloc(bytes) : pinfold_aligned_alloc(align, bytes);
+	void *block = align <= natural_align ? pinfold_malloc(bytes)
+					     : pinfold_aligned_alloc(align, bytes);
 
 	if (!block)
 		no_memory();
 	return block;
 }
 
+// Frees a block of allocate(bytes, align).
 inline void deallocate(void *block, std::size_t bytes, std::size_t align) noexcept
 {
 	if (align <= natural_align)
@@ -79,25 +88,32 @@ inline void deallocate(void *block, std::size_t bytes, std::size_t align) noexce
 
 } // namespace detail
 
-// A memory policy. Copies hold the same one; none is ever changed, so that any thread may use one.
+// A memory policy. Copies share one immutable policy: a copy costs one atomic add.
 //
 //	pinfold::mempolicy policy("interleave:0-3");
 //	if (!policy)
 //		std::cerr << policy.error() << '\n';
 //	else if (!policy.apply(buffer, size))
-//		...                                  errno
+//		...                     errno says why
 class mempolicy {
 public:
-	// The default policy.
+	// Holds the default policy.
 	mempolicy() noexcept = default;
-	// The policy of a text. When it is none, or there is no memory, the policy is false and error() says what to write instead.
+	// Makes a policy from text; see pinfold_mempolicy_parse. If the text is invalid or there is
+	// no memory, the policy converts to false and error() says why.
 	explicit mempolicy(const char *text) noexcept
-		: handle_(pinfold_mempolicy_parse(text, error_, sizeof(error_))), valid_(handle_ != nullptr)
+		: handle_(pinfold_mempolicy_parse(text, error_, sizeof(error_))),
+		  valid_(handle_ != nullptr)
 	{
 	}
-	// Takes a handle over, such as that of pinfold_mempolicy_get_thread(); null is false.
-	explicit mempolicy(pinfold_mempolicy_t *handle) noexcept : handle_(handle), valid_(handle != nullptr) {}
-	mempolicy(const mempolicy &other) noexcept : handle_(pinfold_mempolicy_get(other.handle_)), valid_(other.valid_)
+	// Takes ownership of a handle, such as that of pinfold_mempolicy_get_thread(). With null
+	// the policy converts to false.
+	explicit mempolicy(pinfold_mempolicy_t *handle) noexcept
+		: handle_(handle), valid_(handle != nullptr)
+	{
+	}
+	mempolicy(const mempolicy &other) noexcept
+		: handle_(pinfold_mempolicy_get(other.handle_)), valid_(other.valid_)
 	{
 		std::memcpy(error_, other.error_, sizeof(error_));
 	}
@@ -113,10 +129,12 @@ public:
 	}
 	~mempolicy() { pinfold_mempolicy_put(handle_); }
 
+	// Returns whether there is a policy.
 	explicit operator bool() const noexcept { return valid_; }
+	// Returns what was wrong with the text and what to write instead; "" if nothing was.
 	const char *error() const noexcept { return error_; }
 
-	// The text that stands for it.
+	// Returns the policy as text. Throws std::bad_alloc.
 	std::string format() const
 	{
 		std::string text(pinfold_mempolicy_format(handle_, nullptr, 0), '\0');
@@ -124,17 +142,25 @@ public:
 		pinfold_mempolicy_format(handle_, &text[0], text.size() + 1);
 		return text;
 	}
+	// Return the mode, PINFOLD_MPOL_DEFAULT and so on; the flags, PINFOLD_MPOL_STATIC_NODES and
+	// so on.
 	int mode() const noexcept { return pinfold_mempolicy_mode(handle_); }
 	unsigned flags() const noexcept { return pinfold_mempolicy_flags(handle_); }
 
-	// For the calling thread; for a range of addresses. False with errno; a policy that is false is EINVAL.
-	bool set_thread() const noexcept { return usable() && pinfold_mempolicy_set_thread(handle_) == 0; }
+	// Set the policy of the calling thread, or of the `len` bytes from `at` on; see
+	// pinfold_mempolicy_set_thread and pinfold_mempolicy_apply. Return false with errno; EINVAL
+	// if the policy converts to false.
+	bool set_thread() const noexcept
+	{
+		return usable() && pinfold_mempolicy_set_thread(handle_) == 0;
+	}
 	bool apply(const void *at, std::size_t len, unsigned moving = 0) const noexcept
 	{
 		return usable() && pinfold_mempolicy_apply(at, len, handle_, moving) == 0;
 	}
 
-	// For the functions of pinfold_policy.h; held as long as this is.
+	// Returns the handle for the functions of pinfold_policy.h. It is valid as long as this
+	// object.
 	pinfold_mempolicy_t *handle() const noexcept { return handle_; }
 
 private:
@@ -158,17 +184,21 @@ class prefilled;
 //	pinfold::cache<session> sessions("session");
 //	pinfold::cache<session>::pointer one = sessions.make("10.0.0.1", 443);
 //
-// A pointer is a std::unique_ptr: it destroys its value and gives the memory back to the cache. Pointers may outlive the cache: then
-// the memory of it stays until the program ends.
+// A pointer is a std::unique_ptr. It destroys its value and gives the memory back to the cache. A
+// pointer may outlive the cache; then the cache's memory stays until the program ends.
+//
+// Allocating and freeing cost one critical section on the thread's CPU; see pinfold.h.
 template <class T>
 class cache {
-	static_assert(std::is_object_v<T> && !std::is_array_v<T>, "a cache is of objects, one at a time");
-	static_assert(sizeof(T) <= 65536 && alignof(T) <= 65536, "objects of a cache are at most 64 KiB large and aligned");
+	static_assert(std::is_object_v<T> && !std::is_array_v<T>,
+		      "a cache is of objects, one at a time");
+	static_assert(sizeof(T) <= 65536 && alignof(T) <= 65536,
+		      "objects of a cache are at most 64 KiB large and aligned");
 
 public:
 	using value_type = T;
 
-	// Destroys a value and gives its memory back.
+	// Destroys a value and gives its memory back to the cache.
 	class deleter {
 	public:
 		deleter() noexcept = default;
@@ -185,7 +215,8 @@ public:
 	};
 	using pointer = std::unique_ptr<T, deleter>;
 
-	// `flags` are PINFOLD_SLAB_RED_ZONE and so on. std::bad_alloc when there is no memory, or there are 4096 caches.
+	// Creates a cache with `flags`, PINFOLD_SLAB_RED_ZONE and so on. Throws std::bad_alloc if
+	// there is no memory, if 4096 caches exist, or if an argument is invalid.
 	explicit cache(const char *name, unsigned flags = 0)
 		: handle_(pinfold_cache_create(name, sizeof(T), alignof(T), flags, nullptr))
 	{
@@ -203,7 +234,8 @@ public:
 	}
 	~cache() { destroy(); }
 
-	// A value made of `arguments`. std::bad_alloc, and whatever the constructor throws.
+	// Constructs a value from `arguments`. Throws std::bad_alloc, and what the constructor
+	// throws.
 	template <class... Arguments>
 	[[nodiscard]] pointer make(Arguments &&...arguments)
 	{
@@ -214,36 +246,51 @@ public:
 		return made;
 	}
 
-	// As make, but null when there is no memory.
+	// Constructs a value like make, but returns null if there is no memory.
 	template <class... Arguments>
 	[[nodiscard]] pointer try_make(Arguments &&...arguments)
 	{
-		return make_in(handle_, pinfold_cache_alloc(handle_), std::forward<Arguments>(arguments)...);
+		return make_in(handle_, pinfold_cache_alloc(handle_),
+			       std::forward<Arguments>(arguments)...);
 	}
 
-	// Takes the ownership of a value that a pointer of this cache has released.
-	[[nodiscard]] pointer adopt(T *value) noexcept { return pointer(value, deleter(handle_)); }
+	// Takes ownership of a value that a pointer of this cache has released.
+	[[nodiscard]] pointer adopt(T *value) noexcept
+	{
+		return pointer(value, deleter(handle_));
+	}
 
-	// Takes a value back that readers may still look at; it is out of sight of those who come. Its memory is free when they have left.
+	// Frees a value that readers may still look at, when these readers have left. Readers that
+	// enter later must not find the value.
 	void free_deferred(pointer value) noexcept
 	{
-		static_assert(std::is_trivially_destructible_v<T>, "nobody destroys a value that readers look at");
+		static_assert(std::is_trivially_destructible_v<T>,
+			      "nobody destroys a value that readers look at");
 		pinfold_cache_free_deferred(handle_, value.release());
 	}
 
-	// Memory for a T without a value in it, null when there is none; and back.
+	// Allocate memory for a T without a value in it, null if there is no memory; free such
+	// memory.
 	[[nodiscard]] void *allocate() noexcept { return pinfold_cache_alloc(handle_); }
 	void deallocate(void *memory) noexcept { pinfold_cache_free(handle_, memory); }
 
-	// As the functions of pinfold.h. A cache that has been moved from has none.
+	// Call the functions of pinfold.h that have these names. The cache must not have been moved
+	// from.
 	std::ptrdiff_t shrink() noexcept { return pinfold_cache_shrink(handle_); }
-	std::size_t validate() const noexcept { return pinfold_cache_validate(handle_, nullptr, nullptr); }
+	std::size_t validate() const noexcept
+	{
+		return pinfold_cache_validate(handle_, nullptr, nullptr);
+	}
 	std::size_t in_use() const noexcept { return pinfold_cache_in_use(handle_); }
-	pinfold_slab_statistics statistics() const noexcept { return pinfold_cache_statistics(handle_); }
+	pinfold_slab_statistics statistics() const noexcept
+	{
+		return pinfold_cache_statistics(handle_);
+	}
 	const char *name() const noexcept { return pinfold_cache_name(handle_); }
 	pinfold_cache *handle() const noexcept { return handle_; }
 
-	// Ends the cache if all values have come back, and says whether it did; else it works as before.
+	// Ends the cache if all values have come back. Returns whether it ended; if not, it works
+	// as before. See pinfold_cache_destroy.
 	bool destroy() noexcept
 	{
 		if (pinfold_cache_destroy(handle_) != 0)
@@ -255,7 +302,7 @@ public:
 private:
 	friend prefilled<T>;
 
-	// A value in `memory` of a cache, null for null.
+	// Constructs a value in `memory` of cache `of`. Returns null if `memory` is null.
 	template <class... Arguments>
 	static pointer make_in(const pinfold_cache *of, void *memory, Arguments &&...arguments)
 	{
@@ -276,26 +323,32 @@ private:
 	pinfold_cache *handle_;
 };
 
-// Memory for values, set apart before they are needed.
+// Memory for values, allocated before it is needed.
 //
 //	pinfold::prefilled<node> nodes(cache, 3);
-//	auto left = nodes.make(1), right = nodes.make(2);         // these, and one more, do not fail for want of memory
+//	auto left = nodes.make(1), right = nodes.make(2); // these and one more have memory
 //
-// One thread's at a time. It ends, and gives back what is left, before its cache does.
+// One thread may use it at a time. Its destructor frees the memory that is left. Destroy it before
+// its cache.
 template <class T>
 class prefilled {
 public:
-	// std::bad_alloc when there is no memory for `n` values.
-	prefilled(cache<T> &of, std::size_t n) : of_(of.handle()), sheaf_(pinfold_cache_prefill(of_, n))
+	// Allocates memory for `n` values. Throws std::bad_alloc.
+	prefilled(cache<T> &of, std::size_t n)
+		: of_(of.handle()), sheaf_(pinfold_cache_prefill(of_, n))
 	{
 		if (!sheaf_)
 			detail::no_memory();
 	}
-	prefilled(prefilled &&other) noexcept : of_(other.of_), sheaf_(std::exchange(other.sheaf_, nullptr)) {}
+	prefilled(prefilled &&other) noexcept
+		: of_(other.of_), sheaf_(std::exchange(other.sheaf_, nullptr))
+	{
+	}
 	prefilled &operator=(prefilled &&) = delete;
 	~prefilled() { pinfold_sheaf_return(sheaf_); }
 
-	// A value made of `arguments`; std::bad_alloc when len() is 0. What a constructor throws passes through, and len() is one less.
+	// Constructs a value from `arguments`. Throws std::bad_alloc if len() is 0, and what the
+	// constructor throws; then len() is one less too.
 	template <class... Arguments>
 	[[nodiscard]] typename cache<T>::pointer make(Arguments &&...arguments)
 	{
@@ -306,17 +359,22 @@ public:
 		return cache<T>::make_in(of_, memory, std::forward<Arguments>(arguments)...);
 	}
 
-	// How many are certain; and has it `n`, or says that there is no memory for that.
+	// Return for how many values there is memory; allocate until there is memory for `n`, false
+	// if the system has no memory.
 	std::size_t len() const noexcept { return pinfold_sheaf_len(sheaf_); }
-	[[nodiscard]] bool refill(std::size_t n) noexcept { return pinfold_sheaf_refill(sheaf_, n) == 0; }
+	[[nodiscard]] bool refill(std::size_t n) noexcept
+	{
+		return pinfold_sheaf_refill(sheaf_, n) == 0;
+	}
 
 private:
 	const pinfold_cache *of_;
 	pinfold_sheaf *sheaf_;
 };
 
-// A reader as long as it lives, in the thread that made it: what it has looked up stays as it is, if whoever takes that out of sight frees it
-// by cache<T>::free_deferred or pinfold_cache_free_deferred.
+// A reader for as long as the object lives. Values that the thread looks up meanwhile stay valid,
+// if other threads free them by cache<T>::free_deferred or pinfold_cache_free_deferred. The thread
+// that constructs a reader destroys it. Readers nest. See pinfold_grace_enter.
 class [[nodiscard]] reader {
 public:
 	reader() noexcept : entered_(pinfold_grace_enter()) {}
@@ -328,7 +386,8 @@ private:
 	pinfold_reader entered_;
 };
 
-// An allocator for containers, over malloc's size classes. All are equal. Faster than std::allocator only where that is not Pinfold's.
+// An allocator for containers, over malloc's size classes. All allocators are equal. In a program
+// whose operator new is Pinfold's, std::allocator is as fast.
 template <class T>
 class allocator {
 public:
@@ -342,13 +401,18 @@ public:
 	{
 	}
 
+	// Allocates memory for `count` values. Throws std::bad_alloc or std::bad_array_new_length.
 	[[nodiscard]] T *allocate(std::size_t count)
 	{
 		if (count > PTRDIFF_MAX / sizeof(T))
 			detail::too_long();
 		return static_cast<T *>(detail::allocate(count * sizeof(T), alignof(T)));
 	}
-	void deallocate(T *block, std::size_t count) noexcept { detail::deallocate(block, count * sizeof(T), alignof(T)); }
+	// Frees memory of allocate(count).
+	void deallocate(T *block, std::size_t count) noexcept
+	{
+		detail::deallocate(block, count * sizeof(T), alignof(T));
+	}
 
 	template <class U>
 	friend bool operator==(const allocator &, const allocator<U> &) noexcept
@@ -364,10 +428,17 @@ public:
 
 #if defined(__cpp_lib_memory_resource)
 
-// A resource for containers of std::pmr, over malloc's size classes. All are equal. See resource().
+// A memory resource for containers of std::pmr, over malloc's size classes. All are equal.
+// resource() returns one.
 class memory_resource final : public std::pmr::memory_resource {
-	void *do_allocate(std::size_t bytes, std::size_t align) override { return detail::allocate(bytes, align); }
-	void do_deallocate(void *block, std::size_t bytes, std::size_t align) override { detail::deallocate(block, bytes, align); }
+	void *do_allocate(std::size_t bytes, std::size_t align) override
+	{
+		return detail::allocate(bytes, align);
+	}
+	void do_deallocate(void *block, std::size_t bytes, std::size_t align) override
+	{
+		detail::deallocate(block, bytes, align);
+	}
 	bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override
 	{
 #if defined(__cpp_rtti)
@@ -378,7 +449,8 @@ class memory_resource final : public std::pmr::memory_resource {
 	}
 };
 
-// The program's one memory_resource, for std::pmr::set_default_resource and others. It is never destroyed.
+// Returns one memory_resource for the whole program, for std::pmr::set_default_resource and others.
+// It is never destroyed.
 inline memory_resource *resource() noexcept
 {
 	alignas(memory_resource) static unsigned char memory[sizeof(memory_resource)];
@@ -387,19 +459,24 @@ inline memory_resource *resource() noexcept
 	return made;
 }
 
-// A resource with a cache of its own for blocks of one size, such as the nodes of a list, a map or a set.
+// A memory resource with a cache for blocks of one size, such as the nodes of a list, a map or a
+// set.
 //
 //	pinfold::cache_resource nodes("routes", 64);
 //	std::pmr::map<int, route> routes(&nodes);
 //
-// Blocks of up to `size` bytes and more than half of it come from the cache, others (a hash map's buckets, say) from `upstream`. The blocks
-// must have been given back when the resource is destroyed; else their memory stays until the program ends.
+// Blocks of more than half of `size` bytes and at most `size` come from the cache. Other blocks,
+// such as a hash map's buckets, come from `upstream`. Free all blocks before the resource is
+// destroyed; else the cache's memory stays until the program ends.
 class cache_resource final : public std::pmr::memory_resource {
 public:
-	// std::bad_alloc when there is no memory, there are 4096 caches, or an argument is none of pinfold_cache_create's.
-	explicit cache_resource(const char *name, std::size_t size, std::size_t align = alignof(std::max_align_t), unsigned flags = 0,
+	// Creates the cache. Throws std::bad_alloc if there is no memory, if 4096 caches exist, or
+	// if an argument is invalid for pinfold_cache_create.
+	explicit cache_resource(const char *name, std::size_t size,
+				std::size_t align = alignof(std::max_align_t), unsigned flags = 0,
 				std::pmr::memory_resource *upstream = resource())
-		: handle_(pinfold_cache_create(name, size, align, flags, nullptr)), size_(size), align_(align), upstream_(upstream)
+		: handle_(pinfold_cache_create(name, size, align, flags, nullptr)), size_(size),
+		  align_(align), upstream_(upstream)
 	{
 		if (!handle_)
 			detail::no_memory();
@@ -408,13 +485,20 @@ public:
 	cache_resource &operator=(const cache_resource &) = delete;
 	~cache_resource() override { pinfold_cache_destroy(handle_); }
 
+	// Returns where the other blocks come from.
 	std::pmr::memory_resource *upstream_resource() const noexcept { return upstream_; }
+	// Call the functions of pinfold.h that have these names.
 	std::size_t in_use() const noexcept { return pinfold_cache_in_use(handle_); }
-	pinfold_slab_statistics statistics() const noexcept { return pinfold_cache_statistics(handle_); }
+	pinfold_slab_statistics statistics() const noexcept
+	{
+		return pinfold_cache_statistics(handle_);
+	}
+	// Returns the cache for the functions of pinfold.h.
 	pinfold_cache *handle() const noexcept { return handle_; }
 
 private:
-	// The same for a block's allocation and its deallocation.
+	// Returns whether the cache serves such blocks. Depends on nothing else, so that a block is
+	// freed where it came from.
 	bool serves(std::size_t bytes, std::size_t align) const noexcept
 	{
 		return bytes <= size_ && bytes > size_ / 2 && align <= align_;
@@ -436,7 +520,10 @@ private:
 		else
 			upstream_->deallocate(block, bytes, align);
 	}
-	bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override { return this == &other; }
+	bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override
+	{
+		return this == &other;
+	}
 
 	pinfold_cache *handle_;
 	std::size_t size_, align_;

@@ -1,13 +1,23 @@
 /*
- * pinfold_policy.h - Pinfold's C API of memory policies: which NUMA nodes memory comes from. Part of pinfold.h, which includes it.
+ * pinfold_policy.h - Pinfold's C API of memory policies: which NUMA nodes memory comes from. Part
+ * of pinfold.h, which includes it.
  *
- * A policy is a mode, flags and nodes, as in the kernel; docs/mempolicy.md explains them. It is made of text or of numbers, and put to use
- * for a thread, for a range of addresses, for ranges of pages that several share, or for a cache. Whatever takes a policy copies it: to put
- * it afterwards is the caller's affair alone. Where the calls are forbidden (a kernel without NUMA, a container's filter) those that need
- * the kernel fail with ENOSYS or EPERM, and memory comes from where it came from before.
+ * A policy is a mode, flags and nodes, as in the kernel; docs/mempolicy.md explains them. A program
+ * makes a policy from text or from numbers. It uses the policy for a thread, for a range of
+ * addresses, for ranges of pages that several threads share, or for a cache. Each of these copies
+ * the policy: the program may put its own afterwards.
+ *
+ * A system may forbid the kernel's calls: its kernel has no NUMA, or a container filters the calls.
+ * Then the functions that need the kernel fail with ENOSYS or EPERM, and memory comes from where it
+ * came from before.
+ *
+ * Any thread may call these functions. Those that fail set errno; "ENOMEM" means that the system
+ * has no memory. They are not for signal handlers, except where a comment says so.
  *
  *	char wrong[200];
- *	pinfold_mempolicy_t *policy = pinfold_mempolicy_parse("interleave:0-3", wrong, sizeof(wrong));
+ *	pinfold_mempolicy_t *policy;
+ *
+ *	policy = pinfold_mempolicy_parse("interleave:0-3", wrong, sizeof(wrong));
  *	if (!policy || pinfold_mempolicy_apply(buffer, size, policy, 0) == -1)
  *		...
  *	pinfold_mempolicy_put(policy);
@@ -25,118 +35,219 @@ extern "C" {
 
 struct pinfold_cache;
 
-/* A policy, and a count of its holders. A thread may look at one that another holds too. NULL is the default policy wherever one is
- * taken. */
+/*
+ * A policy with a count of its holders. Threads may read a policy at once, as long as each holds
+ * it. Where a function takes a policy, NULL is the default policy.
+ */
 typedef struct pinfold_mempolicy pinfold_mempolicy_t;
 
-/* What to do with the nodes; the numbers are the kernel's. */
+/* What a policy does with its nodes. The numbers are the kernel's. */
 enum pinfold_mempolicy_mode {
-	PINFOLD_MPOL_DEFAULT = 0,             /* whatever the next policy says: the thread's behind a range's, the system's behind that */
-	PINFOLD_MPOL_PREFERRED = 1,           /* this node, then by distance from it */
-	PINFOLD_MPOL_BIND = 2,                /* these nodes, the nearest first, and no others */
-	PINFOLD_MPOL_INTERLEAVE = 3,          /* one after the other, page by page */
-	PINFOLD_MPOL_LOCAL = 4,               /* the node of the CPU that first touches a page */
-	PINFOLD_MPOL_PREFERRED_MANY = 5,      /* these nodes, then the others */
-	PINFOLD_MPOL_WEIGHTED_INTERLEAVE = 6  /* one after the other, as many pages on each as it weighs */
+	/* No policy: the next one holds. After a range's comes the thread's, then the system's. */
+	PINFOLD_MPOL_DEFAULT = 0,
+	/* This node, then the others by distance from it. */
+	PINFOLD_MPOL_PREFERRED = 1,
+	/* These nodes, the nearest first, and no others. */
+	PINFOLD_MPOL_BIND = 2,
+	/* These nodes in turn, page by page. */
+	PINFOLD_MPOL_INTERLEAVE = 3,
+	/* The node of the CPU that first touches the page. */
+	PINFOLD_MPOL_LOCAL = 4,
+	/* These nodes, then the others. */
+	PINFOLD_MPOL_PREFERRED_MANY = 5,
+	/* These nodes in turn, as many pages on each as its weight says. */
+	PINFOLD_MPOL_WEIGHTED_INTERLEAVE = 6
 };
 
-/* How the nodes follow those that the process may use. The first two exclude each other. */
-#define PINFOLD_MPOL_STATIC_NODES   0x8000u /* they are meant by their numbers */
-#define PINFOLD_MPOL_RELATIVE_NODES 0x4000u /* they are positions among those */
+/* Flags of a policy. The first two exclude each other. */
+#define PINFOLD_MPOL_STATIC_NODES   0x8000u /* the nodes are numbers, whatever nodes are allowed */
+#define PINFOLD_MPOL_RELATIVE_NODES 0x4000u /* the nodes are positions among the allowed nodes */
 #define PINFOLD_MPOL_BALANCING      0x2000u /* pages may move to the node that uses them */
 
-/* Reads `mode[=flag[|flag]][:nodes][@home]`, as tmpfs's mpol= has it. NULL with EINVAL or ENOMEM; then `error` has what is wrong and what to
- * write instead, in at most `error_size` bytes, the NUL among them; "" when nothing is. `error` may be NULL. */
+/*
+ * Makes a policy from the text `mode[=flag[|flag]][:nodes][@home]`, the format of the mpol= option
+ * of tmpfs.
+ *
+ * Stores in `error` what is wrong with the text and what to write instead, or "" if nothing is.
+ * Writes at most `error_size` bytes, including the NUL. `error` may be NULL.
+ *
+ * Returns the policy, which the caller holds, or NULL with EINVAL or ENOMEM.
+ */
 pinfold_mempolicy_t *pinfold_mempolicy_parse(const char *text, char *error, size_t error_size);
 
-/* A policy of numbers. Bit n of `mask` is node n; `bits` of them are looked at, no more and no fewer. NULL with EINVAL or ENOMEM. Here and
- * below more than 32768 bits are EINVAL. */
-pinfold_mempolicy_t *pinfold_mempolicy_create(int mode, unsigned flags, const unsigned long *mask, size_t bits);
+/*
+ * Makes a policy from numbers. Bit n of `mask` is node n. Reads exactly `bits` bits, at most 32768,
+ * and the whole words that contain them. A bit above 1023 must be 0.
+ *
+ * Returns the policy, which the caller holds, or NULL with EINVAL or ENOMEM.
+ */
+pinfold_mempolicy_t *pinfold_mempolicy_create(int mode, unsigned flags, const unsigned long *mask,
+					      size_t bits);
 
-/* The policy as text that pinfold_mempolicy_parse reads. As snprintf: writes at most `size` bytes, the NUL among them, and returns the
- * length of all of it. `buffer` may be NULL when `size` is 0. */
+/*
+ * Writes the policy as text that pinfold_mempolicy_parse reads. Writes at most `size` bytes,
+ * including the NUL, like snprintf. `buffer` may be NULL if `size` is 0.
+ *
+ * Returns the length of the whole text without the NUL.
+ */
 size_t pinfold_mempolicy_format(const pinfold_mempolicy_t *policy, char *buffer, size_t size);
 
-/* A copy that is the caller's alone. NULL with ENOMEM. */
+/* Copies a policy. Returns the copy, which the caller alone holds, or NULL with ENOMEM. */
 pinfold_mempolicy_t *pinfold_mempolicy_dup(const pinfold_mempolicy_t *policy);
 
-/* Holds a policy once more, and returns it; holds it once less, and the last one frees it. Any thread. Put leaves errno alone. */
+/* Adds a holder. Returns `policy`. Costs one atomic add. Safe in signal handlers. */
 pinfold_mempolicy_t *pinfold_mempolicy_get(pinfold_mempolicy_t *policy);
+
+/*
+ * Removes a holder, and frees the policy if that was the last one. Does nothing if `policy` is
+ * NULL. Leaves errno unchanged. Costs one atomic subtraction. Safe in signal handlers.
+ */
 void pinfold_mempolicy_put(pinfold_mempolicy_t *policy);
 
+/* Return the mode, a number of enum pinfold_mempolicy_mode; the flags, PINFOLD_MPOL_* combined. */
 int pinfold_mempolicy_mode(const pinfold_mempolicy_t *policy);
 unsigned pinfold_mempolicy_flags(const pinfold_mempolicy_t *policy);
 
-/* Stores the nodes in the `bits` bits of `mask`: those that were named, or after a rebind, what they came to. `bits` is what it says, for
- * all numbers below 1024 it is 1024. Whole words are written, with zeroes behind the last bit. 0, or -1 with ERANGE when there are nodes
- * that do not fit; those that do are stored. */
+/*
+ * Stores the nodes of the policy in `bits` bits of `mask`, at most 32768: the nodes that the
+ * program named, or after a rebind the nodes that these became. Writes whole words, with zeroes
+ * behind the last bit. 1024 bits hold every node.
+ *
+ * Returns 0, or -1 with EINVAL (`bits`) or ERANGE. With ERANGE the policy has nodes that do not
+ * fit; those that fit are stored.
+ */
 int pinfold_mempolicy_nodes(const pinfold_mempolicy_t *policy, unsigned long *mask, size_t bits);
 
-/* Has distances measured from `node`, -1 for the CPU's own. 0, or -1 with EINVAL (neither bind nor prefer (many), or no node's number), or
- * EBUSY: somebody else holds the policy too; dup it. */
+/*
+ * Sets the node from which the policy measures distances; -1 means the node of the CPU. No other
+ * thread may use the policy during the call.
+ *
+ * Returns 0, or -1 with EINVAL (`policy` is NULL, its mode is neither bind nor prefer (many), or
+ * `node` is not a node's number) or EBUSY (the policy has another holder: dup it first).
+ */
 int pinfold_mempolicy_set_home_node(pinfold_mempolicy_t *policy, int node);
 
-/* What becomes of the policy when these nodes are the allowed ones: a new policy, as others may hold the old one. NULL with EINVAL (no
- * nodes, or a number beyond 1023) or ENOMEM. */
-pinfold_mempolicy_t *pinfold_mempolicy_rebind(const pinfold_mempolicy_t *policy, const unsigned long *mask, size_t bits);
-
-/* A copy of the policy that holds: the range's, else the task's, else the system's, which is local. NULL with ENOMEM. */
-pinfold_mempolicy_t *pinfold_mempolicy_effective(const pinfold_mempolicy_t *range, const pinfold_mempolicy_t *task);
+/*
+ * Computes what becomes of the policy if the nodes in `bits` bits of `mask` are the allowed ones.
+ * `policy` itself does not change.
+ *
+ * Returns a new policy, which the caller holds, or NULL with EINVAL (no nodes, a number above 1023,
+ * or `bits` above 32768) or ENOMEM.
+ */
+pinfold_mempolicy_t *pinfold_mempolicy_rebind(const pinfold_mempolicy_t *policy,
+					      const unsigned long *mask, size_t bits);
 
 /*
- * The kernel's policies. Functions that fail set errno to the kernel's: EINVAL for nodes of which none may be used, unaligned ranges and
- * what this kernel is too old for; EPERM and ENOSYS where the call is forbidden, EPERM also for want of CAP_SYS_NICE.
+ * Copies the policy that holds: the range's, or if that is default the task's, or if that is
+ * default too the system's, which is local.
+ *
+ * Returns the copy, which the caller holds, or NULL with ENOMEM.
+ */
+pinfold_mempolicy_t *pinfold_mempolicy_effective(const pinfold_mempolicy_t *range,
+						 const pinfold_mempolicy_t *task);
+
+/*
+ * The kernel's policies. Functions that fail set errno to what the kernel answered:
+ *
+ *   - EINVAL: none of the nodes may be used, the range is not aligned, or the kernel is too old.
+ *   - EPERM: the call is forbidden, or it needs CAP_SYS_NICE.
+ *   - ENOSYS: the kernel does not have the call, or a filter hides it.
+ *
+ * Each function makes one to four system calls, pinfold_pages_move one for every 64 pages.
  */
 
-/* Whether policies can be set here; false with errno. Changes nothing. */
+/* Returns whether policies can be set here, or false with errno. Changes nothing. */
 bool pinfold_mempolicy_available(void);
 
-/* The calling thread's policy, for what it touches from now on; threads and processes that it starts inherit it. 0 or -1; a policy with a
- * home node is EINVAL. */
+/*
+ * Sets the calling thread's policy, for pages that the thread touches first from now on. Threads
+ * and processes that it starts inherit the policy.
+ *
+ * Returns 0, or -1 with the policy unchanged. A policy with a home node is EINVAL.
+ */
 int pinfold_mempolicy_set_thread(const pinfold_mempolicy_t *policy);
-/* A copy of it, or NULL. */
+
+/* Returns a copy of the calling thread's policy, which the caller holds, or NULL with errno. */
 pinfold_mempolicy_t *pinfold_mempolicy_get_thread(void);
 
-/* For pages that lie elsewhere already; the numbers are the kernel's. */
-#define PINFOLD_MPOL_STRICT   1u /* fail with EIO if any stays there */
-#define PINFOLD_MPOL_MOVE     2u /* move those that this process alone maps */
-#define PINFOLD_MPOL_MOVE_ALL 4u /* move all; needs CAP_SYS_NICE */
-
-/* The policy of `len` bytes from `at` on, which is at a page's beginning; NULL is the default. Nodes that cannot be used here are left out, as
- * by the kernel; with none left, -1 and EINVAL. 0 or -1. */
-int pinfold_mempolicy_apply(const void *at, size_t len, const pinfold_mempolicy_t *policy, unsigned flags);
-/* A copy of the policy of the mapping at an address; the default one when it has none. NULL with EFAULT where nothing is mapped. */
-pinfold_mempolicy_t *pinfold_mempolicy_at(const void *at);
-
-/* The node that the page at an address lies on; it is made if it was not there. -1 with errno. */
-int pinfold_node_of(const void *at);
-
-/* Moves each of `count` pages to its node and stores in `status` where it is now, or a negative errno; any address in a page stands for it.
- * `nodes` NULL: only says where they are. `flags` is PINFOLD_MPOL_MOVE, which 0 means too, or PINFOLD_MPOL_MOVE_ALL. Returns how many the
- * kernel gave up on, or -1: with ENODEV or EACCES for a node that is not there or not allowed; pages before it may have moved. */
-ptrdiff_t pinfold_pages_move(size_t count, const void *const *pages, const int *nodes, int *status, unsigned flags);
+/* What to do with pages that already lie on other nodes. The numbers are the kernel's. */
+#define PINFOLD_MPOL_STRICT   1u /* fail with EIO if any page stays there */
+#define PINFOLD_MPOL_MOVE     2u /* move the pages that no other process maps */
+#define PINFOLD_MPOL_MOVE_ALL 4u /* move all pages; needs CAP_SYS_NICE */
 
 /*
- * Policies for ranges of pages, for all who share them: shared memory, a file, a pool. A lookup takes no lock and writes to nothing that is
- * shared. All functions may be called from any thread; a handler that has interrupted a set cannot set: EBUSY.
+ * Sets the policy of the `len` bytes from `at` on. `at` must be the beginning of a page. `flags` is
+ * 0 or PINFOLD_MPOL_STRICT to PINFOLD_MPOL_MOVE_ALL combined. The kernel leaves out nodes that
+ * cannot be used here.
+ *
+ * Returns 0, or -1 with errno: EINVAL also if no node is left, EFAULT if part of the range is not
+ * mapped, EIO for pages that stayed elsewhere (PINFOLD_MPOL_STRICT).
+ */
+int pinfold_mempolicy_apply(const void *at, size_t len, const pinfold_mempolicy_t *policy,
+			    unsigned flags);
+
+/*
+ * Returns a copy of the policy of the mapping at `at`, which the caller holds; the default policy
+ * if the mapping has none. The copy has no home node, which the kernel does not tell. Returns NULL
+ * with EFAULT if nothing is mapped there.
+ */
+pinfold_mempolicy_t *pinfold_mempolicy_at(const void *at);
+
+/*
+ * Returns the number of the node on which the page at `at` lies, or -1 with errno: EFAULT if
+ * nothing is mapped there. Makes the page if it does not exist yet.
+ */
+int pinfold_node_of(const void *at);
+
+/*
+ * Moves `count` pages, the n-th to node `nodes[n]`. Stores in `status[n]` on which node the page
+ * lies now, or a negative errno. Any address in a page stands for the page. If `nodes` is NULL,
+ * moves nothing and only stores where the pages lie. `flags` is PINFOLD_MPOL_MOVE, which 0 means
+ * too, or PINFOLD_MPOL_MOVE_ALL.
+ *
+ * Returns how many pages the kernel gave up on, or -1: EINVAL (`flags`), ENODEV (no such node),
+ * EACCES (the process may not use the node), EPERM (PINFOLD_MPOL_MOVE_ALL needs CAP_SYS_NICE).
+ * After -1, some pages may have moved, and some of `status` may not have been written.
+ */
+ptrdiff_t pinfold_pages_move(size_t count, const void *const *pages, const int *nodes, int *status,
+			     unsigned flags);
+
+/*
+ * Policies for ranges of page numbers, shared by all threads: for shared memory, a file, or a pool.
+ * A lookup takes no lock and writes to no shared memory.
  */
 struct pinfold_shared_policy;
 
-/* Without any policies. NULL with ENOMEM. */
+/* Creates a map without policies. Returns it, or NULL with ENOMEM. */
 struct pinfold_shared_policy *pinfold_shared_policy_create(void);
-/* Ends it; what was looked up stays. NULL is none. */
+
+/* Ends a map. Policies that were looked up stay valid. Does nothing if `shared` is NULL. */
 void pinfold_shared_policy_destroy(struct pinfold_shared_policy *shared);
 
-/* Gives the pages from `start` to before `end` a copy of `policy`; NULL takes theirs away. What it overlaps is cut, split or replaced. 0, or
- * -1 with EINVAL for a range without pages, ENOMEM, or EBUSY: then nothing has changed. */
-int pinfold_shared_policy_set(const struct pinfold_shared_policy *shared, uint64_t start, uint64_t end, const pinfold_mempolicy_t *policy);
-
-/* A copy of the page's policy, to be put. NULL with ENOENT when it has none, or ENOMEM. */
-pinfold_mempolicy_t *pinfold_shared_policy_lookup(const struct pinfold_shared_policy *shared, uint64_t page);
+/*
+ * Gives the pages from `start` up to, and without, `end` a copy of `policy`. NULL and the default
+ * policy remove the pages' policy. Cuts, splits or replaces the ranges that overlap. All pages
+ * change at once for other threads.
+ *
+ * Returns 0, or -1 with nothing changed: EINVAL (`start` is not below `end`), ENOMEM, or EBUSY (a
+ * signal handler interrupted another set). Safe in signal handlers. Takes a lock, and copies the
+ * list of ranges.
+ */
+int pinfold_shared_policy_set(const struct pinfold_shared_policy *shared, uint64_t start,
+			      uint64_t end, const pinfold_mempolicy_t *policy);
 
 /*
- * Pages by policy, for programs that hand out pages themselves. A page is asked for by its place, a number of the program's, for which ranges
- * have policies. Each CPU has lists of pages, one for each node: to allocate or free costs one critical section.
+ * Returns a copy of the policy of page `page`, which the caller holds, or NULL with ENOENT (the
+ * page has no policy) or ENOMEM. Costs O(log n) for n ranges, and an allocation. Safe in signal
+ * handlers.
+ */
+pinfold_mempolicy_t *pinfold_shared_policy_lookup(const struct pinfold_shared_policy *shared,
+						  uint64_t page);
+
+/*
+ * Pages by policy, for programs that hand out pages themselves. The program asks for a page by its
+ * place, a number that the program chooses. Ranges of places have policies. Each CPU has a list of
+ * free pages for each node.
  *
  *	struct pinfold_pages *pool = pinfold_pages_create("buffers");
  *	pinfold_pages_set_policy(pool, 0, 1024, policy);
@@ -147,33 +258,69 @@ pinfold_mempolicy_t *pinfold_shared_policy_lookup(const struct pinfold_shared_po
  */
 struct pinfold_pages;
 
-/* NULL with EINVAL (name), ENOSPC (4096 caches, of which it takes one for each node), or ENOMEM. */
+/*
+ * Creates a pool of pages without policies. `name` is text in UTF-8, for slabinfo. Takes a cache
+ * for each node.
+ *
+ * Returns the pool, or NULL with EINVAL (`name`), ENOSPC (4096 caches exist) or ENOMEM.
+ */
 struct pinfold_pages *pinfold_pages_create(const char *name);
 
-/* Ends it and gives its memory back; NULL is none. 0, or -1 and it is as it was: with EBUSY when pages have not come back, with ENOTSUP
- * where the kernel has no fence. Interrupts the CPUs that run threads of this process. */
+/*
+ * Ends a pool, and gives its memory back. Does nothing if `pages` is NULL. No other thread may use
+ * the pool during the call.
+ *
+ * Returns 0, or -1 with the pool unchanged: EBUSY if pages have not come back, ENOTSUP if the
+ * kernel cannot fence. Interrupts the CPUs that run threads of this process, once for each node.
+ */
 int pinfold_pages_destroy(struct pinfold_pages *pages);
 
-/* As pinfold_shared_policy_set, for places; -1 with EINVAL also for a policy none of whose nodes can be used here. Pages that are out stay
- * where they are. */
-int pinfold_pages_set_policy(const struct pinfold_pages *pages, uint64_t start, uint64_t end, const pinfold_mempolicy_t *policy);
+/*
+ * Gives the places from `start` up to, and without, `end` a copy of `policy`. NULL and the default
+ * policy remove the places' policy. Pages that were allocated before stay where they are.
+ *
+ * Returns 0, or -1 with nothing changed: EINVAL (`start` is not below `end`, or none of the
+ * policy's nodes can be used here), ENOMEM, or EBUSY (a signal handler interrupted another set).
+ * Takes a lock, and copies the list of ranges.
+ */
+int pinfold_pages_set_policy(const struct pinfold_pages *pages, uint64_t start, uint64_t end,
+			     const pinfold_mempolicy_t *policy);
 
-/* Bytes in a page. */
+/* Returns the size of a page in bytes. */
 size_t pinfold_pages_size(const struct pinfold_pages *pages);
 
-/* A page for a place; zeroed reads as zeroes. NULL with ENOMEM when no node that the policy lets give memory has any. */
+/*
+ * Allocate a page for place `place`; alloc_zeroed fills the page with zeroes.
+ *
+ * Return the page, or NULL with ENOMEM if no node that the policy allows has memory. Cost one
+ * critical section, and a lookup of the policy if any place has one. If the CPU's list is empty,
+ * also the node's lock. Safe in signal handlers, where a call that interrupted another may fail.
+ */
 void *pinfold_pages_alloc(const struct pinfold_pages *pages, uint64_t place);
 void *pinfold_pages_alloc_zeroed(const struct pinfold_pages *pages, uint64_t place);
 
-/* Takes a page back; NULL is none. */
+/*
+ * Frees `page`, which came from this pool. Does nothing if `page` is NULL. Never fails. Costs one
+ * critical section. Safe in signal handlers.
+ */
 void pinfold_pages_free(const struct pinfold_pages *pages, void *page);
 
-/* The node that a page was asked of; pinfold_node_of asks the kernel where it is. -1 with ENOENT when the kernel placed it. */
+/*
+ * Returns the node from which the pool asked for `page`, or -1 with EINVAL (`page` is NULL) or
+ * ENOENT (the kernel chose the node). Makes no system call. The kernel may have placed the page
+ * elsewhere: pinfold_node_of asks the kernel.
+ */
 int pinfold_pages_node_of(const struct pinfold_pages *pages, void *page);
 
-/* As pinfold_cache_create, with slabs from where `policy` says, and objects that go back there wherever they are freed. NULL with EINVAL
- * also when none of the policy's nodes can be used here. */
-struct pinfold_cache *pinfold_cache_create_policy(const char *name, size_t size, size_t align, unsigned flags, void (*ctor)(void *),
+/*
+ * Creates a cache like pinfold_cache_create (pinfold.h). The cache's slabs lie on the nodes that
+ * `policy` selects, and its objects return there from whatever CPU the program frees them.
+ *
+ * Returns the cache, or NULL with errno: that of pinfold_cache_create, and EINVAL if none of the
+ * policy's nodes can be used here.
+ */
+struct pinfold_cache *pinfold_cache_create_policy(const char *name, size_t size, size_t align,
+						  unsigned flags, void (*ctor)(void *),
 						  const pinfold_mempolicy_t *policy);
 
 #ifdef __cplusplus

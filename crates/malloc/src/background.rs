@@ -1,7 +1,7 @@
 //! The shepherd of a program that runs on this allocator.
 //!
-//! Slow paths tick in passing. A program that has threads also gets a thread that ticks, so that
-//! its memory goes back when all of its threads sleep.
+//! Slow paths of malloc tick. If all threads of a program sleep, no slow path runs, and free memory
+//! would never go back to the system. So a program with threads also gets a thread that ticks.
 //!
 //! # When there is a thread
 //!
@@ -11,32 +11,35 @@
 //! | `on`, or milliseconds | one that the user asked for | one thread or more |
 //! | `off` | none | |
 //!
-//! A program with one thread may change namespaces, which the kernel refuses to a process with
-//! threads; and a program ends when its last thread returns. So the thread must be gone by then.
-//! The library counts the program's threads: [`thread_begins`] and [`thread_ended`] are called by
-//! the thread concerned. The thread whose end leaves too few stops the shepherd, and waits until
-//! the shepherd is gone, before it is gone itself.
+//! The shepherd's thread must be gone when one thread of the program is left. The kernel lets only
+//! a process with one thread change its namespaces, and a process ends only when its last thread
+//! ends. So the library counts the program's threads: the creating thread calls [`thread_begins`],
+//! the ending thread calls [`thread_ended`]. A thread whose end leaves too few stops the shepherd,
+//! and waits for the shepherd's end before it ends itself.
 //!
-//! An automatic thread is not started once the program was seen to use a real-time policy: it would
-//! inherit that policy from the thread that starts it. Nor is it started again once it took the
-//! last place among the threads that the user may have.
+//! Two events forbid the automatic thread for the rest of the process:
 //!
-//! A program that makes and joins threads all the time would pay for a second thread with each. So
-//! after `SHORT_MOST` shepherds in a row that lived for less than `SHORT` milliseconds, none is
+//! * The program used a real-time policy. The shepherd would inherit the policy from the thread
+//!   that starts it.
+//! * The system refused a thread to the program, which may need the shepherd's place.
+//!
+//! A program that makes and joins threads all the time would pay for a shepherd with each of them.
+//! So after `SHORT_MOST` shepherds in a row that lived for less than `SHORT` milliseconds, none is
 //! started for `PAUSE` milliseconds. After the pause, the next thread that begins or ends starts
 //! one.
 //!
-//! # Who starts and stops
+//! # The state
 //!
 //! `STATE` says whether there is a shepherd, and whether a thread is starting or stopping it. A
 //! thread that finds `BUSY` returns at once. The thread that wrote `BUSY` reads the count again
 //! after its step.
 //!
-//! | state | who writes it next |
-//! |---|---|
-//! | `OFF` | a thread that finds enough threads: `BUSY` |
-//! | `ON` | a thread that finds too few: `BUSY` |
-//! | `BUSY` | the thread that wrote it, when it has started or stopped the shepherd |
+//! | state | changed by | to |
+//! |---|---|---|
+//! | `OFF` | a thread that finds enough threads | `BUSY` |
+//! | `ON` | a thread that finds too few threads | `BUSY` |
+//! | `BUSY` | the thread that wrote `BUSY`, after it started the shepherd or failed to | `ON` |
+//! | `BUSY` | the thread that wrote `BUSY`, after it stopped the shepherd | `OFF` |
 
 use crate::init;
 use core::cell::UnsafeCell;
@@ -47,8 +50,8 @@ use core::time::Duration;
 use pinfold::shepherd::{Automatic, Running, Shepherd};
 use pinfold::topology::{self, CpuSet};
 
-/// The environment variable that says when there is a thread: `auto`, `on`, `off`, or `on` with
-/// that many milliseconds between looks.
+/// Names the environment variable that says when there is a thread: `auto`, `on`, `off`, or a
+/// number, which means `on` with so many milliseconds between ticks.
 pub const VARIABLE: &str = "PINFOLD_SHEPHERD";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +66,7 @@ pub(crate) fn is_understood(value: &[u8]) -> bool {
     value == b"auto" || (parse(value) != Wish::Auto && value.len() <= LONGEST)
 }
 
-/// The longest value that is looked at.
+/// The longest value that the library reads.
 const LONGEST: usize = 16;
 
 /// Returns what the variable's value asks for. An invalid value means `auto`.
@@ -88,12 +91,13 @@ fn parse(value: &[u8]) -> Wish {
 /// What the user wants; read when the library is loaded.
 struct Settings {
     wish: UnsafeCell<Wish>,
-    /// The CPUs for the automatic thread, on a machine where some are isolated.
+    /// The CPUs for the automatic thread; `None` on a machine without isolated CPUs.
     housekeeping: UnsafeCell<Option<CpuSet>>,
     are_read: AtomicBool,
 }
 
-// SAFETY: `library_loaded` writes the cells before it stores `are_read`, once; others read after.
+// SAFETY: `library_loaded` writes the cells once, before it stores `are_read`. Other threads read
+// the cells only after they have seen `are_read`.
 unsafe impl Sync for Settings {}
 
 static SETTINGS: Settings = Settings {
@@ -102,11 +106,11 @@ static SETTINGS: Settings = Settings {
     are_read: AtomicBool::new(false),
 };
 
-/// The settings, once they are read.
+/// Returns the settings; `None` before [`library_loaded`] has read them.
 fn settings() -> Option<(Wish, Option<&'static CpuSet>)> {
     // Acquire pairs with the release in `library_loaded`.
     SETTINGS.are_read.load(Acquire).then(|| {
-        // SAFETY: written before `are_read`, and never again.
+        // SAFETY: `are_read` is set, so the cells are written, and no thread writes them again.
         unsafe {
             (
                 *SETTINGS.wish.get(),
@@ -116,7 +120,7 @@ fn settings() -> Option<(Wish, Option<&'static CpuSet>)> {
     })
 }
 
-/// The program's threads that are known.
+/// How many threads of the program were counted and have not ended.
 static THREADS: AtomicU32 = AtomicU32::new(0);
 /// Whether the automatic thread must not be started any more.
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
@@ -130,7 +134,7 @@ static SHORT_LIVES: AtomicU32 = AtomicU32::new(0);
 /// When the last shepherd was started or stopped, in milliseconds, wrapping.
 static CHANGED: AtomicU32 = AtomicU32::new(0);
 
-/// Milliseconds of a clock that needs no system call, wrapping.
+/// Returns milliseconds of a clock that needs no system call, wrapping.
 fn now() -> u32 {
     let mut now = libc::timespec {
         tv_sec: 0,
@@ -167,10 +171,11 @@ struct Place(UnsafeCell<Option<Thread>>);
 unsafe impl Sync for Place {}
 static THREAD: Place = Place(UnsafeCell::new(None));
 
-/// To be called when the library is loaded, by a thread of the program that calls
-/// [`thread_begins`] too. Reads the environment, and which CPUs are isolated. Gets the allocator
-/// ready: a program with a malloc of its own reaches this one only when it makes a thread, and may
-/// be in a sandbox by then.
+/// Reads the environment and which CPUs are isolated, and starts the allocator.
+///
+/// The thread that loads the library calls this and then [`thread_begins`]. A program with a malloc
+/// of its own first allocates here when it makes a thread, and may be in a sandbox by then: the
+/// allocator must have started before.
 pub fn library_loaded() {
     init::ready();
     let mut value = [0u8; LONGEST];
@@ -182,7 +187,7 @@ pub fn library_loaded() {
             *SETTINGS.housekeeping.get() = topology::housekeeping_where_some_are_isolated();
         }
     }
-    // SAFETY: no preconditions.
+    // SAFETY: `sched_getscheduler` has no preconditions.
     note_policy(unsafe { libc::sched_getscheduler(0) });
     // Release pairs with the acquire in `settings`.
     SETTINGS.are_read.store(true, Release);
@@ -211,7 +216,7 @@ pub fn thread_ended() {
     adjust();
 }
 
-/// Whether a thread that begins in `start` is a shepherd's, and not the program's.
+/// Returns whether a thread that begins in `start` is a shepherd's, and not the program's.
 pub fn is_shepherd(start: *const core::ffi::c_void) -> bool {
     pinfold::shepherd::is_entry(start)
 }
@@ -226,16 +231,17 @@ pub fn adjust() {
             Change::Start => (OFF, ON),
             Change::Stop => (ON, OFF),
         };
-        // Acquire pairs with the store below: the place is as the last thread here left it.
+        // Acquire pairs with the store of `STATE` below: this thread sees the place as the last
+        // thread left it.
         if STATE
             .compare_exchange(from, BUSY, Acquire, Relaxed)
             .is_err()
         {
             return;
         }
-        // SAFETY: this thread wrote `BUSY`.
+        // SAFETY: this thread wrote `BUSY`, so no other thread touches the place.
         let place = unsafe { &mut *THREAD.0.get() };
-        // A handler that forked here would leave its child with half a change.
+        // A handler that forked here would leave its child with an unfinished change.
         let signals = Signals::block();
         match change {
             Change::Start => *place = keep_errno(start),
@@ -257,12 +263,13 @@ pub fn adjust() {
     }
 }
 
-/// The calling thread's signals, blocked until dropped, except those that a thread causes itself.
+/// Blocks the calling thread's signals until it is dropped, except those that a thread causes
+/// itself.
 struct Signals(libc::sigset_t);
 
 impl Signals {
     fn block() -> Signals {
-        // SAFETY: a set of signals is plain integers, and both sets are writable.
+        // SAFETY: zeroes are a valid set of signals, and both sets are writable.
         unsafe {
             let mut all: libc::sigset_t = core::mem::zeroed();
             let mut before: libc::sigset_t = core::mem::zeroed();
@@ -306,7 +313,7 @@ fn wanted_change(state: u8) -> Option<Change> {
     }
 }
 
-/// Whether the automatic thread gives its place to a thread of the program.
+/// Set when the automatic thread must give its place to a thread of the program.
 static GIVES_WAY: AtomicBool = AtomicBool::new(false);
 
 /// Stops the automatic thread for good, because the system has no place for a thread of the
@@ -321,7 +328,8 @@ pub fn give_way() -> bool {
 
 fn start() -> Option<Thread> {
     match settings()? {
-        // SAFETY: `STATE` admits one thread here, and only while there is no shepherd.
+        // SAFETY: this thread wrote `BUSY` in place of `OFF`, so there is no automatic thread, and
+        // no other thread starts one.
         (Wish::Auto, cpus) => unsafe { Automatic::start(cpus) }.map(Thread::Automatic),
         (Wish::On(interval), _) => {
             let shepherd =
@@ -334,7 +342,8 @@ fn start() -> Option<Thread> {
 
 fn stop(thread: Option<Thread>) {
     let mut before = 0;
-    // Waiting for a thread is a place where the C library cancels: this thread ends already.
+    // Waiting for a thread is a cancellation point. This thread is ending already, and must not be
+    // cancelled in the middle of this.
     // SAFETY: `before` is writable.
     unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
     match thread {
@@ -342,12 +351,12 @@ fn stop(thread: Option<Thread>) {
         Some(Thread::Asked(running)) => running.stop(),
         None => {}
     }
-    // SAFETY: as above.
+    // SAFETY: `before` is the state that the first call stored, and null is allowed.
     unsafe { pthread_setcancelstate(before, null_mut()) };
 }
 
 unsafe extern "C" {
-    // The libc crate has it for other systems only.
+    // The libc crate declares this function for other systems only.
     fn pthread_setcancelstate(state: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
 }
 /// From `pthread.h`.
@@ -358,19 +367,20 @@ fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
     // SAFETY: errno is the calling thread's own.
     let errno = unsafe { *libc::__errno_location() };
     let result = f();
-    // SAFETY: as above.
+    // SAFETY: errno is the calling thread's own.
     unsafe { *libc::__errno_location() = errno };
     result
 }
 
-/// In the child after a fork: there is one thread, and no shepherd.
+/// Resets the count and the state in the child of a fork, which has one thread and no shepherd.
 pub(crate) fn fork_child() {
     if settings().is_none() {
         return;
     }
     THREADS.store(1, Relaxed);
     STATE.store(OFF, Relaxed);
-    // SAFETY: the child's only thread is here. The shepherd stayed behind in the parent.
+    // The shepherd's thread exists only in the parent, so its handle must not be dropped.
+    // SAFETY: the child has no thread but this one.
     core::mem::forget(unsafe { (*THREAD.0.get()).take() });
 }
 

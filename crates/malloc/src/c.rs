@@ -1,7 +1,8 @@
-//! The C API: what `pinfold.h` declares. The malloc family under prefixed names, with the semantics of POSIX and glibc.
+//! The C API of the malloc family: what `pinfold.h` declares, with the semantics of POSIX and
+//! glibc.
 //!
-//! Functions that fail return null and set errno: ENOMEM for want of memory and for sizes that overflow, EINVAL for bad
-//! alignments.
+//! Functions that fail return null and set errno: ENOMEM if there is no memory or if a size
+//! overflows, EINVAL for an invalid alignment.
 
 use crate::heap::{self, set_errno};
 use crate::init;
@@ -9,26 +10,31 @@ use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use pinfold::{page, slab};
 
-/// `malloc`: a block of `size` bytes, aligned to 16. A size of 0 gives a block too.
+/// Allocates a block of `size` bytes, aligned to 16 (`malloc`). A size of 0 gives a block too.
+///
+/// Costs one critical section up to 32 KiB, if the CPU's sheaf has an object.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn pinfold_malloc(size: usize) -> *mut c_void {
     heap::alloc(size).cast()
 }
 
-/// `free`: takes a block back; null is none. An address that is no block of Pinfold's ends the process with a message.
+/// Frees `block` (`free`); does nothing if it is null.
+///
+/// Costs one critical section for blocks of a size class, if the CPU's sheaf has room. An address
+/// outside Pinfold's memory ends the process with a message.
 ///
 /// # Safety
 ///
-/// The block came from this API, and nobody uses it any more.
+/// `block` is null or came from this API, was not freed, and is not used after the call.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn pinfold_free(block: *mut c_void) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller gives up `block`, which is null or came from this API.
     unsafe { heap::free(block.cast()) };
 }
 
-/// `calloc`: `count` objects of `size` bytes, zeroed.
+/// Allocates a zeroed block for `count` objects of `size` bytes (`calloc`).
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_calloc(count: usize, size: usize) -> *mut c_void {
     let Some(bytes) = count.checked_mul(size) else {
@@ -38,31 +44,37 @@ pub extern "C" fn pinfold_calloc(count: usize, size: usize) -> *mut c_void {
     heap::alloc_zeroed(bytes).cast()
 }
 
-/// `realloc`: grows or shrinks a block. Null makes a new block; a size of 0 frees the block and returns null, as
-/// glibc does. Shrinking never fails: when there is no smaller block, the old one stays.
+/// Changes the size of a block (`realloc`).
+///
+/// Allocates if `block` is null. Frees the block and returns null if `size` is 0, like glibc.
+/// Returns null and leaves the block unchanged if there is no memory to grow it. Shrinking never
+/// fails: if there is no smaller block, the old one stays.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_free`], unless null comes back for want of memory: then the block is as it was.
+/// `block` is null, or came from this API and was not freed. It is not used after the call, unless
+/// the call failed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_realloc(block: *mut c_void, size: usize) -> *mut c_void {
     if block.is_null() {
         return pinfold_malloc(size);
     }
     if size == 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller gives up `block`, which came from this API.
         unsafe { pinfold_free(block) };
         return null_mut();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller owns `block`, which came from this API and is not null.
     unsafe { heap::realloc(block.cast(), size).cast() }
 }
 
-/// `reallocarray`: [`pinfold_realloc`] for `count` objects of `size` bytes, failing when that overflows.
+/// Changes the size of a block to `count` objects of `size` bytes (`reallocarray`), like
+/// [`pinfold_realloc`].
 ///
 /// # Safety
 ///
-/// As for [`pinfold_realloc`].
+/// `block` is null, or came from this API and was not freed. It is not used after the call, unless
+/// the call failed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_reallocarray(
     block: *mut c_void,
@@ -73,37 +85,39 @@ pub unsafe extern "C" fn pinfold_reallocarray(
         set_errno(libc::ENOMEM);
         return null_mut();
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller owns `block`, which is null or came from this API.
     unsafe { pinfold_realloc(block, bytes) }
 }
 
-/// `free_sized` (C23): as [`pinfold_free`]. `size` is ignored: the block's address says its class.
+/// Frees `block` (`free_sized` of C23), like [`pinfold_free`]. Ignores the size: finding the class
+/// by the address takes fewer instructions.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_free`].
+/// `block` is null or came from this API, was not freed, and is not used after the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_free_sized(block: *mut c_void, _size: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller gives up `block`, which is null or came from this API.
     unsafe { pinfold_free(block) };
 }
 
-/// `free_aligned_sized` (C23): as [`pinfold_free`]. `align` and `size` are ignored.
+/// Frees `block` (`free_aligned_sized` of C23), like [`pinfold_free`]. Ignores alignment and size.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_free`].
+/// `block` is null or came from this API, was not freed, and is not used after the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_free_aligned_sized(
     block: *mut c_void,
     _align: usize,
     _size: usize,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller gives up `block`, which is null or came from this API.
     unsafe { pinfold_free(block) };
 }
 
-/// `aligned_alloc`: a block of `size` bytes at a multiple of `align`; EINVAL unless `align` is a power of two.
+/// Allocates a block of `size` bytes at a multiple of `align` (`aligned_alloc`). Fails with EINVAL
+/// unless `align` is a power of two.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_aligned_alloc(align: usize, size: usize) -> *mut c_void {
     if !align.is_power_of_two() {
@@ -113,7 +127,8 @@ pub extern "C" fn pinfold_aligned_alloc(align: usize, size: usize) -> *mut c_voi
     heap::alloc_aligned(size, align).cast()
 }
 
-/// `memalign`: as [`pinfold_aligned_alloc`], with `align` rounded up to a power of two.
+/// Allocates a block of `size` bytes at a multiple of `align` rounded up to a power of two
+/// (`memalign`).
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_memalign(align: usize, size: usize) -> *mut c_void {
     let Some(align) = align.max(1).checked_next_power_of_two() else {
@@ -123,12 +138,15 @@ pub extern "C" fn pinfold_memalign(align: usize, size: usize) -> *mut c_void {
     heap::alloc_aligned(size, align).cast()
 }
 
-/// `posix_memalign`: stores a block at `*to`; returns 0, or EINVAL when `align` is no power of two or no multiple of a
-/// pointer's size, or ENOMEM. Leaves errno and, when it fails, `*to` alone.
+/// Allocates a block of `size` bytes at a multiple of `align`, and stores it in `*to`
+/// (`posix_memalign`).
+///
+/// Returns 0, or EINVAL if `align` is not a power of two and a multiple of a pointer's size, or
+/// ENOMEM. Leaves errno unchanged, and `*to` too if the call fails.
 ///
 /// # Safety
 ///
-/// `to` is writable.
+/// `to` is writable for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_posix_memalign(
     to: *mut *mut c_void,
@@ -142,23 +160,23 @@ pub unsafe extern "C" fn pinfold_posix_memalign(
     if block.is_null() {
         return libc::ENOMEM;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `to` is writable.
     unsafe { *to = block.cast() };
     0
 }
 
 fn os_page() -> usize {
-    // SAFETY: no preconditions.
+    // SAFETY: `sysconf` has no preconditions.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// `valloc`: a block at a multiple of the OS page.
+/// Allocates a block at a multiple of the system's page size (`valloc`).
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_valloc(size: usize) -> *mut c_void {
     heap::alloc_aligned(size, os_page()).cast()
 }
 
-/// `pvalloc`: whole OS pages.
+/// Allocates whole pages of the system for `size` bytes (`pvalloc`); one page for 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_pvalloc(size: usize) -> *mut c_void {
     let Some(whole) = size.max(1).checked_next_multiple_of(os_page()) else {
@@ -168,66 +186,72 @@ pub extern "C" fn pinfold_pvalloc(size: usize) -> *mut c_void {
     heap::alloc_aligned(whole, os_page()).cast()
 }
 
-/// `malloc_usable_size`: bytes that may be used of a block, at least what was asked for; 0 for null.
+/// Returns how many bytes of `block` may be used (`malloc_usable_size`): at least its size; 0 for
+/// null.
 ///
 /// # Safety
 ///
-/// The block came from this API.
+/// `block` is null, or came from this API and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_malloc_usable_size(block: *mut c_void) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller owns `block`, which is null or came from this API.
     unsafe { heap::usable_size(block.cast()) }
 }
 
-/// `malloc_trim`: gives all free memory back to the system, what CPUs have cached included; 1 when there was any.
-/// `pad` is not needed. Interrupts the CPUs that run threads of this process, once.
+/// Gives all free memory back to the system (`malloc_trim`), including the objects in every CPU's
+/// sheaves. Returns 1 if any memory went back. Ignores `pad`.
+///
+/// Interrupts the CPUs that run threads of this process, once. If the kernel cannot fence, gives
+/// back only the arenas' free runs. Not for signal handlers: waits for locks.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_malloc_trim(_pad: usize) -> c_int {
     c_int::from(slab::shrink_all().unwrap_or_else(|_| page::trim()) > 0)
 }
 
-/// Sets the soft limit on the memory that Pinfold holds, in bytes; 0 removes it. Never fails. A few
-/// stores.
+/// Sets the soft limit on the memory that Pinfold holds, in bytes; 0 removes the limit. Never
+/// fails. Costs a few stores.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_memory_set_limit(bytes: usize) {
     init::ready();
     page::set_memory_limit(Some(bytes).filter(|&bytes| bytes > 0));
 }
 
-/// The soft limit on the memory that Pinfold holds, in bytes; 0 if there is none. A few loads.
+/// Returns the soft limit on the memory that Pinfold holds, in bytes; 0 if there is none. Costs a
+/// few loads.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_memory_limit() -> usize {
     init::ready();
     page::memory_limit().unwrap_or(0)
 }
 
-/// What `mallinfo2` tells, in bytes; the fields that mean nothing here are 0.
+/// The result of `mallinfo2`, in bytes. Fields that mean nothing for Pinfold are 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mallinfo2 {
-    /// Held from the system without huge blocks.
+    /// Bytes held from the system, without huge blocks.
     pub arena: usize,
-    /// 0.
+    /// Always 0.
     pub ordblks: usize,
-    /// 0.
+    /// Always 0.
     pub smblks: usize,
-    /// 0.
+    /// Always 0.
     pub hblks: usize,
-    /// In huge blocks.
+    /// Bytes in huge blocks.
     pub hblkhd: usize,
-    /// 0.
+    /// Always 0.
     pub usmblks: usize,
-    /// 0.
+    /// Always 0.
     pub fsmblks: usize,
-    /// In blocks in use, CPUs' caches included.
+    /// Bytes in blocks in use and in sheaves.
     pub uordblks: usize,
-    /// Held and free.
+    /// Bytes held and free.
     pub fordblks: usize,
-    /// Could be given back by `malloc_trim`.
+    /// Bytes that `malloc_trim` could give back.
     pub keepcost: usize,
 }
 
-/// `mallinfo2`. Walks the partial slabs under their locks.
+/// Returns how much memory Pinfold holds, and for what (`mallinfo2`). Walks the partial slabs under
+/// the nodes' locks.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_mallinfo2() -> Mallinfo2 {
     let huge = page::huge_total();
@@ -244,7 +268,9 @@ pub extern "C" fn pinfold_mallinfo2() -> Mallinfo2 {
     }
 }
 
-/// `malloc_info`: writes an XML description to `stream`; `options` must be 0, else EINVAL and −1.
+/// Writes what [`pinfold_mallinfo2`] returns to `stream`, as XML (`malloc_info`).
+///
+/// Returns 0, or −1 with EINVAL if `options` is not 0, or −1 if the stream fails.
 ///
 /// # Safety
 ///
@@ -256,7 +282,7 @@ pub unsafe extern "C" fn pinfold_malloc_info(options: c_int, stream: *mut libc::
         return -1;
     }
     let info = pinfold_mallinfo2();
-    // SAFETY: the caller's promise; the format takes four sizes.
+    // SAFETY: the caller promises an open stream, and the format takes the four sizes that follow.
     let written = unsafe {
         libc::fprintf(
             stream,

@@ -1,26 +1,27 @@
-//! Where C's objects begin.
+//! The alignment of objects of C's caches.
 
 use core::ffi::c_uint;
 
 /// `PINFOLD_SLAB_HWCACHE_ALIGN`.
 pub(crate) const HWCACHE_ALIGN: c_uint = 1 << 10;
 
-/// What any alignment is at most, as the library's.
+/// The largest alignment, as in `pinfold::slab`.
 const ALIGN_MOST: usize = 64 << 10;
-/// The largest fundamental alignment, beyond which C types have to say theirs.
+/// The largest fundamental alignment. A C type with a larger one states it.
 const ALIGN_NATURAL: usize = 16;
 const CACHE_LINE: usize = 64;
 
-/// The alignment that `align` and `flags` ask for, of objects of `size` bytes, not 0.
+/// Returns the alignment that `align` and `flags` select for objects of `size` bytes, which is not
+/// 0. Returns `None` if `align` is invalid.
 pub(crate) fn align_of_objects(size: usize, align: usize, flags: c_uint) -> Option<usize> {
-    // A type's size is a multiple of its alignment.
+    // A type's size is a multiple of its alignment, so this alignment suits all types of the size.
     let natural = (1 << size.trailing_zeros()).min(ALIGN_NATURAL);
     let mut align = if align == 0 { natural } else { align };
     if !align.is_power_of_two() || align > ALIGN_MOST {
         return None;
     }
     if flags & HWCACHE_ALIGN != 0 {
-        // As the kernel does: small objects share a line, and none crosses one.
+        // Like the kernel: small objects share a cache line, and no object crosses one.
         let mut line = CACHE_LINE;
         while size <= line / 2 {
             line /= 2;
@@ -35,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn alignments() {
+    fn alignments_for_sizes_and_flags() {
         for (size, align, flags, found) in [
             (1, 0, 0, Some(1)),
             (24, 0, 0, Some(8)),

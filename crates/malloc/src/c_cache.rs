@@ -1,8 +1,11 @@
-//! The C API of object caches: what `pinfold.h` declares of them.
+//! The C API of object caches, as `pinfold.h` declares it.
 //!
-//! A C handle is a Rust one in a block of its own from `heap`, a cache line, from which the fast paths read a word. Functions
-//! that fail set errno: EINVAL for bad arguments, E2BIG for objects that are too large, ENOSPC for too many caches, ENOMEM for want of
-//! memory, EBUSY for objects in use, ENOTSUP where the kernel offers no fence.
+//! A C handle is a block of one cache line that contains a [`KmemCache`]. The fast paths read one
+//! word of that line.
+//!
+//! Functions that fail set errno: EINVAL (an invalid argument), E2BIG (the object is too large),
+//! ENOSPC (too many caches), ENOMEM (no memory), EBUSY (objects are in use) or ENOTSUP (the kernel
+//! cannot fence).
 
 use crate::c_align::{HWCACHE_ALIGN, align_of_objects};
 use crate::c_counter::{boxed, unboxed};
@@ -15,7 +18,7 @@ use pinfold::mempolicy::Mempolicy;
 use pinfold::slab::debug::Report;
 use pinfold::slab::{CacheError, DebugFlags, KmemCache, Leak};
 
-/// Each check with its bit in the header.
+/// The checks with their bits in `pinfold.h`.
 const CHECKS: [(c_uint, DebugFlags); 5] = [
     (1, DebugFlags::CONSISTENCY),
     (2, DebugFlags::RED_ZONE),
@@ -29,21 +32,21 @@ const FLAGS: c_uint = 31 | HARDENED | NOT_HARDENED | HWCACHE_ALIGN;
 
 const CACHE_LINE: usize = 64;
 
-/// A constructor of C's.
+/// A C function that initialises an object.
 pub type Constructor = unsafe extern "C" fn(*mut c_void);
 
-/// A cache as C holds it.
+/// A cache behind a C handle.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct CCache {
     pub(crate) cache: KmemCache,
-    /// Bytes of an object that the program uses.
+    /// Size of an object in bytes, as the program gave it.
     size: usize,
     name: [u8; NAME_ROOM],
     constructed: bool,
 }
 
-/// The block is that line.
+/// The handle is exactly one cache line.
 const _: () = assert!(size_of::<CCache>() == CACHE_LINE);
 
 pub(crate) fn null_with<T>(errno: c_int) -> *mut T {
@@ -51,12 +54,15 @@ pub(crate) fn null_with<T>(errno: c_int) -> *mut T {
     null_mut()
 }
 
-/// `kmem_cache_create`: a cache of objects of `size` bytes. An alignment of 0 suits any type of that size.
+/// Creates a cache of objects of `size` bytes (`kmem_cache_create`). With an alignment of 0 an
+/// object suits every type of that size with a fundamental alignment.
+///
+/// Returns null with EINVAL, E2BIG, ENOSPC or ENOMEM. Costs a descriptor of some hundred bytes.
 ///
 /// # Safety
 ///
-/// `name` is null or a C string. The constructor initialises an object at the address it is given, does not unwind and does not use
-/// this cache.
+/// `name` is null or a C string. The constructor initialises an object at the address that it gets.
+/// It does not unwind, and does not use this cache.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_create(
     name: *const c_char,
@@ -65,15 +71,16 @@ pub unsafe extern "C" fn pinfold_cache_create(
     flags: c_uint,
     constructor: Option<Constructor>,
 ) -> *mut CCache {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a C string or null, and a constructor that initialises an object.
     unsafe { create(name, (size, align), flags, constructor, None) }
 }
 
-/// A cache, its memory placed by a policy if there is one.
+/// Creates a cache, whose memory `policy` places if there is one.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_create`].
+/// `name` is null or a C string. The constructor initialises an object at the address that it gets.
+/// It does not unwind, and does not use this cache.
 pub(crate) unsafe fn create(
     name: *const c_char,
     (size, align): (usize, usize),
@@ -85,7 +92,7 @@ pub(crate) unsafe fn create(
     if name.is_null() || size == 0 || flags & !FLAGS != 0 || flags & both == both {
         return null_with(libc::EINVAL);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `name` is not null, so the caller promises a C string.
     let Ok(name) = unsafe { CStr::from_ptr(name) }.to_str() else {
         return null_with(libc::EINVAL);
     };
@@ -105,7 +112,8 @@ pub(crate) unsafe fn create(
         builder = builder.policy(policy);
     }
     if let Some(constructor) = constructor {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the constructor initialises an object and does not
+        // unwind.
         builder = unsafe { builder.c_constructor(constructor) };
     }
     match builder.build() {
@@ -122,27 +130,32 @@ pub(crate) unsafe fn create(
     }
 }
 
-/// `kmem_cache_destroy`: ends a cache and gives its memory back; null is none. 0, or −1 with the cache as it was: EBUSY when
-/// objects have not come back, ENOTSUP where what CPUs have cached cannot be taken from them.
+/// Ends a cache and gives its memory back (`kmem_cache_destroy`); does nothing if `this` is null.
+///
+/// Returns 0, or −1 with the cache unchanged: EBUSY if objects have not come back, ENOTSUP if the
+/// kernel cannot fence. Interrupts the CPUs that run threads of this process, once.
 ///
 /// # Safety
 ///
-/// Here and below: `this` was created and not destroyed yet. Nobody uses the cache any more, and no sheaf or pool of it is left.
+/// `this` is null, or a cache of this API that has not been destroyed. No other thread uses the
+/// cache, and it has no prefilled sheaf or pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_destroy(this: *mut CCache) -> c_int {
     if this.is_null() {
         return 0;
     }
-    // SAFETY: the caller's promise; what is read here is written again, or not used any more.
+    // SAFETY: the caller promises a cache that has not been destroyed. Below, either the value is
+    // written back or the block is freed, so the cache has one owner.
     let cache = unsafe { (&raw const (*this).cache).read() };
     match cache.destroy() {
         Ok(()) => {
-            // SAFETY: the block came from `boxed`, and nothing else of it wants to be dropped.
+            // SAFETY: the block came from `boxed`. Its other fields need no drop, so plain words
+            // stand for it.
             unsafe { unboxed(this.cast::<[u64; CACHE_LINE / 8]>()) };
             0
         }
         Err(Leak { objects, cache }) => {
-            // SAFETY: the cache's place is there, and was read from.
+            // SAFETY: the field was moved out of by `read`, and its block was not freed.
             unsafe { (&raw mut (*this).cache).write(cache) };
             set_errno(if objects > 0 {
                 libc::EBUSY
@@ -154,80 +167,84 @@ pub unsafe extern "C" fn pinfold_cache_destroy(this: *mut CCache) -> c_int {
     }
 }
 
-/// `kmem_cache_alloc`: an object; null with ENOMEM.
+/// Allocates an object (`kmem_cache_alloc`); null with ENOMEM. Costs one critical section.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`].
+/// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_alloc(this: *const CCache) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     match unsafe { (*this).cache.alloc_fast() } {
         Some(object) => object.as_ptr().cast(),
-        // SAFETY: as above.
+        // SAFETY: the caller promises a cache that has not been destroyed.
         None => unsafe { alloc_slow(this) },
     }
 }
 
-// The slow paths are `extern "C"`, which cannot unwind, so that the fast paths may end in a jump to them.
+// The slow paths are `extern "C"` and cannot unwind, so the fast paths may end in a jump to them.
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn alloc_slow(this: *const CCache) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     match unsafe { (*this).cache.alloc() } {
         Some(object) => object.as_ptr().cast(),
         None => null_with(libc::ENOMEM),
     }
 }
 
-/// `kmem_cache_zalloc`: an object that reads as zeroes; null with ENOMEM, or with EINVAL when there is a constructor.
+/// Allocates a zeroed object (`kmem_cache_zalloc`); null with ENOMEM, or with EINVAL if the cache
+/// has a constructor.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`].
+/// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_zalloc(this: *const CCache) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     let (size, constructed) = unsafe { ((*this).size, (*this).constructed) };
     if constructed {
         return null_with(libc::EINVAL);
     }
-    // SAFETY: as above.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     let object = unsafe { pinfold_cache_alloc(this) };
     if !object.is_null() {
-        // SAFETY: the object is ours and that large.
+        // SAFETY: the object was just allocated, and has `size` bytes.
         unsafe { object.write_bytes(0, size) };
     }
     object
 }
 
-/// `kmem_cache_alloc_node`: an object of node `node`'s memory, −1 for the thread's own; null with ENOMEM or EINVAL.
+/// Allocates an object in the memory of node `node` or of the nearest with memory
+/// (`kmem_cache_alloc_node`). −1 means the thread's own node. Returns null with ENOMEM, or with
+/// EINVAL if `node` is below −1. Takes the node's lock.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`].
+/// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_alloc_node(this: *const CCache, node: c_int) -> *mut c_void {
     if node == -1 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises a cache that has not been destroyed.
         return unsafe { pinfold_cache_alloc(this) };
     }
     let Ok(node) = usize::try_from(node) else {
         return null_with(libc::EINVAL);
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     match unsafe { (*this).cache.alloc_node(node) } {
         Some(object) => object.as_ptr().cast(),
         None => null_with(libc::ENOMEM),
     }
 }
 
-/// `kmem_cache_alloc_node` with `__GFP_THISNODE`: an object of node `node`'s memory or none; null with ENOMEM, or with EINVAL for a
-/// number below 0.
+/// Allocates an object in the memory of node `node` only (`kmem_cache_alloc_node` with
+/// `__GFP_THISNODE`). Returns null with ENOMEM, or with EINVAL if `node` is negative. Takes the
+/// node's lock.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`].
+/// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_alloc_node_exact(
     this: *const CCache,
@@ -236,26 +253,27 @@ pub unsafe extern "C" fn pinfold_cache_alloc_node_exact(
     let Ok(node) = usize::try_from(node) else {
         return null_with(libc::EINVAL);
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     match unsafe { (*this).cache.alloc_node_exact(node) } {
         Some(object) => object.as_ptr().cast(),
         None => null_with(libc::ENOMEM),
     }
 }
 
-/// `kmem_cache_free`: takes an object back; null is none.
+/// Frees an object (`kmem_cache_free`); does nothing if it is null. Costs one critical section.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`]; the object came from this cache, and nobody uses it any more.
+/// `this` is a cache of this API that has not been destroyed. The object came from this cache, and
+/// is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_free(this: *const CCache, object: *mut c_void) {
     let Some(object) = NonNull::new(object.cast()) else {
         return;
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller gives up an object of this cache, which has not been destroyed.
     if !unsafe { (*this).cache.free_fast(object) } {
-        // SAFETY: as above.
+        // SAFETY: the caller gives up the object, and `free_fast` has not taken it.
         unsafe { free_slow(this, object) };
     }
 }
@@ -263,15 +281,19 @@ pub unsafe extern "C" fn pinfold_cache_free(this: *const CCache, object: *mut c_
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn free_slow(this: *const CCache, object: NonNull<u8>) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller gives up an object of this cache, which has not been destroyed.
     unsafe { (*this).cache.free(object) };
 }
 
-/// `kmem_cache_alloc_bulk`: fills `objects`; how many, fewer than `count` only for want of memory, with ENOMEM.
+/// Allocates `count` objects into `objects` (`kmem_cache_alloc_bulk`), many in one critical
+/// section.
+///
+/// Returns how many; fewer than `count` come with ENOMEM.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`]; `objects` is writable for `count` pointers.
+/// `this` is a cache of this API that has not been destroyed. `objects` is writable for `count`
+/// pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_alloc_bulk(
     this: *const CCache,
@@ -281,12 +303,13 @@ pub unsafe extern "C" fn pinfold_cache_alloc_bulk(
     if count == 0 {
         return 0;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises room for `count` pointers, which are null before the slice is
+    // made.
     let objects = unsafe {
         objects.write_bytes(0, count);
         core::slice::from_raw_parts_mut(objects.cast(), count)
     };
-    // SAFETY: as above.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     let got = unsafe { (*this).cache.alloc_bulk(objects) };
     if got < count {
         set_errno(libc::ENOMEM);
@@ -294,11 +317,12 @@ pub unsafe extern "C" fn pinfold_cache_alloc_bulk(
     got
 }
 
-/// `kmem_cache_free_bulk`: takes `count` objects back, none of them null.
+/// Frees `count` objects (`kmem_cache_free_bulk`), many in one critical section.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_free`], for each of them.
+/// `this` is a cache of this API that has not been destroyed. `objects` is readable for `count`
+/// pointers. Each points to an object of this cache that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_free_bulk(
     this: *const CCache,
@@ -306,7 +330,7 @@ pub unsafe extern "C" fn pinfold_cache_free_bulk(
     objects: *const *mut c_void,
 ) {
     if count > 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises `count` pointers to objects of this cache, and gives them up.
         unsafe {
             let objects = core::slice::from_raw_parts(objects.cast(), count);
             (*this).cache.free_bulk(objects);
@@ -314,14 +338,18 @@ pub unsafe extern "C" fn pinfold_cache_free_bulk(
     }
 }
 
-/// `kmem_cache_shrink`: gives everything that is free back to the system; how many slabs, or −1 with ENOTSUP.
+/// Gives the cache's free memory back to the system (`kmem_cache_shrink`), including the objects in
+/// every CPU's sheaves.
+///
+/// Returns how many slabs went back, or −1 with ENOTSUP if the kernel cannot fence. Interrupts the
+/// CPUs that run threads of this process, once.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`].
+/// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_shrink(this: *const CCache) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     match unsafe { (*this).cache.shrink() } {
         Ok(slabs) => slabs as isize,
         Err(_) => {
@@ -331,42 +359,45 @@ pub unsafe extern "C" fn pinfold_cache_shrink(this: *const CCache) -> isize {
     }
 }
 
-/// Sets how many objects the cache's sheaves hold, from 4 to 125, for those filled or emptied from now on.
+/// Sets how many objects a sheaf of the cache holds, from 4 to 125, for sheaves filled or emptied
+/// from now on.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`].
+/// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_set_sheaf_capacity(this: *const CCache, objects: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     unsafe { (*this).cache.set_sheaf_capacity(objects) };
 }
 
-/// Sets how many bytes one CPU's sheaves of all caches together may hold.
+/// Sets how many bytes the sheaves of all caches together may hold on one CPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_slab_set_sheaf_budget(bytes: usize) {
     pinfold::slab::set_sheaf_budget(bytes);
 }
 
-/// A callback of C's, or none, as one of Rust's.
+/// Makes a Rust callback of a C one. The result does nothing if `each` is `None`.
 ///
 /// # Safety
 ///
-/// `each` can be called with `context`.
+/// `each` is `None` or can be called with `context`, and does not unwind.
 unsafe fn teller(each: Option<Each>, context: *mut c_void) -> impl FnMut(&Report<'_>) {
     move |report| {
         if let Some(each) = each {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller of `teller` promises that `each` can be called with `context`.
             tell_report(report, |told| unsafe { each(told, context) });
         }
     }
 }
 
-/// Checks the cache's records and objects; how many faults there are, the first sixteen of which `each` is told.
+/// Checks the cache's records and objects. Calls `each` for the first sixteen faults. Returns how
+/// many there are.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`]; `each` is null or can be called with `context`, and does not unwind.
+/// `this` is a cache of this API that has not been destroyed. `each` is null or can be called with
+/// `context`, and does not unwind.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_validate(
     this: *const CCache,
@@ -374,7 +405,8 @@ pub unsafe extern "C" fn pinfold_cache_validate(
     context: *mut c_void,
 ) -> usize {
     let mut told = false;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed, and a callback that takes
+    // `context`.
     let (this, mut teller) = unsafe { (&*this, teller(each, context)) };
     let outcome = this.cache.validate_with(|report| {
         told = true;
@@ -386,73 +418,79 @@ pub unsafe extern "C" fn pinfold_cache_validate(
     if let (Some(each), false) = (each, told) {
         let place = (fault.address, this.size);
         tell((fault.what, this.cache.name()), place, &fault, |told| {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `each` can be called with `context`.
             unsafe { each(told, context) };
         });
     }
     fault.errors
 }
 
-/// Objects in use of a debugged cache, the first sixteen of which `each` is told, with who allocated them; how many. Of others 0.
+/// Calls `each` for the first sixteen objects in use of a debugged cache, with their allocating
+/// callers.
+///
+/// Returns how many objects are in use; 0 for a cache that makes no checks.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_validate`].
+/// `this` is a cache of this API that has not been destroyed. `each` is null or can be called with
+/// `context`, and does not unwind.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_leaks(
     this: *const CCache,
     each: Option<Each>,
     context: *mut c_void,
 ) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed, and a callback that takes
+    // `context`.
     unsafe { (*this).cache.leaks_with(teller(each, context)) }
 }
 
-/// Objects in use, with those in CPUs' and barns' sheaves.
+/// Returns how many objects are in use, including those in CPUs' and barns' sheaves.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`].
+/// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_in_use(this: *const CCache) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     unsafe { (*this).cache.in_use() }
 }
 
-/// `kmem_cache_size`: bytes of an object, as it was created with.
+/// Returns the size of an object in bytes, as given at creation (`kmem_cache_size`).
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`].
+/// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_size(this: *const CCache) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     unsafe { (*this).size }
 }
 
-/// The name it was created with, up to 32 bytes of it. It stays as long as the cache does.
+/// Returns the first 32 bytes of the name that was given at creation. Valid until the cache is
+/// destroyed.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`].
+/// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_name(this: *const CCache) -> *const c_char {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     unsafe { (&raw const (*this).name).cast() }
 }
 
-/// The checks that the cache makes, those that the environment asked for included.
+/// Returns the checks that the cache makes, including those that the environment selected.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_cache_destroy`].
+/// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_debug_flags(this: *const CCache) -> c_uint {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     bits_of(unsafe { (*this).cache.debug_flags() })
 }
 
-/// The header's bits of `checks`.
+/// Returns the bits of `checks` in `pinfold.h`.
 pub(crate) fn bits_of(checks: DebugFlags) -> c_uint {
     let made = CHECKS.iter().filter(|check| checks.contains(check.1));
     made.fold(0, |flags, check| flags | check.0)

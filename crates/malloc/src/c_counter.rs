@@ -1,15 +1,15 @@
-//! The C API of counters: what `pinfold.h` declares of them.
+//! The C API of counters, as `pinfold.h` declares it.
 //!
-//! A C counter is a Rust counter at an address that C chose: in a block from `heap`, or in a static that
-//! `PINFOLD_COUNTER_INIT` filled in. Functions that fail set errno: EINVAL for a batch out of range, ENOMEM for want of memory,
-//! ENOTSUP where the kernel offers no fence.
+//! A C counter is a Rust counter, in a block from `heap` or in a static that `PINFOLD_COUNTER_INIT`
+//! initialised. Functions that fail set errno: EINVAL for a batch out of range, ENOMEM if there is
+//! no memory, ENOTSUP if the kernel cannot fence.
 
 use crate::heap::{self, set_errno};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use pinfold::counter::{CounterError, Counters, EventCounter, PercpuCounter, PercpuHistogram};
 
-/// Stands for the default batch.
+/// `PINFOLD_BATCH_DEFAULT`: stands for the default batch.
 const BATCH_DEFAULT: u64 = u64::MAX;
 
 fn errno_of(error: CounterError) -> c_int {
@@ -20,17 +20,17 @@ fn errno_of(error: CounterError) -> c_int {
     }
 }
 
-/// Puts `value` into a block of its own; null and ENOMEM when there is none.
+/// Puts `value` into a new block; null with ENOMEM.
 pub(crate) fn boxed<T>(value: T) -> *mut T {
     let block = heap::alloc_aligned(size_of::<T>(), align_of::<T>()).cast::<T>();
     if !block.is_null() {
-        // SAFETY: a fresh block, large and aligned enough.
+        // SAFETY: the block is new, and has the size and alignment of `T`.
         unsafe { block.write(value) };
     }
     block
 }
 
-/// As [`boxed`], or null with the error's errno.
+/// Puts a value into a new block; null with ENOMEM, or with the error's errno if there is no value.
 fn boxed_or_errno<T>(made: Result<T, CounterError>) -> *mut T {
     match made {
         Ok(value) => boxed(value),
@@ -41,14 +41,14 @@ fn boxed_or_errno<T>(made: Result<T, CounterError>) -> *mut T {
     }
 }
 
-/// Drops what [`boxed`] gave; null is none.
+/// Drops the value in a block of [`boxed`], and frees the block; does nothing if `block` is null.
 ///
 /// # Safety
 ///
-/// `block` is null or from [`boxed`], and nobody uses it any more.
+/// `block` is null or came from [`boxed`], and is not used any more.
 pub(crate) unsafe fn unboxed<T>(block: *mut T) {
     if !block.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller gives up a block of `boxed`, which contains a value.
         unsafe {
             block.drop_in_place();
             heap::free(block.cast());
@@ -56,7 +56,8 @@ pub(crate) unsafe fn unboxed<T>(block: *mut T) {
     }
 }
 
-/// A counter at `value` with batch `batch`, or the default one.
+/// Creates a counter at `value` with `batch`, or with the default batch; null with EINVAL or
+/// ENOMEM.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_counter_create(value: i64, batch: u64) -> *mut PercpuCounter {
     if batch == BATCH_DEFAULT {
@@ -67,17 +68,18 @@ pub extern "C" fn pinfold_counter_create(value: i64, batch: u64) -> *mut PercpuC
     boxed_or_errno(PercpuCounter::with_batch(value, batch))
 }
 
-/// A counter at `value` that widens its batch while its error bound is at most `drift`.
+/// Creates a counter at `value` that widens its batch while its error bound is at most `drift`;
+/// null with EINVAL or ENOMEM.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_counter_create_max_drift(value: i64, drift: u64) -> *mut PercpuCounter {
     boxed_or_errno(PercpuCounter::with_max_drift(value, drift))
 }
 
-/// `count` counters at `values`, packed; null and EINVAL for a batch out of range.
+/// Creates `count` counters at `values`, packed together; null with EINVAL or ENOMEM.
 ///
 /// # Safety
 ///
-/// `values` is readable for `count` numbers.
+/// `values` is readable for `count` numbers. It may be null if `count` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counters_create(
     values: *const i64,
@@ -86,23 +88,23 @@ pub unsafe extern "C" fn pinfold_counters_create(
 ) -> *mut Counters {
     let values = match count {
         0 => &[],
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `values` is readable for `count` numbers.
         _ => unsafe { core::slice::from_raw_parts(values, count) },
     };
     boxed_or_errno(PercpuCounter::init_many(values, batch))
 }
 
-/// Defines functions on a counter: the name, what it does, and the Rust method.
+/// Defines C functions on a counter: documentation, name and arguments, and the Rust expression.
 macro_rules! methods {
     ($type:ty: $($(#[doc = $doc:literal])+ $name:ident($($arg:ident: $arg_type:ty),*) $(-> $result:ty)? = |$counter:ident| $body:expr;)*) => {$(
         $(#[doc = $doc])+
         ///
         /// # Safety
         ///
-        /// The first argument is one that was made and not destroyed yet.
+        /// `this` is initialised, and has not been destroyed.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(this: *const $type, $($arg: $arg_type),*) $(-> $result)? {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises a counter that is initialised and has not been destroyed.
             let $counter = unsafe { &*this };
             $body
         }
@@ -112,31 +114,31 @@ macro_rules! methods {
 methods! { PercpuCounter:
     /// Adds `n`.
     pinfold_counter_add(n: i64) = |counter| counter.add(n);
-    /// Takes `n` away.
+    /// Subtracts `n`.
     pinfold_counter_sub(n: i64) = |counter| counter.sub(n);
     /// Adds 1.
     pinfold_counter_inc() = |counter| counter.inc();
-    /// Takes 1 away.
+    /// Subtracts 1.
     pinfold_counter_dec() = |counter| counter.dec();
-    /// The value, off by at most the error bound.
+    /// Returns the value, off by at most the error bound.
     pinfold_counter_read() -> i64 = |counter| counter.read();
-    /// How far a read may be off.
+    /// Returns by how much a read may be off.
     pinfold_counter_error_bound() -> u64 = |counter| counter.error_bound();
-    /// The value, exactly.
+    /// Returns the exact value at one moment during the call.
     pinfold_counter_sum() -> i64 = |counter| counter.sum();
-    /// −1, 0 or 1: the value is below, at or above `with`.
+    /// Returns −1, 0 or 1 if the value is below, at or above `with`.
     pinfold_counter_compare(with: i64) -> c_int = |counter| counter.compare(with) as c_int;
-    /// Adds `amount` unless the value would pass `limit` by it; whether it did.
+    /// Adds `amount`, unless that moves the value past `limit`. Returns whether it added.
     pinfold_counter_limited_add(limit: i64, amount: i64) -> bool = |counter| counter.limited_add(limit, amount);
     /// Sets the value.
     pinfold_counter_set(value: i64) = |counter| counter.set(value);
-    /// Sets the value; what it was.
+    /// Sets the value. Returns the value before.
     pinfold_counter_swap(value: i64) -> i64 = |counter| counter.swap(value);
-    /// Folds from afar; how many shards had moved.
+    /// Folds every CPU's shard, from this CPU. Returns how many shards had moved.
     pinfold_counter_fold() -> usize = |counter| counter.fold();
-    /// The batch.
+    /// Returns the batch.
     pinfold_counter_batch() -> u64 = |counter| counter.batch();
-    /// Changes the batch; 0, or −1 with errno.
+    /// Sets the batch. Returns 0, or −1 with errno.
     pinfold_counter_set_batch(batch: u64) -> c_int = |counter| match counter.set_batch(batch) {
         Ok(()) => 0,
         Err(error) => {
@@ -146,43 +148,44 @@ methods! { PercpuCounter:
     };
 }
 
-/// The interval in which the value was at a moment during the call.
+/// Stores two numbers between which the value was at some moment during the call.
 ///
 /// # Safety
 ///
-/// `this` was made and not destroyed yet; `low` and `high` are writable.
+/// `this` is initialised, and has not been destroyed. `low` and `high` are writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counter_bounds(
     this: *const PercpuCounter,
     low: *mut i64,
     high: *mut i64,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a counter that has not been destroyed, and two writable numbers.
     unsafe { (*low, *high) = (*this).bounds() };
 }
 
-/// Ends a counter of `pinfold_counter_create`; null is none.
+/// Ends a counter; does nothing if `this` is null.
 ///
 /// # Safety
 ///
-/// Nobody uses it any more.
+/// `this` is null, or a counter of `pinfold_counter_create` or `pinfold_counter_create_max_drift`
+/// that has not been destroyed. It is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counter_destroy(this: *mut PercpuCounter) {
-    // SAFETY: the caller's promise.
+    // SAFETY: null, or a block of `boxed` that the caller gives up.
     unsafe { unboxed(this) };
 }
 
-/// The `nth` of many counters; null and EINVAL when there are not so many.
+/// Returns counter number `nth`; null with EINVAL if there are not so many.
 ///
 /// # Safety
 ///
-/// `this` was made and not destroyed yet.
+/// `this` came from `pinfold_counters_create`, and has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counters_at(
     this: *const Counters,
     nth: usize,
 ) -> *const PercpuCounter {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises counters that have not been destroyed.
     match unsafe { (&*this).get(nth) } {
         Some(counter) => counter,
         None => {
@@ -192,68 +195,71 @@ pub unsafe extern "C" fn pinfold_counters_at(
     }
 }
 
-/// Ends many counters at once; null is none.
+/// Ends all counters of `this`; does nothing if it is null.
 ///
 /// # Safety
 ///
-/// Nobody uses them any more.
+/// `this` is null, or came from `pinfold_counters_create` and has not been destroyed. None of the
+/// counters is used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counters_destroy(this: *mut Counters) {
-    // SAFETY: the caller's promise.
+    // SAFETY: null, or a block of `boxed` that the caller gives up.
     unsafe { unboxed(this) };
 }
 
-/// An event counter at 0.
+/// Creates an event counter at 0; null with ENOMEM.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_event_create() -> *mut EventCounter {
     boxed(EventCounter::new())
 }
 
 methods! { EventCounter:
-    /// Counts one.
+    /// Adds 1.
     pinfold_event_inc() = |events| events.inc();
-    /// Counts `n`.
+    /// Adds `n`.
     pinfold_event_add(n: u64) = |events| events.add(n);
-    /// How many were counted.
+    /// Returns the count.
     pinfold_event_sum() -> u64 = |events| events.sum();
 }
 
-/// Ends an event counter of `pinfold_event_create`; null is none.
+/// Ends an event counter; does nothing if `this` is null.
 ///
 /// # Safety
 ///
-/// Nobody uses it any more.
+/// `this` is null, or came from `pinfold_event_create` and has not been destroyed. It is not used
+/// any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_event_destroy(this: *mut EventCounter) {
-    // SAFETY: the caller's promise.
+    // SAFETY: null, or a block of `boxed` that the caller gives up.
     unsafe { unboxed(this) };
 }
 
-/// An empty histogram.
+/// Creates an empty histogram; null with ENOMEM.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_histogram_create() -> *mut PercpuHistogram {
     boxed(PercpuHistogram::new())
 }
 
 methods! { PercpuHistogram:
-    /// Counts `value`.
+    /// Records `value`.
     pinfold_histogram_record(value: u64) = |histogram| histogram.record(value);
-    /// How many values were recorded.
+    /// Returns how many values were recorded.
     pinfold_histogram_count() -> u64 = |histogram| histogram.snapshot().count();
-    /// Their sum.
+    /// Returns the sum of the recorded values.
     pinfold_histogram_sum() -> u64 = |histogram| histogram.snapshot().sum();
-    /// A value that the part `q` of all do not exceed.
+    /// Returns a value that at least the part `q` of the recorded values does not exceed.
     pinfold_histogram_quantile(q: f64) -> u64 = |histogram| histogram.snapshot().quantile(q);
 }
 
-/// Ends a histogram; null is none.
+/// Ends a histogram; does nothing if `this` is null.
 ///
 /// # Safety
 ///
-/// Nobody uses it any more.
+/// `this` is null, or came from `pinfold_histogram_create` and has not been destroyed. It is not
+/// used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_histogram_destroy(this: *mut PercpuHistogram) {
-    // SAFETY: the caller's promise.
+    // SAFETY: null, or a block of `boxed` that the caller gives up.
     unsafe { unboxed(this) };
 }
 
@@ -261,9 +267,9 @@ pub unsafe extern "C" fn pinfold_histogram_destroy(this: *mut PercpuHistogram) {
 mod tests {
     use super::*;
 
-    /// What `PINFOLD_COUNTER_INIT` and `PINFOLD_EVENT_INIT` write.
+    /// `PINFOLD_COUNTER_INIT` and `PINFOLD_EVENT_INIT` write these words.
     #[test]
-    fn the_header_knows_what_fresh_counters_look_like() {
+    fn new_counters_have_the_words_of_the_headers_initialisers() {
         let fresh = PercpuCounter::new();
         // SAFETY: a counter is sixteen words without padding.
         let words = unsafe { core::ptr::from_ref(&fresh).cast::<[u64; 16]>().read() };
@@ -271,7 +277,7 @@ mod tests {
         expected[0] = 64;
         assert_eq!(words, expected);
         let minus_one = PercpuCounter::with_batch(-1, 1).unwrap();
-        // SAFETY: as above.
+        // SAFETY: a counter is sixteen words without padding.
         let words = unsafe { core::ptr::from_ref(&minus_one).cast::<[u64; 16]>().read() };
         assert_eq!(words[8], u64::MAX);
         let fresh = EventCounter::new();

@@ -1,4 +1,5 @@
-//! The C API of readers, and of frees that wait for them. Functions that fail set errno to ENOTSUP: the kernel cannot fence.
+//! The C API of readers, and of frees that wait for readers. Functions that fail set errno to
+//! ENOTSUP: the kernel cannot fence.
 
 use crate::c_cache::CCache;
 use crate::heap::set_errno;
@@ -7,7 +8,8 @@ use core::ptr::NonNull;
 use pinfold::slab::grace::{self, Guard};
 use pinfold_rseq::FenceError;
 
-/// A reader as C holds it, in two registers: a guard's words.
+/// The two words of a [`Guard`], which C keeps while the thread is a reader. They are passed in two
+/// registers.
 #[repr(C)]
 #[derive(Debug)]
 pub struct CReader([u64; 2]);
@@ -22,50 +24,57 @@ fn answer(result: Result<(), FenceError>) -> c_int {
     }
 }
 
-/// `srcu_read_lock`: becomes a reader. A call and one critical section.
+/// Enters as a reader (`srcu_read_lock`). Costs a call and one critical section.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_grace_enter() -> CReader {
     CReader(grace::enter().into_words())
 }
 
-/// `srcu_read_unlock`: is a reader no more. A call and one critical section.
+/// Leaves as a reader (`srcu_read_unlock`). Costs a call and one critical section.
 ///
 /// # Safety
 ///
-/// `reader` came from [`pinfold_grace_enter`] in this thread, and leaves only once.
+/// `reader` came from [`pinfold_grace_enter`] in this thread, and has not left yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_grace_leave(reader: CReader) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises words of a guard of this thread, and passes them once.
     drop(unsafe { Guard::from_words(reader.0) });
 }
 
-/// `synchronize_srcu`: returns when every reader of this moment has left; 0, or −1 with ENOTSUP.
+/// Waits until all readers that are inside now have left (`synchronize_srcu`). Returns 0, or −1
+/// with ENOTSUP.
+///
+/// Interrupts the CPUs that run threads of this process at each step, unless some CPUs are
+/// isolated. Not for readers and signal handlers.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_grace_synchronize() -> c_int {
     answer(grace::synchronize())
 }
 
-/// `kfree_rcu`: takes an object back when every reader of this moment has left; null is none.
+/// Frees an object when all readers that are inside now have left (`kfree_rcu`); does nothing if it
+/// is null. Costs what `pinfold_cache_free` costs.
 ///
 /// # Safety
 ///
-/// `this` was created and not destroyed yet; the object came from it, readers that enter from now on do not find it, and nobody
-/// frees it again.
+/// `this` is a cache of this API that has not been destroyed. The object came from this cache, and
+/// is not freed again. Readers that enter from now on do not find it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_free_deferred(this: *const CCache, object: *mut c_void) {
     if let Some(object) = NonNull::new(object.cast()) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller gives up an object of this cache that only earlier readers may look
+        // at.
         unsafe { (*this).cache.free_deferred(object) };
     }
 }
 
-/// `kvfree_rcu_barrier`: returns when everything freed deferred to this cache before is free; 0, or −1 with ENOTSUP.
+/// Waits until all objects that were freed deferred to this cache before are free
+/// (`kvfree_rcu_barrier`). Returns 0, or −1 with ENOTSUP. Not for readers and signal handlers.
 ///
 /// # Safety
 ///
-/// `this` was created and not destroyed yet.
+/// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_flush_deferred(this: *const CCache) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     answer(unsafe { (*this).cache.flush_deferred() })
 }

@@ -1,5 +1,6 @@
-//! The C API of pages by policy. Functions that fail set errno: EINVAL for bad arguments, ENOSPC for too many caches, ENOMEM for want of
-//! memory, EBUSY for pages in use, ENOTSUP where the kernel offers no fence, ENOENT for a page that the kernel placed.
+//! The C API of pages by policy. Functions that fail set errno: EINVAL for an invalid argument,
+//! ENOSPC for too many caches, ENOMEM if there is no memory, EBUSY for pages in use, ENOTSUP if the
+//! kernel cannot fence, ENOENT for a page whose node the kernel chose.
 
 use crate::c_cache::null_with;
 use crate::c_counter::{boxed, unboxed};
@@ -10,7 +11,7 @@ use core::ptr::NonNull;
 use pinfold::pages::Pages;
 use pinfold::slab::CacheError;
 
-/// An arena of pages; null with errno.
+/// Creates a pool of pages; null with errno.
 ///
 /// # Safety
 ///
@@ -20,7 +21,7 @@ pub unsafe extern "C" fn pinfold_pages_create(name: *const c_char) -> *mut Pages
     if name.is_null() {
         return null_with(libc::EINVAL);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `name` is not null, so the caller promises a C string.
     let Ok(name) = unsafe { CStr::from_ptr(name) }.to_str() else {
         return null_with(libc::EINVAL);
     };
@@ -32,14 +33,15 @@ pub unsafe extern "C" fn pinfold_pages_create(name: *const c_char) -> *mut Pages
     }
 }
 
-/// Ends an arena and gives its memory back; null is none. 0, or −1 with the arena as it was.
+/// Ends a pool and gives its memory back; does nothing if `this` is null. Returns 0, or −1 with
+/// errno and the pool unchanged.
 ///
 /// # Safety
 ///
-/// Here and below: `this` was created and not destroyed yet. Nobody uses it any more.
+/// `this` is null, or a pool of this API that has not been destroyed. No other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_pages_destroy(this: *mut Pages) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises null, or a pool that has not been destroyed.
     let Some(pages) = (unsafe { this.as_ref() }) else {
         return 0;
     };
@@ -50,16 +52,18 @@ pub unsafe extern "C" fn pinfold_pages_destroy(this: *mut Pages) -> c_int {
     if drained.is_err() {
         return failed(libc::ENOTSUP);
     }
-    // SAFETY: as above.
+    // SAFETY: a block of `boxed`, which the caller gives up, and all pages have come back.
     unsafe { unboxed(this) };
     0
 }
 
-/// Gives the places from `start` to before `end` a copy of the policy; null takes theirs away. 0, or −1 with errno.
+/// Gives the places from `start` up to, and without, `end` a copy of `policy`; null removes their
+/// policy. Returns 0, or −1 with errno.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_pages_destroy`]; others may use it. `policy` is null, or held by the caller.
+/// `this` is a pool of this API that has not been destroyed. `policy` is null or held by the
+/// caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_pages_set_policy(
     this: *const Pages,
@@ -67,19 +71,20 @@ pub unsafe extern "C" fn pinfold_pages_set_policy(
     end: u64,
     policy: *const CPolicy,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a pool that has not been destroyed, and that it holds the policy,
+    // or null.
     let (this, policy) = unsafe { (&*this, policy_of(policy)) };
     answer(this.set_policy(start..end, policy))
 }
 
-/// Bytes in a page.
+/// Returns the size of a page in bytes.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_pages_set_policy`].
+/// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_pages_size(this: *const Pages) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a pool that has not been destroyed.
     unsafe { &*this }.page_size()
 }
 
@@ -90,52 +95,55 @@ fn page_or_enomem(page: Option<NonNull<u8>>) -> *mut c_void {
     }
 }
 
-/// A page for a place; null with ENOMEM.
+/// Allocates a page for a place; null with ENOMEM. Costs one critical section, and a lookup of the
+/// place's policy.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_pages_set_policy`].
+/// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_pages_alloc(this: *const Pages, place: u64) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a pool that has not been destroyed.
     page_or_enomem(unsafe { &*this }.alloc(place))
 }
 
-/// As [`pinfold_pages_alloc`], a page of zeroes.
+/// Allocates a zeroed page for a place, like [`pinfold_pages_alloc`].
 ///
 /// # Safety
 ///
-/// As there.
+/// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_pages_alloc_zeroed(this: *const Pages, place: u64) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a pool that has not been destroyed.
     page_or_enomem(unsafe { &*this }.alloc_zeroed(place))
 }
 
-/// Takes a page back; null is none.
+/// Frees a page; does nothing if it is null. Costs one critical section.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_pages_set_policy`]; the page came from this arena, and nobody uses it any more.
+/// `this` is a pool of this API that has not been destroyed. The page came from this pool, and is
+/// not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_pages_free(this: *const Pages, page: *mut c_void) {
     if let Some(page) = NonNull::new(page.cast()) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller gives up a page of this pool, which has not been destroyed.
         unsafe { (*this).free(page) };
     }
 }
 
-/// The node that a page was asked of; −1 with ENOENT when the kernel placed it.
+/// Returns the node from which the pool asked for a page, or −1: EINVAL for null, ENOENT if the
+/// kernel chose the node. Arithmetic only.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_pages_set_policy`]; the page came from this arena.
+/// `this` is a pool of this API that has not been destroyed. The page came from this pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_pages_node_of(this: *const Pages, page: *mut c_void) -> c_int {
     let Some(page) = NonNull::new(page.cast()) else {
         return failed(libc::EINVAL);
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a pool that has not been destroyed.
     match unsafe { &*this }.node_of(page) {
         Some(node) => node.0 as c_int,
         None => failed(libc::ENOENT),

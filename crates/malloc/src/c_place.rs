@@ -1,5 +1,5 @@
-//! The C API of policies in the kernel: of threads and ranges, and where pages lie. Functions that fail set errno to what the kernel
-//! said, or EINVAL.
+//! The C API of the kernel's policies: of threads and of ranges, and of where pages lie. Functions
+//! that fail set errno to the kernel's answer, or to EINVAL.
 
 use crate::c_policy::{CPolicy, answer, copy_of, errno_of, failed, held_or_errno};
 use core::ffi::{c_int, c_uint, c_void};
@@ -10,7 +10,7 @@ const STRICT: c_uint = 1;
 const MOVE: c_uint = 2;
 const MOVE_ALL: c_uint = 4;
 
-/// Pages handed on at once.
+/// Pages passed on in one call, so that the arrays fit on a small stack.
 const AT_ONCE: usize = 64;
 
 fn moving(flags: c_uint) -> Move {
@@ -21,34 +21,34 @@ fn moving(flags: c_uint) -> Move {
     }
 }
 
-/// Whether policies can be set here; false with errno.
+/// Returns whether policies can be set here, or false with errno. Costs three system calls.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_mempolicy_available() -> bool {
     answer(mempolicy::available()) == 0
 }
 
-/// `set_mempolicy`: the calling thread's policy from now on.
+/// Sets the calling thread's policy (`set_mempolicy`). Returns 0, or −1 with errno.
 ///
 /// # Safety
 ///
-/// Here and below: `policy` is null, or held by the caller.
+/// `policy` is null or held by the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_set_thread(policy: *const CPolicy) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that it holds the policy, or null.
     answer(mempolicy::set_for_thread(&unsafe { copy_of(policy) }))
 }
 
-/// `get_mempolicy`: the calling thread's policy, a new handle.
+/// Returns a new handle of the calling thread's policy (`get_mempolicy`), or null with errno.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_mempolicy_get_thread() -> *mut CPolicy {
     held_or_errno(mempolicy::thread())
 }
 
-/// `mbind`: the policy of `[at, at + len)` from now on.
+/// Sets the policy of `[at, at + len)` (`mbind`). Returns 0, or −1 with errno.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempolicy_set_thread`].
+/// `policy` is null or held by the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_apply(
     at: *const c_void,
@@ -60,19 +60,21 @@ pub unsafe extern "C" fn pinfold_mempolicy_apply(
         return failed(libc::EINVAL);
     }
     let strict = flags & STRICT != 0;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that it holds the policy, or null.
     let policy = unsafe { copy_of(policy) };
     let applied = mempolicy::apply(at.cast(), len, &policy, moving(flags), strict);
     answer(applied)
 }
 
-/// `get_mempolicy` with `MPOL_F_ADDR`: the policy of the range that the address lies in, a new handle.
+/// Returns a new handle of the policy of the mapping at `at` (`get_mempolicy` with `MPOL_F_ADDR`),
+/// or null with errno.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_mempolicy_at(at: *const c_void) -> *mut CPolicy {
     held_or_errno(mempolicy::policy_at(at.cast()))
 }
 
-/// The node that the address's page lies on; −1 with errno.
+/// Returns the node on which the page at `at` lies, or −1 with errno. Makes the page if it does not
+/// exist.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_node_of(at: *const c_void) -> c_int {
     match mempolicy::node_at(at.cast()) {
@@ -81,12 +83,16 @@ pub extern "C" fn pinfold_node_of(at: *const c_void) -> c_int {
     }
 }
 
-/// `move_pages`, of the calling process: moves pages to nodes, or for null only says where they are. How many stayed elsewhere
-/// because the kernel gave up on them, or −1 with errno.
+/// Moves pages of the calling process to nodes (`move_pages`). If `nodes` is null, only stores
+/// where the pages lie.
+///
+/// Returns how many pages the kernel gave up on, or −1 with errno. Costs a system call for every 64
+/// pages.
 ///
 /// # Safety
 ///
-/// `pages` is readable for `count` pointers, `nodes` for as many numbers or null, `status` is writable for as many.
+/// `pages` is readable for `count` pointers. `nodes` is null or readable for `count` numbers.
+/// `status` is writable for `count` numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_pages_move(
     count: usize,
@@ -99,7 +105,7 @@ pub unsafe extern "C" fn pinfold_pages_move(
         failed(libc::EINVAL);
         return -1;
     }
-    // Whoever names targets wants them moved.
+    // A caller that names target nodes wants the pages moved, even without a flag.
     let moving = match moving(flags) {
         _ if nodes.is_null() => Move::No,
         Move::No => Move::Own,
@@ -108,14 +114,16 @@ pub unsafe extern "C" fn pinfold_pages_move(
     let mut left = 0;
     for from in (0..count).step_by(AT_ONCE) {
         let some = (count - from).min(AT_ONCE);
-        // SAFETY: within the caller's lists.
+        // SAFETY: `from + some` is at most `count`, for which the caller promises readable
+        // pointers.
         let pages = unsafe { core::slice::from_raw_parts(pages.add(from).cast(), some) };
         let mut targets = [NodeId(0); AT_ONCE];
         if !nodes.is_null() {
-            // SAFETY: as above.
+            // SAFETY: `from + some` is at most `count`, for which the caller promises readable
+            // numbers.
             let nodes = unsafe { core::slice::from_raw_parts(nodes.add(from), some) };
             for (target, &node) in targets.iter_mut().zip(nodes) {
-                // A negative number is no node's, and the kernel says so.
+                // The kernel answers a negative number with an error, like this one.
                 *target = NodeId(usize::try_from(node).unwrap_or(usize::MAX));
             }
         }
@@ -124,7 +132,8 @@ pub unsafe extern "C" fn pinfold_pages_move(
         for (place, page) in found[..some].iter().enumerate() {
             let number = page.node().map(|node| node.0 as c_int);
             if let Some(number) = number.or(page.error().map(|errno| -errno)) {
-                // SAFETY: as above.
+                // SAFETY: `from + place` is below `count`, for which the caller promises writable
+                // numbers.
                 unsafe { status.add(from + place).write(number) };
             }
         }

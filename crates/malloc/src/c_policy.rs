@@ -1,8 +1,9 @@
 //! The C API of memory policies as values.
 //!
-//! A C handle is a policy and a count of who holds it, an object of a cache of its own. What takes a policy copies it and keeps no
-//! reference: whoever puts his last one leaves nobody with freed memory. A null policy is the default one, as in the kernel.
-//! Functions that fail set errno: EINVAL for what is no policy, ENOMEM for want of memory.
+//! A C handle is an object of a cache for policies: a policy and a count of its holders. A function
+//! that takes a policy copies it and keeps no reference, so no use of a policy can outlive its
+//! memory. A null handle is the default policy, as in the kernel. Functions that fail set errno:
+//! EINVAL for an invalid policy, ENOMEM if there is no memory.
 
 use crate::c_cache::{CCache, Constructor, create, null_with};
 use crate::c_counter::{boxed, unboxed};
@@ -18,25 +19,27 @@ use pinfold::mempolicy::{Flags, Mempolicy, Mode, PolicyError, SYSTEM_DEFAULT, ef
 use pinfold::slab::KmemCache;
 use pinfold::topology::{NODES_MOST, NodeId, NodeSet};
 
-/// A policy as C holds it.
+/// A policy behind a C handle.
 #[derive(Debug)]
 pub struct CPolicy {
-    /// Who holds it; the last one frees it.
+    /// Number of holders. The last one frees the handle.
     count: AtomicUsize,
     policy: Mempolicy,
 }
 
-/// More holders than there can be: somebody takes and never puts.
+/// More holders than memory could name: the program gets the policy and never puts it.
 const HOLDERS_MOST: usize = isize::MAX as usize;
 const WORD: usize = c_ulong::BITS as usize;
-/// No mask is longer, as for the kernel: a page of bits. What is, is a mistake, such as a negative number.
+/// The longest mask in bits: a page, as for the kernel. A longer one is a mistake, such as a
+/// negative number.
 const BITS_MOST: usize = 8 * 4096;
 
-/// Where policies are kept, made with the first one.
+/// The cache of the handles, which the first handle makes.
 static CACHE: AtomicPtr<KmemCache> = AtomicPtr::new(null_mut());
 
 fn cache() -> Option<&'static KmemCache> {
-    // SAFETY: null, or from `boxed` and never taken back once it is there.
+    // Acquire pairs with the release of the compare-exchange below.
+    // SAFETY: null, or a block of `boxed` that is never freed once it is stored.
     if let Some(cache) = unsafe { CACHE.load(Acquire).as_ref() } {
         return Some(cache);
     }
@@ -45,30 +48,30 @@ fn cache() -> Option<&'static KmemCache> {
         return None;
     }
     match CACHE.compare_exchange(null_mut(), made, AcqRel, Acquire) {
-        // SAFETY: as above.
+        // SAFETY: `made` is not null, and is never freed now that it is stored.
         Ok(_) => unsafe { made.as_ref() },
         Err(first) => {
-            // SAFETY: ours, and nobody has seen it.
+            // SAFETY: a block of `boxed` that no other thread has seen.
             unsafe { unboxed(made) };
-            // SAFETY: as above.
+            // SAFETY: another thread stored `first`, which is never freed.
             unsafe { first.as_ref() }
         }
     }
 }
 
-/// A handle of a policy, held once; null with ENOMEM.
+/// Makes a handle with one holder; null with ENOMEM.
 pub(crate) fn held(policy: Mempolicy) -> *mut CPolicy {
     let Some(object) = cache().and_then(KmemCache::alloc) else {
         return null_with(libc::ENOMEM);
     };
     let handle = object.as_ptr().cast::<CPolicy>();
     let count = AtomicUsize::new(1);
-    // SAFETY: an object of ours, as large and aligned as a handle.
+    // SAFETY: the object was just allocated, with the layout of a handle.
     unsafe { handle.write(CPolicy { count, policy }) };
     handle
 }
 
-/// A handle, or null with the error's errno.
+/// Makes a handle, or null with the error's errno.
 pub(crate) fn held_or_errno(made: Result<Mempolicy, PolicyError>) -> *mut CPolicy {
     match made {
         Ok(policy) => held(policy),
@@ -76,7 +79,7 @@ pub(crate) fn held_or_errno(made: Result<Mempolicy, PolicyError>) -> *mut CPolic
     }
 }
 
-/// What the kernel said, or EINVAL.
+/// Returns the errno of the kernel's answer, or EINVAL.
 pub(crate) fn errno_of(error: PolicyError) -> c_int {
     match error {
         PolicyError::NeedsRights(_) => libc::EPERM,
@@ -84,7 +87,7 @@ pub(crate) fn errno_of(error: PolicyError) -> c_int {
     }
 }
 
-/// 0, or −1 with the error's errno.
+/// Returns 0, or −1 with the error's errno.
 pub(crate) fn answer(result: Result<(), PolicyError>) -> c_int {
     match result {
         Ok(()) => 0,
@@ -97,27 +100,28 @@ pub(crate) fn failed(errno: c_int) -> c_int {
     -1
 }
 
-/// The policy of a handle; `None` for null, which is the default one.
+/// Returns the policy of a handle; `None` for null, which is the default policy.
 ///
 /// # Safety
 ///
-/// `this` is null, or held by the caller while the answer is used.
+/// `this` is null, or held by the caller while the result is used.
 pub(crate) unsafe fn policy_of<'p>(this: *const CPolicy) -> Option<&'p Mempolicy> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises null, or a handle that it holds while the result is used.
     unsafe { this.as_ref() }.map(|this| &this.policy)
 }
 
-/// As [`policy_of`], with a default policy for null.
+/// Returns a copy of a handle's policy; the default policy for null.
 ///
 /// # Safety
 ///
-/// As there.
+/// `this` is null or held by the caller.
 pub(crate) unsafe fn copy_of(this: *const CPolicy) -> Mempolicy {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that it holds the policy, or null.
     unsafe { policy_of(this) }.cloned().unwrap_or_default()
 }
 
-/// The nodes of a mask of `bits` bits; `None` when it has a number that no node can have, or is too long.
+/// Returns the nodes in the first `bits` bits of a mask; `None` if the mask is too long or has a
+/// number that no node can have.
 ///
 /// # Safety
 ///
@@ -128,7 +132,7 @@ unsafe fn nodes_of(mask: *const c_ulong, bits: usize) -> Option<NodeSet> {
         return None;
     }
     for node in 0..bits {
-        // SAFETY: the caller's promise.
+        // SAFETY: `node` is below `bits`, for which the caller promises readable words.
         let word = unsafe { mask.add(node / WORD).read() };
         if word >> (node % WORD) & 1 == 1 {
             if node >= NODES_MOST {
@@ -140,11 +144,12 @@ unsafe fn nodes_of(mask: *const c_ulong, bits: usize) -> Option<NodeSet> {
     Some(nodes)
 }
 
-/// Reads a policy. Null with EINVAL and what is wrong in `error`, or with ENOMEM.
+/// Makes a policy from text. Returns null with EINVAL, and writes what is wrong to `error`, or null
+/// with ENOMEM.
 ///
 /// # Safety
 ///
-/// `text` is null or a C string; `error` is writable for `error_size` bytes, or null.
+/// `text` is null or a C string. `error` is null or writable for `error_size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_parse(
     text: *const c_char,
@@ -152,14 +157,14 @@ pub unsafe extern "C" fn pinfold_mempolicy_parse(
     error_size: usize,
 ) -> *mut CPolicy {
     let wrong = |what: &dyn fmt::Display| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `error` is null or writable for `error_size` bytes.
         unsafe { print_into(error, error_size, what) };
         null_with(libc::EINVAL)
     };
     if text.is_null() {
         return wrong(&"no text; policies look like interleave:0-3");
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `text` is not null, so the caller promises a C string.
     let Ok(text) = unsafe { CStr::from_ptr(text) }.to_str() else {
         return wrong(&"not text in UTF-8; policies look like interleave:0-3");
     };
@@ -167,7 +172,7 @@ pub unsafe extern "C" fn pinfold_mempolicy_parse(
         Ok(policy) => {
             let made = held(policy);
             let outcome = if made.is_null() { "no memory" } else { "" };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `error` is null or writable for `error_size` bytes.
             unsafe { print_into(error, error_size, outcome) };
             made
         }
@@ -175,7 +180,7 @@ pub unsafe extern "C" fn pinfold_mempolicy_parse(
     }
 }
 
-/// A policy of a mode, its flags and nodes; null with EINVAL or ENOMEM.
+/// Makes a policy of a mode, flags and nodes; null with EINVAL or ENOMEM.
 ///
 /// # Safety
 ///
@@ -188,7 +193,7 @@ pub unsafe extern "C" fn pinfold_mempolicy_create(
     bits: usize,
 ) -> *mut CPolicy {
     let mode = usize::try_from(mode).ok().and_then(|n| Mode::ALL.get(n));
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `mask` is readable for `bits` bits.
     let nodes = unsafe { nodes_of(mask, bits) };
     let known = [Flags::STATIC, Flags::RELATIVE, Flags::BALANCING];
     let asked = known.iter().filter(|flag| flags & bits_of(**flag) != 0);
@@ -205,40 +210,41 @@ fn bits_of(flags: Flags) -> c_uint {
     c_uint::from(flags.bits())
 }
 
-/// The policy as text. As `snprintf`.
+/// Writes the policy as text, like `snprintf`. Returns the length of the whole text.
 ///
 /// # Safety
 ///
-/// Here and below: `this` is null, or held by the caller. `buffer` is writable for `size` bytes.
+/// `this` is null or held by the caller. `buffer` is null or writable for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_format(
     this: *const CPolicy,
     buffer: *mut c_char,
     size: usize,
 ) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that it holds the policy, or null, and a writable buffer.
     unsafe { print_into(buffer, size, copy_of(this)) }
 }
 
-/// `mpol_dup`: a copy that is nobody else's; null with ENOMEM.
+/// Copies a policy (`mpol_dup`). Returns a new handle, or null with ENOMEM.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempolicy_format`].
+/// `this` is null or held by the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_dup(this: *const CPolicy) -> *mut CPolicy {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that it holds the policy, or null.
     held(unsafe { copy_of(this) })
 }
 
-/// `mpol_get`: holds it once more.
+/// Adds a holder (`mpol_get`), and returns `this`. Costs one atomic add.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempolicy_format`].
+/// `this` is null or held by the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_get(this: *mut CPolicy) -> *mut CPolicy {
-    // SAFETY: the caller's promise.
+    // Relaxed: the caller holds the policy, so the count cannot reach 0 meanwhile.
+    // SAFETY: the caller promises null, or a handle that it holds.
     if let Some(policy) = unsafe { this.as_ref() }
         && policy.count.fetch_add(1, Relaxed) > HOLDERS_MOST
     {
@@ -249,62 +255,66 @@ pub unsafe extern "C" fn pinfold_mempolicy_get(this: *mut CPolicy) -> *mut CPoli
     this
 }
 
-/// `mpol_put`: holds it once less; the last one frees it. Null is none. Leaves errno alone.
+/// Removes a holder, and frees the policy with the last one (`mpol_put`). Does nothing if `this` is
+/// null. Leaves errno unchanged.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempolicy_format`]; the caller does not use it any more, as far as this hold goes.
+/// `this` is null or held by the caller. This hold is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_put(this: *mut CPolicy) {
     let Some(object) = NonNull::new(this) else {
         return;
     };
-    // SAFETY: the caller's promise.
+    // Release pairs with the fence below, in the thread that removes the last holder.
+    // SAFETY: `this` is not null, so the caller promises a handle that it holds.
     if unsafe { object.as_ref() }.count.fetch_sub(1, Release) != 1 {
         return;
     }
-    // What the others did with it comes before the free.
+    // Acquire: the other holders' uses of the policy come before the free.
     fence(Acquire);
     if let Some(cache) = cache() {
-        // SAFETY: it came from there, nobody holds it, and a policy is plain data.
+        // SAFETY: the handle came from this cache, has no holder left, and needs no drop.
         unsafe { cache.free(object.cast()) };
     }
 }
 
-/// The mode's number.
+/// Returns the number of the policy's mode.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempolicy_format`].
+/// `this` is null or held by the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_mode(this: *const CPolicy) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that it holds the policy, or null.
     unsafe { policy_of(this) }.map_or(0, |policy| policy.mode() as c_int)
 }
 
-/// The flags' bits.
+/// Returns the bits of the policy's flags.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempolicy_format`].
+/// `this` is null or held by the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_flags(this: *const CPolicy) -> c_uint {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that it holds the policy, or null.
     unsafe { policy_of(this) }.map_or(0, |policy| bits_of(policy.flags()))
 }
 
-/// Stores the nodes in a mask of `bits` bits; 0, or −1 with ERANGE when there are some beyond it, EINVAL for too many bits.
+/// Stores the policy's nodes in a mask of `bits` bits.
+///
+/// Returns 0, or −1: ERANGE if some nodes do not fit, EINVAL if `bits` is too large.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempolicy_format`]; `mask` is writable for the words that `bits` bits take.
+/// `this` is null or held by the caller. `mask` is writable for the words that `bits` bits take.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_nodes(
     this: *const CPolicy,
     mask: *mut c_ulong,
     bits: usize,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that it holds the policy, or null.
     let policy = unsafe { policy_of(this) }.unwrap_or(&SYSTEM_DEFAULT);
     if bits > BITS_MOST {
         return failed(libc::EINVAL);
@@ -315,7 +325,7 @@ pub unsafe extern "C" fn pinfold_mempolicy_nodes(
             .iter()
             .filter(|&node| node < bits && node / WORD == word);
         let value = nodes.fold(0, |value: c_ulong, node| value | 1 << (node % WORD));
-        // SAFETY: the caller's promise.
+        // SAFETY: `word` is one of the words for which the caller promises room.
         unsafe { mask.add(word).write(value) };
     }
     if policy.nodes().iter().any(|node| node >= bits) {
@@ -324,11 +334,13 @@ pub unsafe extern "C" fn pinfold_mempolicy_nodes(
     0
 }
 
-/// Measures distances from `node`, −1 for the CPU's own. 0, or −1 with EINVAL, or with EBUSY when others hold it too.
+/// Sets the node from which the policy measures distances; −1 means the CPU's node.
+///
+/// Returns 0, or −1: EINVAL, or EBUSY if the policy has another holder.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempolicy_format`]; nobody else uses it meanwhile.
+/// `this` is null or held by the caller. No other thread uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_set_home_node(this: *mut CPolicy, node: c_int) -> c_int {
     let home = match node {
@@ -338,26 +350,28 @@ pub unsafe extern "C" fn pinfold_mempolicy_set_home_node(this: *mut CPolicy, nod
     let (Some(mut this), Ok(home)) = (NonNull::new(this), home) else {
         return failed(libc::EINVAL);
     };
-    // SAFETY: the caller's promise.
+    // Acquire pairs with the release in `pinfold_mempolicy_put`: former holders' uses come before.
+    // SAFETY: `this` is not null, so the caller promises a handle that it holds.
     if unsafe { this.as_ref() }.count.load(Acquire) != 1 {
         return failed(libc::EBUSY);
     }
-    // SAFETY: the caller alone holds it.
+    // SAFETY: the count is 1, so the caller is the only holder.
     answer(unsafe { this.as_mut() }.policy.set_home_node(home))
 }
 
-/// `mpol_rebind_policy`: the policy as it is once these nodes are allowed, a new one; null with EINVAL or ENOMEM.
+/// Makes the policy that results if the nodes in `mask` are the allowed ones
+/// (`mpol_rebind_policy`). Returns a new handle, or null with EINVAL or ENOMEM.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempolicy_format`]; `mask` is readable for the words that `bits` bits take.
+/// `this` is null or held by the caller. `mask` is readable for the words that `bits` bits take.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_rebind(
     this: *const CPolicy,
     mask: *const c_ulong,
     bits: usize,
 ) -> *mut CPolicy {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that it holds the policy, or null, and a readable mask.
     let (allowed, mut policy) = unsafe { (nodes_of(mask, bits), copy_of(this)) };
     match allowed {
         Some(allowed) if !allowed.is_empty() => {
@@ -368,26 +382,29 @@ pub unsafe extern "C" fn pinfold_mempolicy_rebind(
     }
 }
 
-/// Which of two policies holds: the range's, else the task's, else the system's. A new handle; null with ENOMEM.
+/// Returns a new handle of the policy that holds: the range's, else the task's, else the system's.
+/// Null with ENOMEM.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempolicy_format`], for both.
+/// Each of `range` and `task` is null or held by the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_effective(
     range: *const CPolicy,
     task: *const CPolicy,
 ) -> *mut CPolicy {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises for both that it holds the policy, or null.
     let (range, task) = unsafe { (policy_of(range), policy_of(task)) };
     held(effective(range, task).clone())
 }
 
-/// As [`pinfold_cache_create`](crate::c_cache::pinfold_cache_create), with memory from where `policy` says.
+/// Creates a cache like [`pinfold_cache_create`](crate::c_cache::pinfold_cache_create), in memory
+/// that `policy` places.
 ///
 /// # Safety
 ///
-/// As there; `policy` is null, or held by the caller.
+/// `name` is null or a C string. The constructor initialises an object at the address that it gets.
+/// It does not unwind, and does not use this cache. `policy` is null or held by the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_create_policy(
     name: *const c_char,
@@ -397,6 +414,7 @@ pub unsafe extern "C" fn pinfold_cache_create_policy(
     constructor: Option<Constructor>,
     policy: *const CPolicy,
 ) -> *mut CCache {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises what `create` asks of name and constructor, and holds the policy,
+    // or null.
     unsafe { create(name, (size, align), flags, constructor, policy_of(policy)) }
 }

@@ -1,4 +1,4 @@
-//! The C API of what debugging finds: reports as C sees them, and who decides about them.
+//! The C API of the reports that debugging makes, and of the handler that decides about them.
 
 use crate::heap::{self, set_errno};
 use crate::{c_counter::boxed, init};
@@ -9,34 +9,34 @@ use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Release};
 use pinfold::slab::debug::{self, Kind, Report, Verdict};
 
-/// Bytes of a report's text; two backtraces with files and lines take some four thousand.
+/// Bytes for a report's text. Two backtraces with files and lines take some four thousand.
 const TEXT_MOST: usize = 16 << 10;
-/// As much where there is no memory for that.
+/// Bytes for a report's text if there is no memory for [`TEXT_MOST`].
 const TEXT_LEAST: usize = 256;
-/// Bytes of a cache's name, with the NUL.
+/// Bytes of a cache's name, including the NUL.
 pub(crate) const NAME_ROOM: usize = 33;
 
-/// What was found wrong, and where.
+/// A report as C sees it: `struct pinfold_slab_report`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct CReport {
-    /// All of it, in lines.
+    /// The whole report, in lines.
     pub text: *const c_char,
     /// The cache's name.
     pub cache: *const c_char,
     /// The object, or the address that was freed.
     pub object: *const c_void,
-    /// Bytes of the object.
+    /// Size of the object in bytes.
     pub size: usize,
-    /// Of overwritten bytes the first one's distance from the object's start; else 0.
+    /// Where the first overwritten byte lies, counted from the object's start; 0 for other faults.
     pub offset: isize,
     /// `PINFOLD_SLAB_OVERWRITTEN` and so on.
     pub kind: c_int,
 }
 
-/// What C does about a report that it looks for.
+/// Receives a report that C asked for.
 pub type Each = unsafe extern "C" fn(*const CReport, *mut c_void);
-/// What C decides about a report that comes by itself: 0 to end the process, others to go on.
+/// Decides about a report that C did not ask for: 0 ends the process, other values go on.
 pub type Handler = unsafe extern "C" fn(*const CReport, *mut c_void) -> c_int;
 
 fn number_of(kind: Kind) -> (c_int, isize) {
@@ -51,14 +51,14 @@ fn number_of(kind: Kind) -> (c_int, isize) {
     }
 }
 
-/// Text with a NUL behind it; what does not fit is left out.
+/// Text with a NUL behind it, in a buffer. Cuts what does not fit.
 pub(crate) struct Text<'b> {
     bytes: &'b mut [u8],
     length: usize,
 }
 
 impl<'b> Text<'b> {
-    /// Begins in `bytes`, which are not empty.
+    /// Makes an empty text in `bytes`, at least one.
     pub(crate) fn new(bytes: &'b mut [u8]) -> Text<'b> {
         bytes[0] = 0;
         Text { bytes, length: 0 }
@@ -87,14 +87,14 @@ impl Write for Text<'_> {
     }
 }
 
-/// `name` with a NUL behind it, cut where it is too long.
+/// Returns `name` with a NUL behind it, cut to the room for it.
 pub(crate) fn c_name(name: &str) -> [u8; NAME_ROOM] {
     let mut room = [0; NAME_ROOM];
     let _ = Text::new(&mut room).write_str(name);
     room
 }
 
-/// Hands a fault to `f` as C sees it.
+/// Calls `f` with a fault as C sees it.
 pub(crate) fn tell<R>(
     (kind, cache): (Kind, &str),
     (object, size): (*const u8, usize),
@@ -118,7 +118,7 @@ pub(crate) fn tell<R>(
         let _ = write!(written, "{text}");
         return f(&told(written.as_ptr()));
     }
-    // SAFETY: the block is ours and that large.
+    // SAFETY: the block was just allocated with this size, and is zeroed before the slice is made.
     let bytes = unsafe {
         block.write_bytes(0, TEXT_MOST);
         core::slice::from_raw_parts_mut(block, TEXT_MOST)
@@ -126,12 +126,12 @@ pub(crate) fn tell<R>(
     let mut written = Text::new(bytes);
     let _ = write!(written, "{text}");
     let answer = f(&told(written.as_ptr()));
-    // SAFETY: ours, and nobody uses it any more.
+    // SAFETY: allocated above, and the text in it is not used any more.
     unsafe { heap::free(block) };
     answer
 }
 
-/// Hands a report to `f` as C sees it.
+/// Calls `f` with a report as C sees it.
 pub(crate) fn tell_report<R>(report: &Report<'_>, f: impl FnOnce(&CReport) -> R) -> R {
     tell(
         (report.kind, report.cache),
@@ -141,27 +141,30 @@ pub(crate) fn tell_report<R>(report: &Report<'_>, f: impl FnOnce(&CReport) -> R)
     )
 }
 
-/// A handler with what it is to be given.
+/// A handler with the context that it is called with.
 struct Registered {
     handler: Handler,
     context: *mut c_void,
 }
 
-/// Who decides. Those that were replaced stay, as threads may be in them.
+/// The handler that decides; null for the default. A replaced one is never freed, because another
+/// thread may be using it.
 static REGISTERED: AtomicPtr<Registered> = AtomicPtr::new(null_mut());
 
-/// What the library calls.
+/// Decides about a report for the library: by C's handler, or by printing it and ending the
+/// process.
 fn decide(report: &Report<'_>) -> Verdict {
-    // SAFETY: null, or written before it was stored, and never freed.
+    // Acquire pairs with the release in `pinfold_slab_on_report`.
+    // SAFETY: null, or a value that was written before it was stored and is never freed.
     let Some(registered) = (unsafe { REGISTERED.load(Acquire).as_ref() }) else {
         tell_report(report, |told| {
-            // SAFETY: the text is a C string. What cannot be written is lost.
+            // SAFETY: `tell` ends the text with a NUL. Text that cannot be written is lost.
             unsafe { libc::write(2, told.text.cast(), libc::strlen(told.text)) };
         });
         return Verdict::Abort;
     };
     let context = registered.context;
-    // SAFETY: who registered it promised that it can be called with its context.
+    // SAFETY: the caller of `pinfold_slab_on_report` promised that the handler takes this context.
     match tell_report(report, |told| unsafe {
         (registered.handler)(told, context)
     }) {
@@ -170,12 +173,14 @@ fn decide(report: &Report<'_>) -> Verdict {
     }
 }
 
-/// Has `handler` decide about what debugging finds from now on, for the whole process; null: a report goes to standard error
-/// and the process ends. 0, or −1 with ENOMEM.
+/// Sets the handler that decides about reports, for the whole process. With null, a report goes to
+/// standard error and the process ends.
+///
+/// Returns 0, or −1 with ENOMEM. Each handler takes some bytes that are never freed.
 ///
 /// # Safety
 ///
-/// `handler` can be called with `context` from any thread, and does not unwind.
+/// `handler` is null or can be called with `context` from any thread, and does not unwind.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_slab_on_report(
     handler: Option<Handler>,

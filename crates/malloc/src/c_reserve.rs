@@ -1,7 +1,7 @@
-//! The C API of objects that are certain: prefilled sheaves and memory pools.
+//! The C API of prefilled sheaves and memory pools: objects set aside for work that must not fail.
 //!
-//! A C handle is a Rust one in a block of its own, which refers to the cache where that lies in its block. Functions that fail set
-//! errno to ENOMEM.
+//! A C handle is a block that contains the Rust value. The value refers to the cache in the cache's
+//! own block. Functions that fail set errno to ENOMEM.
 
 use crate::c_cache::{CCache, null_with};
 use crate::c_counter::{boxed, unboxed};
@@ -10,17 +10,20 @@ use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use pinfold::slab::{KmemCache, MemPool, OutOfMemory, Prefilled};
 
-/// A sheaf as C holds it. Not for as long as the program, but for as long as C keeps the cache, as it promises.
+/// A prefilled sheaf behind a C handle. The lifetime is not real: C promises to keep the cache as
+/// long as the sheaf.
 pub type CSheaf = Prefilled<'static>;
-/// A pool as C holds it; as [`CSheaf`].
+/// A pool behind a C handle. The lifetime is not real: C promises to keep the cache as long as the
+/// pool.
 pub type CPool = MemPool<'static>;
 
-/// Whether so many objects could ever be: a number that was negative is refused before all memory has been fetched for it.
+/// Returns whether so many objects fit into the address space. Refuses a negative number of C's
+/// before it takes all memory.
 fn conceivable(cache: &KmemCache, objects: usize) -> bool {
     objects <= isize::MAX as usize / cache.stride().max(1)
 }
 
-/// A handle's block, or null with ENOMEM.
+/// Puts a value into a block for C; null with ENOMEM if there is no value or no memory.
 fn handle<T>(made: Result<T, OutOfMemory>) -> *mut T {
     match made {
         Ok(made) => boxed(made),
@@ -45,14 +48,15 @@ fn answer(result: Result<(), OutOfMemory>) -> c_int {
     }
 }
 
-/// `kmem_cache_prefill_sheaf`: sets `n` objects of `cache` apart; null with ENOMEM.
+/// Allocates `n` objects of `cache` into a new sheaf (`kmem_cache_prefill_sheaf`); null with
+/// ENOMEM.
 ///
 /// # Safety
 ///
-/// Here and below: `cache` was created, and is not destroyed before the sheaf has been returned.
+/// `cache` is a cache of this API, and is not destroyed before the sheaf has been returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_prefill(cache: *const CCache, n: usize) -> *mut CSheaf {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises to keep the cache as long as the sheaf that refers to it.
     let cache: &'static KmemCache = unsafe { &(*cache).cache };
     if !conceivable(cache, n) {
         return null_with(libc::ENOMEM);
@@ -60,36 +64,38 @@ pub unsafe extern "C" fn pinfold_cache_prefill(cache: *const CCache, n: usize) -
     handle(cache.prefill(n))
 }
 
-/// `kmem_cache_alloc_from_sheaf`: an object that was set apart; null with ENOMEM when none is left.
+/// Takes an object from a sheaf (`kmem_cache_alloc_from_sheaf`); null with ENOMEM if the sheaf is
+/// empty. Costs some ten instructions.
 ///
 /// # Safety
 ///
-/// Here and below: `this` was prefilled and not returned yet, and no other thread uses it.
+/// `this` is a sheaf of this API that has not been returned. No other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_sheaf_alloc(this: *mut CSheaf) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a sheaf that has not been returned and that no other thread uses.
     object_or_enomem(unsafe { (*this).alloc() })
 }
 
-/// `kmem_cache_sheaf_size`: how many allocations are certain.
+/// Returns how many objects a sheaf holds (`kmem_cache_sheaf_size`).
 ///
 /// # Safety
 ///
-/// As for [`pinfold_sheaf_alloc`].
+/// `this` is a sheaf of this API that has not been returned. No other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_sheaf_len(this: *const CSheaf) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a sheaf that has not been returned.
     unsafe { (*this).len() }
 }
 
-/// `kmem_cache_refill_sheaf`: fetches what is missing for `n` certain allocations of `cache`; 0, or −1 with ENOMEM.
+/// Allocates objects until a sheaf holds `n` (`kmem_cache_refill_sheaf`). Returns 0, or −1 with
+/// ENOMEM.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_sheaf_alloc`].
+/// `this` is a sheaf of this API that has not been returned. No other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_sheaf_refill(this: *mut CSheaf, n: usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a sheaf that has not been returned and that no other thread uses.
     let this = unsafe { &mut *this };
     if !conceivable(this.cache(), n) {
         return answer(Err(OutOfMemory));
@@ -97,25 +103,26 @@ pub unsafe extern "C" fn pinfold_sheaf_refill(this: *mut CSheaf, n: usize) -> c_
     answer(this.refill(n))
 }
 
-/// `kmem_cache_return_sheaf`: ends a sheaf, and gives what is left of it back; null is none.
+/// Ends a sheaf and frees its objects (`kmem_cache_return_sheaf`); does nothing if `this` is null.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_sheaf_alloc`]; nobody uses it any more.
+/// `this` is null, or a sheaf of this API that has not been returned. It is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_sheaf_return(this: *mut CSheaf) {
-    // SAFETY: the caller's promise.
+    // SAFETY: null, or a block of `handle` that the caller gives up.
     unsafe { unboxed(this) };
 }
 
-/// `mempool_create`: a reserve of `min_nr` objects of `cache`; null with ENOMEM.
+/// Creates a pool with a reserve of `min_nr` objects of `cache` (`mempool_create`); null with
+/// ENOMEM.
 ///
 /// # Safety
 ///
-/// `cache` was created, and is not destroyed before the pool is.
+/// `cache` is a cache of this API, and is not destroyed before the pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempool_create(cache: *const CCache, min_nr: usize) -> *mut CPool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises to keep the cache as long as the pool that refers to it.
     let cache: &'static KmemCache = unsafe { &(*cache).cache };
     if !conceivable(cache, min_nr) {
         return null_with(libc::ENOMEM);
@@ -123,60 +130,66 @@ pub unsafe extern "C" fn pinfold_mempool_create(cache: *const CCache, min_nr: us
     handle(MemPool::new(cache, min_nr))
 }
 
-/// `mempool_alloc`, not waiting: an object of the cache, or of the reserve; null with ENOMEM.
+/// Allocates an object from the cache, or from the reserve if the cache has no memory
+/// (`mempool_alloc` without waiting); null with ENOMEM if the reserve is empty too.
 ///
 /// # Safety
 ///
-/// Here and below: `this` was created and not destroyed yet.
+/// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempool_alloc(this: *const CPool) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a pool that has not been destroyed.
     object_or_enomem(unsafe { (*this).alloc() })
 }
 
-/// `mempool_alloc`, waiting until there is an object.
+/// Allocates an object, and waits until there is one (`mempool_alloc`). Never returns null. Not for
+/// signal handlers.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempool_alloc`].
+/// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempool_alloc_wait(this: *const CPool) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a pool that has not been destroyed.
     unsafe { (*this).alloc_wait().as_ptr().cast() }
 }
 
-/// `mempool_alloc_preallocated`: an object of the reserve; null with ENOMEM when that is empty.
+/// Allocates an object from the reserve (`mempool_alloc_preallocated`); null with ENOMEM if the
+/// reserve is empty. Takes the pool's lock.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempool_alloc`].
+/// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempool_alloc_preallocated(this: *const CPool) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a pool that has not been destroyed.
     object_or_enomem(unsafe { (*this).alloc_preallocated() })
 }
 
-/// `mempool_free`: takes an object back, into the reserve first; null is none.
+/// Frees an object, to the reserve unless the reserve is full (`mempool_free`); does nothing if the
+/// object is null.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempool_alloc`]; the object came from this pool or its cache, and nobody uses it any more.
+/// `this` is a pool of this API that has not been destroyed. The object came from this pool or its
+/// cache, and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempool_free(this: *const CPool, object: *mut c_void) {
     if let Some(object) = NonNull::new(object.cast()) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller gives up an object of this pool, which has not been destroyed.
         unsafe { (*this).free(object) };
     }
 }
 
-/// `mempool_resize`: keeps `min_nr` objects from now on; 0, or −1 with ENOMEM.
+/// Sets the size of the reserve to `min_nr` objects (`mempool_resize`). Returns 0, or −1 with
+/// ENOMEM.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempool_alloc`].
+/// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempool_resize(this: *const CPool, min_nr: usize) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a pool that has not been destroyed.
     let this = unsafe { &*this };
     if !conceivable(this.cache(), min_nr) {
         return answer(Err(OutOfMemory));
@@ -184,24 +197,25 @@ pub unsafe extern "C" fn pinfold_mempool_resize(this: *const CPool, min_nr: usiz
     answer(this.resize(min_nr))
 }
 
-/// How many objects the reserve has.
+/// Returns how many objects the reserve holds. Takes the pool's lock.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempool_alloc`].
+/// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempool_available(this: *const CPool) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a pool that has not been destroyed.
     unsafe { (*this).kept() }
 }
 
-/// `mempool_destroy`: gives the reserve back to the cache; null is none.
+/// Ends a pool and frees its reserve to the cache (`mempool_destroy`); does nothing if `this` is
+/// null.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_mempool_alloc`]; nobody uses it any more.
+/// `this` is null, or a pool of this API that has not been destroyed. It is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempool_destroy(this: *mut CPool) {
-    // SAFETY: the caller's promise.
+    // SAFETY: null, or a block of `handle` that the caller gives up.
     unsafe { unboxed(this) };
 }

@@ -1,5 +1,6 @@
-//! The C API of policies for ranges of pages. Functions that fail set errno: EINVAL for a range without pages, ENOENT for a page without a
-//! policy, EBUSY in a handler that interrupted a set, ENOMEM for want of memory.
+//! The C API of policies for ranges of pages. Functions that fail set errno: EINVAL for a range
+//! without pages, ENOENT for a page without a policy, EBUSY in a signal handler that interrupted a
+//! set, ENOMEM if there is no memory.
 
 use crate::c_cache::null_with;
 use crate::c_counter::{boxed, unboxed};
@@ -7,7 +8,7 @@ use crate::c_policy::{CPolicy, failed, held, policy_of};
 use core::ffi::c_int;
 use pinfold::mempolicy::{RangeError, SharedPolicy};
 
-/// No policies yet; null with ENOMEM.
+/// Creates a map without policies; null with ENOMEM.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_shared_policy_create() -> *mut SharedPolicy {
     let made = boxed(SharedPolicy::new());
@@ -26,12 +27,14 @@ pub(crate) fn answer(result: Result<(), RangeError>) -> c_int {
     }
 }
 
-/// `mpol_set_shared_policy`: gives the pages from `start` to before `end` a copy of the policy; null takes theirs away. 0, or −1 with
-/// errno.
+/// Gives the pages from `start` up to, and without, `end` a copy of `policy`
+/// (`mpol_set_shared_policy`). Null removes their policy.
+///
+/// Returns 0, or −1 with errno and nothing changed.
 ///
 /// # Safety
 ///
-/// Here and below: `this` was created and not destroyed yet. `policy` is null, or held by the caller.
+/// `this` is a map of this API that has not been destroyed. `policy` is null or held by the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shared_policy_set(
     this: *const SharedPolicy,
@@ -39,35 +42,37 @@ pub unsafe extern "C" fn pinfold_shared_policy_set(
     end: u64,
     policy: *const CPolicy,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a map that has not been destroyed, and that it holds the policy,
+    // or null.
     let (this, policy) = unsafe { (&*this, policy_of(policy)) };
     answer(this.set(start..end, policy))
 }
 
-/// `mpol_shared_policy_lookup`: a copy of the page's policy, a new handle; null with ENOENT when it has none, or with ENOMEM.
+/// Returns a new handle of a copy of the page's policy (`mpol_shared_policy_lookup`); null with
+/// ENOENT if the page has none, or with ENOMEM.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_shared_policy_set`].
+/// `this` is a map of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shared_policy_lookup(
     this: *const SharedPolicy,
     page: u64,
 ) -> *mut CPolicy {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a map that has not been destroyed.
     match unsafe { &*this }.lookup(page) {
         Some(policy) => held(policy),
         None => null_with(libc::ENOENT),
     }
 }
 
-/// Ends it; policies that were looked up stay. Null is none.
+/// Ends a map; does nothing if `this` is null. Policies that were looked up stay valid.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_shared_policy_set`]; nobody uses it any more.
+/// `this` is null, or a map of this API that has not been destroyed. It is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shared_policy_destroy(this: *mut SharedPolicy) {
-    // SAFETY: the caller's promise.
+    // SAFETY: null, or a block of `boxed` that the caller gives up.
     unsafe { unboxed(this) };
 }

@@ -1,4 +1,4 @@
-//! The C API of the shepherd: what `pinfold.h` declares of it.
+//! The C API of the shepherd, as `pinfold.h` declares it.
 
 use crate::c_counter::{boxed, unboxed};
 use crate::heap::set_errno;
@@ -10,7 +10,7 @@ use pinfold::shepherd::{Running, Shepherd, ShepherdError};
 
 const SPARE_ISOLATED: c_uint = 1;
 
-/// A shepherd, and its thread while it has one.
+/// A shepherd behind a C handle, and its thread while that runs.
 pub struct CShepherd {
     shepherd: Shepherd,
     running: Option<Running>,
@@ -29,8 +29,8 @@ fn answer(result: Result<(), ShepherdError>) -> c_int {
     result.map_or_else(fail, |()| 0)
 }
 
-/// A shepherd that looks every `interval_ms` milliseconds, 0 for the default of a second; null with EINVAL for flags that do not
-/// exist or an interval above a day.
+/// Creates a shepherd that ticks every `interval_ms` milliseconds; 0 means a second. Returns null
+/// with EINVAL for an unknown flag or an interval above a day, or with ENOMEM. Starts no thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_shepherd_create(interval_ms: u64, flags: c_uint) -> *mut CShepherd {
     if flags & !SPARE_ISOLATED != 0 || interval_ms > 86_400_000 {
@@ -50,67 +50,73 @@ pub extern "C" fn pinfold_shepherd_create(interval_ms: u64, flags: c_uint) -> *m
     })
 }
 
-/// Has `counter` folded from now on; 0, or −1 with ENOMEM.
+/// Watches a counter: every shepherd of the process folds it from now on. Returns 0, or −1 with
+/// ENOMEM.
 ///
 /// # Safety
 ///
-/// Here and below: what is given was made and not destroyed yet.
+/// `this` is a shepherd of this API that has not been destroyed. `counter` is a counter that has
+/// not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shepherd_watch(
     this: *const CShepherd,
     counter: *const PercpuCounter,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a shepherd and a counter that have not been destroyed.
     answer(unsafe { (*this).shepherd.watch(&*counter) })
 }
 
-/// As [`pinfold_shepherd_watch`], for many.
+/// Watches many counters, like [`pinfold_shepherd_watch`].
 ///
 /// # Safety
 ///
-/// As there.
+/// `this` is a shepherd of this API that has not been destroyed. `counters` have not been
+/// destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shepherd_watch_many(
     this: *const CShepherd,
     counters: *const Counters,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a shepherd and counters that have not been destroyed.
     answer(unsafe { (*this).shepherd.watch(&*counters) })
 }
 
-/// Has `counter` folded no more.
+/// Stops watching a counter, for every shepherd of the process.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_shepherd_watch`].
+/// `this` is a shepherd of this API that has not been destroyed. `counter` is a counter that has
+/// not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shepherd_unwatch(
     this: *const CShepherd,
     counter: *const PercpuCounter,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a shepherd and a counter that have not been destroyed.
     unsafe { (*this).shepherd.unwatch(&*counter) };
 }
 
-/// Folds now; how many shards had moved.
+/// Ticks: folds the watched counters and has idle caches give memory back. Returns how many shards
+/// had moved.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_shepherd_watch`].
+/// `this` is a shepherd of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shepherd_tick(this: *const CShepherd) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a shepherd that has not been destroyed.
     unsafe { (*this).shepherd.tick() }
 }
 
-/// Starts the thread if it does not run; 0, or −1 with errno.
+/// Starts the thread if it does not run. Returns 0, or −1 with errno.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_shepherd_watch`]; one thread at a time starts, stops or destroys a shepherd.
+/// `this` is a shepherd of this API that has not been destroyed. No other thread uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shepherd_start(this: *mut CShepherd) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a shepherd that has not been destroyed and that no other thread
+    // uses.
     let this = unsafe { &mut *this };
     if this.running.is_some() {
         return 0;
@@ -124,24 +130,27 @@ pub unsafe extern "C" fn pinfold_shepherd_start(this: *mut CShepherd) -> c_int {
     }
 }
 
-/// Stops the thread if it runs, and waits for it.
+/// Stops the thread if it runs, and waits for its end.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_shepherd_start`].
+/// `this` is a shepherd of this API that has not been destroyed. No other thread starts, stops or
+/// destroys it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shepherd_stop(this: *mut CShepherd) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a shepherd that no other thread starts, stops or destroys
+    // meanwhile.
     unsafe { (*this).running = None };
 }
 
-/// Stops and ends a shepherd; null is none. What it watched stays watched by others.
+/// Stops and ends a shepherd; does nothing if `this` is null. Other shepherds go on folding the
+/// counters that it watched.
 ///
 /// # Safety
 ///
-/// As for [`pinfold_shepherd_start`]; nobody uses it any more.
+/// `this` is null, or a shepherd of this API that has not been destroyed. It is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shepherd_destroy(this: *mut CShepherd) {
-    // SAFETY: the caller's promise.
+    // SAFETY: null, or a block of `boxed` that the caller gives up.
     unsafe { unboxed(this) };
 }

@@ -1,6 +1,7 @@
-//! The C API of what caches say of themselves: `/proc/slabinfo`, attributes, statistics.
+//! The C API of the state of caches: slabinfo, attributes, statistics.
 //!
-//! Nobody is disturbed by it; see [`pinfold::slab::caches`] for how exact the numbers are. Functions that fail set errno to EINVAL.
+//! These functions stop no other CPU. [`pinfold::slab::caches`] says how exact the numbers are.
+//! Functions that fail set errno to EINVAL.
 
 use crate::c_cache::{CCache, HARDENED, bits_of};
 use crate::c_report::c_name;
@@ -9,39 +10,43 @@ use crate::heap::set_errno;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use pinfold::slab::{Info, caches, slabinfo};
 
-/// `/proc/slabinfo`, version 2.1, of one cache, or of all for null. As `snprintf`: writes what fits into `size` bytes, the NUL among
-/// them, and returns how long all of it is.
+/// Writes the state of a cache, or of all caches for null, in the format of `/proc/slabinfo`,
+/// version 2.1. Writes at most `size` bytes, including a NUL, like `snprintf`. Returns the length
+/// of the whole text.
 ///
 /// # Safety
 ///
-/// `this` is null, or was created and not destroyed yet; `buffer` is writable for `size` bytes.
+/// `this` is null, or a cache of this API that has not been destroyed. `buffer` is null or writable
+/// for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_slabinfo(
     this: *const CCache,
     buffer: *mut c_char,
     size: usize,
 ) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises null, or a cache that has not been destroyed.
     let text = match unsafe { this.as_ref() } {
         Some(this) => this.cache.slabinfo(),
         None => slabinfo(),
     };
-    // SAFETY: as above.
+    // SAFETY: the caller promises that `buffer` is null or writable for `size` bytes.
     unsafe { print_into(buffer, size, text) }
 }
 
-/// The attribute that the kernel calls `name` in `/sys/kernel/slab/<cache>/`; 0, or −1 with EINVAL when there is none.
+/// Stores the attribute that the kernel calls `name` in `/sys/kernel/slab/<cache>/`. Returns 0, or
+/// −1 with EINVAL if there is none.
 ///
 /// # Safety
 ///
-/// `this` was created and not destroyed yet; `name` is a C string, `value` writable.
+/// `this` is a cache of this API that has not been destroyed. `name` is a C string. `value` is
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_attribute(
     this: *const CCache,
     name: *const c_char,
     value: *mut u64,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed, and a C string.
     let (this, name) = unsafe { (&*this, CStr::from_ptr(name)) };
     let found = name
         .to_str()
@@ -51,42 +56,42 @@ pub unsafe extern "C" fn pinfold_cache_attribute(
         set_errno(libc::EINVAL);
         return -1;
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `value` is writable.
     unsafe { value.write(found) };
     0
 }
 
-/// A cache as programs that look on see it.
+/// The state of a cache: `struct pinfold_cache_info`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CInfo {
-    /// Its name.
+    /// The cache's name.
     pub name: *const c_char,
     /// Bytes of an object.
     pub object_size: usize,
     /// Bytes from one object to the next.
     pub slab_size: usize,
-    /// Objects in users' hands.
+    /// Objects in use.
     pub objects: usize,
     /// Objects in all slabs.
     pub total_objects: usize,
-    /// Objects in CPUs' sheaves.
+    /// Free objects in the CPUs' sheaves.
     pub cpu_objects: usize,
-    /// Objects in nodes' barns.
+    /// Free objects in the nodes' barns.
     pub barn_objects: usize,
-    /// Slabs there are.
+    /// Slabs that exist.
     pub slabs: usize,
-    /// The checks it makes, and whether it is hardened.
+    /// The checks that the cache makes, and whether it is hardened.
     pub flags: c_uint,
 }
 
-/// What C does about each cache.
+/// Receives the state of one cache.
 pub type EachCache = unsafe extern "C" fn(*const CInfo, *mut c_void);
 
-/// Hands a cache to `f`, unless it has been destroyed; whether it did.
+/// Calls `f` with a cache, unless the cache has been destroyed. Returns whether it called `f`.
 fn tell(info: Info, f: impl FnOnce(&CInfo)) -> bool {
     let (name, usage) = (c_name(info.name()), info.usage());
-    // 64 bits have room on what this runs on.
+    // `usize` has 64 bits on x86-64 and aarch64.
     let size = |name| info.attribute(name).unwrap_or(0) as usize;
     let hardened = if info.is_hardened() { HARDENED } else { 0 };
     let told = CInfo {
@@ -100,7 +105,7 @@ fn tell(info: Info, f: impl FnOnce(&CInfo)) -> bool {
         slabs: usage.slabs,
         flags: bits_of(info.debug_flags()) | hardened,
     };
-    // Last: what was read of a cache that is gone may be its successor's.
+    // Asked last: the numbers of a destroyed cache may come from a new cache in its place.
     let there = !info.is_destroyed();
     if there {
         f(&told);
@@ -108,7 +113,8 @@ fn tell(info: Info, f: impl FnOnce(&CInfo)) -> bool {
     there
 }
 
-/// Hands all caches of the process to `each`, malloc's own among them; returns how many. No lock is held meanwhile.
+/// Calls `each` with all caches of the process, including malloc's. Returns how many. Holds no lock
+/// during the calls.
 ///
 /// # Safety
 ///
@@ -121,7 +127,7 @@ pub unsafe extern "C" fn pinfold_caches_each(
     let told = caches().filter(|&info| {
         tell(info, |told| {
             if let Some(each) = each {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises that `each` can be called with `context`.
                 unsafe { each(told, context) };
             }
         })
@@ -129,7 +135,7 @@ pub unsafe extern "C" fn pinfold_caches_each(
     told.count()
 }
 
-/// What a cache's slow paths have counted; as [`pinfold::slab::Statistics`].
+/// What a cache's slow paths have counted: `struct pinfold_slab_statistics`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CStatistics {
@@ -145,7 +151,7 @@ pub struct CStatistics {
     pub slab_alloc: u64,
     /// Slabs given back.
     pub slab_free: u64,
-    /// Slabs there are.
+    /// Slabs that exist.
     pub slabs: usize,
     /// Objects that a sheaf holds at most.
     pub sheaf_capacity: usize,
@@ -153,14 +159,14 @@ pub struct CStatistics {
     pub stride: usize,
 }
 
-/// What the slow paths have counted.
+/// Returns what the slow paths have counted. Takes the nodes' locks.
 ///
 /// # Safety
 ///
-/// `this` was created and not destroyed yet.
+/// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_statistics(this: *const CCache) -> CStatistics {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a cache that has not been destroyed.
     let cache = unsafe { &(*this).cache };
     let counted = cache.statistics();
     CStatistics {

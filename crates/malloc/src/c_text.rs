@@ -1,10 +1,10 @@
-//! Text into C's room, as `snprintf` gives it.
+//! Writing text into a C buffer, like `snprintf`.
 
 use crate::c_report::Text;
 use core::ffi::c_char;
 use core::fmt::{self, Write};
 
-/// Text with a NUL behind it, and how much there would have been.
+/// Writes as much text as fits, and counts all of it.
 struct Counted<'b> {
     room: Option<Text<'b>>,
     length: usize,
@@ -14,25 +14,27 @@ impl Write for Counted<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.length += text.len();
         if let Some(mut room) = self.room.take() {
-            // What does not fit is left out, and so is what comes after it.
+            // After the first piece that does not fit, nothing more is written.
             self.room = room.write_str(text).is_ok().then_some(room);
         }
         Ok(())
     }
 }
 
-/// Writes what fits of `text` into `size` bytes, the NUL among them, and returns how long all of it is.
+/// Writes `text` into `size` bytes, including a NUL, and cuts what does not fit. Returns the length
+/// of the whole text.
 ///
 /// # Safety
 ///
-/// `buffer` is writable for `size` bytes; it may be null when there are none.
+/// `buffer` is null or writable for `size` bytes.
 pub(crate) unsafe fn print_into(
     buffer: *mut c_char,
     size: usize,
     text: impl fmt::Display,
 ) -> usize {
     let room = (size > 0 && !buffer.is_null()).then(|| {
-        // SAFETY: the caller's promise; what is there is written before it is read.
+        // SAFETY: the caller promises that `size` bytes are writable. They are zeroed before the
+        // slice is made.
         let bytes = unsafe {
             buffer.write_bytes(0, size);
             core::slice::from_raw_parts_mut(buffer.cast::<u8>(), size)

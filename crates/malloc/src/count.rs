@@ -1,7 +1,8 @@
-//! Counting calls, while somebody asked for it: the statistics segment of this process.
+//! Counting calls for the statistics segment of this process.
 //!
-//! When `PINFOLD_STATS` names a directory, the process makes its segment there and the fast paths stay closed, so that
-//! every call comes by here. Otherwise nothing here costs anything.
+//! If `PINFOLD_STATS` names a directory, the process makes its segment there as a file. The fast
+//! paths stay closed, so that every call reaches a slow path, which counts it here. Otherwise a
+//! slow path pays one load.
 
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicBool;
@@ -17,16 +18,16 @@ use pinfold::vmstat::VmEvents;
 use pinfold_rseq::{Backend, Index, backend, possible};
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
-/// Where the segment's head is mapped.
+/// The address of the segment's head.
 static SEGMENT: AtomicUsize = AtomicUsize::new(0);
-/// Bytes of each unit that are in the segment.
+/// Bytes of each unit that the segment shows.
 static UNIT_BYTES: AtomicUsize = AtomicUsize::new(0);
 static CALLS: VmEvents<Call> = VmEvents::new();
 
-/// Room for a directory's name and a file's.
+/// Bytes for the path of the segment's file.
 const PATH: usize = 512;
 
-/// Whether calls are counted.
+/// Returns whether calls are counted.
 #[inline]
 pub(crate) fn active() -> bool {
     ACTIVE.load(Relaxed)
@@ -56,7 +57,7 @@ pub(crate) fn freed_large(bytes: usize) {
     add(Call::LARGE_BYTES_FREED, bytes);
 }
 
-/// A large block has `after` bytes instead of `before`, where it is or with its pages.
+/// Counts that a large block of `before` bytes has `after` bytes now.
 pub(crate) fn resized_large(before: usize, after: usize) {
     add(Call::LARGE_BYTES, after.saturating_sub(before));
     add(Call::LARGE_BYTES_FREED, before.saturating_sub(after));
@@ -70,15 +71,15 @@ pub(crate) fn failed() {
     add(Call::FAILED, 1);
 }
 
-/// A call for `size` bytes was answered with `block`.
+/// Counts that a program got `block` for `size` bytes.
 pub(crate) fn requested(block: *mut u8, size: usize) {
     if !block.is_null() {
         add(Call::REQUESTED, size);
     }
 }
 
-/// Makes this process's segment if it was asked for; whether it was, and could be made. At the process's start, before
-/// anything is counted.
+/// Makes this process's segment if `PINFOLD_STATS` asks for it. Returns whether it made one. Runs
+/// at the process's start, before the first count.
 #[cold]
 #[inline(never)]
 pub(crate) fn start() -> bool {
@@ -99,7 +100,8 @@ pub(crate) fn start() -> bool {
     true
 }
 
-/// In a child after fork: a segment of its own in the place of the parent's, which the two must not share.
+/// Replaces the parent's segment by a new one, in the child of a fork: two processes must not count
+/// in one segment.
 pub(crate) fn start_in_child() {
     if !active() {
         return;
@@ -111,7 +113,7 @@ pub(crate) fn start_in_child() {
     };
     let mut path = [0u8; PATH];
     if !(name_file(&mut path) && map_file(&path, at, shared).is_some()) {
-        // Nobody will read it, but it must be there.
+        // The critical sections write to the units in any case, so some memory must replace them.
         let file = memory_file();
         if file < 0 || map_over(file, at, shared).is_none() {
             pinfold::abort(format_args!(
@@ -125,12 +127,12 @@ pub(crate) fn start_in_child() {
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Where the first class's events begin in the file.
+/// Offset of the first class's events in the file.
 const EVENTS_AT: usize = size_of::<Segment>().next_multiple_of(align_of::<NodeEvents>());
 
-/// Where the first unit begins in the file.
+/// Returns the offset of the first unit in the file.
 fn units_at() -> usize {
-    // SAFETY: no preconditions.
+    // SAFETY: `sysconf` has no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
     let events = CLASSES * kmalloc::nodes() * size_of::<NodeEvents>();
     (EVENTS_AT + events).next_multiple_of(page)
@@ -140,12 +142,12 @@ fn file_size(shared: Shared) -> usize {
     units_at() + shared.units * shared.bytes
 }
 
-/// Writes the segment's head and lets the slow paths count there.
+/// Writes the segment's head, and has the slow paths count there.
 fn fill_in(at: *mut u8, shared: Shared) {
-    // SAFETY: a mapping of `units_at` bytes, zeroed, which stays.
+    // SAFETY: `at` is a zeroed mapping of `units_at()` bytes, which stays mapped.
     let segment: &'static Segment = unsafe { &*at.cast() };
     let nodes = kmalloc::nodes();
-    // SAFETY: `units_at` has room for these behind the head. The words are atomics.
+    // SAFETY: `units_at()` leaves room for the events behind the head. The words are atomics.
     let events: &'static [NodeEvents] =
         unsafe { core::slice::from_raw_parts(at.add(EVENTS_AT).cast(), CLASSES * nodes) };
     segment.version.store(VERSION, Relaxed);
@@ -156,7 +158,7 @@ fn fill_in(at: *mut u8, shared: Shared) {
     segment.calls.store(calls as u32, Relaxed);
     segment.events_at.store(EVENTS_AT as u32, Relaxed);
     segment.nodes.store(nodes as u32, Relaxed);
-    // SAFETY: no preconditions.
+    // SAFETY: `getpid` has no preconditions.
     segment.pid.store(unsafe { libc::getpid() } as u32, Relaxed);
     let code = match backend() {
         Backend::Atomic => 0,
@@ -168,10 +170,10 @@ fn fill_in(at: *mut u8, shared: Shared) {
     for (class, row) in segment.classes.iter().enumerate().take(kmalloc::CLASSES) {
         kmalloc::describe(class, row, &events[class * nodes..][..nodes]);
     }
-    // SAFETY: as above.
+    // SAFETY: `at` is a mapping with a segment's head, which stays mapped.
     unsafe { install(at.cast()) };
     page::publish();
-    // Release pairs with the reader's acquire: it sees all of the above.
+    // Release pairs with the acquire of a process that reads the segment: it sees the stores above.
     segment.magic.store(MAGIC, Release);
 }
 
@@ -187,7 +189,8 @@ fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Writes `DIRECTORY/PID.` into `path`; `map_file` adds the number. False when nobody asked.
+/// Writes `DIRECTORY/PID.` into `path`; `map_file` appends a number. Returns false if the variable
+/// is not set.
 fn name_file(path: &mut [u8; PATH]) -> bool {
     let mut value = [0u8; PATH - 32];
     let Some(directory) = pinfold_rseq::env::read(DIRECTORY_VARIABLE, &mut value) else {
@@ -196,7 +199,7 @@ fn name_file(path: &mut [u8; PATH]) -> bool {
     if directory.is_empty() {
         return false;
     }
-    // SAFETY: no preconditions.
+    // SAFETY: `getpid` has no preconditions.
     let pid = unsafe { libc::getpid() } as u32;
     let mut length = directory.len();
     path[..length].copy_from_slice(directory);
@@ -218,8 +221,9 @@ fn decimal(n: u32, to: &mut [u8]) -> usize {
     digits
 }
 
-/// Makes the first file of `path` + number that is not there yet and maps it: the head at `place` if that is not null, and the
-/// units over those of this process.
+/// Makes a file with the first free number behind `path`, and maps it: the head at `place`, or
+/// anywhere if `place` is null, and the units over those of this process. Returns where the head
+/// is.
 fn map_file(path: &[u8; PATH], place: *mut u8, shared: Shared) -> Option<*mut u8> {
     let mut path = *path;
     let length = path.iter().position(|&byte| byte == 0)?;
@@ -238,25 +242,29 @@ fn map_file(path: &[u8; PATH], place: *mut u8, shared: Shared) -> Option<*mut u8
     }
     let mapped = map_over(fd, place, shared);
     if mapped.is_none() {
-        // SAFETY: the path ends with a NUL. Half a file is of no use to a reader.
+        // Other processes must not find a file without content.
+        // SAFETY: the path ends with a NUL.
         unsafe { libc::unlink(path.as_ptr().cast()) };
     }
     mapped
 }
 
-/// A file without a name, or a negative number.
+/// Makes a file without a name. Returns its descriptor, or a negative number.
 fn memory_file() -> i32 {
-    // SAFETY: a literal with NUL.
+    // SAFETY: the name is a C string.
     unsafe { libc::memfd_create(c"pinfold".as_ptr(), libc::MFD_CLOEXEC) }
 }
 
-/// Gives the file its size, maps it and closes it.
+/// Gives the file its size, maps the head and the units, and closes the file. Returns where the
+/// head is.
 fn map_over(fd: i32, place: *mut u8, shared: Shared) -> Option<*mut u8> {
     let size = file_size(shared);
     let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
-    // SAFETY: the file is ours; a fixed place is the old head's, whole.
+    // SAFETY: the caller has just opened the file. A fixed place is that of the old head, which has
+    // the same size.
     let head = unsafe {
-        // Memory is set aside now: a full file system is an error here and not a signal when something is counted.
+        // Allocates the file's blocks now. A full file system is an error here, and would be a
+        // SIGBUS at a later count.
         if libc::posix_fallocate(fd, 0, size as libc::off_t) != 0 {
             libc::close(fd);
             return None;
@@ -270,9 +278,10 @@ fn map_over(fd: i32, place: *mut u8, shared: Shared) -> Option<*mut u8> {
             0,
         )
     };
-    // SAFETY: at a process's start, or in a child with its one thread; the file is zeroed and as large as needed.
+    // SAFETY: no other thread counts: this is the process's start, or a child with one thread. The
+    // file is zeroed and has the size.
     let mapped = head != libc::MAP_FAILED && unsafe { share_units(fd, units_at(), shared) };
-    // SAFETY: opened by the caller, for this.
+    // SAFETY: the caller opened the file for this function, and does not use it afterwards.
     unsafe { libc::close(fd) };
     mapped.then_some(head.cast())
 }

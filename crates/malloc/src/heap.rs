@@ -1,8 +1,8 @@
-//! Blocks of any size and alignment: classes, runs, huge blocks.
+//! Blocks of any size and alignment: objects of a size class, runs, huge blocks.
 //!
-//! The fast paths read four words that lie beside the units ([`kmalloc::beside`]). Before the first
-//! allocation, while calls are counted, and on the atomic backend the words are 0, so that every call
-//! takes the slow path by the comparison that it makes anyway.
+//! The fast paths read three words beside the units ([`kmalloc::beside`]). The words are 0 before
+//! the first allocation, while calls are counted, and on the atomic backend. Then the comparison
+//! that each fast path makes anyway sends every call to the slow path.
 
 use crate::{count, init};
 use core::alloc::Layout;
@@ -13,68 +13,68 @@ use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
 use pinfold::slab;
 use pinfold::slab::kmalloc::{self, CLASS_MOST, SIZES, SMALL_MOST};
 
-/// What every block is aligned to: the largest fundamental alignment of the ABIs served.
+/// Alignment of every block: the largest fundamental alignment of x86-64 and aarch64.
 pub(crate) const ALIGN: usize = 16;
 
-/// Shorter runs are moved by copying: moving pages may cost the process two mappings.
+/// Runs below this size are moved by copying: moving pages may cost the process two mappings.
 const MOVED_LEAST: usize = 2 << 20;
 
-/// One more than the largest size that has a class; 0 while the fast paths are closed.
+/// Word 0: one more than the largest size of the fast path; 0 while the fast paths are closed.
 const LIMIT: usize = 0;
-/// Where the window of the page layer begins, and how many granules of it have entries
-/// ([`page::watch_count`]); the count is 0 while the fast paths are closed.
+/// Words 1 and 2: the address of the page layer's window, and how many of its granules have entries
+/// ([`page::watch_count`]). The count is 0 while the fast paths are closed.
 const WINDOW: usize = 1;
 const COUNT: usize = 2;
 
-/// The word `at` of those that the fast paths read.
+/// Returns word number `at` of those that the fast paths read.
 #[inline(always)]
 fn word(at: usize) -> &'static AtomicUsize {
     &kmalloc::beside()[at]
 }
 
-/// Opens the fast paths, once everything behind them works, if the backend has restartable sequences.
+/// Opens the fast paths if `kmalloc` has any. The slow paths must work already.
 pub(crate) fn open_fast_paths() {
     if !kmalloc::has_fast_paths() {
         return;
     }
-    // The page layer writes the count first. A reader that sees it without the window finds the
-    // block beyond the count, and takes the slow path.
+    // The page layer writes the count before this thread writes the window. A free that sees the
+    // count without the window finds its block beyond the count, and takes the slow path.
     if let Some(window) = page::watch_count(word(COUNT)) {
         word(WINDOW).store(window, Relaxed);
-        // Release pairs with the acquire in `alloc_fast`: a thread that sees the limit sees the
-        // offsets that the critical sections use.
+        // Release pairs with the acquire in `alloc_fast`: a thread that sees the limit also sees
+        // the offsets that its critical section uses.
         word(LIMIT).store(SMALL_MOST + 1, Release);
     }
 }
 
-/// The page map's entry for `block`; 0, which is no class's, while the fast paths are closed.
+/// Returns the page map's entry for `block`, or 0, as for no block, while the fast paths are
+/// closed.
 #[inline(always)]
 fn entry_fast(block: *mut u8) -> u16 {
-    // Acquire pairs with the release in the page layer, which comes after the offsets that the
-    // critical sections use were written.
+    // Acquire pairs with the page layer's release, which comes after the stores of the offsets.
     let count = word(COUNT).load(Acquire);
     let window = word(WINDOW).load(Relaxed);
     let granule = (block as usize).wrapping_sub(window) >> GRANULE_SHIFT;
     if granule >= count {
         return 0;
     }
-    // SAFETY: granules below the count have entries.
+    // SAFETY: `granule` is below the count, so its entry is mapped.
     unsafe { &*((window + 2 * granule) as *const AtomicU16) }.load(Relaxed)
 }
 
-/// A block of `size` bytes from the CPU's sheaf; null when the sheaf is empty, the size has no
-/// class, or the fast paths are closed.
+/// Allocates a block of `size` bytes from the CPU's sheaf. Returns null if the sheaf is empty, if
+/// `size` is above 32 KiB, or while the fast paths are closed.
 #[inline(always)]
 pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
     // Acquire pairs with the release in `open_fast_paths`.
     if size < word(LIMIT).load(Acquire) {
-        // SAFETY: the fast paths are open, so `has_fast_paths` has returned true.
+        // SAFETY: the limit is not 0, so `has_fast_paths` returned true in `open_fast_paths`.
         return unsafe { kmalloc::alloc_fast(size) };
     }
     null_mut()
 }
 
-/// A block of `size` bytes; null, with errno ENOMEM, when there is no memory.
+/// Allocates a block of `size` bytes; null with errno ENOMEM if there is no memory.
 #[inline(always)]
 pub(crate) fn alloc(size: usize) -> *mut u8 {
     let block = alloc_fast(size);
@@ -84,7 +84,7 @@ pub(crate) fn alloc(size: usize) -> *mut u8 {
     block
 }
 
-// The slow paths are `extern "C"`, which cannot unwind, so that the fast paths may end in a jump to them.
+// The slow paths are `extern "C"` and cannot unwind, so the fast paths may end in a jump to them.
 #[cold]
 #[inline(never)]
 extern "C" fn alloc_slow(size: usize) -> *mut u8 {
@@ -94,7 +94,7 @@ extern "C" fn alloc_slow(size: usize) -> *mut u8 {
     block
 }
 
-/// A block from wherever its size belongs; with `zeroed` it reads as zeroes.
+/// Allocates a block of `size` bytes from its class, the arena or the system; zeroed if `zeroed`.
 fn alloc_any(size: usize, zeroed: bool) -> *mut u8 {
     if size <= CLASS_MOST {
         let class = kmalloc::class_of(size);
@@ -109,11 +109,11 @@ fn alloc_any(size: usize, zeroed: bool) -> *mut u8 {
     } else if let Some(block) = alloc_run(size, zeroed) {
         return block;
     }
-    // Huge sizes; others in a signal handler that interrupted the allocator, which has no locks to wait for here.
+    // Also serves small sizes in a handler that interrupted the allocator: it needs no lock here.
     alloc_huge(size, ALIGN)
 }
 
-/// A run for `size` bytes below [`HUGE`].
+/// Allocates a run for `size` bytes; `None` from [`HUGE`] on, or if there is no memory.
 fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
     if size >= HUGE {
         return None;
@@ -124,18 +124,18 @@ fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
     Some(run_of(run, size, zeroed))
 }
 
-/// A block of `size` bytes that is a run just allocated; with `zeroed` it reads as zeroes.
+/// Makes a block of `size` bytes from a new run; zeroed if `zeroed`.
 fn run_of(run: page::Run, size: usize, zeroed: bool) -> *mut u8 {
     let block = run.start.as_ptr();
     if zeroed && !run.zeroed {
-        // SAFETY: the run is ours and at least that large.
+        // SAFETY: the run is new, so this thread owns it, and it has at least `size` bytes.
         unsafe { block.write_bytes(0, size) };
     }
     count::allocated_large(size.div_ceil(GRANULE).max(1) * GRANULE);
     block
 }
 
-/// A mapping of its own, or for want of addresses a run of the arena.
+/// Allocates a mapping of its own, or a run of the arena if the system refuses the mapping.
 fn alloc_huge(size: usize, align: usize) -> *mut u8 {
     slab::make_room(size);
     if let Some(block) = slab::or_reclaim_for(size, || page::alloc_huge(size, align)) {
@@ -145,7 +145,7 @@ fn alloc_huge(size: usize, align: usize) -> *mut u8 {
     if align <= GRANULE && size <= isize::MAX as usize {
         let granules = size.div_ceil(GRANULE).max(1);
         if let Some(run) = page::alloc_run(granules, page::node_here(), LARGE, false) {
-            // Callers expect zeroes of huge blocks.
+            // A mapping reads as zeroes, and callers rely on that.
             return run_of(run, size, true);
         }
     }
@@ -154,14 +154,14 @@ fn alloc_huge(size: usize, align: usize) -> *mut u8 {
     null_mut()
 }
 
-/// As [`alloc`], reading as zeroes.
+/// Allocates a zeroed block of `size` bytes; null with errno ENOMEM if there is no memory.
 #[inline]
 pub(crate) fn alloc_zeroed(size: usize) -> *mut u8 {
     let block = alloc_fast(size);
     if block.is_null() {
         return alloc_zeroed_slow(size);
     }
-    // SAFETY: the block is ours and at least that large.
+    // SAFETY: `alloc_fast` has just handed out the block, which has at least `size` bytes.
     unsafe { block.write_bytes(0, size) };
     block
 }
@@ -175,7 +175,7 @@ extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
     block
 }
 
-/// A block at a multiple of `align`, a power of two.
+/// Allocates a block at a multiple of `align`, a power of two; null with errno ENOMEM.
 #[inline]
 pub(crate) fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
     if align <= ALIGN {
@@ -184,7 +184,7 @@ pub(crate) fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
     alloc_aligned_slow(size, align, false)
 }
 
-/// As [`alloc_aligned`], reading as zeroes. Memory fresh from the system is not written to.
+/// Allocates a zeroed block like [`alloc_aligned`]. Does not write to large blocks of fresh memory.
 #[inline]
 pub(crate) fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
     if align <= ALIGN {
@@ -221,26 +221,26 @@ fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     alloc_huge(size, align)
 }
 
-/// Takes a block back; null is none.
+/// Frees `block`; does nothing if it is null. Ends the process if the page map has no block there.
 ///
 /// # Safety
 ///
-/// The block came from this module and nobody uses it any more. An address that did not ends the process.
+/// `block` is null or came from this module, and is not used any more.
 #[inline(always)]
 pub(crate) unsafe fn free(block: *mut u8) {
     let entry = entry_fast(block);
     if kmalloc::class_of_entry(entry).is_some() {
-        // SAFETY: the page map says the class; the caller gives the block up; the fast paths are open.
+        // SAFETY: the caller gives up a block of this class, and the fast paths are open.
         unsafe { kmalloc::free_fast(block, entry) };
     } else {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller gives up `block`, which is null or came from this module.
         unsafe { free_slow(block) };
     }
 }
 
 /// # Safety
 ///
-/// As for [`free`].
+/// `block` is null or came from this module, and is not used any more.
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn free_slow(block: *mut u8) {
@@ -250,17 +250,17 @@ unsafe extern "C" fn free_slow(block: *mut u8) {
     let entry = page::entry(block as usize);
     if let Some(class) = kmalloc::class_of_entry(entry) {
         count::freed_class(class);
-        // SAFETY: the page map says the class; the caller gives the block up.
+        // SAFETY: the page map names the class, and the caller gives the block up.
         unsafe { kmalloc::free_class(block, class) };
     } else if entry == LARGE && (block as usize).is_multiple_of(GRANULE) {
-        // SAFETY: the entry stands at the first granule of a run that is one block.
+        // SAFETY: only the first granule of a run that is one block has the entry `LARGE`.
         let size = unsafe { page::run_size(start) };
         count::freed_large(size);
-        // SAFETY: the caller gives the block up.
+        // SAFETY: the run is one block, which the caller gives up.
         unsafe { page::free_run(start) };
     } else {
         let size = count::active().then(|| page::huge_size(block)).flatten();
-        // SAFETY: the caller gives the block up; an address that is no block is refused.
+        // SAFETY: the caller gives the block up, and `free_huge` refuses other addresses.
         if !unsafe { page::free_huge(block) } {
             not_ours("free", block);
         }
@@ -268,93 +268,93 @@ unsafe extern "C" fn free_slow(block: *mut u8) {
     }
 }
 
-/// Bytes that may be used of a block; 0 for null.
+/// Returns how many bytes of `block` may be used; 0 for null.
 ///
 /// # Safety
 ///
-/// The block came from this module.
+/// `block` is null, or came from this module and was not freed.
 pub(crate) unsafe fn usable_size(block: *mut u8) -> usize {
     let Some(start) = NonNull::new(block) else {
         return 0;
     };
     let entry = page::entry(block as usize);
     if let Some(class) = kmalloc::class_of_entry(entry) {
-        // Behind what was asked for a debugged block has its red zone.
-        // SAFETY: the caller's promise; the page map says the class.
+        // In a debugged block the red zone follows the bytes that the program asked for.
+        // SAFETY: the caller owns the block, and the page map names its class.
         return unsafe { kmalloc::requested(block, class) }.unwrap_or(SIZES[class]);
     }
     if entry == LARGE && (block as usize).is_multiple_of(GRANULE) {
-        // SAFETY: the entry stands at the first granule of a run that is one block.
+        // SAFETY: only the first granule of a run that is one block has the entry `LARGE`.
         return unsafe { page::run_size(start) };
     }
     page::huge_size(block).unwrap_or_else(|| not_ours("size of", block))
 }
 
-/// Grows or shrinks a block; null, with errno ENOMEM and the block as it was, when there is no
-/// memory to grow it. A block that keeps at least half of its room stays where it is.
+/// Grows or shrinks a block. A block that still uses half of its room stays where it is. Returns
+/// null with errno ENOMEM, and leaves the block unchanged, if there is no memory to grow it.
 ///
 /// # Safety
 ///
-/// The block came from this module; it is not null.
+/// `block` came from this module, is not null and was not freed.
 pub(crate) unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
     count::reallocated();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller owns `block`, which came from this module.
     let room = unsafe { usable_size(block) };
     let whole = class_at(block).map_or(room, |class| SIZES[class]);
     if size <= whole && size >= whole / 2 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller owns `block`, which has room for `size` bytes.
         return unsafe { keep(block, size) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller owns `block`, which came from this module.
     if unsafe { resize_in_place(block, size) } {
         return block;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller owns `block`, which has `room` bytes.
     unsafe { resize(block, ALIGN, room, size) }
 }
 
-/// Grows or shrinks a block made for `layout`. The block stays where it is only if `size` bytes
-/// would get one as large.
+/// Grows or shrinks a block that was made for `layout`. The block stays where it is only if a new
+/// block of `size` bytes would be as large.
 ///
 /// # Safety
 ///
-/// The block came from this module with `layout`.
+/// `block` came from this module for `layout`, and was not freed.
 pub(crate) unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
     count::reallocated();
     let stays = match class_at(block) {
         Some(class) => kmalloc::class_of_aligned(size, layout.align()) == Some(class),
         None => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller owns `block`, which came from this module.
             let room = unsafe { usable_size(block) };
-            // SAFETY: as above.
+            // SAFETY: the caller owns `block`, which came from this module.
             (size <= room && room - size < GRANULE) || unsafe { resize_in_place(block, size) }
         }
     };
     if stays {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller owns `block`, which has room for `size` bytes.
         return unsafe { keep(block, size) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller owns `block`, which has `layout.size()` bytes of content.
     unsafe { resize(block, layout.align(), layout.size(), size) }
 }
 
-/// Makes a block that is a run as long as `size` bytes need, where it is; false if it is no run, if
-/// it would become a block of another kind, and if there is no room behind it.
+/// Resizes a run in place for `size` bytes. Returns false if the block is not a run, if `size`
+/// bytes need another kind of block, or if no free room lies behind the run.
 ///
 /// # Safety
 ///
-/// The block came from this module.
+/// `block` came from this module, and was not freed.
 unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
     let Some(start) = NonNull::new(block).filter(|_| is_run(block)) else {
         return false;
     };
-    // SAFETY: the page map says that the block is a run.
+    // SAFETY: `is_run` found that the block is a run.
     let shrinks = size <= unsafe { page::run_size(start) };
     if (shrinks && size <= CLASS_MOST) || size >= HUGE {
         return false;
     }
     let granules = size.div_ceil(GRANULE);
-    // SAFETY: the page map says that the block is a run; the caller's promise.
+    // SAFETY: `is_run` found that the block is a run, and the caller owns it.
     let (before, resized) = unsafe { (page::run_size(start), page::resize_run(start, granules)) };
     if resized {
         count::resized_large(before, granules * GRANULE);
@@ -362,39 +362,39 @@ unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
     resized
 }
 
-/// Whether a block is a run.
+/// Returns whether a block is a run.
 fn is_run(block: *mut u8) -> bool {
     page::entry(block as usize) == LARGE && (block as usize).is_multiple_of(GRANULE)
 }
 
-/// The class of a block, unless it is a run or huge.
+/// Returns the class of a block; `None` for a run and for a huge block.
 fn class_at(block: *mut u8) -> Option<usize> {
     kmalloc::class_of_entry(page::entry(block as usize))
 }
 
-/// A block, now used for `size` bytes, which it has room for.
+/// Notes that a block is used for `size` bytes now. Returns the block.
 ///
 /// # Safety
 ///
-/// The block came from this module.
+/// `block` came from this module, was not freed, and has room for `size` bytes.
 unsafe fn keep(block: *mut u8, size: usize) -> *mut u8 {
     if let Some(class) = class_at(block) {
-        // SAFETY: the caller's promise; the page map says the class.
+        // SAFETY: the caller owns the block, and the page map names its class.
         unsafe { kmalloc::set_requested(block, class, size) };
     }
     block
 }
 
-/// Moves a block of `room` bytes to one of `size` bytes at a multiple of `align`. A block that
-/// cannot be moved to a smaller one stays.
+/// Moves a block of `room` bytes to one of `size` bytes. Keeps it if there is none that is smaller.
 ///
 /// # Safety
 ///
-/// The block came from this module, and has `room` bytes of content.
+/// `block` came from this module, was not freed, and has `room` bytes of content.
 unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut u8 {
     // SAFETY: errno is the calling thread's own.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the caller's promise. The kernel moves pages to any page.
+    // SAFETY: the caller owns `block`. The kernel may move its pages to any page, so a block with
+    // another alignment is copied.
     let moved = (align <= ALIGN).then(|| unsafe { move_pages(block, room, size) });
     let moved = if let Some(moved) = moved.flatten() {
         moved.as_ptr()
@@ -402,19 +402,19 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
         let grows = size > room && room >= GRANULE && size < HUGE && align <= ALIGN;
         let fresh = if grows { alloc_growing(size) } else { None };
         let fresh = fresh.unwrap_or_else(|| alloc_aligned(size, align));
-        // SAFETY: the caller's promise; the new block is ours.
+        // SAFETY: `fresh` is null or new, and both blocks have the smaller number of bytes.
         unsafe { move_to(fresh, block, room.min(size)) }
     };
     if moved.is_null() && size <= room {
         set_errno(errno);
-        // SAFETY: the caller's promise.
+        // SAFETY: the block has not moved, and has room for `size` bytes.
         return unsafe { keep(block, size) };
     }
     moved
 }
 
-/// A block for `size` bytes that are likely to become more: a run with room behind it. Not in a
-/// cache that checks its blocks.
+/// Allocates a run with room behind it, for a block that is likely to grow again. Returns `None` if
+/// there is no such run, or if the class of `size` checks its blocks.
 fn alloc_growing(size: usize) -> Option<*mut u8> {
     if size <= CLASS_MOST && kmalloc::checks(kmalloc::class_of(size)) {
         return None;
@@ -425,43 +425,43 @@ fn alloc_growing(size: usize) -> Option<*mut u8> {
     Some(block)
 }
 
-/// Moves a block of `room` bytes to one of `size` bytes by moving its pages; `None`, and nothing
-/// done, if that cannot be, or copying is cheaper.
+/// Moves a block of `room` bytes to one of `size` bytes by its pages. Returns `None`, and changes
+/// nothing, if that is impossible or if copying is cheaper.
 ///
 /// # Safety
 ///
-/// The block came from this module.
+/// `block` came from this module, and was not freed.
 unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull<u8>> {
     let start = NonNull::new(block)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller owns `block`, which came from this module.
     let before = unsafe { usable_size(block) };
     let moved = if is_run(block) {
         let pays = room >= MOVED_LEAST && size > room;
-        // SAFETY: the page map says that the block is a run; the caller's promise.
+        // SAFETY: `is_run` found that the block is a run, and the caller owns it.
         pays.then(|| unsafe { page::move_run(start, size) })?
     } else {
         let pays = room >= HUGE && size >= HUGE && page::huge_size(block).is_some();
         pays.then(|| {
             slab::make_room(size.saturating_sub(room));
-            // SAFETY: a huge block of the caller's.
+            // SAFETY: `huge_size` found the block, and the caller owns it.
             slab::or_reclaim_for(size, || unsafe { page::resize_huge(block, size) })
         })?
     }?;
-    // SAFETY: the block is the caller's.
+    // SAFETY: `moved` is the caller's block at its new address.
     count::resized_large(before, unsafe { usable_size(moved.as_ptr()) });
     Some(moved)
 }
 
-/// Copies `size` bytes to `fresh` and frees `block`; does nothing if `fresh` is null.
+/// Copies `size` bytes from `block` to `fresh` and frees `block`; does nothing if `fresh` is null.
 ///
 /// # Safety
 ///
-/// Both blocks are that large; `block` is the caller's.
+/// Both blocks have `size` bytes, the caller owns both, and `block` is not used any more.
 unsafe fn move_to(fresh: *mut u8, block: *mut u8, size: usize) -> *mut u8 {
     if !fresh.is_null() {
-        // SAFETY: the caller's promise; two blocks do not overlap.
+        // SAFETY: both have `size` bytes, and two blocks do not overlap.
         unsafe { fresh.copy_from_nonoverlapping(block, size) };
-        // SAFETY: the caller gives it up.
+        // SAFETY: the caller gives up `block`, whose content is copied.
         unsafe { free(block) };
     }
     fresh
@@ -481,7 +481,7 @@ pub(crate) fn set_errno(errno: libc::c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Ends the process: the address was never a block, or is none any more.
+/// Ends the process, because no block begins at the address.
 #[cold]
 fn not_ours(what: &str, block: *mut u8) -> ! {
     let entry = page::entry(block as usize);

@@ -1,4 +1,4 @@
-//! What happens once: at the first allocation of a process, and at each fork.
+//! What happens at a process's first allocation, and at each fork.
 
 use crate::{background, count, heap};
 use core::sync::atomic::AtomicU8;
@@ -12,9 +12,10 @@ const DONE: u8 = 2;
 
 static STAGE: AtomicU8 = AtomicU8::new(NOT_YET);
 
-/// Makes the caches, on the first call; later calls cost a load. Keeps errno. While one thread is
-/// at it, others, and whatever the C library allocates on its way, use the slow paths, which work
-/// as soon as the caches are there.
+/// Starts the allocator at the first call; later calls cost a load. Leaves errno unchanged.
+///
+/// While one thread starts it, other threads use the slow paths, which work once the first cache
+/// exists. So do allocations of the C library inside the calls that the start makes.
 #[inline]
 pub(crate) fn ready() {
     if STAGE.load(Acquire) != DONE {
@@ -24,9 +25,9 @@ pub(crate) fn ready() {
 
 #[cold]
 fn get_ready() {
-    // Nothing on the way of an allocation may have the C library allocate.
+    // `pinfold` must not call `pthread_atfork`, which may allocate: this function calls it below.
     fork::handle();
-    // The caches come first: what follows may allocate.
+    // The first cache precedes the steps that may allocate.
     if !kmalloc::init()
         || STAGE
             .compare_exchange(NOT_YET, UNDER_WAY, Acquire, Relaxed)
@@ -35,15 +36,15 @@ fn get_ready() {
         return;
     }
     let counting = count::start();
-    // A first block makes the first region.
+    // Allocating a block makes the first region.
     let block = kmalloc::alloc(1);
     if block.is_null() {
         STAGE.store(NOT_YET, Release);
         return;
     }
-    // SAFETY: just allocated.
+    // SAFETY: the block was just allocated, by size 1, which is of class 0.
     unsafe { kmalloc::free_class(block, 0) };
-    // SAFETY: the handlers are functions without arguments, which stay loaded.
+    // SAFETY: the handlers take no arguments, and their code stays loaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     if !counting {
         heap::open_fast_paths();
@@ -60,7 +61,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    // First: until then the counts are the parent's.
+    // First: until this call the child's counts would go to the parent's segment.
     count::start_in_child();
     fork::child();
     background::fork_child();

@@ -10,17 +10,20 @@
 //!
 //! # The way of an allocation
 //!
-//! 1. `heap::alloc` finds the size's class, and pops a block off the current CPU's sheaf
-//!    ([`pinfold::slab::kmalloc`]): one critical section.
-//! 2. When the sheaf is empty, the slab layer brings the next one.
-//! 3. Above 512 KiB a block is a run of the arena ([`pinfold::page`]), from 62 MiB on a mapping of
-//!    its own.
+//! | size | what serves it |
+//! |---|---|
+//! | up to 512 KiB | the cache of the size class ([`pinfold::slab::kmalloc`]) |
+//! | below 62 MiB | a run of the arena ([`pinfold::page`]) |
+//! | 62 MiB and more | a mapping of its own |
 //!
-//! `heap::free` reads the block's class from the page map, and pushes the block onto the sheaf of
-//! its class.
+//! `heap::alloc` finds the size class and pops a block off the CPU's sheaf, in one critical section
+//! up to 32 KiB. If the sheaf is empty, the slab layer supplies another one.
 //!
-//! The C family has prefixed names here, so that a Rust program's C parts keep the system's allocator. `pinfold-preload`, which
-//! becomes `libpinfold.so`, gives it its own names.
+//! `heap::free` reads the block's class from the page map, and pushes the block onto the CPU's
+//! sheaf of that class.
+//!
+//! This crate defines the C malloc family under prefixed names, so that the C parts of a Rust
+//! program keep the system's allocator. The crate `pinfold-names` defines the C library's names.
 #![no_std]
 
 #[doc(hidden)]
@@ -46,44 +49,58 @@ pub mod settings;
 
 use core::alloc::{GlobalAlloc, Layout};
 
-/// The calls that a library with names of its own wants inlined in them.
+/// Functions that `pinfold-names` inlines into `malloc`, `free` and the operators.
 #[doc(hidden)]
 pub mod inlined {
     pub use pinfold_rseq::near;
 
-    /// A block of `size` bytes from the CPU's cache; null where [`alloc`] has to look further.
+    /// Allocates a block of `size` bytes from the CPU's sheaf. Returns null if only [`alloc`] can
+    /// serve the call.
     #[inline(always)]
     pub fn alloc_fast(size: usize) -> *mut u8 {
         crate::heap::alloc_fast(size)
     }
 
-    /// As [`pinfold_malloc`](crate::c::pinfold_malloc).
+    /// Allocates like [`pinfold_malloc`](crate::c::pinfold_malloc).
     #[inline(always)]
     pub fn alloc(size: usize) -> *mut u8 {
         crate::heap::alloc(size)
     }
 
-    /// As [`pinfold_free`](crate::c::pinfold_free).
+    /// Frees like [`pinfold_free`](crate::c::pinfold_free).
     ///
     /// # Safety
     ///
-    /// As there.
+    /// `block` is null or a block of this crate, and is not used any more.
     #[inline(always)]
     pub unsafe fn free(block: *mut u8) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller gives up `block`, which is null or a block of this crate.
         unsafe { crate::heap::free(block) };
     }
 }
 
-/// The allocator, for `#[global_allocator]`. All instances are the same.
+/// Is the allocator, for `#[global_allocator]`. All instances are the same.
 ///
-/// Costs one critical section on the common path of allocating and freeing: no lock, no atomic read-modify-write, no
-/// system call. Safe to use from threads made before `main`, in exit handlers and in signal handlers.
+/// On the common path an allocation or a free costs one critical section: no lock, no atomic
+/// read-modify-write, no system call. Threads made before `main`, exit handlers and signal handlers
+/// may allocate and free.
+///
+/// ```
+/// use std::alloc::{GlobalAlloc, Layout};
+///
+/// let layout = Layout::new::<[u64; 8]>();
+/// // SAFETY: the layout has a size, and the block is freed once, with the same layout.
+/// unsafe {
+///     let block = pinfold_malloc::Pinfold.alloc_zeroed(layout);
+///     assert!(!block.is_null() && block.read() == 0);
+///     pinfold_malloc::Pinfold.dealloc(block, layout);
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pinfold;
 
-// SAFETY: blocks are disjoint, as large as asked for and aligned: classes up to 16 bytes of alignment by their sizes,
-// larger alignments by `alloc_aligned`. Nothing here unwinds.
+// SAFETY: blocks do not overlap. Each has at least the size and the alignment of its layout: every
+// block is aligned to 16, and `alloc_aligned` finds larger alignments. Nothing here unwinds.
 unsafe impl GlobalAlloc for Pinfold {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -92,8 +109,8 @@ unsafe impl GlobalAlloc for Pinfold {
 
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, _layout: Layout) {
-        // The address says the class in fewer instructions than the size.
-        // SAFETY: the caller's promise.
+        // Finding the class by the address takes fewer instructions than by the layout.
+        // SAFETY: `GlobalAlloc` requires that the caller gives up a block of this allocator.
         unsafe { heap::free(block) };
     }
 
@@ -104,7 +121,7 @@ unsafe impl GlobalAlloc for Pinfold {
 
     #[inline]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: `GlobalAlloc` requires a block that this allocator made for `layout`.
         unsafe { heap::realloc_exact(block, layout, size) }
     }
 }

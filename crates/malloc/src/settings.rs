@@ -1,8 +1,8 @@
-//! The environment variables that the library reads, and what is wrong with a value.
+//! The environment variables that the library reads, and the check of their values.
 //!
-//! The library ignores a value that it cannot read: it must not end a program halfway, and a
-//! library does not print. What starts a program tells instead: `pinfold run` refuses wrong values,
-//! and the preload library calls [`tell`].
+//! The library ignores an invalid value: it must not end a running program, and a library does not
+//! print. The user learns of an invalid value at the program's start: `pinfold run` refuses it, and
+//! the preload library calls [`tell`].
 
 use crate::{background, count, heap, init};
 use core::ffi::{CStr, c_char};
@@ -13,14 +13,22 @@ use pinfold::page::{HugePages, Limit};
 use pinfold::segment::DIRECTORY_VARIABLE;
 use pinfold::slab::debug;
 
-/// An environment variable whose values have a grammar.
+/// An environment variable with the check of its values.
+///
+/// ```
+/// use pinfold_malloc::settings::SETTINGS;
+///
+/// let limit = SETTINGS.iter().find(|setting| setting.name() == "PINFOLD_MEMORY_LIMIT").unwrap();
+/// assert!(limit.check(b"512M").is_ok());
+/// assert!(limit.check(b"lots").is_err());
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
     name: &'static CStr,
     check: fn(&[u8]) -> Result<(), Wrong>,
 }
 
-/// All of them.
+/// Lists all variables whose values have a grammar.
 pub static SETTINGS: [Setting; 7] = [
     Setting {
         name: c"PINFOLD_RSEQ",
@@ -75,16 +83,16 @@ pub static SETTINGS: [Setting; 7] = [
 ];
 
 impl Setting {
-    /// The variable's name.
+    /// Returns the variable's name.
     pub fn name(&self) -> &'static str {
         self.name.to_str().unwrap_or_default()
     }
 
-    /// Checks a value; an empty one is as none.
+    /// Checks a value. An empty value is valid, and means the same as an unset variable.
     ///
     /// # Errors
     ///
-    /// [`Wrong`]: the library would ignore the value.
+    /// Returns [`Wrong`] if the library would ignore the value.
     pub fn check(&self, value: &[u8]) -> Result<(), Wrong> {
         if value.is_empty() {
             return Ok(());
@@ -93,14 +101,21 @@ impl Setting {
     }
 }
 
-/// Why a value cannot be used, and what to give instead.
+/// Why a value is invalid, and what to give instead.
+///
+/// ```
+/// use pinfold_malloc::settings::SETTINGS;
+///
+/// let wrong = SETTINGS[0].check(b"maybe").unwrap_err();
+/// assert_eq!(wrong.to_string(), "give off, cpu or cid, or unset it");
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Wrong {
-    /// The value is not one of the few words that the variable takes; the text says which.
+    /// The value is not one of those that the variable takes. The text says which to give.
     Remedy(&'static str),
-    /// The value is not a setting of [`debug`].
+    /// The value is not a valid setting of [`debug`].
     SlabDebug(debug::ParseError),
-    /// It is no memory policy.
+    /// The value is not a valid memory policy.
     Policy(mempolicy::ParseError),
 }
 
@@ -126,8 +141,8 @@ fn text(value: &[u8], longest: usize) -> Result<&str, Wrong> {
     text.ok_or(Wrong::Remedy("give a shorter text in UTF-8"))
 }
 
-/// Writes a line on standard error for each variable whose value is ignored. For the start of a
-/// program that the library is preloaded into.
+/// Writes a line to standard error for each variable whose value is ignored. The preload library
+/// calls this before the program's `main`. Reads each variable once.
 pub fn tell() {
     for setting in &SETTINGS {
         if let Some(value) = value_of(setting.name)
@@ -153,17 +168,17 @@ unsafe extern "C" {
     fn secure_getenv(name: *const c_char) -> *const c_char;
 }
 
-/// A variable's value; none where the process gained privileges when it was started, as the library
-/// reads none then.
+/// Returns a variable's value. Returns `None` if the process gained privileges when it was started,
+/// because the library reads no variable then.
 fn value_of(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: the name ends with a NUL. The program's own code, which could change the environment,
-    // has not begun.
+    // SAFETY: the name ends with a NUL. No code of the program, which could change the environment
+    // meanwhile, runs before `tell` returns.
     let value = unsafe { secure_getenv(name.as_ptr()) };
-    // SAFETY: the C library's answer ends with a NUL, and stays.
+    // SAFETY: the value ends with a NUL, and stays valid while the environment does not change.
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
 }
 
-/// Writes one line by one call, so that lines of several processes do not mix.
+/// Writes one line by one system call, so that the lines of several processes do not mix.
 fn line(name: &str, value: &[u8], wrong: &dyn fmt::Display) {
     struct Line {
         bytes: [u8; 512],
@@ -189,7 +204,7 @@ fn line(name: &str, value: &[u8], wrong: &dyn fmt::Display) {
     let _ = write!(line, "pinfold: {name}={shown}{more} is ignored: {wrong}");
     line.bytes[line.length] = b'\n';
     heap::keep_errno(|| {
-        // SAFETY: the line is readable for its length.
+        // SAFETY: `length + 1` bytes of the line are initialised.
         unsafe { libc::write(2, line.bytes.as_ptr().cast(), line.length + 1) };
     });
 }
@@ -200,7 +215,7 @@ mod tests {
     extern crate std;
 
     #[test]
-    fn values() {
+    fn each_setting_takes_good_values_and_refuses_bad_ones() {
         for (name, good, bad) in [
             (
                 "PINFOLD_RSEQ",

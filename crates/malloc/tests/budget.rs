@@ -1,5 +1,5 @@
-//! What is kept, and what happens near limits. Each load runs in a process of its own, this program
-//! again, which has the limit from its start.
+//! How much free memory is kept, and what happens near limits. Each load runs in another process of
+//! this program, which has the limit from its start.
 
 use pinfold::page;
 use pinfold_malloc::c::{
@@ -22,7 +22,7 @@ fn run(load: &str, prepare: impl FnOnce(&mut Command)) -> Output {
     command.output().unwrap()
 }
 
-/// Runs a load that is to succeed.
+/// Runs a load, which must succeed.
 fn succeeds(load: &str, prepare: impl FnOnce(&mut Command)) {
     let output = run(load, prepare);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -34,14 +34,14 @@ fn succeeds(load: &str, prepare: impl FnOnce(&mut Command)) {
     );
 }
 
-/// Blocks in a list through their first words, so that holding them takes no other memory.
+/// Blocks linked through their first words, so that holding them takes no other memory.
 struct Blocks {
     first: *mut c_void,
     bytes: usize,
 }
 
 impl Blocks {
-    /// Allocates blocks of `size` bytes, until they are `most` bytes or there is no memory.
+    /// Allocates blocks of `size` bytes until they have `most` bytes or an allocation fails.
     fn fill(size: usize, most: usize) -> Blocks {
         let mut blocks = Blocks {
             first: std::ptr::null_mut(),
@@ -52,7 +52,7 @@ impl Blocks {
             if block.is_null() {
                 break;
             }
-            // SAFETY: the block is ours, and `size` bytes large.
+            // SAFETY: the block was just allocated with `size` bytes, at least a pointer's.
             unsafe {
                 block.cast::<u8>().write_bytes(1, size);
                 block.cast::<*mut c_void>().write(blocks.first);
@@ -67,7 +67,7 @@ impl Blocks {
 impl Drop for Blocks {
     fn drop(&mut self) {
         while !self.first.is_null() {
-            // SAFETY: a block of `fill`, which holds the next one's address.
+            // SAFETY: `fill` allocated the block and wrote the next one's address to it.
             unsafe {
                 let next = self.first.cast::<*mut c_void>().read();
                 pinfold_free(self.first);
@@ -77,13 +77,13 @@ impl Drop for Blocks {
     }
 }
 
-/// Has the command start with `resource` limited to `bytes`.
+/// Makes the command start with `resource` limited to `bytes`.
 fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, bytes: usize) {
     let limit = libc::rlimit {
         rlim_cur: bytes as u64,
         rlim_max: bytes as u64,
     };
-    // SAFETY: `setrlimit` may be called between fork and exec.
+    // SAFETY: `setrlimit` is a bare system call, which may be made between fork and exec.
     unsafe {
         command.pre_exec(move || match libc::setrlimit(resource, &raw const limit) {
             0 => Ok(()),
@@ -93,8 +93,8 @@ fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, bytes: usiz
 }
 
 #[test]
-#[ignore = "a program for the tests below"]
-fn other_sizes_get_what_was_freed() {
+#[ignore = "a load for the tests below"]
+fn freed_memory_serves_other_sizes() {
     let tenths: usize = std::env::var("TENTHS").unwrap().parse().unwrap();
     for (size, other) in [(1000, 5000), (100, 20_000), (20_000, 64), (5000, 1000)] {
         let filled = Blocks::fill(size, usize::MAX).bytes;
@@ -109,16 +109,16 @@ fn other_sizes_get_what_was_freed() {
 }
 
 #[test]
-fn after_a_resource_limit_all_freed_memory_serves_all_sizes() {
+fn freed_memory_serves_all_sizes_at_a_resource_limit() {
     for (resource, tenths) in [(libc::RLIMIT_DATA, "9"), (libc::RLIMIT_AS, "8")] {
-        succeeds("other_sizes_get_what_was_freed", |command| {
+        succeeds("freed_memory_serves_other_sizes", |command| {
             limit(command.env("TENTHS", tenths), resource, 300 * MIB);
         });
     }
 }
 
 #[test]
-#[ignore = "a program for the tests below"]
+#[ignore = "a load for the tests below"]
 fn failing_calls_are_cheap() {
     let filled = Blocks::fill(1000, usize::MAX);
     let begun = std::time::Instant::now();
@@ -128,7 +128,7 @@ fn failing_calls_are_cheap() {
     let spent = begun.elapsed();
     assert!(spent.as_millis() < 2000, "{spent:?}");
     drop(filled);
-    // What no machine has is not worth giving anything back for.
+    // No memory is given back for a size that no machine has.
     assert!(pinfold_malloc(1 << 46).is_null());
 }
 
@@ -140,7 +140,7 @@ fn a_failed_allocation_costs_bounded_work_each_time() {
 }
 
 #[test]
-#[ignore = "a program for the tests below"]
+#[ignore = "a load for the tests below"]
 fn phases_of_sizes() {
     let live: usize = std::env::var("LIVE").unwrap().parse().unwrap();
     for size in [64, 500, 4000, 20_000, 112, 1000, 9000, 320, 30_000, 200] {
@@ -149,7 +149,7 @@ fn phases_of_sizes() {
     }
 }
 
-/// A memory cgroup with a limit, where this machine allows one.
+/// A memory cgroup with a limit, if this machine allows one.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
@@ -167,11 +167,11 @@ impl Cgroup {
         Some(cgroup)
     }
 
-    /// Has the command start in the cgroup.
+    /// Makes the command start in the cgroup.
     fn admit(&self, command: &mut Command) {
         let processes = self.0.join("cgroup.procs");
-        // SAFETY: the closure opens and writes a file, in a child of a process whose other threads
-        // hold no lock that this takes.
+        // SAFETY: the closure runs between fork and exec. It opens and writes a file, and no other
+        // thread holds a lock that this takes.
         unsafe {
             command.pre_exec(move || fs::write(&processes, std::process::id().to_string()));
         }
@@ -185,9 +185,9 @@ impl Drop for Cgroup {
 }
 
 #[test]
-fn phases_live_in_a_cgroup_that_holds_one_of_them() {
+fn phases_fit_a_cgroup_that_holds_one_phase() {
     let Some(cgroup) = Cgroup::new("phases", 128 * MIB) else {
-        eprintln!("skipped: no memory cgroup can be made here");
+        eprintln!("skipped: this machine allows no memory cgroup");
         return;
     };
     succeeds("phases_of_sizes", |command| {
@@ -196,8 +196,8 @@ fn phases_live_in_a_cgroup_that_holds_one_of_them() {
 }
 
 #[test]
-#[ignore = "a program for the tests below"]
-fn tells_its_hard_limit() {
+#[ignore = "a load for the tests below"]
+fn finds_its_hard_limit() {
     pinfold_malloc_trim(0);
     let limit = page::hard_limit().unwrap();
     assert_eq!(limit.to_string(), std::env::var("EXPECTED").unwrap());
@@ -206,16 +206,16 @@ fn tells_its_hard_limit() {
 #[test]
 fn the_limit_of_a_cgroup_is_found() {
     let Some(cgroup) = Cgroup::new("found", 128 * MIB) else {
-        eprintln!("skipped: no memory cgroup can be made here");
+        eprintln!("skipped: this machine allows no memory cgroup");
         return;
     };
-    succeeds("tells_its_hard_limit", |command| {
+    succeeds("finds_its_hard_limit", |command| {
         cgroup.admit(command.env("EXPECTED", (128 * MIB).to_string()));
     });
 }
 
 #[test]
-#[ignore = "a program for the tests below"]
+#[ignore = "a load for the tests below"]
 fn soft_limit_of_64_mib() {
     drop(Blocks::fill(64, 1));
     let limit = page::memory_limit().unwrap();
@@ -227,7 +227,7 @@ fn soft_limit_of_64_mib() {
     }
     let peak = page::held_peak() as usize;
     assert!(peak <= 64 * MIB, "{} KiB were held", peak >> 10);
-    // No allocation fails because of the limit.
+    // An allocation beyond the limit succeeds.
     let beyond = Blocks::fill(1000, 100 * MIB);
     assert!(beyond.bytes >= 100 * MIB);
     drop(beyond);
@@ -237,11 +237,11 @@ fn soft_limit_of_64_mib() {
 }
 
 #[test]
-fn a_soft_limit_is_obeyed_where_that_is_possible() {
+fn a_soft_limit_bounds_held_memory_and_fails_no_allocation() {
     succeeds("soft_limit_of_64_mib", |command| {
         command.env("PINFOLD_MEMORY_LIMIT", "64M");
     });
-    // A percentage is of the hard limit.
+    // A percentage means a share of the hard limit.
     if let Some(cgroup) = Cgroup::new("soft", 192 * MIB) {
         succeeds("soft_limit_of_64_mib", |command| {
             cgroup.admit(command.env("PINFOLD_MEMORY_LIMIT", "50%"));
@@ -250,7 +250,7 @@ fn a_soft_limit_is_obeyed_where_that_is_possible() {
 }
 
 #[test]
-#[ignore = "a program for the tests below"]
+#[ignore = "a load for the tests below"]
 fn frees_200_mib() {
     for size in [64, 1000, 20_000, 60_000] {
         drop(Blocks::fill(size, 200 * MIB));
@@ -260,6 +260,6 @@ fn frees_200_mib() {
 }
 
 #[test]
-fn freed_memory_goes_back_at_the_free_but_for_a_share_of_the_use() {
+fn free_gives_back_all_but_a_share_of_the_use() {
     succeeds("frees_200_mib", |_| {});
 }

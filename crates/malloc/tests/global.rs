@@ -1,5 +1,5 @@
-//! What Rust programs ask of the allocator beside allocating and freeing: growing and shrinking in
-//! place, and zeroes.
+//! What Rust programs ask of the allocator besides allocating and freeing: growing and shrinking in
+//! place, and zeroed blocks.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::process::Command;
@@ -7,15 +7,15 @@ use std::process::Command;
 #[global_allocator]
 static ALLOCATOR: pinfold_malloc::Pinfold = pinfold_malloc::Pinfold;
 
-/// Runs the test `name` of this file in a process of its own, with a variable set and under a limit
-/// on its addresses.
+/// Runs the test `name` of this file in another process, with a variable set and under a limit on
+/// its addresses.
 fn alone(name: &str, variable: (&str, &str), limit: Option<u64>) {
     use std::os::unix::process::CommandExt;
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", name, "--ignored", "--test-threads=1"]);
     command.env(variable.0, variable.1);
     if let Some(limit) = limit {
-        // SAFETY: setrlimit is allowed between fork and exec.
+        // SAFETY: `setrlimit` is a bare system call, which may be made between fork and exec.
         unsafe {
             command.pre_exec(move || {
                 let limit = libc::rlimit {
@@ -70,12 +70,12 @@ fn shrinking_never_fails() {
     );
 }
 
-/// Takes all memory there is, in blocks of all sizes that there are ways for, then shrinks blocks
-/// of each.
+/// Takes all memory, in blocks of each kind (object, run, huge), and then shrinks a block of each
+/// kind.
 #[test]
 #[ignore = "a program for the test above"]
 fn shrinks_when_nothing_is_left() {
-    // SAFETY: each block is freed once, by its last layout.
+    // SAFETY: each block is written within its size, and freed once with its last layout.
     unsafe {
         let sizes = [1000, 30_000, 200_000, 5 << 20];
         let layouts = sizes.map(|size| Layout::from_size_align(size, 64).unwrap());
@@ -114,7 +114,7 @@ fn shrinks_when_nothing_is_left() {
     }
 }
 
-/// Resident bytes of this process.
+/// Returns how many bytes of this process are resident.
 fn resident() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = text.split(' ').nth(1).unwrap().parse().unwrap();
@@ -126,7 +126,7 @@ fn zeroes_of_fresh_memory_are_not_written() {
     for align in [8, 64, 4096, 1 << 16, 1 << 21] {
         let layout = Layout::from_size_align(256 << 20, align).unwrap();
         let before = resident();
-        // SAFETY: the block is freed by its layout.
+        // SAFETY: the reads lie in the block, which is freed with its layout.
         unsafe {
             let block = ALLOCATOR.alloc_zeroed(layout);
             assert!(!block.is_null() && (block as usize).is_multiple_of(align));
@@ -140,7 +140,7 @@ fn zeroes_of_fresh_memory_are_not_written() {
             ALLOCATOR.dealloc(block, layout);
         }
         let small = Layout::from_size_align(3000, align).unwrap();
-        // SAFETY: as above, and each byte lies in the block.
+        // SAFETY: each byte lies in the block, which is freed with its layout.
         unsafe {
             for _ in 0..3 {
                 let block = ALLOCATOR.alloc_zeroed(small);

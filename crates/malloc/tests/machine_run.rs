@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-/// Takes a gibibyte, touches it, and says how many KiB of its largest mapping lie on each node; then what `pinfold numastat` says of it.
+/// Takes and touches a gibibyte, prints how many KiB of its largest mapping lie on each node, and
+/// runs `pinfold numastat` on itself.
 const PROGRAM: &str = r"
 import os, re
 block = bytearray(1 << 30)
@@ -24,7 +25,7 @@ fn said(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// KiB by node, from the program's own lines.
+/// Returns the KiB on each node that the program printed.
 fn nodes(text: &str) -> Vec<(usize, usize)> {
     let lines = text.lines().filter_map(|line| line.strip_prefix("node "));
     lines
@@ -35,7 +36,7 @@ fn nodes(text: &str) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// The nodes with memory, as the kernel lists them, and how many MiB the smallest has free.
+/// Returns the kernel's list of the nodes with memory, and the least free MiB of these nodes.
 fn machine() -> (String, usize) {
     let read = |file: String| std::fs::read_to_string(file).unwrap();
     let list = read("/sys/devices/system/node/has_memory".to_owned());
@@ -49,7 +50,7 @@ fn machine() -> (String, usize) {
     (list.trim().to_owned(), least)
 }
 
-/// The numbers of a list like `0-2,5`.
+/// Returns the numbers of a list like `0-2,5`.
 fn numbers(list: &str) -> Vec<usize> {
     let parse = |number: &str| number.trim().parse::<usize>().unwrap();
     let range = |item: &str| match item.split_once('-') {
@@ -61,14 +62,14 @@ fn numbers(list: &str) -> Vec<usize> {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn a_gibibyte_of_python_s_lies_evenly_on_all_nodes() {
+fn a_gibibyte_of_python_lies_evenly_on_all_nodes() {
     let (online, free) = machine();
     let shares = numbers(&online).len();
     if shares < 2 {
         eprintln!("skipped: one node");
         return;
     }
-    // A share, and what the kernel keeps of a node, for huge pages too.
+    // Each node needs room for its share, and for what the kernel keeps free, also for huge pages.
     if free < 1024 / shares + 150 {
         eprintln!("skipped: a node has {free} MiB free, too few for a share of a gibibyte");
         return;
@@ -86,7 +87,8 @@ fn a_gibibyte_of_python_s_lies_evenly_on_all_nodes() {
         );
     }
     println!("{text}");
-    // Private memory, in MiB, node after node: what the command says is what the program saw, and a little more.
+    // The command prints private memory in MiB, node after node: what the program saw, and a little
+    // more.
     let private = text
         .lines()
         .find(|line| line.starts_with("Private"))
@@ -119,7 +121,7 @@ fn a_bound_program_stays_on_its_node() {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn nodes_that_are_not_there_are_refused() {
+fn missing_nodes_are_refused() {
     let output = Command::new("pinfold")
         .args([
             "run",

@@ -1,7 +1,13 @@
-//! Everything at once, checking every byte: many threads on few CPUs, moved at random, interrupted by a fast timer whose
-//! handler allocates and frees too, with objects of all sizes handed from thread to thread.
+//! Many threads on few CPUs allocate, resize and free blocks of all sizes, hand blocks to other
+//! threads, and check every byte. The threads move between CPUs at random. A fast timer interrupts
+//! them, and its handler allocates and frees too.
 //!
-//! `PINFOLD_STRESS_SECONDS` sets how long (2 without it), `PINFOLD_RSEQ` the backend.
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `PINFOLD_STRESS_SECONDS` | how long the test runs | 2 |
+//! | `PINFOLD_STRESS_THREADS` | number of threads | 64 |
+//! | `PINFOLD_STRESS_TIMER_US` | microseconds between two signals | 100 |
+//! | `PINFOLD_RSEQ` | the backend | the machine's best |
 
 use pinfold::slab::KmemCache;
 use pinfold_malloc::c::{
@@ -14,19 +20,19 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const THREADS: usize = 64;
-/// Blocks that a thread holds at most.
+/// The most blocks that a thread holds.
 const HELD: usize = 64;
 
-/// A block with a pattern that its address and tag determine.
+/// A block filled with a byte that follows from its address and tag.
 struct Block {
     at: NonNull<u8>,
     size: usize,
     tag: u8,
-    /// Which of the caches, or malloc.
+    /// The index of the block's cache; `None` for malloc.
     cache: Option<usize>,
 }
 
-// SAFETY: a block is owned memory.
+// SAFETY: a `Block` owns its memory, and no other thread uses that memory.
 unsafe impl Send for Block {}
 
 struct World {
@@ -46,7 +52,7 @@ impl Random {
         (self.0 >> 11) as usize
     }
 
-    /// Mostly small, sometimes large, now and then huge.
+    /// Returns a size: mostly small, sometimes up to 200 KiB, rarely up to 3 MiB.
     fn size(&mut self) -> usize {
         match self.next() % 1000 {
             0 => self.next() % (3 << 20),
@@ -74,7 +80,7 @@ impl Block {
                 0 => pinfold_memalign(16 << (random.next() % 8), size).cast(),
                 1 => {
                     let at: *mut u8 = pinfold_calloc(1, size).cast();
-                    // SAFETY: the block is ours and that large.
+                    // SAFETY: the block was just allocated with this size.
                     let bytes = unsafe { std::slice::from_raw_parts(at, size) };
                     assert!(bytes.iter().all(|&byte| byte == 0));
                     at
@@ -84,7 +90,7 @@ impl Block {
             (at, size, None)
         };
         let block = Block {
-            at: NonNull::new(at).expect("memory"),
+            at: NonNull::new(at).expect("the allocator returned null"),
             size,
             tag,
             cache,
@@ -98,12 +104,12 @@ impl Block {
     }
 
     fn fill(&self) {
-        // SAFETY: the block is ours and that large.
+        // SAFETY: this value owns the block, which has `size` bytes.
         unsafe { self.at.as_ptr().write_bytes(self.byte(), self.size) };
     }
 
     fn check(&self) {
-        // SAFETY: the block is ours and filled.
+        // SAFETY: this value owns the block, whose `size` bytes `fill` has written.
         let bytes = unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.size) };
         let byte = self.byte();
         if let Some(at) = bytes.iter().position(|&found| found != byte) {
@@ -116,10 +122,10 @@ impl Block {
 
     fn resize(&mut self, size: usize) {
         let (kept, byte) = (self.size.min(size), self.byte());
-        // SAFETY: a block of malloc's, ours.
+        // SAFETY: this value owns the block, which came from malloc.
         let at = unsafe { pinfold_realloc(self.at.as_ptr().cast(), size.max(1)) };
-        self.at = NonNull::new(at.cast()).expect("memory");
-        // SAFETY: realloc keeps what was there.
+        self.at = NonNull::new(at.cast()).expect("the allocator returned null");
+        // SAFETY: `realloc` keeps the content up to the smaller size, which `fill` had written.
         let bytes = unsafe { std::slice::from_raw_parts(self.at.as_ptr(), kept) };
         assert!(bytes.iter().all(|&found| found == byte));
         self.size = size;
@@ -129,9 +135,9 @@ impl Block {
     fn free(self, world: &World) {
         self.check();
         match self.cache {
-            // SAFETY: it came from that cache and is given up.
+            // SAFETY: the block came from that cache, and this value gives it up.
             Some(cache) => unsafe { world.caches[cache].free(self.at) },
-            // SAFETY: it came from malloc and is given up.
+            // SAFETY: the block came from malloc, and this value gives it up.
             None => unsafe { pinfold_free(self.at.as_ptr().cast()) },
         }
     }
@@ -163,7 +169,7 @@ fn work(world: &World, seed: usize) {
             }
             14 if random.next().is_multiple_of(64) => pin(random.next()),
             15 if random.next().is_multiple_of(20_000) => {
-                // On a kernel that cannot fence nothing is shrunk.
+                // Fails on a kernel that cannot fence, which this test allows.
                 let _ = world.caches[random.next() % world.caches.len()].shrink();
             }
             _ => {}
@@ -174,21 +180,21 @@ fn work(world: &World, seed: usize) {
 
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
-/// Allocates and frees while whatever it interrupts may be in the middle of just that.
+/// Allocates and frees above a thread that may be allocating or freeing.
 extern "C" fn on_timer(_: libc::c_int) {
     let nth = HANDLED.fetch_add(1, Ordering::Relaxed);
     let size = [24, 100, 700, 5000, 100_000][nth % 5];
     let block: *mut u8 = pinfold_malloc(size).cast();
     assert!(!block.is_null());
-    // SAFETY: the block is ours and that large.
+    // SAFETY: the block was just allocated with this size.
     unsafe { block.write_bytes(0xa5, size) };
-    // SAFETY: as above.
+    // SAFETY: the block came from malloc, and is not used any more.
     unsafe { pinfold_free(block.cast()) };
 }
 
-/// A 10 kHz timer that signals the process.
+/// Signals the process every `microseconds`; stops that with 0.
 fn start_timer(microseconds: i64) {
-    // SAFETY: the handler only uses what may be used in a handler here: that is what is tested.
+    // SAFETY: the handler calls only Pinfold, which is safe in signal handlers.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_timer as *const () as usize;
@@ -207,7 +213,7 @@ fn start_timer(microseconds: i64) {
 }
 
 fn pin(to: usize) {
-    // SAFETY: cpu_set_t is plain integers.
+    // SAFETY: zeroes are a valid `cpu_set_t`, and the set is readable with its size.
     unsafe {
         let cpus = libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize;
         let mut set: libc::cpu_set_t = std::mem::zeroed();
@@ -217,7 +223,7 @@ fn pin(to: usize) {
 }
 
 #[test]
-fn nothing_is_lost_doubled_or_overlapping() {
+fn no_block_is_lost_handed_out_twice_or_overwritten() {
     let seconds = std::env::var("PINFOLD_STRESS_SECONDS").map_or(2.0, |text| text.parse().unwrap());
     let threads =
         std::env::var("PINFOLD_STRESS_THREADS").map_or(THREADS, |text| text.parse().unwrap());

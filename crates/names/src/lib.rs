@@ -1,12 +1,11 @@
-//! The C malloc family under its own names, and C++'s operators: what replaces the system's when a
-//! program is linked with `libpinfold.so` or `libpinfold.a`, or the former is preloaded.
+//! The C malloc family under the C library's names, and C++'s operators. They replace the system's
+//! when a program is linked with `libpinfold.so` or `libpinfold.a`, or preloads `libpinfold.so`.
 //!
-//! Each C name has the semantics of its prefixed counterpart in [`c`], which is where they are
-//! described. The names that begin with `__libc_` are glibc's own: a program that defines `malloc`
-//! itself calls these to allocate.
+//! Each C name does what its prefixed counterpart in [`c`] does. Names that begin with `__libc_`
+//! are glibc's own: a program that defines `malloc` itself calls them to allocate.
 #![no_std]
 
-// Only for the panic handler that a shared library needs; no path that allocates calls into it.
+// Provides the panic handler that a library for C needs. No path that allocates calls into `std`.
 extern crate std;
 
 use core::ffi::{c_int, c_void};
@@ -18,15 +17,15 @@ pub mod operators;
 
 macro_rules! own_names {
     ($($name:ident = $target:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
-        #[doc = concat!("As [`", stringify!($target), "`](c::", stringify!($target), ").")]
+        #[doc = concat!("Calls [`", stringify!($target), "`](c::", stringify!($target), ").")]
         ///
         /// # Safety
         ///
-        /// As there.
+        /// The arguments are what the called function requires.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $result)? {
             #[allow(unused_unsafe, reason = "some of the targets are safe")]
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises arguments that the called function requires.
             unsafe { c::$target($($arg),*) }
         }
     )*};
@@ -62,19 +61,19 @@ own_names! {
         pinfold_posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> c_int;
 }
 
-/// As [`pinfold_malloc`](c::pinfold_malloc), inlined rather than called.
+/// Allocates like [`pinfold_malloc`](c::pinfold_malloc), which is inlined here.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc(size: usize) -> *mut c_void {
     inlined::alloc(size).cast()
 }
 
-/// As [`pinfold_free`](c::pinfold_free), inlined rather than called.
+/// Frees like [`pinfold_free`](c::pinfold_free), which is inlined here.
 ///
 /// # Safety
 ///
-/// As there.
+/// `block` is null or came from this library, was not freed, and is not used after the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(block: *mut c_void) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller gives up `block`, which is null or came from this library.
     unsafe { inlined::free(block.cast()) };
 }

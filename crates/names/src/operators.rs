@@ -1,9 +1,9 @@
 //! C++'s `operator new` and `operator delete`, in all their forms.
 //!
-//! A program may replace `malloc`, or any of these operators, and expects the other operators to
-//! use its own: the standard says which operator calls which. A sized `delete` that freed straight
-//! to this heap would free what the program's own `new` had allocated elsewhere. So each form calls
-//! the next one by its name, as the C++ runtime's own operators do:
+//! A program may replace `malloc` or any of these operators, and expects the other operators to use
+//! its replacement: the standard says which operator calls which. A sized `delete` that freed
+//! directly to this heap would free a block that the program's own `new` allocated elsewhere. So
+//! each form calls the next one by its name, as the C++ runtime's operators do:
 //!
 //! | form | calls |
 //! |---|---|
@@ -12,17 +12,16 @@
 //! | `new[]` | `new` of the same alignment |
 //! | `delete`, aligned `delete` | `free` |
 //! | `delete[]` | `delete` of the same alignment |
-//! | `delete` with a size or `nothrow` | `delete` without, of the same kind and alignment |
-//! | `new` with `nothrow` | the C++ runtime's, which calls `new` in a `try` block |
+//! | `delete` with a size or `nothrow` | `delete` without it, of the same kind and alignment |
+//! | `new` with `nothrow` | the C++ runtime's form, which calls `new` in a `try` block |
 //!
-//! `DIRECT` says that the program has replaced none of them. Then `new` and `delete` have their
-//! fast paths inlined.
+//! `DIRECT` says that the program has replaced none of them. Then `new` and `delete` use their
+//! inlined fast paths.
 //!
-//! The size that a `delete` is given is not used: the block's address says its class in fewer
-//! instructions.
+//! A `delete` ignores the size: finding the class by the block's address takes fewer instructions.
 //!
-//! `libpinfold.a` has weak symbols for all but the `nothrow` forms of `new`, so that a program may
-//! define some of its own. It leaves those to the C++ runtime. `libpinfold.so` exports all forms.
+//! `libpinfold.so` exports all forms. `libpinfold.a` leaves the `nothrow` forms of `new` to the C++
+//! runtime, and has weak symbols for the other forms, so that a program may define some itself.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
@@ -33,7 +32,8 @@ use pinfold_malloc::inlined::{self, near};
 
 type Block = *mut c_void;
 
-/// Calls `$with` with the name and the function of each operator that both libraries have.
+/// Calls the macro `$with` with the symbol and the function of each operator that both libraries
+/// define.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! for_each_operator {
@@ -63,8 +63,8 @@ macro_rules! for_each_operator {
     };
 }
 
-/// Gives each function its C++ name as a weak symbol, which a definition of the program's, or of
-/// `libpinfold.so`, overrides.
+/// Gives each function its C++ name as a weak symbol. A definition in the program, or in
+/// `libpinfold.so`, overrides it.
 macro_rules! weak {
     ($($name:ident = $function:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
         core::arch::global_asm!(
@@ -77,8 +77,9 @@ macro_rules! weak {
 }
 for_each_operator!(weak);
 
-// Addresses that the linker or the loader fills in: of whichever definition the process uses. The
-// compiler must not see that some of these are defined here, or it would call its own.
+// A table of addresses. The linker or the loader fills in the definitions that the process uses.
+// The table hides from the compiler that this library defines some of them: the compiler would call
+// these directly.
 core::arch::global_asm!(
     ".weak _ZSt15get_new_handlerv",
     ".weak _ZSt17__throw_bad_allocv",
@@ -111,7 +112,7 @@ type Handler = unsafe extern "C-unwind" fn();
 type GetHandler = unsafe extern "C-unwind" fn() -> Option<Handler>;
 type Throw = unsafe extern "C-unwind" fn();
 
-/// The functions that this process uses under their names.
+/// The functions that this process uses under these names.
 #[repr(C)]
 struct Used {
     malloc: New,
@@ -125,9 +126,9 @@ struct Used {
     delete_array: Delete,
     delete_aligned: DeleteAligned,
     delete_array_aligned: DeleteAligned,
-    /// `std::get_new_handler`, if the C++ runtime was there at the start.
+    /// `std::get_new_handler`, if the C++ runtime was loaded at the start.
     get_new_handler: Option<GetHandler>,
-    /// `std::__throw_bad_alloc`, likewise.
+    /// `std::__throw_bad_alloc`, if the C++ runtime was loaded at the start.
     throw_bad_alloc: Option<Throw>,
 }
 
@@ -136,13 +137,13 @@ unsafe extern "C" {
 }
 
 fn used() -> &'static Used {
-    // SAFETY: the table above, with the same fields; the loader has filled it in before any code of
-    // this library runs.
+    // SAFETY: `Used` has the fields of the table above in the same order. The loader fills the
+    // table in before code of this library runs.
     unsafe { &pinfold_used }
 }
 
-/// Whether the process uses this library's `malloc`, `free` and operators, all of them, so that one
-/// may stand for another.
+/// Set if the process uses this library's `malloc`, `free` and operators, all of them, so that each
+/// may skip the calls between them.
 static DIRECT: AtomicBool = AtomicBool::new(false);
 
 #[inline(always)]
@@ -150,8 +151,8 @@ fn is_direct() -> bool {
     near!(DIRECT, AtomicBool).load(Relaxed)
 }
 
-/// Opens the fast paths of `new` and `delete` if `is_own` says of each function behind them that it
-/// is this library's.
+/// Opens the fast paths of `new` and `delete` if this library defines each function behind them, as
+/// `is_own` tells.
 pub fn open_fast_paths(is_own: impl Fn(*const c_void) -> bool) {
     let used = used();
     let behind = [
@@ -163,11 +164,11 @@ pub fn open_fast_paths(is_own: impl Fn(*const c_void) -> bool) {
         used.new_aligned as *const c_void,
         used.new_array_aligned as *const c_void,
     ];
-    // Relaxed: the flag publishes nothing; either way leads to the same heap.
+    // Relaxed: the flag publishes no data, and both ways lead to the same heap.
     DIRECT.store(behind.into_iter().all(is_own), Relaxed);
 }
 
-/// `operator new(size)`.
+/// Is `operator new(size)`.
 #[inline(always)]
 pub extern "C-unwind" fn new(size: usize) -> Block {
     if is_direct() {
@@ -182,19 +183,20 @@ pub extern "C-unwind" fn new(size: usize) -> Block {
 #[cold]
 #[inline(never)]
 extern "C-unwind" fn new_slow(size: usize) -> Block {
-    // SAFETY: `malloc` takes any size; 0 may give null, which is no block.
+    // A program's `malloc` may return null for 0, which `new` must not.
+    // SAFETY: `malloc` takes any size.
     let block = || unsafe { (used().malloc)(size.max(1)) };
     until_there_is_one(size, block, true)
 }
 
-/// `operator new(size, align)`.
+/// Is `operator new(size, align)`.
 pub extern "C-unwind" fn new_aligned(size: usize, align: usize) -> Block {
     aligned(size, align, true)
 }
 
 fn aligned(size: usize, align: usize, throws: bool) -> Block {
     let align = align.max(size_of::<Block>());
-    // `aligned_alloc` may refuse a size that is no multiple of the alignment.
+    // A program's `aligned_alloc` may refuse a size that is not a multiple of the alignment.
     let whole = size
         .max(1)
         .checked_add(align - 1)
@@ -210,8 +212,9 @@ fn aligned(size: usize, align: usize, throws: bool) -> Block {
     )
 }
 
-/// Calls the handler that the program has set, and `alloc` again, until there is a block or no
-/// handler. Then throws `std::bad_alloc`, or returns null. Keeps errno if there is a block.
+/// Calls `alloc`, and the program's new handler after each failure, until there is a block or no
+/// handler is set. Without a block, throws `std::bad_alloc` or returns null. With a block, leaves
+/// errno unchanged.
 fn until_there_is_one(size: usize, alloc: impl Fn() -> Block, throws: bool) -> Block {
     // SAFETY: errno is the calling thread's own.
     let errno = unsafe { *libc::__errno_location() };
@@ -223,8 +226,8 @@ fn until_there_is_one(size: usize, alloc: impl Fn() -> Block, throws: bool) -> B
             return block;
         }
         match new_handler() {
-            // SAFETY: the program's function for this; it may throw, and nothing here has to be
-            // undone then.
+            // SAFETY: the program set this function as its new handler. If the handler throws,
+            // nothing here needs to be undone.
             Some(handler) => unsafe { handler() },
             None => return failed(size, throws),
         }
@@ -237,12 +240,12 @@ fn new_handler() -> Option<Handler> {
         // SAFETY: the C++ runtime's function of that name has this type.
         found.map(|found| unsafe { transmute::<Block, GetHandler>(found) })
     });
-    // SAFETY: it has no preconditions.
+    // SAFETY: `std::get_new_handler` has no preconditions.
     get.and_then(|get| unsafe { get() })
 }
 
-/// Throws `std::bad_alloc` or returns null. Ends the process where there is no C++ runtime to
-/// throw.
+/// Throws `std::bad_alloc`, or returns null if not `throws`. Ends the process if it must throw and
+/// no C++ runtime is loaded.
 fn failed(size: usize, throws: bool) -> Block {
     if !throws {
         return null_mut();
@@ -253,7 +256,8 @@ fn failed(size: usize, throws: bool) -> Block {
         found.map(|found| unsafe { transmute::<Block, Throw>(found) })
     });
     if let Some(throw) = throw {
-        // SAFETY: it throws; nothing here has to be undone.
+        // SAFETY: `std::__throw_bad_alloc` has no preconditions. When it throws, nothing here needs
+        // to be undone.
         unsafe { throw() };
     }
     pinfold::abort(format_args!(
@@ -261,31 +265,31 @@ fn failed(size: usize, throws: bool) -> Block {
     ))
 }
 
-/// `operator new[](size)`.
+/// Is `operator new[](size)`.
 pub extern "C-unwind" fn new_array(size: usize) -> Block {
-    // SAFETY: takes any size.
+    // SAFETY: `operator new` takes any size.
     unsafe { (used().new)(size) }
 }
 
-/// `operator new[](size, align)`.
+/// Is `operator new[](size, align)`.
 pub extern "C-unwind" fn new_array_aligned(size: usize, align: usize) -> Block {
-    // SAFETY: takes any size and alignment.
+    // SAFETY: aligned `operator new` takes any size and alignment.
     unsafe { (used().new_aligned)(size, align) }
 }
 
-/// `operator new(size, std::nothrow)`.
+/// Is `operator new(size, std::nothrow)`.
 pub extern "C-unwind" fn new_nothrow(size: usize, tag: *const c_void) -> Block {
     new_nothrow_by(c"_ZnwmRKSt9nothrow_t", size, tag)
 }
 
-/// `operator new[](size, std::nothrow)`.
+/// Is `operator new[](size, std::nothrow)`.
 pub extern "C-unwind" fn new_array_nothrow(size: usize, tag: *const c_void) -> Block {
     new_nothrow_by(c"_ZnamRKSt9nothrow_t", size, tag)
 }
 
 fn new_nothrow_by(name: &CStr, size: usize, tag: *const c_void) -> Block {
     if is_direct() {
-        // Not the fast path alone: after it everything that `malloc` tries.
+        // Tries the slow path too, so that the runtime's form is called only without memory.
         let block = inlined::alloc(size);
         if !block.is_null() {
             return block.cast();
@@ -300,7 +304,7 @@ fn new_nothrow_by(name: &CStr, size: usize, tag: *const c_void) -> Block {
     until_there_is_one(size, || unsafe { (used().malloc)(size.max(1)) }, false)
 }
 
-/// `operator new(size, align, std::nothrow)`.
+/// Is `operator new(size, align, std::nothrow)`.
 pub extern "C-unwind" fn new_aligned_nothrow(
     size: usize,
     align: usize,
@@ -309,7 +313,7 @@ pub extern "C-unwind" fn new_aligned_nothrow(
     new_aligned_nothrow_by(c"_ZnwmSt11align_val_tRKSt9nothrow_t", size, align, tag)
 }
 
-/// `operator new[](size, align, std::nothrow)`.
+/// Is `operator new[](size, align, std::nothrow)`.
 pub extern "C-unwind" fn new_array_aligned_nothrow(
     size: usize,
     align: usize,
@@ -334,46 +338,49 @@ fn new_aligned_nothrow_by(name: &CStr, size: usize, align: usize, tag: *const c_
     aligned(size, align, false)
 }
 
-/// `operator delete(block)`.
+/// Is `operator delete(block)`.
 ///
 /// # Safety
 ///
-/// For this and all the others: `block` is null or came from the `operator new` that belongs to
-/// this form, and is not used any more.
+/// `block` is null or came from the `operator new` that belongs to this form, and is not used any
+/// more.
 #[inline(always)]
 pub unsafe extern "C-unwind" fn delete(block: Block) {
     if is_direct() {
-        // SAFETY: the caller's promise: the block came from `new`, and `malloc` and `free` are of
-        // one heap.
+        // SAFETY: the caller gives up a block of `new`. `DIRECT` is set, so `new` took the block
+        // from this library.
         unsafe { inlined::free(block.cast()) };
     } else {
-        // SAFETY: the caller's promise: the block came from `new`, which took it from `malloc`.
+        // SAFETY: the caller gives up a block of `new`, which took the block from `malloc`.
         unsafe { (used().free)(block) };
     }
 }
 
-/// `operator delete(block, align)`.
+/// Is `operator delete(block, align)`.
 ///
 /// # Safety
 ///
-/// As for [`delete`].
+/// `block` is null or came from the `operator new` that belongs to this form, and is not used any
+/// more.
 #[inline(always)]
 pub unsafe extern "C-unwind" fn delete_aligned(block: Block, _align: usize) {
-    // SAFETY: the caller's promise: the block came from aligned `new`, which took it from
-    // `aligned_alloc`, as `free` expects.
+    // SAFETY: the caller gives up a block of aligned `new`, which took the block from
+    // `aligned_alloc`. `free` takes such blocks.
     unsafe { delete(block) };
 }
 
-/// Functions that call the one in the table.
+/// Defines operators that call another operator through the table.
 macro_rules! forwarded {
     ($($what:literal $name:ident($($arg:ident: $type:ty),*) = $to:ident($($passed:ident),*);)*) => {$(
-        #[doc = concat!("`operator ", $what, "`.")]
+        #[doc = concat!("Is `operator ", $what, "`.")]
         ///
         /// # Safety
         ///
-        /// As for [`delete`].
+        /// `block` is null or came from the `operator new` that belongs to this form, and is not
+        /// used any more.
         pub unsafe extern "C-unwind" fn $name($($arg: $type),*) {
-            // SAFETY: the caller's promise, passed on to the form that this one stands for.
+            // SAFETY: the caller gives up a block of the `operator new` that belongs to this form,
+            // as the called form requires.
             unsafe { (used().$to)($($passed),*) }
         }
     )*};
@@ -401,11 +408,11 @@ forwarded! {
         = delete_array_aligned(block, align);
 }
 
-/// The C++ runtime's function `name`, behind this library; none where no runtime is loaded.
+/// Finds the C++ runtime's function `name`; `None` if no runtime is loaded.
 ///
-/// Reached only when there is no memory. A runtime that the program has loaded for a plugin alone
-/// (`dlopen` with `RTLD_LOCAL`) is in no list that `dlsym` looks through; it is asked by its file
-/// name.
+/// Reached only if there is no memory. `dlsym` does not find a runtime that the program has loaded
+/// for a plugin alone (`dlopen` with `RTLD_LOCAL`), so this function looks for the runtime's file
+/// name among the loaded libraries.
 #[cold]
 fn of_runtime(name: &CStr) -> Option<Block> {
     // SAFETY: the name ends with a NUL.
@@ -414,32 +421,32 @@ fn of_runtime(name: &CStr) -> Option<Block> {
         return Some(next);
     }
     let mut path = [0 as c_char; PATH];
-    // SAFETY: the callback takes a path of this length.
+    // SAFETY: the callback writes at most `PATH` bytes to `path`.
     if unsafe { libc::dl_iterate_phdr(Some(runtime_path), (&raw mut path).cast()) } == 0 {
         return None;
     }
-    // By the name that the loader knows it by, so that it looks for no file. The handle is kept:
-    // the functions stay.
+    // With the loader's own name for the library, `dlopen` looks for no file. The handle is never
+    // closed, so the functions stay loaded.
     // SAFETY: the path ends with a NUL.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if handle.is_null() {
         return None;
     }
-    // SAFETY: a handle from `dlopen`, and a name that ends with a NUL.
+    // SAFETY: `dlopen` returned the handle, and the name ends with a NUL.
     let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 
 const PATH: usize = 512;
 
-/// Copies the path of a loaded C++ runtime to `to`. The loader's lock is held, so this must not ask
-/// the loader itself.
+/// Copies the path of a loaded C++ runtime to `to`, and returns 1; returns 0 for another library.
+/// The loader holds its lock during the call, so this function must not call the loader.
 unsafe extern "C" fn runtime_path(
     object: *mut libc::dl_phdr_info,
     _size: usize,
     to: *mut c_void,
 ) -> c_int {
-    // SAFETY: `dl_iterate_phdr` gives an object whose name ends with a NUL.
+    // SAFETY: `dl_iterate_phdr` passes an object whose name ends with a NUL.
     let path = unsafe { CStr::from_ptr((*object).dlpi_name) }.to_bytes_with_nul();
     let file = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
     let is_runtime = [&b"libstdc++.so"[..], b"libc++.so"]
@@ -448,7 +455,7 @@ unsafe extern "C" fn runtime_path(
     if !is_runtime || path.len() > PATH {
         return 0;
     }
-    // SAFETY: `of_runtime` gives `PATH` bytes, and the path is no longer.
+    // SAFETY: `of_runtime` passes `PATH` bytes, and the path is not longer.
     unsafe { core::ptr::copy_nonoverlapping(path.as_ptr(), to.cast(), path.len()) };
     1
 }

@@ -1,13 +1,13 @@
-//! `libpinfold.so`: the C malloc family under its own names (`pinfold-names`), and what a shared
-//! library can do besides: count the program's threads, so that the shepherd has a thread while the
-//! program has threads, and only then.
+//! `libpinfold.so`: the C malloc family under the C library's names (`pinfold-names`), and a count
+//! of the program's threads, so that the shepherd has a thread only while the program has threads.
 //!
-//! * `threads` stands before the C library's `pthread_create`.
+//! * `threads` replaces `pthread_create`, and calls the C library's.
 //! * `operators` exports C++'s `operator new` and `operator delete`.
-//! * `policies` stands before the calls that give a thread a real-time policy.
+//! * `policies` replaces the functions that give a thread a real-time policy.
+//! * `unwind` loads the unwinder's library only when a function of it is called.
 #![no_std]
 
-// Only for the panic handler that a shared library needs; no path that allocates calls into it.
+// Provides the panic handler that a shared library needs. No path that allocates calls into `std`.
 extern crate std;
 
 mod next;

@@ -1,11 +1,11 @@
-//! The C library's functions behind the ones of this library.
+//! Finds the C library's functions that functions of this library replace.
 
 use core::ffi::{CStr, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Release};
 
-/// A function that the next library in the search order has under `name`.
+/// A function of the next library in the search order, found at the first call.
 pub(crate) struct Next {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -26,7 +26,7 @@ impl Next {
         if !known.is_null() {
             return known;
         }
-        // SAFETY: the name is a C string.
+        // SAFETY: the name is a C string, and `RTLD_NEXT` is a valid handle.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         self.address.store(found, Release);
         found

@@ -1,5 +1,5 @@
-//! C++'s operators under their own names, exported: a shared library exports only what has a Rust
-//! definition in it or below.
+//! Exports C++'s operators. The weak symbols of `pinfold-names` come from assembly, and a Rust
+//! shared library exports only symbols that Rust code defines.
 
 use core::ffi::c_void;
 use libc::{Elf64_Ehdr, Elf64_Phdr};
@@ -11,7 +11,7 @@ macro_rules! exported {
         #[allow(non_snake_case, reason = "C++'s names")]
         unsafe extern "C-unwind" fn $name($($arg: $type),*) $(-> $result)? {
             #[allow(unused_unsafe, reason = "some of the operators are safe")]
-            // SAFETY: the caller's promise: it is C++'s operator of this name.
+            // SAFETY: the compiler of C++ calls this operator with the arguments that it requires.
             unsafe { operators::$function($($arg),*) }
         }
     )*};
@@ -33,16 +33,16 @@ pub(crate) fn open_fast_paths() {
 }
 
 unsafe extern "C" {
-    /// The beginning of this library's file as it is mapped. Each linker defines this hidden name.
+    /// The first byte of this library's file as it is mapped. Each linker defines this hidden name.
     static __ehdr_start: Elf64_Ehdr;
 }
 
 /// Returns whether this library's code contains `address`.
 ///
-/// Reads the library's own program headers: `dladdr` would search the symbol table of the library
+/// Reads the library's own program headers. `dladdr` would search the symbol table of the library
 /// at `address`, on pages that a small program never touches.
 fn lies_here(address: *const c_void) -> bool {
-    // SAFETY: the loader mapped the header and the program headers behind it, which stay mapped and
+    // SAFETY: the loader mapped the header and the program headers behind it. They stay mapped and
     // do not change.
     let (base, segments) = unsafe {
         let header = &raw const __ehdr_start;

@@ -1,14 +1,14 @@
-//! Notes calls that give a thread a real-time policy: a thread that this library starts by itself
-//! would inherit the policy.
+//! Notes calls that give a thread a real-time policy: a thread that this library starts would
+//! inherit the policy.
 //!
-//! `pthread_setschedparam` then calls the C library's function, and `sched_setscheduler` makes the
-//! system call. This module does not see a program that makes the system call itself.
+//! `pthread_setschedparam` calls the C library's function, and `sched_setscheduler` makes the
+//! system call. A program that makes the system call itself is not noticed.
 
 use crate::next::Next;
 use core::ffi::c_int;
 use pinfold_malloc::background;
 
-/// The C library's `pthread_setschedparam`.
+/// Calls the C library's `pthread_setschedparam`, and notes the policy.
 ///
 /// # Safety
 ///
@@ -35,22 +35,23 @@ pub unsafe extern "C" fn pthread_setschedparam(
     error
 }
 
-/// The C library's `sched_setscheduler`.
+/// Does what the C library's `sched_setscheduler` does, and notes the policy.
 ///
 /// # Safety
 ///
-/// `parameters` is readable.
+/// `parameters` is readable for a `sched_param`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sched_setscheduler(
     process: libc::pid_t,
     policy: c_int,
     parameters: *const libc::sched_param,
 ) -> c_int {
-    // SAFETY: the system call behind the C library's function of that name.
+    // SAFETY: the caller promises that `parameters` is readable, which is all the call requires.
     let answer =
         unsafe { libc::syscall(libc::SYS_sched_setscheduler, process, policy, parameters) };
     if answer == 0 {
-        // Of another process too: whether a number is one of this process's threads takes a call.
+        // Also notes the policy of another process: telling whether `process` is a thread of this
+        // one would take a system call.
         background::note_policy(policy);
     }
     answer as c_int

@@ -1,9 +1,10 @@
-//! Counting the program's threads.
+//! Counts the program's threads.
 //!
 //! A thread counts from just before it is made until the C library runs the destructors of its
-//! thread-specific data: when its function returns, when it calls `pthread_exit`, and when it is
-//! cancelled. Each counted thread has a value under one key of this library. The key's destructor
-//! takes the thread out of the count. The thread that loads the library is counted too.
+//! thread-specific data. It runs them when the thread's function returns, when the thread calls
+//! `pthread_exit`, and when the thread is cancelled. Each counted thread has a value under one key
+//! of this library. The key's destructor takes the thread out of the count. The thread that loads
+//! the library is counted too.
 //!
 //! This module does not see, and does not count, threads made by `thrd_create`, by the C library
 //! for itself (timers, asynchronous I/O), or by a bare system call.
@@ -14,7 +15,7 @@ use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire};
 use pinfold_malloc::{background, c};
 
-/// What a thread runs. Such a function may be left by `pthread_exit`, which unwinds.
+/// The function of a thread. `pthread_exit` may unwind out of it.
 type Start = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 type Create = unsafe extern "C" fn(
     *mut libc::pthread_t,
@@ -28,7 +29,7 @@ static KEY: AtomicU32 = AtomicU32::new(0);
 const NONE: u32 = u32::MAX;
 
 fn key() -> Option<libc::pthread_key_t> {
-    // Acquire pairs with the release below.
+    // Acquire pairs with the release of the compare-exchange below: the key is made.
     let known = KEY.load(Acquire);
     if known != 0 {
         return (known != NONE).then(|| known - 1);
@@ -39,9 +40,9 @@ fn key() -> Option<libc::pthread_key_t> {
     let mine = if error == 0 { fresh + 1 } else { NONE };
     match KEY.compare_exchange(0, mine, AcqRel, Acquire) {
         Ok(_) => {}
-        // Another thread was faster.
+        // Another thread has stored its key already.
         Err(_) if error == 0 => {
-            // SAFETY: made above, and no thread has a value under it.
+            // SAFETY: this thread made the key above, and no thread has a value under it.
             unsafe { libc::pthread_key_delete(fresh) };
         }
         Err(_) => {}
@@ -52,7 +53,7 @@ fn key() -> Option<libc::pthread_key_t> {
 /// Registers the calling thread, which is counted already, to leave the count when it ends. Returns
 /// false if the C library has no key, or no memory for the value.
 fn ends_later() -> bool {
-    // SAFETY: the key is valid, and the value is not looked at.
+    // SAFETY: the key is valid, and no code reads through the value.
     key().is_some_and(|key| unsafe { libc::pthread_setspecific(key, KEY.as_ptr().cast()) } == 0)
 }
 
@@ -67,26 +68,27 @@ extern "C" fn this_thread_ends(_: *mut c_void) {
     background::thread_ended();
 }
 
-/// The function and the argument of a thread that begins.
+/// The function and the argument of a new thread.
 struct Beginning {
     start: Start,
     argument: *mut c_void,
 }
 
-/// What a counted thread runs first.
+/// Runs first in each counted thread, and calls the thread's own function.
 extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
-    // SAFETY: `pthread_create` wrote the beginning there, for this thread alone.
+    // SAFETY: `pthread_create` wrote a `Beginning` there for this thread alone.
     let Beginning { start, argument } = unsafe { beginning.cast::<Beginning>().read() };
-    // SAFETY: `pthread_create` allocated it, and nothing else refers to it.
+    // SAFETY: `pthread_create` allocated the block for this thread, which has read it.
     unsafe { c::pinfold_free(beginning) };
     if !ends_later() {
-        // The shepherd must not rely on a thread whose end it would miss.
+        // This thread's end would be missed, and the shepherd would never stop.
         background::thread_ended();
     }
     start(argument)
 }
 
-/// The C library's `pthread_create`, for a thread that is counted.
+/// Makes a thread by the C library's `pthread_create`, and counts it. Returns `EAGAIN` too if there
+/// is no memory for a few words.
 ///
 /// # Safety
 ///
@@ -115,17 +117,18 @@ pub unsafe extern "C" fn pthread_create(
     if beginning.is_null() {
         return libc::EAGAIN;
     }
-    // SAFETY: allocated for it just now, with malloc's alignment.
+    // SAFETY: the block was just allocated, with the size of a `Beginning` and malloc's alignment.
     unsafe { beginning.write(Beginning { start, argument }) };
     background::thread_begins();
-    // SAFETY: as above; `begin` takes what `beginning` points to.
+    // SAFETY: the caller's thread and attributes are valid, and `begin` takes `beginning`.
     let mut error = unsafe { next(thread, attributes, begin, beginning.cast()) };
     if error == libc::EAGAIN && background::give_way() {
-        // SAFETY: as above: the call before has made no thread.
+        // SAFETY: the first call failed, so no thread has `beginning`. The other arguments are
+        // still valid.
         error = unsafe { next(thread, attributes, begin, beginning.cast()) };
     }
     if error != 0 {
-        // SAFETY: no thread was made that could free it.
+        // SAFETY: no thread was made, so this thread still owns the block.
         unsafe { c::pinfold_free(beginning.cast()) };
         background::thread_ended();
         return error;
@@ -134,7 +137,7 @@ pub unsafe extern "C" fn pthread_create(
     0
 }
 
-/// Notes a real-time policy that `attributes` give a thread.
+/// Notes the policy that `attributes` give a thread, if they give one.
 ///
 /// # Safety
 ///

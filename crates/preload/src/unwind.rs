@@ -1,17 +1,17 @@
-//! The unwinder's functions, found when they are first called.
+//! Functions of the unwinder that load its library when they are first called.
 //!
-//! Rust's standard library refers to them for panics and for the callers in reports of debugging.
-//! Loading their library costs each process a tenth of a millisecond and 90 KiB, and nearly none
-//! calls them. So these names are this library's own: each function finds the one of the same name
-//! in `libgcc_s.so.1` and jumps there, with the arguments and the return address as they were.
-//! Each function keeps the address in a word of its own. Later calls load no library and take no
-//! lock of the loader.
+//! Rust's standard library refers to the unwinder for panics and for backtraces in debugging
+//! reports. Loading the unwinder costs each process a tenth of a millisecond and 90 KiB, and few
+//! processes call it. So this library defines the unwinder's names itself. Each function finds the
+//! function of the same name in `libgcc_s.so.1` and jumps to it, with unchanged arguments and
+//! return address. It keeps the address, so later calls load no library and take no lock of the
+//! loader.
 
 use core::ffi::{c_char, c_void};
 
-/// Returns the unwinder's function `name`. Ends the process if there is none.
+/// Returns the address of the unwinder's function `name`. Ends the process if there is none.
 extern "C" fn find(name: *const c_char) -> *mut c_void {
-    // SAFETY: both names are C strings. The library stays loaded: nothing closes the handle.
+    // SAFETY: both names are C strings. No code closes the handle, so the library stays loaded.
     unsafe {
         let unwinder = libc::dlopen(c"libgcc_s.so.1".as_ptr(), libc::RTLD_LAZY);
         let found = if unwinder.is_null() {
@@ -26,7 +26,7 @@ extern "C" fn find(name: *const c_char) -> *mut c_void {
     }
 }
 
-/// Defines hidden functions with these names, of at most three arguments.
+/// Defines hidden functions with these names, which pass on at most three arguments.
 macro_rules! found_later {
     ($($name:literal)*) => {$(
         #[cfg(target_arch = "x86_64")]

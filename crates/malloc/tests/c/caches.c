@@ -1,4 +1,4 @@
-/* Object caches as a C program uses them. */
+/* Object caches in C. Prints "ok". */
 #include "pinfold.h"
 
 #include <errno.h>
@@ -27,7 +27,7 @@
 
 static void *objects[OBJECTS];
 
-/* What the last report said, and how many there were. */
+/* The last report, and the number of reports. */
 static struct {
 	int count, kind;
 	ptrdiff_t offset;
@@ -124,16 +124,18 @@ static void works(void)
 	static const struct {
 		size_t size, align, aligned;
 	} layouts[] = {
-		{ 1, 0, 1 },	 { 8, 0, 8 },	    { 24, 0, 8 },      { 48, 0, 16 },	     { 64, 64, 64 },
+		{ 1, 0, 1 }, { 8, 0, 8 }, { 24, 0, 8 }, { 48, 0, 16 }, { 64, 64, 64 },
 		{ 100, 32, 32 }, { 1000, 0, 8 },    { 4096, 4096, 4096 }, { 20000, 0, 16 },
 	};
-	static const unsigned flags[] = { 0, PINFOLD_SLAB_HARDENED, PINFOLD_SLAB_NOT_HARDENED, ALL_CHECKS };
+	static const unsigned flags[] = { 0, PINFOLD_SLAB_HARDENED, PINFOLD_SLAB_NOT_HARDENED,
+					  ALL_CHECKS };
 
 	for (size_t n = 0; n < sizeof(layouts) / sizeof(*layouts); n++)
 		for (size_t with = 0; with < sizeof(flags) / sizeof(*flags); with++) {
 			size_t size = layouts[n].size;
 			struct pinfold_cache *cache =
-				pinfold_cache_create("layout", size, layouts[n].align, flags[with], NULL);
+				pinfold_cache_create("layout", size, layouts[n].align, flags[with],
+						     NULL);
 			struct pinfold_slab_statistics counted;
 
 			CHECK(cache);
@@ -143,8 +145,10 @@ static void works(void)
 			singles(cache, size, layouts[n].aligned);
 			bulks(cache, size);
 			counted = pinfold_cache_statistics(cache);
-			CHECK(counted.slab_alloc > 0 && counted.alloc_slowpath > 0 && counted.slabs > 0);
-			CHECK((counted.sheaf_capacity > 0) == !(flags[with] & ALL_CHECKS) && counted.stride >= size);
+			CHECK(counted.slab_alloc > 0 && counted.alloc_slowpath > 0 &&
+			      counted.slabs > 0);
+			CHECK((counted.sheaf_capacity > 0) == !(flags[with] & ALL_CHECKS) &&
+			      counted.stride >= size);
 			others(cache, size);
 			CHECK(pinfold_cache_destroy(cache) == 0);
 		}
@@ -185,7 +189,8 @@ static void bad_input(void)
 	no_cache("none", SIZE_MAX, 65536, 0, E2BIG);
 	CHECK(pinfold_cache_destroy(NULL) == 0);
 	cache = created(long_name, 65536, 0);
-	CHECK(strlen(pinfold_cache_name(cache)) == 32 && strncmp(pinfold_cache_name(cache), long_name, 32) == 0);
+	CHECK(strlen(pinfold_cache_name(cache)) == 32 &&
+	      strncmp(pinfold_cache_name(cache), long_name, 32) == 0);
 	errno = 0;
 	CHECK(pinfold_cache_alloc_node(cache, -2) == NULL && errno == EINVAL);
 	errno = 0;
@@ -227,7 +232,8 @@ static void constructors(void)
 
 	for (size_t with = 0; with < sizeof(flags) / sizeof(*flags); with++) {
 		struct pinfold_cache *cache =
-			pinfold_cache_create("made", sizeof(struct made), 0, flags[with], construct);
+			pinfold_cache_create("made", sizeof(struct made), 0, flags[with],
+					     construct);
 
 		CHECK(cache);
 		constructed = 0;
@@ -320,13 +326,15 @@ static void written_after_free(void)
 	object[0] ^= 1;
 	for (int n = 0; reported.count == 0 && n < 200000; n++)
 		pinfold_cache_free(cache, pinfold_cache_alloc(cache));
-	report_is(PINFOLD_SLAB_WRITTEN_AFTER_FREE, "hard", (void *)object, "written to after it was freed");
+	report_is(PINFOLD_SLAB_WRITTEN_AFTER_FREE, "hard", (void *)object,
+		  "written to after it was freed");
 	CHECK(pinfold_cache_destroy(cache) == -1 && errno == EBUSY);
 }
 
 static void leaks(void)
 {
-	struct pinfold_cache *cache = created("leaky", 40, ALL_CHECKS), *plain = created("plain", 40, 0);
+	struct pinfold_cache *cache = created("leaky", 40, ALL_CHECKS), *plain =
+		created("plain", 40, 0);
 	void *object = pinfold_cache_alloc(cache), *other = pinfold_cache_alloc(plain);
 
 	errno = 0;
@@ -350,7 +358,7 @@ static struct pinfold_cache *shared;
 static void *handed[THREADS][64];
 static pthread_barrier_t meet;
 
-/* Each thread frees what its neighbour has allocated. */
+/* Each thread frees the objects that its neighbour has allocated. */
 static void *work(void *argument)
 {
 	size_t me = (size_t)(uintptr_t)argument, next = (me + 1) % THREADS;
@@ -371,7 +379,8 @@ static void *work(void *argument)
 			for (size_t n = 0; n < 64; n++)
 				pinfold_cache_free(shared, handed[next][n]);
 		if (round % 50 == 0 && me == 0)
-			CHECK(pinfold_cache_shrink(shared) >= 0 && pinfold_cache_validate(shared, NULL, NULL) == 0);
+			CHECK(pinfold_cache_shrink(shared) >= 0 &&
+			      pinfold_cache_validate(shared, NULL, NULL) == 0);
 		pthread_barrier_wait(&meet);
 	}
 	return NULL;
@@ -404,7 +413,7 @@ static void *churn(void *argument)
 	return argument;
 }
 
-/* A child goes on with a copy, whatever the parent's threads were at. */
+/* A child has a working copy, whatever the parent's threads were doing at the fork. */
 static void forks(void)
 {
 	pthread_t worker;
@@ -428,7 +437,8 @@ static void forks(void)
 				CHECK((objects[k] = pinfold_cache_alloc(k % 2 ? own : shared)));
 			for (int k = 0; k < 1000; k++)
 				pinfold_cache_free(k % 2 ? own : shared, objects[k]);
-			CHECK(pinfold_cache_validate(shared, NULL, NULL) == 0 && pinfold_cache_destroy(own) == 0);
+			CHECK(pinfold_cache_validate(shared, NULL, NULL) == 0 &&
+			      pinfold_cache_destroy(own) == 0);
 			_exit(0);
 		}
 		CHECK(waitpid(child, &status, 0) == child && status == 0);

@@ -1,4 +1,4 @@
-// The C++ header as a program uses it.
+// pinfold.hpp in a C++ program. Prints "ok".
 #include "pinfold.hpp"
 
 #include <array>
@@ -55,9 +55,13 @@ static void typed_caches()
 		std::vector<pinfold::cache<session>::pointer> many;
 
 		for (int n = 0; n < 1000; n++)
-			many.push_back(sessions.make("a name beyond what a string keeps in itself " + std::to_string(n), n));
+			many.push_back(sessions.make(
+				"a name beyond what a string keeps in itself " +
+					std::to_string(n),
+				n));
 		CHECK(alive == 1000 && sessions.in_use() >= 1000);
-		CHECK(many[999]->name == "a name beyond what a string keeps in itself 999" && many[999]->port == 999);
+		CHECK(many[999]->name == "a name beyond what a string keeps in itself 999" &&
+		      many[999]->port == 999);
 		CHECK(!sessions.destroy());
 		session *raw = many.back().release();
 		many.pop_back();
@@ -67,7 +71,7 @@ static void typed_caches()
 	}
 	CHECK(alive == 0);
 
-	// A constructor that throws leaves nothing.
+	// A constructor that throws leaves no object in use.
 	bool thrown = false;
 	try {
 		(void)sessions.make("x", -1);
@@ -84,7 +88,7 @@ static void typed_caches()
 	CHECK(sessions.try_make("y", 1));
 	CHECK(alive == 0);
 
-	// Moving moves the cache; pointers go on.
+	// Pointers stay valid when their cache is moved.
 	auto kept = sessions.make("z", 2);
 	pinfold::cache<session> moved(std::move(sessions));
 	CHECK(sessions.handle() == nullptr && moved.handle() != nullptr);
@@ -214,7 +218,8 @@ static void containers(std::pmr::memory_resource *resource)
 	std::pmr::list<std::array<char, 40>> list(resource);
 
 	for (int n = 0; n < 5000; n++) {
-		strings.emplace_back("a string of some length, the number of which is " + std::to_string(n));
+		strings.emplace_back("a string of some length, the number of which is " +
+				     std::to_string(n));
 		list.emplace_back()[39] = static_cast<char>(n);
 	}
 	CHECK(strings[4999] == "a string of some length, the number of which is 4999");
@@ -232,7 +237,8 @@ static void resources()
 {
 	pinfold::memory_resource another;
 
-	CHECK(*pinfold::resource() == another && *pinfold::resource() != *std::pmr::new_delete_resource());
+	CHECK(*pinfold::resource() == another &&
+	      *pinfold::resource() != *std::pmr::new_delete_resource());
 	containers(pinfold::resource());
 	containers(&another);
 	{
@@ -244,7 +250,7 @@ static void resources()
 		CHECK(nodes.statistics().slab_alloc > 0);
 		CHECK(pinfold_cache_shrink(nodes.handle()) >= 0 && nodes.in_use() == 0);
 
-		// More than half of an object, and aligned as it is: else upstream.
+		// Smaller blocks, larger ones and those with a larger alignment go upstream.
 		void *inside = nodes.allocate(33, 16), *small = nodes.allocate(32, 8);
 		void *large = nodes.allocate(65, 8), *aligned = nodes.allocate(64, 32);
 		CHECK(at_multiple(aligned, 32));
@@ -255,10 +261,12 @@ static void resources()
 		nodes.deallocate(aligned, 64, 32);
 	}
 	pinfold::cache_resource checked("checked nodes", 64, 16,
-					PINFOLD_SLAB_CONSISTENCY_CHECKS | PINFOLD_SLAB_RED_ZONE | PINFOLD_SLAB_POISON,
+					PINFOLD_SLAB_CONSISTENCY_CHECKS | PINFOLD_SLAB_RED_ZONE |
+						PINFOLD_SLAB_POISON,
 					std::pmr::new_delete_resource());
 	containers(&checked);
-	CHECK(checked.in_use() == 0 && pinfold_cache_validate(checked.handle(), nullptr, nullptr) == 0);
+	CHECK(checked.in_use() == 0 && pinfold_cache_validate(checked.handle(), nullptr,
+							      nullptr) == 0);
 
 	bool thrown = false;
 	try {
@@ -278,14 +286,16 @@ static void allocators()
 	using strings = std::basic_string<char, std::char_traits<char>, pinfold::allocator<char>>;
 	std::vector<strings, pinfold::allocator<strings>> vector;
 	std::map<int, int, std::less<int>, pinfold::allocator<std::pair<const int, int>>> map;
-	std::unordered_map<int, int, std::hash<int>, std::equal_to<int>, pinfold::allocator<std::pair<const int, int>>> hashed;
+	std::unordered_map<int, int, std::hash<int>, std::equal_to<int>,
+		pinfold::allocator<std::pair<const int, int>>> hashed;
 
 	for (int n = 0; n < 1000; n++)
 		vector.emplace_back(100, static_cast<char>('a' + n % 26));
 	CHECK(vector[27] == strings(100, 'b'));
 	fill(map);
 	fill(hashed);
-	CHECK(pinfold::allocator<int>() == pinfold::allocator<long>() && !(pinfold::allocator<int>() != pinfold::allocator<int>()));
+	CHECK(pinfold::allocator<int>() == pinfold::allocator<long>() &&
+	      !(pinfold::allocator<int>() != pinfold::allocator<int>()));
 
 	bool thrown = false;
 	volatile std::size_t count = SIZE_MAX / 4;

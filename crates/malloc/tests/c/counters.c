@@ -1,4 +1,4 @@
-/* Counters and the shepherd as a C program uses them. */
+/* Counters, events, histograms and the shepherd in C. Prints "ok". */
 #include "pinfold.h"
 
 #include <errno.h>
@@ -60,7 +60,8 @@ static void counts(void)
 	CHECK(pinfold_event_sum(&events) == 3ULL * THREADS * ADDS);
 	CHECK(pinfold_histogram_count(sizes) == (uint64_t)THREADS * ADDS);
 	CHECK(pinfold_histogram_sum(sizes) == (uint64_t)THREADS * ADDS / 1000 * 499500);
-	CHECK(pinfold_histogram_quantile(sizes, 0.5) >= 499 && pinfold_histogram_quantile(sizes, 0.5) < 516);
+	CHECK(pinfold_histogram_quantile(sizes, 0.5) >= 499 &&
+	      pinfold_histogram_quantile(sizes, 0.5) < 516);
 }
 
 static void operations(void)
@@ -80,7 +81,8 @@ static void operations(void)
 	pinfold_counter_set(created, 2);
 	pinfold_counter_fold(created);
 	CHECK(pinfold_counter_read(created) == 2);
-	CHECK(pinfold_counter_set_batch(created, 1000) == 0 && pinfold_counter_batch(created) == 1000);
+	CHECK(pinfold_counter_set_batch(created, 1000) == 0 &&
+	      pinfold_counter_batch(created) == 1000);
 }
 
 static void errors(void)
@@ -102,7 +104,8 @@ static void errors(void)
 static void shepherd(void)
 {
 	struct pinfold_counter *counter = pinfold_counter_create(0, 1000);
-	struct pinfold_shepherd *shepherd = pinfold_shepherd_create(5, PINFOLD_SHEPHERD_SPARE_ISOLATED);
+	struct pinfold_shepherd *shepherd =
+		pinfold_shepherd_create(5, PINFOLD_SHEPHERD_SPARE_ISOLATED);
 
 	CHECK(counter && shepherd);
 	CHECK(pinfold_shepherd_watch(shepherd, counter) == 0);

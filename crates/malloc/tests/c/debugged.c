@@ -1,5 +1,9 @@
-/* Faults of a program that knows nothing of Pinfold, found by what its user sets in the environment: what the kernel's slub_kunit expects of
- * kmalloc. Each fault is planted in a program of its own: this one, started again. */
+/*
+ * Faults of a program that does not know Pinfold are found by the variables that its user sets, as
+ * the kernel's slub_kunit expects of kmalloc.
+ *
+ * Each fault is planted in another process of this program. Prints "ok".
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -23,14 +27,14 @@
 #define DEBUG "PINFOLD_SLAB_DEBUG=FZPU,kmalloc-*"
 #define HARDENED "PINFOLD_HARDENED=1"
 
-/* Keeps the compiler from knowing what it passes. */
+/* Hides a block from the compiler's analysis. */
 static void *hide(void *block)
 {
 	__asm__ volatile("" : "+r"(block));
 	return block;
 }
 
-/* Who allocates, as the report shall name it. */
+/* The report must name this function as the allocating one. */
 __attribute__((noinline)) static void *session_new(size_t size)
 {
 	void *session = hide(malloc(size));
@@ -105,7 +109,10 @@ static unsigned char *resized(unsigned char *block, size_t from, size_t to)
 	return block;
 }
 
-/* As test_krealloc_redzone_zeroing: sizes change, contents stay, and no byte of red zone that is in use is a fault. */
+/*
+ * Like the kernel's test_krealloc_redzone_zeroing: sizes change, contents stay, and a byte that a
+ * realloc took from the red zone is no fault.
+ */
 static void realloc_fine(void)
 {
 	unsigned char *block = hide(malloc(48)), *first;
@@ -120,7 +127,7 @@ static void realloc_fine(void)
 	CHECK(block != first);
 	free(block);
 
-	/* In place as long as the class of the first size has the room. */
+	/* The block stays while the class of its first size has room. */
 	block = hide(malloc(180));
 	for (size_t n = 0; n < 180; n++)
 		block[n] = (unsigned char)(n * 7);
@@ -135,7 +142,7 @@ static void realloc_fine(void)
 	puts("fine");
 }
 
-/* The red zone has moved with the size: 44 is behind what is asked for now. */
+/* The red zone moves with the size: byte 44 lies behind the new size. */
 static void realloc_shrunk(void)
 {
 	volatile unsigned char *block = hide(realloc(session_new(48), 40));
@@ -177,34 +184,47 @@ static const struct {
 	const char *name;
 	void (*plant)(void);
 	const char *setting;
-	/* What standard error must have of it; none: the program ends well, and says nothing. */
+	/*
+	 * Texts that standard error must contain. Without any, the program must succeed and say
+	 * "fine".
+	 */
 	const char *said[6];
 } faults[] = {
 	{ "redzone_alloc", redzone_alloc, DEBUG,
-	  { "cache kmalloc-00032: right red zone overwritten", "at offset 18: 0xab instead of 0xcc, 2 wrong in all", "allocated by thread",
+	  { "cache kmalloc-00032: right red zone overwritten",
+	    "at offset 18: 0xab instead of 0xcc, 2 wrong in all", "allocated by thread",
 	    " session_new ", " main " } },
 	{ "left_redzone", left_redzone, DEBUG,
-	  { "cache kmalloc-00064: left red zone overwritten", "at offset -1: 0x12 instead of 0xcc, 1 wrong in all", " main " } },
+	  { "cache kmalloc-00064: left red zone overwritten",
+	    "at offset -1: 0x12 instead of 0xcc, 1 wrong in all", " main " } },
 	{ "double_free", double_free, DEBUG,
-	  { "cache kmalloc-00112: object freed twice", "allocated by thread", " session_new ", "freed by thread", " double_free ", " main " } },
+	  { "cache kmalloc-00112: object freed twice", "allocated by thread", " session_new ",
+	    "freed by thread", " double_free ", " main " } },
 	{ "use_after_free", use_after_free, DEBUG,
-	  { "cache kmalloc-00112: poison overwritten: written to after it was freed", "at offset 7: 0x12 instead of 0x6b, 1 wrong in all",
+	  { "cache kmalloc-00112: poison overwritten: written to after it was freed",
+	    "at offset 7: 0x12 instead of 0x6b, 1 wrong in all",
 	    "freed by thread", " use_after_free ", " main " } },
 	{ "inside", inside, DEBUG, { "cache kmalloc-00112: not the start of an object" } },
 	{ "realloc_shrunk", realloc_shrunk, DEBUG,
-	  { "cache kmalloc-00048: right red zone overwritten", "at offset 44: 0xab instead of 0xcc, 1 wrong in all" } },
+	  { "cache kmalloc-00048: right red zone overwritten",
+	    "at offset 44: 0xab instead of 0xcc, 1 wrong in all" } },
 	{ "realloc_grown", realloc_grown, DEBUG,
-	  { "cache kmalloc-00192: right red zone overwritten", "at offset 185: 0xab instead of 0xcc, 1 wrong in all" } },
+	  { "cache kmalloc-00192: right red zone overwritten",
+	    "at offset 185: 0xab instead of 0xcc, 1 wrong in all" } },
 	{ "realloc_fine", realloc_fine, DEBUG, { NULL } },
 	{ "no_fault", no_fault, DEBUG, { NULL } },
 	{ "double_free", double_free, HARDENED, { "cache kmalloc-00112: object freed twice" } },
-	{ "use_after_free", use_after_free, HARDENED, { "cache kmalloc-00112: object written to after it was freed" } },
+	{ "use_after_free", use_after_free, HARDENED,
+	  { "cache kmalloc-00112: object written to after it was freed" } },
 	{ "inside", inside, HARDENED, { "cache kmalloc-00112: not the start of an object" } },
 	{ "no_fault", no_fault, HARDENED, { NULL } },
 };
 #define FAULTS (sizeof(faults) / sizeof(*faults))
 
-/* Runs a program of this one's with a fault; fills in what it wrote to standard error, and returns how it ended. */
+/*
+ * Runs this program again with a fault. Stores what it wrote to standard output and error, and
+ * returns its status.
+ */
 static int started_again(const char *self, size_t nth, char *said, size_t room)
 {
 	int ends[2], status;
@@ -250,7 +270,8 @@ int main(int count, char **arguments)
 	for (size_t nth = 0; nth < FAULTS; nth++) {
 		int status = started_again("/proc/self/exe", nth, said, sizeof(said));
 		int aborts = faults[nth].said[0] != NULL;
-		int right = aborts ? WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT : status == 0 && strcmp(said, "fine\n") == 0;
+		int right = aborts ? WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT
+				   : status == 0 && strcmp(said, "fine\n") == 0;
 
 		for (size_t n = 0; n < 6 && faults[nth].said[n]; n++)
 			if (!strstr(said, faults[nth].said[n])) {
@@ -258,7 +279,8 @@ int main(int count, char **arguments)
 				right = 0;
 			}
 		if (!right) {
-			printf("%s with %s ended with status %#x and said:\n%s", faults[nth].name, faults[nth].setting, (unsigned)status,
+			printf("%s with %s ended with status %#x and said:\n%s", faults[nth].name,
+			       faults[nth].setting, (unsigned)status,
 			       said);
 			return 1;
 		}

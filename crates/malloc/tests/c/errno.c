@@ -1,6 +1,8 @@
 /*
- * Successful calls leave errno alone, also in a sandbox that refuses membarrier and madvise: a filter set after the start, and, in a
- * second run of this program, before it. Also runs without the library. Prints "ok".
+ * Successful calls leave errno unchanged, also in a sandbox that refuses membarrier and madvise.
+ *
+ * The first run sets the filter after its first allocation. It then starts this program again,
+ * where the filter is there from the start. Also runs without the library. Prints "ok".
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -31,7 +33,8 @@ static void *hide(void *p)
 static void expect(const char *call, size_t size)
 {
 	if (errno != KEPT && failures++ < 5)
-		fprintf(stderr, "%s of %zu bytes: errno is %d (%s)\n", call, size, errno, strerror(errno));
+		fprintf(stderr, "%s of %zu bytes: errno is %d (%s)\n", call, size, errno,
+			strerror(errno));
 	errno = KEPT;
 }
 
@@ -49,13 +52,14 @@ static void *calls(void *argument)
 	long start = milliseconds();
 	errno = KEPT;
 	/*
-	 * All sizes at first, then one small size for some seconds: meanwhile what the caches of the other sizes hold, and old free
-	 * runs, are given back.
+	 * All sizes at first, then one small size for some seconds. Meanwhile the caches of the
+	 * other sizes and old free runs go back to the system, by calls that fail here.
 	 */
 	for (int round = 0, few = 0; !few || milliseconds() - start < 3000; round++) {
 		few = round > 10;
 		for (int i = 0; i < HELD; i++) {
-			size_t size = rand_r(&seed) % 3 ? rand_r(&seed) % 600 : rand_r(&seed) % 40000;
+			size_t size = rand_r(&seed) % 3 ? rand_r(&seed) % 600
+							: rand_r(&seed) % 40000;
 			if (i % 100 == 0)
 				size = rand_r(&seed) % 4000000;
 			if (few)
@@ -101,7 +105,8 @@ static void refuse(void)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
 	struct sock_fprog program = { sizeof filter / sizeof *filter, filter };
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+	    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
 		perror("seccomp");
 		exit(1);
 	}
@@ -110,13 +115,13 @@ static void refuse(void)
 int main(int argc, char **argv)
 {
 	pthread_t threads[3];
-	/* The first call of the process, where the library is linked in. */
+	/* The first call starts the allocator, if the library is linked in. */
 	errno = KEPT;
 	free(hide(malloc(100)));
 	expect("malloc", 100);
 	if (argc == 1)
 		refuse();
-	/* With one thread, which gives memory back itself, and with more, which may have help. */
+	/* One thread gives memory back itself. With several threads, the shepherd may do that. */
 	if (argc == 1) {
 		calls((void *)1);
 	} else {

@@ -1,4 +1,4 @@
-/* The malloc family as POSIX and glibc describe it. Run with the library preloaded. Prints "ok" and exits with 0. */
+/* The malloc family as POSIX and glibc describe it. Run with the library preloaded. Prints "ok". */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -16,7 +16,7 @@
 		}                                                                                  \
 	} while (0)
 
-/* Keeps the compiler from knowing what it passes. */
+/* Hide a value from the compiler's analysis. */
 static void *hide(void *p)
 {
 	__asm__ volatile("" : "+r"(p));
@@ -75,7 +75,7 @@ static void bad_sizes(void)
 		CHECK(pvalloc(opaque(huge[i])) == NULL && errno == ENOMEM);
 		CHECK(posix_memalign(&(void *){ 0 }, 64, opaque(huge[i])) == ENOMEM);
 	}
-	/* Granted or refused, but answered: with every power of two. */
+	/* Each power of two gets a block or null, and no crash. */
 	for (int shift = 40; shift < 64; shift++)
 		free(hide(malloc(opaque((size_t)1 << shift))));
 	char *p = malloc(100);

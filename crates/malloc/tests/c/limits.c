@@ -1,4 +1,7 @@
-/* Memory that runs out: RLIMIT_AS. Small and large blocks until nothing is left, then everything back and again. */
+/*
+ * Under RLIMIT_AS, allocates blocks of one size until memory runs out, frees all, and goes on with
+ * another size. Each size must get a third of the limit. Prints "ok".
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

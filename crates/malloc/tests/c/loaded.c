@@ -1,4 +1,7 @@
-/* The library by dlopen, without static TLS: it is used through its prefixed names, beside the system's malloc. */
+/*
+ * Loads the library by dlopen, where it gets no static TLS, and calls it by its prefixed names
+ * beside the system's malloc. Prints "ok".
+ */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-// operator new and operator delete in all their forms, as the standard describes them. Also runs without the library. Prints "ok".
+// Operator new and operator delete in all their forms, as the standard describes them. Also runs
+// without the library. Prints "ok".
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +17,7 @@
 		}                                                                                  \
 	} while (0)
 
-// Keeps the compiler from leaving a pair of calls out.
+// Keeps the compiler from removing a pair of calls.
 template <class T> static T hide(T value)
 {
 	__asm__ volatile("" : "+r"(value));
@@ -113,7 +114,7 @@ static const std::size_t block_size = 1 << 20;
 static void *reserve[4000];
 static int reserved;
 
-// Gives some of what the program holds back at its third call.
+// Frees some of the program's blocks at its third call.
 static void gives_back()
 {
 	if (++calls == 3)
@@ -148,7 +149,7 @@ template <class F> static void handlers(F alloc, bool nothrow)
 	CHECK(throws_bad_alloc([&] { block = alloc(hide(too_much)); }) == !nothrow);
 	CHECK(calls == 5 && (!nothrow || !block));
 	if (nothrow) {
-		// It must not come out of a function that throws nothing.
+		// The exception must not leave the nothrow form.
 		std::set_new_handler(throws_bad_alloc_itself);
 		CHECK(!alloc(hide(too_much)) && calls == 6);
 	} else {
@@ -163,7 +164,7 @@ template <class F> static void handlers(F alloc, bool nothrow)
 	std::set_new_handler(nullptr);
 }
 
-// Under a limit that was there at the start: handlers that free memory, and exceptions where no memory is.
+// Under a limit from the start: a handler that frees memory, and exceptions without memory.
 static void limited()
 {
 	while (reserved < 4000 && (reserve[reserved] = std::malloc(block_size)))
@@ -203,7 +204,8 @@ int main(int count, char **arguments)
 	handlers([](std::size_t n) { return hide(::operator new(n, std::nothrow)); }, true);
 	handlers([](std::size_t n) { return hide(::operator new[](n, std::nothrow)); }, true);
 	handlers([&](std::size_t n) { return hide(::operator new(n, line, std::nothrow)); }, true);
-	handlers([&](std::size_t n) { return hide(::operator new[](n, line, std::nothrow)); }, true);
+	handlers([&](std::size_t n) { return hide(::operator new[](n, line, std::nothrow)); },
+		 true);
 	limited();
 	std::puts("ok");
 	return 0;

@@ -1,6 +1,9 @@
 /*
- * A program that defines malloc and free itself, over the C library's __libc_malloc and __libc_free, and leaves the others as they
- * are. Blocks of each end by the other. Also runs without the library. Prints "ok".
+ * A program defines malloc and free itself, over __libc_malloc and __libc_free, and no other
+ * function of the family.
+ *
+ * The program's free takes blocks of the library's other functions. Also runs without the library.
+ * Prints "ok".
  */
 #define _GNU_SOURCE
 #include <malloc.h>
@@ -25,7 +28,7 @@ extern void __libc_free(void *block);
 		}                                                                                  \
 	} while (0)
 
-/* The compiler knows malloc, and that it changes no variable. */
+/* Volatile, because the compiler assumes that malloc changes no variable. */
 static volatile unsigned long made, ended;
 
 void *malloc(size_t size)

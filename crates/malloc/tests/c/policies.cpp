@@ -1,4 +1,4 @@
-// Memory policies as a C++ program uses them.
+// Memory policies in C++: pinfold::mempolicy. Prints "ok".
 #include "pinfold.hpp"
 
 #include <cstdio>
@@ -15,14 +15,16 @@
 		}                                                                \
 	} while (0)
 
-static_assert(std::is_nothrow_copy_constructible_v<pinfold::mempolicy> && std::is_nothrow_copy_assignable_v<pinfold::mempolicy>);
+static_assert(std::is_nothrow_copy_constructible_v<pinfold::mempolicy> &&
+	      std::is_nothrow_copy_assignable_v<pinfold::mempolicy>);
 
 int main()
 {
 	pinfold::mempolicy policy("preferred-many=relative:0,2"), wrong("bind:0-x"), none;
 
 	CHECK(policy && policy.format() == "prefer (many)=relative:0,2" && !*policy.error());
-	CHECK(policy.mode() == PINFOLD_MPOL_PREFERRED_MANY && policy.flags() == PINFOLD_MPOL_RELATIVE_NODES);
+	CHECK(policy.mode() == PINFOLD_MPOL_PREFERRED_MANY &&
+	      policy.flags() == PINFOLD_MPOL_RELATIVE_NODES);
 	CHECK(!wrong && std::string(wrong.error()).find("at byte 5") != std::string::npos);
 	errno = 0;
 	CHECK(!wrong.set_thread() && errno == EINVAL && !wrong.apply(&policy, 0));
@@ -35,7 +37,8 @@ int main()
 		copies[1] = none;
 		pinfold::mempolicy &self = copies[3];
 		copies[3] = self;
-		CHECK(copies[299].handle() == policy.handle() && copies[3].format() == policy.format() && copies[1].format() == "default");
+		CHECK(copies[299].handle() == policy.handle() &&
+		      copies[3].format() == policy.format() && copies[1].format() == "default");
 		policy = wrong;
 		CHECK(!policy && copies[2].format() == "prefer (many)=relative:0,2");
 	}

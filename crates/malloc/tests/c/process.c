@@ -1,5 +1,8 @@
-/* Processes and threads: constructors that start threads, fork from a program with threads, with and without exec,
- * handlers that allocate, memory freed at exit. Run with the library preloaded. Prints "ok" and exits with 0. */
+/*
+ * Processes and threads: a constructor that starts a thread, forks of a program with threads, with
+ * and without exec, handlers that allocate, and memory that is freed at exit. Run with the library
+ * preloaded. Prints "ok".
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -45,7 +48,7 @@ static void *churner(void *seed)
 	return NULL;
 }
 
-/* Before main: the allocator may not have been used by this program yet. */
+/* Runs before main, perhaps before the program's first allocation. */
 __attribute__((constructor)) static void start_early(void)
 {
 	CHECK(pthread_create(&early, NULL, churner, (void *)77) == 0);
@@ -72,7 +75,7 @@ static void forks(void)
 			alarm(20);
 			churn((unsigned)i, 3000);
 			if (i % 10 == 0) {
-				/* A thread in the child, and a child of the child. */
+				/* The child makes a thread and forks too. */
 				pthread_t thread;
 				stop = 1;
 				CHECK(pthread_create(&thread, NULL, churner, NULL) == 0);

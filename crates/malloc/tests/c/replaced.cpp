@@ -1,5 +1,8 @@
-// A program that replaces some of the operators, as the standard allows: plain new and delete, and nothing else. Every other form
-// must use them. Their blocks begin behind a header, so that any other delete of one fails. Also runs without the library.
+// A program replaces plain operator new and delete, as the standard allows. The other unaligned
+// forms must call these.
+//
+// The program's blocks begin behind a header, so that a free by another delete fails. Also runs
+// without the library. Prints "ok".
 #include <cstdio>
 #include <cstdlib>
 #include <new>
@@ -47,9 +50,12 @@ int main()
 		const std::size_t size = static_cast<std::size_t>(i) * 37 % 5000;
 		const long before = made;
 		void *blocks[] = {
-			hide(::operator new(size)), hide(::operator new(size)), hide(::operator new(size)),
-			hide(::operator new[](size)), hide(::operator new[](size)), hide(::operator new[](size)),
-			hide(::operator new(size, std::nothrow)), hide(::operator new[](size, std::nothrow)),
+			hide(::operator new(size)), hide(::operator new(size)),
+				hide(::operator new(size)),
+			hide(::operator new[](size)), hide(::operator new[](size)),
+				hide(::operator new[](size)),
+			hide(::operator new(size, std::nothrow)),
+				hide(::operator new[](size, std::nothrow)),
 		};
 		CHECK(made - before == 8);
 		::operator delete(blocks[0]);
@@ -61,7 +67,7 @@ int main()
 		::operator delete(blocks[6]);
 		::operator delete[](blocks[7]);
 		CHECK(made == ended);
-		// These are not replaced, and go their own way.
+		// The aligned forms do not call the plain ones.
 		const std::align_val_t align{64};
 		::operator delete(hide(::operator new(size, align)), size, align);
 		::operator delete[](hide(::operator new[](size, align)), align);

@@ -1,4 +1,4 @@
-/* Objects that are certain, objects that readers look at, and what caches say of themselves, as a C program uses them. */
+/* Prefilled sheaves, memory pools, readers and slabinfo in C. Prints "ok". */
 #include "pinfold.h"
 
 #include <errno.h>
@@ -39,18 +39,22 @@ static uint64_t attribute(const struct pinfold_cache *cache, const char *name)
 	return value;
 }
 
-/* Calls `f` in a child in which no memory can be mapped or committed from then on. */
-static void without_memory(void (*f)(struct pinfold_cache *, void *), struct pinfold_cache *cache, void *reserve)
+/* Calls `f` in a child that gets no more memory from the system. */
+static void without_memory(void (*f)(struct pinfold_cache *, void *), struct pinfold_cache *cache,
+			   void *reserve)
 {
 	int status;
 	pid_t child = fork();
 
 	CHECK(child >= 0);
 	if (child == 0) {
-		/* Not 0, which the kernel takes for no limit on data; not RLIMIT_AS, under which what is reserved could be committed. */
+		/*
+		 * The kernel takes 0 for no limit on data. RLIMIT_AS would still allow the use of
+		 * mapped memory.
+		 */
 		const struct rlimit none = { 1, RLIM_INFINITY };
 
-		/* Who waits for ever ends by the alarm. */
+		/* The alarm ends a child that waits without end. */
 		alarm(60);
 		CHECK(setrlimit(RLIMIT_DATA, &none) == 0);
 		f(cache, reserve);
@@ -59,7 +63,7 @@ static void without_memory(void (*f)(struct pinfold_cache *, void *), struct pin
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* Takes objects until there are none, linked through their first word. */
+/* Allocates objects until that fails, and links them through their first words. */
 static void **exhaust(const struct pinfold_cache *cache, size_t *count)
 {
 	void **last = NULL, **object;
@@ -130,10 +134,12 @@ static void pool_outlasts_memory(struct pinfold_cache *cache, void *reserve)
 	object = exhaust(cache, &count);
 	CHECK(count > 0);
 	for (int n = 0; n < 150; n++)
-		CHECK((taken[n] = n % 2 ? pinfold_mempool_alloc(pool) : pinfold_mempool_alloc_wait(pool)));
+		CHECK((taken[n] = n % 2 ? pinfold_mempool_alloc(pool)
+					: pinfold_mempool_alloc_wait(pool)));
 	errno = 0;
-	CHECK(!pinfold_mempool_alloc(pool) && errno == ENOMEM && pinfold_mempool_available(pool) == 0);
-	/* What is freed first fills the reserve; the rest is the cache's. */
+	CHECK(!pinfold_mempool_alloc(pool) && errno == ENOMEM &&
+	      pinfold_mempool_available(pool) == 0);
+	/* The first freed objects fill the reserve; the others go to the cache. */
 	while ((first = object)) {
 		object = *object;
 		errno = 4711;
@@ -159,7 +165,8 @@ static void pools(void)
 	CHECK((object = pinfold_mempool_alloc(pool)) && pinfold_mempool_available(pool) == 150);
 	pinfold_mempool_free(pool, object);
 	pinfold_mempool_free(pool, NULL);
-	CHECK((object = pinfold_mempool_alloc_preallocated(pool)) && pinfold_mempool_available(pool) == 149);
+	CHECK((object = pinfold_mempool_alloc_preallocated(pool)) &&
+	      pinfold_mempool_available(pool) == 149);
 	pinfold_mempool_free(pool, object);
 	CHECK(pinfold_mempool_available(pool) == 150);
 	CHECK(pinfold_mempool_resize(pool, 400) == 0 && pinfold_mempool_available(pool) == 400);
@@ -178,7 +185,7 @@ static void pools(void)
 	CHECK(pinfold_cache_destroy(cache) == 0);
 }
 
-/* What readers look at: an object that is free or another's has another canary. */
+/* The object of the readers. A freed or reused object has another canary. */
 struct route {
 	_Atomic uint64_t canary, inverse;
 	char rest[48];
@@ -219,7 +226,8 @@ static void *look(void *argument)
 
 static void readers(unsigned flags)
 {
-	struct pinfold_cache *cache = pinfold_cache_create("routes", sizeof(struct route), 0, flags, NULL);
+	struct pinfold_cache *cache = pinfold_cache_create("routes", sizeof(struct route), 0, flags,
+							   NULL);
 	pthread_t threads[READERS];
 
 	CHECK(cache);
@@ -236,7 +244,7 @@ static void readers(unsigned flags)
 		if (n % (CHANGES / 4) == 0)
 			CHECK(pinfold_cache_flush_deferred(cache) == 0);
 		if (n % (CHANGES / 4) == 1) {
-			/* By hand. */
+			/* Waits for the readers and frees the object itself. */
 			old = atomic_exchange(&current, made(cache, n));
 			CHECK(pinfold_grace_synchronize() == 0);
 			old->canary = old->inverse = 0;
@@ -250,12 +258,12 @@ static void readers(unsigned flags)
 	CHECK(pinfold_cache_flush_deferred(cache) == 0);
 	CHECK(attribute(cache, "objects") == 1 && attribute(cache, "free_rcu_sheaf_fail") == 0);
 	CHECK(attribute(cache, "free_rcu_sheaf") >= CHANGES - 100);
-	/* A destroy waits for what was freed deferred. */
+	/* Destroying the cache waits for objects that were freed deferred. */
 	pinfold_cache_free_deferred(cache, atomic_exchange(&current, NULL));
 	CHECK(pinfold_cache_validate(cache, NULL, NULL) == 0 && pinfold_cache_destroy(cache) == 0);
 }
 
-/* An object is not given out again while its reader is in. */
+/* The cache does not reuse an object while its reader is inside. */
 static void waits_for_readers(void)
 {
 	struct pinfold_cache *cache = created("waiting", 64);
@@ -292,13 +300,14 @@ static void note(const struct pinfold_cache_info *info, void *context)
 
 	if (strcmp(info->name, "told of") == 0)
 		*found = *info;
-	/* May allocate. */
+	/* The callback may allocate. */
 	free(strdup(info->name));
 }
 
 static void say(void)
 {
-	struct pinfold_cache *cache = pinfold_cache_create("told of", 100, 0, PINFOLD_SLAB_RED_ZONE, NULL);
+	struct pinfold_cache *cache = pinfold_cache_create("told of", 100, 0, PINFOLD_SLAB_RED_ZONE,
+							   NULL);
 	struct pinfold_cache_info found = { 0 };
 	void *objects[7];
 	char text[1024], little[20], *all, name[40];
@@ -310,14 +319,17 @@ static void say(void)
 	length = pinfold_slabinfo(cache, text, sizeof(text));
 	CHECK(length == strlen(text) && strncmp(text, "slabinfo - version: 2.1\n# name ", 31) == 0);
 	CHECK(strchr(text, ':') && text[length - 1] == '\n');
-	CHECK(sscanf(strchr(strchr(text, '\n') + 1, '\n'), "%39s %lu %lu %lu %lu %lu : tunables", name, &active, &total, &size,
+	CHECK(sscanf(strchr(strchr(text, '\n') + 1, '\n'), "%39s %lu %lu %lu %lu %lu : tunables",
+		     name, &active, &total, &size,
 		     &per_slab, &pages) == 6);
-	CHECK(strcmp(name, "told_of") == 0 && active == 7 && total >= 7 && size >= 100 && per_slab > 0 && pages > 0);
+	CHECK(strcmp(name, "told_of") == 0 && active == 7 && total >= 7 && size >= 100 &&
+	      per_slab > 0 && pages > 0);
 
-	/* As snprintf. */
+	/* A short buffer gets a part, like that of snprintf. */
 	CHECK(pinfold_slabinfo(cache, NULL, 0) == length);
 	memset(little, 'x', sizeof(little));
-	CHECK(pinfold_slabinfo(cache, little, 10) == length && strcmp(little, "slabinfo ") == 0 && little[10] == 'x');
+	CHECK(pinfold_slabinfo(cache, little, 10) == length && strcmp(little, "slabinfo ") == 0 &&
+	      little[10] == 'x');
 	length = pinfold_slabinfo(NULL, NULL, 0) + 1000;
 	CHECK((all = malloc(length)) && pinfold_slabinfo(NULL, all, length) < length);
 	CHECK(strstr(all, "\ntold_of ") && strstr(all, "\nkmalloc-00064 "));
@@ -327,13 +339,15 @@ static void say(void)
 	CHECK(attribute(cache, "objects") == 7 && attribute(cache, "total_objects") == total);
 	CHECK(attribute(cache, "red_zone") == 1 && attribute(cache, "slabs") == total / per_slab);
 	errno = 0;
-	CHECK(pinfold_cache_attribute(cache, "cache_dma", &value) == -1 && errno == EINVAL && value == 4711);
+	CHECK(pinfold_cache_attribute(cache, "cache_dma", &value) == -1 && errno == EINVAL &&
+	      value == 4711);
 	errno = 0;
 	CHECK(pinfold_cache_attribute(cache, "\xff", &value) == -1 && errno == EINVAL);
 
 	caches = pinfold_caches_each(note, &found);
 	CHECK(caches > 10 && caches == pinfold_caches_each(NULL, NULL));
-	CHECK(found.object_size == 100 && found.slab_size == size && found.objects == 7 && found.total_objects == total);
+	CHECK(found.object_size == 100 && found.slab_size == size && found.objects == 7 &&
+	      found.total_objects == total);
 	CHECK(found.slabs == total / per_slab && (found.flags & PINFOLD_SLAB_RED_ZONE));
 	pinfold_cache_free_bulk(cache, 7, objects);
 	CHECK(pinfold_cache_destroy(cache) == 0);

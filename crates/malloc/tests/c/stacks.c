@@ -1,8 +1,10 @@
 /*
- * Small stacks: malloc and free, caches and counters on fibers, threads and signal stacks of 12 and 16 KiB, for longer than two of
- * the shepherd's ticks, and their first use in a process. No call may use more than 4 KiB of stack.
+ * No call uses more than 4 KiB of stack: of malloc, of caches, of counters, also at the first use
+ * in a process.
  *
- * Below each stack lies more memory, filled with a pattern, so that a call which uses too much is measured instead of crashing.
+ * The calls run on fibers, threads and signal stacks of 12 and 16 KiB, for longer than two of the
+ * shepherd's ticks. Below each stack lies memory with a pattern, so that a call which uses too much
+ * is measured and does not crash. Prints "ok".
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,7 +27,10 @@
 #define PAINT 0x5a
 #define HELD  3000
 
-/* The library's calls; all NULL where the program runs without it, and the C library's for the first two. */
+/*
+ * The functions under test. Without the library, those of malloc are the C library's, and the
+ * others are NULL.
+ */
 static struct {
 	void *(*malloc)(size_t);
 	void (*free)(void *);
@@ -56,7 +61,7 @@ static struct pinfold_event *event;
 static void *held[HELD];
 static void *objects[500];
 static double seconds;
-/* The frame of the loop, and what makes it. */
+/* The frame of the loop that calls the functions. */
 static char *volatile frame;
 static int failed;
 
@@ -101,7 +106,10 @@ static void count(void)
 	calls.event_sum(event);
 }
 
-/* Many small blocks, then few, so that caches fill, stand idle and give back; and some large ones. */
+/*
+ * Holds many small blocks, then few, so that caches fill, idle and give memory back; and some large
+ * blocks.
+ */
 static void work(void)
 {
 	volatile char here;
@@ -155,10 +163,11 @@ static void work(void)
 	}
 }
 
-/* A stack of `size` bytes with a painted depth below it. */
+/* Returns a stack of `size` bytes, with BELOW bytes of the pattern below it. */
 static char *paint(size_t size)
 {
-	char *memory = mmap(NULL, BELOW + size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *memory = mmap(NULL, BELOW + size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			    -1, 0);
 	if (memory == MAP_FAILED)
 		fail("no memory for a stack\n");
 	memset(memory, PAINT, BELOW + size);
@@ -173,7 +182,7 @@ static void measure(const char *what, size_t size, char *stack)
 	size_t used = (size_t)(frame - deepest);
 	printf("%s of %zu KiB: %zu bytes below the loop's frame\n", what, size >> 10, used);
 	fflush(stdout);
-	/* The loop calls functions of this file, whose frames come on top. */
+	/* 256 bytes are for the frames of this file's own functions. */
 	if (calls.cache_alloc && used > MOST + 256)
 		failed = 1;
 	munmap(stack - BELOW, BELOW + size);
@@ -233,17 +242,21 @@ static void on_thread(size_t size)
 
 #define FIND(name) (*(void **)&calls.name = dlsym(library, "pinfold_" #name))
 
-/* Finds the library's calls; false where it is not there. */
+/* Finds the library's functions. Returns 0 if the library is not loaded. */
 static int find(void *library)
 {
-	FIND(cache_create), FIND(cache_alloc), FIND(cache_free), FIND(cache_alloc_bulk), FIND(cache_free_bulk);
+	FIND(cache_create), FIND(cache_alloc), FIND(cache_free), FIND(cache_alloc_bulk),
+		FIND(cache_free_bulk);
 	FIND(cache_alloc_node), FIND(cache_free_deferred);
-	FIND(counter_create), FIND(counter_add), FIND(counter_sum), FIND(counter_read), FIND(counter_swap);
+	FIND(counter_create), FIND(counter_add), FIND(counter_sum), FIND(counter_read),
+		FIND(counter_swap);
 	FIND(counter_limited_add), FIND(event_create), FIND(event_add), FIND(event_sum);
 	return calls.cache_alloc != NULL;
 }
 
-/* The first use of the library in this process, which was started without it, on a small stack. */
+/*
+ * Loads the library into a process that was started without it, and uses it first on a small stack.
+ */
 static int first_use(const char *path)
 {
 	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -265,11 +278,11 @@ int main(int argc, char **argv)
 	calls.realloc = realloc;
 	calls.posix_memalign = posix_memalign;
 	int there = find(RTLD_DEFAULT);
-	/* The shepherd ticks once a second. Without the library there is nothing to wait for. */
+	/* The shepherd ticks once a second. Without the library there is no tick to wait for. */
 	seconds = there ? 2.5 : 0.1;
-	/* What the dynamic linker does at a function's first call is no use of the library's. */
+	/* The first call binds the symbol: the linker's stack must not count. */
 	now();
-	/* Before there is a thread: then the slow paths tick. */
+	/* While the program has one thread, the slow paths tick. */
 	on_fiber("fiber", 16 << 10);
 	on_fiber("fiber", 12 << 10);
 	on_signal_stack(16 << 10);

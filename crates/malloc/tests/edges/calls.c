@@ -1,7 +1,8 @@
 /*
- * Works between two marks, "edge: begin" and "edge: end", for a reader of system calls.
+ * Allocates and frees between two marks, "edge: begin" and "edge: end", for a tracer of system
+ * calls.
  *
- * Threads and caches are there before the first mark, so that only malloc and free make calls.
+ * Threads and caches exist before the first mark, so that only malloc and free make calls.
  */
 #include "edge.h"
 

@@ -1,7 +1,7 @@
 /*
- * free keeps errno, always. A call that succeeds keeps errno too.
+ * free always leaves errno unchanged, and so does each call that succeeds.
  *
- * The system calls beneath fail now and then, as membarrier does here in one case by a filter.
+ * System calls that the allocator makes may fail. In one case here, a filter makes membarrier fail.
  */
 #include "seccomp.h"
 #include <malloc.h>
@@ -20,7 +20,7 @@ static void *use(void *argument)
 {
 	unsigned seed = (unsigned)(size_t)argument;
 	double end = now() + working_time();
-	/* Sizes that are used once. What is cached of them is given back later, in passing. */
+	/* Uses sizes once. Later slow paths give back what the caches of these sizes hold. */
 	for (size_t i = 0; i < HELD; i++)
 		held[i] = malloc(1 + i % 30000);
 	for (size_t i = 0; i < HELD; i++) {

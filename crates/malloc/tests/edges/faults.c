@@ -45,12 +45,12 @@
 #pragma weak pinfold_counter_read
 #pragma weak pinfold_counter_sum
 
-/* What fails. */
+/* A fault: which calls fail, and how. */
 struct fault {
 	const char *name;
-	/* How many calls in a row fail, from the n-th on. */
+	/* How many calls fail in a row, from the n-th on. */
 	long length;
-	/* The answer, and membarrier's. */
+	/* The errno of a failing call, and of a failing membarrier. */
 	int error, fence_error;
 	/* The only call that fails; 0 if every call does. */
 	int only;
@@ -65,7 +65,7 @@ static const struct fault faults[] = {
 	{ "sandbox", 12, ENOMEM, EPERM, 0 },
 };
 
-/* What the child tells, also about how it ended. */
+/* What the child reports, also if it crashes. */
 struct record {
 	volatile long calls, failed, fences_failed, refusals;
 	volatile int number;
@@ -162,7 +162,8 @@ static void trap_calls(void)
 						 offsetof(struct seccomp_data, nr));
 	for (int i = 0; i < CALLS; i++)
 		code[n++] = (struct sock_filter)BPF_JUMP(
-			BPF_JMP | BPF_JEQ | BPF_K, (unsigned)calls[i], (unsigned char)(CALLS - i), 0);
+			BPF_JMP | BPF_JEQ | BPF_K, (unsigned)calls[i], (unsigned char)(CALLS - i),
+				0);
 	code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
 	code[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (unsigned)pointer);
 	code[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)behind, 0, 3);
@@ -174,10 +175,10 @@ static void trap_calls(void)
 	struct sock_fprog program = { n, code };
 	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
 	if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
-		skip("seccomp filters are not to be had here");
+		skip("this machine allows no seccomp filter");
 }
 
-/* The objects that the script holds. */
+/* The objects that the script holds now. */
 
 enum { OBJECTS = 480, MARK = 4711 };
 
@@ -391,7 +392,7 @@ static void beside_a_thread(void)
 	verify_all();
 }
 
-/* Caches, and what stands on them. */
+/* Object caches, prefilled sheaves, memory pools, deferred frees and counters. */
 
 enum { CACHED = 300 };
 
@@ -631,7 +632,8 @@ static int run(long n)
 int main(int count, char **words)
 {
 	int bad = 0;
-	record = mmap(NULL, sizeof *record, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	record = mmap(NULL, sizeof *record, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+		      0);
 	CHECK(record != MAP_FAILED);
 	for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
 		char text[200];
@@ -646,7 +648,9 @@ int main(int count, char **words)
 			say(text);
 			continue;
 		}
-		/* A fault for the rest of the script is about the same from one call to the next. */
+		/*
+		 * A fault for the rest of the script is about the same from one call to the next.
+		 */
 		long step = fault->length > 1000 ? 8 : getenv("EDGE_CONTROL") ? 5 : 100000;
 		for (;; n += 1 + n / step) {
 			bad += !run(n);

@@ -15,7 +15,7 @@
 static volatile long forks, others;
 static const char *what;
 
-/* Without a fork in this time, the program is stuck. */
+/* A program that makes no fork in this time is stuck. */
 #define PATIENCE 8.0
 
 static void block_signals(void)

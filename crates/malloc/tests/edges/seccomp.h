@@ -9,7 +9,9 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
-/* Enters a filter for all threads: a call in `listed` gets `listed_answer`, another `other_answer`. */
+/*
+ * Enters a filter for all threads: a call in `listed` gets `listed_answer`, another `other_answer`.
+ */
 UNUSED static void enter_filter(const int *listed, size_t count, unsigned listed_answer,
 				unsigned other_answer)
 {
@@ -28,7 +30,7 @@ UNUSED static void enter_filter(const int *listed, size_t count, unsigned listed
 	struct sock_fprog program = { n, code };
 	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
 	if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program))
-		skip("seccomp filters are not to be had here");
+		skip("this machine allows no seccomp filter");
 }
 
 /* Names the call that a filter answered with a trap, and ends the process. */

@@ -1,4 +1,7 @@
-/* A program without a C++ runtime that loads a plugin with one: what the plugin's operators throw must reach it. Prints "ok". */
+/*
+ * A program without a C++ runtime loads a plugin that has one. The plugin must catch what its
+ * operators throw. Prints "ok".
+ */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>

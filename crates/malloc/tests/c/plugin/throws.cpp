@@ -1,4 +1,5 @@
-// A plugin in C++ for a program in C (host.c), which loads it for itself alone: the C++ runtime is not where dlsym looks.
+// A C++ plugin for host.c, which loads it with RTLD_LOCAL. dlsym does not find the plugin's C++
+// runtime then.
 #include <cstdint>
 #include <new>
 
