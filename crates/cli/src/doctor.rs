@@ -382,7 +382,7 @@ fn memory_limit(root: &Path) -> Check {
             "memory limit",
             true,
             "none",
-            "free memory is kept up to an eighth of what is in use, or 16 MiB if that is more",
+            "free memory is kept up to an eighth of what is in use, or 4 MiB if that is more",
         );
     }
     check(

@@ -252,14 +252,18 @@ fn a_soft_limit_bounds_held_memory_and_fails_no_allocation() {
 #[test]
 #[ignore = "a load for the tests below"]
 fn frees_200_mib() {
-    for size in [64, 1000, 20_000, 60_000] {
-        drop(Blocks::fill(size, 200 * MIB));
-        let held = page::held() as usize;
-        assert!(held < 40 * MIB, "{size}: {} MiB stay", held / MIB);
-    }
+    let size: usize = std::env::var("SIZE").unwrap().parse().unwrap();
+    drop(Blocks::fill(size, 200 * MIB));
+    let held = page::held() as usize;
+    assert!(held < 24 * MIB, "{} MiB stay", held / MIB);
 }
 
 #[test]
 fn free_gives_back_all_but_a_share_of_the_use() {
-    succeeds("frees_200_mib", |_| {});
+    // Each size in a process of its own, which has not needed again what it gave back.
+    for size in [64, 1000, 20_000, 60_000] {
+        succeeds("frees_200_mib", |command| {
+            command.env("SIZE", size.to_string());
+        });
+    }
 }

@@ -39,7 +39,7 @@ pub const VARIABLE: &str = "PINFOLD_MEMORY_LIMIT";
 const LONGEST: usize = 32;
 
 /// What may be kept however little is in use, without a limit.
-const KEPT_LEAST: usize = 16 << 20;
+const KEPT_LEAST: usize = 4 << 20;
 /// What may be kept however little a limit leaves: a few runs that are used over and over.
 const KEPT_AT_LIMIT: usize = 1 << 20;
 /// The least growth between two reclaims near a limit.
@@ -207,7 +207,7 @@ pub fn cgroup_limit(root: &[u8]) -> Option<usize> {
     cgroup::memory_limit(root).filter(|&bytes| bytes != NONE)
 }
 
-/// Returns how many bytes may be kept beyond `in_use` bytes: an eighth of them, at least 16 MiB, and
+/// Returns how many bytes may be kept beyond `in_use` bytes: an eighth of them, at least 4 MiB, and
 /// `missed` bytes more; but at most a sixteenth of the tightest limit, and what that limit leaves. A
 /// limit that leaves nothing still allows 1 MiB, because held memory also counts what was never
 /// touched. One load.
@@ -335,12 +335,12 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_a_share_of_the_use_within_the_limit() {
-        assert_eq!(kept_below(NONE, 0, 0), 16 * MIB);
+        assert_eq!(kept_below(NONE, 0, 0), 4 * MIB);
         assert_eq!(kept_below(NONE, 128 * MIB, 0), 16 * MIB);
         assert_eq!(kept_below(NONE, 800 * MIB, 0), 100 * MIB);
         assert_eq!(kept_below(NONE, 800 * MIB, 50 * MIB), 150 * MIB);
         // A sixteenth of 256 MiB is 16 MiB, and of 128 MiB 8.
-        assert_eq!(kept_below(256 * MIB, 0, 0), 16 * MIB);
+        assert_eq!(kept_below(256 * MIB, 0, 0), 4 * MIB);
         assert_eq!(kept_below(256 * MIB, 200 * MIB, 0), 16 * MIB);
         assert_eq!(kept_below(256 * MIB, 100 * MIB, 90 * MIB), 16 * MIB);
         assert_eq!(kept_below(128 * MIB, 100 * MIB, 0), 8 * MIB);

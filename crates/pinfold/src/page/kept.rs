@@ -13,14 +13,15 @@
 //!    what went back was *missed*.
 //! 3. [`excess`] allows that much more dirty memory, but never so much that the process holds more
 //!    than it used a short while ago.
-//! 4. [`forget`] halves all three figures every [`FORGET`] milliseconds.
+//! 4. [`aged`] notes what goes back because nobody needed it for long: it was not missed after all.
+//!    [`forget`] lets all figures decay.
 
 use super::{GRANULE, budget, huge_total};
 use crate::nodes::{self, MAX_NODES};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicUsize};
 
-/// How long the arenas remember, in milliseconds.
+/// How often the figures decay, in milliseconds.
 const FORGET: u32 = 450;
 
 /// A node's figures, in granules. The holder of the arena's lock writes them; any thread reads
@@ -114,19 +115,23 @@ pub(super) fn excess() -> usize {
     if used > USED_LATELY.load(Relaxed) {
         USED_LATELY.store(used, Relaxed);
     }
-    let dirty: usize = nodes_figures().map(|node| node.dirty.load(Relaxed)).sum();
     let lately = USED_LATELY.load(Relaxed).saturating_sub(used);
     let missed = MISSED.load(Relaxed).min(lately) * GRANULE;
-    dirty.saturating_sub(budget::kept_most(used * GRANULE, missed) / GRANULE)
+    dirty_of_all().saturating_sub(budget::kept_most(used * GRANULE, missed) / GRANULE)
 }
 
-fn nodes_figures() -> impl Iterator<Item = &'static Figures> {
+/// Granules in dirty free runs of all nodes.
+fn dirty_of_all() -> usize {
+    figures().map(|node| node.dirty.load(Relaxed)).sum()
+}
+
+fn figures() -> impl Iterator<Item = &'static Figures> {
     FIGURES.iter().take(nodes::count())
 }
 
 /// Granules in use, with those of huge blocks.
 fn used() -> usize {
-    let used: usize = nodes_figures().map(|node| node.used.load(Relaxed)).sum();
+    let used: usize = figures().map(|node| node.used.load(Relaxed)).sum();
     used + huge_total() / GRANULE
 }
 
@@ -146,6 +151,13 @@ fn took_clean(granules: usize) {
     }
 }
 
+/// Notes that granules went back to the system because they were dirty for long.
+pub(super) fn aged(granules: usize) {
+    let missed = MISSED.load(Relaxed);
+    // What another thread adds meanwhile may be lost; so below.
+    MISSED.store(missed.saturating_sub(granules), Relaxed);
+}
+
 /// Forgets a part of what was learned if it is time, `now` in milliseconds.
 pub(super) fn forget(now: u32) {
     static LAST: AtomicU32 = AtomicU32::new(0);
@@ -154,12 +166,12 @@ pub(super) fn forget(now: u32) {
     if !is_due || LAST.compare_exchange(last, now, Relaxed, Relaxed).is_err() {
         return;
     }
-    // What another thread adds meanwhile may be lost.
-    let halve = |word: &AtomicUsize, least| {
-        let now = word.load(Relaxed);
-        word.store(least + now.saturating_sub(least) / 2, Relaxed);
+    let decay = |word: &AtomicUsize, least: usize, part: usize| {
+        let above = word.load(Relaxed).saturating_sub(least);
+        word.store(least + above - above.div_ceil(part), Relaxed);
     };
-    halve(&PURGED, 0);
-    halve(&MISSED, 0);
-    halve(&USED_LATELY, used());
+    decay(&PURGED, 0, 2);
+    decay(&USED_LATELY, used(), 2);
+    // Slowly: each granule that is forgotten and needed again costs page faults.
+    decay(&MISSED, 0, 8);
 }

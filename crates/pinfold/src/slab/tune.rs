@@ -35,6 +35,8 @@ const BARN_LEAST: usize = 4;
 /// that is more.
 const BARN_SHARE: usize = 8;
 const BARN_BYTES_LEAST: usize = 256 << 10;
+/// From this size on, only the share counts: one sheaf of each class would be much of a small heap.
+const LARGE_CLASS: usize = 32 << 10;
 const BARN_MOST: usize = 128;
 /// Sheaves that a CPU has of a cache: the main one and the spare.
 const SHEAVES: usize = 2;
@@ -124,6 +126,9 @@ impl Cache {
         let (bytes, least) = match self.class() {
             Some(_) => {
                 let share = slabs * self.slab_bytes / BARN_SHARE;
+                if self.size >= LARGE_CLASS {
+                    return share.min(self.barn_bytes) / sheaf;
+                }
                 let most = share.max(BARN_BYTES_LEAST).min(self.barn_bytes);
                 (most, (BARN_BYTES_LEAST / sheaf).clamp(1, BARN_LEAST))
             }
