@@ -15,8 +15,8 @@ int main(int argc, char **argv) {
             if (count > most) count = most;
             for (int i = 0; i < count; i++) blocks[i] = get(sizes[kind]);
             for (int i = 0; i < count; i++) {
-                // Seven and the counts have no common divisor: the mixed order meets every block
-                // once.
+                // Seven and the counts have no common divisor, so the mixed order visits every
+                // block once.
                 int mixed = (i * 7 + 3) % count;
                 free(blocks[round % 3 == 0 ? i : round % 3 == 1 ? count - 1 - i : mixed]);
             }

@@ -1,5 +1,4 @@
-// What every load shares: deterministic random numbers, threads, and the lines that tell the
-// result.
+// Shared by all loads: deterministic random numbers, threads, and the lines that report the result.
 //
 // A load is called with the number of threads and the seconds to settle. Its amount of work depends
 // on the number of threads only. Its sizes and orders come from fixed seeds. It ends with `finish`.
@@ -35,12 +34,12 @@ __attribute__((unused)) static void begin(int argc, char **argv) {
     if (load_threads < 1 || load_threads > 1024) die("THREADS must be from 1 to 1024");
 }
 
-// A generator's state for stream `number`; never 0.
+// Returns a generator's initial state for stream `number`. It is never 0.
 __attribute__((unused)) static uint64_t seed(uint64_t number) {
     return (number + 1) * 0x9e3779b97f4a7c15u | 1;
 }
 
-// xorshift64*: the upper half of the product is the better one.
+// Steps xorshift64* and returns the upper half of the product, which is the more random one.
 __attribute__((unused)) static uint32_t draw(uint64_t *state) {
     *state ^= *state >> 12;
     *state ^= *state << 25;
@@ -52,8 +51,8 @@ __attribute__((unused)) static size_t below(uint64_t *state, size_t most) {
     return (size_t)((uint64_t)draw(state) * most >> 32);
 }
 
-// A size from `least` to `most`, spread evenly over its logarithm: sizes from 16 to 31 are as
-// frequent as sizes from 2048 to 4095.
+// Returns a size from `least` to `most`, spread evenly over its logarithm: sizes from 16 to 31 are
+// as frequent as sizes from 2048 to 4095.
 __attribute__((unused)) static size_t log_size(uint64_t *state, size_t least, size_t most) {
     unsigned doublings = 0;
     while ((least << (doublings + 1)) <= most) doublings++;
@@ -62,7 +61,7 @@ __attribute__((unused)) static size_t log_size(uint64_t *state, size_t least, si
     return low + below(state, high - low + 1);
 }
 
-// malloc that ends the program when there is no memory. Writes the block's first and last byte.
+// Calls malloc and ends the program if there is no memory. Writes the block's first and last byte.
 __attribute__((unused)) static void *get(size_t size) {
     char *block = (char *)malloc(size);
     if (!block) die("no memory");
@@ -71,7 +70,7 @@ __attribute__((unused)) static void *get(size_t size) {
     return block;
 }
 
-// The same, and writes a byte of each page.
+// Calls `get` and writes a byte of each page.
 __attribute__((unused)) static void *get_touched(size_t size) {
     char *block = (char *)get(size);
     for (size_t at = 0; at < size; at += 4096) block[at] = (char)at;
@@ -122,7 +121,7 @@ __attribute__((unused)) static void finish(uint64_t result) {
                cpu, faults - faults_before);
     }
     fflush(stdout);
-    // Destructors and exit handlers are no part of the load.
+    // Skips destructors and exit handlers, which are not part of the load.
     _exit(0);
 }
 #endif

@@ -1,5 +1,5 @@
-// As many threads that get batches of blocks as threads that free them. Another thread than the one
-// that got a block frees it.
+// Half of the threads get batches of blocks, the other half frees them. So each block is freed by
+// another thread than the one that got it.
 #include "load.h"
 
 enum { BATCH = 500, BATCHES = 12000, WAITING = 40 };

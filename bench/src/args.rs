@@ -1,4 +1,4 @@
-//! What the command line can ask for.
+//! The command line.
 
 use crate::counter::subjects::Name as CounterName;
 use crate::memory::Variant;
@@ -7,7 +7,7 @@ use crate::subjects::SubjectName;
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use std::path::PathBuf;
 
-/// Pinfold and its peers, side by side.
+/// Measures Pinfold and other allocators and counters side by side.
 #[derive(Debug, Parser)]
 #[command(name = "pinfold-bench", version)]
 pub struct Args {
@@ -21,19 +21,19 @@ pub struct Args {
 pub enum Command {
     /// Cycles per allocation and free, in the scenarios of slab_test.
     Slab(SlabArgs),
-    /// Resident memory that 1,000 sleeping threads leave after each allocated and freed 1 MiB.
+    /// Resident memory that 1,000 sleeping threads leave after each has allocated and freed 1 MiB.
     Memory(MemoryArgs),
     /// Cycles per add and per sum of counters, and what they cost in memory.
     Counter(CounterArgs),
     /// Time and memory of whole programs that run on each allocator by LD_PRELOAD.
     Whole(WholeArgs),
-    /// Measures the cells its standard input names; started by `slab`.
+    /// Measures the cells that standard input names; started by `slab`.
     #[command(hide = true)]
     SlabChild(SlabChildArgs),
     /// Measures one subject and variant; started by `memory`.
     #[command(hide = true)]
     MemoryChild(MemoryChildArgs),
-    /// Measures what one subject's counters occupy; started by `counter`.
+    /// Measures the memory of one subject's counters; started by `counter`.
     #[command(hide = true)]
     CounterMemoryChild(CounterMemoryChildArgs),
 }
@@ -57,7 +57,7 @@ pub struct SlabArgs {
         default_value = "single,pair,concurrent,concurrent_pair,remote,one_to_n"
     )]
     pub scenario: Vec<Scenario>,
-    /// How often each cell is measured; the result is the median.
+    /// Number of times each cell is measured; the result is the median.
     #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// Subjects, separated by commas.
@@ -67,18 +67,18 @@ pub struct SlabArgs {
         default_value = "pinfold-cache,pinfold-malloc,mimalloc,jemalloc,snmalloc,rpmalloc,glibc,tcmalloc,tcmalloc-percpu"
     )]
     pub subjects: Vec<SubjectName>,
-    /// How measurements are set up.
+    /// The parameters that parent and child processes share.
     #[command(flatten)]
     pub setup: Setup,
     /// Print one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
-    /// Keep every round's figures below bench/runs/.
+    /// Save every round's figures below bench/runs/.
     #[arg(long)]
     pub save: bool,
 }
 
-/// What a process needs to know to measure cells as every other one does.
+/// The parameters of measuring cells, which must be the same in every process.
 #[derive(Clone, Copy, Debug, ClapArgs)]
 pub struct Setup {
     /// Untimed passes before each timed one, the same for every subject.
@@ -95,7 +95,7 @@ pub struct SlabChildArgs {
     /// The subject to measure.
     #[arg(long)]
     pub subject: SubjectName,
-    /// As the parent measures.
+    /// The parameters of the parent process.
     #[command(flatten)]
     pub setup: Setup,
 }
@@ -117,10 +117,10 @@ pub struct MemoryArgs {
         default_value = "one_by_one,at_once,fragmented"
     )]
     pub variant: Vec<Variant>,
-    /// How many threads.
+    /// Number of threads.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     pub threads: u32,
-    /// Seconds until the second look at the resident memory.
+    /// Seconds until the resident memory is read for the second time.
     #[arg(long, default_value_t = 3)]
     pub settle: u32,
     /// Seconds that a subject may take before it is left out.
@@ -129,7 +129,7 @@ pub struct MemoryArgs {
     /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
-    /// Keep the figures below bench/runs/.
+    /// Save the figures below bench/runs/.
     #[arg(long)]
     pub save: bool,
 }
@@ -143,10 +143,10 @@ pub struct MemoryChildArgs {
     /// How the threads take turns.
     #[arg(long)]
     pub variant: Variant,
-    /// How many threads.
+    /// Number of threads.
     #[arg(long)]
     pub threads: u32,
-    /// Seconds until the second look at the resident memory.
+    /// Seconds until the resident memory is read for the second time.
     #[arg(long)]
     pub settle: u32,
 }
@@ -161,22 +161,23 @@ pub struct CounterArgs {
         default_value = "pinfold-event,pinfold,vmstat,atomic,atomic-own,fast-telemetry,fast-counter,thread-local"
     )]
     pub subjects: Vec<CounterName>,
-    /// How many threads add, separated by commas.
+    /// Numbers of threads that add, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "1,2,16", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Vec<u32>,
     /// Adds of each thread in each round.
     #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub adds: u32,
-    /// How long to measure in all; each figure is measured at least five times, however long that takes.
+    /// Seconds to measure in all; each figure is measured at least five times, however long that
+    /// takes.
     #[arg(long, default_value_t = 20)]
     pub seconds: u32,
-    /// How many counters are made to measure their memory.
+    /// Number of counters made to measure their memory.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub counters: u32,
     /// Print one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
-    /// Keep every round's figures below bench/runs/.
+    /// Save every round's figures below bench/runs/.
     #[arg(long)]
     pub save: bool,
 }
@@ -187,7 +188,7 @@ pub struct CounterMemoryChildArgs {
     /// The subject to measure.
     #[arg(long)]
     pub subject: CounterName,
-    /// How many counters.
+    /// Number of counters.
     #[arg(long)]
     pub counters: u32,
 }
@@ -198,8 +199,8 @@ pub struct WholeArgs {
     /// Programs, separated by commas; `all`, `loads` and `real` stand for several.
     #[arg(long, value_delimiter = ',', default_value = "all")]
     pub programs: Vec<String>,
-    /// Subjects, separated by commas; NAME=PATH is a shared library of your own, a build of Pinfold if its name
-    /// begins with `pinfold`.
+    /// Subjects, separated by commas; NAME=PATH is a shared library of your own. A name that begins
+    /// with `pinfold` marks a build of Pinfold.
     #[arg(
         long,
         value_delimiter = ',',
@@ -207,28 +208,29 @@ pub struct WholeArgs {
         default_value = "pinfold-malloc,glibc,mimalloc,mimalloc2,jemalloc,tcmalloc,snmalloc,rpmalloc"
     )]
     pub subjects: Vec<String>,
-    /// The shared library for `pinfold-malloc` (default: build it from this workspace).
+    /// The shared library for `pinfold-malloc` (default: built from this workspace).
     #[arg(long, value_name = "PATH")]
     pub pinfold: Option<PathBuf>,
-    /// How often each program runs under each subject; the result is the median.
+    /// Number of times each program runs under each subject; the result is the median.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Threads of programs that have several (default: the CPUs that this process may use).
+    /// Threads of programs that have several (default: number of CPUs that this process may use).
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
-    /// Seconds until the look at a load's settled memory, in the first round; 0 for none.
+    /// Seconds after a load's work until its settled memory is read, in the first round; 0 to leave
+    /// this out.
     #[arg(long, default_value_t = 2.0, value_parser = settle)]
     pub settle: f64,
     /// Seconds that a program may take before it is killed.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
-    /// Where libraries, loads and input are kept (default: target/whole).
+    /// Folder for libraries, loads and input (default: target/whole).
     #[arg(long, value_name = "FOLDER")]
     pub cache: Option<PathBuf>,
     /// Print one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
-    /// Keep every round's figures below bench/runs/.
+    /// Save every round's figures below bench/runs/.
     #[arg(long)]
     pub save: bool,
     /// Draw time against memory into this SVG file.

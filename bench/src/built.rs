@@ -1,27 +1,28 @@
-//! How the peers in this program were built, read from the program itself: what they are, whatever the environment and
-//! the manifests say now.
+//! How the peers in this program were built. The facts come from the program file itself, because
+//! the environment and the manifests may have changed since the build.
 
 use serde::Serialize;
 use std::fs;
 
-/// What the program file tells.
+/// Facts read from the program file.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Built {
-    /// The compilers whose objects are in it.
+    /// The compilers whose objects are in the program.
     pub compilers: Vec<String>,
-    /// Peers built with their assertions, which makes them up to 50 times slower than they are for their users.
+    /// Peers built with their assertions, which make them up to 50 times slower than in their
+    /// users' builds.
     pub with_assertions: Vec<&'static str>,
 }
 
-/// A peer and a text that is in the program only if the peer checks its assertions. `~` stands for `rt`, so that
-/// this table itself does not put the text into the program.
+/// For each peer, a text that is in the program only if the peer was built with assertions. `~`
+/// stands for `rt`, so that this table does not itself put the text into the program.
 const ASSERTIONS: [(&str, &str); 2] = [
     ("snmalloc", "asse~ fail: {} in {} on {}"),
     ("tcmalloc", "Asse~IsFull(const absl::container_internal::"),
 ];
 
 impl Built {
-    /// Reads the program file; nothing if that cannot be read.
+    /// Reads the program file. Returns empty facts if it cannot be read.
     pub fn read() -> Built {
         let Ok(program) = fs::read("/proc/self/exe") else {
             return Built::default();
@@ -36,12 +37,12 @@ impl Built {
         }
     }
 
-    /// What makes the peers' figures unfair, a line each.
+    /// Returns a line for each reason why the peers' figures are unfair.
     pub fn warnings(&self) -> Vec<String> {
         (self.with_assertions.iter())
             .map(|peer| {
                 format!(
-                    "warning: {peer} was built with assertions, far slower than it can be: see bench/README.md"
+                    "warning: {peer} was built with assertions and is far slower than in a release build: see bench/README.md"
                 )
             })
             .collect()
@@ -52,7 +53,7 @@ fn contains(program: &[u8], text: &[u8]) -> bool {
     (program.windows(text.len())).any(|window| window[0] == text[0] && window == text)
 }
 
-/// The lines that compilers leave in a program's `.comment` section.
+/// Returns the texts that compilers leave in a program's `.comment` section.
 fn compilers(program: &[u8]) -> Option<Vec<String>> {
     let section = comment_section(program)?;
     let mut names: Vec<_> = section
@@ -65,8 +66,11 @@ fn compilers(program: &[u8]) -> Option<Vec<String>> {
     Some(names)
 }
 
-/// Finds `.comment` in a little-endian 64-bit ELF file: section headers at e_shoff (40), their size, number and the one
-/// with the names at 58, 60 and 62; in a header the name's offset at 0, the contents' offset and size at 24 and 32.
+/// Finds `.comment` in a little-endian 64-bit ELF file.
+///
+/// The ELF header has the section headers' offset at 40, and their size, their number and the index
+/// of the name table at 58, 60 and 62. A section header has the name's offset at 0, and the
+/// section's offset and size at 24 and 32.
 fn comment_section(elf: &[u8]) -> Option<&[u8]> {
     let word = |at: usize| Some(usize::from(u16::from_le_bytes(bytes(elf, at)?)));
     let long = |at: usize| usize::try_from(u64::from_le_bytes(bytes(elf, at)?)).ok();
@@ -93,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_program_says_its_compiler() {
+    fn this_program_names_its_compiler() {
         let compilers = Built::read().compilers;
         assert!(
             compilers.iter().any(|name| name.contains("rustc")),
@@ -102,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn no_elf_file_is_no_trouble() {
+    fn a_file_that_is_not_elf_has_no_comment_section() {
         assert_eq!(comment_section(b""), None);
         assert_eq!(comment_section(&[0xff; 100]), None);
     }

@@ -1,7 +1,7 @@
-//! A subject in a process of its own, for one that has to be started in its own environment.
+//! A subject in a process of its own, for a subject that needs its own environment variables.
 //!
-//! The parent asks for a cell with a line of JSON and waits for the timings, another line; the child's threads sleep
-//! meanwhile. So a child's rounds take turns with the parent's as if they were in one process.
+//! The parent sends a cell as a line of JSON and waits for a line with the timings. The child's
+//! threads sleep between cells. So parent and child measure in turns, as if they were one process.
 
 use crate::args::{Setup, SlabChildArgs};
 use crate::pool::Pool;
@@ -13,7 +13,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{self, ChildStdin, ChildStdout, Command, Stdio};
 use std::rc::Rc;
 
-/// The parent's end.
+/// The parent's side of a child process.
 pub struct Child {
     subject: SubjectName,
     process: process::Child,
@@ -21,7 +21,7 @@ pub struct Child {
     answers: BufReader<ChildStdout>,
 }
 
-/// This program again, with what `subject`'s process has to be started with.
+/// Returns the command that starts this program again, with the environment that `subject` needs.
 pub fn command(subject: SubjectName) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.envs(subject.environment());
@@ -42,7 +42,7 @@ impl Child {
             .stdout(Stdio::piped())
             .spawn()?;
         let questions = process.stdin.take();
-        let answers = BufReader::new(process.stdout.take().context("no pipe")?);
+        let answers = BufReader::new(process.stdout.take().context("the child has no pipe")?);
         Ok(Child {
             subject,
             process,
@@ -51,10 +51,10 @@ impl Child {
         })
     }
 
-    /// Has one cell measured.
+    /// Has the child measure one cell.
     pub fn ask(&mut self, cell: Cell) -> Result<Vec<Timing>> {
         let question = serde_json::to_string(&cell)?;
-        let pipe = self.questions.as_mut().context("no pipe")?;
+        let pipe = self.questions.as_mut().context("the child has no pipe")?;
         writeln!(pipe, "{question}")
             .with_context(|| format!("the process of {} has ended", self.subject))?;
         let mut answer = String::new();
@@ -67,13 +67,13 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Closing the pipe is what tells the child to end.
+        // The closed pipe tells the child to end.
         self.questions = None;
         let _ = self.process.wait();
     }
 }
 
-/// The child's end: answers until the parent closes the pipe.
+/// Runs the child's side: answers until the parent closes the pipe.
 pub fn serve(args: &SlabChildArgs) -> Result<()> {
     ensure_environment(args.subject)?;
     let pool = Rc::new(Pool::new(args.setup.threads, args.setup.warmup)?);
@@ -86,7 +86,7 @@ pub fn serve(args: &SlabChildArgs) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to measure a subject under a name that this process does not give it.
+/// Fails if this process's environment does not make the subject what its name says.
 pub fn ensure_environment(subject: SubjectName) -> Result<()> {
     match subject {
         SubjectName::TcmallocPercpu => ensure!(
@@ -94,7 +94,7 @@ pub fn ensure_environment(subject: SubjectName) -> Result<()> {
             "tcmalloc's per-CPU mode does not work here"
         ),
         SubjectName::Tcmalloc if tcmalloc_is_percpu() => {
-            eprintln!("note: tcmalloc as it comes is in its per-CPU mode here");
+            eprintln!("note: in this process, tcmalloc uses its per-CPU mode by default");
         }
         _ => {}
     }

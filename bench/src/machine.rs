@@ -1,4 +1,4 @@
-//! What the figures were measured on. Nothing that names the machine itself.
+//! The machine that a measurement ran on, without anything that identifies it.
 
 use crate::built::Built;
 use crate::cycles;
@@ -7,12 +7,12 @@ use pinfold_rseq::{Backend, Index};
 use serde::Serialize;
 use std::fs;
 
-/// What a reader needs to judge the figures.
+/// What a reader needs to judge the results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// The CPU's model name.
     pub cpu: String,
-    /// CPUs that this process may run on.
+    /// Number of CPUs that this process may use.
     pub cpus: usize,
     /// The processor architecture.
     pub architecture: &'static str,
@@ -20,9 +20,9 @@ pub struct Machine {
     pub kernel: String,
     /// The C library's version.
     pub libc: String,
-    /// Ticks a second of the counter that cycles are read from.
+    /// Ticks per second of the counter that measures cycles.
     pub tsc_hz: u64,
-    /// How the CPU's frequency is governed, where that can be seen.
+    /// The governor of the CPU's frequency, if the system shows it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub governor: Option<String>,
     /// When the kernel uses transparent huge pages.
@@ -36,7 +36,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Looks around.
+    /// Reads the facts. Takes 50 ms where the counter does not state its rate.
     pub fn read() -> Machine {
         Machine {
             cpu: cpu_model().unwrap_or_else(|| "unknown".to_owned()),
@@ -53,14 +53,14 @@ impl Machine {
         }
     }
 
-    /// Says on standard error what makes the figures unfair.
+    /// Warns on standard error about whatever makes the figures unfair.
     pub fn warn(&self) {
         for warning in self.built.warnings() {
             eprintln!("{warning}");
         }
     }
 
-    /// A line for people.
+    /// Formats a line for people.
     pub fn describe(&self) -> String {
         format!(
             "{}, {} CPUs, Linux {}, {}, counter {:.0} MHz, governor {}, Pinfold on {}",
@@ -85,7 +85,7 @@ fn cpu_model() -> Option<String> {
         let line = text.lines().find(|line| line.starts_with(key))?;
         Some(line.split_once(':')?.1.trim().to_owned())
     };
-    // aarch64 kernels give the implementer's and the part's number instead of a name.
+    // aarch64 kernels give the numbers of the implementer and the part instead of a name.
     value("model name").or_else(|| {
         Some(format!(
             "implementer {} part {}",
@@ -96,14 +96,14 @@ fn cpu_model() -> Option<String> {
 }
 
 fn libc_version() -> String {
-    // SAFETY: glibc returns a string that lives as long as the process.
+    // SAFETY: glibc returns a NUL-terminated string that lives as long as the process.
     let version = unsafe { core::ffi::CStr::from_ptr(libc::gnu_get_libc_version()) };
     format!("glibc {}", version.to_string_lossy())
 }
 
 fn backend() -> &'static str {
-    // The choice is made at the first allocation, for the whole process.
-    // SAFETY: a block of its own, given back at once.
+    // The first allocation chooses the backend for the whole process.
+    // SAFETY: the block came from this allocator just now, and this is its only free.
     unsafe { PinfoldMalloc::free(PinfoldMalloc::malloc(8)) };
     match pinfold_rseq::backend() {
         Backend::Rseq(Index::Cpu) => "rseq by CPU number",

@@ -1,7 +1,7 @@
-//! Pinfold and its peers, side by side.
+//! Measures Pinfold and its peers side by side.
 //!
-//! `slab` prints cycles per operation, `memory` what a thousand threads leave, `counter` what counting costs, `whole`
-//! what whole programs cost.
+//! `slab` prints cycles per operation, `memory` the memory that a thousand threads leave, `counter`
+//! the cost of counters, and `whole` the cost of whole programs.
 
 mod args;
 mod built;
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// The status of a command that has only one.
+/// Returns the exit status of a command that can only succeed or return an error.
 fn done((): ()) -> ExitCode {
     ExitCode::SUCCESS
 }

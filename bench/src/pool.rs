@@ -1,6 +1,8 @@
-//! One thread pinned to each CPU, alive for the whole run, so that every allocator keeps its per-thread state.
+//! One thread pinned to each CPU. The threads live for the whole run, so that every allocator keeps
+//! its per-thread state.
 //!
-//! Between jobs the threads sleep: whoever else measures (another process in its turn) has the CPUs to itself.
+//! Between jobs the threads sleep, so that another process can measure in its turn without
+//! competing for CPUs.
 
 use anyhow::{Context, Result, ensure};
 use std::sync::Arc;
@@ -8,46 +10,48 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-/// Objects that one thread holds at a time, as in slab_test.
+/// Number of objects that one thread holds at a time, as in slab_test.
 pub const OBJECTS: usize = 10_000;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads; the first is worker 0, which plays slab_test's CPU 0.
+/// The threads. The first is worker 0, which plays slab_test's CPU 0.
 pub struct Pool {
     workers: Vec<mpsc::Sender<Job>>,
     shared: Arc<Shared>,
     warmup: u32,
 }
 
-/// What the workers share, made once, so that no measured loop allocates anything of its own.
+/// State that the workers share. Made once, so that no measured loop allocates for itself.
 pub struct Shared {
-    /// A place per worker.
+    /// A desk for each worker.
     pub desks: Vec<Desk>,
-    /// Where workers wait for each other.
+    /// The barrier at which workers wait for each other.
     pub barrier: SpinBarrier,
 }
 
-/// A worker's objects. Atomics with relaxed order are plain loads and stores; they let the workers share the array.
+/// A worker's objects. They are atomics so that workers can share the array. Relaxed accesses
+/// compile to plain loads and stores.
 #[repr(align(128))]
 pub struct Desk {
     /// The objects' addresses.
     pub slots: Box<[AtomicPtr<u8>]>,
-    /// How many of them were handed over to this worker, on a cache line of its own.
+    /// Number of objects handed over to this worker, on a cache line of its own.
     pub handed_over: Padded,
 }
 
-/// A counter that shares no cache line with anything. 128 bytes: x86-64 fetches lines in pairs.
+/// A counter that shares no cache line with other data. 128 bytes, because x86-64 fetches lines in
+/// pairs.
 #[repr(align(128))]
 #[derive(Default)]
 pub struct Padded(pub AtomicUsize);
 
 impl Pool {
-    /// Starts a thread on each CPU that this process may run on, at most `limit` of them.
+    /// Starts a thread on each CPU that this process may use, but at most `limit` threads.
     pub fn new(limit: Option<u32>, warmup: u32) -> Result<Pool> {
         let mut cpus = allowed_cpus()?;
         cpus.truncate(limit.map_or(usize::MAX, |limit| limit as usize));
-        ensure!(!cpus.is_empty(), "no CPU to run on");
+        ensure!(!cpus.is_empty(), "this process may use no CPU");
         let shared = Arc::new(Shared {
             desks: cpus.iter().map(|_| Desk::new()).collect(),
             barrier: SpinBarrier::new(cpus.len()),
@@ -63,17 +67,17 @@ impl Pool {
         })
     }
 
-    /// How many workers there are.
+    /// Returns the number of workers.
     pub fn len(&self) -> usize {
         self.workers.len()
     }
 
-    /// What the workers share.
+    /// Returns the state that the workers share.
     pub fn shared(&self) -> Arc<Shared> {
         Arc::clone(&self.shared)
     }
 
-    /// Passes that a measurement makes: the untimed ones and the timed last.
+    /// Returns the number of passes of a measurement: the untimed passes and the timed one.
     pub fn passes(&self) -> u32 {
         self.warmup + 1
     }
@@ -84,10 +88,11 @@ impl Pool {
         submit(&self.workers[0], move || {
             let _ = sender.send(job());
         });
-        receiver.recv().expect("a worker ended")
+        receiver.recv().expect("a worker panicked")
     }
 
-    /// Runs `job` on all workers at once, each with its number, and waits for all; results in the workers' order.
+    /// Runs `job` on all workers at once, each with its number, and waits for all. Returns the
+    /// results in the workers' order.
     pub fn run_all<T, F>(&self, job: F) -> Vec<T>
     where
         T: Send + 'static,
@@ -104,13 +109,13 @@ impl Pool {
             })
             .collect();
         (receivers.into_iter())
-            .map(|receiver| receiver.recv().expect("a worker ended"))
+            .map(|receiver| receiver.recv().expect("a worker panicked"))
             .collect()
     }
 }
 
 fn submit(worker: &mpsc::Sender<Job>, job: impl FnOnce() + Send + 'static) {
-    worker.send(Box::new(job)).expect("a worker ended");
+    worker.send(Box::new(job)).expect("a worker has ended");
 }
 
 impl Desk {
@@ -135,21 +140,21 @@ fn start_worker(cpu: usize) -> Result<mpsc::Sender<Job>> {
         })?;
     is_pinned
         .recv()
-        .context("a worker ended")?
+        .context("a worker ended before it was pinned")?
         .with_context(|| format!("cannot run on CPU {cpu}"))?;
     Ok(sender)
 }
 
-/// The CPUs that this process may run on.
+/// Returns the CPUs that this process may use.
 pub fn allowed_cpus() -> Result<Vec<usize>> {
-    // SAFETY: all bits zero is the empty set.
+    // SAFETY: zero bytes are a valid `cpu_set_t`: the empty set.
     let mut set: libc::cpu_set_t = unsafe { core::mem::zeroed() };
-    // SAFETY: `set` is as large as the size says.
+    // SAFETY: the kernel writes at most `size_of_val(&set)` bytes, all of them inside `set`.
     if unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) } != 0 {
         return Err(std::io::Error::last_os_error()).context("sched_getaffinity");
     }
     let size = 8 * size_of_val(&set);
-    // SAFETY: `cpu` stays below the set's number of bits.
+    // SAFETY: `cpu` is below the number of bits in `set`.
     Ok((0..size)
         .filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) })
         .collect())
@@ -162,20 +167,20 @@ pub fn pin(cpu: usize) -> std::io::Result<()> {
 
 /// Lets the calling thread run on these CPUs.
 pub fn allow(cpus: &[usize]) -> std::io::Result<()> {
-    // SAFETY: all bits zero is the empty set.
+    // SAFETY: zero bytes are a valid `cpu_set_t`: the empty set.
     let mut set: libc::cpu_set_t = unsafe { core::mem::zeroed() };
     for &cpu in cpus {
-        // SAFETY: the number came out of a set of the same size.
+        // SAFETY: `cpu` came from `allowed_cpus`, so it is below the number of bits in `set`.
         unsafe { libc::CPU_SET(cpu, &mut set) };
     }
-    // SAFETY: `set` is as large as the size says.
+    // SAFETY: the kernel reads `size_of_val(&set)` bytes, all of them inside `set`.
     if unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
     Ok(())
 }
 
-/// A barrier that spins, so that workers leave it within a few cycles of each other.
+/// A spinning barrier. Workers leave it within a few cycles of each other.
 pub struct SpinBarrier {
     size: usize,
     arrived: AtomicUsize,
@@ -183,7 +188,7 @@ pub struct SpinBarrier {
 }
 
 impl SpinBarrier {
-    /// For so many workers.
+    /// Makes a barrier for `size` workers.
     pub fn new(size: usize) -> SpinBarrier {
         SpinBarrier {
             size,
@@ -192,7 +197,9 @@ impl SpinBarrier {
         }
     }
 
-    /// Waits until all workers are here.
+    /// Waits until all workers have called this. What a worker did before is visible to all workers
+    /// afterwards: each increment of `arrived` synchronises with the last one, and the last worker's
+    /// increment of `generation` with the loads of the others.
     pub fn wait(&self) {
         let generation = self.generation.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size {
@@ -207,7 +214,7 @@ impl SpinBarrier {
     }
 }
 
-/// Spins, and after a while lets other programs run: on a busy machine the awaited thread may have no CPU.
+/// Spins, and yields its CPU after a while: on a busy machine, the awaited thread may have no CPU.
 #[derive(Default)]
 pub struct Patience(u32);
 

@@ -1,4 +1,5 @@
-//! Tables for people: slab_test's own for Pinfold, then all subjects side by side, then what it comes to.
+//! Tables for people: slab_test's tables for Pinfold, then all subjects side by side, then the
+//! summary.
 
 use crate::args::SlabArgs;
 use crate::machine::Machine;
@@ -9,7 +10,7 @@ use crate::slab::scenarios;
 use crate::subjects::SubjectName;
 use crate::summary;
 
-/// Prints everything.
+/// Prints all results.
 pub fn print(machine: &Machine, rows: &Rows, args: &SlabArgs) {
     println!("{}", machine.describe());
     let (rounds, warmup) = (args.rounds, args.setup.warmup);
@@ -36,7 +37,7 @@ pub fn print(machine: &Machine, rows: &Rows, args: &SlabArgs) {
     summary::print(rows);
 }
 
-/// The two tables of slab_test's single thread testing.
+/// Prints the two tables of slab_test's single thread testing.
 fn slab_test(rows: &Rows, subject: SubjectName, title: &str, [alloc, free]: [&str; 2]) {
     let cell = |scenario, size, op| rows.find(subject, scenario, size, op).map(figure);
     let mut repeatedly = Vec::new();
@@ -70,7 +71,7 @@ fn slab_test(rows: &Rows, subject: SubjectName, title: &str, [alloc, free]: [&st
     }
 }
 
-/// Sizes by subjects for one operation.
+/// Prints a table of one operation: a row for each size, a column for each subject.
 fn side_by_side(rows: &Rows, scenario: Scenario, op: Op) {
     let subjects = rows.subjects();
     let threads = (rows.rows().iter())

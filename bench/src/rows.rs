@@ -1,4 +1,5 @@
-//! Results: a row for each subject, cell and operation, with the median and what every round gave.
+//! Results: a row for each subject, cell and operation, with the median and the value of every
+//! round.
 
 use crate::machine::Machine;
 use crate::runner::Cell;
@@ -21,13 +22,13 @@ pub struct Row {
     pub threads: usize,
     /// The median over the rounds.
     pub cycles: f64,
-    /// What each round gave.
+    /// The value of each round.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rounds: Vec<f64>,
 }
 
 impl Row {
-    /// The row as it is printed for programs.
+    /// Returns the row as printed by `--json`.
     pub fn without_rounds(&self) -> Row {
         Row {
             rounds: Vec::new(),
@@ -35,7 +36,8 @@ impl Row {
         }
     }
 
-    /// Whether the rounds differ so much that the median says little: their middle half is wider than a quarter of it.
+    /// Returns whether the rounds differ so much that the median says little: their middle half is
+    /// wider than a quarter of the median.
     pub fn is_doubtful(&self) -> bool {
         stats::spread(&self.rounds) > 0.25
     }
@@ -46,12 +48,12 @@ impl Row {
 pub struct Rows(Vec<Row>);
 
 impl Rows {
-    /// None yet.
+    /// Makes an empty set of results.
     pub fn new() -> Rows {
         Rows(Vec::new())
     }
 
-    /// Adds what a round gave.
+    /// Adds the value of a round.
     pub fn add(&mut self, subject: SubjectName, cell: Cell, timing: Timing, threads: usize) {
         let known = (self.0.iter()).position(|row| {
             (row.subject, row.scenario, row.size, row.op)
@@ -74,12 +76,12 @@ impl Rows {
         row.cycles = round_to_hundredth(stats::median(&row.rounds));
     }
 
-    /// All of them.
+    /// Returns all rows.
     pub fn rows(&self) -> &[Row] {
         &self.0
     }
 
-    /// The row of one subject, scenario, size and operation.
+    /// Returns the row of one subject, scenario, size and operation.
     pub fn find(
         &self,
         subject: SubjectName,
@@ -92,7 +94,7 @@ impl Rows {
         })
     }
 
-    /// The subjects, in the order of their names' declaration.
+    /// Returns the subjects, in the order of their declaration.
     pub fn subjects(&self) -> Vec<SubjectName> {
         let mut subjects: Vec<_> = self.0.iter().map(|row| row.subject).collect();
         subjects.sort_unstable();
@@ -100,7 +102,7 @@ impl Rows {
         subjects
     }
 
-    /// The sizes, ascending.
+    /// Returns the sizes in ascending order.
     pub fn sizes(&self) -> Vec<usize> {
         let mut sizes: Vec<_> = self.0.iter().map(|row| row.size).collect();
         sizes.sort_unstable();
@@ -113,7 +115,7 @@ fn round_to_hundredth(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 
-/// The object that every measurement prints for programs.
+/// The object that `--json` prints.
 #[derive(Serialize)]
 struct Output<'a, R> {
     bench: &'a str,
@@ -121,18 +123,18 @@ struct Output<'a, R> {
     rows: &'a [R],
 }
 
-/// What is kept of a run.
+/// The content of a saved file.
 #[derive(Serialize)]
 struct Saved<'a, R> {
-    /// The arguments, without where the program lies.
+    /// The command line, without the program's path.
     command: String,
-    /// When, in UTC.
+    /// Date and time in UTC.
     date: String,
     #[serde(flatten)]
     output: Output<'a, R>,
 }
 
-/// Prints the one object of `--json`.
+/// Prints one JSON object.
 pub fn print_json<R: Serialize>(bench: &str, machine: &Machine, rows: &[R]) -> Result<()> {
     let output = Output {
         bench,
@@ -143,7 +145,8 @@ pub fn print_json<R: Serialize>(bench: &str, machine: &Machine, rows: &[R]) -> R
     Ok(())
 }
 
-/// Writes `rows` below bench/runs/<date>-<kind>/, in a file named by the time of day, and says where.
+/// Writes `rows` to a file in `bench/runs/<date>-<kind>/`, named by the time of day. Returns its
+/// path.
 pub fn save<R: Serialize>(kind: &str, machine: &Machine, rows: &[R]) -> Result<PathBuf> {
     let (day, time) = now();
     let arguments: Vec<_> = std::env::args().skip(1).collect();
@@ -156,20 +159,20 @@ pub fn save<R: Serialize>(kind: &str, machine: &Machine, rows: &[R]) -> Result<P
             rows,
         },
     };
-    // Cargo tells a program that it runs where its package is; one started by hand writes where it stands.
+    // `cargo run` sets the package's folder. Otherwise the file goes below the current folder.
     let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| "bench".into());
     let directory = PathBuf::from(package)
         .join("runs")
         .join(format!("{day}-{kind}"));
     fs::create_dir_all(&directory).with_context(|| format!("cannot make {directory:?}"))?;
     let path = directory.join(format!("{}.json", time.replace(':', "")));
-    // A row a line, so that files of two runs can be compared.
+    // One row per line, so that the files of two runs can be compared.
     let text = serde_json::to_string(&saved)?.replace("{\"subject\"", "\n{\"subject\"");
     fs::write(&path, text + "\n").with_context(|| format!("cannot write {path:?}"))?;
     Ok(path)
 }
 
-/// The date and the time of day, in UTC.
+/// Returns the date and the time of day, in UTC.
 fn now() -> (String, String) {
     let seconds = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -187,10 +190,10 @@ fn now() -> (String, String) {
     )
 }
 
-/// The Gregorian date of a day counted from 1970-01-01.
+/// Returns the Gregorian date of a day counted from 1970-01-01.
 fn civil(day: u64) -> (u64, u64, u64) {
-    // Counted in years that begin in March, so that a leap day is the last of its year; 719 468 days lie between
-    // 0000-03-01 and 1970-01-01, 146 097 are in 400 years.
+    // Counts in years that begin in March, so that a leap day is the last day of its year. 719 468
+    // days lie between 0000-03-01 and 1970-01-01. 400 years have 146 097 days.
     let day = day + 719_468;
     let (era, day) = (day / 146_097, day % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
@@ -210,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates() {
+    fn days_become_dates() {
         assert_eq!(civil(0), (1970, 1, 1));
         assert_eq!(civil(11_016), (2000, 2, 29));
         assert_eq!(civil(11_017), (2000, 3, 1));
@@ -218,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_printed_as_the_contract_says() {
+    fn json_rows_have_the_documented_fields() {
         let mut rows = Rows::new();
         let cell = Cell {
             scenario: Scenario::OneToN,

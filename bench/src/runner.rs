@@ -1,4 +1,5 @@
-//! Measures a cell for a subject: here, or in a process of its own that answers over a pipe.
+//! Measures a cell for a subject: in this process, or in a process of its own that answers over a
+//! pipe.
 
 use crate::child::Child;
 use crate::pool::Pool;
@@ -13,16 +14,17 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What is measured at a time.
+/// A measurement: a scenario at a size.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct Cell {
-    /// What is done.
+    /// What is done with the objects.
     pub scenario: Scenario,
-    /// With objects of how many bytes.
+    /// Bytes of an object.
     pub size: usize,
 }
 
-/// A subject ready to be measured. Only the cell is dispatched dynamically, never what is inside a loop.
+/// A subject ready to be measured. A whole cell is one dynamic call, and nothing inside its loop
+/// is.
 pub trait Runner {
     /// Measures one cell once.
     fn measure(&mut self, cell: Cell) -> Result<Vec<Timing>>;
@@ -61,7 +63,7 @@ impl Runner for Child {
     }
 }
 
-/// The runner of a subject that can be measured in this process as it was started.
+/// Makes the runner of a subject that needs no other environment than this process's.
 pub fn local(name: SubjectName, pool: &Rc<Pool>) -> Box<dyn Runner> {
     match name {
         SubjectName::PinfoldCache => Local::<PinfoldCache>::boxed(pool),

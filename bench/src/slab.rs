@@ -1,4 +1,4 @@
-//! The slab command: rounds over all cells and subjects, then what to print.
+//! The slab command: measures all cells and subjects in rounds, then prints the results.
 
 use crate::args::SlabArgs;
 use crate::child::{self, Child};
@@ -12,19 +12,22 @@ use crate::subjects::SubjectName;
 use anyhow::{Result, ensure};
 use std::rc::Rc;
 
-/// Measures as `args` say and prints the result.
+/// Measures as `args` say, and prints the result.
 pub fn run(args: &SlabArgs) -> Result<()> {
     let pool = Rc::new(Pool::new(args.setup.threads, args.setup.warmup)?);
     let cells = cells(args, pool.len());
-    ensure!(!cells.is_empty(), "nothing to measure");
+    ensure!(
+        !cells.is_empty(),
+        "nothing is left to measure; the notes above say what was left out and why"
+    );
     let mut runners = start_all(args, &pool, cells[0])?;
 
     let mut rows = Rows::new();
     for round in 0..args.rounds as usize {
         for &cell in &cells {
             let threads = cell.scenario.threads(pool.len());
-            // Each round begins with another subject, and goes the other way than the one before: what a neighbour
-            // in the order leaves in the caches falls on all.
+            // Each round begins with another subject and reverses the order of the round before, so
+            // that what one subject leaves in the caches does not always affect the same other one.
             let count = runners.len();
             for turn in 0..count {
                 let place = match round % 2 {
@@ -55,13 +58,13 @@ pub fn run(args: &SlabArgs) -> Result<()> {
     }
 }
 
-/// The cells in the order in which they are measured.
+/// Returns the cells in the order of measurement.
 fn cells(args: &SlabArgs, workers: usize) -> Vec<Cell> {
     let mut cells = Vec::new();
     for &scenario in &args.scenario {
         if workers < scenario.least_threads() {
             let (name, least) = (scenario.name(), scenario.least_threads());
-            eprintln!("note: {name} needs {least} CPUs and is left out");
+            eprintln!("note: {name} is left out: it needs {least} CPUs");
             continue;
         }
         for &size in &args.sizes {
@@ -74,7 +77,8 @@ fn cells(args: &SlabArgs, workers: usize) -> Vec<Cell> {
 
 type Named = (SubjectName, Box<dyn Runner>);
 
-/// A runner for each subject; one whose process cannot be what its name says is left out, with a note.
+/// Makes a runner for each subject. Leaves out a subject whose process is not what its name says,
+/// with a note.
 fn start_all(args: &SlabArgs, pool: &Rc<Pool>, first: Cell) -> Result<Vec<Named>> {
     let mut runners: Vec<Named> = Vec::new();
     for &subject in &args.subjects {
@@ -95,7 +99,7 @@ fn start_all(args: &SlabArgs, pool: &Rc<Pool>, first: Cell) -> Result<Vec<Named>
     Ok(runners)
 }
 
-/// The scenarios among `rows`, in their own order, each once.
+/// Returns the scenarios among `rows`, each once, in their order of declaration.
 pub fn scenarios(rows: &Rows) -> Vec<Scenario> {
     let mut scenarios: Vec<_> = rows.rows().iter().map(|row| row.scenario).collect();
     scenarios.sort_unstable();

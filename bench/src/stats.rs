@@ -1,6 +1,7 @@
-//! Medians, spreads and means of what the rounds gave.
+//! Medians, spreads and means of the rounds' values.
 
-/// The value below which the share `at` (0 to 1) of `values` lies, interpolated; not a number if there are none.
+/// Returns the value below which the share `at` (0 to 1) of `values` lies, interpolated. NaN
+/// without values.
 pub fn quantile(values: &[f64], at: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -12,17 +13,17 @@ pub fn quantile(values: &[f64], at: f64) -> f64 {
     sorted[low] + (sorted[high] - sorted[low]) * (position - position.floor())
 }
 
-/// The middle value.
+/// Returns the middle value.
 pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
-/// How wide the middle half of `values` is, relative to their median.
+/// Returns the width of the middle half of `values`, relative to their median.
 pub fn spread(values: &[f64]) -> f64 {
     (quantile(values, 0.75) - quantile(values, 0.25)) / median(values)
 }
 
-/// The geometric mean, the mean that fits ratios; not a number if there are none.
+/// Returns the geometric mean, which is the mean that suits ratios. NaN without values.
 pub fn geometric_mean(values: &[f64]) -> f64 {
     (values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp()
 }
@@ -32,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_and_spreads() {
+    fn medians_and_spreads_are_interpolated() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(spread(&[1.0, 2.0, 3.0, 4.0, 5.0]), 2.0 / 3.0);

@@ -1,4 +1,4 @@
-//! What the figures come to: Pinfold's cycles divided by those of the best peer of the same cell.
+//! The summary: Pinfold's cycles divided by those of the best peer in the same cell.
 
 use crate::rows::Rows;
 use crate::scenarios::{Op, Scenario};
@@ -6,10 +6,10 @@ use crate::slab::scenarios;
 use crate::stats;
 use crate::subjects::SubjectName;
 
-/// The sizes that the targets are about.
+/// The largest size that the targets cover.
 const LARGEST: usize = 4096;
 
-/// A cell against its best peer.
+/// A cell compared with its best peer.
 #[derive(Clone, Debug)]
 struct Ratio {
     scenario: Scenario,
@@ -81,7 +81,8 @@ fn line(name: &str, all: &[Ratio], belongs: impl Fn(&Ratio) -> bool) {
     }
 }
 
-/// Says whether the mean, and each cell if there is a bound for cells, is within its bound.
+/// Prints whether the mean is within its bound, and whether each cell is, if there is a bound for
+/// cells.
 fn target(
     name: &str,
     all: &[Ratio],

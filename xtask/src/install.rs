@@ -1,4 +1,4 @@
-//! Installing: the command, the libraries, the headers and the pkg-config file.
+//! `cargo xtask install`: installs the command, the libraries, the headers and the pkg-config file.
 
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -12,17 +12,20 @@ pub fn main(options: &[&str]) -> Result<()> {
     while let Some(option) = options.next() {
         let value = options
             .next()
-            .with_context(|| format!("{option} wants a folder"))?;
+            .with_context(|| format!("{option} needs a folder"))?;
         match *option {
             "--prefix" => prefix = Some(PathBuf::from(value)),
             "--destdir" => destdir = PathBuf::from(value),
-            other => bail!("unknown option {other}; there are --prefix and --destdir"),
+            other => bail!("unknown option {other}; the options are --prefix and --destdir"),
         }
     }
     let prefix =
-        prefix.context("--prefix DIR says where to install, for example --prefix /usr/local")?;
+        prefix.context("--prefix is missing; say where to install, like --prefix /usr/local")?;
     if !prefix.is_absolute() {
-        bail!("--prefix {} is not an absolute path", prefix.display());
+        bail!(
+            "--prefix {} is not an absolute path; give one, like /usr/local",
+            prefix.display()
+        );
     }
     build()?;
     let target =
@@ -78,7 +81,8 @@ fn build() -> Result<()> {
 
 fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
     fs::create_dir_all(to.parent().context("no folder")?)?;
-    // A running program may have the old file mapped: replace it, do not write into it.
+    // A running program may have the old file mapped, so this replaces the file instead of writing
+    // to it.
     let _ = fs::remove_file(to);
     fs::copy(from, to)
         .with_context(|| format!("copying {} to {}", from.display(), to.display()))?;

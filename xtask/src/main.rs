@@ -1,4 +1,4 @@
-//! Developers' chores: `cargo xtask tidy`, `stack`, `install` and `vm`.
+//! Chores for developers: `cargo xtask tidy`, `stack`, `install` and `vm`.
 #![forbid(unsafe_code)]
 
 mod install;
@@ -10,20 +10,20 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask tidy
-           the house rules: dependencies point down, files are short, no unsafe block without a reason
+           checks the house rules: dependencies point down, files are short, unsafe blocks have reasons
        cargo xtask stack [--limit BYTES] [--library FILE] [--entry NAME]... [--frames BYTES]
-           how much stack the calls of the preloaded library use at most; fails above the limit (4096)
-           --chains        prints the deepest chain of calls of each, and not only of those above the limit
-           --without NAME  leaves a function out, and what it calls
-           --frames BYTES  lists the functions with frames of at least that size too
+           computes the most stack that calls of the preloaded library use; fails above the limit (4096)
+           --chains        prints the deepest chain of calls for each entry, not only for those above the limit
+           --without NAME  leaves out a function and the functions that it calls
+           --frames BYTES  also lists the functions whose frames have at least this size
        cargo xtask install --prefix DIR [--destdir DIR]
            builds and installs the command, the libraries, the headers and the pkg-config file
        cargo xtask vm [--arch x86_64|aarch64] [--machine NAME]... [--kernel-args WORDS] [-- TESTS]
-           runs tests, all or those with one of these words in their names (=NAME: the whole name), on an emulated machine (vm/README.md)
-           --list          the machines there are; nodes4 (aarch64: nodes2) without --machine
-           --shell COMMAND runs a command there instead of tests
-           --prepare       only gets what it takes, and fails when it cannot be had
-           --seconds N     how long the machine may take (900)";
+           runs tests on an emulated machine (vm/README.md): all, or those whose name contains a word (=NAME: the exact name)
+           --list          lists the machines; the default is nodes4, for aarch64 nodes2
+           --shell COMMAND runs a command on the machine instead of tests
+           --prepare       only downloads and installs what the machine needs; fails if that is impossible
+           --seconds N     limits the machine's run time (900)";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

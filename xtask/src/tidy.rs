@@ -1,10 +1,10 @@
-//! The house rules that a compiler does not check.
+//! `cargo xtask tidy`: house rules that the compiler does not check.
 
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Modules of the library, top-down: each uses only those after it.
+/// Modules of the library, top-down. Each uses only modules after it.
 const ORDER: [&str; 14] = [
     "pages",
     "slab",
@@ -22,7 +22,7 @@ const ORDER: [&str; 14] = [
     "sys",
 ];
 const LINES_MOST: usize = 500;
-/// How far above an unsafe block its reason may stand.
+/// The most lines between a SAFETY comment and its unsafe block.
 const REASON_WITHIN: usize = 5;
 
 pub fn main() -> Result<()> {
@@ -39,7 +39,10 @@ pub fn main() -> Result<()> {
         eprintln!("{fault}");
     }
     if !faults.is_empty() {
-        bail!("{} faults", faults.len());
+        bail!(
+            "{} house rules are broken; see the lines above",
+            faults.len()
+        );
     }
     println!("{} files are tidy", files.len());
     Ok(())
@@ -62,7 +65,7 @@ fn check(file: &Path, text: &str, faults: &mut Vec<String>) {
     let name = file.display();
     if lines.len() > LINES_MOST {
         faults.push(format!(
-            "{name}: {} lines; at most {LINES_MOST}",
+            "{name}: {} lines; at most {LINES_MOST} are allowed",
             lines.len()
         ));
     }
@@ -71,21 +74,23 @@ fn check(file: &Path, text: &str, faults: &mut Vec<String>) {
         let above = &lines[at.saturating_sub(REASON_WITHIN)..=at];
         let opens = line.contains(concat!("unsafe ", "{")) && !line.trim_start().starts_with("//");
         if opens && !above.iter().any(|line| line.contains("SAFETY")) {
-            faults.push(format!("{place}: an unsafe block without a SAFETY comment"));
+            faults.push(format!(
+                "{place}: an unsafe block without a SAFETY comment in the {REASON_WITHIN} lines above"
+            ));
         }
         if [concat!("TO", "DO"), concat!("FIX", "ME")]
             .iter()
             .any(|word| line.contains(word))
         {
-            faults.push(format!("{place}: unfinished work"));
+            faults.push(format!("{place}: a note about unfinished work"));
         }
         if let Some(used) = upward(file, line) {
-            faults.push(format!("{place}: uses {used}, which stands above it"));
+            faults.push(format!("{place}: uses {used}, a module above its own"));
         }
     }
 }
 
-/// The module that a line of the library uses although it stands above the line's own.
+/// Returns the module that this line uses although it is above the line's own module.
 fn upward(file: &Path, line: &str) -> Option<&'static str> {
     let inside = file.strip_prefix("crates/pinfold/src").ok()?;
     let own = inside.iter().next()?.to_str()?.trim_end_matches(".rs");
@@ -98,7 +103,7 @@ fn upward(file: &Path, line: &str) -> Option<&'static str> {
     ORDER[..own].iter().find(|module| uses(module)).copied()
 }
 
-/// Whether what follows `crate::` names `module`, alone or in braces.
+/// Returns whether the path behind `crate::` names `module`, alone or in braces.
 fn names(path: &str, module: &str) -> bool {
     let is_word = |text: &str| {
         text.chars()
@@ -117,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn upward_uses_are_found() {
+    fn uses_of_modules_above_are_found() {
         let page = Path::new("crates/pinfold/src/page/arena.rs");
         assert_eq!(upward(page, "use crate::slab::KmemCache;"), Some("slab"));
         assert_eq!(upward(page, "use crate::{sys, slab};"), Some("slab"));
@@ -134,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_found() {
+    fn long_files_and_unsafe_blocks_without_reasons_are_found() {
         let mut faults = Vec::new();
         let text = format!(
             "fn f() {{

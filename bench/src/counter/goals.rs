@@ -1,4 +1,4 @@
-//! What the figures should come to.
+//! The goals for the figures.
 
 use super::pass::SPREAD;
 use super::rows::{self, Op, Row};
@@ -9,7 +9,7 @@ use crate::stats;
 const OURS: [Name; 2] = [Name::PinfoldEvent, Name::Pinfold];
 const PEERS: [Name; 2] = [Name::FastTelemetry, Name::FastCounter];
 
-/// A row for each goal whose figures were measured.
+/// Returns a row for each goal whose figures were measured.
 pub fn rows(rows: &[Row], threads: &[usize]) -> Vec<Row> {
     let mut goals = Vec::new();
     for ours in OURS {
@@ -100,7 +100,7 @@ fn sum(rows: &[Row], ours: Name) -> Option<Row> {
     Some(goal(ours, what, ratio, At::Most(1.0)))
 }
 
-/// Adds a second while another thread sums, divided by those without, round by round.
+/// Compares the adds per second while another thread sums with those without, round by round.
 fn summing(rows: &[Row], ours: Name) -> Option<Row> {
     let rounds = |summing| {
         let row =
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_compare_with_the_best_peer() {
+    fn goals_compare_pinfold_with_the_best_peer() {
         let measured = [
             add(Name::PinfoldEvent, 1, 5.0),
             add(Name::FastTelemetry, 1, 20.0),

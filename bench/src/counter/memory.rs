@@ -1,4 +1,5 @@
-//! What many counters occupy: measured in a process for each subject, or computed for designs that are not built here.
+//! The memory of many counters: measured in a process for each subject, or computed for designs
+//! that are not built here.
 
 use super::rows::{Op, Row};
 use super::subjects::{Name, Subject};
@@ -12,7 +13,7 @@ use std::process::Command;
 use std::sync::atomic::AtomicI64;
 use std::thread;
 
-/// Whose memory is measured.
+/// The subjects whose memory is measured.
 const MEASURED: [Name; 5] = [
     Name::Pinfold,
     Name::PinfoldEvent,
@@ -21,14 +22,15 @@ const MEASURED: [Name; 5] = [
     Name::FastCounter,
 ];
 
-/// A shard alone in a pair of cache lines, which x86-64 fetches together.
+/// Bytes of a shard on its own pair of cache lines, because x86-64 fetches lines in pairs.
 const PADDED: usize = 128;
 
-/// folly's ThreadCachedInt: a node of a pointer, the value, a count and a flag for each thread and counter, 24 bytes, and
-/// the pointer to it with its deleter in the thread's table, 16 bytes. What malloc adds is not counted.
+/// Bytes of folly's ThreadCachedInt for each thread and counter: a node of 24 bytes (a pointer, the
+/// value, a count and a flag), and 16 bytes in the thread's table (the node's pointer and its
+/// deleter). The overhead of malloc is not counted.
 const FOLLY: usize = 24 + 16;
 
-/// Rows for all: those among `subjects` that can be measured, and the computed ones.
+/// Returns the rows: those among `subjects` that can be measured, and the computed ones.
 pub fn rows(subjects: &[Name], counters: u32, cpus: usize) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for subject in MEASURED.into_iter().filter(|name| subjects.contains(name)) {
@@ -51,7 +53,7 @@ pub fn rows(subjects: &[Name], counters: u32, cpus: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// How the computed rows came about, for people.
+/// Explains the computed rows.
 pub fn formulas(cpus: usize) -> String {
     format!(
         "padded: {PADDED} bytes x {cpus} CPUs x counters. folly: ThreadCachedInt's {FOLLY} bytes x threads that ever add x counters \
@@ -80,17 +82,21 @@ fn start(subject: Name, counters: u32) -> Result<u64> {
         .args(["--counters", &counters.to_string()])
         .output()?;
     let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "its process: {}", errors.trim());
+    ensure!(
+        output.status.success(),
+        "its process failed: {}",
+        errors.trim()
+    );
     let text = String::from_utf8(output.stdout)?;
-    text.trim().parse().context("its process wrote no number")
+    text.trim().parse().context("its process printed no number")
 }
 
-/// Makes the counters, has every CPU add to each, and prints by how many bytes the process grew.
+/// Makes the counters, adds to each on every CPU, and prints by how many bytes the process grew.
 pub fn child(args: &CounterMemoryChildArgs) -> Result<()> {
     let count = args.counters as usize;
     let grown = match args.subject {
         Name::Pinfold => {
-            // Made and written before anything is measured.
+            // The values are allocated and written before the first reading.
             let values = vec![1; count];
             grown(count, |count| {
                 Ok(PercpuCounter::init_many(&values[..count], 32)?)
@@ -106,7 +112,7 @@ pub fn child(args: &CounterMemoryChildArgs) -> Result<()> {
     Ok(())
 }
 
-/// As [`grown`], of counters that are made one by one, the peers' with a shard for each CPU.
+/// Calls [`grown`] for counters that are made one by one. Peers get a shard for each CPU.
 fn several<S: Subject>(count: usize) -> Result<u64> {
     let cpus = allowed_cpus()?.len();
     grown(count, |count| {
@@ -114,8 +120,11 @@ fn several<S: Subject>(count: usize) -> Result<u64> {
     })
 }
 
-/// By how much the resident memory grows while `make` makes `count` counters and every CPU adds to each. One is made before
-/// that, for what is needed once, code included.
+/// Returns by how much the resident memory grows while `make` makes `count` counters and every CPU
+/// adds to each.
+///
+/// Before that, one counter is made and used, so that memory needed once, including code, does not
+/// count.
 fn grown<C, L>(count: usize, make: impl Fn(usize) -> Result<L>) -> Result<u64>
 where
     C: Subject,
@@ -130,7 +139,8 @@ where
     Ok(resident()?.saturating_sub(before))
 }
 
-/// A thread on each CPU, one after the other: peers choose their shard by the thread.
+/// Adds to all counters from a thread on each CPU, one after the other, because peers choose a
+/// shard by the thread.
 fn add_everywhere<C: Subject>(counters: &[C]) -> Result<()> {
     for cpu in allowed_cpus()? {
         thread::scope(|scope| {
@@ -139,13 +149,13 @@ fn add_everywhere<C: Subject>(counters: &[C]) -> Result<()> {
                 counters.iter().for_each(|counter| counter.adder(0)());
                 Ok(())
             });
-            adder.join().expect("a thread panicked")
+            adder.join().expect("an adding thread panicked")
         })?;
     }
     Ok(())
 }
 
-/// Rss of /proc/self/smaps_rollup, in bytes.
+/// Returns Rss of /proc/self/smaps_rollup, in bytes.
 fn resident() -> Result<u64> {
     let path = "/proc/self/smaps_rollup";
     let rollup = fs::read_to_string(path).context(path)?;

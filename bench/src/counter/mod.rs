@@ -1,7 +1,9 @@
-//! The counter command: what adding and summing cost, alone and against each other, and what many counters occupy.
+//! The counter command: what adding and summing cost, alone and against each other, and how much
+//! memory counters need.
 //!
-//! All subjects take turns in every round, beginning with another one each time, so that whatever else the machine does
-//! meets all alike. Times of adds are CPU times: a thread that waits for a CPU does not count.
+//! All subjects take turns in every round, and each round begins with another subject, so that
+//! other load on the machine affects all alike. Times of adds are CPU times: time spent waiting for
+//! a CPU does not count.
 
 mod goals;
 pub mod memory;
@@ -22,31 +24,32 @@ use runner::{Plan, Runner};
 use std::time::{Duration, Instant};
 use subjects::Name;
 
-/// A sum of so many shards
+/// Number of shards of a sum that is compared with [`ADDS_AGAINST_A_SUM`] adds.
 const SHARDS_AGAINST_ADDS: usize = 8;
-/// is compared with so many atomic adds,
+/// Number of atomic adds that a sum is compared with.
 const ADDS_AGAINST_A_SUM: usize = 16;
-/// whose row has this name.
+/// The subject's name in the row of these adds.
 const SIXTEEN_ADDS: &str = "atomic-own-16-adds";
 const ROUNDS_LEAST: usize = 5;
 
-/// All that was measured.
+/// All results of a run.
 pub struct Measured {
     pub machine: Machine,
     pub subjects: Vec<Name>,
     pub threads: Vec<usize>,
-    /// CPUs that this process may run on.
+    /// Number of CPUs that this process may use.
     pub cpus: usize,
-    /// Shards of each of Pinfold's counters.
+    /// Number of shards of each of Pinfold's counters.
     pub shards: usize,
-    /// Threads that added while another one summed.
+    /// Number of threads that added while another one summed.
     pub adders_beside_a_summer: usize,
     pub rows: Vec<Row>,
 }
 
-/// Measures as `args` say and prints the result.
+/// Measures as `args` say, and prints the result.
 pub fn run(args: &CounterArgs) -> Result<()> {
-    // Before anything else of Pinfold's: the first counter chooses how all per-CPU memory of the process is reached.
+    // Comes before any other use of Pinfold: the first counter chooses how the process reaches its
+    // per-CPU memory.
     EventCounter::new().inc();
     let measured = measure(args)?;
     measured.machine.warn();
@@ -88,7 +91,7 @@ fn measure(args: &CounterArgs) -> Result<Measured> {
         rows: Vec::new(),
     };
     let adders_beside_a_summer = bench.cpus.len() - 1;
-    // More than half of the time for the adds, which most goals rest on.
+    // The adds get more than half of the time, because most goals depend on them.
     bench.rounds(0.6, |bench, round| bench.adds(round, &threads))?;
     if adders_beside_a_summer > 0 {
         bench.rounds(0.3, |bench, round| {
@@ -134,7 +137,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Rounds until `share` of the time is over.
+    /// Makes rounds until `share` of the time is over.
     fn rounds(
         &mut self,
         share: f64,
@@ -150,7 +153,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The subjects in this round's order.
+    /// Returns the subjects in this round's order.
     fn turns(&self, round: usize) -> impl Iterator<Item = usize> + use<> {
         let count = self.runners.len();
         (0..count).map(move |at| (at + round) % count)
@@ -165,7 +168,8 @@ impl Bench<'_> {
                     summing: false,
                 };
                 self.pass(at, pass, None, false)?;
-                // A thread has one count of its own here, and more threads than CPUs say nothing new.
+                // `ThreadLocal` has only one count per thread. More threads than CPUs would add no
+                // information.
                 if threads <= self.cpus.len() && self.runners[at].0 != Name::ThreadLocal {
                     self.pass(at, pass, None, true)?;
                 }
@@ -176,7 +180,7 @@ impl Bench<'_> {
 
     fn adds_beside_a_summer(&mut self, round: usize, threads: usize) -> Result<()> {
         for at in self.turns(round) {
-            // A thread's own count cannot be summed by another.
+            // Another thread cannot sum a thread's own count.
             if self.runners[at].0 == Name::ThreadLocal {
                 continue;
             }
@@ -202,7 +206,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// On one CPU for so long: threads that are started later would be kept there too.
+    /// Measures the sums on one CPU. Allows all CPUs again afterwards, because new threads inherit
+    /// the pinning.
     fn sums_pinned(&mut self) -> Result<()> {
         let before = self.cpus.clone();
         pin(before[0])?;
@@ -233,7 +238,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Adds what a round gave to the row that is like `new`.
+    /// Adds a round's value to the row that has the same key as `new`.
     fn add(&mut self, new: Row, value: f64) {
         let key = |row: &Row| (row.subject, row.op, row.threads, row.counters, row.summing);
         let known = self.rows.iter().position(|row| key(row) == key(&new));

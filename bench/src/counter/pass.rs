@@ -1,4 +1,4 @@
-//! A pass: threads that add so many times, timed.
+//! A pass: threads that add a given number of times, timed.
 
 use super::subjects::Subject;
 use crate::pool::{SpinBarrier, pin};
@@ -7,26 +7,29 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Adds before the timed ones, so that thread-local variables and pages exist.
+/// Number of adds before the timed ones, so that thread-local variables and pages exist.
 const WARMUP: u32 = 1_000;
 
-/// Counters that a thread adds to in turn, when it does not add to one only. Numbers of adds are multiples of it.
+/// Number of counters that a thread adds to in turn, if it does not add to only one. The number of
+/// adds is a multiple of it.
 pub const SPREAD: usize = 8;
 
-/// How a pass goes.
+/// The parameters of a pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
-    /// How many threads add.
+    /// Number of threads that add.
     pub threads: usize,
-    /// How often each, over all counters.
+    /// Number of adds per thread, over all counters.
     pub adds: u32,
     /// Whether one more thread sums all the time.
     pub summing: bool,
 }
 
 impl Pass {
-    /// Nanoseconds of CPU time per add, over all threads, which add to `subjects` in turn: one of them or [`SPREAD`]. Threads are
-    /// pinned, each to a CPU, where there are enough CPUs.
+    /// Returns nanoseconds of CPU time per add, over all threads.
+    ///
+    /// The threads add to `subjects` in turn: one of them or [`SPREAD`]. Each thread is pinned to a
+    /// CPU if there are enough CPUs.
     pub fn run<S: Subject>(self, subjects: &[S], cpus: &[usize]) -> Result<f64> {
         let sum = || subjects.iter().map(S::sum).sum::<i64>();
         let before = sum();
@@ -56,16 +59,18 @@ impl Pass {
                 })
             });
             let times = (adders.into_iter())
-                .map(|adder| adder.join().expect("a thread panicked"))
+                .map(|adder| adder.join().expect("an adding thread panicked"))
                 .collect();
-            summer.map_or(Ok(()), |summer| summer.join().expect("a thread panicked"))?;
+            summer.map_or(Ok(()), |summer| {
+                summer.join().expect("the summing thread panicked")
+            })?;
             times
         });
         let counted = sum() - before;
         let expected = self.threads as i64 * i64::from(self.adds + WARMUP);
         ensure!(
             counted == expected,
-            "{counted} adds were counted where {expected} were made"
+            "the counters counted {counted} adds, but {expected} were made"
         );
         Ok(times?.iter().sum::<f64>() / self.threads as f64 / f64::from(self.adds))
     }
@@ -105,7 +110,8 @@ fn time(adds: u32, barrier: &SpinBarrier, add: impl Fn(u32)) -> f64 {
     cpu_time() - start
 }
 
-/// The loop, the same for every subject. The black box makes the compiler write each count to memory before the next.
+/// The loop, which is the same for every subject. `black_box` makes the compiler write each count
+/// to memory before the next one.
 #[inline(always)]
 fn repeat(times: u32, add: impl Fn()) {
     for _ in 0..times {
@@ -114,13 +120,13 @@ fn repeat(times: u32, add: impl Fn()) {
     }
 }
 
-/// Nanoseconds for which this thread has run: what other programs do in between does not count.
+/// Returns how many nanoseconds this thread has run. Time that other programs take does not count.
 fn cpu_time() -> f64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: writes to `time` only.
+    // SAFETY: `time` is a live local variable that the kernel may write to.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }

@@ -6,7 +6,7 @@ use super::rows::{self, Op, Row};
 use super::subjects::Name;
 use super::{Measured, SHARDS_AGAINST_ADDS};
 
-/// Prints everything.
+/// Prints all results.
 pub fn print(measured: &Measured) {
     println!("{}", measured.machine.describe());
     adds(measured);
@@ -63,7 +63,7 @@ fn adds(measured: &Measured) {
     let cpus = measured.cpus;
     if measured.threads.iter().any(|&threads| threads > cpus) {
         println!(
-            "More threads than the {cpus} CPUs are not pinned; of them so many add at a time as there are CPUs."
+            "More threads than the {cpus} CPUs are not pinned. At any moment, at most {cpus} of them add."
         );
     }
 }
@@ -74,7 +74,7 @@ fn sums(measured: &Measured) {
         let what = match (row.shards, row.counters) {
             (Some(shards), Some(1)) => format!("{shards} shards"),
             (Some(shards), Some(counters)) => {
-                format!("{shards} shards, as {counters} counters one after the other")
+                format!("{shards} shards, in {counters} counters that are summed in turn")
             }
             _ => String::new(),
         };
@@ -91,8 +91,8 @@ fn sums(measured: &Measured) {
     let shards = measured.shards;
     if shards < SHARDS_AGAINST_ADDS {
         println!(
-            "Pinfold's counters have a shard for each possible CPU, {shards} here, and cannot be given more. {SHARDS_AGAINST_ADDS} shards are \
-             those of several counters, so that what a sum costs besides its shards is in the figure several times: a bound from above."
+            "Pinfold's counters have a shard for each possible CPU, {shards} here. For {SHARDS_AGAINST_ADDS} shards, several counters are \
+             summed, so the figure includes a sum's fixed cost several times: it is an upper bound."
         );
     }
 }
@@ -100,11 +100,11 @@ fn sums(measured: &Measured) {
 fn summing(measured: &Measured) {
     let adders = measured.adders_beside_a_summer;
     if adders == 0 {
-        println!("\nadd 1 while another thread sums: needs 2 CPUs and is left out");
+        println!("\nadd 1 while another thread sums: left out, because it needs 2 CPUs");
         return;
     }
     println!(
-        "\nadd 1, {adders} thread(s), without and while another thread sums all the time: cycles (nanoseconds), medians"
+        "\nadd 1, {adders} thread(s): first alone, then while another thread sums all the time: cycles (nanoseconds), medians"
     );
     for &subject in &measured.subjects {
         let find = |summing| {
@@ -155,7 +155,7 @@ fn figure(row: &Row) -> String {
     }
 }
 
-/// A line on standard error when a subject that goals rest on was left out.
+/// Prints a line to standard error if no peer was measured, because most goals compare with peers.
 pub fn missing(measured: &Measured) {
     let no_peer = ![Name::FastTelemetry, Name::FastCounter]
         .iter()

@@ -1,10 +1,10 @@
-//! Results.
+//! Results: a row for each subject and operation.
 
 use super::subjects::Name;
 use crate::stats;
 use serde::Serialize;
 
-/// What a row is about.
+/// The operation of a row.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
@@ -12,13 +12,13 @@ pub enum Op {
     Add,
     /// Summing the shards.
     Sum,
-    /// What counters occupy.
+    /// The memory of counters.
     Memory,
-    /// A ratio against what it should be.
+    /// A ratio compared with its limit.
     Goal,
 }
 
-/// One result. Fields that say nothing about an operation are absent.
+/// One result. Fields that do not apply to the operation are absent.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub subject: &'static str,
@@ -28,10 +28,10 @@ pub struct Row {
     /// Whether another thread summed all the time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summing: Option<bool>,
-    /// How many shards were summed.
+    /// Number of shards summed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shards: Option<usize>,
-    /// How many counters: added to in turn, summed one after the other, or made.
+    /// Number of counters: added to in turn, summed one after the other, or made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub counters: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,13 +51,13 @@ pub struct Row {
     pub limit: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub met: Option<bool>,
-    /// What each round gave: nanoseconds per add, or cycles per sum.
+    /// The result of each round: nanoseconds per add, or cycles per sum.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rounds: Vec<f64>,
 }
 
 impl Row {
-    /// A row of which nothing is known yet.
+    /// Makes a row without figures.
     pub fn new(subject: &'static str, op: Op) -> Row {
         Row {
             subject,
@@ -78,7 +78,7 @@ impl Row {
         }
     }
 
-    /// Works out nanoseconds and cycles from the rounds, to a hundredth.
+    /// Computes nanoseconds and cycles from the rounds, rounded to a hundredth.
     pub fn settle(&mut self, hertz: f64) {
         let cycles_per_ns = hertz / 1e9;
         let median = stats::median(&self.rounds);
@@ -90,7 +90,7 @@ impl Row {
         (self.ns_per_op, self.cycles) = (Some(round(ns)), Some(round(cycles)));
     }
 
-    /// The row as it is printed for programs.
+    /// Returns the row as printed by `--json`.
     pub fn without_rounds(&self) -> Row {
         Row {
             rounds: Vec::new(),
@@ -98,13 +98,14 @@ impl Row {
         }
     }
 
-    /// Whether the rounds differ so much that the median says little: their middle half is wider than a quarter of it.
+    /// Returns whether the rounds differ so much that the median says little: their middle half is
+    /// wider than a quarter of the median.
     pub fn is_doubtful(&self) -> bool {
         stats::spread(&self.rounds) > 0.25
     }
 }
 
-/// The row of a subject's adds to so many counters in turn, while nobody summed.
+/// Returns the row of a subject's adds to `counters` counters in turn, without a summing thread.
 pub fn adds(rows: &[Row], subject: Name, threads: usize, counters: usize) -> Option<&Row> {
     rows.iter().find(|row| {
         (row.subject, row.op, row.summing) == (subject.name(), Op::Add, None)
@@ -112,12 +113,12 @@ pub fn adds(rows: &[Row], subject: Name, threads: usize, counters: usize) -> Opt
     })
 }
 
-/// The cycles of a subject's adds to one counter.
+/// Returns the cycles of a subject's adds to one counter.
 pub fn add(rows: &[Row], subject: Name, threads: usize) -> Option<f64> {
     adds(rows, subject, threads, 1)?.cycles
 }
 
-/// The cycles of a subject's sums.
+/// Returns the cycles of a subject's sums.
 pub fn sum(rows: &[Row], subject: &str) -> Option<f64> {
     let row = rows
         .iter()
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_says_what_it_knows() {
+    fn json_rows_have_only_the_fields_that_apply() {
         let mut row = Row::new(Name::PinfoldEvent.name(), Op::Add);
         (row.threads, row.counters) = (Some(2), Some(1));
         row.rounds = vec![2.0, 1.0, 3.0];

@@ -1,4 +1,5 @@
-//! A subject ready to be measured. Only passes are dispatched dynamically, never what is inside a loop.
+//! A subject ready to be measured. A whole pass is one dynamic call, and nothing inside its loop
+//! is.
 
 use super::pass::{Pass, SPREAD};
 use super::subjects::{Atomic, AtomicOwn, Event, Name, Subject, ThreadLocal};
@@ -8,21 +9,21 @@ use pinfold::counter::{EventCounter, PercpuCounter};
 use pinfold::vmstat::VmStat;
 use std::hint::black_box;
 
-/// Sums in a timed pass.
+/// Number of sums in a timed pass.
 const SUMS: u32 = 1_000;
 
-/// What can be measured of a subject.
+/// The measurements of a subject.
 pub trait Runner {
-    /// Nanoseconds per add, to one counter or to [`SPREAD`] in turn.
+    /// Returns nanoseconds per add, to one counter or to [`SPREAD`] counters in turn.
     fn pass(&self, pass: Pass, spread: bool, cpus: &[usize]) -> Result<f64>;
 
-    /// Cycles to sum one counter after the other, `counters` of them with `shards` each, where the subject lets one choose.
+    /// Returns the cycles to sum all counters made for that, one after the other.
     fn sums(&self) -> f64;
 }
 
 struct Local<S> {
     added: [S; SPREAD],
-    /// Summed, one after the other.
+    /// The counters to sum, one after the other.
     summed: Vec<S>,
 }
 
@@ -45,18 +46,18 @@ impl<S: Subject> Runner for Local<S> {
     }
 }
 
-/// How the counters are made.
+/// The parameters of making counters.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Threads that add at the same time, at most.
+    /// The largest number of threads that add at the same time.
     pub threads: usize,
-    /// Shards that a sum is to go over, by the peers that can be told.
+    /// Number of shards to sum, for peers whose number of shards can be chosen.
     pub shards: usize,
-    /// Pinfold's counters whose shards together are at least as many.
+    /// Number of Pinfold's counters that together have at least `shards` shards.
     pub pinfold_counters: usize,
 }
 
-/// Makes a subject, and has every CPU add to what will be summed.
+/// Makes a subject, and adds on every CPU to the counters that will be summed.
 pub fn new(name: Name, plan: Plan, cpus: &[usize]) -> Result<Box<dyn Runner>> {
     match name {
         Name::PinfoldEvent => local::<EventCounter>(plan, plan.pinfold_counters, cpus),
@@ -90,7 +91,7 @@ fn local<S: Subject + 'static>(
     }))
 }
 
-/// Cycles of sixteen locked adds to memory that nobody else touches.
+/// Returns the cycles of sixteen locked adds to memory that no other thread uses.
 pub fn sixteen_adds() -> f64 {
     let own = Atomic::new(1);
     let add = own.adder(0);

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-/// What is measured.
+/// The subjects.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Name {
@@ -20,18 +20,19 @@ pub enum Name {
     Vmstat,
     /// One `AtomicI64` for all threads.
     Atomic,
-    /// An `AtomicI64` for each thread, 128 bytes apart: what a locked add costs without contention.
+    /// An `AtomicI64` for each thread, 128 bytes apart: the cost of a locked add without
+    /// contention.
     AtomicOwn,
     /// fast-telemetry's `Counter::inc`.
     FastTelemetry,
     /// fast-counter's `ConcurrentCounter::add`.
     FastCounter,
-    /// A `Cell<i64>` of the thread: the floor, as nobody else can read it.
+    /// A `Cell<i64>` of the thread, which no other thread can read: the lower bound.
     ThreadLocal,
 }
 
 impl Name {
-    /// As the command line names it.
+    /// Returns the name used on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Name::PinfoldEvent => "pinfold-event",
@@ -54,16 +55,17 @@ impl fmt::Display for Name {
 
 /// A counter that threads add to.
 pub trait Subject: Sync + Sized {
-    /// A counter at 0. A peer that splits itself into shards makes so many; Pinfold's follow the machine's CPUs.
+    /// Makes a counter at 0. A peer with shards makes `shards` of them. Pinfold's counters have one
+    /// for each possible CPU.
     fn new(shards: usize) -> Self;
 
-    /// What thread number `thread` calls to add 1.
+    /// Returns the function with which thread number `thread` adds 1.
     fn adder(&self, thread: usize) -> impl Fn();
 
     /// Called by a thread that has added everything.
     fn finish(&self) {}
 
-    /// What was added.
+    /// Returns the sum of all adds.
     fn sum(&self) -> i64;
 }
 
@@ -145,7 +147,7 @@ impl Subject for AtomicI64 {
     }
 }
 
-/// One for all, on a pair of cache lines of its own.
+/// One atomic for all threads, on its own pair of cache lines.
 #[repr(align(128))]
 pub struct Atomic(AtomicI64);
 
@@ -165,7 +167,7 @@ impl Subject for Atomic {
     }
 }
 
-/// One for each thread.
+/// One atomic for each thread.
 pub struct AtomicOwn(Vec<Atomic>);
 
 impl Subject for AtomicOwn {
@@ -220,7 +222,7 @@ thread_local! {
     static OWN: Cell<i64> = const { Cell::new(0) };
 }
 
-/// The floor; threads hand in their count when they finish.
+/// The lower bound. Threads add their count to the atomic when they finish.
 pub struct ThreadLocal(Atomic);
 
 impl Subject for ThreadLocal {

@@ -1,4 +1,4 @@
-//! The process that measures one subject: its threads, their blocks, and what is resident.
+//! The process that measures one subject: its threads, their blocks, and the resident memory.
 
 use super::{Sizes, Variant, fragmented};
 use crate::args::MemoryChildArgs;
@@ -15,18 +15,20 @@ use std::sync::{Arc, Barrier};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-/// What each thread allocates.
+/// Bytes that each thread allocates.
 const PER_THREAD: usize = 1 << 20;
 
-/// Stack that each thread touches before the baseline, so that no allocator is charged for the stack it uses.
+/// Bytes of stack that each thread touches before the baseline, so that an allocator's use of the
+/// stack does not count as its memory.
 const STACK_TOUCHED: usize = 32 << 10;
 
 /// Measures, and prints the sizes as a line of JSON.
 pub fn measure(args: &MemoryChildArgs) -> Result<()> {
-    // A thousand spinning threads must not outlive an interrupted measurement.
-    // SAFETY: only asks for a signal when the parent ends; touches no memory.
+    // A thousand spinning threads must not survive an interrupted measurement.
+    // SAFETY: this prctl takes integers only and changes no memory.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    // tcmalloc has to allocate to know its mode; for the others nothing may be allocated before the baseline.
+    // tcmalloc knows its mode only after an allocation. The other subjects must not allocate before
+    // the baseline.
     if args.subject == SubjectName::TcmallocPercpu {
         ensure_environment(args.subject)?;
     }
@@ -44,12 +46,12 @@ pub fn measure(args: &MemoryChildArgs) -> Result<()> {
     Ok(())
 }
 
-/// What the main thread and the others tell each other.
+/// The shared state of the main thread and the sleeping threads.
 struct Meeting {
     main: Thread,
-    /// Threads that are where the main thread waits for them.
+    /// Number of times that a thread reached a point where the main thread waits for it.
     arrived: AtomicUsize,
-    /// Between allocating and freeing, when all do so at once.
+    /// Separates allocating from freeing if all threads work at the same time.
     allocated: Option<Barrier>,
 }
 
@@ -83,7 +85,7 @@ fn of<A: MallocApi>(args: &MemoryChildArgs) -> Result<Sizes> {
         let handle = thread::Builder::new()
             .stack_size(256 << 10)
             .spawn(move || sleeper::<A>(number, &meeting, &told))
-            .context("cannot start all threads")?;
+            .context("cannot start all threads; give fewer --threads")?;
         threads.push((handle.thread().clone(), go));
     }
     meeting.wait_for(count);
@@ -106,7 +108,7 @@ fn of<A: MallocApi>(args: &MemoryChildArgs) -> Result<Sizes> {
     })
 }
 
-/// A thread's life: it sleeps, works once when it is told, and sleeps until the process ends.
+/// Runs a thread: it sleeps, works once when it is told to, and sleeps until the process ends.
 fn sleeper<A: MallocApi>(number: usize, meeting: &Meeting, go: &AtomicBool) {
     touch_stack();
     meeting.arrive();
@@ -130,7 +132,8 @@ fn touch_stack() {
     black_box([1_u8; STACK_TOUCHED]);
 }
 
-/// Blocks linked through their first bytes, in the order they were got: no memory of the test's own.
+/// Blocks linked through their first bytes, in the order of allocation, so that the test needs no
+/// memory of its own.
 struct Blocks {
     first: *mut Block,
 }
@@ -140,10 +143,12 @@ struct Block {
     next: *mut Block,
 }
 
-/// Allocates [`PER_THREAD`] bytes in blocks of 16 to 4096 bytes and writes every byte. As many blocks are between 16
-/// and 32 bytes as are between 2048 and 4096; the sizes depend on the thread's number only.
+/// Allocates [`PER_THREAD`] bytes in blocks of 16 to 4096 bytes and writes every byte.
+///
+/// There are as many blocks between 16 and 32 bytes as between 2048 and 4096. The sizes depend only
+/// on the thread's number.
 fn allocate<A: MallocApi>(number: usize) -> Blocks {
-    // Spread over all bits, as xorshift begins slowly from small numbers.
+    // Spreads the number over all bits, because xorshift starts slowly from small numbers.
     let mut random = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let (mut first, mut last) = (null_mut::<Block>(), null_mut::<Block>());
     let mut total = 0;
@@ -151,8 +156,9 @@ fn allocate<A: MallocApi>(number: usize) -> Blocks {
         let size = next_size(&mut random);
         total += size;
         let block = A::malloc(size).cast::<Block>();
-        assert!(!block.is_null(), "no memory");
-        // SAFETY: the block is ours, of at least `size` bytes, and aligned as malloc aligns.
+        assert!(!block.is_null(), "the subject has no memory");
+        // SAFETY: `malloc` returned the block just now, with at least `size` bytes and malloc's
+        // alignment. Every size holds a `Block`.
         unsafe {
             block.cast::<u8>().write_bytes(0xa5, size);
             block.write(Block { next: null_mut() });
@@ -160,7 +166,7 @@ fn allocate<A: MallocApi>(number: usize) -> Blocks {
         if last.is_null() {
             first = block;
         } else {
-            // SAFETY: `last` is a block of this list, written above.
+            // SAFETY: `last` is the previous block of this list, written in the previous turn.
             unsafe { (*last).next = block };
         }
         last = block;
@@ -168,20 +174,20 @@ fn allocate<A: MallocApi>(number: usize) -> Blocks {
     Blocks { first }
 }
 
-/// xorshift64 (Marsaglia 2003): any number but 0 goes through all others.
+/// Steps xorshift64 (Marsaglia 2003), which goes through all numbers but 0.
 fn step(random: &mut u64) {
     *random ^= *random << 13;
     *random ^= *random >> 7;
     *random ^= *random << 17;
 }
 
-/// A number below `most`.
+/// Returns a random number below `most`.
 pub(super) fn random_below(random: &mut u64, most: usize) -> usize {
     step(random);
     (*random >> 32) as usize % most
 }
 
-/// A size from 16 to 4096, evenly spread over its logarithm's whole part.
+/// Returns a size from 16 to 4096. Each power of two is equally likely.
 fn next_size(random: &mut u64) -> usize {
     step(random);
     let low = 16 << (*random % 8);
@@ -192,16 +198,16 @@ impl Blocks {
     fn free<A: MallocApi>(self) {
         let mut block = self.first;
         while !block.is_null() {
-            // SAFETY: a block of the list, read before it is given back.
+            // SAFETY: the block is on the list, so it is initialised and not yet freed.
             let next = unsafe { (*block).next };
-            // SAFETY: it came from `A`, and the list goes on without it.
+            // SAFETY: `allocate` got the block from `A`, and the list goes on without it.
             unsafe { A::free(block.cast()) };
             block = next;
         }
     }
 }
 
-/// Resident memory of this process that is no file's: anonymous and shared, in bytes.
+/// Returns the resident memory of this process without files: anonymous and shared, in bytes.
 pub(super) fn resident() -> Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let kib = |key: &str| -> Option<u64> {
@@ -217,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_stay_within_their_bounds() {
+    fn random_sizes_stay_within_their_bounds() {
         let mut random = 7;
         let sizes: Vec<_> = (0..10_000).map(|_| next_size(&mut random)).collect();
         assert!(sizes.iter().all(|size| (16..=4096).contains(size)));
@@ -226,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn every_block_comes_back() {
+    fn all_blocks_are_freed() {
         let blocks = allocate::<Glibc>(3);
         blocks.free::<Glibc>();
     }

@@ -1,6 +1,7 @@
-//! The memory command: what 1,000 threads leave resident after each allocated 1 MiB and freed it.
+//! The memory command: how much memory 1,000 threads leave resident after each has allocated 1 MiB
+//! and freed it.
 //!
-//! A process for each subject and variant, so that none sees another's memory.
+//! Each subject and variant has its own process, so that none sees another's memory.
 
 pub mod child;
 mod fragmented;
@@ -17,14 +18,14 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How the threads take turns.
+/// What the threads do.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Variant {
-    /// One thread allocates and frees, then the next: what threads keep for themselves shows.
+    /// One thread allocates and frees, then the next. Shows what each thread keeps.
     OneByOne,
-    /// All allocate, and when all have, all free: what was in use at the same time shows too.
+    /// All threads allocate, and only then all free. Also shows what was in use at the same time.
     AtOnce,
     /// One thread allocates a million objects of twenty sizes and frees nine in ten, at random.
     Fragmented,
@@ -51,14 +52,14 @@ impl Variant {
     }
 }
 
-/// What a process measured.
+/// The results of one process.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Sizes {
-    /// Beyond the baseline, as soon as the last thread sleeps.
+    /// Bytes beyond the baseline, as soon as the last thread sleeps.
     pub rss_bytes: u64,
-    /// With all threads sleeping, before any allocated.
+    /// Bytes before any allocation, while all threads sleep.
     pub baseline_bytes: u64,
-    /// Beyond the baseline, some seconds later.
+    /// Bytes beyond the baseline, some seconds later.
     pub settled_rss_bytes: u64,
 }
 
@@ -71,13 +72,13 @@ struct Row {
     sizes: Sizes,
 }
 
-/// Measures as `args` say and prints the result.
+/// Measures as `args` say, and prints the result.
 pub fn run(args: &MemoryArgs) -> Result<()> {
     let mut rows = Vec::new();
     for &variant in &args.variant {
         for &subject in &args.subjects {
             if subject == SubjectName::PinfoldCache {
-                eprintln!("note: {subject} has objects of one size only and is left out");
+                eprintln!("note: {subject} is left out: it has objects of one size only");
                 continue;
             }
             match start(args, subject, variant) {
@@ -115,13 +116,13 @@ fn start(args: &MemoryArgs, subject: SubjectName, variant: Variant) -> Result<Si
         .spawn()?;
     let limit = Duration::from_secs(u64::from(args.limit + args.settle));
     let status = wait(&mut process, limit)?;
-    ensure!(status.success(), "its process: {status}");
-    let result = process.stdout.take().context("no pipe")?;
-    serde_json::from_reader(result).context("its process wrote no result")
+    ensure!(status.success(), "its process failed: {status}");
+    let result = process.stdout.take().context("the process has no pipe")?;
+    serde_json::from_reader(result).context("its process printed no result")
 }
 
-/// Waits for a process to end, and ends it when it takes longer than `limit`: an allocator whose threads spin for a
-/// lock may need minutes where there are many more threads than CPUs.
+/// Waits for a process to end, and kills it if it takes longer than `limit`. An allocator whose
+/// threads spin for a lock may need minutes with many more threads than CPUs.
 fn wait(process: &mut Child, limit: Duration) -> Result<ExitStatus> {
     let start = Instant::now();
     while start.elapsed() < limit {
@@ -132,13 +133,13 @@ fn wait(process: &mut Child, limit: Duration) -> Result<ExitStatus> {
     }
     process.kill()?;
     process.wait()?;
-    bail!("no result within {} s", limit.as_secs())
+    bail!("no result within {} s; raise --limit", limit.as_secs())
 }
 
 fn print(machine: &Machine, args: &MemoryArgs, rows: &[Row]) {
     println!("{}", machine.describe());
     println!(
-        "Resident memory beyond the same process's baseline, before anything was allocated. In KiB; {} threads.",
+        "Resident memory beyond the baseline, which is the same process before any allocation. In KiB; {} threads.",
         args.threads
     );
     for &variant in &args.variant {
@@ -163,8 +164,8 @@ fn print(machine: &Machine, args: &MemoryArgs, rows: &[Row]) {
     }
 }
 
-/// Says how Pinfold compares with those it wants to stay below, once all have settled: half of two, and where memory is in
-/// pieces not much above three.
+/// Prints whether Pinfold meets its targets for settled memory: at most half of two peers, or 1.15
+/// times three peers for fragmented memory.
 fn targets(rows: &[Row], variant: Variant) {
     const HALF: [SubjectName; 2] = [SubjectName::Mimalloc, SubjectName::Jemalloc];
     const ALL: [SubjectName; 3] = [

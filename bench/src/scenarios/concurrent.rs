@@ -1,5 +1,8 @@
-//! Scenarios 3 and 4: the threads of all CPUs do the first two at once. Each allocates [`OBJECTS`] objects, writing a byte of each, waits
-//! for the others, and frees them; or allocates an object and frees it at once. Figures are means over the threads.
+//! Scenarios 3 and 4: scenarios 1 and 2 on the threads of all CPUs at once.
+//!
+//! Scenario 3: each thread allocates [`OBJECTS`] objects and writes a byte of each, waits for the
+//! others, and frees them. Scenario 4: each thread allocates an object and frees it right away.
+//! Figures are means over the threads.
 
 use super::{OBJECTS, Op, Pool, Subject, Timing, alloc_into, cycles, free_from, pair};
 use std::sync::Arc;
@@ -14,7 +17,7 @@ pub(super) fn measure<S: Subject>(pool: &Pool, subject: &Arc<S>) -> Vec<Timing> 
             shared.barrier.wait();
             alloc = cycles::of(|| alloc_into(&*subject, slots));
             shared.barrier.wait();
-            // SAFETY: the objects were allocated just above, by this worker.
+            // SAFETY: this worker has just allocated the objects in `slots`, and nothing uses them.
             free = cycles::of(|| unsafe { free_from(&*subject, slots) });
         }
         (alloc, free)

@@ -1,7 +1,8 @@
-//! What is done with the objects: the scenarios of slab_test, [`OBJECTS`] objects a thread at a time.
+//! What is done with the objects: the scenarios of slab_test, with [`OBJECTS`] objects per thread.
 //!
-//! Every scenario makes the same untimed passes for every subject, then times one. Cycles are those of all objects
-//! divided by their number, loop and array included: the same for every subject.
+//! Every scenario makes the same number of untimed passes for every subject, and then a timed one.
+//! The figure is the cycles of the timed pass divided by the number of objects. It includes the
+//! loop and the array, which are the same for every subject.
 
 mod concurrent;
 mod one_to_n;
@@ -17,27 +18,28 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The scenarios by name, as the command line and the rows spell them.
+/// The scenarios. The command line and the rows use these names.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Scenario {
     /// One thread allocates all objects, then frees all.
     Single,
-    /// One thread frees each object as soon as it has it.
+    /// One thread frees each object right after allocating it.
     Pair,
-    /// All CPUs' threads allocate all objects at once, then free them at once.
+    /// The threads of all CPUs allocate all objects at the same time, then free them at the same
+    /// time.
     Concurrent,
-    /// All CPUs' threads free each object as soon as they have it.
+    /// The threads of all CPUs free each object right after allocating it.
     ConcurrentPair,
-    /// The other CPUs' threads allocate, CPU 0's frees all.
+    /// The threads of all CPUs but the first allocate; the first CPU's thread frees all.
     Remote,
-    /// CPU 0's thread allocates for the others, who free at once.
+    /// The first CPU's thread allocates for the others, which free at the same time.
     OneToN,
 }
 
 impl Scenario {
-    /// The name as it is printed.
+    /// Returns the printed name.
     pub fn name(self) -> &'static str {
         match self {
             Scenario::Single => "single",
@@ -49,7 +51,7 @@ impl Scenario {
         }
     }
 
-    /// What is timed.
+    /// Returns the timed operations.
     pub fn operations(self) -> &'static [Op] {
         match self {
             Scenario::Pair | Scenario::ConcurrentPair => &[Op::Pair],
@@ -57,7 +59,7 @@ impl Scenario {
         }
     }
 
-    /// How many of `workers` threads take part.
+    /// Returns how many of `workers` threads take part.
     pub fn threads(self, workers: usize) -> usize {
         match self {
             Scenario::Single | Scenario::Pair => 1,
@@ -65,7 +67,7 @@ impl Scenario {
         }
     }
 
-    /// The fewest threads that it makes sense with.
+    /// Returns the fewest threads that the scenario needs.
     pub fn least_threads(self) -> usize {
         match self {
             Scenario::Single | Scenario::Pair => 1,
@@ -73,7 +75,7 @@ impl Scenario {
         }
     }
 
-    /// Measures it once.
+    /// Measures the scenario once.
     pub fn measure<S: Subject>(self, pool: &Pool, subject: &Arc<S>) -> Vec<Timing> {
         match self {
             Scenario::Single => single::measure(pool, subject),
@@ -86,7 +88,7 @@ impl Scenario {
     }
 }
 
-/// What is timed, as the rows spell it.
+/// A timed operation.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
@@ -99,7 +101,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The name as it is printed.
+    /// Returns the printed name.
     pub fn name(self) -> &'static str {
         match self {
             Op::Alloc => "alloc",
@@ -109,12 +111,12 @@ impl Op {
     }
 }
 
-/// Cycles an operation took, on average over a pass.
+/// The cycles of an operation: the mean over a pass.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Timing {
-    /// What was done.
+    /// The operation.
     pub op: Op,
-    /// Cycles of one.
+    /// Cycles per operation.
     pub cycles: f64,
 }
 
@@ -127,7 +129,7 @@ impl Timing {
     }
 }
 
-/// Fills `slots` with new objects, writing a byte of each. Not timed.
+/// Fills `slots` with new objects and writes a byte of each. The caller times it.
 #[inline(always)]
 fn alloc_into<S: Subject>(subject: &S, slots: &[AtomicPtr<u8>]) {
     for slot in slots {
@@ -135,27 +137,30 @@ fn alloc_into<S: Subject>(subject: &S, slots: &[AtomicPtr<u8>]) {
         if object.is_null() {
             out_of_memory();
         }
-        // SAFETY: the object is at least a byte large and ours. Volatile, so that the write is made.
+        // SAFETY: `alloc` returned the object just now, so this thread owns it. It has at least one
+        // byte. The write is volatile so that the compiler does not drop it.
         unsafe { object.write_volatile(1) };
         slot.store(object, Ordering::Relaxed);
     }
 }
 
-/// Frees the objects in `slots`. Not timed.
+/// Frees the objects in `slots`. The caller times it.
 ///
 /// # Safety
 ///
-/// `slots` hold objects of `subject` that nobody uses any more.
+/// `slots` hold objects of `subject`, and no thread uses them any more.
 #[inline(always)]
 unsafe fn free_from<S: Subject>(subject: &S, slots: &[AtomicPtr<u8>]) {
     for slot in slots {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the object is `subject`'s and not in use.
         unsafe { subject.free(slot.load(Ordering::Relaxed)) };
     }
 }
 
 #[cold]
 fn out_of_memory() -> ! {
-    eprintln!("pinfold-bench: a subject has no memory for its objects");
+    eprintln!(
+        "pinfold-bench: a subject has no memory for its objects; give smaller --sizes or fewer --threads"
+    );
     std::process::exit(1);
 }

@@ -1,15 +1,17 @@
-//! Scenario 6: CPU 0's thread allocates [`OBJECTS`] objects for each other CPU, writing a byte of each, and hands them
-//! over in batches of [`BATCH`], a batch to each CPU in turn; the others free what they are handed while CPU 0 goes on.
+//! Scenario 6: the first CPU's thread allocates [`OBJECTS`] objects for each other CPU, writes a
+//! byte of each, and hands them over in batches of [`BATCH`], one batch to each CPU in turn. The
+//! other threads free their batches while the first goes on.
 //!
-//! `alloc` is CPU 0's time for all objects. `free` is the mean over the other threads of the time they spend freeing,
-//! not of the time they wait for the next batch.
+//! `alloc` is the first thread's time for all objects. `free` is the mean over the other threads of
+//! the time they spend freeing. Waiting for the next batch does not count.
 
 use super::{OBJECTS, Op, Pool, Subject, Timing, alloc_into, cycles, free_from};
 use crate::pool::{Desk, Patience, Shared};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Objects handed over by one store: enough that neither the store nor the reading of the clock counts.
+/// Number of objects handed over by one store: enough that the store and reading the clock do not
+/// matter.
 const BATCH: usize = 100;
 
 const _: () = assert!(OBJECTS.is_multiple_of(BATCH));
@@ -27,7 +29,7 @@ pub(super) fn measure<S: Subject>(pool: &Pool, subject: &Arc<S>) -> Vec<Timing> 
                 0 => cycles::of(|| hand_over(&*subject, &shared)),
                 _ => free_as_handed_over(&*subject, desk),
             };
-            // Nobody resets a desk before all objects are freed.
+            // Keeps workers from resetting a desk before all objects are freed.
             shared.barrier.wait();
         }
         timed
@@ -60,7 +62,8 @@ fn free_as_handed_over<S: Subject>(subject: &S, desk: &Desk) -> u64 {
             continue;
         }
         let slots = &desk.slots[freed..handed_over];
-        // SAFETY: CPU 0's thread stored them before it raised the mark, and does not use them any more.
+        // SAFETY: the first thread stored these objects before it raised `handed_over` with release
+        // ordering, and does not use them any more.
         timed += cycles::of(|| unsafe { free_from(subject, slots) });
         freed = handed_over;
     }

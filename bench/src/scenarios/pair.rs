@@ -1,4 +1,5 @@
-//! Scenario 2: one thread allocates an object and frees it at once, [`OBJECTS`] times; nothing is written to it.
+//! Scenario 2: one thread allocates an object and frees it right away, [`OBJECTS`] times. Nothing
+//! is written to the objects.
 
 use super::{OBJECTS, Op, Pool, Subject, Timing, cycles, out_of_memory};
 use std::sync::Arc;
@@ -22,7 +23,7 @@ pub(super) fn pairs<S: Subject>(subject: &S) {
         if object.is_null() {
             out_of_memory();
         }
-        // SAFETY: allocated just above, and not used afterwards.
+        // SAFETY: the call above returned the object, and nothing uses it.
         unsafe { subject.free(object) };
     }
 }

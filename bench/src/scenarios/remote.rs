@@ -1,8 +1,10 @@
-//! Scenario 5: the threads of all CPUs but CPU 0 allocate [`OBJECTS`] objects each, at once, writing a byte of each;
-//! when all have theirs, CPU 0's thread frees every one, a thread's after the other's, in the order they were got.
+//! Scenario 5: the threads of all CPUs but the first allocate [`OBJECTS`] objects each, at the same
+//! time, and write a byte of each. After all have their objects, the first CPU's thread frees them,
+//! one thread's objects after the other's, in the order of allocation.
 //!
-//! `alloc` is the mean over the allocating threads, `free` CPU 0's. From the second pass on the allocations find what
-//! CPU 0 freed, by whatever way the subject brings objects back.
+//! `alloc` is the mean over the allocating threads, `free` the first thread's time. From the second
+//! pass on, threads allocate the objects that the first thread freed before, however the subject
+//! brings them back.
 
 use super::{OBJECTS, Op, Pool, Subject, Timing, alloc_into, cycles, free_from};
 use std::sync::Arc;
@@ -21,7 +23,8 @@ pub(super) fn measure<S: Subject>(pool: &Pool, subject: &Arc<S>) -> Vec<Timing> 
             if worker == 0 {
                 timed = cycles::of(|| {
                     for desk in &shared.desks[1..] {
-                        // SAFETY: the desk's worker allocated them and waits at the barrier from now on.
+                        // SAFETY: the desk's worker allocated the objects, and does not use them
+                        // after the barrier.
                         unsafe { free_from(&*subject, &desk.slots) };
                     }
                 });

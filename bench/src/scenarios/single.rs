@@ -1,5 +1,5 @@
-//! Scenario 1: one thread allocates [`OBJECTS`] objects, writing a byte of each, then frees them in the order it got
-//! them; the allocations and the frees are timed apart.
+//! Scenario 1: one thread allocates [`OBJECTS`] objects and writes a byte of each, then frees them
+//! in the same order. Allocations and frees are timed apart.
 
 use super::{OBJECTS, Op, Pool, Subject, Timing, alloc_into, cycles, free_from};
 use std::sync::Arc;
@@ -12,7 +12,8 @@ pub(super) fn measure<S: Subject>(pool: &Pool, subject: &Arc<S>) -> Vec<Timing> 
         let (mut alloc, mut free) = (0, 0);
         for _ in 0..passes {
             alloc = cycles::of(|| alloc_into(&*subject, slots));
-            // SAFETY: the objects were allocated just above, and no other worker has a job now.
+            // SAFETY: this worker has just allocated the objects in `slots`, and no other worker
+            // has a job now.
             free = cycles::of(|| unsafe { free_from(&*subject, slots) });
         }
         vec![

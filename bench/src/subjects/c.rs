@@ -1,25 +1,27 @@
-//! Allocators by their C functions: `malloc(size)` and `free(pointer)`, neither inlined nor told the size at free.
+//! Allocators called through their C functions `malloc(size)` and `free(pointer)`. The calls are
+//! not inlined, and the free is not told the size.
 //!
-//! All are linked statically and called directly, under their own names: none replaces the process's `malloc`.
+//! All allocators are linked statically and called under their own names. None replaces the
+//! process's `malloc`.
 
 use super::Subject;
 use anyhow::Result;
 use core::ffi::c_void;
 use core::marker::PhantomData;
 
-/// A C allocator's two functions.
+/// The two functions of a C allocator.
 pub trait MallocApi: Send + Sync + 'static {
-    /// Called by a thread before it uses the allocator, any number of times.
+    /// Prepares a thread for using the allocator. A thread may call it repeatedly.
     fn enter_thread() {}
 
-    /// `malloc`.
+    /// Calls the allocator's `malloc`.
     fn malloc(size: usize) -> *mut c_void;
 
-    /// `free`.
+    /// Calls the allocator's `free`.
     ///
     /// # Safety
     ///
-    /// The block came from this allocator's `malloc` and nobody uses it any more.
+    /// The block came from this allocator's `malloc`, and no thread uses it any more.
     unsafe fn free(block: *mut c_void);
 }
 
@@ -48,16 +50,16 @@ impl<A: MallocApi> Subject for CMalloc<A> {
 
     #[inline(always)]
     unsafe fn free(&self, object: *mut u8) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the object came from `A::malloc` and is unused.
         unsafe { A::free(object.cast()) };
     }
 }
 
 unsafe extern "C" {
-    // glibc's own names: `malloc` may mean another allocator's in a workspace build.
+    // glibc's own names, because another crate of a workspace build may define `malloc`.
     fn __libc_malloc(size: usize) -> *mut c_void;
     fn __libc_free(block: *mut c_void);
-    // tcmalloc's functions as its build for Rust names them.
+    // The names of tcmalloc's functions in its build for Rust.
     fn TCMallocInternalMalloc(size: usize) -> *mut c_void;
     fn TCMallocInternalFree(block: *mut c_void);
     fn MallocExtension_Internal_GetPerCpuCachesActive() -> bool;
@@ -66,7 +68,7 @@ unsafe extern "C" {
 // Links tcmalloc, whose crate binds only the aligned functions.
 use libtcmalloc_sys as _;
 
-/// The system's.
+/// The system's C library.
 pub struct Glibc;
 
 impl MallocApi for Glibc {
@@ -78,12 +80,12 @@ impl MallocApi for Glibc {
 
     #[inline(always)]
     unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the block came from `__libc_malloc` and is unused.
         unsafe { __libc_free(block) };
     }
 }
 
-/// mimalloc 3, not its secure mode.
+/// mimalloc 3, without its secure mode.
 pub struct Mimalloc;
 
 impl MallocApi for Mimalloc {
@@ -95,7 +97,7 @@ impl MallocApi for Mimalloc {
 
     #[inline(always)]
     unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the block came from `mi_malloc` and is unused.
         unsafe { libmimalloc_sys::mi_free(block) };
     }
 }
@@ -112,7 +114,7 @@ impl MallocApi for Jemalloc {
 
     #[inline(always)]
     unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the block came from this `malloc` and is unused.
         unsafe { tikv_jemalloc_sys::free(block) };
     }
 }
@@ -129,7 +131,7 @@ impl MallocApi for Snmalloc {
 
     #[inline(always)]
     unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the block came from `sn_malloc` and is unused.
         unsafe { snmalloc_sys::sn_free(block) };
     }
 }
@@ -138,32 +140,33 @@ impl MallocApi for Snmalloc {
 pub struct Rpmalloc;
 
 impl MallocApi for Rpmalloc {
-    /// rpmalloc wants to be told of each thread; the first call also initialises the process.
+    /// Registers the thread with rpmalloc. The first call also initialises the process.
     fn enter_thread() {
-        // SAFETY: takes no argument and may be called again.
+        // SAFETY: the function takes no argument and may be called repeatedly.
         let result = unsafe { rpmalloc_sys::rpmalloc_initialize() };
-        assert_eq!(result, 0, "rpmalloc cannot start");
-        // SAFETY: initialised just above; reads the thread's own state.
+        assert_eq!(result, 0, "rpmalloc_initialize failed");
+        // SAFETY: rpmalloc was initialised above. This call reads the thread's own state.
         if unsafe { rpmalloc_sys::rpmalloc_is_thread_initialized() } == 0 {
-            // SAFETY: once for this thread, as just checked.
+            // SAFETY: the check above shows that this thread is not yet registered.
             unsafe { rpmalloc_sys::rpmalloc_thread_initialize() };
         }
     }
 
     #[inline(always)]
     fn malloc(size: usize) -> *mut c_void {
-        // SAFETY: `enter_thread` was called by this thread.
+        // SAFETY: this thread called `enter_thread`.
         unsafe { rpmalloc_sys::rpmalloc(size) }
     }
 
     #[inline(always)]
     unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller's promise; `enter_thread` was called by this thread.
+        // SAFETY: the caller promises that the block came from `rpmalloc` and is unused, and this
+        // thread called `enter_thread`.
         unsafe { rpmalloc_sys::rpfree(block) };
     }
 }
 
-/// Google's tcmalloc, with caches per thread or per CPU as its process allows.
+/// Google's tcmalloc. Its caches are per thread or per CPU, depending on the process.
 pub struct Tcmalloc;
 
 impl MallocApi for Tcmalloc {
@@ -175,20 +178,21 @@ impl MallocApi for Tcmalloc {
 
     #[inline(always)]
     unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the block came from `TCMallocInternalMalloc` and is
+        // unused.
         unsafe { TCMallocInternalFree(block) };
     }
 }
 
-/// Whether tcmalloc keeps its caches per CPU; it decides at its first allocation.
+/// Returns whether tcmalloc keeps its caches per CPU. It decides at its first allocation.
 pub fn tcmalloc_is_percpu() -> bool {
-    // SAFETY: a block of its own, given back at once.
+    // SAFETY: the block came from this allocator just now, and this is its only free.
     unsafe { Tcmalloc::free(Tcmalloc::malloc(8)) };
-    // SAFETY: only reads a flag.
+    // SAFETY: the function only reads a flag.
     unsafe { MallocExtension_Internal_GetPerCpuCachesActive() }
 }
 
-/// Pinfold as the C library offers it.
+/// Pinfold through its C library.
 pub struct PinfoldMalloc;
 
 impl MallocApi for PinfoldMalloc {
@@ -199,7 +203,7 @@ impl MallocApi for PinfoldMalloc {
 
     #[inline(always)]
     unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the block came from `pinfold_malloc` and is unused.
         unsafe { pinfold_malloc::c::pinfold_free(block) };
     }
 }

@@ -1,4 +1,4 @@
-//! Who is measured: one trait with static dispatch, so that each loop is compiled for its subject.
+//! The subjects: one trait with static dispatch, so that each loop is compiled for its subject.
 
 mod c;
 mod pinfold;
@@ -12,26 +12,26 @@ use anyhow::Result;
 use clap::ValueEnum;
 use serde::Serialize;
 
-/// Something that gives and takes objects of one size, from any thread.
+/// Allocates and frees objects of one size, from any thread.
 pub trait Subject: Send + Sync + Sized + 'static {
-    /// Makes ready for objects of `size` bytes, before any round.
+    /// Makes the subject for objects of `size` bytes, before any round.
     fn new(size: usize) -> Result<Self>;
 
-    /// Called by a thread before it uses the subject, any number of times, never timed.
+    /// Prepares a thread for using the subject. A thread may call it repeatedly. Never timed.
     fn enter_thread() {}
 
-    /// An object, or null when there is no memory.
+    /// Allocates an object. Returns null if there is no memory.
     fn alloc(&self) -> *mut u8;
 
-    /// Takes an object back.
+    /// Frees an object.
     ///
     /// # Safety
     ///
-    /// The object came from this subject's `alloc` and nobody uses it any more.
+    /// The object came from this subject's `alloc`, and no thread uses it any more.
     unsafe fn free(&self, object: *mut u8);
 }
 
-/// The subjects by name, as the command line and the rows spell them.
+/// The subjects. The command line and the rows use these names.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum SubjectName {
@@ -49,14 +49,14 @@ pub enum SubjectName {
     Rpmalloc,
     /// `__libc_malloc` and `__libc_free`.
     Glibc,
-    /// tcmalloc as it comes: glibc has the thread's rseq area, so it keeps caches per thread.
+    /// tcmalloc by default: glibc owns the thread's rseq area, so tcmalloc keeps caches per thread.
     Tcmalloc,
-    /// tcmalloc in a process where glibc leaves rseq to it, so it keeps caches per CPU.
+    /// tcmalloc in a process where glibc leaves rseq to it, so that tcmalloc keeps caches per CPU.
     TcmallocPercpu,
 }
 
 impl SubjectName {
-    /// The name as it is printed.
+    /// Returns the printed name.
     pub fn name(self) -> &'static str {
         match self {
             SubjectName::PinfoldCache => "pinfold-cache",
@@ -71,12 +71,13 @@ impl SubjectName {
         }
     }
 
-    /// Whether it is one of Pinfold's own.
+    /// Returns whether the subject is one of Pinfold's own.
     pub fn is_pinfold(self) -> bool {
         matches!(self, SubjectName::PinfoldCache | SubjectName::PinfoldMalloc)
     }
 
-    /// What its process has to be started with: a name and a value for the environment.
+    /// Returns the environment variable that the subject's process must be started with, and its
+    /// value.
     pub fn environment(self) -> Option<(&'static str, &'static str)> {
         (self == SubjectName::TcmallocPercpu).then_some(("GLIBC_TUNABLES", "glibc.pthread.rseq=0"))
     }
@@ -88,7 +89,7 @@ impl std::fmt::Display for SubjectName {
     }
 }
 
-/// Whether tcmalloc keeps its caches per CPU in this process.
+/// Returns whether tcmalloc keeps its caches per CPU in this process.
 pub fn tcmalloc_is_percpu() -> bool {
     c::tcmalloc_is_percpu()
 }

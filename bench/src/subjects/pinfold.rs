@@ -11,12 +11,12 @@ pub struct PinfoldCache(KmemCache);
 
 impl Subject for PinfoldCache {
     fn new(size: usize) -> Result<Self> {
-        // The alignment that an object of this size can want, at most malloc's.
+        // The strictest alignment that an object of this size can require, but at most malloc's.
         let align = 1 << size.trailing_zeros().min(4);
         let layout = Layout::from_size_align(size, align)?;
         KmemCache::new(&format!("bench-{size}"), layout)
             .map(PinfoldCache)
-            .with_context(|| format!("no cache for {size} bytes"))
+            .with_context(|| format!("making an object cache for {size} bytes"))
     }
 
     #[inline(always)]
@@ -26,7 +26,8 @@ impl Subject for PinfoldCache {
 
     #[inline(always)]
     unsafe fn free(&self, object: *mut u8) {
-        // SAFETY: the caller's promise: an object of this cache, hence not null.
+        // SAFETY: the caller promises that the object came from this cache and is unused. An object
+        // of a cache is never null.
         unsafe { self.0.free(NonNull::new_unchecked(object)) };
     }
 }

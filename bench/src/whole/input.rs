@@ -1,4 +1,4 @@
-//! Input for real programs, made from fixed seeds.
+//! Generates the input of the real programs, from fixed seeds.
 
 use super::launch;
 use super::prepare::{self, Cache};
@@ -19,7 +19,7 @@ impl Random {
     }
 }
 
-/// C with `functions` functions of loops, switches, structures and calls.
+/// Returns C code with `functions` functions of loops, switches, structures and calls.
 pub fn c_source(functions: usize) -> String {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut text = String::from(
@@ -70,12 +70,12 @@ pub fn c_source(functions: usize) -> String {
     text
 }
 
-/// Formulas in SMT-LIB: pigeonholes, a multiplication of bit vectors to undo, and integers in
-/// order.
+/// Returns formulas in SMT-LIB: pigeonholes, a product of bit vectors to factor, and ordered
+/// integers.
 pub fn formulas() -> String {
     let mut text =
         String::from("(set-option :smt.random_seed 1)\n(set-option :sat.random_seed 1)\n");
-    // More pigeons than holes: unsatisfiable, and laborious to find out.
+    // More pigeons than holes: unsatisfiable, and laborious to prove.
     let holes = 7;
     text += "(push)\n";
     for pigeon in 0..=holes {
@@ -96,14 +96,14 @@ pub fn formulas() -> String {
         }
     }
     text += "(check-sat)\n(pop)\n";
-    // Two factors of a product.
+    // Find two factors of a product.
     for product in [0x3f_5b1d_u64, 0x7a_4c35] {
         let _ = writeln!(
             text,
             "(push)\n(declare-const a (_ BitVec 24))\n(declare-const b (_ BitVec 24))\n(assert (= (bvmul a b) (_ bv{product} 24)))\n(assert (bvugt a (_ bv255 24)))\n(assert (bvugt b (_ bv255 24)))\n(assert (bvult a (_ bv4096 24)))\n(assert (bvult b (_ bv4096 24)))\n(check-sat)\n(pop)"
         );
     }
-    // Many integers, each bound to some others.
+    // Many integers, each constrained against some others.
     let mut random = Random(0x1234_5678_9abc_def1);
     text += "(push)\n";
     let count = 700;
@@ -135,16 +135,16 @@ pub fn history(cache: &Cache) -> Result<()> {
     let _ = fs::remove_dir_all(&repository);
     let path = repository
         .to_str()
-        .context("the cache folder's name is not UTF-8")?;
+        .context("the cache folder's path is not UTF-8; give another --cache")?;
     launch::helper("git", &["init", "--quiet", "--bare", path])?;
     let stream = cache.write_input("history.stream", &history_stream())?;
-    let git = prepare::tool("git").context("there is no git")?;
+    let git = prepare::tool("git").context("there is no git; install it")?;
     let status = Command::new(git)
         .args(["-C", path, "fast-import", "--quiet"])
         .stdin(File::open(stream)?)
         .stdout(Stdio::null())
         .status()?;
-    ensure!(status.success(), "git fast-import: {status}");
+    ensure!(status.success(), "git fast-import failed: {status}");
     fs::write(repository.join("made"), "")?;
     Ok(())
 }

@@ -14,25 +14,26 @@ use std::fs::{self, File};
 use std::hash::{Hash, Hasher};
 use std::process::{Command, Stdio};
 
-/// What one run cost.
+/// The cost of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sample {
     /// From start to end.
     pub seconds: f64,
-    /// Of all its threads and processes, in the kernel too.
+    /// CPU time of all threads and processes, in the kernel too.
     pub cpu_seconds: f64,
-    /// The most that was resident at once, of its largest process.
+    /// The peak of resident memory of the largest process.
     pub peak_rss_bytes: u64,
-    /// What was resident some time after the work, if that was asked for and the program is a load.
+    /// Resident memory some time after the work. Only for loads, and only in rounds that wait for
+    /// it.
     pub settled_rss_bytes: Option<u64>,
     /// Page faults.
     pub faults: u64,
-    /// A hash of what it wrote, which must not depend on the subject.
+    /// A hash of the program's output, which must not depend on the subject.
     #[serde(skip)]
     pub output: u64,
 }
 
-/// What the launcher reports.
+/// The launcher's report.
 #[derive(Debug, Deserialize)]
 pub struct Report {
     pub seconds: f64,
@@ -71,7 +72,7 @@ pub fn once(
     }
 }
 
-/// What a program cost that ended well and wrote something with the hash `output`.
+/// Makes the sample of a program that ended successfully. `output` is the hash of what it wrote.
 pub fn of_report(report: &Report, output: u64) -> Sample {
     Sample {
         seconds: report.seconds,
@@ -83,17 +84,24 @@ pub fn of_report(report: &Report, output: u64) -> Sample {
     }
 }
 
-/// What a load cost, without the time it spent settling, which its last line tells.
+/// Makes the sample of a load, without the time that it spent settling, which its last line tells.
 fn of_load(report: &Report, output: &[u8]) -> Result<Sample> {
     let output = std::str::from_utf8(output)?;
-    ensure!(output.starts_with("result "), "it wrote no result");
+    ensure!(
+        output.starts_with("result "),
+        "the load wrote no result line; please report this"
+    );
     let (results, settled): (Vec<_>, Vec<_>) = output
         .lines()
         .partition(|line| !line.starts_with("settled "));
     let mut sample = of_report(report, hash(results.join("\n").as_bytes()));
     if let Some(line) = settled.first() {
         let mut words = line.split_whitespace().skip(1);
-        let mut next = || words.next().context("its last line is incomplete");
+        let mut next = || {
+            words
+                .next()
+                .context("its last line is incomplete; please report this")
+        };
         sample.settled_rss_bytes = Some(next()?.parse()?);
         sample.seconds -= next()?.parse::<f64>()?;
         sample.cpu_seconds -= next()?.parse::<f64>()?;
@@ -102,15 +110,15 @@ fn of_load(report: &Report, output: &[u8]) -> Result<Sample> {
     Ok(sample)
 }
 
-/// A hash that is the same in every run of this program.
+/// Returns a hash that is the same in every run of this program.
 pub fn hash(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
     hasher.finish()
 }
 
-/// The launcher with all that `call` needs to run under `subject`. It has its own report file, and
-/// writes what the program prints to the files `output` and `errors`.
+/// Returns the launcher, with everything that `call` needs to run under `subject`. The launcher
+/// writes a report file, and redirects what the program prints to the files `output` and `errors`.
 pub fn launcher(
     cache: &Cache,
     call: &Call,
@@ -156,7 +164,7 @@ fn start(
     Ok((report, fs::read(cache.work.join("output"))?))
 }
 
-/// Reads what the launcher reported; an error if the program did not end well.
+/// Reads the launcher's report. Fails if the program did not end successfully.
 pub fn report(cache: &Cache, settings: Settings) -> Result<Report> {
     let errors = fs::read(cache.work.join("errors")).unwrap_or_default();
     let errors = String::from_utf8_lossy(&errors);
@@ -164,23 +172,26 @@ pub fn report(cache: &Cache, settings: Settings) -> Result<Report> {
         .trim()
         .lines()
         .last()
-        .unwrap_or("it printed no error");
+        .unwrap_or("the program printed no error");
     let text = fs::read_to_string(cache.work.join("report"))
         .with_context(|| format!("the launcher failed: {last}"))?;
     let report: Report = serde_json::from_str(&text)?;
     if report.timed_out {
-        bail!("it did not end within {} s", settings.limit);
+        bail!(
+            "the program did not end within {} s; raise --limit",
+            settings.limit
+        );
     } else if report.signal != 0 {
-        bail!("signal {} ended it: {last}", report.signal);
+        bail!("signal {} ended the program: {last}", report.signal);
     } else if report.exit != 0 {
-        bail!("it ended with status {}: {last}", report.exit);
+        bail!("the program ended with status {}: {last}", report.exit);
     }
     Ok(report)
 }
 
-/// Runs a helper of the measurement to its end, without any subject, and returns what it wrote.
+/// Runs a helper program to its end, without a subject. Returns what the helper wrote.
 pub fn helper<S: AsRef<OsStr>>(tool: &str, arguments: &[S]) -> Result<Vec<u8>> {
-    let path = prepare::tool(tool).with_context(|| format!("there is no {tool}"))?;
+    let path = prepare::tool(tool).with_context(|| format!("there is no {tool}; install it"))?;
     let output = Command::new(path)
         .args(arguments)
         .env_remove("LD_PRELOAD")
@@ -188,7 +199,7 @@ pub fn helper<S: AsRef<OsStr>>(tool: &str, arguments: &[S]) -> Result<Vec<u8>> {
         .output()?;
     ensure!(
         output.status.success(),
-        "{tool}: {}: {}",
+        "{tool} failed: {}: {}",
         output.status,
         String::from_utf8_lossy(&output.stderr).trim()
     );
@@ -242,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_fails_is_an_error_that_says_how() {
+    fn a_failed_program_is_an_error_that_says_how_it_ended() {
         for (script, said) in [
             ("echo no such thing >&2; exit 3", "status 3: no such thing"),
             ("kill -SEGV $$", "signal 11"),
@@ -261,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_settled_memory_is_no_part_of_the_output() {
+    fn the_settled_memory_is_not_part_of_the_output() {
         let one = of_load(&report(), b"result 1f\nsettled 8192 2.0 0.5 3\n").unwrap();
         let without = of_load(&report(), b"result 1f\n").unwrap();
         let other = of_load(&report(), b"result 20\n").unwrap();

@@ -1,9 +1,9 @@
-//! The whole command: complete programs that run on each allocator by LD_PRELOAD, and what they
-//! cost.
+//! The whole command: runs complete programs on each allocator by LD_PRELOAD, and measures their
+//! time and memory.
 //!
 //! 1. [`prepare`] makes what a run needs in a cache folder: shared libraries, loads, input.
 //! 2. [`launch`] runs one program once under one subject.
-//! 3. [`rows`] takes the medians of the rounds, [`table`] and [`plot`] show them.
+//! 3. [`rows`] takes the medians of the rounds. [`table`] and [`plot`] show them.
 
 mod input;
 mod launch;
@@ -28,10 +28,10 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 use subjects::Subject;
 
-/// What the launcher needs to know about each run.
+/// The parameters of every run.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Threads of a load that has several.
+    /// Number of threads of a load that has several.
     pub threads: u32,
     /// Seconds after which a program is killed.
     pub limit: u32,
@@ -43,8 +43,8 @@ pub struct Settings {
 /// failure.
 type Results = Result<Vec<Sample>, String>;
 
-/// Measures as `args` say and prints the result. Fails the process if a program failed under
-/// Pinfold.
+/// Measures as `args` say, and prints the result. The exit status is a failure if a program failed
+/// under Pinfold.
 pub fn run(args: &WholeArgs) -> Result<ExitCode> {
     let programs = programs::choose(&args.programs)?;
     let specs = subjects::parse(&args.subjects, args.pinfold.as_deref())?;
@@ -97,7 +97,7 @@ fn measure(
 ) -> HashMap<(usize, usize), Results> {
     let mut results: HashMap<_, Results> = HashMap::new();
     for round in 0..rounds {
-        // Memory settles the same way in every round, so that only the first round waits for it.
+        // Memory settles alike in every round, so only the first round waits for it.
         let settle = if round == 0 { settings.settle } else { 0.0 };
         for (at, program) in programs.iter().enumerate() {
             eprintln!("round {}/{rounds}: {}", round + 1, program.name);
@@ -115,8 +115,8 @@ fn measure(
     results
 }
 
-/// The order of `count` subjects in a round: another one begins each round, and every other round
-/// goes backwards.
+/// Returns the order of `count` subjects in a round. Each round begins with another subject, and
+/// every other round goes backwards.
 fn turns(count: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<_> = (0..count).map(|at| (at + round) % count).collect();
     if round % 2 == 1 {

@@ -1,5 +1,4 @@
-//! A picture of time against memory: one large chart of the means, and a small one for each
-//! program.
+//! Plots time against memory: a large chart of the means, and a small chart for each program.
 
 use super::rows::{self, BASE, Cost, Row};
 use anyhow::{Result, anyhow, ensure};
@@ -12,7 +11,8 @@ const LARGE: u32 = 560;
 const SMALL: u32 = 220;
 const COLUMNS: usize = 4;
 
-/// Colours that people with colour blindness tell apart (after Okabe and Ito). Pinfold is black.
+/// Okabe and Ito's colours, adapted, which people with colour blindness can tell apart. Pinfold is
+/// black.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
@@ -24,14 +24,14 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(120, 120, 120),
 ];
 
-/// A subject's place in a chart: time and memory relative to the base.
+/// A subject's place in a chart: its time and memory relative to the base.
 struct Point<'a> {
     subject: &'a str,
     at: (f64, f64),
     colour: RGBColor,
 }
 
-/// Writes the picture to `path`.
+/// Writes the plot to `path`.
 pub fn write(path: &Path, rows: &[Row]) -> Result<()> {
     let text = draw(rows)?;
     std::fs::write(path, text)
@@ -76,7 +76,7 @@ fn failed(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("the plot could not be drawn: {error}")
 }
 
-/// The subjects that have both costs.
+/// Returns the subjects that have both costs.
 fn points<'a>(rows: &'a [Row], ratio: impl Fn(&str, Cost) -> Option<f64>) -> Vec<Point<'a>> {
     let mut points = Vec::new();
     let mut colours = COLOURS.iter().cycle();
@@ -102,7 +102,7 @@ fn points<'a>(rows: &'a [Row], ratio: impl Fn(&str, Cost) -> Option<f64>) -> Vec
     points
 }
 
-/// A chart with a labelled point for each subject. Lower and further left is better.
+/// Draws a chart with a labelled point for each subject. Lower and further left is better.
 fn chart<DB: DrawingBackend>(
     area: &DrawingArea<DB, Shift>,
     title: &str,
@@ -151,7 +151,8 @@ where
         .map_err(failed)?;
     let middle = (times.start + times.end) / 2.0;
     let labels = points.iter().map(|point| {
-        // Labels of points on the right stand on the left, so that they stay inside.
+        // The label of a point on the right side stands left of the point, so that it stays inside
+        // the chart.
         let is_right = point.at.0 > middle;
         let dx = if is_right {
             -(size as i32) / 2 - radius
@@ -180,7 +181,7 @@ mod tests {
     use super::*;
     use crate::whole::rows::tests::example;
 
-    /// Whether every element that opens also closes, in the right order.
+    /// Returns whether every opened element is closed, in the right order.
     fn is_well_formed(text: &str) -> bool {
         let mut open = Vec::new();
         for part in text.split('<').skip(1) {
@@ -213,8 +214,8 @@ mod tests {
             "{text}"
         );
         assert!(is_well_formed(&text), "{text}");
-        // The means, both of the first program, and two subjects of the second, in which one
-        // failed.
+        // Three means, three subjects of the first program, and two of the second, where the third
+        // subject failed.
         assert_eq!(text.matches("<circle").count(), 3 + 3 + 2);
         for label in ["pinfold-malloc", "glibc", "mimalloc"] {
             assert!(text.contains(label), "{label}");

@@ -1,4 +1,4 @@
-//! What a run needs, made once and kept in a cache folder: libraries, loads, input.
+//! Makes what a run needs, and keeps it in a cache folder: libraries, loads, input.
 
 use super::programs::{Program, Work};
 use anyhow::{Context, Result, bail, ensure};
@@ -9,18 +9,18 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where things are kept.
+/// The cache folder.
 #[derive(Debug)]
 pub struct Cache {
     /// The launcher and the loads.
     pub bin: PathBuf,
     /// The subjects' libraries.
     pub lib: PathBuf,
-    /// What programs read.
+    /// The input of programs.
     pub input: PathBuf,
-    /// Where programs run and write.
+    /// The folder in which programs run and write.
     pub work: PathBuf,
-    /// Locked as long as this run uses the folder.
+    /// Locked while this run uses the cache folder.
     _lock: File,
 }
 
@@ -34,14 +34,14 @@ impl Cache {
         let made = |name: &str| -> Result<PathBuf> {
             let path = root.join(name);
             fs::create_dir_all(&path)
-                .with_context(|| format!("cannot make {}; choose --cache", path.display()))?;
+                .with_context(|| format!("cannot make {}; give another --cache", path.display()))?;
             Ok(fs::canonicalize(path)?)
         };
         let work = made("work")?;
         let lock = File::create(root.join("lock"))?;
         ensure!(
             lock.try_lock().is_ok(),
-            "another run uses {}; wait for its end, or choose --cache",
+            "another run uses {}; wait until it has ended, or give another --cache",
             root.display()
         );
         Ok(Cache {
@@ -53,7 +53,7 @@ impl Cache {
         })
     }
 
-    /// Writes an input file, unless it is there with the same text.
+    /// Writes an input file, unless the file exists with the same text.
     pub fn write_input(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.input.join(name);
         if fs::read_to_string(&path).ok().as_deref() != Some(text) {
@@ -63,7 +63,7 @@ impl Cache {
     }
 }
 
-/// Cargo's target folder: where this program lies, or else that of the workspace.
+/// Returns Cargo's target folder: the one that holds this program, or else the workspace's.
 fn target_folder() -> PathBuf {
     let program = env::current_exe().unwrap_or_default();
     let found = program
@@ -75,7 +75,7 @@ fn target_folder() -> PathBuf {
     )
 }
 
-/// Makes ready what each program needs. Leaves out a program that cannot be had, with a note.
+/// Prepares each program. Leaves out a program that cannot be prepared, with a note.
 pub fn programs(cache: &Cache, programs: Vec<Program>) -> Vec<Program> {
     (programs.into_iter())
         .filter(|program| match ready(cache, program) {
@@ -103,7 +103,7 @@ fn ready(cache: &Cache, program: &Program) -> Result<()> {
     Ok(())
 }
 
-/// Compiles a load and says where it is.
+/// Compiles a load and returns its path.
 pub fn compile_load(cache: &Cache, name: &str, source: &str, defines: &[&str]) -> Result<PathBuf> {
     let path = super::programs::write_sources(cache)?.join(source);
     let compiler = if source.ends_with(".cc") {
@@ -126,7 +126,7 @@ pub fn compile_load(cache: &Cache, name: &str, source: &str, defines: &[&str]) -
     Ok(output)
 }
 
-/// Runs a compiler, unless `output` was made by the same arguments from the same sources.
+/// Runs a compiler, unless the same arguments and sources made `output` before.
 pub fn compile(arguments: &[String], output: &Path) -> Result<()> {
     let stamp = output.with_extension("made-by");
     let mut made_by = arguments.join(" ");
@@ -166,8 +166,8 @@ pub fn compile(arguments: &[String], output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Finds a program: in the system's folders first, as those in PATH may be scripts that choose a
-/// version.
+/// Finds a program. The system's folders come first, because a program in PATH may be a script that
+/// chooses a version.
 pub fn tool(name: &str) -> Option<PathBuf> {
     let mut folders: Vec<_> = ["/usr/bin", "/bin", "/usr/local/bin"]
         .map(PathBuf::from)
@@ -187,7 +187,7 @@ pub fn tool(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Finds a program, or installs its package.
+/// Finds a program, and installs its package if it is missing.
 pub fn tool_or_install(name: &str, package: &str) -> Result<PathBuf> {
     if let Some(path) = tool(name) {
         return Ok(path);
@@ -196,7 +196,7 @@ pub fn tool_or_install(name: &str, package: &str) -> Result<PathBuf> {
     tool(name).with_context(|| format!("the package {package} has no {name}"))
 }
 
-/// Finds a library in the dynamic linker's cache, or installs its package.
+/// Finds a library in the dynamic linker's cache, and installs its package if it is missing.
 pub fn packaged_library(package: &str, library: &str) -> Result<PathBuf> {
     if let Some(path) = cached_library(library) {
         return Ok(path);
@@ -224,12 +224,15 @@ fn cached_library(library: &str) -> Option<PathBuf> {
 }
 
 fn install(package: &str) -> Result<()> {
-    // SAFETY: only asks for a number.
+    // SAFETY: the call takes no arguments and touches no memory.
     let is_root = unsafe { libc::geteuid() } == 0;
     let Some(apt) = tool("apt-get") else {
-        bail!("install what Debian has as {package}");
+        bail!("there is no apt-get; install the package that Debian calls {package}");
     };
-    ensure!(is_root, "run `apt-get install {package}` as root");
+    ensure!(
+        is_root,
+        "`apt-get install {package}` needs root; run it, or run this as root"
+    );
     let run = |arguments: &[&str]| {
         let status = Command::new(&apt)
             .args(arguments)
@@ -257,7 +260,7 @@ mod tests {
         assert_eq!(tool("no-such-program-anywhere"), None);
     }
 
-    /// A folder for one test.
+    /// Returns the path of a folder for one test.
     fn folder(name: &str) -> PathBuf {
         env::temp_dir().join(format!("pinfold-whole-{name}-{}", std::process::id()))
     }
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn input_is_written_once() {
+    fn unchanged_input_is_not_written_again() {
         let root = folder("input");
         let cache = Cache::open(Some(&root)).unwrap();
         let path = cache.write_input("a", "text").unwrap();

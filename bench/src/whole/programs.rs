@@ -1,20 +1,20 @@
-//! The programs: loads, which are small programs of this package, and real programs.
+//! The programs: loads, which are small programs of this package, and real programs of the system.
 
 use super::prepare::Cache;
 use super::real::{self, Real};
 use anyhow::{Result, bail};
 use std::path::PathBuf;
 
-/// Something to run.
+/// A program to run.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// As `--programs` names it.
+    /// The name in `--programs`.
     pub name: &'static str,
-    /// What it does, for the table.
+    /// What the program does, for the table.
     pub what: &'static str,
-    /// How many threads it has: one, or as many as the run asks for.
+    /// The number of threads: one, or as many as the run asks for.
     pub threads: Threads,
-    /// How it is made and started.
+    /// How the program is made and started.
     pub work: Work,
 }
 
@@ -28,17 +28,17 @@ pub enum Threads {
 /// How a program is made and started.
 #[derive(Clone, Debug)]
 pub enum Work {
-    /// Compiled from a source in bench/loads.
+    /// A source in bench/loads that is compiled.
     Load {
         source: &'static str,
         defines: &'static [&'static str],
     },
-    /// Installed.
+    /// An installed program.
     Real(&'static Real),
 }
 
 impl Program {
-    /// How many threads it has when a run asks for `asked`.
+    /// Returns the program's number of threads when a run asks for `asked`.
     pub fn threads(&self, asked: u32) -> u32 {
         match self.threads {
             Threads::One => 1,
@@ -47,7 +47,7 @@ impl Program {
     }
 }
 
-/// The sources of the loads, and of what starts and checks them.
+/// The sources of the loads, of the launcher, and of the probe.
 const SOURCES: &[(&str, &str)] = &[
     ("load.h", include_str!("../../loads/load.h")),
     ("alloc-test.c", include_str!("../../loads/alloc-test.c")),
@@ -71,7 +71,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("xmalloc.c", include_str!("../../loads/xmalloc.c")),
 ];
 
-/// Writes the sources where the compiler finds them, and says where.
+/// Writes the sources to the cache folder and returns their folder.
 pub fn write_sources(cache: &Cache) -> Result<PathBuf> {
     for (name, text) in SOURCES {
         cache.write_input(name, text)?;
@@ -103,35 +103,35 @@ const LOADS: &[Load] = {
             "larson.cc",
             &["SIZED"],
             Asked,
-            "the same; operator delete is told the size",
+            "the same as larson, with sized operator delete",
         ),
         (
             "xmalloc",
             "xmalloc.c",
             &[],
             Asked,
-            "threads free what as many other threads got, by batches",
+            "threads free batches of blocks that other threads allocated",
         ),
         (
             "cache-scratch",
             "cache.c",
             &["SCRATCH"],
             Asked,
-            "threads write blocks of their own, next to one that another thread got",
+            "threads write their own blocks, next to one that another thread allocated",
         ),
         (
             "cache-thrash",
             "cache.c",
             &[],
             Asked,
-            "threads write blocks of their own",
+            "threads write their own blocks",
         ),
         (
             "alloc-test",
             "alloc-test.c",
             &[],
             Asked,
-            "threads fill and empty places of a large table at random",
+            "threads fill and empty random places of a large table",
         ),
         (
             "mstress",
@@ -207,7 +207,7 @@ const LOADS: &[Load] = {
     ]
 };
 
-/// All programs, loads first.
+/// Returns all programs, loads first.
 pub fn all() -> Vec<Program> {
     let loads = LOADS
         .iter()
@@ -226,8 +226,8 @@ pub fn all() -> Vec<Program> {
     loads.chain(reals).collect()
 }
 
-/// The programs that `names` ask for, in the order of [`all`]; `all`, `loads` and `real` stand for
-/// several.
+/// Returns the programs that `names` ask for, in the order of [`all`]. `all`, `loads` and `real`
+/// stand for several programs.
 pub fn choose(names: &[String]) -> Result<Vec<Program>> {
     let all = all();
     let stands_for = |name: &str, program: &Program| match name {
@@ -240,7 +240,7 @@ pub fn choose(names: &[String]) -> Result<Vec<Program>> {
         if !all.iter().any(|program| stands_for(name, program)) {
             let known: Vec<_> = all.iter().map(|program| program.name).collect();
             bail!(
-                "program '{name}' is not known; known are {}, and all, loads, real",
+                "program '{name}' is not known; give all, loads, real, or some of {}",
                 known.join(", ")
             );
         }
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_program_is_named_with_those_that_are_known() {
+    fn an_unknown_program_is_an_error_that_lists_the_known_ones() {
         let error = names(&["nosuch"]).unwrap_err().to_string();
         assert!(
             error.contains("'nosuch'") && error.contains("larson"),
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_stands_for_one_program_and_every_source_is_there() {
+    fn names_are_unique_and_every_source_exists() {
         let mut names: Vec<_> = all().iter().map(|program| program.name).collect();
         let count = names.len();
         names.sort_unstable();

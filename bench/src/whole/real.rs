@@ -1,4 +1,4 @@
-//! Real programs: what each needs, what it is given, and how it is started.
+//! Real programs: what each needs, its input, and how it is started.
 
 use super::input;
 use super::launch;
@@ -17,13 +17,13 @@ pub struct Real {
     pub name: &'static str,
     pub what: &'static str,
     pub threads: Threads,
-    /// What it is made of: programs, and the Debian packages that have them.
+    /// The programs that it needs, and the Debian packages that contain them.
     pub tools: &'static [(&'static str, &'static str)],
-    /// Makes its input, unless that is there.
+    /// Makes the program's input, unless it exists.
     pub prepare: fn(&Cache) -> Result<()>,
-    /// What comes before each run and is not timed.
+    /// Runs before each run. Not timed.
     pub before: Option<fn(&Cache) -> Result<()>>,
-    /// How it is started, with so many threads.
+    /// Returns how the program is started, with the given number of threads.
     pub call: fn(&Cache, u32) -> Result<Call>,
 }
 
@@ -33,20 +33,20 @@ impl fmt::Debug for Real {
     }
 }
 
-/// How a program is started.
+/// The start of a program.
 #[derive(Debug, Default)]
 pub struct Call {
     pub program: PathBuf,
     pub arguments: Vec<OsString>,
-    /// Its standard input.
+    /// The file for standard input.
     pub input: Option<PathBuf>,
     pub environment: Vec<(&'static str, &'static str)>,
-    /// The number of the user to run as, if not as this process.
+    /// The id of the user to run as. `None` means this process's user.
     pub user: Option<u32>,
 }
 
 impl Call {
-    /// A call of `program` without arguments.
+    /// Starts `program` without arguments.
     pub fn of(program: PathBuf) -> Call {
         Call {
             program,
@@ -54,9 +54,10 @@ impl Call {
         }
     }
 
-    /// A call of an installed program.
+    /// Starts an installed program.
     pub fn tool(name: &str, arguments: &[&str]) -> Result<Call> {
-        let program = prepare::tool(name).with_context(|| format!("there is no {name}"))?;
+        let program =
+            prepare::tool(name).with_context(|| format!("there is no {name}; install it"))?;
         Ok(Call {
             program,
             arguments: arguments.iter().map(OsString::from).collect(),
@@ -64,13 +65,13 @@ impl Call {
         })
     }
 
-    /// The same with an input file as the last argument.
+    /// Adds an input file as the last argument.
     fn reading(mut self, cache: &Cache, name: &str) -> Call {
         self.arguments.push(cache.input.join(name).into());
         self
     }
 
-    /// The same with an input file as the standard input.
+    /// Makes an input file the standard input.
     fn fed(mut self, cache: &Cache, name: &str) -> Call {
         self.input = Some(cache.input.join(name));
         self
@@ -80,7 +81,7 @@ impl Call {
 pub const ALL: &[Real] = &[
     Real {
         name: redis::NAME,
-        what: "redis-server, filled and asked by redis-benchmark; seconds are those of the requests",
+        what: "redis-server, filled and queried by redis-benchmark; seconds are those of the requests",
         threads: Threads::One,
         tools: &[
             ("redis-server", "redis-server"),
@@ -125,7 +126,7 @@ pub const ALL: &[Real] = &[
     },
     Real {
         name: "python3-malloc",
-        what: "the same with PYTHONMALLOC=malloc, which takes small objects from malloc",
+        what: "the same as python3 with PYTHONMALLOC=malloc, which takes small objects from malloc",
         threads: Threads::One,
         tools: &[("python3", "python3")],
         prepare: |cache| {
@@ -144,7 +145,7 @@ pub const ALL: &[Real] = &[
     },
     Real {
         name: "gcc",
-        what: "compiles generated C with -O2; memory is the compiler proper's",
+        what: "compiles generated C with -O2; memory is that of the compiler process, cc1",
         threads: Threads::One,
         tools: &[("gcc", "gcc")],
         prepare: |cache| text(cache, "gcc.c", &input::c_source(50)),
@@ -284,20 +285,20 @@ fn text(cache: &Cache, name: &str, text: &str) -> Result<()> {
 
 fn python(cache: &Cache, _threads: u32) -> Result<Call> {
     let mut call = Call::tool("python3", &["-s"])?.reading(cache, "objects.py");
-    // What is printed must not depend on the addresses that hashes come from.
+    // Python's hashes depend on this seed. The output must be the same in every run.
     call.environment.push(("PYTHONHASHSEED", "0"));
     Ok(call)
 }
 
-/// The user to run PostgreSQL as: it refuses to run as root.
+/// Returns the user to run PostgreSQL as, because it refuses to run as root.
 fn postgres_user() -> Option<u32> {
     const NOBODY: u32 = 65534;
-    // SAFETY: only asks for a number.
+    // SAFETY: the call takes no arguments and touches no memory.
     let is_root = unsafe { libc::geteuid() } == 0;
     is_root.then_some(NOBODY)
 }
 
-/// Makes an empty database cluster.
+/// Makes an empty database cluster, and the file of its statements.
 fn database(cache: &Cache) -> Result<()> {
     text(
         cache,
@@ -310,7 +311,7 @@ fn database(cache: &Cache) -> Result<()> {
     }
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir(&folder)?;
-    let initdb = prepare::tool("initdb").context("there is no initdb")?;
+    let initdb = prepare::tool("initdb").context("there is no initdb; install postgresql")?;
     let options = [
         "--no-sync",
         "--no-locale",

@@ -1,4 +1,4 @@
-//! redis: a server under the subject, and a client that is not.
+//! redis: a server that runs under the subject, and a client that does not.
 
 use super::Settings;
 use super::launch::{self, Sample};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 pub const NAME: &str = "redis";
 
-/// What redis-benchmark asks for, one call after the other.
+/// The arguments of redis-benchmark, for one call after the other.
 const REQUESTS: [&[&str]; 3] = [
     &["-t", "set", "-r", "100000", "-d", "300", "-n", "400000"],
     &[
@@ -35,7 +35,7 @@ fn socket(cache: &Cache) -> PathBuf {
     cache.work.join("redis.sock")
 }
 
-/// How the server is started.
+/// Returns how the server is started.
 pub fn server(cache: &Cache, _threads: u32) -> Result<Call> {
     let options = [
         "--port",
@@ -53,7 +53,7 @@ pub fn server(cache: &Cache, _threads: u32) -> Result<Call> {
     Ok(call)
 }
 
-/// Starts the server under `subject`, has it work, and stops it.
+/// Starts the server under `subject`, sends requests to it, and stops it.
 pub fn once(cache: &Cache, subject: &Subject, settings: Settings) -> Result<Sample> {
     let socket = socket(cache);
     let _ = fs::remove_file(&socket);
@@ -63,7 +63,7 @@ pub fn once(cache: &Cache, subject: &Subject, settings: Settings) -> Result<Samp
     while !socket.exists() {
         ensure!(
             server.0.try_wait()?.is_none() && start.elapsed() < Duration::from_secs(10),
-            "the server did not start: {}",
+            "the redis server did not start: {}",
             launch::report(cache, settings)
                 .err()
                 .map_or_else(String::new, |error| format!("{error:#}"))
@@ -72,20 +72,20 @@ pub fn once(cache: &Cache, subject: &Subject, settings: Settings) -> Result<Samp
     }
     let path = socket
         .to_str()
-        .context("the cache folder's name is not UTF-8")?;
+        .context("the cache folder's path is not UTF-8; give another --cache")?;
     let start = Instant::now();
     for requests in REQUESTS {
         let arguments = [&["-s", path, "-q", "-P", "16", "-c", "20"], requests].concat();
         launch::helper("redis-benchmark", &arguments)?;
     }
     let seconds = start.elapsed().as_secs_f64();
-    // Which keys there are depends on chance; that every kind is there does not.
+    // Which keys exist depends on chance, but every kind of key exists.
     let mut found = Vec::new();
     for key in ["mylist", "myset", "myhash", "myzset"] {
         found.extend(launch::helper("redis-cli", &["-s", path, "type", key])?);
     }
-    // The server ends without an answer.
-    let cli = prepare::tool("redis-cli").context("there is no redis-cli")?;
+    // The server ends without sending an answer, so the client's status is ignored.
+    let cli = prepare::tool("redis-cli").context("there is no redis-cli; install redis-tools")?;
     let _ = std::process::Command::new(cli)
         .args(["-s", path, "shutdown", "nosave"])
         .output()?;
@@ -97,14 +97,14 @@ pub fn once(cache: &Cache, subject: &Subject, settings: Settings) -> Result<Samp
     })
 }
 
-/// A server that ends with its measurement, also when that fails.
+/// A server that ends with its measurement, even if the measurement fails.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
         if let (Ok(None), Ok(launcher)) = (self.0.try_wait(), i32::try_from(self.0.id())) {
-            // SAFETY: the launcher has not been waited for, so that the number is still its own. It
-            // ends the server.
+            // SAFETY: `kill` touches no memory of this process. `try_wait` above has not reaped the
+            // launcher, so the id is still the launcher's. The launcher ends the server.
             unsafe { libc::kill(launcher, libc::SIGTERM) };
             let _ = self.0.wait();
         }

@@ -1,4 +1,4 @@
-//! Results: a row for each program and subject, with medians and their spread.
+//! Results: a row for each program and subject, with medians and spreads.
 
 use super::Results;
 use super::launch::Sample;
@@ -8,7 +8,7 @@ use crate::stats;
 use serde::Serialize;
 use std::collections::HashMap;
 
-/// One result. Without figures where the program failed.
+/// One result. A failed program has no figures.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     pub subject: String,
@@ -18,16 +18,16 @@ pub struct Row {
     pub seconds: Option<f64>,
     pub cpu_seconds: Option<f64>,
     pub peak_rss_bytes: Option<u64>,
-    /// Of the round that waited for it.
+    /// From the round that waited for it.
     pub settled_rss_bytes: Option<u64>,
     pub faults: Option<u64>,
     /// The least and the most over the rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
-    /// Why there are no figures.
+    /// The reason why there are no figures.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// What each round gave.
+    /// The sample of each round.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rounds: Vec<Sample>,
     /// What the program does, for people.
@@ -48,7 +48,7 @@ pub struct Spread {
 }
 
 impl Row {
-    /// The row as it is printed for programs.
+    /// Returns the row as printed by `--json`.
     pub fn without_rounds(&self) -> Row {
         Row {
             rounds: Vec::new(),
@@ -57,10 +57,10 @@ impl Row {
     }
 }
 
-/// The subject that the others are compared with.
+/// The subject that all others are compared with.
 pub const BASE: &str = "glibc";
 
-/// All rows: those of a program together, in the order of the subjects.
+/// Returns all rows, grouped by program, in the order of the subjects.
 pub fn all(
     programs: &[Program],
     subjects: &[Subject],
@@ -131,7 +131,7 @@ fn micros(seconds: f64) -> f64 {
     (seconds * 1e6).round() / 1e6
 }
 
-/// What a comparison is about.
+/// A cost to compare.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Cost {
     Time,
@@ -139,7 +139,7 @@ pub enum Cost {
 }
 
 impl Cost {
-    /// What `row`'s program cost.
+    /// Returns the cost of `row`'s program.
     pub fn of(self, row: &Row) -> Option<f64> {
         match self {
             Cost::Time => row.seconds,
@@ -148,7 +148,7 @@ impl Cost {
     }
 }
 
-/// The names that `of` gives, each once, in the order of the rows.
+/// Returns the values of `of`, each once, in the order of the rows.
 fn distinct<'a, T: PartialEq>(rows: &'a [Row], of: impl Fn(&'a Row) -> T) -> Vec<T> {
     let mut names = Vec::new();
     for row in rows {
@@ -167,13 +167,13 @@ pub fn subjects(rows: &[Row]) -> Vec<&str> {
     distinct(rows, |row| row.subject.as_str())
 }
 
-/// The row of one program and subject.
+/// Returns the row of one program and subject.
 pub fn find<'a>(rows: &'a [Row], program: &str, subject: &str) -> Option<&'a Row> {
     rows.iter()
         .find(|row| row.program == program && row.subject == subject)
 }
 
-/// The best row of a program among those that are not Pinfold's.
+/// Returns the best row of a program among those of peers.
 pub fn best_peer<'a>(rows: &'a [Row], program: &str, cost: Cost) -> Option<&'a Row> {
     let peers = rows
         .iter()
@@ -182,8 +182,8 @@ pub fn best_peer<'a>(rows: &'a [Row], program: &str, cost: Cost) -> Option<&'a R
     Some(measured.min_by(|one, other| one.0.total_cmp(&other.0))?.1)
 }
 
-/// The geometric mean of `subject`'s costs divided by `other`'s, and over how many programs: those
-/// that ran under both.
+/// Returns the geometric mean of `subject`'s costs divided by `other`'s, and the number of programs
+/// in it: those that ran under both.
 pub fn mean_ratio(rows: &[Row], subject: &str, other: &str, cost: Cost) -> Option<(f64, usize)> {
     let ratio = |program| {
         Some(cost.of(find(rows, program, subject)?)? / cost.of(find(rows, program, other)?)?)
@@ -192,7 +192,7 @@ pub fn mean_ratio(rows: &[Row], subject: &str, other: &str, cost: Cost) -> Optio
     (!ratios.is_empty()).then(|| (stats::geometric_mean(&ratios), ratios.len()))
 }
 
-/// The peer with the least mean cost relative to the base, over all programs.
+/// Returns the peer with the least mean cost relative to the base, over all programs.
 pub fn best_single_peer(rows: &[Row], cost: Cost) -> Option<&str> {
     let is_peer = |subject: &&str| {
         rows.iter()
@@ -219,8 +219,8 @@ pub mod tests {
         }
     }
 
-    /// Two programs under three subjects: `first` takes 2, 1 and 4 s, `second` 2, 8 and fails under
-    /// the third.
+    /// Makes rows of two programs under three subjects. `first` takes 2, 1 and 4 s. `second` takes
+    /// 2 and 8 s, and fails under the third subject.
     pub fn example() -> Vec<Row> {
         let program = |name| Program {
             name,
@@ -279,7 +279,7 @@ pub mod tests {
     }
 
     #[test]
-    fn another_output_than_the_base_has_is_a_failure() {
+    fn an_output_that_differs_from_the_base_is_a_failure() {
         let program = Program {
             name: "first",
             what: "",

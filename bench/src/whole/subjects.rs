@@ -1,4 +1,4 @@
-//! The subjects: each is a shared library that programs are started with.
+//! The subjects: shared libraries that programs are started with.
 
 use super::prepare::{self, Cache};
 use anyhow::{Context, Result, bail, ensure};
@@ -11,26 +11,26 @@ use std::process::Command;
 /// An allocator that programs run under.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    /// As `--subjects` names it.
+    /// The name in `--subjects`.
     pub name: String,
-    /// For LD_PRELOAD.
+    /// The library for LD_PRELOAD.
     pub library: PathBuf,
-    /// Whether it is a build of Pinfold, which is compared with the others.
+    /// Whether this is a build of Pinfold, which is compared with the peers.
     pub is_pinfold: bool,
 }
 
-/// What `--subjects` asks for: a known name, or a name and a shared library.
+/// An element of `--subjects`: a known name, or a name and a shared library.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Spec {
     name: String,
     path: Option<PathBuf>,
 }
 
-/// Where a subject's shared library comes from.
+/// The origin of a subject's shared library.
 enum Origin {
-    /// This workspace.
+    /// Built from this workspace.
     Workspace,
-    /// The C library that this program itself uses.
+    /// The C library that this program uses.
     System,
     /// A Debian package and the library's name.
     Package(&'static str, &'static str),
@@ -41,7 +41,7 @@ enum Origin {
 /// How a peer is compiled from a crate's sources.
 struct Recipe {
     package: &'static str,
-    /// Below the crate's folder.
+    /// Paths below the crate's folder.
     sources: &'static [&'static str],
     includes: &'static [&'static str],
     /// The compiler and its arguments, without sources, folders and output.
@@ -119,7 +119,7 @@ const KNOWN: [(&str, Origin); 8] = [
     ),
 ];
 
-/// What every peer from a crate is compiled with.
+/// The arguments that compile every peer from a crate.
 const COMMON: [&str; 7] = [
     "-O3",
     "-DNDEBUG",
@@ -130,7 +130,7 @@ const COMMON: [&str; 7] = [
     "-w",
 ];
 
-/// Reads `--subjects` and `--pinfold`.
+/// Parses `--subjects` and `--pinfold`.
 pub fn parse(texts: &[String], pinfold: Option<&Path>) -> Result<Vec<Spec>> {
     let mut specs = Vec::new();
     let mut names = HashSet::new();
@@ -174,12 +174,13 @@ pub fn parse(texts: &[String], pinfold: Option<&Path>) -> Result<Vec<Spec>> {
     Ok(specs)
 }
 
-/// Whether `specs` ask for the subject `name`.
+/// Returns whether `specs` contain the subject `name`.
 pub fn has(specs: &[Spec], name: &str) -> bool {
     specs.iter().any(|spec| spec.name == name)
 }
 
-/// Finds or builds every subject's library. Leaves out a peer that cannot be had, with a note.
+/// Finds or builds every subject's library. Leaves out a peer whose library is missing, with a
+/// note.
 pub fn prepare(cache: &Cache, specs: &[Spec]) -> Result<Vec<Subject>> {
     let mut subjects = Vec::new();
     let probe = prepare::compile_load(cache, "probe", "probe.c", &[])?;
@@ -196,7 +197,7 @@ pub fn prepare(cache: &Cache, specs: &[Spec]) -> Result<Vec<Subject>> {
         });
         match subject {
             Ok(subject) => subjects.push(subject),
-            // What was asked for by its path, and Pinfold itself, must not be missed silently.
+            // A missing build of Pinfold, or a missing library given by its path, is an error.
             Err(error) if is_pinfold || spec.path.is_some() => {
                 return Err(error.context(format!("subject {}", spec.name)));
             }
@@ -219,17 +220,17 @@ fn library(cache: &Cache, spec: &Spec) -> Result<PathBuf> {
     }
 }
 
-/// Copies a library, so that a build that goes on meanwhile does not change it between two rounds.
+/// Copies a library, so that a build that runs meanwhile does not change it between two rounds.
 fn kept(cache: &Cache, name: &str, path: &Path) -> Result<PathBuf> {
     let copy = cache.lib.join(format!("lib{name}.so"));
-    // The old file may be in use: a new one takes its name.
+    // A program may have the old file mapped, so the copy gets the name by a rename.
     let fresh = cache.lib.join(format!("lib{name}.so.new"));
     fs::copy(path, &fresh).with_context(|| format!("cannot copy {}", path.display()))?;
     fs::rename(&fresh, &copy)?;
     Ok(copy)
 }
 
-/// Builds Pinfold's shared library and says where it is.
+/// Builds Pinfold's shared library and returns its path.
 fn workspace_library() -> Result<PathBuf> {
     eprintln!("building pinfold-malloc");
     let output = Command::new("cargo")
@@ -258,8 +259,8 @@ fn workspace_library() -> Result<PathBuf> {
         .context("cargo named no libpinfold_preload.so; give it with --pinfold PATH")
 }
 
-/// The C library of this program: LD_PRELOAD puts it before an allocator that a program was linked
-/// with.
+/// Returns the C library of this program. As LD_PRELOAD, it takes precedence over an allocator that
+/// a program was linked with.
 fn system_library() -> Result<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let path = maps
@@ -287,16 +288,18 @@ fn from_crate(cache: &Cache, name: &str, recipe: &Recipe) -> Result<PathBuf> {
     Ok(output)
 }
 
-/// Where cargo keeps the sources of `package`, in the version that this package depends on.
+/// Returns the folder of `package`'s sources, in the version that this package depends on.
 fn crate_folder(package: &str) -> Result<PathBuf> {
     let output = Command::new("cargo")
         .args(["metadata", "--format-version", "1", "--locked"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
-        .context("cannot start cargo")?;
+        .context("cannot start cargo; install Rust")?;
     ensure!(output.status.success(), "cargo metadata failed");
     let metadata: Value = serde_json::from_slice(&output.stdout)?;
-    let packages = metadata["packages"].as_array().context("no packages")?;
+    let packages = metadata["packages"]
+        .as_array()
+        .context("cargo metadata lists no packages")?;
     let manifest = (packages.iter())
         .find(|found| found["name"] == package)
         .and_then(|found| found["manifest_path"].as_str())
@@ -307,7 +310,7 @@ fn crate_folder(package: &str) -> Result<PathBuf> {
         .to_owned())
 }
 
-/// Makes sure that a program started with the library gets its memory from it.
+/// Checks that a program started with the library gets its memory from it.
 fn serves(probe: &Path, subject: &Subject) -> Result<()> {
     let output = Command::new(probe)
         .env("LD_PRELOAD", &subject.library)
@@ -354,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_subjects_are_named_with_the_remedy() {
+    fn wrong_subjects_are_errors_with_a_remedy() {
         for (texts, named, remedy) in [
             (&["nosuch"][..], "'nosuch'", "nosuch=PATH"),
             (&["x=/no/such/file"], "/no/such/file", "shared library"),

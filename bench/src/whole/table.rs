@@ -1,24 +1,25 @@
-//! Tables for people: one for each program, then what they come to.
+//! Tables for people: one for each program, then the means and the goals.
 
 use super::rows::{self, BASE, Cost, Row};
 use crate::machine::Machine;
 
 const MIB: f64 = (1 << 20) as f64;
-/// No program may be slower than this times the best peer.
+/// The bound on a program's time, as a multiple of the best peer's.
 const TIME_MOST: f64 = 1.15;
-/// No program that needs more than [`SMALL`] may need more than this times the base's memory.
+/// The bound on a program's memory, as a multiple of the base's. Programs that need at most
+/// [`SMALL`] are exempt.
 const MEMORY_MOST: f64 = 1.15;
 const SMALL: f64 = 10.0 * MIB;
-/// The goals for the geometric means: of time against the best single peer, of memory against the
-/// base.
+/// The goals for the geometric means: for time relative to the best single peer, for memory
+/// relative to the base.
 const TIME_GOAL: f64 = 0.95;
 const MEMORY_GOAL: f64 = 1.0;
 
-/// Prints everything.
+/// Prints all results.
 pub fn print(machine: &Machine, rows: &[Row], rounds: u32) {
     println!("{}", machine.describe());
     println!(
-        "Medians of {rounds} round(s), least to most in brackets; x {BASE} and x best are ratios to {BASE} and to the best peer of the program."
+        "Medians of {rounds} round(s), with the least and the most in brackets. x {BASE} and x best are ratios to {BASE} and to the best peer of the program."
     );
     for program in rows::programs(rows) {
         of_program(rows, program);
@@ -119,7 +120,8 @@ fn means(rows: &[Row]) {
     }
 }
 
-/// For each build of Pinfold: whether it meets its goals, and the programs that miss their bounds.
+/// Returns, for each build of Pinfold, whether it meets its goals, and the programs that miss their
+/// bounds.
 fn verdicts(rows: &[Row]) -> Vec<String> {
     let mut lines = Vec::new();
     let is_pinfold = |subject: &&str| {
@@ -144,7 +146,7 @@ fn verdicts(rows: &[Row]) -> Vec<String> {
     lines
 }
 
-/// The programs that are slower, or need more memory, than `subject` wants to allow.
+/// Returns a line for each program that fails, or that needs more time or memory than its bound.
 fn misses(rows: &[Row], subject: &str) -> Vec<String> {
     let mut lines = Vec::new();
     for row in rows.iter().filter(|row| row.subject == subject) {
@@ -157,7 +159,7 @@ fn misses(rows: &[Row], subject: &str) -> Vec<String> {
             let ratio = ours / best.seconds.unwrap_or(f64::NAN);
             if ratio > TIME_MOST {
                 lines.push(format!(
-                    "miss {subject}: {program} takes {ratio:.2} x {}'s time, at most {TIME_MOST}",
+                    "miss {subject}: {program} takes {ratio:.2} x {}'s time, more than {TIME_MOST}",
                     best.subject
                 ));
             }
@@ -167,7 +169,7 @@ fn misses(rows: &[Row], subject: &str) -> Vec<String> {
             let ratio = ours / base;
             if ratio > MEMORY_MOST && ours > SMALL {
                 lines.push(format!(
-                    "miss {subject}: {program} needs {ratio:.2} x {BASE}'s memory, at most {MEMORY_MOST}"
+                    "miss {subject}: {program} needs {ratio:.2} x {BASE}'s memory, more than {MEMORY_MOST}"
                 ));
             }
         }
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_are_about_builds_of_pinfold_only() {
+    fn goals_cover_only_builds_of_pinfold() {
         let lines = verdicts(&example());
         assert!(
             lines[0].contains("time / glibc 0.707 over 2 programs"),

@@ -1,4 +1,4 @@
-//! `pinfold doctor`: what this machine offers, and what follows for Pinfold.
+//! `pinfold doctor`: what this machine offers, and what that means for Pinfold.
 
 use anyhow::Result;
 use pinfold::page;
@@ -14,19 +14,19 @@ use std::process::ExitCode;
 mod policies;
 mod probe;
 
-/// Say what this machine offers Pinfold: yes or no, why, and what follows.
+/// Report what this machine offers Pinfold: yes or no, why, and what follows
 #[derive(clap::Args)]
 pub struct Args {
-    /// Print one JSON object
+    /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
 
-    /// Look at the files below this folder instead of /
+    /// Read the files below this folder instead of /
     #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
     root: PathBuf,
 }
 
-/// One thing looked at.
+/// The result of one check.
 #[derive(Serialize)]
 struct Check {
     name: &'static str,
@@ -59,7 +59,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
             name: "topology",
             ok: false,
             found: error.to_string(),
-            follows: "one node is assumed".into(),
+            follows: "Pinfold assumes one memory node".into(),
         }),
     }
     checks.extend([
@@ -74,7 +74,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         checks.iter().map(Check::lines).collect()
     };
     match std::io::stdout().write_all(text.as_bytes()) {
-        // Who reads no further has seen enough.
+        // A reader that closes the pipe early is no error.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(ExitCode::SUCCESS),
     }
@@ -109,37 +109,37 @@ fn rseq() -> Check {
     let test = pinfold_rseq::selftest();
     let (found, follows) = if test.passed() {
         (
-            "the C library has registered this thread, and the kernel aborts sections as it should"
+            "the C library has registered this thread, and the kernel aborts preempted sequences"
                 .into(),
             if pinfold_rseq::missing() == Missing::Disabled {
-                "PINFOLD_RSEQ=off leaves it unused"
+                "not used, because PINFOLD_RSEQ=off is set"
             } else {
-                "the common path takes no lock and no atomic read-modify-write"
+                "malloc and free need no lock and no atomic read-modify-write in most calls"
             },
         )
     } else if !test.registered {
         (
             format!("not registered: {}", why_not_registered()),
-            "everything works on atomics, more slowly",
+            "Pinfold uses atomic instructions instead, which are slower",
         )
     } else if !test.operations {
         (
-            "registered, but a critical section gave a wrong result".into(),
-            "everything works on atomics, more slowly; please report this kernel",
+            "registered, but a restartable sequence gave a wrong result".into(),
+            "Pinfold uses atomic instructions instead, which are slower; please report this kernel",
         )
     } else {
         (
-            "registered, but the kernel did not abort a preempted section".into(),
-            "set PINFOLD_RSEQ=off: this kernel does not keep its promise",
+            "registered, but the kernel did not abort a preempted sequence".into(),
+            "set PINFOLD_RSEQ=off: on this kernel, restartable sequences could corrupt memory",
         )
     };
     check("rseq", test.passed(), found, follows)
 }
 
-/// The first reason, in the order in which they would have stopped the registration.
+/// Returns the first reason, in the order in which they would have stopped the registration.
 fn why_not_registered() -> String {
     if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
-        return "no critical sections for this architecture".into();
+        return "Pinfold has no restartable sequences for this architecture".into();
     }
     let tunables = std::env::var("GLIBC_TUNABLES").unwrap_or_default();
     if tunables.split(':').any(|t| t == "glibc.pthread.rseq=0") {
@@ -150,20 +150,24 @@ fn why_not_registered() -> String {
     }
     match probe::glibc_version() {
         Some(version) => {
-            format!("the kernel offers it, but glibc {version} does not ask; 2.35 and newer do")
+            format!("the kernel offers it, but glibc {version} does not use it; 2.35 and later do")
         }
-        None => "the C library does not ask for it; glibc 2.35 and newer do".into(),
+        None => "the C library does not use it; glibc 2.35 and later do".into(),
     }
 }
 
-/// Why a system call that Linux has since version `since` failed.
+/// Explains the failure of a system call that Linux has since version `since`.
 fn refused(call: &str, since: &str, errno: i32) -> String {
     let filtered = fs::read_to_string("/proc/self/status")
         .is_ok_and(|status| status.lines().any(|line| line == "Seccomp:\t2"));
     if filtered {
-        format!("a seccomp filter is in force and {call} failed (errno {errno}): allow it there")
+        format!(
+            "{call} failed (errno {errno}), and a seccomp filter is in force: allow {call} in it"
+        )
     } else {
-        format!("{call} failed (errno {errno}): it needs Linux {since}, or the sandbox forbids it")
+        format!(
+            "{call} failed (errno {errno}): it needs Linux {since}, and a sandbox that allows it"
+        )
     }
 }
 
@@ -171,14 +175,14 @@ fn concurrency_ids() -> Check {
     let offered = probe::feature_size() >= abi::FEATURE_SIZE_MM_CID;
     let usable = pinfold_rseq::has_concurrency_ids();
     let found = match (offered, usable) {
-        (_, true) => "kept by the kernel (Linux 6.3)",
-        (true, false) => "kept by the kernel, but out of reach without rseq",
-        (false, false) => "needs Linux 6.3",
+        (_, true) => "the kernel provides them",
+        (true, false) => "the kernel provides them, but they cannot be used without rseq",
+        (false, false) => "need Linux 6.3",
     };
     let follows = if usable {
-        "a program with few threads uses few CPUs' caches, on however many CPUs"
+        "a program that runs few threads at a time uses few per-CPU caches, on however many CPUs"
     } else {
-        "caches are by CPU number: as many as CPUs the program runs on"
+        "a program uses a per-CPU cache for each CPU that it runs on"
     };
     check("concurrency ids", usable, found, follows)
 }
@@ -191,7 +195,7 @@ fn backend() -> Check {
                 .to_owned()
         }
         Backend::Atomic => match pinfold_rseq::missing() {
-            Missing::Registration => "atomics, for rseq is not registered".to_owned(),
+            Missing::Registration => "atomics, because rseq is not registered".to_owned(),
             why => format!("atomics: {why}"),
         },
     };
@@ -206,22 +210,24 @@ fn backend() -> Check {
 
 fn membarrier() -> Check {
     let found = match probe::fence() {
-        // On atomics the library has nothing to fence and would not ask.
+        // On the atomic backend the library has nothing to fence, so it does not ask for the fence.
         Ok(()) => pinfold_rseq::fence().map_err(|error| error.to_string()),
-        Err(0) => Err("the kernel cannot fence restartable sequences: needs Linux 5.10".into()),
+        Err(0) => {
+            Err("the kernel cannot fence restartable sequences; that needs Linux 5.10".into())
+        }
         Err(errno) => Err(refused("membarrier", "5.10", errno)),
     };
     let follows = if pinfold_rseq::backend() == Backend::Atomic {
-        "not needed: on atomics nothing has to be fenced"
+        "not needed: atomic instructions need no fence on other CPUs"
     } else if found.is_ok() {
-        "malloc_trim and shrink reach what every CPU has cached"
+        "malloc_trim and shrink also give back what other CPUs have cached"
     } else {
-        "what CPUs have cached stays with them; a cache cannot be destroyed"
+        "what other CPUs have cached stays there, and object caches cannot be destroyed"
     };
     let ok = found.is_ok();
     let found = found.map_or_else(
         |why| why,
-        |()| "other CPUs' sections can be fenced".to_owned(),
+        |()| "restartable sequences on other CPUs can be fenced".to_owned(),
     );
     check("membarrier", ok, found, follows)
 }
@@ -236,7 +242,7 @@ fn cpus(topology: &Topology) -> Check {
     );
     let restricted = topology.allowed != topology.online;
     let follows = if restricted {
-        "affinity or a cpuset keeps this process from some CPUs; they cost nothing"
+        "affinity or a cpuset keeps this process from some CPUs; Pinfold uses no memory for those"
     } else {
         "this process may use every CPU"
     };
@@ -261,7 +267,7 @@ fn nodes(root: &Path, topology: &Topology) -> Check {
         found += &format!("; distances from node {}: {}", from.0, row.join(" "));
     }
     let follows = if with_memory > 1 {
-        "objects go back to the node they came from"
+        "freed memory goes back to the node that it came from"
     } else {
         "all memory is local"
     };
@@ -280,11 +286,11 @@ fn isolated(topology: &Topology) -> Check {
     };
     let follows = if quiet {
         format!(
-            "background work belongs on CPUs {}",
+            "background threads stay on CPUs {}",
             topology.housekeeping()
         )
     } else {
-        "background work may run anywhere".to_owned()
+        "background threads may run on any CPU".to_owned()
     };
     check("isolated CPUs", quiet, found, follows)
 }
@@ -298,16 +304,18 @@ fn huge_pages(root: &Path) -> Check {
         .to_owned();
     let follows = match chosen.as_str() {
         "always" => {
-            "what is needed beyond 64 MiB comes in pages of 2 MiB (see PINFOLD_THP), and so do blocks from 62 MiB on"
+            "memory beyond a node's first 64 MiB, and blocks from 62 MiB on, come in pages of 2 MiB (PINFOLD_THP changes the first)"
         }
-        "madvise" => "what is needed beyond 64 MiB comes in pages of 2 MiB (see PINFOLD_THP)",
-        _ => "memory comes in ordinary pages",
+        "madvise" => {
+            "memory beyond a node's first 64 MiB comes in pages of 2 MiB (PINFOLD_THP changes this)"
+        }
+        _ => "all memory comes in ordinary pages",
     };
     let offered = matches!(chosen.as_str(), "always" | "madvise");
     let reserved = text(root, "proc/sys/vm/nr_hugepages");
     let mut found = format!("transparent huge pages: {chosen}");
     if !matches!(reserved.as_str(), "" | "0") {
-        found += &format!("; {reserved} reserved ones, which Pinfold leaves to others");
+        found += &format!("; {reserved} reserved huge pages, which Pinfold does not use");
     }
     check("huge pages", offered, found, follows)
 }
@@ -317,23 +325,23 @@ fn overcommit(root: &Path) -> Check {
     let (ok, found, follows) = match mode.as_str() {
         "2" => (
             false,
-            "vm.overcommit_memory is 2: what is committed is charged".to_owned(),
+            "vm.overcommit_memory is 2: every mapping is charged when it is made".to_owned(),
             "memory is mapped in steps of 256 KiB to 2 MiB, so that little is charged before it is used",
         ),
         "0" | "1" => (
             true,
-            format!("vm.overcommit_memory is {mode}: memory that is not touched costs nothing"),
+            format!("vm.overcommit_memory is {mode}: untouched memory costs nothing"),
             "memory is mapped in steps of 256 KiB to 2 MiB, as it is needed",
         ),
         "" => (
             true,
             "vm.overcommit_memory cannot be read".to_owned(),
-            "the usual is assumed",
+            "memory is mapped in steps of 256 KiB to 2 MiB, as it is needed",
         ),
         mode => (
             true,
-            format!("vm.overcommit_memory is {mode:?}, which means nothing here"),
-            "the usual is assumed",
+            format!("vm.overcommit_memory is {mode:?}, which is not a known mode"),
+            "memory is mapped in steps of 256 KiB to 2 MiB, as it is needed",
         ),
     };
     check("overcommit", ok, found, follows)
@@ -349,14 +357,14 @@ fn address_space(root: &Path) -> Check {
         .unwrap_or("unlimited");
     let free = soft == "unlimited";
     let follows = if free {
-        "nothing limits the addresses that memory may take"
+        "the address space of a program is not limited"
     } else {
-        "free memory goes back near the limit; beyond it, allocations fail"
+        "near the limit, free memory goes back to the system; beyond it, allocations fail"
     };
     check(
         "address space",
         free,
-        format!("RLIMIT_AS is {soft}"),
+        format!("RLIMIT_AS is {soft}{}", if free { "" } else { " bytes" }),
         follows,
     )
 }
@@ -393,7 +401,7 @@ fn memory_limit(root: &Path) -> Check {
     )
 }
 
-/// A file's text without the line's end; empty when it cannot be read.
+/// Returns a file's text without the final newline, or an empty string if the file cannot be read.
 fn text(root: &Path, file: &str) -> String {
     let text = fs::read_to_string(root.join(file)).unwrap_or_default();
     text.trim().to_owned()

@@ -11,7 +11,7 @@ mod numastat;
 mod policy;
 mod run;
 
-/// Run any program on per-CPU memory caches.
+/// The command line. Its help begins with the package's description in Cargo.toml.
 #[derive(Parser)]
 #[command(name = "pinfold", version, about, max_term_width = 100)]
 struct Arguments {

@@ -1,4 +1,4 @@
-//! `pinfold bench` in small runs: what comes out, and what is refused. Never how fast.
+//! `pinfold bench` in small runs: the output, and what is refused. The tests do not judge speed.
 
 use assert_cmd::Command;
 use serde_json::Value;
@@ -26,7 +26,7 @@ const SLAB: [&str; 7] = [
     "slab", "--rounds", "2", "--calls", "150", "--size", "64,4096",
 ];
 
-/// Standard output of a run that must succeed.
+/// Returns the standard output of a run that must succeed.
 fn output(arguments: &[&str]) -> String {
     let output = bench(arguments).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -34,7 +34,7 @@ fn output(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The rows of a run with `--json`, after a look at what surrounds them.
+/// Returns the rows of a run with `--json`, after checking what surrounds them.
 fn rows(arguments: &[&str]) -> Vec<Value> {
     let text = output(&[arguments, &["--json"]].concat());
     let mut figures: Value = serde_json::from_str(&text).unwrap();
@@ -74,7 +74,7 @@ fn subjects(rows: &[Value]) -> Vec<&str> {
     names
 }
 
-/// Status 2, nothing on standard output, and an error with all of these words.
+/// Checks that a run gives status 2, no standard output, and an error that contains all `words`.
 fn refused(arguments: &[&str], words: &[&str]) {
     let output = bench(arguments).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
@@ -106,7 +106,7 @@ fn vmstat_measures_five_ways_with_and_without_signals() {
 
 #[test]
 fn vmstat_counts_exactly_on_every_backend() {
-    // A wrong total is an error of the command.
+    // The command fails if a total is wrong.
     for backend in ["off", "cpu", "cid"] {
         bench(&VMSTAT)
             .env("PINFOLD_RSEQ", backend)
@@ -157,7 +157,7 @@ fn counter_measures_all_designs_in_all_combinations() {
 }
 
 #[test]
-fn counters_that_promise_exact_sums_keep_it() {
+fn exact_counters_have_exact_sums() {
     let only = [
         "--subject",
         "atomic,pinfold,pinfold-batch",
@@ -180,7 +180,7 @@ fn counters_that_promise_exact_sums_keep_it() {
 }
 
 #[test]
-fn processes_share_the_kernels_designs() {
+fn processes_can_share_the_kernels_designs() {
     let rows = rows(&[&COUNTER[..], &["--processes"]].concat());
     assert_eq!(rows.len(), 4 * 4);
     assert_eq!(
@@ -193,7 +193,7 @@ fn processes_share_the_kernels_designs() {
     );
 }
 
-/// Whether the double-word compare-exchange is written for this architecture.
+/// Whether the double-word compare-exchange exists for this architecture.
 const HAS_TID: bool = cfg!(target_arch = "x86_64");
 
 #[test]
@@ -212,7 +212,7 @@ fn slab_measures_the_six_scenarios_and_bulk_calls() {
     for row in &rows {
         assert!(row["cycles"].as_f64() > Some(0.0), "{row}");
     }
-    // As many as CPUs that the command may use.
+    // The scenarios with several threads use one thread for each CPU that the command may use.
     let all = of("concurrent")[0]["threads"].as_u64().unwrap();
     for (scenario, ops, among, threads) in [
         ("single", &["alloc", "free"][..], &with_rivals[..], 1),
@@ -260,7 +260,7 @@ fn slab_measures_the_six_scenarios_and_bulk_calls() {
 }
 
 #[test]
-fn slab_speaks_slab_tests_words() {
+fn slab_prints_the_words_of_slab_test() {
     let text = output(&SLAB);
     let has = |start: &str, end: &str| {
         let fits = |line: &str| line.starts_with(start) && line.ends_with(end);
@@ -284,7 +284,7 @@ fn slab_speaks_slab_tests_words() {
 }
 
 #[test]
-fn slab_measures_what_was_asked_for_on_every_backend() {
+fn slab_measures_only_what_was_requested_on_every_backend() {
     let only = ["slab", "--rounds", "1", "--calls", "300", "--size", "24"];
     for backend in ["off", "cpu", "cid"] {
         let run = bench(&[&only[..], &["--json"]].concat())
@@ -311,12 +311,12 @@ fn slab_measures_what_was_asked_for_on_every_backend() {
 }
 
 #[test]
-fn tables_are_for_people() {
+fn tables_name_rounds_threads_and_combinations() {
     let text = output(&VMSTAT);
     assert!(text.contains("500 x masked-signals"), "{text}");
     let text = output(&[&COUNTER[..], &["--mmap", "no"]].concat());
     assert!(text.contains("3 threads, no mmap, summing"), "{text}");
-    // The baseline against itself.
+    // The baseline is compared with itself.
     assert!(
         text.lines()
             .any(|line| line.starts_with("spinlock-batch") && line.contains(" 1.00 ")),
@@ -325,11 +325,11 @@ fn tables_are_for_people() {
 }
 
 #[test]
-fn plots_are_pictures_with_their_words_as_text() {
+fn plots_are_svg_files_with_readable_text() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("figures.svg");
     let name = file.to_str().unwrap();
-    // Figures are written over what was there.
+    // The command must replace an existing file.
     fs::write(&file, "x".repeat(100_000)).unwrap();
     for (arguments, words) in [
         (&VMSTAT[..], ["masked-signals", "with signals"]),
@@ -360,7 +360,7 @@ fn plots_are_pictures_with_their_words_as_text() {
 }
 
 #[test]
-fn bad_numbers_are_refused_with_the_mend() {
+fn wrong_numbers_are_refused_with_advice() {
     for (arguments, words) in [
         (["vmstat", "--rounds", "0"], ["--rounds", "1 or more"]),
         (["vmstat", "--calls", "0"], ["--calls", "1 or more"]),
@@ -388,11 +388,11 @@ fn bad_numbers_are_refused_with_the_mend() {
 }
 
 #[test]
-fn files_that_cannot_be_written_are_refused_before_measuring() {
+fn unwritable_files_are_refused_before_measuring() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("none/figures.svg");
     for bench in ["vmstat", "counter", "slab"] {
-        // So long that it would be noticed if it were measured first.
+        // So many rounds that measuring first would be noticed.
         let long = ["--rounds", "4000000000"];
         for file in [missing.as_path(), folder.path(), Path::new("/proc/x.svg")] {
             let name = file.to_str().unwrap();

@@ -1,4 +1,5 @@
-//! `pinfold bench pft` in small runs: what comes out, and what is refused. Never how fast.
+//! `pinfold bench pft` in small runs: the output, and what is refused. The tests do not judge
+//! speed.
 
 use assert_cmd::Command;
 use serde_json::Value;
@@ -20,7 +21,7 @@ fn pft(arguments: &[&str]) -> Command {
     command
 }
 
-/// Standard output of a run that must succeed.
+/// Returns the standard output of a run that must succeed.
 fn output(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -28,7 +29,7 @@ fn output(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The rows of a run with `--json`.
+/// Returns the rows of a run with `--json`.
 fn rows(command: &mut Command) -> Vec<Value> {
     let mut figures: Value = serde_json::from_str(&output(command.arg("--json"))).unwrap();
     assert_eq!(figures["bench"], "pft");
@@ -39,12 +40,13 @@ fn rows(command: &mut Command) -> Vec<Value> {
     }
 }
 
-/// Whether the kernel lets ranges have policies here; where it does not, it takes no part with them.
+/// Returns whether the kernel can set policies for ranges here. If it cannot, the subject `kernel`
+/// is left out of those tables.
 fn has_mbind() -> bool {
     !output(&mut pft(&SMALL)).contains("kernel is left out")
 }
 
-/// Whether a subject takes part in the tables of a policy.
+/// Returns whether a subject takes part in the tables of a policy.
 fn takes_part(subject: &str, policy: &str, has_mbind: bool) -> bool {
     subject != "kernel" || policy == "system" || has_mbind
 }
@@ -76,7 +78,7 @@ fn all_combinations_are_measured() {
 }
 
 #[test]
-fn tables_are_as_those_of_2008() {
+fn tables_have_the_form_of_2008() {
     let text = output(&mut pft(&SMALL));
     let titles = [
         "anon+sys-default",
@@ -109,7 +111,7 @@ fn tables_are_as_those_of_2008() {
 }
 
 #[test]
-fn every_backend_and_several_nodes_will_do() {
+fn it_runs_on_every_backend_and_on_several_nodes() {
     let few = ["--threads", "2", "--rounds", "1", "--memory", "512K"];
     for backend in ["off", "cpu", "cid"] {
         let text = output(pft(&few).env("PINFOLD_RSEQ", backend));
@@ -120,7 +122,7 @@ fn every_backend_and_several_nodes_will_do() {
 }
 
 #[test]
-fn a_page_for_each_thread_is_enough() {
+fn one_page_per_thread_is_enough() {
     let page = page_size();
     let (least, less) = ((2 * page).to_string(), (2 * page - 1).to_string());
     let with = |memory| ["--threads", "2", "--rounds", "1", "--memory", memory];
@@ -128,7 +130,7 @@ fn a_page_for_each_thread_is_enough() {
     refused(&with(&less), &["--memory", "2 threads", "or more"]);
 }
 
-/// Of the pages that programs are made of.
+/// Returns the size of the pages that programs are loaded into.
 fn page_size() -> usize {
     let text = fs::read_to_string("/proc/self/smaps").unwrap();
     let line = text
@@ -155,7 +157,7 @@ fn the_plot_has_a_panel_for_each_table() {
     assert_eq!(panels.count(), 4);
 }
 
-/// Status 2, nothing on standard output, and an error with all of these words.
+/// Checks that a run gives status 2, no standard output, and an error that contains all `words`.
 fn refused(arguments: &[&str], words: &[&str]) {
     let output = pft(arguments).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
@@ -170,18 +172,18 @@ fn refused(arguments: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn bad_arguments_are_refused_with_the_mend() {
+fn wrong_arguments_are_refused_with_advice() {
     for (option, value, word) in [
         ("--threads", "0", "1 or more"),
         ("--threads", "-1", "from 1"),
         ("--threads", "9999", "1 to 4096"),
         ("--rounds", "0", "1 or more"),
-        ("--memory", "0", "some bytes"),
-        ("--memory", "-4096", "as 64M"),
-        ("--memory", "much", "as 64M"),
-        ("--memory", "64X", "as 64M"),
-        ("--memory", "99999999999T", "as 64M"),
-        // No machine has these, and no process gets them.
+        ("--memory", "0", "like 64M"),
+        ("--memory", "-4096", "like 64M"),
+        ("--memory", "much", "like 64M"),
+        ("--memory", "64X", "like 64M"),
+        ("--memory", "99999999999T", "like 64M"),
+        // More than any machine has.
         ("--memory", "9000T", "available; give"),
         ("--memory", "15000000T", "available; give"),
     ] {
@@ -194,12 +196,12 @@ fn bad_arguments_are_refused_with_the_mend() {
 }
 
 #[test]
-fn a_plot_that_cannot_be_written_is_refused_before_measuring() {
+fn an_unwritable_plot_is_refused_before_measuring() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("none/figures.svg");
     for file in [missing.as_path(), folder.path(), Path::new("/proc/x.svg")] {
         let name = file.to_str().unwrap();
-        // So long that it would be noticed if it were measured first.
+        // So many rounds that measuring first would be noticed.
         let arguments = ["--rounds", "4000000000", "--plot", name];
         refused(&arguments, &[name, "give a file in a folder"]);
     }

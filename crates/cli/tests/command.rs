@@ -1,4 +1,4 @@
-//! The command as people use it.
+//! `pinfold run` and `pinfold doctor` as people use them.
 
 use assert_cmd::Command;
 use std::fs;
@@ -14,7 +14,7 @@ fn pinfold() -> Command {
     command
 }
 
-/// The text of a run's standard output and standard error.
+/// Returns a run's standard output, standard error and exit status.
 fn texts(command: &mut Command) -> (String, String, Option<i32>) {
     let output = command.output().unwrap();
     (
@@ -45,14 +45,14 @@ fn output_input_and_status_pass_through() {
 }
 
 #[test]
-fn the_library_is_really_there() {
+fn the_library_is_loaded_into_the_program() {
     let (out, _, code) = texts(pinfold().args(["run", "--", "cat", "/proc/self/maps"]));
     assert_eq!(code, Some(0));
     assert!(out.contains("libpinfold"), "{out}");
 }
 
 #[test]
-fn what_is_preloaded_already_stays() {
+fn an_earlier_preload_is_kept() {
     let (out, _, _) = texts(
         pinfold()
             .args(["run", "--", "sh", "-c", "echo $LD_PRELOAD"])
@@ -65,10 +65,10 @@ fn what_is_preloaded_already_stays() {
 }
 
 #[test]
-fn death_by_signal_is_told_as_shells_do() {
+fn death_by_a_signal_gives_the_status_that_shells_give() {
     let (_, _, code) = texts(pinfold().args(["run", "--stats", "--", "sh", "-c", "kill -TERM $$"]));
     assert_eq!(code, Some(128 + libc::SIGTERM));
-    // In place of the command itself, the signal is the command's.
+    // Without --stats, the program replaces the command, so the signal kills this very process.
     let output = pinfold()
         .args(["run", "--", "sh", "-c", "kill -TERM $$"])
         .output()
@@ -106,7 +106,7 @@ fn signals_reach_the_command() {
 }
 
 #[test]
-fn commands_that_cannot_start_have_the_shells_status() {
+fn commands_that_cannot_start_give_the_status_that_shells_give() {
     let folder = tempfile::tempdir().unwrap();
     let plain = script(folder.path(), "plain", "text", 0o644);
     for stats in [&["run", "--"][..], &["run", "--stats", "--"]] {
@@ -159,7 +159,7 @@ fn a_missing_library_is_named() {
 }
 
 #[test]
-fn a_path_that_the_loader_cannot_take_is_refused() {
+fn a_library_path_with_a_space_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let library = script(folder.path(), "lib pinfold.so", "", 0o755);
     let (_, error, code) = texts(
@@ -180,7 +180,7 @@ fn statistics_count_what_the_program_did() {
         "requested",
         "held",
         "returned",
-        "sheaf hits",
+        "cache hits",
         "size",
     ] {
         assert!(error.contains(words), "{words}: {error}");
@@ -206,7 +206,7 @@ fn forked_processes_are_counted_too() {
 }
 
 #[test]
-fn nothing_stays_behind() {
+fn the_statistics_directory_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let (out, ..) = texts(
         pinfold()
@@ -220,7 +220,7 @@ fn nothing_stays_behind() {
 }
 
 #[test]
-fn broken_pipes_end_the_command_as_usual() {
+fn a_broken_pipe_ends_the_program_as_usual() {
     let text = "(yes; echo $? >&2) | head -n 1";
     let (out, error, _) = texts(pinfold().args(["run", "--stats", "--", "sh", "-c", text]));
     assert_eq!(out, "y\n");
@@ -228,7 +228,7 @@ fn broken_pipes_end_the_command_as_usual() {
 }
 
 #[test]
-fn static_programs_run_without_and_are_told_of() {
+fn static_programs_run_without_the_library_and_a_warning_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let source = script(folder.path(), "s.c", "int main(void) { return 3; }", 0o644);
     let program = folder.path().join("program");
@@ -239,7 +239,7 @@ fn static_programs_run_without_and_are_told_of() {
         .arg(&source)
         .output();
     if !built.is_ok_and(|output| output.status.success()) {
-        // Without a static C library there is no such program to try.
+        // This machine has no static C library, so there is no static program to try.
         return;
     }
     let (_, error, code) = texts(pinfold().args(["run", "--"]).arg(&program));
@@ -259,7 +259,7 @@ fn static_programs_run_without_and_are_told_of() {
 }
 
 #[test]
-fn doctor_looks_and_tells() {
+fn doctor_reports_every_check() {
     let (out, _, code) = texts(pinfold().arg("doctor"));
     assert_eq!(code, Some(0));
     for name in [
@@ -322,9 +322,10 @@ fn doctor_reads_other_machines() {
     assert!(out.contains("cpu/online"), "{out}");
 }
 
-/// The library has a thread of its own when asked, or when the program has threads; a program with one thread stays alone.
+/// The library runs a thread if `--shepherd` asks for it. A program with one thread gets no second
+/// thread by itself.
 #[test]
-fn the_shepherd_has_a_thread_when_asked() {
+fn the_shepherd_runs_only_on_request_in_a_program_with_one_thread() {
     let names = |arguments: &[&str]| {
         let script = "sleep 0.2; cat /proc/$$/task/*/comm";
         let mut command = pinfold();
@@ -342,11 +343,11 @@ fn the_shepherd_has_a_thread_when_asked() {
     assert_eq!(code, Some(2));
 }
 
-/// What is run as a program of its own: it frees a block twice.
+/// A program for the test below: it frees a block twice.
 #[test]
 #[ignore = "a program for the test below"]
 fn frees_twice() {
-    // SAFETY: not at all: it is what shall be found.
+    // SAFETY: unsound on purpose. The second free is the error that the test expects to be found.
     unsafe {
         let block = libc::malloc(18);
         libc::free(std::hint::black_box(block));
@@ -355,7 +356,7 @@ fn frees_twice() {
 }
 
 #[test]
-fn double_frees_are_told_when_asked_for() {
+fn requested_checks_find_double_frees() {
     let program = std::env::current_exe().unwrap();
     let program = program.to_str().unwrap();
     let faulty = [program, "--exact", "frees_twice", "--ignored"];
@@ -385,7 +386,7 @@ fn double_frees_are_told_when_asked_for() {
 }
 
 #[test]
-fn settings_that_cannot_be_read_are_refused() {
+fn unreadable_settings_are_refused() {
     let mut command = pinfold();
     let (_, error, code) = texts(command.args(["run", "--slab-debug=FQ", "--", "true"]));
     assert_eq!(code, Some(2));
@@ -405,10 +406,10 @@ fn settings_that_cannot_be_read_are_refused() {
     }
 }
 
-/// What a library that was preloaded without the command does with such settings: it tells of them,
-/// once, and the program runs.
+/// A library that was preloaded without the command reports each unreadable setting in one line,
+/// ignores it, and lets the program run.
 #[test]
-fn settings_that_cannot_be_read_are_told_and_ignored() {
+fn a_preloaded_library_reports_and_ignores_unreadable_settings() {
     let library = std::env::current_exe().unwrap();
     let library = library.parent().unwrap().join("libpinfold_preload.so");
     let preloaded = |name: &str, value: &str| {

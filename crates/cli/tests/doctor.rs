@@ -1,4 +1,4 @@
-//! `pinfold doctor` where something is missing.
+//! `pinfold doctor` on machines on which something is missing.
 
 mod filter;
 
@@ -15,7 +15,7 @@ fn doctor() -> std::process::Command {
     command
 }
 
-/// What `doctor` says of `name`: yes or no, and the texts.
+/// Returns what `doctor` reports for `name`: whether it is there, what was found, and what follows.
 fn said(command: std::process::Command, name: &str) -> (bool, String, String) {
     let output = Command::from_std(command).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
@@ -30,13 +30,13 @@ fn said(command: std::process::Command, name: &str) -> (bool, String, String) {
     )
 }
 
-/// Whether rseq works here when nothing is in the way; without it there is nothing to take away.
+/// Returns whether rseq works here. Without it, these tests have nothing to take away.
 fn works() -> bool {
     said(doctor(), "rseq").0
 }
 
 #[test]
-fn a_tunable_that_switches_rseq_off_is_named() {
+fn a_tunable_that_disables_rseq_is_named() {
     if !works() {
         return;
     }
@@ -49,15 +49,19 @@ fn a_tunable_that_switches_rseq_off_is_named() {
     assert!(!ok && found.contains("GLIBC_TUNABLES"), "{found}");
     let (ok, found, _) = said(without(), "backend");
     assert!(!ok && found.contains("atomics"), "{found}");
-    // The kernel's part is told apart from the C library's.
+    // What the kernel offers is reported even if the C library does not use it.
     let (offered, ..) = said(doctor(), "concurrency ids");
     let (ok, found, _) = said(without(), "concurrency ids");
     assert!(!ok, "{found}");
-    assert_eq!(found.contains("kept by the kernel"), offered, "{found}");
+    assert_eq!(
+        found.contains("the kernel provides them"),
+        offered,
+        "{found}"
+    );
 }
 
 #[test]
-fn switched_off_by_pinfold_itself_is_no_fault_of_the_machine() {
+fn rseq_is_reported_as_working_while_pinfold_rseq_switches_it_off() {
     if !works() {
         return;
     }
@@ -75,7 +79,7 @@ fn switched_off_by_pinfold_itself_is_no_fault_of_the_machine() {
 }
 
 #[test]
-fn a_filter_that_forbids_is_named() {
+fn a_seccomp_filter_is_named() {
     for backend in ["off", "cid"] {
         let (ok, found, _) = said(filtered(libc::SYS_membarrier, backend), "membarrier");
         assert!(!ok && found.contains("seccomp"), "{backend}: {found}");
@@ -84,7 +88,7 @@ fn a_filter_that_forbids_is_named() {
     }
 }
 
-/// `doctor` below a seccomp filter that answers one system call with EPERM.
+/// Returns a `doctor` below a seccomp filter that answers one system call with EPERM.
 fn filtered(call: libc::c_long, backend: &str) -> std::process::Command {
     let mut command = doctor();
     command.env("PINFOLD_RSEQ", backend);
@@ -119,7 +123,7 @@ fn huge_pages_and_overcommit_are_read() {
     for (text, expected, words) in [
         ("0\n", true, "costs nothing"),
         ("2\n", false, "charged"),
-        ("\u{1b}[31m\n", true, "means nothing"),
+        ("\u{1b}[31m\n", true, "not a known mode"),
     ] {
         write("proc/sys/vm/overcommit_memory", text);
         let (ok, found, _) = on(root.path(), "overcommit");
@@ -131,7 +135,7 @@ fn huge_pages_and_overcommit_are_read() {
 }
 
 #[test]
-fn a_reader_that_stops_reading_is_no_error() {
+fn a_reader_that_closes_the_pipe_is_no_error() {
     let mut child = doctor()
         .stdout(std::process::Stdio::piped())
         .spawn()

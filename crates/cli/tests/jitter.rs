@@ -1,4 +1,4 @@
-//! `pinfold jitter` in small runs: what comes out, and what is refused. Never how fast.
+//! `pinfold jitter` in small runs: the output, and what is refused. The tests do not judge speed.
 
 use assert_cmd::Command;
 use serde_json::Value;
@@ -13,7 +13,7 @@ fn cpus() -> usize {
 }
 
 #[test]
-fn a_local_worker_disturbs_and_pinfold_folds() {
+fn a_local_worker_causes_context_switches_and_pinfold_folds() {
     let output = jitter(&["--seconds", "1", "--interval", "20", "--json"]);
     let error = String::from_utf8_lossy(&output.stderr);
     if cpus() < 2 {
@@ -36,7 +36,8 @@ fn a_local_worker_disturbs_and_pinfold_folds() {
     for row in 1..3 {
         assert!(number(row, "folds") >= 5, "{figures}");
     }
-    // A worker that folds there takes the CPU from the loop each time; two folds may fall into one turn.
+    // A worker that folds on the loop's CPU takes the CPU from the loop each time. Two folds may
+    // happen during one switch.
     assert!(
         number(1, "context_switches") * 2 >= number(1, "folds"),
         "{figures}"
@@ -51,7 +52,7 @@ fn a_local_worker_disturbs_and_pinfold_folds() {
 }
 
 #[test]
-fn bad_requests_are_refused_at_once() {
+fn wrong_arguments_are_refused_before_measuring() {
     for (arguments, said) in [
         (&["--cpu", "9000"][..], "--cpu"),
         (&["--seconds", "0"], "above 0"),
@@ -64,12 +65,15 @@ fn bad_requests_are_refused_at_once() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
         assert!(error.contains(said) || cpus() < 2, "{arguments:?}: {error}");
-        assert!(begin.elapsed().as_secs() < 30, "measured first");
+        assert!(
+            begin.elapsed().as_secs() < 30,
+            "{arguments:?}: the command measured before it refused"
+        );
     }
 }
 
 #[test]
-fn a_picture_is_drawn() {
+fn a_plot_is_drawn() {
     if cpus() < 2 {
         return;
     }

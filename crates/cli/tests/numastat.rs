@@ -7,7 +7,7 @@ use std::fs;
 use std::process::Stdio;
 
 #[test]
-fn numastat_counts_a_processs_pages() {
+fn pages_of_processes_are_counted_by_node() {
     let mut child = command(&["run", "--", "sleep", "60"])
         .stdout(Stdio::null())
         .spawn()
@@ -39,7 +39,7 @@ fn numastat_counts_a_processs_pages() {
     assert!(total > 100 << 10 && total == parts, "{answer}");
     assert_eq!(process["pid"].to_string(), own);
     child.kill().unwrap();
-    // Nobody has waited for it yet. While it ends, it is a process without memory for a moment.
+    // The test has not waited for the child yet. While it ends, it has no memory for a moment.
     let mut ended = pinfold(&["numastat", &pid]);
     for _ in 0..100 {
         if ended.1.contains("has ended") {
@@ -53,7 +53,7 @@ fn numastat_counts_a_processs_pages() {
         "{ended:?}"
     );
     child.wait().unwrap();
-    // One that is there is shown all the same.
+    // A process that exists is shown even if another one does not.
     let (out, error, code) = pinfold(&["numastat", "4194305", &own]);
     assert!(
         out.contains(&own) && error.contains("no process 4194305"),
@@ -63,16 +63,13 @@ fn numastat_counts_a_processs_pages() {
     for wrong in ["0", "-1", "self", "99999999999", "+1", ""] {
         let (_, error, code) = pinfold(&["numastat", wrong]);
         assert_eq!(code, Some(2), "{wrong}");
-        assert!(
-            wrong == "-1" || error.contains("a process's number"),
-            "{error}"
-        );
+        assert!(wrong == "-1" || error.contains("a process id"), "{error}");
     }
     assert_eq!(pinfold(&["numastat", "-p", &own]).2, Some(0));
 }
 
 #[test]
-fn numastat_says_what_is_in_the_way() {
+fn errors_say_why_a_process_cannot_be_shown() {
     let root = machine();
     let write = |file: &str, text: &str| {
         let path = root.path().join(file);
@@ -90,7 +87,7 @@ fn numastat_says_what_is_in_the_way() {
     assert!(numastat().1.contains("without NUMA"));
     write("proc/7/numa_maps", "");
     write("proc/7/status", "Name:\tkthreadd\n");
-    assert!(numastat().1.contains("thread of the kernel's"));
+    assert!(numastat().1.contains("it is a kernel thread"));
     write(
         "proc/7/numa_maps",
         "1000 bind:2 anon=2 N2=2 N7=256 kernelpagesize_kB=4\n2000 default huge N1=1 kernelpagesize_kB=2048\n",
@@ -104,7 +101,7 @@ fn numastat_says_what_is_in_the_way() {
             .collect::<Vec<_>>()
             .join(" ")
     };
-    // Nodes 0 to 4 and the one that has pages all the same.
+    // The table has nodes 0 to 4, which are online, and node 7, which has pages.
     assert_eq!(row("Huge"), "0.00 2.00 0.00 0.00 0.00 0.00 2.00");
     assert_eq!(row("Private"), "0.00 0.00 0.01 0.00 0.00 1.00 1.01");
     assert_eq!(row("Total"), "0.00 2.00 0.01 0.00 0.00 1.00 3.01");
@@ -118,8 +115,8 @@ fn numastat_says_what_is_in_the_way() {
 }
 
 #[test]
-fn somebody_elses_process_is_not_shown() {
-    // Process 1 is, unless this user may look at all.
+fn a_process_of_another_user_is_not_shown() {
+    // Process 1 belongs to root. The test applies only if this user may not look at it.
     let refused = fs::read("/proc/1/numa_maps")
         .err()
         .map(|error| error.kind());

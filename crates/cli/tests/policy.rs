@@ -1,4 +1,5 @@
-//! `pinfold policy`, and what `doctor` says of policies. Written for one node or many.
+//! `pinfold policy`, and what `doctor` reports about policies. The tests work with one node or
+//! many.
 
 mod filter;
 mod shown;
@@ -7,7 +8,7 @@ use filter::forbid;
 use shown::{command, json, machine, numbers, pinfold, said, works};
 use std::path::Path;
 
-/// The calls that have to do with policies.
+/// The system calls of memory policies.
 const CALLS: [libc::c_long; 3] = [
     libc::SYS_set_mempolicy,
     libc::SYS_get_mempolicy,
@@ -28,13 +29,13 @@ fn a_policy_is_explained() {
     for line in [
         "policy      weighted interleave:0-1",
         "            for a tmpfs: mpol=weighted interleave:0-1",
-        "nodes       0-1 named; here that is 0-1 (this process may use 0-2)",
+        "nodes       names 0-1; here that means 0-1 (this process may use 0-2)",
         "weights     0 x 1, 1 x 3",
         "pages       page    0    1    2    3    4    5    6    7",
         "            node    0    1    1    1    0    1    1    1",
         "fallback    from node 0: 0 (distance 10), 1 (distance 20), 2 (distance 30); then none",
         "            from node 1: 1 (distance 10), 2 (distance 20), 0 (distance 20); then none",
-        "kernel      Linux 6.1.0-test was not asked: it is not the one that runs here",
+        "kernel      Linux 6.1.0-test was not asked, because it is not the running kernel",
     ] {
         assert!(out.lines().any(|found| found == line), "{line}\n{out}");
     }
@@ -46,7 +47,10 @@ fn flags_nodes_and_homes_are_explained() {
     for (policy, words) in [
         (
             "bind=static|balancing:0-1",
-            &["static: the nodes are meant", "balancing: pages may move"][..],
+            &[
+                "static: the nodes are these numbers",
+                "balancing: pages may move",
+            ][..],
         ),
         ("bind=static:0-1", &["those of 0-1 that are allowed then"]),
         (
@@ -71,13 +75,17 @@ fn flags_nodes_and_homes_are_explained() {
         (
             "interleave",
             &[
-                "none named; here that is 0-2",
-                "the kernel is given nodes 0-2 now, and carries that over; only policies that a program keeps",
+                "names no nodes; here that means 0-2",
+                "the kernel is given nodes 0-2 now, and replaces them by the nodes at the same positions",
             ],
         ),
         (
             "prefer:2",
-            &["node    2    2", "from node 2: 2 (", "they are a wish"],
+            &[
+                "node    2    2",
+                "from node 2: 2 (",
+                "they are a preference",
+            ],
         ),
         (
             "prefer (many):0",
@@ -90,8 +98,8 @@ fn flags_nodes_and_homes_are_explained() {
         (
             "bind:all",
             &[
-                "all named; here that is 0-2",
-                "is given nodes 0-2 now, and carries",
+                "names all; here that means 0-2",
+                "is given nodes 0-2 now, and replaces them",
             ],
         ),
         (
@@ -130,11 +138,14 @@ fn flags_nodes_and_homes_are_explained() {
 }
 
 #[test]
-fn what_cannot_be_put_to_use_here_says_why() {
+fn an_unusable_policy_is_explained() {
     let root = machine();
     for (policy, words) in [
         ("bind:7", "node 7 is not there; this machine has nodes 0-4"),
-        ("bind:3", "node 3 is without memory; nodes 0-2,4 have some"),
+        (
+            "bind:3",
+            "node 3 is without memory; nodes 0-2,4 have memory",
+        ),
         (
             "bind:4",
             "node 4 is not allowed for this process; it may use nodes 0-2",
@@ -145,7 +156,7 @@ fn what_cannot_be_put_to_use_here_says_why() {
         assert!(out.contains(words) && !out.contains("pages "), "{out}");
     }
     let (out, _, code) = on(root.path(), &["bind:0@7"]);
-    let words = "not to be used here: home node 7 is not there; this machine has nodes 0-4\n";
+    let words = "cannot be used here: home node 7 is not there; this machine has nodes 0-4\n";
     assert!(code == Some(1) && out.contains(words), "{out}");
     let (out, _, code) = pinfold(&["policy", "bind:0@1023"]);
     let words = "home node 1023 is not there; this machine has node";
@@ -153,7 +164,7 @@ fn what_cannot_be_put_to_use_here_says_why() {
 }
 
 #[test]
-fn a_tmpfs_wants_memory_on_every_node() {
+fn a_tmpfs_needs_memory_on_every_node() {
     let root = machine();
     let folder = root.path().to_str().unwrap();
     for (policy, refused, takes) in [
@@ -163,7 +174,8 @@ fn a_tmpfs_wants_memory_on_every_node() {
         ("bind=balancing:3", None, false),
     ] {
         let (out, ..) = on(root.path(), &[policy]);
-        let line = refused.map(|nodes| format!("a tmpfs here would refuse {nodes}\n"));
+        let line =
+            refused.map(|nodes| format!("a tmpfs here would refuse {nodes}, without memory\n"));
         let said = line.map_or(!out.contains("would refuse"), |line| out.contains(&line));
         assert!(said && out.contains("for a tmpfs") == takes, "{out}");
         let answer = json(&["policy", "--json", "--root", folder, policy]);
@@ -172,8 +184,8 @@ fn a_tmpfs_wants_memory_on_every_node() {
 }
 
 #[test]
-fn what_run_does_not_start_with_is_said() {
-    let words = "`pinfold run --policy` does not start with it: ";
+fn a_policy_that_run_refuses_is_reported() {
+    let words = "`pinfold run --policy` refuses it: ";
     let root = machine();
     let folder = root.path().to_str().unwrap();
     for (policy, fault) in [
@@ -208,12 +220,12 @@ fn the_variables_policy_is_explained() {
     let named = error.starts_with("pinfold: PINFOLD_POLICY: \"0-x\" at byte 5");
     assert!(named && error.ends_with("         ^~~\n"), "{error}");
     let (out, _, code) = with("bind:1023", &["policy"]);
-    let words = ["PINFOLD_POLICY's", "node 1023 is not there"];
+    let words = ["from PINFOLD_POLICY", "node 1023 is not there"];
     assert_eq!(code, Some(1));
     assert!(words.iter().all(|words| out.contains(words)), "{out}");
     let (out, _, code) = with("bind:0@0", &["policy"]);
     assert!(code == Some(1) && out.contains("no home node"), "{out}");
-    // An argument is what was asked about.
+    // The argument takes precedence over the variable.
     let (out, ..) = with("bind:0-x", &["policy", "local"]);
     assert!(
         out.contains("policy      local\n") && !out.contains("PINFOLD"),
@@ -230,10 +242,10 @@ fn the_variables_policy_is_explained() {
         let (out, error, code) = with("interleave:0", &["policy"]);
         assert_eq!((error.as_str(), code), ("", Some(0)));
         assert!(
-            out.contains("policy      interleave:0\n") && out.contains("PINFOLD_POLICY's"),
+            out.contains("policy      interleave:0\n") && out.contains("from PINFOLD_POLICY"),
             "{out}"
         );
-        // In effect in what `run` starts, also where no library reads it.
+        // `run` sets the policy itself, so it applies even without the library.
         let script = "cat /proc/self/numa_maps; echo ${PINFOLD_POLICY-unset}";
         let mut plain = command(&["run", "--", "env", "-u", "LD_PRELOAD", "sh", "-c", script]);
         plain.env("PINFOLD_POLICY", "interleave:0");
@@ -246,7 +258,7 @@ fn the_variables_policy_is_explained() {
 }
 
 #[test]
-fn a_wrong_text_is_pointed_at() {
+fn a_wrong_text_is_shown_with_a_caret() {
     let (out, error, code) = pinfold(&["policy", "bind:0-x"]);
     assert_eq!((out.as_str(), code), ("", Some(2)));
     assert_eq!(
@@ -286,9 +298,9 @@ fn a_wrong_text_is_pointed_at() {
     assert!(code == Some(2) && error.contains("UTF-8"), "{error}");
 }
 
-/// The kernel passes no single argument beyond 128 KiB; a variable neither.
+/// The kernel passes no argument or variable above 128 KiB.
 #[test]
-fn the_longest_arguments_are_refused_in_few_words() {
+fn errors_about_the_longest_arguments_are_short() {
     let long = "bind:0,".repeat(18_000);
     for (name, value) in [("--policy", true), ("PINFOLD_POLICY", false)] {
         let mut command = match value {
@@ -328,7 +340,7 @@ fn forbidden_calls_are_named_and_nothing_starts() {
             assert_eq!((out.as_str(), code), ("started\n", Some(0)), "{error}");
             let (out, _, code) = filtered(&["policy", "bind:0"]);
             assert!(
-                code == Some(1) && out.contains("does not take it") && out.contains(word),
+                code == Some(1) && out.contains("rejects it") && out.contains(word),
                 "{out}"
             );
             let (out, ..) = filtered(&["doctor"]);
@@ -347,7 +359,7 @@ fn forbidden_calls_are_named_and_nothing_starts() {
 }
 
 #[test]
-fn json_has_the_same() {
+fn json_has_the_same_facts() {
     let root = machine();
     let folder = root.path().to_str().unwrap();
     let answer = json(&[
@@ -372,7 +384,7 @@ fn json_has_the_same() {
 }
 
 #[test]
-fn doctor_says_what_policies_do() {
+fn doctor_reports_the_policy() {
     if !works() {
         return;
     }
@@ -389,7 +401,7 @@ fn doctor_says_what_policies_do() {
         .find(|line| line.starts_with("memory policies"))
         .unwrap();
     assert!(
-        line.contains("can be set; this process's is bind:0; it may use node"),
+        line.contains("can be set; this process's policy is bind:0; it may use node"),
         "{line}"
     );
 }

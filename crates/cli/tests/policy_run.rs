@@ -1,4 +1,4 @@
-//! `pinfold run --policy` and `PINFOLD_POLICY` in programs that it starts.
+//! `pinfold run --policy` and `PINFOLD_POLICY`, in the programs that are started.
 
 mod shown;
 
@@ -19,7 +19,7 @@ fn programs_inherit_the_policy() {
         let maps = policies("interleave:0", &["cat", "/proc/self/numa_maps"]);
         let placed = |line: &&str| line.split(' ').nth(1) == Some("interleave:0");
         assert!(maps.lines().filter(placed).count() > 3, "{maps}");
-        // Children, and their children.
+        // The policy applies to child processes and to their children.
         let script = "sh -c 'cat /proc/self/numa_maps; echo $PINFOLD_POLICY'";
         let maps = policies("bind=static:0", &["sh", "-c", script]);
         assert!(
@@ -33,7 +33,7 @@ fn programs_inherit_the_policy() {
             "{own}"
         );
     }
-    // Also one that is wrong: the program does not see it.
+    // --policy replaces PINFOLD_POLICY, even an invalid one. The program does not see the variable.
     for other in ["interleave:0", "nonsense"] {
         let mut both = command(&[
             "run",
@@ -76,13 +76,13 @@ fn the_variable_is_followed_and_checked() {
             error.starts_with("pinfold: PINFOLD_POLICY: ") && error.contains(words),
             "{error}"
         );
-        let mend = "\nNothing was started; correct PINFOLD_POLICY or unset it.\n";
-        assert!(error.ends_with(mend), "{error}");
+        let advice = "\nNothing was started; correct PINFOLD_POLICY or unset it.\n";
+        assert!(error.ends_with(advice), "{error}");
     }
 }
 
 #[test]
-fn nodes_that_are_not_there_start_nothing() {
+fn missing_nodes_are_an_error_before_the_program_starts() {
     for stats in [&["run"][..], &["run", "--stats"]] {
         let all = [
             stats,
@@ -105,7 +105,7 @@ fn nodes_that_are_not_there_start_nothing() {
     }
     let (_, error, code) = pinfold(&["run", "--policy", "bind:0@0", "--", "true"]);
     assert!(code == Some(2) && error.contains("no home node"), "{error}");
-    // Positions begin again at the first.
+    // Relative positions beyond the last node begin again at the first.
     if works() {
         let all = [
             "run",

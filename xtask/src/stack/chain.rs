@@ -26,11 +26,12 @@ pub struct Chains<'i> {
     image: &'i Image,
     rules: &'i Rules,
     frames: HashMap<u64, Rc<Frame>>,
-    /// The deepest chain of each function, with so many repeated calls left.
+    /// The deepest chain of each function, by the number of repeated calls that it may still
+    /// contain.
     known: HashMap<(u64, usize), Rc<Chain>>,
-    /// What no rule explains.
+    /// What no rule explains, in words.
     problems: BTreeSet<String>,
-    /// The functions between the entry and the one that is looked at.
+    /// The functions between the entry and the current function.
     path: Vec<(u64, usize)>,
 }
 
@@ -46,15 +47,15 @@ impl<'i> Chains<'i> {
         }
     }
 
-    /// Returns what the analysis met so far that no rule explains: calls through a pointer, calls
-    /// of unknown functions of another library, cycles, and code that moves the stack pointer in an
-    /// unknown way. Chains are too short where there is any.
+    /// Returns what the analysis has found so far and no rule explains: calls through a pointer,
+    /// calls of unknown functions of another library, cycles, and code that moves the stack pointer
+    /// in an unknown way. If there is any, a chain may be too short.
     pub fn problems(&self) -> &BTreeSet<String> {
         &self.problems
     }
 
-    /// Returns the functions on the ways of all chains so far, each with the bytes that its own
-    /// frame takes, the largest first.
+    /// Returns the functions that any chain so far may pass through, each with the bytes of its own
+    /// frame, the largest first.
     pub fn frames(&self) -> Vec<Link> {
         let link = |(start, frame): (&u64, &Rc<Frame>)| Link {
             name: self.image.name(*start),
@@ -131,7 +132,7 @@ impl<'i> Chains<'i> {
         best
     }
 
-    /// The deepest chain of each function that a call may lead to.
+    /// Returns the deepest chain of each function that a call may lead to.
     fn called(&mut self, caller: &str, call: &Call, left: usize) -> Vec<Rc<Chain>> {
         let targets = match &call.target {
             Some(target) => vec![target.clone()],

@@ -1,10 +1,10 @@
-//! The stack use of one function: how deep it goes itself, and how deep it is where it calls
-//! others.
+//! The stack use of one function: the depth that it reaches itself, and its depth at each call.
 //!
 //! The analysis follows the control flow from the function's first instruction. At each instruction
-//! it knows the *depth*: the bytes between the stack pointer and the caller's, the return address
-//! included. It also knows what some registers and words of the frame hold: an address on the
-//! stack, or a function's. Exception handlers are not followed: the library never unwinds.
+//! it knows the *depth*: the bytes between the stack pointer and the caller's stack pointer,
+//! including the return address. It also knows what some registers and words of the frame hold: an
+//! address on the stack, or a function's address. It does not follow exception handlers, because
+//! the library never unwinds.
 
 use super::image::{Image, Target};
 use anyhow::{Context, Result, bail};
@@ -15,7 +15,7 @@ use iced_x86::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// The deepest frame that the analysis accepts. A deeper one is a loop that pushes.
+/// The deepest frame that the analysis accepts. A deeper frame means a loop that pushes.
 const DEEPEST: i64 = 1 << 20;
 /// Registers that a called function may change.
 const CHANGED_BY_CALLS: [Register; 9] = [
@@ -33,24 +33,24 @@ const CHANGED_BY_CALLS: [Register; 9] = [
 /// A call, or a jump to another function.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Call {
-    /// Where the call stands.
+    /// The address of the call.
     pub at: u64,
-    /// The function that is called; `None` when the code does not say.
+    /// The called function. `None` if the code does not tell it.
     pub target: Option<Target>,
-    /// How deep the stack is when the called function begins, less its return address.
+    /// The depth of the stack when the called function begins, without its return address.
     pub depth: u64,
 }
 
 /// The stack use of one function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
-    /// The deepest point that the function itself reaches, its return address included.
+    /// The deepest point that the function itself reaches, including its return address.
     pub deepest: u64,
-    /// The calls that it makes, one for each place.
+    /// The function's calls, one for each place.
     pub calls: Vec<Call>,
 }
 
-/// What a register or a word of the frame is known to hold.
+/// The known content of a register or of a word of the frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Value {
     /// The stack pointer as it was at this depth.
@@ -61,20 +61,20 @@ enum Value {
     Function(Target),
 }
 
-/// What is known before an instruction.
+/// The known facts before an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct State {
     depth: i64,
     registers: BTreeMap<Register, Value>,
     /// Words of the frame, by their depth.
     words: BTreeMap<i64, Value>,
-    /// The depth that the stack pointer was just compared with: the end of a loop that touches a
-    /// large frame page by page.
+    /// The depth with which the code has just compared the stack pointer. This marks the end of a
+    /// loop that touches a large frame page by page.
     compared: Option<i64>,
 }
 
 impl State {
-    /// Adds another way to come here; whether anything changed.
+    /// Merges the state of another path to this instruction. Returns whether anything changed.
     fn join(&mut self, other: &State) -> bool {
         let before = self.clone();
         self.depth = self.depth.max(other.depth);
@@ -87,8 +87,8 @@ impl State {
     }
 }
 
-/// Returns the stack use of the function that begins at `start`. Code behind calls for which `ends`
-/// is true is not reached.
+/// Returns the stack use of the function that begins at `start`. Does not follow code behind calls
+/// of functions for which `ends` returns true.
 ///
 /// # Errors
 ///
@@ -131,9 +131,9 @@ struct Walk<'i> {
     factory: InstructionInfoFactory,
     states: BTreeMap<u64, State>,
     waiting: BTreeSet<u64>,
-    /// Addresses of data from which the function loads distances: tables of jumps.
+    /// Addresses of data from which the function loads distances: jump tables.
     tables: BTreeSet<u64>,
-    /// By address, and by target where several are possible.
+    /// The calls by address, and by target where several targets are possible.
     calls: BTreeMap<(u64, Option<Target>), Call>,
     deepest: i64,
 }
@@ -165,7 +165,7 @@ impl Walk<'_> {
         known.depth = known.depth.max(call.depth);
     }
 
-    /// Follows one instruction.
+    /// Follows one instruction to its successors.
     fn step(&mut self, at: u64, mut state: State) -> Result<()> {
         let code = self.image.code(at).context("no code here")?;
         let mut decoder = Decoder::with_ip(64, code, at, DecoderOptions::NONE);
@@ -209,13 +209,14 @@ impl Walk<'_> {
                 self.reach(next, &state);
             }
             FlowControl::Return | FlowControl::Exception => {}
-            // A system call through a trap; no stack of this thread is used.
+            // A system call by a trap uses no stack of this thread.
             FlowControl::Interrupt | FlowControl::XbeginXabortXend => {}
         }
         Ok(())
     }
 
-    /// Follows a jump: to another function as a call whose return address is this function's own.
+    /// Follows a jump. A jump to another function is a call that uses this function's return
+    /// address.
     fn jump(&mut self, at: u64, target: u64, state: &State) {
         if (self.ends)(&Target::Own(target)) {
             return;
@@ -237,14 +238,14 @@ impl Walk<'_> {
             .image
             .function_at(self.start)
             .map(|f| self.start..f.end);
-        let within = within.context("a jump by pointer in code without a name")?;
+        let within = within.context("a jump by pointer in code without a function name")?;
         let mut found = false;
         let instructions = self.instructions(&within)?;
-        // A table of jumps holds distances from its own beginning, 32 bits each.
+        // A jump table holds distances of 32 bits from its own beginning.
         for table in self.tables.clone() {
             let entries = self.image.data(table).unwrap_or_default().chunks_exact(4);
             for (nth, entry) in entries.enumerate() {
-                // Behind a table lies another, whose distances may lead into this function too.
+                // Another table may follow, whose distances may lead into this function too.
                 let at = table + 4 * nth as u64;
                 if at != table && self.tables.contains(&at) {
                     break;
@@ -264,7 +265,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Where the instructions of a function begin.
+    /// Returns the addresses of a function's instructions.
     fn instructions(&self, within: &Range<u64>) -> Result<BTreeSet<u64>> {
         let code = self.image.code(within.start).context("no code here")?;
         let length = code.len().min((within.end - within.start) as usize);
@@ -273,7 +274,7 @@ impl Walk<'_> {
         Ok(decoder.into_iter().map(|one| one.ip()).collect())
     }
 
-    /// The function that the operand of a call or jump points to.
+    /// Returns the function that the operand of a call or jump points to.
     fn pointed(&self, instruction: &Instruction, state: &State) -> Option<Target> {
         let value = match instruction.op0_kind() {
             OpKind::Register => state.registers.get(&instruction.op0_register()).cloned(),
@@ -290,7 +291,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The depth of the memory operand, where it lies on the stack.
+    /// Returns the depth of the memory operand, if the operand lies on the stack.
     fn depth_of(&self, instruction: &Instruction, state: &State) -> Option<i64> {
         if instruction.memory_index() != Register::None {
             return None;
@@ -305,7 +306,7 @@ impl Walk<'_> {
         Some(base - instruction.memory_displacement64() as i64)
     }
 
-    /// What the memory operand holds.
+    /// Returns the known content of the memory operand.
     fn load(&self, instruction: &Instruction, state: &State) -> Option<Value> {
         if instruction.is_ip_rel_memory_operand() {
             let target = self.image.pointed(instruction.ip_rel_memory_address())?;
@@ -315,7 +316,8 @@ impl Walk<'_> {
         state.words.get(&depth).cloned()
     }
 
-    /// The depth of the memory that the instruction uses, which may lie below the stack pointer.
+    /// Returns the depth of the memory that the instruction uses, which may lie below the stack
+    /// pointer.
     fn touched(&self, instruction: &Instruction, state: &State) -> i64 {
         let memory = instruction.op_kinds().any(|kind| kind == OpKind::Memory);
         let used = memory && instruction.mnemonic() != Mnemonic::Lea;
@@ -323,7 +325,7 @@ impl Walk<'_> {
         depth.unwrap_or(0).max(state.depth)
     }
 
-    /// Does what the instruction does to what is known.
+    /// Applies the instruction's effect to the known facts.
     fn apply(&mut self, instruction: &Instruction, state: &mut State) -> Result<()> {
         let (to, from) = (instruction.op0_register(), instruction.op1_register());
         state.compared = None;
@@ -367,7 +369,7 @@ impl Walk<'_> {
                 state.depth -= constant().context("a frame of varying size")?;
             }
             Mnemonic::And if to == Register::RSP => {
-                // Aligning skips at most the alignment less a word.
+                // The alignment skips at most its size less one word.
                 state.depth += -constant().context("an alignment that varies")? - 8;
             }
             Mnemonic::Lea if instruction.is_ip_rel_memory_operand() => {
@@ -435,7 +437,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Puts a value into a register, which may be the stack pointer.
+    /// Stores a value in a register, which may be the stack pointer.
     fn assign(&self, to: Register, value: Option<Value>, state: &mut State) -> Result<()> {
         if to != Register::RSP {
             set(&mut state.registers, to.full_register(), value);
@@ -449,7 +451,7 @@ impl Walk<'_> {
     }
 }
 
-/// Notes what a place holds, or that it is not known.
+/// Records the content of a place, or that it is unknown.
 fn set<K: Ord>(places: &mut BTreeMap<K, Value>, place: K, value: Option<Value>) {
     match value {
         Some(value) => _ = places.insert(place, value),

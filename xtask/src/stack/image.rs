@@ -6,12 +6,12 @@ use object::read::elf::{ElfFile64, FileHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionKind, elf};
 use std::collections::{BTreeMap, HashMap};
 
-/// What a call, a jump or a pointer leads to.
+/// The target of a call, a jump or a pointer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {
-    /// Code of the library itself, by its address.
+    /// Code of the library, by address.
     Own(u64),
-    /// A function of another library, by its name.
+    /// A function of another library, by name.
     Import(String),
 }
 
@@ -22,7 +22,7 @@ pub struct Function {
     pub end: u64,
 }
 
-/// A library, as far as it was read.
+/// The parts of a library that were read.
 #[derive(Default)]
 pub struct Image {
     /// Sections with bytes: first address, whether it holds code, and the bytes.
@@ -31,7 +31,7 @@ pub struct Image {
     functions: BTreeMap<u64, Function>,
     /// The addresses of functions that other libraries may call, by name.
     exports: HashMap<String, u64>,
-    /// The sections of the global offset table: first address, and the one behind the last.
+    /// The sections of the global offset table: the first address, and the address behind the last.
     tables: Vec<(u64, u64)>,
     /// Words that the dynamic linker fills in with a function's address.
     pointers: HashMap<u64, Target>,
@@ -129,8 +129,7 @@ impl Image {
         self.functions.get(&address)
     }
 
-    /// Returns the functions with a name, or the names that begin with what stands before a final
-    /// `*`.
+    /// Returns the functions whose names match `pattern` (see [`matches()`]).
     pub fn functions_named(&self, pattern: &str) -> Vec<u64> {
         let named = self.functions.iter();
         named
@@ -174,7 +173,8 @@ impl Image {
     }
 }
 
-/// Whether `name` is `pattern`, or begins with what stands before a final `*`.
+/// Returns whether `name` equals `pattern`. A pattern that ends with `*` matches every name that
+/// begins with the rest.
 pub fn matches(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(beginning) => name.starts_with(beginning),

@@ -1,4 +1,4 @@
-//! How much stack the library uses: `cargo xtask stack`.
+//! `cargo xtask stack`: how much stack the library uses.
 
 mod chain;
 mod flow;
@@ -80,7 +80,7 @@ struct Options {
     limit: u64,
     library: Option<PathBuf>,
     entries: Vec<String>,
-    /// The smallest frame that is listed.
+    /// The size of the smallest listed frame.
     frames: Option<u64>,
     /// Functions that are left out.
     without: Vec<String>,
@@ -115,7 +115,7 @@ fn options(words: &[&str]) -> Result<Options> {
             "--without" => options.without.push((*value()?).into()),
             "--library" => options.library = Some(value()?.into()),
             "--entry" => options.entries.push((*value()?).into()),
-            other => bail!("{other} is no option of `cargo xtask stack`"),
+            other => bail!("unknown option {other}; cargo xtask lists the options of `stack`"),
         }
     }
     if options.entries.is_empty() {
@@ -124,11 +124,12 @@ fn options(words: &[&str]) -> Result<Options> {
     Ok(options)
 }
 
-/// Prints the deepest chain of calls from each entry; fails when one is above the limit.
+/// Prints the deepest chain of calls from each entry. Fails if a chain is above the limit, or if
+/// the fast path of an entry reads the global offset table.
 pub fn main(words: &[&str]) -> Result<()> {
     let options = options(words)?;
     if cfg!(not(target_arch = "x86_64")) && options.library.is_none() {
-        println!("the stack is only measured in code for x86-64");
+        println!("left out: the stack is only measured in code for x86-64");
         return Ok(());
     }
     let library = match &options.library {
@@ -139,7 +140,7 @@ pub fn main(words: &[&str]) -> Result<()> {
     let image = Image::parse(&bytes).with_context(|| library.display().to_string())?;
     for entry in FAST {
         let start = image.export(entry);
-        let start = start.with_context(|| format!("{entry} is not in the library"))?;
+        let start = start.with_context(|| format!("the library has no function {entry}"))?;
         if let Some(at) = table::first_read(&image, start) {
             bail!("the fast path of {entry} reads the global offset table at {at:#x}");
         }
@@ -154,7 +155,7 @@ fn check(image: &Image, rules: &Rules, options: &Options) -> Result<()> {
     let mut above = Vec::new();
     for entry in &options.entries {
         let start = image.export(entry);
-        let start = start.with_context(|| format!("{entry} is not in the library"))?;
+        let start = start.with_context(|| format!("the library has no function {entry}"))?;
         let chain = chains.from(start);
         println!("{entry}: {} bytes", chain.total);
         if chain.total > options.limit {
@@ -178,11 +179,11 @@ fn check(image: &Image, rules: &Rules, options: &Options) -> Result<()> {
     }
     if !problems.is_empty() {
         let count = problems.len();
-        bail!("{count} calls are not explained by xtask/src/stack/rules.rs");
+        bail!("no rule explains {count} calls; add rules to xtask/src/stack/rules.rs");
     }
     if !above.is_empty() {
         let (limit, above) = (options.limit, above.join(", "));
-        bail!("above {limit} bytes of stack: {above}");
+        bail!("these functions use more than {limit} bytes of stack: {above}");
     }
     Ok(())
 }
@@ -200,7 +201,7 @@ fn build() -> Result<PathBuf> {
         "pinfold-preload",
     ];
     if !Command::new(env!("CARGO")).args(build).status()?.success() {
-        bail!("the library cannot be built");
+        bail!("the library does not build");
     }
     let target = std::env::var_os("CARGO_TARGET_DIR");
     Ok(match target {

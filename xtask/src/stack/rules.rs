@@ -1,21 +1,21 @@
-//! What the analysis cannot see in the library's code, each with the reason why it holds.
+//! Facts that the analysis cannot see in the library's code, each with a reason.
 
 use super::image::matches;
 
-/// What is assumed of functions.
+/// Assumptions about functions.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// Functions of other libraries: name, and bytes of stack.
+    /// Functions of other libraries: the name, and the bytes of stack.
     pub costs: Vec<(&'static str, u64)>,
-    /// Functions that never return: the process ends there.
+    /// Functions that never return, because the process ends in them.
     pub ends: Vec<&'static str>,
-    /// Functions that only a program which asks for them reaches.
+    /// Functions that run only in programs that request them.
     pub excluded: Vec<String>,
-    /// Calls through pointers: caller, and all functions that it may call.
+    /// Calls through pointers: the caller, and all functions that it may call.
     pub pointers: Vec<(&'static str, &'static [&'static str])>,
-    /// Calls that close a cycle: caller and called function.
+    /// Calls that close a cycle: the caller and the called function.
     pub repeated: Vec<(&'static str, &'static str)>,
-    /// How many of those a chain has at most.
+    /// The most repeated calls in a chain.
     pub repeated_most: usize,
 }
 
@@ -60,11 +60,11 @@ pub fn pinfold() -> Rules {
     }
 }
 
-/// What calls of the C library and the kernel's vDSO take at most. Wrappers of system calls take 8
-/// to 48 bytes in glibc 2.36; what is assumed leaves room for others.
+/// The most stack that functions of the C library and of the kernel's vDSO use. Wrappers of system
+/// calls use 8 to 48 bytes in glibc 2.36. The values leave room for other versions.
 const COSTS: &[(&str, u64)] = &[
     ("__errno_location", 32),
-    // Registers the fork handlers, once, when the process starts: locks a list and copies four
+    // Registers the fork handlers once, at the start of the process: locks a list and copies four
     // words.
     ("__register_atfork", 256),
     ("bcmp", 64),
@@ -88,7 +88,7 @@ const COSTS: &[(&str, u64)] = &[
     ("nanosleep", 128),
     ("open", 192),
     ("open64", 192),
-    // For the file that `PINFOLD_STATS` asks for.
+    // Only for the file that `PINFOLD_STATS` requests.
     ("posix_fallocate", 256),
     ("read", 128),
     // In the vDSO.
@@ -96,12 +96,12 @@ const COSTS: &[(&str, u64)] = &[
     ("sched_yield", 32),
     ("strlen", 64),
     ("syscall", 32),
-    // For the size of a page and of the memory: a `sysinfo` at most.
+    // For the page size and the size of memory: at most a `sysinfo`.
     ("sysconf", 256),
     ("unlink", 32),
 ];
 
-/// The process ends there, with a message or without.
+/// Functions that end the process, with or without a message.
 const ENDS: &[&str] = &[
     "_Unwind_Resume",
     "abort",
@@ -117,18 +117,18 @@ const ENDS: &[&str] = &[
 ];
 
 const EXCLUDED: &[&str] = &[
-    // Text is only written by caches that `PINFOLD_SLAB_DEBUG` has trace each call.
+    // Only caches that trace each call (`PINFOLD_SLAB_DEBUG` with T) write text.
     "core::fmt::write",
-    // A fault in a cache that checks is told in words, and once.
+    // Reports the first error in a cache that checks.
     "pinfold::slab::debug::report::raise",
-    // Walks the stack for caches that `PINFOLD_SLAB_DEBUG` has note who calls.
+    // Walks the stack for caches that record callers (`PINFOLD_SLAB_DEBUG` with U).
     "pinfold::slab::debug::track::Track::here",
 ];
 
 const POINTERS: &[(&str, &[&str])] = &[
-    // What the library registers; a program's own drains are its own affair.
+    // The library registers only this function. A program is responsible for its own drains.
     ("pinfold::shepherd::*", &["pinfold::slab::idle::drain"]),
-    // Constructors of objects are the program's own.
+    // Constructors of objects are the program's own code.
     (
         "pinfold::slab::aside::<impl pinfold::slab::node::Node>::take_back",
         &[],

@@ -1,11 +1,11 @@
-//! Reads of the global offset table.
+//! Finds reads of the global offset table.
 
 use super::image::Image;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, InstructionInfoFactory, OpAccess, Register};
 
-/// Returns the address of the first instruction on the fast path that begins at `start` and reads
-/// the global offset table. The fast path ends with the first return, and takes no jump before:
-/// slow paths stand behind it.
+/// Returns the address of the first instruction that reads the global offset table, on the fast
+/// path that begins at `start`. The fast path ends with the first return. The compiler puts slow
+/// paths behind it, so it takes no jump before.
 pub fn first_read(image: &Image, start: u64) -> Option<u64> {
     let code = image.code(start)?;
     let mut factory = InstructionInfoFactory::new();

@@ -1,4 +1,4 @@
-//! The analysis on a few instructions, assembled by hand.
+//! The analysis of a few instructions, assembled by hand.
 
 use super::chain::Chains;
 use super::flow::{Call, frame};
@@ -9,21 +9,22 @@ use super::{check, options, table};
 const CODE: u64 = 0x1000;
 const DATA: u64 = 0x8000;
 
-/// An image of functions that stand 64 bytes apart, the first at `CODE`.
+/// Makes an image of functions that begin 64 bytes apart, the first at `CODE`.
 fn image(functions: &[(&str, &[u8])]) -> Image {
     let mut image = Image::default();
     let mut code = Vec::new();
     for (name, bytes) in functions {
         image.function(CODE + code.len() as u64, bytes.len() as u64, name);
         code.extend_from_slice(bytes);
-        // A trap behind the function.
+        // Fills the rest with traps.
         code.resize(code.len().next_multiple_of(64), 0xcc);
     }
     image.section(CODE, true, code);
     image
 }
 
-/// The deepest point of a function, before `g` and `h`, and the depths of its calls.
+/// Returns the deepest point of function `f`, and the depths of its calls. Functions `g` and `h`
+/// follow it.
 fn measured(bytes: &[u8]) -> (u64, Vec<u64>) {
     let image = image(&[("f", bytes), ("g", SMALL), ("h", LARGE)]);
     let frame = frame(&image, &|_| false, CODE).unwrap();
@@ -31,8 +32,8 @@ fn measured(bytes: &[u8]) -> (u64, Vec<u64>) {
     (frame.deepest, depths.collect())
 }
 
-/// `push rbp; sub rsp, 0x20; call g; add rsp, 0x20; pop rbp; jmp h`, where g and h are the next two
-/// functions.
+/// `push rbp; sub rsp, 0x20; call g; add rsp, 0x20; pop rbp; jmp h`, where `g` and `h` are the next
+/// two functions.
 const CALLS: &[u8] = &[
     0x55, 0x48, 0x83, 0xec, 0x20, 0xe8, 0x36, 0, 0, 0, 0x48, 0x83, 0xc4, 0x20, 0x5d, 0xe9, 0x6c, 0,
     0, 0,
@@ -51,11 +52,11 @@ const POINTERS: &[u8] = &[
 
 #[test]
 fn frames_are_counted() {
-    // The return address, the register and 32 bytes; the jump leaves the frame empty.
+    // The return address, the register and 32 bytes. The jump leaves an empty frame.
     assert_eq!(measured(CALLS), (48, vec![48, 0]));
     assert_eq!(measured(SMALL), (32, vec![]));
     assert_eq!(measured(LARGE), (8 + 0x3000, vec![]));
-    // `mov [rsp - 0x10], rax; ret`: words below the stack pointer.
+    // `mov [rsp - 0x10], rax; ret`: a word below the stack pointer.
     assert_eq!(
         measured(&[0x48, 0x89, 0x44, 0x24, 0xf0, 0xc3]),
         (24, vec![])
@@ -70,7 +71,7 @@ fn frames_are_counted() {
 }
 
 #[test]
-fn what_is_not_understood_is_an_error() {
+fn unknown_stack_moves_are_errors() {
     for (code, error) in [
         // `sub rsp, rax; ret`
         (&[0x48, 0x29, 0xc4, 0xc3][..], "varying size"),
@@ -85,7 +86,7 @@ fn what_is_not_understood_is_an_error() {
 }
 
 #[test]
-fn tables_of_jumps_are_followed() {
+fn jump_tables_are_followed() {
     // `lea rcx, [rip + to DATA]; movsxd rax, [rcx + rax * 4]; add rax, rcx; jmp rax`, then a case
     // that uses 24 bytes.
     let mut code = vec![
@@ -101,7 +102,7 @@ fn tables_of_jumps_are_followed() {
 }
 
 #[test]
-fn pointers_are_known_until_they_are_lost() {
+fn a_pointer_is_known_until_its_register_changes() {
     let mut image = image(&[("f", POINTERS), ("g", SMALL)]);
     image.pointer(DATA, Target::Own(CODE + 64));
     let calls = frame(&image, &|_| false, CODE).unwrap().calls;
@@ -123,13 +124,13 @@ fn the_deepest_chain_is_found() {
     assert_eq!(chain.total, 8 + 0x3000);
     let links = chain.links.iter().map(|link| (&*link.name, link.frame));
     assert_eq!(links.collect::<Vec<_>>(), [("f", 0), ("h", 8 + 0x3000)]);
-    // Without the large function, the small one below the frame.
+    // Without the large function, the chain through the small one is the deepest.
     let rules = Rules {
         excluded: vec!["h".into()],
         ..Rules::default()
     };
     assert_eq!(Chains::new(&image, &rules).from(CODE).total, 48 + 32);
-    // Code behind a call that never returns is not reached.
+    // The code behind a call that never returns is not reached.
     let rules = Rules {
         ends: vec!["g"],
         ..Rules::default()
@@ -138,7 +139,7 @@ fn the_deepest_chain_is_found() {
 }
 
 #[test]
-fn pointers_need_a_rule() {
+fn calls_through_pointers_need_a_rule() {
     let mut image = image(&[("f", POINTERS), ("g", SMALL)]);
     image.pointer(DATA, Target::Import("malloc".into()));
     let problems = |rules: &Rules| {
@@ -187,10 +188,13 @@ fn a_chain_above_the_limit_fails() {
     let outcome = |words: &[&str]| check(&image, &Rules::default(), &options(words).unwrap());
     assert!(outcome(&["--entry", "f", "--limit", "12296"]).is_ok());
     let error = outcome(&["--entry", "g", "--entry", "f", "--limit", "12295"]).unwrap_err();
-    assert_eq!(error.to_string(), "above 12295 bytes of stack: f");
+    assert_eq!(
+        error.to_string(),
+        "these functions use more than 12295 bytes of stack: f"
+    );
     let error = outcome(&["--entry", "absent"]).unwrap_err();
-    assert_eq!(error.to_string(), "absent is not in the library");
-    // What is not explained fails too, however little it seems to use.
+    assert_eq!(error.to_string(), "the library has no function absent");
+    // An unexplained call is an error, however little stack it seems to use.
     let mut lost = Image::default();
     lost.function(CODE, POINTERS.len() as u64, "f");
     lost.section(CODE, true, POINTERS.to_vec());
@@ -200,7 +204,7 @@ fn a_chain_above_the_limit_fails() {
 
 #[test]
 fn reads_of_the_global_offset_table_are_found() {
-    // `mov rbx, [rip + to DATA]` is the second instruction. Behind the return any read is allowed.
+    // `mov rbx, [rip + to DATA]` is the second instruction. Reads behind the return are allowed.
     let mut image = image(&[("f", POINTERS), ("g", SMALL)]);
     assert_eq!(table::first_read(&image, CODE), None);
     image.table(DATA, 8);

@@ -1,4 +1,4 @@
-//! What differs between the processors that are emulated.
+//! The differences between the emulated processor architectures.
 
 use super::binaries::Build;
 use super::machines::Machine;
@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where Debian's compilers for other processors keep the libraries.
+/// The folder in which Debian's cross compilers keep libraries.
 const CROSS_LIBRARIES: &str = "/usr/aarch64-linux-gnu/lib";
 const ARM_TARGET: &str = "aarch64-unknown-linux-gnu";
 const ARM_LINKER: &str = "aarch64-linux-gnu-gcc";
@@ -27,7 +27,7 @@ impl Arch {
         }
     }
 
-    /// The machine when none is named.
+    /// Returns the machine that is emulated if the command line names none.
     pub fn default_machine(self) -> &'static str {
         match self {
             Arch::X86 => "nodes4",
@@ -35,7 +35,7 @@ impl Arch {
         }
     }
 
-    /// As Debian calls it.
+    /// Returns Debian's name of the architecture.
     pub fn debian(self) -> &'static str {
         match self {
             Arch::X86 => "amd64",
@@ -43,7 +43,7 @@ impl Arch {
         }
     }
 
-    /// The emulator, and the package it is in.
+    /// Returns the emulator, and the Debian package that contains it.
     pub fn emulator(self) -> (&'static str, &'static str) {
         match self {
             Arch::X86 => ("qemu-system-x86_64", "qemu-system-x86"),
@@ -51,7 +51,7 @@ impl Arch {
         }
     }
 
-    /// What the emulator is told of the processor and the board. `-accel tcg,thread=multi`: a thread of this machine for each CPU.
+    /// Returns the emulator's options for the processor and the board.
     pub fn board(self) -> &'static [&'static str] {
         match self {
             Arch::X86 => &["-M", "q35", "-cpu", "max"],
@@ -59,7 +59,7 @@ impl Arch {
         }
     }
 
-    /// The device that is a CPU to plug in, where single ones can be.
+    /// Returns the device that plugs in a single CPU, if the architecture has one.
     pub fn cpu_device(self) -> Option<&'static str> {
         match self {
             Arch::X86 => Some("max-x86_64-cpu"),
@@ -67,7 +67,7 @@ impl Arch {
         }
     }
 
-    /// Gets what building for it takes, and busybox; where busybox is.
+    /// Installs what building for the architecture needs. Returns the path of busybox.
     pub fn prepare(self, cache: &Path) -> Result<PathBuf> {
         if self == Arch::X86 {
             tool("busybox", "busybox-static")?;
@@ -82,7 +82,7 @@ impl Arch {
         Ok(busybox.join("bin/busybox"))
     }
 
-    /// Has apt know the packages of this processor.
+    /// Makes apt know the architecture's packages.
     pub fn add_to_apt(self) -> Result<()> {
         let known = Command::new("dpkg")
             .arg("--print-foreign-architectures")
@@ -102,7 +102,7 @@ impl Arch {
             || !run("apt-get", &["update", "-qq"])
         {
             bail!(
-                "apt does not know {0} packages: dpkg --add-architecture {0}; apt-get update",
+                "apt does not know {0} packages; run as root: dpkg --add-architecture {0} && apt-get update",
                 self.debian()
             );
         }
@@ -126,7 +126,8 @@ impl Arch {
         }
     }
 
-    /// The libraries that programs need, where ldd cannot say.
+    /// Returns the libraries that programs need, for the architecture whose programs `ldd` cannot
+    /// examine.
     pub fn libraries(self) -> Vec<PathBuf> {
         const NEEDED: [&str; 4] = [
             "ld-linux-aarch64.so.1",
@@ -149,13 +150,13 @@ impl Arch {
         }
     }
 
-    /// Whether the emulator can be such a machine.
+    /// Returns whether the emulator can emulate `machine`.
     pub fn can_be(self, machine: &Machine) -> bool {
         self.cpu_device().is_some() || machine.nodes.iter().all(|node| node.there)
     }
 }
 
-/// Has rustup add the standard library for the other processor.
+/// Installs the standard library for aarch64 by rustup, unless it is installed.
 fn add_target() -> Result<()> {
     let sysroot = Command::new("rustc")
         .args(["--print", "sysroot"])
@@ -175,6 +176,6 @@ fn add_target() -> Result<()> {
         return Ok(());
     }
     bail!(
-        "Rust's standard library for {ARM_TARGET} is not to be had: rustup target add {ARM_TARGET}"
+        "cannot install Rust's standard library for {ARM_TARGET}; run: rustup target add {ARM_TARGET}"
     )
 }

@@ -1,29 +1,29 @@
-//! The project's test binaries, built by cargo and found by what it says.
+//! The project's test binaries. Cargo builds them, and its messages tell their paths.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The crates whose tests run inside.
+/// The crates whose tests run on the machine.
 const CRATES: [&str; 3] = ["pinfold-rseq", "pinfold", "pinfold-malloc"];
 
 pub struct Binary {
-    /// The test file's name; a crate's unit tests are `NAME-unit`.
+    /// The name of the test file, or `NAME-unit` for the unit tests of a crate.
     pub name: String,
     pub path: PathBuf,
 }
 
-/// How to build: what `cargo` is told of the processor.
+/// How cargo builds for the emulated processor.
 #[derive(Default)]
 pub struct Build {
-    /// What cargo calls the processor, where it is not this machine's.
+    /// Cargo's name of the target, if it differs from this machine's.
     pub target: Option<&'static str>,
     pub environment: Vec<(&'static str, &'static str)>,
 }
 
 impl Build {
-    /// Optimized: emulation is slow enough.
+    /// Returns a cargo command that builds optimised code, because emulation is slow.
     fn cargo(&self, command: &[&str]) -> Command {
         let mut cargo = Command::new(env!("CARGO"));
         cargo
@@ -45,29 +45,29 @@ impl Build {
         }
         let said = cargo.stderr(Stdio::inherit()).output()?;
         if !said.status.success() {
-            bail!("the tests do not build");
+            bail!("the tests do not build; cargo's errors are above");
         }
-        let text = String::from_utf8(said.stdout).context("what cargo says")?;
+        let text = String::from_utf8(said.stdout).context("cargo's messages are not UTF-8")?;
         let mut found: Vec<_> = text.lines().filter_map(test).collect();
-        // Models run in a build of their own.
+        // Models need a build of their own.
         found.retain(|binary| !binary.name.starts_with("model"));
         found.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(found)
     }
 
-    /// Builds the command and the library to preload; where they are.
+    /// Builds the command and the library to preload. Returns their paths.
     pub fn command(&self, target: &Path) -> Result<[PathBuf; 2]> {
         let mut cargo = self.cargo(&["build", "--quiet"]);
         let built = cargo.args(["-p", "pinfold-preload", "-p", "pinfold-cli"]);
         if !built.status()?.success() {
-            bail!("the command does not build");
+            bail!("the command does not build; cargo's errors are above");
         }
         let built = target.join(self.target.unwrap_or("")).join("vm");
         Ok(["pinfold", "libpinfold_preload.so"].map(|file| built.join(file)))
     }
 }
 
-/// The test binary that a line of cargo's tells of.
+/// Returns the test binary that a line of cargo's messages describes, if any.
 fn test(line: &str) -> Option<Binary> {
     let said: Value = serde_json::from_str(line).ok()?;
     let path = said["executable"].as_str()?;
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tests_are_told_from_other_messages() {
+    fn only_messages_about_tests_are_used() {
         let line = |kind: &str, test: bool| {
             format!(
                 r#"{{"reason":"compiler-artifact","target":{{"name":"x","kind":["{kind}"]}},

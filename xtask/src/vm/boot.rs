@@ -1,4 +1,4 @@
-//! Running the emulator, and reading what the machine says.
+//! Runs the emulator and reads the machine's output.
 
 use super::arch::Arch;
 use super::machines::Machine;
@@ -10,25 +10,25 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// How the machine ended.
+/// How the machine's run ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum End {
-    /// It said so itself.
+    /// The machine reported its end.
     Done,
-    /// It stopped without a last word.
+    /// The emulator ended without that report.
     Stopped,
-    /// It took longer than it may.
+    /// The machine took longer than its limit.
     Hung,
-    /// The kernel gave up; its words.
+    /// The kernel panicked. Holds its message.
     Panicked(String),
 }
 
-/// What the machine's lines amount to.
+/// What the machine's output says about the tests.
 #[derive(Default)]
 pub struct Verdict {
-    /// Tests that passed.
+    /// Number of tests that passed.
     pub passed: usize,
-    /// Tests that did not, with what became of them.
+    /// Tests that did not pass, each with what happened.
     pub failed: Vec<(String, String)>,
     /// The test that is running.
     running: Option<String>,
@@ -38,7 +38,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Expects these tests.
+    /// Makes a verdict that expects these tests.
     pub fn new(names: impl Iterator<Item = String>) -> Self {
         Verdict {
             waiting: names.collect(),
@@ -46,7 +46,7 @@ impl Verdict {
         }
     }
 
-    /// Takes a line in; what to show for it.
+    /// Reads a line of output. Returns the text to show for it.
     pub fn line(&mut self, line: &str) -> Option<String> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
@@ -74,19 +74,21 @@ impl Verdict {
     fn ended(&mut self, name: &str, status: &str, seconds: f64) -> String {
         let expected = self.waiting.remove(name);
         let what = match (expected, status) {
-            (false, _) => "was not asked for".to_owned(),
+            (false, _) => "was not requested".to_owned(),
             (true, "0") => {
                 self.passed += 1;
                 return format!("-- {name}: passed, {seconds:.1} s");
             }
-            (true, "137") => format!("killed after {seconds:.0} s: it hangs, or memory is out"),
+            (true, "137") => {
+                format!("killed after {seconds:.0} s: it hangs, or the machine is out of memory")
+            }
             (true, _) => format!("failed with status {status}"),
         };
         self.failed.push((name.to_owned(), what.clone()));
         format!("-- {name}: {what}")
     }
 
-    /// Adds what never ended.
+    /// Adds the tests that did not end.
     fn finish(&mut self) {
         let running = self.running.take();
         for name in std::mem::take(&mut self.waiting) {
@@ -105,22 +107,22 @@ fn seconds(begin: &str, end: &str) -> f64 {
     number(end) - number(begin)
 }
 
-/// Boots `machine`, shows what it says, and waits for it to end, `limit` at most.
+/// Boots a machine, shows its output, and waits until it ends, for at most `limit`.
 pub fn run(mut emulator: Command, verdict: &mut Verdict, limit: Duration) -> Result<End> {
     let name = emulator.get_program().to_string_lossy().into_owned();
     let mut child = emulator
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
-        .with_context(|| name)?;
-    let lines = lines(child.stdout.take().context("no output")?);
+        .with_context(|| format!("cannot start {name}"))?;
+    let lines = lines(child.stdout.take().context("the emulator has no output")?);
     let end = follow(&lines, verdict, Instant::now() + limit);
     stop(&mut child, end == End::Done)?;
     verdict.finish();
     Ok(end)
 }
 
-/// The lines that come from `output`, read by a thread of their own.
+/// Starts a thread that reads `output`. Returns the receiver of its lines.
 fn lines(output: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
@@ -160,7 +162,7 @@ fn follow(lines: &Receiver<String>, verdict: &mut Verdict, until: Instant) -> En
     }
 }
 
-/// Waits for the emulator, which closed its output; one that did not end is ended.
+/// Waits for the emulator, which has closed its output. Kills it first if it has not ended.
 fn stop(child: &mut Child, ended: bool) -> Result<()> {
     if !ended {
         let _ = child.kill();
@@ -169,7 +171,7 @@ fn stop(child: &mut Child, ended: bool) -> Result<()> {
     Ok(())
 }
 
-/// The emulator's command line.
+/// Returns the emulator's command line.
 pub fn emulator(
     arch: Arch,
     machine: &Machine,
@@ -178,6 +180,7 @@ pub fn emulator(
     kernel_args: &str,
 ) -> Command {
     let mut qemu = Command::new(arch.emulator().0);
+    // `thread=multi` gives each emulated CPU a thread of its own.
     qemu.args(arch.board())
         .args([
             "-accel",
@@ -194,8 +197,9 @@ pub fn emulator(
             "-net",
             "none",
         ]);
-    // Panics end the machine at once; so does `-no-reboot`. Without mitigations the emulator is twice as fast. Pages stay where tests
-    // find them.
+    // A panic reboots at once, and `-no-reboot` makes a reboot end the emulator. Without mitigations
+    // the emulator is twice as fast. The kernel moves no pages between nodes, so that tests find
+    // their memory where it was allocated.
     let line = format!(
         "console={} quiet panic=-1 mitigations=off nokaslr numa_balancing=disable {} {kernel_args}",
         arch.console(),
@@ -208,7 +212,8 @@ pub fn emulator(
     qemu
 }
 
-/// CPUs: all plugged in, or, where some nodes are not there, the first and then one by one those that are.
+/// Adds the CPUs. If the machine has absent nodes, only the first CPU and those of present nodes
+/// are plugged in.
 fn processors(qemu: &mut Command, arch: Arch, machine: &Machine) {
     let places = machine.places();
     let holes = machine.nodes.iter().any(|node| !node.there);
@@ -273,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_passed_and_was_said_to_be_done_counts() {
+    fn tests_must_pass_and_the_machine_must_report_its_end() {
         let good = ["@vm begin one", "x", "@vm end one 0 1.0 2.5"];
         let (found, end) = verdict(
             &[

@@ -1,4 +1,4 @@
-//! The initial file system: busybox, the tests with the libraries they need, python.
+//! The initial file system: busybox, the tests with their libraries, and python.
 
 use super::arch::Arch;
 use super::packages;
@@ -10,7 +10,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A folder that becomes the root inside.
+/// A folder that becomes the machine's root file system.
 pub struct Root {
     folder: PathBuf,
     libraries: BTreeSet<PathBuf>,
@@ -34,14 +34,14 @@ impl Root {
             let name = library.file_name().unwrap_or_default().to_string_lossy();
             root.copy(&library, &format!("lib/{name}"))?;
         }
-        // Programs that ask who runs them.
+        // Some programs look up their user.
         fs::write(root.folder.join("etc/passwd"), "root:x:0:0::/tmp:/bin/sh\n")?;
         Ok(root)
     }
 
     fn copy(&mut self, from: &Path, to: &str) -> Result<PathBuf> {
         let to = self.folder.join(to);
-        fs::create_dir_all(to.parent().context("no folder")?)?;
+        fs::create_dir_all(to.parent().context("a path without a folder")?)?;
         fs::copy(from, &to).with_context(|| format!("copying {}", from.display()))?;
         Ok(to)
     }
@@ -50,7 +50,8 @@ impl Root {
         fs::write(self.folder.join(to), text).with_context(|| to.to_owned())
     }
 
-    /// Puts a program or library in, without its debug information, and with what it is linked to.
+    /// Adds a program or library without its debug information, and the libraries that it is linked
+    /// to.
     pub fn program(&mut self, from: &Path, to: &str) -> Result<()> {
         let copied = self.copy(from, to)?;
         let strip = self.arch.strip();
@@ -64,12 +65,15 @@ impl Root {
         self.needs(from)
     }
 
-    /// Puts in the libraries that `file` is linked to, at the paths they have here.
+    /// Adds the libraries that `file` is linked to, at the paths that they have on this machine.
     fn needs(&mut self, file: &Path) -> Result<()> {
         if self.arch != Arch::X86 {
             return Ok(());
         }
-        let said = Command::new("ldd").arg(file).output().context("ldd")?;
+        let said = Command::new("ldd")
+            .arg(file)
+            .output()
+            .context("cannot start ldd")?;
         for library in libraries(&String::from_utf8_lossy(&said.stdout)) {
             if self.libraries.insert(library.clone()) {
                 let inside = library.strip_prefix("/")?.to_string_lossy().into_owned();
@@ -79,7 +83,7 @@ impl Root {
         Ok(())
     }
 
-    /// Python as Debian packages it, with what of its standard library needs nothing else.
+    /// Adds Debian's Python, with the part of its standard library that needs no other package.
     pub fn python(&mut self, cache: &Path) -> Result<()> {
         let minimal = packages::behind("python3-minimal", "python3.")?;
         let version = minimal.trim_end_matches("-minimal").to_owned();
@@ -117,7 +121,7 @@ impl Root {
         Ok(())
     }
 
-    /// Packs the folder as the kernel unpacks it.
+    /// Packs the folder in the format that the kernel unpacks.
     pub fn pack(&self, to: &Path) -> Result<()> {
         let mut paths = vec![".".to_owned()];
         collect(&self.folder, ".", &mut paths)?;
@@ -127,8 +131,8 @@ impl Root {
             .stdin(Stdio::piped())
             .stdout(File::create(to).with_context(|| to.display().to_string())?)
             .spawn()
-            .context("cpio")?;
-        let mut stdin = cpio.stdin.take().context("cpio's input")?;
+            .context("cannot start cpio")?;
+        let mut stdin = cpio.stdin.take().context("cpio has no input")?;
         stdin.write_all((paths.join("\n") + "\n").as_bytes())?;
         drop(stdin);
         if !cpio.wait()?.success() {
@@ -138,7 +142,7 @@ impl Root {
     }
 }
 
-/// All that is below `folder`, folders before what is in them.
+/// Lists everything below `folder`. A folder comes before its content.
 fn collect(folder: &Path, inside: &str, paths: &mut Vec<String>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -151,7 +155,8 @@ fn collect(folder: &Path, inside: &str, paths: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// The paths in what ldd says: `libc.so.6 => /lib/x/libc.so.6 (0x…)` and `/lib64/ld-linux-x86-64.so.2 (0x…)`.
+/// Returns the paths in the output of ldd: `libc.so.6 => /lib/x/libc.so.6 (0x…)` and
+/// `/lib64/ld-linux-x86-64.so.2 (0x…)`.
 fn libraries(said: &str) -> Vec<PathBuf> {
     let path = |line: &str| {
         let words = line.split_whitespace();
@@ -166,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_read_from_what_ldd_says() {
+    fn ldds_output_names_the_libraries() {
         let said = "\tlinux-vdso.so.1 (0x00007ffe)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x0000)\n\
                     \t/lib64/ld-linux-x86-64.so.2 (0x0000)\n\tlibno.so => not found\n";
         let found = ["/lib/x/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from);

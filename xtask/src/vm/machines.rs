@@ -1,22 +1,24 @@
-//! The machines there are. To add one: a row here.
+//! The emulated machines. A new machine is a new row in [`MACHINES`].
 
 /// A machine to emulate.
 pub struct Machine {
     pub name: &'static str,
-    /// What it is for.
+    /// What the machine is for.
     pub about: &'static str,
     pub nodes: &'static [Node],
-    /// How far memory of the column's node is from CPUs of the row's, as firmware says it: 10 is local. 10 and 20 without a table.
+    /// Distances as firmware reports them: from the CPUs of the row's node to the memory of the
+    /// column's node. 10 is local. Without a table, all other distances are 20.
     pub distances: &'static [&'static [u8]],
-    /// What the kernel is told besides.
+    /// Additional words for the kernel's command line.
     pub kernel: &'static str,
 }
 
-/// A node of a machine. CPUs are numbered through, node after node.
+/// A node of a machine. CPUs are numbered consecutively, node after node.
 pub struct Node {
     pub cpus: u32,
     pub mebibytes: u32,
-    /// A node that is not there leaves a hole in the kernel's numbers: firmware tells of its CPUs, which were never plugged in.
+    /// False for a hole in the kernel's numbers: firmware reports the node's CPUs, but none is
+    /// plugged in.
     pub there: bool,
 }
 
@@ -63,7 +65,7 @@ pub const MACHINES: &[Machine] = &[
     },
     Machine {
         name: "memoryless",
-        about: "node 1 has CPUs and no memory, node 2 is nearest to it; node 3 has memory and no CPUs",
+        about: "node 1 has CPUs and no memory, and node 2 is nearest to it; node 3 has memory and no CPUs",
         nodes: &[node(2, 768), node(2, 0), node(2, 512), node(0, 256)],
         distances: &[
             &[10, 40, 20, 30],
@@ -75,7 +77,7 @@ pub const MACHINES: &[Machine] = &[
     },
     Machine {
         name: "sparse",
-        about: "nodes 0, 2 and 5; firmware tells of 1, 3 and 4, which are not there",
+        about: "nodes 0, 2 and 5; firmware reports 1, 3 and 4, which do not exist",
         nodes: &[node(2, 768), HOLE, node(2, 512), HOLE, HOLE, node(2, 512)],
         distances: &[
             &[10, 99, 20, 99, 99, 40],
@@ -94,12 +96,12 @@ impl Machine {
         MACHINES.iter().find(|machine| machine.name == name)
     }
 
-    /// Places for CPUs, whether or not one is plugged in.
+    /// Returns the number of places for CPUs, whether or not a CPU is plugged in.
     pub fn places(&self) -> u32 {
         self.nodes.iter().map(|node| node.cpus).sum()
     }
 
-    /// The nodes with the first CPU place of each.
+    /// Returns the nodes with the first CPU place of each.
     pub fn numbered(&self) -> impl Iterator<Item = (usize, u32, &Node)> {
         let mut next = 0;
         self.nodes.iter().enumerate().map(move |(id, node)| {
@@ -109,8 +111,8 @@ impl Machine {
         })
     }
 
-    /// What tests inside should find, for `PINFOLD_MACHINE`: `node:cpus:mebibytes:distances` of each node that is there, where the
-    /// kernel numbers the CPUs that are there densely.
+    /// Returns what tests should find, for `PINFOLD_MACHINE`: `node:cpus:mebibytes:distances` for
+    /// each present node. The kernel numbers the plugged-in CPUs without gaps.
     pub fn expected(&self) -> String {
         let there = |id: usize| self.nodes[id].there;
         let mut next = 0;
@@ -141,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_are_square_and_local_is_ten() {
+    fn distance_tables_are_square_and_local_is_ten() {
         for machine in MACHINES {
             let nodes = machine.nodes.len();
             let rows = machine.distances;
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_expected_leaves_holes_out() {
+    fn absent_nodes_are_not_expected() {
         let sparse = Machine::named("sparse").unwrap();
         let expected = sparse.expected();
         assert_eq!(

@@ -1,4 +1,5 @@
-//! A test machine: a kernel of Debian's under the emulator qemu, with this project's tests inside. See vm/README.md.
+//! `cargo xtask vm`: a test machine, which runs this project's tests on one of Debian's kernels
+//! under the emulator qemu. See vm/README.md.
 
 mod arch;
 mod binaries;
@@ -17,13 +18,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What was asked for.
+/// The options of the command line.
 struct Wish {
     arch: Arch,
     machines: Vec<&'static Machine>,
     kernel_args: String,
     shell: Option<String>,
-    /// Only get what it takes.
+    /// Whether to only download and install what the machine needs.
     prepare: bool,
     filters: Vec<String>,
     limit: Duration,
@@ -48,7 +49,7 @@ pub fn main(options: &[&str]) -> Result<()> {
     let busybox = wish.arch.prepare(&cache)?;
     let kernel = packages::kernel(&cache, wish.arch)?;
     if wish.prepare {
-        println!("there are {emulator} and {}", kernel.display());
+        println!("ready: {emulator} and {}", kernel.display());
         return Ok(());
     }
     let mut failed = 0;
@@ -77,31 +78,30 @@ fn parse(options: &[&str]) -> Result<Wish> {
         let mut value = || {
             options
                 .next()
-                .with_context(|| format!("{option} wants a value"))
+                .with_context(|| format!("{option} needs a value"))
         };
         match option {
             "--" => wish.filters.extend(options.by_ref().map(str::to_owned)),
             "--prepare" => wish.prepare = true,
             "--arch" => {
                 let name = value()?;
-                wish.arch = Arch::named(name).with_context(|| {
-                    format!("no processor {name}; there are x86_64 and aarch64")
-                })?;
+                wish.arch = Arch::named(name)
+                    .with_context(|| format!("unknown processor {name}; give x86_64 or aarch64"))?;
             }
             "--machine" => {
                 let name = value()?;
                 let known = Machine::named(name);
                 wish.machines.push(known.with_context(|| {
-                    format!("no machine {name}; cargo xtask vm --list shows them")
+                    format!("unknown machine {name}; cargo xtask vm --list lists the machines")
                 })?);
             }
             "--kernel-args" => wish.kernel_args = value()?.to_owned(),
             "--shell" => wish.shell = Some(value()?.to_owned()),
             "--seconds" => {
-                let seconds = value()?.parse().context("--seconds wants a number")?;
+                let seconds = value()?.parse().context("--seconds needs a number")?;
                 wish.limit = Duration::from_secs(seconds);
             }
-            other => bail!("unknown option {other}"),
+            other => bail!("unknown option {other}; cargo xtask lists the options of `vm`"),
         }
     }
     if wish.machines.is_empty() {
@@ -113,12 +113,15 @@ fn parse(options: &[&str]) -> Result<Wish> {
         .iter()
         .find(|machine| !wish.arch.can_be(machine))
     {
-        bail!("qemu cannot be {} on this processor", machine.name);
+        bail!(
+            "qemu cannot emulate {} for this processor: it cannot leave out single CPUs",
+            machine.name
+        );
     }
     Ok(wish)
 }
 
-/// What is the same for all machines of one call.
+/// What all machines of one call share.
 struct TestMachine {
     kernel: PathBuf,
     cache: PathBuf,
@@ -146,7 +149,7 @@ impl TestMachine {
         if arch == Arch::X86
             && let Err(error) = root.python(&cache)
         {
-            println!("no python inside: {error:#}");
+            println!("left out: python on the machine: {error:#}");
         }
         Ok(TestMachine {
             kernel,
@@ -156,14 +159,14 @@ impl TestMachine {
         })
     }
 
-    /// Boots one machine; whether all that it should do went well.
+    /// Boots one machine. Returns whether all its tests passed and it ended correctly.
     fn run(&self, wish: &Wish, machine: &Machine) -> Result<bool> {
         let runs = match wish.shell {
             Some(_) => Vec::new(),
             None => plan::runs(&self.binaries, &wish.filters),
         };
         if runs.is_empty() && wish.shell.is_none() {
-            bail!("no test has a name with any of {:?} in it", wish.filters);
+            bail!("no test's name contains any of {:?}", wish.filters);
         }
         let environment = [
             ("PINFOLD_MACHINE", machine.expected()),
@@ -185,10 +188,10 @@ impl TestMachine {
 
 fn report(machine: &Machine, verdict: &Verdict, end: &End, time: Duration) -> bool {
     let how = match end {
-        End::Done => "ended as it should".to_owned(),
-        End::Stopped => "stopped without a last word".to_owned(),
-        End::Hung => "took too long and was ended".to_owned(),
-        End::Panicked(words) => format!("died: {words}"),
+        End::Done => "ended correctly".to_owned(),
+        End::Stopped => "stopped without reporting its end".to_owned(),
+        End::Hung => "took too long and was killed".to_owned(),
+        End::Panicked(words) => format!("panicked: {words}"),
     };
     println!(
         "== {}: {} passed, {} failed; the machine {how} after {:.0} s",

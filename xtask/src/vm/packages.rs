@@ -1,4 +1,5 @@
-//! What comes from Debian: tools that are installed, and packages that are unpacked below target/vm and not installed.
+//! Debian's packages: tools, which are installed, and packages that are only unpacked below
+//! target/vm.
 
 use super::arch::Arch;
 use anyhow::{Context, Result, bail};
@@ -6,12 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Has `package` installed unless `program` is in the path.
+/// Installs `package` unless `program` is in the path.
 pub fn tool(program: &str, package: &str) -> Result<()> {
     have(program, || in_path(program), package)
 }
 
-/// Has `package` installed unless `file` exists.
+/// Installs `package` unless `file` exists.
 pub fn file(file: &Path, package: &str) -> Result<()> {
     have(&file.display().to_string(), || file.is_file(), package)
 }
@@ -31,7 +32,7 @@ fn have(what: &str, is_there: impl Fn() -> bool, package: &str) -> Result<()> {
     if install() && is_there() {
         return Ok(());
     }
-    bail!("{what} is not there and could not be installed: install the package {package}")
+    bail!("{what} is missing, and apt-get could not install it; install the package {package}")
 }
 
 fn in_path(program: &str) -> bool {
@@ -39,12 +40,13 @@ fn in_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// The folder with the files of `packages`, unpacked there unless that was done before.
+/// Unpacks `packages` into `folder`, unless that was done before. Returns the folder.
 pub fn unpacked(folder: &Path, packages: &[String]) -> Result<PathBuf> {
     if folder.is_dir() {
         return Ok(folder.to_path_buf());
     }
-    // What was broken off does not pass for done.
+    // An interrupted attempt must not pass for a complete one, so the folder gets its name at the
+    // end.
     let begun = folder.with_extension("begun");
     let _ = fs::remove_dir_all(&begun);
     let tree = begun.join("tree");
@@ -62,7 +64,7 @@ fn unpack(package: &str, download: &Path, tree: &Path) -> Result<()> {
         .args(["download", "-qq", package])
         .current_dir(download)
         .output()
-        .context("apt-get, for Debian's packages")?;
+        .context("cannot start apt-get, which downloads Debian's packages")?;
     let name = package.split([':', '=']).next().unwrap_or(package);
     let archive = fs::read_dir(download)?
         .filter_map(|entry| Some(entry.ok()?.path()))
@@ -72,7 +74,7 @@ fn unpack(package: &str, download: &Path, tree: &Path) -> Result<()> {
         });
     let Some(archive) = archive else {
         let why = String::from_utf8_lossy(&said.stderr);
-        bail!("the package {package} is not to be had: {}", why.trim());
+        bail!("cannot download the package {package}: {}", why.trim());
     };
     let status = Command::new("dpkg-deb")
         .arg("-x")
@@ -85,21 +87,22 @@ fn unpack(package: &str, download: &Path, tree: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The package that `package` depends on and that begins with `prefix`: Debian's names without a version lead to those with one.
+/// Returns the package that `package` depends on and whose name begins with `prefix`. Debian's
+/// names without a version depend on those with one.
 pub fn behind(package: &str, prefix: &str) -> Result<String> {
     let said = Command::new("apt-cache")
         .args(["depends", package])
         .output()
-        .context("apt-cache, for Debian's packages")?;
+        .context("cannot start apt-cache, which looks up Debian's packages")?;
     let text = String::from_utf8_lossy(&said.stdout);
     let found = text.lines().find_map(|line| {
         let (kind, name) = line.trim().split_once(": ")?;
         (kind.ends_with("Depends") && name.starts_with(prefix)).then(|| name.to_owned())
     });
-    found.with_context(|| format!("apt-cache knows no package {package}: run apt-get update"))
+    found.with_context(|| format!("apt-cache knows no package {package}; run apt-get update"))
 }
 
-/// Debian's kernel for virtual machines.
+/// Returns Debian's kernel for virtual machines. Downloads it if necessary.
 pub fn kernel(cache: &Path, arch: Arch) -> Result<PathBuf> {
     let folder = cache.join("kernel");
     if !folder.is_dir() {
@@ -118,5 +121,10 @@ pub fn kernel(cache: &Path, arch: Arch) -> Result<PathBuf> {
                 .to_string_lossy()
                 .starts_with("vmlinuz-")
         });
-    image.with_context(|| format!("no kernel in {}", boot.display()))
+    image.with_context(|| {
+        format!(
+            "there is no kernel in {}; delete that folder's parent",
+            boot.display()
+        )
+    })
 }

@@ -1,17 +1,17 @@
-//! What runs inside, with which settings, and how long it may take.
+//! The runs of the test binaries: their settings and time limits.
 
 use super::binaries::Binary;
 
 /// One run of a test binary.
 pub struct Run {
     pub name: String,
-    /// Seconds until it counts as hanging.
+    /// Seconds after which the run counts as hanging.
     pub limit: u32,
-    /// Settings, the program, its arguments: as `env` takes them.
+    /// Settings, the program and its arguments, in the form that `env` takes.
     pub words: Vec<String>,
 }
 
-/// How a test binary is run where the defaults do not do.
+/// How a test binary is run if the defaults do not suit it.
 struct Special {
     name: &'static str,
     settings: &'static [&'static str],
@@ -20,7 +20,7 @@ struct Special {
 }
 
 const LIMIT: u32 = 120;
-/// The kernel inside has restartable sequences, but no concurrency ids; `cpu` is what it offers.
+/// The kernel has restartable sequences but no concurrency ids, so these are its backends.
 const BOTH: &[&str] = &["cpu", "off"];
 const ONE: &[&str] = &["cpu"];
 
@@ -33,7 +33,8 @@ const fn both(name: &'static str, settings: &'static [&'static str]) -> Special 
     }
 }
 
-/// What takes its length from the environment is cut: emulated, everything is some 20 times slower.
+/// Tests that read their duration from the environment are shortened, because emulation is about 20
+/// times slower.
 const SPECIAL: &[Special] = &[
     both("operations", &[]),
     both("counter", &[]),
@@ -50,7 +51,8 @@ const SPECIAL: &[Special] = &[
     ),
 ];
 
-/// The runs of those `binaries` whose name contains one of `filters`, or is one after a `=`; all without any.
+/// Returns the runs of the chosen binaries: those whose name contains one of `filters` or equals
+/// the text behind `=`. Without filters, all are chosen.
 pub fn runs(binaries: &[Binary], filters: &[String]) -> Vec<Run> {
     let fits = |name: &str, filter: &str| match filter.strip_prefix('=') {
         Some(whole) => name == whole,
@@ -66,9 +68,9 @@ fn runs_of(name: &str) -> Vec<Run> {
     let (settings, backends, limit) = special.map_or((&[][..], ONE, LIMIT), |special| {
         (special.settings, special.backends, special.limit)
     });
-    // Tests of the machine itself change it, one after the other.
+    // Tests of the machine change it, so they run one after the other.
     let whole = name.starts_with("machine_");
-    // Tests have threads enough of their own for the few CPUs below the emulated ones.
+    // Other tests start enough threads themselves for the few CPUs that emulate the machine.
     let arguments: &[&str] = match whole {
         true => &["--include-ignored", "--test-threads=1"],
         false => &["--test-threads=1"],
@@ -89,7 +91,7 @@ fn runs_of(name: &str) -> Vec<Run> {
     backends.iter().map(one).collect()
 }
 
-/// The list that vm/init goes through.
+/// Returns the list that vm/init executes.
 pub fn script(runs: &[Run], environment: &[(&str, String)], shell: Option<&str>) -> String {
     let mut text = String::new();
     for (name, value) in environment {
@@ -105,7 +107,7 @@ pub fn script(runs: &[Run], environment: &[(&str, String)], shell: Option<&str>)
     text
 }
 
-/// A word as the shell reads it.
+/// Quotes a word for the shell.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -115,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters_choose_by_name_and_machine_tests_run_whole() {
+    fn filters_choose_binaries_and_machine_tests_include_ignored_ones() {
         let binary = |name: &str| Binary {
             name: name.to_owned(),
             path: "/x".into(),

@@ -1,4 +1,5 @@
-//! `pinfold bench`: what the counters, object caches and pages cost on this machine, beside the designs that they compete with.
+//! `pinfold bench`: measures counters, object caches and page allocation on this machine, beside
+//! competing designs.
 
 mod counter;
 mod cpus;
@@ -13,7 +14,7 @@ use pinfold_rseq::Index;
 use spinlock::Spinlock;
 use std::process::ExitCode;
 
-/// Measure what counting and allocating cost on this machine.
+/// Measure what counting and allocating cost on this machine
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -38,14 +39,16 @@ pub fn main(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lets the library choose the process's index, as it does when it first counts; the rivals then use the same one.
+/// Lets the library choose the process's index, as it does when it first counts. The other designs
+/// then use the same index.
 fn settle_index() {
     static FIRST: EventCounter = EventCounter::new();
     FIRST.inc();
     pinfold_rseq::init(Index::Cid);
 }
 
-/// Runs `work` on a thread of its own, so that only this one gets pinned.
+/// Runs `work` on a thread of its own, so that `work` can pin its thread without pinning the
+/// caller.
 fn on_own_thread<R: Send>(work: impl FnOnce() -> Result<R> + Send) -> Result<R> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("measuring".into());
@@ -55,7 +58,7 @@ fn on_own_thread<R: Send>(work: impl FnOnce() -> Result<R> + Send) -> Result<R> 
     })
 }
 
-/// Reads a count from the command line.
+/// Parses a positive number of the command line.
 fn at_least_one(text: &str) -> Result<u32, String> {
     count(text, u32::MAX)
 }
@@ -68,13 +71,13 @@ fn count(text: &str, most: u32) -> Result<u32, String> {
     }
 }
 
-/// Keeps each CPU's part on lines of its own; two lines, because CPUs fetch pairs of them.
+/// Keeps each CPU's part on cache lines of its own: on two, because CPUs fetch lines in pairs.
 #[derive(Default)]
 #[repr(align(128))]
 struct Padded<T>(T);
 
-/// Waits for `done`. The kernel spins with preemption disabled; here whoever is waited for may have been preempted, and
-/// after some turns the CPU is offered to it.
+/// Waits until `done` returns true. The kernel spins with preemption disabled. Here the thread that
+/// this one waits for may have been preempted, so this one yields its CPU after some turns.
 #[inline]
 pub fn spin_until(done: impl Fn() -> bool) {
     const TURNS: u32 = 100;

@@ -1,15 +1,17 @@
-//! The lock of designs that the kernel had.
+//! The lock of the designs that the kernel used.
 
 use super::spin_until;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// A spinlock. All zeroes is unlocked.
+/// A spinlock. All zero bytes mean unlocked.
+///
+/// The acquiring swap pairs with the releasing store of the previous holder.
 #[derive(Default)]
 pub struct Spinlock(AtomicBool);
 
 impl Spinlock {
-    /// Runs `work` with the lock.
+    /// Runs `work` while holding the lock.
     #[inline]
     pub fn with<R>(&self, work: impl FnOnce() -> R) -> R {
         while self.0.swap(true, Acquire) {

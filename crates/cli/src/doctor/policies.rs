@@ -1,4 +1,4 @@
-//! Whether memory can be placed by policies, and how this process's is.
+//! Whether memory can be placed by policies, and which policy this process has.
 
 use super::{Check, check};
 use crate::policy::{listed, of_variable};
@@ -11,9 +11,9 @@ pub fn policies(with_memory: &NodeSet) -> Check {
         Ok(()) => "can be set".to_owned(),
         Err(error) => error.to_string(),
     };
-    // Each is told where the kernel tells it: a filter may forbid the other calls alone.
+    // Each fact is reported if the kernel tells it: a filter may forbid only the other calls.
     if let Ok(own) = mempolicy::thread() {
-        found += &format!("; this process's is {own}");
+        found += &format!("; this process's policy is {own}");
     }
     if let Ok(allowed) = mempolicy::mems_allowed() {
         found += &format!("; it may use {}", listed(&allowed.and(with_memory)));
@@ -22,15 +22,15 @@ pub fn policies(with_memory: &NodeSet) -> Check {
     match of_variable() {
         Ok(None) => {}
         Ok(Some(policy)) => found += &format!("; {name} is understood: {policy}"),
-        Err(_) => found += &format!("; {name} is not understood: pinfold policy says why"),
+        Err(_) => found += &format!("; {name} is not understood: run `pinfold policy` to see why"),
     }
     let follows = match works {
         Ok(()) if with_memory.len() > 1 => {
-            "pinfold run --policy places a program's memory, pinfold policy explains how"
+            "`pinfold run --policy` places a program's memory; `pinfold policy` explains a policy"
         }
         Ok(()) => "with one node there is nothing to choose",
         Err(_) => {
-            "memory comes from where the kernel likes; pinfold run --policy does not start anything"
+            "the kernel chooses where memory comes from; `pinfold run --policy` refuses to start a program"
         }
     };
     check("memory policies", works.is_ok(), found, follows)

@@ -1,4 +1,4 @@
-//! What only a system call tells. Each probe asks and changes nothing.
+//! Facts that only a system call tells. Each probe asks and changes nothing.
 #![allow(unsafe_code, reason = "asks the kernel and the C library directly")]
 
 use pinfold_rseq::abi;
@@ -6,25 +6,25 @@ use pinfold_rseq::abi;
 use std::ffi::CStr;
 use std::io::Error;
 
-/// Whether the kernel lets `rseq` through to its checks of the arguments; else the number of the error.
+/// Checks that the kernel offers `rseq`: an `Err` is the error number.
 pub fn rseq_call() -> Result<(), i32> {
-    // SAFETY: an area of no size at no address is refused before anything is registered.
+    // SAFETY: the kernel refuses an area of size 0 at address 0 before it registers anything.
     let answer = unsafe { libc::syscall(libc::SYS_rseq, 0usize, 0, 0, 0) };
     match Error::last_os_error().raw_os_error() {
-        // Arguments are wrong, so the call is there.
+        // The arguments are wrong on purpose: EINVAL means that the kernel has the call.
         Some(libc::EINVAL) if answer < 0 => Ok(()),
         Some(errno) if answer < 0 => Err(errno),
         _ => Ok(()),
     }
 }
 
-/// Whether the kernel offers the fence of restartable sequences; else the number of the error, 0 when `membarrier` is
-/// there without it.
+/// Checks that the kernel offers the fence of restartable sequences: an `Err` is the error number,
+/// or 0 if `membarrier` exists without this fence.
 pub fn fence() -> Result<(), i32> {
     const NEEDED: libc::c_long = (abi::MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ
         | abi::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ)
         as libc::c_long;
-    // SAFETY: the query takes three integers and touches no memory of ours.
+    // SAFETY: the query takes three integers and touches no memory of this process.
     let commands = unsafe { libc::syscall(libc::SYS_membarrier, abi::MEMBARRIER_CMD_QUERY, 0, 0) };
     if commands < 0 {
         return Err(Error::last_os_error().raw_os_error().unwrap_or(0));
@@ -36,14 +36,14 @@ pub fn fence() -> Result<(), i32> {
     }
 }
 
-/// Bytes of the area that the kernel keeps; 0 before Linux 6.3.
+/// Returns the bytes of the rseq area that the kernel maintains, or 0 before Linux 6.3.
 pub fn feature_size() -> usize {
-    // SAFETY: getauxval only reads the auxiliary vector.
+    // SAFETY: `getauxval` only reads the auxiliary vector.
     let size = unsafe { libc::getauxval(abi::AT_RSEQ_FEATURE_SIZE) };
     usize::try_from(size).unwrap_or(0)
 }
 
-/// The C library's version, as glibc writes it; `None` for another C library.
+/// Returns the version of glibc, or `None` for another C library.
 pub fn glibc_version() -> Option<&'static str> {
     #[cfg(target_env = "gnu")]
     {

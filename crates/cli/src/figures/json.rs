@@ -1,4 +1,4 @@
-//! Figures for programs.
+//! Results for programs.
 
 use super::Machine;
 use anyhow::Result;
@@ -11,7 +11,8 @@ struct Figures<'a, R> {
     rows: &'a [R],
 }
 
-/// Prints one object to standard output: the measurement's name, the machine and the rows.
+/// Prints one JSON object to standard output: the name of the measurement, the machine and the
+/// rows.
 pub fn json<R: Serialize>(bench: &str, rows: &[R]) -> Result<()> {
     let figures = Figures {
         bench,

@@ -1,16 +1,16 @@
-//! What the figures were measured on. Nothing that names the machine itself.
+//! The machine that a measurement ran on, without anything that identifies it.
 
 use super::cycles;
 use pinfold_rseq::{Backend, Index};
 use serde::Serialize;
 use std::fs;
 
-/// What a reader needs to judge the figures.
+/// What a reader needs to judge the results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// The CPU's model name.
     pub cpu: String,
-    /// CPUs that the calling thread may run on.
+    /// Number of CPUs that the calling thread may run on.
     pub cpus: usize,
     /// The processor architecture.
     pub architecture: &'static str,
@@ -18,14 +18,14 @@ pub struct Machine {
     pub kernel: String,
     /// The C library and its version.
     pub libc: String,
-    /// Millions of ticks a second of the counter that cycles are read from.
+    /// Millions of ticks per second of the counter that measures cycles.
     pub tsc_mhz: u64,
     /// How Pinfold reaches its per-CPU memory.
     pub backend: &'static str,
 }
 
 impl Machine {
-    /// Looks around. Takes 50 ms where the counter does not say its rate.
+    /// Reads the facts. Takes 50 ms if the counter does not state its rate.
     pub fn read() -> Machine {
         Machine {
             cpu: cpu_model().unwrap_or_else(|| "unknown".to_owned()),
@@ -38,7 +38,7 @@ impl Machine {
         }
     }
 
-    /// A line for people.
+    /// Formats a line for people.
     pub fn describe(&self) -> String {
         format!(
             "{}, {} CPUs, Linux {}, {}, counter {} MHz, Pinfold on {}",
@@ -57,7 +57,7 @@ fn cpu_model() -> Option<String> {
         let line = text.lines().find(|line| line.starts_with(key))?;
         Some(line.split_once(':')?.1.trim().to_owned())
     };
-    // aarch64 kernels give the implementer's and the part's number instead of a name.
+    // aarch64 kernels give the numbers of the implementer and the part instead of a name.
     value("model name").or_else(|| {
         Some(format!(
             "implementer {} part {}",
@@ -69,7 +69,7 @@ fn cpu_model() -> Option<String> {
 
 #[cfg(target_env = "gnu")]
 fn libc_version() -> String {
-    // SAFETY: glibc returns a string that lives as long as the process.
+    // SAFETY: glibc returns a NUL-terminated string that lives as long as the process.
     let version = unsafe { core::ffi::CStr::from_ptr(libc::gnu_get_libc_version()) };
     format!("glibc {}", version.to_string_lossy())
 }
@@ -80,7 +80,8 @@ fn libc_version() -> String {
 }
 
 fn backend() -> &'static str {
-    // What a measurement has chosen stays; without one, what the library would choose.
+    // `init` keeps the backend that a measurement has chosen. Otherwise it chooses as the library
+    // does.
     match pinfold_rseq::init(Index::Cid) {
         Backend::Rseq(Index::Cpu) => "rseq by CPU number",
         Backend::Rseq(Index::Cid) => "rseq by concurrency id",

@@ -1,5 +1,5 @@
-//! What measurements have in common: the clock, the machine they ran on, and how figures come out, as a table, as JSON or
-//! as an SVG.
+//! The common parts of all measurements: the clock, the machine, and the output as a table, as JSON
+//! or as an SVG file.
 
 pub mod cycles;
 mod json;

@@ -1,6 +1,7 @@
-//! Medians, and numbers as people read them.
+//! Medians, and numbers in the form that people read.
 
-/// The middle value, between the middle two if their count is even; not a number if there are none.
+/// Returns the middle value, or the mean of the middle two if the count is even. NaN without
+/// values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -10,13 +11,14 @@ pub fn median(values: &[f64]) -> f64 {
     (sorted[last / 2] + sorted[last.div_ceil(2)]) / 2.0
 }
 
-/// "1 round", "11 rounds".
+/// Formats a number of rounds: "1 round", "11 rounds".
 pub fn rounds(count: u32) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} round{plural}")
 }
 
-/// A label for an axis: at most three digits and the thousands' letter.
+/// Formats a label of an axis: at most three digits and a letter for thousands, millions or
+/// billions.
 pub fn label(value: f64) -> String {
     let (scaled, letter) = match value.abs() {
         size if size >= 1e9 => (value / 1e9, "G"),

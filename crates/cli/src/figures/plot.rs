@@ -1,4 +1,4 @@
-//! Pictures: lines and bars as SVG. Text stays text, so that drawing needs no fonts.
+//! Plots: lines and bars as SVG. Text stays text, so that drawing needs no fonts.
 
 use super::number::label;
 use anyhow::{Context, Result, bail};
@@ -12,17 +12,17 @@ use std::ops::Range;
 use std::path::Path;
 
 const SIZE: (u32, u32) = (1010, 540);
-/// By how much a picture of two plots in a line is wider.
+/// How much wider a picture with two plots side by side is.
 const PANELS_WIDER: u32 = 250;
-/// How wide the series' names may be.
+/// Width of the legend.
 const LEGEND: i32 = 250;
 const FONT: &str = "sans-serif";
 const CAPTION: i32 = 20;
 const TEXT: i32 = 14;
-/// The figures above bars, of which many may stand side by side.
+/// Size of the figures above bars. Small, because many bars may stand side by side.
 const FIGURE: i32 = 11;
 
-/// Colours that people with colour blindness tell apart too: Okabe and Ito's.
+/// Okabe and Ito's colours, which people with colour blindness can tell apart.
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -33,23 +33,24 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(60, 60, 60),
 ];
 
-/// When the colours begin anew, lines are dashed: the length of a dash, 0 for none.
+/// The length of a dash, 0 for a solid line. Lines get the next length each time the colours start
+/// again.
 const DASHES: [i32; 4] = [0, 12, 6, 2];
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
 
-/// One line of a [`Plot`], or one colour of [`Bars`]' groups.
+/// One line of a [`Plot`], or one colour in the groups of [`Bars`].
 pub struct Series {
-    /// What the legend calls it.
+    /// The name in the legend.
     pub name: String,
-    /// Its points, by x. For bars, x is the number of the group and y the bar's height.
+    /// The points, by x. For bars, x is the number of the group and y is the height.
     pub points: Vec<(f64, f64)>,
 }
 
 /// Lines over a numeric axis. A logarithmic axis leaves out points that are not above 0.
 pub struct Plot<'a> {
-    /// Stands above the picture.
+    /// The heading of the picture.
     pub title: &'a str,
     /// What the horizontal axis shows.
     pub x: &'a str,
@@ -63,16 +64,16 @@ pub struct Plot<'a> {
     pub series: Vec<Series>,
 }
 
-/// Plots of the same series, two beside each other in each line.
+/// Plots of the same series, two in each row.
 pub struct Panels<'a>(pub Vec<Plot<'a>>);
 
-/// Groups of bars, a group for each key and in it a bar for each series.
+/// Groups of bars: a group for each key, and in each group a bar for each series.
 pub struct Bars<'a> {
-    /// Stands above the picture.
+    /// The heading of the picture.
     pub title: &'a str,
-    /// What the bars' heights show.
+    /// What the heights show.
     pub y: &'a str,
-    /// Whether the vertical axis is logarithmic; it then begins at a power of ten.
+    /// Whether the vertical axis is logarithmic. Such an axis begins at a power of ten.
     pub log_y: bool,
     /// The groups' names, from left to right.
     pub keys: Vec<String>,
@@ -80,8 +81,8 @@ pub struct Bars<'a> {
     pub series: Vec<Series>,
 }
 
-/// Fails when `file` could not be written, so that this is known before hours of measuring and not after. Leaves no file
-/// that was not there.
+/// Fails if `file` cannot be written, so that the user learns this before hours of measuring.
+/// Leaves the file system unchanged.
 pub fn check_writable(file: &Path) -> Result<()> {
     let made = OpenOptions::new().write(true).create_new(true).open(file);
     match made {
@@ -102,12 +103,12 @@ fn cannot_write(file: &Path) -> String {
 }
 
 impl Plot<'_> {
-    /// Draws into `file`.
+    /// Draws the plot into `file`.
     pub fn write(&self, file: &Path) -> Result<()> {
         save(file, SIZE, &self.series, |area| self.draw_in(area))
     }
 
-    /// The axes as long as the points need them, and the lines.
+    /// Makes axes that fit the points, and draws the lines.
     fn draw_in<'a>(&self, area: &Area<'a>) -> Drawn<'a> {
         let points = || self.series.iter().flat_map(|series| self.shown(series));
         let x = range(points().map(|point| point.0), self.log_x, false);
@@ -120,7 +121,7 @@ impl Plot<'_> {
         }
     }
 
-    /// The points of a line that the axes can show.
+    /// Returns the points of a line that the axes can show.
     fn shown(&self, series: &Series) -> Vec<(f64, f64)> {
         let fits = |value: f64, log: bool| value.is_finite() && (!log || value > 0.0);
         let points = series.points.iter().copied();
@@ -161,7 +162,7 @@ impl Plot<'_> {
 }
 
 impl Panels<'_> {
-    /// Draws into `file`.
+    /// Draws the plots into `file`.
     pub fn write(&self, file: &Path) -> Result<()> {
         let Some(first) = self.0.first() else {
             bail!("nothing was measured, so there is nothing to plot");
@@ -177,7 +178,7 @@ impl Panels<'_> {
 }
 
 impl Bars<'_> {
-    /// Draws into `file`.
+    /// Draws the bars into `file`.
     pub fn write(&self, file: &Path) -> Result<()> {
         if self.keys.is_empty() || self.series.is_empty() {
             bail!("nothing was measured, so there is nothing to plot");
@@ -206,7 +207,7 @@ impl Bars<'_> {
         height.is_finite() && (!self.log_y || height > 0.0)
     }
 
-    /// The bars stand on `foot`.
+    /// Draws the bars, which stand on `foot`.
     fn draw<'a, Y>(&self, area: &Area<'a>, y: Y, foot: f64) -> Drawn<'a>
     where
         Y: AsRangedCoord<Value = f64>,
@@ -241,7 +242,8 @@ impl Bars<'_> {
         Ok(())
     }
 
-    /// Where a group's bar of this number begins, from the group's left side; a fifth of a group stays empty.
+    /// Returns where a group's bar begins, measured from the group's left side. A fifth of a group
+    /// stays empty.
     fn left(&self, bar: usize) -> f64 {
         0.1 + 0.8 * bar as f64 / self.series.len() as f64
     }
@@ -252,7 +254,8 @@ fn style(size: i32, horizontal: HPos) -> TextStyle<'static> {
     TextStyle::from((FONT, size).into_font()).pos(at)
 }
 
-/// Draws in memory and then writes, so that a file is never half a picture.
+/// Draws in memory and then writes the file, so that an error while drawing leaves no incomplete
+/// file.
 fn save(
     file: &Path,
     size: (u32, u32),
@@ -285,12 +288,12 @@ fn builder<'a, 'b>(area: &'b Area<'a>, title: &str) -> ChartBuilder<'b, 'b, SVGB
     builder
 }
 
-/// The series in their colours.
+/// Returns the series with their colours.
 fn coloured(series: &[Series]) -> impl Iterator<Item = (&Series, RGBColor)> {
     series.iter().zip(COLOURS.iter().copied().cycle())
 }
 
-/// The series' names, beside the chart so that they hide none of it.
+/// Draws the names of the series beside the chart, where they hide nothing.
 fn legend<'a>(area: &Area<'a>, series: &[Series]) -> Drawn<'a> {
     for (at, (series, colour)) in coloured(series).enumerate() {
         let y = 48 + 20 * at as i32;
@@ -307,8 +310,8 @@ fn legend<'a>(area: &Area<'a>, series: &[Series]) -> Drawn<'a> {
     Ok(())
 }
 
-/// From the smallest to the largest value with some room; from 0 where that is asked for and the axis has a 0. Never
-/// empty: an axis must have a length.
+/// Returns an axis from the smallest to the largest value, with some room. The axis begins at 0 if
+/// `from_zero` is true and it can. It is never empty, because an axis must have a length.
 fn range(values: impl Iterator<Item = f64>, log: bool, from_zero: bool) -> Range<f64> {
     let (low, high) = values
         .filter(|value| value.is_finite())
@@ -338,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn any_points_can_be_drawn() {
+    fn all_kinds_of_points_can_be_drawn() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("x.svg");
         for points in [
@@ -385,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_whether_a_file_can_be_written_leaves_it_as_it_was() {
+    fn checking_that_a_file_is_writable_leaves_it_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("x.svg");
         check_writable(&file).unwrap();

@@ -1,16 +1,16 @@
-//! Figures for people.
+//! Results for people.
 
 use anyhow::Result;
 use std::fmt;
 use std::io::Write;
 
-/// Rows under a heading: the first column to the left, the others to the right.
+/// Rows under a heading. The first column is left-aligned, the others are right-aligned.
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table of these columns.
+    /// Makes a table with these columns.
     pub fn new<const N: usize>(columns: [&str; N]) -> Table {
         Table {
             rows: vec![columns.map(str::to_owned).into()],
@@ -45,7 +45,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// Writes to standard output. A reader who has seen enough is no error.
+/// Writes to standard output. A reader that closes the pipe early is no error.
 pub fn print(text: &str) -> Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),

@@ -1,16 +1,16 @@
-//! What the kernel says has interrupted a CPU: a column of `/proc/interrupts`.
+//! The interrupts of a CPU, as a column of `/proc/interrupts` counts them.
 
 use anyhow::{Context, Result};
 use std::ops::Sub;
 
-/// Counts since the machine started, of one CPU.
+/// One CPU's counts since the machine started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interrupts {
-    /// Of every kind but the local timer.
+    /// All kinds except the local timer.
     pub all: u64,
-    /// The local timer: the tick, and timers that somebody set there.
+    /// The local timer: the tick, and timers that programs or the kernel set on this CPU.
     pub timer: u64,
-    /// From other CPUs: rescheduling, function calls, TLB shootdowns. Part of `all`.
+    /// Interrupts from other CPUs: rescheduling, function calls, TLB shootdowns. Included in `all`.
     pub between_cpus: u64,
 }
 
@@ -34,7 +34,7 @@ impl Sub for Interrupts {
     }
 }
 
-/// `None` when the heading does not name the CPU: it is offline.
+/// Adds up the CPU's column. `None` if the heading does not name the CPU, which is offline then.
 fn parse(text: &str, cpu: usize) -> Option<Interrupts> {
     let mut lines = text.lines();
     let heading = format!("CPU{cpu}");
@@ -47,7 +47,7 @@ fn parse(text: &str, cpu: usize) -> Option<Interrupts> {
         let Some((name, rest)) = line.trim_start().split_once(':') else {
             continue;
         };
-        // Their one number is the whole machine's.
+        // These rows have one number, for the whole machine.
         if ["ERR", "MIS", "Err"].contains(&name) {
             continue;
         }

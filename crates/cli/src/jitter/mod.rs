@@ -1,4 +1,5 @@
-//! `pinfold jitter`: Christoph Lameter's test for the vmstat shepherd, a loop that wants its CPU for itself.
+//! `pinfold jitter`: Christoph Lameter's test for the kernel's vmstat shepherd, a loop that wants
+//! its CPU for itself.
 
 mod interrupts;
 mod run;
@@ -13,23 +14,28 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// What a CPU notices when its counters are folded: a pinned loop, without a shepherd, with one that works on the CPU itself, and
-/// with Pinfold's, which folds from afar
+/// Measure how much a pinned loop notices when its counters are folded: not at all, on its own CPU,
+/// or from another CPU by Pinfold
 ///
-/// A loop pinned to one CPU counts and reads the clock. Meanwhile nobody folds (none), or every interval a worker is woken on
-/// that CPU and folds there, as the kernel's shepherd does (local-worker), or Pinfold's shepherd folds from another CPU
-/// (pinfold). The three take turns, so that what else happens on the machine falls on all alike.
+/// A loop pinned to one CPU counts and reads the clock. Folding adds what the CPU has counted to
+/// the counter's total. Three setups take turns, so that other load on the machine affects all of
+/// them alike: without folding (none); a worker thread on the loop's CPU folds every interval, as
+/// in the kernel (local-worker); Pinfold's background thread, the shepherd, folds from another CPU
+/// (pinfold).
 ///
-/// Columns: context switches of the loop's thread (whatever ran on the CPU in between); interrupts there, without the local
-/// timer's; those from other CPUs (rescheduling, function calls, TLB shootdowns); the local timer's; folds; the time between two
-/// passes of the loop, in cycles: median, the longest but one in a thousand, the longest. docs/jitter.md explains more.
+/// Columns: folds; context switches of the loop's thread, which show whatever else ran on its CPU;
+/// interrupts of the CPU without its local timer; of these, the interrupts from other CPUs
+/// (rescheduling, function calls, TLB shootdowns); interrupts of the local timer; the time between
+/// two passes of the loop, in cycles: the median, the 99.9th percentile, the longest; and how many
+/// more context switches a fold costs than no folding. docs/jitter.md explains more.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The loop's CPU; by default the last isolated one that may be used, else the last
+    /// The loop's CPU; by default the last isolated one that this process may use, or else the last
+    /// one
     #[arg(long, value_name = "N")]
     cpu: Option<usize>,
 
-    /// Seconds for each of the three
+    /// Seconds for each of the three setups
     #[arg(long, default_value_t = 60.0, allow_negative_numbers = true, value_parser = seconds)]
     seconds: f64,
 
@@ -41,12 +47,12 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Draw how long passes took into this SVG file
+    /// Draw the distribution of the times between passes into this SVG file
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
 
-/// Who folds.
+/// The setup: which thread folds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum SubjectName {
@@ -71,7 +77,7 @@ impl SubjectName {
     }
 }
 
-/// What happened in a subject's slices.
+/// The sums over a subject's slices.
 #[derive(Clone, Copy, Default)]
 struct Totals {
     interrupts: Interrupts,
@@ -120,9 +126,12 @@ pub fn main(args: Args) -> Result<ExitCode> {
     if let Some(file) = &args.plot {
         figures::check_writable(file)?;
     }
-    // Before this thread leaves the loop's CPU: the machine's description counts the CPUs it may use.
+    // Before `pin_to` takes the loop's CPU away: the machine's description counts the usable CPUs.
     let machine = Machine::read();
-    ensure!(pin_to(&others), "cannot leave CPU {cpu} to the loop");
+    ensure!(
+        pin_to(&others),
+        "cannot move this thread off CPU {cpu}, which the loop needs; allow sched_setaffinity"
+    );
     let setup = Setup {
         cpu,
         others: &others,
@@ -140,16 +149,16 @@ pub fn main(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The loop's CPU, and those for everything else.
+/// Returns the loop's CPU, and the CPUs for everything else.
 fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Vec<usize>)> {
-    let machine = Topology::system().context("looking at the machine")?;
+    let machine = Topology::system().context("reading the machine's CPUs")?;
     let last = |set: &pinfold::topology::CpuSet| set.iter().last();
     let isolated = machine.allowed.and(&machine.isolated);
     let default = last(&isolated).or_else(|| last(&machine.allowed));
-    let cpu = wanted.or(default).context("no CPU may be used")?;
+    let cpu = wanted.or(default).context("this process may use no CPU")?;
     ensure!(
         machine.allowed.contains(cpu),
-        "CPU {cpu} may not be used; give one of {} to --cpu",
+        "this process may not use CPU {cpu}; give one of {} to --cpu",
         machine.allowed
     );
     let others: Vec<usize> = machine
@@ -159,12 +168,12 @@ fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Vec<usize>)> {
         .collect();
     ensure!(
         !others.is_empty(),
-        "only CPU {cpu} may be used, and a shepherd needs another; allow two"
+        "this process may use only CPU {cpu}, and the shepherd needs another; allow two (taskset, cpuset)"
     );
     Ok((cpu, others))
 }
 
-/// Slices of each subject in turn.
+/// Measures slices of all subjects in turns.
 fn measure(args: &Args, setup: Setup) -> Result<(Vec<Row>, Vec<Gaps>)> {
     let slices = (args.seconds / 5.0).ceil().max(2.0);
     let time = Duration::from_secs_f64(args.seconds / slices);
@@ -210,7 +219,7 @@ fn text(machine: &Machine, rows: &[Row]) -> String {
         "median",
         "99.9 %",
         "longest",
-        "switches a fold, more than none",
+        "extra switches per fold",
     ]);
     let none = &rows[0];
     for row in rows {
@@ -233,7 +242,7 @@ fn text(machine: &Machine, rows: &[Row]) -> String {
         ]);
     }
     format!(
-        "{}\nA loop on CPU {} for {:.0} s each, folded every {} ms; times between passes in cycles.\n\n{table}",
+        "{}\nA loop on CPU {} for {:.0} s with each shepherd, folded every {} ms; times between passes in cycles.\n\n{table}",
         machine.describe(),
         none.cpu,
         none.seconds,
@@ -241,7 +250,8 @@ fn text(machine: &Machine, rows: &[Row]) -> String {
     )
 }
 
-/// How long the longest passes took: the share of passes that were longer, against their length.
+/// Draws the distribution of the longest passes: the share of passes that took longer, against
+/// their length.
 fn plot(gaps: &[Gaps], file: &Path) -> Result<()> {
     let series = SubjectName::ALL.iter().zip(gaps).map(|(subject, gaps)| {
         let all = gaps.len().max(1) as f64;
@@ -258,7 +268,7 @@ fn plot(gaps: &[Gaps], file: &Path) -> Result<()> {
     Plot {
         title: "Passes of a pinned loop while its counts are folded",
         x: "cycles",
-        y: "part of all passes that took longer",
+        y: "share of all passes that took longer",
         log_x: true,
         log_y: true,
         series: series.collect(),

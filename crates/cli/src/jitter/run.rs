@@ -1,4 +1,4 @@
-//! The loop on the CPU that shall be left alone, and the shepherds that fold what it counts.
+//! The loop on the CPU that should be left alone, and the threads that fold its counter.
 
 use super::interrupts::Interrupts;
 use super::{SubjectName, Totals};
@@ -13,17 +13,17 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What the loop counts, so that there is always something to fold.
+/// The loop's counter. It changes all the time, so that there is always something to fold.
 static COUNTED: PercpuCounter = PercpuCounter::new();
 
-/// Which histogram the loop records into: a subject's number, or one of these.
+/// The histogram that the loop records into: a subject's number, or one of the constants below.
 static RECORD_FOR: AtomicUsize = AtomicUsize::new(NOBODY);
 const NOBODY: usize = usize::MAX;
 const END: usize = usize::MAX - 1;
 
-/// The longest gap told apart, in cycles: some ten seconds.
+/// The longest gap that the histogram can tell apart, in cycles: some ten seconds.
 const LONGEST: u64 = 1 << 36;
-/// How long things get before a slice is measured.
+/// How long the threads run before a slice is measured.
 const SETTLE: Duration = Duration::from_millis(50);
 
 pub type Gaps = Histogram<u64>;
@@ -37,11 +37,12 @@ pub struct Loop {
 impl Loop {
     pub fn start(cpu: usize, subjects: usize) -> Result<Loop> {
         static ID: AtomicI32 = AtomicI32::new(0);
-        let gaps = || Gaps::new_with_bounds(1, LONGEST, 3).context("making a histogram");
+        let gaps =
+            || Gaps::new_with_bounds(1, LONGEST, 3).context("making the histogram of the gaps");
         let mut gaps = (0..subjects).map(|_| gaps()).collect::<Result<Vec<_>>>()?;
         let thread = std::thread::Builder::new().spawn(move || {
             let pinned = pin_to(&[cpu]);
-            // SAFETY: no preconditions.
+            // SAFETY: the call takes no arguments and touches no memory.
             let id = unsafe { libc::gettid() };
             ID.store(if pinned { id } else { -1 }, Release);
             if pinned {
@@ -58,7 +59,7 @@ impl Loop {
         };
         ensure!(
             id > 0,
-            "the loop cannot run on CPU {cpu}; choose another by --cpu"
+            "the loop cannot run on CPU {cpu}; give another CPU to --cpu"
         );
         Ok(Loop { thread, id })
     }
@@ -87,14 +88,14 @@ impl Loop {
         Ok(totals)
     }
 
-    /// Ends the loop; the gaps of each subject.
+    /// Ends the loop and returns the gaps of each subject.
     pub fn end(self) -> Result<Vec<Gaps>> {
         RECORD_FOR.store(END, Release);
         let joined = self.thread.join();
-        joined.map_err(|_| anyhow::anyhow!("the loop's thread failed"))
+        joined.map_err(|_| anyhow::anyhow!("the loop's thread panicked; please report this"))
     }
 
-    /// How often the loop's thread has lost its CPU.
+    /// Returns how often the loop's thread has lost its CPU.
     fn context_switches(&self) -> Result<u64> {
         let path = format!("/proc/self/task/{}/status", self.id);
         let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
@@ -105,7 +106,7 @@ impl Loop {
     }
 }
 
-/// The loop: counts, and records how long it was away since the last pass.
+/// Runs the loop: it counts, and records the time since its last pass.
 fn run(gaps: &mut [Gaps]) {
     let mut last = cycles::now();
     let mut before = NOBODY;
@@ -116,7 +117,7 @@ fn run(gaps: &mut [Gaps]) {
         if subject == END {
             return;
         }
-        // A gap that began in another slice, or in none, is nobody's.
+        // A gap that began in another slice, or outside of a slice, is not recorded.
         if subject == before
             && let Some(gaps) = gaps.get_mut(subject)
         {
@@ -127,16 +128,16 @@ fn run(gaps: &mut [Gaps]) {
     }
 }
 
-/// What stays the same over all slices.
+/// The parameters that all slices share.
 #[derive(Clone, Copy)]
 pub struct Setup<'a> {
     pub cpu: usize,
-    /// The allowed CPUs but the loop's.
+    /// The CPUs that this process may use, without the loop's.
     pub others: &'a [usize],
     pub interval: Duration,
 }
 
-/// Who folds what the loop counts.
+/// The thread that folds the loop's counter.
 enum Folder {
     Nobody,
     Local(LocalWorker),
@@ -158,7 +159,7 @@ impl Folder {
         })
     }
 
-    /// Shards folded so far.
+    /// Returns how many shards it has folded so far.
     fn folds(&self) -> u64 {
         match self {
             Folder::Nobody => 0,
@@ -179,7 +180,7 @@ impl Folder {
     }
 }
 
-/// The kernel's way: a worker on the CPU to be folded, which a shepherd elsewhere wakes every interval.
+/// The kernel's way: a worker on the loop's CPU, which a thread elsewhere wakes every interval.
 struct LocalWorker {
     shared: &'static Shared,
     worker: JoinHandle<()>,
@@ -194,7 +195,7 @@ struct Shared {
 
 impl LocalWorker {
     fn start(setup: Setup) -> Result<LocalWorker> {
-        // A few bytes a slice.
+        // Leaks a few bytes per slice, so that the threads can share them.
         let shared: &'static Shared = Box::leak(Box::default());
         let (cpu, interval) = (setup.cpu, setup.interval);
         let worker = std::thread::Builder::new().spawn(move || {
@@ -215,19 +216,19 @@ impl LocalWorker {
         Ok(LocalWorker {
             shared,
             worker,
-            shepherd: shepherd.context("starting the local worker's shepherd")?,
+            shepherd: shepherd.context("starting the thread that wakes the local worker")?,
         })
     }
 
     fn stop(self) {
         self.shared.stop.store(true, Relaxed);
         self.worker.thread().unpark();
-        // Neither panics.
+        // Neither thread panics, so the results say nothing.
         let _ = (self.worker.join(), self.shepherd.join());
     }
 }
 
-/// Has the calling thread run on these CPUs only; false when the system refuses.
+/// Keeps the calling thread on these CPUs. Returns false if the system refuses.
 pub fn pin_to(cpus: &[usize]) -> bool {
     const WORDS: usize = pinfold_rseq::MAX_INDEX / 64;
     let mut mask = [0u64; WORDS];
@@ -236,7 +237,7 @@ pub fn pin_to(cpus: &[usize]) -> bool {
             *word |= 1 << (cpu % 64);
         }
     }
-    // SAFETY: the mask is readable for its size.
+    // SAFETY: the kernel reads `size_of_val(&mask)` bytes, all of them inside `mask`.
     unsafe {
         libc::syscall(
             libc::SYS_sched_setaffinity,

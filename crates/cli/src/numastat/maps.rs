@@ -1,8 +1,11 @@
-//! `/proc/PID/numa_maps`: a line for each mapping, `address policy word…`.
+//! Parses `/proc/PID/numa_maps`, which has a line for each mapping: `address policy word…`.
 //!
-//! Of the words, `huge`, `heap` and `stack` say what the mapping is, `N3=12` that 12 pages lie on node 3, and `kernelpagesize_kB=4` how
-//! large a page is: a reserved huge page counts as one page of its size, a transparent one as all that it stands for.
-//! Blanks in a file's name are written as `\040`, so that words are words.
+//! - `huge`, `heap` and `stack` tell the kind of the mapping.
+//! - `N3=12` means that 12 pages lie on node 3.
+//! - `kernelpagesize_kB=4` is the size of a page. A reserved huge page counts as one page of its
+//!   size, a transparent one as all the pages that it replaces.
+//!
+//! A blank in a file's name is written as `\040`, so that blanks always separate words.
 
 use anyhow::{Context, Result, bail};
 use pinfold::topology::{NODES_MOST, NodeSet};
@@ -16,12 +19,12 @@ pub enum Kind {
     Private,
 }
 
-/// Bytes by kind and node.
+/// Bytes by node and kind.
 #[derive(Debug, Default)]
 pub struct Usage(BTreeMap<(usize, Kind), u64>);
 
 impl Usage {
-    /// Adds up all of the file's lines.
+    /// Adds up all lines of the file.
     pub fn parse(text: &str) -> Result<Usage> {
         let mut usage = Usage::default();
         for (number, line) in text.lines().enumerate() {
@@ -36,7 +39,8 @@ impl Usage {
         let mut kind = Kind::Private;
         let mut page_size = None;
         let mut pages = Vec::new();
-        // The address is a word, and so is the policy, whose blanks and colons make more words but none of these.
+        // Skips the address. The policy may contain blanks and so make more words, but none of
+        // those below.
         for word in line.split_ascii_whitespace().skip(1) {
             if let Some(known) = kind_of(word) {
                 kind = kind.min(known);
@@ -63,7 +67,7 @@ impl Usage {
         self.0.get(&(node, kind)).copied().unwrap_or(0)
     }
 
-    /// Of all kinds.
+    /// Returns the bytes of all kinds.
     pub fn total(&self, node: usize) -> u64 {
         let kinds = [Kind::Huge, Kind::Heap, Kind::Stack, Kind::Private];
         kinds.iter().fold(0, |sum: u64, &kind| {
@@ -71,7 +75,7 @@ impl Usage {
         })
     }
 
-    /// The nodes that have pages.
+    /// Returns the nodes that have pages.
     pub fn nodes(&self) -> NodeSet {
         self.0.keys().map(|&(node, _)| node).collect()
     }
@@ -82,12 +86,12 @@ fn kind_of(word: &str) -> Option<Kind> {
         "huge" => Some(Kind::Huge),
         "heap" => Some(Kind::Heap),
         "stack" => Some(Kind::Stack),
-        // A thread's, as kernels before Linux 4.5 write it.
+        // Before Linux 4.5, the kernel marked the stacks of threads like this.
         _ => word.starts_with("stack:").then_some(Kind::Stack),
     }
 }
 
-/// The node and the pages of `N3=12`.
+/// Parses the node and the pages of `N3=12`. `None` for other words.
 fn on_node(word: &str) -> Result<Option<(usize, u64)>> {
     let Some((node, pages)) = word.strip_prefix('N').and_then(|rest| rest.split_once('=')) else {
         return Ok(None);
@@ -128,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn strange_lines_are_named() {
+    fn a_malformed_line_is_reported_with_its_number() {
         for (line, words) in [
             ("1000 default anon=1 N0=1", "Linux 3.19"),
             ("1000 default N0=x kernelpagesize_kB=4", "N0=x"),

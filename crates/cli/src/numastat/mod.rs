@@ -1,4 +1,4 @@
-//! `pinfold numastat`: which nodes a process's pages lie on.
+//! `pinfold numastat`: on which nodes a process's pages lie.
 
 mod maps;
 mod process;
@@ -12,32 +12,33 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Say on which nodes the memory of processes lies, as `numastat -p` does.
+/// Show on which nodes the memory of processes lies, as `numastat -p` does
 ///
-/// Huge counts reserved huge pages, Heap and Stack what the kernel calls so, Private everything else: the program and its libraries,
-/// mapped files and shared memory included. In MiB; `--json` in bytes.
+/// Huge counts reserved huge pages. Heap and Stack count what the kernel marks as such. Private
+/// counts everything else, including the program, its libraries, mapped files and shared memory.
+/// All values are in MiB, with `--json` in bytes.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The processes' numbers
+    /// The process ids
     #[arg(required = true, value_name = "PID", value_parser = pid)]
     pids: Vec<u32>,
 
-    /// Understood because numastat wants it, and means nothing here
+    /// Ignored; accepted because numastat has it
     #[arg(short = 'p', hide = true)]
     processes: bool,
 
-    /// Print one JSON object
+    /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
 
-    /// Look at the files below this folder instead of /
+    /// Read the files below this folder instead of /
     #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
     root: PathBuf,
 }
 
 fn pid(text: &str) -> Result<u32, &'static str> {
     let number = crate::policy::number(text).filter(|&number| number > 0);
-    number.ok_or("give a process's number, like 1234")
+    number.ok_or("give a process id, like 1234")
 }
 
 #[derive(Serialize)]
@@ -45,7 +46,7 @@ struct Answer {
     numastat: Vec<Report>,
 }
 
-/// Bytes by node, in the order of `nodes`.
+/// One process's bytes by node, in the order of `nodes`.
 #[derive(Serialize)]
 struct Report {
     pid: u32,
@@ -65,7 +66,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
     for &pid in &args.pids {
         match Process::read(&args.root, pid) {
             Ok(process) => reports.push(Report::of(&process, &online)),
-            // The others' tables are worth having all the same.
+            // Goes on: the other processes' tables are still useful.
             Err(error) => {
                 eprintln!("pinfold: {error:#}");
                 code = ExitCode::from(2);
@@ -83,7 +84,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
 }
 
 impl Report {
-    /// For all nodes that there are, and those that have pages.
+    /// Makes a report for all online nodes, and all other nodes that have pages.
     fn of(process: &Process, online: &NodeSet) -> Report {
         let usage = &process.usage;
         let nodes = online.or(&usage.nodes());

@@ -1,7 +1,7 @@
-//! A process's pages, read so that they are one process's, and of one program.
+//! Reads a process's pages, and makes sure that they belong to one process and one program.
 //!
-//! The kernel ends the file early, without an error, when the process ends or executes another program meanwhile. So what it is is looked at
-//! before and after.
+//! The kernel ends the file early, without an error, if the process ends or executes another
+//! program meanwhile. So the process's identity is read before and after.
 
 use super::maps::Usage;
 use anyhow::{Context, Result, bail};
@@ -9,7 +9,7 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// How often a process may execute another program while it is read.
+/// How often to read again if the process executes another program meanwhile.
 const TRIES: usize = 3;
 
 pub struct Process {
@@ -18,7 +18,7 @@ pub struct Process {
     pub usage: Usage,
 }
 
-/// What changes when a number is another process's, or the process another program.
+/// What changes when another process gets the number, or when the process executes a program.
 #[derive(PartialEq, Eq)]
 struct Identity {
     state: String,
@@ -45,7 +45,7 @@ impl Process {
                 bail!("process {pid} has ended");
             }
         }
-        bail!("process {pid} executes one program after the other; try again");
+        bail!("process {pid} executed another program on each of {TRIES} reads; try again");
     }
 }
 
@@ -59,21 +59,25 @@ impl Identity {
     }
 }
 
-/// The process's name and what it is, from `stat`: `number (name) state …`, with whatever characters in the name.
+/// Reads the process's name and identity from `stat`: `number (name) state …`. The name may hold
+/// any characters.
 fn identify(folder: &Path, pid: u32) -> Result<(String, Identity)> {
     let stat = match fs::read(folder.join("stat")) {
         Ok(stat) => String::from_utf8_lossy(&stat).into_owned(),
         Err(error) if is_gone(&error) => {
             bail!("there is no process {pid}, or it is hidden from this user")
         }
-        Err(error) => return Err(error).with_context(|| format!("process {pid}")),
+        Err(error) => {
+            return Err(error).with_context(|| format!("reading the stat of process {pid}"));
+        }
     };
     let parts = stat
         .split_once('(')
         .and_then(|(_, rest)| rest.rsplit_once(')'));
-    let (name, rest) = parts.with_context(|| format!("process {pid}: stat makes no sense"))?;
+    let (name, rest) =
+        parts.with_context(|| format!("process {pid}: its stat has no name in brackets"))?;
     let words: Vec<&str> = rest.split_ascii_whitespace().collect();
-    // Numbered from 1 for the process's number; the state is the third.
+    // Fields are numbered from 1, which is the process id. The state is field 3.
     let word = |number: usize| {
         words
             .get(number - 3)
@@ -88,14 +92,14 @@ fn identify(folder: &Path, pid: u32) -> Result<(String, Identity)> {
     };
     if identity.has_ended() {
         bail!(
-            "process {pid} ({}) has ended; its parent has not looked yet",
+            "process {pid} ({}) has ended, but its parent has not waited for it",
             printable(name)
         );
     }
     Ok((name.to_owned(), identity))
 }
 
-/// A process's name as a terminal may see it.
+/// Escapes a process's name for a terminal.
 pub fn printable(name: &str) -> String {
     name.escape_debug().to_string()
 }
@@ -105,7 +109,7 @@ fn numa_maps(folder: &Path, pid: u32) -> Result<String> {
         Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             bail!(
-                "process {pid} is not this user's to look at: run this as its owner, or as root (with CAP_SYS_PTRACE)"
+                "this user may not look at process {pid}: run this as its owner, or as root (with CAP_SYS_PTRACE)"
             )
         }
         Err(error) if is_gone(&error) && folder.exists() => {
@@ -123,16 +127,17 @@ fn path(folder: &Path) -> PathBuf {
     folder.join("numa_maps")
 }
 
-/// `ESRCH` is for a process that ended with its file open.
+/// Returns whether the process is gone. `ESRCH` means that it ended while its file was open.
 fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// A process without mappings has ended, or is a thread of the kernel's.
+/// Explains an empty file: the process has ended or is a kernel thread. Returns `Ok` if it has
+/// memory.
 fn explain_empty(folder: &Path, pid: u32) -> Result<()> {
     let status = fs::read_to_string(folder.join("status")).unwrap_or_default();
     if status.lines().any(|line| line.starts_with("VmSize:")) {
         return Ok(());
     }
-    bail!("process {pid} has no memory of its own: a thread of the kernel's, or one that is ending")
+    bail!("process {pid} has no memory: it is a kernel thread, or it is ending")
 }

@@ -1,4 +1,4 @@
-//! Bytes by node for people: in MiB, in the form that `numastat -p` has.
+//! A table for people: MiB by node, in the form of `numastat -p`.
 
 use super::Report;
 use super::process::printable;
@@ -7,7 +7,7 @@ use std::fmt::Write;
 const WIDTH: usize = 15;
 const MIB: f64 = (1 << 20) as f64;
 
-/// The table of one process.
+/// Formats the table of one process.
 pub fn of(report: &Report) -> String {
     let Report { pid, name, .. } = report;
     let heads = report.nodes.iter().map(|node| format!("Node {node}"));
@@ -30,7 +30,7 @@ pub fn of(report: &Report) -> String {
     text
 }
 
-/// A column for each node, and their sum.
+/// Formats a column for each node, and their sum.
 fn cells(bytes: &[u64]) -> Vec<String> {
     let sum = bytes
         .iter()

@@ -1,4 +1,4 @@
-//! All that there is to say about a policy on a machine.
+//! Everything there is to say about a policy on a machine.
 
 use super::{Machine, words};
 use pinfold::mempolicy::{Flags, Mempolicy, Mode, PolicyError, effective, node_for, zonelist};
@@ -6,12 +6,12 @@ use pinfold::topology::{NODES_MOST, NodeId, NodeSet};
 use serde::Serialize;
 use std::fmt;
 
-/// So many pages are shown.
+/// Number of pages shown.
 const PAGES: u64 = 8;
-/// So many rows of nodes that others are fallen back to from.
+/// The most rows shown: of fallback orders, and of nodes per line of weights.
 const ROWS: usize = 8;
 
-/// Where a policy comes from.
+/// Where a policy comes from: the command line, PINFOLD_POLICY, or this thread.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
@@ -22,32 +22,32 @@ pub enum Source {
 
 #[derive(Serialize)]
 pub struct Explanation {
-    /// In the kernel's words.
+    /// The policy in the kernel's words.
     text: String,
     source: Source,
-    /// Whether a tmpfs takes it as `mpol=`.
+    /// Whether a tmpfs takes the policy as `mpol=`.
     tmpfs: bool,
-    /// The nodes without memory for which alone a tmpfs refuses it.
+    /// Nodes without memory. A tmpfs refuses the policy only because of them.
     tmpfs_refuses: Vec<usize>,
     mode: &'static str,
     meaning: &'static str,
     flags: Vec<Named>,
-    /// The nodes as the policy names them; "all", or nothing.
+    /// The nodes that the policy names: a list, "all", or empty.
     named: String,
     home: Option<usize>,
-    /// What they come to; nothing when there are none to have.
+    /// The nodes that memory comes from. Empty if the policy leaves none.
     nodes: Vec<usize>,
     allowed: Vec<usize>,
-    /// The node that pages are touched from.
+    /// The node of the CPU that touches the pages.
     from: usize,
     /// The nodes of the first pages.
     pages: Vec<usize>,
     weights: Vec<Weight>,
     fallback: Vec<Order>,
     on_change: String,
-    /// Whether it can be put to use here.
+    /// Whether the policy can be used here.
     pub usable: bool,
-    /// Whether `pinfold run --policy` starts a program with it.
+    /// Whether `pinfold run --policy` starts a program with the policy.
     runnable: bool,
     verdict: String,
 }
@@ -64,7 +64,7 @@ struct Weight {
     weight: u8,
 }
 
-/// The nodes that are tried, in order.
+/// The nodes that are tried, in this order.
 #[derive(Serialize)]
 struct Order {
     from: usize,
@@ -78,7 +78,7 @@ struct Step {
 }
 
 impl Explanation {
-    /// What a policy says and comes to on a machine, for a thread on node `from`.
+    /// Explains a policy on a machine, for a thread on node `from`.
     pub fn of(policy: &Mempolicy, machine: &Machine, from: NodeId, source: Source) -> Self {
         let mut bound = effective(None, Some(policy)).clone();
         let possible = bound.contextualize(&machine.allowed);
@@ -93,15 +93,15 @@ impl Explanation {
         let placed = possible.is_ok() && homeless.is_none();
         let (usable, verdict) = match (possible, homeless, source) {
             (Err(error), ..) => (false, refused(&error, policy, machine)),
-            (_, Some(fault), _) => (false, format!("not to be used here: {fault}")),
+            (_, Some(fault), _) => (false, format!("cannot be used here: {fault}")),
             (.., Source::Thread) => (
                 true,
                 "in effect in this thread; programs that it starts inherit it".into(),
             ),
-            // The library gives it to a thread, and a thread has no home node.
+            // The library gives this policy to a thread, and a thread's policy has no home node.
             (.., Source::Variable) if policy.home().is_some() => (
                 false,
-                format!("not to be used here: {}", PolicyError::HomeOfThread),
+                format!("cannot be used here: {}", PolicyError::HomeOfThread),
             ),
             _ => verdict(policy, machine),
         };
@@ -147,7 +147,8 @@ impl Explanation {
     }
 }
 
-/// The order from the node that asks; when taken in turn, from each.
+/// Returns the fallback order from the node that asks. If nodes are used in turn, returns the order
+/// from each of them.
 fn orders(bound: &Mempolicy, machine: &Machine, from: NodeId) -> Vec<Order> {
     let in_turn = matches!(bound.mode(), Mode::Interleave | Mode::WeightedInterleave);
     let first = match bound.mode() {
@@ -169,7 +170,8 @@ fn orders(bound: &Mempolicy, machine: &Machine, from: NodeId) -> Vec<Order> {
     starts.iter().map(order).collect()
 }
 
-/// A tmpfs knows neither `balancing` nor home nodes, and `all` only where leaving the nodes out says so.
+/// Returns whether a tmpfs has words for the policy. It knows neither `balancing` nor home nodes,
+/// and knows all nodes only by naming none.
 fn tmpfs_has_words(policy: &Mempolicy) -> bool {
     !policy.flags().contains(Flags::BALANCING)
         && policy.home().is_none()
@@ -178,25 +180,25 @@ fn tmpfs_has_words(policy: &Mempolicy) -> bool {
 
 fn refused(error: &PolicyError, policy: &Mempolicy, machine: &Machine) -> String {
     let why = machine.fault(policy).unwrap_or_else(|| error.to_string());
-    format!("not to be used here: {why}")
+    format!("cannot be used here: {why}")
 }
 
-/// What the running kernel says.
+/// Returns whether the running kernel accepts the policy, and a sentence that says so.
 fn verdict(policy: &Mempolicy, machine: &Machine) -> (bool, String) {
     let kernel = machine.kernel();
-    let mut said = format!("{kernel} takes it");
+    let mut said = format!("{kernel} accepts it");
     if !machine.is_here() {
-        said = format!("{kernel} was not asked: it is not the one that runs here");
+        said = format!("{kernel} was not asked, because it is not the running kernel");
     } else if let Err(error) = machine.try_policy(policy) {
-        return (false, format!("{kernel} does not take it: {error:#}"));
+        return (false, format!("{kernel} rejects it: {error:#}"));
     } else if machine.fault(policy).is_some() {
-        said += ", without some of its nodes";
+        said += ", with only some of its nodes";
     }
     if policy.home().is_some() && machine.is_here() {
-        said += ", for ranges of addresses";
+        said += ", but only for ranges of addresses";
     }
     if let Some(fault) = machine.program_fault(policy) {
-        said += &format!("; `pinfold run --policy` does not start with it: {fault}");
+        said += &format!("; `pinfold run --policy` refuses it: {fault}");
     }
     (true, said)
 }
@@ -210,13 +212,17 @@ impl fmt::Display for Explanation {
         if !self.tmpfs_refuses.is_empty() {
             let nodes: NodeSet = self.tmpfs_refuses.iter().copied().collect();
             let nodes = super::listed(&nodes);
-            line(f, "", format_args!("a tmpfs here would refuse {nodes}"))?;
+            line(
+                f,
+                "",
+                format_args!("a tmpfs here would refuse {nodes}, without memory"),
+            )?;
         }
         if self.source == Source::Variable {
             line(
                 f,
                 "",
-                "PINFOLD_POLICY's; it takes effect in programs started with the library",
+                "from PINFOLD_POLICY; programs started with the library use it",
             )?;
         }
         line(f, "mode", format_args!("{}: {}", self.mode, self.meaning))?;
@@ -261,13 +267,13 @@ impl Explanation {
         let allowed: NodeSet = self.allowed.iter().copied().collect();
         let here: NodeSet = self.nodes.iter().copied().collect();
         let named = match self.named.as_str() {
-            "" => "none named",
-            named => &format!("{named} named"),
+            "" => "names no nodes",
+            named => &format!("names {named}"),
         };
         let here = if here.is_empty() {
             String::new()
         } else {
-            format!("; here that is {here}")
+            format!("; here that means {here}")
         };
         format!("{named}{here} (this process may use {allowed})")
     }
@@ -283,7 +289,7 @@ impl Explanation {
         line(f, "", row("node", &mut self.pages.iter().copied()))?;
         let in_turn = self.mode.ends_with("interleave");
         let counted = if in_turn {
-            ", counted from the beginning of a file or mapping; a thread's go by its own count"
+            ", numbered from the start of a file or mapping; a thread's policy counts the pages that the thread touches"
         } else {
             ""
         };

@@ -1,24 +1,28 @@
-//! A policy's text, and where it is wrong.
+//! Parses a policy's text and shows where it is wrong.
 
 use anyhow::{Result, anyhow};
 use pinfold::mempolicy::{Mempolicy, ParseError};
 use std::ffi::OsStr;
 
-/// Characters shown on each side of where a fault begins.
+/// Number of characters shown before and after the beginning of the error.
 const AROUND: usize = 36;
 
-/// Reads a policy; the error names the wrong piece, says what to write, and shows where it stands.
+/// Parses a policy.
+///
+/// # Errors
+///
+/// The error names the wrong part, says what to write instead, and shows where the part is.
 pub fn parse(text: &OsStr) -> Result<Mempolicy> {
     let Some(text) = text.to_str() else {
         let shown: String = text.to_string_lossy().chars().take(AROUND).collect();
         return Err(anyhow!(
-            "{shown:?} is not text in UTF-8; policies look like interleave:0-3"
+            "{shown:?} is not UTF-8 text; write a policy like interleave:0-3"
         ));
     };
     Mempolicy::parse(text).map_err(|error| anyhow!("{error}\n{}", pointed_at(text, &error)))
 }
 
-/// The text, and a line below it that points to the wrong piece. Of a long text only what is around it.
+/// Returns the text, and a line below it that points to the wrong part. Shortens a long text.
 fn pointed_at(text: &str, error: &ParseError) -> String {
     let mut at = error.position().min(text.len());
     while !text.is_char_boundary(at) {
@@ -41,9 +45,10 @@ fn pointed_at(text: &str, error: &ParseError) -> String {
     )
 }
 
-/// One column for each character, and nothing that a terminal would obey.
+/// Replaces a character that a terminal would obey, or that does not take exactly one column.
 fn printable(character: char) -> char {
-    // What `escape_debug` would write otherwise also has no width of its own, or turns the line around.
+    // The characters that `escape_debug` escapes also include those without a width and those that
+    // change the direction of the line.
     let harmless = character.escape_debug().count() == 1 || matches!(character, '"' | '\'' | '\\');
     if harmless { character } else { '?' }
 }
@@ -58,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn the_caret_stands_below_the_piece() {
+    fn the_caret_points_to_the_wrong_part() {
         assert_eq!(shown("bind:0-x"), "    bind:0-x\n         ^~~");
         assert_eq!(shown("bind=fixed:0"), "    bind=fixed:0\n         ^~~~~");
         assert_eq!(shown(""), "    \n    ^");
@@ -66,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn long_and_strange_texts_stay_short_and_harmless() {
+    fn long_texts_are_shortened_and_control_characters_replaced() {
         let long = shown(&"bind:0,".repeat(1000));
         assert!(long.chars().count() < 200, "{long}");
         let far = format!("bind:{}x", "0,".repeat(100));

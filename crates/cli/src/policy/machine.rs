@@ -1,25 +1,26 @@
-//! The machine that a policy is to hold on: its nodes, which of them may be used, and how far they are from each other.
+//! The machine on which a policy is explained: its nodes, the nodes that this process may use, and
+//! the distances between nodes.
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use pinfold::mempolicy::{self, Distances, Flags, Mempolicy, Move, PolicyError, Weights};
 use pinfold::topology::{CpuId, NODES_MOST, NodeId, NodeSet, Topology};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// More than any page has: a place for a policy on trial begins at a multiple of it.
+/// At least the size of any page. A policy is tried on memory that begins at a multiple of it.
 const PAGE_MOST: usize = 64 << 10;
 
 pub struct Machine {
     root: PathBuf,
     pub topology: Topology,
-    /// Nodes with memory that this process may use.
+    /// The nodes with memory that this process may use.
     pub allowed: NodeSet,
     pub distances: Distances,
 }
 
 impl Machine {
-    /// The machine whose files lie below `root`.
+    /// Reads the machine's files below `root`.
     pub fn read(root: &Path) -> Result<Machine> {
         let bytes = root.as_os_str().as_bytes();
         let topology = Topology::read(bytes)?;
@@ -37,12 +38,13 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Whether this is the machine that the command runs on.
+    /// Returns whether this is the machine that the command runs on.
     pub fn is_here(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// The nodes that the process may use, with memory or without; as a file says where the kernel must not be asked.
+    /// Returns the nodes that this process may use, with or without memory. Reads a file if the
+    /// kernel cannot be asked.
     fn mems_allowed(&self) -> Option<NodeSet> {
         let asked = self.is_here().then(mempolicy::mems_allowed);
         if let Some(Ok(nodes)) = asked {
@@ -59,7 +61,8 @@ impl Machine {
         fs::read_to_string(self.root.join(file)).unwrap_or_default()
     }
 
-    /// The node of the CPU that this runs on; where nobody says, the first with CPUs.
+    /// Returns the node of the CPU that this thread runs on, or the first node with CPUs if no file
+    /// tells that CPU.
     pub fn local(&self) -> NodeId {
         let root = self.root.as_os_str().as_bytes();
         let cpus = |node: usize| {
@@ -74,7 +77,8 @@ impl Machine {
         NodeId(found.or(self.topology.nodes.iter().next()).unwrap_or(0))
     }
 
-    /// The 39th number of `/proc/self/stat`. The second is the command's name, with whatever is in it, in brackets.
+    /// Reads field 39 of `/proc/self/stat`. Field 2 is the command's name in brackets, with any
+    /// characters.
     fn current_cpu(&self) -> Option<CpuId> {
         let stat = self.text("proc/self/stat");
         let (_, after) = stat.rsplit_once(')')?;
@@ -86,16 +90,17 @@ impl Machine {
         Weights::read(self.root.as_os_str().as_bytes(), &self.topology.nodes)
     }
 
-    /// What runs here, as in "Linux 6.18.5".
+    /// Returns the kernel's name and release, like "Linux 6.18.5".
     pub fn kernel(&self) -> String {
         let release = self.text("proc/sys/kernel/osrelease");
         format!("Linux {}", release.trim()).trim_end().to_owned()
     }
 
-    /// What is wrong with the nodes that a policy names: not there, without memory, or not this process's.
+    /// Returns what is wrong with the nodes that a policy names: they do not exist, have no memory,
+    /// or are not allowed for this process.
     pub fn fault(&self, policy: &Mempolicy) -> Option<String> {
         let named = policy.user_nodes();
-        // Positions begin again at the first; and "all" are whichever there are.
+        // Relative positions wrap around, and "all" means the nodes that exist.
         let by_number = !policy.flags().contains(Flags::RELATIVE) && named.len() < NODES_MOST;
         let wanted = if by_number { named } else { &NodeSet::EMPTY };
         let Topology {
@@ -112,7 +117,7 @@ impl Machine {
         let empty = wanted.without(with_memory);
         if !empty.is_empty() {
             return Some(format!(
-                "{} without memory; {} some",
+                "{} without memory; {} memory",
                 are(&empty),
                 have(with_memory)
             ));
@@ -127,7 +132,7 @@ impl Machine {
         })
     }
 
-    /// What is wrong with a policy's home node.
+    /// Returns what is wrong with the policy's home node.
     pub fn home_fault(&self, policy: &Mempolicy) -> Option<String> {
         let nodes = &self.topology.nodes;
         let home = policy.home().filter(|home| !nodes.contains(home.0))?;
@@ -138,7 +143,8 @@ impl Machine {
         ))
     }
 
-    /// Why no program is started with a policy, before the kernel is asked.
+    /// Returns why no program can be started with the policy, as far as the kernel need not be
+    /// asked.
     pub fn program_fault(&self, policy: &Mempolicy) -> Option<String> {
         match policy.home() {
             Some(_) => Some(PolicyError::HomeOfThread.to_string()),
@@ -146,11 +152,12 @@ impl Machine {
         }
     }
 
-    /// Whether the running kernel takes a policy: tried in a thread that ends with it, or, with a home node, on a range.
+    /// Checks whether the running kernel accepts a policy. Sets the policy for a thread that ends
+    /// afterwards or, if the policy has a home node, for a range of memory.
     ///
     /// # Errors
     ///
-    /// Its answer, or why it could not be asked.
+    /// The kernel's answer, or why the kernel could not be asked.
     pub fn try_policy(&self, policy: &Mempolicy) -> Result<()> {
         let policy = policy.clone();
         let trial = move || -> Result<(), PolicyError> {
@@ -165,12 +172,14 @@ impl Machine {
             mempolicy::apply(page, PAGE_MOST, &Mempolicy::default(), Move::No, false)?;
             answer
         };
-        let thread = std::thread::Builder::new().spawn(trial)?;
+        let thread = std::thread::Builder::new()
+            .spawn(trial)
+            .context("starting the thread that tries the policy")?;
         let answer = thread.join();
-        Ok(answer.map_err(|_| anyhow!("the trial of a policy failed"))??)
+        Ok(answer.map_err(|_| anyhow!("the thread that tries the policy panicked"))??)
     }
 
-    /// A policy that a program is to be started with, checked in every respect.
+    /// Checks that a program can be started with the policy.
     pub fn for_program(&self, policy: &Mempolicy) -> Result<()> {
         if let Some(fault) = self.program_fault(policy) {
             bail!(fault);
@@ -179,7 +188,7 @@ impl Machine {
     }
 }
 
-/// "node 3", "nodes 2-3".
+/// Formats nodes: "node 3", "nodes 2-3".
 pub fn listed(nodes: &NodeSet) -> String {
     match nodes.len() {
         0 => "no nodes".to_owned(),

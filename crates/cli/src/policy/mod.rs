@@ -1,4 +1,4 @@
-//! `pinfold policy`: what a memory policy says, and what it comes to on this machine.
+//! `pinfold policy`: what a memory policy says, and what it means on this machine.
 
 mod explain;
 mod fault;
@@ -18,25 +18,29 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
-/// Explain a memory policy: what it says, where pages go on this machine, and whether the kernel takes it.
+/// Explain a memory policy: what it says, where pages go on this machine, and whether the kernel
+/// accepts it
 ///
-/// Without POLICY, the one in PINFOLD_POLICY; where that is not set, the one that this command was started with. The exit status is 0 for a policy that can be put to use here, 1
-/// for one that cannot, and 2 for what is no policy.
+/// Without POLICY, explains the policy in PINFOLD_POLICY, or if that is not set, the policy that
+/// this command was started with. The exit status is 0 for a policy that can be used here, 1 for a
+/// policy that cannot, and 2 for text that is not a policy.
 #[derive(clap::Args)]
 pub struct Args {
-    /// As in interleave:0-3, bind=static:0,2, prefer-many=relative:0-1, weighted-interleave, local
+    /// The policy, like interleave:0-3, bind=static:0,2, prefer-many=relative:0-1,
+    /// weighted-interleave or local
     #[arg(value_name = "POLICY")]
     policy: Option<OsString>,
 
-    /// As seen from a CPU of this node, instead of the one that this runs on
+    /// Show where pages go that a CPU of this node touches; by default the node that this command
+    /// runs on
     #[arg(long, value_name = "NODE", value_parser = node)]
     from: Option<usize>,
 
-    /// Print one JSON object
+    /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
 
-    /// Look at the files below this folder instead of /
+    /// Read the files below this folder instead of /
     #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
     root: PathBuf,
 }
@@ -45,7 +49,7 @@ fn node(text: &str) -> Result<usize, &'static str> {
     number(text).ok_or("give a node's number, like 0")
 }
 
-/// A number in decimal digits, without a sign.
+/// Parses a number in decimal digits, without a sign.
 pub fn number<N: FromStr>(text: &str) -> Option<N> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| digits)
@@ -56,17 +60,17 @@ struct Answer {
     policy: Explanation,
 }
 
-/// The library looks at no policy that is longer than this.
+/// The library ignores a policy that is longer than this.
 const VARIABLE_MOST: usize = 4096;
 
-/// The policy in PINFOLD_POLICY, read as the library reads it; nothing where the variable is not set, or empty.
+/// Parses PINFOLD_POLICY as the library does. Returns `None` if the variable is not set or empty.
 pub fn of_variable() -> Result<Option<Mempolicy>> {
     let Some(text) = std::env::var_os(mempolicy::VARIABLE).filter(|text| !text.is_empty()) else {
         return Ok(None);
     };
     if text.len() > VARIABLE_MOST {
         bail!(
-            "{}: {} bytes are more than the library reads, {VARIABLE_MOST}; use ranges like 0-3",
+            "{} has {} bytes, but the library reads at most {VARIABLE_MOST}; write ranges like 0-3",
             mempolicy::VARIABLE,
             text.len()
         );
@@ -74,7 +78,7 @@ pub fn of_variable() -> Result<Option<Mempolicy>> {
     parse(&text).context(mempolicy::VARIABLE).map(Some)
 }
 
-/// The policy that was asked for, and whose it is.
+/// Returns the policy to explain, and where it comes from.
 fn wanted(argument: Option<&OsStr>) -> Result<(Mempolicy, Source)> {
     if let Some(text) = argument {
         return Ok((parse(text)?, Source::Argument));
@@ -82,13 +86,14 @@ fn wanted(argument: Option<&OsStr>) -> Result<(Mempolicy, Source)> {
     if let Some(policy) = of_variable()? {
         return Ok((policy, Source::Variable));
     }
-    let own = mempolicy::thread().context("this thread's policy")?;
+    let own = mempolicy::thread().context("reading this thread's policy")?;
     Ok((own, Source::Thread))
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
     let (policy, source) = match wanted(args.policy.as_deref()) {
-        // Nothing is wrong with what was written; policies cannot be asked for here.
+        // No text was wrong: the system cannot tell this thread's policy. So the status is 1, not
+        // 2.
         Err(error) if error.is::<PolicyError>() => {
             eprintln!("pinfold: {error:#}");
             return Ok(ExitCode::FAILURE);

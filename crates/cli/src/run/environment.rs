@@ -1,4 +1,4 @@
-//! The environment variables that the library reads, checked before a program is started with them.
+//! Checks the environment variables that the library reads, before a program is started with them.
 
 use anyhow::{Result, bail};
 use pinfold::mempolicy;
@@ -10,7 +10,7 @@ use std::path::Path;
 pub const SLAB_DEBUG: &str = "PINFOLD_SLAB_DEBUG";
 pub const HARDENED: &str = "PINFOLD_HARDENED";
 
-/// Refuses what the library would ignore. The policy is `placement`'s to look at.
+/// Refuses values that the library would ignore. `placement` checks the policy.
 pub fn check() -> Result<()> {
     for setting in &SETTINGS {
         let name = setting.name();
@@ -25,7 +25,7 @@ pub fn check() -> Result<()> {
         && !Path::new(&directory).is_dir()
     {
         bail!(
-            "{name}={}: this is no directory; name one for the statistics, or unset it",
+            "{name}={}: this is not a directory; name an existing one for the statistics, or unset the variable",
             directory.display()
         );
     }

@@ -1,14 +1,15 @@
-//! Where the shared library is.
+//! Finds the shared library.
 
 use anyhow::{Result, bail};
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Names the library outright.
+/// The variable that holds the library's path.
 const VARIABLE: &str = "PINFOLD_LIBRARY";
 
-/// Looks for the library: where `PINFOLD_LIBRARY` says; beside an installed command, in `../lib`; beside a built one.
+/// Finds the library: at the path in `PINFOLD_LIBRARY`, in `../lib` beside an installed command, or
+/// beside a built command.
 pub fn find() -> Result<PathBuf> {
     let library = look()?;
     if library
@@ -18,7 +19,7 @@ pub fn find() -> Result<PathBuf> {
         .any(|byte| b" :".contains(byte))
     {
         bail!(
-            "{} has a space or a colon in its path, which the loader takes for the end of a name; put the library elsewhere and set {VARIABLE} to its path",
+            "{} has a space or a colon in its path, which the dynamic loader takes for the end of the path; put the library elsewhere and set {VARIABLE} to its path",
             library.display()
         );
     }
@@ -30,7 +31,10 @@ fn look() -> Result<PathBuf> {
         let path = PathBuf::from(path);
         return match path.canonicalize() {
             Ok(path) if path.is_file() => Ok(path),
-            _ => bail!("{VARIABLE} names {}, which is no file", path.display()),
+            _ => bail!(
+                "{VARIABLE} is {}, which is not a file; set it to the path of libpinfold.so, or unset it",
+                path.display()
+            ),
         };
     }
     let command = env::current_exe()?.canonicalize()?;
@@ -40,21 +44,21 @@ fn look() -> Result<PathBuf> {
         here.join("../lib/x86_64-linux-gnu/libpinfold.so"),
         here.join("../lib/aarch64-linux-gnu/libpinfold.so"),
         here.join("libpinfold.so"),
-        // Cargo leaves a dependency's shared library here.
+        // Cargo puts the shared library of a dependency here.
         here.join("deps/libpinfold_preload.so"),
         here.join("libpinfold_preload.so"),
     ];
     let found = places.iter().find_map(|place| place.canonicalize().ok());
     let Some(found) = found else {
         bail!(
-            "libpinfold.so is not in {}, nor beside the command; install it with the command, or set {VARIABLE} to its path",
+            "libpinfold.so is neither in {} nor beside the command; install it with the command, or set {VARIABLE} to its path",
             here.join("../lib").display()
         );
     };
     Ok(found)
 }
 
-/// `LD_PRELOAD` with the library first.
+/// Returns `LD_PRELOAD` with the library first.
 pub fn preload(library: &Path) -> OsString {
     let mut list = library.as_os_str().to_owned();
     if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {

@@ -18,46 +18,55 @@ use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitCode, ExitStatus};
 
-/// What a shell answers for a command that cannot be executed, and for one that is not there.
+/// The exit status of shells for a command that cannot be executed.
 const NOT_EXECUTABLE: u8 = 126;
+/// The exit status of shells for a command that does not exist.
 const NOT_FOUND: u8 = 127;
 
-/// Start a program on Pinfold: the library is preloaded, nothing else changes.
+/// Start a program on Pinfold: the library is preloaded, nothing else changes
 ///
-/// Output, signals and exit status pass through; a program killed by signal N gives 128+N, one that cannot be executed
-/// 126, one that is not there 127.
+/// Output, signals and exit status pass through. A program killed by signal N gives status 128+N,
+/// one that cannot be executed 126, one that does not exist 127.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Afterwards, print on standard error what the allocator did
+    /// When the program has ended, print to standard error what the allocator did
     ///
-    /// Counting makes each call some nanoseconds slower. docs/stats.md explains every line.
+    /// Counting makes each call a few nanoseconds slower. docs/stats.md explains every line.
     #[arg(long)]
     stats: bool,
 
-    /// Say when the library has a thread that gives idle memory back: auto, on, off, or milliseconds between its looks
+    /// When to run a background thread that gives idle memory back: auto, on, off, or an interval
+    /// in milliseconds
     ///
-    /// `auto`, the default, has the thread run while the program has two threads or more. `on` (also by `--shepherd` alone) and
-    /// a number start it with the program; it then serves all CPUs, and gives everything free back under memory pressure.
-    /// `off` forbids it: the program's own calls give idle memory back. docs/tuning.md has more.
+    /// `auto`, the default, runs the thread while the program has two threads or more. `on`, a
+    /// number, or `--shepherd` alone starts the thread with the program. It then serves all CPUs,
+    /// and gives all free memory back under memory pressure. `off` forbids the thread: the
+    /// program's own calls give idle memory back. docs/tuning.md says more.
     #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "on", value_parser = shepherd)]
     shepherd: Option<String>,
 
-    /// Check what the program does with its memory; letters and cache names as in PINFOLD_SLAB_DEBUG, FZPU for all caches without
+    /// Check how the program uses its memory, and abort it at an error; alone, it means FZPU for
+    /// all sizes
     ///
-    /// F checks what is freed, Z puts red zones around objects, P poisons free ones, U keeps who allocated and freed each, T writes a
-    /// line for each call: `--slab-debug=FZP,kmalloc-*;U,sessions`. What is found is told on standard error, and the program aborted.
+    /// F checks what is freed, Z puts red zones around objects, P poisons free objects, U records
+    /// where each object was allocated and freed, T writes a line for each call. Cache names limit
+    /// the checks to certain sizes or caches, as in PINFOLD_SLAB_DEBUG:
+    /// `--slab-debug=FZP,kmalloc-*;U,sessions`. Errors are reported on standard error.
     /// docs/slab-debug.md explains the reports.
     #[arg(long, value_name = "SETTINGS", num_args = 0..=1, require_equals = true, default_missing_value = "FZPU", value_parser = slab_debug)]
     slab_debug: Option<String>,
 
-    /// Find double frees and writes after the free at once, zero what is freed, and give it out late and in random order
+    /// Abort the program at a double free or after a write to freed memory; zero freed memory, and
+    /// reuse it late and in random order
     #[arg(long)]
     hardened: bool,
 
-    /// Have the program's memory come from these nodes, as in interleave:0-3; threads and processes that it starts inherit it
+    /// Take the program's memory from certain nodes, like interleave:0-3; its threads and child
+    /// processes inherit this
     ///
-    /// `mode[=flag]:nodes` as in tmpfs's mpol=: bind:0, prefer:1, prefer-many:0-1, interleave=relative:0-1,
-    /// weighted-interleave:all. `pinfold policy` explains one. It takes the place of PINFOLD_POLICY.
+    /// The form is `mode[=flag]:nodes`, as in tmpfs's mpol= option: bind:0, prefer:1,
+    /// prefer-many:0-1, interleave=relative:0-1, weighted-interleave:all. `pinfold policy` explains
+    /// a policy. This option replaces PINFOLD_POLICY.
     #[arg(long, value_name = "POLICY")]
     policy: Option<OsString>,
 
@@ -100,7 +109,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         run_counted(name, command, policy.as_ref())
     } else {
         let _placed = policy.as_ref().map(Placed::set).transpose()?;
-        // In place: the program has this process's number, terminal and signals.
+        // `exec` replaces this process, so the program keeps its process id, terminal and signals.
         signals::restore_sigpipe();
         Ok(refuse(name, &command.exec()))
     }
@@ -123,7 +132,7 @@ fn slab_debug(value: &str) -> Result<String, String> {
     }
 }
 
-/// Runs the command as a child, and reports when it is done.
+/// Runs the command as a child process, and prints the report when it has ended.
 fn run_counted(name: &OsStr, mut command: Command, policy: Option<&Mempolicy>) -> Result<ExitCode> {
     let directory = statistics::Directory::make()?;
     command.env(statistics::VARIABLE, directory.path());
@@ -143,7 +152,7 @@ fn run_counted(name: &OsStr, mut command: Command, policy: Option<&Mempolicy>) -
     Ok(exit_code(status))
 }
 
-/// As shells do.
+/// Returns the exit status that shells give.
 fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status
         .code()
@@ -151,7 +160,7 @@ fn exit_code(status: ExitStatus) -> ExitCode {
     ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
 
-/// Says why a command did not start.
+/// Reports why a command did not start, and returns the exit status.
 fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
     let name = name.display();
     if error.kind() == io::ErrorKind::NotFound {

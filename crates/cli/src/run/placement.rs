@@ -1,7 +1,7 @@
-//! The policy that a program is started with.
+//! The memory policy that a program is started with.
 //!
-//! It is set for the thread that starts the program, and threads and processes inherit it from there: nothing has to be done in the
-//! program, not even where the library cannot be preloaded.
+//! It is set for the thread that starts the program. Threads and child processes inherit it, so the
+//! program itself need not set anything. This works even where the library cannot be preloaded.
 
 use crate::policy::{self, Machine};
 use anyhow::{Context, Error, Result, anyhow};
@@ -9,9 +9,12 @@ use pinfold::mempolicy::{self, Mempolicy};
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// The policy of `--policy`; without that the variable's, so that it also holds in a program that the library is not in.
+/// Returns the policy of `--policy` or else of PINFOLD_POLICY, so that the variable also applies to
+/// programs without the library.
 ///
-/// It is tried, so that whoever asked hears of what is wrong before anything is started.
+/// # Errors
+///
+/// The policy is wrong, or the kernel rejects it. It is tried here, before anything is started.
 pub fn chosen(argument: Option<&OsStr>) -> Result<Option<Mempolicy>> {
     if let Some(text) = argument {
         let policy = policy::parse(text).and_then(tried);
@@ -35,7 +38,7 @@ fn tried(policy: Mempolicy) -> Result<Mempolicy> {
     Ok(policy)
 }
 
-/// A policy in effect in the calling thread, until this is dropped.
+/// A policy in effect in the calling thread. Dropping it restores the thread's former policy.
 pub struct Placed {
     before: Option<Mempolicy>,
 }
@@ -43,7 +46,7 @@ pub struct Placed {
 impl Placed {
     pub fn set(policy: &Mempolicy) -> Result<Placed> {
         let before = mempolicy::thread().ok();
-        mempolicy::set_for_thread(policy).context("the program's policy")?;
+        mempolicy::set_for_thread(policy).context("setting the program's policy")?;
         Ok(Placed { before })
     }
 }
@@ -51,7 +54,8 @@ impl Placed {
 impl Drop for Placed {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
-            // What is left to do is to wait and to report, wherever that memory is.
+            // A failure does not matter: this thread now only waits and reports, wherever its
+            // memory is.
             let _ = mempolicy::set_for_thread(before);
         }
     }

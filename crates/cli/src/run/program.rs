@@ -1,4 +1,4 @@
-//! What the command to run is: where it lies, and whether a library can be preloaded into it.
+//! Finds the command to run, and checks whether a library can be preloaded into it.
 
 use std::ffi::{CString, OsStr};
 use std::fmt;
@@ -8,20 +8,20 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Interpreters of interpreters that are followed, as many as the kernel follows.
+/// How many interpreters of interpreters are followed: as many as the kernel follows.
 const SCRIPTS_DEEP: usize = 4;
-/// What is read of a file to know it: more than any program header table takes.
+/// Bytes read of a file: more than any program header table takes.
 const HEAD: u64 = 16 << 10;
 
-/// A command that can be executed.
+/// An executable command.
 pub struct Program {
-    /// What to execute.
+    /// The file to execute.
     pub path: PathBuf,
-    /// What the kernel will load: the interpreter, if the command is a script.
+    /// The file that the kernel will load: the interpreter if the command is a script.
     pub binary: PathBuf,
 }
 
-/// Why nothing can be preloaded into a program.
+/// Why no library can be preloaded into a program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Obstacle {
     Static,
@@ -33,19 +33,28 @@ pub enum Obstacle {
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Obstacle::Static => f.write_str("is statically linked, so nothing can be preloaded into it"),
-            Obstacle::Privileged => f.write_str("gains privileges when it is started (setuid, setgid or capabilities), so the system ignores what is preloaded"),
-            Obstacle::OtherMachine => f.write_str("is built for another kind of machine than Pinfold's library"),
-            Obstacle::OtherLoader(loader) => write!(f, "is loaded by {loader}, not by glibc, for which Pinfold's library is built"),
+            Obstacle::Static => {
+                f.write_str("is statically linked, so no library can be preloaded into it")
+            }
+            Obstacle::Privileged => f.write_str(
+                "gains privileges when it starts (setuid, setgid or capabilities), so the system ignores LD_PRELOAD",
+            ),
+            Obstacle::OtherMachine => {
+                f.write_str("is built for another processor architecture than Pinfold's library")
+            }
+            Obstacle::OtherLoader(loader) => write!(
+                f,
+                "is loaded by {loader}, but Pinfold's library is built for the loader of glibc"
+            ),
         }
     }
 }
 
-/// Finds a command as `execvp` does: along `PATH`, unless the name has a slash.
+/// Finds a command as `execvp` does: along `PATH`, unless the name contains a slash.
 ///
 /// # Errors
 ///
-/// `NotFound`, or `PermissionDenied` when there are only files or directories that cannot be executed.
+/// `NotFound`, or `PermissionDenied` if all files of that name are directories or not executable.
 pub fn find(name: &OsStr) -> io::Result<Program> {
     if name.as_bytes().contains(&b'/') {
         return Program::at(Path::new(name));
@@ -87,12 +96,12 @@ impl Program {
         })
     }
 
-    /// Why nothing can be preloaded, if that is so.
+    /// Returns why no library can be preloaded, or `None` if one can.
     pub fn obstacle(&self) -> Option<Obstacle> {
         if gains_privileges(&self.binary) {
             return Some(Obstacle::Privileged);
         }
-        // An unreadable or strange file is the kernel's to judge.
+        // If the file is unreadable or malformed, the kernel decides.
         elf_obstacle(&head(&self.binary).ok()?)
     }
 }
@@ -103,7 +112,7 @@ fn head(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The interpreter that a script's first line names.
+/// Returns the interpreter that a script's first line names.
 fn interpreter(path: &Path) -> Option<PathBuf> {
     let bytes = head(path).ok()?;
     let line = bytes
@@ -115,7 +124,7 @@ fn interpreter(path: &Path) -> Option<PathBuf> {
         .filter(|word| !word.is_empty());
     let first = PathBuf::from(OsStr::from_bytes(words.next()?));
     if first.file_name() == Some(OsStr::new("env")) {
-        // `env NAME` looks along PATH itself.
+        // `env NAME` searches PATH for NAME.
         let name = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='))?;
         return find(OsStr::from_bytes(name))
             .ok()
@@ -124,7 +133,8 @@ fn interpreter(path: &Path) -> Option<PathBuf> {
     Some(first)
 }
 
-/// Whether the kernel will run the file with other ids or more capabilities than ours.
+/// Returns whether the kernel will run the file with other ids or more capabilities than this
+/// process has.
 fn gains_privileges(path: &Path) -> bool {
     let Ok(metadata) = fs::metadata(path) else {
         return false;
@@ -141,8 +151,8 @@ fn gains_privileges(path: &Path) -> bool {
     setuid || setgid || capabilities
 }
 
-/// Reads the ELF header and the program headers: 64-bit files of this machine with an interpreter that is glibc's
-/// can be preloaded into.
+/// Checks the ELF header and the program headers. A library can be preloaded into a 64-bit file of
+/// this architecture whose interpreter is glibc's loader.
 fn elf_obstacle(bytes: &[u8]) -> Option<Obstacle> {
     const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
         183
@@ -188,13 +198,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_program_can_be_preloaded_into() {
+    fn a_library_can_be_preloaded_into_this_program() {
         let me = std::env::current_exe().unwrap();
         assert_eq!(elf_obstacle(&head(&me).unwrap()), None);
     }
 
     #[test]
-    fn headers_tell() {
+    fn elf_headers_tell_why_nothing_can_be_preloaded() {
         let mut elf = head(&std::env::current_exe().unwrap()).unwrap();
         elf[18] ^= 1;
         assert_eq!(elf_obstacle(&elf), Some(Obstacle::OtherMachine));
@@ -209,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_looked_up_as_execvp_does() {
+    fn names_are_searched_as_execvp_does() {
         assert!(find(OsStr::new("sh")).unwrap().path.is_absolute());
         assert_eq!(
             find(OsStr::new("")).err().unwrap().kind(),

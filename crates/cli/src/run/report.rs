@@ -1,15 +1,15 @@
-//! The report of `run --stats`; docs/stats.md explains every line.
+//! The report of `pinfold run --stats`. docs/stats.md explains every line.
 
 use super::statistics::{Process, Report, hit_rate};
 use std::fmt::Write;
 
-/// Prints on standard error; one that is closed stops nothing.
+/// Prints the report to standard error. A closed standard error is not an error.
 pub fn print(report: &Report) {
     let mut text = String::new();
     match &report.main {
         Some(process) => describe(&mut text, process),
         None => text.push_str(
-            "pinfold: no statistics: the program left none (it may have cleared its environment, or ended before it allocated)\n",
+            "pinfold: no statistics: the program left none (it may have cleared its environment, or ended before it allocated memory)\n",
         ),
     }
     if !report.others.is_empty() {
@@ -88,7 +88,7 @@ fn describe(text: &mut String, process: &Process) {
         "returned",
         format!("{} to the system", bytes(process.returned)),
     );
-    line("sheaf hits", percent(hit_rate(small, slow)));
+    line("cache hits", percent(hit_rate(small, slow)));
     classes(text, process);
 }
 
@@ -129,7 +129,7 @@ fn percent(rate: Option<f64>) -> String {
     rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.2} %", 100.0 * rate))
 }
 
-/// 1234567 as 1,234,567.
+/// Formats 1234567 as 1,234,567.
 fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::new();
@@ -142,7 +142,7 @@ fn grouped(n: u64) -> String {
     text
 }
 
-/// Bytes with a unit of powers of 1024.
+/// Formats bytes with a unit that is a power of 1024.
 fn bytes(n: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if n < 1024 {
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_read_well() {
+    fn numbers_are_grouped_and_have_units() {
         assert_eq!(grouped(0), "0");
         assert_eq!(grouped(999), "999");
         assert_eq!(grouped(1_234_567), "1,234,567");

@@ -1,4 +1,4 @@
-//! What `run` needs of the system that std does not offer: signals, and the ids that `exec` would change.
+//! System calls that `run` needs and std does not offer: signals, and ids that `exec` may change.
 #![allow(unsafe_code, reason = "calls of the C library")]
 
 use anyhow::Result;
@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// Signals that are passed on to the command.
+/// Signals that this process passes on to the command.
 const RELAYED: [i32; 7] = [
     libc::SIGTERM,
     libc::SIGHUP,
@@ -17,18 +17,20 @@ const RELAYED: [i32; 7] = [
     libc::SIGWINCH,
     libc::SIGCONT,
 ];
-/// Signals that the terminal sends to the command too: the parent must outlive them to report.
+/// Signals that the terminal sends to the command as well. This process must survive them to
+/// report.
 const LEFT_TO_THE_COMMAND: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
-/// Rust ignores SIGPIPE; the command must find it as shells leave it.
+/// Restores the default action of SIGPIPE. The Rust runtime ignores the signal, but the command
+/// must start with the action that shells leave.
 pub fn restore_sigpipe() {
-    // SAFETY: sets a signal's default action.
+    // SAFETY: sets a default action, which runs no code of this process.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Passes signals sent to this process on to the command, while it lives.
+/// Passes signals that arrive at this process on to the command while the command lives.
 pub struct Relay {
     before: Vec<(i32, libc::sigaction)>,
 }
@@ -36,7 +38,8 @@ pub struct Relay {
 extern "C" fn relay(signal: i32) {
     let child = CHILD.load(Ordering::Relaxed);
     if child > 0 {
-        // SAFETY: kill may be called in a handler; the child is waited for only after the relay has stopped.
+        // SAFETY: `kill` may be called in handlers, and touches no memory of this process. A signal
+        // that arrives between the end of the child and `stop` may find its id unused.
         unsafe { libc::kill(child, signal) };
     }
 }
@@ -47,11 +50,12 @@ impl Relay {
         let ignored = LEFT_TO_THE_COMMAND.map(|signal| (signal, libc::SIG_IGN));
         let mut before = Vec::new();
         for (signal, action) in relayed.into_iter().chain(ignored) {
-            // SAFETY: sigaction is plain data; the handler only loads and kills.
+            // SAFETY: zero bytes are a valid `sigaction`, which holds only integers and an optional
+            // pointer. The handler only loads an atomic and calls `kill`.
             unsafe {
                 let mut old: libc::sigaction = std::mem::zeroed();
                 libc::sigaction(signal, std::ptr::null(), &raw mut old);
-                // What was ignored stays ignored, as under nohup.
+                // An ignored signal stays ignored, as under nohup.
                 if old.sa_sigaction != libc::SIG_IGN {
                     let mut new: libc::sigaction = std::mem::zeroed();
                     new.sa_sigaction = action;
@@ -71,15 +75,15 @@ impl Relay {
     pub fn stop(self) {
         CHILD.store(0, Ordering::Relaxed);
         for (signal, old) in &self.before {
-            // SAFETY: restores what was there.
+            // SAFETY: `old` is the action that `start` read for this signal.
             unsafe { libc::sigaction(*signal, old, std::ptr::null_mut()) };
         }
     }
 }
 
-/// Lets the child begin with the signal actions that this process was started with.
+/// Makes the child begin with the signal actions that this process was started with.
 pub fn prepare_child(command: &mut Command) {
-    // SAFETY: the closure calls only sigaction and signal, which are allowed between fork and exec.
+    // SAFETY: the closure calls only `signal`, which is allowed between fork and exec.
     unsafe {
         command.pre_exec(|| {
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
@@ -92,18 +96,18 @@ pub fn prepare_child(command: &mut Command) {
 }
 
 pub fn effective_uid() -> u32 {
-    // SAFETY: no preconditions.
+    // SAFETY: the call takes no arguments and touches no memory.
     unsafe { libc::geteuid() }
 }
 
 pub fn effective_gid() -> u32 {
-    // SAFETY: no preconditions.
+    // SAFETY: the call takes no arguments and touches no memory.
     unsafe { libc::getegid() }
 }
 
-/// Whether a file has capabilities of its own.
+/// Returns whether a file has capabilities.
 pub fn has_capabilities(path: &CStr) -> bool {
-    // SAFETY: both strings end with a NUL; a size of 0 only asks.
+    // SAFETY: both strings end with a NUL. With a size of 0 the kernel writes nothing.
     unsafe {
         libc::getxattr(
             path.as_ptr(),

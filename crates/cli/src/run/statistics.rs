@@ -1,4 +1,4 @@
-//! Reading the statistics segments that the command's processes have left.
+//! Reads the statistics files that the command's processes have left.
 
 use anyhow::{Context, Result, anyhow};
 use pinfold::segment::{
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 pub const VARIABLE: &str = segment::DIRECTORY_VARIABLE;
 
-/// A directory in which processes leave their segments; removed when dropped.
+/// A directory for statistics files. Dropping it removes it.
 pub struct Directory {
     path: PathBuf,
 }
@@ -25,14 +25,19 @@ impl Directory {
         let name = format!("pinfold-{}-{stamp}", std::process::id());
         let bases = [Path::new("/dev/shm"), &std::env::temp_dir()];
         let mut made = Err(anyhow!(
-            "there is no directory for temporary files; set TMPDIR"
+            "no directory for temporary files exists; set TMPDIR to one"
         ));
         for base in bases.into_iter().filter(|base| base.is_dir()) {
             let path = base.join(&name);
             made = fs::DirBuilder::new()
                 .mode(0o700)
                 .create(&path)
-                .with_context(|| format!("cannot make {} for the statistics", path.display()))
+                .with_context(|| {
+                    format!(
+                        "cannot make the directory {} for the statistics",
+                        path.display()
+                    )
+                })
                 .map(|()| path);
             if made.is_ok() {
                 break;
@@ -46,7 +51,8 @@ impl Directory {
         &self.path
     }
 
-    /// What the process `pid` counted, its last program image, and what all others did.
+    /// Returns what the last program image of process `pid` counted, and what all other images
+    /// counted.
     pub fn read(&self, pid: u32) -> Report {
         let mut all: Vec<(u32, u32, Process)> = Vec::new();
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
@@ -86,7 +92,7 @@ pub struct Report {
     pub others: Vec<Process>,
 }
 
-/// What one program image counted.
+/// The counts of one program image: a process between two calls of `exec`.
 #[derive(Debug, Default)]
 pub struct Process {
     pub pid: u32,
@@ -117,7 +123,8 @@ pub struct Class {
 }
 
 impl Process {
-    /// Reads a segment, which may be anything: only numbers are taken from it, and only from inside it.
+    /// Parses a statistics file. The file may hold anything: only numbers are read, and only from
+    /// inside it.
     fn parse(bytes: &[u8]) -> Option<Process> {
         let word = |at: usize| {
             Some(u64::from_le_bytes(
@@ -143,7 +150,8 @@ impl Process {
         if bytes.len() < units.checked_mul(size)?.checked_add(first)? {
             return None;
         }
-        // The sum over all units of the words at an offset; nothing outside of a unit is read.
+        // Returns the sum over all units of the words at an offset, or `None` if the offset is
+        // outside of a unit.
         let sum = |at: usize| {
             let inside = at.checked_add(8).is_some_and(|end| end <= size);
             let words = (0..units).filter_map(|unit| word(first + unit * size + at));
@@ -208,7 +216,7 @@ impl Class {
         self.alloc.saturating_sub(self.free)
     }
 
-    /// The share of calls that a sheaf served.
+    /// Returns the share of calls that a fast path served.
     pub fn hit_rate(&self) -> Option<f64> {
         hit_rate(self.calls(), self.slowpath)
     }
@@ -245,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn units_are_added_up() {
+    fn counts_of_all_units_are_added_up() {
         let mut bytes = segment(3);
         for unit in 0..3 {
             let at = FIRST + unit * SIZE + CALLS + 8 * Call::alloc(1).index();
@@ -257,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_added_up() {
+    fn events_of_all_nodes_are_added_up() {
         let mut bytes = segment(1);
         for node in 0..NODES {
             let events = EVENTS_AT + (3 * NODES + node) * size_of::<NodeEvents>();
@@ -279,8 +287,8 @@ mod tests {
                 .step_by(61)
                 .all(|cut| Process::parse(&whole[..cut]).is_none())
         );
-        // The mark, the version, the number of units, their size, the place of the calls in them,
-        // the place of the events, the number of nodes.
+        // The magic number, the version, the number of units, their place and size, the place of
+        // the calls in a unit, the place of the events, and the number of nodes.
         let high = |field: usize| field + 2;
         for at in [
             0,

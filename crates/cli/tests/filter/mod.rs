@@ -1,10 +1,10 @@
-//! Has a command run below a seccomp filter.
+//! Runs a command below a seccomp filter.
 
 use std::io::Error;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Answers these system calls with `errno`, in the command and in what it starts.
+/// Lets these system calls fail with `errno` in the command and in its child processes.
 pub fn forbid(command: &mut Command, calls: &[libc::c_long], errno: i32) {
     let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter {
         code: code as u16,
@@ -12,7 +12,7 @@ pub fn forbid(command: &mut Command, calls: &[libc::c_long], errno: i32) {
         jf,
         k,
     };
-    // The call's number is the first word of what the filter sees.
+    // The first word of the filter's input is the number of the system call.
     let mut filter = vec![statement(
         libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
         0,
@@ -32,7 +32,7 @@ pub fn forbid(command: &mut Command, calls: &[libc::c_long], errno: i32) {
             len: filter.len() as u16,
             filter: filter.as_ptr().cast_mut(),
         };
-        // SAFETY: the program points to the filter, which lives in this closure; prctl copies it.
+        // SAFETY: `program` points to `filter`, which lives in this closure, and prctl copies it.
         let refused = unsafe {
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
                 || libc::prctl(
@@ -46,6 +46,6 @@ pub fn forbid(command: &mut Command, calls: &[libc::c_long], errno: i32) {
         }
         Ok(())
     };
-    // SAFETY: the closure makes two system calls and allocates nothing, which is allowed after fork.
+    // SAFETY: the closure makes two system calls and allocates nothing, so it may run after fork.
     unsafe { command.pre_exec(install) };
 }

@@ -1,4 +1,4 @@
-//! The command, and a machine to show it.
+//! Runs the command, and makes a machine for it to look at.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use assert_cmd::Command;
@@ -13,7 +13,7 @@ pub fn command(arguments: &[&str]) -> std::process::Command {
     command
 }
 
-/// What a command says on standard output and standard error, and its status.
+/// Returns a command's standard output, standard error and exit status.
 pub fn said(command: std::process::Command) -> (String, String, Option<i32>) {
     let output = Command::from_std(command).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -24,7 +24,7 @@ pub fn said(command: std::process::Command) -> (String, String, Option<i32>) {
     )
 }
 
-/// Whether policies can be set here.
+/// Returns whether policies can be set here.
 pub fn works() -> bool {
     pinfold(&["policy", "local"]).2 == Some(0)
 }
@@ -43,7 +43,8 @@ pub fn numbers(value: &serde_json::Value) -> Vec<u64> {
     items.map(|item| item.as_u64().unwrap()).collect()
 }
 
-/// A made-up machine: four nodes in a row, node 3 without memory, of which the process may use 0 to 2; node 1 weighs 3.
+/// Makes the files of a machine with five nodes in a row. Node 3 has no memory, node 4 has no CPUs,
+/// and node 1 has weight 3. The process may use the memory of nodes 0 to 3, and runs on node 1.
 pub fn machine() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let write = |file: &str, text: &str| {
@@ -70,7 +71,7 @@ pub fn machine() -> tempfile::TempDir {
     let weights = "sys/kernel/mm/mempolicy/weighted_interleave";
     write(&format!("{weights}/node1"), "3\n");
     write("proc/self/status", "Name:\tcat\nMems_allowed_list:\t0-3\n");
-    // On CPU 3, which is node 1's.
+    // The process runs on CPU 3, which belongs to node 1.
     let numbers: Vec<String> = (4..53).map(|number| number.to_string()).collect();
     let stat = numbers.join(" ").replace(" 39 ", " 3 ");
     write("proc/self/stat", &format!("7 (a) b) S {stat}\n"));

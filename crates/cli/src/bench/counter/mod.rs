@@ -1,5 +1,6 @@
-//! `pinfold bench counter`: the loop with which Shaohua Li and Eric Dumazet argued in 2011 how the kernel's percpu_counter should
-//! scale, and the counters that they proposed, beside Pinfold's.
+//! `pinfold bench counter`: the benchmark of the 2011 discussion between Shaohua Li and Eric
+//! Dumazet about scaling the kernel's percpu_counter. It measures the designs that they proposed
+//! and Pinfold's counters.
 
 mod designs;
 mod percpu;
@@ -17,25 +18,28 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Nanoseconds per mmap and munmap of 128 MiB with a shared counter of the pages, in the designs proposed for the kernel
+/// Measure a shared page counter around mmap and munmap of 128 MiB, in the designs proposed for the
+/// kernel
 ///
-/// Each worker loops: add 32768 pages to the counter, map 128 MiB, unmap them, subtract the pages. The figure is the run's
-/// time divided by the loops of all workers. Meanwhile one more thread sums all the time, or does not; the error of a sum
-/// is its distance, in pages, from all values that the counter can have had while the sum ran. After each run the counter
-/// must be 0.
+/// Each worker loops: add 32768 pages to the counter, map 128 MiB, unmap them, subtract the pages.
+/// The figure is the time of the run divided by the loops of all workers, in nanoseconds. With
+/// `--summing yes`, one more thread sums the counter all the time. The error of a sum is its
+/// distance, in pages, from the values that the counter can have had while the sum ran. After each
+/// run the counter must be 0.
 ///
-/// Subjects: spinlock-batch (percpu_counter as it was: a spinlock around the shared count), slowcount (Eric Dumazet's patch),
-/// add-start (Shaohua Li's reply), atomic (one atomic), pinfold (PercpuCounter that may drift by 64 mappings a CPU, so that
-/// adds stay in the shards), pinfold-batch (PercpuCounter with the kernel's batch). All but atomic and pinfold have
-/// the kernel's batch, max(32, 2 x CPUs), which each add exceeds.
+/// Subjects: spinlock-batch (percpu_counter before the patches: a spinlock around the shared
+/// count), slowcount (Eric Dumazet's patch), add-start (Shaohua Li's reply), atomic (one atomic
+/// integer), pinfold (Pinfold's PercpuCounter, whose cheap reads may be off by 64 mappings per CPU,
+/// so that adds stay on their CPU), pinfold-batch (PercpuCounter with the kernel's batch). All but
+/// atomic and pinfold use the kernel's batch, max(32, 2 x CPUs), which each add exceeds.
 #[derive(clap::Args)]
 pub struct Args {
-    /// How many workers; several numbers, separated by commas, are measured one after the other
+    /// Number of workers; several numbers, separated by commas, are measured one after the other
     #[arg(long, default_value = "16", allow_negative_numbers = true, value_delimiter = ',', value_parser = threads)]
     threads: Vec<u32>,
 
-    /// Workers are processes that share the counter, as in 2011. Pinfold's counters belong to one process: they are only
-    /// measured with threads
+    /// Make the workers processes that share the counter, as in 2011. Pinfold's counters belong to
+    /// one process, so they are left out
     #[arg(long)]
     processes: bool,
 
@@ -43,19 +47,19 @@ pub struct Args {
     #[arg(long, default_value_t = 0.3, allow_negative_numbers = true, value_parser = seconds)]
     seconds: f64,
 
-    /// How often each run is made, all subjects taking turns; figures are medians, errors the largest
+    /// Number of runs of each subject, in turns; times are medians, errors are maxima
     #[arg(long, default_value_t = 3, allow_negative_numbers = true, value_parser = super::at_least_one)]
     rounds: u32,
 
-    /// With mmap and munmap between the adds, without, or both
+    /// Whether workers map and unmap memory between the adds
     #[arg(long, value_enum, default_value_t = Choice::Both)]
     mmap: Choice,
 
-    /// With one more thread that sums, without, or both
+    /// Whether one more thread sums the counter
     #[arg(long, value_enum, default_value_t = Choice::Both)]
     summing: Choice,
 
-    /// Only these subjects, separated by commas
+    /// Measure only these subjects, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SUBJECT")]
     subject: Vec<SubjectName>,
 
@@ -63,12 +67,12 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Draw the figures into this SVG file: bars, or lines for several numbers of workers
+    /// Draw the results into this SVG file: bars, or lines if several numbers of workers are given
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
 
-/// What is measured, in the order of the tables.
+/// The measured designs, in the order of the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 enum SubjectName {
@@ -101,7 +105,7 @@ impl SubjectName {
         }
     }
 
-    /// Whether it can count in memory that processes share.
+    /// Returns whether the design can count in memory shared by processes.
     fn is_shareable(self) -> bool {
         !matches!(self, SubjectName::Pinfold | SubjectName::PinfoldBatch)
     }
@@ -130,11 +134,11 @@ struct Row {
     threads: u32,
     summing: bool,
     mmap: bool,
-    /// The run's time divided by all workers' loops: the median of the rounds.
+    /// The time of the run divided by the loops of all workers: the median of the rounds.
     ns_per_op: f64,
-    /// In pages; none without a summing thread.
+    /// In pages. `None` without a summing thread.
     sum_error_max: Option<u64>,
-    /// How many sums that is the largest error of.
+    /// Number of sums behind `sum_error_max`.
     #[serde(skip)]
     sums: u64,
 }
@@ -157,7 +161,7 @@ pub fn main(args: &Args) -> Result<()> {
         figures::check_writable(file)?;
     }
     if args.processes {
-        // Concurrency ids are a process's own: two processes on two CPUs would meet at the same one.
+        // Concurrency ids are per process: two processes on two CPUs could use the same one.
         pinfold_rseq::init(Index::Cpu);
     } else {
         super::settle_index();
@@ -181,7 +185,7 @@ fn subjects(args: &Args) -> Result<Vec<SubjectName>> {
         let own = args.subject.iter().find(|name| !name.is_shareable());
         ensure!(
             own.is_none(),
-            "{} counts in one process only; leave out --processes or choose other subjects",
+            "{} counts in one process only; leave out --processes, or name other subjects",
             own.map_or("", |name| name.name())
         );
         subjects.retain(|name| name.is_shareable());
@@ -189,7 +193,7 @@ fn subjects(args: &Args) -> Result<Vec<SubjectName>> {
     Ok(subjects)
 }
 
-/// All combinations asked for; within one, rounds in which each subject runs once.
+/// Measures all requested combinations. Within one, each subject runs once per round.
 fn measure(args: &Args, subjects: &[SubjectName]) -> Result<Vec<Row>> {
     let made = subjects.iter().map(|&name| Ok((name, contender(name)?)));
     let contenders = made.collect::<Result<Vec<_>>>()?;

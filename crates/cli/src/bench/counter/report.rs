@@ -1,11 +1,11 @@
-//! What was measured, for people: a table for each combination, and a picture.
+//! The results for people: a table for each combination, and a plot.
 
 use super::{Args, Row, SubjectName, designs};
 use crate::figures::{Bars, Machine, Plot, Series, Table};
 use anyhow::Result;
 use std::path::Path;
 
-/// The tables.
+/// Formats the tables.
 pub fn text(args: &Args, rows: &[Row]) -> String {
     let workers = if args.processes {
         "processes"
@@ -32,7 +32,7 @@ pub fn text(args: &Args, rows: &[Row]) -> String {
     text
 }
 
-/// The rows by combination, of which each has a row for every subject.
+/// Splits the rows by combination. Each combination has one row for every subject.
 fn cells(rows: &[Row]) -> impl Iterator<Item = &[Row]> {
     rows.chunks(subjects(rows).count().max(1))
 }
@@ -74,7 +74,7 @@ fn table(cell: &[Row]) -> Table {
     table
 }
 
-/// Bars by combination; lines over the number of workers where there are several.
+/// Draws bars by combination, or lines over the number of workers if there are several.
 pub fn plot(args: &Args, rows: &[Row], file: &Path) -> Result<()> {
     let (title, y) = ("Add, mmap 128 MiB, munmap, subtract", "ns per loop, median");
     if args.threads.len() > 1 {
@@ -110,7 +110,7 @@ pub fn plot(args: &Args, rows: &[Row], file: &Path) -> Result<()> {
     .write(file)
 }
 
-/// A line for each subject in each kind of combination.
+/// Returns a line for each subject in each kind of combination.
 fn lines(rows: &[Row]) -> Vec<Series> {
     let mut kinds: Vec<String> = rows.iter().map(kind).collect();
     kinds.sort();

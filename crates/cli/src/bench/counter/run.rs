@@ -1,4 +1,4 @@
-//! One design in one cell: start the workers, let them run, sum meanwhile, check.
+//! One run of one design: start the workers, let them count, sum meanwhile, check the result.
 
 use super::SubjectName;
 use super::designs::{self, AddStart, Atomic, Design, Shared, Slowcount, SpinlockBatch};
@@ -12,32 +12,32 @@ use std::io;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
-/// How a run is set up.
+/// The parameters of a run.
 #[derive(Clone, Copy)]
 pub struct Setup {
     pub threads: usize,
-    /// Processes in place of threads.
+    /// Whether the workers are processes instead of threads.
     pub processes: bool,
     pub mmap: bool,
     pub summing: bool,
     pub time: Duration,
 }
 
-/// What a run gave.
+/// The results of a run.
 pub struct Outcome {
     pub ns_per_op: f64,
-    /// How many sums were made.
+    /// Number of sums made.
     pub sums: u64,
     pub sum_error_max: u64,
 }
 
-/// A design as the measurement sees it: only whole runs are dispatched dynamically.
+/// A design behind dynamic dispatch. Only a whole run is one dynamic call.
 pub trait Contender {
     fn run(&self, setup: Setup) -> Result<Outcome>;
 }
 
-/// Makes the counter of a subject. The kernel's designs always lie in shared memory, so that threads and processes find
-/// the same conditions.
+/// Makes a subject's counter. The kernel's designs always lie in shared memory, so that threads and
+/// processes are measured under the same conditions.
 pub fn contender(name: SubjectName) -> Result<Box<dyn Contender>> {
     Ok(match name {
         SubjectName::SpinlockBatch => shared::<SpinlockBatch>()?,
@@ -61,7 +61,7 @@ impl<D: Shared> Contender for SharedSlice<D> {
     }
 }
 
-/// A counter in this process's own memory.
+/// A counter in this process's private memory.
 struct Own<D>(D);
 
 impl<D: Design> Contender for Own<D> {
@@ -112,7 +112,7 @@ struct Led {
     error: u64,
 }
 
-/// What this thread does while the workers run.
+/// Runs on the main thread while the workers run.
 fn lead<D: Design>(
     design: &D,
     workers: &[Padded<Worker>],
@@ -137,19 +137,22 @@ fn lead<D: Design>(
     })
 }
 
-/// At rest, every design promises an exact sum: all that was added was subtracted.
+/// Checks that the counter is 0: the workers subtracted all that they added, and every design is
+/// exact at rest.
 fn check<D: Design>(design: &D, workers: &[Padded<Worker>]) -> Result<()> {
     for worker in workers {
         match worker.0.errno.load(Acquire) {
             0 => {}
             errno => bail!(
-                "mapping 128 MiB in each worker: {}; give a smaller --threads or --mmap no, or raise ulimit -v",
+                "mapping 128 MiB in each worker failed: {}; give a smaller --threads, give --mmap no, or raise ulimit -v",
                 io::Error::from_raw_os_error(errno)
             ),
         }
     }
     match design.sum() {
         0 => Ok(()),
-        left => bail!("{left} pages are left when all were given back; please report this"),
+        left => bail!(
+            "the counter is {left} after every worker subtracted what it added; please report this"
+        ),
     }
 }

@@ -1,4 +1,4 @@
-//! Memory that a process shares with those that it forks.
+//! Memory that a process shares with the processes that it forks.
 
 use anyhow::{Context, Result, bail};
 use std::io;
@@ -6,21 +6,23 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{NonNull, null_mut};
 
-/// A type of which all zeroes is a valid value, which has nothing to drop, and which works at any address.
+/// A type that zero bytes initialise.
 ///
 /// # Safety
 ///
-/// What the first sentence says.
+/// All zero bytes must be a valid value of the type, the value must need no drop, and it must work
+/// at any address.
 pub unsafe trait Zeroed {}
 
-/// Zeroed values in memory that stays shared after a fork. Pages that nobody touches cost nothing.
+/// Zeroed values in memory that stays shared after a fork. Untouched pages cost nothing.
 pub struct SharedSlice<T> {
     at: NonNull<T>,
     length: usize,
     owns: PhantomData<T>,
 }
 
-// SAFETY: a slice of `T`, owned.
+// SAFETY: a `SharedSlice` owns its values and gives out only `&[T]` through a shared reference, so
+// it is `Sync` if `T` is.
 unsafe impl<T: Sync> Sync for SharedSlice<T> {}
 
 impl<T: Zeroed> SharedSlice<T> {
@@ -28,7 +30,8 @@ impl<T: Zeroed> SharedSlice<T> {
         let bytes = bytes::<T>(length).context("more memory than there are addresses")?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: maps new memory at an address that the kernel chooses, so no existing memory
+        // changes.
         let at = unsafe { libc::mmap(null_mut(), bytes, protection, flags, -1, 0) };
         let mapped = NonNull::new(at.cast()).filter(|_| at != libc::MAP_FAILED);
         let Some(at) = mapped else {
@@ -43,7 +46,7 @@ impl<T: Zeroed> SharedSlice<T> {
     }
 }
 
-/// At least one: there are no empty mappings.
+/// Returns the size of the mapping: at least 1, because an empty mapping is an error.
 fn bytes<T>(length: usize) -> Option<usize> {
     Some(size_of::<T>().checked_mul(length)?.max(1))
 }
@@ -52,15 +55,17 @@ impl<T> Deref for SharedSlice<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping holds `length` values, which zeroes made valid; pages are aligned enough for them.
+        // SAFETY: the mapping holds `length` values, for which zero bytes are valid (`T: Zeroed`).
+        // A page-aligned address is aligned for `T`.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.length) }
     }
 }
 
 impl<T> DerefMut for SharedSlice<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in `deref`; the borrow is the only one in this process, and no other process has been forked while
-        // it lasts.
+        // SAFETY: the mapping holds `length` values, for which zero bytes are valid (`T: Zeroed`).
+        // `&mut self` is the only reference in this process, and the callers fork only after the
+        // borrow has ended.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.length) }
     }
 }
@@ -68,7 +73,8 @@ impl<T> DerefMut for SharedSlice<T> {
 impl<T> Drop for SharedSlice<T> {
     fn drop(&mut self) {
         if let Some(bytes) = bytes::<T>(self.length) {
-            // SAFETY: the mapping is this one's, and nothing borrows from it any more.
+            // SAFETY: `new` mapped these bytes, and `&mut self` shows that no reference into them
+            // is left.
             unsafe { libc::munmap(self.at.as_ptr().cast(), bytes) };
         }
     }

@@ -1,17 +1,20 @@
-//! What a sum may have been: each worker publishes the step of its loop that it has reached, so that the values which the
-//! counter took while a sum ran lie in a known interval.
+//! Checks a sum against the values that the counter can have had while the sum ran.
 //!
-//! A worker's share is 0 or one mapping. Its steps are numbered on and on, four to a loop:
+//! Each worker publishes the step of its loop. From the steps before and after a sum follows an
+//! interval that contains every value the counter had meanwhile.
+//!
+//! A worker's share of the counter is 0 or one mapping. Its steps are numbered consecutively, four
+//! to a loop:
 //!
 //! | step mod 4 | the worker | its share |
 //! |---|---|---|
-//! | 0 | has subtracted (or not begun) | 0 |
+//! | 0 | has subtracted, or has not begun | 0 |
 //! | 1 | is adding | 0 or a mapping |
 //! | 2 | has added | a mapping |
 //! | 3 | is subtracting | a mapping or 0 |
 //!
-//! A worker that shows the same step before and after a sum was in that step all the time; one that shows two steps may
-//! have had either share.
+//! If a worker shows the same step before and after the sum, it was in that step all the time. If
+//! it shows two different steps, it may have had either share.
 
 use super::workers::{PAGES, Worker};
 use crate::bench::Padded;
@@ -24,22 +27,24 @@ use std::sync::atomic::fence;
 pub struct Step(AtomicU64);
 
 impl Step {
-    /// The next add begins: nobody sees it before this.
+    /// Announces the next add. The release fence keeps the add after this store; it pairs with the
+    /// acquire fence in [`Witness::error_of`].
     #[inline(always)]
     pub fn begin(&self) {
-        // Only the worker writes it.
+        // A plain increment is enough: only this worker writes its step.
         self.0.store(self.0.load(Relaxed) + 1, Relaxed);
         fence(Release);
     }
 
-    /// The add is done: whoever sees this sees the add too.
+    /// Publishes that the add is done. A thread that loads this step with acquire ordering sees the
+    /// add.
     #[inline(always)]
     pub fn end(&self) {
         self.0.store(self.0.load(Relaxed) + 1, Release);
     }
 }
 
-/// Looks at all workers before and after a sum.
+/// Reads all workers' steps before and after a sum.
 pub struct Witness<'a> {
     workers: &'a [Padded<Worker>],
     before: Vec<u64>,
@@ -53,13 +58,14 @@ impl<'a> Witness<'a> {
         }
     }
 
-    /// The error of `sum`: how far it lies outside of what the counter was while it ran.
+    /// Returns the error of `sum`: its distance from the values that the counter had while it ran.
     pub fn error_of(&mut self, sum: impl FnOnce() -> i64) -> u64 {
         for (before, worker) in self.before.iter_mut().zip(self.workers) {
             *before = worker.0.step.0.load(Acquire);
         }
         let sum = sum();
-        // What the sum has seen of an add, the steps read below have seen too.
+        // If the sum saw an add, the loads below see the step that the worker stored before the
+        // add.
         fence(Acquire);
         let steps = self.before.iter().zip(self.workers);
         let interval = interval(steps.map(|(before, worker)| {
@@ -70,7 +76,7 @@ impl<'a> Witness<'a> {
     }
 }
 
-/// The least and the most that workers can have added up to, by their steps before and after.
+/// Returns the least and the most that the workers' shares can add up to.
 fn interval(steps: impl Iterator<Item = (u64, u64)>) -> (i64, i64) {
     steps.fold((0, 0), |(low, high), (before, after)| {
         let (least, most) = match before % 4 {
@@ -91,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resting_workers_are_known_and_moving_ones_are_not() {
+    fn a_workers_share_is_known_only_while_it_rests() {
         assert_eq!(interval([(0, 0), (4, 4)].into_iter()), (0, 0));
         assert_eq!(
             interval([(2, 2), (6, 6), (8, 8)].into_iter()),
@@ -101,24 +107,24 @@ mod tests {
             interval([(1, 1), (3, 3), (2, 2)].into_iter()),
             (PAGES, 3 * PAGES)
         );
-        // A whole loop went by, and the worker is back where it was.
+        // The worker made a whole loop during the sum.
         assert_eq!(interval([(2, 6), (0, 4)].into_iter()), (0, 2 * PAGES));
     }
 
     #[test]
-    fn a_witness_knows_the_shares_and_tells_wrong_sums() {
+    fn a_witness_measures_the_error_of_a_sum() {
         let workers = [(); 2].map(|()| Padded::<Worker>::default());
         let mut witness = Witness::new(&workers);
         assert_eq!(witness.error_of(|| 0), 0);
         assert_eq!(witness.error_of(|| PAGES), PAGES as u64);
-        // One has added, the other is at it.
+        // Worker 0 has added, and worker 1 is adding.
         workers[0].0.step.begin();
         workers[0].0.step.end();
         workers[1].0.step.begin();
         assert_eq!(witness.error_of(|| PAGES), 0);
         assert_eq!(witness.error_of(|| 2 * PAGES), 0);
         assert_eq!(witness.error_of(|| PAGES - 7), 7);
-        // It ends and subtracts while the sum runs.
+        // Worker 1 finishes its add and subtracts while the sum runs.
         let moving = || {
             (0..3).for_each(|_| workers[1].0.step.end());
             2 * PAGES + 1

@@ -1,4 +1,5 @@
-//! The workers: each adds a mapping's pages, maps and unmaps, and subtracts them, until it is told to stop.
+//! The workers. Until it is told to stop, each adds a mapping's pages, maps and unmaps, and
+//! subtracts the pages.
 
 use super::designs::Design;
 use super::shared::Zeroed;
@@ -12,21 +13,22 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
-/// What is mapped, and what it adds to the counter: in pages of 4 KiB, as the kernel counts what is committed.
+/// Bytes of a mapping. The counter counts them in pages of 4 KiB, as the kernel counts committed
+/// memory.
 pub const BYTES: usize = 128 << 20;
 pub const PAGES: i64 = (BYTES / 4096) as i64;
 
-/// What a worker says of itself.
+/// What a worker reports.
 #[derive(Default)]
 pub struct Worker {
     pub step: Step,
-    /// How many loops it has made, when it has stopped.
+    /// Number of loops made. Stored when the worker stops.
     pub loops: AtomicU64,
-    /// Why a mapping failed, or 0.
+    /// The error number of a failed mapping, or 0.
     pub errno: AtomicI32,
 }
 
-// SAFETY: atomics whose zero means none.
+// SAFETY: the type holds only atomics and padding, for which zero bytes are valid.
 unsafe impl Zeroed for Padded<Worker> {}
 
 const WAIT: u32 = 0;
@@ -34,23 +36,31 @@ const GO: u32 = 1;
 const STOP: u32 = 2;
 
 /// Starts and stops the workers.
+///
+/// The workers increment `ready` with release ordering, and [`go`](Self::go) loads it with acquire
+/// ordering. The stores of `state` pair with the workers' acquiring load in the same way.
 #[derive(Default)]
 pub struct Control {
     state: AtomicU32,
     ready: AtomicU32,
 }
 
-// SAFETY: atomics whose zero means that nobody is ready and all wait.
+// SAFETY: the type holds only atomics and padding, for which zero bytes are valid. They mean that
+// no worker is ready and that all wait.
 unsafe impl Zeroed for Padded<Control> {}
 
 impl Control {
-    /// Waits for all workers and lets them go at once; returns when.
+    /// Waits until all workers are ready, lets them go at once, and returns the time of that.
     pub fn go(&self, workers: usize) -> Result<Instant> {
         const PATIENCE: Duration = Duration::from_secs(60);
         let begin = Instant::now();
         let all = || self.ready.load(Acquire) as usize == workers;
         spin_until(|| all() || begin.elapsed() > PATIENCE);
-        ensure!(all(), "not all workers started within {PATIENCE:?}");
+        ensure!(
+            all(),
+            "only {} of {workers} workers started within {PATIENCE:?}; give a smaller --threads",
+            self.ready.load(Acquire)
+        );
         let start = Instant::now();
         self.state.store(GO, Release);
         Ok(start)
@@ -64,14 +74,14 @@ impl Control {
 /// What each worker of a run does.
 #[derive(Clone, Copy)]
 pub struct Loop {
-    /// Map and unmap in between.
+    /// Whether to map and unmap between the adds.
     pub mmap: bool,
-    /// Publish the steps, for a witness.
+    /// Whether to publish the steps for a [`Witness`](super::truth::Witness).
     pub publish: bool,
 }
 
 impl Loop {
-    /// One worker's run.
+    /// Runs one worker until `control` stops it.
     pub fn work<D: Design>(self, design: &D, worker: &Worker, control: &Control) {
         match (self.mmap, self.publish) {
             (false, false) => work::<D, false, false>(design, worker, control),
@@ -116,7 +126,7 @@ fn work<D: Design, const MMAP: bool, const PUBLISH: bool>(
 fn map_and_unmap() -> Result<(), i32> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new private mapping, which nobody else knows and which goes at once.
+    // SAFETY: maps new private memory that no reference points to, and unmaps exactly that memory.
     let unmapped = unsafe {
         let at = libc::mmap(null_mut(), BYTES, protection, flags, -1, 0);
         at != libc::MAP_FAILED && libc::munmap(at, BYTES) == 0
@@ -129,8 +139,8 @@ fn map_and_unmap() -> Result<(), i32> {
     }
 }
 
-/// Runs `work(number)` in as many threads as said, and `lead` in this one; `lead` has to stop the workers, also when it
-/// fails.
+/// Runs `work(number)` in `count` threads and `lead` in this one. `lead` must stop the workers even
+/// if it fails.
 pub fn threads<R>(
     count: usize,
     control: &Control,
@@ -150,7 +160,8 @@ pub fn threads<R>(
     })
 }
 
-/// As [`threads`], in processes, which share only what lies in shared memory.
+/// Runs `work(number)` in `count` processes and `lead` in this one. The processes share only
+/// [`SharedSlice`](super::shared::SharedSlice) memory. This function stops the workers.
 pub fn processes<R>(
     count: usize,
     control: &Control,
@@ -183,18 +194,21 @@ fn too_many(what: &str, number: usize, count: usize) -> String {
     )
 }
 
-/// Runs `work` in a child process; returns its id.
+/// Runs `work` in a child process and returns the child's id.
 fn fork(work: impl FnOnce()) -> io::Result<libc::pid_t> {
-    // SAFETY: this process has one thread, so the child has all of it.
+    // SAFETY: this process has only one thread, so no lock is held by a thread that the child
+    // lacks.
     let child = unsafe { libc::fork() };
     match child {
         -1 => Err(io::Error::last_os_error()),
         0 => {
-            // Nothing may run past here in the child, unwinding included.
-            // SAFETY: no preconditions; if the parent dies, nobody would tell the child to stop.
+            // The child must not return from here, not even by unwinding. The kernel kills it if
+            // the parent dies, because nothing else would stop it.
+            // SAFETY: this prctl takes integers only and changes no memory.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             let worked = catch_unwind(AssertUnwindSafe(work));
-            // SAFETY: ends the child without running what the parent registered for its own end.
+            // SAFETY: `_exit` ends the child without running the parent's exit handlers, and
+            // touches no memory.
             unsafe { libc::_exit(worked.is_err().into()) }
         }
         child => Ok(child),
@@ -203,7 +217,7 @@ fn fork(work: impl FnOnce()) -> io::Result<libc::pid_t> {
 
 fn wait(child: libc::pid_t) -> Result<()> {
     let mut status = 0;
-    // SAFETY: `status` is writable.
+    // SAFETY: `status` is a live local variable that the kernel may write to.
     while unsafe { libc::waitpid(child, &raw mut status, 0) } < 0 {
         let error = io::Error::last_os_error();
         if error.kind() != io::ErrorKind::Interrupted {
@@ -211,7 +225,9 @@ fn wait(child: libc::pid_t) -> Result<()> {
         }
     }
     if status != 0 {
-        bail!("a worker process was killed or failed (wait status {status:#x})");
+        bail!(
+            "worker process {child} was killed or failed (wait status {status:#x}); give a smaller --threads if memory is short"
+        );
     }
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! Amounts of memory: as people write them, and how much there is.
+//! Amounts of memory: how people write them, and how much memory is available.
 
 use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 
-/// Bytes.
+/// A number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Amount(pub usize);
 
@@ -20,15 +20,17 @@ impl FromStr for Amount {
         let (digits, shift) = UNITS.into_iter().find_map(unit).unwrap_or((text, 0));
         let number = digits.parse::<usize>().ok();
         match number.and_then(|number| number.checked_mul(1 << shift)) {
-            Some(0) => Err("0 would measure nothing; give some bytes, as 64M".to_owned()),
+            Some(0) => Err("0 would measure nothing; give a size like 64M".to_owned()),
             Some(bytes) => Ok(Amount(bytes)),
-            None => Err("give a number of bytes, with K, M, G or T behind it, as 64M".to_owned()),
+            None => {
+                Err("give a number of bytes, optionally with K, M, G or T, like 64M".to_owned())
+            }
         }
     }
 }
 
 impl Amount {
-    /// Rounded down to a few digits, so that it can be given as a limit.
+    /// Rounds down to a few digits, for a limit that a user can type.
     pub fn about(self) -> Amount {
         let units = UNITS.into_iter().rev();
         let fits = units
@@ -38,7 +40,7 @@ impl Amount {
     }
 }
 
-/// In the largest unit that it is a whole number of.
+/// Writes the amount in the largest unit of which it is a whole number.
 impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fits = |shift: u32| self.0 != 0 && self.0.trailing_zeros() >= shift;
@@ -49,16 +51,17 @@ impl fmt::Display for Amount {
     }
 }
 
-/// The default: 64 MiB, or as much as keeps what an arena holds between rounds below the hundredth of the memory from which on
-/// Pinfold gives pages back at once (see `pinfold::page`).
+/// Returns the default size of the region: a 128th of the machine's memory, at least 15 MiB and at
+/// most 64 MiB, in whole MiB.
 pub fn default_region() -> Amount {
     const MOST: usize = 64 << 20;
+    // Less than the 16 MiB of free memory that Pinfold keeps in any case, if there is no limit.
     const LEAST: usize = 15 << 20;
     let total = meminfo("MemTotal:").unwrap_or(usize::MAX);
     Amount((total / 128).clamp(LEAST, MOST) >> 20 << 20)
 }
 
-/// What can be used without swapping; `None` where nothing says so.
+/// Returns how much memory can be used without swapping, or `None` if the system does not say.
 pub fn available() -> Option<Amount> {
     let free = meminfo("MemAvailable:").into_iter();
     free.chain(left_to_group()).min().map(Amount)
@@ -71,7 +74,7 @@ fn meminfo(name: &str) -> Option<usize> {
     kilobytes.checked_mul(1024)
 }
 
-/// What the control groups of this process leave it, if they set a limit.
+/// Returns how much the limits of this process's control groups leave, or `None` without a limit.
 fn left_to_group() -> Option<usize> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
@@ -92,7 +95,7 @@ mod tests {
     use super::Amount;
 
     #[test]
-    fn amounts_are_read_and_shown() {
+    fn sizes_are_parsed_and_printed() {
         for (text, bytes, shown) in [
             ("4096", 4096, "4K"),
             ("64M", 64 << 20, "64M"),

@@ -1,4 +1,4 @@
-//! The threads of a round: each touches the pages of its slice, and says what time that took.
+//! The threads of a round. Each touches the pages of its slice and measures its time.
 
 use super::subjects::Subject;
 use crate::bench::spin_until;
@@ -13,23 +13,23 @@ const WAIT: u8 = 0;
 const GO: u8 = 1;
 const QUIT: u8 = 2;
 
-/// What a round, or one thread of it, gave.
+/// The result of a round, or of one of its threads.
 #[derive(Clone, Copy)]
 pub struct Lap {
     start: Instant,
     end: Instant,
     cpu: Duration,
-    /// Pages that the kernel had to find.
+    /// Page faults that the kernel served.
     pub kernels_faults: u64,
 }
 
 impl Lap {
-    /// From the earliest start to the latest end.
+    /// Returns the time from the earliest start to the latest end.
     pub fn wall_seconds(&self) -> f64 {
         self.end.duration_since(self.start).as_secs_f64()
     }
 
-    /// Of all threads.
+    /// Returns the CPU time of all threads.
     pub fn cpu_seconds(&self) -> f64 {
         self.cpu.as_secs_f64()
     }
@@ -44,7 +44,7 @@ impl Lap {
     }
 }
 
-/// Touches all `pages` of the subject's region once, in so many threads.
+/// Touches all `pages` of the subject's region once, with `threads` threads.
 pub fn run(subject: &dyn Subject, threads: usize, pages: usize) -> Result<Lap> {
     let (gate, ready) = (AtomicU8::new(WAIT), AtomicUsize::new(0));
     let (gate, ready) = (&gate, &ready);
@@ -74,7 +74,7 @@ pub fn run(subject: &dyn Subject, threads: usize, pages: usize) -> Result<Lap> {
         gate.store(GO, Release);
         let laps = workers.into_iter().map(|worker| {
             let lap = worker.join().ok().flatten();
-            lap.ok_or_else(|| anyhow!("a measuring thread panicked"))?
+            lap.ok_or_else(|| anyhow!("a measuring thread panicked; please report this"))?
         });
         let laps = laps.collect::<Result<Vec<Lap>>>()?;
         let all = laps.into_iter().reduce(Lap::and);
@@ -95,14 +95,16 @@ fn lap(work: impl FnOnce() -> Result<()>) -> Result<Lap> {
     })
 }
 
-/// What this thread has used, user's and system's together. The clock and not getrusage, of the same account, because that
-/// is brought up to date only at the clock's ticks, a few milliseconds apart: as long as a thread may need for its slice.
+/// Returns the CPU time of this thread, user and system together.
+///
+/// This reads a clock, not `getrusage`: the kernel updates those figures only at clock ticks, a few
+/// milliseconds apart. A thread may need no longer than that for its slice.
 fn cpu_time() -> Result<Duration> {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is writable.
+    // SAFETY: `time` is a live local variable that the kernel may write to.
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     match failed {
         0 => Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32)),
@@ -110,13 +112,14 @@ fn cpu_time() -> Result<Duration> {
     }
 }
 
-/// How many times this thread touched a page that was not there.
+/// Returns how many page faults without I/O this thread has had.
 fn faults() -> Result<u64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: `usage` is writable.
+    // SAFETY: `usage` is a live local variable that the kernel may write to.
     if unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) } != 0 {
         return Err(std::io::Error::last_os_error()).context("reading the thread's page faults");
     }
-    // SAFETY: written, and made of numbers.
+    // SAFETY: `usage` is zeroed at least, and zero bytes are a valid `rusage`, which holds only
+    // numbers.
     Ok(unsafe { usage.assume_init() }.ru_minflt as u64)
 }

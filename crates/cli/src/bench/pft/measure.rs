@@ -1,4 +1,5 @@
-//! All tables: for each number of threads rounds in which every subject's region is filled once, in turns.
+//! Measures all tables. For each number of threads there are rounds. In each round every subject's
+//! region is filled once, in turns.
 
 use super::amount::default_region;
 use super::subjects::{Contenders, SubjectName};
@@ -7,10 +8,10 @@ use crate::figures::median;
 use anyhow::{Context, Result};
 use pinfold_rseq::Backend;
 
-/// What was measured, in the order of the tables.
+/// The results, in the order of the tables.
 pub struct Measured {
     pub rows: Vec<Row>,
-    /// What a reader has to know about them.
+    /// Remarks that a reader needs to judge the rows.
     pub notes: Vec<String>,
 }
 
@@ -33,12 +34,12 @@ pub fn measure(plan: &Plan) -> Result<Measured> {
     Ok(measured)
 }
 
-/// The rounds of one subject.
+/// The samples of one subject, one for each round.
 #[derive(Default)]
 struct Samples {
     by_cpu: Vec<f64>,
     by_wall: Vec<f64>,
-    /// The kernel's faults in percent of the pages.
+    /// Faults that the kernel served, in percent of the pages.
     percent: Vec<f64>,
 }
 
@@ -52,7 +53,9 @@ fn cell(
     let count = contenders.0.len();
     let mut samples: Vec<Samples> = (0..count).map(|_| Samples::default()).collect();
     for round in 0..=plan.rounds as usize {
-        // Each comes after each other one as often: what that leaves in the processor's caches is worth some percent.
+        // Every other round reverses the order, so that each subject follows each other one equally
+        // often. What the previous subject leaves in the processor's caches changes a figure by
+        // some percent.
         let at = |turn| match round % 2 {
             0 => turn,
             _ => (count - turn) % count,
@@ -64,10 +67,10 @@ fn cell(
                 .and_then(|()| crew::run(&**subject, threads, plan.pages));
             subject.release();
             let lap = lap.with_context(|| name.name())?;
-            // The first one only brings the memory in.
+            // Round 0 only brings the memory in.
             if round > 0 {
                 let pages = plan.pages as f64;
-                // A clock that stood still is no division by zero.
+                // A clock that stood still must not cause a division by zero.
                 samples.by_cpu.push(pages / lap.cpu_seconds().max(1e-9));
                 samples.by_wall.push(pages / lap.wall_seconds().max(1e-9));
                 samples
@@ -91,7 +94,8 @@ fn cell(
 }
 
 impl Measured {
-    /// Notes when pages of an arena were not in memory any more, as of a region too large: then the figures are the kernel's as well.
+    /// Adds a note if the kernel had to bring an arena's pages back in. Then the subject's figures
+    /// include the kernel's page faults. A region that is too large causes this.
     fn look_for_faults(&mut self, kind: Kind, subject: SubjectName, threads: usize, percent: f64) {
         if subject == SubjectName::Kernel || percent < 1.0 {
             return;
@@ -99,7 +103,8 @@ impl Measured {
         let (table, subject) = (title(kind), subject.name());
         let best = default_region();
         self.notes.push(format!(
-            "{table}, N = {threads}, {subject}: {percent:.0} % of the pages were the kernel's faults again; --memory {best} avoids that best."
+            "{table}, N = {threads}, {subject}: {percent:.0} % of the pages had left memory, so these \
+             figures include the kernel's page faults; try --memory below {best}."
         ));
     }
 }

@@ -1,5 +1,6 @@
-//! `pinfold bench pft`: the page-fault test with which Lee Schermerhorn showed in 2008 what reference counts of memory policies
-//! cost the kernel's page allocation; for the kernel and for Pinfold's pages on this machine.
+//! `pinfold bench pft`: the page-fault test of Lee Schermerhorn, who showed with it in 2008 what
+//! reference counts of memory policies cost the kernel's page allocation. It measures the kernel
+//! and Pinfold's pages.
 
 mod amount;
 mod crew;
@@ -14,37 +15,45 @@ use serde::Serialize;
 use std::path::PathBuf;
 use subjects::{Contenders, SubjectName};
 
-/// Page faults per CPU second and per wall-clock second, by the number of threads: four tables
+/// Measure page faults per second for 1 to N threads, with and without reference counts on memory
+/// policies
 ///
-/// A region is divided among N threads, and each writes one cache line in every page of its part, none of which is there yet. Threads wait
-/// for a go flag, and run where the scheduler puts them. CPU time is each thread's own; wall time is from the earliest
-/// start to the latest end. Each table is for a kind of memory, anonymous or shared, and a policy, the system's default or one
-/// of the region's own; both mean a page of the node that asks.
+/// Prints four tables. A region is divided among N threads. Each thread writes one cache line in
+/// every page of its part. No page of the region exists before. The threads wait for a common start
+/// and run where the scheduler puts them. CPU time is the sum of the threads' own times. Wall-clock
+/// time is from the earliest start to the latest end. Each table is for a kind of memory, anonymous
+/// or shared, and for a policy, the system's default or one of the region's own. Both policies mean
+/// a page of the node that asks.
 ///
-/// Subjects: kernel (faults on a fresh mapping, private or shared; the region's policy is set by mbind); pinfold
-/// (Pages::alloc_zeroed for each page, noted in an array of pointers; the region's policy is set by Pages::set_policy, as one
-/// range for anonymous memory and 16 for shared); counted (the same pages, but the policy is found and used as before 2008: an object
-/// with a reference count that all threads take and drop around each allocation, and for shared memory a spinlock around
-/// the 16 ranges). Without a policy pinfold and counted do the same, and shared memory is as anonymous.
+/// Subjects: kernel (faults on a fresh private or shared mapping; mbind sets the region's policy);
+/// pinfold (Pages::alloc_zeroed for each page, noted in an array of pointers; Pages::set_policy
+/// sets the region's policy, as one range for anonymous memory and as 16 for shared memory);
+/// counted (the same pages, but each allocation looks its policy up as kernels before 2008 did: all
+/// threads take and drop a reference count on it, and for shared memory a spinlock protects the 16
+/// ranges). Without a policy, pinfold and counted do the same, and shared memory is like anonymous
+/// memory.
 ///
-/// Their pages are brought into memory before the measured time, and zeroed in it, as the kernel's are. Nobody has huge pages.
+/// The pages of pinfold and counted are brought into memory before the measured time and zeroed
+/// within it, as the kernel zeroes its pages. No subject uses huge pages.
 #[derive(clap::Args)]
 pub struct Args {
-    /// N goes from 1 to this; by default to the number of CPUs that this process may use
+    /// The largest N; by default the number of CPUs that this process may use
     #[arg(long, allow_negative_numbers = true, value_parser = threads, value_name = "MAX")]
     threads: Option<u32>,
 
-    /// Bytes of the region, with K, M, G or T; by default 64M, or less on small machines. Twice as much is used
+    /// Size of the region in bytes, or with K, M, G or T; by default 64M, or less on small
+    /// machines. The test needs twice as much memory
     #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
     memory: Option<Amount>,
 
-    /// How often each region is filled, all subjects taking turns; figures are medians. Before, each is filled once without
-    /// being measured
+    /// Number of times each region is filled, all subjects in turns; figures are medians. Before
+    /// that, each region is filled once without being measured
     #[arg(long, default_value_t = 10, allow_negative_numbers = true, value_parser = super::at_least_one)]
     rounds: u32,
 
-    /// Whether the arenas' pages are zeroed before they are written to, as the kernel's are. Zeroing a region larger than the
-    /// processor's caches is limited by the memory's bandwidth, which all threads share; without it allocation alone is measured
+    /// Whether the pages of pinfold and counted are zeroed before they are written, as the kernel's
+    /// are. Zeroing a region larger than the processor's caches is limited by the memory's
+    /// bandwidth, which all threads share. With "no", the test measures allocation alone
     #[arg(long, value_name = "yes|no", default_value = "yes", value_parser = yes_or_no, action = clap::ArgAction::Set)]
     zero: bool,
 
@@ -52,12 +61,13 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Draw the faults per wall-clock second over the threads into this SVG file, a panel for each table
+    /// Draw the faults per wall-clock second against the number of threads into this SVG file, a
+    /// panel for each table
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
 
-/// What the region is made of.
+/// The kind of memory that the region is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Memory {
@@ -65,7 +75,7 @@ enum Memory {
     Shmem,
 }
 
-/// Whose policy it has.
+/// The policy of the region: the system's default, or its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Policy {
@@ -73,8 +83,9 @@ enum Policy {
     Range,
 }
 
-/// A table's kind, in the order of the tables.
+/// A table's kind.
 type Kind = (Memory, Policy);
+/// All kinds, in the order of the tables.
 const KINDS: [Kind; 4] = [
     (Memory::Anon, Policy::System),
     (Memory::Anon, Policy::Range),
@@ -82,7 +93,7 @@ const KINDS: [Kind; 4] = [
     (Memory::Shmem, Policy::Range),
 ];
 
-/// What the tables of 2008 were called.
+/// Returns the title that the tables of 2008 had.
 fn title((memory, policy): Kind) -> String {
     let memory = match memory {
         Memory::Anon => "anon",
@@ -101,9 +112,9 @@ struct Row {
     policy: Policy,
     threads: usize,
     subject: SubjectName,
-    /// By the CPU time of all threads: the median of the rounds.
+    /// Pages divided by the CPU time of all threads: the median of the rounds.
     faults_per_cpu_second: f64,
-    /// By the time from the first start to the last end.
+    /// Pages divided by the time from the first start to the last end: the median of the rounds.
     faults_per_wall_second: f64,
 }
 
@@ -125,7 +136,7 @@ fn yes_or_no(text: &str) -> Result<bool, String> {
     }
 }
 
-/// What is measured.
+/// The parameters of a run.
 struct Plan {
     threads: usize,
     pages: usize,
@@ -173,19 +184,20 @@ fn plan(args: &Args) -> Result<Plan> {
     })
 }
 
-/// Of whose memory a part would be huge pages, and which one's, is chance.
+/// Switches huge pages off for this process. Which subject would get them, and for which part of
+/// its memory, would be chance.
 fn without_huge_pages() {
-    // Kernels without huge pages refuse, and need not be told.
-    // SAFETY: no preconditions; concerns memory that is mapped from now on, and what was there stays as it is.
+    // The result is ignored: a kernel without huge pages refuses.
+    // SAFETY: this prctl takes integers only. It affects memory that is mapped afterwards.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
 }
 
-/// Better refused than killed for want of memory in the middle.
+/// Fails if there is not enough memory. Otherwise the kernel might kill the process in the middle.
 fn check_available(memory: Amount) -> Result<()> {
     let needed = Amount(memory.0.saturating_mul(Contenders::REGIONS));
     match amount::available() {
         Some(available) if needed > available => bail!(
-            "--memory {memory} needs {}, the kernel's region and an arena's, and {} are available; give {} or less",
+            "--memory {memory} needs {} for two regions, the kernel's and Pinfold's, but only {} are available; give {} or less",
             needed.about(),
             available.about(),
             Amount(available.0 / Contenders::REGIONS).about()

@@ -1,4 +1,4 @@
-//! What was measured, for people: the four tables in the form of 2008, and a picture.
+//! The results for people: the four tables in the form of 2008, and a plot.
 
 use super::measure::Measured;
 use super::subjects::{SubjectName, page_size};
@@ -7,7 +7,7 @@ use crate::figures::{Machine, Panels, Plot, Series, rounds};
 use anyhow::Result;
 use std::path::Path;
 
-/// All of it.
+/// Formats the notes and the tables.
 pub fn text(plan: &Plan, measured: &Measured) -> String {
     let mut text = format!(
         "{}\nFaults per CPU second and per wall-clock second, medians of {}. A region of {}, {} pages, divided among N threads, \
@@ -19,7 +19,7 @@ pub fn text(plan: &Plan, measured: &Measured) -> String {
         if plan.zero {
             ""
         } else {
-            " The arenas' pages are not zeroed, the kernel's are."
+            " The pages of pinfold and counted are not zeroed, the kernel's are."
         },
     );
     for note in &measured.notes {
@@ -34,7 +34,8 @@ pub fn text(plan: &Plan, measured: &Measured) -> String {
     text
 }
 
-/// A line for each number of threads, with two columns for each subject; and what not counting gains.
+/// Formats a line for each number of threads, with two columns for each subject, and the gain of
+/// not counting references.
 fn table(rows: &[&Row]) -> String {
     let lines = || rows.chunk_by(|one, next| one.threads == next.threads);
     let mut text = "N   ".to_owned();
@@ -62,7 +63,7 @@ fn table(rows: &[&Row]) -> String {
     format!("{text}pinfold / counted: {}\n", gains.join("; "))
 }
 
-/// The rework by what was before it.
+/// Formats the figures without reference counts divided by those with them.
 fn gain(line: &[&Row]) -> Option<String> {
     let of = |name| line.iter().find(|row| row.subject == name);
     let (before, after) = (of(SubjectName::Counted)?, of(SubjectName::Pinfold)?);
@@ -75,7 +76,7 @@ fn gain(line: &[&Row]) -> Option<String> {
     ))
 }
 
-/// A panel for each table, with a line for each subject.
+/// Draws a panel for each table, with a line for each subject.
 pub fn plot(rows: &[Row], file: &Path) -> Result<()> {
     let titles = KINDS.map(title);
     let panels = KINDS.iter().zip(&titles).map(|(&kind, title)| {

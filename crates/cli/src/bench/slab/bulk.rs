@@ -1,22 +1,24 @@
-//! The bulk test: objects allocated and freed several by a call, as in slab_bulk_test, beside the same by single calls.
+//! The bulk test, after the kernel's slab_bulk_test: allocates and frees several objects per call,
+//! and the same number by single calls.
 
 use super::scenarios::{out_of_memory, timed};
 use pinfold::slab::KmemCache;
 use std::ptr::{NonNull, null_mut};
 
-/// Objects of a call: slab_bulk_test's.
+/// Objects per call, as in slab_bulk_test.
 pub const BATCHES: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 158, 250];
-/// Their size.
+/// Bytes of an object.
 pub const SIZE: usize = 256;
 
-/// Cycles per object, allocated and freed.
+/// Cycles to allocate and free one object.
 #[derive(Clone, Copy)]
 pub struct Cycles {
     pub bulk: f64,
     pub single: f64,
 }
 
-/// Measures calls of `batch` objects, about `calls` objects in all. Nothing is written to them.
+/// Measures calls of `batch` objects, about `calls` objects in all. Nothing is written to the
+/// objects.
 pub fn measure(cache: &KmemCache, batch: usize, calls: usize) -> Cycles {
     let loops = calls.div_ceil(batch);
     let objects = &mut vec![null_mut(); batch][..];
@@ -29,7 +31,7 @@ pub fn measure(cache: &KmemCache, batch: usize, calls: usize) -> Cycles {
     }
 }
 
-/// Cycles of `work`, so many times, after once more to warm up.
+/// Returns the cycles of `loops` runs of `work`, after one more to warm up.
 #[inline(always)]
 fn cycles_of(loops: usize, mut work: impl FnMut()) -> u64 {
     work();
@@ -41,7 +43,7 @@ fn in_bulk(cache: &KmemCache, objects: &mut [*mut u8]) {
     if cache.alloc_bulk(objects) < objects.len() {
         out_of_memory();
     }
-    // SAFETY: allocated just above, and not used.
+    // SAFETY: the call above allocated all of these objects, and nothing uses them.
     unsafe { cache.free_bulk(objects) };
 }
 
@@ -53,7 +55,7 @@ fn one_by_one(cache: &KmemCache, objects: &mut [*mut u8]) {
             .map_or_else(|| out_of_memory(), NonNull::as_ptr);
     }
     for &object in &*objects {
-        // SAFETY: allocated just above, hence not null, and not used.
+        // SAFETY: the loop above allocated the object, so it is not null, and nothing uses it.
         unsafe { cache.free(NonNull::new_unchecked(object)) };
     }
 }

@@ -1,4 +1,4 @@
-//! The threads: one on each CPU, of which the first is the measuring thread itself and plays slab_test's CPU 0.
+//! The threads: one on each CPU. The first is the calling thread, which plays slab_test's CPU 0.
 
 use crate::bench::{Padded, cpus, spin_until};
 use anyhow::{Context, Result, anyhow};
@@ -6,16 +6,17 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize};
 use std::thread;
 
-/// Who measures, and where the objects' addresses are kept. Made once, so that no measured loop allocates for itself.
+/// The threads' CPUs, and the arrays for objects' addresses. Made once, so that no measured loop
+/// allocates for itself.
 pub struct Crew {
     cpus: Vec<usize>,
     desks: Vec<Desk>,
 }
 
-/// A thread's objects. Atomics in relaxed order are plain loads and stores that threads may share.
+/// A thread's objects. Relaxed accesses compile to plain loads and stores.
 pub struct Desk {
     pub slots: Box<[AtomicPtr<u8>]>,
-    /// How many of them have been handed over to this thread.
+    /// Number of objects handed over to this thread.
     pub handed_over: Padded<AtomicUsize>,
 }
 
@@ -24,11 +25,11 @@ const GO: u8 = 1;
 const QUIT: u8 = 2;
 
 impl Crew {
-    /// A crew for all CPUs that this process may use, with desks for `calls` objects. Keeps the calling thread, which from
-    /// now on is the crew's first, on the first of them.
+    /// Makes a crew for all CPUs that this process may use, with room for `calls` objects per
+    /// thread. Pins the calling thread, the crew's first, to the first CPU.
     pub fn new(calls: usize) -> Result<Crew> {
         let cpus = cpus::allowed()?;
-        let first = cpus.first().context("there is no CPU to run on")?;
+        let first = cpus.first().context("this process may use no CPU")?;
         cpus::pin(*first)?;
         let desk = |_| Desk {
             slots: (0..calls).map(|_| AtomicPtr::default()).collect(),
@@ -40,22 +41,23 @@ impl Crew {
         })
     }
 
-    /// How many threads there are.
+    /// Returns the number of threads.
     pub fn len(&self) -> usize {
         self.cpus.len()
     }
 
-    /// A desk for each.
+    /// Returns the desks, one for each thread.
     pub fn desks(&self) -> &[Desk] {
         &self.desks
     }
 
-    /// How many objects each holds.
+    /// Returns the number of objects per desk.
     pub fn calls(&self) -> usize {
         self.desks[0].slots.len()
     }
 
-    /// Runs `job` in every thread, each with its number, at once; the results in their order.
+    /// Runs `job` in every thread at once, each with its number. Returns the results in their
+    /// order.
     pub fn run<T: Send>(&self, job: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
         let (gate, job) = (AtomicU8::new(WAIT), &job);
         let enter = |worker| {
@@ -65,7 +67,7 @@ impl Crew {
         let enter = &enter;
         thread::scope(|scope| {
             let start = |worker: usize| {
-                // The new thread inherits it.
+                // The new thread inherits this CPU.
                 cpus::pin(self.cpus[worker])?;
                 let thread = thread::Builder::new().spawn_scoped(scope, move || enter(worker));
                 thread.with_context(|| format!("starting thread {worker}; raise ulimit -u"))
@@ -79,14 +81,19 @@ impl Crew {
             let mut results = vec![job(0)];
             for thread in threads {
                 let joined = thread.join().ok().flatten();
-                results.push(joined.ok_or_else(|| anyhow!("a measuring thread panicked"))?);
+                results.push(
+                    joined.ok_or_else(|| {
+                        anyhow!("a measuring thread panicked; please report this")
+                    })?,
+                );
             }
             Ok(results)
         })
     }
 }
 
-/// Where a crew's threads wait for each other; spinning, so that they leave within a few cycles of each other.
+/// A point where a crew's threads wait for each other. They spin, so that they leave it within a
+/// few cycles of each other.
 pub struct Barrier {
     size: usize,
     arrived: AtomicUsize,
@@ -94,7 +101,7 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// For all of `crew`.
+    /// Makes a barrier for all threads of `crew`.
     pub fn new(crew: &Crew) -> Barrier {
         Barrier {
             size: crew.len(),
@@ -103,7 +110,9 @@ impl Barrier {
         }
     }
 
-    /// Waits until all are here.
+    /// Waits until all threads have called this. What a thread did before is visible to all threads
+    /// afterwards: each increment of `arrived` synchronises with the last one, and the last thread's
+    /// increment of `generation` with the loads of the others.
     pub fn wait(&self) {
         let generation = self.generation.load(Acquire);
         if self.arrived.fetch_add(1, AcqRel) + 1 == self.size {

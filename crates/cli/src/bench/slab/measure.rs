@@ -1,4 +1,5 @@
-//! All cells of the tables: a scenario at a size. Within a cell, rounds in which each subject is measured once.
+//! Measures all cells of the tables. A cell is a scenario at a size. In each round of a cell, every
+//! subject is measured once.
 
 use super::crew::Crew;
 use super::scenarios::{Op, Scenario, at_depth};
@@ -8,15 +9,15 @@ use crate::figures::median;
 use anyhow::{Context, Result};
 use pinfold_rseq::Backend;
 
-/// What was measured, in the order of the tables.
+/// The results, in the order of the tables.
 pub struct Measured {
     pub plan: Plan,
-    /// How many threads the scenarios for several had.
+    /// Number of threads in the scenarios for several threads.
     pub threads: usize,
     pub rows: Vec<Row>,
 }
 
-/// Measures all that `plan` says, on this thread and others; pins it.
+/// Measures everything in `plan`, on this thread and others. Pins this thread.
 pub fn measure(mut plan: Plan) -> Result<Measured> {
     crate::bench::settle_index();
     if pinfold_rseq::backend() == Backend::Atomic {
@@ -42,11 +43,11 @@ pub fn measure(mut plan: Plan) -> Result<Measured> {
     })
 }
 
-/// A subject in a cell.
+/// A subject within a cell.
 struct Contender {
     name: SubjectName,
     subject: Box<dyn Measurable>,
-    /// Of each round, by operation.
+    /// The samples by operation, one for each round.
     samples: Vec<(Op, Vec<f64>)>,
 }
 
@@ -67,7 +68,8 @@ impl Contender {
     }
 }
 
-/// The subjects live for a cell, so that one's idle objects take no memory from another cell's.
+/// Measures one cell. It makes its own subjects, so that idle objects of one cell do not take
+/// memory from another.
 fn cell(plan: &Plan, crew: &Crew, scenario: Scenario, size: usize) -> Result<Vec<Row>> {
     let names = plan.subjects.iter();
     let contenders = names.filter(|name| name.takes_part(scenario));

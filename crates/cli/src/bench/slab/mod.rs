@@ -1,5 +1,5 @@
-//! `pinfold bench slab`: the tables of slab_test, with which Joonsoo Kim and Jesper Dangaard Brouer argued in 2015 that the
-//! kernel's slab allocator should not disable preemption, for Pinfold on this machine; and their comparison.
+//! `pinfold bench slab`: the tables of slab_test. With them Joonsoo Kim and Jesper Dangaard Brouer
+//! argued in 2015 that the kernel's slab allocator should not disable preemption.
 
 mod bulk;
 mod crew;
@@ -16,38 +16,40 @@ use serde::Serialize;
 use std::path::PathBuf;
 use subjects::SubjectName;
 
-/// slab_test's sizes.
+/// The sizes of slab_test.
 const SIZES: [usize; 12] = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
-/// Where slab_test ends with more than one thread.
+/// The largest size of slab_test with more than one thread.
 const SIZE_MOST_OF_MANY: usize = 4096;
 
-/// Cycles per allocation and free: slab_test's six scenarios, in its words, and bulk calls
+/// Measure cycles per allocation and free: slab_test's six scenarios, and bulk calls
 ///
-/// Subjects: pinfold-cache (a KmemCache of that size, inlined), pinfold-malloc (pinfold_malloc and pinfold_free, called as C
-/// functions), pinfold-hardened (a hardened KmemCache); and the same fast path protected in three ways, for the first two scenarios: rseq (a KmemCache), tid (a list
-/// per CPU, committed by a double-word compare-exchange of its head and a transaction id, as in SLUB), masked-signals (an array
-/// per CPU with pthread_sigmask around it, to a thread what disabled interrupts are to a CPU, and a lock, because user space
-/// cannot disable preemption). Threads are pinned, one to each CPU that this process may use.
+/// Subjects: pinfold-cache (a KmemCache of that size, inlined), pinfold-malloc (pinfold_malloc and
+/// pinfold_free, called as C functions), pinfold-hardened (a hardened KmemCache). The first two
+/// scenarios also compare three ways to protect the same fast path: rseq (a KmemCache), tid (a list
+/// per CPU, committed by a double-word compare-exchange of its head and a transaction id, as in
+/// SLUB), masked-signals (an array per CPU, with pthread_sigmask around it and a lock; to a thread,
+/// masked signals are what disabled interrupts are to a CPU, and the lock is there because user
+/// space cannot disable preemption). Threads are pinned, one to each CPU that this process may use.
 #[derive(clap::Args)]
 pub struct Args {
-    /// How often each loop is measured, all subjects taking turns; figures are medians
+    /// Number of times each loop is measured, all subjects in turns; figures are medians
     #[arg(long, default_value_t = 21, allow_negative_numbers = true, value_parser = super::at_least_one)]
     rounds: u32,
 
-    /// Objects that each thread allocates in a loop
+    /// Number of objects that each thread allocates in a loop
     #[arg(long, default_value_t = 10_000, allow_negative_numbers = true, value_parser = calls)]
     calls: u32,
 
-    /// Only these scenarios, separated by commas
+    /// Measure only these scenarios, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SCENARIO")]
     scenario: Vec<Scenario>,
 
-    /// Only these subjects, separated by commas
+    /// Measure only these subjects, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SUBJECT")]
     subject: Vec<SubjectName>,
 
-    /// Only objects of these bytes, separated by commas; by default slab_test's sizes: 8 to 16384 with one thread, to 4096
-    /// with several. The bulk test has 256
+    /// Measure only objects of these sizes, separated by commas; by default slab_test's: 8 to 16384
+    /// bytes with one thread, 8 to 4096 with several. The bulk test always uses 256
     #[arg(long, allow_negative_numbers = true, value_delimiter = ',', value_parser = size, value_name = "BYTES")]
     size: Vec<usize>,
 
@@ -55,7 +57,8 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Draw the figures over the size into this SVG file: those of the first two scenarios, or of whatever else was asked for
+    /// Draw cycles against sizes into this SVG file: those of the first two scenarios, or of the
+    /// others if only those are measured
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
@@ -67,17 +70,17 @@ struct Row {
     op: Op,
     threads: usize,
     subject: SubjectName,
-    /// Objects of a bulk call.
+    /// Number of objects of a bulk call.
     #[serde(skip_serializing_if = "Option::is_none")]
     batch: Option<usize>,
-    /// Per object: the median of the rounds.
+    /// Cycles per object: the median of the rounds.
     cycles: f64,
-    /// What the objects of a bulk call cost by single calls.
+    /// Cycles per object by single calls, beside the bulk calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     single_cycles: Option<f64>,
 }
 
-/// What is measured, and what is left out for which reasons.
+/// What is measured, and notes about what is left out and why.
 struct Plan {
     rounds: u32,
     calls: usize,
@@ -134,8 +137,9 @@ fn plan(args: &Args) -> Result<Plan> {
     plan.leave_out_scenarios(super::cpus::allowed()?.len());
     ensure!(
         !plan.scenarios.is_empty(),
-        "nothing can be measured: rseq, tid and masked-signals take part in single and pair, pinfold-malloc and pinfold-hardened in all but bulk, \
-         pinfold-cache in all; choose other scenarios or subjects. {}",
+        "nothing can be measured: rseq, tid and masked-signals take part in single and pair only, \
+         pinfold-malloc and pinfold-hardened in all scenarios but bulk, pinfold-cache in all; \
+         choose other scenarios or subjects. {}",
         plan.notes.join(" ")
     );
     Ok(plan)

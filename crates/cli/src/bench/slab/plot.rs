@@ -1,4 +1,4 @@
-//! The figures as lines.
+//! The figures as a plot.
 
 use super::Row;
 use super::scenarios::{Op, Scenario};
@@ -6,7 +6,7 @@ use crate::figures::{Plot, Series};
 use anyhow::Result;
 use std::path::Path;
 
-/// Lines over the size; if only the bulk test was made, over the batch.
+/// Draws lines over the size, or over the batch if only the bulk test was made.
 pub fn write(rows: &[Row], file: &Path) -> Result<()> {
     let sized = rows.iter().any(|row| row.batch.is_none());
     Plot {
@@ -20,7 +20,8 @@ pub fn write(rows: &[Row], file: &Path) -> Result<()> {
     .write(file)
 }
 
-/// A line for each subject and operation: of one thread, or when that was not asked for, of the others.
+/// Returns a line for each subject and operation with one thread, or with several threads if the
+/// scenarios with one thread were not measured.
 fn by_size(rows: &[Row]) -> Vec<Series> {
     let single = |row: &Row| matches!(row.scenario, Scenario::Single | Scenario::Pair);
     let has_single = rows.iter().any(single);

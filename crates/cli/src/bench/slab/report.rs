@@ -1,4 +1,5 @@
-//! What was measured, for people: slab_test's tables in its own words, a subject's after the other's, then the comparisons.
+//! The results for people: slab_test's tables in its own words, one subject after the other, then
+//! the comparisons.
 
 use super::Row;
 use super::measure::Measured;
@@ -7,7 +8,7 @@ use super::subjects::SubjectName;
 use crate::figures::{Machine, Table};
 use std::fmt::Write;
 
-/// All of it.
+/// Formats all results.
 pub fn text(measured: &Measured) -> String {
     let (plan, rows) = (&measured.plan, &measured.rows[..]);
     let mut text = format!(
@@ -28,7 +29,7 @@ pub fn text(measured: &Measured) -> String {
     text + &hardening(rows) + &bulk(rows) + &rivals(rows)
 }
 
-/// A scenario's heading, and a line for each size: slab_test's words around the figures of its operations.
+/// A scenario's heading and the format of its lines, in slab_test's words.
 struct Part {
     scenario: Scenario,
     heading: &'static str,
@@ -44,7 +45,7 @@ impl Cells<'_> {
         row.map_or("-".to_owned(), |row| figure(row.cycles))
     }
 
-    /// As slab_test gives several threads' figures.
+    /// Formats the figures as slab_test does for several threads.
     fn average(&self) -> String {
         match self.0[..] {
             [pair] => format!("Average={}", figure(pair.cycles)),
@@ -53,7 +54,7 @@ impl Cells<'_> {
     }
 }
 
-/// slab_test prints whole cycles; these are fewer, so that a tenth is worth its place.
+/// Formats cycles. slab_test prints whole cycles. These figures are smaller, so a tenth matters.
 fn figure(cycles: f64) -> String {
     format!("{cycles:.1}")
 }
@@ -97,7 +98,7 @@ const PARTS: [Part; 6] = [
     },
 ];
 
-/// slab_test's output for one subject.
+/// Formats one subject's results as slab_test does.
 fn slab_test(rows: &[Row], subject: SubjectName, calls: usize) -> String {
     let mut text = String::new();
     for part in PARTS {
@@ -118,7 +119,8 @@ fn slab_test(rows: &[Row], subject: SubjectName, calls: usize) -> String {
     }
 }
 
-/// What hardening costs: in each scenario a hardened cache's figures by a plain one's.
+/// Formats what hardening costs: in each scenario, a hardened cache's figures divided by a plain
+/// cache's.
 fn hardening(rows: &[Row]) -> String {
     let of = |subject| rows.iter().filter(move |row| row.subject == subject);
     let hardened = || of(SubjectName::PinfoldHardened);
@@ -158,7 +160,7 @@ fn hardening(rows: &[Row]) -> String {
     match seen.is_empty() {
         true => String::new(),
         false => format!(
-            "\nHardened by plain: a hardened KmemCache's cycles divided by a plain one's, over the sizes\n{table}"
+            "\nThe cost of hardening: a hardened KmemCache's cycles divided by a plain one's, over the sizes\n{table}"
         ),
     }
 }
@@ -186,7 +188,7 @@ fn bulk(rows: &[Row]) -> String {
     )
 }
 
-/// The rivals beside each other, and what leaving each protection out gains.
+/// Formats the three protections side by side, and what removing each one gains.
 fn rivals(rows: &[Row]) -> String {
     let rival = |row: &&Row| SubjectName::RIVALS.contains(&row.subject);
     let mut sizes: Vec<usize> = rows.iter().filter(rival).map(|row| row.size).collect();
@@ -220,7 +222,7 @@ fn cycles(rows: &[Row], subject: SubjectName, size: usize, op: Op) -> Option<f64
     rows.iter().find(found).map(|row| row.cycles)
 }
 
-/// As the kernel's change gave its own: of pairs.
+/// Formats the gains over pairs, as the kernel's change reported its own.
 fn gains(rows: &[Row], sizes: &[usize]) -> String {
     let pairs = |name| mean(sizes.iter().map(|&size| cycles(rows, name, size, Op::Pair)));
     let [rseq, tid, masked] = SubjectName::RIVALS.map(pairs);
@@ -235,7 +237,7 @@ fn gains(rows: &[Row], sizes: &[usize]) -> String {
     )
 }
 
-/// The geometric mean, if every size has a figure.
+/// Returns the geometric mean, or `None` if a size has no figure.
 fn mean(cycles: impl Iterator<Item = Option<f64>>) -> Option<f64> {
     let logarithms = cycles.map(|cycles| Some(cycles?.ln()));
     let logarithms = logarithms.collect::<Option<Vec<f64>>>()?;

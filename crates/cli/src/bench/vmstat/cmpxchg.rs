@@ -1,7 +1,9 @@
-//! `cmpxchg`: the difference by compare-exchange, as the kernel does today with `this_cpu_try_cmpxchg`.
+//! `cmpxchg`: the CPU's difference, changed by a compare-exchange, as the kernel does with
+//! `this_cpu_try_cmpxchg`.
 //!
-//! The kernel's needs no lock prefix: it addresses the CPU's data and exchanges in one instruction. Here the thread may
-//! move between reading the index and the exchange, so another CPU may be at the same difference: the exchange is locked.
+//! The kernel's needs no lock prefix: it addresses the CPU's data and exchanges in one instruction.
+//! Here the thread may move between reading the index and the exchange, and a thread on another CPU
+//! may change the same difference. So the exchange has a lock prefix.
 
 use super::subject::Subject;
 use super::zone::Zone;

@@ -1,7 +1,7 @@
-//! `locked`: the difference behind a spinlock of its CPU.
+//! `locked`: the CPU's difference behind a spinlock.
 //!
-//! A signal handler must not wait for a lock that the thread below it holds. So a handler that finds the lock taken
-//! puts its increment aside, in an atomic that reading adds.
+//! A signal handler must not wait for a lock that the interrupted thread holds. A handler that
+//! finds the lock taken adds its increment to an atomic, `aside`, which reads include.
 
 use super::subject::Subject;
 use super::zone::{Zone, increment_plain};
@@ -13,11 +13,12 @@ use std::sync::atomic::{AtomicBool, AtomicI64};
 #[derive(Default)]
 struct Local {
     taken: AtomicBool,
-    /// Belongs to whoever has set `taken`.
+    /// Belongs to the thread that set `taken`.
     difference: UnsafeCell<i8>,
 }
 
-// SAFETY: `difference` is only touched between `try_lock` and `unlock`.
+// SAFETY: `difference` is accessed only by the thread that set `taken`, which releases it with
+// release ordering.
 unsafe impl Sync for Local {}
 
 impl Local {
@@ -27,19 +28,20 @@ impl Local {
 
     fn lock(&self) {
         while !self.try_lock() {
-            // The holder may have been preempted by this very thread: spinning alone could last a time slice.
+            // The holder may be a preempted thread of this CPU. Spinning could last a whole time
+            // slice.
             std::thread::yield_now();
         }
     }
 
-    /// Increments and unlocks.
+    /// Increments the difference and unlocks.
     ///
     /// # Safety
     ///
-    /// The caller has the lock.
+    /// The caller holds the lock.
     #[inline(always)]
     unsafe fn increment(&self, threshold: i8, zone: &Zone) {
-        // SAFETY: the lock is the caller's, and with it the difference.
+        // SAFETY: the caller holds the lock, so no other thread accesses the difference.
         increment_plain(unsafe { &mut *self.difference.get() }, threshold, zone);
         self.taken.store(false, Release);
     }
@@ -71,14 +73,14 @@ impl Subject for Locked {
     fn inc(&self) {
         let local = self.local();
         local.lock();
-        // SAFETY: locked above.
+        // SAFETY: `lock` above took the lock.
         unsafe { local.increment(self.threshold, &self.zone) };
     }
 
     fn inc_in_handler(&self) {
         let local = self.local();
         if local.try_lock() {
-            // SAFETY: locked above.
+            // SAFETY: `try_lock` above took the lock.
             unsafe { local.increment(self.threshold, &self.zone) };
         } else {
             self.aside.fetch_add(1, Relaxed);
@@ -89,7 +91,7 @@ impl Subject for Locked {
         let mut total = self.zone.read()? + self.aside.load(Relaxed);
         for local in &self.locals {
             local.0.lock();
-            // SAFETY: locked above.
+            // SAFETY: `lock` above took the lock.
             total += i64::from(unsafe { *local.0.difference.get() });
             local.0.taken.store(false, Release);
         }

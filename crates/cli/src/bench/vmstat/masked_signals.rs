@@ -1,7 +1,9 @@
-//! `masked-signals`: the difference with all signals masked, which is to a thread what disabled interrupts are to a CPU.
+//! `masked-signals`: the difference with all signals masked. To a thread, masked signals are what
+//! disabled interrupts are to a CPU.
 //!
-//! Masked signals keep handlers off the difference, but not other threads: unlike the kernel's, this difference can
-//! only be the thread's and not the CPU's. One thread is measured, so there is one.
+//! Masked signals keep handlers off the difference, but not other threads. So this difference
+//! belongs to a thread, unlike the kernel's, which belongs to a CPU. There is only one, because
+//! only one thread is measured.
 
 use super::subject::Subject;
 use super::zone::{Zone, increment_plain};
@@ -16,13 +18,14 @@ pub struct MaskedSignals {
     difference: UnsafeCell<i8>,
 }
 
-// SAFETY: only the measured thread uses `difference`, with signals masked; `total` is called when it has ended.
+// SAFETY: only the measured thread accesses `difference`, with signals masked. `total` is called
+// after that thread's last increment.
 unsafe impl Sync for MaskedSignals {}
 
 impl MaskedSignals {
     pub fn new(threshold: i8) -> MaskedSignals {
         let mut all = MaybeUninit::uninit();
-        // SAFETY: sigfillset initialises the set.
+        // SAFETY: `sigfillset` writes the whole set, and its only argument is valid for that.
         let all = unsafe {
             libc::sigfillset(all.as_mut_ptr());
             all.assume_init()
@@ -40,8 +43,8 @@ impl Subject for MaskedSignals {
     #[inline]
     fn inc(&self) {
         let mut before = MaybeUninit::uninit();
-        // SAFETY: the first call initialises `before`, which the second one restores; with the signals masked, nothing
-        // else of this thread, which is the only one, runs in between.
+        // SAFETY: the first call initialises `before`, and the second call reads it. In between, no
+        // handler runs, and the measured thread is the only one that increments.
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.all, before.as_mut_ptr());
             increment_plain(&mut *self.difference.get(), self.threshold, &self.zone);
@@ -50,7 +53,7 @@ impl Subject for MaskedSignals {
     }
 
     fn total(&self) -> Option<i64> {
-        // SAFETY: the measured thread has ended.
+        // SAFETY: the measuring loops have ended, so nothing increments the difference.
         let difference = unsafe { *self.difference.get() };
         Some(self.zone.read()? + i64::from(difference))
     }

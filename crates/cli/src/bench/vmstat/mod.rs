@@ -1,5 +1,5 @@
-//! `pinfold bench vmstat`: cycles per increment of a zone item, in the ways that Christoph Lameter measured for the kernel in
-//! 2007, with and without interrupts, which here are signals.
+//! `pinfold bench vmstat`: cycles per increment of a zone item, as Christoph Lameter measured them
+//! for the kernel in 2007. Signals take the place of interrupts.
 
 mod cmpxchg;
 mod locked;
@@ -18,23 +18,28 @@ use std::time::{Duration, Instant};
 use storm::Storm;
 use subject::{Measurable, Named};
 
-/// How long a round with signals lasts at least: a short loop alone would get one signal or none.
+/// The least duration of a round with signals. One short loop would get at most one signal.
 const STORM: Duration = Duration::from_millis(1);
 
-/// Cycles per increment of a zone item: behind a lock, behind masked signals, by compare-exchange, and Pinfold's
+/// Measure cycles per increment of a counter in five ways: with a lock, masked signals,
+/// compare-exchange, and Pinfold's two
 ///
-/// Subjects: locked (a spinlock per CPU), masked-signals (pthread_sigmask around it, to a thread what disabled interrupts
-/// are to a CPU), cmpxchg (a locked compare-exchange on the CPU's difference), rseq (Pinfold's VmStat), event (Pinfold's
-/// EventCounter, which has no zones and no reads without a walk). One thread, pinned. Each is also measured while a
-/// timer interrupts the thread 20,000 times a second with a signal whose handler increments the same item: loops for a
-/// millisecond, whose cycles include the signals. Afterwards, every total is compared with the number of increments.
+/// Subjects: locked (a spinlock per CPU), masked-signals (pthread_sigmask around the increment; to
+/// a thread, masked signals are what disabled interrupts are to a CPU), cmpxchg (a locked
+/// compare-exchange on the CPU's difference), rseq (an item of Pinfold's VmStat), event (Pinfold's
+/// EventCounter, which has no zones, and whose reads visit every CPU). One pinned thread is
+/// measured.
+///
+/// Each subject is also measured while a timer interrupts the thread 20,000 times a second with a
+/// signal, whose handler increments the same item. These loops take a millisecond, and their cycles
+/// include the signals. Afterwards every total must equal the number of increments.
 #[derive(clap::Args)]
 pub struct Args {
-    /// How often each loop is measured, all subjects taking turns
+    /// Number of times each loop is measured, all subjects in turns
     #[arg(long, default_value_t = 101, allow_negative_numbers = true, value_parser = super::at_least_one)]
     rounds: u32,
 
-    /// Increments in a loop
+    /// Number of increments in a loop
     #[arg(long, default_value_t = 10_000, allow_negative_numbers = true, value_parser = super::at_least_one)]
     calls: u32,
 
@@ -50,18 +55,18 @@ pub struct Args {
 #[derive(Serialize)]
 struct Row {
     subject: &'static str,
-    /// Whether a signal storm was on.
+    /// Whether signals interrupted the loops.
     signals: bool,
     /// The median of the rounds.
     cycles: f64,
-    /// The least of the rounds.
+    /// The least of all rounds.
     min_cycles: f64,
 }
 
-/// What the rounds gave.
+/// The results of all rounds.
 struct Measured {
     rows: Vec<Row>,
-    /// Increments by handlers, of all subjects.
+    /// Number of increments by handlers, over all subjects.
     handled: i64,
 }
 
@@ -81,7 +86,7 @@ pub fn main(args: &Args) -> Result<()> {
     }
 }
 
-/// The cycles per call of one subject, by round.
+/// One subject's cycles per call, one sample for each round.
 struct Samples {
     quiet: Vec<f64>,
     stormy: Vec<f64>,
@@ -124,7 +129,7 @@ fn measure(rounds: u32, calls: u32) -> Result<Measured> {
     })
 }
 
-/// What loops of one subject took.
+/// The cycles and increments of one subject's loops.
 #[derive(Default)]
 struct Loops {
     cycles: u64,
@@ -137,7 +142,7 @@ impl Loops {
     }
 }
 
-/// One loop, and more of them until `time` is over.
+/// Runs one loop, and more loops until `time` is over.
 fn loops(subject: &dyn Measurable, calls: u32, time: Duration) -> Loops {
     let start = Instant::now();
     let mut loops = Loops::default();
@@ -154,9 +159,11 @@ fn check_total(name: &str, total: Option<i64>, made: i64) -> Result<()> {
     match total {
         Some(total) if total == made => Ok(()),
         Some(total) => bail!(
-            "{name} counted {total} after {made} increments; its figures are worth nothing, please report this"
+            "{name} counted {total} after {made} increments, so its figures are not valid; please report this"
         ),
-        None => bail!("{name}'s totals of the zone and of the whole differ; please report this"),
+        None => bail!(
+            "{name}'s total for the zone differs from its total for all zones; please report this"
+        ),
     }
 }
 
@@ -188,7 +195,7 @@ fn report(args: &Args, measured: &Measured) -> String {
         ]);
     }
     format!(
-        "{}\nMedians of {}; the totals agree with the number of increments, {} of them made by signal handlers.\n\n{table}",
+        "{}\nMedians of {}. All totals agree with the number of increments, {} of them made by signal handlers.\n\n{table}",
         Machine::read().describe(),
         figures::rounds(args.rounds),
         measured.handled,

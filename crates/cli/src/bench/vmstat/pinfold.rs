@@ -1,10 +1,10 @@
-//! `rseq` and `event`: Pinfold's zone item and event counter.
+//! `rseq` and `event`: an item of Pinfold's `VmStat`, and its `EventCounter`.
 
 use super::subject::Subject;
 use pinfold::counter::EventCounter;
 use pinfold::vmstat::{Item, VmStat, Zone};
 
-/// The only item that is counted.
+/// The only counted item.
 #[derive(Clone, Copy)]
 pub struct FreePages;
 

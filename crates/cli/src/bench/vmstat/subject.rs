@@ -8,23 +8,23 @@ use crate::figures::cycles;
 use pinfold::counter::EventCounter;
 use pinfold::vmstat::{VmStat, Zone};
 
-/// An item, and one way to increment it.
+/// An item together with one way to increment it.
 pub trait Subject: Sync {
-    /// Adds 1; signals may come in between.
+    /// Adds 1. Signals may arrive in between.
     fn inc(&self);
 
-    /// Adds 1 from a handler that may have interrupted [`inc`](Self::inc).
+    /// Adds 1 in a handler that may have interrupted [`inc`](Self::inc).
     fn inc_in_handler(&self) {
         self.inc();
     }
 
-    /// What was counted; `None` when the item contradicts itself.
+    /// Returns the total. `None` if the item's totals contradict each other.
     fn total(&self) -> Option<i64>;
 }
 
-/// A subject as the measurement sees it: only whole loops are dispatched dynamically.
+/// A subject behind dynamic dispatch. Only a whole loop is one dynamic call.
 pub trait Measurable: Subject {
-    /// Cycles that a loop of `calls` increments takes.
+    /// Returns the cycles of a loop of `calls` increments.
     fn cycles(&self, calls: u32) -> u64;
 }
 
@@ -38,7 +38,7 @@ impl<S: Subject> Measurable for S {
     }
 }
 
-/// A subject under its name.
+/// A subject and its name.
 pub struct Named {
     pub name: &'static str,
     pub subject: Box<dyn Measurable + Send>,
@@ -47,7 +47,8 @@ pub struct Named {
 static ITEMS: VmStat<FreePages> = VmStat::new();
 static EVENTS: EventCounter = EventCounter::new();
 
-/// All of them. The rivals fold as often as Pinfold does, but a difference of one byte ends at the kernel's 125.
+/// Makes all subjects. The peers fold as often as Pinfold does, except that a difference of one
+/// byte allows at most the kernel's threshold of 125.
 pub fn all() -> [Named; 5] {
     let threshold = i8::try_from(ITEMS.threshold(Zone::normal(0)).min(125)).unwrap_or(125);
     [
@@ -66,7 +67,7 @@ fn named(name: &'static str, subject: impl Subject + Send + 'static) -> Named {
     }
 }
 
-/// One for each CPU that there can be.
+/// Makes one value for each possible CPU.
 pub fn for_each_cpu<T: Default>() -> Box<[T]> {
     (0..pinfold_rseq::possible())
         .map(|_| T::default())

@@ -1,10 +1,11 @@
-//! The kernel's zone item in its smallest form, which the rivals share: a total for the zone, a total for the whole, and
-//! for each CPU a difference of one byte that is folded into both totals when it passes the threshold.
+//! The smallest form of the kernel's zone item, which Pinfold's peers share. It has a total for the
+//! zone and a total for all zones. Each CPU has a difference of one byte, which is folded into both
+//! totals when it passes the threshold.
 
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The totals.
+/// The two totals.
 #[derive(Default)]
 pub struct Zone {
     zone: AtomicI64,
@@ -12,20 +13,22 @@ pub struct Zone {
 }
 
 impl Zone {
-    /// The kernel's `zone_page_state_add`.
+    /// Adds to both totals, as the kernel's `zone_page_state_add` does.
     pub fn add(&self, n: i64) {
         self.zone.fetch_add(n, Relaxed);
         self.whole.fetch_add(n, Relaxed);
     }
 
-    /// The zone's total; `None` when it is not the same as the whole's, of which it is the only zone.
+    /// Returns the zone's total. `None` if the total of all zones differs from it, although this is
+    /// the only zone.
     pub fn read(&self) -> Option<i64> {
         let zone = self.zone.load(Relaxed);
         (zone == self.whole.load(Relaxed)).then_some(zone)
     }
 }
 
-/// The kernel's `__inc_zone_state`: plain, so the caller keeps everybody else off `difference`.
+/// Increments as the kernel's `__inc_zone_state` does. The increment is plain: the caller keeps
+/// handlers and other threads off `difference`.
 #[inline(always)]
 pub fn increment_plain(difference: &mut i8, threshold: i8, zone: &Zone) {
     *difference += 1;

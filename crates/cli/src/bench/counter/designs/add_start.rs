@@ -1,9 +1,14 @@
-//! `add-start`: Shaohua Li's reply. The shared count is an atomic; adds that reach the batch and sums keep out of each
-//! other's way: an add announces itself in `add_start`, backs out when a sum runs and waits for its end; a sum announces
-//! itself in `sum_start` and waits for the adds that have begun.
+//! `add-start`: Shaohua Li's reply. The shared count is an atomic.
 //!
-//! With preemption disabled the kernel sets the CPU's value to 0 by a plain store after it was added to the count. Here
-//! another thread may have changed the value in between, so that what was added is subtracted instead.
+//! An add that reaches the batch and a sum exclude each other:
+//!
+//! - The add increments `add_start`. If a sum is running, the add takes the increment back, waits
+//!   until the sum has ended, and tries again.
+//! - The sum increments `sum_start` and waits until `add_start` is 0.
+//!
+//! The kernel disables preemption, adds the CPU's value to the count, and then sets the value to 0
+//! by a plain store. Here another thread may change the value in between, so the add subtracts what
+//! it has added to the count.
 
 use super::{Design, Shared};
 use crate::bench::counter::percpu::{Added, PerCpu, add_below};
@@ -14,7 +19,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicI64};
 
 pub struct AddStart {
-    /// All in one structure, as in the patch.
+    /// The patch keeps these fields in one structure too.
     shared: Padded<Fields>,
     batch: i64,
     counters: PerCpu,
@@ -24,11 +29,12 @@ struct Fields {
     sum_start: AtomicI32,
     add_start: AtomicI32,
     count: AtomicI64,
-    /// One sum at a time.
+    /// Held by a sum, so that sums run one at a time.
     lock: Spinlock,
 }
 
-// SAFETY: made of integers and atomics whose zero means unlocked and none.
+// SAFETY: the type holds only integers, padding and atomics, for which zero bytes are valid. A zero
+// `Spinlock` is unlocked.
 unsafe impl Zeroed for AddStart {}
 
 impl Shared for AddStart {
@@ -38,11 +44,12 @@ impl Shared for AddStart {
 }
 
 impl Fields {
-    /// Keeps sums out until `add_start` is taken back.
+    /// Keeps sums out until the caller decrements `add_start`.
     #[inline]
     fn start_add(&self) {
         loop {
-            // Sequentially consistent, with the sum's pair: not both may miss each other.
+            // Both pairs, here and in `sum`, are sequentially consistent: at least one side sees
+            // the other's increment.
             self.add_start.fetch_add(1, SeqCst);
             if self.sum_start.load(SeqCst) == 0 {
                 return;

@@ -1,4 +1,5 @@
-//! `atomic`: one atomic that everyone adds to. Always exact, always contended.
+//! `atomic`: one atomic that every thread adds to. Its sums are always exact. All CPUs contend for
+//! its cache line.
 
 use super::{Design, Shared};
 use crate::bench::Padded;
@@ -8,7 +9,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 pub struct Atomic(Padded<AtomicI64>);
 
-// SAFETY: an integer, whose zero means none.
+// SAFETY: the type holds one atomic integer and padding, for which zero bytes are valid.
 unsafe impl Zeroed for Atomic {}
 
 impl Shared for Atomic {

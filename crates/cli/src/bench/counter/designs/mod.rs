@@ -1,4 +1,5 @@
-//! The counters that compete, each as its authors wrote it down, with what user space needs to be correct.
+//! The competing counter designs. Each follows its authors' text, plus what user space needs to be
+//! correct.
 
 mod add_start;
 mod atomic;
@@ -14,17 +15,17 @@ pub use spinlock_batch::SpinlockBatch;
 
 use super::shared::Zeroed;
 
-/// A counter that many threads add to and one sums.
+/// A counter that many threads add to and one thread sums.
 pub trait Design: Sync {
     /// Adds `n`, which may be negative.
     fn add(&self, n: i64);
 
-    /// The value, as exactly as the design has it.
+    /// Returns the value, as exactly as the design can.
     fn sum(&self) -> i64;
 }
 
-/// A design that works in memory that processes share. Its zeroed state counts 0.
+/// A design that works in memory shared by processes. Its all-zero state counts 0.
 pub trait Shared: Design + Zeroed {
-    /// Sets the batch, before anyone counts.
+    /// Sets the batch. The caller does this before any thread counts.
     fn set_batch(&mut self, batch: i64);
 }

@@ -1,4 +1,5 @@
-//! `pinfold` and `pinfold-batch`: Pinfold's counter, with as much drift as the loop can use, and with the kernel's batch.
+//! `pinfold` and `pinfold-batch`: Pinfold's counter, once with a large drift and once with the
+//! kernel's batch.
 
 use super::Design;
 use crate::bench::counter::workers::PAGES;
@@ -16,9 +17,11 @@ impl Design for PercpuCounter {
     }
 }
 
-/// How far `pinfold`'s cheap reads may be off, in pages: 64 mappings of the loop for each CPU that there can be. So
-/// much lets the adds stay in the shards: threads that move between CPUs make the shards wander apart by some
-/// mappings, not by 64.
+/// Returns how far `pinfold`'s cheap reads may be off, in pages: 64 mappings of the loop for each
+/// possible CPU.
+///
+/// With this drift nearly all adds stay in the CPUs' shards. Threads that move between CPUs make
+/// the shards differ by a few mappings, not by 64.
 pub fn max_drift() -> u64 {
     64 * PAGES as u64 * pinfold_rseq::possible() as u64
 }

@@ -1,11 +1,18 @@
-//! `slowcount`: Eric Dumazet's patch. The shared count is an atomic; while a sum is in flight, adds go to another atomic
-//! instead, so that the sum sees the values per CPU stand still; a sequence tells the sum that an add was already past
-//! that check, and it looks again.
+//! `slowcount`: Eric Dumazet's patch. The shared count is an atomic.
 //!
-//! With preemption disabled the kernel sets the CPU's value to 0 by a plain store after it was added to the count. Here
-//! another thread may have changed the value in between, so that what was added is subtracted instead. The sequence is
-//! an atomic for the same reason: a preempted plain increment could take it back. What the sum can get wrong stays as
-//! in the patch: between the two steps the value is counted twice.
+//! While a sum runs, adds go to a second atomic, `slowcount`, so that the per-CPU values stand
+//! still. An add may have passed that check before the sum began. Such an add increments a sequence
+//! number, and a sum that sees the number change starts over.
+//!
+//! Two things differ from the kernel, which has preemption disabled here:
+//!
+//! - The kernel sets the CPU's value to 0 by a plain store after adding the value to the count.
+//!   Here another thread may change the value in between, so the add subtracts what it has added to
+//!   the count.
+//! - The sequence number is an atomic: a preempted plain increment could store an old number.
+//!
+//! One error of the patch remains: between these two steps of an add, a sum counts the CPU's value
+//! twice.
 
 use super::{Design, Shared};
 use crate::bench::Padded;
@@ -15,15 +22,15 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32};
 
 pub struct Slowcount {
-    /// Mostly read.
+    /// Apart from what adds write, so that adds do not invalidate this line.
     mostly_read: Padded<MostlyRead>,
-    /// The patch's percpu_counter_rw: on lines of its own.
+    /// The patch's `percpu_counter_rw`, on cache lines of its own.
     written: Padded<Written>,
     counters: PerCpu,
 }
 
 struct MostlyRead {
-    /// Sums in flight.
+    /// Number of sums that are running.
     sum_cnt: AtomicI32,
     batch: i64,
 }
@@ -34,7 +41,7 @@ struct Written {
     slowcount: AtomicI64,
 }
 
-// SAFETY: made of integers and atomics whose zero means none.
+// SAFETY: the type holds only integers, padding and atomics, for which zero bytes are valid.
 unsafe impl Zeroed for Slowcount {}
 
 impl Shared for Slowcount {
@@ -67,6 +74,7 @@ impl Design for Slowcount {
         let written = &self.written.0;
         sum_cnt.fetch_add(1, SeqCst);
         let sum = loop {
+            // Pairs with the increment in `add`: a sum that sees the new number sees the new count.
             let before = written.sequence.load(Acquire);
             let sum =
                 written.count.load(Acquire) + self.counters.sum() + written.slowcount.load(Acquire);

@@ -1,8 +1,9 @@
-//! `spinlock-batch`: the kernel's percpu_counter before the patch. An add that reaches the batch takes the lock around the
-//! shared count.
+//! `spinlock-batch`: the kernel's percpu_counter before the patch. An add that reaches the batch
+//! takes the lock of the shared count.
 //!
-//! The kernel's value per CPU is plain; here it is an atomic (see [`percpu`](crate::bench::counter::percpu)), which is taken
-//! by an exchange under the lock. That is skipped when nothing is there: with adds above the batch there never is.
+//! The kernel's per-CPU value is a plain integer. Here it is an atomic (see
+//! [`percpu`](crate::bench::counter::percpu)), and the lock's holder takes it by an exchange. The
+//! holder skips the exchange if the value is 0. With adds above the batch it always is.
 
 use super::{Design, Shared};
 use crate::bench::counter::percpu::{Added, PerCpu, add_below};
@@ -12,7 +13,7 @@ use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 pub struct SpinlockBatch {
-    /// Lock and count share a line, as in the kernel's structure.
+    /// The lock and the count share a cache line, as in the kernel's structure.
     shared: Padded<Locked>,
     batch: i64,
     counters: PerCpu,
@@ -20,11 +21,12 @@ pub struct SpinlockBatch {
 
 struct Locked {
     lock: Spinlock,
-    /// Only changed under the lock.
+    /// Changed only by the lock's holder.
     count: AtomicI64,
 }
 
-// SAFETY: made of integers and atomics whose zero means unlocked and none.
+// SAFETY: the type holds only integers, padding and atomics, for which zero bytes are valid. A zero
+// `Spinlock` is unlocked.
 unsafe impl Zeroed for SpinlockBatch {}
 
 impl Shared for SpinlockBatch {

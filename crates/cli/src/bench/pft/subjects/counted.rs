@@ -1,9 +1,15 @@
-//! `counted`: the same pages, with policies as the kernel had them before it stopped counting.
+//! `counted`: the same pages as `pinfold`, with policies as the kernel had them before 2008.
 //!
-//! A range's policy is an object with a reference count, in one line of memory. Whoever allocates finds the object, takes a reference, follows
-//! the policy, and drops the reference. That of anonymous memory hangs on the mapping, where it is found without a lock. Those of
-//! shared memory are in an ordered map under a spinlock (there a red-black tree, here a sorted array), which is only taken
-//! when it has any. All ranges have the same object, as if they had been one before they were cut. The system's default is not counted.
+//! A range's policy is an object with a reference count. Each allocation finds the object, takes a
+//! reference, follows the policy, and drops the reference. All threads write the count, which is
+//! one cache line.
+//!
+//! - Anonymous memory: the policy hangs on the mapping and is found without a lock.
+//! - Shared memory: the policies are in an ordered map under a spinlock. The kernel's map is a
+//!   red-black tree, this one a sorted array. An empty map is not looked at.
+//!
+//! All ranges share one object, as if one range had been split. The system's default policy is not
+//! counted.
 
 use super::table::Table;
 use super::{Subject, place, ranges, take};
@@ -28,10 +34,10 @@ enum Policies {
     OfFile(Padded<Shared>),
 }
 
-/// A shared policy.
+/// The policies of shared memory.
 struct Shared {
     lock: Spinlock,
-    /// Only looked at under the lock; in ascending order.
+    /// In ascending order. Accessed only under the lock.
     ranges: Vec<(Range<u64>, Arc<Mempolicy>)>,
 }
 
@@ -68,7 +74,8 @@ impl Counted {
     }
 }
 
-/// A page by a policy, or by the system's. The arena has none of its own, so that it gives pages of the node that asks.
+/// Allocates a page by a policy, or by the system's default. The arena has no policy of its own, so
+/// both give a page of the node that asks.
 #[inline(always)]
 fn alloc(
     arena: &Pages,

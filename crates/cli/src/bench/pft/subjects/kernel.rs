@@ -1,4 +1,4 @@
-//! `kernel`: a mapping, of which the kernel finds each page at the fault.
+//! `kernel`: a mapping whose pages the kernel allocates at the faults.
 
 use super::{Subject, page_size, write_line};
 use crate::bench::pft::{Kind, Memory, Policy};
@@ -23,7 +23,7 @@ impl Kernel {
     }
 }
 
-/// Why such a region cannot be had here, if it cannot.
+/// Returns why this machine cannot make such a region, or `None` if it can.
 pub fn missing(kind: Kind) -> Option<String> {
     Mapping::new(kind, page_size())
         .err()
@@ -40,7 +40,7 @@ impl Subject for Kernel {
         let region = self.region.as_ref().context("no region was made")?;
         let page = page_size();
         for at in slice.map(|number| number * page) {
-            // SAFETY: in the mapping, as the slice is of its pages, and no other thread's.
+            // SAFETY: `at` is below the mapping's length, and no other thread has this slice.
             unsafe { write_line(region.at.as_ptr().add(at)) };
         }
         Ok(())
@@ -56,13 +56,15 @@ struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: memory that belongs to nobody in particular; who writes to it keeps to a slice.
+// SAFETY: a `Mapping` is an address and a length. The only writes through it are in `touch`, and
+// the slices of different threads do not overlap.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: shared references allow only `touch`, whose slices in different threads do not overlap.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Untouched memory: private, or of the file system that System V's shared memory is made of too.
+    /// Maps untouched memory: private, or of the file system that also backs System V shared
+    /// memory.
     fn new((memory, policy): Kind, bytes: usize) -> Result<Mapping> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let sharing = match memory {
@@ -70,13 +72,14 @@ impl Mapping {
             Memory::Shmem => libc::MAP_SHARED,
         };
         let flags = sharing | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: maps new memory at an address that the kernel chooses, so no existing memory
+        // changes.
         let at = unsafe { libc::mmap(null_mut(), bytes, protection, flags, -1, 0) };
         let mapped = NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED);
         let at = mapped.ok_or_else(|| failed("mapping the region"))?;
         let mapping = Mapping { at, bytes };
-        // As pft does; kernels without huge pages refuse, and need not be told.
-        // SAFETY: of the mapping, and changes nothing that is in it.
+        // As the pft program does. The result is ignored: a kernel without huge pages refuses.
+        // SAFETY: covers exactly the new mapping, and MADV_NOHUGEPAGE changes no content.
         unsafe { libc::madvise(at.as_ptr().cast(), bytes, libc::MADV_NOHUGEPAGE) };
         if policy == Policy::Range {
             mapping.prefer_local()?;
@@ -84,10 +87,10 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// What the system does anyway, but as a policy of the region's own.
+    /// Sets what the system does anyway as a policy of the region's own.
     fn prefer_local(&self) -> Result<()> {
         let (at, none) = (self.at.as_ptr(), null::<u64>());
-        // SAFETY: of the mapping; a policy without nodes.
+        // SAFETY: covers exactly this mapping, changes no content, and passes no node mask to read.
         let refused = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -102,7 +105,7 @@ impl Mapping {
         match refused {
             0 => Ok(()),
             _ => Err(failed(
-                "mbind, which a kernel without NUMA or a container's filter refuses",
+                "mbind failed; kernels without NUMA and containers' seccomp filters refuse it",
             )),
         }
     }
@@ -114,7 +117,8 @@ fn failed(what: &'static str) -> anyhow::Error {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this one's, and nobody touches it any more.
+        // SAFETY: `new` mapped these bytes, and `&mut self` shows that no thread still touches
+        // them.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.bytes) };
     }
 }

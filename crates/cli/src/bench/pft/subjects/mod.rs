@@ -1,4 +1,4 @@
-//! Who finds the pages.
+//! The subjects: the ways to allocate the region's pages.
 
 mod counted;
 mod kernel;
@@ -12,19 +12,19 @@ use serde::Serialize;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// A region of pages that are found when they are touched first.
+/// A region whose pages are allocated when they are first touched.
 pub trait Subject: Sync {
-    /// Makes the region, of whose pages none is there.
+    /// Makes the region, without pages.
     fn prepare(&mut self) -> Result<()>;
 
-    /// Touches every page of a slice; slices of different threads do not overlap.
+    /// Touches every page of a slice. Slices of different threads do not overlap.
     fn touch(&self, slice: Range<usize>) -> Result<()>;
 
-    /// Gives all pages back.
+    /// Frees all pages.
     fn release(&mut self);
 }
 
-/// What is measured, in the order of the tables.
+/// The measured subjects, in the order of the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SubjectName {
@@ -53,10 +53,11 @@ impl SubjectName {
 pub struct Contenders(pub Vec<(SubjectName, Box<dyn Subject>)>);
 
 impl Contenders {
-    /// How many regions are in memory at once: the kernel's, and the one that the arenas have in turns.
+    /// Number of regions in memory at once: the kernel's, and one that the other subjects use in
+    /// turns.
     pub const REGIONS: usize = 2;
 
-    /// Those that can be had; `notes` says who is left out, and why.
+    /// Makes the subjects that this machine can run. `notes` gets a line for each one left out.
     pub fn new(kind: Kind, pages: usize, zero: bool, notes: &mut Vec<String>) -> Contenders {
         let mut all: Vec<(_, Box<dyn Subject>)> = vec![
             (
@@ -82,14 +83,14 @@ impl Contenders {
     }
 }
 
-/// Bytes in a page.
+/// Returns the bytes of a page.
 pub fn page_size() -> usize {
-    // SAFETY: no preconditions.
+    // SAFETY: sysconf takes an integer and touches no memory of this process.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
 }
 
-/// A page of an arena, zeroed as the kernel's are, or as it comes.
+/// Allocates a page of an arena: zeroed as the kernel's are, or with any content.
 #[inline(always)]
 fn take(arena: &Pages, place: u64, zero: bool) -> Option<NonNull<u8>> {
     if zero {
@@ -99,27 +100,30 @@ fn take(arena: &Pages, place: u64, zero: bool) -> Option<NonNull<u8>> {
     }
 }
 
-/// Writes the first cache line of a page, as whoever touched it wanted to.
+/// Writes the first cache line of a page, as the program that touched it would.
 ///
 /// # Safety
 ///
-/// The page is the caller's.
+/// The caller owns the page, and `page` is aligned for a `u64`.
 #[inline(always)]
 unsafe fn write_line(page: *mut u8) {
-    // SAFETY: the caller's promise; volatile, so that it is not left out.
+    // SAFETY: the caller owns the page. The write is volatile so that the compiler does not drop
+    // it.
     unsafe { page.cast::<u64>().write_volatile(u64::MAX) };
 }
 
-/// Where the policies of shared memory hold: so many ranges.
+/// Number of ranges with a policy in shared memory.
 const RANGES: usize = 16;
 
-/// The place of a page: its number doubled, so that ranges can end before the next one begins and do not become one.
+/// Returns the place of a page: twice its number, so that a range can end before the next one
+/// begins and adjacent ranges are not joined.
 #[inline(always)]
 fn place(page: usize) -> u64 {
     2 * page as u64
 }
 
-/// The places of each range that has a policy: one for all anonymous memory, several in shared memory, none without a policy.
+/// Returns the places of each range that has a policy: one range for anonymous memory, several for
+/// shared memory, none if the region has no policy.
 fn ranges((memory, policy): Kind, pages: usize) -> Vec<Range<u64>> {
     let parts = match (policy, memory) {
         (Policy::System, _) => 0,
@@ -136,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_page_is_in_a_range_and_ranges_stay_apart() {
+    fn every_page_lies_in_one_range_and_ranges_do_not_touch() {
         for (memory, parts) in [(Memory::Anon, 1), (Memory::Shmem, RANGES)] {
             for pages in [1, 15, 16, 1000] {
                 let ranges = ranges((memory, Policy::Range), pages);

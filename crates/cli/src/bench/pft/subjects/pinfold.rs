@@ -1,4 +1,4 @@
-//! `pinfold`: pages by the arena's own policies, which nobody counts.
+//! `pinfold`: pages by the arena's own policies, without reference counts.
 
 use super::table::Table;
 use super::{Subject, place, ranges, take};

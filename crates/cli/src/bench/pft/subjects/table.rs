@@ -1,7 +1,9 @@
-//! A region made of an arena's pages: an array of pointers, as page tables are.
+//! A region made of an arena's pages: an array of pointers, like a page table.
 //!
-//! The arena is made anew for each round, before the measured time, and its pages are brought in: all taken, written and given back. So
-//! each subject's lists are alike, and each has the memory that the one before has left: the same, whose place is worth some percent.
+//! Before the measured time of each round, a new arena is made, and its pages are brought into
+//! memory: all are allocated, written and freed. So each subject starts with the same free lists,
+//! and with the memory that the previous subject left. Where that memory lies changes a figure by
+//! some percent.
 
 use super::{place, write_line};
 use anyhow::{Context, Result, bail};
@@ -14,12 +16,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 pub struct Table {
     arena: Option<Pages>,
-    /// Null where no page is.
+    /// Null for a page that is not allocated.
     entries: Box<[AtomicPtr<u8>]>,
 }
 
 impl Table {
-    /// A region without an arena.
+    /// Makes a region without an arena.
     pub fn new(pages: usize) -> Table {
         Table {
             arena: None,
@@ -27,7 +29,7 @@ impl Table {
         }
     }
 
-    /// Makes the arena, in which these ranges of places have the local policy.
+    /// Makes the arena, gives these ranges of places the local policy, and brings the pages in.
     pub fn open(&mut self, name: &str, ranges: &[Range<u64>]) -> Result<()> {
         let arena = Pages::new(name)?;
         for range in ranges {
@@ -41,7 +43,7 @@ impl Table {
         Ok(())
     }
 
-    /// Finds and writes the pages of a slice: those of the arena that `alloc` gives for their numbers.
+    /// Stores the page that `alloc` returns for each number of the slice, and writes to it.
     #[inline(always)]
     pub fn fill(
         &self,
@@ -51,29 +53,31 @@ impl Table {
         let arena = self.arena.as_ref().context("no arena was made")?;
         for (number, entry) in slice.clone().zip(&self.entries[slice]) {
             let Some(page) = alloc(arena, number) else {
-                bail!("the system gives no more memory; give a smaller --memory");
+                bail!("the system has no more memory; give a smaller --memory");
             };
-            // The end of the round publishes it.
+            // Relaxed: joining the threads at the end of the round publishes the entries.
             entry.store(page.as_ptr(), Relaxed);
-            // SAFETY: nobody else has it.
+            // SAFETY: `alloc` has just returned this page, so this thread owns it. Pages are
+            // aligned.
             unsafe { write_line(page.as_ptr()) };
         }
         Ok(())
     }
 
-    /// Gives all pages back to the arena.
+    /// Frees all pages to the arena.
     fn clear(&mut self) {
         let Some(arena) = &self.arena else { return };
         for entry in &mut self.entries {
             let page = std::mem::replace(entry.get_mut(), null_mut());
             if let Some(page) = NonNull::new(page) {
-                // SAFETY: of this arena, by `fill`, and no longer in the table.
+                // SAFETY: `fill` allocated the page from this arena, and the table's entry is null
+                // now, so this is its only free.
                 unsafe { arena.free(page) };
             }
         }
     }
 
-    /// Gives the pages and the arena back.
+    /// Frees the pages and drops the arena.
     pub fn close(&mut self) {
         self.clear();
         self.arena = None;

@@ -1,10 +1,10 @@
-//! Scenarios 3 and 4: what one thread does in scenarios 1 and 2, in a thread on each CPU at once.
+//! Scenarios 3 and 4: scenarios 1 and 2 in a thread on each CPU at once.
 
 use super::{Crew, Op, PASSES, Subject, Timing, alloc_into, at_depth, free_from, pairs_of, timed};
 use crate::bench::slab::crew::Barrier;
 use anyhow::Result;
 
-/// All allocate; when all have their objects, each frees its own.
+/// All threads allocate. After all have their objects, each frees its own.
 pub fn all<S: Subject>(crew: &Crew, subject: &S) -> Result<Vec<Timing>> {
     let barrier = Barrier::new(crew);
     let cycles = crew.run(|worker| {
@@ -14,7 +14,7 @@ pub fn all<S: Subject>(crew: &Crew, subject: &S) -> Result<Vec<Timing>> {
             barrier.wait();
             alloc = timed(|| alloc_into(subject, slots));
             barrier.wait();
-            // SAFETY: allocated just above.
+            // SAFETY: this thread has just allocated the objects in `slots`, and nothing uses them.
             free = timed(|| unsafe { free_from(subject, slots) });
         }
         (alloc, free)
@@ -28,7 +28,7 @@ pub fn all<S: Subject>(crew: &Crew, subject: &S) -> Result<Vec<Timing>> {
     ])
 }
 
-/// Each frees an object as soon as it has it.
+/// Each thread frees an object right after it allocated it.
 pub fn pairs<S: Subject>(crew: &Crew, subject: &S, round: usize) -> Result<Vec<Timing>> {
     let barrier = Barrier::new(crew);
     let calls = crew.calls();

@@ -1,7 +1,8 @@
 //! What is done with the objects: slab_test's six scenarios.
 //!
-//! Each makes an untimed pass and then a timed one, the same for every subject. Cycles are those of a pass divided by its
-//! operations, with the loop and the array of addresses.
+//! Each scenario makes an untimed pass and then a timed one, the same for every subject. The figure
+//! is the cycles of the timed pass divided by its operations. It includes the loop and the array of
+//! addresses.
 
 mod concurrent;
 mod one_to_n;
@@ -17,29 +18,29 @@ use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Passes of a measurement: one to warm up, and the timed one.
+/// Number of passes of a measurement: one to warm up, and the timed one.
 const PASSES: usize = 2;
-/// See [`at_depth`].
+/// Number of different depths that [`at_depth`] uses.
 const DEPTHS: usize = 8;
 
-/// By name, as the command line and the rows spell them; in slab_test's order.
+/// The scenarios, in slab_test's order. The command line and the rows use these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Scenario {
     /// One thread allocates all objects, then frees all
     Single,
-    /// One thread frees each object as soon as it has it
+    /// One thread frees each object right after allocating it
     Pair,
     /// Single, in a thread on each CPU at once
     Concurrent,
     /// Pair, in a thread on each CPU at once
     ConcurrentPair,
-    /// The other CPUs' threads allocate, CPU 0's frees all
+    /// The threads of all CPUs but the first allocate; the first CPU's thread frees all
     Remote,
-    /// CPU 0's thread allocates for the others, who free at once
+    /// The first CPU's thread allocates for the others, which free at the same time
     OneToN,
-    /// One thread allocates and frees several objects by a call
+    /// One thread allocates and frees several objects per call
     Bulk,
 }
 
@@ -66,7 +67,7 @@ impl Scenario {
         }
     }
 
-    /// How many of a crew take part.
+    /// Returns how many threads of a crew take part.
     pub fn threads(self, crew: &Crew) -> usize {
         match self {
             Scenario::Single | Scenario::Pair | Scenario::Bulk => 1,
@@ -74,7 +75,7 @@ impl Scenario {
         }
     }
 
-    /// The fewest threads that it makes sense with.
+    /// Returns the fewest threads that the scenario needs.
     pub fn least_threads(self) -> usize {
         match self {
             Scenario::Remote | Scenario::OneToN => 2,
@@ -82,12 +83,13 @@ impl Scenario {
         }
     }
 
-    /// Whether slab_test goes up to 16384 bytes here; else to 4096.
+    /// Returns whether slab_test measures up to 16384 bytes here, instead of 4096.
     pub fn has_large_sizes(self) -> bool {
         matches!(self, Scenario::Single | Scenario::Pair)
     }
 
-    /// Measures it once. What is allocated in bulk is no subject's: that has a measurement of its own.
+    /// Measures the scenario once. Returns nothing for `Bulk`, which [`bulk`](super::bulk)
+    /// measures.
     pub fn measure<S: Subject>(
         self,
         crew: &Crew,
@@ -106,7 +108,7 @@ impl Scenario {
     }
 }
 
-/// What is timed, as the rows spell it.
+/// A timed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
@@ -125,7 +127,7 @@ impl Op {
     }
 }
 
-/// Cycles of an operation, on average over a pass and over the threads that made it.
+/// The cycles of an operation: the mean over a pass and over the threads that made it.
 #[derive(Clone, Copy)]
 pub struct Timing {
     pub op: Op,
@@ -133,7 +135,7 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// From the cycles of all, and how many operations they made.
+    /// Divides the cycles of all threads by the number of operations they made.
     fn new(op: Op, cycles: u64, operations: usize) -> Timing {
         Timing {
             op,
@@ -142,7 +144,7 @@ impl Timing {
     }
 }
 
-/// Cycles that `work` takes.
+/// Returns the cycles that `work` takes.
 #[inline(always)]
 pub fn timed(work: impl FnOnce()) -> u64 {
     let before = cycles::now();
@@ -150,7 +152,8 @@ pub fn timed(work: impl FnOnce()) -> u64 {
     cycles::now().saturating_sub(before)
 }
 
-/// Fills `slots` with new objects, writing a byte of each: slab_test frees nothing that it has not touched.
+/// Fills `slots` with new objects and writes a byte to each, because slab_test also writes to its
+/// objects before it frees them.
 #[inline(always)]
 fn alloc_into<S: Subject>(subject: &S, slots: &[AtomicPtr<u8>]) {
     for slot in slots {
@@ -158,7 +161,8 @@ fn alloc_into<S: Subject>(subject: &S, slots: &[AtomicPtr<u8>]) {
         if object.is_null() {
             out_of_memory();
         }
-        // SAFETY: the object is ours and has a byte. Volatile, so that the write is made.
+        // SAFETY: `alloc` returned the object just now, so this thread owns it. It has at least one
+        // byte. The write is volatile so that the compiler does not drop it.
         unsafe { object.write_volatile(23) };
         slot.store(object, Relaxed);
     }
@@ -168,32 +172,33 @@ fn alloc_into<S: Subject>(subject: &S, slots: &[AtomicPtr<u8>]) {
 ///
 /// # Safety
 ///
-/// They are `subject`'s, and nobody uses them any more.
+/// All of them are `subject`'s, and no thread uses them any more.
 #[inline(always)]
 unsafe fn free_from<S: Subject>(subject: &S, slots: &[AtomicPtr<u8>]) {
     for slot in slots {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the object is `subject`'s and not in use.
         unsafe { subject.free(slot.load(Relaxed)) };
     }
 }
 
-/// Runs `work` with some objects in hand, another number in each of [`DEPTHS`] rounds.
+/// Runs `work` while holding some objects: another number of them in each of [`DEPTHS`] rounds.
 ///
-/// Pairs always use the same slot of a CPU's array. Its address and that of the array's length may be ones that the CPU
-/// takes for the same for a moment, and then a pair costs three times as much: that shall not decide a median.
+/// A pair always uses the same slot of a CPU's array. The processor may mistake the slot's address
+/// for that of the array's length for a moment, and then a pair costs three times as much.
+/// Different depths keep such a slot from deciding the median.
 pub fn at_depth<S: Subject, R>(subject: &S, round: usize, work: impl FnOnce() -> R) -> R {
     let mut held = [null_mut(); DEPTHS];
     let held = &mut held[..round % DEPTHS];
     held.fill_with(|| subject.alloc());
     let result = work();
     for &object in held.iter().filter(|object| !object.is_null()) {
-        // SAFETY: allocated above, and not used.
+        // SAFETY: this function allocated the object and gave it to no other code.
         unsafe { subject.free(object) };
     }
     result
 }
 
-/// Allocates an object and frees it, `calls` times; nothing is written to it.
+/// Allocates an object and frees it, `calls` times. Nothing is written to the objects.
 #[inline(always)]
 fn pairs_of<S: Subject>(subject: &S, calls: usize) {
     for _ in 0..calls {
@@ -201,14 +206,16 @@ fn pairs_of<S: Subject>(subject: &S, calls: usize) {
         if object.is_null() {
             out_of_memory();
         }
-        // SAFETY: allocated just above, and not used.
+        // SAFETY: the call above returned the object, and nothing uses it.
         unsafe { subject.free(object) };
     }
 }
 
-/// Ends the command: the other threads wait for this one, and would for ever.
+/// Ends the command. Returning an error would leave the other threads waiting for this one.
 #[cold]
 pub fn out_of_memory() -> ! {
-    eprintln!("pinfold: no memory for the objects; give fewer --calls or smaller --size");
+    eprintln!(
+        "pinfold: the system has no memory for the objects; give fewer --calls or a smaller --size"
+    );
     std::process::exit(2);
 }

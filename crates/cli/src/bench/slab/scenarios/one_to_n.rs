@@ -1,7 +1,9 @@
-//! Scenario 6: CPU 0's thread allocates for each other CPU and hands over by [`BATCH`] objects, a batch to each in turn; the
-//! others free what they are handed while CPU 0 goes on.
+//! Scenario 6: the first CPU's thread allocates objects for each other CPU and hands them over in
+//! batches of [`BATCH`], one batch to each thread in turn. The other threads free their batches
+//! while the first goes on.
 //!
-//! `free` is the mean over the other threads of the time that they spend freeing, not waiting for the next batch.
+//! `free` is the mean over the other threads of the time they spend freeing. Waiting for the next
+//! batch does not count.
 
 use super::{Crew, Desk, Op, PASSES, Subject, Timing, alloc_into, free_from, timed};
 use crate::bench::slab::crew::Barrier;
@@ -9,7 +11,7 @@ use crate::bench::spin_until;
 use anyhow::Result;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Enough that neither handing over nor reading the clock counts.
+/// Large enough that handing over and reading the clock do not matter.
 const BATCH: usize = 100;
 
 pub fn measure<S: Subject>(crew: &Crew, subject: &S) -> Result<Vec<Timing>> {
@@ -18,7 +20,8 @@ pub fn measure<S: Subject>(crew: &Crew, subject: &S) -> Result<Vec<Timing>> {
         let desk = &crew.desks()[worker];
         let mut cycles = 0;
         for _ in 0..PASSES {
-            // Nobody is at the desk: all threads are behind the barrier below, or have not begun.
+            // Relaxed is enough: no other thread uses the desk until all have passed the barrier
+            // below.
             desk.handed_over.0.store(0, Relaxed);
             barrier.wait();
             cycles = match worker {
@@ -56,7 +59,8 @@ fn free_as_handed_over<S: Subject>(subject: &S, desk: &Desk) -> u64 {
         spin_until(|| desk.handed_over.0.load(Acquire) != freed);
         let end = desk.handed_over.0.load(Acquire);
         let slots = &desk.slots[freed..end];
-        // SAFETY: CPU 0's thread stored them before it raised the mark, and does not use them any more.
+        // SAFETY: the first thread stored these objects before it raised `handed_over` with release
+        // ordering, and does not use them any more.
         cycles += timed(|| unsafe { free_from(subject, slots) });
         freed = end;
     }

@@ -1,8 +1,8 @@
-//! Scenario 5: the threads of all CPUs but CPU 0 allocate at once; when all have their objects, CPU 0's frees every one, a
-//! thread's after the other's.
+//! Scenario 5: the threads of all CPUs but the first allocate at once. After all have their
+//! objects, the first CPU's thread frees them, one thread's objects after the other's.
 //!
-//! `alloc` is the mean over the allocating threads. In the timed pass they find what CPU 0 freed before, by whatever way
-//! the subject brings objects back.
+//! `alloc` is the mean over the allocating threads. In the timed pass these threads allocate the
+//! objects that the first thread freed in the untimed pass, however the subject brings them back.
 
 use super::{Crew, Op, PASSES, Subject, Timing, alloc_into, free_from, timed};
 use crate::bench::slab::crew::Barrier;
@@ -35,7 +35,8 @@ pub fn measure<S: Subject>(crew: &Crew, subject: &S) -> Result<Vec<Timing>> {
 #[inline(always)]
 fn free_all<S: Subject>(crew: &Crew, subject: &S) {
     for desk in &crew.desks()[1..] {
-        // SAFETY: the desk's thread allocated them and has waited at the barrier since.
+        // SAFETY: the desk's thread allocated the objects, and has waited at the barrier since
+        // then.
         unsafe { free_from(subject, &desk.slots) };
     }
 }

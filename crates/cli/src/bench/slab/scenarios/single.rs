@@ -1,14 +1,14 @@
-//! Scenarios 1 and 2: one thread, which is the calling one.
+//! Scenarios 1 and 2: only the calling thread.
 
 use super::{Crew, Op, PASSES, Subject, Timing, alloc_into, at_depth, free_from, pairs_of, timed};
 
-/// Allocates all objects, then frees them in the order it got them; timed apart.
+/// Allocates all objects, then frees them in the same order. Times both apart.
 pub fn all<S: Subject>(crew: &Crew, subject: &S) -> Vec<Timing> {
     let slots = &crew.desks()[0].slots;
     let (mut alloc, mut free) = (0, 0);
     for _ in 0..PASSES {
         alloc = timed(|| alloc_into(subject, slots));
-        // SAFETY: allocated just above.
+        // SAFETY: the line above allocated the objects in `slots`, and nothing uses them.
         free = timed(|| unsafe { free_from(subject, slots) });
     }
     vec![
@@ -17,7 +17,7 @@ pub fn all<S: Subject>(crew: &Crew, subject: &S) -> Vec<Timing> {
     ]
 }
 
-/// Frees each object as soon as it has it.
+/// Frees each object right after allocating it.
 pub fn pairs<S: Subject>(crew: &Crew, subject: &S, round: usize) -> Vec<Timing> {
     let calls = crew.calls();
     let mut cycles = 0;

@@ -1,16 +1,17 @@
-//! Some objects, in an array that needs no allocator: what uses it also works in signal handlers.
+//! A few objects in an array. The array needs no allocator, so that code with a `Batch` also works
+//! in signal handlers.
 
 use pinfold::slab::KmemCache;
 use std::ptr::null_mut;
 
-/// Up to [`MOST`](Self::MOST) free objects of a cache.
+/// Up to [`MOST`](Self::MOST) free objects of one cache.
 pub struct Batch {
     objects: [*mut u8; Batch::MOST],
     len: usize,
 }
 
 impl Batch {
-    /// More than twice what one of the caches' own arrays holds at most.
+    /// More than twice the most that one of the caches' own arrays holds.
     pub const MOST: usize = 256;
 
     pub fn new() -> Batch {
@@ -20,7 +21,7 @@ impl Batch {
         }
     }
 
-    /// `count` new objects; fewer when the system has no memory.
+    /// Allocates `count` objects, or fewer if the system has no memory.
     pub fn take(cache: &KmemCache, count: usize) -> Batch {
         let mut batch = Batch::new();
         batch.len = cache.alloc_bulk(&mut batch.objects[..count]);
@@ -46,20 +47,21 @@ impl Batch {
         }
     }
 
-    /// There must be room.
+    /// Adds an object. Panics if the batch is full.
     #[inline(always)]
     pub fn push(&mut self, object: *mut u8) {
         self.objects[self.len] = object;
         self.len += 1;
     }
 
-    /// Gives the objects back.
+    /// Frees all objects to `cache`.
     ///
     /// # Safety
     ///
-    /// They are `cache`'s, and nobody else has them.
+    /// The objects are `cache`'s, and no other code uses or frees them.
     pub unsafe fn give_back(&mut self, cache: &KmemCache) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that these are `cache`'s objects and that this call is their
+        // only free. `len` becomes 0, so the batch does not free them again.
         unsafe { cache.free_bulk(self.as_slice()) };
         self.len = 0;
     }

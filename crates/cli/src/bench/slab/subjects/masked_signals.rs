@@ -1,9 +1,10 @@
-//! `masked-signals`: a plain array of objects per CPU, with all signals masked around it, which is to a thread what disabled
-//! interrupts are to a CPU.
+//! `masked-signals`: a plain array of objects per CPU. All signals are masked around each access.
+//! To a thread, masked signals are what disabled interrupts are to a CPU.
 //!
-//! Masked signals keep handlers off the array, but not the other threads: user space cannot disable preemption. So the
-//! array has a lock too, which nobody waits for as long as threads stay on their CPUs. Signals are masked first: a
-//! handler that interrupted the lock's holder would wait for itself.
+//! Masked signals keep handlers off the array, but not other threads: user space cannot disable
+//! preemption. So the array has a lock too, without contention while threads stay on their CPUs.
+//! Signals are masked before the lock is taken. Otherwise a handler could interrupt the lock's
+//! holder and wait for the lock forever.
 
 use super::Subject;
 use super::batch::Batch;
@@ -18,27 +19,28 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 pub struct MaskedSignals {
     pub(super) backing: KmemCache,
     all: libc::sigset_t,
-    /// Objects that an array holds at most: as many as one of the cache's own.
+    /// The most objects that an array holds: as many as one of the cache's own arrays.
     capacity: usize,
     locals: Box<[Padded<Local>]>,
 }
 
-/// A CPU's part.
+/// One CPU's array and lock.
 struct Local {
     taken: AtomicBool,
-    /// Belongs to whoever has set `taken`.
+    /// Belongs to the thread that set `taken`.
     objects: UnsafeCell<Batch>,
 }
 
-// SAFETY: `objects` is only touched by who has the lock, and by who has the whole; free objects belong to no thread.
+// SAFETY: `objects` is accessed by the thread that holds the lock, or through `&mut`. The objects
+// in it are free, so they belong to no thread.
 unsafe impl Sync for Local {}
 
 impl MaskedSignals {
-    /// An allocator of `backing`'s objects.
+    /// Makes an allocator of `backing`'s objects.
     pub fn new(backing: KmemCache) -> MaskedSignals {
         let capacity = backing.statistics().sheaf_capacity.min(Batch::MOST - 1);
         let mut all = MaybeUninit::uninit();
-        // SAFETY: sigfillset initialises the set.
+        // SAFETY: `sigfillset` writes the whole set, and its only argument is valid for that.
         let all = unsafe {
             libc::sigfillset(all.as_mut_ptr());
             all.assume_init()
@@ -57,11 +59,12 @@ impl MaskedSignals {
         }
     }
 
-    /// Runs `work` on the current CPU's objects; no signal arrives meanwhile, and no other thread has them.
+    /// Runs `work` on the current CPU's objects, without signals and without other threads.
     #[inline(always)]
     pub(super) fn masked<R>(&self, work: impl FnOnce(&mut Batch) -> R) -> R {
         let mut before = MaybeUninit::uninit();
-        // SAFETY: both sets are valid for the call, which initialises `before`.
+        // SAFETY: `self.all` is initialised, and `before` is a live variable that the call may
+        // write to.
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.all, before.as_mut_ptr());
         }
@@ -69,15 +72,16 @@ impl MaskedSignals {
         while local.taken.swap(true, Acquire) {
             spin_until(|| !local.taken.load(Relaxed));
         }
-        // SAFETY: the lock is ours, and with it the objects.
+        // SAFETY: this thread has just set `taken`, so no other thread accesses the objects.
         let result = work(unsafe { &mut *local.objects.get() });
         local.taken.store(false, Release);
-        // SAFETY: the first call initialised `before`.
+        // SAFETY: the first `pthread_sigmask` initialised `before`.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut()) };
         result
     }
 
-    /// An object when the array had none; half an array more, so that a free right after finds room.
+    /// Returns an object after the array was empty. Fills half of the array, so that a free right
+    /// afterwards finds room.
     #[cold]
     #[inline(never)]
     fn refill(&self) -> *mut u8 {
@@ -88,26 +92,28 @@ impl MaskedSignals {
                 objects.push(fresh.pop());
             }
         });
-        // SAFETY: what is left came from the cache just now, and nobody has it.
+        // SAFETY: `take` allocated these objects just now, and they are in no array.
         unsafe { fresh.give_back(&self.backing) };
         object
     }
 
-    /// Takes `object` when the array was full; all of the array goes back.
+    /// Frees `object` after the array was full, together with all objects of the array.
     #[cold]
     #[inline(never)]
     fn spill(&self, object: *mut u8) {
         let mut old = Batch::new();
         self.masked(|objects| std::mem::swap(objects, &mut old));
         old.push(object);
-        // SAFETY: objects of the cache, taken out just now or given up by the caller.
+        // SAFETY: the objects were swapped out of the array, and the caller of `free` gave `object`
+        // up, so no other code has them.
         unsafe { old.give_back(&self.backing) };
     }
 
-    /// Gives all objects of all arrays back to the cache.
+    /// Frees all objects of all arrays to the cache.
     pub(super) fn drain(&mut self) {
         for local in &mut self.locals {
-            // SAFETY: free objects of the cache; the whole is ours.
+            // SAFETY: these free objects are the cache's, and `&mut self` shows that no other
+            // thread has them.
             unsafe { local.0.objects.get_mut().give_back(&self.backing) };
         }
     }

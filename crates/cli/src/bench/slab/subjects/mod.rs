@@ -1,4 +1,4 @@
-//! What is measured: one trait with static dispatch, so that each loop is compiled for its subject.
+//! The subjects: one trait with static dispatch, so that each loop is compiled for its subject.
 
 mod batch;
 mod masked_signals;
@@ -16,20 +16,20 @@ use pinfold::Malloc;
 use serde::Serialize;
 use std::alloc::Layout;
 
-/// Something that gives and takes objects of one size, from any thread.
+/// Allocates and frees objects of one size, from any thread.
 pub trait Subject: Sync {
-    /// An object, or null when there is no memory.
+    /// Allocates an object. Returns null if there is no memory.
     fn alloc(&self) -> *mut u8;
 
-    /// Takes an object back.
+    /// Frees an object.
     ///
     /// # Safety
     ///
-    /// The object came from this subject, and nobody uses it any more.
+    /// The object came from this subject, and no thread uses it any more.
     unsafe fn free(&self, object: *mut u8);
 }
 
-/// A subject as the measurement sees it: only whole scenarios are dispatched dynamically.
+/// A subject behind dynamic dispatch. Only a whole scenario is one dynamic call.
 pub trait Measurable {
     fn measure(&self, scenario: Scenario, crew: &Crew, round: usize) -> Result<Vec<Timing>>;
 }
@@ -40,8 +40,8 @@ impl<S: Subject> Measurable for S {
     }
 }
 
-/// The subjects, in the order of the tables. To add one: a name here, its place in the lists below, and what it is in
-/// [`make`](Self::make).
+/// The subjects, in the order of the tables. A new subject needs a name here, a place in the lists
+/// below, and an arm in [`make`](Self::make).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum SubjectName {
@@ -63,7 +63,7 @@ impl SubjectName {
         SubjectName::MaskedSignals,
     ];
 
-    /// The same fast path, protected in three ways.
+    /// The three ways to protect the same fast path.
     pub const RIVALS: [SubjectName; 3] = [
         SubjectName::Rseq,
         SubjectName::Tid,
@@ -81,7 +81,7 @@ impl SubjectName {
         }
     }
 
-    /// What it is, in a line.
+    /// Describes the subject in one line.
     pub fn describe(self) -> &'static str {
         match self {
             SubjectName::PinfoldCache => "a KmemCache of that size, inlined",
@@ -97,7 +97,7 @@ impl SubjectName {
         }
     }
 
-    /// Whether `scenario` is measured for it.
+    /// Returns whether the subject is measured in `scenario`.
     pub fn takes_part(self, scenario: Scenario) -> bool {
         match scenario {
             Scenario::Single | Scenario::Pair => true,
@@ -106,7 +106,7 @@ impl SubjectName {
         }
     }
 
-    /// Why this machine cannot run it.
+    /// Returns why this machine cannot run the subject, or `None` if it can.
     pub fn missing(self) -> Option<&'static str> {
         match self {
             SubjectName::Tid => double_word_missing(),
@@ -114,7 +114,7 @@ impl SubjectName {
         }
     }
 
-    /// Makes it for objects of `size` bytes; it must not be missing.
+    /// Makes the subject for objects of `size` bytes. It must not be [`missing`](Self::missing).
     pub fn make(self, size: usize) -> Result<Box<dyn Measurable>> {
         Ok(match self {
             SubjectName::PinfoldCache | SubjectName::Rseq => Box::new(Inlined(cache(size)?)),
@@ -140,7 +140,8 @@ fn double_word_missing() -> Option<&'static str> {
     Some("its double-word compare-exchange is written for x86-64 only")
 }
 
-/// A cache of objects of `size` bytes, with the alignment that one of this size can want, at most malloc's.
+/// Makes a cache of objects of `size` bytes. They are aligned as strictly as their size can
+/// require, at most as `malloc` aligns.
 pub fn cache(size: usize) -> Result<KmemCache> {
     cache_of(size, false)
 }
@@ -150,10 +151,10 @@ fn cache_of(size: usize, hardened: bool) -> Result<KmemCache> {
     KmemCache::builder(&format!("bench-{size}"), layout)
         .hardened(hardened)
         .build()
-        .with_context(|| format!("making a cache for objects of {size} bytes"))
+        .with_context(|| format!("making an object cache for objects of {size} bytes"))
 }
 
-/// One for each CPU that there can be.
+/// Makes one value for each possible CPU.
 fn for_each_cpu<T>(make: impl FnMut(usize) -> T) -> Box<[T]> {
     (0..pinfold_rseq::possible()).map(make).collect()
 }

@@ -1,11 +1,11 @@
-//! Pinfold's object cache, and its malloc.
+//! Pinfold's object cache and Pinfold's malloc.
 
 use super::Subject;
 use pinfold::slab::KmemCache;
 use pinfold_malloc::c::{pinfold_free, pinfold_malloc};
 use std::ptr::{NonNull, null_mut};
 
-/// `pinfold-cache` and `rseq`: a cache, inlined into the loop as a Rust program has it.
+/// `pinfold-cache` and `rseq`: a cache, inlined into the loop as in a Rust program.
 pub struct Inlined(pub KmemCache);
 
 impl Subject for Inlined {
@@ -16,12 +16,13 @@ impl Subject for Inlined {
 
     #[inline(always)]
     unsafe fn free(&self, object: *mut u8) {
-        // SAFETY: the caller's promise: an object of this cache, hence not null.
+        // SAFETY: the caller promises that the object came from this cache and is unused. An object
+        // of a cache is never null.
         unsafe { self.0.free(NonNull::new_unchecked(object)) };
     }
 }
 
-/// `pinfold-malloc`: the C library's functions, of which the second has to find out the size.
+/// `pinfold-malloc`: the functions of the C library. The free has to look the size up.
 pub struct Malloc {
     pub size: usize,
 }
@@ -34,7 +35,7 @@ impl Subject for Malloc {
 
     #[inline(always)]
     unsafe fn free(&self, object: *mut u8) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `object` came from `pinfold_malloc` and is unused.
         unsafe { pinfold_free(object.cast()) };
     }
 }

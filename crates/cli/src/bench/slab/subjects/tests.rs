@@ -1,4 +1,4 @@
-//! No subject hands an object out twice, whatever threads and signals do.
+//! Tests that no subject hands an object out twice, whatever threads and signals do.
 
 use super::*;
 use crate::bench::{cpus, settle_index};
@@ -10,14 +10,14 @@ use std::time::Duration;
 const THREADS: u64 = 4;
 const SIZE: usize = 64;
 
-/// What a thread does: objects are held for a while, and then nobody else may have stamped them.
+/// One thread's work: it holds objects for a while, and meanwhile no other thread may stamp them.
 fn use_objects(subject: &dyn Subject, thread: u64, turns: u64, mut hop: impl FnMut(u64)) {
     let mut held = Vec::new();
     let mut random = thread + 1;
     for turn in 0..turns {
         hop(turn);
         random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
-        // Sometimes more objects are held than a CPU keeps, sometimes a few.
+        // The thread holds many objects at times, more than a CPU keeps, and a few at other times.
         let most = if turn & 4096 == 0 { 300 } else { 3 };
         if held.len() < most && random >> 63 == 0 {
             held.push(stamped(subject, turn * THREADS + thread));
@@ -30,7 +30,7 @@ fn use_objects(subject: &dyn Subject, thread: u64, turns: u64, mut hop: impl FnM
     }
 }
 
-/// More threads than some machines have CPUs, which move between CPUs.
+/// Runs several threads that move between the CPUs: more threads than some machines have CPUs.
 fn hammer(subject: &dyn Subject, turns: u64) {
     let cpus = cpus::allowed().unwrap();
     let hop = |thread, turn| {
@@ -45,9 +45,9 @@ fn hammer(subject: &dyn Subject, turns: u64) {
     });
 }
 
-/// The second word: the first may be a list's link while the object is free.
+/// Returns the object's second word. The first may be a list's link while the object is free.
 fn word(object: *mut u8) -> &'static AtomicU64 {
-    // SAFETY: objects have 64 bytes, and their memory stays mapped.
+    // SAFETY: objects have 64 bytes, are aligned for a `u64`, and their memory stays mapped.
     unsafe { &*object.add(8).cast() }
 }
 
@@ -59,8 +59,12 @@ fn stamped(subject: &dyn Subject, stamp: u64) -> (*mut u8, u64) {
 }
 
 fn give_back(subject: &dyn Subject, object: *mut u8, stamp: u64) {
-    assert_eq!(word(object).load(Relaxed), stamp, "handed out twice");
-    // SAFETY: from this subject, and not used any more.
+    assert_eq!(
+        word(object).load(Relaxed),
+        stamp,
+        "object {object:p} was handed out twice"
+    );
+    // SAFETY: `stamped` allocated the object from this subject, and this thread gives it up here.
     unsafe { subject.free(object) };
 }
 
@@ -98,7 +102,7 @@ fn transaction_ids_hand_no_object_out_twice() {
 }
 
 #[test]
-fn masked_signals_hand_no_object_out_twice() {
+fn masking_signals_hands_no_object_out_twice() {
     settle_index();
     let mut subject = MaskedSignals::new(cache(SIZE).unwrap());
     hammer(&subject, 50_000);
@@ -107,11 +111,11 @@ fn masked_signals_hand_no_object_out_twice() {
 }
 
 #[test]
-fn masked_arrays_belong_to_one_thread() {
+fn a_masked_array_belongs_to_one_thread_at_a_time() {
     settle_index();
     let subject = &MaskedSignals::new(cache(SIZE).unwrap());
     let cpu = cpus::current().unwrap();
-    // Threads of one CPU, which offer it to each other while they have its array.
+    // All threads run on one CPU, and each yields while it has the CPU's array.
     let work = || {
         cpus::pin(cpu).unwrap();
         for _ in 0..500 {
@@ -128,16 +132,17 @@ fn masked_arrays_belong_to_one_thread() {
     std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
 }
 
-/// Who the handler allocates from, or null.
+/// The subject that the handler allocates from, or null.
 static INTERRUPTED: AtomicPtr<&'static dyn Subject> = AtomicPtr::new(null_mut());
-/// What it did.
+/// How often the handler ran.
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 
-/// Takes some objects and gives them back, the first one last: a list then begins as before, but goes on differently.
+/// Allocates some objects and frees them, the first one last. A list then begins with the same
+/// object as before, but continues differently.
 extern "C" fn handler(_signal: libc::c_int) {
     HANDLED.fetch_add(1, Relaxed);
-    // SAFETY: null, or what lives until after the last signal.
+    // SAFETY: the pointer is null or points to a leaked box, which lives as long as the process.
     let Some(subject) = (unsafe { INTERRUPTED.load(Relaxed).as_ref() }) else {
         return;
     };
@@ -149,35 +154,36 @@ extern "C" fn handler(_signal: libc::c_int) {
         }
     }
     objects.rotate_left(1);
-    // None where the handler has interrupted the cache's own slow path, which holds a lock.
+    // An object is null if the handler interrupted the cache's own slow path, which holds a lock.
     for object in objects.into_iter().filter(|object| !object.is_null()) {
         let is_ours = word(object).load(Relaxed) == object as u64;
         FAULTS.fetch_add(u64::from(!is_ours), Relaxed);
-        // SAFETY: from this subject, and not used any more.
+        // SAFETY: the handler allocated the object from this subject above, and frees it once.
         unsafe { subject.free(object) };
     }
 }
 
-/// One thread uses objects while another interrupts it all the time.
+/// Lets one thread use objects while another interrupts it all the time.
 fn interrupt<S: Subject + 'static>(subject: S) -> Box<S> {
     let subject = Box::into_raw(Box::new(subject));
-    // SAFETY: freed when nobody uses it any more.
+    // SAFETY: the pointer came from `Box::into_raw`. The box is recreated below, after the last
+    // use.
     let shared: &'static dyn Subject = unsafe { &*subject };
     INTERRUPTED.store(Box::leak(Box::new(shared)), Relaxed);
     HANDLED.store(0, Relaxed);
-    // SAFETY: no preconditions.
+    // SAFETY: the call takes no arguments and touches no memory.
     let user = unsafe { libc::pthread_self() };
     let over = &AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            // Not for ever, should the other thread fail.
+            // A bounded loop, in case the other thread fails.
             for _ in 0..100_000 {
                 if over.load(Relaxed) {
                     break;
                 }
-                // SAFETY: the thread waits for this one before it ends.
+                // SAFETY: the thread `user` waits for this one in the scope, so it is still alive.
                 unsafe { libc::pthread_kill(user, libc::SIGUSR2) };
-                // The handler's turn, and the thread's own.
+                // Leaves time for the handler, and for the thread's own work.
                 std::thread::sleep(Duration::from_micros(5));
             }
         });
@@ -189,18 +195,19 @@ fn interrupt<S: Subject + 'static>(subject: S) -> Box<S> {
     assert_eq!(
         FAULTS.load(Relaxed),
         0,
-        "a handler's object was not its own"
+        "an object of the handler was changed by the interrupted thread"
     );
     INTERRUPTED.store(null_mut(), Relaxed);
-    // SAFETY: boxed above; who used it, the handler included, is done.
+    // SAFETY: the pointer came from `Box::into_raw`. The signalling thread has ended, and the
+    // handler no longer finds the subject.
     unsafe { Box::from_raw(subject) }
 }
 
-/// With the array's lock held, a handler that wants it must not run.
+/// Checks that a handler that wants the array does not run while the array's lock is held.
 fn masks_handlers(subject: &MaskedSignals) {
     let before = HANDLED.load(Relaxed);
     let within = subject.masked(|_| {
-        // SAFETY: the handler uses only what may be used in one.
+        // SAFETY: the handler uses only atomics and the subject, which may be used in handlers.
         unsafe { libc::raise(libc::SIGUSR2) };
         HANDLED.load(Relaxed)
     });
@@ -210,7 +217,7 @@ fn masks_handlers(subject: &MaskedSignals) {
 #[test]
 fn handlers_may_allocate_and_free() {
     settle_index();
-    // SAFETY: the handler uses only what may be used in one.
+    // SAFETY: the handler uses only atomics and the subject, which may be used in handlers.
     unsafe { libc::signal(libc::SIGUSR2, handler as *const () as usize) };
     nothing_is_left(&interrupt(Inlined(cache(SIZE).unwrap())).0);
     let masked = MaskedSignals::new(cache(SIZE).unwrap());

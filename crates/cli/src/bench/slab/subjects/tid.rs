@@ -1,5 +1,5 @@
-//! `tid`: a list of objects per CPU, protected by a transaction id, as SLUB's was when the kernel stopped disabling
-//! preemption around it.
+//! `tid`: a list of objects per CPU, protected by a transaction id. The kernel's SLUB did this when
+//! it stopped disabling preemption there.
 //!
 //! # The protocol
 //!
@@ -10,17 +10,20 @@
 //!     compare-exchange {head, id} from {object, tid} to {next, tid + 1}, or begin again
 //! ```
 //!
-//! An id says the CPU and counts its operations, so that no two operations see the same one: when the exchange finds it
-//! unchanged, nothing happened to the list since it was read, and `next` is what the object links to.
+//! An id names the CPU and counts its operations, so that no two operations see the same id. If the
+//! exchange finds the id unchanged, the list has not changed since it was read, and `next` is the
+//! link of its first object.
 //!
 //! Two things differ from the kernel:
 //!
-//! * The exchange is locked. The kernel's addresses the CPU's part and exchanges in one instruction; here the thread may
-//!   have moved since it looked up its CPU, and another may be at the same list.
-//! * The id counts the list's objects too, for a bound. SLUB has one by the page that the list belongs to.
+//! * The exchange has a lock prefix. The kernel's addresses the CPU's part and exchanges in one
+//!   instruction. Here the thread may have moved since it looked its CPU up, and another thread may
+//!   use the same list.
+//! * The id also counts the list's objects, to bound the list. SLUB has a bound in the page that
+//!   the list belongs to.
 //!
-//! It has to be a list: with an array, a thread that was overtaken between writing a slot and the exchange would have
-//! overwritten what another thread has put there.
+//! An array would not work. A thread that was overtaken between writing a slot and the exchange
+//! would have overwritten a slot that another thread filled meanwhile.
 
 use super::Subject;
 use super::batch::Batch;
@@ -30,28 +33,31 @@ use pinfold::slab::KmemCache;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// The id, from its lowest bit: 8 bits objects in the list, 13 bits the CPU, 43 bits operations. At 5 ns an
-/// operation a thread would have to be overtaken for half a day, and by a multiple of 2^43 operations, to be fooled.
+/// The id, from its lowest bit: 8 bits for the objects in the list, 13 bits for the CPU, 43 bits
+/// for operations.
+///
+/// An exchange succeeds wrongly only if the thread was overtaken by a multiple of 2^43 operations.
+/// At 5 ns an operation, that takes half a day.
 const CPU: u32 = Batch::MOST.ilog2();
 const COUNT: u64 = Batch::MOST as u64 - 1;
 const STEP: u64 = 1 << (CPU + pinfold_rseq::MAX_INDEX.ilog2());
 
 pub struct Tid {
     pub(super) backing: KmemCache,
-    /// Objects that a list holds at most: as many as one of the cache's arrays.
+    /// The most objects that a list holds: as many as one of the cache's own arrays.
     capacity: usize,
     locals: Box<[Local]>,
 }
 
-/// A CPU's part, on lines of its own; two lines, because CPUs fetch pairs of them.
+/// A CPU's list, on cache lines of its own: on two, because CPUs fetch lines in pairs.
 #[repr(C, align(128))]
 struct Local {
-    /// The first object's address, or 0.
+    /// The address of the first object, or 0.
     head: AtomicU64,
     tid: AtomicU64,
 }
 
-/// What a [`Local`] held at one moment, or shall hold.
+/// The content of a [`Local`], as read or to be written.
 #[derive(Clone, Copy)]
 struct Words {
     head: u64,
@@ -59,12 +65,13 @@ struct Words {
 }
 
 impl Local {
-    /// Exchanges both words for `new` if they are `seen`.
+    /// Replaces both words by `new` if they equal `seen`.
     #[inline(always)]
     fn replace(&self, seen: Words, new: Words) -> bool {
         let done: u8;
-        // SAFETY: the two words are 16 bytes, aligned to 128, and only changed here; the CPU has the instruction, `new`
-        // has looked. Compilers may want rbx for themselves, so it is put back.
+        // SAFETY: the two words are 16 bytes at an address aligned to 128, and are changed only by
+        // this instruction while they are shared. `Tid::new` checked that the CPU has it. The
+        // compiler may reserve rbx, so the code restores rbx.
         unsafe {
             asm!(
                 "xchg {low}, rbx",
@@ -84,17 +91,17 @@ impl Local {
     }
 }
 
-/// The link of a free object.
+/// Returns the place of a free object's link.
 fn link(object: u64) -> *mut u64 {
     object as *mut u64
 }
 
 impl Tid {
-    /// An allocator of `backing`'s objects, of 8 bytes at least.
+    /// Makes an allocator of `backing`'s objects, which must have at least 8 bytes.
     pub fn new(backing: KmemCache) -> Result<Tid> {
         ensure!(super::double_word_missing().is_none(), "no cmpxchg16b");
         ensure!(backing.object_size() >= 8, "no room for a link in objects");
-        // With one more, a spilled list fits into a batch, and the id can count it.
+        // A spilled list and one more object fit into a batch, and the id can count them.
         let capacity = backing.statistics().sheaf_capacity.min(Batch::MOST - 1);
         let local = |cpu: usize| Local {
             head: AtomicU64::new(0),
@@ -107,7 +114,8 @@ impl Tid {
         })
     }
 
-    /// The current CPU's part and what it holds. The id is read before the head, so that the head is never older.
+    /// Returns the current CPU's list and its content. Reads the id before the head, so that the
+    /// head is never older than the id.
     #[inline(always)]
     fn enter(&self) -> (&Local, Words) {
         loop {
@@ -120,34 +128,37 @@ impl Tid {
         }
     }
 
-    /// An object when the list had none; half a list more, so that a free right after finds room.
+    /// Returns an object after the list was empty. Refills half of the list, so that a free right
+    /// afterwards finds room.
     #[cold]
     #[inline(never)]
     fn refill(&self) -> *mut u8 {
         let mut fresh = Batch::take(&self.backing, self.capacity.div_ceil(2));
         let object = fresh.pop();
         if !self.put(fresh.as_slice()) {
-            // SAFETY: these came from the cache just now, and nobody has them.
+            // SAFETY: `take` allocated these objects just now, and `put` did not put them on a
+            // list.
             unsafe { fresh.give_back(&self.backing) };
         }
         object
     }
 
-    /// Makes `objects`, which nobody else has, the current CPU's list, if that is empty.
+    /// Makes `objects`, which no other thread has, the current CPU's list if that is empty.
     fn put(&self, objects: &[*mut u8]) -> bool {
         let mut head = 0;
         for &object in objects {
-            // SAFETY: the object is ours and has room for a link.
+            // SAFETY: `refill` has just allocated the object, so this thread owns it. `new` checked
+            // that it has room for a link.
             unsafe { link(object as u64).write_volatile(head) };
             head = object as u64;
         }
         let (local, seen) = self.enter();
-        // An empty list's id counts 0 objects.
+        // The id of an empty list counts 0 objects, so the sum carries nothing into the CPU's bits.
         let tid = seen.tid.wrapping_add(STEP + objects.len() as u64);
         seen.head == 0 && local.replace(seen, Words { head, tid })
     }
 
-    /// Takes `object` when the list was full; all of the list goes back.
+    /// Frees `object` after the list was full, together with all objects of the list.
     #[cold]
     #[inline(never)]
     fn spill(&self, object: *mut u8) {
@@ -156,20 +167,23 @@ impl Tid {
         let (local, seen) = self.enter();
         let tid = (seen.tid & !COUNT).wrapping_add(STEP);
         if local.replace(seen, Words { head: 0, tid }) {
-            // SAFETY: the list is ours since the exchange.
+            // SAFETY: the exchange above took the list off the CPU, so this thread owns its
+            // objects.
             unsafe { collect(seen.head, &mut batch) };
         }
-        // SAFETY: objects of the cache, taken out just now or given up by the caller.
+        // SAFETY: the exchange took the list's objects, and the caller of `free` gave `object` up,
+        // so no other thread has them.
         unsafe { batch.give_back(&self.backing) };
     }
 
-    /// Gives all objects of all lists back to the cache.
+    /// Frees all objects of all lists to the cache.
     pub(super) fn drain(&mut self) {
         for local in &mut self.locals {
             let mut batch = Batch::new();
             let head = std::mem::take(local.head.get_mut());
             *local.tid.get_mut() &= !COUNT;
-            // SAFETY: the whole is ours: the list, and then its objects.
+            // SAFETY: `&mut self` shows that no other thread uses the list, and the list is empty
+            // now.
             unsafe {
                 collect(head, &mut batch);
                 batch.give_back(&self.backing);
@@ -178,15 +192,15 @@ impl Tid {
     }
 }
 
-/// Appends the objects of a list, for which there must be room.
+/// Appends the objects of a list to `batch`, which must have room for them.
 ///
 /// # Safety
 ///
-/// The list is the caller's.
+/// `head` is 0 or begins a list whose objects belong to the caller.
 unsafe fn collect(mut head: u64, batch: &mut Batch) {
     while head != 0 {
         batch.push(head as *mut u8);
-        // SAFETY: the caller's promise.
+        // SAFETY: `head` is an object of the caller's list, so it is free and begins with a link.
         head = unsafe { link(head).read_volatile() };
     }
 }
@@ -199,8 +213,9 @@ impl Subject for Tid {
             if seen.head == 0 {
                 return self.refill();
             }
-            // SAFETY: the object may be somebody else's by now, who writes to it; then the exchange fails and what was
-            // read is not used. It stays readable, as slabs stay mapped when they are given back.
+            // SAFETY: the object's memory is readable even if another thread has taken the object
+            // and writes to it, because the arena unmaps free memory only when memory is short. The
+            // exchange fails then, and the value read is dropped.
             let head = unsafe { link(seen.head).read_volatile() };
             let tid = seen.tid.wrapping_add(STEP - 1);
             if local.replace(seen, Words { head, tid }) {
@@ -216,7 +231,8 @@ impl Subject for Tid {
             if (seen.tid & COUNT) as usize >= self.capacity {
                 return self.spill(object);
             }
-            // SAFETY: the object is ours until the exchange, and has room for a link.
+            // SAFETY: the caller gave the object up, so this thread owns it until the exchange.
+            // `new` checked that it has room for a link.
             unsafe { link(object as u64).write_volatile(seen.head) };
             let (head, tid) = (object as u64, seen.tid.wrapping_add(STEP + 1));
             if local.replace(seen, Words { head, tid }) {
@@ -237,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_exchange_is_lost() {
+    fn concurrent_exchanges_lose_no_update() {
         const THREADS: u64 = 4;
         const TURNS: u64 = 50_000;
         let local = Local {
