@@ -59,8 +59,6 @@ pub struct Cache {
     /// processor's caches.
     color_step: usize,
     colors: usize,
-    /// Slabs made so far, for the next one's color.
-    painted: AtomicUsize,
     pub(super) constructor: Option<Constructor>,
     /// What a debugged cache's objects look like.
     pub(super) plan: Option<Plan>,
@@ -289,7 +287,6 @@ impl Cache {
             slot,
             color_step,
             colors,
-            painted: AtomicUsize::new(0),
             constructor: options.constructor,
             plan,
             hardening,
@@ -369,9 +366,11 @@ impl Cache {
         by_slot(usize::from(self.slot)).is_some_and(|cache| core::ptr::eq(cache, self))
     }
 
-    /// Where in its run the next slab begins.
-    pub(super) fn next_color(&self) -> usize {
-        self.painted.fetch_add(1, Relaxed) % self.colors * self.color_step
+    /// Returns how many bytes behind the beginning of the run `index` a slab's objects begin. A slab
+    /// made again of the same run has the same color, so that the processor's caches still hold the
+    /// lines of its objects.
+    pub(super) fn color_of(&self, index: u32) -> usize {
+        index as usize / self.granules % self.colors * self.color_step
     }
 
     /// The size class that the cache is for, if it is one of `kmalloc`'s.

@@ -306,7 +306,7 @@ impl Slabs {
         let objects = cache.per_slab;
         // SAFETY: the run is ours and its frame's private part with it.
         let slab = unsafe { slab(index) };
-        slab.start = run.start.as_ptr().wrapping_add(cache.next_color());
+        slab.start = run.start.as_ptr().wrapping_add(cache.color_of(index));
         slab.cache = cache;
         slab.free = objects as u32;
         slab.hint = 0;
