@@ -187,8 +187,9 @@ pub fn library_loaded() {
             *SETTINGS.housekeeping.get() = topology::housekeeping_where_some_are_isolated();
         }
     }
-    // SAFETY: `sched_getscheduler` has no preconditions.
-    note_policy(unsafe { libc::sched_getscheduler(0) });
+    // As a system call: the C library's function lies on pages that few programs touch.
+    // SAFETY: the call has no preconditions.
+    note_policy(unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) } as libc::c_int);
     // Release pairs with the acquire in `settings`.
     SETTINGS.are_read.store(true, Release);
 }

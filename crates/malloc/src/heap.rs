@@ -32,19 +32,20 @@ fn word(at: usize) -> &'static AtomicUsize {
     &kmalloc::beside()[at]
 }
 
-/// Opens the fast paths if `kmalloc` has any. The slow paths must work already.
-pub(crate) fn open_fast_paths() {
+/// Opens the fast paths if `kmalloc` has any. Returns false if there is no memory for the page map.
+pub(crate) fn open_fast_paths() -> bool {
     if !kmalloc::has_fast_paths() {
-        return;
+        return true;
     }
     // The page layer writes the count before this thread writes the window. A free that sees the
     // count without the window finds its block beyond the count, and takes the slow path.
-    if let Some(window) = page::watch_count(word(COUNT)) {
+    let opened = page::watch_count(word(COUNT)).map(|window| {
         word(WINDOW).store(window, Relaxed);
         // Release pairs with the acquire in `alloc_fast`: a thread that sees the limit also sees
         // the offsets that its critical section uses.
         word(LIMIT).store(SMALL_MOST + 1, Release);
-    }
+    });
+    opened.is_some()
 }
 
 /// Returns the page map's entry for `block`, or 0, as for no block, while the fast paths are

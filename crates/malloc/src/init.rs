@@ -35,20 +35,13 @@ fn get_ready() {
     {
         return;
     }
-    let counting = count::start();
-    // Allocating a block makes the first region.
-    let block = kmalloc::alloc(1);
-    if block.is_null() {
+    // The first block makes the first region, and the CPU's unit.
+    if !count::start() && !heap::open_fast_paths() {
         STAGE.store(NOT_YET, Release);
         return;
     }
-    // SAFETY: the block was just allocated, by size 1, which is of class 0.
-    unsafe { kmalloc::free_class(block, 0) };
     // SAFETY: the handlers take no arguments, and their code stays loaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
-    if !counting {
-        heap::open_fast_paths();
-    }
     STAGE.store(DONE, Release);
 }
 

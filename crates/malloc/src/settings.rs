@@ -5,13 +5,13 @@
 //! the preload library calls [`tell`].
 
 use crate::{background, count, heap, init};
-use core::ffi::{CStr, c_char};
 use core::fmt::{self, Write};
 use core::str::from_utf8;
 use pinfold::mempolicy::{self, Mempolicy};
 use pinfold::page::{HugePages, Limit};
 use pinfold::segment::DIRECTORY_VARIABLE;
 use pinfold::slab::debug;
+use pinfold_rseq::env;
 
 /// An environment variable with the check of its values.
 ///
@@ -24,14 +24,14 @@ use pinfold::slab::debug;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
-    name: &'static CStr,
+    name: &'static str,
     check: fn(&[u8]) -> Result<(), Wrong>,
 }
 
 /// Lists all variables whose values have a grammar.
 pub static SETTINGS: [Setting; 7] = [
     Setting {
-        name: c"PINFOLD_RSEQ",
+        name: "PINFOLD_RSEQ",
         check: |value| {
             one_of(
                 value,
@@ -41,15 +41,15 @@ pub static SETTINGS: [Setting; 7] = [
         },
     },
     Setting {
-        name: c"PINFOLD_HARDENED",
+        name: "PINFOLD_HARDENED",
         check: |value| one_of(value, &[b"0", b"1"], "give 0 or 1"),
     },
     Setting {
-        name: c"PINFOLD_SLAB_DEBUG",
+        name: "PINFOLD_SLAB_DEBUG",
         check: |value| debug::check_settings(text(value, 64 << 10)?).map_err(Wrong::SlabDebug),
     },
     Setting {
-        name: c"PINFOLD_SHEPHERD",
+        name: "PINFOLD_SHEPHERD",
         check: |value| match background::is_understood(value) {
             true => Ok(()),
             false => Err(Wrong::Remedy(
@@ -58,7 +58,7 @@ pub static SETTINGS: [Setting; 7] = [
         },
     },
     Setting {
-        name: c"PINFOLD_MEMORY_LIMIT",
+        name: "PINFOLD_MEMORY_LIMIT",
         check: |value| match Limit::parse(value) {
             Some(_) => Ok(()),
             None => Err(Wrong::Remedy(
@@ -67,14 +67,14 @@ pub static SETTINGS: [Setting; 7] = [
         },
     },
     Setting {
-        name: c"PINFOLD_THP",
+        name: "PINFOLD_THP",
         check: |value| match HugePages::parse(value) {
             Some(_) => Ok(()),
             None => Err(Wrong::Remedy("give never, auto or always")),
         },
     },
     Setting {
-        name: c"PINFOLD_POLICY",
+        name: "PINFOLD_POLICY",
         check: |value| {
             let parsed = Mempolicy::parse(text(value, 4096)?);
             parsed.map(drop).map_err(Wrong::Policy)
@@ -85,7 +85,7 @@ pub static SETTINGS: [Setting; 7] = [
 impl Setting {
     /// Returns the variable's name.
     pub fn name(&self) -> &'static str {
-        self.name.to_str().unwrap_or_default()
+        self.name
     }
 
     /// Checks a value. An empty value is valid, and means the same as an unset variable.
@@ -145,13 +145,13 @@ fn text(value: &[u8], longest: usize) -> Result<&str, Wrong> {
 /// calls this before the program's `main`. Reads each variable once.
 pub fn tell() {
     for setting in &SETTINGS {
-        if let Some(value) = value_of(setting.name)
+        if let Some(value) = env::lookup(setting.name)
             && let Err(wrong) = setting.check(value)
         {
             line(setting.name(), value, &wrong);
         }
     }
-    if let Some(directory) = value_of(c"PINFOLD_STATS").filter(|value| !value.is_empty()) {
+    if let Some(directory) = env::lookup("PINFOLD_STATS").filter(|value| !value.is_empty()) {
         init::ready();
         if !count::active() {
             let remedy = "the statistics' file cannot be made there; name a directory that this process may write to";
@@ -162,20 +162,6 @@ pub fn tell() {
             );
         }
     }
-}
-
-unsafe extern "C" {
-    fn secure_getenv(name: *const c_char) -> *const c_char;
-}
-
-/// Returns a variable's value. Returns `None` if the process gained privileges when it was started,
-/// because the library reads no variable then.
-fn value_of(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: the name ends with a NUL. No code of the program, which could change the environment
-    // meanwhile, runs before `tell` returns.
-    let value = unsafe { secure_getenv(name.as_ptr()) };
-    // SAFETY: the value ends with a NUL, and stays valid while the environment does not change.
-    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
 }
 
 /// Writes one line by one system call, so that the lines of several processes do not mix.

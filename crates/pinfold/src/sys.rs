@@ -285,11 +285,17 @@ pub(crate) unsafe fn close(at: *mut u8, size: usize) -> bool {
 pub(crate) fn random() -> u64 {
     let mut number = 0u64;
     let size = size_of_val(&number);
+    // As a system call: the C library's function lies on pages that few programs touch.
     // SAFETY: `number` is writable for `size` bytes.
     let got = keep_errno(|| unsafe {
-        libc::getrandom((&raw mut number).cast(), size, libc::GRND_NONBLOCK)
+        libc::syscall(
+            libc::SYS_getrandom,
+            &raw mut number,
+            size,
+            libc::GRND_NONBLOCK,
+        )
     });
-    if got == size as isize {
+    if got == size as libc::c_long {
         return number;
     }
     // SAFETY: `timespec` consists of integers, so zeroes are a value of it, and `now` is writable.

@@ -30,20 +30,16 @@ pub fn is_set(name: &str) -> bool {
     find(name, &mut []).is_some()
 }
 
-/// Copies the value of `name` into `buffer` and returns its length. Returns `None` if the variable
-/// is not set, and `Some(None)` if its value does not fit.
-fn find(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
-    // SAFETY: getauxval only reads the auxiliary vector.
-    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+/// Returns the value of `name` where it lies. The value stays until the program changes its
+/// environment. Returns `None` as [`read`] does, and until the C library has set `environ`.
+pub fn lookup(name: &str) -> Option<&'static [u8]> {
+    if is_privileged() {
         return None;
     }
     // SAFETY: reads one word that the C library keeps valid. A concurrent `setenv` races with this
     // read, as it does with any `getenv`.
     let mut entry = unsafe { environ };
-    if entry.is_null() {
-        return find_initial(name, buffer);
-    }
-    loop {
+    while !entry.is_null() {
         // SAFETY: `entry` points into the array, which ends with a null. The loop stops at that
         // null.
         let text = unsafe { *entry };
@@ -51,21 +47,54 @@ fn find(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
             return None;
         }
         // SAFETY: every entry of `environ` is a NUL-terminated string.
-        let bytes = unsafe { CStr::from_ptr(text) }.to_bytes();
-        if let Some(value) = value_of(name, bytes) {
-            let room = buffer.get_mut(..value.len());
-            return Some(room.map(|room| {
-                room.copy_from_slice(value);
-                value.len()
-            }));
+        if let Some(value) = unsafe { value_of(name, text) } {
+            return Some(value);
         }
         // SAFETY: the entry was not the final null, so the array goes on behind it.
         entry = unsafe { entry.add(1) };
     }
+    None
 }
 
-fn value_of<'a>(name: &str, entry: &'a [u8]) -> Option<&'a [u8]> {
-    entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")
+/// Returns whether the process gained privileges by `exec`.
+fn is_privileged() -> bool {
+    // SAFETY: getauxval only reads the auxiliary vector.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// Copies the value of `name` into `buffer` and returns its length. Returns `None` if the variable
+/// is not set, and `Some(None)` if its value does not fit.
+fn find(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
+    // SAFETY: as in `lookup`.
+    if unsafe { environ }.is_null() && !is_privileged() {
+        return find_initial(name, buffer);
+    }
+    let value = lookup(name)?;
+    let room = buffer.get_mut(..value.len());
+    Some(room.map(|room| {
+        room.copy_from_slice(value);
+        value.len()
+    }))
+}
+
+/// Returns the value in `entry` if the entry is that of `name`. Reads no more of another variable's
+/// entry than it takes to tell the two apart.
+///
+/// # Safety
+///
+/// The entry is a NUL-terminated string, which stays for `'a`.
+unsafe fn value_of<'a>(name: &str, entry: *const c_char) -> Option<&'a [u8]> {
+    let mut rest = entry.cast::<u8>();
+    for byte in name.bytes().chain(*b"=") {
+        // SAFETY: the string has not ended: the bytes before this one were those of the name.
+        if unsafe { *rest } != byte {
+            return None;
+        }
+        // SAFETY: the byte was not the final NUL.
+        rest = unsafe { rest.add(1) };
+    }
+    // SAFETY: the rest of the caller's string.
+    Some(unsafe { CStr::from_ptr(rest.cast()) }.to_bytes())
 }
 
 /// Looks for `name` in `/proc/self/environ`, chunk by chunk, and collects the value in `buffer`.

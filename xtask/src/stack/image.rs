@@ -2,7 +2,7 @@
 //! to.
 
 use anyhow::{Context, Result, bail};
-use object::read::elf::{ElfFile64, FileHeader};
+use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionKind, elf};
 use std::collections::{BTreeMap, HashMap};
 
@@ -67,6 +67,15 @@ impl Image {
             image
                 .exports
                 .insert(symbol.name()?.into(), symbol.address());
+        }
+        // Packed relocations have addresses alone: the words there hold what they point to.
+        for section in file.elf_section_table().iter() {
+            for at in section.relr(file.endian(), bytes)?.into_iter().flatten() {
+                let word = image.data(at).and_then(|rest| rest.first_chunk::<8>());
+                if let Some(word) = word.copied() {
+                    image.pointer(at, Target::Own(u64::from_le_bytes(word)));
+                }
+            }
         }
         let Some(dynamic) = file.dynamic_relocations() else {
             return Ok(image);

@@ -1,11 +1,13 @@
 //! Memory for the allocator's own structures: descriptors, units, sheaves.
 //!
-//! It is zeroed, and never goes back to the system. Small structures share a chunk of 256 KiB.
+//! It is zeroed, and never goes back to the system. Small structures share a chunk of 256 KiB; the
+//! first ones of a process share a static, so that a small program has no such chunk.
 
 use crate::lock::Lock;
 use crate::sys;
 use core::alloc::Layout;
-use core::ptr::{NonNull, null_mut};
+use core::cell::UnsafeCell;
+use core::ptr::NonNull;
 
 /// Bytes asked from the system at a time.
 const CHUNK: usize = 256 << 10;
@@ -18,9 +20,19 @@ struct Chunk {
 // SAFETY: plain addresses of memory that belongs to the holder of the lock.
 unsafe impl Send for Chunk {}
 
+/// The first chunk.
+#[repr(C, align(64))]
+struct First(UnsafeCell<[u8; FIRST_SIZE]>);
+
+// SAFETY: the holder of the lock gives each byte to one owner.
+unsafe impl Sync for First {}
+
+const FIRST_SIZE: usize = 16 << 10;
+static FIRST: First = First(UnsafeCell::new([0; FIRST_SIZE]));
+
 static CHUNK_IN_USE: Lock<Chunk> = Lock::new(Chunk {
-    next: null_mut(),
-    end: null_mut(),
+    next: FIRST.0.get().cast(),
+    end: FIRST.0.get().cast::<u8>().wrapping_add(FIRST_SIZE),
 });
 
 /// Returns zeroed memory that stays for good; `None` if the system has none, and in a signal
@@ -39,8 +51,8 @@ pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
         (start + layout.size() <= chunk.end as usize).then_some(start)
     };
     let start = match fits(&chunk) {
-        Some(start) if !chunk.next.is_null() => start,
-        _ => {
+        Some(start) => start,
+        None => {
             let fresh = sys::map_memory(CHUNK)?.as_ptr();
             *chunk = Chunk {
                 next: fresh,

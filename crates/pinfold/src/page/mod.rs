@@ -351,5 +351,6 @@ pub(crate) fn init() {
         refresh_room();
         budget::read();
         huge_pages::read();
+        window::choose();
     }
 }

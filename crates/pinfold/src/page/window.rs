@@ -92,6 +92,15 @@ pub(super) fn make_region(node: usize) -> Option<u32> {
     None
 }
 
+/// Chooses where the window is, before the first region is made: the choice asks the system for
+/// random bytes, which a sandbox may forbid later.
+pub(super) fn choose() {
+    if let Some(mut regions) = REGIONS.lock_or_divert(|_| false) {
+        // Without memory now, the first region tries again.
+        let _ = regions.next != 0 || choose_window(&mut regions);
+    }
+}
+
 /// Keeps a copy of the number of granules that have entries in `copy`, for a caller that looks
 /// entries up itself: the entry of an address is the 16-bit word number `n` from the window's
 /// beginning on, which this returns, where `n` is the address less the window's, in granules, and

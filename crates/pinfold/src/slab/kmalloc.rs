@@ -16,7 +16,7 @@
 //! `free` looks up a descriptor on the common path.
 
 use super::cache::{Cache, FIRST_SLOT, by_slot};
-use super::percpu::units;
+use super::percpu::{choose_backend, units};
 use super::slabs::Slab;
 use crate::page::{GRANULE, GRANULE_SHIFT};
 use crate::segment::{ClassRow, NodeEvents};
@@ -119,15 +119,15 @@ pub fn class_of_entry(entry: u16) -> Option<usize> {
     (class < CLASSES).then_some(class)
 }
 
-/// Learns of the machine, and makes the first class's cache. Returns false if there is no memory.
-/// Later calls cost a load.
+/// Learns of the machine, chooses the backend, and makes the first class's cache. Returns false if
+/// there is no memory. Later calls cost two loads.
 ///
 /// The other classes' caches are made when they are first used: a small program uses few of them,
 /// and each touches about 900 bytes.
 pub fn init() -> bool {
     by_slot(FIRST_SLOT)
         .or_else(|| with_name(0, |name| Cache::create_first(name, SIZES[0])))
-        .is_some()
+        .is_some_and(|_| choose_backend())
 }
 
 /// Makes the caches of all classes, for a caller that lists them. Does nothing before [`init`].

@@ -56,20 +56,24 @@ pub(super) fn units() -> &'static Units {
 /// Held while units are installed, and while the CPUs are stopped.
 pub(super) static STOPPING: Lock<()> = Lock::new(());
 
-/// Makes the choice of backend and gives the current CPU its unit; false when there is no memory for it.
-#[cold]
-fn prepare() -> bool {
+/// Chooses the backend, once. Returns false while another thread, or the frame that this handler
+/// interrupted, is choosing: a unit that went in then would be worked on in both ways.
+pub(super) fn choose_backend() -> bool {
     if !pinfold_rseq::decided() {
         pinfold_rseq::init(if nodes::count() == 1 {
             Index::Cid
         } else {
             Index::Cpu
         });
-        // Another thread, or the frame that this handler interrupted, is deciding. A unit that went
-        // in now would be worked on in both ways.
-        if !pinfold_rseq::decided() {
-            return false;
-        }
+    }
+    pinfold_rseq::decided()
+}
+
+/// Makes the choice of backend and gives the current CPU its unit; false when there is no memory for it.
+#[cold]
+fn prepare() -> bool {
+    if !choose_backend() {
+        return false;
     }
     let index = pinfold_rseq::current();
     if !UNITS.unit(index).is_null() {

@@ -395,9 +395,13 @@ fn cpus_of_group(
 /// if no CPU is isolated or without a tick. Reads no file if the first allocation found none.
 #[doc(hidden)]
 pub fn housekeeping_where_some_are_isolated() -> Option<CpuSet> {
-    if !facts::any_quiet() {
-        return None;
-    }
+    facts::any_quiet().then(housekeeping_now)?
+}
+
+/// Apart from its caller, whose stack would have room for the sets on every machine.
+#[cold]
+#[inline(never)]
+fn housekeeping_now() -> Option<CpuSet> {
     let list = |file| list_in::<{ CPUS_MOST / 64 }>(b"/", file).ok().flatten();
     let files = [
         "sys/devices/system/cpu/isolated",
