@@ -19,7 +19,7 @@ const COUNTER: [&str; 7] = [
     "--rounds",
     "1",
     "--seconds",
-    "0.02",
+    "0.2",
 ];
 
 const SLAB: [&str; 7] = [
