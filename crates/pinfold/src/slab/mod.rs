@@ -1,6 +1,8 @@
-//! Object caches: objects of one layout, kept ready per CPU.
+//! Object caches: objects of one layout, kept ready on each CPU.
 //!
-//! # The way of an object
+//! Allocating each object under a lock, or with an atomic instruction, is slow and does not scale.
+//! So free objects wait in arrays of pointers on each CPU, and move to shared places an array at a
+//! time.
 //!
 //! ```text
 //!  alloc ◄── main sheaf ◄── spare sheaf ◄── barn ◄── partial slabs ◄── arena
@@ -8,18 +10,17 @@
 //!          no lock         no lock        node's lock  node's lock   arena's lock
 //! ```
 //!
-//! * A **sheaf** is an array of pointers to free objects. Each CPU has a main one, which the fast paths pop from and push
-//!   to in one critical section, and a spare (`percpu`).
-//! * A **barn** holds full and empty sheaves; a CPU exchanges one for the other there (`node`).
-//! * A **slab** is a run cut into objects, with a bit per free object in its frame (`slabs`). Objects carry no headers, and
-//!   neither allocating nor freeing reads or writes them.
+//! * A **sheaf** is an array of pointers to free objects (`sheaf`). Each CPU has a main sheaf,
+//!   which the fast paths pop from and push to in one critical section, and a spare sheaf
+//!   (`percpu`).
+//! * A **barn** is a node's store of full and empty sheaves, for CPUs to exchange (`node`).
+//! * A **slab** is a run cut into objects (`slabs`). Its frame has a bit for each object, set while
+//!   the object is free. Neither allocating nor freeing reads or writes an object.
+//! * An object that readers may still look at is freed deferred, and waits for a grace period
+//!   (`deferred`, [`grace`]).
+//! * Objects can be set apart: for a while ([`Prefilled`]), or for the worst case ([`MemPool`]).
 //!
-//! * An object that others may still look at is freed deferred (`deferred`): it waits for a grace period ([`grace`]).
-//! * Objects can be set apart, for a while ([`Prefilled`]) or for the worst case ([`MemPool`]).
-//!
-//! # Lock order
-//!
-//! See `lock`. The fast paths take none.
+//! The fast paths take no lock. `lock` has the lock order.
 
 #[cfg(feature = "allocator-api2")]
 mod allocator;
@@ -80,7 +81,7 @@ use core::ptr::{NonNull, null_mut};
 use percpu::units;
 use pinfold_rseq::FenceError;
 
-/// A cache of objects of one layout. Shared by reference; every method may be called from any thread at once.
+/// A cache of objects of one layout. Every method may be called from any thread at any time.
 ///
 /// ```
 /// use pinfold::slab::KmemCache;
@@ -94,48 +95,48 @@ use pinfold_rseq::FenceError;
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 pub struct KmemCache {
-    /// Where in the units the main sheaf has its word; 0 for caches that check, which have none.
+    /// The offset of the main sheaf's word in each unit; 0 for a cache that checks and so has none.
     offset: usize,
     descriptor: &'static Descriptor,
 }
 
 impl KmemCache {
-    /// Makes a cache. An empty cache holds a descriptor of some hundred bytes and no objects. `name` is kept up to 32
-    /// bytes.
-    ///
-    /// A cache is for a kind of objects, and made once: its descriptor stays when it is destroyed, as somebody may still
-    /// [look](caches) at it.
+    /// Makes a cache. `name` is cut to 32 bytes. Make one for each kind of object, and keep it: its
+    /// descriptor stays mapped after `destroy`, because another thread may be [looking](caches) at
+    /// it.
     ///
     /// # Errors
     ///
-    /// [`CacheError`]: the layout is too large, there are too many caches, or the system has no memory.
+    /// [`CacheError`], if the layout is too large, there are too many caches, or the system has no
+    /// memory.
     #[doc(alias = "kmem_cache_create")]
     pub fn new(name: &str, layout: Layout) -> Result<KmemCache, CacheError> {
         Self::builder(name, layout).build()
     }
 
-    /// Makes a cache with settings of its own.
+    /// Returns a builder for a cache with settings of its own.
     pub const fn builder(name: &str, layout: Layout) -> Builder<'_> {
         Builder::new(name, layout)
     }
 
-    /// Makes a cache whose objects are initialised by `constructor` when their slab is made, once, not at each
-    /// allocation: who frees an object leaves it as the constructor did.
+    /// Makes a cache whose objects are initialised by `constructor` once, when their slab is made.
+    /// Allocating does not initialise them again, so a caller frees an object in the constructed
+    /// state.
     ///
     /// # Errors
     ///
-    /// As for [`new`](Self::new).
+    /// [`CacheError`], as [`new`](Self::new) returns it.
     ///
     /// # Safety
     ///
-    /// `constructor` initialises an object of `layout` at the address it is given, and does not unwind nor use this
-    /// cache: the node's lock is held.
+    /// `constructor` initialises an object of `layout` at the address that it is given. It does not
+    /// unwind, and does not use this cache: a node's lock is held meanwhile.
     pub unsafe fn with_constructor(
         name: &str,
         layout: Layout,
         constructor: unsafe fn(*mut u8),
     ) -> Result<KmemCache, CacheError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what `Builder::constructor` requires of a constructor.
         unsafe { Self::builder(name, layout).constructor(constructor) }.build()
     }
 
@@ -148,49 +149,51 @@ impl KmemCache {
         KmemCache { offset, descriptor }
     }
 
-    /// An object, uninitialised unless there is a constructor; `None` when the system has no memory, or in a signal handler that
-    /// interrupted a slow path of its own thread.
+    /// Allocates an object, which is uninitialised unless the cache has a constructor. Returns
+    /// `None` if the system has no memory, or in a signal handler that interrupted a slow path.
     ///
-    /// Costs one critical section on the common path. Else, once in a sheaf, an exchange under the node's lock; and
-    /// a system call when the arena has to grow.
+    /// Costs one critical section; once in a sheaf, an exchange under the node's lock, or a system
+    /// call.
     #[doc(alias = "kmem_cache_alloc")]
     #[inline(always)]
     pub fn alloc(&self) -> Option<NonNull<u8>> {
         if self.offset == 0 {
             return NonNull::new(self.descriptor.alloc_checked());
         }
-        // SAFETY: the offset is the cache's place in the units.
+        // SAFETY: `offset` is the place of this cache's main sheaf, so the word is 0 or a stack.
         let object = unsafe { units().pop_fast(self.offset) };
         if object.is_null() {
             return NonNull::new(self.descriptor.alloc_slow());
         }
-        // SAFETY: compared just above.
+        // SAFETY: `object` is not null, as tested above.
         Some(unsafe { NonNull::new_unchecked(object) })
     }
 
-    /// Takes an object back. Costs as [`alloc`](Self::alloc) does; never fails.
+    /// Frees an object. Never fails, and costs what [`alloc`](Self::alloc) costs.
     ///
     /// # Safety
     ///
-    /// The object came from this cache, and nobody uses it any more. If the cache has a constructor, the object is as that makes it,
-    /// or as the cache's users agreed to leave it.
+    /// The object came from this cache, and no thread uses it any more. If the cache has a
+    /// constructor, the object is in the constructed state, or in the state that the cache's users
+    /// agreed on.
     #[doc(alias = "kmem_cache_free")]
     #[inline(always)]
     pub unsafe fn free(&self, object: NonNull<u8>) {
         if self.offset == 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the object is this cache's and unused.
             return unsafe { self.descriptor.free_checked(object.as_ptr()) };
         }
-        // SAFETY: the offset is the cache's place in the units; the object is given up.
+        // SAFETY: `offset` is the place of this cache's main sheaf; the caller gives the object up.
         if !unsafe { units().push_fast(self.offset, object.as_ptr()) } {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the object is this cache's and unused.
             unsafe { self.descriptor.free_slow(object.as_ptr()) };
         }
     }
 
-    /// An object of node `node`'s memory, or of another with memory, which [`statistics`](Self::statistics) count; past the CPU's sheaves, under the node's lock.
-    /// Nodes are numbered as in [`Zone`](crate::vmstat::Zone); after the last node's number, they
-    /// begin again at 0.
+    /// Allocates an object from the memory of node `node`, or of another node if that one has none,
+    /// which [`statistics`](Self::statistics) count. Bypasses the CPU's sheaves, and takes the
+    /// node's lock. Nodes are numbered as in [`Zone`](crate::vmstat::Zone), and `node` is taken
+    /// modulo their number.
     #[doc(alias = "kmem_cache_alloc_node")]
     pub fn alloc_node(&self, node: usize) -> Option<NonNull<u8>> {
         let ask = Ask::only(node % nodes::real());
@@ -199,8 +202,9 @@ impl KmemCache {
         NonNull::new(object[0])
     }
 
-    /// Fills `objects` from its start; returns how many, fewer only when the system has no memory. One critical
-    /// section for as many as the sheaf holds; what the sheaves do not have comes from the slabs in one go.
+    /// Fills `objects` from its start. Returns how many it filled: fewer only if `alloc` would
+    /// fail. Takes a sheaf's objects in one critical section, and the rest from the slabs under one
+    /// lock.
     #[doc(alias = "kmem_cache_alloc_bulk")]
     pub fn alloc_bulk(&self, objects: &mut [*mut u8]) -> usize {
         if self.offset == 0 {
@@ -212,7 +216,8 @@ impl KmemCache {
         }
         let mut got = 0;
         while got < objects.len() {
-            // SAFETY: the offset is the cache's place in the units.
+            // SAFETY: `offset` is the place of this cache's main sheaf, so the word is 0 or a
+            // stack.
             let popped = unsafe { units().pop_batch(self.offset, &mut objects[got..]) };
             got += popped;
             if got == objects.len() {
@@ -235,42 +240,45 @@ impl KmemCache {
         got
     }
 
-    /// Takes objects back, many in one critical section.
+    /// Frees objects: as many in one critical section as the sheaf has room for.
     ///
     /// # Safety
     ///
-    /// As for [`free`](Self::free), for each of them.
+    /// The promises of [`free`](Self::free), for each object.
     #[doc(alias = "kmem_cache_free_bulk")]
     pub unsafe fn free_bulk(&self, objects: &[*mut u8]) {
         if self.offset == 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that each object is this cache's and unused.
             let free = |&object: &*mut u8| unsafe { self.descriptor.free_checked(object) };
             return objects.iter().for_each(free);
         }
         if let [one] = objects {
-            // SAFETY: the caller's promise: an object's address is not null.
+            // SAFETY: the caller promises that this is an unused object of this cache: it is not
+            // null.
             return unsafe { self.free(NonNull::new_unchecked(*one)) };
         }
         let mut given = 0;
         while given < objects.len() {
-            // SAFETY: the offset is the cache's place in the units; the objects are given up.
+            // SAFETY: `offset` is the place of this cache's main sheaf; the caller gives the
+            // objects up.
             given += unsafe { units().push_batch(self.offset, &objects[given..]) };
             if let Some(&object) = objects.get(given) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises that each object is this cache's and unused.
                 unsafe { self.descriptor.free_slow(object) };
                 given += 1;
             }
         }
     }
 
-    /// Gives everything that is free back to the system, what CPUs have cached included; returns how many slabs.
-    ///
-    /// Interrupts the CPUs that run threads of this process, once; some microseconds. When objects were [freed
-    /// deferred](Self::free_deferred) it waits for their readers: it is not for readers then.
+    /// Gives all free memory of the cache back to the arena, also that of objects in CPUs' sheaves.
+    /// Returns how many slabs. Interrupts the CPUs that run threads of this process once. Waits for
+    /// the readers of objects [freed deferred](Self::free_deferred), so a reader must not call
+    /// this.
     ///
     /// # Errors
     ///
-    /// [`FenceError`] when the kernel cannot fence; then what CPUs have cached stays, the rest is given back.
+    /// [`FenceError`], if the kernel cannot fence. The CPUs' sheaves then stay, and the rest is
+    /// given back.
     #[doc(alias = "kmem_cache_shrink")]
     pub fn shrink(&self) -> Result<usize, FenceError> {
         let drained = self.drain();
@@ -283,12 +291,13 @@ impl KmemCache {
         nodes.map(|node| node.shrink(self.descriptor)).sum()
     }
 
-    /// Ends the cache and gives its memory back. Waits for the readers of objects [freed deferred](Self::free_deferred), as dropping
-    /// the cache does.
+    /// Destroys the cache and gives its memory back. Waits, as dropping the cache does, for the
+    /// readers of objects [freed deferred](Self::free_deferred).
     ///
     /// # Errors
     ///
-    /// [`Leak`] when objects have not come back: it says how many and holds the cache, which works as before.
+    /// [`Leak`], if objects are in use or the kernel cannot fence. It holds the cache, which still
+    /// works.
     #[doc(alias = "kmem_cache_destroy")]
     pub fn destroy(self) -> Result<(), Leak> {
         let drained = self.drain();
@@ -304,28 +313,30 @@ impl KmemCache {
         Ok(())
     }
 
-    /// Objects in use, with those in CPUs' and barns' sheaves, and those that wait for readers. Takes the nodes' locks and walks their partial slabs.
+    /// Returns how many objects are in use, in sheaves, or waiting for readers. Locks each node.
     pub fn in_use(&self) -> usize {
         let nodes = self.descriptor.nodes().iter();
         nodes.map(|node| node.in_use(self.descriptor)).sum()
     }
 
-    /// Checks the cache's own records: every slab's count against its bits, the lists' links, no object of the barn free
-    /// in its slab; of a debugged cache every byte around its objects too, and what is wrong there is put right. Takes the nodes' locks.
+    /// Checks the cache's records: each slab's count of free objects, the links of the lists, and
+    /// that no object in a barn is also free in its slab. For a debugged cache, also checks every
+    /// byte around its objects and repairs the wrong ones. Takes the nodes' locks.
     ///
     /// # Errors
     ///
-    /// How many faults there are, and what and where the first is.
+    /// [`Inconsistency`]: the first fault, its address, and the number of faults.
     #[doc(alias = "validate_slab_cache")]
     pub fn validate(&self) -> Result<(), Inconsistency> {
         self.validate_with(|_| {})
     }
 
-    /// As [`validate`](Self::validate), and hands the first sixteen faults of a debugged cache to `f`, in full.
+    /// Checks as [`validate`](Self::validate) does, and reports each of the first sixteen faults of
+    /// a debugged cache to `f`.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`Inconsistency`]: the first fault, its address, and the number of faults.
     pub fn validate_with(
         &self,
         mut f: impl FnMut(&debug::Report<'_>),
@@ -344,8 +355,8 @@ impl KmemCache {
         }
     }
 
-    /// Hands the first sixteen objects in use to `f`, with who allocated them; of a debugged cache only, others do not know. Returns how
-    /// many there are.
+    /// Reports the first sixteen objects in use to `f`, with what a debugged cache recorded of
+    /// them. Returns how many objects are in use, or 0 if the cache is not debugged.
     pub fn leaks_with(&self, mut f: impl FnMut(&debug::Report<'_>)) -> usize {
         self.faults(true, &mut f).map_or(0, |first| first.errors)
     }
@@ -364,22 +375,22 @@ impl KmemCache {
         })
     }
 
-    /// The name it was made with.
+    /// Returns the name that the cache was made with, cut to 32 bytes.
     pub fn name(&self) -> &str {
         self.descriptor.name()
     }
 
-    /// Bytes of an object that its user may write to: at least those of the layout.
+    /// Returns how many bytes of an object its user may write to: at least the size of the layout.
     pub fn object_size(&self) -> usize {
         self.descriptor.room()
     }
 
-    /// Bytes from one object to the next.
+    /// Returns the distance in bytes from one object to the next.
     pub fn stride(&self) -> usize {
         self.descriptor.size
     }
 
-    /// The checks that this cache makes.
+    /// Returns the checks that this cache makes.
     pub fn debug_flags(&self) -> DebugFlags {
         self.descriptor
             .plan()
@@ -388,7 +399,7 @@ impl KmemCache {
 }
 
 impl Drop for KmemCache {
-    /// Gives back what can be; where objects are still in use the cache's memory stays, as they may be used.
+    /// Destroys the cache. Objects that are still in use keep their memory.
     fn drop(&mut self) {
         let drained = self.drain();
         self.release();
@@ -407,12 +418,12 @@ impl fmt::Debug for KmemCache {
     }
 }
 
-/// Objects had not come back when their cache was to be destroyed.
+/// A cache could not be destroyed.
 #[derive(Debug)]
 pub struct Leak {
-    /// How many; 0 when the CPUs' caches could not be drained for want of a fence.
+    /// How many objects are not free in a slab; may be 0 if the kernel cannot fence.
     pub objects: usize,
-    /// The cache, as it was.
+    /// The cache, which still works.
     pub cache: KmemCache,
 }
 
@@ -443,12 +454,12 @@ impl fmt::Display for Leak {
 
 impl core::error::Error for Leak {}
 
-/// A cache's records contradict each other, or bytes around its objects are wrong: somebody wrote where they should not.
+/// Wrong records of a cache, or wrong bytes around its objects: a stray write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inconsistency {
     /// The first fault.
     pub what: debug::Kind,
-    /// The slab or object.
+    /// The address of the slab or object.
     pub address: *const u8,
     /// How many faults there are.
     pub errors: usize,
@@ -466,11 +477,12 @@ impl fmt::Display for Inconsistency {
 
 impl core::error::Error for Inconsistency {}
 
-/// Gives all free memory of all caches back to the system, what CPUs have cached included; returns bytes.
+/// Gives all free memory of all caches back to the system, also that of objects in CPUs' sheaves.
+/// Returns how many bytes. Interrupts the CPUs that run threads of this process once.
 ///
 /// # Errors
 ///
-/// As for [`KmemCache::shrink`].
+/// [`FenceError`], if the kernel cannot fence. The CPUs' sheaves then stay; the rest is given back.
 pub fn shrink_all() -> Result<usize, FenceError> {
     let drained = percpu::drain(|_| true);
     deferred::progress();

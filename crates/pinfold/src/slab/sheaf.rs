@@ -1,6 +1,6 @@
-//! Sheaves: arrays of objects ready to be handed out.
+//! Sheaves: per-CPU arrays of free objects.
 //!
-//! A sheaf is a [`stack`](pinfold_rseq::stack) in a block of its own, 1 KiB large and aligned:
+//! A sheaf is a [`stack`](pinfold_rseq::stack) in a block of 1 KiB, aligned to 1 KiB:
 //!
 //! ```text
 //!  slot 0, 1   2 … 126-k    127-k    128-k … 127
@@ -9,12 +9,21 @@
 //!  └────────┴─────────────┴────────┴──────────────────┘
 //! ```
 //!
-//! with k the sheaf's capacity, which stands in the highest byte of slot 1. A [`Sheaf`] is the address of the next free slot: it
-//! says which block, and how many objects are in it. In a barn, slots 0 and 1 link to its neighbours.
+//! k is the sheaf's capacity, which stands in the highest byte of slot 1. A [`Sheaf`] is the
+//! address of the next free slot. This one word names the block and the number of objects in it. In
+//! a barn, slots 0 and 1 link the sheaf to its neighbours.
 //!
-//! Who may touch a sheaf: while its word stands in a CPU's unit, only that CPU's operations; while it is in a barn, the
-//! holder of the node's lock; else the one thread that took it out. Blocks are never given back to the system, so that
-//! a stale word can be looked at, though not believed.
+//! # Who may touch a sheaf
+//!
+//! | the sheaf is | only this may touch it |
+//! |---|---|
+//! | in a CPU's unit | operations on that CPU |
+//! | in a barn | the holder of the node's lock |
+//! | in hand | the thread that took it out |
+//!
+//! A thread that has read a word may use it after another thread took the sheaf. So blocks never go
+//! back to the system: a stale word leads to readable memory. What it says may be wrong, so that
+//! the thread compares the word again before it acts.
 
 use crate::lock::Lock;
 use crate::page;
@@ -25,36 +34,36 @@ use pinfold_rseq::STACK_ALIGN;
 
 /// Slots in a block.
 const SLOTS: usize = STACK_ALIGN / 8;
-/// The most objects that a sheaf can hold: all slots but the links and the guard.
+/// The most objects that a sheaf can hold: a block has two slots for links and one for the guard.
 pub(super) const CAPACITY_MOST: usize = SLOTS - 3;
 
-/// Where in slot 1 the capacity is; addresses of user space are lower.
+/// Where the capacity stands in slot 1. Addresses of user space have zeroes there.
 const CAPACITY_SHIFT: u32 = 56;
 const LINK: u64 = (1 << CAPACITY_SHIFT) - 1;
 
-/// A sheaf, owned by the thread that has this value, as the word that stands in a unit: the next free slot's address.
+/// A sheaf that belongs to the thread with this value: the address of the next free slot.
 #[derive(Debug)]
 pub(super) struct Sheaf {
     top: *mut *mut u8,
 }
 
-/// Blocks without an owner, linked through slot 0, for every cache.
+/// Unused blocks of all caches, linked through slot 0.
 static POOL: Lock<usize> = Lock::new(0);
 
-/// The first slot for objects in the block at `base`.
+/// Returns the first slot for objects in the block at `base`.
 fn bottom(base: usize, capacity: usize) -> *mut *mut u8 {
     (base + STACK_ALIGN - 8 * capacity) as *mut *mut u8
 }
 
-/// Returns whether a word from a unit has nothing to pop: no sheaf, or an empty one. Another thread
-/// may own the sheaf by now, and the answer may be wrong. Every caller that acts on the answer
-/// compares the word again.
+/// Returns whether a word from a unit has nothing to pop: no sheaf, or an empty one. The answer may
+/// be wrong if another thread has taken the sheaf. A caller that acts on the answer compares the
+/// word again.
 pub(super) fn word_is_empty(word: u64) -> bool {
     // SAFETY: a word other than 0 points behind a slot of a block, and blocks stay mapped.
     word == 0 || unsafe { &*((word - 8) as *const AtomicUsize) }.load(Relaxed) == 0
 }
 
-/// Whether a word from a unit has no room: no sheaf, or a full one.
+/// Returns whether a word from a unit has no room: no sheaf, or a full one.
 pub(super) fn word_is_full(word: u64) -> bool {
     (word as usize).is_multiple_of(STACK_ALIGN)
 }
@@ -63,7 +72,7 @@ pub(super) fn word_is_full(word: u64) -> bool {
 /// thread may ask about any CPU's word, because the answer comes from the word and the block's
 /// header.
 pub(super) fn objects_in_word(word: u64) -> Option<usize> {
-    // The word stands for no longer than this call.
+    // This value does not own the sheaf. It is used for `len` only.
     let sheaf = Sheaf {
         top: word as *mut *mut u8,
     };
@@ -71,7 +80,8 @@ pub(super) fn objects_in_word(word: u64) -> Option<usize> {
 }
 
 impl Sheaf {
-    /// An empty sheaf; `None` when there is no memory, or in a signal handler that interrupted the pool.
+    /// Makes an empty sheaf. Returns `None` if there is no memory, or in a signal handler that
+    /// interrupted the holder of the pool.
     pub(super) fn new(capacity: usize) -> Option<Sheaf> {
         let base = pool_take().or_else(|| {
             let layout = Layout::from_size_align(STACK_ALIGN, STACK_ALIGN).ok()?;
@@ -84,27 +94,28 @@ impl Sheaf {
         Some(sheaf)
     }
 
-    /// Makes the empty sheaf one of `capacity` objects.
+    /// Sets the capacity of an empty sheaf.
     pub(super) fn resize(&mut self, capacity: usize) {
         self.header()
             .store((capacity as u64) << CAPACITY_SHIFT, Relaxed);
         self.top = bottom(self.base(), capacity);
-        // SAFETY: the slot below the bottom is in the block, which is ours.
+        // SAFETY: a capacity is at most `CAPACITY_MOST`, so the slot below the bottom is in the
+        // block, which this thread owns.
         unsafe { *self.top.sub(1) = core::ptr::null_mut() };
     }
 
-    /// The sheaf that a unit's word stands for; `None` for 0.
+    /// Returns the sheaf that a unit's word stands for, or `None` for 0.
     ///
     /// # Safety
     ///
-    /// The caller has just taken the word out of its unit, and with it the sheaf.
+    /// The caller has removed the word from its place, so that no other thread can take the sheaf.
     pub(super) unsafe fn from_word(word: u64) -> Option<Sheaf> {
         (word != 0).then_some(Sheaf {
             top: word as *mut *mut u8,
         })
     }
 
-    /// The word to put into a unit; the sheaf is the unit's once that has happened.
+    /// Returns the word to store into a unit. Once it is stored, the sheaf belongs to the unit.
     pub(super) fn word(&self) -> u64 {
         self.top as u64
     }
@@ -113,7 +124,7 @@ impl Sheaf {
         (self.top as usize - 8) & !(STACK_ALIGN - 1)
     }
 
-    /// How many objects it holds at most.
+    /// Returns how many objects the sheaf can hold.
     fn capacity(&self) -> usize {
         (self.header().load(Relaxed) >> CAPACITY_SHIFT) as usize
     }
@@ -123,7 +134,7 @@ impl Sheaf {
     }
 
     pub(super) fn len(&self) -> usize {
-        // Saturating: for a stale word, as `info` reads it, the top can lie below the bottom.
+        // Saturates, because `info` reads stale words, whose top may lie below the bottom.
         (self.top as usize).saturating_sub(self.bottom() as usize) / 8
     }
 
@@ -135,15 +146,17 @@ impl Sheaf {
         word_is_full(self.word())
     }
 
-    /// The objects, lowest slot first.
+    /// Returns the objects, lowest slot first.
     pub(super) fn objects(&mut self) -> &mut [*mut u8] {
-        // SAFETY: the slots from the bottom to the top hold objects, and the sheaf is ours.
+        // SAFETY: the slots from the bottom to the top hold objects, and this value owns the sheaf.
         unsafe { core::slice::from_raw_parts_mut(self.bottom(), self.len()) }
     }
 
-    /// All the room, used or not; for filling it from the end. Follow with [`set_len`](Self::set_len).
+    /// Returns all slots for objects, used or not, so that the caller fills them and then calls
+    /// [`set_len`](Self::set_len).
     pub(super) fn slots(&mut self) -> &mut [*mut u8] {
-        // SAFETY: the block has as many slots there, initialised since the block's memory was zeroed.
+        // SAFETY: the block has `capacity` slots from the bottom on. They are initialised, because
+        // the block's memory was zeroed.
         unsafe { core::slice::from_raw_parts_mut(self.bottom(), self.capacity()) }
     }
 
@@ -152,7 +165,7 @@ impl Sheaf {
     }
 
     pub(super) fn pop(&mut self) -> *mut u8 {
-        // SAFETY: there is a slot below the top, at least the guard.
+        // SAFETY: there is a slot below the top: an object's, or the guard.
         let object = unsafe { *self.top.sub(1) };
         if !object.is_null() {
             self.top = self.top.wrapping_sub(1);
@@ -162,23 +175,23 @@ impl Sheaf {
 
     pub(super) fn push(&mut self, object: *mut u8) {
         debug_assert!(!self.is_full());
-        // SAFETY: a sheaf that is not full has a free slot at its top.
+        // SAFETY: the sheaf is not full, so that the slot at the top is in the block.
         unsafe { *self.top = object };
         self.top = self.top.wrapping_add(1);
     }
 
-    /// The block's link to the sheaf below it in a list, or to the next block of the pool.
+    /// Returns slot 0: the link to the sheaf below in a list, or to the next block in the pool.
     pub(super) fn below(&self) -> *mut u64 {
         self.base() as *mut u64
     }
 
-    /// Slot 1: the capacity, and in a list the link to the sheaf above.
+    /// Returns slot 1: the capacity, and in a list the link to the sheaf above.
     fn header(&self) -> &AtomicU64 {
-        // SAFETY: blocks stay mapped, and all accesses to this slot are atomic.
+        // SAFETY: blocks stay mapped, and every access to slot 1 is atomic.
         unsafe { &*(self.base() as *const AtomicU64).add(1) }
     }
 
-    /// The word of the sheaf above it in a list.
+    /// Returns the word of the sheaf above this one in a list.
     fn above(&self) -> u64 {
         self.header().load(Relaxed) & LINK
     }
@@ -188,11 +201,11 @@ impl Sheaf {
         self.header().store(capacity | word, Relaxed);
     }
 
-    /// Gives the block back to the pool; the sheaf is empty.
+    /// Gives the block of an empty sheaf back to the pool.
     pub(super) fn discard(self) {
         match POOL.lock_or_divert(page::is_lock_held) {
             Some(mut pool) => {
-                // SAFETY: slot 0 is the block's link.
+                // SAFETY: this value owns the block, whose slot 0 holds no object.
                 unsafe { *self.below() = *pool as u64 };
                 *pool = self.base();
             }
@@ -200,14 +213,14 @@ impl Sheaf {
         }
     }
 
-    /// Puts the block on the list of those whose thread could not have the pool.
+    /// Puts the block on [`ASIDE`], because this thread cannot take the pool's lock.
     #[cold]
     fn set_aside(self) {
         let mut next = ASIDE.load(Relaxed);
         loop {
-            // SAFETY: slot 0 is the block's link.
+            // SAFETY: this value owns the block, whose slot 0 holds no object.
             unsafe { *self.below() = next as u64 };
-            // Release pairs with the acquire in `pool_take`: the link is seen.
+            // Release pairs with the acquire in `pool_take`, which then reads the link.
             match ASIDE.compare_exchange_weak(next, self.base(), Release, Relaxed) {
                 Ok(_) => return,
                 Err(other) => next = other,
@@ -216,28 +229,30 @@ impl Sheaf {
     }
 }
 
-/// Blocks that were given back while the pool could not be had. The next thread that finds the pool
-/// empty takes them all.
+/// Blocks that were given back while the pool's lock could not be taken, linked through slot 0. The
+/// next thread that finds the pool empty takes all of them.
 static ASIDE: AtomicUsize = AtomicUsize::new(0);
 
-/// Takes a block out of the pool. Waits until a fork is over: malloc comes here with its node's
-/// lock held only, and then no fork has the pool.
+/// Takes a block out of the pool. Waits while a fork holds the pool's lock. A thread in malloc does
+/// not wait for a fork here: it holds its node's lock, which a fork takes before the pool's.
 fn pool_take() -> Option<usize> {
     let mut pool = POOL.lock_unless(page::is_lock_held)?;
     if *pool == 0 {
-        // Acquire pairs with the release in `set_aside`.
+        // Acquire pairs with the release in `set_aside`: the link of each block is visible.
         *pool = ASIDE.swap(0, Acquire);
     }
     let base = *pool;
     if base == 0 {
         return None;
     }
-    // SAFETY: blocks in the pool have the next one's address in slot 0.
+    // SAFETY: slot 0 of a block in the pool is the next block's address, and the pool's lock is
+    // held.
     *pool = unsafe { *(base as *const u64) } as usize;
     Some(base)
 }
 
-/// A pile of sheaves: put on and taken off the top, and taken from under the bottom.
+/// A list of sheaves, linked in both directions through their blocks. Sheaves are put on the top,
+/// and taken from the top or from the bottom.
 #[derive(Debug, Default)]
 pub(super) struct SheafList {
     top: u64,
@@ -254,7 +269,7 @@ impl SheafList {
         }
     }
 
-    /// Objects in all of them. Reads a link of each.
+    /// Returns how many objects are in all sheaves of the list. Reads a link of each sheaf.
     pub(super) fn objects(&self) -> usize {
         let (mut word, mut objects) = (self.top, 0);
         while let Some(length) = objects_in_word(word) {
@@ -262,14 +277,15 @@ impl SheafList {
             let sheaf = Sheaf {
                 top: word as *mut *mut u8,
             };
-            // SAFETY: slot 0 links the sheaves of the list, which are the caller's.
+            // SAFETY: the list owns its sheaves, whose slot 0 is the link to the next one.
             word = unsafe { *sheaf.below() };
         }
         objects
     }
 
     pub(super) fn put(&mut self, sheaf: Sheaf) {
-        // SAFETY: slots 0 and 1 are the block's links; sheaves in the list and this one are the caller's.
+        // SAFETY: the list owns the sheaf of each of its words, and the caller gives `sheaf` up.
+        // Slots 0 and 1 of a block are its links.
         unsafe {
             *sheaf.below() = self.top;
             sheaf.link_above(0);
@@ -284,9 +300,10 @@ impl SheafList {
 
     /// Takes the sheaf that was put last.
     pub(super) fn take(&mut self) -> Option<Sheaf> {
-        // SAFETY: as in `put`; the sheaf is taken out here.
+        // SAFETY: the list owns the sheaf of its top word, and this function removes that word.
         let sheaf = unsafe { Sheaf::from_word(self.top) }?;
-        // SAFETY: as in `put`.
+        // SAFETY: the list owns the sheaf of each of its words. Slots 0 and 1 of a block are its
+        // links.
         unsafe {
             self.top = *sheaf.below();
             match Sheaf::from_word(self.top) {
@@ -300,9 +317,10 @@ impl SheafList {
 
     /// Takes the sheaf that has been in the list the longest.
     pub(super) fn take_oldest(&mut self) -> Option<Sheaf> {
-        // SAFETY: as in `take`.
+        // SAFETY: the list owns the sheaf of its bottom word, and this function removes that word.
         let sheaf = unsafe { Sheaf::from_word(self.bottom) }?;
-        // SAFETY: as in `put`.
+        // SAFETY: the list owns the sheaf of each of its words. Slots 0 and 1 of a block are its
+        // links.
         unsafe {
             self.bottom = sheaf.above();
             match Sheaf::from_word(self.bottom) {
