@@ -1,7 +1,19 @@
-//! A cache's part on one node: the barn, and the slabs.
+//! A cache's part on one node: the barn and the slabs, under one lock.
 //!
-//! The barn holds full and empty sheaves, so that a CPU that runs out of either exchanges one for the other under the
-//! lock, without touching the objects. Only beyond the barn's bounds do objects go to and come from slabs.
+//! A CPU runs out of objects, or of room for them, once in a sheaf. Giving objects to their slabs
+//! one by one each time would make these slow paths slow. So a CPU exchanges an empty sheaf for a
+//! full one, or the reverse, at the node's barn, which touches none of the objects. Objects go to
+//! slabs only when the barn has more full sheaves than its bound, and come from slabs only when it
+//! has none.
+//!
+//! # Who may write what
+//!
+//! | what | who |
+//! |---|---|
+//! | [`Stock`]: barn and slabs | the holder of the node's lock |
+//! | `set_aside` | any thread, by one compare-exchange (`aside`) |
+//! | `events` | `count_in`, under the lock |
+//! | `sparse` | the holder of the lock; any thread reads it as a hint |
 
 use super::cache::{self, Cache};
 use super::harden::QUARANTINE;
@@ -17,18 +29,18 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr};
 
-/// Empty sheaves that a barn keeps; more go to the pool that all caches share.
+/// Empty sheaves that a barn keeps. The others go to the pool that all caches share.
 const EMPTY_MOST: usize = 10;
 
-/// How long something must have been idle to be given back, in milliseconds.
+/// Milliseconds between two calls of [`Node::release_idle`] that do anything.
 const IDLE_FOR: u32 = 450;
 
-/// Objects in a sheaf of a cache whose slabs are sparse. Objects that move between callers and
-/// sheaves only keep their slabs in use. Small sheaves send more frees to the slabs, and more
+/// The capacity of sheaves while a cache's slabs are sparse. Objects that move only between callers
+/// and sheaves keep their slabs in use. Small sheaves send more frees to the slabs, and more
 /// allocations to the fullest slabs, so that the sparse slabs drain.
 const SPARSE_CAPACITY: usize = 8;
-/// Exchanges with small sheaves in a tick of the coarse clock, some milliseconds. Beyond that,
-/// sheaves have their full size, so that a burst is not slowed down.
+/// The most exchanges with small sheaves in one tick of the coarse clock, some milliseconds. Beyond
+/// it, sheaves have their full size, so that a burst is not slowed down.
 const SPARSE_EXCHANGES: u32 = 256;
 
 /// What the node's lock protects.
@@ -36,23 +48,23 @@ pub(super) struct Stock {
     full: SheafList,
     empty: SheafList,
     pub(super) slabs: Slabs,
-    /// The fewest full sheaves there were since [`Node::release_idle`] last looked.
+    /// The smallest number of full sheaves since [`Node::release_idle`] last looked.
     idle: usize,
-    /// When it looked, in milliseconds, wrapping.
+    /// When `release_idle` last looked, in milliseconds, wrapping.
     looked: u32,
     /// Exchanges with small sheaves since the coarse clock showed `counted` milliseconds, wrapping.
     exchanges: u32,
     counted: u32,
 }
 
-// SAFETY: sheaves in the lists and slabs belong to whoever holds the lock.
+// SAFETY: the sheaves and slabs in the lists belong to the holder of the lock, on any thread.
 unsafe impl Send for Stock {}
 
 /// A cache's part on one node.
 pub(super) struct Node {
     pub(super) stock: Lock<Stock>,
-    /// Objects freed while the lock could not be had: by a signal handler that interrupted a
-    /// holder, or while another thread forked. Each holds a link to the next.
+    /// Objects freed by threads that could not take the lock: a signal handler that interrupted a
+    /// holder, or a thread that would have waited for a fork. Each holds a link to the next.
     pub(super) set_aside: AtomicPtr<u8>,
     /// Where the slow paths count: `own_events`, or the row in the statistics segment.
     pub(super) events: AtomicPtr<NodeEvents>,
@@ -80,25 +92,30 @@ impl Node {
         }
     }
 
-    /// Whether sparse slabs are to drain: then a CPU keeps no spare sheaf. A guess, without the lock.
+    /// Returns whether sparse slabs should drain: a CPU then keeps no spare sheaf. A hint, read
+    /// without the lock.
     pub(super) fn is_sparse(&self) -> bool {
         self.sparse.load(Relaxed)
     }
 
-    /// Takes the lock. Returns `None` if an interrupted frame of this thread holds this lock.
-    /// Returns `None` too if the thread would have to wait, and an interrupted frame of it holds a
-    /// lock that comes later in the lock order, or the holder is the forking thread.
+    /// Takes the lock. Returns `None` in each of these cases:
+    ///
+    /// * an interrupted frame of this thread holds this lock;
+    /// * the thread would have to wait while an interrupted frame of it holds a lock of the same
+    ///   kind or one that comes later in the lock order;
+    /// * the thread would have to wait for the forking thread.
     pub(super) fn stock(&self) -> Option<Guard<'_, Stock>> {
         self.stock.lock_or_divert(cache::is_lock_held)
     }
 
-    /// Takes the lock as [`stock`](Self::stock) does, but waits until a fork is over.
+    /// Takes the lock as [`stock`](Self::stock) does, but waits for a fork to end.
     pub(super) fn stock_after_fork(&self) -> Option<Guard<'_, Stock>> {
         self.stock.lock_unless(cache::is_lock_held)
     }
 
-    /// Takes the lock to allocate from `cache` or to free to it. Only malloc's caches have another
-    /// way than to wait until a fork is over: a mapping for each block.
+    /// Takes the lock to allocate from `cache` or to free to it. For one of malloc's caches,
+    /// returns `None` instead of waiting for a fork, because malloc can use a separate mapping for
+    /// the block.
     pub(super) fn stock_of(&self, cache: &Cache) -> Option<Guard<'_, Stock>> {
         match cache.class() {
             Some(_) => self.stock(),
@@ -106,32 +123,37 @@ impl Node {
         }
     }
 
-    /// Whether a thread holds it.
+    /// Returns whether the thread with thread pointer `thread` holds the lock.
     pub(super) fn is_held_by(&self, thread: u64) -> bool {
         self.stock.is_held_by(thread)
     }
 
-    /// One for each node of the machine.
+    /// Makes a cache's parts, one for each node. Returns `None` if the system has no memory.
     pub(super) fn make_all() -> Option<&'static [Node]> {
         let count = crate::nodes::count();
         let nodes = page::alloc_meta(Layout::array::<Node>(count).ok()?)?.cast::<Node>();
         let events = page::alloc_meta(Layout::array::<NodeEvents>(count).ok()?)?;
         let events = events.cast::<NodeEvents>();
         for nth in 0..count {
-            // SAFETY: both have room for `count` and are this function's. `alloc_meta` gave memory
-            // that stays.
+            // SAFETY: both blocks have room for `count`, and no other thread knows them.
+            // `alloc_meta` gives memory that is never unmapped.
             unsafe {
                 events.add(nth).write(NodeEvents::new());
                 nodes.add(nth).write(Node::new(events.add(nth).as_ref()));
             }
         }
-        // SAFETY: all written above; lives for ever.
+        // SAFETY: the loop wrote all `count` nodes, and the memory is never unmapped.
         Some(unsafe { core::slice::from_raw_parts(nodes.as_ptr(), count) })
     }
 
-    /// A sheaf with objects in exchange for an empty one, or for none: from the barn, else filled from slabs.
+    /// Returns a sheaf with objects, from the barn or filled from slabs, in exchange for `empty`.
     ///
-    /// Returns the sheaf given when there is nothing to fill it with.
+    /// # Errors
+    ///
+    /// * The lock cannot be taken: returns `empty`.
+    /// * The slabs have no objects, and the system has no memory for a slab: returns an empty
+    ///   sheaf.
+    /// * The system has no memory for a sheaf: returns `None`.
     pub(super) fn exchange_for_full(
         &self,
         cache: &Cache,
@@ -145,7 +167,7 @@ impl Node {
         stock.count(SlabEvent::AllocSlowpath, 1);
         self.sparse.store(stock.slabs.is_sparse(cache), Relaxed);
         self.take_back(cache, &mut stock);
-        // What was freed to a hardened cache has its way through `exchange_quarantined`.
+        // A hardened cache takes full sheaves by `exchange_quarantined` instead.
         let from_barn = cache.hardening.is_none();
         if let Some(full) = from_barn.then(|| stock.full.take()).flatten() {
             if let Some(empty) = empty {
@@ -178,9 +200,12 @@ impl Node {
         }
     }
 
-    /// For a hardened cache: the oldest full sheaf, when enough others came after it, in exchange for an empty one, or for none.
+    /// Returns the oldest full sheaf of a hardened cache in exchange for `empty`, if at least
+    /// [`QUARANTINE`] full sheaves remain.
     ///
-    /// Returns the sheaf given when there is none.
+    /// # Errors
+    ///
+    /// Returns `empty` if there are too few full sheaves, or the lock cannot be taken.
     pub(super) fn exchange_quarantined(
         &self,
         empty: Option<Sheaf>,
@@ -201,10 +226,13 @@ impl Node {
         Ok(full)
     }
 
-    /// A sheaf with room in exchange for a full one, or for none: the full one goes to the barn, and when that has enough,
-    /// the oldest one's objects go to their slabs.
+    /// Returns a sheaf with room in exchange for `full`, which goes to the barn. If the barn then
+    /// has too many full sheaves, the objects of the oldest go to their slabs.
     ///
-    /// Returns the sheaf given when the lock cannot be had, and nothing when there is no memory for a first sheaf.
+    /// # Errors
+    ///
+    /// Returns `full` if the lock cannot be taken, and `None` if there is no memory for a new
+    /// sheaf.
     pub(super) fn exchange_for_empty(
         &self,
         cache: &Cache,
@@ -227,17 +255,18 @@ impl Node {
         stock.take_empty(cache).ok_or(None)
     }
 
-    /// An empty sheaf; `None` when the lock cannot be had, or there is no memory.
+    /// Returns an empty sheaf. Returns `None` if the lock cannot be taken, or there is no memory.
     pub(super) fn empty_sheaf(&self, cache: &Cache) -> Option<Sheaf> {
         let mut stock = self.stock_of(cache)?;
         stock.take_empty(cache)
     }
 
-    /// Puts a sheaf, whatever is in it, into the barn, or its objects into their slabs.
+    /// Puts a sheaf into the barn. If the barn then has too many full sheaves, the objects of the
+    /// oldest go to their slabs.
     pub(super) fn put(&self, cache: &Cache, mut sheaf: Sheaf) {
         let Some(mut stock) = self.stock() else {
-            // A signal handler interrupted the holder, or another thread forks: each object goes
-            // aside.
+            // The lock cannot be taken, because a signal handler interrupted the holder, or another
+            // thread forks. Each object goes aside.
             for &mut object in sheaf.objects() {
                 self.set_aside(cache, object);
             }
@@ -254,8 +283,9 @@ impl Node {
         }
     }
 
-    /// When the barn has more full sheaves than it may, gives the oldest one's objects to their slabs: the newest are
-    /// likelier to be in the processor's caches. Returns that sheaf.
+    /// Gives the objects of the oldest full sheaves to their slabs, of two sheaves at most, while
+    /// the barn has more than its bound. The newest sheaves stay, because their objects are
+    /// likelier to be in the processor's caches. Returns a sheaf that was emptied.
     fn flush_oldest(&self, cache: &Cache, stock: &mut Stock) -> Option<Sheaf> {
         let most = match stock.drains(cache) {
             true => 0,
@@ -276,7 +306,7 @@ impl Node {
         emptied
     }
 
-    /// Takes objects from slabs, past the sheaves; returns how many.
+    /// Takes objects from slabs, without sheaves. Returns how many.
     pub(super) fn take_objects(&self, cache: &Cache, ask: Ask, objects: &mut [*mut u8]) -> usize {
         let Some(mut stock) = self.stock_of(cache) else {
             return 0;
@@ -289,11 +319,11 @@ impl Node {
         taken
     }
 
-    /// Gives objects of this node to their slabs, past the sheaves.
+    /// Gives objects of this node to their slabs, without sheaves.
     ///
     /// # Safety
     ///
-    /// The objects are the caller's and of this node.
+    /// The objects are free, no other thread holds them, and their memory is this node's.
     pub(super) unsafe fn give_objects(&self, cache: &Cache, objects: &[*mut u8]) {
         let Some(mut stock) = self.stock() else {
             objects
@@ -302,17 +332,19 @@ impl Node {
             return;
         };
         stock.count(SlabEvent::Flushed, objects.len());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the objects are free and of this node; the lock is held.
         unsafe { stock.slabs.give(cache, objects) };
     }
 
-    /// Moves everything in the barn to slabs and gives empty slabs back; returns how many slabs.
+    /// Moves all objects of the barn to their slabs, and gives empty slabs back. Returns how many
+    /// slabs.
     pub(super) fn shrink(&self, cache: &Cache) -> usize {
         let stock = self.stock_after_fork();
         stock.map_or(0, |mut stock| self.empty(cache, &mut stock))
     }
 
-    /// As [`shrink`](Self::shrink), unless it would have to wait for a fork.
+    /// Does what [`shrink`](Self::shrink) does, but does nothing if it would have to wait for a
+    /// fork.
     pub(super) fn give_all(&self, cache: &Cache) {
         if let Some(mut stock) = self.stock() {
             self.empty(cache, &mut stock);
@@ -331,8 +363,9 @@ impl Node {
         stock.slabs.shrink(cache)
     }
 
-    /// Gives back what nobody needed since the last call, if that is [`IDLE_FOR`] ago: objects of full sheaves to their
-    /// slabs, empty slabs to the arena, pages of free objects to the system.
+    /// Gives back what was not needed since the last call, if that call is [`IDLE_FOR`] ago:
+    /// objects of full sheaves to their slabs, empty slabs to the arena, and pages of free objects
+    /// to the system.
     pub(super) fn release_idle(&self, cache: &Cache, now: u32) {
         let Some(mut stock) = self.stock() else {
             return;
@@ -353,8 +386,8 @@ impl Node {
         stock.slabs.purge_idle(cache, PERIODS);
     }
 
-    /// Gives more pages of free objects back, of slabs that were left alone for `periods`. Returns
-    /// whether there may be more.
+    /// Gives pages of free objects back, of slabs that were left alone for `periods`. Returns
+    /// whether there may be more such slabs.
     pub(super) fn purge_more(&self, cache: &Cache, periods: u32) -> bool {
         let stock = self.stock();
         stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache, periods))
@@ -367,12 +400,13 @@ impl Node {
             .map_or(0, |stock| stock.slabs.in_use(cache))
     }
 
-    /// Adds what is here to `reading`: slabs, the barn's sheaves and the objects in both, and what was counted.
+    /// Adds this node's slabs, its barn's sheaves, the objects in both, and its counts to
+    /// `reading`.
     pub(super) fn tally(&self, cache: &Cache, reading: &mut Reading) {
         let Some(mut stock) = self.stock_after_fork() else {
             return;
         };
-        // What handlers have set aside is free: else it would look as if it were in use.
+        // Objects set aside are free, but would count as in use.
         self.take_back(cache, &mut stock);
         reading.usage.barn_sheaves += stock.full.length;
         reading.usage.barn_objects += stock.full.objects();
@@ -390,7 +424,8 @@ impl Node {
         let mut answer = Ok(());
         while let Some(mut sheaf) = stock.full.take() {
             for &mut object in sheaf.objects() {
-                // SAFETY: the page map is asked first; a slab's frame is readable, and the lock is held.
+                // SAFETY: the page map says that the object lies in a slab of this cache, whose
+                // frame is readable. The lock is held.
                 let free = page::entry(object as usize) != cache.slot
                     || unsafe { (*slab_of(object)).is_free(cache, object) };
                 if free {
@@ -409,7 +444,8 @@ impl Node {
         let objects = sheaf.objects();
         stock.count(SlabEvent::Flushed, objects.len());
         stock.count(SlabEvent::SheafFlush, objects.len());
-        // SAFETY: objects in a sheaf were freed by their owners; sheaves that come here hold this node's only.
+        // SAFETY: objects in a sheaf are free. `send_home` removed those of other nodes before the
+        // sheaf came to this barn. The lock is held.
         unsafe { stock.slabs.give(cache, objects) };
         sheaf.set_len(0);
     }
@@ -429,7 +465,7 @@ impl Stock {
         self.exchanges <= SPARSE_EXCHANGES
     }
 
-    /// Objects that a sheaf filled or emptied now holds.
+    /// Returns the capacity of a sheaf that is filled or emptied now.
     fn capacity(&mut self, cache: &Cache) -> usize {
         match self.drains(cache) {
             true => cache.capacity().min(SPARSE_CAPACITY),
@@ -437,7 +473,7 @@ impl Stock {
         }
     }
 
-    /// An empty sheaf, from the barn or a new one; `None` when there is no memory.
+    /// Returns an empty sheaf, from the barn or a new one. Returns `None` if there is no memory.
     fn take_empty(&mut self, cache: &Cache) -> Option<Sheaf> {
         match self.empty.take() {
             Some(mut sheaf) => {

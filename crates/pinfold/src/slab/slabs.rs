@@ -4,33 +4,44 @@
 //!
 //! | state | free objects | list |
 //! |---|---|---|
-//! | full | 0 | none: only its objects know it; of a debugged cache, [`FULL`] |
+//! | full | 0 | none; in a debugged cache, [`FULL`] |
 //! | partial | 1 … n−1 | one of [`BINS`] lists, by the number of free objects |
 //! | empty | n | [`EMPTY`] |
 //!
-//! "Free" means that no caller and no sheaf has the object. Each slab has a bit for each object, in
-//! the private part of its run's first frame, set while the object is free. The objects themselves
-//! are neither read nor written. All of this happens under the lock of the cache's node.
+//! An object is free if no caller and no sheaf has it. Each slab has a bit for each object, in the
+//! private part of its run's first frame. The bit is set while the object is free. The objects are
+//! neither read nor written.
 //!
-//! Invariants: `free` is the number of set bits, and says in which list the slab is.
+//! # Invariants
+//!
+//! The holder of the node's lock reads and writes the lists, the slabs and their bits. It keeps:
+//!
+//! 1. `free` of a slab is the number of its set bits.
+//! 2. A slab is in the list that [`list_of`] gives for its `free`.
+//! 3. No bit below the word `hint` of a slab is set.
+//! 4. A slab is in the lists of the node whose memory it is.
 //!
 //! # Which slab serves
 //!
 //! A slab goes back to the arena only when all its objects are free. If refills took objects from
-//! any partial slab, a cache whose use has shrunk would keep many slabs with few objects each for
-//! as long as it is used. So refills take from the fullest partial slab, and the others drain. The
-//! order is coarse: a slab changes its list only when its free objects pass a bin's boundary.
+//! any partial slab, a cache whose use has shrunk would keep many slabs with a few objects each. So
+//! refills take from the fullest partial slab, and the others drain. The order is coarse: a slab
+//! changes its list only when its number of free objects passes a bin's boundary.
 //!
-//! An object that only moves between callers and sheaves never reaches its slab, and keeps the slab
+//! An object that moves only between callers and sheaves never reaches its slab, and keeps the slab
 //! in use. So while the slabs of a cache are [sparse](Slabs::is_sparse), its sheaves are small and
 //! its barn is empty (`node`).
 //!
 //! # How many slabs stay empty
 //!
-//! A node keeps a sixteenth of a cache's slabs empty, and two more while all caches together keep
-//! less than [`KEPT_MOST`]. The other empty slabs go back to the arena at once, where their runs
-//! serve any size. Slabs of one object never stay empty: the arena serves them as fast. Slabs that
-//! stayed empty for a while go back too ([`Slabs::release_idle`]).
+//! | slabs | how many stay empty |
+//! |---|---|
+//! | of one object | none, because the arena serves them as fast |
+//! | other | a sixteenth of the cache's slabs on the node |
+//! | other, while the empty slabs of all caches have at most [`KEPT_MOST`] granules | two more |
+//!
+//! The other empty slabs go back to the arena at once, where their runs serve any size. Slabs that
+//! stay empty for a while go back too ([`Slabs::release_idle`]).
 
 use super::cache::Cache;
 use super::purge::PURGED;
@@ -40,14 +51,14 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Objects in a slab at most: what the frame has bits for.
+/// The most objects that a slab can have: the frame has this many bits.
 pub(super) const OBJECTS_MOST: usize = 4096;
 /// No slab.
 pub(super) const NIL: u32 = u32::MAX;
 
 /// Lists of partial slabs: list 0 has the fullest.
 pub(super) const BINS: usize = 16;
-/// The list of empty slabs. The slab that was used last is the first, and serves first, because it
+/// The list of empty slabs. The slab that became empty last is first and serves first, because it
 /// is still in the processor's caches.
 pub(super) const EMPTY: usize = BINS;
 /// The list of a debugged cache's full slabs.
@@ -56,22 +67,24 @@ const LISTS: usize = BINS + 2;
 /// No list.
 const NONE: usize = LISTS;
 
-/// A node keeps this part of a cache's slabs empty,
+/// A node keeps one in this many of a cache's slabs empty.
 const SHARE_EMPTY: usize = 16;
-/// and this many more,
+/// A node keeps this many more empty slabs, while there are few of all caches.
 const EMPTY_MORE: usize = 2;
-/// while the empty slabs of all caches have fewer granules than this: 4 MiB.
+/// The empty slabs of all caches are few up to this many granules: 4 MiB.
 const KEPT_MOST: usize = (4 << 20) / GRANULE;
 
-/// Slabs are sparse from this part of free objects on, without those of empty slabs,
+/// Slabs are sparse if more than one in this many of the objects in non-empty slabs is free.
 const SHARE_SPARSE: usize = 4;
-/// and from this many bytes on.
+/// Slabs are sparse only if more than this many bytes in non-empty slabs are free.
 const SPARSE_LEAST: usize = 256 << 10;
 
 /// Granules in empty slabs of all caches.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// A slab, in the private part of its run's first frame.
+/// A slab, in the private part of its run's first frame. The holder of the node's lock accesses the
+/// fields, with two exceptions. A thread that holds an object may read `start` and the object's bit
+/// without the lock. A thread that holds the only object of a slab owns `fresh`.
 #[repr(C)]
 pub(super) struct Slab {
     pub(super) start: *mut u8,
@@ -79,68 +92,66 @@ pub(super) struct Slab {
     pub(super) prev: u32,
     pub(super) next: u32,
     pub(super) free: u32,
-    /// All words below this one have no bit set.
+    /// No bit is set in the words below this one.
     pub(super) hint: u32,
     /// The last [`Slabs::period`] in which objects were taken or given.
     pub(super) touched: u32,
     /// Whether the run's last page is a guard page.
     pub(super) guarded: bool,
-    /// Of a slab of one object: whether it reads as zeroes, and was in no caller's hands yet.
+    /// Whether the only object of this slab reads as zeroes, and no caller had it yet.
     pub(super) fresh: bool,
     pub(super) bits: [u64; OBJECTS_MOST / 64],
 }
 
 const _: () = assert!(size_of::<Slab>() <= page::PRIVATE);
 
-/// A node's slabs that have free objects.
+/// A node's slabs of one cache.
 pub(super) struct Slabs {
     /// The first slab of each list.
     first: [u32; LISTS],
     /// A bit for each list that has a slab.
     filled: u32,
-    /// The partial slab at which purging goes on; [`NIL`] if purging begins anew.
+    /// The partial slab at which purging continues, or [`NIL`] if purging starts again.
     pub(super) cursor: u32,
     /// Counts the calls of [`release_idle`](Self::release_idle), about two a second.
     pub(super) period: u32,
     pub(super) empty: usize,
-    /// The fewest empty slabs there were since the last call of
+    /// The smallest number of empty slabs since the last call of
     /// [`release_idle`](Self::release_idle).
     idle: usize,
-    /// Slabs in all: full, partial and empty.
+    /// All slabs: full, partial and empty.
     pub(super) count: usize,
     /// Free objects in all slabs.
     free: usize,
-    /// Where events here and in the barn beside are counted: the words of the node.
+    /// Where the holder of the node's lock counts events.
     pub(super) events: &'static NodeEvents,
 }
 
-/// The list for a slab of `cache` with `free` free objects.
+/// Returns the list for a slab of `cache` with `free` free objects.
 pub(super) fn list_of(cache: &Cache, free: u32) -> usize {
     match free as usize {
         0 if cache.plan().is_none() => NONE,
         0 => FULL,
         free if free == cache.per_slab => EMPTY,
-        // Below `BINS`, as a number of b + 1 bits without its lowest b − 3 bits.
+        // Less than `BINS`: `per_slab` has b + 1 bits, and the shift removes the lowest b − 3 of
+        // them.
         free => free >> cache.per_slab.ilog2().saturating_sub(BINS.ilog2() - 1),
     }
 }
 
-/// The slab whose frame is `index`.
+/// Returns the slab whose first frame is number `index`.
 ///
 /// # Safety
 ///
-/// The frame is of a slab of a cache whose node's lock the caller holds, for as long as the
-/// reference lives.
+/// The frame is the first of a slab, and the caller holds the lock of the slab's node for as long
+/// as the reference lives.
 pub(super) unsafe fn slab<'s>(index: u32) -> &'s mut Slab {
-    // SAFETY: the caller's promise; the private part is large and aligned enough.
+    // SAFETY: the caller promises that the frame is a slab's and the lock held. The private part
+    // has room for a `Slab` and is aligned to 64 bytes.
     unsafe { &mut *page::private_at(index).cast() }
 }
 
-/// The slab that `object` lies in.
-///
-/// # Safety
-///
-/// `object` lies in a slab.
+/// Returns the slab that `object` lies in.
 pub(super) unsafe fn slab_of(object: *mut u8) -> *mut Slab {
     page::private_at(page::head_of(object as usize)).cast()
 }
@@ -161,17 +172,15 @@ impl Slabs {
     }
 
     /// Fills `slots` from its end with objects, so that a sheaf hands out the objects of a slab in
-    /// the order of their addresses. Returns how many; fewer than asked for only when the system
-    /// has no more memory on this node.
-    ///
-    /// Costs a few instructions an object and some more a slab; a new slab costs an arena call.
+    /// the order of their addresses. Returns how many: fewer than asked for only if this node has
+    /// no more memory.
     pub(super) fn take(&mut self, cache: &Cache, ask: Ask, slots: &mut [*mut u8]) -> usize {
         let mut left = slots.len();
         while left > 0 {
             let Some(index) = self.fullest().or_else(|| self.add_slab(cache, ask)) else {
                 break;
             };
-            // SAFETY: a slab of this node; the caller holds the lock.
+            // SAFETY: the slab comes from this node's lists, and the caller holds the lock.
             let slab = unsafe { slab(index) };
             let before = slab.free;
             let taken = slab.take(cache.size, &mut slots[..left]);
@@ -183,17 +192,19 @@ impl Slabs {
         slots.len() - left
     }
 
-    /// Gives objects back to their slabs, all of them of this node.
+    /// Gives objects of this node back to their slabs.
+    ///
+    /// Ends the process if an address is not an object of `cache`, or the object is free already.
     ///
     /// # Safety
     ///
-    /// The objects are free and the caller's; they may be anything that calls itself an object of
-    /// `cache`: an address that cannot be one, or is free already, ends the process.
+    /// No thread uses the objects.
     pub(super) unsafe fn give(&mut self, cache: &Cache, objects: &[*mut u8]) {
         let mut left = objects;
         while let Some(&object) = left.first() {
             let index = cache.run_of(object);
-            // SAFETY: the run is a slab of this cache and node; the caller holds the lock.
+            // SAFETY: `run_of` found a slab of this cache; the object is of this node, whose lock
+            // is held.
             let slab = unsafe { slab(index) };
             let before = slab.free;
             let put = slab.put(cache, left);
@@ -210,23 +221,23 @@ impl Slabs {
         }
     }
 
-    /// Returns whether partial slabs hold so many free objects that they should drain.
+    /// Returns whether the slabs have so many free objects that they should drain.
     pub(super) fn is_sparse(&self, cache: &Cache) -> bool {
         let free = self.free - self.empty * cache.per_slab;
         let all = (self.count - self.empty) * cache.per_slab;
         free > all / SHARE_SPARSE && free * cache.size > SPARSE_LEAST
     }
 
-    /// The fullest partial slab, or an empty one if there is no partial slab.
+    /// Returns the fullest partial slab, or an empty one if there is no partial slab.
     fn fullest(&self) -> Option<u32> {
         let usable = self.filled & !(1 << FULL);
         (usable != 0).then(|| self.first[usable.trailing_zeros() as usize])
     }
 
-    /// Moves a slab, whose number of free objects has changed, from list `from` to the list where
-    /// the slab belongs. Returns that list.
+    /// Moves a slab whose number of free objects has changed from list `from` to the list where the
+    /// slab belongs. Returns that list.
     fn file(&mut self, cache: &Cache, index: u32, from: usize) -> usize {
-        // SAFETY: the slab is of this node; the caller holds the lock.
+        // SAFETY: the slab is of this node, and the caller holds the lock.
         let to = list_of(cache, unsafe { slab(index) }.free);
         if from != to {
             self.unlink(cache, from, index);
@@ -249,14 +260,15 @@ impl Slabs {
         while self.empty > most && self.release_empty(cache, 1) == 1 {}
     }
 
-    /// Gives the run of an empty slab back. False if the kernel refuses to open the run's last page
-    /// again: then no other cache could use the run.
+    /// Gives the run of an empty slab back. Returns false, and keeps the slab, if the kernel
+    /// refuses to open the run's guard page, because no other cache could use the run.
     fn release(&mut self, cache: &Cache, index: u32) -> bool {
-        // SAFETY: the slab is in no list and all its objects are free.
+        // SAFETY: the slab is of this node, and the caller holds the lock. It is in no list.
         let slab = unsafe { slab(index) };
-        // Less the color, which is smaller than a granule.
+        // Subtracts the color, which is smaller than a granule.
         let start = slab.start.wrapping_sub(slab.start as usize % GRANULE);
-        // SAFETY: the slab has no users, and `add_slab` called `close_guard` for the run.
+        // SAFETY: all objects of the slab are free, and `add_slab` called `close_guard` for the
+        // run.
         if !unsafe { slab.open_guard(start, cache.granules) } {
             return false;
         }
@@ -264,22 +276,23 @@ impl Slabs {
         self.free -= cache.per_slab;
         self.events.add(SlabEvent::SlabFree, 1);
         if let Some(start) = NonNull::new(start) {
-            // SAFETY: as above: nobody uses the run.
+            // SAFETY: all objects of the slab are free, and the slab is in no list: no thread uses
+            // the run.
             unsafe { page::free_run(start) };
         }
         true
     }
 
-    /// Gives the runs of all empty slabs back; returns how many.
+    /// Gives the runs of all empty slabs back. Returns how many slabs.
     pub(super) fn shrink(&mut self, cache: &Cache) -> usize {
         self.release_empty(cache, usize::MAX)
     }
 
-    /// Gives as many empty slabs back as were never needed since the last call.
+    /// Gives as many empty slabs back as were not needed since the last call.
     pub(super) fn release_idle(&mut self, cache: &Cache) {
         self.release_empty(cache, self.idle);
         self.idle = self.empty;
-        // One below the mark for slabs that were purged.
+        // Never equal to the mark for purged slabs.
         self.period = (self.period + 1) % PURGED;
     }
 
@@ -299,18 +312,19 @@ impl Slabs {
 
     /// Makes a slab, and puts it into the list of empty slabs.
     fn add_slab(&mut self, cache: &Cache, ask: Ask) -> Option<u32> {
-        // Of this node or none: a slab is in the lists of the node whose memory it is, where its
-        // objects are sent home to.
+        // Takes a run of this node only: a slab must be in the lists of the node whose memory it
+        // is, because its objects are freed there.
         let run = page::alloc_run_on(cache.granules, ask, cache.slot, true)?;
         let index = page::index_of_run(run.start);
         let objects = cache.per_slab;
-        // SAFETY: the run is ours and its frame's private part with it.
+        // SAFETY: `alloc_run_on` gave the run, with its frame's private part, to this thread alone.
         let slab = unsafe { slab(index) };
         slab.start = run.start.as_ptr().wrapping_add(cache.color_of(index));
         slab.cache = cache;
         slab.free = objects as u32;
         slab.hint = 0;
-        // Only the words that the objects need: the frame's other cache lines stay cold.
+        // Writes only the words that the objects need. The frame's other cache lines stay
+        // untouched.
         slab.bits[..objects / 64].fill(u64::MAX);
         if !objects.is_multiple_of(64) {
             slab.bits[objects / 64] = (1 << (objects % 64)) - 1;
@@ -319,7 +333,8 @@ impl Slabs {
         slab.fresh = run.zeroed && objects == 1 && !cache.checks() && !cache.prepares();
         if cache.hardening.is_some() {
             let start = run.start.as_ptr();
-            // SAFETY: the run was allocated above, and the cache leaves its last page free.
+            // SAFETY: the run was allocated above and reads as zeroes by now. The cache leaves its
+            // last page free.
             unsafe {
                 if !run.zeroed {
                     start.write_bytes(0, cache.granules * GRANULE);
@@ -329,7 +344,7 @@ impl Slabs {
         }
         if cache.prepares() {
             for nth in 0..objects {
-                // SAFETY: the object lies in the new slab and is nobody's.
+                // SAFETY: the object lies in the new slab, which no other thread knows.
                 unsafe { cache.prepare(slab.start.add(nth * cache.size)) };
             }
         }
@@ -340,17 +355,17 @@ impl Slabs {
         Some(index)
     }
 
-    /// The slab after `index`, which is in `list`: in the same list, or the first of the next list
-    /// of partial slabs; [`NIL`] at the end.
+    /// Returns the slab after `index`, which is in `list`: the next one there, or the first of the
+    /// next list of partial slabs. Returns [`NIL`] at the end.
     pub(super) fn after(&self, list: usize, index: u32) -> u32 {
-        // SAFETY: a slab of the list; the caller holds the lock.
+        // SAFETY: the slab is in a list of this node, and the caller holds the lock.
         match unsafe { slab(index) }.next {
             NIL => self.first_partial(list + 1),
             next => next,
         }
     }
 
-    /// The first slab of the lists of partial slabs from `list` on.
+    /// Returns the first partial slab of list `list` or a later one.
     pub(super) fn first_partial(&self, list: usize) -> u32 {
         let lists = self.first[..BINS].iter().skip(list);
         lists.copied().find(|&first| first != NIL).unwrap_or(NIL)
@@ -360,7 +375,7 @@ impl Slabs {
         self.first[list]
     }
 
-    /// Puts a slab first into a list.
+    /// Puts a slab at the front of a list.
     fn link(&mut self, cache: &Cache, list: usize, index: u32) {
         if list == NONE {
             return;
@@ -371,7 +386,7 @@ impl Slabs {
         }
         let next = core::mem::replace(&mut self.first[list], index);
         self.filled |= 1 << list;
-        // SAFETY: here and below: slabs of this node; the caller holds the lock.
+        // SAFETY: both slabs are of this node, and the caller holds the lock.
         unsafe {
             (slab(index).prev, slab(index).next) = (NIL, next);
             if next != NIL {
@@ -392,7 +407,7 @@ impl Slabs {
         if self.cursor == index {
             self.cursor = self.after(list, index);
         }
-        // SAFETY: as in `link`.
+        // SAFETY: the slab and its neighbours are of this node, and the caller holds the lock.
         unsafe {
             let (prev, next) = (slab(index).prev, slab(index).next);
             if prev == NIL {
