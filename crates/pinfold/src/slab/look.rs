@@ -1,11 +1,12 @@
-//! Looking slabs over without changing them: how many are in which state, and whether the records agree.
+//! Reads a node's slabs without changing them: how many are in which state, and whether the records
+//! agree.
 
 use super::cache::Cache;
 use super::info::Usage;
 use super::slabs::{BINS, EMPTY, FULL, NIL, Slab, Slabs, list_of, slab};
 
 impl Slabs {
-    /// The slabs of a list.
+    /// Returns the slabs of a list.
     ///
     /// # Safety
     ///
@@ -13,17 +14,17 @@ impl Slabs {
     unsafe fn list(&self, list: usize) -> impl Iterator<Item = &'static Slab> {
         let mut index = self.first_of(list);
         core::iter::from_fn(move || {
-            // SAFETY: a slab of the list; the caller holds the lock.
+            // SAFETY: the slab is in a list of this node, and the caller holds the lock.
             let slab = (index != NIL).then(|| &*unsafe { slab(index) })?;
             index = slab.next;
             Some(slab)
         })
     }
 
-    /// Adds the slabs by their states, and the objects in them, to `usage`. Walks the partial slabs.
+    /// Adds the slabs, by their states, and their objects to `usage`. Walks the partial slabs.
     pub(super) fn tally(&self, cache: &Cache, usage: &mut Usage) {
         let (mut partial, mut used) = (0, 0);
-        // SAFETY: the caller reaches `self` only while it holds the lock.
+        // SAFETY: the caller holds the node's lock, without which it cannot reach `self`.
         for slab in (0..BINS).flat_map(|bin| unsafe { self.list(bin) }) {
             partial += 1;
             used += cache.per_slab - slab.free as usize;
@@ -36,21 +37,21 @@ impl Slabs {
         usage.allocated += used + full * cache.per_slab;
     }
 
-    /// Objects that are not free in a slab.
+    /// Returns how many objects are not free in a slab. Walks the partial slabs.
     pub(super) fn in_use(&self, cache: &Cache) -> usize {
         let mut usage = Usage::default();
         self.tally(cache, &mut usage);
         usage.allocated
     }
 
-    /// Checks the invariants of every partial and every empty slab; says what is wrong, and at
-    /// which slab.
+    /// Checks the invariants of every partial and every empty slab. On a fault, returns what is
+    /// wrong and where the slab begins.
     pub(super) fn validate(&self, cache: &Cache) -> Result<(), (&'static str, *const u8)> {
         let mut empty = 0;
         for list in 0..=EMPTY {
             let (mut index, mut before) = (self.first_of(list), NIL);
             while index != NIL {
-                // SAFETY: a slab of the list; the caller holds the lock.
+                // SAFETY: the slab is in a list of this node, and the caller holds the lock.
                 let slab = unsafe { slab(index) };
                 let start = slab.start.cast_const();
                 let bits: u32 = slab.bits[..cache.per_slab.div_ceil(64)]
@@ -85,14 +86,15 @@ impl Slabs {
         Ok(())
     }
 
-    /// Calls `f` with every slot of a debugged cache, its slab's start, its number, and whether it is in use.
+    /// Calls `f` with every slot of a debugged cache, the start of the slot's slab, the slot's
+    /// number there, and whether the slot is in use.
     pub(super) fn for_each_slot(
         &self,
         cache: &Cache,
         mut f: impl FnMut(*mut u8, (*const u8, usize, bool)),
     ) {
         for list in 0..=FULL {
-            // SAFETY: the caller reaches `self` only while it holds the lock.
+            // SAFETY: the caller holds the node's lock, without which it cannot reach `self`.
             for slab in unsafe { self.list(list) } {
                 for nth in 0..cache.per_slab {
                     let free = slab.bits[nth / 64] >> (nth % 64) & 1 == 1;

@@ -1,4 +1,4 @@
-//! The objects of one slab: which are free, by a bit for each.
+//! The objects of one slab: a bit for each, set while the object is free.
 
 use super::cache::Cache;
 use super::slabs::{Slab, slab_of};
@@ -7,20 +7,21 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 impl Slab {
-    /// Where the first object's slot is.
+    /// Returns where the first object's slot begins.
     pub(super) fn start(&self) -> *const u8 {
         self.start
     }
 
-    /// Returns whether the only object of a slab reads as zeroes, as the first caller that has it.
+    /// Returns whether the only object of a slab reads as zeroes, because it was never handed out.
+    /// Returns true to the first caller only.
     ///
     /// # Safety
     ///
-    /// The caller has `object`, which is the only one of its slab.
+    /// The caller holds `object`, which is the only one of its slab.
     pub(super) unsafe fn take_fresh(object: *mut u8) -> bool {
-        // SAFETY: the slab is there while its object is in use. Only the object's holder writes
-        // this field then: a slab of one object in use is in no list, or in the list of full slabs,
-        // where the lock's holder uses other fields.
+        // SAFETY: the slab stays while its object is in use. Meanwhile only the object's holder
+        // accesses `fresh`: the slab is in no list, or in the list of full slabs, and the holder of
+        // the lock uses other fields.
         unsafe {
             let fresh = &raw mut (*slab_of(object)).fresh;
             fresh.read() && {
@@ -30,7 +31,7 @@ impl Slab {
         }
     }
 
-    /// Takes free objects, lowest address first, into `slots` from its end; returns how many.
+    /// Takes free objects, lowest address first, into `slots` from its end. Returns how many.
     pub(super) fn take(&mut self, size: usize, slots: &mut [*mut u8]) -> usize {
         let wanted = slots.len().min(self.free as usize);
         let mut place = slots.len();
@@ -40,7 +41,7 @@ impl Slab {
             let mut bits = self.bits[word];
             let base = self.start.wrapping_add(word * 64 * size);
             if bits == u64::MAX && place - last >= 64 {
-                // The whole word: no bits to look for.
+                // All 64 objects are free and wanted. No search for bits is needed.
                 for (nth, slot) in slots[place - 64..place].iter_mut().rev().enumerate() {
                     *slot = base.wrapping_add(nth * size);
                 }
@@ -60,9 +61,11 @@ impl Slab {
         wanted
     }
 
-    /// Sets the bits of the first of `objects`, and of those after it that share its word of bits; returns how many.
+    /// Sets the bits of the first of `objects`, and of those after it that share its word of bits.
+    /// Returns how many.
     ///
-    /// Objects that were allocated together are often freed together, so that a word is written once for many.
+    /// Objects that were allocated together are often freed together, so that one write frees many.
+    /// Ends the process if an address is not the start of an object, or the object is free already.
     pub(super) fn put(&mut self, cache: &Cache, objects: &[*mut u8]) -> usize {
         let start = self.start as usize;
         let word = cache.nth(objects[0] as usize - start) / 64;
@@ -94,7 +97,7 @@ impl Slab {
         count
     }
 
-    /// Some of `objects` is free already, or there twice: ends the process.
+    /// Ends the process: one of `objects` is free already, or is there twice.
     #[cold]
     fn double_free(&self, cache: &Cache, objects: &[*mut u8]) -> ! {
         let free = objects.iter().find(|&&object| self.is_free(cache, object));
@@ -109,31 +112,34 @@ impl Slab {
         ))
     }
 
-    /// The slab's start, an object's number, and whether it is free.
+    /// Returns the slab's start, an object's number, and whether the object is free.
     pub(super) fn state(&self, cache: &Cache, slot: *mut u8) -> (*const u8, usize, bool) {
         let nth = cache.nth(slot as usize - self.start as usize);
         (self.start, nth, self.is_free(cache, slot))
     }
 
-    /// Whether an object is free in its slab, without the lock: what is asked of an object that is not free stays true.
+    /// Reads an object's free bit without the lock. While the caller holds the object, "not free"
+    /// cannot change.
     ///
     /// # Safety
     ///
-    /// The object is one of `cache`'s, and its slab is there.
+    /// The object is one of `cache`'s, and its slab has not gone back to the arena.
     pub(super) unsafe fn is_free_now(cache: &Cache, object: *mut u8) -> bool {
-        // SAFETY: the caller's promise; nobody changes where a slab begins.
+        // SAFETY: the caller promises that the slab is there. Its start does not change until the
+        // slab goes back.
         let (slab, start) = unsafe {
             let slab = slab_of(object);
             (slab, (&raw const (*slab).start).read())
         };
         let nth = cache.nth(object as usize - start as usize);
-        // SAFETY: as above; others' bits in the word may change meanwhile.
+        // SAFETY: `nth` is below the number of objects, so the word is one of the slab's. Other
+        // threads may change its other bits, so the read is atomic.
         let word =
             unsafe { AtomicU64::from_ptr((&raw mut (*slab).bits).cast::<u64>().add(nth / 64)) };
         word.load(Relaxed) >> (nth % 64) & 1 == 1
     }
 
-    /// Whether the object at `offset` is free; for consistency checks.
+    /// Returns whether an object is free, by its bit. The caller holds the node's lock.
     pub(super) fn is_free(&self, cache: &Cache, object: *mut u8) -> bool {
         let nth = cache.nth(object as usize - self.start as usize);
         self.bits

@@ -1,11 +1,12 @@
 //! Gives whole pages of free objects back to the system, from slabs that also have objects in use.
 //!
-//! One object in use keeps its slab, up to 512 KiB, from the arena. The other pages of such a slab
-//! go back once the slab has been left alone for [`PERIODS`] periods of about half a second.
+//! One object in use keeps its slab, of up to 512 KiB, from the arena. The other pages of such a
+//! slab go back once the slab has been left alone for [`PERIODS`] periods of about half a second.
 //!
-//! Free objects hold nothing that is needed later, so their pages may read as zeroes when they are
-//! used again. This is not true of a cache with a constructor, whose free objects are constructed,
-//! nor of a debugged cache, whose free objects are poisoned: their pages stay.
+//! A page that went back reads as zeroes when it is used again. Free objects hold nothing that is
+//! needed later, so this does no harm, except in two kinds of caches, whose pages stay: caches with
+//! a constructor, whose free objects are constructed, and debugged caches, whose free objects are
+//! poisoned.
 
 use super::cache::Cache;
 use super::slabs::{NIL, Slab, Slabs, list_of, slab};
@@ -13,19 +14,21 @@ use crate::{page, sys};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Periods for which a slab must have been left alone.
+/// Periods for which a slab must have been left alone before its pages go back.
 pub(super) const PERIODS: u32 = 2;
 /// Stands in `touched` instead of a period: the slab's free pages went to the system, and no object
 /// was taken or given since.
 pub(super) const PURGED: u32 = u32::MAX;
-/// Slabs looked at in one go, and slabs purged: the node's lock is held meanwhile.
+/// The most slabs looked at, and purged, in one call: the node's lock is held meanwhile.
 const LOOKED_AT: usize = 512;
 const PURGED_MOST: usize = 32;
 
 impl Slabs {
-    /// Purges partial slabs that were left alone for `periods`, from where it ended the last time.
-    /// Returns whether there are slabs that it has not looked at. A slab that changes its list
-    /// meanwhile may be looked at twice or not at all: it was not left alone.
+    /// Purges partial slabs that were left alone for `periods`. Starts where the last call ended.
+    /// Returns whether there are slabs that it has not looked at.
+    ///
+    /// A slab that changes its list meanwhile may be looked at twice or not at all. It was not left
+    /// alone.
     pub(super) fn purge_idle(&mut self, cache: &Cache, periods: u32) -> bool {
         if cache.prepares() {
             return false;
@@ -40,7 +43,7 @@ impl Slabs {
             if index == NIL || purged == PURGED_MOST {
                 break;
             }
-            // SAFETY: a slab of the list; the caller holds the lock.
+            // SAFETY: the slab is in a list of this node, and the caller holds the lock.
             let slab = unsafe { slab(index) };
             index = self.after(list_of(cache, slab.free), index);
             let idle_for = self.period.wrapping_sub(slab.touched);
@@ -57,7 +60,7 @@ impl Slabs {
 }
 
 impl Slab {
-    /// Gives the pages back that lie in runs of free objects.
+    /// Gives back the pages that hold only free objects.
     fn purge(&mut self, cache: &Cache) {
         let page = sys::page_size();
         let start = self.start() as usize;
@@ -67,8 +70,8 @@ impl Slab {
             let from = (start + first * cache.size).next_multiple_of(page);
             let to = (start + end * cache.size) / page * page;
             if let Some(at) = NonNull::new(from as *mut u8).filter(|_| from < to) {
-                // SAFETY: whole pages of free objects, of which nobody needs the content; the
-                // caller holds the lock.
+                // SAFETY: these pages hold only free objects, whose content is not needed. The
+                // caller holds the lock, so that no object of the slab is taken meanwhile.
                 bytes += if unsafe { sys::purge(at.as_ptr(), to - from) } {
                     to - from
                 } else {
@@ -82,19 +85,19 @@ impl Slab {
         }
     }
 
-    /// The first free object from the `nth` on.
+    /// Returns the first free object from the `nth` on, of `count`.
     fn next_free(&self, nth: usize, count: usize) -> Option<usize> {
         let at = self.next_bit(nth, count, 0);
         (at < count).then_some(at)
     }
 
-    /// The first object in use from the `nth` on; `count` when there is none.
+    /// Returns the first object in use from the `nth` on, or `count` if there is none.
     fn next_used(&self, nth: usize, count: usize) -> usize {
         self.next_bit(nth, count, u64::MAX)
     }
 
-    /// The first bit from the `nth` on that is set in the words exclusive-or `flip`, at most
-    /// `count`.
+    /// Returns the first bit from the `nth` on that is set in the words exclusive-or `flip`, or
+    /// `count` if there is none.
     fn next_bit(&self, nth: usize, count: usize, flip: u64) -> usize {
         let mut at = nth;
         while at < count {

@@ -1,24 +1,29 @@
 //! Gives free memory back when memory is short: near a limit, and before an allocation fails.
 //!
-//! Free objects lie in sheaves and barns, and empty slabs with their cache. No other size can use
-//! them there. So a thread whose allocation was refused memory gives all free objects and empty
-//! slabs that it can reach without stopping another CPU to the arena, gives the memory of free runs
-//! to the system, and tries once more.
+//! Free objects lie in sheaves, barns and empty slabs, where no other size can use them. So a
+//! process can run out of memory while it has free memory of another size. To prevent that, a
+//! thread whose allocation was refused memory:
 //!
-//! The caller holds no lock. A signal handler may have interrupted a frame that holds some: what
-//! such a lock protects stays.
+//! 1. gives all free objects and empty slabs that it can reach without stopping another CPU to the
+//!    arena;
+//! 2. gives the memory of free runs to the system;
+//! 3. tries the allocation once more.
+//!
+//! The caller holds no lock. A signal handler may have interrupted a frame that holds locks: what
+//! those locks protect stays.
 
 use super::{cache, idle, percpu};
 use crate::page::{self, budget};
 
-/// Calls `alloc`, and once more after a reclaim if `alloc` failed because it was refused memory. An
-/// allocation that failed because a lock could not be had is not tried again.
+/// Calls `alloc`. If `alloc` fails because it was refused memory, gives back what is free and calls
+/// `alloc` once more. An allocation that failed because a lock could not be taken is not tried
+/// again.
 ///
 /// The caller holds no lock. Costs two loads if nothing fails.
 pub fn or_reclaim<R>(mut alloc: impl FnMut() -> Option<R>) -> Option<R> {
     let before = budget::refusals();
     let first = alloc();
-    // Another thread's refusal costs a reclaim that may help that thread.
+    // The refusal may be another thread's. Then the reclaim may help that thread.
     if first.is_some() || budget::refusals() == before {
         return first;
     }
@@ -27,12 +32,14 @@ pub fn or_reclaim<R>(mut alloc: impl FnMut() -> Option<R>) -> Option<R> {
     alloc()
 }
 
-/// Gives back everything free that this thread can reach without stopping another CPU: the sheaves
-/// of the CPU on which it runs, all barns, all empty slabs, the memory of free runs, and below a
-/// limit also that of free pages in slabs.
+/// Gives back everything free that this thread can reach without stopping another CPU:
 ///
-/// Takes the lock of each node of each cache, and makes a system call for each free run and for
-/// each run of free pages that were used since the last time. The caller holds no lock.
+/// * the sheaves of the CPU on which it runs, all barns and all empty slabs;
+/// * if there is a limit, pages of free objects in slabs;
+/// * the memory of free runs.
+///
+/// Takes the lock of each node of each cache. Makes a system call for each free run, and for each
+/// range of free pages that were used since the last time. The caller holds no lock.
 #[cold]
 #[inline(never)]
 pub(crate) fn reclaim() {
@@ -41,9 +48,10 @@ pub(crate) fn reclaim() {
         let nodes = cache.nodes().iter();
         nodes.for_each(|node| {
             node.give_all(cache);
-            // Pages do not count against the limits of `ulimit`.
+            // Only under a limit. A refusal for another reason does not depend on pages, but on
+            // mapped addresses.
             if budget::is_limited() {
-                // Bit by bit: the node's lock is free in between.
+                // In small steps, so that other threads get the node's lock in between.
                 while node.purge_more(cache, 0) {}
             }
         });
@@ -52,9 +60,10 @@ pub(crate) fn reclaim() {
     budget::reclaimed();
 }
 
-/// Makes room for a block of `size` bytes that gets a mapping of its own: gives back what is free
-/// if the process would come near a limit. The caller holds no lock. A few loads else. Ticks,
-/// because such a block takes no other slow path.
+/// Gives back what is free if a block of `size` bytes with a mapping of its own would bring the
+/// process near a limit. The caller holds no lock. Otherwise costs a few loads.
+///
+/// Also ticks, because such a block takes no other slow path.
 pub fn make_room(size: usize) {
     percpu::tick();
     if budget::near(page::held() as usize, size) && budget::is_possible(size) {
@@ -62,12 +71,12 @@ pub fn make_room(size: usize) {
     }
 }
 
-/// Calls `alloc` for a block of `size` bytes with a mapping of its own, which fails only if the
-/// system has no memory or a limit forbids; if it fails, gives back everything free, addresses and
-/// all, and calls it once more. A block larger than the machine, or than a limit, is not tried
-/// again.
+/// Calls `alloc` for a block of `size` bytes with a mapping of its own. If `alloc` fails, gives
+/// back everything free, addresses too, and calls `alloc` once more. A block larger than the
+/// machine's memory, or than a hard limit, is not tried again.
 ///
-/// The caller holds no lock.
+/// The caller holds no lock. Such an `alloc` fails only if the system has no memory or a limit
+/// forbids the block.
 pub fn or_reclaim_for<R>(size: usize, mut alloc: impl FnMut() -> Option<R>) -> Option<R> {
     let first = alloc();
     if first.is_some() || !budget::is_possible(size) {
