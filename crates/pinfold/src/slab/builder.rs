@@ -1,4 +1,4 @@
-//! Making a cache with settings of its own.
+//! Makes a cache with settings of its own.
 
 use super::cache::{Cache, CacheError, Options};
 use super::constructor::Constructor;
@@ -7,7 +7,7 @@ use crate::mempolicy::{Mempolicy, Placement};
 use core::alloc::Layout;
 use core::ffi::c_void;
 
-/// Settings of a cache to be made.
+/// The settings of a cache to be made, from [`KmemCache::builder`]. Each method costs a few stores.
 ///
 /// ```
 /// use pinfold::slab::{DebugFlags, KmemCache};
@@ -35,25 +35,31 @@ impl<'n> Builder<'n> {
         }
     }
 
-    /// Makes the cache check its objects, beside what `PINFOLD_SLAB_DEBUG` asks for. Such a cache has no sheaves: each call
-    /// takes its node's lock.
+    /// Makes the cache check its objects for `flags`, in addition to what `PINFOLD_SLAB_DEBUG` asks
+    /// for. Such a cache uses no sheaves: each call takes its node's lock.
     #[must_use]
     pub const fn debug(mut self, flags: DebugFlags) -> Self {
         self.options.debug = flags;
         self
     }
 
-    /// Makes the cache find double frees, frees of what is not its own and writes after the free at once, zero what is freed, and
-    /// give freed memory out late and in no order that could be foretold; or not, whatever `PINFOLD_HARDENED` says. A debugged cache is
-    /// not hardened besides.
+    /// Makes the cache hardened or not, whatever `PINFOLD_HARDENED` says. A debugged cache is not
+    /// hardened.
+    ///
+    /// A hardened cache:
+    ///
+    /// * finds double frees, frees of addresses that are not its objects, and writes after a free;
+    /// * zeroes an object when it is freed, unless the cache has a constructor;
+    /// * hands freed memory out late, and in an order that cannot be predicted.
     #[must_use]
     pub const fn hardened(mut self, hardened: bool) -> Self {
         self.options.hardened = Some(hardened);
         self
     }
 
-    /// Gives each CPU's sheaves room for so many objects, from 4 to 125, instead of 128 KiB of them within these bounds. Larger ones are
-    /// exchanged at the barn less often, smaller ones keep less memory from others. Debugged caches have no sheaves.
+    /// Gives each CPU's sheaves room for `objects` objects, from 4 to 125. By default a sheaf holds
+    /// 128 KiB of objects, and at most 125. Larger sheaves are exchanged at the barn less often.
+    /// Smaller ones keep less memory from other caches. Debugged caches use no sheaves.
     ///
     /// ```
     /// use pinfold::slab::KmemCache;
@@ -71,11 +77,15 @@ impl<'n> Builder<'n> {
         self
     }
 
-    /// Places the cache's memory by a policy of its own, instead of the process's: its slabs come from the nodes that the policy says, and
-    /// objects go back there, wherever they are freed. Taken in turn, nodes change from one refill of a sheaf to the next.
-    /// A policy that binds lets an allocation fail when its nodes are full. The `default` policy takes a policy away.
+    /// Places the cache's memory by `policy` instead of the process's policy.
     ///
-    /// Nodes that the process cannot use are passed over; when none is left, [`build`](Self::build) fails.
+    /// * Slabs come from the nodes that the policy names. Objects go back there, wherever they are
+    ///   freed.
+    /// * With an interleaving policy, the node changes from one refill of a sheaf to the next.
+    /// * With a binding policy, an allocation fails when the nodes are full.
+    /// * The policy `default` removes a policy that was set before.
+    /// * Nodes that the process cannot use are left out. If none is left, [`build`](Self::build)
+    ///   fails.
     ///
     /// ```
     /// use pinfold::mempolicy::Mempolicy;
@@ -101,30 +111,34 @@ impl<'n> Builder<'n> {
         self
     }
 
-    /// Has each node's barn hold up to `bytes` in full sheaves, before objects go back to their slabs.
+    /// Lets each node's barn hold up to `bytes` in full sheaves, before objects go back to their
+    /// slabs.
     pub(crate) const fn barn_bytes(mut self, bytes: usize) -> Self {
         self.options.barn_bytes = bytes;
         self
     }
 
-    /// Has objects initialised by `constructor` when their slab is made, once, not at each allocation: who frees an object
-    /// leaves it as the constructor did.
+    /// Sets `constructor` to initialise objects once, when their slab is made. Allocating does not
+    /// initialise them again, so a caller frees an object in the constructed state.
     ///
     /// # Safety
     ///
-    /// `constructor` initialises an object of the layout at the address it is given, and does not unwind nor use this
-    /// cache: the node's lock is held.
+    /// * `constructor` initialises an object of the layout at the address that it is given.
+    /// * It does not unwind.
+    /// * It does not use this cache: a node's lock is held meanwhile.
     #[must_use]
     pub const unsafe fn constructor(mut self, constructor: unsafe fn(*mut u8)) -> Self {
         self.options.constructor = Some(Constructor::Rust(constructor));
         self
     }
 
-    /// As [`constructor`](Self::constructor), with a function of C's.
+    /// Sets a constructor as [`constructor`](Self::constructor) does, with a C function.
     ///
     /// # Safety
     ///
-    /// As there.
+    /// * `constructor` initialises an object of the layout at the address that it is given.
+    /// * It does not unwind.
+    /// * It does not use this cache: a node's lock is held meanwhile.
     #[must_use]
     pub const unsafe fn c_constructor(
         mut self,
@@ -134,12 +148,12 @@ impl<'n> Builder<'n> {
         self
     }
 
-    /// Makes the cache.
+    /// Makes the cache. Takes the registry's lock and maps the descriptor; no slab is made yet.
     ///
     /// # Errors
     ///
-    /// [`CacheError`]: the layout is too large, there are too many caches, the system has no memory, or none of the policy's nodes can be
-    /// used.
+    /// [`CacheError`], if the layout is too large, there are too many caches, the system has no
+    /// memory, or the process can use none of the policy's nodes.
     pub fn build(self) -> Result<KmemCache, CacheError> {
         Cache::create(self.name, self.layout, self.options).map(KmemCache::of)
     }

@@ -1,4 +1,8 @@
-//! What a cache is: its descriptor, and the registry of all caches.
+//! A cache's descriptor, and the registry of all caches.
+//!
+//! A thread may find a cache in the registry while another thread destroys it. So a descriptor is
+//! never freed or reused: it stays readable, and [`Cache::is_registered`] tells whether the cache
+//! is alive. Only the holder of the registry's lock writes the registry and the free numbers.
 
 use super::constructor::Constructor;
 use super::debug::{self, DebugFlags, Plan};
@@ -21,25 +25,25 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, fence};
 
-/// Caches that can exist at once. The number of a cache is also its place in every CPU's unit.
+/// The most caches that can exist at once. The number of a cache is also its place in every CPU's
+/// unit.
 pub const CACHES_MOST: usize = 4096;
-/// The first cache number: smaller ones would lie in the units' headers, and 0 means nobody in the page map.
+/// The first cache number. Smaller ones would lie in the units' headers, and 0 means no cache.
 pub const FIRST_SLOT: usize = pinfold_rseq::UNIT_HEADER / 8;
 /// Numbers kept for the caches of [`kmalloc`](super::kmalloc), from [`FIRST_SLOT`] on.
 const KEPT_SLOTS: usize = kmalloc::CLASSES;
 /// Bytes of the largest object.
 pub const OBJECT_MOST: usize = 64 << 10;
-/// Bytes that slabs of a cache begin apart, at least: a cache line.
+/// The smallest distance between two colors: a cache line.
 const COLOR_STEP: usize = 64;
-/// Colors at most.
+/// The most colors of a cache.
 const COLORS_MOST: usize = 16;
 
-/// A cache's descriptor. Lives for ever, and is never used for another cache: who found it in the registry may look at it when
-/// the cache was destroyed meanwhile.
+/// A cache's descriptor, which is never freed or reused.
 pub struct Cache {
-    /// Bytes of an object as its users know it.
+    /// Bytes of an object in its layout.
     pub(super) object: usize,
-    /// What its address is a multiple of.
+    /// Alignment of an object in bytes.
     pub(super) align: usize,
     /// Bytes from one object to the next.
     pub(super) size: usize,
@@ -55,51 +59,53 @@ pub struct Cache {
     reciprocal: u64,
     /// The cache's number.
     pub(super) slot: u16,
-    /// Slabs begin this many bytes apart, in this many colors: objects of a power of two would else share few sets of the
-    /// processor's caches.
+    /// Distance between colors in bytes, and their number. Slabs begin at different offsets,
+    /// because objects of a power of two would otherwise share few sets of the processor's caches.
     color_step: usize,
     colors: usize,
     pub(super) constructor: Option<Constructor>,
-    /// What a debugged cache's objects look like.
+    /// The layout of a slot, if the cache is debugged.
     pub(super) plan: Option<Plan>,
-    /// What a hardened cache needs, unless it is debugged.
+    /// What a hardened cache needs. A debugged cache is not hardened.
     pub(super) hardening: Option<Hardening>,
-    /// Whether pages of free objects ever went back to the system, and of a hardened cache the keys in them.
+    /// Whether pages of free objects, and a hardened cache's keys in them, ever went back to the
+    /// system.
     pub(super) purged: AtomicBool,
     name: [u8; 32],
-    /// One per node.
+    /// One for each node.
     nodes: *const Node,
     node_count: usize,
-    /// Where its memory is to be, if it has a policy of its own.
+    /// Where the cache's memory should be, if the cache has a policy of its own.
     pub(super) placement: Option<Placement>,
     /// Bytes in full sheaves that a node's barn holds.
     pub(super) barn_bytes: usize,
-    /// How many refills there were, for policies that take nodes in turn.
+    /// Counts refills, for policies that take nodes in turn.
     pub(super) turn: AtomicU32,
-    /// What waits for its readers.
+    /// Objects that wait for their readers.
     pub(super) deferred: Deferred,
 }
 
-// SAFETY: the raw pointers are to memory that lives for ever and is itself shared: nodes lock, rows are atomics.
+// SAFETY: the pointers lead to memory that is never freed, with locks and atomics that threads
+// share.
 unsafe impl Sync for Cache {}
-// SAFETY: as above.
+// SAFETY: no field belongs to one thread. The pointers lead to memory that all threads may share.
 unsafe impl Send for Cache {}
 
-/// What a cache is made with.
+/// The settings that a cache is made with.
 #[derive(Clone, Copy)]
 pub(super) struct Options {
     pub(super) constructor: Option<Constructor>,
-    /// Checks, beside those that the environment asks for.
+    /// The checks, in addition to those that the environment asks for.
     pub(super) debug: DebugFlags,
     /// Whether slabs begin at a granule's start.
     pub(super) one_color: bool,
-    /// Whether it is hardened, if not as the environment says.
+    /// Whether the cache is hardened; `None` to follow the environment.
     pub(super) hardened: Option<bool>,
-    /// Objects in a sheaf, if not by their size.
+    /// Objects in a sheaf; `None` to choose by their size.
     pub(super) sheaf_capacity: Option<usize>,
-    /// Where its memory is to be, if it has a policy of its own.
+    /// Where the cache's memory should be, if the cache has a policy of its own.
     pub(super) placement: Option<Placement>,
-    /// Whether the policy that was asked for can be followed.
+    /// Whether the process may use a node of the policy.
     pub(super) possible: bool,
     /// Bytes in full sheaves that a node's barn holds.
     pub(super) barn_bytes: usize,
@@ -118,10 +124,18 @@ impl Options {
     };
 }
 
-/// Why a cache cannot be made.
+/// The reason that a cache cannot be made.
+///
+/// ```
+/// use pinfold::slab::{CacheError, KmemCache};
+/// use std::alloc::Layout;
+///
+/// let large = KmemCache::new("large", Layout::new::<[u8; 1 << 20]>());
+/// assert_eq!(large.err(), Some(CacheError::TooLarge));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheError {
-    /// The object is larger than [`OBJECT_MOST`] or its alignment exceeds 64 KiB.
+    /// The object is larger than [`OBJECT_MOST`], or its alignment exceeds 64 KiB.
     TooLarge,
     /// There are [`CACHES_MOST`] caches already.
     TooMany,
@@ -154,8 +168,8 @@ static REGISTRY: [AtomicPtr<Cache>; CACHES_MOST] =
 /// One more than the largest number ever used.
 static USED: AtomicUsize = AtomicUsize::new(FIRST_SLOT + 1);
 
-/// Numbers of destroyed caches, and how many numbers behind the kept ones were ever given. All zero
-/// at the start, so that the library's file holds nothing of the table.
+/// The numbers of destroyed caches, and how many numbers after the kept ones were ever given. All
+/// zero at the start, so that the table takes no room in the library's file.
 struct Numbers {
     free: [u16; CACHES_MOST],
     freed: usize,
@@ -168,9 +182,9 @@ static NUMBERS: Lock<Numbers> = Lock::new(Numbers {
     given: 0,
 });
 
-/// The cache with number `slot`, if there is one.
+/// Returns the cache with number `slot`, if there is one.
 pub(super) fn by_slot(slot: usize) -> Option<&'static Cache> {
-    // SAFETY: the registry holds addresses of descriptors, which live for ever.
+    // SAFETY: an entry is null or a descriptor's address, and descriptors are never freed.
     unsafe { REGISTRY.get(slot)?.load(Acquire).as_ref() }
 }
 
@@ -205,23 +219,26 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Makes the first kept cache, if it is not there yet. Waits until a fork is over.
+    /// Returns the first kept cache, and makes it if it is not there yet. Waits for a fork to end.
     pub(super) fn create_first(name: &str, size: usize) -> Option<&'static Cache> {
         let _numbers = NUMBERS.lock()?;
         page::init();
         Cache::enter_kept(name, size, FIRST_SLOT)
     }
 
-    /// Makes another kept cache, if it is not there yet. `None` too while another thread forks.
+    /// Returns another kept cache, and makes it if needed. Returns `None` rather than wait for a
+    /// fork.
     pub(super) fn create_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
-        // An interrupted frame of this thread may hold a lock that the holder of this one waits for.
+        // Does not wait if an interrupted frame of this thread holds a lock: the holder of the
+        // registry may be waiting for that lock.
         let _numbers = NUMBERS.lock_or_divert(is_lock_held)?;
         Cache::enter_kept(name, size, slot)
     }
 
-    /// Makes and enters the cache, if it is not there yet; the caller holds the registry's lock.
+    /// Makes and enters the cache if it is not there yet. The caller holds the registry's lock.
     fn enter_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
-        // Blocks of a class are aligned as its size is, and at most as their slab is.
+        // Blocks of a class are aligned to the largest power of two that divides its size, at most
+        // a granule.
         let align = (1 << size.trailing_zeros()).min(GRANULE);
         let layout = Layout::from_size_align(size, align).ok()?;
         let options = Options {
@@ -231,18 +248,18 @@ impl Cache {
         by_slot(slot).or_else(|| Cache::enter(name, layout, slot, options))
     }
 
-    /// Makes the descriptor and enters it; the caller holds the registry's lock.
+    /// Makes the descriptor and enters it. The caller holds the registry's lock.
     fn enter(name: &str, layout: Layout, slot: usize, options: Options) -> Option<&'static Cache> {
         fork::register();
         let nodes = Node::make_all()?;
         let memory = page::alloc_meta(Layout::new::<Cache>())?;
         let cache = memory.cast::<Cache>().as_ptr();
-        // SAFETY: zeroed memory of the right layout, which is ours.
+        // SAFETY: `alloc_meta` gave memory of this layout to this thread alone.
         unsafe { cache.write(Cache::new(name, layout, slot as u16, options, nodes)) };
         USED.fetch_max(slot + 1, Relaxed);
-        // Release pairs with the acquire in `by_slot`.
+        // Release pairs with the acquire in `by_slot`, which then sees the descriptor's fields.
         REGISTRY[slot].store(cache, Release);
-        // SAFETY: written above; lives for ever.
+        // SAFETY: the descriptor was written above, and its memory is never freed.
         Some(unsafe { &*cache })
     }
 
@@ -301,31 +318,34 @@ impl Cache {
         }
     }
 
-    /// Makes a slot ready for its first allocation.
+    /// Makes a slot ready for its first allocation: writes the debugging bytes, and runs the
+    /// constructor.
     ///
     /// # Safety
     ///
-    /// The slot is of this cache and nobody's.
+    /// The slot is of this cache, and no other thread uses it.
     pub(super) unsafe fn prepare(&self, slot: *mut u8) {
         let left = self.plan().map_or(0, |plan| plan.left);
         if let Some(plan) = self.plan() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the slot is this cache's, with room for the plan,
+            // and unused.
             unsafe { plan.prepare(slot) };
         }
         if let Some(constructor) = self.constructor {
-            // SAFETY: the caller's promise.
+            // SAFETY: the object begins `left` bytes into the slot, which the caller promises is
+            // unused.
             unsafe { constructor.make(slot.add(left)) };
         }
     }
 
-    /// Bytes of an object that its user may write to.
+    /// Returns how many bytes of an object its user may write to.
     pub(super) fn room(&self) -> usize {
         let checked = self.hardening.map(|hardening| hardening.usable());
         let debugged = self.plan().map(|plan| plan.object);
         debugged.or(checked).unwrap_or(self.size)
     }
 
-    /// Where in the units the sheaf that allocations use has its word.
+    /// Returns the offset of the word of the sheaf that allocations use.
     pub(super) fn source(&self) -> usize {
         match &self.hardening {
             Some(_) => self.main() + SPARE,
@@ -333,12 +353,13 @@ impl Cache {
         }
     }
 
-    /// Whether slots have to be [prepared](Self::prepare).
+    /// Returns whether slots have to be [prepared](Self::prepare).
     pub(super) fn prepares(&self) -> bool {
         self.constructor.is_some() || self.plan.is_some()
     }
 
-    /// Takes the cache out of the registry; its number may be used again. All its objects have come back.
+    /// Takes the cache out of the registry, so that its number may be used again. All objects of
+    /// the cache have come back.
     pub(super) fn retire(&self) {
         // A thread that takes idle sheaves may have found this cache in the registry.
         let _stopping = STOPPING.lock();
@@ -351,7 +372,8 @@ impl Cache {
             .compare_exchange(me, null_mut(), AcqRel, Relaxed)
             .is_ok()
         {
-            // Pairs with the fence in `is_registered`: who sees words that are used anew also sees that the cache has gone.
+            // Pairs with the fence in `is_registered`: a thread that sees words used for another
+            // cache also sees that this cache has gone.
             fence(Release);
             let freed = numbers.freed;
             numbers.free[freed] = self.slot;
@@ -360,7 +382,8 @@ impl Cache {
         }
     }
 
-    /// Whether the cache has not been destroyed; then what was read of it before is its own.
+    /// Returns whether the cache is alive. If so, what the caller read of it before is the cache's
+    /// own.
     pub(super) fn is_registered(&self) -> bool {
         fence(Acquire);
         by_slot(usize::from(self.slot)).is_some_and(|cache| core::ptr::eq(cache, self))
@@ -373,7 +396,7 @@ impl Cache {
         index as usize / self.granules % self.colors * self.color_step
     }
 
-    /// The size class that the cache is for, if it is one of `kmalloc`'s.
+    /// Returns the cache's size class, if it is one of `kmalloc`'s.
     pub(super) fn class(&self) -> Option<usize> {
         let class = usize::from(self.slot) - FIRST_SLOT;
         (class < KEPT_SLOTS).then_some(class)
@@ -388,27 +411,27 @@ impl Cache {
         let text = &self.name[..length];
         match core::str::from_utf8(text) {
             Ok(name) => name,
-            // A long name was cut inside a character.
+            // A long name may be cut inside a character.
             Err(error) => core::str::from_utf8(&text[..error.valid_up_to()]).unwrap_or(""),
         }
     }
 
     pub(super) fn nodes(&self) -> &[Node] {
-        // SAFETY: set from a slice that lives for ever.
+        // SAFETY: `new` stored the parts of a slice whose memory is never freed.
         unsafe { core::slice::from_raw_parts(self.nodes, self.node_count) }
     }
 
-    /// Which object begins `offset` bytes into a slab, rounded down. Exact for offsets and sizes
-    /// below 2^20; a slab of a debugged class is at most twelve granules long. The reciprocal is too
-    /// large by less than 1, so the product by less than 2^20. 2^20 / 2^40 is less than the distance
-    /// of a quotient to the next integer, which is at least 1 / size.
+    /// Returns the number of the object that lies `offset` bytes into a slab. Exact for offsets and
+    /// sizes below 2^20; a slab of a debugged class is at most twelve granules long. The reciprocal
+    /// is too large by less than 1, so the product by less than 2^20. 2^20 / 2^40 is less than the
+    /// distance of a quotient to the next integer, which is at least 1 / size.
     pub(super) fn nth(&self, offset: usize) -> usize {
         ((offset as u64).wrapping_mul(self.reciprocal) >> 40) as usize
     }
 
-    /// The number of the run that `object` lies in; ends the process when that is no slab of this cache.
-    ///
-    /// Any address may be asked about: only the page map and the slab's frame are read.
+    /// Returns the number of the first granule of `object`'s run. Ends the process if that is no
+    /// slab of this cache. `object` may be any address: only the page map and the run's frame are
+    /// read.
     pub(super) fn run_of(&self, object: *mut u8) -> u32 {
         if page::entry(object as usize) != self.slot {
             self.wrong(object);
@@ -416,7 +439,7 @@ impl Cache {
         page::head_of(object as usize)
     }
 
-    /// An object was freed to this cache that is not its own.
+    /// Ends the process: `object` was freed to this cache, but is not the cache's.
     #[cold]
     fn wrong(&self, object: *mut u8) -> ! {
         let name = self.name();
@@ -435,23 +458,23 @@ impl Cache {
     }
 }
 
-/// The cache whose turn it is, of all numbers that were ever used.
+/// Returns the cache whose turn it is, by turns over all numbers that were ever used.
 pub(super) fn in_turn(turn: u32) -> Option<&'static Cache> {
     by_slot(FIRST_SLOT + turn as usize % used())
 }
 
-/// How many numbers were ever used, at least 1.
+/// Returns how many numbers were ever used, at least 1.
 pub(super) fn used() -> usize {
     USED.load(Relaxed) - FIRST_SLOT
 }
 
-/// The caches there are, by number.
+/// Returns all caches, by number.
 pub(super) fn all() -> impl Iterator<Item = &'static Cache> {
     (FIRST_SLOT..CACHES_MOST).filter_map(by_slot)
 }
 
-/// Whether a thread holds the lock of a node, or one that comes after these. Reads a word of every node of every cache: for a thread
-/// that would sleep else.
+/// Returns whether a thread holds the lock of a node, or one that comes later in the lock order.
+/// Reads a word of every node of every cache, so it is for a thread that is about to sleep.
 #[cold]
 pub(super) fn is_lock_held(thread: u64) -> bool {
     all().any(|cache| cache.nodes().iter().any(|node| node.is_held_by(thread)))
@@ -459,7 +482,7 @@ pub(super) fn is_lock_held(thread: u64) -> bool {
         || page::is_lock_held(thread)
 }
 
-/// Calls `f` for every cache there is.
+/// Calls `f` for every cache.
 pub(super) fn for_each(f: impl FnMut(&'static Cache)) {
     all().for_each(f);
 }

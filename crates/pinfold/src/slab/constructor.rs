@@ -1,8 +1,8 @@
-//! What initialises a cache's objects when their slab is made.
+//! The function that initialises a cache's objects when their slab is made.
 
 use core::ffi::c_void;
 
-/// A constructor, of either language.
+/// A constructor, in Rust or C.
 #[derive(Clone, Copy)]
 pub(super) enum Constructor {
     Rust(unsafe fn(*mut u8)),
@@ -10,16 +10,16 @@ pub(super) enum Constructor {
 }
 
 impl Constructor {
-    /// Initialises the object.
+    /// Initialises the object at `object`.
     ///
     /// # Safety
     ///
-    /// The object is the caller's, of the layout that the constructor is for.
+    /// No other thread uses the object, which has the layout that the constructor is for.
     pub(super) unsafe fn make(self, object: *mut u8) {
         match self {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises an unused object of the right layout.
             Constructor::Rust(constructor) => unsafe { constructor(object) },
-            // SAFETY: as above.
+            // SAFETY: the caller promises an unused object of the right layout.
             Constructor::C(constructor) => unsafe { constructor(object.cast()) },
         }
     }
