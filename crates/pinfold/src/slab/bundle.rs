@@ -1,12 +1,17 @@
-//! A bundle: any number of objects in one hand, in sheaves' blocks.
+//! A bundle: any number of objects that one owner holds, in the blocks of sheaves.
 //!
 //! ```text
 //!  full: sheaves of CAPACITY_MOST objects      open: one of fewer      room: empty blocks
 //! ```
 //!
-//! Invariants: `len` = [`CAPACITY_MOST`] × sheaves in `full` + objects in `open`; an open sheaf is neither empty nor full.
-//! Once there is [room](Bundle::make_room) for n objects, pushing and popping up to n allocates nothing and takes no lock: blocks go
-//! between the three places. A bundle's blocks are its own; their capacity has nothing to do with the cache's.
+//! Invariants:
+//!
+//! 1. `len` is [`CAPACITY_MOST`] × the sheaves in `full`, plus the objects in `open`.
+//! 2. The open sheaf is neither empty nor full.
+//!
+//! Once there is [room](Bundle::make_room) for n objects, pushing and popping up to n of them
+//! allocates nothing and takes no lock: blocks move between the three places. A bundle owns its
+//! blocks, whose capacity does not depend on the cache's.
 
 use super::KmemCache;
 use super::sheaf::{CAPACITY_MOST, Sheaf, SheafList};
@@ -19,7 +24,7 @@ pub(super) struct Bundle {
     len: usize,
 }
 
-// SAFETY: the blocks and the objects in them belong to whoever has the bundle.
+// SAFETY: a bundle owns its blocks and the objects in them, on any thread.
 unsafe impl Send for Bundle {}
 
 impl Bundle {
@@ -36,7 +41,7 @@ impl Bundle {
         self.len
     }
 
-    /// Sees to it that `n` objects fit in all; false when there is no memory for that.
+    /// Makes room for `n` objects in total. Returns false if there is no memory for that.
     pub(super) fn make_room(&mut self, n: usize) -> bool {
         let wanted = n.div_ceil(CAPACITY_MOST);
         let open = usize::from(self.open.is_some());
@@ -49,7 +54,7 @@ impl Bundle {
         true
     }
 
-    /// Takes an object in; gives it back when there is no room.
+    /// Adds an object. Returns the object if there is no room.
     pub(super) fn push(&mut self, object: NonNull<u8>) -> Result<(), NonNull<u8>> {
         let Some(mut sheaf) = self.open.take().or_else(|| self.room.take()) else {
             return Err(object);
@@ -60,7 +65,8 @@ impl Bundle {
         Ok(())
     }
 
-    /// Takes an object out, the last one first. A few instructions, mostly on the open sheaf's last line.
+    /// Removes the object that was added last. Costs a few instructions, mostly on the open sheaf's
+    /// last cache line.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<NonNull<u8>> {
         let mut sheaf = self.open.take().or_else(|| self.full.take())?;
@@ -70,7 +76,7 @@ impl Bundle {
         Some(object)
     }
 
-    /// Puts a sheaf where one of its fullness belongs.
+    /// Puts a sheaf into `room`, `full` or `open`, by its number of objects.
     fn keep(&mut self, sheaf: Sheaf) {
         if sheaf.is_empty() {
             self.room.put(sheaf);
@@ -81,7 +87,8 @@ impl Bundle {
         }
     }
 
-    /// Fetches objects from `cache` until there are `n`; false when the system has no memory for all. What it has got stays.
+    /// Allocates objects from `cache` until there are `n`. Returns false if the system has no
+    /// memory for all of them. The objects that it got stay.
     pub(super) fn fill(&mut self, cache: &KmemCache, n: usize) -> bool {
         if !self.make_room(n) {
             return false;
@@ -105,14 +112,14 @@ impl Bundle {
         true
     }
 
-    /// Gives everything back: the objects to `cache`, the blocks to the pool.
+    /// Frees the objects to `cache`, and gives the blocks to the pool.
     ///
     /// # Safety
     ///
-    /// The objects are `cache`'s, and nobody uses them.
+    /// The objects came from `cache`, and no thread uses them.
     pub(super) unsafe fn give_back(&mut self, cache: &KmemCache) {
         while let Some(mut sheaf) = self.open.take().or_else(|| self.full.take()) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the objects are the cache's and unused.
             unsafe { cache.free_bulk(sheaf.objects()) };
             sheaf.set_len(0);
             sheaf.discard();

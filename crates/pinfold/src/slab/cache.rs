@@ -229,8 +229,7 @@ impl Cache {
     /// Returns another kept cache, and makes it if needed. Returns `None` rather than wait for a
     /// fork.
     pub(super) fn create_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
-        // Does not wait if an interrupted frame of this thread holds a lock: the holder of the
-        // registry may be waiting for that lock.
+        // The holder may be waiting for a lock that an interrupted frame of this thread holds.
         let _numbers = NUMBERS.lock_or_divert(is_lock_held)?;
         Cache::enter_kept(name, size, slot)
     }

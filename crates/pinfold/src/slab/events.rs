@@ -1,36 +1,42 @@
-//! What the slow paths of a cache count on a node.
+//! The events that the slow paths of a cache count on a node.
 //!
-//! The words are the node's own at first. `PINFOLD_STATS` has the caches of the size classes count
-//! in the statistics segment instead, which other processes can read.
+//! | event | who writes its word |
+//! |---|---|
+//! | [is locked](SlabEvent::is_locked) | the holder of the node's lock, with a load and a store |
+//! | other | any thread, with an atomic add |
+//!
+//! The words are the node's own at first. With `PINFOLD_STATS`, the caches of the size classes
+//! count in the statistics segment instead, which other processes can read ([`Node::count_in`]).
 
 use super::node::{Node, Stock};
 use crate::segment::{EVENTS, NodeEvents, SlabEvent};
 use core::sync::atomic::Ordering::{Acquire, Release};
 
 impl Node {
-    /// Counts an event that needs no lock.
+    /// Counts an event that does not need the lock.
     pub(super) fn count(&self, event: SlabEvent, n: usize) {
         debug_assert!(!event.is_locked());
         self.events().add(event, n);
     }
 
     fn events(&self) -> &NodeEvents {
-        // SAFETY: `new` and `count_in` store addresses of words that stay. Acquire pairs with the
-        // release in `count_in`.
+        // SAFETY: `new` and `count_in` store addresses of words that are never freed. Acquire pairs
+        // with the release in `count_in`.
         unsafe { &*self.events.load(Acquire) }
     }
 
-    /// Adds what has been counted here to `counts`. Takes no lock.
+    /// Adds the node's counts to `counts`. Takes no lock.
     pub(super) fn add_events(&self, counts: &mut [u64; EVENTS]) {
         self.events().add_to(counts);
-        // A thread that was about to count while `count_in` moved the counts adds to the old words.
+        // A thread that loaded the address of the old words before `count_in` moved the counts adds
+        // to the old words.
         if !core::ptr::eq(self.events(), self.own_events) {
             self.own_events.add_to(counts);
         }
     }
 
-    /// Counts in `words` from now on, and moves there what was counted before. Does nothing in a
-    /// signal handler that interrupted the holder of the lock.
+    /// Counts in `words` from now on, and moves the counts so far there. Does nothing in a signal
+    /// handler that interrupted the holder of the lock.
     pub(super) fn count_in(&self, words: &'static NodeEvents) {
         let Some(mut stock) = self.stock_after_fork() else {
             return;
@@ -40,14 +46,14 @@ impl Node {
         }
         self.events().move_to(words);
         stock.slabs.events = words;
-        // Release pairs with the acquire in `events`.
+        // Release pairs with the acquire in `events`, which then sees the moved counts.
         self.events
             .store(core::ptr::from_ref(words).cast_mut(), Release);
     }
 }
 
 impl Stock {
-    /// Counts an event that needs the lock.
+    /// Counts an event that needs the lock, which the owner of `self` holds.
     pub(super) fn count(&self, event: SlabEvent, n: usize) {
         debug_assert!(event.is_locked());
         self.slabs.events.add(event, n);
@@ -73,19 +79,19 @@ mod tests {
         };
         let use_it = || {
             let objects: Vec<_> = (0..2000).map(|_| cache.alloc().unwrap()).collect();
-            // SAFETY: each came from this cache and is not used afterwards.
+            // SAFETY: each object came from this cache and is not used afterwards.
             objects
                 .into_iter()
                 .for_each(|object| unsafe { cache.free(object) });
         };
         let [node] = cache.descriptor.nodes() else {
-            // The thread may count on one node and then on another.
+            // With several nodes, the thread may count on one node and then on another.
             return;
         };
         use_it();
         let mut before = cache.statistics();
         assert!(before.alloc_slowpath > 0 && before.refilled > 0 && before.slab_alloc > 0);
-        // To the first words, to the others, and to where they are already.
+        // Moves to the first words, to the second ones, and to where the counts are already.
         for at in [0, 1, 1] {
             node.count_in(&words[at]);
             assert_eq!(cache.statistics(), before);
@@ -101,7 +107,7 @@ mod tests {
             before = now;
         }
         assert_eq!(there(&words[0]), [0; EVENTS]);
-        // A thread that had loaded the address of the old words counts there.
+        // As a thread does that loaded the address of the old words before the move.
         node.own_events.add(SlabEvent::FreeRemote, 3);
         assert_eq!(cache.statistics().free_remote, 3);
     }

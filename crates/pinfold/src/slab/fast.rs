@@ -1,30 +1,33 @@
-//! The common path alone, for callers whose own fast path shall contain no call but the jump to their slow one.
+//! The common path alone, for callers whose own fast path must contain no call except the jump to
+//! their slow path.
 
 use super::KmemCache;
 use super::percpu::units;
 use core::ptr::NonNull;
 
 impl KmemCache {
-    /// As [`alloc`](Self::alloc), but `None` also when the common path cannot serve it: for a caller that goes on with `alloc`
-    /// then.
+    /// Allocates an object as [`alloc`](Self::alloc) does, but returns `None` also if the common
+    /// path cannot serve the call. The caller then calls `alloc`. Costs one critical section.
     #[inline(always)]
     pub fn alloc_fast(&self) -> Option<NonNull<u8>> {
         if self.offset == 0 {
             return None;
         }
-        // SAFETY: the offset is the cache's place in the units.
+        // SAFETY: `offset` is the place of this cache's main sheaf, so the word is 0 or a stack.
         NonNull::new(unsafe { units().pop_fast(self.offset) })
     }
 
-    /// As [`free`](Self::free), but false, and nothing done, when the common path cannot serve it: for a caller that goes on with
-    /// `free` then.
+    /// Frees an object as [`free`](Self::free) does, but returns false and does nothing if the
+    /// common path cannot serve the call. The caller then calls `free`. Costs one critical section.
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The object came from this cache, and no thread uses it any more. If the cache has a
+    /// constructor, the object is in the constructed state, or in the state that the cache's users
+    /// agreed on.
     #[inline(always)]
     pub unsafe fn free_fast(&self, object: NonNull<u8>) -> bool {
-        // SAFETY: the offset is the cache's place in the units; the object is given up.
+        // SAFETY: `offset` is the place of this cache's main sheaf; the caller gives the object up.
         self.offset != 0 && unsafe { units().push_fast(self.offset, object.as_ptr()) }
     }
 }

@@ -2,9 +2,9 @@
 //! slab ends the process.
 //!
 //! A closed page in the middle of a mapping splits the mapping, and the kernel allows a process
-//! `vm.max_map_count` mappings. Without a bound, guard pages would use up all of them, and then
+//! `vm.max_map_count` mappings. Without a bound, guard pages could use up all of them. Then
 //! threads, `mmap` and `dlopen` would fail. So guard pages take at most half of that number. Slabs
-//! made after that have no guard page, until other slabs have gone.
+//! made beyond it have no guard page, until other slabs have gone.
 
 use super::slabs::Slab;
 use crate::page::GRANULE;
@@ -12,25 +12,23 @@ use crate::sys;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Mappings that a guard page may add: its own, and the part of the split mapping that lies behind
-/// it.
+/// The mappings that a guard page may add: its own, and the part of the split mapping behind it.
 const MAPPINGS: usize = 2;
 
-/// Mappings that guard pages may take; 0 until the first hardened cache is made.
+/// The most mappings that guard pages may take. 0 until the first hardened cache is made.
 static MOST: AtomicUsize = AtomicUsize::new(0);
 /// Mappings that guard pages take.
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Reads the kernel's limit, once. Call it as a hardened cache is made: a thread that allocates
-/// opens no file.
+/// Reads the kernel's limit, once. Called when a hardened cache is made, because a thread that
+/// allocates must not open a file.
 pub(super) fn init() {
     if MOST.load(Relaxed) == 0 {
         MOST.store(sys::mappings_most() / 2, Relaxed);
     }
 }
 
-/// Takes the mappings of one guard page from those that are left. Returns false when too few are
-/// left.
+/// Claims the mappings of one guard page. Returns false if too few are left.
 fn claim() -> bool {
     let most = MOST.load(Relaxed);
     // Relaxed: the number orders no other memory.
@@ -48,24 +46,24 @@ fn last_page(start: *mut u8, granules: usize) -> *mut u8 {
 }
 
 impl Slab {
-    /// Closes the run's last page, if there are mappings left for that. Without a guard page the
-    /// last page stays unused.
+    /// Closes the run's last page, if there are mappings left for that. Otherwise the last page
+    /// stays unused.
     ///
     /// # Safety
     ///
-    /// The slab's run has `granules` granules, reads as zeroes and is the caller's. Nothing uses
-    /// its last page.
+    /// The slab's run has `granules` granules and reads as zeroes. Nothing uses its last page, and
+    /// no other thread uses the run.
     pub(super) unsafe fn close_guard(&mut self, start: *mut u8, granules: usize) {
         if !claim() {
             return;
         }
         let (page, size) = (last_page(start, granules), sys::page_size());
-        // Problem: when the guard page is opened later, the kernel joins the parts of the mapping
-        // only if a page of the mapping had been written before the split. But a write to a mapping
-        // that was never split may get a huge page. So this function closes the page, writes to the
-        // run, opens the page, and closes it again.
-        // SAFETY: the caller promises that the run is its own and the last page unused. The write
-        // changes nothing.
+        // When the guard page is opened later, the kernel joins the parts of the mapping only if a
+        // page of the mapping had been written before the split. But a write to a mapping that was
+        // never split may get a huge page. So this function closes the page, writes to the run,
+        // opens the page, and closes it again.
+        // SAFETY: the caller promises that no other thread uses the run, and nothing its last page.
+        // The write stores the zero that is there.
         self.guarded = unsafe {
             sys::close(page, size) && {
                 start.write_volatile(0);
@@ -77,17 +75,19 @@ impl Slab {
         }
     }
 
-    /// Opens the run's last page again. Returns false when the kernel refuses, and the page is
-    /// still closed.
+    /// Opens the run's last page again. Returns false if the kernel refuses, and leaves the page
+    /// closed.
     ///
     /// # Safety
     ///
-    /// As for [`close_guard`](Self::close_guard), which was called for this run.
+    /// The slab's run has `granules` granules, and `close_guard` was called for it. No other thread
+    /// uses the run.
     pub(super) unsafe fn open_guard(&mut self, start: *mut u8, granules: usize) -> bool {
         if !self.guarded {
             return true;
         }
-        // SAFETY: `close_guard` closed the page, which is the caller's.
+        // SAFETY: `close_guard` closed this page of the run, which the caller promises no other
+        // thread uses.
         let opened = unsafe { sys::commit(last_page(start, granules), sys::page_size()) };
         if opened {
             self.guarded = false;

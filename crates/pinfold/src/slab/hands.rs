@@ -1,7 +1,16 @@
-//! Who has sheaves of deferred objects in hand: between a CPU's unit and the list where they wait, or between that list and their node.
+//! Tracks the sheaves of deferred objects that are in a thread's hand.
 //!
-//! Whoever waits for all deferred objects of a cache waits for those who are on the way at that moment, but not for itself: a report's
-//! handler, or a signal's, may be above such a way in its own thread.
+//! A thread that waits for all deferred objects of a cache looks at the lists where they wait. It
+//! would miss a sheaf that another thread has just taken out of a CPU's unit and not yet put on the
+//! list, or out of the list and not yet given to its node. So such a transfer has an entry here:
+//!
+//! 1. [`begin`] enters the transfer, before the thread takes the sheaf.
+//! 2. The thread moves the sheaf.
+//! 3. Dropping the [`Hand`] removes the entry.
+//! 4. [`await_others`] waits until the entries that it finds are gone.
+//!
+//! A thread does not wait for its own entries, because it would deadlock: a signal handler, or the
+//! handler of a report, may run while its own thread is in step 2.
 
 use super::deferred::BETWEEN_LOOKS;
 use crate::sys;
@@ -9,29 +18,37 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use pinfold_rseq::thread_pointer;
 
-/// Ways at a time that are known of; of those beyond, somebody who waits may miss what is on them.
+/// The most transfers tracked at once. Beyond it, `await_others` may return before an untracked
+/// transfer ends.
 const HANDS: usize = 256;
-/// An entry is 0, or the thread's pointer, and above it a number that tells its ways apart and the cache's number.
+/// An entry is 0, or three parts:
+///
+/// | bits | part |
+/// |---|---|
+/// | 0 … 47 | the thread pointer |
+/// | 48 … 51 | a number that differs between a thread's transfers |
+/// | 52 … 63 | the cache's number |
 static ENTRIES: [AtomicU64; HANDS] = [const { AtomicU64::new(0) }; HANDS];
 const THREAD: u64 = (1 << 48) - 1;
 const WAY_SHIFT: u32 = 48;
 const WAYS: u32 = 16;
 const CACHE_SHIFT: u32 = 52;
 
-/// A way, until dropped.
+/// A transfer, until it is dropped.
 pub(super) struct Hand(Option<&'static AtomicU64>);
 
-/// Begins a way with sheaves of the cache with number `slot`.
+/// Enters a transfer of sheaves of the cache with number `slot`.
 pub(super) fn begin(slot: u16) -> Hand {
     static WAY: AtomicU32 = AtomicU32::new(0);
     let me = thread_pointer() as u64;
     let way = u64::from(WAY.fetch_add(1, Relaxed) % WAYS) << WAY_SHIFT;
     let entry = u64::from(slot) << CACHE_SHIFT | way | me & THREAD;
-    // Threads begin their search apart, so that most find their place at once.
+    // Threads start their search at different places, so that most find a free one at once.
     let first = (me >> 12) as usize % HANDS;
     let places = ENTRIES[first..].iter().chain(&ENTRIES[..first]);
     let free = |place: &&AtomicU64| {
-        // Acquire: what follows on the way is not seen before the entry by who looks for it with acquire.
+        // Acquire: the transfer's steps come after the entry. Each step publishes with a release or
+        // under a lock, so that a thread that misses the sheaf finds the entry.
         let taken = place.load(Relaxed) == 0;
         taken && place.compare_exchange(0, entry, Acquire, Relaxed).is_ok()
     };
@@ -41,13 +58,15 @@ pub(super) fn begin(slot: u16) -> Hand {
 impl Drop for Hand {
     fn drop(&mut self) {
         if let Some(place) = self.0 {
-            // Release pairs with the acquire in `await_others`: it finds the objects where they were put.
+            // Release pairs with the acquire in `await_others`, which then finds the objects in
+            // their new place.
             place.store(0, Release);
         }
     }
 }
 
-/// Waits until every way of another thread with sheaves of that cache, of those that are under way now, is over.
+/// Waits until each transfer of the cache's sheaves by another thread that is under way now has
+/// ended.
 pub(super) fn await_others(slot: u16) {
     let me = thread_pointer() as u64 & THREAD;
     for place in &ENTRIES {
@@ -59,7 +78,8 @@ pub(super) fn await_others(slot: u16) {
     }
 }
 
-/// In the child: the other threads are gone, and what they had in hand with them.
+/// Removes the entries of the parent's other threads, in the child after a fork. The sheaves that
+/// these threads had in hand are lost.
 pub(super) fn fork_child() {
     let me = thread_pointer() as u64 & THREAD;
     for place in &ENTRIES {

@@ -1,18 +1,22 @@
-//! Sheaves that stood idle on their CPU go back to their node.
+//! Takes sheaves that are idle on their CPU back to their node.
 //!
-//! A *look* at a unit compares the words of its sheaves with what the look before saw. A sheaf
-//! whose word is the same at [`LOOKS`] looks in a row has not been used, or stands by chance where
-//! it stood; taking it does no harm then. There are two ways to take idle sheaves to the barn,
-//! which gives their objects back later:
+//! Objects in a CPU's sheaves serve only that CPU. When a program stops using a cache on a CPU,
+//! they would stay there. But to take them at once would disturb a CPU that uses them. So a *look*
+//! at a unit compares the words of its sheaves with those at the look before. A sheaf is idle when
+//! its word was the same at [`LOOKS`] looks in a row. By chance a sheaf in use may look idle;
+//! taking it does no harm.
 //!
-//! * [`take_idle_here`] takes those of the CPU on which the thread runs, by critical sections. Slow
-//!   paths, ticks in passing and the automatic thread do that. No other CPU is disturbed.
-//! * [`take_idle_everywhere`] stops the units concerned for a moment. That interrupts a CPU if it
-//!   runs a thread of this process just then; isolated CPUs are left alone. Only a shepherd that
-//!   the program or its user asked for does that.
+//! There are two ways to take idle sheaves to the barn, which gives their objects back later:
 //!
-//! Barns give back what was not needed for a while, and arenas what has been free for a while, also
-//! in a program that allocates no more.
+//! | | [`take_idle_here`] | [`take_idle_everywhere`] |
+//! |---|---|---|
+//! | takes from | the CPU on which the thread runs | all CPUs |
+//! | how | critical sections | stops the units, and fences |
+//! | disturbs | no other CPU | CPUs that run a thread of this process, but no isolated CPU |
+//! | used by | slow paths, ticks in passing, the automatic thread | a shepherd that was asked for |
+//!
+//! A tick of the shepherd also has barns and arenas give back what has been unused for a while, so
+//! that a program that no longer allocates shrinks too.
 
 use super::cache::{self, Cache};
 use super::deferred;
@@ -31,29 +35,30 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use pinfold_rseq::{Backend, Index, MAX_INDEX, backend, fence, fence_index, possible};
 
-/// Looks at which a sheaf must stand still.
+/// Looks at which an idle sheaf's word was the same. Also the mask of the bits that count looks.
 const LOOKS: u64 = 0b11;
-/// How many more times a tick purges each node of a cache, at most.
+/// The most additional times that a tick purges each node of a cache.
 const MORE: usize = 64;
-/// Milliseconds between looks at a unit by threads that run on its CPU.
+/// Milliseconds between two looks at a unit by threads that run on its CPU.
 const BETWEEN_LOOKS: u32 = 450;
-/// Less than this in idle sheaves is not worth an interrupt.
+/// Bytes in idle sheaves that are worth an interrupt.
 const WORTH: usize = 64 << 10;
 
-/// For each unit, a block of the unit's size, which says what the looks saw. Its words stand at the
-/// same offsets as the unit's:
+/// For each unit, a block of the unit's size that says what the looks saw. Only hints are in it:
+/// two looks at once may lose a count. Its words stand at the same offsets as the unit's:
 ///
-/// * at a main sheaf's word, the word that allocations used at the last look;
-/// * at the spare's word, the number of looks at which that word was the same;
-/// * at the words of the deferred and the held sheaf, the word at the last look, with the number of
-///   looks in its low bits.
+/// | word | content |
+/// |---|---|
+/// | main | the word of the sheaf that allocations used at the last look |
+/// | spare | the number of looks at which that word was the same |
+/// | deferred, held | the word at the last look, with the number of looks in its low bits |
 static SEEN: [AtomicPtr<u8>; MAX_INDEX] = [const { AtomicPtr::new(null_mut()) }; MAX_INDEX];
 
 /// The units that are stopped while idle sheaves are taken. Only the thread that holds [`STOPPING`]
-/// uses this set. On the stack, the set would take 1 KiB.
+/// uses this set. On the stack it would take 1 KiB.
 static CHOSEN: [AtomicBool; MAX_INDEX] = [const { AtomicBool::new(false) }; MAX_INDEX];
 
-/// What every tick calls.
+/// Does the slab layer's part of a shepherd's tick.
 pub(super) fn drain(reach: Reach) {
     match reach {
         Reach::ThisCpu => take_idle_here(),
@@ -70,7 +75,7 @@ pub(super) fn drain(reach: Reach) {
         let nodes = cache.nodes().iter();
         nodes.for_each(|node| {
             node.release_idle(cache, now);
-            // Bit by bit: the node's lock is free in between.
+            // In small steps, so that other threads get the node's lock in between.
             let more = (0..MORE).take_while(|_| node.purge_more(cache, PERIODS));
             more.for_each(drop);
         });
@@ -79,8 +84,8 @@ pub(super) fn drain(reach: Reach) {
     page::budget::reclaimed();
 }
 
-/// Gives everything free back to the system. Interrupts the CPUs that run threads of this process,
-/// unless some CPUs are isolated: then what other CPUs have cached stays.
+/// Gives everything free back to the system. Interrupts the CPUs that run threads of this process.
+/// If some CPUs are isolated it interrupts none, and what other CPUs have cached stays.
 fn give_everything() {
     if facts::any_quiet() || super::shrink_all().is_err() {
         reclaim();
@@ -88,14 +93,14 @@ fn give_everything() {
     page::budget::reclaimed();
 }
 
-/// Takes the idle sheaves of the CPU on which this thread runs, without stopping anything: each
-/// word is emptied by one critical section, which fails if the thread has moved to another CPU, or
-/// the sheaf has been used.
+/// Takes the idle sheaves of the CPU on which this thread runs, without stopping a unit. Each word
+/// is emptied by one critical section, which fails if the thread has moved to another CPU, or the
+/// sheaf has been used.
 ///
-/// Looks at most once in [`BETWEEN_LOOKS`]; until then it costs one read of a clock that needs no
+/// Looks at most once in [`BETWEEN_LOOKS`]. In between it costs one read of a clock, without a
 /// system call.
 pub(super) fn take_idle_here() {
-    /// When a unit was looked at last, in milliseconds, wrapping. Units that share a place are
+    /// When a unit was last looked at, in milliseconds, wrapping. Units that share an entry are
     /// looked at less often.
     static LOOKED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
     let index = pinfold_rseq::current();
@@ -106,8 +111,8 @@ pub(super) fn take_idle_here() {
         return;
     }
     looked.store(now, Relaxed);
-    // While this thread has a sheaf of a cache in hand, that cache must neither be drained, nor
-    // destroyed and its number be given to another cache: `drain` and `retire` take this lock too.
+    // While this thread has a sheaf of a cache in hand, that cache must not be drained, and must
+    // not be destroyed and its number reused. `drain` and `retire` take this lock too.
     let Some(_stopping) = STOPPING.try_lock() else {
         return;
     };
@@ -134,13 +139,14 @@ pub(super) fn take_idle_here() {
 }
 
 /// Takes all sheaves of the CPU on which this thread runs to their barns, idle or not, without
-/// stopping anything. Empty sheaves stay.
+/// stopping a unit. Empty sheaves stay.
 pub(super) fn take_all_here() {
     let unit = UNITS.unit(pinfold_rseq::current());
     if unit.is_null() {
         return;
     }
-    // For the same reason as in `take_idle_here`.
+    // While this thread has a sheaf of a cache in hand, that cache must be neither drained nor
+    // retired.
     let Some(_stopping) = STOPPING.try_lock() else {
         return;
     };
@@ -153,17 +159,17 @@ pub(super) fn take_all_here() {
     });
 }
 
-/// Takes the sheaf at `place` of a cache's words in the current CPU's unit, which is expected to be
-/// `unit`: to the barn, or if it holds deferred frees, to the sheaves that wait for readers. Leaves
-/// the sheaf where it is if the thread has moved, or the sheaf has been used.
+/// Takes the sheaf at `place` of a cache's words in the current CPU's unit, which should be `unit`:
+/// to the barn, or a deferred sheaf to those that wait for readers. Leaves the sheaf where it is if
+/// the thread has moved, or the sheaf has been used.
 fn take_here(cache: &'static Cache, unit: *mut u8, place: usize) {
     let offset = cache.main() + place;
     let seen = word(unit, offset).load(Relaxed);
-    // SAFETY: the offset lies in the unit.
+    // SAFETY: `place` is one of the cache's four words, so the offset lies in the unit.
     if seen == 0 || !unsafe { UNITS.store_if_equal(offset, seen, 0) } {
         return;
     }
-    // SAFETY: the critical section took the word out, so the sheaf is this thread's.
+    // SAFETY: `store_if_equal` above replaced the word by 0, so this thread owns the sheaf.
     match unsafe { Sheaf::from_word(seen) } {
         Some(sheaf) if place == DEFERRED => cache.seal(sheaf),
         Some(sheaf) => cache.put(cache.here(), sheaf),
@@ -172,6 +178,11 @@ fn take_here(cache: &'static Cache, unit: *mut u8, place: usize) {
 }
 
 /// Takes the idle sheaves of all CPUs that may be interrupted.
+///
+/// 1. Looks at each unit. Goes on only if there are [`WORTH`] bytes in idle sheaves.
+/// 2. Stops the units with idle sheaves.
+/// 3. Fences, which ends the operations under way.
+/// 4. Takes the idle sheaves out of each unit, and resumes it.
 fn take_idle_everywhere() {
     let Some(allowed) = Allowed::now() else {
         return;
@@ -182,12 +193,12 @@ fn take_idle_everywhere() {
     if idle < WORTH {
         return;
     }
-    // Another thread, or the frame that this handler interrupted, may be stopping units. This
-    // thread then leaves without waiting, because it may be in a signal handler's slow path.
+    // Another thread, or a frame that this signal handler interrupted, may be stopping units. Does
+    // not wait, because this may be a slow path in a signal handler.
     let Some(_stopping) = STOPPING.try_lock() else {
         return;
     };
-    // Made once and kept: each unit that is stopped has to be resumed, whatever changes meanwhile.
+    // Chosen once, because each unit that is stopped has to be resumed, whatever changes meanwhile.
     (0..possible()).for_each(|index| CHOSEN[index].store(false, Relaxed));
     units().for_each(|index| CHOSEN[index].store(any_idle(index), Relaxed));
     let chosen = || (0..possible()).filter(|&index| CHOSEN[index].load(Relaxed));
@@ -197,7 +208,8 @@ fn take_idle_everywhere() {
         _ => fence().is_ok(),
     };
     for index in chosen() {
-        // On atomics this may be a handler that has interrupted an operation: then nothing is taken.
+        // On atomics, this may be a signal handler that interrupted an operation on the unit. Then
+        // nothing is taken from it.
         match fenced && UNITS.try_await_stopped(index) {
             true => {
                 take_idle(index);
@@ -212,7 +224,8 @@ fn take_idle_everywhere() {
 struct Allowed;
 
 impl Allowed {
-    /// `None` when none may be: concurrency ids name no CPU, so where some are isolated all are spared.
+    /// Returns `None` if no CPU may be interrupted. A concurrency id does not name a CPU, so if
+    /// some CPUs are isolated, none is interrupted.
     fn now() -> Option<Allowed> {
         let by_cpu = backend() != Backend::Rseq(Index::Cid);
         (by_cpu || !facts::any_quiet()).then_some(Allowed)
@@ -233,18 +246,19 @@ fn seen(index: usize) -> Option<*mut u8> {
     let fresh = page::alloc_meta(layout)?.as_ptr();
     match SEEN[index].compare_exchange(null_mut(), fresh, AcqRel, Acquire) {
         Ok(_) => Some(fresh),
-        // Two ticks at once: one block is lost, once for each unit.
+        // Two ticks made a block at once. One block is lost, at most a few times for each unit.
         Err(theirs) => Some(theirs),
     }
 }
 
-/// A word of a unit, or of what was seen of it.
+/// Returns the word at `offset` of a unit, or of a unit's block in [`SEEN`].
 pub(super) fn word<'u>(block: *mut u8, offset: usize) -> &'u AtomicU64 {
-    // SAFETY: units and their blocks live for ever, and offsets of caches lie in them.
+    // SAFETY: units and their blocks are never unmapped, and a cache's offsets lie in them. All
+    // accesses to the words are atomic, or made while the unit is stopped.
     unsafe { &*block.add(offset).cast() }
 }
 
-/// Looks at a unit's sheaves; returns how many bytes may lie in those that stand idle.
+/// Looks at a unit's sheaves. Returns how many bytes may lie in idle ones.
 fn look(index: usize) -> usize {
     let Some(seen) = seen(index) else {
         return 0;
@@ -266,7 +280,7 @@ fn look(index: usize) -> usize {
     idle
 }
 
-/// As [`look`], at a unit's sheaf for deferred frees, or for what was freed to a hardened cache.
+/// Looks as [`look`] does at a unit's deferred or held sheaf.
 fn look_at(cache: &Cache, place: usize, unit: *mut u8, seen: *mut u8) -> usize {
     let at = cache.main() + place;
     let (now, before) = (word(unit, at).load(Relaxed), word(seen, at).load(Relaxed));
@@ -302,7 +316,7 @@ fn any_idle(index: usize) -> bool {
     any
 }
 
-/// Takes the idle sheaves of a stopped unit, and the spares behind them, to the barn.
+/// Takes the idle sheaves of a stopped unit, and the spares beside them, to the barn.
 fn take_idle(index: usize) {
     let unit = UNITS.unit(index);
     cache::for_each(|cache| {

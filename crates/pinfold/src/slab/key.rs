@@ -1,16 +1,17 @@
-//! The keys of a hardened cache's free objects, and the order in which fresh objects are given out.
+//! The keys of a hardened cache's free objects, and the order in which fresh objects are handed
+//! out.
 //!
-//! A program can read what a free object holds: an uninitialised read, or a pointer that it kept,
-//! shows the object's key. If the key were a simple function of a secret and the object's address,
+//! A program can read what a free object holds, by an uninitialised read or by a pointer that it
+//! kept: the object's key. If the key were a simple function of a secret and the object's address,
 //! one such read would reveal the secret, and with it every key of the process. So keys come from
-//! SipHash-1-3, a keyed hash: outputs for known addresses tell nothing about the secret or about
-//! the output for another address.
+//! SipHash-1-3, a keyed hash. Its outputs for known addresses tell nothing about the secret, or
+//! about the output for another address.
 //!
 //! # Generations
 //!
-//! A forked child draws a new secret, so that what one child reveals of its keys is of no use
-//! against its parent or its siblings. Objects that were freed before the fork keep the keys of the
-//! older secrets, and the child accepts these:
+//! A forked child draws a new secret, so that the keys that one child reveals are of no use against
+//! its parent or its siblings. Objects that were freed before the fork keep the keys of the older
+//! secrets, and the child accepts these keys:
 //!
 //! ```text
 //!  bits 63 … 59   58 … 56      55 … 0
@@ -19,14 +20,17 @@
 //!  └────────────┴────────────┴──────────────────────────┘
 //! ```
 //!
-//! The mark and the generation are public. They save time: a word without the mark is no key, and
-//! only one secret has to be tried for a word with the mark. A process has at most [`GENERATIONS`]
+//! The mark and the generation are public. They save time: a word without the mark is no key, and a
+//! word with the mark needs only one secret to be tried. A process has at most [`GENERATIONS`]
 //! secrets, its own and its ancestors'. A child of a process that has all of them keeps its
 //! parent's secret.
 //!
-//! Who writes: [`init`] writes the first secret before any hardened cache exists. [`fork_child`]
-//! writes the next one while the child has one thread, and then makes it current with one store, so
-//! that a signal handler sees the old secret or the new one.
+//! # Who writes the secrets
+//!
+//! 1. [`init`] writes the first secret before there is a hardened cache, under the lock of the
+//!    caches' registry.
+//! 2. [`fork_child`] writes the next secret while the child has one thread. Then it makes that
+//!    secret current with one store, so that a signal handler sees the old secret or the new one.
 
 use super::guard;
 use crate::sys;
@@ -53,7 +57,7 @@ static CURRENT: AtomicUsize = AtomicUsize::new(0);
 /// Whether the first secret has been drawn.
 static DRAWN: AtomicBool = AtomicBool::new(false);
 
-/// What a hash is for. Objects begin at multiples of 8, so that these are added to an address
+/// The use of a hash. Objects begin at multiples of 8, so that a use can be added to an address
 /// without collisions.
 #[derive(Clone, Copy)]
 enum Use {
@@ -76,8 +80,8 @@ impl Secret {
     #[inline(always)]
     fn hash(&self, at: usize, for_use: Use) -> u64 {
         let [a, b, c, d] = &self.0;
-        // Relaxed: the secret was written before this thread could see it as current, see the
-        // module's description.
+        // Relaxed: the secret was written before this thread could see it as current, as the
+        // module's documentation explains.
         let state = [
             a.load(Relaxed),
             b.load(Relaxed),
@@ -131,13 +135,13 @@ fn sip_round([mut a, mut b, mut c, mut d]: [u64; 4]) -> [u64; 4] {
     [a, b, c.rotate_left(32), d]
 }
 
-/// Draws the process's first secret. Call it under the lock of the caches' registry, before the
-/// first hardened cache is entered there.
+/// Draws the process's first secret. The caller holds the lock of the caches' registry, and has not
+/// yet entered the first hardened cache there.
 fn init() {
     if !DRAWN.load(Relaxed) {
         SECRETS[0].set([sys::random(), sys::random()]);
-        // The registry's lock and its entries order this store for each thread that finds a
-        // hardened cache.
+        // Relaxed: the registry's lock and the release of its entries order the secret for each
+        // thread that finds a hardened cache.
         DRAWN.store(true, Relaxed);
     }
 }
@@ -149,11 +153,11 @@ pub(super) fn fork_child() {
     if !DRAWN.load(Relaxed) || current + 1 == GENERATIONS {
         return;
     }
-    // Where the kernel has no randomness to give, the parent's secret still protects the child's.
+    // If the kernel gives no randomness, the parent's secret still protects the child's.
     let draw = |nth: usize| sys::random() ^ SECRETS[current].hash(8 * nth, Use::Child);
     SECRETS[current + 1].set([draw(0), draw(1)]);
-    // Release pairs with the loads in handlers of this thread, the only one there is: they see the
-    // whole secret.
+    // Release: a signal handler of this thread, the only one in the child, that sees the new
+    // generation sees the whole secret.
     CURRENT.store(current + 1, Release);
 }
 
@@ -170,13 +174,13 @@ fn key(object: *mut u8) -> u64 {
     key_of(CURRENT.load(Relaxed), object)
 }
 
-/// Whether a word has the mark of a key.
+/// Returns whether a word has the mark of a key.
 #[inline(always)]
 fn has_mark(word: u64) -> bool {
     word >> HASHED & !7 == MARK
 }
 
-/// Whether a word is the object's key, of this process or of an ancestor.
+/// Returns whether a word is the object's key, of this process or of an ancestor.
 #[cold]
 #[inline(never)]
 fn is_key(object: *mut u8, word: u64) -> bool {
@@ -184,7 +188,7 @@ fn is_key(object: *mut u8, word: u64) -> bool {
     has_mark(word) && generation <= CURRENT.load(Relaxed) && word == key_of(generation, object)
 }
 
-/// Returns the words that may encode a link in `object`, this process's first.
+/// Returns the words that may encode a link in `object`. This process's own word is first.
 pub(super) fn link_masks(object: *mut u8) -> impl Iterator<Item = usize> {
     let secrets = SECRETS[..=CURRENT.load(Relaxed) % GENERATIONS].iter();
     secrets
@@ -192,12 +196,12 @@ pub(super) fn link_masks(object: *mut u8) -> impl Iterator<Item = usize> {
         .map(move |secret| secret.hash(object as usize, Use::Link) as usize)
 }
 
-/// What a hardened cache needs to know.
+/// What a hardened cache needs to know of its objects.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hardening {
-    /// Where in an object its key is.
+    /// The offset of the key in an object.
     key_at: usize,
-    /// Bytes that are zeroed.
+    /// Bytes that a free zeroes.
     zeroed: usize,
     /// Bytes of an object with its key.
     pub(super) room: usize,
@@ -205,7 +209,7 @@ pub(super) struct Hardening {
 
 impl Hardening {
     /// Returns what a cache of objects of `size` bytes needs, of which a constructor makes the
-    /// first `kept`. The caller holds the lock of the caches' registry.
+    /// first `kept` bytes. The caller holds the lock of the caches' registry.
     pub(super) fn new(size: usize, kept: Option<usize>) -> Hardening {
         let key_at = kept.map_or(0, |kept| kept.next_multiple_of(8));
         init();
@@ -221,7 +225,7 @@ impl Hardening {
         }
     }
 
-    /// Bytes of an object that its user may write to.
+    /// Returns how many bytes of an object its user may write to.
     pub(super) fn usable(&self) -> usize {
         if self.zeroed == 0 {
             self.key_at
@@ -230,31 +234,33 @@ impl Hardening {
         }
     }
 
-    /// Returns where the object's key is, while the object is free.
+    /// Returns the address of the key of a free object.
     pub(super) fn word(&self, object: *mut u8) -> *mut u64 {
         object.wrapping_add(self.key_at).cast()
     }
 
-    /// Gives a free object its key, after the object's first word held a link.
+    /// Gives a free object its key, after its first word held a link.
     ///
     /// # Safety
     ///
-    /// The object is the caller's, of the hardened cache.
+    /// The object is of this hardened cache, and no other thread uses it.
     pub(super) unsafe fn unlink(&self, object: *mut u8) {
         if self.key_at == 0 {
-            // SAFETY: the key lies in the object, which is the caller's.
+            // SAFETY: the key lies in the object, and the caller promises that no other thread uses
+            // the object.
             unsafe { self.rearm(object) };
         }
     }
 
-    /// Gives an object that comes from its slab its key. Returns false when the object held neither
-    /// zero, as fresh ones do, nor a key.
+    /// Gives an object that comes from its slab its key. Returns false if the object held neither
+    /// zero, as a fresh object does, nor a key.
     ///
     /// # Safety
     ///
-    /// The object is the caller's, of the hardened cache.
+    /// The object is of this hardened cache, and no other thread uses it.
     pub(super) unsafe fn arm(&self, object: *mut u8) -> bool {
-        // SAFETY: the key lies in the object, which is the caller's.
+        // SAFETY: the key lies in the object, and the caller promises that no other thread uses the
+        // object.
         unsafe {
             let (word, key) = (self.word(object), key(object));
             let fine = *word == 0 || *word == key || is_key(object, *word);
@@ -263,14 +269,15 @@ impl Hardening {
         }
     }
 
-    /// Takes the key out of an object if it has one. Returns false when the object held neither
-    /// zero nor a key.
+    /// Removes the key of an object if there is one. Returns false if the object held neither zero
+    /// nor a key.
     ///
     /// # Safety
     ///
-    /// The object is the caller's, of the hardened cache.
+    /// The object is of this hardened cache, and no other thread uses it.
     pub(super) unsafe fn release(&self, object: *mut u8) -> bool {
-        // SAFETY: the key lies in the object, which is the caller's.
+        // SAFETY: the key lies in the object, and the caller promises that no other thread uses the
+        // object.
         unsafe {
             let word = self.word(object);
             let fine = *word == 0 || is_key(object, *word);
@@ -279,25 +286,26 @@ impl Hardening {
         }
     }
 
-    /// Gives an object that was taken past the sheaves its key.
+    /// Gives its key to an object that was taken without sheaves.
     ///
     /// # Safety
     ///
-    /// The object is the caller's, of the hardened cache.
+    /// The object is of this hardened cache, and no other thread uses it.
     pub(super) unsafe fn rearm(&self, object: *mut u8) {
-        // SAFETY: the key lies in the object, which is the caller's.
+        // SAFETY: the key lies in the object, and the caller promises that no other thread uses the
+        // object.
         unsafe { *self.word(object) = key(object) };
     }
 
-    /// Takes the key out of an object that is given out. Returns false when the key was
-    /// overwritten.
+    /// Removes the key of an object that is handed out. Returns false if the key was overwritten.
     ///
     /// # Safety
     ///
-    /// The object is the caller's, of the hardened cache.
+    /// The object is of this hardened cache, and no other thread uses it.
     #[inline]
     pub(super) unsafe fn disarm(&self, object: *mut u8) -> bool {
-        // SAFETY: the key lies in the object, which is the caller's.
+        // SAFETY: the key lies in the object, and the caller promises that no other thread uses the
+        // object.
         unsafe {
             let word = self.word(object);
             let fine = *word == key(object) || is_key(object, *word);
@@ -306,15 +314,16 @@ impl Hardening {
         }
     }
 
-    /// Zeroes an object that was freed and gives it its key. Does nothing, and returns false, when
+    /// Zeroes an object that was freed, and gives it its key. Returns false, and does nothing, if
     /// the object has a key already.
     ///
     /// # Safety
     ///
-    /// The object is the caller's, of the hardened cache.
+    /// The object is of this hardened cache, and no other thread uses it.
     #[inline]
     pub(super) unsafe fn scrub(&self, object: *mut u8) -> bool {
-        // SAFETY: the key lies in the object, which is the caller's and has `zeroed` bytes.
+        // SAFETY: the key lies in the object, which has `zeroed` bytes. The caller promises that no
+        // other thread uses the object.
         unsafe {
             let word = self.word(object);
             if has_mark(*word) && is_key(object, *word) {
@@ -327,41 +336,43 @@ impl Hardening {
     }
 }
 
-/// Zeroes `size` bytes, a multiple of 8. Without a call where that would take longer than the stores.
+/// Zeroes `size` bytes, a multiple of 8. Makes no call for few bytes, because a call would take
+/// longer than the stores.
 ///
 /// # Safety
 ///
-/// The bytes are the caller's, and begin at a multiple of 8.
+/// The bytes begin at a multiple of 8, and no other thread uses them.
 #[inline]
 unsafe fn zero(object: *mut u8, size: usize) {
     const FEW: usize = 128;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises `size` unused bytes that begin at a multiple of 8.
     unsafe {
         if size > FEW {
             return object.write_bytes(0, size);
         }
         let words = object.cast::<u64>();
         for nth in 0..size / 8 {
-            // Volatile, or the compiler makes a call of the loop.
+            // Volatile, because the compiler would otherwise turn the loop into a call.
             words.add(nth).write_volatile(0);
         }
     }
 }
 
-/// Puts objects into an order that depends on the secret and on where they are.
+/// Shuffles objects into an order that depends on the secret and on the first object's address.
 pub(super) fn shuffle(objects: &mut [*mut u8]) {
     let Some(&first) = objects.first() else {
         return;
     };
     let seed = SECRETS[CURRENT.load(Relaxed) % GENERATIONS].hash(first as usize, Use::Order);
-    // An xorshift generator. The order may reveal its seed; the seed is a hash and does not reveal
+    // An xorshift generator. The order may reveal its seed. The seed is a hash, and does not reveal
     // the secret.
     let mut state = seed | 1;
     for last in (1..objects.len()).rev() {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        // The upper half times the number of places, divided by 2^32: even enough, without a division.
+        // The upper half times the number of places, divided by 2^32: even enough, without a
+        // division.
         objects.swap(last, ((state >> 32) as usize * (last + 1)) >> 32);
     }
 }

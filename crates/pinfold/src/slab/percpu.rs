@@ -18,8 +18,8 @@
 //! | 8·n + 64 KiB | deferred | deferred frees push to it (`deferred`) |
 //! | 8·n + 96 KiB | held | frees to a hardened cache push to it (`harden`) |
 //!
-//! A hardened cache has no main sheaf, and allocates from the spare. A debugged cache has no
-//! sheaves.
+//! A hardened cache has no main sheaf, and allocates from the spare. A debugged cache has only the
+//! deferred sheaf.
 //!
 //! # Who may write a word
 //!

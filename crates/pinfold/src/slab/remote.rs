@@ -1,9 +1,14 @@
-//! Objects and nodes: whose memory an object is, and what happens far from there.
+//! Objects and nodes: from which node an object comes, and how it goes back there.
 //!
-//! A slab is in the lists of the node whose memory it is, and only that node's lock protects its bits. So an object is given back
-//! to the slabs of its own node, wherever it is freed: not one by one, but when the sheaf it went into leaves the CPU,
-//! with all others of that sheaf that have the same home. And a node without memory makes no slab of another's: who
-//! wants an object nevertheless asks the other node for it.
+//! A slab is in the lists of the node whose memory it is, and that node's lock protects its bits.
+//! So an object has to go back to its own node, wherever it is freed. To do that for each object at
+//! once would take a distant lock for each free. So:
+//!
+//! 1. An object freed on another node goes into that CPU's sheaf as every object does.
+//! 2. When the sheaf leaves the CPU, its objects of other nodes are sorted out, and all objects of
+//!    a node go to its slabs under its lock at once ([`Cache::send_home`]).
+//! 3. A node without memory makes no slab from another node's memory. A caller that accepts memory
+//!    of another node asks that node ([`Cache::others`]).
 
 use super::KmemCache;
 use super::cache::Cache;
@@ -17,8 +22,10 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::Relaxed;
 
 impl KmemCache {
-    /// An object of node `node`'s memory or none; past the CPU's sheaves, under the node's lock. `None` when that node has no
-    /// memory, or is not there. Nodes are numbered as in [`Zone`](crate::vmstat::Zone).
+    /// Allocates an object from the memory of node `node` only. Returns `None` if that node has no
+    /// memory or does not exist. Nodes are numbered as in [`Zone`](crate::vmstat::Zone).
+    ///
+    /// Bypasses the CPU's sheaves, and takes the node's lock.
     ///
     /// ```
     /// use pinfold::slab::KmemCache;
@@ -43,7 +50,7 @@ impl KmemCache {
 }
 
 impl KmemCache {
-    /// An object of the asked node's memory or none; past the CPU's sheaves.
+    /// Allocates an object from the memory of the asked node only, without sheaves.
     pub(crate) fn alloc_as(&self, ask: Ask) -> Option<NonNull<u8>> {
         let mut object = [null_mut()];
         self.descriptor.alloc_only_from(ask, &mut object);
@@ -52,13 +59,14 @@ impl KmemCache {
 }
 
 impl Cache {
-    /// The node whose memory an object of this cache is.
+    /// Returns the node whose memory an object of this cache is.
     pub(super) fn home(&self, object: *mut u8) -> &Node {
         let all = self.nodes();
         &all[page::node_of(object as usize).min(all.len() - 1)]
     }
 
-    /// Gives objects of other nodes than `node` to their slabs there, all of a node's under its lock at once.
+    /// Gives the sheaf's objects of other nodes than `node` to their slabs. Takes the lock of each
+    /// of these nodes once.
     pub(super) fn send_home(&self, node: &Node, sheaf: &mut Sheaf) {
         if self.nodes().len() == 1 {
             return;
@@ -89,13 +97,15 @@ impl Cache {
                 }
             }
             let (these, rest) = away.split_at_mut(group);
-            // SAFETY: objects in a sheaf were freed by their owners; these are that node's.
+            // SAFETY: objects in a sheaf are free, and the loop above chose those whose home is
+            // this node.
             unsafe { home.give_objects(self, these) };
             away = rest;
         }
     }
 
-    /// Takes objects past the sheaves, as `ask` says and, when that node has no more, from others'; returns how many.
+    /// Takes objects from slabs: of the asked node, and of other nodes when that one has no more.
+    /// Gives back what is free if memory is short. Returns how many.
     pub(super) fn alloc_from(&self, ask: Ask, objects: &mut [*mut u8]) -> usize {
         let some = || Some(self.alloc_from_any(ask, objects)).filter(|&got| got > 0);
         reclaim::or_reclaim(some).unwrap_or(0)
@@ -112,7 +122,8 @@ impl Cache {
         got
     }
 
-    /// Calls `f` for each node that may give memory for want of the asked one's, the nearest first, until it returns true.
+    /// Calls `f` for each node that may serve instead of the asked one, the nearest first, until
+    /// `f` returns true.
     pub(super) fn others(&self, ask: Ask, mut f: impl FnMut(Ask) -> bool) {
         if self.nodes().len() == 1 {
             return;
@@ -124,8 +135,8 @@ impl Cache {
         };
     }
 
-    /// The node that the cache's next memory should come from: by its policy if it has one, else by the process's or the
-    /// thread's place.
+    /// Returns the node that the cache's next memory should come from: by the cache's policy if it
+    /// has one, else by the process's policy, else by where the thread runs.
     pub(super) fn ask(&self) -> Ask {
         let Some(placement) = self.placement else {
             return Ask::only(nodes::current());
@@ -141,7 +152,7 @@ impl Cache {
         }
     }
 
-    /// The part of the node whose memory the thread's objects most likely are.
+    /// Returns the node whose memory the objects that this thread uses most likely are.
     pub(super) fn here(&self) -> &Node {
         &self.nodes()[match self.placement {
             Some(placement) => placement.nearest(nodes::of_this_cpu()),
@@ -149,7 +160,7 @@ impl Cache {
         }]
     }
 
-    /// Takes objects past the sheaves, from the asked node's slabs only; returns how many.
+    /// Takes objects from slabs of the asked node only. Returns how many.
     pub(super) fn alloc_only_from(&self, ask: Ask, objects: &mut [*mut u8]) -> usize {
         if self.checks() {
             self.nodes()[ask.node].count(SlabEvent::AllocLockless, objects.len());
