@@ -1,4 +1,4 @@
-//! The arena of each node: runs of granules, taken from its free runs and given back to them.
+//! The arena of each node: hands out runs of granules, and takes them back.
 //!
 //! A free run is dirty, clean or absent ([`State`]). To serve a caller, the arena takes the first
 //! of these:
@@ -10,10 +10,12 @@
 //! 5. if the system has no more memory: a clean run that arose when all dirty runs were purged.
 //!
 //! Of the runs of one state, the arena takes a short one that fits, and of runs of that length the
-//! one at the lowest address ([`bins`](super::bins)). So high addresses fall free.
+//! one at the lowest address ([`bins`](super::bins)). So high addresses become free.
 //!
 //! The lock of the node's arena protects its free runs and their frames. The arena maps and unmaps
-//! under the lock. It purges without the lock: the run is out of the free runs meanwhile.
+//! under the lock. It purges without the lock, because that takes long: the run is out of the free
+//! runs meanwhile. A thread that cannot take the lock sets the run that it frees aside for the next
+//! holder.
 
 use super::aged::purge_aged;
 use super::free_runs::FreeRuns;
@@ -29,17 +31,17 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Runs given back between two looks at what has been dirty for long.
+/// Runs given back between two looks for runs that have been dirty for long.
 const TICK: u32 = 16;
-/// Granules that are mapped at a time: an eighth of what the node has mapped, within these bounds.
+/// Granules mapped at a time: an eighth of what the node has mapped, within these bounds.
 const STEP_LEAST: u32 = (256 << 10) / GRANULE as u32;
 const STEP_MOST: u32 = (2 << 20) / GRANULE as u32;
-/// How many absent runs are left out, in which other code of the process has mapped something.
+/// The most absent runs that are passed over because other code has mapped something there.
 const TRIES: usize = 16;
 
 pub(super) struct Arena {
     pub(super) free: FreeRuns,
-    /// Granules mapped.
+    /// Granules that are mapped.
     pub(super) mapped: u32,
     calls: u32,
     pub(super) now: u32,
@@ -54,8 +56,8 @@ static ARENAS: [Lock<Arena>; MAX_NODES] = [const {
     })
 }; MAX_NODES];
 
-/// Runs freed while the arena's lock could not be had: by a signal handler that interrupted the
-/// holder, or while another thread forked. Each holds the address of the next in its first word.
+/// Runs freed by threads that could not take the arena's lock, in a signal handler or during a
+/// fork. Each holds the address of the next in its first word.
 static SET_ASIDE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 
 pub(super) fn arena_of(node: usize) -> &'static Lock<Arena> {
@@ -63,18 +65,28 @@ pub(super) fn arena_of(node: usize) -> &'static Lock<Arena> {
 }
 
 /// A run from [`alloc_run`].
+///
+/// ```
+/// use pinfold::page::{GRANULE, LARGE, alloc_run, free_run, node_here};
+///
+/// let run = alloc_run(2, node_here(), LARGE, false).expect("memory");
+/// assert_eq!(run.start.as_ptr() as usize % GRANULE, 0);
+/// // SAFETY: the run came from `alloc_run` and is not used afterwards.
+/// unsafe { free_run(run.start) };
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// Where it begins: a multiple of [`GRANULE`].
+    /// Where the run begins: a multiple of [`GRANULE`].
     pub start: NonNull<u8>,
-    /// Whether it reads as zeroes.
+    /// Whether the run reads as zeroes.
     pub zeroed: bool,
 }
 
-/// A run of `granules` on `node`, or on another node when that one has no more, the nearest first.
-/// The page map's entry of its first granule is `entry`; with `whole`, every granule's.
+/// Allocates a run of `granules` on `node`, or on another node if that one has no memory, the
+/// nearest first. Sets the page map's entry of the first granule to `entry`, or of every granule if
+/// `whole`.
 ///
-/// Takes the arena's lock; maps memory (a system call) when no free run fits. Returns `None` if
+/// Takes the arena's lock, and maps memory by a system call if no free run fits. Returns `None` if
 /// the run would be longer than a region or the system has no memory, in a signal handler that
 /// interrupted the arena, and while another thread forks.
 pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Option<Run> {
@@ -87,7 +99,7 @@ pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Optio
     crate::nodes::fallback(ask.node).find_map(run)
 }
 
-/// As [`alloc_run`], of the asked node's memory or none. After [`init`].
+/// Allocates a run as [`alloc_run`] does, but on the asked node only. [`init`] has been called.
 pub(crate) fn alloc_run_on(granules: usize, ask: Ask, entry: u16, whole: bool) -> Option<Run> {
     let granules = u32::try_from(granules)
         .ok()
@@ -99,7 +111,7 @@ pub(crate) fn alloc_run_on(granules: usize, ask: Ask, entry: u16, whole: bool) -
     let head = index_of_run(run.start);
     let marked = if whole { granules } else { 1 };
     for index in head..head + marked {
-        // SAFETY: the run is ours.
+        // SAFETY: `alloc_at` gave the run to this thread alone.
         unsafe { (*frame(index)).head = head };
         set_entry(index, entry);
     }
@@ -119,7 +131,7 @@ fn alloc_at(node: usize, granules: u32) -> Option<Run> {
     arena.take_back(node);
     let mut found = arena.free.take(granules);
     if found.is_none() && !arena.grow(node, granules) {
-        // The system has no more: join what is dirty with what is clean.
+        // The system has no more memory. A purged run may join with clean runs and be long enough.
         arena = purge_all(arena, node)?;
     }
     if found.is_none() {
@@ -133,7 +145,7 @@ fn alloc_at(node: usize, granules: u32) -> Option<Run> {
         arena.free.free(head, granules, State::Clean, 0);
         return None;
     }
-    // SAFETY: only this thread uses the run now.
+    // SAFETY: the run was taken out of the free runs, so that only this thread uses its frame.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
     arena.hand_out(node, granules, clean);
@@ -144,17 +156,16 @@ fn alloc_at(node: usize, granules: u32) -> Option<Run> {
     })
 }
 
-/// Gives a run back; it may be given out again at once, and its memory goes back to the system
-/// later.
+/// Frees a run. It may be handed out again at once. Its memory goes back to the system later.
 ///
-/// Takes the arena's lock; now and then it purges, which is a system call per run.
+/// Takes the arena's lock. Some calls also purge, which takes a system call for each run.
 ///
 /// # Safety
 ///
-/// `start` begins a run from [`alloc_run`] that nobody uses any more.
+/// `start` begins a run from [`alloc_run`], and no thread uses the run any more.
 pub unsafe fn free_run(start: NonNull<u8>) {
     let head = index_of_run(start);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a run in use, whose first frame has its length.
     let granules = u32::from(unsafe { (*frame(head)).granules });
     let marked = if super::entry(start.as_ptr() as usize) == LARGE {
         kept::large_less(granules as usize);
@@ -166,11 +177,12 @@ pub unsafe fn free_run(start: NonNull<u8>) {
     give_back(head, granules);
 }
 
-/// Gives granules back that lie in no block any more.
+/// Gives back granules that are no part of a block any more.
 pub(super) fn give_back(head: u32, granules: u32) {
     let node = window::node_of(address_of(head) as usize);
     let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
-        // SAFETY: the granules are ours: their first frame says how many there are.
+        // SAFETY: no other thread uses the granules. `take_back` reads their number from the first
+        // frame.
         unsafe { (*frame(head)).granules = granules as u16 };
         set_aside(address_of(head));
         return;
@@ -190,8 +202,8 @@ pub(super) fn give_back(head: u32, granules: u32) {
     }
 }
 
-/// Purges free runs, of one node after the other, until no more is dirty than may be, or no free
-/// run is.
+/// Purges free runs, node by node, until no more is dirty than may be kept, or no dirty run is
+/// left.
 fn relieve() {
     for node in 0..crate::nodes::count() {
         let mut excess = kept::excess();
@@ -212,20 +224,21 @@ fn relieve() {
     }
 }
 
-/// Purges the runs that `next` takes out of the free runs, without holding the lock meanwhile.
-/// Returns the lock, or `None` if another thread began to fork and holds it now.
+/// Purges the runs that `next` takes out of the free runs, without the lock meanwhile. Returns the
+/// lock, or `None` if it cannot be taken again, because another thread forks.
 pub(super) fn purge(
     mut arena: Guard<'static, Arena>,
     node: usize,
     mut next: impl FnMut(&mut FreeRuns) -> Option<(u32, u32)>,
 ) -> Option<Guard<'static, Arena>> {
     while let Some((head, granules)) = next(&mut arena.free) {
-        // Meanwhile it counts as in use, as all runs do that are set aside.
+        // The run counts as in use meanwhile, as a run does that is set aside.
         kept::less_dirty(node, granules as usize);
         kept::use_more(node, granules as usize);
         drop(arena);
         let size = granules as usize * GRANULE;
-        // SAFETY: the run is mapped and out of the bins: only this thread uses it.
+        // SAFETY: the run is mapped, and `next` took it out of the bins, so that only this thread
+        // uses it.
         let clean = unsafe { sys::purge(address_of(head), size) };
         let Some(again) = arena_of(node).lock_or_divert(super::is_lock_held) else {
             set_aside(address_of(head));
@@ -245,7 +258,8 @@ pub(super) fn purge(
     Some(arena)
 }
 
-/// Purges as much as is dirty now: other threads may free more meanwhile. Returns as [`purge`] does.
+/// Purges as much as is dirty now. Other threads may free more meanwhile. Returns what [`purge`]
+/// does.
 pub(super) fn purge_all(
     arena: Guard<'static, Arena>,
     node: usize,
@@ -257,8 +271,8 @@ pub(super) fn purge_all(
     })
 }
 
-/// Unmaps clean runs of at least `least` granules, so that they count for no limit; returns how
-/// many bytes. Their addresses stay the arena's.
+/// Unmaps clean runs of at least `least` granules, so that they count for no limit. Returns how
+/// many bytes. The addresses stay the arena's.
 pub(super) fn unmap_clean(node: usize, least: u32) -> usize {
     let mut unmapped = 0;
     let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
@@ -266,7 +280,7 @@ pub(super) fn unmap_clean(node: usize, least: u32) -> usize {
     };
     while let Some((head, granules)) = arena.free.take_clean(least) {
         let size = granules as usize * GRANULE;
-        // SAFETY: the run is mapped and out of the bins: only this thread uses it.
+        // SAFETY: the run is mapped, and `take_clean` took it out of the bins. The lock is held.
         let state = if unsafe { sys::try_unmap(address_of(head), size) } {
             unmapped += size;
             arena.mapped -= granules;
@@ -292,17 +306,16 @@ impl Arena {
         }
     }
 
-    /// Takes granules back that were in use; they are dirty.
+    /// Takes back granules that were in use. They are dirty then.
     fn take_in(&mut self, node: usize, head: u32, granules: u32) {
         kept::use_less(node, granules as usize);
         kept::more_dirty(node, granules as usize);
         self.free.free(head, granules, State::Dirty, self.now);
     }
 
-    /// Unmaps the clean run that begins at `head` if what is before it and behind it is absent, so
-    /// that blocks that move do not leave more and more mappings behind.
-    ///
-    /// Returns where the run, or the absent run that it has become a part of, begins.
+    /// Unmaps the clean run that begins at `head` if the runs on both sides are absent, so that
+    /// blocks that move do not leave more and more mappings behind. Returns where the run, or the
+    /// absent run of which it is now a part, begins.
     fn unmap_island(&mut self, head: u32) -> u32 {
         let Some((State::Clean, granules)) = self.free.run_at(head) else {
             return head;
@@ -311,7 +324,7 @@ impl Arena {
         if !absent_behind || !self.free.is_absent_before(head) {
             return head;
         }
-        // SAFETY: the run is mapped and free, and the arena is locked.
+        // SAFETY: the run is mapped and free, and the arena's lock is held.
         if unsafe { sys::try_unmap(address_of(head), granules as usize * GRANULE) } {
             self.free.take_front(head, granules);
             self.mapped -= granules;
@@ -342,7 +355,7 @@ impl Arena {
         self.now = sys::coarse_milliseconds() as u32;
     }
 
-    /// Takes back what was set aside of this arena.
+    /// Takes back the runs of this arena that were set aside.
     pub(super) fn take_back(&mut self, node: usize) {
         if SET_ASIDE.load(Relaxed).is_null() {
             return;
@@ -350,11 +363,11 @@ impl Arena {
         // Acquire pairs with the release in `set_aside`.
         let mut start = SET_ASIDE.swap(null_mut(), Acquire);
         while let Some(run) = NonNull::new(start) {
-            // SAFETY: a run set aside holds the next one's address in its first word.
+            // SAFETY: the exchange took the list. A run's first word holds the next one's address.
             start = unsafe { run.cast::<*mut u8>().read() };
             if window::node_of(run.as_ptr() as usize) == node {
                 let head = index_of_run(run);
-                // SAFETY: as above; its frame is as its owner left it.
+                // SAFETY: the run came off the list, so that only this thread uses its frame.
                 let granules = u32::from(unsafe { (*frame(head)).granules });
                 self.take_in(node, head, granules);
             } else {
@@ -363,7 +376,8 @@ impl Arena {
         }
     }
 
-    /// Maps more, so that there is a clean run of `granules`; false when that cannot be.
+    /// Maps memory, so that there is a clean run of `granules`. Returns false if that cannot be
+    /// done.
     fn grow(&mut self, node: usize, granules: u32) -> bool {
         for _ in 0..TRIES {
             let absent = self.free.find(State::Absent, granules);
@@ -382,7 +396,8 @@ impl Arena {
         false
     }
 
-    /// Maps at least `needed` granules of an absent run from its beginning on; they are clean then.
+    /// Maps at least `needed` granules of an absent run, from its beginning on. They are clean
+    /// then.
     pub(super) fn map_front(&mut self, node: usize, head: u32, needed: u32) -> Mapped {
         let Some((State::Absent, whole)) = self.free.run_at(head) else {
             return Mapped::Taken;
@@ -390,7 +405,7 @@ impl Arena {
         let step = (self.mapped / 8).clamp(STEP_LEAST, STEP_MOST);
         let mut end = head + needed.max(step);
         if step == STEP_MOST {
-            // Where a huge page may end.
+            // A huge page can end here.
             end = end / STEP_MOST * STEP_MOST;
         }
         let more = needed.max(end.saturating_sub(head));
@@ -405,7 +420,8 @@ impl Arena {
                     return mapped;
                 }
                 Mapped::Taken if more == needed => {
-                    // Other code of the process has mapped something here: this run is left to it.
+                    // Other code of the process has mapped something here. The arena gives up the
+                    // run.
                     self.free.take_front(head, whole);
                     return mapped;
                 }
@@ -415,7 +431,7 @@ impl Arena {
         Mapped::NoMemory
     }
 
-    /// Takes exactly `granules` from `index` on, if they are free; returns whether they were clean.
+    /// Takes exactly `granules` from `index` on, if they are free. Returns whether they were clean.
     pub(super) fn take_at(&mut self, node: usize, index: u32, granules: u32) -> Option<bool> {
         let (mut state, mut length) = self.free.run_at(index)?;
         let absent = match state {
@@ -430,7 +446,7 @@ impl Arena {
             if room < needed || !matches!(self.map_front(node, head, needed), Mapped::Done) {
                 return None;
             }
-            // What was mapped may have been joined with a clean run that ends before `index`.
+            // The mapped granules may have been joined with a clean run that ends before `index`.
             (state, length) = self.free.run_at(index)?;
         }
         if length < granules {
@@ -440,7 +456,7 @@ impl Arena {
         Some(state == State::Clean)
     }
 
-    /// Adds a region, all of it absent; returns where it begins.
+    /// Adds a region, all of it absent. Returns the first granule of its run.
     pub(super) fn add_region(&mut self, node: usize) -> Option<u32> {
         let head = window::make_region(node)? + REGION_FIRST;
         let granules = REGION_GRANULES as u32 - REGION_FIRST - 1;
@@ -449,13 +465,14 @@ impl Arena {
     }
 }
 
-/// Keeps a run for the next caller that gets the lock.
+/// Sets a run aside for the next holder of the arena's lock.
 fn set_aside(start: *mut u8) {
     let mut next = SET_ASIDE.load(Relaxed);
     loop {
-        // SAFETY: the run is free and nobody else's.
+        // SAFETY: this thread frees the run, or took it off the list, so that no other thread uses
+        // it.
         unsafe { start.cast::<*mut u8>().write(next) };
-        // Release pairs with the acquire in `take_back`: the link is seen.
+        // Release pairs with the acquire in `take_back`, which then reads the link.
         match SET_ASIDE.compare_exchange_weak(next, start, Release, Relaxed) {
             Ok(_) => return,
             Err(other) => next = other,
@@ -463,7 +480,7 @@ fn set_aside(start: *mut u8) {
     }
 }
 
-/// Whether a thread holds the lock of an arena, or of the regions.
+/// Returns whether a thread holds the lock of an arena, or of the regions.
 pub(super) fn is_lock_held(thread: u64) -> bool {
     let mut arenas = ARENAS.iter().take(crate::nodes::count());
     arenas.any(|arena| arena.is_held_by(thread)) || REGIONS.is_held_by(thread)
@@ -475,7 +492,7 @@ pub(super) fn lock_for_fork() {
     REGIONS.lock_for_fork();
 }
 
-/// Gives back what [`lock_for_fork`] took, in the parent or in the child.
+/// Releases what [`lock_for_fork`] took, in the parent or in the child.
 pub(super) fn unlock_after_fork() {
     REGIONS.unlock_after_fork();
     ARENAS.iter().for_each(Lock::unlock_after_fork);

@@ -1,31 +1,34 @@
 //! The free runs of one state, by length and address.
 //!
-//! A bin holds the runs of one length, or of a range of lengths from 32 granules on. Each bin is a
-//! pairing heap ordered by address, so that its root is the run at the lowest address. The links of
-//! the heaps are in the runs' first frames. The lock of the node's arena protects heaps and frames.
+//! An arena that handed out any run that fits would spread its blocks over all of its addresses,
+//! and few long runs would become free. So it takes the run at the lowest address among those of a
+//! fitting length. A bin holds the runs of one length, or of a range of lengths from 32 granules
+//! on. Each bin is a pairing heap ordered by address, whose root is the run at the lowest address.
+//! The links of the heaps are in the runs' first frames. The lock of the node's arena protects
+//! heaps and frames.
 
 use super::frame;
 
-/// No granule: the first one of the window is the page map's, and never in a run. With 0 for it the
-/// static arenas are all zeroes, and take no room in the file.
+/// No granule. The window's first granule is the page map's, and never in a run. Because this is 0,
+/// the static arenas are all zeroes, and take no room in the library's file.
 pub(super) const NIL: u32 = 0;
-/// Runs of fewer granules than this have a bin for each length. Longer ones share eight bins for
+/// Runs of fewer granules than this have a bin for each length. Longer runs share eight bins for
 /// each doubling.
 const EXACT: u32 = 32;
 /// Bins: 32 for the short lengths, and eight for each doubling from 32 to 1024 granules.
 const BINS: usize = 32 + 8 * 5;
-/// How many runs of a shared bin are looked at before a bin of longer runs is asked.
+/// The most runs of a shared bin that are looked at before a bin of longer runs.
 const LOOK_AT: usize = 16;
 
 /// The runs of one state, by length.
 pub(super) struct Bins {
-    /// The lowest run of each bin: its heap's root.
+    /// The lowest run of each bin: the root of its heap.
     roots: [u32; BINS],
-    /// The bins that have runs.
+    /// A bit for each bin that has runs.
     filled: u128,
 }
 
-/// The bin of runs of `granules`, which is from 1 to 1023.
+/// Returns the bin of runs of `granules`, from 1 to 1023.
 fn bin_of(granules: u32) -> usize {
     if granules < EXACT {
         return granules as usize;
@@ -43,31 +46,32 @@ impl Bins {
         }
     }
 
-    /// Puts a run in, whose first frame says its length.
+    /// Puts a run into its bin. The run's first frame has its length.
     ///
     /// # Safety
     ///
-    /// Here and below: the caller holds the node's lock, and no caller of the arena has the run
-    /// or those in the bins.
+    /// The caller holds the lock of the node's arena. The run and those in the bins are free.
     pub(super) unsafe fn insert(&mut self, head: u32) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the run is free and the lock held, so that only this thread uses the run's frame.
         let bin = unsafe {
             let run = &mut *frame(head);
             (run.child, run.next, run.prev) = (NIL, NIL, NIL);
             bin_of(u32::from(run.granules))
         };
-        // SAFETY: both are roots: the run's links were cleared above.
+        // SAFETY: both are roots: the first by `roots`, and the run because its links were cleared
+        // above.
         self.roots[bin] = unsafe { merge(self.roots[bin], head) };
         self.filled |= 1 << bin;
     }
 
-    /// Takes a run out.
+    /// Takes a run out of its bin.
     ///
     /// # Safety
     ///
-    /// As for [`insert`](Self::insert); the run is in these bins.
+    /// The caller holds the lock of the node's arena. The run is in these bins.
     pub(super) unsafe fn remove(&mut self, head: u32) {
-        // SAFETY: the caller's promise. Links in the heap lead to runs of the heap.
+        // SAFETY: the run is in these bins and the lock held. Links in a heap lead to free runs of
+        // the heap.
         unsafe {
             let run = &*frame(head);
             let bin = bin_of(u32::from(run.granules));
@@ -90,7 +94,7 @@ impl Bins {
     ///
     /// # Safety
     ///
-    /// As for [`insert`](Self::insert).
+    /// The caller holds the lock of the node's arena.
     pub(super) unsafe fn find(&self, granules: u32) -> Option<u32> {
         let bin = bin_of(granules);
         let mut at = self.roots[bin];
@@ -98,7 +102,7 @@ impl Bins {
             if at == NIL {
                 break;
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the lock is held, and links in a heap lead to free runs of the heap.
             let run = unsafe { &*frame(at) };
             if u32::from(run.granules) >= granules {
                 return Some(at);
@@ -114,11 +118,12 @@ impl Bins {
     }
 }
 
-/// Makes one heap of two, of which either may be [`NIL`]; returns its root.
+/// Merges two heaps, of which either may be [`NIL`]. Returns the root.
 ///
 /// # Safety
 ///
-/// Both are roots, whose `next` and `prev` are [`NIL`].
+/// Both are [`NIL`] or roots of heaps, whose `next` and `prev` are [`NIL`]. The caller holds the
+/// lock of the node's arena.
 unsafe fn merge(one: u32, other: u32) -> u32 {
     if one == NIL {
         return other;
@@ -127,7 +132,7 @@ unsafe fn merge(one: u32, other: u32) -> u32 {
         return one;
     }
     let (root, child) = (one.min(other), one.max(other));
-    // SAFETY: the caller's promise.
+    // SAFETY: both are roots of heaps, and the caller holds the lock that protects their frames.
     unsafe {
         let first = (*frame(root)).child;
         (*frame(child)).next = first;
@@ -140,33 +145,36 @@ unsafe fn merge(one: u32, other: u32) -> u32 {
     root
 }
 
-/// Makes one heap of a run's children: in pairs first, then the pairs from last to first, which
-/// keeps the heaps flat.
+/// Merges the children of a run into one heap: in pairs first, then the pairs from last to first,
+/// which keeps the heaps flat.
 ///
 /// # Safety
 ///
-/// `child` is the first child of a run that leaves its heap, or [`NIL`].
+/// `child` is [`NIL`], or the first child of a run that leaves its heap. The caller holds the lock
+/// of the node's arena.
 unsafe fn merge_children(mut child: u32) -> u32 {
     let mut pairs = NIL;
     while child != NIL {
-        // SAFETY: here and below: links in a heap lead to its runs, which the caller may change.
+        // SAFETY: `child` is in the row of children, and the caller holds the lock.
         let second = unsafe { take_from_row(child) };
         let rest = if second == NIL {
             NIL
         } else {
-            // SAFETY: as above.
+            // SAFETY: `second` is in the row of children, and the caller holds the lock.
             unsafe { take_from_row(second) }
         };
-        // SAFETY: both were taken from the row, and so are roots.
+        // SAFETY: both were taken from the row, and so are roots, or `second` is `NIL`.
         let pair = unsafe { merge(child, second) };
-        // SAFETY: as above. The pairs are a list by `next` meanwhile.
+        // SAFETY: `pair` is a root that only this function uses. It links the pairs by `next`
+        // meanwhile.
         unsafe { (*frame(pair)).next = pairs };
         pairs = pair;
         child = rest;
     }
     let mut root = NIL;
     while pairs != NIL {
-        // SAFETY: as above: each becomes a root again before it is merged.
+        // SAFETY: each pair was linked by the loop above. It becomes a root again before it is
+        // merged.
         unsafe {
             let next = core::mem::replace(&mut (*frame(pairs)).next, NIL);
             root = merge(root, pairs);
@@ -176,13 +184,13 @@ unsafe fn merge_children(mut child: u32) -> u32 {
     root
 }
 
-/// Makes a child a root; returns the sibling that followed it.
+/// Makes a child a root. Returns the sibling that followed it.
 ///
 /// # Safety
 ///
-/// As for [`merge_children`].
+/// `child` is in a row of children, and the caller holds the lock of the node's arena.
 unsafe fn take_from_row(child: u32) -> u32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller holds the lock that protects the frame of `child`.
     unsafe {
         let run = &mut *frame(child);
         run.prev = NIL;
@@ -190,13 +198,14 @@ unsafe fn take_from_row(child: u32) -> u32 {
     }
 }
 
-/// Takes a run, which is no root, out of the row of its siblings.
+/// Takes a run that is no root out of the row of its siblings.
 ///
 /// # Safety
 ///
-/// The run is in a heap, and not its root.
+/// The run is in a heap and not its root. The caller holds the lock of the node's arena.
 unsafe fn unlink(head: u32) {
-    // SAFETY: the caller's promise; `prev` is the sibling before it, or its parent.
+    // SAFETY: the run is no root, so that `prev` is the sibling before it or its parent. The caller
+    // holds the lock that protects their frames.
     unsafe {
         let (prev, next) = ((*frame(head)).prev, (*frame(head)).next);
         if (*frame(prev)).child == head {

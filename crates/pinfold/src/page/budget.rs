@@ -2,30 +2,30 @@
 //!
 //! # What is kept
 //!
-//! Free memory that stays with the process makes the next allocation cheap, and is lost to other
-//! processes. [`kept_most`] bounds it by a share of what is in use, and by the tightest limit.
+//! Free memory that stays with the process makes the next allocation cheap, but no other process
+//! can use it. [`kept_most`] bounds it by a share of what is in use, and by the tightest limit.
 //!
 //! # Limits
 //!
 //! | limit | from | read |
 //! |---|---|---|
-//! | hard | the cgroup's memory limits, `RLIMIT_DATA`, `RLIMIT_AS` | at start, and by some shepherds |
-//! | soft | [`VARIABLE`], [`set_memory_limit`] | at start; whenever it is set |
-//!
-//! A shepherd that the program or its user asked for reads the hard limits again.
+//! | hard | the cgroup's memory limits, `RLIMIT_DATA`, `RLIMIT_AS` | at start, and by a shepherd that the program or its user asked for |
+//! | soft | [`VARIABLE`], [`set_memory_limit`] | at start, and when it is set |
 //!
 //! A process that passes a hard limit is killed, or its allocation fails, even if the process has
 //! free memory of another size. So near the tightest limit, free memory has to serve first:
 //!
-//! 1. A thread that would make the held memory grow asks [`near`]. Up to the *mark*, an eighth
-//!    below the limit, the memory may grow. Beyond the mark, `near` refuses the growth.
-//! 2. The slow path that finds its allocation refused gives back what is free (`slab::or_reclaim`).
-//!    This moves the mark: to a thirty-second part of the limit, and at least 2 MiB, above what is
-//!    held then, if that is higher ([`reclaimed`]).
-//! 3. The slow path tries once more, and its growth passes the mark ([`lift`]): no allocation fails
-//!    because of a mark.
+//! 1. A thread that would make the held memory grow asks [`near`]. The memory may grow up to the
+//!    *mark*, an eighth below the limit. Beyond the mark, `near` refuses the growth.
+//! 2. The slow path whose allocation was refused gives back what is free (`slab::or_reclaim`). This
+//!    moves the mark ([`reclaimed`]): a thirty-second part of the limit above what is held then,
+//!    and at least 2 MiB above it, if that is higher.
+//! 3. The slow path tries once more. This time its growth may pass the mark ([`lift`]), so that no
+//!    allocation fails because of a mark.
 //!
 //! Without a limit the mark is `usize::MAX`.
+//!
+//! Any thread may write the words below. They guard no other memory.
 
 use super::held;
 use crate::sys;
@@ -35,17 +35,17 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// The environment variable with the soft limit, in the form that [`Limit::parse`] reads.
 pub const VARIABLE: &str = "PINFOLD_MEMORY_LIMIT";
-/// The longest value that is looked at.
+/// Bytes of the longest value that is read.
 const LONGEST: usize = 32;
 
-/// What may be kept however little is in use, without a limit.
+/// Bytes that may always be kept if there is no limit.
 const KEPT_LEAST: usize = 4 << 20;
-/// What may be kept however little a limit leaves: a few runs that are used over and over.
+/// Bytes that may be kept even if a limit leaves nothing: a few runs that are used over and over.
 const KEPT_AT_LIMIT: usize = 1 << 20;
-/// The least growth between two reclaims near a limit.
+/// The smallest growth between two reclaims near a limit, in bytes.
 const STEP_LEAST: usize = 2 << 20;
 
-/// No limit, in every word below.
+/// Means "no limit" in each of the words below.
 const NONE: usize = usize::MAX;
 
 /// The tightest hard limit.
@@ -56,14 +56,22 @@ static SOFT: AtomicUsize = AtomicUsize::new(NONE);
 static PERCENT: AtomicUsize = AtomicUsize::new(0);
 /// The smaller one of [`HARD`] and [`SOFT`].
 static TIGHTEST: AtomicUsize = AtomicUsize::new(NONE);
-/// Held memory may grow up to here without a reclaim.
+/// The mark: held memory may grow up to here without a reclaim.
 static MARK: AtomicUsize = AtomicUsize::new(NONE);
-/// Threads whose growth is not refused: they have reclaimed just now.
+/// Threads that have just reclaimed. While there is any, no growth is refused.
 static LIFTED: AtomicUsize = AtomicUsize::new(0);
 /// How often growth was refused, by a mark or by the system.
 static REFUSALS: AtomicUsize = AtomicUsize::new(0);
 
 /// A soft limit as a user gives it.
+///
+/// ```
+/// use pinfold::page::Limit;
+///
+/// assert_eq!(Limit::parse(b"512M"), Some(Limit::Bytes(512 << 20)));
+/// assert_eq!(Limit::parse(b"80%"), Some(Limit::Percent(80)));
+/// assert_eq!(Limit::parse(b"1.5G"), None);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// Bytes.
@@ -74,8 +82,8 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Reads a number of bytes with `K`, `M`, `G` or `T` behind it, or none (powers of 1024), or a
-    /// number from 1 to 100 with `%`. Returns `None` for anything else, and for 0.
+    /// Reads a number of bytes, which `K`, `M`, `G` or `T` (powers of 1024) may follow, or a number
+    /// from 1 to 100 with `%`. Returns `None` for anything else, and for 0.
     pub fn parse(value: &[u8]) -> Option<Limit> {
         let (&last, rest) = value.split_last().filter(|_| value.len() <= LONGEST)?;
         let shift = match last.to_ascii_uppercase() {
@@ -91,14 +99,14 @@ impl Limit {
     }
 }
 
-/// A decimal number above 0.
+/// Returns the value of a decimal number above 0.
 fn number(text: &[u8]) -> Option<usize> {
     let digit = |&byte: &u8| byte.is_ascii_digit().then(|| usize::from(byte - b'0'));
     let add = |sum: usize, byte| sum.checked_mul(10)?.checked_add(digit(byte)?);
     text.iter().try_fold(0, add).filter(|&number| number > 0)
 }
 
-/// Reads the hard limits and the user's soft one. For the start.
+/// Reads the hard limits and the user's soft limit. Called at the start.
 #[cold]
 #[inline(never)]
 pub(super) fn read() {
@@ -108,8 +116,8 @@ pub(super) fn read() {
     refresh();
 }
 
-/// Reads the hard limits again. Reads files, and asks for the resource limits: for the start, and
-/// for a shepherd that was asked for.
+/// Reads the hard limits. Opens files and makes system calls, so it is called only at the start,
+/// and by a shepherd that was asked for.
 #[cold]
 #[inline(never)]
 pub(crate) fn refresh() {
@@ -119,7 +127,7 @@ pub(crate) fn refresh() {
     settle();
 }
 
-/// Returns what the resource limits leave to this module's memory.
+/// Returns how many bytes the resource limits leave to the page layer.
 fn resources() -> usize {
     let (all, data) = (
         sys::resource_limit(libc::RLIMIT_AS),
@@ -128,7 +136,7 @@ fn resources() -> usize {
     if all.min(data) == NONE {
         return NONE;
     }
-    // What others have mapped counts too: the program, its libraries and stacks.
+    // The rest of the process counts too: the program, its libraries and its stacks.
     let held = held() as usize;
     let left = |limit: usize, mapped: usize| match limit {
         NONE => NONE,
@@ -148,7 +156,7 @@ fn set(limit: Option<Limit>) {
     PERCENT.store(percent, Relaxed);
 }
 
-/// Computes the tightest limit and the mark anew.
+/// Computes the tightest limit and the mark again.
 fn settle() {
     let hard = HARD.load(Relaxed);
     let percent = PERCENT.load(Relaxed);
@@ -163,14 +171,14 @@ fn settle() {
 
 /// Sets the soft limit on the memory that Pinfold holds, in bytes; `None` removes it.
 ///
-/// Replaces the value of `PINFOLD_MEMORY_LIMIT`. Near the limit, free memory goes back, and free
-/// memory of all sizes serves before the held memory grows. The limit is soft: an allocation that
-/// cannot be served otherwise passes it. It bounds what [`held`] counts, not the
-/// program's own mappings, stacks and code.
+/// Replaces the value of `PINFOLD_MEMORY_LIMIT`. Near the limit, free memory of all sizes serves,
+/// and goes back to the system, before the held memory grows. The limit is soft: an allocation that
+/// cannot be served otherwise passes it. It bounds what [`held`] counts, and not the program's own
+/// mappings, stacks and code.
 ///
-/// Takes effect when memory is next allocated or freed in a slow path. Costs a few stores; close to
-/// the limit, slow paths that need memory give back what is free first, at most once for each
-/// thirty-second part of the limit by which the held memory grows, and at least 2 MiB.
+/// Takes effect when memory is next allocated or freed in a slow path. Costs a few stores. Close to
+/// the limit, slow paths that need memory first give back what is free. They do so at most once
+/// each time the held memory grows by a thirty-second part of the limit, and at least 2 MiB.
 ///
 /// ```
 /// use pinfold::page;
@@ -192,25 +200,25 @@ pub fn memory_limit() -> Option<usize> {
     Some(SOFT.load(Relaxed)).filter(|&bytes| bytes != NONE)
 }
 
-/// Returns the tightest hard limit that was found, in bytes: of the cgroup, `RLIMIT_DATA` or
-/// `RLIMIT_AS`, less what the resource limits had to leave to others. One load.
+/// Returns the tightest hard limit, in bytes: of the cgroup, `RLIMIT_DATA` or `RLIMIT_AS`. What the
+/// program, its libraries and its stacks take is subtracted from the resource limits. One load.
 pub fn hard_limit() -> Option<usize> {
     super::init();
     Some(HARD.load(Relaxed)).filter(|&bytes| bytes != NONE)
 }
 
-/// Returns the smallest limit of the memory cgroup that files below the folder `root` describe, in
-/// bytes. Reads files.
+/// Returns the smallest limit of the memory cgroup that the files below the folder `root` describe,
+/// in bytes. Reads files.
 #[doc(hidden)]
 pub fn cgroup_limit(root: &[u8]) -> Option<usize> {
     let root = root.strip_suffix(b"/").unwrap_or(root);
     cgroup::memory_limit(root).filter(|&bytes| bytes != NONE)
 }
 
-/// Returns how many bytes may be kept beyond `in_use` bytes: an eighth of them, at least 4 MiB, and
-/// `missed` bytes more; but at most a sixteenth of the tightest limit, and what that limit leaves. A
-/// limit that leaves nothing still allows 1 MiB, because held memory also counts what was never
-/// touched. One load.
+/// Returns how many bytes may be kept if `in_use` bytes are in use: an eighth of them, at least 4
+/// MiB, and `missed` bytes more; but at most a sixteenth of the tightest limit, and at most what
+/// that limit leaves. A limit that leaves nothing still allows 1 MiB, because held memory also
+/// counts what was never touched. One load.
 pub(crate) fn kept_most(in_use: usize, missed: usize) -> usize {
     kept_below(TIGHTEST.load(Relaxed), in_use, missed)
 }
@@ -221,8 +229,8 @@ fn kept_below(limit: usize, in_use: usize, missed: usize) -> usize {
     kept.min(most).max(KEPT_AT_LIMIT)
 }
 
-/// Returns whether what is held, now `held` bytes, should not grow by `more` bytes before free
-/// memory has served; counts a refusal then. Two loads at most.
+/// Returns whether free memory has to serve before the held memory, `held` bytes, grows by `more`
+/// bytes. Counts a refusal if so. Two loads at most.
 pub(crate) fn near(held: usize, more: usize) -> bool {
     let near = held.saturating_add(more) > MARK.load(Relaxed) && LIFTED.load(Relaxed) == 0;
     if near {
@@ -231,7 +239,7 @@ pub(crate) fn near(held: usize, more: usize) -> bool {
     near
 }
 
-/// Counts a refusal: the system gave no memory.
+/// Counts a refusal, by a mark or by the system.
 pub(crate) fn refused() {
     REFUSALS.fetch_add(1, Relaxed);
 }
@@ -246,17 +254,18 @@ pub(crate) fn is_limited() -> bool {
     TIGHTEST.load(Relaxed) != NONE
 }
 
-/// Returns whether a block of `size` bytes could be had at all: by giving back what is free.
+/// Returns whether a block of `size` bytes fits the machine's memory and the hard limit.
 pub(crate) fn is_possible(size: usize) -> bool {
     size <= HARD.load(Relaxed).min(sys::physical_memory())
 }
 
-/// Sets the mark, after everything free was given back, and whenever the held memory may have
-/// shrunk: an eighth below the limit, or some way above what is held.
+/// Sets the mark. Called after everything free was given back, and when the held memory may have
+/// shrunk.
 pub(crate) fn reclaimed() {
     MARK.store(mark(TIGHTEST.load(Relaxed), held() as usize), Relaxed);
 }
 
+/// Returns the mark: an eighth below the limit, or a step above what is held if that is higher.
 fn mark(limit: usize, held: usize) -> usize {
     if limit == NONE {
         return NONE;
@@ -265,20 +274,20 @@ fn mark(limit: usize, held: usize) -> usize {
     (limit - limit / 8).max(held.saturating_add(step))
 }
 
-/// Lets growth pass while it is held. A forked child may inherit those of its parent's threads:
-/// [`fork_child`].
+/// Lets growth pass until it is dropped. A forked child forgets those of its parent's other threads
+/// ([`fork_child`]).
 pub(crate) struct Lifted(());
 
 /// Lets the growth of all threads pass until the result is dropped.
 pub(crate) fn lift() -> Lifted {
-    // The thread itself reads the word next.
+    // Relaxed: this thread is the one that has to see the word, when it tries again.
     LIFTED.fetch_add(1, Relaxed);
     Lifted(())
 }
 
 impl Drop for Lifted {
     fn drop(&mut self) {
-        // A child that forked from a handler above this frame has set it to 0.
+        // The word is 0 already if a signal handler in this thread forked, and this is the child.
         let one_less = |lifted: usize| lifted.checked_sub(1);
         let _ = LIFTED.fetch_update(SeqCst, Relaxed, one_less);
     }
@@ -339,12 +348,12 @@ mod tests {
         assert_eq!(kept_below(NONE, 128 * MIB, 0), 16 * MIB);
         assert_eq!(kept_below(NONE, 800 * MIB, 0), 100 * MIB);
         assert_eq!(kept_below(NONE, 800 * MIB, 50 * MIB), 150 * MIB);
-        // A sixteenth of 256 MiB is 16 MiB, and of 128 MiB 8.
+        // A sixteenth of 256 MiB is 16 MiB, and of 128 MiB 8 MiB.
         assert_eq!(kept_below(256 * MIB, 0, 0), 4 * MIB);
         assert_eq!(kept_below(256 * MIB, 200 * MIB, 0), 16 * MIB);
         assert_eq!(kept_below(256 * MIB, 100 * MIB, 90 * MIB), 16 * MIB);
         assert_eq!(kept_below(128 * MIB, 100 * MIB, 0), 8 * MIB);
-        // Never beyond the limit.
+        // The limit leaves less.
         assert_eq!(kept_below(256 * MIB, 250 * MIB, 0), 6 * MIB);
         assert_eq!(kept_below(256 * MIB, 256 * MIB, 0), MIB);
         assert_eq!(kept_below(256 * MIB, 10_000 * MIB, 0), MIB);

@@ -1,26 +1,27 @@
 //! The free runs of one node: by state and length, and the dirty ones by age.
 //!
-//! All state is in the frames and in [`FreeRuns`]; the node's lock protects both.
+//! All state is in [`FreeRuns`] and in the runs' frames. The lock of the node's arena protects
+//! both, and the caller of each method holds it.
+//!
+//! A free run's first frame has its length and state, and its last frame has its state and where
+//! the run begins. So [`FreeRuns::free`] finds free neighbours on both sides by one look each.
 
 use super::bins::{Bins, NIL};
 use super::{Frame, State, frame};
 
 /// The free runs of a node.
 pub(super) struct FreeRuns {
-    /// By state: [`State::Dirty`], [`State::Clean`], [`State::Absent`].
+    /// The bins by state: [`State::Dirty`], [`State::Clean`], [`State::Absent`].
     bins: [Bins; 3],
     /// The ends of the list of dirty runs by age.
     oldest: u32,
     newest: u32,
 }
 
-/// The frame of granule `index`, for reading and writing.
-///
-/// # Safety
-///
-/// The granule lies in a region, and the caller holds the node's lock or owns the run.
+/// Returns the frame of granule `index`, for reading and writing.
 unsafe fn at<'f>(index: u32) -> &'f mut Frame {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a granule in a region, so that it has a frame, and holds the lock
+    // that protects the frame or owns the run.
     unsafe { &mut *frame(index) }
 }
 
@@ -39,7 +40,7 @@ impl FreeRuns {
 
     /// Writes a run's first and last frame, and puts it into its bin.
     fn insert(&mut self, head: u32, granules: u32, state: State) {
-        // SAFETY: here and below: the run lies in a region, no caller has it, and the lock is held.
+        // SAFETY: the run lies in a region, no caller of the arena has it, and the lock is held.
         unsafe {
             let run = at(head);
             (run.head, run.granules, run.state) = (head, granules as u16, state);
@@ -49,9 +50,10 @@ impl FreeRuns {
         }
     }
 
-    /// Takes a run out of its bin, but not out of the list by age; returns its length.
+    /// Takes a run out of its bin, but not out of the list by age. Returns its length.
     fn remove(&mut self, head: u32) -> u32 {
-        // SAFETY: as in `insert`; a run that is free is in the bins of its state.
+        // SAFETY: the lock is held. A free run is in the bins of its state, and its frames are the
+        // arena's.
         unsafe {
             let (granules, state) = (u32::from(at(head).granules), at(head).state);
             self.bins(state).remove(head);
@@ -61,18 +63,17 @@ impl FreeRuns {
         }
     }
 
-    /// Frees `granules` from `head` on, joined with free neighbours of the same state.
+    /// Frees `granules` from `head` on, joined with free neighbours of the same state. Returns
+    /// where the run now begins.
     ///
-    /// A dirty run that is joined with a larger one is as old as that one: memory that nobody uses
+    /// A dirty run that is joined with a larger one gets that one's age. So memory that is not used
     /// grows old, although its edges are taken and come back.
-    ///
-    /// Returns where the run begins now.
     pub(super) fn free(&mut self, head: u32, granules: u32, state: State, now: u32) -> u32 {
         let (mut start, mut end) = (head, head + granules);
-        // The largest part, and the free run that it is.
+        // The length of the largest part, and the neighbour that it is.
         let (mut largest, mut elder) = (granules, NIL);
-        // SAFETY: as in `insert`. A region's first and last granules are never free, so that the
-        // neighbours lie in the same region.
+        // SAFETY: the lock is held. A region's first and last granules are never free, so that the
+        // frames before and behind the run are in the same region.
         let neighbours = unsafe {
             let (before, after) = (at(start - 1), at(end));
             let before = (before.state == state).then_some(before.head);
@@ -105,7 +106,7 @@ impl FreeRuns {
         start
     }
 
-    /// Takes a run of exactly `granules`: of a dirty one, which needs no page faults, else of a
+    /// Takes a run of exactly `granules`: from a dirty run, which needs no page faults, else from a
     /// clean one. Returns its first granule and whether it is clean.
     pub(super) fn take(&mut self, granules: u32) -> Option<(u32, bool)> {
         let states = [State::Dirty, State::Clean];
@@ -116,15 +117,15 @@ impl FreeRuns {
         })
     }
 
-    /// The free run of `state` that serves `granules` best.
+    /// Returns the free run of `state` that serves `granules` best.
     pub(super) fn find(&mut self, state: State, granules: u32) -> Option<u32> {
-        // SAFETY: the lock is held.
+        // SAFETY: the caller holds the lock of the node's arena.
         unsafe { self.bins(state).find(granules) }
     }
 
-    /// Takes the first `granules` of the free run `head`; what is left stays as free as it was.
+    /// Takes the first `granules` of the free run `head`. The rest stays a free run.
     pub(super) fn take_front(&mut self, head: u32, granules: u32) {
-        // SAFETY: as in `insert`.
+        // SAFETY: the run is free, and the lock is held.
         let state = unsafe { at(head).state };
         let whole = self.remove(head);
         if whole > granules {
@@ -136,27 +137,30 @@ impl FreeRuns {
         } else if state == State::Dirty {
             self.unlink_age(head);
         }
-        // The frame may still say what it was when a run ended there before.
-        // SAFETY: as in `insert`.
+        // The frame may still have the state of a free run that once ended there.
+        // SAFETY: the granule was taken from a free run above, and the lock is held.
         unsafe { at(head + granules - 1).state = State::Busy };
     }
 
-    /// The state and length of the free run that begins at `index`; nothing if none does.
+    /// Returns the state and length of the free run that begins at `index`, or `None` if none does.
     pub(super) fn run_at(&self, index: u32) -> Option<(State, u32)> {
-        // SAFETY: as in `insert`; the frame behind a run is the first of the next one.
+        // SAFETY: `index` is the first granule behind a run, and so the first of the next one. The
+        // lock is held.
         let run = unsafe { at(index) };
         (run.state != State::Busy).then(|| (run.state, u32::from(run.granules)))
     }
 
-    /// Whether an absent run ends before `index`.
+    /// Returns whether an absent run ends before `index`.
     pub(super) fn is_absent_before(&self, index: u32) -> bool {
-        // SAFETY: as in `insert`; the frame before a run is the last of the one before.
+        // SAFETY: the frame before a run's first is the last of the run before it. The lock is
+        // held.
         unsafe { at(index - 1).state == State::Absent }
     }
 
-    /// How long the clean run is that ends before `index`; 0 if there is none.
+    /// Returns the length of the clean run that ends before `index`, or 0 if there is none.
     pub(super) fn clean_before(&self, index: u32) -> u32 {
-        // SAFETY: as in `insert`; the frame before a run is the last of the one before.
+        // SAFETY: the frame before a run's first is the last of the run before it. The lock is
+        // held.
         unsafe {
             let last = at(index - 1);
             if last.state == State::Clean {
@@ -174,7 +178,7 @@ impl FreeRuns {
         if head == NIL {
             return None;
         }
-        // SAFETY: as in `insert`.
+        // SAFETY: the list by age has free runs only, and the lock is held.
         let stamp = unsafe { at(head).stamp };
         if until.is_some_and(|until| (until.wrapping_sub(stamp) as i32) < 0) {
             return None;
@@ -184,15 +188,17 @@ impl FreeRuns {
         Some((head, granules))
     }
 
-    /// Takes at least `granules` of a dirty run, or what there is: whole units of `unit` granules, so
-    /// that no huge page is split, of the end of a run that has some; else the oldest run. What is
-    /// left behind these units begins to age anew.
+    /// Takes at least `granules` of a dirty run, or all of a shorter one.
+    ///
+    /// * If a run has whole units of `unit` granules, takes units from its end, so that no huge
+    ///   page is split. What is left behind these units begins to age anew.
+    /// * Otherwise takes the oldest run.
     pub(super) fn take_units(&mut self, granules: u32, unit: u32, now: u32) -> Option<(u32, u32)> {
-        // A run of two units less one granule has a whole one, wherever it begins.
+        // A run of two units less one granule has a whole unit, wherever the run begins.
         let Some(head) = self.find(State::Dirty, 2 * unit - 1) else {
             return self.take_oldest(None);
         };
-        // SAFETY: as in `insert`.
+        // SAFETY: `find` returned a free run, and the lock is held.
         let end = head + u32::from(unsafe { at(head) }.granules);
         let last = end / unit * unit;
         let first =
@@ -207,9 +213,9 @@ impl FreeRuns {
             self.insert(last, end - last, State::Dirty);
             self.link_newest(last, now);
         }
-        // The frames may still say what they were when runs ended and began there before. Whoever
-        // sets the run aside needs its length.
-        // SAFETY: as in `insert`.
+        // The frames may still have the states of free runs that once ended and began there. A
+        // thread that sets the run aside needs its length.
+        // SAFETY: the granules were taken from a free run above, and the lock is held.
         unsafe {
             (at(first).head, at(first).granules) = (first, (last - first) as u16);
             at(first).state = State::Busy;
@@ -226,45 +232,47 @@ impl FreeRuns {
 
     fn link_newest(&mut self, head: u32, now: u32) {
         let before = core::mem::replace(&mut self.newest, head);
-        // SAFETY: as in `insert`.
+        // SAFETY: the caller has put the run into a bin of dirty runs, and the lock is held.
         let run = unsafe { at(head) };
         (run.older, run.newer, run.stamp) = (before, NIL, now);
         *self.newer_of(before) = head;
     }
 
     fn unlink_age(&mut self, head: u32) {
-        // SAFETY: as in `insert`.
+        // SAFETY: the run is in the list by age, and the lock is held.
         let (older, newer) = unsafe { (at(head).older, at(head).newer) };
         *self.newer_of(older) = newer;
         *self.older_of(newer) = older;
     }
 
-    /// Puts the run `to` where `from` is in the list by age.
+    /// Puts the run `to` in the place of `from` in the list by age.
     fn rename(&mut self, from: u32, to: u32) {
-        // SAFETY: as in `insert`.
+        // SAFETY: `from` is in the list by age, and the lock is held.
         let (older, newer, stamp) = unsafe { (at(from).older, at(from).newer, at(from).stamp) };
-        // SAFETY: as above.
+        // SAFETY: `to` is a free run, and the lock is held.
         let run = unsafe { at(to) };
         (run.older, run.newer, run.stamp) = (older, newer, stamp);
         *self.newer_of(older) = to;
         *self.older_of(newer) = to;
     }
 
-    /// The link to what is newer than `head`; of nothing, the oldest.
+    /// Returns the link from `head` to the next newer run. For [`NIL`], returns the link to the
+    /// oldest run.
     fn newer_of(&mut self, head: u32) -> &mut u32 {
         if head == NIL {
             return &mut self.oldest;
         }
-        // SAFETY: as in `insert`.
+        // SAFETY: `head` is in the list by age, and the lock is held.
         unsafe { &mut at(head).newer }
     }
 
-    /// The link to what is older than `head`; of nothing, the newest.
+    /// Returns the link from `head` to the next older run. For [`NIL`], returns the link to the
+    /// newest run.
     fn older_of(&mut self, head: u32) -> &mut u32 {
         if head == NIL {
             return &mut self.newest;
         }
-        // SAFETY: as in `insert`.
+        // SAFETY: `head` is in the list by age, and the lock is held.
         unsafe { &mut at(head).older }
     }
 }

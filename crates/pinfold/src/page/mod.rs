@@ -1,32 +1,48 @@
 //! Memory from the system, by node: regions, runs of granules, the page map, huge blocks.
 //!
+//! Asking the kernel for each block, and giving each back at once, costs a system call and page
+//! faults each time. Keeping all freed memory costs other processes that memory. So each node has
+//! an arena, which keeps freed runs for a while and within a bound, and gives the rest back.
+//!
 //! # Vocabulary
 //!
-//! * **granule**: 64 KiB. Arenas hand out whole granules.
-//! * **run**: one granule, or several in a row, up to almost a region.
-//! * **region**: 64 MiB of addresses for one node. A region begins with the records of its
-//!   granules. The arena maps the rest in steps, shortly before it hands out the granules.
-//! * **window**: the range of addresses in which the regions lie, in the order in which they were
-//!   made. Its addresses are not reserved.
-//! * **frame**: what the arena knows of a granule, 32 bytes among the region's records. A second
-//!   table has 576 bytes per granule for the holder of the run. Objects carry no headers.
-//! * **page map**: a 16-bit entry for each granule of the window: the number of the cache whose
-//!   slab the granule is in, [`LARGE`] at the first granule of a run that is one block, else 0. A
-//!   thread finds an entry by a subtraction, a comparison and a load, without a lock: the entry
-//!   changes only while no caller holds the granule.
-//! * **dirty**, **clean** and **absent** free runs: a dirty run holds memory that was used. A clean
-//!   run is mapped, but has no memory behind it, and reads as zeroes. An absent run is not mapped.
-//!   To **purge** a dirty run is to give its memory to the system: it is clean then.
-//! * **huge block**: [`HUGE`] bytes or more, a mapping of its own outside the window.
+//! | term | meaning |
+//! |---|---|
+//! | granule | 64 KiB. Arenas hand out whole granules |
+//! | run | one granule, or several in a row, up to almost a region |
+//! | region | 64 MiB of addresses for one node. It begins with the records of its granules. The arena maps the rest in steps, shortly before it hands out the granules |
+//! | window | the range of addresses in which the regions lie, in the order in which they were made. It is not reserved |
+//! | frame | the arena's record of a granule, 32 bytes at the region's beginning |
+//! | private part | 576 bytes for each granule behind the frames, for the holder of the run |
+//! | page map | a 16-bit entry for each granule of the window, see [`entry`] |
+//! | huge block | [`HUGE`] bytes or more, a mapping of its own outside the window |
+//!
+//! # States of a run
+//!
+//! | state | mapped | content | becomes |
+//! |---|---|---|---|
+//! | in use | yes | a slab, or a block | dirty, when it is freed |
+//! | dirty | yes | memory that was used | in use; clean, when it is *purged*: its memory goes to the system |
+//! | clean | yes | zeroes, with no memory behind them | in use; absent, when it is unmapped |
+//! | absent | no | | clean, when the arena maps it |
 //!
 //! # When memory goes back to the system
 //!
 //! 1. The `free_run` after which more is dirty than may be kept (`kept`, `budget`) purges dirty
 //!    memory: whole units of 2 MiB of long runs first, then the oldest runs.
-//! 2. Runs that stay dirty for about half a second are purged by later calls (`aged`).
-//! 3. `trim` purges all dirty runs; `unmap_free` also unmaps clean runs, if the system has no
+//! 2. Later calls purge runs that have been dirty for about half a second (`aged`).
+//! 3. `trim` purges all dirty runs. `unmap_free` also unmaps clean runs, when the system has no
 //!    memory.
 //! 4. Huge blocks are unmapped when they are freed.
+//!
+//! # Who may write what
+//!
+//! | what | who |
+//! |---|---|
+//! | the free runs of a node, and their frames | the holder of the arena's lock |
+//! | the frames and the private part of a run in use | the holder of the run |
+//! | a page map entry | the thread that allocates or frees the run, while no other thread holds the granule |
+//! | [`MAP`], the regions | the holder of the regions' lock, inside the arena's lock |
 
 mod aged;
 mod arena;
@@ -67,15 +83,15 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize};
 
-/// Whether a thread holds the lock of an arena, or one that comes after these. Reads a word of
-/// every arena.
+/// Returns whether a thread holds the lock of an arena, or one that comes later in the lock order.
+/// Reads a word of every arena.
 #[cold]
 pub(crate) fn is_lock_held(thread: u64) -> bool {
     arena::is_lock_held(thread) || meta::is_lock_held(thread) || mempolicy::is_lock_held(thread)
 }
 
-/// The node that memory without a policy of its own is allocated from now, for [`alloc_run`]; the
-/// thread may run elsewhere by the time this returns.
+/// Returns the node from which memory without a policy of its own is allocated now, for
+/// [`alloc_run`]. The thread may run on another node by the time this returns. Costs a few loads.
 pub fn node_here() -> usize {
     nodes::current()
 }
@@ -84,28 +100,28 @@ pub fn node_here() -> usize {
 pub const GRANULE: usize = 1 << GRANULE_SHIFT;
 /// log2 of [`GRANULE`].
 pub const GRANULE_SHIFT: u32 = 16;
-/// From this many bytes on a block is a mapping of its own.
+/// The size from which a block is a mapping of its own.
 pub const HUGE: usize = 62 << 20;
 /// The page map's entry for a run that is one block.
 pub const LARGE: u16 = u16::MAX;
 
-/// Bytes in a region, whose address is a multiple of this.
+/// Bytes in a region. Its address is a multiple of this.
 const REGION: usize = 64 << 20;
 const REGION_GRANULES: usize = REGION / GRANULE;
-/// Where in a region the private parts are: behind the frames.
+/// The offset of the private parts in a region: behind the frames.
 const PRIVATE_AT: usize = REGION_GRANULES * size_of::<Frame>();
-/// Bytes of a region's records, rounded up so that any system's pages are whole.
+/// Bytes of a region's records, rounded up to whole granules, and so to whole pages of any system.
 const HEADER: usize = (PRIVATE_AT + REGION_GRANULES * PRIVATE).next_multiple_of(GRANULE);
-/// A region's first granule that is no record.
+/// A region's first granule behind the records.
 const REGION_FIRST: u32 = (HEADER / GRANULE) as u32;
-/// The longest run; a region's last granule is never mapped.
+/// Granules in the longest run. A region's last granule is never mapped.
 const RUN_MOST: u32 = REGION_GRANULES as u32 - REGION_FIRST - 1;
 
-/// Bytes per granule for the holder of its run.
+/// Bytes of a granule's private part.
 pub(crate) const PRIVATE: usize = 576;
 
-/// A granule's frame. The fields are protected by the lock of the node's arena, but for those of a
-/// run in use, which belong to its holder.
+/// A granule's frame. The lock of the node's arena protects the fields, except those of a run in
+/// use, which belong to the holder of the run.
 #[repr(C, align(32))]
 pub(crate) struct Frame {
     /// The run's first granule.
@@ -113,8 +129,8 @@ pub(crate) struct Frame {
     /// How many granules the run has; valid in its first frame.
     granules: u16,
     state: State,
-    /// The heap of the run's bin (`bins`): its first child, its next sibling, and its previous
-    /// sibling or else its parent.
+    /// Links in the heap of the run's bin (`bins`): the first child, the next sibling, and the
+    /// previous sibling or else the parent.
     child: u32,
     next: u32,
     prev: u32,
@@ -139,9 +155,9 @@ enum State {
     Absent = 3,
 }
 
-/// What any thread may read without a lock.
+/// The words that any thread may read without a lock.
 struct Map {
-    /// Where the window begins, and with it the page map; written before the first region is made.
+    /// Where the window and the page map begin. Written before the first region is made.
     window: AtomicUsize,
     /// Granules up to the end of the newest region.
     count: AtomicUsize,
@@ -152,17 +168,22 @@ static MAP: Map = Map {
     count: AtomicUsize::new(0),
 };
 
-/// Whether there is a region.
+/// Returns whether there is a region.
 fn is_open() -> bool {
     MAP.count.load(Relaxed) > 0
 }
 
-/// Returns the page map's entry for `address`, which may be any address: the number of the cache
-/// whose slab the address is in, [`LARGE`] in the first granule of a run that is one block, else 0.
-/// Costs a few instructions and three loads.
+/// Returns the page map's entry for `address`, which may be any address. Takes no lock: an entry
+/// changes only while no caller holds its granule. Costs a few instructions and three loads.
+///
+/// | entry | meaning |
+/// |---|---|
+/// | 0 | no run in use, or a granule behind the first of a block |
+/// | [`LARGE`] | the first granule of a run that is one block |
+/// | other | the number of the cache whose slab the granule is in |
 #[inline]
 pub fn entry(address: usize) -> u16 {
-    // Acquire pairs with the release in `make_region`.
+    // Acquire pairs with the release in `make_region`: the entries below the count are mapped.
     let count = MAP.count.load(Acquire);
     let window = MAP.window.load(Relaxed);
     let granule = address.wrapping_sub(window) >> GRANULE_SHIFT;
@@ -176,33 +197,33 @@ pub fn entry(address: usize) -> u16 {
 /// Sets the entry of granule `index`.
 fn set_entry(index: u32, value: u16) {
     let at = MAP.window.load(Relaxed) + 2 * index as usize;
-    // SAFETY: the granule lies in a region, and its entry was mapped with the region.
+    // SAFETY: the granule lies in a region, whose entries were mapped before the region was made.
     unsafe { &*(at as *const AtomicU16) }.store(value, Relaxed);
 }
 
-/// Where region `number` begins.
+/// Returns where region `number` begins.
 fn region_at(number: usize) -> *mut u8 {
     (MAP.window.load(Relaxed) + number * REGION) as *mut u8
 }
 
-/// The region that granule `index` lies in, and its number there.
+/// Returns the region in which granule `index` lies, and the granule's number there.
 fn region_of(index: u32) -> (*mut u8, usize) {
     let index = index as usize;
     (region_at(index / REGION_GRANULES), index % REGION_GRANULES)
 }
 
-/// The frame of granule `index`, as a raw pointer: lists link frames by number.
+/// Returns the frame of granule `index`. A raw pointer, because lists link frames by number.
 fn frame(index: u32) -> *mut Frame {
     let (region, nth) = region_of(index);
     region.cast::<Frame>().wrapping_add(nth)
 }
 
-/// The granule that `address`, which lies in a region, belongs to.
+/// Returns the number of the granule of `address`, which lies in a region.
 fn index_of(address: usize) -> u32 {
     ((address - MAP.window.load(Relaxed)) >> GRANULE_SHIFT) as u32
 }
 
-/// Where granule `index` begins.
+/// Returns where granule `index` begins.
 fn address_of(index: u32) -> *mut u8 {
     (MAP.window.load(Relaxed) + ((index as usize) << GRANULE_SHIFT)) as *mut u8
 }
@@ -212,77 +233,84 @@ pub fn node_of(address: usize) -> usize {
     window::node_of(address)
 }
 
-/// The first granule's number of the run that `address` lies in; the page map says that the granule
-/// is in use, in a run of which every granule was marked.
+/// Returns the number of the first granule of the run in which `address` lies. The page map says
+/// that the granule is in use, in a run whose granules are all marked.
 pub(crate) fn head_of(address: usize) -> u32 {
-    // SAFETY: a granule in use has a frame, whose `head` the arena wrote before it gave out the
+    // SAFETY: a granule in use has a frame, and the arena wrote `head` before it handed out the
     // run.
     unsafe { (*frame(index_of(address))).head }
 }
 
-/// Where the run that `address` lies in begins; as for [`head_of`].
+/// Returns where the run in which `address` lies begins. `address` is as for [`head_of`].
 #[inline]
 pub(crate) fn start_of_run(address: usize) -> *const u8 {
     address_of(head_of(address))
 }
 
-/// What granule `index` has for the holder of its run: [`PRIVATE`] bytes, aligned to 64.
+/// Returns the private part of granule `index`: [`PRIVATE`] bytes, aligned to 64.
 pub(crate) fn private_at(index: u32) -> *mut u8 {
     let (region, nth) = region_of(index);
     region.wrapping_add(PRIVATE_AT + nth * PRIVATE)
 }
 
-/// The number of the first granule of the run that begins at `start`.
+/// Returns the number of the first granule of the run that begins at `start`.
 pub(crate) fn index_of_run(start: NonNull<u8>) -> u32 {
     index_of(start.as_ptr() as usize)
 }
 
-/// Bytes in the run that begins at `start`.
+/// Returns how many bytes the run has that begins at `start`. Costs two loads.
 ///
 /// # Safety
 ///
-/// `start` begins a run in use.
+/// A run in use begins at `start`.
 pub unsafe fn run_size(start: NonNull<u8>) -> usize {
-    // SAFETY: the caller's promise: the frame says how long the run is.
+    // SAFETY: the caller promises a run in use, whose first frame has its length.
     unsafe { usize::from((*frame(index_of_run(start))).granules) * GRANULE }
 }
 
 crate::vmstat_items! {
-    /// What the page layer counts, in bytes, by node. Counted where memory is taken and given back,
-    /// never per object.
+    /// The counts of the page layer, in bytes, by node. Counted when memory is taken and given
+    /// back, never for each object.
     pub enum PageItem {
         /// Held now: runs in use or dirty, and huge blocks.
         Held = "held_bytes",
-        /// The part of `Held` that is huge blocks. The kernel chooses their nodes, so that all of
-        /// them are counted for node 0.
+        /// The part of `Held` that is huge blocks. All of them count for node 0, because the kernel
+        /// chooses their nodes.
         Huge = "huge_bytes",
         /// Given back to the system so far.
         Returned = "returned_bytes",
     }
 }
 
-/// What the page layer holds and gave back.
+/// The memory that the page layer holds and gave back, by node.
+///
+/// ```
+/// use pinfold::page::{PAGE_STAT, PageItem, held};
+///
+/// assert!(PAGE_STAT.read(PageItem::Held) >= PAGE_STAT.read(PageItem::Huge));
+/// ```
 pub static PAGE_STAT: NodeStat<PageItem> = NodeStat::new();
 
-/// The most that was ever held.
+/// The most bytes that were ever held.
 static PEAK: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes held now: runs in use or dirty, and huge blocks.
+/// Returns how many bytes are held now: runs in use or dirty, and huge blocks. One load for each
+/// node.
 pub fn held() -> u64 {
     PAGE_STAT.read(PageItem::Held)
 }
 
-/// The most bytes that were ever held.
+/// Returns the most bytes that were ever held. One load.
 pub fn held_peak() -> u64 {
     PEAK.load(Relaxed)
 }
 
-/// Bytes given back to the system so far.
+/// Returns how many bytes went back to the system so far. One load for each node.
 pub fn returned() -> u64 {
     PAGE_STAT.read(PageItem::Returned)
 }
 
-/// Bytes in huge blocks.
+/// Returns how many bytes are in huge blocks. One load for each node.
 pub fn huge_total() -> usize {
     PAGE_STAT.read(PageItem::Huge) as usize
 }
@@ -301,19 +329,19 @@ fn gave_back(node: usize, bytes: usize) {
     publish();
 }
 
-/// Counts pages given back of runs that stay in use: what is held does not change.
+/// Counts pages given back of runs that stay in use. The held memory does not change.
 pub(crate) fn gave_back_pages(node: usize, bytes: usize) {
     PAGE_STAT.add(node, PageItem::Returned, bytes as u64);
     publish();
 }
 
-/// Counts memory of `node` that went to another run, pages and all.
+/// Counts memory of `node` whose pages moved to another run.
 fn moved_away(node: usize, bytes: usize) {
     PAGE_STAT.sub(node, PageItem::Held, bytes as u64);
     publish();
 }
 
-/// Copies the figures to the statistics segment, where there is one.
+/// Copies the counts to the statistics segment, if there is one. A few stores.
 pub fn publish() {
     if let Some(segment) = segment::current() {
         segment.held.store(held(), Relaxed);
@@ -323,7 +351,7 @@ pub fn publish() {
     }
 }
 
-/// Has a fork wait until no thread changes what the page layer knows.
+/// Makes a fork wait until no thread changes the page layer's state.
 pub(crate) fn register_fork() {
     static HOOKS: Hooks = Hooks {
         rank: Rank::Page,
@@ -343,8 +371,8 @@ pub(crate) fn register_fork() {
     fork::register(&HOOKS);
 }
 
-/// Learns of the machine and of its free memory, on the first call; before anything is made that
-/// there is one of for each node.
+/// Reads the facts of the machine, its free memory and the settings, on the first call. Called
+/// before any structure is made that has a part for each node.
 pub(crate) fn init() {
     if !nodes::are_known() {
         mempolicy::init();
