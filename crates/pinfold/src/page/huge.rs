@@ -1,13 +1,13 @@
 //! Huge blocks: each a mapping of its own, found again by a table of addresses.
 //!
+//! A signal handler may free a huge block while it interrupts a thread that allocates one. With a
+//! lock, the handler could wait for its own thread. So the table takes no lock.
+//!
 //! # The table
 //!
-//! A signal handler may free a huge block while it interrupts a thread that allocates one. So the
-//! table takes no lock.
-//!
 //! The table has [`BUCKETS`] buckets of [`PLACES`] places. Bits 21 and up of a block's address name
-//! the block's bucket. If that bucket is full, the block goes to the next bucket with room, and
-//! `passed` of each bucket that it went by is one higher. So a search ends at a bucket with
+//! the block's home bucket. If that bucket is full, the block goes to the next bucket with room,
+//! and adds 1 to `passed` of each bucket that it went by. So a search ends at a bucket with
 //! `passed` 0.
 //!
 //! A thread enters a block in three steps:
@@ -28,7 +28,7 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize};
 
 const BUCKETS: usize = 4096;
 const PLACES: usize = 62;
-/// An address that no block has: the place is being filled in.
+/// Stands for an address in a place that is being filled in. No block has this address.
 const CLAIMED: usize = 1;
 
 #[repr(C)]
@@ -46,17 +46,19 @@ fn table() -> Option<&'static [Bucket]> {
     if at.is_null() {
         let size = BUCKETS * size_of::<Bucket>();
         let fresh = sys::map_memory(size)?.as_ptr().cast();
-        // Release publishes the zeroed table; acquire sees another's.
+        // Release pairs with the acquires here and in `find`: a thread that sees the table sees
+        // zeroes.
         at = match TABLE.compare_exchange(null_mut(), fresh, Release, Acquire) {
             Ok(_) => fresh,
             Err(other) => {
-                // SAFETY: ours and unused.
+                // SAFETY: this thread mapped `fresh`, and did not publish it.
                 unsafe { sys::unmap(fresh.cast(), size) };
                 other
             }
         };
     }
-    // SAFETY: a zeroed mapping of that many buckets, which stays.
+    // SAFETY: `at` is a zeroed mapping of `BUCKETS` buckets, which is never unmapped. All fields
+    // are atomic or unused.
     Some(unsafe { core::slice::from_raw_parts(at, BUCKETS) })
 }
 
@@ -64,7 +66,7 @@ fn bucket_of(address: usize) -> usize {
     (address >> 21) % BUCKETS
 }
 
-/// Enters a block; false when the table has no room or no memory.
+/// Enters a block. Returns false if the table has no room or there is no memory for it.
 fn enter(address: usize, size: usize) -> bool {
     let Some(table) = table() else {
         return false;
@@ -77,7 +79,7 @@ fn enter(address: usize, size: usize) -> bool {
         });
         if let Some(place) = free {
             bucket.sizes[place].store(size, Relaxed);
-            // Release: whoever is handed the block by another thread finds its size.
+            // Release pairs with the acquire in `find`, which then reads the size.
             bucket.addresses[place].store(address, Release);
             return true;
         }
@@ -89,7 +91,7 @@ fn enter(address: usize, size: usize) -> bool {
     false
 }
 
-/// The place of a block: how many buckets past its home, and which place there.
+/// Returns the place of a block: how many buckets after its home, and the place in that bucket.
 fn find(address: usize) -> Option<(usize, usize)> {
     let table = NonNull::new(TABLE.load(Acquire)).and_then(|_| table())?;
     let home = bucket_of(address);
@@ -109,14 +111,14 @@ fn find(address: usize) -> Option<(usize, usize)> {
     None
 }
 
-/// Takes a block out of the table; returns its size.
+/// Takes a block out of the table. Returns its size.
 fn leave(address: usize) -> Option<usize> {
     let (steps, place) = find(address)?;
     let table = table()?;
     let home = bucket_of(address);
     let bucket = &table[(home + steps) % BUCKETS];
     let size = bucket.sizes[place].load(Relaxed);
-    // Of two threads that free the same block one finds it gone.
+    // If two threads free the same block, one of them finds it gone.
     bucket.addresses[place]
         .compare_exchange(address, 0, Release, Relaxed)
         .ok()?;
@@ -126,6 +128,7 @@ fn leave(address: usize) -> Option<usize> {
     Some(size)
 }
 
+/// Counts bytes that were mapped and unmapped.
 fn mapped(more: usize, less: usize) {
     if more > 0 {
         PAGE_STAT.add(0, PageItem::Huge, more as u64);
@@ -137,8 +140,19 @@ fn mapped(more: usize, less: usize) {
     }
 }
 
-/// A zeroed block of at least `size` bytes at a multiple of `align`, a power of two. A system call
-/// or three; no lock, so that signal handlers may call it at any point.
+/// Allocates a zeroed block of at least `size` bytes at a multiple of `align`, a power of two.
+///
+/// Returns `None` if the system has no memory. Costs up to three system calls. Takes no lock, so
+/// that signal handlers may call it at any point.
+///
+/// ```
+/// use pinfold::page::{HUGE, alloc_huge, free_huge, huge_size};
+///
+/// let block = alloc_huge(HUGE, 4096).expect("memory");
+/// assert_eq!(huge_size(block.as_ptr()), Some(HUGE));
+/// // SAFETY: the block is not used afterwards.
+/// assert!(unsafe { free_huge(block.as_ptr()) });
+/// ```
 pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
     let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
     if size > isize::MAX as usize || align > isize::MAX as usize {
@@ -146,7 +160,7 @@ pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
     }
     let block = sys::map_aligned(size, align)?;
     if !enter(block.as_ptr() as usize, size) {
-        // SAFETY: mapped above and given to nobody.
+        // SAFETY: the block was mapped above, and no other code knows it.
         unsafe { sys::unmap(block.as_ptr(), size) };
         return None;
     }
@@ -154,29 +168,32 @@ pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
     Some(block)
 }
 
-/// Unmaps the block at `address`; false, and nothing done, when there is none.
+/// Unmaps the block at `address`. Returns false, and does nothing, if there is no such block. Costs
+/// a look-up and a system call.
 ///
 /// # Safety
 ///
-/// Nobody uses the block any more.
+/// No thread uses the block any more.
 pub unsafe fn free(address: *mut u8) -> bool {
     let Some(size) = leave(address as usize) else {
         return false;
     };
-    // SAFETY: the table says that the mapping is a block of this size; the caller gives it up.
+    // SAFETY: the table had a block of this size at the address. The caller promises that it is
+    // unused.
     unsafe { sys::unmap(address, size) };
     mapped(0, size);
     true
 }
 
-/// Bytes of the block at `address`, or `None` when there is no such block.
+/// Returns how many bytes the block at `address` has, or `None` if there is no such block. Costs a
+/// look-up in the table.
 pub fn size(address: *mut u8) -> Option<usize> {
     let (steps, place) = find(address as usize)?;
     let bucket = &table()?[(bucket_of(address as usize) + steps) % BUCKETS];
     Some(bucket.sizes[place].load(Relaxed))
 }
 
-/// Notes the size of the block at `address`, which is the caller's.
+/// Changes the size of the block at `address`. The caller owns the block.
 fn note_size(address: *mut u8, size: usize) {
     if let (Some((steps, place)), Some(table)) = (find(address as usize), table()) {
         let bucket = &table[(bucket_of(address as usize) + steps) % BUCKETS];
@@ -184,21 +201,21 @@ fn note_size(address: *mut u8, size: usize) {
     }
 }
 
-/// Makes pages of a mapping a huge block of at least `size` bytes elsewhere; `None`, and nothing
-/// done, when that cannot be. Nothing is mapped where the pages were.
+/// Moves pages of a mapping to a huge block of at least `size` bytes elsewhere. Returns `None`, and
+/// changes nothing, if that cannot be done. Afterwards nothing is mapped where the pages were.
 ///
 /// # Safety
 ///
-/// `[start, start + old)` are whole pages of the caller's, fewer than `size` bytes.
+/// `[start, start + old)` are whole pages that only the caller uses, fewer than `size` bytes.
 pub(super) unsafe fn adopt(start: *mut u8, old: usize, size: usize) -> Option<NonNull<u8>> {
     let size = size.checked_next_multiple_of(sys::page_size())?;
-    // The table has to be there before the pages move.
+    // Makes the table before the pages move, because `None` can be returned here.
     table()?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises whole pages that no other thread uses.
     let block = unsafe { sys::remap(start, old, size) }?;
-    // The kernel lengthens a mapping where it is if nothing is mapped behind it. The addresses
+    // The kernel lengthens a mapping in place if nothing is mapped behind it. But the addresses
     // there are the arena's.
-    // SAFETY: the mapping is the caller's, whole.
+    // SAFETY: the pages are the caller's, and `remap` above made the mapping `size` bytes long.
     if block.as_ptr() == start && unsafe { sys::remap(start, size, old) }.is_some() {
         return None;
     }
@@ -206,15 +223,15 @@ pub(super) unsafe fn adopt(start: *mut u8, old: usize, size: usize) -> Option<No
         no_room(block.as_ptr(), size);
     }
     if huge_pages::are_wanted(u32::MAX) {
-        // The pages may be of the memory for which small ones were asked.
-        // SAFETY: the mapping is the new block's.
+        // The pages may come from memory for which the arena asked for small pages.
+        // SAFETY: `remap` made this mapping for the new block.
         unsafe { sys::prefer_huge(block.as_ptr(), size) };
     }
     mapped(size, 0);
     Some(block)
 }
 
-/// Ends the process: the table of huge blocks is full, and the pages have moved already.
+/// Ends the process, because the table of huge blocks is full and the pages have already moved.
 #[cold]
 fn no_room(block: *mut u8, size: usize) -> ! {
     sys::die(format_args!(
@@ -222,27 +239,28 @@ fn no_room(block: *mut u8, size: usize) -> ! {
     ))
 }
 
-/// Grows or shrinks the block at `address` to at least `size` bytes, by moving pages, not bytes;
-/// `None`, and the block as it was, when that cannot be.
+/// Grows or shrinks the block at `address` to at least `size` bytes. The kernel moves pages, not
+/// bytes. Returns `None`, and leaves the block as it was, if that cannot be done. Costs a system
+/// call.
 ///
 /// # Safety
 ///
-/// `address` is a huge block of the caller's.
+/// `address` is a huge block that only the caller uses.
 pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
     let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
     let old = self::size(address)?;
     if size <= old {
-        // SAFETY: the mapping is the caller's, whole. The kernel cuts its end off, and does not
-        // move what it shrinks.
+        // SAFETY: the table says that the mapping has `old` bytes, and only the caller uses it. The
+        // kernel cuts the end off, and does not move a mapping that shrinks.
         unsafe { sys::remap(address, old, size) }?;
         note_size(address, size);
         mapped(0, old - size);
         return NonNull::new(address);
     }
-    // Out of the table first: once the kernel has moved the pages, another block may get the
+    // Leaves the table first: once the kernel has moved the pages, another block may get the
     // address.
     leave(address as usize)?;
-    // SAFETY: the mapping is the caller's, whole.
+    // SAFETY: the table said that the mapping has `old` bytes, and only the caller uses it.
     let moved = unsafe { sys::remap(address, old, size) };
     let (block, now) = moved.map_or((address, old), |block| (block.as_ptr(), size));
     if !enter(block as usize, now) {

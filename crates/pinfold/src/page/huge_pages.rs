@@ -1,9 +1,10 @@
 //! Which memory the arenas ask the kernel to back with huge pages.
 //!
-//! A huge page takes 2 MiB as soon as one byte of it is written. In a small program that is most of
-//! its memory. In a large one it saves page faults and misses of the processor's address caches. So
-//! by default an arena asks for ordinary pages first, and for huge pages when it has grown. It asks
-//! for one or the other each time it maps a step, so that the system's default does not matter.
+//! A huge page takes 2 MiB as soon as one byte of it is written. In a small program that can be
+//! most of its memory. In a large program it saves page faults and misses of the processor's
+//! address caches. So by default an arena asks for small pages first, and for huge pages when it
+//! has grown. It asks for one or the other each time it maps a step, so that the system's default
+//! does not matter.
 
 use crate::sys;
 use core::sync::atomic::AtomicU8;
@@ -12,19 +13,26 @@ use core::sync::atomic::Ordering::Relaxed;
 /// The environment variable that says when: `never`, `auto` or `always`.
 pub const HUGE_PAGES_VARIABLE: &str = "PINFOLD_THP";
 
-/// Granules that a node has mapped before its further memory gets huge pages: 64 MiB. A small
-/// program stays small, also where the system gives huge pages to all memory.
+/// Granules that a node maps before its further memory gets huge pages: 64 MiB. So a small program
+/// stays small, even if the system gives huge pages to all memory.
 const HUGE_FROM: u32 = 1024;
 
-/// A block of at least so many bytes gets huge pages, whatever the node has mapped: its owner is
-/// likelier to use all of it than the owners of small blocks are to fill a huge page.
+/// Bytes from which a block gets huge pages, whatever the node has mapped. The owner of a large
+/// block is likelier to use all of it than the owners of small blocks are to fill a huge page.
 const BLOCK_LEAST: usize = 4 << 20;
 
 /// When the arenas ask for huge pages.
+///
+/// ```
+/// use pinfold::page::HugePages;
+///
+/// assert_eq!(HugePages::parse(b"never"), Some(HugePages::Never));
+/// assert_eq!(HugePages::parse(b"sometimes"), None);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HugePages {
-    /// For what a node maps beyond its first 64 MiB, and for blocks of 4 MiB and more.
+    /// For what a node maps beyond its first 64 MiB, and for blocks of 4 MiB or more.
     Auto = 0,
     /// For no memory.
     Never = 1,
@@ -33,7 +41,7 @@ pub enum HugePages {
 }
 
 impl HugePages {
-    /// Reads `never`, `auto` or `always`; nothing else is understood.
+    /// Reads `never`, `auto` or `always`. Returns `None` for anything else.
     pub fn parse(value: &[u8]) -> Option<HugePages> {
         match value {
             b"auto" => Some(HugePages::Auto),
@@ -47,11 +55,11 @@ impl HugePages {
 static MODE: AtomicU8 = AtomicU8::new(HugePages::Auto as u8);
 
 /// Sets when the arenas ask for huge pages, for memory that they map from now on. Replaces the
-/// value of `PINFOLD_THP`.
+/// value of `PINFOLD_THP`. Costs one store.
 ///
-/// The kernel gives the huge pages that it is asked for, unless
-/// `/sys/kernel/mm/transparent_hugepage/enabled` is `never`. Blocks that are mappings of their own,
-/// from [`HUGE`](super::HUGE) bytes on, are left to the system's setting.
+/// The kernel gives huge pages unless `/sys/kernel/mm/transparent_hugepage/enabled` is `never`. For
+/// a block that is allocated with [`HUGE`](super::HUGE) bytes or more, a mapping of its own, the
+/// system's setting decides.
 ///
 /// ```
 /// use pinfold::page::{HugePages, set_huge_pages};
@@ -63,18 +71,18 @@ pub fn set_huge_pages(mode: HugePages) {
     MODE.store(mode as u8, Relaxed);
 }
 
-/// Asks for huge pages for a block of `size` bytes at `start`, some of it fresh, if the block is
-/// long enough to fill some. A system call for a long block.
+/// Asks for huge pages for a block of `size` bytes at `start`, some of which is fresh, if the block
+/// is long enough. Costs a system call for a long block.
 pub(super) fn want_for_block(start: *mut u8, size: usize) {
     if size < BLOCK_LEAST || MODE.load(Relaxed) != HugePages::Auto as u8 {
         return;
     }
-    // All of it, so that the block stays one mapping, which the kernel can move.
-    // SAFETY: whole pages of the block.
+    // Asks for the whole block, so that it stays one mapping, which the kernel can move.
+    // SAFETY: the range is the block, which has whole pages.
     unsafe { sys::prefer_huge(start, size) };
 }
 
-/// Reads the user's setting. For the start.
+/// Reads the user's setting. Called at the start.
 pub(super) fn read() {
     let mut value = [0; 8];
     let value = pinfold_rseq::env::read(HUGE_PAGES_VARIABLE, &mut value);
@@ -83,7 +91,7 @@ pub(super) fn read() {
     }
 }
 
-/// Whether a node's next memory is to be in huge pages, when the node has `mapped` granules.
+/// Returns whether a node's next memory should have huge pages, if the node has `mapped` granules.
 pub(super) fn are_wanted(mapped: u32) -> bool {
     match MODE.load(Relaxed) {
         mode if mode == HugePages::Auto as u8 => mapped >= HUGE_FROM,

@@ -9,12 +9,21 @@
 //! page fault for each page, over and over. So the arenas learn:
 //!
 //! 1. [`purged`] notes what went back to the system only because it was in excess.
-//! 2. [`took_clean`] finds that an arena has to hand out clean memory soon after that. So much of
-//!    what went back was *missed*.
+//! 2. [`took_clean`] notices that an arena hands out clean memory soon after that. Up to the amount
+//!    that went back, this memory was *missed*.
 //! 3. [`excess`] allows that much more dirty memory, but never so much that the process holds more
 //!    than it used a short while ago.
-//! 4. [`aged`] notes what goes back because nobody needed it for long: it was not missed after all.
-//!    [`forget`] lets all figures decay.
+//! 4. [`aged`] subtracts what goes back because it was not needed for long: it was not missed after
+//!    all. [`forget`] lets all figures decay.
+//!
+//! # Who writes the words
+//!
+//! | word | who |
+//! |---|---|
+//! | a node's [`Figures`] | the holder of the arena's lock, with a load and a store |
+//! | all others | any thread |
+//!
+//! Any thread reads them. They guard no other memory, so that all orderings are relaxed.
 
 use super::{GRANULE, budget, huge_total};
 use crate::nodes::{self, MAX_NODES};
@@ -24,13 +33,12 @@ use core::sync::atomic::{AtomicU32, AtomicUsize};
 /// How often the figures decay, in milliseconds.
 const FORGET: u32 = 450;
 
-/// A node's figures, in granules. The holder of the arena's lock writes them; any thread reads
-/// them.
+/// A node's figures, in granules.
 #[repr(align(64))]
 struct Figures {
-    /// In runs that are in use.
+    /// Granules in runs that are in use.
     used: AtomicUsize,
-    /// In dirty free runs.
+    /// Granules in dirty free runs.
     dirty: AtomicUsize,
 }
 
@@ -44,15 +52,14 @@ static FIGURES: [Figures; MAX_NODES] = [const {
 /// Granules in runs that are one block each.
 static LARGE_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Granules that went back to the system a short while ago because they were in excess. Any thread
-/// writes this word and the next two. They guard nothing, so that all orderings are relaxed.
+/// Granules that went back to the system a short while ago because they were in excess.
 static PURGED: AtomicUsize = AtomicUsize::new(0);
-/// Granules of those that were needed again.
+/// Granules that were needed again after they had been purged.
 static MISSED: AtomicUsize = AtomicUsize::new(0);
 /// The most granules that were in use a short while ago.
 static USED_LATELY: AtomicUsize = AtomicUsize::new(0);
 
-/// Adds to a figure of which the caller is the only writer.
+/// Adds to a figure of a node. The caller is the only writer.
 fn add(figure: &AtomicUsize, granules: usize) {
     figure.store(figure.load(Relaxed).wrapping_add(granules), Relaxed);
 }
@@ -61,7 +68,7 @@ fn sub(figure: &AtomicUsize, granules: usize) {
     add(figure, granules.wrapping_neg());
 }
 
-/// The holder of the arena's lock has handed out granules of `node`, `clean` or dirty ones.
+/// Counts granules of `node`, `clean` or dirty ones, that the holder of the arena's lock hands out.
 pub(super) fn hand_out(node: usize, granules: usize, clean: bool) {
     use_more(node, granules);
     if clean {
@@ -71,27 +78,27 @@ pub(super) fn hand_out(node: usize, granules: usize, clean: bool) {
     }
 }
 
-/// The holder of the arena's lock has taken granules of `node` out of the free runs.
+/// Counts granules of `node` that the holder of the arena's lock takes out of the free runs.
 pub(super) fn use_more(node: usize, granules: usize) {
     add(&FIGURES[node].used, granules);
 }
 
-/// The holder of the arena's lock has taken back granules of `node`.
+/// Counts granules of `node` that the holder of the arena's lock takes back.
 pub(super) fn use_less(node: usize, granules: usize) {
     sub(&FIGURES[node].used, granules);
 }
 
-/// The holder of the arena's lock has put granules of `node` into dirty free runs.
+/// Counts granules of `node` that the holder of the arena's lock puts into dirty free runs.
 pub(super) fn more_dirty(node: usize, granules: usize) {
     add(&FIGURES[node].dirty, granules);
 }
 
-/// The holder of the arena's lock has taken granules of `node` out of dirty free runs.
+/// Counts granules of `node` that the holder of the arena's lock takes out of dirty free runs.
 pub(super) fn less_dirty(node: usize, granules: usize) {
     sub(&FIGURES[node].dirty, granules);
 }
 
-/// Granules of `node` in dirty free runs.
+/// Returns how many granules of `node` are in dirty free runs.
 pub(super) fn dirty(node: usize) -> usize {
     FIGURES[node].dirty.load(Relaxed)
 }
@@ -104,12 +111,13 @@ pub(super) fn large_less(granules: usize) {
     LARGE_USED.fetch_sub(granules, Relaxed);
 }
 
-/// Bytes in runs whose page map entry is [`LARGE`](super::LARGE): blocks of their own.
+/// Returns how many bytes are in runs that are one block each: those whose page map entry is
+/// [`LARGE`](super::LARGE). One load.
 pub fn large_in_use() -> usize {
     LARGE_USED.load(Relaxed) * GRANULE
 }
 
-/// Dirty granules beyond what may be kept. Some loads for each node.
+/// Returns how many granules are dirty beyond what may be kept. Costs some loads for each node.
 pub(super) fn excess() -> usize {
     let used = used();
     if used > USED_LATELY.load(Relaxed) {
@@ -120,7 +128,7 @@ pub(super) fn excess() -> usize {
     dirty_of_all().saturating_sub(budget::kept_most(used * GRANULE, missed) / GRANULE)
 }
 
-/// Granules in dirty free runs of all nodes.
+/// Returns how many granules are in dirty free runs of all nodes.
 fn dirty_of_all() -> usize {
     figures().map(|node| node.dirty.load(Relaxed)).sum()
 }
@@ -129,7 +137,7 @@ fn figures() -> impl Iterator<Item = &'static Figures> {
     FIGURES.iter().take(nodes::count())
 }
 
-/// Granules in use, with those of huge blocks.
+/// Returns how many granules are in use, including huge blocks.
 fn used() -> usize {
     let used: usize = figures().map(|node| node.used.load(Relaxed)).sum();
     used + huge_total() / GRANULE
@@ -154,11 +162,11 @@ fn took_clean(granules: usize) {
 /// Notes that granules went back to the system because they were dirty for long.
 pub(super) fn aged(granules: usize) {
     let missed = MISSED.load(Relaxed);
-    // What another thread adds meanwhile may be lost; so below.
+    // A concurrent addition of another thread may be lost. The figures are estimates.
     MISSED.store(missed.saturating_sub(granules), Relaxed);
 }
 
-/// Forgets a part of what was learned if it is time, `now` in milliseconds.
+/// Lets the figures decay, at most once in [`FORGET`]. `now` is in milliseconds.
 pub(super) fn forget(now: u32) {
     static LAST: AtomicU32 = AtomicU32::new(0);
     let last = LAST.load(Relaxed);
@@ -172,6 +180,6 @@ pub(super) fn forget(now: u32) {
     };
     decay(&PURGED, 0, 2);
     decay(&USED_LATELY, used(), 2);
-    // Slowly: each granule that is forgotten and needed again costs page faults.
+    // Decays slowly, because each granule that is forgotten and needed again costs page faults.
     decay(&MISSED, 0, 8);
 }

@@ -17,7 +17,8 @@ struct Chunk {
     end: *mut u8,
 }
 
-// SAFETY: plain addresses of memory that belongs to the holder of the lock.
+// SAFETY: the pointers are addresses of memory that belongs to the holder of the lock, on any
+// thread.
 unsafe impl Send for Chunk {}
 
 /// The first chunk.
@@ -35,11 +36,11 @@ static CHUNK_IN_USE: Lock<Chunk> = Lock::new(Chunk {
     end: FIRST.0.get().cast::<u8>().wrapping_add(FIRST_SIZE),
 });
 
-/// Returns zeroed memory that stays for good; `None` if the system has none, and in a signal
-/// handler that interrupted this function.
+/// Returns zeroed memory that is never unmapped. Returns `None` if the system has none, and in a
+/// signal handler that interrupted this function.
 ///
-/// Waits until a fork is over. A thread on its way through malloc calls this only while it holds a
-/// lock that a fork takes before: then no fork has this one.
+/// Waits for a fork to end. A thread in malloc must not wait for a fork. It calls this function
+/// only while it holds a lock that a fork takes earlier, so that no fork can hold this lock.
 pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
     let page = sys::page_size();
     if layout.size() >= CHUNK / 4 || layout.align() > page {

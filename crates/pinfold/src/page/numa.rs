@@ -1,4 +1,4 @@
-//! Which node memory should come from, which one it came from, and whether a node has any left.
+//! From which node memory should come, from which it came, and whether a node has any left.
 //!
 //! The kernel places a page when a thread first touches it: on the node that the page's range
 //! prefers, or silently on another node if that one has no memory. Then the counts here would be
@@ -19,15 +19,15 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 crate::vmstat_items! {
-    /// What allocations of runs are counted as, in pages, by node; the names and their meaning are
-    /// the kernel's in `numastat`.
+    /// The counts of allocations of runs, in pages, by node. The names and meanings are the
+    /// kernel's, as in `numastat`.
     ///
-    /// Memory that the kernel places by the process's policy is not counted here; the kernel counts
-    /// it.
+    /// Memory that the kernel places by the process's policy is not counted here, because the
+    /// kernel counts it.
     pub enum NumaItem {
-        /// Taken from this node, as was wanted.
+        /// Taken from this node, as the caller wanted.
         Hit = "numa_hit",
-        /// Taken from this node, though another was wanted.
+        /// Taken from this node, although the caller wanted another.
         Miss = "numa_miss",
         /// Wanted from this node, but taken from another.
         Foreign = "numa_foreign",
@@ -40,7 +40,14 @@ crate::vmstat_items! {
     }
 }
 
-/// Where memory came from, in pages. Counted when runs are taken, never per object.
+/// The nodes from which memory came, in pages. Counted when runs are taken, never for each object.
+///
+/// ```
+/// use pinfold::page::{NUMA_STAT, NumaItem};
+///
+/// let here = NUMA_STAT.read(NumaItem::Local);
+/// println!("{here} pages came from the node of the thread");
+/// ```
 pub static NUMA_STAT: NodeStat<NumaItem> = NodeStat::new();
 
 /// Which node is asked for memory, and why.
@@ -48,14 +55,14 @@ pub static NUMA_STAT: NodeStat<NumaItem> = NodeStat::new();
 pub(crate) struct Ask {
     /// The node that is asked.
     pub(crate) node: usize,
-    /// The node that should have had some.
+    /// The node that the policy wanted.
     pub(crate) wanted: usize,
     /// Whether it was the wanted node's turn.
     pub(crate) in_turn: bool,
 }
 
 impl Ask {
-    /// Memory of `node`, or none.
+    /// Asks for memory of `node` only.
     pub(crate) const fn only(node: usize) -> Ask {
         Ask {
             node,
@@ -64,13 +71,13 @@ impl Ask {
         }
     }
 
-    /// The same of another node, for want of memory on the wanted one.
+    /// Asks another node instead, because the wanted one has no memory.
     pub(crate) const fn instead(self, node: usize) -> Ask {
         Ask { node, ..self }
     }
 }
 
-/// Counts `granules` taken as `ask` said; by one test where there is one node.
+/// Counts `granules` that were taken as `ask` said. Costs one test if there is one node.
 pub(super) fn count(ask: Ask, granules: usize) {
     if nodes::count() == 1 || nodes::is_the_kernels(ask.node) {
         return;
@@ -81,8 +88,8 @@ pub(super) fn count(ask: Ask, granules: usize) {
     });
 }
 
-/// Calls `count` with each node and item that an allocation by a thread on node `local` counts for,
-/// as the kernel's `zone_statistics`.
+/// Calls `count` with each node and item for which an allocation by a thread on node `local`
+/// counts, as the kernel's `zone_statistics` does.
 pub(crate) fn for_each_item(ask: Ask, local: usize, count: impl Fn(usize, NumaItem)) {
     if ask.node == ask.wanted {
         count(ask.node, NumaItem::Hit);
@@ -91,7 +98,7 @@ pub(crate) fn for_each_item(ask: Ask, local: usize, count: impl Fn(usize, NumaIt
         }
     } else {
         count(ask.node, NumaItem::Miss);
-        // The kernel's node has no counts.
+        // Memory that the kernel places has no counts here.
         if !nodes::is_the_kernels(ask.wanted) {
             count(ask.wanted, NumaItem::Foreign);
         }
@@ -104,12 +111,12 @@ pub(crate) fn for_each_item(ask: Ask, local: usize, count: impl Fn(usize, NumaIt
     count(ask.node, near);
 }
 
-/// What is known of a node's memory.
+/// The estimate of a node's memory.
 struct Room {
-    /// Bytes that were free, or files' pages, when it was looked at last, less what was taken
+    /// Bytes that were free, or held pages of files, at the last reading, less what was taken
     /// since.
     free: AtomicU64,
-    /// Bytes that are left to others.
+    /// Bytes that are left to other processes.
     reserve: AtomicU64,
 }
 
@@ -120,19 +127,22 @@ static ROOM: [Room; nodes::MAX_NODES] = [const {
     }
 }; nodes::MAX_NODES];
 
-/// The share of its memory that a node keeps at least.
+/// A node keeps at least one part in this many of its memory.
 const RESERVE: u64 = 64;
 
-/// What is left of a node's memory: so much that the kernel does not turn elsewhere before. It does
-/// at its low watermark, which is 5/4 of the node's share of `vm.min_free_kbytes`, or a thousandth
-/// of its memory more than that share; so twice the share is left.
+/// Returns how many bytes of a node's memory are left to others: so many that the kernel does not
+/// yet take pages from another node. The kernel does so at its low watermark. That is 5/4 of the
+/// node's share of `vm.min_free_kbytes`, or that share and a thousandth of the node's memory. So
+/// twice the share is left.
 fn reserve_of(total: u64, least_free: u64, machine: u64) -> u64 {
     let share = u128::from(least_free) * u128::from(total) / u128::from(machine.max(1));
     (total / RESERVE).max(2 * share as u64)
 }
 
-/// Whether `node` has room for `granules` of fresh memory, or no node has: a few loads. Always
-/// where there is one node, for memory that the kernel places, and on nodes that are made up.
+/// Returns whether `node` has room for `granules` of fresh memory, or no node has. Costs a few
+/// loads.
+///
+/// Always true if there is one node, for memory that the kernel places, and on simulated nodes.
 pub(super) fn has_room(node: usize, granules: usize) -> bool {
     if nodes::count() == 1 || nodes::is_the_kernels(node) || nodes::are_made_up() {
         return true;
@@ -144,7 +154,7 @@ pub(super) fn has_room(node: usize, granules: usize) -> bool {
     })
 }
 
-/// Whether `node` is roomy, or none of the first `nodes` is.
+/// Returns whether `node` is roomy, or none of the first `nodes` is.
 fn roomy_or_all_full(node: usize, nodes: usize, roomy: impl Fn(usize) -> bool) -> bool {
     roomy(node) || !(0..nodes).any(|other| other != node && roomy(other))
 }
@@ -165,16 +175,16 @@ fn change_room(node: usize, change: impl FnOnce(u64) -> u64) {
     if nodes::count() > 1
         && let Some(room) = ROOM.get(node)
     {
-        // Another thread may have looked meanwhile: the number is a guess in any case.
+        // A concurrent change by another thread may be lost. The number is an estimate.
         room.free.store(change(room.free.load(Relaxed)), Relaxed);
     }
 }
 
-/// Reads how much memory each node has free, so that fresh memory is asked of nodes that have some.
-/// Nothing where there is one node.
+/// Reads how much memory each node has free, so that nodes with free memory are asked for fresh
+/// memory. Does nothing if there is one node.
 ///
-/// Opens a file for each node, and one more: for the process's start, and for a shepherd that the
-/// program has asked for.
+/// Opens a file for each node, and one more. So it is called at the process's start, and by a
+/// shepherd that the program has asked for.
 pub fn refresh_room() {
     if nodes::real() == 1 || nodes::are_made_up() {
         return;
@@ -184,7 +194,7 @@ pub fn refresh_room() {
         let [total, free] = facts::memory_of(NodeId(nodes::id(node)));
         let reserve = reserve_of(total.unwrap_or(0), least, machine);
         room.reserve.store(reserve, Relaxed);
-        // A node that does not say has as much as anybody wants: the kernel knows better.
+        // If a node's free memory cannot be read, the kernel decides.
         room.free.store(free.unwrap_or(u64::MAX), Relaxed);
     }
 }

@@ -1,8 +1,10 @@
-//! Runs of one block that change: longer or shorter where they are, or moved with their pages.
+//! Runs of one block that grow, shrink or move with their pages.
 //!
-//! `realloc` would copy a large block each time it grows. A run grows into free granules behind it
-//! instead ([`resize_run`]). If these are in use, the kernel moves the run's pages ([`move_run`]): if
-//! possible to a place with as much room behind it, so that the next growth needs no move.
+//! `realloc` would copy a large block each time the block grows. Instead:
+//!
+//! 1. The run grows in place into free granules behind it ([`resize_run`]).
+//! 2. If these are in use, the kernel moves the run's pages ([`move_run`]): if possible to a place
+//!    with as much room behind it, so that the next growth needs no move.
 
 use super::arena::{Arena, Run, alloc_run, arena_of, give_back};
 use super::window;
@@ -14,8 +16,10 @@ use crate::lock::Guard;
 use crate::sys::{self, Mapped};
 use core::ptr::NonNull;
 
-/// A run for a block of `size` bytes at a multiple of `align`, a power of two larger than
-/// [`GRANULE`]; as [`alloc_run`] otherwise.
+/// Allocates a run for a block of `size` bytes at a multiple of `align`, a power of two larger than
+/// [`GRANULE`]. Costs what [`alloc_run`] costs, and takes the arena's lock twice more.
+///
+/// Returns `None` where `alloc_run` does, and if `size` or `align` is at least [`HUGE`].
 pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> {
     if size >= HUGE || align >= HUGE {
         return None;
@@ -24,26 +28,27 @@ pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> 
     let run = alloc_run(granules + align / GRANULE - 1, node, LARGE, false)?;
     let start = run.start.as_ptr() as usize;
     let front = start.next_multiple_of(align) - start;
-    // SAFETY: the run was allocated above, and is longer than its front.
+    // SAFETY: the run was allocated above, and is longer than the front that is cut off.
     let run = unsafe { cut_front(run, front / GRANULE) };
-    // SAFETY: the run is the caller's and at least that long.
+    // SAFETY: the run was allocated above, and has at least `granules`.
     unsafe { resize_run(run.start, granules) };
     Some(run)
 }
 
-/// Gives the first `granules` of a run back; returns what is left of it, or the run if that cannot
-/// be.
+/// Gives the first `granules` of a run back. Returns the rest of the run, or the whole run if
+/// `granules` is 0.
 ///
 /// # Safety
 ///
-/// The run is one block, the caller's, and longer than that.
+/// The run is one block, longer than `granules`, and only the caller uses it.
 unsafe fn cut_front(run: Run, granules: usize) -> Run {
     let head = index_of_run(run.start);
     let rest = head + granules as u32;
     let Some(start) = NonNull::new(address_of(rest)).filter(|_| granules > 0) else {
         return run;
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a longer run that no other thread uses: both frames are the
+    // run's.
     unsafe {
         let whole = (*frame(head)).granules;
         let left = &mut *frame(rest);
@@ -57,15 +62,18 @@ unsafe fn cut_front(run: Run, granules: usize) -> Run {
     Run { start, ..run }
 }
 
-/// Makes a run that is one block `granules` long, where it is; false, and nothing done, when there
-/// is no room behind it. Shrinking succeeds always.
+/// Changes the length of a run that is one block to `granules`, in place. Returns false, and does
+/// nothing, if there is no room behind the run. Shrinking always succeeds.
+///
+/// Takes the arena's lock, and may map memory by a system call.
 ///
 /// # Safety
 ///
-/// `start` begins a run from [`alloc_run`] whose entry is [`LARGE`], the caller's.
+/// `start` begins a run from [`alloc_run`] whose entry is [`LARGE`], and only the caller uses the
+/// run.
 pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     let head = index_of_run(start);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a run in use that is its own, so that its first frame is too.
     let run = unsafe { &mut *frame(head) };
     let old = u32::from(run.granules);
     if granules > RUN_MOST as usize {
@@ -75,7 +83,7 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     if new <= old {
         run.granules = new as u16;
         if new < old {
-            // SAFETY: the caller's promise.
+            // SAFETY: both granules are in the run, which the caller promises is its own.
             unsafe { cut(head + new) };
             kept::large_less((old - new) as usize);
             give_back(head + new, old - new);
@@ -102,31 +110,32 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     true
 }
 
-/// Makes the granules before and at `index` a run's last and another's first: a frame between them
-/// may still say what it was when a free run ended or began there.
+/// Makes the granule before `index` the last of a run, and the granule at `index` the first of
+/// another. Their frames may still have the states of free runs that once ended or began there.
 ///
 /// # Safety
 ///
-/// Both granules are in use by the caller.
+/// Both granules are in a run that only the caller uses.
 unsafe fn cut(index: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that both granules are in its own run.
     unsafe {
         (*frame(index - 1)).state = State::Busy;
         (*frame(index)).state = State::Busy;
     }
 }
 
-/// Moves a run that is one block to a longer one of at least `size` bytes, or to a huge block, by
-/// moving its pages; `None`, and nothing done, when that cannot be.
+/// Moves the pages of a run that is one block to a longer run of at least `size` bytes, or to a
+/// huge block. Returns `None`, and does nothing, if that cannot be done.
 ///
-/// Each move may split two mappings, so that this is for long runs.
+/// Costs a few system calls. Each move may split two mappings, so that this is for long runs.
 ///
 /// # Safety
 ///
-/// As for [`resize_run`]; `size` is larger than the run.
+/// `start` begins a run from [`alloc_run`] whose entry is [`LARGE`], and only the caller uses the
+/// run. `size` is larger than the run.
 pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     let head = index_of_run(start);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a run in use, whose first frame has its length.
     let old = u32::from(unsafe { (*frame(head)).granules });
     let node = window::node_of(start.as_ptr() as usize);
     let bytes = old as usize * GRANULE;
@@ -135,14 +144,16 @@ pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     }
     let new = if size >= HUGE {
         map_behind(node, head + old);
-        // SAFETY: the run is the caller's, whole.
+        // SAFETY: these are all pages of the run, which the caller promises is its own.
         unsafe { huge::adopt(start.as_ptr(), bytes, size) }?
     } else {
         let arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
         let new = alloc_roomy(arena, node, size.div_ceil(GRANULE) as u32)?;
-        // SAFETY: both runs are the caller's, and the new one is longer.
+        // SAFETY: the caller promises that the old run is its own. The new one was allocated above
+        // and is longer.
         if !unsafe { sys::move_pages(start.as_ptr(), new.as_ptr(), bytes) } {
-            // SAFETY: allocated above.
+            // SAFETY: the run was allocated above, with the entry `LARGE`, and no other code knows
+            // it.
             unsafe { discard_run(new) };
             return None;
         }
@@ -164,9 +175,11 @@ fn map_behind(node: usize, index: u32) {
     }
 }
 
-/// A run for a block of `size` bytes that has grown, and may grow again: one with as much room
-/// behind it, if there is such a one. `None` as for [`alloc_run`](super::alloc_run), and near a
-/// limit on memory.
+/// Allocates a run for a block of `size` bytes that has grown and may grow again: if possible one
+/// with as much room behind it.
+///
+/// Returns `None` where [`alloc_run`](super::alloc_run) does, and near a limit on memory. Takes the
+/// arena's lock, and may map memory by a system call.
 pub fn alloc_growing_run(size: usize, node: usize) -> Option<NonNull<u8>> {
     let granules = u32::try_from(size.div_ceil(GRANULE)).ok()?;
     if granules > RUN_MOST || budget::near(held() as usize, size) {
@@ -180,7 +193,7 @@ pub fn alloc_growing_run(size: usize, node: usize) -> Option<NonNull<u8>> {
     }
 }
 
-/// A clean run that is one block, with as much room behind it if there is such a one. Makes a region
+/// Allocates a clean run that is one block, if possible with as much room behind it. Makes a region
 /// only if no free run is long enough.
 fn alloc_roomy(
     mut arena: Guard<'static, Arena>,
@@ -206,7 +219,8 @@ fn hand_out(
     clean: bool,
 ) -> Option<NonNull<u8>> {
     arena.free.take_front(head, granules);
-    // SAFETY: only this thread uses the run now.
+    // SAFETY: the run was taken out of the free runs above, so that only this thread uses its
+    // frame.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
     arena.hand_out(node, granules, clean);
@@ -219,7 +233,8 @@ fn hand_out(
     NonNull::new(address_of(head))
 }
 
-/// A clean run of at least `granules` that has room for `room`: the rest of the room may be absent.
+/// Returns a clean run of at least `granules` with room for `room`. The rest of the room may be
+/// absent.
 fn clean_run(arena: &mut Arena, node: usize, granules: u32, room: u32) -> Option<u32> {
     if let Some(head) = arena.free.find(State::Clean, room) {
         return Some(head);
@@ -238,23 +253,23 @@ fn clean_run(arena: &mut Arena, node: usize, granules: u32, room: u32) -> Option
 ///
 /// # Safety
 ///
-/// As for [`free_run`]; its entry is [`LARGE`].
+/// `start` begins a run whose entry is [`LARGE`], and no thread uses the run any more.
 unsafe fn discard_run(start: NonNull<u8>) {
     let head = index_of_run(start);
     let node = window::node_of(start.as_ptr() as usize);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a run in use, whose first frame has its length.
     let granules = u32::from(unsafe { (*frame(head)).granules });
     let size = granules as usize * GRANULE;
     set_entry(head, 0);
     kept::large_less(granules as usize);
-    // SAFETY: no caller has the run.
+    // SAFETY: the caller promises that no thread uses the run.
     if unsafe { sys::try_unmap(start.as_ptr(), size) } {
         gave_back(node, size);
         numa::gave_back(node, size);
         let_absent(node, head, granules);
     } else {
-        // The process has too many mappings for one to be split, so that the kernel has not
-        // unmapped the run before either.
+        // The process has too many mappings to split one, so that the kernel has not unmapped the
+        // run before either.
         give_back(head, granules);
     }
 }

@@ -7,7 +7,7 @@ use core::marker::PhantomData;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Items that one node has room for: a cache line of words.
+/// The most items of a node: a cache line of words.
 const ITEMS_MOST: usize = 8;
 
 /// One node's words. Each node has a cache line, so that threads of different nodes do not write
@@ -44,24 +44,24 @@ impl<I: Item> NodeStat<I> {
         }
     }
 
-    /// Adds `n` to `item` of a node that there is.
+    /// Adds `n` to `item` of `node`, which exists.
     pub(super) fn add(&self, node: usize, item: I, n: u64) {
         self.rows[node].0[item.index()].fetch_add(n, Relaxed);
     }
 
-    /// Takes `n`, which was added before, from `item` of `node`.
+    /// Subtracts `n`, which was added before, from `item` of `node`.
     pub(super) fn sub(&self, node: usize, item: I, n: u64) {
         self.rows[node].0[item.index()].fetch_sub(n, Relaxed);
     }
 
-    /// Returns an item's count of all nodes: one load for each node.
+    /// Returns an item's count of all nodes. One load for each node.
     ///
     /// Each node's count is exact. The nodes are read one after the other.
     pub fn read(&self, item: I) -> u64 {
         self.sum(item.index())
     }
 
-    /// Returns an item's count of node `node`; 0 of a node that is not there. One load.
+    /// Returns an item's count of node `node`, or 0 if the node does not exist. One load.
     pub fn read_node(&self, node: usize, item: I) -> u64 {
         self.rows
             .get(node)
@@ -74,7 +74,8 @@ impl<I: Item> NodeStat<I> {
     }
 }
 
-/// The items' counts of all nodes in the form of `/proc/vmstat`: one line `name value` for each.
+/// Writes the items' counts of all nodes in the form of `/proc/vmstat`: a line `name value` for
+/// each item.
 impl<I: Item> fmt::Display for NodeStat<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut items = I::NAMES.iter().enumerate();

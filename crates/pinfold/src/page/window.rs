@@ -1,8 +1,9 @@
 //! The window: the addresses in which the arenas' regions lie.
 //!
-//! All regions lie in one range of addresses, so that a subtraction leads from an address to its
-//! entry in the page map. The window is far from where the kernel maps by itself. It is not
-//! reserved: addresses that the arenas do not need are not mapped, and count for no limit.
+//! A free has only an address, and has to find the size class of the block. All regions lie in one
+//! range of addresses, so that a subtraction leads from an address to its entry in the page map.
+//! The window is far from where the kernel maps by itself. It is not reserved: addresses that the
+//! arenas do not need are not mapped, and count for no limit.
 //!
 //! ```text
 //! window                    128 MiB                                  each region, 64 MiB
@@ -11,12 +12,13 @@
 //! └──────────────────┴─────┴──────────┴──────────┴─────┘   └────────┴──────────┴──────────┘
 //! ```
 //!
-//! The page map has two bytes for each granule of the window. It is mapped as far as there are
-//! regions. A region begins with its records; the granules behind them are mapped in steps, as they
-//! are handed out. A region's last granule is never mapped, so that a write beyond the end of a
-//! block cannot reach the records of the next region.
-//!
-//! If the program has mapped something in the window, regions leave that place out.
+//! * The page map has two bytes for each granule of the window. It is mapped as far as there are
+//!   regions.
+//! * A region begins with its records. The granules behind them are mapped in steps, shortly before
+//!   they are handed out.
+//! * A region's last granule is never mapped, so that a write beyond the end of a block cannot
+//!   reach the records of the next region.
+//! * If the program has mapped something in the window, regions leave that place out.
 
 use super::{GRANULE, HEADER, MAP, REGION, REGION_GRANULES, address_of, region_at};
 use crate::lock::Lock;
@@ -24,13 +26,14 @@ use crate::sys::{self, Mapped};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU8, AtomicUsize};
 
-/// Bytes of the window at most; addresses of 39 bits have a smaller one.
+/// The most bytes of the window. With addresses of 39 bits the window is smaller.
 const WINDOW_MOST: usize = 4 << 40;
 /// Bytes of page map that are mapped at a time: the entries of 32 regions.
 const MAP_STEP: usize = 64 << 10;
-/// Regions whose place the page map takes.
+/// Regions in whose place the page map lies.
 const MAP_REGIONS: usize = WINDOW_MOST / GRANULE * 2 / REGION;
-/// How many places are tried for a region, where other code of the process has mapped something.
+/// The most places that are tried for a region, if other code of the process has mapped something
+/// there.
 const TRIES: usize = 64;
 
 /// What changes when a region is made.
@@ -41,11 +44,11 @@ pub(super) struct Regions {
     mapped: usize,
     /// Bytes of the window.
     size: usize,
-    /// Where a caller keeps a copy of the count ([`watch_count`]).
+    /// A caller's copy of the count ([`watch_count`]).
     copy: Option<&'static AtomicUsize>,
 }
 
-/// Taken while a node's arena is locked.
+/// The regions. This lock is taken inside the lock of a node's arena.
 pub(super) static REGIONS: Lock<Regions> = Lock::new(Regions {
     next: 0,
     mapped: 0,
@@ -53,12 +56,13 @@ pub(super) static REGIONS: Lock<Regions> = Lock::new(Regions {
     copy: None,
 });
 
-/// The node that each region's memory is for.
+/// The node of each region's memory.
 static NODES: [AtomicU8; WINDOW_MOST / REGION] = [const { AtomicU8::new(0) }; WINDOW_MOST / REGION];
 
-/// Makes a region for `node`, of which nothing but the records is mapped; returns the number of
-/// its first granule. `None` if the system has no memory or the window no place, in a signal
-/// handler that interrupted this function, and while another thread forks.
+/// Makes a region for `node`, and maps only its records. Returns the number of its first granule.
+///
+/// Returns `None` if the system has no memory or the window no place, in a signal handler that
+/// interrupted this function, and while another thread forks.
 pub(super) fn make_region(node: usize) -> Option<u32> {
     let mut regions = REGIONS.lock_or_divert(|_| false)?;
     if regions.next == 0 && !choose_window(&mut regions) {
@@ -71,7 +75,8 @@ pub(super) fn make_region(node: usize) -> Option<u32> {
             return None;
         }
         let at = region_at(number);
-        // SAFETY: nothing of ours is mapped there.
+        // SAFETY: no region has this number yet, so that Pinfold has mapped nothing here. `map_at`
+        // replaces no mapping of other code.
         match unsafe { sys::map_at(at, HEADER) } {
             Mapped::Done => {}
             Mapped::Taken => {
@@ -82,7 +87,7 @@ pub(super) fn make_region(node: usize) -> Option<u32> {
         }
         regions.next += 1;
         NODES[number].store(node as u8, Relaxed);
-        // Release pairs with the acquire in `entry`: who sees the count sees the entries.
+        // Release pairs with the acquire in `entry`: a thread that sees the count sees the entries.
         MAP.count.store(end / GRANULE, Release);
         if let Some(copy) = regions.copy {
             copy.store(end / GRANULE, Release);
@@ -102,26 +107,32 @@ pub(super) fn choose() {
 }
 
 /// Keeps a copy of the number of granules that have entries in `copy`, for a caller that looks
-/// entries up itself: the entry of an address is the 16-bit word number `n` from the window's
-/// beginning on, which this returns, where `n` is the address less the window's, in granules, and
-/// below the count. `None` if the system has no memory.
+/// entries up itself. Returns where the window begins. Returns `None` if the system has no memory.
+///
+/// To look an address up:
+///
+/// 1. Subtract the window's beginning from the address, and divide by [`GRANULE`].
+/// 2. If the result n is at least the count, the address has no entry.
+/// 3. Otherwise the entry is the 16-bit word number n from the window's beginning on.
 pub fn watch_count(copy: &'static AtomicUsize) -> Option<usize> {
     let mut regions = REGIONS.lock()?;
     if regions.next == 0 && !choose_window(&mut regions) {
         return None;
     }
     regions.copy = Some(copy);
-    // Release: who sees the count sees the entries.
+    // Release: a thread that loads the copy with acquire sees the entries.
     copy.store(MAP.count.load(Acquire), Release);
     Some(MAP.window.load(Relaxed))
 }
 
-/// Maps the page map's entries of the first `count` regions.
+/// Maps the page map's entries of the first `count` regions. Returns false if the system has no
+/// memory.
 fn map_entries(regions: &mut Regions, count: usize) -> bool {
     let needed = count * REGION_GRANULES * 2;
     while regions.mapped < needed {
         let at = region_at(0).wrapping_add(regions.mapped);
-        // SAFETY: nothing of ours is mapped there.
+        // SAFETY: the page map is mapped up to here only. `map_at` replaces no mapping of other
+        // code.
         if !matches!(unsafe { sys::map_at(at, MAP_STEP) }, Mapped::Done) {
             return false;
         }
@@ -130,11 +141,15 @@ fn map_entries(regions: &mut Regions, count: usize) -> bool {
     true
 }
 
-/// Chooses where the window is: at random within a sixteenth of the address space, in a smaller part
-/// of it if that cannot be mapped, else where the kernel has room. Tools that emulate have fewer
-/// addresses, and sanitizers use most of the low ones.
+/// Chooses where the window is:
+///
+/// 1. at random within a sixteenth of the address space;
+/// 2. if that cannot be mapped, in smaller parts of it;
+/// 3. otherwise where the kernel has room.
+///
+/// Emulators have fewer addresses, and sanitizers use most of the low ones.
 fn choose_window(regions: &mut Regions) -> bool {
-    // The stack lies in the upper half of what addresses can be.
+    // The stack lies in the upper half of the address space.
     let part = (sys::stack_address() + 1).next_power_of_two() / 16;
     let random = (0..5).map(|shift| {
         let part = part >> shift;
@@ -160,20 +175,22 @@ fn choose_window(regions: &mut Regions) -> bool {
     })
 }
 
-/// The node of the region that `address` lies in; 0 for an address outside the window. Two loads.
+/// Returns the node of the region in which `address` lies, or 0 for an address outside the window.
+/// Two loads.
 pub(super) fn node_of(address: usize) -> usize {
     let number = address.wrapping_sub(MAP.window.load(Relaxed)) / REGION;
     let node = NODES.get(number);
     node.map_or(0, |node| usize::from(node.load(Relaxed)))
 }
 
-/// Maps granules of a region for `node`, in huge pages if these are `huge`.
+/// Maps granules of a region for `node`, with huge pages if `huge`.
 pub(super) fn map_granules(node: usize, first: u32, count: u32, huge: bool) -> Mapped {
     let (start, size) = (address_of(first), count as usize * GRANULE);
-    // SAFETY: the granules are absent: nothing of ours is mapped there.
+    // SAFETY: the granules are absent, so that Pinfold has mapped nothing there. `map_at` replaces
+    // no mapping of other code.
     let mapped = unsafe { sys::map_at(start, size) };
     if matches!(mapped, Mapped::Done) {
-        // SAFETY: mapped above.
+        // SAFETY: `map_at` above mapped the range, which no other thread uses yet.
         unsafe {
             if huge {
                 sys::prefer_huge(start, size);
