@@ -75,8 +75,7 @@ pub(super) fn make_region(node: usize) -> Option<u32> {
             return None;
         }
         let at = region_at(number);
-        // SAFETY: no region has this number yet, so that Pinfold has mapped nothing here. `map_at`
-        // replaces no mapping of other code.
+        // SAFETY: only the holder of this lock maps the place of a region that is not made yet.
         match unsafe { sys::map_at(at, HEADER) } {
             Mapped::Done => {}
             Mapped::Taken => {
@@ -131,8 +130,7 @@ fn map_entries(regions: &mut Regions, count: usize) -> bool {
     let needed = count * REGION_GRANULES * 2;
     while regions.mapped < needed {
         let at = region_at(0).wrapping_add(regions.mapped);
-        // SAFETY: the page map is mapped up to here only. `map_at` replaces no mapping of other
-        // code.
+        // SAFETY: only the holder of this lock maps more of the page map.
         if !matches!(unsafe { sys::map_at(at, MAP_STEP) }, Mapped::Done) {
             return false;
         }
@@ -186,8 +184,7 @@ pub(super) fn node_of(address: usize) -> usize {
 /// Maps granules of a region for `node`, with huge pages if `huge`.
 pub(super) fn map_granules(node: usize, first: u32, count: u32, huge: bool) -> Mapped {
     let (start, size) = (address_of(first), count as usize * GRANULE);
-    // SAFETY: the granules are absent, so that Pinfold has mapped nothing there. `map_at` replaces
-    // no mapping of other code.
+    // SAFETY: the granules are absent, and only the holder of the arena's lock maps them.
     let mapped = unsafe { sys::map_at(start, size) };
     if matches!(mapped, Mapped::Done) {
         // SAFETY: `map_at` above mapped the range, which no other thread uses yet.
