@@ -9,8 +9,10 @@
 //!
 //! | limit | from | read |
 //! |---|---|---|
-//! | hard | the cgroup's memory limits, `RLIMIT_DATA`, `RLIMIT_AS` | at start, and by a shepherd that the program or its user asked for |
+//! | hard | the cgroup's memory limits, `RLIMIT_DATA`, `RLIMIT_AS` | at start, and by some shepherds |
 //! | soft | [`VARIABLE`], [`set_memory_limit`] | at start, and when it is set |
+//!
+//! A shepherd that the program or its user asked for reads the hard limits again.
 //!
 //! A process that passes a hard limit is killed, or its allocation fails, even if the process has
 //! free memory of another size. So near the tightest limit, free memory has to serve first:
@@ -23,9 +25,8 @@
 //! 3. The slow path tries once more. This time its growth may pass the mark ([`lift`]), so that no
 //!    allocation fails because of a mark.
 //!
-//! Without a limit the mark is `usize::MAX`.
-//!
-//! Any thread may write the words below. They guard no other memory.
+//! Without a limit the mark is `usize::MAX`. Any thread may write the words below. They guard no
+//! other memory.
 
 use super::held;
 use crate::sys;

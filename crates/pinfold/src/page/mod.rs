@@ -1,30 +1,32 @@
 //! Memory from the system, by node: regions, runs of granules, the page map, huge blocks.
 //!
 //! Asking the kernel for each block, and giving each back at once, costs a system call and page
-//! faults each time. Keeping all freed memory costs other processes that memory. So each node has
-//! an arena, which keeps freed runs for a while and within a bound, and gives the rest back.
+//! faults each time. Keeping all freed memory takes it from other processes. So each node has an
+//! arena, which keeps freed runs for a while and within a bound, and gives the rest back.
 //!
 //! # Vocabulary
 //!
-//! | term | meaning |
-//! |---|---|
-//! | granule | 64 KiB. Arenas hand out whole granules |
-//! | run | one granule, or several in a row, up to almost a region |
-//! | region | 64 MiB of addresses for one node. It begins with the records of its granules. The arena maps the rest in steps, shortly before it hands out the granules |
-//! | window | the range of addresses in which the regions lie, in the order in which they were made. It is not reserved |
-//! | frame | the arena's record of a granule, 32 bytes at the region's beginning |
-//! | private part | 576 bytes for each granule behind the frames, for the holder of the run |
-//! | page map | a 16-bit entry for each granule of the window, see [`entry`] |
-//! | huge block | [`HUGE`] bytes or more, a mapping of its own outside the window |
+//! * **granule**: 64 KiB. Arenas hand out whole granules.
+//! * **run**: one granule, or several in a row, up to almost a region.
+//! * **region**: 64 MiB of addresses for one node. It begins with the records of its granules. The
+//!   arena maps the rest in steps, shortly before it hands out the granules.
+//! * **window**: the range of addresses in which the regions lie, in the order in which they were
+//!   made. It is not reserved.
+//! * **frame**: the arena's record of a granule, 32 bytes at the region's beginning.
+//! * **private part**: 576 bytes for each granule, behind the frames, for the holder of the run.
+//! * **page map**: a 16-bit entry for each granule of the window ([`entry`]).
+//! * **huge block**: [`HUGE`] bytes or more, a mapping of its own outside the window.
 //!
 //! # States of a run
 //!
 //! | state | mapped | content | becomes |
 //! |---|---|---|---|
 //! | in use | yes | a slab, or a block | dirty, when it is freed |
-//! | dirty | yes | memory that was used | in use; clean, when it is *purged*: its memory goes to the system |
+//! | dirty | yes | memory that was used | in use; clean, when it is purged |
 //! | clean | yes | zeroes, with no memory behind them | in use; absent, when it is unmapped |
 //! | absent | no | | clean, when the arena maps it |
+//!
+//! To **purge** a dirty run is to give its memory to the system.
 //!
 //! # When memory goes back to the system
 //!
@@ -41,7 +43,7 @@
 //! |---|---|
 //! | the free runs of a node, and their frames | the holder of the arena's lock |
 //! | the frames and the private part of a run in use | the holder of the run |
-//! | a page map entry | the thread that allocates or frees the run, while no other thread holds the granule |
+//! | the page map entries of a run | the thread that allocates or frees the run |
 //! | [`MAP`], the regions | the holder of the regions' lock, inside the arena's lock |
 
 mod aged;

@@ -4,7 +4,7 @@
 //! would miss a sheaf that another thread has just taken out of a CPU's unit and not yet put on the
 //! list, or out of the list and not yet given to its node. So such a transfer has an entry here:
 //!
-//! 1. [`begin`] enters the transfer, before the thread takes the sheaf.
+//! 1. [`begin`] enters the transfer, before the sheaf leaves the unit, or while the list is locked.
 //! 2. The thread moves the sheaf.
 //! 3. Dropping the [`Hand`] removes the entry.
 //! 4. [`await_others`] waits until the entries that it finds are gone.
