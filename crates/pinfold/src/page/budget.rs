@@ -9,7 +9,7 @@
 //!
 //! | limit | from | read |
 //! |---|---|---|
-//! | hard | the cgroup's memory limits, `RLIMIT_DATA`, `RLIMIT_AS` | at start, and by some shepherds |
+//! | hard | the cgroup's memory limits, `RLIMIT_DATA`, `RLIMIT_AS` | at start, by some shepherds |
 //! | soft | [`VARIABLE`], [`set_memory_limit`] | at start, and when it is set |
 //!
 //! A shepherd that the program or its user asked for reads the hard limits again.

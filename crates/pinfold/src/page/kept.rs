@@ -1,7 +1,7 @@
 //! How much of the arenas' memory is in use, and how much of it is dirty.
 //!
 //! Dirty memory is what the process keeps beyond its use. [`excess`] compares it with what
-//! [`budget`](super::budget) allows. Runs of slabs count as in use, whatever is free in them.
+//! [`budget`] allows. Runs of slabs count as in use, whatever is free in them.
 //!
 //! # Memory that was needed again
 //!

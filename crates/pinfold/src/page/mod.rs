@@ -44,7 +44,7 @@
 //! | the free runs of a node, and their frames | the holder of the arena's lock |
 //! | the frames and the private part of a run in use | the holder of the run |
 //! | the page map entries of a run | the thread that allocates or frees the run |
-//! | [`MAP`], the regions | the holder of the regions' lock, inside the arena's lock |
+//! | the regions and the window | the holder of the regions' lock, inside the arena's lock |
 
 mod aged;
 mod arena;

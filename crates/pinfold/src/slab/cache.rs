@@ -30,7 +30,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, fence};
 pub const CACHES_MOST: usize = 4096;
 /// The first cache number. Smaller ones would lie in the units' headers, and 0 means no cache.
 pub const FIRST_SLOT: usize = pinfold_rseq::UNIT_HEADER / 8;
-/// Numbers kept for the caches of [`kmalloc`](super::kmalloc), from [`FIRST_SLOT`] on.
+/// Numbers kept for the caches of [`kmalloc`], from [`FIRST_SLOT`] on.
 const KEPT_SLOTS: usize = kmalloc::CLASSES;
 /// Bytes of the largest object.
 pub const OBJECT_MOST: usize = 64 << 10;
