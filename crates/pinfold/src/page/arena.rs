@@ -87,8 +87,8 @@ pub struct Run {
 /// `whole`.
 ///
 /// Takes the arena's lock, and maps memory by a system call if no free run fits. Returns `None` if
-/// the run would be longer than a region or the system has no memory, in a signal handler that
-/// interrupted the arena, and while another thread forks.
+/// the run would be longer than a region, if the system has no memory or a limit is near, in a
+/// signal handler that interrupted the arena, and while another thread forks.
 pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Option<Run> {
     init();
     let ask = Ask::only(node.min(crate::nodes::count() - 1));

@@ -1,7 +1,8 @@
 //! Memory for the allocator's own structures: descriptors, units, sheaves.
 //!
-//! It is zeroed, and never goes back to the system. Small structures share a chunk of 256 KiB; the
-//! first ones of a process share a static, so that a small program has no such chunk.
+//! This memory is zeroed, and never goes back to the system, so that a thread may read a structure
+//! that another thread has just given up. Small structures share a chunk of 256 KiB. The first ones
+//! of a process share a static, so that a small program maps no such chunk.
 
 use crate::lock::Lock;
 use crate::sys;
@@ -25,7 +26,7 @@ unsafe impl Send for Chunk {}
 #[repr(C, align(64))]
 struct First(UnsafeCell<[u8; FIRST_SIZE]>);
 
-// SAFETY: the holder of the lock gives each byte to one owner.
+// SAFETY: only the holder of the lock hands out bytes of the chunk, each to one owner.
 unsafe impl Sync for First {}
 
 const FIRST_SIZE: usize = 16 << 10;

@@ -178,11 +178,11 @@ fn is_open() -> bool {
 /// Returns the page map's entry for `address`, which may be any address. Takes no lock: an entry
 /// changes only while no caller holds its granule. Costs a few instructions and three loads.
 ///
-/// | entry | meaning |
+/// | entry | the address is |
 /// |---|---|
-/// | 0 | no run in use, or a granule behind the first of a block |
-/// | [`LARGE`] | the first granule of a run that is one block |
-/// | other | the number of the cache whose slab the granule is in |
+/// | [`LARGE`] | in the first granule of a run that is one block |
+/// | 0 | in another granule of a block, or in no run in use |
+/// | other | in a slab of the cache with this number |
 #[inline]
 pub fn entry(address: usize) -> u16 {
     // Acquire pairs with the release in `make_region`: the entries below the count are mapped.

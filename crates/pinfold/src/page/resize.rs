@@ -178,8 +178,8 @@ fn map_behind(node: usize, index: u32) {
 /// Allocates a run for a block of `size` bytes that has grown and may grow again: if possible one
 /// with as much room behind it.
 ///
-/// Returns `None` where [`alloc_run`] does, and near a limit on memory. Takes the
-/// arena's lock, and may map memory by a system call.
+/// Returns `None` where [`alloc_run`] does. Takes the arena's lock, and may map memory by a system
+/// call.
 pub fn alloc_growing_run(size: usize, node: usize) -> Option<NonNull<u8>> {
     let granules = u32::try_from(size.div_ceil(GRANULE)).ok()?;
     if granules > RUN_MOST || budget::near(held() as usize, size) {

@@ -388,8 +388,8 @@ impl Cache {
         by_slot(usize::from(self.slot)).is_some_and(|cache| core::ptr::eq(cache, self))
     }
 
-    /// Returns how many bytes behind the beginning of the run `index` a slab's objects begin. A slab
-    /// made again of the same run has the same color, so that the processor's caches still hold the
+    /// Returns how many bytes after the start of run `index` a slab's objects begin. A slab made
+    /// again of the same run has the same color, so that the processor's caches still hold the
     /// lines of its objects.
     pub(super) fn color_of(&self, index: u32) -> usize {
         index as usize / self.granules % self.colors * self.color_step

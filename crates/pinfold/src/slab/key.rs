@@ -252,8 +252,8 @@ impl Hardening {
         }
     }
 
-    /// Gives an object that comes from its slab its key. Returns false if the object held neither
-    /// zero, as a fresh object does, nor a key.
+    /// Gives its key to an object from its slab. Returns false if the object held neither zero, as
+    /// a fresh object does, nor a key.
     ///
     /// # Safety
     ///

@@ -129,7 +129,7 @@ pub(super) fn load(offset: usize) -> Option<u64> {
     })
 }
 
-/// Slow paths between two that do background work.
+/// One slow path in this many does background work.
 const TICK: u32 = 16;
 
 /// Does a share of the background work on every [`TICK`]th slow path: takes idle sheaves of this

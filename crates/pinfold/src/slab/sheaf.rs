@@ -175,7 +175,8 @@ impl Sheaf {
 
     pub(super) fn push(&mut self, object: *mut u8) {
         debug_assert!(!self.is_full());
-        // SAFETY: the sheaf is not full, so that the slot at the top is in the block.
+        // SAFETY: each caller has made sure that the sheaf has room, so that the slot at the top is
+        // in the block, which this value owns.
         unsafe { *self.top = object };
         self.top = self.top.wrapping_add(1);
     }
