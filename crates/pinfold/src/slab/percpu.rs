@@ -78,8 +78,9 @@ pub(super) fn units() -> &'static Units {
 /// Taken to install a unit, to stop CPUs, to take idle sheaves, and to retire a cache.
 pub(super) static STOPPING: Lock<()> = Lock::new(());
 
-/// Chooses the backend, once. Returns false while another thread, or a frame that this signal handler
-/// interrupted, is choosing. A unit installed then could be used by operations of two backends.
+/// Chooses the backend, once. Returns false while another thread, or a frame that this signal
+/// handler interrupted, is choosing. A unit installed then could be used by operations of two
+/// backends.
 pub(super) fn choose_backend() -> bool {
     if !pinfold_rseq::decided() {
         pinfold_rseq::init(if nodes::count() == 1 {
