@@ -39,8 +39,8 @@ const NAME: &str = "PINFOLD_HARDENED";
 /// Number of full sheaves that a barn holds back.
 pub(super) const QUARANTINE: usize = 2;
 
-/// Returns whether the environment asks for hardening. Only the value 1 does; `pinfold run` reports
-/// values other than 0 and 1.
+/// Returns whether the environment asks for hardening. Only the value 1 does. Values other than 0
+/// and 1 are reported when a program starts, not here.
 pub(super) fn wanted() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNREAD);
     const UNREAD: u8 = 2;
