@@ -115,7 +115,7 @@ fn runs_in_use_never_overlap() {
                 let there = unsafe { *word(start, nth) };
                 assert!(
                     !zeroed || there == 0,
-                    "a run that reads as zeroes has {there:x}"
+                    "a run that should read as zeroes holds {there:x}"
                 );
             }
             write(start, granules);
@@ -155,8 +155,8 @@ fn free_neighbours_join() {
 }
 
 #[test]
-fn the_shortest_run_that_fits_is_taken_and_the_lowest_of_these() {
-    if !alone("the_shortest_run_that_fits_is_taken_and_the_lowest_of_these") {
+fn the_lowest_of_the_shortest_runs_that_fit_is_taken() {
+    if !alone("the_lowest_of_the_shortest_runs_that_fit_is_taken") {
         return;
     }
     page::unmap_free();
@@ -199,7 +199,7 @@ fn a_run_grows_into_what_is_free_behind_it() {
         assert!(resize_run(run, 3));
         check(run, run.as_ptr() as usize, 3);
         assert_eq!(size(run), 3 * GRANULE);
-        assert!(!resize_run(run, HUGE), "no run is as long as that");
+        assert!(!resize_run(run, HUGE), "no run is that long");
     }
     let next = take(40);
     assert_eq!(next.as_ptr() as usize, run.as_ptr() as usize + 3 * GRANULE);
@@ -224,7 +224,10 @@ fn a_run_moves_with_its_pages() {
     check(moved, at, 64);
     write(moved, 100);
     // SAFETY: the test owns the run.
-    assert!(unsafe { resize_run(moved, 200) }, "what has moved has room");
+    assert!(
+        unsafe { resize_run(moved, 200) },
+        "a run that has moved has room to grow"
+    );
     give(moved);
     // SAFETY: the test owns the run, and does not use its old address afterwards.
     let huge = unsafe { move_run(other, HUGE + 1) }.unwrap();
@@ -290,8 +293,8 @@ fn free_memory_goes_back_with_its_addresses() {
 }
 
 #[test]
-fn regions_leave_others_mappings_alone() {
-    if !alone("regions_leave_others_mappings_alone") {
+fn regions_leave_foreign_mappings_alone() {
+    if !alone("regions_leave_foreign_mappings_alone") {
         return;
     }
     // Maps foreign pages in the places of the next ten regions.
@@ -363,8 +366,8 @@ fn a_clean_run_before_the_unmapped_rest_may_be_long_enough() {
 }
 
 #[test]
-fn what_is_free_for_long_goes_back_whoever_calls() {
-    if !alone("what_is_free_for_long_goes_back_whoever_calls") {
+fn memory_that_was_free_for_long_goes_back_on_any_call() {
+    if !alone("memory_that_was_free_for_long_goes_back_on_any_call") {
         return;
     }
     for before in 0..4 {

@@ -22,7 +22,7 @@ fn round() -> u64 {
 
 #[test]
 fn memory_that_is_missed_is_kept_for_a_while() {
-    assert!(round() > 70 * MIB, "memory that nobody needed stays");
+    assert!(round() > 70 * MIB, "memory that is not needed stays");
     // The second round allocates again what the first one gave back, so that memory was missed.
     let second = round();
     assert!(second < 30 * MIB, "{second} bytes went back");

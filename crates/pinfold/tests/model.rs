@@ -162,7 +162,7 @@ fn the_lock_excludes_and_wakes() {
 /// A forking thread holds the lock and waits for a thread that diverts. It makes progress even if
 /// it had to wait for a holder, and beside threads that wait until the fork is over.
 #[test]
-fn a_thread_that_diverts_is_not_kept_by_a_fork() {
+fn a_fork_does_not_block_a_thread_that_diverts() {
     for (others, bound) in [(&[false][..], 3), (&[true], 3), (&[false, false], 1)] {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(bound);
@@ -199,7 +199,7 @@ fn a_thread_that_diverts_is_not_kept_by_a_fork() {
 
 /// The same, if a signal handler forks and interrupted the frame that holds the lock.
 #[test]
-fn a_fork_above_a_holder_keeps_no_thread_that_diverts() {
+fn a_fork_in_a_handler_does_not_block_a_thread_that_diverts() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
@@ -224,7 +224,7 @@ fn a_fork_above_a_holder_keeps_no_thread_that_diverts() {
 /// `Node::set_aside` and `Node::take_back`: two handlers set objects aside while a holder takes
 /// them back. Each object arrives once.
 #[test]
-fn things_set_aside_arrive_once() {
+fn objects_set_aside_arrive_once() {
     loom::model(|| {
         // `links[n]` is the first word of object n; 0 ends the list.
         let links = Arc::new([

@@ -248,41 +248,41 @@ fn no_light_reader_sees_a_freed_object() {
 }
 
 #[test]
-fn nor_does_one_of_two_heavy_readers() {
+fn none_of_two_heavy_readers_sees_a_freed_object() {
     two_readers(Readers::Heavy, Fault::Nothing);
 }
 
 #[test]
-fn nor_does_one_of_two_light_readers() {
+fn none_of_two_light_readers_sees_a_freed_object() {
     two_readers(Readers::Light, Fault::Nothing);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn without_the_writers_fence_heavy_readers_do() {
+fn without_the_writers_fence_heavy_readers_see_a_freed_object() {
     one_reader(Readers::Heavy, Fault::NoFence, 1);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn without_the_writers_fence_light_readers_do() {
+fn without_the_writers_fence_light_readers_see_a_freed_object() {
     one_reader(Readers::Light, Fault::NoFence, 1);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn with_one_phase_heavy_readers_do() {
+fn with_one_phase_heavy_readers_see_a_freed_object() {
     one_reader(Readers::Heavy, Fault::OnePhase, 2);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn with_one_phase_light_readers_do() {
+fn with_one_phase_light_readers_see_a_freed_object() {
     one_reader(Readers::Light, Fault::OnePhase, 2);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn with_sums_the_other_way_round_they_do() {
+fn with_sums_in_reverse_order_readers_see_a_freed_object() {
     two_readers(Readers::Heavy, Fault::Reversed);
 }

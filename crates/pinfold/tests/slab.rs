@@ -106,7 +106,7 @@ fn a_constructor_runs_once_per_object() {
     assert_eq!(
         MADE.load(Ordering::Relaxed),
         2048,
-        "one slab of 64 KiB, never made again"
+        "one slab of 64 KiB, made once"
     );
 }
 

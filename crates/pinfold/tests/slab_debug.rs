@@ -107,7 +107,7 @@ fn a_red_zone_clobbered_before_the_free() {
 
 /// Free objects hold no links, so writing over a free object loses no object and damages no list.
 #[test]
-fn a_clobbered_next_pointer() {
+fn writes_over_a_free_objects_first_word() {
     let cache = cache("next_ptr_free", DebugFlags::POISON);
     let object = cache.alloc().unwrap();
     free(&cache, object);
@@ -147,7 +147,7 @@ fn a_write_after_the_free_is_found_by_the_next_allocation() {
     free(&cache, object);
     poke(object, 8, 1);
     let other = cache.alloc().unwrap();
-    assert_ne!(other, object, "given out although somebody writes there");
+    assert_ne!(other, object, "given out although it was written to");
     let found = reports();
     assert_eq!(found.len(), 1);
     assert!(found[0].1.contains("freed by thread"), "{}", found[0].1);
@@ -202,7 +202,7 @@ fn leaks_are_named_with_their_owners() {
 }
 
 #[test]
-fn frees_that_are_none() {
+fn wrong_frees_are_reported() {
     let cache = cache("frees", DebugFlags::CONSISTENCY | DebugFlags::USER);
     let other = KmemCache::new("other", Layout::new::<[u64; 8]>()).unwrap();
     let (object, foreign) = (cache.alloc().unwrap(), other.alloc().unwrap());
@@ -236,7 +236,7 @@ fn frees_that_are_none() {
 
 /// All checks at once, with all ways of allocating, report nothing about a correct program.
 #[test]
-fn sound_programs_are_not_accused() {
+fn correct_programs_cause_no_reports() {
     for (size, align) in [
         (1, 1),
         (24, 8),
@@ -365,7 +365,7 @@ extern "C" fn free_one(_: libc::c_int) {
 
 /// A signal handler frees objects while its thread checks all objects.
 #[test]
-fn what_handlers_free_meanwhile_is_not_reported() {
+fn frees_by_signal_handlers_are_not_reported() {
     for (size, flags) in [
         (1, DebugFlags::DEFAULT),
         (100, DebugFlags::DEFAULT),

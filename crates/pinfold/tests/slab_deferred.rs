@@ -93,7 +93,7 @@ fn a_cache_can_be_destroyed_after_deferred_frees() {
 }
 
 #[test]
-fn what_waits_is_freed_in_passing() {
+fn later_frees_free_the_deferred_objects() {
     let _alone = alone();
     if !can_fence() {
         return;
@@ -111,13 +111,13 @@ fn what_waits_is_freed_in_passing() {
         }
     }
     // If none was freed, a million objects of 64 bytes would need 977 slabs.
-    assert!(most < 700, "{most} slabs: nothing was freed");
+    assert!(most < 700, "{most} slabs: deferred objects were not freed");
     assert_eq!(cache.statistics().free_rcu_sheaf_fail, 0);
     cache.destroy().unwrap();
 }
 
 #[test]
-fn synchronize_waits_for_those_who_are_in() {
+fn synchronize_waits_for_the_readers_inside() {
     let _alone = alone();
     if !can_fence() {
         return;
@@ -144,7 +144,7 @@ fn synchronize_waits_for_those_who_are_in() {
 
 /// At every moment a reader is inside, and yet both ways of waiting end.
 #[test]
-fn readers_that_overlap_for_ever_hold_nothing_up() {
+fn overlapping_readers_delay_no_grace_period() {
     let _alone = alone();
     if !can_fence() {
         return;

@@ -76,7 +76,7 @@ fn a_second_free_is_found_while_the_first_is_in_a_sheaf() {
 }
 
 #[test]
-fn frees_of_what_is_not_the_caches() {
+fn frees_of_foreign_addresses_are_reported() {
     let (cache, other) = (hardened("mine", 48), hardened("theirs", 48));
     let (object, foreign) = (cache.alloc().unwrap(), other.alloc().unwrap());
     free(&cache, foreign);
@@ -102,7 +102,7 @@ fn frees_of_what_is_not_the_caches() {
 }
 
 #[test]
-fn a_write_after_the_free_is_found_by_who_would_get_the_object() {
+fn a_write_after_the_free_is_found_when_the_object_is_allocated() {
     let cache = hardened("after", 32);
     // The other object keeps their slab in use.
     let (object, _other) = (cache.alloc().unwrap(), cache.alloc().unwrap());
@@ -112,7 +112,7 @@ fn a_write_after_the_free_is_found_by_who_would_get_the_object() {
     cache.shrink().unwrap();
     let all = take(&cache, 20_000);
     let found = reports();
-    assert_eq!(found.len(), 1, "the object never came round");
+    assert_eq!(found.len(), 1, "the object was never taken again");
     assert_eq!(found[0].0, Kind::WrittenAfterFree);
     assert!(
         found[0].1.contains(&format!("object {object:p}")),
@@ -123,7 +123,7 @@ fn a_write_after_the_free_is_found_by_who_would_get_the_object() {
 }
 
 #[test]
-fn what_was_written_to_is_not_given_out_past_the_sheaves() {
+fn overwritten_objects_are_not_given_out_past_the_sheaves() {
     // So that the objects are freed on node 0, from which `alloc_node` takes them below.
     pin(0);
     let cache = hardened("past", 64);
@@ -148,7 +148,7 @@ fn what_was_written_to_is_not_given_out_past_the_sheaves() {
 
 /// A cache can be destroyed after deferred frees, whichever CPU makes the objects free.
 #[test]
-fn a_cache_whose_objects_were_freed_deferred_ends() {
+fn a_hardened_cache_ends_after_deferred_frees() {
     for count in [1, 100, 1000] {
         let cache = hardened("deferred", 64);
         for object in take(&cache, count) {
@@ -217,7 +217,7 @@ fn a_second_free_is_found_after_the_page_was_given_back() {
         }
         assert!(
             begin.elapsed() < Duration::from_secs(20),
-            "no page has gone"
+            "no page went back"
         );
         std::thread::sleep(Duration::from_millis(100));
     };
@@ -235,7 +235,7 @@ fn a_second_free_is_found_after_the_page_was_given_back() {
 }
 
 #[test]
-fn nothing_that_was_freed_can_be_read_again() {
+fn freed_bytes_cannot_be_read_again() {
     for size in [8, 24, 64, 1000, 4096, 40_000] {
         let cache = hardened("zero", size);
         for _ in 0..3 {
@@ -277,7 +277,7 @@ fn freed_objects_are_not_given_out_at_once() {
 }
 
 #[test]
-fn fresh_objects_come_in_no_order() {
+fn fresh_objects_come_in_random_order() {
     let cache = hardened("order", 64);
     let objects = take(&cache, 100);
     let ascending = objects.windows(2).filter(|pair| pair[0] < pair[1]).count();
@@ -348,7 +348,7 @@ fn constructed_objects_stay_constructed() {
 /// Two threads report at the same time, and the report that began first ends first. Each thread can
 /// report again afterwards.
 #[test]
-fn a_thread_that_reported_beside_another_reports_again() {
+fn threads_that_reported_at_the_same_time_report_again() {
     let cache = hardened("beside", 64);
     let free_twice = &|pause: u64| {
         PAUSE.set(Duration::from_millis(pause));
@@ -370,7 +370,7 @@ fn a_thread_that_reported_beside_another_reports_again() {
 }
 
 #[test]
-fn threads_exchange_objects_and_nobody_is_accused() {
+fn threads_exchange_objects_without_reports() {
     let cache = hardened("busy", 128);
     let (send, receive) = std::sync::mpsc::channel::<usize>();
     std::thread::scope(|scope| {

@@ -95,7 +95,7 @@ fn free_half(cache: &KmemCache, objects: Vec<Object>) -> (Vec<Object>, Vec<Objec
 }
 
 #[test]
-fn keys_tell_neither_of_each_other_nor_of_the_secret() {
+fn keys_reveal_neither_other_keys_nor_the_secret() {
     let cache = hardened("keys");
     let (freed, _kept) = free_half(&cache, take(&cache, 400));
     let pairs = || {
@@ -157,7 +157,7 @@ fn children_have_keys_of_their_own() {
 }
 
 #[test]
-fn what_was_freed_before_the_fork_is_given_out_after_it() {
+fn objects_freed_before_the_fork_are_given_out_after_it() {
     let cache = hardened("before");
     let (freed, kept) = free_half(&cache, take(&cache, 8000));
     in_child(|| {
@@ -168,7 +168,11 @@ fn what_was_freed_before_the_fork_is_given_out_after_it() {
             assert_eq!(reports(), []);
             for part in [&freed, &more] {
                 let again = part.iter().filter(|object| all.contains(object)).count();
-                assert!(again >= 1000, "{again} of {} came round", part.len());
+                assert!(
+                    again >= 1000,
+                    "{again} of {} were given out again",
+                    part.len()
+                );
             }
             assert!(all.iter().all(|&object| words(object) == [0; SIZE / 8]));
             all.iter().for_each(|&object| free(&cache, object));
@@ -181,7 +185,7 @@ fn what_was_freed_before_the_fork_is_given_out_after_it() {
 }
 
 #[test]
-fn a_second_free_is_found_in_whatever_process_the_first_was() {
+fn a_second_free_is_found_across_forks() {
     let cache = hardened("twice");
     let objects = take(&cache, 100);
     free(&cache, objects[0]);
@@ -202,7 +206,7 @@ fn a_second_free_is_found_in_whatever_process_the_first_was() {
 }
 
 #[test]
-fn a_write_after_the_free_is_found_in_whatever_process_the_free_was() {
+fn a_write_after_the_free_is_found_across_forks() {
     let cache = hardened("after");
     let objects = take(&cache, 100);
     free(&cache, objects[0]);
@@ -268,7 +272,7 @@ fn forks_may_be_deep() {
 /// Objects that a handler has set aside hold links to each other. The child decodes the links with
 /// the parent's secret.
 #[test]
-fn what_a_handler_set_aside_before_the_fork_comes_home_after_it() {
+fn objects_set_aside_before_the_fork_come_home_after_it() {
     const ROUND: usize = 400;
     static CACHE: OnceLock<KmemCache> = OnceLock::new();
     /// The objects that the handler frees. `NEXT` and `END` bound those of the current round that

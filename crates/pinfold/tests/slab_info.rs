@@ -134,7 +134,7 @@ fn objects_in_sheaves_are_not_active() {
 }
 
 #[test]
-fn slabs_by_their_states() {
+fn slabs_are_counted_by_state() {
     let _turn = turn();
     let cache = KmemCache::new("states", layout(512, 8)).unwrap();
     let per_slab = attribute(&cache, "objs_per_slab");
@@ -170,7 +170,7 @@ fn slabs_by_their_states() {
 }
 
 #[test]
-fn what_goes_through_the_barn_is_counted() {
+fn sheaves_that_pass_the_barn_are_counted() {
     let _turn = turn();
     let cache = KmemCache::new("barn", layout(256, 8)).unwrap();
     let capacity = attribute(&cache, "sheaf_capacity");
@@ -202,7 +202,7 @@ fn what_goes_through_the_barn_is_counted() {
 }
 
 #[test]
-fn several_threads_and_their_numbers() {
+fn numbers_are_exact_while_several_threads_pause() {
     let _turn = turn();
     const EACH: usize = 2000;
     let cache = KmemCache::new("threads", layout(128, 8)).unwrap();
@@ -240,7 +240,7 @@ fn several_threads_and_their_numbers() {
 }
 
 #[test]
-fn numbers_stay_within_bounds_while_others_work() {
+fn numbers_stay_within_bounds_while_other_threads_work() {
     let _turn = turn();
     let cache = KmemCache::new("bounds", layout(64, 8)).unwrap();
     let stop = AtomicBool::new(false);
@@ -347,7 +347,7 @@ fn a_hardened_cache() {
 }
 
 #[test]
-fn a_constructor_shows() {
+fn a_constructor_is_an_attribute() {
     let _turn = turn();
     unsafe fn nothing(_: *mut u8) {}
     // SAFETY: the objects are plain bytes, for which any content is valid.
@@ -450,7 +450,7 @@ fn a_destroyed_cache_reads_as_zero() {
 }
 
 #[test]
-fn caches_come_and_go_while_somebody_lists_them() {
+fn caches_come_and_go_while_they_are_listed() {
     let _turn = turn();
     let stop = AtomicBool::new(false);
     let stop = &stop;
@@ -476,7 +476,7 @@ fn caches_come_and_go_while_somebody_lists_them() {
 }
 
 #[test]
-fn the_cache_of_every_size_class_is_listed_also_before_its_first_use() {
+fn every_size_class_is_listed_before_its_first_use() {
     assert!(kmalloc::init());
     let classes = caches().filter(|info| info.name().starts_with("kmalloc-"));
     assert_eq!(classes.count(), kmalloc::CLASSES);

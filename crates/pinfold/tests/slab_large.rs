@@ -97,7 +97,7 @@ fn free_large_blocks_take_bounded_memory() {
 }
 
 #[test]
-fn zeroed_blocks_are_zeroed_and_fresh_ones_not_touched() {
+fn zeroed_blocks_are_zeroed_and_fresh_ones_are_not_touched() {
     let _turn = turn();
     const SIZE: usize = 524_288;
     const COUNT: usize = 64;

@@ -65,7 +65,7 @@ fn exhaust(cache: &KmemCache) -> (*mut u8, usize) {
 }
 
 #[test]
-fn what_was_prefilled_is_there() {
+fn prefilled_objects_can_be_allocated() {
     for (size, counts) in [
         (8, &[0, 1, 124, 125, 126, 250, 251, 4000][..]),
         (4096, &[1, 33, 130]),

@@ -51,7 +51,7 @@ fn caches_beyond_the_budget_have_small_sheaves() {
 }
 
 #[test]
-fn a_chosen_capacity_stays_and_may_be_chosen_again() {
+fn a_chosen_capacity_stays_and_can_be_changed() {
     let _turn = TURN.lock().unwrap();
     let cache = KmemCache::builder("chosen", Layout::new::<[u64; 8]>())
         .hardened(false)
@@ -80,7 +80,7 @@ fn a_chosen_capacity_stays_and_may_be_chosen_again() {
 /// Caches come and go while the shepherd visits them. Each gives back exactly the bytes that it
 /// claimed.
 #[test]
-fn the_budget_is_whole_when_caches_are_gone() {
+fn destroyed_caches_give_their_budget_back() {
     let _turn = TURN.lock().unwrap();
     let before = sheaf_bytes();
     let stop = std::sync::atomic::AtomicBool::new(false);

@@ -213,7 +213,7 @@ impl World {
             Ok(()) => assert_eq!(lost, 0),
             Err(leak) if !self.fences || leak.objects == lost => {}
             Err(leak) => panic!(
-                "{name}: {leak}: {lost} of them known to be lost; {:?}, {:?}",
+                "{name}: {leak}: {lost} of them are counted as lost; {:?}, {:?}",
                 leak.cache.usage(),
                 leak.cache.statistics()
             ),
@@ -240,13 +240,13 @@ fn say_faults_without_locks() {
 fn watch(seconds: u64) {
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(seconds));
-        eprintln!("still there after {seconds} seconds: something hangs");
+        eprintln!("not done after {seconds} seconds: something hangs");
         std::process::abort();
     });
 }
 
 #[test]
-#[ignore = "needs a process of its own; run by the others"]
+#[ignore = "needs a process of its own; run by the other tests"]
 fn stress() {
     let time = from_environment("PINFOLD_STRESS_SECONDS", 3);
     let now = std::time::SystemTime::now();
@@ -348,7 +348,7 @@ fn with_nodes(nodes: &str) {
         output.status
     );
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("1 passed"), "it did not run: {said}");
+    assert!(said.contains("1 passed"), "the stress did not run: {said}");
     said.lines()
         .filter(|line| line.contains("operations"))
         .for_each(|line| println!("{line}"));

@@ -31,7 +31,7 @@ fn is_sync<T: Sync>() {}
 /// The documentation of the types has examples for the opposite: handles that must not be sent or
 /// shared, which do not compile.
 #[test]
-fn handles_go_where_their_values_may() {
+fn handles_are_send_and_sync_as_their_values_are() {
     type Local = Cell<*const u8>;
     is_send::<Cache<Local>>();
     is_sync::<Cache<Local>>();
@@ -48,7 +48,7 @@ fn handles_go_where_their_values_may() {
 }
 
 #[test]
-fn values_drop_once_whichever_way_they_go() {
+fn values_drop_exactly_once() {
     let drops = AtomicUsize::new(0);
     let cache = Cache::new("drops").unwrap();
     drop(cache.alloc(Counts(&drops)).unwrap());
@@ -237,7 +237,7 @@ fn handles_cross_threads() {
 }
 
 #[test]
-fn shared_values_drop_with_their_last_handle_whoever_has_it() {
+fn a_shared_value_drops_with_its_last_handle() {
     const ROUNDS: usize = 20;
     let drops = AtomicUsize::new(0);
     let cache = SharedCache::new("shared").unwrap();
@@ -277,7 +277,7 @@ fn exactly_one_thread_gets_the_value() {
 }
 
 #[test]
-fn a_shared_value_can_be_had_alone() {
+fn the_only_handle_gives_access_to_the_value() {
     let cache = SharedCache::new("alone").unwrap();
     let mut number = cache.alloc(1).unwrap();
     *Shared::get_mut(&mut number).unwrap() += 1;
@@ -342,7 +342,7 @@ fn a_reset_that_panics_loses_no_object() {
 }
 
 #[test]
-fn kept_values_are_one_threads_at_a_time() {
+fn a_kept_value_has_one_thread_at_a_time() {
     let cache = ObjectCache::<Tally>::new("tallies").unwrap();
     thread::scope(|scope| {
         for _ in 0..3 {

@@ -170,7 +170,7 @@ fn zeroed_blocks_are_zero() -> Result<(), AllocError> {
 }
 
 #[test]
-fn what_no_machine_has_is_an_error() {
+fn impossible_sizes_are_errors() {
     let endless = layout(isize::MAX as usize - 4095, 4096);
     assert!(Kmalloc.allocate(endless).is_err());
     assert!(Kmalloc.allocate_zeroed(endless).is_err());

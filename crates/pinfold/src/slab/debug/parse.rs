@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn stars_go_back() {
+    fn stars_backtrack() {
         assert!(matches("*ab", "aab") && matches("a*b*c", "axxbyybc"));
         assert!(!matches("a*b", "acbd") && !matches("ab", "abc") && matches("***", "x"));
     }

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_of_a_slot_is_somebodys() {
+    fn a_prepared_slot_has_no_faults() {
         for flags in [
             DebugFlags::DEFAULT,
             DebugFlags::RED_ZONE,
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_byte_is_found_and_mended() {
+    fn a_wrong_byte_is_found_and_repaired() {
         let plan = plan(DebugFlags::DEFAULT, 32, 8);
         let mut memory = vec![0u64; plan.stride / 8];
         let slot = memory.as_mut_ptr().cast::<u8>();
