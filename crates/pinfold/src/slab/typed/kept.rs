@@ -48,7 +48,7 @@ pub trait Reusable: Sized {
 /// impl Reusable for Message {
 ///     const NEW: Message = Message { length: 0, bytes: [0; 4000] };
 ///
-///     /// The bytes may stay: nobody reads beyond the length.
+///     /// Keeps the bytes, because users read only `length` of them.
 ///     fn reset(&mut self) {
 ///         self.length = 0;
 ///     }
