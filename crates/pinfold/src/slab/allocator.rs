@@ -211,8 +211,8 @@ impl Kmalloc {
     ///
     /// # Safety
     ///
-    /// The block was allocated here with a layout that `old` fits, and the caller gives it up. If
-    /// this fails, the caller keeps the block.
+    /// The block was allocated here, `old` fits it, and the caller gives it up. If this fails, the
+    /// caller keeps the block.
     unsafe fn resize(block: NonNull<u8>, old: Layout, new: Layout) -> Block {
         if old.size() == 0 || new.size() == 0 {
             let fresh = Kmalloc.allocate(new)?;

@@ -2,8 +2,8 @@
 //! wait for a grace period.
 //!
 //! ```text
-//!  free_deferred ──► CPU's third sheaf ──► sealed ──► pending ─── a grace period ───► barn
-//!                      no lock            one CAS    its lock                      node's lock
+//!  free_deferred ──► CPU's deferred sheaf ──► sealed ──► pending ── a grace period ──► barn
+//!                         no lock            one CAS    its lock                    node's lock
 //! ```
 //!
 //! A sheaf of deferred objects passes through these places:

@@ -129,7 +129,7 @@ const BOTH: u8 = 0b11;
 /// [`enter`].
 #[must_use = "what is looked at without a guard may be freed meanwhile"]
 pub struct Guard {
-    /// The offset of the *left* word, and in the low bits [`HEAVY`] and the like, as in [`PLACE`].
+    /// The offset of the *left* word, with the low bits of [`PLACE`].
     at: usize,
     image: u32,
     /// Not `Send`: the proof needs the reader to leave in the thread in which it entered, because

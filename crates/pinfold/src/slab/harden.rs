@@ -1,5 +1,8 @@
-//! Hardened caches find three faults at once: a double free, a free to the wrong cache, and a write
-//! after the free. They also erase what a program left in an object when it frees the object.
+//! Hardened caches: caches that find faults of the program.
+//!
+//! A double free and a free to the wrong cache are found at that free. A write after the free is
+//! found when the object is allocated again. What a program left in an object is erased when the
+//! object is freed.
 //!
 //! * **Keys.** A free zeroes the object and writes its *key*, a keyed hash of its address
 //!   (`key.rs`). An allocation that does not find the key reports a write after the free. A free

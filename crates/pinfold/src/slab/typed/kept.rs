@@ -123,7 +123,7 @@ impl<T: Reusable> ObjectCache<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`KmemCache::new`].
+    /// [`CacheError`]: the type is too large, there are too many caches, or the system has no memory.
     pub fn new(name: &str) -> Result<ObjectCache<T>, CacheError> {
         const {
             assert!(
@@ -162,7 +162,8 @@ impl<T: Reusable> ObjectCache<T> {
     ///
     /// # Errors
     ///
-    /// [`Leak`] if handles were forgotten, or for another reason of [`KmemCache::destroy`].
+    /// [`Leak`] if handles were forgotten, or if the kernel cannot fence. It holds the untyped
+    /// cache, which works as before.
     pub fn destroy(self) -> Result<(), Leak> {
         self.raw.destroy()
     }

@@ -96,7 +96,7 @@ impl<T> Cache<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`KmemCache::new`].
+    /// [`CacheError`]: the type is too large, there are too many caches, or the system has no memory.
     pub fn new(name: &str) -> Result<Cache<T>, CacheError> {
         Ok(Cache {
             raw: KmemCache::new(name, Layout::new::<T>())?,
@@ -205,8 +205,8 @@ impl<T> Cache<T> {
     ///
     /// # Errors
     ///
-    /// [`Leak`] if values were leaked or their handles forgotten, or for another reason of
-    /// [`KmemCache::destroy`].
+    /// [`Leak`] if values were leaked or their handles forgotten, or if the kernel cannot fence. It
+    /// holds the untyped cache, which works as before.
     pub fn destroy(self) -> Result<(), Leak> {
         self.raw.destroy()
     }

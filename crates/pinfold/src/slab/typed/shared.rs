@@ -68,7 +68,7 @@ impl<T> SharedCache<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`KmemCache::new`].
+    /// [`CacheError`]: the type is too large, there are too many caches, or the system has no memory.
     pub fn new(name: &str) -> Result<SharedCache<T>, CacheError> {
         Cache::new(name).map(|counted| SharedCache { counted })
     }
@@ -128,7 +128,8 @@ impl<T> SharedCache<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`Cache::destroy`].
+    /// [`Leak`] if handles were forgotten, or if the kernel cannot fence. It holds the untyped
+    /// cache, which works as before.
     pub fn destroy(self) -> Result<(), Leak> {
         self.counted.destroy()
     }
