@@ -129,9 +129,12 @@ impl Plan {
         word.load(Relaxed).min(self.object)
     }
 
-    /// Returns where a slot keeps a link while its object is set aside. The word for the bytes
-    /// asked for is free for that: the [encoded link](super::super::cache::Cache::encode_link) is
-    /// larger than any object, so a check of the slot reads it as "all bytes were asked for".
+    /// Returns where a slot keeps a link while its object is set aside.
+    ///
+    /// The link is in the word for the bytes asked for. The [encoded
+    /// link](super::super::cache::Cache::encode_link) is larger than any object, so a check of the
+    /// slot reads it as "all bytes were asked for". A plan without that word has no red zones, and
+    /// keeps the link in the object, whose bytes are not checked while it counts as in use.
     pub(in crate::slab) fn link_at(&self) -> usize {
         self.requested
     }
