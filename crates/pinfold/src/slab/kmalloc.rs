@@ -132,10 +132,10 @@ pub fn class_of_entry(entry: u16) -> Option<usize> {
     (class < CLASSES).then_some(class)
 }
 
-/// Reads the facts of the machine, chooses the backend, and makes the first class's cache. Returns
-/// false if there is no memory.
+/// Reads the facts of the machine, makes the first class's cache, and chooses the backend.
 ///
-/// Later calls cost two loads.
+/// Returns false if there is no memory, and while another thread, or the frame that a signal
+/// handler interrupted, is choosing the backend. Later calls cost two loads.
 ///
 /// The caches of the other classes are made when they are first used, because a small program uses
 /// few of them and each touches about 900 bytes.
