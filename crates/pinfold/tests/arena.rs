@@ -1,5 +1,5 @@
-//! Runs of granules: they do not overlap, join when they are free, grow and shrink where they are,
-//! and go back to the system.
+//! Runs of granules: they do not overlap, join when they are free, grow and shrink in place, and go
+//! back to the system.
 
 use pinfold::page::{
     self, GRANULE, HUGE, LARGE, Run, alloc_aligned_run, alloc_run, entry, free_run, move_run,
@@ -10,7 +10,8 @@ use std::fs;
 use std::process::Command;
 use std::ptr::NonNull;
 
-/// Runs the test's body in a process of its own, whose arena nobody else uses. True in that process.
+/// Runs the test's body in a process of its own, so that no other test uses its arena. Returns true
+/// in that process.
 fn alone(test: &str) -> bool {
     if std::env::var_os("ARENA_ALONE").is_some() {
         return true;
@@ -30,32 +31,32 @@ fn take(granules: usize) -> NonNull<u8> {
 }
 
 fn give(run: NonNull<u8>) {
-    // SAFETY: each test gives each run back once.
+    // SAFETY: the caller took the run and gives it up.
     unsafe { free_run(run) };
 }
 
 fn size(run: NonNull<u8>) -> usize {
-    // SAFETY: the tests ask about runs in use.
+    // SAFETY: the caller owns the run, which is in use.
     unsafe { run_size(run) }
 }
 
-/// The word at the beginning of a granule of a run in use.
+/// Returns the address of the first word of a run's granule.
 fn word(run: NonNull<u8>, granule: usize) -> *mut usize {
-    // SAFETY: the granule lies in the run.
+    // SAFETY: the callers pass granules that lie in the run.
     unsafe { run.as_ptr().add(granule * GRANULE).cast() }
 }
 
 fn write(run: NonNull<u8>, granules: usize) {
-    // SAFETY: the run is ours.
+    // SAFETY: the caller owns the run, which has `granules` granules.
     (0..granules).for_each(|nth| unsafe { *word(run, nth) = run.as_ptr() as usize + nth });
 }
 
 fn check(run: NonNull<u8>, at: usize, granules: usize) {
-    // SAFETY: the run is ours.
+    // SAFETY: the caller owns the run, which has `granules` granules.
     (0..granules).for_each(|nth| assert_eq!(unsafe { *word(run, nth) }, at + nth));
 }
 
-/// A field of `/proc/self/status`, in bytes.
+/// Returns a field of `/proc/self/status`, in bytes.
 fn status(field: &str) -> usize {
     let text = fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find(|line| line.starts_with(field)).unwrap();
@@ -94,7 +95,7 @@ fn runs_in_use_never_overlap() {
         } else if random.below(10) == 0 && !runs.is_empty() {
             let (&run, &granules) = runs.iter().nth(random.below(runs.len())).unwrap();
             let wanted = 1 + random.below(2 * granules);
-            // SAFETY: the run is ours.
+            // SAFETY: the test owns the run.
             if unsafe { resize_run(run, wanted) } {
                 assert_eq!(size(run), wanted * GRANULE);
                 check(run, run.as_ptr() as usize, granules.min(wanted));
@@ -110,11 +111,11 @@ fn runs_in_use_never_overlap() {
             let granules = 1 + random.below(most);
             let Run { start, zeroed } = alloc_run(granules, 0, LARGE, false).unwrap();
             for nth in 0..granules {
-                // SAFETY: the run is ours.
+                // SAFETY: the test owns the run, and `nth` is one of its granules.
                 let there = unsafe { *word(start, nth) };
                 assert!(
                     !zeroed || there == 0,
-                    "a run that reads as zeroes has {there:x}"
+                    "a run that should read as zeroes holds {there:x}"
                 );
             }
             write(start, granules);
@@ -142,7 +143,7 @@ fn free_neighbours_join() {
     let long = take(54);
     give(long);
     let held = page::held();
-    // Parts of the same memory, freed in an order that joins on both sides.
+    // Nine parts of the same memory, freed in an order in which runs join on both sides.
     let parts: Vec<_> = (0..9).map(|_| take(6)).collect();
     for nth in [1, 3, 5, 7, 0, 2, 4, 6, 8] {
         give(parts[nth]);
@@ -154,8 +155,8 @@ fn free_neighbours_join() {
 }
 
 #[test]
-fn the_shortest_run_that_fits_is_taken_and_the_lowest_of_these() {
-    if !alone("the_shortest_run_that_fits_is_taken_and_the_lowest_of_these") {
+fn the_lowest_of_the_shortest_runs_that_fit_is_taken() {
+    if !alone("the_lowest_of_the_shortest_runs_that_fit_is_taken") {
         return;
     }
     page::unmap_free();
@@ -184,21 +185,21 @@ fn a_run_grows_into_what_is_free_behind_it() {
         panic!("two runs of a fresh region are not neighbours");
     }
     write(run, 20);
-    // SAFETY: the runs are ours.
+    // SAFETY: the test owns both runs, and does not use `behind` after its free.
     unsafe {
         assert!(!resize_run(run, 21), "the neighbour is in use");
         assert_eq!(size(run), 20 * GRANULE);
         free_run(behind);
         assert!(resize_run(run, 50));
         assert_eq!(size(run), 50 * GRANULE);
-        // Beyond what was ever used.
+        // Grows beyond the memory that was ever used.
         assert!(resize_run(run, 60));
         check(run, run.as_ptr() as usize, 20);
         write(run, 60);
         assert!(resize_run(run, 3));
         check(run, run.as_ptr() as usize, 3);
         assert_eq!(size(run), 3 * GRANULE);
-        assert!(!resize_run(run, HUGE), "no run is as long as that");
+        assert!(!resize_run(run, HUGE), "no run is that long");
     }
     let next = take(40);
     assert_eq!(next.as_ptr() as usize, run.as_ptr() as usize + 3 * GRANULE);
@@ -215,26 +216,26 @@ fn a_run_moves_with_its_pages() {
     write(run, 64);
     write(other, 100);
     let at = run.as_ptr() as usize;
-    // SAFETY: the run is ours.
+    // SAFETY: the test owns the run, and does not use its old address afterwards.
     let moved = unsafe { move_run(run, 100 * GRANULE) }.unwrap();
     assert_ne!(moved, run);
     assert_eq!(entry(at), 0);
     assert_eq!(size(moved), 100 * GRANULE);
     check(moved, at, 64);
     write(moved, 100);
-    // SAFETY: the run is ours.
-    assert!(unsafe { resize_run(moved, 200) }, "what has moved has room");
+    // SAFETY: the test owns the run.
+    assert!(unsafe { resize_run(moved, 200) }, "a moved run has room");
     give(moved);
-    // SAFETY: the run is ours.
+    // SAFETY: the test owns the run, and does not use its old address afterwards.
     let huge = unsafe { move_run(other, HUGE + 1) }.unwrap();
     check(huge, other.as_ptr() as usize, 100);
     assert!(page::huge_size(huge.as_ptr()).is_some_and(|size| size > HUGE));
-    // SAFETY: as above.
+    // SAFETY: the test owns the huge block, which has more than `HUGE` bytes, and gives it up.
     unsafe {
         *huge.as_ptr().add(HUGE) = 1;
         assert!(page::free_huge(huge.as_ptr()));
     }
-    // What they left is used again.
+    // The addresses that both runs left are used again.
     let again = take(64);
     write(again, 64);
     give(again);
@@ -273,7 +274,7 @@ fn free_memory_goes_back_with_its_addresses() {
     let data = status("VmData:");
     let runs: Vec<_> = (0..6).map(|_| take(500)).collect();
     for &run in &runs {
-        // SAFETY: the run is ours.
+        // SAFETY: the test owns the run, which has 500 granules.
         unsafe { run.as_ptr().write_bytes(1, 500 * GRANULE) };
     }
     let used = status("VmData:");
@@ -289,17 +290,17 @@ fn free_memory_goes_back_with_its_addresses() {
 }
 
 #[test]
-fn regions_leave_others_mappings_alone() {
-    if !alone("regions_leave_others_mappings_alone") {
+fn regions_leave_foreign_mappings_alone() {
+    if !alone("regions_leave_foreign_mappings_alone") {
         return;
     }
-    // Somebody else's page, in each of the next ten places for a region.
+    // Maps foreign pages in the places of the next ten regions.
     let run = take(900);
     let region = (run.as_ptr() as usize & !((64 << 20) - 1)) + (64 << 20);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     let foreign: Vec<*mut u8> = (0..40)
         .map(|nth| (region + nth * (16 << 20) + (8 << 20)) as *mut libc::c_void)
-        // SAFETY: a new mapping, which replaces nothing.
+        // SAFETY: `MAP_FIXED_NOREPLACE` makes a new mapping, which replaces nothing.
         .map(|at| unsafe { libc::mmap(at, 4096, libc::PROT_READ, flags, -1, 0) }.cast())
         .collect();
     let runs: Vec<_> = (0..20)
@@ -315,7 +316,7 @@ fn regions_leave_others_mappings_alone() {
     }
     give(run);
     for at in foreign {
-        // SAFETY: mapped above, or the call's failure, which the kernel refuses.
+        // SAFETY: `at` was mapped above, or is `MAP_FAILED`, which the kernel refuses.
         unsafe { libc::munmap(at.cast(), 4096) };
     }
 }
@@ -326,19 +327,19 @@ fn a_huge_block_leaves_the_arenas_addresses() {
         return;
     }
     for _ in 0..3 {
-        // Nothing is mapped behind the run.
+        // Nothing is mapped behind this run.
         let run = take(300);
         write(run, 300);
-        // SAFETY: the run is ours.
+        // SAFETY: the test owns the run, and does not use its old address afterwards.
         let block = unsafe { move_run(run, HUGE) }.unwrap();
         check(block, run.as_ptr() as usize, 300);
         assert_ne!(block, run);
-        // The addresses serve again while the block is there.
+        // The addresses are used again while the block exists.
         let again = take(300);
         assert_eq!(again, run);
         give(again);
         page::trim();
-        // SAFETY: a huge block of ours.
+        // SAFETY: the test owns the huge block and gives it up.
         assert!(unsafe { page::free_huge(block.as_ptr()) });
     }
 }
@@ -348,9 +349,9 @@ fn a_clean_run_before_the_unmapped_rest_may_be_long_enough() {
     if !alone("a_clean_run_before_the_unmapped_rest_may_be_long_enough") {
         return;
     }
-    // More runs of the same bin than a search looks at.
+    // More runs in one bin than a search looks at.
     let runs: Vec<_> = (0..18).map(|_| [take(40), take(1)]).collect();
-    // The last of 43 granules ends at a multiple of 2 MiB, where the mapping ends.
+    // The last of the 43 granules ends at a multiple of 2 MiB, where the mapping ends.
     while take(1).as_ptr() as usize / GRANULE % 32 != 20 {}
     let last = take(43);
     give(last);
@@ -362,8 +363,8 @@ fn a_clean_run_before_the_unmapped_rest_may_be_long_enough() {
 }
 
 #[test]
-fn what_is_free_for_long_goes_back_whoever_calls() {
-    if !alone("what_is_free_for_long_goes_back_whoever_calls") {
+fn memory_that_was_free_for_long_goes_back_on_any_call() {
+    if !alone("memory_that_was_free_for_long_goes_back_on_any_call") {
         return;
     }
     for before in 0..4 {

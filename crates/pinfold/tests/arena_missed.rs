@@ -1,4 +1,4 @@
-//! Freed memory that the process needs again soon stays with the process.
+//! Freed memory that the process soon needs again stays with the process.
 
 use pinfold::page::{self, LARGE, Run};
 use std::thread::sleep;
@@ -7,14 +7,14 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 const RUNS: usize = 100;
 
-/// Allocates and frees 100 MiB, and returns how many bytes went back to the system by that.
+/// Allocates and frees 100 MiB. Returns how many bytes went back to the system meanwhile.
 fn round() -> u64 {
     let before = page::returned();
     let runs: Vec<Run> = (0..RUNS)
         .map(|_| page::alloc_run(16, 0, LARGE, false).unwrap())
         .collect();
     for run in runs {
-        // SAFETY: allocated above, and not used any more.
+        // SAFETY: the run was allocated above, and is not used afterwards.
         unsafe { page::free_run(run.start) };
     }
     page::returned() - before
@@ -22,16 +22,16 @@ fn round() -> u64 {
 
 #[test]
 fn memory_that_is_missed_is_kept_for_a_while() {
-    assert!(round() > 70 * MIB, "memory that nobody needed stays");
-    // The second round takes back what the first one gave.
+    assert!(round() > 70 * MIB, "memory that is not needed stays");
+    // The second round allocates again what the first one gave back, so that memory was missed.
     let second = round();
     assert!(second < 30 * MIB, "{second} bytes went back");
-    // After seconds without use, the arenas have forgotten.
+    // After some seconds without use, the arenas do not count the memory as missed any more.
     for _ in 0..12 {
         sleep(Duration::from_millis(460));
         for _ in 0..20 {
             let run = page::alloc_run(1, 0, LARGE, false).unwrap();
-            // SAFETY: allocated above, and not used any more.
+            // SAFETY: the run was allocated above, and is not used afterwards.
             unsafe { page::free_run(run.start) };
         }
     }

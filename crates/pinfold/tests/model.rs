@@ -1,9 +1,10 @@
 //! Models of the protocols between CPUs, explored by loom:
 //! `RUSTFLAGS="--cfg loom" cargo test --release --test model`.
 //!
-//! The lock is `lock/word.rs` itself, over loom's atomics. loom's types cannot stand in statics, so
-//! the other protocols are written again, step by step as in `slab/node.rs` and `slab/percpu.rs`;
-//! each names what it stands for. A per-CPU operation is one step here: the kernel makes it one.
+//! The lock is `lock/word.rs` itself, over loom's atomics. loom's types cannot be in statics, so
+//! the other protocols are written again here, step by step as in `slab/aside.rs` and
+//! `slab/percpu.rs`. Each names the code that it stands for. A per-CPU operation is one step here,
+//! because the kernel makes it one.
 #![cfg(loom)]
 
 #[path = "../src/lock/word.rs"]
@@ -17,7 +18,8 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use word::{Forks, Word};
 
-/// What the lock is made of: loom's atomics, and the kernel's futex as a mutex and a condition.
+/// The lock's primitives: loom's atomics, and the kernel's futex as a mutex and a condition
+/// variable.
 mod primitive {
     use loom::sync::atomic::Ordering::{self, Relaxed};
     use loom::sync::{Condvar, Mutex};
@@ -95,16 +97,16 @@ mod primitive {
     }
 }
 
-/// A lock, what it protects, and what it knows of forks.
+/// A lock, its data, and the state of forks.
 struct Lock {
     word: Word,
     forks: Forks,
     data: UnsafeCell<usize>,
 }
 
-// SAFETY: the lock hands the data to one thread at a time; loom checks that.
+// SAFETY: the lock gives the data to one thread at a time, which loom checks.
 unsafe impl Sync for Lock {}
-// SAFETY: as above.
+// SAFETY: the lock gives the data to one thread at a time, which loom checks.
 unsafe impl Send for Lock {}
 
 impl Lock {
@@ -119,13 +121,14 @@ impl Lock {
         })
     }
 
-    /// Takes the lock as `Lock::take` does, counts, and gives the lock back; false if it diverted.
+    /// Takes the lock as `Lock::take` does, adds one to the data, and releases the lock. Returns
+    /// false if the thread diverted instead.
     fn enter(&self, me: u64, diverts: bool) -> bool {
         let taken = self.word.try_lock(me).is_ok()
             || self.word.spin(me)
             || self.word.wait(me, &self.forks, diverts);
         if taken {
-            // SAFETY: the lock is held; loom checks it.
+            // SAFETY: this thread holds the lock, which loom checks.
             self.data.with_mut(|data| unsafe { *data += 1 });
             self.word.unlock();
         }
@@ -133,8 +136,8 @@ impl Lock {
     }
 }
 
-/// No two threads are in at once, and every thread wakes up: loom fails a run in which all threads
-/// wait.
+/// No two threads hold the lock at once, and every waiting thread wakes up: loom fails a run in
+/// which all threads wait.
 #[test]
 fn the_lock_excludes_and_wakes() {
     let mut model = loom::model::Builder::new();
@@ -151,15 +154,15 @@ fn the_lock_excludes_and_wakes() {
         assert!(lock.enter(24, false));
         others.into_iter().for_each(|other| other.join().unwrap());
         assert_eq!(lock.word.try_lock(32), Ok(()));
-        // SAFETY: the lock is held; loom checks it.
+        // SAFETY: this thread holds the lock, which loom checks.
         assert_eq!(lock.data.with(|data| unsafe { *data }), 3);
     });
 }
 
-/// A forking thread that waits, with the lock held, for a thread that diverts gets on: also if it
-/// had to wait for a holder, and beside threads that wait until the fork is over.
+/// A forking thread holds the lock and waits for a thread that diverts. It makes progress even if
+/// it had to wait for a holder, and beside threads that wait until the fork is over.
 #[test]
-fn a_thread_that_diverts_is_not_kept_by_a_fork() {
+fn a_fork_does_not_block_a_thread_that_diverts() {
     for (others, bound) in [(&[false][..], 3), (&[true], 3), (&[false, false], 1)] {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(bound);
@@ -177,7 +180,8 @@ fn a_thread_that_diverts_is_not_kept_by_a_fork() {
             let diverting = run(8, true);
             lock.forks.thread.store(ME, Relaxed);
             lock.word.lock_for_fork(ME, &lock.forks);
-            // What the C library's fork does when that thread holds one of its locks.
+            // The C library's fork waits like this when that thread holds one of the C library's
+            // locks.
             let mut entered = usize::from(diverting.join().unwrap());
             lock.word.unlock_after_fork();
             lock.forks.thread.store(0, Relaxed);
@@ -187,15 +191,15 @@ fn a_thread_that_diverts_is_not_kept_by_a_fork() {
                 entered += usize::from(taken);
             }
             assert_eq!(lock.word.try_lock(ME), Ok(()));
-            // SAFETY: the lock is held; loom checks it.
+            // SAFETY: this thread holds the lock, which loom checks.
             assert_eq!(lock.data.with(|data| unsafe { *data }), entered);
         });
     }
 }
 
-/// The same where a handler forks above the frame that holds the lock.
+/// The same, if a signal handler forks and interrupted the frame that holds the lock.
 #[test]
-fn a_fork_above_a_holder_keeps_no_thread_that_diverts() {
+fn a_fork_in_a_handler_does_not_block_a_thread_that_diverts() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
@@ -217,11 +221,12 @@ fn a_fork_above_a_holder_keeps_no_thread_that_diverts() {
     });
 }
 
-/// `Node::set_aside` and `Node::take_back`: what two handlers set aside while a holder takes back arrives once.
+/// `Node::set_aside` and `Node::take_back`: two handlers set objects aside while a holder takes
+/// them back. Each object arrives once.
 #[test]
-fn things_set_aside_arrive_once() {
+fn objects_set_aside_arrive_once() {
     loom::model(|| {
-        // links[n] is the first word of object n; 0 ends the list.
+        // `links[n]` is the first word of object n; 0 ends the list.
         let links = Arc::new([
             AtomicUsize::new(0),
             AtomicUsize::new(0),
@@ -264,7 +269,8 @@ fn take_back(links: &[AtomicUsize; 3], first: &AtomicUsize) -> Vec<usize> {
     seen
 }
 
-/// A unit's two words for one cache, and the node's barn. A sheaf is a number; 0 is none.
+/// A unit's two words for one cache, and the node's barn. A sheaf is a number, and 0 stands for no
+/// sheaf.
 struct Cpu {
     main: Mutex<usize>,
     spare: Mutex<usize>,
@@ -272,7 +278,7 @@ struct Cpu {
 }
 
 impl Cpu {
-    /// The operation `store_if_equal`: one step.
+    /// The operation `store_if_equal`, which is one step.
     fn exchange(word: &Mutex<usize>, expected: usize, new: usize) -> bool {
         let mut word = word.lock().unwrap();
         let equal = *word == expected;
@@ -282,8 +288,8 @@ impl Cpu {
         equal
     }
 
-    /// `Cache::alloc_slow` or `free_slow` as far as sheaves move: take the spare, else one from the barn; install it; keep
-    /// what was there.
+    /// `Cache::alloc_slow` or `free_slow`, as far as they move sheaves: takes the spare or a sheaf
+    /// from the barn, installs it, and keeps the old main sheaf.
     fn slow_path(&self) {
         let spare = *self.spare.lock().unwrap();
         let taken = spare != 0 && Cpu::exchange(&self.spare, spare, 0);
@@ -307,7 +313,7 @@ impl Cpu {
     }
 }
 
-/// However two threads on a CPU interleave, every sheaf is in one place at the end.
+/// However two threads interleave on a CPU, every sheaf is in one place at the end.
 #[test]
 fn sheaves_are_neither_lost_nor_doubled() {
     let mut model = loom::model::Builder::new();

@@ -1,10 +1,13 @@
-//! A model of grace periods, explored by loom: `RUSTFLAGS="--cfg loom" cargo test --release --test model_grace`.
+//! A model of grace periods, explored by loom:
+//! `RUSTFLAGS="--cfg loom" cargo test --release --test model_grace`.
 //!
-//! loom's types cannot stand in statics, so this is the protocol of `slab/grace.rs` written again, step by step. An object that is freed
-//! while somebody reads it, or without an order between both, is found by loom: reading is `with`, freeing `with_mut`.
+//! loom's types cannot be in statics, so the protocol of `slab/grace.rs` is written again here,
+//! step by step. A reader uses the object by `with`, and the writer frees it by `with_mut`. loom
+//! fails if a free overlaps a use, or is not ordered after it.
 //!
-//! The membarrier is what the kernel makes of it: a point in each reader's program with a full fence. A reader looks between
-//! any two of its steps whether one is asked for; the writer waits until each has had its point, or has ended.
+//! The membarrier is modelled by what the kernel makes of it: a point in each reader's program with
+//! a full fence. A reader checks between any two of its steps whether the writer asks for the
+//! fence. The writer waits until each reader has executed the fence or ended.
 #![cfg(loom)]
 
 use loom::cell::UnsafeCell;
@@ -15,19 +18,19 @@ use loom::thread;
 
 const READERS: usize = 2;
 
-/// What is done wrong, to see that the model finds it.
+/// A planted fault, which the model must find.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     Nothing,
-    /// The writer's fence is left out.
+    /// The writer executes no fence.
     NoFence,
-    /// A grace period turns to the other phase and waits for the one before only.
+    /// A grace period changes to the other phase, and waits for the old phase only.
     OnePhase,
-    /// What has entered is summed before what has left.
+    /// The step sums *entered* before it sums *left*.
     Reversed,
 }
 
-/// Who pays for the fence.
+/// The way that readers use.
 #[derive(Clone, Copy, PartialEq)]
 enum Readers {
     Light,
@@ -55,14 +58,14 @@ struct Model {
     phase: AtomicUsize,
     cpus: [Cpu; READERS],
     threads: [Thread; READERS],
-    /// 1 while the object is in sight.
+    /// 1 while readers can find the object.
     pointer: AtomicUsize,
     object: UnsafeCell<bool>,
 }
 
-// SAFETY: loom checks that the object is read and freed in order.
+// SAFETY: loom checks that uses and the free of the object are ordered.
 unsafe impl Sync for Model {}
-// SAFETY: as above.
+// SAFETY: loom checks that uses and the free of the object are ordered.
 unsafe impl Send for Model {}
 
 impl Model {
@@ -79,10 +82,11 @@ impl Model {
         })
     }
 
-    /// Between two steps of reader `me`: here the kernel may interrupt it for a membarrier.
+    /// A place between two steps of reader `me`, where the kernel may interrupt it for a
+    /// membarrier.
     fn point(&self, me: usize) {
         let thread = &self.threads[me];
-        // A read-modify-write sees the last value: an interrupt is not late.
+        // A read-modify-write sees the latest value, because an interrupt is not late.
         let asked = thread.asked.fetch_add(0, Relaxed);
         if self.readers == Readers::Light && asked != thread.passed.load(Relaxed) {
             fence(SeqCst);
@@ -96,7 +100,7 @@ impl Model {
         }
     }
 
-    /// Enters on CPU `me`, looks, and leaves on `leave_on`.
+    /// Enters on CPU `me`, uses the object, and leaves on CPU `leave_on`.
     fn read(&self, me: usize, leave_on: usize) {
         let phase = self.phase.load(Relaxed);
         self.point(me);
@@ -105,7 +109,7 @@ impl Model {
         self.point(me);
         if self.pointer.load(Relaxed) == 1 {
             self.point(me);
-            // SAFETY: loom checks that it is not freed meanwhile.
+            // SAFETY: loom checks that the object is not freed meanwhile.
             self.object
                 .with(|object| assert!(unsafe { *object }, "freed"));
         }
@@ -138,7 +142,7 @@ impl Model {
         fence(SeqCst);
     }
 
-    /// `grace::step`.
+    /// Stands for `grace::step`.
     fn step(&self, waited_for: &mut u8, number: usize) {
         let left = || [0, 1].map(|phase| self.sum(|cpu| &cpu.left[phase]));
         let entered = || [0, 1].map(|phase| self.sum(|cpu| &cpu.entered[phase]));
@@ -164,7 +168,7 @@ impl Model {
         }
     }
 
-    /// A grace period; `number` counts the fences.
+    /// Waits for a grace period. `number` counts the fences.
     fn synchronize(&self, number: &mut usize) {
         let mut waited_for = 0b11;
         if self.fault == Fault::OnePhase {
@@ -182,13 +186,14 @@ impl Model {
     }
 
     fn free(&self) {
-        // SAFETY: nobody reads it any more, which loom checks.
+        // SAFETY: loom checks that no reader uses the object any more.
         self.object.with_mut(|object| unsafe { *object = false });
     }
 }
 
-/// One reader, which leaves where it entered or elsewhere, and a writer that waits twice: once for nothing in particular, so that the phase
-/// a reader has loaded may be old, and once after it took the object out of sight.
+/// One reader leaves on another CPU than it entered on. The writer waits `waits` times: the last
+/// time after it took the object out of sight, and before that without a reason, so that the phase
+/// that the reader has loaded may be old.
 fn one_reader(readers: Readers, fault: Fault, waits: usize) {
     explore(move || {
         let model = Model::new(readers, fault, 1);
@@ -243,41 +248,41 @@ fn no_light_reader_sees_a_freed_object() {
 }
 
 #[test]
-fn nor_does_one_of_two_heavy_readers() {
+fn none_of_two_heavy_readers_sees_a_freed_object() {
     two_readers(Readers::Heavy, Fault::Nothing);
 }
 
 #[test]
-fn nor_does_one_of_two_light_readers() {
+fn none_of_two_light_readers_sees_a_freed_object() {
     two_readers(Readers::Light, Fault::Nothing);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn without_the_writers_fence_heavy_readers_do() {
+fn without_the_writers_fence_heavy_readers_see_a_freed_object() {
     one_reader(Readers::Heavy, Fault::NoFence, 1);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn without_the_writers_fence_light_readers_do() {
+fn without_the_writers_fence_light_readers_see_a_freed_object() {
     one_reader(Readers::Light, Fault::NoFence, 1);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn with_one_phase_heavy_readers_do() {
+fn with_one_phase_heavy_readers_see_a_freed_object() {
     one_reader(Readers::Heavy, Fault::OnePhase, 2);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn with_one_phase_light_readers_do() {
+fn with_one_phase_light_readers_see_a_freed_object() {
     one_reader(Readers::Light, Fault::OnePhase, 2);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn with_sums_the_other_way_round_they_do() {
+fn with_sums_in_reverse_order_readers_see_a_freed_object() {
     two_readers(Readers::Heavy, Fault::Reversed);
 }

@@ -1,4 +1,4 @@
-//! Object caches as a user sees them, on whichever backend `PINFOLD_RSEQ` selects.
+//! Object caches as a user sees them, on the backend that `PINFOLD_RSEQ` selects.
 
 use pinfold::slab::{Cache, CacheError, Handle, KmemCache, OBJECT_MOST, shrink_all};
 use std::alloc::Layout;
@@ -16,7 +16,8 @@ fn take(cache: &KmemCache, count: usize) -> Vec<NonNull<u8>> {
 
 fn give(cache: &KmemCache, objects: impl IntoIterator<Item = NonNull<u8>>) {
     for object in objects {
-        // SAFETY: the caller took it from this cache.
+        // SAFETY: the tests pass each object that they took from this cache once, except
+        // `commit_fault`, whose wrong frees end the process.
         unsafe { cache.free(object) };
     }
 }
@@ -37,11 +38,11 @@ fn objects_are_aligned_disjoint_and_writable() {
         let objects = take(&cache, 500);
         for (nth, object) in objects.iter().enumerate() {
             assert_eq!(object.as_ptr() as usize % align, 0);
-            // SAFETY: the object is ours and that large.
+            // SAFETY: the test owns the object, which has `size` bytes.
             unsafe { object.as_ptr().write_bytes(nth as u8, size) };
         }
         for (nth, object) in objects.iter().enumerate() {
-            // SAFETY: written above.
+            // SAFETY: the test owns the object, and wrote its `size` bytes above.
             let bytes = unsafe { std::slice::from_raw_parts(object.as_ptr(), size) };
             assert!(bytes.iter().all(|&byte| byte == nth as u8), "size {size}");
         }
@@ -78,7 +79,7 @@ fn bulk_calls_agree_with_single_ones() {
         );
     }
     let all: Vec<_> = all.into_iter().collect();
-    // SAFETY: they came from this cache.
+    // SAFETY: the objects came from this cache and are not used afterwards.
     unsafe { cache.free_bulk(&all) };
     cache.validate().unwrap();
     cache.destroy().unwrap();
@@ -89,15 +90,15 @@ fn a_constructor_runs_once_per_object() {
     static MADE: AtomicUsize = AtomicUsize::new(0);
     unsafe fn make(object: *mut u8) {
         MADE.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: an object of 32 bytes.
+        // SAFETY: the cache's objects have 32 bytes.
         unsafe { object.write_bytes(0x5a, 32) };
     }
-    // SAFETY: the constructor writes the whole object and nothing else.
+    // SAFETY: `make` writes the whole object and nothing else, and cannot unwind.
     let cache = unsafe { KmemCache::with_constructor("made", layout(32, 8), make) }.unwrap();
     for _ in 0..3 {
         let objects = take(&cache, 1000);
         for object in &objects {
-            // SAFETY: constructed when its slab was made, and left alone since.
+            // SAFETY: the constructor wrote the object when its slab was made.
             assert_eq!(unsafe { *object.as_ptr().add(31) }, 0x5a);
         }
         give(&cache, objects);
@@ -105,7 +106,7 @@ fn a_constructor_runs_once_per_object() {
     assert_eq!(
         MADE.load(Ordering::Relaxed),
         2048,
-        "one slab of 64 KiB, never made again"
+        "one slab of 64 KiB, made once"
     );
 }
 
@@ -180,7 +181,8 @@ fn alloc_node_serves_any_node_number() {
     cache.validate().unwrap();
 }
 
-/// Each of these ends the process, so it runs in a child of its own: this test binary again, with the fault's name.
+/// Each fault ends the process, so it runs in a child: this test binary again, with the fault's
+/// name.
 #[test]
 fn faults_end_the_process_and_are_named() {
     for (fault, words) in [
@@ -220,13 +222,13 @@ fn commit_fault() {
             give(&cache, [object]);
             object
         }
-        // SAFETY: still inside the object.
+        // SAFETY: offset 8 is within the object's 64 bytes.
         "inside" => unsafe { object.add(8) },
         "foreign" => NonNull::from(&local).cast(),
         _ => other.alloc().unwrap(),
     };
     give(&cache, [wrong]);
-    // The sheaf goes to the slabs, which check.
+    // Sends the sheaf's objects to the slabs, which check them.
     let _ = cache.shrink();
 }
 
@@ -248,7 +250,8 @@ fn sheaves_are_as_large_as_asked_for() {
     }
 }
 
-/// What a CPU's sheaves hold goes back to the node when nobody has used it for some ticks, and from there to the system.
+/// A CPU's sheaves go back to the node when they were idle for some ticks, and their objects from
+/// there to the system.
 #[test]
 fn idle_sheaves_are_drained_by_the_shepherd() {
     if pinfold_rseq::init(pinfold_rseq::Index::Cid) != pinfold_rseq::Backend::Atomic
@@ -281,7 +284,7 @@ fn idle_sheaves_are_drained_by_the_shepherd() {
     cache.destroy().unwrap();
 }
 
-/// Memory of this process that is no file's, in bytes.
+/// Returns the memory of this process that belongs to no file, in bytes.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("RssAnon:"));
@@ -289,12 +292,12 @@ fn resident() -> usize {
     kib.unwrap() * 1024
 }
 
-/// An empty cache is its descriptor; CPUs hold nothing for it until it is used there.
+/// An empty cache is only a descriptor. CPUs hold nothing for it until it is used there.
 #[test]
 #[ignore = "other tests' memory would count: run alone, by `an_empty_cache_costs_less_than_a_page`"]
 fn empty_caches() {
     const COUNT: usize = 1000;
-    // What the first cache brings with it is not the others'.
+    // The first cache also pays for what all caches share.
     drop(KmemCache::new("first", layout(64, 8)).unwrap());
     let before = resident();
     let caches: Vec<_> = (0..COUNT)
@@ -320,8 +323,8 @@ fn an_empty_cache_costs_less_than_a_page() {
     );
 }
 
-/// Pages between objects that stay in use go back to the system too, when nobody has touched their slabs for some seconds. What
-/// stays keeps its bytes, and what comes back can be used.
+/// Pages of free objects between objects in use go back to the system too, when their slabs were
+/// idle for some seconds. The objects in use keep their bytes, and the pages can be used again.
 #[test]
 #[ignore = "other tests' memory would count: run alone, by `pages_of_free_objects_go_back`"]
 fn idle_pages() {
@@ -331,7 +334,7 @@ fn idle_pages() {
         .unwrap();
     let objects = take(&cache, 40_000);
     for (nth, object) in objects.iter().enumerate() {
-        // SAFETY: the object is ours, and that large.
+        // SAFETY: the test owns the object, which has 1024 bytes.
         unsafe { object.as_ptr().write_bytes(nth as u8, 1024) };
     }
     let full = resident();
@@ -350,13 +353,13 @@ fn idle_pages() {
     println!("{} KiB of {} KiB", resident() >> 10, full >> 10);
     assert!(resident() <= full / 3);
     for &(nth, object) in &kept {
-        // SAFETY: the object is ours, and that large.
+        // SAFETY: the test owns the object, and wrote its 1024 bytes above.
         let bytes = unsafe { std::slice::from_raw_parts(object.as_ptr(), 1024) };
         assert!(bytes.iter().all(|&byte| byte == nth as u8));
     }
     let again = take(&cache, 30_000);
     for object in &again {
-        // SAFETY: as above.
+        // SAFETY: the test owns the object, which has 1024 bytes.
         unsafe { object.as_ptr().write_bytes(1, 1024) };
     }
     cache.validate().unwrap();

@@ -1,4 +1,4 @@
-//! Planted faults, as the kernel's slub_kunit plants them, and what debugging says of each.
+//! Faults planted as the kernel's slub_kunit plants them, and the report of each.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 
 thread_local! {
-    /// What was reported in this test's thread.
+    /// The reports of this test's thread.
     static REPORTS: RefCell<Vec<(Kind, String)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -34,17 +34,17 @@ fn cache(name: &str, flags: DebugFlags) -> KmemCache {
 }
 
 fn free(cache: &KmemCache, object: NonNull<u8>) {
-    // SAFETY: the object is of this cache; what is freed wrongly here is what is tested.
+    // SAFETY: the object is of this cache, or the free is a planted fault, which the cache reports.
     unsafe { cache.free(object) };
 }
 
-/// Writes where nobody may, but where there is memory of the cache's.
+/// Writes to a byte of the cache's memory that no program may write to.
 fn poke(object: NonNull<u8>, offset: isize, byte: u8) {
-    // SAFETY: red zones and freed objects are the cache's memory.
+    // SAFETY: red zones and freed objects are the cache's memory, which is mapped.
     unsafe { object.as_ptr().offset(offset).write_volatile(byte) };
 }
 
-/// The faults that `validate` finds: how many, and the first as a kind and as text.
+/// Returns how many faults `validate` finds, and the kind and text of the first.
 fn validate(cache: &KmemCache) -> (usize, Option<(Kind, String)>) {
     let mut first = None;
     let errors = cache
@@ -82,7 +82,7 @@ fn a_clobbered_red_zone() {
         );
         let found = format!("at offset {offset}: 0x12 instead of 0xcc, 1 wrong in all");
         assert!(text.contains(&found), "{text}");
-        // What was found is put right: once is enough.
+        // The check repaired the bytes, so it finds the fault once.
         assert_eq!(validate(&cache).0, 0);
         free(&cache, object);
         assert_eq!(reports().len(), 0);
@@ -100,14 +100,14 @@ fn a_red_zone_clobbered_before_the_free() {
     assert_eq!(found.len(), 1);
     assert_eq!(part(found[0].0), Part::RightRedZone);
     assert!(found[0].1.contains("allocated by thread"), "{}", found[0].1);
-    // It cannot be trusted, and is not given out again.
+    // The object cannot be trusted, so it is never given out again.
     let leak = cache.destroy().unwrap_err();
     assert_eq!(leak.objects, 1);
 }
 
-/// Free objects are linked nowhere through their own bytes: writing over them loses no object and confuses no list.
+/// Free objects hold no links, so writing over a free object loses no object and damages no list.
 #[test]
-fn a_clobbered_next_pointer() {
+fn writes_over_a_free_objects_first_word() {
     let cache = cache("next_ptr_free", DebugFlags::POISON);
     let object = cache.alloc().unwrap();
     free(&cache, object);
@@ -147,7 +147,7 @@ fn a_write_after_the_free_is_found_by_the_next_allocation() {
     free(&cache, object);
     poke(object, 8, 1);
     let other = cache.alloc().unwrap();
-    assert_ne!(other, object, "given out although somebody writes there");
+    assert_ne!(other, object, "given out although it was written to");
     let found = reports();
     assert_eq!(found.len(), 1);
     assert!(found[0].1.contains("freed by thread"), "{}", found[0].1);
@@ -202,7 +202,7 @@ fn leaks_are_named_with_their_owners() {
 }
 
 #[test]
-fn frees_that_are_none() {
+fn wrong_frees_are_reported() {
     let cache = cache("frees", DebugFlags::CONSISTENCY | DebugFlags::USER);
     let other = KmemCache::new("other", Layout::new::<[u64; 8]>()).unwrap();
     let (object, foreign) = (cache.alloc().unwrap(), other.alloc().unwrap());
@@ -217,7 +217,7 @@ fn frees_that_are_none() {
     );
     assert!(found[0].1.contains("freed by thread"), "{}", found[0].1);
     let object = cache.alloc().unwrap();
-    // SAFETY: within the object.
+    // SAFETY: offset 8 is within the object's 64 bytes.
     free(&cache, unsafe { object.add(8) });
     assert_eq!(reports()[0].0, Kind::NotAnObject);
     free(&cache, foreign);
@@ -234,9 +234,9 @@ fn frees_that_are_none() {
     other.destroy().unwrap();
 }
 
-/// All checks at once, in all ways of allocating, find nothing where nothing is wrong.
+/// All checks at once, with all ways of allocating, report nothing about a correct program.
 #[test]
-fn sound_programs_are_not_accused() {
+fn correct_programs_cause_no_reports() {
     for (size, align) in [
         (1, 1),
         (24, 8),
@@ -255,11 +255,11 @@ fn sound_programs_are_not_accused() {
         assert_eq!(cache.alloc_bulk(&mut objects), 300);
         for &object in &objects {
             assert_eq!(object as usize % align, 0);
-            // SAFETY: the object is ours, and that large.
+            // SAFETY: the test owns the object, which has `size` bytes.
             unsafe { object.write_bytes(7, size) };
         }
         assert_eq!(validate(&cache).0, 0);
-        // SAFETY: as above; given up.
+        // SAFETY: the objects came from this cache and are not used afterwards.
         unsafe { cache.free_bulk(&objects) };
         assert_eq!(validate(&cache).0, 0);
         std::thread::scope(|scope| {
@@ -268,7 +268,7 @@ fn sound_programs_are_not_accused() {
                     let mut mine = Vec::new();
                     for turn in 0..2000usize {
                         let object = cache.alloc().unwrap();
-                        // SAFETY: the object is ours, and that large.
+                        // SAFETY: this thread owns the object, which has `size` bytes.
                         unsafe { object.as_ptr().write_bytes(turn as u8, size) };
                         mine.push(object);
                         if turn % 3 > 0 {
@@ -287,7 +287,7 @@ fn sound_programs_are_not_accused() {
     }
 }
 
-/// The least and the most that a layout can be, checked and not.
+/// The smallest and the largest layouts, with and without checks.
 #[test]
 fn layouts_at_the_bounds() {
     for (size, align) in [
@@ -311,11 +311,11 @@ fn layouts_at_the_bounds() {
             let objects: Vec<_> = (0..40).map(|_| cache.alloc().unwrap()).collect();
             for (nth, object) in objects.iter().enumerate() {
                 assert_eq!(object.as_ptr() as usize % align, 0);
-                // SAFETY: the object is ours, and that large.
+                // SAFETY: the test owns the object, which has `size` bytes.
                 unsafe { object.as_ptr().write_bytes(nth as u8, size) };
             }
             for (nth, object) in objects.iter().enumerate() {
-                // SAFETY: as above.
+                // SAFETY: the test owns the object, and wrote its `size` bytes above.
                 let bytes = unsafe { std::slice::from_raw_parts(object.as_ptr(), size) };
                 assert!(bytes.iter().all(|&byte| byte == nth as u8));
             }
@@ -327,21 +327,21 @@ fn layouts_at_the_bounds() {
     }
 }
 
-/// A constructor's objects keep their bytes.
+/// Free objects with a constructor keep their bytes.
 #[test]
 fn constructed_objects_are_not_poisoned() {
     unsafe fn construct(object: *mut u8) {
-        // SAFETY: the object is 64 bytes large.
+        // SAFETY: the cache's objects have 64 bytes.
         unsafe { object.write_bytes(0x11, 64) };
     }
     let layout = Layout::from_size_align(64, 8).unwrap();
     let builder = KmemCache::builder("constructed", layout).debug(DebugFlags::DEFAULT);
-    // SAFETY: the constructor initialises 64 bytes.
+    // SAFETY: `construct` initialises all 64 bytes of an object, and cannot unwind.
     let cache = unsafe { builder.constructor(construct) }.build().unwrap();
     assert!(!cache.debug_flags().contains(DebugFlags::POISON));
     for _ in 0..3 {
         let object = cache.alloc().unwrap();
-        // SAFETY: the object is ours.
+        // SAFETY: the test owns the object, and the constructor wrote its 64 bytes.
         let bytes = unsafe { std::slice::from_raw_parts(object.as_ptr(), 64) };
         assert!(bytes.iter().all(|&byte| byte == 0x11));
         free(&cache, object);
@@ -353,7 +353,7 @@ static STASH: [AtomicPtr<u8>; 64] = [const { AtomicPtr::new(null_mut()) }; 64];
 static WATCHED: AtomicPtr<KmemCache> = AtomicPtr::new(null_mut());
 
 extern "C" fn free_one(_: libc::c_int) {
-    // SAFETY: the cache is there while the timer is.
+    // SAFETY: `WATCHED` is null, or points to a cache that lives longer than the timer.
     let cache = unsafe { WATCHED.load(Acquire).as_ref() };
     let object = STASH
         .iter()
@@ -363,9 +363,9 @@ extern "C" fn free_one(_: libc::c_int) {
     }
 }
 
-/// A handler frees objects while its thread looks at all of them.
+/// A signal handler frees objects while its thread checks all objects.
 #[test]
-fn what_handlers_free_meanwhile_is_not_reported() {
+fn frees_by_signal_handlers_are_not_reported() {
     for (size, flags) in [
         (1, DebugFlags::DEFAULT),
         (100, DebugFlags::DEFAULT),
@@ -378,7 +378,7 @@ fn what_handlers_free_meanwhile_is_not_reported() {
             .debug(flags)
             .build()
             .unwrap();
-        // Enough of them that most handlers come while they are looked at.
+        // Enough objects that most signals arrive during a check.
         let others: Vec<_> = (0..2000).map(|_| cache.alloc().unwrap()).collect();
         WATCHED.store((&raw const cache).cast_mut(), Release);
         let timer = Timer::start(libc::SIGUSR1, free_one, 100);
@@ -387,7 +387,7 @@ fn what_handlers_free_meanwhile_is_not_reported() {
                 if place.load(Acquire).is_null()
                     && let Some(object) = cache.alloc()
                 {
-                    // SAFETY: the object is ours, and that large.
+                    // SAFETY: the test owns the object, which has `size` bytes.
                     unsafe { object.as_ptr().write_bytes(turn as u8, size) };
                     place.store(object.as_ptr(), Release);
                 }

@@ -1,4 +1,4 @@
-//! The callers that debugging records in the first allocations of a process, made by many threads
+//! The callers that debugging records in a process's first allocations, when many threads make them
 //! at once.
 
 use pinfold::slab::{DebugFlags, KmemCache};
@@ -19,12 +19,12 @@ fn every_thread_records_its_callers_from_its_first_allocation_on() {
             scope.spawn(|| {
                 start.wait();
                 let object = cache.alloc().unwrap();
-                // No thread allocates what another wrote over.
+                // So that no thread is given an object that another thread wrote to below.
                 start.wait();
-                // SAFETY: the object is of this cache, and nobody else has it.
+                // SAFETY: the object came from this cache, and only this thread has it.
                 unsafe {
                     cache.free(object);
-                    // The free object is the cache's memory; the report of this write names callers.
+                    // The cache's memory stays mapped. The report of this write names the callers.
                     object.as_ptr().write_volatile(1);
                 }
             });

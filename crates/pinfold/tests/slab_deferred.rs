@@ -1,4 +1,5 @@
-//! Deferred frees and grace periods: no reader sees a freed object, and whatever waits is free in the end.
+//! Deferred frees and grace periods: no reader sees a freed object, and every deferred object
+//! becomes free in the end.
 
 mod common;
 
@@ -26,7 +27,8 @@ fn objects_wait_for_readers() {
     let reader = grace::enter();
     let inner = grace::enter();
     for &object in &objects {
-        // SAFETY: it came from this cache, and nobody else knows of it.
+        // SAFETY: the object came from this cache, and only `reader` and `inner` protect uses of
+        // it.
         unsafe { cache.free_deferred(object) };
     }
     let shepherd = Shepherd::new();
@@ -36,15 +38,15 @@ fn objects_wait_for_readers() {
     drop(inner);
     shepherd.tick();
     for object in &objects {
-        // SAFETY: the reader is still in, so they are objects.
+        // SAFETY: `reader` is still inside, so the objects are not free.
         look(unsafe { object.cast::<Item>().as_ref() }, 1);
     }
-    // None is given out again meanwhile.
+    // None of the objects is given out again meanwhile.
     let others: Vec<_> = (0..1000).map(|_| cache.alloc().unwrap()).collect();
     assert!(others.iter().all(|other| !objects.contains(other)));
     drop(reader);
     cache.flush_deferred().unwrap();
-    // SAFETY: they came from this cache.
+    // SAFETY: the objects came from this cache and are not used afterwards.
     others
         .into_iter()
         .for_each(|other| unsafe { cache.free(other) });
@@ -53,7 +55,8 @@ fn objects_wait_for_readers() {
     cache.destroy().unwrap();
 }
 
-/// One test at a time: readers of one, asleep on a busy machine, would hold up what another waits for.
+/// Runs one test at a time. On a busy machine, one test's sleeping reader would delay another
+/// test's grace periods.
 fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     ALONE
@@ -61,7 +64,7 @@ fn alone() -> std::sync::MutexGuard<'static, ()> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Whatever its checks do with what is freed.
+/// Also with caches that check what is freed.
 #[test]
 fn a_cache_can_be_destroyed_after_deferred_frees() {
     let _alone = alone();
@@ -81,7 +84,7 @@ fn a_cache_can_be_destroyed_after_deferred_frees() {
                 .unwrap();
             let objects: Vec<_> = (0..count).map(|_| cache.alloc().unwrap()).collect();
             for object in objects {
-                // SAFETY: it came from this cache, and nobody else knows of it.
+                // SAFETY: the object came from this cache, and no reader knows it.
                 unsafe { cache.free_deferred(object) };
             }
             cache.destroy().unwrap();
@@ -90,7 +93,7 @@ fn a_cache_can_be_destroyed_after_deferred_frees() {
 }
 
 #[test]
-fn what_waits_is_freed_in_passing() {
+fn later_frees_free_the_deferred_objects() {
     let _alone = alone();
     if !can_fence() {
         return;
@@ -100,21 +103,21 @@ fn what_waits_is_freed_in_passing() {
     for turn in 0..1_000_000 {
         let reader = grace::enter();
         let object = make(&cache);
-        // SAFETY: it came from this cache, and nobody else knows of it.
+        // SAFETY: the object came from this cache, and no reader knows it.
         unsafe { cache.free_deferred(object) };
         drop(reader);
         if turn % 1000 == 0 {
             most = most.max(cache.statistics().slabs);
         }
     }
-    // A million objects of 64 bytes are 977 slabs.
-    assert!(most < 700, "{most} slabs: nothing was freed");
+    // If none was freed, a million objects of 64 bytes would need 977 slabs.
+    assert!(most < 700, "{most} slabs: deferred objects were not freed");
     assert_eq!(cache.statistics().free_rcu_sheaf_fail, 0);
     cache.destroy().unwrap();
 }
 
 #[test]
-fn synchronize_waits_for_those_who_are_in() {
+fn synchronize_waits_for_the_readers_inside() {
     let _alone = alone();
     if !can_fence() {
         return;
@@ -139,9 +142,9 @@ fn synchronize_waits_for_those_who_are_in() {
     }
 }
 
-/// Readers come and go all the time; both kinds of waiting end nevertheless.
+/// At every moment a reader is inside, and yet both ways of waiting end.
 #[test]
-fn readers_that_overlap_for_ever_hold_nothing_up() {
+fn overlapping_readers_delay_no_grace_period() {
     let _alone = alone();
     if !can_fence() {
         return;
@@ -170,7 +173,8 @@ fn readers_that_overlap_for_ever_hold_nothing_up() {
     });
 }
 
-/// A fork while threads read, write and defer: the child waits for none of them, and guards that came along do no harm.
+/// A process forks while threads read and defer. The child waits for none of these threads, and
+/// guards from before the fork do no harm.
 #[test]
 fn a_child_waits_for_no_reader_of_its_parent() {
     let _alone = alone();
@@ -188,7 +192,7 @@ fn a_child_waits_for_no_reader_of_its_parent() {
                 while !stop.load(Relaxed) {
                     let _reader = grace::enter();
                     for _ in 0..random.below(300) {
-                        // SAFETY: it came from this cache, and nobody else knows of it.
+                        // SAFETY: the object came from this cache, and no reader knows it.
                         unsafe { cache.free_deferred(make(cache)) };
                     }
                 }
@@ -196,20 +200,20 @@ fn a_child_waits_for_no_reader_of_its_parent() {
         }
         for round in 0..100 {
             let along = (round % 3 == 0).then(grace::enter);
-            // SAFETY: the child works on this cache only, and exits.
+            // SAFETY: the child uses only this cache, and leaves by `_exit`.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                // Whoever waits for a reader or a lock that is gone ends here.
-                // SAFETY: no preconditions.
+                // Ends a child that waits for a reader or a lock that does not exist in it.
+                // SAFETY: `alarm` has no preconditions.
                 unsafe { libc::alarm(10) };
                 drop(along);
                 let fine = works_alone(&cache);
-                // SAFETY: no preconditions.
+                // SAFETY: `_exit` has no preconditions.
                 unsafe { libc::_exit(i32::from(!fine)) };
             }
             drop(along);
             let mut status = 0;
-            // SAFETY: `status` is writable.
+            // SAFETY: `status` is a live integer that the kernel may write to.
             unsafe { libc::waitpid(child, &raw mut status, 0) };
             assert_eq!(status, 0, "child {round}");
         }
@@ -221,30 +225,30 @@ fn works_alone(cache: &KmemCache) -> bool {
     let mut fine = cache.flush_deferred().is_ok() && grace::synchronize().is_ok();
     for _ in 0..1000 {
         let _reader = grace::enter();
-        // SAFETY: it came from this cache, and nobody else knows of it.
+        // SAFETY: the object came from this cache, and no reader knows it.
         unsafe { cache.free_deferred(make(cache)) };
     }
     fine &= grace::synchronize().is_ok() && cache.flush_deferred().is_ok();
     fine && cache.validate().is_ok()
 }
 
-/// Without memory for what waits, a deferred free looks for readers itself.
+/// Without memory for a sheaf, a deferred free itself waits for the readers.
 #[test]
 fn deferred_frees_work_without_memory() {
     let _alone = alone();
-    // SAFETY: the child works on caches only, and exits.
+    // SAFETY: the child uses only its caches, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let little = libc::rlimit {
             rlim_cur: 1,
             rlim_max: libc::RLIM_INFINITY,
         };
-        // A hardened cache would keep some back in quarantine.
+        // Not hardened, because a hardened cache would hold objects back in quarantine.
         let layout = Layout::new::<[u8; 32768]>();
         let cache = KmemCache::builder("exhausted", layout).hardened(false);
         let cache = cache.build().unwrap();
         let first = cache.alloc().unwrap();
-        // SAFETY: the limit is readable.
+        // SAFETY: `little` lives through the call, and `alarm` has no preconditions.
         unsafe {
             libc::alarm(30);
             libc::setrlimit(libc::RLIMIT_DATA, &raw const little);
@@ -256,17 +260,17 @@ fn deferred_frees_work_without_memory() {
             objects.push(object);
         }
         for &object in &objects {
-            // SAFETY: it came from this cache, and nobody else knows of it.
+            // SAFETY: the object came from this cache, and no reader knows it.
             unsafe { cache.free_deferred(object) };
         }
         let lost = cache.statistics().free_rcu_sheaf_fail;
         let fine = cache.flush_deferred().is_ok() && lost == 0;
         let again = objects.iter().filter(|_| cache.alloc().is_some()).count();
-        // SAFETY: no preconditions.
+        // SAFETY: `_exit` has no preconditions.
         unsafe { libc::_exit(i32::from(!fine || again != objects.len())) };
     }
     let mut status = 0;
-    // SAFETY: `status` is writable.
+    // SAFETY: `status` is a live integer that the kernel may write to.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0);
 }

@@ -1,4 +1,4 @@
-//! Slabs that hold little: empty ones go back, and sparse ones drain.
+//! Slabs with few objects in use: empty ones go back, and sparse ones drain.
 
 use pinfold::slab::KmemCache;
 use std::alloc::Layout;
@@ -15,16 +15,16 @@ fn cache(name: &str) -> KmemCache {
 }
 
 fn free(cache: &KmemCache, object: NonNull<u8>) {
-    // SAFETY: every caller took the object from this cache.
+    // SAFETY: every caller took the object from this cache and gives it up.
     unsafe { cache.free(object) };
 }
 
-/// Where the slab of an object begins.
+/// Returns where the slab of an object begins.
 fn slab(object: NonNull<u8>) -> usize {
     object.as_ptr() as usize & !0xffff
 }
 
-/// Objects of `slabs` slabs, without any in a sheaf, by their slab.
+/// Allocates all objects of `slabs` slabs, past the sheaves, and returns them by slab.
 fn fill(cache: &KmemCache, slabs: usize) -> Vec<Vec<NonNull<u8>>> {
     let objects = (0..slabs * PER_SLAB).map(|_| cache.alloc_node(0).unwrap());
     let mut objects: Vec<_> = objects.collect();
@@ -67,7 +67,7 @@ fn the_fullest_slab_serves_first() {
     if is_debugged(&cache) || cache.shrink().is_err() {
         return;
     }
-    // Whichever slab was last to get an object back.
+    // The result must not depend on which slab got objects back last.
     for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
         let mut objects = fill(&cache, 3);
         let sparse = [60, 4, 30];
@@ -82,7 +82,7 @@ fn the_fullest_slab_serves_first() {
             assert_eq!(slab(object), fullest, "{order:?}");
             objects[1].push(object);
         }
-        // Now the second fullest.
+        // Now the second fullest slab serves.
         let object = cache.alloc_node(0).unwrap();
         assert_eq!(slab(object), slab(objects[2][0]), "{order:?}");
         objects[2].push(object);
@@ -96,7 +96,7 @@ fn the_fullest_slab_serves_first() {
     cache.destroy().unwrap();
 }
 
-/// A program that uses much less of a cache than before, and exchanges its objects one by one.
+/// A program uses much less of a cache than before, and replaces its objects one by one.
 #[test]
 fn sparse_slabs_drain_while_the_cache_is_used() {
     let cache = cache("drains");
@@ -119,7 +119,7 @@ fn sparse_slabs_drain_while_the_cache_is_used() {
     let begin = Instant::now();
     while cache.usage().slabs > before / 3 && begin.elapsed() < Duration::from_secs(120) {
         for _ in 0..20_000 {
-            // The number in use goes up and down.
+            // The number of objects in use goes up and down.
             if objects.len() > 1_000 + below(1_000) {
                 let object = objects.swap_remove(below(objects.len()));
                 free(&cache, object);

@@ -1,4 +1,4 @@
-//! What a hardened cache finds, and what it hides.
+//! The faults that a hardened cache finds, and the bytes that it erases.
 
 mod common;
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 thread_local! {
     static REPORTS: RefCell<Vec<(Kind, String)>> = const { RefCell::new(Vec::new()) };
-    /// How long this thread's reports take.
+    /// How long this thread's report handler sleeps.
     static PAUSE: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
@@ -37,7 +37,7 @@ fn hardened(name: &str, size: usize) -> KmemCache {
 }
 
 fn free(cache: &KmemCache, object: NonNull<u8>) {
-    // SAFETY: the object is of this cache; what is freed wrongly here is what is tested.
+    // SAFETY: the object is of this cache, or the free is a planted fault, which the cache reports.
     unsafe { cache.free(object) };
 }
 
@@ -46,7 +46,8 @@ fn take(cache: &KmemCache, count: usize) -> Vec<NonNull<u8>> {
 }
 
 fn bytes(object: NonNull<u8>, size: usize) -> &'static mut [u8] {
-    // SAFETY: the object is the test's, and that large.
+    // SAFETY: the object is of one of the test's caches and has `size` bytes, which stay mapped
+    // after a free.
     unsafe { std::slice::from_raw_parts_mut(object.as_ptr(), size) }
 }
 
@@ -66,7 +67,7 @@ fn a_second_free_is_found_while_the_first_is_in_a_sheaf() {
     );
     assert!(found[0].1.contains(&text), "{}", found[0].1);
     free(&cache, objects[2]);
-    // It was taken once: nobody gets it twice.
+    // The cache accepted the object once, so it gives it out once.
     let all: HashSet<_> = take(&cache, 1000).into_iter().collect();
     assert_eq!(all.len(), 1000);
     all.into_iter().for_each(|object| free(&cache, object));
@@ -75,7 +76,7 @@ fn a_second_free_is_found_while_the_first_is_in_a_sheaf() {
 }
 
 #[test]
-fn frees_of_what_is_not_the_caches() {
+fn frees_of_foreign_addresses_are_reported() {
     let (cache, other) = (hardened("mine", 48), hardened("theirs", 48));
     let (object, foreign) = (cache.alloc().unwrap(), other.alloc().unwrap());
     free(&cache, foreign);
@@ -87,7 +88,7 @@ fn frees_of_what_is_not_the_caches() {
         found[0].1
     );
     assert!(found[0].1.contains("of cache theirs"), "{}", found[0].1);
-    // SAFETY: within the object.
+    // SAFETY: offset 16 is within the object's 48 bytes.
     free(&cache, unsafe { object.add(16) });
     assert_eq!(reports()[0].0, Kind::NotAnObject);
     let mut local = 0u64;
@@ -101,17 +102,17 @@ fn frees_of_what_is_not_the_caches() {
 }
 
 #[test]
-fn a_write_after_the_free_is_found_by_who_would_get_the_object() {
+fn a_write_after_the_free_is_found_when_the_object_is_allocated() {
     let cache = hardened("after", 32);
-    // The other keeps their slab in use.
+    // The other object keeps their slab in use.
     let (object, _other) = (cache.alloc().unwrap(), cache.alloc().unwrap());
     free(&cache, object);
     bytes(object, 32)[3] ^= 0xff;
-    // It would come round by itself, late.
+    // Without this, the object would be given out much later.
     cache.shrink().unwrap();
     let all = take(&cache, 20_000);
     let found = reports();
-    assert_eq!(found.len(), 1, "the object never came round");
+    assert_eq!(found.len(), 1, "the object was never taken again");
     assert_eq!(found[0].0, Kind::WrittenAfterFree);
     assert!(
         found[0].1.contains(&format!("object {object:p}")),
@@ -122,8 +123,8 @@ fn a_write_after_the_free_is_found_by_who_would_get_the_object() {
 }
 
 #[test]
-fn what_was_written_to_is_not_given_out_past_the_sheaves() {
-    // What is asked of node 0 below is freed there.
+fn overwritten_objects_are_not_given_out_past_the_sheaves() {
+    // So that the objects are freed on node 0, from which `alloc_node` takes them below.
     pin(0);
     let cache = hardened("past", 64);
     let mut objects = take(&cache, 50);
@@ -145,18 +146,18 @@ fn what_was_written_to_is_not_given_out_past_the_sheaves() {
     );
 }
 
-/// What was freed deferred does not stand in the way of its cache's end, on whatever CPU it becomes free.
+/// A cache can be destroyed after deferred frees, whichever CPU makes the objects free.
 #[test]
-fn a_cache_whose_objects_were_freed_deferred_ends() {
+fn a_hardened_cache_ends_after_deferred_frees() {
     for count in [1, 100, 1000] {
         let cache = hardened("deferred", 64);
         for object in take(&cache, count) {
-            // SAFETY: the object is of this cache.
+            // SAFETY: the object came from this cache, and no reader knows it.
             unsafe { cache.free_deferred(object) };
         }
         match cache.destroy() {
             Ok(()) => {}
-            // The kernel cannot fence.
+            // The cache could not drain the CPUs, because the kernel cannot fence.
             Err(leak) => assert_eq!(leak.objects, 0, "{leak}"),
         }
         assert_eq!(reports().len(), 0);
@@ -171,18 +172,20 @@ fn reserves_are_zeroed_and_checked_too() {
     let objects: Vec<_> = reserve(4).collect();
     for &object in &objects {
         bytes(object, 64).fill(0x77);
-        // SAFETY: it came from this pool.
+        // SAFETY: the object came from this pool and is given up.
         unsafe { pool.free(object) };
     }
     for object in reserve(4).collect::<Vec<_>>() {
         assert!(bytes(object, 64).iter().all(|&byte| byte == 0));
-        // SAFETY: as above.
+        // SAFETY: the object came from this pool and is given up.
         unsafe { pool.free(object) };
     }
     assert_eq!(reports().len(), 0);
-    // The reserve lacks one when it is freed a second time.
+    // Takes two objects and frees the second one twice. The reserve lacks one object at the second
+    // free, and would take it.
     let object = reserve(2).last().unwrap();
-    // SAFETY: what is freed wrongly here is what is tested.
+    // SAFETY: the object came from this pool; the second free is a planted fault, which the cache
+    // reports.
     unsafe {
         pool.free(object);
         pool.free(object);
@@ -194,12 +197,12 @@ fn reserves_are_zeroed_and_checked_too() {
     assert_eq!(reports()[0].0, Kind::WrittenAfterFree);
 }
 
-/// The key goes with the page; the slab knows nevertheless.
+/// The key is lost with the page, but the slab knows that the object is free.
 #[test]
 fn a_second_free_is_found_after_the_page_was_given_back() {
     let cache = hardened("purged", 64);
     let mut objects = take(&cache, 1000);
-    // Two that keep their slab.
+    // Two objects that keep their slab in use.
     let kept = objects.split_off(998);
     objects.iter().for_each(|&object| free(&cache, object));
     if cache.shrink().is_err() {
@@ -214,7 +217,7 @@ fn a_second_free_is_found_after_the_page_was_given_back() {
         }
         assert!(
             begin.elapsed() < Duration::from_secs(20),
-            "no page has gone"
+            "no page went back"
         );
         std::thread::sleep(Duration::from_millis(100));
     };
@@ -232,7 +235,7 @@ fn a_second_free_is_found_after_the_page_was_given_back() {
 }
 
 #[test]
-fn nothing_that_was_freed_can_be_read_again() {
+fn freed_bytes_cannot_be_read_again() {
     for size in [8, 24, 64, 1000, 4096, 40_000] {
         let cache = hardened("zero", size);
         for _ in 0..3 {
@@ -247,7 +250,7 @@ fn nothing_that_was_freed_can_be_read_again() {
             }
             for &object in &objects {
                 free(&cache, object);
-                // But for the key.
+                // All bytes but the key.
                 assert!(bytes(object, size).iter().skip(8).all(|&byte| byte == 0));
             }
         }
@@ -264,7 +267,7 @@ fn freed_objects_are_not_given_out_at_once() {
     let next = take(&cache, 100);
     assert!(!next.contains(&object));
     next.into_iter().for_each(|object| free(&cache, object));
-    // But they are: memory does not grow for ever.
+    // But freed objects are given out again in the end, so memory does not grow without bound.
     for _ in 0..200_000 {
         free(&cache, cache.alloc().unwrap());
     }
@@ -274,7 +277,7 @@ fn freed_objects_are_not_given_out_at_once() {
 }
 
 #[test]
-fn fresh_objects_come_in_no_order() {
+fn fresh_objects_come_in_random_order() {
     let cache = hardened("order", 64);
     let objects = take(&cache, 100);
     let ascending = objects.windows(2).filter(|pair| pair[0] < pair[1]).count();
@@ -287,27 +290,27 @@ fn fresh_objects_come_in_no_order() {
     assert!(objects.windows(2).all(|pair| pair[0] < pair[1]));
 }
 
-/// Behind the last object of a slab is a page that cannot be touched.
+/// The page behind the last object of a slab cannot be touched.
 #[test]
 fn an_overrun_ends_at_the_guard_page() {
     let cache = hardened("guarded", 4096);
     let highest = take(&cache, 200).into_iter().max().unwrap();
-    // SAFETY: the child runs into the guard page, which is what is tested; it works on nothing else.
+    // SAFETY: the child writes to nothing but the slab, and ends at the guard page or by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let mut at = highest.as_ptr();
         loop {
-            // SAFETY: see above.
+            // SAFETY: the bytes belong to the slab, or are closed to access, which ends the child.
             unsafe { at.write_volatile(1) };
             at = at.wrapping_add(1);
             if at as usize - highest.as_ptr() as usize > 4 << 20 {
-                // SAFETY: no preconditions.
+                // SAFETY: `_exit` has no preconditions.
                 unsafe { libc::_exit(1) };
             }
         }
     }
     let mut status = 0;
-    // SAFETY: `status` is writable.
+    // SAFETY: `status` is a live integer that the kernel may write to.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert!(
         libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV,
@@ -315,16 +318,16 @@ fn an_overrun_ends_at_the_guard_page() {
     );
 }
 
-/// Objects with a constructor keep their bytes, and have their key behind them.
+/// Objects with a constructor keep their bytes, and have the key behind them.
 #[test]
 fn constructed_objects_stay_constructed() {
     unsafe fn construct(object: *mut u8) {
-        // SAFETY: the object is 40 bytes large.
+        // SAFETY: the cache's objects have 40 bytes.
         unsafe { object.write_bytes(0x11, 40) };
     }
     on_report(keep);
     let builder = KmemCache::builder("made", Layout::from_size_align(40, 8).unwrap());
-    // SAFETY: the constructor initialises 40 bytes.
+    // SAFETY: `construct` initialises all 40 bytes of an object, and cannot unwind.
     let cache = unsafe { builder.hardened(true).constructor(construct) }
         .build()
         .unwrap();
@@ -342,9 +345,10 @@ fn constructed_objects_stay_constructed() {
     cache.destroy().unwrap();
 }
 
-/// Two threads report at the same time, and the one that began first ends first: each reports again afterwards.
+/// Two threads report at the same time, and the report that began first ends first. Each thread can
+/// report again afterwards.
 #[test]
-fn a_thread_that_reported_beside_another_reports_again() {
+fn threads_that_reported_at_the_same_time_report_again() {
     let cache = hardened("beside", 64);
     let free_twice = &|pause: u64| {
         PAUSE.set(Duration::from_millis(pause));
@@ -366,7 +370,7 @@ fn a_thread_that_reported_beside_another_reports_again() {
 }
 
 #[test]
-fn threads_exchange_objects_and_nobody_is_accused() {
+fn threads_exchange_objects_without_reports() {
     let cache = hardened("busy", 128);
     let (send, receive) = std::sync::mpsc::channel::<usize>();
     std::thread::scope(|scope| {
@@ -386,7 +390,7 @@ fn threads_exchange_objects_and_nobody_is_accused() {
                 }
                 let mut many = vec![std::ptr::null_mut(); 300];
                 assert_eq!(cache.alloc_bulk(&mut many), 300);
-                // SAFETY: the objects are of this cache.
+                // SAFETY: the objects came from this cache and are not used afterwards.
                 unsafe { cache.free_bulk(&many) };
                 assert_eq!(reports().len(), 0);
             });
@@ -401,7 +405,7 @@ fn threads_exchange_objects_and_nobody_is_accused() {
     cache.destroy().unwrap();
 }
 
-/// What a CPU has only freed, and stands idle there, goes back too.
+/// The shepherd also drains the sheaf of a CPU on which the cache's objects were only freed.
 #[test]
 fn idle_held_sheaves_are_drained() {
     let isolated = std::fs::read_to_string("/sys/devices/system/cpu/isolated");
@@ -416,7 +420,8 @@ fn idle_held_sheaves_are_drained() {
         .iter()
         .map(|at| at.as_ptr() as usize)
         .collect();
-    // On another CPU, which has nothing else of this cache; this one stays busy, or both would be one concurrency id.
+    // Frees the objects on another CPU, which has nothing else of this cache. This thread stays
+    // busy meanwhile, because otherwise both would have the same concurrency id.
     let freed = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! Hardened caches in forked children: new keys, and every fault is still found.
+//! Hardened caches in forked children: the children have new keys, and still find every fault.
 
 mod common;
 
@@ -42,7 +42,7 @@ fn hardened(name: &str) -> KmemCache {
 }
 
 fn free(cache: &KmemCache, object: Object) {
-    // SAFETY: the object is of this cache; what is freed wrongly here is what is tested.
+    // SAFETY: the object is of this cache, or the free is a planted fault, which the cache reports.
     unsafe { cache.free(object) };
 }
 
@@ -51,29 +51,30 @@ fn take(cache: &KmemCache, count: usize) -> Vec<Object> {
 }
 
 fn words(object: Object) -> &'static mut [u64] {
-    // SAFETY: the object is the test's, aligned, and that large.
+    // SAFETY: the object is of one of the test's caches, aligned, and has `SIZE` bytes, which stay
+    // mapped after a free.
     unsafe { std::slice::from_raw_parts_mut(object.as_ptr().cast(), SIZE / 8) }
 }
 
-/// Runs `f` in a forked child, and fails when it fails there.
+/// Runs `f` in a forked child, and fails if `f` fails there.
 fn in_child(f: impl FnOnce()) {
-    // SAFETY: the child works on what the forking thread owns, and leaves by `_exit`.
+    // SAFETY: the child uses only objects of the forking thread, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
         let outcome = catch_unwind(AssertUnwindSafe(f));
-        // SAFETY: no preconditions.
+        // SAFETY: `_exit` has no preconditions.
         unsafe { libc::_exit(i32::from(outcome.is_err())) };
     }
     let mut status = 0;
-    // SAFETY: `status` is writable.
+    // SAFETY: `status` is a live integer that the kernel may write to.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0, "the child failed: {status:#x}");
 }
 
-/// A page that forked children share with the test.
+/// Returns a page that forked children share with the test.
 fn shared_words() -> &'static mut [u64] {
-    // SAFETY: a new shared mapping, never unmapped; zeroes are numbers.
+    // SAFETY: `mmap` returned a new page, which is never unmapped, and zeroes are valid numbers.
     unsafe {
         let (rights, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
@@ -85,7 +86,7 @@ fn shared_words() -> &'static mut [u64] {
     }
 }
 
-/// Frees every second one; returns those that were freed, and the others.
+/// Frees every second object. Returns the freed ones and the others.
 fn free_half(cache: &KmemCache, objects: Vec<Object>) -> (Vec<Object>, Vec<Object>) {
     let freed: Vec<_> = objects.iter().copied().step_by(2).collect();
     let kept = objects.into_iter().skip(1).step_by(2).collect();
@@ -94,7 +95,7 @@ fn free_half(cache: &KmemCache, objects: Vec<Object>) -> (Vec<Object>, Vec<Objec
 }
 
 #[test]
-fn keys_tell_neither_of_each_other_nor_of_the_secret() {
+fn keys_reveal_neither_other_keys_nor_the_secret() {
     let cache = hardened("keys");
     let (freed, _kept) = free_half(&cache, take(&cache, 400));
     let pairs = || {
@@ -102,7 +103,7 @@ fn keys_tell_neither_of_each_other_nor_of_the_secret() {
             .iter()
             .map(|&object| (object.as_ptr() as u64, words(object)[0]))
     };
-    // What an address and its key have in common, by the operations that a reader would try first.
+    // Relations between an address and its key, by the operations that an attacker would try first.
     let relations: [fn((u64, u64)) -> u64; 4] = [
         |(at, key)| key ^ at,
         |(at, key)| key ^ at.swap_bytes(),
@@ -113,8 +114,8 @@ fn keys_tell_neither_of_each_other_nor_of_the_secret() {
         let distinct: HashSet<_> = pairs().map(relation).collect();
         assert_eq!(distinct.len(), freed.len());
     }
-    // Nor does any bit of the address go straight into the key: neighbours differ in about half of
-    // the bits that are not the same in all keys.
+    // No bit of the address may go straight into the key: keys of neighbours must differ in about
+    // half of the bits that are not the same in all keys.
     let fixed = pairs().fold((u64::MAX, u64::MAX), |(ones, zeroes), (_, key)| {
         (ones & key, zeroes & !key)
     });
@@ -156,7 +157,7 @@ fn children_have_keys_of_their_own() {
 }
 
 #[test]
-fn what_was_freed_before_the_fork_is_given_out_after_it() {
+fn objects_freed_before_the_fork_are_given_out_after_it() {
     let cache = hardened("before");
     let (freed, kept) = free_half(&cache, take(&cache, 8000));
     in_child(|| {
@@ -167,7 +168,11 @@ fn what_was_freed_before_the_fork_is_given_out_after_it() {
             assert_eq!(reports(), []);
             for part in [&freed, &more] {
                 let again = part.iter().filter(|object| all.contains(object)).count();
-                assert!(again >= 1000, "{again} of {} came round", part.len());
+                assert!(
+                    again >= 1000,
+                    "{again} of {} were given out again",
+                    part.len()
+                );
             }
             assert!(all.iter().all(|&object| words(object) == [0; SIZE / 8]));
             all.iter().for_each(|&object| free(&cache, object));
@@ -180,7 +185,7 @@ fn what_was_freed_before_the_fork_is_given_out_after_it() {
 }
 
 #[test]
-fn a_second_free_is_found_in_whatever_process_the_first_was() {
+fn a_second_free_is_found_across_forks() {
     let cache = hardened("twice");
     let objects = take(&cache, 100);
     free(&cache, objects[0]);
@@ -201,7 +206,7 @@ fn a_second_free_is_found_in_whatever_process_the_first_was() {
 }
 
 #[test]
-fn a_write_after_the_free_is_found_in_whatever_process_the_free_was() {
+fn a_write_after_the_free_is_found_across_forks() {
     let cache = hardened("after");
     let objects = take(&cache, 100);
     free(&cache, objects[0]);
@@ -227,14 +232,14 @@ fn a_write_after_the_free_is_found_in_whatever_process_the_free_was() {
             (0..3).for_each(|nth| words(objects[nth])[0] ^= 0x100);
             look(&objects[..3]);
         });
-        // Another object's key does not do.
+        // Another object's key is not accepted.
         words(objects[1])[0] = words(objects[0])[0];
         words(objects[0])[0] ^= 1 << 63;
         look(&objects[..2]);
     });
 }
 
-/// Beyond the number of secrets that a process keeps.
+/// A chain of more forks than a process keeps secrets.
 #[test]
 fn forks_may_be_deep() {
     fn descend(cache: &KmemCache, objects: &mut Vec<Object>, freed: &mut Vec<Object>, left: u32) {
@@ -255,7 +260,7 @@ fn forks_may_be_deep() {
         }
         let all: HashSet<_> = take(cache, 20_000).into_iter().collect();
         assert_eq!(reports(), []);
-        // On a machine with several nodes the child may take other nodes' objects.
+        // On a machine with several nodes, the child may get objects of other nodes.
         let nodes = Topology::system().unwrap().with_memory.len();
         assert!(nodes > 1 || freed.iter().any(|object| all.contains(object)));
     }
@@ -264,19 +269,20 @@ fn forks_may_be_deep() {
     descend(&cache, &mut objects, &mut Vec::new(), 12);
 }
 
-/// Objects that a handler has set aside hold links to each other. The child reads these, with the
-/// parent's secret.
+/// Objects that a handler has set aside hold links to each other. The child decodes the links with
+/// the parent's secret.
 #[test]
-fn what_a_handler_set_aside_before_the_fork_comes_home_after_it() {
+fn objects_set_aside_before_the_fork_come_home_after_it() {
     const ROUND: usize = 400;
     static CACHE: OnceLock<KmemCache> = OnceLock::new();
-    /// Objects for the handler to free, and how many are left of the current round's.
+    /// The objects that the handler frees. `NEXT` and `END` bound those of the current round that
+    /// are left.
     static OBJECTS: OnceLock<Vec<usize>> = OnceLock::new();
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     static END: AtomicUsize = AtomicUsize::new(0);
 
-    /// Frees more than the sheaves take, so that the node's lock is needed, which the interrupted
-    /// frame mostly holds.
+    /// Frees more objects than the sheaves take. So it needs the node's lock, which the interrupted
+    /// frame holds most of the time.
     extern "C" fn free_some(_: libc::c_int) {
         let (next, end) = (NEXT.load(Relaxed), END.load(Relaxed));
         if let (Some(cache), Some(objects)) = (CACHE.get(), OBJECTS.get())
@@ -299,7 +305,7 @@ fn what_a_handler_set_aside_before_the_fork_comes_home_after_it() {
     for round in 1..=objects.len() / ROUND {
         END.store(round * ROUND, Relaxed);
         while NEXT.load(Relaxed) < round * ROUND {
-            // Holds the node's lock for long.
+            // Holds the node's lock for a long time.
             cache.validate().unwrap();
         }
         in_child(|| {

@@ -1,14 +1,14 @@
-//! Guard pages of hardened slabs leave a process half of the mappings that the kernel allows it.
+//! Guard pages of hardened slabs leave a process half of the mappings that the kernel allows.
 
 use pinfold::slab::KmemCache;
 use std::alloc::Layout;
 use std::fs;
 use std::ptr::NonNull;
 
-/// Objects of 64 KiB: one in a slab, so that a slab takes few pages of memory.
+/// Objects of 64 KiB, so that a slab has one object and takes few pages of memory.
 const SIZE: usize = 64 << 10;
 const PER_SLAB: usize = 1;
-/// Beyond this limit the test would take more memory than it may.
+/// With a higher limit, the test would take too much memory.
 const LIMIT_MOST: usize = 70_000;
 
 fn limit() -> Option<usize> {
@@ -29,7 +29,7 @@ fn maps() -> Vec<(usize, String)> {
     text.lines().map(parse).collect()
 }
 
-/// How many of `objects` have a closed page within the slab's length above them.
+/// Returns how many of `objects` have a closed page above them, within the slab's length.
 fn guarded(objects: &[NonNull<u8>]) -> usize {
     let maps = maps();
     let is_guarded = |object: &&NonNull<u8>| {
@@ -51,28 +51,29 @@ fn guards_take_half_of_the_mappings_at_most() {
         println!("left out: vm.max_map_count cannot be read or is above {LIMIT_MOST}");
         return;
     };
-    /// Objects with a constructor are not zeroed as they are freed, which would take their memory.
+    /// Does nothing. An object with a constructor is not zeroed when it is freed, so its pages take
+    /// no memory.
     unsafe fn leave(_: *mut u8) {}
     let builder = KmemCache::builder("guards", Layout::from_size_align(SIZE, 8).unwrap());
-    // SAFETY: objects are plain bytes, which need no constructor.
+    // SAFETY: the objects are plain bytes, for which any content is valid.
     let cache = unsafe { builder.hardened(true).constructor(leave) }
         .build()
         .unwrap();
     let first = take(&cache, 30);
     assert_eq!(guarded(&first), 30);
-    // A guard page is two mappings: so many of them would be too many.
+    // A guard page takes two mappings, so this many guard pages would exceed half of the limit.
     let objects = take(&cache, (limit / 4 + 3000) * PER_SLAB);
     let count = maps().len();
     assert!(count < limit / 2 + 2000, "{count} of {limit} mappings");
     assert!(count > limit / 3, "{count} of {limit} mappings");
     for object in first.into_iter().chain(objects) {
-        // SAFETY: the object is of this cache and not used afterwards.
+        // SAFETY: the object came from this cache and is not used afterwards.
         unsafe { cache.free(object) };
     }
     if cache.shrink().is_err() {
         return;
     }
-    // What the slabs took is there again.
+    // The slabs gave their guard pages' mappings back, so new slabs have guard pages again.
     let count = maps().len();
     assert!(count < 2000, "{count} mappings are left");
     let again = take(&cache, (limit / 8) * PER_SLAB);

@@ -1,7 +1,8 @@
-//! What caches say of themselves, against what a test has done to them; on whichever backend `PINFOLD_RSEQ` selects.
+//! The numbers that caches report, compared with what a test has done to them, on the backend that
+//! `PINFOLD_RSEQ` selects.
 //!
-//! Numbers of objects in use are exact whenever nobody else uses the cache. Events are exact where a cache's own geometry says how
-//! many there must be.
+//! The numbers of objects in use are exact if no other thread uses the cache. The numbers of events
+//! are exact where the cache's geometry determines them.
 
 mod slabinfo_text;
 
@@ -14,7 +15,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 
-/// One test at a time: a cache that is destroyed stops all CPUs for a moment, and then sheaves of all caches take other ways.
+/// Runs one test at a time. Destroying a cache stops all CPUs for a moment, and then the sheaves of
+/// all caches take other ways.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -30,14 +32,14 @@ fn take(cache: &KmemCache, count: usize) -> Vec<Object> {
 
 fn give(cache: &KmemCache, objects: impl IntoIterator<Item = Object>) {
     for Object(object) in objects {
-        // SAFETY: taken from this cache.
+        // SAFETY: the objects came from this cache and are not used afterwards.
         unsafe { cache.free(object) };
     }
 }
 
 /// An object that may go to another thread.
 struct Object(NonNull<u8>);
-// SAFETY: it is nobody else's.
+// SAFETY: an `Object` is the only owner of its object.
 unsafe impl Send for Object {}
 
 fn attribute(cache: &KmemCache, name: &str) -> usize {
@@ -45,7 +47,7 @@ fn attribute(cache: &KmemCache, name: &str) -> usize {
     value.unwrap_or_else(|| panic!("no attribute {name}")) as usize
 }
 
-/// What must hold of any cache that nobody uses at the moment, with `active` objects in use.
+/// Checks what must hold of any idle cache that has `active` objects in use.
 fn check(cache: &KmemCache, active: usize) {
     let (usage, line) = (cache.usage(), line_of(cache));
     let (in_use, slabs) = (cache.in_use(), cache.statistics().slabs);
@@ -59,7 +61,7 @@ fn check(cache: &KmemCache, active: usize) {
     assert_eq!(usage.total, usage.slabs * per_slab);
     let in_full = usage.slabs_full() * per_slab;
     assert_eq!(usage.allocated, in_full + usage.objects_partial);
-    // Counters and what is there.
+    // The event counts must agree with the current state.
     assert_eq!(usage.slabs, value("alloc_slab") - value("free_slab"));
     assert_eq!(usage.allocated, value("refilled") - value("flushed"));
     assert!(value("sheaf_refill") <= value("refilled"));
@@ -87,7 +89,7 @@ fn a_fresh_cache_has_nothing() {
     assert_eq!((fixed("slab_size"), fixed("align")), (104, 8));
     assert_eq!(fixed("ctor"), 0);
     let bytes = fixed("objs_per_slab") * fixed("slab_size");
-    // SAFETY: no preconditions.
+    // SAFETY: `sysconf` has no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
     assert!(bytes <= page << fixed("order"));
     assert_eq!(fixed("sheaf_capacity"), cache.statistics().sheaf_capacity);
@@ -132,11 +134,11 @@ fn objects_in_sheaves_are_not_active() {
 }
 
 #[test]
-fn slabs_by_their_states() {
+fn slabs_are_counted_by_state() {
     let _turn = turn();
     let cache = KmemCache::new("states", layout(512, 8)).unwrap();
     let per_slab = attribute(&cache, "objs_per_slab");
-    // Past the sheaves, so that the slabs have exactly what is asked for.
+    // Allocates past the sheaves, so that the slabs give exactly these objects.
     let mut pointers = vec![std::ptr::null_mut(); 3 * per_slab];
     let mut objects = Vec::new();
     for pointer in &mut pointers {
@@ -168,7 +170,7 @@ fn slabs_by_their_states() {
 }
 
 #[test]
-fn what_goes_through_the_barn_is_counted() {
+fn sheaves_that_pass_the_barn_are_counted() {
     let _turn = turn();
     let cache = KmemCache::new("barn", layout(256, 8)).unwrap();
     let capacity = attribute(&cache, "sheaf_capacity");
@@ -176,7 +178,8 @@ fn what_goes_through_the_barn_is_counted() {
     let count = capacity * (barn + 20);
     let objects = take(&cache, count);
     let took = |name: &str| attribute(&cache, name);
-    // None, but where the thread was moved to another CPU with a sheaf in hand.
+    // The barn gives back only sheaves that it got because the thread moved to another CPU with a
+    // sheaf in hand.
     assert!(took("barn_get") <= took("barn_put"));
     assert!(took("barn_get_fail") >= barn + 20);
     assert!(took("alloc_slowpath") >= took("barn_get_fail"));
@@ -186,7 +189,7 @@ fn what_goes_through_the_barn_is_counted() {
     give(&cache, objects);
     assert!(took("barn_put") > barn);
     assert!(took("barn_put_fail") > 0 && took("barn_sheaves") <= barn);
-    // Sheaves may have come to the barn with less in them, from a CPU that the thread has left.
+    // Some sheaves may have come to the barn partly filled, from a CPU that the thread left.
     assert!((1..=took("flushed")).contains(&took("sheaf_flush")));
     assert!(took("free_slowpath") >= took("barn_put"));
     check(&cache, 0);
@@ -199,7 +202,7 @@ fn what_goes_through_the_barn_is_counted() {
 }
 
 #[test]
-fn several_threads_and_their_numbers() {
+fn numbers_are_exact_while_several_threads_pause() {
     let _turn = turn();
     const EACH: usize = 2000;
     let cache = KmemCache::new("threads", layout(128, 8)).unwrap();
@@ -237,7 +240,7 @@ fn several_threads_and_their_numbers() {
 }
 
 #[test]
-fn numbers_stay_within_bounds_while_others_work() {
+fn numbers_stay_within_bounds_while_other_threads_work() {
     let _turn = turn();
     let cache = KmemCache::new("bounds", layout(64, 8)).unwrap();
     let stop = AtomicBool::new(false);
@@ -317,20 +320,21 @@ fn a_hardened_cache() {
     let mut objects = take(&cache, 1000);
     check(&cache, 1000);
     give(&cache, objects.drain(300..));
-    // The quarantine is in the barn, and not active.
+    // The quarantine is in the barn, and its objects are not active.
     check(&cache, 300);
     assert!(cache.usage().barn_objects > 0 && cache.usage().cpu_sheaves > 0);
-    // What cannot be trusted is never given out again: it stays active.
-    // One whose slab stays: another object of the same 64 KiB is in use.
+    // An object that was overwritten is never given out again, and stays active. This picks one
+    // whose slab stays: another object of the same 64 KiB is in use.
     objects.sort_by_key(|object| object.0);
     let of = |object: &Object| object.0.as_ptr() as usize >> 16;
     let beside = |pair: &[Object]| of(&pair[0]) == of(&pair[1]);
     let nth = objects.windows(2).position(beside).unwrap();
     let written = objects.remove(nth).0;
-    // SAFETY: a write after the free, which is what is tested.
+    // SAFETY: the object came from this cache, whose memory stays mapped; the write after the free
+    // is the planted fault.
     unsafe {
         cache.free(written);
-        // Another byte of the key that is there, whatever that is.
+        // Changes a byte of the key.
         *written.as_ptr() ^= 7;
     }
     cache.shrink().unwrap();
@@ -343,10 +347,10 @@ fn a_hardened_cache() {
 }
 
 #[test]
-fn a_constructor_shows() {
+fn a_constructor_is_an_attribute() {
     let _turn = turn();
     unsafe fn nothing(_: *mut u8) {}
-    // SAFETY: objects need no initialisation.
+    // SAFETY: the objects are plain bytes, for which any content is valid.
     let cache = unsafe { KmemCache::with_constructor("made", layout(32, 32), nothing) }.unwrap();
     assert_eq!(attribute(&cache, "ctor"), 1);
     assert_eq!(attribute(&cache, "align"), 32);
@@ -391,7 +395,7 @@ fn attributes_as_text_and_one_by_one() {
     for unknown in ["alloc_fastpath", "cache_dma", "min_partial", "", "Objects"] {
         assert_eq!(cache.attribute(unknown), None);
     }
-    // Every attribute is documented.
+    // The documentation must list every attribute.
     let documented = include_str!("../../../docs/slabinfo.md");
     for name in read.keys() {
         assert!(documented.contains(&format!("`{name}`")), "{name}");
@@ -428,7 +432,7 @@ fn a_destroyed_cache_reads_as_zero() {
     give(&cache, take(&cache, 1000));
     assert!(!info.is_destroyed() && info.statistics().slab_alloc > 0);
     cache.destroy().unwrap();
-    // Its number and the place of its counts are the next cache's.
+    // The new cache gets the old cache's number, and with it its words in the units.
     let next = KmemCache::new("next", layout(24, 8)).unwrap();
     let objects = take(&next, 1000);
     assert!(info.is_destroyed());
@@ -446,7 +450,7 @@ fn a_destroyed_cache_reads_as_zero() {
 }
 
 #[test]
-fn caches_come_and_go_while_somebody_lists_them() {
+fn caches_come_and_go_while_they_are_listed() {
     let _turn = turn();
     let stop = AtomicBool::new(false);
     let stop = &stop;
@@ -472,7 +476,7 @@ fn caches_come_and_go_while_somebody_lists_them() {
 }
 
 #[test]
-fn the_cache_of_every_size_class_is_listed_also_before_its_first_use() {
+fn every_size_class_is_listed_before_its_first_use() {
     assert!(kmalloc::init());
     let classes = caches().filter(|info| info.name().starts_with("kmalloc-"));
     assert_eq!(classes.count(), kmalloc::CLASSES);

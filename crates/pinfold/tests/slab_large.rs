@@ -1,10 +1,10 @@
-//! The size classes above 32 KiB: served by the CPU's sheaves, in bounded memory, and zeroed only
-//! where that is needed.
+//! The size classes above 32 KiB: the CPU's sheaves serve them, in bounded memory, and blocks are
+//! zeroed only if they must be.
 
 use pinfold::slab::{Info, caches, kmalloc, shrink_all};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The classes are the process's: tests take turns.
+/// Runs one test at a time, because the classes belong to the process.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -17,7 +17,8 @@ fn class(size: usize) -> Info {
     caches().find(|info| info.name() == name).expect(&name)
 }
 
-/// Debugged and hardened classes have no sheaves, or other ones.
+/// Returns whether the class is neither debugged nor hardened. Those classes have no sheaves, or
+/// different ones.
 fn is_plain(info: &Info) -> bool {
     info.debug_flags().is_none() && !info.is_hardened()
 }
@@ -29,7 +30,7 @@ fn take(size: usize) -> *mut u8 {
 }
 
 fn give(block: *mut u8, size: usize) {
-    // SAFETY: every caller took the block of this size.
+    // SAFETY: every caller took a block of this size and gives it up.
     unsafe { kmalloc::free_class(block, kmalloc::class_of(size)) };
 }
 
@@ -40,7 +41,7 @@ fn resident() -> usize {
 }
 
 fn page_size() -> usize {
-    // SAFETY: no preconditions.
+    // SAFETY: `sysconf` has no preconditions.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
@@ -50,11 +51,11 @@ fn every_size_has_room_and_is_writable() {
     for size in (32_769..=512 << 10).step_by(3_001) {
         let blocks: Vec<_> = (0..9).map(|_| take(size)).collect();
         for (nth, &block) in blocks.iter().enumerate() {
-            // SAFETY: the block is the test's and that large.
+            // SAFETY: the test owns the block, which has `size` bytes.
             unsafe { block.write_bytes(nth as u8, size) };
         }
         for (nth, &block) in blocks.iter().enumerate() {
-            // SAFETY: written above.
+            // SAFETY: the test owns the block, and wrote its `size` bytes above.
             let bytes = unsafe { std::slice::from_raw_parts(block, size) };
             assert!(bytes.iter().all(|&byte| byte == nth as u8), "{size}");
             give(block, size);
@@ -72,7 +73,7 @@ fn sheaves_serve_large_blocks() {
         }
         give(take(size), size);
         let before = info.statistics();
-        // The thread may move to another CPU a few times.
+        // The bound allows for a few moves of the thread to another CPU.
         (0..1000).for_each(|_| give(take(size), size));
         let after = info.statistics();
         let slow = after.alloc_slowpath - before.alloc_slowpath;
@@ -88,7 +89,7 @@ fn free_large_blocks_take_bounded_memory() {
         let blocks: Vec<_> = (0..200).map(|_| take(size)).collect();
         blocks.into_iter().for_each(|block| give(block, size));
         let usage = info.usage();
-        // On each CPU that this thread was on at most 1 MiB, and as much for the node.
+        // At most 1 MiB on each CPU that this thread was on, and as much at the node.
         let cpus = usage.cpu_sheaves.div_ceil(2).max(1);
         let bytes = usage.slabs * size;
         assert!(bytes <= (cpus + 2) << 20, "{size}: {usage:?}");
@@ -96,12 +97,12 @@ fn free_large_blocks_take_bounded_memory() {
 }
 
 #[test]
-fn zeroed_blocks_are_zeroed_and_fresh_ones_not_touched() {
+fn zeroed_blocks_are_zeroed_and_fresh_ones_are_not_touched() {
     let _turn = turn();
     const SIZE: usize = 524_288;
     const COUNT: usize = 64;
     let class_of = kmalloc::class_of(SIZE);
-    // What was used before goes back, so that it reads as zeroes again.
+    // Gives used memory back, so that it reads as zeroes when it is mapped again.
     let plain = is_plain(&class(SIZE)) && shrink_all().is_ok();
     let before = resident();
     let fresh = || (0..COUNT).map(|_| kmalloc::alloc_zeroed(class_of, SIZE));
@@ -109,25 +110,25 @@ fn zeroed_blocks_are_zeroed_and_fresh_ones_not_touched() {
     let grown = resident().saturating_sub(before);
     assert!(!plain || grown < COUNT * SIZE / 4, "{grown} bytes");
     for &block in &blocks {
-        // SAFETY: the block is the test's and that large.
+        // SAFETY: the test owns the block, which has `SIZE` bytes.
         unsafe { block.write_bytes(0xa5, SIZE) };
     }
     blocks.into_iter().for_each(|block| give(block, SIZE));
     let blocks: Vec<_> = fresh().collect();
     for &block in &blocks {
-        // SAFETY: the block is the test's and that large.
+        // SAFETY: the test owns the block, which has `SIZE` bytes.
         let bytes = unsafe { std::slice::from_raw_parts(block, SIZE) };
         assert!(bytes.iter().all(|&byte| byte == 0));
     }
     blocks.into_iter().for_each(|block| give(block, SIZE));
-    // A block that was taken without zeroes is not fresh any more.
+    // A block that was allocated without zeroes is not fresh any more.
     let block = take(SIZE);
-    // SAFETY: the block is the test's and that large.
+    // SAFETY: the test owns the block, which has `SIZE` bytes.
     unsafe { block.write_bytes(0xa5, SIZE) };
     give(block, SIZE);
     let blocks: Vec<_> = fresh().collect();
     for &block in &blocks {
-        // SAFETY: the block is the test's and that large.
+        // SAFETY: the test owns the block, and `at` is within its `SIZE` bytes.
         assert!((0..SIZE).all(|at| unsafe { block.add(at).read() } == 0));
     }
     blocks.into_iter().for_each(|block| give(block, SIZE));

@@ -1,4 +1,5 @@
-//! Two nodes, made up by `PINFOLD_FAKE_NODES`: each test runs in a process of its own, this binary again.
+//! Caches on two nodes, which `PINFOLD_FAKE_NODES` simulates. Each test runs this binary again, in
+//! a process of its own.
 
 mod common;
 
@@ -54,7 +55,7 @@ fn asked_for() {
             .collect();
         assert!(objects.iter().all(|&object| node(object) == wanted));
         for object in objects {
-            // SAFETY: it came from this cache.
+            // SAFETY: the object came from this cache and is not used afterwards.
             unsafe { cache.free(object) };
         }
         cache.validate().unwrap();
@@ -81,10 +82,10 @@ fn runs_first() {
     for wanted in [0, 1] {
         let object = cache.alloc_node_exact(wanted).unwrap();
         assert_eq!(node(object), wanted);
-        // SAFETY: it came from this cache.
+        // SAFETY: the object came from this cache and is not used afterwards.
         unsafe { cache.free(object) };
     }
-    // SAFETY: it is a run in use, which nobody uses any more.
+    // SAFETY: the run is in use, and the test gives it up.
     unsafe { pinfold::page::free_run(run.start) };
     cache.destroy().unwrap();
 }
@@ -108,23 +109,24 @@ fn go_home() {
 
 fn goes_home(cache: KmemCache) {
     const COUNT: usize = 20_000;
-    // On node 0, objects of node 1 only: whole sheaves have nothing to stay here.
+    // The thread is on node 0 and frees only objects of node 1, so none of them may stay in this
+    // CPU's sheaves.
     pin(0);
     let remote: Vec<_> = (0..COUNT)
         .map(|_| cache.alloc_node_exact(1).unwrap().as_ptr())
         .collect();
-    // SAFETY: they came from this cache.
+    // SAFETY: the objects came from this cache and are not used afterwards.
     unsafe { cache.free_bulk(&remote) };
     let statistics = cache.statistics();
-    // A debugged cache has no sheaves: each object goes home by itself, as it is freed.
+    // A debugged cache has no sheaves. Each of its objects goes home when it is freed.
     let sheaves = statistics.sheaf_capacity > 0;
     assert!(!sheaves || statistics.free_remote as usize >= COUNT - 2 * statistics.sheaf_capacity);
-    // What this CPU gets then is its own node's, but for what its sheaves still hold.
+    // This CPU then gets only its own node's objects, except for those that its sheaves still hold.
     let local: Vec<_> = (0..COUNT).map(|_| cache.alloc().unwrap()).collect();
     let foreign = local.iter().filter(|&&object| node(object) == 1).count();
     assert!(foreign <= 2 * statistics.sheaf_capacity, "{foreign}");
     for object in local {
-        // SAFETY: it came from this cache.
+        // SAFETY: the object came from this cache and is not used afterwards.
         unsafe { cache.free(object) };
     }
     cache.validate().unwrap();
@@ -143,18 +145,18 @@ fn helps_out() {
         return;
     }
     let cache = cache(1024);
-    // Slabs of node 1 that are there when the memory goes.
+    // Makes slabs of node 1 before the memory runs out.
     let first: Vec<_> = (0..500)
         .map(|_| cache.alloc_node_exact(1).unwrap().as_ptr())
         .collect();
-    // SAFETY: they came from this cache.
+    // SAFETY: the objects came from this cache and are not used afterwards.
     unsafe { cache.free_bulk(&first) };
     let mut objects = Vec::with_capacity(200_000);
     let little = libc::rlimit {
         rlim_cur: 1,
         rlim_max: libc::RLIM_INFINITY,
     };
-    // SAFETY: the limit is readable.
+    // SAFETY: `little` lives through the call.
     unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const little) };
     while let Some(object) = cache.alloc_node_exact(0) {
         objects.push(object);
@@ -168,7 +170,7 @@ fn helps_out() {
     let helped = (objects.len() - own) as u64;
     assert!(helped > 0 && cache.statistics().alloc_node_mismatch == helped);
     for object in objects {
-        // SAFETY: it came from this cache.
+        // SAFETY: the object came from this cache and is not used afterwards.
         unsafe { cache.free(object) };
     }
     cache.validate().unwrap();
@@ -224,20 +226,20 @@ fn exchange() {
                 .map(|object| object as *mut u8)
                 .collect();
             match turn % 3 {
-                // SAFETY: here and below: they came from this cache.
+                // SAFETY: the objects came from this cache, and their sender gave them up.
                 0 => unsafe { cache.free_bulk(&objects) },
                 1 => objects
                     .into_iter()
                     .filter_map(NonNull::new)
                     .for_each(|object| {
-                        // SAFETY: as above.
+                        // SAFETY: the object came from this cache, and its sender gave it up.
                         unsafe { cache.free(object) };
                     }),
                 _ => objects
                     .into_iter()
                     .filter_map(NonNull::new)
                     .for_each(|object| {
-                        // SAFETY: as above.
+                        // SAFETY: the object came from this cache, and no reader knows it.
                         unsafe { cache.free_deferred(object) };
                     }),
             }
@@ -252,7 +254,7 @@ fn exchange() {
                 .into_iter()
                 .map(|object| object as *mut u8)
                 .collect();
-            // SAFETY: as above.
+            // SAFETY: the objects came from this cache, and their sender gave them up.
             unsafe { cache.free_bulk(&objects) };
         }
     });

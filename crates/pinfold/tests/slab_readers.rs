@@ -1,4 +1,5 @@
-//! Readers look at objects while writers, and signal handlers in all of them, replace and free these: no reader sees a freed one.
+//! Readers look at objects that writers replace and free. Signal handlers in all these threads read
+//! and write too. No reader sees a freed object.
 
 mod common;
 
@@ -15,16 +16,16 @@ static PLACES: [AtomicPtr<Item>; 16] = [const { AtomicPtr::new(std::ptr::null_mu
 static CACHE: AtomicPtr<KmemCache> = AtomicPtr::new(std::ptr::null_mut());
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
-/// Puts a new item into a place and defers the old one's end.
+/// Puts a new item into a place, and defers the old one.
 fn replace(cache: &KmemCache, place: usize) {
-    // A handler that interrupted the cache's slow path may get none.
+    // A handler that interrupted the cache's slow path may get no object.
     let Some(fresh) = cache.alloc() else {
         return;
     };
     number(fresh);
     let old = PLACES[place % 16].swap(fresh.cast().as_ptr(), AcqRel);
     if let Some(old) = NonNull::new(old) {
-        // SAFETY: it came from this cache, and is out of sight.
+        // SAFETY: the item came from this cache, and `swap` took it out of sight.
         unsafe { cache.free_deferred(old.cast()) };
     }
 }
@@ -32,7 +33,8 @@ fn replace(cache: &KmemCache, place: usize) {
 fn read(place: usize, looks: u64) {
     let _reader = grace::enter();
     let item = PLACES[place % 16].load(Acquire);
-    // SAFETY: whoever takes it out of sight defers its end until this reader has left.
+    // SAFETY: a thread that takes the item out of sight defers it, so it stays until this reader
+    // has left.
     if let Some(item) = unsafe { item.as_ref() } {
         look(item, looks);
     }
@@ -41,15 +43,16 @@ fn read(place: usize, looks: u64) {
 extern "C" fn on_timer(_: libc::c_int) {
     let turn = HANDLED.fetch_add(1, Relaxed);
     read(turn, 1);
-    // SAFETY: the cache is there while the timer is armed.
+    // SAFETY: `CACHE` is null, or points to a cache that lives until the signal is ignored.
     if let Some(cache) = unsafe { CACHE.load(Acquire).as_ref() } {
         replace(cache, turn);
     }
 }
 
-/// Interrupts the process 5,000 times a second of its own time.
+/// Interrupts the process 5,000 times a second.
 fn arm() {
-    // SAFETY: the handler uses what handlers may use.
+    // SAFETY: the structures live through the calls, and zeroes are valid for them. The handler
+    // calls only what is meant to work in handlers.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_timer as *const () as usize;
@@ -73,7 +76,6 @@ fn arm() {
     }
 }
 
-/// Readers look at items that writers, and handlers in all of them, replace.
 #[test]
 fn no_reader_sees_a_freed_object() {
     if !can_fence() {
@@ -120,7 +122,7 @@ fn no_reader_sees_a_freed_object() {
             .map(|reader| reader.join().unwrap())
             .sum::<u64>();
     });
-    // SAFETY: ignoring a signal is always allowed.
+    // SAFETY: `SIG_IGN` is a valid disposition for this signal.
     unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
     std::thread::sleep(Duration::from_millis(50));
     CACHE.store(std::ptr::null_mut(), Release);
@@ -132,7 +134,7 @@ fn no_reader_sees_a_freed_object() {
     assert!(reads > 1000 && writes > 1000 && handled > 100);
     for place in &PLACES {
         let last = NonNull::new(place.swap(std::ptr::null_mut(), AcqRel)).unwrap();
-        // SAFETY: it came from this cache, and all readers have left.
+        // SAFETY: the item came from this cache, and all readers have left.
         unsafe { cache.free(last.cast()) };
     }
     let lost = cache.statistics().free_rcu_sheaf_fail;

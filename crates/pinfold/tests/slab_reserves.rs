@@ -1,4 +1,4 @@
-//! Objects set apart: prefilled sheaves and memory pools, also when the system has no more memory.
+//! Prefilled sheaves and memory pools, also in processes that get no more memory.
 
 mod common;
 
@@ -11,50 +11,53 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Not hardened: such a cache keeps some back in quarantine.
+/// Not hardened, because a hardened cache would hold objects back in quarantine.
 fn cache(name: &str, size: usize) -> KmemCache {
     let layout = Layout::from_size_align(size, 8).unwrap();
     let builder = KmemCache::builder(name, layout).hardened(false);
     builder.build().unwrap()
 }
 
-/// A thread without memory cannot use the objects in another CPU's sheaves, so that the number of
-/// objects to be had would change with the CPU.
+/// A thread without memory cannot use the objects in another CPU's sheaves. If it moved, the number
+/// of objects that it gets would change.
 fn stay_on_one_cpu() {
     common::pin(0);
 }
 
-/// Runs `f` in a child in which no memory can be mapped or committed from then on; its answer is whether all was well.
+/// Runs `f` in a child that can neither map nor commit more memory, and fails unless `f` returns
+/// true.
 fn without_memory(f: impl FnOnce() -> bool) {
-    // SAFETY: the child works on caches only, and exits.
+    // SAFETY: the child uses only its caches, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let none = libc::rlimit {
-            // Not 0: for the sake of valgrind the kernel takes that for no limit on data.
+            // Not 0: for valgrind's sake, the kernel treats a data limit of 0 as no limit.
             rlim_cur: 1,
             rlim_max: libc::RLIM_INFINITY,
         };
-        // SAFETY: the limit is readable. Who waits for ever ends by the alarm.
+        // The alarm ends a child that waits without end.
+        // SAFETY: `none` lives through the call, and `alarm` has no preconditions.
         unsafe {
             libc::alarm(30);
-            // Not RLIMIT_AS: pages that are reserved already could be committed under it.
+            // Not RLIMIT_AS, under which pages that are already reserved could still be committed.
             libc::setrlimit(libc::RLIMIT_DATA, &raw const none);
         }
         let fine = f();
-        // SAFETY: no preconditions.
+        // SAFETY: `_exit` has no preconditions.
         unsafe { libc::_exit(i32::from(!fine)) };
     }
     let mut status = 0;
-    // SAFETY: `status` is writable.
+    // SAFETY: `status` is a live integer that the kernel may write to.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0);
 }
 
-/// Takes objects until there are none, linked through their first word; returns the first and how many.
+/// Allocates objects until the cache has none, and links them through their first words. Returns
+/// the first object and their number.
 fn exhaust(cache: &KmemCache) -> (*mut u8, usize) {
     let (mut first, mut count) = (std::ptr::null_mut(), 0);
     while let Some(object) = cache.alloc() {
-        // SAFETY: the object is ours and has room for a pointer.
+        // SAFETY: this thread owns the object, which has room for a pointer.
         unsafe { object.cast::<*mut u8>().write(first) };
         (first, count) = (object.as_ptr(), count + 1);
     }
@@ -62,7 +65,7 @@ fn exhaust(cache: &KmemCache) -> (*mut u8, usize) {
 }
 
 #[test]
-fn what_was_prefilled_is_there() {
+fn prefilled_objects_can_be_allocated() {
     for (size, counts) in [
         (8, &[0, 1, 124, 125, 126, 250, 251, 4000][..]),
         (4096, &[1, 33, 130]),
@@ -81,7 +84,7 @@ fn what_was_prefilled_is_there() {
             assert_eq!(seen.len(), half + count, "an object was given out twice");
             assert!(prefilled.is_empty() && prefilled.alloc().is_none());
             let objects: Vec<_> = seen.iter().map(|object| object.as_ptr()).collect();
-            // SAFETY: they came from this cache.
+            // SAFETY: the objects came from this cache and are not used afterwards.
             unsafe { cache.free_bulk(&objects) };
         }
         cache.validate().unwrap();
@@ -102,7 +105,7 @@ fn prefilled_objects_go_back_from_any_thread() {
                     let taken: Vec<_> = (0..random.below(300))
                         .map(|_| prefilled.alloc().unwrap().as_ptr())
                         .collect();
-                    // SAFETY: they came from this cache.
+                    // SAFETY: the objects came from this cache and are not used afterwards.
                     unsafe { cache.free_bulk(&taken) };
                     prefilled.refill(300).unwrap();
                 }
@@ -143,9 +146,10 @@ fn a_pool_serves_from_its_reserve_when_memory_is_out() {
             taken.push(object);
         }
         let mut fine = count > 0 && taken.len() == 150 && pool.kept() == 0;
-        // What is freed first fills the reserve; the rest is the cache's.
+        // The first objects that are freed fill the reserve, and the others go to the cache.
         for _ in 0..count {
-            // SAFETY: linked by `exhaust`; each object is given up.
+            // SAFETY: `exhaust` linked the objects, which came from this cache; each is read before
+            // it is given up.
             unsafe {
                 let next = first.cast::<*mut u8>().read();
                 pool.free(NonNull::new_unchecked(first));
@@ -154,7 +158,7 @@ fn a_pool_serves_from_its_reserve_when_memory_is_out() {
         }
         fine &= pool.kept() == count.min(150) && exhaust(&cache).1 == count - pool.kept();
         for object in taken {
-            // SAFETY: it came from this pool.
+            // SAFETY: the object came from this pool and is not used afterwards.
             unsafe { pool.free(object) };
         }
         fine & (pool.kept() == 150) & pool.resize(100_000).is_err()
@@ -176,7 +180,7 @@ fn a_pool_is_resized() {
     pool.resize(2).unwrap();
     assert_eq!(pool.kept(), 2);
     for object in taken {
-        // SAFETY: it came from this pool.
+        // SAFETY: the object came from this pool and is not used afterwards.
         unsafe { pool.free(object) };
     }
     assert_eq!(pool.kept(), 2, "never more than wanted");
@@ -184,7 +188,8 @@ fn a_pool_is_resized() {
     cache.destroy().unwrap();
 }
 
-/// An object that is in the reserve is not waited for, and the last one freed is the next one had.
+/// `alloc_wait` does not wait while the reserve has an object, and returns the object that was
+/// freed last.
 #[test]
 fn waiting_takes_from_the_reserve() {
     let cache = cache("awaited", 4096);
@@ -193,10 +198,10 @@ fn waiting_takes_from_the_reserve() {
         exhaust(&cache);
         let (first, second) = (pool.alloc_wait(), pool.alloc_wait());
         let mut fine = pool.alloc().is_none();
-        // SAFETY: they came from this pool.
+        // SAFETY: the object came from this pool and is given up.
         unsafe { pool.free(first) };
         fine &= pool.alloc_wait() == first;
-        // SAFETY: as above.
+        // SAFETY: both objects came from this pool and are given up.
         unsafe {
             pool.free(second);
             pool.free(first);
@@ -207,20 +212,21 @@ fn waiting_takes_from_the_reserve() {
     cache.destroy().unwrap();
 }
 
-/// More threads than objects, and no memory: each waits for another to free. The threads start before the memory goes.
+/// There are more threads than objects, and no memory. So each thread waits until another one
+/// frees. The threads start before the memory runs out.
 #[test]
 fn waiting_threads_are_woken() {
-    // SAFETY: the child works on caches and its own threads only, and exits.
+    // SAFETY: the child uses only its caches and its own threads, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: no preconditions.
+        // SAFETY: `alarm` has no preconditions.
         unsafe { libc::alarm(30) };
         let fine = contend();
-        // SAFETY: no preconditions.
+        // SAFETY: `_exit` has no preconditions.
         unsafe { libc::_exit(i32::from(!fine)) };
     }
     let mut status = 0;
-    // SAFETY: `status` is writable.
+    // SAFETY: `status` is a live integer that the kernel may write to.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0);
 }
@@ -242,7 +248,7 @@ fn contend() -> bool {
                     let object = pool.alloc_wait();
                     served.fetch_add(1, Relaxed);
                     std::thread::yield_now();
-                    // SAFETY: it came from this pool.
+                    // SAFETY: the object came from this pool and is given up.
                     unsafe { pool.free(object) };
                 }
             });
@@ -254,11 +260,11 @@ fn contend() -> bool {
             rlim_cur: 1,
             rlim_max: libc::RLIM_INFINITY,
         };
-        // SAFETY: the limit is readable.
+        // SAFETY: `little` lives through the call.
         unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const little) };
         exhaust(&cache);
         ready.fetch_add(1, Relaxed);
     });
-    // A missed wake-up would cost a nap of a tenth of a second each time.
+    // Each missed wake-up would cost a nap of a tenth of a second.
     served.load(Relaxed) == 3 * ROUNDS && begin.elapsed() < Duration::from_secs(20)
 }

@@ -1,11 +1,11 @@
-//! How large sheaves are: by the size of the objects, or chosen, within a budget.
+//! The capacity of sheaves: by the objects' size or chosen, within a budget.
 
 use pinfold::shepherd::Shepherd;
 use pinfold::slab::{KmemCache, set_sheaf_budget, sheaf_bytes};
 use std::alloc::Layout;
 use std::sync::Mutex;
 
-/// The budget is the process's: tests take turns.
+/// Lets one test run at a time, because the budget belongs to the process.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn cache(name: &str, size: usize) -> KmemCache {
@@ -19,12 +19,12 @@ fn capacity(cache: &KmemCache) -> usize {
     cache.statistics().sheaf_capacity
 }
 
-/// Takes and gives far more objects than a sheaf holds, again and again.
+/// In each pass, allocates and frees far more objects than a sheaf holds.
 fn burst(cache: &KmemCache, passes: usize) {
     for _ in 0..passes {
         let objects: Vec<_> = (0..500).map(|_| cache.alloc().unwrap()).collect();
         for object in objects {
-            // SAFETY: the object is of this cache.
+            // SAFETY: the object came from this cache and is not used afterwards.
             unsafe { cache.free(object) };
         }
     }
@@ -40,7 +40,7 @@ fn caches_beyond_the_budget_have_small_sheaves() {
     set_sheaf_budget(sheaf_bytes());
     burst(&cache, 200);
     assert_eq!(capacity(&cache), first);
-    // A cache that is made now has what it needs to work, and no more.
+    // A cache that is made now gets the smallest sheaves.
     let late = self::cache("late", 4096);
     assert_eq!(capacity(&late), 4);
     burst(&late, 3);
@@ -51,7 +51,7 @@ fn caches_beyond_the_budget_have_small_sheaves() {
 }
 
 #[test]
-fn a_chosen_capacity_stays_and_may_be_chosen_again() {
+fn a_chosen_capacity_stays_and_can_be_changed() {
     let _turn = TURN.lock().unwrap();
     let cache = KmemCache::builder("chosen", Layout::new::<[u64; 8]>())
         .hardened(false)
@@ -66,7 +66,7 @@ fn a_chosen_capacity_stays_and_may_be_chosen_again() {
         burst(&cache, 3);
         cache.validate().unwrap();
     }
-    // Also where it was not chosen when the cache was made.
+    // The capacity can also be chosen later for a cache that was made without a choice.
     let plain = self::cache("plain", 4096);
     plain.set_sheaf_capacity(4);
     burst(&plain, 200);
@@ -77,9 +77,10 @@ fn a_chosen_capacity_stays_and_may_be_chosen_again() {
     cache.destroy().unwrap();
 }
 
-/// Caches come and go while the shepherd looks at them: each takes back exactly what it claimed.
+/// Caches come and go while the shepherd visits them. Each gives back exactly the bytes that it
+/// claimed.
 #[test]
-fn the_budget_is_whole_when_caches_are_gone() {
+fn destroyed_caches_give_their_budget_back() {
     let _turn = TURN.lock().unwrap();
     let before = sheaf_bytes();
     let stop = std::sync::atomic::AtomicBool::new(false);

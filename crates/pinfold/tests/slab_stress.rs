@@ -1,10 +1,19 @@
-//! Everything at once, every byte checked: caches plain, constructed, hardened and debugged; single and bulk calls, prefilled sheaves,
-//! pools, deferred frees under readers, nodes; while all is looked at, shrunk, drained and purged, and caches come and go. Threads
-//! are more than CPUs, moved at random, each interrupted by a timer of its own whose handler does the same. Processes fork in the midst.
+//! Stresses the whole slab layer at once and checks every byte:
 //!
-//! Each test runs in a process of its own, this binary again. `PINFOLD_STRESS_SECONDS` sets how long (3 without it),
-//! `PINFOLD_STRESS_SEED` repeats a run as far as the system lets it, `PINFOLD_STRESS_THREADS` (12) and
-//! `PINFOLD_STRESS_TIMER_US` (300) how many threads there are and how often each is interrupted.
+//! * caches plain, constructed, hardened and debugged;
+//! * single and bulk calls, prefilled sheaves, pools, deferred frees under readers, several nodes;
+//! * listing, validating, shrinking, draining and purging, while caches come and go;
+//! * more threads than CPUs, moved at random, each interrupted by its own timer whose handler
+//!   allocates and frees too;
+//! * forks at any moment.
+//!
+//! Each test runs this binary again, in a process of its own. The environment sets:
+//!
+//! * `PINFOLD_STRESS_SECONDS`: how long it runs (default: 3);
+//! * `PINFOLD_STRESS_SEED`: a seed, to repeat a run as far as the system allows;
+//! * `PINFOLD_STRESS_THREADS`: the number of threads (default: 12);
+//! * `PINFOLD_STRESS_TIMER_US`: the time between two signals at a thread, in microseconds (default:
+//!   300).
 
 mod common;
 #[path = "slab_stress/worker.rs"]
@@ -25,9 +34,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
 use worker::Worker;
 
-/// Objects that a thread holds at most.
+/// Largest number of objects that a thread holds.
 const HELD: usize = 200;
-/// Objects on their way to other threads.
+/// Number of objects on their way to other threads.
 const EXCHANGED: usize = 400;
 
 const KINDS: [Kind; 19] = [
@@ -54,18 +63,18 @@ const KINDS: [Kind; 19] = [
     Kind::plain(9000, 8).debugged(DebugFlags::DEFAULT),
 ];
 
-/// Which of them have pools: a plain, a constructed, a hardened and a debugged one.
+/// The kinds that have pools: a plain, a constructed, a hardened and a debugged one.
 const POOLED: [usize; 4] = [3, 7, 10, 16];
 
-/// Places for objects that handlers leave to later handlers: a few for each cache.
+/// Number of places, for each cache, in which handlers leave objects to later handlers.
 const STASHED: usize = 4;
-/// The tag of such objects.
+/// The tag of these objects.
 const STASH_TAG: u64 = 0x5745;
 
 struct World {
     stores: &'static [Store],
     pools: Vec<Pool>,
-    /// Objects that readers look at.
+    /// The cache of the objects that readers look at.
     items: KmemCache,
     places: [AtomicPtr<Item>; 16],
     stash: [[AtomicPtr<u8>; STASHED]; KINDS.len()],
@@ -78,12 +87,12 @@ struct World {
     forks: AtomicUsize,
 }
 
-/// What handlers work on; null while they have nothing to do.
+/// The world of the handlers; null while they have nothing to do.
 static WORLD: AtomicPtr<World> = AtomicPtr::new(null_mut());
 static HANDLED: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// Handlers that this thread runs differ.
+    /// The state that makes this thread's handlers differ from each other.
     static TURN: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -115,7 +124,8 @@ impl World {
         }
     }
 
-    /// Puts a new item into a place and defers the old one's end; a handler may get none.
+    /// Puts a new item into a place, and defers the old one. Does nothing in a handler that gets no
+    /// object.
     fn replace(&self, place: usize) {
         let Some(fresh) = self.items.alloc() else {
             return;
@@ -123,7 +133,7 @@ impl World {
         number(fresh);
         let old = self.places[place % 16].swap(fresh.cast().as_ptr(), AcqRel);
         if let Some(old) = NonNull::new(old) {
-            // SAFETY: it came from this cache, and is out of sight.
+            // SAFETY: the item came from this cache, and `swap` took it out of sight.
             unsafe { self.items.free_deferred(old.cast()) };
         }
     }
@@ -131,13 +141,14 @@ impl World {
     fn read(&self, place: usize, looks: u64) {
         let _reader = grace::enter();
         let item = self.places[place % 16].load(Acquire);
-        // SAFETY: whoever takes it out of sight defers its end until this reader has left.
+        // SAFETY: a thread that takes the item out of sight defers it, so it stays until this
+        // reader has left.
         if let Some(item) = unsafe { item.as_ref() } {
             look(item, looks);
         }
     }
 
-    /// Exchanges a stashed object for a new one, or for none.
+    /// Replaces a stashed object by a new one, or by null if there is no memory.
     fn restash(&self, of: usize, place: usize, deferred: bool) {
         let store = &self.stores[of];
         let fresh = store.cache.alloc();
@@ -145,19 +156,19 @@ impl World {
         let old = self.stash[of][place % STASHED].swap(fresh, AcqRel);
         if let Some(old) = NonNull::new(old) {
             let object = store.give_up(&found_again(old, STASH_TAG));
-            // SAFETY: here and below: it came from this cache and is given up.
             match deferred {
-                // SAFETY: as above.
+                // SAFETY: the object came from this cache, and `swap` took it out of the stash.
                 true => unsafe { store.cache.free_deferred(object) },
-                // SAFETY: as above.
+                // SAFETY: the object came from this cache, and `swap` took it out of the stash.
                 false => unsafe { store.cache.free(object) },
             }
         }
     }
 }
 
-/// Handlers at work, and forks that keep them from it: the C library's fork waits for its `malloc`, with the locks of caches held,
-/// and a handler that has interrupted `malloc` would wait for these.
+/// `AT_WORK` counts the handlers at work, and `FORKS` the forks that keep handlers from starting.
+/// The C library's fork holds the caches' locks and waits for its own `malloc`. A handler that
+/// interrupted that `malloc` would wait for the caches' locks.
 static AT_WORK: AtomicUsize = AtomicUsize::new(0);
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
@@ -165,7 +176,8 @@ extern "C" fn on_timer(_: libc::c_int) {
     HANDLED.fetch_add(1, Relaxed);
     AT_WORK.fetch_add(1, SeqCst);
     if FORKS.load(SeqCst) == 0 {
-        // SAFETY: the world is there while it is here.
+        // SAFETY: `WORLD` is null, or points to a world that lives until all threads with timers
+        // have ended.
         if let Some(world) = unsafe { WORLD.load(Acquire).as_ref() } {
             handle(world);
         }
@@ -186,14 +198,14 @@ fn handle(world: &World) {
         let pool = &world.pools[kind % POOLED.len()];
         if let Some(object) = pool.pool.alloc() {
             let held = world.stores[pool.of].hold(object, turn);
-            // SAFETY: it came from this pool and is given up.
+            // SAFETY: the object came from this pool and is given up.
             unsafe { pool.pool.free(world.stores[pool.of].give_up(&held)) };
         }
     }
 }
 
 impl World {
-    /// Ends a cache all of whose objects came back, but for those that it says are lost.
+    /// Destroys a cache whose objects were all freed, except for those that it counts as lost.
     fn end(&self, cache: KmemCache) {
         let name = cache.name().to_owned();
         let lost = cache.statistics().free_rcu_sheaf_fail as usize;
@@ -201,7 +213,7 @@ impl World {
             Ok(()) => assert_eq!(lost, 0),
             Err(leak) if !self.fences || leak.objects == lost => {}
             Err(leak) => panic!(
-                "{name}: {leak}: {lost} of them known to be lost; {:?}, {:?}",
+                "{name}: {leak}: {lost} of them are counted as lost; {:?}, {:?}",
                 leak.cache.usage(),
                 leak.cache.statistics()
             ),
@@ -209,31 +221,32 @@ impl World {
     }
 }
 
-/// Has a panic say what and where, and no more: what the standard library does takes locks, which another thread may have held when
-/// a child was forked.
+/// Makes a panic print only its message and its place. The standard library's own report takes
+/// locks, which another thread may have held when a child was forked.
 fn say_faults_without_locks() {
     std::panic::set_hook(Box::new(|fault| {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or("?");
-        // SAFETY: no preconditions.
+        // SAFETY: `getpid` has no preconditions.
         let process = unsafe { libc::getpid() };
         let text = format!("{name}, process {process}: {fault}\n");
-        // SAFETY: the text is readable. What cannot be written is lost.
+        // SAFETY: `text` is readable for its length. An error is ignored: there is nowhere to
+        // report it.
         unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
     }));
 }
 
-/// Ends the process when it takes too long: something waits for ever.
+/// Ends the process if it takes too long, because something waits without end.
 fn watch(seconds: u64) {
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(seconds));
-        eprintln!("still there after {seconds} seconds: something hangs");
+        eprintln!("not done after {seconds} seconds: something hangs");
         std::process::abort();
     });
 }
 
 #[test]
-#[ignore = "needs a process of its own; run by the others"]
+#[ignore = "needs a process of its own; run by the other tests"]
 fn stress() {
     let time = from_environment("PINFOLD_STRESS_SECONDS", 3);
     let now = std::time::SystemTime::now();
@@ -269,7 +282,7 @@ fn stress() {
             thread.spawn_scoped(scope, work).unwrap();
         }
         while begin.elapsed() < Duration::from_secs(time) && !world.stop.load(Relaxed) {
-            // At this rate sheaves are idle, pages purged.
+            // At this rate, sheaves become idle and pages are purged.
             std::thread::sleep(Duration::from_millis(100));
             Shepherd::new().tick();
         }
@@ -286,7 +299,8 @@ fn stress() {
     assert!(timer == 0 || HANDLED.load(Relaxed) > 100);
     world.pools.clear();
     let stores = world.stores;
-    // SAFETY: leaked by `World::new`; pools and threads, which had references, have ended.
+    // SAFETY: `World::new` leaked the box. The pools and the threads, which referred to it, have
+    // ended.
     let stores = unsafe { Box::from_raw(std::ptr::from_ref(stores).cast_mut()) };
     for store in stores {
         store.cache.validate().unwrap();
@@ -300,11 +314,11 @@ fn stress() {
     world.end(items);
 }
 
-/// Frees what nobody holds: what lies in places, in the stash and in the exchange.
+/// Frees the objects that no thread holds: those in the places, in the stash and in the exchange.
 fn put_back(world: &World) {
     for place in &world.places {
         if let Some(item) = NonNull::new(place.swap(null_mut(), AcqRel)) {
-            // SAFETY: it came from this cache, and all readers have left.
+            // SAFETY: the item came from this cache, and all readers have left.
             unsafe { world.items.free(item.cast()) };
         }
     }
@@ -320,7 +334,7 @@ fn put_back(world: &World) {
     }
 }
 
-/// Runs the stress in a process with so many nodes.
+/// Runs the stress in a process with this many nodes.
 fn with_nodes(nodes: &str) {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "stress", "--nocapture", "--include-ignored"])
@@ -334,7 +348,7 @@ fn with_nodes(nodes: &str) {
         output.status
     );
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("1 passed"), "it did not run: {said}");
+    assert!(said.contains("1 passed"), "the stress did not run: {said}");
     said.lines()
         .filter(|line| line.contains("operations"))
         .for_each(|line| println!("{line}"));

@@ -1,4 +1,4 @@
-//! Typed caches as a user sees them, on whichever backend `PINFOLD_RSEQ` selects.
+//! Typed caches as a user sees them, on the backend that `PINFOLD_RSEQ` selects.
 
 use pinfold::slab::{
     Cache, CacheError, Handle, Kept, ObjectCache, Reusable, Shared, SharedCache, TryAllocError,
@@ -15,7 +15,7 @@ use std::thread;
 #[cfg(feature = "allocator-api2")]
 mod typed_collections;
 
-/// Counts its drops.
+/// A value that counts its drops.
 #[derive(Debug)]
 struct Counts<'a>(&'a AtomicUsize);
 
@@ -28,9 +28,10 @@ impl Drop for Counts<'_> {
 fn is_send<T: Send>() {}
 fn is_sync<T: Sync>() {}
 
-/// What must not be is in the types' documentation, as examples that do not compile.
+/// The documentation of the types has examples for the opposite: handles that must not be sent or
+/// shared, which do not compile.
 #[test]
-fn handles_go_where_their_values_may() {
+fn handles_are_send_and_sync_as_their_values_are() {
     type Local = Cell<*const u8>;
     is_send::<Cache<Local>>();
     is_sync::<Cache<Local>>();
@@ -47,7 +48,7 @@ fn handles_go_where_their_values_may() {
 }
 
 #[test]
-fn values_drop_once_whichever_way_they_go() {
+fn values_drop_exactly_once() {
     let drops = AtomicUsize::new(0);
     let cache = Cache::new("drops").unwrap();
     drop(cache.alloc(Counts(&drops)).unwrap());
@@ -57,7 +58,7 @@ fn values_drop_once_whichever_way_they_go() {
     drop(value);
     assert_eq!(drops.load(Ordering::Relaxed), 2);
     let raw = Handle::into_raw(cache.alloc(Counts(&drops)).unwrap());
-    // SAFETY: of this cache, from `into_raw`, once.
+    // SAFETY: `into_raw` returned `raw` from a handle of this cache, and it is passed once.
     drop(unsafe { Handle::from_raw(raw, &cache) });
     assert_eq!(drops.load(Ordering::Relaxed), 3);
     drop(Handle::into_pin(cache.alloc(Counts(&drops)).unwrap()));
@@ -169,7 +170,7 @@ fn handles_stand_for_their_values() {
     );
     let mut words: HashSet<Handle<'_, String>> = ["x", "y", "x"].into_iter().map(word).collect();
     assert_eq!(words.len(), 2);
-    // Found by `Borrow`: the hash is the value's.
+    // `Borrow` finds the handle by the value's hash.
     assert!(words.remove(&String::from("y")));
     assert_eq!(AsRef::<String>::as_ref(&word("as ref")), "as ref");
     let mut changed = word("chang");
@@ -236,7 +237,7 @@ fn handles_cross_threads() {
 }
 
 #[test]
-fn shared_values_drop_with_their_last_handle_whoever_has_it() {
+fn a_shared_value_drops_with_its_last_handle() {
     const ROUNDS: usize = 20;
     let drops = AtomicUsize::new(0);
     let cache = SharedCache::new("shared").unwrap();
@@ -276,7 +277,7 @@ fn exactly_one_thread_gets_the_value() {
 }
 
 #[test]
-fn a_shared_value_can_be_had_alone() {
+fn the_only_handle_gives_access_to_the_value() {
     let cache = SharedCache::new("alone").unwrap();
     let mut number = cache.alloc(1).unwrap();
     *Shared::get_mut(&mut number).unwrap() += 1;
@@ -289,7 +290,7 @@ fn a_shared_value_can_be_had_alone() {
     cache.destroy().unwrap();
 }
 
-/// A value that knows how often it was used.
+/// A value that counts its uses.
 #[derive(Debug)]
 struct Tally {
     uses: u64,
@@ -317,7 +318,7 @@ fn kept_values_stay_as_they_are_left() {
         let mut held: Vec<_> = (0..1000).map(|_| cache.alloc().unwrap()).collect();
         for tally in &mut held {
             assert!(!tally.open && tally._large == [7; 50]);
-            // Those that were used before know it; the others are new.
+            // A reused value has counted its uses; a new one has none.
             assert!(tally.uses <= n);
             tally.uses += 1;
             tally.open = true;
@@ -341,7 +342,7 @@ fn a_reset_that_panics_loses_no_object() {
 }
 
 #[test]
-fn kept_values_are_one_threads_at_a_time() {
+fn a_kept_value_has_one_thread_at_a_time() {
     let cache = ObjectCache::<Tally>::new("tallies").unwrap();
     thread::scope(|scope| {
         for _ in 0..3 {

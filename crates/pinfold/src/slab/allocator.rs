@@ -1,19 +1,23 @@
 //! Caches as allocators for collections, by the traits of the crate `allocator-api2`.
 //!
-//! | allocator | serves | block |
+//! | allocator | serves | by |
 //! |---|---|---|
-//! | [`Kmalloc`] | any layout | of the size caches; above [`CLASS_MOST`] a run of granules, from [`HUGE`] on a mapping |
+//! | [`Kmalloc`] | up to [`CLASS_MOST`] | a block of a size class |
+//! | [`Kmalloc`] | above [`CLASS_MOST`] | a run of granules |
+//! | [`Kmalloc`] | from [`HUGE`] on | a mapping |
 //! | [`Cache<T>`] | layouts that fit into a `T` | an object |
 //!
 //! # Which block a layout has
 //!
-//! Blocks are freed by their layout, without a look-up. The traits let a block be freed by any size from the one that was asked for
-//! to the one that it was given with, so each of these sizes must lead to the same place:
+//! A block is freed by its layout, without a look-up. The traits allow a free with any size between
+//! the one that was asked for and the one that was given. All these sizes must lead to the same
+//! place:
 //!
-//! * size 0: no block at all, an address made of the alignment;
-//! * a layout with a class: [`kmalloc::class_of`] gives the smallest class that fits, which is the same for all sizes from the one
-//!   asked for to the class's own, with which the block was given;
-//! * others: a run or a mapping, which the page map tells apart when the block is freed.
+//! * **Size 0:** there is no block, only an address made of the alignment.
+//! * **A layout with a class:** [`kmalloc::class_of`] returns the smallest class that fits. That is
+//!   the same class for all sizes from the one asked for to the class's own, which is the size
+//!   given.
+//! * **Other layouts:** a run or a mapping. The page map tells them apart when the block is freed.
 
 use super::Cache;
 use super::cache;
@@ -26,16 +30,16 @@ use allocator_api2::alloc::{AllocError, Allocator};
 use core::alloc::Layout;
 use core::ptr::{NonNull, without_provenance_mut};
 
-/// Every class's size is a multiple of this, and so are its blocks' addresses.
+/// Every class's size and every block's address is a multiple of this.
 const CLASS_ALIGN: usize = 16;
 
-/// What `allocate` answers: the block with the size it has.
+/// The answer of `allocate`: the block, with the size that it has.
 type Block = Result<NonNull<[u8]>, AllocError>;
 
-/// The block of a layout of size 0.
+/// Returns the dangling block of a layout of size 0.
 fn nowhere(layout: Layout) -> NonNull<[u8]> {
     let address = without_provenance_mut(layout.align());
-    // SAFETY: an alignment is not 0.
+    // SAFETY: an alignment is not 0, so the address is not null.
     sized(unsafe { NonNull::new_unchecked(address) }, 0)
 }
 
@@ -43,22 +47,23 @@ fn sized(block: NonNull<u8>, size: usize) -> NonNull<[u8]> {
     NonNull::slice_from_raw_parts(block, size)
 }
 
-/// Clears a block from `start` to its end.
+/// Zeroes a block from `start` to its end.
 ///
 /// # Safety
 ///
-/// The block is the caller's and at least `start` bytes large.
+/// The caller owns the block, which has at least `start` bytes.
 unsafe fn clear_from(block: NonNull<[u8]>, start: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the block has at least `start` bytes.
     let rest = unsafe { block.cast::<u8>().add(start) };
-    // SAFETY: as above.
+    // SAFETY: the bytes from `start` to `block.len()` lie in the block, which the caller owns.
     unsafe { rest.write_bytes(0, block.len() - start) };
 }
 
-/// An allocator for collections over the size caches ([`kmalloc`]), for any layout. It takes no memory itself.
+/// An allocator for collections, over the size classes ([`kmalloc`]). Serves any layout, and takes
+/// no memory itself.
 ///
-/// Costs one critical section on the common path, to allocate and to free. Layouts above 512 KiB cost the arena's lock, those
-/// from 62 MiB on a system call.
+/// Costs one critical section on the common path, to allocate and to free. A layout above 512 KiB
+/// costs the arena's lock, and one from 62 MiB on a system call.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -75,7 +80,7 @@ unsafe fn clear_from(block: NonNull<[u8]>, start: usize) {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kmalloc;
 
-/// The class whose blocks serve `layout`, if there is one.
+/// Returns the class whose blocks serve `layout`, if there is one.
 #[inline]
 fn class_of(layout: Layout) -> Option<usize> {
     if layout.align() > CLASS_ALIGN {
@@ -87,7 +92,7 @@ fn class_of(layout: Layout) -> Option<usize> {
     }
 }
 
-/// A block of `class`, when the common path has none: the caches may not be there yet.
+/// Allocates a block of `class` when the common path could not. The caches may not exist yet.
 #[cold]
 fn alloc_class_slow(class: usize) -> Option<NonNull<u8>> {
     if !kmalloc::init() {
@@ -95,8 +100,8 @@ fn alloc_class_slow(class: usize) -> Option<NonNull<u8>> {
     }
     loop {
         let block = NonNull::new(kmalloc::alloc_class(class));
-        // The caches of malloc's sizes give nothing while another thread forks: malloc has other
-        // memory then, a block of a class must wait.
+        // While another thread forks, the caches of malloc's sizes refuse. `malloc` then uses other
+        // memory, but a block of a class must come from here, so this waits.
         let me = pinfold_rseq::thread_pointer() as u64;
         if block.is_some() || cache::is_lock_held(me) || !fork::await_end() {
             return block;
@@ -104,7 +109,7 @@ fn alloc_class_slow(class: usize) -> Option<NonNull<u8>> {
     }
 }
 
-/// A block beyond the classes, and whether it reads as zeroes.
+/// Allocates a block for a layout without a class. Also returns whether the block reads as zeroes.
 #[cold]
 fn alloc_large(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
     let small = layout.size() < HUGE;
@@ -116,7 +121,7 @@ fn alloc_large(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
             let block = or_reclaim_for(size, || page::alloc_huge(size, layout.align()))?;
             Some((whole_huge(block), true))
         })
-        // There may be no addresses for mappings, and some in the arena.
+        // The system may have refused a mapping while the arena has free runs.
         .or_else(|| if small { None } else { run() })
 }
 
@@ -130,38 +135,40 @@ fn alloc_run(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
     Some((sized(run.start, granules * GRANULE), run.zeroed))
 }
 
-/// Bytes in a block from [`alloc_large`].
+/// Returns how many bytes a block from [`alloc_large`] has.
 ///
 /// # Safety
 ///
-/// The block is the caller's.
+/// The caller owns the block.
 unsafe fn large_size(block: NonNull<u8>) -> usize {
     if page::entry(block.as_ptr() as usize) == LARGE {
-        // SAFETY: the page map says that a run begins here, and it is the caller's.
+        // SAFETY: the page map says that a run begins at the block, and the caller owns the block.
         return unsafe { page::run_size(block) };
     }
     whole_huge(block).len()
 }
 
-/// A block that is a mapping, with its size.
+/// Returns a block that is a mapping, with its size. Ends the process if it is not one.
 fn whole_huge(block: NonNull<u8>) -> NonNull<[u8]> {
     let size = page::huge_size(block.as_ptr());
     sized(block, size.unwrap_or_else(|| not_ours(block)))
 }
 
-/// Takes back a block from [`alloc_large`].
+/// Frees a block from [`alloc_large`].
 ///
 /// # Safety
 ///
-/// The block is the caller's, who gives it up.
+/// The caller owns the block and gives it up.
 #[cold]
 unsafe fn free_large(block: NonNull<u8>) {
     if page::entry(block.as_ptr() as usize) == LARGE {
-        // SAFETY: the page map says that a run begins here; the caller gives it up.
+        // SAFETY: the page map says that a run begins at the block, and the caller gives the block
+        // up.
         unsafe { page::free_run(block) };
         return;
     }
-    // SAFETY: the caller gives the block up; an address that is no block is refused.
+    // SAFETY: the caller gives the block up. `free_huge` refuses an address at which no huge block
+    // begins.
     if !unsafe { page::free_huge(block.as_ptr()) } {
         not_ours(block);
     }
@@ -174,47 +181,51 @@ fn not_ours(block: NonNull<u8>) -> ! {
     ))
 }
 
-/// Makes a block from [`alloc_large`] serve `new` where it is, or by moving its pages; `None`, and the block as it was, when that
-/// cannot be or would leave more than half of it unused.
+/// Makes a block from [`alloc_large`] serve `new`, where it is or by moving its pages. Returns
+/// `None` and leaves the block as it was if that is impossible, or would leave more than half of
+/// the block unused.
 ///
 /// # Safety
 ///
-/// The block is the caller's; `new` has no class.
+/// The caller owns the block, and `new` has no class.
 unsafe fn resize_large(block: NonNull<u8>, new: Layout) -> Option<NonNull<[u8]>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller owns the block, which came from `alloc_large`.
     let room = unsafe { large_size(block) };
     let aligned = (block.as_ptr() as usize).is_multiple_of(new.align());
     if aligned && new.size() <= room && new.size() >= room / 2 {
         return Some(sized(block, room));
     }
-    // Pages keep their content when they move, and no more alignment than their own.
+    // A move keeps the content of pages, but only the alignment of a page.
     let movable = new.size() >= HUGE && new.align() <= sys::page_size();
     if !movable || page::entry(block.as_ptr() as usize) == LARGE {
         return None;
     }
-    // SAFETY: a huge block of the caller's: the page map does not have it.
+    // SAFETY: the caller owns the block, and the page map does not have it, so it is a huge block.
     let moved = unsafe { page::resize_huge(block.as_ptr(), new.size()) }?;
     Some(whole_huge(moved))
 }
 
 impl Kmalloc {
-    /// Makes the block of `old` one of `new`, with as much of its content as both have.
+    /// Replaces the block of `old` by one of `new`, and keeps as much of the content as fits into
+    /// both.
     ///
     /// # Safety
     ///
-    /// As for [`Allocator::grow`], whichever layout is larger.
+    /// The block was allocated here, `old` fits it, and the caller gives it up. If this fails, the
+    /// caller keeps the block.
     unsafe fn resize(block: NonNull<u8>, old: Layout, new: Layout) -> Block {
         if old.size() == 0 || new.size() == 0 {
             let fresh = Kmalloc.allocate(new)?;
-            // SAFETY: the caller gives the block up.
+            // SAFETY: the caller gives the block up, which is of layout `old`.
             unsafe { Kmalloc.deallocate(block, old) };
             return Ok(fresh);
         }
         match (class_of(old), class_of(new)) {
-            // The class is aligned enough for both layouts.
+            // The block was allocated with the class's alignment, which is enough for both layouts.
             (Some(class), Some(same)) if class == same => return Ok(sized(block, SIZES[class])),
             (None, None) => {
-                // SAFETY: the caller's promise: without a class, the block is a large one.
+                // SAFETY: the caller owns the block. `old` has no class, so the block came from
+                // `alloc_large`; `new` has none either.
                 if let Some(resized) = unsafe { resize_large(block, new) } {
                     return Ok(resized);
                 }
@@ -223,16 +234,18 @@ impl Kmalloc {
         }
         let fresh = Kmalloc.allocate(new)?;
         let both = old.size().min(new.size());
-        // SAFETY: both blocks are that large and the caller's; the new one is none of the old one.
+        // SAFETY: both blocks have at least `both` bytes, and the fresh one does not overlap the
+        // old one, which is still allocated.
         unsafe { fresh.cast().copy_from_nonoverlapping(block, both) };
-        // SAFETY: the caller gives the block up.
+        // SAFETY: the caller gives the block up, which is of layout `old`.
         unsafe { Kmalloc.deallocate(block, old) };
         Ok(fresh)
     }
 }
 
-// SAFETY: a block stays where it is until it is freed, whatever becomes of the unit struct; blocks are at least as large and
-// aligned as their layouts say, and any fitting layout leads back to the same place, see the module.
+// SAFETY: a block stays at its address until it is freed, because `Kmalloc` itself holds no memory.
+// A block is at least as large and as aligned as its layout. Each layout that fits a block leads
+// back to the place it came from, see the module's description.
 unsafe impl Allocator for Kmalloc {
     #[inline]
     fn allocate(&self, layout: Layout) -> Block {
@@ -257,7 +270,7 @@ unsafe impl Allocator for Kmalloc {
             alloc_large(layout).ok_or(AllocError)?
         };
         if !zeroed {
-            // SAFETY: the block is new.
+            // SAFETY: the block was just allocated.
             unsafe { clear_from(block, 0) };
         }
         Ok(block)
@@ -269,41 +282,49 @@ unsafe impl Allocator for Kmalloc {
             return;
         }
         match class_of(layout) {
-            // SAFETY: the layout's class is the block's; the caller gives it up.
+            // SAFETY: a layout that fits the block has the block's class, and the caller gives the
+            // block up.
             Some(class) => unsafe { kmalloc::free_class(block.as_ptr(), class) },
-            // SAFETY: without a class, the block is a large one; the caller gives it up.
+            // SAFETY: a block whose layout has no class came from `alloc_large`, and the caller
+            // gives it up.
             None => unsafe { free_large(block) },
         }
     }
 
     unsafe fn grow(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the block is of layout `old`, and gives it up if this
+        // succeeds.
         unsafe { Kmalloc::resize(block, old, new) }
     }
 
     unsafe fn grow_zeroed(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the block is of layout `old`, and gives it up if this
+        // succeeds.
         let grown = unsafe { Kmalloc::resize(block, old, new) }?;
-        // SAFETY: the block is the caller's and larger than the old layout.
+        // SAFETY: `resize` returned the block to this thread, with at least the bytes of `new`,
+        // which are at least those of `old`.
         unsafe { clear_from(grown, old.size()) };
         Ok(grown)
     }
 
     unsafe fn shrink(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the block is of layout `old`, and gives it up if this
+        // succeeds.
         unsafe { Kmalloc::resize(block, old, new) }
     }
 }
 
-/// Whether an object of a cache of `T` serves `layout`.
+/// Returns whether an object of a cache of `T` serves `layout`.
 const fn fits<T>(layout: Layout) -> bool {
     layout.size() <= size_of::<T>() && layout.align() <= align_of::<T>()
 }
 
-/// A cache as an allocator, for collections of nodes and for buffers of one size: layouts that fit into a `T` get an object,
-/// others an error. Growing and shrinking within a `T` leaves the block where it is.
+/// A cache as an allocator, for collections of nodes and for buffers of one size.
 ///
-/// Collections borrow the cache: `&Cache<T>` is an allocator too.
+/// A layout that fits into a `T` gets an object, and any other layout an error. Growing and
+/// shrinking within a `T` leaves the block where it is.
+///
+/// Collections usually borrow the cache: `&Cache<T>` is an allocator too.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -317,8 +338,9 @@ const fn fits<T>(layout: Layout) -> bool {
 /// buffers.destroy().expect("every buffer came back");
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
-// SAFETY: an object is in use until it is freed, and its memory stays until then, wherever the cache's handle is; it has the
-// layout of a `T`, into which every layout served fits.
+// SAFETY: an object stays at its address until it is freed, even if the cache's handle is moved or
+// dropped, because a cache with objects in use keeps its memory. An object has the layout of a `T`,
+// and every layout that is served fits into a `T`.
 unsafe impl<T> Allocator for Cache<T> {
     #[inline]
     fn allocate(&self, layout: Layout) -> Block {
@@ -334,7 +356,8 @@ unsafe impl<T> Allocator for Cache<T> {
     #[inline]
     unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
         if layout.size() != 0 {
-            // SAFETY: the block is an object of this cache; the caller gives it up.
+            // SAFETY: the block is an object of this cache, because its layout is not empty, and
+            // the caller gives it up.
             unsafe { self.raw().free(block) };
         }
     }
@@ -350,9 +373,11 @@ unsafe impl<T> Allocator for Cache<T> {
     }
 
     unsafe fn grow_zeroed(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the block is of layout `old`, and gives it up if this
+        // succeeds.
         let grown = unsafe { self.grow(block, old, new) }?;
-        // SAFETY: the block is the caller's and larger than the old layout.
+        // SAFETY: `grow` returned the block to this thread, with at least the bytes of `new`, which
+        // are at least those of `old`.
         unsafe { clear_from(grown, old.size()) };
         Ok(grown)
     }
@@ -360,7 +385,7 @@ unsafe impl<T> Allocator for Cache<T> {
     #[inline]
     unsafe fn shrink(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
         if new.size() == 0 {
-            // SAFETY: the caller gives the block up.
+            // SAFETY: the caller gives the block up, which is of layout `old`.
             unsafe { self.deallocate(block, old) };
             return Ok(nowhere(new));
         }

@@ -1,28 +1,29 @@
-//! A cache's attributes, as the kernel has them in `/sys/kernel/slab/<name>/`.
+//! A cache's attributes, under the names that the kernel uses in `/sys/kernel/slab/<name>/`.
 //!
-//! docs/slabinfo.md tells them all, beside the kernel's meaning. What the kernel has and this library has not is left out.
+//! docs/slabinfo.md lists them all and compares them with the kernel's. Attributes that make no
+//! sense in this library are left out.
 
 use super::info::{Info, Reading, Usage};
 use super::{DebugFlags, KmemCache};
 use crate::segment::SlabEvent;
 use core::fmt;
 
-/// Where an attribute comes from.
+/// The source of an attribute's value.
 #[derive(Clone, Copy)]
 enum Source {
-    /// Known to the descriptor.
+    /// A property of the descriptor, which never changes.
     Fixed(fn(Info) -> usize),
-    /// Part of what is counted at the moment of asking.
+    /// A part of the cache's current usage.
     Used(fn(&Usage) -> usize),
     /// 1 if the cache makes these checks, else 0.
     Checks(DebugFlags),
-    /// How often this occurred.
+    /// How often this event occurred.
     Counted(SlabEvent),
-    /// How often either occurred.
+    /// How often either event occurred.
     Both(SlabEvent, SlabEvent),
 }
 
-/// All attributes, in the order in which they are listed.
+/// All attributes, in the order of the list.
 const ALL: [(&str, Source); 42] = {
     use Source::{Both, Checks, Counted, Fixed, Used};
     [
@@ -84,7 +85,7 @@ const ALL: [(&str, Source); 42] = {
 };
 
 impl Source {
-    /// The value; `reading` is asked for only where it is needed.
+    /// Returns the value. Calls `reading` only if the value needs it.
     fn read(self, info: Info, reading: impl FnOnce() -> Reading) -> u64 {
         match self {
             Source::Fixed(value) => value(info) as u64,
@@ -99,8 +100,11 @@ impl Source {
     }
 }
 
-/// A cache's attributes and their values, one after the other; as text a line `name value` each.
-/// They were read when this was made, so that the numbers fit together.
+/// Iterates over a cache's attributes and their values. As text, writes a line `name value` for
+/// each.
+///
+/// All values were read at one time, when [`KmemCache::attributes`] or [`Info::attributes`]
+/// returned this.
 #[derive(Clone, Debug)]
 pub struct Attributes {
     info: Info,
@@ -118,7 +122,7 @@ impl Iterator for Attributes {
     }
 }
 
-/// Those that have not been iterated over.
+/// Writes the attributes that the iterator has not returned yet.
 impl fmt::Display for Attributes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.clone()
@@ -127,8 +131,11 @@ impl fmt::Display for Attributes {
 }
 
 impl Info {
-    /// The attribute that the kernel calls `name`; `None` where there is no such thing here. Costs what [`usage`](Self::usage) does
-    /// for one that is counted at the moment of asking, else little.
+    /// Returns the value of the attribute that the kernel calls `name`, or `None` if there is no
+    /// such attribute here.
+    ///
+    /// Costs as much as [`usage`](Self::usage) if the value is a part of the usage. Otherwise costs
+    /// little.
     pub fn attribute(&self, name: &str) -> Option<u64> {
         let &(_, source) = ALL.iter().find(|attribute| attribute.0 == name)?;
         Some(source.read(*self, || match source {
@@ -140,7 +147,7 @@ impl Info {
         }))
     }
 
-    /// All attributes.
+    /// Returns all attributes. Costs as much as [`usage`](Self::usage).
     pub fn attributes(&self) -> Attributes {
         Attributes {
             info: *self,
@@ -151,7 +158,11 @@ impl Info {
 }
 
 impl KmemCache {
-    /// The attribute that the kernel calls `name` in `/sys/kernel/slab/<cache>/`; `None` where there is no such thing here.
+    /// Returns the value of the attribute that the kernel calls `name` in
+    /// `/sys/kernel/slab/<cache>/`, or `None` if there is no such attribute here.
+    ///
+    /// Costs as much as [`usage`](Self::usage) if the value is a part of the usage. Otherwise costs
+    /// little.
     ///
     /// ```
     /// use pinfold::slab::KmemCache;
@@ -169,7 +180,7 @@ impl KmemCache {
         self.info().attribute(name)
     }
 
-    /// All attributes, as pairs or as text.
+    /// Returns all attributes, as pairs or as text. Costs as much as [`usage`](Self::usage).
     pub fn attributes(&self) -> Attributes {
         self.info().attributes()
     }

@@ -1,22 +1,31 @@
-//! Deferred frees: objects that somebody may still look at, in sheaves that wait for a grace period.
+//! Deferred frees: objects that readers may still use are collected in sheaves, and the sheaves
+//! wait for a grace period.
 //!
 //! ```text
-//!  free_deferred ──► CPU's third sheaf ──► sealed ──► pending ─── a grace period ───► barn
-//!                      no lock            one CAS    its lock                      node's lock
+//!  free_deferred ──► CPU's deferred sheaf ──► sealed ──► pending ── a grace period ──► barn
+//!                         no lock            one CAS    its lock                    node's lock
 //! ```
 //!
-//! * A CPU's **deferred sheaf** stands in its unit beside the main one and the spare, and is filled by the same critical section as the main
-//!   one. Nobody pops from it. When it is full, or has stood still for some of the shepherd's ticks, it is sealed.
-//! * **Sealed** sheaves are in a list linked through their blocks, which anybody, also a handler, puts a sheaf on; only who holds
-//!   `pending` takes them off, all at once.
-//! * **Pending** sheaves wait for the grace period whose ticket was drawn after they were taken off the list: after every object in them was
-//!   out of sight. When it is over they go to the barn as they are, full sheaves of free objects.
+//! A sheaf of deferred objects passes through these places:
 //!
-//! * Whoever seals a sheaf, or ticks, takes some of those that have waited **in hand**, and frees them without the lock.
+//! 1. **The deferred sheaf.** Each CPU's unit has one, beside the main and the spare sheaf. The
+//!    critical section of `free` fills it. Nothing pops from it. It is sealed when it is full, or
+//!    when it has not changed for some of the shepherd's ticks.
+//! 2. **The sealed list.** Its sheaves are linked through their blocks. Any thread or signal
+//!    handler may add a sheaf, by one compare-exchange. Only the holder of `pending` takes sheaves
+//!    off, all at once.
+//! 3. **Pending.** These sheaves wait for one grace period. Its ticket is drawn after the sheaves
+//!    were taken off the sealed list, and so after the last of their objects went out of sight.
+//! 4. **In hand.** A thread that seals a sheaf, and the shepherd at each tick, take some sheaves
+//!    whose grace period is over, and free them without the lock. A full sheaf goes to the barn
+//!    whole.
 //!
-//! So a sheaf is in one place at every moment, and what it costs to free one of its objects is the critical section, plus a
-//! 125th part of the rest. `pending` is only tried, but by those who want to wait. Slow paths that seal make the steps of grace periods,
-//! and so does the shepherd; whoever is refused leaves the work to the next.
+//! A sheaf is in exactly one place at every moment. A deferred free costs one critical section, and
+//! one 125th of the work on a full sheaf.
+//!
+//! Only threads that wait for deferred frees wait for the lock of `pending`; all others try it, and
+//! leave the work to the next thread if they fail. Slow paths that seal a sheaf advance the grace
+//! period by a step, and so does the shepherd.
 
 use super::cache::{self, Cache};
 use super::percpu::{self, DEFERRED, UNITS, load};
@@ -30,31 +39,34 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use pinfold_rseq::FenceError;
 
-/// Sheaves that are sealed before a grace period is moved on: a fence for each would be one for 125 objects at best.
+/// A grace period is advanced once in this many seals, because each step may cost a fence, and a
+/// sheaf holds at most 125 objects.
 const SEALS_A_STEP: u32 = 4;
-/// Sheaves that whoever seals one frees of those that have waited: more than come in, so that however slow freeing is, it keeps up; and
-/// so few that no deferred free takes long.
+/// Number of waiting sheaves that a thread frees when it seals one. More than one, so that freeing
+/// keeps up with sealing. Few, so that no deferred free takes long.
 const FREED_A_SEAL: usize = 4;
-/// How often, and every how many microseconds, a free without memory looks whether its readers have gone.
+/// A free without memory for a sheaf checks this often whether its readers have left, and sleeps
+/// this many microseconds between checks.
 const LOOKS: u32 = 100;
 pub(super) const BETWEEN_LOOKS: u32 = 100;
 
-/// A cache's part.
+/// The part of a cache's state that deferred frees need.
 pub(super) struct Deferred {
-    /// The word of the sheaf sealed last; each block's first slot has the word of the one before.
+    /// The word of the sheaf that was sealed last. Slot 0 of each sheaf's block holds the word of
+    /// the sheaf sealed before it.
     sealed: AtomicU64,
     pending: Lock<Pending>,
-    /// Whether anything was ever deferred.
+    /// Whether an object was ever deferred.
     used: AtomicBool,
 }
 
 struct Pending {
     sheaves: SheafList,
-    /// The grace period that they wait for.
+    /// The grace period that the sheaves wait for.
     ticket: u64,
 }
 
-/// Whether any cache was ever used so.
+/// Whether an object of any cache was ever deferred.
 static ANY_USED: AtomicBool = AtomicBool::new(false);
 
 impl Deferred {
@@ -75,39 +87,48 @@ impl Deferred {
 }
 
 impl KmemCache {
-    /// Takes an object back that readers may still look at: it is free when every [reader](grace::enter) of this moment has
-    /// left. The caller has taken it out of sight: readers that enter from now on do not find it.
+    /// Frees an object once every [reader](grace::enter) that is inside now has left.
     ///
-    /// Costs as [`free`](Self::free) does; each few hundred objects a fence. It waits for nobody, also in readers and signal handlers, but
-    /// where the system has no memory for a list of what waits: then it looks a hundred times for readers, some 20 ms in all, and when
-    /// these stay, the object is lost, which [`statistics`](Self::statistics) count.
+    /// The caller has already taken the object out of sight: a reader that enters from now on
+    /// cannot find it.
     ///
-    /// A cache that checks looks at the object when it becomes free, in whatever thread that happens: a report names that one.
+    /// Costs as much as [`free`](Self::free), and a fence for every few hundred objects. Does not
+    /// wait, so readers and signal handlers may call it. There is one exception: if the system has
+    /// no memory for a sheaf, the call checks a hundred times, for about 20 ms in all, whether the
+    /// readers have left. If they stay, the object is lost, and [`statistics`](Self::statistics)
+    /// counts it.
     ///
-    /// What waits is freed in passing, by other deferred frees, by slow paths, and by the shepherd.
+    /// A cache that checks examines the object when it becomes free. That may happen in another
+    /// thread, and a report names that thread.
+    ///
+    /// Later deferred frees, slow paths and the shepherd free the waiting objects.
     ///
     /// # Safety
     ///
-    /// The object came from this cache, nobody frees it again, and nobody uses it but readers that had entered before.
+    /// The object came from this cache, and is freed only once. Only readers that entered before
+    /// the call still use it.
     #[doc(alias = "kfree_rcu")]
     #[inline]
     pub unsafe fn free_deferred(&self, object: NonNull<u8>) {
         let offset = self.descriptor.main() + DEFERRED;
-        // SAFETY: the offset is the cache's place in the units; the object is given up.
+        // SAFETY: every unit has a word for this cache's deferred sheaf at this offset. The caller
+        // gave the object up.
         if !unsafe { UNITS.push(offset, object.as_ptr()) } {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the object is of this cache and out of sight, and
+            // gives it up.
             unsafe { self.descriptor.defer_slow(object.as_ptr()) };
         }
     }
 
-    /// Returns when everything freed deferred to this cache before the call is free.
+    /// Waits until every object that was deferred to this cache before the call is free.
     ///
-    /// Waits for the readers of this moment; interrupts the CPUs that run threads of this process, once or twice, unless nothing was ever
-    /// freed so. Not for readers, who would wait for themselves, nor for signal handlers.
+    /// Waits for the readers that are inside now. Interrupts the CPUs that run threads of this
+    /// process, once or twice, unless nothing was ever deferred to this cache. A reader must not
+    /// call this, because it would wait for itself; nor must a signal handler.
     ///
     /// # Errors
     ///
-    /// [`FenceError`] when the kernel cannot fence; what waits goes on waiting.
+    /// [`FenceError`] when the kernel cannot fence. The objects then keep waiting.
     #[doc(alias = "kvfree_rcu_barrier")]
     pub fn flush_deferred(&self) -> Result<(), FenceError> {
         if !self.descriptor.deferred.is_used() {
@@ -116,7 +137,7 @@ impl KmemCache {
         self.drain()
     }
 
-    /// Takes what CPUs have of this cache, and waits for the readers of what is deferred.
+    /// Takes this cache's sheaves from all CPUs, and waits for the readers of its deferred objects.
     pub(super) fn drain(&self) -> Result<(), FenceError> {
         let drain = || percpu::drain(|cache| core::ptr::eq(cache, self.descriptor));
         drain()?;
@@ -124,7 +145,8 @@ impl KmemCache {
             return Ok(());
         }
         self.descriptor.await_deferred()?;
-        // What a cache that checks has taken back one by one is in a CPU's sheaf again.
+        // A cache that checks took the deferred objects back one by one, so they are in a CPU's
+        // sheaf again.
         if self.descriptor.checks() {
             drain()?;
         }
@@ -133,11 +155,12 @@ impl KmemCache {
 }
 
 impl Cache {
-    /// Puts an object into the CPU's deferred sheaf when there was no room: into a new one, and seals the full one.
+    /// Defers an object when the CPU's deferred sheaf has no room: puts it into a new sheaf, and
+    /// seals the full one.
     ///
     /// # Safety
     ///
-    /// `object` is the caller's, from this cache, and out of sight.
+    /// The caller owns `object`, which is of this cache and out of sight, and gives it up.
     #[cold]
     #[inline(never)]
     pub(super) unsafe fn defer_slow(&self, object: *mut u8) {
@@ -154,15 +177,18 @@ impl Cache {
         sheaf.push(object);
         let offset = self.main() + DEFERRED;
         let exchange = |word: u64| {
-            // SAFETY: the offset lies in the unit; the sheaf is the unit's once it is stored.
+            // SAFETY: every unit has the deferred sheaf's word at `offset`. Once the word is
+            // stored, the unit owns the sheaf.
             word_is_full(word) && unsafe { UNITS.store_if_equal(offset, word, sheaf.word()) }
         };
-        // Until it is sealed nobody would find it.
+        // Announces the sheaf while it is in neither the unit nor the sealed list, so that
+        // `await_deferred` waits for it.
         let hand = hands::begin(self.slot);
         let old = match load(offset) {
-            // SAFETY: taken out by the exchange.
+            // SAFETY: the exchange removed the word from the unit, so this thread owns the sheaf.
             Some(word) if exchange(word) => unsafe { Sheaf::from_word(word) },
-            // Somebody was faster, or there is no unit: one object waits in a sheaf of its own.
+            // The word changed meanwhile, or there is no unit. The new sheaf is sealed with its one
+            // object.
             _ => Some(sheaf),
         };
         if let Some(full) = old {
@@ -171,32 +197,35 @@ impl Cache {
             drop(hand);
             self.advance(FREED_A_SEAL);
             if SEALS.fetch_add(1, Relaxed) % SEALS_A_STEP == SEALS_A_STEP - 1 {
-                // Without a fence it waits on.
+                // If the fence fails, the sheaves keep waiting.
                 let _ = grace::poll();
             }
         }
     }
 
-    /// The CPU's spare sheaf, its objects given to their slabs: what is left when there is no memory, or when the locks on the way
-    /// to it are the interrupted frame's.
+    /// Returns the CPU's spare sheaf, after its objects went back to their slabs. The last resort
+    /// for a sheaf: there is no memory for a new one, or the interrupted frame holds the locks on
+    /// the way to one.
     fn emptied_spare(&self) -> Option<Sheaf> {
         let mut sheaf = self.take_spare()?;
         let node = self.here();
         self.send_home(node, &mut sheaf);
-        // SAFETY: objects in a sheaf were freed by their owners; those left are the node's.
+        // SAFETY: the objects in a sheaf are free, this thread owns the sheaf, and `send_home` left
+        // only this node's objects in it.
         unsafe { node.give_objects(self, sheaf.objects()) };
         sheaf.set_len(0);
         Some(sheaf)
     }
 
-    /// Puts a sheaf of deferred objects where it waits.
+    /// Puts a sheaf of deferred objects on the sealed list.
     pub(super) fn seal(&self, sheaf: Sheaf) {
         self.here().count(SlabEvent::FreeRcuSheaf, sheaf.len());
         let mut next = self.deferred.sealed.load(Relaxed);
         loop {
-            // SAFETY: slot 0 is the block's link, and the sheaf is ours.
+            // SAFETY: this thread owns the sheaf, and slot 0 of its block is for links.
             unsafe { *sheaf.below() = next };
-            // Release pairs with the acquire in `take_sealed`: the objects and the link are seen, and that they are out of sight.
+            // Release pairs with the acquire in `take_sealed`: the thread that takes the sheaf sees
+            // its objects and its link, and that the objects are out of sight.
             let put =
                 self.deferred
                     .sealed
@@ -208,15 +237,16 @@ impl Cache {
         }
     }
 
-    /// Frees up to `most` sheaves that have waited long enough, and has what was sealed since wait, unless somebody is at the list. No
-    /// waiting.
+    /// Frees up to `most` sheaves whose grace period is over, and lets the sealed sheaves wait for
+    /// the next one. Does nothing if another thread holds the lock of `pending`.
     fn advance(&self, most: usize) {
         if let Some(pending) = self.deferred.pending.try_lock() {
             self.advance_held(pending, most);
         }
     }
 
-    /// The freeing itself goes on without the lock, so that others take part in it.
+    /// Does the work of `advance`. Frees the sheaves after it has dropped the lock, so that several
+    /// threads can free at once.
     fn advance_held(&self, mut pending: Guard<'_, Pending>, most: usize) {
         let mut ready = SheafList::new();
         if grace::passed(pending.ticket) {
@@ -241,27 +271,31 @@ impl Cache {
         if word == 0 {
             return;
         }
-        // SAFETY: taken off the list with all that are linked behind it.
+        // SAFETY: `swap` took the whole list, so this thread owns every sheaf that is linked in it.
         while let Some(sheaf) = unsafe { Sheaf::from_word(word) } {
-            // SAFETY: the block's link, set by `seal`.
+            // SAFETY: this thread owns the sheaf, and `seal` stored a link in slot 0 of its block.
             word = unsafe { *sheaf.below() };
             pending.sheaves.put(sheaf);
         }
-        // Only now: every object's unlinking is behind it.
+        // Drawn only now, when all the objects have been out of sight since before they were
+        // sealed.
         pending.ticket = grace::ticket();
     }
 
-    /// Nobody looks at the sheaf's objects any more. They do not go through the units' words, which were drained perhaps: who
-    /// waits for them wants them back with their node.
+    /// Gives back a sheaf that no reader uses any more. It goes past the CPUs' units, which the
+    /// caller may have drained: a thread that waits for these objects wants them back at their
+    /// node.
     fn give_back(&self, mut sheaf: Sheaf) {
         let objects = sheaf.objects();
         if let Some(hardening) = &self.hardening {
-            // SAFETY: who freed them deferred gave them up.
+            // SAFETY: the users gave the objects up when they deferred them, and the grace period
+            // is over.
             let kept = unsafe { self.scrub(hardening, objects) };
             sheaf.set_len(kept);
         } else if let Some(plan) = self.plan() {
             for &mut object in objects {
-                // SAFETY: as above.
+                // SAFETY: the users gave the objects up when they deferred them, and the grace
+                // period is over.
                 unsafe { self.free_debugged(plan, object) };
             }
             sheaf.set_len(0);
@@ -269,8 +303,8 @@ impl Cache {
         self.put(self.here(), sheaf);
     }
 
-    /// The way without memory for a sheaf: looks for a while whether the readers go. When they do not, or they are the caller
-    /// itself, the object is lost, and counted.
+    /// Frees an object for which there is no sheaf: checks for a while whether the readers have
+    /// left. If they stay, or the caller is one of them, the object is lost and counted.
     fn free_when_unseen(&self, object: *mut u8) {
         let ticket = grace::ticket();
         for _ in 0..LOOKS {
@@ -278,7 +312,8 @@ impl Cache {
                 break;
             }
             if grace::passed(ticket) {
-                // SAFETY: the object was given up, and nobody looks at it.
+                // SAFETY: the caller of `free_deferred` gave the object up, and the grace period is
+                // over.
                 return unsafe { self.free_slow(object) };
             }
             sys::sleep_microseconds(BETWEEN_LOOKS);
@@ -286,14 +321,16 @@ impl Cache {
         self.here().count(SlabEvent::FreeRcuSheafFail, 1);
     }
 
-    /// Returns when everything that had left the CPUs' units before the call is free; waits for readers, and for other threads that have
-    /// sheaves in hand.
+    /// Waits until everything that had left the CPUs' units before the call is free. Waits for
+    /// readers, and for other threads that have sheaves in hand.
     pub(super) fn await_deferred(&self) -> Result<(), FenceError> {
-        // Sealed when they are through.
+        // When this returns, the sheaves that were on their way out of the units are sealed.
         hands::await_others(self.slot);
-        // What is pending first, then what is sealed by then. What others seal meanwhile is their affair.
+        // The first turn waits for the pending sheaves, the second one for those that were sealed
+        // by then. Sheaves that are sealed later do not matter to this call.
         for _ in 0..2 {
-            // None: a handler that interrupted the holder.
+            // `None` if nothing waits, or if this is a signal handler that interrupted the lock's
+            // holder.
             let Some(ticket) = self.free_ready() else {
                 break;
             };
@@ -304,7 +341,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Frees all that have waited long enough; the ticket of those that have not, if there are any.
+    /// Frees all sheaves whose grace period is over. Returns the ticket of those that still wait,
+    /// if there are any.
     fn free_ready(&self) -> Option<u64> {
         self.advance_held(self.deferred.pending.lock()?, usize::MAX);
         let pending = self.deferred.pending.lock()?;
@@ -312,7 +350,8 @@ impl Cache {
     }
 }
 
-/// What the shepherd does for all caches: one step of a grace period if anything waits, and what follows from it.
+/// The shepherd's part: makes one step of the grace period if a sheaf of any cache waits, and frees
+/// what has waited long enough.
 pub(super) fn progress() {
     if !ANY_USED.load(Relaxed) {
         return;
@@ -325,7 +364,7 @@ pub(super) fn progress() {
         });
     };
     advance_all();
-    // Without a fence it waits on.
+    // If the fence fails, the sheaves keep waiting.
     let _ = grace::poll();
     advance_all();
 }

@@ -1,4 +1,4 @@
-//! What a fork does about the locks of caches, and about threads that the child does not have.
+//! How a fork treats the locks of caches, and threads that do not exist in the child.
 
 use super::cache::{self, Cache};
 use super::percpu::{STOPPING, UNITS};
@@ -6,8 +6,8 @@ use super::{deferred, grace, hands, key, mempool, sheaf};
 use crate::fork::{self, Hooks, Rank};
 use crate::page;
 
-/// Has a fork take the locks of this layer, and of the page layer below. False as for
-/// [`fork::register`].
+/// Makes forks take the locks of this layer and of the page layer below. Returns false in the same
+/// case as [`fork::register`].
 pub(super) fn register() -> bool {
     static HOOKS: Hooks = Hooks {
         rank: Rank::Slab,

@@ -1,61 +1,78 @@
-//! Grace periods: waiting until everybody who may still look at something has stopped looking.
+//! Grace periods: how to find out that no thread still uses an object that was taken out of sight.
 //!
-//! A *reader* is a thread between [`enter`] and the drop of the [`Guard`]. A *grace period* is a span of time in which every reader that
-//! was in at its beginning has left. What was taken out of sight before a grace period began is looked at by nobody after
-//! it, and can be freed: see [`free_deferred`](super::KmemCache::free_deferred).
+//! A *reader* is a thread between [`enter`] and the drop of its [`Guard`]. A *grace period* is a
+//! span of time in which every reader that was inside at its beginning has left. An object that
+//! went out of sight before a grace period began has no readers after it, and can be freed: see
+//! [`free_deferred`](super::KmemCache::free_deferred).
 //!
 //! # The counts
 //!
-//! As in the kernel's SRCU: two *phases*, and for each, on each CPU, how often it was entered and how often left. A reader
-//! enters the phase that is current by its load of `PHASE`, which may be old, and leaves the same, on whatever CPU. Only critical
-//! sections write these words. Where there is none to be had (no memory, a CPU that was not announced) the same counts
-//! are kept in `SPILLED`, by atomic adds. A phase's count is the sum over all; it only grows, modulo 2^64.
+//! The counts are those of the kernel's SRCU. There are two *phases*. For each phase, each CPU
+//! counts how often it was *entered* and how often *left*. A reader loads the current phase from
+//! `PHASE` (the value may be old), enters that phase, and leaves the same one, perhaps on another
+//! CPU. Only critical sections write these words. A reader without such a word (no memory, or an
+//! unannounced CPU) counts in `SPILLED`, by atomic adds. A phase's count is the sum over all CPUs
+//! and `SPILLED`, and only grows, modulo 2^64.
 //!
 //! # The writer
 //!
-//! `STARTED` numbers the grace periods. At most one is under way (`DONE` ≤ `STARTED` ≤ `DONE` + 1), with a set of phases that
-//! it still waits for: at its beginning both. Whoever holds `PERIOD` moves it by one step at a time, `poll`:
+//! `STARTED` numbers the grace periods. At most one is under way (`DONE` ≤ `STARTED` ≤ `DONE` + 1).
+//! It has a set of phases that it still waits for, at its beginning both. The holder of `PERIOD`
+//! advances it one step at a time, in `poll`:
 //!
-//! 1. sum what has left each phase; 2. fence; 3. sum what has entered. Where both are equal, nobody who was in at the fence
-//!    is left in that phase: it is waited for no more. 4. With none left the grace period is over (`DONE`). With only the current phase
-//!    left, the other becomes the current one: whoever enters from then on is not waited for.
+//! 1. Sum what has left each phase.
+//! 2. Fence.
+//! 3. Sum what has entered each phase. If both sums of a phase are equal, every reader that was in
+//!    that phase at the fence has left, and the grace period stops waiting for the phase.
+//! 4. If no phase is left to wait for, the grace period is over (`DONE`). If only the current phase
+//!    is left, make the other one current, so that new readers do not delay the grace period.
 //!
-//! A step never waits. No step is made, and nothing fenced, while nobody needs a grace period that is not over (`NEEDED` ≤ `DONE`).
+//! A step never waits for readers. No step is made, and no fence executed, unless a thread needs a
+//! grace period that is not over (`NEEDED` > `DONE`).
 //!
 //! # Why no reader sees a freed object
 //!
-//! Let W be the store that takes an object out of sight, R a reader that has loaded its address nevertheless, and F
-//! the fence of a step of a grace period whose `ticket` was drawn after W. The fence is a point in every thread's program,
-//! with everything before it done, for all to see, and everything after it to come.
+//! Let W be the store that takes an object out of sight, R a reader that has loaded the object's
+//! address nevertheless, and F the fence of a step of a grace period whose `ticket` was drawn after
+//! W. F is a point in every thread's program: all threads see what a thread did before its point,
+//! and the thread has not begun what comes after.
 //!
-//! * W is before F. R has loaded the address from before W, so that load is before R's point of F, and R's *entered* before that:
-//!   step 3 counts it, in whichever phase R is.
-//! * Every *left* that step 1 has counted was done before F, so its *entered* was: step 3 counts that too. So when the sums are equal, they
-//!   are of the same readers, and R's *left* is among them: its last look at the object was before F.
-//! * That holds for each phase by itself, and a grace period is over when it did for both, after W: R may be in either. One
-//!   phase is not enough: a reader may load `PHASE`, sleep through a grace period, and enter the phase that then seems empty for good.
-//! * `DONE` is stored with release order and read with acquire order before anything is freed.
+//! 1. W comes before F (see below). R loaded the address from before W, so R's load, and R's
+//!    *entered* before it, come before R's point of F. Step 3 counts that *entered*, in whichever
+//!    phase R is.
+//! 2. Every *left* that step 1 counted came before F, and so did its *entered*. Step 3 counts that
+//!    too. So if the sums are equal, they count the same readers. R's *left* is among them, and R's
+//!    last use of the object came before F.
+//! 3. This holds for each phase by itself. A grace period ends when it has held for both phases
+//!    after W, because R may be in either. One phase is not enough: a reader may load `PHASE`,
+//!    sleep through a grace period, and then enter the phase that the next grace period would no
+//!    longer check.
+//! 4. `DONE` is stored with release order, and read with acquire order before an object is freed.
+//!
+//! W comes before F because a ticket is drawn behind a fence that follows W, and the step that
+//! begins a grace period stores its number before F. If the ticket's fence is first, W is before F.
+//! If F is first, the ticket's thread sees that this grace period has begun, and draws the next
+//! one.
 //!
 //! # The fence, and what readers pay
 //!
-//! Decided once, before the first reader that would rely on it, and written down in `PLACE`:
+//! The first reader or writer decides which of two ways readers use, and stores it in `PLACE`:
 //!
-//! * **light**: the backend has restartable sequences, the kernel can fence, and no CPU is isolated. F is a membarrier: a full
-//!   barrier on every CPU that runs a thread of this process; what does not run has passed one in the scheduler. Readers need none of
-//!   their own, only that the compiler keeps the order. When the kernel refuses the fence later on (a sandbox was closed) no step is made
-//!   any more and whatever waits is kept: waiting says so, nothing is freed early.
-//! * **heavy**: readers execute a sequentially consistent fence after entering and before leaving. F is the writer's own fence: of
-//!   two such fences one is first, so that either step 3 sees *entered* or R sees W. No CPU is ever interrupted. What is counted in
-//!   `SPILLED` is always done this way.
-//!
-//! A ticket needs care: that no grace period numbered so has begun is read after a fence, behind W; the step that begins one stores
-//! its number before F. One of both fences is first: so W is before F, or the ticket is for the next.
+//! * **light**: the backend has restartable sequences, the kernel can fence, and no CPU is
+//!   isolated. F is a membarrier: a full barrier on every CPU that runs a thread of this process.
+//!   Threads that do not run passed one in the scheduler. Readers need no fence; only the compiler
+//!   must keep their order. If the kernel refuses the fence later (a sandbox), no further step is
+//!   made: deferred objects stay, and waiting calls return an error.
+//! * **heavy**: readers execute a sequentially consistent fence after entering and before leaving.
+//!   F is the writer's own fence. One of two such fences is first, so either step 3 sees *entered*,
+//!   or R sees W. No CPU is ever interrupted. Readers in `SPILLED` always use this way.
 //!
 //! # Signals, fork
 //!
-//! Handlers may enter and leave anywhere, and poll; they are refused a lock that the interrupted frame holds. Guards nest. In the child of
-//! a fork there are no readers: the counts begin anew, elsewhere (`fork_child`), so that threads that are gone block nobody, and a
-//! guard that came along counts where nobody looks.
+//! Signal handlers may enter, leave and poll anywhere. A handler is refused a lock that the
+//! interrupted frame holds. Guards nest. The child of a fork has no readers. `fork_child` gives it
+//! new counts, so that threads that no longer exist block nothing. A guard from before the fork
+//! leaves by the old counts, which the child does not read.
 
 use super::fork;
 use crate::fork as process;
@@ -70,57 +87,63 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, compiler_fence, fence as fence_own};
 use pinfold_rseq::{Backend, FenceError, backend};
 
-/// The block of a unit: entered phase 0, entered phase 1, left phase 0, left phase 1.
+/// Bytes of a unit's block: *entered* of phase 0 and 1, *left* of phase 0 and 1.
 const SIZE: usize = 32;
-/// From a phase's *entered* to its *left*.
+/// Bytes from a phase's *entered* to its *left*.
 const LEFT: usize = 16;
-/// From phase 0's words to phase 1's.
+/// Bytes from phase 0's words to phase 1's.
 const PHASE_1: usize = 8;
 
-/// Where the block is in every unit, a multiple of 32, and in the low bits what readers do.
+/// The offset of the block in every unit, a multiple of 32. The low bits hold the way that readers
+/// use.
 static PLACE: AtomicUsize = AtomicUsize::new(UNDECIDED);
-/// Readers fence for themselves.
+/// Readers execute fences.
 const HEAVY: usize = 1;
-/// There is no block and will be none.
+/// There is no block, and there will be none.
 const NONE: usize = HEAVY | 2;
-/// There is no block yet: readers count in [`SPILLED`].
+/// There is no block yet. Readers count in [`SPILLED`].
 const UNDECIDED: usize = HEAVY;
 const BLOCK: usize = !(SIZE - 1);
 
-/// What is added to a block's offset for the phase to enter: 0 or [`PHASE_1`].
+/// The phase that readers enter, as the offset of its words in the block: 0 or [`PHASE_1`].
 static PHASE: AtomicUsize = AtomicUsize::new(0);
 
-/// The same four counts, for readers without a unit.
+/// The four counts of readers that have no block.
 static SPILLED: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
-/// How many forks ago the program began.
+/// Number of forks between the program's start and this process.
 static IMAGE: AtomicU32 = AtomicU32::new(0);
 
 /// The last grace period that has begun.
 static STARTED: AtomicU64 = AtomicU64::new(0);
-/// The last one that is over.
+/// The last grace period that is over.
 static DONE: AtomicU64 = AtomicU64::new(0);
-/// The last one that somebody waits for.
+/// The last grace period that a thread needs.
 static NEEDED: AtomicU64 = AtomicU64::new(0);
 
-/// What is known of the grace period under way: a bit for each phase that is waited for; 0 when there is none.
+/// The phases that the grace period under way still waits for, a bit each; 0 if none is under way.
 static PERIOD: Lock<u8> = Lock::new(0);
 const BOTH: u8 = 0b11;
 
-/// A reader, until it is dropped. What it has looked up stays as it is so long, if whoever takes it out of sight frees it
-/// [deferred](super::KmemCache::free_deferred).
+/// Makes the thread a reader until it is dropped. Until then, no object that the thread has looked
+/// up is freed, provided that it is freed [deferred](super::KmemCache::free_deferred). See
+/// [`enter`].
 #[must_use = "what is looked at without a guard may be freed meanwhile"]
 pub struct Guard {
-    /// The offset of the word to leave by, and [`HEAVY`] if so.
+    /// The offset of the *left* word, with the low bits of [`PLACE`].
     at: usize,
     image: u32,
-    /// It leaves in the thread in which it entered: the fence is a point in that thread's program.
+    /// Not `Send`: the proof needs the reader to leave in the thread in which it entered, because
+    /// the fence is a point in that thread's program.
     not_send: PhantomData<*mut ()>,
 }
 
-/// Becomes a reader. Costs one add in a critical section, and as much again when the guard is dropped; where the kernel cannot fence, or
-/// some CPU is isolated, each with a memory fence more. No lock and no waiting, in any thread or signal handler; guards may nest.
+/// Makes the thread a reader until the guard is dropped.
 ///
-/// A guard that lives on in the child of a `fork` protects nothing there.
+/// Costs one add in a critical section, and another one when the guard is dropped; each with a
+/// memory fence if the kernel cannot fence or a CPU is isolated. Takes no lock and does not wait.
+/// Any thread or signal handler may call this, and guards may nest.
+///
+/// A guard that was made before a `fork` protects nothing in the child.
 ///
 /// ```
 /// use pinfold::slab::{KmemCache, grace};
@@ -135,12 +158,12 @@ pub struct Guard {
 ///
 /// let reader = grace::enter();
 /// let seen = CURRENT.load(Ordering::Acquire);
-/// // Another thread takes it out of sight and frees it …
+/// // Another thread takes the object out of sight and frees it …
 /// let old = NonNull::new(CURRENT.swap(null_mut(), Ordering::AcqRel)).expect("set above");
-/// // SAFETY: it came from this cache, and whoever comes now does not find it.
+/// // SAFETY: the object came from this cache, and later readers do not find it.
 /// unsafe { cache.free_deferred(old) };
-/// // … but not while somebody may look at it.
-/// // SAFETY: still an object, for `reader` is there.
+/// // … but it stays an object while `reader` may use it.
+/// // SAFETY: `reader` keeps the object from being freed.
 /// unsafe { seen.read_volatile() };
 /// drop(reader);
 ///
@@ -152,14 +175,16 @@ pub struct Guard {
 #[doc(alias = "rcu_read_lock")]
 #[inline]
 pub fn enter() -> Guard {
-    // Relaxed: an old phase is as good, see the module.
+    // Relaxed: an old phase does no harm, see the module's description. The acquire below pairs
+    // with the release in `decide`: the block is there.
     let phase = PHASE.load(Relaxed);
     let place = PLACE.load(Acquire);
-    // SAFETY: a light place is the offset of the counts' block.
+    // SAFETY: without `HEAVY`, `place` is the offset of the counts' block, which every unit has.
     if place & HEAVY != 0 || !unsafe { units().add(place + phase, 1) } {
         return enter_slow(phase);
     }
-    // Together with the writer's membarrier a full fence: what is looked up comes after the add.
+    // Pairs with the writer's membarrier. Together they are a full fence: the reader looks objects
+    // up after the add.
     compiler_fence(SeqCst);
     Guard {
         at: place + phase + LEFT,
@@ -178,13 +203,14 @@ fn enter_slow(phase: usize) -> Guard {
     let image = IMAGE.load(Relaxed);
     if !add(place, phase) {
         SPILLED[phase / 8].fetch_add(1, Relaxed);
-        // A spilled reader fences for itself, whatever the others do. Pairs with the writer's.
+        // Spilled readers fence in light processes too. Pairs with `fence`.
         fence_own(SeqCst);
     } else if place & HEAVY != 0 {
-        // Pairs with the writer's: it sees the add, or this reader what the writer did before.
+        // Pairs with `fence`: either the writer sees the add, or this reader sees what the writer
+        // did before.
         fence_own(SeqCst);
     } else {
-        // As in `enter`.
+        // Pairs with the writer's membarrier, as in `enter`.
         compiler_fence(SeqCst);
     }
     Guard {
@@ -194,24 +220,24 @@ fn enter_slow(phase: usize) -> Guard {
     }
 }
 
-/// Adds one to a word of this CPU's block at `place`; false when there is none.
+/// Adds one to a word of this CPU's block at `place`. Returns false if there is no block.
 fn add(place: usize, word: usize) -> bool {
     let block = place & BLOCK;
     if block == 0 {
         return false;
     }
-    // SAFETY: the word lies in the counts' block.
+    // SAFETY: the caller's word lies in the counts' block, which every unit has.
     let mut added = unsafe { units().add(block + word, 1) };
     if !added && percpu::install_here().is_some() {
-        // SAFETY: as above.
+        // SAFETY: the caller's word lies in the counts' block, which the new unit has too.
         added = unsafe { units().add(block + word, 1) };
     }
     added
 }
 
-/// For C, which has no guards to drop.
+/// For the C library, which has no drop.
 impl Guard {
-    /// The guard as two words, which [`from_words`](Self::from_words) takes back.
+    /// Returns the guard as two words, for [`from_words`](Self::from_words).
     #[doc(hidden)]
     #[inline]
     pub fn into_words(self) -> [u64; 2] {
@@ -219,11 +245,12 @@ impl Guard {
         [guard.at as u64, guard.image.into()]
     }
 
-    /// The guard that these words were.
+    /// Returns the guard of two words.
     ///
     /// # Safety
     ///
-    /// They came from [`into_words`](Self::into_words) in this thread, and are taken back only once.
+    /// [`into_words`](Self::into_words) returned the words in this thread, and they are passed here
+    /// only once.
     #[doc(hidden)]
     #[inline]
     pub unsafe fn from_words([at, image]: [u64; 2]) -> Guard {
@@ -238,9 +265,10 @@ impl Guard {
 impl Drop for Guard {
     #[inline]
     fn drop(&mut self) {
-        // As in `enter`: what was looked up comes before the add.
+        // Pairs with the writer's membarrier: the reader uses objects before the add.
         compiler_fence(SeqCst);
-        // SAFETY: an offset of a word of the counts' block.
+        // SAFETY: without `HEAVY`, `at` is the offset of a word of the counts' block, which every
+        // unit has.
         if self.at & HEAVY != 0 || !unsafe { units().add(self.at, 1) } {
             leave_slow(self);
         }
@@ -250,13 +278,13 @@ impl Drop for Guard {
 #[cold]
 #[inline(never)]
 fn leave_slow(guard: &Guard) {
-    // For heavy and spilled readers: everything was looked at before it is counted. Pairs with the writer's.
+    // Heavy and spilled readers use objects before they count. Pairs with `fence`.
     fence_own(SeqCst);
     let (place, word) = (guard.at & BLOCK, guard.at & (SIZE - 1) & !7);
     if add(place, word) {
         return;
     }
-    // The child of a fork counts anew: a guard that came along is not among them.
+    // A guard from before a fork is not among the child's counts.
     let here = match place {
         0 => guard.image == IMAGE.load(Relaxed),
         block => PLACE.load(Relaxed) & BLOCK == block,
@@ -272,20 +300,21 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// Gives the counts their place and decides what readers do; [`UNDECIDED`] still when there is no memory.
+/// Allocates the counts' block and decides which way readers use. Returns [`UNDECIDED`] if there is
+/// no memory.
 #[cold]
 fn decide() -> usize {
     let registered = fork::register() && percpu::register_fork();
     let Some(block) = registered.then(|| percpu::alloc(SIZE)).flatten() else {
         return UNDECIDED;
     };
-    // A small block does not cross a line, and begins at a multiple of its size.
+    // A block this small begins at a multiple of its size: the low bits of its offset are free.
     let heavy = backend() == Backend::Atomic || some_isolated() || sys::keep_errno(cannot_fence);
     let place = block | if heavy { HEAVY } else { 0 };
     match PLACE.compare_exchange(UNDECIDED, place, AcqRel, Acquire) {
         Ok(_) => place,
         Err(theirs) => {
-            // SAFETY: nobody else knows of it.
+            // SAFETY: the exchange failed, so no other thread knows this block.
             unsafe { percpu::free(block, SIZE) };
             theirs
         }
@@ -296,13 +325,13 @@ fn cannot_fence() -> bool {
     pinfold_rseq::fence().is_err()
 }
 
-/// Whether there are CPUs that nothing may interrupt.
+/// Returns whether there are CPUs that nothing may interrupt.
 fn some_isolated() -> bool {
     facts::any_quiet()
 }
 
-/// Returns the place, decided for good: a writer must not overlook readers that rely on its fence.
-/// Returns `None` if a fork in another thread kept the counts from getting their place.
+/// Decides and returns the place: a writer must not overlook readers that rely on its fence.
+/// Returns `None` if a fork in another thread kept the block from being allocated.
 fn decided() -> Option<usize> {
     let mut place = PLACE.load(Acquire);
     let turn = process::turn();
@@ -321,25 +350,28 @@ fn decided() -> Option<usize> {
     Some(place)
 }
 
-/// The number of a grace period that begins after everything that the caller has done, and wants it. Costs a memory fence.
+/// Returns the number of a grace period that begins after everything that the caller has done, and
+/// asks for that grace period. Costs a memory fence.
 pub(super) fn ticket() -> u64 {
-    // Pairs with the fence of a step: see the module.
+    // Pairs with the fence of the step that begins a grace period: either that step sees what the
+    // caller did, or the caller sees the new number in `STARTED`.
     fence_own(SeqCst);
     let ticket = STARTED.load(Relaxed) + 1;
     NEEDED.fetch_max(ticket, Relaxed);
     ticket
 }
 
-/// Whether the grace period `ticket` is over.
+/// Returns whether the grace period `ticket` is over.
 #[inline]
 pub(super) fn passed(ticket: u64) -> bool {
-    // Acquire pairs with the release in `step`: readers' last looks come before.
+    // Acquire pairs with the release in `step`: the readers' last uses come before.
     DONE.load(Acquire) >= ticket
 }
 
-/// Makes one step if a grace period is needed, and nobody else is at it; never waits.
+/// Makes one step if a thread needs a grace period and no other thread is making a step. Never
+/// waits for readers.
 ///
-/// Interrupts, where readers are light, each CPU that runs a thread of this process; some microseconds.
+/// With light readers, interrupts each CPU that runs this process, for some microseconds.
 pub(super) fn poll() -> Result<(), FenceError> {
     let needed = || !passed(NEEDED.load(Relaxed));
     if !needed() {
@@ -356,7 +388,7 @@ fn step(waited_for: &mut u8) -> Result<(), FenceError> {
         return Ok(());
     };
     if *waited_for == 0 {
-        // Relaxed: before the fence below, with which that of `ticket` pairs.
+        // Relaxed: comes before the fence below, which pairs with the fence in `ticket`.
         STARTED.fetch_add(1, Relaxed);
         *waited_for = BOTH;
     }
@@ -370,18 +402,18 @@ fn step(waited_for: &mut u8) -> Result<(), FenceError> {
     }
     let current = PHASE.load(Relaxed);
     if *waited_for == 0 {
-        // Release pairs with the acquire in `passed`.
+        // Release pairs with the acquire in `passed`: the readers' last uses come before.
         DONE.store(STARTED.load(Relaxed), Release);
     } else if *waited_for == 1 << (current / PHASE_1) {
-        // Relaxed: nothing depends on when readers see it.
+        // Relaxed: the proof holds whenever readers see the new phase.
         PHASE.store(PHASE_1 - current, Relaxed);
     }
     Ok(())
 }
 
-/// The sum of a word over all CPUs, and what was spilled.
+/// Returns a word's sum over all CPUs and `SPILLED`.
 fn sum(place: usize, word: usize) -> u64 {
-    // Acquire: what was counted, and what came before it in its thread, is seen from here on.
+    // Acquire: what a counted reader did before it counted comes before the rest of this step.
     let mut sum = SPILLED[word / 8].load(Acquire);
     if place & BLOCK != 0 {
         percpu::for_each_used((place & BLOCK) + word, |[count]| {
@@ -391,27 +423,29 @@ fn sum(place: usize, word: usize) -> u64 {
     sum
 }
 
-/// F of the module's text.
+/// The fence F of the module's description.
 fn fence(place: usize) -> Result<(), FenceError> {
-    // Pairs with the fences of heavy readers, of spilled ones, and of `ticket`.
+    // Pairs with the fences of heavy readers, of spilled readers, and of `ticket`.
     fence_own(SeqCst);
     if place & HEAVY == 0 {
-        // Pairs with the order of light readers' programs.
+        // Pairs with the compiler fences of light readers.
         sys::keep_errno(pinfold_rseq::fence)?;
     }
-    // What the kernel leaves out where no other thread runs.
+    // The kernel may skip the barrier on this CPU if no other thread runs.
     fence_own(SeqCst);
     Ok(())
 }
 
-/// Returns when every reader that was in when it was called has left.
+/// Waits until every reader that is inside now has left.
 ///
-/// Costs, with no reader about, a few microseconds, most of them the fence that interrupts the CPUs running this process's threads (none
-/// where readers fence for themselves). Not for readers, who would wait for themselves, nor for signal handlers.
+/// Without readers, costs a few microseconds, most of them for the fence. The fence interrupts the
+/// CPUs that run threads of this process, unless readers execute fences themselves. A reader must
+/// not call this, because it would wait for itself; nor must a signal handler.
 ///
 /// # Errors
 ///
-/// [`FenceError`] when the kernel has become unable to fence, by a sandbox for instance; readers may be in then.
+/// [`FenceError`] when the kernel no longer allows the fence, for example in a sandbox. Readers may
+/// still be inside then.
 ///
 /// ```
 /// use pinfold::slab::grace;
@@ -427,9 +461,10 @@ pub fn synchronize() -> Result<(), FenceError> {
     wait(ticket())
 }
 
-/// Returns when the grace period `ticket` is over; not for readers, nor for signal handlers.
+/// Waits until the grace period `ticket` is over. A reader or a signal handler must not call this.
 pub(super) fn wait(ticket: u64) -> Result<(), FenceError> {
-    /// Longer than most readers are in; and no more than so many interrupts a second.
+    /// In microseconds: longer than most readers stay, and a bound of about 1000 interrupts a
+    /// second.
     const NAP_MOST: u32 = 1000;
     let mut nap = 10;
     while !passed(ticket) {
@@ -454,8 +489,8 @@ pub(super) fn unlock_after_fork() {
     PERIOD.unlock_after_fork();
 }
 
-/// In the child: the readers are gone, their threads with them. Their block is left to the guards that came along; the
-/// grace period that was under way goes on with the new counts.
+/// In the child of a fork: begins new counts, because the readers' threads do not exist here.
+/// Guards from before the fork keep the old block. The grace period under way goes on.
 pub(super) fn fork_child() {
     IMAGE.fetch_add(1, Relaxed);
     PLACE.store(UNDECIDED, Relaxed);

@@ -1,19 +1,19 @@
-//! What a cache is, holds and has counted, for programs that look on.
+//! What a cache is, holds and has counted, for programs that monitor it.
 //!
-//! Nobody is disturbed: no CPU is stopped, and no sheaf moves. Two things are read, one after the
-//! other:
+//! A reader disturbs no other thread: it stops no CPU and moves no sheaf. It reads two things, one
+//! after the other:
 //!
 //! * the words in the CPUs' units, which say how many objects each sheaf has, without a lock;
-//! * each node's barn, slabs and events, with the node's lock, for as long as the walk over the
-//!   partial slabs takes.
+//! * each node's barn, slabs and events, under the node's lock, while it walks the partial slabs.
 //!
-//! So numbers are exact when nobody uses the cache meanwhile. Else a sheaf that moves between the first and the second reading is
-//! counted in both places or in neither, and numbers of objects are wrong by so many. What a thread has in hand in the midst
-//! of a slow path, a sheaf at most, looks as if it were in use.
+//! The numbers are exact if no other thread uses the cache meanwhile. Otherwise a sheaf that moves
+//! between the two readings is counted twice or not at all, and the numbers of objects are wrong by
+//! its objects. Objects that a thread has in hand in a slow path, at most a sheaf, are counted as
+//! in use.
 //!
-//! A cache may be destroyed at any moment. Its descriptor and its events stay, but its words in the
-//! units may be its successor's. So whether it is still registered is asked after all else was
-//! read: if not, nothing that was read counts.
+//! A cache may be destroyed at any moment. Its descriptor and its events stay, but a new cache may
+//! use its words in the units. So a reader asks last whether the cache is still registered. If not,
+//! it discards everything that it has read.
 
 use super::cache::{self, Cache};
 use super::percpu::{DEFERRED, HELD, SPARE, UNITS};
@@ -26,7 +26,8 @@ use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::possible;
 
-/// What a cache's slow paths have counted, with the kernel's names. docs/slabinfo.md says more about each.
+/// What a cache's slow paths have counted, by the kernel's names. docs/slabinfo.md explains each
+/// count. [`KmemCache::statistics`] returns it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Allocations that found the main sheaf empty.
@@ -39,85 +40,89 @@ pub struct Statistics {
     pub barn_get_fail: u64,
     /// Full sheaves put into barns.
     pub barn_put: u64,
-    /// Times that a barn had full sheaves enough, so that one was flushed.
+    /// Times that a barn had too many full sheaves and flushed one.
     pub barn_put_fail: u64,
-    /// Objects taken from slabs, into sheaves or past them.
+    /// Objects taken from slabs, by way of sheaves or not.
     pub refilled: u64,
-    /// Objects given back to slabs, out of sheaves or past them.
+    /// Objects given back to slabs, by way of sheaves or not.
     pub flushed: u64,
-    /// Slabs made.
+    /// Slabs that were made.
     pub slab_alloc: u64,
-    /// Slabs given back.
+    /// Slabs that were given back.
     pub slab_free: u64,
-    /// Objects given out of another node's memory than wanted, for that had none.
+    /// Objects allocated from another node than the wanted one, because that had no memory.
     pub alloc_node_mismatch: u64,
-    /// Objects freed on another node than theirs, as far as their sheaves have left the CPU.
+    /// Objects freed on another node than their own. Counted when their sheaf leaves the CPU.
     pub free_remote: u64,
-    /// Objects freed deferred, as far as their sheaves were full or flushed.
+    /// Objects that were deferred. Counted when their sheaf is full or flushed.
     pub free_rcu_sheaf: u64,
-    /// Objects freed deferred that are lost, for there was no memory for what waits.
+    /// Objects that were deferred and lost, because there was no memory for a sheaf.
     pub free_rcu_sheaf_fail: u64,
-    /// Slabs there are.
+    /// Slabs that the cache has now.
     pub slabs: usize,
-    /// Objects that a sheaf holds at most; 0 in a debugged cache, which has none.
+    /// Largest number of objects in a sheaf; 0 in a debugged cache, which has no sheaves.
     pub sheaf_capacity: usize,
 }
 
-/// Where a cache's objects are, and in which states its slabs.
+/// Where a cache's objects are, and which states its slabs are in.
 ///
-/// `allocated = active + cpu_objects + barn_objects`, and `total = allocated + free objects in slabs`.
+/// `allocated = active + cpu_objects + barn_objects`, and `total = allocated + free objects in
+/// slabs`. [`KmemCache::usage`] returns it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Objects in users' hands; also those that wait for readers outside the CPUs' sheaves, and those that debugging or hardening found written
-    /// to and never gives out again.
+    /// Objects that users hold. Also counts deferred objects whose sheaf has left the CPU, and
+    /// objects that were found overwritten and are never used again.
     pub active: usize,
-    /// Objects that are not free in their slab: active ones, and those in sheaves.
+    /// Objects that are not free in their slab: the active ones, and those in sheaves.
     pub allocated: usize,
     /// Objects in all slabs.
     pub total: usize,
-    /// Sheaves that CPUs have, and the objects in them.
+    /// Sheaves that CPUs have.
     pub cpu_sheaves: usize,
-    /// See [`cpu_sheaves`](Self::cpu_sheaves).
+    /// Objects in the sheaves that CPUs have.
     pub cpu_objects: usize,
-    /// Full sheaves in the nodes' barns, and the objects in them.
+    /// Full sheaves in the nodes' barns.
     pub barn_sheaves: usize,
-    /// See [`barn_sheaves`](Self::barn_sheaves).
+    /// Objects in the full sheaves in the nodes' barns.
     pub barn_objects: usize,
-    /// Slabs there are.
+    /// Slabs that the cache has.
     pub slabs: usize,
     /// Slabs with some objects free.
     pub slabs_partial: usize,
     /// Slabs with all objects free.
     pub slabs_empty: usize,
-    /// Objects of partial slabs that are not free there.
+    /// Objects of partial slabs that are not free in their slab.
     pub objects_partial: usize,
 }
 
 impl Usage {
-    /// Slabs without a free object.
+    /// Returns how many slabs have no free object.
     pub fn slabs_full(&self) -> usize {
         self.slabs - self.slabs_partial - self.slabs_empty
     }
 }
 
-/// What is read of a cache at once.
+/// All that one reading of a cache finds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reading {
     pub(super) usage: Usage,
-    /// By [`SlabEvent`].
+    /// The counts, by [`SlabEvent`].
     pub(super) counts: [u64; EVENTS],
 }
 
-/// A cache as programs that look on see it. Stays valid when the cache is destroyed: all that changes reads as zero then.
+/// A view of a cache, for programs that monitor it. Stays valid when the cache is destroyed: every
+/// number that could change then reads as 0. [`caches`] and [`KmemCache::info`] return it.
 #[derive(Clone, Copy)]
 pub struct Info {
     pub(super) cache: &'static Cache,
 }
 
-/// All caches there are, those of [`kmalloc`](super::kmalloc) included.
+/// Returns all caches, including those of [`kmalloc`](super::kmalloc).
 ///
-/// Takes no lock: a cache that is made or destroyed meanwhile is or is not among them. One whose objects had not come back when it was
-/// dropped is, for as long as the process lives.
+/// Makes the size classes' caches that do not exist yet, under a lock. The iteration takes no lock.
+///
+/// A cache that is made or destroyed during the iteration may or may not be returned. A cache that
+/// was dropped while objects were in use is returned until the process ends.
 ///
 /// ```
 /// use pinfold::slab::{KmemCache, caches};
@@ -139,29 +144,29 @@ pub fn caches() -> impl Iterator<Item = Info> {
 }
 
 impl Info {
-    /// The name the cache was made with.
+    /// Returns the cache's name.
     pub fn name(&self) -> &'static str {
         self.cache.name()
     }
 
-    /// Whether the cache has been destroyed.
+    /// Returns whether the cache has been destroyed.
     pub fn is_destroyed(&self) -> bool {
         !self.cache.is_registered()
     }
 
-    /// The checks that the cache makes.
+    /// Returns the checks that the cache makes.
     pub fn debug_flags(&self) -> DebugFlags {
         self.cache
             .plan()
             .map_or(DebugFlags::NONE, |plan| plan.flags)
     }
 
-    /// Whether the cache is hardened.
+    /// Returns whether the cache is hardened.
     pub fn is_hardened(&self) -> bool {
         self.cache.hardening.is_some()
     }
 
-    /// What the slow paths have counted. Costs what [`usage`](Self::usage) does.
+    /// Returns what the slow paths have counted. Costs as much as [`usage`](Self::usage).
     pub fn statistics(&self) -> Statistics {
         let Reading { usage, counts } = self.read();
         let count = |event: SlabEvent| counts[event as usize];
@@ -186,7 +191,8 @@ impl Info {
         self.unless_destroyed(statistics)
     }
 
-    /// Objects in a sheaf at most, and full sheaves in a barn; a debugged cache has neither.
+    /// Returns the largest number of objects in a sheaf, and of full sheaves in a barn. Both are 0
+    /// for a debugged cache.
     pub(super) fn sheaves(&self) -> (usize, usize) {
         match self.cache.plan() {
             Some(_) => (0, 0),
@@ -197,12 +203,12 @@ impl Info {
         }
     }
 
-    /// Pages of the system in a slab.
+    /// Returns how many of the system's pages a slab has.
     pub(super) fn pages_per_slab(&self) -> usize {
         self.cache.granules * GRANULE / sys::page_size()
     }
 
-    /// Reads what the slow paths have counted, without a lock.
+    /// Returns what the slow paths have counted, without a lock.
     pub(super) fn counts(&self) -> [u64; EVENTS] {
         let mut counts = [0; EVENTS];
         let nodes = self.cache.nodes().iter();
@@ -210,15 +216,19 @@ impl Info {
         self.unless_destroyed(counts)
     }
 
-    /// Where the objects are. Reads three words for each CPU; takes each node's lock and walks its barn and partial slabs.
+    /// Returns where the objects are.
     ///
-    /// Exact when nobody uses the cache meanwhile; else wrong by the sheaves that moved. A signal handler that interrupted a
-    /// slow path misses what that has locked.
+    /// Reads four words for each CPU. Takes each node's lock, and walks its barn and its partial
+    /// slabs.
+    ///
+    /// Exact if no other thread uses the cache meanwhile. Otherwise wrong by the sheaves that
+    /// moved. A signal handler that interrupted a slow path does not see the node that the slow
+    /// path has locked.
     pub fn usage(&self) -> Usage {
         self.read().usage
     }
 
-    /// Reads the CPUs' sheaves, and what the nodes have.
+    /// Reads the CPUs' sheaves and the nodes.
     pub(super) fn read(&self) -> Reading {
         let mut reading = Reading::default();
         count_sheaves(self.cache, &mut reading.usage);
@@ -231,7 +241,7 @@ impl Info {
         self.unless_destroyed(reading)
     }
 
-    /// What was read, or nothing, if it may have been the successor's.
+    /// Returns `read`, or zeroes if the cache was destroyed and `read` may be its successor's.
     fn unless_destroyed<T: Default>(&self, read: T) -> T {
         if self.is_destroyed() {
             return T::default();
@@ -240,7 +250,7 @@ impl Info {
     }
 }
 
-/// Adds the sheaves of all CPUs to `usage`, by their words.
+/// Adds the sheaves of all CPUs to `usage`.
 fn count_sheaves(cache: &Cache, usage: &mut Usage) {
     let units = (0..possible()).map(|index| UNITS.unit(index));
     for unit in units.filter(|unit| !unit.is_null()) {
@@ -264,19 +274,32 @@ impl fmt::Debug for Info {
 }
 
 impl KmemCache {
-    /// The cache as programs that look on see it.
+    /// Returns a view of the cache that stays valid when the cache is destroyed.
     pub fn info(&self) -> Info {
         Info {
             cache: self.descriptor,
         }
     }
 
-    /// What the slow paths have counted.
+    /// Returns what the slow paths have counted. Costs as much as [`usage`](Self::usage).
+    ///
+    /// ```
+    /// use pinfold::slab::KmemCache;
+    /// use std::alloc::Layout;
+    ///
+    /// let cache = KmemCache::new("job", Layout::new::<[u64; 4]>())?;
+    /// let job = cache.alloc().expect("memory");
+    /// assert_eq!(cache.statistics().slab_alloc, 1);
+    /// assert_eq!(cache.usage().active, 1);
+    /// // SAFETY: the object came from this cache and is not used afterwards.
+    /// unsafe { cache.free(job) };
+    /// # Ok::<(), pinfold::slab::CacheError>(())
+    /// ```
     pub fn statistics(&self) -> Statistics {
         self.info().statistics()
     }
 
-    /// Where the objects are; see [`Info::usage`].
+    /// Returns where the objects are; see [`Info::usage`].
     pub fn usage(&self) -> Usage {
         self.info().usage()
     }

@@ -1,19 +1,29 @@
-//! Caches by size, for callers that have no cache of their own: what `malloc` stands on.
+//! Caches by size, for callers that have no cache of their own. `malloc` is built on them.
 //!
-//! | bytes | step | of a block, wasted at most |
+//! ```
+//! use pinfold::slab::kmalloc;
+//!
+//! assert!(kmalloc::init());
+//! let block = kmalloc::alloc(100);
+//! assert!(!block.is_null());
+//! // SAFETY: `alloc` returned the block for this size, and it is not used afterwards.
+//! unsafe { kmalloc::free_class(block, kmalloc::class_of(100)) };
+//! ```
+//!
+//! | bytes | step | unused part of a block, at most |
 //! |---|---|---|
 //! | 16 … 128 | 16 | |
 //! | 160 … 1024 | a quarter of the power of two below | a fifth |
 //! | 1152 … 65536 | an eighth of the power of two below | a ninth |
 //! | 131072 … 524288 | 65536 | a half; of blocks above 128 KiB a third |
 //!
-//! The pages of the last row that a program never touches take no memory.
+//! In blocks of the last row, pages that a program never touches take no memory.
 //!
-//! A table leads from a size to its class up to [`SMALL_MOST`]. Above that, the class is computed.
-//! Slabs of the classes from 64 KiB on hold one object.
+//! A table maps each size up to [`SMALL_MOST`] to its class. Above that, the class is computed. A
+//! slab of a class from 64 KiB on holds one object.
 //!
-//! The cache of class c has number 8 + c, in the page map and in the units. So neither `malloc` nor
-//! `free` looks up a descriptor on the common path.
+//! The cache of class c has number 8 + c in the page map and in the units. So on the common path,
+//! neither `malloc` nor `free` looks up a descriptor.
 
 use super::cache::{Cache, FIRST_SLOT, by_slot};
 use super::percpu::{choose_backend, units};
@@ -24,20 +34,20 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::{BESIDE, near};
 
-/// How many classes there are.
+/// Number of classes.
 pub const CLASSES: usize = 75;
-/// Bytes up to which a table leads from a size to its class.
+/// The largest size that the table maps to its class, in bytes.
 pub const SMALL_MOST: usize = 32 << 10;
 /// The largest class's size in bytes.
 pub const CLASS_MOST: usize = 512 << 10;
 
-/// Classes whose steps are 16 bytes; those and the classes with four steps to a doubling; those and
-/// the classes with eight steps.
+/// Number of classes whose steps are 16 bytes; of these and the classes with four steps to a
+/// doubling; of these and the classes with eight steps to a doubling.
 const BY_16: usize = 8;
 const BY_QUARTERS: usize = BY_16 + 4 * 3;
 const BY_EIGHTHS: usize = BY_QUARTERS + 8 * 6;
 
-/// The size of each class.
+/// The size of each class, in bytes.
 pub const SIZES: [usize; CLASSES] = {
     let mut sizes = [0; CLASSES];
     let mut class = 0;
@@ -60,9 +70,10 @@ pub const SIZES: [usize; CLASSES] = {
 
 type Offsets = [u16; SMALL_MOST / 16 + 1];
 
-/// The smallest class for sizes of `16·n`, as an offset into the units. 4 KiB, of which a program
-/// touches what it uses; one table without a second, coarser one for large sizes saves the fast
-/// path a branch.
+/// The smallest class for sizes of `16·n`, as the offset of its cache's words in the units.
+///
+/// The table has 4 KiB, of which a program touches what it uses. A second, coarser table for large
+/// sizes would save memory, but cost the fast path a branch.
 static OFFSETS: Offsets = {
     let mut offsets = [0; SMALL_MOST / 16 + 1];
     let (mut at, mut class) = (0, 0);
@@ -76,34 +87,35 @@ static OFFSETS: Offsets = {
     offsets
 };
 
-/// The offset into the units of the class for `size` bytes, at most [`SMALL_MOST`].
+/// Returns the offset in the units of the class for `size` bytes, at most [`SMALL_MOST`].
 #[inline(always)]
 fn offset_of(size: usize) -> usize {
     // The sum cannot overflow: every caller checks that the size is at most `SMALL_MOST`.
     let at = (size + 15) >> 4;
-    // SAFETY: the index is within the table for sizes up to `SMALL_MOST`.
+    // SAFETY: every caller checks that the size is at most `SMALL_MOST`, and the table has an entry
+    // for each of these sizes.
     usize::from(*unsafe { near!(OFFSETS, Offsets).get_unchecked(at) })
 }
 
-/// The class for `size` bytes, at most [`CLASS_MOST`].
+/// Returns the smallest class for `size` bytes, at most [`CLASS_MOST`].
 #[inline]
 pub fn class_of(size: usize) -> usize {
     debug_assert!(size <= CLASS_MOST);
     if size <= SMALL_MOST {
         offset_of(size) / 8 - FIRST_SLOT
     } else if size <= GRANULE {
-        // Steps of 4 KiB, of which eight are below.
+        // The steps here are 4 KiB, and eight of them lie below.
         BY_EIGHTHS - 16 + ((size - 1) >> 12)
     } else {
         BY_EIGHTHS - 1 + ((size - 1) >> GRANULE_SHIFT)
     }
 }
 
-/// The smallest class for `size` bytes whose blocks all lie at multiples of `align`, a power of
-/// two; `None` when there is none.
+/// Returns the smallest class for `size` bytes whose blocks all lie at multiples of `align`, a
+/// power of two. Returns `None` if there is none.
 ///
-/// A slab begins at a multiple of 64 KiB, so that a block is aligned as its class's size is, and at
-/// most to 64 KiB.
+/// A slab begins at a multiple of 64 KiB. So a block has the alignment of its class's size, and at
+/// most 64 KiB.
 pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
     let size = size.max(1).checked_next_multiple_of(align)?;
     if size > CLASS_MOST || align > GRANULE {
@@ -112,18 +124,21 @@ pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
     (class_of(size)..CLASSES).find(|&class| SIZES[class].is_multiple_of(align))
 }
 
-/// The class that the page map's `entry` stands for.
+/// Returns the class that the page map's `entry` stands for, or `None` if it stands for something
+/// else.
 #[inline]
 pub fn class_of_entry(entry: u16) -> Option<usize> {
     let class = usize::from(entry).wrapping_sub(FIRST_SLOT);
     (class < CLASSES).then_some(class)
 }
 
-/// Learns of the machine, chooses the backend, and makes the first class's cache. Returns false if
-/// there is no memory. Later calls cost two loads.
+/// Reads the facts of the machine, makes the first class's cache, and chooses the backend.
 ///
-/// The other classes' caches are made when they are first used: a small program uses few of them,
-/// and each touches about 900 bytes.
+/// Returns false if there is no memory, and while another thread, or the frame that a signal
+/// handler interrupted, is choosing the backend. Later calls cost two loads.
+///
+/// The caches of the other classes are made when they are first used, because a small program uses
+/// few of them and each touches about 900 bytes.
 pub fn init() -> bool {
     by_slot(FIRST_SLOT)
         .or_else(|| with_name(0, |name| Cache::create_first(name, SIZES[0])))
@@ -137,9 +152,11 @@ pub(super) fn make_all() {
     });
 }
 
-/// Returns the cache of the class with number `slot`, and makes it if it is not there yet. Returns
-/// `None` before [`init`], if there is no memory, while another thread forks, and in a signal
-/// handler that interrupted the allocator.
+/// Returns the cache with number `slot`, which is a class's, and makes the cache if it does not
+/// exist yet.
+///
+/// Returns `None` before [`init`], if there is no memory, while another thread forks, and in a
+/// signal handler that interrupted the allocator.
 #[inline]
 fn cache_of(slot: usize) -> Option<&'static Cache> {
     by_slot(slot).or_else(|| {
@@ -168,85 +185,97 @@ fn with_name<R>(class: usize, f: impl FnOnce(&str) -> R) -> R {
     f(core::str::from_utf8(&name[..end]).unwrap_or("kmalloc"))
 }
 
-/// Words that only [`alloc_fast`]'s and [`free_fast`]'s caller uses, in the cache line that these
-/// functions read.
+/// Returns words that are free for the caller of [`alloc_fast`] and [`free_fast`]. They lie in the
+/// cache line that these functions read.
 #[inline(always)]
 pub fn beside() -> &'static [AtomicUsize; BESIDE] {
     units().beside()
 }
 
 /// Returns whether [`alloc_fast`] and [`free_fast`] may be called: the backend has restartable
-/// sequences, and the units know its offsets. Stays true once it is.
+/// sequences, and the units know its offsets. Once true, always true.
 pub fn has_fast_paths() -> bool {
     units().learn().is_some()
 }
 
-/// As [`alloc`], but null also when the common path cannot serve it: for a caller that goes on with
-/// `alloc` then, and whose own fast path shall contain no call.
+/// Allocates a block as [`alloc`] does, but returns null if the common path cannot serve it.
+///
+/// For a caller that then calls `alloc`, and whose own fast path must contain no call. `size` is at
+/// most [`SMALL_MOST`].
 ///
 /// # Safety
 ///
-/// [`has_fast_paths`] has returned true.
+/// [`has_fast_paths`] has returned true, and `size` is at most [`SMALL_MOST`].
 #[inline(always)]
 pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
-    // SAFETY: the offset is a cache's, which lies in the units; the caller's promise.
+    // SAFETY: every unit has a word for the class's cache at this offset. The caller promises that
+    // the backend has restartable sequences.
     unsafe { units().pop_rseq(offset_of(size)) }
 }
 
-/// Takes back a block of the class that the page map's `entry` stands for, for a caller that knows
-/// the backend.
+/// Frees a block of the class that the page map's `entry` stands for, without a test of the
+/// backend.
 ///
 /// # Safety
 ///
-/// The block is the caller's, of that class, and [`has_fast_paths`] has returned true.
+/// The caller owns the block, which is of that class, and gives it up. [`has_fast_paths`] has
+/// returned true.
 #[inline(always)]
 pub unsafe fn free_fast(block: *mut u8, entry: u16) {
     let offset = usize::from(entry) * 8;
-    // SAFETY: the offset is a cache's; the block is given up; the caller's promise.
+    // SAFETY: every unit has a word for the class's cache at this offset. The caller gives the
+    // block up, and promises that the backend has restartable sequences.
     if !unsafe { units().push_rseq(offset, block) } {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller gives the block up, which is of the cache at this offset.
         unsafe { free_slow(block, offset) };
     }
 }
 
-/// A block of at least `size` bytes, at most [`CLASS_MOST`], aligned to 16 bytes; null when the
-/// system has no memory or [`init`] has not run.
+/// Allocates a block of at least `size` bytes, at most [`CLASS_MOST`], aligned to 16 bytes. Returns
+/// null if the system has no memory or [`init`] has not run.
 ///
-/// One critical section on the common path.
+/// Costs one critical section on the common path.
 #[inline(always)]
 pub fn alloc(size: usize) -> *mut u8 {
     alloc_from(class_of(size), size).0
 }
 
-/// A block of class `class`; as [`alloc`].
+/// Allocates a block of class `class`. Returns null if the system has no memory or [`init`] has not
+/// run.
+///
+/// Costs one critical section on the common path.
 #[inline(always)]
 pub fn alloc_class(class: usize) -> *mut u8 {
     alloc_from(class, SIZES[class]).0
 }
 
-/// A block of class `class` whose first `size` bytes read as zeroes; as [`alloc`]. A block that
-/// nobody has used since its memory came from the system is not written to, if its size is more
-/// than 64 KiB.
+/// Allocates a block of class `class` whose first `size` bytes read as zeroes. Returns null if the
+/// system has no memory or [`init`] has not run.
+///
+/// Writes the zeroes, with one exception: a block of more than 64 KiB that was not used since its
+/// memory came from the system.
 pub fn alloc_zeroed(class: usize, size: usize) -> *mut u8 {
     let (block, is_fresh) = alloc_from(class, size);
     if !block.is_null() && !is_fresh {
-        // SAFETY: the block is the caller's, and at least that large.
+        // SAFETY: the block was just allocated, and has at least `size` bytes.
         unsafe { block.write_bytes(0, size) };
     }
     block
 }
 
-/// A block of class `class` to be used for `size` bytes, and whether it is known to read as zeroes.
+/// Allocates a block of class `class` for `size` bytes. Also returns whether the block is known to
+/// read as zeroes.
 #[inline(always)]
 fn alloc_from(class: usize, size: usize) -> (*mut u8, bool) {
     let offset = (FIRST_SLOT + class) * 8;
-    // SAFETY: the offset is a cache's, which lies in the units.
+    // SAFETY: every unit has a word for the class's cache at this offset.
     let mut block = unsafe { units().pop_fast(offset) };
     if block.is_null() {
         block = alloc_slow(offset, size);
     }
     let has_own_slab = class >= BY_EIGHTHS && !block.is_null();
-    // SAFETY: a block of these classes is the only object of its slab, and this thread has it.
+    // SAFETY: a block of these classes is the only object of its slab, and was just allocated to
+    // this thread.
     (block, has_own_slab && unsafe { Slab::take_fresh(block) })
 }
 
@@ -259,64 +288,67 @@ extern "C" fn alloc_slow(offset: usize, size: usize) -> *mut u8 {
     })
 }
 
-/// Bytes that were asked for when a block of class `class` was allocated, where that is known: its
-/// cache is debugged.
+/// Returns how many bytes were asked for when a block of class `class` was allocated, or `None` if
+/// its cache is not debugged.
 ///
 /// # Safety
 ///
-/// The block is the caller's, of that class.
+/// The caller owns the block, which is of that class.
 pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that it owns the block and that the block is of this class.
     by_slot(FIRST_SLOT + class).and_then(|cache| unsafe { cache.requested(block) })
 }
 
-/// Notes that a block of class `class` is used for `size` bytes from now on, where its cache is
-/// debugged: what is behind becomes red zone.
+/// Records that a block of class `class` is used for `size` bytes from now on, so that the red zone
+/// begins behind them. Does nothing if its cache is not debugged.
 ///
 /// # Safety
 ///
-/// As for [`requested`].
+/// The caller owns the block, which is of that class.
 pub unsafe fn set_requested(block: *mut u8, class: usize, size: usize) {
     if let Some(cache) = by_slot(FIRST_SLOT + class) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that it owns the block and that the block is of this class.
         unsafe { cache.set_requested(block, size) };
     }
 }
 
-/// Takes back a block of class `class`.
+/// Frees a block of class `class`. Costs one critical section on the common path.
 ///
 /// # Safety
 ///
-/// The block is the caller's, of that class.
+/// The caller owns the block, which is of that class, and gives it up.
 #[inline(always)]
 pub unsafe fn free_class(block: *mut u8, class: usize) {
     let offset = (FIRST_SLOT + class) * 8;
-    // SAFETY: the offset is a cache's; the block is given up.
+    // SAFETY: every unit has a word for the class's cache at this offset. The caller gives the
+    // block up.
     if !unsafe { units().push_fast(offset, block) } {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller gives the block up, which is of the cache at this offset.
         unsafe { free_slow(block, offset) };
     }
 }
 
+/// Frees a block when the common path could not.
+///
 /// # Safety
 ///
-/// As for [`free_class`].
+/// The caller owns the block, which is of the cache whose words are at `offset`, and gives it up.
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn free_slow(block: *mut u8, offset: usize) {
     if let Some(cache) = by_slot(offset / 8) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller gives the block up, which is of this cache.
         unsafe { cache.free_slow(block) };
     }
 }
 
-/// Returns for how many nodes each class counts its events; 0 before [`init`].
+/// Returns for how many nodes each class counts its events. Returns 0 before [`init`].
 pub fn nodes() -> usize {
     by_slot(FIRST_SLOT).map_or(0, |cache| cache.nodes().len())
 }
 
-/// Makes the class's cache, fills in its row of the statistics segment, and has the class's slow paths count in
-/// `events`, the words of each node, from now on. Moves there what they counted before.
+/// Makes the class's cache and fills in its row of the statistics segment. From now on the class's
+/// slow paths count in `events`, one element for each node. Moves there what they counted before.
 pub fn describe(class: usize, row: &ClassRow, events: &'static [NodeEvents]) {
     if let Some(cache) = cache_of(FIRST_SLOT + class) {
         row.size.store(cache.size as u32, Relaxed);
@@ -327,8 +359,8 @@ pub fn describe(class: usize, row: &ClassRow, events: &'static [NodeEvents]) {
     }
 }
 
-/// Bytes in blocks in use, those in CPUs' and barns' sheaves included. Walks the partial slabs
-/// under their locks.
+/// Returns how many bytes are in blocks in use. Blocks in CPUs' and barns' sheaves count as in use.
+/// Takes the nodes' locks and walks their partial slabs.
 pub fn in_use() -> usize {
     (0..CLASSES)
         .filter_map(|class| by_slot(FIRST_SLOT + class))
@@ -343,13 +375,13 @@ pub fn in_use() -> usize {
         .sum()
 }
 
-/// Whether blocks of class `class` are checked, because the process was started with debugging or
-/// hardening. True also as long as nobody has asked for a block of the class.
+/// Returns whether blocks of class `class` are checked, because the process was started with
+/// debugging or hardening. Also returns true until the class's cache is made.
 pub fn checks(class: usize) -> bool {
     by_slot(FIRST_SLOT + class).is_none_or(Cache::checks)
 }
 
-/// The name of the cache that the page map's `entry` stands for.
+/// Returns the name of the cache that the page map's `entry` stands for.
 pub fn name_of_entry(entry: u16) -> Option<&'static str> {
     by_slot(usize::from(entry)).map(Cache::name)
 }

@@ -1,18 +1,21 @@
-//! Memory pools: a reserve for when the system has no more.
+//! Memory pools: a reserve of objects for when the system has no memory.
 //!
-//! # Who may touch what
+//! # Who may access which word
 //!
-//! | | written | read |
+//! | word | written | read |
 //! |---|---|---|
-//! | `reserve`, `wanted` | under the pool's lock | under it |
-//! | `missing` | under it | by every free |
-//! | `arrivals`, `waiting` | by anyone, sequentially consistent | by anyone |
+//! | `reserve`, `wanted` | under the pool's lock | under the pool's lock |
+//! | `missing` | under the pool's lock | by every free |
+//! | `arrivals`, `waiting` | by any thread, sequentially consistent | by any thread |
 //!
-//! Invariant, outside the lock: `missing` = `wanted` − objects in the reserve. A free that finds nothing missing goes to the cache.
-//! It may look a moment too early or too late at what others do, but not at what has happened to its own object: if that came
-//! from the reserve, the free comes after the moment at which it went missing, for the object was handed on from there.
+//! Invariant while the lock is free: `missing` = `wanted` − objects in the reserve. A free that
+//! reads `missing` as 0 gives its object to the cache. `missing` is read without the lock, so the
+//! read may miss changes by other threads. It cannot miss the change that took the object being
+//! freed out of the reserve, because the thread that took it handed the object on after that
+//! change.
 //!
-//! The locks are few and shared between pools, so that a fork can take them all: a pool may lie anywhere, these lie here.
+//! A pool may lie at any address, but a fork must find all locks. So pools share a fixed set of
+//! locks, which lie in this module.
 
 use super::KmemCache;
 use super::bundle::Bundle;
@@ -27,18 +30,20 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU32, AtomicUsize};
 use core::time::Duration;
 
-/// Pools made one after the other have different locks, up to this many.
+/// Number of locks that the pools share, in turn.
 const LOCKS: usize = 16;
 static LOCK: [Lock<()>; LOCKS] = [const { Lock::new(()) }; LOCKS];
 
-/// How long a waiter sleeps at most before it asks the cache again: memory may be there that nobody has freed to the pool.
+/// The longest sleep of a waiter before it asks the cache again: the system may have memory again
+/// although no object was freed to the pool.
 const NAP: Duration = Duration::from_millis(100);
 
-/// A reserve of objects of a cache, as the kernel's `mempool_t`: whoever frees what it took gets at least one of `n` objects at a
-/// time, also when the system has no memory.
+/// A reserve of a cache's objects, like the kernel's `mempool_t`: up to `n` objects at a time can
+/// be had even when the system has no memory, provided that each user frees what it took.
 ///
-/// For work that frees memory and needs some to do so. [`alloc`](Self::alloc) asks the cache first and the reserve last;
-/// [`free`](Self::free) fills the reserve first.
+/// For code that needs memory in order to free memory. [`alloc`](Self::alloc) asks the cache first,
+/// and takes from the reserve only if the cache has nothing. [`free`](Self::free) fills the reserve
+/// first.
 ///
 /// ```
 /// use pinfold::slab::{KmemCache, MemPool};
@@ -54,11 +59,11 @@ const NAP: Duration = Duration::from_millis(100);
 /// ```
 pub struct MemPool<'c> {
     cache: &'c KmemCache,
-    /// How many objects the reserve lacks.
+    /// Number of objects that the reserve lacks.
     missing: AtomicUsize,
-    /// Changes when an object has come to the reserve.
+    /// Changes each time an object comes to the reserve. Waiters sleep on this word.
     arrivals: AtomicU32,
-    /// Threads in [`alloc_wait`](Self::alloc_wait).
+    /// Number of threads in [`alloc_wait`](Self::alloc_wait).
     waiting: AtomicU32,
     lock: &'static Lock<()>,
     state: UnsafeCell<State>,
@@ -69,15 +74,18 @@ struct State {
     wanted: usize,
 }
 
-// SAFETY: the state is touched under the pool's lock only; the rest is atomic, or never changes.
+// SAFETY: the state is accessed only under the pool's lock. The other fields are atomic, or never
+// change.
 unsafe impl Sync for MemPool<'_> {}
 
 impl<'c> MemPool<'c> {
-    /// Sets `n` objects of `cache` aside. Costs as [`KmemCache::prefill`].
+    /// Makes a pool with `n` objects of `cache` in reserve.
+    ///
+    /// Costs as much as [`KmemCache::prefill`].
     ///
     /// # Errors
     ///
-    /// [`OutOfMemory`].
+    /// [`OutOfMemory`] when the system has no memory for all of them.
     #[doc(alias = "mempool_create")]
     pub fn new(cache: &'c KmemCache, n: usize) -> Result<MemPool<'c>, OutOfMemory> {
         static MADE: AtomicUsize = AtomicUsize::new(0);
@@ -98,39 +106,46 @@ impl<'c> MemPool<'c> {
         }
     }
 
-    /// An object: from the cache, or where that has no memory, from the reserve. `None` when the reserve is empty too.
+    /// Allocates an object from the cache, or from the reserve if the cache has no memory. Returns
+    /// `None` if the reserve is empty too.
     ///
-    /// Costs as [`KmemCache::alloc`]; with the reserve, the cache's slow path and a lock.
+    /// Costs as much as [`KmemCache::alloc`]. With the reserve, costs the cache's slow path and a
+    /// lock.
     #[doc(alias = "mempool_alloc")]
     #[inline]
     pub fn alloc(&self) -> Option<NonNull<u8>> {
         self.cache.alloc().or_else(|| self.alloc_preallocated())
     }
 
-    /// An object from the reserve, also when the cache has some. `None` when the reserve is empty, or in a signal handler that has
-    /// interrupted this pool.
+    /// Allocates an object from the reserve, even if the cache has memory.
+    ///
+    /// Returns `None` if the reserve is empty, or in a signal handler that interrupted the holder
+    /// of a lock it would have to wait for. Costs a lock.
     #[doc(alias = "mempool_alloc_preallocated")]
     #[cold]
     pub fn alloc_preallocated(&self) -> Option<NonNull<u8>> {
         let descriptor = self.cache.descriptor;
         loop {
             let object = self.locked(|state| state.reserve.pop()).flatten()?;
-            // SAFETY: it was in nobody's hands.
+            // SAFETY: `pop` took the object out of the reserve, so this thread owns it.
             if !descriptor.checks() || unsafe { descriptor.leave_reserve(object.as_ptr()) } {
                 return Some(object);
             }
         }
     }
 
-    /// An object, for which it waits when there is none: until somebody frees one, or the system has memory again.
+    /// Allocates an object. If there is none, waits until one is freed to the pool or the system
+    /// has memory again.
     ///
-    /// Wait only while others hold objects that they will free without waiting here, as with the kernel's. Not for signal handlers.
+    /// Wait only while other threads hold objects that they will free without waiting here, as with
+    /// the kernel's pools. A signal handler must not call this.
     #[doc(alias = "mempool_alloc")]
     pub fn alloc_wait(&self) -> NonNull<u8> {
         if let Some(object) = self.alloc() {
             return object;
         }
-        // Sequentially consistent, as in `free_slow`: either that sees the waiter, or this the arrival.
+        // Sequentially consistent, as in `free_slow`: either the free sees this waiter, or this
+        // thread sees the free's new value of `arrivals`.
         self.waiting.fetch_add(1, SeqCst);
         let object = loop {
             let arrivals = self.arrivals.load(SeqCst);
@@ -143,24 +158,25 @@ impl<'c> MemPool<'c> {
         object
     }
 
-    /// Takes an object back, into the reserve if that lacks one, else into the cache. Costs one load more than
-    /// [`KmemCache::free`] while the reserve is whole.
+    /// Frees an object: into the reserve if that lacks one, else into the cache.
+    ///
+    /// Costs one load more than [`KmemCache::free`] while the reserve is full.
     ///
     /// # Safety
     ///
-    /// The object came from this pool or its cache, and nobody uses it any more.
+    /// The object came from this pool or its cache, and the caller gives it up.
     #[doc(alias = "mempool_free")]
     #[inline]
     pub unsafe fn free(&self, object: NonNull<u8>) {
-        // Relaxed: see the module's invariant.
+        // Relaxed: the module's invariant explains why an old value does no harm.
         if self.missing.load(Relaxed) != 0 && self.free_slow(object) {
             return;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the object is of this cache, and gives it up.
         unsafe { self.cache.free(object) };
     }
 
-    /// Whether the reserve took the object.
+    /// Puts the object into the reserve. Returns false if the reserve did not take it.
     #[cold]
     fn free_slow(&self, object: NonNull<u8>) -> bool {
         let descriptor = self.cache.descriptor;
@@ -168,9 +184,9 @@ impl<'c> MemPool<'c> {
             if state.reserve.len() >= state.wanted {
                 return false;
             }
-            // SAFETY: who frees it has given it up.
+            // SAFETY: the caller of `free` gave the object up.
             if descriptor.checks() && !unsafe { descriptor.enter_reserve(object.as_ptr()) } {
-                // The cache says what is wrong with it.
+                // `free` then passes the object to the cache, which reports what is wrong with it.
                 return false;
             }
             state.reserve.push(object).is_ok()
@@ -185,12 +201,16 @@ impl<'c> MemPool<'c> {
         true
     }
 
-    /// Keeps `n` objects from now on: fetches what is missing, or gives back what is too much.
+    /// Changes the reserve to `n` objects: fetches what is missing, or gives back what is too much.
+    ///
+    /// Costs as much as [`KmemCache::prefill`] of the missing objects, and a lock for each object
+    /// that is fetched or given back.
     ///
     /// # Errors
     ///
-    /// [`OutOfMemory`]. Where there was no memory to keep count of so many, the reserve is as before; else it has what there
-    /// was, and fills up from what is freed.
+    /// [`OutOfMemory`] when the system has no memory, or in a signal handler that is refused the
+    /// pool's lock. If there was no memory for the records of `n` objects, the reserve is unchanged.
+    /// Otherwise the reserve has what could be fetched, and later frees fill it.
     #[doc(alias = "mempool_resize")]
     pub fn resize(&self, n: usize) -> Result<(), OutOfMemory> {
         let has_room = |state: &mut State| {
@@ -201,10 +221,11 @@ impl<'c> MemPool<'c> {
         if self.locked(has_room) != Some(true) {
             return Err(OutOfMemory);
         }
-        // Objects come and go without the lock: a cache that checks may have something to report.
+        // Objects are freed and allocated without the lock, because a cache that checks may call a
+        // report handler.
         let too_much = |state: &mut State| (state.reserve.len() > n).then(|| state.reserve.pop());
         while let Some(object) = self.locked(too_much).flatten().flatten() {
-            // SAFETY: it came from this cache and was in nobody's hands.
+            // SAFETY: `pop` took the object out of the reserve, so this thread owns it.
             unsafe { self.give_back(object) };
         }
         while self.locked(|state| state.reserve.len() < n) == Some(true) {
@@ -214,7 +235,7 @@ impl<'c> MemPool<'c> {
                 wanted && state.reserve.push(object).is_ok()
             };
             if self.locked(push) != Some(true) {
-                // SAFETY: it came from this cache just now.
+                // SAFETY: `alloc` above returned the object, and the reserve did not take it.
                 unsafe { self.cache.free(object) };
                 break;
             }
@@ -222,41 +243,44 @@ impl<'c> MemPool<'c> {
         Ok(())
     }
 
-    /// Gives an object of the reserve to the cache.
+    /// Gives an object that was taken out of the reserve to the cache.
     ///
     /// # Safety
     ///
-    /// It is nobody's any more.
+    /// The object is of this cache, and the caller gives it up.
     unsafe fn give_back(&self, object: NonNull<u8>) {
         let descriptor = self.cache.descriptor;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller took the object out of the reserve and owns it.
         if !descriptor.checks() || unsafe { descriptor.leave_reserve(object.as_ptr()) } {
-            // SAFETY: as above.
+            // SAFETY: the caller gives the object up, which is of this cache.
             unsafe { self.cache.free(object) };
         }
     }
 
-    /// How many objects the reserve has at this moment. Takes the pool's lock.
+    /// Returns how many objects are in the reserve now. Takes the pool's lock. Returns 0 in a
+    /// signal handler that is refused the lock.
     pub fn kept(&self) -> usize {
         self.locked(|state| state.reserve.len()).unwrap_or(0)
     }
 
-    /// How many it keeps when it is whole. Takes the pool's lock.
+    /// Returns how many objects the full reserve has. Takes the pool's lock. Returns 0 in a signal
+    /// handler that is refused the lock.
     pub fn wanted(&self) -> usize {
         self.locked(|state| state.wanted).unwrap_or(0)
     }
 
-    /// The cache behind it.
+    /// Returns the pool's cache.
     pub fn cache(&self) -> &'c KmemCache {
         self.cache
     }
 
-    /// `None` when the calling thread has the lock in a frame that a signal interrupted.
+    /// Calls `f` under the pool's lock, and then updates `missing`. Returns `None` if this is a
+    /// signal handler that interrupted the holder of a lock it would have to wait for.
     fn locked<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
         let held =
             |thread| LOCK.iter().any(|lock| lock.is_held_by(thread)) || cache::is_lock_held(thread);
         let _held = self.lock.lock_unless(held)?;
-        // SAFETY: the lock is held.
+        // SAFETY: the lock is held, so no other thread accesses the state.
         let state = unsafe { &mut *self.state.get() };
         let answer = f(state);
         let missing = state.wanted.saturating_sub(state.reserve.len());
@@ -270,10 +294,10 @@ impl Drop for MemPool<'_> {
         while self.cache.descriptor.checks()
             && let Some(object) = self.state.get_mut().reserve.pop()
         {
-            // SAFETY: it came from this cache, and nobody has it.
+            // SAFETY: `pop` took the object out of the reserve, so this thread owns it.
             unsafe { self.give_back(object) };
         }
-        // SAFETY: they came from this cache, and nobody has them.
+        // SAFETY: the reserve's objects came from this cache, and no thread has them.
         unsafe { self.state.get_mut().reserve.give_back(self.cache) };
     }
 }

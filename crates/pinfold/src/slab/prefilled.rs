@@ -1,4 +1,4 @@
-//! Prefilled sheaves: a number of objects that is certain.
+//! Prefilled sheaves: objects fetched in advance, for allocations that must not fail.
 
 use super::KmemCache;
 use super::bundle::Bundle;
@@ -17,10 +17,12 @@ impl fmt::Display for OutOfMemory {
 
 impl core::error::Error for OutOfMemory {}
 
-/// Objects of a cache, set apart for one owner: the next [`len`](Self::len) allocations cannot fail, and wait for nothing.
+/// Objects of a cache that are reserved for one owner: the next [`len`](Self::len) allocations
+/// cannot fail, and do not wait.
 ///
-/// For a section that must not fail halfway: what it will need at most is fetched before it begins. It may be sent to another
-/// thread. What is left goes back to the cache when it is dropped (the kernel's `kmem_cache_return_sheaf`).
+/// For code that must not fail halfway: it fetches all the objects that it may need before it
+/// begins. A `Prefilled` may be sent to another thread. When it is dropped, the remaining objects
+/// go back to the cache (the kernel's `kmem_cache_return_sheaf`).
 ///
 /// ```
 /// use pinfold::slab::KmemCache;
@@ -44,13 +46,15 @@ pub struct Prefilled<'c> {
 }
 
 impl KmemCache {
-    /// Sets `n` objects apart, any number, for allocations that must not fail.
+    /// Reserves `n` objects for allocations that must not fail. `n` may be any number.
     ///
-    /// Costs as [`alloc_bulk`](Self::alloc_bulk) does, and a block of 1 KiB for each 125 objects.
+    /// Costs as much as [`alloc_bulk`](Self::alloc_bulk), and a block of 1 KiB for each 125
+    /// objects.
     ///
     /// # Errors
     ///
-    /// [`OutOfMemory`]; nothing is kept then.
+    /// [`OutOfMemory`] when the system has no memory for all of them. The cache then keeps all its
+    /// objects.
     #[doc(alias = "kmem_cache_prefill_sheaf")]
     pub fn prefill(&self, n: usize) -> Result<Prefilled<'_>, OutOfMemory> {
         let mut prefilled = Prefilled {
@@ -63,37 +67,42 @@ impl KmemCache {
 }
 
 impl<'c> Prefilled<'c> {
-    /// The cache that they came from.
+    /// Returns the cache that the objects come from.
     pub fn cache(&self) -> &'c KmemCache {
         self.cache
     }
 
-    /// An object, uninitialised unless the cache has a constructor; `None` only when [`len`](Self::len) is 0. Some ten instructions:
-    /// no lock, no system call, no critical section.
+    /// Takes an object. Returns `None` only if [`len`](Self::len) is 0.
     ///
-    /// Give it back by [`KmemCache::free`].
+    /// The object is uninitialised unless the cache has a constructor. Costs about ten
+    /// instructions: no lock, no system call, no critical section.
+    ///
+    /// Free the object by [`KmemCache::free`].
     #[doc(alias = "kmem_cache_alloc_from_sheaf")]
     #[inline]
     pub fn alloc(&mut self) -> Option<NonNull<u8>> {
         self.objects.pop()
     }
 
-    /// How many allocations are certain.
+    /// Returns how many allocations cannot fail.
     pub fn len(&self) -> usize {
         self.objects.len()
     }
 
-    /// Whether none is.
+    /// Returns whether no object is left.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Fetches what is missing for `n` certain allocations. Costs as [`KmemCache::prefill`] for as many as are missing; nothing when
-    /// there are `n` already.
+    /// Fetches objects until at least `n` allocations cannot fail.
+    ///
+    /// Costs as much as [`KmemCache::prefill`] of the missing objects, and nothing if none is
+    /// missing.
     ///
     /// # Errors
     ///
-    /// [`OutOfMemory`]; there are as many objects then as before, or more.
+    /// [`OutOfMemory`] when the system has no memory for all of them. There are then at least as
+    /// many objects as before.
     #[doc(alias = "kmem_cache_refill_sheaf")]
     pub fn refill(&mut self, n: usize) -> Result<(), OutOfMemory> {
         match self.objects.fill(self.cache, n) {
@@ -105,7 +114,7 @@ impl<'c> Prefilled<'c> {
 
 impl Drop for Prefilled<'_> {
     fn drop(&mut self) {
-        // SAFETY: they came from this cache, and nobody else has had them.
+        // SAFETY: the bundle's objects came from this cache, and were never given out.
         unsafe { self.objects.give_back(self.cache) };
     }
 }

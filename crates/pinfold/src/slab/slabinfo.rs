@@ -1,28 +1,31 @@
-//! Text in the form of `/proc/slabinfo`, version 2.1: what `slabtop` and its like read.
+//! Text in the form of `/proc/slabinfo`, version 2.1, which tools such as `slabtop` read.
 //!
-//! docs/slabinfo.md says what each column means here.
+//! docs/slabinfo.md explains what each column means here.
 
 use super::KmemCache;
 use super::info::{Info, caches};
 use core::fmt::{self, Write};
 
-/// The kernel's header, in its own spacing.
+/// The kernel's header, with its spacing.
 const HEADER: &str = "slabinfo - version: 2.1\n\
     # name            <active_objs> <num_objs> <objsize> <objperslab> <pagesperslab> \
     : tunables <limit> <batchcount> <sharedfactor> \
     : slabdata <active_slabs> <num_slabs> <sharedavail>\n";
 
-/// Bytes of the column of names.
+/// Width of the column of names, in bytes.
 const NAME_WIDTH: usize = 17;
 
-/// All caches, or one, as text: two header lines, then a line for each cache. Numbers are read while it is written, cache by
-/// cache; nothing is allocated, and no lock is held while text is written.
+/// The caches as text: two header lines, then a line for each cache.
+///
+/// Each cache is read when its line is written. Writing allocates nothing, and holds no lock while
+/// it writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Slabinfo {
     only: Option<Info>,
 }
 
-/// All caches in the form of `/proc/slabinfo`, version 2.1.
+/// Returns all caches in the form of `/proc/slabinfo`, version 2.1. Costs nothing until it is
+/// written.
 ///
 /// ```
 /// print!("{}", pinfold::slab::slabinfo());
@@ -33,14 +36,15 @@ pub fn slabinfo() -> Slabinfo {
 }
 
 impl Info {
-    /// This cache in the form of `/proc/slabinfo`, with its header. Only that of a destroyed one.
+    /// Returns this cache in the form of `/proc/slabinfo`, with the header. If the cache is
+    /// destroyed, the text is only the header.
     pub fn slabinfo(&self) -> Slabinfo {
         Slabinfo { only: Some(*self) }
     }
 }
 
 impl KmemCache {
-    /// This cache in the form of `/proc/slabinfo`, with its header.
+    /// Returns this cache in the form of `/proc/slabinfo`, with the header.
     pub fn slabinfo(&self) -> Slabinfo {
         self.info().slabinfo()
     }
@@ -56,7 +60,7 @@ impl fmt::Display for Slabinfo {
     }
 }
 
-/// Writes a cache's line, if the cache is still there.
+/// Writes a cache's line. Writes nothing if the cache was destroyed.
 fn write_line(info: Info, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let (cache, usage) = (info.cache, info.usage());
     if info.is_destroyed() {
@@ -72,7 +76,7 @@ fn write_line(info: Info, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         cache.per_slab,
         info.pages_per_slab()
     )?;
-    // A CPU has two sheaves, and moves one of them at once.
+    // The limit is two sheaves, which each CPU may have; the batch is one sheaf.
     let (capacity, barn) = info.sheaves();
     write!(f, " : tunables {:4} {capacity:4} {barn:4}", 2 * capacity)?;
     writeln!(
@@ -84,8 +88,9 @@ fn write_line(info: Info, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     )
 }
 
-/// Writes a name as one word of printable ASCII, which the format needs, padded to its column. What is not becomes an underscore, and
-/// so does a leading `#`, which would make the line a comment.
+/// Writes a name as one word of printable ASCII, which the format needs, padded to its column.
+/// Replaces other characters by underscores, and also a leading `#`, which would make the line a
+/// comment.
 fn write_name(name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let name = if name.is_empty() { "(unnamed)" } else { name };
     let mut length = 0;

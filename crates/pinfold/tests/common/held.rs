@@ -1,13 +1,13 @@
-//! Objects whose every byte is known to who holds them.
+//! Objects filled with a pattern, so that their holder notices every changed byte.
 
 use pinfold::slab::{DebugFlags, KmemCache, MemPool};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-/// What a constructor leaves in its objects.
+/// The byte that a constructor leaves in its objects.
 const MADE: u8 = 0x11;
 
-/// What a cache is to be.
+/// The settings of a cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub size: usize,
@@ -47,7 +47,7 @@ impl Kind {
     }
 }
 
-/// A cache and what is known of it.
+/// A cache and its settings.
 pub struct Store {
     pub cache: KmemCache,
     pub kind: Kind,
@@ -59,9 +59,9 @@ impl Store {
     pub fn new(name: &str, kind: Kind) -> Store {
         /// # Safety
         ///
-        /// The object is `SIZE` bytes large.
+        /// The caller owns the object, which has `SIZE` bytes.
         unsafe fn construct<const SIZE: usize>(object: *mut u8) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the object has `SIZE` bytes.
             unsafe { object.write_bytes(MADE, SIZE) };
         }
         let layout = Layout::from_size_align(kind.size, kind.align).unwrap();
@@ -70,7 +70,7 @@ impl Store {
             builder = builder.hardened(true);
         }
         if kind.constructed {
-            // SAFETY: each is for objects of its size.
+            // SAFETY: each constructor writes as many bytes as the cache's objects have.
             builder = unsafe {
                 match kind.size {
                     40 => builder.constructor(construct::<40>),
@@ -81,7 +81,7 @@ impl Store {
             };
         }
         let cache = builder.build().unwrap();
-        // Also if the environment has hardened it.
+        // The environment may harden a cache too.
         let zeroed = cache.info().is_hardened() && !kind.constructed;
         Store {
             cache,
@@ -90,7 +90,7 @@ impl Store {
         }
     }
 
-    /// Fills an object that has just been allocated, after a look at what it was.
+    /// Checks the bytes of an object that was just allocated, and fills it.
     pub fn hold(&self, at: NonNull<u8>, tag: u64) -> Held {
         assert_eq!(
             at.as_ptr() as usize % self.kind.align,
@@ -111,7 +111,7 @@ impl Store {
         held
     }
 
-    /// Checks that nobody wrote to an object, and leaves it as it is to be freed.
+    /// Checks that an object is unchanged, and leaves it as a free object must be.
     pub fn give_up(&self, held: &Held) -> NonNull<u8> {
         self.check(held);
         if self.kind.constructed {
@@ -120,7 +120,7 @@ impl Store {
         held.at
     }
 
-    /// Checks that nobody wrote to an object.
+    /// Checks that an object is unchanged.
     pub fn check(&self, held: &Held) {
         for (nth, bytes) in self.bytes(held.at).chunks(8).enumerate() {
             let word = held.word(nth);
@@ -138,7 +138,7 @@ impl Store {
     /// Frees an object.
     pub fn free(&self, held: Held) {
         let object = self.give_up(&held);
-        // SAFETY: it came from this cache and is given up.
+        // SAFETY: the object came from this cache, and `held` gave it up.
         unsafe { self.cache.free(object) };
     }
 
@@ -159,23 +159,23 @@ impl Store {
         reason = "the bytes are the object's, not the store's"
     )]
     fn bytes(&self, at: NonNull<u8>) -> &mut [u8] {
-        // SAFETY: the object is the caller's, of this cache, and that large.
+        // SAFETY: the caller owns the object, which is of this cache and has this many bytes.
         unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), self.cache.object_size()) }
     }
 }
 
-/// An object that is filled with a pattern which its tag determines.
+/// An object filled with a pattern that its tag and its address determine.
 #[derive(Debug)]
 pub struct Held {
     pub at: NonNull<u8>,
     tag: u64,
 }
 
-// SAFETY: it is owned memory.
+// SAFETY: a `Held` owns its object, which any thread may use.
 unsafe impl Send for Held {}
 
 impl Held {
-    /// What the `nth` word holds.
+    /// Returns the content of the `nth` word.
     fn word(&self, nth: usize) -> [u8; 8] {
         let place = self.at.as_ptr() as u64;
         (self.tag ^ place)
@@ -185,12 +185,12 @@ impl Held {
     }
 }
 
-/// An object as [`Store::hold`] filled it, by its address alone: all with the same tag.
+/// Returns an object that [`Store::hold`] filled, by its address and the tag.
 pub fn found_again(at: NonNull<u8>, tag: u64) -> Held {
     Held { at, tag }
 }
 
-/// A reserve, and which store it is of.
+/// A memory pool, and the number of the store that it belongs to.
 pub struct Pool {
     pub pool: MemPool<'static>,
     pub of: usize,

@@ -1,17 +1,18 @@
-//! Objects that show when they were freed under a reader.
+//! Objects that show whether they were freed under a reader.
 
 use pinfold::slab::KmemCache;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Whether what waits can be flushed: else the tests' caches keep their objects.
+/// Returns whether deferred objects can be flushed. If not, the tests' caches keep their objects.
 pub fn can_fence() -> bool {
     pinfold_rseq::init(pinfold_rseq::Index::Cid) == pinfold_rseq::Backend::Atomic
         || pinfold_rseq::fence().is_ok()
 }
 
-/// What readers look at: a number that no other object ever had, twice, and who frees it destroys both.
+/// An object that readers look at. It holds a number that no other object ever had, several times.
+/// `number` replaces all of them.
 pub struct Item {
     canary: AtomicU64,
     again: [AtomicU64; 7],
@@ -25,10 +26,10 @@ pub fn make(cache: &KmemCache) -> NonNull<u8> {
     object
 }
 
-/// Gives an object its number; whoever still looks at what was there before sees that it is gone.
+/// Gives an object a new number. A reader that still looks at the object's old content notices.
 pub fn number(object: NonNull<u8>) {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
-    // SAFETY: an object is large enough for an item, and any bits are one.
+    // SAFETY: an object is as large as an `Item`, whose words are valid for any bits.
     let item = unsafe { object.cast::<Item>().as_ref() };
     item.canary.store(DEAD, Relaxed);
     let number = NUMBER.fetch_add(1, Relaxed);
@@ -38,7 +39,7 @@ pub fn number(object: NonNull<u8>) {
     item.canary.store(number, Relaxed);
 }
 
-/// Looks at an item several times over: it is the same all the time.
+/// Reads an item several times, and checks that it does not change.
 pub fn look(item: &Item, looks: u64) {
     let number = item.canary.load(Relaxed);
     assert_ne!(number, DEAD, "a reader sees a freed object");

@@ -1,4 +1,4 @@
-//! What the tests of counters share.
+//! Parts that several tests share.
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub mod held;
@@ -8,7 +8,7 @@ pub mod timer;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A sequence of numbers that look random; the same for the same seed.
+/// A sequence of pseudorandom numbers, the same for the same seed.
 pub struct Random(u64);
 
 impl Random {
@@ -25,13 +25,15 @@ impl Random {
 }
 
 pub fn cpus() -> usize {
-    // SAFETY: no preconditions. Not the affinity, which `pin` changes.
+    // Not the affinity, which `pin` changes.
+    // SAFETY: `sysconf` has no preconditions.
     unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize }
 }
 
-/// Moves the thread to the `nth` CPU; does nothing where that is not allowed.
+/// Moves the thread to the `nth` CPU. Does nothing where that is not allowed.
 pub fn pin(nth: usize) {
-    // SAFETY: cpu_set_t is plain integers.
+    // SAFETY: `cpu_set_t` is plain integers, for which zeroes are valid, and the kernel only reads
+    // the set.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(nth % cpus(), &mut set);
@@ -39,13 +41,13 @@ pub fn pin(nth: usize) {
     }
 }
 
-/// A number from the environment, for long runs of a test.
+/// Returns a number from the environment, for long runs of a test.
 pub fn from_environment(name: &str, default: u64) -> u64 {
     let value = std::env::var(name).ok();
     value.map_or(default, |value| value.parse().expect("a number"))
 }
 
-/// Sets the flag when dropped, so that a test that fails stops its threads.
+/// Sets the flag when it is dropped, so that a failing test stops its threads.
 pub struct StopAtEnd<'f>(pub &'f AtomicBool);
 
 impl Drop for StopAtEnd<'_> {

@@ -1,4 +1,4 @@
-//! Signals at a thread, again and again.
+//! A timer that interrupts one thread with signals.
 
 use std::ptr::null_mut;
 
@@ -6,9 +6,12 @@ use std::ptr::null_mut;
 pub struct Timer(libc::timer_t);
 
 impl Timer {
-    /// Every so many microseconds, less than a second; never for 0. A timer of the process would interrupt its first thread, mostly.
+    /// Sends a signal every `microseconds`, which are less than a second; 0 sends none. The timer
+    /// is bound to the thread, because the kernel sends the signals of a process's timer mostly to
+    /// the first thread.
     pub fn start(signal: i32, handler: extern "C" fn(libc::c_int), microseconds: u64) -> Timer {
-        // SAFETY: the handlers of these tests use what handlers may use: that is what is tested.
+        // SAFETY: the structures live through the calls, and zeroes are valid for them. The tests'
+        // handlers call only what is meant to work in handlers.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as *const () as usize;
@@ -37,7 +40,7 @@ impl Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        // SAFETY: made by `start`.
+        // SAFETY: `start` made the timer, and it is deleted once.
         unsafe { libc::timer_delete(self.0) };
     }
 }

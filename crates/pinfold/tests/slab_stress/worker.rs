@@ -1,4 +1,4 @@
-//! A thread of the stress: what it does at random.
+//! A thread of the stress test, which does random operations.
 
 use super::*;
 
@@ -76,7 +76,7 @@ impl Worker<'_> {
         match self.below(16) {
             0 => {
                 let object = store.give_up(&held);
-                // SAFETY: it came from this cache and is given up.
+                // SAFETY: the object came from this cache and is given up.
                 unsafe { store.cache.free_deferred(object) };
             }
             _ => store.free(held),
@@ -98,7 +98,7 @@ impl Worker<'_> {
             .iter()
             .map(|held| store.give_up(held).as_ptr())
             .collect();
-        // SAFETY: they came from this cache and are given up.
+        // SAFETY: the objects came from this cache and are given up.
         unsafe { store.cache.free_bulk(&objects) };
     }
 
@@ -124,7 +124,7 @@ impl Worker<'_> {
         if let Some(object) = object {
             let held = store.hold(object, self.tag());
             let object = store.give_up(&held);
-            // SAFETY: it came from this pool and is given up.
+            // SAFETY: the object came from this pool and is given up.
             unsafe { pool.free(object) };
         }
         if self.below(200) == 0 {
@@ -132,7 +132,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Hands an object to another thread, and takes one of another's.
+    /// Hands an object to another thread, and takes one from another thread.
     pub fn hand_on(&mut self) {
         let mut exchange = self.world.exchange.lock().unwrap();
         exchange.extend(self.held.pop());
@@ -151,7 +151,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Looks at what there is, which changes nothing.
+    /// Reads the state of the caches, which changes nothing.
     pub fn look_on(&mut self) {
         let at = self.below(self.held.len().max(1));
         if let Some((of, held)) = self.held.get(at) {
@@ -170,12 +170,13 @@ impl Worker<'_> {
         }
     }
 
-    /// What goes through everything.
+    /// Does what affects all threads: shrinks, flushes, ticks, forks, or makes and destroys a
+    /// cache.
     pub fn disturb(&mut self) {
         let of = self.below(KINDS.len());
         let cache = &self.world.stores[of].cache;
         match self.below(12) {
-            // A kernel that cannot fence shrinks nothing.
+            // Does nothing if the kernel cannot fence.
             0..3 => drop(cache.shrink()),
             3 => drop(cache.flush_deferred()),
             4 => drop(shrink_all()),
@@ -186,7 +187,7 @@ impl Worker<'_> {
         }
     }
 
-    /// A cache's whole life.
+    /// Makes a cache, uses it and destroys it.
     pub fn come_and_go(&mut self) {
         let kind = KINDS[self.below(KINDS.len())];
         let store = Store::new("stress-short", kind);
@@ -197,11 +198,10 @@ impl Worker<'_> {
             if self.below(3) == 0 {
                 let held = held.swap_remove(self.below(held.len()));
                 let object = store.give_up(&held);
-                // SAFETY: here and below: it came from this cache and is given up.
                 match self.below(4) {
-                    // SAFETY: as above.
+                    // SAFETY: the object came from this cache and is given up.
                     0 => unsafe { store.cache.free_deferred(object) },
-                    // SAFETY: as above.
+                    // SAFETY: the object came from this cache and is given up.
                     _ => unsafe { store.cache.free(object) },
                 }
             }
@@ -215,18 +215,19 @@ impl Worker<'_> {
         self.world.made.fetch_add(1, Relaxed);
     }
 
-    /// A child that has what this thread has, uses all caches, and exits.
+    /// Forks a child that uses all caches, frees what this thread holds, and exits.
     pub fn fork(&mut self) {
         FORKS.fetch_add(1, SeqCst);
         while AT_WORK.load(SeqCst) != 0 {
             std::thread::yield_now();
         }
-        // SAFETY: the child uses caches, and exits.
+        // SAFETY: the child uses only the caches, and leaves by `_exit`.
         let child = unsafe { libc::fork() };
         FORKS.fetch_sub(1, SeqCst);
         assert!(child >= 0, "no child");
         if child == 0 {
-            // SAFETY: no preconditions. A child that hangs ends.
+            // The alarm ends a child that hangs.
+            // SAFETY: `alarm` has no preconditions.
             unsafe { libc::alarm(60) };
             let fine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 for _ in 0..20 {
@@ -243,11 +244,11 @@ impl Worker<'_> {
                     self.world.stores[of].free(held);
                 }
             }));
-            // SAFETY: no preconditions.
+            // SAFETY: `_exit` has no preconditions.
             unsafe { libc::_exit(if fine.is_ok() { 0 } else { 7 }) };
         }
         let mut status = 0;
-        // SAFETY: `status` is writable.
+        // SAFETY: `status` is a live integer that the kernel may write to.
         let wait = |status: &mut i32| unsafe { libc::waitpid(child, status, 0) };
         while wait(&mut status) < 0 {}
         assert_eq!(status, 0, "a child failed");

@@ -1,6 +1,6 @@
-//! Reads `/proc/slabinfo`'s form back.
+//! Parses text in the form of `/proc/slabinfo`.
 
-/// A line, by the kernel's names of the columns.
+/// A line, with the kernel's names of the columns.
 #[derive(Debug, PartialEq)]
 pub struct Line {
     pub name: String,
@@ -15,7 +15,8 @@ pub struct Line {
     pub sharedavail: usize,
 }
 
-/// Reads text in `/proc/slabinfo`'s form, by columns as `slabtop` does, and insists on the kernel's exact spacing.
+/// Parses the text by columns, as `slabtop` does, and fails unless the spacing is exactly the
+/// kernel's.
 pub fn parse(text: &str) -> Vec<Line> {
     let mut lines = text.split_inclusive('\n');
     assert_eq!(lines.next(), Some("slabinfo - version: 2.1\n"));
@@ -51,12 +52,13 @@ fn parse_line(line: &str) -> Line {
     parsed
 }
 
-/// The kernel's own format strings, run by the C library.
+/// Formats a line with the kernel's own format string, by the C library.
 fn printed_by_the_kernel(line: &Line) -> String {
     let name = std::ffi::CString::new(line.name.as_str()).unwrap();
     let mut buffer = vec![0u8; 4096];
     let [limit, batchcount, shared] = line.tunables.map(|value| value as u32);
-    // SAFETY: the buffer is that long, and each argument has the type that its conversion names.
+    // SAFETY: the buffer has the length that is passed, and each argument has the type that its
+    // conversion names.
     let length = unsafe {
         libc::snprintf(
             buffer.as_mut_ptr().cast(),

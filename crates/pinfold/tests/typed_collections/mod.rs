@@ -1,4 +1,4 @@
-//! Caches as allocators.
+//! Caches as allocators of collections.
 
 use allocator_api2::alloc::{AllocError, Allocator};
 use allocator_api2::boxed::Box;
@@ -14,7 +14,7 @@ fn layout(size: usize, align: usize) -> Layout {
 #[test]
 fn vectors_boxes_and_maps_live_in_size_caches() {
     let mut numbers = Vec::new_in(Kmalloc);
-    // Through every class, runs and mappings, and back.
+    // The vector grows through every class, a run and a mapping, and shrinks back.
     numbers.extend(0..3_000_000u32);
     assert!(numbers.iter().zip(0..).all(|(&number, nth)| number == nth));
     for length in [2_000_000, 300_000, 10_000, 1000, 3, 0] {
@@ -38,7 +38,7 @@ fn vectors_boxes_and_maps_live_in_size_caches() {
     std::thread::scope(|scope| scope.spawn(move || drop((numbers, boxed))).join().unwrap());
 }
 
-/// Vectors from iterators: allocator-api2 has no `collect` that takes an allocator.
+/// Makes vectors from iterators, because `collect` in allocator-api2 takes no allocator.
 trait FromIterIn<T>: Sized {
     fn from_iter_in(items: impl IntoIterator<Item = T>, allocator: Kmalloc) -> Self;
 }
@@ -87,11 +87,12 @@ fn buffers_grow_within_their_object() {
     cache.destroy().unwrap();
 }
 
-/// Writes the whole block, and reads what was there as far as `known`.
+/// Checks that the first `known` bytes are `was`, and writes `now` to the whole block.
 fn fill(block: NonNull<[u8]>, layout: Layout, known: usize, was: u8, now: u8) {
     assert!(block.len() >= layout.size(), "{layout:?}");
     assert!((block.cast::<u8>().as_ptr() as usize).is_multiple_of(layout.align()));
-    // SAFETY: the block is ours; `known` bytes of it were written, and the rest is written here.
+    // SAFETY: the test owns the block. Its first `known` bytes were written before, and the others
+    // are written here.
     let bytes = unsafe {
         let start = block.cast::<u8>().as_ptr();
         start.add(known).write_bytes(now, block.len() - known);
@@ -112,12 +113,12 @@ fn blocks_of_every_layout_resize_to_every_other() -> Result<(), AllocError> {
         .flat_map(|align| sizes.map(|size| layout(size, align)))
         .collect();
     for &old in &layouts {
-        // Not all pairs of alignments, to be done in a second.
+        // Leaves out two thirds of the pairs, so that the test ends within a second.
         for &new in layouts.iter().skip(old.size() % 3).step_by(3) {
             let block = Kmalloc.allocate(old)?;
             fill(block, old, 0, 0, 0x5a);
             let (from, both) = (block.cast(), old.size().min(new.size()));
-            // SAFETY: the block is of `old`; which call it is depends on the sizes.
+            // SAFETY: the test owns the block, which is of layout `old`. The sizes choose the call.
             let resized = unsafe {
                 if new.size() >= old.size() {
                     Kmalloc.grow(from, old, new)?
@@ -126,9 +127,9 @@ fn blocks_of_every_layout_resize_to_every_other() -> Result<(), AllocError> {
                 }
             };
             fill(resized, new, both, 0x5a, 0xa5);
-            // Any size up to the block's own is as good.
+            // A block may be freed with any size up to its own.
             let end = layout(resized.len(), new.align());
-            // SAFETY: the block is ours.
+            // SAFETY: the test owns the block and gives it up; the layout fits it.
             unsafe { Kmalloc.deallocate(resized.cast(), end) };
         }
     }
@@ -143,22 +144,23 @@ fn zeroed_blocks_are_zero() -> Result<(), AllocError> {
         for allocator in &allocators[..if size <= 32 { 2 } else { 1 }] {
             let old = layout(size, 8);
             for _ in 0..3 {
-                // Blocks that were used come again.
+                // Frees a used block, which the next allocation may return.
                 let dirty = allocator.allocate(old)?;
                 fill(dirty, old, 0, 0, 0xff);
-                // SAFETY: the block is ours.
+                // SAFETY: the test owns the block and gives it up.
                 unsafe { allocator.deallocate(dirty.cast(), old) };
                 let block = allocator.allocate_zeroed(old)?;
                 fill(block, old, block.len(), 0, 0);
                 let new = if size == 8 { layout(32, 8) } else { old };
                 fill(block, old, 0, 0, 0x11);
-                // SAFETY: the block is ours.
+                // SAFETY: the test owns the block, which is of layout `old`.
                 let grown = unsafe { allocator.grow_zeroed(block.cast(), old, new)? };
-                // SAFETY: the block is ours, and was written as far as it was large.
+                // SAFETY: the test owns the block, and `fill` and `grow_zeroed` wrote all its
+                // bytes.
                 let bytes = unsafe { grown.as_ref() };
                 assert!(bytes[..size].iter().all(|&byte| byte == 0x11));
                 assert!(bytes[size..].iter().all(|&byte| byte == 0));
-                // SAFETY: the block is ours.
+                // SAFETY: the test owns the block and gives it up.
                 unsafe { allocator.deallocate(grown.cast(), new) };
             }
         }
@@ -168,14 +170,14 @@ fn zeroed_blocks_are_zero() -> Result<(), AllocError> {
 }
 
 #[test]
-fn what_no_machine_has_is_an_error() {
+fn impossible_sizes_are_errors() {
     let endless = layout(isize::MAX as usize - 4095, 4096);
     assert!(Kmalloc.allocate(endless).is_err());
     assert!(Kmalloc.allocate_zeroed(endless).is_err());
     let small = layout(64, 8);
     let block = Kmalloc.allocate(small).unwrap();
     fill(block, small, 0, 0, 3);
-    // SAFETY: the block is ours, before and, as growing fails, after.
+    // SAFETY: the test owns the block; since growing fails, it still owns it afterwards.
     unsafe {
         assert!(Kmalloc.grow(block.cast(), small, endless).is_err());
         fill(block, small, 64, 3, 4);

@@ -1,9 +1,10 @@
-//! Which checks a cache makes.
+//! The set of checks that a cache makes.
 
 use core::fmt;
 use core::ops::BitOr;
 
-/// Which checks a cache makes; a letter each in `PINFOLD_SLAB_DEBUG`, as in the kernel's `slab_debug`.
+/// The set of checks that a cache makes. Each check has a letter in `PINFOLD_SLAB_DEBUG`, the same
+/// as in the kernel's `slab_debug`.
 ///
 /// ```
 /// use pinfold::slab::DebugFlags;
@@ -18,20 +19,23 @@ pub struct DebugFlags(u8);
 impl DebugFlags {
     /// No checks: the cache works at full speed.
     pub const NONE: DebugFlags = DebugFlags(0);
-    /// F: every address that is freed, and what the cache knows of it. Every debugged cache does this; F alone does nothing else.
+    /// F: checks every address that is freed, and the cache's records of it. Every debugged cache
+    /// does this, so F alone only makes the cache a debugged one.
     pub const CONSISTENCY: DebugFlags = DebugFlags(1);
-    /// Z: bytes on both sides of each object.
+    /// Z: checks bytes on both sides of each object.
     pub const RED_ZONE: DebugFlags = DebugFlags(2);
-    /// P: the bytes of free objects. Not of those with a constructor, whose bytes are its own.
+    /// P: checks the bytes of free objects. Has no effect on objects with a constructor, which keep
+    /// their bytes while they are free.
     pub const POISON: DebugFlags = DebugFlags(4);
-    /// U: who allocated and who freed each object last, with backtraces.
+    /// U: records the thread, the time and the callers of each object's last allocation and last
+    /// free.
     pub const USER: DebugFlags = DebugFlags(8);
-    /// T: a line on standard error for each allocation and free.
+    /// T: writes a line to standard error for each allocation and free.
     pub const TRACE: DebugFlags = DebugFlags(16);
-    /// F, Z, P and U: what `PINFOLD_SLAB_DEBUG` means where it names no letters.
+    /// F, Z, P and U. `PINFOLD_SLAB_DEBUG` means these where it names no letters.
     pub const DEFAULT: DebugFlags = DebugFlags(15);
 
-    /// Letters and flags, in the order in which they are written.
+    /// The letter of each flag, in the order in which they are displayed.
     const LETTERS: [(char, DebugFlags); 5] = [
         ('F', Self::CONSISTENCY),
         ('Z', Self::RED_ZONE),
@@ -40,19 +44,19 @@ impl DebugFlags {
         ('T', Self::TRACE),
     ];
 
-    /// The flag of a letter, of either case.
+    /// Returns the flag of a letter, in upper or lower case.
     pub(super) fn of_letter(letter: char) -> Option<DebugFlags> {
         let letter = letter.to_ascii_uppercase();
         let known = Self::LETTERS.iter().find(|known| known.0 == letter);
         known.map(|known| known.1)
     }
 
-    /// Whether all of `other` are set.
+    /// Returns whether all flags of `other` are set.
     pub const fn contains(self, other: DebugFlags) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether nothing is checked.
+    /// Returns whether no flag is set.
     pub const fn is_none(self) -> bool {
         self.0 == 0
     }
@@ -69,7 +73,7 @@ impl BitOr for DebugFlags {
     }
 }
 
-/// The letters, `-` for none.
+/// Writes the letters of the flags that are set, or `-` if there are none.
 impl fmt::Display for DebugFlags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_none() {

@@ -1,19 +1,23 @@
-//! Debugging of caches, as the kernel's `slab_debug` does: red zones, poison, owners, checks, trace.
+//! Debugging of caches, as the kernel's `slab_debug` does it: red zones, poison, owners,
+//! consistency checks and a trace.
 //!
 //! # The slot of an object
 //!
 //! ```text
-//!  ┌───────────────┬─────────────┬────────────────┬───────────┬─────────────┬────────────┬─────────┐
-//!  │ left red zone │ the object  │ right red zone │ requested │ last alloc  │ last free  │ padding │
-//!  └───────────────┴─────────────┴────────────────┴───────────┴─────────────┴────────────┴─────────┘
-//!   Z: as its alignment            Z: to a word       Z or U      U: a track    U: a track    to the next slot
+//!  ┌───────────┬────────┬────────────┬───────────┬────────────┬───────────┬──────────────────┐
+//!  │  left     │ object │ right      │ requested │ last alloc │ last free │ padding          │
+//!  │  red zone │        │ red zone   │           │            │           │ to the next slot │
+//!  └───────────┴────────┴────────────┴───────────┴────────────┴───────────┴──────────────────┘
+//!   Z: its               Z: up to a   Z or U      U: a track   U: a track
+//!   alignment            whole word
 //! ```
 //!
-//! A debugged cache keeps no sheaves: every allocation and every free is checked, and goes to the slab under the node's lock. Its CPU
-//! words stay empty, so that the fast paths fail on their own, and other caches pay nothing.
+//! A debugged cache has no sheaves. Every allocation and every free is checked, and goes to the
+//! slab under the node's lock. The cache's words in the units stay empty, so the fast paths fail on
+//! their own. Other caches pay nothing.
 //!
-//! Bytes are the kernel's: a red zone is 0xbb while the object is free and 0xcc while it is in use; a free object is 0x6b with
-//! 0xa5 at its end; padding is 0x5a.
+//! The bytes are the kernel's: a red zone holds 0xbb while the object is free and 0xcc while it is
+//! in use. A free object holds 0x6b, and 0xa5 as its last byte. Padding holds 0x5a.
 
 mod flags;
 mod node;

@@ -1,4 +1,5 @@
-//! What a debugged cache does at its node, with the lock held: slots change hands whole, marked as what they are from then on.
+//! How a debugged cache's slots change hands at a node. Everything here happens under the node's
+//! lock, so a slot and its marks (free or in use, bytes requested, tracks) change together.
 
 #![allow(
     clippy::result_large_err,
@@ -14,8 +15,9 @@ use crate::slab::slabs::slab_of;
 use core::ptr::{NonNull, null_mut};
 
 impl Node {
-    /// Takes a slot of a debugged cache, and marks its object as in use for so many bytes and by whom; none when the system has no
-    /// memory. A slot that was written to while it was free is taken and is the fault.
+    /// Takes a free slot of a debugged cache, and marks it as in use with the bytes that were
+    /// requested and the caller's track. Returns `Ok(None)` when the system has no memory. If the
+    /// slot was written to while it was free, returns that fault, and the slot is never used again.
     pub(in crate::slab) fn alloc_debugged(
         &self,
         cache: &Cache,
@@ -33,7 +35,8 @@ impl Node {
         }
         stock.count(SlabEvent::Refilled, 1);
         let slot = slot[0];
-        // SAFETY: the slot was free and is ours now.
+        // SAFETY: `take` removed the slot from its slab's free objects under the lock, so this
+        // thread owns it.
         unsafe {
             let (start, nth, _) = (*slab_of(slot)).state(cache, slot);
             if let Some(fault) = plan.fault(slot, (start, nth, false), true) {
@@ -45,17 +48,20 @@ impl Node {
         Ok(NonNull::new(slot))
     }
 
-    /// Calls `f` with the lock held, or without where a handler interrupted its holder.
+    /// Calls `f` under the lock. If this is a signal handler that interrupted the lock's holder,
+    /// calls `f` without the lock.
     pub(in crate::slab) fn locked(&self, f: impl FnOnce()) {
         let _stock = self.stock_after_fork();
         f();
     }
 
-    /// Takes a debugged cache's object back, if it is in use and nobody wrote around it.
+    /// Frees a debugged cache's object if it is in use and the bytes around it are intact.
+    /// Otherwise returns the fault. If the lock cannot be had, sets the object aside.
     ///
     /// # Safety
     ///
-    /// The slot is one of this node's slabs of the cache.
+    /// `slot` begins a slot of one of this node's slabs of the cache. The caller gives the object
+    /// up, if it is in use.
     pub(in crate::slab) unsafe fn free_debugged(
         &self,
         cache: &Cache,
@@ -68,7 +74,8 @@ impl Node {
             return Ok(());
         };
         self.take_back(cache, &mut stock);
-        // SAFETY: the caller's promise; the lock is held.
+        // SAFETY: the caller promises that the slot is in one of this node's slabs, and the lock
+        // keeps the slab's state from changing.
         let (start, nth, free) = unsafe { (*slab_of(slot)).state(cache, slot) };
         if free {
             return Err(Fault {
@@ -76,11 +83,12 @@ impl Node {
                 slot,
                 place: (start, nth, false),
                 bytes: None,
-                // SAFETY: the slot is one of the cache's; the lock is held.
+                // SAFETY: the slot is in one of the cache's slabs, and the lock keeps other threads
+                // from writing its tracks.
                 tracks: unsafe { plan.tracks(slot) },
             });
         }
-        // SAFETY: the object is in use, and its user has given it up.
+        // SAFETY: the slot was found in use above, and its user gave it up, so this thread owns it.
         unsafe {
             if let Some(fault) = plan.fault(slot, (start, nth, true), true) {
                 return Err(fault);
@@ -93,7 +101,8 @@ impl Node {
         Ok(())
     }
 
-    /// Notes the faults of a debugged cache's objects here, or (`leaks`) which are in use.
+    /// Adds this node's faults of a debugged cache to `faults`: with `leaks` the objects in use,
+    /// else the slots whose bytes are wrong.
     pub(in crate::slab) fn look_over(
         &self,
         cache: &Cache,
@@ -112,11 +121,13 @@ impl Node {
                     slot,
                     place,
                     bytes: None,
-                    // SAFETY: as below.
+                    // SAFETY: `for_each_slot` passes slots of this cache's slabs, and the lock
+                    // keeps other threads from writing their tracks.
                     tracks: unsafe { plan.tracks(slot) },
                 });
             } else if !leaks
-                // SAFETY: free slots are the lock holder's; of those in use only the bytes around the object are touched.
+                // SAFETY: the holder of the lock owns the free slots. Of a slot in use, `fault`
+                // touches only the bytes that the user may not touch.
                 && let Some(fault) = unsafe { plan.fault(slot, place, true) }
             {
                 faults.add(fault);

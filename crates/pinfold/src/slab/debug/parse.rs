@@ -1,24 +1,26 @@
-//! The grammar of `PINFOLD_SLAB_DEBUG`: the kernel's, of `slab_debug=`.
+//! The grammar of `PINFOLD_SLAB_DEBUG`, which is that of the kernel's `slab_debug=`.
 //!
 //! ```text
 //! settings = block { ";" block }
 //! block    = letters [ "," name { "," name } ]
-//! letters  = "" (F, Z, P and U) | "-" (none) | letter { letter }       letter = F | Z | P | U | T | A | O
-//! name     = a cache's name, in which "*" stands for any text and "?" for any character
+//! letters  = "" (F, Z, P and U) | "-" (none) | letter { letter }
+//! letter   = F | Z | P | U | T | A | O
+//! name     = a cache's name; "*" stands for any text, "?" for any character
 //! ```
 //!
-//! The first block that names a cache decides; the last one without names decides for all that no block names; empty blocks say nothing. `A` (failures injected) and
-//! `O` (no debugging where slabs would grow) are read, and mean nothing here.
+//! The first block that names a cache applies to it. To a cache that no block names, the last block
+//! without names applies. Empty blocks are ignored. `A` (inject failures) and `O` (no debugging
+//! where slabs would grow) are accepted and have no effect here.
 
 use super::DebugFlags;
 use core::fmt;
 
-/// Why settings cannot be read: a letter that is none, and where.
+/// The settings hold a letter that has no meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseError {
     /// The letter.
     pub letter: char,
-    /// Its place in the text, in bytes from 0.
+    /// The letter's place in the text, in bytes from 0.
     pub at: usize,
 }
 
@@ -34,7 +36,8 @@ impl fmt::Display for ParseError {
 
 impl core::error::Error for ParseError {}
 
-/// Checks a text for `PINFOLD_SLAB_DEBUG`, before a program is started with it.
+/// Checks a text for `PINFOLD_SLAB_DEBUG`, before a program is started with it. Costs one pass over
+/// the text.
 ///
 /// ```
 /// use pinfold::slab::debug::check_settings;
@@ -45,12 +48,12 @@ impl core::error::Error for ParseError {}
 ///
 /// # Errors
 ///
-/// [`ParseError`]: the first letter that is none.
+/// [`ParseError`]: the first letter that has no meaning.
 pub fn check(text: &str) -> Result<(), ParseError> {
     flags_for(text, "").map(drop)
 }
 
-/// What the settings say of the cache `name`.
+/// Returns the checks that the settings ask of the cache `name`.
 pub(super) fn flags_for(text: &str, name: &str) -> Result<DebugFlags, ParseError> {
     let (mut general, mut named) = (None, None);
     let mut at = 0;
@@ -100,10 +103,11 @@ fn letters_of(letters: &str, at: usize) -> Result<DebugFlags, ParseError> {
     Ok(flags)
 }
 
-/// Whether `name` is what `pattern` describes.
+/// Returns whether `pattern` describes `name`.
 fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.trim().as_bytes(), name.as_bytes());
-    // Where to go on when what follows the last star does not fit: with the star one character longer.
+    // `star` is where to continue after a mismatch: the pattern's last star, and the place in the
+    // name up to which the star has matched. Each retry lets the star match one byte more.
     let (mut p, mut n, mut star) = (0, 0, None);
     while n < name.len() {
         match pattern.get(p) {
@@ -165,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn stars_go_back() {
+    fn stars_backtrack() {
         assert!(matches("*ab", "aab") && matches("a*b*c", "axxbyybc"));
         assert!(!matches("a*b", "acbd") && !matches("ab", "abc") && matches("***", "x"));
     }

@@ -1,4 +1,4 @@
-//! How a debugged cache allocates, frees and looks itself over.
+//! How a debugged cache allocates, frees and checks all its objects.
 
 use super::report::StandardError;
 use super::{DebugFlags, Kind, Plan, Report, Track, raise, silently};
@@ -9,21 +9,21 @@ use crate::slab::node::Node;
 use core::fmt::Write;
 use core::ptr::null_mut;
 
-/// A fault, as it is noted under a node's lock.
+/// A fault, as recorded under a node's lock.
 #[derive(Clone, Copy)]
 pub(in crate::slab) struct Fault {
     pub(in crate::slab) kind: Kind,
-    /// The object's slot, or the address that is in no slot.
+    /// The object's slot, or the address if it is in no slot.
     pub(in crate::slab) slot: *mut u8,
-    /// The slab's start, the object's number, and whether it is in use.
+    /// The slab's start, the object's number in it, and whether the object is in use.
     pub(in crate::slab) place: (*const u8, usize, bool),
-    /// The bytes around it as they were found.
+    /// The bytes around the fault as they were found, and their address.
     pub(in crate::slab) bytes: Option<(*const u8, [u8; 16])>,
-    /// Who allocated and who freed it last.
+    /// The object's last allocation and its last free.
     pub(in crate::slab) tracks: [Track; 2],
 }
 
-/// Faults that were found in one look, the first of them in full.
+/// The faults that one check of a cache found. All are counted; the first 16 are kept.
 pub(in crate::slab) struct Faults {
     kept: [Option<Fault>; 16],
     pub(in crate::slab) count: usize,
@@ -50,29 +50,33 @@ impl Faults {
 }
 
 impl Plan {
-    /// Checks a slot; with `mend` the bytes are put right.
+    /// Checks a slot. With `mend`, repairs the bytes.
     ///
     /// # Safety
     ///
-    /// The slot is of this plan, and the caller keeps others from it.
+    /// The slot is one of this plan's slots, and no other thread writes to the slot's bytes that
+    /// are checked.
     pub(in crate::slab) unsafe fn fault(
         &self,
         slot: *mut u8,
         place: (*const u8, usize, bool),
         mend: bool,
     ) -> Option<Fault> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the slot is of this plan and that no other thread writes
+        // to it.
         let found = unsafe { self.check(slot, place.2, false) }?;
         let wrong = self.object_at(slot).wrapping_offset(found.offset);
-        // Of the slot's bytes, which are whole words.
+        // Shows 16 bytes of the slot, from the word that holds the wrong byte; fewer if the slot is
+        // smaller.
         let last = slot.wrapping_add(self.stride.saturating_sub(16));
         let from = ((wrong as usize & !7).min(last as usize)).max(slot as usize) as *const u8;
         let mut bytes = [0; 16];
         let room = (slot as usize + self.stride - from as usize).min(16);
-        // SAFETY: so many bytes from there on lie in the slot.
+        // SAFETY: `room` ends at the slot's end at the latest, so the bytes lie in the slot.
         bytes[..room].copy_from_slice(unsafe { core::slice::from_raw_parts(from, room) });
         if mend {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the slot is of this plan and that no other thread
+            // writes to it.
             unsafe { self.check(slot, place.2, true) };
         }
         Some(Fault {
@@ -80,19 +84,20 @@ impl Plan {
             slot,
             place,
             bytes: Some((from, bytes)),
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the slot is of this plan and that no other thread
+            // writes to it.
             tracks: unsafe { self.tracks(slot) },
         })
     }
 }
 
 impl Cache {
-    /// The plan of a debugged cache.
+    /// Returns the plan of a debugged cache, or `None` if the cache is not debugged.
     pub(in crate::slab) fn plan(&self) -> Option<&Plan> {
         self.plan.as_ref()
     }
 
-    /// A fault with all that is known of it.
+    /// Returns the report of a fault.
     pub(in crate::slab) fn report(&self, plan: &Plan, fault: &Fault) -> Report<'_> {
         let (start, nth, in_use) = fault.place;
         let object = if start.is_null() {
@@ -114,7 +119,8 @@ impl Cache {
         }
     }
 
-    /// An object with the first `requested` bytes of it asked for. Null when the system has no memory.
+    /// Allocates an object of which `requested` bytes are asked for. Returns null when the system
+    /// has no memory.
     #[cold]
     #[inline(never)]
     pub(in crate::slab) fn alloc_debugged(
@@ -132,17 +138,19 @@ impl Cache {
                     self.trace(plan, "alloc", object);
                     return object;
                 }
-                // Who wrote there may write again: it is never used any more.
+                // The stray writer may write again, so the slot stays taken and is never used
+                // again.
                 Err(fault) => self.tell(plan, &fault),
             }
         }
     }
 
-    /// Takes an object back.
+    /// Frees an object.
     ///
     /// # Safety
     ///
-    /// As for [`KmemCache::free`](crate::slab::KmemCache::free), but that wrong addresses and second frees are found.
+    /// If `object` is an object in use, the caller owns it and gives it up. Any other address is
+    /// reported.
     #[cold]
     #[inline(never)]
     pub(in crate::slab) unsafe fn free_debugged(&self, plan: &Plan, object: *mut u8) {
@@ -152,20 +160,23 @@ impl Cache {
         let slot = plan.slot_of(object);
         self.trace(plan, "free", object);
         let track = plan.flags.contains(DebugFlags::USER).then(Track::here);
-        // SAFETY: the slot is one of this cache's slabs'.
+        // SAFETY: `home_of` found that an object of this cache begins at the address, and returned
+        // its slab's node.
         if let Err(fault) = unsafe { node.free_debugged(self, plan, slot, track) } {
             self.tell(plan, &fault);
         }
     }
 
-    /// Reports a fault. The report is too large for the frames of allocating and freeing.
+    /// Reports a fault. A function of its own, because the report is too large for the stack frames
+    /// of allocating and freeing.
     #[cold]
     #[inline(never)]
     fn tell(&self, plan: &Plan, fault: &Fault) {
         raise(&self.report(plan, fault));
     }
 
-    /// The node of an object's slab; none, and a report, when the address is no object of this cache.
+    /// Returns the node of an object's slab. If no object of this cache begins at the address,
+    /// reports that and returns `None`.
     #[inline(never)]
     fn home_of(&self, plan: &Plan, object: *mut u8) -> Option<&Node> {
         let entry = page::entry(object as usize);
@@ -192,9 +203,10 @@ impl Cache {
         None
     }
 
-    /// Which object of its slab begins at an address in one.
+    /// Returns the number of the object that begins at an address in a slab of this cache, or
+    /// `None` if no object begins there.
     fn number_of(&self, plan: &Plan, object: *mut u8) -> Option<usize> {
-        // SAFETY: the address lies in a slab of this cache.
+        // SAFETY: the caller found in the page map that the address lies in a slab of this cache.
         let start = unsafe { (*crate::slab::slabs::slab_of(object)).start() };
         let offset = (object as usize).checked_sub(start as usize + plan.left)?;
         let nth = self.nth(offset);
@@ -208,30 +220,35 @@ impl Cache {
         }
     }
 
-    /// How many bytes of an object were asked for.
+    /// Returns how many bytes of an object were asked for, or `None` if the cache is not debugged.
     ///
     /// # Safety
     ///
-    /// Here and below: the object is the caller's, of this cache.
+    /// The caller owns the object, which is of this cache.
     pub(in crate::slab) unsafe fn requested(&self, object: *mut u8) -> Option<usize> {
         let plan = self.plan()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that it owns the object, so its slot is of this plan.
         Some(unsafe { plan.requested(plan.slot_of(object)) })
     }
 
-    /// Notes that an object is now used for `requested` bytes of it.
+    /// Records that the user of an object now uses `requested` bytes of it.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns the object, which is of this cache.
     pub(in crate::slab) unsafe fn set_requested(&self, object: *mut u8, requested: usize) {
         let Some(plan) = self.plan() else {
             return;
         };
         let home = page::node_of(object as usize).min(self.nodes().len() - 1);
-        // With the lock held, so that nobody looks the slot over meanwhile.
-        // SAFETY: the caller's promise.
+        // Under the lock, so that no other thread checks the slot meanwhile.
+        // SAFETY: the caller promises that it owns the object, so its slot is of this plan.
         self.nodes()[home]
             .locked(|| unsafe { plan.set_requested(plan.slot_of(object), requested) });
     }
 
-    /// Looks over all objects; with `leaks` those in use are the faults, else what is wrong with any. What is wrong is put right.
+    /// Checks all objects and returns the faults: with `leaks` the objects in use, else the slots
+    /// with wrong bytes. Wrong bytes are repaired.
     pub(in crate::slab) fn faults(&self, plan: &Plan, leaks: bool) -> Faults {
         let mut faults = Faults::new();
         for node in self.nodes() {
@@ -240,7 +257,8 @@ impl Cache {
         faults
     }
 
-    /// An object in a debugged cache on the thread's node.
+    /// Allocates an object of a debugged cache on the thread's node, or on another one if that has
+    /// no memory.
     #[cold]
     #[inline(never)]
     pub(in crate::slab) fn alloc_debugged_here(&self, plan: &Plan, requested: usize) -> *mut u8 {
@@ -251,7 +269,7 @@ impl Cache {
         if !object.is_null() {
             return object;
         }
-        // The node has no memory: others may.
+        // The asked node has no memory; other nodes may have some.
         self.others(ask, |other| {
             object = self.alloc_debugged(plan, other, requested);
             !object.is_null()

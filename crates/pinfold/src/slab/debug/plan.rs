@@ -1,70 +1,71 @@
-//! Where in its slot a debugged object is, and the bytes around it.
+//! Where the parts of a debugged object's slot are, and what bytes they hold.
 
 use super::{DebugFlags, Track};
 use core::alloc::Layout;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Bytes of a red zone while its object is free, and while it is in use.
+/// The bytes of a red zone while its object is free, and while it is in use.
 const RED_INACTIVE: u8 = 0xbb;
 const RED_ACTIVE: u8 = 0xcc;
-/// Bytes of padding, of a free object, and its last one.
+/// The bytes of padding, of a free object, and of a free object's last byte.
 const PADDING: u8 = 0x5a;
 const FREE: u8 = 0x6b;
 const FREE_END: u8 = 0xa5;
-/// Bytes of the smallest red zone.
+/// Bytes of a word: red zones end at a multiple of it, and are at least one byte large.
 const WORD: usize = 8;
 
-/// What a debugged cache's slots look like.
+/// Where the parts of a debugged cache's slots are, in bytes from a slot's start.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::slab) struct Plan {
     pub(in crate::slab) flags: DebugFlags,
     /// Bytes of the object.
     pub(in crate::slab) object: usize,
-    /// Bytes before it.
+    /// Bytes before the object.
     pub(in crate::slab) left: usize,
-    /// Where the red zone behind the object ends.
+    /// The end of the red zone behind the object.
     zone_end: usize,
-    /// Where the word is that says how many bytes were asked for; 0: there is none.
+    /// The word that holds how many bytes were asked for; 0 if there is none.
     requested: usize,
-    /// Where the two tracks are; 0: there are none.
+    /// The two tracks; 0 if there are none.
     tracks: usize,
-    /// Where the padding begins.
+    /// The start of the padding.
     used: usize,
     /// Bytes from one slot to the next.
     pub(in crate::slab) stride: usize,
 }
 
-/// What a byte belongs to.
+/// The part of a slot that a byte belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// The red zone before the object.
     LeftRedZone,
-    /// The red zone behind it, or behind what was asked for of it.
+    /// The red zone behind the object, or behind the bytes of it that were asked for.
     RightRedZone,
-    /// A free object.
+    /// The bytes of a free object.
     Poison,
-    /// What is left of its slot.
+    /// The unused end of the slot.
     Padding,
 }
 
 /// The first wrong byte of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The part.
+    /// The part that the byte belongs to.
     pub part: Part,
-    /// Where, in bytes from the object's start.
+    /// Where the byte is, in bytes from the object's start.
     pub offset: isize,
-    /// What is there.
+    /// The byte that is there.
     pub found: u8,
-    /// What should be.
+    /// The byte that should be there.
     pub expected: u8,
     /// How many bytes of the part are wrong.
     pub wrong: usize,
 }
 
 impl Plan {
-    /// The slots of objects of `layout`; `has_constructor` keeps their bytes from being poisoned.
+    /// Returns the plan for objects of `layout`. With `has_constructor`, free objects are not
+    /// poisoned.
     pub(in crate::slab) fn new(flags: DebugFlags, layout: Layout, has_constructor: bool) -> Plan {
         let flags = if has_constructor {
             flags.without(DebugFlags::POISON)
@@ -101,45 +102,55 @@ impl Plan {
         }
     }
 
-    /// The object of a slot.
+    /// Returns the object of a slot.
     pub(in crate::slab) fn object_at(&self, slot: *mut u8) -> *mut u8 {
         slot.wrapping_add(self.left)
     }
 
-    /// The slot of an object.
+    /// Returns the slot of an object.
     pub(in crate::slab) fn slot_of(&self, object: *mut u8) -> *mut u8 {
         object.wrapping_sub(self.left)
     }
 
-    /// How many bytes of the object were asked for.
+    /// Returns how many bytes of the object were asked for.
     ///
     /// # Safety
     ///
-    /// Here and below: `slot` is one of this plan's, which nobody else writes to.
+    /// For this function and those below: `slot` begins a slot of this plan, and no other thread
+    /// writes to it.
     pub(in crate::slab) unsafe fn requested(&self, slot: *mut u8) -> usize {
         if self.requested == 0 {
             return self.object;
         }
-        // SAFETY: the word lies in the slot.
+        // SAFETY: `new` laid the word out within the slot.
         let word = unsafe { &*slot.add(self.requested).cast::<AtomicUsize>() };
-        // Relaxed: a handler may be about to set the object aside, and say so here.
+        // Relaxed: a signal handler may store a link here when it sets the object aside; any word
+        // it stores reads as all of the object's bytes.
         word.load(Relaxed).min(self.object)
     }
 
-    /// Where a slot keeps a link while its object is set aside: where nobody looks who checks slots
-    /// of objects in use. The word for the bytes asked for says more than there are then, if the
-    /// link is [as it is kept](super::super::cache::Cache::encode_link).
+    /// Returns where a slot keeps a link while its object is set aside.
+    ///
+    /// The link is in the word for the bytes asked for. The [encoded
+    /// link](super::super::cache::Cache::encode_link) is larger than any object, so a check of the
+    /// slot reads it as "all bytes were asked for". A plan without that word has no red zones, and
+    /// keeps the link in the object, whose bytes are not checked while it counts as in use.
     pub(in crate::slab) fn link_at(&self) -> usize {
         self.requested
     }
 
-    /// Notes how many bytes were asked for, and has the red zone begin behind them.
+    /// Records how many bytes were asked for, and lets the red zone begin behind them.
+    ///
+    /// # Safety
+    ///
+    /// `slot` begins a slot of this plan, and no other thread writes to it.
     pub(in crate::slab) unsafe fn set_requested(&self, slot: *mut u8, requested: usize) {
         if self.requested == 0 {
             return;
         }
         let requested = requested.min(self.object);
-        // SAFETY: the word and the zone lie in the slot.
+        // SAFETY: `new` laid the word and the zone out within the slot, and `requested` is at most
+        // the object's size.
         unsafe {
             slot.add(self.requested).cast::<usize>().write(requested);
             if self.flags.contains(DebugFlags::RED_ZONE) {
@@ -149,23 +160,32 @@ impl Plan {
         }
     }
 
-    /// Fills a slot as of an object that was never used.
+    /// Fills a slot whose object was never used.
+    ///
+    /// # Safety
+    ///
+    /// `slot` begins a slot of this plan, and no other thread writes to it.
     pub(in crate::slab) unsafe fn prepare(&self, slot: *mut u8) {
-        // SAFETY: the padding lies in the slot.
+        // SAFETY: the padding reaches from `used` to the slot's end.
         unsafe {
             slot.add(self.used)
                 .write_bytes(PADDING, self.stride - self.used);
             self.set_free(slot);
         }
         for nth in 0..2 {
-            // SAFETY: as above.
+            // SAFETY: the caller promises that the slot is of this plan and that no other thread
+            // writes to it.
             unsafe { self.set_track(slot, nth, || Track::NOBODY) };
         }
     }
 
     /// Marks a slot's object as free.
+    ///
+    /// # Safety
+    ///
+    /// `slot` begins a slot of this plan, and no other thread writes to it.
     pub(in crate::slab) unsafe fn set_free(&self, slot: *mut u8) {
-        // SAFETY: all lies in the slot.
+        // SAFETY: `new` laid the word, the zones and the object out within the slot.
         unsafe {
             if self.requested != 0 {
                 slot.add(self.requested).cast::<usize>().write(self.object);
@@ -181,9 +201,14 @@ impl Plan {
         }
     }
 
-    /// Marks a slot's object as in use, with the first `requested` bytes of it.
+    /// Marks a slot's object as in use, with `requested` bytes asked for.
+    ///
+    /// # Safety
+    ///
+    /// `slot` begins a slot of this plan, and no other thread writes to it.
     pub(in crate::slab) unsafe fn set_used(&self, slot: *mut u8, requested: usize) {
-        // SAFETY: all lies in the slot.
+        // SAFETY: the caller promises that the slot is of this plan and that no other thread writes
+        // to it.
         unsafe {
             if self.flags.contains(DebugFlags::RED_ZONE) {
                 self.fill_zones(slot, RED_ACTIVE);
@@ -194,14 +219,18 @@ impl Plan {
 
     unsafe fn fill_zones(&self, slot: *mut u8, byte: u8) {
         let behind = self.left + self.object;
-        // SAFETY: both zones lie in the slot.
+        // SAFETY: `new` laid both zones out within the slot.
         unsafe {
             slot.write_bytes(byte, self.left);
             slot.add(behind).write_bytes(byte, self.zone_end - behind);
         }
     }
 
-    /// Keeps who did what last: 0 the allocation, 1 the free.
+    /// Stores the track of the last allocation (`nth` 0) or the last free (1).
+    ///
+    /// # Safety
+    ///
+    /// `slot` begins a slot of this plan, and no other thread writes to it.
     pub(in crate::slab) unsafe fn set_track(
         &self,
         slot: *mut u8,
@@ -209,7 +238,7 @@ impl Plan {
         track: impl FnOnce() -> Track,
     ) {
         if self.tracks != 0 {
-            // SAFETY: the tracks lie in the slot.
+            // SAFETY: `new` laid two tracks out within the slot.
             unsafe {
                 slot.add(self.tracks)
                     .cast::<Track>()
@@ -219,23 +248,38 @@ impl Plan {
         }
     }
 
-    /// Who did it last; nobody where that is not kept.
+    /// Returns the track of the last allocation (`nth` 0) or the last free (1), empty if tracks are
+    /// not kept.
+    ///
+    /// # Safety
+    ///
+    /// `slot` begins a slot of this plan, and no other thread writes to it.
     pub(in crate::slab) unsafe fn track(&self, slot: *mut u8, nth: usize) -> Track {
         if self.tracks == 0 {
             return Track::NOBODY;
         }
-        // SAFETY: the tracks lie in the slot.
+        // SAFETY: `new` laid two tracks out within the slot, and `prepare` wrote them.
         unsafe { slot.add(self.tracks).cast::<Track>().add(nth).read() }
     }
 
-    /// Who allocated and who freed a slot's object last.
+    /// Returns the tracks of the last allocation and the last free.
+    ///
+    /// # Safety
+    ///
+    /// `slot` begins a slot of this plan, and no other thread writes to it.
     pub(in crate::slab) unsafe fn tracks(&self, slot: *mut u8) -> [Track; 2] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the slot is of this plan and that no other thread writes
+        // to it.
         [0, 1].map(|nth| unsafe { self.track(slot, nth) })
     }
 
-    /// The first wrong bytes of a slot whose object is in use or free. With `mend` they are put right, so that one fault is found
-    /// once.
+    /// Returns the first wrong byte of a slot whose object is in use or free. With `mend`, repairs
+    /// all wrong bytes, so that a fault is found once.
+    ///
+    /// # Safety
+    ///
+    /// `slot` begins a slot of this plan. No other thread writes to it, except to the object of a
+    /// slot in use.
     pub(in crate::slab) unsafe fn check(
         &self,
         slot: *mut u8,
@@ -244,7 +288,8 @@ impl Plan {
     ) -> Option<Found> {
         let red = if in_use { RED_ACTIVE } else { RED_INACTIVE };
         let asked = if in_use {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that no other thread writes to the slot's word for the
+            // bytes asked for.
             unsafe { self.requested(slot) }
         } else {
             self.object
@@ -266,7 +311,8 @@ impl Plan {
         ];
         let mut first = None;
         for (_, part, range, expected) in parts.into_iter().filter(|part| part.0) {
-            // SAFETY: the range lies in the slot.
+            // SAFETY: `new` laid all parts out within the slot, and no other thread writes to the
+            // parts that are checked.
             let bytes =
                 unsafe { core::slice::from_raw_parts_mut(slot.add(range.start), range.len()) };
             let Some(at) = bytes.iter().position(|&byte| byte != expected) else {
@@ -297,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_of_a_slot_is_somebodys() {
+    fn a_prepared_slot_has_no_faults() {
         for flags in [
             DebugFlags::DEFAULT,
             DebugFlags::RED_ZONE,
@@ -308,7 +354,8 @@ mod tests {
                 assert!(plan.stride.is_multiple_of(align) && plan.left.is_multiple_of(align));
                 let mut memory = vec![0u64; plan.stride / 8];
                 let slot = memory.as_mut_ptr().cast::<u8>();
-                // SAFETY: the slot is ours, and as large.
+                // SAFETY: `memory` holds one slot of this plan, at a multiple of 8, and this thread
+                // owns it.
                 unsafe {
                     plan.prepare(slot);
                     assert_eq!(plan.check(slot, false, false), None);
@@ -322,11 +369,11 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_byte_is_found_and_mended() {
+    fn a_wrong_byte_is_found_and_repaired() {
         let plan = plan(DebugFlags::DEFAULT, 32, 8);
         let mut memory = vec![0u64; plan.stride / 8];
         let slot = memory.as_mut_ptr().cast::<u8>();
-        // SAFETY: as above; offsets are within the slot.
+        // SAFETY: `memory` holds one slot of this plan, and all offsets lie within it.
         unsafe {
             plan.prepare(slot);
             plan.set_used(slot, 18);

@@ -1,4 +1,5 @@
-//! What debugging has found, as text and to whom.
+//! Reports: the faults that debugging and hardening find, their text, and the handler that decides
+//! what follows.
 
 use super::plan::{Found, Part};
 use super::{DebugFlags, Track};
@@ -7,20 +8,20 @@ use core::fmt::{self, Write};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64};
 
-/// What is wrong.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Bytes in or around the object are not what they were: somebody wrote there.
+    /// Bytes in or around the object were overwritten.
     Overwritten(Found),
-    /// An object was freed that is free.
+    /// A free object was freed.
     DoubleFree,
     /// A free object of a hardened cache was written to.
     WrittenAfterFree,
-    /// An address was freed that is no object's.
+    /// An address was freed at which no object begins.
     NotAnObject,
-    /// An object was freed to this cache that is another's.
+    /// An object of another cache was freed to this cache.
     WrongCache,
-    /// An object has not come back when its cache ended.
+    /// The object was not freed when its cache ended.
     Leaked,
     /// The cache's own records contradict each other.
     Records(&'static str),
@@ -45,28 +46,29 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What was found wrong, and where. Shown as text it is what the kernel would print.
+/// A fault, and where it is. Its text has the form of the kernel's reports.
 #[derive(Clone, Debug)]
 pub struct Report<'r> {
-    /// What is wrong.
+    /// The kind of the fault.
     pub kind: Kind,
     /// The cache's name.
     pub cache: &'r str,
-    /// The cache that the object is of, where that is another.
+    /// The cache that owns the object, if it is another one.
     pub other: Option<&'r str>,
     /// The checks that the cache makes.
     pub flags: DebugFlags,
-    /// The object, or the address that was freed.
+    /// The object, or the address that was freed if no object begins there.
     pub object: *const u8,
     /// Bytes of the object.
     pub size: usize,
-    /// The slab, its object's number, and how many it has; null when there is none.
+    /// The slab, the object's number in it, and the number of its objects. The address is null if
+    /// the slab is not known.
     pub slab: (*const u8, usize, usize),
     /// Whether the object is in use.
     pub in_use: bool,
-    /// Who allocated and who freed it last, where that is kept.
+    /// The object's last allocation and last free, if they are recorded.
     pub tracks: [Track; 2],
-    /// The bytes around the first wrong one, from which address on.
+    /// The bytes around the first wrong one, and their address.
     pub bytes: Option<(*const u8, [u8; 16])>,
 }
 
@@ -106,12 +108,12 @@ impl fmt::Display for Report<'_> {
     }
 }
 
-/// What to do about a report.
+/// The decision about a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// End the process: what comes next cannot be trusted.
+    /// End the process, because memory can no longer be trusted.
     Abort,
-    /// Go on: bytes are put right, an object that cannot be trusted is never used again.
+    /// Go on. Wrong bytes are repaired, and an object that cannot be trusted is never used again.
     Continue,
 }
 
@@ -120,16 +122,18 @@ type Symbolizer = fn(usize, &mut dyn Write) -> fmt::Result;
 
 static HANDLER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 static SYMBOLIZER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
-/// The thread that is writing a report: one that finds another fault on its way is not to write again.
+/// The thread that is writing a report. While it does, it does not report further faults that it
+/// finds.
 static WRITING: AtomicU64 = AtomicU64::new(0);
-/// How often a second report waits for the first, a tenth of a millisecond each.
+/// How often a thread checks whether another thread's report is done, once in 0.1 ms.
 const PATIENCE: u32 = 20_000;
 
-/// Has `handler` decide about what debugging finds from now on, for the whole process. Without one a report goes to standard
-/// error and the process ends.
+/// Makes `handler` decide about all faults of this process that are found from now on. Without a
+/// handler, a report goes to standard error and the process ends.
 ///
-/// The handler is called without any lock of the library, in the thread that has found it, and may allocate, also from the cache
-/// concerned. What it frees deferred and waits for does not include what its own thread has on the way.
+/// The thread that finds a fault calls the handler, and holds none of the library's locks. The
+/// handler may allocate, also from the cache concerned. If the handler waits for deferred frees, it
+/// does not wait for those that its own thread is in the middle of.
 ///
 /// ```
 /// use pinfold::slab::debug::{Verdict, on_report};
@@ -155,21 +159,30 @@ pub fn on_report(handler: fn(&Report<'_>) -> Verdict) {
     HANDLER.store(handler as *mut (), Release);
 }
 
-/// Has reports name callers by `symbolizer`, which writes the name of the function at an address. Without one, debug information
-/// is read (feature `symbols`), or the C library's `dladdr` is asked, which knows exported functions only.
+/// Makes reports name callers by `symbolizer`, which writes the name of the function at an address.
+///
+/// Without a symbolizer, names come from debug information (feature `symbols`), or else from the C
+/// library's `dladdr`, which knows only exported functions.
+///
+/// ```
+/// use pinfold::slab::debug::symbolize_with;
+///
+/// symbolize_with(|address, to| write!(to, "function at {address:#x}"));
+/// ```
 pub fn symbolize_with(symbolizer: fn(usize, &mut dyn Write) -> fmt::Result) {
     SYMBOLIZER.store(symbolizer as *mut (), Release);
 }
 
-/// Hands a report to whoever decides; ends the process unless that says otherwise. With no lock held.
+/// Passes a report to the handler, and ends the process unless the handler says to go on. The
+/// caller holds no lock.
 #[cold]
 pub(in crate::slab) fn raise(report: &Report<'_>) {
     if silently() {
-        // Found while this thread writes another.
+        // The handler for another report, in this thread, found this fault.
         return;
     }
     let me = pinfold_rseq::thread_pointer() as u64;
-    // Another thread's report is let out first, unless it takes its time.
+    // Waits for another thread's report, for about two seconds at most.
     for _ in 0..PATIENCE {
         if WRITING.compare_exchange(0, me, AcqRel, Acquire).is_ok() {
             break;
@@ -182,58 +195,62 @@ pub(in crate::slab) fn raise(report: &Report<'_>) {
         let _ = write!(StandardError, "{report}");
         Verdict::Abort
     } else {
-        // SAFETY: stored from a function of this type.
+        // SAFETY: `on_report` stored a function of this type, and nothing else is stored there.
         let handler = unsafe { core::mem::transmute::<*mut (), Handler>(handler) };
         handler(report)
     };
     if verdict == Verdict::Abort {
-        // SAFETY: no preconditions.
+        // SAFETY: `abort` has no preconditions.
         unsafe { libc::abort() };
     }
-    // Unless another thread lost its patience and began to write.
+    // Fails if another thread stopped waiting and is writing its own report.
     let _ = WRITING.compare_exchange(me, 0, AcqRel, Acquire);
 }
 
-/// Whether this thread is writing a report: what it allocates on the way is not to be reported, nor traced.
+/// Returns whether this thread is writing a report. What it allocates and frees meanwhile is
+/// neither reported nor traced.
 pub(in crate::slab) fn silently() -> bool {
     WRITING.load(Acquire) == pinfold_rseq::thread_pointer() as u64
 }
 
-/// Writes to standard error, without a buffer.
+/// Writes to standard error, unbuffered.
 pub(super) struct StandardError;
 
 impl Write for StandardError {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // SAFETY: the text is readable for its length. What cannot be written is lost.
+        // SAFETY: `text` is readable for its length. An error is ignored: there is nowhere to
+        // report it.
         unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
         Ok(())
     }
 }
 
-/// Writes a line for a caller.
+/// Writes the line for one caller.
 pub(super) fn write_frame(address: usize, to: &mut dyn Write) -> fmt::Result {
     write!(to, "    {address:#x} ")?;
     let symbolizer = SYMBOLIZER.load(Acquire);
     if symbolizer.is_null() {
         write_name(address, to)?;
     } else {
-        // SAFETY: stored from a function of this type.
+        // SAFETY: `symbolize_with` stored a function of this type, and nothing else is stored
+        // there.
         let symbolizer = unsafe { core::mem::transmute::<*mut (), Symbolizer>(symbolizer) };
         symbolizer(address, to)?;
     }
     writeln!(to)
 }
 
-/// What debug information says: the function, file and line; or what the dynamic linker knows.
+/// Writes what debug information knows of an address: functions, files and lines. If it knows
+/// nothing, writes what the dynamic linker knows.
 #[cfg(feature = "symbols")]
 fn write_name(address: usize, to: &mut dyn Write) -> fmt::Result {
     let mut written = None;
-    // The address is where the call returns to: before it is the call.
+    // `address` is where the call returns to. The call itself is before it.
     backtrace::resolve((address - 1) as *mut _, |symbol| {
         let Some(name) = symbol.name() else {
             return;
         };
-        // Inlined calls come innermost first.
+        // The innermost inlined function comes first.
         let between = if written.is_some() { " in " } else { "" };
         let name = write!(to, "{between}{name:#}");
         let line = match (symbol.filename(), symbol.lineno()) {
@@ -248,16 +265,18 @@ fn write_name(address: usize, to: &mut dyn Write) -> fmt::Result {
 #[cfg(not(feature = "symbols"))]
 use write_exported as write_name;
 
-/// What the dynamic linker knows: the exported function, or the object and the offset in it, for `addr2line`.
+/// Writes what the dynamic linker knows of an address: the exported function, and the file with the
+/// offset in it, for `addr2line`.
 fn write_exported(address: usize, to: &mut dyn Write) -> fmt::Result {
-    // SAFETY: plain pointers, for which zeroes are values.
+    // SAFETY: `Dl_info` holds pointers only, for which null is valid.
     let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
-    // SAFETY: `info` is writable.
+    // SAFETY: `info` is a live `Dl_info` that this function may write to.
     if unsafe { libc::dladdr(address as *const _, &raw mut info) } == 0 {
         return to.write_str("?");
     }
     let text = |text: *const core::ffi::c_char| {
-        // SAFETY: the dynamic linker's names are C strings that stay.
+        // SAFETY: `dladdr` succeeded, so a pointer that is not null is a C string of the dynamic
+        // linker, which lives as long as the object is loaded.
         (!text.is_null())
             .then(|| unsafe { core::ffi::CStr::from_ptr(text) })
             .and_then(|text| text.to_str().ok())

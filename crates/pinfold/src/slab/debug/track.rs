@@ -1,4 +1,4 @@
-//! Who allocated or freed an object, and when.
+//! Tracks: the thread, CPU, time and callers of an allocation or a free.
 
 use crate::sys;
 use core::ffi::{c_int, c_void};
@@ -6,17 +6,20 @@ use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicI32};
 
-/// Whether a walk has ended, so that the unwinder's library is loaded. Relaxed, as the orderings of
-/// `WALKERS` are: these words guard no data of this crate, and the loader has locks of its own.
+/// Whether a stack walk has ended, so that the unwinder's library is loaded.
+///
+/// Relaxed, here and for `WALKERS`: these words guard no data of this crate, and the loader has its
+/// own locks.
 static LOADED: AtomicBool = AtomicBool::new(false);
 
-/// The threads that walk before `LOADED` is set: their ids, 0 where there is none.
+/// The kernel's ids of the threads that walk their stack before `LOADED` is set; 0 in unused
+/// places.
 static WALKERS: [AtomicI32; 16] = [const { AtomicI32::new(0) }; 16];
 
-/// Callers that are kept.
+/// Number of callers that a track keeps.
 const FRAMES: usize = 16;
 
-/// Who allocated or freed an object last.
+/// The last allocation or the last free of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Track {
@@ -34,18 +37,19 @@ impl Track {
         cpu: 0,
     };
 
-    /// Returns who is here. Walks the stack by its unwinding tables, and takes no lock of this crate.
+    /// Returns a track of this thread, now. Walks the stack by its unwinding tables, and takes no
+    /// lock of this crate.
     ///
     /// A thread's first walk may load the unwinder's library, which allocates. An allocation within
-    /// that walk records no callers: it would begin a walk without end.
+    /// that walk records no callers, because it would start a walk that never ends.
     #[cold]
     #[inline(never)]
     pub(super) fn here() -> Track {
         let mut track = Track {
             milliseconds: sys::coarse_milliseconds(),
-            // SAFETY: no preconditions.
+            // SAFETY: `gettid` has no preconditions.
             thread: unsafe { libc::gettid() },
-            // SAFETY: no preconditions.
+            // SAFETY: `sched_getcpu` has no preconditions.
             cpu: unsafe { libc::sched_getcpu() } as u32,
             ..Track::NOBODY
         };
@@ -56,7 +60,7 @@ impl Track {
                 frames: &mut track.frames,
                 depth: 0,
             };
-            // SAFETY: the callback is given the walk, which lives through the call.
+            // SAFETY: `step` expects a `Walk`, and `walk` lives until the call returns.
             unsafe { _Unwind_Backtrace(step, (&raw mut walk).cast()) };
         }
         if let Some(walker) = walker {
@@ -66,22 +70,23 @@ impl Track {
         track
     }
 
-    /// The kernel's id of the thread; 0 when nobody was recorded.
+    /// Returns the kernel's id of the thread, or 0 if nothing was recorded.
     pub fn thread(&self) -> i32 {
         self.thread
     }
 
-    /// The CPU on which it was.
+    /// Returns the CPU on which the thread ran.
     pub fn cpu(&self) -> u32 {
         self.cpu
     }
 
-    /// The addresses of the calls, innermost first.
+    /// Returns the addresses to which the calls return, innermost first.
     pub fn frames(&self) -> impl Iterator<Item = usize> + '_ {
         self.frames.iter().copied().take_while(|&frame| frame != 0)
     }
 
-    /// Writes it, with the callers' names where they can be had.
+    /// Writes the track, with the callers' names if they are known. Writes nothing for an empty
+    /// track.
     pub(super) fn write(&self, what: &str, to: &mut dyn fmt::Write) -> fmt::Result {
         if self.thread == 0 {
             return Ok(());
@@ -100,7 +105,8 @@ impl Track {
     }
 }
 
-/// Takes a place in `WALKERS` for `thread`; `None` if it has one already, or all are taken.
+/// Takes a place in `WALKERS` for `thread`. Returns `None` if the thread has one already, or all
+/// are taken.
 fn enter(thread: i32) -> Option<&'static AtomicI32> {
     if WALKERS.iter().any(|walker| walker.load(Relaxed) == thread) {
         return None;
@@ -123,11 +129,13 @@ unsafe extern "C" {
     fn _Unwind_GetIP(context: *mut c_void) -> usize;
 }
 
-/// What the unwinder calls for each frame; anything but 0 ends the walk.
+/// Records one frame. The unwinder calls this for each frame, and ends the walk if it returns a
+/// value other than 0.
 extern "C" fn step(context: *mut c_void, walk: *mut c_void) -> c_int {
-    /// Frames of this crate's own debugging code, which tell nobody anything: this function's caller and its.
+    /// The innermost frames to leave out: `Track::here` and the debugging code that called it.
     const OWN: usize = 2;
-    // SAFETY: `here` gave the walk; the unwinder gives a valid context.
+    // SAFETY: `here` passed a pointer to a `Walk` that lives through the walk, and the unwinder
+    // passes a valid context.
     let (walk, address) = unsafe { (&mut *walk.cast::<Walk<'_>>(), _Unwind_GetIP(context)) };
     let depth = walk.depth;
     walk.depth += 1;

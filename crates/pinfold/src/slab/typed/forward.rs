@@ -1,6 +1,6 @@
-//! What `Box` and `Arc` forward to their values.
+//! The traits that `Handle` and `Shared` forward to their values, as `Box` and `Arc` do.
 
-/// Implements for `$handle<'_, T>`, which dereferences to `T`, what only reads the value.
+/// Implements traits that only read the value for `$handle<'_, T>`, which dereferences to `T`.
 macro_rules! forward_to_value {
     ($handle:ident) => {
         impl<T> AsRef<T> for $handle<'_, T> {
@@ -9,7 +9,8 @@ macro_rules! forward_to_value {
             }
         }
 
-        // `Hash`, `Eq` and `Ord` below are those of the value, as this trait asks for.
+        // `Borrow` requires that `Hash`, `Eq` and `Ord` agree with the value's; those below forward
+        // to it.
         impl<T> core::borrow::Borrow<T> for $handle<'_, T> {
             fn borrow(&self) -> &T {
                 self

@@ -1,4 +1,4 @@
-//! [`Handle`]: the `Box` of a [`Cache`].
+//! [`Handle`], which is to a [`Cache`] what `Box` is to the heap.
 
 use super::forward::forward_to_value;
 use super::{Cache, UninitHandle};
@@ -8,8 +8,10 @@ use core::ops::{Deref, DerefMut};
 use core::pin::Pin;
 use core::ptr::NonNull;
 
-/// A value in a [`Cache`], dropped and freed with the handle. As a `Box`, it may be sent to another thread when `T` may, and
-/// has associated functions in place of methods, which would hide those of `T`.
+/// Owns a value in a [`Cache`]. Dropping the handle drops the value and frees its object.
+///
+/// Like a `Box`, a handle may be sent to another thread if `T` may. Its functions are associated
+/// functions, because methods would hide those of `T`.
 ///
 /// ```
 /// use pinfold::slab::{Cache, Handle};
@@ -21,7 +23,7 @@ use core::ptr::NonNull;
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 ///
-/// It cannot outlive its cache:
+/// A handle cannot outlive its cache:
 ///
 /// ```compile_fail,E0505
 /// # use pinfold::slab::Cache;
@@ -31,7 +33,7 @@ use core::ptr::NonNull;
 /// println!("{name}");
 /// ```
 ///
-/// nor leave the thread with a value that must not:
+/// A handle whose value must not leave its thread cannot be sent to another one:
 ///
 /// ```compile_fail,E0277
 /// # use pinfold::slab::Cache;
@@ -40,7 +42,7 @@ use core::ptr::NonNull;
 /// std::thread::scope(|scope| scope.spawn(move || drop(count)).join().unwrap());
 /// ```
 ///
-/// nor be shared with other threads when the value must not:
+/// A handle whose value must not be shared between threads cannot be shared either:
 ///
 /// ```compile_fail,E0277
 /// # use pinfold::slab::Cache;
@@ -53,39 +55,47 @@ pub struct Handle<'c, T> {
     cache: &'c Cache<T>,
 }
 
-// SAFETY: the handle owns its value as a `Box` does; the cache may be used by any thread.
+// SAFETY: the handle is the only owner of its value, which may be sent. Any thread may use the
+// cache.
 unsafe impl<T: Send> Send for Handle<'_, T> {}
-// SAFETY: a shared handle gives shared access to the value only.
+// SAFETY: a shared handle gives only shared access to the value, which may be shared.
 unsafe impl<T: Sync> Sync for Handle<'_, T> {}
 
 impl<'c, T> Handle<'c, T> {
-    /// Moves the value out and frees the object.
+    /// Moves the value out and frees the object. Costs as much as
+    /// [`KmemCache::free`](crate::slab::KmemCache::free) and a copy of the value.
     #[inline]
     pub fn into_inner(this: Self) -> T {
         let (at, cache) = Handle::into_object(this);
-        // SAFETY: the object is ours; its value is moved out, so that it has none to drop.
+        // SAFETY: `into_object` gave the object to this thread. The value is moved out below, so no
+        // value is left to drop.
         let _object = unsafe { UninitHandle::from_object(at, cache) };
-        // SAFETY: the object has a value, which nobody uses afterwards.
+        // SAFETY: the handle's object held a value, and after this read the object is only freed.
         unsafe { at.read() }
     }
 
-    /// Lets the value live as long as the cache. It is not dropped, and [`Cache::destroy`] reports its object.
+    /// Gives up the handle and keeps the value as long as the cache lives. The value is never
+    /// dropped, and [`Cache::destroy`] reports its object.
     ///
     /// ```
     /// # use pinfold::slab::{Cache, Handle};
     /// # use std::sync::LazyLock;
-    /// static TABLES: LazyLock<Cache<[u32; 4]>> = LazyLock::new(|| Cache::new("tables").expect("memory"));
-    /// let table: &'static mut [u32; 4] = Handle::leak(TABLES.alloc([1, 2, 3, 4]).expect("memory"));
+    /// static TABLES: LazyLock<Cache<[u32; 4]>> =
+    ///     LazyLock::new(|| Cache::new("tables").expect("memory"));
+    /// let table = TABLES.alloc([1, 2, 3, 4]).expect("memory");
+    /// let table: &'static mut [u32; 4] = Handle::leak(table);
     /// table[0] = 5;
     /// ```
     #[inline]
     pub fn leak(this: Self) -> &'c mut T {
         let (mut at, _) = Handle::into_object(this);
-        // SAFETY: the object has a value, is given up by the handle, and stays in use as long as the cache lives.
+        // SAFETY: the object holds a value, nothing else owns it, and it stays in use as long as
+        // the cache lives.
         unsafe { at.as_mut() }
     }
 
-    /// Where the value is. It is the caller's now, to be given to [`from_raw`](Self::from_raw) again.
+    /// Gives up the handle and returns the value's address. The caller owns the value, and passes
+    /// the address to [`from_raw`](Self::from_raw) later.
     ///
     /// ```
     /// # use pinfold::slab::{Cache, Handle};
@@ -102,19 +112,20 @@ impl<'c, T> Handle<'c, T> {
         Handle::into_object(this).0
     }
 
-    /// The handle of the value at `at`.
+    /// Returns a handle of the value at `at`.
     ///
     /// # Safety
     ///
-    /// `at` came from [`into_raw`](Self::into_raw) on a handle of `cache` and belongs to the caller, who does not use
-    /// it otherwise any more; or it is an object of `cache.raw()`, allocated there, with a value of `T` in it.
+    /// The caller owns the value at `at` and does not use it afterwards, except through the handle.
+    /// Either [`into_raw`](Self::into_raw) returned `at` from a handle of `cache`, or `at` is an
+    /// object that was allocated from `cache.raw()` and holds a value of `T`.
     #[inline]
     pub unsafe fn from_raw(at: NonNull<T>, cache: &'c Cache<T>) -> Self {
         Handle { at, cache }
     }
 
-    /// The handle, its value pinned: it stays at its address until it is dropped. A handle that is forgotten keeps the object
-    /// in use for good, so that its memory is not given out again even when the cache ends.
+    /// Pins the value: it stays at its address until it is dropped. If the handle is forgotten, the
+    /// object stays in use, so that its memory is never given out again, even if the cache ends.
     ///
     /// ```
     /// # use pinfold::slab::{Cache, Handle};
@@ -127,11 +138,12 @@ impl<'c, T> Handle<'c, T> {
     /// ```
     #[inline]
     pub fn into_pin(this: Self) -> Pin<Self> {
-        // SAFETY: moving the handle does not move the value; nothing but drop ends its object, see above.
+        // SAFETY: moving the handle does not move the value. The object's memory is reused only
+        // after `Drop` has run, because an object whose handle is forgotten stays in use.
         unsafe { Pin::new_unchecked(this) }
     }
 
-    /// Where the object is, and its cache; the caller owns it with its value.
+    /// Returns the object and its cache, and gives the object with its value to the caller.
     #[inline]
     fn into_object(this: Self) -> (NonNull<T>, &'c Cache<T>) {
         let this = ManuallyDrop::new(this);
@@ -143,7 +155,7 @@ impl<T> Deref for Handle<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the handle owns an initialised value.
+        // SAFETY: the handle owns the value at `at`, which is initialised.
         unsafe { self.at.as_ref() }
     }
 }
@@ -151,7 +163,7 @@ impl<T> Deref for Handle<'_, T> {
 impl<T> DerefMut for Handle<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, borrowed mutably.
+        // SAFETY: the handle owns the value at `at`, and is borrowed mutably.
         unsafe { self.at.as_mut() }
     }
 }
@@ -159,10 +171,11 @@ impl<T> DerefMut for Handle<'_, T> {
 impl<T> Drop for Handle<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // Gives the object back also when the value's drop panics.
-        // SAFETY: the object is the handle's, and its value is dropped before it is given back.
+        // Frees the object even if the value's `drop` panics.
+        // SAFETY: the handle owns the object. The value is dropped below, before the object is
+        // freed.
         let _object = unsafe { UninitHandle::from_object(self.at, self.cache) };
-        // SAFETY: the handle owns the value.
+        // SAFETY: the handle owns the value and is never used again.
         unsafe { self.at.drop_in_place() };
     }
 }

@@ -1,17 +1,19 @@
-//! [`ObjectCache`]: objects that have a value always, also while they are free.
+//! [`ObjectCache`]: objects that hold a value even while they are free.
 //!
-//! This is what the kernel's slab constructors are for: a value is made once, with its slab, and whoever frees an object leaves
-//! it as the next user needs it. That saves making and unmaking values that are large and change little.
+//! The kernel's slab constructors serve this purpose: a value is made once, together with its slab.
+//! Each user leaves an object as the next user needs it. This pays for values that are large and
+//! change little.
 //!
 //! # Why the constructor is a constant, and values have no drop
 //!
-//! * Slabs are made, and free objects made again, under a node's lock, in whatever thread needs one. A constructor that
-//!   ran code of the user's there could wait for a lock in the wrong order, panic half way through a slab, or use the
-//!   cache that waits for it. Copying a constant does none of this.
-//! * Slabs go back to the system without their objects being looked at, and an object that a signal handler freed may be
-//!   made again from the constant. Values are forgotten then, so they must not own anything: [`ObjectCache::new`]
-//!   refuses, at compile time, types that have something to drop. A pool of values that own memory is a [`Cache`](super::Cache) of
-//!   them and a list of handles.
+//! * Slabs are made under a node's lock, in any thread that needs one, and so are values that must
+//!   be made again. A constructor that ran the user's code there could wait for a lock in the wrong
+//!   order, panic halfway through a slab, or use the cache that is waiting for it. Copying a
+//!   constant does none of this.
+//! * Slabs go back to the system without a look at their objects, and an object that a signal
+//!   handler freed may be made again from the constant. Both forget a value. So values must not own
+//!   anything: [`ObjectCache::new`] refuses at compile time a type that has something to drop. For
+//!   values that own memory, use a [`Cache`](super::Cache) of them and a list of handles.
 
 use crate::slab::{CacheError, KmemCache, Leak};
 use core::alloc::Layout;
@@ -20,19 +22,20 @@ use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
-/// A type whose values an [`ObjectCache`] can keep.
+/// A type whose values an [`ObjectCache`] can hold.
 pub trait Reusable: Sized {
-    /// What a value is before its first use.
+    /// The value of an object before its first use.
     const NEW: Self;
 
-    /// Called when a value goes back to the cache, for the next user. Does nothing by default: then the next user finds the
-    /// value as the last one left it.
+    /// Prepares the value for the next user, when it goes back to the cache. Does nothing by
+    /// default, so the next user finds the value as the last one left it.
     ///
-    /// When it panics, the object goes back with the value as it is then.
+    /// If it panics, the object still goes back to the cache, with the value as it is then.
     fn reset(&mut self) {}
 }
 
-/// A cache whose objects have values always: made once, from [`Reusable::NEW`], and used again as they are.
+/// A cache whose objects always hold a value. A value is made once, from [`Reusable::NEW`], and
+/// then reused.
 ///
 /// ```
 /// use pinfold::slab::{ObjectCache, Reusable};
@@ -45,7 +48,7 @@ pub trait Reusable: Sized {
 /// impl Reusable for Message {
 ///     const NEW: Message = Message { length: 0, bytes: [0; 4000] };
 ///
-///     /// The bytes may stay: nobody reads beyond the length.
+///     /// Keeps the bytes, because users read only `length` of them.
 ///     fn reset(&mut self) {
 ///         self.length = 0;
 ///     }
@@ -60,7 +63,7 @@ pub trait Reusable: Sized {
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 ///
-/// Values that have something to drop are refused:
+/// A type that has something to drop is refused:
 ///
 /// ```compile_fail,E0080
 /// # use pinfold::slab::{ObjectCache, Reusable};
@@ -73,7 +76,8 @@ pub trait Reusable: Sized {
 ///
 /// # Threads
 ///
-/// The cache is `Send` and `Sync` when `T` is `Send`: a value that one thread left there is another's next.
+/// The cache is `Send` and `Sync` if `T` is `Send`, because a thread may receive a value that
+/// another thread left in the cache.
 ///
 /// ```compile_fail,E0277
 /// # use pinfold::slab::{ObjectCache, Reusable};
@@ -87,7 +91,8 @@ pub trait Reusable: Sized {
 ///
 /// # Lifetimes
 ///
-/// A value that is left in the cache may be read as long as the cache lives, so what it borrows must live that long:
+/// A value that is left in the cache may be read as long as the cache lives. So what it borrows
+/// must live that long:
 ///
 /// ```compile_fail
 /// # use pinfold::slab::{ObjectCache, Reusable};
@@ -101,21 +106,24 @@ pub trait Reusable: Sized {
 /// ```
 pub struct ObjectCache<T: Reusable> {
     raw: KmemCache,
-    /// Holds values that users write and read again: neither `Send` nor `Sync` by itself, and invariant.
+    /// The cache holds values that users write and read again: neither `Send` nor `Sync` by itself,
+    /// and invariant.
     _values: PhantomData<*mut T>,
 }
 
-// SAFETY: who has the cache can get values that another thread has left in it, and they may be sent.
+// SAFETY: the owner of the cache may receive values that other threads left in it. `T: Send` allows
+// that.
 unsafe impl<T: Reusable + Send> Send for ObjectCache<T> {}
-// SAFETY: as above; a value is one handle's at a time.
+// SAFETY: a thread that shares the cache may receive values that other threads left in it, which
+// `T: Send` allows. Only one handle at a time has a value.
 unsafe impl<T: Reusable + Send> Sync for ObjectCache<T> {}
 
 impl<T: Reusable> ObjectCache<T> {
-    /// Makes a cache of values of `T`.
+    /// Makes a cache of values of `T`. Fails to compile if `T` has something to drop.
     ///
     /// # Errors
     ///
-    /// As for [`KmemCache::new`].
+    /// [`CacheError`]: the type is too large, there are too many caches, or the system has no memory.
     pub fn new(name: &str) -> Result<ObjectCache<T>, CacheError> {
         const {
             assert!(
@@ -123,7 +131,8 @@ impl<T: Reusable> ObjectCache<T> {
                 "values of an ObjectCache are forgotten, so they must not need to be dropped"
             );
         }
-        // SAFETY: `construct` writes an object of this layout, and calls nothing.
+        // SAFETY: `construct` initialises an object of this layout, calls nothing, and cannot
+        // unwind.
         let raw = unsafe { KmemCache::with_constructor(name, Layout::new::<T>(), construct::<T>) }?;
         Ok(ObjectCache {
             raw,
@@ -131,9 +140,10 @@ impl<T: Reusable> ObjectCache<T> {
         })
     }
 
-    /// A value: new, or as its last user and [`Reusable::reset`] left it; `None` when the system has no memory.
+    /// Allocates an object with its value: new, or as its last user and [`Reusable::reset`] left
+    /// it. Returns `None` if the system has no memory.
     ///
-    /// Costs as [`KmemCache::alloc`] does. The value is not touched.
+    /// Costs as much as [`KmemCache::alloc`]. Does not touch the value.
     #[inline]
     pub fn alloc(&self) -> Option<Kept<'_, T>> {
         let object = self.raw.alloc()?;
@@ -143,28 +153,30 @@ impl<T: Reusable> ObjectCache<T> {
         })
     }
 
-    /// The cache behind it, for `shrink`, `statistics` and the like.
+    /// Returns the untyped cache, which has `shrink`, `statistics` and the like.
     pub fn raw(&self) -> &KmemCache {
         &self.raw
     }
 
-    /// Ends the cache.
+    /// Ends the cache and gives its memory back.
     ///
     /// # Errors
     ///
-    /// As for [`KmemCache::destroy`]: handles were forgotten.
+    /// [`Leak`] if handles were forgotten, or if the kernel cannot fence. It holds the untyped
+    /// cache, which works as before.
     pub fn destroy(self) -> Result<(), Leak> {
         self.raw.destroy()
     }
 }
 
-/// Makes a value in an object.
+/// Writes a value into an object.
 ///
 /// # Safety
 ///
-/// `object` is writable, with the layout of `T`.
+/// `object` has the layout of `T`, and the caller owns it.
 unsafe fn construct<T: Reusable>(object: *mut u8) {
-    // SAFETY: the caller's promise. What was there has nothing to drop.
+    // SAFETY: the caller owns the object, which has the layout of `T`. An older value there has
+    // nothing to drop.
     unsafe { object.cast::<T>().write(T::NEW) };
 }
 
@@ -174,22 +186,27 @@ impl<T: Reusable> fmt::Debug for ObjectCache<T> {
     }
 }
 
-/// A value of an [`ObjectCache`], reset and given back with the handle. It may be sent to other threads when `T` may.
+/// Owns a value of an [`ObjectCache`]. Dropping it resets the value and gives the object back. May
+/// be sent to another thread if `T` may.
+///
+/// See [`ObjectCache`] for an example.
 pub struct Kept<'c, T: Reusable> {
     at: NonNull<T>,
     cache: &'c ObjectCache<T>,
 }
 
-// SAFETY: the handle has its value to itself, and the cache may be shared when `T` may be sent.
+// SAFETY: the handle has exclusive access to its value, which may be sent, and the cache may be
+// shared if `T` is `Send`.
 unsafe impl<T: Reusable + Send> Send for Kept<'_, T> {}
-// SAFETY: a shared handle gives shared access to the value only.
+// SAFETY: a shared handle gives only shared access to the value, which may be shared.
 unsafe impl<T: Reusable + Sync> Sync for Kept<'_, T> {}
 
 impl<T: Reusable> Deref for Kept<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: objects of the cache have values always, and this one is the handle's.
+        // SAFETY: objects of the cache always hold a value, and the handle has exclusive access to
+        // this one.
         unsafe { self.at.as_ref() }
     }
 }
@@ -197,7 +214,8 @@ impl<T: Reusable> Deref for Kept<'_, T> {
 impl<T: Reusable> DerefMut for Kept<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, borrowed mutably.
+        // SAFETY: objects of the cache always hold a value, and the handle, borrowed mutably, has
+        // exclusive access to this one.
         unsafe { self.at.as_mut() }
     }
 }
@@ -205,12 +223,13 @@ impl<T: Reusable> DerefMut for Kept<'_, T> {
 impl<T: Reusable> Drop for Kept<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        /// Gives the object back, also when `reset` panics.
+        /// Gives the object back even if `reset` panics.
         struct GiveBack<'k>(&'k KmemCache, NonNull<u8>);
         impl Drop for GiveBack<'_> {
             #[inline]
             fn drop(&mut self) {
-                // SAFETY: the object came from this cache and is given up; it has a value, as the constructor's users promise.
+                // SAFETY: the object came from this cache, the handle gives it up, and it still
+                // holds a value, as the next user needs.
                 unsafe { self.0.free(self.1) };
             }
         }

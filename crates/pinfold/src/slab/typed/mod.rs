@@ -1,30 +1,36 @@
-//! Caches of one type, whose handles give their objects back when they are dropped.
+//! Caches of one type. Their handles free their objects when they are dropped.
 //!
 //! | cache | handle | like | the object holds |
 //! |---|---|---|---|
 //! | [`Cache<T>`] | [`Handle`] | `Box` | a value while it is in use |
-//! | [`SharedCache<T>`](super::SharedCache) | [`Shared`](super::Shared) | `Arc` | a value and its count while they are in use |
-//! | [`ObjectCache<T>`](super::ObjectCache) | [`Kept`](super::Kept) | a pool's | a value always |
+//! | [`SharedCache<T>`] | [`Shared`] | `Arc` | a value and its count while they are in use |
+//! | [`ObjectCache<T>`] | [`Kept`] | a pool's handle | always a value |
 //!
 //! # Who owns an object
 //!
-//! An object from [`KmemCache::alloc`] becomes an [`UninitHandle`]'s at once, and is given back by exactly one of the things
-//! it turns into:
+//! An object from [`KmemCache::alloc`] first belongs to an [`UninitHandle`]. Ownership then moves
+//! as shown, and the last owner frees the object:
 //!
 //! ```text
-//! KmemCache ──► UninitHandle ── write, assume_init ──► Handle ──► drop, into_inner ──► UninitHandle ──► KmemCache
-//!                     └── dropped, by a constructor's error or panic too ──► KmemCache
-//!                                              leak, into_raw, mem::forget ──► in use until the process ends, or from_raw
+//! KmemCache ─► UninitHandle ── write, assume_init ─► Handle ─ drop, into_inner ─► UninitHandle
+//!                   │                                   │                               │
+//!                   │ drop; error or panic              │ leak, into_raw,               │ drop
+//!                   │ of a constructor                  │ mem::forget                   │
+//!                   ▼                                   ▼                               ▼
+//!               KmemCache                 in use until from_raw, or the             KmemCache
+//!                                         process ends
 //! ```
 //!
-//! A handle borrows its cache, so that no cache ends before its handles. An object whose handle was forgotten counts as in use,
-//! and memory of objects in use is never given back: what is pinned stays where it is.
+//! A handle borrows its cache, so a cache cannot end before its handles. An object whose handle was
+//! forgotten counts as in use. Memory of objects in use is never given back, so pinned values stay
+//! where they are.
 //!
-//! # Caches that live for ever
+//! # Handles without a lifetime
 //!
-//! Handles without a lifetime to name come from a cache in a `static`, or from one that `Box::leak` made `&'static`:
-//! `Handle<'static, T>` can be stored in any struct. There is no handle that counts references to its cache: every allocation
-//! on every CPU would write the one count, which is what a cache per CPU is there to avoid.
+//! Handles of a cache in a `static`, or of one that `Box::leak` made `&'static`, need no lifetime
+//! parameter: `Handle<'static, T>` can be stored in any struct. There is no handle that counts
+//! references to its cache, because then every allocation on every CPU would write the same count.
+//! A cache per CPU exists to avoid that.
 
 mod forward;
 mod handle;
@@ -43,7 +49,8 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::panic::{RefUnwindSafe, UnwindSafe};
 
-/// A cache of `T`: values that are made when they are allocated and dropped when they are freed.
+/// A cache of values of `T`. A value is made when its object is allocated, and dropped when its
+/// handle is dropped.
 ///
 /// ```
 /// use pinfold::slab::Cache;
@@ -57,13 +64,14 @@ use core::panic::{RefUnwindSafe, UnwindSafe};
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 ///
-/// In a `static`, its handles need no lifetime:
+/// Handles of a cache in a `static` need no lifetime parameter:
 ///
 /// ```
 /// use pinfold::slab::{Cache, Handle};
 /// use std::sync::LazyLock;
 ///
-/// static PACKETS: LazyLock<Cache<[u8; 1500]>> = LazyLock::new(|| Cache::new("packets").expect("memory"));
+/// static PACKETS: LazyLock<Cache<[u8; 1500]>> =
+///     LazyLock::new(|| Cache::new("packets").expect("memory"));
 ///
 /// struct Connection {
 ///     last: Handle<'static, [u8; 1500]>,
@@ -75,11 +83,11 @@ use core::panic::{RefUnwindSafe, UnwindSafe};
 ///
 /// # Threads
 ///
-/// A cache is `Send` and `Sync` whatever `T` is: it holds no values, and one that is allocated belongs to the thread that
-/// allocated it. Handles go to other threads only if `T` may.
+/// A cache is `Send` and `Sync` for every `T`, because it holds no values: a value belongs to its
+/// handle. Handles may go to other threads only if `T` may.
 pub struct Cache<T> {
     raw: KmemCache,
-    /// Makes values, holds none: `Send`, `Sync` and covariant.
+    /// The cache makes values but holds none: `Send`, `Sync` and covariant.
     _values: PhantomData<fn() -> T>,
 }
 
@@ -88,7 +96,7 @@ impl<T> Cache<T> {
     ///
     /// # Errors
     ///
-    /// As for [`KmemCache::new`].
+    /// [`CacheError`]: the type is too large, there are too many caches, or the system has no memory.
     pub fn new(name: &str) -> Result<Cache<T>, CacheError> {
         Ok(Cache {
             raw: KmemCache::new(name, Layout::new::<T>())?,
@@ -96,12 +104,12 @@ impl<T> Cache<T> {
         })
     }
 
-    /// Moves `value` into an object of the cache; gives it back when the system has no memory. Costs as
-    /// [`KmemCache::alloc`] does.
+    /// Moves `value` into an object of the cache. Costs as much as [`KmemCache::alloc`] and a copy
+    /// of the value.
     ///
     /// # Errors
     ///
-    /// The value itself.
+    /// The value itself, if the system has no memory.
     #[inline]
     pub fn alloc(&self, value: T) -> Result<Handle<'_, T>, T> {
         match self.alloc_uninit() {
@@ -110,12 +118,16 @@ impl<T> Cache<T> {
         }
     }
 
-    /// Has `constructor` make a value in an object of the cache; `None`, without calling it, when the system has no memory.
-    /// Costs as [`KmemCache::alloc`] does.
+    /// Allocates an object and lets `constructor` make its value. Returns `None` without calling
+    /// `constructor` if the system has no memory.
     ///
-    /// The object is there before the value, so that the compiler can make the value in place: it does for small values and
-    /// for cleared ones; others may be made on the stack and copied, as with `Box::new`. What must not be on the stack is
-    /// made with [`alloc_uninit`](Self::alloc_uninit). When the constructor panics, the object goes back to the cache.
+    /// Costs as much as [`KmemCache::alloc`].
+    ///
+    /// The object is allocated before the value is made, so the compiler may make the value in
+    /// place. It does so for small values and for zeroed ones. Others may be made on the stack and
+    /// copied, as with `Box::new`. For a value that must not be on the stack, use
+    /// [`alloc_uninit`](Self::alloc_uninit). If the constructor panics, the object goes back to the
+    /// cache.
     ///
     /// ```
     /// # use pinfold::slab::Cache;
@@ -130,11 +142,15 @@ impl<T> Cache<T> {
         Some(object.write(constructor()))
     }
 
-    /// As [`alloc_with`](Self::alloc_with), for a constructor that may fail; then the object goes back to the cache.
+    /// Allocates an object and lets a constructor that may fail make its value. If the constructor
+    /// fails, the object goes back to the cache.
+    ///
+    /// Costs as much as [`KmemCache::alloc`]. [`alloc_with`](Self::alloc_with) tells where the
+    /// value is made.
     ///
     /// # Errors
     ///
-    /// [`TryAllocError`]: the system has no memory, or what the constructor says.
+    /// [`TryAllocError`]: the system has no memory, or the constructor's error.
     ///
     /// ```
     /// # use pinfold::slab::{Cache, TryAllocError};
@@ -154,8 +170,10 @@ impl<T> Cache<T> {
         Ok(object.write(constructor().map_err(TryAllocError::Constructor)?))
     }
 
-    /// An object for a value that is yet to be written; `None` when the system has no memory. Costs as
-    /// [`KmemCache::alloc`] does.
+    /// Allocates an object whose value is yet to be written. Returns `None` if the system has no
+    /// memory.
+    ///
+    /// Costs as much as [`KmemCache::alloc`].
     ///
     /// ```
     /// # use pinfold::slab::Cache;
@@ -174,20 +192,21 @@ impl<T> Cache<T> {
     #[inline]
     pub fn alloc_uninit(&self) -> Option<UninitHandle<'_, T>> {
         let object = self.raw.alloc()?;
-        // SAFETY: the object is ours, and came from this cache.
+        // SAFETY: `alloc` returned the object from this cache, and it holds no value yet.
         Some(unsafe { UninitHandle::from_object(object.cast(), self) })
     }
 
-    /// The cache behind it, for `shrink`, `statistics` and the like.
+    /// Returns the untyped cache, which has `shrink`, `statistics` and the like.
     pub fn raw(&self) -> &KmemCache {
         &self.raw
     }
 
-    /// Ends the cache.
+    /// Ends the cache and gives its memory back.
     ///
     /// # Errors
     ///
-    /// As for [`KmemCache::destroy`]: values were leaked, or forgotten by `core::mem::forget` on their handles.
+    /// [`Leak`] if values were leaked or their handles forgotten, or if the kernel cannot fence. It
+    /// holds the untyped cache, which works as before.
     pub fn destroy(self) -> Result<(), Leak> {
         self.raw.destroy()
     }
@@ -199,11 +218,11 @@ impl<T> fmt::Debug for Cache<T> {
     }
 }
 
-// A panic leaves no cache half changed: no code of the user's runs while one changes.
+// A panic cannot leave a cache half changed, because no user code runs while it changes.
 impl<T> UnwindSafe for Cache<T> {}
 impl<T> RefUnwindSafe for Cache<T> {}
 
-/// Why [`try_alloc_with`](Cache::try_alloc_with) has no value.
+/// Why [`try_alloc_with`](Cache::try_alloc_with) returned no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TryAllocError<E> {
     /// The system has no memory; the constructor was not called.

@@ -1,12 +1,14 @@
-//! [`Shared`]: the `Arc` of a [`SharedCache`].
+//! [`Shared`], which is to a [`SharedCache`] what `Arc` is to the heap.
 //!
-//! An object holds the value and its count of handles. The protocol is `Arc`'s, without weak handles:
+//! An object holds the value and the number of its handles. The protocol is that of `Arc`, without
+//! weak handles:
 //!
-//! * Who has a handle may make another: `count += 1`, relaxed, as the handle proves that the count is not 0.
-//! * Who drops one does `count -= 1` with release. Who finds 1 there had the last one, and acquires what the others did with the value
-//!   before it drops it.
-//! * A count of 1, read with acquire through an exclusive borrow of a handle, says that nobody else has one and that nobody can
-//!   make one meanwhile.
+//! * **Clone:** `count += 1`, relaxed. The handle that is cloned proves that the count is not 0.
+//! * **Drop:** `count -= 1`, release. The thread that finds 1 dropped the last handle. It executes
+//!   an acquire fence, which makes everything that other threads did with the value visible, and
+//!   then drops the value.
+//! * **Exclusive access:** a thread that reads a count of 1 with acquire, through a mutable borrow
+//!   of a handle, has the only handle. No other handle can appear meanwhile.
 
 use super::forward::forward_to_value;
 use super::{Cache, Handle, TryAllocError};
@@ -19,8 +21,9 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::fence;
 
-/// Counts above this end the process: handles that were made and forgotten this often must not make the count begin again at
-/// 0. The other half of the range is for the threads that find out at the same time.
+/// A count above this ends the process. Otherwise handles that are cloned and forgotten could bring
+/// the count back to 0. The other half of the range leaves room for threads that add to the count
+/// at the same time.
 const COUNT_MOST: usize = isize::MAX as usize;
 
 struct Counted<T> {
@@ -37,7 +40,8 @@ impl<T> Counted<T> {
     }
 }
 
-/// A cache of values of `T` that several handles share: one object, and so one allocation, for a value and its count.
+/// A cache of values of `T` that several handles share. A value and its count are one object, and
+/// so one allocation.
 ///
 /// ```
 /// use pinfold::slab::{Shared, SharedCache};
@@ -45,14 +49,16 @@ impl<T> Counted<T> {
 /// let routes = SharedCache::new("routes")?;
 /// let route = routes.alloc(String::from("10.0.0.0/8")).expect("memory");
 /// let other = route.clone();
-/// std::thread::scope(|scope| scope.spawn(move || assert_eq!(*other, "10.0.0.0/8")).join().unwrap());
+/// let check = move || assert_eq!(*other, "10.0.0.0/8");
+/// std::thread::scope(|scope| scope.spawn(check).join().unwrap());
 /// assert_eq!(Shared::strong_count(&route), 1);
 /// drop(route);
 /// routes.destroy().expect("every value came back");
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 ///
-/// As [`Cache`], it is `Send` and `Sync` whatever `T` is, and handles of one in a `static` need no lifetime.
+/// Like [`Cache`], it is `Send` and `Sync` for every `T`, and handles of a cache in a `static` need
+/// no lifetime parameter.
 pub struct SharedCache<T> {
     counted: Cache<Counted<T>>,
 }
@@ -62,16 +68,17 @@ impl<T> SharedCache<T> {
     ///
     /// # Errors
     ///
-    /// As for [`KmemCache::new`].
+    /// [`CacheError`]: the type is too large, there are too many caches, or the system has no memory.
     pub fn new(name: &str) -> Result<SharedCache<T>, CacheError> {
         Cache::new(name).map(|counted| SharedCache { counted })
     }
 
-    /// As [`Cache::alloc`].
+    /// Moves `value` into an object of the cache, and returns its first handle. Costs as much as
+    /// [`Cache::alloc`].
     ///
     /// # Errors
     ///
-    /// The value itself, when the system has no memory.
+    /// The value itself, if the system has no memory.
     #[inline]
     pub fn alloc(&self, value: T) -> Result<Shared<'_, T>, T> {
         match self.counted.alloc_uninit() {
@@ -80,18 +87,20 @@ impl<T> SharedCache<T> {
         }
     }
 
-    /// As [`Cache::alloc_with`].
+    /// Lets `constructor` make a value in an object, as [`Cache::alloc_with`] does, and returns its
+    /// first handle. Returns `None` if the system has no memory.
     #[inline]
     pub fn alloc_with(&self, constructor: impl FnOnce() -> T) -> Option<Shared<'_, T>> {
         let handle = self.counted.alloc_with(|| Counted::new(constructor()))?;
         Some(self.share(handle))
     }
 
-    /// As [`Cache::try_alloc_with`].
+    /// Lets a constructor that may fail make a value in an object, as [`Cache::try_alloc_with`]
+    /// does, and returns its first handle.
     ///
     /// # Errors
     ///
-    /// [`TryAllocError`]: the system has no memory, or what the constructor says.
+    /// [`TryAllocError`]: the system has no memory, or the constructor's error.
     #[inline]
     pub fn try_alloc_with<E>(
         &self,
@@ -101,7 +110,7 @@ impl<T> SharedCache<T> {
         Ok(self.share(self.counted.try_alloc_with(counted)?))
     }
 
-    /// The first handle of a value.
+    /// Returns the first handle of a value.
     #[inline]
     fn share<'c>(&'c self, handle: Handle<'c, Counted<T>>) -> Shared<'c, T> {
         Shared {
@@ -110,16 +119,17 @@ impl<T> SharedCache<T> {
         }
     }
 
-    /// The cache behind it, for `shrink`, `statistics` and the like.
+    /// Returns the untyped cache, which has `shrink`, `statistics` and the like.
     pub fn raw(&self) -> &KmemCache {
         self.counted.raw()
     }
 
-    /// Ends the cache.
+    /// Ends the cache and gives its memory back.
     ///
     /// # Errors
     ///
-    /// As for [`Cache::destroy`].
+    /// [`Leak`] if handles were forgotten, or if the kernel cannot fence. It holds the untyped
+    /// cache, which works as before.
     pub fn destroy(self) -> Result<(), Leak> {
         self.counted.destroy()
     }
@@ -131,10 +141,12 @@ impl<T> fmt::Debug for SharedCache<T> {
     }
 }
 
-/// One of the handles that share a value in a [`SharedCache`]; the last one drops the value and frees its object.
+/// A handle that shares its value in a [`SharedCache`] with other handles. The last one drops the
+/// value and frees its object.
 ///
-/// As an `Arc`, it may be sent to and shared with other threads when `T` may be both, and has associated functions in
-/// place of methods. Making one and dropping one is an atomic add to a count that all handles of the value write.
+/// Like an `Arc`, a handle may be sent to and shared with other threads if `T` may be both, and its
+/// functions are associated functions. Cloning and dropping cost one atomic add each, to a count
+/// that all handles of the value write. See [`SharedCache`] for an example.
 ///
 /// ```compile_fail,E0277
 /// # use pinfold::slab::SharedCache;
@@ -155,29 +167,30 @@ pub struct Shared<'c, T> {
     cache: &'c SharedCache<T>,
 }
 
-// SAFETY: the handle gives shared access to the value from several threads (`Sync`), and the last one, wherever it is, drops
-// the value (`Send`).
+// SAFETY: handles in several threads give shared access to the value (`T: Sync`). The last one
+// drops the value in its thread (`T: Send`).
 unsafe impl<T: Send + Sync> Send for Shared<'_, T> {}
-// SAFETY: as above: a shared handle can be cloned.
+// SAFETY: a thread that has a shared handle can clone it, and its clone may be the last one to
+// drop. `T: Send + Sync` allows that.
 unsafe impl<T: Send + Sync> Sync for Shared<'_, T> {}
 
 impl<'c, T> Shared<'c, T> {
     fn counted(&self) -> &Counted<T> {
-        // SAFETY: the object has a value while there is a handle.
+        // SAFETY: an object holds a value as long as a handle exists, and `self` is one.
         unsafe { self.at.as_ref() }
     }
 
-    /// How many handles the value has. Another thread may change it at once.
+    /// Returns how many handles the value has. Another thread may change the number at any moment.
     pub fn strong_count(this: &Self) -> usize {
         this.counted().count.load(Relaxed)
     }
 
-    /// Whether both are handles of the same value.
+    /// Returns whether both handles share the same value.
     pub fn ptr_eq(this: &Self, other: &Self) -> bool {
         this.at == other.at
     }
 
-    /// The value, if this is its only handle.
+    /// Returns the value for writing if this is its only handle.
     ///
     /// ```
     /// # use pinfold::slab::{Shared, SharedCache};
@@ -190,66 +203,72 @@ impl<'c, T> Shared<'c, T> {
     /// # Ok::<(), pinfold::slab::CacheError>(())
     /// ```
     pub fn get_mut(this: &mut Self) -> Option<&mut T> {
-        // Acquire pairs with the release in `gives_up_last`: what other handles did is over.
+        // Acquire pairs with the release in `gives_up_last`: what other threads did with the value
+        // is visible.
         if this.counted().count.load(Acquire) != 1 {
             return None;
         }
-        // SAFETY: this is the only handle, and it is borrowed mutably.
+        // SAFETY: the count of 1 says that this is the only handle, and it is borrowed mutably.
         Some(unsafe { &mut this.at.as_mut().value })
     }
 
-    /// Moves the value out and frees its object, if this is its only handle.
+    /// Moves the value out and frees its object if this is its only handle.
     ///
     /// # Errors
     ///
-    /// The handle itself, when there are others. Two threads that try with the last two handles may both get theirs back;
-    /// see [`into_inner`](Self::into_inner).
+    /// The handle itself, if there are others. If two threads try with the last two handles, both
+    /// may get theirs back; see [`into_inner`](Self::into_inner).
     pub fn try_unwrap(this: Self) -> Result<T, Self> {
-        // Acquire: as in `get_mut`.
+        // Acquire pairs with the release in `gives_up_last`: what other threads did with the value
+        // is visible.
         if this.counted().count.load(Acquire) != 1 {
             return Err(this);
         }
         let this = ManuallyDrop::new(this);
-        // SAFETY: this was the only handle, and its drop does not run.
+        // SAFETY: the count of 1 says that this was the only handle, and `ManuallyDrop` keeps its
+        // drop from running.
         Ok(Handle::into_inner(unsafe { this.handle() }).value)
     }
 
-    /// Drops this handle, and if it was the last one, moves the value out and frees its object. Of the threads that call it
-    /// with all handles of a value, exactly one gets the value.
+    /// Drops this handle. If it was the last one, moves the value out and frees its object. If
+    /// threads call this with all handles of a value, exactly one of them gets the value.
     pub fn into_inner(this: Self) -> Option<T> {
         let this = ManuallyDrop::new(this);
-        // SAFETY: the handle's drop does not run.
+        // SAFETY: `ManuallyDrop` keeps the handle's drop from running, so this is the only call for
+        // this handle.
         if !unsafe { this.gives_up_last() } {
             return None;
         }
-        // SAFETY: this was the last handle.
+        // SAFETY: `gives_up_last` found that this was the last handle.
         Some(Handle::into_inner(unsafe { this.handle() }).value)
     }
 
-    /// Takes this handle out of the count; whether it was the last one.
+    /// Subtracts this handle from the count. Returns whether it was the last one.
     ///
     /// # Safety
     ///
-    /// Called once, and if false comes back the handle is not used any more.
+    /// Called once for a handle. If it returns false, the handle is not used any more.
     #[inline]
     unsafe fn gives_up_last(&self) -> bool {
-        // Release: what this thread did with the value comes before its drop.
+        // Release pairs with the acquire fence below, in the thread that drops the last handle:
+        // what this thread did with the value comes before the value's drop.
         if self.counted().count.fetch_sub(1, Release) != 1 {
             return false;
         }
-        // Pairs with the release above in the threads that dropped the other handles.
+        // Pairs with the release above, in the threads that dropped the other handles.
         fence(Acquire);
         true
     }
 
-    /// The object with the value, to be ended.
+    /// Returns the object with its value, to be dropped or moved out.
     ///
     /// # Safety
     ///
-    /// There is no other handle, and this one is not used any more.
+    /// No other handle exists, and this one is not used any more.
     #[inline]
     unsafe fn handle(&self) -> Handle<'c, Counted<T>> {
-        // SAFETY: `share` took it from a handle of this cache; nobody else uses it.
+        // SAFETY: `share` got the address from a handle of this cache, and the caller promises that
+        // no handle uses it any more.
         unsafe { Handle::from_raw(self.at, &self.cache.counted) }
     }
 }
@@ -275,9 +294,9 @@ fn too_many() -> ! {
 impl<T> Drop for Shared<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: called once, and the handle ends here.
+        // SAFETY: drop runs once for a handle, and the handle is not used afterwards.
         if unsafe { self.gives_up_last() } {
-            // SAFETY: this was the last handle.
+            // SAFETY: `gives_up_last` found that this was the last handle.
             drop(unsafe { self.handle() });
         }
     }
@@ -325,7 +344,7 @@ mod tests {
         }
         let cache = SharedCache::new("overflow").unwrap();
         let shared = cache.alloc(1).unwrap();
-        // As if that many handles had been made and forgotten.
+        // The same count as after that many forgotten clones.
         shared.counted().count.store(COUNT_MOST, Relaxed);
         core::mem::forget(shared.clone());
         core::mem::forget(shared.clone());

@@ -1,64 +1,77 @@
-//! [`UninitHandle`]: an object that has no value yet, or none any more.
+//! [`UninitHandle`]: owns an object that holds no value.
 
 use super::{Cache, Handle};
 use core::fmt;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ptr::NonNull;
 
-/// An object of a [`Cache`] without a value; given back when dropped.
+/// Owns an object of a [`Cache`] that holds no value. Dropping it frees the object.
 ///
-/// From [`Cache::alloc_uninit`]. It may be sent to other threads when `T` may.
+/// ```
+/// use pinfold::slab::Cache;
+///
+/// let cache = Cache::<u64>::new("numbers")?;
+/// let number = cache.alloc_uninit().expect("memory").write(7);
+/// assert_eq!(*number, 7);
+/// # Ok::<(), pinfold::slab::CacheError>(())
+/// ```
+///
+/// [`Cache::alloc_uninit`] returns it. It may be sent to another thread if `T` may.
 pub struct UninitHandle<'c, T> {
     at: NonNull<T>,
     cache: &'c Cache<T>,
 }
 
-// SAFETY: the handle owns its object; the cache may be used by any thread.
+// SAFETY: the handle is the only owner of its object, and any thread may use the cache.
 unsafe impl<T: Send> Send for UninitHandle<'_, T> {}
-// SAFETY: a shared handle gives access to nothing.
+// SAFETY: a shared handle gives no access to the object.
 unsafe impl<T: Sync> Sync for UninitHandle<'_, T> {}
 
 impl<'c, T> UninitHandle<'c, T> {
+    /// Returns a handle of the object at `at`.
+    ///
     /// # Safety
     ///
-    /// The object at `at` came from `cache` and is the caller's, without a value that is still to be dropped.
+    /// The caller owns the object at `at`, which came from `cache` and holds no value that is still
+    /// to be dropped.
     #[inline]
     pub(super) unsafe fn from_object(at: NonNull<T>, cache: &'c Cache<T>) -> Self {
         UninitHandle { at, cache }
     }
 
-    /// Where the object is, and its cache; the caller owns it.
+    /// Returns the object and its cache, and gives the object to the caller.
     #[inline]
     pub(super) fn into_object(self) -> (NonNull<T>, &'c Cache<T>) {
         let this = ManuallyDrop::new(self);
         (this.at, this.cache)
     }
 
-    /// Moves `value` into the object.
+    /// Moves `value` into the object, and returns its handle. Costs a copy of the value.
     #[inline]
     pub fn write(self, value: T) -> Handle<'c, T> {
-        // SAFETY: the object is ours and has the layout of `T`.
+        // SAFETY: the handle owns the object, which has the layout of `T`.
         unsafe { self.at.write(value) };
-        // SAFETY: written just now.
+        // SAFETY: the line above wrote a value.
         unsafe { self.assume_init() }
     }
 
-    /// The object's memory, to be written in parts.
+    /// Returns the object's memory, for a caller that writes it in parts.
     #[inline]
     pub fn as_uninit(&mut self) -> &mut MaybeUninit<T> {
-        // SAFETY: the object is ours, has the layout of `T`, and need not have a value for this type.
+        // SAFETY: the handle owns the object, which has the layout of `T`. A `MaybeUninit` need not
+        // hold a value.
         unsafe { self.at.cast().as_mut() }
     }
 
-    /// Says that the object has a value now.
+    /// Returns the object's handle, now that the caller has written a value.
     ///
     /// # Safety
     ///
-    /// A value of `T` was written through [`as_uninit`](Self::as_uninit).
+    /// The caller wrote a value of `T` through [`as_uninit`](Self::as_uninit).
     #[inline]
     pub unsafe fn assume_init(self) -> Handle<'c, T> {
         let (at, cache) = self.into_object();
-        // SAFETY: the object came from this cache; the caller says that it has a value.
+        // SAFETY: the object came from this cache, and the caller promises that it holds a value.
         unsafe { Handle::from_raw(at, cache) }
     }
 }
@@ -66,7 +79,7 @@ impl<'c, T> UninitHandle<'c, T> {
 impl<T> Drop for UninitHandle<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the object is ours and came from this cache.
+        // SAFETY: the handle owns the object, which came from this cache.
         unsafe { self.cache.raw.free(self.at.cast()) };
     }
 }
