@@ -125,3 +125,8 @@ unsafe impl GlobalAlloc for Pinfold {
         unsafe { heap::realloc_exact(block, layout, size) }
     }
 }
+
+/// Runs the README's examples as tests. They use `pinfold` and this crate.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -41,10 +41,15 @@ pub fn abort(message: core::fmt::Arguments<'_>) -> ! {
     sys::die(message)
 }
 
-/// Runs the README's examples as tests.
+/// Runs the examples of docs/object-caches.md as tests.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
+#[doc = include_str!("../../../docs/object-caches.md")]
+struct ObjectCachesDocumentation;
+
+/// Runs the examples of docs/counters.md as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/counters.md")]
+struct CountersDocumentation;
 
 /// Runs the examples of docs/slabinfo.md as tests.
 #[cfg(doctest)]

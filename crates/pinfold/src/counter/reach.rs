@@ -178,7 +178,10 @@ pub(super) fn is_supported() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         const CMPXCHG16B: u32 = 1 << 13;
-        core::arch::x86_64::__cpuid(1).ecx & CMPXCHG16B != 0
+        // SAFETY: every x86-64 processor has the instruction, and it only reads.
+        #[allow(unused_unsafe, reason = "Rust 1.89 has the function as unsafe")]
+        let features = unsafe { core::arch::x86_64::__cpuid(1) };
+        features.ecx & CMPXCHG16B != 0
     }
     #[cfg(not(target_arch = "x86_64"))]
     {

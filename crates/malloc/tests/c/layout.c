@@ -1,0 +1,34 @@
+/*
+ * The structs that programs define, or get by value, keep the layout that docs/versions.md
+ * promises: programs have it compiled in. Prints "ok".
+ */
+#include "pinfold.h"
+
+#include <stdio.h>
+
+_Static_assert(sizeof(struct pinfold_counter) == 128, "a counter takes 128 bytes");
+_Static_assert(_Alignof(struct pinfold_counter) == 16, "a counter is aligned as malloc aligns");
+_Static_assert(sizeof(struct pinfold_event) == 16, "an event counter takes 16 bytes");
+_Static_assert(_Alignof(struct pinfold_event) == 8, "an event counter is aligned to 8");
+_Static_assert(sizeof(struct pinfold_reader) == 16, "a reader takes 16 bytes");
+_Static_assert(sizeof(struct pinfold_mallinfo2) == 10 * sizeof(size_t), "glibc's ten fields");
+_Static_assert(offsetof(struct pinfold_mallinfo2, keepcost) == 9 * sizeof(size_t),
+	       "in glibc's order");
+_Static_assert(sizeof(struct pinfold_slab_statistics) == 72, "statistics have nine fields");
+_Static_assert(offsetof(struct pinfold_slab_statistics, stride) == 64, "in this order");
+_Static_assert(offsetof(struct pinfold_slab_report, kind) == 40, "a report's fields stay");
+_Static_assert(offsetof(struct pinfold_cache_info, flags) == 64, "a cache's fields stay");
+
+/* Programs have the initialisers compiled in too. */
+static const struct pinfold_counter counter = PINFOLD_COUNTER_INIT(7);
+static const struct pinfold_event event = PINFOLD_EVENT_INIT;
+
+int main(void)
+{
+	if (counter.pinfold_private[0] != 64 || counter.pinfold_private[8] != 7)
+		return puts("the counter's initialiser has changed"), 1;
+	if (event.pinfold_private[0] != 0 || event.pinfold_private[1] != 0)
+		return puts("the event counter's initialiser has changed"), 1;
+	puts("ok");
+	return 0;
+}
