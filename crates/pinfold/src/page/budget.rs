@@ -32,7 +32,7 @@ use super::held;
 use crate::sys;
 use crate::topology::cgroup;
 use core::sync::atomic::AtomicUsize;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::Ordering::Relaxed;
 
 /// The environment variable with the soft limit, in the form that [`Limit::parse`] reads.
 pub const VARIABLE: &str = "PINFOLD_MEMORY_LIMIT";
@@ -290,7 +290,7 @@ impl Drop for Lifted {
     fn drop(&mut self) {
         // The word is 0 already if a signal handler in this thread forked, and this is the child.
         let one_less = |lifted: usize| lifted.checked_sub(1);
-        let _ = LIFTED.fetch_update(SeqCst, Relaxed, one_less);
+        let _ = LIFTED.fetch_update(Relaxed, Relaxed, one_less);
     }
 }
 

@@ -25,6 +25,14 @@ unsafe fn at<'f>(index: u32) -> &'f mut Frame {
     unsafe { &mut *frame(index) }
 }
 
+/// Returns the state of granule `index`. Makes no reference to the frame: the granule may lie in a
+/// run in use, whose holder has one.
+unsafe fn state_of(index: u32) -> State {
+    // SAFETY: the caller promises a granule in a region, so that it has a frame. The holder of a run
+    // in use leaves the state as it is.
+    unsafe { (*frame(index)).state }
+}
+
 impl FreeRuns {
     pub(super) const fn new() -> Self {
         FreeRuns {
@@ -75,9 +83,8 @@ impl FreeRuns {
         // SAFETY: the lock is held. A region's first and last granules are never free, so that the
         // frames before and behind the run are in the same region.
         let neighbours = unsafe {
-            let (before, after) = (at(start - 1), at(end));
-            let before = (before.state == state).then_some(before.head);
-            [before, (after.state == state).then_some(end)]
+            let before = (state_of(start - 1) == state).then(|| at(start - 1).head);
+            [before, (state_of(end) == state).then_some(end)]
         };
         for neighbour in neighbours.into_iter().flatten() {
             let length = self.remove(neighbour);
@@ -144,17 +151,19 @@ impl FreeRuns {
 
     /// Returns the state and length of the free run that begins at `index`, or `None` if none does.
     pub(super) fn run_at(&self, index: u32) -> Option<(State, u32)> {
-        // SAFETY: `index` is the first granule behind a run, and so the first of the next one. The
-        // lock is held.
-        let run = unsafe { at(index) };
-        (run.state != State::Busy).then(|| (run.state, u32::from(run.granules)))
+        // SAFETY: the frame behind a run is the first of the next run. The lock is held, which
+        // protects the frames of a free run.
+        unsafe {
+            let state = state_of(index);
+            (state != State::Busy).then(|| (state, u32::from(at(index).granules)))
+        }
     }
 
     /// Returns whether an absent run ends before `index`.
     pub(super) fn is_absent_before(&self, index: u32) -> bool {
         // SAFETY: the frame before a run's first is the last of the run before it. The lock is
         // held.
-        unsafe { at(index - 1).state == State::Absent }
+        unsafe { state_of(index - 1) == State::Absent }
     }
 
     /// Returns the length of the clean run that ends before `index`, or 0 if there is none.
@@ -162,11 +171,9 @@ impl FreeRuns {
         // SAFETY: the frame before a run's first is the last of the run before it. The lock is
         // held.
         unsafe {
-            let last = at(index - 1);
-            if last.state == State::Clean {
-                index - last.head
-            } else {
-                0
+            match state_of(index - 1) {
+                State::Clean => index - at(index - 1).head,
+                _ => 0,
             }
         }
     }
