@@ -53,6 +53,25 @@ fn objects_are_aligned_disjoint_and_writable() {
     }
 }
 
+/// Two threads that run on one CPU one after the other get such objects, and may write to them on
+/// two CPUs from then on.
+#[test]
+fn small_objects_that_follow_each_other_share_no_cache_line() {
+    for size in [8, 16, 24, 32, 40, 48, 64, 80, 112, 320] {
+        let builder = KmemCache::builder("lines", layout(size, 8)).hardened(false);
+        let cache = builder.build().unwrap();
+        let objects = take(&cache, 8);
+        for pair in objects.windows(2) {
+            let [first, last] = [pair[0], pair[1]].map(|object| object.as_ptr() as usize);
+            assert!(
+                (first + size - 1) / 64 < last / 64,
+                "{size} bytes: {first:#x} and {last:#x}"
+            );
+        }
+        give(&cache, objects);
+    }
+}
+
 #[test]
 fn a_freed_object_is_given_out_again() {
     let cache = KmemCache::new("again", layout(64, 8)).unwrap();

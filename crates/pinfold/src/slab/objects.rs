@@ -6,6 +6,20 @@ use crate::sys::die;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
+/// The bytes of a cache line.
+const LINE: usize = 64;
+
+/// Returns log2 of how far apart, in objects of `size` bytes, objects lie that follow each other out
+/// of a fresh slab: so far that no two of them share a cache line.
+///
+/// Two threads that run on one CPU one after the other get objects that follow each other. If these
+/// shared a line, the threads would slow each other down from then on, whatever CPUs they run on.
+fn lines_apart(size: usize) -> u32 {
+    let is_far =
+        |&shift: &u32| (size << shift).is_multiple_of(LINE) || ((1 << shift) - 1) * size >= LINE;
+    (0..6).find(is_far).unwrap_or(0)
+}
+
 impl Slab {
     /// Returns where the first object's slot begins.
     pub(super) fn start(&self) -> *const u8 {
@@ -31,19 +45,23 @@ impl Slab {
         }
     }
 
-    /// Takes free objects, lowest address first, into `slots` from its end. Returns how many.
+    /// Takes free objects, those of the lowest word of bits first, into `slots` from its end. Returns
+    /// how many.
     pub(super) fn take(&mut self, size: usize, slots: &mut [*mut u8]) -> usize {
         let wanted = slots.len().min(self.free as usize);
         let mut place = slots.len();
         let mut word = self.hint as usize;
         let last = slots.len() - wanted;
+        let shift = lines_apart(size);
         while place > last {
             let mut bits = self.bits[word];
             let base = self.start.wrapping_add(word * 64 * size);
             if bits == u64::MAX && place - last >= 64 {
-                // All 64 objects are free and wanted. No search for bits is needed.
+                // All 64 objects are free and wanted, so no search for bits is needed. Every 2^shift-th
+                // object comes first, then the ones behind these.
                 for (nth, slot) in slots[place - 64..place].iter_mut().rev().enumerate() {
-                    *slot = base.wrapping_add(nth * size);
+                    let apart = nth << shift & 63 | nth >> (6 - shift);
+                    *slot = base.wrapping_add(apart * size);
                 }
                 place -= 64;
                 bits = 0;
