@@ -11,8 +11,8 @@
 //! 1. [`purged`] notes what went back to the system only because it was in excess.
 //! 2. [`took_clean`] notices that an arena hands out clean memory soon after that. Up to the amount
 //!    that went back, this memory was *missed*.
-//! 3. [`excess`] allows that much more dirty memory, but never so much that the process holds more
-//!    than it used a short while ago.
+//! 3. [`excess`] allows that much more dirty memory, but never so much that the process holds much
+//!    more than it used a short while ago ([`SLACK`]).
 //! 4. [`aged`] subtracts what goes back because it was not needed for long: it was not missed after
 //!    all. [`forget`] lets all figures decay.
 //!
@@ -30,6 +30,9 @@ use crate::nodes::{self, MAX_NODES};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicUsize};
 
+/// Missed memory may let the process hold this part more than it used a short while ago: free memory
+/// in pieces does not fit every request.
+const SLACK: usize = 8;
 /// How often the figures decay, in milliseconds.
 const FORGET: u32 = 450;
 
@@ -123,8 +126,9 @@ pub(super) fn excess() -> usize {
     if used > USED_LATELY.load(Relaxed) {
         USED_LATELY.store(used, Relaxed);
     }
-    let lately = USED_LATELY.load(Relaxed).saturating_sub(used);
-    let missed = MISSED.load(Relaxed).min(lately) * GRANULE;
+    let lately = USED_LATELY.load(Relaxed);
+    let room = (lately + lately / SLACK).saturating_sub(used);
+    let missed = MISSED.load(Relaxed).min(room) * GRANULE;
     dirty_of_all().saturating_sub(budget::kept_most(used * GRANULE, missed) / GRANULE)
 }
 
