@@ -198,8 +198,8 @@ impl SpinBarrier {
     }
 
     /// Waits until all workers have called this. What a worker did before is visible to all workers
-    /// afterwards: each increment of `arrived` synchronises with the last one, and the last worker's
-    /// increment of `generation` with the loads of the others.
+    /// afterwards: each increment of `arrived` synchronises with the last one, and the last
+    /// worker's increment of `generation` with the loads of the others.
     pub fn wait(&self) {
         let generation = self.generation.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size {

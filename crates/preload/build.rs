@@ -18,8 +18,8 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
 }
 
-/// Whether the C library's loader, here and so where the library is used, applies packed relocations:
-/// from glibc 2.36 on. A library for another architecture is made without.
+/// Returns whether the C library's loader on this machine applies packed relocations, as glibc's
+/// does from 2.36 on. A library for another architecture is made without them.
 fn knows_packed_relocations() -> bool {
     let variable = |name| std::env::var(name).unwrap_or_default();
     variable("HOST") == variable("TARGET")

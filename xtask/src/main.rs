@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod install;
+mod prose;
 mod stack;
 mod tidy;
 mod vm;

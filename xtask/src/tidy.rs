@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: house rules that the compiler does not check.
 
+use crate::prose;
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,13 +28,19 @@ const REASON_WITHIN: usize = 5;
 
 pub fn main() -> Result<()> {
     let mut files = Vec::new();
-    for folder in ["crates", "bench", "xtask"] {
+    for folder in ["crates", "bench", "xtask", "docs", "vm"] {
         collect(Path::new(folder), &mut files)?;
+    }
+    for entry in fs::read_dir(".")? {
+        files.extend(Some(entry?.path()).filter(|path| prose::is_checked(path)));
     }
     let mut faults = Vec::new();
     for file in &files {
         let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-        check(file, &text, &mut faults);
+        prose::check(file, &text, &mut faults);
+        if file.extension().is_some_and(|extension| extension == "rs") {
+            check(file, &text, &mut faults);
+        }
     }
     for fault in &faults {
         eprintln!("{fault}");
@@ -44,6 +51,7 @@ pub fn main() -> Result<()> {
             faults.len()
         );
     }
+    println!("floors, top-down: {}", ORDER.join(" > "));
     println!("{} files are tidy", files.len());
     Ok(())
 }
@@ -53,7 +61,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         let path = entry?.path();
         if path.is_dir() && !path.ends_with("target") {
             collect(&path, files)?;
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if prose::is_checked(&path) {
             files.push(path);
         }
     }

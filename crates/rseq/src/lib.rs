@@ -3,10 +3,10 @@
 //! A thread that works on its CPU's data can lose that CPU at any instruction, to another thread or
 //! to a signal handler. Locks and atomic read-modify-writes solve this, but cost tens of cycles.
 //!
-//! Restartable sequences (rseq) avoid that cost with the kernel's help. A sequence is a short run of
-//! instructions that loads the current CPU's number, works on that CPU's data with plain loads and
-//! stores, and ends with one store that makes the work visible: the commit. If the kernel preempts,
-//! migrates or signals the thread inside the sequence, the sequence starts again from its
+//! Restartable sequences (rseq) avoid that cost with the kernel's help. A sequence is a short run
+//! of instructions that loads the current CPU's number, works on that CPU's data with plain loads
+//! and stores, and ends with one store that makes the work visible: the commit. If the kernel
+//! preempts, migrates or signals the thread inside the sequence, the sequence starts again from its
 //! beginning.
 //!
 //! # Vocabulary

@@ -197,9 +197,9 @@ pub fn emulator(
             "-net",
             "none",
         ]);
-    // A panic reboots at once, and `-no-reboot` makes a reboot end the emulator. Without mitigations
-    // the emulator is twice as fast. The kernel moves no pages between nodes, so that tests find
-    // their memory where it was allocated.
+    // A panic reboots at once, and `-no-reboot` makes a reboot end the emulator. Without
+    // mitigations the emulator is twice as fast. The kernel moves no pages between nodes, so that
+    // tests find their memory where it was allocated.
     let line = format!(
         "console={} quiet panic=-1 mitigations=off nokaslr numa_balancing=disable {} {kernel_args}",
         arch.console(),

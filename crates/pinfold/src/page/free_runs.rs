@@ -28,8 +28,8 @@ unsafe fn at<'f>(index: u32) -> &'f mut Frame {
 /// Returns the state of granule `index`. Makes no reference to the frame: the granule may lie in a
 /// run in use, whose holder has one.
 unsafe fn state_of(index: u32) -> State {
-    // SAFETY: the caller promises a granule in a region, so that it has a frame. The holder of a run
-    // in use leaves the state as it is.
+    // SAFETY: the caller promises a granule in a region, so that it has a frame. The holder of a
+    // run in use leaves the state as it is.
     unsafe { (*frame(index)).state }
 }
 

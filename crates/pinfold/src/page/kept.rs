@@ -30,8 +30,8 @@ use crate::nodes::{self, MAX_NODES};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicUsize};
 
-/// Missed memory may let the process hold this part more than it used a short while ago: free memory
-/// in pieces does not fit every request.
+/// Missed memory may let the process hold this part more than it used a short while ago, because
+/// free memory in pieces does not fit every request.
 const SLACK: usize = 8;
 /// How often the figures decay, in milliseconds.
 const FORGET: u32 = 450;

@@ -209,8 +209,8 @@ impl<'c> MemPool<'c> {
     /// # Errors
     ///
     /// [`OutOfMemory`] when the system has no memory, or in a signal handler that is refused the
-    /// pool's lock. If there was no memory for the records of `n` objects, the reserve is unchanged.
-    /// Otherwise the reserve has what could be fetched, and later frees fill it.
+    /// pool's lock. If there was no memory for the records of `n` objects, the reserve is
+    /// unchanged. Otherwise the reserve has what could be fetched, and later frees fill it.
     #[doc(alias = "mempool_resize")]
     pub fn resize(&self, n: usize) -> Result<(), OutOfMemory> {
         let has_room = |state: &mut State| {

@@ -9,11 +9,11 @@ use core::sync::atomic::Ordering::Relaxed;
 /// The bytes of a cache line.
 const LINE: usize = 64;
 
-/// Returns log2 of how far apart, in objects of `size` bytes, objects lie that follow each other out
-/// of a fresh slab: so far that no two of them share a cache line.
+/// Returns log2 of a distance in objects of `size` bytes. Objects that a fresh slab hands out one
+/// after the other lie that far apart, so that they share no cache line.
 ///
-/// Two threads that run on one CPU one after the other get objects that follow each other. If these
-/// shared a line, the threads would slow each other down from then on, whatever CPUs they run on.
+/// Two threads that run on one CPU in turn get such objects. If these shared a line, the threads
+/// would slow each other down from then on, whatever CPUs they run on.
 fn lines_apart(size: usize) -> u32 {
     let is_far =
         |&shift: &u32| (size << shift).is_multiple_of(LINE) || ((1 << shift) - 1) * size >= LINE;
@@ -45,8 +45,8 @@ impl Slab {
         }
     }
 
-    /// Takes free objects, those of the lowest word of bits first, into `slots` from its end. Returns
-    /// how many.
+    /// Takes free objects into `slots` from its end, those of the lowest word of bits first.
+    /// Returns how many.
     pub(super) fn take(&mut self, size: usize, slots: &mut [*mut u8]) -> usize {
         let wanted = slots.len().min(self.free as usize);
         let mut place = slots.len();
@@ -57,8 +57,8 @@ impl Slab {
             let mut bits = self.bits[word];
             let base = self.start.wrapping_add(word * 64 * size);
             if bits == u64::MAX && place - last >= 64 {
-                // All 64 objects are free and wanted, so no search for bits is needed. Every 2^shift-th
-                // object comes first, then the ones behind these.
+                // All 64 objects are free and wanted, so no search for bits is needed. Every object
+                // number that is a multiple of 2^shift comes first, then the numbers behind these.
                 for (nth, slot) in slots[place - 64..place].iter_mut().rev().enumerate() {
                     let apart = nth << shift & 63 | nth >> (6 - shift);
                     *slot = base.wrapping_add(apart * size);

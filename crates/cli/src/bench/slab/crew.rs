@@ -111,8 +111,8 @@ impl Barrier {
     }
 
     /// Waits until all threads have called this. What a thread did before is visible to all threads
-    /// afterwards: each increment of `arrived` synchronises with the last one, and the last thread's
-    /// increment of `generation` with the loads of the others.
+    /// afterwards: each increment of `arrived` synchronises with the last one, and the last
+    /// thread's increment of `generation` with the loads of the others.
     pub fn wait(&self) {
         let generation = self.generation.load(Acquire);
         if self.arrived.fetch_add(1, AcqRel) + 1 == self.size {

@@ -123,7 +123,8 @@ impl<T: Reusable> ObjectCache<T> {
     ///
     /// # Errors
     ///
-    /// [`CacheError`]: the type is too large, there are too many caches, or the system has no memory.
+    /// [`CacheError`]: the type is too large, there are too many caches, or the system has no
+    /// memory.
     pub fn new(name: &str) -> Result<ObjectCache<T>, CacheError> {
         const {
             assert!(

@@ -96,7 +96,8 @@ impl<T> Cache<T> {
     ///
     /// # Errors
     ///
-    /// [`CacheError`]: the type is too large, there are too many caches, or the system has no memory.
+    /// [`CacheError`]: the type is too large, there are too many caches, or the system has no
+    /// memory.
     pub fn new(name: &str) -> Result<Cache<T>, CacheError> {
         Ok(Cache {
             raw: KmemCache::new(name, Layout::new::<T>())?,

@@ -68,7 +68,8 @@ impl<T> SharedCache<T> {
     ///
     /// # Errors
     ///
-    /// [`CacheError`]: the type is too large, there are too many caches, or the system has no memory.
+    /// [`CacheError`]: the type is too large, there are too many caches, or the system has no
+    /// memory.
     pub fn new(name: &str) -> Result<SharedCache<T>, CacheError> {
         Cache::new(name).map(|counted| SharedCache { counted })
     }
