@@ -494,7 +494,7 @@ fn not_ours(what: &str, block: *mut u8) -> ! {
             "{what} {block:p}: the address belongs to cache {name}, not to malloc"
         )),
         None => pinfold::abort(format_args!(
-            "{what} {block:p}: the address is no block of malloc's, or was freed before"
+            "{what} {block:p}: the address is not a block of malloc's, or the block was freed before"
         )),
     }
 }

@@ -156,7 +156,7 @@ fn errors_name_the_piece_and_what_to_write() {
         (
             "bind:0,+1",
             7,
-            "\"+1\" at byte 7: numactl's + and ! are not understood",
+            "\"+1\" at byte 7: numactl's + and ! have no meaning here",
         ),
         ("prefer:!0", 7, "\"!0\" at byte 7: numactl's + and !"),
         (
@@ -208,7 +208,7 @@ fn errors_name_the_piece_and_what_to_write() {
         (
             "prefer=static",
             0,
-            "\"prefer=static\" at byte 0: static and relative say how nodes are meant, and prefer has none; leave the flag out",
+            "\"prefer=static\" at byte 0: static and relative say how nodes are counted, and prefer takes no nodes; leave the flag out",
         ),
         (
             "bind=static|relative:0",

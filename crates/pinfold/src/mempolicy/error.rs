@@ -121,7 +121,7 @@ impl fmt::Display for PolicyError {
                 let name = mode.name();
                 write!(
                     f,
-                    "static and relative say how nodes are meant, and {name} has none; leave the flag out"
+                    "static and relative say how nodes are counted, and {name} takes no nodes; leave the flag out"
                 )
             }
             PolicyError::StaticAndRelative => {

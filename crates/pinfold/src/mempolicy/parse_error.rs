@@ -134,7 +134,7 @@ impl fmt::Display for ParseError {
                 f.write_str("the range runs backwards; write the smaller number first, like 0-3")
             }
             Wrong::Numactl => f.write_str(
-                "numactl's + and ! are not understood; for + there is the flag relative, for ! write the other nodes",
+                "numactl's + and ! have no meaning here; write the flag relative for +, and the other nodes for !",
             ),
             Wrong::Home => f.write_str("a home node is one number, as in bind:0-3@2"),
             Wrong::Flag => {

@@ -15,11 +15,11 @@ pub(super) fn explain(call: Call, errno: i32, f: &mut fmt::Formatter<'_>) -> fmt
 fn reason(call: Call, errno: i32) -> Option<&'static str> {
     Some(match (call, errno) {
         (Call::SetHomeNode, libc::ENOSYS) => {
-            "not to be had here (ENOSYS): it needs Linux 5.17, and a filter (seccomp, a container's) that lets it \
-             through; distances are measured from the CPU's node"
+            "not available here (ENOSYS): the call needs Linux 5.17, and no filter (seccomp, a container's) may \
+             forbid it; distances are measured from the CPU's node instead"
         }
         (_, libc::ENOSYS) => {
-            "not to be had here (ENOSYS): a kernel without NUMA, or a filter (seccomp, a container's) that forbids it; \
+            "not available here (ENOSYS): a kernel without NUMA, or a filter (seccomp, a container's) that forbids it; \
              the default policy stays in effect. In a container, allow the call or add CAP_SYS_NICE"
         }
         (_, libc::EPERM) => {
@@ -27,12 +27,12 @@ fn reason(call: Call, errno: i32) -> Option<&'static str> {
              In a container, allow the call or add CAP_SYS_NICE"
         }
         (Call::SetMempolicy, libc::EINVAL) => {
-            "refused (EINVAL): none of the nodes is there, has memory and may be used (see Mems_allowed_list in \
+            "refused (EINVAL): none of the nodes exists, has memory and may be used (see Mems_allowed_list in \
              /proc/self/status), or this kernel does not know the mode or flag (prefer (many) needs Linux 5.15, weighted \
              interleave 6.9, balancing 5.12)"
         }
         (Call::Mbind, libc::EINVAL) => {
-            "refused (EINVAL): the range does not begin at a page, or none of the nodes is there, has memory and may be used \
+            "refused (EINVAL): the range does not begin at a page, or none of the nodes exists, has memory and may be used \
              (see Mems_allowed_list in /proc/self/status), or this kernel does not know the mode or flag (prefer (many) \
              needs Linux 5.15, weighted interleave 6.9, balancing 5.12)"
         }
@@ -47,12 +47,12 @@ fn reason(call: Call, errno: i32) -> Option<&'static str> {
             "a policy in the range has no home node (EOPNOTSUPP); only bind and prefer (many) have one"
         }
         (Call::MigratePages, libc::EINVAL) => {
-            "refused (EINVAL): none of the target nodes is there and may be used (see Mems_allowed_list in \
+            "refused (EINVAL): none of the target nodes exists and may be used (see Mems_allowed_list in \
              /proc/self/status)"
         }
-        (_, libc::EINVAL) => "refused (EINVAL): an argument makes no sense to this kernel",
+        (_, libc::EINVAL) => "refused (EINVAL): this kernel does not know the value of an argument",
         (Call::Mbind, libc::EIO) => {
-            "pages lie on other nodes (EIO), and were not to be moved, or could not be; ask for a move, or do not be \
+            "pages lie on other nodes (EIO), and the call did not move them; ask for a move, or do not be \
              strict"
         }
         (Call::Mbind | Call::GetMempolicy, libc::EFAULT) => {
@@ -60,7 +60,7 @@ fn reason(call: Call, errno: i32) -> Option<&'static str> {
         }
         (_, libc::EFAULT) => "an address is not mapped (EFAULT)",
         (_, libc::ENOMEM) => {
-            "the kernel has no memory for it (ENOMEM), or the process has too many mappings (vm.max_map_count)"
+            "the kernel has no memory for the call (ENOMEM), or the process has too many mappings (vm.max_map_count)"
         }
         (Call::MovePages, libc::ENODEV) => {
             "a target node is not online (ENODEV); see /sys/devices/system/node/online"

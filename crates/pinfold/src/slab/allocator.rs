@@ -177,7 +177,7 @@ unsafe fn free_large(block: NonNull<u8>) {
 #[cold]
 fn not_ours(block: NonNull<u8>) -> ! {
     sys::die(format_args!(
-        "Kmalloc was given {block:p}: the address is no block, or is none any more"
+        "Kmalloc was given {block:p}: the address is not a block, or the block was freed before"
     ))
 }
 
