@@ -23,8 +23,11 @@ pub enum CounterError {
     Drift,
     /// There is no memory, or no room left in the per-CPU units.
     OutOfMemory,
-    /// Lowering the batch needs a fence, and the kernel offers none: it is older than 5.10, or a
-    /// sandbox forbids `membarrier`.
+    /// Lowering the batch needs a fence, and there was none.
+    ///
+    /// With restartable sequences the kernel offers none: it is older than 5.10, or a sandbox
+    /// forbids `membarrier`. On the atomic backend another thread held a unit for about a second,
+    /// which a loaded machine can cause: try again.
     Fence,
 }
 
@@ -38,7 +41,7 @@ impl fmt::Display for CounterError {
             CounterError::OutOfMemory => write!(f, "no memory for per-CPU counters"),
             CounterError::Fence => write!(
                 f,
-                "a smaller batch needs membarrier with restartable sequences: Linux 5.10, and a sandbox that lets it pass"
+                "a smaller batch needs a fence: membarrier of Linux 5.10 that no sandbox forbids, or, without restartable sequences, another try"
             ),
         }
     }
