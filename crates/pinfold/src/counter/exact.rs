@@ -264,7 +264,7 @@ impl PercpuCounter {
     ///
     /// * [`CounterError::Batch`] if `batch` is 0 or above 2^40.
     /// * [`CounterError::OutOfMemory`] if there is no memory for the batch.
-    /// * [`CounterError::Fence`] if the batch is to be lowered, and the fence that this needs failed.
+    /// * [`CounterError::Fence`] if the batch is to be lowered, and the fence for it failed.
     pub fn set_batch(&self, batch: u64) -> Result<(), CounterError> {
         if batch == 0 || batch > BATCH_MOST {
             return Err(CounterError::Batch { batch });

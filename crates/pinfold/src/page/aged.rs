@@ -16,9 +16,8 @@ pub(super) fn purge_aged(node: usize, now: u32) {
     if let Some(mut arena) = arena_of(node).lock_or_divert(is_lock_held) {
         arena.take_back(node);
         let until = now.wrapping_sub(DIRTY_FOR);
-        drop(purge(arena, node, |free| {
-            let run = free.take_oldest(Some(until));
-            run.inspect(|run| kept::aged(run.1 as usize))
+        drop(purge(arena, node, kept::aged, |free| {
+            free.take_oldest(Some(until))
         }));
     }
 }

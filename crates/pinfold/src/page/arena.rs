@@ -212,23 +212,22 @@ fn relieve() {
         }
         if let Some(arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
             let now = arena.now;
-            drop(purge(arena, node, |free| {
+            drop(purge(arena, node, kept::purged, |free| {
                 let most = excess.min(RUN_MOST as usize) as u32;
-                let run = (excess > 0).then(|| free.take_units(most, STEP_MOST, now));
-                run.flatten().inspect(|run| {
-                    kept::purged(run.1 as usize);
-                    excess = excess.saturating_sub(run.1 as usize);
-                })
+                let run = (excess > 0).then(|| free.take_units(most, STEP_MOST, now))?;
+                run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
             }));
         }
     }
 }
 
-/// Purges the runs that `next` takes out of the free runs, without the lock meanwhile. Returns the
-/// lock, or `None` if it cannot be taken again, because another thread forks.
+/// Purges the runs that `next` takes out of the free runs, without the lock meanwhile. Calls `done`
+/// with the granules of each. Returns the lock, or `None` if it cannot be taken again, because
+/// another thread forks.
 pub(super) fn purge(
     mut arena: Guard<'static, Arena>,
     node: usize,
+    done: fn(usize),
     mut next: impl FnMut(&mut FreeRuns) -> Option<(u32, u32)>,
 ) -> Option<Guard<'static, Arena>> {
     while let Some((head, granules)) = next(&mut arena.free) {
@@ -250,6 +249,7 @@ pub(super) fn purge(
             break;
         }
         kept::use_less(node, granules as usize);
+        done(granules as usize);
         gave_back(node, size);
         numa::gave_back(node, size);
         let start = arena.free.free(head, granules, State::Clean, 0);
@@ -265,7 +265,8 @@ pub(super) fn purge_all(
     node: usize,
 ) -> Option<Guard<'static, Arena>> {
     let mut left = kept::dirty(node);
-    purge(arena, node, |free| {
+    let uncounted = |_| {};
+    purge(arena, node, uncounted, |free| {
         let run = (left > 0).then(|| free.take_oldest(None)).flatten();
         run.inspect(|run| left = left.saturating_sub(run.1 as usize))
     })

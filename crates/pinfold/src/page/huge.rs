@@ -10,6 +10,9 @@
 //! and adds 1 to `passed` of each bucket that it went by. So a search ends at a bucket with
 //! `passed` 0.
 //!
+//! The first block maps the table. If a limit leaves no memory for it, [`FEW`] static buckets are
+//! the table until the process ends.
+//!
 //! A thread enters a block in three steps:
 //!
 //! 1. It claims a place: it exchanges the place's address 0 for [`CLAIMED`].
@@ -27,6 +30,8 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicUsize};
 
 const BUCKETS: usize = 4096;
+/// Buckets of the static table. They have room for 992 blocks.
+const FEW: usize = 16;
 const PLACES: usize = 62;
 /// Stands for an address in a place that is being filled in. No block has this address.
 const CLAIMED: usize = 1;
@@ -39,41 +44,68 @@ struct Bucket {
     sizes: [AtomicUsize; PLACES],
 }
 
+impl Bucket {
+    const EMPTY: Bucket = Bucket {
+        passed: AtomicUsize::new(0),
+        _unused: 0,
+        addresses: [const { AtomicUsize::new(0) }; PLACES],
+        sizes: [const { AtomicUsize::new(0) }; PLACES],
+    };
+}
+
+static FIRST: [Bucket; FEW] = [const { Bucket::EMPTY }; FEW];
+/// The table: null before the first block, then [`FIRST`] or a mapping.
 static TABLE: AtomicPtr<Bucket> = AtomicPtr::new(null_mut());
 
-fn table() -> Option<&'static [Bucket]> {
+fn table() -> &'static [Bucket] {
     let mut at = TABLE.load(Acquire);
     if at.is_null() {
-        let size = BUCKETS * size_of::<Bucket>();
-        let fresh = sys::map_memory(size)?.as_ptr().cast();
-        // Release pairs with the acquires here and in `find`: a thread that sees the table sees
-        // zeroes.
-        at = match TABLE.compare_exchange(null_mut(), fresh, Release, Acquire) {
-            Ok(_) => fresh,
-            Err(other) => {
-                // SAFETY: this thread mapped `fresh`, and did not publish it.
-                unsafe { sys::unmap(fresh.cast(), size) };
-                other
-            }
-        };
+        at = open_table();
+    }
+    if core::ptr::eq(at, &raw const FIRST[0]) {
+        return &FIRST;
     }
     // SAFETY: `at` is a zeroed mapping of `BUCKETS` buckets, which is never unmapped. All fields
     // are atomic or unused.
-    Some(unsafe { core::slice::from_raw_parts(at, BUCKETS) })
+    unsafe { core::slice::from_raw_parts(at, BUCKETS) }
 }
 
-fn bucket_of(address: usize) -> usize {
-    (address >> 21) % BUCKETS
+#[cold]
+fn open_table() -> *mut Bucket {
+    let size = BUCKETS * size_of::<Bucket>();
+    let mapping = sys::map_memory(size);
+    let first = (&raw const FIRST[0]).cast_mut();
+    let fresh = mapping.map_or(first, |at| at.as_ptr().cast());
+    // Release pairs with the acquires here and in `table`: a thread that sees the table sees
+    // zeroes.
+    match TABLE.compare_exchange(null_mut(), fresh, Release, Acquire) {
+        Ok(_) => fresh,
+        Err(other) => {
+            if let Some(mapping) = mapping {
+                // SAFETY: this thread made the mapping, and did not publish it.
+                unsafe { sys::unmap(mapping.as_ptr(), size) };
+            }
+            other
+        }
+    }
 }
 
-/// Enters a block. Returns false if the table has no room or there is no memory for it.
+/// Returns whether pages may move before their new address is entered. They may not if the static
+/// table could be full by then.
+fn may_move() -> bool {
+    table().len() == BUCKETS
+}
+
+/// Returns the bucket that a search for `address` reaches after `steps` steps.
+fn bucket(table: &[Bucket], address: usize, steps: usize) -> &Bucket {
+    &table[((address >> 21) + steps) % table.len()]
+}
+
+/// Enters a block. Returns false if the table has no room.
 fn enter(address: usize, size: usize) -> bool {
-    let Some(table) = table() else {
-        return false;
-    };
-    let home = bucket_of(address);
-    for step in 0..BUCKETS {
-        let bucket = &table[(home + step) % BUCKETS];
+    let table = table();
+    for steps in 0..table.len() {
+        let bucket = bucket(table, address, steps);
         let free = bucket.addresses.iter().position(|place| {
             place.load(Relaxed) == 0 && place.compare_exchange(0, CLAIMED, Acquire, Relaxed).is_ok()
         });
@@ -85,24 +117,26 @@ fn enter(address: usize, size: usize) -> bool {
         }
         bucket.passed.fetch_add(1, Relaxed);
     }
-    (0..BUCKETS).for_each(|bucket| {
-        table[bucket].passed.fetch_sub(1, Relaxed);
-    });
+    for bucket in table {
+        bucket.passed.fetch_sub(1, Relaxed);
+    }
     false
 }
 
-/// Returns the place of a block: how many buckets after its home, and the place in that bucket.
-fn find(address: usize) -> Option<(usize, usize)> {
-    let table = NonNull::new(TABLE.load(Acquire)).and_then(|_| table())?;
-    let home = bucket_of(address);
-    for step in 0..BUCKETS {
-        let bucket = &table[(home + step) % BUCKETS];
+/// Returns the place of a block: how many buckets after its home, the bucket, and the place there.
+fn find(address: usize) -> Option<(usize, &'static Bucket, usize)> {
+    if TABLE.load(Relaxed).is_null() {
+        return None;
+    }
+    let table = table();
+    for steps in 0..table.len() {
+        let bucket = bucket(table, address, steps);
         let place = bucket
             .addresses
             .iter()
             .position(|place| place.load(Acquire) == address);
         if let Some(place) = place {
-            return Some((step, place));
+            return Some((steps, bucket, place));
         }
         if bucket.passed.load(Relaxed) == 0 {
             return None;
@@ -113,17 +147,14 @@ fn find(address: usize) -> Option<(usize, usize)> {
 
 /// Takes a block out of the table. Returns its size.
 fn leave(address: usize) -> Option<usize> {
-    let (steps, place) = find(address)?;
-    let table = table()?;
-    let home = bucket_of(address);
-    let bucket = &table[(home + steps) % BUCKETS];
-    let size = bucket.sizes[place].load(Relaxed);
+    let (steps, found, place) = find(address)?;
+    let size = found.sizes[place].load(Relaxed);
     // If two threads free the same block, one of them finds it gone.
-    bucket.addresses[place]
+    found.addresses[place]
         .compare_exchange(address, 0, Release, Relaxed)
         .ok()?;
     for step in 0..steps {
-        table[(home + step) % BUCKETS].passed.fetch_sub(1, Relaxed);
+        bucket(table(), address, step).passed.fetch_sub(1, Relaxed);
     }
     Some(size)
 }
@@ -188,15 +219,13 @@ pub unsafe fn free(address: *mut u8) -> bool {
 /// Returns how many bytes the block at `address` has, or `None` if there is no such block. Costs a
 /// look-up in the table.
 pub fn size(address: *mut u8) -> Option<usize> {
-    let (steps, place) = find(address as usize)?;
-    let bucket = &table()?[(bucket_of(address as usize) + steps) % BUCKETS];
+    let (_, bucket, place) = find(address as usize)?;
     Some(bucket.sizes[place].load(Relaxed))
 }
 
 /// Changes the size of the block at `address`. The caller owns the block.
 fn note_size(address: *mut u8, size: usize) {
-    if let (Some((steps, place)), Some(table)) = (find(address as usize), table()) {
-        let bucket = &table[(bucket_of(address as usize) + steps) % BUCKETS];
+    if let Some((_, bucket, place)) = find(address as usize) {
         bucket.sizes[place].store(size, Relaxed);
     }
 }
@@ -209,8 +238,9 @@ fn note_size(address: *mut u8, size: usize) {
 /// `[start, start + old)` are whole pages that only the caller uses, fewer than `size` bytes.
 pub(super) unsafe fn adopt(start: *mut u8, old: usize, size: usize) -> Option<NonNull<u8>> {
     let size = size.checked_next_multiple_of(sys::page_size())?;
-    // Makes the table before the pages move, because `None` can be returned here.
-    table()?;
+    if !may_move() {
+        return None;
+    }
     // SAFETY: the caller promises whole pages that no other thread uses.
     let block = unsafe { sys::remap(start, old, size) }?;
     // The kernel lengthens a mapping in place if nothing is mapped behind it. But the addresses
@@ -256,6 +286,9 @@ pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
         note_size(address, size);
         mapped(0, old - size);
         return NonNull::new(address);
+    }
+    if !may_move() {
+        return None;
     }
     // Leaves the table first: once the kernel has moved the pages, another block may get the
     // address.

@@ -12,9 +12,10 @@
 //! 2. [`took_clean`] notices that an arena hands out clean memory soon after that. Up to the amount
 //!    that went back, this memory was *missed*.
 //! 3. [`excess`] allows that much more dirty memory, but never so much that the process holds much
-//!    more than it used a short while ago ([`SLACK`]).
+//!    more than it used a short while ago ([`SLACK`]), and at most [`ALONE`] while no thread ticks:
+//!    the program might not call the allocator again for hours.
 //! 4. [`aged`] subtracts what goes back because it was not needed for long: it was not missed after
-//!    all. [`forget`] lets all figures decay.
+//!    all. [`forget`] lets missed memory decay that was not kept because it was in use.
 //!
 //! # Who writes the words
 //!
@@ -27,13 +28,17 @@
 
 use super::{GRANULE, budget, huge_total};
 use crate::nodes::{self, MAX_NODES};
+use crate::shepherd;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicUsize};
 
 /// Missed memory may let the process hold this part more than it used a short while ago, because
 /// free memory in pieces does not fit every request.
 const SLACK: usize = 8;
-/// How often the figures decay, in milliseconds.
+/// The most missed granules that are kept while no thread ticks: 64 MiB, as much as glibc's malloc
+/// may keep at the top of its heap.
+const ALONE: usize = (64 << 20) / GRANULE;
+/// The length of a period, in milliseconds.
 const FORGET: u32 = 450;
 
 /// A node's figures, in granules.
@@ -60,7 +65,40 @@ static PURGED: AtomicUsize = AtomicUsize::new(0);
 /// Granules that were needed again after they had been purged.
 static MISSED: AtomicUsize = AtomicUsize::new(0);
 /// The most granules that were in use a short while ago.
-static USED_LATELY: AtomicUsize = AtomicUsize::new(0);
+static USED_LATELY: Lately = Lately::new();
+/// The most granules that were dirty a short while ago.
+static DIRTY_LATELY: Lately = Lately::new();
+
+/// The highest value of a figure within the last two periods.
+struct Lately {
+    this_period: AtomicUsize,
+    last_period: AtomicUsize,
+}
+
+impl Lately {
+    const fn new() -> Lately {
+        Lately {
+            this_period: AtomicUsize::new(0),
+            last_period: AtomicUsize::new(0),
+        }
+    }
+
+    fn note(&self, value: usize) {
+        if value > self.this_period.load(Relaxed) {
+            self.this_period.store(value, Relaxed);
+        }
+    }
+
+    fn most(&self) -> usize {
+        let last = self.last_period.load(Relaxed);
+        last.max(self.this_period.load(Relaxed))
+    }
+
+    fn begin_period(&self, value: usize) {
+        let most = self.this_period.swap(value, Relaxed);
+        self.last_period.store(most, Relaxed);
+    }
+}
 
 /// Adds to a figure of a node. The caller is the only writer.
 fn add(figure: &AtomicUsize, granules: usize) {
@@ -74,6 +112,7 @@ fn sub(figure: &AtomicUsize, granules: usize) {
 /// Counts granules of `node`, `clean` or dirty ones, that the holder of the arena's lock hands out.
 pub(super) fn hand_out(node: usize, granules: usize, clean: bool) {
     use_more(node, granules);
+    USED_LATELY.note(used());
     if clean {
         took_clean(granules);
     } else {
@@ -94,6 +133,7 @@ pub(super) fn use_less(node: usize, granules: usize) {
 /// Counts granules of `node` that the holder of the arena's lock puts into dirty free runs.
 pub(super) fn more_dirty(node: usize, granules: usize) {
     add(&FIGURES[node].dirty, granules);
+    DIRTY_LATELY.note(dirty_of_all());
 }
 
 /// Counts granules of `node` that the holder of the arena's lock takes out of dirty free runs.
@@ -123,13 +163,17 @@ pub fn large_in_use() -> usize {
 /// Returns how many granules are dirty beyond what may be kept. Costs some loads for each node.
 pub(super) fn excess() -> usize {
     let used = used();
-    if used > USED_LATELY.load(Relaxed) {
-        USED_LATELY.store(used, Relaxed);
+    let mut missed = MISSED.load(Relaxed).min(most_held().saturating_sub(used));
+    if !shepherd::has_thread() {
+        missed = missed.min(ALONE);
     }
-    let lately = USED_LATELY.load(Relaxed);
-    let room = (lately + lately / SLACK).saturating_sub(used);
-    let missed = MISSED.load(Relaxed).min(room) * GRANULE;
-    dirty_of_all().saturating_sub(budget::kept_most(used * GRANULE, missed) / GRANULE)
+    dirty_of_all().saturating_sub(budget::kept_most(used * GRANULE, missed * GRANULE) / GRANULE)
+}
+
+/// Returns how many granules missed memory may let the process hold.
+fn most_held() -> usize {
+    let lately = USED_LATELY.most();
+    lately + lately / SLACK
 }
 
 /// Returns how many granules are in dirty free runs of all nodes.
@@ -159,31 +203,34 @@ fn took_clean(granules: usize) {
     // If another thread changed the word, this call is not counted.
     let exchange = |missed| PURGED.compare_exchange(purged, purged - missed, Relaxed, Relaxed);
     if missed > 0 && exchange(missed).is_ok() {
-        MISSED.fetch_add(missed, Relaxed);
+        // Bounded, so that a small block that comes and goes does not make the arenas keep a large
+        // one. A concurrent change of another thread may be lost. The figures are estimates.
+        let sum = MISSED.load(Relaxed) + missed;
+        MISSED.store(sum.min(most_held()), Relaxed);
     }
 }
 
 /// Notes that granules went back to the system because they were dirty for long.
 pub(super) fn aged(granules: usize) {
     let missed = MISSED.load(Relaxed);
-    // A concurrent addition of another thread may be lost. The figures are estimates.
+    // As in `took_clean`, a concurrent change may be lost.
     MISSED.store(missed.saturating_sub(granules), Relaxed);
 }
 
-/// Lets the figures decay, at most once in [`FORGET`]. `now` is in milliseconds.
+/// Begins another period, and lets the figures decay, at most once in [`FORGET`]. `now` is in milliseconds.
 pub(super) fn forget(now: u32) {
     static LAST: AtomicU32 = AtomicU32::new(0);
     let last = LAST.load(Relaxed);
-    let is_due = now.wrapping_sub(last) >= FORGET;
+    // Another thread may have noted a time a little after `now`.
+    let is_due = (FORGET..u32::MAX - FORGET).contains(&now.wrapping_sub(last));
     if !is_due || LAST.compare_exchange(last, now, Relaxed, Relaxed).is_err() {
         return;
     }
-    let decay = |word: &AtomicUsize, least: usize, part: usize| {
-        let above = word.load(Relaxed).saturating_sub(least);
-        word.store(least + above - above.div_ceil(part), Relaxed);
-    };
-    decay(&PURGED, 0, 2);
-    decay(&USED_LATELY, used(), 2);
-    // Decays slowly, because each granule that is forgotten and needed again costs page faults.
-    decay(&MISSED, 0, 8);
+    PURGED.store(PURGED.load(Relaxed) / 2, Relaxed);
+    USED_LATELY.begin_period(used());
+    DIRTY_LATELY.begin_period(dirty_of_all());
+    // Missed memory that is kept either serves again or ages. The rest was not freed again.
+    let missed = MISSED.load(Relaxed);
+    let least = DIRTY_LATELY.most().max(missed / 2);
+    MISSED.store(missed.min(least), Relaxed);
 }

@@ -381,6 +381,7 @@ pub(crate) fn init() {
         refresh_room();
         budget::read();
         huge_pages::read();
+        register_fork();
         window::choose();
     }
 }

@@ -334,7 +334,7 @@ pub fn register(drain: fn(Reach)) -> bool {
 ///
 /// Costs one read of a clock that needs no system call, except once in half a second.
 pub fn tick_in_passing() {
-    if THREADS.load(Relaxed) != 0 {
+    if has_thread() {
         return;
     }
     let (now, last) = (sys::coarse_milliseconds(), LAST.load(Relaxed));
@@ -344,6 +344,11 @@ pub fn tick_in_passing() {
     if due && LAST.compare_exchange(last, now, Release, Relaxed).is_ok() && last != 0 {
         tick(&|_| true, Reach::ThisCpu);
     }
+}
+
+/// Returns whether a thread ticks, so that no call of the program is needed for it. One load.
+pub(crate) fn has_thread() -> bool {
+    THREADS.load(Relaxed) != 0
 }
 
 /// Notes that a thread ticks from now on.

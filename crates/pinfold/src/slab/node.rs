@@ -69,7 +69,7 @@ pub(super) struct Node {
     /// Where the slow paths count: `own_events`, or the row in the statistics segment.
     pub(super) events: AtomicPtr<NodeEvents>,
     pub(super) own_events: &'static NodeEvents,
-    /// Whether the slabs were sparse when a sheaf was exchanged last.
+    /// Whether sparse slabs drained when a sheaf was exchanged last.
     sparse: AtomicBool,
 }
 
@@ -165,7 +165,7 @@ impl Node {
             return Err(empty);
         };
         stock.count(SlabEvent::AllocSlowpath, 1);
-        self.sparse.store(stock.slabs.is_sparse(cache), Relaxed);
+        self.sparse.store(stock.is_draining(cache), Relaxed);
         self.take_back(cache, &mut stock);
         // A hardened cache takes full sheaves by `exchange_quarantined` instead.
         let from_barn = cache.hardening.is_none();
@@ -243,7 +243,7 @@ impl Node {
             return Err(full);
         };
         stock.count(SlabEvent::FreeSlowpath, 1);
-        self.sparse.store(stock.slabs.is_sparse(cache), Relaxed);
+        self.sparse.store(stock.is_draining(cache), Relaxed);
         if let Some(sheaf) = full {
             stock.count(SlabEvent::BarnPut, 1);
             stock.full.put(sheaf);
@@ -452,6 +452,11 @@ impl Node {
 }
 
 impl Stock {
+    /// Returns whether the slabs are sparse, and there were few exchanges lately.
+    fn is_draining(&self, cache: &Cache) -> bool {
+        self.exchanges <= SPARSE_EXCHANGES && self.slabs.is_sparse(cache)
+    }
+
     /// Returns whether this exchange uses small sheaves and no barn, so that sparse slabs drain.
     fn drains(&mut self, cache: &Cache) -> bool {
         if !self.slabs.is_sparse(cache) {
