@@ -41,7 +41,7 @@
 //! | `BUSY` | the thread that wrote `BUSY`, after it started the shepherd or failed to | `ON` |
 //! | `BUSY` | the thread that wrote `BUSY`, after it stopped the shepherd | `OFF` |
 
-use crate::init;
+use crate::{gate, init};
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -352,6 +352,7 @@ fn stop(thread: Option<Thread>) {
         Some(Thread::Asked(running)) => running.stop(),
         None => {}
     }
+    gate::close_if_keeping();
     // SAFETY: `before` is the state that the first call stored, and null is allowed.
     unsafe { pthread_setcancelstate(before, null_mut()) };
 }

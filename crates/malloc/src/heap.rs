@@ -1,79 +1,18 @@
 //! Blocks of any size and alignment: objects of a size class, runs, huge blocks.
-//!
-//! The fast paths read three words beside the units ([`kmalloc::beside`]). The words are 0 before
-//! the first allocation, while calls are counted, and on the atomic backend. Then the comparison
-//! that each fast path makes anyway sends every call to the slow path.
 
+use crate::gate::{self, alloc_fast, entry_fast};
 use crate::{count, init};
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU16, AtomicUsize};
-use pinfold::page::{self, GRANULE, GRANULE_SHIFT, HUGE, LARGE};
+use pinfold::page::{self, GRANULE, HUGE, LARGE};
 use pinfold::slab;
-use pinfold::slab::kmalloc::{self, CLASS_MOST, SIZES, SMALL_MOST};
+use pinfold::slab::kmalloc::{self, CLASS_MOST, SIZES};
 
 /// Alignment of every block: the largest fundamental alignment of x86-64 and aarch64.
 pub(crate) const ALIGN: usize = 16;
 
 /// Runs below this size are moved by copying: moving pages may cost the process two mappings.
 const MOVED_LEAST: usize = 2 << 20;
-
-/// Word 0: one more than the largest size of the fast path; 0 while the fast paths are closed.
-const LIMIT: usize = 0;
-/// Words 1 and 2: the address of the page layer's window, and how many of its granules have entries
-/// ([`page::watch_count`]). The count is 0 while the fast paths are closed.
-const WINDOW: usize = 1;
-const COUNT: usize = 2;
-
-/// Returns word number `at` of those that the fast paths read.
-#[inline(always)]
-fn word(at: usize) -> &'static AtomicUsize {
-    &kmalloc::beside()[at]
-}
-
-/// Opens the fast paths if `kmalloc` has any. Returns false if there is no memory for the page map.
-pub(crate) fn open_fast_paths() -> bool {
-    if !kmalloc::has_fast_paths() {
-        return true;
-    }
-    // The page layer writes the count before this thread writes the window. A free that sees the
-    // count without the window finds its block beyond the count, and takes the slow path.
-    let opened = page::watch_count(word(COUNT)).map(|window| {
-        word(WINDOW).store(window, Relaxed);
-        // Release pairs with the acquire in `alloc_fast`: a thread that sees the limit also sees
-        // the offsets that its critical section uses.
-        word(LIMIT).store(SMALL_MOST + 1, Release);
-    });
-    opened.is_some()
-}
-
-/// Returns the page map's entry for `block`, or 0, as for no block, while the fast paths are
-/// closed.
-#[inline(always)]
-fn entry_fast(block: *mut u8) -> u16 {
-    // Acquire pairs with the page layer's release, which comes after the stores of the offsets.
-    let count = word(COUNT).load(Acquire);
-    let window = word(WINDOW).load(Relaxed);
-    let granule = (block as usize).wrapping_sub(window) >> GRANULE_SHIFT;
-    if granule >= count {
-        return 0;
-    }
-    // SAFETY: `granule` is below the count, so its entry is mapped.
-    unsafe { &*((window + 2 * granule) as *const AtomicU16) }.load(Relaxed)
-}
-
-/// Allocates a block of `size` bytes from the CPU's sheaf. Returns null if the sheaf is empty, if
-/// `size` is above 32 KiB, or while the fast paths are closed.
-#[inline(always)]
-pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
-    // Acquire pairs with the release in `open_fast_paths`.
-    if size < word(LIMIT).load(Acquire) {
-        // SAFETY: the limit is not 0, so `has_fast_paths` returned true in `open_fast_paths`.
-        return unsafe { kmalloc::alloc_fast(size) };
-    }
-    null_mut()
-}
 
 /// Allocates a block of `size` bytes; null with errno ENOMEM if there is no memory.
 #[inline(always)]
@@ -90,6 +29,7 @@ pub(crate) fn alloc(size: usize) -> *mut u8 {
 #[inline(never)]
 extern "C" fn alloc_slow(size: usize) -> *mut u8 {
     init::ready();
+    gate::passed_closed();
     let block = alloc_any(size, false);
     count::requested(block, size);
     block

@@ -1,6 +1,6 @@
 //! What happens at a process's first allocation, and at each fork.
 
-use crate::{background, count, heap};
+use crate::{background, count, gate, heap};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold::fork;
@@ -36,7 +36,7 @@ fn get_ready() {
         return;
     }
     // The first block makes the first region, and the CPU's unit.
-    if !count::start() && !heap::open_fast_paths() {
+    if !count::start() && !gate::open() {
         STAGE.store(NOT_YET, Release);
         return;
     }

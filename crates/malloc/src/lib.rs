@@ -43,6 +43,7 @@ pub mod c_shepherd;
 pub mod c_slabinfo;
 mod c_text;
 mod count;
+mod gate;
 mod heap;
 mod init;
 pub mod settings;
@@ -58,7 +59,7 @@ pub mod inlined {
     /// serve the call.
     #[inline(always)]
     pub fn alloc_fast(size: usize) -> *mut u8 {
-        crate::heap::alloc_fast(size)
+        crate::gate::alloc_fast(size)
     }
 
     /// Allocates like [`pinfold_malloc`](crate::c::pinfold_malloc).

@@ -267,3 +267,66 @@ fn free_gives_back_all_but_a_share_of_the_use() {
         });
     }
 }
+
+#[test]
+#[ignore = "a load for the tests below"]
+fn misses_100_mib_and_then_takes_fast_paths() {
+    for _ in 0..4 {
+        drop(Blocks::fill(300_000, 100 * MIB));
+    }
+    let held = page::held() as usize;
+    assert!(held > 64 * MIB, "missed memory went back: {held} are held");
+    let begun = std::time::Instant::now();
+    while page::held() as usize > 24 * MIB {
+        let waited = begun.elapsed();
+        assert!(waited.as_secs() < 20, "{} are held", page::held());
+        for _ in 0..10 {
+            let block = pinfold_malloc(100);
+            // SAFETY: the block was allocated above, and is not used afterwards.
+            unsafe { pinfold_free(block) };
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn fast_calls_alone_give_missed_memory_back() {
+    succeeds("misses_100_mib_and_then_takes_fast_paths", |_| {});
+}
+
+#[test]
+#[ignore = "a load for the tests below"]
+fn first_block_within_a_small_limit() {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmData:"));
+    let data: usize = line
+        .unwrap()
+        .split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap();
+    let spare: usize = std::env::var("SPARE").unwrap().parse().unwrap();
+    let bytes = ((data + spare) << 10) as u64;
+    let limit = libc::rlimit {
+        rlim_cur: bytes,
+        rlim_max: bytes,
+    };
+    // SAFETY: the limit is a valid structure.
+    assert_eq!(
+        unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) },
+        0
+    );
+    for size in [100, 1000, 10_000] {
+        assert_eq!(Blocks::fill(size, 1).bytes, size);
+    }
+}
+
+#[test]
+fn the_first_blocks_need_less_than_a_mib_of_data() {
+    for kib in ["300", "600", "900", "1500", "3000", "6000"] {
+        succeeds("first_block_within_a_small_limit", |command| {
+            command.env("SPARE", kib);
+        });
+    }
+}

@@ -12,8 +12,7 @@
 //! 2. [`took_clean`] notices that an arena hands out clean memory soon after that. Up to the amount
 //!    that went back, this memory was *missed*.
 //! 3. [`excess`] allows that much more dirty memory, but never so much that the process holds much
-//!    more than it used a short while ago ([`SLACK`]), and at most [`ALONE`] while no thread ticks:
-//!    the program might not call the allocator again for hours.
+//!    more than it used a short while ago ([`SLACK`]).
 //! 4. [`aged`] subtracts what goes back because it was not needed for long: it was not missed after
 //!    all. [`forget`] lets missed memory decay that was not kept because it was in use.
 //!
@@ -29,15 +28,15 @@
 use super::{GRANULE, budget, huge_total};
 use crate::nodes::{self, MAX_NODES};
 use crate::shepherd;
+use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 
 /// Missed memory may let the process hold this part more than it used a short while ago, because
 /// free memory in pieces does not fit every request.
 const SLACK: usize = 8;
-/// The most missed granules that are kept while no thread ticks: 64 MiB, as much as glibc's malloc
-/// may keep at the top of its heap.
-const ALONE: usize = (64 << 20) / GRANULE;
+/// Missed granules that are not much: 16 MiB.
+const NOT_MUCH: usize = (16 << 20) / GRANULE;
 /// The length of a period, in milliseconds.
 const FORGET: u32 = 450;
 
@@ -163,11 +162,38 @@ pub fn large_in_use() -> usize {
 /// Returns how many granules are dirty beyond what may be kept. Costs some loads for each node.
 pub(super) fn excess() -> usize {
     let used = used();
-    let mut missed = MISSED.load(Relaxed).min(most_held().saturating_sub(used));
-    if !shepherd::has_thread() {
-        missed = missed.min(ALONE);
+    let missed = MISSED.load(Relaxed).min(most_held().saturating_sub(used));
+    if missed > NOT_MUCH && keeps_much() {
+        close_gate();
     }
+    dirty_beyond(used, missed)
+}
+
+/// Returns how many granules are dirty beyond what may be kept with `missed` granules.
+fn dirty_beyond(used: usize, missed: usize) -> usize {
     dirty_of_all().saturating_sub(budget::kept_most(used * GRANULE, missed * GRANULE) / GRANULE)
+}
+
+/// A word that a caller of this crate wants set to 0 while much memory is kept.
+static GATE: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());
+
+/// Has `gate` set to 0 each time [`keeps_much`] becomes true. For a caller whose fast paths would
+/// otherwise never tick.
+pub fn close_while_keeping(gate: &'static AtomicUsize) {
+    GATE.store(core::ptr::from_ref(gate).cast_mut(), Relaxed);
+}
+
+fn close_gate() {
+    // SAFETY: the word is null, or the `&'static` that `close_while_keeping` was given.
+    if let Some(gate) = unsafe { GATE.load(Relaxed).as_ref() } {
+        gate.store(0, Relaxed);
+    }
+}
+
+/// Returns whether so much missed memory is kept that the program's own calls must tick, because no
+/// thread does. Costs some loads for each node.
+pub fn keeps_much() -> bool {
+    !shepherd::has_thread() && dirty_beyond(used(), NOT_MUCH) > 0
 }
 
 /// Returns how many granules missed memory may let the process hold.
@@ -217,7 +243,8 @@ pub(super) fn aged(granules: usize) {
     MISSED.store(missed.saturating_sub(granules), Relaxed);
 }
 
-/// Begins another period, and lets the figures decay, at most once in [`FORGET`]. `now` is in milliseconds.
+/// Begins another period, at most once in [`FORGET`], and lets the figures decay. `now` is in
+/// milliseconds.
 pub(super) fn forget(now: u32) {
     static LAST: AtomicU32 = AtomicU32::new(0);
     let last = LAST.load(Relaxed);

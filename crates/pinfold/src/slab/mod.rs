@@ -63,6 +63,8 @@ pub use cache::{CACHES_MOST, CacheError, OBJECT_MOST};
 pub use debug::DebugFlags;
 pub use info::{Info, Statistics, Usage, caches};
 pub use mempool::MemPool;
+#[doc(hidden)]
+pub use percpu::tick;
 pub use prefilled::{OutOfMemory, Prefilled};
 #[doc(hidden)]
 pub use reclaim::{make_room, or_reclaim, or_reclaim_for};
@@ -436,10 +438,8 @@ impl fmt::Display for Leak {
                 "cache {name} cannot be destroyed: the kernel cannot fence, so CPUs keep their sheaves"
             ),
             n => {
-                write!(
-                    f,
-                    "cache {name} cannot be destroyed: {n} objects have not been freed"
-                )?;
+                let reason = format_args!("{n} objects have not been freed");
+                write!(f, "cache {name} cannot be destroyed: {reason}")?;
                 let mut written = Ok(());
                 self.cache.leaks_with(|report| {
                     if written.is_ok() {

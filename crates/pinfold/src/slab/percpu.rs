@@ -135,8 +135,11 @@ const TICK: u32 = 16;
 
 /// Does a share of the background work on every [`TICK`]th slow path: takes idle sheaves of this
 /// CPU, and has one cache give back what it does not need, in round-robin order. Unused caches are
-/// trimmed too, as long as any cache is active.
-pub(super) fn tick() {
+/// trimmed too, as long as any cache is active. Returns whether it did anything.
+///
+/// For slow paths. Costs a few instructions, and on every 16th call some reads of a clock that need
+/// no system call. Gives memory back by system calls, at most twice a second.
+pub fn tick() -> bool {
     /// A counter with a cache line of its own, so that CPUs do not contend. On a large machine
     /// several CPUs share one.
     #[repr(align(64))]
@@ -151,7 +154,7 @@ pub(super) fn tick() {
     };
     // Skips the first calls: in a process that has just begun, nothing is idle.
     if calls % TICK != TICK - 1 {
-        return;
+        return false;
     }
     shepherd::tick_in_passing();
     idle::take_idle_here();
@@ -162,6 +165,7 @@ pub(super) fn tick() {
             .iter()
             .for_each(|node| node.release_idle(cache, now));
     }
+    true
 }
 
 impl Cache {

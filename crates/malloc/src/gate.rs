@@ -1,0 +1,105 @@
+//! The fast paths of malloc and free, and when they are open.
+//!
+//! The fast paths read three words beside the units ([`kmalloc::beside`]). While a word is 0, the
+//! comparison that the fast path makes anyway sends every call to the slow path.
+//!
+//! | word | is 0 |
+//! |---|---|
+//! | [`LIMIT`] | as the next two, and while much idle memory waits for a tick |
+//! | [`WINDOW`], [`COUNT`] | before the first allocation, while calls are counted, on atomics |
+//!
+//! Idle memory goes back to the system at a tick. In a program with one thread, slow paths tick. So
+//! that a program whose calls are all fast gives much memory back too, the page layer closes the
+//! fast path of malloc while it keeps much ([`page::close_while_keeping`]). The calls then tick
+//! ([`passed_closed`]), until little is kept.
+
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU16, AtomicUsize};
+use pinfold::page::{self, GRANULE_SHIFT};
+use pinfold::slab;
+use pinfold::slab::kmalloc::{self, SMALL_MOST};
+
+/// Word 0: one more than the largest size of the fast path of malloc.
+const LIMIT: usize = 0;
+/// Words 1 and 2: the address of the page layer's window, and how many of its granules have entries
+/// ([`page::watch_count`]).
+const WINDOW: usize = 1;
+const COUNT: usize = 2;
+
+/// Returns word number `at` of those that the fast paths read.
+#[inline(always)]
+fn word(at: usize) -> &'static AtomicUsize {
+    &kmalloc::beside()[at]
+}
+
+/// Opens the fast paths if `kmalloc` has any. Returns false if there is no memory for the page map.
+pub(crate) fn open() -> bool {
+    if !kmalloc::has_fast_paths() {
+        return true;
+    }
+    // The page layer writes the count before this thread writes the window. A free that sees the
+    // count without the window finds its block beyond the count, and takes the slow path.
+    let opened = page::watch_count(word(COUNT)).map(|window| {
+        word(WINDOW).store(window, Relaxed);
+        open_malloc();
+        page::close_while_keeping(word(LIMIT));
+    });
+    opened.is_some()
+}
+
+fn open_malloc() {
+    // Release pairs with the acquire in `alloc_fast`: a thread that sees the limit also sees the
+    // offsets that its critical section uses.
+    word(LIMIT).store(SMALL_MOST + 1, Release);
+}
+
+/// Closes the fast path of malloc if much is kept. Called when the thread that ticked is gone.
+pub(crate) fn close_if_keeping() {
+    if page::keeps_much() {
+        word(LIMIT).store(0, Relaxed);
+    }
+}
+
+/// Called by each slow path of malloc. While the fast path is closed, ticks now and then, and opens
+/// it again once little memory is kept.
+#[inline]
+pub(crate) fn passed_closed() {
+    if word(LIMIT).load(Relaxed) == 0 {
+        tick();
+    }
+}
+
+#[cold]
+fn tick() {
+    if slab::tick() && word(WINDOW).load(Relaxed) != 0 && !page::keeps_much() {
+        open_malloc();
+    }
+}
+
+/// Returns the page map's entry for `block`, or 0, as for no block, while the fast paths are
+/// closed.
+#[inline(always)]
+pub(crate) fn entry_fast(block: *mut u8) -> u16 {
+    // Acquire pairs with the page layer's release, which comes after the stores of the offsets.
+    let count = word(COUNT).load(Acquire);
+    let window = word(WINDOW).load(Relaxed);
+    let granule = (block as usize).wrapping_sub(window) >> GRANULE_SHIFT;
+    if granule >= count {
+        return 0;
+    }
+    // SAFETY: `granule` is below the count, so its entry is mapped.
+    unsafe { &*((window + 2 * granule) as *const AtomicU16) }.load(Relaxed)
+}
+
+/// Allocates a block of `size` bytes from the CPU's sheaf. Returns null if the sheaf is empty, if
+/// `size` is above 32 KiB, or while the fast path is closed.
+#[inline(always)]
+pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
+    // Acquire pairs with the release in `open_malloc`.
+    if size < word(LIMIT).load(Acquire) {
+        // SAFETY: the limit was not 0, so `has_fast_paths` has returned true in `open`.
+        return unsafe { kmalloc::alloc_fast(size) };
+    }
+    null_mut()
+}
