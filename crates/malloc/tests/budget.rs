@@ -312,11 +312,9 @@ fn first_block_within_a_small_limit() {
         rlim_cur: bytes,
         rlim_max: bytes,
     };
-    // SAFETY: the limit is a valid structure.
-    assert_eq!(
-        unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) },
-        0
-    );
+    // SAFETY: `limit` is a structure of the type that the call reads.
+    let answer = unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) };
+    assert_eq!(answer, 0);
     for size in [100, 1000, 10_000] {
         assert_eq!(Blocks::fill(size, 1).bytes, size);
     }

@@ -45,15 +45,17 @@ struct Bucket {
 }
 
 impl Bucket {
-    const EMPTY: Bucket = Bucket {
-        passed: AtomicUsize::new(0),
-        _unused: 0,
-        addresses: [const { AtomicUsize::new(0) }; PLACES],
-        sizes: [const { AtomicUsize::new(0) }; PLACES],
-    };
+    const fn empty() -> Bucket {
+        Bucket {
+            passed: AtomicUsize::new(0),
+            _unused: 0,
+            addresses: [const { AtomicUsize::new(0) }; PLACES],
+            sizes: [const { AtomicUsize::new(0) }; PLACES],
+        }
+    }
 }
 
-static FIRST: [Bucket; FEW] = [const { Bucket::EMPTY }; FEW];
+static FIRST: [Bucket; FEW] = [const { Bucket::empty() }; FEW];
 /// The table: null before the first block, then [`FIRST`] or a mapping.
 static TABLE: AtomicPtr<Bucket> = AtomicPtr::new(null_mut());
 
