@@ -133,12 +133,13 @@ pub(super) fn load(offset: usize) -> Option<u64> {
 /// One slow path in this many does background work.
 const TICK: u32 = 16;
 
-/// Does a share of the background work on every [`TICK`]th slow path: takes idle sheaves of this
-/// CPU, and has one cache give back what it does not need, in round-robin order. Unused caches are
-/// trimmed too, as long as any cache is active. Returns whether it did anything.
+/// Does a share of the background work on every 16th call of a slow path. Returns whether it did.
 ///
-/// For slow paths. Costs a few instructions, and on every 16th call some reads of a clock that need
-/// no system call. Gives memory back by system calls, at most twice a second.
+/// Takes idle sheaves of this CPU. Has one cache give back what it does not need, in round-robin
+/// order, so that unused caches are trimmed too, as long as any cache is active.
+///
+/// Costs a few instructions, and on every 16th call some reads of a clock that need no system call.
+/// Gives memory back by system calls at most twice a second.
 pub fn tick() -> bool {
     /// A counter with a cache line of its own, so that CPUs do not contend. On a large machine
     /// several CPUs share one.
