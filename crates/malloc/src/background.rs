@@ -41,12 +41,13 @@
 //! | `BUSY` | the thread that wrote `BUSY`, after it started the shepherd or failed to | `ON` |
 //! | `BUSY` | the thread that wrote `BUSY`, after it stopped the shepherd | `OFF` |
 
-use crate::{gate, init};
+use crate::init;
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 use core::time::Duration;
+use pinfold::page;
 use pinfold::shepherd::{Automatic, Running, Shepherd};
 use pinfold::topology::{self, CpuSet};
 
@@ -352,7 +353,7 @@ fn stop(thread: Option<Thread>) {
         Some(Thread::Asked(running)) => running.stop(),
         None => {}
     }
-    gate::close_if_keeping();
+    page::update_needs_ticks();
     // SAFETY: `before` is the state that the first call stored, and null is allowed.
     unsafe { pthread_setcancelstate(before, null_mut()) };
 }

@@ -10,8 +10,8 @@
 //!
 //! Idle memory goes back to the system at a tick. In a program with one thread, slow paths tick. So
 //! that a program whose calls are all fast gives much memory back too, the page layer closes the
-//! fast path of malloc while it keeps much ([`page::close_while_keeping`]). The calls then tick
-//! ([`passed_closed`]), until little is kept.
+//! fast path of malloc while it keeps much ([`page::needs_ticks`]). The calls of malloc then tick
+//! ([`tick_if_needed`]), until little is kept.
 
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -43,7 +43,7 @@ pub(crate) fn open() -> bool {
     let opened = page::watch_count(word(COUNT)).map(|window| {
         word(WINDOW).store(window, Relaxed);
         open_malloc();
-        page::close_while_keeping(word(LIMIT));
+        page::close_while_ticks_are_needed(word(LIMIT));
     });
     opened.is_some()
 }
@@ -54,25 +54,24 @@ fn open_malloc() {
     word(LIMIT).store(SMALL_MOST + 1, Release);
 }
 
-/// Closes the fast path of malloc if much is kept. Called when the thread that ticked is gone.
-pub(crate) fn close_if_keeping() {
-    if page::keeps_much() {
-        word(LIMIT).store(0, Relaxed);
-    }
-}
-
-/// Called by each slow path of malloc. While the fast path is closed, ticks now and then, and opens
-/// it again once little memory is kept.
+/// Called by each slow path of malloc. While much idle memory waits for a tick, ticks now and then.
+/// Opens the fast path again once little waits.
 #[inline]
-pub(crate) fn passed_closed() {
-    if word(LIMIT).load(Relaxed) == 0 {
+pub(crate) fn tick_if_needed() {
+    if page::needs_ticks() || is_closed_for_ticks() {
         tick();
     }
 }
 
+/// Returns whether the page layer has closed the fast path of malloc. If two threads change whether
+/// ticks are needed at the same time, it may be closed although they are not needed.
+fn is_closed_for_ticks() -> bool {
+    word(LIMIT).load(Relaxed) == 0 && word(WINDOW).load(Relaxed) != 0
+}
+
 #[cold]
 fn tick() {
-    if slab::tick() && word(WINDOW).load(Relaxed) != 0 && !page::keeps_much() {
+    if slab::tick() && !page::update_needs_ticks() && is_closed_for_ticks() {
         open_malloc();
     }
 }

@@ -29,7 +29,7 @@ pub(crate) fn alloc(size: usize) -> *mut u8 {
 #[inline(never)]
 extern "C" fn alloc_slow(size: usize) -> *mut u8 {
     init::ready();
-    gate::passed_closed();
+    gate::tick_if_needed();
     let block = alloc_any(size, false);
     count::requested(block, size);
     block

@@ -30,7 +30,7 @@ use crate::nodes::{self, MAX_NODES};
 use crate::shepherd;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 
 /// Missed memory may let the process hold this part more than it used a short while ago, because
 /// free memory in pieces does not fit every request.
@@ -132,7 +132,6 @@ pub(super) fn use_less(node: usize, granules: usize) {
 /// Counts granules of `node` that the holder of the arena's lock puts into dirty free runs.
 pub(super) fn more_dirty(node: usize, granules: usize) {
     add(&FIGURES[node].dirty, granules);
-    DIRTY_LATELY.note(dirty_of_all());
 }
 
 /// Counts granules of `node` that the holder of the arena's lock takes out of dirty free runs.
@@ -159,41 +158,53 @@ pub fn large_in_use() -> usize {
     LARGE_USED.load(Relaxed) * GRANULE
 }
 
-/// Returns how many granules are dirty beyond what may be kept. Costs some loads for each node.
+/// Returns how many granules are dirty beyond what may be kept. Called after each `free_run`. Costs
+/// some loads for each node.
 pub(super) fn excess() -> usize {
-    let used = used();
+    let (used, dirty) = (used(), dirty_of_all());
+    DIRTY_LATELY.note(dirty);
     let missed = MISSED.load(Relaxed).min(most_held().saturating_sub(used));
-    if missed > NOT_MUCH && keeps_much() {
-        close_gate();
+    if missed > NOT_MUCH {
+        update_needs_ticks();
     }
-    dirty_beyond(used, missed)
+    beyond(dirty, used, missed)
 }
 
-/// Returns how many granules are dirty beyond what may be kept with `missed` granules.
-fn dirty_beyond(used: usize, missed: usize) -> usize {
-    dirty_of_all().saturating_sub(budget::kept_most(used * GRANULE, missed * GRANULE) / GRANULE)
+/// Returns how many of `dirty` granules are beyond what may be kept if `used` granules are in use
+/// and `missed` granules were missed.
+fn beyond(dirty: usize, used: usize, missed: usize) -> usize {
+    dirty.saturating_sub(budget::kept_most(used * GRANULE, missed * GRANULE) / GRANULE)
 }
 
-/// A word that a caller of this crate wants set to 0 while much memory is kept.
+/// Whether the program's own calls must tick.
+static NEEDS_TICKS: AtomicBool = AtomicBool::new(false);
+/// A caller's word that is set to 0 when calls must tick; null if there is none.
 static GATE: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());
 
-/// Has `gate` set to 0 each time [`keeps_much`] becomes true. For a caller whose fast paths would
-/// otherwise never tick.
-pub fn close_while_keeping(gate: &'static AtomicUsize) {
+/// Has `gate` set to 0 each time [`needs_ticks`] becomes true. For a caller whose fast paths do not
+/// tick.
+pub fn close_while_ticks_are_needed(gate: &'static AtomicUsize) {
     GATE.store(core::ptr::from_ref(gate).cast_mut(), Relaxed);
 }
 
-fn close_gate() {
-    // SAFETY: the word is null, or the `&'static` that `close_while_keeping` was given.
-    if let Some(gate) = unsafe { GATE.load(Relaxed).as_ref() } {
-        gate.store(0, Relaxed);
-    }
+/// Returns whether so much missed memory is kept that the program's own calls must tick, because no
+/// thread does. One load.
+pub fn needs_ticks() -> bool {
+    NEEDS_TICKS.load(Relaxed)
 }
 
-/// Returns whether so much missed memory is kept that the program's own calls must tick, because no
-/// thread does. Costs some loads for each node.
-pub fn keeps_much() -> bool {
-    !shepherd::has_thread() && dirty_beyond(used(), NOT_MUCH) > 0
+/// Finds out what [`needs_ticks`] returns from now on, and returns it. Costs some loads for each
+/// node.
+pub fn update_needs_ticks() -> bool {
+    let needed = !shepherd::has_thread() && beyond(dirty_of_all(), used(), NOT_MUCH) > 0;
+    if needed != needs_ticks() {
+        NEEDS_TICKS.store(needed, Relaxed);
+    }
+    // SAFETY: the word is null, or the `&'static` of `close_while_ticks_are_needed`.
+    if let Some(gate) = unsafe { GATE.load(Relaxed).as_ref() }.filter(|_| needed) {
+        gate.store(0, Relaxed);
+    }
+    needed
 }
 
 /// Returns how many granules missed memory may let the process hold.

@@ -71,7 +71,7 @@ pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, si
 pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, set_huge_pages};
 pub use kept::large_in_use;
 #[doc(hidden)]
-pub use kept::{close_while_keeping, keeps_much};
+pub use kept::{close_while_ticks_are_needed, needs_ticks, update_needs_ticks};
 pub(crate) use meta::alloc as alloc_meta;
 pub(crate) use numa::{Ask, for_each_item};
 pub use numa::{NUMA_STAT, NumaItem, refresh_room};
