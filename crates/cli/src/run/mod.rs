@@ -146,8 +146,8 @@ fn run_counted(name: &OsStr, mut command: Command, policy: Option<&Mempolicy>) -
         Err(error) => return Ok(refuse(name, &error)),
     };
     relay.send_to(child.id());
+    relay.stop_at_the_end();
     let status = child.wait().context("waiting for the command")?;
-    relay.stop();
     report::print(&directory.read(child.id()));
     Ok(exit_code(status))
 }

@@ -3,6 +3,7 @@
 
 use anyhow::Result;
 use std::ffi::CStr;
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -38,8 +39,8 @@ pub struct Relay {
 extern "C" fn relay(signal: i32) {
     let child = CHILD.load(Ordering::Relaxed);
     if child > 0 {
-        // SAFETY: `kill` may be called in handlers, and touches no memory of this process. A signal
-        // that arrives between the end of the child and `stop` may find its id unused.
+        // SAFETY: `kill` may be called in handlers, and touches no memory of this process. The id is
+        // the child's, because nothing reaps the child before `stop_at_the_end` stores 0.
         unsafe { libc::kill(child, signal) };
     }
 }
@@ -72,7 +73,22 @@ impl Relay {
         CHILD.store(child as i32, Ordering::Relaxed);
     }
 
-    pub fn stop(self) {
+    /// Waits until the child ends, and stops. Leaves the child to be reaped, so that no handler
+    /// sends a signal to another process that got the child's id.
+    pub fn stop_at_the_end(self) {
+        let child = CHILD.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: zero bytes are a valid `siginfo_t`, and the call may write to `info`.
+            let waited = unsafe {
+                let mut info: libc::siginfo_t = std::mem::zeroed();
+                let flags = libc::WEXITED | libc::WNOWAIT;
+                libc::waitid(libc::P_PID, child as u32, &raw mut info, flags)
+            };
+            let error = io::Error::last_os_error();
+            if waited == 0 || error.kind() != io::ErrorKind::Interrupted {
+                break;
+            }
+        }
         CHILD.store(0, Ordering::Relaxed);
         for (signal, old) in &self.before {
             // SAFETY: `old` is the action that `start` read for this signal.
