@@ -19,8 +19,8 @@
 //!
 //! The forking thread holds every lock, and then waits for locks of the C library and of the
 //! program. Another thread may hold such a lock of the program and sleep on a lock of Pinfold. Then
-//! neither thread would ever go on. So a waiter with another way *diverts*: it gives up as soon as
-//! the holder is the forking thread. No waiter may miss the fork:
+//! neither thread would ever go on. So a waiter whose caller can do without the lock *diverts*: it
+//! gives up as soon as the holder is the forking thread. No waiter may miss the fork:
 //!
 //! 1. The forking thread stores its thread pointer in [`Forks::thread`].
 //! 2. It takes each lock that it does not hold, and sets [`FOR_FORK`] or [`BELOW_FORK`] in each
