@@ -46,7 +46,8 @@ const WORD: usize = 8;
 const LINE_WORDS: usize = 8;
 /// The address space of a unit in bytes: room for a million counters.
 pub(crate) const STRIDE_MOST: usize = 32 << 20;
-/// The largest unit if the kernel commits strictly, so that every page counts, touched or not.
+/// The largest unit if the kernel commits strictly. Every page then counts against the overcommit
+/// limit, touched or not.
 const STRIDE_STRICT: usize = 256 << 10;
 const STRIDE_LEAST: usize = 64 << 10;
 
