@@ -230,7 +230,7 @@ pub fn parent() {
 
 fn give_back() {
     // Innermost first. Otherwise a thread could get an outer lock, find an inner one still held by
-    // the forking thread, and divert where its caller knows no other way.
+    // the forking thread, and give up although its caller has no other way to go on.
     modules().rev().for_each(|hooks| (hooks.after)());
     FORKS.thread.store(0, Relaxed);
     TURNS.fetch_add(TURNS.load(Relaxed) % 2, Release);

@@ -150,7 +150,7 @@ crate::vmstat_items! {
         BarnGetFail = "barn_get_fail",
         /// Full sheaves put into the barn.
         BarnPut = "barn_put",
-        /// How often the barn had enough full sheaves. One of them was flushed then.
+        /// How often a full sheaf was flushed because the barn had enough of them.
         BarnPutFail = "barn_put_fail",
         /// Objects taken from slabs, into sheaves or directly to a caller.
         Refilled = "refilled",

@@ -49,9 +49,9 @@ unsafe fn lock_word<'u>(unit: *mut u8) -> &'u AtomicU32 {
 ///
 /// Atomics and critical sections must never work on the same unit. A thread that found no backend
 /// may arrive here after another thread has chosen restartable sequences and installed a unit. The
-/// order of the loads tells this case apart. A unit is installed only after the backend is chosen,
-/// and this function loads the unit before it asks for the backend. So if it finds the unit, it
-/// also finds the backend, and returns `None`.
+/// order of the loads detects this case. A unit is installed only after the backend is chosen, and
+/// this function loads the unit before it asks for the backend. So if it finds the unit, it also
+/// finds the backend, and returns `None`.
 fn unit_here(units: &Units) -> Option<*mut u8> {
     // Acquire, in `active`, pairs with the release in `install`: a thread that sees the unit also
     // sees the backend.

@@ -57,8 +57,8 @@ pub fn selftest() -> SelfTest {
 /// Spins in a critical section until the kernel aborts it, and returns whether it did.
 ///
 /// As long as no other thread wants the CPU, nothing aborts the section. So the test pins the
-/// calling thread to its CPU and forks a child that competes for the same CPU. It gives up after
-/// about 100 ms, long enough for the scheduler's tick to switch to the child.
+/// calling thread to its CPU and forks a child that competes for the same CPU. The test gives up
+/// after about 100 ms, long enough for the scheduler's tick to switch to the child.
 pub fn preemption_test() -> bool {
     let Some(registered) = arch::SUPPORTED.then(arch::registration).flatten() else {
         return false;

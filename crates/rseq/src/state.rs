@@ -26,8 +26,9 @@ use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicUsize};
 pub enum Index {
     /// The CPU number. Needed wherever a unit's memory must lie on its CPU's node.
     Cpu,
-    /// The kernel's concurrency id (Linux 6.3). It is dense in the number of threads that run at
-    /// once, so a program with few threads uses few units even on a machine with many CPUs.
+    /// The kernel's concurrency id (Linux 6.3). The kernel gives these ids, counted from 0, to the
+    /// threads that run at the same moment. So a program with few threads uses few units even on a
+    /// machine with many CPUs.
     Cid,
 }
 

@@ -234,7 +234,7 @@ impl Units {
         unsafe { arch::add(cs, index, self.table(), offset, n) }
     }
 
-    /// Adds `n` to the word at `offset` of the current unit, unless its limit leaves no room.
+    /// Adds `n` to the word at `offset` of the current unit, if the word's limit leaves room.
     ///
     /// The limit is the next word. Both words count modulo 2^64: `limit - word`, as a signed
     /// number, is the room that is left. Returns false and adds nothing if the room is less than

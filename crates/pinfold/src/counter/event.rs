@@ -108,7 +108,7 @@ impl EventCounter {
     }
 
     /// Returns the offset of the counter's block, and allocates the block if there is none. Returns
-    /// `None` without memory.
+    /// `None` if the block cannot be allocated.
     fn place(&self) -> Option<usize> {
         let place = self.place.load(Acquire);
         if place != NOWHERE {

@@ -105,8 +105,8 @@ impl PercpuCounter {
     /// each CPU that runs a thread of this process, for some microseconds. Takes the counter's
     /// locks. Adds do not wait for these locks. Not for signal handlers.
     ///
-    /// If the kernel cannot fence, no add is lost or counted twice either. But a [`sum`](Self::sum)
-    /// at the same time may see the old value a little longer.
+    /// If the fence fails, no add is lost or counted twice either. But a [`sum`](Self::sum) at the
+    /// same time may see the old value a little longer.
     #[inline(never)]
     pub fn swap(&self, value: i64) -> i64 {
         let Some(shards) = self.place() else {
@@ -151,8 +151,8 @@ impl PercpuCounter {
     /// | within the batches of the other CPUs | the locks, and a gate that is closed for a moment |
     /// | too close to decide even then | a fence: an interrupt to each CPU that runs this process |
     ///
-    /// Not for signal handlers. If the kernel cannot fence, the call may refuse although there is
-    /// room. It does so only if the room is less than the batches of all CPUs together.
+    /// Not for signal handlers. If the fence fails, the call may refuse although there is room. It
+    /// does so only if the room is less than the batches of all CPUs together.
     ///
     /// ```
     /// use pinfold::counter::PercpuCounter;

@@ -58,8 +58,8 @@ impl Shards {
         gate
     }
 
-    /// Waits, with a gate closed, until the adds that had begun are over. Returns false if the
-    /// kernel cannot fence.
+    /// Waits until the adds that began before the gate was closed are over. The caller keeps a gate
+    /// closed. Returns false if the fence fails.
     ///
     /// Fences only if another CPU may have such an add.
     pub(super) fn quiesce(self) -> bool {

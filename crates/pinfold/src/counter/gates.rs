@@ -63,7 +63,7 @@ impl Drop for Pass {
 
 /// Waits until no other thread keeps a gate closed, and prevents other threads from closing one.
 ///
-/// The caller holds all locks of [`stripe`](super::stripe), so that there is one fork at a time.
+/// The caller holds all locks of [`stripe`](super::stripe), so only one fork runs at a time.
 pub(super) fn fork_prepare() {
     let me = thread_pointer() as u64;
     FORKING.store(me, SeqCst);

@@ -114,7 +114,7 @@ impl PercpuHistogram {
     }
 
     /// Returns the offset of the histogram's block, and allocates the block if there is none.
-    /// Returns `None` without memory.
+    /// Returns `None` if the block cannot be allocated.
     fn place(&self) -> Option<usize> {
         let place = self.place.load(Acquire);
         if place != NOWHERE {

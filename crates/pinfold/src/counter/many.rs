@@ -65,8 +65,8 @@ impl PercpuCounter {
                 offset: 0,
             });
         }
-        // Another thread may be registering the counters for forks at the moment, so waits a
-        // little.
+        // Another thread may be registering the counters for forks at the moment, so this function
+        // waits a little.
         let mut looks = 0;
         while !fork::register() && looks < 1000 {
             stripe::pause(&mut looks);

@@ -25,9 +25,9 @@ const DEFAULT_LEAST: u64 = 1024;
 /// large adds write. So a large add does not slow down the adds of other CPUs, not even those to
 /// its neighbours in an array.
 ///
-/// Each CPU that adds takes 32 bytes more, and so does the total. They are packed side by side with
-/// those of other counters, and allocated by the first add. Without memory for them, the counter is
-/// one atomic.
+/// Each CPU that adds takes 32 bytes more, and so does the total. These words are packed side by
+/// side with those of other counters, and allocated by the first add. Without memory for them, the
+/// counter is one atomic.
 ///
 /// # Costs
 ///
@@ -63,7 +63,8 @@ const DEFAULT_LEAST: u64 = 1024;
 pub struct PercpuCounter {
     /// The offset of the counter's block, or [`CLOSED`] until there is one.
     place: AtomicUsize,
-    /// The first batch; or, with [`WIDENS`], the maximum drift up to which the batch widens.
+    /// The first batch. With the bit [`WIDENS`], instead the maximum drift up to which the batch
+    /// widens.
     rule: u64,
     /// Keeps the base out of the line that adds read.
     apart: [u64; 6],
@@ -71,7 +72,7 @@ pub struct PercpuCounter {
     pub(super) base: Base,
     /// The word of `pace`: the last sum, and how many sums have yet to wait.
     pub(super) seen: AtomicU64,
-    /// In an array, keeps the base out of the line that adds to the next counter read.
+    /// In an array, keeps the base out of the line that adds read in the next counter.
     apart_from_next: [u64; 5],
 }
 
@@ -182,7 +183,7 @@ impl PercpuCounter {
         Self::make(value, DEFAULT, DRIFT)
     }
 
-    /// Returns a counter at `value` that widens its batch when adds need that, while its
+    /// Returns a counter at `value` that widens its batch when adds need a larger one, while its
     /// [`error_bound`](Self::error_bound) stays at most `drift`.
     ///
     /// A batch above each CPU's share of `drift` is chosen only where the kernel can fence. If a
@@ -301,7 +302,7 @@ impl PercpuCounter {
     /// [`error_bound`](Self::error_bound) off.
     ///
     /// Loads words of two cache lines that folds and large adds write, with no lock and no system
-    /// call. It starts again if a fold happens in between.
+    /// call. The call starts again if a fold happens in between.
     #[inline]
     pub fn read(&self) -> i64 {
         self.read_with_bound().0
@@ -433,8 +434,8 @@ impl PercpuCounter {
         (shards.offset() != CLOSED).then_some(shards)
     }
 
-    /// Returns the counter's shards, and allocates a block if there is none. Returns `None` without
-    /// memory.
+    /// Returns the counter's shards, and allocates a block if there is none. Returns `None` if the
+    /// block cannot be allocated.
     pub(crate) fn place(&self) -> Option<Shards> {
         if let Some(shards) = self.shards() {
             return Some(shards);

@@ -214,7 +214,7 @@ impl Shards {
     /// Returns the totals, without a lock. The two words are not read at the same moment.
     pub(crate) fn folded(self) -> Moved {
         // Acquire pairs with the release in `raise_total`: a thread that sees the total also sees
-        // the adds in it. It also keeps a reader's two looks at the totals in order.
+        // the adds in it. Acquire also keeps a reader's two looks in order.
         Moved {
             up: shared(self.offset + FOLDED_UP).load(Acquire),
             down: shared(self.offset + FOLDED_DOWN).load(Acquire),
@@ -230,7 +230,7 @@ impl Shards {
         let mut sum = Moved { up: 0, down: 0 };
         percpu::for_each_used(self.offset, |[up, _, down, _]| {
             // Acquire pairs with the commit of an add, which is a release: this thread also sees
-            // what the adding thread did before. It also keeps two collections in order.
+            // what the adding thread did before. Acquire also keeps two collections in order.
             sum.up = sum.up.wrapping_add(up.load(Acquire));
             sum.down = sum.down.wrapping_add(down.load(Acquire));
         });
@@ -384,7 +384,7 @@ impl Shards {
         self.granted().for_each(|unit| self.move_limits(unit, more));
     }
 
-    /// Lowers the batch. Returns false, with nothing changed, if the kernel cannot fence.
+    /// Lowers the batch. Returns false, with nothing changed, if the fence fails.
     ///
     /// 1. Closes a gate, and waits until no section is under way.
     /// 2. Folds all shards, with limits that are the new batch ahead of the marks.

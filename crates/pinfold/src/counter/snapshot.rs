@@ -66,7 +66,8 @@ impl Snapshot {
         self.sum
     }
 
-    /// Returns the number of values that were not recorded for lack of memory.
+    /// Returns the number of values that were not recorded, because the histogram's words could not
+    /// be allocated. Usually there was no memory for them.
     pub fn unrecorded(&self) -> u64 {
         self.unrecorded
     }

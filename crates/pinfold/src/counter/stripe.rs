@@ -68,7 +68,7 @@ pub(super) fn try_hold(unit: usize, offset: usize) -> Option<Held> {
 impl Drop for Held {
     #[inline]
     fn drop(&mut self) {
-        // Release pairs with the acquire of the next holder.
+        // Release pairs with the acquire of the next holder: that holder sees this one's writes.
         self.0.store(0, Release);
     }
 }
@@ -139,7 +139,8 @@ impl Drop for AllHeld {
         while self.taken != 0 {
             let line = self.taken.trailing_zeros() as usize;
             self.taken &= self.taken - 1;
-            // Release pairs with the acquire of the next holder.
+            // Release pairs with the acquire of the next holder: that holder sees this one's
+            // writes.
             lock_of(line, self.offset).store(0, Release);
         }
     }

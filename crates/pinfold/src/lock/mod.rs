@@ -171,7 +171,7 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// The primitives of [`word`]. Its loom model replaces them.
+/// What [`word`] needs from the system. The loom model of `word` replaces these functions.
 mod primitive {
     pub(super) use core::hint::spin_loop;
     pub(super) use core::sync::atomic::{AtomicU64, fence};

@@ -18,7 +18,7 @@
 //! # While a process forks
 //!
 //! The forking thread holds every lock, and then waits for locks of the C library and of the
-//! program. Another thread may hold such a lock of the program and sleep on a lock of Pinfold. Then
+//! program. Another thread may hold a lock of the program, and sleep on a lock of Pinfold. Then
 //! neither thread would ever go on. So a waiter whose caller can do without the lock *diverts*: it
 //! gives up as soon as the holder is the forking thread. No waiter may miss the fork:
 //!

@@ -36,7 +36,7 @@ const NOWHERE: usize = 0;
 pub struct VmEvents<I: Item> {
     /// The offset of the first item's word; the other items' words follow.
     place: AtomicUsize,
-    /// Adds that found no memory.
+    /// Adds that were not counted, because the words could not be allocated.
     lost: AtomicU64,
     items: PhantomData<fn(I)>,
 }
@@ -123,14 +123,15 @@ impl<I: Item> VmEvents<I> {
         sum
     }
 
-    /// Returns how many adds were not counted for lack of memory.
+    /// Returns how many adds were not counted, because the items' words could not be allocated.
+    /// Usually there was no memory for them.
     pub fn lost(&self) -> u64 {
         self.lost.load(Relaxed)
     }
 
     /// Returns the offset of the items' words in every unit, and allocates the words if there are
-    /// none. Returns `None` without memory. Other processes find the words in the statistics
-    /// segment by this offset.
+    /// none. Returns `None` if the words cannot be allocated. Other processes find the words in the
+    /// statistics segment by this offset.
     pub(crate) fn place(&self) -> Option<usize> {
         let place = self.place.load(Acquire);
         if place != NOWHERE {

@@ -307,7 +307,7 @@ impl<I: Item> VmStat<I> {
     /// # Errors
     ///
     /// [`CounterError::OutOfMemory`] without memory for the counters, and [`CounterError::Fence`]
-    /// if a threshold must be lowered but the kernel cannot fence. The thresholds that were set
+    /// if a threshold must be lowered and the fence for it failed. The thresholds that were set
     /// before the error stay set.
     pub fn set_normal_threshold(&self) -> Result<(), CounterError> {
         let mut counters = self.open_all()?.iter();

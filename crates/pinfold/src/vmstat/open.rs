@@ -70,8 +70,8 @@ impl<I: Item> VmStat<I> {
     }
 
     /// Gives each counter its block of one row, and so opens the fast path. Does nothing if the row
-    /// cannot be allocated: there is no memory, or the caller is a handler that interrupted an
-    /// allocation.
+    /// cannot be allocated: there is no memory, another thread forks, or the caller is a handler
+    /// that interrupted an allocation.
     #[cold]
     fn settle(&self) {
         let counters = self.counters();
@@ -93,8 +93,8 @@ impl<I: Item> VmStat<I> {
     }
 
     /// Allocates the row of blocks and returns its offset. If another thread was faster, returns
-    /// the offset of that thread's row. Returns 0 if there is no memory, or if the caller is a
-    /// handler that interrupted an allocation.
+    /// the offset of that thread's row. Returns 0 if there is no memory, if another thread forks,
+    /// or if the caller is a handler that interrupted an allocation.
     pub(super) fn claim(&self, counters: &[PercpuCounter]) -> usize {
         let size = counters.len() * SIZE;
         let Some(fresh) = register_fork().then(|| percpu::alloc(size)).flatten() else {
