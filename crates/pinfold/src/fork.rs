@@ -4,9 +4,10 @@
 //! holders it does not have, and data that those holders had changed in part. So the forking thread
 //! takes every lock first. The child then finds all locks free and the data under them consistent.
 //!
-//! Critical sections need no lock: each has committed or has not. Another thread of the parent may
-//! be moving a sheaf between a unit and a barn at that moment. The child loses the objects in that
-//! sheaf, a few kilobytes for each such thread.
+//! Critical sections need no lock, because each one takes effect completely or not at all. At the
+//! moment of the fork, another thread of the parent may be moving a sheaf (an array of free
+//! objects) between a CPU's unit and a node's store. The child loses the objects in that sheaf, a
+//! few kilobytes for each such thread.
 //!
 //! # The table
 //!
@@ -21,8 +22,7 @@
 //!   malloc never waits for the forking thread: it takes the other way that handlers take (module
 //!   `lock`). So the handler returns, and the holder goes on.
 //! * Next, the forking thread waits for locks of the C library and of the program. A thread that
-//!   holds such a lock never waits for the fork in malloc, so it gets to the place where it gives
-//!   the lock back.
+//!   holds such a lock never waits for the fork in malloc, so it goes on and gives the lock back.
 //! * A thread that holds a lock never finds an inner lock held by the forking thread. The forking
 //!   thread takes the outermost lock first, and gives the innermost lock back first.
 //! * Objects of a [`KmemCache`](crate::slab::KmemCache) have no other way: allocating and freeing
@@ -39,16 +39,18 @@
 //!
 //! # Forks from signal handlers
 //!
-//! A handler may fork above a frame that holds a lock. That lock stays with the frame, in the
-//! parent and in the child.
+//! A handler may fork while the frame that it interrupted holds a lock. The frame keeps that lock,
+//! in the parent and in the child.
 //!
-//! If another thread forks at that moment, it waits for the frame, so the handler must not wait for
-//! it. The handler's fork takes no lock then. Its child may find locks held by threads that it does
-//! not have, and may wait for them without end. Such a child should call `exec` or `_exit`.
+//! Another thread may be forking at that moment. That thread waits for the frame's lock, so the
+//! handler must not wait for that thread. Instead, the handler's fork takes no lock. Its child may
+//! inherit locks whose holders it does not have, and would wait for such a lock without end. So the
+//! child should call `exec` or `_exit`.
 //!
-//! The C library's own `malloc` takes its locks after these. So in a program that keeps the C
-//! library's `malloc`, a handler that has interrupted `malloc` must not use caches while another
-//! thread forks.
+//! In a program that keeps the C library's `malloc`, a forking thread takes Pinfold's locks first,
+//! and then waits for the lock of `malloc`. A handler may have interrupted the holder of that lock.
+//! If the handler then waits for one of Pinfold's locks, neither thread goes on. So a handler that
+//! has interrupted the C library's `malloc` must not use caches while another thread forks.
 
 use crate::lock::{FORKS, Guard, Lock};
 use crate::sys;
@@ -70,8 +72,8 @@ pub(crate) enum Rank {
     Page,
     /// Policies that several ranges share.
     Policies,
-    /// The counters' gates. Last, because a thread that waits until no gate is closed may hold any
-    /// lock.
+    /// The counters' gates. They come after all locks: a fork waits here until no other thread
+    /// keeps a gate closed, and must already hold the locks then (module `counter::gates`).
     Gates,
     /// The shepherd's threads, which a child does not have.
     Shepherd,
@@ -105,13 +107,14 @@ const HANDLED: u8 = 3;
 
 /// Allows one fork at a time. Held from `prepare` until `parent` or `child`.
 static ONE: Lock<()> = Lock::new(());
-/// The forks of signal handlers that interrupted the fork under way in its own thread.
+/// The number of forks by signal handlers that interrupted the fork under way, in its own thread.
 static NESTED: AtomicU32 = AtomicU32::new(0);
 /// How often a fork began or ended. Odd while a fork is under way.
 static TURNS: AtomicU32 = AtomicU32::new(0);
 
-/// Registers before `main`, or when the library is loaded. Later would be unsafe: `pthread_atfork`
-/// takes locks, and the first add to a counter may come from a signal handler.
+/// Registers before `main`, or when the library is loaded. Registering with the first use of a
+/// counter could deadlock: `pthread_atfork` takes a lock of the C library, the first use may be in
+/// a signal handler, and the handler may have interrupted the holder of that lock.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_START: extern "C" fn() = at_start;
@@ -122,12 +125,13 @@ extern "C" fn at_start() {
 
 /// Enters `hooks` into the table, and makes the C library call this module.
 ///
-/// Returns false if another thread, or the frame that this thread interrupted, is registering this
-/// module with the C library at the moment. Then the caller must not make anything that a fork
-/// could copy half made.
+/// Returns false while another thread, or a frame that the caller interrupted, is still registering
+/// this module with the C library. Until then, the caller must not make anything that a fork could
+/// copy half made.
 pub(crate) fn register(hooks: &'static Hooks) -> bool {
     let place = &TABLE[hooks.rank as usize];
-    // Release pairs with the acquire in `modules`: a fork that finds the hooks sees what they use.
+    // Release pairs with the acquire in `modules`: a fork that finds the hooks also sees what they
+    // use.
     place.store(core::ptr::from_ref(hooks).cast_mut(), Release);
     listen()
 }
@@ -137,7 +141,7 @@ fn listen() -> bool {
         return stage != UNDER_WAY;
     }
     // SAFETY: the three functions take no arguments and stay loaded. If the call fails for lack of
-    // memory, forks in the middle of slow paths are unprotected, and nothing else changes.
+    // memory, this module does not protect forks, and nothing else changes.
     sys::keep_errno(|| unsafe {
         libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child));
     });
@@ -156,7 +160,7 @@ pub fn handle() {
 
 /// Returns the modules in the table, in the order of their ranks.
 fn modules() -> impl DoubleEndedIterator<Item = &'static Hooks> {
-    // Acquire pairs with the release in `register`: the hooks are complete.
+    // Acquire pairs with the release in `register`: this thread also sees what the hooks use.
     // SAFETY: `register` stores only addresses of statics, and an empty place is null.
     let hooks = |place: &AtomicPtr<Hooks>| unsafe { place.load(Acquire).as_ref() };
     TABLE.iter().filter_map(hooks)
@@ -197,7 +201,8 @@ pub fn prepare() {
         return;
     };
     core::mem::forget(one);
-    // Relaxed, because `Word::lock_for_fork` releases this store with each lock's word.
+    // Relaxed, because `Word::lock_for_fork` changes each lock's word with release order after this
+    // store.
     FORKS.thread.store(me(), Relaxed);
     TURNS.fetch_add(1, Release);
     modules().for_each(|hooks| (hooks.before)());
@@ -225,7 +230,7 @@ pub fn parent() {
 
 fn give_back() {
     // Innermost first. Otherwise a thread could get an outer lock, find an inner one still held by
-    // the forking thread, and divert where its caller knows no other way.
+    // the forking thread, and give up although its caller has no other way to go on.
     modules().rev().for_each(|hooks| (hooks.after)());
     FORKS.thread.store(0, Relaxed);
     TURNS.fetch_add(TURNS.load(Relaxed) % 2, Release);
@@ -242,14 +247,15 @@ pub fn child() {
     modules().for_each(|hooks| (hooks.child)());
     NESTED.store(0, Relaxed);
     FORKS.waiters.store(0, Relaxed);
-    // This also gives back the locks that another thread of the parent had taken for its own fork.
-    // The data under these locks is consistent.
+    // If a handler's fork took no lock, another thread of the parent may hold the locks for a fork
+    // of its own. `give_back` gives these locks back too. The data under these locks is consistent.
     give_back();
 }
 
 /// Returns how often a fork began or ended. The number is odd while a fork is under way.
 pub(crate) fn turn() -> u32 {
-    // Acquire pairs with the releases in `prepare` and `give_back`.
+    // Acquire pairs with the releases in `prepare` and `give_back`: a thread that sees the end of a
+    // fork also sees the locks given back.
     TURNS.load(Acquire)
 }
 

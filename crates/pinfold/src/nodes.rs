@@ -31,14 +31,15 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize};
 use pinfold_rseq::{Backend, Index, MAX_INDEX, backend};
 
-/// The maximum number of nodes, including the kernel's. A machine with more counts as one with one.
+/// The maximum number of nodes, including the kernel's. A machine with more nodes counts as having
+/// one.
 pub(crate) const MAX_NODES: usize = 64;
 
 /// The environment variable that sets the number of made-up nodes.
 const FAKE_VARIABLE: &str = "PINFOLD_FAKE_NODES";
 
 /// Bits 0 to 7 hold one less than the number of all nodes, including the kernel's. Bits 8 to 15
-/// hold one less than the number of nodes with memory. [`KNOWN`] is set too; the word is 0 until
+/// hold one less than the number of nodes with memory. [`KNOWN`] is set too. The word is 0 until
 /// [`init`] is over.
 ///
 /// Packed into one word and written once, because per-node tables are sized from it and never
@@ -60,17 +61,20 @@ static BY_DISTANCE: [[AtomicU8; MAX_NODES]; MAX_NODES] =
 
 /// Returns whether the machine's nodes are known.
 pub(crate) fn are_known() -> bool {
-    // Acquire pairs with the release in `init`: the tables are filled in.
+    // Acquire pairs with the release in `init`: a thread that sees the numbers also sees the tables
+    // filled in.
     NUMBERS.load(Acquire) != 0
 }
 
-/// What [`init`] needs to know from the module for policies, which stands above this one.
+/// What [`init`] needs to know from the module for policies. That module is above this one, so this
+/// module does not call it directly.
 pub(crate) trait Known {
     /// Returns the nodes that the process may use, if they are known.
     fn allowed(&self) -> Option<NodeSet>;
     /// Returns whether the process has a memory policy of its own.
     fn policy(&self) -> bool;
-    /// Calls `each` for each node with each node that has memory, from the nearest to the farthest.
+    /// For each node, calls `each` with that node and with each node of `with_memory`, from the
+    /// nearest to the farthest.
     fn by_distance(&self, with_memory: &NodeSet, each: &mut impl FnMut(NodeId, NodeId));
 }
 
@@ -80,17 +84,18 @@ pub(crate) trait Known {
 /// several nodes and the process has a policy. A machine that cannot be read counts as having one
 /// node.
 pub(crate) fn init(known: &impl Known) {
-    // Two threads at once find the same machine, but may find different policies. The first result
-    // stays.
+    // Two threads that run this at once find the same machine, but may find different policies. The
+    // first result stays.
     let real = fake().unwrap_or_else(|| {
-        // Most machines have one node, and one file is enough to know that.
+        // Most machines have one node. Reading one file is enough to know that.
         let several = facts::has_several_nodes().then(|| machine(known));
         several.flatten().unwrap_or(1)
     });
     let kernels = real > 1 && known.policy();
     let others = real as u32 - 1;
     let numbers = KNOWN | others << REAL_SHIFT | (others + u32::from(kernels));
-    // Release pairs with the acquires in `are_known`, `count` and `real`.
+    // Release pairs with the acquires in `are_known`, `count` and `real`: a thread that sees the
+    // numbers also sees the tables filled in.
     let _ = NUMBERS.compare_exchange(0, numbers, Release, Relaxed);
 }
 
@@ -121,8 +126,8 @@ fn fake() -> Option<usize> {
     Some(nodes)
 }
 
-/// Fills the tables from the machine. Returns its number of nodes, or `None` if it is one or
-/// unusable.
+/// Fills the tables from the machine. Returns the number of usable nodes. Returns `None` if this
+/// number is not from 2 to `MAX_NODES` - 1, or cannot be read.
 #[cold]
 #[inline(never)]
 fn machine(known: &impl Known) -> Option<usize> {
@@ -147,8 +152,9 @@ fn machine(known: &impl Known) -> Option<usize> {
         };
         if last != Some(from) {
             last = Some(from);
-            // A node is its own nearest. The CPUs of a node without usable memory use the nearest
-            // node that has some.
+            // The first usable `to` of each `from` is the nearest. A node with usable memory is its
+            // own nearest. The CPUs of a node without usable memory use the nearest node that has
+            // some.
             facts::for_each_cpu_of(from, |cpu| {
                 if let Some(node) = OF_CPU.get(cpu) {
                     node.store(to as u8 + 1, Relaxed);
@@ -166,13 +172,15 @@ fn machine(known: &impl Known) -> Option<usize> {
 
 /// Returns the number of nodes, including the kernel's. At least 1. One load.
 pub(crate) fn count() -> usize {
-    // Acquire pairs with the release in `init`: the tables are filled in.
+    // Acquire pairs with the release in `init`: a thread that sees the numbers also sees the tables
+    // filled in.
     (NUMBERS.load(Acquire) & 0xff) as usize + 1
 }
 
 /// Returns the number of nodes with memory, without the kernel's. At least 1. One load.
 pub(crate) fn real() -> usize {
-    // Acquire pairs with the release in `init`: the tables are filled in.
+    // Acquire pairs with the release in `init`: a thread that sees the numbers also sees the tables
+    // filled in.
     (NUMBERS.load(Acquire) >> REAL_SHIFT & 0xff) as usize + 1
 }
 
@@ -200,8 +208,8 @@ pub(crate) fn nearest(node: usize, nth: usize) -> usize {
 /// Returns the nodes to ask when an allocation wants memory of `from`: `from` itself, the other
 /// nodes by distance, and last the kernel's node.
 ///
-/// For the kernel's node, no other node is asked. Memory of the others has a policy, which would
-/// override the process's.
+/// For the kernel's node, no other node is asked. Memory of the other nodes has a policy, which
+/// would override the process's policy.
 pub(crate) fn fallback(from: usize) -> impl Iterator<Item = usize> {
     let real = real();
     let by_distance = if is_the_kernels(from) { 0 } else { real };
@@ -258,8 +266,9 @@ pub(crate) fn of_this_cpu() -> usize {
 /// Returns the node of a CPU that came online after the machine was read, and stores it in the
 /// table.
 ///
-/// Asks the kernel for the CPU that the thread runs on now, which may be another one. Costs one
-/// system call, once for each CPU. A node without usable memory counts as node 0.
+/// Asks the kernel for the CPU and the node that the thread runs on now. Stores nothing if the
+/// thread has left `cpu`. Costs one system call, usually once for each CPU. A node without usable
+/// memory counts as node 0.
 #[cold]
 fn ask_for_node(cpu: usize) -> usize {
     let (mut now, mut id) = (0u32, 0u32);

@@ -3,7 +3,8 @@
 //! All units lie in one mapping, a fixed stride apart. Pages of the mapping take memory only when
 //! they are touched, so a CPU on which the process never counts takes none. Small blocks are packed
 //! side by side, so many counters share the cache lines and pages of each CPU. Behind the last
-//! CPU's unit lies one more, the *shared unit*. A block's part there belongs to all CPUs together.
+//! CPU's unit lies one more, the *shared unit*. All CPUs together use the part of each block that
+//! lies there.
 //!
 //! ```text
 //! unit 0                        unit 1                          unit `possible`
@@ -34,7 +35,7 @@ pub(crate) fn units() -> &'static Units {
 }
 
 /// The offset of a block of [`CLOSED_SIZE`] bytes that stay zero, where a bounded add always fails.
-/// A handle without a block points to it.
+/// A counter without a block of its own uses this offset.
 pub(crate) const CLOSED: usize = UNIT_HEADER;
 const CLOSED_SIZE: usize = 64;
 
@@ -45,7 +46,8 @@ const WORD: usize = 8;
 const LINE_WORDS: usize = 8;
 /// The address space of a unit in bytes: room for a million counters.
 pub(crate) const STRIDE_MOST: usize = 32 << 20;
-/// The largest unit if the kernel commits strictly, so that every page counts, touched or not.
+/// The largest unit if the kernel commits strictly. Every page then counts against the overcommit
+/// limit, touched or not.
 const STRIDE_STRICT: usize = 256 << 10;
 const STRIDE_LEAST: usize = 64 << 10;
 
@@ -56,7 +58,7 @@ static STRIDE: AtomicUsize = AtomicUsize::new(0);
 static SHARED: AtomicUsize = AtomicUsize::new(0);
 /// One bit for each index with a unit.
 static IN_USE: [AtomicU64; MAX_INDEX / 64] = [const { AtomicU64::new(0) }; MAX_INDEX / 64];
-/// The number of words of `IN_USE` that may not be 0.
+/// How many words of `IN_USE`, from the first on, may have a bit set.
 static IN_USE_WORDS: AtomicUsize = AtomicUsize::new(0);
 
 static SPACE: Lock<Space> = Lock::new(Space {
@@ -90,9 +92,9 @@ impl Space {
         if self.map != 0 {
             return true;
         }
-        // Chooses the backend before there is any unit, so that no word is worked on both by
-        // atomics and by critical sections. On several nodes, a unit's memory must lie on its CPU's
-        // node, so the index is the CPU number.
+        // Chooses the backend before there is any unit, so that atomics and critical sections never
+        // work on the same word. On several nodes, a unit's memory must lie on its CPU's node, so
+        // the index is the CPU number.
         pinfold_rseq::init(if facts::has_several_nodes() {
             Index::Cpu
         } else {
@@ -174,7 +176,8 @@ fn alignment(words: usize) -> (usize, usize) {
     (align, align.ilog2() as usize)
 }
 
-/// Finds room for `size` bytes in every unit. Returns the offset of a block that is zero in each.
+/// Allocates a block of `size` bytes at the same offset in every unit, and returns the offset. The
+/// block is zero in every unit.
 ///
 /// Returns `None` if there is no room or no memory, if the caller is a signal handler that
 /// interrupted this function, and while another thread forks.
@@ -184,7 +187,8 @@ pub(crate) fn alloc(size: usize) -> Option<usize> {
     place(SPACE.lock_or_divert(|_| false)?, size)
 }
 
-/// Finds room as [`alloc`] does, but waits until a fork is over. Not for signal handlers.
+/// Allocates as [`alloc`] does, but waits until another thread's fork is over. Not for signal
+/// handlers.
 pub(crate) fn alloc_after_fork(size: usize) -> Option<usize> {
     place(SPACE.lock()?, size)
 }
@@ -220,8 +224,8 @@ pub(crate) unsafe fn free(offset: usize, size: usize) {
             }
         }
     }
-    // A signal handler that frees above a frame with this lock cannot take it. The block is lost
-    // then. This is rare.
+    // The lock refuses a signal handler that interrupted its holder. In this rare case the block is
+    // lost.
     if let Some(mut space) = SPACE.lock() {
         let from = offset / WORD;
         space.set(from, words, false);
@@ -231,10 +235,10 @@ pub(crate) unsafe fn free(offset: usize, size: usize) {
     }
 }
 
-/// Returns the word at `offset` of unit `unit`. `possible()` is the shared unit.
+/// Returns the word at `offset` of unit `unit`. The unit numbered `possible()` is the shared unit.
 ///
 /// The caller passes an offset within a block of [`alloc`], and at most `possible()` as the unit.
-/// Only debug builds check that.
+/// Only debug builds check these bounds.
 #[inline]
 pub(crate) fn word_at(unit: usize, offset: usize) -> &'static AtomicU64 {
     // Acquire pairs with the release in `open`: this thread sees the stride.
@@ -258,10 +262,10 @@ pub(crate) fn shared(offset: usize) -> &'static AtomicU64 {
 
 /// Returns the indexes that have a unit.
 pub(crate) fn used() -> impl Iterator<Item = usize> {
-    // Acquire pairs with the release in `install_here`.
+    // Acquire, here and below, pairs with the releases in `install_here`: a thread that sees a
+    // unit's bit also sees the unit's pages placed.
     let words = IN_USE_WORDS.load(Acquire);
     IN_USE[..words].iter().enumerate().flat_map(|(at, bits)| {
-        // Acquire pairs with the release in `install_here`.
         let mut left = bits.load(Acquire);
         core::iter::from_fn(move || {
             let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
@@ -271,22 +275,23 @@ pub(crate) fn used() -> impl Iterator<Item = usize> {
     })
 }
 
-/// Calls `f` with the `N` words at `offset` of each unit in use. Sums are computed by this
+/// Calls `f` with the `N` words at `offset` of each unit in use. The counters' sums use this
 /// function.
 #[inline]
 pub(crate) fn for_each_used<const N: usize>(offset: usize, mut f: impl FnMut(&[AtomicU64; N])) {
-    // Acquire pairs with the release in `install_here`.
+    // Acquire, here and below, pairs with the releases in `install_here`: a thread that sees a
+    // unit's bit also sees the unit's pages placed.
     let words = IN_USE_WORDS.load(Acquire);
     // Acquire pairs with the release in `open`: this thread sees the stride.
     let (base, stride) = (BASE.load(Acquire), STRIDE.load(Relaxed));
     for (at, bits) in IN_USE[..words].iter().enumerate() {
-        // Acquire pairs with the release in `install_here`.
         let mut left = bits.load(Acquire);
         while left != 0 {
             let unit = at * 64 + left.trailing_zeros() as usize;
             left &= left - 1;
-            // SAFETY: the unit is in use, so it is mapped for good. The caller's block has `N`
-            // aligned words at `offset`, which are accessed atomically or by critical sections.
+            // SAFETY: the unit is in use, so it is mapped until the process ends. The caller's
+            // block has `N` aligned words at `offset`, which are accessed atomically or by critical
+            // sections.
             f(unsafe { &*((base + unit * stride + offset) as *const [AtomicU64; N]) });
         }
     }
@@ -294,8 +299,8 @@ pub(crate) fn for_each_used<const N: usize>(offset: usize, mut f: impl FnMut(&[A
 
 /// Installs the unit of the index on which the thread runs, and returns the index.
 ///
-/// Returns `None` if the units are not mapped yet, and for an index that the system did not
-/// announce at the start.
+/// Returns `None` if the units are not mapped yet, or if the system did not announce the index at
+/// the start.
 pub(crate) fn install_here() -> Option<usize> {
     let index = current();
     if index >= possible() || BASE.load(Acquire) == 0 {
@@ -306,7 +311,8 @@ pub(crate) fn install_here() -> Option<usize> {
         // SAFETY: the unit is `STRIDE` bytes of whole pages in the mapping of the units.
         unsafe { place_near(index, unit, STRIDE.load(Relaxed)) };
         // Marks the unit as in use before it is installed. A thread that walks the units meanwhile
-        // finds zeroes. Release pairs with the acquires in `used` and `for_each_used`.
+        // finds zeroes. Release pairs with the acquires in `used` and `for_each_used`: a thread
+        // that sees the unit's bit also sees its pages placed.
         IN_USE_WORDS.fetch_max(index / 64 + 1, Release);
         IN_USE[index / 64].fetch_or(1 << (index % 64), Release);
         // If another thread was faster, it has installed the same unit.
@@ -318,11 +324,12 @@ pub(crate) fn install_here() -> Option<usize> {
 /// Makes the kernel place the pages of a unit on the node of CPU `index`. The pages are not touched
 /// yet.
 ///
-/// Without this, the process's memory policy could place them on any node. Does nothing on a
-/// machine with one node, and nothing if units belong to concurrency ids, which move between nodes.
-/// A refusal of the kernel is ignored.
+/// Without this call, the process's memory policy could place the pages on any node. Does nothing
+/// on a machine with one node. Does nothing if units belong to concurrency ids, because these move
+/// between nodes. Ignores a refusal of the kernel.
 ///
-/// Makes two system calls, once for a unit, and one more on a CPU whose node has no memory.
+/// Makes two system calls, and one more on a CPU whose node has no memory. Runs about once for each
+/// unit.
 ///
 /// # Safety
 ///
@@ -344,10 +351,10 @@ pub(crate) unsafe fn place_near(index: usize, unit: *mut u8, size: usize) {
     }
 }
 
-/// Returns how many bytes from a unit's start hold all blocks so far, in whole pages, so that they
-/// can be [shared](share). No other block will be placed there.
+/// Returns how many bytes at the start of each unit hold all blocks so far, in whole pages. Places
+/// no further blocks there, so that these bytes can be [shared](share).
 ///
-/// Returns `None` if there are other blocks than the `blocks` bytes that the caller has allocated.
+/// Returns `None` if there are more blocks than the `blocks` bytes that the caller has allocated.
 pub(crate) fn seal(blocks: usize) -> Option<usize> {
     let space = SPACE.lock()?;
     let taken = (0..space.words).filter(|&word| space.is_taken(word));
@@ -360,9 +367,9 @@ pub(crate) fn seal(blocks: usize) -> Option<usize> {
     Some(end)
 }
 
-/// Maps the file `fd` over the first `bytes` of every unit, from `offset` on: one unit after the
-/// other, and the shared unit last. Other processes that map the file then see the counts, which
-/// begin at 0.
+/// Maps the file `fd` over the first `bytes` of every unit. The units follow each other in the file
+/// from `offset` on, and the shared unit is last. Other processes that map the file then see the
+/// counts, which begin at 0.
 ///
 /// Returns false if the system refuses, for some units or for all.
 ///
@@ -375,14 +382,15 @@ pub(crate) unsafe fn share(fd: i32, offset: usize, bytes: usize) -> bool {
     let (base, stride) = (BASE.load(Acquire), STRIDE.load(Relaxed));
     (0..=possible()).all(|unit| {
         let at = (base + unit * stride) as *mut u8;
-        // SAFETY: `at` is the start of a unit, in whole pages. The caller promises that their
-        // content is not needed, and that no operation is under way.
+        // SAFETY: `at` is the start of a unit, and `seal` returned `bytes` as whole pages. The
+        // caller promises that their content is not needed, and that no operation on them is under
+        // way.
         unsafe { sys::map_file_over(at, bytes, fd, offset + unit * bytes) }
     })
 }
 
-/// Makes a fork wait while a block is being found or given back. Returns what [`fork::register`]
-/// does.
+/// Makes a fork wait while a thread allocates or frees a block. Returns what [`fork::register`]
+/// returns.
 pub(crate) fn register_fork() -> bool {
     static HOOKS: Hooks = Hooks {
         rank: Rank::Units,

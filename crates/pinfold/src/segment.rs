@@ -1,7 +1,7 @@
 //! The statistics segment: the counts that a process shows to other processes.
 //!
 //! A process that was asked to count makes one file for each of its program images. It maps the
-//! file shared. Any process that may open the file can read it. The file has three parts:
+//! file shared. Any process that may open the file can read the counts. The file has three parts:
 //!
 //! 1. [`Segment`], the head.
 //! 2. From [`Segment::events_at`] on, one [`NodeEvents`] for each row of [`Segment::classes`] and
@@ -12,7 +12,8 @@
 //! The segment holds three kinds of numbers:
 //!
 //! * **Calls** are [`VmEvents`]: words in the units. Only the unit's CPU adds to them, in critical
-//!   sections. A total is the sum over the units. It misses at most the adds that are under way.
+//!   sections. A total is the sum over the units. It misses at most the adds that are under way at
+//!   that moment.
 //! * **Events of the slow paths** are [`NodeEvents`]. The caches of the size classes add to them.
 //! * **Memory held from the system** is counted by the page layer, and copied to [`Segment`]
 //!   whenever it changes.
@@ -131,7 +132,7 @@ crate::vmstat_items! {
         AllocNodeMismatch = "alloc_node_mismatch",
         /// Objects freed on another node than their own, and returned to their own.
         FreeRemote = "free_remote",
-        /// Objects freed deferred, in sheaves that wait or have waited.
+        /// Objects of deferred frees, in sheaves that wait for readers or have waited.
         FreeRcuSheaf = "free_rcu_sheaf",
         /// Objects lost because there was no memory for a sheaf in which they could wait.
         FreeRcuSheafFail = "free_rcu_sheaf_fail",
@@ -149,7 +150,7 @@ crate::vmstat_items! {
         BarnGetFail = "barn_get_fail",
         /// Full sheaves put into the barn.
         BarnPut = "barn_put",
-        /// How often the barn had enough full sheaves, so that one was flushed.
+        /// How often a full sheaf was flushed because the barn had enough of them.
         BarnPutFail = "barn_put_fail",
         /// Objects taken from slabs, into sheaves or directly to a caller.
         Refilled = "refilled",
@@ -198,8 +199,8 @@ impl NodeEvents {
     /// Adds `n` to `event`.
     ///
     /// Costs an atomic add, or a load and a store for an event that [is
-    /// locked](SlabEvent::is_locked). There the caller holds the node's lock, so no other thread
-    /// writes the word.
+    /// locked](SlabEvent::is_locked). For such an event the caller holds the node's lock, so no
+    /// other thread writes the word.
     #[inline]
     pub(crate) fn add(&self, event: SlabEvent, n: usize) {
         let word = &self.0[event as usize];
@@ -313,7 +314,7 @@ impl Item for Call {
     }
 }
 
-/// The part of the units that is shared, for [`share_units`].
+/// The part of the units that other processes can read, for [`share_units`].
 ///
 /// # Examples
 ///
@@ -362,7 +363,7 @@ pub fn place_of(calls: &VmEvents<Call>) -> Option<usize> {
 ///
 /// * `shared` comes from [`place_calls`].
 /// * The file is zeroed and large enough, and no process truncates it.
-/// * No other thread counts meanwhile, or its counts may be lost.
+/// * No other thread counts during the call. Its counts could be lost.
 pub unsafe fn share_units(fd: i32, offset: usize, shared: Shared) -> bool {
     // SAFETY: the caller promises that `shared.bytes` comes from `place_calls`, so from
     // `percpu::seal`. It also promises a large enough file, and that no count in those bytes is
@@ -374,8 +375,8 @@ static CURRENT: AtomicPtr<Segment> = AtomicPtr::new(null_mut());
 
 /// Returns this process's segment, or `None` if it has none. One load.
 pub fn current() -> Option<&'static Segment> {
-    // SAFETY: `install` promises that the segment stays mapped. Acquire pairs with the release
-    // there.
+    // SAFETY: the caller of `install` promised that the segment stays mapped. Acquire pairs with
+    // the release in `install`: a thread that sees the address also sees the segment's content.
     NonNull::new(CURRENT.load(Acquire)).map(|segment| unsafe { segment.as_ref() })
 }
 
@@ -385,6 +386,7 @@ pub fn current() -> Option<&'static Segment> {
 ///
 /// `segment` is zeroed or filled in, and stays mapped until the process ends.
 pub unsafe fn install(segment: *mut Segment) {
-    // Release pairs with the acquire in `current`.
+    // Release pairs with the acquire in `current`: a thread that sees the address also sees the
+    // segment's content.
     CURRENT.store(segment, Release);
 }

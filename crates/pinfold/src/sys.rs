@@ -48,8 +48,9 @@ pub(crate) fn page_size() -> usize {
 pub(crate) fn physical_memory() -> usize {
     static BYTES: Once = Once::new();
     BYTES.get_or_read(|| {
-        // `sysconf` makes the same call, but its code lies on pages that few programs touch.
-        // SAFETY: `sysinfo` consists of integers, so zeroes are a value of it.
+        // Calls the kernel directly. `sysconf` makes the same system call, but its code lies on
+        // pages that few programs touch, so using it would take memory.
+        // SAFETY: `sysinfo` consists of integers, so zeroes are valid.
         let mut info = unsafe { core::mem::zeroed::<libc::sysinfo>() };
         // SAFETY: `info` is a writable `sysinfo`, and the kernel writes one.
         keep_errno(|| unsafe { libc::syscall(libc::SYS_sysinfo, &raw mut info) });
@@ -99,7 +100,8 @@ pub(crate) enum Mapped {
     Done,
     /// Something is mapped there already, or the kernel does not allow the address.
     Taken,
-    /// The system has no memory, a limit forbids the mapping, or the address space ends before it.
+    /// The system has no memory, a limit forbids the mapping, or the addresses lie beyond the end
+    /// of the address space.
     NoMemory,
 }
 
@@ -120,13 +122,13 @@ pub(crate) unsafe fn map_at(at: *mut u8, size: usize) -> Mapped {
             return Mapped::Done;
         }
         if mapped == libc::MAP_FAILED {
-            // SAFETY: reads the calling thread's errno.
+            // SAFETY: the C library returns the address of the calling thread's errno.
             return match unsafe { *libc::__errno_location() } {
                 libc::ENOMEM | libc::EAGAIN => Mapped::NoMemory,
                 _ => Mapped::Taken,
             };
         }
-        // Linux before 4.17 does not know the flag, and has chosen another address.
+        // Linux before 4.17 does not know `MAP_FIXED_NOREPLACE`, and has chosen another address.
         // SAFETY: this function has just mapped these pages, and no other code knows of them.
         unsafe { libc::munmap(mapped, size) };
         Mapped::Taken
@@ -151,15 +153,15 @@ pub(crate) fn stack_address() -> usize {
 /// Maps `size` zeroed bytes for reading and writing.
 ///
 /// The bytes count against the overcommit limit. So a size that the machine could never back fails
-/// here, and not when the program touches it.
+/// here, and not when the program touches the memory.
 pub(crate) fn map_memory(size: usize) -> Option<NonNull<u8>> {
     map(size, libc::PROT_READ | libc::PROT_WRITE, 0)
 }
 
 /// Maps `size` zeroed bytes for reading and writing, most of which will never be touched.
 ///
-/// The bytes do not count against the overcommit limit, unless the kernel commits strictly. The
-/// pages are small, so that only touched pages take memory.
+/// The bytes count against the overcommit limit only if `vm.overcommit_memory` is 2. The pages are
+/// small, so that only touched pages take memory.
 pub(crate) fn map_sparse(size: usize) -> Option<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let at = map(size, protection, libc::MAP_NORESERVE)?;
@@ -188,7 +190,8 @@ pub(crate) fn map_aligned(size: usize, align: usize) -> Option<NonNull<u8>> {
     }
 }
 
-/// Replaces pages by a part of a file, shared with every process that maps it.
+/// Maps the part of the file `fd` that begins at `offset` over pages. Every process that maps the
+/// file shares this part.
 ///
 /// Returns false if the kernel refuses.
 ///
@@ -280,12 +283,13 @@ pub(crate) unsafe fn close(at: *mut u8, size: usize) -> bool {
     keep_errno(|| unsafe { libc::mprotect(at.cast(), size, libc::PROT_NONE) == 0 })
 }
 
-/// Returns a number that cannot be guessed. Until the kernel has random numbers, the clock gives
-/// it.
+/// Returns a number that cannot be guessed. Soon after boot the kernel may have no random numbers.
+/// Then this function computes a number from the clock.
 pub(crate) fn random() -> u64 {
     let mut number = 0u64;
     let size = size_of_val(&number);
-    // As a system call: the C library's function lies on pages that few programs touch.
+    // Calls the kernel directly. The C library's function lies on pages that few programs touch, so
+    // using it would take memory.
     // SAFETY: `number` is writable for `size` bytes.
     let got = keep_errno(|| unsafe {
         libc::syscall(
@@ -298,7 +302,7 @@ pub(crate) fn random() -> u64 {
     if got == size as libc::c_long {
         return number;
     }
-    // SAFETY: `timespec` consists of integers, so zeroes are a value of it, and `now` is writable.
+    // SAFETY: `timespec` consists of integers, so zeroes are valid. `now` is writable.
     let now = unsafe {
         let mut now: libc::timespec = core::mem::zeroed();
         libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now);
@@ -343,7 +347,7 @@ pub(crate) unsafe fn refuse_huge(at: *mut u8, size: usize) {
     keep_errno(|| unsafe { libc::madvise(at.cast(), size, libc::MADV_NOHUGEPAGE) });
 }
 
-/// Grows or shrinks a mapping, and moves it if it must. Returns the new address, or `None` if the
+/// Grows or shrinks a mapping, and moves it if necessary. Returns the new address, or `None` if the
 /// kernel refuses.
 ///
 /// # Safety
@@ -368,7 +372,7 @@ pub(crate) unsafe fn remap(at: *mut u8, old: usize, new: usize) -> Option<NonNul
 ///
 /// `[at, at + size)` are whole pages of a mapping of this library.
 pub(crate) unsafe fn prefer_node(at: *mut u8, size: usize, node: Option<usize>) -> bool {
-    /// From `include/uapi/linux/mempolicy.h`. With an empty mask, it stands for the local node.
+    /// From `include/uapi/linux/mempolicy.h`. With an empty mask, this mode means the local node.
     const MPOL_PREFERRED: libc::c_int = 1;
     let mut mask = [0u64; 16];
     if let Some(node) = node {
@@ -430,8 +434,8 @@ pub(crate) fn sleep_microseconds(microseconds: u32) {
     keep_errno(|| unsafe { libc::nanosleep(&raw const time, null_mut()) });
 }
 
-/// Sleeps until `word` differs from `value` and a thread calls [`wake`], or until `time` has
-/// passed. May return sooner.
+/// Sleeps until a thread calls [`wake`] for `word`, or until `time` has passed. May return sooner.
+/// Returns at once if `word` differs from `value`.
 pub(crate) fn wait_for_change(word: &AtomicU32, value: u32, time: core::time::Duration) {
     let time = libc::timespec {
         tv_sec: time.as_secs().min(1 << 30) as libc::time_t,

@@ -71,7 +71,8 @@ pub const SIGNATURE: u32 = if cfg!(target_arch = "aarch64") {
     0x5305_3053
 };
 
-/// The feature size of kernels without extensible registrations: the fields up to `flags`.
+/// The feature size of kernels without extensible registrations: the fields up to `flags`. A
+/// kernel's feature size is the number of bytes of the area that it maintains.
 pub const ORIGINAL_FEATURE_SIZE: usize = 20;
 /// The smallest feature size with which the kernel maintains `mm_cid`.
 pub const FEATURE_SIZE_MM_CID: usize = 28;
@@ -84,8 +85,8 @@ pub const MEMBARRIER_CMD_QUERY: libc::c_int = 0;
 /// `MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ`: aborts the sections of this process's running threads
 /// (Linux 5.10).
 pub const MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ: libc::c_int = 1 << 7;
-/// `MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ`: registers the process, once, before its first
-/// fence.
+/// `MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ`: registers the process. Needed once, before the
+/// first fence.
 pub const MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ: libc::c_int = 1 << 8;
 /// `MEMBARRIER_CMD_FLAG_CPU`: restricts the command to the CPU in the third argument.
 pub const MEMBARRIER_CMD_FLAG_CPU: libc::c_uint = 1;

@@ -18,7 +18,8 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-/// How often an operation tries the lock: about as long as a running holder needs.
+/// The maximum number of attempts of an operation to take a unit's lock. These attempts take about
+/// as long as a running holder keeps the lock.
 const TRIES: u32 = 64;
 
 /// Returns the word at `offset` of `unit`.
@@ -43,14 +44,17 @@ unsafe fn lock_word<'u>(unit: *mut u8) -> &'u AtomicU32 {
     unsafe { &*unit.cast() }
 }
 
-/// Returns the current unit, or `None` if operations on it are critical sections.
+/// Returns the current unit. Returns `None` if there is no unit, or if operations on it are
+/// critical sections.
 ///
-/// A thread that saw no backend may arrive here after another thread has chosen restartable
-/// sequences and installed a unit. The thread must not work on that unit by atomics. The order of
-/// the loads prevents this: a unit is installed only after the backend is chosen, and this function
-/// loads the unit before it asks for the backend.
+/// Atomics and critical sections must never work on the same unit. A thread that found no backend
+/// may arrive here after another thread has chosen restartable sequences and installed a unit. The
+/// order of the loads detects this case. A unit is installed only after the backend is chosen, and
+/// this function loads the unit before it asks for the backend. So if it finds the unit, it also
+/// finds the backend, and returns `None`.
 fn unit_here(units: &Units) -> Option<*mut u8> {
-    // Acquire, in `active`, pairs with the release in `install`.
+    // Acquire, in `active`, pairs with the release in `install`: a thread that sees the unit also
+    // sees the backend.
     let unit = units.active(crate::current());
     (!unit.is_null() && STATE.is_atomic()).then_some(unit)
 }
@@ -91,7 +95,8 @@ pub(crate) unsafe fn lock_unit(unit: *mut u8) {
     // SAFETY: the caller promises an installed unit.
     let lock = unsafe { lock_word(unit) };
     while take(lock).is_err() {
-        // SAFETY: `sched_yield` has no preconditions. The holder may be a preempted thread.
+        // SAFETY: `sched_yield` has no preconditions. It lets the holder run if the holder was
+        // preempted here.
         unsafe { libc::sched_yield() };
     }
 }
@@ -116,7 +121,8 @@ pub(crate) unsafe fn try_lock_unit(unit: *mut u8) -> bool {
         match take(lock) {
             Ok(()) => return true,
             Err(holder) if holder == token() => return false,
-            // The holder may be a preempted thread, on this CPU or on another.
+            // The holder may be preempted, on this CPU or on another, so this thread yields and
+            // later sleeps.
             // SAFETY: `sched_yield` has no preconditions.
             Err(_) if turn < YIELDS => unsafe { libc::sched_yield() },
             // SAFETY: `nap` is a valid time on this thread's stack.
@@ -136,7 +142,8 @@ fn token() -> u32 {
 
 /// Takes a unit's lock if it is free. Otherwise returns the holder's [`token`].
 fn take(lock: &AtomicU32) -> Result<(), u32> {
-    // Acquire pairs with the release in `unlock_unit`: this thread sees the last holder's words.
+    // Acquire pairs with the release in `unlock_unit`: this thread sees what the last holder wrote
+    // to the unit.
     lock.compare_exchange(0, token(), Acquire, Relaxed)
         .map(|_| ())
 }
@@ -145,13 +152,17 @@ fn take(lock: &AtomicU32) -> Result<(), u32> {
 ///
 /// # Safety
 ///
-/// `unit` is an installed unit, and the caller holds its lock, or no thread works on the unit.
+/// `unit` is an installed unit. The caller holds its lock, or no other thread works on the unit.
 pub(crate) unsafe fn unlock_unit(unit: *mut u8) {
-    // SAFETY: the caller promises an installed unit. Release pairs with the acquire in `take`.
+    // SAFETY: the caller promises an installed unit. Release pairs with the acquire in `take`: the
+    // next holder sees what this thread wrote to the unit.
     unsafe { lock_word(unit) }.store(0, Release);
 }
 
-/// Carries [`Units::add`] out.
+/// Runs [`Units::add`] for a table without offsets.
+///
+/// If the backend is chosen by now and has restartable sequences, copies the offsets into the table
+/// and runs the critical section. Otherwise adds by one atomic instruction.
 ///
 /// # Safety
 ///
@@ -301,8 +312,8 @@ pub(crate) unsafe fn push_batch(units: &Units, offset: usize, items: &[*mut u8])
         if (top as usize).is_multiple_of(STACK_ALIGN) {
             break;
         }
-        // SAFETY: a top that is not on the boundary has a free slot at it, and the lock keeps
-        // others off.
+        // SAFETY: a top that is not a multiple of `STACK_ALIGN` is the address of a free slot.
+        // `held` keeps other threads out.
         unsafe { *top = item };
         // SAFETY: the slot at `top` lies in the block, so the next address is at most one past its
         // end.

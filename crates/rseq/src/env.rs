@@ -30,8 +30,11 @@ pub fn is_set(name: &str) -> bool {
     find(name, &mut []).is_some()
 }
 
-/// Returns the value of `name` where it lies. The value stays until the program changes its
-/// environment. Returns `None` as [`read`] does, and until the C library has set `environ`.
+/// Returns the value of `name` without copying it. The value stays valid until the program changes
+/// its environment.
+///
+/// Returns `None` if the variable is not set, if the process gained privileges by `exec`, or if the
+/// C library has not set `environ` yet.
 pub fn lookup(name: &str) -> Option<&'static [u8]> {
     if is_privileged() {
         return None;
@@ -65,7 +68,7 @@ fn is_privileged() -> bool {
 /// Copies the value of `name` into `buffer` and returns its length. Returns `None` if the variable
 /// is not set, and `Some(None)` if its value does not fit.
 fn find(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
-    // SAFETY: as in `lookup`.
+    // SAFETY: reads one word that the C library keeps valid.
     if unsafe { environ }.is_null() && !is_privileged() {
         return find_initial(name, buffer);
     }
@@ -77,23 +80,24 @@ fn find(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
     }))
 }
 
-/// Returns the value in `entry` if the entry is that of `name`. Reads no more of another variable's
-/// entry than it takes to tell the two apart.
+/// Returns the value in `entry` if the entry is that of `name`. Reads another variable's entry only
+/// up to the first byte that differs from `name=`.
 ///
 /// # Safety
 ///
-/// The entry is a NUL-terminated string, which stays for `'a`.
+/// The entry is a NUL-terminated string that stays valid and unchanged for `'a`.
 unsafe fn value_of<'a>(name: &str, entry: *const c_char) -> Option<&'a [u8]> {
     let mut rest = entry.cast::<u8>();
     for byte in name.bytes().chain(*b"=") {
-        // SAFETY: the string has not ended: the bytes before this one were those of the name.
+        // SAFETY: the bytes before this one were equal to those of `name`, so the string's NUL is
+        // not among them.
         if unsafe { *rest } != byte {
             return None;
         }
-        // SAFETY: the byte was not the final NUL.
+        // SAFETY: the byte is equal to a byte of `name` or to `=`, so it is not the final NUL.
         rest = unsafe { rest.add(1) };
     }
-    // SAFETY: the rest of the caller's string.
+    // SAFETY: `rest` points into the caller's NUL-terminated string, which stays for `'a`.
     Some(unsafe { CStr::from_ptr(rest.cast()) }.to_bytes())
 }
 
@@ -132,7 +136,8 @@ fn find_initial(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
 /// Finds the entry `NAME=value` in a stream of NUL-terminated entries.
 struct Matcher<'n> {
     name: &'n [u8],
-    /// How many bytes of the current entry agree with `name=`, or `None` if it is another variable.
+    /// How many bytes of the current entry agree with `name=`, or `None` if the entry is another
+    /// variable's.
     matched: Option<usize>,
     /// How many bytes of the value are in the buffer.
     copied: usize,

@@ -41,8 +41,9 @@ impl core::error::Error for FenceError {}
 /// aborted.
 ///
 /// An aborted operation starts again, and sees everything that was written before the fence. On the
-/// atomic backend this function does nothing: [`Units::await_stopped`](crate::Units::await_stopped)
-/// and [`Units::quiesce`](crate::Units::quiesce) wait there.
+/// atomic backend this function does nothing. There,
+/// [`Units::await_stopped`](crate::Units::await_stopped) and
+/// [`Units::quiesce`](crate::Units::quiesce) wait for the operations instead.
 ///
 /// Costs a system call and an interrupt to each other CPU that runs a thread of this process, some
 /// microseconds in all. Costs a load if the kernel has refused before. Keeps errno.
@@ -54,11 +55,11 @@ pub fn fence() -> Result<(), FenceError> {
     membarrier(0, 0)
 }
 
-/// Fences one index only.
+/// Returns when every operation that began on `index` before the call is over.
 ///
-/// By CPU number, this interrupts only that CPU. A concurrency id names no CPU, so there this
-/// function fences all CPUs, as [`fence()`] does. Costs a system call and one interrupt, or as much
-/// as [`fence()`].
+/// If the index is a CPU number, interrupts only that CPU. A concurrency id names no CPU, so this
+/// function then fences all CPUs, as [`fence()`] does. Costs a system call and one interrupt, or as
+/// much as [`fence()`].
 ///
 /// # Errors
 ///
@@ -98,8 +99,8 @@ const WORKS: i32 = 0;
 
 /// Registers the process for fences.
 ///
-/// The choice of the backend calls this early, usually while the process has one thread:
-/// registering a process with several threads takes the kernel milliseconds.
+/// Registering a process with several threads takes the kernel milliseconds. So `init` calls this
+/// function when it chooses the backend, usually while the process has one thread.
 pub(crate) fn register() {
     if ANSWER.load(Relaxed) == UNTRIED {
         let answer = call(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0);

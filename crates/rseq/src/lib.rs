@@ -1,9 +1,10 @@
 //! Restartable sequences for Rust: per-CPU operations without locks, atomics or system calls.
 //!
 //! A thread that works on its CPU's data can lose that CPU at any instruction, to another thread or
-//! to a signal handler. Locks and atomic read-modify-writes solve this, but cost tens of cycles.
+//! to a signal handler. Locks and atomic read-modify-writes protect the data, but cost tens of
+//! cycles.
 //!
-//! Restartable sequences (rseq) avoid that cost with the kernel's help. A sequence is a short run
+//! Restartable sequences (rseq) avoid this cost with the kernel's help. A sequence is a short run
 //! of instructions that loads the current CPU's number, works on that CPU's data with plain loads
 //! and stores, and ends with one store that makes the work visible: the commit. If the kernel
 //! preempts, migrates or signals the thread inside the sequence, the sequence starts again from its
@@ -11,8 +12,9 @@
 //!
 //! # Vocabulary
 //!
-//! * **index**: the CPU number, or the kernel's concurrency id, which is dense in the number of
-//!   running threads. [`init`] chooses one of the two, once for the process; see [`Backend`].
+//! * **index**: the number that selects a unit. It is either the CPU number or the kernel's
+//!   concurrency id. The kernel gives concurrency ids, counted from 0, to the threads that run at
+//!   the same moment. [`init`] chooses one of the two, once for the process; see [`Backend`].
 //! * **unit**: the memory of one index. [`Units`] holds the address of each index's unit, or null.
 //!   The first [`UNIT_HEADER`] bytes of a unit belong to this crate. The rest are 8-byte words,
 //!   addressed by their offset from the start of the unit.
@@ -30,7 +32,7 @@
 //! Where the kernel, the C library or a sandbox does not offer restartable sequences, the same
 //! operations run on atomics: [`Units::add`] is one `fetch_add`, and each other operation that
 //! writes holds a lock in the unit's header for a few instructions. The results are the same. The
-//! operations are slower, and one that finds the unit's lock taken fails as if the unit were
+//! operations are slower. An operation that finds the unit's lock taken fails as if the unit were
 //! missing.
 //!
 //! # Signals, fork, threads
@@ -82,7 +84,8 @@ pub use state::{
     Backend, Index, Missing, backend, current, decided, has_concurrency_ids, init, missing,
     possible,
 };
-/// Returns the calling thread's thread pointer, which no other living thread of the process has.
+/// Returns the calling thread's thread pointer. Each living thread of the process has a different
+/// one.
 ///
 /// Costs one load.
 #[inline(always)]

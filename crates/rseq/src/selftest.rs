@@ -35,7 +35,7 @@ impl SelfTest {
 /// Runs the whole self-test on the calling thread.
 ///
 /// Takes up to about 100 ms, most of it waiting for an abort. Pins the thread to its CPU and forks
-/// a child for that time. Linux 6.19 on arm64 was reported not to abort on preemption; this test
+/// a child for that time. Linux 6.19 on arm64 was reported not to abort on preemption. This test
 /// finds such a kernel.
 pub fn selftest() -> SelfTest {
     let Some(registered) = arch::SUPPORTED.then(arch::registration).flatten() else {
@@ -56,16 +56,17 @@ pub fn selftest() -> SelfTest {
 
 /// Spins in a critical section until the kernel aborts it, and returns whether it did.
 ///
-/// Nothing aborts a section on a CPU that no other thread wants. So the test pins the calling
-/// thread to its CPU and forks a child that competes for the same CPU. It gives up after about 100
-/// ms, long enough for the scheduler's tick to switch to the child.
+/// As long as no other thread wants the CPU, nothing aborts the section. So the test pins the
+/// calling thread to its CPU and forks a child that competes for the same CPU. The test gives up
+/// after about 100 ms, long enough for the scheduler's tick to switch to the child.
 pub fn preemption_test() -> bool {
     let Some(registered) = arch::SUPPORTED.then(arch::registration).flatten() else {
         return false;
     };
     with_competitor(|| {
         (0..64).any(|_| {
-            // SAFETY: the offset is that of a registered area. 2^22 rounds take a few milliseconds.
+            // SAFETY: `registered` describes a registered area, so the sum is the offset of its
+            // `rseq_cs`. 2^22 rounds take a few milliseconds.
             unsafe { arch::spin_until_aborted(registered.offset + RSEQ_CS, 1 << 22) }
         })
     })
@@ -105,7 +106,7 @@ fn with_competitor(test: impl FnOnce() -> bool) -> bool {
     }
 }
 
-/// The block of the test's stack.
+/// The memory of the self-test's stack.
 #[repr(C, align(1024))]
 pub(crate) struct Block([*mut u8; STACK_ALIGN / 8]);
 
@@ -117,15 +118,15 @@ impl Block {
 
 /// Returns whether the current index is in range and each operation gives the right result.
 ///
-/// `cs` and `index` are offsets into a registered area. Runs when a process chooses its backend,
-/// and takes about a microsecond.
+/// `cs` and `index` are the offsets of `rseq_cs` and of an id field from the thread pointer. Runs
+/// when a process chooses its backend, and takes about a microsecond.
 pub(crate) fn sections_work(cs: isize, index: isize, block: &mut Block) -> bool {
-    // SAFETY: `index` is the offset of an id field of a registered area.
+    // SAFETY: the caller passes the offset of an id field in a registered area.
     let in_range = (unsafe { arch::read_index(index) } as usize) < possible();
     in_range && operations_work(cs, block)
 }
 
-/// Runs every operation on a unit of its own.
+/// Returns whether each operation gives the right result on a unit that this function makes.
 ///
 /// The sections take their index from a variable that is always 0. So the thread may move
 /// meanwhile, and a table of one entry is enough.

@@ -16,8 +16,8 @@
 //!
 //! * The stack is empty if the slot below `top` holds the null guard. So `pop` needs no bound to
 //!   compare with.
-//! * The stack is full if `top` is a multiple of [`STACK_ALIGN`]. 0 is such a multiple, so a push
-//!   to no stack fails by the same test.
+//! * The stack is full if `top` is a multiple of [`STACK_ALIGN`]. 0 is such a multiple, so `push`
+//!   fails by the same test if there is no stack.
 //!
 //! Because one word describes the stack, one store commits a pop or a push, and exchanging the word
 //! exchanges the stack.

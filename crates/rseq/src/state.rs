@@ -26,8 +26,9 @@ use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicUsize};
 pub enum Index {
     /// The CPU number. Needed wherever a unit's memory must lie on its CPU's node.
     Cpu,
-    /// The kernel's concurrency id (Linux 6.3). It is dense in the number of threads that run at
-    /// once, so a program with few threads uses few units even on a machine with many CPUs.
+    /// The kernel's concurrency id (Linux 6.3). The kernel gives these ids, counted from 0, to the
+    /// threads that run at the same moment. So a program with few threads uses few units even on a
+    /// machine with many CPUs.
     Cid,
 }
 
@@ -88,8 +89,8 @@ impl core::fmt::Display for Missing {
     }
 }
 
-/// What the process decided on: two offsets from the thread pointer. Each [`Units`](crate::Units)
-/// has copies of them.
+/// What [`init`] decided for the process. `cs` and `index` are the offsets of `rseq_cs` and of the
+/// index from the thread pointer. Each [`Units`](crate::Units) has copies of both.
 ///
 /// `cs` is 0 until a backend with restartable sequences is chosen. So one comparison sends both the
 /// first call and every call on the atomic backend to the slow path.
@@ -139,12 +140,12 @@ impl State {
 
 /// Chooses the backend, once for the process, and returns it. Later calls return the same backend.
 ///
-/// `prefer` is the index to use where both are offered. `PINFOLD_RSEQ=off|cpu|cid` in the
-/// environment overrides it.
+/// `prefer` is the index to use if the kernel offers both. `PINFOLD_RSEQ=off|cpu|cid` in the
+/// environment overrides `prefer`.
 ///
 /// A call that comes while another thread decides returns [`Backend::Atomic`]. So does a call from
-/// a signal handler that interrupted the deciding thread. Their operations run on atomics until the
-/// backend is chosen.
+/// a signal handler that interrupted the deciding thread. The operations of both callers run on
+/// atomics until the backend is chosen.
 ///
 /// Allocates nothing, and may run before `main` in the first allocation of a process. Costs a few
 /// microseconds the first time, then two loads.
@@ -161,7 +162,8 @@ pub fn init(prefer: Index) -> Backend {
 
 /// Returns the backend in use: [`Backend::Atomic`] until [`init`] has chosen. One load.
 pub fn backend() -> Backend {
-    // Acquire pairs with the release in `decide`: the offsets are set.
+    // Acquire pairs with the release in `decide`: a thread that reads the backend also reads the
+    // offsets.
     match STATE.chosen.load(Acquire) {
         RSEQ_CPU => Backend::Rseq(Index::Cpu),
         RSEQ_CID => Backend::Rseq(Index::Cid),
@@ -171,8 +173,8 @@ pub fn backend() -> Backend {
 
 /// Returns whether [`init`] has chosen. One load.
 pub fn decided() -> bool {
-    // Acquire pairs with the releases in `decide` and `settle_atomic`: the offsets and the reason
-    // are set.
+    // Acquire pairs with the releases in `decide` and `settle_atomic`: a thread that sees the
+    // decision also sees the offsets, or the reason for atomics.
     STATE.chosen.load(Acquire) > DECIDING
 }
 
@@ -221,7 +223,8 @@ fn decide(prefer: Index) {
     let (cs, at) = (registered.offset + abi::RSEQ_CS, registered.offset + field);
     /// The self-test's block, which is too large for the stack of a thread's first allocation.
     struct Own(UnsafeCell<Block>);
-    // SAFETY: `init` lets one thread call `decide`, once, and only that thread uses the block.
+    // SAFETY: `init` calls `decide` once in the process, and only the thread that runs `decide`
+    // uses the block.
     unsafe impl Sync for Own {}
     static BLOCK: Own = Own(UnsafeCell::new(Block::new()));
     // SAFETY: `init` calls `decide` once in the process, so this is the only reference to the
@@ -268,8 +271,8 @@ impl Registration {
         if size == 0 {
             return None;
         }
-        // glibc 2.35 to 2.40 set the variable to 32 or 20, although the kernel may maintain fewer
-        // or more of the 32 bytes that they register.
+        // glibc 2.35 to 2.40 register 32 bytes and set `__rseq_size` to 32 or 20. The kernel may
+        // maintain fewer bytes or more. So this function asks the kernel.
         let size = if size <= 32 {
             // SAFETY: getauxval only reads the auxiliary vector.
             let kernel = unsafe { libc::getauxval(abi::AT_RSEQ_FEATURE_SIZE) } as usize;
@@ -335,7 +338,7 @@ fn read_possible() -> Option<usize> {
                 break;
             };
             read.iter().for_each(|&byte| last.feed(byte));
-            // sysfs fills the buffer as long as there is more to read.
+            // sysfs fills the buffer as long as there is more to read, so a short read is the last.
             if read.len() < piece.len() {
                 end = 0;
                 break;

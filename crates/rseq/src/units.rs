@@ -96,7 +96,8 @@ impl Units {
     /// Panics if `index` is [`MAX_INDEX`] or more.
     pub fn install(&self, index: usize, unit: *mut u8) -> Result<(), *mut u8> {
         self.learn();
-        // Release pairs with the acquire in `unit` and the operations' loads: they see zeroes.
+        // Release pairs with the acquire in `unit` and the operations' loads: a thread that sees
+        // the unit's address also sees its zeroes.
         self.home[index]
             .compare_exchange(null_mut(), unit, AcqRel, Acquire)
             .map(|_| self.active[index].store(unit, Release))
@@ -104,7 +105,7 @@ impl Units {
 
     /// Returns words for the table's owner, in the table's first cache line.
     ///
-    /// This crate does not use them. They are 0 in a new table. Costs no load.
+    /// This crate does not use these words. They are 0 in a new table. Costs no load.
     #[inline(always)]
     pub fn beside(&self) -> &[AtomicUsize; BESIDE] {
         &self.beside
@@ -130,10 +131,10 @@ impl Units {
         self.active[index].store(null_mut(), Release);
     }
 
-    /// Waits, on atomics, for the holder of a stopped `index`'s unit, and keeps the unit's lock.
+    /// On atomics, waits for the lock of a stopped `index`'s unit, and takes the lock.
     ///
     /// Does nothing with restartable sequences, where the fence has ended the operations. Follow
-    /// with [`resume`](Self::resume).
+    /// with [`resume`](Self::resume), which unlocks the unit.
     pub fn await_stopped(&self, index: usize) {
         let unit = self.unit(index);
         if !unit.is_null() && STATE.is_atomic() {
@@ -152,20 +153,20 @@ impl Units {
         unit.is_null() || !STATE.is_atomic() || unsafe { atomic::try_lock_unit(unit) }
     }
 
-    /// Puts a stopped `index` to use again, if no wait for it succeeded. Two memory accesses.
+    /// Puts a stopped `index` to use again, without unlocking its unit. Two memory accesses.
     pub fn resume_untouched(&self, index: usize) {
-        // Release pairs with the address dependency from this entry to the unit's words.
+        // Release: an operation that loads this entry sees what this thread wrote to the unit.
         self.active[index].store(self.unit(index), Release);
     }
 
-    /// Puts a stopped `index` to use again, after a wait for it. A few memory accesses.
+    /// Puts a stopped `index` to use again, and unlocks its unit on atomics. A few memory accesses.
     pub fn resume(&self, index: usize) {
         let unit = self.unit(index);
         if !unit.is_null() && STATE.is_atomic() {
             // SAFETY: `unit` comes from `home`, so it is valid. `await_stopped` took its lock.
             unsafe { atomic::unlock_unit(unit) };
         }
-        // Release pairs with the address dependency from this entry to the unit's words.
+        // Release: an operation that loads this entry sees what this thread wrote to the unit.
         self.active[index].store(unit, Release);
     }
 
@@ -173,7 +174,7 @@ impl Units {
     ///
     /// An aborted operation starts again, and sees everything that was written before the call.
     /// Costs one [`fence`](crate::fence()) with restartable sequences. On atomics, takes the lock
-    /// of each unit below `indexes` once; an [`add`](Self::add), which takes no lock there, may
+    /// of each unit below `indexes` once. An [`add`](Self::add) takes no lock there, so it may
     /// commit after this returns.
     ///
     /// # Errors
@@ -187,7 +188,7 @@ impl Units {
         }
         let units = (0..indexes.min(MAX_INDEX)).map(|index| self.unit(index));
         for unit in units.filter(|unit| !unit.is_null()) {
-            // SAFETY: installed units stay valid. This thread unlocks only what it has locked.
+            // SAFETY: installed units stay valid. This thread unlocks a unit only after locking it.
             unsafe {
                 if !atomic::try_lock_unit(unit) {
                     return Err(crate::FenceError { errno: libc::EBUSY });
@@ -229,11 +230,11 @@ impl Units {
             // SAFETY: the caller promises that `offset` lies in every unit.
             return unsafe { atomic::add(self, offset, n) };
         }
-        // SAFETY: a nonzero `cs` comes from a registration. The caller promises the offset.
+        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises the offset.
         unsafe { arch::add(cs, index, self.table(), offset, n) }
     }
 
-    /// Adds `n` to the word at `offset` of the current unit, unless its limit leaves no room.
+    /// Adds `n` to the word at `offset` of the current unit, if the word's limit leaves room.
     ///
     /// The limit is the next word. Both words count modulo 2^64: `limit - word`, as a signed
     /// number, is the room that is left. Returns false and adds nothing if the room is less than
@@ -254,7 +255,7 @@ impl Units {
             // SAFETY: the caller promises that both words lie in every unit.
             return unsafe { atomic::add_within(self, offset, n) };
         }
-        // SAFETY: a nonzero `cs` comes from a registration. The caller promises both words.
+        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises both words.
         unsafe { arch::add_within(cs, index, self.table(), offset, n) }
     }
 
@@ -295,7 +296,7 @@ impl Units {
             // SAFETY: the caller promises that `offset` lies in every unit.
             return unsafe { atomic::store_if_equal(self, offset, expected, new) };
         }
-        // SAFETY: a nonzero `cs` comes from a registration. The caller promises the offset.
+        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises the offset.
         unsafe { arch::store_if_equal(cs, index, self.table(), offset, expected, new) }
     }
 
@@ -316,7 +317,7 @@ impl Units {
             // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
             return unsafe { atomic::pop(self, offset) };
         }
-        // SAFETY: a nonzero `cs` comes from a registration. The caller promises a stack, or 0.
+        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises a stack, or 0.
         unsafe { arch::pop(cs, index, self.table(), offset) }
     }
 
@@ -333,7 +334,7 @@ impl Units {
         if cs == 0 {
             return null_mut();
         }
-        // SAFETY: a nonzero `cs` comes from a registration. The caller promises a stack, or 0.
+        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises a stack, or 0.
         unsafe { arch::pop(cs, index, self.table(), offset) }
     }
 
@@ -377,7 +378,7 @@ impl Units {
     #[inline(always)]
     pub unsafe fn push_fast(&self, offset: usize, item: *mut u8) -> bool {
         let (cs, index) = self.offsets();
-        // SAFETY: a nonzero `cs` comes from a registration. The caller promises a stack, or 0.
+        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises a stack, or 0.
         cs != 0 && unsafe { arch::push(cs, index, self.table(), offset, item) }
     }
 
@@ -396,15 +397,15 @@ impl Units {
             // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
             return unsafe { atomic::push(self, offset, item) };
         }
-        // SAFETY: a nonzero `cs` comes from a registration. The caller promises a stack, or 0.
+        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises a stack, or 0.
         unsafe { arch::push(cs, index, self.table(), offset, item) }
     }
 
     /// Takes up to `items.len()` pointers off the stack at `offset`, in one operation.
     ///
-    /// Writes the top pointer to the front of `items`. Returns how many pointers, and 0 where
-    /// [`pop`](Self::pop) would return null. Costs one critical section with a loop, or a lock on
-    /// atomics.
+    /// Writes the top pointer to the front of `items`. Returns the number of pointers taken, which
+    /// is 0 where [`pop`](Self::pop) would return null. Costs one critical section with a loop, or
+    /// a lock on atomics.
     ///
     /// # Safety
     ///
@@ -419,7 +420,7 @@ impl Units {
             // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
             return unsafe { atomic::pop_batch(self, offset, items) };
         }
-        // SAFETY: a nonzero `cs` comes from a registration. The caller promises a stack, or 0.
+        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises a stack, or 0.
         // `items` is writable for its length, which is not 0.
         unsafe {
             arch::pop_batch(
@@ -435,7 +436,7 @@ impl Units {
 
     /// Puts pointers from `items` on the stack at `offset`, as many as fit, in one operation.
     ///
-    /// Starts with the front of `items`. Returns how many pointers, and 0 where
+    /// Starts with the front of `items`. Returns the number of pointers put, which is 0 where
     /// [`push`](Self::push) would return false. Costs one critical section with a loop, or a lock
     /// on atomics.
     ///
@@ -452,7 +453,7 @@ impl Units {
             // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
             return unsafe { atomic::push_batch(self, offset, items) };
         }
-        // SAFETY: a nonzero `cs` comes from a registration. The caller promises a stack, or 0.
+        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises a stack, or 0.
         // `items` is readable for its length, which is not 0.
         unsafe { arch::push_batch(cs, index, self.table(), offset, items.as_ptr(), items.len()) }
     }
@@ -464,7 +465,7 @@ impl Units {
             .map_or(null_mut(), |unit| unit.load(Acquire))
     }
 
-    /// Returns what the critical sections take: their entries stand [`FIRST`] bytes behind it.
+    /// Returns the critical sections' `table`. The entries begin [`FIRST`] bytes behind it.
     #[inline(always)]
     pub(crate) fn table(&self) -> *const *mut u8 {
         core::ptr::from_ref(self).cast()
@@ -491,7 +492,7 @@ impl Units {
             return None;
         }
         self.index.store(index, Relaxed);
-        // Release pairs with the acquire in `offsets`: a thread that reads this reads the index's.
+        // Release pairs with the acquire in `offsets`: a thread that reads `cs` also reads `index`.
         self.cs.store(cs, Release);
         Some((cs, index))
     }

@@ -14,7 +14,7 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CounterError {
-    /// The batch is 0, so that no CPU could keep anything to itself, or above 2^40.
+    /// The batch is 0 or above 2^40. With a batch of 0, no CPU could keep anything to itself.
     Batch {
         /// The batch that the caller gave.
         batch: u64,
@@ -23,11 +23,11 @@ pub enum CounterError {
     Drift,
     /// There is no memory, or no room left in the per-CPU units.
     OutOfMemory,
-    /// Lowering the batch needs a fence, and there was none.
+    /// Lowering the batch needs a fence, and the fence failed.
     ///
-    /// With restartable sequences the kernel offers none: it is older than 5.10, or a sandbox
-    /// forbids `membarrier`. On the atomic backend another thread held a unit for about a second,
-    /// which a loaded machine can cause: try again.
+    /// With restartable sequences, the kernel cannot fence: it is older than 5.10, or a sandbox
+    /// forbids `membarrier`. On the atomic backend, another thread held the lock of a CPU's unit
+    /// for about a second. That can happen on a loaded machine; try again.
     Fence,
 }
 

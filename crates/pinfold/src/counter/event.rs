@@ -13,8 +13,8 @@ const NOWHERE: usize = 0;
 
 /// Counts events, modulo 2^64.
 ///
-/// An event is one critical section of one add: no lock, no atomic read-modify-write and no system
-/// call. Any thread and any signal handler may count.
+/// Counting an event is one critical section of one add. It needs no lock, no atomic
+/// read-modify-write and no system call. Any thread and any signal handler may count.
 ///
 /// The counter takes eight bytes on each CPU that counts, packed side by side with those of other
 /// counters. They are allocated by the first event. Without memory for them, the counter is one
@@ -61,7 +61,8 @@ impl EventCounter {
     /// Counts `n` events.
     #[inline(always)]
     pub fn add(&self, n: u64) {
-        // Acquire pairs with the release in `place`: the block is seen zeroed.
+        // Acquire pairs with the release in `place`: a thread that sees the offset also sees the
+        // block zeroed.
         let place = self.place.load(Acquire);
         // SAFETY: a place other than `NOWHERE` is the offset of this counter's block of one word,
         // which is freed only when the counter is dropped.
@@ -93,34 +94,34 @@ impl EventCounter {
     pub fn sum(&self) -> u64 {
         order_own_adds();
         let spilled = self.spilled.load(Acquire);
-        // Acquire pairs with the release in `place`.
+        // Acquire pairs with the release in `place`: a thread that sees the offset also sees the
+        // block zeroed.
         let place = self.place.load(Acquire);
         if place == NOWHERE {
             return spilled;
         }
         let mut sum = spilled;
         percpu::for_each_used(place, |[word]| sum = sum.wrapping_add(word.load(Acquire)));
-        // An event never goes to the shared unit, so that the counter's word there is free for
-        // `pace`.
+        // No event is counted in the shared unit, so the counter's word there is free for `pace`.
         pace::leave_adders_alone(percpu::shared(place), sum);
         sum
     }
 
     /// Returns the offset of the counter's block, and allocates the block if there is none. Returns
-    /// `None` without memory.
+    /// `None` if the block cannot be allocated.
     fn place(&self) -> Option<usize> {
         let place = self.place.load(Acquire);
         if place != NOWHERE {
             return Some(place);
         }
         let fresh = fork::register().then(|| percpu::alloc(SIZE)).flatten()?;
-        // Release: a thread that sees the offset sees the block zeroed. Acquire: so does this
-        // thread if another one was faster.
+        // Release: a thread that sees the offset sees the block zeroed. Acquire: this thread sees
+        // the same if another thread was faster.
         match self.place.compare_exchange(NOWHERE, fresh, AcqRel, Acquire) {
             Ok(_) => Some(fresh),
             Err(theirs) => {
-                // SAFETY: the exchange failed, so that `fresh` was never published: only this
-                // thread knows the block.
+                // SAFETY: the exchange failed, so `fresh` was never published. Only this thread
+                // knows the block.
                 unsafe { percpu::free(fresh, SIZE) };
                 Some(theirs)
             }
@@ -133,7 +134,7 @@ impl Drop for EventCounter {
         let place = *self.place.get_mut();
         if place != NOWHERE {
             // SAFETY: `place` allocated the block with this size. `drop` has the only reference, so
-            // that no thread adds to the block any more.
+            // no thread adds to the block any more.
             unsafe { percpu::free(place, SIZE) };
         }
     }

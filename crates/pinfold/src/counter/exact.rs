@@ -10,7 +10,7 @@ use super::{PercpuCounter, gates, pace};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 use core::sync::atomic::fence;
 
-/// Collections that a sum tries before it closes the gate.
+/// How often a sum tries before it closes a gate.
 const TRIES: u32 = 8;
 
 /// Makes the calling thread's adds visible to all threads, before anything is collected.
@@ -33,7 +33,7 @@ impl PercpuCounter {
     ///
     /// Collects the words of all CPUs until two collections agree. They agree at once if no thread
     /// adds. If adds keep coming in between, the call sends them to the counter's base for about a
-    /// microsecond, until two collections agree. An add never waits for that. The call takes no
+    /// microsecond, until two collections agree. An add never waits for a sum. The call takes no
     /// lock and interrupts no CPU. It makes no system call, except to wait while the process forks.
     ///
     /// If the value moved lately, the call spins for about a microsecond at its end, so that a
@@ -66,7 +66,7 @@ impl PercpuCounter {
     /// Returns the sum if no shard moved meanwhile.
     ///
     /// The base is loaded between two collections. If the collections agree, every word stood still
-    /// while the base was loaded, so that the sum was the value at that moment.
+    /// while the base was loaded. So the sum was the value at that moment.
     #[inline]
     fn try_sum(&self) -> Option<i64> {
         let (first, base, second) = self.collect_around_base();
@@ -75,9 +75,9 @@ impl PercpuCounter {
 
     /// Sums with a gate closed.
     ///
-    /// This ends: only adds that had begun before the gate still move a word, at most one on each
-    /// CPU, and adds in shards that are granted meanwhile. The next turn closes the gate for these
-    /// shards too.
+    /// The loop ends, because only two kinds of adds still move a word: those that had begun before
+    /// the gate was closed, at most one on each CPU, and those in shards that are granted
+    /// meanwhile. The next turn closes the gate for these shards too.
     #[cold]
     #[inline(never)]
     fn sum_gated(&self, shards: Shards) -> i64 {
@@ -101,12 +101,12 @@ impl PercpuCounter {
     /// Sets the value and returns the previous one, at one moment. An add at the same time counts
     /// either into the result or into the new value.
     ///
-    /// Fences if another CPU has added within its batch since the last call: that interrupts each
-    /// CPU that runs a thread of this process, for some microseconds. Takes the counter's locks;
-    /// adds do not wait for it. Not for signal handlers.
+    /// Fences if another CPU has added within its batch since the last call. A fence interrupts
+    /// each CPU that runs a thread of this process, for some microseconds. Takes the counter's
+    /// locks. Adds do not wait for these locks. Not for signal handlers.
     ///
-    /// Where the kernel cannot fence, no add is lost or counted twice either. But a
-    /// [`sum`](Self::sum) at the same time may see the old value a little longer.
+    /// If the fence fails, no add is lost or counted twice either. But a [`sum`](Self::sum) at the
+    /// same time may see the old value a little longer.
     #[inline(never)]
     pub fn swap(&self, value: i64) -> i64 {
         let Some(shards) = self.place() else {
@@ -151,8 +151,8 @@ impl PercpuCounter {
     /// | within the batches of the other CPUs | the locks, and a gate that is closed for a moment |
     /// | too close to decide even then | a fence: an interrupt to each CPU that runs this process |
     ///
-    /// Not for signal handlers. Where the kernel cannot fence, the call may refuse although there
-    /// is room, if there is less room than the batches of the CPUs.
+    /// Not for signal handlers. If the fence fails, the call may refuse although there is room. It
+    /// does so only if the room is less than the batches of all CPUs together.
     ///
     /// ```
     /// use pinfold::counter::PercpuCounter;
@@ -176,7 +176,7 @@ impl PercpuCounter {
         })
     }
 
-    /// Decides with all locks held.
+    /// Adds within the limit, or refuses, with all locks held.
     #[cold]
     #[inline(never)]
     fn limited_add_near(&self, limit: i64, amount: i64) -> bool {
@@ -218,13 +218,13 @@ impl PercpuCounter {
         } else {
             Reach::NONE
         };
-        // The base first: before folds may go beyond the old reach, limited adds must no longer
-        // rely on it.
+        // Changes the base first: limited adds must stop relying on the old reach before folds may
+        // go beyond it.
         self.base.state(reach);
         shards.keep_within(held, reach);
     }
 
-    /// Decides with all locks held and a gate closed.
+    /// Adds within the limit, or refuses, with all locks held and a gate closed.
     #[inline(never)]
     fn limited_add_gated(&self, shards: Shards, limit: i64, amount: i64) -> bool {
         let mut closed = Closed::none();
@@ -256,9 +256,9 @@ impl PercpuCounter {
     /// Sets the batch: how much each CPU may keep to itself. Takes effect at once for all CPUs, and
     /// [`error_bound`](Self::error_bound) follows.
     ///
-    /// Raising the batch takes a few stores for each CPU. Lowering it needs a fence, which
-    /// interrupts each CPU that runs a thread of this process, unless no other CPU has added within
-    /// its batch since the last [`swap`](Self::swap). Not for signal handlers.
+    /// Raising the batch takes a few stores for each CPU. Lowering it needs a fence if another CPU
+    /// has added within its batch since the last [`swap`](Self::swap). The fence interrupts each
+    /// CPU that runs a thread of this process. Not for signal handlers.
     ///
     /// # Errors
     ///

@@ -1,17 +1,18 @@
-//! Counters across `fork`.
+//! Makes forks wait for the counters' folds and gates.
 //!
 //! If another thread is folding at the moment of a fork, the child inherits a fold that is half
-//! done and that nothing completes. A gate that another thread keeps stays closed there. So the
-//! fork waits some microseconds, until no fold is under way and no gate is closed.
+//! done, and no thread of the child completes it. A gate that another thread keeps closed would
+//! stay closed in the child. So the fork waits some microseconds, until no fold is under way and no
+//! gate is closed.
 
 use super::{gates, stripe};
 use crate::fork::{self, Hooks, Rank};
 use crate::percpu;
 
-/// Has a fork wait for folds, for gates, and for threads that allocate in the units.
+/// Makes each fork wait for folds, for gates, and for threads that allocate in the units.
 ///
-/// Returns false while a fork could still catch a counter half made. Then the caller must not give
-/// the counter its place yet.
+/// Returns false as long as a fork could still copy a counter half made. Until then, the caller
+/// must not give the counter a block.
 pub(crate) fn register() -> bool {
     static SHARDS: Hooks = Hooks {
         rank: Rank::Shards,

@@ -23,8 +23,8 @@ impl Shards {
         (closings % (PARK / GATE), closings >= PARK / GATE)
     }
 
-    /// Parks all shards except that of the caller's CPU. The caller holds all locks, and has kept a
-    /// gate closed since before a fence.
+    /// Parks all shards except that of the caller's CPU. The caller holds all locks. It closed a
+    /// gate before it fenced, and still keeps the gate closed.
     pub(super) fn park_others(self, _held: &AllHeld) {
         let here = own_unit();
         for unit in self.granted() {
@@ -34,13 +34,14 @@ impl Shards {
         }
     }
 
-    /// Returns whether no add can be under way, with a gate closed.
+    /// Returns whether no add can be under way. The caller keeps a gate closed.
     ///
-    /// The gate is closed, so that only an add that began earlier could be under way:
+    /// Only an add that began before the gate was closed could be under way. Two kinds of shards
+    /// have no such add:
     ///
-    /// * In a parked shard, no add can be under way.
-    /// * On the caller's CPU, the kernel aborted any other thread's add when it let the caller run.
-    ///   That add starts again, and finds the gate.
+    /// * In a parked shard, no add has been under way since it was parked.
+    /// * In the shard of the caller's CPU, the kernel aborted any other thread's add when it let
+    ///   the caller run. The aborted add starts again, and finds the gate.
     fn stands_still(self) -> bool {
         let here = own_unit();
         self.granted()
@@ -57,8 +58,8 @@ impl Shards {
         gate
     }
 
-    /// Waits, with a gate closed, until the adds that had begun are over. Returns false if the
-    /// kernel cannot fence.
+    /// Waits until the adds that began before the gate was closed are over. The caller keeps a gate
+    /// closed. Returns false if the fence fails.
     ///
     /// Fences only if another CPU may have such an add.
     pub(super) fn quiesce(self) -> bool {
@@ -68,18 +69,20 @@ impl Shards {
 
 /// Returns the unit on which no other thread has an add under way, because the caller runs there.
 ///
-/// Returns `None` on atomics: there an add goes on after another thread has run in between.
+/// Returns `None` on atomics. There, a preempted add goes on later, although another thread has run
+/// on its CPU in between.
 fn own_unit() -> Option<usize> {
     (backend() != Backend::Atomic).then(current)
 }
 
 /// A bit for each unit whose shard a gate closes.
 ///
-/// The bits are needed because shards that are granted while the gate is closed must not be opened
-/// with the others. A sum takes no lock that would keep shards from being granted.
+/// A shard may be granted while a gate is closed, because a sum takes no lock that would prevent
+/// this. Opening the gate must not raise the limits of such a shard. So the bits tell which shards
+/// the gate has closed.
 ///
-/// It takes a kilobyte of stack, a quarter of what a thread that allocates may take. So functions
-/// that have one are not inlined into others.
+/// The bits take a kilobyte of stack, a quarter of what counting may take. So functions that have a
+/// `Closed` are not inlined into others.
 pub(super) struct Closed([u64; MAX_INDEX / 64]);
 
 impl Closed {

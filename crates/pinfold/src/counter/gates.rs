@@ -1,7 +1,9 @@
-//! The threads that keep a gate closed without a lock, so that `fork` never copies a closed gate.
+//! Tracks the threads that keep a gate closed without a lock, so that `fork` never copies a closed
+//! gate.
 //!
 //! A gate that another thread keeps closed at the moment of a fork would stay closed in the child,
-//! which does not have that thread. So the threads and the fork agree by two kinds of words:
+//! which does not have that thread. So threads that sum and threads that fork tell each other by
+//! two kinds of words:
 //!
 //! 1. A thread that sums writes its thread pointer into a slot of [`HERE`] before it closes a gate.
 //!    It clears the slot once the gate is open again.
@@ -12,23 +14,24 @@
 //! A handler may sum in a thread that is already in [`HERE`]. It may close its own gate at once,
 //! because the fork waits for the interrupted frame anyway.
 //!
-//! The fork takes all its other locks first. So no thread for which the fork waits here is a
-//! handler that interrupted a frame with one of these locks.
+//! A forking thread takes all its other locks before it waits here. So it never waits here for a
+//! handler that interrupted the holder of one of these locks.
 
 use super::stripe::pause;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use pinfold_rseq::thread_pointer;
 
-/// The number of threads that may keep a gate at once. Other sums go on collecting until they can
-/// close one.
+/// The maximum number of threads that keep a gate closed at once. A sum in a further thread goes on
+/// collecting until its thread can close a gate.
 const SLOTS: usize = 64;
-/// The thread pointers of the threads that keep a gate; 0 in a free slot.
+/// The thread pointers of the threads that may keep a gate closed. A free slot is 0.
 static HERE: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 /// The thread pointer of the forking thread, or 0.
 static FORKING: AtomicU64 = AtomicU64::new(0);
 
-/// Permission to close gates, until dropped. `None` inside if the thread had permission before.
+/// Permission to close gates, until dropped. Holds the thread's slot, or `None` if the thread had
+/// permission before.
 pub(super) struct Pass(Option<&'static AtomicU64>);
 
 /// Returns permission to close gates. Returns `None` while another thread forks, and when all slots
@@ -43,24 +46,24 @@ pub(super) fn enter() -> Option<Pass> {
     }
     let free = |slot: &&AtomicU64| slot.compare_exchange(0, me, SeqCst, Relaxed).is_ok();
     let pass = Pass(HERE.iter().find(free));
-    // Sequentially consistent, as in `fork_prepare`: either the fork sees the slot, or this thread
-    // sees the fork.
+    // Sequentially consistent, as in `fork_prepare`: either the forking thread sees the slot, or
+    // this thread sees the forking thread.
     (pass.0.is_some() && FORKING.load(SeqCst) == 0).then_some(pass)
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
         if let Some(slot) = self.0 {
-            // Release pairs with the load in `fork_prepare`: a fork that sees the slot free sees
-            // the gate open.
+            // Release pairs with the load in `fork_prepare`: a forking thread that sees the slot
+            // free also sees the gate open.
             slot.store(0, Release);
         }
     }
 }
 
-/// Waits until no other thread keeps a gate, and keeps other threads from closing one.
+/// Waits until no other thread keeps a gate closed, and prevents other threads from closing one.
 ///
-/// The caller holds all locks of [`stripe`](super::stripe), so that there is one fork at a time.
+/// The caller holds all locks of [`stripe`](super::stripe), so only one fork runs at a time.
 pub(super) fn fork_prepare() {
     let me = thread_pointer() as u64;
     FORKING.store(me, SeqCst);
@@ -74,8 +77,8 @@ pub(super) fn fork_prepare() {
 
 /// Clears the slots of other threads, in the child.
 ///
-/// A thread may take a slot while the process forks, and give it back at once because it sees the
-/// fork. It does so in the parent only.
+/// Another thread may take a slot during the fork. It sees the fork and gives the slot back at
+/// once, but only in the parent. The child has a copy of the slot without the thread.
 pub(super) fn fork_child() {
     let me = thread_pointer() as u64;
     for slot in HERE.iter().filter(|slot| slot.load(Relaxed) != me) {
@@ -85,6 +88,7 @@ pub(super) fn fork_child() {
 
 /// Lets other threads close gates again, in the parent and in the child.
 pub(super) fn fork_done() {
-    // Release pairs with the last load in `enter`.
+    // Release pairs with the last load in `enter`: a thread that sees the end of the fork also sees
+    // the slots that `fork_child` cleared.
     FORKING.store(0, Release);
 }

@@ -54,7 +54,8 @@ impl PercpuHistogram {
     #[inline]
     pub fn record(&self, value: u64) {
         let bucket = 8 + 8 * bucket_of(value);
-        // Acquire pairs with the release in `place`: the block is seen zeroed.
+        // Acquire pairs with the release in `place`: a thread that sees the offset also sees the
+        // block zeroed.
         let place = self.place.load(Acquire);
         // SAFETY: a place other than `NOWHERE` is the offset of this histogram's block, and
         // `bucket` is below its size. The block is freed only when the histogram is dropped.
@@ -96,7 +97,8 @@ impl PercpuHistogram {
     pub fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::empty();
         snapshot.unrecorded = self.unrecorded.load(Relaxed);
-        // Acquire pairs with the release in `place`.
+        // Acquire pairs with the release in `place`: a thread that sees the offset also sees the
+        // block zeroed.
         let place = self.place.load(Acquire);
         if place == NOWHERE {
             return snapshot;
@@ -112,20 +114,20 @@ impl PercpuHistogram {
     }
 
     /// Returns the offset of the histogram's block, and allocates the block if there is none.
-    /// Returns `None` without memory.
+    /// Returns `None` if the block cannot be allocated.
     fn place(&self) -> Option<usize> {
         let place = self.place.load(Acquire);
         if place != NOWHERE {
             return Some(place);
         }
         let fresh = fork::register().then(|| percpu::alloc(SIZE)).flatten()?;
-        // Release: a thread that sees the offset sees the block zeroed. Acquire: so does this
-        // thread if another one was faster.
+        // Release: a thread that sees the offset sees the block zeroed. Acquire: this thread sees
+        // the same if another thread was faster.
         match self.place.compare_exchange(NOWHERE, fresh, AcqRel, Acquire) {
             Ok(_) => Some(fresh),
             Err(theirs) => {
-                // SAFETY: the exchange failed, so that `fresh` was never published: only this
-                // thread knows the block.
+                // SAFETY: the exchange failed, so `fresh` was never published. Only this thread
+                // knows the block.
                 unsafe { percpu::free(fresh, SIZE) };
                 Some(theirs)
             }
@@ -138,7 +140,7 @@ impl Drop for PercpuHistogram {
         let place = *self.place.get_mut();
         if place != NOWHERE {
             // SAFETY: `place` allocated the block with this size. `drop` has the only reference, so
-            // that no thread records in the block any more.
+            // no thread records in the block any more.
             unsafe { percpu::free(place, SIZE) };
         }
     }

@@ -65,7 +65,8 @@ impl PercpuCounter {
                 offset: 0,
             });
         }
-        // Another thread may be registering, which takes a moment.
+        // Another thread may be registering the counters for forks at the moment, so this function
+        // waits a little.
         let mut looks = 0;
         while !fork::register() && looks < 1000 {
             stripe::pause(&mut looks);
@@ -100,8 +101,9 @@ fn handle_bytes(count: usize) -> usize {
 impl Deref for Counters {
     type Target = [PercpuCounter];
     fn deref(&self) -> &[PercpuCounter] {
-        // SAFETY: `init_many` wrote `length` handles there. They stay until the drop, which no
-        // borrow outlives. Without handles, the pointer is dangling and the length is 0.
+        // SAFETY: `init_many` wrote `length` handles there. They stay until `drop`, and the borrow
+        // of `self` ends before that. Without handles, the length is 0, and a dangling pointer is
+        // allowed.
         unsafe { core::slice::from_raw_parts(self.handles.as_ptr(), self.length) }
     }
 }
@@ -116,7 +118,7 @@ impl Drop for Counters {
             watch::forget(block, SIZE);
         }
         // SAFETY: `init_many` allocated the blocks and mapped the handles with these sizes. `drop`
-        // has the only reference, so that no thread adds any more. No folding thread looks at the
+        // has the only reference, so no thread adds any more. No folding thread looks at the
         // blocks, because `forget` has cleared their bits. A handle owns nothing but its block.
         unsafe {
             percpu::free(self.offset, self.length * SIZE);

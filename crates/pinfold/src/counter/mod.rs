@@ -18,6 +18,14 @@
 //! counters can be statics. After `fork`, the child has a copy of each count and goes on from
 //! there.
 //!
+//! # Vocabulary
+//!
+//! * **shard**: the words of one [`PercpuCounter`] on one CPU.
+//! * **total**: words that all CPUs share. [`read`](PercpuCounter::read) loads them.
+//! * **fold**: adds what a shard has counted since its last fold to the total.
+//! * **batch**: how much a shard may count before it is folded.
+//! * **base**: one atomic word that all CPUs share. It counts the adds that use no shard.
+//!
 //! `docs/error-bound.md` in the repository proves the bounds. `shards.rs` states the protocol.
 //!
 //! ```

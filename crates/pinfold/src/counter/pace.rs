@@ -40,7 +40,8 @@ fn wait(seen: &AtomicU64, last: u64, sum: u64) {
     }
 }
 
-/// Returns what the word becomes after a sum. `sum` is that sum with no sums left to wait.
+/// Returns what the word becomes after a sum. `sum` is that sum in its bits of the word, with a
+/// count of 0.
 fn after(last: u64, sum: u64) -> u64 {
     if last == 0 {
         // The first sum does not show how often the counter is summed.

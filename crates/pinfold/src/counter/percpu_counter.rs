@@ -25,9 +25,9 @@ const DEFAULT_LEAST: u64 = 1024;
 /// large adds write. So a large add does not slow down the adds of other CPUs, not even those to
 /// its neighbours in an array.
 ///
-/// Each CPU that adds takes 32 bytes more, and so does the total. They are packed side by side with
-/// those of other counters, and allocated by the first add. Without memory for them, the counter is
-/// one atomic.
+/// Each CPU that adds takes 32 bytes more, and so does the total. These words are packed side by
+/// side with those of other counters, and allocated by the first add. Without memory for them, the
+/// counter is one atomic.
 ///
 /// # Costs
 ///
@@ -42,8 +42,8 @@ const DEFAULT_LEAST: u64 = 1024;
 /// # Overflow
 ///
 /// The value wraps around at 2^63, as with `i64::wrapping_add`. [`compare`](Self::compare),
-/// [`bounds`](Self::bounds) and [`limited_add`](Self::limited_add) hold for counters that stay away
-/// from that by 2^41 for each CPU.
+/// [`bounds`](Self::bounds) and [`limited_add`](Self::limited_add) hold while the value is at least
+/// 2^41 times the number of CPUs away from ±2^63.
 ///
 /// ```
 /// use pinfold::counter::PercpuCounter;
@@ -63,7 +63,8 @@ const DEFAULT_LEAST: u64 = 1024;
 pub struct PercpuCounter {
     /// The offset of the counter's block, or [`CLOSED`] until there is one.
     place: AtomicUsize,
-    /// The first batch; or, with [`WIDENS`], the maximum drift up to which the batch widens.
+    /// The first batch. With the bit [`WIDENS`], instead the maximum drift up to which the batch
+    /// widens.
     rule: u64,
     /// Keeps the base out of the line that adds read.
     apart: [u64; 6],
@@ -71,12 +72,12 @@ pub struct PercpuCounter {
     pub(super) base: Base,
     /// The word of `pace`: the last sum, and how many sums have yet to wait.
     pub(super) seen: AtomicU64,
-    /// Keeps the base out of the line that adds to the next counter of an array read.
+    /// In an array, keeps the base out of the line that adds read in the next counter.
     apart_from_next: [u64; 5],
 }
 
-// A handle need not begin at a cache line. What adds read and what they write is a line apart all
-// the same, in arrays too.
+// A handle need not begin at a cache line. Even so, the words that adds read lie a line apart from
+// those that they write, in arrays too.
 const _: () = assert!(size_of::<PercpuCounter>() == 128 && align_of::<PercpuCounter>() == 16);
 const _: () = assert!(core::mem::offset_of!(PercpuCounter, base) == 64);
 
@@ -108,8 +109,7 @@ impl PercpuCounter {
             place: AtomicUsize::new(CLOSED),
             rule: match max_drift {
                 0 => batch,
-                // All CPUs' batches together are at most 2^53, so that larger drifts make no
-                // difference.
+                // All CPUs' batches together are at most 2^53, so larger drifts make no difference.
                 drift if drift >= WIDENS => u64::MAX,
                 drift => drift | WIDENS,
             },
@@ -183,7 +183,7 @@ impl PercpuCounter {
         Self::make(value, DEFAULT, DRIFT)
     }
 
-    /// Returns a counter at `value` that widens its batch when adds need that, while its
+    /// Returns a counter at `value` that widens its batch when adds need a larger one, while its
     /// [`error_bound`](Self::error_bound) stays at most `drift`.
     ///
     /// A batch above each CPU's share of `drift` is chosen only where the kernel can fence. If a
@@ -223,7 +223,7 @@ impl PercpuCounter {
         let done = if n >= 0 {
             shards.add(false, n)
         } else {
-            // `-i64::MIN` does not exist, so that this number goes to the base.
+            // `-i64::MIN` does not exist, so this number goes to the base.
             n != i64::MIN && shards.add(true, -n)
         };
         if !done {
@@ -302,7 +302,7 @@ impl PercpuCounter {
     /// [`error_bound`](Self::error_bound) off.
     ///
     /// Loads words of two cache lines that folds and large adds write, with no lock and no system
-    /// call. It starts again if a fold happens in between.
+    /// call. The call starts again if a fold happens in between.
     #[inline]
     pub fn read(&self) -> i64 {
         self.read_with_bound().0
@@ -326,7 +326,7 @@ impl PercpuCounter {
             let shards = self.shards();
             let folded = shards.map(Shards::folded);
             let base = self.base.value.load(Acquire);
-            // A thread that lowers the drift moves the totals first.
+            // A thread that lowers the drift first moves the totals, so this read starts again.
             let bound = shards.map_or(0, Shards::drift);
             if shards == self.shards() && folded == shards.map(Shards::folded) {
                 return (base.wrapping_add(folded.map_or(0, Moved::net)), bound);
@@ -358,8 +358,8 @@ impl PercpuCounter {
 
     /// Compares the value with `with`.
     ///
-    /// Decides from [`read`](Self::read) if that is far enough off, and from the exact
-    /// [`sum`](Self::sum) otherwise.
+    /// Decides from [`read`](Self::read) if the result is far enough from `with`, and from the
+    /// exact [`sum`](Self::sum) otherwise.
     pub fn compare(&self, with: i64) -> Ordering {
         let (read, bound) = self.read_with_bound();
         if read.abs_diff(with) > bound {
@@ -419,8 +419,8 @@ impl PercpuCounter {
 
     #[inline(always)]
     fn shards_or_closed(&self) -> Shards {
-        // Acquire pairs with the release in `place` and `adopt`: the block is seen zeroed, apart
-        // from its batch.
+        // Acquire pairs with the release in `place` and `adopt`: a thread that sees the offset also
+        // sees the block prepared.
         let offset = self.place.load(Acquire);
         // SAFETY: the offset is that of this counter's block, which is freed only when the counter
         // is dropped, or of the closed block, which is never freed.
@@ -434,8 +434,8 @@ impl PercpuCounter {
         (shards.offset() != CLOSED).then_some(shards)
     }
 
-    /// Returns the counter's shards, and allocates a block if there is none. Returns `None` without
-    /// memory.
+    /// Returns the counter's shards, and allocates a block if there is none. Returns `None` if the
+    /// block cannot be allocated.
     pub(crate) fn place(&self) -> Option<Shards> {
         if let Some(shards) = self.shards() {
             return Some(shards);
@@ -444,21 +444,21 @@ impl PercpuCounter {
         // SAFETY: `percpu::alloc` has just returned the offset of a block of `SIZE` bytes.
         let mine = unsafe { Shards::at(offset) };
         mine.open(self.first_batch());
-        // Release: a thread that sees the place sees the batch. Acquire: so does this thread if
-        // another one was faster.
+        // Release: a thread that sees the offset also sees the batch. Acquire: this thread sees the
+        // same if another thread was faster.
         match self.place.compare_exchange(CLOSED, offset, AcqRel, Acquire) {
             Ok(_) => Some(mine),
             Err(_) => {
-                // SAFETY: the exchange failed, so that the offset was never published: only this
-                // thread knows the block.
+                // SAFETY: the exchange failed, so the offset was never published. Only this thread
+                // knows the block.
                 unsafe { percpu::free(offset, SIZE) };
                 self.shards()
             }
         }
     }
 
-    /// Prepares a block that the caller has allocated, and gives it to the counter, which frees it
-    /// when it is dropped. Returns false if the counter has a block already.
+    /// Prepares a block that the caller has allocated, and gives it to the counter. Dropping the
+    /// counter frees the block. Returns false if the counter has a block already.
     pub(crate) fn settle(&self, offset: usize) -> bool {
         // SAFETY: the caller has allocated the block at `offset`, and no other thread knows it.
         unsafe { Shards::at(offset) }.open(self.first_batch());
@@ -468,7 +468,7 @@ impl PercpuCounter {
     /// Gives the counter a block that the caller has prepared. Returns false if the counter has a
     /// block already.
     pub(crate) fn adopt(&self, offset: usize) -> bool {
-        // Release: a thread that sees the place sees the batch.
+        // Release: a thread that sees the offset also sees the batch.
         self.place
             .compare_exchange(CLOSED, offset, Release, Relaxed)
             .is_ok()
@@ -485,13 +485,13 @@ impl PercpuCounter {
 impl Drop for PercpuCounter {
     fn drop(&mut self) {
         if let Some(shards) = self.shards() {
-            // A thread that folds this counter in the background holds a shard's lock and looks at
-            // the bit. Once the bit is cleared, it does not touch the block.
+            // A thread that folds this counter in the background looks at the counter's bit with a
+            // shard's lock held. It does not touch the block once the bit is cleared.
             let held = stripe::hold_all(shards.offset());
             watch::forget(shards.offset(), SIZE);
             // SAFETY: `place` allocated the block, or `settle` or `adopt` took it over. `drop` has
-            // the only reference, so that no thread adds to the block any more, and no thread folds
-            // it in the background.
+            // the only reference, so no thread adds to the block any more. `forget` ended the folds
+            // in the background.
             unsafe { percpu::free(shards.offset(), SIZE) };
             drop(held);
         }

@@ -1,14 +1,15 @@
-//! How far the shards of a counter reach, and limited adds that rely on it without a lock.
+//! Statements of how far a counter's shards can have moved, on which limited adds rely without a
+//! lock.
 //!
 //! A limited add must know that no shard carries the value past the limit at the moment when it
 //! adds. The shards of other CPUs move without notice, and folds let them move further.
 //!
 //! So a counter with limited adds states a *reach*: how far all shards together can have moved.
-//! Folds keep the statement true. A fold that would leave the reach does not happen, and adds that
-//! find no room go to the base.
+//! Folds keep the statement true. A fold that would take the totals out of the reach does not
+//! happen. The shard then runs out of room, and its adds go to the base.
 //!
 //! The reach lies beside the base. A limited add compares and exchanges both words in one
-//! instruction: it adds to the base only if the base and the reach are still those that it has
+//! instruction: it adds to the base only if the base and the reach are still the values that it has
 //! judged.
 
 use core::sync::atomic::AtomicI64;
@@ -28,8 +29,8 @@ pub(super) struct Reach(pub(super) u64);
 impl Reach {
     pub(super) const NONE: Reach = Reach(0);
 
-    /// Returns the widest reach around `moved`, to a multiple of 64, that is at most `width` wide.
-    /// Returns [`NONE`](Reach::NONE) for a width below 2.
+    /// Returns the widest reach that is at most `width` wide. Its centre is `moved`, rounded down
+    /// to a multiple of 64. Returns [`NONE`](Reach::NONE) for a width below 2.
     pub(super) fn around(moved: i64, width: u64) -> Reach {
         let exponent = width.checked_ilog2().unwrap_or(0).min(EXPONENT_MOST);
         if exponent == 0 {
@@ -46,7 +47,8 @@ impl Reach {
         1 << (self.0 & EXPONENT)
     }
 
-    /// Returns whether shards may be at `moved`, and move on by `slack` in either direction.
+    /// Returns whether the statement stays true if the shards are at `moved` and move on by at most
+    /// `slack` in either direction.
     pub(super) fn allows(self, moved: i64, slack: u64) -> bool {
         let off = moved.wrapping_sub(self.centre()).unsigned_abs();
         self == Reach::NONE || off.saturating_add(slack) <= self.width()

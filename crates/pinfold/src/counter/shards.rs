@@ -1,7 +1,7 @@
 //! The shards of one counter, and the totals that they are folded into.
 //!
-//! A counter has a block of four words at the same offset of every CPU's unit, its *shards*, and a
-//! block of four words at that offset of the shared unit, its *total*:
+//! A counter has a *shard* on each CPU: a block of four words, at the same offset of every CPU's
+//! unit. It has one *total*: a block of four words at that offset of the shared unit.
 //!
 //! | shard | content | total | content |
 //! |---|---|---|---|
@@ -10,7 +10,9 @@
 //! | `down` | all that was taken away | `granted` | the number of granted shards, and the batch |
 //! | `down_limit` | how far `down` may go | `reach` | how far the totals may go |
 //!
-//! [`reach`](super::reach) explains the last word. The other terms:
+//! [`reach`](super::reach) explains the last word. The *base* is an atomic in the counter's handle.
+//! Adds that use no shard go there. A *fold* adds what a word has moved since the last fold to the
+//! total, and raises the word's limit. The other terms:
 //!
 //! * The *batch* is how far a word may go past its mark.
 //! * A word's *mark* says how much of the word has been folded. It is the word's limit less the
@@ -24,21 +26,22 @@
 //! # Writers
 //!
 //! * `up` and `down`: the CPU itself, in critical sections that check the limit. They only grow.
-//! * A shard's limits: the holder of the shard's [lock](super::stripe), and a thread with a gate,
-//!   from any CPU, by atomic adds.
+//! * A shard's limits: the holder of the shard's [lock](super::stripe), and a thread that closes or
+//!   opens a gate, from any CPU, by atomic adds.
 //! * `folded_up`, `folded_down` and the number of granted shards: the holder of a shard's lock, for
 //!   that shard, by atomic adds.
 //! * The batch and `reach`: the holder of all the counter's locks.
 //!
 //! # Invariants
 //!
-//! 1. `mark <= word <= limit`, apart from gates. The critical section checks the limit before it
-//!    commits. A limit is only lowered by a gate, which changes no mark, or after the fence has
-//!    shown that no section is under way.
+//! 1. `mark <= word <= limit`, while no gate closes the shard and the shard is not parked. The
+//!    critical section checks the limit before it commits. A limit is lowered only by a gate, which
+//!    changes no mark, or after a fence, when no section is under way.
 //! 2. `folded_up - folded_down` is the sum of the marks of `up` less the sum of the marks of
 //!    `down`. A fold first moves the total, and then the limit. Between the two steps the word has
-//!    *less* room than its batch, however long the folding thread sleeps there. What both words of
-//!    a shard have moved is *cancelled*: both marks move, and no total does.
+//!    *less* room than its batch, however long the folding thread sleeps there. If both words of a
+//!    shard have moved past their marks, the smaller distance is *cancelled*: both marks move by
+//!    it, and no total does.
 //! 3. The value is the base, plus the sum of `up`, less the sum of `down`. Folds and gates do not
 //!    change it.
 //!
@@ -50,13 +53,13 @@
 //!
 //! Several gates may be closed at once, by different threads, or by a signal handler and the thread
 //! that it interrupted: each takes its own [`GATE`]. The number of closed gates follows from how
-//! far a limit is behind its word. That is how folds work while gates are closed.
+//! far a limit is behind its word. From this number, a fold computes the limit without gates.
 //!
 //! # Parked shards
 //!
 //! A swap that has fenced leaves the shards of other CPUs *parked*: it takes [`PARK`] from their
 //! limits. The CPU's next add finds no room, and its slow path gives [`PARK`] back. No add is under
-//! way in a parked shard, so that the next swap need not fence for it.
+//! way in a parked shard, so the next swap needs no fence for it.
 
 use super::gate::Closed;
 use super::reach::Reach;
@@ -67,12 +70,12 @@ use pinfold_rseq::{MAX_INDEX, possible};
 
 /// Bytes of a shard, and of a total.
 pub(crate) const SIZE: usize = 32;
-/// The largest batch: far below [`GATE`], so that a gate closes whatever room there is.
+/// The largest batch: far below [`GATE`], so that a gate takes away all room.
 pub(crate) const BATCH_MOST: u64 = 1 << 40;
 /// What a gate takes from a limit. It is small enough that a quarter of a million closed gates can
 /// be counted, and told apart from a parked shard.
 pub(super) const GATE: u64 = 1 << 44;
-/// What parking takes from a limit: as much as more gates than can ever be closed at once.
+/// What parking takes from a limit: more than all gates that can be closed at once take together.
 pub(super) const PARK: u64 = 1 << 62;
 
 /// Bytes from the beginning of a shard to `up`.
@@ -94,7 +97,7 @@ const ONE_SHARD: u64 = BATCH_BITS + 1;
 const _: () = assert!(BATCH_MOST <= BATCH_BITS && MAX_INDEX < 1 << 22);
 
 /// A reach is at least this many times as wide as the batches of all CPUs. The totals would leave a
-/// narrower one too soon.
+/// narrower reach too soon.
 const BATCHES_IN_REACH: u64 = 8;
 
 /// All that was ever added to the shards, and all that was ever taken away, modulo 2^64.
@@ -117,7 +120,7 @@ pub(crate) struct Shards {
 }
 
 impl Shards {
-    /// Names the block at `offset`.
+    /// Returns the shards and the total whose block is at `offset`.
     ///
     /// # Safety
     ///
@@ -127,7 +130,7 @@ impl Shards {
         Shards { offset }
     }
 
-    /// Prepares a fresh block, before other threads know it.
+    /// Sets the batch of a fresh block, which no other thread knows yet.
     pub(crate) fn open(self, batch: u64) {
         shared(self.offset + GRANTED).store(batch, Relaxed);
     }
@@ -142,24 +145,25 @@ impl Shards {
 
     /// Returns the drift: the sum of the batches of all granted shards.
     pub(crate) fn drift(self) -> u64 {
-        // Acquire pairs with the releases in `grant` and `set_batch`.
+        // Acquire pairs with the releases in `grant` and `set_batch`: a thread that sees this drift
+        // also sees the folds that allowed it.
         let granted = shared(self.offset + GRANTED).load(Acquire);
         (granted / ONE_SHARD).saturating_mul(granted & BATCH_BITS)
     }
 
-    /// Sets the batch, and the drift to that of `shards` granted shards.
+    /// Sets the batch and the number of granted shards, and so the drift.
     fn set_batch(self, _held: &AllHeld, shards: u64, batch: u64) {
         // Release: a thread that sees this drift sees the folds that allowed it.
         shared(self.offset + GRANTED).store(shards * ONE_SHARD + batch, Release);
     }
 
     fn reach(self) -> Reach {
-        // Relaxed: only a holder of all locks changes the word, and a thread that relies on it
-        // holds one of them.
+        // Relaxed: only a holder of all locks changes the word, and a thread that relies on the
+        // word holds one of these locks.
         Reach(shared(self.offset + REACH).load(Relaxed))
     }
 
-    /// Has folds keep the totals within `reach`, less what shards may move without a fold.
+    /// Makes folds keep the totals inside `reach`, at least `most_drift` away from its ends.
     pub(super) fn keep_within(self, _held: &AllHeld, reach: Reach) {
         shared(self.offset + REACH).store(reach.0, Relaxed);
     }
@@ -181,8 +185,8 @@ impl Shards {
         reach != Reach::NONE && !reach.allows(self.folded().net(), reach.width() / 2)
     }
 
-    /// Adds `n`, which is not negative, to `up` on this CPU, or to `down`. Returns false if there
-    /// is no room.
+    /// Adds `n`, which is not negative, to this CPU's `up`, or to its `down` if `down` is true.
+    /// Returns false if there is no room.
     #[inline(always)]
     pub(crate) fn add(self, down: bool, n: i64) -> bool {
         let word = self.offset + if down { DOWN } else { UP };
@@ -192,7 +196,7 @@ impl Shards {
     }
 
     /// Makes room on this CPU, and then adds as [`add`](Self::add) does. Grants the shard if it is
-    /// not granted yet and `may_grant` says so.
+    /// not granted yet and `may_grant` is true.
     ///
     /// Makes no room if `n` is above the batch, if another thread holds the shard's lock, or if a
     /// gate is closed.
@@ -209,7 +213,8 @@ impl Shards {
 
     /// Returns the totals, without a lock. The two words are not read at the same moment.
     pub(crate) fn folded(self) -> Moved {
-        // Acquire orders the two looks of a reader. It pairs with the release in `raise_total`.
+        // Acquire pairs with the release in `raise_total`: a thread that sees the total also sees
+        // the adds in it. Acquire also keeps a reader's two looks in order.
         Moved {
             up: shared(self.offset + FOLDED_UP).load(Acquire),
             down: shared(self.offset + FOLDED_DOWN).load(Acquire),
@@ -224,8 +229,8 @@ impl Shards {
     pub(crate) fn collect(self) -> Moved {
         let mut sum = Moved { up: 0, down: 0 };
         percpu::for_each_used(self.offset, |[up, _, down, _]| {
-            // Acquire pairs with the commit of an add, which is a release. It also orders two
-            // collections.
+            // Acquire pairs with the commit of an add, which is a release: this thread also sees
+            // what the adding thread did before. Acquire also keeps two collections in order.
             sum.up = sum.up.wrapping_add(up.load(Acquire));
             sum.down = sum.down.wrapping_add(down.load(Acquire));
         });
@@ -246,9 +251,9 @@ impl Shards {
 
     /// Returns whether the shard was granted.
     ///
-    /// A granted shard without room can have four zeroes, once exactly 2^64 were added there and as
-    /// much was taken away. It is then granted again, which moves both marks by the same amount,
-    /// and counts too much drift.
+    /// The four words of a granted shard without room can all be 0, after exactly 2^64 were added
+    /// there and as much was taken away. Such a shard is granted again. That moves both marks by
+    /// the same amount, and makes the drift too large.
     fn is_granted(self, unit: usize) -> bool {
         let words = [UP, UP + LIMIT, DOWN, DOWN + LIMIT];
         words
@@ -262,10 +267,11 @@ impl Shards {
     }
 
     /// Returns a word's limit as if no gate were closed, and the word's distance from that limit.
-    /// The caller holds the shard's lock; the word may move on.
+    /// The caller holds the shard's lock. The word may still grow.
     fn room(self, unit: usize, half: usize) -> (u64, u64) {
         let limit = word_at(unit, self.offset + half + LIMIT).load(Relaxed);
-        // Acquire pairs with the commit of an add.
+        // Acquire pairs with the commit of an add. A thread that sees a total raised by this fold
+        // then also sees what the adding thread did before.
         let word = word_at(unit, self.offset + half).load(Acquire);
         let behind = word.wrapping_sub(limit) as i64;
         let gates = u64::try_from(behind).map_or(0, |behind| behind.div_ceil(GATE));
@@ -304,7 +310,7 @@ impl Shards {
         }
         let [up, down_half] = self.cancel(unit, batch);
         let left = batch - if down { down_half } else { up };
-        // The total's line stays untouched on a CPU whose additions and subtractions balance.
+        // If a CPU's additions and subtractions balance, no fold touches the total's cache line.
         if left < n.max(batch / 2) {
             self.fold_rest(unit, batch, batch, [up, down_half]);
         }
@@ -313,7 +319,7 @@ impl Shards {
 
     /// Grants the shard of `unit`. The caller holds its lock.
     fn grant(self, _held: &impl Sized, unit: usize, batch: u64) {
-        // The drift first: at no moment may a shard have room that the drift does not count.
+        // Raises the drift first, so that a shard never has room that the drift does not count.
         shared(self.offset + GRANTED).fetch_add(ONE_SHARD, AcqRel);
         self.move_limits(unit, batch);
     }
@@ -335,8 +341,8 @@ impl Shards {
     ///
     /// 1. Halves the batch until the batches of all granted shards, and of `unit`'s if that is new,
     ///    fit into `most`. Lowering the batch needs a fence.
-    /// 2. Doubles the batch if `most` allows, and the shard was granted before: its batch was used
-    ///    up.
+    /// 2. Doubles the batch if `most` allows and the shard was granted before, because such a shard
+    ///    has used up its batch.
     /// 3. Doubles the batch until `n` fits, as far as `most` allows.
     /// 4. Grants the shard of `unit` if that is new.
     pub(super) fn fit_batch(self, held: &AllHeld, unit: usize, n: u64, most: u64) -> bool {
@@ -363,7 +369,7 @@ impl Shards {
         if batch > self.batch() {
             self.raise(held, batch);
         }
-        // Here and not later: the sum of all batches is only known while all locks are held.
+        // Grants the shard here: the sum of all batches is known only while all locks are held.
         if !granted {
             self.grant(held, unit, batch);
         }
@@ -378,7 +384,7 @@ impl Shards {
         self.granted().for_each(|unit| self.move_limits(unit, more));
     }
 
-    /// Lowers the batch. Returns false, with nothing changed, if the kernel cannot fence.
+    /// Lowers the batch. Returns false, with nothing changed, if the fence fails.
     ///
     /// 1. Closes a gate, and waits until no section is under way.
     /// 2. Folds all shards, with limits that are the new batch ahead of the marks.
@@ -409,12 +415,12 @@ impl Shards {
         rest != [0, 0] || before != self.room(unit, UP).0
     }
 
-    /// Moves both marks forward by what both words have moved, which changes no total. Returns how
-    /// far each word is then past its mark.
+    /// Moves both marks forward by the distance that both words have moved, which changes no total.
+    /// Returns how far each word is then past its mark.
     ///
-    /// One limit is raised before the other. The bound holds in between: the other side's word has
-    /// already moved as far, and does not go back. So the difference of the two stays within the
-    /// batch.
+    /// One limit is raised before the other, and its word may then grow at once. The error bound
+    /// still holds: the other word has already moved as far, and never goes back. So the difference
+    /// of the two distances stays within the batch.
     fn cancel(self, unit: usize, batch: u64) -> [u64; 2] {
         let [up, down] = [UP, DOWN].map(|half| batch - self.room(unit, half).1);
         let both = up.min(down);
@@ -428,7 +434,7 @@ impl Shards {
     /// did.
     ///
     /// Reads the other total once. That total only grows, and so moves the net value away from the
-    /// end of the reach that this fold approaches. A stale value is on the safe side.
+    /// end of the reach that this fold approaches. So a stale value is on the safe side.
     fn raise_total(self, total: usize, rest: u64) -> bool {
         let (word, reach) = (shared(self.offset + total), self.reach());
         if rest == 0 || reach == Reach::NONE {
@@ -447,8 +453,8 @@ impl Shards {
         word.fetch_update(Release, Relaxed, raised).is_ok()
     }
 
-    /// Adds `rest`, what the words are past their marks, to the totals. Then puts the limits a
-    /// batch of `after` ahead of the marks, instead of `before`.
+    /// Adds `rest`, the distances of the words past their marks, to the totals. Then puts the
+    /// limits a batch of `after` ahead of the marks, instead of `before`.
     ///
     /// If the reach does not let a total grow, the word's mark and limit stay where they are.
     fn fold_rest(self, unit: usize, before: u64, after: u64, rest: [u64; 2]) {
@@ -465,7 +471,7 @@ impl Shards {
     /// Folds the shards of the `wanted` units. Returns how many had moved.
     ///
     /// Leaves out shards whose lock another thread holds. Calls `still_there` with the shard's lock
-    /// held, and does not touch the shard if it returns false.
+    /// held, and does not touch the shard if `still_there` returns false.
     pub(super) fn fold(
         self,
         wanted: impl Fn(usize) -> bool,

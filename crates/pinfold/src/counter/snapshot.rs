@@ -66,33 +66,35 @@ impl Snapshot {
         self.sum
     }
 
-    /// Returns the number of values that were not recorded for lack of memory.
+    /// Returns the number of values that were not recorded, because the histogram's words could not
+    /// be allocated. Usually there was no memory for them.
     pub fn unrecorded(&self) -> u64 {
         self.unrecorded
     }
 
-    /// Returns a lower bound of the least value, at most a 32nd below it; 0 if there are no values.
+    /// Returns a lower bound of the least value, at most a 32nd below it. Returns 0 if there are no
+    /// values.
     pub fn min(&self) -> u64 {
         let first = self.counts.iter().position(|&count| count != 0);
         first.map_or(0, |bucket| range_of(bucket).0)
     }
 
-    /// Returns an upper bound of the largest value, at most a 32nd above it; 0 if there are no
-    /// values.
+    /// Returns an upper bound of the largest value, at most a 32nd above it. Returns 0 if there are
+    /// no values.
     pub fn max(&self) -> u64 {
         let last = self.counts.iter().rposition(|&count| count != 0);
         last.map_or(0, |bucket| range_of(bucket).1)
     }
 
-    /// Returns the quantile `q`, from 0 to 1: a value that at least this part of all values do not
-    /// exceed.
+    /// Returns the quantile `q`, which is from 0 to 1: at least the part `q` of all values is at
+    /// most the result.
     ///
     /// The result is the upper end of a bucket, and so at most a 32nd too large. It is 0 if there
     /// are no values.
     pub fn quantile(&self, q: f64) -> u64 {
         let count = self.count();
-        // The smallest whole number of values that makes up the part. A part that is not a number
-        // counts as 0.
+        // `rank` is the smallest whole number of values that makes up the part `q`. A `q` that is
+        // not a number counts as 0.
         let exact = q.clamp(0.0, 1.0) * count as f64;
         let whole = exact as u64;
         let rank = (whole + u64::from((whole as f64) < exact)).clamp(1, count.max(1));

@@ -2,8 +2,8 @@
 //!
 //! A shard has no lock of its own. Its CPU and its counter's block choose one of the locks in
 //! [`ALL`]: the CPU chooses the cache line, and the block chooses the lock in that line. With up to
-//! 64 CPUs, a line is used only by the CPU itself, and by threads that fold from afar or take all
-//! locks of a counter.
+//! 64 CPUs, a line is used only by the CPU itself, and by threads that fold from other CPUs or take
+//! all locks of a counter.
 //!
 //! * An add or a fold tries one lock. If the lock is taken, the add goes to the shared base, and
 //!   the fold leaves the shard out.
@@ -47,10 +47,10 @@ fn lines() -> usize {
     possible().min(LINES)
 }
 
-/// Takes the lock if it is free; otherwise returns the holder's thread pointer.
+/// Takes the lock if it is free. Otherwise returns the holder's thread pointer.
 fn try_lock(lock: &AtomicU64) -> Result<(), u64> {
     let me = thread_pointer() as u64;
-    // Acquire pairs with the release of the previous holder.
+    // Acquire pairs with the release of the previous holder: this thread sees that holder's writes.
     lock.compare_exchange(0, me, Acquire, Relaxed).map(|_| ())
 }
 
@@ -61,14 +61,14 @@ pub(super) struct Held(&'static AtomicU64);
 #[inline]
 pub(super) fn try_hold(unit: usize, offset: usize) -> Option<Held> {
     let lock = lock_of(unit, offset);
-    // A closure, so that `Held` is only made if the lock was taken: dropping it unlocks.
+    // Dropping a `Held` unlocks. So the closure makes one only if the lock was taken.
     try_lock(lock).is_ok().then(|| Held(lock))
 }
 
 impl Drop for Held {
     #[inline]
     fn drop(&mut self) {
-        // Release pairs with the acquire of the next holder.
+        // Release pairs with the acquire of the next holder: that holder sees this one's writes.
         self.0.store(0, Release);
     }
 }
@@ -85,7 +85,7 @@ impl AllHeld {
         AllHeld { offset, taken: 0 }
     }
 
-    /// Takes the lock in `line`; otherwise returns the holder's thread pointer.
+    /// Takes the lock in `line` if it is free. Otherwise returns the holder's thread pointer.
     fn add(&mut self, line: usize) -> Result<(), u64> {
         try_lock(lock_of(line, self.offset)).map(|()| self.taken |= 1 << line)
     }
@@ -120,7 +120,7 @@ fn hold_all_but(offset: usize, owner: u64) -> AllHeld {
     held
 }
 
-/// Waits a little: longer, the more often the same waiter has called this.
+/// Waits a little. The wait gets longer with each call for the same `looks`.
 pub(super) fn pause(looks: &mut u32) {
     *looks += 1;
     if *looks < SPINS {
@@ -139,13 +139,14 @@ impl Drop for AllHeld {
         while self.taken != 0 {
             let line = self.taken.trailing_zeros() as usize;
             self.taken &= self.taken - 1;
-            // Release pairs with the acquire of the next holder.
+            // Release pairs with the acquire of the next holder: that holder sees this one's
+            // writes.
             lock_of(line, self.offset).store(0, Release);
         }
     }
 }
 
-/// For each lock of a line, the lines that a fork has taken.
+/// For each of a line's locks, one bit for each line in which a fork has taken this lock.
 static FORKING: [AtomicU64; LOCKS] = [const { AtomicU64::new(0) }; LOCKS];
 
 /// Returns whether the thread with thread pointer `thread` holds a lock.

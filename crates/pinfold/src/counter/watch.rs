@@ -13,15 +13,16 @@ use core::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// Bytes of a bitmap with a bit for each block of the largest unit.
 const BYTES: usize = percpu::STRIDE_MOST / SIZE / 8;
-/// The address of the bitmap; 0 until a counter is watched.
+/// The address of the bitmap, or 0 until a counter is watched.
 static MAP: AtomicUsize = AtomicUsize::new(0);
-/// How many words of the bitmap, from its beginning, may not be 0.
+/// How many words of the bitmap, from the first on, may have a bit set.
 static WORDS: AtomicUsize = AtomicUsize::new(0);
 
-/// Has [`fold_watched`] fold the blocks in `[offset, offset + size)` from now on, or no longer.
-/// Returns false without memory for the bitmap.
+/// Makes [`fold_watched`] fold the blocks in `[offset, offset + size)` from now on, or leave them
+/// out if `watched` is false. Returns false without memory for the bitmap.
 pub(crate) fn watch_block(offset: usize, size: usize, watched: bool) -> bool {
-    // Acquire pairs with the release of the exchange below: the bitmap is seen zeroed.
+    // Acquire pairs with the release of the exchange below: a thread that sees the address also
+    // sees the bitmap zeroed.
     if MAP.load(Acquire) == 0 {
         if !watched {
             return true;
@@ -34,16 +35,17 @@ pub(crate) fn watch_block(offset: usize, size: usize, watched: bool) -> bool {
             .compare_exchange(0, fresh as usize, Release, Relaxed)
             .is_err()
         {
-            // SAFETY: the exchange failed, so that `fresh` was never published: only this thread
-            // knows the mapping.
+            // SAFETY: the exchange failed, so `fresh` was never published. Only this thread knows
+            // the mapping.
             unsafe { sys::unmap(fresh, BYTES) };
         }
     }
     for block in offset / SIZE..(offset + size).div_ceil(SIZE) {
         WORDS.fetch_max(block / 64 + 1, Relaxed);
         let bit = 1 << (block % 64);
-        // Release pairs with the acquire in `fold_watched`: a thread that sees the bit sees the
-        // block prepared. The shards' locks order a cleared bit before the end of the block.
+        // Release pairs with the acquire in `fold_watched`: a thread that sees the bit also sees
+        // the block prepared. `forget` clears bits under the shards' locks, and a folding thread
+        // looks at the bit under such a lock. So it never touches a freed block.
         if watched {
             map()[block / 64].fetch_or(bit, Release);
         } else {
@@ -61,7 +63,8 @@ pub(super) fn forget(offset: usize, size: usize) {
 
 /// Returns the bitmap, or no words while there is none.
 fn map() -> &'static [AtomicU64] {
-    // Acquire pairs with the release in `watch_block`: the bitmap is seen zeroed.
+    // Acquire pairs with the release in `watch_block`: a thread that sees the address also sees the
+    // bitmap zeroed.
     match MAP.load(Acquire) {
         0 => &[],
         // SAFETY: `watch_block` mapped `BYTES` zeroed bytes there, and never unmaps them once they

@@ -7,10 +7,10 @@
 //! * **A signal handler allocates while it interrupts a holder.** The handler would wait for its
 //!   own thread. [`Lock::lock`] refuses a thread that holds the lock already.
 //! * **Two signal handlers wait for each other.** Handler A interrupted a holder of L1 and waits
-//!   for L2, handler B the reverse. So locks that handlers reach are taken by
-//!   [`Lock::lock_unless`]. It also refuses a thread that would have to wait while it holds a lock
-//!   of the same kind or of one further in. Only a thread that is about to sleep reads the other
-//!   locks' words for this test.
+//!   for L2, handler B the reverse. So code that handlers reach takes locks by
+//!   [`Lock::lock_unless`]. This function also refuses a thread that would have to wait while it
+//!   holds a lock of the same kind, or one that comes later in the lock order below. Only a thread
+//!   that is about to sleep reads the other locks' words for this test.
 //! * **A thread waits for a forking thread that waits for it.** [`Lock::lock_or_divert`] also
 //!   refuses a thread that would have to wait for the forking thread. [`word`] has the protocol.
 //!
@@ -31,8 +31,8 @@
 //! 11. the shared policies
 //!
 //! A fork takes the counters' locks and the lock of the per-CPU units before all of these. No other
-//! code holds one of those together with one of this list. No code holds two locks of a kind at
-//! once, except `fork`, which takes all of them in this order.
+//! code holds a counter's lock, or that of the per-CPU units, together with a lock of this list. No
+//! code holds two locks of a kind at once, except `fork`, which takes all of them in this order.
 
 mod word;
 
@@ -41,7 +41,8 @@ use core::ops::{Deref, DerefMut};
 use core::sync::atomic::AtomicU64;
 pub(crate) use word::{Forks, Word};
 
-/// The state of the fork under way, for all locks. [`fork`](crate::fork) stores the thread.
+/// The state of the fork under way, for all locks. [`fork`](crate::fork) stores the forking thread
+/// in it.
 pub(crate) static FORKS: Forks = Forks {
     thread: AtomicU64::new(0),
     waiters: AtomicU64::new(0),
@@ -79,8 +80,8 @@ impl<T> Lock<T> {
     /// Takes the lock. Returns `None` if the calling thread holds it already.
     ///
     /// Also returns `None` if the thread would have to wait while it holds a lock of the same kind,
-    /// or one that comes after this one in the order. `holds` says whether the thread with the
-    /// given thread pointer does.
+    /// or one that comes after this one in the order. `holds` returns whether the thread with the
+    /// given thread pointer holds such a lock.
     #[inline]
     pub(crate) fn lock_unless(&self, holds: impl Fn(u64) -> bool) -> Option<Guard<'_, T>> {
         self.take(holds, false)
@@ -106,8 +107,8 @@ impl<T> Lock<T> {
 
     /// Returns whether the thread with thread pointer `thread` holds the lock.
     ///
-    /// For the calling thread, including its interrupted frames, the answer cannot change
-    /// meanwhile.
+    /// If `thread` is the calling thread, no other thread can change the answer. A lock that an
+    /// interrupted frame of the thread holds counts as held.
     pub(crate) fn is_held_by(&self, thread: u64) -> bool {
         self.word.holder() == thread
     }
@@ -123,7 +124,7 @@ impl<T> Lock<T> {
         self.word.lock_for_fork(me(), &FORKS);
     }
 
-    /// Gives back a lock whose guard was forgotten.
+    /// Gives the lock back after `core::mem::forget` of its guard.
     ///
     /// # Safety
     ///
@@ -170,13 +171,13 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// The primitives of [`word`]. Its loom model replaces them.
+/// What [`word`] needs from the system. The loom model of `word` replaces these functions.
 mod primitive {
     pub(super) use core::hint::spin_loop;
     pub(super) use core::sync::atomic::{AtomicU64, fence};
 
-    /// Sleeps until `word` is woken, unless its low half differs from that of `value`. May return
-    /// sooner.
+    /// Sleeps until a thread calls `futex_wake` for `word`. May return sooner. Returns at once if
+    /// the low half of `word` differs from that of `value`.
     pub(super) fn futex_wait(word: &AtomicU64, value: u64) {
         futex(word, libc::FUTEX_WAIT, value as u32);
     }
@@ -195,8 +196,8 @@ mod primitive {
             } else {
                 low
             };
-            // SAFETY: `low` is half of a word that is valid for the call, and a null timeout means
-            // none.
+            // SAFETY: `low` points to half of `word`, which is valid for the call. A null timeout
+            // means no timeout.
             unsafe {
                 libc::syscall(libc::SYS_futex, low, operation, value, 0usize);
             }

@@ -18,24 +18,24 @@
 //! # While a process forks
 //!
 //! The forking thread holds every lock, and then waits for locks of the C library and of the
-//! program. Another thread may hold one of those and sleep on one of these locks. Then neither
-//! thread would ever wake up. So a waiter with another way *diverts*: it gives up as soon as the
-//! holder is the forking thread. No waiter may miss the fork:
+//! program. Another thread may hold a lock of the program, and sleep on a lock of Pinfold. Then
+//! neither thread would ever go on. So a waiter whose caller can do without the lock *diverts*: it
+//! gives up as soon as the holder is the forking thread. No waiter may miss the fork:
 //!
 //! 1. The forking thread stores its thread pointer in [`Forks::thread`].
 //! 2. It takes each lock that it does not hold, and sets [`FOR_FORK`] or [`BELOW_FORK`] in each
 //!    word, with release order.
 //! 3. A waiter counts itself in [`Forks::waiters`], marks the word with [`WAITED_FOR`], loads
 //!    [`Forks::thread`], and sleeps if the word still has the marked value.
-//!    * If the mark comes after step 2, the waiter has read the bit with acquire order. So it sees
-//!      the fork and diverts.
-//!    * If the mark comes before step 2, the bit makes the word differ from the marked value. So
-//!      the waiter does not sleep, and looks again.
+//!    * If the mark comes after step 2, the waiter has read the fork's bit with acquire order. So
+//!      it sees the forking thread and diverts.
+//!    * If the mark comes before step 2, the fork's bit makes the word differ from the marked
+//!      value. So the waiter does not sleep, and looks again.
 //! 4. The forking thread wakes all threads that sleep on the word if the word is marked or the
 //!    count is not 0. The count is needed because [`Word::unlock`] clears the mark and wakes one
-//!    thread only. The forking thread sees the count of a thread that sleeps: the thread's mark
-//!    released the count, and every later change of the word is a read-modify-write, so step 2
-//!    acquires from the mark.
+//!    thread only. The forking thread sees the count of a thread that sleeps: the thread set its
+//!    mark with release order after it had counted itself. Every later change of the word is a
+//!    read-modify-write, so step 2 acquires from the mark.
 
 use super::primitive::{AtomicU64, fence, futex_wait, futex_wake, spin_loop};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -98,7 +98,7 @@ impl Word {
     #[cold]
     pub(crate) fn wait(&self, me: u64, forks: &Forks, diverts: bool) -> bool {
         // Sequentially consistent, to pair with the fence in `lock_for_fork`: either the forking
-        // thread sees this count, or this thread sees the fork.
+        // thread sees this count, or this thread sees the forking thread.
         forks.waiters.fetch_add(1, SeqCst);
         let taken = self.wait_counted(me, forks, diverts);
         forks.waiters.fetch_sub(1, Relaxed);
@@ -107,12 +107,12 @@ impl Word {
 
     fn wait_counted(&self, me: u64, forks: &Forks, diverts: bool) -> bool {
         loop {
-            // Acquire pairs with the release in `lock_for_fork`: a thread that sees the bit sees
-            // the fork.
+            // Acquire pairs with the release in `lock_for_fork`: a thread that sees the fork's bit
+            // also sees `Forks::thread`.
             let word = self.0.load(Acquire);
             if word == 0 {
-                // Keeps the mark, because other threads may still sleep: `unlock` cleared the mark
-                // and woke one thread.
+                // Takes the lock with the mark, because other threads may still sleep. `unlock`
+                // cleared the mark but woke only one thread.
                 let mine = me | WAITED_FOR;
                 if self.0.compare_exchange(0, mine, Acquire, Relaxed).is_ok() {
                     return true;
@@ -120,8 +120,9 @@ impl Word {
                 continue;
             }
             let marked = word | WAITED_FOR;
-            // Release: the forking thread that acquires the mark sees the count. Acquire pairs with
-            // the release in `lock_for_fork`: a thread that sees the bit sees the fork.
+            // Release: the forking thread that acquires the mark also sees the count. Acquire pairs
+            // with the release in `lock_for_fork`: a thread that sees the fork's bit also sees
+            // `Forks::thread`.
             let mark = || self.0.compare_exchange(word, marked, AcqRel, Relaxed);
             if word != marked && mark().is_err() {
                 continue;
@@ -136,7 +137,8 @@ impl Word {
     /// Gives the lock back and wakes a sleeping thread.
     #[inline]
     pub(crate) fn unlock(&self) {
-        // Release pairs with the acquire of the next holder in `try_lock` and `wait_counted`.
+        // Release pairs with the acquires in `try_lock` and `wait_counted`: the next holder sees
+        // this holder's writes.
         if self.0.swap(0, Release) & WAITED_FOR != 0 {
             futex_wake(&self.0, 1);
         }
@@ -157,11 +159,11 @@ impl Word {
                 FOR_FORK
             }
         };
-        // Release passes the store to `Forks::thread` on to the waiters. Acquire pairs with their
-        // marks.
+        // Release: a waiter that sees the bit also sees `Forks::thread`. Acquire pairs with the
+        // waiters' marks: this thread sees that the marked waiters are counted.
         let before = self.0.fetch_or(bit, AcqRel);
         // Pairs with the count in `wait`: either this thread sees the count, or the waiter sees the
-        // fork.
+        // forking thread.
         fence(SeqCst);
         if before & WAITED_FOR != 0 || forks.waiters.load(SeqCst) != 0 {
             futex_wake(&self.0, i32::MAX);

@@ -13,14 +13,16 @@ pub(super) fn read_file(path: &CStr, to: &mut [u8]) -> usize {
         length += got;
         Some(got > 0 && length < to.len())
     });
-    // After an error, the caller must not take half a list for the whole.
+    // After an error `to` may hold only the beginning of the file. Returning 0 keeps the caller
+    // from taking this beginning for the whole file.
     if read { length } else { 0 }
 }
 
 /// Calls `each` with each piece of a file, of at most 256 bytes. Returns false if the file cannot
 /// be read to its end.
 ///
-/// A piece of less than 256 bytes is the last, because sysfs fills the buffer while there is more.
+/// A piece of less than 256 bytes is the last, because sysfs fills the buffer as long as there is
+/// more to read.
 pub(crate) fn read_in_pieces(path: &CStr, mut each: impl FnMut(&[u8])) -> bool {
     let mut piece = [0u8; 256];
     read_pieces(path, |fd| {
@@ -59,11 +61,13 @@ pub(crate) fn for_each_line(path: &CStr, room: &mut [u8], mut each: impl FnMut(&
     room.get(..length).inspect(|line| each(line));
 }
 
-/// Opens a file, calls `read` until it returns false at the end or `None` for an error, and closes
-/// the file. Returns false after an error.
+/// Opens a file, calls `read` with the file until `read` has finished, and closes the file. `read`
+/// returns true to be called again, false at the end, and `None` after an error. Returns false
+/// after an error.
 ///
-/// Makes the system calls directly. The C library's functions are cancellation points, and the
-/// allocator reads files while it holds locks.
+/// Makes the system calls directly. The C library's functions are cancellation points: a cancelled
+/// thread ends in them. The allocator reads files while it holds locks, and such a thread would
+/// never give the locks back.
 fn read_pieces(path: &CStr, mut read: impl FnMut(libc::c_long) -> Option<bool>) -> bool {
     keep_errno(|| {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
@@ -117,7 +121,7 @@ pub(crate) fn read_file_below<'t>(
 }
 
 /// Calls `f` with the path of a file below the directory `root`. Returns `None` if the path is too
-/// long. Takes 1.5 KiB of stack.
+/// long. Needs 1.5 KiB of stack.
 pub(crate) fn with_path_below<R>(
     root: &[u8],
     path: &[u8],

@@ -33,9 +33,11 @@ pub(crate) fn resource_limit(resource: libc::__rlimit_resource_t) -> usize {
     }
 }
 
-/// Returns how many bytes the process has mapped: all of them, as `RLIMIT_AS` counts, and the
-/// private writable ones. These include the stack, which `RLIMIT_DATA` does not count. Both are 0
-/// if they cannot be read.
+/// Returns how many bytes the process has mapped, as two numbers.
+///
+/// The first number counts all mappings, as `RLIMIT_AS` does. The second counts the private
+/// writable mappings. It includes the stack, which `RLIMIT_DATA` does not count. Both are 0 if the
+/// system's file cannot be read.
 pub(crate) fn mapped() -> (usize, usize) {
     let mut text = [0u8; 96];
     let got = read_file(c"/proc/self/statm", &mut text);
@@ -48,7 +50,7 @@ pub(crate) fn mapped() -> (usize, usize) {
 }
 
 /// Returns whether `vm.overcommit_memory` was 2 at the first call. Then every committed page counts
-/// against the limit, touched or not.
+/// against the overcommit limit, touched or not.
 pub(crate) fn commits_strictly() -> bool {
     static STRICT: Once = Once::new();
     STRICT.get_or_read(|| {

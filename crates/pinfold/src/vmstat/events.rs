@@ -36,7 +36,7 @@ const NOWHERE: usize = 0;
 pub struct VmEvents<I: Item> {
     /// The offset of the first item's word; the other items' words follow.
     place: AtomicUsize,
-    /// Adds that found no memory.
+    /// Adds that were not counted, because the words could not be allocated.
     lost: AtomicU64,
     items: PhantomData<fn(I)>,
 }
@@ -77,11 +77,12 @@ impl<I: Item> VmEvents<I> {
     pub fn add(&self, item: I, n: u64) {
         let item = item.index();
         assert!(item < I::NAMES.len(), "an item without a name");
-        // Acquire pairs with the release in `place`: the block is seen zeroed.
+        // Acquire pairs with the release in `place`: a thread that sees the offset also sees the
+        // block zeroed.
         let place = self.place.load(Acquire);
         // SAFETY: a place other than `NOWHERE` is the offset of this `VmEvents`' block, which is
-        // freed only when the `VmEvents` is dropped. `item` is below the number of names, so that
-        // its word lies in the block.
+        // freed only when the `VmEvents` is dropped. `item` is below the number of names, so its
+        // word lies in the block.
         if place == NOWHERE || !unsafe { units().add(place + 8 * item, n) } {
             self.add_slow(item, n);
         }
@@ -102,15 +103,16 @@ impl<I: Item> VmEvents<I> {
         }
     }
 
-    /// Returns how often `item` occurred: at least as often as before the call, and at most as
-    /// often as before the call returns. Reads one word for each CPU.
+    /// Returns how often `item` occurred. The result contains all events before the call, and
+    /// perhaps some during the call. Reads one word for each CPU.
     pub fn sum(&self, item: I) -> u64 {
         self.sum_of(item.index())
     }
 
     fn sum_of(&self, item: usize) -> u64 {
         order_own_adds();
-        // Acquire pairs with the release in `place`.
+        // Acquire pairs with the release in `place`: a thread that sees the offset also sees the
+        // block zeroed.
         let place = self.place.load(Acquire);
         if place == NOWHERE || item >= I::NAMES.len() {
             return 0;
@@ -121,14 +123,15 @@ impl<I: Item> VmEvents<I> {
         sum
     }
 
-    /// Returns how many adds were not counted for lack of memory.
+    /// Returns how many adds were not counted, because the items' words could not be allocated.
+    /// Usually there was no memory for them.
     pub fn lost(&self) -> u64 {
         self.lost.load(Relaxed)
     }
 
     /// Returns the offset of the items' words in every unit, and allocates the words if there are
-    /// none. Returns `None` without memory. The segment shows units to other processes by this
-    /// offset.
+    /// none. Returns `None` if the words cannot be allocated. Other processes find the words in the
+    /// statistics segment by this offset.
     pub(crate) fn place(&self) -> Option<usize> {
         let place = self.place.load(Acquire);
         if place != NOWHERE {
@@ -137,13 +140,13 @@ impl<I: Item> VmEvents<I> {
         let fresh = register_fork()
             .then(|| percpu::alloc(Self::size()))
             .flatten()?;
-        // Release: a thread that sees the offset sees the block zeroed. Acquire: so does this
-        // thread if another one was faster.
+        // Release: a thread that sees the offset also sees the block zeroed. Acquire: this thread
+        // sees the same if another thread was faster.
         match self.place.compare_exchange(NOWHERE, fresh, AcqRel, Acquire) {
             Ok(_) => Some(fresh),
             Err(theirs) => {
-                // SAFETY: the exchange failed, so that `fresh` was never published: only this
-                // thread knows the block.
+                // SAFETY: the exchange failed, so `fresh` was never published. Only this thread
+                // knows the block.
                 unsafe { percpu::free(fresh, Self::size()) };
                 Some(theirs)
             }
@@ -156,7 +159,7 @@ impl<I: Item> Drop for VmEvents<I> {
         let place = *self.place.get_mut();
         if place != NOWHERE {
             // SAFETY: `place` allocated the block with this size. `drop` has the only reference, so
-            // that no thread counts in the block any more.
+            // no thread counts in the block any more.
             unsafe { percpu::free(place, Self::size()) };
         }
     }

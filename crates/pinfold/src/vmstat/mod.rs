@@ -121,7 +121,8 @@ pub struct VmStat<I: Item> {
     zones: AtomicUsize,
     /// The counters, in the order of the blocks; null until they are made.
     counters: AtomicPtr<PercpuCounter>,
-    /// The offset of the blocks that the counters are being given; 0 until these are allocated.
+    /// The offset of the blocks that the counters are being given, or 0 until the blocks are
+    /// allocated.
     claimed: AtomicUsize,
     /// Adds that were not counted.
     lost: AtomicU64,
@@ -172,14 +173,16 @@ impl<I: Item> VmStat<I> {
     pub fn add(&self, zone: Zone, item: I, delta: i64) {
         let item = item.index();
         assert!(item < I::NAMES.len(), "an item without a name");
-        // Acquire pairs with the release in `settle`: the blocks are seen prepared.
+        // Acquire pairs with the release in `settle`: a thread that sees the offset also sees the
+        // blocks prepared.
         let run = self.run.load(Acquire);
-        // Relaxed: `zones` was stored before `run`. The first node's zones exist on every machine.
+        // Relaxed: `zones` was stored before `run`, so a thread that sees `run` sees `zones`. The
+        // first node's zones exist on every machine.
         let inside = zone.0 < ZONES_A_NODE || zone.0 < self.zones.load(Relaxed);
         if run != 0 && inside && delta != i64::MIN {
             let block = run + SIZE * (zone.0 * I::NAMES.len() + item);
-            // SAFETY: the zone exists and the item has a name, so that `block` is one of this
-            // `VmStat`'s blocks. The blocks are freed only when the `VmStat` is dropped.
+            // SAFETY: the zone exists and the item has a name, so `block` is one of this `VmStat`'s
+            // blocks. The blocks are freed only when the `VmStat` is dropped.
             let shards = unsafe { Shards::at(block) };
             let (down, size) = (delta < 0, delta.abs());
             if shards.add(down, size) || shards.add_after_making_room(down, size, true) {
@@ -196,7 +199,8 @@ impl<I: Item> VmStat<I> {
             .open()
             .and_then(|counters| Self::one_of(counters, zone, item));
         match counter {
-            // Acquire pairs with the release in `settle`: the counter has its block.
+            // Acquire pairs with the release in `settle`: a thread that sees the offset also sees
+            // that the counter has its block.
             Some(counter) if self.run.load(Acquire) != 0 => counter.add(delta),
             Some(counter) => counter.add_to_base(delta),
             None => {
@@ -208,7 +212,7 @@ impl<I: Item> VmStat<I> {
     /// Returns the counter of an item in a zone, or `None` if the zone does not exist.
     fn one_of(counters: &[PercpuCounter], zone: usize, item: usize) -> Option<&PercpuCounter> {
         let zones = counters.len().checked_div(I::NAMES.len()).unwrap_or(0);
-        // The zone exists, so that neither operation overflows.
+        // The zone exists, so the index does not overflow.
         (zone < zones).then(|| counters.get(zone * I::NAMES.len() + item))?
     }
 
@@ -259,7 +263,7 @@ impl<I: Item> VmStat<I> {
         Self::one_of(self.counters(), zone.0, item.index())
     }
 
-    /// Returns whether `zone` exists, so that adds for it are counted.
+    /// Returns whether `zone` exists. Only adds for an existing zone are counted.
     ///
     /// Makes the counters if nothing was counted before. Returns false without memory for them.
     pub fn has(&self, zone: Zone) -> bool {
@@ -282,8 +286,8 @@ impl<I: Item> VmStat<I> {
 
     /// Sets the threshold of every zone and item.
     ///
-    /// A program lowers it for a time when totals matter, so that less stays with the CPUs. The
-    /// kernel does so under memory pressure.
+    /// A program may lower the threshold for a time when it needs closer totals. The kernel lowers
+    /// its thresholds under memory pressure.
     ///
     /// Lowering the threshold interrupts each CPU that runs a thread of this process, once for each
     /// zone and item that other CPUs have counted. Not for signal handlers.
@@ -303,7 +307,7 @@ impl<I: Item> VmStat<I> {
     /// # Errors
     ///
     /// [`CounterError::OutOfMemory`] without memory for the counters, and [`CounterError::Fence`]
-    /// if a threshold would be lowered, and the kernel cannot fence. The thresholds that were set
+    /// if a threshold must be lowered and the fence for it failed. The thresholds that were set
     /// before the error stay set.
     pub fn set_normal_threshold(&self) -> Result<(), CounterError> {
         let mut counters = self.open_all()?.iter();

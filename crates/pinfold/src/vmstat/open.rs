@@ -9,7 +9,7 @@
 //! 2. `claimed`: the thread allocates all blocks in a row, prepares them, and publishes their
 //!    offset by one compare-exchange. A thread that is too late frees its own blocks.
 //! 3. The thread gives each counter its block of `claimed`. All threads give a counter the same
-//!    block, so that their order does not matter.
+//!    block, so their order does not matter.
 //! 4. `run`: the thread stores the offset. From then on, the fast path finds the blocks.
 
 use super::zone::ZONES_A_NODE;
@@ -22,20 +22,22 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 impl<I: Item> VmStat<I> {
-    /// Returns all counters, made if need be, and with their blocks if there is memory for these.
-    /// Returns `None` without memory for the counters.
+    /// Returns all counters. Makes them if necessary, and gives them their blocks if there is
+    /// memory for blocks. Returns `None` without memory for the counters.
     pub(super) fn open(&self) -> Option<&[PercpuCounter]> {
         if self.counters().is_empty() {
             self.make_counters()?;
         }
-        // Acquire pairs with the release in `settle`: every counter has its block.
+        // Acquire pairs with the release in `settle`: a thread that sees the offset also sees each
+        // counter with its block.
         if self.run.load(Acquire) == 0 {
             self.settle();
         }
         Some(self.counters())
     }
 
-    /// Makes the counters, unless another thread is faster. Returns `None` without memory.
+    /// Makes the counters. If another thread was faster, keeps that thread's counters. Returns
+    /// `None` without memory.
     #[cold]
     pub(super) fn make_counters(&self) -> Option<()> {
         mempolicy::init();
@@ -54,24 +56,27 @@ impl<I: Item> VmStat<I> {
         }
         // Every thread stores the same number.
         self.zones.store(zones, Relaxed);
-        // Release pairs with the acquire in `counters`, which then sees the table and `zones`.
+        // Release pairs with the acquire in `counters`: a thread that sees the table's address also
+        // sees the table's content and `zones`.
         let published = self
             .counters
             .compare_exchange(null_mut(), table, Release, Relaxed);
         if published.is_err() {
-            // SAFETY: the exchange failed, so that no other thread knows the table. A counter
-            // without a block owns nothing.
+            // SAFETY: the exchange failed, so no other thread knows the table. A counter without a
+            // block owns nothing.
             unsafe { sys::unmap(table.cast(), bytes) };
         }
         Some(())
     }
 
-    /// Gives each counter its block of one row, and so opens the fast path. Does nothing without
-    /// the blocks: without memory, and in a handler that interrupted their allocation.
+    /// Gives each counter its block of one row, and so opens the fast path. Does nothing if the row
+    /// cannot be allocated: there is no memory, another thread forks, or the caller is a handler
+    /// that interrupted an allocation.
     #[cold]
     fn settle(&self) {
         let counters = self.counters();
-        // Acquire pairs with the release in `claim`: the blocks are prepared.
+        // Acquire pairs with the release in `claim`: a thread that sees the offset also sees the
+        // blocks prepared.
         let run = match self.claimed.load(Acquire) {
             0 => self.claim(counters),
             run => run,
@@ -82,12 +87,14 @@ impl<I: Item> VmStat<I> {
         for (at, counter) in counters.iter().enumerate() {
             counter.adopt(run + at * SIZE);
         }
-        // Release pairs with the acquires of `run`: every counter has its block.
+        // Release pairs with the acquires of `run`: a thread that sees the offset also sees each
+        // counter with its block.
         self.run.store(run, Release);
     }
 
-    /// Returns the offset of the row of blocks, allocated if need be. Returns 0 without memory, and
-    /// in a handler that interrupted the allocation.
+    /// Allocates the row of blocks and returns its offset. If another thread was faster, returns
+    /// the offset of that thread's row. Returns 0 if there is no memory, if another thread forks,
+    /// or if the caller is a handler that interrupted an allocation.
     pub(super) fn claim(&self, counters: &[PercpuCounter]) -> usize {
         let size = counters.len() * SIZE;
         let Some(fresh) = register_fork().then(|| percpu::alloc(size)).flatten() else {
@@ -98,11 +105,11 @@ impl<I: Item> VmStat<I> {
             // thread knows it.
             unsafe { Shards::at(fresh + at * SIZE) }.open(counter.first_batch());
         }
-        // Release: a thread that sees the offset sees the blocks prepared.
+        // Release: a thread that sees the offset also sees the blocks prepared.
         match self.claimed.compare_exchange(0, fresh, AcqRel, Acquire) {
             Ok(_) => fresh,
             Err(claimed) => {
-                // SAFETY: the exchange failed, so that no other thread knows the row.
+                // SAFETY: the exchange failed, so no other thread knows the row.
                 unsafe { percpu::free(fresh, size) };
                 claimed
             }
@@ -112,7 +119,8 @@ impl<I: Item> VmStat<I> {
     /// Returns all counters, each with its block.
     pub(super) fn open_all(&self) -> Result<&[PercpuCounter], CounterError> {
         let counters = self.open().ok_or(CounterError::OutOfMemory)?;
-        // Acquire pairs with the release in `settle`: every counter has its block.
+        // Acquire pairs with the release in `settle`: a thread that sees the offset also sees each
+        // counter with its block.
         match self.run.load(Acquire) {
             0 => Err(CounterError::OutOfMemory),
             _ => Ok(counters),
@@ -121,7 +129,8 @@ impl<I: Item> VmStat<I> {
 
     /// Returns the counters that exist, zone by zone.
     pub(super) fn counters(&self) -> &[PercpuCounter] {
-        // Acquire pairs with the release in `make_counters`.
+        // Acquire pairs with the release in `make_counters`: a thread that sees the address also
+        // sees the counters and `zones`.
         let table = self.counters.load(Acquire);
         if table.is_null() {
             return &[];
@@ -129,7 +138,7 @@ impl<I: Item> VmStat<I> {
         // Relaxed: `make_counters` stored `zones` before it published the table.
         let zones = self.zones.load(Relaxed);
         // SAFETY: `make_counters` wrote this many counters to the table before it published the
-        // table. They stay until the drop.
+        // table. They stay until `drop`.
         unsafe { core::slice::from_raw_parts(table, zones * I::NAMES.len()) }
     }
 }
@@ -137,7 +146,8 @@ impl<I: Item> VmStat<I> {
 impl<I: Item> shepherd::sealed::Watch for VmStat<I> {
     fn set_watched(&self, watched: bool) -> bool {
         self.open_all().is_ok_and(|counters| {
-            // Acquire pairs with the release in `settle`: `run` is the offset of the first block.
+            // Acquire pairs with the release in `settle`. `open_all` made sure that `run` is the
+            // offset of the first block.
             let run = self.run.load(Acquire);
             (0..counters.len()).all(|at| watch_block(run + at * SIZE, SIZE, watched))
         })
@@ -150,14 +160,14 @@ impl<I: Item> Drop for VmStat<I> {
         if self.counters().is_empty() {
             return;
         }
-        // A thread may have ended before each counter had its block. Only a counter with a block
-        // frees the block.
+        // A thread may have ended before it gave each counter its block of the row. Only a counter
+        // that has its block frees it. So `settle` gives out the other blocks.
         if *self.claimed.get_mut() != 0 {
             self.settle();
         }
         let bytes = size_of_val(self.counters()).next_multiple_of(sys::page_size());
         // SAFETY: `make_counters` wrote the counters to a mapping of this size. `drop` has the only
-        // reference, so that no thread uses them any more.
+        // reference, so no thread uses them any more.
         unsafe {
             counters.drop_in_place();
             sys::unmap(counters.cast(), bytes);

@@ -10,9 +10,9 @@ pub(super) const ZONES_A_NODE: usize = 2;
 ///
 /// Nodes are numbered as everywhere in the library, for example in
 /// [`KmemCache::alloc_node`](crate::slab::KmemCache::alloc_node) and
-/// [`NUMA_STAT`](crate::page::NUMA_STAT): from 0, in the order of the system's ids, of the nodes
-/// with memory that this process could use when it started. [`normal_of`](Self::normal_of) and
-/// [`huge_of`](Self::huge_of) take the system's id instead.
+/// [`NUMA_STAT`](crate::page::NUMA_STAT): the nodes with memory that this process could use when it
+/// started have the numbers from 0 on, in the order of the system's ids.
+/// [`normal_of`](Self::normal_of) and [`huge_of`](Self::huge_of) take the system's id instead.
 ///
 /// The node of a `Zone` need not exist. A [`VmStat`](super::VmStat) counts nothing for such a zone:
 /// the zone reads as 0, and [`VmStat::lost`](super::VmStat::lost) counts the adds.

@@ -1,6 +1,7 @@
 //! Critical sections for aarch64.
 //!
-//! The thread's area is reached from `tpidr_el0`. The macro `template!` uses these numeric labels:
+//! Each thread shares an area with the kernel (`abi::Rseq`). The sections reach the area from the
+//! thread pointer in `tpidr_el0`. The macro `template!` uses these numeric labels:
 //!
 //! | label | place |
 //! |---|---|
@@ -57,7 +58,7 @@ pub(crate) fn thread_pointer() -> usize {
 ///
 /// # Safety
 ///
-/// `offset` is the offset of an id field in a registered area.
+/// `offset` is the offset from the thread pointer of an id field in a registered area.
 #[inline(always)]
 pub(crate) unsafe fn read_index(offset: isize) -> u32 {
     let field = thread_pointer().wrapping_add_signed(offset) as *const u32;
@@ -72,10 +73,10 @@ pub(crate) unsafe fn read_index(offset: isize) -> u32 {
 ///   `x11`.
 /// * The body ends with its committing store, or branches to `$fail` if there is nothing to do.
 /// * `$cold` stands behind the abort handler, away from the common path.
-/// * The operands follow.
+/// * The operands of `asm!` come last.
 ///
-/// The abort handler lies inside the function, which jumps over it: a handler in another text
-/// section would be out of a conditional branch's range.
+/// The abort handler and the cold code lie inside the function, and the function jumps over them.
+/// In another text section, the cold code would be out of the range of a conditional branch.
 macro_rules! template {
     (fail: $fail:literal, body: [$($body:literal),* $(,)?], cold: [$($cold:literal),* $(,)?], $($operands:tt)*) => {
         asm!(
@@ -124,9 +125,9 @@ macro_rules! template {
 ///
 /// # Safety
 ///
-/// `cs` and `index` are the offsets of `rseq_cs` and of an id field in a registered area. Behind
-/// the first [`FIRST`] bytes of `table` stand [`MAX_INDEX`] entries. `offset` is one that
-/// [`Units::add`](crate::Units::add) allows.
+/// `cs` and `index` are offsets from the thread pointer: of `rseq_cs` and of an id field in a
+/// registered area. [`MAX_INDEX`] entries stand behind the first [`FIRST`] bytes of `table`.
+/// `offset` is one that [`Units::add`](crate::Units::add) allows.
 #[inline(always)]
 pub(crate) unsafe fn add(
     cs: isize,
@@ -279,9 +280,9 @@ pub(crate) unsafe fn push(
     offset: usize,
     item: *mut u8,
 ) -> bool {
-    // SAFETY: the caller promises a stack, or 0. A top that is not on the boundary has a free slot
-    // at it. The section may write that slot and then abort, which is harmless: a free slot has no
-    // meaning.
+    // SAFETY: the caller promises a stack, or 0. A top that is not a multiple of `STACK_ALIGN` is
+    // the address of a free slot. The section may write that slot and then abort. A free slot has
+    // no meaning, so this write is harmless.
     unsafe {
         template!(
             fail: "{fail}",
@@ -373,8 +374,8 @@ pub(crate) unsafe fn push_batch(
     count: usize,
 ) -> usize {
     let put: usize;
-    // SAFETY: the caller promises a stack, or 0, and `count` pointers. The loop ends at the
-    // boundary or after `count` pointers. Before the commit it writes only free slots.
+    // SAFETY: the caller promises a stack, or 0, and `count` pointers. The loop ends at the stack's
+    // end or after `count` pointers. Before the commit the section writes only free slots.
     unsafe {
         template!(
             fail: "6b",
@@ -410,11 +411,11 @@ pub(crate) unsafe fn push_batch(
 /// Spins in a critical section that never commits, for at most `spins` rounds. Returns whether the
 /// kernel aborted it.
 ///
-/// The self-test uses it to see whether preemption aborts a section.
+/// The self-test calls this function to see whether preemption aborts a section.
 ///
 /// # Safety
 ///
-/// `cs` is the offset of `rseq_cs` in a registered area.
+/// `cs` is the offset from the thread pointer of `rseq_cs` in a registered area.
 #[inline(never)]
 pub(crate) unsafe fn spin_until_aborted(cs: isize, spins: u64) -> bool {
     let aborted: u64;

@@ -1,8 +1,9 @@
 //! The critical sections: one file per architecture, with the same functions in each.
 //!
-//! `docs/rseq.md` gives every section in pseudocode. All sections share the macro `template!` of
-//! their file: it stores the descriptor's address, runs the body, and after an abort starts again
-//! from the store.
+//! `docs/rseq.md` gives every section in pseudocode. All sections of a file share its macro
+//! `template!`. The macro stores the address of the section's descriptor, which tells the kernel
+//! where the section begins and ends. Then it runs the body. After an abort it starts again from
+//! the store.
 #![allow(unsafe_code, reason = "this is where the assembly lives")]
 
 #[cfg(target_arch = "x86_64")]

@@ -1,6 +1,7 @@
 //! Critical sections for x86-64.
 //!
-//! The thread's area is reached through `fs`. The macro `template!` uses these numeric labels:
+//! Each thread shares an area with the kernel (`abi::Rseq`). The sections reach the area through
+//! `fs`. The macro `template!` uses these numeric labels:
 //!
 //! | label | place |
 //! |---|---|
@@ -12,8 +13,8 @@
 //! | 7, 8 | a loop in the body, and its end |
 //! | 9 | the descriptor |
 //!
-//! No label consists of the digits 0 and 1 only: in Intel syntax the assembler could read it as a
-//! binary number.
+//! No label consists of the digits 0 and 1 only, because in Intel syntax the assembler could read
+//! such a label as a binary number.
 
 use crate::stack::STACK_ALIGN;
 use crate::state::Registration;
@@ -58,7 +59,7 @@ pub(crate) fn thread_pointer() -> usize {
 ///
 /// # Safety
 ///
-/// `offset` is the offset of an id field in a registered area.
+/// `offset` is the offset from the thread pointer of an id field in a registered area.
 #[inline(always)]
 pub(crate) unsafe fn read_index(offset: isize) -> u32 {
     let index: u32;
@@ -80,7 +81,7 @@ pub(crate) unsafe fn read_index(offset: isize) -> u32 {
 ///   and `rcx`.
 /// * The body ends with its committing store, or jumps to `$fail` if there is nothing to do.
 /// * `$cold` stands behind the abort handler, away from the common path.
-/// * The operands follow.
+/// * The operands of `asm!` come last.
 macro_rules! template {
     (fail: $fail:literal, body: [$($body:literal),* $(,)?], cold: [$($cold:literal),* $(,)?], $($operands:tt)*) => {
         asm!(
@@ -108,7 +109,9 @@ macro_rules! template {
             $($body,)*
             "4:",
             ".pushsection .text.unlikely.pinfold_rseq, \"ax\", @progbits",
-            // `ud1` with the signature as its operand, so that a disassembler stays in step.
+            // The kernel requires the signature in the four bytes before the abort handler. Here it
+            // is the operand of a `ud1` instruction, so that disassemblers decode the handler
+            // correctly.
             ".byte 0x0f, 0xb9, 0x3d",
             ".long 0x53053053",
             "5:",
@@ -129,9 +132,9 @@ macro_rules! template {
 ///
 /// # Safety
 ///
-/// `cs` and `index` are the offsets of `rseq_cs` and of an id field in a registered area. Behind
-/// the first [`FIRST`] bytes of `table` stand [`MAX_INDEX`] entries. `offset` is one that
-/// [`Units::add`](crate::Units::add) allows.
+/// `cs` and `index` are offsets from the thread pointer: of `rseq_cs` and of an id field in a
+/// registered area. [`MAX_INDEX`] entries stand behind the first [`FIRST`] bytes of `table`.
+/// `offset` is one that [`Units::add`](crate::Units::add) allows.
 #[inline(always)]
 pub(crate) unsafe fn add(
     cs: isize,
@@ -283,9 +286,9 @@ pub(crate) unsafe fn push(
     offset: usize,
     item: *mut u8,
 ) -> bool {
-    // SAFETY: the caller promises a stack, or 0. A top that is not on the boundary has a free slot
-    // at it. The section may write that slot and then abort, which is harmless: a free slot has no
-    // meaning.
+    // SAFETY: the caller promises a stack, or 0. A top that is not a multiple of `STACK_ALIGN` is
+    // the address of a free slot. The section may write that slot and then abort. A free slot has
+    // no meaning, so this write is harmless.
     unsafe {
         template!(
             fail: "{fail}",
@@ -379,8 +382,8 @@ pub(crate) unsafe fn push_batch(
     count: usize,
 ) -> usize {
     let put: usize;
-    // SAFETY: the caller promises a stack, or 0, and `count` pointers. The loop ends at the
-    // boundary or after `count` pointers. Before the commit it writes only free slots.
+    // SAFETY: the caller promises a stack, or 0, and `count` pointers. The loop ends at the stack's
+    // end or after `count` pointers. Before the commit the section writes only free slots.
     unsafe {
         template!(
             fail: "6f",
@@ -417,11 +420,11 @@ pub(crate) unsafe fn push_batch(
 /// Spins in a critical section that never commits, for at most `spins` rounds. Returns whether the
 /// kernel aborted it.
 ///
-/// The self-test uses it to see whether preemption aborts a section.
+/// The self-test calls this function to see whether preemption aborts a section.
 ///
 /// # Safety
 ///
-/// `cs` is the offset of `rseq_cs` in a registered area.
+/// `cs` is the offset from the thread pointer of `rseq_cs` in a registered area.
 #[inline(never)]
 pub(crate) unsafe fn spin_until_aborted(cs: isize, spins: u64) -> bool {
     let aborted: u64;
