@@ -39,8 +39,8 @@ pub struct Relay {
 extern "C" fn relay(signal: i32) {
     let child = CHILD.load(Ordering::Relaxed);
     if child > 0 {
-        // SAFETY: `kill` may be called in handlers, and touches no memory of this process. The id is
-        // the child's, because nothing reaps the child before `stop_at_the_end` stores 0.
+        // SAFETY: `kill` may be called in handlers, and touches no memory. The id is still the
+        // child's, because nothing reaps the child before `stop_at_the_end` stores 0.
         unsafe { libc::kill(child, signal) };
     }
 }
