@@ -1,23 +1,23 @@
 //! The free runs of one state, by length and address.
 //!
-//! An arena that handed out any run that fits would spread its blocks over all of its addresses,
-//! and few long runs would become free. So it takes the run at the lowest address among those of a
-//! fitting length. A bin holds the runs of one length, or of a range of lengths from 32 granules
-//! on. Each bin is a pairing heap ordered by address, whose root is the run at the lowest address.
-//! The links of the heaps are in the runs' first frames. The lock of the node's arena protects
-//! heaps and frames.
+//! If an arena handed out any run that fits, its blocks would spread over all of its addresses, and
+//! few long runs would become free. So the arena takes the run at the lowest address among those of
+//! a fitting length. A bin holds the runs of one length. From 32 granules on, a bin holds the runs
+//! of a range of lengths. Each bin is a pairing heap ordered by address, whose root is the run at
+//! the lowest address. The links of the heaps are in the runs' first frames. The lock of the node's
+//! arena protects heaps and frames.
 
 use super::frame;
 
-/// No granule. The window's first granule is the page map's, and never in a run. Because this is 0,
-/// the static arenas are all zeroes, and take no room in the library's file.
+/// Means "no granule". The window's first granule holds the page map, so it is never in a run.
+/// Because `NIL` is 0, the static arenas are all zeroes, and take no room in the library's file.
 pub(super) const NIL: u32 = 0;
 /// Runs of fewer granules than this have a bin for each length. Longer runs share eight bins for
 /// each doubling.
 const EXACT: u32 = 32;
 /// Bins: 32 for the short lengths, and eight for each doubling from 32 to 1024 granules.
 const BINS: usize = 32 + 8 * 5;
-/// The most runs of a shared bin that are looked at before a bin of longer runs.
+/// Maximum number of runs of a shared bin that a search looks at. Then it goes on to longer runs.
 const LOOK_AT: usize = 16;
 
 /// The runs of one state, by length.
@@ -88,9 +88,9 @@ impl Bins {
         }
     }
 
-    /// Returns a run of at least `granules`: of the bin for this length, or else the lowest run of
-    /// the next bin that has any. In a bin of several lengths, looks at [`LOOK_AT`] runs at most.
-    /// Costs a few loads.
+    /// Returns a run of at least `granules`: a run of the bin for this length, or else the lowest
+    /// run of the next bin that has runs. In a bin of several lengths, looks at [`LOOK_AT`] runs at
+    /// most. Costs a few loads.
     ///
     /// # Safety
     ///
@@ -165,8 +165,8 @@ unsafe fn merge_children(mut child: u32) -> u32 {
         };
         // SAFETY: both were taken from the row, and so are roots, or `second` is `NIL`.
         let pair = unsafe { merge(child, second) };
-        // SAFETY: `pair` is a root that only this function uses. It links the pairs by `next`
-        // meanwhile.
+        // SAFETY: `pair` is a root that is in no heap, so its `next` is unused. This function links
+        // the pairs by it meanwhile.
         unsafe { (*frame(pair)).next = pairs };
         pairs = pair;
         child = rest;
