@@ -1,8 +1,8 @@
 //! The environment variables that the library reads, and the check of their values.
 //!
-//! The library ignores an invalid value: it must not end a running program, and a library does not
-//! print. The user learns of an invalid value at the program's start: `pinfold run` refuses it, and
-//! the preload library calls [`tell`].
+//! The library ignores an invalid value, because a library must not end a running program, and does
+//! not print. But the user learns of an invalid value at the program's start: `pinfold run` refuses
+//! the value, and the preload library calls [`tell`].
 
 use crate::{background, count, heap, init};
 use core::fmt::{self, Write};

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The bounds of all ranges stand together, four pairs to a cache line, so that a search touches
-//! few lines.
+//! few cache lines.
 //!
 //! A reader may read a buffer while the writer writes it. So every word is atomic, except the
 //! head's first three fields, which are written once, before any reader sees the buffer. The reader

@@ -7,8 +7,8 @@ use crate::{nodes, sys};
 
 /// Milliseconds that a free run stays dirty. For comparison: mimalloc 1 s, jemalloc 10 s.
 const DIRTY_FOR: u32 = 450;
-/// Granules of the shortest clean run that [`unmap_free`] unmaps. To unmap a run can split
-/// mappings, and the system limits their number.
+/// Granules of the shortest clean run that `unmap_free` unmaps. Unmapping a run can split mappings,
+/// whose number the system limits.
 const UNMAP_LEAST: u32 = 16;
 
 /// Purges the runs of one node that have been dirty for [`DIRTY_FOR`].

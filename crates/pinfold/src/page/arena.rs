@@ -33,7 +33,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// After this many freed runs, `give_back` looks for runs that have been dirty for long.
 const TICK: u32 = 16;
-/// Bounds of the granules that are mapped at a time. Between them, an eighth of the mapped ones.
+/// The arena maps an eighth of the granules that it has mapped already, within these bounds.
 const STEP_LEAST: u32 = (256 << 10) / GRANULE as u32;
 const STEP_MOST: u32 = (2 << 20) / GRANULE as u32;
 /// The most absent runs that are passed over because other code has mapped something there.
@@ -362,7 +362,8 @@ impl Arena {
         // Acquire pairs with the release in `set_aside`: this thread sees the links of the list.
         let mut start = SET_ASIDE.swap(null_mut(), Acquire);
         while let Some(run) = NonNull::new(start) {
-            // SAFETY: the swap took the list. A run's first word holds the next one's address.
+            // SAFETY: the swap took the list, so no other thread uses the run. The run's first word
+            // holds the next run's address.
             start = unsafe { run.cast::<*mut u8>().read() };
             if window::node_of(run.as_ptr() as usize) == node {
                 let head = index_of_run(run);

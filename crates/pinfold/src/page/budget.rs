@@ -13,7 +13,7 @@
 //! | soft | [`VARIABLE`], [`set_memory_limit`] | at start, and when it is set |
 //!
 //! A shepherd (`crate::shepherd`) that the program or its user asked for reads the hard limits
-//! again from time to time.
+//! again.
 //!
 //! A process that passes a hard limit is killed, or its allocation fails, even if the process has
 //! free memory of another size. So near the tightest limit, free memory has to serve first:

@@ -15,7 +15,7 @@
 //!    more than it used a short while ago ([`SLACK`]).
 //! 4. [`aged`] subtracts memory that goes back because it was dirty for long: it was not missed
 //!    after all.
-//!    5. [`forget`] halves the missed memory each period, but not below what was dirty lately. The
+//! 5. [`forget`] halves the missed memory each period, but not below what was dirty lately. The
 //!    rest is in use and is not freed again, so nothing has to be kept for it.
 //!
 //! # Who writes the words
@@ -176,7 +176,7 @@ fn dirty_beyond(used: usize, missed: usize) -> usize {
     dirty_of_all().saturating_sub(budget::kept_most(used * GRANULE, missed * GRANULE) / GRANULE)
 }
 
-/// The word that [`close_while_keeping`] registered. Null if there is none.
+/// The word that `close_while_keeping` registered. Null if there is none.
 static GATE: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());
 
 /// Registers `gate`, which is set to 0 each time an arena finds that [`keeps_much`] is true.

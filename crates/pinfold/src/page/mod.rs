@@ -8,7 +8,7 @@
 //! # Vocabulary
 //!
 //! * **arena**: the allocator of one node's memory. It hands out whole granules.
-//!   * **granule**: 64 KiB, at a multiple of 64 KiB.
+//! * **granule**: 64 KiB, at a multiple of 64 KiB.
 //! * **run**: one granule, or several in a row, up to almost the size of a region. The **holder**
 //!   of a run is the code that allocated the run and has not freed it yet.
 //! * **region**: 64 MiB of addresses for one node. It begins with the records of its granules. The

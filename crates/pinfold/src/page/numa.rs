@@ -138,7 +138,7 @@ const RESERVE: u64 = 64;
 /// When a node's free memory is down to the kernel's low watermark, the kernel takes pages from
 /// another node. The low watermark is 5/4 of the node's share of `vm.min_free_kbytes`, or that
 /// share plus a thousandth of the node's memory. So the arenas leave twice the share, or
-/// 1/[`RESERVE`] of the node's memory if that is more.
+/// 1/`RESERVE` of the node's memory if that is more.
 fn reserve_of(total: u64, least_free: u64, machine: u64) -> u64 {
     let share = u128::from(least_free) * u128::from(total) / u128::from(machine.max(1));
     (total / RESERVE).max(2 * share as u64)

@@ -17,7 +17,7 @@ struct Row([AtomicU64; ITEMS_MOST]);
 
 /// Counts of items by node, kept by the page layer.
 ///
-/// To count is one relaxed atomic add to a static word. It takes no lock and no memory, so a signal
+/// Counting is one relaxed atomic add to a static word. It takes no lock and no memory, so a signal
 /// handler that allocates can count at any point.
 ///
 /// Nodes are numbered as in [`Zone`](crate::vmstat::Zone). A process that was started with a memory

@@ -23,9 +23,9 @@ use core::sync::atomic::Ordering::{Acquire, Release};
 /// and for the handler of a signal that the thread itself causes.
 ///
 /// The stack is small enough that the C library does not give its memory back when the thread ends.
-/// The C library would give memory back by a system call that it makes with all signals blocked. If
-/// a sandbox's filter trapped this call with a signal, the kernel would end the process, because
-/// the signal is blocked.
+/// For a larger stack, the C library would make this system call with all signals blocked. If a
+/// sandbox's filter trapped this call with a signal, the kernel would end the process, because the
+/// signal is blocked.
 const STACK: usize = if libc::PTHREAD_STACK_MIN > 20 << 10 {
     libc::PTHREAD_STACK_MIN
 } else {

@@ -187,7 +187,7 @@ fn run(shared: *mut libc::c_void) {
     let mut quiet = 0;
     let mut followed = 0;
     let mut pressure = Pressure::watch();
-    // Acquire pairs with the release in `drop`.
+    // Acquire pairs with the release in `drop`: the thread sees `STOP` and ends.
     while state.load(Acquire) == RUN {
         let now = sys::coarse_milliseconds();
         if followed == 0 || now.wrapping_sub(followed) >= FOLLOW_EVERY_MS {
