@@ -137,7 +137,7 @@ size_t pinfold_malloc_usable_size(void *block);
 int pinfold_malloc_trim(size_t pad);
 
 /*
- * Sets the soft limit on the memory that Pinfold holds, in bytes; 0 removes the limit. Replaces the
+ * Sets the soft limit on the memory that Pinfold holds, in bytes. 0 removes the limit. Replaces the
  * value of PINFOLD_MEMORY_LIMIT.
  *
  * Near the limit, Pinfold serves allocations from free memory of all sizes before it takes more
@@ -263,7 +263,7 @@ struct pinfold_cache *pinfold_cache_create(const char *name, size_t size, size_t
 int pinfold_cache_destroy(struct pinfold_cache *cache);
 
 /*
- * Allocates an object. Its content is undefined, unless the cache has a constructor.
+ * Allocates an object. Its content is undefined if the cache has no constructor.
  *
  * Returns the object, or NULL with ENOMEM. Costs a call and one critical section. If the CPU's
  * sheaves are empty, the call also takes the node's lock.
@@ -513,8 +513,8 @@ void *pinfold_mempool_alloc(const struct pinfold_mempool *pool);
  * an object to the pool, or until the cache has memory again. The call checks the cache every 100
  * ms.
  *
- * Returns the object; never NULL. Call it only while other threads hold objects of the pool, and
- * will free them without waiting here. Not for signal handlers.
+ * Returns the object, and never NULL. Call it only while other threads hold objects of the pool,
+ * and will free them without waiting here. Not for signal handlers.
  */
 void *pinfold_mempool_alloc_wait(const struct pinfold_mempool *pool);
 

@@ -73,7 +73,7 @@ pub(crate) fn is_understood(value: &[u8]) -> bool {
 /// The longest value that the library reads.
 const LONGEST: usize = 16;
 
-/// Returns what the variable's value asks for. An invalid value means `auto`.
+/// Returns the wish that the variable's value stands for. An invalid value means `auto`.
 fn parse(value: &[u8]) -> Wish {
     match value {
         b"on" => Wish::On(None),
@@ -95,7 +95,7 @@ fn parse(value: &[u8]) -> Wish {
 /// The user's settings, read when the library is loaded.
 struct Settings {
     wish: UnsafeCell<Wish>,
-    /// The CPUs for the automatic thread; `None` on a machine without isolated CPUs.
+    /// The CPUs for the automatic shepherd. `None` on a machine without isolated CPUs.
     housekeeping: UnsafeCell<Option<CpuSet>>,
     are_read: AtomicBool,
 }
@@ -110,7 +110,7 @@ static SETTINGS: Settings = Settings {
     are_read: AtomicBool::new(false),
 };
 
-/// Returns the settings; `None` before [`library_loaded`] has read them.
+/// Returns the settings, or `None` before [`library_loaded`] has read them.
 fn settings() -> Option<(Wish, Option<&'static CpuSet>)> {
     // Acquire pairs with the release in `library_loaded`: a thread that sees `are_read` also sees
     // the cells.
@@ -392,7 +392,7 @@ pub(crate) fn fork_child() {
     THREADS.store(1, Relaxed);
     STATE.store(OFF, Relaxed);
     // The shepherd's thread exists only in the parent, so its handle must not be dropped.
-    // SAFETY: the child has no thread but this one.
+    // SAFETY: this thread is the only thread of the child.
     core::mem::forget(unsafe { (*THREAD.0.get()).take() });
 }
 

@@ -1,4 +1,4 @@
-//! The C API of the malloc family: what `pinfold.h` declares, with the semantics of POSIX and
+//! The C API of the malloc family, as `pinfold.h` declares it, with the semantics of POSIX and
 //! glibc.
 //!
 //! Functions that fail return null and set errno: ENOMEM if there is no memory or if a size

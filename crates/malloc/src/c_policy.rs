@@ -421,7 +421,7 @@ pub unsafe extern "C" fn pinfold_cache_create_policy(
     constructor: Option<Constructor>,
     policy: *const CPolicy,
 ) -> *mut CCache {
-    // SAFETY: the caller promises what `create` asks of name and constructor, and holds the policy,
-    // or null.
+    // SAFETY: the caller promises a valid name and constructor, as `create` requires, and holds the
+    // policy, or passes null.
     unsafe { create(name, (size, align), flags, constructor, policy_of(policy)) }
 }

@@ -53,7 +53,7 @@ fn number_of(kind: Kind) -> (c_int, isize) {
     }
 }
 
-/// Text with a NUL behind it, in a buffer. Cuts what does not fit.
+/// Text with a NUL behind it, in a buffer. Leaves out the part that does not fit.
 pub(crate) struct Text<'b> {
     bytes: &'b mut [u8],
     length: usize,

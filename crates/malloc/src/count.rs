@@ -190,8 +190,8 @@ fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Writes `DIRECTORY/PID.` into `path`; `map_file` appends a number. Returns false if the variable
-/// is not set.
+/// Writes `DIRECTORY/PID.` into `path`. `map_file` appends a number. Returns false if the variable
+/// `PINFOLD_STATS` is not set.
 fn name_file(path: &mut [u8; PATH]) -> bool {
     let mut value = [0u8; PATH - 32];
     let Some(directory) = pinfold_rseq::env::read(DIRECTORY_VARIABLE, &mut value) else {

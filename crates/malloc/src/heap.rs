@@ -169,7 +169,8 @@ fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     alloc_huge(size, align)
 }
 
-/// Frees `block`; does nothing if it is null. Ends the process if the page map has no block there.
+/// Frees `block`. Does nothing if `block` is null. Ends the process if the page map has no block
+/// there.
 ///
 /// # Safety
 ///

@@ -111,7 +111,7 @@ impl Setting {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Wrong {
-    /// The value is not one of those that the variable takes. The text says which to give.
+    /// The variable does not take this value. The text says which values it takes.
     Remedy(&'static str),
     /// The value is not a valid setting of [`debug`].
     SlabDebug(debug::ParseError),

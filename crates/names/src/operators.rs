@@ -410,11 +410,12 @@ forwarded! {
         = delete_array_aligned(block, align);
 }
 
-/// Finds the C++ runtime's function `name`; `None` if no runtime is loaded.
+/// Finds the C++ runtime's function `name`. Returns `None` if no runtime is loaded.
 ///
-/// Reached only if there is no memory. `dlsym` does not find a runtime that the program has loaded
-/// for a plugin alone (`dlopen` with `RTLD_LOCAL`), so this function looks for the runtime's file
-/// name among the loaded libraries.
+/// Reached if there is no memory, and by the `nothrow` forms of `new` if the program has replaced a
+/// function of the table. `dlsym` does not find a runtime that the program has loaded for a plugin
+/// alone (`dlopen` with `RTLD_LOCAL`), so this function looks for the runtime's file name among the
+/// loaded libraries.
 #[cold]
 fn of_runtime(name: &CStr) -> Option<Block> {
     // SAFETY: the name ends with a NUL.
@@ -441,7 +442,7 @@ fn of_runtime(name: &CStr) -> Option<Block> {
 
 const PATH: usize = 512;
 
-/// Copies the path of a loaded C++ runtime to `to`, and returns 1; returns 0 for another library.
+/// Copies the path of a loaded C++ runtime to `to`, and returns 1. Returns 0 for another library.
 /// The loader holds its lock during the call, so this function must not call the loader.
 unsafe extern "C" fn runtime_path(
     object: *mut libc::dl_phdr_info,

@@ -13,7 +13,7 @@ use pinfold_malloc::background;
 ///
 /// # Safety
 ///
-/// The arguments are what the C library's function takes.
+/// The arguments are valid for the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_setschedparam(
     thread: libc::pthread_t,

@@ -6,8 +6,8 @@
 //! a value under one key of this library. The key's destructor takes the thread out of the count.
 //! The thread that loads the library is counted too.
 //!
-//! This module does not see, and does not count, threads made by `thrd_create`, by the C library
-//! for itself (timers, asynchronous I/O), or by a bare system call.
+//! This module does not see threads that `thrd_create`, the C library itself (for timers and
+//! asynchronous I/O), or a bare system call makes. It does not count such threads.
 
 use crate::next::Next;
 use core::ffi::{c_int, c_void};
@@ -94,7 +94,7 @@ extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
 ///
 /// # Safety
 ///
-/// The arguments are what the C library's function takes.
+/// The arguments are valid for the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,

@@ -85,9 +85,9 @@ fn bind_nothing() -> Result<c_long, PolicyError> {
 ///
 /// # Errors
 ///
-/// [`PolicyError::Refused`]: what the kernel answers, or a filter in front of it; see
-/// [`PolicyError::is_forbidden`]. Then the system's default policy is in effect, and a program can
-/// go on without policies.
+/// [`PolicyError::Refused`], with the error of the kernel, or of a filter in front of the kernel;
+/// see [`PolicyError::is_forbidden`]. Then the system's default policy is in effect, and a program
+/// can go on without policies.
 ///
 /// # Examples
 ///

@@ -46,8 +46,8 @@
 //!    the content of its buffer.
 //! 2. The writer's release fence stands between its last publication and its first write to the
 //!    spare buffer. The reader's acquire fence stands between its last read of the buffer and its
-//!    second load of the version. So a reader that saw any word of the new content also sees a
-//!    version other than its own.
+//!    second load of the version. So a reader that saw any word of the new content also sees that
+//!    the version has changed.
 //! 3. A pointer is stored with release and loaded with acquire. A reader may load the pointer of a
 //!    later version. Then it sees an initialized buffer, and its second load of the version refuses
 //!    what it read there.
@@ -75,10 +75,11 @@ impl<B> Latch<B> {
         if version & 1 == 0 { even } else { odd }
     }
 
-    /// Returns what `look` makes of the active buffer, which is null before the first change.
+    /// Calls `look` with the active buffer, and returns its result. The buffer is null before the
+    /// first change.
     ///
-    /// `look` may be called several times, and may find words that do not belong together. Its
-    /// result is dropped then.
+    /// `look` may be called several times. If it found words that do not belong together, its
+    /// result is dropped.
     #[inline(always)]
     pub(super) fn read<T>(&self, mut look: impl FnMut(*const B) -> T) -> T {
         loop {

@@ -4,8 +4,9 @@
 //! of the nodes' numbers:
 //!
 //! 1. The node itself comes first.
-//! 2. Then always the node with the least *cost* of those not yet listed. The cost is the distance,
-//!    plus 1 if the node's number is below the list owner's, plus 1 if the node has CPUs.
+//! 2. Then, each time, the kernel takes the node with the least *cost* among the nodes not yet
+//!    listed. The cost is the distance, plus 1 if the node's number is below the list owner's, plus
+//!    1 if the node has CPUs.
 //! 3. If several nodes cost the same, the kernel looks at the lists made so far. In each list,
 //!    nodes at the same distance form a group. The kernel prefers the node that was the first of
 //!    its group the fewest times. So different nodes turn to different neighbours.

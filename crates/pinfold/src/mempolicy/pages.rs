@@ -191,7 +191,7 @@ pub fn migrate(pid: i32, from: &NodeSet, to: &NodeSet) -> Result<usize, PolicyEr
 
 fn move_nothing() -> Result<c_long, PolicyError> {
     let none = null::<u64>();
-    // SAFETY: the lists have no elements, so that the kernel reads and writes none.
+    // SAFETY: the lists have no elements, so the kernel reads and writes none.
     ask(Call::MovePages, || unsafe {
         libc::syscall(abi::MOVE_PAGES, 0, 0, none, none, none, 0)
     })
@@ -199,7 +199,7 @@ fn move_nothing() -> Result<c_long, PolicyError> {
 
 fn migrate_nothing() -> Result<c_long, PolicyError> {
     let none = null::<u64>();
-    // SAFETY: the masks have no bits, so that the kernel reads none.
+    // SAFETY: the masks have no bits, so the kernel reads none.
     ask(Call::MigratePages, || unsafe {
         libc::syscall(abi::MIGRATE_PAGES, 0, 0, none, none)
     })

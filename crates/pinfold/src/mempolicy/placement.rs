@@ -91,7 +91,7 @@ impl Placement {
         [self.mode as u64 | home << HOME_SHIFT, self.mask]
     }
 
-    /// Returns the placement with these words; `None` if the words are not a placement's.
+    /// Returns the placement with these words, or `None` if the words are not those of a placement.
     #[inline(always)]
     pub(crate) fn from_words([first, mask]: [u64; Self::WORDS]) -> Option<Placement> {
         let mode = Mode::from_number(first & 0xff)?;

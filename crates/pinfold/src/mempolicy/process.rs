@@ -14,8 +14,8 @@ const LONGEST: usize = 64 << 10;
 /// Reads the machine's nodes and the process's policy, on the first call. Called before the
 /// allocator hands out memory.
 ///
-/// Sets the variable's policy for the calling thread; the threads that it starts inherit the
-/// policy.
+/// Sets the variable's policy for the calling thread. The threads that this thread starts inherit
+/// the policy.
 ///
 /// A process without the variable, on a machine with one node, makes no system call for policies,
 /// because some sandboxes kill a process for such a call.
@@ -71,12 +71,13 @@ fn follow_variable() {
         // before it starts a program.
         let _ = set_for_thread(&policy);
     }
-    // SAFETY: `map_memory` returned `memory` with this size. The policy is a copy, so that no
-    // reference to the mapping is left.
+    // SAFETY: `map_memory` returned `memory` with this size. The policy is a copy, so no reference
+    // to the mapping is left.
     unsafe { sys::unmap(memory.as_ptr(), LONGEST) };
 }
 
-/// Returns whether the kernel places the process's memory by a policy other than the system's.
+/// Returns whether the kernel places the process's memory by a policy of its own instead of the
+/// system's.
 fn is_set() -> bool {
     match thread() {
         Ok(policy) => !matches!(policy.mode(), Mode::Default | Mode::Local),

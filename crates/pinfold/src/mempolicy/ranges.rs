@@ -110,11 +110,11 @@ impl<const WORDS: usize> Ranges<WORDS> {
         }
     }
 
-    /// Returns what `take` makes of the words of the range that covers `page`; `None` if no range
-    /// does.
+    /// Calls `take` with the words of the range that covers `page`. Returns its result, or `None`
+    /// if no range covers the page.
     ///
-    /// The words are all from one moment. `take` may be called several times, and may find words
-    /// that do not belong together. Its result is dropped then.
+    /// The words of the returned result are all from one moment. `take` may be called several
+    /// times. If it found words that do not belong together, its result is dropped.
     ///
     /// O(log n). Takes no lock and writes nothing. Starts over if another thread published a change
     /// meanwhile.
@@ -265,8 +265,8 @@ impl<const WORDS: usize> Ranges<WORDS> {
 impl<const WORDS: usize> Drop for Ranges<WORDS> {
     fn drop(&mut self) {
         for buffer in [self.latch.active(), self.latch.spare()] {
-            // SAFETY: `drop` has the only reference to the map, so that no reader is in a buffer.
-            // Both buffers were made by `Buffer::map`, and no buffer is in both chains.
+            // SAFETY: `drop` has the only reference to the map, so no reader reads a buffer. Both
+            // buffers were made by `Buffer::map`, and no buffer is in both chains.
             unsafe { Buffer::unmap_all(buffer) };
         }
     }

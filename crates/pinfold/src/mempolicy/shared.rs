@@ -146,8 +146,8 @@ impl SharedPolicy {
         self.len() == 0
     }
 
-    /// Binds every policy again after the allowed nodes have changed, all at once; see
-    /// [`Mempolicy::rebind`]. O(n).
+    /// Binds every policy again after the allowed nodes have changed. All policies change at once.
+    /// See [`Mempolicy::rebind`]. O(n).
     ///
     /// # Errors
     ///
@@ -249,7 +249,7 @@ impl fmt::Debug for SharedPolicy {
     }
 }
 
-/// The ranges of a [`SharedPolicy`] as they were at one moment; from [`SharedPolicy::ranges`].
+/// The ranges of a [`SharedPolicy`] at one moment. [`SharedPolicy::ranges`] returns them.
 pub struct SharedRanges {
     records: super::buffer::Snapshot<RECORD>,
     next: usize,

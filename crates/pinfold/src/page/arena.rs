@@ -145,7 +145,7 @@ fn alloc_at(node: usize, granules: u32) -> Option<Run> {
         arena.free.free(head, granules, State::Clean, 0);
         return None;
     }
-    // SAFETY: the run was taken out of the free runs, so that only this thread uses its frame.
+    // SAFETY: the run was taken out of the free runs, so only this thread uses its frame.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
     arena.hand_out(node, granules, clean);
@@ -235,8 +235,7 @@ pub(super) fn purge(
         kept::use_more(node, granules as usize);
         drop(arena);
         let size = granules as usize * GRANULE;
-        // SAFETY: the run is mapped, and `next` took it out of the bins, so that only this thread
-        // uses it.
+        // SAFETY: the run is mapped. `next` took it out of the bins, so only this thread uses it.
         let clean = unsafe { sys::purge(address_of(head), size) };
         let Some(again) = arena_of(node).lock_or_divert(super::is_lock_held) else {
             set_aside(address_of(head));
@@ -367,7 +366,7 @@ impl Arena {
             start = unsafe { run.cast::<*mut u8>().read() };
             if window::node_of(run.as_ptr() as usize) == node {
                 let head = index_of_run(run);
-                // SAFETY: the run came off the list, so that only this thread uses its frame.
+                // SAFETY: the run came off the list, so only this thread uses its frame.
                 let granules = u32::from(unsafe { (*frame(head)).granules });
                 self.take_in(node, head, granules);
             } else {
@@ -469,8 +468,7 @@ impl Arena {
 fn set_aside(start: *mut u8) {
     let mut next = SET_ASIDE.load(Relaxed);
     loop {
-        // SAFETY: this thread frees the run, or took it off the list, so that no other thread uses
-        // it.
+        // SAFETY: this thread frees the run, or took it off the list, so no other thread uses it.
         unsafe { start.cast::<*mut u8>().write(next) };
         // Release pairs with the acquire in `take_back`: a thread that takes the list sees the
         // link.

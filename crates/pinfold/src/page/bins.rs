@@ -50,9 +50,9 @@ impl Bins {
     ///
     /// # Safety
     ///
-    /// The caller holds the lock of the node's arena. The run and those in the bins are free.
+    /// The caller holds the lock of the node's arena. The run, and all runs in the bins, are free.
     pub(super) unsafe fn insert(&mut self, head: u32) {
-        // SAFETY: the run is free and the lock held, so that only this thread uses the run's frame.
+        // SAFETY: the run is free and the lock is held, so only this thread uses the run's frame.
         let bin = unsafe {
             let run = &mut *frame(head);
             (run.child, run.next, run.prev) = (NIL, NIL, NIL);
@@ -198,13 +198,13 @@ unsafe fn take_from_row(child: u32) -> u32 {
     }
 }
 
-/// Takes a run that is no root out of the row of its siblings.
+/// Takes a run that is not a root out of the row of its siblings.
 ///
 /// # Safety
 ///
 /// The run is in a heap and not its root. The caller holds the lock of the node's arena.
 unsafe fn unlink(head: u32) {
-    // SAFETY: the run is no root, so that `prev` is the sibling before it or its parent. The caller
+    // SAFETY: the run is no root, so `prev` is the sibling before it, or its parent. The caller
     // holds the lock that protects their frames.
     unsafe {
         let (prev, next) = ((*frame(head)).prev, (*frame(head)).next);

@@ -1,9 +1,10 @@
-//! How much memory may be held: the limits of the process, and what it keeps beyond its use.
+//! How much memory may be held: the limits of the process, and the free memory that it keeps.
 //!
 //! # What is kept
 //!
 //! Free memory that stays with the process makes the next allocation cheap, but no other process
-//! can use it. [`kept_most`] bounds it by a share of what is in use, and by the tightest limit.
+//! can use it. [`kept_most`] bounds this memory by a share of the memory in use, and by the
+//! tightest limit.
 //!
 //! # Limits
 //!
@@ -174,7 +175,7 @@ fn settle() {
     reclaimed();
 }
 
-/// Sets the soft limit on the memory that Pinfold holds, in bytes; `None` removes it.
+/// Sets the soft limit on the memory that Pinfold holds, in bytes. `None` removes the limit.
 ///
 /// Replaces the value of `PINFOLD_MEMORY_LIMIT`. Near the limit, Pinfold uses free memory of all
 /// sizes, or gives it back to the system, before the held memory grows. The limit is soft: an
@@ -182,8 +183,8 @@ fn settle() {
 /// counts. It does not bound the program's own mappings, stacks and code.
 ///
 /// Takes effect when memory is next allocated or freed in a slow path. Costs a few stores. Close to
-/// the limit, slow paths that need memory first give back what is free. They do so at most once
-/// each time the held memory grows by a thirty-second part of the limit, and at least 2 MiB.
+/// the limit, slow paths that need memory first give free memory back. They do so at most once each
+/// time the held memory grows by a thirty-second part of the limit, and at least 2 MiB.
 ///
 /// ```
 /// use pinfold::page;
@@ -221,9 +222,9 @@ pub fn cgroup_limit(root: &[u8]) -> Option<usize> {
 }
 
 /// Returns how many bytes may be kept if `in_use` bytes are in use: an eighth of them, at least 4
-/// MiB, and `missed` bytes more; but at most a sixteenth of the tightest limit, and at most what
-/// that limit leaves. A limit that leaves nothing still allows 1 MiB, because the held memory
-/// includes pages that were never touched. One load.
+/// MiB, and `missed` bytes more. But it is at most a sixteenth of the tightest limit, and at most
+/// the memory that this limit leaves. A limit that leaves nothing still allows 1 MiB, because the
+/// held memory includes pages that were never touched. One load.
 pub(crate) fn kept_most(in_use: usize, missed: usize) -> usize {
     kept_below(TIGHTEST.load(Relaxed), in_use, missed)
 }
@@ -270,7 +271,7 @@ pub(crate) fn reclaimed() {
     MARK.store(mark(TIGHTEST.load(Relaxed), held() as usize), Relaxed);
 }
 
-/// Returns the mark: an eighth below the limit, or a step above what is held if that is higher.
+/// Returns the mark: an eighth below the limit, or a step above the held memory, if that is higher.
 fn mark(limit: usize, held: usize) -> usize {
     if limit == NONE {
         return NONE;

@@ -20,16 +20,16 @@ pub(super) struct FreeRuns {
 
 /// Returns the frame of granule `index`, for reading and writing.
 unsafe fn at<'f>(index: u32) -> &'f mut Frame {
-    // SAFETY: the caller promises a granule in a region, so that it has a frame, and holds the lock
-    // that protects the frame or owns the run.
+    // SAFETY: the caller promises a granule in a region, so the granule has a frame. The caller
+    // holds the lock that protects the frame, or owns the run.
     unsafe { &mut *frame(index) }
 }
 
 /// Returns the state of granule `index`. Makes no reference to the frame, because the granule may
 /// lie in a run in use, whose holder may have a reference to the same frame.
 unsafe fn state_of(index: u32) -> State {
-    // SAFETY: the caller promises a granule in a region, so that it has a frame. The holder of a
-    // run in use leaves the state as it is.
+    // SAFETY: the caller promises a granule in a region, so the granule has a frame. The holder of
+    // a run in use does not write the state.
     unsafe { (*frame(index)).state }
 }
 
@@ -81,7 +81,7 @@ impl FreeRuns {
         // The length of the largest part, and the neighbour that is this part. `NIL`: it is the run
         // that is freed.
         let (mut largest, mut elder) = (granules, NIL);
-        // SAFETY: the lock is held. A region's first and last granules are never free, so that the
+        // SAFETY: the lock is held. A region's first and last granules are never free, so the
         // frames before and behind the run are in the same region.
         let neighbours = unsafe {
             let before = (state_of(start - 1) == state).then(|| at(start - 1).head);

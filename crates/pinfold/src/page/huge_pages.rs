@@ -58,7 +58,7 @@ static MODE: AtomicU8 = AtomicU8::new(HugePages::Auto as u8);
 /// Sets when the arenas ask for huge pages, for memory that they map from now on. Replaces the
 /// value of `PINFOLD_THP`. Costs one store.
 ///
-/// The kernel gives huge pages unless `/sys/kernel/mm/transparent_hugepage/enabled` is `never`. For
+/// The kernel gives no huge pages if `/sys/kernel/mm/transparent_hugepage/enabled` is `never`. For
 /// a block that is allocated with [`HUGE`](super::HUGE) bytes or more, a mapping of its own, the
 /// system's setting decides.
 ///

@@ -1,14 +1,15 @@
 //! How much of the arenas' memory is in use, and how much of it is dirty.
 //!
-//! Dirty memory is what the process keeps beyond its use. [`excess`] compares it with what
-//! [`budget`] allows. A slab's run counts as in use, even if objects in the slab are free.
+//! Dirty memory is memory that the process keeps beyond its use. [`excess`] compares its amount
+//! with the amount that [`budget`] allows. A slab's run counts as in use, even if objects in the
+//! slab are free.
 //!
 //! # Memory that was needed again
 //!
 //! Most programs that free much memory at once do not need it soon. A program that does would pay a
 //! page fault for each page, over and over. So the arenas learn:
 //!
-//! 1. [`purged`] notes what went back to the system only because it was in excess.
+//! 1. [`purged`] notes memory that went back to the system only because it was in excess.
 //! 2. [`took_clean`] notices that an arena hands out clean memory soon after that. Up to the amount
 //!    that went back, this memory was *missed*.
 //! 3. [`excess`] allows as much more dirty memory as was missed. But the process never holds much
@@ -155,13 +156,14 @@ pub(super) fn large_less(granules: usize) {
     LARGE_USED.fetch_sub(granules, Relaxed);
 }
 
-/// Returns how many bytes are in runs that are one block each: those whose page map entry is
+/// Returns how many bytes are in runs that are one block each: runs whose page map entry is
 /// [`LARGE`](super::LARGE). One load.
 pub fn large_in_use() -> usize {
     LARGE_USED.load(Relaxed) * GRANULE
 }
 
-/// Returns how many granules are dirty beyond what may be kept. Costs some loads for each node.
+/// Returns how many dirty granules there are beyond the number that may be kept. Costs some loads
+/// for each node.
 pub(super) fn excess() -> usize {
     let used = used();
     let missed = MISSED.load(Relaxed).min(most_held().saturating_sub(used));
@@ -171,7 +173,8 @@ pub(super) fn excess() -> usize {
     dirty_beyond(used, missed)
 }
 
-/// Returns how many granules are dirty beyond what may be kept with `missed` granules.
+/// Returns how many dirty granules there are beyond the number that may be kept with `missed`
+/// granules.
 fn dirty_beyond(used: usize, missed: usize) -> usize {
     dirty_of_all().saturating_sub(budget::kept_most(used * GRANULE, missed * GRANULE) / GRANULE)
 }

@@ -1,10 +1,10 @@
 //! From which node memory should come, from which it came, and whether a node has any left.
 //!
 //! The kernel places a page when a thread first touches it: on the node that the page's range
-//! prefers, or silently on another node if that one has no memory. If the page came from another
-//! node, the counts here would be wrong, and callers would be told a wrong node. So an arena does
-//! not take fresh memory from a node that is nearly full while another node has memory. The free
-//! memory of each node is an estimate:
+//! prefers, or silently on another node if the preferred node has no memory. If the page came from
+//! another node, the counts here would be wrong, and callers would be told a wrong node. So an
+//! arena does not take fresh memory from a node that is nearly full while another node has memory.
+//! The free memory of each node is an estimate:
 //!
 //! 1. It is read at the start, and by [`refresh_room`].
 //! 2. Fresh memory that an arena takes meanwhile is subtracted. Memory that it gives back is added.

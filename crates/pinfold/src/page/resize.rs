@@ -18,7 +18,7 @@ use crate::sys::{self, Mapped};
 use core::ptr::NonNull;
 
 /// Allocates a run for a block of `size` bytes at a multiple of `align`, a power of two larger than
-/// [`GRANULE`]. Costs what [`alloc_run`] costs, and takes the arena's lock twice more.
+/// [`GRANULE`]. Costs as much as [`alloc_run`], and takes the arena's lock twice more.
 ///
 /// Returns `None` when `alloc_run` does, and if `size` or `align` is at least [`HUGE`].
 pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> {
@@ -221,8 +221,7 @@ fn hand_out(
     clean: bool,
 ) -> Option<NonNull<u8>> {
     arena.free.take_front(head, granules);
-    // SAFETY: the run was taken out of the free runs above, so that only this thread uses its
-    // frame.
+    // SAFETY: the run was taken out of the free runs above, so only this thread uses its frame.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
     arena.hand_out(node, granules, clean);

@@ -109,7 +109,7 @@ impl fmt::Display for ShepherdError {
 
 impl core::error::Error for ShepherdError {}
 
-/// Marks what a shepherd can watch: [`PercpuCounter`], [`Counters`] and
+/// Marks the types that a shepherd can watch: [`PercpuCounter`], [`Counters`] and
 /// [`VmStat`](crate::vmstat::VmStat).
 pub trait Watch: sealed::Watch {}
 
@@ -197,8 +197,8 @@ impl Shepherd {
         self
     }
 
-    /// Leaves out the counts of isolated CPUs, so that their cache lines stay where they are. An
-    /// isolated CPU's counts then become visible when its own adds fold them.
+    /// Leaves out the counts of isolated CPUs, so that the cache lines of these CPUs stay where
+    /// they are. An isolated CPU's counts then reach the total only when its own adds fold them.
     ///
     /// This works only if the counts are kept by CPU number. If they are kept by concurrency id, no
     /// count belongs to one CPU. `PINFOLD_RSEQ=cpu` selects CPU numbers.

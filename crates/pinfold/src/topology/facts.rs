@@ -28,7 +28,7 @@ struct Quiet {
 }
 
 static QUIET: Quiet = Quiet::new();
-/// The number of nodes with memory, at least 1; 0 until the facts are known.
+/// The number of nodes with memory, at least 1. It is 0 until the facts are known.
 static NODES: AtomicUsize = AtomicUsize::new(0);
 
 impl Quiet {
@@ -51,7 +51,7 @@ impl Quiet {
         word.is_some_and(|word| word.load(Relaxed) >> (cpu % 64) & 1 == 1)
     }
 
-    /// Replaces the CPUs by those of the sets.
+    /// Replaces the CPUs by the CPUs of both sets.
     fn replace(&self, isolated: &CpuSet, nohz_full: &CpuSet) {
         let sets = isolated.words.iter().zip(nohz_full.words);
         for (word, (isolated, nohz_full)) in self.cpus.iter().zip(sets) {
