@@ -35,8 +35,8 @@
 //! # The state
 //!
 //! `STATE` says whether there is a shepherd, and whether a thread is starting or stopping it. A
-//! thread that finds `BUSY` returns at once. It may, because the thread that wrote `BUSY` reads the
-//! count of threads again after its step.
+//! thread that finds `BUSY` returns at once. No change of the count is missed, because the thread
+//! that wrote `BUSY` reads the count of threads again after its step.
 //!
 //! | state | changed by | to |
 //! |---|---|---|

@@ -22,7 +22,8 @@ pub(crate) fn align_of_objects(size: usize, align: usize, flags: c_uint) -> Opti
         return None;
     }
     if flags & HWCACHE_ALIGN != 0 {
-        // Like the kernel: small objects share a cache line, and no object crosses one.
+        // As in the kernel, small objects share a cache line, and no small object crosses the
+        // border of a line.
         let mut line = CACHE_LINE;
         while size <= line / 2 {
             line /= 2;

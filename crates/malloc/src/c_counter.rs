@@ -253,7 +253,8 @@ methods! { PercpuHistogram:
     pinfold_histogram_count() -> u64 = |histogram| histogram.snapshot().count();
     /// Returns the sum of the recorded values.
     pinfold_histogram_sum() -> u64 = |histogram| histogram.snapshot().sum();
-    /// Returns a value that at least the part `q` of the recorded values does not exceed.
+    /// Returns a value such that at least the part `q` of the recorded values is at most this
+    /// value.
     pinfold_histogram_quantile(q: f64) -> u64 = |histogram| histogram.snapshot().quantile(q);
 }
 

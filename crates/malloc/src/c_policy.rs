@@ -42,7 +42,7 @@ static CACHE: AtomicPtr<KmemCache> = AtomicPtr::new(null_mut());
 fn cache() -> Option<&'static KmemCache> {
     // Acquire pairs with the release of the compare-exchange below: a thread that sees the address
     // also sees the cache.
-    // SAFETY: null, or a block of `boxed` that is never freed once it is stored.
+    // SAFETY: the pointer is null, or a block of `boxed`. A block is never freed once it is stored.
     if let Some(cache) = unsafe { CACHE.load(Acquire).as_ref() } {
         return Some(cache);
     }

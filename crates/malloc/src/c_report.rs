@@ -158,7 +158,8 @@ static REGISTERED: AtomicPtr<Registered> = AtomicPtr::new(null_mut());
 fn decide(report: &Report<'_>) -> Verdict {
     // Acquire pairs with the release in `pinfold_slab_on_report`: this thread sees the handler and
     // its context.
-    // SAFETY: null, or a value that was written before it was stored and is never freed.
+    // SAFETY: the pointer is null, or leads to a value that was written before the pointer was
+    // stored. The value is never freed.
     let Some(registered) = (unsafe { REGISTERED.load(Acquire).as_ref() }) else {
         tell_report(report, |told| {
             // SAFETY: `tell` ends the text with a NUL. Text that cannot be written is lost.

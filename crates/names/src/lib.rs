@@ -1,5 +1,6 @@
-//! The C malloc family under the C library's names, and C++'s operators. They replace the system's
-//! when a program is linked with `libpinfold.so` or `libpinfold.a`, or preloads `libpinfold.so`.
+//! The C malloc family under the C library's names, and C++'s operators. These definitions replace
+//! the system's when a program is linked with `libpinfold.so` or `libpinfold.a`, or preloads
+//! `libpinfold.so`.
 //!
 //! Each C name does the same as its prefixed counterpart in [`c`]. Names that begin with `__libc_`
 //! are glibc's own: a program that defines `malloc` itself calls them to allocate.

@@ -260,8 +260,8 @@ pub fn mems_allowed() -> Result<NodeSet, PolicyError> {
 /// * [`PolicyError::NoneAllowed`] if none of the policy's nodes is allowed.
 /// * [`PolicyError::NeedsRights`] for [`Move::All`] without `CAP_SYS_NICE`.
 /// * [`PolicyError::Refused`] with `EFAULT` if part of the range is not mapped.
-/// * [`PolicyError::Refused`] with `EIO` if `strict` is set and pages lie on excluded nodes. If
-///   pages should move, the policy is set nevertheless.
+/// * [`PolicyError::Refused`] with `EIO` if `strict` is set and pages lie on excluded nodes. If the
+///   caller asked for a move, the policy is set nevertheless.
 /// * [`PolicyError::Refused`] by [`Call::SetHomeNode`]: the policy is set, but without its home
 ///   node.
 ///

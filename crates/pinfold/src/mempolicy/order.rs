@@ -50,8 +50,8 @@ pub struct Distances {
 }
 
 impl Distances {
-    /// Reads the distances of the machine whose files are below `root`, from which `topology` was
-    /// read.
+    /// Reads the distances of the machine whose files are below `root`. `topology` was read from
+    /// the same files.
     ///
     /// Reads a file for each pair of nodes, and one for each node.
     pub fn read(root: &[u8], topology: &Topology) -> Distances {

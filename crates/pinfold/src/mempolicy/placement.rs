@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering::Relaxed;
 /// The weight of each node. Read whenever a `weighted interleave` policy is set. 0 counts as 1.
 static WEIGHTS: [AtomicU8; nodes::MAX_NODES] = [const { AtomicU8::new(0) }; nodes::MAX_NODES];
 
-/// Which nodes the allocator asks under a policy. Nodes have the allocator's numbers, not the
+/// The nodes that the allocator asks under a policy. Nodes have the allocator's numbers, not the
 /// system's.
 ///
 /// A placement takes two words, so that it can be read without a lock and passed in registers. The
@@ -24,7 +24,7 @@ pub(crate) struct Placement {
     mask: u64,
 }
 
-/// The position of the home node's number, plus 1, in the first word.
+/// The bits of the first word from this one on hold the home node's number plus 1.
 const HOME_SHIFT: u32 = 8;
 
 impl Placement {

@@ -41,7 +41,7 @@ pub struct Mempolicy {
 /// Words of a policy: one with the mode, the flags and the home node, then three sets.
 pub(crate) const WORDS: usize = 1 + 3 * SET_WORDS;
 const SET_WORDS: usize = NODES_MOST / 64;
-/// The position of the home node's number, plus 1, in the first word.
+/// The bits of the first word from this one on hold the home node's number plus 1.
 const HOME_SHIFT: u32 = 32;
 const MODE_SHIFT: u32 = 16;
 

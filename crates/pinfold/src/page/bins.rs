@@ -70,8 +70,8 @@ impl Bins {
     ///
     /// The caller holds the lock of the node's arena. The run is in these bins.
     pub(super) unsafe fn remove(&mut self, head: u32) {
-        // SAFETY: the run is in these bins and the lock held. Links in a heap lead to free runs of
-        // the heap.
+        // SAFETY: the run is in these bins, and the lock is held. Links in a heap lead to free runs
+        // of the heap.
         unsafe {
             let run = &*frame(head);
             let bin = bin_of(u32::from(run.granules));

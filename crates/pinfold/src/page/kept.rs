@@ -38,7 +38,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
 /// For missed memory, the process may hold 1/`SLACK` more than it used a short while ago. Free
 /// memory in pieces does not fit every request.
 const SLACK: usize = 8;
-/// Up to this number of missed granules, [`keeps_much`] returns false: 16 MiB.
+/// The program's own calls need not tick for up to this number of missed granules: 16 MiB.
 const NOT_MUCH: usize = (16 << 20) / GRANULE;
 /// The length of a period, in milliseconds.
 const FORGET: u32 = 450;

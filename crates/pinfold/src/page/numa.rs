@@ -1,4 +1,4 @@
-//! From which node memory should come, from which it came, and whether a node has any left.
+//! From which node memory should come, from which node it came, and which nodes have memory left.
 //!
 //! The kernel places a page when a thread first touches it: on the node that the page's range
 //! prefers, or silently on another node if the preferred node has no memory. If the page came from
@@ -73,7 +73,7 @@ impl Ask {
         }
     }
 
-    /// Asks another node instead, because the wanted one has no memory.
+    /// Asks another node instead, because the wanted node has no memory.
     pub(crate) const fn instead(self, node: usize) -> Ask {
         Ask { node, ..self }
     }

@@ -1,9 +1,9 @@
 //! The window: the addresses in which the arenas' regions lie.
 //!
-//! A free has only an address, and has to find the size class of the block. All regions lie in one
-//! range of addresses, so that a subtraction leads from an address to its entry in the page map.
-//! The window is far from the addresses at which the kernel maps by itself. The window is not
-//! reserved: addresses that the arenas do not need are not mapped, so no limit counts them.
+//! A call of free gets only an address, and has to find the size class of the block. All regions
+//! lie in one range of addresses, so that a subtraction leads from an address to its entry in the
+//! page map. The window is far from the addresses at which the kernel maps by itself. The window is
+//! not reserved: addresses that the arenas do not need are not mapped, so no limit counts them.
 //!
 //! ```text
 //! window                    128 MiB                                  each region, 64 MiB

@@ -186,7 +186,7 @@ impl Pages {
     ///
     /// After an error, nothing has changed.
     ///
-    /// * [`RangeError::UnknownNodes`] if all new nodes of a policy are unknown.
+    /// * [`RangeError::UnknownNodes`] if the allocator knows none of a policy's new nodes.
     /// * [`RangeError::Busy`] if the caller is a signal handler that interrupted a change of
     ///   policies.
     /// * [`RangeError::OutOfMemory`] if there is no memory.
