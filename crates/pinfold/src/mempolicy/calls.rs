@@ -179,7 +179,7 @@ pub fn thread() -> Result<Mempolicy, PolicyError> {
 /// Returns the policy of the range that contains an address, unbound, or `default` if the range has
 /// no policy. One system call.
 ///
-/// The kernel does not return the home node. It returns the nodes as for [`thread`].
+/// The kernel does not return the home node. For the nodes, the same holds as for [`thread`].
 ///
 /// # Errors
 ///

@@ -29,8 +29,8 @@
 //!
 //! So:
 //!
-//! * What a reader returns is complete, and was in force when the reader first loaded the version.
-//!   A change that was published before the read began is seen.
+//! * The result of a read is complete, and was in effect when the reader first loaded the version.
+//!   The reader sees each change that was published before the read began.
 //! * A reader starts over only if a writer has published a change meanwhile: lookups are lock-free.
 //!   No reader has to wait for a writer that sleeps in the middle of a change, that a reading
 //!   signal handler interrupted, or that does not exist in a forked child.

@@ -121,7 +121,8 @@ pub fn watch_count(copy: &'static AtomicUsize) -> Option<usize> {
         return None;
     }
     regions.copy = Some(copy);
-    // Release: a thread that loads the copy with acquire sees the entries.
+    // Release pairs with an acquire load of the copy by the caller's threads: a thread that sees
+    // the number also sees the entries.
     copy.store(MAP.count.load(Acquire), Release);
     Some(MAP.window.load(Relaxed))
 }
