@@ -38,7 +38,7 @@ extern "C" {
 #endif
 
 /*
- * Allocates a block of `size` bytes, aligned to 16. A size of 0 gives a block too.
+ * Allocates a block of `size` bytes, aligned to 16. Also returns a block for a size of 0.
  *
  * Returns the block, or NULL with ENOMEM. Costs one critical section for sizes up to 32 KiB.
  */
@@ -57,8 +57,8 @@ void pinfold_free(void *block);
 /*
  * Allocates a zeroed block for `count` objects of `size` bytes.
  *
- * Returns the block, or NULL with ENOMEM, also if count * size overflows. Does not write to memory
- * of a large block that is fresh from the system.
+ * Returns the block, or NULL with ENOMEM, also if count * size overflows. Does not write to a large
+ * block whose memory comes zeroed from the system.
  */
 void *pinfold_calloc(size_t count, size_t size);
 
@@ -68,8 +68,8 @@ void *pinfold_calloc(size_t count, size_t size);
  *
  * Returns the block, which may have moved, or NULL with ENOMEM and the block unchanged. Shrinking
  * never fails. The block stays where it is while at least half of its room is in use. A block of
- * more than 512 KiB grows in place if free memory lies behind it. A block of 2 MiB or more moves by
- * its pages where that is possible. Other blocks are copied.
+ * more than 512 KiB grows in place if free memory lies behind it. If possible, the kernel moves the
+ * pages of a block of 2 MiB or more. Other blocks are copied.
  */
 void *pinfold_realloc(void *block, size_t size);
 
@@ -81,8 +81,8 @@ void *pinfold_realloc(void *block, size_t size);
 void *pinfold_reallocarray(void *block, size_t count, size_t size);
 
 /*
- * Free `block`, like pinfold_free (C23). The other arguments are ignored: the address of a block
- * says its size.
+ * Free `block`, like pinfold_free (C23). The other arguments are ignored, because Pinfold finds the
+ * size by the block's address.
  */
 void pinfold_free_sized(void *block, size_t size);
 void pinfold_free_aligned_sized(void *block, size_t align, size_t size);
@@ -115,7 +115,7 @@ int pinfold_posix_memalign(void **to, size_t align, size_t size);
  * Allocate a block at a multiple of the system's page size. pvalloc rounds `size` up to whole
  * pages, and 0 to one page.
  *
- * Return the block, or NULL with ENOMEM, pvalloc also if the rounded size overflows.
+ * Return the block, or NULL with ENOMEM. pvalloc also fails if the rounded size overflows.
  */
 void *pinfold_valloc(size_t size);
 void *pinfold_pvalloc(size_t size);
@@ -137,7 +137,7 @@ size_t pinfold_malloc_usable_size(void *block);
 int pinfold_malloc_trim(size_t pad);
 
 /*
- * Sets the soft limit on the memory that Pinfold holds, in bytes; 0 removes the limit. Replaces the
+ * Sets the soft limit on the memory that Pinfold holds, in bytes. 0 removes the limit. Replaces the
  * value of PINFOLD_MEMORY_LIMIT.
  *
  * Near the limit, Pinfold serves allocations from free memory of all sizes before it takes more
@@ -168,14 +168,14 @@ struct pinfold_mallinfo2 {
 };
 
 /*
- * Returns how much memory Pinfold holds, and for what. Never fails. Walks the slabs that have free
- * objects, under locks. A call in a signal handler misses the slabs whose lock the interrupted code
- * holds.
+ * Returns how much memory Pinfold holds, and for which use. Never fails. Walks the slabs that have
+ * free objects, under locks. A call in a signal handler misses the slabs whose lock the interrupted
+ * code holds.
  */
 struct pinfold_mallinfo2 pinfold_mallinfo2(void);
 
 /*
- * Writes what pinfold_mallinfo2 returns to `stream`, as XML. `options` must be 0.
+ * Writes the numbers of pinfold_mallinfo2 to `stream`, as XML. `options` must be 0.
  *
  * Returns 0, or -1 with EINVAL (`options`) or the errno of the stream. Do not call this in signal
  * handlers, which must not use streams.
@@ -186,14 +186,14 @@ int pinfold_malloc_info(int options, FILE *stream);
  * Object caches: objects of one size, kept ready per CPU.
  *
  * Each CPU has an array of free objects of each cache, a "sheaf". Each node has a "barn" of full
- * and empty sheaves. Objects are cut from "slabs". Allocating and freeing do not touch the object.
+ * and empty sheaves. A "slab" is a piece of memory that is cut into objects. Allocating or freeing
+ * an object does not touch the object.
  *
- * The functions that allocate or free objects are safe in signal handlers. There an allocation may
- * fail with ENOMEM if the handler interrupted an allocation of the same thread. The other functions
- * of caches, sheaves and pools are not for signal handlers.
+ * The functions that allocate or free objects are safe in signal handlers. There, an allocation may
+ * fail with ENOMEM if the handler interrupted an allocation of the same thread. Do not call the
+ * other functions of caches, sheaves and pools in signal handlers.
  *
- * Freeing an object twice, or to a cache that it did not come from, corrupts a cache that makes no
- * checks.
+ * A cache that makes no checks is corrupted if an object is freed twice, or freed to another cache.
  *
  *	struct pinfold_cache *sessions;
  *
@@ -228,8 +228,8 @@ struct pinfold_cache;
 #define PINFOLD_SLAB_NOT_HARDENED       0x200u
 
 /*
- * Aligns objects to cache lines, and small objects to even parts of a line, so that none crosses
- * one.
+ * Aligns objects to cache lines, and small objects to even parts of a line. So no small object
+ * crosses the border of a cache line.
  */
 #define PINFOLD_SLAB_HWCACHE_ALIGN      0x400u
 
@@ -263,7 +263,7 @@ struct pinfold_cache *pinfold_cache_create(const char *name, size_t size, size_t
 int pinfold_cache_destroy(struct pinfold_cache *cache);
 
 /*
- * Allocates an object. Its content is undefined, unless the cache has a constructor.
+ * Allocates an object. Its content is undefined if the cache has no constructor.
  *
  * Returns the object, or NULL with ENOMEM. Costs a call and one critical section. If the CPU's
  * sheaves are empty, the call also takes the node's lock.
@@ -303,8 +303,8 @@ void pinfold_cache_free(const struct pinfold_cache *cache, void *object);
  * Allocates `count` objects and stores their addresses in `objects`. One critical section moves
  * many objects.
  *
- * Returns how many objects were stored. Fewer than `count` come with ENOMEM; the program owns
- * these.
+ * Returns how many objects were stored. The program owns these objects. If they are fewer than
+ * `count`, errno is ENOMEM.
  */
 size_t pinfold_cache_alloc_bulk(const struct pinfold_cache *cache, size_t count, void **objects);
 
@@ -317,16 +317,17 @@ void pinfold_cache_free_bulk(const struct pinfold_cache *cache, size_t count, vo
 /*
  * Gives all free memory of `cache` back to the system, including the free objects of every CPU.
  *
- * Returns how many slabs went back, or -1 with ENOTSUP if the kernel cannot fence; then the objects
- * in the CPUs' sheaves stay. Interrupts the CPUs once. If objects were freed by
- * pinfold_cache_free_deferred, the call waits for their readers: a reader must not make it.
+ * Returns how many slabs went back, or -1 with ENOTSUP if the kernel cannot fence. In that case,
+ * the objects in the CPUs' sheaves stay. Interrupts the CPUs once. If objects were freed by
+ * pinfold_cache_free_deferred, the call waits for their readers. A reader must not call it, because
+ * it would wait for itself.
  */
 ptrdiff_t pinfold_cache_shrink(const struct pinfold_cache *cache);
 
 /*
  * Sets how many objects a sheaf of `cache` holds, from 4 to 125. A value outside these bounds is
- * replaced by the nearest bound. Holds for sheaves that are filled or emptied after the call. Never
- * fails.
+ * replaced by the nearest bound. Applies to sheaves that are filled or emptied after the call.
+ * Never fails.
  *
  * Without this call a sheaf holds 128 KiB of objects, and at most 125 objects. A cache that is
  * created when the budget below is used up has sheaves of 4 objects, or of 128 KiB of objects if
@@ -336,7 +337,7 @@ void pinfold_cache_set_sheaf_capacity(const struct pinfold_cache *cache, size_t 
 
 /*
  * Sets how many bytes the sheaves of all caches together may hold on one CPU. The default is 32
- * MiB. Concerns caches that are created after the call. Never fails.
+ * MiB. Applies to caches that are created after the call. Never fails.
  */
 void pinfold_slab_set_sheaf_budget(size_t bytes);
 
@@ -353,14 +354,14 @@ const char *pinfold_cache_name(const struct pinfold_cache *cache);
 unsigned pinfold_cache_debug_flags(const struct pinfold_cache *cache);
 
 /*
- * Returns how many objects are in use. Free objects in the CPUs' and the nodes' sheaves count as in
- * use, and so do objects that wait for their readers. The number is exact after
+ * Returns how many objects are in use. Free objects in the CPUs' and the nodes' sheaves also count
+ * as in use. So do objects that wait for their readers. The number is exact after
  * pinfold_cache_shrink, and after a pinfold_cache_destroy that failed with EBUSY, if no thread uses
  * the cache meanwhile. Takes the nodes' locks and walks the slabs that have free objects.
  */
 size_t pinfold_cache_in_use(const struct pinfold_cache *cache);
 
-/* What the slow paths of a cache have counted since it was created, and how it is laid out now. */
+/* The counts of a cache's slow paths since the cache was created, and the cache's layout now. */
 struct pinfold_slab_statistics {
 	uint64_t alloc_slowpath; /* allocations that found the CPU's sheaf empty */
 	uint64_t free_slowpath;  /* frees that found the CPU's sheaf full */
@@ -373,7 +374,7 @@ struct pinfold_slab_statistics {
 	size_t stride;           /* bytes from one object to the next */
 };
 
-/* Returns what the slow paths have counted. Takes the nodes' locks; stops no other CPU. */
+/* Returns the counts of the slow paths. Takes the nodes' locks. Interrupts no other CPU. */
 struct pinfold_slab_statistics pinfold_cache_statistics(const struct pinfold_cache *cache);
 
 /* The kinds of faults that a cache can find. */
@@ -398,8 +399,9 @@ struct pinfold_slab_report {
 };
 
 /*
- * What a report handler returns. ABORT ends the process, because its memory cannot be trusted.
- * CONTINUE repairs the overwritten bytes, and never uses an object again that cannot be trusted.
+ * The values that a report handler returns. ABORT ends the process, because its memory cannot be
+ * trusted. CONTINUE repairs the overwritten bytes. It also takes objects that cannot be trusted out
+ * of use for good.
  */
 #define PINFOLD_SLAB_ABORT    0
 #define PINFOLD_SLAB_CONTINUE 1
@@ -466,19 +468,20 @@ struct pinfold_sheaf *pinfold_cache_prefill(const struct pinfold_cache *cache, s
 /*
  * Takes an object from `sheaf`. Free it by pinfold_cache_free.
  *
- * Returns the object, or NULL with ENOMEM if the sheaf is empty. Costs some ten instructions: no
- * lock, no system call, no critical section. Only one thread at a time may use the sheaf, and a
- * signal handler only if it did not interrupt a user of the sheaf.
+ * Returns the object, or NULL with ENOMEM if the sheaf is empty. Costs about ten instructions: no
+ * lock, no system call, no critical section. Only one thread at a time may use the sheaf. A signal
+ * handler may use the sheaf if it did not interrupt a user of the sheaf.
  */
 void *pinfold_sheaf_alloc(struct pinfold_sheaf *sheaf);
 
-/* Returns how many objects `sheaf` holds: so many allocations cannot fail. */
+/* Returns how many objects `sheaf` holds. So many calls of pinfold_sheaf_alloc cannot fail. */
 size_t pinfold_sheaf_len(const struct pinfold_sheaf *sheaf);
 
 /*
- * Allocates objects until `sheaf` holds `n`. Does nothing if it holds as many already.
+ * Allocates objects until `sheaf` holds `n` objects. Does nothing if it already holds as many.
  *
- * Returns 0, or -1 with ENOMEM; then the sheaf holds as many objects as before, or more.
+ * Returns 0, or -1 with ENOMEM. After a failure, the sheaf holds as many objects as before, or
+ * more.
  */
 int pinfold_sheaf_refill(struct pinfold_sheaf *sheaf, size_t n);
 
@@ -499,26 +502,27 @@ struct pinfold_mempool *pinfold_mempool_create(const struct pinfold_cache *cache
 /*
  * Allocates an object from the cache, or from the reserve if the cache has no memory.
  *
- * Returns the object, or NULL with ENOMEM if the reserve is empty too, or if a signal handler
- * interrupted this pool. Costs what pinfold_cache_alloc costs. Taking from the reserve also takes
- * the pool's lock.
+ * Returns the object, or NULL with ENOMEM if the reserve is empty too, or if the caller is a signal
+ * handler that interrupted a function of this pool. Costs what pinfold_cache_alloc costs. Taking
+ * from the reserve also takes the pool's lock.
  */
 void *pinfold_mempool_alloc(const struct pinfold_mempool *pool);
 
 /*
- * Allocates an object like pinfold_mempool_alloc. If there is none, waits until a thread frees an
- * object to the pool, or the cache has memory again, which the call checks every 100 ms.
+ * Allocates an object like pinfold_mempool_alloc. If there is no object, waits until a thread frees
+ * an object to the pool, or until the cache has memory again. The call checks the cache every 100
+ * ms.
  *
- * Returns the object; never NULL. Call it only while other threads hold objects which they will
- * free without waiting here. Not for signal handlers.
+ * Returns the object, and never NULL. Call it only while other threads hold objects of the pool,
+ * and will free them without waiting here. Not for signal handlers.
  */
 void *pinfold_mempool_alloc_wait(const struct pinfold_mempool *pool);
 
 /*
  * Allocates an object from the reserve, even if the cache has memory.
  *
- * Returns the object, or NULL with ENOMEM if the reserve is empty, or if a signal handler
- * interrupted this pool. Takes the pool's lock.
+ * Returns the object, or NULL with ENOMEM if the reserve is empty, or if the caller is a signal
+ * handler that interrupted a function of this pool. Takes the pool's lock.
  */
 void *pinfold_mempool_alloc_preallocated(const struct pinfold_mempool *pool);
 
@@ -530,8 +534,8 @@ void *pinfold_mempool_alloc_preallocated(const struct pinfold_mempool *pool);
 void pinfold_mempool_free(const struct pinfold_mempool *pool, void *object);
 
 /*
- * Sets the size of the reserve to `min_nr` objects: allocates what is missing, or frees what is too
- * much.
+ * Sets the size of the reserve to `min_nr` objects. Allocates the objects that are missing, or
+ * frees the objects that are too many.
  *
  * Returns 0, or -1 with ENOMEM. After a failure either nothing has changed, or the reserve has the
  * new size and is not full yet: later frees to the pool fill it. Not for signal handlers.
@@ -550,9 +554,9 @@ void pinfold_mempool_destroy(struct pinfold_mempool *pool);
 /*
  * Readers, and frees that wait for them.
  *
- * A reader looks at shared objects without a lock. A thread that removes an object from where
- * readers find it must not free it at once: a reader may still look at it. The thread frees the
- * object deferred instead. The cache reuses it when all readers that were inside at the time of the
+ * A reader looks at shared objects without a lock. A thread that removes a shared object must not
+ * free the object at once, because a reader may still look at it. Instead, the thread frees the
+ * object deferred. The cache reuses the object when all readers that were inside at the time of the
  * call have left.
  *
  *	struct pinfold_reader reader = pinfold_grace_enter();
@@ -568,26 +572,26 @@ struct pinfold_reader {
 };
 
 /*
- * Enters as a reader. Readers nest, and signal handlers may be readers. In the child of a fork
- * there are no readers.
+ * Makes the calling thread a reader: the thread is inside until it calls pinfold_grace_leave.
+ * Readers nest, and signal handlers may be readers. In the child of a fork there are no readers.
  *
- * Returns what pinfold_grace_leave takes. Never fails. Costs a call and one critical section, and
- * also a memory fence if the kernel cannot fence or some CPUs are isolated.
+ * Returns the argument for pinfold_grace_leave. Never fails. Costs a call and one critical section,
+ * and also a memory fence if the kernel cannot fence or some CPUs are isolated.
  */
 struct pinfold_reader pinfold_grace_enter(void);
 
 /*
- * Leaves as a reader. The thread that entered leaves, once for each entry. Costs what
- * pinfold_grace_enter costs.
+ * Ends a reader. The thread that called pinfold_grace_enter calls this function, once for each
+ * entry. Costs as much as pinfold_grace_enter.
  */
 void pinfold_grace_leave(struct pinfold_reader reader);
 
 /*
  * Waits until all readers that are inside at the time of the call have left.
  *
- * Returns 0, or -1 with ENOTSUP if the kernel can no longer fence; then readers may still be
- * inside. Interrupts the CPUs at each step while it waits, unless some CPUs are isolated. A reader
- * must not call it, because it would wait for itself. Not for signal handlers.
+ * Returns 0, or -1 with ENOTSUP if the kernel can no longer fence. In that case, readers may still
+ * be inside. While the call waits, it interrupts the CPUs at each step if no CPU is isolated. A
+ * reader must not call it, because it would wait for itself. Not for signal handlers.
  */
 int pinfold_grace_synchronize(void);
 
@@ -597,24 +601,25 @@ int pinfold_grace_synchronize(void);
  *
  * Never fails, and leaves errno unchanged. Costs what pinfold_cache_free costs, and a fence for
  * each few hundred objects. Readers and signal handlers may call it. It waits only if the system
- * has no memory to note the object: then it looks a hundred times, 100 us apart, whether the
- * readers have left. If they have not, the object is lost, which the attribute free_rcu_sheaf_fail
- * counts.
+ * has no memory to note the object. Then it checks a hundred times, 100 us apart, whether the
+ * readers have left. If they have not left by then, the object's memory is lost. The attribute
+ * free_rcu_sheaf_fail counts lost objects.
  */
 void pinfold_cache_free_deferred(const struct pinfold_cache *cache, void *object);
 
 /*
- * Waits until all objects that were freed deferred to `cache` before the call are free.
+ * Waits until `cache` has freed all objects that were passed to pinfold_cache_free_deferred before
+ * the call.
  *
- * Returns 0, or -1 with ENOTSUP if the kernel cannot fence; then the objects go on waiting.
- * Interrupts the CPUs once or more, unless no object was ever freed deferred. A reader must not
- * call it, because it would wait for itself. Not for signal handlers.
+ * Returns 0, or -1 with ENOTSUP if the kernel cannot fence. In that case, the objects go on
+ * waiting. Interrupts the CPUs once or more if any object was ever freed deferred. A reader must
+ * not call it, because it would wait for itself. Not for signal handlers.
  */
 int pinfold_cache_flush_deferred(const struct pinfold_cache *cache);
 
 /*
- * What caches say about themselves. These functions stop no other CPU. Their numbers are exact if
- * no thread uses the cache meanwhile. docs/slabinfo.md explains each number. Not for signal
+ * Functions that return the state of caches. They interrupt no other CPU. Their numbers are exact
+ * if no thread uses the cache meanwhile. docs/slabinfo.md explains each number. Not for signal
  * handlers.
  */
 
@@ -629,8 +634,8 @@ int pinfold_cache_flush_deferred(const struct pinfold_cache *cache);
 size_t pinfold_slabinfo(const struct pinfold_cache *cache, char *buffer, size_t size);
 
 /*
- * Stores in `*value` what the kernel would show in /sys/kernel/slab/<cache>/<name>: object_size,
- * objects, slabs, alloc_slowpath and so on.
+ * Stores in `*value` the number that the kernel would show in /sys/kernel/slab/<cache>/<name>:
+ * object_size, objects, slabs, alloc_slowpath and so on.
  *
  * Returns 0, or -1 with EINVAL if there is no attribute of that name. Takes the nodes' locks.
  */
@@ -661,16 +666,16 @@ size_t pinfold_caches_each(void (*each)(const struct pinfold_cache_info *info, v
 			   void *context);
 
 /*
- * Counters. Each CPU adds to words of its own. An add within the batch takes no lock and makes no
- * system call. Sums are exact all the same.
+ * Counters. Each CPU adds to words of its own, so most adds take no lock and make no system call.
+ * Sums are exact all the same.
  *
  * A counter's "batch" is how much each CPU may keep to itself before it adds to the total. A larger
  * batch makes adds cheaper and reads less exact. Batches are from 1 to 2^40. The value wraps around
  * at 2^63. After fork the child goes on with copies.
  *
- * Signal handlers may add, read and sum. They must not create, destroy, set, swap, limit, or change
- * a batch. Adding and reading never fail: a counter without memory for its words works as one
- * atomic.
+ * Signal handlers may add, read and sum. They must not create or destroy a counter, set or swap its
+ * value, add with a limit, or change a batch. Adding and reading never fail. If there is no memory
+ * for a counter's words, the counter works as one atomic.
  *
  * The child of a vfork must not count. It shares the parent's memory, but the kernel does not
  * protect its counting from the parent's threads: counts of the child and of the parent may be
@@ -710,9 +715,9 @@ struct pinfold_counter *pinfold_counter_create(int64_t value, uint64_t batch);
 
 /*
  * Creates a counter at `value` that widens its batch by itself, while its error bound stays at most
- * `drift`, which is at least 1. Where the kernel can fence, it may widen the batch beyond `drift`
- * divided by the number of CPUs. Then a CPU's first add may halve the batch, which interrupts the
- * CPUs.
+ * `drift`, which is at least 1. Where the kernel can fence, the counter may widen the batch beyond
+ * `drift` divided by the number of CPUs. Then a CPU's first add may halve the batch. Halving the
+ * batch interrupts the CPUs.
  *
  * Returns the counter, or NULL with EINVAL (a `drift` of 0) or ENOMEM.
  */
@@ -752,42 +757,43 @@ int64_t pinfold_counter_sum(const struct pinfold_counter *counter);
 
 /*
  * Stores two numbers in `*low` and `*high`. At some moment during the call the value was between
- * them, both included. They differ by what other threads added meanwhile. Reads the words of each
- * CPU twice; takes no lock.
+ * them, both included. The numbers differ by the amounts that other threads added meanwhile. Reads
+ * the words of each CPU twice. Takes no lock.
  */
 void pinfold_counter_bounds(const struct pinfold_counter *counter, int64_t *low, int64_t *high);
 
 /*
- * Returns -1, 0 or 1 if the value is below, at or above `with`. The answer is exact. Costs what
- * pinfold_counter_read costs if the two are farther apart than the error bound, else what
- * pinfold_counter_sum costs.
+ * Returns -1, 0 or 1 if the value is below, at or above `with`. The answer is exact. If the value
+ * and `with` are farther apart than the error bound, costs as much as pinfold_counter_read.
+ * Otherwise costs as much as pinfold_counter_sum.
  */
 int pinfold_counter_compare(const struct pinfold_counter *counter, int64_t with);
 
 /*
- * Adds `amount`, unless that moves the value past `limit`: above it for a positive `amount`, below
- * it for a negative one.
+ * Adds `amount` if this does not move the value past `limit`: above the limit for a positive
+ * `amount`, below the limit for a negative one.
  *
  * Returns whether it added; always true for an amount of 0. Exact, even if other threads add
- * meanwhile. Far from the limit it costs one compare-exchange. Near the limit it takes locks, and
- * interrupts the CPUs if it cannot decide without. If the kernel cannot fence, it may refuse an
- * amount that is smaller than what the CPUs keep to themselves.
+ * meanwhile. Far from the limit it costs one compare-exchange. Near the limit it takes locks. If it
+ * still cannot decide, it interrupts the CPUs. If the kernel cannot fence, it may refuse an amount
+ * that is smaller than the amounts that the CPUs keep to themselves.
  */
 bool pinfold_counter_limited_add(struct pinfold_counter *counter, int64_t limit, int64_t amount);
 
 /*
- * Set the value; swap returns the value before. An add at the same time counts either before or
- * after the call, never twice and never not at all. Never fail. Interrupt the CPUs if another CPU
- * has added within its batch since the last set or swap.
+ * Set the value. swap returns the value before. An add at the same time counts exactly once, either
+ * before or after the call. Never fail. Interrupt the CPUs if another CPU has added within its
+ * batch since the last set or swap.
  */
 void pinfold_counter_set(struct pinfold_counter *counter, int64_t value);
 int64_t pinfold_counter_swap(struct pinfold_counter *counter, int64_t value);
 
 /*
- * Folds: adds what each CPU keeps to itself to the total, so that pinfold_counter_read sees it.
+ * Folds: adds the amounts that the CPUs keep to themselves to the total, so that
+ * pinfold_counter_read sees them.
  *
- * Returns how many CPUs' words had moved. Runs on the calling thread's CPU alone and interrupts no
- * other.
+ * Returns how many CPUs' words had changed. Runs on the calling thread's CPU alone and interrupts
+ * no other CPU.
  */
 size_t pinfold_counter_fold(struct pinfold_counter *counter);
 
@@ -873,8 +879,8 @@ uint64_t pinfold_histogram_count(const struct pinfold_histogram *histogram);
 uint64_t pinfold_histogram_sum(const struct pinfold_histogram *histogram);
 
 /*
- * Returns a value that at least the part `q` of the recorded values does not exceed; `q` is from 0
- * to 1. The result is too large by at most a 32nd. Returns 0 if nothing was recorded.
+ * Returns a value such that at least the part `q` of the recorded values is at most this value. `q`
+ * is from 0 to 1. The result is too large by at most a 32nd. Returns 0 if nothing was recorded.
  */
 uint64_t pinfold_histogram_quantile(const struct pinfold_histogram *histogram, double q);
 
@@ -884,7 +890,7 @@ uint64_t pinfold_histogram_quantile(const struct pinfold_histogram *histogram, d
  * CPUs ticks, or the program calls pinfold_shepherd_tick. A watched counter is folded by all
  * shepherds of the process.
  *
- * These functions are not for signal handlers.
+ * Do not call these functions in signal handlers.
  */
 struct pinfold_shepherd;
 
@@ -924,15 +930,15 @@ void pinfold_shepherd_unwatch(const struct pinfold_shepherd *shepherd,
 /*
  * Folds the watched counters now, and gives back memory that idle caches hold.
  *
- * Returns how many CPUs' words had moved. Reads two words for each watched counter and CPU that
+ * Returns how many CPUs' words had changed. Reads two words for each watched counter and CPU that
  * adds.
  */
 size_t pinfold_shepherd_tick(const struct pinfold_shepherd *shepherd);
 
 /*
- * Starts the thread of `shepherd`. Does nothing if the thread runs. The thread blocks all signals
- * that other threads and processes send. In the child of a fork it does not run. One thread at a
- * time may start, stop or destroy a shepherd.
+ * Starts the thread of `shepherd`. Does nothing if the thread already runs. The thread blocks all
+ * signals that other threads and processes send. In the child of a fork, the thread does not run.
+ * One thread at a time may start, stop or destroy a shepherd.
  *
  * Returns 0, or -1 with ENOMEM, or with the errno that kept the thread from starting.
  */

@@ -19,8 +19,8 @@
 // exception of a value's constructor passes through. Without exceptions (-fno-exceptions), lack of
 // memory ends the program.
 //
-// Several threads may use one object at once. Moving, assigning and destroying an object need it
-// exclusively.
+// Several threads may use one object at once. While a thread moves, assigns or destroys an object,
+// no other thread may use the object.
 #ifndef PINFOLD_HPP
 #define PINFOLD_HPP
 
@@ -65,8 +65,8 @@ inline constexpr std::size_t natural_align = 16;
 #endif
 }
 
-// Allocates a block of `bytes` bytes at a multiple of `align`, a power of two. Throws without
-// memory.
+// Allocates a block of `bytes` bytes at a multiple of `align`, a power of two. Throws if there is
+// no memory.
 inline void *allocate(std::size_t bytes, std::size_t align)
 {
 	void *block = align <= natural_align ? pinfold_malloc(bytes)
@@ -131,7 +131,8 @@ public:
 
 	// Returns whether there is a policy.
 	explicit operator bool() const noexcept { return valid_; }
-	// Returns what was wrong with the text and what to write instead; "" if nothing was.
+	// Returns what was wrong with the text and what to write instead, or "" if the text was
+	// valid.
 	const char *error() const noexcept { return error_; }
 
 	// Returns the policy as text. Throws std::bad_alloc.
@@ -185,7 +186,7 @@ class prefilled;
 //	pinfold::cache<session>::pointer one = sessions.make("10.0.0.1", 443);
 //
 // A pointer is a std::unique_ptr. It destroys its value and gives the memory back to the cache. A
-// pointer may outlive the cache; then the cache's memory stays until the program ends.
+// pointer may outlive the cache. In that case, the cache's memory stays until the program ends.
 //
 // Allocating and freeing cost one critical section on the thread's CPU; see pinfold.h.
 template <class T>
@@ -269,8 +270,8 @@ public:
 		pinfold_cache_free_deferred(handle_, value.release());
 	}
 
-	// Allocate memory for a T without a value in it, null if there is no memory; free such
-	// memory.
+	// Allocate memory for a T without a value in it, and free such memory. allocate returns
+	// null if there is no memory.
 	[[nodiscard]] void *allocate() noexcept { return pinfold_cache_alloc(handle_); }
 	void deallocate(void *memory) noexcept { pinfold_cache_free(handle_, memory); }
 
@@ -289,8 +290,8 @@ public:
 	const char *name() const noexcept { return pinfold_cache_name(handle_); }
 	pinfold_cache *handle() const noexcept { return handle_; }
 
-	// Ends the cache if all values have come back. Returns whether it ended; if not, it works
-	// as before. See pinfold_cache_destroy.
+	// Ends the cache if all values have come back. Returns whether the cache ended. If not, the
+	// cache works as before. See pinfold_cache_destroy.
 	bool destroy() noexcept
 	{
 		if (pinfold_cache_destroy(handle_) != 0)
@@ -347,8 +348,8 @@ public:
 	prefilled &operator=(prefilled &&) = delete;
 	~prefilled() { pinfold_sheaf_return(sheaf_); }
 
-	// Constructs a value from `arguments`. Throws std::bad_alloc if len() is 0, and what the
-	// constructor throws; then len() is one less too.
+	// Constructs a value from `arguments`. Throws std::bad_alloc if len() is 0. If the
+	// constructor throws, passes the exception on, and len() is one less all the same.
 	template <class... Arguments>
 	[[nodiscard]] typename cache<T>::pointer make(Arguments &&...arguments)
 	{
@@ -359,8 +360,8 @@ public:
 		return cache<T>::make_in(of_, memory, std::forward<Arguments>(arguments)...);
 	}
 
-	// Return for how many values there is memory; allocate until there is memory for `n`, false
-	// if the system has no memory.
+	// len returns for how many values there is memory. refill allocates until there is memory
+	// for `n` values, and returns false if the system has no memory.
 	std::size_t len() const noexcept { return pinfold_sheaf_len(sheaf_); }
 	[[nodiscard]] bool refill(std::size_t n) noexcept
 	{
@@ -428,8 +429,8 @@ public:
 
 #if defined(__cpp_lib_memory_resource)
 
-// A memory resource for containers of std::pmr, over malloc's size classes. All are equal.
-// resource() returns one.
+// A memory resource for containers of std::pmr, over malloc's size classes. All objects of this
+// class are equal. resource() returns one.
 class memory_resource final : public std::pmr::memory_resource {
 	void *do_allocate(std::size_t bytes, std::size_t align) override
 	{
@@ -467,7 +468,7 @@ inline memory_resource *resource() noexcept
 //
 // Blocks of more than half of `size` bytes and at most `size` come from the cache. Other blocks,
 // such as a hash map's buckets, come from `upstream`. Free all blocks before the resource is
-// destroyed; else the cache's memory stays until the program ends.
+// destroyed. Otherwise the cache's memory stays until the program ends.
 class cache_resource final : public std::pmr::memory_resource {
 public:
 	// Creates the cache. Throws std::bad_alloc if there is no memory, if 4096 caches exist, or
@@ -485,7 +486,7 @@ public:
 	cache_resource &operator=(const cache_resource &) = delete;
 	~cache_resource() override { pinfold_cache_destroy(handle_); }
 
-	// Returns where the other blocks come from.
+	// Returns the resource from which the other blocks come.
 	std::pmr::memory_resource *upstream_resource() const noexcept { return upstream_; }
 	// Call the functions of pinfold.h that have these names.
 	std::size_t in_use() const noexcept { return pinfold_cache_in_use(handle_); }
@@ -497,8 +498,8 @@ public:
 	pinfold_cache *handle() const noexcept { return handle_; }
 
 private:
-	// Returns whether the cache serves such blocks. Depends on nothing else, so that a block is
-	// freed where it came from.
+	// Returns whether the cache serves blocks of this size and alignment. The same arguments
+	// always give the same answer, so a block is freed where it came from.
 	bool serves(std::size_t bytes, std::size_t align) const noexcept
 	{
 		return bytes <= size_ && bytes > size_ / 2 && align <= align_;

@@ -4,15 +4,15 @@
  *
  * A policy is a mode, flags and nodes, as in the kernel; docs/mempolicy.md explains them. A program
  * makes a policy from text or from numbers. It uses the policy for a thread, for a range of
- * addresses, for ranges of pages that several threads share, or for a cache. Each of these copies
- * the policy: the program may put its own afterwards.
+ * addresses, for ranges of pages that several threads share, or for a cache. Each use copies the
+ * policy. So the program may give up its own policy afterwards, by pinfold_mempolicy_put.
  *
  * A system may forbid the kernel's calls: its kernel has no NUMA, or a container filters the calls.
- * Then the functions that need the kernel fail with ENOSYS or EPERM, and memory comes from where it
- * came from before.
+ * Then the functions that need the kernel fail with ENOSYS or EPERM, and memory comes from the same
+ * nodes as before.
  *
- * Any thread may call these functions. Those that fail set errno; "ENOMEM" means that the system
- * has no memory. They are not for signal handlers, except where a comment says so.
+ * Any thread may call these functions. A function that fails sets errno. "ENOMEM" means that the
+ * system has no memory. A signal handler may call only the functions whose comment says so.
  *
  *	char wrong[200];
  *	pinfold_mempolicy_t *policy;
@@ -36,14 +36,14 @@ extern "C" {
 struct pinfold_cache;
 
 /*
- * A policy with a count of its holders. Threads may read a policy at once, as long as each holds
- * it. Where a function takes a policy, NULL is the default policy.
+ * A policy with a count of its holders. Several threads may read a policy at once, as long as each
+ * of them holds it. Where a function takes a policy, NULL is the default policy.
  */
 typedef struct pinfold_mempolicy pinfold_mempolicy_t;
 
 /* What a policy does with its nodes. The numbers are the kernel's. */
 enum pinfold_mempolicy_mode {
-	/* No policy: the next one holds. After a range's comes the thread's, then the system's. */
+	/* No policy. A range follows the thread's policy, and a thread the system's policy. */
 	PINFOLD_MPOL_DEFAULT = 0,
 	/* This node, then the others by distance from it. */
 	PINFOLD_MPOL_PREFERRED = 1,
@@ -68,8 +68,8 @@ enum pinfold_mempolicy_mode {
  * Makes a policy from the text `mode[=flag[|flag]][:nodes][@home]`, the format of the mpol= option
  * of tmpfs.
  *
- * Stores in `error` what is wrong with the text and what to write instead, or "" if nothing is.
- * Writes at most `error_size` bytes, including the NUL. `error` may be NULL.
+ * Stores in `error` what is wrong with the text and what to write instead, or "" if the text is
+ * valid. Writes at most `error_size` bytes, including the NUL. `error` may be NULL.
  *
  * Returns the policy, which the caller holds, or NULL with EINVAL or ENOMEM.
  */
@@ -99,8 +99,8 @@ pinfold_mempolicy_t *pinfold_mempolicy_dup(const pinfold_mempolicy_t *policy);
 pinfold_mempolicy_t *pinfold_mempolicy_get(pinfold_mempolicy_t *policy);
 
 /*
- * Removes a holder, and frees the policy if that was the last one. Does nothing if `policy` is
- * NULL. Leaves errno unchanged. Costs one atomic subtraction. Safe in signal handlers.
+ * Removes a holder. Frees the policy if no holder is left. Does nothing if `policy` is NULL. Leaves
+ * errno unchanged. Costs one atomic subtraction. Safe in signal handlers.
  */
 void pinfold_mempolicy_put(pinfold_mempolicy_t *policy);
 
@@ -110,16 +110,16 @@ unsigned pinfold_mempolicy_flags(const pinfold_mempolicy_t *policy);
 
 /*
  * Stores the nodes of the policy in `bits` bits of `mask`, at most 32768: the nodes that the
- * program named, or after a rebind the nodes that these became. Writes whole words, with zeroes
+ * program named, or, after a rebind, the nodes that replace them. Writes whole words, with zeroes
  * behind the last bit. 1024 bits hold every node.
  *
- * Returns 0, or -1 with EINVAL (`bits`) or ERANGE. With ERANGE the policy has nodes that do not
- * fit; those that fit are stored.
+ * Returns 0, or -1 with EINVAL (`bits`) or ERANGE. With ERANGE, the policy has nodes that do not
+ * fit. The nodes that fit are stored.
  */
 int pinfold_mempolicy_nodes(const pinfold_mempolicy_t *policy, unsigned long *mask, size_t bits);
 
 /*
- * Sets the node from which the policy measures distances; -1 means the node of the CPU. No other
+ * Sets the node from which the policy measures distances. -1 means the node of the CPU. No other
  * thread may use the policy during the call.
  *
  * Returns 0, or -1 with EINVAL (`policy` is NULL, its mode is neither bind nor prefer (many), or
@@ -128,8 +128,8 @@ int pinfold_mempolicy_nodes(const pinfold_mempolicy_t *policy, unsigned long *ma
 int pinfold_mempolicy_set_home_node(pinfold_mempolicy_t *policy, int node);
 
 /*
- * Computes what becomes of the policy if the nodes in `bits` bits of `mask` are the allowed ones.
- * `policy` itself does not change.
+ * Computes the policy that results from `policy` if the nodes in `bits` bits of `mask` become the
+ * allowed nodes. `policy` itself does not change.
  *
  * Returns a new policy, which the caller holds, or NULL with EINVAL (no nodes, a number above 1023,
  * or `bits` above 32768) or ENOMEM.
@@ -138,8 +138,8 @@ pinfold_mempolicy_t *pinfold_mempolicy_rebind(const pinfold_mempolicy_t *policy,
 					      const unsigned long *mask, size_t bits);
 
 /*
- * Copies the policy that holds: the range's, or if that is default the task's, or if that is
- * default too the system's, which is local.
+ * Copies the policy that is in effect: `range`, or `task` if `range` is the default policy. If both
+ * are the default policy, copies the system's policy, which is local.
  *
  * Returns the copy, which the caller holds, or NULL with ENOMEM.
  */
@@ -147,7 +147,7 @@ pinfold_mempolicy_t *pinfold_mempolicy_effective(const pinfold_mempolicy_t *rang
 						 const pinfold_mempolicy_t *task);
 
 /*
- * The kernel's policies. Functions that fail set errno to what the kernel answered:
+ * The kernel's policies. Functions that fail set errno to the kernel's error:
  *
  *   - EINVAL: none of the nodes may be used, the range is not aligned, or the kernel is too old.
  *   - EPERM: the call is forbidden, or it needs CAP_SYS_NICE.
@@ -160,8 +160,8 @@ pinfold_mempolicy_t *pinfold_mempolicy_effective(const pinfold_mempolicy_t *rang
 bool pinfold_mempolicy_available(void);
 
 /*
- * Sets the calling thread's policy, for pages that the thread touches first from now on. Threads
- * and processes that it starts inherit the policy.
+ * Sets the calling thread's policy, for pages that the thread is the first to touch from now on.
+ * Threads and processes that the thread starts inherit the policy.
  *
  * Returns 0, or -1 with the policy unchanged. A policy with a home node is EINVAL.
  */
@@ -187,9 +187,9 @@ int pinfold_mempolicy_apply(const void *at, size_t len, const pinfold_mempolicy_
 			    unsigned flags);
 
 /*
- * Returns a copy of the policy of the mapping at `at`, which the caller holds; the default policy
- * if the mapping has none. The copy has no home node, which the kernel does not tell. Returns NULL
- * with EFAULT if nothing is mapped there.
+ * Returns a copy of the policy of the mapping at `at`, which the caller holds. Returns the default
+ * policy if the mapping has no policy. The copy has no home node, because the kernel does not tell
+ * it. Returns NULL with EFAULT if nothing is mapped there.
  */
 pinfold_mempolicy_t *pinfold_mempolicy_at(const void *at);
 
@@ -202,10 +202,10 @@ int pinfold_node_of(const void *at);
 /*
  * Moves `count` pages, the n-th to node `nodes[n]`. Stores in `status[n]` on which node the page
  * lies now, or a negative errno. Any address in a page stands for the page. If `nodes` is NULL,
- * moves nothing and only stores where the pages lie. `flags` is PINFOLD_MPOL_MOVE, which 0 means
- * too, or PINFOLD_MPOL_MOVE_ALL.
+ * moves nothing and only stores where the pages lie. `flags` is PINFOLD_MPOL_MOVE or
+ * PINFOLD_MPOL_MOVE_ALL. 0 means PINFOLD_MPOL_MOVE.
  *
- * Returns how many pages the kernel gave up on, or -1: EINVAL (`flags`), ENODEV (no such node),
+ * Returns how many pages the kernel could not move, or -1: EINVAL (`flags`), ENODEV (no such node),
  * EACCES (the process may not use the node), EPERM (PINFOLD_MPOL_MOVE_ALL needs CAP_SYS_NICE).
  * After -1, some pages may have moved, and some of `status` may not have been written.
  */
@@ -225,13 +225,13 @@ struct pinfold_shared_policy *pinfold_shared_policy_create(void);
 void pinfold_shared_policy_destroy(struct pinfold_shared_policy *shared);
 
 /*
- * Gives the pages from `start` up to, and without, `end` a copy of `policy`. NULL and the default
- * policy remove the pages' policy. Cuts, splits or replaces the ranges that overlap. All pages
- * change at once for other threads.
+ * Gives the pages from `start` to `end` - 1 a copy of `policy`. NULL and the default policy remove
+ * the pages' policy. Cuts, splits or replaces the ranges that overlap. All pages change at once for
+ * other threads.
  *
- * Returns 0, or -1 with nothing changed: EINVAL (`start` is not below `end`), ENOMEM, or EBUSY (a
- * signal handler interrupted another set). Safe in signal handlers. Takes a lock, and copies the
- * list of ranges.
+ * Returns 0, or -1 with nothing changed: EINVAL (`start` is not below `end`), ENOMEM, or EBUSY (the
+ * caller is a signal handler that interrupted another set). Safe in signal handlers. Takes a lock,
+ * and copies the list of ranges.
  */
 int pinfold_shared_policy_set(const struct pinfold_shared_policy *shared, uint64_t start,
 			      uint64_t end, const pinfold_mempolicy_t *policy);
@@ -276,12 +276,12 @@ struct pinfold_pages *pinfold_pages_create(const char *name);
 int pinfold_pages_destroy(struct pinfold_pages *pages);
 
 /*
- * Gives the places from `start` up to, and without, `end` a copy of `policy`. NULL and the default
- * policy remove the places' policy. Pages that were allocated before stay where they are.
+ * Gives the places from `start` to `end` - 1 a copy of `policy`. NULL and the default policy remove
+ * the places' policy. Pages that were allocated before stay where they are.
  *
  * Returns 0, or -1 with nothing changed: EINVAL (`start` is not below `end`, or none of the
- * policy's nodes can be used here), ENOMEM, or EBUSY (a signal handler interrupted another set).
- * Takes a lock, and copies the list of ranges.
+ * policy's nodes can be used here), ENOMEM, or EBUSY (the caller is a signal handler that
+ * interrupted another set). Takes a lock, and copies the list of ranges.
  */
 int pinfold_pages_set_policy(const struct pinfold_pages *pages, uint64_t start, uint64_t end,
 			     const pinfold_mempolicy_t *policy);
@@ -290,11 +290,12 @@ int pinfold_pages_set_policy(const struct pinfold_pages *pages, uint64_t start, 
 size_t pinfold_pages_size(const struct pinfold_pages *pages);
 
 /*
- * Allocate a page for place `place`; alloc_zeroed fills the page with zeroes.
+ * Allocate a page for place `place`. alloc_zeroed also fills the page with zeroes.
  *
  * Return the page, or NULL with ENOMEM if no node that the policy allows has memory. Cost one
  * critical section, and a lookup of the policy if any place has one. If the CPU's list is empty,
- * also the node's lock. Safe in signal handlers, where a call that interrupted another may fail.
+ * they also take the node's lock. Safe in signal handlers, but a call that interrupted another call
+ * may fail.
  */
 void *pinfold_pages_alloc(const struct pinfold_pages *pages, uint64_t place);
 void *pinfold_pages_alloc_zeroed(const struct pinfold_pages *pages, uint64_t place);
@@ -314,7 +315,8 @@ int pinfold_pages_node_of(const struct pinfold_pages *pages, void *page);
 
 /*
  * Creates a cache like pinfold_cache_create (pinfold.h). The cache's slabs lie on the nodes that
- * `policy` selects, and its objects return there from whatever CPU the program frees them.
+ * `policy` selects, and freed objects return to these nodes, whichever CPU the program frees them
+ * on.
  *
  * Returns the cache, or NULL with errno: that of pinfold_cache_create, and EINVAL if none of the
  * policy's nodes can be used here.

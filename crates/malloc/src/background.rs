@@ -1,7 +1,8 @@
 //! The shepherd of a program that runs on this allocator.
 //!
-//! Slow paths of malloc tick. If all threads of a program sleep, no slow path runs, and free memory
-//! would never go back to the system. So a program with threads also gets a thread that ticks.
+//! At a *tick*, memory that has been idle for a while goes back to the system. Slow paths of malloc
+//! tick. If all threads of a program sleep, no slow path runs, and idle memory would never go back.
+//! So a program with threads also gets a thread that ticks, the *shepherd*.
 //!
 //! # When there is a thread
 //!
@@ -11,28 +12,31 @@
 //! | `on`, or milliseconds | one that the user asked for | one thread or more |
 //! | `off` | none | |
 //!
-//! The shepherd's thread must be gone when one thread of the program is left. The kernel lets only
-//! a process with one thread change its namespaces, and a process ends only when its last thread
-//! ends. So the library counts the program's threads: the creating thread calls [`thread_begins`],
-//! the ending thread calls [`thread_ended`]. A thread whose end leaves too few stops the shepherd,
-//! and waits for the shepherd's end before it ends itself.
+//! The shepherd must end in time, for two reasons. The kernel lets only a process with one thread
+//! change its namespaces, so the automatic shepherd must be gone when the program has one thread. A
+//! process ends only when its last thread ends, so no shepherd may outlive the program's threads.
+//!
+//! So the library counts the program's threads. The creating thread calls [`thread_begins`], and
+//! the ending thread calls [`thread_ended`]. If a thread's end leaves too few threads, this thread
+//! stops the shepherd, and waits for the shepherd's end before it ends itself.
 //!
 //! Two events forbid the automatic thread for the rest of the process:
 //!
 //! * The program used a real-time policy. The shepherd would inherit the policy from the thread
 //!   that starts it.
-//! * The system refused a thread to the program, which may need the shepherd's place.
+//! * The system refused a thread to the program. Without the shepherd, there may be room for the
+//!   program's thread.
 //!
-//! A program that makes and joins threads all the time would pay for a shepherd with each of them.
-//! So after `SHORT_MOST` shepherds in a row that lived for less than `SHORT` milliseconds, none is
+//! A program that makes and joins threads all the time would pay for a new shepherd each time. So
+//! after `SHORT_MOST` shepherds in a row that lived for less than `SHORT` milliseconds, none is
 //! started for `PAUSE` milliseconds. After the pause, the next thread that begins or ends starts
 //! one.
 //!
 //! # The state
 //!
 //! `STATE` says whether there is a shepherd, and whether a thread is starting or stopping it. A
-//! thread that finds `BUSY` returns at once. The thread that wrote `BUSY` reads the count again
-//! after its step.
+//! thread that finds `BUSY` returns at once. No change of the count is missed, because the thread
+//! that wrote `BUSY` reads the count of threads again after its step.
 //!
 //! | state | changed by | to |
 //! |---|---|---|
@@ -51,8 +55,8 @@ use pinfold::page;
 use pinfold::shepherd::{Automatic, Running, Shepherd};
 use pinfold::topology::{self, CpuSet};
 
-/// Names the environment variable that says when there is a thread: `auto`, `on`, `off`, or a
-/// number, which means `on` with so many milliseconds between ticks.
+/// The environment variable that says when there is a shepherd: `auto`, `on`, `off`, or a number. A
+/// number means `on`, with so many milliseconds between ticks.
 pub const VARIABLE: &str = "PINFOLD_SHEPHERD";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +74,7 @@ pub(crate) fn is_understood(value: &[u8]) -> bool {
 /// The longest value that the library reads.
 const LONGEST: usize = 16;
 
-/// Returns what the variable's value asks for. An invalid value means `auto`.
+/// Returns the wish that the variable's value stands for. An invalid value means `auto`.
 fn parse(value: &[u8]) -> Wish {
     match value {
         b"on" => Wish::On(None),
@@ -89,10 +93,10 @@ fn parse(value: &[u8]) -> Wish {
     }
 }
 
-/// What the user wants; read when the library is loaded.
+/// The user's settings, read when the library is loaded.
 struct Settings {
     wish: UnsafeCell<Wish>,
-    /// The CPUs for the automatic thread; `None` on a machine without isolated CPUs.
+    /// The CPUs for the automatic shepherd. `None` on a machine without isolated CPUs.
     housekeeping: UnsafeCell<Option<CpuSet>>,
     are_read: AtomicBool,
 }
@@ -107,9 +111,10 @@ static SETTINGS: Settings = Settings {
     are_read: AtomicBool::new(false),
 };
 
-/// Returns the settings; `None` before [`library_loaded`] has read them.
+/// Returns the settings, or `None` before [`library_loaded`] has read them.
 fn settings() -> Option<(Wish, Option<&'static CpuSet>)> {
-    // Acquire pairs with the release in `library_loaded`.
+    // Acquire pairs with the release in `library_loaded`: a thread that sees `are_read` also sees
+    // the cells.
     SETTINGS.are_read.load(Acquire).then(|| {
         // SAFETY: `are_read` is set, so the cells are written, and no thread writes them again.
         unsafe {
@@ -123,7 +128,7 @@ fn settings() -> Option<(Wish, Option<&'static CpuSet>)> {
 
 /// How many threads of the program were counted and have not ended.
 static THREADS: AtomicU32 = AtomicU32::new(0);
-/// Whether the automatic thread must not be started any more.
+/// Whether the automatic shepherd must not be started any more.
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 
 /// A shepherd that lives for fewer milliseconds than this counts as short-lived.
@@ -174,9 +179,10 @@ static THREAD: Place = Place(UnsafeCell::new(None));
 
 /// Reads the environment and which CPUs are isolated, and starts the allocator.
 ///
-/// The thread that loads the library calls this and then [`thread_begins`]. A program with a malloc
-/// of its own first allocates here when it makes a thread, and may be in a sandbox by then: the
-/// allocator must have started before.
+/// The thread that loads the library calls this and then [`thread_begins`]. The allocator must
+/// start now. A program with a malloc of its own would otherwise start it later, when the program
+/// makes a thread. By then, the program may be in a sandbox that forbids the system calls of the
+/// start.
 pub fn library_loaded() {
     init::ready();
     let mut value = [0u8; LONGEST];
@@ -188,10 +194,12 @@ pub fn library_loaded() {
             *SETTINGS.housekeeping.get() = topology::housekeeping_where_some_are_isolated();
         }
     }
-    // As a system call: the C library's function lies on pages that few programs touch.
+    // Makes the system call itself, because the C library's function lies on pages that few
+    // programs touch.
     // SAFETY: the call has no preconditions.
     note_policy(unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) } as libc::c_int);
-    // Release pairs with the acquire in `settings`.
+    // Release pairs with the acquire in `settings`: a thread that sees `are_read` also sees the
+    // cells.
     SETTINGS.are_read.store(true, Release);
 }
 
@@ -206,13 +214,13 @@ pub fn note_policy(policy: libc::c_int) {
     }
 }
 
-/// Counts a thread of the program, which exists or is about to.
+/// Counts a thread of the program, which exists or is about to be made.
 pub fn thread_begins() {
     THREADS.fetch_add(1, SeqCst);
 }
 
-/// Takes a thread of the program out of the count, because it ends now or was never made. Stops the
-/// shepherd if too few threads are left, and waits until the shepherd is gone.
+/// Takes a thread of the program out of the count, because the thread ends now or was never made.
+/// If too few threads are left, stops the shepherd and waits until the shepherd is gone.
 pub fn thread_ended() {
     THREADS.fetch_sub(1, SeqCst);
     adjust();
@@ -243,7 +251,8 @@ pub fn adjust() {
         }
         // SAFETY: this thread wrote `BUSY`, so no other thread touches the place.
         let place = unsafe { &mut *THREAD.0.get() };
-        // A handler that forked here would leave its child with an unfinished change.
+        // If a signal handler forked here, its child would go on in the middle of this change. So
+        // signals are blocked.
         let signals = Signals::block();
         match change {
             Change::Start => *place = keep_errno(start),
@@ -259,14 +268,15 @@ pub fn adjust() {
         let failed = to == ON && place.is_none();
         STATE.store(to, SeqCst);
         if failed {
-            // `ON` without a thread: nothing tries again until the number of threads has fallen.
+            // The state is `ON` although there is no shepherd. So no thread tries again until the
+            // number of threads has fallen.
             return;
         }
     }
 }
 
-/// Blocks the calling thread's signals until it is dropped, except those that a thread causes
-/// itself.
+/// Blocks the calling thread's signals until this value is dropped, except the signals that a
+/// thread causes itself.
 struct Signals(libc::sigset_t);
 
 impl Signals {
@@ -315,11 +325,11 @@ fn wanted_change(state: u8) -> Option<Change> {
     }
 }
 
-/// Set when the automatic thread must give its place to a thread of the program.
+/// Set when the automatic shepherd must give its place to a thread of the program.
 static GIVES_WAY: AtomicBool = AtomicBool::new(false);
 
-/// Stops the automatic thread for good, because the system has no place for a thread of the
-/// program. Returns whether it ran, so that there may be a place now.
+/// Stops the automatic shepherd for good, because the system has no place for a thread of the
+/// program. Returns whether the shepherd ran. If so, there may be a place now.
 pub fn give_way() -> bool {
     let ran = STATE.load(SeqCst) == ON && !GIVES_WAY.load(Relaxed);
     FORBIDDEN.store(true, Relaxed);
@@ -330,8 +340,8 @@ pub fn give_way() -> bool {
 
 fn start() -> Option<Thread> {
     match settings()? {
-        // SAFETY: this thread wrote `BUSY` in place of `OFF`, so there is no automatic thread, and
-        // no other thread starts one.
+        // SAFETY: this thread wrote `BUSY` in place of `OFF`. So there is no automatic shepherd,
+        // and no other thread starts one.
         (Wish::Auto, cpus) => unsafe { Automatic::start(cpus) }.map(Thread::Automatic),
         (Wish::On(interval), _) => {
             let shepherd =
@@ -345,7 +355,7 @@ fn start() -> Option<Thread> {
 fn stop(thread: Option<Thread>) {
     let mut before = 0;
     // Waiting for a thread is a cancellation point. This thread is ending already, and must not be
-    // cancelled in the middle of this.
+    // cancelled while it waits.
     // SAFETY: `before` is writable.
     unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
     match thread {
@@ -383,7 +393,7 @@ pub(crate) fn fork_child() {
     THREADS.store(1, Relaxed);
     STATE.store(OFF, Relaxed);
     // The shepherd's thread exists only in the parent, so its handle must not be dropped.
-    // SAFETY: the child has no thread but this one.
+    // SAFETY: this thread is the only thread of the child.
     core::mem::forget(unsafe { (*THREAD.0.get()).take() });
 }
 

@@ -1,4 +1,4 @@
-//! The C API of the malloc family: what `pinfold.h` declares, with the semantics of POSIX and
+//! The C API of the malloc family, as `pinfold.h` declares it, with the semantics of POSIX and
 //! glibc.
 //!
 //! Functions that fail return null and set errno: ENOMEM if there is no memory or if a size
@@ -10,7 +10,8 @@ use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use pinfold::{page, slab};
 
-/// Allocates a block of `size` bytes, aligned to 16 (`malloc`). A size of 0 gives a block too.
+/// Allocates a block of `size` bytes, aligned to 16 (`malloc`). Also returns a block for a size of
+/// 0.
 ///
 /// Costs one critical section up to 32 KiB, if the CPU's sheaf has an object.
 #[unsafe(no_mangle)]
@@ -19,7 +20,7 @@ pub extern "C" fn pinfold_malloc(size: usize) -> *mut c_void {
     heap::alloc(size).cast()
 }
 
-/// Frees `block` (`free`); does nothing if it is null.
+/// Frees `block` (`free`). Does nothing if `block` is null.
 ///
 /// Costs one critical section for blocks of a size class, if the CPU's sheaf has room. An address
 /// outside Pinfold's memory ends the process with a message.
@@ -48,12 +49,12 @@ pub extern "C" fn pinfold_calloc(count: usize, size: usize) -> *mut c_void {
 ///
 /// Allocates if `block` is null. Frees the block and returns null if `size` is 0, like glibc.
 /// Returns null and leaves the block unchanged if there is no memory to grow it. Shrinking never
-/// fails: if there is no smaller block, the old one stays.
+/// fails: if there is no memory for a smaller block, the old block stays.
 ///
 /// # Safety
 ///
-/// `block` is null, or came from this API and was not freed. It is not used after the call, unless
-/// the call failed.
+/// `block` is null, or came from this API and was not freed. If the call succeeds, `block` is not
+/// used after the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_realloc(block: *mut c_void, size: usize) -> *mut c_void {
     if block.is_null() {
@@ -73,8 +74,8 @@ pub unsafe extern "C" fn pinfold_realloc(block: *mut c_void, size: usize) -> *mu
 ///
 /// # Safety
 ///
-/// `block` is null, or came from this API and was not freed. It is not used after the call, unless
-/// the call failed.
+/// `block` is null, or came from this API and was not freed. If the call succeeds, `block` is not
+/// used after the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_reallocarray(
     block: *mut c_void,
@@ -89,8 +90,8 @@ pub unsafe extern "C" fn pinfold_reallocarray(
     unsafe { pinfold_realloc(block, bytes) }
 }
 
-/// Frees `block` (`free_sized` of C23), like [`pinfold_free`]. Ignores the size: finding the class
-/// by the address takes fewer instructions.
+/// Frees `block` (`free_sized` of C23), like [`pinfold_free`]. Ignores the size, because finding
+/// the class by the address takes fewer instructions.
 ///
 /// # Safety
 ///
@@ -117,7 +118,7 @@ pub unsafe extern "C" fn pinfold_free_aligned_sized(
 }
 
 /// Allocates a block of `size` bytes at a multiple of `align` (`aligned_alloc`). Fails with EINVAL
-/// unless `align` is a power of two.
+/// if `align` is not a power of two.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_aligned_alloc(align: usize, size: usize) -> *mut c_void {
     if !align.is_power_of_two() {
@@ -141,8 +142,9 @@ pub extern "C" fn pinfold_memalign(align: usize, size: usize) -> *mut c_void {
 /// Allocates a block of `size` bytes at a multiple of `align`, and stores it in `*to`
 /// (`posix_memalign`).
 ///
-/// Returns 0, or EINVAL if `align` is not a power of two and a multiple of a pointer's size, or
-/// ENOMEM. Leaves errno unchanged, and `*to` too if the call fails.
+/// Returns 0 after success. Returns EINVAL if `align` is not a power of two or not a multiple of a
+/// pointer's size, and ENOMEM if there is no memory. Leaves errno unchanged. If the call fails,
+/// leaves `*to` unchanged too.
 ///
 /// # Safety
 ///
@@ -176,7 +178,8 @@ pub extern "C" fn pinfold_valloc(size: usize) -> *mut c_void {
     heap::alloc_aligned(size, os_page()).cast()
 }
 
-/// Allocates whole pages of the system for `size` bytes (`pvalloc`); one page for 0.
+/// Allocates whole pages of the system for `size` bytes (`pvalloc`). For a size of 0, allocates one
+/// page.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_pvalloc(size: usize) -> *mut c_void {
     let Some(whole) = size.max(1).checked_next_multiple_of(os_page()) else {
@@ -186,8 +189,8 @@ pub extern "C" fn pinfold_pvalloc(size: usize) -> *mut c_void {
     heap::alloc_aligned(whole, os_page()).cast()
 }
 
-/// Returns how many bytes of `block` may be used (`malloc_usable_size`): at least its size; 0 for
-/// null.
+/// Returns how many bytes of `block` the program may use (`malloc_usable_size`): at least as many
+/// as it asked for. Returns 0 if `block` is null.
 ///
 /// # Safety
 ///
@@ -198,17 +201,18 @@ pub unsafe extern "C" fn pinfold_malloc_usable_size(block: *mut c_void) -> usize
     unsafe { heap::usable_size(block.cast()) }
 }
 
-/// Gives all free memory back to the system (`malloc_trim`), including the objects in every CPU's
-/// sheaves. Returns 1 if any memory went back. Ignores `pad`.
+/// Gives all free memory back to the system (`malloc_trim`), including the free blocks that each
+/// CPU keeps. Returns 1 if any memory went back. Ignores `pad`.
 ///
-/// Interrupts the CPUs that run threads of this process, once. If the kernel cannot fence, gives
-/// back only the arenas' free runs. Not for signal handlers: waits for locks.
+/// Interrupts the CPUs that run threads of this process, once. If the kernel has no call for this,
+/// gives back only the arenas' free runs. Must not be called in a signal handler, because it waits
+/// for locks.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_malloc_trim(_pad: usize) -> c_int {
     c_int::from(slab::shrink_all().unwrap_or_else(|_| page::trim()) > 0)
 }
 
-/// Sets the soft limit on the memory that Pinfold holds, in bytes; 0 removes the limit. Never
+/// Sets the soft limit on the memory that Pinfold holds, in bytes. 0 removes the limit. Never
 /// fails. Costs a few stores.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_memory_set_limit(bytes: usize) {
@@ -216,8 +220,8 @@ pub extern "C" fn pinfold_memory_set_limit(bytes: usize) {
     page::set_memory_limit(Some(bytes).filter(|&bytes| bytes > 0));
 }
 
-/// Returns the soft limit on the memory that Pinfold holds, in bytes; 0 if there is none. Costs a
-/// few loads.
+/// Returns the soft limit on the memory that Pinfold holds, in bytes, or 0 if there is no limit.
+/// Costs a few loads.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_memory_limit() -> usize {
     init::ready();
@@ -242,7 +246,7 @@ pub struct Mallinfo2 {
     pub usmblks: usize,
     /// Always 0.
     pub fsmblks: usize,
-    /// Bytes in blocks in use and in sheaves.
+    /// Bytes in blocks in use, and in free blocks that CPUs and nodes keep.
     pub uordblks: usize,
     /// Bytes held and free.
     pub fordblks: usize,
@@ -250,8 +254,8 @@ pub struct Mallinfo2 {
     pub keepcost: usize,
 }
 
-/// Returns how much memory Pinfold holds, and for what (`mallinfo2`). Walks the partial slabs under
-/// the nodes' locks.
+/// Returns how much memory Pinfold holds, and for which use (`mallinfo2`). Walks the partial slabs
+/// while it holds the nodes' locks.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_mallinfo2() -> Mallinfo2 {
     let huge = page::huge_total();
@@ -268,7 +272,7 @@ pub extern "C" fn pinfold_mallinfo2() -> Mallinfo2 {
     }
 }
 
-/// Writes what [`pinfold_mallinfo2`] returns to `stream`, as XML (`malloc_info`).
+/// Writes the numbers of [`pinfold_mallinfo2`] to `stream`, as XML (`malloc_info`).
 ///
 /// Returns 0, or −1 with EINVAL if `options` is not 0, or −1 if the stream fails.
 ///

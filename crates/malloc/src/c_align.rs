@@ -7,21 +7,23 @@ pub(crate) const HWCACHE_ALIGN: c_uint = 1 << 10;
 
 /// The largest alignment, as in `pinfold::slab`.
 const ALIGN_MOST: usize = 64 << 10;
-/// The largest fundamental alignment. A C type with a larger one states it.
+/// The largest fundamental alignment. For a C type with a larger alignment, the caller gives
+/// `align`.
 const ALIGN_NATURAL: usize = 16;
 const CACHE_LINE: usize = 64;
 
 /// Returns the alignment that `align` and `flags` select for objects of `size` bytes, which is not
 /// 0. Returns `None` if `align` is invalid.
 pub(crate) fn align_of_objects(size: usize, align: usize, flags: c_uint) -> Option<usize> {
-    // A type's size is a multiple of its alignment, so this alignment suits all types of the size.
+    // A type's size is a multiple of its alignment, so this alignment suits all types of this size.
     let natural = (1 << size.trailing_zeros()).min(ALIGN_NATURAL);
     let mut align = if align == 0 { natural } else { align };
     if !align.is_power_of_two() || align > ALIGN_MOST {
         return None;
     }
     if flags & HWCACHE_ALIGN != 0 {
-        // Like the kernel: small objects share a cache line, and no object crosses one.
+        // As in the kernel, small objects share a cache line, and no small object crosses the
+        // border of a line.
         let mut line = CACHE_LINE;
         while size <= line / 2 {
             line /= 2;

@@ -5,7 +5,7 @@
 //!
 //! Functions that fail set errno: EINVAL (an invalid argument), E2BIG (the object is too large),
 //! ENOSPC (too many caches), ENOMEM (no memory), EBUSY (objects are in use) or ENOTSUP (the kernel
-//! cannot fence).
+//! cannot interrupt CPUs for this process).
 
 use crate::c_align::{HWCACHE_ALIGN, align_of_objects};
 use crate::c_counter::{boxed, unboxed};
@@ -54,8 +54,8 @@ pub(crate) fn null_with<T>(errno: c_int) -> *mut T {
     null_mut()
 }
 
-/// Creates a cache of objects of `size` bytes (`kmem_cache_create`). With an alignment of 0 an
-/// object suits every type of that size with a fundamental alignment.
+/// Creates a cache of objects of `size` bytes (`kmem_cache_create`). If `align` is 0, an object
+/// suits every type of that size with a fundamental alignment.
 ///
 /// Returns null with EINVAL, E2BIG, ENOSPC or ENOMEM. Costs a descriptor of some hundred bytes.
 ///
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn pinfold_cache_create(
     unsafe { create(name, (size, align), flags, constructor, None) }
 }
 
-/// Creates a cache, whose memory `policy` places if there is one.
+/// Creates a cache. If there is a `policy`, it places the cache's memory.
 ///
 /// # Safety
 ///
@@ -130,7 +130,7 @@ pub(crate) unsafe fn create(
     }
 }
 
-/// Ends a cache and gives its memory back (`kmem_cache_destroy`); does nothing if `this` is null.
+/// Ends a cache and gives its memory back (`kmem_cache_destroy`). Does nothing if `this` is null.
 ///
 /// Returns 0, or −1 with the cache unchanged: EBUSY if objects have not come back, ENOTSUP if the
 /// kernel cannot fence. Interrupts the CPUs that run threads of this process, once.
@@ -149,13 +149,13 @@ pub unsafe extern "C" fn pinfold_cache_destroy(this: *mut CCache) -> c_int {
     let cache = unsafe { (&raw const (*this).cache).read() };
     match cache.destroy() {
         Ok(()) => {
-            // SAFETY: the block came from `boxed`. Its other fields need no drop, so plain words
-            // stand for it.
+            // SAFETY: the block came from `boxed`. `destroy` consumed the cache, and the other
+            // fields need no drop. So the block is freed as plain words.
             unsafe { unboxed(this.cast::<[u64; CACHE_LINE / 8]>()) };
             0
         }
         Err(Leak { objects, cache }) => {
-            // SAFETY: the field was moved out of by `read`, and its block was not freed.
+            // SAFETY: `read` above moved the value out of the field, and the block was not freed.
             unsafe { (&raw mut (*this).cache).write(cache) };
             set_errno(if objects > 0 {
                 libc::EBUSY
@@ -167,7 +167,8 @@ pub unsafe extern "C" fn pinfold_cache_destroy(this: *mut CCache) -> c_int {
     }
 }
 
-/// Allocates an object (`kmem_cache_alloc`); null with ENOMEM. Costs one critical section.
+/// Allocates an object (`kmem_cache_alloc`). Returns null with ENOMEM if there is no memory. Costs
+/// one critical section.
 ///
 /// # Safety
 ///
@@ -193,8 +194,8 @@ unsafe extern "C" fn alloc_slow(this: *const CCache) -> *mut c_void {
     }
 }
 
-/// Allocates a zeroed object (`kmem_cache_zalloc`); null with ENOMEM, or with EINVAL if the cache
-/// has a constructor.
+/// Allocates a zeroed object (`kmem_cache_zalloc`). Returns null with ENOMEM if there is no memory,
+/// or with EINVAL if the cache has a constructor.
 ///
 /// # Safety
 ///
@@ -215,9 +216,9 @@ pub unsafe extern "C" fn pinfold_cache_zalloc(this: *const CCache) -> *mut c_voi
     object
 }
 
-/// Allocates an object in the memory of node `node` or of the nearest with memory
-/// (`kmem_cache_alloc_node`). −1 means the thread's own node. Returns null with ENOMEM, or with
-/// EINVAL if `node` is below −1. Takes the node's lock.
+/// Allocates an object in the memory of node `node`, or of the nearest node that has memory
+/// (`kmem_cache_alloc_node`). A `node` of −1 means the thread's own node. Returns null with ENOMEM
+/// if there is no memory, or with EINVAL if `node` is below −1. Takes the node's lock.
 ///
 /// # Safety
 ///
@@ -239,8 +240,8 @@ pub unsafe extern "C" fn pinfold_cache_alloc_node(this: *const CCache, node: c_i
 }
 
 /// Allocates an object in the memory of node `node` only (`kmem_cache_alloc_node` with
-/// `__GFP_THISNODE`). Returns null with ENOMEM, or with EINVAL if `node` is negative. Takes the
-/// node's lock.
+/// `__GFP_THISNODE`). Returns null with ENOMEM if the node has no memory, or with EINVAL if `node`
+/// is negative. Takes the node's lock.
 ///
 /// # Safety
 ///
@@ -260,7 +261,7 @@ pub unsafe extern "C" fn pinfold_cache_alloc_node_exact(
     }
 }
 
-/// Frees an object (`kmem_cache_free`); does nothing if it is null. Costs one critical section.
+/// Frees an object (`kmem_cache_free`), or does nothing for null. Costs one critical section.
 ///
 /// # Safety
 ///
@@ -273,7 +274,7 @@ pub unsafe extern "C" fn pinfold_cache_free(this: *const CCache, object: *mut c_
     };
     // SAFETY: the caller gives up an object of this cache, which has not been destroyed.
     if !unsafe { (*this).cache.free_fast(object) } {
-        // SAFETY: the caller gives up the object, and `free_fast` has not taken it.
+        // SAFETY: the caller gives up the object, and `free_fast` above has not freed it.
         unsafe { free_slow(this, object) };
     }
 }
@@ -288,7 +289,7 @@ unsafe extern "C" fn free_slow(this: *const CCache, object: NonNull<u8>) {
 /// Allocates `count` objects into `objects` (`kmem_cache_alloc_bulk`), many in one critical
 /// section.
 ///
-/// Returns how many; fewer than `count` come with ENOMEM.
+/// Returns how many objects it allocated. If these are fewer than `count`, sets errno to ENOMEM.
 ///
 /// # Safety
 ///
@@ -303,8 +304,8 @@ pub unsafe extern "C" fn pinfold_cache_alloc_bulk(
     if count == 0 {
         return 0;
     }
-    // SAFETY: the caller promises room for `count` pointers, which are null before the slice is
-    // made.
+    // SAFETY: the caller promises room for `count` pointers. They are set to null before the slice
+    // is made.
     let objects = unsafe {
         objects.write_bytes(0, count);
         core::slice::from_raw_parts_mut(objects.cast(), count)
@@ -359,8 +360,8 @@ pub unsafe extern "C" fn pinfold_cache_shrink(this: *const CCache) -> isize {
     }
 }
 
-/// Sets how many objects a sheaf of the cache holds, from 4 to 125, for sheaves filled or emptied
-/// from now on.
+/// Sets how many objects a sheaf of the cache holds: from 4 to 125. Applies to sheaves that are
+/// filled or emptied from now on.
 ///
 /// # Safety
 ///
@@ -377,7 +378,8 @@ pub extern "C" fn pinfold_slab_set_sheaf_budget(bytes: usize) {
     pinfold::slab::set_sheaf_budget(bytes);
 }
 
-/// Makes a Rust callback of a C one. The result does nothing if `each` is `None`.
+/// Makes a Rust callback that calls the C callback `each`. The result does nothing if `each` is
+/// `None`.
 ///
 /// # Safety
 ///
@@ -391,8 +393,8 @@ unsafe fn teller(each: Option<Each>, context: *mut c_void) -> impl FnMut(&Report
     }
 }
 
-/// Checks the cache's records and objects. Calls `each` for the first sixteen faults. Returns how
-/// many there are.
+/// Checks the cache's records and objects. Calls `each` for the first sixteen faults. Returns the
+/// number of all faults.
 ///
 /// # Safety
 ///
@@ -425,10 +427,10 @@ pub unsafe extern "C" fn pinfold_cache_validate(
     fault.errors
 }
 
-/// Calls `each` for the first sixteen objects in use of a debugged cache, with their allocating
-/// callers.
+/// Calls `each` for the first sixteen objects in use of a debugged cache. With
+/// `PINFOLD_SLAB_STORE_USER`, each report says where the object was allocated.
 ///
-/// Returns how many objects are in use; 0 for a cache that makes no checks.
+/// Returns how many objects are in use, or 0 for a cache that makes no checks.
 ///
 /// # Safety
 ///
@@ -445,7 +447,8 @@ pub unsafe extern "C" fn pinfold_cache_leaks(
     unsafe { (*this).cache.leaks_with(teller(each, context)) }
 }
 
-/// Returns how many objects are in use, including those in CPUs' and barns' sheaves.
+/// Returns how many objects are in use, including the free objects that wait in sheaves on CPUs and
+/// nodes.
 ///
 /// # Safety
 ///

@@ -2,7 +2,7 @@
 //!
 //! A C counter is a Rust counter, in a block from `heap` or in a static that `PINFOLD_COUNTER_INIT`
 //! initialised. Functions that fail set errno: EINVAL for a batch out of range, ENOMEM if there is
-//! no memory, ENOTSUP if the kernel cannot fence.
+//! no memory, ENOTSUP if the kernel cannot fence (interrupt the other CPUs for this process).
 
 use crate::heap::{self, set_errno};
 use core::ffi::c_int;
@@ -20,7 +20,7 @@ fn errno_of(error: CounterError) -> c_int {
     }
 }
 
-/// Puts `value` into a new block; null with ENOMEM.
+/// Puts `value` into a new block. Returns null with ENOMEM if there is no memory.
 pub(crate) fn boxed<T>(value: T) -> *mut T {
     let block = heap::alloc_aligned(size_of::<T>(), align_of::<T>()).cast::<T>();
     if !block.is_null() {
@@ -30,7 +30,8 @@ pub(crate) fn boxed<T>(value: T) -> *mut T {
     block
 }
 
-/// Puts a value into a new block; null with ENOMEM, or with the error's errno if there is no value.
+/// Puts the value of `made` into a new block. Returns null with the error's errno if `made` is an
+/// error, or with ENOMEM if there is no memory.
 fn boxed_or_errno<T>(made: Result<T, CounterError>) -> *mut T {
     match made {
         Ok(value) => boxed(value),
@@ -41,7 +42,7 @@ fn boxed_or_errno<T>(made: Result<T, CounterError>) -> *mut T {
     }
 }
 
-/// Drops the value in a block of [`boxed`], and frees the block; does nothing if `block` is null.
+/// Drops the value in a block of [`boxed`], and frees the block. Does nothing if `block` is null.
 ///
 /// # Safety
 ///
@@ -56,8 +57,8 @@ pub(crate) unsafe fn unboxed<T>(block: *mut T) {
     }
 }
 
-/// Creates a counter at `value` with `batch`, or with the default batch; null with EINVAL or
-/// ENOMEM.
+/// Creates a counter at `value` with `batch`, or with the default batch. Returns null with EINVAL
+/// or ENOMEM if it fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_counter_create(value: i64, batch: u64) -> *mut PercpuCounter {
     if batch == BATCH_DEFAULT {
@@ -68,14 +69,15 @@ pub extern "C" fn pinfold_counter_create(value: i64, batch: u64) -> *mut PercpuC
     boxed_or_errno(PercpuCounter::with_batch(value, batch))
 }
 
-/// Creates a counter at `value` that widens its batch while its error bound is at most `drift`;
-/// null with EINVAL or ENOMEM.
+/// Creates a counter at `value` that widens its batch while its error bound is at most `drift`.
+/// Returns null with EINVAL or ENOMEM if it fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_counter_create_max_drift(value: i64, drift: u64) -> *mut PercpuCounter {
     boxed_or_errno(PercpuCounter::with_max_drift(value, drift))
 }
 
-/// Creates `count` counters at `values`, packed together; null with EINVAL or ENOMEM.
+/// Creates `count` counters at `values`, packed together. Returns null with EINVAL or ENOMEM if it
+/// fails.
 ///
 /// # Safety
 ///
@@ -128,13 +130,14 @@ methods! { PercpuCounter:
     pinfold_counter_sum() -> i64 = |counter| counter.sum();
     /// Returns −1, 0 or 1 if the value is below, at or above `with`.
     pinfold_counter_compare(with: i64) -> c_int = |counter| counter.compare(with) as c_int;
-    /// Adds `amount`, unless that moves the value past `limit`. Returns whether it added.
+    /// Adds `amount` if the value does not pass `limit` thereby. Returns whether it added.
     pinfold_counter_limited_add(limit: i64, amount: i64) -> bool = |counter| counter.limited_add(limit, amount);
     /// Sets the value.
     pinfold_counter_set(value: i64) = |counter| counter.set(value);
     /// Sets the value. Returns the value before.
     pinfold_counter_swap(value: i64) -> i64 = |counter| counter.swap(value);
-    /// Folds every CPU's shard, from this CPU. Returns how many shards had moved.
+    /// Adds each CPU's part of the count, its shard, to the total. Interrupts no CPU. Returns how
+    /// many shards had changed.
     pinfold_counter_fold() -> usize = |counter| counter.fold();
     /// Returns the batch.
     pinfold_counter_batch() -> u64 = |counter| counter.batch();
@@ -163,7 +166,7 @@ pub unsafe extern "C" fn pinfold_counter_bounds(
     unsafe { (*low, *high) = (*this).bounds() };
 }
 
-/// Ends a counter; does nothing if `this` is null.
+/// Ends a counter. Does nothing if `this` is null.
 ///
 /// # Safety
 ///
@@ -171,11 +174,12 @@ pub unsafe extern "C" fn pinfold_counter_bounds(
 /// that has not been destroyed. It is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counter_destroy(this: *mut PercpuCounter) {
-    // SAFETY: null, or a block of `boxed` that the caller gives up.
+    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
+    // it up.
     unsafe { unboxed(this) };
 }
 
-/// Returns counter number `nth`; null with EINVAL if there are not so many.
+/// Returns counter number `nth`. Returns null with EINVAL if there are not so many counters.
 ///
 /// # Safety
 ///
@@ -195,7 +199,7 @@ pub unsafe extern "C" fn pinfold_counters_at(
     }
 }
 
-/// Ends all counters of `this`; does nothing if it is null.
+/// Ends all counters of `this`. Does nothing if `this` is null.
 ///
 /// # Safety
 ///
@@ -203,11 +207,12 @@ pub unsafe extern "C" fn pinfold_counters_at(
 /// counters is used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counters_destroy(this: *mut Counters) {
-    // SAFETY: null, or a block of `boxed` that the caller gives up.
+    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
+    // it up.
     unsafe { unboxed(this) };
 }
 
-/// Creates an event counter at 0; null with ENOMEM.
+/// Creates an event counter at 0. Returns null with ENOMEM if there is no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_event_create() -> *mut EventCounter {
     boxed(EventCounter::new())
@@ -222,7 +227,7 @@ methods! { EventCounter:
     pinfold_event_sum() -> u64 = |events| events.sum();
 }
 
-/// Ends an event counter; does nothing if `this` is null.
+/// Ends an event counter. Does nothing if `this` is null.
 ///
 /// # Safety
 ///
@@ -230,11 +235,12 @@ methods! { EventCounter:
 /// any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_event_destroy(this: *mut EventCounter) {
-    // SAFETY: null, or a block of `boxed` that the caller gives up.
+    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
+    // it up.
     unsafe { unboxed(this) };
 }
 
-/// Creates an empty histogram; null with ENOMEM.
+/// Creates an empty histogram. Returns null with ENOMEM if there is no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_histogram_create() -> *mut PercpuHistogram {
     boxed(PercpuHistogram::new())
@@ -247,11 +253,12 @@ methods! { PercpuHistogram:
     pinfold_histogram_count() -> u64 = |histogram| histogram.snapshot().count();
     /// Returns the sum of the recorded values.
     pinfold_histogram_sum() -> u64 = |histogram| histogram.snapshot().sum();
-    /// Returns a value that at least the part `q` of the recorded values does not exceed.
+    /// Returns a value such that at least the part `q` of the recorded values is at most this
+    /// value.
     pinfold_histogram_quantile(q: f64) -> u64 = |histogram| histogram.snapshot().quantile(q);
 }
 
-/// Ends a histogram; does nothing if `this` is null.
+/// Ends a histogram. Does nothing if `this` is null.
 ///
 /// # Safety
 ///
@@ -259,7 +266,8 @@ methods! { PercpuHistogram:
 /// used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_histogram_destroy(this: *mut PercpuHistogram) {
-    // SAFETY: null, or a block of `boxed` that the caller gives up.
+    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
+    // it up.
     unsafe { unboxed(this) };
 }
 

@@ -1,5 +1,6 @@
-//! The C API of readers, and of frees that wait for readers. Functions that fail set errno to
-//! ENOTSUP: the kernel cannot fence.
+//! The C API of readers, and of frees that wait for readers. A *reader* is a thread that may look
+//! at objects while other threads free them. Functions that fail set errno to ENOTSUP: the kernel
+//! cannot fence (interrupt the other CPUs for this process).
 
 use crate::c_cache::CCache;
 use crate::heap::set_errno;
@@ -8,8 +9,8 @@ use core::ptr::NonNull;
 use pinfold::slab::grace::{self, Guard};
 use pinfold_rseq::FenceError;
 
-/// The two words of a [`Guard`], which C keeps while the thread is a reader. They are passed in two
-/// registers.
+/// The two words of a [`Guard`], which the C program keeps while the thread is a reader. They are
+/// passed in two registers.
 #[repr(C)]
 #[derive(Debug)]
 pub struct CReader([u64; 2]);
@@ -24,17 +25,18 @@ fn answer(result: Result<(), FenceError>) -> c_int {
     }
 }
 
-/// Enters as a reader (`srcu_read_lock`). Costs a call and one critical section.
+/// Makes the calling thread a reader (`srcu_read_lock`). Costs a call and one critical section.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_grace_enter() -> CReader {
     CReader(grace::enter().into_words())
 }
 
-/// Leaves as a reader (`srcu_read_unlock`). Costs a call and one critical section.
+/// Ends a reader that [`pinfold_grace_enter`] began (`srcu_read_unlock`). Costs a call and one
+/// critical section.
 ///
 /// # Safety
 ///
-/// `reader` came from [`pinfold_grace_enter`] in this thread, and has not left yet.
+/// `reader` came from [`pinfold_grace_enter`] in this thread, and is passed to this function once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_grace_leave(reader: CReader) {
     // SAFETY: the caller promises words of a guard of this thread, and passes them once.
@@ -44,15 +46,15 @@ pub unsafe extern "C" fn pinfold_grace_leave(reader: CReader) {
 /// Waits until all readers that are inside now have left (`synchronize_srcu`). Returns 0, or −1
 /// with ENOTSUP.
 ///
-/// Interrupts the CPUs that run threads of this process at each step, unless some CPUs are
-/// isolated. Not for readers and signal handlers.
+/// If no CPU is isolated, interrupts the CPUs that run threads of this process, at each step. Must
+/// not be called by a reader or in a signal handler.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_grace_synchronize() -> c_int {
     answer(grace::synchronize())
 }
 
-/// Frees an object when all readers that are inside now have left (`kfree_rcu`); does nothing if it
-/// is null. Costs what `pinfold_cache_free` costs.
+/// Frees an object when all readers that are inside now have left (`kfree_rcu`). Does nothing if
+/// `object` is null. Costs what `pinfold_cache_free` costs.
 ///
 /// # Safety
 ///
@@ -67,8 +69,9 @@ pub unsafe extern "C" fn pinfold_cache_free_deferred(this: *const CCache, object
     }
 }
 
-/// Waits until all objects that were freed deferred to this cache before are free
-/// (`kvfree_rcu_barrier`). Returns 0, or −1 with ENOTSUP. Not for readers and signal handlers.
+/// Waits until the cache has freed all objects that were given to `pinfold_cache_free_deferred`
+/// before this call (`kvfree_rcu_barrier`). Returns 0, or −1 with ENOTSUP. Must not be called by a
+/// reader or in a signal handler.
 ///
 /// # Safety
 ///

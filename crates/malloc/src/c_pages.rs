@@ -1,6 +1,8 @@
-//! The C API of pages by policy. Functions that fail set errno: EINVAL for an invalid argument,
-//! ENOSPC for too many caches, ENOMEM if there is no memory, EBUSY for pages in use, ENOTSUP if the
-//! kernel cannot fence, ENOENT for a page whose node the kernel chose.
+//! The C API of pools of pages. A program asks a pool for a page for a *place*, a number that it
+//! chooses. A policy for the place's range says from which node the page comes. Functions that fail
+//! set errno: EINVAL for an invalid argument, ENOSPC for too many caches, ENOMEM if there is no
+//! memory, EBUSY for pages in use, ENOTSUP if the kernel cannot fence, ENOENT for a page whose node
+//! the kernel chose.
 
 use crate::c_cache::null_with;
 use crate::c_counter::{boxed, unboxed};
@@ -11,7 +13,7 @@ use core::ptr::NonNull;
 use pinfold::pages::Pages;
 use pinfold::slab::CacheError;
 
-/// Creates a pool of pages; null with errno.
+/// Creates a pool of pages. Returns null with errno if it fails.
 ///
 /// # Safety
 ///
@@ -33,8 +35,8 @@ pub unsafe extern "C" fn pinfold_pages_create(name: *const c_char) -> *mut Pages
     }
 }
 
-/// Ends a pool and gives its memory back; does nothing if `this` is null. Returns 0, or −1 with
-/// errno and the pool unchanged.
+/// Ends a pool and gives its memory back. Does nothing if `this` is null. Returns 0. If it fails,
+/// returns −1 with errno, and leaves the pool usable.
 ///
 /// # Safety
 ///
@@ -52,13 +54,14 @@ pub unsafe extern "C" fn pinfold_pages_destroy(this: *mut Pages) -> c_int {
     if drained.is_err() {
         return failed(libc::ENOTSUP);
     }
-    // SAFETY: a block of `boxed`, which the caller gives up, and all pages have come back.
+    // SAFETY: the pool came from `boxed`, and the caller gives it up. All its pages have come back,
+    // as the test above found.
     unsafe { unboxed(this) };
     0
 }
 
-/// Gives the places from `start` up to, and without, `end` a copy of `policy`; null removes their
-/// policy. Returns 0, or −1 with errno.
+/// Gives the places from `start` to `end - 1` a copy of `policy`. If `policy` is null, removes
+/// their policy. Returns 0, or −1 with errno.
 ///
 /// # Safety
 ///
@@ -95,8 +98,8 @@ fn page_or_enomem(page: Option<NonNull<u8>>) -> *mut c_void {
     }
 }
 
-/// Allocates a page for a place; null with ENOMEM. Costs one critical section, and a lookup of the
-/// place's policy.
+/// Allocates a page for a place. Returns null with ENOMEM if there is no memory. Costs one critical
+/// section, and a lookup of the place's policy.
 ///
 /// # Safety
 ///
@@ -118,7 +121,7 @@ pub unsafe extern "C" fn pinfold_pages_alloc_zeroed(this: *const Pages, place: u
     page_or_enomem(unsafe { &*this }.alloc_zeroed(place))
 }
 
-/// Frees a page; does nothing if it is null. Costs one critical section.
+/// Frees a page. Does nothing if `page` is null. Costs one critical section.
 ///
 /// # Safety
 ///
@@ -132,8 +135,9 @@ pub unsafe extern "C" fn pinfold_pages_free(this: *const Pages, page: *mut c_voi
     }
 }
 
-/// Returns the node from which the pool asked for a page, or −1: EINVAL for null, ENOENT if the
-/// kernel chose the node. Arithmetic only.
+/// Returns the node from which the pool asked for the memory of a page. Returns −1 with EINVAL if
+/// `page` is null, or with ENOENT if the kernel chose the node. Only computes: takes no lock and
+/// makes no system call.
 ///
 /// # Safety
 ///

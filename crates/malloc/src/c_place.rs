@@ -1,5 +1,5 @@
-//! The C API of the kernel's policies: of threads and of ranges, and of where pages lie. Functions
-//! that fail set errno to the kernel's answer, or to EINVAL.
+//! The C API of the kernel's memory policies, for threads and for ranges of addresses, and of the
+//! nodes on which pages lie. Functions that fail set errno to the kernel's error, or to EINVAL.
 
 use crate::c_policy::{CPolicy, answer, copy_of, errno_of, failed, held_or_errno};
 use core::ffi::{c_int, c_uint, c_void};
@@ -10,7 +10,7 @@ const STRICT: c_uint = 1;
 const MOVE: c_uint = 2;
 const MOVE_ALL: c_uint = 4;
 
-/// Pages passed on in one call, so that the arrays fit on a small stack.
+/// Pages passed to the kernel in one call, so that the arrays fit on a small stack.
 const AT_ONCE: usize = 64;
 
 fn moving(flags: c_uint) -> Move {
@@ -86,8 +86,8 @@ pub extern "C" fn pinfold_node_of(at: *const c_void) -> c_int {
 /// Moves pages of the calling process to nodes (`move_pages`). If `nodes` is null, only stores
 /// where the pages lie.
 ///
-/// Returns how many pages the kernel gave up on, or −1 with errno. Costs a system call for every 64
-/// pages.
+/// Returns how many pages the kernel could not move, or −1 with errno. Costs a system call for
+/// every 64 pages.
 ///
 /// # Safety
 ///
@@ -123,7 +123,8 @@ pub unsafe extern "C" fn pinfold_pages_move(
             // numbers.
             let nodes = unsafe { core::slice::from_raw_parts(nodes.add(from), some) };
             for (target, &node) in targets.iter_mut().zip(nodes) {
-                // The kernel answers a negative number with an error, like this one.
+                // `usize::MAX` is no node. The kernel answers it with an error, as it does a
+                // negative number.
                 *target = NodeId(usize::try_from(node).unwrap_or(usize::MAX));
             }
         }

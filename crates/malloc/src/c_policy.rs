@@ -1,9 +1,10 @@
 //! The C API of memory policies as values.
 //!
-//! A C handle is an object of a cache for policies: a policy and a count of its holders. A function
-//! that takes a policy copies it and keeps no reference, so no use of a policy can outlive its
-//! memory. A null handle is the default policy, as in the kernel. Functions that fail set errno:
-//! EINVAL for an invalid policy, ENOMEM if there is no memory.
+//! A C handle is an object of a cache for policies: a policy and a count of its holders. A *holder*
+//! is a part of the program that may use the handle. A function that takes a policy copies the
+//! policy and keeps no reference, so no use of a policy can outlive its memory. A null handle is
+//! the default policy, as in the kernel. Functions that fail set errno: EINVAL for an invalid
+//! policy, ENOMEM if there is no memory.
 
 use crate::c_cache::{CCache, Constructor, create, null_with};
 use crate::c_counter::{boxed, unboxed};
@@ -27,19 +28,21 @@ pub struct CPolicy {
     policy: Mempolicy,
 }
 
-/// More holders than memory could name: the program gets the policy and never puts it.
+/// A count above this number is a fault: the program gets the policy again and again, and never
+/// puts it.
 const HOLDERS_MOST: usize = isize::MAX as usize;
 const WORD: usize = c_ulong::BITS as usize;
-/// The longest mask in bits: a page, as for the kernel. A longer one is a mistake, such as a
-/// negative number.
+/// The longest mask, in bits: a page of 4096 bytes, as for the kernel. A longer mask is a mistake,
+/// such as a negative length.
 const BITS_MOST: usize = 8 * 4096;
 
 /// The cache of the handles, which the first handle makes.
 static CACHE: AtomicPtr<KmemCache> = AtomicPtr::new(null_mut());
 
 fn cache() -> Option<&'static KmemCache> {
-    // Acquire pairs with the release of the compare-exchange below.
-    // SAFETY: null, or a block of `boxed` that is never freed once it is stored.
+    // Acquire pairs with the release of the compare-exchange below: a thread that sees the address
+    // also sees the cache.
+    // SAFETY: the pointer is null, or a block of `boxed`. A block is never freed once it is stored.
     if let Some(cache) = unsafe { CACHE.load(Acquire).as_ref() } {
         return Some(cache);
     }
@@ -51,7 +54,8 @@ fn cache() -> Option<&'static KmemCache> {
         // SAFETY: `made` is not null, and is never freed now that it is stored.
         Ok(_) => unsafe { made.as_ref() },
         Err(first) => {
-            // SAFETY: a block of `boxed` that no other thread has seen.
+            // SAFETY: the block came from `boxed` above. It was not stored, so no other thread has
+            // seen it.
             unsafe { unboxed(made) };
             // SAFETY: another thread stored `first`, which is never freed.
             unsafe { first.as_ref() }
@@ -59,7 +63,7 @@ fn cache() -> Option<&'static KmemCache> {
     }
 }
 
-/// Makes a handle with one holder; null with ENOMEM.
+/// Makes a handle with one holder. Returns null with ENOMEM if there is no memory.
 pub(crate) fn held(policy: Mempolicy) -> *mut CPolicy {
     let Some(object) = cache().and_then(KmemCache::alloc) else {
         return null_with(libc::ENOMEM);
@@ -100,7 +104,7 @@ pub(crate) fn failed(errno: c_int) -> c_int {
     -1
 }
 
-/// Returns the policy of a handle; `None` for null, which is the default policy.
+/// Returns the policy of a handle. Returns `None` for null, which is the default policy.
 ///
 /// # Safety
 ///
@@ -110,7 +114,7 @@ pub(crate) unsafe fn policy_of<'p>(this: *const CPolicy) -> Option<&'p Mempolicy
     unsafe { this.as_ref() }.map(|this| &this.policy)
 }
 
-/// Returns a copy of a handle's policy; the default policy for null.
+/// Returns a copy of a handle's policy. Returns the default policy for null.
 ///
 /// # Safety
 ///
@@ -120,8 +124,8 @@ pub(crate) unsafe fn copy_of(this: *const CPolicy) -> Mempolicy {
     unsafe { policy_of(this) }.cloned().unwrap_or_default()
 }
 
-/// Returns the nodes in the first `bits` bits of a mask; `None` if the mask is too long or has a
-/// number that no node can have.
+/// Returns the nodes in the first `bits` bits of a mask. Returns `None` if the mask is too long, or
+/// names a node above the largest possible number.
 ///
 /// # Safety
 ///
@@ -144,8 +148,8 @@ unsafe fn nodes_of(mask: *const c_ulong, bits: usize) -> Option<NodeSet> {
     Some(nodes)
 }
 
-/// Makes a policy from text. Returns null with EINVAL, and writes what is wrong to `error`, or null
-/// with ENOMEM.
+/// Makes a policy from text. If the text is invalid, writes the reason to `error`, and returns null
+/// with EINVAL. Returns null with ENOMEM if there is no memory.
 ///
 /// # Safety
 ///
@@ -180,7 +184,7 @@ pub unsafe extern "C" fn pinfold_mempolicy_parse(
     }
 }
 
-/// Makes a policy of a mode, flags and nodes; null with EINVAL or ENOMEM.
+/// Makes a policy of a mode, flags and nodes. Returns null with EINVAL or ENOMEM if it fails.
 ///
 /// # Safety
 ///
@@ -243,7 +247,7 @@ pub unsafe extern "C" fn pinfold_mempolicy_dup(this: *const CPolicy) -> *mut CPo
 /// `this` is null or held by the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_get(this: *mut CPolicy) -> *mut CPolicy {
-    // Relaxed: the caller holds the policy, so the count cannot reach 0 meanwhile.
+    // Relaxed is enough: the caller holds the policy, so the count cannot reach 0 meanwhile.
     // SAFETY: the caller promises null, or a handle that it holds.
     if let Some(policy) = unsafe { this.as_ref() }
         && policy.count.fetch_add(1, Relaxed) > HOLDERS_MOST
@@ -255,23 +259,25 @@ pub unsafe extern "C" fn pinfold_mempolicy_get(this: *mut CPolicy) -> *mut CPoli
     this
 }
 
-/// Removes a holder, and frees the policy with the last one (`mpol_put`). Does nothing if `this` is
+/// Removes a holder (`mpol_put`). Frees the policy if no holder is left. Does nothing if `this` is
 /// null. Leaves errno unchanged.
 ///
 /// # Safety
 ///
-/// `this` is null or held by the caller. This hold is not used any more.
+/// `this` is null or held by the caller, which does not use it any more as this holder.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_put(this: *mut CPolicy) {
     let Some(object) = NonNull::new(this) else {
         return;
     };
-    // Release pairs with the fence below, in the thread that removes the last holder.
+    // Release pairs with the fence below, in the thread that removes the last holder: that thread
+    // frees the policy after this holder's last use.
     // SAFETY: `this` is not null, so the caller promises a handle that it holds.
     if unsafe { object.as_ref() }.count.fetch_sub(1, Release) != 1 {
         return;
     }
-    // Acquire: the other holders' uses of the policy come before the free.
+    // Acquire pairs with the release above in the other holders' threads: their uses of the policy
+    // come before the free.
     fence(Acquire);
     if let Some(cache) = cache() {
         // SAFETY: the handle came from this cache, has no holder left, and needs no drop.
@@ -334,7 +340,7 @@ pub unsafe extern "C" fn pinfold_mempolicy_nodes(
     0
 }
 
-/// Sets the node from which the policy measures distances; −1 means the CPU's node.
+/// Sets the node from which the policy measures distances. −1 means the node of the allocating CPU.
 ///
 /// Returns 0, or −1: EINVAL, or EBUSY if the policy has another holder.
 ///
@@ -350,7 +356,8 @@ pub unsafe extern "C" fn pinfold_mempolicy_set_home_node(this: *mut CPolicy, nod
     let (Some(mut this), Ok(home)) = (NonNull::new(this), home) else {
         return failed(libc::EINVAL);
     };
-    // Acquire pairs with the release in `pinfold_mempolicy_put`: former holders' uses come before.
+    // Acquire pairs with the release in `pinfold_mempolicy_put`: former holders' uses of the policy
+    // come before the change below.
     // SAFETY: `this` is not null, so the caller promises a handle that it holds.
     if unsafe { this.as_ref() }.count.load(Acquire) != 1 {
         return failed(libc::EBUSY);
@@ -359,7 +366,7 @@ pub unsafe extern "C" fn pinfold_mempolicy_set_home_node(this: *mut CPolicy, nod
     answer(unsafe { this.as_mut() }.policy.set_home_node(home))
 }
 
-/// Makes the policy that results if the nodes in `mask` are the allowed ones
+/// Makes the policy that results if the nodes in `mask` become the allowed nodes
 /// (`mpol_rebind_policy`). Returns a new handle, or null with EINVAL or ENOMEM.
 ///
 /// # Safety
@@ -382,8 +389,8 @@ pub unsafe extern "C" fn pinfold_mempolicy_rebind(
     }
 }
 
-/// Returns a new handle of the policy that holds: the range's, else the task's, else the system's.
-/// Null with ENOMEM.
+/// Returns a new handle of the policy that is in effect: the range's policy, else the task's, else
+/// the system's. Returns null with ENOMEM if there is no memory.
 ///
 /// # Safety
 ///
@@ -414,7 +421,7 @@ pub unsafe extern "C" fn pinfold_cache_create_policy(
     constructor: Option<Constructor>,
     policy: *const CPolicy,
 ) -> *mut CCache {
-    // SAFETY: the caller promises what `create` asks of name and constructor, and holds the policy,
-    // or null.
+    // SAFETY: the caller promises a valid name and constructor, as `create` requires, and holds the
+    // policy, or passes null.
     unsafe { create(name, (size, align), flags, constructor, policy_of(policy)) }
 }

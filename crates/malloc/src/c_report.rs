@@ -1,4 +1,5 @@
-//! The C API of the reports that debugging makes, and of the handler that decides about them.
+//! The C API of the reports that the debugging checks make, and of the handler that decides what
+//! happens after a report.
 
 use crate::heap::{self, set_errno};
 use crate::{c_counter::boxed, init};
@@ -9,7 +10,7 @@ use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Release};
 use pinfold::slab::debug::{self, Kind, Report, Verdict};
 
-/// Bytes for a report's text. Two backtraces with files and lines take some four thousand.
+/// Bytes for a report's text. Two backtraces with files and lines take about four thousand bytes.
 const TEXT_MOST: usize = 16 << 10;
 /// Bytes for a report's text if there is no memory for [`TEXT_MOST`].
 const TEXT_LEAST: usize = 256;
@@ -28,15 +29,16 @@ pub struct CReport {
     pub object: *const c_void,
     /// Size of the object in bytes.
     pub size: usize,
-    /// Where the first overwritten byte lies, counted from the object's start; 0 for other faults.
+    /// The offset of the first overwritten byte from the object's start; 0 for other faults.
     pub offset: isize,
     /// `PINFOLD_SLAB_OVERWRITTEN` and so on.
     pub kind: c_int,
 }
 
-/// Receives a report that C asked for.
+/// The type of a C function that receives a report for which the program asked.
 pub type Each = unsafe extern "C" fn(*const CReport, *mut c_void);
-/// Decides about a report that C did not ask for: 0 ends the process, other values go on.
+/// The type of a C function that gets a report for which the program did not ask. If the function
+/// returns 0, the process ends. Otherwise the process goes on.
 pub type Handler = unsafe extern "C" fn(*const CReport, *mut c_void) -> c_int;
 
 fn number_of(kind: Kind) -> (c_int, isize) {
@@ -51,14 +53,14 @@ fn number_of(kind: Kind) -> (c_int, isize) {
     }
 }
 
-/// Text with a NUL behind it, in a buffer. Cuts what does not fit.
+/// Text with a NUL behind it, in a buffer. Leaves out the part that does not fit.
 pub(crate) struct Text<'b> {
     bytes: &'b mut [u8],
     length: usize,
 }
 
 impl<'b> Text<'b> {
-    /// Makes an empty text in `bytes`, at least one.
+    /// Makes an empty text in `bytes`, which has at least one byte.
     pub(crate) fn new(bytes: &'b mut [u8]) -> Text<'b> {
         bytes[0] = 0;
         Text { bytes, length: 0 }
@@ -87,14 +89,14 @@ impl Write for Text<'_> {
     }
 }
 
-/// Returns `name` with a NUL behind it, cut to the room for it.
+/// Returns `name` with a NUL behind it. Cuts a name that is too long.
 pub(crate) fn c_name(name: &str) -> [u8; NAME_ROOM] {
     let mut room = [0; NAME_ROOM];
     let _ = Text::new(&mut room).write_str(name);
     room
 }
 
-/// Calls `f` with a fault as C sees it.
+/// Makes a C report of a fault, and calls `f` with it.
 pub(crate) fn tell<R>(
     (kind, cache): (Kind, &str),
     (object, size): (*const u8, usize),
@@ -126,12 +128,12 @@ pub(crate) fn tell<R>(
     let mut written = Text::new(bytes);
     let _ = write!(written, "{text}");
     let answer = f(&told(written.as_ptr()));
-    // SAFETY: allocated above, and the text in it is not used any more.
+    // SAFETY: the block was allocated above. Only `f`, which has returned, used the text in it.
     unsafe { heap::free(block) };
     answer
 }
 
-/// Calls `f` with a report as C sees it.
+/// Makes a C report of `report`, and calls `f` with it.
 pub(crate) fn tell_report<R>(report: &Report<'_>, f: impl FnOnce(&CReport) -> R) -> R {
     tell(
         (report.kind, report.cache),
@@ -147,15 +149,17 @@ struct Registered {
     context: *mut c_void,
 }
 
-/// The handler that decides; null for the default. A replaced one is never freed, because another
-/// thread may be using it.
+/// The handler that gets the reports; null for the default. A handler that was replaced is never
+/// freed, because another thread may still be using it.
 static REGISTERED: AtomicPtr<Registered> = AtomicPtr::new(null_mut());
 
-/// Decides about a report for the library: by C's handler, or by printing it and ending the
-/// process.
+/// Decides what happens after a report. Calls the C program's handler. Without a handler, prints
+/// the report and ends the process.
 fn decide(report: &Report<'_>) -> Verdict {
-    // Acquire pairs with the release in `pinfold_slab_on_report`.
-    // SAFETY: null, or a value that was written before it was stored and is never freed.
+    // Acquire pairs with the release in `pinfold_slab_on_report`: this thread sees the handler and
+    // its context.
+    // SAFETY: the pointer is null, or leads to a value that was written before the pointer was
+    // stored. The value is never freed.
     let Some(registered) = (unsafe { REGISTERED.load(Acquire).as_ref() }) else {
         tell_report(report, |told| {
             // SAFETY: `tell` ends the text with a NUL. Text that cannot be written is lost.
@@ -173,8 +177,8 @@ fn decide(report: &Report<'_>) -> Verdict {
     }
 }
 
-/// Sets the handler that decides about reports, for the whole process. With null, a report goes to
-/// standard error and the process ends.
+/// Sets the handler that gets the reports of the whole process, and decides whether the process
+/// goes on. If `handler` is null, a report goes to standard error and the process ends.
 ///
 /// Returns 0, or −1 with ENOMEM. Each handler takes some bytes that are never freed.
 ///

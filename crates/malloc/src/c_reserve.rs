@@ -10,20 +10,21 @@ use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use pinfold::slab::{KmemCache, MemPool, OutOfMemory, Prefilled};
 
-/// A prefilled sheaf behind a C handle. The lifetime is not real: C promises to keep the cache as
-/// long as the sheaf.
+/// A prefilled sheaf behind a C handle. The lifetime `'static` is not real: the C program promises
+/// to keep the cache as long as the sheaf.
 pub type CSheaf = Prefilled<'static>;
-/// A pool behind a C handle. The lifetime is not real: C promises to keep the cache as long as the
-/// pool.
+/// A pool behind a C handle. The lifetime `'static` is not real: the C program promises to keep the
+/// cache as long as the pool.
 pub type CPool = MemPool<'static>;
 
-/// Returns whether so many objects fit into the address space. Refuses a negative number of C's
-/// before it takes all memory.
+/// Returns whether `objects` objects fit into the address space. A negative number from C arrives
+/// here as a huge one. The check refuses it before the cache takes all memory for it.
 fn conceivable(cache: &KmemCache, objects: usize) -> bool {
     objects <= isize::MAX as usize / cache.stride().max(1)
 }
 
-/// Puts a value into a block for C; null with ENOMEM if there is no value or no memory.
+/// Puts the value of `made` into a block for C. Returns null with ENOMEM if `made` is an error or
+/// there is no memory.
 fn handle<T>(made: Result<T, OutOfMemory>) -> *mut T {
     match made {
         Ok(made) => boxed(made),
@@ -48,8 +49,8 @@ fn answer(result: Result<(), OutOfMemory>) -> c_int {
     }
 }
 
-/// Allocates `n` objects of `cache` into a new sheaf (`kmem_cache_prefill_sheaf`); null with
-/// ENOMEM.
+/// Allocates `n` objects of `cache` into a new sheaf (`kmem_cache_prefill_sheaf`). Returns null
+/// with ENOMEM if there is no memory.
 ///
 /// # Safety
 ///
@@ -64,8 +65,8 @@ pub unsafe extern "C" fn pinfold_cache_prefill(cache: *const CCache, n: usize) -
     handle(cache.prefill(n))
 }
 
-/// Takes an object from a sheaf (`kmem_cache_alloc_from_sheaf`); null with ENOMEM if the sheaf is
-/// empty. Costs some ten instructions.
+/// Takes an object from a sheaf (`kmem_cache_alloc_from_sheaf`). Returns null with ENOMEM if the
+/// sheaf is empty. Costs about ten instructions.
 ///
 /// # Safety
 ///
@@ -87,8 +88,8 @@ pub unsafe extern "C" fn pinfold_sheaf_len(this: *const CSheaf) -> usize {
     unsafe { (*this).len() }
 }
 
-/// Allocates objects until a sheaf holds `n` (`kmem_cache_refill_sheaf`). Returns 0, or −1 with
-/// ENOMEM.
+/// Allocates objects until a sheaf holds `n` objects (`kmem_cache_refill_sheaf`). Returns 0, or −1
+/// with ENOMEM.
 ///
 /// # Safety
 ///
@@ -103,19 +104,20 @@ pub unsafe extern "C" fn pinfold_sheaf_refill(this: *mut CSheaf, n: usize) -> c_
     answer(this.refill(n))
 }
 
-/// Ends a sheaf and frees its objects (`kmem_cache_return_sheaf`); does nothing if `this` is null.
+/// Ends a sheaf and frees its objects (`kmem_cache_return_sheaf`). Does nothing if `this` is null.
 ///
 /// # Safety
 ///
 /// `this` is null, or a sheaf of this API that has not been returned. It is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_sheaf_return(this: *mut CSheaf) {
-    // SAFETY: null, or a block of `handle` that the caller gives up.
+    // SAFETY: the caller promises null or a value of this API, which came from `handle`, and gives
+    // it up.
     unsafe { unboxed(this) };
 }
 
-/// Creates a pool with a reserve of `min_nr` objects of `cache` (`mempool_create`); null with
-/// ENOMEM.
+/// Creates a pool with a reserve of `min_nr` objects of `cache` (`mempool_create`). Returns null
+/// with ENOMEM if there is no memory.
 ///
 /// # Safety
 ///
@@ -131,7 +133,7 @@ pub unsafe extern "C" fn pinfold_mempool_create(cache: *const CCache, min_nr: us
 }
 
 /// Allocates an object from the cache, or from the reserve if the cache has no memory
-/// (`mempool_alloc` without waiting); null with ENOMEM if the reserve is empty too.
+/// (`mempool_alloc` without waiting). Returns null with ENOMEM if the reserve is empty too.
 ///
 /// # Safety
 ///
@@ -142,8 +144,8 @@ pub unsafe extern "C" fn pinfold_mempool_alloc(this: *const CPool) -> *mut c_voi
     object_or_enomem(unsafe { (*this).alloc() })
 }
 
-/// Allocates an object, and waits until there is one (`mempool_alloc`). Never returns null. Not for
-/// signal handlers.
+/// Allocates an object, and waits until there is one (`mempool_alloc`). Never returns null. Must
+/// not be called in a signal handler.
 ///
 /// # Safety
 ///
@@ -154,8 +156,8 @@ pub unsafe extern "C" fn pinfold_mempool_alloc_wait(this: *const CPool) -> *mut 
     unsafe { (*this).alloc_wait().as_ptr().cast() }
 }
 
-/// Allocates an object from the reserve (`mempool_alloc_preallocated`); null with ENOMEM if the
-/// reserve is empty. Takes the pool's lock.
+/// Allocates an object from the reserve (`mempool_alloc_preallocated`). Returns null with ENOMEM if
+/// the reserve is empty. Takes the pool's lock.
 ///
 /// # Safety
 ///
@@ -166,8 +168,8 @@ pub unsafe extern "C" fn pinfold_mempool_alloc_preallocated(this: *const CPool) 
     object_or_enomem(unsafe { (*this).alloc_preallocated() })
 }
 
-/// Frees an object, to the reserve unless the reserve is full (`mempool_free`); does nothing if the
-/// object is null.
+/// Frees an object (`mempool_free`): to the reserve, or to the cache if the reserve is full. Does
+/// nothing if `object` is null.
 ///
 /// # Safety
 ///
@@ -208,7 +210,7 @@ pub unsafe extern "C" fn pinfold_mempool_available(this: *const CPool) -> usize 
     unsafe { (*this).kept() }
 }
 
-/// Ends a pool and frees its reserve to the cache (`mempool_destroy`); does nothing if `this` is
+/// Ends a pool and frees its reserve to the cache (`mempool_destroy`). Does nothing if `this` is
 /// null.
 ///
 /// # Safety
@@ -216,6 +218,7 @@ pub unsafe extern "C" fn pinfold_mempool_available(this: *const CPool) -> usize 
 /// `this` is null, or a pool of this API that has not been destroyed. It is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempool_destroy(this: *mut CPool) {
-    // SAFETY: null, or a block of `handle` that the caller gives up.
+    // SAFETY: the caller promises null or a value of this API, which came from `handle`, and gives
+    // it up.
     unsafe { unboxed(this) };
 }

@@ -8,7 +8,8 @@ use crate::c_policy::{CPolicy, failed, held, policy_of};
 use core::ffi::c_int;
 use pinfold::mempolicy::{RangeError, SharedPolicy};
 
-/// Creates a map without policies; null with ENOMEM.
+/// Creates a map from pages to policies, without policies. Returns null with ENOMEM if there is no
+/// memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_shared_policy_create() -> *mut SharedPolicy {
     let made = boxed(SharedPolicy::new());
@@ -27,10 +28,10 @@ pub(crate) fn answer(result: Result<(), RangeError>) -> c_int {
     }
 }
 
-/// Gives the pages from `start` up to, and without, `end` a copy of `policy`
-/// (`mpol_set_shared_policy`). Null removes their policy.
+/// Gives the pages from `start` to `end - 1` a copy of `policy` (`mpol_set_shared_policy`). If
+/// `policy` is null, removes their policy.
 ///
-/// Returns 0, or −1 with errno and nothing changed.
+/// Returns 0. If it fails, returns −1 with errno, and changes nothing.
 ///
 /// # Safety
 ///
@@ -48,8 +49,8 @@ pub unsafe extern "C" fn pinfold_shared_policy_set(
     answer(this.set(start..end, policy))
 }
 
-/// Returns a new handle of a copy of the page's policy (`mpol_shared_policy_lookup`); null with
-/// ENOENT if the page has none, or with ENOMEM.
+/// Returns a new handle of a copy of the page's policy (`mpol_shared_policy_lookup`). Returns null
+/// with ENOENT if the page has no policy, or with ENOMEM if there is no memory.
 ///
 /// # Safety
 ///
@@ -66,13 +67,14 @@ pub unsafe extern "C" fn pinfold_shared_policy_lookup(
     }
 }
 
-/// Ends a map; does nothing if `this` is null. Policies that were looked up stay valid.
+/// Ends a map. Does nothing if `this` is null. Policies that were looked up stay valid.
 ///
 /// # Safety
 ///
 /// `this` is null, or a map of this API that has not been destroyed. It is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shared_policy_destroy(this: *mut SharedPolicy) {
-    // SAFETY: null, or a block of `boxed` that the caller gives up.
+    // SAFETY: the caller promises null or a map of this API, which came from `boxed`, and gives it
+    // up.
     unsafe { unboxed(this) };
 }

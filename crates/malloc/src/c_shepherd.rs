@@ -10,7 +10,7 @@ use pinfold::shepherd::{Running, Shepherd, ShepherdError};
 
 const SPARE_ISOLATED: c_uint = 1;
 
-/// A shepherd behind a C handle, and its thread while that runs.
+/// A shepherd behind a C handle, and its thread while the thread runs.
 pub struct CShepherd {
     shepherd: Shepherd,
     running: Option<Running>,
@@ -29,8 +29,9 @@ fn answer(result: Result<(), ShepherdError>) -> c_int {
     result.map_or_else(fail, |()| 0)
 }
 
-/// Creates a shepherd that ticks every `interval_ms` milliseconds; 0 means a second. Returns null
-/// with EINVAL for an unknown flag or an interval above a day, or with ENOMEM. Starts no thread.
+/// Creates a shepherd that ticks every `interval_ms` milliseconds. 0 means every second. Returns
+/// null with EINVAL for an unknown flag or an interval above a day, or with ENOMEM. Starts no
+/// thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_shepherd_create(interval_ms: u64, flags: c_uint) -> *mut CShepherd {
     if flags & !SPARE_ISOLATED != 0 || interval_ms > 86_400_000 {
@@ -50,8 +51,8 @@ pub extern "C" fn pinfold_shepherd_create(interval_ms: u64, flags: c_uint) -> *m
     })
 }
 
-/// Watches a counter: every shepherd of the process folds it from now on. Returns 0, or −1 with
-/// ENOMEM.
+/// Watches a counter: from now on, every shepherd of the process adds what CPUs have counted to the
+/// counter's total. Returns 0, or −1 with ENOMEM.
 ///
 /// # Safety
 ///
@@ -96,8 +97,8 @@ pub unsafe extern "C" fn pinfold_shepherd_unwatch(
     unsafe { (*this).shepherd.unwatch(&*counter) };
 }
 
-/// Ticks: folds the watched counters and has idle caches give memory back. Returns how many shards
-/// had moved.
+/// Ticks: folds the watched counters, and has caches give idle memory back. Returns how many
+/// shards, the parts of a counter that belong to one CPU, had changed.
 ///
 /// # Safety
 ///
@@ -143,7 +144,7 @@ pub unsafe extern "C" fn pinfold_shepherd_stop(this: *mut CShepherd) {
     unsafe { (*this).running = None };
 }
 
-/// Stops and ends a shepherd; does nothing if `this` is null. Other shepherds go on folding the
+/// Stops and ends a shepherd. Does nothing if `this` is null. Other shepherds go on folding the
 /// counters that it watched.
 ///
 /// # Safety
@@ -151,6 +152,7 @@ pub unsafe extern "C" fn pinfold_shepherd_stop(this: *mut CShepherd) {
 /// `this` is null, or a shepherd of this API that has not been destroyed. It is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shepherd_destroy(this: *mut CShepherd) {
-    // SAFETY: null, or a block of `boxed` that the caller gives up.
+    // SAFETY: the caller promises null or a shepherd of this API, which came from `boxed`, and
+    // gives it up.
     unsafe { unboxed(this) };
 }

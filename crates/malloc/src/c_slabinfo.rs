@@ -1,4 +1,4 @@
-//! The C API of the state of caches: slabinfo, attributes, statistics.
+//! The C API that reads the state of caches: slabinfo, attributes, statistics.
 //!
 //! These functions stop no other CPU. [`pinfold::slab::caches`] says how exact the numbers are.
 //! Functions that fail set errno to EINVAL.
@@ -10,9 +10,9 @@ use crate::heap::set_errno;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use pinfold::slab::{Info, caches, slabinfo};
 
-/// Writes the state of a cache, or of all caches for null, in the format of `/proc/slabinfo`,
-/// version 2.1. Writes at most `size` bytes, including a NUL, like `snprintf`. Returns the length
-/// of the whole text.
+/// Writes the state of a cache, or of all caches if `this` is null, in the format of
+/// `/proc/slabinfo`, version 2.1. Writes at most `size` bytes, including a NUL, like `snprintf`.
+/// Returns the length of the whole text.
 ///
 /// # Safety
 ///
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn pinfold_slabinfo(
 }
 
 /// Stores the attribute that the kernel calls `name` in `/sys/kernel/slab/<cache>/`. Returns 0, or
-/// −1 with EINVAL if there is none.
+/// −1 with EINVAL if there is no such attribute.
 ///
 /// # Safety
 ///
@@ -85,10 +85,11 @@ pub struct CInfo {
     pub flags: c_uint,
 }
 
-/// Receives the state of one cache.
+/// The type of a C function that receives the state of one cache.
 pub type EachCache = unsafe extern "C" fn(*const CInfo, *mut c_void);
 
-/// Calls `f` with a cache, unless the cache has been destroyed. Returns whether it called `f`.
+/// Calls `f` with the state of a cache if the cache has not been destroyed. Returns whether it
+/// called `f`.
 fn tell(info: Info, f: impl FnOnce(&CInfo)) -> bool {
     let (name, usage) = (c_name(info.name()), info.usage());
     // `usize` has 64 bits on x86-64 and aarch64.
@@ -105,7 +106,8 @@ fn tell(info: Info, f: impl FnOnce(&CInfo)) -> bool {
         slabs: usage.slabs,
         flags: bits_of(info.debug_flags()) | hardened,
     };
-    // Asked last: the numbers of a destroyed cache may come from a new cache in its place.
+    // This test comes last: if the cache was destroyed meanwhile, the numbers above may be those of
+    // a new cache in its place.
     let there = !info.is_destroyed();
     if there {
         f(&told);
@@ -113,8 +115,8 @@ fn tell(info: Info, f: impl FnOnce(&CInfo)) -> bool {
     there
 }
 
-/// Calls `each` with all caches of the process, including malloc's. Returns how many. Holds no lock
-/// during the calls.
+/// Calls `each` with each cache of the process, including malloc's caches. Returns the number of
+/// caches. Holds no lock during the calls.
 ///
 /// # Safety
 ///
@@ -135,7 +137,7 @@ pub unsafe extern "C" fn pinfold_caches_each(
     told.count()
 }
 
-/// What a cache's slow paths have counted: `struct pinfold_slab_statistics`.
+/// The counts of a cache's slow paths: `struct pinfold_slab_statistics`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CStatistics {
@@ -159,7 +161,7 @@ pub struct CStatistics {
     pub stride: usize,
 }
 
-/// Returns what the slow paths have counted. Takes the nodes' locks.
+/// Returns the counts of the slow paths. Takes the nodes' locks.
 ///
 /// # Safety
 ///

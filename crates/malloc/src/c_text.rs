@@ -4,7 +4,7 @@ use crate::c_report::Text;
 use core::ffi::c_char;
 use core::fmt::{self, Write};
 
-/// Writes as much text as fits, and counts all of it.
+/// Writes as much text as fits into `room`, and counts the bytes of the whole text.
 struct Counted<'b> {
     room: Option<Text<'b>>,
     length: usize,
@@ -21,8 +21,8 @@ impl Write for Counted<'_> {
     }
 }
 
-/// Writes `text` into `size` bytes, including a NUL, and cuts what does not fit. Returns the length
-/// of the whole text.
+/// Writes `text` and a NUL into `size` bytes. Leaves out the end of the text if it does not fit.
+/// Returns the length of the whole text.
 ///
 /// # Safety
 ///

@@ -1,8 +1,8 @@
-//! Counting calls for the statistics segment of this process.
+//! Counts calls for the statistics segment of this process: memory that other processes can read.
 //!
 //! If `PINFOLD_STATS` names a directory, the process makes its segment there as a file. The fast
-//! paths stay closed, so that every call reaches a slow path, which counts it here. Otherwise a
-//! slow path pays one load.
+//! paths stay closed, so that every call reaches a slow path, which counts it here. Without the
+//! variable, counting costs a slow path one load.
 
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicBool;
@@ -20,7 +20,7 @@ use pinfold_rseq::{Backend, Index, backend, possible};
 static ACTIVE: AtomicBool = AtomicBool::new(false);
 /// The address of the segment's head.
 static SEGMENT: AtomicUsize = AtomicUsize::new(0);
-/// Bytes of each unit that the segment shows.
+/// Bytes of each CPU's memory, its *unit*, that are in the segment.
 static UNIT_BYTES: AtomicUsize = AtomicUsize::new(0);
 static CALLS: VmEvents<Call> = VmEvents::new();
 
@@ -78,8 +78,8 @@ pub(crate) fn requested(block: *mut u8, size: usize) {
     }
 }
 
-/// Makes this process's segment if `PINFOLD_STATS` asks for it. Returns whether it made one. Runs
-/// at the process's start, before the first count.
+/// Makes this process's segment if `PINFOLD_STATS` names a directory. Returns whether it made a
+/// segment. Runs at the process's start, before the first count.
 #[cold]
 #[inline(never)]
 pub(crate) fn start() -> bool {
@@ -113,7 +113,8 @@ pub(crate) fn start_in_child() {
     };
     let mut path = [0u8; PATH];
     if !(name_file(&mut path) && map_file(&path, at, shared).is_some()) {
-        // The critical sections write to the units in any case, so some memory must replace them.
+        // The critical sections write to the units in any case. The units still lie in the parent's
+        // file, so other memory must replace them.
         let file = memory_file();
         if file < 0 || map_over(file, at, shared).is_none() {
             pinfold::abort(format_args!(
@@ -189,8 +190,8 @@ fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Writes `DIRECTORY/PID.` into `path`; `map_file` appends a number. Returns false if the variable
-/// is not set.
+/// Writes `DIRECTORY/PID.` into `path`. `map_file` appends a number. Returns false if the variable
+/// `PINFOLD_STATS` is not set.
 fn name_file(path: &mut [u8; PATH]) -> bool {
     let mut value = [0u8; PATH - 32];
     let Some(directory) = pinfold_rseq::env::read(DIRECTORY_VARIABLE, &mut value) else {
@@ -210,7 +211,7 @@ fn name_file(path: &mut [u8; PATH]) -> bool {
     true
 }
 
-/// Writes `n` in decimal; returns how many digits.
+/// Writes `n` in decimal. Returns the number of digits.
 fn decimal(n: u32, to: &mut [u8]) -> usize {
     let digits = n.checked_ilog10().unwrap_or(0) as usize + 1;
     let mut rest = n;
@@ -221,9 +222,9 @@ fn decimal(n: u32, to: &mut [u8]) -> usize {
     digits
 }
 
-/// Makes a file with the first free number behind `path`, and maps it: the head at `place`, or
-/// anywhere if `place` is null, and the units over those of this process. Returns where the head
-/// is.
+/// Makes a file whose name is `path` with the first free number behind it, and maps the file. The
+/// head goes to `place`, or anywhere if `place` is null. The file's units replace the units of this
+/// process. Returns where the head is.
 fn map_file(path: &[u8; PATH], place: *mut u8, shared: Shared) -> Option<*mut u8> {
     let mut path = *path;
     let length = path.iter().position(|&byte| byte == 0)?;
@@ -278,8 +279,8 @@ fn map_over(fd: i32, place: *mut u8, shared: Shared) -> Option<*mut u8> {
             0,
         )
     };
-    // SAFETY: no other thread counts: this is the process's start, or a child with one thread. The
-    // file is zeroed and has the size.
+    // SAFETY: no other thread counts, because this is the process's start, or a child with one
+    // thread. `posix_fallocate` gave the file its size, and a new file reads as zeroes.
     let mapped = head != libc::MAP_FAILED && unsafe { share_units(fd, units_at(), shared) };
     // SAFETY: the caller opened the file for this function, and does not use it afterwards.
     unsafe { libc::close(fd) };

@@ -1,17 +1,18 @@
 //! The fast paths of malloc and free, and when they are open.
 //!
-//! The fast paths read three words beside the units ([`kmalloc::beside`]). While a word is 0, the
-//! comparison that the fast path makes anyway sends every call to the slow path.
+//! The fast paths read three words beside the CPUs' memory ([`kmalloc::beside`]). They compare the
+//! size or the address with these words in any case. While a word is 0, the comparison sends every
+//! call to the slow path: the fast path is *closed*.
 //!
 //! | word | is 0 |
 //! |---|---|
-//! | [`LIMIT`] | as the next two, and while much idle memory waits for a tick |
-//! | [`WINDOW`], [`COUNT`] | before the first allocation, while calls are counted, on atomics |
+//! | [`LIMIT`] | when the other two are, and while much idle memory waits for a tick |
+//! | [`WINDOW`], [`COUNT`] | before the first allocation, while calls are counted, and without rseq |
 //!
-//! Idle memory goes back to the system at a tick. In a program with one thread, slow paths tick. So
-//! that a program whose calls are all fast gives much memory back too, the page layer closes the
-//! fast path of malloc while it keeps much ([`page::needs_ticks`]). The calls of malloc then tick
-//! ([`tick_if_needed`]), until little is kept.
+//! Idle memory goes back to the system at a *tick* (`slab::tick`). In a program with one thread,
+//! the slow paths tick. If all calls of such a program are fast, no call would tick. So the page
+//! layer closes the fast path of malloc while it keeps much idle memory ([`page::needs_ticks`]).
+//! The calls of malloc then tick ([`tick_if_needed`]), until little is kept.
 
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -27,7 +28,7 @@ const LIMIT: usize = 0;
 const WINDOW: usize = 1;
 const COUNT: usize = 2;
 
-/// Returns word number `at` of those that the fast paths read.
+/// Returns word number `at` of the three words that the fast paths read.
 #[inline(always)]
 fn word(at: usize) -> &'static AtomicUsize {
     &kmalloc::beside()[at]
@@ -54,8 +55,8 @@ fn open_malloc() {
     word(LIMIT).store(SMALL_MOST + 1, Release);
 }
 
-/// Called by each slow path of malloc. While much idle memory waits for a tick, ticks now and then.
-/// Opens the fast path again once little waits.
+/// While much idle memory waits for a tick, ticks if a tick is due. Opens the fast path again once
+/// little memory waits. Called by each slow path of malloc.
 #[inline]
 pub(crate) fn tick_if_needed() {
     if page::needs_ticks() || is_closed_for_ticks() {
@@ -76,11 +77,12 @@ fn tick() {
     }
 }
 
-/// Returns the page map's entry for `block`, or 0, as for no block, while the fast paths are
-/// closed.
+/// Returns the page map's entry for `block`. While the fast paths are closed, returns 0, the entry
+/// of an address without a block.
 #[inline(always)]
 pub(crate) fn entry_fast(block: *mut u8) -> u16 {
-    // Acquire pairs with the page layer's release, which comes after the stores of the offsets.
+    // Acquire pairs with the page layer's release store of the count. A thread that sees the count
+    // also sees the entries, and the offsets that its critical section uses.
     let count = word(COUNT).load(Acquire);
     let window = word(WINDOW).load(Relaxed);
     let granule = (block as usize).wrapping_sub(window) >> GRANULE_SHIFT;
@@ -95,7 +97,8 @@ pub(crate) fn entry_fast(block: *mut u8) -> u16 {
 /// `size` is above 32 KiB, or while the fast path is closed.
 #[inline(always)]
 pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
-    // Acquire pairs with the release in `open_malloc`.
+    // Acquire pairs with the release in `open_malloc`: a thread that sees the limit also sees the
+    // offsets that its critical section uses.
     if size < word(LIMIT).load(Acquire) {
         // SAFETY: the limit was not 0, so `has_fast_paths` has returned true in `open`.
         return unsafe { kmalloc::alloc_fast(size) };

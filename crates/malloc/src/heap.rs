@@ -11,10 +11,11 @@ use pinfold::slab::kmalloc::{self, CLASS_MOST, SIZES};
 /// Alignment of every block: the largest fundamental alignment of x86-64 and aarch64.
 pub(crate) const ALIGN: usize = 16;
 
-/// Runs below this size are moved by copying: moving pages may cost the process two mappings.
+/// Runs below this size are moved by copying, because moving pages may cost the process two
+/// mappings.
 const MOVED_LEAST: usize = 2 << 20;
 
-/// Allocates a block of `size` bytes; null with errno ENOMEM if there is no memory.
+/// Allocates a block of `size` bytes. Returns null with errno ENOMEM if there is no memory.
 #[inline(always)]
 pub(crate) fn alloc(size: usize) -> *mut u8 {
     let block = alloc_fast(size);
@@ -35,7 +36,8 @@ extern "C" fn alloc_slow(size: usize) -> *mut u8 {
     block
 }
 
-/// Allocates a block of `size` bytes from its class, the arena or the system; zeroed if `zeroed`.
+/// Allocates a block of `size` bytes from its class, the arena or the system. Zeroes the block if
+/// `zeroed` is true.
 fn alloc_any(size: usize, zeroed: bool) -> *mut u8 {
     if size <= CLASS_MOST {
         let class = kmalloc::class_of(size);
@@ -50,11 +52,13 @@ fn alloc_any(size: usize, zeroed: bool) -> *mut u8 {
     } else if let Some(block) = alloc_run(size, zeroed) {
         return block;
     }
-    // Also serves small sizes in a handler that interrupted the allocator: it needs no lock here.
+    // Also reached for small sizes in a signal handler that interrupted the allocator: a mapping of
+    // its own needs no lock.
     alloc_huge(size, ALIGN)
 }
 
-/// Allocates a run for `size` bytes; `None` from [`HUGE`] on, or if there is no memory.
+/// Allocates a run for `size` bytes. Returns `None` if `size` is [`HUGE`] or more, or if there is
+/// no memory.
 fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
     if size >= HUGE {
         return None;
@@ -65,7 +69,7 @@ fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
     Some(run_of(run, size, zeroed))
 }
 
-/// Makes a block of `size` bytes from a new run; zeroed if `zeroed`.
+/// Makes a block of `size` bytes from a new run. Zeroes the block if `zeroed` is true.
 fn run_of(run: page::Run, size: usize, zeroed: bool) -> *mut u8 {
     let block = run.start.as_ptr();
     if zeroed && !run.zeroed {
@@ -76,7 +80,8 @@ fn run_of(run: page::Run, size: usize, zeroed: bool) -> *mut u8 {
     block
 }
 
-/// Allocates a mapping of its own, or a run of the arena if the system refuses the mapping.
+/// Allocates a block as a mapping of its own, or as a run of the arena if the system refuses the
+/// mapping.
 fn alloc_huge(size: usize, align: usize) -> *mut u8 {
     slab::make_room(size);
     if let Some(block) = slab::or_reclaim_for(size, || page::alloc_huge(size, align)) {
@@ -86,7 +91,7 @@ fn alloc_huge(size: usize, align: usize) -> *mut u8 {
     if align <= GRANULE && size <= isize::MAX as usize {
         let granules = size.div_ceil(GRANULE).max(1);
         if let Some(run) = page::alloc_run(granules, page::node_here(), LARGE, false) {
-            // A mapping reads as zeroes, and callers rely on that.
+            // A new mapping reads as zeroes, and callers rely on zeroes. So the run is zeroed too.
             return run_of(run, size, true);
         }
     }
@@ -95,7 +100,7 @@ fn alloc_huge(size: usize, align: usize) -> *mut u8 {
     null_mut()
 }
 
-/// Allocates a zeroed block of `size` bytes; null with errno ENOMEM if there is no memory.
+/// Allocates a zeroed block of `size` bytes. Returns null with errno ENOMEM if there is no memory.
 #[inline]
 pub(crate) fn alloc_zeroed(size: usize) -> *mut u8 {
     let block = alloc_fast(size);
@@ -116,7 +121,8 @@ extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
     block
 }
 
-/// Allocates a block at a multiple of `align`, a power of two; null with errno ENOMEM.
+/// Allocates a block at a multiple of `align`, a power of two. Returns null with errno ENOMEM if
+/// there is no memory.
 #[inline]
 pub(crate) fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
     if align <= ALIGN {
@@ -125,7 +131,8 @@ pub(crate) fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
     alloc_aligned_slow(size, align, false)
 }
 
-/// Allocates a zeroed block like [`alloc_aligned`]. Does not write to large blocks of fresh memory.
+/// Allocates a zeroed block like [`alloc_aligned`]. Does not write to a large block whose memory
+/// comes zeroed from the system.
 #[inline]
 pub(crate) fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
     if align <= ALIGN {
@@ -162,7 +169,8 @@ fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     alloc_huge(size, align)
 }
 
-/// Frees `block`; does nothing if it is null. Ends the process if the page map has no block there.
+/// Frees `block`. Does nothing if `block` is null. Ends the process if the page map has no block
+/// there.
 ///
 /// # Safety
 ///
@@ -171,7 +179,8 @@ fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
 pub(crate) unsafe fn free(block: *mut u8) {
     let entry = entry_fast(block);
     if kmalloc::class_of_entry(entry).is_some() {
-        // SAFETY: the caller gives up a block of this class, and the fast paths are open.
+        // SAFETY: `entry_fast` found the entry of a class, so the fast paths are open. The caller
+        // gives up the block, which is of this class.
         unsafe { kmalloc::free_fast(block, entry) };
     } else {
         // SAFETY: the caller gives up `block`, which is null or came from this module.
@@ -191,10 +200,12 @@ unsafe extern "C" fn free_slow(block: *mut u8) {
     let entry = page::entry(block as usize);
     if let Some(class) = kmalloc::class_of_entry(entry) {
         count::freed_class(class);
-        // SAFETY: the page map names the class, and the caller gives the block up.
+        // SAFETY: the page map says that the block is of this class, and the caller gives the block
+        // up.
         unsafe { kmalloc::free_class(block, class) };
     } else if entry == LARGE && (block as usize).is_multiple_of(GRANULE) {
-        // SAFETY: only the first granule of a run that is one block has the entry `LARGE`.
+        // SAFETY: only the first granule of a run that is one block has the entry `LARGE`, so a run
+        // begins at the block.
         let size = unsafe { page::run_size(start) };
         count::freed_large(size);
         // SAFETY: the run is one block, which the caller gives up.
@@ -209,7 +220,7 @@ unsafe extern "C" fn free_slow(block: *mut u8) {
     }
 }
 
-/// Returns how many bytes of `block` may be used; 0 for null.
+/// Returns how many bytes of `block` the program may use. Returns 0 if `block` is null.
 ///
 /// # Safety
 ///
@@ -225,7 +236,8 @@ pub(crate) unsafe fn usable_size(block: *mut u8) -> usize {
         return unsafe { kmalloc::requested(block, class) }.unwrap_or(SIZES[class]);
     }
     if entry == LARGE && (block as usize).is_multiple_of(GRANULE) {
-        // SAFETY: only the first granule of a run that is one block has the entry `LARGE`.
+        // SAFETY: only the first granule of a run that is one block has the entry `LARGE`, so a run
+        // begins at the block.
         return unsafe { page::run_size(start) };
     }
     page::huge_size(block).unwrap_or_else(|| not_ours("size of", block))
@@ -308,7 +320,7 @@ fn is_run(block: *mut u8) -> bool {
     page::entry(block as usize) == LARGE && (block as usize).is_multiple_of(GRANULE)
 }
 
-/// Returns the class of a block; `None` for a run and for a huge block.
+/// Returns the class of a block. Returns `None` for a run and for a huge block.
 fn class_at(block: *mut u8) -> Option<usize> {
     kmalloc::class_of_entry(page::entry(block as usize))
 }
@@ -326,7 +338,8 @@ unsafe fn keep(block: *mut u8, size: usize) -> *mut u8 {
     block
 }
 
-/// Moves a block of `room` bytes to one of `size` bytes. Keeps it if there is none that is smaller.
+/// Moves the content of a block of `room` bytes to a block of `size` bytes. If there is no memory
+/// for a smaller block, keeps the block.
 ///
 /// # Safety
 ///
@@ -334,8 +347,8 @@ unsafe fn keep(block: *mut u8, size: usize) -> *mut u8 {
 unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut u8 {
     // SAFETY: errno is the calling thread's own.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the caller owns `block`. The kernel may move its pages to any page, so a block with
-    // another alignment is copied.
+    // SAFETY: the caller owns `block`. The kernel may move the pages to any page address, so a
+    // block with a larger alignment is copied below instead.
     let moved = (align <= ALIGN).then(|| unsafe { move_pages(block, room, size) });
     let moved = if let Some(moved) = moved.flatten() {
         moved.as_ptr()
@@ -343,7 +356,8 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
         let grows = size > room && room >= GRANULE && size < HUGE && align <= ALIGN;
         let fresh = if grows { alloc_growing(size) } else { None };
         let fresh = fresh.unwrap_or_else(|| alloc_aligned(size, align));
-        // SAFETY: `fresh` is null or new, and both blocks have the smaller number of bytes.
+        // SAFETY: `fresh` is null or new. Both blocks have at least the smaller of the two sizes,
+        // and the caller gives `block` up.
         unsafe { move_to(fresh, block, room.min(size)) }
     };
     if moved.is_null() && size <= room {
@@ -366,8 +380,8 @@ fn alloc_growing(size: usize) -> Option<*mut u8> {
     Some(block)
 }
 
-/// Moves a block of `room` bytes to one of `size` bytes by its pages. Returns `None`, and changes
-/// nothing, if that is impossible or if copying is cheaper.
+/// Moves the pages of a block of `room` bytes to a block of `size` bytes. Returns `None`, and
+/// changes nothing, if pages cannot move or if copying is cheaper.
 ///
 /// # Safety
 ///
@@ -393,14 +407,15 @@ unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull
     Some(moved)
 }
 
-/// Copies `size` bytes from `block` to `fresh` and frees `block`; does nothing if `fresh` is null.
+/// Copies `size` bytes from `block` to `fresh`, and frees `block`. Does nothing if `fresh` is null.
 ///
 /// # Safety
 ///
 /// Both blocks have `size` bytes, the caller owns both, and `block` is not used any more.
 unsafe fn move_to(fresh: *mut u8, block: *mut u8, size: usize) -> *mut u8 {
     if !fresh.is_null() {
-        // SAFETY: both have `size` bytes, and two blocks do not overlap.
+        // SAFETY: the caller promises that both blocks have `size` bytes, and two blocks do not
+        // overlap.
         unsafe { fresh.copy_from_nonoverlapping(block, size) };
         // SAFETY: the caller gives up `block`, whose content is copied.
         unsafe { free(block) };

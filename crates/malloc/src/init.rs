@@ -12,10 +12,11 @@ const DONE: u8 = 2;
 
 static STAGE: AtomicU8 = AtomicU8::new(NOT_YET);
 
-/// Starts the allocator at the first call; later calls cost a load. Leaves errno unchanged.
+/// Starts the allocator at the first call. Later calls cost a load. Leaves errno unchanged.
 ///
-/// While one thread starts it, other threads use the slow paths, which work once the first cache
-/// exists. So do allocations of the C library inside the calls that the start makes.
+/// While one thread starts the allocator, other threads use the slow paths. The slow paths work
+/// once the first cache exists. They also serve the C library, which may allocate inside the calls
+/// that this function makes.
 #[inline]
 pub(crate) fn ready() {
     if STAGE.load(Acquire) != DONE {
@@ -27,7 +28,7 @@ pub(crate) fn ready() {
 fn get_ready() {
     // `pinfold` must not call `pthread_atfork`, which may allocate: this function calls it below.
     fork::handle();
-    // The first cache precedes the steps that may allocate.
+    // The first cache is made before the steps that may allocate.
     if !kmalloc::init()
         || STAGE
             .compare_exchange(NOT_YET, UNDER_WAY, Acquire, Relaxed)
@@ -35,7 +36,7 @@ fn get_ready() {
     {
         return;
     }
-    // The first block makes the first region, and the CPU's unit.
+    // The first region, and the memory for the CPU's sheaves, are made later, by the first block.
     if !count::start() && !gate::open() {
         STAGE.store(NOT_YET, Release);
         return;
@@ -54,7 +55,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    // First: until this call the child's counts would go to the parent's segment.
+    // This call comes first: until it returns, the child's counts go to the parent's segment.
     count::start_in_child();
     fork::child();
     background::fork_child();

@@ -8,7 +8,7 @@
 //! assert_eq!(numbers.iter().sum::<u64>(), 499_500);
 //! ```
 //!
-//! # The way of an allocation
+//! # How an allocation is served
 //!
 //! | size | what serves it |
 //! |---|---|
@@ -16,8 +16,9 @@
 //! | below 62 MiB | a run of the arena ([`pinfold::page`]) |
 //! | 62 MiB and more | a mapping of its own |
 //!
-//! `heap::alloc` finds the size class and pops a block off the CPU's sheaf, in one critical section
-//! up to 32 KiB. If the sheaf is empty, the slab layer supplies another one.
+//! Each CPU has an array of pointers to free blocks for each size class, its *sheaf*. `heap::alloc`
+//! finds the size class and pops a block off the CPU's sheaf. For sizes up to 32 KiB, both are one
+//! critical section. If the sheaf is empty, the slab layer supplies another sheaf.
 //!
 //! `heap::free` reads the block's class from the page map, and pushes the block onto the CPU's
 //! sheaf of that class.
@@ -55,8 +56,8 @@ use core::alloc::{GlobalAlloc, Layout};
 pub mod inlined {
     pub use pinfold_rseq::near;
 
-    /// Allocates a block of `size` bytes from the CPU's sheaf. Returns null if only [`alloc`] can
-    /// serve the call.
+    /// Allocates a block of `size` bytes from the CPU's sheaf. Returns null if the caller must call
+    /// [`alloc`] instead.
     #[inline(always)]
     pub fn alloc_fast(size: usize) -> *mut u8 {
         crate::gate::alloc_fast(size)
@@ -80,7 +81,7 @@ pub mod inlined {
     }
 }
 
-/// Is the allocator, for `#[global_allocator]`. All instances are the same.
+/// The allocator, for `#[global_allocator]`. All instances are the same allocator.
 ///
 /// On the common path an allocation or a free costs one critical section: no lock, no atomic
 /// read-modify-write, no system call. Threads made before `main`, exit handlers and signal handlers

@@ -1,8 +1,8 @@
 //! The environment variables that the library reads, and the check of their values.
 //!
-//! The library ignores an invalid value: it must not end a running program, and a library does not
-//! print. The user learns of an invalid value at the program's start: `pinfold run` refuses it, and
-//! the preload library calls [`tell`].
+//! The library ignores an invalid value, because a library must not end a running program, and does
+//! not print. But the user learns of an invalid value at the program's start: `pinfold run` refuses
+//! the value, and the preload library calls [`tell`].
 
 use crate::{background, count, heap, init};
 use core::fmt::{self, Write};
@@ -111,7 +111,7 @@ impl Setting {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Wrong {
-    /// The value is not one of those that the variable takes. The text says which to give.
+    /// The variable does not take this value. The text says which values it takes.
     Remedy(&'static str),
     /// The value is not a valid setting of [`debug`].
     SlabDebug(debug::ParseError),

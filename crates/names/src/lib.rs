@@ -1,7 +1,8 @@
-//! The C malloc family under the C library's names, and C++'s operators. They replace the system's
-//! when a program is linked with `libpinfold.so` or `libpinfold.a`, or preloads `libpinfold.so`.
+//! The C malloc family under the C library's names, and C++'s operators. These definitions replace
+//! the system's when a program is linked with `libpinfold.so` or `libpinfold.a`, or preloads
+//! `libpinfold.so`.
 //!
-//! Each C name does what its prefixed counterpart in [`c`] does. Names that begin with `__libc_`
+//! Each C name does the same as its prefixed counterpart in [`c`]. Names that begin with `__libc_`
 //! are glibc's own: a program that defines `malloc` itself calls them to allocate.
 #![no_std]
 
@@ -21,7 +22,7 @@ macro_rules! own_names {
         ///
         /// # Safety
         ///
-        /// The arguments are what the called function requires.
+        /// The arguments meet the requirements of the called function.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $result)? {
             #[allow(unused_unsafe, reason = "some of the targets are safe")]

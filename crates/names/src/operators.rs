@@ -15,10 +15,11 @@
 //! | `delete` with a size or `nothrow` | `delete` without it, of the same kind and alignment |
 //! | `new` with `nothrow` | the C++ runtime's form, which calls `new` in a `try` block |
 //!
-//! `DIRECT` says that the program has replaced none of them. Then `new` and `delete` use their
-//! inlined fast paths.
+//! `DIRECT` says that the program has not replaced `malloc`, `free`, `aligned_alloc` or a form of
+//! `new` that throws. Then `new` and `delete` use their inlined fast paths.
 //!
-//! A `delete` ignores the size: finding the class by the block's address takes fewer instructions.
+//! A `delete` ignores the size, because finding the class by the block's address takes fewer
+//! instructions.
 //!
 //! `libpinfold.so` exports all forms. `libpinfold.a` leaves the `nothrow` forms of `new` to the C++
 //! runtime, and has weak symbols for the other forms, so that a program may define some itself.
@@ -78,8 +79,8 @@ macro_rules! weak {
 for_each_operator!(weak);
 
 // A table of addresses. The linker or the loader fills in the definitions that the process uses.
-// The table hides from the compiler that this library defines some of them: the compiler would call
-// these directly.
+// Without the table, the compiler would call this library's own definitions directly, even if the
+// program replaces them.
 core::arch::global_asm!(
     ".weak _ZSt15get_new_handlerv",
     ".weak _ZSt17__throw_bad_allocv",
@@ -112,7 +113,7 @@ type Handler = unsafe extern "C-unwind" fn();
 type GetHandler = unsafe extern "C-unwind" fn() -> Option<Handler>;
 type Throw = unsafe extern "C-unwind" fn();
 
-/// The functions that this process uses under these names.
+/// The functions that this process uses under the C and C++ names.
 #[repr(C)]
 struct Used {
     malloc: New,
@@ -142,8 +143,8 @@ fn used() -> &'static Used {
     unsafe { &pinfold_used }
 }
 
-/// Set if the process uses this library's `malloc`, `free` and operators, all of them, so that each
-/// may skip the calls between them.
+/// Set if the process uses this library's `malloc`, `free`, `aligned_alloc` and throwing forms of
+/// `new`. Then an operator may call the heap directly instead of the next form.
 static DIRECT: AtomicBool = AtomicBool::new(false);
 
 #[inline(always)]
@@ -151,8 +152,8 @@ fn is_direct() -> bool {
     near!(DIRECT, AtomicBool).load(Relaxed)
 }
 
-/// Opens the fast paths of `new` and `delete` if this library defines each function behind them, as
-/// `is_own` tells.
+/// Opens the fast paths of `new` and `delete` if this library defines each function that these
+/// operators would call. `is_own` tells whether a function is this library's.
 pub fn open_fast_paths(is_own: impl Fn(*const c_void) -> bool) {
     let used = used();
     let behind = [
@@ -164,7 +165,8 @@ pub fn open_fast_paths(is_own: impl Fn(*const c_void) -> bool) {
         used.new_aligned as *const c_void,
         used.new_array_aligned as *const c_void,
     ];
-    // Relaxed: the flag publishes no data, and both ways lead to the same heap.
+    // Relaxed is enough: the flag publishes no data. A thread that sees the old value takes the
+    // slow path to the same heap.
     DIRECT.store(behind.into_iter().all(is_own), Relaxed);
 }
 
@@ -183,7 +185,7 @@ pub extern "C-unwind" fn new(size: usize) -> Block {
 #[cold]
 #[inline(never)]
 extern "C-unwind" fn new_slow(size: usize) -> Block {
-    // A program's `malloc` may return null for 0, which `new` must not.
+    // A program's `malloc` may return null for a size of 0, but `new` must not.
     // SAFETY: `malloc` takes any size.
     let block = || unsafe { (used().malloc)(size.max(1)) };
     until_there_is_one(size, block, true)
@@ -212,9 +214,9 @@ fn aligned(size: usize, align: usize, throws: bool) -> Block {
     )
 }
 
-/// Calls `alloc`, and the program's new handler after each failure, until there is a block or no
-/// handler is set. Without a block, throws `std::bad_alloc` or returns null. With a block, leaves
-/// errno unchanged.
+/// Calls `alloc` until it returns a block, and the program's new handler after each failure. If no
+/// handler is set, throws `std::bad_alloc`, or returns null. If it returns a block, leaves errno
+/// unchanged.
 fn until_there_is_one(size: usize, alloc: impl Fn() -> Block, throws: bool) -> Block {
     // SAFETY: errno is the calling thread's own.
     let errno = unsafe { *libc::__errno_location() };
@@ -244,8 +246,8 @@ fn new_handler() -> Option<Handler> {
     get.and_then(|get| unsafe { get() })
 }
 
-/// Throws `std::bad_alloc`, or returns null if not `throws`. Ends the process if it must throw and
-/// no C++ runtime is loaded.
+/// Throws `std::bad_alloc` if `throws` is true, and returns null otherwise. Ends the process if it
+/// must throw and no C++ runtime is loaded.
 fn failed(size: usize, throws: bool) -> Block {
     if !throws {
         return null_mut();
@@ -289,7 +291,7 @@ pub extern "C-unwind" fn new_array_nothrow(size: usize, tag: *const c_void) -> B
 
 fn new_nothrow_by(name: &CStr, size: usize, tag: *const c_void) -> Block {
     if is_direct() {
-        // Tries the slow path too, so that the runtime's form is called only without memory.
+        // Tries the slow path too, so that the runtime's form is called only if there is no memory.
         let block = inlined::alloc(size);
         if !block.is_null() {
             return block.cast();
@@ -408,11 +410,12 @@ forwarded! {
         = delete_array_aligned(block, align);
 }
 
-/// Finds the C++ runtime's function `name`; `None` if no runtime is loaded.
+/// Finds the C++ runtime's function `name`. Returns `None` if no runtime is loaded.
 ///
-/// Reached only if there is no memory. `dlsym` does not find a runtime that the program has loaded
-/// for a plugin alone (`dlopen` with `RTLD_LOCAL`), so this function looks for the runtime's file
-/// name among the loaded libraries.
+/// Reached if there is no memory, and by the `nothrow` forms of `new` if the program has replaced a
+/// function of the table. `dlsym` does not find a runtime that the program has loaded for a plugin
+/// alone (`dlopen` with `RTLD_LOCAL`), so this function looks for the runtime's file name among the
+/// loaded libraries.
 #[cold]
 fn of_runtime(name: &CStr) -> Option<Block> {
     // SAFETY: the name ends with a NUL.
@@ -439,7 +442,7 @@ fn of_runtime(name: &CStr) -> Option<Block> {
 
 const PATH: usize = 512;
 
-/// Copies the path of a loaded C++ runtime to `to`, and returns 1; returns 0 for another library.
+/// Copies the path of a loaded C++ runtime to `to`, and returns 1. Returns 0 for another library.
 /// The loader holds its lock during the call, so this function must not call the loader.
 unsafe extern "C" fn runtime_path(
     object: *mut libc::dl_phdr_info,

@@ -1,5 +1,6 @@
 //! `libpinfold.so`: the C malloc family under the C library's names (`pinfold-names`), and a count
-//! of the program's threads, so that the shepherd has a thread only while the program has threads.
+//! of the program's threads. The library starts and stops a thread of its own, the shepherd, by
+//! this count (see `pinfold_malloc::background`).
 //!
 //! * `threads` replaces `pthread_create`, and calls the C library's.
 //! * `operators` exports C++'s `operator new` and `operator delete`.

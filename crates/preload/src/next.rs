@@ -1,4 +1,4 @@
-//! Finds the C library's functions that functions of this library replace.
+//! Finds the C library's functions that this library replaces by its own.
 
 use core::ffi::{CStr, c_void};
 use core::ptr::null_mut;
@@ -19,9 +19,11 @@ impl Next {
         }
     }
 
-    /// Returns the function's address; null if no library behind this one has it.
+    /// Returns the function's address. Returns null if no library behind this library has the
+    /// function.
     pub(crate) fn address(&self) -> *mut c_void {
-        // Acquire pairs with the release below.
+        // Acquire pairs with the release below: a thread that sees the address also sees the
+        // loader's writes before it.
         let known = self.address.load(Acquire);
         if !known.is_null() {
             return known;

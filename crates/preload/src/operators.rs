@@ -1,5 +1,5 @@
-//! Exports C++'s operators. The weak symbols of `pinfold-names` come from assembly, and a Rust
-//! shared library exports only symbols that Rust code defines.
+//! Exports C++'s operators. `pinfold-names` defines them as weak symbols in assembly. But a Rust
+//! shared library exports only symbols that Rust code defines, so this module defines them again.
 
 use core::ffi::c_void;
 use libc::{Elf64_Ehdr, Elf64_Phdr};
@@ -27,7 +27,7 @@ exported! {
         new_array_aligned_nothrow(size: usize, align: usize, tag: *const c_void) -> *mut c_void;
 }
 
-/// Opens the operators' fast paths unless the program has replaced `malloc` or an operator.
+/// Opens the operators' fast paths if the program has not replaced a function that they skip.
 pub(crate) fn open_fast_paths() {
     operators::open_fast_paths(lies_here);
 }

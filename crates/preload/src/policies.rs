@@ -1,8 +1,9 @@
-//! Notes calls that give a thread a real-time policy: a thread that this library starts would
-//! inherit the policy.
+//! Notes calls that give a thread a real-time policy. The shepherd's thread, which this library
+//! starts by itself, would inherit such a policy. So after such a call, the library starts no
+//! shepherd by itself.
 //!
 //! `pthread_setschedparam` calls the C library's function, and `sched_setscheduler` makes the
-//! system call. A program that makes the system call itself is not noticed.
+//! system call. The library does not notice a program that makes the system call itself.
 
 use crate::next::Next;
 use core::ffi::c_int;
@@ -12,7 +13,7 @@ use pinfold_malloc::background;
 ///
 /// # Safety
 ///
-/// The arguments are what the C library's function takes.
+/// The arguments are valid for the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_setschedparam(
     thread: libc::pthread_t,
@@ -50,8 +51,8 @@ pub unsafe extern "C" fn sched_setscheduler(
     let answer =
         unsafe { libc::syscall(libc::SYS_sched_setscheduler, process, policy, parameters) };
     if answer == 0 {
-        // Also notes the policy of another process: telling whether `process` is a thread of this
-        // one would take a system call.
+        // Also notes the policy if `process` is another process. To tell whether `process` is a
+        // thread of this process would take another system call.
         background::note_policy(policy);
     }
     answer as c_int

@@ -1,13 +1,13 @@
 //! Counts the program's threads.
 //!
 //! A thread counts from just before it is made until the C library runs the destructors of its
-//! thread-specific data. It runs them when the thread's function returns, when the thread calls
-//! `pthread_exit`, and when the thread is cancelled. Each counted thread has a value under one key
-//! of this library. The key's destructor takes the thread out of the count. The thread that loads
-//! the library is counted too.
+//! thread-specific data. The C library runs the destructors when the thread's function returns,
+//! when the thread calls `pthread_exit`, and when the thread is cancelled. Each counted thread has
+//! a value under one key of this library. The key's destructor takes the thread out of the count.
+//! The thread that loads the library is counted too.
 //!
-//! This module does not see, and does not count, threads made by `thrd_create`, by the C library
-//! for itself (timers, asynchronous I/O), or by a bare system call.
+//! This module does not see threads that `thrd_create`, the C library itself (for timers and
+//! asynchronous I/O), or a bare system call makes. It does not count such threads.
 
 use crate::next::Next;
 use core::ffi::{c_int, c_void};
@@ -24,12 +24,13 @@ type Create = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// The key, plus one; 0 before it is made, and [`NONE`] if the C library gives none.
+/// The key, plus one. 0 before the key is made, and [`NONE`] if the C library has no key left.
 static KEY: AtomicU32 = AtomicU32::new(0);
 const NONE: u32 = u32::MAX;
 
 fn key() -> Option<libc::pthread_key_t> {
-    // Acquire pairs with the release of the compare-exchange below: the key is made.
+    // Acquire pairs with the release of the compare-exchange below: the thread that stored the key
+    // had made it before.
     let known = KEY.load(Acquire);
     if known != 0 {
         return (known != NONE).then(|| known - 1);
@@ -50,10 +51,10 @@ fn key() -> Option<libc::pthread_key_t> {
     key()
 }
 
-/// Registers the calling thread, which is counted already, to leave the count when it ends. Returns
-/// false if the C library has no key, or no memory for the value.
+/// Has the calling thread leave the count when it ends. The caller counts the thread. Returns false
+/// if the C library has no key left, or no memory for the value.
 fn ends_later() -> bool {
-    // SAFETY: the key is valid, and no code reads through the value.
+    // SAFETY: `key` returned a key that is never deleted, and no code reads through the value.
     key().is_some_and(|key| unsafe { libc::pthread_setspecific(key, KEY.as_ptr().cast()) } == 0)
 }
 
@@ -78,7 +79,8 @@ struct Beginning {
 extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
     // SAFETY: `pthread_create` wrote a `Beginning` there for this thread alone.
     let Beginning { start, argument } = unsafe { beginning.cast::<Beginning>().read() };
-    // SAFETY: `pthread_create` allocated the block for this thread, which has read it.
+    // SAFETY: `pthread_create` allocated the block for this thread, and this thread has read the
+    // content.
     unsafe { c::pinfold_free(beginning) };
     if !ends_later() {
         // This thread's end would be missed, and the shepherd would never stop.
@@ -87,12 +89,12 @@ extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
     start(argument)
 }
 
-/// Makes a thread by the C library's `pthread_create`, and counts it. Returns `EAGAIN` too if there
-/// is no memory for a few words.
+/// Makes a thread by the C library's `pthread_create`, and counts the thread. Also returns `EAGAIN`
+/// if there is no memory for a few words of this library's.
 ///
 /// # Safety
 ///
-/// The arguments are what the C library's function takes.
+/// The arguments are valid for the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,

@@ -1,11 +1,11 @@
 //! Functions of the unwinder that load its library when they are first called.
 //!
-//! Rust's standard library refers to the unwinder for panics and for backtraces in debugging
-//! reports. Loading the unwinder costs each process a tenth of a millisecond and 90 KiB, and few
-//! processes call it. So this library defines the unwinder's names itself. Each function finds the
-//! function of the same name in `libgcc_s.so.1` and jumps to it, with unchanged arguments and
-//! return address. It keeps the address, so later calls load no library and take no lock of the
-//! loader.
+//! Rust's standard library uses the unwinder for panics, and for backtraces in debugging reports.
+//! To load the unwinder at the start would cost each process a tenth of a millisecond and 90 KiB,
+//! and few processes call the unwinder. So this library defines the unwinder's names itself. Each
+//! function finds the function of the same name in `libgcc_s.so.1` and jumps to it, with unchanged
+//! arguments and return address. Each function keeps the address, so later calls load no library
+//! and take no lock of the loader.
 
 use core::ffi::{c_char, c_void};
 
@@ -26,7 +26,7 @@ extern "C" fn find(name: *const c_char) -> *mut c_void {
     }
 }
 
-/// Defines hidden functions with these names, which pass on at most three arguments.
+/// Defines hidden functions with these names. They pass at most three arguments on.
 macro_rules! found_later {
     ($($name:literal)*) => {$(
         #[cfg(target_arch = "x86_64")]

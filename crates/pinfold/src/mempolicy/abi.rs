@@ -1,8 +1,8 @@
 //! The constants of the kernel's interface: flags from `include/uapi/linux/mempolicy.h`, numbers of
 //! the system calls from `arch/x86/entry/syscalls/syscall_64.tbl` and `scripts/syscall.tbl`.
 //!
-//! libc has some of them, for some targets. All of them stand here, so that a reader compares one
-//! file with the kernel's. A test compares this file with libc.
+//! The libc crate has some of these constants, for some targets. All of them stand here, so that a
+//! reader has to compare only one file with the kernel's. A test compares this file with libc.
 
 use core::ffi::{c_int, c_long};
 

@@ -19,7 +19,7 @@ impl Mempolicy {
     ///
     /// # Errors
     ///
-    /// [`PolicyError::NoneAllowed`] if no node is left. The policy is unchanged then.
+    /// [`PolicyError::NoneAllowed`] if no node is left. Then the policy is unchanged.
     ///
     /// # Examples
     ///
@@ -65,9 +65,10 @@ impl Mempolicy {
     /// Exceptions:
     ///
     /// * `default` and `local` have no nodes.
-    /// * `prefer` and `prefer (many)` keep their nodes. They are wishes: memory comes from other
-    ///   nodes when a wish cannot be met.
-    /// * A policy that was never bound is bound as [`contextualize`](Self::contextualize) does it.
+    /// * `prefer` and `prefer (many)` keep their nodes. These nodes are wishes: if they have no
+    ///   memory, memory comes from other nodes.
+    /// * A policy that was never bound is bound by the rules of
+    ///   [`contextualize`](Self::contextualize).
     /// * An empty set changes nothing.
     ///
     /// O(n) in the number of nodes.
@@ -120,7 +121,7 @@ impl Mempolicy {
     }
 }
 
-/// Returns each position modulo `count`; the empty set if `count` is 0.
+/// Returns each position modulo `count`. Returns the empty set if `count` is 0.
 fn fold(positions: &NodeSet, count: usize) -> NodeSet {
     positions
         .iter()

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The bounds of all ranges stand together, four pairs to a cache line, so that a search touches
-//! few lines.
+//! few cache lines.
 //!
 //! A reader may read a buffer while the writer writes it. So every word is atomic, except the
 //! head's first three fields, which are written once, before any reader sees the buffer. The reader
@@ -25,7 +25,7 @@ pub(super) struct Buffer<const WORDS: usize> {
     capacity: usize,
     /// Bytes in the mapping.
     pub(super) bytes: usize,
-    /// The smaller buffer that this one replaced, or null.
+    /// The smaller buffer that this buffer replaced, or null.
     older: *mut Buffer<WORDS>,
     /// The number of ranges, at most `capacity`.
     used: AtomicUsize,
@@ -181,7 +181,7 @@ impl<'b, const WORDS: usize> Table<'b, WORDS> {
         self.words.get(at)
     }
 
-    /// Returns a copy of range `at`; `None` if `at` is not below [`len`](Self::len).
+    /// Returns a copy of range `at`, or `None` if `at` is not below [`len`](Self::len).
     pub(super) fn record(self, at: usize) -> Option<Record<WORDS>> {
         let (span, words) = (self.spans().get(at)?, self.words(at)?);
         Some(Record {
@@ -320,7 +320,7 @@ impl<const WORDS: usize> Snapshot<WORDS> {
         unsafe { Table::at(self.buffer) }
     }
 
-    /// Returns range `at`, in ascending order of pages; `None` past the last one.
+    /// Returns range `at`, in ascending order of pages, or `None` past the last range.
     pub(crate) fn record(&self, at: usize) -> Option<Record<WORDS>> {
         self.table().record(at)
     }

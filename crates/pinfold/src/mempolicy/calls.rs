@@ -4,8 +4,8 @@
 //! from, and moving a page keeps its content and its address. At worst, a wrong address makes that
 //! memory slower, or scarcer under `bind`.
 //!
-//! All functions keep `errno`. They pass the kernel's odd `maxnode`, one more than the number of
-//! bits, themselves.
+//! All functions leave `errno` unchanged. The kernel wants as `maxnode` the number of bits plus 1.
+//! The functions pass this number themselves.
 
 use super::abi;
 use super::{Call, Flags, Mempolicy, Mode, PolicyError};
@@ -40,7 +40,7 @@ pub enum Move {
 /// `maxnode` for a full set: the kernel subtracts 1 from `maxnode` to get the number of bits.
 const BITS: usize = NODES_MOST + 1;
 
-/// Calls `make`, keeps `errno`, and returns the kernel's answer.
+/// Calls `make`, and returns the kernel's answer. Leaves `errno` unchanged.
 pub(super) fn ask(call: Call, make: impl FnOnce() -> c_long) -> Result<c_long, PolicyError> {
     keep_errno(|| {
         let answer = make();
@@ -55,8 +55,8 @@ pub(super) fn ask(call: Call, make: impl FnOnce() -> c_long) -> Result<c_long, P
 
 /// Turns the kernel's `EPERM` into [`PolicyError::NeedsRights`], and leaves a filter's `EPERM`.
 ///
-/// `nothing` makes the same call with nothing to do. A filter forbids that call too; the kernel
-/// does not.
+/// `nothing` makes the same system call with nothing to do. The kernel permits this call to all
+/// processes. So if this call fails with the same error, a filter forbids it.
 pub(super) fn rights(
     error: PolicyError,
     call: Call,
@@ -85,9 +85,9 @@ fn bind_nothing() -> Result<c_long, PolicyError> {
 ///
 /// # Errors
 ///
-/// [`PolicyError::Refused`]: what the kernel answers, or a filter in front of it; see
-/// [`PolicyError::is_forbidden`]. Then the system's default policy is in effect, and a program can
-/// go on without policies.
+/// [`PolicyError::Refused`], with the error of the kernel, or of a filter in front of the kernel;
+/// see [`PolicyError::is_forbidden`]. Then the system's default policy is in effect, and a program
+/// can go on without policies.
 ///
 /// # Examples
 ///
@@ -99,7 +99,7 @@ fn bind_nothing() -> Result<c_long, PolicyError> {
 pub fn available() -> Result<(), PolicyError> {
     get(0, 0).map(drop)?;
     bind_nothing()?;
-    // The kernel has no such mode, so that the call changes nothing. `EINVAL` shows that the call
+    // The kernel has no mode 0xff, so the call changes nothing. `EINVAL` shows that the call
     // reached the kernel.
     // SAFETY: the node mask is null.
     let answer = ask(Call::SetMempolicy, || unsafe {
@@ -113,12 +113,13 @@ pub fn available() -> Result<(), PolicyError> {
 
 /// Sets the calling thread's policy.
 ///
-/// It holds for memory in ranges that have no policy of their own. Threads and processes that the
-/// thread starts inherit it. One system call; two if the policy means all nodes.
+/// The policy holds for memory in ranges that have no policy of their own. Threads and processes
+/// that the thread starts inherit the policy. Costs one system call, or two if the policy means all
+/// nodes.
 ///
 /// # Errors
 ///
-/// The thread's policy is unchanged then.
+/// After an error, the thread's policy is unchanged.
 ///
 /// * [`PolicyError::NoneAllowed`] if none of the policy's nodes is allowed.
 /// * [`PolicyError::HomeOfThread`] if the policy has a home node.
@@ -148,11 +149,11 @@ pub fn set_for_thread(policy: &Mempolicy) -> Result<(), PolicyError> {
     answer.map(drop).map_err(|error| explained(error, policy))
 }
 
-/// Returns the calling thread's policy, [unbound](Mempolicy::unbound); `default` if the thread has
-/// none. One system call.
+/// Returns the calling thread's policy, [unbound](Mempolicy::unbound), or `default` if the thread
+/// has no policy. One system call.
 ///
-/// With [`Flags::STATIC`] or [`Flags::RELATIVE`] the nodes are the user nodes. Without these flags
-/// the kernel returns only the nodes that the user nodes have come to.
+/// With [`Flags::STATIC`] or [`Flags::RELATIVE`] the nodes are the user nodes. Without these flags,
+/// the kernel returns the policy's present nodes instead of the user nodes.
 ///
 /// # Errors
 ///
@@ -175,10 +176,10 @@ pub fn thread() -> Result<Mempolicy, PolicyError> {
     policy_of(number, nodes)
 }
 
-/// Returns the policy of the range that contains an address, unbound; `default` if the range has
-/// none. One system call.
+/// Returns the policy of the range that contains an address, unbound, or `default` if the range has
+/// no policy. One system call.
 ///
-/// The kernel does not return the home node. It returns the nodes as for [`thread`].
+/// The kernel does not return the home node. For the nodes, the same holds as for [`thread`].
 ///
 /// # Errors
 ///
@@ -248,20 +249,21 @@ pub fn mems_allowed() -> Result<NodeSet, PolicyError> {
 /// Sets the policy of the pages of `[at, at + len)`, and their home node if the policy has one.
 ///
 /// `at` is the beginning of a page. `len` is in bytes, and is rounded up to whole pages. Processes
-/// that are forked later inherit the policy. For shared memory the policy holds in every process
-/// that maps it. `moving` says which existing pages move. With `strict`, a page that stays on an
-/// excluded node is an error.
+/// that are forked later inherit the policy. For shared memory, the policy holds in every process
+/// that maps the memory. `moving` says which existing pages move. With `strict`, a page that stays
+/// on an excluded node is an error.
 ///
-/// One system call; one more if the policy means all nodes, and one more if it has a home node.
+/// Costs one system call. A policy that means all nodes costs one more, and a home node one more.
 ///
 /// # Errors
 ///
 /// * [`PolicyError::NoneAllowed`] if none of the policy's nodes is allowed.
 /// * [`PolicyError::NeedsRights`] for [`Move::All`] without `CAP_SYS_NICE`.
 /// * [`PolicyError::Refused`] with `EFAULT` if part of the range is not mapped.
-/// * [`PolicyError::Refused`] with `EIO` if `strict` is set and pages lie on excluded nodes. If
-///   moving was asked for, the policy holds nevertheless.
-/// * [`PolicyError::Refused`] by [`Call::SetHomeNode`]: the policy holds, without its home node.
+/// * [`PolicyError::Refused`] with `EIO` if `strict` is set and pages lie on excluded nodes. If the
+///   caller asked for a move, the policy is set nevertheless.
+/// * [`PolicyError::Refused`] by [`Call::SetHomeNode`]: the policy is set, but without its home
+///   node.
 ///
 /// # Examples
 ///
@@ -320,8 +322,8 @@ pub fn apply(
         .map_or(Ok(()), |home| set_home_node(at, len, home))
 }
 
-/// Sets the home node of the policies of `[at, at + len)`: distances are measured from it. One
-/// system call.
+/// Sets the home node of the policies of `[at, at + len)`. The kernel measures distances from the
+/// home node. One system call.
 ///
 /// Needs Linux 5.17.
 ///
@@ -330,8 +332,8 @@ pub fn apply(
 /// [`PolicyError::Refused`]:
 ///
 /// * `ENOENT` if no part of the range has a policy.
-/// * `EOPNOTSUPP` if a policy in the range is neither `bind` nor `prefer (many)`. Parts in front of
-///   it have the home node.
+/// * `EOPNOTSUPP` if a policy in the range is neither `bind` nor `prefer (many)`. The part of the
+///   range in front of this policy has the home node.
 /// * `EINVAL` if `at` is not the beginning of a page, or the node is not online.
 /// * `ENOSYS` before Linux 5.17.
 ///
@@ -373,8 +375,8 @@ fn arguments(policy: &Mempolicy) -> Result<(c_int, NodeSet), PolicyError> {
     if !all {
         return Ok((number, user.clone()));
     }
-    // A kernel refuses node numbers beyond those it was built for. So "all" becomes the allowed
-    // nodes, or their positions.
+    // A kernel refuses node numbers above the largest that it was built for. So "all nodes" becomes
+    // the allowed nodes, or their positions.
     let allowed = mems_allowed()?;
     let relative = policy.flags().contains(Flags::RELATIVE);
     let nodes = if relative {
@@ -385,8 +387,8 @@ fn arguments(policy: &Mempolicy) -> Result<(c_int, NodeSet), PolicyError> {
     Ok((number, nodes))
 }
 
-/// Turns `EINVAL` into [`PolicyError::NoneAllowed`], if that is the reason: it is the most common
-/// one.
+/// Turns `EINVAL` into [`PolicyError::NoneAllowed`] if none of the policy's nodes is allowed. This
+/// is the most common reason for `EINVAL`.
 fn explained(error: PolicyError, policy: &Mempolicy) -> PolicyError {
     if error.errno() != Some(libc::EINVAL) || policy.user_nodes().is_empty() {
         return error;
@@ -398,7 +400,7 @@ fn explained(error: PolicyError, policy: &Mempolicy) -> PolicyError {
     }
 }
 
-/// Calls `get_mempolicy`, and returns the number and the nodes that it answers with.
+/// Calls `get_mempolicy`. Returns the number and the nodes of the kernel's answer.
 fn get(at: usize, flags: c_long) -> Result<(u32, NodeSet), PolicyError> {
     let mut number: c_int = 0;
     let mut nodes = NodeSet::EMPTY;
@@ -422,7 +424,7 @@ fn get(at: usize, flags: c_long) -> Result<(u32, NodeSet), PolicyError> {
     Ok((number as u32, nodes))
 }
 
-/// Builds the policy of the kernel's answer.
+/// Makes a policy from the kernel's answer.
 fn policy_of(number: u32, nodes: NodeSet) -> Result<Mempolicy, PolicyError> {
     let flags = Flags::from_bits(number as u16);
     let mode = number & !u32::from(flags.bits());

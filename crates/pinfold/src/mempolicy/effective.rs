@@ -1,11 +1,11 @@
-//! The rule for which of several policies holds.
+//! The rule that says which of several policies is in effect.
 
 use super::{Mempolicy, Mode, SYSTEM_DEFAULT};
 
-/// Returns the policy that holds for an allocation: the range's, else the task's, else
-/// [`SYSTEM_DEFAULT`].
+/// Returns the policy that is in effect for an allocation: the range's policy, else the task's
+/// policy, else [`SYSTEM_DEFAULT`].
 ///
-/// A `default` policy counts as none. Two comparisons; takes no reference count.
+/// A `default` policy counts as no policy. Costs two comparisons. Counts no reference.
 ///
 /// # Examples
 ///

@@ -72,8 +72,8 @@ pub enum PolicyError {
     NodeTooLarge(NodeId),
     /// None of the policy's nodes is allowed.
     NoneAllowed(Mode),
-    /// The call needs `CAP_SYS_NICE`: it was to move pages that other processes map too, or another
-    /// process's pages.
+    /// The call needs `CAP_SYS_NICE`, because it should move pages that other processes map too, or
+    /// another process's pages.
     NeedsRights(Call),
     /// The slices passed to one call differ in length.
     LengthsDiffer,

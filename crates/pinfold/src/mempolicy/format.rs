@@ -8,8 +8,8 @@ impl fmt::Display for Mempolicy {
     /// Prints `mode[=flag[|flag]][:nodes][@home]`: the policy that the user named, in the kernel's
     /// words.
     ///
-    /// A tmpfs accepts the text as `mpol=`, unless the policy has what a tmpfs does not support:
-    /// `balancing`, a home node, or `all` nodes.
+    /// A tmpfs accepts the text as `mpol=`. Exceptions are policies with `balancing`, a home node,
+    /// or `all` nodes, which a tmpfs does not support.
     ///
     /// [`Mempolicy::parse`] reads the text as the same policy, [unbound](Mempolicy::unbound).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

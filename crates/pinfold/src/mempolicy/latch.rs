@@ -29,12 +29,12 @@
 //!
 //! So:
 //!
-//! * What a reader returns is complete, and was in force when the reader first loaded the version.
-//!   A change that was published before the read began is seen.
+//! * The result of a read is complete, and was in effect when the reader first loaded the version.
+//!   The reader sees each change that was published before the read began.
 //! * A reader starts over only if a writer has published a change meanwhile: lookups are lock-free.
-//!   A writer that sleeps in the middle of a change, is interrupted by a handler that reads, or
-//!   vanishes in a fork, delays no reader.
-//! * Readers write no cache line, so that they do not slow each other down.
+//!   No reader has to wait for a writer that sleeps in the middle of a change, that a reading
+//!   signal handler interrupted, or that does not exist in a forked child.
+//! * Readers write no cache line, so they do not slow each other down.
 //!
 //! Buffers are not unmapped while the latch exists. A buffer that a larger one has replaced stays
 //! readable, and each of its words is atomic. A reader that slept in a replaced buffer reads old
@@ -46,14 +46,14 @@
 //!    the content of its buffer.
 //! 2. The writer's release fence stands between its last publication and its first write to the
 //!    spare buffer. The reader's acquire fence stands between its last read of the buffer and its
-//!    second load of the version. So a reader that saw any word of the new content also sees a
-//!    version other than its own.
+//!    second load of the version. So a reader that saw any word of the new content also sees that
+//!    the version has changed.
 //! 3. A pointer is stored with release and loaded with acquire. A reader may load the pointer of a
 //!    later version. Then it sees an initialized buffer, and its second load of the version refuses
 //!    what it read there.
 //!
-//! `tests/model_ranges.rs` explores this file in loom, and shows that it fails without any one of
-//! these.
+//! `tests/model_ranges.rs` explores this file in loom, and shows that the latch fails if any one of
+//! these orderings is missing.
 
 use super::primitive::{AtomicPtr, AtomicU64, fence};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -75,18 +75,22 @@ impl<B> Latch<B> {
         if version & 1 == 0 { even } else { odd }
     }
 
-    /// Returns what `look` makes of the active buffer, which is null before the first change.
+    /// Calls `look` with the active buffer, and returns its result. The buffer is null before the
+    /// first change.
     ///
-    /// `look` may be called several times, and may find words that do not belong together. Its
-    /// result is dropped then.
+    /// `look` may be called several times. If it found words that do not belong together, its
+    /// result is dropped.
     #[inline(always)]
     pub(super) fn read<T>(&self, mut look: impl FnMut(*const B) -> T) -> T {
         loop {
-            // Acquire: pairs with the release in `publish`. The reader's step 1.
+            // The reader's step 1. Acquire pairs with the release in `publish`: the reader sees the
+            // content of the version's buffer.
             let version = self.version.load(Acquire);
-            // Acquire: pairs with the release in `replace_spare`. The reader's step 2.
+            // The reader's step 2. Acquire pairs with the release in `replace_spare`: the reader
+            // sees the initialized head of the buffer.
             let seen = look(self.buffer(version).load(Acquire));
-            // Acquire: pairs with the release fence in `open_spare`. The reader's step 3 follows.
+            // The reader's step 3. Acquire pairs with the release fence in `open_spare`: a reader
+            // that saw a word of a newer content also sees that the version has changed.
             fence(Acquire);
             if self.version.load(Relaxed) == version {
                 return seen;
@@ -94,7 +98,8 @@ impl<B> Latch<B> {
         }
     }
 
-    /// Returns the active buffer. For the writer, which alone changes the version.
+    /// Returns the active buffer. For the writer, which is the only thread that changes the
+    /// version.
     pub(super) fn active(&self) -> *mut B {
         self.buffer(self.version.load(Relaxed)).load(Relaxed)
     }
@@ -106,22 +111,24 @@ impl<B> Latch<B> {
 
     /// Returns the spare buffer, for writing. The writer may change its words only after this call.
     pub(super) fn open_spare(&self) -> *mut B {
-        // Release: pairs with the acquire fence in `read`.
+        // Release pairs with the acquire fence in `read`: a reader that sees a word that the writer
+        // writes from now on also sees that the version has changed.
         fence(Release);
         self.spare()
     }
 
     /// Replaces the spare buffer. The old buffer must stay readable.
     pub(super) fn replace_spare(&self, new: *mut B) {
-        // Release: pairs with the acquire load of the pointer in `read`, so that its reader sees
-        // the initialized head.
+        // Release pairs with the acquire load of the pointer in `read`: a reader that sees the
+        // pointer also sees the initialized head.
         self.buffer(self.version.load(Relaxed) ^ 1)
             .store(new, Release);
     }
 
     /// Makes the spare buffer the active one.
     pub(super) fn publish(&self) {
-        // Release: pairs with the first load of the version in `read`.
+        // Release pairs with the first load of the version in `read`: a reader that sees the
+        // version also sees the content of its buffer.
         self.version.store(self.version.load(Relaxed) + 1, Release);
     }
 }

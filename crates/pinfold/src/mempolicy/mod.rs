@@ -1,5 +1,5 @@
-//! NUMA policies: which nodes memory comes from. The kernel's policies as values, as text and as
-//! system calls.
+//! NUMA policies, which say from which nodes memory comes: the kernel's policies as values, as text
+//! and as system calls.
 //!
 //! This module works without the allocator. Nothing in it uses the global allocator, prints, or
 //! ends the process.
@@ -8,13 +8,14 @@
 //!
 //! * A *policy* ([`Mempolicy`]) is a [`Mode`], its [`Flags`] and its nodes.
 //! * The *allowed* nodes are those that the process may use: its cpuset's nodes.
-//! * A policy's *user nodes* are the nodes that the user named. Its *nodes* are what the user nodes
-//!   come to among the allowed nodes.
-//! * *Binding* computes the nodes from the user nodes: [`Mempolicy::contextualize`] when a policy
-//!   is put to use, [`Mempolicy::rebind`] when the allowed nodes change.
+//! * A policy's *user nodes* are the nodes that the user named. Its *nodes* are the nodes from
+//!   which memory comes. They follow from the user nodes and the allowed nodes.
+//! * *Binding* computes a policy's nodes from its user nodes and the allowed nodes:
+//!   [`Mempolicy::contextualize`] when a policy is put to use, [`Mempolicy::rebind`] when the
+//!   allowed nodes change.
 //! * A policy holds for a *range* of addresses or for a *thread*. The *effective* policy of an
-//!   allocation is the range's, else the thread's, else [`SYSTEM_DEFAULT`]. A range or thread with
-//!   a `default` policy counts as one without a policy.
+//!   allocation is the range's policy, else the thread's policy, else [`SYSTEM_DEFAULT`]. A
+//!   `default` policy counts as no policy.
 //! * A *shared policy* ([`SharedPolicy`]) maps ranges of pages to policies, for all its users.
 //!
 //! # Files, bottom-up

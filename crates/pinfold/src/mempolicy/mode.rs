@@ -7,8 +7,8 @@ use core::ops::BitOr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mode {
-    /// No policy: the next one holds. That is the thread's policy for a range, and the system's for
-    /// a thread.
+    /// No policy. A range with this mode follows the thread's policy. A thread with this mode
+    /// follows the system's policy.
     Default = 0,
     /// One node first, then the others by distance from it.
     Preferred = 1,
@@ -82,15 +82,15 @@ impl Mode {
 pub struct Flags(u16);
 
 impl Flags {
-    /// No flag. When the allowed nodes change, each node is replaced by the one at the same
-    /// position.
+    /// No flag. When the allowed nodes change, each node is replaced by the node at the same
+    /// position among the new allowed nodes.
     pub const NONE: Flags = Flags(0);
-    /// The nodes are numbers. Those that are not allowed are left out.
+    /// The nodes are the machine's node numbers. Nodes that are not allowed are left out.
     pub const STATIC: Flags = Flags(abi::MPOL_F_STATIC_NODES);
     /// The nodes are positions among the allowed nodes: 0 is the first of them.
     pub const RELATIVE: Flags = Flags(abi::MPOL_F_RELATIVE_NODES);
-    /// A page may move to the node whose CPUs use it, if that is one of the policy's nodes. For
-    /// `bind`; since Linux 6.10 also for `prefer (many)`.
+    /// A page may move to the node whose CPUs use it, if this node is one of the policy's nodes.
+    /// For `bind`, and since Linux 6.10 also for `prefer (many)`.
     pub const BALANCING: Flags = Flags(abi::MPOL_F_NUMA_BALANCING);
 
     /// Returns whether all flags of `other` are set.

@@ -4,18 +4,19 @@
 //! of the nodes' numbers:
 //!
 //! 1. The node itself comes first.
-//! 2. Then always the node with the least *cost* of those not yet listed. The cost is the distance,
-//!    plus 1 if the node's number is below the list owner's, plus 1 if the node has CPUs.
-//! 3. If several nodes cost the same, the kernel prefers the one that was first in a group of equal
-//!    distance the fewest times, in the lists made so far. So different nodes turn to different
-//!    neighbours.
-//! 4. If these are equal too, the lowest number wins.
+//! 2. Then, each time, the kernel takes the node with the least *cost* among the nodes not yet
+//!    listed. The cost is the distance, plus 1 if the node's number is below the list owner's, plus
+//!    1 if the node has CPUs.
+//! 3. If several nodes cost the same, the kernel looks at the lists made so far. In each list,
+//!    nodes at the same distance form a group. The kernel prefers the node that was the first of
+//!    its group the fewest times. So different nodes turn to different neighbours.
+//! 4. If these times are equal too, the node with the lowest number wins.
 //!
 //! This is the kernel's `find_next_best_node`, since Linux 5.16.
 //!
-//! The kernel also makes lists for nodes that could be plugged in later. They count in rule 3, and
-//! the kernel does not tell their distances. On a machine with such nodes, two equally near nodes
-//! may be listed here in the other order.
+//! The kernel also makes lists for nodes that could be plugged in later. These lists count in rule
+//! 3, but the kernel does not tell their distances. On a machine with such nodes, two equally near
+//! nodes may be listed here in the other order.
 
 use crate::nodes::MAX_NODES;
 use crate::sys;
@@ -49,8 +50,8 @@ pub struct Distances {
 }
 
 impl Distances {
-    /// Reads the distances of the machine whose files are below `root`, from which `topology` was
-    /// read.
+    /// Reads the distances of the machine whose files are below `root`. `topology` was read from
+    /// the same files.
     ///
     /// Reads a file for each pair of nodes, and one for each node.
     pub fn read(root: &[u8], topology: &Topology) -> Distances {
@@ -109,7 +110,7 @@ impl Distances {
     }
 
     /// Calls `f` with the distances of this machine. Does not call `f` if there is no memory for
-    /// them.
+    /// the distances.
     ///
     /// The distances are in a mapping, because they are too large for the stack of a thread that
     /// allocates.
@@ -162,7 +163,8 @@ impl Distances {
         self.list(with_memory, with_cpus);
     }
 
-    /// Makes the lists in the kernel's order: rule 3 depends on it.
+    /// Makes the lists, in the order in which the kernel makes them, because rule 3 depends on this
+    /// order.
     fn list(&mut self, with_memory: &NodeSet, with_cpus: &NodeSet) {
         let mut first_in_group = [0u32; MAX_NODES];
         let ids = self.ids;
@@ -209,7 +211,8 @@ impl Distances {
         order.map(|&node| self.ids[usize::from(node)])
     }
 
-    /// Returns the distance from CPUs of node `from` to memory of node `to`; 10 is local.
+    /// Returns the distance from CPUs of node `from` to memory of node `to`. The distance to local
+    /// memory is 10.
     ///
     /// If one of the nodes does not exist, returns 10 for equal numbers and 20 for others.
     pub fn distance(&self, from: NodeId, to: NodeId) -> u32 {

@@ -35,8 +35,8 @@ impl PageNode {
     }
 }
 
-/// Pages that one call moves: the targets need a copy in the kernel's format, which is on the
-/// stack.
+/// Pages that one system call moves. The call needs a copy of the targets in the kernel's format,
+/// on the stack.
 const AT_ONCE: usize = 64;
 
 /// Stores in `nodes` which node holds each page.
@@ -89,7 +89,7 @@ pub fn nodes_of_pages(pages: &[*const u8], nodes: &mut [PageNode]) -> Result<(),
 ///
 /// # Errors
 ///
-/// Pages before the failing one may have moved.
+/// After an error, some of the first pages may have moved.
 ///
 /// * [`PolicyError::LengthsDiffer`] if the slices differ in length.
 /// * [`PolicyError::NeedsRights`] for [`Move::All`] without `CAP_SYS_NICE`.
@@ -191,7 +191,7 @@ pub fn migrate(pid: i32, from: &NodeSet, to: &NodeSet) -> Result<usize, PolicyEr
 
 fn move_nothing() -> Result<c_long, PolicyError> {
     let none = null::<u64>();
-    // SAFETY: the lists have no elements, so that the kernel reads and writes none.
+    // SAFETY: the lists have no elements, so the kernel reads and writes none.
     ask(Call::MovePages, || unsafe {
         libc::syscall(abi::MOVE_PAGES, 0, 0, none, none, none, 0)
     })
@@ -199,7 +199,7 @@ fn move_nothing() -> Result<c_long, PolicyError> {
 
 fn migrate_nothing() -> Result<c_long, PolicyError> {
     let none = null::<u64>();
-    // SAFETY: the masks have no bits, so that the kernel reads none.
+    // SAFETY: the masks have no bits, so the kernel reads none.
     ask(Call::MigratePages, || unsafe {
         libc::syscall(abi::MIGRATE_PAGES, 0, 0, none, none)
     })

@@ -1,5 +1,5 @@
-//! Parses a policy's text: the grammar of tmpfs's `mpol=`, what the kernel prints besides, and more
-//! names.
+//! Parses a policy's text. Accepts the grammar of tmpfs's `mpol=`, the other forms that the kernel
+//! prints, and more names of modes.
 //!
 //! ```text
 //! policy  [ "mpol=" ] mode [ "=" flag { "|" flag } ] [ ":" nodes ] [ "@" home ]
@@ -33,8 +33,8 @@ impl Mempolicy {
     ///   how many nodes each mode takes.
     /// * Home node: for `bind` and `prefer (many)`.
     ///
-    /// Does not check whether the nodes exist. Takes time in proportion to the text's length; a
-    /// text beyond 8 KiB is refused unread.
+    /// Does not check whether the nodes exist. Takes time in proportion to the text's length.
+    /// Refuses a text of more than 8 KiB without reading it.
     ///
     /// # Errors
     ///
@@ -251,8 +251,8 @@ impl<'t> Piece<'t> {
         })
     }
 
-    /// Splits at the first of `marks`: returns what stands in front of it, the mark, and what
-    /// follows.
+    /// Splits at the first of `marks`. Returns the text in front of the mark, the mark, and the
+    /// text behind it.
     fn split_at_any(self, marks: &[char]) -> (Self, Option<(char, Self)>) {
         let Some(end) = self.text.find(marks) else {
             return (self, None);

@@ -1,4 +1,4 @@
-//! Computes which node a page goes to under a policy, and the nodes that follow when that one has
+//! Computes which node a page goes to under a policy, and the nodes that follow when this node has
 //! no memory left.
 //!
 //! Pure functions of a [bound](Mempolicy::contextualize) policy.
@@ -8,8 +8,8 @@ use crate::topology::{NodeId, NodeSet};
 
 /// Returns the node that a page goes to.
 ///
-/// * `page_offset` decides whose turn it is under an interleaving policy. What the kernel counts
-///   depends on the memory:
+/// * `page_offset` decides whose turn it is under an interleaving policy. Which number the kernel
+///   takes for it depends on the memory:
 ///
 /// | memory | `page_offset` |
 /// |---|---|

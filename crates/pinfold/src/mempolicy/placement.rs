@@ -1,4 +1,5 @@
-//! How the allocator follows a policy: a policy over the nodes that it tells apart, in two words.
+//! How the allocator follows a policy: the policy's mode and nodes, packed into two words. The
+//! nodes have the allocator's own numbers.
 
 use super::{Flags, Mempolicy, Mode, SYSTEM_DEFAULT, Weights};
 use crate::nodes;
@@ -9,32 +10,33 @@ use core::sync::atomic::Ordering::Relaxed;
 /// The weight of each node. Read whenever a `weighted interleave` policy is set. 0 counts as 1.
 static WEIGHTS: [AtomicU8; nodes::MAX_NODES] = [const { AtomicU8::new(0) }; nodes::MAX_NODES];
 
-/// Which nodes the allocator asks under a policy. Nodes have the allocator's numbers, not the
+/// The nodes that the allocator asks under a policy. Nodes have the allocator's numbers, not the
 /// system's.
 ///
-/// Two words, so that a range's placement can be read without a lock and passed in registers. The
+/// A placement takes two words, so that it can be read without a lock and passed in registers. The
 /// `default` policy has no placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     mode: Mode,
-    /// The node that distances are measured from, if it is not the thread's.
+    /// The node from which distances are measured, if it is not the thread's node.
     home: Option<u8>,
     /// A bit for each of the policy's nodes; never 0.
     mask: u64,
 }
 
-/// The position of the home node's number, plus 1, in the first word.
+/// The bits of the first word from this one on hold the home node's number plus 1.
 const HOME_SHIFT: u32 = 8;
 
 impl Placement {
     /// The number of words that [`to_words`](Self::to_words) returns.
     pub(crate) const WORDS: usize = 2;
 
-    /// Returns how the allocator follows `policy` on this machine; `None` for the `default` policy.
+    /// Returns how the allocator follows `policy` on this machine. Returns `None` for the `default`
+    /// policy.
     ///
     /// If none of the policy's nodes is usable, follows the kernel's rule for nodes that have
-    /// vanished: the policy means all nodes, and `prefer` means the local node. Reads the nodes'
-    /// weights for a `weighted interleave` policy.
+    /// vanished. The policy then means all nodes, but `prefer` means the local node. Reads the
+    /// nodes' weights for a `weighted interleave` policy.
     pub(crate) fn of(policy: &Mempolicy) -> Option<Placement> {
         super::init();
         if policy.mode() == Mode::WeightedInterleave {
@@ -43,8 +45,8 @@ impl Placement {
         Placement::again(policy)
     }
 
-    /// Returns the same as [`of`](Self::of), and reads no file. For a policy that `of` has seen
-    /// before.
+    /// Returns the same as [`of`](Self::of), but reads no file. For a policy that was passed to
+    /// `of` before.
     pub(super) fn again(policy: &Mempolicy) -> Option<Placement> {
         let all = u64::MAX >> (64 - nodes::real());
         let mask = match policy.mode() {
@@ -75,8 +77,9 @@ impl Placement {
         }
     }
 
-    /// Returns whether the allocator can place memory by `policy`: it names no nodes, or a node
-    /// with memory that this process may use. The kernel refuses other policies too.
+    /// Returns whether the allocator can place memory by `policy`. It can if the policy names no
+    /// nodes, or at least one node with memory that this process may use. The kernel also refuses
+    /// other policies.
     pub(crate) fn is_possible(policy: &Mempolicy) -> bool {
         super::init();
         policy.nodes().is_empty() || numbers_of(policy) != 0
@@ -88,7 +91,7 @@ impl Placement {
         [self.mode as u64 | home << HOME_SHIFT, self.mask]
     }
 
-    /// Returns the placement with these words; `None` if the words are not a placement's.
+    /// Returns the placement with these words, or `None` if the words are not those of a placement.
     #[inline(always)]
     pub(crate) fn from_words([first, mask]: [u64; Self::WORDS]) -> Option<Placement> {
         let mode = Mode::from_number(first & 0xff)?;
@@ -101,8 +104,8 @@ impl Placement {
         matches!(self.mode, Mode::Interleave | Mode::WeightedInterleave)
     }
 
-    /// Returns the node that the page at `index` of a range should come from, for a thread on node
-    /// `local`. Arithmetic only; under `weighted interleave` also loads the weights.
+    /// Returns the node from which the page at `index` of a range should come, for a thread on node
+    /// `local`. Only computes. Under `weighted interleave`, also loads the weights.
     #[inline]
     pub(crate) fn target(self, index: u64, local: usize) -> usize {
         match self.mode {
@@ -148,11 +151,11 @@ impl Placement {
         self.mask >> node & 1 == 1
     }
 
-    /// Returns the nodes that memory may come from when `target` should give it, in the order in
-    /// which the allocator asks them.
+    /// Returns the nodes that the allocator asks for memory, in this order, when the memory should
+    /// come from `target`.
     ///
-    /// The order is by distance from `target`. A `bind` policy only has its own nodes; `prefer
-    /// (many)` has its own nodes first.
+    /// The order is by distance from `target`. Under `bind`, there are only the policy's own nodes.
+    /// Under `prefer (many)`, the policy's own nodes come first.
     pub(crate) fn fallback(self, target: usize) -> impl Iterator<Item = usize> {
         let by_distance = move || (0..nodes::real()).map(move |nth| nodes::nearest(target, nth));
         let own_first = matches!(self.mode, Mode::Bind | Mode::PreferredMany);

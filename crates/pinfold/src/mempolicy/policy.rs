@@ -1,4 +1,4 @@
-//! A policy as a value: what the user named, and what that comes to among the allowed nodes.
+//! A policy as a value: the nodes that the user named, and the nodes from which memory comes.
 
 use super::{Flags, Mode, PolicyError};
 use crate::topology::{NODES_MOST, NodeId, NodeSet};
@@ -31,7 +31,7 @@ pub struct Mempolicy {
     pub(super) flags: Flags,
     /// The user nodes. Empty for an interleaving policy that means all nodes with memory.
     pub(super) user: NodeSet,
-    /// The nodes that `user` comes to.
+    /// The nodes from which memory comes: the user nodes until the policy is bound.
     pub(super) nodes: NodeSet,
     /// The allowed nodes when the policy was last bound.
     pub(super) allowed: NodeSet,
@@ -41,16 +41,16 @@ pub struct Mempolicy {
 /// Words of a policy: one with the mode, the flags and the home node, then three sets.
 pub(crate) const WORDS: usize = 1 + 3 * SET_WORDS;
 const SET_WORDS: usize = NODES_MOST / 64;
-/// The position of the home node's number, plus 1, in the first word.
+/// The bits of the first word from this one on hold the home node's number plus 1.
 const HOME_SHIFT: u32 = 32;
 const MODE_SHIFT: u32 = 16;
 
-/// The policy that holds where no other does: the node of the CPU that asks, then the others by
-/// distance.
+/// The policy where there is no other: memory comes from the node of the CPU that asks, then from
+/// the other nodes by distance.
 pub static SYSTEM_DEFAULT: Mempolicy = Mempolicy::without_nodes(Mode::Local);
 
 impl Default for Mempolicy {
-    /// Returns the `default` policy, under which the next policy holds.
+    /// Returns the `default` policy, which means "no policy".
     fn default() -> Self {
         Mempolicy::without_nodes(Mode::Default)
     }
@@ -248,32 +248,32 @@ impl Mempolicy {
         &self.user
     }
 
-    /// Returns the nodes that memory comes from.
+    /// Returns the nodes from which memory comes.
     ///
-    /// These are the user nodes until the policy is [bound](Self::contextualize), and from then on
-    /// what the user nodes come to among the allowed nodes.
+    /// Until the policy is [bound](Self::contextualize), these are the user nodes. Binding computes
+    /// them from the user nodes and the allowed nodes.
     pub const fn nodes(&self) -> &NodeSet {
         &self.nodes
     }
 
-    /// Returns the allowed nodes when the policy was last bound; `None` if the policy was never
-    /// bound.
+    /// Returns the nodes that were allowed when the policy was last bound, or `None` if the policy
+    /// was never bound.
     pub fn bound_to(&self) -> Option<&NodeSet> {
         (!self.allowed.is_empty()).then_some(&self.allowed)
     }
 
-    /// Returns the home node, from which distances are measured; `None` if they are measured from
-    /// the CPU's node.
+    /// Returns the home node, from which distances are measured. Returns `None` if distances are
+    /// measured from the CPU's node.
     pub const fn home(&self) -> Option<NodeId> {
         self.home
     }
 
-    /// Sets the home node: distances are measured from it, so that the policy's node nearest to it
-    /// comes first. With `None`, distances are measured from the CPU's node.
+    /// Sets the home node, from which distances are measured. So the policy's node that is nearest
+    /// to the home node comes first. With `None`, distances are measured from the CPU's node.
     ///
     /// # Errors
     ///
-    /// [`PolicyError::TakesNoHome`] unless the mode is [`Mode::Bind`] or [`Mode::PreferredMany`];
+    /// [`PolicyError::TakesNoHome`] if the mode is not [`Mode::Bind`] or [`Mode::PreferredMany`];
     /// [`PolicyError::NodeTooLarge`] if the number is not below [`NODES_MOST`].
     ///
     /// # Examples
@@ -295,8 +295,8 @@ impl Mempolicy {
         Ok(())
     }
 
-    /// Returns the policy as the user named it, not bound to any nodes. The policy's text is this
-    /// policy's.
+    /// Returns the policy as the user named it, not bound to any nodes. Both policies have the same
+    /// text.
     #[must_use]
     pub fn unbound(&self) -> Mempolicy {
         Mempolicy {
@@ -319,7 +319,7 @@ impl Mempolicy {
         words
     }
 
-    /// Returns the policy with these words; `default` if the words are not a policy's.
+    /// Returns the policy with these words, or `default` if the words are not those of a policy.
     pub(crate) fn from_words(words: &[u64; WORDS]) -> Mempolicy {
         let Some(mode) = Mode::from_number(words[0] >> MODE_SHIFT & 0xffff) else {
             return Mempolicy::default();

@@ -1,4 +1,4 @@
-//! The policy that the process was started with, and what the allocator learns from it.
+//! The memory policy that the process was started with, and how the allocator learns of it.
 
 use super::{Distances, Mempolicy, Mode, PolicyError, mems_allowed, set_for_thread, thread};
 use crate::topology::{NodeId, NodeSet, facts};
@@ -11,19 +11,19 @@ pub const VARIABLE: &str = "PINFOLD_POLICY";
 /// Bytes of the variable that are read: a multiple of every page size.
 const LONGEST: usize = 64 << 10;
 
-/// Reads the machine's nodes and the process's policy, on the first call, before anything is
-/// allocated.
+/// Reads the machine's nodes and the process's policy, on the first call. Called before the
+/// allocator hands out memory.
 ///
-/// Sets the variable's policy for the calling thread; the threads that it starts inherit the
-/// policy.
+/// Sets the variable's policy for the calling thread. The threads that this thread starts inherit
+/// the policy.
 ///
-/// A process without the variable, on a machine with one node, makes no system call for policies:
-/// some sandboxes kill a process for such a call.
+/// A process without the variable, on a machine with one node, makes no system call for policies,
+/// because some sandboxes kill a process for such a call.
 pub(crate) fn init() {
     if nodes::are_known() {
         return;
     }
-    // The process may be forbidden to open files later.
+    // Reads the files now, because the process may be forbidden to open files later.
     facts::read_once();
     follow_variable();
     nodes::init(&Process);
@@ -57,7 +57,7 @@ fn follow_variable() {
     if !env::is_set(VARIABLE) {
         return;
     }
-    // The text may not fit into the rest of the caller's stack.
+    // The text may not fit into the rest of the caller's stack, so it goes to a mapping.
     let Some(memory) = sys::map_memory(LONGEST) else {
         return;
     };
@@ -71,16 +71,18 @@ fn follow_variable() {
         // before it starts a program.
         let _ = set_for_thread(&policy);
     }
-    // SAFETY: `map_memory` returned `memory` with this size. The policy is a copy, so that no
-    // reference to the mapping is left.
+    // SAFETY: `map_memory` returned `memory` with this size. The policy is a copy, so no reference
+    // to the mapping is left.
     unsafe { sys::unmap(memory.as_ptr(), LONGEST) };
 }
 
-/// Returns whether the kernel places the process's memory by a policy other than the system's.
+/// Returns whether the kernel places the process's memory by a policy of its own instead of the
+/// system's.
 fn is_set() -> bool {
     match thread() {
         Ok(policy) => !matches!(policy.mode(), Mode::Default | Mode::Local),
-        // A newer kernel's mode is in force too, although this version does not know it.
+        // A mode of a newer kernel is also in effect, although this version of the library does not
+        // know the mode.
         Err(error) => matches!(error, PolicyError::UnknownMode(_)),
     }
 }

@@ -5,28 +5,32 @@
 //! * A **record** is a range `[start, end)` of pages and its words. Records are sorted, are not
 //!   empty and do not overlap. Two records that touch have different words.
 //! * A **buffer** holds an array of records (`buffer`).
-//! * A **latch** has two buffers, of which readers see one (`latch`, which has the proof).
+//! * A **latch** has two buffers (`latch`, which has the proof). Readers see the *active* buffer.
+//!   The other buffer is the *spare*.
 //!
 //! # Who may do what
 //!
-//! A thread that sets holds [`WRITER`], one lock for all maps of the process. It copies the active
-//! buffer's records into the spare one, with the change, and publishes the spare one.
+//! A thread that sets a range holds [`WRITER`], one lock for all maps of the process. It copies the
+//! active buffer's records into the spare buffer, with the change. Then it publishes the spare
+//! buffer, which thereby becomes the active one.
 //!
-//! A lookup takes no lock and writes nothing. It returns copies, not references, so that the record
-//! may be changed or removed afterwards.
+//! A lookup takes no lock and writes nothing. It returns copies of words, so that another thread
+//! may change or remove the record afterwards.
 //!
 //! `WRITER` is the innermost lock: its holder only calls `mmap`. It is one lock for all maps, for
 //! two reasons:
 //!
-//! 1. A signal handler that sets may have interrupted a set of another map. With a lock for each
-//!    map, two such handlers could wait for each other. With one lock the handler is refused.
-//! 2. A fork takes one lock.
+//! 1. A signal handler that sets a range may have interrupted a change of another map. If each map
+//!    had a lock, two such handlers could wait for each other: each for a lock that the other
+//!    handler's thread holds. With one lock, the handler finds that its own thread holds the lock,
+//!    and is refused.
+//! 2. A fork has to take only one lock.
 //!
 //! # Memory
 //!
-//! A map takes no memory before the first set. If a buffer is too small, one at least twice as
-//! large replaces it. The old buffer stays mapped until the map is dropped, because a reader may be
-//! in it. All old buffers together are at most as large as the one in use.
+//! A map takes no memory before the first set. If a buffer is too small, a buffer at least twice as
+//! large replaces it. The old buffer stays mapped until the map is dropped, because a reader may
+//! still read it. All old buffers together are at most as large as the one in use.
 
 #[cfg(test)]
 mod speed;
@@ -106,13 +110,13 @@ impl<const WORDS: usize> Ranges<WORDS> {
         }
     }
 
-    /// Returns what `take` makes of the words of the range that covers `page`; `None` if no range
-    /// does.
+    /// Calls `take` with the words of the range that covers `page`. Returns its result, or `None`
+    /// if no range covers the page.
     ///
-    /// The words are all from one moment. `take` may be called several times, and may find words
-    /// that do not belong together. Its result is dropped then.
+    /// The words of the returned result are all from one moment. `take` may be called several
+    /// times. If it found words that do not belong together, its result is dropped.
     ///
-    /// O(log n). Takes no lock and writes nothing. Starts over if another thread published a set
+    /// O(log n). Takes no lock and writes nothing. Starts over if another thread published a change
     /// meanwhile.
     #[inline(always)]
     fn look<T>(&self, page: u64, take: impl Fn(&[AtomicU64; WORDS]) -> T) -> Option<T> {
@@ -156,10 +160,10 @@ impl<const WORDS: usize> Ranges<WORDS> {
         self.latch.read(|buffer| unsafe { Table::at(buffer) }.len())
     }
 
-    /// Gives the pages from `start` to before `end` these words, or none. Overlapping ranges are
-    /// trimmed, split or removed.
+    /// Gives the pages from `start` to before `end` these words. `None` removes their words. Ranges
+    /// that overlap are trimmed, split or removed.
     ///
-    /// O(n): copies all records. After an error nothing has changed.
+    /// O(n), because it copies all records. After an error, nothing has changed.
     pub(crate) fn set(
         &self,
         start: u64,
@@ -227,15 +231,16 @@ impl<const WORDS: usize> Ranges<WORDS> {
 
     /// Copies all ranges as they are at one moment. O(n).
     ///
-    /// Waits for a set in another thread. Does not wait if the caller is a signal handler that
-    /// interrupted a set: the active buffer does not change until the handler returns.
+    /// Waits while another thread changes a map. Does not wait if the caller is a signal handler
+    /// that interrupted such a change: the active buffer then stays the same until the handler
+    /// returns.
     pub(crate) fn snapshot(&self) -> Result<Snapshot<WORDS>, RangeError> {
         let _held = WRITER.lock();
         Snapshot::of(self.active()).ok_or(RangeError::OutOfMemory)
     }
 
-    /// Returns the active buffer. The caller holds the lock, or is a handler that interrupted its
-    /// holder.
+    /// Returns the active buffer. The caller holds the lock, or is a signal handler that
+    /// interrupted the lock's holder.
     fn active(&self) -> Table<'_, WORDS> {
         // SAFETY: a published buffer stays mapped until the map is dropped, and `self` borrows the
         // map.
@@ -260,8 +265,8 @@ impl<const WORDS: usize> Ranges<WORDS> {
 impl<const WORDS: usize> Drop for Ranges<WORDS> {
     fn drop(&mut self) {
         for buffer in [self.latch.active(), self.latch.spare()] {
-            // SAFETY: `drop` has the only reference to the map, so that no reader is in a buffer.
-            // Both buffers were made by `Buffer::map`, and no buffer is in both chains.
+            // SAFETY: `drop` has the only reference to the map, so no reader reads a buffer. Both
+            // buffers were made by `Buffer::map`, and no buffer is in both chains.
             unsafe { Buffer::unmap_all(buffer) };
         }
     }
@@ -272,7 +277,7 @@ pub(crate) fn is_lock_held(thread: u64) -> bool {
     WRITER.is_held_by(thread)
 }
 
-/// Makes forks wait until no map is being changed.
+/// Makes a fork wait until no thread changes a map.
 fn register_fork() {
     static HOOKS: Hooks = Hooks {
         rank: Rank::Policies,

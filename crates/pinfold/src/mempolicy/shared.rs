@@ -14,12 +14,12 @@ use core::ops::Range;
 ///
 /// Any thread may look up pages while another thread sets ranges.
 ///
-/// * A lookup is O(log n). It takes no lock and writes no shared memory, so that lookups on many
-///   CPUs do not slow each other down.
-/// * A set is O(n): about 10 µs with 1,000 ranges. One thread of the process sets at a time,
-///   whichever the map.
-/// * Memory: none before the first set. Then 848 bytes to four times as much for each range, until
-///   the map is dropped.
+/// * A lookup is O(log n). It takes no lock and writes no shared memory, so lookups on many CPUs do
+///   not slow each other down.
+/// * A set is O(n): about 10 µs with 1,000 ranges. Only one thread of the process sets at a time,
+///   even if the threads set different maps.
+/// * A map takes no memory before the first set. Then it takes between 848 bytes and four times as
+///   much for each range, until the map is dropped.
 ///
 /// # Examples
 ///
@@ -86,11 +86,11 @@ impl SharedPolicy {
     }
 
     /// Sets the policy of a range of pages. `None`, or a policy of mode [`Mode::Default`], removes
-    /// it.
+    /// the range's policy.
     ///
     /// Ranges that reach into `pages` are trimmed, a range around `pages` is split, and ranges
     /// within `pages` are removed. Ranges that touch and have equal policies are joined.
-    /// `pages.end` is excluded, so that page `u64::MAX` never has a policy.
+    /// `pages.end` is excluded, so page `u64::MAX` never has a policy.
     ///
     /// The map keeps a copy of `policy`. All pages change at once, for every reader.
     ///
@@ -101,8 +101,8 @@ impl SharedPolicy {
     ///
     /// # Errors
     ///
-    /// [`RangeError::Empty`], [`RangeError::Busy`] or [`RangeError::OutOfMemory`]. Nothing has
-    /// changed then.
+    /// [`RangeError::Empty`], [`RangeError::Busy`] or [`RangeError::OutOfMemory`]. After an error,
+    /// nothing has changed.
     ///
     /// # Examples
     ///
@@ -121,16 +121,16 @@ impl SharedPolicy {
         self.ranges.set(pages.start, pages.end, words.as_ref())
     }
 
-    /// Returns a copy of a page's policy; `None` if the page has none. O(log n). Takes no lock and
-    /// writes no shared memory.
+    /// Returns a copy of a page's policy, or `None` if the page has no policy. O(log n). Takes no
+    /// lock and writes no shared memory.
     #[doc(alias = "mpol_shared_policy_lookup")]
     pub fn lookup(&self, page: u64) -> Option<Mempolicy> {
         let words = self.ranges.lookup_all(page)?;
         Some(policy_in(&words))
     }
 
-    /// Returns how the allocator follows a page's policy; `None` if the page has no policy. O(log
-    /// n). Copies two words.
+    /// Returns how the allocator follows a page's policy, or `None` if the page has no policy.
+    /// O(log n). Copies two words.
     #[inline(always)]
     pub(crate) fn placement(&self, page: u64) -> Option<Placement> {
         Placement::from_words(self.ranges.lookup(page, [WORDS, WORDS + 1])?)
@@ -146,12 +146,12 @@ impl SharedPolicy {
         self.len() == 0
     }
 
-    /// Binds every policy again after the allowed nodes have changed, all at once; see
-    /// [`Mempolicy::rebind`]. O(n).
+    /// Binds every policy again after the allowed nodes have changed. All policies change at once.
+    /// See [`Mempolicy::rebind`]. O(n).
     ///
     /// # Errors
     ///
-    /// [`RangeError::Busy`] or [`RangeError::OutOfMemory`]. Nothing has changed then.
+    /// [`RangeError::Busy`] or [`RangeError::OutOfMemory`]. After an error, nothing has changed.
     ///
     /// # Examples
     ///
@@ -171,12 +171,13 @@ impl SharedPolicy {
         self.rebind_if(allowed, |_| true)
     }
 
-    /// Binds every policy again, if each policy whose nodes change is `possible` afterwards.
+    /// Binds every policy again. Changes nothing if `possible` returns false for a policy with new
+    /// nodes.
     ///
     /// # Errors
     ///
-    /// [`RangeError::UnknownNodes`] if one is not possible; [`RangeError::Busy`] or
-    /// [`RangeError::OutOfMemory`]. Nothing has changed then.
+    /// [`RangeError::UnknownNodes`] if a policy is not possible; [`RangeError::Busy`] or
+    /// [`RangeError::OutOfMemory`]. After an error, nothing has changed.
     pub(crate) fn rebind_if(
         &self,
         allowed: &NodeSet,
@@ -219,8 +220,8 @@ impl SharedPolicy {
 
 /// Prints a line `start-end policy` for each range; `end` is excluded.
 ///
-/// The lines are all from one moment. Without memory for a copy of the map, each line is from a
-/// moment of its own.
+/// All lines show the map at one moment. But if there is no memory for a copy of the map, each line
+/// shows a moment of its own.
 impl fmt::Display for SharedPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Ok(mut ranges) = self.ranges() {
@@ -248,7 +249,7 @@ impl fmt::Debug for SharedPolicy {
     }
 }
 
-/// The ranges of a [`SharedPolicy`] as they were at one moment; from [`SharedPolicy::ranges`].
+/// The ranges of a [`SharedPolicy`] at one moment. [`SharedPolicy::ranges`] returns them.
 pub struct SharedRanges {
     records: super::buffer::Snapshot<RECORD>,
     next: usize,

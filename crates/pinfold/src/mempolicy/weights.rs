@@ -31,7 +31,7 @@ impl Weights {
     /// `sys/kernel/mm/mempolicy/weighted_interleave/nodeN` below `root`, which is `/` except in
     /// tests.
     ///
-    /// A node whose file is missing, as before Linux 6.9, or makes no sense has weight 1. One file
+    /// A node has weight 1 if its file is missing, as before Linux 6.9, or makes no sense. One file
     /// read for each node.
     ///
     /// # Examples
@@ -60,7 +60,7 @@ impl Weights {
         weights
     }
 
-    /// Returns a node's weight; 1 if the number is not below [`NODES_MOST`].
+    /// Returns a node's weight. Returns 1 if the node's number is not below [`NODES_MOST`].
     pub fn weight(&self, node: NodeId) -> u8 {
         self.0.get(node.0).copied().unwrap_or(1)
     }

@@ -1,5 +1,5 @@
-//! Gives free memory back to the system: runs that have been dirty for long, and all of it on
-//! request.
+//! Gives free memory back to the system: runs that have been dirty for long, and on request all
+//! free runs.
 
 use super::arena::{arena_of, purge, purge_all, unmap_clean};
 use super::{is_lock_held, kept, returned};
@@ -7,8 +7,8 @@ use crate::{nodes, sys};
 
 /// Milliseconds that a free run stays dirty. For comparison: mimalloc 1 s, jemalloc 10 s.
 const DIRTY_FOR: u32 = 450;
-/// Granules of the shortest clean run that is unmapped. Each that is unmapped may cost two
-/// mappings.
+/// Granules of the shortest clean run that `unmap_free` unmaps. Unmapping a run can split mappings,
+/// whose number the system limits.
 const UNMAP_LEAST: u32 = 16;
 
 /// Purges the runs of one node that have been dirty for [`DIRTY_FOR`].
@@ -30,7 +30,7 @@ pub(crate) fn purge_all_aged() {
 }
 
 /// Gives all free memory of every arena back to the system. Leaves out an arena whose lock it
-/// cannot take, because another thread forks. Returns how many bytes.
+/// cannot take, because another thread forks. Returns how many bytes went back.
 ///
 /// Costs a system call for each dirty run.
 pub fn trim() -> usize {
@@ -44,8 +44,8 @@ pub fn trim() -> usize {
     (returned() - before) as usize
 }
 
-/// Gives all free memory back as [`trim`] does, and unmaps clean runs, so that they count for no
-/// limit on data or addresses. Returns how many bytes were unmapped.
+/// Gives all free memory back as [`trim`] does, and unmaps clean runs, so that no limit on data or
+/// addresses counts them. Returns how many bytes were unmapped.
 ///
 /// For a system that has no more memory. Costs a system call for each free run.
 pub fn unmap_free() -> usize {

@@ -7,15 +7,15 @@
 //! 2. a clean run;
 //! 3. the beginning of an absent run, which it maps (`map_front`);
 //! 4. the beginning of a new region;
-//! 5. if the system has no more memory: a clean run that arose when all dirty runs were purged.
+//! 5. if the system has no more memory: a clean run, after all dirty runs were purged.
 //!
-//! Of the runs of one state, the arena takes a short one that fits, and of runs of that length the
-//! one at the lowest address ([`bins`](super::bins)). So high addresses become free.
+//! Among the runs of one state, the arena takes a short one that fits. Among runs of that length,
+//! it takes the run at the lowest address ([`bins`](super::bins)). So high addresses become free.
 //!
 //! The lock of the node's arena protects its free runs and their frames. The arena maps and unmaps
-//! under the lock. It purges without the lock, because that takes long: the run is out of the free
-//! runs meanwhile. A thread that cannot take the lock sets the run that it frees aside for the next
-//! holder.
+//! under the lock. It purges a run without the lock, because a purge takes long: the run is out of
+//! the free runs meanwhile. A thread that frees a run, but cannot take the lock, sets the run
+//! aside. The next holder of the lock takes the run back.
 
 use super::aged::purge_aged;
 use super::free_runs::FreeRuns;
@@ -31,9 +31,9 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Runs given back between two looks for runs that have been dirty for long.
+/// After this many freed runs, `give_back` looks for runs that have been dirty for long.
 const TICK: u32 = 16;
-/// Granules mapped at a time: an eighth of what the node has mapped, within these bounds.
+/// The arena maps an eighth of the granules that it has mapped already, within these bounds.
 const STEP_LEAST: u32 = (256 << 10) / GRANULE as u32;
 const STEP_MOST: u32 = (2 << 20) / GRANULE as u32;
 /// The most absent runs that are passed over because other code has mapped something there.
@@ -57,7 +57,7 @@ static ARENAS: [Lock<Arena>; MAX_NODES] = [const {
 }; MAX_NODES];
 
 /// Runs freed by threads that could not take the arena's lock, in a signal handler or during a
-/// fork. Each holds the address of the next in its first word.
+/// fork. Each run holds the address of the next run in its first word.
 static SET_ASIDE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 
 pub(super) fn arena_of(node: usize) -> &'static Lock<Arena> {
@@ -82,13 +82,12 @@ pub struct Run {
     pub zeroed: bool,
 }
 
-/// Allocates a run of `granules` on `node`, or on another node if that one has no memory, the
-/// nearest first. Sets the page map's entry of the first granule to `entry`, or of every granule if
-/// `whole`.
+/// Allocates a run of `granules` on `node`, or else on the nearest other node that has memory. Sets
+/// the page map's entry of the first granule to `entry`, or of every granule if `whole` is true.
 ///
 /// Takes the arena's lock, and maps memory by a system call if no free run fits. Returns `None` if
 /// the run would be longer than a region, if the system has no memory or a limit is near, in a
-/// signal handler that interrupted the arena, and while another thread forks.
+/// signal handler that interrupted the holder of the lock, and while another thread forks.
 pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Option<Run> {
     init();
     let ask = Ask::only(node.min(crate::nodes::count() - 1));
@@ -99,7 +98,8 @@ pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Optio
     crate::nodes::fallback(ask.node).find_map(run)
 }
 
-/// Allocates a run as [`alloc_run`] does, but on the asked node only. [`init`] has been called.
+/// Allocates a run as [`alloc_run`] does, but on the asked node only. The caller has called
+/// [`init`].
 pub(crate) fn alloc_run_on(granules: usize, ask: Ask, entry: u16, whole: bool) -> Option<Run> {
     let granules = u32::try_from(granules)
         .ok()
@@ -145,7 +145,7 @@ fn alloc_at(node: usize, granules: u32) -> Option<Run> {
         arena.free.free(head, granules, State::Clean, 0);
         return None;
     }
-    // SAFETY: the run was taken out of the free runs, so that only this thread uses its frame.
+    // SAFETY: the run was taken out of the free runs, so only this thread uses its frame.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
     arena.hand_out(node, granules, clean);
@@ -177,12 +177,12 @@ pub unsafe fn free_run(start: NonNull<u8>) {
     give_back(head, granules);
 }
 
-/// Gives back granules that are no part of a block any more.
+/// Gives granules that are not part of a block any more back to their arena, as a dirty run.
 pub(super) fn give_back(head: u32, granules: u32) {
     let node = window::node_of(address_of(head) as usize);
     let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
-        // SAFETY: no other thread uses the granules. `take_back` reads their number from the first
-        // frame.
+        // SAFETY: the caller gave the granules up, so no other thread uses them. `take_back` reads
+        // the number from the first frame.
         unsafe { (*frame(head)).granules = granules as u16 };
         set_aside(address_of(head));
         return;
@@ -202,8 +202,7 @@ pub(super) fn give_back(head: u32, granules: u32) {
     }
 }
 
-/// Purges free runs, node by node, until no more is dirty than may be kept, or no dirty run is
-/// left.
+/// Purges dirty runs, node by node, until only as much is dirty as may be kept.
 fn relieve() {
     for node in 0..crate::nodes::count() {
         let mut excess = kept::excess();
@@ -221,9 +220,9 @@ fn relieve() {
     }
 }
 
-/// Purges the runs that `next` takes out of the free runs, without the lock meanwhile. Calls `done`
-/// with the granules of each. Returns the lock, or `None` if it cannot be taken again, because
-/// another thread forks.
+/// Purges each run that `next` takes out of the free runs. Releases the lock while it purges. Calls
+/// `done` with the number of granules of each purged run. Returns the lock, or `None` if the lock
+/// cannot be taken again, because another thread forks.
 pub(super) fn purge(
     mut arena: Guard<'static, Arena>,
     node: usize,
@@ -231,13 +230,12 @@ pub(super) fn purge(
     mut next: impl FnMut(&mut FreeRuns) -> Option<(u32, u32)>,
 ) -> Option<Guard<'static, Arena>> {
     while let Some((head, granules)) = next(&mut arena.free) {
-        // The run counts as in use meanwhile, as a run does that is set aside.
+        // The run counts as in use meanwhile. So does a run that is set aside.
         kept::less_dirty(node, granules as usize);
         kept::use_more(node, granules as usize);
         drop(arena);
         let size = granules as usize * GRANULE;
-        // SAFETY: the run is mapped, and `next` took it out of the bins, so that only this thread
-        // uses it.
+        // SAFETY: the run is mapped. `next` took it out of the bins, so only this thread uses it.
         let clean = unsafe { sys::purge(address_of(head), size) };
         let Some(again) = arena_of(node).lock_or_divert(super::is_lock_held) else {
             set_aside(address_of(head));
@@ -258,8 +256,7 @@ pub(super) fn purge(
     Some(arena)
 }
 
-/// Purges as much as is dirty now. Other threads may free more meanwhile. Returns what [`purge`]
-/// does.
+/// Purges as many granules as are dirty at the call. Returns what [`purge`] returns.
 pub(super) fn purge_all(
     arena: Guard<'static, Arena>,
     node: usize,
@@ -272,8 +269,8 @@ pub(super) fn purge_all(
     })
 }
 
-/// Unmaps clean runs of at least `least` granules, so that they count for no limit. Returns how
-/// many bytes. The addresses stay the arena's.
+/// Unmaps clean runs of at least `least` granules, so that no limit counts them. Returns how many
+/// bytes it unmapped. The arena keeps the addresses.
 pub(super) fn unmap_clean(node: usize, least: u32) -> usize {
     let mut unmapped = 0;
     let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
@@ -307,16 +304,16 @@ impl Arena {
         }
     }
 
-    /// Takes back granules that were in use. They are dirty then.
+    /// Takes back granules that were in use, and makes them a dirty run.
     fn take_in(&mut self, node: usize, head: u32, granules: u32) {
         kept::use_less(node, granules as usize);
         kept::more_dirty(node, granules as usize);
         self.free.free(head, granules, State::Dirty, self.now);
     }
 
-    /// Unmaps the clean run that begins at `head` if the runs on both sides are absent, so that
-    /// blocks that move do not leave more and more mappings behind. Returns where the run, or the
-    /// absent run of which it is now a part, begins.
+    /// Unmaps the clean run that begins at `head` if the runs on both sides are absent. Otherwise
+    /// blocks that move would leave more and more mappings behind. Returns the first granule of the
+    /// run, or of the absent run of which it is now a part.
     fn unmap_island(&mut self, head: u32) -> u32 {
         let Some((State::Clean, granules)) = self.free.run_at(head) else {
             return head;
@@ -361,14 +358,15 @@ impl Arena {
         if SET_ASIDE.load(Relaxed).is_null() {
             return;
         }
-        // Acquire pairs with the release in `set_aside`.
+        // Acquire pairs with the release in `set_aside`: this thread sees the links of the list.
         let mut start = SET_ASIDE.swap(null_mut(), Acquire);
         while let Some(run) = NonNull::new(start) {
-            // SAFETY: the exchange took the list. A run's first word holds the next one's address.
+            // SAFETY: the swap took the list, so no other thread uses the run. The run's first word
+            // holds the next run's address.
             start = unsafe { run.cast::<*mut u8>().read() };
             if window::node_of(run.as_ptr() as usize) == node {
                 let head = index_of_run(run);
-                // SAFETY: the run came off the list, so that only this thread uses its frame.
+                // SAFETY: the run came off the list, so only this thread uses its frame.
                 let granules = u32::from(unsafe { (*frame(head)).granules });
                 self.take_in(node, head, granules);
             } else {
@@ -377,15 +375,14 @@ impl Arena {
         }
     }
 
-    /// Maps memory, so that there is a clean run of `granules`. Returns false if that cannot be
-    /// done.
+    /// Maps memory, so that there is a clean run of `granules`. Returns false if it fails.
     fn grow(&mut self, node: usize, granules: u32) -> bool {
         for _ in 0..TRIES {
             let absent = self.free.find(State::Absent, granules);
             let Some(head) = absent.or_else(|| self.add_region(node)) else {
                 return false;
             };
-            // The clean run before it may be long enough: `take` does not look at every run.
+            // `take` does not look at every run. The clean run before this one may be long enough.
             let before = self.free.clean_before(head);
             let needed = granules.saturating_sub(before).max(1);
             match self.map_front(node, head, needed) {
@@ -397,8 +394,8 @@ impl Arena {
         false
     }
 
-    /// Maps at least `needed` granules of an absent run, from its beginning on. They are clean
-    /// then.
+    /// Maps at least `needed` granules of the absent run `head`, from its beginning on, as a clean
+    /// run.
     pub(super) fn map_front(&mut self, node: usize, head: u32, needed: u32) -> Mapped {
         let Some((State::Absent, whole)) = self.free.run_at(head) else {
             return Mapped::Taken;
@@ -406,7 +403,7 @@ impl Arena {
         let step = (self.mapped / 8).clamp(STEP_LEAST, STEP_MOST);
         let mut end = head + needed.max(step);
         if step == STEP_MOST {
-            // A huge page can end here.
+            // Ends at a multiple of 2 MiB, so that a huge page can end there.
             end = end / STEP_MOST * STEP_MOST;
         }
         let more = needed.max(end.saturating_sub(head));
@@ -432,7 +429,8 @@ impl Arena {
         Mapped::NoMemory
     }
 
-    /// Takes exactly `granules` from `index` on, if they are free. Returns whether they were clean.
+    /// Takes exactly `granules` from `index` on. Returns whether they were clean, or `None` if the
+    /// arena cannot take them.
     pub(super) fn take_at(&mut self, node: usize, index: u32, granules: u32) -> Option<bool> {
         let (mut state, mut length) = self.free.run_at(index)?;
         let absent = match state {
@@ -470,10 +468,10 @@ impl Arena {
 fn set_aside(start: *mut u8) {
     let mut next = SET_ASIDE.load(Relaxed);
     loop {
-        // SAFETY: this thread frees the run, or took it off the list, so that no other thread uses
-        // it.
+        // SAFETY: this thread frees the run, or took it off the list, so no other thread uses it.
         unsafe { start.cast::<*mut u8>().write(next) };
-        // Release pairs with the acquire in `take_back`, which then reads the link.
+        // Release pairs with the acquire in `take_back`: a thread that takes the list sees the
+        // link.
         match SET_ASIDE.compare_exchange_weak(next, start, Release, Relaxed) {
             Ok(_) => return,
             Err(other) => next = other,
@@ -481,7 +479,7 @@ fn set_aside(start: *mut u8) {
     }
 }
 
-/// Returns whether a thread holds the lock of an arena, or of the regions.
+/// Returns whether the thread `thread` holds the lock of an arena, or of the regions.
 pub(super) fn is_lock_held(thread: u64) -> bool {
     let mut arenas = ARENAS.iter().take(crate::nodes::count());
     arenas.any(|arena| arena.is_held_by(thread)) || REGIONS.is_held_by(thread)

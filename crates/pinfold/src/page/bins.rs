@@ -1,23 +1,23 @@
 //! The free runs of one state, by length and address.
 //!
-//! An arena that handed out any run that fits would spread its blocks over all of its addresses,
-//! and few long runs would become free. So it takes the run at the lowest address among those of a
-//! fitting length. A bin holds the runs of one length, or of a range of lengths from 32 granules
-//! on. Each bin is a pairing heap ordered by address, whose root is the run at the lowest address.
-//! The links of the heaps are in the runs' first frames. The lock of the node's arena protects
-//! heaps and frames.
+//! If an arena handed out any run that fits, its blocks would spread over all of its addresses, and
+//! few long runs would become free. So the arena takes the run at the lowest address among those of
+//! a fitting length. A bin holds the runs of one length. From 32 granules on, a bin holds the runs
+//! of a range of lengths. Each bin is a pairing heap ordered by address, whose root is the run at
+//! the lowest address. The links of the heaps are in the runs' first frames. The lock of the node's
+//! arena protects heaps and frames.
 
 use super::frame;
 
-/// No granule. The window's first granule is the page map's, and never in a run. Because this is 0,
-/// the static arenas are all zeroes, and take no room in the library's file.
+/// Means "no granule". The window's first granule holds the page map, so it is never in a run.
+/// Because `NIL` is 0, the static arenas are all zeroes, and take no room in the library's file.
 pub(super) const NIL: u32 = 0;
 /// Runs of fewer granules than this have a bin for each length. Longer runs share eight bins for
 /// each doubling.
 const EXACT: u32 = 32;
 /// Bins: 32 for the short lengths, and eight for each doubling from 32 to 1024 granules.
 const BINS: usize = 32 + 8 * 5;
-/// The most runs of a shared bin that are looked at before a bin of longer runs.
+/// Maximum number of runs of a shared bin that a search looks at. Then it goes on to longer runs.
 const LOOK_AT: usize = 16;
 
 /// The runs of one state, by length.
@@ -50,9 +50,9 @@ impl Bins {
     ///
     /// # Safety
     ///
-    /// The caller holds the lock of the node's arena. The run and those in the bins are free.
+    /// The caller holds the lock of the node's arena. The run, and all runs in the bins, are free.
     pub(super) unsafe fn insert(&mut self, head: u32) {
-        // SAFETY: the run is free and the lock held, so that only this thread uses the run's frame.
+        // SAFETY: the run is free and the lock is held, so only this thread uses the run's frame.
         let bin = unsafe {
             let run = &mut *frame(head);
             (run.child, run.next, run.prev) = (NIL, NIL, NIL);
@@ -70,8 +70,8 @@ impl Bins {
     ///
     /// The caller holds the lock of the node's arena. The run is in these bins.
     pub(super) unsafe fn remove(&mut self, head: u32) {
-        // SAFETY: the run is in these bins and the lock held. Links in a heap lead to free runs of
-        // the heap.
+        // SAFETY: the run is in these bins, and the lock is held. Links in a heap lead to free runs
+        // of the heap.
         unsafe {
             let run = &*frame(head);
             let bin = bin_of(u32::from(run.granules));
@@ -88,9 +88,9 @@ impl Bins {
         }
     }
 
-    /// Returns a run of at least `granules`: of the bin for this length, or else the lowest run of
-    /// the next bin that has any. In a bin of several lengths, looks at [`LOOK_AT`] runs at most.
-    /// Costs a few loads.
+    /// Returns a run of at least `granules`: a run of the bin for this length, or else the lowest
+    /// run of the next bin that has runs. In a bin of several lengths, looks at [`LOOK_AT`] runs at
+    /// most. Costs a few loads.
     ///
     /// # Safety
     ///
@@ -165,8 +165,8 @@ unsafe fn merge_children(mut child: u32) -> u32 {
         };
         // SAFETY: both were taken from the row, and so are roots, or `second` is `NIL`.
         let pair = unsafe { merge(child, second) };
-        // SAFETY: `pair` is a root that only this function uses. It links the pairs by `next`
-        // meanwhile.
+        // SAFETY: `pair` is a root that is in no heap, so its `next` is unused. This function links
+        // the pairs by it meanwhile.
         unsafe { (*frame(pair)).next = pairs };
         pairs = pair;
         child = rest;
@@ -198,13 +198,13 @@ unsafe fn take_from_row(child: u32) -> u32 {
     }
 }
 
-/// Takes a run that is no root out of the row of its siblings.
+/// Takes a run that is not a root out of the row of its siblings.
 ///
 /// # Safety
 ///
 /// The run is in a heap and not its root. The caller holds the lock of the node's arena.
 unsafe fn unlink(head: u32) {
-    // SAFETY: the run is no root, so that `prev` is the sibling before it or its parent. The caller
+    // SAFETY: the run is no root, so `prev` is the sibling before it, or its parent. The caller
     // holds the lock that protects their frames.
     unsafe {
         let (prev, next) = ((*frame(head)).prev, (*frame(head)).next);

@@ -1,9 +1,10 @@
-//! How much memory may be held: the limits of the process, and what it keeps beyond its use.
+//! How much memory may be held: the limits of the process, and the free memory that it keeps.
 //!
 //! # What is kept
 //!
 //! Free memory that stays with the process makes the next allocation cheap, but no other process
-//! can use it. [`kept_most`] bounds it by a share of what is in use, and by the tightest limit.
+//! can use it. [`kept_most`] bounds this memory by a share of the memory in use, and by the
+//! tightest limit.
 //!
 //! # Limits
 //!
@@ -12,17 +13,19 @@
 //! | hard | the cgroup's memory limits, `RLIMIT_DATA`, `RLIMIT_AS` | at start, by some shepherds |
 //! | soft | [`VARIABLE`], [`set_memory_limit`] | at start, and when it is set |
 //!
-//! A shepherd that the program or its user asked for reads the hard limits again.
+//! A shepherd (`crate::shepherd`) that the program or its user asked for reads the hard limits
+//! again.
 //!
 //! A process that passes a hard limit is killed, or its allocation fails, even if the process has
 //! free memory of another size. So near the tightest limit, free memory has to serve first:
 //!
 //! 1. A thread that would make the held memory grow asks [`near`]. The memory may grow up to the
 //!    *mark*, an eighth below the limit. Beyond the mark, `near` refuses the growth.
-//! 2. The slow path whose allocation was refused gives back what is free (`slab::or_reclaim`). This
-//!    moves the mark ([`reclaimed`]): a thirty-second part of the limit above what is held then,
-//!    and at least 2 MiB above it, if that is higher.
-//! 3. The slow path tries once more. This time its growth may pass the mark ([`lift`]), so that no
+//! 2. The slow path whose allocation was refused gives all free memory back (`slab::or_reclaim`),
+//!    and moves the mark ([`reclaimed`]). The new mark is a step above the memory that is held
+//!    then, if that is higher than an eighth below the limit. A step is a thirty-second part of the
+//!    limit, and at least 2 MiB.
+//! 3. The slow path tries once more. This time its growth may pass the mark ([`lift`]). So no
 //!    allocation fails because of a mark.
 //!
 //! Without a limit the mark is `usize::MAX`. Any thread may write the words below. They guard no
@@ -59,7 +62,8 @@ static PERCENT: AtomicUsize = AtomicUsize::new(0);
 static TIGHTEST: AtomicUsize = AtomicUsize::new(NONE);
 /// The mark: held memory may grow up to here without a reclaim.
 static MARK: AtomicUsize = AtomicUsize::new(NONE);
-/// Threads that have just reclaimed. While there is any, no growth is refused.
+/// The number of threads that have just reclaimed and now try again. While it is above 0, `near`
+/// refuses no growth.
 static LIFTED: AtomicUsize = AtomicUsize::new(0);
 /// How often growth was refused, by a mark or by the system.
 static REFUSALS: AtomicUsize = AtomicUsize::new(0);
@@ -137,7 +141,8 @@ fn resources() -> usize {
     if all.min(data) == NONE {
         return NONE;
     }
-    // The rest of the process counts too: the program, its libraries and its stacks.
+    // These limits also count the program, its libraries and its stacks. Their memory is
+    // subtracted.
     let held = held() as usize;
     let left = |limit: usize, mapped: usize| match limit {
         NONE => NONE,
@@ -170,16 +175,16 @@ fn settle() {
     reclaimed();
 }
 
-/// Sets the soft limit on the memory that Pinfold holds, in bytes; `None` removes it.
+/// Sets the soft limit on the memory that Pinfold holds, in bytes. `None` removes the limit.
 ///
-/// Replaces the value of `PINFOLD_MEMORY_LIMIT`. Near the limit, free memory of all sizes serves,
-/// and goes back to the system, before the held memory grows. The limit is soft: an allocation that
-/// cannot be served otherwise passes it. It bounds what [`held`] counts, and not the program's own
-/// mappings, stacks and code.
+/// Replaces the value of `PINFOLD_MEMORY_LIMIT`. Near the limit, Pinfold uses free memory of all
+/// sizes, or gives it back to the system, before the held memory grows. The limit is soft: an
+/// allocation passes the limit if it cannot be served otherwise. The limit bounds what [`held`]
+/// counts. It does not bound the program's own mappings, stacks and code.
 ///
 /// Takes effect when memory is next allocated or freed in a slow path. Costs a few stores. Close to
-/// the limit, slow paths that need memory first give back what is free. They do so at most once
-/// each time the held memory grows by a thirty-second part of the limit, and at least 2 MiB.
+/// the limit, slow paths that need memory first give free memory back. They do so at most once each
+/// time the held memory grows by a thirty-second part of the limit, and at least 2 MiB.
 ///
 /// ```
 /// use pinfold::page;
@@ -217,9 +222,9 @@ pub fn cgroup_limit(root: &[u8]) -> Option<usize> {
 }
 
 /// Returns how many bytes may be kept if `in_use` bytes are in use: an eighth of them, at least 4
-/// MiB, and `missed` bytes more; but at most a sixteenth of the tightest limit, and at most what
-/// that limit leaves. A limit that leaves nothing still allows 1 MiB, because held memory also
-/// counts what was never touched. One load.
+/// MiB, and `missed` bytes more. But it is at most a sixteenth of the tightest limit, and at most
+/// the memory that this limit leaves. A limit that leaves nothing still allows 1 MiB, because the
+/// held memory includes pages that were never touched. One load.
 pub(crate) fn kept_most(in_use: usize, missed: usize) -> usize {
     kept_below(TIGHTEST.load(Relaxed), in_use, missed)
 }
@@ -230,8 +235,8 @@ fn kept_below(limit: usize, in_use: usize, missed: usize) -> usize {
     kept.min(most).max(KEPT_AT_LIMIT)
 }
 
-/// Returns whether free memory has to serve before the held memory, `held` bytes, grows by `more`
-/// bytes. Counts a refusal if so. Two loads at most.
+/// Returns whether the held memory, `held` bytes, must not grow by `more` bytes, so that free
+/// memory has to serve first. Counts a refusal if so. Costs two loads at most.
 pub(crate) fn near(held: usize, more: usize) -> bool {
     let near = held.saturating_add(more) > MARK.load(Relaxed) && LIFTED.load(Relaxed) == 0;
     if near {
@@ -260,13 +265,13 @@ pub(crate) fn is_possible(size: usize) -> bool {
     size <= HARD.load(Relaxed).min(sys::physical_memory())
 }
 
-/// Sets the mark. Called after everything free was given back, and when the held memory may have
+/// Sets the mark. Called after all free memory was given back, and when the held memory may have
 /// shrunk.
 pub(crate) fn reclaimed() {
     MARK.store(mark(TIGHTEST.load(Relaxed), held() as usize), Relaxed);
 }
 
-/// Returns the mark: an eighth below the limit, or a step above what is held if that is higher.
+/// Returns the mark: an eighth below the limit, or a step above the held memory, if that is higher.
 fn mark(limit: usize, held: usize) -> usize {
     if limit == NONE {
         return NONE;
@@ -275,26 +280,27 @@ fn mark(limit: usize, held: usize) -> usize {
     (limit - limit / 8).max(held.saturating_add(step))
 }
 
-/// Lets growth pass until it is dropped. A forked child forgets those of its parent's other threads
-/// ([`fork_child`]).
+/// Lets the growth of all threads pass the mark until this value is dropped. A forked child forgets
+/// the values of its parent's threads ([`fork_child`]).
 pub(crate) struct Lifted(());
 
-/// Lets the growth of all threads pass until the result is dropped.
+/// Lets the growth of all threads pass the mark until the result is dropped.
 pub(crate) fn lift() -> Lifted {
-    // Relaxed: this thread is the one that has to see the word, when it tries again.
+    // Relaxed is enough: only this thread has to see the word, when it tries again.
     LIFTED.fetch_add(1, Relaxed);
     Lifted(())
 }
 
 impl Drop for Lifted {
     fn drop(&mut self) {
-        // The word is 0 already if a signal handler in this thread forked, and this is the child.
+        // In a child that a signal handler of this thread forked, `fork_child` has already set the
+        // word to 0.
         let one_less = |lifted: usize| lifted.checked_sub(1);
         let _ = LIFTED.fetch_update(Relaxed, Relaxed, one_less);
     }
 }
 
-/// Forgets the parent's other threads, in the child after a fork.
+/// Forgets, in the child after a fork, that threads of the parent lifted the mark.
 pub(crate) fn fork_child() {
     LIFTED.store(0, Relaxed);
 }

@@ -4,7 +4,7 @@
 //! both, and the caller of each method holds it.
 //!
 //! A free run's first frame has its length and state, and its last frame has its state and where
-//! the run begins. So [`FreeRuns::free`] finds free neighbours on both sides by one look each.
+//! the run begins. So [`FreeRuns::free`] finds a free neighbour on each side by reading one frame.
 
 use super::bins::{Bins, NIL};
 use super::{Frame, State, frame};
@@ -20,16 +20,16 @@ pub(super) struct FreeRuns {
 
 /// Returns the frame of granule `index`, for reading and writing.
 unsafe fn at<'f>(index: u32) -> &'f mut Frame {
-    // SAFETY: the caller promises a granule in a region, so that it has a frame, and holds the lock
-    // that protects the frame or owns the run.
+    // SAFETY: the caller promises a granule in a region, so the granule has a frame. The caller
+    // holds the lock that protects the frame, or owns the run.
     unsafe { &mut *frame(index) }
 }
 
-/// Returns the state of granule `index`. Makes no reference to the frame: the granule may lie in a
-/// run in use, whose holder has one.
+/// Returns the state of granule `index`. Makes no reference to the frame, because the granule may
+/// lie in a run in use, whose holder may have a reference to the same frame.
 unsafe fn state_of(index: u32) -> State {
-    // SAFETY: the caller promises a granule in a region, so that it has a frame. The holder of a
-    // run in use leaves the state as it is.
+    // SAFETY: the caller promises a granule in a region, so the granule has a frame. The holder of
+    // a run in use does not write the state.
     unsafe { (*frame(index)).state }
 }
 
@@ -74,13 +74,14 @@ impl FreeRuns {
     /// Frees `granules` from `head` on, joined with free neighbours of the same state. Returns
     /// where the run now begins.
     ///
-    /// A dirty run that is joined with a larger one gets that one's age. So memory that is not used
-    /// grows old, although its edges are taken and come back.
+    /// A dirty run that is joined with a larger one gets the larger one's age. So memory that stays
+    /// unused ages, even if pieces at its edges are taken and come back.
     pub(super) fn free(&mut self, head: u32, granules: u32, state: State, now: u32) -> u32 {
         let (mut start, mut end) = (head, head + granules);
-        // The length of the largest part, and the neighbour that it is.
+        // The length of the largest part, and the neighbour that is this part. `NIL`: it is the run
+        // that is freed.
         let (mut largest, mut elder) = (granules, NIL);
-        // SAFETY: the lock is held. A region's first and last granules are never free, so that the
+        // SAFETY: the lock is held. A region's first and last granules are never free, so the
         // frames before and behind the run are in the same region.
         let neighbours = unsafe {
             let before = (state_of(start - 1) == state).then(|| at(start - 1).head);
@@ -124,7 +125,7 @@ impl FreeRuns {
         })
     }
 
-    /// Returns the free run of `state` that serves `granules` best.
+    /// Returns the free run of `state` from which the arena should take `granules`.
     pub(super) fn find(&mut self, state: State, granules: u32) -> Option<u32> {
         // SAFETY: the caller holds the lock of the node's arena.
         unsafe { self.bins(state).find(granules) }
@@ -178,8 +179,9 @@ impl FreeRuns {
         }
     }
 
-    /// Takes the run that has been dirty the longest, if that began at or before `until`
-    /// (milliseconds, wrapping).
+    /// Takes the run that has been dirty the longest, if it became dirty at or before `until`
+    /// (milliseconds, wrapping). With `None`, takes the run whatever its age. Returns its first
+    /// granule and its length.
     pub(super) fn take_oldest(&mut self, until: Option<u32>) -> Option<(u32, u32)> {
         let head = self.oldest;
         if head == NIL {
@@ -198,7 +200,7 @@ impl FreeRuns {
     /// Takes at least `granules` of a dirty run, or all of a shorter one.
     ///
     /// * If a run has whole units of `unit` granules, takes units from its end, so that no huge
-    ///   page is split. What is left behind these units begins to age anew.
+    ///   page is split. The granules behind these units begin to age anew.
     /// * Otherwise takes the oldest run.
     pub(super) fn take_units(&mut self, granules: u32, unit: u32, now: u32) -> Option<(u32, u32)> {
         // A run of two units less one granule has a whole unit, wherever the run begins.

@@ -1,14 +1,15 @@
 //! Huge blocks: each a mapping of its own, found again by a table of addresses.
 //!
-//! A signal handler may free a huge block while it interrupts a thread that allocates one. With a
-//! lock, the handler could wait for its own thread. So the table takes no lock.
+//! A signal handler may free a huge block while it interrupts a thread that allocates one. If the
+//! table had a lock, the handler would wait for the interrupted thread, and that thread cannot go
+//! on before the handler returns. So the table has no lock.
 //!
 //! # The table
 //!
 //! The table has [`BUCKETS`] buckets of [`PLACES`] places. Bits 21 and up of a block's address name
 //! the block's home bucket. If that bucket is full, the block goes to the next bucket with room,
-//! and adds 1 to `passed` of each bucket that it went by. So a search ends at a bucket with
-//! `passed` 0.
+//! and adds 1 to `passed` of each full bucket before it. So a search ends at a bucket whose
+//! `passed` is 0.
 //!
 //! The first block maps the table. If a limit leaves no memory for it, [`FEW`] static buckets are
 //! the table until the process ends.
@@ -78,8 +79,8 @@ fn open_table() -> *mut Bucket {
     let mapping = sys::map_memory(size);
     let first = (&raw const FIRST[0]).cast_mut();
     let fresh = mapping.map_or(first, |at| at.as_ptr().cast());
-    // Release pairs with the acquires here and in `table`: a thread that sees the table sees
-    // zeroes.
+    // Release pairs with the acquires here and in `table`: a thread that sees the table's address
+    // also sees its zeroes.
     match TABLE.compare_exchange(null_mut(), fresh, Release, Acquire) {
         Ok(_) => fresh,
         Err(other) => {
@@ -92,8 +93,8 @@ fn open_table() -> *mut Bucket {
     }
 }
 
-/// Returns whether pages may move before their new address is entered. They may not if the static
-/// table could be full by then.
+/// Returns whether a block's pages may move before their new address is entered in the table. With
+/// the static table they may not, because it could be full by then.
 fn may_move() -> bool {
     table().len() == BUCKETS
 }
@@ -113,7 +114,8 @@ fn enter(address: usize, size: usize) -> bool {
         });
         if let Some(place) = free {
             bucket.sizes[place].store(size, Relaxed);
-            // Release pairs with the acquire in `find`, which then reads the size.
+            // Release pairs with the acquire in `find`: a thread that finds the address also sees
+            // the size.
             bucket.addresses[place].store(address, Release);
             return true;
         }
@@ -125,7 +127,8 @@ fn enter(address: usize, size: usize) -> bool {
     false
 }
 
-/// Returns the place of a block: how many buckets after its home, the bucket, and the place there.
+/// Returns the place of a block: how many buckets it is after its home bucket, its bucket, and its
+/// place in the bucket.
 fn find(address: usize) -> Option<(usize, &'static Bucket, usize)> {
     if TABLE.load(Relaxed).is_null() {
         return None;
@@ -151,7 +154,7 @@ fn find(address: usize) -> Option<(usize, &'static Bucket, usize)> {
 fn leave(address: usize) -> Option<usize> {
     let (steps, found, place) = find(address)?;
     let size = found.sizes[place].load(Relaxed);
-    // If two threads free the same block, one of them finds it gone.
+    // If two threads free the same block by mistake, the exchange fails for one of them.
     found.addresses[place]
         .compare_exchange(address, 0, Release, Relaxed)
         .ok()?;
@@ -211,8 +214,8 @@ pub unsafe fn free(address: *mut u8) -> bool {
     let Some(size) = leave(address as usize) else {
         return false;
     };
-    // SAFETY: the table had a block of this size at the address. The caller promises that it is
-    // unused.
+    // SAFETY: the table had a block of this size at the address, and `leave` took it out for this
+    // thread alone. The caller promises that no thread uses the block.
     unsafe { sys::unmap(address, size) };
     mapped(0, size);
     true
@@ -233,7 +236,7 @@ fn note_size(address: *mut u8, size: usize) {
 }
 
 /// Moves pages of a mapping to a huge block of at least `size` bytes elsewhere. Returns `None`, and
-/// changes nothing, if that cannot be done. Afterwards nothing is mapped where the pages were.
+/// changes nothing, if that cannot be done. After success, nothing is mapped where the pages were.
 ///
 /// # Safety
 ///
@@ -246,7 +249,7 @@ pub(super) unsafe fn adopt(start: *mut u8, old: usize, size: usize) -> Option<No
     // SAFETY: the caller promises whole pages that no other thread uses.
     let block = unsafe { sys::remap(start, old, size) }?;
     // The kernel lengthens a mapping in place if nothing is mapped behind it. But the addresses
-    // there are the arena's.
+    // there belong to the arena, so the mapping is shortened again.
     // SAFETY: the pages are the caller's, and `remap` above made the mapping `size` bytes long.
     if block.as_ptr() == start && unsafe { sys::remap(start, size, old) }.is_some() {
         return None;
@@ -255,7 +258,7 @@ pub(super) unsafe fn adopt(start: *mut u8, old: usize, size: usize) -> Option<No
         no_room(block.as_ptr(), size);
     }
     if huge_pages::are_wanted(u32::MAX) {
-        // The pages may come from memory for which the arena asked for small pages.
+        // The pages may come from a run for which the arena asked for small pages.
         // SAFETY: `remap` made this mapping for the new block.
         unsafe { sys::prefer_huge(block.as_ptr(), size) };
     }
@@ -271,9 +274,9 @@ fn no_room(block: *mut u8, size: usize) -> ! {
     ))
 }
 
-/// Grows or shrinks the block at `address` to at least `size` bytes. The kernel moves pages, not
-/// bytes. Returns `None`, and leaves the block as it was, if that cannot be done. Costs a system
-/// call.
+/// Grows or shrinks the block at `address` to at least `size` bytes. The kernel moves the pages,
+/// and copies no bytes. Returns `None`, and leaves the block as it was, if that cannot be done.
+/// Costs a system call.
 ///
 /// # Safety
 ///
@@ -292,8 +295,8 @@ pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
     if !may_move() {
         return None;
     }
-    // Leaves the table first: once the kernel has moved the pages, another block may get the
-    // address.
+    // Takes the block out of the table first. Once the kernel has moved the pages, another thread
+    // may get a block at the old address, and enter it.
     leave(address as usize)?;
     // SAFETY: the table said that the mapping has `old` bytes, and only the caller uses it.
     let moved = unsafe { sys::remap(address, old, size) };

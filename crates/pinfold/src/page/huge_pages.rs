@@ -1,24 +1,25 @@
 //! Which memory the arenas ask the kernel to back with huge pages.
 //!
-//! A huge page takes 2 MiB as soon as one byte of it is written. In a small program that can be
-//! most of its memory. In a large program it saves page faults and misses of the processor's
-//! address caches. So by default an arena asks for small pages first, and for huge pages when it
-//! has grown. It asks for one or the other each time it maps a step, so that the system's default
-//! does not matter.
+//! A huge page takes 2 MiB as soon as one byte of it is written. In a small program, such a page
+//! can be most of the memory. In a large program, huge pages save page faults and misses of the
+//! processor's address caches. So by default an arena asks for small pages first, and for huge
+//! pages when it has grown. The arena makes this request for each piece of memory that it maps, so
+//! the system's default does not matter.
 
 use crate::sys;
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// The environment variable that says when: `never`, `auto` or `always`.
+/// The environment variable that says when the arenas ask for huge pages: `never`, `auto` or
+/// `always`.
 pub const HUGE_PAGES_VARIABLE: &str = "PINFOLD_THP";
 
-/// Granules that a node maps before its further memory gets huge pages: 64 MiB. So a small program
-/// stays small, even if the system gives huge pages to all memory.
+/// Granules that a node maps with small pages before it asks for huge pages: 64 MiB. So a small
+/// program stays small, even if the system gives huge pages to all memory.
 const HUGE_FROM: u32 = 1024;
 
-/// Bytes from which a block gets huge pages, whatever the node has mapped. The owner of a large
-/// block is likelier to use all of it than the owners of small blocks are to fill a huge page.
+/// Blocks of at least this many bytes get huge pages, even if the node has mapped little. The owner
+/// of a large block probably uses all of it. Small blocks are less likely to fill a huge page.
 const BLOCK_LEAST: usize = 4 << 20;
 
 /// When the arenas ask for huge pages.
@@ -32,7 +33,7 @@ const BLOCK_LEAST: usize = 4 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HugePages {
-    /// For what a node maps beyond its first 64 MiB, and for blocks of 4 MiB or more.
+    /// For memory that a node maps beyond its first 64 MiB, and for blocks of 4 MiB or more.
     Auto = 0,
     /// For no memory.
     Never = 1,
@@ -57,7 +58,7 @@ static MODE: AtomicU8 = AtomicU8::new(HugePages::Auto as u8);
 /// Sets when the arenas ask for huge pages, for memory that they map from now on. Replaces the
 /// value of `PINFOLD_THP`. Costs one store.
 ///
-/// The kernel gives huge pages unless `/sys/kernel/mm/transparent_hugepage/enabled` is `never`. For
+/// The kernel gives no huge pages if `/sys/kernel/mm/transparent_hugepage/enabled` is `never`. For
 /// a block that is allocated with [`HUGE`](super::HUGE) bytes or more, a mapping of its own, the
 /// system's setting decides.
 ///
@@ -71,14 +72,15 @@ pub fn set_huge_pages(mode: HugePages) {
     MODE.store(mode as u8, Relaxed);
 }
 
-/// Asks for huge pages for a block of `size` bytes at `start`, some of which is fresh, if the block
-/// is long enough. Costs a system call for a long block.
+/// Asks for huge pages for a block of `size` bytes at `start` if the block is long enough. Called
+/// for a block with memory that has no pages yet. Costs a system call for a long block.
 pub(super) fn want_for_block(start: *mut u8, size: usize) {
     if size < BLOCK_LEAST || MODE.load(Relaxed) != HugePages::Auto as u8 {
         return;
     }
-    // Asks for the whole block, so that it stays one mapping, which the kernel can move.
-    // SAFETY: the range is the block, which has whole pages.
+    // Asks for the whole block, so that the block stays one mapping. The kernel can move only one
+    // mapping at a time.
+    // SAFETY: the range is the block, which has whole pages. The request changes no content.
     unsafe { sys::prefer_huge(start, size) };
 }
 

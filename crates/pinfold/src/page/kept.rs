@@ -1,20 +1,23 @@
 //! How much of the arenas' memory is in use, and how much of it is dirty.
 //!
-//! Dirty memory is what the process keeps beyond its use. [`excess`] compares it with what
-//! [`budget`] allows. Runs of slabs count as in use, whatever is free in them.
+//! Dirty memory is memory that the process keeps beyond its use. [`excess`] compares its amount
+//! with the amount that [`budget`] allows. A slab's run counts as in use, even if objects in the
+//! slab are free.
 //!
 //! # Memory that was needed again
 //!
 //! Most programs that free much memory at once do not need it soon. A program that does would pay a
 //! page fault for each page, over and over. So the arenas learn:
 //!
-//! 1. [`purged`] notes what went back to the system only because it was in excess.
+//! 1. [`purged`] notes memory that went back to the system only because it was in excess.
 //! 2. [`took_clean`] notices that an arena hands out clean memory soon after that. Up to the amount
 //!    that went back, this memory was *missed*.
-//! 3. [`excess`] allows that much more dirty memory, but never so much that the process holds much
+//! 3. [`excess`] allows as much more dirty memory as was missed. But the process never holds much
 //!    more than it used a short while ago ([`SLACK`]).
-//! 4. [`aged`] subtracts what goes back because it was not needed for long: it was not missed after
-//!    all. [`forget`] lets missed memory decay that was not kept because it was in use.
+//! 4. [`aged`] subtracts memory that goes back because it was dirty for long: it was not missed
+//!    after all.
+//! 5. [`forget`] halves the missed memory each period, but not below what was dirty lately. The
+//!    rest is in use and is not freed again, so nothing has to be kept for it.
 //!
 //! # Who writes the words
 //!
@@ -23,7 +26,7 @@
 //! | a node's [`Figures`] | the holder of the arena's lock, with a load and a store |
 //! | all others | any thread |
 //!
-//! Any thread reads them. They guard no other memory, so that all orderings are relaxed.
+//! Any thread reads them. The words guard no other memory, so all orderings are relaxed.
 
 use super::{GRANULE, budget, huge_total};
 use crate::nodes::{self, MAX_NODES};
@@ -32,10 +35,10 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 
-/// Missed memory may let the process hold this part more than it used a short while ago, because
-/// free memory in pieces does not fit every request.
+/// For missed memory, the process may hold 1/`SLACK` more than it used a short while ago. Free
+/// memory in pieces does not fit every request.
 const SLACK: usize = 8;
-/// Missed granules that are not much: 16 MiB.
+/// The program's own calls need not tick for up to this number of missed granules: 16 MiB.
 const NOT_MUCH: usize = (16 << 20) / GRANULE;
 /// The length of a period, in milliseconds.
 const FORGET: u32 = 450;
@@ -99,7 +102,7 @@ impl Lately {
     }
 }
 
-/// Adds to a figure of a node. The caller is the only writer.
+/// Adds to a figure of a node. The caller holds the arena's lock, so it is the only writer.
 fn add(figure: &AtomicUsize, granules: usize) {
     figure.store(figure.load(Relaxed).wrapping_add(granules), Relaxed);
 }
@@ -152,14 +155,14 @@ pub(super) fn large_less(granules: usize) {
     LARGE_USED.fetch_sub(granules, Relaxed);
 }
 
-/// Returns how many bytes are in runs that are one block each: those whose page map entry is
+/// Returns how many bytes are in runs that are one block each: runs whose page map entry is
 /// [`LARGE`](super::LARGE). One load.
 pub fn large_in_use() -> usize {
     LARGE_USED.load(Relaxed) * GRANULE
 }
 
-/// Returns how many granules are dirty beyond what may be kept. Called after each `free_run`. Costs
-/// some loads for each node.
+/// Returns how many dirty granules there are beyond the number that may be kept. Called after each
+/// `free_run`. Costs some loads for each node.
 pub(super) fn excess() -> usize {
     let (used, dirty) = (used(), dirty_of_all());
     DIRTY_LATELY.note(dirty);
@@ -170,25 +173,27 @@ pub(super) fn excess() -> usize {
     beyond(dirty, used, missed)
 }
 
-/// Returns how many of `dirty` granules are beyond what may be kept if `used` granules are in use
-/// and `missed` granules were missed.
+/// Returns how many of `dirty` granules are beyond the number that may be kept if `used` granules
+/// are in use and `missed` granules were missed.
 fn beyond(dirty: usize, used: usize, missed: usize) -> usize {
     dirty.saturating_sub(budget::kept_most(used * GRANULE, missed * GRANULE) / GRANULE)
 }
 
 /// Whether the program's own calls must tick.
 static NEEDS_TICKS: AtomicBool = AtomicBool::new(false);
-/// A caller's word that is set to 0 when calls must tick; null if there is none.
+/// The word that `close_while_ticks_are_needed` registered. Null if there is none.
 static GATE: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());
 
-/// Has `gate` set to 0 each time [`needs_ticks`] becomes true. For a caller whose fast paths do not
-/// tick.
+/// Registers `gate`, which is set to 0 each time [`needs_ticks`] becomes true.
+///
+/// For a caller whose fast paths never tick, that is, never give old memory back. If such a caller
+/// checks the gate, it can take its slow path while the gate is 0, and tick there.
 pub fn close_while_ticks_are_needed(gate: &'static AtomicUsize) {
     GATE.store(core::ptr::from_ref(gate).cast_mut(), Relaxed);
 }
 
-/// Returns whether so much missed memory is kept that the program's own calls must tick, because no
-/// thread does. One load.
+/// Returns whether the program's own calls must tick: much missed memory is kept while no shepherd
+/// thread runs, so that no other code gives it back in time. One load.
 pub fn needs_ticks() -> bool {
     NEEDS_TICKS.load(Relaxed)
 }
@@ -200,14 +205,15 @@ pub fn update_needs_ticks() -> bool {
     if needed != needs_ticks() {
         NEEDS_TICKS.store(needed, Relaxed);
     }
-    // SAFETY: the word is null, or the `&'static` of `close_while_ticks_are_needed`.
+    // SAFETY: the word is null, or came from the `&'static` that `close_while_ticks_are_needed`
+    // was given.
     if let Some(gate) = unsafe { GATE.load(Relaxed).as_ref() }.filter(|_| needed) {
         gate.store(0, Relaxed);
     }
     needed
 }
 
-/// Returns how many granules missed memory may let the process hold.
+/// Returns how many granules the process may hold, at most, because of missed memory.
 fn most_held() -> usize {
     let lately = USED_LATELY.most();
     lately + lately / SLACK
@@ -240,8 +246,9 @@ fn took_clean(granules: usize) {
     // If another thread changed the word, this call is not counted.
     let exchange = |missed| PURGED.compare_exchange(purged, purged - missed, Relaxed, Relaxed);
     if missed > 0 && exchange(missed).is_ok() {
-        // Bounded, so that a small block that comes and goes does not make the arenas keep a large
-        // one. A concurrent change of another thread may be lost. The figures are estimates.
+        // The sum is bounded: a small block that is purged and missed again and again would
+        // otherwise add up to a large amount. A concurrent change of another thread may be lost.
+        // The figures are estimates.
         let sum = MISSED.load(Relaxed) + missed;
         MISSED.store(sum.min(most_held()), Relaxed);
     }
@@ -267,7 +274,8 @@ pub(super) fn forget(now: u32) {
     PURGED.store(PURGED.load(Relaxed) / 2, Relaxed);
     USED_LATELY.begin_period(used());
     DIRTY_LATELY.begin_period(dirty_of_all());
-    // Missed memory that is kept either serves again or ages. The rest was not freed again.
+    // Missed memory that is kept either serves again, or `aged` subtracts it. The rest is in use
+    // and was not freed again, so it decays here.
     let missed = MISSED.load(Relaxed);
     let least = DIRTY_LATELY.most().max(missed / 2);
     MISSED.store(missed.min(least), Relaxed);

@@ -1,8 +1,8 @@
 //! Memory for the allocator's own structures: descriptors, units, sheaves.
 //!
 //! This memory is zeroed, and never goes back to the system, so that a thread may read a structure
-//! that another thread has just given up. Small structures share a chunk of 256 KiB. The first ones
-//! of a process share a static, so that a small program maps no such chunk.
+//! that another thread has just given up. Small structures share a chunk of 256 KiB. The first
+//! structures of a process share a static chunk of 16 KiB, so that a small program maps no chunk.
 
 use crate::lock::Lock;
 use crate::sys;
@@ -18,8 +18,8 @@ struct Chunk {
     end: *mut u8,
 }
 
-// SAFETY: the pointers are addresses of memory that belongs to the holder of the lock, on any
-// thread.
+// SAFETY: the pointers lead to memory that no other code refers to. The holder of the lock may use
+// it on any thread.
 unsafe impl Send for Chunk {}
 
 /// The first chunk.
@@ -37,11 +37,12 @@ static CHUNK_IN_USE: Lock<Chunk> = Lock::new(Chunk {
     end: FIRST.0.get().cast::<u8>().wrapping_add(FIRST_SIZE),
 });
 
-/// Returns zeroed memory that is never unmapped. Returns `None` if the system has none, and in a
-/// signal handler that interrupted this function.
+/// Returns zeroed memory that is never unmapped. Returns `None` if the system has no memory, and in
+/// a signal handler that interrupted this function.
 ///
-/// Waits for a fork to end. A thread in malloc must not wait for a fork. It calls this function
-/// only while it holds a lock that a fork takes earlier, so that no fork can hold this lock.
+/// Waits while another thread forks. A thread in malloc must not wait for a fork. So it calls this
+/// function only while it holds a lock that a fork takes earlier. Until that lock is released, no
+/// fork can hold the lock of the chunk.
 pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
     let page = sys::page_size();
     if layout.size() >= CHUNK / 4 || layout.align() > page {

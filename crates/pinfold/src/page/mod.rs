@@ -1,21 +1,26 @@
-//! Memory from the system, by node: regions, runs of granules, the page map, huge blocks.
+//! Memory from the system, node by node: runs of granules, and huge blocks.
 //!
-//! Asking the kernel for each block, and giving each back at once, costs a system call and page
-//! faults each time. Keeping all freed memory takes it from other processes. So each node has an
-//! arena, which keeps freed runs for a while and within a bound, and gives the rest back.
+//! If the allocator asked the kernel for each block and gave it back at once, each block would cost
+//! system calls and page faults. If it kept all freed memory, other processes could not use that
+//! memory. So each node has an arena. The arena keeps freed memory for a while, up to a bound, and
+//! gives the rest back to the system.
 //!
 //! # Vocabulary
 //!
-//! * **granule**: 64 KiB. Arenas hand out whole granules.
-//! * **run**: one granule, or several in a row, up to almost a region.
+//! * **arena**: the allocator of one node's memory. It hands out whole granules.
+//! * **granule**: 64 KiB, at a multiple of 64 KiB.
+//! * **run**: one granule, or several in a row, up to almost the size of a region. The **holder**
+//!   of a run is the code that allocated the run and has not freed it yet.
 //! * **region**: 64 MiB of addresses for one node. It begins with the records of its granules. The
 //!   arena maps the rest in steps, shortly before it hands out the granules.
 //! * **window**: the range of addresses in which the regions lie, in the order in which they were
-//!   made. It is not reserved.
+//!   made. The window is not reserved: the arenas map only the parts that they need.
 //! * **frame**: the arena's record of a granule, 32 bytes at the region's beginning.
-//! * **private part**: 576 bytes for each granule, behind the frames, for the holder of the run.
+//! * **private part**: 576 bytes for each granule, behind the frames. They are for the holder of
+//!   the granule's run.
 //! * **page map**: a 16-bit entry for each granule of the window ([`entry`]).
-//! * **huge block**: [`HUGE`] bytes or more, a mapping of its own outside the window.
+//! * **huge block**: a block that is a mapping of its own, outside the window. Blocks of [`HUGE`]
+//!   bytes or more are huge blocks.
 //!
 //! # States of a run
 //!
@@ -30,11 +35,12 @@
 //!
 //! # When memory goes back to the system
 //!
-//! 1. The `free_run` after which more is dirty than may be kept (`kept`, `budget`) purges dirty
-//!    memory: whole units of 2 MiB of long runs first, then the oldest runs.
-//! 2. Later calls purge runs that have been dirty for about half a second (`aged`).
-//! 3. `trim` purges all dirty runs. `unmap_free` also unmaps clean runs, when the system has no
-//!    memory.
+//! 1. If more memory is dirty than may be kept (`kept`, `budget`), `free_run` purges dirty memory:
+//!    whole units of 2 MiB of long runs first, then the oldest runs.
+//! 2. Some calls of `free_run`, and the shepherd (`crate::shepherd`), purge runs that have been
+//!    dirty for about half a second (`aged`).
+//! 3. `trim` purges all dirty runs. `unmap_free`, for a system without memory, also unmaps clean
+//!    runs.
 //! 4. Huge blocks are unmapped when they are freed.
 //!
 //! # Who may write what
@@ -87,15 +93,15 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize};
 
-/// Returns whether a thread holds the lock of an arena, or one that comes later in the lock order.
-/// Reads a word of every arena.
+/// Returns whether the thread `thread` holds an arena's lock, or a lock that comes later in the
+/// lock order. Reads a word of every arena.
 #[cold]
 pub(crate) fn is_lock_held(thread: u64) -> bool {
     arena::is_lock_held(thread) || meta::is_lock_held(thread) || mempolicy::is_lock_held(thread)
 }
 
-/// Returns the node from which memory without a policy of its own is allocated now, for
-/// [`alloc_run`]. The thread may run on another node by the time this returns. Costs a few loads.
+/// Returns the node to pass to [`alloc_run`] for memory without a policy of its own. The thread may
+/// run on another node by the time this function returns. Costs a few loads.
 pub fn node_here() -> usize {
     nodes::current()
 }
@@ -104,7 +110,7 @@ pub fn node_here() -> usize {
 pub const GRANULE: usize = 1 << GRANULE_SHIFT;
 /// log2 of [`GRANULE`].
 pub const GRANULE_SHIFT: u32 = 16;
-/// The size from which a block is a mapping of its own.
+/// Blocks of at least this many bytes are mappings of their own.
 pub const HUGE: usize = 62 << 20;
 /// The page map's entry for a run that is one block.
 pub const LARGE: u16 = u16::MAX;
@@ -114,7 +120,8 @@ const REGION: usize = 64 << 20;
 const REGION_GRANULES: usize = REGION / GRANULE;
 /// The offset of the private parts in a region: behind the frames.
 const PRIVATE_AT: usize = REGION_GRANULES * size_of::<Frame>();
-/// Bytes of a region's records, rounded up to whole granules, and so to whole pages of any system.
+/// Bytes of a region's records, rounded up to whole granules. A granule has whole pages on every
+/// system.
 const HEADER: usize = (PRIVATE_AT + REGION_GRANULES * PRIVATE).next_multiple_of(GRANULE);
 /// A region's first granule behind the records.
 const REGION_FIRST: u32 = (HEADER / GRANULE) as u32;
@@ -124,8 +131,8 @@ const RUN_MOST: u32 = REGION_GRANULES as u32 - REGION_FIRST - 1;
 /// Bytes of a granule's private part.
 pub(crate) const PRIVATE: usize = 576;
 
-/// A granule's frame. The lock of the node's arena protects the fields, except those of a run in
-/// use, which belong to the holder of the run.
+/// The arena's record of a granule. The lock of the node's arena protects the frames of free runs.
+/// The frames of a run in use belong to the holder of the run.
 #[repr(C, align(32))]
 pub(crate) struct Frame {
     /// The run's first granule.
@@ -134,7 +141,7 @@ pub(crate) struct Frame {
     granules: u16,
     state: State,
     /// Links in the heap of the run's bin (`bins`): the first child, the next sibling, and the
-    /// previous sibling or else the parent.
+    /// previous sibling. A first child has its parent in place of the previous sibling.
     child: u32,
     next: u32,
     prev: u32,
@@ -149,7 +156,7 @@ pub(crate) struct Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum State {
-    /// In use, a record, or between two states.
+    /// In use, or part of a region's records, or taken out of the free runs for a moment.
     Busy = 0,
     /// Free, with memory that was used.
     Dirty = 1,
@@ -177,8 +184,9 @@ fn is_open() -> bool {
     MAP.count.load(Relaxed) > 0
 }
 
-/// Returns the page map's entry for `address`, which may be any address. Takes no lock: an entry
-/// changes only while no caller holds its granule. Costs a few instructions and three loads.
+/// Returns the page map's entry for `address`, which may be any address. Takes no lock: while the
+/// caller holds a block, no other thread changes the block's entry. Costs a few instructions and
+/// three loads.
 ///
 /// | entry | the address is |
 /// |---|---|
@@ -187,14 +195,16 @@ fn is_open() -> bool {
 /// | other | in a slab of the cache with this number |
 #[inline]
 pub fn entry(address: usize) -> u16 {
-    // Acquire pairs with the release in `make_region`: the entries below the count are mapped.
+    // Acquire pairs with the release in `make_region`: a thread that sees the count also sees the
+    // window's address, and the entries of all granules below the count.
     let count = MAP.count.load(Acquire);
     let window = MAP.window.load(Relaxed);
     let granule = address.wrapping_sub(window) >> GRANULE_SHIFT;
     if granule >= count {
         return 0;
     }
-    // SAFETY: the page map is mapped for all granules below the count.
+    // SAFETY: the granule is below the count. `make_region` maps the entries of all granules below
+    // the count before it stores the count, and entries are never unmapped.
     unsafe { &*((window + 2 * granule) as *const AtomicU16) }.load(Relaxed)
 }
 
@@ -216,7 +226,8 @@ fn region_of(index: u32) -> (*mut u8, usize) {
     (region_at(index / REGION_GRANULES), index % REGION_GRANULES)
 }
 
-/// Returns the frame of granule `index`. A raw pointer, because lists link frames by number.
+/// Returns the frame of granule `index`. Returns a raw pointer, because several links may lead to
+/// the same frame.
 fn frame(index: u32) -> *mut Frame {
     let (region, nth) = region_of(index);
     region.cast::<Frame>().wrapping_add(nth)
@@ -232,20 +243,21 @@ fn address_of(index: u32) -> *mut u8 {
     (MAP.window.load(Relaxed) + ((index as usize) << GRANULE_SHIFT)) as *mut u8
 }
 
-/// Returns the node of the region that `address`, which lies in a run, belongs to. Costs two loads.
+/// Returns the node of the region in which `address` lies. The address is in a run. Costs two
+/// loads.
 pub fn node_of(address: usize) -> usize {
     window::node_of(address)
 }
 
-/// Returns the number of the first granule of the run in which `address` lies. The page map says
-/// that the granule is in use, in a run whose granules are all marked.
+/// Returns the number of the first granule of the run in which `address` lies. The granule's entry
+/// in the page map is not 0.
 pub(crate) fn head_of(address: usize) -> u32 {
-    // SAFETY: a granule in use has a frame, and the arena wrote `head` before it handed out the
-    // run.
+    // SAFETY: the granule's entry is not 0. So it has a frame, and the page layer wrote `head`
+    // before it set the entry.
     unsafe { (*frame(index_of(address))).head }
 }
 
-/// Returns where the run in which `address` lies begins. `address` is as for [`head_of`].
+/// Returns where the run in which `address` lies begins. The entry for `address` is not 0.
 #[inline]
 pub(crate) fn start_of_run(address: usize) -> *const u8 {
     address_of(head_of(address))
@@ -262,7 +274,7 @@ pub(crate) fn index_of_run(start: NonNull<u8>) -> u32 {
     index_of(start.as_ptr() as usize)
 }
 
-/// Returns how many bytes the run has that begins at `start`. Costs two loads.
+/// Returns the size, in bytes, of the run that begins at `start`. Costs two loads.
 ///
 /// # Safety
 ///
@@ -273,8 +285,8 @@ pub unsafe fn run_size(start: NonNull<u8>) -> usize {
 }
 
 crate::vmstat_items! {
-    /// The counts of the page layer, in bytes, by node. Counted when memory is taken and given
-    /// back, never for each object.
+    /// The counts of the page layer, in bytes, by node. The page layer counts when it takes memory
+    /// or gives memory back, never for each object.
     pub enum PageItem {
         /// Held now: runs in use or dirty, and huge blocks.
         Held = "held_bytes",
@@ -333,13 +345,14 @@ fn gave_back(node: usize, bytes: usize) {
     publish();
 }
 
-/// Counts pages given back of runs that stay in use. The held memory does not change.
+/// Counts pages that went back to the system although their run stays in use. The count of held
+/// memory does not change.
 pub(crate) fn gave_back_pages(node: usize, bytes: usize) {
     PAGE_STAT.add(node, PageItem::Returned, bytes as u64);
     publish();
 }
 
-/// Counts memory of `node` whose pages moved to another run.
+/// Counts memory of `node` whose pages moved to another run or to a huge block.
 fn moved_away(node: usize, bytes: usize) {
     PAGE_STAT.sub(node, PageItem::Held, bytes as u64);
     publish();
@@ -375,8 +388,8 @@ pub(crate) fn register_fork() {
     fork::register(&HOOKS);
 }
 
-/// Reads the facts of the machine, its free memory and the settings, on the first call. Called
-/// before any structure is made that has a part for each node.
+/// Reads the facts of the machine, its free memory and the settings, on the first call. Must be
+/// called before any structure is made that has a part for each node.
 pub(crate) fn init() {
     if !nodes::are_known() {
         mempolicy::init();

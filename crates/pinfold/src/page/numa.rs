@@ -1,15 +1,16 @@
-//! From which node memory should come, from which it came, and whether a node has any left.
+//! From which node memory should come, from which node it came, and which nodes have memory left.
 //!
 //! The kernel places a page when a thread first touches it: on the node that the page's range
-//! prefers, or silently on another node if that one has no memory. Then the counts here would be
-//! wrong, and so would what callers are told. So a node that is nearly full is not asked for fresh
-//! memory while another node has some. The free memory of each node is an estimate:
+//! prefers, or silently on another node if the preferred node has no memory. If the page came from
+//! another node, the counts here would be wrong, and callers would be told a wrong node. So an
+//! arena does not take fresh memory from a node that is nearly full while another node has memory.
+//! The free memory of each node is an estimate:
 //!
 //! 1. It is read at the start, and by [`refresh_room`].
-//! 2. What is taken meanwhile is subtracted, and what is given back is added.
+//! 2. Fresh memory that an arena takes meanwhile is subtracted. Memory that it gives back is added.
 //!
-//! If all nodes are nearly full, the kernel makes room, swaps or refuses, as it does for every
-//! program.
+//! If all nodes are nearly full, the arenas ask all the same. The kernel then makes room, swaps or
+//! refuses, as it does for every program.
 
 use super::GRANULE;
 use super::stat::NodeStat;
@@ -31,7 +32,7 @@ crate::vmstat_items! {
         Miss = "numa_miss",
         /// Wanted from this node, but taken from another.
         Foreign = "numa_foreign",
-        /// Taken from this node because it was its turn.
+        /// Taken from this node because it was the node's turn in an interleave policy.
         InterleaveHit = "interleave_hit",
         /// Taken from this node by a thread that ran there.
         Local = "local_node",
@@ -40,7 +41,8 @@ crate::vmstat_items! {
     }
 }
 
-/// The nodes from which memory came, in pages. Counted when runs are taken, never for each object.
+/// Counts, by node, the pages that came from it. Counted when runs are taken, never for each
+/// object.
 ///
 /// ```
 /// use pinfold::page::{NUMA_STAT, NumaItem};
@@ -50,7 +52,7 @@ crate::vmstat_items! {
 /// ```
 pub static NUMA_STAT: NodeStat<NumaItem> = NodeStat::new();
 
-/// Which node is asked for memory, and why.
+/// The node from which an allocation asks memory, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
     /// The node that is asked.
@@ -71,13 +73,13 @@ impl Ask {
         }
     }
 
-    /// Asks another node instead, because the wanted one has no memory.
+    /// Asks another node instead, because the wanted node has no memory.
     pub(crate) const fn instead(self, node: usize) -> Ask {
         Ask { node, ..self }
     }
 }
 
-/// Counts `granules` that were taken as `ask` said. Costs one test if there is one node.
+/// Counts `granules` that were taken for `ask`. Costs one test if there is one node.
 pub(super) fn count(ask: Ask, granules: usize) {
     if nodes::count() == 1 || nodes::is_the_kernels(ask.node) {
         return;
@@ -98,7 +100,8 @@ pub(crate) fn for_each_item(ask: Ask, local: usize, count: impl Fn(usize, NumaIt
         }
     } else {
         count(ask.node, NumaItem::Miss);
-        // Memory that the kernel places has no counts here.
+        // The kernel counts the memory that it places itself, so the kernel's node has no counts
+        // here.
         if !nodes::is_the_kernels(ask.wanted) {
             count(ask.wanted, NumaItem::Foreign);
         }
@@ -113,8 +116,8 @@ pub(crate) fn for_each_item(ask: Ask, local: usize, count: impl Fn(usize, NumaIt
 
 /// The estimate of a node's memory.
 struct Room {
-    /// Bytes that were free, or held pages of files, at the last reading, less what was taken
-    /// since.
+    /// Bytes that were free, or held pages of files, at the last reading, with later changes added
+    /// and subtracted.
     free: AtomicU64,
     /// Bytes that are left to other processes.
     reserve: AtomicU64,
@@ -127,22 +130,24 @@ static ROOM: [Room; nodes::MAX_NODES] = [const {
     }
 }; nodes::MAX_NODES];
 
-/// A node keeps at least one part in this many of its memory.
+/// The arenas leave at least 1/`RESERVE` of a node's memory to other processes.
 const RESERVE: u64 = 64;
 
-/// Returns how many bytes of a node's memory are left to others: so many that the kernel does not
-/// yet take pages from another node. The kernel does so at its low watermark. That is 5/4 of the
-/// node's share of `vm.min_free_kbytes`, or that share and a thousandth of the node's memory. So
-/// twice the share is left.
+/// Returns how many bytes of a node's memory the arenas leave to other processes.
+///
+/// When a node's free memory is down to the kernel's low watermark, the kernel takes pages from
+/// another node. The low watermark is 5/4 of the node's share of `vm.min_free_kbytes`, or that
+/// share plus a thousandth of the node's memory. So the arenas leave twice the share, or
+/// 1/`RESERVE` of the node's memory if that is more.
 fn reserve_of(total: u64, least_free: u64, machine: u64) -> u64 {
     let share = u128::from(least_free) * u128::from(total) / u128::from(machine.max(1));
     (total / RESERVE).max(2 * share as u64)
 }
 
-/// Returns whether `node` has room for `granules` of fresh memory, or no node has. Costs a few
+/// Returns whether `node` has room for `granules` of fresh memory, or no node has room. Costs a few
 /// loads.
 ///
-/// Always true if there is one node, for memory that the kernel places, and on simulated nodes.
+/// Always returns true if there is one node, for the kernel's node, and on simulated nodes.
 pub(super) fn has_room(node: usize, granules: usize) -> bool {
     if nodes::count() == 1 || nodes::is_the_kernels(node) || nodes::are_made_up() {
         return true;
@@ -154,7 +159,7 @@ pub(super) fn has_room(node: usize, granules: usize) -> bool {
     })
 }
 
-/// Returns whether `node` is roomy, or none of the first `nodes` is.
+/// Returns whether `node` is roomy, or none of the first `nodes` nodes is roomy.
 fn roomy_or_all_full(node: usize, nodes: usize, roomy: impl Fn(usize) -> bool) -> bool {
     roomy(node) || !(0..nodes).any(|other| other != node && roomy(other))
 }
@@ -180,8 +185,8 @@ fn change_room(node: usize, change: impl FnOnce(u64) -> u64) {
     }
 }
 
-/// Reads how much memory each node has free, so that nodes with free memory are asked for fresh
-/// memory. Does nothing if there is one node.
+/// Reads how much free memory each node has, so that the arenas take fresh memory from nodes that
+/// have some. Does nothing if there is one node.
 ///
 /// Opens a file for each node, and one more. So it is called at the process's start, and by a
 /// shepherd that the program has asked for.
@@ -194,7 +199,8 @@ pub fn refresh_room() {
         let [total, free] = facts::memory_of(NodeId(nodes::id(node)));
         let reserve = reserve_of(total.unwrap_or(0), least, machine);
         room.reserve.store(reserve, Relaxed);
-        // If a node's free memory cannot be read, the kernel decides.
+        // If a node's free memory cannot be read, the node always counts as roomy, and the kernel
+        // decides.
         room.free.store(free.unwrap_or(u64::MAX), Relaxed);
     }
 }

@@ -3,8 +3,9 @@
 //! `realloc` would copy a large block each time the block grows. Instead:
 //!
 //! 1. The run grows in place into free granules behind it ([`resize_run`]).
-//! 2. If these are in use, the kernel moves the run's pages ([`move_run`]): if possible to a place
-//!    with as much room behind it, so that the next growth needs no move.
+//! 2. If these granules are in use, the kernel moves the run's pages ([`move_run`]). If possible,
+//!    it moves them to a place with as much room behind the run, so that the next growth needs no
+//!    move.
 
 use super::arena::{Arena, Run, alloc_run, arena_of, give_back};
 use super::window;
@@ -17,9 +18,9 @@ use crate::sys::{self, Mapped};
 use core::ptr::NonNull;
 
 /// Allocates a run for a block of `size` bytes at a multiple of `align`, a power of two larger than
-/// [`GRANULE`]. Costs what [`alloc_run`] costs, and takes the arena's lock twice more.
+/// [`GRANULE`]. Costs as much as [`alloc_run`], and takes the arena's lock twice more.
 ///
-/// Returns `None` where `alloc_run` does, and if `size` or `align` is at least [`HUGE`].
+/// Returns `None` when `alloc_run` does, and if `size` or `align` is at least [`HUGE`].
 pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> {
     if size >= HUGE || align >= HUGE {
         return None;
@@ -35,8 +36,8 @@ pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> 
     Some(run)
 }
 
-/// Gives the first `granules` of a run back. Returns the rest of the run, or the whole run if
-/// `granules` is 0.
+/// Gives the first `granules` of a run back to the arena. Returns the rest of the run, or the whole
+/// run if `granules` is 0.
 ///
 /// # Safety
 ///
@@ -47,8 +48,8 @@ unsafe fn cut_front(run: Run, granules: usize) -> Run {
     let Some(start) = NonNull::new(address_of(rest)).filter(|_| granules > 0) else {
         return run;
     };
-    // SAFETY: the caller promises a longer run that no other thread uses: both frames are the
-    // run's.
+    // SAFETY: the caller promises a run that is longer than `granules` and that no other thread
+    // uses. Both frames are in this run.
     unsafe {
         let whole = (*frame(head)).granules;
         let left = &mut *frame(rest);
@@ -62,8 +63,8 @@ unsafe fn cut_front(run: Run, granules: usize) -> Run {
     Run { start, ..run }
 }
 
-/// Changes the length of a run that is one block to `granules`, in place. Returns false, and does
-/// nothing, if there is no room behind the run. Shrinking always succeeds.
+/// Changes the length of a run that is one block to `granules`, in place. Returns false, and
+/// changes nothing, if the run cannot grow there. Shrinking always succeeds.
 ///
 /// Takes the arena's lock, and may map memory by a system call.
 ///
@@ -73,7 +74,7 @@ unsafe fn cut_front(run: Run, granules: usize) -> Run {
 /// run.
 pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     let head = index_of_run(start);
-    // SAFETY: the caller promises a run in use that is its own, so that its first frame is too.
+    // SAFETY: the caller promises a run in use that only it uses. So only it uses the first frame.
     let run = unsafe { &mut *frame(head) };
     let old = u32::from(run.granules);
     if granules > RUN_MOST as usize {
@@ -111,7 +112,8 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
 }
 
 /// Makes the granule before `index` the last of a run, and the granule at `index` the first of
-/// another. Their frames may still have the states of free runs that once ended or began there.
+/// another. Sets their states, because the frames may still have the states of free runs that once
+/// ended or began there.
 ///
 /// # Safety
 ///
@@ -127,7 +129,7 @@ unsafe fn cut(index: u32) {
 /// Moves the pages of a run that is one block to a longer run of at least `size` bytes, or to a
 /// huge block. Returns `None`, and does nothing, if that cannot be done.
 ///
-/// Costs a few system calls. Each move may split two mappings, so that this is for long runs.
+/// Costs a few system calls. Only for long runs, because each move may split two mappings.
 ///
 /// # Safety
 ///
@@ -167,18 +169,18 @@ pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     Some(new)
 }
 
-/// Maps the granules from `index` on if they are absent, so that the kernel does not lengthen the
-/// mapping of the run before them.
+/// Maps the granules from `index` on if they are absent. Otherwise the kernel could lengthen the
+/// mapping of the run before them into these addresses, which belong to the arena.
 fn map_behind(node: usize, index: u32) {
     if let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
         arena.map_front(node, index, 1);
     }
 }
 
-/// Allocates a run for a block of `size` bytes that has grown and may grow again: if possible one
-/// with as much room behind it.
+/// Allocates a run for a block of `size` bytes that has grown and may grow again. If possible,
+/// chooses a run with as much room behind it.
 ///
-/// Returns `None` where [`alloc_run`] does. Takes the arena's lock, and may map memory by a system
+/// Returns `None` when [`alloc_run`] does. Takes the arena's lock, and may map memory by a system
 /// call.
 pub fn alloc_growing_run(size: usize, node: usize) -> Option<NonNull<u8>> {
     let granules = u32::try_from(size.div_ceil(GRANULE)).ok()?;
@@ -219,8 +221,7 @@ fn hand_out(
     clean: bool,
 ) -> Option<NonNull<u8>> {
     arena.free.take_front(head, granules);
-    // SAFETY: the run was taken out of the free runs above, so that only this thread uses its
-    // frame.
+    // SAFETY: the run was taken out of the free runs above, so only this thread uses its frame.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
     arena.hand_out(node, granules, clean);
@@ -233,8 +234,8 @@ fn hand_out(
     NonNull::new(address_of(head))
 }
 
-/// Returns a clean run of at least `granules` with room for `room`. The rest of the room may be
-/// absent.
+/// Returns the first granule of `room` free granules, of which at least the first `granules` are
+/// clean. The others may be absent.
 fn clean_run(arena: &mut Arena, node: usize, granules: u32, room: u32) -> Option<u32> {
     if let Some(head) = arena.free.find(State::Clean, room) {
         return Some(head);
@@ -249,7 +250,7 @@ fn clean_run(arena: &mut Arena, node: usize, granules: u32, room: u32) -> Option
     Some(head - before)
 }
 
-/// Gives back a run that the kernel may have unmapped.
+/// Gives back a run that the kernel may have unmapped in a move that failed.
 ///
 /// # Safety
 ///
@@ -268,14 +269,15 @@ unsafe fn discard_run(start: NonNull<u8>) {
         numa::gave_back(node, size);
         let_absent(node, head, granules);
     } else {
-        // The process has too many mappings to split one, so that the kernel has not unmapped the
-        // run before either.
+        // The process has too many mappings, so the kernel refused to split one. For the same
+        // reason, the failed move has not unmapped the run either.
         give_back(head, granules);
     }
 }
 
-/// Notes that granules of a run are not mapped any more. In a signal handler that interrupted the
-/// arena, and while another thread forks, their addresses are lost.
+/// Notes that granules of a run are not mapped any more. If the lock cannot be taken, the arena
+/// never uses their addresses again: in a signal handler that interrupted the lock's holder, and
+/// while another thread forks.
 fn let_absent(node: usize, head: u32, granules: u32) {
     if let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
         arena.let_absent(node, head, granules);

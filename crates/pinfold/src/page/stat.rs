@@ -17,12 +17,12 @@ struct Row([AtomicU64; ITEMS_MOST]);
 
 /// Counts of items by node, kept by the page layer.
 ///
-/// Each count is one relaxed atomic add to a static word. The words take no lock and no memory from
-/// the system, so that a signal handler that allocates can count anywhere.
+/// Counting is one relaxed atomic add to a static word. It takes no lock and no memory, so a signal
+/// handler that allocates can count at any point.
 ///
 /// Nodes are numbered as in [`Zone`](crate::vmstat::Zone). A process that was started with a memory
-/// policy, on a machine with several nodes, has one number more, the last: memory that the kernel
-/// places by that policy.
+/// policy, on a machine with several nodes, has one more number, the last. This number stands for
+/// memory that the kernel places by that policy.
 ///
 /// ```
 /// use pinfold::page::{NUMA_STAT, NumaItem};
@@ -54,7 +54,7 @@ impl<I: Item> NodeStat<I> {
         self.rows[node].0[item.index()].fetch_sub(n, Relaxed);
     }
 
-    /// Returns an item's count of all nodes. One load for each node.
+    /// Returns the sum of an item's counts of all nodes. One load for each node.
     ///
     /// Each node's count is exact. The nodes are read one after the other.
     pub fn read(&self, item: I) -> u64 {

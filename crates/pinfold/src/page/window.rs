@@ -1,9 +1,9 @@
 //! The window: the addresses in which the arenas' regions lie.
 //!
-//! A free has only an address, and has to find the size class of the block. All regions lie in one
-//! range of addresses, so that a subtraction leads from an address to its entry in the page map.
-//! The window is far from where the kernel maps by itself. It is not reserved: addresses that the
-//! arenas do not need are not mapped, and count for no limit.
+//! A call of free gets only an address, and has to find the size class of the block. All regions
+//! lie in one range of addresses, so that a subtraction leads from an address to its entry in the
+//! page map. The window is far from the addresses at which the kernel maps by itself. The window is
+//! not reserved: addresses that the arenas do not need are not mapped, so no limit counts them.
 //!
 //! ```text
 //! window                    128 MiB                                  each region, 64 MiB
@@ -12,13 +12,13 @@
 //! └──────────────────┴─────┴──────────┴──────────┴─────┘   └────────┴──────────┴──────────┘
 //! ```
 //!
-//! * The page map has two bytes for each granule of the window. It is mapped as far as there are
-//!   regions.
+//! * The page map has two bytes for each granule of the window. Only the part for the regions that
+//!   exist is mapped.
 //! * A region begins with its records. The granules behind them are mapped in steps, shortly before
 //!   they are handed out.
 //! * A region's last granule is never mapped, so that a write beyond the end of a block cannot
 //!   reach the records of the next region.
-//! * If the program has mapped something in the window, regions leave that place out.
+//! * If the program has mapped something in the window, no region is made in that place.
 
 use super::{GRANULE, HEADER, MAP, REGION, REGION_GRANULES, address_of, region_at};
 use crate::lock::Lock;
@@ -32,11 +32,11 @@ const WINDOW_MOST: usize = 4 << 40;
 const MAP_STEP: usize = 64 << 10;
 /// Regions in whose place the page map lies.
 const MAP_REGIONS: usize = WINDOW_MOST / GRANULE * 2 / REGION;
-/// The most places that are tried for a region, if other code of the process has mapped something
-/// there.
+/// Maximum number of places that `make_region` tries, if other code of the process has mapped
+/// something in a place.
 const TRIES: usize = 64;
 
-/// What changes when a region is made.
+/// The state that changes when a region is made.
 pub(super) struct Regions {
     /// The next region's number; 0 before the first.
     next: usize,
@@ -61,7 +61,7 @@ static NODES: [AtomicU8; WINDOW_MOST / REGION] = [const { AtomicU8::new(0) }; WI
 
 /// Makes a region for `node`, and maps only its records. Returns the number of its first granule.
 ///
-/// Returns `None` if the system has no memory or the window no place, in a signal handler that
+/// Returns `None` if the system has no memory or the window has no room, in a signal handler that
 /// interrupted this function, and while another thread forks.
 pub(super) fn make_region(node: usize) -> Option<u32> {
     let mut regions = REGIONS.lock_or_divert(|_| false)?;
@@ -75,7 +75,8 @@ pub(super) fn make_region(node: usize) -> Option<u32> {
             return None;
         }
         let at = region_at(number);
-        // SAFETY: only the holder of this lock maps the place of a region that is not made yet.
+        // SAFETY: `next` says that no region was made here yet, and only the holder of this lock,
+        // this thread, makes regions.
         match unsafe { sys::map_at(at, HEADER) } {
             Mapped::Done => {}
             Mapped::Taken => {
@@ -96,17 +97,18 @@ pub(super) fn make_region(node: usize) -> Option<u32> {
     None
 }
 
-/// Chooses where the window is, before the first region is made: the choice asks the system for
-/// random bytes, which a sandbox may forbid later.
+/// Chooses where the window is, before the first region is made. The choice asks the system for
+/// random bytes, and a sandbox may forbid that system call later.
 pub(super) fn choose() {
     if let Some(mut regions) = REGIONS.lock_or_divert(|_| false) {
-        // Without memory now, the first region tries again.
+        // If the system has no memory now, `make_region` tries again.
         let _ = regions.next != 0 || choose_window(&mut regions);
     }
 }
 
-/// Keeps a copy of the number of granules that have entries in `copy`, for a caller that looks
-/// entries up itself. Returns where the window begins. Returns `None` if the system has no memory.
+/// Stores the number of granules that have entries in `copy`, now and each time the number grows.
+/// For a caller that looks entries up itself. Returns where the window begins, or `None` if the
+/// system has no memory.
 ///
 /// To look an address up:
 ///
@@ -119,7 +121,8 @@ pub fn watch_count(copy: &'static AtomicUsize) -> Option<usize> {
         return None;
     }
     regions.copy = Some(copy);
-    // Release: a thread that loads the copy with acquire sees the entries.
+    // Release pairs with an acquire load of the copy by the caller's threads: a thread that sees
+    // the number also sees the entries.
     copy.store(MAP.count.load(Acquire), Release);
     Some(MAP.window.load(Relaxed))
 }
@@ -130,7 +133,8 @@ fn map_entries(regions: &mut Regions, count: usize) -> bool {
     let needed = count * REGION_GRANULES * 2;
     while regions.mapped < needed {
         let at = region_at(0).wrapping_add(regions.mapped);
-        // SAFETY: only the holder of this lock maps more of the page map.
+        // SAFETY: `mapped` says that the page map is not mapped from here on, and only the holder
+        // of this lock, this thread, maps more of it.
         if !matches!(unsafe { sys::map_at(at, MAP_STEP) }, Mapped::Done) {
             return false;
         }
@@ -147,7 +151,7 @@ fn map_entries(regions: &mut Regions, count: usize) -> bool {
 ///
 /// Emulators have fewer addresses, and sanitizers use most of the low ones.
 fn choose_window(regions: &mut Regions) -> bool {
-    // The stack lies in the upper half of the address space.
+    // The stack lies in the upper half of the address space, so its address gives the size.
     let part = (sys::stack_address() + 1).next_power_of_two() / 16;
     let random = (0..5).map(|shift| {
         let part = part >> shift;
@@ -181,7 +185,7 @@ pub(super) fn node_of(address: usize) -> usize {
     node.map_or(0, |node| usize::from(node.load(Relaxed)))
 }
 
-/// Maps granules of a region for `node`, with huge pages if `huge`.
+/// Maps granules of a region for `node`. Asks for huge pages if `huge` is true.
 pub(super) fn map_granules(node: usize, first: u32, count: u32, huge: bool) -> Mapped {
     let (start, size) = (address_of(first), count as usize * GRANULE);
     // SAFETY: the granules are absent, and only the holder of the arena's lock maps them.

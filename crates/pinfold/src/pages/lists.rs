@@ -1,4 +1,4 @@
-//! What the page lists report about themselves.
+//! Reports the state of the page lists.
 
 use crate::nodes;
 use crate::slab::KmemCache;
@@ -25,7 +25,7 @@ pub struct List {
     pub node: Option<NodeId>,
     /// Pages on the CPUs' lists.
     pub count: usize,
-    /// The most pages that a list holds before it spills. Adapts to use.
+    /// The most pages that a list holds before it gives some back. Adapts to use.
     pub high: usize,
     /// Pages that are allocated.
     pub active: usize,
@@ -68,8 +68,8 @@ impl fmt::Display for List {
     }
 }
 
-/// Writes the name of a node's cache into `text`: the arena's name, cut to fit, and the node's
-/// number.
+/// Writes the name of a node's cache into `text`: the pool's name `arena`, cut to fit, and the
+/// node's number.
 pub(super) fn name<'t>(arena: &str, node: usize, text: &'t mut [u8; 32]) -> &'t str {
     struct Text<'t>(&'t mut [u8], usize);
     impl Write for Text<'_> {

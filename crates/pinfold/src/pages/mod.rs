@@ -6,24 +6,26 @@
 //!
 //! # Vocabulary
 //!
-//! * A [`Pages`] is an arena of pages with policies of its own.
+//! * A [`Pages`] is a **pool** of pages with policies of its own.
 //! * A **place** is a number that the caller asks for a page with: the page's offset in a file or
 //!   region. Policies hold for ranges of places ([`SharedPolicy`]).
-//! * The **effective policy** of a place is its range's, else the one that the process was started
-//!   with. Without either, the page comes from the node that the thread runs on.
-//! * A **page list** holds a node's free pages on a CPU: the sheaf of a [cache](crate::slab) that
-//!   is bound to the node. It is refilled and spilled in batches. Its capacity adapts to use,
-//!   within a budget. The shepherd drains idle lists.
+//! * The **effective policy** of a place is the policy of the place's range. If the range has no
+//!   policy, it is the policy that the process was started with. Without either policy, the page
+//!   comes from the node that the thread runs on.
+//! * A **page list** holds free pages of one node on one CPU. It is the sheaf of a
+//!   [cache](crate::slab) that is bound to the node. Pages move to and from the list in batches.
+//!   The list's capacity adapts to use, within a budget. The shepherd empties idle lists.
 //!
 //! # What an allocation touches
 //!
-//! 1. The ranges, if any was given a policy. Only a thread that sets a policy writes them.
+//! 1. The map of ranges, if any range was given a policy. Only a thread that sets a policy writes
+//!    the map.
 //! 2. The words of the thread's CPU.
 //! 3. The top of the page list.
 //!
-//! An allocation touches no counter, lock or cache line that another CPU writes, whichever the
-//! policy: ranges hold policies by value, so that no reference is counted. If the list is empty,
-//! the allocation takes the node's lock, once a batch.
+//! Under every policy, an allocation touches no counter, lock or cache line that another CPU
+//! writes. Ranges hold policies by value, so the allocation counts no reference. Only if the list
+//! is empty, once a batch, the allocation takes the node's lock.
 //!
 //! # When a node is full
 //!
@@ -32,9 +34,10 @@
 //!
 //! A node is full if fresh memory would leave it less than its reserve, and another node has more
 //! room. The reserve is 1/64 of the node's memory, or twice the node's share of
-//! `vm.min_free_kbytes` if that is more. The free memory, with the file pages that the kernel can
-//! drop, is an estimate: it is read when the process starts, follows what the allocator takes and
-//! gives back, and is read again by a shepherd that the program started.
+//! `vm.min_free_kbytes` if that is more. The free memory includes file pages that the kernel can
+//! drop. It is an estimate. The process reads it at the start. From then on, the allocator adds and
+//! subtracts the memory that it gives back and takes. A shepherd that the program started reads it
+//! again.
 
 mod lists;
 
@@ -52,7 +55,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// An arena of pages, with policies for ranges of places.
+/// A pool of pages, with policies for ranges of places.
 ///
 /// # Examples
 ///
@@ -66,7 +69,7 @@ use core::sync::atomic::Ordering::Relaxed;
 /// // SAFETY: `alloc` returned the page, which is `page_size` bytes large, to this thread alone.
 /// unsafe { page.write_bytes(0xff, pool.page_size()) };
 /// assert!(pool.policy_of(7).is_some() && pool.policy_of(1024).is_none());
-/// // SAFETY: the page came from this arena and is not used afterwards.
+/// // SAFETY: the page came from this pool and is not used afterwards.
 /// unsafe { pool.free(page) };
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -79,11 +82,11 @@ pub struct Pages {
     stat: VmStat<NumaItem>,
 }
 
-/// Bytes in full page lists that a node's barn keeps.
+/// Bytes of the full page lists that a node keeps in its barn, for CPUs whose list is empty.
 ///
-/// Taking a full list from the barn holds the node's lock for a moment; filling a list from slabs
-/// holds it ten times as long. Lists that were not needed for about a second are given back, like
-/// all idle memory.
+/// To take a full list from the barn, a thread holds the node's lock for a moment. To fill a list
+/// from slabs, it holds the lock ten times as long. Lists that were not needed for about a second
+/// go back, like all idle memory.
 const BARN_BYTES: usize = 32 << 20;
 
 /// Some range may have a policy.
@@ -92,7 +95,7 @@ const LOOKS_UP: u8 = 1 << 0;
 const COUNTS: u8 = 1 << 1;
 
 impl Pages {
-    /// Makes an arena without policies. Its caches appear in slabinfo as `name:NODE`.
+    /// Makes a pool without policies. Its caches appear in slabinfo as `name:NODE`.
     ///
     /// Takes a cache descriptor for each node.
     ///
@@ -125,47 +128,50 @@ impl Pages {
         sys::page_size()
     }
 
-    /// Sets the policy of the places in `range`. `None`, or a `default` policy, removes it.
+    /// Sets the policy of the places in `range`. `None`, or a `default` policy, removes their
+    /// policy.
     ///
     /// Ranges that overlap `range` are trimmed, split or replaced. Pages that are allocated already
     /// stay where they are. Takes a lock and copies the list of ranges.
     ///
     /// # Errors
     ///
-    /// Nothing has changed then, except that later allocations look up their ranges.
+    /// After an error, no policy has changed. But later allocations look up their ranges.
     ///
     /// * [`RangeError::Empty`] if the range does not begin below its end.
     /// * [`RangeError::NoNodes`] if none of the policy's nodes is usable.
-    /// * [`RangeError::Busy`] if the caller is a signal handler that interrupted a set.
+    /// * [`RangeError::Busy`] if the caller is a signal handler that interrupted a change of
+    ///   policies.
     /// * [`RangeError::OutOfMemory`] if there is no memory.
     pub fn set_policy(
         &self,
         range: Range<u64>,
         policy: Option<&Mempolicy>,
     ) -> Result<(), RangeError> {
-        // A `default` policy is the same as none, as in the kernel, and must not cost a lookup.
+        // A `default` policy is the same as no policy, as in the kernel. So it must not cost a
+        // lookup.
         let policy = policy.filter(|policy| policy.mode() != Mode::Default);
         if let Some(policy) = policy {
             if !Placement::is_possible(policy) {
                 return Err(RangeError::NoNodes);
             }
-            // Never cleared again: finding out whether a range is left would cost more than it
-            // saves.
+            // The flag is never cleared again. To find out whether a range is left would cost more
+            // than it saves.
             self.duties.fetch_or(LOOKS_UP, Relaxed);
         }
         self.policy.set(range, policy)
     }
 
-    /// Returns the policies by range, to look at or to set. From this call on, allocations look up
-    /// their ranges.
+    /// Returns the map from ranges to policies, for reading and for setting. From this call on,
+    /// allocations look up their ranges.
     pub fn policies(&self) -> &SharedPolicy {
         // The caller may set policies through the reference.
         self.duties.fetch_or(LOOKS_UP, Relaxed);
         &self.policy
     }
 
-    /// Returns a copy of the policy of a place's range; `None` if the place has none. O(log n) in
-    /// the number of ranges.
+    /// Returns a copy of the policy of a place's range, or `None` if the range has no policy. O(log
+    /// n) in the number of ranges.
     pub fn policy_of(&self, place: u64) -> Option<Mempolicy> {
         self.policy.lookup(place)
     }
@@ -178,21 +184,22 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// Nothing has changed then.
+    /// After an error, nothing has changed.
     ///
-    /// * [`RangeError::UnknownNodes`] if a policy would come to unknown nodes only.
-    /// * [`RangeError::Busy`] if the caller is a signal handler that interrupted a set.
+    /// * [`RangeError::UnknownNodes`] if the allocator knows none of a policy's new nodes.
+    /// * [`RangeError::Busy`] if the caller is a signal handler that interrupted a change of
+    ///   policies.
     /// * [`RangeError::OutOfMemory`] if there is no memory.
     pub fn rebind(&self, allowed: &NodeSet) -> Result<(), RangeError> {
         self.policy.rebind_if(allowed, Placement::is_possible)
     }
 
-    /// Allocates a page for a place, by the place's effective policy. `None` if no node that the
-    /// policy permits has memory.
+    /// Allocates a page for a place, by the place's effective policy. Returns `None` if no node
+    /// that the policy permits has memory.
     ///
     /// The page holds what its last user left there. Costs a pop from the CPU's page list, and a
     /// lookup of the range if any range was given a policy. If the list is empty, takes the node's
-    /// lock; if the node has no free page, makes a system call.
+    /// lock. If the node has no free page, makes a system call.
     #[inline]
     pub fn alloc(&self, place: u64) -> Option<NonNull<u8>> {
         if self.duties.load(Relaxed) != 0 {
@@ -205,8 +212,8 @@ impl Pages {
         }
     }
 
-    /// Allocates a page if there are policies or counters. Not inlined: otherwise every caller of
-    /// `alloc` would save registers.
+    /// Allocates a page if there are policies or counters. Not inlined, because every caller of
+    /// `alloc` would then save registers.
     #[inline(never)]
     fn alloc_by_policy(&self, place: u64) -> Option<NonNull<u8>> {
         let (ask, placement) = self.ask(place);
@@ -246,7 +253,7 @@ impl Pages {
         (ask, Some(placement))
     }
 
-    /// Asks other nodes for a page, when the first one has none.
+    /// Asks other nodes for a page, because the node that was asked first has none.
     #[cold]
     #[inline(never)]
     fn alloc_elsewhere(&self, ask: Ask, placement: Option<Placement>) -> Option<NonNull<u8>> {
@@ -284,7 +291,7 @@ impl Pages {
     ///
     /// # Safety
     ///
-    /// `page` came from this arena, was not freed since, and is not used any more.
+    /// `page` came from this pool, was not freed since, and is not used any more.
     #[inline]
     pub unsafe fn free(&self, page: NonNull<u8>) {
         let node = match nodes::count() {
@@ -292,24 +299,25 @@ impl Pages {
             count => page::node_of(page.as_ptr() as usize).min(count - 1),
         };
         if let Some(cache) = &self.caches[node] {
-            // SAFETY: the caller promises that the page came from this arena and is not used. Pages
-            // of node `node` come from this cache only.
+            // SAFETY: the caller promises that the page came from this pool and is not used any
+            // more. The pool's pages of node `node` come from this cache only.
             unsafe { cache.free(page) };
         }
     }
 
-    /// Returns the node that a page of this arena was asked of; `None` if the kernel placed it by
-    /// the process's policy. Arithmetic only.
+    /// Returns the node from which this pool asked for the memory of a page. Returns `None` if the
+    /// kernel placed the page by the process's policy. Only computes.
     ///
-    /// The kernel may have placed the page on another node, if the node had less memory than it
-    /// seemed or the page was moved. [`node_at`](crate::mempolicy::node_at) asks the kernel.
+    /// The kernel may have placed the page on another node, if the node had less memory than the
+    /// estimate said, or if the page was moved. [`node_at`](crate::mempolicy::node_at) asks the
+    /// kernel.
     pub fn node_of(&self, page: NonNull<u8>) -> Option<NodeId> {
         let node = page::node_of(page.as_ptr() as usize);
         (!nodes::is_the_kernels(node)).then(|| NodeId(nodes::id(node)))
     }
 
-    /// Turns counting on or off. While it is on, every allocation counts hits, misses and the other
-    /// items of the kernel's `numastat`, by node.
+    /// Turns counting on or off. While counting is on, every allocation counts hits, misses and the
+    /// other items of the kernel's `numastat`, by node.
     ///
     /// Costs at least two more adds on the thread's own CPU for each page.
     pub fn set_counting(&self, counting: bool) {
@@ -319,7 +327,7 @@ impl Pages {
         };
     }
 
-    /// Returns what was counted while [counting](Self::set_counting) was on: pages, in the
+    /// Returns the counts that were made while [counting](Self::set_counting) was on: pages, in the
     /// [`Zone::normal`] of each node.
     pub fn numa_stat(&self) -> &VmStat<NumaItem> {
         &self.stat
@@ -340,12 +348,12 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// [`FenceError`](pinfold_rseq::FenceError) if the kernel cannot fence. Then the CPUs' lists
-    /// stay.
+    /// [`FenceError`](pinfold_rseq::FenceError) if the kernel cannot fence (interrupt the other
+    /// CPUs for this process). Then the CPUs' lists keep their pages.
     pub fn shrink(&self) -> Result<usize, pinfold_rseq::FenceError> {
         let mut all = Ok(0);
         for cache in self.caches.iter().flatten() {
-            // A cache that cannot be drained does not keep the others from being shrunk.
+            // If one cache cannot be drained, the other caches are shrunk all the same.
             let slabs = cache.shrink();
             all = all.and_then(|all| Ok(all + slabs?));
         }

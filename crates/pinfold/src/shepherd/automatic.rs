@@ -3,9 +3,9 @@
 //! The program did not ask for this thread, and must not notice it:
 //!
 //! * The thread makes only the system calls that malloc makes: `futex`, `madvise`, and the clock.
-//!   The program may have entered a sandbox that ends the process for any other.
+//!   The program may have entered a sandbox that ends the process at any other system call.
 //! * Its start makes only the system calls of `pthread_create`.
-//! * It blocks all signals that others send, and has no name of its own.
+//! * It blocks all signals that other threads and processes send, and has no name of its own.
 //! * The allocator stops the thread as soon as the program has only one thread, and waits until the
 //!   thread is gone.
 //! * On a machine with isolated CPUs, it first sets its affinity to the other CPUs.
@@ -19,12 +19,13 @@ use core::ptr::null_mut;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Release};
 
-/// Bytes of stack. A tick uses at most 4 KiB. The rest is for the handler of a signal that the
-/// thread itself causes, and for the program's thread-local variables.
+/// Bytes of stack. A tick uses at most 4 KiB. The rest is for the program's thread-local variables,
+/// and for the handler of a signal that the thread itself causes.
 ///
 /// The stack is small enough that the C library does not give its memory back when the thread ends.
-/// The C library makes that system call with all signals blocked. If a filter traps the call, the
-/// kernel would end the process.
+/// For a larger stack, the C library would make this system call with all signals blocked. If a
+/// sandbox's filter trapped this call with a signal, the kernel would end the process, because the
+/// signal is blocked.
 const STACK: usize = if libc::PTHREAD_STACK_MIN > 20 << 10 {
     libc::PTHREAD_STACK_MIN
 } else {
@@ -61,7 +62,7 @@ impl Automatic {
     /// No other automatic thread runs in this process.
     pub unsafe fn start(cpus: Option<&'static CpuSet>) -> Option<Automatic> {
         let argument = cpus.map_or(null_mut(), |cpus| core::ptr::from_ref(cpus).cast_mut());
-        // SAFETY: the caller promises that no automatic thread runs, so that no thread reads the
+        // SAFETY: the caller promises that no automatic thread runs. Only such a thread reads the
         // body.
         unsafe { (*BODY.0.get()).argument = argument.cast() };
         // The new thread sees this store, because `pthread_create` orders it.
@@ -81,11 +82,11 @@ impl Automatic {
     /// Stops the thread, and waits until it is gone: at most as long as a tick takes. Must not be
     /// called in a child after `fork`, which does not have the thread.
     pub fn stop(self) {
-        // Release pairs with the acquire in `run`.
+        // Release pairs with the acquire in `run`. The thread sees `STOP` at its next look.
         STATE.store(STOP, Release);
         sys::wake(&STATE);
-        // SAFETY: `start` made the thread, and `stop` takes the only handle, so that the thread is
-        // joined once.
+        // SAFETY: `start` made the thread, and did not detach it. `stop` consumes the only handle,
+        // so the thread is joined once.
         unsafe { libc::pthread_join(self.thread, null_mut()) };
         thread_ended();
     }
@@ -93,11 +94,11 @@ impl Automatic {
 
 /// The thread: moves to `cpus` if these are given, and ticks until it is stopped.
 fn run(cpus: *mut libc::c_void) {
-    // SAFETY: the pointer is null, or that of the `&'static CpuSet` that `start` was given.
+    // SAFETY: the pointer is null, or comes from the `&'static CpuSet` that `start` was given.
     if let Some(cpus) = unsafe { cpus.cast::<CpuSet>().as_ref() } {
         set_affinity(cpus);
     }
-    // Acquire pairs with the release in `stop`.
+    // Acquire pairs with the release in `stop`: the thread sees `STOP` and ends.
     while STATE.load(Acquire) == RUN {
         tick(&|_| true, Reach::ThisCpu);
         sys::wait_for_change(&STATE, RUN, PASSING);

@@ -1,11 +1,12 @@
-//! Keeps the shepherd's thread on housekeeping CPUs while the machine changes.
+//! Keeps the shepherd's thread on housekeeping CPUs while the machine changes. A housekeeping CPU
+//! is neither isolated nor `nohz_full`.
 
 use crate::topology::{CpuSet, Topology, affinity, facts, set_affinity};
 
 /// Keeps the calling thread on housekeeping CPUs.
 pub(super) struct Housekeeping {
-    /// The CPUs that the thread may use: as its starter said, or as another thread set its affinity
-    /// since.
+    /// The CPUs that the thread may use. The code that starts the thread gives them. If another
+    /// thread sets this thread's affinity later, that affinity replaces them.
     bound: CpuSet,
     /// The affinity that `follow` set last.
     set: Option<CpuSet>,
@@ -26,22 +27,23 @@ impl Housekeeping {
         facts::follow(&machine);
         let after = affinity();
         if let (Some(set), Some(before), Some(after)) = (&self.set, before, after) {
-            // The kernel leaves CPUs that are offline out of what it reports, although they are
-            // still set. One may go or come between the two looks.
+            // The kernel reports an affinity without the CPUs that are offline, although they are
+            // still set. A CPU may go offline or online between the two calls of `affinity`.
             let online = set.and(&machine.online);
             let ours = |seen: &CpuSet| seen == set || *seen == online;
             if !ours(&before) && !ours(&after) {
-                // Another thread changed the affinity. Or the last CPU went offline, and the kernel
-                // widened a set that would have been empty.
+                // Another thread changed the affinity. Or the last CPU of the set went offline, and
+                // the kernel widened the set so that it is not empty.
                 self.bound = after;
             }
         }
         let target = choose(&machine, &self.bound);
         if self.set.as_ref() != Some(&target) {
             set_affinity(&target);
-            // The kernel leaves out CPUs that do not exist, so this notes what it reports. If it
-            // reports other CPUs, another thread has changed the affinity in between. The next look
-            // notices that.
+            // The kernel leaves out CPUs that do not exist, so this function notes the affinity
+            // that the kernel reports. If the kernel reports CPUs outside `target`, another thread
+            // has just changed the affinity. Then this function notes `target`, and the next call
+            // finds the difference.
             let made = affinity().filter(|made| made.and(&target) == *made);
             self.set = Some(made.unwrap_or(target));
         }

@@ -1,12 +1,17 @@
-//! The shepherd: folds counters from afar, and has caches give back idle memory.
+//! The shepherd: folds the counters of other CPUs, and has caches give back idle memory.
 //!
-//! The kernel's shepherd runs a worker on the CPU whose counts are to be folded, and so disturbs
-//! that CPU. This shepherd folds from whichever CPU it runs on. It reads the other CPU's words and
-//! moves their marks. That CPU gets no interrupt, no wake-up and no context switch. It notices only
-//! that its cache line was taken for a moment.
+//! Each CPU keeps counts of its own. To *fold* them is to add them to the counter's total. The
+//! kernel's shepherd (`vmstat_shepherd`) runs a worker on the CPU whose counts are to be folded,
+//! and so disturbs that CPU. This shepherd folds from whichever CPU it runs on: it reads the words
+//! of the other CPU, and notes there how much it has folded. The other CPU gets no interrupt, no
+//! wake-up and no context switch. The only cost for that CPU is that its cache line is away for a
+//! moment.
 //!
-//! A counter is folded once it is *watched*. The watched counters belong to the process: every
-//! shepherd of the process folds all of them. A shepherd works in one of two ways:
+//! A shepherd folds only counters that are *watched*. The list of watched counters belongs to the
+//! process: every shepherd of the process folds all of them.
+//!
+//! At each *tick*, a shepherd folds, and calls the functions that [`register`] was given, the
+//! *drains*, which give back idle memory. A shepherd works in one of two ways:
 //!
 //! * as a thread on housekeeping CPUs, which [`Shepherd::start`] starts;
 //! * in the program's own loop, which calls [`Shepherd::tick`].
@@ -52,11 +57,11 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use core::time::Duration;
 use pinfold_rseq::{Backend, Index};
 
-/// How often a shepherd ticks if the program does not say.
+/// The time between two ticks if the program sets no interval.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often idle memory is looked for if the program has started no shepherd. Memory takes four
-/// looks from a sheaf to the system: two seconds.
+/// The time between two ticks if the program has started no shepherd. Idle memory needs four ticks,
+/// two seconds, to go from a CPU's cache to the system.
 const PASSING: Duration = Duration::from_millis(500);
 
 /// Why a shepherd cannot watch a counter or start.
@@ -104,7 +109,7 @@ impl fmt::Display for ShepherdError {
 
 impl core::error::Error for ShepherdError {}
 
-/// Marks what a shepherd can watch: [`PercpuCounter`], [`Counters`] and
+/// Marks the types that a shepherd can watch: [`PercpuCounter`], [`Counters`] and
 /// [`VmStat`](crate::vmstat::VmStat).
 pub trait Watch: sealed::Watch {}
 
@@ -112,8 +117,8 @@ impl<W: sealed::Watch> Watch for W {}
 
 pub(crate) mod sealed {
     pub trait Watch {
-        /// Begins or ends the folding of this value's counters. Returns false without memory for
-        /// the list of watched counters.
+        /// Begins or ends the folding of this value's counters. Returns false if there is no memory
+        /// for the list of watched counters.
         fn set_watched(&self, watched: bool) -> bool;
     }
 }
@@ -162,7 +167,7 @@ impl Default for Shepherd {
 
 impl Shepherd {
     /// Returns a shepherd that ticks every second, on housekeeping CPUs. It folds the counts of
-    /// isolated CPUs too, because that interrupts none of them.
+    /// isolated CPUs too, because folding interrupts no CPU.
     pub const fn new() -> Self {
         Shepherd {
             interval: INTERVAL,
@@ -173,8 +178,8 @@ impl Shepherd {
 
     /// Has the thread tick every `interval`.
     ///
-    /// If nothing has moved for a while, the thread ticks less often: up to eight intervals apart,
-    /// but at most a second apart if the interval is shorter than that.
+    /// If no counter has moved for a while, the thread ticks less often: up to eight intervals
+    /// apart. But if the interval is shorter than a second, ticks are at most a second apart.
     #[must_use]
     pub fn interval(mut self, interval: Duration) -> Self {
         self.interval = interval;
@@ -184,19 +189,19 @@ impl Shepherd {
     /// Has the thread run on these CPUs only, instead of on all CPUs that the starting thread may
     /// use.
     ///
-    /// Of these CPUs, the thread takes those that are online and in the process's cgroup. Of those,
-    /// it takes the ones that are neither isolated nor `nohz_full`, if there are any.
+    /// The thread uses only those of these CPUs that are online and in the process's cgroup. It
+    /// avoids isolated and `nohz_full` CPUs if there are others.
     #[must_use]
     pub fn on(mut self, cpus: CpuSet) -> Self {
         self.cpus = Some(cpus);
         self
     }
 
-    /// Leaves out the counts of isolated CPUs, so that their cache lines stay where they are. An
-    /// isolated CPU's counts then become visible when its own adds fold them.
+    /// Leaves out the counts of isolated CPUs, so that the cache lines of these CPUs stay where
+    /// they are. An isolated CPU's counts then reach the total only when its own adds fold them.
     ///
-    /// This has an effect only where CPU numbers index the shards. Concurrency ids name no CPU.
-    /// `PINFOLD_RSEQ=cpu` selects CPU numbers.
+    /// This works only if the counts are kept by CPU number. If they are kept by concurrency id, no
+    /// count belongs to one CPU. `PINFOLD_RSEQ=cpu` selects CPU numbers.
     #[must_use]
     pub fn leave_isolated_alone(mut self) -> Self {
         self.spare_isolated = true;
@@ -210,8 +215,8 @@ impl Shepherd {
     ///
     /// # Errors
     ///
-    /// [`ShepherdError::OutOfMemory`] without memory for the counter, or for the list of watched
-    /// counters.
+    /// [`ShepherdError::OutOfMemory`] if there is no memory for the counter, or for the list of
+    /// watched counters.
     pub fn watch(&self, what: &impl Watch) -> Result<(), ShepherdError> {
         match what.set_watched(true) {
             true => Ok(()),
@@ -225,11 +230,12 @@ impl Shepherd {
     }
 
     /// Does at once what the thread does every interval: folds the watched counters that have
-    /// moved, and calls the [registered](register) drains. Returns how many shards it folded.
+    /// moved, and calls the [registered](register) drains. Returns how many shards it folded. A
+    /// shard is the part of a counter that one CPU adds to.
     ///
     /// For each watched counter and each CPU that has added to it, takes the shard's lock and reads
-    /// its words. Leaves out a shard whose lock another thread holds. Not for signal handlers,
-    /// because of the drains.
+    /// its words. Leaves out a shard whose lock another thread holds. Must not be called in a
+    /// signal handler, because a drain may not be safe there.
     pub fn tick(&self) -> usize {
         let by_cpu = pinfold_rseq::backend() != Backend::Rseq(Index::Cid);
         let spared = self.spare_isolated && by_cpu;
@@ -239,16 +245,16 @@ impl Shepherd {
 
     /// Starts a thread that ticks, until [`Running::stop`] is called or the result is dropped.
     ///
-    /// The thread is named `pinfold`, and blocks all signals that others send. It follows the
-    /// machine: it moves when a CPU goes offline or is isolated, and when the cgroup or, through
-    /// another thread, its own affinity changes. It ends with the process. A child after `fork`
-    /// does not have it.
+    /// The thread is named `pinfold`, and blocks all signals that other threads and processes send.
+    /// It follows the machine: it moves when a CPU goes offline or is isolated, and when the cgroup
+    /// or, through another thread, its own affinity changes. It ends with the process. A child
+    /// after `fork` does not have it.
     ///
     /// # Errors
     ///
     /// * [`ShepherdError::Interval`] if the interval is 0 or above a day.
     /// * [`ShepherdError::NoCpu`] if none of the given CPUs is online and in the process's cgroup.
-    /// * [`ShepherdError::OutOfMemory`] without memory for the thread's state.
+    /// * [`ShepherdError::OutOfMemory`] if there is no memory for the thread's state.
     /// * [`ShepherdError::Thread`] if the system refuses a thread.
     pub fn start(self) -> Result<Running, ShepherdError> {
         if self.interval.is_zero() || self.interval > Duration::from_secs(86_400) {
@@ -279,15 +285,15 @@ static THREADS: AtomicU32 = AtomicU32::new(0);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// It may take back what the CPU on which it runs holds. It disturbs no other CPU, and makes
-    /// only the system calls that malloc makes. Such a tick is made in passing by a thread that
-    /// allocates, or by the thread that a preloaded Pinfold starts by itself.
+    /// The drain may take back memory that the CPU on which it runs holds. It must disturb no other
+    /// CPU, and make only the system calls that malloc makes. Such a tick comes from a thread that
+    /// allocates, or from the thread that a preloaded Pinfold starts by itself.
     ThisCpu,
-    /// It may also stop and fence the other CPUs, and read files. Such a tick comes from a shepherd
-    /// that the program or its user asked for.
+    /// The drain may also stop and fence the other CPUs, and read files. Such a tick comes from a
+    /// shepherd that the program or its user asked for.
     AllCpus,
-    /// It should give back everything free now, whatever its age, because memory is short. It may
-    /// do all that [`AllCpus`](Reach::AllCpus) allows.
+    /// The drain should give back all free memory now, whatever its age, because memory is short.
+    /// It may do all that [`AllCpus`](Reach::AllCpus) allows.
     Everything,
 }
 
@@ -307,7 +313,8 @@ fn tick(wanted: &impl Fn(usize) -> bool, reach: Reach) -> usize {
 /// Calls the registered drains.
 fn drain(reach: Reach) {
     DRAINS.iter().for_each(|drain| {
-        // Acquire pairs with the release in `register`.
+        // Acquire pairs with the release in `register`: a thread that sees the drain also sees what
+        // the registering thread wrote before.
         let drain = drain.load(Acquire);
         if !drain.is_null() {
             // SAFETY: `register`, which alone stores to `DRAINS`, stored a function of this type.
@@ -316,21 +323,23 @@ fn drain(reach: Reach) {
     });
 }
 
-/// Has every tick of this process call `drain`, so that a cache can give back what stood idle for
-/// some ticks.
+/// Has every tick of this process call `drain`, so that a cache can give back memory that was idle
+/// for some ticks.
 ///
 /// A drain stays registered until the process ends. Registering the same function twice has no
 /// further effect. Returns false if 16 other drains are registered already.
 pub fn register(drain: fn(Reach)) -> bool {
     let drain = drain as *mut ();
     DRAINS.iter().any(|place| {
-        // Release pairs with the acquire in `drain`.
+        // Release pairs with the acquire in the function `drain`: a thread that sees the new drain
+        // also sees what this thread wrote before.
         let taken = place.compare_exchange(null_mut(), drain, AcqRel, Acquire);
         taken.is_ok_and(|_| true) || taken == Err(drain)
     })
 }
 
-/// Ticks if no thread does, and half a second has passed since the last tick. Slow paths call it.
+/// Ticks if no shepherd thread runs and half a second has passed since the last tick. The slow
+/// paths of the caches call this function.
 ///
 /// Costs one read of a clock that needs no system call, except once in half a second.
 pub fn tick_in_passing() {
@@ -339,14 +348,15 @@ pub fn tick_in_passing() {
     }
     let (now, last) = (sys::coarse_milliseconds(), LAST.load(Relaxed));
     let due = now.wrapping_sub(last) >= PASSING.as_millis() as u64;
-    // Of the threads that find a tick due, one makes it. The first call in a process only notes the
-    // time: the process has just begun, so that no memory has stood idle.
+    // If several threads find a tick due, the exchange succeeds for one of them, which ticks. The
+    // first call in a process only notes the time: the process has just begun, so no memory has
+    // been idle.
     if due && LAST.compare_exchange(last, now, Release, Relaxed).is_ok() && last != 0 {
         tick(&|_| true, Reach::ThisCpu);
     }
 }
 
-/// Returns whether a thread ticks, so that no call of the program is needed for it. One load.
+/// Returns whether a shepherd thread runs, so that the program's own calls need not tick. One load.
 pub(crate) fn has_thread() -> bool {
     THREADS.load(Relaxed) != 0
 }

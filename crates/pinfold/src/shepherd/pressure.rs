@@ -2,28 +2,28 @@
 //!
 //! The kernel measures for how long the tasks of a cgroup waited for memory (PSI). A process can
 //! poll the cgroup's `memory.pressure`. The kernel reports an event there once the tasks have
-//! waited for longer than a threshold. systemd names another file for a service to poll, by the
-//! protocol of <https://systemd.io/MEMORY_PRESSURE>:
+//! waited for longer than a threshold. systemd can name another file for a service to poll, in two
+//! environment variables (see <https://systemd.io/MEMORY_PRESSURE>):
 //!
 //! | variable | says |
 //! |---|---|
 //! | `MEMORY_PRESSURE_WATCH` | the file; `/dev/null` forbids watching |
 //! | `MEMORY_PRESSURE_WRITE` | what to write to the file first, in base64 |
 //!
-//! The shepherd sleeps on a futex, so that its owner can stop it. It looks at the file every
-//! [`LOOK`] meanwhile. The kernel itself measures about as often, and an event stays until it is
-//! polled.
+//! The shepherd sleeps on a futex, so that its owner can stop it. A thread cannot wait for a futex
+//! and a file at once. So the shepherd wakes every [`LOOK`] and polls the file. It misses no event:
+//! an event stays until it is polled.
 
 use crate::sys;
 use crate::topology::cgroup;
 use core::ffi::CStr;
 use core::time::Duration;
 
-/// How often the file is looked at, and so how long pressure may go unnoticed.
+/// The time between two looks at the file. Pressure may go unnoticed for so long.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 
-/// The threshold: tasks waited for 200 ms within 2 s. A process without privileges may use windows
-/// of 2 s only.
+/// The threshold: some tasks waited for memory for 200 ms within 2 s. The kernel allows a process
+/// without privileges only windows of 2 s.
 const TRIGGER: &[u8] = b"some 200000 2000000\0";
 /// The pressure of the whole machine: the root cgroup has no file of its own.
 const MACHINE: &CStr = c"/proc/pressure/memory";
@@ -35,8 +35,8 @@ pub(super) struct Pressure {
 }
 
 impl Pressure {
-    /// Opens the file that reports this process's pressure. Returns `None` if the kernel or the
-    /// process's rights offer no such file, and if the user forbids it.
+    /// Opens the file that reports this process's pressure. Returns `None` if the kernel has no
+    /// such file, if the process has no right to it, and if the user forbids it.
     pub(super) fn watch() -> Option<Pressure> {
         let (mut path, mut text) = ([0; 1024], [0; 512]);
         let watch = pinfold_rseq::env::read("MEMORY_PRESSURE_WATCH", &mut path[..1023]);
@@ -85,8 +85,8 @@ impl Pressure {
         })
     }
 
-    /// Returns whether there was pressure since the last call. Returns an error if the file reports
-    /// nothing any more. Never waits.
+    /// Returns whether there was pressure since the last call. Returns an error if the file cannot
+    /// report pressure any more. Never waits.
     pub(super) fn has_risen(&self) -> Result<bool, ()> {
         let mut poll = libc::pollfd {
             fd: self.file,
@@ -114,7 +114,7 @@ impl Pressure {
     fn discard(&self) {
         let mut text = [0u8; 256];
         loop {
-            // SAFETY: `text` is writable for its length. The file does not block.
+            // SAFETY: `text` is a local, writable for its length.
             let got = unsafe { libc::read(self.file, text.as_mut_ptr().cast(), text.len()) };
             if got <= 0 {
                 return;

@@ -3,12 +3,12 @@
 use core::ffi::c_void;
 use core::ptr::null_mut;
 
-/// What a shepherd's thread runs, and how the thread is made.
+/// The function that a shepherd's thread runs, and the thread's attributes.
 pub(super) struct Body {
     pub(super) run: fn(*mut c_void),
     pub(super) argument: *mut c_void,
-    /// Bytes of stack. The C library refuses a stack that is too small for the program's
-    /// thread-local variables. The thread then gets the default size.
+    /// Bytes of stack. If the C library refuses this size as too small for the program's
+    /// thread-local variables, the thread gets the default size.
     pub(super) stack: usize,
     /// Whether the thread gets the normal scheduling policy although the calling thread has a
     /// real-time one.
@@ -54,8 +54,8 @@ pub const SYNCHRONOUS: [libc::c_int; 6] = [
 ///
 /// The caller keeps `body` in place until it has joined the thread.
 pub(super) unsafe fn spawn(body: *mut Body) -> Result<libc::pthread_t, i32> {
-    // SAFETY: zeroes are valid values of these C types. Every pointer is to a local of the type
-    // that the function expects, or to `body`, which the caller keeps in place.
+    // SAFETY: zeroes are valid values of these C types. Every pointer leads to a local of the type
+    // that the function expects, or to `body`, which the caller promises to keep in place.
     unsafe {
         let mut thread = core::mem::zeroed();
         let mut all: libc::sigset_t = core::mem::zeroed();

@@ -1,4 +1,4 @@
-//! The shepherd's thread, which the program or its user asked for.
+//! The shepherd's thread that the program or its user starts.
 
 use super::housekeeping::Housekeeping;
 use super::pressure::{self, Pressure};
@@ -12,17 +12,17 @@ use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::time::Duration;
 
-/// How many ticks without a fold it takes until the thread ticks less often.
+/// After this many ticks that folded nothing, the thread ticks less often.
 const QUIET: u32 = 3;
 /// The largest number of intervals that the thread sleeps.
 const BACK_OFF_MOST: u32 = 8;
-/// The longest sleep, unless the interval itself is longer.
+/// The longest sleep. If the interval is longer, the longest sleep is the interval.
 const NAP_MOST: Duration = Duration::from_secs(1);
 /// The least number of milliseconds between two checks of the CPUs that the thread may run on.
 const FOLLOW_EVERY_MS: u64 = 1000;
-/// Bytes of stack: enough for the file buffers with which the thread reads the machine's state. The
-/// C library refuses a stack that is too small for the program's thread-local variables. The thread
-/// then gets the default size.
+/// Bytes of stack: enough for the file buffers with which the thread reads the machine's state. If
+/// the C library refuses this size as too small for the program's thread-local variables, the
+/// thread gets the default size.
 const STACK: usize = 256 << 10;
 
 const RUN: u32 = 0;
@@ -36,7 +36,7 @@ struct Shared {
     body: Body,
 }
 
-/// A shepherd with a thread of its own. The thread stops when this is dropped.
+/// A shepherd with a thread of its own. The thread stops when this value is dropped.
 ///
 /// ```
 /// use pinfold::counter::PercpuCounter;
@@ -55,12 +55,12 @@ pub struct Running {
     shepherd: Shepherd,
     shared: NonNull<Shared>,
     thread: libc::pthread_t,
-    /// The process that has the thread. A child after `fork` does not.
+    /// The process that has the thread. A child after `fork` does not have it.
     process: libc::pid_t,
 }
 
-// SAFETY: after `start`, the owner uses `state` alone, which is an atomic, until the thread is
-// gone. Any thread may join another.
+// SAFETY: until the thread is gone, the owner uses only `state` of the shared mapping, which is an
+// atomic. A `Running` can be dropped in any thread, because any thread may join another.
 unsafe impl Send for Running {}
 // SAFETY: `&Running` gives out only `&Shepherd`, which is `Sync`, and the process's count of folds,
 // which is an atomic.
@@ -86,8 +86,8 @@ impl Running {
         }
         let memory = sys::map_memory(shared_bytes()).ok_or(ShepherdError::OutOfMemory)?;
         let shared = memory.cast::<Shared>();
-        // SAFETY: just mapped, at least as large as `Shared`, and aligned to a page. No other
-        // thread knows the mapping.
+        // SAFETY: `map_memory` above made the mapping. It is at least as large as `Shared`, and
+        // aligned to a page. No other thread knows it.
         unsafe {
             shared.write(Shared {
                 state: AtomicU32::new(RUN),
@@ -114,8 +114,8 @@ impl Running {
             }),
             Err(errno) => {
                 thread_ended();
-                // SAFETY: no thread was started, so that only this function knows the mapping.
-                // `memory` has this size.
+                // SAFETY: no thread was started, so only this function knows the mapping, which it
+                // made above with this size.
                 unsafe { sys::unmap(memory.as_ptr(), shared_bytes()) };
                 Err(ShepherdError::Thread { errno })
             }
@@ -139,7 +139,8 @@ impl Drop for Running {
         if here {
             // SAFETY: the end of this function unmaps the mapping, after the last use of `state`.
             let state = unsafe { &self.shared.as_ref().state };
-            // Release pairs with the acquires in `run` and `sleep`.
+            // Release pairs with the acquires in `run` and `sleep`. The thread sees `STOP` at its
+            // next look.
             state.store(STOP, Release);
             sys::wake(state);
             // SAFETY: `start` made the thread in this process, and only `drop` joins it, once.
@@ -186,7 +187,7 @@ fn run(shared: *mut libc::c_void) {
     let mut quiet = 0;
     let mut followed = 0;
     let mut pressure = Pressure::watch();
-    // Acquire pairs with the release in `drop`.
+    // Acquire pairs with the release in `drop`: the thread sees `STOP` and ends.
     while state.load(Acquire) == RUN {
         let now = sys::coarse_milliseconds();
         if followed == 0 || now.wrapping_sub(followed) >= FOLLOW_EVERY_MS {
@@ -194,27 +195,27 @@ fn run(shared: *mut libc::c_void) {
             followed = now.max(1);
         }
         quiet = if shepherd.tick() == 0 { quiet + 1 } else { 0 };
-        // Long naps would delay the return of memory that the program frees meanwhile: it goes back
-        // at the next tick.
+        // Memory that the program frees during a nap goes back only at the next tick. So naps have
+        // a bound.
         let longest = shepherd.interval.max(NAP_MOST);
         let nap = (shepherd.interval * back_off(quiet)).min(longest);
         sleep(state, nap, &mut pressure);
     }
 }
 
-/// Sleeps for `nap`, or until the owner stops the thread. If there is memory pressure meanwhile, it
-/// has everything free go back.
+/// Sleeps for `nap`, or until the owner stops the thread. If there is memory pressure meanwhile,
+/// calls the drains, so that all free memory goes back.
 fn sleep(state: &AtomicU32, nap: Duration, pressure: &mut Option<Pressure>) {
     let mut left = nap;
-    // Acquire pairs with the release in `drop`.
+    // Acquire pairs with the release in `drop`: the thread sees `STOP`, and does not sleep on.
     while state.load(Acquire) == RUN && !left.is_zero() {
         let part = pressure.as_ref().map_or(left, |_| left.min(pressure::LOOK));
         sys::wait_for_change(state, RUN, part);
         left = left.saturating_sub(part);
         match pressure.as_ref().map(Pressure::has_risen) {
             Some(Ok(true)) => drain(Reach::Everything),
-            // The program has closed the file, and its number may belong to another file by now: so
-            // the number is not closed here.
+            // The program has closed the file, whose number may belong to another file by now. So
+            // this function does not close the number.
             Some(Err(())) => core::mem::forget(pressure.take()),
             _ => {}
         }

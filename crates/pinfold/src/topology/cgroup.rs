@@ -1,18 +1,20 @@
 //! The memory limit of the process's cgroup.
 //!
-//! A cgroup's memory is bounded by its own limit and by those of all cgroups above it. Each limit
-//! is in a file of its own, below a mount point that may be anywhere:
+//! A cgroup's memory is bounded by its own limit and by the limits of all cgroups above it. Each
+//! limit is in a file of its own, below a mount point that may be anywhere. So the limits are found
+//! in three steps:
 //!
 //! 1. `/proc/self/cgroup` names the process's cgroup and the version of its memory controller.
-//! 2. The limits are usually below `/sys/fs/cgroup`. Only if none is there, `/proc/self/mountinfo`
+//! 2. The limits are usually below `/sys/fs/cgroup`. If no limit is there, `/proc/self/mountinfo`
 //!    tells where the hierarchy is mounted, and which cgroup is at the mount point.
 //! 3. Every level is read, from the process's cgroup up to the mount point.
 //!
-//! In a namespace, the cgroup's name may point outside of what is mounted. Then the visible levels
-//! count: at least the mount point.
+//! In a namespace, the cgroup's name may lead outside of the mounted part of the hierarchy. Then
+//! only the levels that are visible count: at least the mount point.
 //!
 //! Nothing here allocates. A thread that allocates may have little stack, so names and paths are
-//! built in a static buffer. A name longer than [`NAME`] counts as no limit.
+//! built in a static buffer. A cgroup with a name longer than [`NAME`] counts as one without a
+//! limit.
 
 use crate::lock::Lock;
 use crate::sys::{for_each_line, number_at_start, read_once};
@@ -49,7 +51,7 @@ enum Version {
 }
 
 impl Version {
-    /// Returns where the hierarchy is usually mounted.
+    /// Returns the folder in which the hierarchy is usually mounted.
     fn usual_mount(self) -> &'static [u8] {
         match self {
             Version::One => b"/sys/fs/cgroup/memory",
@@ -57,7 +59,8 @@ impl Version {
         }
     }
 
-    /// Returns the files with limits. A cgroup without the first file has none of them.
+    /// Returns the names of the files with limits. A cgroup without the first file has none of
+    /// these files.
     fn files(self) -> &'static [&'static [u8]] {
         match self {
             Version::One => &[b"/memory.limit_in_bytes"],
@@ -115,11 +118,11 @@ impl<const N: usize> Text<N> {
     }
 }
 
-/// Reads the smallest limit on the memory of the process's cgroup, in bytes; `usize::MAX` if there
-/// is none. Returns `None` if another thread is reading it.
+/// Reads the smallest limit on the memory of the process's cgroup, in bytes. Returns `usize::MAX`
+/// if there is no limit, and `None` if another thread is reading the limit.
 ///
 /// `root` stands in front of every path. It is empty except in tests. Reads one file, and one or
-/// two for each level of the cgroup.
+/// two files for each level of the cgroup.
 pub(crate) fn memory_limit(root: &[u8]) -> Option<usize> {
     let mut room = ROOM.try_lock()?;
     let limit = own(root, &mut room).and_then(|version| limit_of(root, version, &mut room));
@@ -182,8 +185,8 @@ fn for_own(root: &[u8], room: &mut [u8], mut each: impl FnMut(Version, &[u8])) {
 
 /// Stores the name of the cgroup that limits the process's memory, and returns its version.
 ///
-/// The first version wins: a controller belongs to one hierarchy, and the second version's
-/// hierarchy is listed even if it has no memory controller.
+/// If both versions are listed, the first version has the memory controller. A controller belongs
+/// to only one hierarchy, and the second version's hierarchy is listed even without the controller.
 fn own(root: &[u8], room: &mut Room) -> Option<Version> {
     let Room { name, line, .. } = room;
     let mut found = None;
@@ -200,8 +203,8 @@ fn has_item(list: &[u8], item: &[u8]) -> bool {
     list.split(|&byte| byte == b',').any(|one| one == item)
 }
 
-/// Returns the smallest limit of the cgroup whose name is in `room`, and of the cgroups above it;
-/// `None` if no file has one.
+/// Returns the smallest limit of the cgroup whose name is in `room`, and of the cgroups above it.
+/// Returns `None` if no file has a limit.
 fn limit_of(root: &[u8], version: Version, room: &mut Room) -> Option<usize> {
     let Room { name, path, line } = room;
     let mut below_mount = |at: &[u8], above: &[u8]| {
@@ -231,7 +234,7 @@ fn limit_of(root: &[u8], version: Version, room: &mut Room) -> Option<usize> {
     mounted
 }
 
-/// What a line of `mountinfo` tells about a cgroup hierarchy.
+/// The contents of a line of `mountinfo` about a cgroup hierarchy.
 struct Mount<'l> {
     version: Version,
     /// The cgroup at the mount point.
@@ -254,7 +257,8 @@ impl Mount<'_> {
     }
 }
 
-/// Returns the part of `name` below the cgroup `root`; empty if `name` lies elsewhere.
+/// Returns the part of `name` below the cgroup `root`. Returns an empty name if `name` lies
+/// elsewhere.
 fn below<'n>(name: &'n [u8], root: &[u8]) -> &'n [u8] {
     if name == b"/" || name.starts_with(b"/..") {
         return b"";
@@ -267,7 +271,7 @@ fn below<'n>(name: &'n [u8], root: &[u8]) -> &'n [u8] {
 }
 
 /// Returns the smallest limit from the cgroup at `path` up to the mount point, which is the first
-/// `end` bytes of the path; `None` if no level has a file.
+/// `end` bytes of the path. Returns `None` if no level has a file.
 fn lowest(version: Version, path: &mut Text<PATH>, end: usize) -> Option<usize> {
     let mut lowest = None;
     loop {
@@ -285,7 +289,7 @@ fn lowest(version: Version, path: &mut Text<PATH>, end: usize) -> Option<usize> 
     }
 }
 
-/// Returns the limit in a file, `usize::MAX` for "max"; `None` if there is no such file.
+/// Returns the limit in a file, or `usize::MAX` for "max". Returns `None` if there is no such file.
 fn limit_in(path: &CStr) -> Option<usize> {
     let mut text = [0; 32];
     let text = match read_once(path, &mut text) {

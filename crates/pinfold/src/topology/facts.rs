@@ -1,4 +1,4 @@
-//! What the allocator has to know of the machine, read once.
+//! The facts that the allocator has to know about the machine. They are read once.
 //!
 //! A thread that allocates may have little stack, and after start-up it may be forbidden to open
 //! files. So the first allocation reads these facts into statics, a small piece of a file at a
@@ -28,7 +28,7 @@ struct Quiet {
 }
 
 static QUIET: Quiet = Quiet::new();
-/// The number of nodes with memory, at least 1; 0 until the facts are known.
+/// The number of nodes with memory, at least 1. It is 0 until the facts are known.
 static NODES: AtomicUsize = AtomicUsize::new(0);
 
 impl Quiet {
@@ -51,7 +51,7 @@ impl Quiet {
         word.is_some_and(|word| word.load(Relaxed) >> (cpu % 64) & 1 == 1)
     }
 
-    /// Replaces the CPUs by those of the sets.
+    /// Replaces the CPUs by the CPUs of both sets.
     fn replace(&self, isolated: &CpuSet, nohz_full: &CpuSet) {
         let sets = isolated.words.iter().zip(nohz_full.words);
         for (word, (isolated, nohz_full)) in self.cpus.iter().zip(sets) {
@@ -72,10 +72,11 @@ impl Quiet {
     }
 }
 
-/// Reads the facts on the first call; later calls cost a load. Threads that call it at the same
-/// time read the same facts.
+/// Reads the facts on the first call. Later calls cost a load. Threads that call this function at
+/// the same time read the same facts.
 pub(crate) fn read_once() {
-    // Acquire: pairs with the release in `read`.
+    // Acquire pairs with the release in `read`: a thread that sees the number of nodes also sees
+    // the quiet CPUs.
     if NODES.load(Acquire) == 0 {
         read();
     }
@@ -93,20 +94,20 @@ fn read() {
     if for_each_number(WITH_MEMORY, |_| nodes += 1).is_err() {
         nodes = 1;
     }
-    // Release: pairs with the acquire in `read_once`. A thread that sees the number sees the quiet
-    // CPUs.
+    // Release pairs with the acquire in `read_once`: a thread that sees the number of nodes also
+    // sees the quiet CPUs.
     NODES.store(nodes.max(1), Release);
 }
 
 /// Updates the CPUs that the library should not interrupt, from a fresh description of the machine.
-/// For threads with enough stack to hold one.
+/// For threads with enough stack to hold a `Topology`.
 pub(crate) fn follow(machine: &Topology) {
     read_once();
     QUIET.replace(&machine.isolated, &machine.nohz_full);
 }
 
-/// Returns whether the library should not interrupt the CPU, as of the last [`read_once`] or
-/// [`follow`].
+/// Returns whether the library should not interrupt the CPU, by the facts of the last [`read_once`]
+/// or [`follow`].
 pub(crate) fn is_quiet_cpu(cpu: usize) -> bool {
     read_once();
     QUIET.contains(cpu)
@@ -150,13 +151,13 @@ fn nodes_in(file: &CStr) -> Option<NodeSet> {
 /// Calls `each` for each CPU of a node. One file read.
 pub(crate) fn for_each_cpu_of(node: NodeId, each: impl FnMut(usize)) {
     if let Some(path) = node_path(node, "cpulist") {
-        // If the list makes no sense, the numbers in front of the fault count.
+        // If the list makes no sense, `each` gets the numbers in front of the fault.
         let _ = for_each_number(path.as_c_str(), each);
     }
 }
 
-/// Calls `each` for each online node, in ascending order: with its place in this order, and with
-/// the distance from the CPUs of `node` to its memory. One file read.
+/// Calls `each` for each online node, in ascending order. Passes the online node's place in this
+/// order, and the distance from the CPUs of `node` to the online node's memory. One file read.
 pub(crate) fn for_each_distance(node: NodeId, mut each: impl FnMut(usize, usize)) {
     let Some(path) = node_path(node, "distance") else {
         return;
@@ -180,8 +181,8 @@ pub(crate) fn memory_of(node: NodeId) -> [Option<u64>; 2] {
 ///
 /// # Errors
 ///
-/// [`ListError`] if the file holds something else. `each` has got the numbers in front of the
-/// fault.
+/// [`ListError`] if the file holds something else. `each` was called for the numbers in front of
+/// the fault.
 #[inline(never)]
 fn for_each_number(file: &CStr, mut each: impl FnMut(usize)) -> Result<bool, ListError> {
     let mut list = List::default();
@@ -208,7 +209,7 @@ fn for_each_number(file: &CStr, mut each: impl FnMut(usize)) -> Result<bool, Lis
     }
 }
 
-/// Calls `each` for each word of a file. Words are cut after 24 bytes.
+/// Calls `each` for each word of a file. Cuts a word after 24 bytes.
 pub(super) fn for_each_word(file: &CStr, mut each: impl FnMut(&[u8])) {
     let mut word = [0u8; 24];
     let mut length = 0;

@@ -2,7 +2,8 @@
 
 use super::set::ListError;
 
-/// The numbers from `first` to `last`: of each `group` of them, the first `used`.
+/// The numbers from `first` to `last`. Of each `group` of these numbers in a row, only the first
+/// `used`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) first: usize,
@@ -40,7 +41,7 @@ pub(super) struct List {
 }
 
 impl List {
-    /// Parses the next byte. Returns the range that ends in front of the byte, if one does.
+    /// Parses the next byte. Returns a range if one ends in front of the byte.
     pub(super) fn feed(&mut self, byte: u8) -> Result<Option<Range>, ListError> {
         if byte.is_ascii_whitespace() {
             self.ended = self.begun;
@@ -77,7 +78,7 @@ impl List {
         Ok(None)
     }
 
-    /// Ends the list. Returns its last range; `None` if the list is empty.
+    /// Ends the list. Returns its last range, or `None` if the list is empty.
     pub(super) fn end(mut self) -> Result<Option<Range>, ListError> {
         if !self.begun {
             return Ok(None);

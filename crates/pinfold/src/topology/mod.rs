@@ -1,5 +1,5 @@
-//! The machine: its CPUs, nodes, distances and isolated CPUs, and what this process may use of
-//! them.
+//! The machine: its CPUs, nodes, distances and isolated CPUs, and which of them this process may
+//! use.
 //!
 //! Everything is read from files below a root folder, which tests replace. Only the affinity mask
 //! comes from a system call, which is made for the real root only. Nothing allocates. A machine
@@ -391,14 +391,14 @@ fn cpus_of_group(
     }
 }
 
-/// Returns the CPUs on which background work of the calling thread disturbs no isolated CPU; `None`
-/// if no CPU is isolated or without a tick. Reads no file if the first allocation found none.
+/// Returns the CPUs on which background work of the calling thread disturbs no isolated CPU.
+/// Returns `None`, usually without reading a file, if no CPU is isolated or without a tick.
 #[doc(hidden)]
 pub fn housekeeping_where_some_are_isolated() -> Option<CpuSet> {
     facts::any_quiet().then(housekeeping_now)?
 }
 
-/// Apart from its caller, whose stack would have room for the sets on every machine.
+/// Not inlined, so that the caller needs stack for the sets only if there are isolated CPUs.
 #[cold]
 #[inline(never)]
 fn housekeeping_now() -> Option<CpuSet> {
@@ -437,7 +437,7 @@ pub(crate) fn set_affinity(cpus: &CpuSet) -> bool {
     unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, cpus.words.as_ptr()) == 0 }
 }
 
-/// Returns as many CPUs as the C library knows, numbered from 0.
+/// Returns the CPUs from 0 on, as many as the C library knows.
 fn all_cpus() -> CpuSet {
     // SAFETY: `sysconf` takes a plain number and has no preconditions.
     let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
