@@ -174,8 +174,8 @@ impl Slabs {
     }
 
     /// Fills `slots` with objects, from its end. A sheaf pops its last slot first, so it hands out
-    /// the objects of a slab in the order of their addresses. Returns how many slots it filled:
-    /// fewer than all only if this node has no more memory.
+    /// the objects in the order in which they were taken. Returns how many slots it filled: fewer
+    /// than all only if this node has no more memory.
     pub(super) fn take(&mut self, cache: &Cache, ask: Ask, slots: &mut [*mut u8]) -> usize {
         let mut left = slots.len();
         while left > 0 {
