@@ -30,13 +30,14 @@ const UNUSED_MOST: usize = 16;
 /// To choose the length of a slab, its unused part is rounded down to one of this many steps.
 const UNUSED_STEPS: usize = 64;
 
-/// The most bytes of objects in a sheaf, if the program did not choose the capacity.
+/// Bytes of objects in a sheaf, if the program did not choose the capacity. A sheaf holds at least
+/// one object, and at most [`CAPACITY_MOST`].
 const SHEAF_BYTES: usize = 128 << 10;
 /// The smallest capacity that a program can choose. Also the capacity of a cache that is made when
 /// the budget is used up, or less if [`SHEAF_BYTES`] have no room for that many objects.
 pub(super) const CAPACITY_LEAST: usize = 4;
 /// The most bytes in full sheaves that a cache's barn on a node holds. The number of these sheaves
-/// has the bounds [`BARN_LEAST`] and [`BARN_MOST`].
+/// is bounded too, by the constants below.
 pub(super) const BARN_BYTES: usize = 2 << 20;
 const BARN_LEAST: usize = 4;
 /// For a size class, a barn holds at most one part in this many of the bytes in the class's slabs
