@@ -11,8 +11,7 @@
 //! Invariant while the lock is free: `missing` = `wanted` − objects in the reserve. A free reads
 //! `missing` without the lock. If it reads 0, it gives its object to the cache. The read may miss
 //! changes by other threads. But it cannot miss the change that took its own object out of the
-//! reserve: the thread that took the object made that change before it passed the object on. So a
-//! user who frees what it took always fills the reserve again.
+//! reserve: the thread that took the object made that change before it passed the object on.
 //!
 //! A fork must find all locks, but a pool may lie at any address. So pools share a fixed set of
 //! locks, which are statics of this module.
