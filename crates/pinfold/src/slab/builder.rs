@@ -7,7 +7,7 @@ use crate::mempolicy::{Mempolicy, Placement};
 use core::alloc::Layout;
 use core::ffi::c_void;
 
-/// The settings of a cache to be made, from [`KmemCache::builder`]. Each method costs a few stores.
+/// The settings for a new cache, from [`KmemCache::builder`]. Each method costs a few stores.
 ///
 /// ```
 /// use pinfold::slab::{DebugFlags, KmemCache};
@@ -35,7 +35,7 @@ impl<'n> Builder<'n> {
         }
     }
 
-    /// Makes the cache a debugged one, which makes the checks `flags` and those that
+    /// Makes the cache a debugged one. It makes the checks in `flags`, and those that
     /// `PINFOLD_SLAB_DEBUG` asks for. A debugged cache uses no sheaves: each call takes a node's
     /// lock.
     #[must_use]
@@ -49,8 +49,9 @@ impl<'n> Builder<'n> {
     ///
     /// A hardened cache:
     ///
-    /// * finds double frees, frees of addresses that are not its objects, and writes after a free;
-    /// * zeroes an object when it is freed, unless the cache has a constructor;
+    /// * finds double frees, frees of addresses that are not objects of the cache, and writes after
+    ///   a free;
+    /// * zeroes each object when it is freed, if the cache has no constructor;
     /// * hands freed objects out again late, and the objects of a fresh slab in an order that
     ///   cannot be predicted.
     #[must_use]

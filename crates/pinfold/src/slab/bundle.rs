@@ -7,7 +7,7 @@
 //! Invariants:
 //!
 //! 1. `len` is [`CAPACITY_MOST`] × the sheaves in `full`, plus the objects in `open`.
-//! 2. The open sheaf is neither empty nor full.
+//! 2. The open sheaf has at least one object and room for at least one.
 //!
 //! Once there is [room](Bundle::make_room) for n objects, pushing and popping up to n objects
 //! allocates nothing and takes no lock. It only moves blocks between the three places. A bundle

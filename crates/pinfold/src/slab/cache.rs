@@ -55,7 +55,7 @@ pub struct Cache {
     pub(super) slab_bytes: usize,
     /// Granules in a slab.
     pub(super) granules: usize,
-    /// ceil(2^40 / size): a division by `size` as a multiplication.
+    /// ceil(2^40 / size), with which `nth` divides by `size` by a multiplication.
     reciprocal: u64,
     /// The cache's number.
     pub(super) slot: u16,
@@ -414,7 +414,7 @@ impl Cache {
     }
 
     pub(super) fn nodes(&self) -> &[Node] {
-        // SAFETY: `new` stored the parts of a slice whose memory is never freed.
+        // SAFETY: `new` stored the address and length of a slice whose memory is never freed.
         unsafe { core::slice::from_raw_parts(self.nodes, self.node_count) }
     }
 

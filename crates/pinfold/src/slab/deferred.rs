@@ -14,8 +14,8 @@
 //!    from it. It is sealed, which means put on the sealed list, when it is full, or when it has
 //!    been idle for a while (`idle`).
 //! 2. **The sealed list.** Its sheaves are linked through their blocks. Any thread or signal
-//!    handler may add a sheaf, by one compare-exchange. Only the holder of the lock `pending` takes
-//!    sheaves off, all at once.
+//!    handler may add a sheaf, by one compare-exchange. Only the holder of the cache's lock
+//!    `pending` takes sheaves off, all at once.
 //! 3. **Pending.** These sheaves wait for one grace period. Its number is called a *ticket*. The
 //!    thread that took the sheaves off the sealed list draws the ticket afterwards. By then, all
 //!    objects of the sheaves are out of sight: later readers cannot find them.
@@ -181,8 +181,8 @@ impl Cache {
         sheaf.push(object);
         let offset = self.main() + DEFERRED;
         let exchange = |word: u64| {
-            // SAFETY: every unit has the deferred sheaf's word at `offset`. Once the word is
-            // stored, the unit owns the sheaf.
+            // SAFETY: every unit has the deferred sheaf's word at `offset`. This thread owns
+            // `sheaf`, and does not use it after a successful store.
             word_is_full(word) && unsafe { UNITS.store_if_equal(offset, word, sheaf.word()) }
         };
         // From here until it is sealed, the sheaf may be in no unit and on no list. The entry lets
@@ -281,8 +281,8 @@ impl Cache {
             word = unsafe { *sheaf.below() };
             pending.sheaves.put(sheaf);
         }
-        // The ticket must be drawn after all these objects went out of sight. They did before their
-        // sheaves were sealed.
+        // The ticket must be drawn after all objects of these sheaves went out of sight. They went
+        // out of sight before their sheaves were sealed.
         pending.ticket = grace::ticket();
     }
 
@@ -336,8 +336,8 @@ impl Cache {
         // those that are on the sealed list now, and become pending after the first turn. Sheaves
         // that are sealed later do not matter to this call.
         for _ in 0..2 {
-            // `None` if nothing waits, or if this is a signal handler that interrupted the lock's
-            // holder.
+            // `free_ready` returns `None` if no sheaf waits, or in a signal handler that
+            // interrupted the holder of the lock `pending`.
             let Some(ticket) = self.free_ready() else {
                 break;
             };

@@ -95,7 +95,8 @@ mod tests {
         use_it();
         let mut before = cache.statistics();
         assert!(before.alloc_slowpath > 0 && before.refilled > 0 && before.slab_alloc > 0);
-        // Moves to the first words, to the second ones, and to where the counts are already.
+        // Moves the counts to the first words, then to the second words, then to the second words
+        // again.
         for at in [0, 1, 1] {
             node.count_in(&words[at]);
             assert_eq!(cache.statistics(), before);
@@ -111,7 +112,7 @@ mod tests {
             before = now;
         }
         assert_eq!(there(&words[0]), [0; EVENTS]);
-        // As a thread does that loaded the address of the old words before the move.
+        // Counts as a thread does that loaded the address of the old words before the move.
         node.own_events.add(SlabEvent::FreeRemote, 3);
         assert_eq!(cache.statistics().free_remote, 3);
     }

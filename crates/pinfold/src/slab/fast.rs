@@ -14,7 +14,7 @@ impl KmemCache {
         if self.offset == 0 {
             return None;
         }
-        // SAFETY: `offset` is the place of this cache's main sheaf, so the word is 0 or a stack.
+        // SAFETY: each unit has this cache's main sheaf at `offset`. The word is 0 or a stack.
         NonNull::new(unsafe { units().pop_fast(self.offset) })
     }
 
@@ -29,7 +29,7 @@ impl KmemCache {
     /// agreed on.
     #[inline(always)]
     pub unsafe fn free_fast(&self, object: NonNull<u8>) -> bool {
-        // SAFETY: `offset` is the place of this cache's main sheaf; the caller gives the object up.
+        // SAFETY: each unit has this cache's main sheaf at `offset`. The caller gives `object` up.
         self.offset != 0 && unsafe { units().push_fast(self.offset, object.as_ptr()) }
     }
 }

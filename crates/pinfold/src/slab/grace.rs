@@ -39,9 +39,9 @@
 //! was drawn after W. F is a point in every thread's program. After F, all threads see what a
 //! thread did before its point. Before F, no thread has begun what comes after its point.
 //!
-//! 1. W comes before F (see below). R loaded the address from before W, so R's load, and R's
-//!    *entered* before it, come before R's point of F. Step 3 counts that *entered*, in whichever
-//!    phase R is.
+//! 1. W comes before F (see below). R loaded the address that was there before W, so R's load, and
+//!    R's *entered* before the load, come before R's point of F. Step 3 counts that *entered*, in
+//!    whichever phase R is.
 //! 2. Every *left* that step 1 counted came before F, and so did the *entered* of the same reader.
 //!    Step 3 counts those *entered* too. So if the sums are equal, they count the same readers. R
 //!    is one of them, so step 1 counted R's *left*, and R's last use of the object came before F.

@@ -23,8 +23,8 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use pinfold_rseq::thread_pointer;
 
-/// The most transfers tracked at once. Beyond it, `await_others` may return before an untracked
-/// transfer ends.
+/// The most transfers that have entries at once. More transfers have no entry, so `await_others`
+/// may return before they end.
 const HANDS: usize = 256;
 /// An entry is 0, or three parts:
 ///

@@ -16,8 +16,8 @@
 //!   passes through the barn before it is allocated again. The barn gives out its oldest full sheaf
 //!   first, and always keeps the [`QUARANTINE`] newest ones.
 //! * **Order.** The objects of a fresh slab are given out in an order that cannot be predicted.
-//! * **Guard pages.** Any access to the last page of a slab ends the process. Slabs get such a page
-//!   until guard pages take half of the mappings that the kernel allows (`guard.rs`).
+//! * **Guard pages.** Any access to the last page of a slab ends the process. New slabs get no such
+//!   page while guard pages take half of the mappings that the kernel allows (`guard.rs`).
 //!
 //! Free objects hold no pointers to other objects, with one exception: the links between objects
 //! that were set aside ([`Node::set_aside`](super::node::Node)). Those links are encoded.
@@ -151,7 +151,7 @@ impl Cache {
         let written_to = |hardening: &Hardening| unsafe { !hardening.release(object) };
         let wrong = self.hardening.as_ref().is_some_and(written_to);
         if wrong {
-            // The stray writer may write again, so the object is never used again.
+            // Whatever wrote to the object may write again, so the object is never used again.
             self.accuse(object, Kind::WrittenAfterFree, None);
         }
         !wrong
@@ -176,7 +176,7 @@ impl Cache {
     fn alloc_hardened_slow(&self, hardening: &Hardening, mut object: *mut u8) -> *mut u8 {
         loop {
             if !object.is_null() {
-                // The stray writer may write again, so the object is never used again.
+                // Whatever wrote to the object may write again, so the object is never used again.
                 self.accuse(object, Kind::WrittenAfterFree, None);
             }
             // On the atomic backend, this is the common path.

@@ -51,7 +51,7 @@ const WORTH: usize = 64 << 10;
 ///
 /// | word | content |
 /// |---|---|
-/// | main | the word of the sheaf that allocations used at the last look |
+/// | main | the word, at the last look, of the sheaf that allocations pop from |
 /// | spare | the number of looks in a row at which the word in the row above was the same |
 /// | deferred, held | the word at the last look; its low bits count looks with the same word |
 static SEEN: [AtomicPtr<u8>; MAX_INDEX] = [const { AtomicPtr::new(null_mut()) }; MAX_INDEX];
@@ -95,9 +95,9 @@ fn give_everything() {
     page::budget::reclaimed();
 }
 
-/// Takes the idle sheaves of the CPU on which this thread runs, without stopping a unit. One
-/// critical section takes each sheaf. It fails if the CPU's word differs from the one that was
-/// looked at: the sheaf has been used, or the thread has moved to another CPU.
+/// Takes the idle sheaves of the CPU on which this thread runs, without stopping a unit. Takes each
+/// sheaf by one critical section. The critical section fails if the sheaf has been used meanwhile,
+/// or the thread has moved to another CPU.
 ///
 /// Looks at most once in [`BETWEEN_LOOKS`] milliseconds. A call that does not look costs one read
 /// of a clock, without a system call.
@@ -142,7 +142,7 @@ pub(super) fn take_idle_here() {
 }
 
 /// Takes all sheaves of the CPU on which this thread runs to their barns, idle or not, without
-/// stopping a unit. Empty sheaves stay.
+/// stopping a unit. Leaves empty sheaves where they are.
 pub(super) fn take_all_here() {
     let unit = UNITS.unit(pinfold_rseq::current());
     if unit.is_null() {

@@ -1,11 +1,11 @@
-//! The keys of a hardened cache's free objects, and the order in which fresh objects are handed
-//! out.
+//! The keys of a hardened cache's free objects, and the secret order in which it hands out fresh
+//! objects.
 //!
 //! A program may read a free object by mistake: through a pointer that it kept, or by an
-//! uninitialised read. Then it sees the object's key. If the key were a simple function of a secret
-//! and the object's address, one such read would reveal the secret, and with it every key of the
-//! process. So keys come from SipHash-1-3, a keyed hash. Its outputs for known addresses tell
-//! nothing about the secret, or about the output for another address.
+//! uninitialised read. Then the program sees the object's key. If the key were a simple function of
+//! a secret and the object's address, one such read would reveal the secret, and with it every key
+//! of the process. So keys come from SipHash-1-3, a keyed hash. Its outputs for known addresses
+//! tell nothing about the secret, or about the output for another address.
 //!
 //! # Generations
 //!
@@ -90,7 +90,7 @@ impl Secret {
             c.load(Relaxed),
             d.load(Relaxed),
         ];
-        // A message of seven bytes, which hold any address of a program.
+        // Hashes a message of seven bytes, which can hold any address of a program.
         siphash_1_3(state, (at as u64 + for_use as u64) | (7 << 56))
     }
 }
@@ -358,7 +358,7 @@ unsafe fn zero(object: *mut u8, size: usize) {
         }
         let words = object.cast::<u64>();
         for nth in 0..size / 8 {
-            // Volatile, because the compiler would otherwise turn the loop into a call.
+            // Writes are volatile, because the compiler would otherwise turn the loop into a call.
             words.add(nth).write_volatile(0);
         }
     }

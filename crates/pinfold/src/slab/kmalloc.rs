@@ -143,8 +143,8 @@ pub fn class_of_entry(entry: u16) -> Option<usize> {
 /// backend, or the frame that this signal handler interrupted. Calls after the first cost two
 /// loads.
 ///
-/// The caches of the other classes are made when they are first used, because a small program uses
-/// few of them and each touches about 900 bytes.
+/// The cache of any other class is made when it is first used. A small program uses few classes,
+/// and each cache touches about 900 bytes.
 pub fn init() -> bool {
     by_slot(FIRST_SLOT)
         .or_else(|| with_name(0, |name| Cache::create_first(name, SIZES[0])))

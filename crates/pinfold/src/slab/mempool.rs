@@ -62,7 +62,7 @@ pub struct MemPool<'c> {
     missing: AtomicUsize,
     /// Changes each time an object comes into the reserve. Waiting threads sleep on this word.
     arrivals: AtomicU32,
-    /// Number of threads in [`alloc_wait`](Self::alloc_wait).
+    /// How many threads wait in [`alloc_wait`](Self::alloc_wait).
     waiting: AtomicU32,
     lock: &'static Lock<()>,
     state: UnsafeCell<State>,
@@ -137,8 +137,9 @@ impl<'c> MemPool<'c> {
     /// Allocates an object. If there is none, waits until a thread frees one to the pool, or the
     /// system has memory again.
     ///
-    /// As with the kernel's pools, the caller relies on other threads that hold objects of the
-    /// pool: they must free these without waiting here. A signal handler must not call this.
+    /// As with the kernel's pools, a caller relies on the threads that hold objects of the pool:
+    /// they must free their objects without waiting here first. A signal handler must not call
+    /// this.
     #[doc(alias = "mempool_alloc")]
     pub fn alloc_wait(&self) -> NonNull<u8> {
         if let Some(object) = self.alloc() {

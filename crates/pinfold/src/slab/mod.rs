@@ -11,7 +11,7 @@
 //!
 //! * A **sheaf** is an array of pointers to free objects (`sheaf`). Each CPU has a main sheaf and a
 //!   spare sheaf (`percpu`). The fast paths pop from the main sheaf, or push to it, in one
-//!   **critical section**: a restartable sequence, or without these a short lock.
+//!   **critical section**: a restartable sequence, or a short lock where the kernel offers none.
 //! * A **barn** is a node's store of full and empty sheaves. CPUs exchange sheaves there (`node`).
 //! * A **slab** is a run of memory from the node's arena (`page`), cut into objects (`slabs`). The
 //!   run's record has a bit for each object, set while the object is free. So allocating and
@@ -163,7 +163,7 @@ impl KmemCache {
         if self.offset == 0 {
             return NonNull::new(self.descriptor.alloc_checked());
         }
-        // SAFETY: `offset` is the place of this cache's main sheaf, so the word is 0 or a stack.
+        // SAFETY: each unit has this cache's main sheaf at `offset`. The word is 0 or a stack.
         let object = unsafe { units().pop_fast(self.offset) };
         if object.is_null() {
             return NonNull::new(self.descriptor.alloc_slow());
@@ -172,7 +172,7 @@ impl KmemCache {
         Some(unsafe { NonNull::new_unchecked(object) })
     }
 
-    /// Frees an object. Never fails, and costs what [`alloc`](Self::alloc) costs.
+    /// Frees an object. Never fails. Costs as much as [`alloc`](Self::alloc).
     ///
     /// # Safety
     ///
@@ -186,7 +186,7 @@ impl KmemCache {
             // SAFETY: the caller promises that the object is this cache's and unused.
             return unsafe { self.descriptor.free_checked(object.as_ptr()) };
         }
-        // SAFETY: `offset` is the place of this cache's main sheaf; the caller gives the object up.
+        // SAFETY: each unit has this cache's main sheaf at `offset`. The caller gives `object` up.
         if !unsafe { units().push_fast(self.offset, object.as_ptr()) } {
             // SAFETY: the caller promises that the object is this cache's and unused.
             unsafe { self.descriptor.free_slow(object.as_ptr()) };
@@ -219,8 +219,7 @@ impl KmemCache {
         }
         let mut got = 0;
         while got < objects.len() {
-            // SAFETY: `offset` is the place of this cache's main sheaf, so the word is 0 or a
-            // stack.
+            // SAFETY: each unit has this cache's main sheaf at `offset`. The word is 0 or a stack.
             let popped = unsafe { units().pop_batch(self.offset, &mut objects[got..]) };
             got += popped;
             if got == objects.len() {
@@ -256,13 +255,13 @@ impl KmemCache {
             return objects.iter().for_each(free);
         }
         if let [one] = objects {
-            // SAFETY: the caller promises that this is an unused object of this cache: it is not
-            // null.
+            // SAFETY: the caller promises that this is an object of this cache, so it is not null,
+            // and that no thread uses it.
             return unsafe { self.free(NonNull::new_unchecked(*one)) };
         }
         let mut given = 0;
         while given < objects.len() {
-            // SAFETY: `offset` is the place of this cache's main sheaf; the caller gives the
+            // SAFETY: each unit has this cache's main sheaf at `offset`. The caller gives the
             // objects up.
             given += unsafe { units().push_batch(self.offset, &objects[given..]) };
             if let Some(&object) = objects.get(given) {
@@ -311,7 +310,7 @@ impl KmemCache {
                 cache: self,
             });
         }
-        // `drop` retires the descriptor.
+        // The end of `self`'s scope calls `drop`, which retires the descriptor.
         Ok(())
     }
 

@@ -103,7 +103,7 @@ impl<'c> Prefilled<'c> {
     /// # Errors
     ///
     /// [`OutOfMemory`] when the system has no memory for all of them. The objects that were
-    /// reserved before the call stay, and those that the call could allocate.
+    /// reserved before the call stay reserved, and so do the objects that the call could allocate.
     #[doc(alias = "kmem_cache_refill_sheaf")]
     pub fn refill(&mut self, n: usize) -> Result<(), OutOfMemory> {
         match self.objects.fill(self.cache, n) {
@@ -115,7 +115,7 @@ impl<'c> Prefilled<'c> {
 
 impl Drop for Prefilled<'_> {
     fn drop(&mut self) {
-        // SAFETY: the bundle's objects came from this cache, and were never given out.
+        // SAFETY: the bundle's objects came from this cache, and `alloc` has not given them out.
         unsafe { self.objects.give_back(self.cache) };
     }
 }

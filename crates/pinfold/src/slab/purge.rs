@@ -21,8 +21,8 @@ pub(super) const PERIODS: u32 = 2;
 /// A value of `Slab::touched` that is not a period: the slab's free pages went to the system, and
 /// no object was taken or given since then.
 pub(super) const PURGED: u32 = u32::MAX;
-/// The most slabs that one call looks at, and purges. Few, because the caller holds the node's
-/// lock.
+/// The most slabs that one call looks at, and the most that it purges. Few, because the caller
+/// holds the node's lock meanwhile.
 const LOOKED_AT: usize = 512;
 const PURGED_MOST: usize = 32;
 

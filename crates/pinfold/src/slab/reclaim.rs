@@ -5,13 +5,13 @@
 //! process could run out of memory while it has free memory of another size. To prevent that, a
 //! thread whose allocation was refused memory takes these steps:
 //!
-//! 1. It gives the memory of free objects and empty slabs back to the arena, as far as it can reach
-//!    it without stopping another CPU.
+//! 1. It gives the memory of free objects and empty slabs back to the arena. It leaves out what it
+//!    could reach only by stopping another CPU.
 //! 2. It gives the memory of the arena's free runs back to the system.
 //! 3. It tries the allocation once more.
 //!
-//! The caller holds no lock. A signal handler may have interrupted a frame that holds locks. Then
-//! it leaves the memory that these locks protect where it is.
+//! The caller holds no lock. But if the caller is a signal handler, the interrupted frame may hold
+//! locks. The memory that these locks protect stays where it is.
 
 use super::{cache, idle, percpu};
 use crate::page::{self, budget};

@@ -4,7 +4,8 @@
 //! bits. So an object must go back to its own node, also if a CPU of another node frees it. If each
 //! free did that at once, each would take a distant lock. Instead:
 //!
-//! 1. A free pushes the object on the sheaf of the CPU that frees it, whatever node it is of.
+//! 1. A free pushes the object on a sheaf of the CPU on which the thread runs, whichever node the
+//!    object is of.
 //! 2. When the sheaf leaves the CPU, a thread sorts its objects of other nodes by node. It gives
 //!    all objects of one node to that node's slabs under its lock at once ([`Cache::send_home`]).
 //! 3. If a node has no more memory, it does not make slabs from another node's memory. A caller
@@ -136,8 +137,8 @@ impl Cache {
         };
     }
 
-    /// Returns the node that the next objects should come from. The cache's policy decides, if the
-    /// cache has one; else the process's policy, if it has one; else where the thread runs.
+    /// Returns the node that the next objects should come from. If the cache has a policy, the
+    /// policy decides. Otherwise this is the node for memory without a policy (`nodes::current`).
     pub(super) fn ask(&self) -> Ask {
         let Some(placement) = self.placement else {
             return Ask::only(nodes::current());

@@ -35,7 +35,8 @@ use pinfold_rseq::STACK_ALIGN;
 
 /// Slots in a block.
 const SLOTS: usize = STACK_ALIGN / 8;
-/// The most objects that a sheaf can hold: a block has two slots for links and one for the guard.
+/// The most objects that a sheaf can hold. A block has two slots for links, and one for the null
+/// below the objects.
 pub(super) const CAPACITY_MOST: usize = SLOTS - 3;
 
 /// The lowest bit of the capacity in slot 1. In addresses of user space, this bit and the higher
@@ -157,7 +158,7 @@ impl Sheaf {
         unsafe { core::slice::from_raw_parts_mut(self.bottom(), self.len()) }
     }
 
-    /// Returns all slots for objects, used or not, so that the caller fills them and then calls
+    /// Returns all slots for objects, used or not. A caller that fills them then calls
     /// [`set_len`](Self::set_len).
     pub(super) fn slots(&mut self) -> &mut [*mut u8] {
         // SAFETY: the block has `capacity` slots from the bottom on. They are initialised, because
@@ -195,7 +196,8 @@ impl Sheaf {
 
     /// Returns slot 1: the capacity, and in a list the link to the sheaf above.
     fn header(&self) -> &AtomicU64 {
-        // SAFETY: blocks stay mapped, and every access to slot 1 is atomic.
+        // SAFETY: slot 1 lies in the sheaf's block, blocks stay mapped, and every access to slot 1
+        // is atomic.
         unsafe { &*(self.base() as *const AtomicU64).add(1) }
     }
 

@@ -14,11 +14,12 @@
 //!
 //! # Invariants
 //!
-//! The holder of the node's lock reads and writes the lists, the slabs and their bits. It keeps:
+//! The holder of the node's lock reads and writes the lists, the slabs and their bits. It keeps
+//! these invariants:
 //!
-//! 1. `free` of a slab is the number of its set bits.
+//! 1. The field `free` of a slab is the number of its set bits.
 //! 2. A slab is in the list that [`list_of`] gives for its `free`.
-//! 3. No bit below the word `hint` of a slab is set.
+//! 3. No bit of a slab is set in the words below the word number `hint`.
 //! 4. A slab is in the lists of the node whose memory it is.
 //!
 //! # Which slab serves
@@ -267,7 +268,7 @@ impl Slabs {
     /// guard page, keeps the slab and returns false: with a closed page, no other cache could use
     /// the run.
     fn release(&mut self, cache: &Cache, index: u32) -> bool {
-        // SAFETY: the slab is of this node, and the caller holds the lock. It is in no list.
+        // SAFETY: the slab is of this node, and the caller holds the lock.
         let slab = unsafe { slab(index) };
         // The run begins at a granule's start. The color, by which `start` is higher, is less than
         // a granule.
@@ -322,14 +323,14 @@ impl Slabs {
         let run = page::alloc_run_on(cache.granules, ask, cache.slot, true)?;
         let index = page::index_of_run(run.start);
         let objects = cache.per_slab;
-        // SAFETY: `alloc_run_on` gave the run, with its frame's private part, to this thread alone.
+        // SAFETY: `alloc_run_on` gave the run, with its private part, to this thread alone.
         let slab = unsafe { slab(index) };
         slab.start = run.start.as_ptr().wrapping_add(cache.color_of(index));
         slab.cache = cache;
         slab.free = objects as u32;
         slab.hint = 0;
-        // Writes only the words that the objects need. The frame's other cache lines stay
-        // untouched.
+        // Writes only the words that the objects need, and leaves the other cache lines of the
+        // private part untouched.
         slab.bits[..objects / 64].fill(u64::MAX);
         if !objects.is_multiple_of(64) {
             slab.bits[objects / 64] = (1 << (objects % 64)) - 1;

@@ -13,9 +13,10 @@
 //! ```
 //!
 //! A *slot* is the part of a slab that belongs to one object: the object, and what debugging keeps
-//! around it. A debugged cache has no sheaves for allocations and frees. Each of these takes the
-//! node's lock, checks the slot, and takes the slot from its slab or gives it back. The cache's
-//! words in the units stay empty, so the fast paths fail on their own. Other caches pay nothing.
+//! around it. A debugged cache has no sheaves for allocations and frees. Each allocation and each
+//! free takes the node's lock, checks the slot, and takes the slot from its slab or gives it back.
+//! The cache's words in the units stay empty, so the fast paths fail on their own. Other caches pay
+//! nothing.
 //!
 //! A red zone lies beside the object, and finds writes beyond the object. Poison fills a free
 //! object, and finds writes after the free. A track records an allocation or a free: the thread,

@@ -50,8 +50,8 @@ impl Node {
         Ok(NonNull::new(slot))
     }
 
-    /// Calls `f` under the lock. If this is a signal handler that interrupted the lock's holder,
-    /// calls `f` without the lock.
+    /// Calls `f` under the node's lock. If a signal handler that interrupted the lock's holder
+    /// calls this, calls `f` without the lock.
     pub(in crate::slab) fn locked(&self, f: impl FnOnce()) {
         let _stock = self.stock_after_fork();
         f();

@@ -67,8 +67,8 @@ impl Plan {
         // writes to the bytes that this function checks.
         let found = unsafe { self.check(slot, place.2, false) }?;
         let wrong = self.object_at(slot).wrapping_offset(found.offset);
-        // Shows 16 bytes of the slot, from the word that holds the wrong byte; fewer if the slot is
-        // smaller.
+        // The report shows 16 bytes of the slot, from the word that holds the wrong byte. It shows
+        // fewer if the slot is smaller.
         let last = slot.wrapping_add(self.stride.saturating_sub(16));
         let from = ((wrong as usize & !7).min(last as usize)).max(slot as usize) as *const u8;
         let mut bytes = [0; 16];
@@ -139,8 +139,8 @@ impl Cache {
                     self.trace(plan, "alloc", object);
                     return object;
                 }
-                // The stray writer may write again, so the slot stays taken and is never used
-                // again.
+                // Whatever wrote to the free object may write again, so the slot stays taken and is
+                // never used again.
                 Err(fault) => self.tell(plan, &fault),
             }
         }

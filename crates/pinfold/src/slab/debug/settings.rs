@@ -15,8 +15,8 @@ struct Text(UnsafeCell<[u8; LONGEST]>);
 unsafe impl Sync for Text {}
 static TEXT: Text = Text(UnsafeCell::new([0; LONGEST]));
 
-/// The length of the text in bytes; or `UNREAD`; or `BUSY` while a thread reads the text from the
-/// environment.
+/// The length of the text in bytes. Before that is known: `UNREAD`, and then `BUSY` while a thread
+/// reads the text from the environment.
 static LENGTH: AtomicUsize = AtomicUsize::new(UNREAD);
 const UNREAD: usize = usize::MAX;
 const BUSY: usize = usize::MAX - 1;

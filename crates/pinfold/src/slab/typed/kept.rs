@@ -7,9 +7,9 @@
 //! # Why the constructor is a constant, and values have no drop
 //!
 //! * A thread that needs a slab makes the slab, and its values, under a node's lock. It also makes
-//!   a value again under that lock if the old value was overwritten. A constructor with the user's
-//!   code could take a lock in the wrong order there, panic halfway through a slab, or use the
-//!   cache whose lock is held. Copying a constant does none of these.
+//!   a value again under that lock, if a link has overwritten the old value (`slab/aside.rs`). A
+//!   constructor with the user's code could take a lock in the wrong order there, panic halfway
+//!   through a slab, or use the cache whose lock is held. Copying a constant does none of these.
 //! * A slab goes back to the system without a look at its objects. An object that a signal handler
 //!   freed may be made again from the constant. In both cases the old value is forgotten, not
 //!   dropped. So values must not own anything: [`ObjectCache::new`] refuses at compile time a type

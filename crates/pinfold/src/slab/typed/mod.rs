@@ -30,7 +30,7 @@
 //! A handle of a cache in a `static` needs no lifetime parameter: any struct can store a
 //! `Handle<'static, T>`. The same is true if `Box::leak` made a reference to the cache `&'static`.
 //! There is no handle that counts references to its cache. With such a count, every allocation on
-//! every CPU would write the same word, which is what caches per CPU avoid.
+//! every CPU would write the same word. Caches per CPU exist to avoid that.
 
 mod forward;
 mod handle;
