@@ -472,8 +472,8 @@ pub(super) fn all() -> impl Iterator<Item = &'static Cache> {
 }
 
 /// Returns whether the thread with thread pointer `thread` holds a node's lock, or a lock after it
-/// in the lock order. Reads a word of every node of every cache, so only a thread about to sleep
-/// calls this.
+/// in the lock order. Reads a word of every node of every cache, so this is for a thread about to
+/// sleep.
 #[cold]
 pub(super) fn is_lock_held(thread: u64) -> bool {
     all().any(|cache| cache.nodes().iter().any(|node| node.is_held_by(thread)))

@@ -34,8 +34,8 @@
 //! ([`Cache::alloc_slow`]), or a free finds it full ([`Cache::free_slow`]):
 //!
 //! 1. Take the spare: `store_if_equal(spare, s, 0)`. The sheaf now belongs to this thread.
-//! 2. If an allocation found the spare empty, or a free found it full, exchange the spare at the
-//!    barn.
+//! 2. If there was no spare, or it was empty for an allocation or full for a free: get a sheaf at
+//!    the barn, in exchange for the spare.
 //! 3. Pop an object from the sheaf, or push one.
 //! 4. Install the sheaf: `store_if_equal(main, w, s)`. Here w is the word of the main sheaf: 0, an
 //!    empty sheaf for an allocation, or a full sheaf for a free. The sheaf of w now belongs to this

@@ -1,6 +1,6 @@
-//! Takes a debugged cache's slots from a node, and gives them back. Everything here happens under
-//! the node's lock. So a slot and its marks (free or in use, bytes requested, tracks) change
-//! together.
+//! Takes a debugged cache's slots from a node, and gives them back. Both happen under the node's
+//! lock, so a slot and its marks (free or in use, bytes requested, tracks) change together. A
+//! signal handler that interrupted the lock's holder goes other ways.
 
 #![allow(
     clippy::result_large_err,
