@@ -1,4 +1,5 @@
-//! Caches as allocators for collections, by the traits of the crate `allocator-api2`.
+//! Makes caches usable as allocators for collections, through the traits of the crate
+//! `allocator-api2`.
 //!
 //! | allocator | serves | by |
 //! |---|---|---|
@@ -9,15 +10,16 @@
 //!
 //! # Which block a layout has
 //!
-//! A block is freed by its layout, without a look-up. The traits allow a free with any size between
-//! the one that was asked for and the one that was given. All these sizes must lead to the same
-//! place:
+//! A free gets a layout with the block, and finds the block's class from the layout, without a
+//! look-up. The traits allow a layout of any size between the size that was asked for and the size
+//! that was given. All these sizes must lead to the place that the block came from:
 //!
-//! * **Size 0:** there is no block, only an address made of the alignment.
-//! * **A layout with a class:** [`kmalloc::class_of`] returns the smallest class that fits. That is
-//!   the same class for all sizes from the one asked for to the class's own, which is the size
-//!   given.
-//! * **Other layouts:** a run or a mapping. The page map tells them apart when the block is freed.
+//! * **Size 0:** there is no block. The address is the layout's alignment.
+//! * **A layout with a class:** [`kmalloc::class_of`] returns the smallest class that fits. The
+//!   size given is the class's own size. For all sizes from the size asked for up to that, the
+//!   smallest class is the same.
+//! * **Other layouts:** the block is a run or a mapping. A free reads in the page map which of the
+//!   two.
 
 use super::Cache;
 use super::cache;
@@ -33,7 +35,7 @@ use core::ptr::{NonNull, without_provenance_mut};
 /// Every class's size and every block's address is a multiple of this.
 const CLASS_ALIGN: usize = 16;
 
-/// The answer of `allocate`: the block, with the size that it has.
+/// The result of `allocate`: the block, with the size that the block really has.
 type Block = Result<NonNull<[u8]>, AllocError>;
 
 /// Returns the dangling block of a layout of size 0.
@@ -47,11 +49,11 @@ fn sized(block: NonNull<u8>, size: usize) -> NonNull<[u8]> {
     NonNull::slice_from_raw_parts(block, size)
 }
 
-/// Zeroes a block from `start` to its end.
+/// Zeroes the bytes of a block from `start` to its end.
 ///
 /// # Safety
 ///
-/// The caller owns the block, which has at least `start` bytes.
+/// The caller owns the block, and the block has at least `start` bytes.
 unsafe fn clear_from(block: NonNull<[u8]>, start: usize) {
     // SAFETY: the caller promises that the block has at least `start` bytes.
     let rest = unsafe { block.cast::<u8>().add(start) };
@@ -59,11 +61,11 @@ unsafe fn clear_from(block: NonNull<[u8]>, start: usize) {
     unsafe { rest.write_bytes(0, block.len() - start) };
 }
 
-/// An allocator for collections, over the size classes ([`kmalloc`]). Serves any layout, and takes
-/// no memory itself.
+/// An allocator for collections, over the size classes ([`kmalloc`]). Serves any layout. The value
+/// itself has no size.
 ///
-/// Costs one critical section on the common path, to allocate and to free. A layout above 512 KiB
-/// costs the arena's lock, and one from 62 MiB on a system call.
+/// On the common path, an allocation and a free cost one critical section each. A layout above 512
+/// KiB costs the arena's lock. A layout from 62 MiB on costs a system call.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -92,7 +94,8 @@ fn class_of(layout: Layout) -> Option<usize> {
     }
 }
 
-/// Allocates a block of `class` when the common path could not. The caches may not exist yet.
+/// Allocates a block of `class` after the common path has failed. Makes the class's cache if
+/// needed.
 #[cold]
 fn alloc_class_slow(class: usize) -> Option<NonNull<u8>> {
     if !kmalloc::init() {
@@ -100,8 +103,10 @@ fn alloc_class_slow(class: usize) -> Option<NonNull<u8>> {
     }
     loop {
         let block = NonNull::new(kmalloc::alloc_class(class));
-        // While another thread forks, the caches of malloc's sizes refuse. `malloc` then uses other
-        // memory, but a block of a class must come from here, so this waits.
+        // While another thread forks, the caches of size classes may refuse to allocate. `malloc`
+        // then serves the block from a mapping. But a layout with a class must get a block of the
+        // class, because the free finds the block by its class. So this thread waits for the fork
+        // to end.
         let me = pinfold_rseq::thread_pointer() as u64;
         if block.is_some() || cache::is_lock_held(me) || !fork::await_end() {
             return block;
@@ -109,7 +114,8 @@ fn alloc_class_slow(class: usize) -> Option<NonNull<u8>> {
     }
 }
 
-/// Allocates a block for a layout without a class. Also returns whether the block reads as zeroes.
+/// Allocates a block for a layout without a class: a run or a mapping. Also returns whether the
+/// block reads as zeroes.
 #[cold]
 fn alloc_large(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
     let small = layout.size() < HUGE;
@@ -121,7 +127,7 @@ fn alloc_large(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
             let block = or_reclaim_for(size, || page::alloc_huge(size, layout.align()))?;
             Some((whole_huge(block), true))
         })
-        // The system may have refused a mapping while the arena has free runs.
+        // If the system refused a mapping, the arena may still have a free run.
         .or_else(|| if small { None } else { run() })
 }
 
@@ -142,13 +148,15 @@ fn alloc_run(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
 /// The caller owns the block.
 unsafe fn large_size(block: NonNull<u8>) -> usize {
     if page::entry(block.as_ptr() as usize) == LARGE {
-        // SAFETY: the page map says that a run begins at the block, and the caller owns the block.
+        // SAFETY: the page map says that a run begins at the block. The caller promises that it
+        // owns the block.
         return unsafe { page::run_size(block) };
     }
     whole_huge(block).len()
 }
 
-/// Returns a block that is a mapping, with its size. Ends the process if it is not one.
+/// Returns a block that is a mapping, with its size. Ends the process if the block is not a
+/// mapping.
 fn whole_huge(block: NonNull<u8>) -> NonNull<[u8]> {
     let size = page::huge_size(block.as_ptr());
     sized(block, size.unwrap_or_else(|| not_ours(block)))
@@ -162,8 +170,7 @@ fn whole_huge(block: NonNull<u8>) -> NonNull<[u8]> {
 #[cold]
 unsafe fn free_large(block: NonNull<u8>) {
     if page::entry(block.as_ptr() as usize) == LARGE {
-        // SAFETY: the page map says that a run begins at the block, and the caller gives the block
-        // up.
+        // SAFETY: the page map says that a run begins at the block. The caller gives the block up.
         unsafe { page::free_run(block) };
         return;
     }
@@ -181,51 +188,54 @@ fn not_ours(block: NonNull<u8>) -> ! {
     ))
 }
 
-/// Makes a block from [`alloc_large`] serve `new`, where it is or by moving its pages. Returns
-/// `None` and leaves the block as it was if that is impossible, or would leave more than half of
-/// the block unused.
+/// Makes a block from [`alloc_large`] serve `new`: keeps the block where it is, or moves its pages.
+/// Keeps the block only if at least half of it stays in use. If neither way works, returns `None`
+/// and leaves the block as it was.
 ///
 /// # Safety
 ///
 /// The caller owns the block, and `new` has no class.
 unsafe fn resize_large(block: NonNull<u8>, new: Layout) -> Option<NonNull<[u8]>> {
-    // SAFETY: the caller owns the block, which came from `alloc_large`.
+    // SAFETY: the caller promises that it owns the block. The block came from `alloc_large`.
     let room = unsafe { large_size(block) };
     let aligned = (block.as_ptr() as usize).is_multiple_of(new.align());
     if aligned && new.size() <= room && new.size() >= room / 2 {
         return Some(sized(block, room));
     }
-    // A move keeps the content of pages, but only the alignment of a page.
+    // A move of pages keeps the content. The new address is aligned to a page only.
     let movable = new.size() >= HUGE && new.align() <= sys::page_size();
     if !movable || page::entry(block.as_ptr() as usize) == LARGE {
         return None;
     }
-    // SAFETY: the caller owns the block, and the page map does not have it, so it is a huge block.
+    // SAFETY: the caller owns the block. The page map has no run there, so the block is a huge
+    // block.
     let moved = unsafe { page::resize_huge(block.as_ptr(), new.size()) }?;
     Some(whole_huge(moved))
 }
 
 impl Kmalloc {
-    /// Replaces the block of `old` by one of `new`, and keeps as much of the content as fits into
-    /// both.
+    /// Replaces a block of layout `old` by a block of layout `new`. Keeps as much of the content as
+    /// fits into both.
     ///
     /// # Safety
     ///
-    /// The block was allocated here, `old` fits it, and the caller gives it up. If this fails, the
-    /// caller keeps the block.
+    /// The block came from this allocator, `old` fits the block, and the caller gives the block up.
+    /// If this returns an error, the caller keeps the block.
     unsafe fn resize(block: NonNull<u8>, old: Layout, new: Layout) -> Block {
         if old.size() == 0 || new.size() == 0 {
             let fresh = Kmalloc.allocate(new)?;
-            // SAFETY: the caller gives the block up, which is of layout `old`.
+            // SAFETY: the caller gives the block up, and promises that the block is of layout
+            // `old`.
             unsafe { Kmalloc.deallocate(block, old) };
             return Ok(fresh);
         }
         match (class_of(old), class_of(new)) {
-            // The block was allocated with the class's alignment, which is enough for both layouts.
+            // `new` has the same class as `old`, so the block's size and alignment serve both
+            // layouts.
             (Some(class), Some(same)) if class == same => return Ok(sized(block, SIZES[class])),
             (None, None) => {
                 // SAFETY: the caller owns the block. `old` has no class, so the block came from
-                // `alloc_large`; `new` has none either.
+                // `alloc_large`. `new` has no class either.
                 if let Some(resized) = unsafe { resize_large(block, new) } {
                     return Ok(resized);
                 }
@@ -237,15 +247,16 @@ impl Kmalloc {
         // SAFETY: both blocks have at least `both` bytes, and the fresh one does not overlap the
         // old one, which is still allocated.
         unsafe { fresh.cast().copy_from_nonoverlapping(block, both) };
-        // SAFETY: the caller gives the block up, which is of layout `old`.
+        // SAFETY: the caller gives the block up, and promises that the block is of layout `old`.
         unsafe { Kmalloc.deallocate(block, old) };
         Ok(fresh)
     }
 }
 
-// SAFETY: a block stays at its address until it is freed, because `Kmalloc` itself holds no memory.
-// A block is at least as large and as aligned as its layout. Each layout that fits a block leads
-// back to the place it came from, see the module's description.
+// SAFETY: a block stays at its address until it is freed, even if the `Kmalloc` value is moved or
+// dropped, because that value holds no memory. A block is at least as large and as aligned as its
+// layout. Each layout that fits a block leads back to the place that the block came from: see the
+// module's documentation.
 unsafe impl Allocator for Kmalloc {
     #[inline]
     fn allocate(&self, layout: Layout) -> Block {
@@ -270,7 +281,7 @@ unsafe impl Allocator for Kmalloc {
             alloc_large(layout).ok_or(AllocError)?
         };
         if !zeroed {
-            // SAFETY: the block was just allocated.
+            // SAFETY: the block was just allocated to this thread.
             unsafe { clear_from(block, 0) };
         }
         Ok(block)
@@ -282,46 +293,46 @@ unsafe impl Allocator for Kmalloc {
             return;
         }
         match class_of(layout) {
-            // SAFETY: a layout that fits the block has the block's class, and the caller gives the
+            // SAFETY: a layout that fits the block has the block's class. The caller gives the
             // block up.
             Some(class) => unsafe { kmalloc::free_class(block.as_ptr(), class) },
-            // SAFETY: a block whose layout has no class came from `alloc_large`, and the caller
-            // gives it up.
+            // SAFETY: a block whose layout has no class came from `alloc_large`. The caller gives
+            // the block up.
             None => unsafe { free_large(block) },
         }
     }
 
     unsafe fn grow(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller promises that the block is of layout `old`, and gives it up if this
-        // succeeds.
+        // SAFETY: the caller promises that the block is of layout `old`, and gives the block up if
+        // this call succeeds.
         unsafe { Kmalloc::resize(block, old, new) }
     }
 
     unsafe fn grow_zeroed(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller promises that the block is of layout `old`, and gives it up if this
-        // succeeds.
+        // SAFETY: the caller promises that the block is of layout `old`, and gives the block up if
+        // this call succeeds.
         let grown = unsafe { Kmalloc::resize(block, old, new) }?;
-        // SAFETY: `resize` returned the block to this thread, with at least the bytes of `new`,
-        // which are at least those of `old`.
+        // SAFETY: `resize` returned the block to this thread. The block has at least as many bytes
+        // as `new`, and `new` has at least as many as `old`.
         unsafe { clear_from(grown, old.size()) };
         Ok(grown)
     }
 
     unsafe fn shrink(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller promises that the block is of layout `old`, and gives it up if this
-        // succeeds.
+        // SAFETY: the caller promises that the block is of layout `old`, and gives the block up if
+        // this call succeeds.
         unsafe { Kmalloc::resize(block, old, new) }
     }
 }
 
-/// Returns whether an object of a cache of `T` serves `layout`.
+/// Returns whether an object with the layout of `T` can serve `layout`.
 const fn fits<T>(layout: Layout) -> bool {
     layout.size() <= size_of::<T>() && layout.align() <= align_of::<T>()
 }
 
-/// A cache as an allocator, for collections of nodes and for buffers of one size.
+/// A cache is an allocator, for collections that consist of nodes and for buffers of one size.
 ///
-/// A layout that fits into a `T` gets an object, and any other layout an error. Growing and
+/// A layout that fits into a `T` gets an object. Any other layout gets an error. Growing and
 /// shrinking within a `T` leaves the block where it is.
 ///
 /// Collections usually borrow the cache: `&Cache<T>` is an allocator too.
@@ -338,7 +349,7 @@ const fn fits<T>(layout: Layout) -> bool {
 /// buffers.destroy().expect("every buffer came back");
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
-// SAFETY: an object stays at its address until it is freed, even if the cache's handle is moved or
+// SAFETY: an object stays at its address until it is freed, even if the `Cache` value is moved or
 // dropped, because a cache with objects in use keeps its memory. An object has the layout of a `T`,
 // and every layout that is served fits into a `T`.
 unsafe impl<T> Allocator for Cache<T> {
@@ -356,8 +367,8 @@ unsafe impl<T> Allocator for Cache<T> {
     #[inline]
     unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
         if layout.size() != 0 {
-            // SAFETY: the block is an object of this cache, because its layout is not empty, and
-            // the caller gives it up.
+            // SAFETY: the layout is not of size 0, so the block is an object of this cache. The
+            // caller gives the block up.
             unsafe { self.raw().free(block) };
         }
     }
@@ -373,11 +384,11 @@ unsafe impl<T> Allocator for Cache<T> {
     }
 
     unsafe fn grow_zeroed(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller promises that the block is of layout `old`, and gives it up if this
-        // succeeds.
+        // SAFETY: the caller promises that the block is of layout `old`, and gives the block up if
+        // this call succeeds.
         let grown = unsafe { self.grow(block, old, new) }?;
-        // SAFETY: `grow` returned the block to this thread, with at least the bytes of `new`, which
-        // are at least those of `old`.
+        // SAFETY: `grow` returned the block to this thread. The block has at least as many bytes as
+        // `new`, and `new` has at least as many as `old`.
         unsafe { clear_from(grown, old.size()) };
         Ok(grown)
     }
@@ -385,7 +396,8 @@ unsafe impl<T> Allocator for Cache<T> {
     #[inline]
     unsafe fn shrink(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
         if new.size() == 0 {
-            // SAFETY: the caller gives the block up, which is of layout `old`.
+            // SAFETY: the caller gives the block up, and promises that the block is of layout
+            // `old`.
             unsafe { self.deallocate(block, old) };
             return Ok(nowhere(new));
         }

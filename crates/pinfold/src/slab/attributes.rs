@@ -11,9 +11,9 @@ use core::fmt;
 /// The source of an attribute's value.
 #[derive(Clone, Copy)]
 enum Source {
-    /// A property of the descriptor, which never changes.
+    /// A property that this function reads from the descriptor.
     Fixed(fn(Info) -> usize),
-    /// A part of the cache's current usage.
+    /// A part of the cache's current usage, which this function picks.
     Used(fn(&Usage) -> usize),
     /// 1 if the cache makes these checks, else 0.
     Checks(DebugFlags),
@@ -23,7 +23,7 @@ enum Source {
     Both(SlabEvent, SlabEvent),
 }
 
-/// All attributes, in the order of the list.
+/// All attributes, in the order in which [`Attributes`] returns them.
 const ALL: [(&str, Source); 42] = {
     use Source::{Both, Checks, Counted, Fixed, Used};
     [
@@ -100,11 +100,11 @@ impl Source {
     }
 }
 
-/// Iterates over a cache's attributes and their values. As text, writes a line `name value` for
-/// each.
+/// Iterates over a cache's attributes and their values. Displaying it writes a line `name value`
+/// for each attribute.
 ///
-/// All values were read at one time, when [`KmemCache::attributes`] or [`Info::attributes`]
-/// returned this.
+/// [`KmemCache::attributes`] and [`Info::attributes`] read all numbers of the cache's usage at
+/// once, before they return this.
 #[derive(Clone, Debug)]
 pub struct Attributes {
     info: Info,
@@ -122,7 +122,7 @@ impl Iterator for Attributes {
     }
 }
 
-/// Writes the attributes that the iterator has not returned yet.
+/// Writes the attributes that the iterator has yet to return.
 impl fmt::Display for Attributes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.clone()
@@ -134,8 +134,7 @@ impl Info {
     /// Returns the value of the attribute that the kernel calls `name`, or `None` if there is no
     /// such attribute here.
     ///
-    /// Costs as much as [`usage`](Self::usage) if the value is a part of the usage. Otherwise costs
-    /// little.
+    /// Costs as much as [`usage`](Self::usage) if the value is a part of the usage, else little.
     pub fn attribute(&self, name: &str) -> Option<u64> {
         let &(_, source) = ALL.iter().find(|attribute| attribute.0 == name)?;
         Some(source.read(*self, || match source {
@@ -161,8 +160,7 @@ impl KmemCache {
     /// Returns the value of the attribute that the kernel calls `name` in
     /// `/sys/kernel/slab/<cache>/`, or `None` if there is no such attribute here.
     ///
-    /// Costs as much as [`usage`](Self::usage) if the value is a part of the usage. Otherwise costs
-    /// little.
+    /// Costs as much as [`usage`](Self::usage) if the value is a part of the usage, else little.
     ///
     /// ```
     /// use pinfold::slab::KmemCache;
@@ -180,7 +178,8 @@ impl KmemCache {
         self.info().attribute(name)
     }
 
-    /// Returns all attributes, as pairs or as text. Costs as much as [`usage`](Self::usage).
+    /// Returns all attributes, as an iterator over pairs that can also be displayed. Costs as much
+    /// as [`usage`](Self::usage).
     pub fn attributes(&self) -> Attributes {
         self.info().attributes()
     }

@@ -7,7 +7,7 @@ use crate::mempolicy::{Mempolicy, Placement};
 use core::alloc::Layout;
 use core::ffi::c_void;
 
-/// The settings of a cache to be made, from [`KmemCache::builder`]. Each method costs a few stores.
+/// The settings for a new cache, from [`KmemCache::builder`]. Each method costs a few stores.
 ///
 /// ```
 /// use pinfold::slab::{DebugFlags, KmemCache};
@@ -35,31 +35,34 @@ impl<'n> Builder<'n> {
         }
     }
 
-    /// Makes the cache check its objects for `flags`, in addition to what `PINFOLD_SLAB_DEBUG` asks
-    /// for. Such a cache uses no sheaves: each call takes its node's lock.
+    /// Makes the cache a debugged one. It makes the checks in `flags`, and those that
+    /// `PINFOLD_SLAB_DEBUG` asks for. A debugged cache uses no sheaves: each call takes a node's
+    /// lock.
     #[must_use]
     pub const fn debug(mut self, flags: DebugFlags) -> Self {
         self.options.debug = flags;
         self
     }
 
-    /// Makes the cache hardened or not, whatever `PINFOLD_HARDENED` says. A debugged cache is not
+    /// Makes the cache hardened or not, whatever `PINFOLD_HARDENED` says. A debugged cache is never
     /// hardened.
     ///
     /// A hardened cache:
     ///
-    /// * finds double frees, frees of addresses that are not its objects, and writes after a free;
-    /// * zeroes an object when it is freed, unless the cache has a constructor;
-    /// * hands freed memory out late, and in an order that cannot be predicted.
+    /// * finds double frees, frees of addresses that are not objects of the cache, and writes after
+    ///   a free;
+    /// * zeroes each object when it is freed, if the cache has no constructor;
+    /// * hands freed objects out again late, and the objects of a fresh slab in an order that
+    ///   cannot be predicted.
     #[must_use]
     pub const fn hardened(mut self, hardened: bool) -> Self {
         self.options.hardened = Some(hardened);
         self
     }
 
-    /// Gives each CPU's sheaves room for `objects` objects, from 4 to 125. By default a sheaf holds
-    /// 128 KiB of objects, and at most 125. Larger sheaves are exchanged at the barn less often.
-    /// Smaller ones keep less memory from other caches. Debugged caches use no sheaves.
+    /// Gives each sheaf room for `objects` objects, from 4 to 125. By default, a sheaf holds 128
+    /// KiB of objects, and at most 125 objects. Larger sheaves make slow paths rarer. Smaller
+    /// sheaves leave more memory for other caches. Debugged caches use no sheaves.
     ///
     /// ```
     /// use pinfold::slab::KmemCache;
@@ -79,12 +82,12 @@ impl<'n> Builder<'n> {
 
     /// Places the cache's memory by `policy` instead of the process's policy.
     ///
-    /// * Slabs come from the nodes that the policy names. Objects go back there, wherever they are
-    ///   freed.
+    /// * Slabs come from the nodes that the policy names. Objects go back to these nodes, wherever
+    ///   they are freed.
     /// * With an interleaving policy, the node changes from one refill of a sheaf to the next.
     /// * With a binding policy, an allocation fails when the nodes are full.
     /// * The policy `default` removes a policy that was set before.
-    /// * Nodes that the process cannot use are left out. If none is left, [`build`](Self::build)
+    /// * Nodes that the process cannot use are ignored. If no node is left, [`build`](Self::build)
     ///   fails.
     ///
     /// ```
@@ -105,27 +108,28 @@ impl<'n> Builder<'n> {
         self
     }
 
-    /// Places the cache's memory, by the allocator's own numbers of nodes.
+    /// Places the cache's memory by `placement`, which uses the allocator's own numbers of nodes.
     pub(crate) const fn placed(mut self, placement: Placement) -> Self {
         self.options.placement = Some(placement);
         self
     }
 
-    /// Lets each node's barn hold up to `bytes` in full sheaves, before objects go back to their
-    /// slabs.
+    /// Lets each node's barn hold up to `bytes` in full sheaves. Objects go back to their slabs
+    /// only beyond that.
     pub(crate) const fn barn_bytes(mut self, bytes: usize) -> Self {
         self.options.barn_bytes = bytes;
         self
     }
 
-    /// Sets `constructor` to initialise objects once, when their slab is made. Allocating does not
-    /// initialise them again, so a caller frees an object in the constructed state.
+    /// Makes the cache initialise its objects by `constructor` once, when their slab is made.
+    /// Allocating does not initialise an object again, so a caller frees an object in the
+    /// constructed state.
     ///
     /// # Safety
     ///
     /// * `constructor` initialises an object of the layout at the address that it is given.
     /// * It does not unwind.
-    /// * It does not use this cache: a node's lock is held meanwhile.
+    /// * It does not use this cache, because its caller holds a node's lock.
     #[must_use]
     pub const unsafe fn constructor(mut self, constructor: unsafe fn(*mut u8)) -> Self {
         self.options.constructor = Some(Constructor::Rust(constructor));
@@ -138,7 +142,7 @@ impl<'n> Builder<'n> {
     ///
     /// * `constructor` initialises an object of the layout at the address that it is given.
     /// * It does not unwind.
-    /// * It does not use this cache: a node's lock is held meanwhile.
+    /// * It does not use this cache, because its caller holds a node's lock.
     #[must_use]
     pub const unsafe fn c_constructor(
         mut self,
@@ -148,7 +152,7 @@ impl<'n> Builder<'n> {
         self
     }
 
-    /// Makes the cache. Takes the registry's lock and maps the descriptor; no slab is made yet.
+    /// Makes the cache. Takes the registry's lock and maps the descriptor. Makes no slab yet.
     ///
     /// # Errors
     ///

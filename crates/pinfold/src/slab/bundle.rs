@@ -1,4 +1,4 @@
-//! A bundle: any number of objects that one owner holds, in the blocks of sheaves.
+//! A bundle: any number of objects that one owner holds. Their pointers lie in sheaves.
 //!
 //! ```text
 //!  full: sheaves of CAPACITY_MOST objects      open: one of fewer      room: empty blocks
@@ -7,11 +7,11 @@
 //! Invariants:
 //!
 //! 1. `len` is [`CAPACITY_MOST`] × the sheaves in `full`, plus the objects in `open`.
-//! 2. The open sheaf is neither empty nor full.
+//! 2. The open sheaf has at least one object and room for at least one.
 //!
-//! Once there is [room](Bundle::make_room) for n objects, pushing and popping up to n of them
-//! allocates nothing and takes no lock: blocks move between the three places. A bundle owns its
-//! blocks, whose capacity does not depend on the cache's.
+//! Once there is [room](Bundle::make_room) for n objects, pushing and popping up to n objects
+//! allocates nothing and takes no lock. It only moves blocks between the three places. A bundle
+//! owns its blocks. Their capacity is always [`CAPACITY_MOST`], whatever the cache's capacity is.
 
 use super::KmemCache;
 use super::sheaf::{CAPACITY_MOST, Sheaf, SheafList};
@@ -24,7 +24,7 @@ pub(super) struct Bundle {
     len: usize,
 }
 
-// SAFETY: a bundle owns its blocks and the objects in them, on any thread.
+// SAFETY: a bundle owns its blocks and the objects in them, whichever thread it is in.
 unsafe impl Send for Bundle {}
 
 impl Bundle {
@@ -41,7 +41,7 @@ impl Bundle {
         self.len
     }
 
-    /// Makes room for `n` objects in total. Returns false if there is no memory for that.
+    /// Makes room for `n` objects in total. Returns false if there is no memory for the blocks.
     pub(super) fn make_room(&mut self, n: usize) -> bool {
         let wanted = n.div_ceil(CAPACITY_MOST);
         let open = usize::from(self.open.is_some());
@@ -65,8 +65,8 @@ impl Bundle {
         Ok(())
     }
 
-    /// Removes the object that was added last. Costs a few instructions, mostly on the open sheaf's
-    /// last cache line.
+    /// Removes and returns the object that was added last. Costs a few instructions, mostly on the
+    /// open sheaf's last cache line.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<NonNull<u8>> {
         let mut sheaf = self.open.take().or_else(|| self.full.take())?;
@@ -87,8 +87,8 @@ impl Bundle {
         }
     }
 
-    /// Allocates objects from `cache` until there are `n`. Returns false if the system has no
-    /// memory for all of them. The objects that it got stay.
+    /// Allocates objects from `cache` until the bundle has `n`. Returns false if the system has no
+    /// memory for all of them. The objects that it could allocate stay in the bundle.
     pub(super) fn fill(&mut self, cache: &KmemCache, n: usize) -> bool {
         if !self.make_room(n) {
             return false;
@@ -112,7 +112,7 @@ impl Bundle {
         true
     }
 
-    /// Frees the objects to `cache`, and gives the blocks to the pool.
+    /// Frees the objects to `cache`, and gives the blocks to the pool of blocks (`sheaf`).
     ///
     /// # Safety
     ///

@@ -1,8 +1,8 @@
 //! A cache's descriptor, and the registry of all caches.
 //!
-//! A thread may find a cache in the registry while another thread destroys it. So a descriptor is
-//! never freed or reused: it stays readable, and [`Cache::is_registered`] tells whether the cache
-//! is alive. Only the holder of the registry's lock writes the registry and the free numbers.
+//! A thread may find a descriptor in the registry while another thread destroys the cache. So a
+//! descriptor is never freed or reused. [`Cache::is_registered`] tells whether the cache is alive.
+//! Only the holder of the registry's lock writes the registry and the free numbers.
 
 use super::constructor::Constructor;
 use super::debug::{self, DebugFlags, Plan};
@@ -28,9 +28,9 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, fence};
 /// The most caches that can exist at once. The number of a cache is also its place in every CPU's
 /// unit.
 pub const CACHES_MOST: usize = 4096;
-/// The first cache number. Smaller ones would lie in the units' headers, and 0 means no cache.
+/// The first cache number. The words of a smaller one would lie in the units' headers.
 pub const FIRST_SLOT: usize = pinfold_rseq::UNIT_HEADER / 8;
-/// Numbers kept for the caches of [`kmalloc`], from [`FIRST_SLOT`] on.
+/// How many numbers, from [`FIRST_SLOT`] on, are kept for the caches of [`kmalloc`].
 const KEPT_SLOTS: usize = kmalloc::CLASSES;
 /// Bytes of the largest object.
 pub const OBJECT_MOST: usize = 64 << 10;
@@ -55,49 +55,47 @@ pub struct Cache {
     pub(super) slab_bytes: usize,
     /// Granules in a slab.
     pub(super) granules: usize,
-    /// ceil(2^40 / size): a division by `size` as a multiplication.
+    /// ceil(2^40 / size), with which `nth` divides by `size` by a multiplication.
     reciprocal: u64,
     /// The cache's number.
     pub(super) slot: u16,
-    /// Distance between colors in bytes, and their number. Slabs begin at different offsets,
-    /// because objects of a power of two would otherwise share few sets of the processor's caches.
+    /// Bytes between two colors. A slab's color is where its objects begin. With one color, objects
+    /// whose size is a power of two would share few sets of the processor's caches.
     color_step: usize,
     colors: usize,
     pub(super) constructor: Option<Constructor>,
     /// The layout of a slot, if the cache is debugged.
     pub(super) plan: Option<Plan>,
-    /// What a hardened cache needs. A debugged cache is not hardened.
+    /// What a hardened cache knows of its objects. `None` for a debugged cache.
     pub(super) hardening: Option<Hardening>,
-    /// Whether pages of free objects, and a hardened cache's keys in them, ever went back to the
-    /// system.
+    /// Whether pages of free objects ever went back to the system, with the keys in them.
     pub(super) purged: AtomicBool,
     name: [u8; 32],
-    /// One for each node.
+    /// The cache's part on each node.
     nodes: *const Node,
     node_count: usize,
     /// Where the cache's memory should be, if the cache has a policy of its own.
     pub(super) placement: Option<Placement>,
     /// Bytes in full sheaves that a node's barn holds.
     pub(super) barn_bytes: usize,
-    /// Counts refills, for policies that take nodes in turn.
+    /// Counts refills, for a policy that takes nodes in turn.
     pub(super) turn: AtomicU32,
     /// Objects that wait for their readers.
     pub(super) deferred: Deferred,
 }
 
-// SAFETY: the pointers lead to memory that is never freed, with locks and atomics that threads
-// share.
+// SAFETY: the pointers lead to memory that is never freed, and that locks and atomics protect.
 unsafe impl Sync for Cache {}
-// SAFETY: no field belongs to one thread. The pointers lead to memory that all threads may share.
+// SAFETY: no field belongs to one thread, and the pointers lead to memory that all threads may use.
 unsafe impl Send for Cache {}
 
 /// The settings that a cache is made with.
 #[derive(Clone, Copy)]
 pub(super) struct Options {
     pub(super) constructor: Option<Constructor>,
-    /// The checks, in addition to those that the environment asks for.
+    /// The checks that the program asks for. The environment may ask for more.
     pub(super) debug: DebugFlags,
-    /// Whether slabs begin at a granule's start.
+    /// Whether the objects of each slab begin at a granule's start.
     pub(super) one_color: bool,
     /// Whether the cache is hardened; `None` to follow the environment.
     pub(super) hardened: Option<bool>,
@@ -105,7 +103,7 @@ pub(super) struct Options {
     pub(super) sheaf_capacity: Option<usize>,
     /// Where the cache's memory should be, if the cache has a policy of its own.
     pub(super) placement: Option<Placement>,
-    /// Whether the process may use a node of the policy.
+    /// Whether the process may use at least one node of the policy.
     pub(super) possible: bool,
     /// Bytes in full sheaves that a node's barn holds.
     pub(super) barn_bytes: usize,
@@ -168,8 +166,8 @@ static REGISTRY: [AtomicPtr<Cache>; CACHES_MOST] =
 /// One more than the largest number ever used.
 static USED: AtomicUsize = AtomicUsize::new(FIRST_SLOT + 1);
 
-/// The numbers of destroyed caches, and how many numbers after the kept ones were ever given. All
-/// zero at the start, so that the table takes no room in the library's file.
+/// The numbers of destroyed caches, and how many numbers after the kept ones were ever given out.
+/// All are zero at the start, so that the table takes no room in the library's file.
 struct Numbers {
     free: [u16; CACHES_MOST],
     freed: usize,
@@ -219,22 +217,23 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Returns the first kept cache, and makes it if it is not there yet. Waits for a fork to end.
+    /// Returns the cache of `kmalloc`'s first class, and makes it if needed. Waits for a fork.
     pub(super) fn create_first(name: &str, size: usize) -> Option<&'static Cache> {
         let _numbers = NUMBERS.lock()?;
         page::init();
         Cache::enter_kept(name, size, FIRST_SLOT)
     }
 
-    /// Returns another kept cache, and makes it if needed. Returns `None` rather than wait for a
-    /// fork.
+    /// Returns another cache of `kmalloc`, and makes it if needed. Returns `None` if it would have
+    /// to wait for a fork.
     pub(super) fn create_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
-        // The holder may be waiting for a lock that an interrupted frame of this thread holds.
+        // Does not wait while an interrupted frame of this thread holds a node's lock: the
+        // registry's holder may wait for that lock.
         let _numbers = NUMBERS.lock_or_divert(is_lock_held)?;
         Cache::enter_kept(name, size, slot)
     }
 
-    /// Makes and enters the cache if it is not there yet. The caller holds the registry's lock.
+    /// Returns cache number `slot`, and makes it if needed. The caller holds the registry's lock.
     fn enter_kept(name: &str, size: usize, slot: usize) -> Option<&'static Cache> {
         // Blocks of a class are aligned to the largest power of two that divides its size, at most
         // a granule.
@@ -247,7 +246,7 @@ impl Cache {
         by_slot(slot).or_else(|| Cache::enter(name, layout, slot, options))
     }
 
-    /// Makes the descriptor and enters it. The caller holds the registry's lock.
+    /// Makes a descriptor and enters it into the registry. The caller holds the registry's lock.
     fn enter(name: &str, layout: Layout, slot: usize, options: Options) -> Option<&'static Cache> {
         fork::register();
         let nodes = Node::make_all()?;
@@ -256,7 +255,7 @@ impl Cache {
         // SAFETY: `alloc_meta` gave memory of this layout to this thread alone.
         unsafe { cache.write(Cache::new(name, layout, slot as u16, options, nodes)) };
         USED.fetch_max(slot + 1, Relaxed);
-        // Release pairs with the acquire in `by_slot`, which then sees the descriptor's fields.
+        // Pairs with the acquire in `by_slot`: a thread that sees the address sees the fields.
         REGISTRY[slot].store(cache, Release);
         // SAFETY: the descriptor was written above, and its memory is never freed.
         Some(unsafe { &*cache })
@@ -322,17 +321,16 @@ impl Cache {
     ///
     /// # Safety
     ///
-    /// The slot is of this cache, and no other thread uses it.
+    /// The slot is one of this cache's, and no other thread uses it.
     pub(super) unsafe fn prepare(&self, slot: *mut u8) {
         let left = self.plan().map_or(0, |plan| plan.left);
         if let Some(plan) = self.plan() {
-            // SAFETY: the caller promises that the slot is this cache's, with room for the plan,
-            // and unused.
+            // SAFETY: the slot has the plan's size, and the caller promises that no thread uses it.
             unsafe { plan.prepare(slot) };
         }
         if let Some(constructor) = self.constructor {
-            // SAFETY: the object begins `left` bytes into the slot, which the caller promises is
-            // unused.
+            // SAFETY: the object begins `left` bytes into the slot. The caller promises that no
+            // thread uses the slot.
             unsafe { constructor.make(slot.add(left)) };
         }
     }
@@ -344,7 +342,7 @@ impl Cache {
         debugged.or(checked).unwrap_or(self.size)
     }
 
-    /// Returns the offset of the word of the sheaf that allocations use.
+    /// Returns the offset, in a unit, of the word of the sheaf that allocations pop from.
     pub(super) fn source(&self) -> usize {
         match &self.hardening {
             Some(_) => self.main() + SPARE,
@@ -352,15 +350,15 @@ impl Cache {
         }
     }
 
-    /// Returns whether slots have to be [prepared](Self::prepare).
+    /// Returns whether slots must be [prepared](Self::prepare) before their first use.
     pub(super) fn prepares(&self) -> bool {
         self.constructor.is_some() || self.plan.is_some()
     }
 
-    /// Takes the cache out of the registry, so that its number may be used again. All objects of
-    /// the cache have come back.
+    /// Takes the cache out of the registry, so that its number may be used again. The caller has
+    /// seen that no object is in use.
     pub(super) fn retire(&self) {
-        // A thread that takes idle sheaves may have found this cache in the registry.
+        // A thread that takes idle sheaves may be using this cache. It holds this lock meanwhile.
         let _stopping = STOPPING.lock();
         let Some(mut numbers) = NUMBERS.lock() else {
             return;
@@ -371,8 +369,8 @@ impl Cache {
             .compare_exchange(me, null_mut(), AcqRel, Relaxed)
             .is_ok()
         {
-            // Pairs with the fence in `is_registered`: a thread that sees words used for another
-            // cache also sees that this cache has gone.
+            // Pairs with the fence in `is_registered`: a thread that has read words of the number's
+            // next cache also sees that this cache has gone.
             fence(Release);
             let freed = numbers.freed;
             numbers.free[freed] = self.slot;
@@ -381,15 +379,15 @@ impl Cache {
         }
     }
 
-    /// Returns whether the cache is alive. If so, what the caller read of it before is the cache's
-    /// own.
+    /// Returns whether the cache is alive. If so, all that the caller has read belonged to this
+    /// cache, not to the next one with its number.
     pub(super) fn is_registered(&self) -> bool {
         fence(Acquire);
         by_slot(usize::from(self.slot)).is_some_and(|cache| core::ptr::eq(cache, self))
     }
 
-    /// Returns how many bytes after the start of run `index` a slab's objects begin. A slab made
-    /// again of the same run has the same color, so that the processor's caches still hold the
+    /// Returns the color of a slab in run `index`: how many bytes into the run its objects begin. A
+    /// slab made again of the same run has the same color, so the processor's caches still hold the
     /// lines of its objects.
     pub(super) fn color_of(&self, index: u32) -> usize {
         index as usize / self.granules % self.colors * self.color_step
@@ -416,21 +414,22 @@ impl Cache {
     }
 
     pub(super) fn nodes(&self) -> &[Node] {
-        // SAFETY: `new` stored the parts of a slice whose memory is never freed.
+        // SAFETY: `new` stored the address and length of a slice whose memory is never freed.
         unsafe { core::slice::from_raw_parts(self.nodes, self.node_count) }
     }
 
     /// Returns the number of the object that lies `offset` bytes into a slab. Exact for offsets and
-    /// sizes below 2^20; a slab of a debugged class is at most twelve granules long. The reciprocal
-    /// is too large by less than 1, so the product by less than 2^20. 2^20 / 2^40 is less than the
-    /// distance of a quotient to the next integer, which is at least 1 / size.
+    /// sizes below 2^20; slabs are at most twelve granules long. The reciprocal is too large by
+    /// less than 1, so the result is too large by less than 2^20 / 2^40 = 1 / 2^20, before it is
+    /// rounded down. That is less than 1 / size, the least distance from the exact result to the
+    /// next integer.
     pub(super) fn nth(&self, offset: usize) -> usize {
         ((offset as u64).wrapping_mul(self.reciprocal) >> 40) as usize
     }
 
-    /// Returns the number of the first granule of `object`'s run. Ends the process if that is no
-    /// slab of this cache. `object` may be any address: only the page map and the run's frame are
-    /// read.
+    /// Returns the number of the first granule of `object`'s run. Ends the process if that run is
+    /// not a slab of this cache. `object` may be any address, because this reads only the page map
+    /// and the run's frame.
     pub(super) fn run_of(&self, object: *mut u8) -> u32 {
         if page::entry(object as usize) != self.slot {
             self.wrong(object);
@@ -438,7 +437,7 @@ impl Cache {
         page::head_of(object as usize)
     }
 
-    /// Ends the process: `object` was freed to this cache, but is not the cache's.
+    /// Ends the process, because `object` was freed to this cache but is not one of its objects.
     #[cold]
     fn wrong(&self, object: *mut u8) -> ! {
         let name = self.name();
@@ -457,7 +456,7 @@ impl Cache {
     }
 }
 
-/// Returns the cache whose turn it is, by turns over all numbers that were ever used.
+/// Returns the cache whose turn it is, if it exists. Turns go over all numbers that were ever used.
 pub(super) fn in_turn(turn: u32) -> Option<&'static Cache> {
     by_slot(FIRST_SLOT + turn as usize % used())
 }
@@ -467,13 +466,14 @@ pub(super) fn used() -> usize {
     USED.load(Relaxed) - FIRST_SLOT
 }
 
-/// Returns all caches, by number.
+/// Returns all caches, in the order of their numbers.
 pub(super) fn all() -> impl Iterator<Item = &'static Cache> {
     (FIRST_SLOT..CACHES_MOST).filter_map(by_slot)
 }
 
-/// Returns whether a thread holds the lock of a node, or one that comes later in the lock order.
-/// Reads a word of every node of every cache, so it is for a thread that is about to sleep.
+/// Returns whether the thread with thread pointer `thread` holds a node's lock, or a lock after it
+/// in the lock order. Reads a word of every node of every cache, so this is for a thread about to
+/// sleep.
 #[cold]
 pub(super) fn is_lock_held(thread: u64) -> bool {
     all().any(|cache| cache.nodes().iter().any(|node| node.is_held_by(thread)))

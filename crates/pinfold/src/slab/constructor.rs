@@ -14,7 +14,7 @@ impl Constructor {
     ///
     /// # Safety
     ///
-    /// No other thread uses the object, which has the layout that the constructor is for.
+    /// No other thread uses the object, and the object has the layout that the constructor is for.
     pub(super) unsafe fn make(self, object: *mut u8) {
         match self {
             // SAFETY: the caller promises an unused object of the right layout.

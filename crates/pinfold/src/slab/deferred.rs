@@ -1,5 +1,6 @@
-//! Deferred frees: objects that readers may still use are collected in sheaves, and the sheaves
-//! wait for a grace period.
+//! Deferred frees: frees of objects that other threads may still read. A thread that may read them
+//! is a *reader* ([`grace`]). The objects are collected in sheaves, and each sheaf waits until all
+//! readers that could know its objects have left: for a *grace period*.
 //!
 //! ```text
 //!  free_deferred ──► CPU's deferred sheaf ──► sealed ──► pending ── a grace period ──► barn
@@ -8,24 +9,26 @@
 //!
 //! A sheaf of deferred objects passes through these places:
 //!
-//! 1. **The deferred sheaf.** Each CPU's unit has one, beside the main and the spare sheaf. The
-//!    critical section of `free` fills it. Nothing pops from it. It is sealed when it is full, or
-//!    when it has not changed for some of the shepherd's ticks.
+//! 1. **The deferred sheaf.** Each CPU's unit has one, beside the main and the spare sheaf. A
+//!    deferred free pushes the object on it, by the same critical section as `free`. Nothing pops
+//!    from it. It is sealed, which means put on the sealed list, when it is full, or when it has
+//!    been idle for a while (`idle`).
 //! 2. **The sealed list.** Its sheaves are linked through their blocks. Any thread or signal
-//!    handler may add a sheaf, by one compare-exchange. Only the holder of `pending` takes sheaves
-//!    off, all at once.
-//! 3. **Pending.** These sheaves wait for one grace period. Its ticket is drawn after the sheaves
-//!    were taken off the sealed list, and so after the last of their objects went out of sight.
+//!    handler may add a sheaf, by one compare-exchange. Only the holder of the cache's lock
+//!    `pending` takes sheaves off, all at once.
+//! 3. **Pending.** These sheaves wait for one grace period. Its number is called a *ticket*. The
+//!    thread that took the sheaves off the sealed list draws the ticket afterwards. By then, all
+//!    objects of the sheaves are out of sight: later readers cannot find them.
 //! 4. **In hand.** A thread that seals a sheaf, and the shepherd at each tick, take some sheaves
-//!    whose grace period is over, and free them without the lock. A full sheaf goes to the barn
-//!    whole.
+//!    whose grace period is over, and free their objects without holding `pending`. A full sheaf
+//!    goes to the barn whole.
 //!
-//! A sheaf is in exactly one place at every moment. A deferred free costs one critical section, and
-//! one 125th of the work on a full sheaf.
+//! At every moment, a sheaf is in exactly one of these places. A deferred free costs one critical
+//! section, and with sheaves of 125 objects one 125th of the work on a full sheaf.
 //!
-//! Only threads that wait for deferred frees wait for the lock of `pending`; all others try it, and
-//! leave the work to the next thread if they fail. Slow paths that seal a sheaf advance the grace
-//! period by a step, and so does the shepherd.
+//! Only a thread that waits for deferred frees waits for the lock `pending`. Every other thread
+//! tries it once, and leaves the work to a later thread if that fails. The shepherd, and one in
+//! four slow paths that seal a sheaf, advance the grace period by a step.
 
 use super::cache::{self, Cache};
 use super::percpu::{self, DEFERRED, UNITS, load};
@@ -39,21 +42,21 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use pinfold_rseq::FenceError;
 
-/// A grace period is advanced once in this many seals, because each step may cost a fence, and a
-/// sheaf holds at most 125 objects.
+/// Slow paths advance the grace period once in this many seals. Not at every seal, because each
+/// step may cost a fence, and a sheaf has at most 125 objects to share that cost.
 const SEALS_A_STEP: u32 = 4;
-/// Number of waiting sheaves that a thread frees when it seals one. More than one, so that freeing
+/// The most pending sheaves that a thread frees when it seals one. More than one, so that freeing
 /// keeps up with sealing. Few, so that no deferred free takes long.
 const FREED_A_SEAL: usize = 4;
-/// A free without memory for a sheaf checks this often whether its readers have left, and sleeps
-/// this many microseconds between checks.
+/// If there is no memory for a sheaf, a deferred free checks at most this many times whether the
+/// readers have left. It sleeps `BETWEEN_LOOKS` microseconds between two checks.
 const LOOKS: u32 = 100;
 pub(super) const BETWEEN_LOOKS: u32 = 100;
 
-/// The part of a cache's state that deferred frees need.
+/// A cache's state of deferred frees.
 pub(super) struct Deferred {
-    /// The word of the sheaf that was sealed last. Slot 0 of each sheaf's block holds the word of
-    /// the sheaf sealed before it.
+    /// The head of the sealed list: the word of the sheaf that was sealed last. Slot 0 of each
+    /// sheaf's block holds the word of the sheaf that was sealed before it.
     sealed: AtomicU64,
     pending: Lock<Pending>,
     /// Whether an object was ever deferred.
@@ -62,7 +65,7 @@ pub(super) struct Deferred {
 
 struct Pending {
     sheaves: SheafList,
-    /// The grace period that the sheaves wait for.
+    /// The number of the grace period that the sheaves wait for.
     ticket: u64,
 }
 
@@ -89,30 +92,30 @@ impl Deferred {
 impl KmemCache {
     /// Frees an object once every [reader](grace::enter) that is inside now has left.
     ///
-    /// The caller has already taken the object out of sight: a reader that enters from now on
-    /// cannot find it.
+    /// Before the call, the caller takes the object out of sight, so that a reader that enters from
+    /// now on cannot find it.
     ///
-    /// Costs as much as [`free`](Self::free), and a fence for every few hundred objects. Does not
-    /// wait, so readers and signal handlers may call it. There is one exception: if the system has
-    /// no memory for a sheaf, the call checks a hundred times, for about 20 ms in all, whether the
-    /// readers have left. If they stay, the object is lost, and [`statistics`](Self::statistics)
-    /// counts it.
+    /// Costs as much as [`free`](Self::free), and a fence for every few hundred objects. Readers
+    /// and signal handlers may call this, because it does not wait, with one exception. If the
+    /// system has no memory for a sheaf, the call checks a hundred times, for about 20 ms in all,
+    /// whether the readers have left. If they stay, the object is lost, and
+    /// [`statistics`](Self::statistics) counts the loss.
     ///
-    /// A cache that checks examines the object when it becomes free. That may happen in another
-    /// thread, and a report names that thread.
+    /// A debugged or hardened cache checks the object when it becomes free. That may happen in
+    /// another thread, and a report then names that thread.
     ///
     /// Later deferred frees, slow paths and the shepherd free the waiting objects.
     ///
     /// # Safety
     ///
-    /// The object came from this cache, and is freed only once. Only readers that entered before
-    /// the call still use it.
+    /// The object came from this cache, and the caller frees it only once. Only readers that
+    /// entered before the call still use it.
     #[doc(alias = "kfree_rcu")]
     #[inline]
     pub unsafe fn free_deferred(&self, object: NonNull<u8>) {
         let offset = self.descriptor.main() + DEFERRED;
         // SAFETY: every unit has a word for this cache's deferred sheaf at this offset. The caller
-        // gave the object up.
+        // gives the object up.
         if !unsafe { UNITS.push(offset, object.as_ptr()) } {
             // SAFETY: the caller promises that the object is of this cache and out of sight, and
             // gives it up.
@@ -122,9 +125,10 @@ impl KmemCache {
 
     /// Waits until every object that was deferred to this cache before the call is free.
     ///
-    /// Waits for the readers that are inside now. Interrupts the CPUs that run threads of this
-    /// process, once or twice, unless nothing was ever deferred to this cache. A reader must not
-    /// call this, because it would wait for itself; nor must a signal handler.
+    /// Waits until the readers that are inside now have left. Interrupts the CPUs that run threads
+    /// of this process once or twice, but does nothing if no object was ever deferred to this
+    /// cache. A reader must not call this, because it would wait for itself. A signal handler must
+    /// not call this either.
     ///
     /// # Errors
     ///
@@ -145,8 +149,8 @@ impl KmemCache {
             return Ok(());
         }
         self.descriptor.await_deferred()?;
-        // A cache that checks took the deferred objects back one by one, so they are in a CPU's
-        // sheaf again.
+        // When a cache that checks frees deferred objects, it may call the program's report
+        // handler. That handler may have freed objects into a CPU's sheaf of this cache.
         if self.descriptor.checks() {
             drain()?;
         }
@@ -155,8 +159,8 @@ impl KmemCache {
 }
 
 impl Cache {
-    /// Defers an object when the CPU's deferred sheaf has no room: puts it into a new sheaf, and
-    /// seals the full one.
+    /// Defers an object when the CPU's deferred sheaf has no room. Puts the object into a new
+    /// sheaf, and seals the full one.
     ///
     /// # Safety
     ///
@@ -177,18 +181,18 @@ impl Cache {
         sheaf.push(object);
         let offset = self.main() + DEFERRED;
         let exchange = |word: u64| {
-            // SAFETY: every unit has the deferred sheaf's word at `offset`. Once the word is
-            // stored, the unit owns the sheaf.
+            // SAFETY: every unit has the deferred sheaf's word at `offset`. This thread owns
+            // `sheaf`, and does not use it after a successful store.
             word_is_full(word) && unsafe { UNITS.store_if_equal(offset, word, sheaf.word()) }
         };
-        // Announces the sheaf while it is in neither the unit nor the sealed list, so that
-        // `await_deferred` waits for it.
+        // From here until it is sealed, the sheaf may be in no unit and on no list. The entry lets
+        // `await_deferred` know of the sheaf meanwhile.
         let hand = hands::begin(self.slot);
         let old = match load(offset) {
-            // SAFETY: the exchange removed the word from the unit, so this thread owns the sheaf.
+            // SAFETY: `exchange` removed the word from the unit, so this thread owns the sheaf.
             Some(word) if exchange(word) => unsafe { Sheaf::from_word(word) },
-            // The word changed meanwhile, or there is no unit. The new sheaf is sealed with its one
-            // object.
+            // Another operation has changed the word meanwhile, or there is no unit. So this thread
+            // seals the new sheaf, with its one object.
             _ => Some(sheaf),
         };
         if let Some(full) = old {
@@ -197,21 +201,21 @@ impl Cache {
             drop(hand);
             self.advance(FREED_A_SEAL);
             if SEALS.fetch_add(1, Relaxed) % SEALS_A_STEP == SEALS_A_STEP - 1 {
-                // If the fence fails, the sheaves keep waiting.
+                // If the fence fails, the sheaves keep waiting for a later step.
                 let _ = grace::poll();
             }
         }
     }
 
-    /// Returns the CPU's spare sheaf, after its objects went back to their slabs. The last resort
-    /// for a sheaf: there is no memory for a new one, or the interrupted frame holds the locks on
-    /// the way to one.
+    /// Takes the CPU's spare sheaf, if there is one, gives its objects to their slabs, and returns
+    /// it. The last resort: there is no memory for a new sheaf, or this is a signal handler that
+    /// interrupted the holder of a lock that it needs for one.
     fn emptied_spare(&self) -> Option<Sheaf> {
         let mut sheaf = self.take_spare()?;
         let node = self.here();
         self.send_home(node, &mut sheaf);
-        // SAFETY: the objects in a sheaf are free, this thread owns the sheaf, and `send_home` left
-        // only this node's objects in it.
+        // SAFETY: `take_spare` gave the sheaf and its free objects to this thread. `send_home` left
+        // only this node's objects in the sheaf.
         unsafe { node.give_objects(self, sheaf.objects()) };
         sheaf.set_len(0);
         Some(sheaf)
@@ -222,10 +226,10 @@ impl Cache {
         self.here().count(SlabEvent::FreeRcuSheaf, sheaf.len());
         let mut next = self.deferred.sealed.load(Relaxed);
         loop {
-            // SAFETY: this thread owns the sheaf, and slot 0 of its block is for links.
+            // SAFETY: this value owns the sheaf's block, and slot 0 of a block is for links.
             unsafe { *sheaf.below() = next };
             // Release pairs with the acquire in `take_sealed`: the thread that takes the sheaf sees
-            // its objects and its link, and that the objects are out of sight.
+            // its objects, its link, and the stores that took the objects out of sight.
             let put =
                 self.deferred
                     .sealed
@@ -237,16 +241,16 @@ impl Cache {
         }
     }
 
-    /// Frees up to `most` sheaves whose grace period is over, and lets the sealed sheaves wait for
-    /// the next one. Does nothing if another thread holds the lock of `pending`.
+    /// Frees up to `most` pending sheaves, if their grace period is over. If no sheaf is pending
+    /// any more, makes the sealed sheaves pending. Does nothing if the lock `pending` is taken.
     fn advance(&self, most: usize) {
         if let Some(pending) = self.deferred.pending.try_lock() {
             self.advance_held(pending, most);
         }
     }
 
-    /// Does the work of `advance`. Frees the sheaves after it has dropped the lock, so that several
-    /// threads can free at once.
+    /// Does the work of `advance`, for a caller that holds the lock. Frees the sheaves after it has
+    /// dropped the lock, so that several threads can free at once.
     fn advance_held(&self, mut pending: Guard<'_, Pending>, most: usize) {
         let mut ready = SheafList::new();
         if grace::passed(pending.ticket) {
@@ -271,31 +275,31 @@ impl Cache {
         if word == 0 {
             return;
         }
-        // SAFETY: `swap` took the whole list, so this thread owns every sheaf that is linked in it.
+        // SAFETY: `swap` took the whole list, so this thread owns every sheaf in it.
         while let Some(sheaf) = unsafe { Sheaf::from_word(word) } {
             // SAFETY: this thread owns the sheaf, and `seal` stored a link in slot 0 of its block.
             word = unsafe { *sheaf.below() };
             pending.sheaves.put(sheaf);
         }
-        // Drawn only now, when all the objects have been out of sight since before they were
-        // sealed.
+        // The ticket must be drawn after all objects of these sheaves went out of sight. They went
+        // out of sight before their sheaves were sealed.
         pending.ticket = grace::ticket();
     }
 
-    /// Gives back a sheaf that no reader uses any more. It goes past the CPUs' units, which the
-    /// caller may have drained: a thread that waits for these objects wants them back at their
-    /// node.
+    /// Frees the objects of a sheaf that no reader uses any more. Puts the sheaf into the barn, not
+    /// into a CPU's unit: a thread that waits for these objects may have drained the units, and
+    /// wants the objects back at their node.
     fn give_back(&self, mut sheaf: Sheaf) {
         let objects = sheaf.objects();
         if let Some(hardening) = &self.hardening {
-            // SAFETY: the users gave the objects up when they deferred them, and the grace period
-            // is over.
+            // SAFETY: the callers of `free_deferred` gave the objects up, and the grace period is
+            // over.
             let kept = unsafe { self.scrub(hardening, objects) };
             sheaf.set_len(kept);
         } else if let Some(plan) = self.plan() {
             for &mut object in objects {
-                // SAFETY: the users gave the objects up when they deferred them, and the grace
-                // period is over.
+                // SAFETY: the callers of `free_deferred` gave the objects up, and the grace period
+                // is over.
                 unsafe { self.free_debugged(plan, object) };
             }
             sheaf.set_len(0);
@@ -303,8 +307,9 @@ impl Cache {
         self.put(self.here(), sheaf);
     }
 
-    /// Frees an object for which there is no sheaf: checks for a while whether the readers have
-    /// left. If they stay, or the caller is one of them, the object is lost and counted.
+    /// Frees an object for which there is no sheaf. Checks for a while whether the readers have
+    /// left. If they stay, for example because the caller is one of them, the object is lost and
+    /// counted.
     fn free_when_unseen(&self, object: *mut u8) {
         let ticket = grace::ticket();
         for _ in 0..LOOKS {
@@ -321,16 +326,18 @@ impl Cache {
         self.here().count(SlabEvent::FreeRcuSheafFail, 1);
     }
 
-    /// Waits until everything that had left the CPUs' units before the call is free. Waits for
+    /// Waits until all deferred objects that were in no CPU's unit at the call are free. Waits for
     /// readers, and for other threads that have sheaves in hand.
     pub(super) fn await_deferred(&self) -> Result<(), FenceError> {
-        // When this returns, the sheaves that were on their way out of the units are sealed.
+        // When this returns, other threads have sealed the sheaves that they had taken out of the
+        // units.
         hands::await_others(self.slot);
-        // The first turn waits for the pending sheaves, the second one for those that were sealed
-        // by then. Sheaves that are sealed later do not matter to this call.
+        // The first turn waits for the sheaves that are pending now. The second turn waits for
+        // those that are on the sealed list now, and become pending after the first turn. Sheaves
+        // that are sealed later do not matter to this call.
         for _ in 0..2 {
-            // `None` if nothing waits, or if this is a signal handler that interrupted the lock's
-            // holder.
+            // `free_ready` returns `None` if no sheaf waits, or in a signal handler that
+            // interrupted the holder of the lock `pending`.
             let Some(ticket) = self.free_ready() else {
                 break;
             };
@@ -341,8 +348,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Frees all sheaves whose grace period is over. Returns the ticket of those that still wait,
-    /// if there are any.
+    /// Frees the pending sheaves if their grace period is over. Returns the ticket of the sheaves
+    /// that still wait, if there are any.
     fn free_ready(&self) -> Option<u64> {
         self.advance_held(self.deferred.pending.lock()?, usize::MAX);
         let pending = self.deferred.pending.lock()?;
@@ -350,8 +357,8 @@ impl Cache {
     }
 }
 
-/// The shepherd's part: makes one step of the grace period if a sheaf of any cache waits, and frees
-/// what has waited long enough.
+/// Does the shepherd's part: makes one step of the grace period if a sheaf of any cache waits, and
+/// frees the pending sheaves whose grace period is over.
 pub(super) fn progress() {
     if !ANY_USED.load(Relaxed) {
         return;
@@ -364,7 +371,7 @@ pub(super) fn progress() {
         });
     };
     advance_all();
-    // If the fence fails, the sheaves keep waiting.
+    // If the fence fails, the sheaves keep waiting for a later step.
     let _ = grace::poll();
     advance_all();
 }

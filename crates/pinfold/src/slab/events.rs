@@ -5,15 +5,16 @@
 //! | [is locked](SlabEvent::is_locked) | the holder of the node's lock, with a load and a store |
 //! | other | any thread, with an atomic add |
 //!
-//! The words are the node's own at first. With `PINFOLD_STATS`, the caches of the size classes
-//! count in the statistics segment instead, which other processes can read ([`Node::count_in`]).
+//! At first, the words are the node's own. With `PINFOLD_STATS`, the caches of the size classes
+//! count in the statistics segment instead ([`Node::count_in`]). Other processes can read that
+//! segment.
 
 use super::node::{Node, Stock};
 use crate::segment::{EVENTS, NodeEvents, SlabEvent};
 use core::sync::atomic::Ordering::{Acquire, Release};
 
 impl Node {
-    /// Counts an event that does not need the lock.
+    /// Counts `n` of an event that threads count without the node's lock.
     pub(super) fn count(&self, event: SlabEvent, n: usize) {
         debug_assert!(!event.is_locked());
         self.events().add(event, n);
@@ -21,22 +22,23 @@ impl Node {
 
     fn events(&self) -> &NodeEvents {
         // SAFETY: `new` and `count_in` store addresses of words that are never freed. Acquire pairs
-        // with the release in `count_in`.
+        // with the release in `count_in`: a thread that sees the new address also sees the moved
+        // counts there.
         unsafe { &*self.events.load(Acquire) }
     }
 
     /// Adds the node's counts to `counts`. Takes no lock.
     pub(super) fn add_events(&self, counts: &mut [u64; EVENTS]) {
         self.events().add_to(counts);
-        // A thread that loaded the address of the old words before `count_in` moved the counts adds
-        // to the old words.
+        // A thread may have loaded the address of the node's own words before `count_in` moved the
+        // counts, and may have added to these words afterwards.
         if !core::ptr::eq(self.events(), self.own_events) {
             self.own_events.add_to(counts);
         }
     }
 
-    /// Counts in `words` from now on, and moves the counts so far there. Does nothing in a signal
-    /// handler that interrupted the holder of the lock.
+    /// Makes the slow paths count in `words` from now on, and moves the counts so far into `words`.
+    /// Does nothing in a signal handler that interrupted the holder of the node's lock.
     pub(super) fn count_in(&self, words: &'static NodeEvents) {
         let Some(mut stock) = self.stock_after_fork() else {
             return;
@@ -46,14 +48,16 @@ impl Node {
         }
         self.events().move_to(words);
         stock.slabs.events = words;
-        // Release pairs with the acquire in `events`, which then sees the moved counts.
+        // Release pairs with the acquire in `events`: a thread that sees the new address also sees
+        // the moved counts there.
         self.events
             .store(core::ptr::from_ref(words).cast_mut(), Release);
     }
 }
 
 impl Stock {
-    /// Counts an event that needs the lock, which the owner of `self` holds.
+    /// Counts `n` of an event that threads count under the node's lock. The caller holds the lock,
+    /// without which it cannot reach `self`.
     pub(super) fn count(&self, event: SlabEvent, n: usize) {
         debug_assert!(event.is_locked());
         self.slabs.events.add(event, n);
@@ -91,7 +95,8 @@ mod tests {
         use_it();
         let mut before = cache.statistics();
         assert!(before.alloc_slowpath > 0 && before.refilled > 0 && before.slab_alloc > 0);
-        // Moves to the first words, to the second ones, and to where the counts are already.
+        // Moves the counts to the first words, then to the second words, then to the second words
+        // again.
         for at in [0, 1, 1] {
             node.count_in(&words[at]);
             assert_eq!(cache.statistics(), before);
@@ -107,7 +112,7 @@ mod tests {
             before = now;
         }
         assert_eq!(there(&words[0]), [0; EVENTS]);
-        // As a thread does that loaded the address of the old words before the move.
+        // Counts as a thread does that loaded the address of the old words before the move.
         node.own_events.add(SlabEvent::FreeRemote, 3);
         assert_eq!(cache.statistics().free_remote, 3);
     }

@@ -1,24 +1,26 @@
-//! The common path alone, for callers whose own fast path must contain no call except the jump to
-//! their slow path.
+//! The common path alone, without the slow path behind it. For a caller whose own fast path must
+//! contain no call, only a jump to its slow path.
 
 use super::KmemCache;
 use super::percpu::units;
 use core::ptr::NonNull;
 
 impl KmemCache {
-    /// Allocates an object as [`alloc`](Self::alloc) does, but returns `None` also if the common
-    /// path cannot serve the call. The caller then calls `alloc`. Costs one critical section.
+    /// Allocates an object from the CPU's main sheaf. Returns `None` if there is no main sheaf, or
+    /// an empty one, and always on the atomic backend. The caller then calls
+    /// [`alloc`](Self::alloc). Costs one critical section.
     #[inline(always)]
     pub fn alloc_fast(&self) -> Option<NonNull<u8>> {
         if self.offset == 0 {
             return None;
         }
-        // SAFETY: `offset` is the place of this cache's main sheaf, so the word is 0 or a stack.
+        // SAFETY: each unit has this cache's main sheaf at `offset`. The word is 0 or a stack.
         NonNull::new(unsafe { units().pop_fast(self.offset) })
     }
 
-    /// Frees an object as [`free`](Self::free) does, but returns false and does nothing if the
-    /// common path cannot serve the call. The caller then calls `free`. Costs one critical section.
+    /// Frees an object to the CPU's main sheaf. Returns false and does nothing if there is no main
+    /// sheaf, or a full one, and always on the atomic backend. The caller then calls
+    /// [`free`](Self::free). Costs one critical section.
     ///
     /// # Safety
     ///
@@ -27,7 +29,7 @@ impl KmemCache {
     /// agreed on.
     #[inline(always)]
     pub unsafe fn free_fast(&self, object: NonNull<u8>) -> bool {
-        // SAFETY: `offset` is the place of this cache's main sheaf; the caller gives the object up.
+        // SAFETY: each unit has this cache's main sheaf at `offset`. The caller gives `object` up.
         self.offset != 0 && unsafe { units().push_fast(self.offset, object.as_ptr()) }
     }
 }

@@ -1,4 +1,5 @@
-//! How a fork treats the locks of caches, and threads that do not exist in the child.
+//! What a fork does in this layer: it takes the locks of all caches, and removes what threads that
+//! do not exist in the child left behind.
 
 use super::cache::{self, Cache};
 use super::percpu::{STOPPING, UNITS};
@@ -6,8 +7,8 @@ use super::{deferred, grace, hands, key, mempool, sheaf};
 use crate::fork::{self, Hooks, Rank};
 use crate::page;
 
-/// Makes forks take the locks of this layer and of the page layer below. Returns false in the same
-/// case as [`fork::register`].
+/// Makes forks take the locks of this layer and of the page layer below. Returns false if
+/// [`fork::register`] does.
 pub(super) fn register() -> bool {
     static HOOKS: Hooks = Hooks {
         rank: Rank::Slab,

@@ -1,78 +1,80 @@
-//! Grace periods: how to find out that no thread still uses an object that was taken out of sight.
+//! Grace periods: how to find out that no thread still uses an object that new readers cannot find.
 //!
 //! A *reader* is a thread between [`enter`] and the drop of its [`Guard`]. A *grace period* is a
-//! span of time in which every reader that was inside at its beginning has left. An object that
-//! went out of sight before a grace period began has no readers after it, and can be freed: see
-//! [`free_deferred`](super::KmemCache::free_deferred).
+//! span of time in which every reader that was inside at its beginning has left. An object is *out
+//! of sight* when new readers cannot find it. After a grace period that began later, no reader uses
+//! the object, and it can be freed: see [`free_deferred`](super::KmemCache::free_deferred).
 //!
 //! # The counts
 //!
 //! The counts are those of the kernel's SRCU. There are two *phases*. For each phase, each CPU
-//! counts how often it was *entered* and how often *left*. A reader loads the current phase from
-//! `PHASE` (the value may be old), enters that phase, and leaves the same one, perhaps on another
-//! CPU. Only critical sections write these words. A reader without such a word (no memory, or an
-//! unannounced CPU) counts in `SPILLED`, by atomic adds. A phase's count is the sum over all CPUs
-//! and `SPILLED`, and only grows, modulo 2^64.
+//! counts how often readers *entered* it there, and how often they *left* it. A reader loads the
+//! current phase from `PHASE` (the value may be old), enters it, and leaves the same one, perhaps
+//! on another CPU. Only critical sections write these words. A reader whose CPU has no such words
+//! (no memory, or an unannounced CPU) is *spilled*: it counts in `SPILLED`, by atomic adds. A
+//! phase's two counts are sums over all CPUs and `SPILLED`. They only grow (modulo 2^64).
 //!
 //! # The writer
 //!
-//! `STARTED` numbers the grace periods. At most one is under way (`DONE` ≤ `STARTED` ≤ `DONE` + 1).
-//! It has a set of phases that it still waits for, at its beginning both. The holder of `PERIOD`
-//! advances it one step at a time, in `poll`:
+//! Grace periods are numbered. `STARTED` is the last one that has begun, and `DONE` the last one
+//! that is over. At most one is under way (`DONE` ≤ `STARTED` ≤ `DONE` + 1). It has a set of phases
+//! that it still waits for, at its beginning both. The *writer* is the holder of the lock `PERIOD`.
+//! It advances the grace period one step at a time, in `poll`:
 //!
-//! 1. Sum what has left each phase.
+//! 1. Sum the *left* words of each phase.
 //! 2. Fence.
-//! 3. Sum what has entered each phase. If both sums of a phase are equal, every reader that was in
-//!    that phase at the fence has left, and the grace period stops waiting for the phase.
-//! 4. If no phase is left to wait for, the grace period is over (`DONE`). If only the current phase
-//!    is left, make the other one current, so that new readers do not delay the grace period.
+//! 3. Sum the *entered* words of each phase. If both sums of a phase are equal, every reader that
+//!    was in it at the fence has left. The grace period then stops waiting for that phase.
+//! 4. If the set is empty now, the grace period is over (`DONE`). If only the current phase is left
+//!    in the set, make the other one current, so that new readers do not delay the grace period.
 //!
-//! A step never waits for readers. No step is made, and no fence executed, unless a thread needs a
-//! grace period that is not over (`NEEDED` > `DONE`).
+//! A step never waits for readers. Threads make steps, and execute fences, only while a thread
+//! needs a grace period that is not over (`NEEDED` > `DONE`).
 //!
 //! # Why no reader sees a freed object
 //!
-//! Let W be the store that takes an object out of sight, R a reader that has loaded the object's
-//! address nevertheless, and F the fence of a step of a grace period whose `ticket` was drawn after
-//! W. F is a point in every thread's program: all threads see what a thread did before its point,
-//! and the thread has not begun what comes after.
+//! A thread that wants to free an object draws a *ticket*: the number of a grace period that begins
+//! later. Let W be the store that takes an object out of sight. Let R be a reader that has loaded
+//! the object's address nevertheless. Let F be the fence of a step of a grace period whose ticket
+//! was drawn after W. F is a point in every thread's program. After F, all threads see what a
+//! thread did before its point. Before F, no thread has begun what comes after its point.
 //!
-//! 1. W comes before F (see below). R loaded the address from before W, so R's load, and R's
-//!    *entered* before it, come before R's point of F. Step 3 counts that *entered*, in whichever
-//!    phase R is.
-//! 2. Every *left* that step 1 counted came before F, and so did its *entered*. Step 3 counts that
-//!    too. So if the sums are equal, they count the same readers. R's *left* is among them, and R's
-//!    last use of the object came before F.
-//! 3. This holds for each phase by itself. A grace period ends when it has held for both phases
-//!    after W, because R may be in either. One phase is not enough: a reader may load `PHASE`,
-//!    sleep through a grace period, and then enter the phase that the next grace period would no
-//!    longer check.
+//! 1. W comes before F (see below). R loaded the address that was there before W, so R's load, and
+//!    R's *entered* before the load, come before R's point of F. Step 3 counts that *entered*, in
+//!    whichever phase R is.
+//! 2. Every *left* that step 1 counted came before F, and so did the *entered* of the same reader.
+//!    Step 3 counts those *entered* too. So if the sums are equal, they count the same readers. R
+//!    is one of them, so step 1 counted R's *left*, and R's last use of the object came before F.
+//! 3. Points 1 and 2 hold for each phase by itself. R may be in either, so a grace period ends when
+//!    both had equal sums after W. One phase is not enough: a reader may load `PHASE`, sleep
+//!    through a grace period, and then enter the phase that the next grace period would no longer
+//!    check.
 //! 4. `DONE` is stored with release order, and read with acquire order before an object is freed.
+//!    So R's last use comes before the free.
 //!
-//! W comes before F because a ticket is drawn behind a fence that follows W, and the step that
-//! begins a grace period stores its number before F. If the ticket's fence is first, W is before F.
-//! If F is first, the ticket's thread sees that this grace period has begun, and draws the next
-//! one.
+//! Why W comes before F: a thread draws a ticket after a fence, T, that follows W. The step that
+//! begins a grace period stores its number in `STARTED` before F. If T comes before F, so does W.
+//! If F comes before T, the thread sees that this one has begun, and draws the next.
 //!
 //! # The fence, and what readers pay
 //!
-//! The first reader or writer decides which of two ways readers use, and stores it in `PLACE`:
+//! The first reader or writer decides which of two ways all use, and stores it in `PLACE`:
 //!
 //! * **light**: the backend has restartable sequences, the kernel can fence, and no CPU is
-//!   isolated. F is a membarrier: a full barrier on every CPU that runs a thread of this process.
-//!   Threads that do not run passed one in the scheduler. Readers need no fence; only the compiler
-//!   must keep their order. If the kernel refuses the fence later (a sandbox), no further step is
-//!   made: deferred objects stay, and waiting calls return an error.
+//!   isolated. F is a membarrier: a full barrier on every CPU that runs a thread of this process. A
+//!   thread that does not run has passed a barrier in the scheduler. Readers need no fence. Only
+//!   the compiler must keep the order of their accesses. If the kernel refuses the fence later (in
+//!   a sandbox), no step succeeds: deferred objects stay, and waiting calls return an error.
 //! * **heavy**: readers execute a sequentially consistent fence after entering and before leaving.
-//!   F is the writer's own fence. One of two such fences is first, so either step 3 sees *entered*,
-//!   or R sees W. No CPU is ever interrupted. Readers in `SPILLED` always use this way.
+//!   F is the writer's own fence. One of these two fences comes first: either step 3 sees R's
+//!   *entered*, or R sees W. No CPU is ever interrupted. Spilled readers always use this way.
 //!
 //! # Signals, fork
 //!
-//! Signal handlers may enter, leave and poll anywhere. A handler is refused a lock that the
-//! interrupted frame holds. Guards nest. The child of a fork has no readers. `fork_child` gives it
-//! new counts, so that threads that no longer exist block nothing. A guard from before the fork
-//! leaves by the old counts, which the child does not read.
+//! Signal handlers may enter, leave and poll anywhere. A handler that needs a lock of the
+//! interrupted frame gets none, and does not wait. Guards nest. The child of a fork has no readers.
+//! `fork_child` gives it new counts, so that the parent's readers do not block grace periods there.
+//! A guard from before the fork leaves by the old counts, which the child does not read.
 
 use super::fork;
 use crate::fork as process;
@@ -94,10 +96,10 @@ const LEFT: usize = 16;
 /// Bytes from phase 0's words to phase 1's.
 const PHASE_1: usize = 8;
 
-/// The offset of the block in every unit, a multiple of 32. The low bits hold the way that readers
-/// use.
+/// The offset in every unit of the block of counts, a multiple of 32. The low bits hold the way
+/// that readers use.
 static PLACE: AtomicUsize = AtomicUsize::new(UNDECIDED);
-/// Readers execute fences.
+/// The bit for the heavy way: readers execute fences.
 const HEAVY: usize = 1;
 /// There is no block, and there will be none.
 const NONE: usize = HEAVY | 2;
@@ -113,34 +115,34 @@ static SPILLED: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 /// Number of forks between the program's start and this process.
 static IMAGE: AtomicU32 = AtomicU32::new(0);
 
-/// The last grace period that has begun.
+/// The number of the last grace period that has begun.
 static STARTED: AtomicU64 = AtomicU64::new(0);
-/// The last grace period that is over.
+/// The number of the last grace period that is over.
 static DONE: AtomicU64 = AtomicU64::new(0);
-/// The last grace period that a thread needs.
+/// The highest number of a grace period that a thread needs.
 static NEEDED: AtomicU64 = AtomicU64::new(0);
 
-/// The phases that the grace period under way still waits for, a bit each; 0 if none is under way.
+/// The set of phases that the grace period under way still waits for, a bit each. Empty if none is.
 static PERIOD: Lock<u8> = Lock::new(0);
 const BOTH: u8 = 0b11;
 
-/// Makes the thread a reader until it is dropped. Until then, no object that the thread has looked
-/// up is freed, provided that it is freed [deferred](super::KmemCache::free_deferred). See
-/// [`enter`].
+/// Makes the thread a reader until the guard is dropped. Until then, an object that the thread has
+/// looked up is not freed, if all frees of such objects are
+/// [deferred](super::KmemCache::free_deferred). See [`enter`].
 #[must_use = "what is looked at without a guard may be freed meanwhile"]
 pub struct Guard {
     /// The offset of the *left* word, with the low bits of [`PLACE`].
     at: usize,
     image: u32,
-    /// Not `Send`: the proof needs the reader to leave in the thread in which it entered, because
-    /// the fence is a point in that thread's program.
+    /// Not `Send`: the proof requires that a reader leaves in the thread in which it entered,
+    /// because the fence is a point in that thread's program.
     not_send: PhantomData<*mut ()>,
 }
 
 /// Makes the thread a reader until the guard is dropped.
 ///
-/// Costs one add in a critical section, and another one when the guard is dropped; each with a
-/// memory fence if the kernel cannot fence or a CPU is isolated. Takes no lock and does not wait.
+/// Costs one add in a critical section. Dropping the guard costs another one. Both also cost a
+/// memory fence if the kernel cannot fence, or a CPU is isolated. Takes no lock and does not wait.
 /// Any thread or signal handler may call this, and guards may nest.
 ///
 /// A guard that was made before a `fork` protects nothing in the child.
@@ -175,16 +177,16 @@ pub struct Guard {
 #[doc(alias = "rcu_read_lock")]
 #[inline]
 pub fn enter() -> Guard {
-    // Relaxed: an old phase does no harm, see the module's description. The acquire below pairs
-    // with the release in `decide`: the block is there.
+    // Relaxed, because an old phase does no harm: see the module's description. The acquire below
+    // pairs with the release in `decide`: a reader that sees the offset also sees the block.
     let phase = PHASE.load(Relaxed);
     let place = PLACE.load(Acquire);
     // SAFETY: without `HEAVY`, `place` is the offset of the counts' block, which every unit has.
     if place & HEAVY != 0 || !unsafe { units().add(place + phase, 1) } {
         return enter_slow(phase);
     }
-    // Pairs with the writer's membarrier. Together they are a full fence: the reader looks objects
-    // up after the add.
+    // Pairs with the writer's membarrier. Together they act as a full fence, so that the reader's
+    // look-ups come after the add.
     compiler_fence(SeqCst);
     Guard {
         at: place + phase + LEFT,
@@ -203,7 +205,7 @@ fn enter_slow(phase: usize) -> Guard {
     let image = IMAGE.load(Relaxed);
     if !add(place, phase) {
         SPILLED[phase / 8].fetch_add(1, Relaxed);
-        // Spilled readers fence in light processes too. Pairs with `fence`.
+        // Spilled readers fence in light processes too. Pairs with `fence`, as below.
         fence_own(SeqCst);
     } else if place & HEAVY != 0 {
         // Pairs with `fence`: either the writer sees the add, or this reader sees what the writer
@@ -220,7 +222,7 @@ fn enter_slow(phase: usize) -> Guard {
     }
 }
 
-/// Adds one to a word of this CPU's block at `place`. Returns false if there is no block.
+/// Adds one to word `word` of this CPU's block at `place`. Returns false if the CPU has no block.
 fn add(place: usize, word: usize) -> bool {
     let block = place & BLOCK;
     if block == 0 {
@@ -235,7 +237,7 @@ fn add(place: usize, word: usize) -> bool {
     added
 }
 
-/// For the C library, which has no drop.
+/// For the C API, which has no drop.
 impl Guard {
     /// Returns the guard as two words, for [`from_words`](Self::from_words).
     #[doc(hidden)]
@@ -245,7 +247,7 @@ impl Guard {
         [guard.at as u64, guard.image.into()]
     }
 
-    /// Returns the guard of two words.
+    /// Returns the guard that [`into_words`](Self::into_words) turned into two words.
     ///
     /// # Safety
     ///
@@ -265,7 +267,7 @@ impl Guard {
 impl Drop for Guard {
     #[inline]
     fn drop(&mut self) {
-        // Pairs with the writer's membarrier: the reader uses objects before the add.
+        // Pairs with the writer's membarrier: the reader's uses of objects come before the add.
         compiler_fence(SeqCst);
         // SAFETY: without `HEAVY`, `at` is the offset of a word of the counts' block, which every
         // unit has.
@@ -278,13 +280,13 @@ impl Drop for Guard {
 #[cold]
 #[inline(never)]
 fn leave_slow(guard: &Guard) {
-    // Heavy and spilled readers use objects before they count. Pairs with `fence`.
+    // Pairs with `fence`: a heavy or spilled reader's uses of objects come before it counts.
     fence_own(SeqCst);
     let (place, word) = (guard.at & BLOCK, guard.at & (SIZE - 1) & !7);
     if add(place, word) {
         return;
     }
-    // A guard from before a fork is not among the child's counts.
+    // A guard from before a fork has not entered in the child's counts, so it does not leave there.
     let here = match place {
         0 => guard.image == IMAGE.load(Relaxed),
         block => PLACE.load(Relaxed) & BLOCK == block,
@@ -308,7 +310,7 @@ fn decide() -> usize {
     let Some(block) = registered.then(|| percpu::alloc(SIZE)).flatten() else {
         return UNDECIDED;
     };
-    // A block this small begins at a multiple of its size: the low bits of its offset are free.
+    // A block this small begins at a multiple of its size, so the low bits of its offset are free.
     let heavy = backend() == Backend::Atomic || some_isolated() || sys::keep_errno(cannot_fence);
     let place = block | if heavy { HEAVY } else { 0 };
     match PLACE.compare_exchange(UNDECIDED, place, AcqRel, Acquire) {
@@ -330,8 +332,8 @@ fn some_isolated() -> bool {
     facts::any_quiet()
 }
 
-/// Decides and returns the place: a writer must not overlook readers that rely on its fence.
-/// Returns `None` if a fork in another thread kept the block from being allocated.
+/// Returns the place, after deciding it if needed: a writer must not overlook readers that rely on
+/// its fence. Returns `None` if a fork in another thread prevented the block's allocation.
 fn decided() -> Option<usize> {
     let mut place = PLACE.load(Acquire);
     let turn = process::turn();
@@ -353,7 +355,7 @@ fn decided() -> Option<usize> {
 /// Returns the number of a grace period that begins after everything that the caller has done, and
 /// asks for that grace period. Costs a memory fence.
 pub(super) fn ticket() -> u64 {
-    // Pairs with the fence of the step that begins a grace period: either that step sees what the
+    // Pairs with the fence of the step that begins a grace period. Either that step sees what the
     // caller did, or the caller sees the new number in `STARTED`.
     fence_own(SeqCst);
     let ticket = STARTED.load(Relaxed) + 1;
@@ -364,12 +366,12 @@ pub(super) fn ticket() -> u64 {
 /// Returns whether the grace period `ticket` is over.
 #[inline]
 pub(super) fn passed(ticket: u64) -> bool {
-    // Acquire pairs with the release in `step`: the readers' last uses come before.
+    // Acquire pairs with the release in `step`: the readers' last uses of objects come before.
     DONE.load(Acquire) >= ticket
 }
 
-/// Makes one step if a thread needs a grace period and no other thread is making a step. Never
-/// waits for readers.
+/// Makes one step of the grace period, if a thread needs one and no other thread is making a step.
+/// Never waits for readers.
 ///
 /// With light readers, interrupts each CPU that runs this process, for some microseconds.
 pub(super) fn poll() -> Result<(), FenceError> {
@@ -388,7 +390,7 @@ fn step(waited_for: &mut u8) -> Result<(), FenceError> {
         return Ok(());
     };
     if *waited_for == 0 {
-        // Relaxed: comes before the fence below, which pairs with the fence in `ticket`.
+        // Relaxed: the fence below comes after this add, and pairs with the fence in `ticket`.
         STARTED.fetch_add(1, Relaxed);
         *waited_for = BOTH;
     }
@@ -402,10 +404,10 @@ fn step(waited_for: &mut u8) -> Result<(), FenceError> {
     }
     let current = PHASE.load(Relaxed);
     if *waited_for == 0 {
-        // Release pairs with the acquire in `passed`: the readers' last uses come before.
+        // Pairs with the acquire in `passed`: the readers' last uses of objects come before.
         DONE.store(STARTED.load(Relaxed), Release);
     } else if *waited_for == 1 << (current / PHASE_1) {
-        // Relaxed: the proof holds whenever readers see the new phase.
+        // Relaxed, because the proof holds no matter when readers see the new phase.
         PHASE.store(PHASE_1 - current, Relaxed);
     }
     Ok(())
@@ -425,22 +427,22 @@ fn sum(place: usize, word: usize) -> u64 {
 
 /// The fence F of the module's description.
 fn fence(place: usize) -> Result<(), FenceError> {
-    // Pairs with the fences of heavy readers, of spilled readers, and of `ticket`.
+    // Pairs with the fences of heavy readers, of spilled readers, and in `ticket`.
     fence_own(SeqCst);
     if place & HEAVY == 0 {
         // Pairs with the compiler fences of light readers.
         sys::keep_errno(pinfold_rseq::fence)?;
     }
-    // The kernel may skip the barrier on this CPU if no other thread runs.
+    // If no other thread of the process runs, the kernel may skip the barrier on this CPU.
     fence_own(SeqCst);
     Ok(())
 }
 
 /// Waits until every reader that is inside now has left.
 ///
-/// Without readers, costs a few microseconds, most of them for the fence. The fence interrupts the
-/// CPUs that run threads of this process, unless readers execute fences themselves. A reader must
-/// not call this, because it would wait for itself; nor must a signal handler.
+/// Without readers, costs a few microseconds, most of them for the fence. If readers execute no
+/// fences, it interrupts the CPUs that run threads of this process. A reader must not call this,
+/// because it would wait for itself. A signal handler must not call this either.
 ///
 /// # Errors
 ///
@@ -463,8 +465,8 @@ pub fn synchronize() -> Result<(), FenceError> {
 
 /// Waits until the grace period `ticket` is over. A reader or a signal handler must not call this.
 pub(super) fn wait(ticket: u64) -> Result<(), FenceError> {
-    /// In microseconds: longer than most readers stay, and a bound of about 1000 interrupts a
-    /// second.
+    /// The longest sleep, in microseconds: longer than most readers stay. Bounds the interrupts to
+    /// about 1000 a second.
     const NAP_MOST: u32 = 1000;
     let mut nap = 10;
     while !passed(ticket) {
@@ -489,8 +491,8 @@ pub(super) fn unlock_after_fork() {
     PERIOD.unlock_after_fork();
 }
 
-/// In the child of a fork: begins new counts, because the readers' threads do not exist here.
-/// Guards from before the fork keep the old block. The grace period under way goes on.
+/// Begins new counts in the child of a fork, where the readers' threads do not exist. Guards from
+/// before the fork keep the old block. The grace period under way goes on.
 pub(super) fn fork_child() {
     IMAGE.fetch_add(1, Relaxed);
     PLACE.store(UNDECIDED, Relaxed);

@@ -1,10 +1,10 @@
-//! Guard pages: the last page of a hardened slab, closed to all access, so that an overrun of the
+//! Guard pages. The last page of a hardened slab is closed to all access, so that an overrun of the
 //! slab ends the process.
 //!
 //! A closed page in the middle of a mapping splits the mapping, and the kernel allows a process
 //! `vm.max_map_count` mappings. Without a bound, guard pages could use up all of them. Then
-//! threads, `mmap` and `dlopen` would fail. So guard pages take at most half of that number. Slabs
-//! made beyond it have no guard page, until other slabs have gone.
+//! threads, `mmap` and `dlopen` would fail. So guard pages take at most half of that number. A slab
+//! that is made when they take half has no guard page.
 
 use super::slabs::Slab;
 use crate::page::GRANULE;
@@ -12,7 +12,8 @@ use crate::sys;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// The mappings that a guard page may add: its own, and the part of the split mapping behind it.
+/// The most mappings that one guard page adds: its own, and the part of the split mapping behind
+/// it.
 const MAPPINGS: usize = 2;
 
 /// The most mappings that guard pages may take. 0 until the first hardened cache is made.
@@ -28,10 +29,10 @@ pub(super) fn init() {
     }
 }
 
-/// Claims the mappings of one guard page. Returns false if too few are left.
+/// Claims the mappings for one guard page. Returns false if too few are left.
 fn claim() -> bool {
     let most = MOST.load(Relaxed);
-    // Relaxed: the number orders no other memory.
+    // Relaxed, because no other memory depends on the number.
     let more = |taken| (taken + MAPPINGS <= most).then_some(taken + MAPPINGS);
     TAKEN.fetch_update(Relaxed, Relaxed, more).is_ok()
 }
@@ -40,14 +41,14 @@ fn give_back() {
     TAKEN.fetch_sub(MAPPINGS, Relaxed);
 }
 
-/// Returns where the last page of a run is.
+/// Returns the address of the last page of a run.
 fn last_page(start: *mut u8, granules: usize) -> *mut u8 {
     start.wrapping_add(granules * GRANULE - sys::page_size())
 }
 
 impl Slab {
-    /// Closes the run's last page, if there are mappings left for that. Otherwise the last page
-    /// stays unused.
+    /// Closes the run's last page, if guard pages may take more mappings. Otherwise leaves the last
+    /// page open and unused.
     ///
     /// # Safety
     ///
@@ -59,11 +60,11 @@ impl Slab {
         }
         let (page, size) = (last_page(start, granules), sys::page_size());
         // When the guard page is opened later, the kernel joins the parts of the mapping only if a
-        // page of the mapping had been written before the split. But a write to a mapping that was
-        // never split may get a huge page. So this function closes the page, writes to the run,
-        // opens the page, and closes it again.
-        // SAFETY: the caller promises that no other thread uses the run, and nothing its last page.
-        // The write stores the zero that is there.
+        // page of the mapping was written before the last split. But a write to a mapping that was
+        // never split may bring in a huge page. So this function closes the page first, writes to
+        // the run, opens the page, and closes it again.
+        // SAFETY: the caller promises that no other thread uses the run, and that nothing uses its
+        // last page. The write stores a zero where a zero is already.
         self.guarded = unsafe {
             sys::close(page, size) && {
                 start.write_volatile(0);
@@ -86,8 +87,8 @@ impl Slab {
         if !self.guarded {
             return true;
         }
-        // SAFETY: `close_guard` closed this page of the run, which the caller promises no other
-        // thread uses.
+        // SAFETY: `close_guard` closed this page. The caller promises that no other thread uses the
+        // run.
         let opened = unsafe { sys::commit(last_page(start, granules), sys::page_size()) };
         if opened {
             self.guarded = false;

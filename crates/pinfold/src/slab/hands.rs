@@ -1,16 +1,21 @@
-//! Tracks the sheaves of deferred objects that are in a thread's hand.
+//! Tracks *transfers*: threads that are moving sheaves of deferred objects from one place to
+//! another.
 //!
-//! A thread that waits for all deferred objects of a cache looks at the lists where they wait. It
-//! would miss a sheaf that another thread has just taken out of a CPU's unit and not yet put on the
-//! list, or out of the list and not yet given to its node. So such a transfer has an entry here:
+//! A thread that waits for all deferred objects of a cache looks at the lists where the objects'
+//! sheaves wait. It would miss a sheaf that another thread has in hand: one that is out of a CPU's
+//! unit but not yet on a list, or off a list but not yet at its node. So each transfer has an entry
+//! here:
 //!
-//! 1. [`begin`] enters the transfer, before the sheaf leaves the unit, or while the list is locked.
-//! 2. The thread moves the sheaf.
-//! 3. Dropping the [`Hand`] removes the entry.
-//! 4. [`await_others`] waits until the entries that it finds are gone.
+//! 1. Before the sheaf leaves the unit, or while the list is locked, the thread that moves the
+//!    sheaf calls [`begin`], which makes an entry.
+//! 2. That thread moves the sheaf.
+//! 3. That thread drops the [`Hand`], which removes the entry.
+//! 4. A thread that waits for deferred objects calls [`await_others`], which waits until the
+//!    entries that it finds are gone.
 //!
-//! A thread does not wait for its own entries, because it would deadlock: a signal handler, or the
-//! handler of a report, may run while its own thread is in step 2.
+//! A thread does not wait for its own entries. A signal handler, or the handler of a report, may
+//! run while its own thread is in step 2. If it waited for that thread's entry, it would wait
+//! forever.
 
 use super::deferred::BETWEEN_LOOKS;
 use crate::sys;
@@ -18,8 +23,8 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use pinfold_rseq::thread_pointer;
 
-/// The most transfers tracked at once. Beyond it, `await_others` may return before an untracked
-/// transfer ends.
+/// The most transfers that have entries at once. More transfers have no entry, so `await_others`
+/// may return before they end.
 const HANDS: usize = 256;
 /// An entry is 0, or three parts:
 ///
@@ -34,21 +39,23 @@ const WAY_SHIFT: u32 = 48;
 const WAYS: u32 = 16;
 const CACHE_SHIFT: u32 = 52;
 
-/// A transfer, until it is dropped.
+/// A transfer that is under way. Dropping this value ends the transfer.
 pub(super) struct Hand(Option<&'static AtomicU64>);
 
-/// Enters a transfer of sheaves of the cache with number `slot`.
+/// Makes an entry for a transfer of sheaves of the cache with number `slot`.
 pub(super) fn begin(slot: u16) -> Hand {
     static WAY: AtomicU32 = AtomicU32::new(0);
     let me = thread_pointer() as u64;
     let way = u64::from(WAY.fetch_add(1, Relaxed) % WAYS) << WAY_SHIFT;
     let entry = u64::from(slot) << CACHE_SHIFT | way | me & THREAD;
-    // Threads start their search at different places, so that most find a free one at once.
+    // Different threads start their search at different places, so that most find a free place at
+    // once.
     let first = (me >> 12) as usize % HANDS;
     let places = ENTRIES[first..].iter().chain(&ENTRIES[..first]);
     let free = |place: &&AtomicU64| {
-        // Acquire: the transfer's steps come after the entry. Each step publishes with a release or
-        // under a lock, so that a thread that misses the sheaf finds the entry.
+        // Acquire keeps the moves of the sheaf behind the entry. Each move publishes with a release
+        // or under a lock. So a thread that sees that the sheaf has left its old place also finds
+        // the entry.
         let taken = place.load(Relaxed) == 0;
         taken && place.compare_exchange(0, entry, Acquire, Relaxed).is_ok()
     };
@@ -58,15 +65,15 @@ pub(super) fn begin(slot: u16) -> Hand {
 impl Drop for Hand {
     fn drop(&mut self) {
         if let Some(place) = self.0 {
-            // Release pairs with the acquire in `await_others`, which then finds the objects in
-            // their new place.
+            // Release pairs with the acquire in `await_others`: a thread that sees that the entry
+            // is gone finds the sheaf in its new place.
             place.store(0, Release);
         }
     }
 }
 
-/// Waits until each transfer of the cache's sheaves by another thread that is under way now has
-/// ended.
+/// Waits until other threads have ended the transfers of the cache's sheaves that are under way
+/// now.
 pub(super) fn await_others(slot: u16) {
     let me = thread_pointer() as u64 & THREAD;
     for place in &ENTRIES {
@@ -78,8 +85,8 @@ pub(super) fn await_others(slot: u16) {
     }
 }
 
-/// Removes the entries of the parent's other threads, in the child after a fork. The sheaves that
-/// these threads had in hand are lost.
+/// Removes the entries of threads that do not exist in the child after a fork. The sheaves that
+/// these threads had in hand are lost to the child.
 pub(super) fn fork_child() {
     let me = thread_pointer() as u64 & THREAD;
     for place in &ENTRIES {

@@ -1,26 +1,26 @@
 //! Hardened caches: caches that find faults of the program.
 //!
-//! A double free and a free to the wrong cache are found at that free. A write after the free is
-//! found when the object is allocated again. What a program left in an object is erased when the
-//! object is freed.
+//! A hardened cache finds a double free, and a free to the wrong cache, at that free. It finds a
+//! write after the free when it allocates the object again. When it frees an object, it erases what
+//! the program left there.
 //!
-//! * **Keys.** A free zeroes the object and writes its *key*, a keyed hash of its address
-//!   (`key.rs`). An allocation that does not find the key reports a write after the free. A free
-//!   that finds the key reports a double free. In a cache with a constructor, a free keeps the
-//!   object's bytes, and the key lies behind them. A key is lost when the page of an object that is
-//!   free in its slab goes back to the system. So once a cache has given pages back, a free of an
-//!   object without a key also asks the slab.
-//! * **Addresses.** Each free asks the page map which cache owns the address, and checks that an
-//!   object begins there.
-//! * **Quarantine.** Frees and allocations use two different sheaves of the CPU. A freed object
-//!   passes through the barn, which gives out its oldest full sheaf first and always holds
-//!   [`QUARANTINE`] of them back.
+//! * **Keys.** A free zeroes the object and writes the object's *key* into it, a keyed hash of the
+//!   object's address (`key.rs`). An allocation that does not find the key reports a write after
+//!   the free. A free that finds the key reports a double free. In a cache with a constructor, a
+//!   free keeps the object's bytes, and the key lies behind them. A key is lost when the page of an
+//!   object that is free in its slab goes back to the system (`purge.rs`). So once a cache has
+//!   given pages back, a free of an object without a key also checks the object's bit in the slab.
+//! * **Addresses.** Each free reads in the page map which cache owns the address, and checks that
+//!   an object begins there.
+//! * **Quarantine.** Frees and allocations use two different sheaves of the CPU. So a freed object
+//!   passes through the barn before it is allocated again. The barn gives out its oldest full sheaf
+//!   first, and always keeps the [`QUARANTINE`] newest ones.
 //! * **Order.** The objects of a fresh slab are given out in an order that cannot be predicted.
-//! * **Guard pages.** The last page of a slab cannot be touched, as long as these pages take no
-//!   more than half of the mappings that the kernel allows (`guard.rs`).
+//! * **Guard pages.** Any access to the last page of a slab ends the process. New slabs get no such
+//!   page while guard pages take half of the mappings that the kernel allows (`guard.rs`).
 //!
-//! No object holds a pointer to another, with one exception: the links between objects that were
-//! set aside ([`Node::set_aside`](super::node::Node)). Those links are encoded.
+//! Free objects hold no pointers to other objects, with one exception: the links between objects
+//! that were set aside ([`Node::set_aside`](super::node::Node)). Those links are encoded.
 //!
 //! A hardened cache has no main sheaf, so the fast paths fail on their own. Caches that are not
 //! hardened pay nothing.
@@ -39,11 +39,11 @@ use core::sync::atomic::Ordering::Relaxed;
 
 /// The environment variable that hardens all caches if its value is 1.
 const NAME: &str = "PINFOLD_HARDENED";
-/// Number of full sheaves that a barn holds back.
+/// The number of full sheaves that a barn keeps back.
 pub(super) const QUARANTINE: usize = 2;
 
-/// Returns whether the environment asks for hardening. Only the value 1 does. Values other than 0
-/// and 1 are reported when a program starts, not here.
+/// Returns whether the environment variable asks for hardening, which is the value 1. Ignores a
+/// wrong value, because it is reported when the program starts.
 pub(super) fn wanted() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNREAD);
     const UNREAD: u8 = 2;
@@ -58,15 +58,15 @@ pub(super) fn wanted() -> bool {
 }
 
 impl Cache {
-    /// Gives keys to objects that were just taken from their slabs. Reports and drops the objects
-    /// that were written to while they were free. Moves the rest to the slice's beginning and
-    /// returns their number.
+    /// Gives keys to objects that were just taken from their slabs. Reports the objects that were
+    /// written to while they were free, and leaves them out: they are never used again. Moves the
+    /// rest to the slice's beginning and returns their number.
     pub(super) fn arm(&self, hardening: &Hardening, objects: &mut [*mut u8]) -> usize {
         shuffle(objects);
         let mut kept = 0;
         for at in 0..objects.len() {
             let object = objects[at];
-            // SAFETY: the caller took the objects from their slabs, so this thread owns them.
+            // SAFETY: the caller took the objects from their slabs, so this thread owns this one.
             if unsafe { hardening.arm(object) } {
                 objects[kept] = object;
                 kept += 1;
@@ -94,7 +94,7 @@ impl Cache {
         self.plan().map_or(null_mut(), debugged)
     }
 
-    /// Frees an object of a cache that checks.
+    /// Frees an object to a cache that checks.
     ///
     /// # Safety
     ///
@@ -104,52 +104,54 @@ impl Cache {
     #[inline(never)]
     pub(super) unsafe fn free_checked(&self, object: *mut u8) {
         if let Some(hardening) = &self.hardening {
-            // SAFETY: the caller gives the object up, and `free_hardened` checks the address.
+            // SAFETY: the caller gives up `object` if it is an object in use. `free_hardened`
+            // reports any other address.
             return unsafe { self.free_hardened(hardening, object) };
         }
         self.here().count(SlabEvent::FreeLockless, 1);
         percpu::tick();
         if let Some(plan) = self.plan() {
-            // SAFETY: the caller gives the object up, and `free_debugged` checks the address.
+            // SAFETY: the caller gives up `object` if it is an object in use. `free_debugged`
+            // reports any other address.
             unsafe { self.free_debugged(plan, object) };
         }
     }
 
     /// Makes an object ready for a memory pool's reserve, as [`free`](super::KmemCache::free) makes
-    /// it ready for the cache. Returns false and does nothing when the object is not this cache's,
-    /// or is free.
+    /// an object ready for the cache. Returns false and does nothing if the object is not this
+    /// cache's, or a hardened cache finds that it is free.
     ///
     /// # Safety
     ///
-    /// The caller owns the object, if it is an object of this cache.
+    /// If `object` is an object of this cache in use, the caller owns it.
     #[cold]
     pub(super) unsafe fn enter_reserve(&self, object: *mut u8) -> bool {
         match &self.hardening {
             Some(hardening) => {
-                // SAFETY: `objection` found that an object of this cache begins here, and the
-                // caller owns it.
+                // SAFETY: `objection` found that an object of this cache begins here. If it is in
+                // use, the caller owns it.
                 self.objection(object).is_none() && unsafe { hardening.scrub(object) }
             }
-            // To a debugged cache, an object in a reserve is in use, and its red zones are checked.
+            // For a debugged cache, an object in a reserve is in use, so its red zones are checked.
             None => page::entry(object as usize) == self.slot,
         }
     }
 
-    /// Makes an object of a reserve ready for its user. Returns false and reports a fault when the
-    /// object was written to in the reserve.
+    /// Makes an object that was taken out of a reserve ready for its user. Returns false and
+    /// reports a fault if the object was written to in the reserve.
     ///
     /// # Safety
     ///
     /// The caller took the object, which is of this cache, out of a reserve.
     #[cold]
     pub(super) unsafe fn leave_reserve(&self, object: *mut u8) -> bool {
-        // An object that came to the reserve straight from the cache has no key; `release` accepts
-        // that.
+        // An object that came into the reserve straight from the cache has no key. `release`
+        // accepts such an object.
         // SAFETY: the caller took the object out of the reserve, so this thread owns it.
         let written_to = |hardening: &Hardening| unsafe { !hardening.release(object) };
         let wrong = self.hardening.as_ref().is_some_and(written_to);
         if wrong {
-            // The stray writer may write again, so the object is never used again.
+            // Whatever wrote to the object may write again, so the object is never used again.
             self.accuse(object, Kind::WrittenAfterFree, None);
         }
         !wrong
@@ -167,13 +169,14 @@ impl Cache {
         self.alloc_hardened_slow(hardening, object)
     }
 
-    /// Allocates when the sheaf gave no object (`object` is null), or one that was written to.
+    /// Allocates when the sheaf had no object (`object` is null), or `object` from the sheaf had
+    /// been written to.
     #[cold]
     #[inline(never)]
     fn alloc_hardened_slow(&self, hardening: &Hardening, mut object: *mut u8) -> *mut u8 {
         loop {
             if !object.is_null() {
-                // The stray writer may write again, so the object is never used again.
+                // Whatever wrote to the object may write again, so the object is never used again.
                 self.accuse(object, Kind::WrittenAfterFree, None);
             }
             // On the atomic backend, this is the common path.
@@ -182,7 +185,7 @@ impl Cache {
             if object.is_null() {
                 object = self.refill_hardened(hardening);
             }
-            // SAFETY: `pop` or `refill_hardened` took the object out, so this thread owns it.
+            // SAFETY: `pop` or `refill_hardened` took the object for this thread, so it owns it.
             if object.is_null() || unsafe { hardening.disarm(object) } {
                 return object;
             }
@@ -215,8 +218,8 @@ impl Cache {
                     sheaf.set_len(kept);
                 }
                 let object = sheaf.pop();
-                // SAFETY: every unit has the spare sheaf's word at `at`. Once the word is stored,
-                // the unit owns the sheaf, and this thread uses it only if the store failed.
+                // SAFETY: every unit has the spare sheaf's word at `at`. This thread owns the
+                // sheaf, and uses it afterwards only if the store failed.
                 if !unsafe { UNITS.store_if_equal(at, 0, sheaf.word()) } {
                     self.put(node, sheaf);
                 }
@@ -233,7 +236,8 @@ impl Cache {
                 let mut object = [null_mut()];
                 match self.alloc_from(ask, &mut object) {
                     0 => return null_mut(),
-                    // The callers expect the key that an object from a sheaf has.
+                    // `alloc_from` returns an object without its key, but the callers expect one,
+                    // as in an object from a sheaf.
                     // SAFETY: `alloc_from` took the object from its slab, so this thread owns it.
                     _ => unsafe { hardening.rearm(object[0]) },
                 }
@@ -242,8 +246,8 @@ impl Cache {
         }
     }
 
-    /// Takes objects straight from the slabs of the asked node, not from sheaves. Returns their
-    /// number.
+    /// Fills `objects` from the slabs of the node that `ask` names, without sheaves. Returns how
+    /// many objects it took.
     pub(super) fn alloc_hardened_from(
         &self,
         hardening: &Hardening,
@@ -254,7 +258,8 @@ impl Cache {
         while got < objects.len() {
             let rest = &mut objects[got..];
             let taken = self.nodes()[ask.node].take_objects(self, ask, rest);
-            // The next turn replaces the objects that were written to.
+            // `arm` leaves out objects that were written to. The next turn of the loop takes others
+            // instead.
             let kept = self.arm(hardening, &mut rest[..taken]);
             // SAFETY: `take_objects` took the objects from their slabs, so this thread owns them.
             rest[..kept]
@@ -280,20 +285,20 @@ impl Cache {
         if let Some(kind) = self.objection(object) {
             return self.accuse_free(object, kind);
         }
-        // SAFETY: `objection` found that an object of this cache begins here, and the caller gives
-        // it up.
+        // SAFETY: `objection` found that an object of this cache begins here. If it is in use, the
+        // caller gives it up.
         if !unsafe { hardening.scrub(object) } {
             return self.accuse_free(object, Kind::DoubleFree);
         }
-        // SAFETY: every unit has a word for this cache's held sheaf at this offset. The caller gave
-        // the object up.
+        // SAFETY: every unit has a word for this cache's held sheaf at this offset. The caller of
+        // the free gave the object up.
         if !unsafe { UNITS.push_fast(self.main() + HELD, object) } {
             self.free_hardened_slow(object);
         }
     }
 
-    /// Makes freed objects ready for a sheaf. Reports and leaves out those that cannot be freed.
-    /// Moves the rest to the slice's beginning and returns their number.
+    /// Makes freed objects ready for a sheaf. Reports the addresses that cannot be freed, and
+    /// leaves them out. Moves the rest to the slice's beginning and returns their number.
     ///
     /// # Safety
     ///
@@ -304,8 +309,8 @@ impl Cache {
             let object = objects[at];
             if let Some(kind) = self.objection(object) {
                 self.accuse_free(object, kind);
-            // SAFETY: `objection` found that an object of this cache begins here, and the caller
-            // gives it up.
+            // SAFETY: `objection` found that an object of this cache begins here. If it is in use,
+            // the caller gives it up.
             } else if !unsafe { hardening.scrub(object) } {
                 self.accuse_free(object, Kind::DoubleFree);
             } else {
@@ -320,8 +325,8 @@ impl Cache {
     #[inline(never)]
     fn free_hardened_slow(&self, object: *mut u8) {
         // On the atomic backend, this is the common path.
-        // SAFETY: every unit has a word for this cache's held sheaf at this offset. The caller gave
-        // the object up.
+        // SAFETY: every unit has a word for this cache's held sheaf at this offset. The caller of
+        // the free gave the object up.
         if unsafe { UNITS.push(self.main() + HELD, object) } {
             return;
         }
@@ -349,8 +354,8 @@ impl Cache {
         match sheaf {
             Ok(mut sheaf) if !sheaf.is_full() => {
                 sheaf.push(object);
-                // SAFETY: every unit has the held sheaf's word at `at`. Once the word is stored,
-                // the unit owns the sheaf, and this thread uses it only if the store failed.
+                // SAFETY: every unit has the held sheaf's word at `at`. This thread owns the sheaf,
+                // and uses it afterwards only if the store failed.
                 if !unsafe { UNITS.store_if_equal(at, 0, sheaf.word()) } {
                     self.put(node, sheaf);
                 }
@@ -360,33 +365,33 @@ impl Cache {
                     self.put(node, sheaf);
                 }
                 let home = page::node_of(object as usize).min(self.nodes().len() - 1);
-                // SAFETY: the user gave the object up and no sheaf took it, so this thread owns it;
-                // `home` is its node.
+                // SAFETY: the user gave the object up and no sheaf took it, so this thread owns it.
+                // `home` is the node of its memory.
                 unsafe { self.nodes()[home].give_objects(self, &[object]) };
             }
         }
     }
 
-    /// Returns whether an object is free in its slab although it has no key: the key was lost when
-    /// its page went back to the system (`purge`).
+    /// Returns whether an object is free in its slab although it has no key. Such an object lost
+    /// its key when its page went back to the system (`purge`).
     #[cold]
     fn is_free_without_key(&self, object: *mut u8) -> bool {
         let keyless = |hardening: &Hardening| {
-            // SAFETY: the caller checked that an object of this cache begins here, and its key lies
-            // in it.
+            // SAFETY: the caller checked that an object of this cache begins here. The key lies in
+            // the object.
             unsafe { *hardening.word(object) == 0 }
         };
         // SAFETY: the caller checked that an object of this cache begins here.
         self.hardening.as_ref().is_some_and(keyless) && unsafe { Slab::is_free_now(self, object) }
     }
 
-    /// Returns why the address cannot be freed to this cache, or `None` if it can.
+    /// Returns the reason that the address cannot be freed to this cache, or `None` if it can.
     #[inline(always)]
     pub(super) fn objection(&self, object: *mut u8) -> Option<Kind> {
         if page::entry(object as usize) != self.slot {
             return Some(Kind::WrongCache);
         }
-        // Hardened slabs have no color: the first object begins where the run does.
+        // Hardened slabs have no color: the first object begins at the run's start.
         let start = page::start_of_run(object as usize);
         let offset = (object as usize).wrapping_sub(start as usize);
         let begins = offset < self.slab_bytes && self.nth(offset) * self.size == offset;

@@ -1,22 +1,22 @@
-//! Takes sheaves that are idle on their CPU back to their node.
+//! Takes idle sheaves from CPUs back to a node's barn.
 //!
 //! Objects in a CPU's sheaves serve only that CPU. When a program stops using a cache on a CPU,
-//! they would stay there. But to take them at once would disturb a CPU that uses them. So a *look*
-//! at a unit compares the words of its sheaves with those at the look before. A sheaf is idle when
-//! its word was the same at [`LOOKS`] looks in a row. By chance a sheaf in use may look idle;
-//! taking it does no harm.
+//! these objects would stay there forever. But a CPU that still uses its sheaves should keep them.
+//! So at intervals a thread *looks* at a CPU's unit: it compares the words of the sheaves with the
+//! words at the look before. A sheaf is *idle* when its word was the same at [`LOOKS`] looks in a
+//! row. A sheaf in use may look idle by chance. Taking it does no harm.
 //!
-//! There are two ways to take idle sheaves to the barn, which gives their objects back later:
+//! There are two ways to take idle sheaves to the barn:
 //!
 //! | | [`take_idle_here`] | [`take_idle_everywhere`] |
 //! |---|---|---|
 //! | takes from | the CPU on which the thread runs | all CPUs |
 //! | how | critical sections | stops the units, and fences |
 //! | disturbs | no other CPU | CPUs that run a thread of this process, but no isolated CPU |
-//! | used by | slow paths, ticks in passing, the automatic thread | a shepherd that was asked for |
+//! | used by | slow paths, the automatic shepherd | a shepherd that the program asked for |
 //!
-//! A tick of the shepherd also has barns and arenas give back what has been unused for a while, so
-//! that a program that no longer allocates shrinks too.
+//! A tick of the shepherd also lets barns and arenas give back what they did not need for a while.
+//! So a program that no longer allocates shrinks too.
 
 use super::cache::{self, Cache};
 use super::deferred;
@@ -35,27 +35,29 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use pinfold_rseq::{Backend, Index, MAX_INDEX, backend, fence, fence_index, possible};
 
-/// Looks at which an idle sheaf's word was the same. Also the mask of the bits that count looks.
+/// The number of looks after which a sheaf is idle, if its word was the same at each. Also the mask
+/// of the low bits that count these looks in a word of [`SEEN`].
 const LOOKS: u64 = 0b11;
-/// The most additional times that a tick purges each node of a cache.
+/// The most additional times that a tick purges slabs of each node of a cache.
 const MORE: usize = 64;
-/// Milliseconds between two looks at a unit by threads that run on its CPU.
+/// The fewest milliseconds between two looks at a unit by threads that run on its CPU.
 const BETWEEN_LOOKS: u32 = 450;
-/// Bytes in idle sheaves that are worth an interrupt.
+/// The fewest bytes in idle sheaves that are worth an interrupt of their CPUs.
 const WORTH: usize = 64 << 10;
 
-/// For each unit, a block of the unit's size that says what the looks saw. Only hints are in it:
-/// two looks at once may lose a count. Its words stand at the same offsets as the unit's:
+/// For each unit, a block of the unit's size that records what the looks saw. The records are
+/// hints: if two threads look at once, a count may be lost. A sheaf's record has the same offset as
+/// the sheaf's word in the unit:
 ///
 /// | word | content |
 /// |---|---|
-/// | main | the word of the sheaf that allocations used at the last look |
-/// | spare | the number of looks at which that word was the same |
-/// | deferred, held | the word at the last look, with the number of looks in its low bits |
+/// | main | the word, at the last look, of the sheaf that allocations pop from |
+/// | spare | the number of looks in a row at which the word in the row above was the same |
+/// | deferred, held | the word at the last look; its low bits count looks with the same word |
 static SEEN: [AtomicPtr<u8>; MAX_INDEX] = [const { AtomicPtr::new(null_mut()) }; MAX_INDEX];
 
-/// The units that are stopped while idle sheaves are taken. Only the thread that holds [`STOPPING`]
-/// uses this set. On the stack it would take 1 KiB.
+/// The set of units that `take_idle_everywhere` stops. Only the holder of [`STOPPING`] uses this
+/// set. It is not on the stack, because it would take 1 KiB there.
 static CHOSEN: [AtomicBool; MAX_INDEX] = [const { AtomicBool::new(false) }; MAX_INDEX];
 
 /// Does the slab layer's part of a shepherd's tick.
@@ -75,7 +77,7 @@ pub(super) fn drain(reach: Reach) {
         let nodes = cache.nodes().iter();
         nodes.for_each(|node| {
             node.release_idle(cache, now);
-            // In small steps, so that other threads get the node's lock in between.
+            // Each call does a small step, so that other threads get the node's lock in between.
             let more = (0..MORE).take_while(|_| node.purge_more(cache, PERIODS));
             more.for_each(drop);
         });
@@ -85,7 +87,7 @@ pub(super) fn drain(reach: Reach) {
 }
 
 /// Gives everything free back to the system. Interrupts the CPUs that run threads of this process.
-/// If some CPUs are isolated it interrupts none, and what other CPUs have cached stays.
+/// If some CPUs are isolated, interrupts none: the sheaves of other CPUs then stay where they are.
 fn give_everything() {
     if facts::any_quiet() || super::shrink_all().is_err() {
         reclaim();
@@ -93,15 +95,15 @@ fn give_everything() {
     page::budget::reclaimed();
 }
 
-/// Takes the idle sheaves of the CPU on which this thread runs, without stopping a unit. Each word
-/// is emptied by one critical section, which fails if the thread has moved to another CPU, or the
-/// sheaf has been used.
+/// Takes the idle sheaves of the CPU on which this thread runs, without stopping a unit. Takes each
+/// sheaf by one critical section. The critical section fails if the sheaf has been used meanwhile,
+/// or the thread has moved to another CPU.
 ///
-/// Looks at most once in [`BETWEEN_LOOKS`]. In between it costs one read of a clock, without a
-/// system call.
+/// Looks at most once in [`BETWEEN_LOOKS`] milliseconds. A call that does not look costs one read
+/// of a clock, without a system call.
 pub(super) fn take_idle_here() {
-    /// When a unit was last looked at, in milliseconds, wrapping. Units that share an entry are
-    /// looked at less often.
+    /// When a unit was last looked at, in milliseconds, wrapping. On a machine with more than 64
+    /// CPUs, several units share an entry, and each is looked at less often.
     static LOOKED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
     let index = pinfold_rseq::current();
     let unit = UNITS.unit(index);
@@ -111,8 +113,9 @@ pub(super) fn take_idle_here() {
         return;
     }
     looked.store(now, Relaxed);
-    // While this thread has a sheaf of a cache in hand, that cache must not be drained, and must
-    // not be destroyed and its number reused. `drain` and `retire` take this lock too.
+    // While this thread has a sheaf of a cache in hand, no other thread may drain or retire that
+    // cache: a drain would miss the sheaf, and another cache could get the number of a retired one.
+    // `drain` and `retire` take this lock too.
     let Some(_stopping) = STOPPING.try_lock() else {
         return;
     };
@@ -139,14 +142,14 @@ pub(super) fn take_idle_here() {
 }
 
 /// Takes all sheaves of the CPU on which this thread runs to their barns, idle or not, without
-/// stopping a unit. Empty sheaves stay.
+/// stopping a unit. Leaves empty sheaves where they are.
 pub(super) fn take_all_here() {
     let unit = UNITS.unit(pinfold_rseq::current());
     if unit.is_null() {
         return;
     }
-    // While this thread has a sheaf of a cache in hand, that cache must be neither drained nor
-    // retired.
+    // `drain` and `retire` take this lock too: they would miss the sheaf that this thread has in
+    // hand.
     let Some(_stopping) = STOPPING.try_lock() else {
         return;
     };
@@ -159,13 +162,14 @@ pub(super) fn take_all_here() {
     });
 }
 
-/// Takes the sheaf at `place` of a cache's words in the current CPU's unit, which should be `unit`:
-/// to the barn, or a deferred sheaf to those that wait for readers. Leaves the sheaf where it is if
-/// the thread has moved, or the sheaf has been used.
+/// Takes one of a cache's sheaves out of the current CPU's unit. `place` is 0 or the distance of
+/// the sheaf's word from the main sheaf's. `unit` is the unit that the caller found for this CPU. A
+/// deferred sheaf is sealed; another one goes to the barn. Leaves the sheaf where it is if it is
+/// used meanwhile, or the thread moves to another CPU.
 fn take_here(cache: &'static Cache, unit: *mut u8, place: usize) {
     let offset = cache.main() + place;
     let seen = word(unit, offset).load(Relaxed);
-    // SAFETY: `place` is one of the cache's four words, so the offset lies in the unit.
+    // SAFETY: `offset` is the offset of one of the cache's four words, which every unit has.
     if seen == 0 || !unsafe { UNITS.store_if_equal(offset, seen, 0) } {
         return;
     }
@@ -179,7 +183,7 @@ fn take_here(cache: &'static Cache, unit: *mut u8, place: usize) {
 
 /// Takes the idle sheaves of all CPUs that may be interrupted.
 ///
-/// 1. Looks at each unit. Goes on only if there are [`WORTH`] bytes in idle sheaves.
+/// 1. Looks at each unit. Goes on only if there may be [`WORTH`] bytes in idle sheaves.
 /// 2. Stops the units with idle sheaves.
 /// 3. Fences, which ends the operations under way.
 /// 4. Takes the idle sheaves out of each unit, and resumes it.
@@ -193,12 +197,13 @@ fn take_idle_everywhere() {
     if idle < WORTH {
         return;
     }
-    // Another thread, or a frame that this signal handler interrupted, may be stopping units. Does
-    // not wait, because this may be a slow path in a signal handler.
+    // Only tries the lock. Another thread may hold it, or a frame that this signal handler
+    // interrupted. A slow path in a signal handler must not wait for that frame.
     let Some(_stopping) = STOPPING.try_lock() else {
         return;
     };
-    // Chosen once, because each unit that is stopped has to be resumed, whatever changes meanwhile.
+    // Records which units are chosen. Whether a sheaf is idle may change later, but exactly the
+    // units that this function stops must be resumed.
     (0..possible()).for_each(|index| CHOSEN[index].store(false, Relaxed));
     units().for_each(|index| CHOSEN[index].store(any_idle(index), Relaxed));
     let chosen = || (0..possible()).filter(|&index| CHOSEN[index].load(Relaxed));
@@ -208,8 +213,8 @@ fn take_idle_everywhere() {
         _ => fence().is_ok(),
     };
     for index in chosen() {
-        // On atomics, this may be a signal handler that interrupted an operation on the unit. Then
-        // nothing is taken from it.
+        // On atomics, this may be a signal handler that interrupted an operation on the unit. The
+        // wait then fails, and this function takes nothing from the unit.
         match fenced && UNITS.try_await_stopped(index) {
             true => {
                 take_idle(index);
@@ -220,12 +225,13 @@ fn take_idle_everywhere() {
     }
 }
 
-/// The CPUs that may be interrupted.
+/// The set of CPUs that may be interrupted: those that are not isolated.
 struct Allowed;
 
 impl Allowed {
-    /// Returns `None` if no CPU may be interrupted. A concurrency id does not name a CPU, so if
-    /// some CPUs are isolated, none is interrupted.
+    /// Returns the set, or `None` if no CPU may be interrupted. A unit that belongs to a
+    /// concurrency id may be in use on any CPU. So with concurrency ids, no CPU may be interrupted
+    /// if some are isolated.
     fn now() -> Option<Allowed> {
         let by_cpu = backend() != Backend::Rseq(Index::Cid);
         (by_cpu || !facts::any_quiet()).then_some(Allowed)
@@ -246,19 +252,20 @@ fn seen(index: usize) -> Option<*mut u8> {
     let fresh = page::alloc_meta(layout)?.as_ptr();
     match SEEN[index].compare_exchange(null_mut(), fresh, AcqRel, Acquire) {
         Ok(_) => Some(fresh),
-        // Two ticks made a block at once. One block is lost, at most a few times for each unit.
+        // Two threads made a block at once. One of the blocks is lost, at most a few times for each
+        // unit.
         Err(theirs) => Some(theirs),
     }
 }
 
-/// Returns the word at `offset` of a unit, or of a unit's block in [`SEEN`].
+/// Returns the word at `offset` of `block`, which is a unit, or a unit's block in [`SEEN`].
 pub(super) fn word<'u>(block: *mut u8, offset: usize) -> &'u AtomicU64 {
-    // SAFETY: units and their blocks are never unmapped, and a cache's offsets lie in them. All
-    // accesses to the words are atomic, or made while the unit is stopped.
+    // SAFETY: units and their blocks in `SEEN` are never unmapped, and the offsets of a cache's
+    // words lie in them. All accesses to the words are atomic, or made while the unit is stopped.
     unsafe { &*block.add(offset).cast() }
 }
 
-/// Looks at a unit's sheaves. Returns how many bytes may lie in idle ones.
+/// Looks at the sheaves of unit `index`. Returns how many bytes the idle ones may hold.
 fn look(index: usize) -> usize {
     let Some(seen) = seen(index) else {
         return 0;
@@ -280,7 +287,8 @@ fn look(index: usize) -> usize {
     idle
 }
 
-/// Looks as [`look`] does at a unit's deferred or held sheaf.
+/// Looks at a unit's deferred or held sheaf. Returns how many bytes it may hold, or 0 if it is not
+/// idle.
 fn look_at(cache: &Cache, place: usize, unit: *mut u8, seen: *mut u8) -> usize {
     let at = cache.main() + place;
     let (now, before) = (word(unit, at).load(Relaxed), word(seen, at).load(Relaxed));
@@ -316,7 +324,8 @@ fn any_idle(index: usize) -> bool {
     any
 }
 
-/// Takes the idle sheaves of a stopped unit, and the spares beside them, to the barn.
+/// Takes the idle sheaves of a stopped unit to the barn. If the sheaf that a cache's allocations
+/// use is idle, takes all sheaves of the cache.
 fn take_idle(index: usize) {
     let unit = UNITS.unit(index);
     cache::for_each(|cache| {
@@ -335,7 +344,7 @@ fn take_idle(index: usize) {
     });
 }
 
-/// Resets the number of looks at one of a unit's sheaves.
+/// Resets the record of a unit's sheaf, after the sheaf was taken.
 fn forget(index: usize, cache: &Cache, place: usize) {
     let seen = SEEN[index].load(Acquire);
     word(seen, cache.main() + place).store(0, Relaxed);

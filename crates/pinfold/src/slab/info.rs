@@ -1,19 +1,20 @@
-//! What a cache is, holds and has counted, for programs that monitor it.
+//! Views of caches, for programs that monitor them: what a cache is, holds and has counted.
 //!
-//! A reader disturbs no other thread: it stops no CPU and moves no sheaf. It reads two things, one
-//! after the other:
+//! A thread that reads a cache's numbers, the *reader*, stops no CPU and moves no sheaf. It reads
+//! two things, one after the other:
 //!
-//! * the words in the CPUs' units, which say how many objects each sheaf has, without a lock;
-//! * each node's barn, slabs and events, under the node's lock, while it walks the partial slabs.
+//! * without a lock, the words in the CPUs' units, which say how many objects each sheaf has;
+//! * under each node's lock, the node's barn, slabs and events. It walks the partial slabs
+//!   meanwhile.
 //!
-//! The numbers are exact if no other thread uses the cache meanwhile. Otherwise a sheaf that moves
-//! between the two readings is counted twice or not at all, and the numbers of objects are wrong by
-//! its objects. Objects that a thread has in hand in a slow path, at most a sheaf, are counted as
-//! in use.
+//! The numbers are exact if no other thread uses the cache meanwhile. Otherwise the reader may
+//! count a sheaf twice or not at all, if the sheaf moves between the two readings. The numbers of
+//! objects are then wrong by the sheaf's objects. Objects that a thread moves in a slow path at
+//! that moment, at most a sheaf for each thread, count as in use.
 //!
-//! A cache may be destroyed at any moment. Its descriptor and its events stay, but a new cache may
-//! use its words in the units. So a reader asks last whether the cache is still registered. If not,
-//! it discards everything that it has read.
+//! Another thread may destroy the cache at any moment. The cache's descriptor and its events stay,
+//! but a new cache may get its number, and so its words in the units. So the reader asks last
+//! whether the cache is still registered. If not, it discards everything that it has read.
 
 use super::cache::{self, Cache};
 use super::percpu::{DEFERRED, HELD, SPARE, UNITS};
@@ -26,8 +27,8 @@ use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::possible;
 
-/// What a cache's slow paths have counted, by the kernel's names. docs/slabinfo.md explains each
-/// count. [`KmemCache::statistics`] returns it.
+/// What a cache's slow paths have counted, under the kernel's names. docs/slabinfo.md explains each
+/// count. [`KmemCache::statistics`] returns this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Allocations that found the main sheaf empty.
@@ -42,23 +43,23 @@ pub struct Statistics {
     pub barn_put: u64,
     /// Times that a barn had too many full sheaves and flushed one.
     pub barn_put_fail: u64,
-    /// Objects taken from slabs, by way of sheaves or not.
+    /// Objects taken from slabs, into sheaves or directly.
     pub refilled: u64,
-    /// Objects given back to slabs, by way of sheaves or not.
+    /// Objects given back to slabs, from sheaves or directly.
     pub flushed: u64,
     /// Slabs that were made.
     pub slab_alloc: u64,
-    /// Slabs that were given back.
+    /// Slabs that were given back to the arena.
     pub slab_free: u64,
-    /// Objects allocated from another node than the wanted one, because that had no memory.
+    /// Objects allocated from another node, because the wanted node had no memory.
     pub alloc_node_mismatch: u64,
-    /// Objects freed on another node than their own. Counted when their sheaf leaves the CPU.
+    /// Objects that a CPU of another node freed. Counted when their sheaf leaves the CPU.
     pub free_remote: u64,
-    /// Objects that were deferred. Counted when their sheaf is full or flushed.
+    /// Objects that were freed deferred. Counted when their sheaf leaves the CPU.
     pub free_rcu_sheaf: u64,
-    /// Objects that were deferred and lost, because there was no memory for a sheaf.
+    /// Objects that were freed deferred and lost, because there was no memory for a sheaf.
     pub free_rcu_sheaf_fail: u64,
-    /// Slabs that the cache has now.
+    /// How many slabs the cache has now.
     pub slabs: usize,
     /// Largest number of objects in a sheaf; 0 in a debugged cache, which has no sheaves.
     pub sheaf_capacity: usize,
@@ -67,13 +68,13 @@ pub struct Statistics {
 /// Where a cache's objects are, and which states its slabs are in.
 ///
 /// `allocated = active + cpu_objects + barn_objects`, and `total = allocated + free objects in
-/// slabs`. [`KmemCache::usage`] returns it.
+/// slabs`. [`KmemCache::usage`] returns this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Objects that users hold. Also counts deferred objects whose sheaf has left the CPU, and
-    /// objects that were found overwritten and are never used again.
+    /// objects that are never used again, because a check found them overwritten.
     pub active: usize,
-    /// Objects that are not free in their slab: the active ones, and those in sheaves.
+    /// Objects that are not free in their slab: the active objects, and the objects in sheaves.
     pub allocated: usize,
     /// Objects in all slabs.
     pub total: usize,
@@ -91,7 +92,7 @@ pub struct Usage {
     pub slabs_partial: usize,
     /// Slabs with all objects free.
     pub slabs_empty: usize,
-    /// Objects of partial slabs that are not free in their slab.
+    /// Objects of partial slabs that are not free in the slab.
     pub objects_partial: usize,
 }
 
@@ -102,7 +103,7 @@ impl Usage {
     }
 }
 
-/// All that one reading of a cache finds.
+/// Everything that one reading of a cache finds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reading {
     pub(super) usage: Usage,
@@ -110,19 +111,21 @@ pub(super) struct Reading {
     pub(super) counts: [u64; EVENTS],
 }
 
-/// A view of a cache, for programs that monitor it. Stays valid when the cache is destroyed: every
-/// number that could change then reads as 0. [`caches`] and [`KmemCache::info`] return it.
+/// A view of a cache, for programs that monitor the cache. Stays valid after the cache was
+/// destroyed. From then on, every number that could change reads as 0. [`caches`] and
+/// [`KmemCache::info`] return this.
 #[derive(Clone, Copy)]
 pub struct Info {
     pub(super) cache: &'static Cache,
 }
 
-/// Returns all caches, including those of [`kmalloc`](super::kmalloc).
+/// Returns an iterator over all caches, including those of [`kmalloc`](super::kmalloc).
 ///
-/// Makes the size classes' caches that do not exist yet, under a lock. The iteration takes no lock.
+/// First makes the caches of size classes that do not exist yet, under a lock. The iteration takes
+/// no lock.
 ///
-/// A cache that is made or destroyed during the iteration may or may not be returned. A cache that
-/// was dropped while objects were in use is returned until the process ends.
+/// The iteration may miss a cache that is made or destroyed meanwhile. A cache that was dropped
+/// while objects were in use is returned until the process ends.
 ///
 /// ```
 /// use pinfold::slab::{KmemCache, caches};
@@ -191,8 +194,8 @@ impl Info {
         self.unless_destroyed(statistics)
     }
 
-    /// Returns the largest number of objects in a sheaf, and of full sheaves in a barn. Both are 0
-    /// for a debugged cache.
+    /// Returns the largest number of objects in a sheaf, and the largest number of full sheaves in
+    /// a barn. Both are 0 for a debugged cache.
     pub(super) fn sheaves(&self) -> (usize, usize) {
         match self.cache.plan() {
             Some(_) => (0, 0),
@@ -221,9 +224,9 @@ impl Info {
     /// Reads four words for each CPU. Takes each node's lock, and walks its barn and its partial
     /// slabs.
     ///
-    /// Exact if no other thread uses the cache meanwhile. Otherwise wrong by the sheaves that
-    /// moved. A signal handler that interrupted a slow path does not see the node that the slow
-    /// path has locked.
+    /// Exact if no other thread uses the cache meanwhile. Otherwise wrong by the objects of the
+    /// sheaves that moved. In a signal handler that interrupted a slow path, the numbers lack the
+    /// node that the slow path has locked.
     pub fn usage(&self) -> Usage {
         self.read().usage
     }
@@ -241,7 +244,8 @@ impl Info {
         self.unless_destroyed(reading)
     }
 
-    /// Returns `read`, or zeroes if the cache was destroyed and `read` may be its successor's.
+    /// Returns `read`, or zeroes if the cache was destroyed, because `read` may then be of a new
+    /// cache with the same number.
     fn unless_destroyed<T: Default>(&self, read: T) -> T {
         if self.is_destroyed() {
             return T::default();
@@ -274,7 +278,7 @@ impl fmt::Debug for Info {
 }
 
 impl KmemCache {
-    /// Returns a view of the cache that stays valid when the cache is destroyed.
+    /// Returns a view of the cache that stays valid after the cache was destroyed.
     pub fn info(&self) -> Info {
         Info {
             cache: self.descriptor,

@@ -1,17 +1,18 @@
-//! The keys of a hardened cache's free objects, and the order in which fresh objects are handed
-//! out.
+//! The keys of a hardened cache's free objects, and the secret order in which it hands out fresh
+//! objects.
 //!
-//! A program can read what a free object holds, by an uninitialised read or by a pointer that it
-//! kept: the object's key. If the key were a simple function of a secret and the object's address,
-//! one such read would reveal the secret, and with it every key of the process. So keys come from
-//! SipHash-1-3, a keyed hash. Its outputs for known addresses tell nothing about the secret, or
-//! about the output for another address.
+//! A program may read a free object by mistake: through a pointer that it kept, or by an
+//! uninitialised read. Then the program sees the object's key. If the key were a simple function of
+//! a secret and the object's address, one such read would reveal the secret, and with it every key
+//! of the process. So keys come from SipHash-1-3, a keyed hash. Its outputs for known addresses
+//! tell nothing about the secret, or about the output for another address.
 //!
 //! # Generations
 //!
-//! A forked child draws a new secret, so that the keys that one child reveals are of no use against
-//! its parent or its siblings. Objects that were freed before the fork keep the keys of the older
-//! secrets, and the child accepts these keys:
+//! A forked child draws a new secret. So the keys that one child reveals are of no use against its
+//! parent or its siblings. Objects that were freed before the fork keep their keys of older
+//! secrets, and the child accepts these keys. Each secret has a number, its *generation*, which
+//! stands in the key:
 //!
 //! ```text
 //!  bits 63 … 59   58 … 56      55 … 0
@@ -20,17 +21,18 @@
 //!  └────────────┴────────────┴──────────────────────────┘
 //! ```
 //!
-//! The mark and the generation are public. They save time: a word without the mark is no key, and a
-//! word with the mark needs only one secret to be tried. A process has at most [`GENERATIONS`]
-//! secrets, its own and its ancestors'. A child of a process that has all of them keeps its
-//! parent's secret.
+//! The mark and the generation are not secret. They save time: a word without the mark is no key,
+//! and for a word with the mark, only one secret has to be tried. A process has at most
+//! [`GENERATIONS`] secrets: its own and those of its ancestors. If the parent has that many
+//! already, the child keeps the parent's secret.
 //!
 //! # Who writes the secrets
 //!
 //! 1. [`init`] writes the first secret before there is a hardened cache, under the lock of the
 //!    caches' registry.
 //! 2. [`fork_child`] writes the next secret while the child has one thread. Then it makes that
-//!    secret current with one store, so that a signal handler sees the old secret or the new one.
+//!    secret current with one store. So a signal handler sees either the old secret or the new one,
+//!    never a part of one.
 
 use super::guard;
 use crate::sys;
@@ -41,13 +43,13 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 const GENERATIONS: usize = 8;
 /// Bits of a key that come from the hash.
 const HASHED: u32 = 56;
-/// The byte above the hash's bits, in generation 0. Its upper five bits are the mark: no small
-/// number, pointer, text or common floating-point number begins with it.
+/// The highest byte of a key of generation 0. Its upper five bits are the mark. The highest byte of
+/// a small number, pointer, text or common floating-point number does not have these bits.
 const MARK: u64 = 0x90;
 
 const _: () = assert!(GENERATIONS == 8 && MARK.is_multiple_of(8));
 
-/// A 128-bit secret, as the state with which SipHash begins.
+/// A 128-bit secret. Holds the state with which SipHash begins for that secret.
 struct Secret([AtomicU64; 4]);
 
 static SECRETS: [Secret; GENERATIONS] =
@@ -57,8 +59,8 @@ static CURRENT: AtomicUsize = AtomicUsize::new(0);
 /// Whether the first secret has been drawn.
 static DRAWN: AtomicBool = AtomicBool::new(false);
 
-/// The use of a hash. Objects begin at multiples of 8, so that a use can be added to an address
-/// without collisions.
+/// The purpose of a hash. The purpose is added to the address. Objects begin at multiples of 8, so
+/// the sums of different purposes and addresses differ.
 #[derive(Clone, Copy)]
 enum Use {
     Key = 0,
@@ -76,26 +78,26 @@ impl Secret {
         }
     }
 
-    /// Returns the hash of an address, or of another small number, for one use.
+    /// Returns the hash of an address, or of another multiple of 8, for one purpose.
     #[inline(always)]
     fn hash(&self, at: usize, for_use: Use) -> u64 {
         let [a, b, c, d] = &self.0;
-        // Relaxed: the secret was written before this thread could see it as current, as the
-        // module's documentation explains.
+        // Relaxed, because a thread sees a secret as current only after it was written: see "Who
+        // writes the secrets" above.
         let state = [
             a.load(Relaxed),
             b.load(Relaxed),
             c.load(Relaxed),
             d.load(Relaxed),
         ];
-        // A message of seven bytes, which hold any address of a program.
+        // Hashes a message of seven bytes, which can hold any address of a program.
         siphash_1_3(state, (at as u64 + for_use as u64) | (7 << 56))
     }
 }
 
 /// Returns the state with which SipHash begins for a key.
 fn initial_state(key: [u64; 2]) -> [u64; 4] {
-    // "somepseudorandomlygeneratedbytes", as the paper has it.
+    // The paper's constants: "somepseudorandomlygeneratedbytes".
     [
         key[0] ^ 0x736f_6d65_7073_6575,
         key[1] ^ 0x646f_7261_6e64_6f6d,
@@ -135,33 +137,35 @@ fn sip_round([mut a, mut b, mut c, mut d]: [u64; 4]) -> [u64; 4] {
     [a, b, c.rotate_left(32), d]
 }
 
-/// Draws the process's first secret. The caller holds the lock of the caches' registry, and has not
-/// yet entered the first hardened cache there.
+/// Draws the process's first secret, if there is none yet. The caller holds the lock of the caches'
+/// registry, and enters its hardened cache there afterwards.
 fn init() {
     if !DRAWN.load(Relaxed) {
         SECRETS[0].set([sys::random(), sys::random()]);
-        // Relaxed: the registry's lock and the release of its entries order the secret for each
-        // thread that finds a hardened cache.
+        // Relaxed, because a thread reads the secret only after it has found a hardened cache in
+        // the registry. It then sees the secret, because the registry's entry is stored with
+        // release order.
         DRAWN.store(true, Relaxed);
     }
 }
 
-/// Gives a forked child a secret of its own, while it has one thread. Makes no system call but
-/// `getrandom`, and none in a process that never had a hardened cache.
+/// Gives a forked child a secret of its own. The child has one thread. Makes no system call except
+/// `getrandom`, and none if the process never had a hardened cache.
 pub(super) fn fork_child() {
     let current = CURRENT.load(Relaxed);
     if !DRAWN.load(Relaxed) || current + 1 == GENERATIONS {
         return;
     }
-    // If the kernel gives no randomness, the parent's secret still protects the child's.
+    // Mixes in a hash of the parent's secret. If the kernel gives no randomness, the new secret is
+    // as hard to guess as the parent's.
     let draw = |nth: usize| sys::random() ^ SECRETS[current].hash(8 * nth, Use::Child);
     SECRETS[current + 1].set([draw(0), draw(1)]);
-    // Release: a signal handler of this thread, the only one in the child, that sees the new
-    // generation sees the whole secret.
+    // Release, so that a signal handler that sees the new generation sees the whole secret. The
+    // child has only this thread.
     CURRENT.store(current + 1, Release);
 }
 
-/// Returns a free object's key of one generation.
+/// Returns the key that a free object has in one generation.
 #[inline(always)]
 fn key_of(generation: usize, object: *mut u8) -> u64 {
     let hash = SECRETS[generation % GENERATIONS].hash(object as usize, Use::Key);
@@ -180,7 +184,7 @@ fn has_mark(word: u64) -> bool {
     word >> HASHED & !7 == MARK
 }
 
-/// Returns whether a word is the object's key, of this process or of an ancestor.
+/// Returns whether a word is the object's key, from the secret of this process or of an ancestor.
 #[cold]
 #[inline(never)]
 fn is_key(object: *mut u8, word: u64) -> bool {
@@ -188,7 +192,8 @@ fn is_key(object: *mut u8, word: u64) -> bool {
     has_mark(word) && generation <= CURRENT.load(Relaxed) && word == key_of(generation, object)
 }
 
-/// Returns the words that may encode a link in `object`. This process's own word is first.
+/// Returns the masks with which a link in `object` may be encoded, one for each secret. The mask of
+/// this process's own secret is first.
 pub(super) fn link_masks(object: *mut u8) -> impl Iterator<Item = usize> {
     let secrets = SECRETS[..=CURRENT.load(Relaxed) % GENERATIONS].iter();
     secrets
@@ -196,7 +201,7 @@ pub(super) fn link_masks(object: *mut u8) -> impl Iterator<Item = usize> {
         .map(move |secret| secret.hash(object as usize, Use::Link) as usize)
 }
 
-/// What a hardened cache needs to know of its objects.
+/// What a hardened cache knows of its objects.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hardening {
     /// The offset of the key in an object.
@@ -208,8 +213,9 @@ pub(super) struct Hardening {
 }
 
 impl Hardening {
-    /// Returns what a cache of objects of `size` bytes needs, of which a constructor makes the
-    /// first `kept` bytes. The caller holds the lock of the caches' registry.
+    /// Returns what a hardened cache of objects of `size` bytes knows. If the cache has a
+    /// constructor, a free keeps the first `kept` bytes. The caller holds the lock of the caches'
+    /// registry.
     pub(super) fn new(size: usize, kept: Option<usize>) -> Hardening {
         let key_at = kept.map_or(0, |kept| kept.next_multiple_of(8));
         init();
@@ -239,7 +245,7 @@ impl Hardening {
         object.wrapping_add(self.key_at).cast()
     }
 
-    /// Gives a free object its key, after its first word held a link.
+    /// Gives a free object its key again, after a link has overwritten the object's first word.
     ///
     /// # Safety
     ///
@@ -252,8 +258,8 @@ impl Hardening {
         }
     }
 
-    /// Gives its key to an object from its slab. Returns false if the object held neither zero, as
-    /// a fresh object does, nor a key.
+    /// Gives its key to an object that was taken from its slab. Returns false if the object was
+    /// written to while it was free: it held no key, and not the zero of a fresh object.
     ///
     /// # Safety
     ///
@@ -269,8 +275,8 @@ impl Hardening {
         }
     }
 
-    /// Removes the key of an object if there is one. Returns false if the object held neither zero
-    /// nor a key.
+    /// Removes the key of an object if there is one. Returns false if the object was written to
+    /// while it was free: it held no key, and no zero.
     ///
     /// # Safety
     ///
@@ -286,7 +292,7 @@ impl Hardening {
         }
     }
 
-    /// Gives its key to an object that was taken without sheaves.
+    /// Gives a free object its key, whatever the object holds.
     ///
     /// # Safety
     ///
@@ -314,16 +320,16 @@ impl Hardening {
         }
     }
 
-    /// Zeroes an object that was freed, and gives it its key. Returns false, and does nothing, if
-    /// the object has a key already.
+    /// Zeroes an object that was freed, and gives it its key. Returns false and does nothing if the
+    /// object has its key already, because then it is free.
     ///
     /// # Safety
     ///
     /// The object is of this hardened cache, and no other thread uses it.
     #[inline]
     pub(super) unsafe fn scrub(&self, object: *mut u8) -> bool {
-        // SAFETY: the key lies in the object, which has `zeroed` bytes. The caller promises that no
-        // other thread uses the object.
+        // SAFETY: the key and the first `zeroed` bytes lie in the object. The caller promises that
+        // no other thread uses the object.
         unsafe {
             let word = self.word(object);
             if has_mark(*word) && is_key(object, *word) {
@@ -352,7 +358,7 @@ unsafe fn zero(object: *mut u8, size: usize) {
         }
         let words = object.cast::<u64>();
         for nth in 0..size / 8 {
-            // Volatile, because the compiler would otherwise turn the loop into a call.
+            // Writes are volatile, because the compiler would otherwise turn the loop into a call.
             words.add(nth).write_volatile(0);
         }
     }
@@ -364,15 +370,15 @@ pub(super) fn shuffle(objects: &mut [*mut u8]) {
         return;
     };
     let seed = SECRETS[CURRENT.load(Relaxed) % GENERATIONS].hash(first as usize, Use::Order);
-    // An xorshift generator. The order may reveal its seed. The seed is a hash, and does not reveal
-    // the secret.
+    // This is an xorshift generator, and the order may reveal its seed. The seed is a hash, so it
+    // does not reveal the secret.
     let mut state = seed | 1;
     for last in (1..objects.len()).rev() {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        // The upper half times the number of places, divided by 2^32: even enough, without a
-        // division.
+        // Chooses a place by the upper half times the number of places, divided by 2^32. That is
+        // even enough, and the division is a shift.
         objects.swap(last, ((state >> 32) as usize * (last + 1)) >> 32);
     }
 }

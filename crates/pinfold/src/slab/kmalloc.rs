@@ -17,13 +17,14 @@
 //! | 1152 … 65536 | an eighth of the power of two below | a ninth |
 //! | 131072 … 524288 | 65536 | a half; of blocks above 128 KiB a third |
 //!
-//! In blocks of the last row, pages that a program never touches take no memory.
+//! A block of the last row takes no memory for the pages that the program never touches.
 //!
-//! A table maps each size up to [`SMALL_MOST`] to its class. Above that, the class is computed. A
-//! slab of a class from 64 KiB on holds one object.
+//! Each size has a *class*: the smallest block size that fits. A table maps each size up to
+//! [`SMALL_MOST`] to its class. The class of a larger size is computed. A slab of a class from 64
+//! KiB on holds one object.
 //!
-//! The cache of class c has number 8 + c in the page map and in the units. So on the common path,
-//! neither `malloc` nor `free` looks up a descriptor.
+//! The cache of class c has number 8 + c in the page map and in the units. So the common path of
+//! `malloc` and `free` computes the place of a sheaf without looking up the cache's descriptor.
 
 use super::cache::{Cache, FIRST_SLOT, by_slot};
 use super::percpu::{choose_backend, units};
@@ -41,8 +42,8 @@ pub const SMALL_MOST: usize = 32 << 10;
 /// The largest class's size in bytes.
 pub const CLASS_MOST: usize = 512 << 10;
 
-/// Number of classes whose steps are 16 bytes; of these and the classes with four steps to a
-/// doubling; of these and the classes with eight steps to a doubling.
+/// Each of these three is the first class behind a row of the module's table: behind the steps of
+/// 16 bytes, behind the quarters, and behind the eighths.
 const BY_16: usize = 8;
 const BY_QUARTERS: usize = BY_16 + 4 * 3;
 const BY_EIGHTHS: usize = BY_QUARTERS + 8 * 6;
@@ -70,10 +71,11 @@ pub const SIZES: [usize; CLASSES] = {
 
 type Offsets = [u16; SMALL_MOST / 16 + 1];
 
-/// The smallest class for sizes of `16·n`, as the offset of its cache's words in the units.
+/// Entry n holds the smallest class for 16·n bytes, as the offset of its cache's words in the
+/// units.
 ///
-/// The table has 4 KiB, of which a program touches what it uses. A second, coarser table for large
-/// sizes would save memory, but cost the fast path a branch.
+/// The table has 4 KiB. A second, coarser table for large sizes would save memory, but the fast
+/// path would need a branch to choose the table.
 static OFFSETS: Offsets = {
     let mut offsets = [0; SMALL_MOST / 16 + 1];
     let (mut at, mut class) = (0, 0);
@@ -87,7 +89,8 @@ static OFFSETS: Offsets = {
     offsets
 };
 
-/// Returns the offset in the units of the class for `size` bytes, at most [`SMALL_MOST`].
+/// Returns the offset in the units of the words of the class for `size` bytes. `size` is at most
+/// [`SMALL_MOST`].
 #[inline(always)]
 fn offset_of(size: usize) -> usize {
     // The sum cannot overflow: every caller checks that the size is at most `SMALL_MOST`.
@@ -97,14 +100,15 @@ fn offset_of(size: usize) -> usize {
     usize::from(*unsafe { near!(OFFSETS, Offsets).get_unchecked(at) })
 }
 
-/// Returns the smallest class for `size` bytes, at most [`CLASS_MOST`].
+/// Returns the smallest class for `size` bytes. `size` is at most [`CLASS_MOST`].
 #[inline]
 pub fn class_of(size: usize) -> usize {
     debug_assert!(size <= CLASS_MOST);
     if size <= SMALL_MOST {
         offset_of(size) / 8 - FIRST_SLOT
     } else if size <= GRANULE {
-        // The steps here are 4 KiB, and eight of them lie below.
+        // Sizes from 32 KiB to 64 KiB are 4 KiB apart. The shift gives 8 for the first of them,
+        // which is class `BY_EIGHTHS - 8`.
         BY_EIGHTHS - 16 + ((size - 1) >> 12)
     } else {
         BY_EIGHTHS - 1 + ((size - 1) >> GRANULE_SHIFT)
@@ -114,8 +118,8 @@ pub fn class_of(size: usize) -> usize {
 /// Returns the smallest class for `size` bytes whose blocks all lie at multiples of `align`, a
 /// power of two. Returns `None` if there is none.
 ///
-/// A slab begins at a multiple of 64 KiB. So a block has the alignment of its class's size, and at
-/// most 64 KiB.
+/// A slab begins at a multiple of 64 KiB. So every block of a class lies at a multiple of each
+/// power of two up to 64 KiB that divides the class's size.
 pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
     let size = size.max(1).checked_next_multiple_of(align)?;
     if size > CLASS_MOST || align > GRANULE {
@@ -124,39 +128,41 @@ pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
     (class_of(size)..CLASSES).find(|&class| SIZES[class].is_multiple_of(align))
 }
 
-/// Returns the class that the page map's `entry` stands for, or `None` if it stands for something
-/// else.
+/// Returns the class whose number `entry`, an entry of the page map, is. Returns `None` if it is
+/// not the number of a class.
 #[inline]
 pub fn class_of_entry(entry: u16) -> Option<usize> {
     let class = usize::from(entry).wrapping_sub(FIRST_SLOT);
     (class < CLASSES).then_some(class)
 }
 
-/// Reads the facts of the machine, makes the first class's cache, and chooses the backend.
+/// Prepares the allocator: reads the facts of the machine, makes the first class's cache, and
+/// chooses the backend.
 ///
-/// Returns false if there is no memory, and while another thread, or the frame that a signal
-/// handler interrupted, is choosing the backend. Later calls cost two loads.
+/// Returns false if there is no memory. Also returns false while another thread is choosing the
+/// backend, or the frame that this signal handler interrupted. Calls after the first cost two
+/// loads.
 ///
-/// The caches of the other classes are made when they are first used, because a small program uses
-/// few of them and each touches about 900 bytes.
+/// The cache of any other class is made when it is first used. A small program uses few classes,
+/// and each cache touches about 900 bytes.
 pub fn init() -> bool {
     by_slot(FIRST_SLOT)
         .or_else(|| with_name(0, |name| Cache::create_first(name, SIZES[0])))
         .is_some_and(|_| choose_backend())
 }
 
-/// Makes the caches of all classes, for a caller that lists them. Does nothing before [`init`].
+/// Makes the caches of all classes, for a caller that lists all caches. Does nothing before
+/// [`init`].
 pub(super) fn make_all() {
     (0..CLASSES).for_each(|class| {
         cache_of(FIRST_SLOT + class);
     });
 }
 
-/// Returns the cache with number `slot`, which is a class's, and makes the cache if it does not
-/// exist yet.
+/// Returns the class's cache with number `slot`, and makes the cache if it does not exist yet.
 ///
-/// Returns `None` before [`init`], if there is no memory, while another thread forks, and in a
-/// signal handler that interrupted the allocator.
+/// Returns `None` before [`init`], and if there is no memory. May return `None` while another
+/// thread forks, and in a signal handler that interrupted the allocator.
 #[inline]
 fn cache_of(slot: usize) -> Option<&'static Cache> {
     by_slot(slot).or_else(|| {
@@ -185,48 +191,51 @@ fn with_name<R>(class: usize, f: impl FnOnce(&str) -> R) -> R {
     f(core::str::from_utf8(&name[..end]).unwrap_or("kmalloc"))
 }
 
-/// Returns words that are free for the caller of [`alloc_fast`] and [`free_fast`]. They lie in the
-/// cache line that these functions read.
+/// Returns words that the caller of [`alloc_fast`] and [`free_fast`] may use for its own purposes.
+/// They lie in the cache line that these functions read.
 #[inline(always)]
 pub fn beside() -> &'static [AtomicUsize; BESIDE] {
     units().beside()
 }
 
-/// Returns whether [`alloc_fast`] and [`free_fast`] may be called: the backend has restartable
-/// sequences, and the units know its offsets. Once true, always true.
+/// Returns whether [`alloc_fast`] and [`free_fast`] may be called. They may if the backend has
+/// restartable sequences and the units have a copy of its offsets. Once true, always true.
 pub fn has_fast_paths() -> bool {
     units().learn().is_some()
 }
 
-/// Allocates a block as [`alloc`] does, but returns null if the common path cannot serve it.
+/// Allocates a block from the CPU's main sheaf. Returns null if there is no such sheaf, or an empty
+/// one.
 ///
-/// For a caller that then calls `alloc`, and whose own fast path must contain no call. `size` is at
-/// most [`SMALL_MOST`].
+/// For a caller whose own fast path must contain no call. If this returns null, the caller calls
+/// [`alloc`].
 ///
 /// # Safety
 ///
 /// [`has_fast_paths`] has returned true, and `size` is at most [`SMALL_MOST`].
 #[inline(always)]
 pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
-    // SAFETY: every unit has a word for the class's cache at this offset. The caller promises that
-    // the backend has restartable sequences.
+    // SAFETY: every unit has a word for the class's main sheaf at this offset. `has_fast_paths`
+    // returned true, as the caller promises, so the backend has restartable sequences.
     unsafe { units().pop_rseq(offset_of(size)) }
 }
 
-/// Frees a block of the class that the page map's `entry` stands for, without a test of the
-/// backend.
+/// Frees a block. `entry` is the block's entry in the page map. Does not test which backend is in
+/// use.
 ///
 /// # Safety
 ///
-/// The caller owns the block, which is of that class, and gives it up. [`has_fast_paths`] has
-/// returned true.
+/// The caller owns the block, which is of the class with this entry, and gives it up.
+/// [`has_fast_paths`] has returned true.
 #[inline(always)]
 pub unsafe fn free_fast(block: *mut u8, entry: u16) {
     let offset = usize::from(entry) * 8;
-    // SAFETY: every unit has a word for the class's cache at this offset. The caller gives the
-    // block up, and promises that the backend has restartable sequences.
+    // SAFETY: every unit has a word for the class's main sheaf at this offset. The caller gives the
+    // block up. `has_fast_paths` returned true, as the caller promises, so the backend has
+    // restartable sequences.
     if !unsafe { units().push_rseq(offset, block) } {
-        // SAFETY: the caller gives the block up, which is of the cache at this offset.
+        // SAFETY: the caller gives the block up, and promises that it is of the class at this
+        // offset.
         unsafe { free_slow(block, offset) };
     }
 }
@@ -252,7 +261,7 @@ pub fn alloc_class(class: usize) -> *mut u8 {
 /// Allocates a block of class `class` whose first `size` bytes read as zeroes. Returns null if the
 /// system has no memory or [`init`] has not run.
 ///
-/// Writes the zeroes, with one exception: a block of more than 64 KiB that was not used since its
+/// Writes zeroes to every block, except to a block of more than 64 KiB that was not used since its
 /// memory came from the system.
 pub fn alloc_zeroed(class: usize, size: usize) -> *mut u8 {
     let (block, is_fresh) = alloc_from(class, size);
@@ -268,14 +277,14 @@ pub fn alloc_zeroed(class: usize, size: usize) -> *mut u8 {
 #[inline(always)]
 fn alloc_from(class: usize, size: usize) -> (*mut u8, bool) {
     let offset = (FIRST_SLOT + class) * 8;
-    // SAFETY: every unit has a word for the class's cache at this offset.
+    // SAFETY: every unit has a word for the class's main sheaf at this offset.
     let mut block = unsafe { units().pop_fast(offset) };
     if block.is_null() {
         block = alloc_slow(offset, size);
     }
     let has_own_slab = class >= BY_EIGHTHS && !block.is_null();
-    // SAFETY: a block of these classes is the only object of its slab, and was just allocated to
-    // this thread.
+    // SAFETY: a block of a class from `BY_EIGHTHS` on is the only object of its slab, and was just
+    // allocated to this thread.
     (block, has_own_slab && unsafe { Slab::take_fresh(block) })
 }
 
@@ -295,7 +304,7 @@ extern "C" fn alloc_slow(offset: usize, size: usize) -> *mut u8 {
 ///
 /// The caller owns the block, which is of that class.
 pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
-    // SAFETY: the caller promises that it owns the block and that the block is of this class.
+    // SAFETY: the caller promises that it owns the block, which is of this class.
     by_slot(FIRST_SLOT + class).and_then(|cache| unsafe { cache.requested(block) })
 }
 
@@ -307,7 +316,7 @@ pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
 /// The caller owns the block, which is of that class.
 pub unsafe fn set_requested(block: *mut u8, class: usize, size: usize) {
     if let Some(cache) = by_slot(FIRST_SLOT + class) {
-        // SAFETY: the caller promises that it owns the block and that the block is of this class.
+        // SAFETY: the caller promises that it owns the block, which is of this class.
         unsafe { cache.set_requested(block, size) };
     }
 }
@@ -320,15 +329,16 @@ pub unsafe fn set_requested(block: *mut u8, class: usize, size: usize) {
 #[inline(always)]
 pub unsafe fn free_class(block: *mut u8, class: usize) {
     let offset = (FIRST_SLOT + class) * 8;
-    // SAFETY: every unit has a word for the class's cache at this offset. The caller gives the
+    // SAFETY: every unit has a word for the class's main sheaf at this offset. The caller gives the
     // block up.
     if !unsafe { units().push_fast(offset, block) } {
-        // SAFETY: the caller gives the block up, which is of the cache at this offset.
+        // SAFETY: the caller gives the block up, and promises that it is of the class at this
+        // offset.
         unsafe { free_slow(block, offset) };
     }
 }
 
-/// Frees a block when the common path could not.
+/// Frees a block after the push to the CPU's main sheaf has failed.
 ///
 /// # Safety
 ///
@@ -337,18 +347,19 @@ pub unsafe fn free_class(block: *mut u8, class: usize) {
 #[inline(never)]
 unsafe extern "C" fn free_slow(block: *mut u8, offset: usize) {
     if let Some(cache) = by_slot(offset / 8) {
-        // SAFETY: the caller gives the block up, which is of this cache.
+        // SAFETY: the caller gives the block up, and promises that it is of this cache.
         unsafe { cache.free_slow(block) };
     }
 }
 
-/// Returns for how many nodes each class counts its events. Returns 0 before [`init`].
+/// Returns how many nodes each class counts its events for. Returns 0 before [`init`].
 pub fn nodes() -> usize {
     by_slot(FIRST_SLOT).map_or(0, |cache| cache.nodes().len())
 }
 
-/// Makes the class's cache and fills in its row of the statistics segment. From now on the class's
-/// slow paths count in `events`, one element for each node. Moves there what they counted before.
+/// Makes the class's cache and fills in `row`, its row of the statistics segment. From then on, the
+/// class's slow paths count in `events`, which has an element for each node. Moves the counts so
+/// far into `events`.
 pub fn describe(class: usize, row: &ClassRow, events: &'static [NodeEvents]) {
     if let Some(cache) = cache_of(FIRST_SLOT + class) {
         row.size.store(cache.size as u32, Relaxed);
@@ -359,8 +370,8 @@ pub fn describe(class: usize, row: &ClassRow, events: &'static [NodeEvents]) {
     }
 }
 
-/// Returns how many bytes are in blocks in use. Blocks in CPUs' and barns' sheaves count as in use.
-/// Takes the nodes' locks and walks their partial slabs.
+/// Returns how many bytes the blocks in use have. Blocks in CPUs' and barns' sheaves count as in
+/// use. Takes the nodes' locks and walks their partial slabs.
 pub fn in_use() -> usize {
     (0..CLASSES)
         .filter_map(|class| by_slot(FIRST_SLOT + class))
@@ -375,13 +386,13 @@ pub fn in_use() -> usize {
         .sum()
 }
 
-/// Returns whether blocks of class `class` are checked, because the process was started with
-/// debugging or hardening. Also returns true until the class's cache is made.
+/// Returns whether the class's cache checks its blocks, because the process was started with
+/// debugging or hardening. Also returns true until the cache is made.
 pub fn checks(class: usize) -> bool {
     by_slot(FIRST_SLOT + class).is_none_or(Cache::checks)
 }
 
-/// Returns the name of the cache that the page map's `entry` stands for.
+/// Returns the name of the cache whose number `entry`, an entry of the page map, is.
 pub fn name_of_entry(entry: u16) -> Option<&'static str> {
     by_slot(usize::from(entry)).map(Cache::name)
 }

@@ -1,12 +1,12 @@
-//! Reads a node's slabs without changing them: how many are in which state, and whether the records
-//! agree.
+//! Reads a node's slabs without changing them: counts the slabs in each state, and checks that the
+//! records agree.
 
 use super::cache::Cache;
 use super::info::Usage;
 use super::slabs::{BINS, EMPTY, FULL, NIL, Slab, Slabs, list_of, slab};
 
 impl Slabs {
-    /// Returns the slabs of a list.
+    /// Iterates over the slabs of list `list`.
     ///
     /// # Safety
     ///
@@ -21,10 +21,12 @@ impl Slabs {
         })
     }
 
-    /// Adds the slabs, by their states, and their objects to `usage`. Walks the partial slabs.
+    /// Adds the number of slabs in each state, and of their objects, to `usage`. Walks the partial
+    /// slabs.
     pub(super) fn tally(&self, cache: &Cache, usage: &mut Usage) {
         let (mut partial, mut used) = (0, 0);
-        // SAFETY: the caller holds the node's lock, without which it cannot reach `self`.
+        // SAFETY: the caller holds the node's lock: it reaches `self` only through the lock's
+        // guard.
         for slab in (0..BINS).flat_map(|bin| unsafe { self.list(bin) }) {
             partial += 1;
             used += cache.per_slab - slab.free as usize;
@@ -37,15 +39,15 @@ impl Slabs {
         usage.allocated += used + full * cache.per_slab;
     }
 
-    /// Returns how many objects are not free in a slab. Walks the partial slabs.
+    /// Returns how many objects are not free in their slab. Walks the partial slabs.
     pub(super) fn in_use(&self, cache: &Cache) -> usize {
         let mut usage = Usage::default();
         self.tally(cache, &mut usage);
         usage.allocated
     }
 
-    /// Checks the invariants of every partial and every empty slab. On a fault, returns what is
-    /// wrong and where the slab begins.
+    /// Checks the invariants of every partial and every empty slab. On the first fault, returns
+    /// what is wrong and where the slab begins.
     pub(super) fn validate(&self, cache: &Cache) -> Result<(), (&'static str, *const u8)> {
         let mut empty = 0;
         for list in 0..=EMPTY {
@@ -94,7 +96,8 @@ impl Slabs {
         mut f: impl FnMut(*mut u8, (*const u8, usize, bool)),
     ) {
         for list in 0..=FULL {
-            // SAFETY: the caller holds the node's lock, without which it cannot reach `self`.
+            // SAFETY: the caller holds the node's lock: it reaches `self` only through the lock's
+            // guard.
             for slab in unsafe { self.list(list) } {
                 for nth in 0..cache.per_slab {
                     let free = slab.bits[nth / 64] >> (nth % 64) & 1 == 1;

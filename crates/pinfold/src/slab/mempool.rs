@@ -8,14 +8,13 @@
 //! | `missing` | under the pool's lock | by every free |
 //! | `arrivals`, `waiting` | by any thread, sequentially consistent | by any thread |
 //!
-//! Invariant while the lock is free: `missing` = `wanted` − objects in the reserve. A free that
-//! reads `missing` as 0 gives its object to the cache. `missing` is read without the lock, so the
-//! read may miss changes by other threads. It cannot miss the change that took the object being
-//! freed out of the reserve, because the thread that took it handed the object on after that
-//! change.
+//! Invariant while the lock is free: `missing` = `wanted` − objects in the reserve. A free reads
+//! `missing` without the lock. If it reads 0, it gives its object to the cache. The read may miss
+//! changes by other threads. But it cannot miss the change that took its own object out of the
+//! reserve: the thread that took the object made that change before it passed the object on.
 //!
-//! A pool may lie at any address, but a fork must find all locks. So pools share a fixed set of
-//! locks, which lie in this module.
+//! A fork must find all locks, but a pool may lie at any address. So pools share a fixed set of
+//! locks, which are statics of this module.
 
 use super::KmemCache;
 use super::bundle::Bundle;
@@ -30,20 +29,20 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU32, AtomicUsize};
 use core::time::Duration;
 
-/// Number of locks that the pools share, in turn.
+/// The number of locks. Pools get them in turn when they are made.
 const LOCKS: usize = 16;
 static LOCK: [Lock<()>; LOCKS] = [const { Lock::new(()) }; LOCKS];
 
-/// The longest sleep of a waiter before it asks the cache again: the system may have memory again
-/// although no object was freed to the pool.
+/// The longest sleep of a waiting thread before it asks the cache again. The system may have memory
+/// again although no thread freed an object to the pool.
 const NAP: Duration = Duration::from_millis(100);
 
-/// A reserve of a cache's objects, like the kernel's `mempool_t`: up to `n` objects at a time can
-/// be had even when the system has no memory, provided that each user frees what it took.
+/// A reserve of a cache's objects, like the kernel's `mempool_t`. Users can have up to `n` objects
+/// at a time even when the system has no memory, provided that each user frees what it took.
 ///
 /// For code that needs memory in order to free memory. [`alloc`](Self::alloc) asks the cache first,
-/// and takes from the reserve only if the cache has nothing. [`free`](Self::free) fills the reserve
-/// first.
+/// and takes from the reserve only if the cache has no memory. [`free`](Self::free) fills the
+/// reserve first, and frees to the cache only if the reserve is full.
 ///
 /// ```
 /// use pinfold::slab::{KmemCache, MemPool};
@@ -59,11 +58,11 @@ const NAP: Duration = Duration::from_millis(100);
 /// ```
 pub struct MemPool<'c> {
     cache: &'c KmemCache,
-    /// Number of objects that the reserve lacks.
+    /// How many objects the reserve lacks.
     missing: AtomicUsize,
-    /// Changes each time an object comes to the reserve. Waiters sleep on this word.
+    /// Changes each time an object comes into the reserve. Waiting threads sleep on this word.
     arrivals: AtomicU32,
-    /// Number of threads in [`alloc_wait`](Self::alloc_wait).
+    /// How many threads wait in [`alloc_wait`](Self::alloc_wait).
     waiting: AtomicU32,
     lock: &'static Lock<()>,
     state: UnsafeCell<State>,
@@ -74,8 +73,8 @@ struct State {
     wanted: usize,
 }
 
-// SAFETY: the state is accessed only under the pool's lock. The other fields are atomic, or never
-// change.
+// SAFETY: threads access the state only under the pool's lock. The other fields are atomic, or
+// never change.
 unsafe impl Sync for MemPool<'_> {}
 
 impl<'c> MemPool<'c> {
@@ -107,10 +106,10 @@ impl<'c> MemPool<'c> {
     }
 
     /// Allocates an object from the cache, or from the reserve if the cache has no memory. Returns
-    /// `None` if the reserve is empty too.
+    /// `None` if the reserve is empty as well.
     ///
-    /// Costs as much as [`KmemCache::alloc`]. With the reserve, costs the cache's slow path and a
-    /// lock.
+    /// Costs as much as [`KmemCache::alloc`]. If the object comes from the reserve, costs the
+    /// cache's slow path and a lock.
     #[doc(alias = "mempool_alloc")]
     #[inline]
     pub fn alloc(&self) -> Option<NonNull<u8>> {
@@ -119,8 +118,9 @@ impl<'c> MemPool<'c> {
 
     /// Allocates an object from the reserve, even if the cache has memory.
     ///
-    /// Returns `None` if the reserve is empty, or in a signal handler that interrupted the holder
-    /// of a lock it would have to wait for. Costs a lock.
+    /// Returns `None` if the reserve is empty. Also returns `None` in a signal handler that would
+    /// have to wait for the pool's lock while its own thread holds that lock or one of the
+    /// allocator's. Costs a lock.
     #[doc(alias = "mempool_alloc_preallocated")]
     #[cold]
     pub fn alloc_preallocated(&self) -> Option<NonNull<u8>> {
@@ -134,18 +134,19 @@ impl<'c> MemPool<'c> {
         }
     }
 
-    /// Allocates an object. If there is none, waits until one is freed to the pool or the system
-    /// has memory again.
+    /// Allocates an object. If there is none, waits until a thread frees an object to the pool, or
+    /// the system has memory again.
     ///
-    /// Wait only while other threads hold objects that they will free without waiting here, as with
-    /// the kernel's pools. A signal handler must not call this.
+    /// As with the kernel's pools, a caller relies on the threads that hold objects of the pool:
+    /// they must free their objects without waiting here first. A signal handler must not call
+    /// this.
     #[doc(alias = "mempool_alloc")]
     pub fn alloc_wait(&self) -> NonNull<u8> {
         if let Some(object) = self.alloc() {
             return object;
         }
-        // Sequentially consistent, as in `free_slow`: either the free sees this waiter, or this
-        // thread sees the free's new value of `arrivals`.
+        // Sequentially consistent, as in `free_slow`. Either `free_slow` sees that this thread
+        // waits, or this thread sees the new value of `arrivals`.
         self.waiting.fetch_add(1, SeqCst);
         let object = loop {
             let arrivals = self.arrivals.load(SeqCst);
@@ -158,7 +159,7 @@ impl<'c> MemPool<'c> {
         object
     }
 
-    /// Frees an object: into the reserve if that lacks one, else into the cache.
+    /// Frees an object to the reserve if the reserve lacks one, else to the cache.
     ///
     /// Costs one load more than [`KmemCache::free`] while the reserve is full.
     ///
@@ -168,11 +169,13 @@ impl<'c> MemPool<'c> {
     #[doc(alias = "mempool_free")]
     #[inline]
     pub unsafe fn free(&self, object: NonNull<u8>) {
-        // Relaxed: the module's invariant explains why an old value does no harm.
+        // Relaxed, because an old value does no harm: see the invariant in the module's
+        // documentation.
         if self.missing.load(Relaxed) != 0 && self.free_slow(object) {
             return;
         }
-        // SAFETY: the caller promises that the object is of this cache, and gives it up.
+        // SAFETY: the caller promises that the object came from this pool or its cache, and gives
+        // it up.
         unsafe { self.cache.free(object) };
     }
 
@@ -186,7 +189,8 @@ impl<'c> MemPool<'c> {
             }
             // SAFETY: the caller of `free` gave the object up.
             if descriptor.checks() && !unsafe { descriptor.enter_reserve(object.as_ptr()) } {
-                // `free` then passes the object to the cache, which reports what is wrong with it.
+                // The object is not the cache's, or is free. `free` passes it to the cache, which
+                // reports it.
                 return false;
             }
             state.reserve.push(object).is_ok()
@@ -201,16 +205,18 @@ impl<'c> MemPool<'c> {
         true
     }
 
-    /// Changes the reserve to `n` objects: fetches what is missing, or gives back what is too much.
+    /// Changes the reserve to `n` objects. Allocates objects that are missing, or frees those that
+    /// are too many.
     ///
     /// Costs as much as [`KmemCache::prefill`] of the missing objects, and a lock for each object
-    /// that is fetched or given back.
+    /// that is allocated or freed.
     ///
     /// # Errors
     ///
     /// [`OutOfMemory`] when the system has no memory, or in a signal handler that is refused the
     /// pool's lock. If there was no memory for the records of `n` objects, the reserve is
-    /// unchanged. Otherwise the reserve has what could be fetched, and later frees fill it.
+    /// unchanged. Otherwise the reserve has as many objects as could be allocated, and later frees
+    /// fill it.
     #[doc(alias = "mempool_resize")]
     pub fn resize(&self, n: usize) -> Result<(), OutOfMemory> {
         let has_room = |state: &mut State| {
@@ -221,8 +227,8 @@ impl<'c> MemPool<'c> {
         if self.locked(has_room) != Some(true) {
             return Err(OutOfMemory);
         }
-        // Objects are freed and allocated without the lock, because a cache that checks may call a
-        // report handler.
+        // This function does not hold the lock while it frees or allocates an object: a cache that
+        // checks may call the program's report handler then, which may use the pool.
         let too_much = |state: &mut State| (state.reserve.len() > n).then(|| state.reserve.pop());
         while let Some(object) = self.locked(too_much).flatten().flatten() {
             // SAFETY: `pop` took the object out of the reserve, so this thread owns it.
@@ -250,9 +256,9 @@ impl<'c> MemPool<'c> {
     /// The object is of this cache, and the caller gives it up.
     unsafe fn give_back(&self, object: NonNull<u8>) {
         let descriptor = self.cache.descriptor;
-        // SAFETY: the caller took the object out of the reserve and owns it.
+        // SAFETY: the callers took the object out of the reserve, so this thread owns it.
         if !descriptor.checks() || unsafe { descriptor.leave_reserve(object.as_ptr()) } {
-            // SAFETY: the caller gives the object up, which is of this cache.
+            // SAFETY: the caller gives the object up, and promises that it is of this cache.
             unsafe { self.cache.free(object) };
         }
     }
@@ -263,8 +269,8 @@ impl<'c> MemPool<'c> {
         self.locked(|state| state.reserve.len()).unwrap_or(0)
     }
 
-    /// Returns how many objects the full reserve has. Takes the pool's lock. Returns 0 in a signal
-    /// handler that is refused the lock.
+    /// Returns how many objects the reserve has when it is full. Takes the pool's lock. Returns 0
+    /// in a signal handler that is refused the lock.
     pub fn wanted(&self) -> usize {
         self.locked(|state| state.wanted).unwrap_or(0)
     }
@@ -274,13 +280,14 @@ impl<'c> MemPool<'c> {
         self.cache
     }
 
-    /// Calls `f` under the pool's lock, and then updates `missing`. Returns `None` if this is a
-    /// signal handler that interrupted the holder of a lock it would have to wait for.
+    /// Calls `f` under the pool's lock, and then updates `missing`. Returns `None` in a signal
+    /// handler that would have to wait for the lock while its own thread holds this lock, another
+    /// pool's, or a lock after these in the lock order.
     fn locked<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
         let held =
             |thread| LOCK.iter().any(|lock| lock.is_held_by(thread)) || cache::is_lock_held(thread);
         let _held = self.lock.lock_unless(held)?;
-        // SAFETY: the lock is held, so no other thread accesses the state.
+        // SAFETY: `_held` holds the pool's lock, so no other thread accesses the state.
         let state = unsafe { &mut *self.state.get() };
         let answer = f(state);
         let missing = state.wanted.saturating_sub(state.reserve.len());
@@ -297,7 +304,7 @@ impl Drop for MemPool<'_> {
             // SAFETY: `pop` took the object out of the reserve, so this thread owns it.
             unsafe { self.give_back(object) };
         }
-        // SAFETY: the reserve's objects came from this cache, and no thread has them.
+        // SAFETY: the reserve's objects came from this cache, and only the reserve holds them.
         unsafe { self.state.get_mut().reserve.give_back(self.cache) };
     }
 }

@@ -1,8 +1,7 @@
 //! Object caches: objects of one layout, kept ready on each CPU.
 //!
 //! Allocating each object under a lock, or with an atomic instruction, is slow and does not scale.
-//! So free objects wait in arrays of pointers on each CPU, and move to shared places an array at a
-//! time.
+//! So each CPU keeps arrays of pointers to free objects, and moves whole arrays to shared places.
 //!
 //! ```text
 //!  alloc ◄── main sheaf ◄── spare sheaf ◄── barn ◄── partial slabs ◄── arena
@@ -10,17 +9,20 @@
 //!          no lock         no lock        node's lock  node's lock   arena's lock
 //! ```
 //!
-//! * A **sheaf** is an array of pointers to free objects (`sheaf`). Each CPU has a main sheaf,
-//!   which the fast paths pop from and push to in one critical section, and a spare sheaf
-//!   (`percpu`).
-//! * A **barn** is a node's store of full and empty sheaves, for CPUs to exchange (`node`).
-//! * A **slab** is a run cut into objects (`slabs`). Its frame has a bit for each object, set while
-//!   the object is free. Neither allocating nor freeing reads or writes an object.
-//! * An object that readers may still look at is freed deferred, and waits for a grace period
-//!   (`deferred`, [`grace`]).
-//! * Objects can be set apart: for a while ([`Prefilled`]), or for the worst case ([`MemPool`]).
+//! * A **sheaf** is an array of pointers to free objects (`sheaf`). Each CPU has a main sheaf and a
+//!   spare sheaf (`percpu`). The fast paths pop from the main sheaf, or push to it, in one
+//!   **critical section**: a restartable sequence, or a short lock where the kernel offers none.
+//! * A **barn** is a node's store of full and empty sheaves. CPUs exchange sheaves there (`node`).
+//! * A **slab** is a run of memory from the node's arena (`page`), cut into objects (`slabs`). The
+//!   run's record has a bit for each object, set while the object is free. So allocating and
+//!   freeing do not touch the objects.
+//! * A **deferred** free is for an object that other threads may still read. The object becomes
+//!   free after a grace period, when all these readers have left (`deferred`, [`grace`]).
+//! * A caller can reserve objects: for code that must not fail halfway ([`Prefilled`]), or for when
+//!   the system has no memory ([`MemPool`]).
+//! * A cache that **checks** is debugged (`debug`) or hardened (`harden`), and has no main sheaf.
 //!
-//! The fast paths take no lock. `lock` has the lock order.
+//! The module `lock` has the order in which slow paths take locks. Fast paths take none.
 
 #[cfg(feature = "allocator-api2")]
 mod allocator;
@@ -97,15 +99,14 @@ use pinfold_rseq::FenceError;
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 pub struct KmemCache {
-    /// The offset of the main sheaf's word in each unit; 0 for a cache that checks and so has none.
+    /// The offset of the main sheaf's word in each CPU's unit, or 0 for a cache that checks.
     offset: usize,
     descriptor: &'static Descriptor,
 }
 
 impl KmemCache {
-    /// Makes a cache. `name` is cut to 32 bytes. Make one for each kind of object, and keep it: its
-    /// descriptor stays mapped after `destroy`, because another thread may be [looking](caches) at
-    /// it.
+    /// Makes a cache. `name` is cut to 32 bytes. Make one cache for each kind of object, and keep
+    /// it: `destroy` leaves its descriptor mapped, because another thread may [look](caches) at it.
     ///
     /// # Errors
     ///
@@ -121,9 +122,9 @@ impl KmemCache {
         Builder::new(name, layout)
     }
 
-    /// Makes a cache whose objects are initialised by `constructor` once, when their slab is made.
-    /// Allocating does not initialise them again, so a caller frees an object in the constructed
-    /// state.
+    /// Makes a cache whose objects `constructor` initialises once, when their slab is made.
+    /// Allocating does not initialise an object again, so a caller frees an object in the
+    /// constructed state.
     ///
     /// # Errors
     ///
@@ -132,7 +133,7 @@ impl KmemCache {
     /// # Safety
     ///
     /// `constructor` initialises an object of `layout` at the address that it is given. It does not
-    /// unwind, and does not use this cache: a node's lock is held meanwhile.
+    /// unwind. It does not use this cache, because its caller holds a node's lock.
     pub unsafe fn with_constructor(
         name: &str,
         layout: Layout,
@@ -151,10 +152,10 @@ impl KmemCache {
         KmemCache { offset, descriptor }
     }
 
-    /// Allocates an object, which is uninitialised unless the cache has a constructor. Returns
-    /// `None` if the system has no memory, or in a signal handler that interrupted a slow path.
+    /// Allocates an object, uninitialised unless the cache has a constructor. Returns `None` if the
+    /// system has no memory. May return `None` in a signal handler that interrupted a slow path.
     ///
-    /// Costs one critical section; once in a sheaf, an exchange under the node's lock, or a system
+    /// Costs one critical section. If both sheaves are empty, costs a lock and perhaps a system
     /// call.
     #[doc(alias = "kmem_cache_alloc")]
     #[inline(always)]
@@ -162,7 +163,7 @@ impl KmemCache {
         if self.offset == 0 {
             return NonNull::new(self.descriptor.alloc_checked());
         }
-        // SAFETY: `offset` is the place of this cache's main sheaf, so the word is 0 or a stack.
+        // SAFETY: each unit has this cache's main sheaf at `offset`. The word is 0 or a stack.
         let object = unsafe { units().pop_fast(self.offset) };
         if object.is_null() {
             return NonNull::new(self.descriptor.alloc_slow());
@@ -171,7 +172,7 @@ impl KmemCache {
         Some(unsafe { NonNull::new_unchecked(object) })
     }
 
-    /// Frees an object. Never fails, and costs what [`alloc`](Self::alloc) costs.
+    /// Frees an object. Never fails. Costs as much as [`alloc`](Self::alloc).
     ///
     /// # Safety
     ///
@@ -185,17 +186,17 @@ impl KmemCache {
             // SAFETY: the caller promises that the object is this cache's and unused.
             return unsafe { self.descriptor.free_checked(object.as_ptr()) };
         }
-        // SAFETY: `offset` is the place of this cache's main sheaf; the caller gives the object up.
+        // SAFETY: each unit has this cache's main sheaf at `offset`. The caller gives `object` up.
         if !unsafe { units().push_fast(self.offset, object.as_ptr()) } {
             // SAFETY: the caller promises that the object is this cache's and unused.
             unsafe { self.descriptor.free_slow(object.as_ptr()) };
         }
     }
 
-    /// Allocates an object from the memory of node `node`, or of another node if that one has none,
-    /// which [`statistics`](Self::statistics) count. Bypasses the CPU's sheaves, and takes the
-    /// node's lock. Nodes are numbered as in [`Zone`](crate::vmstat::Zone), and `node` is taken
-    /// modulo their number.
+    /// Allocates an object from the memory of node `node`. If that node has none, allocates from
+    /// another node, and [`statistics`](Self::statistics) count this. Bypasses the CPU's sheaves,
+    /// and takes the node's lock. Nodes are numbered as in [`Zone`](crate::vmstat::Zone), and
+    /// `node` is taken modulo their number.
     #[doc(alias = "kmem_cache_alloc_node")]
     pub fn alloc_node(&self, node: usize) -> Option<NonNull<u8>> {
         let ask = Ask::only(node % nodes::real());
@@ -204,8 +205,8 @@ impl KmemCache {
         NonNull::new(object[0])
     }
 
-    /// Fills `objects` from its start. Returns how many it filled: fewer only if `alloc` would
-    /// fail. Takes a sheaf's objects in one critical section, and the rest from the slabs under one
+    /// Fills `objects` from its start. Returns how many it filled: fewer than asked only if `alloc`
+    /// would fail. Takes a sheaf's objects in one critical section, and the rest under the node's
     /// lock.
     #[doc(alias = "kmem_cache_alloc_bulk")]
     pub fn alloc_bulk(&self, objects: &mut [*mut u8]) -> usize {
@@ -218,8 +219,7 @@ impl KmemCache {
         }
         let mut got = 0;
         while got < objects.len() {
-            // SAFETY: `offset` is the place of this cache's main sheaf, so the word is 0 or a
-            // stack.
+            // SAFETY: each unit has this cache's main sheaf at `offset`. The word is 0 or a stack.
             let popped = unsafe { units().pop_batch(self.offset, &mut objects[got..]) };
             got += popped;
             if got == objects.len() {
@@ -242,7 +242,7 @@ impl KmemCache {
         got
     }
 
-    /// Frees objects: as many in one critical section as the sheaf has room for.
+    /// Frees objects. Each critical section frees as many as the CPU's sheaf has room for.
     ///
     /// # Safety
     ///
@@ -255,13 +255,13 @@ impl KmemCache {
             return objects.iter().for_each(free);
         }
         if let [one] = objects {
-            // SAFETY: the caller promises that this is an unused object of this cache: it is not
-            // null.
+            // SAFETY: the caller promises that this is an object of this cache, so it is not null,
+            // and that no thread uses it.
             return unsafe { self.free(NonNull::new_unchecked(*one)) };
         }
         let mut given = 0;
         while given < objects.len() {
-            // SAFETY: `offset` is the place of this cache's main sheaf; the caller gives the
+            // SAFETY: each unit has this cache's main sheaf at `offset`. The caller gives the
             // objects up.
             given += unsafe { units().push_batch(self.offset, &objects[given..]) };
             if let Some(&object) = objects.get(given) {
@@ -272,15 +272,14 @@ impl KmemCache {
         }
     }
 
-    /// Gives all free memory of the cache back to the arena, also that of objects in CPUs' sheaves.
-    /// Returns how many slabs. Interrupts the CPUs that run threads of this process once. Waits for
-    /// the readers of objects [freed deferred](Self::free_deferred), so a reader must not call
-    /// this.
+    /// Gives all free memory of the cache back to the arena, including objects in CPUs' sheaves.
+    /// Returns how many slabs went back. Interrupts each CPU that runs a thread of this process.
+    /// Waits for the readers of objects [freed deferred](Self::free_deferred), so a reader must not
+    /// call this.
     ///
     /// # Errors
     ///
-    /// [`FenceError`], if the kernel cannot fence. The CPUs' sheaves then stay, and the rest is
-    /// given back.
+    /// [`FenceError`], if the kernel cannot fence. The CPUs' sheaves then stay; the rest goes back.
     #[doc(alias = "kmem_cache_shrink")]
     pub fn shrink(&self) -> Result<usize, FenceError> {
         let drained = self.drain();
@@ -293,13 +292,13 @@ impl KmemCache {
         nodes.map(|node| node.shrink(self.descriptor)).sum()
     }
 
-    /// Destroys the cache and gives its memory back. Waits, as dropping the cache does, for the
-    /// readers of objects [freed deferred](Self::free_deferred).
+    /// Destroys the cache and gives its memory back. Waits for the readers of objects [freed
+    /// deferred](Self::free_deferred); so does dropping the cache.
     ///
     /// # Errors
     ///
-    /// [`Leak`], if objects are in use or the kernel cannot fence. It holds the cache, which still
-    /// works.
+    /// [`Leak`], if objects are in use or the kernel cannot fence. The error holds the working
+    /// cache.
     #[doc(alias = "kmem_cache_destroy")]
     pub fn destroy(self) -> Result<(), Leak> {
         let drained = self.drain();
@@ -311,7 +310,7 @@ impl KmemCache {
                 cache: self,
             });
         }
-        // `drop` retires the descriptor.
+        // The end of `self`'s scope calls `drop`, which retires the descriptor.
         Ok(())
     }
 
@@ -322,8 +321,8 @@ impl KmemCache {
     }
 
     /// Checks the cache's records: each slab's count of free objects, the links of the lists, and
-    /// that no object in a barn is also free in its slab. For a debugged cache, also checks every
-    /// byte around its objects and repairs the wrong ones. Takes the nodes' locks.
+    /// that no object in a barn is also free in its slab. For a debugged cache, also checks the
+    /// bytes around its objects, and repairs wrong ones. Takes the nodes' locks.
     ///
     /// # Errors
     ///
@@ -357,8 +356,8 @@ impl KmemCache {
         }
     }
 
-    /// Reports the first sixteen objects in use to `f`, with what a debugged cache recorded of
-    /// them. Returns how many objects are in use, or 0 if the cache is not debugged.
+    /// Reports the first sixteen objects in use of a debugged cache to `f`, with what the cache
+    /// recorded of them. Returns how many objects are in use, or 0 if the cache is not debugged.
     pub fn leaks_with(&self, mut f: impl FnMut(&debug::Report<'_>)) -> usize {
         self.faults(true, &mut f).map_or(0, |first| first.errors)
     }
@@ -423,7 +422,7 @@ impl fmt::Debug for KmemCache {
 /// A cache could not be destroyed.
 #[derive(Debug)]
 pub struct Leak {
-    /// How many objects are not free in a slab; may be 0 if the kernel cannot fence.
+    /// How many objects are not free in a slab. May be 0 if the kernel cannot fence.
     pub objects: usize,
     /// The cache, which still works.
     pub cache: KmemCache,
@@ -454,7 +453,7 @@ impl fmt::Display for Leak {
 
 impl core::error::Error for Leak {}
 
-/// Wrong records of a cache, or wrong bytes around its objects: a stray write.
+/// A fault in a cache's records, or in the bytes around its objects. The cause is a stray write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inconsistency {
     /// The first fault.
@@ -477,8 +476,8 @@ impl fmt::Display for Inconsistency {
 
 impl core::error::Error for Inconsistency {}
 
-/// Gives all free memory of all caches back to the system, also that of objects in CPUs' sheaves.
-/// Returns how many bytes. Interrupts the CPUs that run threads of this process once.
+/// Gives all free memory of all caches back to the system, including objects in CPUs' sheaves.
+/// Returns how many bytes went back. Interrupts each CPU that runs a thread of this process.
 ///
 /// # Errors
 ///

@@ -1,10 +1,9 @@
 //! A cache's part on one node: the barn and the slabs, under one lock.
 //!
-//! A CPU runs out of objects, or of room for them, once in a sheaf. Giving objects to their slabs
-//! one by one each time would make these slow paths slow. So a CPU exchanges an empty sheaf for a
-//! full one, or the reverse, at the node's barn, which touches none of the objects. Objects go to
-//! slabs only when the barn has more full sheaves than its bound, and come from slabs only when it
-//! has none.
+//! When a CPU's sheaf is empty or full, moving each of its objects from or to a slab would make the
+//! slow path slow. So the CPU exchanges an empty sheaf for a full one at the node's barn, or the
+//! reverse. The exchange touches none of the objects. Objects go to slabs only when the barn has
+//! more full sheaves than its bound. They come from slabs only when the barn has no full sheaf.
 //!
 //! # Who may write what
 //!
@@ -29,18 +28,19 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr};
 
-/// Empty sheaves that a barn keeps. The others go to the pool that all caches share.
+/// The most empty sheaves that a barn keeps. More go to the pool that all caches share (`sheaf`).
 const EMPTY_MOST: usize = 10;
 
-/// Milliseconds between two calls of [`Node::release_idle`] that do anything.
+/// The fewest milliseconds between two calls of [`Node::release_idle`] that do anything.
 const IDLE_FOR: u32 = 450;
 
-/// The capacity of sheaves while a cache's slabs are sparse. Objects that move only between callers
-/// and sheaves keep their slabs in use. Small sheaves send more frees to the slabs, and more
-/// allocations to the fullest slabs, so that the sparse slabs drain.
+/// The capacity of sheaves while a cache's slabs are [sparse](Slabs::is_sparse). An object that
+/// moves only between callers and sheaves keeps its slab in use. With small sheaves, more freed
+/// objects reach their slabs, and more objects come from the fullest slabs. So the other slabs
+/// drain.
 const SPARSE_CAPACITY: usize = 8;
-/// The most exchanges with small sheaves in one tick of the coarse clock, some milliseconds. Beyond
-/// it, sheaves have their full size, so that a burst is not slowed down.
+/// The most exchanges with small sheaves in one tick of the coarse clock, some milliseconds. Later
+/// exchanges of a tick use sheaves of full size, so that a burst of calls stays fast.
 const SPARSE_EXCHANGES: u32 = 256;
 
 /// What the node's lock protects.
@@ -48,28 +48,28 @@ pub(super) struct Stock {
     full: SheafList,
     empty: SheafList,
     pub(super) slabs: Slabs,
-    /// The smallest number of full sheaves since [`Node::release_idle`] last looked.
+    /// The smallest number of full sheaves since [`Node::release_idle`] last did its work.
     idle: usize,
-    /// When `release_idle` last looked, in milliseconds, wrapping.
+    /// When `release_idle` last did its work, in milliseconds, wrapping.
     looked: u32,
     /// Exchanges with small sheaves since the coarse clock showed `counted` milliseconds, wrapping.
     exchanges: u32,
     counted: u32,
 }
 
-// SAFETY: the sheaves and slabs in the lists belong to the holder of the lock, on any thread.
+// SAFETY: the sheaves and slabs in the lists belong to the lock's holder, whichever thread it is.
 unsafe impl Send for Stock {}
 
 /// A cache's part on one node.
 pub(super) struct Node {
     pub(super) stock: Lock<Stock>,
-    /// Objects freed by threads that could not take the lock: a signal handler that interrupted a
-    /// holder, or a thread that would have waited for a fork. Each holds a link to the next.
+    /// The first of the objects freed while the lock could not be taken: in a signal handler that
+    /// interrupted the holder, or during a fork. Each holds a link to the next (`aside`).
     pub(super) set_aside: AtomicPtr<u8>,
-    /// Where the slow paths count: `own_events`, or the row in the statistics segment.
+    /// Where the slow paths count: `own_events`, or words in the statistics segment (`events`).
     pub(super) events: AtomicPtr<NodeEvents>,
     pub(super) own_events: &'static NodeEvents,
-    /// Whether sparse slabs drained when a sheaf was exchanged last.
+    /// Whether the last exchange of a sheaf found that sparse slabs should drain.
     sparse: AtomicBool,
 }
 
@@ -92,8 +92,8 @@ impl Node {
         }
     }
 
-    /// Returns whether sparse slabs should drain: a CPU then keeps no spare sheaf. A hint, read
-    /// without the lock.
+    /// Returns whether the slabs are sparse and should drain. If so, a CPU keeps no spare sheaf. A
+    /// hint, read without the lock.
     pub(super) fn is_sparse(&self) -> bool {
         self.sparse.load(Relaxed)
     }
@@ -101,8 +101,8 @@ impl Node {
     /// Takes the lock. Returns `None` in each of these cases:
     ///
     /// * an interrupted frame of this thread holds this lock;
-    /// * the thread would have to wait while an interrupted frame of it holds a lock of the same
-    ///   kind or one that comes later in the lock order;
+    /// * the thread would have to wait, and an interrupted frame of this thread holds a node's
+    ///   lock, or a lock after it in the lock order;
     /// * the thread would have to wait for the forking thread.
     pub(super) fn stock(&self) -> Option<Guard<'_, Stock>> {
         self.stock.lock_or_divert(cache::is_lock_held)
@@ -113,9 +113,9 @@ impl Node {
         self.stock.lock_unless(cache::is_lock_held)
     }
 
-    /// Takes the lock to allocate from `cache` or to free to it. For one of malloc's caches,
-    /// returns `None` instead of waiting for a fork, because malloc can use a separate mapping for
-    /// the block.
+    /// Takes the lock to allocate from `cache` or to free to it. Waits for a fork to end, with one
+    /// exception: for a size class of malloc, returns `None`, because malloc can serve the block
+    /// from a separate mapping.
     pub(super) fn stock_of(&self, cache: &Cache) -> Option<Guard<'_, Stock>> {
         match cache.class() {
             Some(_) => self.stock(),
@@ -135,7 +135,7 @@ impl Node {
         let events = page::alloc_meta(Layout::array::<NodeEvents>(count).ok()?)?;
         let events = events.cast::<NodeEvents>();
         for nth in 0..count {
-            // SAFETY: both blocks have room for `count`, and no other thread knows them.
+            // SAFETY: both blocks have room for `count` elements, and no other thread knows them.
             // `alloc_meta` gives memory that is never unmapped.
             unsafe {
                 events.add(nth).write(NodeEvents::new());
@@ -146,14 +146,14 @@ impl Node {
         Some(unsafe { core::slice::from_raw_parts(nodes.as_ptr(), count) })
     }
 
-    /// Returns a sheaf with objects, from the barn or filled from slabs, in exchange for `empty`.
+    /// Exchanges `empty` for a sheaf with objects, from the barn or filled from slabs.
     ///
     /// # Errors
     ///
-    /// * The lock cannot be taken: returns `empty`.
-    /// * The slabs have no objects, and the system has no memory for a slab: returns an empty
-    ///   sheaf.
-    /// * The system has no memory for a sheaf: returns `None`.
+    /// * Returns `empty` if the lock cannot be taken.
+    /// * Returns an empty sheaf if the slabs have no free objects and the node has no memory for a
+    ///   slab.
+    /// * Returns `None` if the system has no memory for a sheaf.
     pub(super) fn exchange_for_full(
         &self,
         cache: &Cache,
@@ -167,7 +167,7 @@ impl Node {
         stock.count(SlabEvent::AllocSlowpath, 1);
         self.sparse.store(stock.is_draining(cache), Relaxed);
         self.take_back(cache, &mut stock);
-        // A hardened cache takes full sheaves by `exchange_quarantined` instead.
+        // A hardened cache takes full sheaves from the barn only in `exchange_quarantined`.
         let from_barn = cache.hardening.is_none();
         if let Some(full) = from_barn.then(|| stock.full.take()).flatten() {
             if let Some(empty) = empty {
@@ -200,8 +200,8 @@ impl Node {
         }
     }
 
-    /// Returns the oldest full sheaf of a hardened cache in exchange for `empty`, if at least
-    /// [`QUARANTINE`] full sheaves remain.
+    /// Exchanges `empty` for the oldest full sheaf of a hardened cache, if at least [`QUARANTINE`]
+    /// full sheaves remain in the barn.
     ///
     /// # Errors
     ///
@@ -226,12 +226,12 @@ impl Node {
         Ok(full)
     }
 
-    /// Returns a sheaf with room in exchange for `full`, which goes to the barn. If the barn then
-    /// has too many full sheaves, the objects of the oldest go to their slabs.
+    /// Exchanges `full`, which goes to the barn, for a sheaf with room. If the barn then has too
+    /// many full sheaves, the objects of the oldest go to their slabs.
     ///
     /// # Errors
     ///
-    /// Returns `full` if the lock cannot be taken, and `None` if there is no memory for a new
+    /// Returns `full` if the lock cannot be taken. Returns `None` if there is no memory for a new
     /// sheaf.
     pub(super) fn exchange_for_empty(
         &self,
@@ -261,12 +261,11 @@ impl Node {
         stock.take_empty(cache)
     }
 
-    /// Puts a sheaf into the barn. If the barn then has too many full sheaves, the objects of the
-    /// oldest go to their slabs.
+    /// Puts a sheaf into the barn. If the barn then has too many full sheaves, gives the objects of
+    /// the oldest to their slabs. If the lock cannot be taken, sets each object aside.
     pub(super) fn put(&self, cache: &Cache, mut sheaf: Sheaf) {
         let Some(mut stock) = self.stock() else {
-            // The lock cannot be taken, because a signal handler interrupted the holder, or another
-            // thread forks. Each object goes aside.
+            // A signal handler interrupted the holder, or another thread forks.
             for &mut object in sheaf.objects() {
                 self.set_aside(cache, object);
             }
@@ -283,9 +282,9 @@ impl Node {
         }
     }
 
-    /// Gives the objects of the oldest full sheaves to their slabs, of two sheaves at most, while
-    /// the barn has more than its bound. The newest sheaves stay, because their objects are
-    /// likelier to be in the processor's caches. Returns a sheaf that was emptied.
+    /// While the barn has more full sheaves than its bound, gives the objects of the oldest to
+    /// their slabs, of at most two sheaves. The newest sheaves stay, because their objects are
+    /// likelier to be in the processor's caches. Returns a sheaf that it emptied, if any.
     fn flush_oldest(&self, cache: &Cache, stock: &mut Stock) -> Option<Sheaf> {
         let most = match stock.drains(cache) {
             true => 0,
@@ -306,7 +305,7 @@ impl Node {
         emptied
     }
 
-    /// Takes objects from slabs, without sheaves. Returns how many.
+    /// Fills `objects` from slabs, from its start. Returns how many objects it took.
     pub(super) fn take_objects(&self, cache: &Cache, ask: Ask, objects: &mut [*mut u8]) -> usize {
         let Some(mut stock) = self.stock_of(cache) else {
             return 0;
@@ -319,11 +318,11 @@ impl Node {
         taken
     }
 
-    /// Gives objects of this node to their slabs, without sheaves.
+    /// Gives objects of this node to their slabs, or sets each aside if the lock cannot be taken.
     ///
     /// # Safety
     ///
-    /// The objects are free, no other thread holds them, and their memory is this node's.
+    /// The caller owns the objects, which are free, and their memory is this node's.
     pub(super) unsafe fn give_objects(&self, cache: &Cache, objects: &[*mut u8]) {
         let Some(mut stock) = self.stock() else {
             objects
@@ -332,12 +331,13 @@ impl Node {
             return;
         };
         stock.count(SlabEvent::Flushed, objects.len());
-        // SAFETY: the caller promises that the objects are free and of this node; the lock is held.
+        // SAFETY: the lock is held. The caller promises that it owns the objects, and that they are
+        // this node's.
         unsafe { stock.slabs.give(cache, objects) };
     }
 
-    /// Moves all objects of the barn to their slabs, and gives empty slabs back. Returns how many
-    /// slabs.
+    /// Moves all objects of the barn to their slabs, and gives all empty slabs back to the arena.
+    /// Returns how many slabs went back.
     pub(super) fn shrink(&self, cache: &Cache) -> usize {
         let stock = self.stock_after_fork();
         stock.map_or(0, |mut stock| self.empty(cache, &mut stock))
@@ -363,9 +363,9 @@ impl Node {
         stock.slabs.shrink(cache)
     }
 
-    /// Gives back what was not needed since the last call, if that call is [`IDLE_FOR`] ago:
-    /// objects of full sheaves to their slabs, empty slabs to the arena, and pages of free objects
-    /// to the system.
+    /// Gives back what was not needed since the last call: objects of full sheaves to their slabs,
+    /// empty slabs to the arena, and pages of free objects to the system. Does nothing if the last
+    /// call that worked is less than [`IDLE_FOR`] milliseconds ago.
     pub(super) fn release_idle(&self, cache: &Cache, now: u32) {
         let Some(mut stock) = self.stock() else {
             return;
@@ -386,8 +386,8 @@ impl Node {
         stock.slabs.purge_idle(cache, PERIODS);
     }
 
-    /// Gives pages of free objects back, of slabs that were left alone for `periods`. Returns
-    /// whether there may be more such slabs.
+    /// Gives back pages of free objects, in slabs that were left alone for `periods` periods of
+    /// about half a second. Returns whether there may be more such slabs.
     pub(super) fn purge_more(&self, cache: &Cache, periods: u32) -> bool {
         let stock = self.stock();
         stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache, periods))
@@ -400,13 +400,13 @@ impl Node {
             .map_or(0, |stock| stock.slabs.in_use(cache))
     }
 
-    /// Adds this node's slabs, its barn's sheaves, the objects in both, and its counts to
+    /// Adds this node's slabs, its barn's full sheaves, the objects in both, and its counts to
     /// `reading`.
     pub(super) fn tally(&self, cache: &Cache, reading: &mut Reading) {
         let Some(mut stock) = self.stock_after_fork() else {
             return;
         };
-        // Objects set aside are free, but would count as in use.
+        // The objects set aside are free, but their slabs still count them as in use.
         self.take_back(cache, &mut stock);
         reading.usage.barn_sheaves += stock.full.length;
         reading.usage.barn_objects += stock.full.objects();
@@ -424,8 +424,8 @@ impl Node {
         let mut answer = Ok(());
         while let Some(mut sheaf) = stock.full.take() {
             for &mut object in sheaf.objects() {
-                // SAFETY: the page map says that the object lies in a slab of this cache, whose
-                // frame is readable. The lock is held.
+                // SAFETY: the page map says that the object lies in a slab of this cache, and the
+                // lock is held.
                 let free = page::entry(object as usize) != cache.slot
                     || unsafe { (*slab_of(object)).is_free(cache, object) };
                 if free {
@@ -444,20 +444,21 @@ impl Node {
         let objects = sheaf.objects();
         stock.count(SlabEvent::Flushed, objects.len());
         stock.count(SlabEvent::SheafFlush, objects.len());
-        // SAFETY: objects in a sheaf are free. `send_home` removed those of other nodes before the
-        // sheaf came to this barn. The lock is held.
+        // SAFETY: the lock is held. The objects in a sheaf are free, and this node's: `send_home`
+        // removed those of other nodes before the sheaf came to this barn.
         unsafe { stock.slabs.give(cache, objects) };
         sheaf.set_len(0);
     }
 }
 
 impl Stock {
-    /// Returns whether the slabs are sparse, and there were few exchanges lately.
+    /// Returns whether the slabs are sparse, and few exchanges used small sheaves lately.
     fn is_draining(&self, cache: &Cache) -> bool {
         self.exchanges <= SPARSE_EXCHANGES && self.slabs.is_sparse(cache)
     }
 
-    /// Returns whether this exchange uses small sheaves and no barn, so that sparse slabs drain.
+    /// Returns whether this exchange uses small sheaves and keeps no full sheaf in the barn, so
+    /// that sparse slabs drain. Counts the exchange.
     fn drains(&mut self, cache: &Cache) -> bool {
         if !self.slabs.is_sparse(cache) {
             return false;
@@ -470,7 +471,7 @@ impl Stock {
         self.exchanges <= SPARSE_EXCHANGES
     }
 
-    /// Returns the capacity of a sheaf that is filled or emptied now.
+    /// Returns the capacity for a sheaf that is filled or emptied now.
     fn capacity(&mut self, cache: &Cache) -> usize {
         match self.drains(cache) {
             true => cache.capacity().min(SPARSE_CAPACITY),

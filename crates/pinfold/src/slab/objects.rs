@@ -9,11 +9,12 @@ use core::sync::atomic::Ordering::Relaxed;
 /// The bytes of a cache line.
 const LINE: usize = 64;
 
-/// Returns log2 of a distance in objects of `size` bytes. Objects that a fresh slab hands out one
-/// after the other lie that far apart, so that they share no cache line.
+/// Returns log2 of the distance, in objects of `size` bytes, at which a fresh slab hands out
+/// objects one after the other. At that distance, two objects share no cache line.
 ///
-/// Two threads that run on one CPU in turn get such objects. If these shared a line, the threads
-/// would slow each other down from then on, whatever CPUs they run on.
+/// Two threads that run on one CPU in turn may get two objects that were handed out one after the
+/// other. If these objects shared a line, each thread's writes would slow the other thread down
+/// when they later run on different CPUs.
 fn lines_apart(size: usize) -> u32 {
     let is_far =
         |&shift: &u32| (size << shift).is_multiple_of(LINE) || ((1 << shift) - 1) * size >= LINE;
@@ -26,16 +27,15 @@ impl Slab {
         self.start
     }
 
-    /// Returns whether the only object of a slab reads as zeroes, because it was never handed out.
-    /// Returns true to the first caller only.
+    /// Returns whether the only object of a slab reads as zeroes, because no caller had the object
+    /// before. Returns true to the first caller only.
     ///
     /// # Safety
     ///
     /// The caller holds `object`, which is the only one of its slab.
     pub(super) unsafe fn take_fresh(object: *mut u8) -> bool {
-        // SAFETY: the slab stays while its object is in use. Meanwhile only the object's holder
-        // accesses `fresh`: the slab is in no list, or in the list of full slabs, and the holder of
-        // the lock uses other fields.
+        // SAFETY: the slab stays as long as its object is in use. Meanwhile, only the thread that
+        // holds the object accesses `fresh`: the holder of the node's lock accesses other fields.
         unsafe {
             let fresh = &raw mut (*slab_of(object)).fresh;
             fresh.read() && {
@@ -45,8 +45,8 @@ impl Slab {
         }
     }
 
-    /// Takes free objects into `slots` from its end, those of the lowest word of bits first.
-    /// Returns how many.
+    /// Takes free objects into `slots`, from its end. Takes the objects of the lowest word of bits
+    /// first. Returns how many objects it took.
     pub(super) fn take(&mut self, size: usize, slots: &mut [*mut u8]) -> usize {
         let wanted = slots.len().min(self.free as usize);
         let mut place = slots.len();
@@ -57,8 +57,9 @@ impl Slab {
             let mut bits = self.bits[word];
             let base = self.start.wrapping_add(word * 64 * size);
             if bits == u64::MAX && place - last >= 64 {
-                // All 64 objects are free and wanted, so no search for bits is needed. Every object
-                // number that is a multiple of 2^shift comes first, then the numbers behind these.
+                // All 64 objects are free and wanted, so no search for bits is needed. The object
+                // numbers that are multiples of 2^shift come first, then the numbers one higher,
+                // and so on.
                 for (nth, slot) in slots[place - 64..place].iter_mut().rev().enumerate() {
                     let apart = nth << shift & 63 | nth >> (6 - shift);
                     *slot = base.wrapping_add(apart * size);
@@ -79,11 +80,12 @@ impl Slab {
         wanted
     }
 
-    /// Sets the bits of the first of `objects`, and of those after it that share its word of bits.
-    /// Returns how many.
+    /// Frees the first of `objects`, and the objects directly after it whose bits are in the same
+    /// word. Returns how many objects it freed.
     ///
-    /// Objects that were allocated together are often freed together, so that one write frees many.
-    /// Ends the process if an address is not the start of an object, or the object is free already.
+    /// Objects that were allocated together are often freed together, so one write to the word
+    /// often frees many. Ends the process if an address is not the start of an object, or the
+    /// object is free already.
     pub(super) fn put(&mut self, cache: &Cache, objects: &[*mut u8]) -> usize {
         let start = self.start as usize;
         let word = cache.nth(objects[0] as usize - start) / 64;
@@ -115,7 +117,7 @@ impl Slab {
         count
     }
 
-    /// Ends the process: one of `objects` is free already, or is there twice.
+    /// Ends the process, because one of `objects` is free already, or occurs twice in the slice.
     #[cold]
     fn double_free(&self, cache: &Cache, objects: &[*mut u8]) -> ! {
         let free = objects.iter().find(|&&object| self.is_free(cache, object));
@@ -130,28 +132,29 @@ impl Slab {
         ))
     }
 
-    /// Returns the slab's start, an object's number, and whether the object is free.
+    /// Returns the slab's start, the number of the object at `slot`, and whether the object is
+    /// free. The caller holds the node's lock.
     pub(super) fn state(&self, cache: &Cache, slot: *mut u8) -> (*const u8, usize, bool) {
         let nth = cache.nth(slot as usize - self.start as usize);
         (self.start, nth, self.is_free(cache, slot))
     }
 
-    /// Reads an object's free bit without the lock. While the caller holds the object, "not free"
-    /// cannot change.
+    /// Reads an object's free bit without the lock. If the caller holds the object, the answer is
+    /// "not free" and cannot change meanwhile.
     ///
     /// # Safety
     ///
     /// The object is one of `cache`'s, and its slab has not gone back to the arena.
     pub(super) unsafe fn is_free_now(cache: &Cache, object: *mut u8) -> bool {
-        // SAFETY: the caller promises that the slab is there. Its start does not change until the
-        // slab goes back.
+        // SAFETY: the caller promises that the slab has not gone back to the arena. Until then, its
+        // start does not change.
         let (slab, start) = unsafe {
             let slab = slab_of(object);
             (slab, (&raw const (*slab).start).read())
         };
         let nth = cache.nth(object as usize - start as usize);
-        // SAFETY: `nth` is below the number of objects, so the word is one of the slab's. Other
-        // threads may change its other bits, so the read is atomic.
+        // SAFETY: `nth` is below the number of objects, so the word is one of the slab's. The read
+        // is atomic, because other threads may change other bits of the word.
         let word =
             unsafe { AtomicU64::from_ptr((&raw mut (*slab).bits).cast::<u64>().add(nth / 64)) };
         word.load(Relaxed) >> (nth % 64) & 1 == 1

@@ -1,14 +1,14 @@
 //! Each CPU's sheaves of every cache, and how sheaves move between CPUs, barns and threads.
 //!
 //! A thread can be preempted, moved to another CPU, or interrupted by a signal handler between any
-//! two instructions. If a slow path could be caught between taking a sheaf out of one place and
-//! noting that in another, two threads might use one sheaf. So every move of a sheaf is one
-//! operation on one word.
+//! two instructions. If a move of a sheaf took two steps, a second thread might find the sheaf
+//! between these steps, and two threads might use one sheaf. So a thread takes a sheaf out of a
+//! unit, or puts a sheaf into it, by one operation on one word.
 //!
 //! # The unit
 //!
-//! Each CPU has a unit of 128 KiB. Cache number n has four words in it. A word is 0 (no sheaf), or
-//! the word of a [`Sheaf`]:
+//! A *unit* is the memory of one CPU: 128 KiB. Cache number n has four words in each unit. A word
+//! is 0, for no sheaf, or the word of a [`Sheaf`]:
 //!
 //! | offset | sheaf | use |
 //! |---|---|---|
@@ -23,26 +23,30 @@
 //!
 //! # Who may write a word
 //!
-//! 1. An operation of [`UNITS`] on the CPU that the unit belongs to: a critical section, or on
-//!    atomics a short lock.
-//! 2. A thread that holds [`STOPPING`] and has stopped the unit ([`drain`], `idle`). No operation
-//!    touches the unit meanwhile.
+//! 1. An operation of [`UNITS`] on the unit's CPU. The operation is a critical section. On the
+//!    atomic backend, a short lock in the unit replaces the critical section.
+//! 2. A thread that holds [`STOPPING`] and has stopped the unit ([`drain`], `idle`). While the unit
+//!    is stopped, operations on it fail.
 //!
 //! # The steps of a slow path
 //!
-//! When the main sheaf is empty ([`Cache::alloc_slow`]) or full ([`Cache::free_slow`]):
+//! A thread takes these steps when an allocation finds the main sheaf empty
+//! ([`Cache::alloc_slow`]), or a free finds it full ([`Cache::free_slow`]):
 //!
 //! 1. Take the spare: `store_if_equal(spare, s, 0)`. The sheaf now belongs to this thread.
-//! 2. If the spare does not help, exchange it at the barn.
+//! 2. If there was no spare, or it was empty for an allocation or full for a free: get a sheaf at
+//!    the barn, in exchange for the spare.
 //! 3. Pop an object from the sheaf, or push one.
-//! 4. Install the sheaf: `store_if_equal(main, w, s)`, where w is 0, or an empty sheaf on alloc and
-//!    a full one on free. The sheaf of w now belongs to this thread.
-//! 5. Put the sheaf in hand: `store_if_equal(spare, 0, s)`, or into the barn if there is a spare.
+//! 4. Install the sheaf: `store_if_equal(main, w, s)`. Here w is the word of the main sheaf: 0, an
+//!    empty sheaf for an allocation, or a full sheaf for a free. The sheaf of w now belongs to this
+//!    thread.
+//! 5. Put away the sheaf that this thread has now: `store_if_equal(spare, 0, s)`. If there is a
+//!    spare already, put the sheaf into the barn.
 //!
-//! Between two steps the thread may move to another CPU. Each step compares the word before it
-//! writes, so it is right on any CPU. If the comparison in step 4 fails, step 5 puts the thread's
-//! own sheaf. A sheaf is in exactly one place at every moment, so that no object is lost or handed
-//! out twice.
+//! Between two steps the thread may move to another CPU. That does no harm, because each step
+//! compares the current CPU's word before it writes. If the comparison in step 4 fails, the thread
+//! keeps its own sheaf, and step 5 puts that sheaf away. At every moment, a sheaf is in exactly one
+//! place. So no object is lost or handed out twice.
 
 use super::cache::{self, CACHES_MOST, Cache};
 use super::idle;
@@ -57,30 +61,31 @@ use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::{FenceError, Index, Units, fence, near, possible};
 
-/// Bytes from the word of a main sheaf to that of the spare.
+/// Bytes from the word of a main sheaf to the word of the spare.
 pub(super) const SPARE: usize = CACHES_MOST * 8;
-/// Bytes from the word of a main sheaf to that of the deferred sheaf.
+/// Bytes from the word of a main sheaf to the word of the deferred sheaf.
 pub(super) const DEFERRED: usize = 2 * SPARE;
 /// Bytes of a unit.
 pub(super) const UNIT: usize = 4 * SPARE;
-/// Bytes from the word of a main sheaf to that of the held sheaf.
+/// Bytes from the word of a main sheaf to the word of the held sheaf.
 pub(super) const HELD: usize = 3 * SPARE;
 
 /// The units of all caches.
 pub(super) static UNITS: Units = Units::new();
 
-/// Returns the units, for fast paths: without a load from the global offset table.
+/// Returns the units. For fast paths: costs no load from the global offset table.
 #[inline(always)]
 pub(super) fn units() -> &'static Units {
     near!(UNITS, Units)
 }
 
-/// Taken to install a unit, to stop CPUs, to take idle sheaves, and to retire a cache.
+/// A thread holds this lock while it installs a unit, stops CPUs, takes idle sheaves, or retires a
+/// cache.
 pub(super) static STOPPING: Lock<()> = Lock::new(());
 
-/// Chooses the backend, once. Returns false while another thread, or a frame that this signal
-/// handler interrupted, is choosing. A unit installed then could be used by operations of two
-/// backends.
+/// Chooses the backend, once. Returns false while another thread is choosing, or a frame that this
+/// signal handler interrupted. The caller must not install a unit then, because operations of two
+/// backends could use the unit.
 pub(super) fn choose_backend() -> bool {
     if !pinfold_rseq::decided() {
         pinfold_rseq::init(if nodes::count() == 1 {
@@ -92,8 +97,8 @@ pub(super) fn choose_backend() -> bool {
     pinfold_rseq::decided()
 }
 
-/// Gives the current CPU its unit, after choosing the backend if that has not been done. Returns
-/// false if that cannot be done now, or the unit is there already.
+/// Gives the current CPU its unit. Chooses the backend first, if no thread has done so. Returns
+/// false if the CPU has a unit already, or cannot get one now.
 #[cold]
 fn prepare() -> bool {
     if !choose_backend() {
@@ -101,11 +106,11 @@ fn prepare() -> bool {
     }
     let index = pinfold_rseq::current();
     if !UNITS.unit(index).is_null() {
-        // The unit is stopped, or another thread has just installed it.
+        // The unit is stopped now, or another thread has just installed it.
         return false;
     }
-    // Does not wait, because this may be a signal handler that interrupted the holder of another
-    // lock.
+    // Only tries the lock. This may be a signal handler that interrupted the holder of another
+    // lock, and `STOPPING`'s holder may wait for that lock.
     let Some(_stopping) = STOPPING.try_lock() else {
         return false;
     };
@@ -113,36 +118,37 @@ fn prepare() -> bool {
     let Some(unit) = layout.ok().and_then(page::alloc_meta) else {
         return false;
     };
-    // SAFETY: `alloc_meta` gives a block of this size a mapping of its own, of whole pages.
+    // SAFETY: `alloc_meta` gives a block of this size a mapping of its own, so the range is whole
+    // pages that no other data shares.
     unsafe { crate::percpu::place_near(index, unit.as_ptr(), UNIT) };
     shepherd::register(idle::drain);
     UNITS.install(index, unit.as_ptr()).is_ok()
 }
 
-/// Returns the word at `offset` of the current unit. Makes the unit if there is none yet. Returns
-/// `None` if there is no unit.
+/// Returns the word at `offset` of the current CPU's unit. Makes the unit if the CPU has none yet.
+/// Returns `None` if the CPU still has no unit.
 pub(super) fn load(offset: usize) -> Option<u64> {
-    // SAFETY: `offset` is the place of a cache's sheaf, which lies in the unit behind the header.
+    // SAFETY: callers pass the offset of one of a cache's four words, which every unit has.
     unsafe { UNITS.load(offset) }.or_else(|| {
-        // SAFETY: `offset` is the place of a cache's sheaf, which lies in the unit behind the
-        // header.
+        // SAFETY: callers pass the offset of one of a cache's four words, which every unit has.
         prepare().then(|| unsafe { UNITS.load(offset) })?
     })
 }
 
-/// One slow path in this many does background work.
+/// One call of [`tick`] in this many does background work.
 const TICK: u32 = 16;
 
-/// Does a share of the background work on every 16th call of a slow path. Returns whether it did.
+/// Does a share of the background work on every 16th call. Takes the idle sheaves of this
+/// CPU. Then lets one cache, in round-robin order, give back the memory that it did not need
+/// lately. As long as the program uses any cache, unused caches have their turn too. Returns
+/// whether this call did any work.
 ///
-/// Takes idle sheaves of this CPU. Has one cache give back what it does not need, in round-robin
-/// order, so that unused caches are trimmed too, as long as any cache is active.
-///
-/// Costs a few instructions, and on every 16th call some reads of a clock that need no system call.
-/// Gives memory back by system calls at most twice a second.
+/// Every slow path calls this. Costs a few instructions, and on every 16th call some reads of a
+/// clock, without a system call. Gives memory back by system calls, for each cache at most about
+/// twice a second.
 pub fn tick() -> bool {
-    /// A counter with a cache line of its own, so that CPUs do not contend. On a large machine
-    /// several CPUs share one.
+    /// A counter with a cache line of its own, so that CPUs do not contend. On a machine with more
+    /// than 64 CPUs, several CPUs share a counter.
     #[repr(align(64))]
     struct Calls(AtomicU32);
     static CALLS: [Calls; 64] = [const { Calls(AtomicU32::new(0)) }; 64];
@@ -179,7 +185,7 @@ impl Cache {
     pub(super) fn take_spare(&self) -> Option<Sheaf> {
         let offset = self.main() + SPARE;
         let word = load(offset)?;
-        // SAFETY: the offset is the place of this cache's spare, which lies in the unit.
+        // SAFETY: every unit has a word for this cache's spare at `offset`.
         if word == 0 || !unsafe { UNITS.store_if_equal(offset, word, 0) } {
             return None;
         }
@@ -187,8 +193,9 @@ impl Cache {
         unsafe { Sheaf::from_word(word) }
     }
 
-    /// Takes the current CPU's spare sheaf. While the node's slabs are sparse, sends its objects to
-    /// their slabs instead and returns `None`.
+    /// Takes the current CPU's spare sheaf. While the node's slabs are [sparse](Node::is_sparse),
+    /// returns only an empty spare: sends the objects of any other spare to their slabs, and
+    /// returns `None`.
     fn spare_unless_sparse(&self, node: &Node) -> Option<Sheaf> {
         let spare = self.take_spare()?;
         if node.is_sparse() && !spare.is_empty() {
@@ -198,30 +205,32 @@ impl Cache {
         Some(spare)
     }
 
-    /// Installs `sheaf` as the current CPU's main sheaf if `may_go` accepts the word there. The
-    /// sheaf that is left in hand, the old main one or else `sheaf`, becomes the spare or goes to
-    /// the barn.
+    /// Installs `sheaf` as the current CPU's main sheaf if `may_go` accepts the word of the present
+    /// one. This thread may then have one sheaf left: the old main sheaf, or `sheaf` if it was not
+    /// installed. That sheaf becomes the spare, or goes to the barn if there is a spare.
     fn install(&self, node: &Node, sheaf: Sheaf, may_go: impl Fn(u64) -> bool) {
         let exchange = |word: u64| {
-            // SAFETY: the offset is the place of this cache's main sheaf. This thread owns `sheaf`,
-            // and does not use it after the store.
+            // SAFETY: every unit has a word for this cache's main sheaf at this offset. This thread
+            // owns `sheaf`, and does not use it after a successful store.
             may_go(word) && unsafe { UNITS.store_if_equal(self.main(), word, sheaf.word()) }
         };
         let old = match load(self.main()) {
-            // SAFETY: the exchange replaced `word`, so this thread owns its sheaf.
+            // SAFETY: `exchange` replaced `word` in the unit, so this thread owns the sheaf of
+            // `word`.
             Some(word) if exchange(word) => unsafe { Sheaf::from_word(word) },
             _ => Some(sheaf),
         };
         if let Some(old) = old {
-            // SAFETY: the offset is the place of this cache's spare. This thread owns `old`, and
-            // does not use it after the store.
+            // SAFETY: every unit has a word for this cache's spare at this offset. This thread owns
+            // `old`, and does not use it after a successful store.
             if !unsafe { UNITS.store_if_equal(self.main() + SPARE, 0, old.word()) } {
                 self.put(node, old);
             }
         }
     }
 
-    /// Puts a sheaf into `node`'s barn. Sends its objects of other nodes home first.
+    /// Puts a sheaf into `node`'s barn. First sends the sheaf's objects of other nodes to their
+    /// slabs.
     pub(super) fn put(&self, node: &Node, mut sheaf: Sheaf) {
         self.send_home(node, &mut sheaf);
         node.put(self, sheaf);
@@ -235,9 +244,10 @@ impl Cache {
         if self.checks() {
             return self.alloc_checked();
         }
-        // This is the common path on atomics. With restartable sequences it helps a thread that has
-        // moved to another CPU since the fast path failed.
-        // SAFETY: the offset is the place of this cache's main sheaf, so the word is 0 or a stack.
+        // On atomics, this is the common path, because the fast path always fails. With restartable
+        // sequences, it helps a thread that has moved to another CPU since its fast path failed.
+        // SAFETY: every unit has a word for this cache's main sheaf at this offset. The word is 0
+        // or a sheaf, which is a stack.
         let object = unsafe { UNITS.pop(self.main()) };
         if !object.is_null() {
             return object;
@@ -281,9 +291,10 @@ impl Cache {
             // SAFETY: the caller promises that the object is this cache's and unused.
             return unsafe { self.free_checked(object) };
         }
-        // The common path on atomics, and a second try for a thread that has moved to another CPU.
-        // SAFETY: the offset is the place of this cache's main sheaf; the caller gives the object
-        // up.
+        // On atomics, this is the common path. With restartable sequences, it helps a thread that
+        // has moved to another CPU since its fast path failed.
+        // SAFETY: every unit has a word for this cache's main sheaf at this offset. The caller
+        // gives the object up.
         if unsafe { UNITS.push(self.main(), object) } {
             return;
         }
@@ -309,7 +320,8 @@ impl Cache {
                 if let Ok(sheaf) | Err(Some(sheaf)) = other {
                     self.put(node, sheaf);
                 }
-                // SAFETY: the object is free, and `home` is the node of its memory.
+                // SAFETY: the caller gave the object up and no sheaf took it, so this thread owns
+                // it. `home` returns the node of its memory.
                 unsafe { self.home(object).give_objects(self, &[object]) };
             }
         }
@@ -319,8 +331,8 @@ impl Cache {
 /// Moves the sheaves of all CPUs to their barns, for the caches that `caches` accepts.
 ///
 /// 1. Stops each unit: operations that begin later fail, and take the slow paths.
-/// 2. Fences, which ends the operations under way. Interrupts the CPUs that run threads of this
-///    process.
+/// 2. Fences, which ends the operations under way. The fence interrupts the CPUs that run threads
+///    of this process.
 /// 3. Takes the sheaves out of the units.
 /// 4. Resumes each unit.
 ///
@@ -355,10 +367,10 @@ pub(super) fn drain_unit(cache: &Cache, unit: *mut u8) {
     drain_deferred(cache, unit);
 }
 
-/// Seals the deferred sheaf of `cache` in a stopped unit.
+/// Takes the deferred sheaf of `cache` out of a stopped unit and seals it (`deferred`).
 pub(super) fn drain_deferred(cache: &Cache, unit: *mut u8) {
-    // SAFETY: the caller has stopped the unit, so no operation uses it. The offset lies in the
-    // unit.
+    // SAFETY: the caller has stopped the unit, so no operation uses it. Every unit has a word for
+    // this cache's deferred sheaf at this offset.
     let word = unsafe { unit.add(cache.main() + DEFERRED).cast::<u64>().replace(0) };
     // SAFETY: the word was replaced by 0 above, so this thread owns the sheaf.
     if let Some(sheaf) = unsafe { Sheaf::from_word(word) } {
@@ -368,8 +380,8 @@ pub(super) fn drain_deferred(cache: &Cache, unit: *mut u8) {
 
 /// Moves the sheaf at `offset` of a stopped unit to the barn of `cache`.
 pub(super) fn drain_word(cache: &Cache, unit: *mut u8, offset: usize) {
-    // SAFETY: the caller has stopped the unit, so no operation uses it. The offset lies in the
-    // unit.
+    // SAFETY: the caller has stopped the unit, so no operation uses it. `offset` is the offset of
+    // one of the cache's words, which every unit has.
     let word = unsafe { unit.add(offset).cast::<u64>().replace(0) };
     // SAFETY: the word was replaced by 0 above, so this thread owns the sheaf.
     if let Some(sheaf) = unsafe { Sheaf::from_word(word) } {

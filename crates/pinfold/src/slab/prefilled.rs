@@ -1,4 +1,5 @@
-//! Prefilled sheaves: objects fetched in advance, for allocations that must not fail.
+//! Prefilled sheaves: objects that a program allocates in advance, for allocations that must not
+//! fail.
 
 use super::KmemCache;
 use super::bundle::Bundle;
@@ -20,9 +21,9 @@ impl core::error::Error for OutOfMemory {}
 /// Objects of a cache that are reserved for one owner: the next [`len`](Self::len) allocations
 /// cannot fail, and do not wait.
 ///
-/// For code that must not fail halfway: it fetches all the objects that it may need before it
-/// begins. A `Prefilled` may be sent to another thread. When it is dropped, the remaining objects
-/// go back to the cache (the kernel's `kmem_cache_return_sheaf`).
+/// For code that must not fail halfway. Before such code begins, it reserves all the objects that
+/// it may need. A `Prefilled` may be sent to another thread. When it is dropped, the remaining
+/// objects go back to the cache (the kernel's `kmem_cache_return_sheaf`).
 ///
 /// ```
 /// use pinfold::slab::KmemCache;
@@ -74,10 +75,10 @@ impl<'c> Prefilled<'c> {
 
     /// Takes an object. Returns `None` only if [`len`](Self::len) is 0.
     ///
-    /// The object is uninitialised unless the cache has a constructor. Costs about ten
-    /// instructions: no lock, no system call, no critical section.
+    /// The object is uninitialised if the cache has no constructor. Costs about ten instructions:
+    /// no lock, no system call, no critical section.
     ///
-    /// Free the object by [`KmemCache::free`].
+    /// The caller frees the object by [`KmemCache::free`].
     #[doc(alias = "kmem_cache_alloc_from_sheaf")]
     #[inline]
     pub fn alloc(&mut self) -> Option<NonNull<u8>> {
@@ -94,15 +95,15 @@ impl<'c> Prefilled<'c> {
         self.len() == 0
     }
 
-    /// Fetches objects until at least `n` allocations cannot fail.
+    /// Reserves more objects until at least `n` allocations cannot fail.
     ///
     /// Costs as much as [`KmemCache::prefill`] of the missing objects, and nothing if none is
     /// missing.
     ///
     /// # Errors
     ///
-    /// [`OutOfMemory`] when the system has no memory for all of them. There are then at least as
-    /// many objects as before.
+    /// [`OutOfMemory`] when the system has no memory for all of them. The objects that were
+    /// reserved before the call stay reserved, and so do the objects that the call could allocate.
     #[doc(alias = "kmem_cache_refill_sheaf")]
     pub fn refill(&mut self, n: usize) -> Result<(), OutOfMemory> {
         match self.objects.fill(self.cache, n) {
@@ -114,7 +115,7 @@ impl<'c> Prefilled<'c> {
 
 impl Drop for Prefilled<'_> {
     fn drop(&mut self) {
-        // SAFETY: the bundle's objects came from this cache, and were never given out.
+        // SAFETY: the bundle's objects came from this cache, and `alloc` has not given them out.
         unsafe { self.objects.give_back(self.cache) };
     }
 }

@@ -1,12 +1,14 @@
 //! Gives whole pages of free objects back to the system, from slabs that also have objects in use.
 //!
-//! One object in use keeps its slab, of up to 512 KiB, from the arena. The other pages of such a
-//! slab go back once the slab has been left alone for [`PERIODS`] periods of about half a second.
+//! A slab goes back to the arena only when all its objects are free. So one object in use can keep
+//! a slab of up to 512 KiB. The pages of such a slab that hold only free objects go back to the
+//! system once no object of the slab was taken or given for [`PERIODS`] periods of about half a
+//! second.
 //!
-//! A page that went back reads as zeroes when it is used again. Free objects hold nothing that is
-//! needed later, so this does no harm, except in two kinds of caches, whose pages stay: caches with
-//! a constructor, whose free objects are constructed, and debugged caches, whose free objects are
-//! poisoned.
+//! A page that went back reads as zeroes when it is used again. That does no harm, because free
+//! objects hold nothing that is needed later. Two kinds of caches are exceptions, and keep their
+//! pages: the free objects of a cache with a constructor are constructed, and those of a debugged
+//! cache are poisoned.
 
 use super::cache::Cache;
 use super::slabs::{NIL, Slab, Slabs, list_of, slab};
@@ -14,21 +16,22 @@ use crate::{page, sys};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Periods for which a slab must have been left alone before its pages go back.
+/// The number of periods for which a slab must have been left alone before its pages go back.
 pub(super) const PERIODS: u32 = 2;
-/// Stands in `touched` instead of a period: the slab's free pages went to the system, and no object
-/// was taken or given since.
+/// A value of `Slab::touched` that is not a period: the slab's free pages went to the system, and
+/// no object was taken or given since then.
 pub(super) const PURGED: u32 = u32::MAX;
-/// The most slabs looked at, and purged, in one call: the node's lock is held meanwhile.
+/// The most slabs that one call looks at, and the most that it purges. Few, because the caller
+/// holds the node's lock meanwhile.
 const LOOKED_AT: usize = 512;
 const PURGED_MOST: usize = 32;
 
 impl Slabs {
-    /// Purges partial slabs that were left alone for `periods`. Starts where the last call ended.
-    /// Returns whether there are slabs that it has not looked at.
+    /// Purges partial slabs that were left alone for `periods` periods. Starts where the last call
+    /// ended. Returns whether there are slabs that it has not looked at yet.
     ///
-    /// A slab that changes its list meanwhile may be looked at twice or not at all. It was not left
-    /// alone.
+    /// A slab that moves to another list between two calls may be looked at twice or not at all.
+    /// That does no harm, because such a slab was not left alone.
     pub(super) fn purge_idle(&mut self, cache: &Cache, periods: u32) -> bool {
         if cache.prepares() {
             return false;
@@ -60,7 +63,7 @@ impl Slabs {
 }
 
 impl Slab {
-    /// Gives back the pages that hold only free objects.
+    /// Gives the pages that hold only free objects back to the system.
     fn purge(&mut self, cache: &Cache) {
         let page = sys::page_size();
         let start = self.start() as usize;
@@ -71,7 +74,7 @@ impl Slab {
             let to = (start + end * cache.size) / page * page;
             if let Some(at) = NonNull::new(from as *mut u8).filter(|_| from < to) {
                 // SAFETY: these pages hold only free objects, whose content is not needed. The
-                // caller holds the lock, so that no object of the slab is taken meanwhile.
+                // caller holds the node's lock, so no thread takes one of these objects meanwhile.
                 bytes += if unsafe { sys::purge(at.as_ptr(), to - from) } {
                     to - from
                 } else {
@@ -85,19 +88,21 @@ impl Slab {
         }
     }
 
-    /// Returns the first free object from the `nth` on, of `count`.
+    /// Returns the number of the first free object from the `nth` on. `count` is the number of
+    /// objects.
     fn next_free(&self, nth: usize, count: usize) -> Option<usize> {
         let at = self.next_bit(nth, count, 0);
         (at < count).then_some(at)
     }
 
-    /// Returns the first object in use from the `nth` on, or `count` if there is none.
+    /// Returns the number of the first object in use from the `nth` on, or `count` if there is
+    /// none.
     fn next_used(&self, nth: usize, count: usize) -> usize {
         self.next_bit(nth, count, u64::MAX)
     }
 
-    /// Returns the first bit from the `nth` on that is set in the words exclusive-or `flip`, or
-    /// `count` if there is none.
+    /// Returns the number of the first bit from the `nth` on that is set after each word of bits
+    /// was xored with `flip`. Returns `count` if there is none.
     fn next_bit(&self, nth: usize, count: usize, flip: u64) -> usize {
         let mut at = nth;
         while at < count {

@@ -1,14 +1,15 @@
-//! Objects and nodes: from which node an object comes, and how it goes back there.
+//! Nodes: from which node's memory an object comes, and how the object goes back to that node.
 //!
-//! A slab is in the lists of the node whose memory it is, and that node's lock protects its bits.
-//! So an object has to go back to its own node, wherever it is freed. To do that for each object at
-//! once would take a distant lock for each free. So:
+//! A slab is in the lists of the node whose memory it is, and that node's lock protects the slab's
+//! bits. So an object must go back to its own node, also if a CPU of another node frees it. If each
+//! free did that at once, each would take a distant lock. Instead:
 //!
-//! 1. An object freed on another node goes into that CPU's sheaf as every object does.
-//! 2. When the sheaf leaves the CPU, its objects of other nodes are sorted out, and all objects of
-//!    a node go to its slabs under its lock at once ([`Cache::send_home`]).
-//! 3. A node without memory makes no slab from another node's memory. A caller that accepts memory
-//!    of another node asks that node ([`Cache::others`]).
+//! 1. A free pushes the object on a sheaf of the CPU on which the thread runs, whichever node the
+//!    object is of.
+//! 2. When the sheaf leaves the CPU, a thread sorts its objects of other nodes by node. It gives
+//!    all objects of one node to that node's slabs under its lock at once ([`Cache::send_home`]).
+//! 3. If a node has no more memory, it does not make slabs from another node's memory. A caller
+//!    that accepts memory of another node asks that other node ([`Cache::others`]).
 
 use super::KmemCache;
 use super::cache::Cache;
@@ -23,7 +24,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 impl KmemCache {
     /// Allocates an object from the memory of node `node` only. Returns `None` if that node has no
-    /// memory or does not exist. Nodes are numbered as in [`Zone`](crate::vmstat::Zone).
+    /// free memory or does not exist. Nodes are numbered as in [`Zone`](crate::vmstat::Zone).
     ///
     /// Bypasses the CPU's sheaves, and takes the node's lock.
     ///
@@ -50,7 +51,7 @@ impl KmemCache {
 }
 
 impl KmemCache {
-    /// Allocates an object from the memory of the asked node only, without sheaves.
+    /// Allocates an object from the slabs of the node that `ask` names, and of no other node.
     pub(crate) fn alloc_as(&self, ask: Ask) -> Option<NonNull<u8>> {
         let mut object = [null_mut()];
         self.descriptor.alloc_only_from(ask, &mut object);
@@ -59,14 +60,14 @@ impl KmemCache {
 }
 
 impl Cache {
-    /// Returns the node whose memory an object of this cache is.
+    /// Returns the node whose memory `object`, an object of this cache, is.
     pub(super) fn home(&self, object: *mut u8) -> &Node {
         let all = self.nodes();
         &all[page::node_of(object as usize).min(all.len() - 1)]
     }
 
-    /// Gives the sheaf's objects of other nodes than `node` to their slabs. Takes the lock of each
-    /// of these nodes once.
+    /// Gives those of the sheaf's objects that are of nodes other than `node` to their slabs. Takes
+    /// the lock of each of these nodes once.
     pub(super) fn send_home(&self, node: &Node, sheaf: &mut Sheaf) {
         if self.nodes().len() == 1 {
             return;
@@ -97,15 +98,16 @@ impl Cache {
                 }
             }
             let (these, rest) = away.split_at_mut(group);
-            // SAFETY: objects in a sheaf are free, and the loop above chose those whose home is
-            // this node.
+            // SAFETY: this thread took the objects out of its sheaf, so it owns them. The loop
+            // above chose those whose node is `home`.
             unsafe { home.give_objects(self, these) };
             away = rest;
         }
     }
 
-    /// Takes objects from slabs: of the asked node, and of other nodes when that one has no more.
-    /// Gives back what is free if memory is short. Returns how many.
+    /// Fills `objects` from slabs, without sheaves: of the node that `ask` names, and of other
+    /// nodes when that node has no more memory. If all are refused memory, gives free memory back
+    /// and tries again (`reclaim`). Returns how many objects it took.
     pub(super) fn alloc_from(&self, ask: Ask, objects: &mut [*mut u8]) -> usize {
         let some = || Some(self.alloc_from_any(ask, objects)).filter(|&got| got > 0);
         reclaim::or_reclaim(some).unwrap_or(0)
@@ -122,8 +124,8 @@ impl Cache {
         got
     }
 
-    /// Calls `f` for each node that may serve instead of the asked one, the nearest first, until
-    /// `f` returns true.
+    /// Calls `f` for each node that may serve instead of the node that `ask` names, the nearest
+    /// first, until `f` returns true.
     pub(super) fn others(&self, ask: Ask, mut f: impl FnMut(Ask) -> bool) {
         if self.nodes().len() == 1 {
             return;
@@ -135,8 +137,8 @@ impl Cache {
         };
     }
 
-    /// Returns the node that the cache's next memory should come from: by the cache's policy if it
-    /// has one, else by the process's policy, else by where the thread runs.
+    /// Returns the node that the next objects should come from. If the cache has a policy, the
+    /// policy decides. Otherwise this is the node for memory without a policy (`nodes::current`).
     pub(super) fn ask(&self) -> Ask {
         let Some(placement) = self.placement else {
             return Ask::only(nodes::current());
@@ -152,7 +154,7 @@ impl Cache {
         }
     }
 
-    /// Returns the node whose memory the objects that this thread uses most likely are.
+    /// Returns the node to which the objects that this thread frees most likely belong.
     pub(super) fn here(&self) -> &Node {
         &self.nodes()[match self.placement {
             Some(placement) => placement.nearest(nodes::of_this_cpu()),
@@ -160,7 +162,8 @@ impl Cache {
         }]
     }
 
-    /// Takes objects from slabs of the asked node only. Returns how many.
+    /// Fills `objects` from the slabs of the node that `ask` names, and of no other node. Returns
+    /// how many objects it took.
     pub(super) fn alloc_only_from(&self, ask: Ask, objects: &mut [*mut u8]) -> usize {
         if self.checks() {
             self.nodes()[ask.node].count(SlabEvent::AllocLockless, objects.len());

@@ -1,4 +1,4 @@
-//! Sheaves: per-CPU arrays of free objects.
+//! Sheaves: arrays of pointers to free objects, which CPUs and barns exchange.
 //!
 //! A sheaf is a [`stack`](pinfold_rseq::stack) in a block of 1 KiB, aligned to 1 KiB:
 //!
@@ -9,9 +9,10 @@
 //!  └────────┴─────────────┴────────┴──────────────────┘
 //! ```
 //!
-//! k is the sheaf's capacity, which stands in the highest byte of slot 1. A [`Sheaf`] is the
-//! address of the next free slot. This one word names the block and the number of objects in it. In
-//! a barn, slots 0 and 1 link the sheaf to its neighbours.
+//! k is the sheaf's capacity. The highest byte of slot 1 holds it. The address of the next free
+//! slot, the *top*, names both the block and the number of objects in it. That address is the
+//! sheaf's *word*: a CPU's unit holds it, and so does a [`Sheaf`]. In a barn, slots 0 and 1 link
+//! the sheaf to its neighbours.
 //!
 //! # Who may touch a sheaf
 //!
@@ -21,9 +22,9 @@
 //! | in a barn | the holder of the node's lock |
 //! | in hand | the thread that took it out |
 //!
-//! A thread that has read a word may use it after another thread took the sheaf. So blocks never go
-//! back to the system: a stale word leads to readable memory. What it says may be wrong, so that
-//! the thread compares the word again before it acts.
+//! A thread may read a word from a unit, and look at the sheaf after another thread took it. So
+//! blocks never go back to the system: a stale word leads to readable memory. What the thread reads
+//! there may be wrong. So it compares the unit's word again, in one operation, before it acts.
 
 use crate::lock::Lock;
 use crate::page;
@@ -34,14 +35,16 @@ use pinfold_rseq::STACK_ALIGN;
 
 /// Slots in a block.
 const SLOTS: usize = STACK_ALIGN / 8;
-/// The most objects that a sheaf can hold: a block has two slots for links and one for the guard.
+/// The most objects that a sheaf can hold. A block has two slots for links, and one for the null
+/// below the objects.
 pub(super) const CAPACITY_MOST: usize = SLOTS - 3;
 
-/// Where the capacity stands in slot 1. Addresses of user space have zeroes there.
+/// The lowest bit of the capacity in slot 1. In addresses of user space, this bit and the higher
+/// ones are zero, so a link and the capacity can share the slot.
 const CAPACITY_SHIFT: u32 = 56;
 const LINK: u64 = (1 << CAPACITY_SHIFT) - 1;
 
-/// A sheaf that belongs to the thread with this value: the address of the next free slot.
+/// A sheaf that belongs to the thread that has this value. Holds the sheaf's word.
 #[derive(Debug)]
 pub(super) struct Sheaf {
     top: *mut *mut u8,
@@ -55,24 +58,24 @@ fn bottom(base: usize, capacity: usize) -> *mut *mut u8 {
     (base + STACK_ALIGN - 8 * capacity) as *mut *mut u8
 }
 
-/// Returns whether a word from a unit has nothing to pop: no sheaf, or an empty one. The answer may
-/// be wrong if another thread has taken the sheaf. A caller that acts on the answer compares the
-/// word again.
+/// Returns whether a word from a unit has nothing to pop: it is no sheaf, or an empty one. The
+/// answer may be wrong if another thread has taken the sheaf meanwhile. So a caller compares the
+/// unit's word with this one again before it acts on the answer.
 pub(super) fn word_is_empty(word: u64) -> bool {
-    // SAFETY: a word other than 0 points behind a slot of a block, and blocks stay mapped.
+    // SAFETY: the word before the top lies in the sheaf's block, and blocks stay mapped.
     word == 0 || unsafe { &*((word - 8) as *const AtomicUsize) }.load(Relaxed) == 0
 }
 
-/// Returns whether a word from a unit has no room: no sheaf, or a full one.
+/// Returns whether a word from a unit has no room for a push: it is no sheaf, or a full one.
 pub(super) fn word_is_full(word: u64) -> bool {
     (word as usize).is_multiple_of(STACK_ALIGN)
 }
 
-/// Returns how many objects the sheaf of a unit's word has, or `None` if there is no sheaf. Any
-/// thread may ask about any CPU's word, because the answer comes from the word and the block's
-/// header.
+/// Returns how many objects the sheaf of a unit's word has, or `None` if the word is 0. Any thread
+/// may ask about any CPU's word, because the answer comes from the word and from slot 1 of the
+/// block, which stays mapped.
 pub(super) fn objects_in_word(word: u64) -> Option<usize> {
-    // This value does not own the sheaf. It is used for `len` only.
+    // This value does not own the sheaf. Only `len` uses it.
     let sheaf = Sheaf {
         top: word as *mut *mut u8,
     };
@@ -80,8 +83,8 @@ pub(super) fn objects_in_word(word: u64) -> Option<usize> {
 }
 
 impl Sheaf {
-    /// Makes an empty sheaf. Returns `None` if there is no memory, or in a signal handler that
-    /// interrupted the holder of the pool.
+    /// Makes an empty sheaf. Returns `None` if there is no memory. May return `None` in a signal
+    /// handler that interrupted the holder of a lock of the allocator.
     pub(super) fn new(capacity: usize) -> Option<Sheaf> {
         let base = pool_take().or_else(|| {
             let layout = Layout::from_size_align(STACK_ALIGN, STACK_ALIGN).ok()?;
@@ -100,22 +103,24 @@ impl Sheaf {
             .store((capacity as u64) << CAPACITY_SHIFT, Relaxed);
         self.top = bottom(self.base(), capacity);
         // SAFETY: a capacity is at most `CAPACITY_MOST`, so the slot below the bottom is in the
-        // block, which this thread owns.
+        // block. This value owns the block.
         unsafe { *self.top.sub(1) = core::ptr::null_mut() };
     }
 
-    /// Returns the sheaf that a unit's word stands for, or `None` for 0.
+    /// Returns the sheaf of a word, or `None` if the word is 0.
     ///
     /// # Safety
     ///
-    /// The caller has removed the word from its place, so that no other thread can take the sheaf.
+    /// The caller has removed the word from its unit or list, so that no other thread can take the
+    /// sheaf.
     pub(super) unsafe fn from_word(word: u64) -> Option<Sheaf> {
         (word != 0).then_some(Sheaf {
             top: word as *mut *mut u8,
         })
     }
 
-    /// Returns the word to store into a unit. Once it is stored, the sheaf belongs to the unit.
+    /// Returns the sheaf's word. Once a thread stores it into a unit, the sheaf belongs to the
+    /// unit.
     pub(super) fn word(&self) -> u64 {
         self.top as u64
     }
@@ -134,7 +139,8 @@ impl Sheaf {
     }
 
     pub(super) fn len(&self) -> usize {
-        // Saturates, because `info` reads stale words, whose top may lie below the bottom.
+        // Saturates, because `info` reads stale words. If the block has a smaller capacity by then,
+        // a stale top may lie below the bottom.
         (self.top as usize).saturating_sub(self.bottom() as usize) / 8
     }
 
@@ -152,7 +158,7 @@ impl Sheaf {
         unsafe { core::slice::from_raw_parts_mut(self.bottom(), self.len()) }
     }
 
-    /// Returns all slots for objects, used or not, so that the caller fills them and then calls
+    /// Returns all slots for objects, used or not. A caller that fills them then calls
     /// [`set_len`](Self::set_len).
     pub(super) fn slots(&mut self) -> &mut [*mut u8] {
         // SAFETY: the block has `capacity` slots from the bottom on. They are initialised, because
@@ -165,7 +171,8 @@ impl Sheaf {
     }
 
     pub(super) fn pop(&mut self) -> *mut u8 {
-        // SAFETY: there is a slot below the top: an object's, or the guard.
+        // SAFETY: the slot below the top is an object's, or the null below the bottom. This value
+        // owns the block.
         let object = unsafe { *self.top.sub(1) };
         if !object.is_null() {
             self.top = self.top.wrapping_sub(1);
@@ -175,20 +182,22 @@ impl Sheaf {
 
     pub(super) fn push(&mut self, object: *mut u8) {
         debug_assert!(!self.is_full());
-        // SAFETY: each caller has made sure that the sheaf has room, so that the slot at the top is
-        // in the block, which this value owns.
+        // SAFETY: each caller has checked that the sheaf has room, so the slot at the top is in the
+        // block. This value owns the block.
         unsafe { *self.top = object };
         self.top = self.top.wrapping_add(1);
     }
 
-    /// Returns slot 0: the link to the sheaf below in a list, or to the next block in the pool.
+    /// Returns the address of slot 0: the link to the sheaf below in a list, or to the next block
+    /// in the pool.
     pub(super) fn below(&self) -> *mut u64 {
         self.base() as *mut u64
     }
 
     /// Returns slot 1: the capacity, and in a list the link to the sheaf above.
     fn header(&self) -> &AtomicU64 {
-        // SAFETY: blocks stay mapped, and every access to slot 1 is atomic.
+        // SAFETY: slot 1 lies in the sheaf's block, blocks stay mapped, and every access to slot 1
+        // is atomic.
         unsafe { &*(self.base() as *const AtomicU64).add(1) }
     }
 
@@ -206,7 +215,7 @@ impl Sheaf {
     pub(super) fn discard(self) {
         match POOL.lock_or_divert(page::is_lock_held) {
             Some(mut pool) => {
-                // SAFETY: this value owns the block, whose slot 0 holds no object.
+                // SAFETY: this value owns the block, and slot 0 is for links.
                 unsafe { *self.below() = *pool as u64 };
                 *pool = self.base();
             }
@@ -214,14 +223,15 @@ impl Sheaf {
         }
     }
 
-    /// Puts the block on [`ASIDE`], because this thread cannot take the pool's lock.
+    /// Puts the block on the list [`ASIDE`], because this thread cannot take the pool's lock.
     #[cold]
     fn set_aside(self) {
         let mut next = ASIDE.load(Relaxed);
         loop {
-            // SAFETY: this value owns the block, whose slot 0 holds no object.
+            // SAFETY: this value owns the block, and slot 0 is for links.
             unsafe { *self.below() = next as u64 };
-            // Release pairs with the acquire in `pool_take`, which then reads the link.
+            // Release pairs with the acquire in `pool_take`: a thread that takes the block from the
+            // list also sees its link.
             match ASIDE.compare_exchange_weak(next, self.base(), Release, Relaxed) {
                 Ok(_) => return,
                 Err(other) => next = other,
@@ -234,26 +244,27 @@ impl Sheaf {
 /// next thread that finds the pool empty takes all of them.
 static ASIDE: AtomicUsize = AtomicUsize::new(0);
 
-/// Takes a block out of the pool. Waits while a fork holds the pool's lock. A thread in malloc does
-/// not wait for a fork here: it holds its node's lock, which a fork takes before the pool's.
+/// Takes a block out of the pool. Waits while a fork holds the pool's lock. No thread in malloc
+/// waits here for a fork: such a thread holds its node's lock, and a fork takes the nodes' locks
+/// before the pool's.
 fn pool_take() -> Option<usize> {
     let mut pool = POOL.lock_unless(page::is_lock_held)?;
     if *pool == 0 {
-        // Acquire pairs with the release in `set_aside`: the link of each block is visible.
+        // Acquire pairs with the release in `set_aside`: this thread sees the link of each block.
         *pool = ASIDE.swap(0, Acquire);
     }
     let base = *pool;
     if base == 0 {
         return None;
     }
-    // SAFETY: slot 0 of a block in the pool is the next block's address, and the pool's lock is
-    // held.
+    // SAFETY: the pool's lock is held, and slot 0 of a block in the pool holds the next block's
+    // address.
     *pool = unsafe { *(base as *const u64) } as usize;
     Some(base)
 }
 
-/// A list of sheaves, linked in both directions through their blocks. Sheaves are put on the top,
-/// and taken from the top or from the bottom.
+/// A list of sheaves, linked in both directions through their blocks. `put` adds a sheaf at the
+/// top. `take` removes one from the top, and `take_oldest` from the bottom.
 #[derive(Debug, Default)]
 pub(super) struct SheafList {
     top: u64,
@@ -278,15 +289,16 @@ impl SheafList {
             let sheaf = Sheaf {
                 top: word as *mut *mut u8,
             };
-            // SAFETY: the list owns its sheaves, whose slot 0 is the link to the next one.
+            // SAFETY: the list owns its sheaves. Slot 0 of a sheaf's block is the link to the sheaf
+            // below.
             word = unsafe { *sheaf.below() };
         }
         objects
     }
 
     pub(super) fn put(&mut self, sheaf: Sheaf) {
-        // SAFETY: the list owns the sheaf of each of its words, and the caller gives `sheaf` up.
-        // Slots 0 and 1 of a block are its links.
+        // SAFETY: the list owns its sheaves, and the caller gives `sheaf` up. Slots 0 and 1 of a
+        // block are for links.
         unsafe {
             *sheaf.below() = self.top;
             sheaf.link_above(0);
@@ -301,10 +313,10 @@ impl SheafList {
 
     /// Takes the sheaf that was put last.
     pub(super) fn take(&mut self) -> Option<Sheaf> {
-        // SAFETY: the list owns the sheaf of its top word, and this function removes that word.
+        // SAFETY: the list owns the sheaf at its top, and this function removes that sheaf's word
+        // from the list.
         let sheaf = unsafe { Sheaf::from_word(self.top) }?;
-        // SAFETY: the list owns the sheaf of each of its words. Slots 0 and 1 of a block are its
-        // links.
+        // SAFETY: the list owns its sheaves. Slots 0 and 1 of a block are for links.
         unsafe {
             self.top = *sheaf.below();
             match Sheaf::from_word(self.top) {
@@ -318,10 +330,10 @@ impl SheafList {
 
     /// Takes the sheaf that has been in the list the longest.
     pub(super) fn take_oldest(&mut self) -> Option<Sheaf> {
-        // SAFETY: the list owns the sheaf of its bottom word, and this function removes that word.
+        // SAFETY: the list owns the sheaf at its bottom, and this function removes that sheaf's
+        // word from the list.
         let sheaf = unsafe { Sheaf::from_word(self.bottom) }?;
-        // SAFETY: the list owns the sheaf of each of its words. Slots 0 and 1 of a block are its
-        // links.
+        // SAFETY: the list owns its sheaves. Slots 0 and 1 of a block are for links.
         unsafe {
             self.bottom = sheaf.above();
             match Sheaf::from_word(self.bottom) {

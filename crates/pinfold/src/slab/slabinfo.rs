@@ -15,17 +15,17 @@ const HEADER: &str = "slabinfo - version: 2.1\n\
 /// Width of the column of names, in bytes.
 const NAME_WIDTH: usize = 17;
 
-/// The caches as text: two header lines, then a line for each cache.
+/// The caches as text, when this is displayed: two header lines, then a line for each cache.
 ///
-/// Each cache is read when its line is written. Writing allocates nothing, and holds no lock while
-/// it writes.
+/// Displaying reads each cache when it writes the cache's line. It allocates nothing, and holds no
+/// lock while it writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Slabinfo {
     only: Option<Info>,
 }
 
-/// Returns all caches in the form of `/proc/slabinfo`, version 2.1. Costs nothing until it is
-/// written.
+/// Returns a value that displays all caches in the form of `/proc/slabinfo`, version 2.1. The
+/// caches are read only when the value is displayed.
 ///
 /// ```
 /// print!("{}", pinfold::slab::slabinfo());
@@ -36,15 +36,15 @@ pub fn slabinfo() -> Slabinfo {
 }
 
 impl Info {
-    /// Returns this cache in the form of `/proc/slabinfo`, with the header. If the cache is
-    /// destroyed, the text is only the header.
+    /// Returns a value that displays this cache in the form of `/proc/slabinfo`, with the header.
+    /// After the cache was destroyed, the text is only the header.
     pub fn slabinfo(&self) -> Slabinfo {
         Slabinfo { only: Some(*self) }
     }
 }
 
 impl KmemCache {
-    /// Returns this cache in the form of `/proc/slabinfo`, with the header.
+    /// Returns a value that displays this cache in the form of `/proc/slabinfo`, with the header.
     pub fn slabinfo(&self) -> Slabinfo {
         self.info().slabinfo()
     }
@@ -76,7 +76,7 @@ fn write_line(info: Info, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         cache.per_slab,
         info.pages_per_slab()
     )?;
-    // The limit is two sheaves, which each CPU may have; the batch is one sheaf.
+    // The limit is two sheaves, because each CPU may have two. The batch is one sheaf.
     let (capacity, barn) = info.sheaves();
     write!(f, " : tunables {:4} {capacity:4} {barn:4}", 2 * capacity)?;
     writeln!(
@@ -88,9 +88,9 @@ fn write_line(info: Info, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     )
 }
 
-/// Writes a name as one word of printable ASCII, which the format needs, padded to its column.
-/// Replaces other characters by underscores, and also a leading `#`, which would make the line a
-/// comment.
+/// Writes a name, padded to its column. The format requires one word of printable ASCII, so other
+/// characters become underscores. A leading `#` becomes an underscore too, because it would make
+/// the line a comment.
 fn write_name(name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let name = if name.is_empty() { "(unnamed)" } else { name };
     let mut length = 0;

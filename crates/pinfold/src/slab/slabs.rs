@@ -1,4 +1,4 @@
-//! Slabs: runs of granules cut into objects, and a node's lists of them.
+//! Slabs: runs of granules cut into objects, and a node's lists of slabs.
 //!
 //! # States of a slab
 //!
@@ -8,29 +8,30 @@
 //! | partial | 1 … n−1 | one of [`BINS`] lists, by the number of free objects |
 //! | empty | n | [`EMPTY`] |
 //!
-//! An object is free if no caller and no sheaf has it. Each slab has a bit for each object, in the
-//! private part of its run's first frame. The bit is set while the object is free. The objects are
-//! neither read nor written.
+//! In this module, an object is free if no caller and no sheaf has it. Each slab has a bit for each
+//! object, in the private part that the arena keeps for the run's first granule. The bit is set
+//! while the object is free. The objects are neither read nor written.
 //!
 //! # Invariants
 //!
-//! The holder of the node's lock reads and writes the lists, the slabs and their bits. It keeps:
+//! The holder of the node's lock reads and writes the lists, the slabs and their bits. It keeps
+//! these invariants:
 //!
-//! 1. `free` of a slab is the number of its set bits.
+//! 1. The field `free` of a slab is the number of its set bits.
 //! 2. A slab is in the list that [`list_of`] gives for its `free`.
-//! 3. No bit below the word `hint` of a slab is set.
+//! 3. No bit of a slab is set in the words below the word number `hint`.
 //! 4. A slab is in the lists of the node whose memory it is.
 //!
 //! # Which slab serves
 //!
 //! A slab goes back to the arena only when all its objects are free. If refills took objects from
-//! any partial slab, a cache whose use has shrunk would keep many slabs with a few objects each. So
-//! refills take from the fullest partial slab, and the others drain. The order is coarse: a slab
-//! changes its list only when its number of free objects passes a bin's boundary.
+//! any partial slab, a cache whose use has shrunk would keep many slabs with a few objects in use
+//! each. So refills take from the fullest partial slab, and the other slabs drain. The order is
+//! coarse: a list holds slabs with similar numbers of free objects, in no order.
 //!
 //! An object that moves only between callers and sheaves never reaches its slab, and keeps the slab
-//! in use. So while the slabs of a cache are [sparse](Slabs::is_sparse), its sheaves are small and
-//! its barn is empty (`node`).
+//! in use. So while a cache's slabs have many free objects, its sheaves are small and its barn is
+//! empty (`node`). Such slabs are called *sparse* ([`Slabs::is_sparse`]).
 //!
 //! # How many slabs stay empty
 //!
@@ -40,8 +41,8 @@
 //! | other | a sixteenth of the cache's slabs on the node |
 //! | other, while the empty slabs of all caches have at most [`KEPT_MOST`] granules | two more |
 //!
-//! The other empty slabs go back to the arena at once, where their runs serve any size. Slabs that
-//! stay empty for a while go back too ([`Slabs::release_idle`]).
+//! The other empty slabs go back to the arena at once, where their runs serve any size. Kept slabs
+//! that stay empty for a while go back too ([`Slabs::release_idle`]).
 
 use super::cache::Cache;
 use super::purge::PURGED;
@@ -51,27 +52,27 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// The most objects that a slab can have: the frame has this many bits.
+/// The most objects that a slab can have: the private part has room for this many bits.
 pub(super) const OBJECTS_MOST: usize = 4096;
-/// No slab.
+/// Stands for no slab.
 pub(super) const NIL: u32 = u32::MAX;
 
-/// Lists of partial slabs: list 0 has the fullest.
+/// The number of lists of partial slabs. List 0 has the fullest slabs.
 pub(super) const BINS: usize = 16;
-/// The list of empty slabs. The slab that became empty last is first and serves first, because it
-/// is still in the processor's caches.
+/// The list of empty slabs. The slab that became empty last is first and serves first, because its
+/// objects are likely to be in the processor's caches still.
 pub(super) const EMPTY: usize = BINS;
 /// The list of a debugged cache's full slabs.
 pub(super) const FULL: usize = BINS + 1;
 const LISTS: usize = BINS + 2;
-/// No list.
+/// Stands for no list.
 const NONE: usize = LISTS;
 
-/// A node keeps one in this many of a cache's slabs empty.
+/// A node keeps at most one in this many of a cache's slabs empty.
 const SHARE_EMPTY: usize = 16;
-/// A node keeps this many more empty slabs, while there are few of all caches.
+/// A node keeps this many more empty slabs, while all caches together have few empty slabs.
 const EMPTY_MORE: usize = 2;
-/// The empty slabs of all caches are few up to this many granules: 4 MiB.
+/// All caches together have few empty slabs if these have at most this many granules: 4 MiB.
 const KEPT_MOST: usize = (4 << 20) / GRANULE;
 
 /// Slabs are sparse if more than one in this many of the objects in non-empty slabs is free.
@@ -79,12 +80,13 @@ const SHARE_SPARSE: usize = 4;
 /// Slabs are sparse only if more than this many bytes in non-empty slabs are free.
 const SPARSE_LEAST: usize = 256 << 10;
 
-/// Granules in empty slabs of all caches.
+/// The number of granules in empty slabs of all caches.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// A slab, in the private part of its run's first frame. The holder of the node's lock accesses the
-/// fields, with two exceptions. A thread that holds an object may read `start` and the object's bit
-/// without the lock. A thread that holds the only object of a slab owns `fresh`.
+/// A slab's record, in the private part of its run's first granule. Only the holder of the node's
+/// lock accesses the fields, with two exceptions. A thread that holds an object may read `start`
+/// and the object's bit without the lock. A thread that holds the only object of a slab owns
+/// `fresh`.
 #[repr(C)]
 pub(super) struct Slab {
     pub(super) start: *mut u8,
@@ -92,13 +94,13 @@ pub(super) struct Slab {
     pub(super) prev: u32,
     pub(super) next: u32,
     pub(super) free: u32,
-    /// No bit is set in the words below this one.
+    /// No bit is set in the words of `bits` below this one.
     pub(super) hint: u32,
-    /// The last [`Slabs::period`] in which objects were taken or given.
+    /// The last [`Slabs::period`] in which objects were taken from the slab or given to it.
     pub(super) touched: u32,
     /// Whether the run's last page is a guard page.
     pub(super) guarded: bool,
-    /// Whether the only object of this slab reads as zeroes, and no caller had it yet.
+    /// Whether the slab's only object reads as zeroes, because no caller has had the object yet.
     pub(super) fresh: bool,
     pub(super) bits: [u64; OBJECTS_MOST / 64],
 }
@@ -111,9 +113,10 @@ pub(super) struct Slabs {
     first: [u32; LISTS],
     /// A bit for each list that has a slab.
     filled: u32,
-    /// The partial slab at which purging continues, or [`NIL`] if purging starts again.
+    /// The partial slab at which the next purge continues, or [`NIL`] to begin at the first
+    /// (`purge`).
     pub(super) cursor: u32,
-    /// Counts the calls of [`release_idle`](Self::release_idle), about two a second.
+    /// Counts the calls of [`release_idle`](Self::release_idle), at most about two a second.
     pub(super) period: u32,
     pub(super) empty: usize,
     /// The smallest number of empty slabs since the last call of
@@ -127,7 +130,7 @@ pub(super) struct Slabs {
     pub(super) events: &'static NodeEvents,
 }
 
-/// Returns the list for a slab of `cache` with `free` free objects.
+/// Returns the list that a slab of `cache` with `free` free objects belongs in.
 pub(super) fn list_of(cache: &Cache, free: u32) -> usize {
     match free as usize {
         0 if cache.plan().is_none() => NONE,
@@ -139,19 +142,19 @@ pub(super) fn list_of(cache: &Cache, free: u32) -> usize {
     }
 }
 
-/// Returns the slab whose first frame is number `index`.
+/// Returns the slab whose first granule is number `index`.
 ///
 /// # Safety
 ///
-/// The frame is the first of a slab, and the caller holds the lock of the slab's node for as long
+/// The granule is the first of a slab, and the caller holds the lock of the slab's node for as long
 /// as the reference lives.
 pub(super) unsafe fn slab<'s>(index: u32) -> &'s mut Slab {
-    // SAFETY: the caller promises that the frame is a slab's and the lock held. The private part
-    // has room for a `Slab` and is aligned to 64 bytes.
+    // SAFETY: the caller promises that the granule begins a slab, and that it holds the lock. The
+    // private part has room for a `Slab` and is aligned to 64 bytes.
     unsafe { &mut *page::private_at(index).cast() }
 }
 
-/// Returns the slab that `object` lies in.
+/// Returns the slab in which `object` lies.
 pub(super) unsafe fn slab_of(object: *mut u8) -> *mut Slab {
     page::private_at(page::head_of(object as usize)).cast()
 }
@@ -171,9 +174,9 @@ impl Slabs {
         }
     }
 
-    /// Fills `slots` from its end with objects, so that a sheaf hands out the objects of a slab in
-    /// the order of their addresses. Returns how many: fewer than asked for only if this node has
-    /// no more memory.
+    /// Fills `slots` with objects, from its end. A sheaf pops its last slot first, so it hands out
+    /// the objects in the order in which they were taken. Returns how many slots it filled: fewer
+    /// than all only if this node has no more memory.
     pub(super) fn take(&mut self, cache: &Cache, ask: Ask, slots: &mut [*mut u8]) -> usize {
         let mut left = slots.len();
         while left > 0 {
@@ -192,19 +195,19 @@ impl Slabs {
         slots.len() - left
     }
 
-    /// Gives objects of this node back to their slabs.
+    /// Gives objects of this node back to their slabs, and surplus empty slabs back to the arena.
     ///
     /// Ends the process if an address is not an object of `cache`, or the object is free already.
     ///
     /// # Safety
     ///
-    /// No thread uses the objects.
+    /// No thread uses the objects, and their memory is this node's.
     pub(super) unsafe fn give(&mut self, cache: &Cache, objects: &[*mut u8]) {
         let mut left = objects;
         while let Some(&object) = left.first() {
             let index = cache.run_of(object);
-            // SAFETY: `run_of` found a slab of this cache; the object is of this node, whose lock
-            // is held.
+            // SAFETY: `run_of` found a slab of this cache. The caller promises that the slab is
+            // this node's, and holds the lock, without which it cannot reach `self`.
             let slab = unsafe { slab(index) };
             let before = slab.free;
             let put = slab.put(cache, left);
@@ -221,21 +224,22 @@ impl Slabs {
         }
     }
 
-    /// Returns whether the slabs have so many free objects that they should drain.
+    /// Returns whether the slabs are sparse: so many objects in non-empty slabs are free that the
+    /// slabs should drain. (A slab is empty if all its objects are free.)
     pub(super) fn is_sparse(&self, cache: &Cache) -> bool {
         let free = self.free - self.empty * cache.per_slab;
         let all = (self.count - self.empty) * cache.per_slab;
         free > all / SHARE_SPARSE && free * cache.size > SPARSE_LEAST
     }
 
-    /// Returns the fullest partial slab, or an empty one if there is no partial slab.
+    /// Returns the first slab of the fullest list: a partial slab, or else an empty one.
     fn fullest(&self) -> Option<u32> {
         let usable = self.filled & !(1 << FULL);
         (usable != 0).then(|| self.first[usable.trailing_zeros() as usize])
     }
 
-    /// Moves a slab whose number of free objects has changed from list `from` to the list where the
-    /// slab belongs. Returns that list.
+    /// Moves a slab from list `from` to the list where it belongs, after its number of free objects
+    /// has changed. Returns the list where it belongs.
     fn file(&mut self, cache: &Cache, index: u32, from: usize) -> usize {
         // SAFETY: the slab is of this node, and the caller holds the lock.
         let to = list_of(cache, unsafe { slab(index) }.free);
@@ -246,13 +250,13 @@ impl Slabs {
         to
     }
 
-    /// Gives empty slabs back to the arena while there are more than the node keeps.
+    /// Gives empty slabs back to the arena until the node has as few as it keeps.
     fn release_surplus(&mut self, cache: &Cache) {
         let more = match KEPT.load(Relaxed) > KEPT_MOST {
             true => 0,
             false => EMPTY_MORE,
         };
-        // The arena serves a slab of one object as fast as this list does.
+        // Keeps no slabs of one object, because the arena serves a run as fast as this list does.
         let most = match cache.per_slab {
             1 => 0,
             _ => self.count / SHARE_EMPTY + more,
@@ -260,15 +264,17 @@ impl Slabs {
         while self.empty > most && self.release_empty(cache, 1) == 1 {}
     }
 
-    /// Gives the run of an empty slab back. Returns false, and keeps the slab, if the kernel
-    /// refuses to open the run's guard page, because no other cache could use the run.
+    /// Gives the run of an empty slab back to the arena. If the kernel refuses to open the run's
+    /// guard page, keeps the slab and returns false: with a closed page, no other cache could use
+    /// the run.
     fn release(&mut self, cache: &Cache, index: u32) -> bool {
-        // SAFETY: the slab is of this node, and the caller holds the lock. It is in no list.
+        // SAFETY: the slab is of this node, and the caller holds the lock.
         let slab = unsafe { slab(index) };
-        // Subtracts the color, which is smaller than a granule.
+        // The run begins at a granule's start. The color, by which `start` is higher, is less than
+        // a granule.
         let start = slab.start.wrapping_sub(slab.start as usize % GRANULE);
-        // SAFETY: all objects of the slab are free, and `add_slab` called `close_guard` for the
-        // run.
+        // SAFETY: all objects of the slab are free, so no thread uses the run. If the run has a
+        // guard page, `close_guard` in `add_slab` closed it.
         if !unsafe { slab.open_guard(start, cache.granules) } {
             return false;
         }
@@ -276,23 +282,23 @@ impl Slabs {
         self.free -= cache.per_slab;
         self.events.add(SlabEvent::SlabFree, 1);
         if let Some(start) = NonNull::new(start) {
-            // SAFETY: all objects of the slab are free, and the slab is in no list: no thread uses
-            // the run.
+            // SAFETY: all objects of the slab are free and the slab is in no list, so no thread
+            // uses the run.
             unsafe { page::free_run(start) };
         }
         true
     }
 
-    /// Gives the runs of all empty slabs back. Returns how many slabs.
+    /// Gives the runs of all empty slabs back to the arena. Returns how many slabs went back.
     pub(super) fn shrink(&mut self, cache: &Cache) -> usize {
         self.release_empty(cache, usize::MAX)
     }
 
-    /// Gives as many empty slabs back as were not needed since the last call.
+    /// Gives back to the arena as many empty slabs as stayed empty since the last call.
     pub(super) fn release_idle(&mut self, cache: &Cache) {
         self.release_empty(cache, self.idle);
         self.idle = self.empty;
-        // Never equal to the mark for purged slabs.
+        // The remainder is never equal to `PURGED`, which marks purged slabs.
         self.period = (self.period + 1) % PURGED;
     }
 
@@ -312,19 +318,19 @@ impl Slabs {
 
     /// Makes a slab, and puts it into the list of empty slabs.
     fn add_slab(&mut self, cache: &Cache, ask: Ask) -> Option<u32> {
-        // Takes a run of this node only: a slab must be in the lists of the node whose memory it
-        // is, because its objects are freed there.
+        // Takes a run of this node only. A slab must be in the lists of the node whose memory it
+        // is, because frees give an object to the node of its memory.
         let run = page::alloc_run_on(cache.granules, ask, cache.slot, true)?;
         let index = page::index_of_run(run.start);
         let objects = cache.per_slab;
-        // SAFETY: `alloc_run_on` gave the run, with its frame's private part, to this thread alone.
+        // SAFETY: `alloc_run_on` gave the run, with its private part, to this thread alone.
         let slab = unsafe { slab(index) };
         slab.start = run.start.as_ptr().wrapping_add(cache.color_of(index));
         slab.cache = cache;
         slab.free = objects as u32;
         slab.hint = 0;
-        // Writes only the words that the objects need. The frame's other cache lines stay
-        // untouched.
+        // Writes only the words that the objects need, and leaves the other cache lines of the
+        // private part untouched.
         slab.bits[..objects / 64].fill(u64::MAX);
         if !objects.is_multiple_of(64) {
             slab.bits[objects / 64] = (1 << (objects % 64)) - 1;
@@ -333,8 +339,8 @@ impl Slabs {
         slab.fresh = run.zeroed && objects == 1 && !cache.checks() && !cache.prepares();
         if cache.hardening.is_some() {
             let start = run.start.as_ptr();
-            // SAFETY: the run was allocated above and reads as zeroes by now. The cache leaves its
-            // last page free.
+            // SAFETY: the run was allocated above, so no other thread uses it. It reads as zeroes
+            // when `close_guard` is called. A hardened cache puts no object into the last page.
             unsafe {
                 if !run.zeroed {
                     start.write_bytes(0, cache.granules * GRANULE);
@@ -355,8 +361,9 @@ impl Slabs {
         Some(index)
     }
 
-    /// Returns the slab after `index`, which is in `list`: the next one there, or the first of the
-    /// next list of partial slabs. Returns [`NIL`] at the end.
+    /// Returns the slab after slab `index`, which is in `list`. After the last slab of a list comes
+    /// the first of the next list of partial slabs that has one. Returns [`NIL`] after the last
+    /// partial slab.
     pub(super) fn after(&self, list: usize, index: u32) -> u32 {
         // SAFETY: the slab is in a list of this node, and the caller holds the lock.
         match unsafe { slab(index) }.next {
@@ -365,7 +372,8 @@ impl Slabs {
         }
     }
 
-    /// Returns the first partial slab of list `list` or a later one.
+    /// Returns the first partial slab of list `list`, or of the next list that has one. Returns
+    /// [`NIL`] if no list has one.
     pub(super) fn first_partial(&self, list: usize) -> u32 {
         let lists = self.first[..BINS].iter().skip(list);
         lists.copied().find(|&first| first != NIL).unwrap_or(NIL)

@@ -1,13 +1,15 @@
-//! How long a slab is, how many objects a sheaf holds, and how many full sheaves a barn holds.
+//! Decides how long a slab is, how many objects a sheaf holds, and how many full sheaves a barn
+//! holds.
 //!
-//! Large sheaves make slow paths rare, but keep free memory from other sizes. So a sheaf holds
-//! [`SHEAF_BYTES`] of objects, or as many objects as the program chose. The sheaves of all caches
-//! together claim bytes of one budget for each CPU. A cache that is made when the budget is used up
-//! has the smallest sheaves, unless the program chose their capacity.
+//! Large sheaves make slow paths rare, but other caches cannot use the free memory in them. So a
+//! sheaf holds [`SHEAF_BYTES`] of objects, or as many objects as the program chose. The sheaves
+//! that one CPU can have, of all caches together, have a budget of bytes. Each cache claims its
+//! part when it is made. If the budget is used up by then, the cache has the smallest sheaves,
+//! unless the program chose their capacity.
 //!
-//! A sheaf records its own capacity ([`Sheaf`](super::sheaf::Sheaf)). So a new capacity applies to
-//! sheaves that are filled or emptied from then on. Only slow paths and the shepherd use this
-//! module.
+//! A sheaf records its own capacity ([`Sheaf`](super::sheaf::Sheaf)). So when a cache's capacity
+//! changes, sheaves keep theirs until they are next filled or emptied. Only slow paths and the
+//! shepherd use this module.
 
 use super::KmemCache;
 use super::cache::Cache;
@@ -16,43 +18,48 @@ use crate::page::GRANULE;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Objects above this size have slabs of [`LARGE_SLAB`] granules or more. 64 KiB hold so few of
-/// them that making and returning slabs would cost too much for each object. Pages of a slab that
-/// were never used take no memory. Objects of a granule or more have a slab each.
+/// Objects above this size have slabs of [`LARGE_SLAB`] granules or more. One granule holds so few
+/// of them that making and returning slabs would cost too much for each object. A longer slab
+/// wastes little, because its pages take no memory until they are used. Objects of a granule or
+/// more have a slab each.
 const SMALL_SLAB: usize = 2048;
 const LARGE_SLAB: usize = 4;
-/// A slab becomes longer if colors and a guard page would take more than one part in this many of
-/// it.
+/// A slab has [`LARGE_SLAB`] granules or more also if its colors and its guard page would take at
+/// least one part in this many of a granule.
 const UNUSED_MOST: usize = 16;
-/// The lengths of slabs are compared by the unused part of the slab, in this many steps.
+/// To choose the length of a slab, its unused part is rounded down to one of this many steps.
 const UNUSED_STEPS: usize = 64;
 
-/// Bytes of objects in a sheaf, which has at most [`CAPACITY_MOST`] objects.
+/// Bytes of objects in a sheaf, if the program did not choose the capacity. A sheaf holds at least
+/// one object, and at most [`CAPACITY_MOST`].
 const SHEAF_BYTES: usize = 128 << 10;
-/// The smallest capacity that a program can choose. Also the capacity of a cache made when the
-/// budget is used up, if [`SHEAF_BYTES`] have room for that many objects.
+/// The smallest capacity that a program can choose. Also the capacity of a cache that is made when
+/// the budget is used up, or less if [`SHEAF_BYTES`] have no room for that many objects.
 pub(super) const CAPACITY_LEAST: usize = 4;
-/// Bytes in full sheaves that a node's barn holds for a cache, within the bounds below.
+/// The most bytes in full sheaves that a cache's barn on a node holds. The number of these sheaves
+/// is bounded too, by the constants below.
 pub(super) const BARN_BYTES: usize = 2 << 20;
 const BARN_LEAST: usize = 4;
-/// The barn of a size class holds one part in this many of the bytes in the class's slabs, or
-/// [`BARN_BYTES_LEAST`] if that is more.
+/// For a size class, a barn holds at most one part in this many of the bytes in the class's slabs
+/// on the node, or [`BARN_BYTES_LEAST`] if that is more.
 const BARN_SHARE: usize = 8;
 const BARN_BYTES_LEAST: usize = 256 << 10;
-/// From this size on, the barn holds the share only: in a small heap one sheaf of each class would
-/// be a large part.
+/// From this size on, the barn holds only that part, even if it is less than one sheaf. In a small
+/// heap, one sheaf of each large class would be a large part of the heap.
 const LARGE_CLASS: usize = 32 << 10;
 const BARN_MOST: usize = 128;
-/// Sheaves that a CPU has of a cache: the main one and the spare.
+/// The number of sheaves of a cache that a CPU has: the main sheaf and the spare.
 const SHEAVES: usize = 2;
 
-/// Bytes that one CPU's sheaves may hold.
+/// The budget: how many bytes one CPU's sheaves of all caches together may hold.
 static BUDGET: AtomicUsize = AtomicUsize::new(32 << 20);
-/// Bytes that one CPU's sheaves can hold at most, by the capacities of all caches.
+/// The claimed part of the budget: how many bytes one CPU's sheaves can hold, by the capacities of
+/// all caches. May exceed the budget.
 static CLAIMED: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets how many bytes one CPU's sheaves of all caches together may hold. The default is 32 MiB.
-/// Caches that are made when the budget is used up have the smallest sheaves. Costs one store.
+/// Sets the budget: how many bytes one CPU's sheaves of all caches together may hold. The default
+/// is 32 MiB. A cache that is made when the budget is used up has the smallest sheaves. Costs one
+/// store.
 ///
 /// ```
 /// use pinfold::slab::set_sheaf_budget;
@@ -63,7 +70,7 @@ pub fn set_sheaf_budget(bytes: usize) {
     BUDGET.store(bytes, Relaxed);
 }
 
-/// Returns how many bytes one CPU's sheaves of all caches can hold at most now. Costs one load.
+/// Returns how many bytes one CPU's sheaves of all caches together can hold now. Costs one load.
 ///
 /// ```
 /// use pinfold::slab::{KmemCache, sheaf_bytes};
@@ -87,20 +94,21 @@ fn claim(bytes: usize) -> bool {
     CLAIMED.fetch_update(Relaxed, Relaxed, fits).is_ok()
 }
 
-/// Set in [`Capacity::now`] when the cache is retired, so that its bytes are given back only once.
+/// A bit of [`Capacity::now`]: the cache is retired and has given back its part of the budget.
+/// Prevents that the cache gives it back twice.
 const RETIRED: usize = 1 << 16;
 
-/// How many objects the sheaves of a cache hold.
+/// How many objects a sheaf of a cache holds.
 pub(super) struct Capacity {
     now: AtomicUsize,
-    /// Bytes of a CPU's sheaves for each object of capacity. 0 for a debugged cache, which uses no
-    /// sheaves.
+    /// How many bytes of the budget the cache claims for each object of the capacity. 0 for a
+    /// debugged cache, which uses no sheaves.
     unit: usize,
 }
 
 impl Capacity {
-    /// Returns the capacity for objects of `size` bytes: the `chosen` one, or else one by the size.
-    /// Claims its part of the budget if the cache `has_sheaves`.
+    /// Returns the capacity for objects of `size` bytes: `chosen`, or a capacity by the size if
+    /// that is `None`. If the cache `has_sheaves`, claims its part of the budget.
     pub(super) fn new(size: usize, chosen: Option<usize>, has_sheaves: bool) -> Capacity {
         let unit = if has_sheaves { SHEAVES * size } else { 0 };
         let least = (SHEAF_BYTES / size).clamp(1, CAPACITY_LEAST);
@@ -110,7 +118,8 @@ impl Capacity {
             wanted
         } else {
             let capacity = if chosen.is_some() { wanted } else { least };
-            // The smallest capacity and a chosen one are granted beyond the budget.
+            // The smallest capacity, and a capacity that the program chose, are granted even beyond
+            // the budget.
             CLAIMED.fetch_add(capacity * unit, Relaxed);
             capacity
         };
@@ -122,8 +131,8 @@ impl Capacity {
 }
 
 impl KmemCache {
-    /// Sets how many objects this cache's sheaves hold, from 4 to 125, for sheaves that are filled
-    /// or emptied from now on. Lasts until the next call. Costs three atomic operations.
+    /// Sets how many objects each of this cache's sheaves holds, from 4 to 125. Applies to sheaves
+    /// that are filled or emptied from now on, until the next call. Costs three atomic operations.
     ///
     /// ```
     /// use pinfold::slab::KmemCache;
@@ -137,7 +146,8 @@ impl KmemCache {
     pub fn set_sheaf_capacity(&self, objects: usize) {
         let wanted = objects.clamp(CAPACITY_LEAST, CAPACITY_MOST);
         let sheaves = &self.descriptor.sheaves;
-        // The new bytes are claimed first, so that the sum is never too small.
+        // The new bytes are claimed before the old ones are given back, so that the sum is never
+        // too small.
         CLAIMED.fetch_add(wanted * sheaves.unit, Relaxed);
         let before = sheaves.now.swap(wanted, Relaxed);
         CLAIMED.fetch_sub(before * sheaves.unit, Relaxed);
@@ -145,13 +155,14 @@ impl KmemCache {
 }
 
 impl Cache {
-    /// Returns the capacity of a sheaf that is filled now.
+    /// Returns the capacity for a sheaf that is filled now.
     #[inline]
     pub(super) fn capacity(&self) -> usize {
         self.sheaves.now.load(Relaxed) & !RETIRED
     }
 
-    /// Returns the most full sheaves in the barn of a node with `slabs` slabs.
+    /// Returns the most full sheaves that the cache's barn holds on a node where the cache has
+    /// `slabs` slabs.
     pub(super) fn barn_most(&self, slabs: usize) -> usize {
         let sheaf = self.size * self.capacity();
         let (bytes, least) = match self.class() {
@@ -178,8 +189,8 @@ impl Cache {
     }
 }
 
-/// Returns how many granules a slab has for objects of `size` bytes, if `other` bytes of it are not
-/// for objects.
+/// Returns how many granules a slab has for objects of `size` bytes. `other` bytes of the slab are
+/// for colors and a guard page.
 pub(super) fn granules_for(size: usize, other: usize) -> usize {
     if size >= GRANULE {
         return (size + other).div_ceil(GRANULE);
@@ -188,11 +199,11 @@ pub(super) fn granules_for(size: usize, other: usize) -> usize {
         true => 1,
         false => LARGE_SLAB,
     };
-    // The unused part of the slab, in steps of a sixty-fourth.
+    // The unused part of the slab, in steps of a sixty-fourth of the slab.
     let unused = |&granules: &usize| {
         let bytes = granules * GRANULE;
         (bytes - other) % size * UNUSED_STEPS / bytes
     };
-    // The shortest of the lengths that leave least unused.
+    // Among the lengths that leave the smallest part unused, the shortest.
     (least..=2 * least).min_by_key(unused).unwrap_or(least)
 }

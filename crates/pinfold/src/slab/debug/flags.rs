@@ -3,8 +3,8 @@
 use core::fmt;
 use core::ops::BitOr;
 
-/// The set of checks that a cache makes. Each check has a letter in `PINFOLD_SLAB_DEBUG`, the same
-/// as in the kernel's `slab_debug`.
+/// The set of checks that a cache makes. Each check has a letter in `PINFOLD_SLAB_DEBUG`: the
+/// letter that the check has in the kernel's `slab_debug`.
 ///
 /// ```
 /// use pinfold::slab::DebugFlags;
@@ -19,10 +19,10 @@ pub struct DebugFlags(u8);
 impl DebugFlags {
     /// No checks: the cache works at full speed.
     pub const NONE: DebugFlags = DebugFlags(0);
-    /// F: checks every address that is freed, and the cache's records of it. Every debugged cache
-    /// does this, so F alone only makes the cache a debugged one.
+    /// F: checks every address that is freed, and the cache's records of the object there. Every
+    /// debugged cache makes this check, so F alone only makes the cache a debugged one.
     pub const CONSISTENCY: DebugFlags = DebugFlags(1);
-    /// Z: checks bytes on both sides of each object.
+    /// Z: checks the bytes on both sides of each object, the red zones.
     pub const RED_ZONE: DebugFlags = DebugFlags(2);
     /// P: checks the bytes of free objects. Has no effect on objects with a constructor, which keep
     /// their bytes while they are free.
@@ -32,7 +32,7 @@ impl DebugFlags {
     pub const USER: DebugFlags = DebugFlags(8);
     /// T: writes a line to standard error for each allocation and free.
     pub const TRACE: DebugFlags = DebugFlags(16);
-    /// F, Z, P and U. `PINFOLD_SLAB_DEBUG` means these where it names no letters.
+    /// F, Z, P and U. Where `PINFOLD_SLAB_DEBUG` gives no letters, it means these.
     pub const DEFAULT: DebugFlags = DebugFlags(15);
 
     /// The letter of each flag, in the order in which they are displayed.
@@ -44,7 +44,7 @@ impl DebugFlags {
         ('T', Self::TRACE),
     ];
 
-    /// Returns the flag of a letter, in upper or lower case.
+    /// Returns the flag of a letter. The letter may be in upper or lower case.
     pub(super) fn of_letter(letter: char) -> Option<DebugFlags> {
         let letter = letter.to_ascii_uppercase();
         let known = Self::LETTERS.iter().find(|known| known.0 == letter);

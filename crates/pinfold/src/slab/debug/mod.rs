@@ -1,5 +1,5 @@
-//! Debugging of caches, as the kernel's `slab_debug` does it: red zones, poison, owners,
-//! consistency checks and a trace.
+//! Debugged caches. They check their objects as the kernel's `slab_debug` does: by red zones,
+//! poison, records of owners, consistency checks and a trace.
 //!
 //! # The slot of an object
 //!
@@ -12,12 +12,17 @@
 //!   alignment            whole word
 //! ```
 //!
-//! A debugged cache has no sheaves. Every allocation and every free is checked, and goes to the
-//! slab under the node's lock. The cache's words in the units stay empty, so the fast paths fail on
-//! their own. Other caches pay nothing.
+//! A *slot* is the part of a slab that belongs to one object: the object, and what debugging keeps
+//! around it. A debugged cache has no sheaves for allocations and frees. Each allocation and each
+//! free takes the node's lock, checks the slot, and takes the slot from its slab or gives it back.
+//! The cache's words in the units stay empty, so the fast paths fail on their own. Other caches pay
+//! nothing.
 //!
-//! The bytes are the kernel's: a red zone holds 0xbb while the object is free and 0xcc while it is
-//! in use. A free object holds 0x6b, and 0xa5 as its last byte. Padding holds 0x5a.
+//! A red zone lies beside the object, and finds writes beyond the object. Poison fills a free
+//! object, and finds writes after the free. A track records an allocation or a free: the thread,
+//! the time and the callers. The bytes are the kernel's: a red zone holds 0xbb while the object is
+//! free, and 0xcc while it is in use. A free object holds 0x6b, and 0xa5 as its last byte. Padding
+//! holds 0x5a.
 
 mod flags;
 mod node;

@@ -1,5 +1,6 @@
-//! How a debugged cache's slots change hands at a node. Everything here happens under the node's
-//! lock, so a slot and its marks (free or in use, bytes requested, tracks) change together.
+//! Takes a debugged cache's slots from a node, and gives them back. Both happen under the node's
+//! lock, so a slot and its marks (free or in use, bytes requested, tracks) change together. A
+//! signal handler that interrupted the lock's holder goes other ways.
 
 #![allow(
     clippy::result_large_err,
@@ -15,9 +16,10 @@ use crate::slab::slabs::slab_of;
 use core::ptr::{NonNull, null_mut};
 
 impl Node {
-    /// Takes a free slot of a debugged cache, and marks it as in use with the bytes that were
-    /// requested and the caller's track. Returns `Ok(None)` when the system has no memory. If the
-    /// slot was written to while it was free, returns that fault, and the slot is never used again.
+    /// Takes a free slot of a debugged cache. Marks the slot as in use, and records the requested
+    /// bytes and the caller's track. Returns `Ok(None)` if the node has no memory, or the lock
+    /// cannot be taken. If the slot was written to while it was free, returns that fault, and the
+    /// slot is never used again.
     pub(in crate::slab) fn alloc_debugged(
         &self,
         cache: &Cache,
@@ -48,20 +50,20 @@ impl Node {
         Ok(NonNull::new(slot))
     }
 
-    /// Calls `f` under the lock. If this is a signal handler that interrupted the lock's holder,
-    /// calls `f` without the lock.
+    /// Calls `f` under the node's lock. If a signal handler that interrupted the lock's holder
+    /// calls this, calls `f` without the lock.
     pub(in crate::slab) fn locked(&self, f: impl FnOnce()) {
         let _stock = self.stock_after_fork();
         f();
     }
 
-    /// Frees a debugged cache's object if it is in use and the bytes around it are intact.
-    /// Otherwise returns the fault. If the lock cannot be had, sets the object aside.
+    /// Frees the object of `slot` if it is in use and the bytes around it are intact. Otherwise
+    /// returns the fault. If the lock cannot be taken, sets the object aside.
     ///
     /// # Safety
     ///
-    /// `slot` begins a slot of one of this node's slabs of the cache. The caller gives the object
-    /// up, if it is in use.
+    /// `slot` begins a slot in one of this node's slabs of the cache. If the object is in use, the
+    /// caller gives it up.
     pub(in crate::slab) unsafe fn free_debugged(
         &self,
         cache: &Cache,
@@ -88,7 +90,8 @@ impl Node {
                 tracks: unsafe { plan.tracks(slot) },
             });
         }
-        // SAFETY: the slot was found in use above, and its user gave it up, so this thread owns it.
+        // SAFETY: the object of the slot was in use, as tested above, and its user gave it up. So
+        // this thread owns the slot.
         unsafe {
             if let Some(fault) = plan.fault(slot, (start, nth, true), true) {
                 return Err(fault);
@@ -101,8 +104,9 @@ impl Node {
         Ok(())
     }
 
-    /// Adds this node's faults of a debugged cache to `faults`: with `leaks` the objects in use,
-    /// else the slots whose bytes are wrong.
+    /// Checks all slots of a debugged cache on this node, and adds faults to `faults`. With
+    /// `leaks`, each object in use is a fault. Without `leaks`, each slot with wrong bytes is a
+    /// fault.
     pub(in crate::slab) fn look_over(
         &self,
         cache: &Cache,
@@ -127,7 +131,7 @@ impl Node {
                 });
             } else if !leaks
                 // SAFETY: the holder of the lock owns the free slots. Of a slot in use, `fault`
-                // touches only the bytes that the user may not touch.
+                // writes only bytes that the user may not touch.
                 && let Some(fault) = unsafe { plan.fault(slot, place, true) }
             {
                 faults.add(fault);

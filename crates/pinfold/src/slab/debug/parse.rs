@@ -8,14 +8,14 @@
 //! name     = a cache's name; "*" stands for any text, "?" for any character
 //! ```
 //!
-//! The first block that names a cache applies to it. To a cache that no block names, the last block
+//! To a cache that a block names, the first such block applies. To any other cache, the last block
 //! without names applies. Empty blocks are ignored. `A` (inject failures) and `O` (no debugging
-//! where slabs would grow) are accepted and have no effect here.
+//! where slabs would grow) are accepted, but have no effect here.
 
 use super::DebugFlags;
 use core::fmt;
 
-/// The settings hold a letter that has no meaning.
+/// The settings hold a character that is no known letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseError {
     /// The letter.
@@ -36,8 +36,8 @@ impl fmt::Display for ParseError {
 
 impl core::error::Error for ParseError {}
 
-/// Checks a text for `PINFOLD_SLAB_DEBUG`, before a program is started with it. Costs one pass over
-/// the text.
+/// Checks a text for `PINFOLD_SLAB_DEBUG`, for a caller that starts a program with it. Costs one
+/// pass over the text.
 ///
 /// ```
 /// use pinfold::slab::debug::check_settings;
@@ -48,7 +48,7 @@ impl core::error::Error for ParseError {}
 ///
 /// # Errors
 ///
-/// [`ParseError`]: the first letter that has no meaning.
+/// [`ParseError`]: the first letter that is not known.
 pub fn check(text: &str) -> Result<(), ParseError> {
     flags_for(text, "").map(drop)
 }
@@ -103,11 +103,12 @@ fn letters_of(letters: &str, at: usize) -> Result<DebugFlags, ParseError> {
     Ok(flags)
 }
 
-/// Returns whether `pattern` describes `name`.
+/// Returns whether the pattern `pattern` matches `name`.
 fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.trim().as_bytes(), name.as_bytes());
-    // `star` is where to continue after a mismatch: the pattern's last star, and the place in the
-    // name up to which the star has matched. Each retry lets the star match one byte more.
+    // `star` says where to continue after a mismatch: at the last star of the pattern that was
+    // reached, and at the byte of the name up to which this star has matched. Each retry lets the
+    // star match one more byte.
     let (mut p, mut n, mut star) = (0, 0, None);
     while n < name.len() {
         match pattern.get(p) {

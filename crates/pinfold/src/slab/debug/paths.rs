@@ -13,17 +13,17 @@ use core::ptr::null_mut;
 #[derive(Clone, Copy)]
 pub(in crate::slab) struct Fault {
     pub(in crate::slab) kind: Kind,
-    /// The object's slot, or the address if it is in no slot.
+    /// The object's slot, or the freed address if it is in no slot.
     pub(in crate::slab) slot: *mut u8,
-    /// The slab's start, the object's number in it, and whether the object is in use.
+    /// The slab's start, the object's number in the slab, and whether the object is in use.
     pub(in crate::slab) place: (*const u8, usize, bool),
-    /// The bytes around the fault as they were found, and their address.
+    /// The bytes around the fault, as the check found them, and their address.
     pub(in crate::slab) bytes: Option<(*const u8, [u8; 16])>,
-    /// The object's last allocation and its last free.
+    /// The tracks of the object's last allocation and last free.
     pub(in crate::slab) tracks: [Track; 2],
 }
 
-/// The faults that one check of a cache found. All are counted; the first 16 are kept.
+/// The faults that one check of a cache found. Counts all faults, and keeps the first 16.
 pub(in crate::slab) struct Faults {
     kept: [Option<Fault>; 16],
     pub(in crate::slab) count: usize,
@@ -50,24 +50,25 @@ impl Faults {
 }
 
 impl Plan {
-    /// Checks a slot. With `mend`, repairs the bytes.
+    /// Checks the bytes of a slot, and returns the first fault. With `mend`, repairs the wrong
+    /// bytes.
     ///
     /// # Safety
     ///
-    /// The slot is one of this plan's slots, and no other thread writes to the slot's bytes that
-    /// are checked.
+    /// The slot is one of this plan's slots. No other thread writes to the bytes of the slot that
+    /// this function checks.
     pub(in crate::slab) unsafe fn fault(
         &self,
         slot: *mut u8,
         place: (*const u8, usize, bool),
         mend: bool,
     ) -> Option<Fault> {
-        // SAFETY: the caller promises that the slot is of this plan and that no other thread writes
-        // to it.
+        // SAFETY: the caller promises that the slot is of this plan, and that no other thread
+        // writes to the bytes that this function checks.
         let found = unsafe { self.check(slot, place.2, false) }?;
         let wrong = self.object_at(slot).wrapping_offset(found.offset);
-        // Shows 16 bytes of the slot, from the word that holds the wrong byte; fewer if the slot is
-        // smaller.
+        // The report shows 16 bytes of the slot, from the word that holds the wrong byte. It shows
+        // fewer if the slot is smaller.
         let last = slot.wrapping_add(self.stride.saturating_sub(16));
         let from = ((wrong as usize & !7).min(last as usize)).max(slot as usize) as *const u8;
         let mut bytes = [0; 16];
@@ -75,8 +76,8 @@ impl Plan {
         // SAFETY: `room` ends at the slot's end at the latest, so the bytes lie in the slot.
         bytes[..room].copy_from_slice(unsafe { core::slice::from_raw_parts(from, room) });
         if mend {
-            // SAFETY: the caller promises that the slot is of this plan and that no other thread
-            // writes to it.
+            // SAFETY: the caller promises that the slot is of this plan, and that no other thread
+            // writes to the bytes that this function checks.
             unsafe { self.check(slot, place.2, true) };
         }
         Some(Fault {
@@ -84,8 +85,8 @@ impl Plan {
             slot,
             place,
             bytes: Some((from, bytes)),
-            // SAFETY: the caller promises that the slot is of this plan and that no other thread
-            // writes to it.
+            // SAFETY: the caller promises that the slot is of this plan, and that no other thread
+            // writes to the bytes that this function checks.
             tracks: unsafe { self.tracks(slot) },
         })
     }
@@ -97,7 +98,7 @@ impl Cache {
         self.plan.as_ref()
     }
 
-    /// Returns the report of a fault.
+    /// Returns the report that describes a fault.
     pub(in crate::slab) fn report(&self, plan: &Plan, fault: &Fault) -> Report<'_> {
         let (start, nth, in_use) = fault.place;
         let object = if start.is_null() {
@@ -119,8 +120,8 @@ impl Cache {
         }
     }
 
-    /// Allocates an object of which `requested` bytes are asked for. Returns null when the system
-    /// has no memory.
+    /// Allocates an object from the node that `ask` names. The caller asked for `requested` bytes
+    /// of it. Returns null when the node has no memory.
     #[cold]
     #[inline(never)]
     pub(in crate::slab) fn alloc_debugged(
@@ -138,14 +139,14 @@ impl Cache {
                     self.trace(plan, "alloc", object);
                     return object;
                 }
-                // The stray writer may write again, so the slot stays taken and is never used
-                // again.
+                // Whatever wrote to the free object may write again, so the slot stays taken and is
+                // never used again.
                 Err(fault) => self.tell(plan, &fault),
             }
         }
     }
 
-    /// Frees an object.
+    /// Frees an object, or reports why the address cannot be freed.
     ///
     /// # Safety
     ///
@@ -161,22 +162,22 @@ impl Cache {
         self.trace(plan, "free", object);
         let track = plan.flags.contains(DebugFlags::USER).then(Track::here);
         // SAFETY: `home_of` found that an object of this cache begins at the address, and returned
-        // its slab's node.
+        // the node of its slab. If the object is in use, the caller gives it up.
         if let Err(fault) = unsafe { node.free_debugged(self, plan, slot, track) } {
             self.tell(plan, &fault);
         }
     }
 
-    /// Reports a fault. A function of its own, because the report is too large for the stack frames
-    /// of allocating and freeing.
+    /// Reports a fault. This is a function of its own because a report would make the stack frames
+    /// of allocating and freeing too large.
     #[cold]
     #[inline(never)]
     fn tell(&self, plan: &Plan, fault: &Fault) {
         raise(&self.report(plan, fault));
     }
 
-    /// Returns the node of an object's slab. If no object of this cache begins at the address,
-    /// reports that and returns `None`.
+    /// Returns the node of the slab of `object`. If no object of this cache begins at that address,
+    /// reports a fault and returns `None`.
     #[inline(never)]
     fn home_of(&self, plan: &Plan, object: *mut u8) -> Option<&Node> {
         let entry = page::entry(object as usize);
@@ -203,8 +204,8 @@ impl Cache {
         None
     }
 
-    /// Returns the number of the object that begins at an address in a slab of this cache, or
-    /// `None` if no object begins there.
+    /// Returns the number, in its slab, of the object that begins at the address `object`. Returns
+    /// `None` if no object begins there. The address lies in a slab of this cache.
     fn number_of(&self, plan: &Plan, object: *mut u8) -> Option<usize> {
         // SAFETY: the caller found in the page map that the address lies in a slab of this cache.
         let start = unsafe { (*crate::slab::slabs::slab_of(object)).start() };
@@ -220,14 +221,16 @@ impl Cache {
         }
     }
 
-    /// Returns how many bytes of an object were asked for, or `None` if the cache is not debugged.
+    /// Returns how many bytes the user of an object asked for, or `None` if the cache is not
+    /// debugged.
     ///
     /// # Safety
     ///
     /// The caller owns the object, which is of this cache.
     pub(in crate::slab) unsafe fn requested(&self, object: *mut u8) -> Option<usize> {
         let plan = self.plan()?;
-        // SAFETY: the caller promises that it owns the object, so its slot is of this plan.
+        // SAFETY: the caller promises that it owns the object and that the object is of this cache.
+        // So the object has a slot of this plan.
         Some(unsafe { plan.requested(plan.slot_of(object)) })
     }
 
@@ -241,14 +244,15 @@ impl Cache {
             return;
         };
         let home = page::node_of(object as usize).min(self.nodes().len() - 1);
-        // Under the lock, so that no other thread checks the slot meanwhile.
-        // SAFETY: the caller promises that it owns the object, so its slot is of this plan.
+        // Writes under the lock, so that no other thread checks the slot meanwhile.
+        // SAFETY: the caller promises that it owns the object and that the object is of this cache.
+        // So the object has a slot of this plan.
         self.nodes()[home]
             .locked(|| unsafe { plan.set_requested(plan.slot_of(object), requested) });
     }
 
-    /// Checks all objects and returns the faults: with `leaks` the objects in use, else the slots
-    /// with wrong bytes. Wrong bytes are repaired.
+    /// Checks all slots, and returns the faults. With `leaks`, each object in use is a fault.
+    /// Without `leaks`, each slot with wrong bytes is a fault, and its bytes are repaired.
     pub(in crate::slab) fn faults(&self, plan: &Plan, leaks: bool) -> Faults {
         let mut faults = Faults::new();
         for node in self.nodes() {
@@ -257,8 +261,8 @@ impl Cache {
         faults
     }
 
-    /// Allocates an object of a debugged cache on the thread's node, or on another one if that has
-    /// no memory.
+    /// Allocates an object of a debugged cache from the node that the cache wants, or from another
+    /// node if that one has no memory.
     #[cold]
     #[inline(never)]
     pub(in crate::slab) fn alloc_debugged_here(&self, plan: &Plan, requested: usize) -> *mut u8 {
@@ -269,7 +273,7 @@ impl Cache {
         if !object.is_null() {
             return object;
         }
-        // The asked node has no memory; other nodes may have some.
+        // The node that was asked has no memory. Other nodes may have some.
         self.others(ask, |other| {
             object = self.alloc_debugged(plan, other, requested);
             !object.is_null()

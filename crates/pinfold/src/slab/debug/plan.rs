@@ -1,21 +1,22 @@
-//! Where the parts of a debugged object's slot are, and what bytes they hold.
+//! Plans: where the parts of a debugged object's slot are, and what bytes they hold.
 
 use super::{DebugFlags, Track};
 use core::alloc::Layout;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// The bytes of a red zone while its object is free, and while it is in use.
+/// The byte of a red zone while its object is free, and the byte while the object is in use.
 const RED_INACTIVE: u8 = 0xbb;
 const RED_ACTIVE: u8 = 0xcc;
-/// The bytes of padding, of a free object, and of a free object's last byte.
+/// The byte of padding, the byte of a free object, and a free object's last byte.
 const PADDING: u8 = 0x5a;
 const FREE: u8 = 0x6b;
 const FREE_END: u8 = 0xa5;
-/// Bytes of a word: red zones end at a multiple of it, and are at least one byte large.
+/// Bytes of a word. A red zone behind an object ends at a multiple of this, and has at least one
+/// byte.
 const WORD: usize = 8;
 
-/// Where the parts of a debugged cache's slots are, in bytes from a slot's start.
+/// Where the parts of a debugged cache's slots are. Offsets are in bytes from a slot's start.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::slab) struct Plan {
     pub(in crate::slab) flags: DebugFlags,
@@ -25,11 +26,12 @@ pub(in crate::slab) struct Plan {
     pub(in crate::slab) left: usize,
     /// The end of the red zone behind the object.
     zone_end: usize,
-    /// The word that holds how many bytes were asked for; 0 if there is none.
+    /// The offset of the word that holds how many bytes of the object were asked for. 0 if there is
+    /// no such word.
     requested: usize,
-    /// The two tracks; 0 if there are none.
+    /// The offset of the two tracks. 0 if there are none.
     tracks: usize,
-    /// The start of the padding.
+    /// The offset of the padding.
     used: usize,
     /// Bytes from one slot to the next.
     pub(in crate::slab) stride: usize,
@@ -40,9 +42,9 @@ pub(in crate::slab) struct Plan {
 pub enum Part {
     /// The red zone before the object.
     LeftRedZone,
-    /// The red zone behind the object, or behind the bytes of it that were asked for.
+    /// The red zone behind the object, or behind the object's bytes that were asked for.
     RightRedZone,
-    /// The bytes of a free object.
+    /// The poison: the bytes of a free object.
     Poison,
     /// The unused end of the slot.
     Padding,
@@ -102,12 +104,12 @@ impl Plan {
         }
     }
 
-    /// Returns the object of a slot.
+    /// Returns the address of the object in a slot.
     pub(in crate::slab) fn object_at(&self, slot: *mut u8) -> *mut u8 {
         slot.wrapping_add(self.left)
     }
 
-    /// Returns the slot of an object.
+    /// Returns the address of the slot of an object.
     pub(in crate::slab) fn slot_of(&self, object: *mut u8) -> *mut u8 {
         object.wrapping_sub(self.left)
     }
@@ -116,30 +118,32 @@ impl Plan {
     ///
     /// # Safety
     ///
-    /// For this function and those below: `slot` begins a slot of this plan, and no other thread
-    /// writes to it.
+    /// `slot` begins a slot of this plan, and no other thread writes to it.
     pub(in crate::slab) unsafe fn requested(&self, slot: *mut u8) -> usize {
         if self.requested == 0 {
             return self.object;
         }
         // SAFETY: `new` laid the word out within the slot.
         let word = unsafe { &*slot.add(self.requested).cast::<AtomicUsize>() };
-        // Relaxed: a signal handler may store a link here when it sets the object aside; any word
-        // it stores reads as all of the object's bytes.
+        // Atomic, because a thread that sets the object aside stores a link here, without the lock.
+        // Relaxed, because any such link reads as "all bytes were asked for".
         word.load(Relaxed).min(self.object)
     }
 
-    /// Returns where a slot keeps a link while its object is set aside.
+    /// Returns the offset in a slot at which a link lies while the slot's object is set aside
+    /// (`aside`).
     ///
-    /// The link is in the word for the bytes asked for. The [encoded
+    /// The link lies in the word for the bytes asked for. The [encoded
     /// link](super::super::cache::Cache::encode_link) is larger than any object, so a check of the
-    /// slot reads it as "all bytes were asked for". A plan without that word has no red zones, and
-    /// keeps the link in the object, whose bytes are not checked while it counts as in use.
+    /// slot reads the word as "all bytes were asked for". A plan without that word has no red
+    /// zones, and the link lies in the object. No check reads the bytes of an object that counts as
+    /// in use.
     pub(in crate::slab) fn link_at(&self) -> usize {
         self.requested
     }
 
-    /// Records how many bytes were asked for, and lets the red zone begin behind them.
+    /// Records how many bytes of the object were asked for, and makes the red zone begin behind
+    /// these bytes.
     ///
     /// # Safety
     ///
@@ -149,8 +153,8 @@ impl Plan {
             return;
         }
         let requested = requested.min(self.object);
-        // SAFETY: `new` laid the word and the zone out within the slot, and `requested` is at most
-        // the object's size.
+        // SAFETY: `new` laid the word and the red zone out within the slot. `requested` is at most
+        // the object's size, so the bytes from there to the zone's end lie in the slot.
         unsafe {
             slot.add(self.requested).cast::<usize>().write(requested);
             if self.flags.contains(DebugFlags::RED_ZONE) {
@@ -160,26 +164,28 @@ impl Plan {
         }
     }
 
-    /// Fills a slot whose object was never used.
+    /// Fills a slot before the first use of its object.
     ///
     /// # Safety
     ///
     /// `slot` begins a slot of this plan, and no other thread writes to it.
     pub(in crate::slab) unsafe fn prepare(&self, slot: *mut u8) {
-        // SAFETY: the padding reaches from `used` to the slot's end.
+        // SAFETY: the padding reaches from `used` to the slot's end. The caller promises that the
+        // slot is of this plan, and that no other thread writes to it.
         unsafe {
             slot.add(self.used)
                 .write_bytes(PADDING, self.stride - self.used);
             self.set_free(slot);
         }
         for nth in 0..2 {
-            // SAFETY: the caller promises that the slot is of this plan and that no other thread
+            // SAFETY: the caller promises that the slot is of this plan, and that no other thread
             // writes to it.
             unsafe { self.set_track(slot, nth, || Track::NOBODY) };
         }
     }
 
-    /// Marks a slot's object as free.
+    /// Marks a slot's object as free, and fills its red zones and the object with the bytes for
+    /// that.
     ///
     /// # Safety
     ///
@@ -201,14 +207,14 @@ impl Plan {
         }
     }
 
-    /// Marks a slot's object as in use, with `requested` bytes asked for.
+    /// Marks a slot's object as in use. `requested` bytes of it were asked for.
     ///
     /// # Safety
     ///
     /// `slot` begins a slot of this plan, and no other thread writes to it.
     pub(in crate::slab) unsafe fn set_used(&self, slot: *mut u8, requested: usize) {
-        // SAFETY: the caller promises that the slot is of this plan and that no other thread writes
-        // to it.
+        // SAFETY: the caller promises that the slot is of this plan, and that no other thread
+        // writes to it.
         unsafe {
             if self.flags.contains(DebugFlags::RED_ZONE) {
                 self.fill_zones(slot, RED_ACTIVE);
@@ -226,7 +232,7 @@ impl Plan {
         }
     }
 
-    /// Stores the track of the last allocation (`nth` 0) or the last free (1).
+    /// Stores the track of the last allocation (`nth` is 0) or of the last free (`nth` is 1).
     ///
     /// # Safety
     ///
@@ -248,8 +254,8 @@ impl Plan {
         }
     }
 
-    /// Returns the track of the last allocation (`nth` 0) or the last free (1), empty if tracks are
-    /// not kept.
+    /// Returns the track of the last allocation (`nth` is 0) or of the last free (`nth` is 1).
+    /// Returns an empty track if the plan keeps no tracks.
     ///
     /// # Safety
     ///
@@ -268,13 +274,13 @@ impl Plan {
     ///
     /// `slot` begins a slot of this plan, and no other thread writes to it.
     pub(in crate::slab) unsafe fn tracks(&self, slot: *mut u8) -> [Track; 2] {
-        // SAFETY: the caller promises that the slot is of this plan and that no other thread writes
-        // to it.
+        // SAFETY: the caller promises that the slot is of this plan, and that no other thread
+        // writes to it.
         [0, 1].map(|nth| unsafe { self.track(slot, nth) })
     }
 
-    /// Returns the first wrong byte of a slot whose object is in use or free. With `mend`, repairs
-    /// all wrong bytes, so that a fault is found once.
+    /// Checks a slot whose object is `in_use` or free. Returns the first wrong byte. With `mend`,
+    /// repairs all wrong bytes, so that later checks do not find the same fault again.
     ///
     /// # Safety
     ///
@@ -288,8 +294,9 @@ impl Plan {
     ) -> Option<Found> {
         let red = if in_use { RED_ACTIVE } else { RED_INACTIVE };
         let asked = if in_use {
-            // SAFETY: the caller promises that no other thread writes to the slot's word for the
-            // bytes asked for.
+            // SAFETY: the caller promises that the slot is of this plan. Only a thread that sets
+            // the object aside may write to the word for the bytes asked for, and that access is
+            // atomic.
             unsafe { self.requested(slot) }
         } else {
             self.object
@@ -311,8 +318,9 @@ impl Plan {
         ];
         let mut first = None;
         for (_, part, range, expected) in parts.into_iter().filter(|part| part.0) {
-            // SAFETY: `new` laid all parts out within the slot, and no other thread writes to the
-            // parts that are checked.
+            // SAFETY: `new` laid all parts out within the slot. The caller promises that no other
+            // thread writes to them: the user of an object in use may write to the object, which is
+            // then no part that is checked.
             let bytes =
                 unsafe { core::slice::from_raw_parts_mut(slot.add(range.start), range.len()) };
             let Some(at) = bytes.iter().position(|&byte| byte != expected) else {

@@ -1,5 +1,5 @@
-//! Reports: the faults that debugging and hardening find, their text, and the handler that decides
-//! what follows.
+//! Reports of the faults that debugged and hardened caches find: their text, and the handler that
+//! decides what the process does then.
 
 use super::plan::{Found, Part};
 use super::{DebugFlags, Track};
@@ -17,7 +17,7 @@ pub enum Kind {
     DoubleFree,
     /// A free object of a hardened cache was written to.
     WrittenAfterFree,
-    /// An address was freed at which no object begins.
+    /// An address at which no object begins was freed.
     NotAnObject,
     /// An object of another cache was freed to this cache.
     WrongCache,
@@ -46,14 +46,14 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A fault, and where it is. Its text has the form of the kernel's reports.
+/// A fault, and the place of the fault. The text of a report has the form of the kernel's reports.
 #[derive(Clone, Debug)]
 pub struct Report<'r> {
     /// The kind of the fault.
     pub kind: Kind,
     /// The cache's name.
     pub cache: &'r str,
-    /// The cache that owns the object, if it is another one.
+    /// The name of the cache that owns the object, if the object was freed to the wrong cache.
     pub other: Option<&'r str>,
     /// The checks that the cache makes.
     pub flags: DebugFlags,
@@ -61,14 +61,15 @@ pub struct Report<'r> {
     pub object: *const u8,
     /// Bytes of the object.
     pub size: usize,
-    /// The slab, the object's number in it, and the number of its objects. The address is null if
-    /// the slab is not known.
+    /// The slab's address, the object's number in the slab, and the number of objects in the slab.
+    /// The address is null if the slab is not known.
     pub slab: (*const u8, usize, usize),
     /// Whether the object is in use.
     pub in_use: bool,
-    /// The object's last allocation and last free, if they are recorded.
+    /// The tracks of the object's last allocation and last free. Empty if the cache keeps no
+    /// tracks.
     pub tracks: [Track; 2],
-    /// The bytes around the first wrong one, and their address.
+    /// The bytes around the first wrong byte, and their address.
     pub bytes: Option<(*const u8, [u8; 16])>,
 }
 
@@ -108,12 +109,13 @@ impl fmt::Display for Report<'_> {
     }
 }
 
-/// The decision about a report.
+/// A handler's decision about a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// End the process, because memory can no longer be trusted.
     Abort,
-    /// Go on. Wrong bytes are repaired, and an object that cannot be trusted is never used again.
+    /// Let the process go on. Wrong bytes are repaired, and an object that cannot be trusted is
+    /// never used again.
     Continue,
 }
 
@@ -122,18 +124,18 @@ type Symbolizer = fn(usize, &mut dyn Write) -> fmt::Result;
 
 static HANDLER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 static SYMBOLIZER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
-/// The thread that is writing a report. While it does, it does not report further faults that it
-/// finds.
+/// The thread pointer of the thread that is writing a report, or 0. Until the report is done, that
+/// thread does not report further faults that it finds.
 static WRITING: AtomicU64 = AtomicU64::new(0);
-/// How often a thread checks whether another thread's report is done, once in 0.1 ms.
+/// The most times that a thread checks, every 0.1 ms, whether another thread's report is done.
 const PATIENCE: u32 = 20_000;
 
-/// Makes `handler` decide about all faults of this process that are found from now on. Without a
+/// Makes `handler` decide about all faults that are found in this process from now on. Without a
 /// handler, a report goes to standard error and the process ends.
 ///
 /// The thread that finds a fault calls the handler, and holds none of the library's locks. The
-/// handler may allocate, also from the cache concerned. If the handler waits for deferred frees, it
-/// does not wait for those that its own thread is in the middle of.
+/// handler may allocate, even from the cache that has the fault. It may wait for deferred frees. It
+/// then does not wait for a deferred free that its own thread was making when it found the fault.
 ///
 /// ```
 /// use pinfold::slab::debug::{Verdict, on_report};
@@ -159,7 +161,8 @@ pub fn on_report(handler: fn(&Report<'_>) -> Verdict) {
     HANDLER.store(handler as *mut (), Release);
 }
 
-/// Makes reports name callers by `symbolizer`, which writes the name of the function at an address.
+/// Makes reports use `symbolizer` to name callers. It gets an address, and writes the name of the
+/// function there.
 ///
 /// Without a symbolizer, names come from debug information (feature `symbols`), or else from the C
 /// library's `dladdr`, which knows only exported functions.
@@ -173,16 +176,16 @@ pub fn symbolize_with(symbolizer: fn(usize, &mut dyn Write) -> fmt::Result) {
     SYMBOLIZER.store(symbolizer as *mut (), Release);
 }
 
-/// Passes a report to the handler, and ends the process unless the handler says to go on. The
-/// caller holds no lock.
+/// Passes a report to the handler, and ends the process if the handler does not decide to go on.
+/// The caller holds no lock.
 #[cold]
 pub(in crate::slab) fn raise(report: &Report<'_>) {
     if silently() {
-        // The handler for another report, in this thread, found this fault.
+        // This thread is writing another report, and its handler found this fault.
         return;
     }
     let me = pinfold_rseq::thread_pointer() as u64;
-    // Waits for another thread's report, for about two seconds at most.
+    // Waits until no other thread is writing a report, for about two seconds at most.
     for _ in 0..PATIENCE {
         if WRITING.compare_exchange(0, me, AcqRel, Acquire).is_ok() {
             break;
@@ -195,7 +198,8 @@ pub(in crate::slab) fn raise(report: &Report<'_>) {
         let _ = write!(StandardError, "{report}");
         Verdict::Abort
     } else {
-        // SAFETY: `on_report` stored a function of this type, and nothing else is stored there.
+        // SAFETY: only `on_report` stores an address in `HANDLER`, and it stores a function of this
+        // type.
         let handler = unsafe { core::mem::transmute::<*mut (), Handler>(handler) };
         handler(report)
     };
@@ -203,12 +207,13 @@ pub(in crate::slab) fn raise(report: &Report<'_>) {
         // SAFETY: `abort` has no preconditions.
         unsafe { libc::abort() };
     }
-    // Fails if another thread stopped waiting and is writing its own report.
+    // This exchange fails if another thread stopped waiting meanwhile and is writing its own
+    // report.
     let _ = WRITING.compare_exchange(me, 0, AcqRel, Acquire);
 }
 
-/// Returns whether this thread is writing a report. What it allocates and frees meanwhile is
-/// neither reported nor traced.
+/// Returns whether this thread is writing a report. Meanwhile, its allocations and frees are not
+/// traced, and faults that they find are not reported.
 pub(in crate::slab) fn silently() -> bool {
     WRITING.load(Acquire) == pinfold_rseq::thread_pointer() as u64
 }
@@ -218,8 +223,8 @@ pub(super) struct StandardError;
 
 impl Write for StandardError {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // SAFETY: `text` is readable for its length. An error is ignored: there is nowhere to
-        // report it.
+        // Ignores an error, because there is no place to report it.
+        // SAFETY: `text` is readable for its length.
         unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
         Ok(())
     }
@@ -232,20 +237,20 @@ pub(super) fn write_frame(address: usize, to: &mut dyn Write) -> fmt::Result {
     if symbolizer.is_null() {
         write_name(address, to)?;
     } else {
-        // SAFETY: `symbolize_with` stored a function of this type, and nothing else is stored
-        // there.
+        // SAFETY: only `symbolize_with` stores an address in `SYMBOLIZER`, and it stores a function
+        // of this type.
         let symbolizer = unsafe { core::mem::transmute::<*mut (), Symbolizer>(symbolizer) };
         symbolizer(address, to)?;
     }
     writeln!(to)
 }
 
-/// Writes what debug information knows of an address: functions, files and lines. If it knows
-/// nothing, writes what the dynamic linker knows.
+/// Writes the functions, files and lines that debug information has for an address. If it has none,
+/// writes what the dynamic linker knows of the address.
 #[cfg(feature = "symbols")]
 fn write_name(address: usize, to: &mut dyn Write) -> fmt::Result {
     let mut written = None;
-    // `address` is where the call returns to. The call itself is before it.
+    // `address` is the address to which the call returns. The call itself is before that address.
     backtrace::resolve((address - 1) as *mut _, |symbol| {
         let Some(name) = symbol.name() else {
             return;
@@ -276,7 +281,7 @@ fn write_exported(address: usize, to: &mut dyn Write) -> fmt::Result {
     }
     let text = |text: *const core::ffi::c_char| {
         // SAFETY: `dladdr` succeeded, so a pointer that is not null is a C string of the dynamic
-        // linker, which lives as long as the object is loaded.
+        // linker. The string lives as long as the shared object is loaded.
         (!text.is_null())
             .then(|| unsafe { core::ffi::CStr::from_ptr(text) })
             .and_then(|text| text.to_str().ok())

@@ -1,4 +1,4 @@
-//! The process's `PINFOLD_SLAB_DEBUG`, read once.
+//! Reads the process's `PINFOLD_SLAB_DEBUG`, once.
 
 use super::{DebugFlags, parse};
 use core::cell::UnsafeCell;
@@ -10,18 +10,19 @@ const NAME: &str = "PINFOLD_SLAB_DEBUG";
 const LONGEST: usize = 64 << 10;
 
 struct Text(UnsafeCell<[u8; LONGEST]>);
-// SAFETY: only the thread that moved `LENGTH` from `UNREAD` to `BUSY` writes the text. Other
-// threads read it after that thread has stored the length.
+// SAFETY: only the thread that changed `LENGTH` from `UNREAD` to `BUSY` writes the text. Other
+// threads read the text only after that thread has stored the length.
 unsafe impl Sync for Text {}
 static TEXT: Text = Text(UnsafeCell::new([0; LONGEST]));
 
-/// The text's length, or `UNREAD`, or `BUSY`.
+/// The length of the text in bytes. Before that is known: `UNREAD`, and then `BUSY` while a thread
+/// reads the text from the environment.
 static LENGTH: AtomicUsize = AtomicUsize::new(UNREAD);
 const UNREAD: usize = usize::MAX;
 const BUSY: usize = usize::MAX - 1;
 
-/// Returns the settings. Returns an empty text if there are none, and while another thread is
-/// reading them from the environment.
+/// Returns the settings. Returns an empty text if there are no settings, and while another thread
+/// is reading them from the environment.
 fn text() -> &'static str {
     if LENGTH
         .compare_exchange(UNREAD, BUSY, Acquire, Relaxed)
@@ -36,17 +37,17 @@ fn text() -> &'static str {
     match LENGTH.load(Acquire) {
         UNREAD | BUSY => "",
         length => {
-            // SAFETY: this thread acquired a length that was stored after the text was written. The
-            // text is never written again.
+            // SAFETY: this thread loaded with acquire a length that was stored, with release, after
+            // the text was written. The text is never written again.
             let bytes = unsafe { &(&(*TEXT.0.get()))[..length] };
             core::str::from_utf8(bytes).unwrap_or("")
         }
     }
 }
 
-/// Returns the checks that the environment asks of the cache `name`. If the settings cannot be
-/// read, all of them are ignored, because a program must not end when it makes its hundredth cache.
-/// [`check`](parse::check) reports the error before a program starts.
+/// Returns the checks that the environment asks of the cache `name`. If the settings have an error,
+/// ignores all of them: a program must not end because it makes a cache. [`check`](parse::check)
+/// reports the error before a program starts.
 pub(in crate::slab) fn for_cache(name: &str) -> DebugFlags {
     parse::flags_for(text(), name).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Tracks: the thread, CPU, time and callers of an allocation or a free.
+//! Tracks. A track records the thread, CPU, time and callers of an allocation or a free.
 
 use crate::sys;
 use core::ffi::{c_int, c_void};
@@ -6,17 +6,17 @@ use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicI32};
 
-/// Whether a stack walk has ended, so that the unwinder's library is loaded.
+/// Whether some stack walk has ended. If so, the unwinder's library is loaded.
 ///
-/// Relaxed, here and for `WALKERS`: these words guard no data of this crate, and the loader has its
-/// own locks.
+/// All accesses to this word and to `WALKERS` are relaxed, because these words guard no data of
+/// this crate, and the loader has its own locks.
 static LOADED: AtomicBool = AtomicBool::new(false);
 
-/// The kernel's ids of the threads that walk their stack before `LOADED` is set; 0 in unused
-/// places.
+/// The kernel's ids of the threads that walk their stack before `LOADED` is set. Unused places are
+/// 0.
 static WALKERS: [AtomicI32; 16] = [const { AtomicI32::new(0) }; 16];
 
-/// Number of callers that a track keeps.
+/// The most callers that a track keeps.
 const FRAMES: usize = 16;
 
 /// The last allocation or the last free of an object.
@@ -37,11 +37,12 @@ impl Track {
         cpu: 0,
     };
 
-    /// Returns a track of this thread, now. Walks the stack by its unwinding tables, and takes no
-    /// lock of this crate.
+    /// Returns a track of the calling thread at this moment. Walks the stack by the program's
+    /// unwinding tables, and takes no lock of this crate.
     ///
-    /// A thread's first walk may load the unwinder's library, which allocates. An allocation within
-    /// that walk records no callers, because it would start a walk that never ends.
+    /// The process's first walk may load the unwinder's library, and the loader allocates. If that
+    /// allocation walked the stack too, its walk would load the library again, without end. So an
+    /// allocation inside such a walk records no callers.
     #[cold]
     #[inline(never)]
     pub(super) fn here() -> Track {
@@ -70,7 +71,7 @@ impl Track {
         track
     }
 
-    /// Returns the kernel's id of the thread, or 0 if nothing was recorded.
+    /// Returns the kernel's id of the thread, or 0 for a track that records nothing.
     pub fn thread(&self) -> i32 {
         self.thread
     }
@@ -80,13 +81,13 @@ impl Track {
         self.cpu
     }
 
-    /// Returns the addresses to which the calls return, innermost first.
+    /// Returns the return addresses of the calls, innermost first.
     pub fn frames(&self) -> impl Iterator<Item = usize> + '_ {
         self.frames.iter().copied().take_while(|&frame| frame != 0)
     }
 
-    /// Writes the track, with the callers' names if they are known. Writes nothing for an empty
-    /// track.
+    /// Writes the track, with the callers' names if they are known. Writes nothing for a track that
+    /// records nothing.
     pub(super) fn write(&self, what: &str, to: &mut dyn fmt::Write) -> fmt::Result {
         if self.thread == 0 {
             return Ok(());
@@ -105,8 +106,8 @@ impl Track {
     }
 }
 
-/// Takes a place in `WALKERS` for `thread`. Returns `None` if the thread has one already, or all
-/// are taken.
+/// Takes a place in `WALKERS` for `thread`. Returns `None` if the thread has a place already, or
+/// all places are taken.
 fn enter(thread: i32) -> Option<&'static AtomicI32> {
     if WALKERS.iter().any(|walker| walker.load(Relaxed) == thread) {
         return None;
@@ -129,13 +130,14 @@ unsafe extern "C" {
     fn _Unwind_GetIP(context: *mut c_void) -> usize;
 }
 
-/// Records one frame. The unwinder calls this for each frame, and ends the walk if it returns a
-/// value other than 0.
+/// Records one frame. The unwinder calls this for each frame. A result of 0 continues the walk, any
+/// other result ends it.
 extern "C" fn step(context: *mut c_void, walk: *mut c_void) -> c_int {
-    /// The innermost frames to leave out: `Track::here` and the debugging code that called it.
+    /// How many of the innermost frames to leave out: `Track::here`, and the debugging code that
+    /// called it.
     const OWN: usize = 2;
-    // SAFETY: `here` passed a pointer to a `Walk` that lives through the walk, and the unwinder
-    // passes a valid context.
+    // SAFETY: `walk` is the pointer that `here` passed, to a `Walk` that lives until the walk ends.
+    // The unwinder passes a valid context.
     let (walk, address) = unsafe { (&mut *walk.cast::<Walk<'_>>(), _Unwind_GetIP(context)) };
     let depth = walk.depth;
     walk.depth += 1;

@@ -1,4 +1,4 @@
-//! The traits that `Handle` and `Shared` forward to their values, as `Box` and `Arc` do.
+//! Implements traits of the value for `Handle` and `Shared`, as `Box` and `Arc` do.
 
 /// Implements traits that only read the value for `$handle<'_, T>`, which dereferences to `T`.
 macro_rules! forward_to_value {
@@ -9,8 +9,8 @@ macro_rules! forward_to_value {
             }
         }
 
-        // `Borrow` requires that `Hash`, `Eq` and `Ord` agree with the value's; those below forward
-        // to it.
+        // `Borrow` requires that the handle's `Hash`, `Eq` and `Ord` agree with the value's. They
+        // do, because the implementations below forward to the value.
         impl<T> core::borrow::Borrow<T> for $handle<'_, T> {
             fn borrow(&self) -> &T {
                 self

@@ -55,10 +55,10 @@ pub struct Handle<'c, T> {
     cache: &'c Cache<T>,
 }
 
-// SAFETY: the handle is the only owner of its value, which may be sent. Any thread may use the
-// cache.
+// SAFETY: the handle is the only owner of its value, and `T: Send` allows to send the value. Any
+// thread may use the cache.
 unsafe impl<T: Send> Send for Handle<'_, T> {}
-// SAFETY: a shared handle gives only shared access to the value, which may be shared.
+// SAFETY: a shared handle gives only shared access to the value, and `T: Sync` allows that.
 unsafe impl<T: Sync> Sync for Handle<'_, T> {}
 
 impl<'c, T> Handle<'c, T> {
@@ -67,15 +67,15 @@ impl<'c, T> Handle<'c, T> {
     #[inline]
     pub fn into_inner(this: Self) -> T {
         let (at, cache) = Handle::into_object(this);
-        // SAFETY: `into_object` gave the object to this thread. The value is moved out below, so no
-        // value is left to drop.
+        // SAFETY: `into_object` gave the object to this function. The value is moved out below, so
+        // no value is left to drop when `_object` frees the object.
         let _object = unsafe { UninitHandle::from_object(at, cache) };
         // SAFETY: the handle's object held a value, and after this read the object is only freed.
         unsafe { at.read() }
     }
 
-    /// Gives up the handle and keeps the value as long as the cache lives. The value is never
-    /// dropped, and [`Cache::destroy`] reports its object.
+    /// Gives up the handle, and returns a reference that is valid as long as the cache lives. The
+    /// value is never dropped, and [`Cache::destroy`] reports its object as in use.
     ///
     /// ```
     /// # use pinfold::slab::{Cache, Handle};
@@ -89,13 +89,13 @@ impl<'c, T> Handle<'c, T> {
     #[inline]
     pub fn leak(this: Self) -> &'c mut T {
         let (mut at, _) = Handle::into_object(this);
-        // SAFETY: the object holds a value, nothing else owns it, and it stays in use as long as
-        // the cache lives.
+        // SAFETY: the object holds a value. `into_object` left no owner that could free the object,
+        // so it stays in use as long as the cache lives.
         unsafe { at.as_mut() }
     }
 
-    /// Gives up the handle and returns the value's address. The caller owns the value, and passes
-    /// the address to [`from_raw`](Self::from_raw) later.
+    /// Gives up the handle and returns the value's address. The caller then owns the value, and
+    /// passes the address to [`from_raw`](Self::from_raw) later.
     ///
     /// ```
     /// # use pinfold::slab::{Cache, Handle};
@@ -112,7 +112,7 @@ impl<'c, T> Handle<'c, T> {
         Handle::into_object(this).0
     }
 
-    /// Returns a handle of the value at `at`.
+    /// Returns a handle that owns the value at `at`.
     ///
     /// # Safety
     ///
@@ -124,8 +124,9 @@ impl<'c, T> Handle<'c, T> {
         Handle { at, cache }
     }
 
-    /// Pins the value: it stays at its address until it is dropped. If the handle is forgotten, the
-    /// object stays in use, so that its memory is never given out again, even if the cache ends.
+    /// Pins the value: the value stays at its address until it is dropped. If the handle is
+    /// forgotten, the object stays in use, so that its memory is never reused, even after the cache
+    /// was dropped.
     ///
     /// ```
     /// # use pinfold::slab::{Cache, Handle};
@@ -143,7 +144,8 @@ impl<'c, T> Handle<'c, T> {
         unsafe { Pin::new_unchecked(this) }
     }
 
-    /// Returns the object and its cache, and gives the object with its value to the caller.
+    /// Gives up the handle without dropping the value. Returns the object, which then belongs to
+    /// the caller with its value, and the cache.
     #[inline]
     fn into_object(this: Self) -> (NonNull<T>, &'c Cache<T>) {
         let this = ManuallyDrop::new(this);
@@ -171,9 +173,9 @@ impl<T> DerefMut for Handle<'_, T> {
 impl<T> Drop for Handle<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // Frees the object even if the value's `drop` panics.
-        // SAFETY: the handle owns the object. The value is dropped below, before the object is
-        // freed.
+        // Dropping `_object` at the end frees the object, even if the value's `drop` panics.
+        // SAFETY: the handle owns the object. The value is dropped below, before `_object` is
+        // dropped and frees the object.
         let _object = unsafe { UninitHandle::from_object(self.at, self.cache) };
         // SAFETY: the handle owns the value and is never used again.
         unsafe { self.at.drop_in_place() };

@@ -1,19 +1,20 @@
 //! [`ObjectCache`]: objects that hold a value even while they are free.
 //!
-//! The kernel's slab constructors serve this purpose: a value is made once, together with its slab.
-//! Each user leaves an object as the next user needs it. This pays for values that are large and
-//! change little.
+//! A value is made once, together with its slab, as by the kernel's slab constructors. Each user
+//! leaves the value in the state that the next user needs. This pays for values that are large, and
+//! of which each user changes little.
 //!
 //! # Why the constructor is a constant, and values have no drop
 //!
-//! * Slabs are made under a node's lock, in any thread that needs one, and so are values that must
-//!   be made again. A constructor that ran the user's code there could wait for a lock in the wrong
-//!   order, panic halfway through a slab, or use the cache that is waiting for it. Copying a
-//!   constant does none of this.
-//! * Slabs go back to the system without a look at their objects, and an object that a signal
-//!   handler freed may be made again from the constant. Both forget a value. So values must not own
-//!   anything: [`ObjectCache::new`] refuses at compile time a type that has something to drop. For
-//!   values that own memory, use a [`Cache`](super::Cache) of them and a list of handles.
+//! * A thread that needs a slab makes the slab, and its values, under a node's lock. It also makes
+//!   a value again under that lock, if a link has overwritten the old value (`slab/aside.rs`). A
+//!   constructor with the user's code could take a lock in the wrong order there, panic halfway
+//!   through a slab, or use the cache whose lock is held. Copying a constant does none of these.
+//! * A slab goes back to the system without a look at its objects. An object that a signal handler
+//!   freed may be made again from the constant. In both cases the old value is forgotten, not
+//!   dropped. So values must not own anything: [`ObjectCache::new`] refuses at compile time a type
+//!   that has something to drop. For values that own memory, use a [`Cache`](super::Cache) of them
+//!   and a list of handles.
 
 use crate::slab::{CacheError, KmemCache, Leak};
 use core::alloc::Layout;
@@ -27,10 +28,10 @@ pub trait Reusable: Sized {
     /// The value of an object before its first use.
     const NEW: Self;
 
-    /// Prepares the value for the next user, when it goes back to the cache. Does nothing by
-    /// default, so the next user finds the value as the last one left it.
+    /// Prepares the value for the next user. The cache calls this when the value goes back to it.
+    /// By default this does nothing, so the next user finds the value as the last user left it.
     ///
-    /// If it panics, the object still goes back to the cache, with the value as it is then.
+    /// If this panics, the object still goes back to the cache, with the value as it is then.
     fn reset(&mut self) {}
 }
 
@@ -76,7 +77,7 @@ pub trait Reusable: Sized {
 ///
 /// # Threads
 ///
-/// The cache is `Send` and `Sync` if `T` is `Send`, because a thread may receive a value that
+/// The cache is `Send` and `Sync` only if `T` is `Send`, because a thread may receive a value that
 /// another thread left in the cache.
 ///
 /// ```compile_fail,E0277
@@ -91,8 +92,8 @@ pub trait Reusable: Sized {
 ///
 /// # Lifetimes
 ///
-/// A value that is left in the cache may be read as long as the cache lives. So what it borrows
-/// must live that long:
+/// A later user may read a value as long as the cache lives. So what the value borrows must live
+/// that long:
 ///
 /// ```compile_fail
 /// # use pinfold::slab::{ObjectCache, Reusable};
@@ -106,16 +107,17 @@ pub trait Reusable: Sized {
 /// ```
 pub struct ObjectCache<T: Reusable> {
     raw: KmemCache,
-    /// The cache holds values that users write and read again: neither `Send` nor `Sync` by itself,
-    /// and invariant.
+    /// Makes the cache invariant in `T`, because it holds values that users write and read again.
+    /// Also makes it neither `Send` nor `Sync`, except as implemented below.
     _values: PhantomData<*mut T>,
 }
 
-// SAFETY: the owner of the cache may receive values that other threads left in it. `T: Send` allows
-// that.
+// SAFETY: a thread that receives the cache may receive values that other threads left in the cache.
+// `T: Send` allows that.
 unsafe impl<T: Reusable + Send> Send for ObjectCache<T> {}
-// SAFETY: a thread that shares the cache may receive values that other threads left in it, which
-// `T: Send` allows. Only one handle at a time has a value.
+// SAFETY: a thread that shares the cache may receive values that other threads left in the cache.
+// `T: Send` allows that. Threads never share a value through the cache, because only one handle at
+// a time has a value.
 unsafe impl<T: Reusable + Send> Sync for ObjectCache<T> {}
 
 impl<T: Reusable> ObjectCache<T> {
@@ -141,8 +143,8 @@ impl<T: Reusable> ObjectCache<T> {
         })
     }
 
-    /// Allocates an object with its value: new, or as its last user and [`Reusable::reset`] left
-    /// it. Returns `None` if the system has no memory.
+    /// Allocates an object with its value. The value is new, or as its last user and
+    /// [`Reusable::reset`] left it. Returns `None` if the system has no memory.
     ///
     /// Costs as much as [`KmemCache::alloc`]. Does not touch the value.
     #[inline]
@@ -154,30 +156,30 @@ impl<T: Reusable> ObjectCache<T> {
         })
     }
 
-    /// Returns the untyped cache, which has `shrink`, `statistics` and the like.
+    /// Returns the untyped cache, which has more methods, such as `shrink` and `statistics`.
     pub fn raw(&self) -> &KmemCache {
         &self.raw
     }
 
-    /// Ends the cache and gives its memory back.
+    /// Destroys the cache and gives its memory back.
     ///
     /// # Errors
     ///
-    /// [`Leak`] if handles were forgotten, or if the kernel cannot fence. It holds the untyped
-    /// cache, which works as before.
+    /// [`Leak`] if handles were forgotten, or if the kernel cannot fence. The error holds the
+    /// untyped cache, which works as before.
     pub fn destroy(self) -> Result<(), Leak> {
         self.raw.destroy()
     }
 }
 
-/// Writes a value into an object.
+/// Writes the value [`Reusable::NEW`] into an object.
 ///
 /// # Safety
 ///
 /// `object` has the layout of `T`, and the caller owns it.
 unsafe fn construct<T: Reusable>(object: *mut u8) {
-    // SAFETY: the caller owns the object, which has the layout of `T`. An older value there has
-    // nothing to drop.
+    // SAFETY: the caller promises that it owns the object, which has the layout of `T`. `write`
+    // does not drop an older value there, and `new` refuses types that need a drop.
     unsafe { object.cast::<T>().write(T::NEW) };
 }
 
@@ -187,8 +189,8 @@ impl<T: Reusable> fmt::Debug for ObjectCache<T> {
     }
 }
 
-/// Owns a value of an [`ObjectCache`]. Dropping it resets the value and gives the object back. May
-/// be sent to another thread if `T` may.
+/// Owns a value of an [`ObjectCache`]. Dropping the handle resets the value and gives the object
+/// back. The handle may be sent to another thread if `T` may.
 ///
 /// See [`ObjectCache`] for an example.
 pub struct Kept<'c, T: Reusable> {
@@ -196,10 +198,10 @@ pub struct Kept<'c, T: Reusable> {
     cache: &'c ObjectCache<T>,
 }
 
-// SAFETY: the handle has exclusive access to its value, which may be sent, and the cache may be
-// shared if `T` is `Send`.
+// SAFETY: the handle has exclusive access to its value. `T: Send` allows to send the value, and to
+// share the cache.
 unsafe impl<T: Reusable + Send> Send for Kept<'_, T> {}
-// SAFETY: a shared handle gives only shared access to the value, which may be shared.
+// SAFETY: a shared handle gives only shared access to the value, and `T: Sync` allows that.
 unsafe impl<T: Reusable + Sync> Sync for Kept<'_, T> {}
 
 impl<T: Reusable> Deref for Kept<'_, T> {
@@ -229,8 +231,8 @@ impl<T: Reusable> Drop for Kept<'_, T> {
         impl Drop for GiveBack<'_> {
             #[inline]
             fn drop(&mut self) {
-                // SAFETY: the object came from this cache, the handle gives it up, and it still
-                // holds a value, as the next user needs.
+                // SAFETY: the object came from this cache, and the handle gives it up. The object
+                // still holds a value, as the cache requires.
                 unsafe { self.0.free(self.1) };
             }
         }

@@ -1,4 +1,4 @@
-//! Caches of one type. Their handles free their objects when they are dropped.
+//! Caches of one type. Their handles own objects, and free them when the handles are dropped.
 //!
 //! | cache | handle | like | the object holds |
 //! |---|---|---|---|
@@ -8,8 +8,8 @@
 //!
 //! # Who owns an object
 //!
-//! An object from [`KmemCache::alloc`] first belongs to an [`UninitHandle`]. Ownership then moves
-//! as shown, and the last owner frees the object:
+//! An object of a [`Cache<T>`] first belongs to an [`UninitHandle`]. Ownership then moves as shown,
+//! and the last owner frees the object:
 //!
 //! ```text
 //! KmemCache ─► UninitHandle ── write, assume_init ─► Handle ─ drop, into_inner ─► UninitHandle
@@ -21,16 +21,16 @@
 //!                                         process ends
 //! ```
 //!
-//! A handle borrows its cache, so a cache cannot end before its handles. An object whose handle was
-//! forgotten counts as in use. Memory of objects in use is never given back, so pinned values stay
-//! where they are.
+//! A handle borrows its cache, so a program cannot destroy a cache before its handles. An object
+//! whose handle was forgotten counts as in use. The memory of an object in use is never given back,
+//! so a pinned value stays where it is.
 //!
 //! # Handles without a lifetime
 //!
-//! Handles of a cache in a `static`, or of one that `Box::leak` made `&'static`, need no lifetime
-//! parameter: `Handle<'static, T>` can be stored in any struct. There is no handle that counts
-//! references to its cache, because then every allocation on every CPU would write the same count.
-//! A cache per CPU exists to avoid that.
+//! A handle of a cache in a `static` needs no lifetime parameter: any struct can store a
+//! `Handle<'static, T>`. The same is true if `Box::leak` made a reference to the cache `&'static`.
+//! There is no handle that counts references to its cache. With such a count, every allocation on
+//! every CPU would write the same word. Caches per CPU exist to avoid that.
 
 mod forward;
 mod handle;
@@ -87,7 +87,7 @@ use core::panic::{RefUnwindSafe, UnwindSafe};
 /// handle. Handles may go to other threads only if `T` may.
 pub struct Cache<T> {
     raw: KmemCache,
-    /// The cache makes values but holds none: `Send`, `Sync` and covariant.
+    /// Makes the cache `Send`, `Sync` and covariant in `T`, because it makes values but holds none.
     _values: PhantomData<fn() -> T>,
 }
 
@@ -125,8 +125,8 @@ impl<T> Cache<T> {
     /// Costs as much as [`KmemCache::alloc`].
     ///
     /// The object is allocated before the value is made, so the compiler may make the value in
-    /// place. It does so for small values and for zeroed ones. Others may be made on the stack and
-    /// copied, as with `Box::new`. For a value that must not be on the stack, use
+    /// place. It does so for small values and for zeroed values. It may make another value on the
+    /// stack and copy it, as with `Box::new`. For a value that must not be on the stack, use
     /// [`alloc_uninit`](Self::alloc_uninit). If the constructor panics, the object goes back to the
     /// cache.
     ///
@@ -146,12 +146,12 @@ impl<T> Cache<T> {
     /// Allocates an object and lets a constructor that may fail make its value. If the constructor
     /// fails, the object goes back to the cache.
     ///
-    /// Costs as much as [`KmemCache::alloc`]. [`alloc_with`](Self::alloc_with) tells where the
-    /// value is made.
+    /// Costs as much as [`KmemCache::alloc`]. The documentation of [`alloc_with`](Self::alloc_with)
+    /// says where the value is made.
     ///
     /// # Errors
     ///
-    /// [`TryAllocError`]: the system has no memory, or the constructor's error.
+    /// [`TryAllocError`]: the system has no memory, or the constructor failed.
     ///
     /// ```
     /// # use pinfold::slab::{Cache, TryAllocError};
@@ -171,8 +171,8 @@ impl<T> Cache<T> {
         Ok(object.write(constructor().map_err(TryAllocError::Constructor)?))
     }
 
-    /// Allocates an object whose value is yet to be written. Returns `None` if the system has no
-    /// memory.
+    /// Allocates an object without a value, which the caller writes later. Returns `None` if the
+    /// system has no memory.
     ///
     /// Costs as much as [`KmemCache::alloc`].
     ///
@@ -197,17 +197,17 @@ impl<T> Cache<T> {
         Some(unsafe { UninitHandle::from_object(object.cast(), self) })
     }
 
-    /// Returns the untyped cache, which has `shrink`, `statistics` and the like.
+    /// Returns the untyped cache, which has more methods, such as `shrink` and `statistics`.
     pub fn raw(&self) -> &KmemCache {
         &self.raw
     }
 
-    /// Ends the cache and gives its memory back.
+    /// Destroys the cache and gives its memory back.
     ///
     /// # Errors
     ///
-    /// [`Leak`] if values were leaked or their handles forgotten, or if the kernel cannot fence. It
-    /// holds the untyped cache, which works as before.
+    /// [`Leak`] if values were leaked, if handles were forgotten, or if the kernel cannot fence.
+    /// The error holds the untyped cache, which works as before.
     pub fn destroy(self) -> Result<(), Leak> {
         self.raw.destroy()
     }
@@ -219,16 +219,16 @@ impl<T> fmt::Debug for Cache<T> {
     }
 }
 
-// A panic cannot leave a cache half changed, because no user code runs while it changes.
+// A panic cannot leave a cache half changed, because no user code runs while a cache changes.
 impl<T> UnwindSafe for Cache<T> {}
 impl<T> RefUnwindSafe for Cache<T> {}
 
-/// Why [`try_alloc_with`](Cache::try_alloc_with) returned no value.
+/// The reason that [`try_alloc_with`](Cache::try_alloc_with) returned no handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TryAllocError<E> {
-    /// The system has no memory; the constructor was not called.
+    /// The system has no memory. The constructor was not called.
     NoMemory,
-    /// The constructor failed; the object went back to the cache.
+    /// The constructor failed. The object went back to the cache.
     Constructor(E),
 }
 

@@ -1,14 +1,15 @@
 //! [`Shared`], which is to a [`SharedCache`] what `Arc` is to the heap.
 //!
-//! An object holds the value and the number of its handles. The protocol is that of `Arc`, without
-//! weak handles:
+//! An object holds a value and a count: the number of the value's handles. The protocol is that of
+//! `Arc`, without weak handles:
 //!
-//! * **Clone:** `count += 1`, relaxed. The handle that is cloned proves that the count is not 0.
-//! * **Drop:** `count -= 1`, release. The thread that finds 1 dropped the last handle. It executes
-//!   an acquire fence, which makes everything that other threads did with the value visible, and
-//!   then drops the value.
-//! * **Exclusive access:** a thread that reads a count of 1 with acquire, through a mutable borrow
-//!   of a handle, has the only handle. No other handle can appear meanwhile.
+//! * **Clone:** `count += 1`, relaxed. The handle that is cloned keeps the count above 0.
+//! * **Drop:** `count -= 1`, release. The thread that finds a count of 1 drops the last handle. It
+//!   executes an acquire fence, after which it sees everything that other threads did with the
+//!   value. Then it drops the value.
+//! * **Exclusive access:** a thread that borrows a handle mutably, and reads a count of 1 with
+//!   acquire, has the only handle. No other handle can appear during the borrow, because only a
+//!   handle can be cloned.
 
 use super::forward::forward_to_value;
 use super::{Cache, Handle, TryAllocError};
@@ -21,9 +22,9 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::fence;
 
-/// A count above this ends the process. Otherwise handles that are cloned and forgotten could bring
-/// the count back to 0. The other half of the range leaves room for threads that add to the count
-/// at the same time.
+/// A count above this ends the process. Otherwise a program that clones and forgets handles could
+/// bring the count back to 0. Half of the range lies above this, as room for threads that add to
+/// the count at the same time.
 const COUNT_MOST: usize = isize::MAX as usize;
 
 struct Counted<T> {
@@ -40,8 +41,8 @@ impl<T> Counted<T> {
     }
 }
 
-/// A cache of values of `T` that several handles share. A value and its count are one object, and
-/// so one allocation.
+/// A cache of values of `T`, each of which several handles can share. A value and its count of
+/// handles are one object, and so one allocation.
 ///
 /// ```
 /// use pinfold::slab::{Shared, SharedCache};
@@ -57,8 +58,8 @@ impl<T> Counted<T> {
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 ///
-/// Like [`Cache`], it is `Send` and `Sync` for every `T`, and handles of a cache in a `static` need
-/// no lifetime parameter.
+/// Like [`Cache`], it is `Send` and `Sync` for every `T`. Handles of a cache in a `static` need no
+/// lifetime parameter.
 pub struct SharedCache<T> {
     counted: Cache<Counted<T>>,
 }
@@ -74,8 +75,8 @@ impl<T> SharedCache<T> {
         Cache::new(name).map(|counted| SharedCache { counted })
     }
 
-    /// Moves `value` into an object of the cache, and returns its first handle. Costs as much as
-    /// [`Cache::alloc`].
+    /// Moves `value` into an object of the cache, and returns the value's first handle. Costs as
+    /// much as [`Cache::alloc`].
     ///
     /// # Errors
     ///
@@ -88,8 +89,8 @@ impl<T> SharedCache<T> {
         }
     }
 
-    /// Lets `constructor` make a value in an object, as [`Cache::alloc_with`] does, and returns its
-    /// first handle. Returns `None` if the system has no memory.
+    /// Lets `constructor` make a value in an object, as [`Cache::alloc_with`] does, and returns the
+    /// value's first handle. Returns `None` if the system has no memory.
     #[inline]
     pub fn alloc_with(&self, constructor: impl FnOnce() -> T) -> Option<Shared<'_, T>> {
         let handle = self.counted.alloc_with(|| Counted::new(constructor()))?;
@@ -97,11 +98,11 @@ impl<T> SharedCache<T> {
     }
 
     /// Lets a constructor that may fail make a value in an object, as [`Cache::try_alloc_with`]
-    /// does, and returns its first handle.
+    /// does, and returns the value's first handle.
     ///
     /// # Errors
     ///
-    /// [`TryAllocError`]: the system has no memory, or the constructor's error.
+    /// [`TryAllocError`]: the system has no memory, or the constructor failed.
     #[inline]
     pub fn try_alloc_with<E>(
         &self,
@@ -120,17 +121,17 @@ impl<T> SharedCache<T> {
         }
     }
 
-    /// Returns the untyped cache, which has `shrink`, `statistics` and the like.
+    /// Returns the untyped cache, which has more methods, such as `shrink` and `statistics`.
     pub fn raw(&self) -> &KmemCache {
         self.counted.raw()
     }
 
-    /// Ends the cache and gives its memory back.
+    /// Destroys the cache and gives its memory back.
     ///
     /// # Errors
     ///
-    /// [`Leak`] if handles were forgotten, or if the kernel cannot fence. It holds the untyped
-    /// cache, which works as before.
+    /// [`Leak`] if handles were forgotten, or if the kernel cannot fence. The error holds the
+    /// untyped cache, which works as before.
     pub fn destroy(self) -> Result<(), Leak> {
         self.counted.destroy()
     }
@@ -142,12 +143,12 @@ impl<T> fmt::Debug for SharedCache<T> {
     }
 }
 
-/// A handle that shares its value in a [`SharedCache`] with other handles. The last one drops the
-/// value and frees its object.
+/// A handle that shares its value in a [`SharedCache`] with other handles. The last handle drops
+/// the value and frees the object.
 ///
-/// Like an `Arc`, a handle may be sent to and shared with other threads if `T` may be both, and its
-/// functions are associated functions. Cloning and dropping cost one atomic add each, to a count
-/// that all handles of the value write. See [`SharedCache`] for an example.
+/// Like an `Arc`, a handle may be sent to other threads and shared with them if `T` may be both.
+/// Its functions are associated functions. Cloning and dropping cost one atomic add each, to a
+/// count that all handles of the value write. See [`SharedCache`] for an example.
 ///
 /// ```compile_fail,E0277
 /// # use pinfold::slab::SharedCache;
@@ -168,16 +169,17 @@ pub struct Shared<'c, T> {
     cache: &'c SharedCache<T>,
 }
 
-// SAFETY: handles in several threads give shared access to the value (`T: Sync`). The last one
-// drops the value in its thread (`T: Send`).
+// SAFETY: handles in several threads give shared access to the value, which `T: Sync` allows. The
+// last handle drops the value in its thread, which `T: Send` allows.
 unsafe impl<T: Send + Sync> Send for Shared<'_, T> {}
-// SAFETY: a thread that has a shared handle can clone it, and its clone may be the last one to
-// drop. `T: Send + Sync` allows that.
+// SAFETY: a thread that has a shared handle can clone the handle. The clone may be the last handle,
+// and drops the value in that thread. `T: Send + Sync` allows that.
 unsafe impl<T: Send + Sync> Sync for Shared<'_, T> {}
 
 impl<'c, T> Shared<'c, T> {
     fn counted(&self) -> &Counted<T> {
-        // SAFETY: an object holds a value as long as a handle exists, and `self` is one.
+        // SAFETY: an object holds its value as long as a handle of the value exists, and `self` is
+        // one.
         unsafe { self.at.as_ref() }
     }
 
@@ -191,7 +193,7 @@ impl<'c, T> Shared<'c, T> {
         this.at == other.at
     }
 
-    /// Returns the value for writing if this is its only handle.
+    /// Returns a mutable reference to the value if this is the value's only handle.
     ///
     /// ```
     /// # use pinfold::slab::{Shared, SharedCache};
@@ -204,8 +206,8 @@ impl<'c, T> Shared<'c, T> {
     /// # Ok::<(), pinfold::slab::CacheError>(())
     /// ```
     pub fn get_mut(this: &mut Self) -> Option<&mut T> {
-        // Acquire pairs with the release in `gives_up_last`: what other threads did with the value
-        // is visible.
+        // Acquire pairs with the release in `gives_up_last`: this thread sees what the threads that
+        // dropped other handles did with the value.
         if this.counted().count.load(Acquire) != 1 {
             return None;
         }
@@ -213,15 +215,15 @@ impl<'c, T> Shared<'c, T> {
         Some(unsafe { &mut this.at.as_mut().value })
     }
 
-    /// Moves the value out and frees its object if this is its only handle.
+    /// Moves the value out and frees its object if this is the value's only handle.
     ///
     /// # Errors
     ///
-    /// The handle itself, if there are others. If two threads try with the last two handles, both
-    /// may get theirs back; see [`into_inner`](Self::into_inner).
+    /// The handle itself, if there are other handles. If two threads call this with the last two
+    /// handles, both may get their handle back. Use [`into_inner`](Self::into_inner) to avoid that.
     pub fn try_unwrap(this: Self) -> Result<T, Self> {
-        // Acquire pairs with the release in `gives_up_last`: what other threads did with the value
-        // is visible.
+        // Acquire pairs with the release in `gives_up_last`: this thread sees what the threads that
+        // dropped other handles did with the value.
         if this.counted().count.load(Acquire) != 1 {
             return Err(this);
         }
@@ -244,11 +246,12 @@ impl<'c, T> Shared<'c, T> {
         Some(Handle::into_inner(unsafe { this.handle() }).value)
     }
 
-    /// Subtracts this handle from the count. Returns whether it was the last one.
+    /// Subtracts this handle from the count. Returns whether this was the last handle.
     ///
     /// # Safety
     ///
-    /// Called once for a handle. If it returns false, the handle is not used any more.
+    /// The caller calls this once for a handle. If this returns false, the caller does not use the
+    /// handle any more.
     #[inline]
     unsafe fn gives_up_last(&self) -> bool {
         // Release pairs with the acquire fence below, in the thread that drops the last handle:
@@ -256,20 +259,22 @@ impl<'c, T> Shared<'c, T> {
         if self.counted().count.fetch_sub(1, Release) != 1 {
             return false;
         }
-        // Pairs with the release above, in the threads that dropped the other handles.
+        // Pairs with the release above in the threads that dropped the other handles: this thread
+        // sees what they did with the value.
         fence(Acquire);
         true
     }
 
-    /// Returns the object with its value, to be dropped or moved out.
+    /// Returns a handle that owns the object with its value, so that the caller can drop the value
+    /// or move it out.
     ///
     /// # Safety
     ///
     /// No other handle exists, and this one is not used any more.
     #[inline]
     unsafe fn handle(&self) -> Handle<'c, Counted<T>> {
-        // SAFETY: `share` got the address from a handle of this cache, and the caller promises that
-        // no handle uses it any more.
+        // SAFETY: `share` got the address from a handle of this cache. The caller promises that no
+        // other handle exists and that this one is not used any more.
         unsafe { Handle::from_raw(self.at, &self.cache.counted) }
     }
 }
@@ -295,7 +300,7 @@ fn too_many() -> ! {
 impl<T> Drop for Shared<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: drop runs once for a handle, and the handle is not used afterwards.
+        // SAFETY: `drop` runs once for a handle, and the handle is not used afterwards.
         if unsafe { self.gives_up_last() } {
             // SAFETY: `gives_up_last` found that this was the last handle.
             drop(unsafe { self.handle() });

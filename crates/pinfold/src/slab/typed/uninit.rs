@@ -5,7 +5,7 @@ use core::fmt;
 use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ptr::NonNull;
 
-/// Owns an object of a [`Cache`] that holds no value. Dropping it frees the object.
+/// Owns an object of a [`Cache`] that holds no value. Dropping the handle frees the object.
 ///
 /// ```
 /// use pinfold::slab::Cache;
@@ -16,7 +16,8 @@ use core::ptr::NonNull;
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 ///
-/// [`Cache::alloc_uninit`] returns it. It may be sent to another thread if `T` may.
+/// [`Cache::alloc_uninit`] returns an `UninitHandle`. A handle may be sent to another thread if `T`
+/// may.
 pub struct UninitHandle<'c, T> {
     at: NonNull<T>,
     cache: &'c Cache<T>,
@@ -28,7 +29,7 @@ unsafe impl<T: Send> Send for UninitHandle<'_, T> {}
 unsafe impl<T: Sync> Sync for UninitHandle<'_, T> {}
 
 impl<'c, T> UninitHandle<'c, T> {
-    /// Returns a handle of the object at `at`.
+    /// Returns a handle that owns the object at `at`.
     ///
     /// # Safety
     ///
@@ -39,14 +40,16 @@ impl<'c, T> UninitHandle<'c, T> {
         UninitHandle { at, cache }
     }
 
-    /// Returns the object and its cache, and gives the object to the caller.
+    /// Gives up the handle without freeing the object. Returns the object, which then belongs to
+    /// the caller, and the cache.
     #[inline]
     pub(super) fn into_object(self) -> (NonNull<T>, &'c Cache<T>) {
         let this = ManuallyDrop::new(self);
         (this.at, this.cache)
     }
 
-    /// Moves `value` into the object, and returns its handle. Costs a copy of the value.
+    /// Moves `value` into the object, and returns a handle that owns both. Costs a copy of the
+    /// value.
     #[inline]
     pub fn write(self, value: T) -> Handle<'c, T> {
         // SAFETY: the handle owns the object, which has the layout of `T`.
@@ -55,7 +58,7 @@ impl<'c, T> UninitHandle<'c, T> {
         unsafe { self.assume_init() }
     }
 
-    /// Returns the object's memory, for a caller that writes it in parts.
+    /// Returns the object's memory, for a caller that writes the value in parts.
     #[inline]
     pub fn as_uninit(&mut self) -> &mut MaybeUninit<T> {
         // SAFETY: the handle owns the object, which has the layout of `T`. A `MaybeUninit` need not
@@ -63,7 +66,7 @@ impl<'c, T> UninitHandle<'c, T> {
         unsafe { self.at.cast().as_mut() }
     }
 
-    /// Returns the object's handle, now that the caller has written a value.
+    /// Turns this into a [`Handle`], after the caller has written a value.
     ///
     /// # Safety
     ///
