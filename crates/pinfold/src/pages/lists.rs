@@ -68,9 +68,9 @@ impl fmt::Display for List {
     }
 }
 
-/// Writes the name of a node's cache into `text`: the pool's name `arena`, cut to fit, and the
+/// Writes the name of a node's cache into `text`: the pool's name `pool`, cut to fit, and the
 /// node's number.
-pub(super) fn name<'t>(arena: &str, node: usize, text: &'t mut [u8; 32]) -> &'t str {
+pub(super) fn name<'t>(pool: &str, node: usize, text: &'t mut [u8; 32]) -> &'t str {
     struct Text<'t>(&'t mut [u8], usize);
     impl Write for Text<'_> {
         fn write_str(&mut self, text: &str) -> fmt::Result {
@@ -84,12 +84,12 @@ pub(super) fn name<'t>(arena: &str, node: usize, text: &'t mut [u8; 32]) -> &'t 
         }
     }
     // Leaves room for the colon and the longest number.
-    let mut most = arena.len().min(27);
-    while !arena.is_char_boundary(most) {
+    let mut most = pool.len().min(27);
+    while !pool.is_char_boundary(most) {
         most -= 1;
     }
     let mut writer = Text(text, 0);
-    let written = write!(writer, "{}:{node}", &arena[..most]);
+    let written = write!(writer, "{}:{node}", &pool[..most]);
     let length = writer.1;
     debug_assert!(written.is_ok());
     core::str::from_utf8(&text[..length]).unwrap_or("pages")
