@@ -194,8 +194,8 @@ pub fn library_loaded() {
             *SETTINGS.housekeeping.get() = topology::housekeeping_where_some_are_isolated();
         }
     }
-    // Makes the system call itself, because the C library's function lies on pages that few
-    // programs touch.
+    // Uses `syscall` instead of the C library's `sched_getscheduler`. Few programs touch the page
+    // of that function, so calling it would cost a page fault.
     // SAFETY: the call has no preconditions.
     note_policy(unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) } as libc::c_int);
     // Release pairs with the acquire in `settings`: a thread that sees `are_read` also sees the

@@ -14,10 +14,10 @@
 //! A module with locks registers its `Hooks` before it first uses them. The table has one place for
 //! each `Rank`. A fork takes the locks in the order of the ranks, outermost first.
 //!
-//! # Why no thread waits for a fork that waits for it
+//! # Why a fork does not deadlock
 //!
-//! * The forking thread waits only for holders of Pinfold's locks, and these holders wait for
-//!   nothing else.
+//! * First, the forking thread waits for holders of Pinfold's locks. These holders wait only for
+//!   other locks of Pinfold.
 //! * A handler may interrupt a holder and then allocate. A thread that allocates or frees through
 //!   malloc never waits for the forking thread: it takes the other way that handlers take (module
 //!   `lock`). So the handler returns, and the holder goes on.
@@ -123,7 +123,8 @@ extern "C" fn at_start() {
     listen();
 }
 
-/// Enters `hooks` into the table, and makes the C library call this module.
+/// Enters `hooks` into the table. If no earlier call has done so, registers this module with the C
+/// library, which then calls it at each fork.
 ///
 /// Returns false while another thread, or a frame that the caller interrupted, is still registering
 /// this module with the C library. Until then, the caller must not make anything that a fork could
@@ -145,7 +146,8 @@ fn listen() -> bool {
     sys::keep_errno(|| unsafe {
         libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child));
     });
-    // If `handle` has set the stage meanwhile, the allocator stays in charge.
+    // If `handle` has changed `STAGE` meanwhile, the exchange fails. The allocator itself calls
+    // `prepare`, `parent` and `child` then.
     let _ = STAGE.compare_exchange(UNDER_WAY, REGISTERED, AcqRel, Relaxed);
     true
 }

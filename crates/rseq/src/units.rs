@@ -230,7 +230,7 @@ impl Units {
             // SAFETY: the caller promises that `offset` lies in every unit.
             return unsafe { atomic::add(self, offset, n) };
         }
-        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises the offset.
+        // SAFETY: `cs` is in the rseq area. The caller promises that `offset` lies in every unit.
         unsafe { arch::add(cs, index, self.table(), offset, n) }
     }
 
@@ -255,7 +255,7 @@ impl Units {
             // SAFETY: the caller promises that both words lie in every unit.
             return unsafe { atomic::add_within(self, offset, n) };
         }
-        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises both words.
+        // SAFETY: `cs` is in the rseq area. The caller promises that both words lie in every unit.
         unsafe { arch::add_within(cs, index, self.table(), offset, n) }
     }
 
@@ -296,7 +296,7 @@ impl Units {
             // SAFETY: the caller promises that `offset` lies in every unit.
             return unsafe { atomic::store_if_equal(self, offset, expected, new) };
         }
-        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises the offset.
+        // SAFETY: `cs` is in the rseq area. The caller promises that `offset` lies in every unit.
         unsafe { arch::store_if_equal(cs, index, self.table(), offset, expected, new) }
     }
 
@@ -317,7 +317,7 @@ impl Units {
             // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
             return unsafe { atomic::pop(self, offset) };
         }
-        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises a stack, or 0.
+        // SAFETY: `cs` is in the rseq area. The caller promises that the word is a stack, or 0.
         unsafe { arch::pop(cs, index, self.table(), offset) }
     }
 
@@ -334,7 +334,7 @@ impl Units {
         if cs == 0 {
             return null_mut();
         }
-        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises a stack, or 0.
+        // SAFETY: `cs` is in the rseq area. The caller promises that the word is a stack, or 0.
         unsafe { arch::pop(cs, index, self.table(), offset) }
     }
 
@@ -378,7 +378,7 @@ impl Units {
     #[inline(always)]
     pub unsafe fn push_fast(&self, offset: usize, item: *mut u8) -> bool {
         let (cs, index) = self.offsets();
-        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises a stack, or 0.
+        // SAFETY: `cs` is in the rseq area. The caller promises that the word is a stack, or 0.
         cs != 0 && unsafe { arch::push(cs, index, self.table(), offset, item) }
     }
 
@@ -397,7 +397,7 @@ impl Units {
             // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
             return unsafe { atomic::push(self, offset, item) };
         }
-        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises a stack, or 0.
+        // SAFETY: `cs` is in the rseq area. The caller promises that the word is a stack, or 0.
         unsafe { arch::push(cs, index, self.table(), offset, item) }
     }
 
@@ -420,7 +420,7 @@ impl Units {
             // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
             return unsafe { atomic::pop_batch(self, offset, items) };
         }
-        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises a stack, or 0.
+        // SAFETY: `cs` is in the rseq area. The caller promises that the word is a stack, or 0.
         // `items` is writable for its length, which is not 0.
         unsafe {
             arch::pop_batch(
@@ -453,7 +453,7 @@ impl Units {
             // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
             return unsafe { atomic::push_batch(self, offset, items) };
         }
-        // SAFETY: a nonzero `cs` leads to a registered area. The caller promises a stack, or 0.
+        // SAFETY: `cs` is in the rseq area. The caller promises that the word is a stack, or 0.
         // `items` is readable for its length, which is not 0.
         unsafe { arch::push_batch(cs, index, self.table(), offset, items.as_ptr(), items.len()) }
     }
@@ -473,7 +473,7 @@ impl Units {
 
     /// Returns this table's copies of the offsets of `rseq_cs` and of the index from the thread
     /// pointer. The first is 0 on the atomic backend, and until [`learn`](Self::learn) has copied
-    /// it.
+    /// it. Otherwise both fields are in the thread's *rseq area*, which the kernel knows.
     #[inline(always)]
     fn offsets(&self) -> (isize, isize) {
         // Acquire pairs with the release in `learn`: a thread that reads the offset of `rseq_cs`
@@ -483,8 +483,9 @@ impl Units {
         (cs, self.index.load(Relaxed))
     }
 
-    /// Copies the offsets that the process uses into the table, and returns them. Returns `None` on
-    /// the atomic backend, and until the backend is chosen.
+    /// Copies into this table where `rseq_cs` and the index are, as offsets from the thread
+    /// pointer. Returns both offsets, or `None` on the atomic backend and until the backend is
+    /// chosen.
     #[cold]
     pub fn learn(&self) -> Option<(isize, isize)> {
         let (cs, index) = STATE.offsets();

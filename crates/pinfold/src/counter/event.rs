@@ -33,7 +33,7 @@ const NOWHERE: usize = 0;
 #[repr(C)]
 pub struct EventCounter {
     place: AtomicUsize,
-    /// Events of CPUs without a unit.
+    /// Events that were counted on CPUs without a unit.
     spilled: AtomicU64,
 }
 

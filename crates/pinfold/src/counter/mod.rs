@@ -22,7 +22,7 @@
 //!
 //! * **shard**: the words of one [`PercpuCounter`] on one CPU.
 //! * **total**: words that all CPUs share. [`read`](PercpuCounter::read) loads them.
-//! * **fold**: adds what a shard has counted since its last fold to the total.
+//! * **fold**: adds to the total what a shard has counted since its last fold.
 //! * **batch**: how much a shard may count before it is folded.
 //! * **base**: one atomic word that all CPUs share. It counts the adds that use no shard.
 //!

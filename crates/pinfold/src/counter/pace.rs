@@ -12,8 +12,8 @@
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Turns of the wait, together about a microsecond. Measured with one CPU that adds: it keeps at
-/// least three quarters of its speed while another CPU sums all the time.
+/// Turns of the waiting loop, together about a microsecond. Measured with one CPU that adds: it
+/// keeps at least three quarters of its speed while another CPU sums all the time.
 const PAUSES: u32 = 32;
 /// How many sums wait after a change, even if they find no other change.
 const QUIET: u64 = 63;

@@ -11,8 +11,8 @@
 //! | `down_limit` | how far `down` may go | `reach` | how far the totals may go |
 //!
 //! [`reach`](super::reach) explains the last word. The *base* is an atomic in the counter's handle.
-//! Adds that use no shard go there. A *fold* adds what a word has moved since the last fold to the
-//! total, and raises the word's limit. The other terms:
+//! Adds that use no shard go there. A *fold* adds to the total how far a word has moved since the
+//! last fold, and raises the word's limit. The other terms:
 //!
 //! * The *batch* is how far a word may go past its mark.
 //! * A word's *mark* says how much of the word has been folded. It is the word's limit less the

@@ -4,9 +4,9 @@
 //! them would get a mixture of two policies. A lock would make readers wait, and would deadlock a
 //! signal handler that looks up a policy while it interrupts the writer.
 //!
-//! The latch is the kernel's `seqcount_latch`, with whole buffers. It has two buffers and a
-//! version. The version's lowest bit is the number of the *active* buffer; the other buffer is the
-//! *spare*.
+//! The latch is the kernel's `seqcount_latch`. It has two copies of the data, each in a buffer of
+//! its own, and a version. The version's lowest bit is the number of the *active* buffer; the other
+//! buffer is the *spare*.
 //!
 //! | thread | may |
 //! |---|---|

@@ -31,12 +31,12 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// After this many freed runs, `give_back` looks for runs that have been dirty for long.
+/// Once in this many freed runs, `give_back` looks for runs that have been dirty for long.
 const TICK: u32 = 16;
-/// The arena maps an eighth of the granules that it has mapped already, within these bounds.
+/// Each time, the arena maps an eighth as many granules as are mapped already, within these bounds.
 const STEP_LEAST: u32 = (256 << 10) / GRANULE as u32;
 const STEP_MOST: u32 = (2 << 20) / GRANULE as u32;
-/// The most absent runs that are passed over because other code has mapped something there.
+/// The largest number of absent runs that `grow` tries, if other code has mapped something there.
 const TRIES: usize = 16;
 
 pub(super) struct Arena {
@@ -165,7 +165,7 @@ fn alloc_at(node: usize, granules: u32) -> Option<Run> {
 /// `start` begins a run from [`alloc_run`], and no thread uses the run any more.
 pub unsafe fn free_run(start: NonNull<u8>) {
     let head = index_of_run(start);
-    // SAFETY: the caller promises a run in use, whose first frame has its length.
+    // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
     let granules = u32::from(unsafe { (*frame(head)).granules });
     let marked = if super::entry(start.as_ptr() as usize) == LARGE {
         kept::large_less(granules as usize);
@@ -295,7 +295,8 @@ pub(super) fn unmap_clean(node: usize, least: u32) -> usize {
 }
 
 impl Arena {
-    /// Counts granules that a caller gets.
+    /// Adds `granules`, which a caller gets, to the number in use. Clean ones also begin to count
+    /// as held memory. Dirty ones no longer count as dirty.
     pub(super) fn hand_out(&mut self, node: usize, granules: u32, clean: bool) {
         kept::hand_out(node, granules as usize, clean);
         if clean {
@@ -445,7 +446,8 @@ impl Arena {
             if room < needed || !matches!(self.map_front(node, head, needed), Mapped::Done) {
                 return None;
             }
-            // The mapped granules may have been joined with a clean run that ends before `index`.
+            // Mapping made a clean run at `index`, or a longer one. So looks the run up again. If
+            // the mapped granules joined a clean run before `index`, no run begins there.
             (state, length) = self.free.run_at(index)?;
         }
         if length < granules {

@@ -70,8 +70,8 @@ impl Bins {
     ///
     /// The caller holds the lock of the node's arena. The run is in these bins.
     pub(super) unsafe fn remove(&mut self, head: u32) {
-        // SAFETY: the run is in these bins, and the lock is held. Links in a heap lead to free runs
-        // of the heap.
+        // SAFETY: the run is in these bins, and the lock is held. Each link in a heap is `NIL`, or
+        // names a free run of the same heap.
         unsafe {
             let run = &*frame(head);
             let bin = bin_of(u32::from(run.granules));
@@ -102,7 +102,8 @@ impl Bins {
             if at == NIL {
                 break;
             }
-            // SAFETY: the lock is held, and links in a heap lead to free runs of the heap.
+            // SAFETY: the lock is held. `at` is not `NIL`, so it names a free run of the bin's
+            // heap.
             let run = unsafe { &*frame(at) };
             if u32::from(run.granules) >= granules {
                 return Some(at);

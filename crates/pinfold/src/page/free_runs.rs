@@ -20,16 +20,16 @@ pub(super) struct FreeRuns {
 
 /// Returns the frame of granule `index`, for reading and writing.
 unsafe fn at<'f>(index: u32) -> &'f mut Frame {
-    // SAFETY: the caller promises a granule in a region, so the granule has a frame. The caller
-    // holds the lock that protects the frame, or owns the run.
+    // SAFETY: the caller promises that the granule lies in a region, so the granule has a frame.
+    // The caller holds the lock that protects the frame, or owns the run.
     unsafe { &mut *frame(index) }
 }
 
 /// Returns the state of granule `index`. Makes no reference to the frame, because the granule may
 /// lie in a run in use, whose holder may have a reference to the same frame.
 unsafe fn state_of(index: u32) -> State {
-    // SAFETY: the caller promises a granule in a region, so the granule has a frame. The holder of
-    // a run in use does not write the state.
+    // SAFETY: the caller promises that the granule lies in a region, so the granule has a frame.
+    // The holder of a run in use does not write the state.
     unsafe { (*frame(index)).state }
 }
 

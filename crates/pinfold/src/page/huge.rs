@@ -164,7 +164,8 @@ fn leave(address: usize) -> Option<usize> {
     Some(size)
 }
 
-/// Counts bytes that were mapped and unmapped.
+/// Adds `more` mapped bytes to the memory in huge blocks and to the held memory. Subtracts `less`
+/// unmapped bytes from both, and adds them to the returned memory.
 fn mapped(more: usize, less: usize) {
     if more > 0 {
         PAGE_STAT.add(0, PageItem::Huge, more as u64);
@@ -246,7 +247,7 @@ pub(super) unsafe fn adopt(start: *mut u8, old: usize, size: usize) -> Option<No
     if !may_move() {
         return None;
     }
-    // SAFETY: the caller promises whole pages that no other thread uses.
+    // SAFETY: the caller promises that these are whole pages, and that no other thread uses them.
     let block = unsafe { sys::remap(start, old, size) }?;
     // The kernel lengthens a mapping in place if nothing is mapped behind it. But the addresses
     // there belong to the arena, so the mapping is shortened again.

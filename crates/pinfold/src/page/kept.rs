@@ -38,7 +38,8 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 /// For missed memory, the process may hold 1/`SLACK` more than it used a short while ago. Free
 /// memory in pieces does not fit every request.
 const SLACK: usize = 8;
-/// The program's own calls need not tick for up to this number of missed granules: 16 MiB.
+/// While at most this many granules (16 MiB) are missed, the program's own calls of the allocator
+/// need not tick, that is, need not give old memory back.
 const NOT_MUCH: usize = (16 << 20) / GRANULE;
 /// The length of a period, in milliseconds.
 const FORGET: u32 = 450;
@@ -59,16 +60,16 @@ static FIGURES: [Figures; MAX_NODES] = [const {
     }
 }; MAX_NODES];
 
-/// Granules in runs that are one block each.
+/// Granules in use by large blocks. A large block is a run of its own.
 static LARGE_USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Granules that went back to the system a short while ago because they were in excess.
 static PURGED: AtomicUsize = AtomicUsize::new(0);
 /// Granules that were needed again after they had been purged.
 static MISSED: AtomicUsize = AtomicUsize::new(0);
-/// The most granules that were in use a short while ago.
+/// The largest number of granules that were in use at once, in this period and the last.
 static USED_LATELY: Lately = Lately::new();
-/// The most granules that were dirty a short while ago.
+/// The largest number of granules that were dirty at once, in this period and the last.
 static DIRTY_LATELY: Lately = Lately::new();
 
 /// The highest value of a figure within the last two periods.
@@ -111,7 +112,8 @@ fn sub(figure: &AtomicUsize, granules: usize) {
     add(figure, granules.wrapping_neg());
 }
 
-/// Counts granules of `node`, `clean` or dirty ones, that the holder of the arena's lock hands out.
+/// Adds `granules`, which the caller hands out, to the number in use on `node`. Unless they are
+/// `clean`, subtracts them from the number of dirty granules. The caller holds the arena's lock.
 pub(super) fn hand_out(node: usize, granules: usize, clean: bool) {
     use_more(node, granules);
     USED_LATELY.note(used());
@@ -122,22 +124,23 @@ pub(super) fn hand_out(node: usize, granules: usize, clean: bool) {
     }
 }
 
-/// Counts granules of `node` that the holder of the arena's lock takes out of the free runs.
+/// Adds `granules` to the number in use on `node`. The caller holds the arena's lock.
 pub(super) fn use_more(node: usize, granules: usize) {
     add(&FIGURES[node].used, granules);
 }
 
-/// Counts granules of `node` that the holder of the arena's lock takes back.
+/// Subtracts `granules` from the number in use on `node`. The caller holds the arena's lock.
 pub(super) fn use_less(node: usize, granules: usize) {
     sub(&FIGURES[node].used, granules);
 }
 
-/// Counts granules of `node` that the holder of the arena's lock puts into dirty free runs.
+/// Adds `granules` to the number in dirty free runs of `node`. The caller holds the arena's lock.
 pub(super) fn more_dirty(node: usize, granules: usize) {
     add(&FIGURES[node].dirty, granules);
 }
 
-/// Counts granules of `node` that the holder of the arena's lock takes out of dirty free runs.
+/// Subtracts `granules` from the number in dirty free runs of `node`. The caller holds the arena's
+/// lock.
 pub(super) fn less_dirty(node: usize, granules: usize) {
     sub(&FIGURES[node].dirty, granules);
 }
@@ -155,7 +158,7 @@ pub(super) fn large_less(granules: usize) {
     LARGE_USED.fetch_sub(granules, Relaxed);
 }
 
-/// Returns how many bytes are in runs that are one block each: runs whose page map entry is
+/// Returns how many bytes are in use by large blocks: runs of one block, whose page map entry is
 /// [`LARGE`](super::LARGE). One load.
 pub fn large_in_use() -> usize {
     LARGE_USED.load(Relaxed) * GRANULE
@@ -179,7 +182,7 @@ fn beyond(dirty: usize, used: usize, missed: usize) -> usize {
     dirty.saturating_sub(budget::kept_most(used * GRANULE, missed * GRANULE) / GRANULE)
 }
 
-/// Whether the program's own calls must tick.
+/// Whether the program's own calls of the allocator must tick.
 static NEEDS_TICKS: AtomicBool = AtomicBool::new(false);
 /// The word that `close_while_ticks_are_needed` registered. Null if there is none.
 static GATE: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());
@@ -192,8 +195,8 @@ pub fn close_while_ticks_are_needed(gate: &'static AtomicUsize) {
     GATE.store(core::ptr::from_ref(gate).cast_mut(), Relaxed);
 }
 
-/// Returns whether the program's own calls must tick: much missed memory is kept while no shepherd
-/// thread runs, so that no other code gives it back in time. One load.
+/// Returns whether the program's own calls of the allocator must tick: much missed memory is kept
+/// while no shepherd thread runs, so that no other code gives it back in time. One load.
 pub fn needs_ticks() -> bool {
     NEEDS_TICKS.load(Relaxed)
 }

@@ -18,8 +18,8 @@ struct Chunk {
     end: *mut u8,
 }
 
-// SAFETY: the pointers lead to memory that no other code refers to. The holder of the lock may use
-// it on any thread.
+// SAFETY: no other code refers to the memory between the two pointers. The holder of the lock may
+// use it on any thread.
 unsafe impl Send for Chunk {}
 
 /// The first chunk.

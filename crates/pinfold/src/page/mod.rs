@@ -226,8 +226,8 @@ fn region_of(index: u32) -> (*mut u8, usize) {
     (region_at(index / REGION_GRANULES), index % REGION_GRANULES)
 }
 
-/// Returns the frame of granule `index`. Returns a raw pointer, because several links may lead to
-/// the same frame.
+/// Returns the frame of granule `index`. Returns a raw pointer, because several links may name the
+/// same frame.
 fn frame(index: u32) -> *mut Frame {
     let (region, nth) = region_of(index);
     region.cast::<Frame>().wrapping_add(nth)
@@ -280,7 +280,7 @@ pub(crate) fn index_of_run(start: NonNull<u8>) -> u32 {
 ///
 /// A run in use begins at `start`.
 pub unsafe fn run_size(start: NonNull<u8>) -> usize {
-    // SAFETY: the caller promises a run in use, whose first frame has its length.
+    // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
     unsafe { usize::from((*frame(index_of_run(start))).granules) * GRANULE }
 }
 
@@ -307,7 +307,7 @@ crate::vmstat_items! {
 /// ```
 pub static PAGE_STAT: NodeStat<PageItem> = NodeStat::new();
 
-/// The most bytes that were ever held.
+/// The largest number of bytes that were ever held at once.
 static PEAK: AtomicU64 = AtomicU64::new(0);
 
 /// Returns how many bytes are held now: runs in use or dirty, and huge blocks. One load for each
@@ -316,7 +316,7 @@ pub fn held() -> u64 {
     PAGE_STAT.read(PageItem::Held)
 }
 
-/// Returns the most bytes that were ever held. One load.
+/// Returns the largest number of bytes that were ever held at once. One load.
 pub fn held_peak() -> u64 {
     PEAK.load(Relaxed)
 }
@@ -331,28 +331,30 @@ pub fn huge_total() -> usize {
     PAGE_STAT.read(PageItem::Huge) as usize
 }
 
-/// Counts memory of `node` taken from the system.
+/// Adds `bytes`, taken from the system, to the held memory of `node`.
 fn took(node: usize, bytes: usize) {
     PAGE_STAT.add(node, PageItem::Held, bytes as u64);
     PEAK.fetch_max(held(), Relaxed);
     publish();
 }
 
-/// Counts memory of `node` given back to the system.
+/// Subtracts `bytes` from the held memory of `node`, and adds them to the returned memory: they
+/// went back to the system.
 fn gave_back(node: usize, bytes: usize) {
     PAGE_STAT.sub(node, PageItem::Held, bytes as u64);
     PAGE_STAT.add(node, PageItem::Returned, bytes as u64);
     publish();
 }
 
-/// Counts pages that went back to the system although their run stays in use. The count of held
-/// memory does not change.
+/// Adds `bytes` to the returned memory of `node`: pages went back to the system, but their run
+/// stays in use. The number of held bytes does not change.
 pub(crate) fn gave_back_pages(node: usize, bytes: usize) {
     PAGE_STAT.add(node, PageItem::Returned, bytes as u64);
     publish();
 }
 
-/// Counts memory of `node` whose pages moved to another run or to a huge block.
+/// Subtracts `bytes` from the held memory of `node`: their pages moved to another run or to a huge
+/// block.
 fn moved_away(node: usize, bytes: usize) {
     PAGE_STAT.sub(node, PageItem::Held, bytes as u64);
     publish();

@@ -79,7 +79,8 @@ impl Ask {
     }
 }
 
-/// Counts `granules` that were taken for `ask`. Costs one test if there is one node.
+/// Adds `granules` that were taken for `ask`, as pages, to [`NUMA_STAT`]. Costs one test if there
+/// is one node.
 pub(super) fn count(ask: Ask, granules: usize) {
     if nodes::count() == 1 || nodes::is_the_kernels(ask.node) {
         return;
@@ -164,14 +165,14 @@ fn roomy_or_all_full(node: usize, nodes: usize, roomy: impl Fn(usize) -> bool) -
     roomy(node) || !(0..nodes).any(|other| other != node && roomy(other))
 }
 
-/// Notes that fresh memory was taken.
+/// Lowers the estimate of the node's free memory, because an arena took fresh memory.
 pub(super) fn took_fresh(node: usize, granules: usize) {
     change_room(node, |free| {
         free.saturating_sub((granules * GRANULE) as u64)
     });
 }
 
-/// Notes that memory went back to the system.
+/// Raises the estimate of the node's free memory, because memory went back to the system.
 pub(super) fn gave_back(node: usize, bytes: usize) {
     change_room(node, |free| free.saturating_add(bytes as u64));
 }

@@ -48,8 +48,8 @@ unsafe fn cut_front(run: Run, granules: usize) -> Run {
     let Some(start) = NonNull::new(address_of(rest)).filter(|_| granules > 0) else {
         return run;
     };
-    // SAFETY: the caller promises a run that is longer than `granules` and that no other thread
-    // uses. Both frames are in this run.
+    // SAFETY: the caller promises that the run is longer than `granules`, and that no other thread
+    // uses it. Both frames are in the run.
     unsafe {
         let whole = (*frame(head)).granules;
         let left = &mut *frame(rest);
@@ -74,7 +74,8 @@ unsafe fn cut_front(run: Run, granules: usize) -> Run {
 /// run.
 pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     let head = index_of_run(start);
-    // SAFETY: the caller promises a run in use that only it uses. So only it uses the first frame.
+    // SAFETY: the caller promises that `start` begins a run that only the caller uses. So no other
+    // thread uses the run's first frame.
     let run = unsafe { &mut *frame(head) };
     let old = u32::from(run.granules);
     if granules > RUN_MOST as usize {
@@ -137,7 +138,7 @@ unsafe fn cut(index: u32) {
 /// run. `size` is larger than the run.
 pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     let head = index_of_run(start);
-    // SAFETY: the caller promises a run in use, whose first frame has its length.
+    // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
     let old = u32::from(unsafe { (*frame(head)).granules });
     let node = window::node_of(start.as_ptr() as usize);
     let bytes = old as usize * GRANULE;
@@ -258,7 +259,7 @@ fn clean_run(arena: &mut Arena, node: usize, granules: u32, room: u32) -> Option
 unsafe fn discard_run(start: NonNull<u8>) {
     let head = index_of_run(start);
     let node = window::node_of(start.as_ptr() as usize);
-    // SAFETY: the caller promises a run in use, whose first frame has its length.
+    // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
     let granules = u32::from(unsafe { (*frame(head)).granules });
     let size = granules as usize * GRANULE;
     set_entry(head, 0);

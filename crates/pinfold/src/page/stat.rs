@@ -7,7 +7,7 @@ use core::marker::PhantomData;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// The most items of a node: a cache line of words.
+/// The largest number of items of a node. Their words fill one cache line.
 const ITEMS_MOST: usize = 8;
 
 /// One node's words. Each node has a cache line, so that threads of different nodes do not write

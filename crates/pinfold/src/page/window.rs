@@ -1,9 +1,10 @@
 //! The window: the addresses in which the arenas' regions lie.
 //!
 //! A call of free gets only an address, and has to find the size class of the block. All regions
-//! lie in one range of addresses, so that a subtraction leads from an address to its entry in the
-//! page map. The window is far from the addresses at which the kernel maps by itself. The window is
-//! not reserved: addresses that the arenas do not need are not mapped, so no limit counts them.
+//! lie in one range of addresses, so that a subtraction and a shift turn an address into the number
+//! of its entry in the page map. The window is far from the addresses at which the kernel maps by
+//! itself. The window is not reserved: addresses that the arenas do not need are not mapped, so no
+//! limit counts them.
 //!
 //! ```text
 //! window                    128 MiB                                  each region, 64 MiB
@@ -26,7 +27,7 @@ use crate::sys::{self, Mapped};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU8, AtomicUsize};
 
-/// The most bytes of the window. With addresses of 39 bits the window is smaller.
+/// The largest size of the window, in bytes. With addresses of 39 bits the window is smaller.
 const WINDOW_MOST: usize = 4 << 40;
 /// Bytes of page map that are mapped at a time: the entries of 32 regions.
 const MAP_STEP: usize = 64 << 10;

@@ -19,16 +19,16 @@
 //! 3. **Pending.** These sheaves wait for one grace period. Its number is called a *ticket*. The
 //!    thread that took the sheaves off the sealed list draws the ticket afterwards. By then, all
 //!    objects of the sheaves are out of sight: later readers cannot find them.
-//! 4. **In hand.** A thread that seals a sheaf, and the shepherd at each tick, take some sheaves
-//!    whose grace period is over, and free their objects without holding `pending`. A full sheaf
-//!    goes to the barn whole.
+//! 4. **In hand.** A thread that seals a sheaf, and the shepherd (the library's background thread)
+//!    at each tick, take some sheaves whose grace period is over, and free their objects without
+//!    holding `pending`. A full sheaf goes to the barn whole.
 //!
 //! At every moment, a sheaf is in exactly one of these places. A deferred free costs one critical
 //! section, and with sheaves of 125 objects one 125th of the work on a full sheaf.
 //!
 //! Only a thread that waits for deferred frees waits for the lock `pending`. Every other thread
-//! tries it once, and leaves the work to a later thread if that fails. The shepherd, and one in
-//! four slow paths that seal a sheaf, advance the grace period by a step.
+//! tries it once, and leaves the work to a later thread if that fails. The shepherd advances the
+//! grace period by one step at each tick. Every fourth slow path that seals a sheaf does so too.
 
 use super::cache::{self, Cache};
 use super::percpu::{self, DEFERRED, UNITS, load};
@@ -45,8 +45,8 @@ use pinfold_rseq::FenceError;
 /// Slow paths advance the grace period once in this many seals. Not at every seal, because each
 /// step may cost a fence, and a sheaf has at most 125 objects to share that cost.
 const SEALS_A_STEP: u32 = 4;
-/// The most pending sheaves that a thread frees when it seals one. More than one, so that freeing
-/// keeps up with sealing. Few, so that no deferred free takes long.
+/// The largest number of pending sheaves that a thread frees when it seals one. More than one, so
+/// that freeing keeps up with sealing. Few, so that no deferred free takes long.
 const FREED_A_SEAL: usize = 4;
 /// If there is no memory for a sheaf, a deferred free checks at most this many times whether the
 /// readers have left. It sleeps `BETWEEN_LOOKS` microseconds between two checks.
@@ -125,10 +125,11 @@ impl KmemCache {
 
     /// Waits until every object that was deferred to this cache before the call is free.
     ///
-    /// Waits until the readers that are inside now have left. Interrupts the CPUs that run threads
-    /// of this process once or twice, but does nothing if no object was ever deferred to this
-    /// cache. A reader must not call this, because it would wait for itself. A signal handler must
-    /// not call this either.
+    /// Does nothing if no object was ever deferred to this cache. Otherwise waits until the readers
+    /// that are inside now have left. Interrupts each CPU that runs a thread of this process a few
+    /// times. While readers stay, interrupts these CPUs up to about a thousand times a second. A
+    /// reader must not call this, because it would wait for itself. A signal handler must not call
+    /// this either.
     ///
     /// # Errors
     ///
@@ -286,9 +287,9 @@ impl Cache {
         pending.ticket = grace::ticket();
     }
 
-    /// Frees the objects of a sheaf that no reader uses any more. Puts the sheaf into the barn, not
-    /// into a CPU's unit: a thread that waits for these objects may have drained the units, and
-    /// wants the objects back at their node.
+    /// Frees the objects in a sheaf. No reader uses these objects any more. Puts the sheaf into the
+    /// barn, not into a CPU's unit: a thread that waits for these objects may have drained the
+    /// units, and wants the objects back at their node.
     fn give_back(&self, mut sheaf: Sheaf) {
         let objects = sheaf.objects();
         if let Some(hardening) = &self.hardening {

@@ -24,7 +24,7 @@
 //! 1. Sum the *left* words of each phase.
 //! 2. Fence.
 //! 3. Sum the *entered* words of each phase. If both sums of a phase are equal, every reader that
-//!    was in it at the fence has left. The grace period then stops waiting for that phase.
+//!    entered it before the fence has left. The grace period then stops waiting for that phase.
 //! 4. If the set is empty now, the grace period is over (`DONE`). If only the current phase is left
 //!    in the set, make the other one current, so that new readers do not delay the grace period.
 //!
@@ -33,11 +33,11 @@
 //!
 //! # Why no reader sees a freed object
 //!
-//! A thread that wants to free an object draws a *ticket*: the number of a grace period that begins
-//! later. Let W be the store that takes an object out of sight. Let R be a reader that has loaded
-//! the object's address nevertheless. Let F be the fence of a step of a grace period whose ticket
-//! was drawn after W. F is a point in every thread's program. After F, all threads see what a
-//! thread did before its point. Before F, no thread has begun what comes after its point.
+//! A thread that defers a free draws a *ticket*: the number of a grace period that begins later.
+//! Let W be the store that takes an object out of sight. Let R be a reader that has loaded the
+//! object's address nevertheless. Let F be the fence of a step of a grace period whose ticket was
+//! drawn after W. F has one *point* in each thread's program. After F, all threads see what a
+//! thread did before its point. What a thread does after its point takes effect only after F began.
 //!
 //! 1. W comes before F (see below). R loaded the address that was there before W, so R's load, and
 //!    R's *entered* before the load, come before R's point of F. Step 3 counts that *entered*, in
@@ -71,10 +71,11 @@
 //!
 //! # Signals, fork
 //!
-//! Signal handlers may enter, leave and poll anywhere. A handler that needs a lock of the
-//! interrupted frame gets none, and does not wait. Guards nest. The child of a fork has no readers.
-//! `fork_child` gives it new counts, so that the parent's readers do not block grace periods there.
-//! A guard from before the fork leaves by the old counts, which the child does not read.
+//! Signal handlers may enter, leave and poll anywhere. If one needs a lock that the interrupted
+//! frame holds, it does not wait: it makes no step, or enters as a spilled reader. Guards nest. The
+//! child of a fork has no readers. `fork_child` gives it new counts, so that the parent's readers
+//! do not block grace periods there. A guard from before the fork leaves by the old counts, which
+//! the child does not read.
 
 use super::fork;
 use crate::fork as process;
@@ -96,8 +97,8 @@ const LEFT: usize = 16;
 /// Bytes from phase 0's words to phase 1's.
 const PHASE_1: usize = 8;
 
-/// The offset in every unit of the block of counts, a multiple of 32. The low bits hold the way
-/// that readers use.
+/// The offset in every unit of the block of counts. It is a multiple of 32, so its low bits have
+/// room for the way that readers use: light or heavy.
 static PLACE: AtomicUsize = AtomicUsize::new(UNDECIDED);
 /// The bit for the heavy way: readers execute fences.
 const HEAVY: usize = 1;
@@ -310,7 +311,7 @@ fn decide() -> usize {
     let Some(block) = registered.then(|| percpu::alloc(SIZE)).flatten() else {
         return UNDECIDED;
     };
-    // A block this small begins at a multiple of its size, so the low bits of its offset are free.
+    // The block begins at a multiple of its size, so the bit `HEAVY` of its offset is 0.
     let heavy = backend() == Backend::Atomic || some_isolated() || sys::keep_errno(cannot_fence);
     let place = block | if heavy { HEAVY } else { 0 };
     match PLACE.compare_exchange(UNDECIDED, place, AcqRel, Acquire) {
@@ -371,9 +372,8 @@ pub(super) fn passed(ticket: u64) -> bool {
 }
 
 /// Makes one step of the grace period, if a thread needs one and no other thread is making a step.
-/// Never waits for readers.
-///
-/// With light readers, interrupts each CPU that runs this process, for some microseconds.
+/// Never waits for readers. With light readers, interrupts each CPU that runs this process, for
+/// some microseconds.
 pub(super) fn poll() -> Result<(), FenceError> {
     let needed = || !passed(NEEDED.load(Relaxed));
     if !needed() {

@@ -28,7 +28,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr};
 
-/// The most empty sheaves that a barn keeps. More go to the pool that all caches share (`sheaf`).
+/// The largest number of empty sheaves in a barn. More go to the pool of all caches (`sheaf`).
 const EMPTY_MOST: usize = 10;
 
 /// The fewest milliseconds between two calls of [`Node::release_idle`] that do anything.
@@ -39,8 +39,8 @@ const IDLE_FOR: u32 = 450;
 /// objects reach their slabs, and more objects come from the fullest slabs. So the other slabs
 /// drain.
 const SPARSE_CAPACITY: usize = 8;
-/// The most exchanges with small sheaves in one tick of the coarse clock, some milliseconds. Later
-/// exchanges of a tick use sheaves of full size, so that a burst of calls stays fast.
+/// The largest number of exchanges with small sheaves in one tick (some milliseconds) of the coarse
+/// clock. Later exchanges of the tick use sheaves of full size, so that a burst stays fast.
 const SPARSE_EXCHANGES: u32 = 256;
 
 /// What the node's lock protects.
@@ -66,7 +66,7 @@ pub(super) struct Node {
     /// The first of the objects freed while the lock could not be taken: in a signal handler that
     /// interrupted the holder, or during a fork. Each holds a link to the next (`aside`).
     pub(super) set_aside: AtomicPtr<u8>,
-    /// Where the slow paths count: `own_events`, or words in the statistics segment (`events`).
+    /// Where the slow paths count events: in `own_events`, or in the statistics segment.
     pub(super) events: AtomicPtr<NodeEvents>,
     pub(super) own_events: &'static NodeEvents,
     /// Whether the last exchange of a sheaf found that sparse slabs should drain.
@@ -100,10 +100,10 @@ impl Node {
 
     /// Takes the lock. Returns `None` in each of these cases:
     ///
-    /// * an interrupted frame of this thread holds this lock;
-    /// * the thread would have to wait, and an interrupted frame of this thread holds a node's
-    ///   lock, or a lock after it in the lock order;
-    /// * the thread would have to wait for the forking thread.
+    /// * the caller is a signal handler that interrupted the holder of this lock;
+    /// * the caller would have to wait, and is a signal handler that interrupted the holder of any
+    ///   node's lock, or of a lock that comes later in the lock order;
+    /// * the caller would have to wait for the forking thread.
     pub(super) fn stock(&self) -> Option<Guard<'_, Stock>> {
         self.stock.lock_or_divert(cache::is_lock_held)
     }
@@ -400,8 +400,8 @@ impl Node {
             .map_or(0, |stock| stock.slabs.in_use(cache))
     }
 
-    /// Adds this node's slabs, its barn's full sheaves, the objects in both, and its counts to
-    /// `reading`.
+    /// Adds to `reading` how many slabs this node has, how many full sheaves its barn has, how many
+    /// objects are in both, and the node's counts of events.
     pub(super) fn tally(&self, cache: &Cache, reading: &mut Reading) {
         let Some(mut stock) = self.stock_after_fork() else {
             return;

@@ -8,7 +8,8 @@
 //! # The unit
 //!
 //! A *unit* is the memory of one CPU: 128 KiB. Cache number n has four words in each unit. A word
-//! is 0, for no sheaf, or the word of a [`Sheaf`]:
+//! is 0 if there is no sheaf. Otherwise it is a [`Sheaf`] in one word: an address that tells both
+//! the sheaf's block and how many objects are in it.
 //!
 //! | offset | sheaf | use |
 //! |---|---|---|

@@ -52,7 +52,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// The most objects that a slab can have: the private part has room for this many bits.
+/// The largest number of objects in a slab: the private part has room for this many bits.
 pub(super) const OBJECTS_MOST: usize = 4096;
 /// Stands for no slab.
 pub(super) const NIL: u32 = u32::MAX;
