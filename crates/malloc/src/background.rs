@@ -71,7 +71,7 @@ pub(crate) fn is_understood(value: &[u8]) -> bool {
     value == b"auto" || (parse(value) != Wish::Auto && value.len() <= LONGEST)
 }
 
-/// The longest value that the library reads.
+/// The length in bytes of the longest value that the library reads.
 const LONGEST: usize = 16;
 
 /// Returns the wish that the variable's value stands for. An invalid value means `auto`.

@@ -145,8 +145,8 @@ impl Units {
 
     /// Waits as [`await_stopped`](Self::await_stopped) does, but gives up after about a second.
     ///
-    /// Returns false at once if the caller is a signal handler that interrupted the operation that
-    /// holds the unit. After false, follow with [`resume_untouched`](Self::resume_untouched).
+    /// Returns false at once if the caller is a signal handler that interrupted the holder of the
+    /// unit's lock. After false, follow with [`resume_untouched`](Self::resume_untouched).
     pub fn try_await_stopped(&self, index: usize) -> bool {
         let unit = self.unit(index);
         // SAFETY: `unit` comes from `home`, so it stays valid until the process ends.

@@ -86,8 +86,8 @@ impl Snapshot {
         last.map_or(0, |bucket| range_of(bucket).1)
     }
 
-    /// Returns the quantile `q`, which is from 0 to 1: at least the part `q` of all values is at
-    /// most the result.
+    /// Returns the quantile `q`, a number from 0 to 1. At least the part `q` of all values is less
+    /// than or equal to the result.
     ///
     /// The result is the upper end of a bucket, and so at most a 32nd too large. It is 0 if there
     /// are no values.

@@ -27,8 +27,8 @@ use pinfold_rseq::{possible, thread_pointer};
 const LINES: usize = 64;
 /// Locks in a line, for the blocks of different counters.
 const LOCKS: usize = 8;
-/// How often a waiter looks before it yields the CPU, and before it sleeps. A preempted holder
-/// needs the CPU.
+/// A waiting thread spins between its first `SPINS` looks at the lock. Then it yields the CPU
+/// between two looks. After `YIELDS` looks it sleeps. So a preempted holder gets the CPU.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 200;
 

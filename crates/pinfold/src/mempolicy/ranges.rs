@@ -71,8 +71,8 @@ pub enum RangeError {
     OutOfMemory,
     /// None of the policy's nodes has memory that this process may use.
     NoNodes,
-    /// None of the nodes that a range's policy would come to was usable when this process started.
-    /// The allocator knows only the nodes that were.
+    /// None of the nodes from which a range's policy takes memory was usable when this process
+    /// started. The allocator knows only nodes that were usable then.
     UnknownNodes,
 }
 

@@ -15,7 +15,8 @@ pub(super) const NIL: u32 = 0;
 /// Runs of fewer granules than this have a bin for each length. Longer runs share eight bins for
 /// each doubling.
 const EXACT: u32 = 32;
-/// Bins: 32 for the short lengths, and eight for each doubling from 32 to 1024 granules.
+/// The number of bins: 32 for the short lengths, and eight for each doubling from 32 to 1024
+/// granules.
 const BINS: usize = 32 + 8 * 5;
 /// Maximum number of runs of a shared bin that a search looks at. Then it goes on to longer runs.
 const LOOK_AT: usize = 16;

@@ -222,9 +222,9 @@ pub fn cgroup_limit(root: &[u8]) -> Option<usize> {
 }
 
 /// Returns how many bytes may be kept if `in_use` bytes are in use: an eighth of them, at least 4
-/// MiB, and `missed` bytes more. But it is at most a sixteenth of the tightest limit, and at most
-/// the memory that this limit leaves. A limit that leaves nothing still allows 1 MiB, because the
-/// held memory includes pages that were never touched. One load.
+/// MiB, and `missed` bytes more. But the result is at most a sixteenth of the tightest limit, and
+/// at most the memory that this limit leaves. A limit that leaves nothing still allows 1 MiB,
+/// because the held memory includes pages that were never touched. One load.
 pub(crate) fn kept_most(in_use: usize, missed: usize) -> usize {
     kept_below(TIGHTEST.load(Relaxed), in_use, missed)
 }

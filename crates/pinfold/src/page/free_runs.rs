@@ -78,8 +78,8 @@ impl FreeRuns {
     /// unused ages, even if pieces at its edges are taken and come back.
     pub(super) fn free(&mut self, head: u32, granules: u32, state: State, now: u32) -> u32 {
         let (mut start, mut end) = (head, head + granules);
-        // The length of the largest part, and the neighbour that is this part. `NIL`: it is the run
-        // that is freed.
+        // The length of the largest part, and the neighbour that is this part. `NIL` stands for the
+        // run that is freed.
         let (mut largest, mut elder) = (granules, NIL);
         // SAFETY: the lock is held. A region's first and last granules are never free, so the
         // frames before and behind the run are in the same region.
@@ -160,14 +160,15 @@ impl FreeRuns {
         }
     }
 
-    /// Returns whether an absent run ends before `index`.
+    /// Returns whether an absent run ends directly before `index`.
     pub(super) fn is_absent_before(&self, index: u32) -> bool {
         // SAFETY: the frame before a run's first is the last of the run before it. The lock is
         // held.
         unsafe { state_of(index - 1) == State::Absent }
     }
 
-    /// Returns the length of the clean run that ends before `index`, or 0 if there is none.
+    /// Returns the length of the clean run that ends directly before `index`, or 0 if there is
+    /// none.
     pub(super) fn clean_before(&self, index: u32) -> u32 {
         // SAFETY: the frame before a run's first is the last of the run before it. The lock is
         // held.

@@ -94,7 +94,7 @@ fn open_table() -> *mut Bucket {
 }
 
 /// Returns whether a block's pages may move before their new address is entered in the table. With
-/// the static table they may not, because it could be full by then.
+/// the static table they may not, because that table could be full by then.
 fn may_move() -> bool {
     table().len() == BUCKETS
 }

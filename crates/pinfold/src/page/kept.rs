@@ -264,8 +264,8 @@ pub(super) fn aged(granules: usize) {
     MISSED.store(missed.saturating_sub(granules), Relaxed);
 }
 
-/// Begins another period, at most once in [`FORGET`], and lets the figures decay. `now` is in
-/// milliseconds.
+/// Begins another period, at most once in [`FORGET`] milliseconds, and lets the figures decay.
+/// `now` is in milliseconds.
 pub(super) fn forget(now: u32) {
     static LAST: AtomicU32 = AtomicU32::new(0);
     let last = LAST.load(Relaxed);

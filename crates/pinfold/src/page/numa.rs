@@ -9,8 +9,8 @@
 //! 1. It is read at the start, and by [`refresh_room`].
 //! 2. Fresh memory that an arena takes meanwhile is subtracted. Memory that it gives back is added.
 //!
-//! If all nodes are nearly full, the arenas ask all the same. The kernel then makes room, swaps or
-//! refuses, as it does for every program.
+//! If all nodes are nearly full, the arenas ask the kernel nevertheless. The kernel then makes
+//! room, swaps or refuses, as it does for every program.
 
 use super::GRANULE;
 use super::stat::NodeStat;
@@ -59,7 +59,7 @@ pub(crate) struct Ask {
     pub(crate) node: usize,
     /// The node that the policy wanted.
     pub(crate) wanted: usize,
-    /// Whether it was the wanted node's turn.
+    /// Whether it was the wanted node's turn under an interleaving policy.
     pub(crate) in_turn: bool,
 }
 

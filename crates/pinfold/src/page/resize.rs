@@ -4,8 +4,8 @@
 //!
 //! 1. The run grows in place into free granules behind it ([`resize_run`]).
 //! 2. If these granules are in use, the kernel moves the run's pages ([`move_run`]). If possible,
-//!    it moves them to a place with as much room behind the run, so that the next growth needs no
-//!    move.
+//!    it moves them to a place where as many free granules lie behind the run as the run has. So
+//!    the next growth needs no move.
 
 use super::arena::{Arena, Run, alloc_run, arena_of, give_back};
 use super::window;
@@ -179,7 +179,7 @@ fn map_behind(node: usize, index: u32) {
 }
 
 /// Allocates a run for a block of `size` bytes that has grown and may grow again. If possible,
-/// chooses a run with as much room behind it.
+/// chooses a run with at least as many free granules behind it.
 ///
 /// Returns `None` when [`alloc_run`] does. Takes the arena's lock, and may map memory by a system
 /// call.
@@ -196,8 +196,8 @@ pub fn alloc_growing_run(size: usize, node: usize) -> Option<NonNull<u8>> {
     }
 }
 
-/// Allocates a clean run that is one block, if possible with as much room behind it. Makes a region
-/// only if no free run is long enough.
+/// Allocates a clean run that is one block, if possible with as many free granules behind it. Makes
+/// a region only if no free run is long enough.
 fn alloc_roomy(
     mut arena: Guard<'static, Arena>,
     node: usize,
@@ -276,9 +276,9 @@ unsafe fn discard_run(start: NonNull<u8>) {
     }
 }
 
-/// Notes that granules of a run are not mapped any more. If the lock cannot be taken, the arena
-/// never uses their addresses again: in a signal handler that interrupted the lock's holder, and
-/// while another thread forks.
+/// Notes that granules of a run are not mapped any more. In a signal handler that interrupted the
+/// lock's holder, and while another thread forks, the lock cannot be taken. The arena then never
+/// uses these addresses again.
 fn let_absent(node: usize, head: u32, granules: u32) {
     if let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
         arena.let_absent(node, head, granules);

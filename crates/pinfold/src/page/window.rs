@@ -31,7 +31,7 @@ use core::sync::atomic::{AtomicU8, AtomicUsize};
 const WINDOW_MOST: usize = 4 << 40;
 /// Bytes of page map that are mapped at a time: the entries of 32 regions.
 const MAP_STEP: usize = 64 << 10;
-/// Regions in whose place the page map lies.
+/// The number of regions whose addresses the page map takes.
 const MAP_REGIONS: usize = WINDOW_MOST / GRANULE * 2 / REGION;
 /// Maximum number of places that `make_region` tries, if other code of the process has mapped
 /// something in a place.

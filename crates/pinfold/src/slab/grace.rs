@@ -123,7 +123,7 @@ static DONE: AtomicU64 = AtomicU64::new(0);
 /// The highest number of a grace period that a thread needs.
 static NEEDED: AtomicU64 = AtomicU64::new(0);
 
-/// The set of phases that the grace period under way still waits for, a bit each. Empty if none is.
+/// A bit for each phase that the current grace period still waits for. 0 if none is under way.
 static PERIOD: Lock<u8> = Lock::new(0);
 const BOTH: u8 = 0b11;
 

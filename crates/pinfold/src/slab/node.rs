@@ -31,7 +31,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr};
 /// The largest number of empty sheaves in a barn. More go to the pool of all caches (`sheaf`).
 const EMPTY_MOST: usize = 10;
 
-/// The fewest milliseconds between two calls of [`Node::release_idle`] that do anything.
+/// The least time between two calls of [`Node::release_idle`] that do anything, in milliseconds.
 const IDLE_FOR: u32 = 450;
 
 /// The capacity of sheaves while a cache's slabs are [sparse](Slabs::is_sparse). An object that
@@ -282,9 +282,9 @@ impl Node {
         }
     }
 
-    /// While the barn has more full sheaves than its bound, gives the objects of the oldest to
-    /// their slabs, of at most two sheaves. The newest sheaves stay, because their objects are
-    /// likelier to be in the processor's caches. Returns a sheaf that it emptied, if any.
+    /// While the barn has more full sheaves than its bound, gives the objects of the oldest sheaf
+    /// to their slabs. Empties at most two sheaves. The newest sheaves stay, because their objects
+    /// are likelier to be in the processor's caches. Returns a sheaf that it emptied, if any.
     fn flush_oldest(&self, cache: &Cache, stock: &mut Stock) -> Option<Sheaf> {
         let most = match stock.drains(cache) {
             true => 0,
