@@ -252,19 +252,19 @@ impl Watched {
     }
 
     fn ends_up_on(&self, cpus: &[usize]) {
-        let thread = thread();
-        let there = || affinity(thread) == cpus;
         let begin = Instant::now();
-        while !there() {
-            let found = affinity(thread);
-            assert!(
-                begin.elapsed() < Duration::from_secs(20),
-                "{found:?}, not {cpus:?}"
-            );
+        // Looks for the thread each time: the first one found may be that of an earlier shepherd,
+        // which the kernel still lists although it was joined.
+        let affinity_now = || affinity(thread());
+        let mut found = affinity_now();
+        while found != cpus {
+            let waited = begin.elapsed();
+            assert!(waited < Duration::from_secs(20), "{found:?}, not {cpus:?}");
             std::thread::sleep(Duration::from_millis(20));
+            found = affinity_now();
         }
         self.still_folds();
-        assert!(cpus.contains(&cpu_of(thread)));
+        assert!(cpus.contains(&cpu_of(thread())));
     }
 }
 
