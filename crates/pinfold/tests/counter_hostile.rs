@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Random, StopAtEnd, pin};
-use pinfold::counter::{CounterError, EventCounter, PercpuCounter};
+use pinfold::counter::{EventCounter, PercpuCounter};
 use pinfold::vmstat::{VmStat, Zone};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -141,21 +141,26 @@ fn folds_to(counter: &PercpuCounter, value: i64) -> bool {
 
 /// Lowers the batch. Tries again while the thread that holds a unit on the atomic backend does not
 /// run: on a loaded machine it may stand still for longer than `set_batch` waits.
+#[cfg(target_arch = "x86_64")]
 fn narrow(counter: &PercpuCounter, batch: u64) {
     let begin = Instant::now();
     while let Err(error) = counter.set_batch(batch) {
-        assert_eq!(error, CounterError::Fence);
+        assert_eq!(error, pinfold::counter::CounterError::Fence);
         assert!(begin.elapsed() < Duration::from_secs(30), "{error}");
     }
 }
 
 /// The counter that is folded step by step.
+#[cfg(target_arch = "x86_64")]
 static STEPPED: OnceLock<PercpuCounter> = OnceLock::new();
 /// Instructions stepped through so far.
+#[cfg(target_arch = "x86_64")]
 static STEPS: AtomicU64 = AtomicU64::new(0);
 /// The instruction at which the handler uses the counter.
+#[cfg(target_arch = "x86_64")]
 static STRIKE_AT: AtomicU64 = AtomicU64::new(0);
 /// What the handler adds.
+#[cfg(target_arch = "x86_64")]
 const HANDLERS_ADD: i64 = 3000;
 
 /// Counts the instructions that a thread steps through. At one of them, adds to the counter, folds
