@@ -7,7 +7,7 @@
 //! | word | is 0 |
 //! |---|---|
 //! | [`LIMIT`] | when the other two are, and while much idle memory waits for a tick |
-//! | [`WINDOW`], [`COUNT`] | before the first allocation, while calls are counted, and without rseq |
+//! | [`WINDOW`], [`COUNT`] | before the first allocation, while calls are counted, without rseq |
 //!
 //! Idle memory goes back to the system at a *tick* (`slab::tick`). In a program with one thread,
 //! the slow paths tick. If all calls of such a program are fast, no call would tick. So the page

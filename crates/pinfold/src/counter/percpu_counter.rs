@@ -434,8 +434,8 @@ impl PercpuCounter {
         (shards.offset() != CLOSED).then_some(shards)
     }
 
-    /// Returns the counter's shards, and allocates a block if there is none. Returns `None` if the
-    /// block cannot be allocated.
+    /// Returns the counter's shards. The first call allocates their block, and returns `None` if
+    /// that fails.
     pub(crate) fn place(&self) -> Option<Shards> {
         if let Some(shards) = self.shards() {
             return Some(shards);

@@ -184,7 +184,7 @@ fn beyond(dirty: usize, used: usize, missed: usize) -> usize {
 
 /// Whether the program's own calls of the allocator must tick.
 static NEEDS_TICKS: AtomicBool = AtomicBool::new(false);
-/// The word that `close_while_ticks_are_needed` registered. Null if there is none.
+/// The word that `close_while_ticks_are_needed` registered, or null before that call.
 static GATE: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());
 
 /// Registers `gate`, which is set to 0 each time [`needs_ticks`] becomes true.

@@ -10,7 +10,7 @@
 //! 2. Fresh memory that an arena takes meanwhile is subtracted. Memory that it gives back is added.
 //!
 //! If all nodes are nearly full, the arenas ask the kernel nevertheless. The kernel then makes
-//! room, swaps or refuses, as it does for every program.
+//! room, swaps, or refuses the memory.
 
 use super::GRANULE;
 use super::stat::NodeStat;

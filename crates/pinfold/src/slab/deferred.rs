@@ -95,11 +95,11 @@ impl KmemCache {
     /// Before the call, the caller takes the object out of sight, so that a reader that enters from
     /// now on cannot find it.
     ///
-    /// Costs as much as [`free`](Self::free), and a fence for every few hundred objects. Readers
-    /// and signal handlers may call this, because it does not wait, with one exception. If the
-    /// system has no memory for a sheaf, the call checks a hundred times, for about 20 ms in all,
-    /// whether the readers have left. If they stay, the object is lost, and
-    /// [`statistics`](Self::statistics) counts the loss.
+    /// Costs as much as [`free`](Self::free), and a fence for every few hundred objects. Usually
+    /// does not wait, so that readers and signal handlers may call this function. There is one
+    /// exception. If the system has no memory for a sheaf, the call checks a hundred
+    /// times, for about 20 ms in all, whether the readers have left. If they stay, the object is
+    /// lost, and [`statistics`](Self::statistics) counts the loss.
     ///
     /// A debugged or hardened cache checks the object when it becomes free. That may happen in
     /// another thread, and a report then names that thread.

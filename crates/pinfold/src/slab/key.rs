@@ -137,8 +137,8 @@ fn sip_round([mut a, mut b, mut c, mut d]: [u64; 4]) -> [u64; 4] {
     [a, b, c.rotate_left(32), d]
 }
 
-/// Draws the process's first secret, if there is none yet. The caller holds the lock of the caches'
-/// registry, and enters its hardened cache there afterwards.
+/// Draws the process's first secret, unless an earlier call has drawn it. The caller holds the lock
+/// of the caches' registry, and enters its hardened cache there afterwards.
 fn init() {
     if !DRAWN.load(Relaxed) {
         SECRETS[0].set([sys::random(), sys::random()]);

@@ -134,8 +134,8 @@ impl<'c> MemPool<'c> {
         }
     }
 
-    /// Allocates an object. If there is none, waits until a thread frees an object to the pool, or
-    /// the system has memory again.
+    /// Allocates an object. If neither the system nor the pool has one, waits until a thread frees
+    /// an object to the pool, or the system has memory again.
     ///
     /// As with the kernel's pools, a caller relies on the threads that hold objects of the pool:
     /// they must free their objects without waiting here first. A signal handler must not call

@@ -102,7 +102,7 @@ impl Slab {
     }
 
     /// Returns the number of the first bit from the `nth` on that is set after each word of bits
-    /// was xored with `flip`. Returns `count` if there is none.
+    /// was xored with `flip`. Returns `count` if no such bit is set.
     fn next_bit(&self, nth: usize, count: usize, flip: u64) -> usize {
         let mut at = nth;
         while at < count {

@@ -58,8 +58,8 @@ impl<T> Counted<T> {
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 ///
-/// Like [`Cache`], it is `Send` and `Sync` for every `T`. Handles of a cache in a `static` need no
-/// lifetime parameter.
+/// A `SharedCache` is `Send` and `Sync` for every `T`, as a [`Cache`] is. Handles of a cache in a
+/// `static` need no lifetime parameter.
 pub struct SharedCache<T> {
     counted: Cache<Counted<T>>,
 }
