@@ -2,9 +2,9 @@
 
 use crate::counter::subjects::Name as CounterName;
 use crate::memory::Variant;
-use crate::scenarios::Scenario;
 use crate::subjects::SubjectName;
 use clap::{Args as ClapArgs, Parser, Subcommand};
+use pinfold_benchkit::Scenario;
 use std::path::PathBuf;
 
 /// Measures Pinfold and other allocators and counters side by side.

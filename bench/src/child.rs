@@ -4,14 +4,12 @@
 //! threads sleep between cells. So parent and child measure in turns, as if they were one process.
 
 use crate::args::{Setup, SlabChildArgs};
-use crate::pool::Pool;
 use crate::runner::{self, Cell};
-use crate::scenarios::Timing;
 use crate::subjects::{SubjectName, tcmalloc_is_percpu};
 use anyhow::{Context, Result, ensure};
+use pinfold_benchkit::Timing;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{self, ChildStdin, ChildStdout, Command, Stdio};
-use std::rc::Rc;
 
 /// The parent's side of a child process.
 pub struct Child {
@@ -76,7 +74,7 @@ impl Drop for Child {
 /// Runs the child's side: answers until the parent closes the pipe.
 pub fn serve(args: &SlabChildArgs) -> Result<()> {
     ensure_environment(args.subject)?;
-    let pool = Rc::new(Pool::new(args.setup.threads, args.setup.warmup)?);
+    let pool = args.setup.pool()?;
     let mut runner = runner::local(args.subject, &pool);
     for question in std::io::stdin().lines() {
         let cell = serde_json::from_str(&question?)?;

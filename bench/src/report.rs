@@ -3,12 +3,12 @@
 
 use crate::args::SlabArgs;
 use crate::machine::Machine;
-use crate::pool::OBJECTS;
 use crate::rows::{Row, Rows};
-use crate::scenarios::{Op, Scenario};
+use crate::runner::OBJECTS;
 use crate::slab::scenarios;
 use crate::subjects::SubjectName;
 use crate::summary;
+use pinfold_benchkit::{Op, Scenario};
 
 /// Prints all results.
 pub fn print(machine: &Machine, rows: &Rows, args: &SlabArgs) {

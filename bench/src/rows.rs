@@ -3,14 +3,13 @@
 
 use crate::machine::Machine;
 use crate::runner::Cell;
-use crate::scenarios::{Op, Scenario, Timing};
-use crate::stats;
 use crate::subjects::SubjectName;
 use anyhow::{Context, Result};
+use jiff::Timestamp;
+use pinfold_benchkit::{Op, Scenario, Timing, stats};
 use serde::Serialize;
 use std::fs;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// One result.
 #[derive(Clone, Debug, Serialize)]
@@ -36,10 +35,9 @@ impl Row {
         }
     }
 
-    /// Returns whether the rounds differ so much that the median says little: their middle half is
-    /// wider than a quarter of the median.
+    /// Returns whether the rounds differ so much that the median says little.
     pub fn is_doubtful(&self) -> bool {
-        stats::spread(&self.rounds) > 0.25
+        stats::is_doubtful(&self.rounds)
     }
 }
 
@@ -148,7 +146,7 @@ pub fn print_json<R: Serialize>(bench: &str, machine: &Machine, rows: &[R]) -> R
 /// Writes `rows` to a file in `bench/runs/<date>-<kind>/`, named by the time of day. Returns its
 /// path.
 pub fn save<R: Serialize>(kind: &str, machine: &Machine, rows: &[R]) -> Result<PathBuf> {
-    let (day, time) = now();
+    let (day, time) = date_and_time(Timestamp::now());
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let saved = Saved {
         command: format!("pinfold-bench {}", arguments.join(" ")),
@@ -173,39 +171,11 @@ pub fn save<R: Serialize>(kind: &str, machine: &Machine, rows: &[R]) -> Result<P
 }
 
 /// Returns the date and the time of day, in UTC.
-fn now() -> (String, String) {
-    let seconds = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
-    let (year, month, day) = civil(seconds / 86_400);
-    let second = seconds % 86_400;
+fn date_and_time(now: Timestamp) -> (String, String) {
     (
-        format!("{year:04}-{month:02}-{day:02}"),
-        format!(
-            "{:02}:{:02}:{:02}",
-            second / 3600,
-            second / 60 % 60,
-            second % 60
-        ),
+        now.strftime("%F").to_string(),
+        now.strftime("%T").to_string(),
     )
-}
-
-/// Returns the Gregorian date of a day counted from 1970-01-01.
-fn civil(day: u64) -> (u64, u64, u64) {
-    // Counts in years that begin in March, so that a leap day is the last day of its year. 719 468
-    // days lie between 0000-03-01 and 1970-01-01. 400 years have 146 097 days.
-    let day = day + 719_468;
-    let (era, day) = (day / 146_097, day % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 {
-        (month + 3, 0)
-    } else {
-        (month - 9, 1)
-    };
-    (400 * era + year + next, month, day)
 }
 
 #[cfg(test)]
@@ -213,11 +183,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_become_dates() {
-        assert_eq!(civil(0), (1970, 1, 1));
-        assert_eq!(civil(11_016), (2000, 2, 29));
-        assert_eq!(civil(11_017), (2000, 3, 1));
-        assert_eq!(civil(20_453), (2025, 12, 31));
+    fn seconds_become_dates_and_times() {
+        let text = |second| {
+            let (date, time) = date_and_time(Timestamp::from_second(second).unwrap());
+            format!("{date} {time}")
+        };
+        assert_eq!(text(0), "1970-01-01 00:00:00");
+        assert_eq!(text(11_017 * 86_400 - 1), "2000-02-29 23:59:59");
+        assert_eq!(text(11_017 * 86_400), "2000-03-01 00:00:00");
+        assert_eq!(text(20_453 * 86_400 + 3_661), "2025-12-31 01:01:01");
     }
 
     #[test]

@@ -1,18 +1,19 @@
 //! Measures a cell for a subject: in this process, or in a process of its own that answers over a
 //! pipe.
 
+use crate::args::Setup;
 use crate::child::Child;
-use crate::pool::Pool;
-use crate::scenarios::{Scenario, Timing};
-use crate::subjects::{
-    CMalloc, Glibc, Jemalloc, Mimalloc, PinfoldCache, PinfoldMalloc, Rpmalloc, Snmalloc, Subject,
-    SubjectName, Tcmalloc,
-};
+use crate::subjects::{Glibc, Jemalloc, Mimalloc, Rpmalloc, Snmalloc, SubjectName, Tcmalloc};
 use anyhow::Result;
+use pinfold_benchkit::{
+    CMalloc, MallocApi, PinfoldCache, PinfoldMalloc, Pool, Scenario, Subject, Timing, cache,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::Arc;
+
+/// Number of objects that one thread holds at a time, as in slab_test.
+pub const OBJECTS: usize = 10_000;
 
 /// A measurement: a scenario at a size.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
@@ -30,19 +31,19 @@ pub trait Runner {
     fn measure(&mut self, cell: Cell) -> Result<Vec<Timing>>;
 }
 
+impl Setup {
+    /// Starts the threads.
+    pub fn pool(self) -> Result<Rc<Pool>> {
+        let limit = self.threads.map(|threads| threads as usize);
+        Ok(Rc::new(Pool::new(limit, OBJECTS, self.warmup)?))
+    }
+}
+
 /// A subject in this process.
 struct Local<S> {
     pool: Rc<Pool>,
-    by_size: BTreeMap<usize, Arc<S>>,
-}
-
-impl<S: Subject> Local<S> {
-    fn boxed(pool: &Rc<Pool>) -> Box<dyn Runner> {
-        Box::new(Local::<S> {
-            pool: Rc::clone(pool),
-            by_size: BTreeMap::new(),
-        })
-    }
+    make: fn(usize) -> Result<S>,
+    by_size: BTreeMap<usize, S>,
 }
 
 impl<S: Subject> Runner for Local<S> {
@@ -51,9 +52,9 @@ impl<S: Subject> Runner for Local<S> {
             Some(subject) => subject,
             None => (self.by_size)
                 .entry(cell.size)
-                .or_insert(Arc::new(S::new(cell.size)?)),
+                .or_insert((self.make)(cell.size)?),
         };
-        Ok(cell.scenario.measure(&self.pool, subject))
+        cell.scenario.measure(&self.pool, subject, 0)
     }
 }
 
@@ -66,15 +67,25 @@ impl Runner for Child {
 /// Makes the runner of a subject that needs no other environment than this process's.
 pub fn local(name: SubjectName, pool: &Rc<Pool>) -> Box<dyn Runner> {
     match name {
-        SubjectName::PinfoldCache => Local::<PinfoldCache>::boxed(pool),
-        SubjectName::PinfoldMalloc => Local::<CMalloc<PinfoldMalloc>>::boxed(pool),
-        SubjectName::Mimalloc => Local::<CMalloc<Mimalloc>>::boxed(pool),
-        SubjectName::Jemalloc => Local::<CMalloc<Jemalloc>>::boxed(pool),
-        SubjectName::Snmalloc => Local::<CMalloc<Snmalloc>>::boxed(pool),
-        SubjectName::Rpmalloc => Local::<CMalloc<Rpmalloc>>::boxed(pool),
-        SubjectName::Glibc => Local::<CMalloc<Glibc>>::boxed(pool),
-        SubjectName::Tcmalloc | SubjectName::TcmallocPercpu => {
-            Local::<CMalloc<Tcmalloc>>::boxed(pool)
-        }
+        SubjectName::PinfoldCache => boxed(pool, |size| Ok(PinfoldCache(cache(size)?))),
+        SubjectName::PinfoldMalloc => c::<PinfoldMalloc>(pool),
+        SubjectName::Mimalloc => c::<Mimalloc>(pool),
+        SubjectName::Jemalloc => c::<Jemalloc>(pool),
+        SubjectName::Snmalloc => c::<Snmalloc>(pool),
+        SubjectName::Rpmalloc => c::<Rpmalloc>(pool),
+        SubjectName::Glibc => c::<Glibc>(pool),
+        SubjectName::Tcmalloc | SubjectName::TcmallocPercpu => c::<Tcmalloc>(pool),
     }
+}
+
+fn c<A: MallocApi>(pool: &Rc<Pool>) -> Box<dyn Runner> {
+    boxed(pool, |size| Ok(CMalloc::<A>::new(size)))
+}
+
+fn boxed<S: Subject + 'static>(pool: &Rc<Pool>, make: fn(usize) -> Result<S>) -> Box<dyn Runner> {
+    Box::new(Local {
+        pool: Rc::clone(pool),
+        make,
+        by_size: BTreeMap::new(),
+    })
 }

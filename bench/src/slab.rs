@@ -3,18 +3,17 @@
 use crate::args::SlabArgs;
 use crate::child::{self, Child};
 use crate::machine::Machine;
-use crate::pool::Pool;
 use crate::report;
 use crate::rows::{self, Row, Rows};
 use crate::runner::{self, Cell, Runner};
-use crate::scenarios::Scenario;
 use crate::subjects::SubjectName;
 use anyhow::{Result, ensure};
+use pinfold_benchkit::{Pool, Scenario};
 use std::rc::Rc;
 
 /// Measures as `args` say, and prints the result.
 pub fn run(args: &SlabArgs) -> Result<()> {
-    let pool = Rc::new(Pool::new(args.setup.threads, args.setup.warmup)?);
+    let pool = args.setup.pool()?;
     let cells = cells(args, pool.len());
     ensure!(
         !cells.is_empty(),

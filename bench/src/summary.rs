@@ -1,10 +1,9 @@
 //! The summary: Pinfold's cycles divided by those of the best peer in the same cell.
 
 use crate::rows::Rows;
-use crate::scenarios::{Op, Scenario};
 use crate::slab::scenarios;
-use crate::stats;
 use crate::subjects::SubjectName;
+use pinfold_benchkit::{Op, Scenario, stats};
 
 /// The largest size that the targets cover.
 const LARGEST: usize = 4096;
@@ -131,7 +130,7 @@ fn describe(worst: &Ratio) -> String {
 mod tests {
     use super::*;
     use crate::runner::Cell;
-    use crate::scenarios::Timing;
+    use pinfold_benchkit::Timing;
 
     #[test]
     fn each_cell_is_compared_with_its_own_best_peer() {

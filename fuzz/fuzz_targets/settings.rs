@@ -4,27 +4,24 @@
 
 use libfuzzer_sys::fuzz_target;
 use pinfold::slab::KmemCache;
+use pinfold_malloc::settings::{LIBRARY, SETTINGS, STATS, Setting};
 use std::alloc::Layout;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-const NAMES: [&str; 7] = [
-    "PINFOLD_RSEQ",
-    "PINFOLD_HARDENED",
-    "PINFOLD_SLAB_DEBUG",
-    "PINFOLD_POLICY",
-    "PINFOLD_SHEPHERD",
-    "PINFOLD_MEMORY_LIMIT",
-    "PINFOLD_FAKE_NODES",
-];
+/// Returns the variables, except those that name files.
+fn names() -> impl Iterator<Item = &'static str> {
+    let names = SETTINGS.iter().map(Setting::name);
+    names.filter(|name| ![STATS, LIBRARY].contains(name))
+}
 
 fuzz_target!(|data: &[u8]| {
     if data.contains(&0) {
         return;
     }
-    let values: Vec<&[u8]> = data.splitn(NAMES.len(), |&byte| byte == b'\n').collect();
+    let values: Vec<&[u8]> = data.splitn(names().count(), |&byte| byte == b'\n').collect();
     let value = |nth: usize| values.get(nth).copied().unwrap_or_default();
-    for (nth, name) in NAMES.into_iter().enumerate() {
+    for (nth, name) in names().enumerate() {
         // SAFETY: the target has one thread.
         unsafe { std::env::set_var(name, OsStr::from_bytes(value(nth))) };
         let mut buffer = [0; 64];

@@ -1,41 +1,45 @@
 //! `cargo xtask install`: installs the command, the libraries, the headers and the pkg-config file.
 
 use anyhow::{Context, Result, bail};
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub fn main(options: &[&str]) -> Result<()> {
-    let (mut prefix, mut destdir) = (None, PathBuf::new());
-    let mut options = options.iter();
-    while let Some(option) = options.next() {
-        let value = options
-            .next()
-            .with_context(|| format!("{option} needs a folder"))?;
-        match *option {
-            "--prefix" => prefix = Some(PathBuf::from(value)),
-            "--destdir" => destdir = PathBuf::from(value),
-            other => bail!("unknown option {other}; the options are --prefix and --destdir"),
-        }
+/// Builds and installs the command, the libraries, the headers and the pkg-config file.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Where the files will be used, like /usr/local.
+    #[arg(long, value_name = "DIR", value_parser = absolute)]
+    prefix: PathBuf,
+    /// Copies the files below this folder instead, for a package.
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "",
+        hide_default_value = true
+    )]
+    destdir: OsString,
+}
+
+fn absolute(folder: &str) -> Result<PathBuf> {
+    let folder = PathBuf::from(folder);
+    if !folder.is_absolute() {
+        bail!("this is not an absolute path");
     }
-    let prefix =
-        prefix.context("--prefix is missing; say where to install, like --prefix /usr/local")?;
-    if !prefix.is_absolute() {
-        bail!(
-            "--prefix {} is not an absolute path; give one, like /usr/local",
-            prefix.display()
-        );
-    }
+    Ok(folder)
+}
+
+pub fn main(args: Args) -> Result<()> {
+    let prefix = args.prefix;
     build()?;
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     let release = target.join("release");
-    let to = destdir.join(prefix.strip_prefix("/").unwrap_or(&prefix));
-    let to = if destdir.as_os_str().is_empty() {
-        prefix.clone()
-    } else {
-        to
+    let to = match args.destdir.is_empty() {
+        true => prefix.clone(),
+        false => Path::new(&args.destdir).join(prefix.strip_prefix("/")?),
     };
     copy(&release.join("pinfold"), &to.join("bin/pinfold"), 0o755)?;
     copy(

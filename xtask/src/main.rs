@@ -1,49 +1,103 @@
 //! Chores for developers: `cargo xtask tidy`, `stack`, `install` and `vm`.
 #![forbid(unsafe_code)]
 
+mod floors;
 mod install;
 mod prose;
 mod stack;
 mod tidy;
 mod vm;
 
+use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-const USAGE: &str = "\
-usage: cargo xtask tidy
-           checks the house rules: dependencies point down, files are short, unsafe blocks have reasons
-       cargo xtask stack [--limit BYTES] [--library FILE] [--entry NAME]... [--frames BYTES]
-           computes the most stack that calls of the preloaded library use; fails above the limit (4096)
-           --chains        prints the deepest chain of calls for each entry, not only for those above the limit
-           --without NAME  leaves out a function and the functions that it calls
-           --frames BYTES  also lists the functions whose frames have at least this size
-       cargo xtask install --prefix DIR [--destdir DIR]
-           builds and installs the command, the libraries, the headers and the pkg-config file
-       cargo xtask vm [--arch x86_64|aarch64] [--machine NAME]... [--kernel-args WORDS] [-- TESTS]
-           runs tests on an emulated machine (vm/README.md): all, or those whose name contains a word (=NAME: the exact name)
-           --list          lists the machines; the default is nodes4, for aarch64 nodes2
-           --shell COMMAND runs a command on the machine instead of tests
-           --prepare       only downloads and installs what the machine needs; fails if that is impossible
-           --seconds N     limits the machine's run time (900)";
+/// Chores for the developers of Pinfold.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask", max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    Tidy(tidy::Args),
+    Stack(stack::Args),
+    Install(install::Args),
+    Vm(vm::Args),
+}
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let outcome = match words.as_slice() {
-        ["tidy"] => tidy::main(),
-        ["stack", options @ ..] => stack::main(options),
-        ["install", options @ ..] => install::main(options),
-        ["vm", options @ ..] => vm::main(options),
-        _ => {
-            eprintln!("{USAGE}");
-            return ExitCode::from(2);
-        }
+    let outcome = match Arguments::parse().chore {
+        Chore::Tidy(args) => tidy::main(args),
+        Chore::Stack(args) => stack::main(args),
+        Chore::Install(args) => install::main(args),
+        Chore::Vm(args) => vm::main(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("xtask: {error:#}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// Splits a command line at its spaces, and parses it.
+    fn parse(line: &str) -> Result<Chore, clap::Error> {
+        let words = ["xtask"].into_iter().chain(line.split(' '));
+        Arguments::try_parse_from(words).map(|arguments| arguments.chore)
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn documented_command_lines_are_accepted() {
+        for line in [
+            "tidy",
+            "tidy --edges slab",
+            "stack",
+            "stack --limit 2048 --entry malloc --entry free --frames 256 --without f --chains",
+            "install --prefix /usr/local",
+            "install --prefix /usr --destdir /tmp/root",
+            "vm",
+            "vm --list",
+            "vm --prepare --machine cpus16 -- topology operations machine_cpus",
+            "vm --machine memoryless --machine sparse -- topology machine_",
+            "vm --shell pinfold",
+            "vm --kernel-args nohz_full=5-7 --seconds 60",
+            "vm --prepare --arch aarch64 -- operations rseq-unit =counter",
+        ] {
+            let error = parse(line).err().map(|error| error.to_string());
+            assert_eq!(error, None, "{line}");
+        }
+    }
+
+    #[test]
+    fn wrong_command_lines_are_refused_with_status_2() {
+        for line in [
+            "",
+            "clean",
+            "tidy --edges nowhere",
+            "stack --limit many",
+            "install",
+            "install --prefix relative/folder",
+            "vm topology",
+            "vm --machine nodes5",
+            "vm --arch riscv64",
+            "vm --seconds",
+            "vm --list --prepare",
+        ] {
+            let status = parse(line).err().map(|error| error.exit_code());
+            assert_eq!(status, Some(2), "{line}");
         }
     }
 }

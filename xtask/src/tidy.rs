@@ -1,32 +1,29 @@
 //! `cargo xtask tidy`: house rules that the compiler does not check.
 
+use crate::floors::{Edge, FLOORS, Floors};
 use crate::prose;
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Modules of the library, top-down. Each uses only modules after it.
-const ORDER: [&str; 14] = [
-    "pages",
-    "slab",
-    "page",
-    "segment",
-    "vmstat",
-    "mempolicy",
-    "shepherd",
-    "nodes",
-    "counter",
-    "percpu",
-    "topology",
-    "fork",
-    "lock",
-    "sys",
-];
-const LINES_MOST: usize = 500;
+const MAX_LINES: usize = 500;
 /// The most lines between a SAFETY comment and its unsafe block.
 const REASON_WITHIN: usize = 5;
 
-pub fn main() -> Result<()> {
+/// Checks the house rules of modules, files, unsafe blocks and prose.
+///
+/// Dependencies point down, files are short, unsafe blocks have reasons, and prose is plain.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only lists the uses of modules above their users in one folder: crate, or slab.
+    #[arg(long, value_name = "FOLDER", value_parser = Floors::of)]
+    edges: Option<&'static Floors>,
+}
+
+pub fn main(args: Args) -> Result<()> {
+    if let Some(floors) = args.edges {
+        return edges(floors);
+    }
     let mut files = Vec::new();
     for folder in ["crates", "bench", "xtask", "docs", "vm"] {
         collect(Path::new(folder), &mut files)?;
@@ -42,6 +39,10 @@ pub fn main() -> Result<()> {
             check(file, &text, &mut faults);
         }
     }
+    let enforced = || FLOORS.iter().filter(|floors| floors.enforced);
+    for floors in enforced() {
+        check_floors(floors, &mut faults)?;
+    }
     for fault in &faults {
         eprintln!("{fault}");
     }
@@ -51,7 +52,9 @@ pub fn main() -> Result<()> {
             faults.len()
         );
     }
-    println!("floors, top-down: {}", ORDER.join(" > "));
+    for floors in enforced() {
+        println!("floors of {}, top-down: {floors}", floors.path().display());
+    }
     println!("{} files are tidy", files.len());
     Ok(())
 }
@@ -71,9 +74,9 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 fn check(file: &Path, text: &str, faults: &mut Vec<String>) {
     let lines: Vec<&str> = text.lines().collect();
     let name = file.display();
-    if lines.len() > LINES_MOST {
+    if lines.len() > MAX_LINES {
         faults.push(format!(
-            "{name}: {} lines; at most {LINES_MOST} are allowed",
+            "{name}: {} lines; at most {MAX_LINES} are allowed",
             lines.len()
         ));
     }
@@ -92,59 +95,42 @@ fn check(file: &Path, text: &str, faults: &mut Vec<String>) {
         {
             faults.push(format!("{place}: a note about unfinished work"));
         }
-        if let Some(used) = upward(file, line) {
-            faults.push(format!("{place}: uses {used}, a module above its own"));
-        }
     }
 }
 
-/// Returns the module that this line uses although it is above the line's own module.
-fn upward(file: &Path, line: &str) -> Option<&'static str> {
-    let inside = file.strip_prefix("crates/pinfold/src").ok()?;
-    let own = inside.iter().next()?.to_str()?.trim_end_matches(".rs");
-    let own = ORDER.iter().position(|module| *module == own)?;
-    let code = line.split("//").next().unwrap_or("");
-    let uses = |module: &str| {
-        code.match_indices("crate::")
-            .any(|(at, _)| names(&code[at + 7..], module))
-    };
-    ORDER[..own].iter().find(|module| uses(module)).copied()
+fn check_floors(floors: &Floors, faults: &mut Vec<String>) -> Result<()> {
+    let findings = floors.check()?;
+    let folder = floors.path();
+    for module in findings.unlisted {
+        faults.push(format!(
+            "{}: the module {module} has no floor; add it to xtask/src/floors.rs",
+            folder.display()
+        ));
+    }
+    for edge in findings.upward {
+        let (place, Edge { from, to, line, .. }) = (edge.file.display(), &edge);
+        faults.push(format!(
+            "{place}:{line}: {from} uses {to}, a module above its own"
+        ));
+    }
+    Ok(())
 }
 
-/// Returns whether the path behind `crate::` names `module`, alone or in braces.
-fn names(path: &str, module: &str) -> bool {
-    let is_word = |text: &str| {
-        text.chars()
-            .next()
-            .is_some_and(|c| c.is_alphanumeric() || c == '_')
-    };
-    let starts = |text: &str| text.strip_prefix(module).is_some_and(|rest| !is_word(rest));
-    match path.strip_prefix('{') {
-        Some(list) => list.split(',').any(|item| starts(item.trim())),
-        None => starts(path),
+/// Prints the uses of modules above their users in one folder, and the modules that have no floor.
+fn edges(floors: &Floors) -> Result<()> {
+    let findings = floors.check()?;
+    for module in findings.unlisted {
+        eprintln!("{module} has no floor");
     }
+    for edge in findings.upward {
+        println!("{edge}");
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn uses_of_modules_above_are_found() {
-        let page = Path::new("crates/pinfold/src/page/arena.rs");
-        assert_eq!(upward(page, "use crate::slab::KmemCache;"), Some("slab"));
-        assert_eq!(upward(page, "use crate::{sys, slab};"), Some("slab"));
-        assert_eq!(upward(page, "use crate::lock::Lock;"), None);
-        assert_eq!(upward(page, "// use crate::slab"), None);
-        assert_eq!(upward(page, "crate::slabs::x()"), None);
-        assert_eq!(
-            upward(
-                Path::new("crates/pinfold/src/topology.rs"),
-                "crate::nodes::count()"
-            ),
-            Some("nodes")
-        );
-    }
 
     #[test]
     fn long_files_and_unsafe_blocks_without_reasons_are_found() {
@@ -157,7 +143,7 @@ mod tests {
             concat!("unsafe ", "{"),
             "x
 "
-            .repeat(LINES_MOST)
+            .repeat(MAX_LINES)
         );
         check(Path::new("crates/x.rs"), &text, &mut faults);
         assert_eq!(faults.len(), 2, "{faults:?}");

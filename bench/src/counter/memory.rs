@@ -4,9 +4,9 @@
 use super::rows::{Op, Row};
 use super::subjects::{Name, Subject};
 use crate::args::CounterMemoryChildArgs;
-use crate::pool::{allowed_cpus, pin};
 use anyhow::{Context, Result, bail, ensure};
 use pinfold::counter::{EventCounter, PercpuCounter};
+use pinfold_benchkit::cpus;
 use std::fs;
 use std::ops::Deref;
 use std::process::Command;
@@ -114,7 +114,7 @@ pub fn child(args: &CounterMemoryChildArgs) -> Result<()> {
 
 /// Calls [`grown`] for counters that are made one by one. Peers get a shard for each CPU.
 fn several<S: Subject>(count: usize) -> Result<u64> {
-    let cpus = allowed_cpus()?.len();
+    let cpus = cpus::allowed()?.len();
     grown(count, |count| {
         Ok((0..count).map(|_| S::new(cpus)).collect::<Vec<_>>())
     })
@@ -142,10 +142,10 @@ where
 /// Adds to all counters from a thread on each CPU, one after the other, because peers choose a
 /// shard by the thread.
 fn add_everywhere<C: Subject>(counters: &[C]) -> Result<()> {
-    for cpu in allowed_cpus()? {
+    for cpu in cpus::allowed()? {
         thread::scope(|scope| {
             let adder = scope.spawn(|| -> Result<()> {
-                pin(cpu)?;
+                cpus::pin(cpu)?;
                 counters.iter().for_each(|counter| counter.adder(0)());
                 Ok(())
             });

@@ -15,10 +15,10 @@ pub mod subjects;
 
 use crate::args::CounterArgs;
 use crate::machine::Machine;
-use crate::pool::{allowed_cpus, pin};
 use anyhow::Result;
 use pass::{Pass, SPREAD};
-use pinfold::counter::EventCounter;
+use pinfold_benchkit::cpus;
+use pinfold_benchkit::machine::settle_index;
 use rows::{Op, Row};
 use runner::{Plan, Runner};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ const SHARDS_AGAINST_ADDS: usize = 8;
 const ADDS_AGAINST_A_SUM: usize = 16;
 /// The subject's name in the row of these adds.
 const SIXTEEN_ADDS: &str = "atomic-own-16-adds";
-const ROUNDS_LEAST: usize = 5;
+const MIN_ROUNDS: usize = 5;
 
 /// All results of a run.
 pub struct Measured {
@@ -48,9 +48,7 @@ pub struct Measured {
 
 /// Measures as `args` say, and prints the result.
 pub fn run(args: &CounterArgs) -> Result<()> {
-    // Comes before any other use of Pinfold: the first counter chooses how the process reaches its
-    // per-CPU memory.
-    EventCounter::new().inc();
+    settle_index();
     let measured = measure(args)?;
     measured.machine.warn();
     print::missing(&measured);
@@ -68,7 +66,7 @@ pub fn run(args: &CounterArgs) -> Result<()> {
 }
 
 fn measure(args: &CounterArgs) -> Result<Measured> {
-    let cpus = allowed_cpus()?;
+    let cpus = cpus::allowed()?;
     let (subjects, threads) = (
         without_repetitions(&args.subjects),
         without_repetitions(&args.threads),
@@ -146,7 +144,7 @@ impl Bench<'_> {
         let time = Duration::from_secs(u64::from(self.args.seconds)).mul_f64(share);
         let start = Instant::now();
         let mut number = 0;
-        while number < ROUNDS_LEAST || start.elapsed() < time {
+        while number < MIN_ROUNDS || start.elapsed() < time {
             round(self, number)?;
             number += 1;
         }
@@ -210,12 +208,12 @@ impl Bench<'_> {
     /// the pinning.
     fn sums_pinned(&mut self) -> Result<()> {
         let before = self.cpus.clone();
-        pin(before[0])?;
+        cpus::pin(before[0])?;
         let result = self.rounds(0.1, |bench, round| {
             bench.sums(round);
             Ok(())
         });
-        crate::pool::allow(&before)?;
+        cpus::allow(&before)?;
         result
     }
 

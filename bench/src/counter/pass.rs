@@ -1,8 +1,9 @@
 //! A pass: threads that add a given number of times, timed.
 
 use super::subjects::Subject;
-use crate::pool::{SpinBarrier, pin};
 use anyhow::{Result, ensure};
+use pinfold_benchkit::Barrier;
+use pinfold_benchkit::cpus::pin;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -35,7 +36,7 @@ impl Pass {
         let before = sum();
         let everyone = self.threads + usize::from(self.summing);
         let place = |thread: usize| (everyone <= cpus.len()).then(|| cpus[thread]);
-        let (barrier, adding) = (SpinBarrier::new(everyone), AtomicUsize::new(self.threads));
+        let (barrier, adding) = (Barrier::new(everyone), AtomicUsize::new(self.threads));
         let times: Result<Vec<f64>> = thread::scope(|scope| {
             let adders: Vec<_> = (0..self.threads)
                 .map(|thread| {
@@ -77,10 +78,10 @@ impl Pass {
 }
 
 fn settle(cpu: Option<usize>) -> Result<()> {
-    cpu.map_or(Ok(()), |cpu| Ok(pin(cpu)?))
+    cpu.map_or(Ok(()), pin)
 }
 
-fn adder<S: Subject>(subjects: &[S], thread: usize, adds: u32, barrier: &SpinBarrier) -> f64 {
+fn adder<S: Subject>(subjects: &[S], thread: usize, adds: u32, barrier: &Barrier) -> f64 {
     let time = match subjects {
         [one] => {
             let add = one.adder(thread);
@@ -102,7 +103,7 @@ fn adder<S: Subject>(subjects: &[S], thread: usize, adds: u32, barrier: &SpinBar
 }
 
 #[inline(always)]
-fn time(adds: u32, barrier: &SpinBarrier, add: impl Fn(u32)) -> f64 {
+fn time(adds: u32, barrier: &Barrier, add: impl Fn(u32)) -> f64 {
     add(WARMUP);
     barrier.wait();
     let start = cpu_time();

@@ -1,7 +1,7 @@
 //! Results: a row for each subject and operation.
 
 use super::subjects::Name;
-use crate::stats;
+use pinfold_benchkit::stats;
 use serde::Serialize;
 
 /// The operation of a row.
@@ -98,10 +98,9 @@ impl Row {
         }
     }
 
-    /// Returns whether the rounds differ so much that the median says little: their middle half is
-    /// wider than a quarter of the median.
+    /// Returns whether the rounds differ so much that the median says little.
     pub fn is_doubtful(&self) -> bool {
-        stats::spread(&self.rounds) > 0.25
+        stats::is_doubtful(&self.rounds)
     }
 }
 

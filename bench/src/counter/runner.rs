@@ -3,10 +3,10 @@
 
 use super::pass::{Pass, SPREAD};
 use super::subjects::{Atomic, AtomicOwn, Event, Name, Subject, ThreadLocal};
-use crate::cycles;
 use anyhow::{Context, Result};
 use pinfold::counter::{EventCounter, PercpuCounter};
 use pinfold::vmstat::VmStat;
+use pinfold_benchkit::cycles;
 use std::hint::black_box;
 
 /// Number of sums in a timed pass.

@@ -1,9 +1,9 @@
 //! A thread allocates a million objects and frees nine in ten, at random. Measures how much memory
 //! stays resident around the rest.
 
-use crate::subjects::MallocApi;
 use anyhow::{Result, ensure};
 use core::ptr::null_mut;
+use pinfold_benchkit::MallocApi;
 use std::thread;
 use std::time::Duration;
 

@@ -1,59 +1,10 @@
-//! Allocators called through their C functions `malloc(size)` and `free(pointer)`. The calls are
-//! not inlined, and the free is not told the size.
+//! The peers, called through their C functions `malloc(size)` and `free(pointer)`.
 //!
 //! All allocators are linked statically and called under their own names. None replaces the
 //! process's `malloc`.
 
-use super::Subject;
-use anyhow::Result;
 use core::ffi::c_void;
-use core::marker::PhantomData;
-
-/// The two functions of a C allocator.
-pub trait MallocApi: Send + Sync + 'static {
-    /// Prepares a thread for using the allocator. A thread may call it repeatedly.
-    fn enter_thread() {}
-
-    /// Calls the allocator's `malloc`.
-    fn malloc(size: usize) -> *mut c_void;
-
-    /// Calls the allocator's `free`.
-    ///
-    /// # Safety
-    ///
-    /// The block came from this allocator's `malloc`, and no thread uses it any more.
-    unsafe fn free(block: *mut c_void);
-}
-
-/// Objects of one size from a C allocator.
-pub struct CMalloc<A> {
-    size: usize,
-    api: PhantomData<A>,
-}
-
-impl<A: MallocApi> Subject for CMalloc<A> {
-    fn new(size: usize) -> Result<Self> {
-        Ok(CMalloc {
-            size,
-            api: PhantomData,
-        })
-    }
-
-    fn enter_thread() {
-        A::enter_thread();
-    }
-
-    #[inline(always)]
-    fn alloc(&self) -> *mut u8 {
-        A::malloc(self.size).cast()
-    }
-
-    #[inline(always)]
-    unsafe fn free(&self, object: *mut u8) {
-        // SAFETY: the caller promises that the object came from `A::malloc` and is unused.
-        unsafe { A::free(object.cast()) };
-    }
-}
+use pinfold_benchkit::MallocApi;
 
 unsafe extern "C" {
     // glibc's own names, because another crate of a workspace build may define `malloc`.
@@ -190,20 +141,4 @@ pub fn tcmalloc_is_percpu() -> bool {
     unsafe { Tcmalloc::free(Tcmalloc::malloc(8)) };
     // SAFETY: the function only reads a flag.
     unsafe { MallocExtension_Internal_GetPerCpuCachesActive() }
-}
-
-/// Pinfold through its C library.
-pub struct PinfoldMalloc;
-
-impl MallocApi for PinfoldMalloc {
-    #[inline(always)]
-    fn malloc(size: usize) -> *mut c_void {
-        pinfold_malloc::c::pinfold_malloc(size)
-    }
-
-    #[inline(always)]
-    unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller promises that the block came from `pinfold_malloc` and is unused.
-        unsafe { pinfold_malloc::c::pinfold_free(block) };
-    }
 }

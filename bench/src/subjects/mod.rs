@@ -1,35 +1,11 @@
-//! The subjects: one trait with static dispatch, so that each loop is compiled for its subject.
+//! The subjects: their names, and the C functions of the peers.
 
 mod c;
-mod pinfold;
 
-pub use c::{
-    CMalloc, Glibc, Jemalloc, MallocApi, Mimalloc, PinfoldMalloc, Rpmalloc, Snmalloc, Tcmalloc,
-};
-pub use pinfold::PinfoldCache;
+pub use c::{Glibc, Jemalloc, Mimalloc, Rpmalloc, Snmalloc, Tcmalloc};
 
-use anyhow::Result;
 use clap::ValueEnum;
 use serde::Serialize;
-
-/// Allocates and frees objects of one size, from any thread.
-pub trait Subject: Send + Sync + Sized + 'static {
-    /// Makes the subject for objects of `size` bytes, before any round.
-    fn new(size: usize) -> Result<Self>;
-
-    /// Prepares a thread for using the subject. A thread may call it repeatedly. Never timed.
-    fn enter_thread() {}
-
-    /// Allocates an object. Returns null if there is no memory.
-    fn alloc(&self) -> *mut u8;
-
-    /// Frees an object.
-    ///
-    /// # Safety
-    ///
-    /// The object came from this subject's `alloc`, and no thread uses it any more.
-    unsafe fn free(&self, object: *mut u8);
-}
 
 /// The subjects. The command line and the rows use these names.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, ValueEnum)]

@@ -5,10 +5,10 @@ use crate::machine::Machine;
 
 const MIB: f64 = (1 << 20) as f64;
 /// The bound on a program's time, as a multiple of the best peer's.
-const TIME_MOST: f64 = 1.15;
+const MAX_TIME: f64 = 1.15;
 /// The bound on a program's memory, as a multiple of the base's. Programs that need at most
 /// [`SMALL`] are exempt.
-const MEMORY_MOST: f64 = 1.15;
+const MAX_MEMORY: f64 = 1.15;
 const SMALL: f64 = 10.0 * MIB;
 /// The goals for the geometric means: for time relative to the best single peer, for memory
 /// relative to the base.
@@ -157,9 +157,9 @@ fn misses(rows: &[Row], subject: &str) -> Vec<String> {
         let best = rows::best_peer(rows, program, Cost::Time);
         if let (Some(ours), Some(best)) = (row.seconds, best) {
             let ratio = ours / best.seconds.unwrap_or(f64::NAN);
-            if ratio > TIME_MOST {
+            if ratio > MAX_TIME {
                 lines.push(format!(
-                    "miss {subject}: {program} takes {ratio:.2} x {}'s time, more than {TIME_MOST}",
+                    "miss {subject}: {program} takes {ratio:.2} x {}'s time, more than {MAX_TIME}",
                     best.subject
                 ));
             }
@@ -167,9 +167,9 @@ fn misses(rows: &[Row], subject: &str) -> Vec<String> {
         let base = rows::find(rows, program, BASE).and_then(|base| Cost::Memory.of(base));
         if let (Some(ours), Some(base)) = (Cost::Memory.of(row), base) {
             let ratio = ours / base;
-            if ratio > MEMORY_MOST && ours > SMALL {
+            if ratio > MAX_MEMORY && ours > SMALL {
                 lines.push(format!(
-                    "miss {subject}: {program} needs {ratio:.2} x {BASE}'s memory, more than {MEMORY_MOST}"
+                    "miss {subject}: {program} needs {ratio:.2} x {BASE}'s memory, more than {MAX_MEMORY}"
                 ));
             }
         }

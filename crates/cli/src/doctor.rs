@@ -1,8 +1,9 @@
 //! `pinfold doctor`: what this machine offers, and what that means for Pinfold.
 
 use anyhow::Result;
-use pinfold::page;
+use pinfold::arena;
 use pinfold::topology::{NodeId, Topology};
+use pinfold_malloc::settings::{MEMORY_LIMIT, RSEQ, THP};
 use pinfold_rseq::{Backend, Index, Missing, abi};
 use serde::Serialize;
 use std::fs;
@@ -112,25 +113,26 @@ fn rseq() -> Check {
             "the C library has registered this thread, and the kernel aborts preempted sequences"
                 .into(),
             if pinfold_rseq::missing() == Missing::Disabled {
-                "not used, because PINFOLD_RSEQ=off is set"
+                format!("not used, because {RSEQ}=off is set")
             } else {
-                "malloc and free need no lock and no atomic read-modify-write in most calls"
+                "malloc and free need no lock and no atomic read-modify-write in most calls".into()
             },
         )
     } else if !test.registered {
         (
             format!("not registered: {}", why_not_registered()),
-            "Pinfold uses atomic instructions instead, which are slower",
+            "Pinfold uses atomic instructions instead, which are slower".into(),
         )
     } else if !test.operations {
         (
             "registered, but a restartable sequence gave a wrong result".into(),
-            "Pinfold uses atomic instructions instead, which are slower; please report this kernel",
+            "Pinfold uses atomic instructions instead, which are slower; please report this kernel"
+                .into(),
         )
     } else {
         (
             "registered, but the kernel did not abort a preempted sequence".into(),
-            "set PINFOLD_RSEQ=off: on this kernel, restartable sequences could corrupt memory",
+            format!("set {RSEQ}=off: on this kernel, restartable sequences could corrupt memory"),
         )
     };
     check("rseq", test.passed(), found, follows)
@@ -204,7 +206,7 @@ fn backend() -> Check {
         "backend",
         fast,
         found,
-        "PINFOLD_RSEQ=off, cpu or cid chooses another",
+        format!("{RSEQ}=off, cpu or cid chooses another"),
     )
 }
 
@@ -303,13 +305,13 @@ fn huge_pages(root: &Path) -> Check {
         .unwrap_or("not offered")
         .to_owned();
     let follows = match chosen.as_str() {
-        "always" => {
-            "memory beyond a node's first 64 MiB, and blocks from 62 MiB on, come in pages of 2 MiB (PINFOLD_THP changes the first)"
-        }
-        "madvise" => {
-            "memory beyond a node's first 64 MiB comes in pages of 2 MiB (PINFOLD_THP changes this)"
-        }
-        _ => "all memory comes in ordinary pages",
+        "always" => format!(
+            "memory beyond a node's first 64 MiB, and blocks from 62 MiB on, come in pages of 2 MiB ({THP} changes the first)"
+        ),
+        "madvise" => format!(
+            "memory beyond a node's first 64 MiB comes in pages of 2 MiB ({THP} changes this)"
+        ),
+        _ => "all memory comes in ordinary pages".into(),
     };
     let offered = matches!(chosen.as_str(), "always" | "madvise");
     let reserved = text(root, "proc/sys/vm/nr_hugepages");
@@ -375,12 +377,12 @@ fn memory_limit(root: &Path) -> Check {
         .lines()
         .find(|line| line.starts_with("Max data size"))
         .and_then(|line| line.split_whitespace().nth(3)?.parse::<usize>().ok());
-    let cgroup = page::cgroup_limit(root.as_os_str().as_bytes());
-    let soft = std::env::var(page::LIMIT_VARIABLE).ok();
+    let cgroup = arena::cgroup_limit(root.as_os_str().as_bytes());
+    let soft = std::env::var(MEMORY_LIMIT).ok();
     let found: Vec<String> = [
         cgroup.map(|bytes| format!("the cgroup allows {} MiB", bytes >> 20)),
         data.map(|bytes| format!("RLIMIT_DATA is {} MiB", bytes >> 20)),
-        soft.map(|value| format!("{} is {value}", page::LIMIT_VARIABLE)),
+        soft.map(|value| format!("{MEMORY_LIMIT} is {value}")),
     ]
     .into_iter()
     .flatten()

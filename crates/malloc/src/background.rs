@@ -28,7 +28,7 @@
 //!   program's thread.
 //!
 //! A program that makes and joins threads all the time would pay for a new shepherd each time. So
-//! after `SHORT_MOST` shepherds in a row that lived for less than `SHORT` milliseconds, none is
+//! after `MAX_SHORT` shepherds in a row that lived for less than `SHORT` milliseconds, none is
 //! started for `PAUSE` milliseconds. After the pause, the next thread that begins or ends starts
 //! one.
 //!
@@ -45,13 +45,13 @@
 //! | `BUSY` | the thread that wrote `BUSY`, after it started the shepherd or failed to | `ON` |
 //! | `BUSY` | the thread that wrote `BUSY`, after it stopped the shepherd | `OFF` |
 
-use crate::init;
+use crate::{heap, init};
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 use core::time::Duration;
-use pinfold::page;
+use pinfold::arena;
 use pinfold::shepherd::{Automatic, Running, Shepherd};
 use pinfold::topology::{self, CpuSet};
 
@@ -60,35 +60,22 @@ use pinfold::topology::{self, CpuSet};
 pub const VARIABLE: &str = "PINFOLD_SHEPHERD";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+pub(crate) enum Wish {
     Auto,
     On(Option<Duration>),
     Off,
 }
 
-/// Returns whether `value` is valid for the variable.
-pub(crate) fn is_understood(value: &[u8]) -> bool {
-    value == b"auto" || (parse(value) != Wish::Auto && value.len() <= LONGEST)
-}
-
-/// The length in bytes of the longest value that the library reads.
-const LONGEST: usize = 16;
-
-/// Returns the wish that the variable's value stands for. An invalid value means `auto`.
-fn parse(value: &[u8]) -> Wish {
+/// Returns the wish that the variable's value stands for. Returns `None` for an invalid value.
+pub(crate) fn parse(value: &[u8]) -> Option<Wish> {
     match value {
-        b"on" => Wish::On(None),
-        b"off" => Wish::Off,
+        b"auto" => Some(Wish::Auto),
+        b"on" => Some(Wish::On(None)),
+        b"off" => Some(Wish::Off),
         _ => {
-            let number = core::str::from_utf8(value)
-                .ok()
-                .and_then(|text| text.parse().ok());
-            match number {
-                Some(milliseconds @ 1..=86_400_000) => {
-                    Wish::On(Some(Duration::from_millis(milliseconds)))
-                }
-                _ => Wish::Auto,
-            }
+            let number = core::str::from_utf8(value).ok()?.parse().ok();
+            let milliseconds = number.filter(|number| (1..=86_400_000).contains(number))?;
+            Some(Wish::On(Some(Duration::from_millis(milliseconds))))
         }
     }
 }
@@ -133,7 +120,7 @@ static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 
 /// A shepherd that lives for fewer milliseconds than this counts as short-lived.
 const SHORT: u32 = 100;
-const SHORT_MOST: u32 = 8;
+const MAX_SHORT: u32 = 8;
 const PAUSE: u32 = 1000;
 /// How many shepherds in a row were short-lived.
 static SHORT_LIVES: AtomicU32 = AtomicU32::new(0);
@@ -155,7 +142,7 @@ fn now() -> u32 {
 
 /// Returns whether too many short-lived shepherds ended too recently to start another one.
 fn pauses() -> bool {
-    SHORT_LIVES.load(Relaxed) >= SHORT_MOST && now().wrapping_sub(CHANGED.load(Relaxed)) < PAUSE
+    SHORT_LIVES.load(Relaxed) >= MAX_SHORT && now().wrapping_sub(CHANGED.load(Relaxed)) < PAUSE
 }
 
 static STATE: AtomicU8 = AtomicU8::new(OFF);
@@ -185,8 +172,7 @@ static THREAD: Place = Place(UnsafeCell::new(None));
 /// start.
 pub fn library_loaded() {
     init::ready();
-    let mut value = [0u8; LONGEST];
-    let wish = pinfold_rseq::env::read(VARIABLE, &mut value).map_or(Wish::Auto, parse);
+    let wish = pinfold_rseq::env::parsed(VARIABLE, parse).unwrap_or(Wish::Auto);
     // SAFETY: the loader calls this once, before anything reads the settings.
     unsafe {
         *SETTINGS.wish.get() = wish;
@@ -254,10 +240,11 @@ pub fn adjust() {
         // If a signal handler forked here, its child would go on in the middle of this change. So
         // signals are blocked.
         let signals = Signals::block();
+        // `pthread_create` and the end of a thread change errno, so errno is restored.
         match change {
-            Change::Start => *place = keep_errno(start),
+            Change::Start => *place = heap::keep_errno(start),
             Change::Stop => {
-                keep_errno(|| stop(place.take()));
+                heap::keep_errno(|| stop(place.take()));
                 let is_short = now().wrapping_sub(CHANGED.load(Relaxed)) < SHORT;
                 let lives = SHORT_LIVES.load(Relaxed);
                 SHORT_LIVES.store(if is_short { lives.saturating_add(1) } else { 0 }, Relaxed);
@@ -363,7 +350,7 @@ fn stop(thread: Option<Thread>) {
         Some(Thread::Asked(running)) => running.stop(),
         None => {}
     }
-    page::update_needs_ticks();
+    arena::update_needs_ticks();
     // SAFETY: `before` is the state that the first call stored, and null is allowed.
     unsafe { pthread_setcancelstate(before, null_mut()) };
 }
@@ -374,16 +361,6 @@ unsafe extern "C" {
 }
 /// From `pthread.h`.
 const PTHREAD_CANCEL_DISABLE: libc::c_int = 1;
-
-/// Runs `f` and restores errno, so that `pthread_create` and a thread's end leave errno unchanged.
-fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
-    // SAFETY: errno is the calling thread's own.
-    let errno = unsafe { *libc::__errno_location() };
-    let result = f();
-    // SAFETY: errno is the calling thread's own.
-    unsafe { *libc::__errno_location() = errno };
-    result
-}
 
 /// Resets the count and the state in the child of a fork, which has one thread and no shepherd.
 pub(crate) fn fork_child() {
@@ -405,15 +382,15 @@ mod tests {
     fn values_of_the_variable() {
         let milliseconds = |n| Wish::On(Some(Duration::from_millis(n)));
         for (value, wish) in [
-            (&b""[..], Wish::Auto),
-            (b"auto", Wish::Auto),
-            (b"on", Wish::On(None)),
-            (b"off", Wish::Off),
-            (b"250", milliseconds(250)),
-            (b"0", Wish::Auto),
-            (b"-1", Wish::Auto),
-            (b"99999999999999999999", Wish::Auto),
-            (b"\xff", Wish::Auto),
+            (&b""[..], None),
+            (b"auto", Some(Wish::Auto)),
+            (b"on", Some(Wish::On(None))),
+            (b"off", Some(Wish::Off)),
+            (b"250", Some(milliseconds(250))),
+            (b"0", None),
+            (b"-1", None),
+            (b"99999999999999999999", None),
+            (b"\xff", None),
         ] {
             assert_eq!(parse(value), wish, "{value:?}");
         }

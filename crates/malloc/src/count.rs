@@ -8,7 +8,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use pinfold::page;
+use pinfold::arena;
 use pinfold::segment::{
     CLASSES, Call, DIRECTORY_VARIABLE, MAGIC, NodeEvents, Segment, Shared, VERSION, install,
     place_calls, share_units,
@@ -118,8 +118,7 @@ pub(crate) fn start_in_child() {
         let file = memory_file();
         if file < 0 || map_over(file, at, shared).is_none() {
             pinfold::abort(format_args!(
-                "a child process cannot have statistics of its own; unset {}",
-                core::str::from_utf8(DIRECTORY_VARIABLE.as_bytes()).unwrap_or("PINFOLD_STATS")
+                "a child process cannot have statistics of its own; unset {DIRECTORY_VARIABLE}"
             ));
         }
     }
@@ -173,7 +172,7 @@ fn fill_in(at: *mut u8, shared: Shared) {
     }
     // SAFETY: `at` is a mapping with a segment's head, which stays mapped.
     unsafe { install(at.cast()) };
-    page::publish();
+    arena::publish();
     // Release pairs with the acquire of a process that reads the segment: it sees the stores above.
     segment.magic.store(MAGIC, Release);
 }

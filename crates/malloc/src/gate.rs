@@ -10,21 +10,21 @@
 //! | [`WINDOW`], [`COUNT`] | before the first allocation, while calls are counted, without rseq |
 //!
 //! Idle memory goes back to the system at a *tick* (`slab::tick`). In a program with one thread,
-//! the slow paths tick. If all calls of such a program are fast, no call would tick. So the page
-//! layer closes the fast path of malloc while it keeps much idle memory ([`page::needs_ticks`]).
+//! the slow paths tick. If all calls of such a program are fast, no call would tick. So the arenas
+//! close the fast path of malloc while they keep much idle memory ([`arena::needs_ticks`]).
 //! The calls of malloc then tick ([`tick_if_needed`]), until little is kept.
 
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU16, AtomicUsize};
-use pinfold::page::{self, GRANULE_SHIFT};
+use pinfold::arena::{self, GRANULE_SHIFT};
 use pinfold::slab;
-use pinfold::slab::kmalloc::{self, SMALL_MOST};
+use pinfold::slab::kmalloc::{self, MAX_SMALL_SIZE};
 
 /// Word 0: one more than the largest size of the fast path of malloc.
 const LIMIT: usize = 0;
-/// Words 1 and 2: the address of the page layer's window, and how many of its granules have entries
-/// ([`page::watch_count`]).
+/// Words 1 and 2: the address of the arenas' window, and how many of its granules have entries
+/// ([`arena::watch_count`]).
 const WINDOW: usize = 1;
 const COUNT: usize = 2;
 
@@ -39,12 +39,12 @@ pub(crate) fn open() -> bool {
     if !kmalloc::has_fast_paths() {
         return true;
     }
-    // The page layer writes the count before this thread writes the window. A free that sees the
+    // An arena writes the count before this thread writes the window. A free that sees the
     // count without the window finds its block beyond the count, and takes the slow path.
-    let opened = page::watch_count(word(COUNT)).map(|window| {
+    let opened = arena::watch_count(word(COUNT)).map(|window| {
         word(WINDOW).store(window, Relaxed);
         open_malloc();
-        page::close_while_ticks_are_needed(word(LIMIT));
+        arena::close_while_ticks_are_needed(word(LIMIT));
     });
     opened.is_some()
 }
@@ -52,19 +52,19 @@ pub(crate) fn open() -> bool {
 fn open_malloc() {
     // Release pairs with the acquire in `alloc_fast`: a thread that sees the limit also sees the
     // offsets that its critical section uses.
-    word(LIMIT).store(SMALL_MOST + 1, Release);
+    word(LIMIT).store(MAX_SMALL_SIZE + 1, Release);
 }
 
 /// While much idle memory waits for a tick, ticks if a tick is due. Opens the fast path again once
 /// little memory waits. Called by each slow path of malloc.
 #[inline]
 pub(crate) fn tick_if_needed() {
-    if page::needs_ticks() || is_closed_for_ticks() {
+    if arena::needs_ticks() || is_closed_for_ticks() {
         tick();
     }
 }
 
-/// Returns whether the page layer has closed the fast path of malloc. If two threads change whether
+/// Returns whether the arenas have closed the fast path of malloc. If two threads change whether
 /// ticks are needed at the same time, it may be closed although they are not needed.
 fn is_closed_for_ticks() -> bool {
     word(LIMIT).load(Relaxed) == 0 && word(WINDOW).load(Relaxed) != 0
@@ -72,7 +72,7 @@ fn is_closed_for_ticks() -> bool {
 
 #[cold]
 fn tick() {
-    if slab::tick() && !page::update_needs_ticks() && is_closed_for_ticks() {
+    if slab::tick() && !arena::update_needs_ticks() && is_closed_for_ticks() {
         open_malloc();
     }
 }
@@ -81,7 +81,7 @@ fn tick() {
 /// of an address without a block.
 #[inline(always)]
 pub(crate) fn entry_fast(block: *mut u8) -> u16 {
-    // Acquire pairs with the page layer's release store of the count. A thread that sees the count
+    // Acquire pairs with the arenas' release store of the count. A thread that sees the count
     // also sees the entries, and the offsets that its critical section uses.
     let count = word(COUNT).load(Acquire);
     let window = word(WINDOW).load(Relaxed);

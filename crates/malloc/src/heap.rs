@@ -4,16 +4,16 @@ use crate::gate::{self, alloc_fast, entry_fast};
 use crate::{count, init};
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
-use pinfold::page::{self, GRANULE, HUGE, LARGE};
+use pinfold::arena::{self, GRANULE, HUGE, LARGE};
 use pinfold::slab;
-use pinfold::slab::kmalloc::{self, CLASS_MOST, SIZES};
+use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE, SIZES};
 
 /// Alignment of every block: the largest fundamental alignment of x86-64 and aarch64.
 pub(crate) const ALIGN: usize = 16;
 
 /// Runs below this size are moved by copying, because moving pages may cost the process two
 /// mappings.
-const MOVED_LEAST: usize = 2 << 20;
+const MIN_MOVED: usize = 2 << 20;
 
 /// Allocates a block of `size` bytes. Returns null with errno ENOMEM if there is no memory.
 #[inline(always)]
@@ -39,11 +39,11 @@ extern "C" fn alloc_slow(size: usize) -> *mut u8 {
 /// Allocates a block of `size` bytes from its class, the arena or the system. Zeroes the block if
 /// `zeroed` is true.
 fn alloc_any(size: usize, zeroed: bool) -> *mut u8 {
-    if size <= CLASS_MOST {
+    if size <= MAX_CLASS_SIZE {
         let class = kmalloc::class_of(size);
         let block = match zeroed {
             true => kmalloc::alloc_zeroed(class, size),
-            false => kmalloc::alloc(size),
+            false => kmalloc::alloc_missed(class, size),
         };
         if !block.is_null() {
             count::allocated_class(class);
@@ -64,13 +64,13 @@ fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
         return None;
     }
     let granules = size.div_ceil(GRANULE).max(1);
-    let node = page::node_here();
-    let run = slab::or_reclaim(|| page::alloc_run(granules, node, LARGE, false))?;
+    let node = arena::node_here();
+    let run = slab::or_reclaim(|| arena::alloc_run(granules, node, LARGE, false))?;
     Some(run_of(run, size, zeroed))
 }
 
 /// Makes a block of `size` bytes from a new run. Zeroes the block if `zeroed` is true.
-fn run_of(run: page::Run, size: usize, zeroed: bool) -> *mut u8 {
+fn run_of(run: arena::Run, size: usize, zeroed: bool) -> *mut u8 {
     let block = run.start.as_ptr();
     if zeroed && !run.zeroed {
         // SAFETY: the run is new, so this thread owns it, and it has at least `size` bytes.
@@ -84,13 +84,13 @@ fn run_of(run: page::Run, size: usize, zeroed: bool) -> *mut u8 {
 /// mapping.
 fn alloc_huge(size: usize, align: usize) -> *mut u8 {
     slab::make_room(size);
-    if let Some(block) = slab::or_reclaim_for(size, || page::alloc_huge(size, align)) {
-        count::allocated_large(page::huge_size(block.as_ptr()).unwrap_or(size));
+    if let Some(block) = slab::or_reclaim_for(size, || arena::alloc_huge(size, align)) {
+        count::allocated_large(arena::huge_size(block.as_ptr()).unwrap_or(size));
         return block.as_ptr();
     }
     if align <= GRANULE && size <= isize::MAX as usize {
         let granules = size.div_ceil(GRANULE).max(1);
-        if let Some(run) = page::alloc_run(granules, page::node_here(), LARGE, false) {
+        if let Some(run) = arena::alloc_run(granules, arena::node_here(), LARGE, false) {
             // A new mapping reads as zeroes, and callers rely on zeroes. So the run is zeroed too.
             return run_of(run, size, true);
         }
@@ -163,7 +163,7 @@ fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
         if let Some(block) = alloc_run(size, zeroed) {
             return block;
         }
-    } else if let Some(run) = page::alloc_aligned_run(size, align, page::node_here()) {
+    } else if let Some(run) = arena::alloc_aligned_run(size, align, arena::node_here()) {
         return run_of(run, size, zeroed);
     }
     alloc_huge(size, align)
@@ -180,10 +180,10 @@ pub(crate) unsafe fn free(block: *mut u8) {
     let entry = entry_fast(block);
     if kmalloc::class_of_entry(entry).is_some() {
         // SAFETY: `entry_fast` found the entry of a class, so the fast paths are open. The caller
-        // gives up the block, which is of this class.
+        // passes ownership of the block, which is of this class.
         unsafe { kmalloc::free_fast(block, entry) };
     } else {
-        // SAFETY: the caller gives up `block`, which is null or came from this module.
+        // SAFETY: the caller passes ownership of `block`, which is null or came from this module.
         unsafe { free_slow(block) };
     }
 }
@@ -197,23 +197,24 @@ unsafe extern "C" fn free_slow(block: *mut u8) {
     let Some(start) = NonNull::new(block) else {
         return;
     };
-    let entry = page::entry(block as usize);
+    let entry = arena::entry(block as usize);
     if let Some(class) = kmalloc::class_of_entry(entry) {
         count::freed_class(class);
-        // SAFETY: the page map says that the block is of this class, and the caller gives the block
-        // up.
+        // SAFETY: the page map says that the block is of this class, and the caller passes
+        // ownership of the block.
         unsafe { kmalloc::free_class(block, class) };
     } else if entry == LARGE && (block as usize).is_multiple_of(GRANULE) {
         // SAFETY: only the first granule of a run that is one block has the entry `LARGE`, so a run
         // begins at the block.
-        let size = unsafe { page::run_size(start) };
+        let size = unsafe { arena::run_size(start) };
         count::freed_large(size);
-        // SAFETY: the run is one block, which the caller gives up.
-        unsafe { page::free_run(start) };
+        // SAFETY: the run is one block, and the caller passes ownership of it.
+        unsafe { arena::free_run(start) };
     } else {
-        let size = count::active().then(|| page::huge_size(block)).flatten();
-        // SAFETY: the caller gives the block up, and `free_huge` refuses other addresses.
-        if !unsafe { page::free_huge(block) } {
+        let size = count::active().then(|| arena::huge_size(block)).flatten();
+        // SAFETY: the caller passes ownership of the block, and `free_huge` refuses other
+        // addresses.
+        if !unsafe { arena::free_huge(block) } {
             not_ours("free", block);
         }
         count::freed_large(size.unwrap_or(0));
@@ -229,7 +230,7 @@ pub(crate) unsafe fn usable_size(block: *mut u8) -> usize {
     let Some(start) = NonNull::new(block) else {
         return 0;
     };
-    let entry = page::entry(block as usize);
+    let entry = arena::entry(block as usize);
     if let Some(class) = kmalloc::class_of_entry(entry) {
         // In a debugged block the red zone follows the bytes that the program asked for.
         // SAFETY: the caller owns the block, and the page map names its class.
@@ -238,9 +239,9 @@ pub(crate) unsafe fn usable_size(block: *mut u8) -> usize {
     if entry == LARGE && (block as usize).is_multiple_of(GRANULE) {
         // SAFETY: only the first granule of a run that is one block has the entry `LARGE`, so a run
         // begins at the block.
-        return unsafe { page::run_size(start) };
+        return unsafe { arena::run_size(start) };
     }
-    page::huge_size(block).unwrap_or_else(|| not_ours("size of", block))
+    arena::huge_size(block).unwrap_or_else(|| not_ours("size of", block))
 }
 
 /// Grows or shrinks a block. A block that still uses half of its room stays where it is. Returns
@@ -302,13 +303,13 @@ unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
         return false;
     };
     // SAFETY: `is_run` found that the block is a run.
-    let shrinks = size <= unsafe { page::run_size(start) };
-    if (shrinks && size <= CLASS_MOST) || size >= HUGE {
+    let shrinks = size <= unsafe { arena::run_size(start) };
+    if (shrinks && size <= MAX_CLASS_SIZE) || size >= HUGE {
         return false;
     }
     let granules = size.div_ceil(GRANULE);
     // SAFETY: `is_run` found that the block is a run, and the caller owns it.
-    let (before, resized) = unsafe { (page::run_size(start), page::resize_run(start, granules)) };
+    let (before, resized) = unsafe { (arena::run_size(start), arena::resize_run(start, granules)) };
     if resized {
         count::resized_large(before, granules * GRANULE);
     }
@@ -317,12 +318,12 @@ unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
 
 /// Returns whether a block is a run.
 fn is_run(block: *mut u8) -> bool {
-    page::entry(block as usize) == LARGE && (block as usize).is_multiple_of(GRANULE)
+    arena::entry(block as usize) == LARGE && (block as usize).is_multiple_of(GRANULE)
 }
 
 /// Returns the class of a block. Returns `None` for a run and for a huge block.
 fn class_at(block: *mut u8) -> Option<usize> {
-    kmalloc::class_of_entry(page::entry(block as usize))
+    kmalloc::class_of_entry(arena::entry(block as usize))
 }
 
 /// Notes that a block is used for `size` bytes now. Returns the block.
@@ -357,7 +358,7 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
         let fresh = if grows { alloc_growing(size) } else { None };
         let fresh = fresh.unwrap_or_else(|| alloc_aligned(size, align));
         // SAFETY: `fresh` is null or new. Both blocks have at least the smaller of the two sizes,
-        // and the caller gives `block` up.
+        // and the caller passes ownership of `block`.
         unsafe { move_to(fresh, block, room.min(size)) }
     };
     if moved.is_null() && size <= room {
@@ -371,10 +372,10 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
 /// Allocates a run with room behind it, for a block that is likely to grow again. Returns `None` if
 /// there is no such run, or if the class of `size` checks its blocks.
 fn alloc_growing(size: usize) -> Option<*mut u8> {
-    if size <= CLASS_MOST && kmalloc::checks(kmalloc::class_of(size)) {
+    if size <= MAX_CLASS_SIZE && kmalloc::checks(kmalloc::class_of(size)) {
         return None;
     }
-    let block = page::alloc_growing_run(size, page::node_here())?.as_ptr();
+    let block = arena::alloc_growing_run(size, arena::node_here())?.as_ptr();
     count::allocated_large(size.div_ceil(GRANULE) * GRANULE);
     count::requested(block, size);
     Some(block)
@@ -391,15 +392,15 @@ unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull
     // SAFETY: the caller owns `block`, which came from this module.
     let before = unsafe { usable_size(block) };
     let moved = if is_run(block) {
-        let pays = room >= MOVED_LEAST && size > room;
+        let pays = room >= MIN_MOVED && size > room;
         // SAFETY: `is_run` found that the block is a run, and the caller owns it.
-        pays.then(|| unsafe { page::move_run(start, size) })?
+        pays.then(|| unsafe { arena::move_run(start, size) })?
     } else {
-        let pays = room >= HUGE && size >= HUGE && page::huge_size(block).is_some();
+        let pays = room >= HUGE && size >= HUGE && arena::huge_size(block).is_some();
         pays.then(|| {
             slab::make_room(size.saturating_sub(room));
             // SAFETY: `huge_size` found the block, and the caller owns it.
-            slab::or_reclaim_for(size, || unsafe { page::resize_huge(block, size) })
+            slab::or_reclaim_for(size, || unsafe { arena::resize_huge(block, size) })
         })?
     }?;
     // SAFETY: `moved` is the caller's block at its new address.
@@ -417,7 +418,7 @@ unsafe fn move_to(fresh: *mut u8, block: *mut u8, size: usize) -> *mut u8 {
         // SAFETY: the caller promises that both blocks have `size` bytes, and two blocks do not
         // overlap.
         unsafe { fresh.copy_from_nonoverlapping(block, size) };
-        // SAFETY: the caller gives up `block`, whose content is copied.
+        // SAFETY: the caller passes ownership of `block`, whose content is copied.
         unsafe { free(block) };
     }
     fresh
@@ -440,7 +441,7 @@ pub(crate) fn set_errno(errno: libc::c_int) {
 /// Ends the process, because no block begins at the address.
 #[cold]
 fn not_ours(what: &str, block: *mut u8) -> ! {
-    let entry = page::entry(block as usize);
+    let entry = arena::entry(block as usize);
     match kmalloc::name_of_entry(entry) {
         _ if entry == LARGE => pinfold::abort(format_args!(
             "{what} {block:p}: the address lies inside a block"

@@ -13,7 +13,7 @@
 //! | size | what serves it |
 //! |---|---|
 //! | up to 512 KiB | the cache of the size class ([`pinfold::slab::kmalloc`]) |
-//! | below 62 MiB | a run of the arena ([`pinfold::page`]) |
+//! | below 62 MiB | a run of the arena ([`pinfold::arena`]) |
 //! | 62 MiB and more | a mapping of its own |
 //!
 //! Each CPU has an array of pointers to free blocks for each size class, its *sheaf*. `heap::alloc`
@@ -30,19 +30,6 @@
 #[doc(hidden)]
 pub mod background;
 pub mod c;
-mod c_align;
-pub mod c_cache;
-pub mod c_counter;
-pub mod c_grace;
-pub mod c_pages;
-pub mod c_place;
-pub mod c_policy;
-pub mod c_report;
-pub mod c_reserve;
-pub mod c_shared;
-pub mod c_shepherd;
-pub mod c_slabinfo;
-mod c_text;
 mod count;
 mod gate;
 mod heap;
@@ -76,7 +63,7 @@ pub mod inlined {
     /// `block` is null or a block of this crate, and is not used any more.
     #[inline(always)]
     pub unsafe fn free(block: *mut u8) {
-        // SAFETY: the caller gives up `block`, which is null or a block of this crate.
+        // SAFETY: the caller passes ownership of `block`, which is null or a block of this crate.
         unsafe { crate::heap::free(block) };
     }
 }
@@ -112,7 +99,8 @@ unsafe impl GlobalAlloc for Pinfold {
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, _layout: Layout) {
         // Finding the class by the address takes fewer instructions than by the layout.
-        // SAFETY: `GlobalAlloc` requires that the caller gives up a block of this allocator.
+        // SAFETY: `GlobalAlloc` requires that the caller passes ownership of a block from this
+        // allocator.
         unsafe { heap::free(block) };
     }
 

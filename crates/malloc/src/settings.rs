@@ -1,86 +1,140 @@
-//! The environment variables that the library reads, and the check of their values.
+//! The environment variables that Pinfold reads: their names, values and defaults.
+//!
+//! The name of a variable stands beside the parser of its values, in the layer that uses the value.
+//! This module lists all variables for the library, the command and the tests.
 //!
 //! The library ignores an invalid value, because a library must not end a running program, and does
 //! not print. But the user learns of an invalid value at the program's start: `pinfold run` refuses
 //! the value, and the preload library calls [`tell`].
 
+pub use crate::background::VARIABLE as SHEPHERD;
+pub use pinfold::arena::{HUGE_PAGES_VARIABLE as THP, LIMIT_VARIABLE as MEMORY_LIMIT};
+pub use pinfold::mempolicy::VARIABLE as POLICY;
+pub use pinfold::segment::DIRECTORY_VARIABLE as STATS;
+pub use pinfold::slab::HARDENED_VARIABLE as HARDENED;
+pub use pinfold::slab::debug::VARIABLE as SLAB_DEBUG;
+pub use pinfold::topology::FAKE_NODES_VARIABLE as FAKE_NODES;
+pub use pinfold_rseq::VARIABLE as RSEQ;
+/// The environment variable that holds the path of `libpinfold.so`, for `pinfold run`.
+pub const LIBRARY: &str = "PINFOLD_LIBRARY";
+
 use crate::{background, count, heap, init};
 use core::fmt::{self, Write};
 use core::str::from_utf8;
+use pinfold::arena::{HugePages, Limit};
 use pinfold::mempolicy::{self, Mempolicy};
-use pinfold::page::{HugePages, Limit};
-use pinfold::segment::DIRECTORY_VARIABLE;
-use pinfold::slab::debug;
-use pinfold_rseq::env;
+use pinfold::slab::{debug, parse_hardened};
+use pinfold::topology::parse_fake_nodes;
+use pinfold_rseq::{Backend, env};
 
-/// An environment variable with the check of its values.
+/// An environment variable: what it does, and which values it takes.
 ///
 /// ```
-/// use pinfold_malloc::settings::SETTINGS;
+/// use pinfold_malloc::settings::{MEMORY_LIMIT, find};
 ///
-/// let limit = SETTINGS.iter().find(|setting| setting.name() == "PINFOLD_MEMORY_LIMIT").unwrap();
+/// let limit = find(MEMORY_LIMIT).unwrap();
 /// assert!(limit.check(b"512M").is_ok());
 /// assert!(limit.check(b"lots").is_err());
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
     name: &'static str,
-    check: fn(&[u8]) -> Result<(), Wrong>,
+    values: &'static str,
+    default: &'static str,
+    help: &'static str,
+    grammar: Grammar,
 }
 
-/// Lists all variables whose values have a grammar.
-pub static SETTINGS: [Setting; 7] = [
+/// Which values a variable takes.
+#[derive(Clone, Copy, Debug)]
+enum Grammar {
+    /// Words and numbers for which the function returns true.
+    Word(fn(&[u8]) -> bool),
+    /// Texts that the function accepts.
+    Text(fn(&str) -> Result<(), Wrong>),
+    /// Any path. The code that opens the file reports an error.
+    Path,
+}
+
+/// Lists all environment variables that Pinfold reads. docs/environment.md describes them in this
+/// order.
+pub static SETTINGS: [Setting; 10] = [
     Setting {
-        name: "PINFOLD_RSEQ",
-        check: |value| {
-            one_of(
-                value,
-                &[b"off", b"0", b"cpu", b"cid"],
-                "give off, cpu or cid",
-            )
-        },
+        name: MEMORY_LIMIT,
+        values: "bytes, as 512M, or a percentage from 1% to 100%",
+        default: "no soft limit",
+        help: "near this much memory, free memory goes back to the system first",
+        grammar: Grammar::Word(|value| Limit::parse(value).is_some()),
     },
     Setting {
-        name: "PINFOLD_HARDENED",
-        check: |value| one_of(value, &[b"0", b"1"], "give 0 or 1"),
+        name: THP,
+        values: "never, auto or always",
+        default: "auto",
+        help: "which memory comes in huge pages of 2 MiB",
+        grammar: Grammar::Word(|value| HugePages::parse(value).is_some()),
     },
     Setting {
-        name: "PINFOLD_SLAB_DEBUG",
-        check: |value| debug::check_settings(text(value, 64 << 10)?).map_err(Wrong::SlabDebug),
+        name: SHEPHERD,
+        values: "auto, on, off, or milliseconds from 1 to 86400000",
+        default: "auto",
+        help: "when a background thread gives idle memory back",
+        grammar: Grammar::Word(|value| background::parse(value).is_some()),
     },
     Setting {
-        name: "PINFOLD_SHEPHERD",
-        check: |value| match background::is_understood(value) {
-            true => Ok(()),
-            false => Err(Wrong::Remedy(
-                "give auto, on, off, or milliseconds from 1 to 86400000",
-            )),
-        },
+        name: POLICY,
+        values: "a memory policy, as interleave:0-3",
+        default: "the policy that the process inherits",
+        help: "which nodes memory comes from",
+        grammar: Grammar::Text(|text| Mempolicy::parse(text).map(drop).map_err(Wrong::Policy)),
     },
     Setting {
-        name: "PINFOLD_MEMORY_LIMIT",
-        check: |value| match Limit::parse(value) {
-            Some(_) => Ok(()),
-            None => Err(Wrong::Remedy(
-                "give bytes, as 512M or 2G, or a percentage from 1% to 100%",
-            )),
-        },
+        name: SLAB_DEBUG,
+        values: "letters and cache names, as FZPU,kmalloc-*",
+        default: "no checks",
+        help: "which faults the allocator looks for",
+        grammar: Grammar::Text(|text| debug::check_settings(text).map_err(Wrong::SlabDebug)),
     },
     Setting {
-        name: "PINFOLD_THP",
-        check: |value| match HugePages::parse(value) {
-            Some(_) => Ok(()),
-            None => Err(Wrong::Remedy("give never, auto or always")),
-        },
+        name: HARDENED,
+        values: "0 or 1",
+        default: "0",
+        help: "1 finds double frees and writes to freed memory",
+        grammar: Grammar::Word(|value| parse_hardened(value).is_some()),
     },
     Setting {
-        name: "PINFOLD_POLICY",
-        check: |value| {
-            let parsed = Mempolicy::parse(text(value, 4096)?);
-            parsed.map(drop).map_err(Wrong::Policy)
-        },
+        name: RSEQ,
+        values: "off, cpu or cid",
+        default: "the best that the machine offers",
+        help: "how operations on per-CPU memory are carried out",
+        grammar: Grammar::Word(|value| Backend::parse(value).is_some()),
+    },
+    Setting {
+        name: STATS,
+        values: "a folder",
+        default: "nothing is counted",
+        help: "where each process writes what the allocator did",
+        grammar: Grammar::Path,
+    },
+    Setting {
+        name: LIBRARY,
+        values: "the path of libpinfold.so",
+        default: "beside the command",
+        help: "the library that `pinfold run` preloads",
+        grammar: Grammar::Path,
+    },
+    Setting {
+        name: FAKE_NODES,
+        values: "a number from 1 to 63",
+        default: "the machine's nodes",
+        help: "made-up memory nodes, for tests",
+        grammar: Grammar::Word(|value| parse_fake_nodes(value).is_some()),
     },
 ];
+
+/// Returns the setting of the environment variable `name`.
+pub fn find(name: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|setting| setting.name == name)
+}
 
 impl Setting {
     /// Returns the variable's name.
@@ -88,31 +142,52 @@ impl Setting {
         self.name
     }
 
+    /// Returns the values that the variable takes, in words.
+    pub fn values(&self) -> &'static str {
+        self.values
+    }
+
+    /// Returns what holds if the variable is not set, in words.
+    pub fn default(&self) -> &'static str {
+        self.default
+    }
+
+    /// Returns what the variable sets, in one line.
+    pub fn help(&self) -> &'static str {
+        self.help
+    }
+
     /// Checks a value. An empty value is valid, and means the same as an unset variable.
     ///
     /// # Errors
     ///
-    /// Returns [`Wrong`] if the library would ignore the value.
+    /// Returns [`Wrong`] if Pinfold would ignore the value.
     pub fn check(&self, value: &[u8]) -> Result<(), Wrong> {
-        if value.is_empty() {
-            return Ok(());
+        match self.grammar {
+            _ if value.is_empty() => Ok(()),
+            Grammar::Word(is_valid) if value.len() <= env::MAX_WORD && is_valid(value) => Ok(()),
+            Grammar::Word(_) => Err(Wrong::Values(self.values)),
+            Grammar::Text(check) => match from_utf8(value) {
+                Ok(text) if text.len() <= env::MAX_TEXT => check(text),
+                _ => Err(Wrong::Values("a shorter text in UTF-8")),
+            },
+            Grammar::Path => Ok(()),
         }
-        (self.check)(value)
     }
 }
 
 /// Why a value is invalid, and what to give instead.
 ///
 /// ```
-/// use pinfold_malloc::settings::SETTINGS;
+/// use pinfold_malloc::settings::{RSEQ, find};
 ///
-/// let wrong = SETTINGS[0].check(b"maybe").unwrap_err();
+/// let wrong = find(RSEQ).unwrap().check(b"maybe").unwrap_err();
 /// assert_eq!(wrong.to_string(), "give off, cpu or cid, or unset it");
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Wrong {
     /// The variable does not take this value. The text says which values it takes.
-    Remedy(&'static str),
+    Values(&'static str),
     /// The value is not a valid setting of [`debug`].
     SlabDebug(debug::ParseError),
     /// The value is not a valid memory policy.
@@ -122,7 +197,7 @@ pub enum Wrong {
 impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Wrong::Remedy(remedy) => write!(f, "{remedy}, or unset it"),
+            Wrong::Values(values) => write!(f, "give {values}, or unset it"),
             Wrong::SlabDebug(error) => error.fmt(f),
             Wrong::Policy(error) => error.fmt(f),
         }
@@ -131,35 +206,21 @@ impl fmt::Display for Wrong {
 
 impl core::error::Error for Wrong {}
 
-fn one_of(value: &[u8], allowed: &[&[u8]], remedy: &'static str) -> Result<(), Wrong> {
-    let found = allowed.contains(&value);
-    found.then_some(()).ok_or(Wrong::Remedy(remedy))
-}
-
-fn text(value: &[u8], longest: usize) -> Result<&str, Wrong> {
-    let text = from_utf8(value).ok().filter(|_| value.len() <= longest);
-    text.ok_or(Wrong::Remedy("give a shorter text in UTF-8"))
-}
-
 /// Writes a line to standard error for each variable whose value is ignored. The preload library
 /// calls this before the program's `main`. Reads each variable once.
 pub fn tell() {
     for setting in &SETTINGS {
-        if let Some(value) = env::lookup(setting.name)
-            && let Err(wrong) = setting.check(value)
-        {
-            line(setting.name(), value, &wrong);
-        }
-    }
-    if let Some(directory) = env::lookup("PINFOLD_STATS").filter(|value| !value.is_empty()) {
-        init::ready();
-        if !count::active() {
-            let remedy = "the statistics' file cannot be made there; name a directory that this process may write to";
-            line(
-                from_utf8(DIRECTORY_VARIABLE.as_bytes()).unwrap_or_default(),
-                directory,
-                &remedy,
-            );
+        let Some(value) = env::lookup(setting.name).filter(|value| !value.is_empty()) else {
+            continue;
+        };
+        if let Err(wrong) = setting.check(value) {
+            line(setting.name, value, &wrong);
+        } else if setting.name == STATS {
+            init::ready();
+            if !count::active() {
+                let remedy = "the statistics' file cannot be made there; name a directory that this process may write to";
+                line(STATS, value, &remedy);
+            }
         }
     }
 }
@@ -199,37 +260,38 @@ fn line(name: &str, value: &[u8], wrong: &dyn fmt::Display) {
 mod tests {
     use super::*;
     extern crate std;
+    use std::string::String;
+    use std::vec::Vec;
 
     #[test]
     fn each_setting_takes_good_values_and_refuses_bad_ones() {
         for (name, good, bad) in [
             (
-                "PINFOLD_RSEQ",
-                &["", "off", "cpu", "cid", "0"][..],
+                RSEQ,
+                &["off", "cpu", "cid", "0"][..],
                 &["maybe", "OFF", "cpu "][..],
             ),
-            ("PINFOLD_HARDENED", &["", "0", "1"], &["yes", "11"]),
-            ("PINFOLD_SLAB_DEBUG", &["", "FZPU,a*;-"], &["FQ"]),
+            (HARDENED, &["0", "1"], &["yes", "11"]),
+            (SLAB_DEBUG, &["FZPU,a*;-"], &["FQ"]),
             (
-                "PINFOLD_SHEPHERD",
-                &["", "auto", "on", "off", "250"],
+                SHEPHERD,
+                &["auto", "on", "off", "250"],
                 &["0", "sometimes", "-1"],
             ),
             (
-                "PINFOLD_MEMORY_LIMIT",
-                &["", "1", "64k", "512M", "2G", "75%"],
+                MEMORY_LIMIT,
+                &["1", "64k", "512M", "2G", "75%"],
                 &["0", "lots", "101%", "1.5G", "512MB"],
             ),
+            (THP, &["never", "auto", "always"], &["on", "Auto"]),
             (
-                "PINFOLD_POLICY",
-                &["", "interleave:0-3", "local"],
+                POLICY,
+                &["interleave:0-3", "local"],
                 &["bind:x", "nonsense"],
             ),
+            (FAKE_NODES, &["1", "63"], &["0", "64", "two"]),
         ] {
-            let setting = SETTINGS
-                .iter()
-                .find(|setting| setting.name() == name)
-                .unwrap();
+            let setting = find(name).unwrap();
             for value in good {
                 assert!(setting.check(value.as_bytes()).is_ok(), "{name}={value}");
             }
@@ -238,6 +300,40 @@ mod tests {
                 assert!(!std::format!("{wrong}").is_empty(), "{name}={value}");
             }
             assert!(setting.check(b"\xff\xfe").is_err(), "{name}");
+            let long = "1".repeat(env::MAX_TEXT + 1);
+            assert!(setting.check(long.as_bytes()).is_err(), "{name}");
         }
+        assert!(SETTINGS.iter().all(|setting| setting.check(b"").is_ok()));
+    }
+
+    /// Returns the cells of each row below the heading `heading`, without the marks of code.
+    fn rows<'d>(document: &'d str, heading: &str) -> impl Iterator<Item = Vec<String>> + 'd {
+        let (_, section) = document.split_once(heading).unwrap();
+        let section = section.split("\n#").next().unwrap();
+        let rows = section.lines().filter(|line| line.starts_with("| "));
+        rows.skip(1).map(|row| {
+            let cells = row.split('|').skip(1);
+            cells.map(|cell| cell.trim().replace('`', "")).collect()
+        })
+    }
+
+    #[test]
+    fn the_documentation_lists_the_same_variables_values_and_defaults() {
+        let document = include_str!("../../../docs/environment.md");
+        let mut settings = SETTINGS.iter();
+        for cells in rows(document, "# Environment variables\n") {
+            let setting = settings.next().unwrap();
+            let name = setting.name;
+            let link = std::format!("[{name}](#{})", name.to_lowercase());
+            assert_eq!(cells[..3], [&link, setting.values, setting.default]);
+            assert!(document.contains(&std::format!("\n## {name}\n")), "{name}");
+        }
+        // The variables that only tests set stand in a table of their own.
+        for cells in rows(document, "## Variables for tests\n") {
+            if cells[1] == "the library" {
+                assert_eq!(Some(&*cells[0]), settings.next().map(Setting::name));
+            }
+        }
+        assert!(settings.next().is_none());
     }
 }

@@ -1,7 +1,7 @@
 //! How much free memory is kept, and what happens near limits. Each load runs in another process of
 //! this program, which has the limit from its start.
 
-use pinfold::page;
+use pinfold::arena;
 use pinfold_malloc::c::{
     pinfold_free, pinfold_malloc, pinfold_malloc_trim, pinfold_memory_limit,
     pinfold_memory_set_limit,
@@ -199,7 +199,7 @@ fn phases_fit_a_cgroup_that_holds_one_phase() {
 #[ignore = "a load for the tests below"]
 fn finds_its_hard_limit() {
     pinfold_malloc_trim(0);
-    let limit = page::hard_limit().unwrap();
+    let limit = arena::hard_limit().unwrap();
     assert_eq!(limit.to_string(), std::env::var("EXPECTED").unwrap());
 }
 
@@ -218,14 +218,14 @@ fn the_limit_of_a_cgroup_is_found() {
 #[ignore = "a load for the tests below"]
 fn soft_limit_of_64_mib() {
     drop(Blocks::fill(64, 1));
-    let limit = page::memory_limit().unwrap();
+    let limit = arena::memory_limit().unwrap();
     assert!(limit == 64 * MIB || limit == 96 * MIB, "{limit}");
     pinfold_memory_set_limit(64 * MIB);
     assert_eq!(pinfold_memory_limit(), 64 * MIB);
     for size in [64, 500, 4000, 20_000, 112, 1000, 9000, 320, 30_000, 200] {
         drop(Blocks::fill(size, 40 * MIB));
     }
-    let peak = page::held_peak() as usize;
+    let peak = arena::held_peak() as usize;
     assert!(peak <= 64 * MIB, "{} KiB were held", peak >> 10);
     // An allocation beyond the limit succeeds.
     let beyond = Blocks::fill(1000, 100 * MIB);
@@ -233,7 +233,7 @@ fn soft_limit_of_64_mib() {
     drop(beyond);
     pinfold_memory_set_limit(0);
     assert_eq!(pinfold_memory_limit(), 0);
-    assert_eq!(page::memory_limit(), None);
+    assert_eq!(arena::memory_limit(), None);
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn a_soft_limit_bounds_held_memory_and_fails_no_allocation() {
 fn frees_200_mib() {
     let size: usize = std::env::var("SIZE").unwrap().parse().unwrap();
     drop(Blocks::fill(size, 200 * MIB));
-    let held = page::held() as usize;
+    let held = arena::held() as usize;
     assert!(held < 24 * MIB, "{} MiB stay", held / MIB);
 }
 
@@ -274,12 +274,12 @@ fn misses_100_mib_and_then_takes_fast_paths() {
     for _ in 0..4 {
         drop(Blocks::fill(300_000, 100 * MIB));
     }
-    let held = page::held() as usize;
+    let held = arena::held() as usize;
     assert!(held > 64 * MIB, "missed memory went back: {held} are held");
     let begun = std::time::Instant::now();
-    while page::held() as usize > 24 * MIB {
+    while arena::held() as usize > 24 * MIB {
         let waited = begun.elapsed();
-        assert!(waited.as_secs() < 20, "{} are held", page::held());
+        assert!(waited.as_secs() < 20, "{} are held", arena::held());
         for _ in 0..10 {
             let block = pinfold_malloc(100);
             // SAFETY: the block was allocated above, and is not used afterwards.

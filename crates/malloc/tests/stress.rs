@@ -213,13 +213,9 @@ fn start_timer(microseconds: i64) {
 }
 
 fn pin(to: usize) {
-    // SAFETY: zeroes are a valid `cpu_set_t`, and the set is readable with its size.
-    unsafe {
-        let cpus = libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize;
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(to % cpus, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
-    }
+    // SAFETY: `sysconf` has no preconditions.
+    let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize };
+    pinfold::topology::set_affinity(&[to % cpus].into_iter().collect());
 }
 
 #[test]

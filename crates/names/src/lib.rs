@@ -75,6 +75,6 @@ pub extern "C" fn malloc(size: usize) -> *mut c_void {
 /// `block` is null or came from this library, was not freed, and is not used after the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(block: *mut c_void) {
-    // SAFETY: the caller gives up `block`, which is null or came from this library.
+    // SAFETY: the caller passes ownership of `block`, which is null or came from this library.
     unsafe { inlined::free(block.cast()) };
 }

@@ -349,11 +349,12 @@ fn new_aligned_nothrow_by(name: &CStr, size: usize, align: usize, tag: *const c_
 #[inline(always)]
 pub unsafe extern "C-unwind" fn delete(block: Block) {
     if is_direct() {
-        // SAFETY: the caller gives up a block of `new`. `DIRECT` is set, so `new` took the block
-        // from this library.
+        // SAFETY: the caller passes ownership of a block from `new`. `DIRECT` is set, so `new` took
+        // the block from this library.
         unsafe { inlined::free(block.cast()) };
     } else {
-        // SAFETY: the caller gives up a block of `new`, which took the block from `malloc`.
+        // SAFETY: the caller passes ownership of a block from `new`, which took the block from
+        // `malloc`.
         unsafe { (used().free)(block) };
     }
 }
@@ -366,7 +367,7 @@ pub unsafe extern "C-unwind" fn delete(block: Block) {
 /// more.
 #[inline(always)]
 pub unsafe extern "C-unwind" fn delete_aligned(block: Block, _align: usize) {
-    // SAFETY: the caller gives up a block of aligned `new`, which took the block from
+    // SAFETY: the caller passes ownership of a block from aligned `new`, which took the block from
     // `aligned_alloc`. `free` takes such blocks.
     unsafe { delete(block) };
 }
@@ -381,8 +382,8 @@ macro_rules! forwarded {
         /// `block` is null or came from the `operator new` that belongs to this form, and is not
         /// used any more.
         pub unsafe extern "C-unwind" fn $name($($arg: $type),*) {
-            // SAFETY: the caller gives up a block of the `operator new` that belongs to this form,
-            // as the called form requires.
+            // SAFETY: the caller passes ownership of a block from the `operator new` that belongs
+            // to this form, as the called form requires.
             unsafe { (used().$to)($($passed),*) }
         }
     )*};

@@ -11,7 +11,7 @@
 //!
 //! # The table
 //!
-//! A module with locks registers its `Hooks` before it first uses them. The table has one place for
+//! A module with locks registers its `Hooks` before it first uses them. The table has one entry for
 //! each `Rank`. A fork takes the locks in the order of the ranks, outermost first.
 //!
 //! # Why a fork does not deadlock
@@ -52,28 +52,47 @@
 //! If the handler then waits for one of Pinfold's locks, neither thread goes on. So a handler that
 //! has interrupted the C library's `malloc` must not use caches while another thread forks.
 
-use crate::lock::{FORKS, Guard, Lock};
+use crate::lock::{FORKS, Guard, Lock, Word};
 use crate::sys;
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, fence};
 use core::time::Duration;
 
-/// The modules with locks, in the order in which a fork takes their locks.
+/// What a fork takes, in this order. Of the locks, this is the lock order: a thread that holds a
+/// lock may wait for the locks below it. No thread but the forking one holds two locks of a kind.
 #[derive(Clone, Copy)]
 pub(crate) enum Rank {
-    /// The counters' shards.
+    /// The counters' shards. No thread holds them together with a lock below.
     Shards,
-    /// The blocks in the per-CPU units.
+    /// The blocks in the per-CPU units. No thread holds this together with a lock below.
     Units,
-    /// Memory pools, caches, nodes, sheaves.
-    Slab,
-    /// Arenas and metadata.
-    Page,
-    /// Policies that several ranges share.
+    /// The memory pools.
+    Pools,
+    /// Grace periods. This lock is only tried.
+    Grace,
+    /// `STOPPING`, for stopping CPUs.
+    Stopping,
+    /// The registry of caches.
+    Registry,
+    /// The caches' pending sheaves.
+    Pending,
+    /// The caches' parts on the nodes.
+    Nodes,
+    /// The pool of sheaves' blocks.
+    Sheaves,
+    /// The nodes' arenas.
+    Arenas,
+    /// The regions.
+    Regions,
+    /// The memory for metadata.
+    Metadata,
+    /// The buffer for reading the cgroup's files.
+    Cgroup,
+    /// The policies that several ranges share.
     Policies,
-    /// The counters' gates. They come after all locks: a fork waits here until no other thread
-    /// keeps a gate closed, and must already hold the locks then (module `counter::gates`).
+    /// The counters' gates, which are no locks. A fork waits here until no other thread keeps a
+    /// gate closed, and must already hold the locks then (module `counter::gates`).
     Gates,
     /// The shepherd's threads, which a child does not have.
     Shepherd,
@@ -84,15 +103,63 @@ const RANKS: usize = Rank::Shepherd as usize + 1;
 /// What a module does about a fork.
 pub(crate) struct Hooks {
     pub(crate) rank: Rank,
-    /// Returns whether the thread with the given thread pointer holds one of the module's locks.
-    pub(crate) holds: fn(u64) -> bool,
-    /// Takes the module's locks, in the parent.
-    pub(crate) before: fn(),
-    /// Forgets the threads that the child does not have. Runs in the child before any `after`.
+    pub(crate) taken: Taken,
+    /// Forgets the threads that the child does not have. Runs in the child before anything is given
+    /// back.
     pub(crate) child: fn(),
-    /// Gives back what `before` took, in the parent and in the child. A fork calls the modules in
-    /// the reverse order of their ranks.
-    pub(crate) after: fn(),
+}
+
+/// Calls its argument with the word of each lock of one rank.
+type Visit = fn(&mut dyn FnMut(&Word));
+
+/// What a fork takes of one rank.
+pub(crate) enum Taken {
+    Locks(Visit),
+    /// Something else.
+    Other {
+        /// Returns whether the thread with the given thread pointer holds it.
+        is_held_by: fn(u64) -> bool,
+        /// Takes it, in the parent.
+        before: fn(),
+        /// Gives it back, in the parent and in the child.
+        after: fn(),
+    },
+}
+
+impl Hooks {
+    /// Returns hooks that take locks, and do nothing else.
+    pub(crate) const fn locks(rank: Rank, visit: Visit) -> Hooks {
+        Hooks {
+            rank,
+            taken: Taken::Locks(visit),
+            child: || {},
+        }
+    }
+
+    fn is_held_by(&self, thread: u64) -> bool {
+        match self.taken {
+            Taken::Locks(visit) => {
+                let mut held = false;
+                visit(&mut |word| held |= word.holder() == thread);
+                held
+            }
+            Taken::Other { is_held_by, .. } => is_held_by(thread),
+        }
+    }
+
+    fn before(&self) {
+        match self.taken {
+            Taken::Locks(visit) => visit(&mut |word| word.lock_for_fork(me(), &FORKS)),
+            Taken::Other { before, .. } => before(),
+        }
+    }
+
+    fn after(&self) {
+        match self.taken {
+            Taken::Locks(visit) => visit(&mut Word::unlock_after_fork),
+            Taken::Other { after, .. } => after(),
+        }
+    }
 }
 
 static TABLE: [AtomicPtr<Hooks>; RANKS] = [const { AtomicPtr::new(null_mut()) }; RANKS];
@@ -127,14 +194,24 @@ extern "C" fn at_start() {
 /// library, which then calls it at each fork.
 ///
 /// Returns false while another thread, or a frame that the caller interrupted, is still registering
-/// this module with the C library. Until then, the caller must not make anything that a fork could
+/// this module with the C library. Also returns false while another thread forks, because that fork
+/// may have read the table before. Until then, the caller must not make anything that a fork could
 /// copy half made.
-pub(crate) fn register(hooks: &'static Hooks) -> bool {
-    let place = &TABLE[hooks.rank as usize];
-    // Release pairs with the acquire in `modules`: a fork that finds the hooks also sees what they
-    // use.
-    place.store(core::ptr::from_ref(hooks).cast_mut(), Release);
-    listen()
+pub(crate) fn register(hooks: &'static [Hooks]) -> bool {
+    for hooks in hooks {
+        // Release pairs with the acquire in `modules`: a fork that finds the hooks also sees what
+        // they use.
+        TABLE[hooks.rank as usize].store(core::ptr::from_ref(hooks).cast_mut(), Release);
+    }
+    // Pairs with the fence in `prepare`: either the fork finds the hooks, or this thread sees that
+    // the fork is under way.
+    fence(SeqCst);
+    listen() && !is_another_under_way(turn())
+}
+
+/// Returns whether the fork number `turn` is under way, in another thread.
+fn is_another_under_way(turn: u32) -> bool {
+    !turn.is_multiple_of(2) && FORKS.thread.load(Relaxed) != me()
 }
 
 fn listen() -> bool {
@@ -163,8 +240,8 @@ pub fn handle() {
 /// Returns the modules in the table, in the order of their ranks.
 fn modules() -> impl DoubleEndedIterator<Item = &'static Hooks> {
     // Acquire pairs with the release in `register`: this thread also sees what the hooks use.
-    // SAFETY: `register` stores only addresses of statics, and an empty place is null.
-    let hooks = |place: &AtomicPtr<Hooks>| unsafe { place.load(Acquire).as_ref() };
+    // SAFETY: `register` stores only addresses of statics, and an empty entry is null.
+    let hooks = |entry: &AtomicPtr<Hooks>| unsafe { entry.load(Acquire).as_ref() };
     TABLE.iter().filter_map(hooks)
 }
 
@@ -207,14 +284,16 @@ pub fn prepare() {
     // store.
     FORKS.thread.store(me(), Relaxed);
     TURNS.fetch_add(1, Release);
-    modules().for_each(|hooks| (hooks.before)());
+    // Pairs with the fence in `register`.
+    fence(SeqCst);
+    modules().for_each(Hooks::before);
 }
 
 /// Waits until the fork of another thread is over. Returns `None` if the caller is a handler that
 /// interrupted a holder: the other fork waits for that holder.
 #[cold]
 fn wait_for_other() -> Option<Guard<'static, ()>> {
-    let holds = modules().any(|hooks| (hooks.holds)(me()));
+    let holds = modules().any(|hooks| hooks.is_held_by(me()));
     if holds { None } else { ONE.lock() }
 }
 
@@ -233,7 +312,7 @@ pub fn parent() {
 fn give_back() {
     // Innermost first. Otherwise a thread could get an outer lock, find an inner one still held by
     // the forking thread, and give up although its caller has no other way to go on.
-    modules().rev().for_each(|hooks| (hooks.after)());
+    modules().rev().for_each(Hooks::after);
     FORKS.thread.store(0, Relaxed);
     TURNS.fetch_add(TURNS.load(Relaxed) % 2, Release);
     sys::wake(&TURNS);
@@ -263,16 +342,11 @@ pub(crate) fn turn() -> u32 {
 
 /// Waits until another thread's fork is over, or a millisecond has passed. Returns false at once if
 /// no other thread forks. The calling thread must hold no lock.
-#[cfg_attr(
-    not(feature = "allocator-api2"),
-    expect(dead_code, reason = "its only caller")
-)]
 #[cold]
 pub(crate) fn await_end() -> bool {
     // Acquire pairs with the release in `prepare`: this thread sees the stored thread pointer.
     let turn = TURNS.load(Acquire);
-    let forking = FORKS.thread.load(Relaxed);
-    if turn.is_multiple_of(2) || forking == pinfold_rseq::thread_pointer() as u64 {
+    if !is_another_under_way(turn) {
         return false;
     }
     sys::wait_for_change(&TURNS, turn, Duration::from_millis(1));

@@ -4,7 +4,7 @@
 //!
 //! * [`pages`]: allocates single pages by memory policy.
 //! * [`slab`]: object caches, and [`slab::kmalloc`], caches by size.
-//! * [`page`]: takes memory from the system and gives it back, for each node.
+//! * [`arena`]: takes memory from the system and gives it back, for each node.
 //! * [`segment`]: the statistics that a process shows to other processes.
 //! * [`vmstat`]: counts by item and zone.
 //! * [`mempolicy`]: which nodes memory comes from. Useful without the allocator too.
@@ -16,15 +16,15 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod arena;
 pub mod counter;
+mod counter_units;
 #[doc(hidden)]
 pub mod fork;
 mod lock;
 pub mod mempolicy;
 mod nodes;
-pub mod page;
 pub mod pages;
-mod percpu;
 pub mod segment;
 pub mod shepherd;
 pub mod slab;

@@ -16,8 +16,8 @@
 //!
 //! # Made-up nodes
 //!
-//! For tests on machines with one node, [`FAKE_VARIABLE`] in the environment sets the number of
-//! nodes, like the kernel's `numa=fake=`:
+//! For tests on machines with one node, [`FAKE_NODES_VARIABLE`](facts::FAKE_NODES_VARIABLE) in the
+//! environment sets the number of nodes, like the kernel's `numa=fake=`:
 //!
 //! * CPU c is on node c modulo that number.
 //! * All memory comes from the system's node 0.
@@ -28,19 +28,17 @@
 
 use crate::topology::{NodeId, NodeSet, facts};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize};
 use pinfold_rseq::{Backend, Index, MAX_INDEX, backend};
 
 /// The maximum number of nodes, including the kernel's. A machine with more nodes counts as having
 /// one.
 pub(crate) const MAX_NODES: usize = 64;
-
-/// The environment variable that sets the number of made-up nodes.
-const FAKE_VARIABLE: &str = "PINFOLD_FAKE_NODES";
+const _: () = assert!(facts::MAX_FAKE_NODES < MAX_NODES);
 
 /// Bits 0 to 7 hold one less than the number of all nodes, including the kernel's. Bits 8 to 15
 /// hold one less than the number of nodes with memory. [`KNOWN`] is set too. The word is 0 until
-/// [`init`] is over.
+/// [`know`] stores it.
 ///
 /// Packed into one word and written once, because per-node tables are sized from it and never
 /// resized.
@@ -48,7 +46,6 @@ static NUMBERS: AtomicU32 = AtomicU32::new(0);
 /// The first bit of the number of nodes with memory.
 const REAL_SHIFT: u32 = 8;
 const KNOWN: u32 = 1 << 16;
-static FAKE: AtomicBool = AtomicBool::new(false);
 /// The system's id of each node.
 static IDS: [AtomicUsize; MAX_NODES] = [const { AtomicUsize::new(0) }; MAX_NODES];
 /// One more than the node of each CPU, or [`UNKNOWN`] for a CPU that was offline when the machine
@@ -61,37 +58,16 @@ static BY_DISTANCE: [[AtomicU8; MAX_NODES]; MAX_NODES] =
 
 /// Returns whether the machine's nodes are known.
 pub(crate) fn are_known() -> bool {
-    // Acquire pairs with the release in `init`: a thread that sees the numbers also sees the tables
+    // Acquire pairs with the release in `know`: a thread that sees the numbers also sees the tables
     // filled in.
     NUMBERS.load(Acquire) != 0
 }
 
-/// What [`init`] needs to know from the module for policies. That module is above this one, so this
-/// module does not call it directly.
-pub(crate) trait Known {
-    /// Returns the nodes that the process may use, if they are known.
-    fn allowed(&self) -> Option<NodeSet>;
-    /// Returns whether the process has a memory policy of its own.
-    fn policy(&self) -> bool;
-    /// For each node, calls `each` with that node and with each node of `with_memory`, from the
-    /// nearest to the farthest.
-    fn by_distance(&self, with_memory: &NodeSet, each: &mut impl FnMut(NodeId, NodeId));
-}
-
-/// Reads the machine's nodes, once, before any per-node table is made.
+/// Stores how many nodes have memory, and whether there is also the kernel's node. The tables must
+/// be filled in before. Only the first call has an effect.
 ///
-/// Counts the nodes that have memory which the process may use. Adds the kernel's node if there are
-/// several nodes and the process has a policy. A machine that cannot be read counts as having one
-/// node.
-pub(crate) fn init(known: &impl Known) {
-    // Two threads that run this at once find the same machine, but may find different policies. The
-    // first result stays.
-    let real = fake().unwrap_or_else(|| {
-        // Most machines have one node. Reading one file is enough to know that.
-        let several = facts::has_several_nodes().then(|| machine(known));
-        several.flatten().unwrap_or(1)
-    });
-    let kernels = real > 1 && known.policy();
+/// Two threads that start at once find the same machine, but may find different policies.
+pub(crate) fn know(real: usize, kernels: bool) {
     let others = real as u32 - 1;
     let numbers = KNOWN | others << REAL_SHIFT | (others + u32::from(kernels));
     // Release pairs with the acquires in `are_known`, `count` and `real`: a thread that sees the
@@ -99,15 +75,9 @@ pub(crate) fn init(known: &impl Known) {
     let _ = NUMBERS.compare_exchange(0, numbers, Release, Relaxed);
 }
 
-/// Fills the tables with made-up nodes if [`FAKE_VARIABLE`] asks for them. Returns their number.
-fn fake() -> Option<usize> {
-    let mut buffer = [0; 4];
-    let text = pinfold_rseq::env::read(FAKE_VARIABLE, &mut buffer)?;
-    let nodes = core::str::from_utf8(text).ok()?.parse().ok()?;
-    if !(1..MAX_NODES).contains(&nodes) {
-        return None;
-    }
-    FAKE.store(true, Relaxed);
+/// Fills the tables with made-up nodes if the environment asks for them. Returns their number.
+pub(crate) fn make_up() -> Option<usize> {
+    let nodes = facts::fake_nodes()?;
     for (cpu, node) in OF_CPU.iter().enumerate() {
         node.store((cpu % nodes) as u8 + 1, Relaxed);
     }
@@ -126,16 +96,9 @@ fn fake() -> Option<usize> {
     Some(nodes)
 }
 
-/// Fills the tables from the machine. Returns the number of usable nodes. Returns `None` if this
-/// number is not from 2 to `MAX_NODES` - 1, or cannot be read.
-#[cold]
-#[inline(never)]
-fn machine(known: &impl Known) -> Option<usize> {
-    let with_memory = facts::nodes_with_memory()?;
-    let usable = match known.allowed() {
-        Some(allowed) => with_memory.and(&allowed),
-        None => with_memory.clone(),
-    };
+/// Gives numbers to the system's nodes in `usable`, and returns how many nodes these are. Returns
+/// `None` if they are not from 2 to `MAX_NODES` - 1.
+pub(crate) fn number(usable: &NodeSet) -> Option<usize> {
     let nodes = usable.len();
     if !(2..MAX_NODES).contains(&nodes) {
         return None;
@@ -143,43 +106,40 @@ fn machine(known: &impl Known) -> Option<usize> {
     for (node, id) in usable.iter().enumerate() {
         IDS[node].store(id, Relaxed);
     }
-    let number = |node: NodeId| (0..nodes).find(|&number| id(number) == node.0);
-    let mut filled = [0u8; MAX_NODES];
-    let mut last = None;
-    known.by_distance(&with_memory, &mut |from, to| {
-        let Some(to) = number(to) else {
-            return;
-        };
-        if last != Some(from) {
-            last = Some(from);
-            // The first usable `to` of each `from` is the nearest. A node with usable memory is its
-            // own nearest. The CPUs of a node without usable memory use the nearest node that has
-            // some.
+    Some(nodes)
+}
+
+/// Fills in the tables of the system's node `from`, which may have no number. `nodes` are numbered,
+/// and `nearest_first` are the system's nodes with memory.
+pub(crate) fn set_order(from: NodeId, nodes: usize, nearest_first: impl Iterator<Item = NodeId>) {
+    let numbered = |node: NodeId| (0..nodes).find(|&number| id(number) == node.0);
+    let mine = numbered(from);
+    for (place, to) in nearest_first.filter_map(numbered).enumerate() {
+        // The first usable node is the nearest. A node with usable memory is its own nearest. The
+        // CPUs of a node without usable memory use the nearest node that has some.
+        if place == 0 {
             facts::for_each_cpu_of(from, |cpu| {
                 if let Some(node) = OF_CPU.get(cpu) {
                     node.store(to as u8 + 1, Relaxed);
                 }
             });
         }
-        if let Some(from) = number(from) {
-            let place = usize::from(filled[from]);
+        if let Some(from) = mine {
             BY_DISTANCE[from][place].store(to as u8, Relaxed);
-            filled[from] = (place + 1).min(MAX_NODES - 1) as u8;
         }
-    });
-    Some(nodes)
+    }
 }
 
 /// Returns the number of nodes, including the kernel's. At least 1. One load.
 pub(crate) fn count() -> usize {
-    // Acquire pairs with the release in `init`: a thread that sees the numbers also sees the tables
+    // Acquire pairs with the release in `know`: a thread that sees the numbers also sees the tables
     // filled in.
     (NUMBERS.load(Acquire) & 0xff) as usize + 1
 }
 
 /// Returns the number of nodes with memory, without the kernel's. At least 1. One load.
 pub(crate) fn real() -> usize {
-    // Acquire pairs with the release in `init`: a thread that sees the numbers also sees the tables
+    // Acquire pairs with the release in `know`: a thread that sees the numbers also sees the tables
     // filled in.
     (NUMBERS.load(Acquire) >> REAL_SHIFT & 0xff) as usize + 1
 }
@@ -221,7 +181,7 @@ pub(crate) fn fallback(from: usize) -> impl Iterator<Item = usize> {
 
 /// Returns whether the nodes are made up.
 pub(crate) fn are_made_up() -> bool {
-    FAKE.load(Relaxed)
+    facts::fake_nodes().is_some()
 }
 
 /// Returns whether `node` is the kernel's node.

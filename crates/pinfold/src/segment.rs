@@ -15,7 +15,7 @@
 //!   sections. A total is the sum over the units. It misses at most the adds that are under way at
 //!   that moment.
 //! * **Events of the slow paths** are [`NodeEvents`]. The caches of the size classes add to them.
-//! * **Memory held from the system** is counted by the page layer, and copied to [`Segment`]
+//! * **Memory held from the system** is counted by the arenas, and copied to [`Segment`]
 //!   whenever it changes.
 //!
 //! # Invariants
@@ -24,7 +24,7 @@
 //!   head.
 //! * Every number only grows, except `held` and `huge`.
 
-use crate::percpu;
+use crate::counter_units;
 use crate::vmstat::{Item, VmEvents};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -341,17 +341,17 @@ pub struct Shared {
 /// Call it at the start of a process, before anything else is counted. Returns `None` if something
 /// was counted before, or if there is no memory. Costs a walk over the bitmap of the units.
 pub fn place_calls(calls: &VmEvents<Call>) -> Option<Shared> {
-    calls.place()?;
+    calls.block()?;
     Some(Shared {
         units: pinfold_rseq::possible() + 1,
-        bytes: percpu::seal(8 * Call::NAMES.len())?,
+        bytes: counter_units::seal(8 * Call::NAMES.len())?,
     })
 }
 
 /// Returns where in each unit the words of `calls` are, for [`Segment::calls`]. Returns `None` if
 /// there is no memory. Costs one load if the calls have their place.
 pub fn place_of(calls: &VmEvents<Call>) -> Option<usize> {
-    calls.place()
+    calls.block()
 }
 
 /// Maps the beginnings of the units to the file `fd`, from `offset` on. Counts begin at 0.
@@ -366,9 +366,9 @@ pub fn place_of(calls: &VmEvents<Call>) -> Option<usize> {
 /// * No other thread counts during the call. Its counts could be lost.
 pub unsafe fn share_units(fd: i32, offset: usize, shared: Shared) -> bool {
     // SAFETY: the caller promises that `shared.bytes` comes from `place_calls`, so from
-    // `percpu::seal`. It also promises a large enough file, and that no count in those bytes is
-    // needed.
-    unsafe { percpu::share(fd, offset, shared.bytes) }
+    // `counter_units::seal`. It also promises a large enough file, and that no count in those bytes
+    // is needed.
+    unsafe { counter_units::share(fd, offset, shared.bytes) }
 }
 
 static CURRENT: AtomicPtr<Segment> = AtomicPtr::new(null_mut());

@@ -10,10 +10,11 @@ pub(crate) use files::{
     with_path_below,
 };
 pub(crate) use limits::{
-    address_space_left, commits_strictly, least_free, mapped, mappings_most, resource_limit,
+    address_space_left, allowed_nodes, commits_strictly, least_free, mapped, mappings_most,
+    resource_limit,
 };
 
-use core::ptr::{NonNull, null_mut};
+use core::ptr::{NonNull, null, null_mut};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicUsize};
 
@@ -441,24 +442,26 @@ pub(crate) fn wait_for_change(word: &AtomicU32, value: u32, time: core::time::Du
         tv_sec: time.as_secs().min(1 << 30) as libc::time_t,
         tv_nsec: libc::c_long::from(time.subsec_nanos() as i32),
     };
-    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the word is valid for the call, and `time` is readable.
-    keep_errno(|| unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            operation,
-            value,
-            &raw const time,
-        )
-    });
+    futex(word.as_ptr(), libc::FUTEX_WAIT, value, &raw const time);
 }
 
 /// Wakes all threads that wait for a change of `word`.
 pub(crate) fn wake(word: &AtomicU32) {
-    let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the kernel uses only the address of the word, which is valid.
-    keep_errno(|| unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) });
+    futex(word.as_ptr(), libc::FUTEX_WAKE, i32::MAX as u32, null());
+}
+
+/// Makes a futex call for a word of this process. `operation` is `FUTEX_WAIT` or `FUTEX_WAKE`.
+/// `time` limits a wait, and is null or the address of a time.
+pub(crate) fn futex(
+    word: *const u32,
+    operation: libc::c_int,
+    value: u32,
+    time: *const libc::timespec,
+) {
+    let operation = operation | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: both operations only read `word` and `time`. The kernel refuses an address that it
+    // cannot read.
+    keep_errno(|| unsafe { libc::syscall(libc::SYS_futex, word, operation, value, time) });
 }
 
 /// Ends the process with a message on standard error, after an invariant was violated.

@@ -1,7 +1,7 @@
 //! Runs of granules: they do not overlap, join when they are free, grow and shrink in place, and go
 //! back to the system.
 
-use pinfold::page::{
+use pinfold::arena::{
     self, GRANULE, HUGE, LARGE, Run, alloc_aligned_run, alloc_run, entry, free_run, move_run,
     resize_run, run_size,
 };
@@ -123,10 +123,10 @@ fn runs_in_use_never_overlap() {
             total += granules;
         }
         if round % 5000 == 0 {
-            page::trim();
+            arena::trim();
         }
         if round % 7000 == 0 {
-            page::unmap_free();
+            arena::unmap_free();
         }
     }
     for (run, granules) in runs {
@@ -142,7 +142,7 @@ fn free_neighbours_join() {
     }
     let long = take(54);
     give(long);
-    let held = page::held();
+    let held = arena::held();
     // Nine parts of the same memory, freed in an order in which runs join on both sides.
     let parts: Vec<_> = (0..9).map(|_| take(6)).collect();
     for nth in [1, 3, 5, 7, 0, 2, 4, 6, 8] {
@@ -150,7 +150,7 @@ fn free_neighbours_join() {
     }
     let again = take(54);
     assert_eq!(again, long);
-    assert!(page::held() <= held.max(54 * GRANULE as u64) + (4 << 20));
+    assert!(arena::held() <= held.max(54 * GRANULE as u64) + (4 << 20));
     give(again);
 }
 
@@ -159,7 +159,7 @@ fn the_lowest_of_the_shortest_runs_that_fit_is_taken() {
     if !alone("the_lowest_of_the_shortest_runs_that_fit_is_taken") {
         return;
     }
-    page::unmap_free();
+    arena::unmap_free();
     let runs: Vec<_> = [5, 1, 3, 1, 3, 1, 9, 1].map(take).to_vec();
     let mut sorted = runs.clone();
     sorted.sort();
@@ -229,11 +229,11 @@ fn a_run_moves_with_its_pages() {
     // SAFETY: the test owns the run, and does not use its old address afterwards.
     let huge = unsafe { move_run(other, HUGE + 1) }.unwrap();
     check(huge, other.as_ptr() as usize, 100);
-    assert!(page::huge_size(huge.as_ptr()).is_some_and(|size| size > HUGE));
+    assert!(arena::huge_size(huge.as_ptr()).is_some_and(|size| size > HUGE));
     // SAFETY: the test owns the huge block, which has more than `HUGE` bytes, and gives it up.
     unsafe {
         *huge.as_ptr().add(HUGE) = 1;
-        assert!(page::free_huge(huge.as_ptr()));
+        assert!(arena::free_huge(huge.as_ptr()));
     }
     // The addresses that both runs left are used again.
     let again = take(64);
@@ -280,7 +280,7 @@ fn free_memory_goes_back_with_its_addresses() {
     let used = status("VmData:");
     assert!(used >= data + 3000 * GRANULE);
     runs.iter().for_each(|&run| give(run));
-    let unmapped = page::unmap_free();
+    let unmapped = arena::unmap_free();
     assert!(unmapped >= 2900 * GRANULE, "{unmapped}");
     assert!(status("VmData:") <= used - unmapped + (1 << 20));
     // The addresses are used again, and read as zeroes.
@@ -338,9 +338,9 @@ fn a_huge_block_leaves_the_arenas_addresses() {
         let again = take(300);
         assert_eq!(again, run);
         give(again);
-        page::trim();
+        arena::trim();
         // SAFETY: the test owns the huge block and gives it up.
-        assert!(unsafe { page::free_huge(block.as_ptr()) });
+        assert!(unsafe { arena::free_huge(block.as_ptr()) });
     }
 }
 
@@ -356,7 +356,7 @@ fn a_clean_run_before_the_unmapped_rest_may_be_long_enough() {
     let last = take(43);
     give(last);
     runs.iter().for_each(|pair| give(pair[0]));
-    page::trim();
+    arena::trim();
     for _ in 0..4 {
         take(42);
     }
@@ -371,14 +371,14 @@ fn memory_that_was_free_for_long_goes_back_on_any_call() {
         let runs: Vec<_> = (0..30).map(|_| [take(2), take(9)]).collect();
         runs.iter().for_each(|pair| give(pair[0]));
         (0..before).for_each(|_| _ = take(9));
-        let returned = page::returned();
+        let returned = arena::returned();
         for _ in 0..30 {
             std::thread::sleep(std::time::Duration::from_millis(50));
             for _ in 0..32 {
                 give(take(9));
             }
         }
-        let granules = (page::returned() - returned) / GRANULE as u64;
+        let granules = (arena::returned() - returned) / GRANULE as u64;
         assert!(granules >= 50, "{before}: {granules}");
     }
 }

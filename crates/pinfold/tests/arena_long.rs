@@ -1,17 +1,17 @@
 //! A long run that is allocated and freed over and over stays with the process.
 
-use pinfold::page::{self, LARGE, Run};
+use pinfold::arena::{self, LARGE, Run};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
 /// Allocates and frees one run. Returns how many bytes went back to the system meanwhile.
 fn one(granules: usize) -> u64 {
-    let before = page::returned();
-    let run = page::alloc_run(granules, 0, LARGE, false).unwrap();
+    let before = arena::returned();
+    let run = arena::alloc_run(granules, 0, LARGE, false).unwrap();
     // SAFETY: the run was allocated above, and is not used afterwards.
-    unsafe { page::free_run(run.start) };
-    page::returned() - before
+    unsafe { arena::free_run(run.start) };
+    arena::returned() - before
 }
 
 #[test]
@@ -27,17 +27,17 @@ fn a_long_run_that_comes_and_goes_stays_and_lets_no_other_memory_stay() {
         }
         // What is left of the first runs goes back.
         assert!(
-            bytes < granules as u64 * page::GRANULE as u64,
+            bytes < granules as u64 * arena::GRANULE as u64,
             "{bytes} bytes went back"
         );
     }
     // 320 MiB of other memory is freed once.
     let runs: Vec<Run> = (0..320)
-        .map(|_| page::alloc_run(16, 0, LARGE, false).unwrap())
+        .map(|_| arena::alloc_run(16, 0, LARGE, false).unwrap())
         .collect();
     for run in runs {
         // SAFETY: the run was allocated above, and is not used afterwards.
-        unsafe { page::free_run(run.start) };
+        unsafe { arena::free_run(run.start) };
     }
-    assert!(page::held() < 80 * MIB, "{} bytes are held", page::held());
+    assert!(arena::held() < 80 * MIB, "{} bytes are held", arena::held());
 }

@@ -1,6 +1,6 @@
 //! Freed memory that the process soon needs again stays with the process.
 
-use pinfold::page::{self, LARGE, Run};
+use pinfold::arena::{self, LARGE, Run};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ const RUNS: usize = 100;
 
 /// Allocates and frees 100 MiB. Returns how many bytes went back to the system meanwhile.
 fn round() -> u64 {
-    let before = page::returned();
+    let before = arena::returned();
     let runs: Vec<Run> = (0..RUNS)
-        .map(|_| page::alloc_run(16, 0, LARGE, false).unwrap())
+        .map(|_| arena::alloc_run(16, 0, LARGE, false).unwrap())
         .collect();
     for run in runs {
         // SAFETY: the run was allocated above, and is not used afterwards.
-        unsafe { page::free_run(run.start) };
+        unsafe { arena::free_run(run.start) };
     }
-    page::returned() - before
+    arena::returned() - before
 }
 
 #[test]
@@ -30,12 +30,12 @@ fn memory_that_is_missed_is_kept_for_a_while() {
     for _ in 0..12 {
         sleep(Duration::from_millis(460));
         for _ in 0..20 {
-            let run = page::alloc_run(1, 0, LARGE, false).unwrap();
+            let run = arena::alloc_run(1, 0, LARGE, false).unwrap();
             // SAFETY: the run was allocated above, and is not used afterwards.
-            unsafe { page::free_run(run.start) };
+            unsafe { arena::free_run(run.start) };
         }
     }
-    assert!(page::held() < 32 * MIB, "{} bytes are held", page::held());
+    assert!(arena::held() < 32 * MIB, "{} bytes are held", arena::held());
     let later = round();
     assert!(later > 70 * MIB, "only {later} bytes went back");
 }

@@ -3,10 +3,10 @@
 mod common;
 
 use common::pin;
+use pinfold::arena::{NUMA_STAT, NumaItem};
 use pinfold::mempolicy::{
     Distances, Mempolicy, Move, PageNode, Weights, apply, mems_allowed, node_for, nodes_of_pages,
 };
-use pinfold::page::{NUMA_STAT, NumaItem};
 use pinfold::pages::Pages;
 use pinfold::slab::KmemCache;
 use pinfold::topology::{NodeId, NodeSet, Topology};
@@ -214,7 +214,7 @@ fn a_full_node_passes_requests_to_the_nearest() {
     let count = |number: usize, item| pages.numa_stat().snapshot_zone(Zone::normal(number), item);
 
     let hog = Hog::fill(full);
-    pinfold::page::refresh_room();
+    pinfold::arena::refresh_room();
     let before = NUMA_STAT.read_node(number, NumaItem::Foreign);
     let taken: Vec<_> = (0..50).map(|place| pages.alloc(place).unwrap()).collect();
     let elsewhere = lie_on(&taken);
@@ -232,7 +232,7 @@ fn a_full_node_passes_requests_to_the_nearest() {
     drop(hog);
 
     // The node has room again.
-    pinfold::page::refresh_room();
+    pinfold::arena::refresh_room();
     let back = pages.alloc(50).unwrap();
     assert_eq!(lie_on(&[back]), [full]);
     assert_eq!(count(number, NumaItem::Hit), 1);

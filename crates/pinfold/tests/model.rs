@@ -1,10 +1,38 @@
 //! Models of the protocols between CPUs, explored by loom:
 //! `RUSTFLAGS="--cfg loom" cargo test --release --test model`.
 //!
-//! The lock is `lock/word.rs` itself, over loom's atomics. loom's types cannot be in statics, so
-//! the other protocols are written again here, step by step as in `slab/aside.rs` and
-//! `slab/percpu.rs`. Each names the code that it stands for. A per-CPU operation is one step here,
-//! because the kernel makes it one.
+//! The lock is `lock/word.rs` itself, over loom's atomics. The list of objects set aside and the
+//! moves of sheaves work on memory that loom cannot watch, so they are written again here. An
+//! operation on a CPU's word is one step, because the kernel makes it one. Each planted fault
+//! breaks a protocol.
+//!
+//! Not shown: that the lock must count the threads that wait, and the fence beside that count. Four
+//! threads with more preemptions than loom can explore would need them.
+//!
+//! # What is mirrored
+//!
+//! `model_mirrors.rs` fails when one of these functions changes.
+//!
+//! | step | mirrors | fingerprint |
+//! |---|---|---|
+//! | `Lock::enter` | `pinfold/src/lock/mod.rs` `Lock::take` | `760bd8cd3b034b2e` |
+//! | `futex_wait` | `pinfold/src/lock/mod.rs` `futex_wait` | `f835e1b3b63c59c3` |
+//! | `futex_wake` | `pinfold/src/lock/mod.rs` `futex_wake` | `84d912143bf2f9f2` |
+//! | `Lock::fork` | `pinfold/src/fork.rs` `prepare` | `7b7fb2b48b2d6135` |
+//! | `Lock::end_fork` | `pinfold/src/fork.rs` `parent` | `6243c80fb2fc469d` |
+//! | `Lock::end_fork` | `pinfold/src/fork.rs` `give_back` | `3ba3677d1359874e` |
+//! | `Aside::set_aside` | `pinfold/src/slab/` `Node::set_aside` | `4d0d02a744c94163` |
+//! | `Aside::take_back` | `pinfold/src/slab/` `Node::take_back` | `880f7686e14040e6` |
+//! | `Cpu::exchange` | `rseq/src/units.rs` `Units::store_if_equal` | `0d95ba1ea2bcf18b` |
+//! | `Cpu::exchange` | `rseq/src/atomic.rs` `store_if_equal` | `d7f9148e52656064` |
+//! | `Cpu::exchange` | `rseq/src/arch/x86_64.rs` `store_if_equal` | `1dd53f5826af4292` |
+//! | `Cpu::exchange` | `rseq/src/arch/aarch64.rs` `store_if_equal` | `76aaf844fee3276b` |
+//! | `Cpu::take_spare` | `pinfold/src/slab/` `Descriptor::take_spare` | `b433f2700bc0cdc1` |
+//! | `Cpu::install` | `pinfold/src/slab/` `Descriptor::install` | `d6d64985dd204d16` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::alloc_slow` | `50821c631a77ec90` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::free_slow` | `9ec7f5864e25db11` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_full` | `74e50498fa70c53e` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_empty` | `9473db3d9039df3e` |
 #![cfg(loom)]
 
 #[path = "../src/lock/word.rs"]
@@ -12,15 +40,46 @@
 mod word;
 
 use loom::cell::UnsafeCell;
+use loom::sync::Mutex;
 use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use loom::sync::{Arc, Mutex};
 use loom::thread;
+use std::cell::Cell;
+// loom's would panic while it unwinds from a model in which all threads wait.
+use std::sync::Arc;
 use word::{Forks, Word};
+
+/// A planted fault, which the model must find.
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    Nothing,
+    /// The lock is given back without release order.
+    UnlockRelaxed,
+    /// The lock wakes no thread.
+    NoWake,
+    /// An object is set aside without release order.
+    PushRelaxed,
+    /// An operation on a CPU's word stores without comparing.
+    NoCompare,
+}
+
+std::thread_local! {
+    /// A plain thread-local: loom runs all threads of a model on the thread that explores it.
+    static FAULT: Cell<Fault> = const { Cell::new(Fault::Nothing) };
+}
+
+/// Explores `model` with at most `bound` preemptions and a fault.
+fn explore(bound: usize, fault: Fault, model: impl Fn() + Sync + Send + 'static) {
+    FAULT.set(fault);
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(bound);
+    builder.check(model);
+}
 
 /// The lock's primitives: loom's atomics, and the kernel's futex as a mutex and a condition
 /// variable.
 mod primitive {
+    use super::{FAULT, Fault};
     use loom::sync::atomic::Ordering::{self, Relaxed};
     use loom::sync::{Condvar, Mutex};
 
@@ -51,7 +110,8 @@ mod primitive {
         }
 
         pub fn swap(&self, value: u64, order: Ordering) -> u64 {
-            self.value.swap(value, order)
+            let weaker = FAULT.get() == Fault::UnlockRelaxed;
+            self.value.swap(value, if weaker { Relaxed } else { order })
         }
 
         pub fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
@@ -89,6 +149,9 @@ mod primitive {
     }
 
     pub fn futex_wake(word: &AtomicU64, count: i32) {
+        if FAULT.get() == Fault::NoWake {
+            return;
+        }
         let _kernel = word.kernel.lock().unwrap();
         match count {
             1 => word.sleepers.notify_one(),
@@ -134,15 +197,24 @@ impl Lock {
         }
         taken
     }
+
+    /// Takes the lock for a fork, as `fork::prepare` does.
+    fn fork(&self, me: u64) {
+        self.forks.thread.store(me, Relaxed);
+        self.word.lock_for_fork(me, &self.forks);
+    }
+
+    /// Gives the lock back, as `fork::parent` does.
+    fn end_fork(&self) {
+        self.word.unlock_after_fork();
+        self.forks.thread.store(0, Relaxed);
+    }
 }
 
 /// No two threads hold the lock at once, and every waiting thread wakes up: loom fails a run in
 /// which all threads wait.
-#[test]
-fn the_lock_excludes_and_wakes() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+fn three_threads(fault: Fault) {
+    explore(3, fault, || {
         let lock = Lock::new();
         let others: Vec<_> = [8, 16]
             .into_iter()
@@ -159,14 +231,28 @@ fn the_lock_excludes_and_wakes() {
     });
 }
 
+#[test]
+fn the_lock_excludes_and_wakes() {
+    three_threads(Fault::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn the_lock_does_not_exclude_if_it_is_given_back_relaxed() {
+    three_threads(Fault::UnlockRelaxed);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn threads_wait_for_ever_if_the_lock_wakes_none() {
+    three_threads(Fault::NoWake);
+}
+
 /// A forking thread holds the lock and waits for a thread that diverts. It makes progress even if
 /// it had to wait for a holder, and beside threads that wait until the fork is over.
-#[test]
-fn a_fork_does_not_block_a_thread_that_diverts() {
+fn a_fork(fault: Fault) {
     for (others, bound) in [(&[false][..], 3), (&[true], 3), (&[false, false], 1)] {
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(bound);
-        model.check(move || {
+        explore(bound, fault, move || {
             const ME: u64 = 24;
             let lock = Lock::new();
             let run = |me, diverts| {
@@ -178,13 +264,11 @@ fn a_fork_does_not_block_a_thread_that_diverts() {
                 .map(|(&diverts, me)| (run(me, diverts), diverts))
                 .collect();
             let diverting = run(8, true);
-            lock.forks.thread.store(ME, Relaxed);
-            lock.word.lock_for_fork(ME, &lock.forks);
+            lock.fork(ME);
             // The C library's fork waits like this when that thread holds one of the C library's
             // locks.
             let mut entered = usize::from(diverting.join().unwrap());
-            lock.word.unlock_after_fork();
-            lock.forks.thread.store(0, Relaxed);
+            lock.end_fork();
             for (other, diverts) in others {
                 let taken = other.join().unwrap();
                 assert!(taken || diverts);
@@ -197,12 +281,21 @@ fn a_fork_does_not_block_a_thread_that_diverts() {
     }
 }
 
+#[test]
+fn a_fork_does_not_block_a_thread_that_diverts() {
+    a_fork(Fault::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_fork_that_wakes_no_thread_blocks_a_thread_that_diverts() {
+    a_fork(Fault::NoWake);
+}
+
 /// The same, if a signal handler forks and interrupted the frame that holds the lock.
 #[test]
 fn a_fork_in_a_handler_does_not_block_a_thread_that_diverts() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+    explore(3, Fault::Nothing, || {
         const ME: u64 = 24;
         let lock = Lock::new();
         assert_eq!(lock.word.try_lock(ME), Ok(()));
@@ -210,63 +303,79 @@ fn a_fork_in_a_handler_does_not_block_a_thread_that_diverts() {
             let lock = lock.clone();
             thread::spawn(move || lock.enter(8, true))
         };
-        lock.forks.thread.store(ME, Relaxed);
-        lock.word.lock_for_fork(ME, &lock.forks);
+        lock.fork(ME);
         assert!(!diverting.join().unwrap());
-        lock.word.unlock_after_fork();
-        lock.forks.thread.store(0, Relaxed);
+        lock.end_fork();
         assert_eq!(lock.word.holder(), ME);
         lock.word.unlock();
         assert_eq!(lock.word.try_lock(ME), Ok(()));
     });
 }
 
-/// `Node::set_aside` and `Node::take_back`: two handlers set objects aside while a holder takes
-/// them back. Each object arrives once.
-#[test]
-fn objects_set_aside_arrive_once() {
-    loom::model(|| {
-        // `links[n]` is the first word of object n; 0 ends the list.
-        let links = Arc::new([
-            AtomicUsize::new(0),
-            AtomicUsize::new(0),
-            AtomicUsize::new(0),
-        ]);
-        let first = Arc::new(AtomicUsize::new(0));
-        let pushers: Vec<_> = [1, 2]
+/// Objects that are set aside. `links[n]` is the first word of object n; 0 ends the list.
+#[derive(Default)]
+struct Aside {
+    links: [AtomicUsize; 3],
+    first: AtomicUsize,
+}
+
+impl Aside {
+    fn set_aside(&self, object: usize) {
+        let weaker = FAULT.get() == Fault::PushRelaxed;
+        let order = if weaker { Relaxed } else { Release };
+        let mut next = self.first.load(Relaxed);
+        loop {
+            self.links[object].store(next, Relaxed);
+            match self.first.compare_exchange(next, object, order, Relaxed) {
+                Ok(_) => return,
+                Err(other) => next = other,
+            }
+        }
+    }
+
+    fn take_back(&self) -> Vec<usize> {
+        let mut seen = Vec::new();
+        let mut next = self.first.swap(0, Acquire);
+        while next != 0 {
+            seen.push(next);
+            next = self.links[next].load(Relaxed);
+        }
+        seen
+    }
+}
+
+/// Two handlers set objects aside while a holder takes them back. Each object arrives once.
+fn two_handlers(fault: Fault) {
+    explore(3, fault, || {
+        let aside = Arc::new(Aside::default());
+        // An old link, to an object that is not on the list.
+        aside.links[1].store(2, Relaxed);
+        let handlers: Vec<_> = [1, 2]
             .into_iter()
             .map(|object| {
-                let (links, first) = (links.clone(), first.clone());
-                thread::spawn(move || {
-                    let mut next = first.load(Relaxed);
-                    loop {
-                        links[object].store(next, Relaxed);
-                        match first.compare_exchange(next, object, Release, Relaxed) {
-                            Ok(_) => return,
-                            Err(other) => next = other,
-                        }
-                    }
-                })
+                let aside = aside.clone();
+                thread::spawn(move || aside.set_aside(object))
             })
             .collect();
-        let mut seen = take_back(&links, &first);
-        pushers
+        let mut seen = aside.take_back();
+        handlers
             .into_iter()
-            .for_each(|pusher| pusher.join().unwrap());
-        seen.extend(take_back(&links, &first));
+            .for_each(|handler| handler.join().unwrap());
+        seen.extend(aside.take_back());
         seen.sort_unstable();
-        assert_eq!(seen, [1, 2]);
+        assert_eq!(seen, [1, 2], "objects were lost or doubled");
     });
 }
 
-fn take_back(links: &[AtomicUsize; 3], first: &AtomicUsize) -> Vec<usize> {
-    let mut seen = Vec::new();
-    let mut next = first.swap(0, Acquire);
-    while next != 0 {
-        seen.push(next);
-        next = links[next].load(Relaxed);
-    }
-    seen
+#[test]
+fn objects_set_aside_arrive_once() {
+    two_handlers(Fault::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "objects were lost or doubled")]
+fn objects_set_aside_relaxed_are_lost_or_doubled() {
+    two_handlers(Fault::PushRelaxed);
 }
 
 /// A unit's two words for one cache, and the node's barn. A sheaf is a number, and 0 stands for no
@@ -281,26 +390,20 @@ impl Cpu {
     /// The operation `store_if_equal`, which is one step.
     fn exchange(word: &Mutex<usize>, expected: usize, new: usize) -> bool {
         let mut word = word.lock().unwrap();
-        let equal = *word == expected;
+        let equal = *word == expected || FAULT.get() == Fault::NoCompare;
         if equal {
             *word = new;
         }
         equal
     }
 
-    /// `Cache::alloc_slow` or `free_slow`, as far as they move sheaves: takes the spare or a sheaf
-    /// from the barn, installs it, and keeps the old main sheaf.
-    fn slow_path(&self) {
+    fn take_spare(&self) -> Option<usize> {
         let spare = *self.spare.lock().unwrap();
-        let taken = spare != 0 && Cpu::exchange(&self.spare, spare, 0);
-        let sheaf = if taken {
-            spare
-        } else {
-            match self.barn.lock().unwrap().pop() {
-                Some(sheaf) => sheaf,
-                None => return,
-            }
-        };
+        (spare != 0 && Cpu::exchange(&self.spare, spare, 0)).then_some(spare)
+    }
+
+    /// Installs `sheaf`. The old main sheaf, or `sheaf`, becomes the spare or goes to the barn.
+    fn install(&self, sheaf: usize) {
         let main = *self.main.lock().unwrap();
         let old = if Cpu::exchange(&self.main, main, sheaf) {
             main
@@ -311,14 +414,23 @@ impl Cpu {
             self.barn.lock().unwrap().push(old);
         }
     }
+
+    /// Moves sheaves as an allocation or a free does: takes the spare or a sheaf from the barn, and
+    /// installs it.
+    fn slow_path(&self) {
+        let sheaf = match self.take_spare() {
+            Some(spare) => Some(spare),
+            None => self.barn.lock().unwrap().pop(),
+        };
+        if let Some(sheaf) = sheaf {
+            self.install(sheaf);
+        }
+    }
 }
 
 /// However two threads interleave on a CPU, every sheaf is in one place at the end.
-#[test]
-fn sheaves_are_neither_lost_nor_doubled() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+fn two_slow_paths(fault: Fault) {
+    explore(3, fault, || {
         let cpu = Arc::new(Cpu {
             main: Mutex::new(1),
             spare: Mutex::new(2),
@@ -334,6 +446,17 @@ fn sheaves_are_neither_lost_nor_doubled() {
         all.extend([*cpu.main.lock().unwrap(), *cpu.spare.lock().unwrap()]);
         all.retain(|&sheaf| sheaf != 0);
         all.sort_unstable();
-        assert_eq!(all, [1, 2, 3]);
+        assert_eq!(all, [1, 2, 3], "sheaves were lost or doubled");
     });
+}
+
+#[test]
+fn sheaves_are_neither_lost_nor_doubled() {
+    two_slow_paths(Fault::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "sheaves were lost or doubled")]
+fn sheaves_are_lost_or_doubled_if_operations_do_not_compare() {
+    two_slow_paths(Fault::NoCompare);
 }

@@ -1,203 +1,158 @@
 //! A model of limited adds without a lock, explored by loom: `RUSTFLAGS="--cfg loom" cargo test
 //! --release --test model_counter_limited`.
 //!
-//! One thread adds 1 several times on one CPU, in a shard with a batch of 1, and folds. Another
-//! thread makes a limited add. `counter/reach.rs` says why the limited add never passes its limit.
-//! Each fault that the model can plant breaks one of the reasons.
+//! The counter is that of [`model_counter`](../model_counter.rs), and its limited adds rely on a
+//! stated reach. One thread adds a batch several times on one CPU, and folds. Another thread makes
+//! a limited add. `counter/reach.rs` says why the limited add never passes its limit. Each fault
+//! that the model can plant breaks one of the reasons.
+//!
+//! # What is mirrored
+//!
+//! `model_mirrors.rs` fails when one of these functions changes.
+//! `model_counter/` has further tables.
+//!
+//! | step | mirrors | fingerprint |
+//! |---|---|---|
+//! | `Value::reach` | `pinfold/src/counter/base.rs` `Base::reach` | `074f6088d2783ba2` |
+//! | `Value::state` | `pinfold/src/counter/base.rs` `Base::state` | `6ce796071e3669af` |
+//! | `Value::add_if` | `pinfold/src/counter/base.rs` `Base::add_if` | `c0bb52cfc1026fbf` |
+//! | `Value::add_if` | `pinfold/src/counter/base.rs` `Base::exchange` | `4e383feab9043596` |
 #![cfg(loom)]
 
-use loom::sync::Arc;
-use loom::sync::atomic::AtomicU64;
-use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+#[path = "model_counter/counter.rs"]
+#[allow(dead_code, reason = "the model does not use all of the files")]
+mod counter;
+#[path = "model_counter/counter_units.rs"]
+#[allow(dead_code, reason = "the model does not use all of the machine")]
+mod counter_units;
+
+use counter::PercpuCounter;
+use counter_units::{BLOCK, Fault, explore, word_at};
+use loom::sync::atomic::Ordering::{AcqRel, Relaxed};
 use loom::thread;
 
-const BATCH: i64 = 1;
-/// How far the shards may be from the centre of the reach.
-const WIDTH: i64 = 2;
-const LIMIT: i64 = 3;
-/// How many times the CPU adds 1. Together these adds reach the limit, so that the limited add must
-/// not come after all of them.
-const ADDS: i64 = 3;
+const BATCH: i64 = 64;
+/// How far the shards may be from the centre of the reach: the least that is worth stating.
+const WIDTH: i64 = 4 * BATCH;
+/// How many batches are added before the threads run. No fold has come near the end of the reach by
+/// then.
+const BEFORE: i64 = 3;
+/// How many batches the CPU adds.
+const ADDS: i64 = 5;
+/// All adds together reach the limit, so that the limited add must not come after all of them.
+/// Without these adds, even the farthest value in the first reach leaves room for the limited add.
+const LIMIT: i64 = ADDS * BATCH;
+const _: () = assert!(WIDTH + BATCH <= LIMIT);
 
-#[derive(Clone, Copy, PartialEq)]
-enum Fault {
-    None,
-    /// The limited add compares the base, but not the reach.
-    ReachNotCompared,
-    /// A fold ignores the reach.
-    FoldBeyond,
-    /// A fold leaves no room for what the shard may move until the next fold.
-    NoSlack,
-    /// Folds use a new reach, while limited adds still rely on the old one.
-    NotStated,
+/// The base and the reach in one word, which loom can exchange.
+mod base {
+    use super::counter_units::{Fault, fault};
+    use loom::sync::atomic::AtomicU64;
+    use loom::sync::atomic::Ordering::{self, AcqRel, Acquire};
+
+    /// The base is the lower half, the reach is the upper one.
+    #[derive(Default)]
+    pub struct Value(AtomicU64);
+
+    fn base(pair: u64) -> i64 {
+        i64::from(pair as i32)
+    }
+
+    fn reach(pair: u64) -> u64 {
+        pair >> 32
+    }
+
+    fn pair(base: i64, reach: u64) -> u64 {
+        u64::from(base as u32) | reach << 32
+    }
+
+    impl Value {
+        pub fn load(&self, order: Ordering) -> i64 {
+            base(self.0.load(order))
+        }
+
+        pub fn fetch_update(
+            &self,
+            set: Ordering,
+            fetch: Ordering,
+            mut update: impl FnMut(i64) -> Option<i64>,
+        ) -> Result<i64, i64> {
+            let update = |old| update(base(old)).map(|new| pair(new, reach(old)));
+            let updated = self.0.fetch_update(set, fetch, update);
+            updated.map(base).map_err(base)
+        }
+
+        pub fn swap(&self, new: i64, order: Ordering) -> i64 {
+            self.fetch_update(order, Acquire, |_| Some(new)).unwrap()
+        }
+
+        pub fn fetch_add(&self, n: i64, order: Ordering) -> i64 {
+            self.fetch_update(order, Acquire, |old| Some(old + n))
+                .unwrap()
+        }
+
+        pub fn reach(&self) -> u64 {
+            reach(self.0.load(Acquire))
+        }
+
+        pub fn state(&self, stated: u64) {
+            let update = |old| {
+                let keeps = fault() == Fault::NotStated && reach(old) != 0;
+                Some(pair(base(old), if keeps { reach(old) } else { stated }))
+            };
+            self.0.fetch_update(AcqRel, Acquire, update).unwrap();
+        }
+
+        pub fn add_if(&self, amount: i64, judge: impl Fn(i64, u64) -> bool) -> bool {
+            let seen = self.0.load(Acquire);
+            let same = |now: u64| match fault() {
+                Fault::ReachNotCompared => base(now) == base(seen),
+                _ => now == seen,
+            };
+            let added = |now| same(now).then(|| pair(base(now) + amount, reach(now)));
+            judge(base(seen), reach(seen)) && self.0.fetch_update(AcqRel, Acquire, added).is_ok()
+        }
+    }
+
+    pub fn is_supported() -> bool {
+        true
+    }
 }
 
-struct Counter {
-    fault: Fault,
-    /// The base in the lower half, and the centre of the reach in the upper half. Both are
-    /// exchanged at once.
-    base_and_centre: AtomicU64,
-    word: AtomicU64,
-    limit: AtomicU64,
-    /// What folds have added. Only a holder of the lock changes this and `centre`, which is the
-    /// centre that folds use.
-    folded: AtomicU64,
-    centre: AtomicU64,
-    lock: AtomicU64,
-}
-
-/// Returns the base and the centre of a pair.
-fn halves(pair: u64) -> (i64, i64) {
-    (pair as u32 as i64, (pair >> 32) as i64)
-}
-
-/// Returns a base and a centre in one word.
-fn pair(base: i64, centre: i64) -> u64 {
-    (centre as u64) << 32 | base as u64
-}
-
-impl Counter {
-    fn new(fault: Fault) -> Arc<Counter> {
-        Arc::new(Counter {
-            fault,
-            base_and_centre: AtomicU64::new(0),
-            word: AtomicU64::new(0),
-            limit: AtomicU64::new(BATCH as u64),
-            folded: AtomicU64::new(0),
-            centre: AtomicU64::new(0),
-            lock: AtomicU64::new(0),
-        })
-    }
-
-    fn try_lock(&self) -> bool {
-        self.lock.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
-    }
-
-    fn unlock(&self) {
-        self.lock.store(0, Release);
-    }
-
-    /// States a reach around `centre` to limited adds.
-    fn state_centre(&self, centre: i64) {
-        let same_base = |old| Some(pair(halves(old).0, centre));
-        self.base_and_centre
-            .fetch_update(AcqRel, Acquire, same_base)
-            .unwrap();
-    }
-
-    /// Adds 1 for the `nth` time. Only one thread writes the word.
-    fn add(&self, nth: i64) {
-        if !self.section(nth) {
-            self.make_room(nth - 1);
-            if !self.section(nth) {
-                self.base_and_centre.fetch_add(1, AcqRel);
-            }
-        }
-    }
-
-    /// Runs the critical section of the `nth` add.
-    fn section(&self, nth: i64) -> bool {
-        // The machine orders this load before the store, which depends on it. The language needs an
-        // acquire for that.
-        let fits = self.limit.load(Acquire) >= nth as u64;
-        if fits {
-            self.word.store(nth as u64, Release);
-        }
-        fits
-    }
-
-    /// Folds the word, if that leaves the totals within the reach; states a new reach if it does
-    /// not.
-    fn make_room(&self, word: i64) {
-        if !self.try_lock() {
-            return;
-        }
-        let slack = if self.fault == Fault::NoSlack {
-            0
-        } else {
-            BATCH
-        };
-        let fits = |centre: i64| word + slack <= centre + WIDTH;
-        let mut centre = self.centre.load(Relaxed) as i64;
-        let folded = self.folded.load(Relaxed) as i64;
-        let leaves = !fits(centre) && self.fault != Fault::FoldBeyond;
-        if leaves {
-            centre = folded;
-            self.centre.store(centre as u64, Relaxed);
-            if self.fault != Fault::NotStated {
-                self.state_centre(centre);
-            }
-        }
-        if fits(centre) || self.fault == Fault::FoldBeyond {
-            // First the total, then the limit.
-            self.folded.store(word as u64, Release);
-            self.limit.store((word + BATCH) as u64, Release);
-        }
-        self.unlock();
-    }
-
-    /// Adds 1 without a lock, if even the farthest possible value is within the limit.
-    fn limited_add_far(&self) -> bool {
-        let seen = self.base_and_centre.load(Acquire);
-        let (base, centre) = halves(seen);
-        if base + centre + WIDTH + 1 > LIMIT {
-            return false;
-        }
-        let compared = |now: u64| match self.fault {
-            Fault::ReachNotCompared => halves(now).0 == base,
-            _ => now == seen,
-        };
-        self.base_and_centre
-            .fetch_update(AcqRel, Acquire, |now| compared(now).then(|| now + 1))
-            .is_ok()
-    }
-
-    /// Adds 1 with the lock held, so that the totals do not change meanwhile.
-    fn limited_add_near(&self) -> bool {
-        if !self.try_lock() {
-            return false;
-        }
-        let farthest = self.folded.load(Relaxed) as i64 + BATCH;
-        let within = |now: u64| halves(now).0 + farthest < LIMIT;
-        let added = self
-            .base_and_centre
-            .fetch_update(AcqRel, Acquire, |now| within(now).then(|| now + 1));
-        self.unlock();
-        added.is_ok()
-    }
+/// How a shard gets room for the next add.
+#[derive(Clone, Copy)]
+enum Room {
+    /// The add's slow path folds, and centres the reach if needed.
+    SlowPath,
+    /// The background folds before each add. It leaves the reach where it is.
+    Background,
 }
 
 /// Runs the model with a fault. If the CPU has made all its adds, and then finds that the limited
 /// add has not happened, the value is at the limit. The limited add must fail from then on.
-fn explore(fault: Fault) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(move || {
-        let counter = Counter::new(fault);
+fn run(fault: Fault, room: Room) {
+    explore(3, 1, fault, move || {
+        let counter = PercpuCounter::with_batch(BATCH as u64);
+        let add = move |counter: &PercpuCounter| {
+            if let Room::Background = room {
+                counter.fold_in_background();
+            }
+            counter.add_on(0, BATCH);
+        };
+        counter.rely_on(WIDTH as u64);
+        (0..BEFORE).for_each(|_| add(&counter));
+        if fault == Fault::FoldBeyond {
+            counter.fold_beyond();
+        }
         let adder = thread::spawn({
             let counter = counter.clone();
             move || {
-                let by_way_of_base = |nth: i64| {
-                    let before = counter.word.load(Relaxed) as i64;
-                    counter.add(nth);
-                    i64::from(counter.word.load(Relaxed) as i64 == before)
-                };
-                // Once an add has gone to the base, the following ones go there too, because the
-                // word no longer counts all adds.
-                let mut based = 0;
-                for nth in 1..=ADDS {
-                    if based == 0 {
-                        based += by_way_of_base(nth);
-                    } else {
-                        counter.base_and_centre.fetch_add(1, AcqRel);
-                        based += 1;
-                    }
-                }
-                let base = halves(counter.base_and_centre.fetch_add(0, AcqRel)).0;
-                base == based
+                (BEFORE..ADDS).for_each(|_| add(&counter));
+                let own = ADDS * BATCH - word_at(0, BLOCK).load(Relaxed) as i64;
+                counter.base.value.fetch_add(0, AcqRel) == own
             }
         });
-        let added = counter.limited_add_far() || counter.limited_add_near();
+        let added = counter.limited_add(LIMIT, BATCH);
         let came_first = adder.join().unwrap();
         assert!(!(came_first && added), "added beyond the limit");
     });
@@ -205,29 +160,34 @@ fn explore(fault: Fault) {
 
 #[test]
 fn a_limited_add_without_a_lock_never_passes_its_limit() {
-    explore(Fault::None);
+    run(Fault::Nothing, Room::SlowPath);
+}
+
+#[test]
+fn a_limited_add_beside_folds_in_the_background_never_passes_its_limit() {
+    run(Fault::Nothing, Room::Background);
 }
 
 #[test]
 #[should_panic(expected = "added beyond the limit")]
 fn the_limit_is_passed_if_the_reach_is_not_compared() {
-    explore(Fault::ReachNotCompared);
+    run(Fault::ReachNotCompared, Room::SlowPath);
 }
 
 #[test]
 #[should_panic(expected = "added beyond the limit")]
 fn the_limit_is_passed_if_folds_leave_the_reach() {
-    explore(Fault::FoldBeyond);
+    run(Fault::FoldBeyond, Room::SlowPath);
 }
 
 #[test]
 #[should_panic(expected = "added beyond the limit")]
 fn the_limit_is_passed_if_folds_leave_no_slack() {
-    explore(Fault::NoSlack);
+    run(Fault::NoSlack, Room::Background);
 }
 
 #[test]
 #[should_panic(expected = "added beyond the limit")]
 fn the_limit_is_passed_if_only_folds_know_the_reach() {
-    explore(Fault::NotStated);
+    run(Fault::NotStated, Room::SlowPath);
 }

@@ -1,20 +1,63 @@
 //! A model of grace periods, explored by loom:
 //! `RUSTFLAGS="--cfg loom" cargo test --release --test model_grace`.
 //!
-//! loom's types cannot be in statics, so the protocol of `slab/grace.rs` is written again here,
-//! step by step. A reader uses the object by `with`, and the writer frees it by `with_mut`. loom
-//! fails if a free overlaps a use, or is not ordered after it.
+//! The phase, the numbers, the step and the counts of spilled readers are `slab/grace/periods.rs`
+//! itself. A reader uses the object by `with`, and the writer frees it by `with_mut`. loom fails if
+//! a free overlaps a use, or is not ordered after it.
 //!
 //! The membarrier is modelled by what the kernel makes of it: a point in each reader's program with
 //! a full fence. A reader checks between any two of its steps whether the writer asks for the
 //! fence. The writer waits until each reader has executed the fence or ended.
+//!
+//! # What is mirrored
+//!
+//! `model_mirrors.rs` fails when one of these functions changes.
+//!
+//! | step | mirrors | fingerprint |
+//! |---|---|---|
+//! | `Model::enter` | `pinfold/src/slab/grace.rs` `enter` | `a29ab942bee2e361` |
+//! | `Model::enter` | `pinfold/src/slab/grace.rs` `enter_slow` | `4b3be979d2298d04` |
+//! | `Model::enter` | `pinfold/src/slab/grace.rs` `add` | `bcb042ead1e6f053` |
+//! | `Model::enter` | `rseq/src/units.rs` `Units::add` | `eee3b1e68bc95a95` |
+//! | `Model::enter` | `rseq/src/atomic.rs` `add` | `a063b05cb03a41c2` |
+//! | `Model::enter` | `rseq/src/arch/x86_64.rs` `add` | `b5d17802f32e94f9` |
+//! | `Model::enter` | `rseq/src/arch/aarch64.rs` `add` | `a6e27548963bafdc` |
+//! | `Model::leave` | `pinfold/src/slab/grace.rs` `Guard::drop` | `90c695aac86c93bc` |
+//! | `Model::leave` | `pinfold/src/slab/grace.rs` `leave_slow` | `3449410f26e83997` |
+//! | `Model::sum` | `pinfold/src/slab/grace.rs` `sum` | `23786aecb038d37d` |
+//! | `Model::fence` | `pinfold/src/slab/grace.rs` `fence` | `ffe8915d891ab8da` |
+//! | `Model::fence` | `rseq/src/fence.rs` `membarrier` | `162769474c156a56` |
+//! | `Model::poll` | `pinfold/src/slab/grace.rs` `poll` | `32e34a9139a34327` |
+//! | `Model::step` | `pinfold/src/slab/grace.rs` `step` | `3beac4de48b6f5fc` |
+//! | `Model::synchronize` | `pinfold/src/slab/grace.rs` `synchronize` | `1381c83ff761246b` |
+//! | `Model::synchronize` | `pinfold/src/slab/grace.rs` `wait` | `38c3137b3e314516` |
+//! | `Model::free` | `pinfold/src/slab/` `Descriptor::take_sealed` | `81d15c5bdd344753` |
+//! | `Model::free` | `pinfold/src/slab/` `Descriptor::advance_held` | `e64bec3138123be9` |
 #![cfg(loom)]
 
+#[path = "../src/slab/grace/periods.rs"]
+#[allow(dead_code, reason = "the model does not use all of the file")]
+mod periods;
+
 use loom::cell::UnsafeCell;
-use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use loom::sync::atomic::{AtomicUsize, fence};
+use loom::sync::atomic::{AtomicU64, AtomicUsize, fence};
+use loom::sync::{Arc, Mutex};
 use loom::thread;
+use periods::{LEFT, PHASE_1, Periods, Spilled};
+use std::cell::Cell;
+use std::convert::Infallible;
+
+/// The atomics of `periods`: loom's, with the planted fault.
+mod primitive {
+    pub use loom::sync::atomic::{AtomicU64, AtomicUsize};
+
+    pub fn fence(order: loom::sync::atomic::Ordering) {
+        if super::FAULT.get() != super::Fault::NoFenceOfItsOwn {
+            loom::sync::atomic::fence(order);
+        }
+    }
+}
 
 const READERS: usize = 2;
 
@@ -22,12 +65,19 @@ const READERS: usize = 2;
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     Nothing,
-    /// The writer executes no fence.
+    /// A step executes no fence.
     NoFence,
     /// A grace period changes to the other phase, and waits for the old phase only.
     OnePhase,
     /// The step sums *entered* before it sums *left*.
     Reversed,
+    /// A spilled reader enters, and a thread draws a ticket, without a fence.
+    NoFenceOfItsOwn,
+}
+
+std::thread_local! {
+    /// A plain thread-local: loom runs all threads of a model on the thread that explores it.
+    static FAULT: Cell<Fault> = const { Cell::new(Fault::Nothing) };
 }
 
 /// The way that readers use.
@@ -35,12 +85,7 @@ enum Fault {
 enum Readers {
     Light,
     Heavy,
-}
-
-#[derive(Default)]
-struct Cpu {
-    entered: [AtomicUsize; 2],
-    left: [AtomicUsize; 2],
+    Spilled,
 }
 
 /// A reader's thread, as the kernel's membarrier sees it.
@@ -51,21 +96,32 @@ struct Thread {
     ended: AtomicUsize,
 }
 
+/// State of the grace period in progress. The lock of `Model::period` protects it.
+#[derive(Default)]
+struct Period {
+    waited_for: u8,
+    /// The number of fences so far.
+    fences: usize,
+}
+
 struct Model {
     readers: Readers,
     fault: Fault,
     count: usize,
-    phase: AtomicUsize,
-    cpus: [Cpu; READERS],
+    periods: Periods,
+    period: Mutex<Period>,
+    spilled: Spilled,
+    /// The block of counts of each CPU.
+    cpus: [[AtomicU64; 4]; READERS],
     threads: [Thread; READERS],
     /// 1 while readers can find the object.
     pointer: AtomicUsize,
     object: UnsafeCell<bool>,
 }
 
-// SAFETY: loom checks that uses and the free of the object are ordered.
+// SAFETY: loom checks that every use of the object is ordered before it is freed.
 unsafe impl Sync for Model {}
-// SAFETY: loom checks that uses and the free of the object are ordered.
+// SAFETY: loom checks that every use of the object is ordered before it is freed.
 unsafe impl Send for Model {}
 
 impl Model {
@@ -74,7 +130,14 @@ impl Model {
             readers,
             fault,
             count,
-            phase: AtomicUsize::new(0),
+            periods: Periods {
+                phase: Default::default(),
+                started: Default::default(),
+                done: Default::default(),
+                needed: Default::default(),
+            },
+            period: Default::default(),
+            spilled: Spilled(Default::default()),
             cpus: Default::default(),
             threads: Default::default(),
             pointer: AtomicUsize::new(1),
@@ -82,8 +145,8 @@ impl Model {
         })
     }
 
-    /// A place between two steps of reader `me`, where the kernel may interrupt it for a
-    /// membarrier.
+    /// A point between two steps of the reader with index `me`, at which a membarrier's interrupt
+    /// may arrive.
     fn point(&self, me: usize) {
         let thread = &self.threads[me];
         // A read-modify-write sees the latest value, because an interrupt is not late.
@@ -94,34 +157,54 @@ impl Model {
         }
     }
 
-    fn reader_fence(&self) {
-        if self.readers == Readers::Heavy {
+    fn enter(&self, cpu: usize, phase: usize) {
+        match self.readers {
+            Readers::Spilled => self.spilled.enter(phase),
+            Readers::Light => {
+                self.cpus[cpu][phase / 8].fetch_add(1, Relaxed);
+            }
+            Readers::Heavy => {
+                self.cpus[cpu][phase / 8].fetch_add(1, Relaxed);
+                fence(SeqCst);
+            }
+        }
+    }
+
+    fn leave(&self, cpu: usize, phase: usize) {
+        if self.readers != Readers::Light {
             fence(SeqCst);
+        }
+        if self.readers == Readers::Spilled {
+            self.spilled.leave(phase + LEFT);
+        } else {
+            self.cpus[cpu][(phase + LEFT) / 8].fetch_add(1, Relaxed);
         }
     }
 
     /// Enters on CPU `me`, uses the object, and leaves on CPU `leave_on`.
     fn read(&self, me: usize, leave_on: usize) {
-        let phase = self.phase.load(Relaxed);
+        let phase = self.periods.phase();
         self.point(me);
-        self.cpus[me].entered[phase].fetch_add(1, Relaxed);
-        self.reader_fence();
+        self.enter(me, phase);
         self.point(me);
         if self.pointer.load(Relaxed) == 1 {
             self.point(me);
-            // SAFETY: loom checks that the object is not freed meanwhile.
+            // SAFETY: loom checks that the object is not freed during this use.
             self.object
                 .with(|object| assert!(unsafe { *object }, "freed"));
         }
         self.point(me);
-        self.reader_fence();
-        self.cpus[leave_on].left[phase].fetch_add(1, Relaxed);
+        self.leave(leave_on, phase);
         self.point(me);
         self.threads[me].ended.store(1, Release);
     }
 
-    fn sum(&self, words: impl Fn(&Cpu) -> &AtomicUsize) -> usize {
-        self.cpus.iter().map(|cpu| words(cpu).load(Acquire)).sum()
+    fn sum(&self, word: usize) -> u64 {
+        let blocks = self.cpus.iter().map(|block| block[word / 8].load(Acquire));
+        match self.readers {
+            Readers::Spilled => self.spilled.count(word),
+            _ => blocks.sum(),
+        }
     }
 
     fn fence(&self, number: usize) {
@@ -142,78 +225,78 @@ impl Model {
         fence(SeqCst);
     }
 
-    /// Stands for `grace::step`.
-    fn step(&self, waited_for: &mut u8, number: usize) {
-        let left = || [0, 1].map(|phase| self.sum(|cpu| &cpu.left[phase]));
-        let entered = || [0, 1].map(|phase| self.sum(|cpu| &cpu.entered[phase]));
-        let (left, entered) = if self.fault == Fault::Reversed {
-            let entered = {
-                self.fence(number);
-                entered()
-            };
-            (left(), entered)
-        } else {
-            let left = left();
-            self.fence(number);
-            (left, entered())
-        };
-        for phase in 0..2 {
-            if left[phase] == entered[phase] {
-                *waited_for &= !(1 << phase);
-            }
-        }
-        let current = self.phase.load(Relaxed);
-        if *waited_for == 1 << current {
-            self.phase.store(1 - current, Relaxed);
+    fn poll(&self) {
+        if self.periods.is_needed()
+            && let Ok(mut period) = self.period.try_lock()
+            && self.periods.is_needed()
+        {
+            self.step(&mut period);
         }
     }
 
-    /// Waits for a grace period. `number` counts the fences.
-    fn synchronize(&self, number: &mut usize) {
-        let mut waited_for = 0b11;
-        if self.fault == Fault::OnePhase {
-            let current = self.phase.load(Relaxed);
-            self.phase.store(1 - current, Relaxed);
-            waited_for = 1 << current;
+    fn step(&self, period: &mut Period) {
+        period.fences += 1;
+        let (number, reversed) = (period.fences, self.fault == Fault::Reversed);
+        if self.fault == Fault::OnePhase && period.waited_for == 0 {
+            let current = self.periods.phase();
+            self.periods.started.fetch_add(1, Relaxed);
+            self.periods.phase.store(PHASE_1 - current, Relaxed);
+            period.waited_for = 1 << (current / PHASE_1);
         }
-        while waited_for != 0 {
-            *number += 1;
-            self.step(&mut waited_for, *number);
-            if waited_for != 0 {
+        // The step compares the sums that it asks for before the fence with those that it asks for
+        // afterwards. To sum in the reverse order is to fence first and to exchange the sums.
+        if reversed {
+            self.fence(number);
+        }
+        let sum = |word| self.sum(if reversed { word ^ LEFT } else { word });
+        let fence = || {
+            if !reversed {
+                self.fence(number);
+            }
+            Ok::<_, Infallible>(())
+        };
+        let _ = self.periods.step(&mut period.waited_for, sum, fence);
+    }
+
+    /// Waits for a grace period.
+    fn synchronize(&self) {
+        let ticket = self.periods.ticket();
+        while !self.periods.passed(ticket) {
+            self.poll();
+            if !self.periods.passed(ticket) {
                 thread::yield_now();
             }
         }
     }
 
+    /// Unlinks the object, so that readers no longer find it. Waits for a grace period, and frees
+    /// the object.
     fn free(&self) {
-        // SAFETY: loom checks that no reader uses the object any more.
+        self.pointer.store(0, Relaxed);
+        self.synchronize();
+        // SAFETY: loom checks that every use of the object is ordered before this free.
         self.object.with_mut(|object| unsafe { *object = false });
     }
 }
 
-/// One reader leaves on another CPU than it entered on. The writer waits `waits` times: the last
-/// time after it took the object out of sight, and before that without a reason, so that the phase
-/// that the reader has loaded may be old.
+/// One reader leaves on another CPU than it entered on. The writer waits for `waits` grace periods.
+/// Only the last of them follows the unlinking of the object. The earlier ones just advance the
+/// phase, so that the phase which the reader has loaded may be stale.
 fn one_reader(readers: Readers, fault: Fault, waits: usize) {
-    explore(move || {
+    explore(3, fault, move || {
         let model = Model::new(readers, fault, 1);
         let reader = thread::spawn({
             let model = model.clone();
             move || model.read(0, 1)
         });
-        let mut number = 0;
-        for _ in 1..waits {
-            model.synchronize(&mut number);
-        }
-        model.pointer.store(0, Relaxed);
-        model.synchronize(&mut number);
+        (1..waits).for_each(|_| model.synchronize());
         model.free();
         reader.join().unwrap();
     });
 }
 
 fn two_readers(readers: Readers, fault: Fault) {
-    explore(move || {
+    explore(3, fault, move || {
         let model = Model::new(readers, fault, 2);
         let spawned: Vec<_> = [(0, 0), (1, 1)]
             .into_iter()
@@ -222,8 +305,6 @@ fn two_readers(readers: Readers, fault: Fault) {
                 thread::spawn(move || model.read(me, leave_on))
             })
             .collect();
-        model.pointer.store(0, Relaxed);
-        model.synchronize(&mut 0);
         model.free();
         spawned
             .into_iter()
@@ -231,9 +312,33 @@ fn two_readers(readers: Readers, fault: Fault) {
     });
 }
 
-fn explore(model: impl Fn() + Sync + Send + 'static) {
+/// A second thread waits for a grace period of its own. The writer may draw its ticket while that
+/// grace period is under way.
+///
+/// Readers are heavy. With light readers, one of the two threads could wait in a fence until the
+/// reader passes it, while the other thread polls. loom would then switch between these two
+/// threads, and never run the reader.
+fn two_writers(fault: Fault) {
+    explore(2, fault, move || {
+        let model = Model::new(Readers::Heavy, fault, 1);
+        let reader = thread::spawn({
+            let model = model.clone();
+            move || model.read(0, 0)
+        });
+        let other = thread::spawn({
+            let model = model.clone();
+            move || model.synchronize()
+        });
+        model.free();
+        reader.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
+fn explore(bound: usize, fault: Fault, model: impl Fn() + Sync + Send + 'static) {
+    FAULT.set(fault);
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(bound);
     builder.check(model);
 }
 
@@ -248,6 +353,11 @@ fn no_light_reader_sees_a_freed_object() {
 }
 
 #[test]
+fn no_spilled_reader_sees_a_freed_object() {
+    one_reader(Readers::Spilled, Fault::Nothing, 2);
+}
+
+#[test]
 fn none_of_two_heavy_readers_sees_a_freed_object() {
     two_readers(Readers::Heavy, Fault::Nothing);
 }
@@ -258,15 +368,34 @@ fn none_of_two_light_readers_sees_a_freed_object() {
 }
 
 #[test]
+fn no_reader_sees_an_object_freed_beside_another_grace_period() {
+    two_writers(Fault::Nothing);
+}
+
+#[test]
 #[should_panic(expected = "Causality violation")]
 fn without_the_writers_fence_heavy_readers_see_a_freed_object() {
-    one_reader(Readers::Heavy, Fault::NoFence, 1);
+    // This test needs two writers. With a single writer, the fence that it executes when it draws
+    // its ticket would be enough, and loom would find no fault.
+    two_writers(Fault::NoFence);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn without_the_writers_fence_light_readers_see_a_freed_object() {
     one_reader(Readers::Light, Fault::NoFence, 1);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_their_fence_spilled_readers_see_a_freed_object() {
+    one_reader(Readers::Spilled, Fault::NoFenceOfItsOwn, 1);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_the_tickets_fence_a_reader_sees_a_freed_object() {
+    two_writers(Fault::NoFenceOfItsOwn);
 }
 
 #[test]

@@ -4,6 +4,21 @@
 //! This is `mempolicy/latch.rs` itself, over loom's atomics. A buffer of ranges is modelled as two
 //! words, which a writer sets to the same value, and a size that is not atomic, like the head of a
 //! real buffer. Each planted fault removes one thing that the file's proof rests on.
+//!
+//! # What is mirrored
+//!
+//! `model_mirrors.rs` fails when one of these functions changes.
+//!
+//! | step | mirrors | fingerprint |
+//! |---|---|---|
+//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::draft` | `b1ccd4fcb593e8db` |
+//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::set` | `cfa3b90933d81a10` |
+//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::update` | `fbbc28096d06fb07` |
+//! | `Model::set` | `pinfold/src/mempolicy/buffer.rs` `Buffer::map` | `4be93575f1577f9a` |
+//! | `Model::set` | `pinfold/src/mempolicy/buffer.rs` `Draft::push` | `6a15ad0a138aec8b` |
+//! | `Model::set` | `pinfold/src/mempolicy/buffer.rs` `Draft::copy` | `4b7d199b8199244a` |
+//! | `Model::set` | `pinfold/src/mempolicy/buffer.rs` `Draft::finish` | `ff95abd84289808f` |
+//! | `Model::read` | `pinfold/src/mempolicy/ranges.rs` `Ranges::look` | `b2dae3e027452a9f` |
 #![cfg(loom)]
 
 #[path = "../src/mempolicy/latch.rs"]

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{Random, cpus, pin};
+use pinfold::arena::node_of;
 use pinfold::mempolicy::{Mempolicy, Mode, RangeError, SharedPolicy};
-use pinfold::page::node_of;
 use pinfold::pages::Pages;
 use pinfold::slab::{CacheError, KmemCache};
 use pinfold::topology::NodeSet;

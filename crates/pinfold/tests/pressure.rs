@@ -1,7 +1,7 @@
 //! Under memory pressure, a shepherd has everything free go back at once. A pipe stands for the
 //! file that systemd hands to a service.
 
-use pinfold::page;
+use pinfold::arena;
 use pinfold::shepherd::Shepherd;
 use pinfold::slab::KmemCache;
 use std::alloc::Layout;
@@ -48,12 +48,12 @@ fn keeps_some_memory() {
         // SAFETY: this cache allocated the object above, and nothing uses it.
         unsafe { cache.free(object) };
     }
-    assert!(page::held() > 4 * MIB, "{} KiB", page::held() >> 10);
+    assert!(arena::held() > 4 * MIB, "{} KiB", arena::held() >> 10);
     let begun = Instant::now();
-    while page::held() >= MIB && begun.elapsed() < Duration::from_secs(4) {
+    while arena::held() >= MIB && begun.elapsed() < Duration::from_secs(4) {
         sleep(Duration::from_millis(20));
     }
-    let went = if page::held() < MIB {
+    let went = if arena::held() < MIB {
         "back"
     } else {
         "nowhere"

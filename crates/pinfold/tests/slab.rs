@@ -1,6 +1,6 @@
 //! Object caches as a user sees them, on the backend that `PINFOLD_RSEQ` selects.
 
-use pinfold::slab::{Cache, CacheError, Handle, KmemCache, OBJECT_MOST, shrink_all};
+use pinfold::slab::{Cache, CacheError, Handle, KmemCache, MAX_OBJECT_SIZE, shrink_all};
 use std::alloc::Layout;
 use std::collections::HashSet;
 use std::ptr::NonNull;
@@ -156,7 +156,7 @@ fn shrink_gives_slabs_back() {
 
 #[test]
 fn bad_layouts_are_refused() {
-    let error = KmemCache::new("huge", layout(OBJECT_MOST + 1, 8)).unwrap_err();
+    let error = KmemCache::new("huge", layout(MAX_OBJECT_SIZE + 1, 8)).unwrap_err();
     assert_eq!(error, CacheError::TooLarge);
     assert!(error.to_string().contains("64 KiB"));
     assert!(KmemCache::new("steep", layout(8, 1 << 17)).is_err());

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 const SIZE: usize = 64 << 10;
 const PER_SLAB: usize = 1;
 /// With a higher limit, the test would take too much memory.
-const LIMIT_MOST: usize = 70_000;
+const MAX_LIMIT: usize = 70_000;
 
 fn limit() -> Option<usize> {
     let text = fs::read_to_string("/proc/sys/vm/max_map_count").ok()?;
@@ -47,8 +47,8 @@ fn take(cache: &KmemCache, count: usize) -> Vec<NonNull<u8>> {
 
 #[test]
 fn guards_take_half_of_the_mappings_at_most() {
-    let Some(limit) = limit().filter(|&limit| limit <= LIMIT_MOST) else {
-        println!("left out: vm.max_map_count cannot be read or is above {LIMIT_MOST}");
+    let Some(limit) = limit().filter(|&limit| limit <= MAX_LIMIT) else {
+        println!("left out: vm.max_map_count cannot be read or is above {MAX_LIMIT}");
         return;
     };
     /// Does nothing. An object with a constructor is not zeroed when it is freed, so its pages take

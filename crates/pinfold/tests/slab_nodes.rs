@@ -4,8 +4,10 @@
 mod common;
 
 use common::{Random, cpus, pin};
-use pinfold::page::node_of;
+use pinfold::arena::node_of;
+use pinfold::counter::PercpuCounter;
 use pinfold::slab::KmemCache;
+use pinfold_rseq::{Backend, Index};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
@@ -34,6 +36,29 @@ fn cache(size: usize) -> KmemCache {
 
 fn node(object: NonNull<u8>) -> usize {
     node_of(object.as_ptr() as usize)
+}
+
+#[test]
+fn a_counter_before_the_first_cache_chooses_cpu_numbers() {
+    with_two_nodes("counted_first");
+}
+
+/// A sheaf belongs to a CPU's node. A concurrency id has no node, so it must not select the sheaf,
+/// also if the process's first slow path is a counter's.
+#[test]
+#[ignore = "needs two nodes; run by a_counter_before_the_first_cache_chooses_cpu_numbers"]
+fn counted_first() {
+    if !faked() {
+        return;
+    }
+    let counter = PercpuCounter::new();
+    counter.add(1);
+    let backend = pinfold_rseq::backend();
+    let asked = std::env::var("PINFOLD_RSEQ").is_ok_and(|value| value == "cid");
+    assert!(asked || backend != Backend::Rseq(Index::Cid), "{backend:?}");
+    assert!(pinfold_rseq::decided());
+    cache(64).destroy().unwrap();
+    assert_eq!(counter.sum(), 1);
 }
 
 #[test]
@@ -76,7 +101,7 @@ fn runs_first() {
     if !faked() {
         return;
     }
-    let run = pinfold::page::alloc_run(1, 1, pinfold::page::LARGE, false).unwrap();
+    let run = pinfold::arena::alloc_run(1, 1, pinfold::arena::LARGE, false).unwrap();
     let cache = cache(256);
     assert_eq!(node(run.start), 1);
     for wanted in [0, 1] {
@@ -86,7 +111,7 @@ fn runs_first() {
         unsafe { cache.free(object) };
     }
     // SAFETY: the run is in use, and the test gives it up.
-    unsafe { pinfold::page::free_run(run.start) };
+    unsafe { pinfold::arena::free_run(run.start) };
     cache.destroy().unwrap();
 }
 

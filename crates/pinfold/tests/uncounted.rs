@@ -1,8 +1,8 @@
 //! Programs that allocate and count nothing. There is one test, because any counter in the process
 //! would map the counters' units.
 
+use pinfold::arena;
 use pinfold::counter::EventCounter;
-use pinfold::page;
 use pinfold::slab::{KmemCache, kmalloc};
 use std::alloc::Layout;
 
@@ -21,7 +21,7 @@ fn allocating_maps_no_counters() {
     for _ in 0..2 {
         let objects: Vec<_> = (0..10_000).map(|_| cache.alloc().unwrap()).collect();
         let blocks: Vec<_> = (0..10_000).map(|n| kmalloc::alloc(n % 2000 + 1)).collect();
-        let huge = page::alloc_huge(8 << 20, 4096).unwrap();
+        let huge = arena::alloc_huge(8 << 20, 4096).unwrap();
         // SAFETY: the objects came from this cache, the blocks from `kmalloc` with these sizes, and
         // the huge block from `alloc_huge`. None is used after this.
         unsafe {
@@ -29,10 +29,10 @@ fn allocating_maps_no_counters() {
             for (n, block) in blocks.into_iter().enumerate() {
                 kmalloc::free_class(block, kmalloc::class_of(n % 2000 + 1));
             }
-            assert!(page::free_huge(huge.as_ptr()));
+            assert!(arena::free_huge(huge.as_ptr()));
         }
         assert!(cache.statistics().alloc_slowpath > 0);
-        assert!(page::held() > 0 && page::held_peak() >= page::held() + (8 << 20));
+        assert!(arena::held() > 0 && arena::held_peak() >= arena::held() + (8 << 20));
         cache.shrink().unwrap_or(0);
     }
 

@@ -6,7 +6,7 @@ use common::{Random, pin};
 use pinfold::counter::CounterError;
 use pinfold::slab::KmemCache;
 use pinfold::topology::NodeId;
-use pinfold::vmstat::{THRESHOLD_MOST, VmStat, Zone, normal_threshold};
+use pinfold::vmstat::{MAX_THRESHOLD, VmStat, Zone, normal_threshold};
 use std::alloc::Layout;
 
 pinfold::vmstat_items! {
@@ -71,6 +71,30 @@ fn with_nodes(nodes: usize, test: &str) {
 }
 
 #[test]
+fn settings_apply_also_if_zones_come_before_the_first_cache() {
+    let test = "has_a_limit";
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--include-ignored"])
+        .env("PINFOLD_MEMORY_LIMIT", "640M")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}"
+    );
+}
+
+#[test]
+#[ignore = "needs a limit; run by settings_apply_also_if_zones_come_before_the_first_cache"]
+fn has_a_limit() {
+    if std::env::var_os("PINFOLD_MEMORY_LIMIT").is_some() {
+        assert!(Zone::normal_of(NodeId(usize::MAX)).is_none());
+        assert_eq!(pinfold::arena::memory_limit(), Some(640 << 20));
+    }
+}
+
+#[test]
 fn every_node_of_the_allocator_has_two_zones() {
     for nodes in [2, 5] {
         with_nodes(nodes, "made_up_nodes_have_two_zones_each");
@@ -115,7 +139,7 @@ fn made_up_nodes_have_two_zones_each() {
 fn thresholds_follow_the_formula_and_change() {
     let pool: VmStat<Pool> = VmStat::new();
     let threshold = pool.threshold(Zone::normal(0));
-    assert!((2..=THRESHOLD_MOST).contains(&threshold));
+    assert!((2..=MAX_THRESHOLD).contains(&threshold));
     assert_eq!(pool.set_threshold(0), Err(CounterError::Batch { batch: 0 }));
     for wanted in [threshold + 50, 3] {
         match pool.set_threshold(wanted) {

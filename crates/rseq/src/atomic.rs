@@ -166,20 +166,21 @@ pub(crate) unsafe fn unlock_unit(unit: *mut u8) {
 ///
 /// # Safety
 ///
-/// The promises of [`Units::add`]. Each function below requires the promises of its method of
+/// The same as for [`Units::add`]. Each function below requires the same as its method of
 /// [`Units`].
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn add(units: &Units, offset: usize, n: u64) -> bool {
     if let Some((cs, index)) = units.learn() {
-        // SAFETY: `learn` returned the offsets of a registered area. The caller promises the
-        // offset.
+        // SAFETY: `learn` returned the offsets of a registered area. The caller promises that every
+        // unit has a word at `offset`.
         return unsafe { arch::add(cs, index, units.table(), offset, n) };
     }
     let Some(unit) = unit_here(units) else {
         return false;
     };
-    // SAFETY: `unit_here` returned an installed unit. The caller promises the offset.
+    // SAFETY: `unit_here` returned an installed unit. The caller promises that every unit has a
+    // word at `offset`.
     unsafe { word(unit, offset) }.fetch_add(n, Relaxed);
     true
 }
@@ -188,14 +189,15 @@ pub(crate) unsafe fn add(units: &Units, offset: usize, n: u64) -> bool {
 #[inline(never)]
 pub(crate) unsafe fn add_within(units: &Units, offset: usize, n: i64) -> bool {
     if let Some((cs, index)) = units.learn() {
-        // SAFETY: `learn` returned the offsets of a registered area. The caller promises both
-        // words.
+        // SAFETY: `learn` returned the offsets of a registered area. The caller promises that every
+        // unit has two words at `offset`.
         return unsafe { arch::add_within(cs, index, units.table(), offset, n) };
     }
     let Some(held) = Held::current(units) else {
         return false;
     };
-    // SAFETY: `held` holds an installed unit. The caller promises both words.
+    // SAFETY: `held` holds an installed unit. The caller promises that every unit has two words at
+    // `offset`.
     let (word, limit) = unsafe { (word(held.unit, offset), word(held.unit, offset + 8)) };
     let now = word.load(Relaxed);
     let fits = limit.load(Acquire).wrapping_sub(now) as i64 >= n;
@@ -209,14 +211,15 @@ pub(crate) unsafe fn add_within(units: &Units, offset: usize, n: i64) -> bool {
 #[inline(never)]
 pub(crate) unsafe fn store_if_equal(units: &Units, offset: usize, expected: u64, new: u64) -> bool {
     if let Some((cs, index)) = units.learn() {
-        // SAFETY: `learn` returned the offsets of a registered area. The caller promises the
-        // offset.
+        // SAFETY: `learn` returned the offsets of a registered area. The caller promises that every
+        // unit has a word at `offset`.
         return unsafe { arch::store_if_equal(cs, index, units.table(), offset, expected, new) };
     }
     let Some(held) = Held::current(units) else {
         return false;
     };
-    // SAFETY: `held` holds an installed unit. The caller promises the offset.
+    // SAFETY: `held` holds an installed unit. The caller promises that every unit has a word at
+    // `offset`.
     let word = unsafe { word(held.unit, offset) };
     let equal = word.load(Relaxed) == expected;
     if equal {
@@ -229,7 +232,8 @@ pub(crate) unsafe fn store_if_equal(units: &Units, offset: usize, expected: u64,
 #[inline(never)]
 pub(crate) unsafe fn pop(units: &Units, offset: usize) -> *mut u8 {
     let mut item = [null_mut()];
-    // SAFETY: the caller promises a stack, or 0, at `offset`. `item` has room for one pointer.
+    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack. `item` has
+    // room for one pointer.
     unsafe { pop_batch(units, offset, &mut item) };
     item[0]
 }
@@ -237,7 +241,8 @@ pub(crate) unsafe fn pop(units: &Units, offset: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn push(units: &Units, offset: usize, item: *mut u8) -> bool {
-    // SAFETY: the caller promises a stack, or 0, at `offset`, and that `item` is not null.
+    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack, and that
+    // `item` is not null.
     unsafe { push_batch(units, offset, &[item]) == 1 }
 }
 
@@ -245,8 +250,9 @@ pub(crate) unsafe fn push(units: &Units, offset: usize, item: *mut u8) -> bool {
 #[inline(never)]
 pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u8]) -> usize {
     if let Some((cs, index)) = units.learn() {
-        // SAFETY: `learn` returned the offsets of a registered area. The caller promises a stack,
-        // or 0. `items` is writable for its length, which `Units::pop_batch` has checked is not 0.
+        // SAFETY: `learn` returned the offsets of a registered area. The caller promises that the
+        // word at `offset` is 0 or describes a stack. `items` is writable for its length, which
+        // `Units::pop_batch` has checked is not 0.
         return unsafe {
             arch::pop_batch(
                 cs,
@@ -261,7 +267,8 @@ pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u
     let Some(held) = Held::current(units) else {
         return 0;
     };
-    // SAFETY: `held` holds an installed unit. The caller promises the offset.
+    // SAFETY: `held` holds an installed unit. The caller promises that every unit has a word at
+    // `offset`.
     let word = unsafe { word(held.unit, offset) };
     let mut top = word.load(Relaxed) as *mut *mut u8;
     if top.is_null() {
@@ -288,8 +295,9 @@ pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u
 #[inline(never)]
 pub(crate) unsafe fn push_batch(units: &Units, offset: usize, items: &[*mut u8]) -> usize {
     if let Some((cs, index)) = units.learn() {
-        // SAFETY: `learn` returned the offsets of a registered area. The caller promises a stack,
-        // or 0. `items` is readable for its length, which `Units::push_batch` has checked is not 0.
+        // SAFETY: `learn` returned the offsets of a registered area. The caller promises that the
+        // word at `offset` is 0 or describes a stack. `items` is readable for its length, which
+        // `Units::push_batch` has checked is not 0.
         return unsafe {
             arch::push_batch(
                 cs,
@@ -304,7 +312,8 @@ pub(crate) unsafe fn push_batch(units: &Units, offset: usize, items: &[*mut u8])
     let Some(held) = Held::current(units) else {
         return 0;
     };
-    // SAFETY: `held` holds an installed unit. The caller promises the offset.
+    // SAFETY: `held` holds an installed unit. The caller promises that every unit has a word at
+    // `offset`.
     let word = unsafe { word(held.unit, offset) };
     let mut top = word.load(Relaxed) as *mut *mut u8;
     let mut put = 0;

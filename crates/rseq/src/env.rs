@@ -25,6 +25,19 @@ pub fn read<'a>(name: &str, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     }
 }
 
+/// The length in bytes of the longest word or number that Pinfold reads.
+pub const MAX_WORD: usize = 32;
+/// The length in bytes of the longest text that Pinfold reads: a policy, or a list of caches.
+pub const MAX_TEXT: usize = 64 << 10;
+
+/// Reads the value of `name`, a word or a number, and returns what `parse` makes of the value.
+///
+/// Returns `None` if [`read`] or `parse` does, or if the value is longer than [`MAX_WORD`]. Costs
+/// as much as [`read`].
+pub fn parsed<T>(name: &str, parse: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
+    parse(read(name, &mut [0; MAX_WORD])?)
+}
+
 /// Returns whether `name` is set to any value. Costs as much as [`read`].
 pub fn is_set(name: &str) -> bool {
     find(name, &mut []).is_some()

@@ -128,8 +128,8 @@ pub(crate) fn sections_work(cs: isize, index: isize, block: &mut Block) -> bool 
 
 /// Returns whether each operation gives the right result on a unit that this function makes.
 ///
-/// The sections take their index from a variable that is always 0. So the thread may move
-/// meanwhile, and a table of one entry is enough.
+/// The sections take their index from a variable that is always 0. So the thread may move to
+/// another CPU during the test, and a table of one entry is enough.
 fn operations_work(cs: isize, block: &mut Block) -> bool {
     const WORD: usize = UNIT_HEADER;
     let zero = 0u32;

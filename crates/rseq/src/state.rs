@@ -32,6 +32,9 @@ pub enum Index {
     Cid,
 }
 
+/// The environment variable that chooses the backend, in the form that [`Backend::parse`] reads.
+pub const VARIABLE: &str = "PINFOLD_RSEQ";
+
 /// How operations are carried out.
 ///
 /// # Examples
@@ -48,6 +51,25 @@ pub enum Backend {
     Rseq(Index),
     /// By atomics, with a lock in each unit's header.
     Atomic,
+}
+
+impl Backend {
+    /// Reads `off` or `0`, `cpu`, or `cid`. Returns `None` for anything else.
+    ///
+    /// ```
+    /// use pinfold_rseq::{Backend, Index};
+    ///
+    /// assert_eq!(Backend::parse(b"cid"), Some(Backend::Rseq(Index::Cid)));
+    /// assert_eq!(Backend::parse(b"maybe"), None);
+    /// ```
+    pub fn parse(value: &[u8]) -> Option<Backend> {
+        match value {
+            b"off" | b"0" => Some(Backend::Atomic),
+            b"cpu" => Some(Backend::Rseq(Index::Cpu)),
+            b"cid" => Some(Backend::Rseq(Index::Cid)),
+            _ => None,
+        }
+    }
 }
 
 /// Why restartable sequences are not in use.
@@ -79,7 +101,7 @@ impl core::fmt::Display for Missing {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
             Missing::Nothing => "in use",
-            Missing::Disabled => "switched off by PINFOLD_RSEQ=off",
+            Missing::Disabled => return write!(f, "switched off by {VARIABLE}=off"),
             Missing::Architecture => "no critical sections for this architecture",
             Missing::Registration => {
                 "not registered: needs glibc 2.35, Linux 4.18, no glibc.pthread.rseq=0 in GLIBC_TUNABLES, and a sandbox that lets rseq pass"
@@ -198,13 +220,10 @@ pub fn has_concurrency_ids() -> bool {
 }
 
 fn decide(prefer: Index) {
-    let mut buffer = [0u8; 16];
-    let asked = env::read("PINFOLD_RSEQ", &mut buffer);
-    let index = match asked {
-        Some(b"off" | b"0") => return settle_atomic(Missing::Disabled),
-        Some(b"cpu") => Index::Cpu,
-        Some(b"cid") => Index::Cid,
-        _ => prefer,
+    let index = match env::parsed(VARIABLE, Backend::parse) {
+        Some(Backend::Atomic) => return settle_atomic(Missing::Disabled),
+        Some(Backend::Rseq(index)) => index,
+        None => prefer,
     };
     if !arch::SUPPORTED {
         return settle_atomic(Missing::Architecture);

@@ -314,10 +314,10 @@ impl Units {
     pub unsafe fn pop(&self, offset: usize) -> *mut u8 {
         let (cs, index) = self.offsets();
         if cs == 0 {
-            // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
+            // SAFETY: the caller promises that the word lies in every unit and is 0 or a stack top.
             return unsafe { atomic::pop(self, offset) };
         }
-        // SAFETY: `cs` is in the rseq area. The caller promises that the word is a stack, or 0.
+        // SAFETY: `cs` is in the rseq area. The caller promises that the word is 0 or a stack top.
         unsafe { arch::pop(cs, index, self.table(), offset) }
     }
 
@@ -327,14 +327,14 @@ impl Units {
     ///
     /// # Safety
     ///
-    /// The promises of [`pop`](Self::pop).
+    /// The same as for [`pop`](Self::pop).
     #[inline(always)]
     pub unsafe fn pop_fast(&self, offset: usize) -> *mut u8 {
         let (cs, index) = self.offsets();
         if cs == 0 {
             return null_mut();
         }
-        // SAFETY: `cs` is in the rseq area. The caller promises that the word is a stack, or 0.
+        // SAFETY: `cs` is in the rseq area. The caller promises that the word is 0 or a stack top.
         unsafe { arch::pop(cs, index, self.table(), offset) }
     }
 
@@ -342,14 +342,14 @@ impl Units {
     ///
     /// # Safety
     ///
-    /// * The promises of [`pop`](Self::pop).
+    /// * The same as for [`pop`](Self::pop).
     /// * [`install`](Self::install) was called while [`backend`](crate::backend) was not
     ///   [`Backend::Atomic`](crate::Backend::Atomic).
     #[inline(always)]
     pub unsafe fn pop_rseq(&self, offset: usize) -> *mut u8 {
         let (cs, index) = self.offsets();
         // SAFETY: the caller promises that `install` has copied the offsets of a registered area,
-        // and that the word is a stack, or 0.
+        // and that the word is 0 or a stack top.
         unsafe { arch::pop(cs, index, self.table(), offset) }
     }
 
@@ -357,14 +357,14 @@ impl Units {
     ///
     /// # Safety
     ///
-    /// * The promises of [`push`](Self::push).
+    /// * The same as for [`push`](Self::push).
     /// * [`install`](Self::install) was called while [`backend`](crate::backend) was not
     ///   [`Backend::Atomic`](crate::Backend::Atomic).
     #[inline(always)]
     pub unsafe fn push_rseq(&self, offset: usize, item: *mut u8) -> bool {
         let (cs, index) = self.offsets();
         // SAFETY: the caller promises that `install` has copied the offsets of a registered area,
-        // and that the word is a stack, or 0.
+        // and that the word is 0 or a stack top.
         unsafe { arch::push(cs, index, self.table(), offset, item) }
     }
 
@@ -374,11 +374,11 @@ impl Units {
     ///
     /// # Safety
     ///
-    /// The promises of [`push`](Self::push).
+    /// The same as for [`push`](Self::push).
     #[inline(always)]
     pub unsafe fn push_fast(&self, offset: usize, item: *mut u8) -> bool {
         let (cs, index) = self.offsets();
-        // SAFETY: `cs` is in the rseq area. The caller promises that the word is a stack, or 0.
+        // SAFETY: `cs` is in the rseq area. The caller promises that the word is 0 or a stack top.
         cs != 0 && unsafe { arch::push(cs, index, self.table(), offset, item) }
     }
 
@@ -389,15 +389,15 @@ impl Units {
     ///
     /// # Safety
     ///
-    /// The promises of [`pop`](Self::pop).
+    /// The same as for [`pop`](Self::pop).
     #[inline]
     pub unsafe fn push(&self, offset: usize, item: *mut u8) -> bool {
         let (cs, index) = self.offsets();
         if cs == 0 {
-            // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
+            // SAFETY: the caller promises that the word lies in every unit and is 0 or a stack top.
             return unsafe { atomic::push(self, offset, item) };
         }
-        // SAFETY: `cs` is in the rseq area. The caller promises that the word is a stack, or 0.
+        // SAFETY: `cs` is in the rseq area. The caller promises that the word is 0 or a stack top.
         unsafe { arch::push(cs, index, self.table(), offset, item) }
     }
 
@@ -409,7 +409,7 @@ impl Units {
     ///
     /// # Safety
     ///
-    /// The promises of [`pop`](Self::pop).
+    /// The same as for [`pop`](Self::pop).
     #[inline]
     pub unsafe fn pop_batch(&self, offset: usize, items: &mut [*mut u8]) -> usize {
         if items.is_empty() {
@@ -417,10 +417,10 @@ impl Units {
         }
         let (cs, index) = self.offsets();
         if cs == 0 {
-            // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
+            // SAFETY: the caller promises that the word lies in every unit and is 0 or a stack top.
             return unsafe { atomic::pop_batch(self, offset, items) };
         }
-        // SAFETY: `cs` is in the rseq area. The caller promises that the word is a stack, or 0.
+        // SAFETY: `cs` is in the rseq area. The caller promises that the word is 0 or a stack top.
         // `items` is writable for its length, which is not 0.
         unsafe {
             arch::pop_batch(
@@ -442,7 +442,7 @@ impl Units {
     ///
     /// # Safety
     ///
-    /// The promises of [`push`](Self::push), and no item is null.
+    /// The same as for [`push`](Self::push). Also, no item is null.
     #[inline]
     pub unsafe fn push_batch(&self, offset: usize, items: &[*mut u8]) -> usize {
         if items.is_empty() {
@@ -450,10 +450,10 @@ impl Units {
         }
         let (cs, index) = self.offsets();
         if cs == 0 {
-            // SAFETY: the caller promises that the word lies in every unit and is a stack, or 0.
+            // SAFETY: the caller promises that the word lies in every unit and is 0 or a stack top.
             return unsafe { atomic::push_batch(self, offset, items) };
         }
-        // SAFETY: `cs` is in the rseq area. The caller promises that the word is a stack, or 0.
+        // SAFETY: `cs` is in the rseq area. The caller promises that the word is 0 or a stack top.
         // `items` is readable for its length, which is not 0.
         unsafe { arch::push_batch(cs, index, self.table(), offset, items.as_ptr(), items.len()) }
     }

@@ -31,7 +31,8 @@ pub struct Image {
     functions: BTreeMap<u64, Function>,
     /// The addresses of functions that other libraries may call, by name.
     exports: HashMap<String, u64>,
-    /// The sections of the global offset table: the first address, and the address behind the last.
+    /// The sections of the global offset table: each one's first address, and the address one past
+    /// its end.
     tables: Vec<(u64, u64)>,
     /// Words that the dynamic linker fills in with a function's address.
     pointers: HashMap<u64, Target>,
@@ -68,7 +69,7 @@ impl Image {
                 .exports
                 .insert(symbol.name()?.into(), symbol.address());
         }
-        // Packed relocations have addresses alone: the words there hold what they point to.
+        // Packed relocations list addresses only. The word at each address holds the target.
         for section in file.elf_section_table().iter() {
             for at in section.relr(file.endian(), bytes)?.into_iter().flatten() {
                 let word = image.data(at).and_then(|rest| rest.first_chunk::<8>());

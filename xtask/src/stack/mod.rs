@@ -76,63 +76,38 @@ const FAST: &[&str] = &[
     "pinfold_event_add",
 ];
 
-struct Options {
+/// Computes the most stack that calls of the preloaded library use.
+///
+/// Fails if a chain of calls is above the limit, or if the fast path of an entry reads the global
+/// offset table.
+#[derive(clap::Args)]
+pub struct Args {
+    /// How many bytes of stack a call may use.
+    #[arg(long, value_name = "BYTES", default_value_t = LIMIT)]
     limit: u64,
+    /// The library to examine. By default, builds the preloaded library.
+    #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
+    /// A call to examine, instead of all calls that have a limit.
+    #[arg(long = "entry", value_name = "NAME", default_values = ENTRIES, hide_default_value = true)]
     entries: Vec<String>,
-    /// The size of the smallest listed frame.
+    /// Also lists the functions whose frames have at least this size.
+    #[arg(long, value_name = "BYTES")]
     frames: Option<u64>,
-    /// Functions that are left out.
+    /// A function to leave out, with the functions that it calls.
+    #[arg(long, value_name = "NAME")]
     without: Vec<String>,
-    /// Whether chains below the limit are printed too.
+    /// Prints the deepest chain of calls for each entry, not only for those above the limit.
+    #[arg(long)]
     chains: bool,
 }
 
-fn options(words: &[&str]) -> Result<Options> {
-    let mut options = Options {
-        limit: LIMIT,
-        library: None,
-        entries: Vec::new(),
-        frames: None,
-        without: Vec::new(),
-        chains: false,
-    };
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        let mut value = || {
-            words
-                .next()
-                .with_context(|| format!("{word} needs a value"))
-        };
-        let bytes = |text: &str| {
-            let number = text.parse::<u64>();
-            number.with_context(|| format!("{word} takes a number of bytes"))
-        };
-        match *word {
-            "--chains" => options.chains = true,
-            "--limit" => options.limit = bytes(value()?)?,
-            "--frames" => options.frames = Some(bytes(value()?)?),
-            "--without" => options.without.push((*value()?).into()),
-            "--library" => options.library = Some(value()?.into()),
-            "--entry" => options.entries.push((*value()?).into()),
-            other => bail!("unknown option {other}; cargo xtask lists the options of `stack`"),
-        }
-    }
-    if options.entries.is_empty() {
-        options.entries = ENTRIES.iter().map(|&entry| entry.into()).collect();
-    }
-    Ok(options)
-}
-
-/// Prints the deepest chain of calls from each entry. Fails if a chain is above the limit, or if
-/// the fast path of an entry reads the global offset table.
-pub fn main(words: &[&str]) -> Result<()> {
-    let options = options(words)?;
-    if cfg!(not(target_arch = "x86_64")) && options.library.is_none() {
+pub fn main(args: Args) -> Result<()> {
+    if cfg!(not(target_arch = "x86_64")) && args.library.is_none() {
         println!("left out: the stack is only measured in code for x86-64");
         return Ok(());
     }
-    let library = match &options.library {
+    let library = match &args.library {
         Some(library) => library.clone(),
         None => build()?,
     };
@@ -146,26 +121,26 @@ pub fn main(words: &[&str]) -> Result<()> {
         }
     }
     let mut rules = rules::pinfold();
-    rules.excluded.extend(options.without.iter().cloned());
-    check(&image, &rules, &options)
+    rules.excluded.extend(args.without.iter().cloned());
+    check(&image, &rules, &args)
 }
 
-fn check(image: &Image, rules: &Rules, options: &Options) -> Result<()> {
+fn check(image: &Image, rules: &Rules, args: &Args) -> Result<()> {
     let mut chains = Chains::new(image, rules);
     let mut above = Vec::new();
-    for entry in &options.entries {
+    for entry in &args.entries {
         let start = image.export(entry);
         let start = start.with_context(|| format!("the library has no function {entry}"))?;
         let chain = chains.from(start);
         println!("{entry}: {} bytes", chain.total);
-        if chain.total > options.limit {
+        if chain.total > args.limit {
             above.push(entry.as_str());
         }
-        if chain.total > options.limit || options.chains {
+        if chain.total > args.limit || args.chains {
             chain.links.iter().for_each(|link| print(link));
         }
     }
-    if let Some(least) = options.frames {
+    if let Some(least) = args.frames {
         println!("frames of at least {least} bytes:");
         let frames = chains.frames();
         frames
@@ -182,7 +157,7 @@ fn check(image: &Image, rules: &Rules, options: &Options) -> Result<()> {
         bail!("no rule explains {count} calls; add rules to xtask/src/stack/rules.rs");
     }
     if !above.is_empty() {
-        let (limit, above) = (options.limit, above.join(", "));
+        let (limit, above) = (args.limit, above.join(", "));
         bail!("these functions use more than {limit} bytes of stack: {above}");
     }
     Ok(())

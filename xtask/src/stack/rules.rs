@@ -130,7 +130,7 @@ const POINTERS: &[(&str, &[&str])] = &[
     ("pinfold::shepherd::*", &["pinfold::slab::idle::drain"]),
     // Constructors of objects are the program's own code.
     (
-        "pinfold::slab::aside::<impl pinfold::slab::node::Node>::take_back",
+        "pinfold::slab::handler_frees::<impl pinfold::slab::node::Node>::take_back",
         &[],
     ),
     ("pinfold::slab::slabs::Slabs::take", &[]),

@@ -4,7 +4,7 @@ use super::chain::Chains;
 use super::flow::{Call, frame};
 use super::image::{Image, Target};
 use super::rules::{self, Rules};
-use super::{check, options, table};
+use super::{Args, check, table};
 
 const CODE: u64 = 0x1000;
 const DATA: u64 = 0x8000;
@@ -52,7 +52,8 @@ const POINTERS: &[u8] = &[
 
 #[test]
 fn frames_are_counted() {
-    // The return address, the register and 32 bytes. The jump leaves an empty frame.
+    // The frame has the return address, the pushed register and 32 bytes. It is empty again at the
+    // jump.
     assert_eq!(measured(CALLS), (48, vec![48, 0]));
     assert_eq!(measured(SMALL), (32, vec![]));
     assert_eq!(measured(LARGE), (8 + 0x3000, vec![]));
@@ -182,24 +183,34 @@ fn cycles_need_a_rule() {
     assert!(chains.problems().is_empty());
 }
 
+fn args(entries: &[&str], limit: u64) -> Args {
+    Args {
+        limit,
+        library: None,
+        entries: entries.iter().map(|&entry| entry.to_owned()).collect(),
+        frames: None,
+        without: Vec::new(),
+        chains: false,
+    }
+}
+
 #[test]
 fn a_chain_above_the_limit_fails() {
     let image = image(&[("f", CALLS), ("g", SMALL), ("h", LARGE)]);
-    let outcome = |words: &[&str]| check(&image, &Rules::default(), &options(words).unwrap());
-    assert!(outcome(&["--entry", "f", "--limit", "12296"]).is_ok());
-    let error = outcome(&["--entry", "g", "--entry", "f", "--limit", "12295"]).unwrap_err();
+    let outcome = |args: Args| check(&image, &Rules::default(), &args);
+    assert!(outcome(args(&["f"], 12296)).is_ok());
+    let error = outcome(args(&["g", "f"], 12295)).unwrap_err();
     assert_eq!(
         error.to_string(),
         "these functions use more than 12295 bytes of stack: f"
     );
-    let error = outcome(&["--entry", "absent"]).unwrap_err();
+    let error = outcome(args(&["absent"], 4096)).unwrap_err();
     assert_eq!(error.to_string(), "the library has no function absent");
     // An unexplained call is an error, however little stack it seems to use.
     let mut lost = Image::default();
     lost.function(CODE, POINTERS.len() as u64, "f");
     lost.section(CODE, true, POINTERS.to_vec());
-    let entry = options(&["--entry", "f"]).unwrap();
-    assert!(check(&lost, &rules::pinfold(), &entry).is_err());
+    assert!(check(&lost, &rules::pinfold(), &args(&["f"], 4096)).is_err());
 }
 
 #[test]

@@ -12,29 +12,15 @@ const CROSS_LIBRARIES: &str = "/usr/aarch64-linux-gnu/lib";
 const ARM_TARGET: &str = "aarch64-unknown-linux-gnu";
 const ARM_LINKER: &str = "aarch64-linux-gnu-gcc";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Arch {
+    #[value(name = "x86_64")]
     X86,
+    #[value(name = "aarch64")]
     Arm,
 }
 
 impl Arch {
-    pub fn named(name: &str) -> Option<Arch> {
-        match name {
-            "x86_64" => Some(Arch::X86),
-            "aarch64" => Some(Arch::Arm),
-            _ => None,
-        }
-    }
-
-    /// Returns the machine that is emulated if the command line names none.
-    pub fn default_machine(self) -> &'static str {
-        match self {
-            Arch::X86 => "nodes4",
-            Arch::Arm => "nodes2",
-        }
-    }
-
     /// Returns Debian's name of the architecture.
     pub fn debian(self) -> &'static str {
         match self {

@@ -1,5 +1,7 @@
 //! The emulated machines. A new machine is a new row in [`MACHINES`].
 
+use anyhow::{Context, Result};
+
 /// A machine to emulate.
 pub struct Machine {
     pub name: &'static str,
@@ -92,8 +94,12 @@ pub const MACHINES: &[Machine] = &[
 ];
 
 impl Machine {
-    pub fn named(name: &str) -> Option<&'static Machine> {
-        MACHINES.iter().find(|machine| machine.name == name)
+    /// # Errors
+    ///
+    /// If there is no machine of this name.
+    pub fn named(name: &str) -> Result<&'static Machine> {
+        let found = MACHINES.iter().find(|machine| machine.name == name);
+        found.context("cargo xtask vm --list lists the machines")
     }
 
     /// Returns the number of places for CPUs, whether or not a CPU is plugged in.

@@ -12,113 +12,105 @@ mod plan;
 use anyhow::{Context, Result, bail};
 use arch::Arch;
 use boot::{End, Verdict};
+use clap::error::ErrorKind;
 use image::Root;
 use machines::{MACHINES, Machine};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The options of the command line.
-struct Wish {
+/// Runs tests on emulated machines.
+///
+/// vm/README.md describes the machines.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Lists the machines.
+    #[arg(long, exclusive = true)]
+    list: bool,
+    /// The processor to emulate.
+    #[arg(long, value_enum, default_value_t = Arch::X86)]
     arch: Arch,
+    /// A machine to emulate. The default for aarch64 is nodes2.
+    #[arg(
+        long = "machine",
+        value_name = "NAME",
+        value_parser = Machine::named,
+        default_value = "nodes4",
+        default_value_if("arch", "aarch64", "nodes2"),
+    )]
     machines: Vec<&'static Machine>,
+    /// Words to add to the kernel's command line.
+    #[arg(
+        long,
+        value_name = "WORDS",
+        default_value = "",
+        hide_default_value = true
+    )]
     kernel_args: String,
+    /// Runs this command on the machine instead of tests.
+    #[arg(long, value_name = "COMMAND")]
     shell: Option<String>,
-    /// Whether to only download and install what the machine needs.
+    /// Only downloads and installs what the machine needs. Fails if that is impossible.
+    #[arg(long)]
     prepare: bool,
-    filters: Vec<String>,
-    limit: Duration,
+    /// Limits the machine's run time.
+    #[arg(long, value_name = "N", default_value_t = 900)]
+    seconds: u64,
+    /// Runs only the tests whose names contain one of these words. =NAME is an exact name.
+    #[arg(last = true)]
+    tests: Vec<String>,
 }
 
-pub fn main(options: &[&str]) -> Result<()> {
-    if options == ["--list"] {
+impl Args {
+    /// # Errors
+    ///
+    /// If qemu cannot emulate one of the machines for the processor.
+    fn check(&self) -> Result<(), clap::Error> {
+        let cannot = |machine: &&&Machine| !self.arch.can_be(machine);
+        match self.machines.iter().find(cannot) {
+            None => Ok(()),
+            Some(machine) => Err(clap::Error::raw(
+                ErrorKind::ArgumentConflict,
+                format!(
+                    "qemu cannot emulate {} for this processor: it cannot leave out single CPUs\n",
+                    machine.name
+                ),
+            )),
+        }
+    }
+}
+
+pub fn main(args: Args) -> Result<()> {
+    if args.list {
         for machine in MACHINES {
             println!("{:<12}{}", machine.name, machine.about);
         }
         return Ok(());
     }
-    let wish = parse(options)?;
+    args.check().unwrap_or_else(|error| error.exit());
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let cache = target.join("vm").join(wish.arch.debian());
+    let cache = target.join("vm").join(args.arch.debian());
     fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
     let cache = cache.canonicalize()?;
-    let (emulator, package) = wish.arch.emulator();
+    let (emulator, package) = args.arch.emulator();
     packages::tool(emulator, package)?;
     packages::tool("cpio", "cpio")?;
-    let busybox = wish.arch.prepare(&cache)?;
-    let kernel = packages::kernel(&cache, wish.arch)?;
-    if wish.prepare {
+    let busybox = args.arch.prepare(&cache)?;
+    let kernel = packages::kernel(&cache, args.arch)?;
+    if args.prepare {
         println!("ready: {emulator} and {}", kernel.display());
         return Ok(());
     }
     let mut failed = 0;
-    let machine = TestMachine::build(wish.arch, &target, cache, kernel, &busybox)?;
-    for one in &wish.machines {
-        failed += usize::from(!machine.run(&wish, one)?);
+    let machine = TestMachine::build(args.arch, &target, cache, kernel, &busybox)?;
+    for one in &args.machines {
+        failed += usize::from(!machine.run(&args, one)?);
     }
     match failed {
         0 => Ok(()),
-        _ => bail!("{failed} of {} machines failed", wish.machines.len()),
+        _ => bail!("{failed} of {} machines failed", args.machines.len()),
     }
-}
-
-fn parse(options: &[&str]) -> Result<Wish> {
-    let mut wish = Wish {
-        arch: Arch::X86,
-        machines: Vec::new(),
-        kernel_args: String::new(),
-        shell: None,
-        prepare: false,
-        filters: Vec::new(),
-        limit: Duration::from_secs(900),
-    };
-    let mut options = options.iter().copied();
-    while let Some(option) = options.next() {
-        let mut value = || {
-            options
-                .next()
-                .with_context(|| format!("{option} needs a value"))
-        };
-        match option {
-            "--" => wish.filters.extend(options.by_ref().map(str::to_owned)),
-            "--prepare" => wish.prepare = true,
-            "--arch" => {
-                let name = value()?;
-                wish.arch = Arch::named(name)
-                    .with_context(|| format!("unknown processor {name}; give x86_64 or aarch64"))?;
-            }
-            "--machine" => {
-                let name = value()?;
-                let known = Machine::named(name);
-                wish.machines.push(known.with_context(|| {
-                    format!("unknown machine {name}; cargo xtask vm --list lists the machines")
-                })?);
-            }
-            "--kernel-args" => wish.kernel_args = value()?.to_owned(),
-            "--shell" => wish.shell = Some(value()?.to_owned()),
-            "--seconds" => {
-                let seconds = value()?.parse().context("--seconds needs a number")?;
-                wish.limit = Duration::from_secs(seconds);
-            }
-            other => bail!("unknown option {other}; cargo xtask lists the options of `vm`"),
-        }
-    }
-    if wish.machines.is_empty() {
-        wish.machines
-            .extend(Machine::named(wish.arch.default_machine()));
-    }
-    if let Some(machine) = wish
-        .machines
-        .iter()
-        .find(|machine| !wish.arch.can_be(machine))
-    {
-        bail!(
-            "qemu cannot emulate {} for this processor: it cannot leave out single CPUs",
-            machine.name
-        );
-    }
-    Ok(wish)
 }
 
 /// What all machines of one call share.
@@ -160,28 +152,28 @@ impl TestMachine {
     }
 
     /// Boots one machine. Returns whether all its tests passed and it ended correctly.
-    fn run(&self, wish: &Wish, machine: &Machine) -> Result<bool> {
-        let runs = match wish.shell {
+    fn run(&self, args: &Args, machine: &Machine) -> Result<bool> {
+        let runs = match args.shell {
             Some(_) => Vec::new(),
-            None => plan::runs(&self.binaries, &wish.filters),
+            None => plan::runs(&self.binaries, &args.tests),
         };
-        if runs.is_empty() && wish.shell.is_none() {
-            bail!("no test's name contains any of {:?}", wish.filters);
+        if runs.is_empty() && args.shell.is_none() {
+            bail!("no test's name contains any of {:?}", args.tests);
         }
         let environment = [
             ("PINFOLD_MACHINE", machine.expected()),
             ("RUST_BACKTRACE", "1".to_owned()),
         ];
-        let script = plan::script(&runs, &environment, wish.shell.as_deref());
+        let script = plan::script(&runs, &environment, args.shell.as_deref());
         self.root.write("vm/list", &script)?;
         let image = self.cache.join("image.cpio");
         self.root.pack(&image)?;
-        println!("== {} on {:?}: {}", machine.name, wish.arch, machine.about);
+        println!("== {} on {:?}: {}", machine.name, args.arch, machine.about);
         let begin = Instant::now();
-        let shell = wish.shell.iter().map(|_| "shell".to_owned());
+        let shell = args.shell.iter().map(|_| "shell".to_owned());
         let mut verdict = Verdict::new(runs.iter().map(|run| run.name.clone()).chain(shell));
-        let emulator = boot::emulator(wish.arch, machine, &self.kernel, &image, &wish.kernel_args);
-        let end = boot::run(emulator, &mut verdict, wish.limit)?;
+        let emulator = boot::emulator(args.arch, machine, &self.kernel, &image, &args.kernel_args);
+        let end = boot::run(emulator, &mut verdict, Duration::from_secs(args.seconds))?;
         Ok(report(machine, &verdict, &end, begin.elapsed()))
     }
 }
@@ -204,4 +196,34 @@ fn report(machine: &Machine, verdict: &Verdict, end: &End, time: Duration) -> bo
         println!("   {name}: {what}");
     }
     *end == End::Done && verdict.failed.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Args as _, Command, FromArgMatches};
+
+    fn parse(line: &str) -> Args {
+        let matches = Args::augment_args(Command::new("vm")).get_matches_from(line.split(' '));
+        Args::from_arg_matches(&matches).unwrap()
+    }
+
+    #[test]
+    fn each_processor_has_a_default_machine_and_some_that_it_cannot_be() {
+        let names = |line| -> Vec<_> { parse(line).machines.iter().map(|one| one.name).collect() };
+        assert_eq!(names("vm"), ["nodes4"]);
+        assert_eq!(names("vm --arch aarch64 -- slab"), ["nodes2"]);
+        assert_eq!(
+            names("vm --machine sparse --machine cpus16"),
+            ["sparse", "cpus16"]
+        );
+        assert!(parse("vm --machine sparse").check().is_ok());
+        let error = parse("vm --arch aarch64 --machine sparse").check();
+        assert_eq!(error.unwrap_err().exit_code(), 2);
+    }
+
+    #[test]
+    fn words_behind_the_dashes_choose_tests() {
+        assert_eq!(parse("vm --prepare -- slab =x").tests, ["slab", "=x"]);
+    }
 }

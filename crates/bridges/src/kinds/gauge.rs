@@ -22,7 +22,7 @@ use std::sync::{Mutex, OnceLock};
 
 /// The largest step that goes to `whole`. About 2^31 steps of this size in one direction fit into
 /// the counter's 64 bits.
-const WHOLE_MOST: f64 = 4_294_967_296.0;
+const MAX_WHOLE: f64 = 4_294_967_296.0;
 
 /// A value that goes up and down; see the module for how it is kept.
 #[derive(Default)]
@@ -71,7 +71,7 @@ impl FloatGauge {
 /// Returns `step` as a whole number, if it is one and small enough for `whole`.
 #[inline]
 fn whole_number(step: f64) -> Option<i64> {
-    (step.abs() <= WHOLE_MOST && step.trunc() == step).then_some(step as i64)
+    (step.abs() <= MAX_WHOLE && step.trunc() == step).then_some(step as i64)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::sync::Mutex;
 /// Billionths in 1.
 const BILLION: f64 = 1e9;
 /// The largest value that is split, 2^40.
-const SPLIT_MOST: f64 = 1_099_511_627_776.0;
+const MAX_SPLIT: f64 = 1_099_511_627_776.0;
 
 /// A sum of values; see the module for how it is kept.
 pub struct FloatSum {
@@ -64,7 +64,7 @@ impl FloatSum {
     /// cannot be split.
     #[inline]
     pub fn add(&self, value: f64) {
-        if !(0.0..=SPLIT_MOST).contains(&value) {
+        if !(0.0..=MAX_SPLIT).contains(&value) {
             lock(&self.reading).odd += value;
             return;
         }

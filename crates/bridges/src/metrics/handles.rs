@@ -34,7 +34,7 @@ impl<M> Handles<M> {
     }
 
     /// Returns a clone of the `Arc` of the CPU that the thread runs on. The thread may move to
-    /// another CPU meanwhile: then the clone only costs more.
+    /// another CPU during the call. Then the clone only costs more.
     pub fn here(&self) -> Arc<Handle<M>> {
         let place = &self.by_cpu[pinfold_rseq::current() % self.by_cpu.len()];
         Arc::clone(place.get_or_init(|| Arc::new(Handle(Arc::clone(&self.metric)))))

@@ -13,7 +13,16 @@ use std::sync::{Arc, Mutex};
 
 /// Keeps the metrics of the crate `metrics` in per-CPU counters. A clone is the same recorder.
 ///
-/// A series stays for as long as the recorder does. The [module](super) has an example.
+/// A series stays for as long as the recorder does. The [module](super) installs a recorder.
+///
+/// ```
+/// use pinfold_bridges::metrics::PinfoldRecorder;
+///
+/// let recorder = PinfoldRecorder::new();
+/// let page = recorder.clone();
+/// metrics::with_local_recorder(&recorder, || metrics::gauge!("depth").set(1.5));
+/// assert!(page.render().contains("depth 1.5\n"));
+/// ```
 #[derive(Clone)]
 pub struct PinfoldRecorder(Arc<Inner>);
 

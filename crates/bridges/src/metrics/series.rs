@@ -25,7 +25,8 @@ impl Counter {
         self.events.add(amount);
     }
 
-    /// Raises the count to at least `value`. What other threads add meanwhile counts on top.
+    /// Raises the count to at least `value`. Amounts that other threads add during the call count
+    /// on top.
     pub fn raise_to(&self, value: u64) {
         let _raising = lock(&self.raising);
         let missing = value.saturating_sub(self.events.sum());
@@ -143,8 +144,19 @@ impl Metric {
     }
 }
 
-/// A series with its value at the time of the snapshot. See
-/// [`PinfoldRecorder::snapshot`](super::PinfoldRecorder::snapshot) for an example.
+/// A series with its value at the time of the snapshot.
+/// [`PinfoldRecorder::snapshot`](super::PinfoldRecorder::snapshot) returns them.
+///
+/// ```
+/// use pinfold_bridges::metrics::PinfoldRecorder;
+///
+/// let recorder = PinfoldRecorder::new();
+/// metrics::with_local_recorder(&recorder, || {
+///     metrics::counter!("jobs", "queue" => "mail").increment(3);
+/// });
+/// let jobs = recorder.snapshot().next().expect("one series");
+/// assert_eq!(jobs.labels, [("queue".to_owned(), "mail".to_owned())]);
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     /// The metric's name, with the characters that Prometheus allows.

@@ -2,15 +2,12 @@
 //! competing designs.
 
 mod counter;
-mod cpus;
 mod pft;
 mod slab;
 mod spinlock;
 mod vmstat;
 
 use anyhow::{Context, Result, bail};
-use pinfold::counter::EventCounter;
-use pinfold_rseq::Index;
 use spinlock::Spinlock;
 use std::process::ExitCode;
 
@@ -39,14 +36,6 @@ pub fn main(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lets the library choose the process's index, as it does when it first counts. The other designs
-/// then use the same index.
-fn settle_index() {
-    static FIRST: EventCounter = EventCounter::new();
-    FIRST.inc();
-    pinfold_rseq::init(Index::Cid);
-}
-
 /// Runs `work` on a thread of its own, so that `work` can pin its thread without pinning the
 /// caller.
 fn on_own_thread<R: Send>(work: impl FnOnce() -> Result<R> + Send) -> Result<R> {
@@ -68,26 +57,5 @@ fn count(text: &str, most: u32) -> Result<u32, String> {
         Ok(0) => Err("0 would measure nothing; give 1 or more".to_owned()),
         Ok(number) if number <= most => Ok(number),
         _ => Err(format!("give a whole number from 1 to {most}")),
-    }
-}
-
-/// Keeps each CPU's part on cache lines of its own: on two, because CPUs fetch lines in pairs.
-#[derive(Default)]
-#[repr(align(128))]
-struct Padded<T>(T);
-
-/// Waits until `done` returns true. The kernel spins with preemption disabled. Here the thread that
-/// this one waits for may have been preempted, so this one yields its CPU after some turns.
-#[inline]
-pub fn spin_until(done: impl Fn() -> bool) {
-    const TURNS: u32 = 100;
-    let mut turn = 0;
-    while !done() {
-        if turn < TURNS {
-            turn += 1;
-            std::hint::spin_loop();
-        } else {
-            std::thread::yield_now();
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! The lock of the designs that the kernel used.
 
-use super::spin_until;
+use pinfold_benchkit::spin_until;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

@@ -4,6 +4,7 @@ use super::{Check, check};
 use crate::policy::{listed, of_variable};
 use pinfold::mempolicy;
 use pinfold::topology::NodeSet;
+use pinfold_malloc::settings::POLICY;
 
 pub fn policies(with_memory: &NodeSet) -> Check {
     let works = mempolicy::available();
@@ -18,11 +19,12 @@ pub fn policies(with_memory: &NodeSet) -> Check {
     if let Ok(allowed) = mempolicy::mems_allowed() {
         found += &format!("; it may use {}", listed(&allowed.and(with_memory)));
     }
-    let name = mempolicy::VARIABLE;
     match of_variable() {
         Ok(None) => {}
-        Ok(Some(policy)) => found += &format!("; {name} is understood: {policy}"),
-        Err(_) => found += &format!("; {name} is not understood: run `pinfold policy` to see why"),
+        Ok(Some(policy)) => found += &format!("; {POLICY} is understood: {policy}"),
+        Err(_) => {
+            found += &format!("; {POLICY} is not understood: run `pinfold policy` to see why");
+        }
     }
     let follows = match works {
         Ok(()) if with_memory.len() > 1 => {

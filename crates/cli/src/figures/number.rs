@@ -1,15 +1,4 @@
-//! Medians, and numbers in the form that people read.
-
-/// Returns the middle value, or the mean of the middle two if the count is even. NaN without
-/// values.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let Some(last) = sorted.len().checked_sub(1) else {
-        return f64::NAN;
-    };
-    (sorted[last / 2] + sorted[last.div_ceil(2)]) / 2.0
-}
+//! Numbers in the form that people read.
 
 /// Formats a number of rounds: "1 round", "11 rounds".
 pub fn rounds(count: u32) -> String {
@@ -38,13 +27,6 @@ pub fn label(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn medians() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert!(median(&[]).is_nan());
-    }
 
     #[test]
     fn labels_are_short() {

@@ -8,7 +8,8 @@ use crate::figures::{self, Machine, Plot, Series, Table};
 use anyhow::{Context, Result, ensure};
 use interrupts::Interrupts;
 use pinfold::topology::Topology;
-use run::{Gaps, Loop, Setup, pin_to};
+use pinfold_benchkit::cpus;
+use run::{Gaps, Loop, Setup};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -126,12 +127,10 @@ pub fn main(args: Args) -> Result<ExitCode> {
     if let Some(file) = &args.plot {
         figures::check_writable(file)?;
     }
-    // Before `pin_to` takes the loop's CPU away: the machine's description counts the usable CPUs.
+    // Before `allow` takes the loop's CPU away: the machine's description counts the usable CPUs.
     let machine = Machine::read();
-    ensure!(
-        pin_to(&others),
-        "cannot move this thread off CPU {cpu}, which the loop needs; allow sched_setaffinity"
-    );
+    cpus::allow(&others)
+        .with_context(|| format!("cannot move this thread off CPU {cpu}, which the loop needs"))?;
     let setup = Setup {
         cpu,
         others: &others,

@@ -2,12 +2,12 @@
 
 use super::interrupts::Interrupts;
 use super::{SubjectName, Totals};
-use crate::figures::cycles;
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use pinfold::counter::PercpuCounter;
 use pinfold::shepherd::{Running, Shepherd};
 use pinfold::topology::CpuSet;
+use pinfold_benchkit::{cpus, cycles};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize};
 use std::thread::JoinHandle;
@@ -41,7 +41,7 @@ impl Loop {
             || Gaps::new_with_bounds(1, LONGEST, 3).context("making the histogram of the gaps");
         let mut gaps = (0..subjects).map(|_| gaps()).collect::<Result<Vec<_>>>()?;
         let thread = std::thread::Builder::new().spawn(move || {
-            let pinned = pin_to(&[cpu]);
+            let pinned = cpus::pin(cpu).is_ok();
             // SAFETY: the call takes no arguments and touches no memory.
             let id = unsafe { libc::gettid() };
             ID.store(if pinned { id } else { -1 }, Release);
@@ -199,7 +199,7 @@ impl LocalWorker {
         let shared: &'static Shared = Box::leak(Box::default());
         let (cpu, interval) = (setup.cpu, setup.interval);
         let worker = std::thread::Builder::new().spawn(move || {
-            pin_to(&[cpu]);
+            let _ = cpus::pin(cpu);
             while !shared.stop.load(Relaxed) {
                 std::thread::park();
                 shared.folds.fetch_add(COUNTED.fold() as u64, Relaxed);
@@ -225,25 +225,5 @@ impl LocalWorker {
         self.worker.thread().unpark();
         // Neither thread panics, so the results say nothing.
         let _ = (self.worker.join(), self.shepherd.join());
-    }
-}
-
-/// Keeps the calling thread on these CPUs. Returns false if the system refuses.
-pub fn pin_to(cpus: &[usize]) -> bool {
-    const WORDS: usize = pinfold_rseq::MAX_INDEX / 64;
-    let mut mask = [0u64; WORDS];
-    for &cpu in cpus {
-        if let Some(word) = mask.get_mut(cpu / 64) {
-            *word |= 1 << (cpu % 64);
-        }
-    }
-    // SAFETY: the kernel reads `size_of_val(&mask)` bytes, all of them inside `mask`.
-    unsafe {
-        libc::syscall(
-            libc::SYS_sched_setaffinity,
-            0,
-            size_of_val(&mask),
-            mask.as_ptr(),
-        ) == 0
     }
 }

@@ -8,7 +8,7 @@
 //! A blank in a file's name is written as `\040`, so that blanks always separate words.
 
 use anyhow::{Context, Result, bail};
-use pinfold::topology::{NODES_MOST, NodeSet};
+use pinfold::topology::{MAX_NODES, NodeSet};
 use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,7 +98,7 @@ fn on_node(word: &str) -> Result<Option<(usize, u64)>> {
     };
     let (node, pages) = (node.parse().ok(), pages.parse().ok());
     match (node, pages) {
-        (Some(node), Some(pages)) if node < NODES_MOST => Ok(Some((node, pages))),
+        (Some(node), Some(pages)) if node < MAX_NODES => Ok(Some((node, pages))),
         _ => bail!("{word:?} is not a node and a number of pages"),
     }
 }

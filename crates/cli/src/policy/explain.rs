@@ -2,7 +2,8 @@
 
 use super::{Machine, words};
 use pinfold::mempolicy::{Flags, Mempolicy, Mode, PolicyError, effective, node_for, zonelist};
-use pinfold::topology::{NODES_MOST, NodeId, NodeSet};
+use pinfold::topology::{MAX_NODES, NodeId, NodeSet};
+use pinfold_malloc::settings::POLICY;
 use serde::Serialize;
 use std::fmt;
 
@@ -175,7 +176,7 @@ fn orders(bound: &Mempolicy, machine: &Machine, from: NodeId) -> Vec<Order> {
 fn tmpfs_has_words(policy: &Mempolicy) -> bool {
     !policy.flags().contains(Flags::BALANCING)
         && policy.home().is_none()
-        && policy.user_nodes().len() < NODES_MOST
+        && policy.user_nodes().len() < MAX_NODES
 }
 
 fn refused(error: &PolicyError, policy: &Mempolicy, machine: &Machine) -> String {
@@ -222,7 +223,7 @@ impl fmt::Display for Explanation {
             line(
                 f,
                 "",
-                "from PINFOLD_POLICY; programs started with the library use it",
+                format_args!("from {POLICY}; programs started with the library use it"),
             )?;
         }
         line(f, "mode", format_args!("{}: {}", self.mode, self.meaning))?;

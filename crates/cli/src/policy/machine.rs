@@ -1,15 +1,15 @@
 //! The machine on which a policy is explained: its nodes, the nodes that this process may use, and
 //! the distances between nodes.
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use pinfold::mempolicy::{self, Distances, Flags, Mempolicy, Move, PolicyError, Weights};
-use pinfold::topology::{CpuId, NODES_MOST, NodeId, NodeSet, Topology};
+use pinfold::topology::{CpuId, MAX_NODES, NodeId, NodeSet, Topology};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// At least the size of any page. A policy is tried on memory that begins at a multiple of it.
-const PAGE_MOST: usize = 64 << 10;
+const MAX_PAGE: usize = 64 << 10;
 
 pub struct Machine {
     root: PathBuf,
@@ -101,7 +101,7 @@ impl Machine {
     pub fn fault(&self, policy: &Mempolicy) -> Option<String> {
         let named = policy.user_nodes();
         // Relative positions wrap around, and "all" means the nodes that exist.
-        let by_number = !policy.flags().contains(Flags::RELATIVE) && named.len() < NODES_MOST;
+        let by_number = !policy.flags().contains(Flags::RELATIVE) && named.len() < MAX_NODES;
         let wanted = if by_number { named } else { &NodeSet::EMPTY };
         let Topology {
             nodes, with_memory, ..
@@ -164,12 +164,10 @@ impl Machine {
             if policy.home().is_none() {
                 return mempolicy::set_for_thread(&policy);
             }
-            let memory = vec![1u8; 2 * PAGE_MOST];
-            let page = memory
-                .as_ptr()
-                .map_addr(|at| at.next_multiple_of(PAGE_MOST));
-            let answer = mempolicy::apply(page, PAGE_MOST, &policy, Move::No, false);
-            mempolicy::apply(page, PAGE_MOST, &Mempolicy::default(), Move::No, false)?;
+            let memory = vec![1u8; 2 * MAX_PAGE];
+            let page = memory.as_ptr().map_addr(|at| at.next_multiple_of(MAX_PAGE));
+            let answer = mempolicy::apply(page, MAX_PAGE, &policy, Move::No, false);
+            mempolicy::apply(page, MAX_PAGE, &Mempolicy::default(), Move::No, false)?;
             answer
         };
         let thread = std::thread::Builder::new()
@@ -177,14 +175,6 @@ impl Machine {
             .context("starting the thread that tries the policy")?;
         let answer = thread.join();
         Ok(answer.map_err(|_| anyhow!("the thread that tries the policy panicked"))??)
-    }
-
-    /// Checks that a program can be started with the policy.
-    pub fn for_program(&self, policy: &Mempolicy) -> Result<()> {
-        if let Some(fault) = self.program_fault(policy) {
-            bail!(fault);
-        }
-        self.try_policy(policy)
     }
 }
 

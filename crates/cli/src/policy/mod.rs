@@ -12,6 +12,8 @@ use anyhow::{Context, Result, bail};
 use explain::{Explanation, Source};
 use pinfold::mempolicy::{self, Mempolicy, PolicyError};
 use pinfold::topology::NodeId;
+use pinfold_malloc::settings::POLICY;
+use pinfold_rseq::env::MAX_TEXT;
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -60,22 +62,18 @@ struct Answer {
     policy: Explanation,
 }
 
-/// The library ignores a policy that is longer than this.
-const VARIABLE_MOST: usize = 4096;
-
 /// Parses PINFOLD_POLICY as the library does. Returns `None` if the variable is not set or empty.
 pub fn of_variable() -> Result<Option<Mempolicy>> {
-    let Some(text) = std::env::var_os(mempolicy::VARIABLE).filter(|text| !text.is_empty()) else {
+    let Some(text) = std::env::var_os(POLICY).filter(|text| !text.is_empty()) else {
         return Ok(None);
     };
-    if text.len() > VARIABLE_MOST {
+    if text.len() > MAX_TEXT {
         bail!(
-            "{} has {} bytes, but the library reads at most {VARIABLE_MOST}; write ranges like 0-3",
-            mempolicy::VARIABLE,
+            "{POLICY} has {} bytes, but the library reads at most {MAX_TEXT}; write ranges like 0-3",
             text.len()
         );
     }
-    parse(&text).context(mempolicy::VARIABLE).map(Some)
+    parse(&text).context(POLICY).map(Some)
 }
 
 /// Returns the policy to explain, and where it comes from.

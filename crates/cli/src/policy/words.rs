@@ -1,7 +1,7 @@
 //! Modes and flags in plain English.
 
 use pinfold::mempolicy::{Flags, Mempolicy, Mode};
-use pinfold::topology::{NODES_MOST, NodeSet};
+use pinfold::topology::{MAX_NODES, NodeSet};
 
 /// Describes what a mode does.
 pub fn of_mode(mode: Mode) -> &'static str {
@@ -58,7 +58,7 @@ pub fn of_change(policy: &Mempolicy, here: &NodeSet) -> String {
             "the nodes stay: they are a preference, and memory comes from other nodes when they have none"
                 .to_owned()
         }
-        _ if named.is_empty() || named.len() == NODES_MOST => {
+        _ if named.is_empty() || named.len() == MAX_NODES => {
             let kept = if flags.contains(Flags::STATIC) {
                 "keeps those of them that are allowed then"
             } else {
@@ -90,7 +90,7 @@ pub fn of_change(policy: &Mempolicy, here: &NodeSet) -> String {
 /// Returns the nodes that a policy names: a list, "all", or an empty string.
 pub fn named_as(policy: &Mempolicy) -> String {
     match policy.user_nodes().len() {
-        NODES_MOST => "all".to_owned(),
+        MAX_NODES => "all".to_owned(),
         _ => policy.user_nodes().to_string(),
     }
 }

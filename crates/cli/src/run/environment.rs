@@ -1,33 +1,49 @@
-//! Checks the environment variables that the library reads, before a program is started with them.
+//! The environment variables that the library reads: their help, and the check of their values
+//! before a program is started with them.
 
 use anyhow::{Result, bail};
-use pinfold::mempolicy;
-use pinfold_malloc::settings::SETTINGS;
+use pinfold_malloc::settings::{POLICY, SETTINGS, STATS, Wrong, find};
 use std::env::var_os;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-pub const SLAB_DEBUG: &str = "PINFOLD_SLAB_DEBUG";
-pub const HARDENED: &str = "PINFOLD_HARDENED";
-
 /// Refuses values that the library would ignore. `placement` checks the policy.
 pub fn check() -> Result<()> {
-    for setting in &SETTINGS {
+    for setting in SETTINGS.iter().filter(|setting| setting.name() != POLICY) {
         let name = setting.name();
-        if let Some(value) = var_os(name).filter(|_| name != mempolicy::VARIABLE)
+        if let Some(value) = var_os(name)
             && let Err(wrong) = setting.check(value.as_bytes())
         {
             bail!("{name}={}: {wrong}", value.display());
         }
     }
-    let name = super::statistics::VARIABLE;
-    if let Some(directory) = var_os(name).filter(|directory| !directory.is_empty())
+    if let Some(directory) = var_os(STATS).filter(|directory| !directory.is_empty())
         && !Path::new(&directory).is_dir()
     {
         bail!(
-            "{name}={}: this is not a directory; name an existing one for the statistics, or unset the variable",
+            "{STATS}={}: this is not a directory; name an existing one for the statistics, or unset the variable",
             directory.display()
         );
     }
     Ok(())
+}
+
+/// Checks the value of an option that sets the variable `name` for the program.
+pub fn option(name: &str, value: &str) -> Result<String, String> {
+    match find(name).map(|setting| setting.check(value.as_bytes())) {
+        Some(Err(Wrong::Values(values))) => Err(format!("give {values}")),
+        Some(Err(wrong)) => Err(wrong.to_string()),
+        _ => Ok(value.to_owned()),
+    }
+}
+
+/// Lists the variables, for the long help.
+pub fn help() -> String {
+    let mut text = "Environment variables (docs/environment.md says more):\n".to_owned();
+    for setting in &SETTINGS {
+        let (name, help) = (setting.name(), setting.help());
+        let (values, default) = (setting.values(), setting.default());
+        text += &format!("  {name}\n          {help}\n          {values} [default: {default}]\n");
+    }
+    text
 }

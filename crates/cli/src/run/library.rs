@@ -1,12 +1,10 @@
 //! Finds the shared library.
 
 use anyhow::{Result, bail};
+use pinfold_malloc::settings::LIBRARY;
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-
-/// The variable that holds the library's path.
-const VARIABLE: &str = "PINFOLD_LIBRARY";
 
 /// Finds the library: at the path in `PINFOLD_LIBRARY`, in `../lib` beside an installed command, or
 /// beside a built command.
@@ -19,7 +17,7 @@ pub fn find() -> Result<PathBuf> {
         .any(|byte| b" :".contains(byte))
     {
         bail!(
-            "{} has a space or a colon in its path, which the dynamic loader takes for the end of the path; put the library elsewhere and set {VARIABLE} to its path",
+            "{} has a space or a colon in its path, which the dynamic loader takes for the end of the path; put the library elsewhere and set {LIBRARY} to its path",
             library.display()
         );
     }
@@ -27,12 +25,12 @@ pub fn find() -> Result<PathBuf> {
 }
 
 fn look() -> Result<PathBuf> {
-    if let Some(path) = env::var_os(VARIABLE) {
+    if let Some(path) = env::var_os(LIBRARY) {
         let path = PathBuf::from(path);
         return match path.canonicalize() {
             Ok(path) if path.is_file() => Ok(path),
             _ => bail!(
-                "{VARIABLE} is {}, which is not a file; set it to the path of libpinfold.so, or unset it",
+                "{LIBRARY} is {}, which is not a file; set it to the path of libpinfold.so, or unset it",
                 path.display()
             ),
         };
@@ -51,7 +49,7 @@ fn look() -> Result<PathBuf> {
     let found = places.iter().find_map(|place| place.canonicalize().ok());
     let Some(found) = found else {
         bail!(
-            "libpinfold.so is neither in {} nor beside the command; install it with the command, or set {VARIABLE} to its path",
+            "libpinfold.so is neither in {} nor beside the command; install it with the command, or set {LIBRARY} to its path",
             here.join("../lib").display()
         );
     };

@@ -9,8 +9,7 @@ mod signals;
 mod statistics;
 
 use anyhow::{Context, Result};
-use pinfold::mempolicy::{self, Mempolicy};
-use pinfold::slab::debug::check_settings;
+use pinfold_malloc::settings::{HARDENED, POLICY, SHEPHERD, SLAB_DEBUG, STATS};
 use placement::Placed;
 use program::{Obstacle, Program};
 use std::ffi::{OsStr, OsString};
@@ -28,6 +27,7 @@ const NOT_FOUND: u8 = 127;
 /// Output, signals and exit status pass through. A program killed by signal N gives status 128+N,
 /// one that cannot be executed 126, one that does not exist 127.
 #[derive(clap::Args)]
+#[command(after_long_help = environment::help())]
 pub struct Args {
     /// When the program has ended, print to standard error what the allocator did
     ///
@@ -42,7 +42,7 @@ pub struct Args {
     /// number, or `--shepherd` alone starts the thread with the program. It then serves all CPUs,
     /// and gives all free memory back under memory pressure. `off` forbids the thread: the
     /// program's own calls give idle memory back. docs/tuning.md says more.
-    #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "on", value_parser = shepherd)]
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "on", value_parser = |value: &str| environment::option(SHEPHERD, value))]
     shepherd: Option<String>,
 
     /// Check how the program uses its memory, and abort it at an error; alone, it means FZPU for
@@ -53,7 +53,7 @@ pub struct Args {
     /// the checks to certain sizes or caches, as in PINFOLD_SLAB_DEBUG:
     /// `--slab-debug=FZP,kmalloc-*;U,sessions`. Errors are reported on standard error.
     /// docs/slab-debug.md explains the reports.
-    #[arg(long, value_name = "SETTINGS", num_args = 0..=1, require_equals = true, default_missing_value = "FZPU", value_parser = slab_debug)]
+    #[arg(long, value_name = "SETTINGS", num_args = 0..=1, require_equals = true, default_missing_value = "FZPU", value_parser = |value: &str| environment::option(SLAB_DEBUG, value))]
     slab_debug: Option<String>,
 
     /// Abort the program at a double free or after a write to freed memory; zero freed memory, and
@@ -77,7 +77,7 @@ pub struct Args {
 
 pub fn main(args: Args) -> Result<ExitCode> {
     environment::check()?;
-    let policy = placement::chosen(args.policy.as_deref())?;
+    let placed = placement::place(args.policy.as_deref())?;
     let library = library::find()?;
     let (name, arguments) = args.command.split_first().context("no command given")?;
     let program = match program::find(name) {
@@ -86,8 +86,8 @@ pub fn main(args: Args) -> Result<ExitCode> {
     };
     let mut command = Command::new(&program.path);
     command.arg0(name).args(arguments);
-    if policy.is_some() {
-        command.env_remove(mempolicy::VARIABLE);
+    if placed.is_some() {
+        command.env_remove(POLICY);
     }
     let obstacle = program.obstacle();
     match &obstacle {
@@ -95,50 +95,31 @@ pub fn main(args: Args) -> Result<ExitCode> {
         None => {
             command.env("LD_PRELOAD", library::preload(&library));
             if let Some(when) = &args.shepherd {
-                command.env("PINFOLD_SHEPHERD", when);
+                command.env(SHEPHERD, when);
             }
             if let Some(settings) = &args.slab_debug {
-                command.env(environment::SLAB_DEBUG, settings);
+                command.env(SLAB_DEBUG, settings);
             }
             if args.hardened {
-                command.env(environment::HARDENED, "1");
+                command.env(HARDENED, "1");
             }
         }
     }
     if args.stats && obstacle.is_none() {
-        run_counted(name, command, policy.as_ref())
+        run_counted(name, command, placed)
     } else {
-        let _placed = policy.as_ref().map(Placed::set).transpose()?;
         // `exec` replaces this process, so the program keeps its process id, terminal and signals.
         signals::restore_sigpipe();
         Ok(refuse(name, &command.exec()))
     }
 }
 
-/// Checks the value of `--shepherd`.
-fn shepherd(value: &str) -> Result<String, String> {
-    let number = || matches!(value.parse(), Ok(1..=86_400_000u64));
-    if ["auto", "on", "off"].contains(&value) || number() {
-        return Ok(value.to_owned());
-    }
-    Err("give auto, on, off, or milliseconds from 1 to 86400000".to_owned())
-}
-
-/// Checks the value of `--slab-debug`.
-fn slab_debug(value: &str) -> Result<String, String> {
-    match check_settings(value) {
-        Ok(()) => Ok(value.to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 /// Runs the command as a child process, and prints the report when it has ended.
-fn run_counted(name: &OsStr, mut command: Command, policy: Option<&Mempolicy>) -> Result<ExitCode> {
+fn run_counted(name: &OsStr, mut command: Command, placed: Option<Placed>) -> Result<ExitCode> {
     let directory = statistics::Directory::make()?;
-    command.env(statistics::VARIABLE, directory.path());
+    command.env(STATS, directory.path());
     signals::prepare_child(&mut command);
     let relay = signals::Relay::start()?;
-    let placed = policy.map(Placed::set).transpose()?;
     let spawned = command.spawn();
     drop(placed);
     let mut child = match spawned {

@@ -4,38 +4,33 @@
 //! program itself need not set anything. This works even where the library cannot be preloaded.
 
 use crate::policy::{self, Machine};
-use anyhow::{Context, Error, Result, anyhow};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use pinfold::mempolicy::{self, Mempolicy};
+use pinfold_malloc::settings::POLICY;
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Returns the policy of `--policy` or else of PINFOLD_POLICY, so that the variable also applies to
-/// programs without the library.
+/// Sets the policy of `--policy`, or else of the environment variable, for the calling thread.
+/// Returns `None` if there is no policy. So the variable also applies to programs without the
+/// library.
 ///
 /// # Errors
 ///
-/// The policy is wrong, or the kernel rejects it. It is tried here, before anything is started.
-pub fn chosen(argument: Option<&OsStr>) -> Result<Option<Mempolicy>> {
+/// The policy is wrong, or the kernel rejects it.
+pub fn place(argument: Option<&OsStr>) -> Result<Option<Placed>> {
     if let Some(text) = argument {
-        let policy = policy::parse(text).and_then(tried);
-        return policy.map(Some).map_err(|error| {
+        let placed = policy::parse(text).and_then(|policy| Placed::set(&policy));
+        return placed.map(Some).map_err(|error| {
             anyhow!("--policy: {error:#}\nNothing was started; without --policy the program runs with the policy that it inherits.")
         });
     }
-    let unstarted = |error: Error| {
-        let name = mempolicy::VARIABLE;
-        anyhow!("{error:#}\nNothing was started; correct {name} or unset it.")
-    };
+    let unstarted =
+        |error: Error| anyhow!("{error:#}\nNothing was started; correct {POLICY} or unset it.");
     let Some(policy) = policy::of_variable().map_err(unstarted)? else {
         return Ok(None);
     };
-    let policy = tried(policy).context(mempolicy::VARIABLE);
-    policy.map(Some).map_err(unstarted)
-}
-
-fn tried(policy: Mempolicy) -> Result<Mempolicy> {
-    Machine::read(Path::new("/"))?.for_program(&policy)?;
-    Ok(policy)
+    let placed = Placed::set(&policy).context(POLICY);
+    placed.map(Some).map_err(unstarted)
 }
 
 /// A policy in effect in the calling thread. Dropping it restores the thread's former policy.
@@ -44,9 +39,12 @@ pub struct Placed {
 }
 
 impl Placed {
-    pub fn set(policy: &Mempolicy) -> Result<Placed> {
+    fn set(policy: &Mempolicy) -> Result<Placed> {
+        if let Some(fault) = Machine::read(Path::new("/"))?.program_fault(policy) {
+            bail!(fault);
+        }
         let before = mempolicy::thread().ok();
-        mempolicy::set_for_thread(policy).context("setting the program's policy")?;
+        mempolicy::set_for_thread(policy)?;
         Ok(Placed { before })
     }
 }

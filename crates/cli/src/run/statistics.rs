@@ -1,15 +1,11 @@
 //! Reads the statistics files that the command's processes have left.
 
 use anyhow::{Context, Result, anyhow};
-use pinfold::segment::{
-    self, CLASSES, Call, ClassRow, MAGIC, NodeEvents, Segment, SlabEvent, VERSION,
-};
+use pinfold::segment::{CLASSES, Call, ClassRow, MAGIC, NodeEvents, Segment, SlabEvent, VERSION};
 use pinfold::vmstat::Item;
 use std::fs;
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
-
-pub const VARIABLE: &str = segment::DIRECTORY_VARIABLE;
 
 /// A directory for statistics files. Dropping it removes it.
 pub struct Directory {

@@ -1,5 +1,6 @@
 /* Object caches in C. Prints "ok". */
 #include "pinfold.h"
+#include "check.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -9,14 +10,6 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(what)                                                                          \
-	do {                                                                                 \
-		if (!(what)) {                                                               \
-			printf("line %d: %s\n", __LINE__, #what);                            \
-			exit(1);                                                             \
-		}                                                                            \
-	} while (0)
 
 #define OBJECTS 5000
 #define THREADS 4
@@ -407,8 +400,7 @@ static void *churn(void *argument)
 	while (!done) {
 		pinfold_cache_alloc_bulk(shared, 64, handed[0]);
 		pinfold_cache_free_bulk(shared, 64, handed[0]);
-		if (pinfold_cache_shrink(shared) < 0)
-			exit(1);
+		CHECK(pinfold_cache_shrink(shared) >= 0);
 	}
 	return argument;
 }

@@ -1,10 +1,10 @@
 // pinfold.hpp in a C++ program. Prints "ok".
 #include "pinfold.hpp"
+#include "check.h"
 
 #include <array>
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <list>
 #include <map>
 #include <stdexcept>
@@ -12,14 +12,6 @@
 #include <thread>
 #include <unordered_map>
 #include <vector>
-
-#define CHECK(what)                                                                          \
-	do {                                                                                 \
-		if (!(what)) {                                                               \
-			std::printf("line %d: %s\n", __LINE__, #what);                       \
-			std::exit(1);                                                        \
-		}                                                                            \
-	} while (0)
 
 static int alive;
 

@@ -1,19 +1,12 @@
 /* Counters, events, histograms and the shepherd in C. Prints "ok". */
 #include "pinfold.h"
+#include "check.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-#define CHECK(what)                                                                          \
-	do {                                                                                 \
-		if (!(what)) {                                                               \
-			printf("line %d: %s\n", __LINE__, #what);                            \
-			exit(1);                                                             \
-		}                                                                            \
-	} while (0)
 
 #define ADDS 100000
 #define THREADS 4

@@ -5,6 +5,8 @@
  * Each fault is planted in another process of this program. Prints "ok".
  */
 #define _GNU_SOURCE
+#include "check.h"
+
 #include <errno.h>
 #include <malloc.h>
 #include <signal.h>
@@ -15,14 +17,6 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(what)                                                                          \
-	do {                                                                                 \
-		if (!(what)) {                                                               \
-			printf("line %d: %s\n", __LINE__, #what);                            \
-			exit(1);                                                             \
-		}                                                                            \
-	} while (0)
 
 #define DEBUG "PINFOLD_SLAB_DEBUG=FZPU,kmalloc-*"
 #define HARDENED "PINFOLD_HARDENED=1"

@@ -5,6 +5,8 @@
  * where the filter is there from the start. Also runs without the library. Prints "ok".
  */
 #define _GNU_SOURCE
+#include "check.h"
+
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -105,11 +107,8 @@ static void refuse(void)
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
 	struct sock_fprog program = { sizeof filter / sizeof *filter, filter };
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
-	    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
-		perror("seccomp");
-		exit(1);
-	}
+	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+	CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
 }
 
 int main(int argc, char **argv)
@@ -130,8 +129,7 @@ int main(int argc, char **argv)
 		for (size_t i = 0; i < 3; i++)
 			pthread_join(threads[i], NULL);
 	}
-	if (failures)
-		return 1;
+	CHECK(failures == 0);
 	if (argc == 1) {
 		char again[] = "again", *arguments[] = { argv[0], again, NULL };
 		execv(argv[0], arguments);

@@ -1,5 +1,7 @@
 /* The malloc family as POSIX and glibc describe it. Run with the library preloaded. Prints "ok". */
 #define _GNU_SOURCE
+#include "check.h"
+
 #include <errno.h>
 #include <malloc.h>
 #include <stdint.h>
@@ -7,14 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define CHECK(x)                                                                                   \
-	do {                                                                                       \
-		if (!(x)) {                                                                        \
-			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                    \
-			exit(1);                                                                   \
-		}                                                                                  \
-	} while (0)
 
 /* Hide a value from the compiler's analysis. */
 static void *hide(void *p)

@@ -3,6 +3,7 @@
  * promises: programs have it compiled in. Prints "ok".
  */
 #include "pinfold.h"
+#include "check.h"
 
 #include <stdio.h>
 
@@ -25,10 +26,8 @@ static const struct pinfold_event event = PINFOLD_EVENT_INIT;
 
 int main(void)
 {
-	if (counter.pinfold_private[0] != 64 || counter.pinfold_private[8] != 7)
-		return puts("the counter's initialiser has changed"), 1;
-	if (event.pinfold_private[0] != 0 || event.pinfold_private[1] != 0)
-		return puts("the event counter's initialiser has changed"), 1;
+	CHECK(counter.pinfold_private[0] == 64 && counter.pinfold_private[8] == 7);
+	CHECK(event.pinfold_private[0] == 0 && event.pinfold_private[1] == 0);
 	puts("ok");
 	return 0;
 }

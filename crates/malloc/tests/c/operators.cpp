@@ -1,5 +1,7 @@
 // Operator new and operator delete in all their forms, as the standard describes them. Also runs
 // without the library. Prints "ok".
+#include "check.h"
+
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -8,14 +10,6 @@
 #include <stdexcept>
 #include <sys/resource.h>
 #include <unistd.h>
-
-#define CHECK(x)                                                                                   \
-	do {                                                                                       \
-		if (!(x)) {                                                                        \
-			std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);               \
-			std::exit(1);                                                              \
-		}                                                                                  \
-	} while (0)
 
 // Keeps the compiler from removing a pair of calls.
 template <class T> static T hide(T value)

@@ -6,6 +6,8 @@
  * Prints "ok".
  */
 #define _GNU_SOURCE
+#include "check.h"
+
 #include <malloc.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,14 +21,6 @@ extern void *__libc_memalign(size_t align, size_t size);
 extern void *__libc_valloc(size_t size);
 extern void *__libc_pvalloc(size_t size);
 extern void __libc_free(void *block);
-
-#define CHECK(x)                                                                                   \
-	do {                                                                                       \
-		if (!(x)) {                                                                        \
-			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                    \
-			exit(1);                                                                   \
-		}                                                                                  \
-	} while (0)
 
 /* Volatile, because the compiler assumes that malloc changes no variable. */
 static volatile unsigned long made, ended;

@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include "pinfold.h"
+#include "check.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -13,15 +14,6 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(what)                                                                          \
-	do {                                                                                 \
-		if (!(what)) {                                                               \
-			printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);          \
-			fflush(stdout);                                                      \
-			_exit(1);                                                            \
-		}                                                                            \
-	} while (0)
 
 #define THREADS 4
 #define ROUNDS 20000

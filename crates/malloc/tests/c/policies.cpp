@@ -1,19 +1,11 @@
 // Memory policies in C++: pinfold::mempolicy. Prints "ok".
 #include "pinfold.hpp"
+#include "check.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <type_traits>
 #include <utility>
 #include <vector>
-
-#define CHECK(what)                                                              \
-	do {                                                                     \
-		if (!(what)) {                                                   \
-			std::printf("line %d: %s\n", __LINE__, #what);           \
-			std::exit(1);                                            \
-		}                                                                \
-	} while (0)
 
 static_assert(std::is_nothrow_copy_constructible_v<pinfold::mempolicy> &&
 	      std::is_nothrow_copy_assignable_v<pinfold::mempolicy>);

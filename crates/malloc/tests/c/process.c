@@ -4,6 +4,8 @@
  * preloaded. Prints "ok".
  */
 #define _GNU_SOURCE
+#include "check.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -13,14 +15,6 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(x)                                                                                   \
-	do {                                                                                       \
-		if (!(x)) {                                                                        \
-			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                    \
-			_exit(1);                                                                  \
-		}                                                                                  \
-	} while (0)
 
 static volatile int stop;
 static pthread_t early;

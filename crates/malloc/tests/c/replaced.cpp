@@ -3,17 +3,11 @@
 //
 // The program's blocks begin behind a header, so that a free by another delete fails. Also runs
 // without the library. Prints "ok".
+#include "check.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <new>
-
-#define CHECK(x)                                                                                   \
-	do {                                                                                       \
-		if (!(x)) {                                                                        \
-			std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);               \
-			std::exit(1);                                                              \
-		}                                                                                  \
-	} while (0)
 
 static long made, ended;
 static bool refuse;

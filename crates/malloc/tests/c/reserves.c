@@ -1,5 +1,6 @@
 /* Prefilled sheaves, memory pools, readers and slabinfo in C. Prints "ok". */
 #include "pinfold.h"
+#include "check.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -10,15 +11,6 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(what)                                                                          \
-	do {                                                                                 \
-		if (!(what)) {                                                               \
-			printf("line %d: %s\n", __LINE__, #what);                            \
-			fflush(stdout);                                                      \
-			_exit(1);                                                            \
-		}                                                                            \
-	} while (0)
 
 #define READERS 3
 #define CHANGES 50000

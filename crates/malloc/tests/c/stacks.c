@@ -10,7 +10,6 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +20,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 #include "pinfold.h"
+#include "check.h"
 
 #define MOST  4096
 #define BELOW (256 << 10)
@@ -64,15 +64,6 @@ static double seconds;
 /* The frame of the loop that calls the functions. */
 static char *volatile frame;
 static int failed;
-
-static void fail(const char *format, ...)
-{
-	va_list arguments;
-	va_start(arguments, format);
-	vfprintf(stderr, format, arguments);
-	va_end(arguments);
-	exit(1);
-}
 
 static double now(void)
 {
@@ -168,8 +159,7 @@ static char *paint(size_t size)
 {
 	char *memory = mmap(NULL, BELOW + size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
 			    -1, 0);
-	if (memory == MAP_FAILED)
-		fail("no memory for a stack\n");
+	CHECK(memory != MAP_FAILED);
 	memset(memory, PAINT, BELOW + size);
 	return memory + BELOW;
 }
@@ -213,8 +203,7 @@ static void on_signal_stack(size_t size)
 	char *stack = paint(size);
 	stack_t alternative = { .ss_sp = stack, .ss_size = size }, off = { .ss_flags = SS_DISABLE };
 	struct sigaction action = { .sa_handler = handler, .sa_flags = SA_ONSTACK };
-	if (sigaltstack(&alternative, NULL) != 0 || sigaction(SIGUSR1, &action, NULL) != 0)
-		fail("no signal stack\n");
+	CHECK(sigaltstack(&alternative, NULL) == 0 && sigaction(SIGUSR1, &action, NULL) == 0);
 	raise(SIGUSR1);
 	sigaltstack(&off, NULL);
 	measure("signal stack", size, stack);
@@ -232,9 +221,8 @@ static void on_thread(size_t size)
 	pthread_attr_t attributes;
 	pthread_t id;
 	pthread_attr_init(&attributes);
-	if (pthread_attr_setstack(&attributes, stack, size) != 0 ||
-	    pthread_create(&id, &attributes, thread, NULL) != 0)
-		fail("no thread with a stack of %zu bytes\n", size);
+	CHECK(pthread_attr_setstack(&attributes, stack, size) == 0);
+	CHECK(pthread_create(&id, &attributes, thread, NULL) == 0);
 	pthread_join(id, NULL);
 	pthread_attr_destroy(&attributes);
 	measure("thread", size, stack);
@@ -260,8 +248,9 @@ static int find(void *library)
 static int first_use(const char *path)
 {
 	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	if (!library || !find(library))
-		fail("%s\n", dlerror());
+	if (!library)
+		fprintf(stderr, "%s\n", dlerror());
+	CHECK(library && find(library));
 	FIND(malloc), FIND(free), FIND(calloc), FIND(realloc), FIND(posix_memalign);
 	now();
 	on_fiber("first use on a fiber", 12 << 10);
@@ -300,8 +289,7 @@ int main(int argc, char **argv)
 			failed = 1;
 	}
 	on_thread(16 << 10);
-	if (failed)
-		fail("a call used more than %d bytes of stack\n", MOST);
+	CHECK(!failed);
 	puts("ok");
 	return 0;
 }

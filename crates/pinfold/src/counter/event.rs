@@ -2,14 +2,12 @@
 
 use super::exact::order_own_adds;
 use super::{fork, pace};
-use crate::percpu::{self, units};
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use core::sync::atomic::{AtomicU64, AtomicUsize};
+use crate::counter_units::{self, LazyBlock, units};
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Bytes that the counter takes on each CPU.
 const SIZE: usize = 8;
-/// The offset that means "no block yet".
-const NOWHERE: usize = 0;
 
 /// Counts events, modulo 2^64.
 ///
@@ -32,7 +30,7 @@ const NOWHERE: usize = 0;
 // The C header initialises statics with this layout.
 #[repr(C)]
 pub struct EventCounter {
-    place: AtomicUsize,
+    block: LazyBlock,
     /// Events that were counted on CPUs without a unit.
     spilled: AtomicU64,
 }
@@ -45,9 +43,17 @@ impl Default for EventCounter {
 
 impl EventCounter {
     /// Returns a counter at 0. A static can hold it.
+    ///
+    /// ```
+    /// use pinfold::counter::EventCounter;
+    ///
+    /// static BY_QUEUE: [EventCounter; 4] = [const { EventCounter::new() }; 4];
+    /// BY_QUEUE[2].inc();
+    /// assert_eq!(BY_QUEUE.each_ref().map(EventCounter::sum), [0, 0, 1, 0]);
+    /// ```
     pub const fn new() -> Self {
         EventCounter {
-            place: AtomicUsize::new(NOWHERE),
+            block: LazyBlock::new(),
             spilled: AtomicU64::new(0),
         }
     }
@@ -61,12 +67,12 @@ impl EventCounter {
     /// Counts `n` events.
     #[inline(always)]
     pub fn add(&self, n: u64) {
-        // Acquire pairs with the release in `place`: a thread that sees the offset also sees the
-        // block zeroed.
-        let place = self.place.load(Acquire);
-        // SAFETY: a place other than `NOWHERE` is the offset of this counter's block of one word,
-        // which is freed only when the counter is dropped.
-        if place == NOWHERE || !unsafe { units().add(place, n) } {
+        let added = self.block.get().is_some_and(|offset| {
+            // SAFETY: `offset` is that of this counter's block of one word, which is freed only
+            // when the counter is dropped.
+            unsafe { units().add(offset, n) }
+        });
+        if !added {
             self.add_slow(n);
         }
     }
@@ -74,10 +80,13 @@ impl EventCounter {
     #[cold]
     #[inline(never)]
     fn add_slow(&self, n: u64) {
-        let there = self.place().filter(|_| percpu::install_here().is_some());
-        // SAFETY: `place` returned the offset of this counter's block of one word, which is freed
-        // only when the counter is dropped.
-        if !there.is_some_and(|place| unsafe { units().add(place, n) }) {
+        let block = self
+            .block
+            .get_or_alloc(SIZE, fork::register, |offset| offset)
+            .filter(|_| counter_units::install_here().is_some());
+        // SAFETY: `block` is the offset of this counter's block of one word, which is freed only
+        // when the counter is dropped.
+        if !block.is_some_and(|offset| unsafe { units().add(offset, n) }) {
             self.spilled.fetch_add(n, Relaxed);
         }
     }
@@ -94,48 +103,21 @@ impl EventCounter {
     pub fn sum(&self) -> u64 {
         order_own_adds();
         let spilled = self.spilled.load(Acquire);
-        // Acquire pairs with the release in `place`: a thread that sees the offset also sees the
-        // block zeroed.
-        let place = self.place.load(Acquire);
-        if place == NOWHERE {
+        let Some(offset) = self.block.get() else {
             return spilled;
-        }
+        };
         let mut sum = spilled;
-        percpu::for_each_used(place, |[word]| sum = sum.wrapping_add(word.load(Acquire)));
+        counter_units::for_each_used(offset, |[word]| sum = sum.wrapping_add(word.load(Acquire)));
         // No event is counted in the shared unit, so the counter's word there is free for `pace`.
-        pace::leave_adders_alone(percpu::shared(place), sum);
+        pace::leave_adders_alone(counter_units::shared(offset), sum);
         sum
-    }
-
-    /// Returns the offset of the counter's block, and allocates the block if there is none. Returns
-    /// `None` if the block cannot be allocated.
-    fn place(&self) -> Option<usize> {
-        let place = self.place.load(Acquire);
-        if place != NOWHERE {
-            return Some(place);
-        }
-        let fresh = fork::register().then(|| percpu::alloc(SIZE)).flatten()?;
-        // Release: a thread that sees the offset sees the block zeroed. Acquire: this thread sees
-        // the same if another thread was faster.
-        match self.place.compare_exchange(NOWHERE, fresh, AcqRel, Acquire) {
-            Ok(_) => Some(fresh),
-            Err(theirs) => {
-                // SAFETY: the exchange failed, so `fresh` was never published. Only this thread
-                // knows the block.
-                unsafe { percpu::free(fresh, SIZE) };
-                Some(theirs)
-            }
-        }
     }
 }
 
 impl Drop for EventCounter {
     fn drop(&mut self) {
-        let place = *self.place.get_mut();
-        if place != NOWHERE {
-            // SAFETY: `place` allocated the block with this size. `drop` has the only reference, so
-            // no thread adds to the block any more.
-            unsafe { percpu::free(place, SIZE) };
-        }
+        // SAFETY: `add_slow` allocated the block with this size. `drop` has the only reference, so
+        // no thread adds to the block any more.
+        unsafe { self.block.free(SIZE) };
     }
 }

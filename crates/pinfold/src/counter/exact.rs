@@ -1,17 +1,18 @@
 //! The operations that need the exact value: summing, setting, adding up to a limit, and changing
 //! the batch.
 
+use super::base;
 use super::error::CounterError;
 use super::gate::Closed;
-use super::reach::{self, Reach};
-use super::shards::{BATCH_MOST, Shards};
+use super::primitive::fence;
+use super::reach::Reach;
+use super::shards::{MAX_BATCH, Shards};
 use super::stripe::{self, AllHeld, pause};
 use super::{PercpuCounter, gates, pace};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
-use core::sync::atomic::fence;
 
 /// How often a sum tries before it closes a gate.
-const TRIES: u32 = 8;
+const TRIES: u32 = if cfg!(loom) { 1 } else { 8 };
 
 /// Makes the calling thread's adds visible to all threads, before anything is collected.
 ///
@@ -63,7 +64,7 @@ impl PercpuCounter {
         (0..TRIES).find_map(|_| self.try_sum())
     }
 
-    /// Returns the sum if no shard moved meanwhile.
+    /// Returns the sum if no shard moved during the call.
     ///
     /// The base is loaded between two collections. If the collections agree, every word stood still
     /// while the base was loaded. So the sum was the value at that moment.
@@ -80,7 +81,7 @@ impl PercpuCounter {
     /// meanwhile. The next turn closes the gate for these shards too.
     #[cold]
     #[inline(never)]
-    fn sum_gated(&self, shards: Shards) -> i64 {
+    pub(super) fn sum_gated(&self, shards: Shards) -> i64 {
         let mut closed = Closed::none();
         let mut gate = shards.gate(&mut closed);
         loop {
@@ -109,7 +110,7 @@ impl PercpuCounter {
     /// same time may see the old value a little longer.
     #[inline(never)]
     pub fn swap(&self, value: i64) -> i64 {
-        let Some(shards) = self.place() else {
+        let Some(shards) = self.shards_or_alloc() else {
             return self.base.value.swap(value, AcqRel);
         };
         let held = stripe::hold_all(shards.offset());
@@ -180,7 +181,7 @@ impl PercpuCounter {
     #[cold]
     #[inline(never)]
     fn limited_add_near(&self, limit: i64, amount: i64) -> bool {
-        let Some(shards) = self.place() else {
+        let Some(shards) = self.shards_or_alloc() else {
             return self.add_base_within(0, limit, amount);
         };
         let held = stripe::hold_all(shards.offset());
@@ -205,7 +206,7 @@ impl PercpuCounter {
         let base = self.base.value.load(Acquire);
         let way = limit.abs_diff(base.wrapping_add(shards.folded().net()));
         let width = way / 2;
-        if width >= shards.least_reach() && reach::is_supported() {
+        if width >= shards.least_reach() && base::is_supported() {
             self.state_reach(held, shards, width);
         }
     }
@@ -266,10 +267,10 @@ impl PercpuCounter {
     /// * [`CounterError::OutOfMemory`] if there is no memory for the batch.
     /// * [`CounterError::Fence`] if the batch is to be lowered, and the fence for it failed.
     pub fn set_batch(&self, batch: u64) -> Result<(), CounterError> {
-        if batch == 0 || batch > BATCH_MOST {
+        if batch == 0 || batch > MAX_BATCH {
             return Err(CounterError::Batch { batch });
         }
-        let shards = self.place().ok_or(CounterError::OutOfMemory)?;
+        let shards = self.shards_or_alloc().ok_or(CounterError::OutOfMemory)?;
         let held = stripe::hold_all(shards.offset());
         self.state_reach(&held, shards, 0);
         if batch >= shards.batch() {
@@ -297,7 +298,7 @@ fn slack(drift: u64, amount: i64) -> i64 {
     if amount >= 0 { drift } else { -drift }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -309,7 +310,7 @@ mod tests {
         let shards = counter.shards().unwrap();
         let held = stripe::hold_all(shards.offset());
         // With the locks held here, a limited add that waits for one of them would never return.
-        let far = reach::is_supported();
+        let far = base::is_supported();
         assert_eq!(counter.limited_add_far(1 << 20, 100), far);
         assert_eq!(counter.limited_add_far(-1 << 20, -100), far);
         assert!(!counter.limited_add_far(1000, 100), "too near");

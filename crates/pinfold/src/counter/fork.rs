@@ -6,27 +6,33 @@
 //! gate is closed.
 
 use super::{gates, stripe};
-use crate::fork::{self, Hooks, Rank};
-use crate::percpu;
+use crate::counter_units;
+use crate::fork::{self, Hooks, Rank, Taken};
 
 /// Makes each fork wait for folds, for gates, and for threads that allocate in the units.
 ///
 /// Returns false as long as a fork could still copy a counter half made. Until then, the caller
 /// must not give the counter a block.
 pub(crate) fn register() -> bool {
-    static SHARDS: Hooks = Hooks {
-        rank: Rank::Shards,
-        holds: stripe::is_held_by,
-        before: stripe::fork_prepare,
-        child: || {},
-        after: stripe::fork_done,
-    };
-    static GATES: Hooks = Hooks {
-        rank: Rank::Gates,
-        holds: |_| false,
-        before: gates::fork_prepare,
-        child: gates::fork_child,
-        after: gates::fork_done,
-    };
-    fork::register(&SHARDS) && fork::register(&GATES) && percpu::register_fork()
+    static HOOKS: [Hooks; 2] = [
+        Hooks {
+            rank: Rank::Shards,
+            taken: Taken::Other {
+                is_held_by: stripe::is_held_by,
+                before: stripe::fork_prepare,
+                after: stripe::fork_done,
+            },
+            child: || {},
+        },
+        Hooks {
+            rank: Rank::Gates,
+            taken: Taken::Other {
+                is_held_by: |_| false,
+                before: gates::fork_prepare,
+                after: gates::fork_done,
+            },
+            child: gates::fork_child,
+        },
+    ];
+    fork::register(&HOOKS) && counter_units::register_fork()
 }

@@ -7,11 +7,12 @@
 //!    counter's base.
 //! 2. If an add that began earlier may still be under way, it waits for that add by the fence.
 
+use super::primitive::{backend, current, possible};
 use super::shards::{GATE, LIMIT, PARK, Shards, UP};
 use super::stripe::AllHeld;
-use crate::percpu::{self, UNITS, word_at};
+use crate::counter_units::{self, COUNTER_UNITS, word_at};
 use core::sync::atomic::Ordering::Relaxed;
-use pinfold_rseq::{Backend, MAX_INDEX, backend, current, possible};
+use pinfold_rseq::{Backend, MAX_INDEX};
 
 impl Shards {
     /// Returns how many gates close the shard of `unit`, and whether the shard is parked.
@@ -63,7 +64,7 @@ impl Shards {
     ///
     /// Fences only if another CPU may have such an add.
     pub(super) fn quiesce(self) -> bool {
-        self.stands_still() || UNITS.quiesce(possible()).is_ok()
+        self.stands_still() || COUNTER_UNITS.quiesce(possible()).is_ok()
     }
 }
 
@@ -115,7 +116,7 @@ impl Gate<'_> {
 impl Drop for Gate<'_> {
     fn drop(&mut self) {
         let is_closed = |unit: &usize| self.closed.0[unit / 64] & 1 << (unit % 64) != 0;
-        let closed = percpu::used().filter(is_closed);
+        let closed = counter_units::used().filter(is_closed);
         closed.for_each(|unit| self.shards.move_limits(unit, GATE));
     }
 }

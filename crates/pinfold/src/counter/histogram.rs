@@ -2,14 +2,12 @@
 
 use super::fork;
 use super::snapshot::{BUCKETS, Snapshot, bucket_of};
-use crate::percpu::{self, shared, units, word_at};
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use core::sync::atomic::{AtomicU64, AtomicUsize};
+use crate::counter_units::{self, LazyBlock, shared, units, word_at};
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Bytes of the block on each CPU: the sum of the values, then a count for each bucket.
 const SIZE: usize = 8 + 8 * BUCKETS;
-/// The offset that means "no block yet".
-const NOWHERE: usize = 0;
 
 /// Counts how often values of each size occurred, per CPU. A bucket is at most a 32nd as wide as
 /// the values in it.
@@ -31,7 +29,7 @@ const NOWHERE: usize = 0;
 /// ```
 #[derive(Debug)]
 pub struct PercpuHistogram {
-    place: AtomicUsize,
+    block: LazyBlock,
     unrecorded: AtomicU64,
 }
 
@@ -43,9 +41,16 @@ impl Default for PercpuHistogram {
 
 impl PercpuHistogram {
     /// Returns an empty histogram. A static can hold it.
+    ///
+    /// ```
+    /// use pinfold::counter::PercpuHistogram;
+    ///
+    /// let empty = PercpuHistogram::new().snapshot();
+    /// assert_eq!((empty.count(), empty.quantile(0.99), empty.max()), (0, 0, 0));
+    /// ```
     pub const fn new() -> Self {
         PercpuHistogram {
-            place: AtomicUsize::new(NOWHERE),
+            block: LazyBlock::new(),
             unrecorded: AtomicU64::new(0),
         }
     }
@@ -54,36 +59,36 @@ impl PercpuHistogram {
     #[inline]
     pub fn record(&self, value: u64) {
         let bucket = 8 + 8 * bucket_of(value);
-        // Acquire pairs with the release in `place`: a thread that sees the offset also sees the
-        // block zeroed.
-        let place = self.place.load(Acquire);
-        // SAFETY: a place other than `NOWHERE` is the offset of this histogram's block, and
-        // `bucket` is below its size. The block is freed only when the histogram is dropped.
-        let done = place != NOWHERE && unsafe { units().add(place + bucket, 1) };
-        // SAFETY: `done` is only true if `place` is the offset of this histogram's block, which
-        // begins with the sum.
-        if !done || !unsafe { units().add(place, value) } {
-            self.record_slow(bucket, value, done);
+        let offset = self.block.get();
+        // SAFETY: `offset` is that of this histogram's block, and `bucket` is below its size. The
+        // block is freed only when the histogram is dropped.
+        let counted = offset.filter(|offset| unsafe { units().add(offset + bucket, 1) });
+        // SAFETY: `offset` is that of this histogram's block, which begins with the sum.
+        if !counted.is_some_and(|offset| unsafe { units().add(offset, value) }) {
+            self.record_slow(bucket, value, counted.is_some());
         }
     }
 
     #[cold]
     #[inline(never)]
     fn record_slow(&self, bucket: usize, value: u64, counted: bool) {
-        let Some(place) = self.place() else {
+        let block = self
+            .block
+            .get_or_alloc(SIZE, fork::register, |offset| offset);
+        let Some(offset) = block else {
             self.unrecorded.fetch_add(1, Relaxed);
             return;
         };
-        percpu::install_here();
+        counter_units::install_here();
         // A CPU without a unit counts in the shared unit.
-        // SAFETY: `place` is the offset of this histogram's block, and `bucket` is below its size.
-        // The block is freed only when the histogram is dropped.
-        if !counted && !unsafe { units().add(place + bucket, 1) } {
-            shared(place + bucket).fetch_add(1, Relaxed);
+        // SAFETY: `offset` is that of this histogram's block, and `bucket` is below its size. The
+        // block is freed only when the histogram is dropped.
+        if !counted && !unsafe { units().add(offset + bucket, 1) } {
+            shared(offset + bucket).fetch_add(1, Relaxed);
         }
-        // SAFETY: `place` is the offset of this histogram's block, which begins with the sum.
-        if !unsafe { units().add(place, value) } {
-            shared(place).fetch_add(value, Relaxed);
+        // SAFETY: `offset` is that of this histogram's block, which begins with the sum.
+        if !unsafe { units().add(offset, value) } {
+            shared(offset).fetch_add(value, Relaxed);
         }
     }
 
@@ -97,14 +102,11 @@ impl PercpuHistogram {
     pub fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::empty();
         snapshot.unrecorded = self.unrecorded.load(Relaxed);
-        // Acquire pairs with the release in `place`: a thread that sees the offset also sees the
-        // block zeroed.
-        let place = self.place.load(Acquire);
-        if place == NOWHERE {
+        let Some(offset) = self.block.get() else {
             return snapshot;
-        }
-        for unit in percpu::used().chain(core::iter::once(pinfold_rseq::possible())) {
-            let word = |at: usize| word_at(unit, place + at).load(Acquire);
+        };
+        for unit in counter_units::used().chain(core::iter::once(pinfold_rseq::possible())) {
+            let word = |at: usize| word_at(unit, offset + at).load(Acquire);
             snapshot.sum = snapshot.sum.wrapping_add(word(0));
             for (bucket, count) in snapshot.counts.iter_mut().enumerate() {
                 *count = count.wrapping_add(word(8 + 8 * bucket));
@@ -112,36 +114,12 @@ impl PercpuHistogram {
         }
         snapshot
     }
-
-    /// Returns the offset of the histogram's block, and allocates the block if there is none.
-    /// Returns `None` if the block cannot be allocated.
-    fn place(&self) -> Option<usize> {
-        let place = self.place.load(Acquire);
-        if place != NOWHERE {
-            return Some(place);
-        }
-        let fresh = fork::register().then(|| percpu::alloc(SIZE)).flatten()?;
-        // Release: a thread that sees the offset sees the block zeroed. Acquire: this thread sees
-        // the same if another thread was faster.
-        match self.place.compare_exchange(NOWHERE, fresh, AcqRel, Acquire) {
-            Ok(_) => Some(fresh),
-            Err(theirs) => {
-                // SAFETY: the exchange failed, so `fresh` was never published. Only this thread
-                // knows the block.
-                unsafe { percpu::free(fresh, SIZE) };
-                Some(theirs)
-            }
-        }
-    }
 }
 
 impl Drop for PercpuHistogram {
     fn drop(&mut self) {
-        let place = *self.place.get_mut();
-        if place != NOWHERE {
-            // SAFETY: `place` allocated the block with this size. `drop` has the only reference, so
-            // no thread records in the block any more.
-            unsafe { percpu::free(place, SIZE) };
-        }
+        // SAFETY: `record_slow` allocated the block with this size. `drop` has the only reference,
+        // so no thread records in the block any more.
+        unsafe { self.block.free(SIZE) };
     }
 }

@@ -2,9 +2,9 @@
 
 use super::PercpuCounter;
 use super::error::CounterError;
-use super::shards::{BATCH_MOST, SIZE};
+use super::shards::{MAX_BATCH, SIZE, Shards};
 use super::{fork, stripe, watch};
-use crate::{percpu, sys};
+use crate::{counter_units, sys};
 use core::ops::Deref;
 use core::ptr::NonNull;
 
@@ -55,7 +55,7 @@ impl PercpuCounter {
     /// # Ok::<(), pinfold::counter::CounterError>(())
     /// ```
     pub fn init_many(values: &[i64], batch: u64) -> Result<Counters, CounterError> {
-        if batch == 0 || batch > BATCH_MOST {
+        if batch == 0 || batch > MAX_BATCH {
             return Err(CounterError::Batch { batch });
         }
         if values.is_empty() {
@@ -74,14 +74,17 @@ impl PercpuCounter {
         let handles =
             sys::map_memory(handle_bytes(values.len())).ok_or(CounterError::OutOfMemory)?;
         let handles = handles.cast::<PercpuCounter>();
-        let Some(offset) = percpu::alloc_after_fork(values.len() * SIZE) else {
+        let Some(offset) = counter_units::alloc_after_fork(values.len() * SIZE) else {
             // SAFETY: mapped above with this size, and only this thread knows the mapping.
             unsafe { sys::unmap(handles.as_ptr().cast(), handle_bytes(values.len())) };
             return Err(CounterError::OutOfMemory);
         };
         for (at, &value) in values.iter().enumerate() {
             let counter = PercpuCounter::make(value, batch, 0);
-            counter.settle(offset + at * SIZE);
+            let block = offset + at * SIZE;
+            // SAFETY: the blocks were allocated above, and no other thread knows them.
+            unsafe { Shards::at(block) }.open(batch);
+            counter.adopt(block);
             // SAFETY: the mapping has room for `values.len()` handles, and begins at a page.
             unsafe { handles.add(at).write(counter) };
         }
@@ -121,7 +124,7 @@ impl Drop for Counters {
         // has the only reference, so no thread adds any more. No folding thread looks at the
         // blocks, because `forget` has cleared their bits. A handle owns nothing but its block.
         unsafe {
-            percpu::free(self.offset, self.length * SIZE);
+            counter_units::free(self.offset, self.length * SIZE);
             sys::unmap(self.handles.as_ptr().cast(), handle_bytes(self.length));
         }
     }

@@ -42,6 +42,7 @@
 //! assert!(OPEN.read().abs_diff(2) <= OPEN.error_bound());
 //! ```
 
+mod base;
 mod error;
 mod event;
 mod exact;
@@ -53,6 +54,8 @@ mod many;
 mod pace;
 mod percpu_counter;
 mod reach;
+mod read;
+mod room;
 pub(crate) mod shards;
 mod snapshot;
 mod stripe;
@@ -67,3 +70,9 @@ pub use many::Counters;
 pub use percpu_counter::PercpuCounter;
 pub use snapshot::Snapshot;
 pub(crate) use watch::{fold_watched, watch_block};
+
+/// What the protocol of the shards needs from the system. The models in loom replace this module.
+mod primitive {
+    pub(super) use core::sync::atomic::fence;
+    pub(super) use pinfold_rseq::{backend, can_fence, current, fence_is_refused, possible};
+}

@@ -62,16 +62,17 @@
 //! way in a parked shard, so the next swap needs no fence for it.
 
 use super::gate::Closed;
+use super::primitive::{can_fence, fence_is_refused, possible};
 use super::reach::Reach;
 use super::stripe::{self, AllHeld, Held};
-use crate::percpu::{self, shared, units, word_at};
+use crate::counter_units::{self, shared, units, word_at};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use pinfold_rseq::{MAX_INDEX, possible};
+use pinfold_rseq::MAX_INDEX;
 
 /// Bytes of a shard, and of a total.
 pub(crate) const SIZE: usize = 32;
 /// The largest batch: far below [`GATE`], so that a gate takes away all room.
-pub(crate) const BATCH_MOST: u64 = 1 << 40;
+pub(crate) const MAX_BATCH: u64 = 1 << 40;
 /// What a gate takes from a limit. It is small enough that a quarter of a million closed gates can
 /// be counted, and told apart from a parked shard.
 pub(super) const GATE: u64 = 1 << 44;
@@ -94,11 +95,11 @@ const REACH: usize = 24;
 const BATCH_BITS: u64 = (1 << 41) - 1;
 /// One granted shard in `granted`.
 const ONE_SHARD: u64 = BATCH_BITS + 1;
-const _: () = assert!(BATCH_MOST <= BATCH_BITS && MAX_INDEX < 1 << 22);
+const _: () = assert!(MAX_BATCH <= BATCH_BITS && MAX_INDEX < 1 << 22);
 
 /// A reach is at least this many times as wide as the batches of all CPUs. The totals would leave a
 /// narrower reach too soon.
-const BATCHES_IN_REACH: u64 = 8;
+const BATCHES_IN_REACH: u64 = if cfg!(loom) { 4 } else { 8 };
 
 /// All that was ever added to the shards, and all that was ever taken away, modulo 2^64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +114,7 @@ impl Moved {
     }
 }
 
-/// The shards and the total of one counter, by the offset of its block.
+/// The shards and the total of one counter, named by the offset of the counter's block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shards {
     offset: usize,
@@ -124,8 +125,7 @@ impl Shards {
     ///
     /// # Safety
     ///
-    /// `offset` is that of a block of [`SIZE`] bytes from [`percpu::alloc`], or of a part of one.
-    /// The block is not freed while the result is used.
+    /// `offset` is that of a block of [`SIZE`] bytes, which is not freed while the result is used.
     pub(crate) unsafe fn at(offset: usize) -> Shards {
         Shards { offset }
     }
@@ -191,7 +191,7 @@ impl Shards {
     pub(crate) fn add(self, down: bool, n: i64) -> bool {
         let word = self.offset + if down { DOWN } else { UP };
         // SAFETY: the caller of `at` gave the offset of a block of four words. `word` is `up` or
-        // `down` there, with its limit behind it.
+        // `down` there, with its limit in the next word.
         unsafe { units().add_within(word, n) }
     }
 
@@ -203,7 +203,7 @@ impl Shards {
     #[cold]
     #[inline(never)]
     pub(crate) fn add_after_making_room(self, down: bool, n: i64, may_grant: bool) -> bool {
-        let room = percpu::install_here().is_some_and(|unit| {
+        let room = counter_units::install_here().is_some_and(|unit| {
             stripe::try_hold(unit, self.offset)
                 .is_some_and(|held| self.make_room(&held, unit, (down, n as u64), may_grant))
         });
@@ -228,7 +228,7 @@ impl Shards {
     #[inline]
     pub(crate) fn collect(self) -> Moved {
         let mut sum = Moved { up: 0, down: 0 };
-        percpu::for_each_used(self.offset, |[up, _, down, _]| {
+        counter_units::for_each_used(self.offset, |[up, _, down, _]| {
             // Acquire pairs with the commit of an add, which is a release: this thread also sees
             // what the adding thread did before. Acquire also keeps two collections in order.
             sum.up = sum.up.wrapping_add(up.load(Acquire));
@@ -263,7 +263,7 @@ impl Shards {
 
     /// Returns the units whose shards are granted.
     pub(super) fn granted(self) -> impl Iterator<Item = usize> {
-        percpu::used().filter(move |&unit| self.is_granted(unit))
+        counter_units::used().filter(move |&unit| self.is_granted(unit))
     }
 
     /// Returns a word's limit as if no gate were closed, and the word's distance from that limit.
@@ -318,7 +318,7 @@ impl Shards {
     }
 
     /// Grants the shard of `unit`. The caller holds its lock.
-    fn grant(self, _held: &impl Sized, unit: usize, batch: u64) {
+    pub(super) fn grant(self, _held: &impl Sized, unit: usize, batch: u64) {
         // Raises the drift first, so that a shard never has room that the drift does not count.
         shared(self.offset + GRANTED).fetch_add(ONE_SHARD, AcqRel);
         self.move_limits(unit, batch);
@@ -329,10 +329,10 @@ impl Shards {
     pub(super) fn wants_another_batch(self, unit: usize, most: u64) -> bool {
         let (batch, drift) = (self.batch(), self.drift());
         if self.is_granted(unit) {
-            batch < BATCH_MOST && drift.saturating_mul(2) <= most
+            batch < MAX_BATCH && drift.saturating_mul(2) <= most
         } else {
             // Without a fence, a batch that is too large for one more shard cannot be lowered.
-            drift / batch < most && (drift + batch <= most || !pinfold_rseq::fence_is_refused())
+            drift / batch < most && (drift + batch <= most || !fence_is_refused())
         }
     }
 
@@ -348,11 +348,11 @@ impl Shards {
     pub(super) fn fit_batch(self, held: &AllHeld, unit: usize, n: u64, most: u64) -> bool {
         let granted = self.is_granted(unit);
         let shards = self.granted().count() as u64 + u64::from(!granted);
-        let fits = |batch: u64| batch <= BATCH_MOST && shards.saturating_mul(batch) <= most;
-        // A batch above each CPU's share of the drift must be lowered when one more CPU adds. That
-        // needs a fence.
+        let fits = |batch: u64| batch <= MAX_BATCH && shards.saturating_mul(batch) <= most;
+        // If a batch exceeds one CPU's share of the drift, it must be lowered when another CPU
+        // begins to use the counter. That needs a fence.
         let share = most / possible() as u64;
-        let may_widen = |batch: u64| fits(batch) && (batch <= share || pinfold_rseq::can_fence());
+        let may_widen = |batch: u64| fits(batch) && (batch <= share || can_fence());
         let mut batch = self.batch();
         while !fits(batch) && batch > 1 {
             batch /= 2;
@@ -415,8 +415,8 @@ impl Shards {
         rest != [0, 0] || before != self.room(unit, UP).0
     }
 
-    /// Moves both marks forward by the distance that both words have moved, which changes no total.
-    /// Returns how far each word is then past its mark.
+    /// Moves both marks forward by the smaller of the words' distances past their marks. That
+    /// changes no total. Returns how far each word is then past its mark.
     ///
     /// One limit is raised before the other, and its word may then grow at once. The error bound
     /// still holds: the other word has already moved as far, and never goes back. So the difference

@@ -19,6 +19,7 @@
 //! gate closed for some microseconds.
 
 use super::shards::SIZE;
+use crate::topology::bits;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold_rseq::{possible, thread_pointer};
@@ -136,9 +137,7 @@ pub(super) fn pause(looks: &mut u32) {
 
 impl Drop for AllHeld {
     fn drop(&mut self) {
-        while self.taken != 0 {
-            let line = self.taken.trailing_zeros() as usize;
-            self.taken &= self.taken - 1;
+        for line in bits(self.taken) {
             // Release pairs with the acquire of the next holder: that holder sees this one's
             // writes.
             lock_of(line, self.offset).store(0, Release);

@@ -6,13 +6,14 @@
 //! and folds.
 
 use super::shards::{SIZE, Shards};
-use crate::percpu;
+use crate::counter_units;
 use crate::sys;
+use crate::topology::bits;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// Bytes of a bitmap with a bit for each block of the largest unit.
-const BYTES: usize = percpu::STRIDE_MOST / SIZE / 8;
+const BYTES: usize = counter_units::MAX_STRIDE / SIZE / 8;
 /// The address of the bitmap, or 0 until a counter is watched.
 static MAP: AtomicUsize = AtomicUsize::new(0);
 /// How many words of the bitmap, from the first on, may have a bit set.
@@ -78,22 +79,15 @@ fn map() -> &'static [AtomicU64] {
 pub(crate) fn fold_watched(wanted: &impl Fn(usize) -> bool) -> usize {
     let map = map();
     let words = WORDS.load(Relaxed).min(map.len());
-    let blocks = map[..words].iter().enumerate().flat_map(|(at, bits)| {
-        let mut left = bits.load(Acquire);
-        core::iter::from_fn(move || {
-            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
-            left &= left - 1;
-            Some((bits, at * 64 + bit))
-        })
-    });
-    blocks
-        .map(|(bits, block)| {
-            // The block's counter may be dropped meanwhile.
-            let still_there = || bits.load(Acquire) & 1 << (block % 64) != 0;
+    let blocks = map[..words].iter().enumerate().flat_map(|(at, word)| {
+        bits(word.load(Acquire)).map(move |bit| {
+            // The block's counter may be dropped during the fold.
+            let still_there = || word.load(Acquire) & 1 << bit != 0;
             // SAFETY: `fold` asks `still_there` with the lock of a shard held, before it changes
             // the shard. A thread that frees the block has cleared the bit before, while it held
             // all of these locks.
-            unsafe { Shards::at(block * SIZE) }.fold(wanted, still_there)
+            unsafe { Shards::at((at * 64 + bit) * SIZE) }.fold(wanted, still_there)
         })
-        .sum()
+    });
+    blocks.sum()
 }

@@ -9,30 +9,12 @@
 //! * **Two signal handlers wait for each other.** Handler A interrupted a holder of L1 and waits
 //!   for L2, handler B the reverse. So code that handlers reach takes locks by
 //!   [`Lock::lock_unless`]. This function also refuses a thread that would have to wait while it
-//!   holds a lock of the same kind, or one that comes later in the lock order below. Only a thread
+//!   holds a lock of the same kind, or one that comes later in the lock order. Only a thread
 //!   that is about to sleep reads the other locks' words for this test.
 //! * **A thread waits for a forking thread that waits for it.** [`Lock::lock_or_divert`] also
 //!   refuses a thread that would have to wait for the forking thread. [`word`] has the protocol.
 //!
-//! # Lock order
-//!
-//! Outermost first:
-//!
-//! 1. the memory pools' locks
-//! 2. `STOPPING`, for stopping CPUs
-//! 3. the registry of caches
-//! 4. the lock of grace periods, which is only tried
-//! 5. a cache's pending sheaves
-//! 6. a cache's node
-//! 7. the sheaf pool
-//! 8. the lock for the start of the page layer
-//! 9. a node's arena, then the regions
-//! 10. the metadata
-//! 11. the shared policies
-//!
-//! A fork takes the counters' locks and the lock of the per-CPU units before all of these. No other
-//! code holds a counter's lock, or that of the per-CPU units, together with a lock of this list. No
-//! code holds two locks of a kind at once, except `fork`, which takes all of them in this order.
+//! [`Rank`](crate::fork::Rank) has the order in which a thread takes locks.
 
 mod word;
 
@@ -119,9 +101,9 @@ impl<T> Lock<T> {
         taken.then(|| Guard { lock: self })
     }
 
-    /// Takes the lock for a fork, as [`Word::lock_for_fork`] does.
-    pub(crate) fn lock_for_fork(&self) {
-        self.word.lock_for_fork(me(), &FORKS);
+    /// Returns the lock's word, through which a fork takes the lock.
+    pub(crate) fn word(&self) -> &Word {
+        &self.word
     }
 
     /// Gives the lock back after `core::mem::forget` of its guard.
@@ -132,11 +114,6 @@ impl<T> Lock<T> {
     /// held it.
     pub(crate) unsafe fn unlock(&self) {
         self.word.unlock();
-    }
-
-    /// Gives the lock back if [`lock_for_fork`](Self::lock_for_fork) took it.
-    pub(crate) fn unlock_after_fork(&self) {
-        self.word.unlock_after_fork();
     }
 }
 
@@ -188,20 +165,9 @@ mod primitive {
     }
 
     fn futex(word: &AtomicU64, operation: libc::c_int, value: u32) {
-        let operation = operation | libc::FUTEX_PRIVATE_FLAG;
-        crate::sys::keep_errno(|| {
-            let low = word.as_ptr().cast::<u32>();
-            let low = if cfg!(target_endian = "big") {
-                low.wrapping_add(1)
-            } else {
-                low
-            };
-            // SAFETY: `low` points to half of `word`, which is valid for the call. A null timeout
-            // means no timeout.
-            unsafe {
-                libc::syscall(libc::SYS_futex, low, operation, value, 0usize);
-            }
-        });
+        let halves = word.as_ptr().cast::<u32>();
+        let low = halves.wrapping_add(usize::from(cfg!(target_endian = "big")));
+        crate::sys::futex(low, operation, value, core::ptr::null());
     }
 }
 
@@ -231,9 +197,9 @@ mod tests {
         assert!(lock.lock().is_none());
         drop(held);
         assert!(lock.lock().is_some());
-        lock.lock_for_fork();
+        lock.word().lock_for_fork(me(), &FORKS);
         assert!(lock.lock().is_none());
-        lock.unlock_after_fork();
+        lock.word().unlock_after_fork();
         assert!(lock.lock().is_some());
     }
 
@@ -241,8 +207,8 @@ mod tests {
     fn a_fork_leaves_the_lock_of_an_interrupted_frame_alone() {
         let lock = Lock::new(());
         let held = lock.lock();
-        lock.lock_for_fork();
-        lock.unlock_after_fork();
+        lock.word().lock_for_fork(me(), &FORKS);
+        lock.word().unlock_after_fork();
         assert!(lock.is_held_by(me()));
         drop(held);
         assert!(lock.lock().is_some());

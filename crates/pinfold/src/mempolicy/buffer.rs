@@ -10,7 +10,7 @@
 //!
 //! A reader may read a buffer while the writer writes it. So every word is atomic, except the
 //! head's first three fields, which are written once, before any reader sees the buffer. The reader
-//! finds out afterwards, from the latch (`latch`), whether the buffer changed meanwhile.
+//! finds out afterwards, from the latch (`latch`), whether the buffer changed during the read.
 
 use crate::sys;
 use core::mem::size_of;
@@ -302,7 +302,7 @@ unsafe impl<const WORDS: usize> Send for Snapshot<WORDS> {}
 unsafe impl<const WORDS: usize> Sync for Snapshot<WORDS> {}
 
 impl<const WORDS: usize> Snapshot<WORDS> {
-    /// Copies a table that no thread writes meanwhile. Returns `None` if there is no memory.
+    /// Copies a table that no thread writes during the copy. Returns `None` if there is no memory.
     pub(super) fn of(table: Table<'_, WORDS>) -> Option<Self> {
         let mut snapshot = Snapshot { buffer: null_mut() };
         if table.len() > 0 {

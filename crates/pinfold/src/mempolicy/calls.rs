@@ -10,7 +10,7 @@
 use super::abi;
 use super::{Call, Flags, Mempolicy, Mode, PolicyError};
 use crate::sys::keep_errno;
-use crate::topology::{NODES_MOST, NodeId, NodeSet};
+use crate::topology::{MAX_NODES, NodeId, NodeSet};
 use core::ffi::{c_int, c_long};
 use core::ptr::{null, null_mut};
 
@@ -38,7 +38,7 @@ pub enum Move {
 }
 
 /// `maxnode` for a full set: the kernel subtracts 1 from `maxnode` to get the number of bits.
-const BITS: usize = NODES_MOST + 1;
+const BITS: usize = MAX_NODES + 1;
 
 /// Calls `make`, and returns the kernel's answer. Leaves `errno` unchanged.
 pub(super) fn ask(call: Call, make: impl FnOnce() -> c_long) -> Result<c_long, PolicyError> {
@@ -142,7 +142,7 @@ pub fn set_for_thread(policy: &Mempolicy) -> Result<(), PolicyError> {
         return Err(PolicyError::HomeOfThread);
     }
     let (mode, mask) = arguments(policy)?;
-    // SAFETY: the mask is `NODES_MOST` bits long, which is what the kernel reads for `BITS`.
+    // SAFETY: the mask is `MAX_NODES` bits long, which is what the kernel reads for `BITS`.
     let answer = ask(Call::SetMempolicy, || unsafe {
         libc::syscall(abi::SET_MEMPOLICY, mode, mask.words.as_ptr(), BITS)
     });
@@ -300,7 +300,7 @@ pub fn apply(
     let (mode, mask) = arguments(policy)?;
     let strict = if strict { abi::MPOL_MF_STRICT } else { 0 };
     let flags = strict | moving.bits();
-    // SAFETY: the mask is `NODES_MOST` bits long, which is what the kernel reads for `BITS`.
+    // SAFETY: the mask is `MAX_NODES` bits long, which is what the kernel reads for `BITS`.
     // `mbind` keeps the content of the range, mapped or not.
     let answer = ask(Call::Mbind, || unsafe {
         libc::syscall(
@@ -371,7 +371,7 @@ impl Move {
 fn arguments(policy: &Mempolicy) -> Result<(c_int, NodeSet), PolicyError> {
     let number = policy.mode() as c_int | c_int::from(policy.flags().bits());
     let user = policy.user_nodes();
-    let all = user.len() == NODES_MOST || user.is_empty() && policy.mode().interleaves();
+    let all = user.len() == MAX_NODES || user.is_empty() && policy.mode().interleaves();
     if !all {
         return Ok((number, user.clone()));
     }
@@ -417,7 +417,7 @@ fn get(at: usize, flags: c_long) -> Result<(u32, NodeSet), PolicyError> {
         &raw mut number
     };
     // SAFETY: `number` and the mask outlive the call and are writable, or are null. The mask is
-    // `NODES_MOST` bits long, which is what the kernel writes for `BITS`.
+    // `MAX_NODES` bits long, which is what the kernel writes for `BITS`.
     ask(Call::GetMempolicy, || unsafe {
         libc::syscall(abi::GET_MEMPOLICY, place, mask, BITS, at, flags)
     })?;

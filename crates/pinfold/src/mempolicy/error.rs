@@ -1,10 +1,20 @@
 //! The errors of policies and of their system calls, with what to do about each.
 
 use super::Mode;
-use crate::topology::{NODES_MOST, NodeId};
+use crate::topology::{MAX_NODES, NodeId};
 use core::fmt;
 
 /// A system call for policies.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy::{Call, PolicyError};
+///
+/// let error = PolicyError::Refused { call: Call::SetHomeNode, errno: 38 };
+/// let text = "set_mempolicy_home_node: not available here (ENOSYS): the call needs Linux 5.17";
+/// assert!(error.to_string().starts_with(text));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// `set_mempolicy`.
@@ -56,7 +66,8 @@ pub enum PolicyError {
     TakesNoNodes(Mode),
     /// `prefer` has several nodes.
     TakesOneNode,
-    /// A mode without nodes has a flag that says what its node numbers mean.
+    /// A flag for the meaning of node numbers (`static` or `relative`) is set for a mode that takes
+    /// no nodes.
     TakesNoFlags(Mode),
     /// The flags `static` and `relative` are combined.
     StaticAndRelative,
@@ -64,16 +75,17 @@ pub enum PolicyError {
     TakesNoBalancing(Mode),
     /// A home node is set for a mode that does not support it.
     TakesNoHome(Mode),
-    /// A thread's policy has a home node. The kernel supports home nodes for ranges only.
+    /// A thread's policy has a home node. The kernel supports home nodes only for policies of
+    /// address ranges.
     HomeOfThread,
     /// The kernel returned a mode that this version does not know.
     UnknownMode(u32),
-    /// The number is not below [`NODES_MOST`].
+    /// The node's number is [`MAX_NODES`] or more.
     NodeTooLarge(NodeId),
     /// None of the policy's nodes is allowed.
     NoneAllowed(Mode),
-    /// The call needs `CAP_SYS_NICE`, because it should move pages that other processes map too, or
-    /// another process's pages.
+    /// The call needs `CAP_SYS_NICE`, because it was asked to move another process's pages, or
+    /// pages that other processes also map.
     NeedsRights(Call),
     /// The slices passed to one call differ in length.
     LengthsDiffer,
@@ -95,8 +107,8 @@ impl PolicyError {
         }
     }
 
-    /// Returns whether the call does not exist here or is forbidden: by a kernel without NUMA, or
-    /// by a filter, as in containers.
+    /// Returns whether the call is unavailable here: the kernel has no NUMA support, or a filter
+    /// forbids the call, as in containers.
     pub const fn is_forbidden(self) -> bool {
         match self {
             PolicyError::Refused { errno, .. } => matches!(errno, libc::ENOSYS | libc::EPERM),
@@ -149,7 +161,7 @@ impl fmt::Display for PolicyError {
                 "the kernel answers with mode {mode}, which this version does not know; set another policy"
             ),
             PolicyError::NodeTooLarge(NodeId(node)) => {
-                write!(f, "there is no node {node}; numbers are below {NODES_MOST}")
+                write!(f, "there is no node {node}; numbers are below {MAX_NODES}")
             }
             PolicyError::NoneAllowed(mode) => write!(
                 f,

@@ -31,9 +31,9 @@
 //!
 //! * The result of a read is complete, and was in effect when the reader first loaded the version.
 //!   The reader sees each change that was published before the read began.
-//! * A reader starts over only if a writer has published a change meanwhile: lookups are lock-free.
-//!   No reader has to wait for a writer that sleeps in the middle of a change, that a reading
-//!   signal handler interrupted, or that does not exist in a forked child.
+//! * A reader starts over only if a writer has published a change during the read. So lookups are
+//!   lock-free. No reader has to wait for a writer that sleeps in the middle of a change, that a
+//!   reading signal handler interrupted, or that does not exist in a forked child.
 //! * Readers write no cache line, so they do not slow each other down.
 //!
 //! Buffers are not unmapped while the latch exists. A buffer that a larger one has replaced stays

@@ -24,11 +24,10 @@
 //! |---|---|
 //! | `abi` | the kernel's numbers |
 //! | `mode`, `policy`, `error` | the policy as a value |
-//! | `parse`, `parse_error`, `format` | the policy as text |
+//! | `parse`, `parse_error` | the policy as text |
 //! | `bind` | binding |
 //! | `calls`, `pages`, `refusal` | the system calls |
-//! | `weights`, `order`, `place` | where pages go |
-//! | `effective` | which policy holds |
+//! | `weights`, `order`, `zonelist` | where pages go |
 //! | `latch`, `buffer`, `ranges`, `shared` | policies by range |
 //! | `placement`, `process` | how the allocator follows policies |
 
@@ -36,16 +35,13 @@ mod abi;
 mod bind;
 mod buffer;
 mod calls;
-mod effective;
 mod error;
-mod format;
 mod latch;
 mod mode;
 mod order;
 mod pages;
 mod parse;
 mod parse_error;
-mod place;
 mod placement;
 mod policy;
 mod process;
@@ -53,25 +49,25 @@ mod ranges;
 mod refusal;
 mod shared;
 mod weights;
+mod zonelist;
 
 pub use calls::{
     Move, apply, available, mems_allowed, node_at, policy_at, set_for_thread, set_home_node, thread,
 };
-pub use effective::effective;
 pub use error::{Call, PolicyError};
 pub use mode::{Flags, Mode};
 pub use order::Distances;
 pub use pages::{PageNode, migrate, move_pages, nodes_of_pages};
 pub use parse_error::{ParseError, Wrong};
-pub use place::{node_for, zonelist};
 pub(crate) use placement::Placement;
-pub use policy::{Mempolicy, SYSTEM_DEFAULT};
+pub use policy::{Mempolicy, SYSTEM_DEFAULT, effective};
 pub use process::VARIABLE;
 pub(crate) use process::init;
 pub use ranges::RangeError;
 pub(crate) use ranges::is_lock_held;
 pub use shared::{SharedPolicy, SharedRanges};
 pub use weights::Weights;
+pub use zonelist::{node_for, zonelist};
 
 /// The atomics that `latch` uses. Its model in loom replaces this module by loom's atomics.
 mod primitive {

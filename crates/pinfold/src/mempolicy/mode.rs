@@ -4,6 +4,18 @@ use super::abi;
 use core::ops::BitOr;
 
 /// What a policy does with its nodes. The numbers are the kernel's `MPOL_*`.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy::{Mempolicy, Mode};
+///
+/// let policy = Mempolicy::parse("preferred-many:0,2")?;
+/// assert_eq!(policy.mode(), Mode::PreferredMany);
+/// // The kernel's MPOL_PREFERRED_MANY is 5.
+/// assert_eq!(policy.mode() as u8, 5);
+/// # Ok::<(), pinfold::mempolicy::ParseError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mode {

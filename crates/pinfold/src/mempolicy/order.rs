@@ -40,11 +40,11 @@ use crate::topology::{CpuSet, NodeId, NodeSet, Topology, facts};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Distances {
-    /// The number of nodes. The first `count` places of each array are in use.
+    /// The number of nodes. The first `count` entries of each array are in use.
     count: usize,
     ids: [NodeId; MAX_NODES],
     apart: [[u8; MAX_NODES]; MAX_NODES],
-    /// For each node, the places in `ids` of the nodes with memory, the nearest first.
+    /// For each node, the indexes in `ids` of the nodes with memory, the nearest first.
     order: [[u8; MAX_NODES]; MAX_NODES],
     with_memory: usize,
 }
@@ -132,8 +132,8 @@ impl Distances {
             for (&to, apart) in ids.iter().zip(row.iter_mut()) {
                 *apart = if to == from { 10 } else { 20 };
             }
-            facts::for_each_distance(from, |place, distance| {
-                if let Some(apart) = row.get_mut(place) {
+            facts::for_each_distance(from, |to, distance| {
+                if let Some(apart) = row.get_mut(to) {
                     *apart = u8::try_from(distance).unwrap_or(u8::MAX);
                 }
             });
@@ -152,8 +152,8 @@ impl Distances {
         with_cpus: &NodeSet,
         mut row: impl FnMut(&[NodeId], NodeId, &mut [u8]),
     ) {
-        for (place, id) in self.ids.iter_mut().zip(nodes.iter()) {
-            *place = NodeId(id);
+        for (entry, id) in self.ids.iter_mut().zip(nodes.iter()) {
+            *entry = NodeId(id);
             self.count += 1;
         }
         let ids = &self.ids[..self.count];
@@ -168,7 +168,7 @@ impl Distances {
     fn list(&mut self, with_memory: &NodeSet, with_cpus: &NodeSet) {
         let mut first_in_group = [0u32; MAX_NODES];
         let ids = self.ids;
-        let has = |set: &NodeSet, place: usize| set.contains(ids[place].0);
+        let has = |set: &NodeSet, n: usize| set.contains(ids[n].0);
         self.with_memory = (0..self.count).filter(|&n| has(with_memory, n)).count();
         for from in 0..self.count {
             let apart = self.apart[from];
@@ -206,8 +206,8 @@ impl Distances {
     ///
     /// Returns the first node's list if there is no node `from`, and nothing if no node has memory.
     pub fn nearest_first(&self, from: NodeId) -> impl Iterator<Item = NodeId> + '_ {
-        let place = self.place(from).unwrap_or(0);
-        let order = self.order[place][..self.with_memory].iter();
+        let from = self.index(from).unwrap_or(0);
+        let order = self.order[from][..self.with_memory].iter();
         order.map(|&node| self.ids[usize::from(node)])
     }
 
@@ -216,14 +216,15 @@ impl Distances {
     ///
     /// If one of the nodes does not exist, returns 10 for equal numbers and 20 for others.
     pub fn distance(&self, from: NodeId, to: NodeId) -> u32 {
-        match (self.place(from), self.place(to)) {
+        match (self.index(from), self.index(to)) {
             (Some(from), Some(to)) => u32::from(self.apart[from][to]),
             _ if from == to => 10,
             _ => 20,
         }
     }
 
-    fn place(&self, node: NodeId) -> Option<usize> {
+    /// Returns the index of `node` in `ids`.
+    fn index(&self, node: NodeId) -> Option<usize> {
         self.ids[..self.count].iter().position(|&id| id == node)
     }
 }

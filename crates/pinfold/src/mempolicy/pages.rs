@@ -8,6 +8,20 @@ use core::ffi::c_long;
 use core::ptr::null;
 
 /// The kernel's answer for a page: its node, or an error.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy::{PageNode, nodes_of_pages};
+///
+/// let data = [1u8; 10];
+/// let mut nodes = [PageNode::UNKNOWN; 2];
+/// if nodes_of_pages(&[data.as_ptr(), std::ptr::null()], &mut nodes).is_ok() {
+///     assert!(nodes[0].node().is_some());
+///     // Nothing is mapped at address 0.
+///     assert!(nodes[1].error().is_some());
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct PageNode(i32);

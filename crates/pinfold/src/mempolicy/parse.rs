@@ -1,17 +1,17 @@
-//! Parses a policy's text. Accepts the grammar of tmpfs's `mpol=`, the other forms that the kernel
-//! prints, and more names of modes.
+//! Policies as text: parsing and printing. Accepts the grammar of tmpfs's `mpol=`, the other forms
+//! that the kernel prints, and more names of modes.
 //!
 //! ```text
 //! policy  [ "mpol=" ] mode [ "=" flag { "|" flag } ] [ ":" nodes ] [ "@" home ]
 //! nodes   "all", or numbers and ranges as in 0-3,8,10-20:2/5
 //! ```
 
-use super::format::FLAGS;
 use super::{Flags, Mempolicy, Mode, ParseError, Wrong};
-use crate::topology::{NODES_MOST, NodeId, NodeSet};
+use crate::topology::{MAX_NODES, NodeId, NodeSet};
+use core::fmt;
 
 /// The longest text that is parsed, in bytes. Every list of 1024 nodes that makes sense is shorter.
-pub(super) const LENGTH_MOST: usize = 8192;
+pub(super) const MAX_LENGTH: usize = 8192;
 
 /// Names that are accepted besides the kernel's own.
 const ALSO: [(&str, Mode); 5] = [
@@ -53,7 +53,7 @@ impl Mempolicy {
     /// # Ok::<(), pinfold::mempolicy::ParseError>(())
     /// ```
     pub fn parse(text: &str) -> Result<Mempolicy, ParseError> {
-        if text.len() > LENGTH_MOST {
+        if text.len() > MAX_LENGTH {
             return Err(ParseError::new(Piece { text, at: 0 }, Wrong::TooLong));
         }
         let whole = Piece { text, at: 0 }.trimmed();
@@ -167,7 +167,7 @@ fn nodes_of(mode: Mode, list: Piece<'_>) -> Result<NodeSet, ParseError> {
         return Ok([node].into_iter().collect());
     }
     if list.text == "all" {
-        return Ok((0..NODES_MOST).collect());
+        return Ok((0..MAX_NODES).collect());
     }
     let mut nodes = NodeSet::EMPTY;
     // The kernel's parser accepts several commas or blanks as one.
@@ -220,7 +220,7 @@ fn number(text: Piece<'_>, whole: Piece<'_>) -> Result<usize, ParseError> {
         return Err(ParseError::new(whole, wrong));
     }
     let number = text.text.parse().unwrap_or(usize::MAX);
-    if number < NODES_MOST {
+    if number < MAX_NODES {
         Ok(number)
     } else {
         Err(ParseError::new(whole, Wrong::TooLarge))
@@ -275,5 +275,38 @@ impl<'t> Piece<'t> {
             *at += text.len() + 1;
             Some(item)
         })
+    }
+}
+
+/// The flags' names, in the order in which they are printed.
+const FLAGS: [(Flags, &str); 3] = [
+    (Flags::STATIC, "static"),
+    (Flags::RELATIVE, "relative"),
+    (Flags::BALANCING, "balancing"),
+];
+
+impl fmt::Display for Mempolicy {
+    /// Prints `mode[=flag[|flag]][:nodes][@home]`: the policy that the user named, in the kernel's
+    /// words.
+    ///
+    /// A tmpfs accepts the text as `mpol=`. Exceptions are policies with `balancing`, a home node,
+    /// or `all` nodes, which a tmpfs does not support.
+    ///
+    /// [`Mempolicy::parse`] reads the text as the same policy, [unbound](Mempolicy::unbound).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.mode.name())?;
+        let mut before = "=";
+        for (flag, name) in FLAGS {
+            if self.flags.contains(flag) {
+                write!(f, "{before}{name}")?;
+                before = "|";
+            }
+        }
+        match self.user.len() {
+            0 => {}
+            MAX_NODES => f.write_str(":all")?,
+            _ => write!(f, ":{}", self.user)?,
+        }
+        self.home.map_or(Ok(()), |home| write!(f, "@{}", home.0))
     }
 }

@@ -1,11 +1,23 @@
 //! The error of a policy's text.
 
-use super::parse::{LENGTH_MOST, Piece};
+use super::parse::{MAX_LENGTH, Piece};
 use super::{Mode, PolicyError};
-use crate::topology::NODES_MOST;
+use crate::topology::MAX_NODES;
 use core::fmt;
 
 /// What is wrong with a piece of a policy's text.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy::{Mempolicy, Mode, PolicyError, Wrong};
+///
+/// let wrong = |text| Mempolicy::parse(text).map_err(|error| error.wrong());
+/// assert_eq!(wrong("bin:0"), Err(Wrong::ModeLike(Mode::Bind)));
+/// assert_eq!(wrong("bind:3-1"), Err(Wrong::Backwards));
+/// let both = Wrong::Rule(PolicyError::StaticAndRelative);
+/// assert_eq!(wrong("bind=static|relative:0"), Err(both));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wrong {
@@ -27,7 +39,7 @@ pub enum Wrong {
     Numactl,
     /// The text behind the `@` is not one number.
     Home,
-    /// The number is not below [`NODES_MOST`].
+    /// The number is not below [`MAX_NODES`].
     TooLarge,
     /// A list stands where one number should.
     OneNode,
@@ -113,7 +125,7 @@ impl fmt::Display for ParseError {
         let more = if self.cut { "…" } else { "" };
         write!(f, "{:?}{more} at byte {}: ", self.piece(), self.position)?;
         match self.wrong {
-            Wrong::TooLong => write!(f, "longer than any policy; at most {LENGTH_MOST} bytes"),
+            Wrong::TooLong => write!(f, "longer than any policy; at most {MAX_LENGTH} bytes"),
             Wrong::Mode => {
                 f.write_str("no such mode; write one of ")?;
                 let mut before = "";
@@ -143,7 +155,7 @@ impl fmt::Display for ParseError {
             Wrong::Number => {
                 f.write_str("not a list of nodes; write numbers and ranges, like 0-3,8")
             }
-            Wrong::TooLarge => write!(f, "no node has this number; they are below {NODES_MOST}"),
+            Wrong::TooLarge => write!(f, "no node has this number; they are below {MAX_NODES}"),
             Wrong::OneNode => f.write_str(
                 "prefer takes one node, a plain number; for several write prefer (many)",
             ),

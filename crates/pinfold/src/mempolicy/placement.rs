@@ -45,8 +45,8 @@ impl Placement {
         Placement::again(policy)
     }
 
-    /// Returns the same as [`of`](Self::of), but reads no file. For a policy that was passed to
-    /// `of` before.
+    /// Returns the same as [`of`](Self::of), but reads no file. The policy was
+    /// passed to `of` before.
     pub(super) fn again(policy: &Mempolicy) -> Option<Placement> {
         let all = u64::MAX >> (64 - nodes::real());
         let mask = match policy.mode() {

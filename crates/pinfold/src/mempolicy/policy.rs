@@ -1,7 +1,7 @@
 //! A policy as a value: the nodes that the user named, and the nodes from which memory comes.
 
 use super::{Flags, Mode, PolicyError};
-use crate::topology::{NODES_MOST, NodeId, NodeSet};
+use crate::topology::{MAX_NODES, NodeId, NodeSet};
 
 /// A policy: a mode, its flags and its nodes.
 ///
@@ -40,7 +40,7 @@ pub struct Mempolicy {
 
 /// Words of a policy: one with the mode, the flags and the home node, then three sets.
 pub(crate) const WORDS: usize = 1 + 3 * SET_WORDS;
-const SET_WORDS: usize = NODES_MOST / 64;
+const SET_WORDS: usize = MAX_NODES / 64;
 /// The bits of the first word from this one on hold the home node's number plus 1.
 const HOME_SHIFT: u32 = 32;
 const MODE_SHIFT: u32 = 16;
@@ -74,7 +74,7 @@ impl Mempolicy {
     /// * [`Mode::Preferred`] takes one node. Without nodes and flags it becomes [`Mode::Local`].
     /// * [`Mode::Bind`] and [`Mode::PreferredMany`] need nodes.
     /// * [`Mode::Interleave`] and [`Mode::WeightedInterleave`] without nodes, or with all numbers
-    ///   below [`NODES_MOST`], mean all nodes with memory at the time when the policy is put to
+    ///   below [`MAX_NODES`], mean all nodes with memory at the time when the policy is put to
     ///   use.
     /// * [`Flags::STATIC`] and [`Flags::RELATIVE`] exclude each other. [`Flags::BALANCING`] goes
     ///   with [`Mode::Bind`] and [`Mode::PreferredMany`].
@@ -106,7 +106,7 @@ impl Mempolicy {
             Mode::Preferred if count > 1 => Err(PolicyError::TakesOneNode),
             Mode::Preferred if count == 0 => Ok(Mempolicy::local()),
             _ => {
-                let all = mode.interleaves() && count == NODES_MOST;
+                let all = mode.interleaves() && count == MAX_NODES;
                 let user = if all { NodeSet::EMPTY } else { nodes };
                 Ok(Mempolicy {
                     flags,
@@ -135,7 +135,7 @@ impl Mempolicy {
     ///
     /// # Errors
     ///
-    /// [`PolicyError::NodeTooLarge`] if the number is not below [`NODES_MOST`].
+    /// [`PolicyError::NodeTooLarge`] if the number is not below [`MAX_NODES`].
     ///
     /// # Examples
     ///
@@ -274,7 +274,7 @@ impl Mempolicy {
     /// # Errors
     ///
     /// [`PolicyError::TakesNoHome`] if the mode is not [`Mode::Bind`] or [`Mode::PreferredMany`];
-    /// [`PolicyError::NodeTooLarge`] if the number is not below [`NODES_MOST`].
+    /// [`PolicyError::NodeTooLarge`] if the number is not below [`MAX_NODES`].
     ///
     /// # Examples
     ///
@@ -363,11 +363,35 @@ fn check_flags(mode: Mode, flags: Flags, nodes: usize) -> Result<(), PolicyError
 }
 
 fn check_node(node: NodeId) -> Result<(), PolicyError> {
-    if node.0 < NODES_MOST {
+    if node.0 < MAX_NODES {
         Ok(())
     } else {
         Err(PolicyError::NodeTooLarge(node))
     }
+}
+
+/// Returns the policy that is in effect for an allocation: the range's policy, else the task's
+/// policy, else [`SYSTEM_DEFAULT`].
+///
+/// A `default` policy counts as no policy. Costs two comparisons. Counts no reference.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy::{Mempolicy, SYSTEM_DEFAULT, effective};
+///
+/// let task = Mempolicy::parse("prefer:1")?;
+/// assert_eq!(effective(Some(&Mempolicy::default()), Some(&task)), &task);
+/// assert_eq!(effective(None, None), &SYSTEM_DEFAULT);
+/// # Ok::<(), pinfold::mempolicy::ParseError>(())
+/// ```
+#[doc(alias = "get_vma_policy")]
+pub fn effective<'p>(range: Option<&'p Mempolicy>, task: Option<&'p Mempolicy>) -> &'p Mempolicy {
+    let says = |policy: &&Mempolicy| policy.mode() != Mode::Default;
+    range
+        .filter(says)
+        .or(task.filter(says))
+        .unwrap_or(&SYSTEM_DEFAULT)
 }
 
 #[cfg(test)]

@@ -1,15 +1,12 @@
 //! The memory policy that the process was started with, and how the allocator learns of it.
 
-use super::{Distances, Mempolicy, Mode, PolicyError, mems_allowed, set_for_thread, thread};
-use crate::topology::{NodeId, NodeSet, facts};
+use super::{Distances, Mempolicy, Mode, PolicyError, set_for_thread, thread};
+use crate::topology::{NodeId, facts};
 use crate::{nodes, sys};
-use pinfold_rseq::env;
+use pinfold_rseq::env::{self, MAX_TEXT};
 
 /// The environment variable that holds a starting process's policy.
 pub const VARIABLE: &str = "PINFOLD_POLICY";
-
-/// Bytes of the variable that are read: a multiple of every page size.
-const LONGEST: usize = 64 << 10;
 
 /// Reads the machine's nodes and the process's policy, on the first call. Called before the
 /// allocator hands out memory.
@@ -26,29 +23,30 @@ pub(crate) fn init() {
     // Reads the files now, because the process may be forbidden to open files later.
     facts::read_once();
     follow_variable();
-    nodes::init(&Process);
+    let real = nodes::make_up().or_else(of_this_machine).unwrap_or(1);
+    // A process with one node has no kernel's node, and is not asked for its policy.
+    nodes::know(real, real > 1 && is_set());
 }
 
-/// This process and its machine.
-struct Process;
+/// Fills in the tables of nodes from the machine. Returns the number of usable nodes. Returns
+/// `None` if there is one, if there are too many, or if their number cannot be read.
+fn of_this_machine() -> Option<usize> {
+    // Most machines have one node. Reading one file is enough to know that.
+    facts::has_several_nodes().then(several_nodes)?
+}
 
-impl nodes::Known for Process {
-    fn allowed(&self) -> Option<NodeSet> {
-        mems_allowed().ok()
-    }
-
-    fn policy(&self) -> bool {
-        is_set()
-    }
-
-    fn by_distance(&self, with_memory: &NodeSet, each: &mut impl FnMut(NodeId, NodeId)) {
-        let nodes = facts::nodes_online().unwrap_or_else(|| with_memory.clone());
-        Distances::of_this_machine(&nodes, with_memory, |distances| {
-            for from in nodes.iter().map(NodeId) {
-                distances.nearest_first(from).for_each(|to| each(from, to));
-            }
-        });
-    }
+#[cold]
+#[inline(never)]
+fn several_nodes() -> Option<usize> {
+    let with_memory = facts::nodes_with_memory()?;
+    let count = nodes::number(&facts::usable(&with_memory))?;
+    let online = facts::nodes_online().unwrap_or_else(|| with_memory.clone());
+    Distances::of_this_machine(&online, &with_memory, |distances| {
+        for from in online.iter().map(NodeId) {
+            nodes::set_order(from, count, distances.nearest_first(from));
+        }
+    });
+    Some(count)
 }
 
 #[cold]
@@ -58,12 +56,13 @@ fn follow_variable() {
         return;
     }
     // The text may not fit into the rest of the caller's stack, so it goes to a mapping.
-    let Some(memory) = sys::map_memory(LONGEST) else {
+    // `MAX_TEXT` is a multiple of every page size.
+    let Some(memory) = sys::map_memory(MAX_TEXT) else {
         return;
     };
-    // SAFETY: the mapping is fresh, is `LONGEST` bytes long and zeroed, and no other reference to
+    // SAFETY: the mapping is fresh, is `MAX_TEXT` bytes long and zeroed, and no other reference to
     // it exists.
-    let buffer = unsafe { core::slice::from_raw_parts_mut(memory.as_ptr(), LONGEST) };
+    let buffer = unsafe { core::slice::from_raw_parts_mut(memory.as_ptr(), MAX_TEXT) };
     let text = env::read(VARIABLE, buffer);
     let wanted = text.and_then(|text| Mempolicy::parse(core::str::from_utf8(text).ok()?).ok());
     if let Some(policy) = wanted {
@@ -73,7 +72,7 @@ fn follow_variable() {
     }
     // SAFETY: `map_memory` returned `memory` with this size. The policy is a copy, so no reference
     // to the mapping is left.
-    unsafe { sys::unmap(memory.as_ptr(), LONGEST) };
+    unsafe { sys::unmap(memory.as_ptr(), MAX_TEXT) };
 }
 
 /// Returns whether the kernel places the process's memory by a policy of its own instead of the

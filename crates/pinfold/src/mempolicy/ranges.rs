@@ -117,7 +117,7 @@ impl<const WORDS: usize> Ranges<WORDS> {
     /// times. If it found words that do not belong together, its result is dropped.
     ///
     /// O(log n). Takes no lock and writes nothing. Starts over if another thread published a change
-    /// meanwhile.
+    /// during the look-up.
     #[inline(always)]
     fn look<T>(&self, page: u64, take: impl Fn(&[AtomicU64; WORDS]) -> T) -> Option<T> {
         self.latch.read(|buffer| {
@@ -279,12 +279,6 @@ pub(crate) fn is_lock_held(thread: u64) -> bool {
 
 /// Makes a fork wait until no thread changes a map.
 fn register_fork() {
-    static HOOKS: Hooks = Hooks {
-        rank: Rank::Policies,
-        holds: is_lock_held,
-        before: || WRITER.lock_for_fork(),
-        child: || {},
-        after: || WRITER.unlock_after_fork(),
-    };
+    static HOOKS: [Hooks; 1] = [Hooks::locks(Rank::Policies, |visit| visit(WRITER.word()))];
     fork::register(&HOOKS);
 }

@@ -250,6 +250,19 @@ impl fmt::Debug for SharedPolicy {
 }
 
 /// The ranges of a [`SharedPolicy`] at one moment. [`SharedPolicy::ranges`] returns them.
+///
+/// # Examples
+///
+/// ```
+/// use pinfold::mempolicy::{Mempolicy, SharedPolicy};
+///
+/// let shared = SharedPolicy::new();
+/// shared.set(3..5, Some(&Mempolicy::local()))?;
+/// let mut before = shared.ranges()?;
+/// shared.set(0..9, None)?;
+/// assert_eq!(before.next(), Some((3..5, Mempolicy::local())));
+/// # Ok::<(), pinfold::mempolicy::RangeError>(())
+/// ```
 pub struct SharedRanges {
     records: super::buffer::Snapshot<RECORD>,
     next: usize,

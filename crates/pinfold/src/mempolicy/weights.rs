@@ -1,7 +1,7 @@
 //! The weights of `weighted interleave`: how many pages in a row go to each node.
 
 use crate::sys::read_file_below;
-use crate::topology::{NODES_MOST, NodeId, NodeSet};
+use crate::topology::{MAX_NODES, NodeId, NodeSet};
 use core::fmt::{self, Write};
 
 /// A weight for each node, from 1 to 255. Plain data of 1 KiB.
@@ -17,12 +17,12 @@ use core::fmt::{self, Write};
 /// assert_eq!([weights.weight(NodeId(0)), weights.weight(NodeId(1))], [1, 3]);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Weights([u8; NODES_MOST]);
+pub struct Weights([u8; MAX_NODES]);
 
 impl Default for Weights {
     /// Returns weight 1 for every node: weighted interleaving is then the same as interleaving.
     fn default() -> Self {
-        Weights([1; NODES_MOST])
+        Weights([1; MAX_NODES])
     }
 }
 
@@ -60,7 +60,7 @@ impl Weights {
         weights
     }
 
-    /// Returns a node's weight. Returns 1 if the node's number is not below [`NODES_MOST`].
+    /// Returns a node's weight. Returns 1 if the node's number is not below [`MAX_NODES`].
     pub fn weight(&self, node: NodeId) -> u8 {
         self.0.get(node.0).copied().unwrap_or(1)
     }

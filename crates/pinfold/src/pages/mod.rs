@@ -43,8 +43,8 @@ mod lists;
 
 pub use lists::List;
 
+use crate::arena::{self, NodeRequest, NumaItem};
 use crate::mempolicy::{Mempolicy, Mode, Placement, RangeError, SharedPolicy};
-use crate::page::{self, Ask, NumaItem};
 use crate::slab::{CacheError, KmemCache};
 use crate::topology::{NodeId, NodeSet};
 use crate::vmstat::{VmStat, Zone};
@@ -102,8 +102,18 @@ impl Pages {
     /// # Errors
     ///
     /// [`CacheError`] if there are too many caches, or no memory.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::pages::Pages;
+    ///
+    /// let _pool = Pages::new("frames")?;
+    /// assert!(pinfold::slab::slabinfo().to_string().contains("frames:0 "));
+    /// # Ok::<(), pinfold::slab::CacheError>(())
+    /// ```
     pub fn new(name: &str) -> Result<Pages, CacheError> {
-        page::init();
+        arena::init();
         let mut pages = Pages {
             caches: [const { None }; nodes::MAX_NODES],
             policy: SharedPolicy::new(),
@@ -207,7 +217,7 @@ impl Pages {
         }
         let node = nodes::current();
         match self.caches[node].as_ref().and_then(KmemCache::alloc) {
-            None => self.alloc_elsewhere(Ask::only(node), None),
+            None => self.alloc_elsewhere(NodeRequest::only(node), None),
             page => page,
         }
     }
@@ -216,11 +226,14 @@ impl Pages {
     /// `alloc` would then save registers.
     #[inline(never)]
     fn alloc_by_policy(&self, place: u64) -> Option<NonNull<u8>> {
-        let (ask, placement) = self.ask(place);
-        match self.caches[ask.node].as_ref().and_then(KmemCache::alloc) {
-            None => self.alloc_elsewhere(ask, placement),
+        let (request, placement) = self.request(place);
+        match self.caches[request.node]
+            .as_ref()
+            .and_then(KmemCache::alloc)
+        {
+            None => self.alloc_elsewhere(request, placement),
             page => {
-                self.count(ask);
+                self.count(request);
                 page
             }
         }
@@ -237,39 +250,43 @@ impl Pages {
 
     /// Returns the node to ask for a place's page, and the placement that chose the node.
     #[inline]
-    fn ask(&self, place: u64) -> (Ask, Option<Placement>) {
+    fn request(&self, place: u64) -> (NodeRequest, Option<Placement>) {
         let Some(placement) = self.policy.placement(place) else {
-            return (Ask::only(nodes::current()), None);
+            return (NodeRequest::only(nodes::current()), None);
         };
         let node = match nodes::count() {
             1 => 0,
             _ => placement.target(place, nodes::of_this_cpu()),
         };
         let in_turn = placement.interleaves();
-        let ask = Ask {
+        let request = NodeRequest {
             in_turn,
-            ..Ask::only(node)
+            ..NodeRequest::only(node)
         };
-        (ask, Some(placement))
+        (request, Some(placement))
     }
 
     /// Asks other nodes for a page, because the node that was asked first has none.
     #[cold]
     #[inline(never)]
-    fn alloc_elsewhere(&self, ask: Ask, placement: Option<Placement>) -> Option<NonNull<u8>> {
-        let (page, ask) = match placement {
-            Some(placement) => self.find_on(ask, placement.fallback(ask.node)),
-            None => self.find_on(ask, nodes::fallback(ask.node)),
+    fn alloc_elsewhere(
+        &self,
+        request: NodeRequest,
+        placement: Option<Placement>,
+    ) -> Option<NonNull<u8>> {
+        let (page, request) = match placement {
+            Some(placement) => self.find_on(request, placement.fallback(request.node)),
+            None => self.find_on(request, nodes::fallback(request.node)),
         }?;
-        self.count(ask);
+        self.count(request);
         Some(page)
     }
 
     /// Counts a page, if counting is on.
     #[inline]
-    fn count(&self, ask: Ask) {
-        if self.duties.load(Relaxed) & COUNTS != 0 && !nodes::is_the_kernels(ask.node) {
-            page::for_each_item(ask, nodes::of_this_cpu(), |node, item| {
+    fn count(&self, request: NodeRequest) {
+        if self.duties.load(Relaxed) & COUNTS != 0 && !nodes::is_the_kernels(request.node) {
+            arena::for_each_item(request, nodes::of_this_cpu(), |node, item| {
                 self.stat.inc(Zone::normal(node), item);
             });
         }
@@ -277,11 +294,11 @@ impl Pages {
 
     fn find_on(
         &self,
-        ask: Ask,
+        request: NodeRequest,
         mut others: impl Iterator<Item = usize>,
-    ) -> Option<(NonNull<u8>, Ask)> {
+    ) -> Option<(NonNull<u8>, NodeRequest)> {
         others.find_map(|node| {
-            let other = ask.instead(node);
+            let other = request.instead(node);
             let page = self.caches[node].as_ref()?.alloc_as(other)?;
             Some((page, other))
         })
@@ -296,7 +313,7 @@ impl Pages {
     pub unsafe fn free(&self, page: NonNull<u8>) {
         let node = match nodes::count() {
             1 => 0,
-            count => page::node_of(page.as_ptr() as usize).min(count - 1),
+            count => arena::node_of(page.as_ptr() as usize).min(count - 1),
         };
         if let Some(cache) = &self.caches[node] {
             // SAFETY: the caller promises that the page came from this pool and is not used any
@@ -312,7 +329,7 @@ impl Pages {
     /// estimate said, or if the page was moved. [`node_at`](crate::mempolicy::node_at) asks the
     /// kernel.
     pub fn node_of(&self, page: NonNull<u8>) -> Option<NodeId> {
-        let node = page::node_of(page.as_ptr() as usize);
+        let node = arena::node_of(page.as_ptr() as usize);
         (!nodes::is_the_kernels(node)).then(|| NodeId(nodes::id(node)))
     }
 
@@ -340,10 +357,10 @@ impl Pages {
         caches.map(|(node, cache)| List::of(node, cache))
     }
 
-    /// Empties the CPUs' lists, and gives all empty slabs back to the page layer. Returns the
+    /// Empties the CPUs' lists, and gives all empty slabs back to the arena. Returns the
     /// number of these slabs.
     ///
-    /// Interrupts the CPUs that run this process's threads. The page layer gives the memory back to
+    /// Interrupts the CPUs that run this process's threads. The arena gives the memory back to
     /// the system when its budgets require it.
     ///
     /// # Errors

@@ -111,6 +111,17 @@ impl core::error::Error for ShepherdError {}
 
 /// Marks the types that a shepherd can watch: [`PercpuCounter`], [`Counters`] and
 /// [`VmStat`](crate::vmstat::VmStat).
+///
+/// ```
+/// use pinfold::counter::PercpuCounter;
+/// use pinfold::shepherd::{Shepherd, ShepherdError, Watch};
+///
+/// fn watch_all(counters: &[impl Watch]) -> Result<(), ShepherdError> {
+///     counters.iter().try_for_each(|counter| Shepherd::new().watch(counter))
+/// }
+/// watch_all(&[PercpuCounter::new(), PercpuCounter::new()])?;
+/// # Ok::<(), ShepherdError>(())
+/// ```
 pub trait Watch: sealed::Watch {}
 
 impl<W: sealed::Watch> Watch for W {}
@@ -125,7 +136,7 @@ pub(crate) mod sealed {
 
 impl sealed::Watch for PercpuCounter {
     fn set_watched(&self, watched: bool) -> bool {
-        self.place().is_some_and(|shards| {
+        self.shards_or_alloc().is_some_and(|shards| {
             watch_block(shards.offset(), crate::counter::shards::SIZE, watched)
         })
     }
@@ -168,6 +179,14 @@ impl Default for Shepherd {
 impl Shepherd {
     /// Returns a shepherd that ticks every second, on housekeeping CPUs. It folds the counts of
     /// isolated CPUs too, because folding interrupts no CPU.
+    ///
+    /// ```
+    /// use pinfold::shepherd::Shepherd;
+    ///
+    /// static SHEPHERD: Shepherd = Shepherd::new();
+    /// // The program's own loop decides when to fold. Here, no counter is watched.
+    /// assert_eq!(SHEPHERD.tick(), 0);
+    /// ```
     pub const fn new() -> Self {
         Shepherd {
             interval: INTERVAL,
@@ -363,13 +382,10 @@ pub(crate) fn has_thread() -> bool {
 
 /// Notes that a thread ticks from now on.
 fn thread_begins() {
-    static HOOKS: Hooks = Hooks {
-        rank: Rank::Shepherd,
-        holds: |_| false,
-        before: || {},
+    static HOOKS: [Hooks; 1] = [Hooks {
         child: || THREADS.store(0, Relaxed),
-        after: || {},
-    };
+        ..Hooks::locks(Rank::Shepherd, |_| {})
+    }];
     fork::register(&HOOKS);
     THREADS.fetch_add(1, Relaxed);
 }

@@ -15,9 +15,9 @@ use core::time::Duration;
 /// After this many ticks that folded nothing, the thread ticks less often.
 const QUIET: u32 = 3;
 /// The largest number of intervals that the thread sleeps.
-const BACK_OFF_MOST: u32 = 8;
+const MAX_BACK_OFF: u32 = 8;
 /// The longest sleep. If the interval is longer, the longest sleep is the interval.
-const NAP_MOST: Duration = Duration::from_secs(1);
+const MAX_NAP: Duration = Duration::from_secs(1);
 /// The least number of milliseconds between two checks of the CPUs that the thread may run on.
 const FOLLOW_EVERY_MS: u64 = 1000;
 /// Bytes of stack: enough for the file buffers with which the thread reads the machine's state. If
@@ -197,14 +197,14 @@ fn run(shared: *mut libc::c_void) {
         quiet = if shepherd.tick() == 0 { quiet + 1 } else { 0 };
         // Memory that the program frees during a nap goes back only at the next tick. So naps have
         // a bound.
-        let longest = shepherd.interval.max(NAP_MOST);
+        let longest = shepherd.interval.max(MAX_NAP);
         let nap = (shepherd.interval * back_off(quiet)).min(longest);
         sleep(state, nap, &mut pressure);
     }
 }
 
-/// Sleeps for `nap`, or until the owner stops the thread. If there is memory pressure meanwhile,
-/// calls the drains, so that all free memory goes back.
+/// Sleeps for `nap`, or until the owner stops the thread. If memory pressure begins during the
+/// sleep, calls the drains, so that all free memory goes back.
 fn sleep(state: &AtomicU32, nap: Duration, pressure: &mut Option<Pressure>) {
     let mut left = nap;
     // Acquire pairs with the release in `drop`: the thread sees `STOP`, and does not sleep on.
@@ -224,7 +224,7 @@ fn sleep(state: &AtomicU32, nap: Duration, pressure: &mut Option<Pressure>) {
 
 /// Returns how many intervals to sleep after `quiet` ticks that folded nothing.
 fn back_off(quiet: u32) -> u32 {
-    (1 << (quiet / QUIET).min(31)).min(BACK_OFF_MOST)
+    (1 << (quiet / QUIET).min(31)).min(MAX_BACK_OFF)
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 //!
 //! | allocator | serves | by |
 //! |---|---|---|
-//! | [`Kmalloc`] | up to [`CLASS_MOST`] | a block of a size class |
-//! | [`Kmalloc`] | above [`CLASS_MOST`] | a run of granules |
+//! | [`Kmalloc`] | up to [`MAX_CLASS_SIZE`] | a block of a size class |
+//! | [`Kmalloc`] | above [`MAX_CLASS_SIZE`] | a run of granules |
 //! | [`Kmalloc`] | from [`HUGE`] on | a mapping |
 //! | [`Cache<T>`] | layouts that fit into a `T` | an object |
 //!
@@ -22,11 +22,11 @@
 //!   two.
 
 use super::Cache;
-use super::cache;
-use super::kmalloc::{self, CLASS_MOST, SIZES};
+use super::descriptor;
+use super::kmalloc::{self, MAX_CLASS_SIZE, SIZES};
 use super::reclaim::{or_reclaim, or_reclaim_for};
+use crate::arena::{self, GRANULE, HUGE, LARGE};
 use crate::fork;
-use crate::page::{self, GRANULE, HUGE, LARGE};
 use crate::{nodes, sys};
 use allocator_api2::alloc::{AllocError, Allocator};
 use core::alloc::Layout;
@@ -87,7 +87,7 @@ pub struct Kmalloc;
 fn class_of(layout: Layout) -> Option<usize> {
     if layout.align() > CLASS_ALIGN {
         kmalloc::class_of_aligned(layout.size(), layout.align())
-    } else if layout.size() <= CLASS_MOST {
+    } else if layout.size() <= MAX_CLASS_SIZE {
         Some(kmalloc::class_of(layout.size()))
     } else {
         None
@@ -108,7 +108,7 @@ fn alloc_class_slow(class: usize) -> Option<NonNull<u8>> {
         // class, because the free finds the block by its class. So this thread waits for the fork
         // to end.
         let me = pinfold_rseq::thread_pointer() as u64;
-        if block.is_some() || cache::is_lock_held(me) || !fork::await_end() {
+        if block.is_some() || descriptor::is_lock_held(me) || !fork::await_end() {
             return block;
         }
     }
@@ -124,7 +124,7 @@ fn alloc_large(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
     first
         .or_else(|| {
             let size = layout.size();
-            let block = or_reclaim_for(size, || page::alloc_huge(size, layout.align()))?;
+            let block = or_reclaim_for(size, || arena::alloc_huge(size, layout.align()))?;
             Some((whole_huge(block), true))
         })
         // If the system refused a mapping, the arena may still have a free run.
@@ -137,7 +137,7 @@ fn alloc_run(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
     }
     let granules = layout.size().div_ceil(GRANULE);
     let node = nodes::current();
-    let run = or_reclaim(|| page::alloc_run(granules, node, LARGE, false))?;
+    let run = or_reclaim(|| arena::alloc_run(granules, node, LARGE, false))?;
     Some((sized(run.start, granules * GRANULE), run.zeroed))
 }
 
@@ -147,10 +147,10 @@ fn alloc_run(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
 ///
 /// The caller owns the block.
 unsafe fn large_size(block: NonNull<u8>) -> usize {
-    if page::entry(block.as_ptr() as usize) == LARGE {
+    if arena::entry(block.as_ptr() as usize) == LARGE {
         // SAFETY: the page map says that a run begins at the block. The caller promises that it
         // owns the block.
-        return unsafe { page::run_size(block) };
+        return unsafe { arena::run_size(block) };
     }
     whole_huge(block).len()
 }
@@ -158,7 +158,7 @@ unsafe fn large_size(block: NonNull<u8>) -> usize {
 /// Returns a block that is a mapping, with its size. Ends the process if the block is not a
 /// mapping.
 fn whole_huge(block: NonNull<u8>) -> NonNull<[u8]> {
-    let size = page::huge_size(block.as_ptr());
+    let size = arena::huge_size(block.as_ptr());
     sized(block, size.unwrap_or_else(|| not_ours(block)))
 }
 
@@ -169,14 +169,15 @@ fn whole_huge(block: NonNull<u8>) -> NonNull<[u8]> {
 /// The caller owns the block and gives it up.
 #[cold]
 unsafe fn free_large(block: NonNull<u8>) {
-    if page::entry(block.as_ptr() as usize) == LARGE {
-        // SAFETY: the page map says that a run begins at the block. The caller gives the block up.
-        unsafe { page::free_run(block) };
+    if arena::entry(block.as_ptr() as usize) == LARGE {
+        // SAFETY: the page map says that a run begins at the block. The caller passes ownership of
+        // the block.
+        unsafe { arena::free_run(block) };
         return;
     }
-    // SAFETY: the caller gives the block up. `free_huge` refuses an address at which no huge block
-    // begins.
-    if !unsafe { page::free_huge(block.as_ptr()) } {
+    // SAFETY: the caller passes ownership of the block. `free_huge` refuses an address at which no
+    // huge block begins.
+    if !unsafe { arena::free_huge(block.as_ptr()) } {
         not_ours(block);
     }
 }
@@ -204,12 +205,12 @@ unsafe fn resize_large(block: NonNull<u8>, new: Layout) -> Option<NonNull<[u8]>>
     }
     // A move of pages keeps the content. The new address is aligned to a page only.
     let movable = new.size() >= HUGE && new.align() <= sys::page_size();
-    if !movable || page::entry(block.as_ptr() as usize) == LARGE {
+    if !movable || arena::entry(block.as_ptr() as usize) == LARGE {
         return None;
     }
     // SAFETY: the caller owns the block. The page map has no run there, so the block is a huge
     // block.
-    let moved = unsafe { page::resize_huge(block.as_ptr(), new.size()) }?;
+    let moved = unsafe { arena::resize_huge(block.as_ptr(), new.size()) }?;
     Some(whole_huge(moved))
 }
 
@@ -219,13 +220,13 @@ impl Kmalloc {
     ///
     /// # Safety
     ///
-    /// The block came from this allocator, `old` fits the block, and the caller gives the block up.
-    /// If this returns an error, the caller keeps the block.
+    /// The block came from this allocator, `old` fits the block, and the caller passes ownership of
+    /// the block. If this returns an error, the caller keeps the block.
     unsafe fn resize(block: NonNull<u8>, old: Layout, new: Layout) -> Block {
         if old.size() == 0 || new.size() == 0 {
             let fresh = Kmalloc.allocate(new)?;
-            // SAFETY: the caller gives the block up, and promises that the block is of layout
-            // `old`.
+            // SAFETY: the caller passes ownership of the block, and promises that the block is of
+            // layout `old`.
             unsafe { Kmalloc.deallocate(block, old) };
             return Ok(fresh);
         }
@@ -247,7 +248,8 @@ impl Kmalloc {
         // SAFETY: both blocks have at least `both` bytes, and the fresh one does not overlap the
         // old one, which is still allocated.
         unsafe { fresh.cast().copy_from_nonoverlapping(block, both) };
-        // SAFETY: the caller gives the block up, and promises that the block is of layout `old`.
+        // SAFETY: the caller passes ownership of the block, and promises that the block is of
+        // layout `old`.
         unsafe { Kmalloc.deallocate(block, old) };
         Ok(fresh)
     }
@@ -293,24 +295,24 @@ unsafe impl Allocator for Kmalloc {
             return;
         }
         match class_of(layout) {
-            // SAFETY: a layout that fits the block has the block's class. The caller gives the
-            // block up.
+            // SAFETY: a layout that fits the block has the block's class. The caller passes
+            // ownership of the block.
             Some(class) => unsafe { kmalloc::free_class(block.as_ptr(), class) },
-            // SAFETY: a block whose layout has no class came from `alloc_large`. The caller gives
-            // the block up.
+            // SAFETY: a block whose layout has no class came from `alloc_large`. The caller passes
+            // ownership of the block.
             None => unsafe { free_large(block) },
         }
     }
 
     unsafe fn grow(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller promises that the block is of layout `old`, and gives the block up if
-        // this call succeeds.
+        // SAFETY: the caller promises that the block is of layout `old`, and passes ownership of
+        // the block if this call succeeds.
         unsafe { Kmalloc::resize(block, old, new) }
     }
 
     unsafe fn grow_zeroed(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller promises that the block is of layout `old`, and gives the block up if
-        // this call succeeds.
+        // SAFETY: the caller promises that the block is of layout `old`, and passes ownership of
+        // the block if this call succeeds.
         let grown = unsafe { Kmalloc::resize(block, old, new) }?;
         // SAFETY: `resize` returned the block to this thread. The block has at least as many bytes
         // as `new`, and `new` has at least as many as `old`.
@@ -319,8 +321,8 @@ unsafe impl Allocator for Kmalloc {
     }
 
     unsafe fn shrink(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller promises that the block is of layout `old`, and gives the block up if
-        // this call succeeds.
+        // SAFETY: the caller promises that the block is of layout `old`, and passes ownership of
+        // the block if this call succeeds.
         unsafe { Kmalloc::resize(block, old, new) }
     }
 }
@@ -368,7 +370,7 @@ unsafe impl<T> Allocator for Cache<T> {
     unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
         if layout.size() != 0 {
             // SAFETY: the layout is not of size 0, so the block is an object of this cache. The
-            // caller gives the block up.
+            // caller passes ownership of the block.
             unsafe { self.raw().free(block) };
         }
     }
@@ -384,8 +386,8 @@ unsafe impl<T> Allocator for Cache<T> {
     }
 
     unsafe fn grow_zeroed(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
-        // SAFETY: the caller promises that the block is of layout `old`, and gives the block up if
-        // this call succeeds.
+        // SAFETY: the caller promises that the block is of layout `old`, and passes ownership of
+        // the block if this call succeeds.
         let grown = unsafe { self.grow(block, old, new) }?;
         // SAFETY: `grow` returned the block to this thread. The block has at least as many bytes as
         // `new`, and `new` has at least as many as `old`.
@@ -396,8 +398,8 @@ unsafe impl<T> Allocator for Cache<T> {
     #[inline]
     unsafe fn shrink(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
         if new.size() == 0 {
-            // SAFETY: the caller gives the block up, and promises that the block is of layout
-            // `old`.
+            // SAFETY: the caller passes ownership of the block, and promises that the block is of
+            // layout `old`.
             unsafe { self.deallocate(block, old) };
             return Ok(nowhere(new));
         }

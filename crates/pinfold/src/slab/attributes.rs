@@ -3,7 +3,8 @@
 //! docs/slabinfo.md lists them all and compares them with the kernel's. Attributes that make no
 //! sense in this library are left out.
 
-use super::info::{Info, Reading, Usage};
+use super::info::Info;
+use super::look::{Reading, Usage};
 use super::{DebugFlags, KmemCache};
 use crate::segment::SlabEvent;
 use core::fmt;
@@ -28,9 +29,9 @@ const ALL: [(&str, Source); 42] = {
     use Source::{Both, Checks, Counted, Fixed, Used};
     [
         ("object_size", Fixed(|info| info.cache.object)),
-        ("slab_size", Fixed(|info| info.cache.size)),
+        ("slab_size", Fixed(|info| info.cache.geometry.size)),
         ("align", Fixed(|info| info.cache.align)),
-        ("objs_per_slab", Fixed(|info| info.cache.per_slab)),
+        ("objs_per_slab", Fixed(|info| info.cache.geometry.per_slab)),
         (
             "order",
             Fixed(|info| info.pages_per_slab().ilog2() as usize),
@@ -105,6 +106,18 @@ impl Source {
 ///
 /// [`KmemCache::attributes`] and [`Info::attributes`] read all numbers of the cache's usage at
 /// once, before they return this.
+///
+/// ```
+/// use pinfold::slab::KmemCache;
+/// use std::alloc::Layout;
+///
+/// let cache = KmemCache::new("session", Layout::new::<[u64; 4]>())?;
+/// for (name, value) in cache.attributes().filter(|attribute| attribute.1 != 0) {
+///     println!("{name}={value}");
+/// }
+/// assert!(cache.attributes().to_string().starts_with("object_size 32\n"));
+/// # Ok::<(), pinfold::slab::CacheError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Attributes {
     info: Info,

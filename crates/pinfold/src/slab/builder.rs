@@ -1,8 +1,11 @@
 //! Makes a cache with settings of its own.
 
-use super::cache::{Cache, CacheError, Options};
-use super::constructor::Constructor;
-use super::{DebugFlags, KmemCache};
+use super::debug::DebugFlags;
+use super::descriptor::{CacheError, Descriptor, Options};
+use super::fork;
+use super::kmem_cache::KmemCache;
+use super::objects::Constructor;
+use crate::fork as process;
 use crate::mempolicy::{Mempolicy, Placement};
 use core::alloc::Layout;
 use core::ffi::c_void;
@@ -40,7 +43,7 @@ impl<'n> Builder<'n> {
     /// lock.
     #[must_use]
     pub const fn debug(mut self, flags: DebugFlags) -> Self {
-        self.options.debug = flags;
+        self.options.treatment.debug = flags;
         self
     }
 
@@ -56,7 +59,7 @@ impl<'n> Builder<'n> {
     ///   cannot be predicted.
     #[must_use]
     pub const fn hardened(mut self, hardened: bool) -> Self {
-        self.options.hardened = Some(hardened);
+        self.options.treatment.hardened = Some(hardened);
         self
     }
 
@@ -132,7 +135,7 @@ impl<'n> Builder<'n> {
     /// * It does not use this cache, because its caller holds a node's lock.
     #[must_use]
     pub const unsafe fn constructor(mut self, constructor: unsafe fn(*mut u8)) -> Self {
-        self.options.constructor = Some(Constructor::Rust(constructor));
+        self.options.treatment.constructor = Some(Constructor::Rust(constructor));
         self
     }
 
@@ -148,7 +151,7 @@ impl<'n> Builder<'n> {
         mut self,
         constructor: unsafe extern "C" fn(*mut c_void),
     ) -> Self {
-        self.options.constructor = Some(Constructor::C(constructor));
+        self.options.treatment.constructor = Some(Constructor::C(constructor));
         self
     }
 
@@ -158,7 +161,22 @@ impl<'n> Builder<'n> {
     ///
     /// [`CacheError`], if the layout is too large, there are too many caches, the system has no
     /// memory, or the process can use none of the policy's nodes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::mempolicy::Mempolicy;
+    /// use pinfold::slab::{CacheError, KmemCache};
+    /// use std::alloc::Layout;
+    ///
+    /// let absent = Mempolicy::parse("bind:1023")?;
+    /// let far = KmemCache::builder("far", Layout::new::<u64>()).policy(&absent);
+    /// assert_eq!(far.build().err(), Some(CacheError::NoNodes));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn build(self) -> Result<KmemCache, CacheError> {
-        Cache::create(self.name, self.layout, self.options).map(KmemCache::of)
+        // A fork under way may not know this layer's locks, and would copy a cache half made.
+        while !fork::register() && process::await_end() {}
+        Descriptor::create(self.name, self.layout, self.options).map(KmemCache::of)
     }
 }

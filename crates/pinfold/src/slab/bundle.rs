@@ -1,20 +1,21 @@
 //! A bundle: any number of objects that one owner holds. Their pointers lie in sheaves.
 //!
 //! ```text
-//!  full: sheaves of CAPACITY_MOST objects      open: one of fewer      room: empty blocks
+//!  full: sheaves of MAX_CAPACITY objects      open: one of fewer      room: empty blocks
 //! ```
 //!
 //! Invariants:
 //!
-//! 1. `len` is [`CAPACITY_MOST`] × the sheaves in `full`, plus the objects in `open`.
+//! 1. `len` is [`MAX_CAPACITY`] × the sheaves in `full`, plus the objects in `open`.
 //! 2. The open sheaf has at least one object and room for at least one.
 //!
 //! Once there is [room](Bundle::make_room) for n objects, pushing and popping up to n objects
 //! allocates nothing and takes no lock. It only moves blocks between the three places. A bundle
-//! owns its blocks. Their capacity is always [`CAPACITY_MOST`], whatever the cache's capacity is.
+//! owns its blocks. Their capacity is always [`MAX_CAPACITY`], whatever the cache's capacity is.
 
 use super::KmemCache;
-use super::sheaf::{CAPACITY_MOST, Sheaf, SheafList};
+use super::sheaf::{Sheaf, SheafList};
+use super::tune::MAX_CAPACITY;
 use core::ptr::NonNull;
 
 pub(super) struct Bundle {
@@ -43,10 +44,10 @@ impl Bundle {
 
     /// Makes room for `n` objects in total. Returns false if there is no memory for the blocks.
     pub(super) fn make_room(&mut self, n: usize) -> bool {
-        let wanted = n.div_ceil(CAPACITY_MOST);
+        let wanted = n.div_ceil(MAX_CAPACITY);
         let open = usize::from(self.open.is_some());
         while self.full.length + open + self.room.length < wanted {
-            let Some(block) = Sheaf::new(CAPACITY_MOST) else {
+            let Some(block) = Sheaf::new(MAX_CAPACITY) else {
                 return false;
             };
             self.room.put(block);
@@ -59,7 +60,8 @@ impl Bundle {
         let Some(mut sheaf) = self.open.take().or_else(|| self.room.take()) else {
             return Err(object);
         };
-        sheaf.push(object.as_ptr());
+        // SAFETY: `open` has room, and the sheaves of `room` are empty.
+        unsafe { sheaf.push(object.as_ptr()) };
         self.keep(sheaf);
         self.len += 1;
         Ok(())
@@ -98,7 +100,7 @@ impl Bundle {
                 return false;
             };
             let held = sheaf.len();
-            let most = CAPACITY_MOST.min(held + n - self.len);
+            let most = MAX_CAPACITY.min(held + n - self.len);
             let slots = &mut sheaf.slots()[held..most];
             let wanted = slots.len();
             let got = cache.alloc_bulk(slots);

@@ -30,16 +30,16 @@
 //! tries it once, and leaves the work to a later thread if that fails. The shepherd advances the
 //! grace period by one step at each tick. Every fourth slow path that seals a sheaf does so too.
 
-use super::cache::{self, Cache};
-use super::percpu::{self, DEFERRED, UNITS, load};
+use super::descriptor::{self, Descriptor, Pending};
 use super::sheaf::{Sheaf, SheafList, word_is_full};
-use super::{KmemCache, grace, hands};
-use crate::lock::{Guard, Lock};
+use super::sheaf_units::{self, load};
+use super::unit::{DEFERRED, SHEAF_UNITS};
+use super::{grace, in_flight};
+use crate::lock::Guard;
 use crate::segment::SlabEvent;
 use crate::sys;
-use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU32};
 use pinfold_rseq::FenceError;
 
 /// Slow paths advance the grace period once in this many seals. Not at every seal, because each
@@ -51,115 +51,28 @@ const FREED_A_SEAL: usize = 4;
 /// If there is no memory for a sheaf, a deferred free checks at most this many times whether the
 /// readers have left. It sleeps `BETWEEN_LOOKS` microseconds between two checks.
 const LOOKS: u32 = 100;
-pub(super) const BETWEEN_LOOKS: u32 = 100;
-
-/// A cache's state of deferred frees.
-pub(super) struct Deferred {
-    /// The head of the sealed list: the word of the sheaf that was sealed last. Slot 0 of each
-    /// sheaf's block holds the word of the sheaf that was sealed before it.
-    sealed: AtomicU64,
-    pending: Lock<Pending>,
-    /// Whether an object was ever deferred.
-    used: AtomicBool,
-}
-
-struct Pending {
-    sheaves: SheafList,
-    /// The number of the grace period that the sheaves wait for.
-    ticket: u64,
-}
+const BETWEEN_LOOKS: u32 = 100;
 
 /// Whether an object of any cache was ever deferred.
 static ANY_USED: AtomicBool = AtomicBool::new(false);
 
-impl Deferred {
-    pub(super) const fn new() -> Deferred {
-        Deferred {
-            sealed: AtomicU64::new(0),
-            pending: Lock::new(Pending {
-                sheaves: SheafList::new(),
-                ticket: 0,
-            }),
-            used: AtomicBool::new(false),
-        }
-    }
-
-    pub(super) fn is_used(&self) -> bool {
-        self.used.load(Relaxed)
-    }
-}
-
-impl KmemCache {
-    /// Frees an object once every [reader](grace::enter) that is inside now has left.
-    ///
-    /// Before the call, the caller takes the object out of sight, so that a reader that enters from
-    /// now on cannot find it.
-    ///
-    /// Costs as much as [`free`](Self::free), and a fence for every few hundred objects. Usually
-    /// does not wait, so that readers and signal handlers may call this function. There is one
-    /// exception. If the system has no memory for a sheaf, the call checks a hundred
-    /// times, for about 20 ms in all, whether the readers have left. If they stay, the object is
-    /// lost, and [`statistics`](Self::statistics) counts the loss.
-    ///
-    /// A debugged or hardened cache checks the object when it becomes free. That may happen in
-    /// another thread, and a report then names that thread.
-    ///
-    /// Later deferred frees, slow paths and the shepherd free the waiting objects.
-    ///
-    /// # Safety
-    ///
-    /// The object came from this cache, and the caller frees it only once. Only readers that
-    /// entered before the call still use it.
-    #[doc(alias = "kfree_rcu")]
-    #[inline]
-    pub unsafe fn free_deferred(&self, object: NonNull<u8>) {
-        let offset = self.descriptor.main() + DEFERRED;
-        // SAFETY: every unit has a word for this cache's deferred sheaf at this offset. The caller
-        // gives the object up.
-        if !unsafe { UNITS.push(offset, object.as_ptr()) } {
-            // SAFETY: the caller promises that the object is of this cache and out of sight, and
-            // gives it up.
-            unsafe { self.descriptor.defer_slow(object.as_ptr()) };
-        }
-    }
-
-    /// Waits until every object that was deferred to this cache before the call is free.
-    ///
-    /// Does nothing if no object was ever deferred to this cache. Otherwise waits until the readers
-    /// that are inside now have left. Interrupts each CPU that runs a thread of this process a few
-    /// times. While readers stay, interrupts these CPUs up to about a thousand times a second. A
-    /// reader must not call this, because it would wait for itself. A signal handler must not call
-    /// this either.
-    ///
-    /// # Errors
-    ///
-    /// [`FenceError`] when the kernel cannot fence. The objects then keep waiting.
-    #[doc(alias = "kvfree_rcu_barrier")]
-    pub fn flush_deferred(&self) -> Result<(), FenceError> {
-        if !self.descriptor.deferred.is_used() {
-            return Ok(());
-        }
-        self.drain()
-    }
-
+impl Descriptor {
     /// Takes this cache's sheaves from all CPUs, and waits for the readers of its deferred objects.
     pub(super) fn drain(&self) -> Result<(), FenceError> {
-        let drain = || percpu::drain(|cache| core::ptr::eq(cache, self.descriptor));
+        let drain = || sheaf_units::drain(|cache| core::ptr::eq(cache, self));
         drain()?;
-        if !self.descriptor.deferred.is_used() {
+        if !self.deferred.is_used() {
             return Ok(());
         }
-        self.descriptor.await_deferred()?;
+        self.await_deferred()?;
         // When a cache that checks frees deferred objects, it may call the program's report
         // handler. That handler may have freed objects into a CPU's sheaf of this cache.
-        if self.descriptor.checks() {
+        if self.checks() {
             drain()?;
         }
         Ok(())
     }
-}
 
-impl Cache {
     /// Defers an object when the CPU's deferred sheaf has no room. Puts the object into a new
     /// sheaf, and seals the full one.
     ///
@@ -179,21 +92,22 @@ impl Cache {
         let Some(mut sheaf) = fresh else {
             return self.free_when_unseen(object);
         };
-        sheaf.push(object);
+        // SAFETY: the sheaf is empty, and has room for at least one object.
+        unsafe { sheaf.push(object) };
         let offset = self.main() + DEFERRED;
         let exchange = |word: u64| {
             // SAFETY: every unit has the deferred sheaf's word at `offset`. This thread owns
             // `sheaf`, and does not use it after a successful store.
-            word_is_full(word) && unsafe { UNITS.store_if_equal(offset, word, sheaf.word()) }
+            word_is_full(word) && unsafe { SHEAF_UNITS.store_if_equal(offset, word, sheaf.word()) }
         };
-        // From here until it is sealed, the sheaf may be in no unit and on no list. The entry lets
-        // `await_deferred` know of the sheaf meanwhile.
-        let hand = hands::begin(self.slot);
+        // From here until it is sealed, the sheaf may be in no unit and on no list. For that time,
+        // the entry tells `await_deferred` of the sheaf.
+        let hand = in_flight::begin(self.id);
         let old = match load(offset) {
             // SAFETY: `exchange` removed the word from the unit, so this thread owns the sheaf.
             Some(word) if exchange(word) => unsafe { Sheaf::from_word(word) },
-            // Another operation has changed the word meanwhile, or there is no unit. So this thread
-            // seals the new sheaf, with its one object.
+            // Another operation has changed the word since it was loaded, or there is no unit. So
+            // this thread seals the new sheaf, with its one object.
             _ => Some(sheaf),
         };
         if let Some(full) = old {
@@ -264,7 +178,7 @@ impl Cache {
         if pending.sheaves.length == 0 {
             self.take_sealed(&mut pending);
         }
-        let _hand = (ready.length > 0).then(|| hands::begin(self.slot));
+        let _hand = (ready.length > 0).then(|| in_flight::begin(self.id));
         drop(pending);
         while let Some(sheaf) = ready.take() {
             self.give_back(sheaf);
@@ -293,15 +207,15 @@ impl Cache {
     fn give_back(&self, mut sheaf: Sheaf) {
         let objects = sheaf.objects();
         if let Some(hardening) = &self.hardening {
-            // SAFETY: the callers of `free_deferred` gave the objects up, and the grace period is
-            // over.
+            // SAFETY: the callers of `free_deferred` passed ownership of the objects, and the grace
+            // period is over.
             let kept = unsafe { self.scrub(hardening, objects) };
             sheaf.set_len(kept);
-        } else if let Some(plan) = self.plan() {
+        } else if let Some(slot_layout) = self.slot_layout.as_ref() {
             for &mut object in objects {
-                // SAFETY: the callers of `free_deferred` gave the objects up, and the grace period
-                // is over.
-                unsafe { self.free_debugged(plan, object) };
+                // SAFETY: the callers of `free_deferred` passed ownership of the objects, and the
+                // grace period is over.
+                unsafe { self.free_debugged(slot_layout, object) };
             }
             sheaf.set_len(0);
         }
@@ -318,8 +232,8 @@ impl Cache {
                 break;
             }
             if grace::passed(ticket) {
-                // SAFETY: the caller of `free_deferred` gave the object up, and the grace period is
-                // over.
+                // SAFETY: the caller of `free_deferred` passed ownership of the object, and the
+                // grace period is over.
                 return unsafe { self.free_slow(object) };
             }
             sys::sleep_microseconds(BETWEEN_LOOKS);
@@ -332,7 +246,7 @@ impl Cache {
     pub(super) fn await_deferred(&self) -> Result<(), FenceError> {
         // When this returns, other threads have sealed the sheaves that they had taken out of the
         // units.
-        hands::await_others(self.slot);
+        in_flight::await_others(self.id);
         // The first turn waits for the sheaves that are pending now. The second turn waits for
         // those that are on the sealed list now, and become pending after the first turn. Sheaves
         // that are sealed later do not matter to this call.
@@ -345,7 +259,7 @@ impl Cache {
             grace::wait(ticket)?;
         }
         self.free_ready();
-        hands::await_others(self.slot);
+        in_flight::await_others(self.id);
         Ok(())
     }
 
@@ -365,7 +279,7 @@ pub(super) fn progress() {
         return;
     }
     let advance_all = || {
-        cache::for_each(|cache| {
+        descriptor::for_each(|cache| {
             if cache.deferred.is_used() {
                 cache.advance(usize::MAX);
             }
@@ -375,12 +289,4 @@ pub(super) fn progress() {
     // If the fence fails, the sheaves keep waiting for a later step.
     let _ = grace::poll();
     advance_all();
-}
-
-pub(super) fn lock_for_fork(cache: &Cache) {
-    cache.deferred.pending.lock_for_fork();
-}
-
-pub(super) fn unlock_after_fork(cache: &Cache) {
-    cache.deferred.pending.unlock_after_fork();
 }

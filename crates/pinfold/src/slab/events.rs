@@ -14,7 +14,7 @@ use crate::segment::{EVENTS, NodeEvents, SlabEvent};
 use core::sync::atomic::Ordering::{Acquire, Release};
 
 impl Node {
-    /// Counts `n` of an event that threads count without the node's lock.
+    /// Adds `n` to the count of an event that is counted without the node's lock.
     pub(super) fn count(&self, event: SlabEvent, n: usize) {
         debug_assert!(!event.is_locked());
         self.events().add(event, n);
@@ -56,8 +56,8 @@ impl Node {
 }
 
 impl Stock {
-    /// Counts `n` of an event that threads count under the node's lock. The caller holds the lock,
-    /// without which it cannot reach `self`.
+    /// Adds `n` to the count of an event that is counted under the node's lock. The caller holds
+    /// the lock, without which it cannot reach `self`.
     pub(super) fn count(&self, event: SlabEvent, n: usize) {
         debug_assert!(event.is_locked());
         self.slabs.events.add(event, n);

@@ -1,67 +1,43 @@
 //! What a fork does in this layer: it takes the locks of all caches, and removes what threads that
-//! do not exist in the child left behind.
+//! do not exist in the child left behind. Also has the shepherd call this layer.
 
-use super::cache::{self, Cache};
-use super::percpu::{STOPPING, UNITS};
-use super::{deferred, grace, hands, key, mempool, sheaf};
+use super::unit::{SHEAF_UNITS, STOPPING};
+use super::{descriptor, idle, in_flight, key, sheaf};
 use crate::fork::{self, Hooks, Rank};
-use crate::page;
+use crate::lock::Word;
+use crate::{arena, shepherd};
 
-/// Makes forks take the locks of this layer and of the page layer below. Returns false if
-/// [`fork::register`] does.
+/// Makes forks take the locks of this layer and of the arenas below, and the shepherd's ticks drain
+/// idle sheaves. Returns false if [`fork::register`] does.
 pub(super) fn register() -> bool {
-    static HOOKS: Hooks = Hooks {
-        rank: Rank::Slab,
-        holds,
-        before,
-        child,
-        after,
-    };
+    static HOOKS: [Hooks; 5] = [
+        Hooks {
+            child: forget_other_threads,
+            ..Hooks::locks(Rank::Stopping, |visit| visit(STOPPING.word()))
+        },
+        Hooks::locks(Rank::Registry, |visit| visit(descriptor::registry_word())),
+        Hooks::locks(Rank::Pending, visit_pending),
+        Hooks::locks(Rank::Nodes, visit_nodes),
+        Hooks::locks(Rank::Sheaves, |visit| visit(sheaf::lock_word())),
+    ];
+    shepherd::register(idle::drain);
     let registered = fork::register(&HOOKS);
-    page::register_fork();
+    arena::register_fork();
     registered
 }
 
-fn holds(thread: u64) -> bool {
-    mempool::is_lock_held(thread)
-        || STOPPING.is_held_by(thread)
-        || cache::is_registry_held(thread)
-        || grace::is_lock_held(thread)
-        || cache::is_lock_held(thread)
+fn visit_pending(visit: &mut dyn FnMut(&Word)) {
+    descriptor::for_each(|cache| visit(cache.deferred.pending.word()));
 }
 
-fn before() {
-    mempool::lock_for_fork();
-    STOPPING.lock_for_fork();
-    cache::lock_for_fork();
-    grace::lock_for_fork();
-    cache::for_each(|cache| {
-        deferred::lock_for_fork(cache);
-        let nodes = cache.nodes().iter();
-        nodes.for_each(|node| node.stock.lock_for_fork());
-    });
-    sheaf::lock_for_fork();
+fn visit_nodes(visit: &mut dyn FnMut(&Word)) {
+    let nodes = descriptor::all().flat_map(|cache| cache.nodes());
+    nodes.for_each(|node| visit(node.stock.word()));
 }
 
-fn after() {
-    sheaf::unlock_after_fork();
-    cache::for_each(unlock);
-    grace::unlock_after_fork();
-    cache::unlock_after_fork();
-    STOPPING.unlock_after_fork();
-    mempool::unlock_after_fork();
-}
-
-fn unlock(cache: &'static Cache) {
-    let nodes = cache.nodes().iter();
-    nodes.for_each(|node| node.stock.unlock_after_fork());
-    deferred::unlock_after_fork(cache);
-}
-
-fn child() {
-    UNITS.unlock_all_in_child(pinfold_rseq::possible());
-    grace::fork_child();
-    hands::fork_child();
-    page::budget::fork_child();
+fn forget_other_threads() {
+    SHEAF_UNITS.unlock_all_in_child(pinfold_rseq::possible());
+    in_flight::fork_child();
+    arena::budget::fork_child();
     key::fork_child();
 }

@@ -9,15 +9,15 @@
 //!
 //! The counts are those of the kernel's SRCU. There are two *phases*. For each phase, each CPU
 //! counts how often readers *entered* it there, and how often they *left* it. A reader loads the
-//! current phase from `PHASE` (the value may be old), enters it, and leaves the same one, perhaps
+//! current phase from `phase` (the value may be old), enters it, and leaves the same one, perhaps
 //! on another CPU. Only critical sections write these words. A reader whose CPU has no such words
 //! (no memory, or an unannounced CPU) is *spilled*: it counts in `SPILLED`, by atomic adds. A
 //! phase's two counts are sums over all CPUs and `SPILLED`. They only grow (modulo 2^64).
 //!
 //! # The writer
 //!
-//! Grace periods are numbered. `STARTED` is the last one that has begun, and `DONE` the last one
-//! that is over. At most one is under way (`DONE` ≤ `STARTED` ≤ `DONE` + 1). It has a set of phases
+//! Grace periods are numbered. `started` is the last one that has begun, and `done` the last one
+//! that is over. At most one is under way (`done` ≤ `started` ≤ `done` + 1). It has a set of phases
 //! that it still waits for, at its beginning both. The *writer* is the holder of the lock `PERIOD`.
 //! It advances the grace period one step at a time, in `poll`:
 //!
@@ -25,11 +25,11 @@
 //! 2. Fence.
 //! 3. Sum the *entered* words of each phase. If both sums of a phase are equal, every reader that
 //!    entered it before the fence has left. The grace period then stops waiting for that phase.
-//! 4. If the set is empty now, the grace period is over (`DONE`). If only the current phase is left
+//! 4. If the set is empty now, the grace period is over (`done`). If only the current phase is left
 //!    in the set, make the other one current, so that new readers do not delay the grace period.
 //!
 //! A step never waits for readers. Threads make steps, and execute fences, only while a thread
-//! needs a grace period that is not over (`NEEDED` > `DONE`).
+//! needs a grace period that is not over (`needed` > `done`).
 //!
 //! # Why no reader sees a freed object
 //!
@@ -46,19 +46,19 @@
 //!    Step 3 counts those *entered* too. So if the sums are equal, they count the same readers. R
 //!    is one of them, so step 1 counted R's *left*, and R's last use of the object came before F.
 //! 3. Points 1 and 2 hold for each phase by itself. R may be in either, so a grace period ends when
-//!    both had equal sums after W. One phase is not enough: a reader may load `PHASE`, sleep
+//!    both had equal sums after W. One phase is not enough: a reader may load `phase`, sleep
 //!    through a grace period, and then enter the phase that the next grace period would no longer
 //!    check.
-//! 4. `DONE` is stored with release order, and read with acquire order before an object is freed.
+//! 4. `done` is stored with release order, and read with acquire order before an object is freed.
 //!    So R's last use comes before the free.
 //!
 //! Why W comes before F: a thread draws a ticket after a fence, T, that follows W. The step that
-//! begins a grace period stores its number in `STARTED` before F. If T comes before F, so does W.
+//! begins a grace period stores its number in `started` before F. If T comes before F, so does W.
 //! If F comes before T, the thread sees that this one has begun, and draws the next.
 //!
 //! # The fence, and what readers pay
 //!
-//! The first reader or writer decides which of two ways all use, and stores it in `PLACE`:
+//! The first reader or writer decides which of two ways all use, and stores it in `COUNTS`:
 //!
 //! * **light**: the backend has restartable sequences, the kernel can fence, and no CPU is
 //!   isolated. F is a membarrier: a full barrier on every CPU that runs a thread of this process. A
@@ -77,29 +77,29 @@
 //! do not block grace periods there. A guard from before the fork leaves by the old counts, which
 //! the child does not read.
 
-use super::fork;
-use crate::fork as process;
+mod periods;
+
+use crate::counter_units::{self, LazyBlock, units};
+use crate::fork::{self as process, Hooks, Rank};
 use crate::lock::Lock;
-use crate::percpu::{self, units};
 use crate::sys;
 use crate::topology::facts;
 use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, compiler_fence, fence as fence_own};
+use periods::{LEFT, Periods, SIZE, Spilled};
 use pinfold_rseq::{Backend, FenceError, backend};
 
-/// Bytes of a unit's block: *entered* of phase 0 and 1, *left* of phase 0 and 1.
-const SIZE: usize = 32;
-/// Bytes from a phase's *entered* to its *left*.
-const LEFT: usize = 16;
-/// Bytes from phase 0's words to phase 1's.
-const PHASE_1: usize = 8;
+/// The atomics that `periods` uses. Its model in loom replaces this module by loom's atomics.
+mod primitive {
+    pub(super) use core::sync::atomic::{AtomicU64, AtomicUsize, fence};
+}
 
 /// The offset in every unit of the block of counts. It is a multiple of 32, so its low bits have
 /// room for the way that readers use: light or heavy.
-static PLACE: AtomicUsize = AtomicUsize::new(UNDECIDED);
+static COUNTS: LazyBlock<UNDECIDED> = LazyBlock::new();
 /// The bit for the heavy way: readers execute fences.
 const HEAVY: usize = 1;
 /// There is no block, and there will be none.
@@ -108,31 +108,43 @@ const NONE: usize = HEAVY | 2;
 const UNDECIDED: usize = HEAVY;
 const BLOCK: usize = !(SIZE - 1);
 
-/// The phase that readers enter, as the offset of its words in the block: 0 or [`PHASE_1`].
-static PHASE: AtomicUsize = AtomicUsize::new(0);
-
-/// The four counts of readers that have no block.
-static SPILLED: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
+/// The counts of readers that have no block.
+static SPILLED: Spilled = Spilled([const { AtomicU64::new(0) }; 4]);
 /// Number of forks between the program's start and this process.
 static IMAGE: AtomicU32 = AtomicU32::new(0);
 
-/// The number of the last grace period that has begun.
-static STARTED: AtomicU64 = AtomicU64::new(0);
-/// The number of the last grace period that is over.
-static DONE: AtomicU64 = AtomicU64::new(0);
-/// The highest number of a grace period that a thread needs.
-static NEEDED: AtomicU64 = AtomicU64::new(0);
-
+/// The phase that readers enter, and the numbers of grace periods.
+static PERIODS: Periods = Periods {
+    phase: AtomicUsize::new(0),
+    started: AtomicU64::new(0),
+    done: AtomicU64::new(0),
+    needed: AtomicU64::new(0),
+};
 /// A bit for each phase that the current grace period still waits for. 0 if none is under way.
 static PERIOD: Lock<u8> = Lock::new(0);
-const BOTH: u8 = 0b11;
 
 /// Makes the thread a reader until the guard is dropped. Until then, an object that the thread has
 /// looked up is not freed, if all frees of such objects are
 /// [deferred](super::KmemCache::free_deferred). See [`enter`].
+///
+/// ```
+/// use pinfold::slab::grace::{Guard, enter};
+/// use std::sync::atomic::{AtomicPtr, Ordering};
+///
+/// /// Returns the current route, which stays allocated until the guard is dropped.
+/// fn look_up(current: &AtomicPtr<u64>) -> (Guard, *mut u64) {
+///     let guard = enter();
+///     (guard, current.load(Ordering::Acquire))
+/// }
+/// # let mut route = 7;
+/// # let (guard, seen) = look_up(&AtomicPtr::new(&raw mut route));
+/// # // SAFETY: `route` is alive.
+/// # assert_eq!(unsafe { seen.read() }, 7);
+/// # drop(guard);
+/// ```
 #[must_use = "what is looked at without a guard may be freed meanwhile"]
 pub struct Guard {
-    /// The offset of the *left* word, with the low bits of [`PLACE`].
+    /// The offset of the *left* word, with the low bits of [`COUNTS`].
     at: usize,
     image: u32,
     /// Not `Send`: the proof requires that a reader leaves in the thread in which it entered,
@@ -178,19 +190,17 @@ pub struct Guard {
 #[doc(alias = "rcu_read_lock")]
 #[inline]
 pub fn enter() -> Guard {
-    // Relaxed, because an old phase does no harm: see the module's description. The acquire below
-    // pairs with the release in `decide`: a reader that sees the offset also sees the block.
-    let phase = PHASE.load(Relaxed);
-    let place = PLACE.load(Acquire);
-    // SAFETY: without `HEAVY`, `place` is the offset of the counts' block, which every unit has.
-    if place & HEAVY != 0 || !unsafe { units().add(place + phase, 1) } {
+    let phase = PERIODS.phase();
+    let counts = COUNTS.load();
+    // SAFETY: without `HEAVY`, `counts` is the offset of the counts' block, which every unit has.
+    if counts & HEAVY != 0 || !unsafe { units().add(counts + phase, 1) } {
         return enter_slow(phase);
     }
     // Pairs with the writer's membarrier. Together they act as a full fence, so that the reader's
     // look-ups come after the add.
     compiler_fence(SeqCst);
     Guard {
-        at: place + phase + LEFT,
+        at: counts + phase + LEFT,
         image: 0,
         not_send: PhantomData,
     }
@@ -199,16 +209,11 @@ pub fn enter() -> Guard {
 #[cold]
 #[inline(never)]
 fn enter_slow(phase: usize) -> Guard {
-    let place = match PLACE.load(Acquire) {
-        UNDECIDED => decide(),
-        place => place,
-    };
+    let counts = decide();
     let image = IMAGE.load(Relaxed);
-    if !add(place, phase) {
-        SPILLED[phase / 8].fetch_add(1, Relaxed);
-        // Spilled readers fence in light processes too. Pairs with `fence`, as below.
-        fence_own(SeqCst);
-    } else if place & HEAVY != 0 {
+    if !add(counts, phase) {
+        SPILLED.enter(phase);
+    } else if counts & HEAVY != 0 {
         // Pairs with `fence`: either the writer sees the add, or this reader sees what the writer
         // did before.
         fence_own(SeqCst);
@@ -217,21 +222,21 @@ fn enter_slow(phase: usize) -> Guard {
         compiler_fence(SeqCst);
     }
     Guard {
-        at: place + phase + LEFT,
+        at: counts + phase + LEFT,
         image,
         not_send: PhantomData,
     }
 }
 
-/// Adds one to word `word` of this CPU's block at `place`. Returns false if the CPU has no block.
-fn add(place: usize, word: usize) -> bool {
-    let block = place & BLOCK;
+/// Adds one to word `word` of `counts` on this CPU. Returns false if the CPU has no block.
+fn add(counts: usize, word: usize) -> bool {
+    let block = counts & BLOCK;
     if block == 0 {
         return false;
     }
     // SAFETY: the caller's word lies in the counts' block, which every unit has.
     let mut added = unsafe { units().add(block + word, 1) };
-    if !added && percpu::install_here().is_some() {
+    if !added && counter_units::install_here().is_some() {
         // SAFETY: the caller's word lies in the counts' block, which the new unit has too.
         added = unsafe { units().add(block + word, 1) };
     }
@@ -283,17 +288,17 @@ impl Drop for Guard {
 fn leave_slow(guard: &Guard) {
     // Pairs with `fence`: a heavy or spilled reader's uses of objects come before it counts.
     fence_own(SeqCst);
-    let (place, word) = (guard.at & BLOCK, guard.at & (SIZE - 1) & !7);
-    if add(place, word) {
+    let (block, word) = (guard.at & BLOCK, guard.at & (SIZE - 1) & !7);
+    if add(block, word) {
         return;
     }
     // A guard from before a fork has not entered in the child's counts, so it does not leave there.
-    let here = match place {
+    let here = match block {
         0 => guard.image == IMAGE.load(Relaxed),
-        block => PLACE.load(Relaxed) & BLOCK == block,
+        block => COUNTS.load() & BLOCK == block,
     };
     if here {
-        SPILLED[word / 8].fetch_add(1, Release);
+        SPILLED.leave(word);
     }
 }
 
@@ -303,25 +308,19 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// Allocates the counts' block and decides which way readers use. Returns [`UNDECIDED`] if there is
-/// no memory.
+/// Returns the offset of the counts' block, with the way that readers use. The first call decides
+/// both. Returns [`UNDECIDED`] if there is no memory.
 #[cold]
 fn decide() -> usize {
-    let registered = fork::register() && percpu::register_fork();
-    let Some(block) = registered.then(|| percpu::alloc(SIZE)).flatten() else {
-        return UNDECIDED;
+    let register = || register_fork() && counter_units::register_fork();
+    let choose = |block| {
+        // The block begins at a multiple of its size, so the bit `HEAVY` of its offset is 0.
+        let heavy =
+            backend() == Backend::Atomic || some_isolated() || sys::keep_errno(cannot_fence);
+        block | if heavy { HEAVY } else { 0 }
     };
-    // The block begins at a multiple of its size, so the bit `HEAVY` of its offset is 0.
-    let heavy = backend() == Backend::Atomic || some_isolated() || sys::keep_errno(cannot_fence);
-    let place = block | if heavy { HEAVY } else { 0 };
-    match PLACE.compare_exchange(UNDECIDED, place, AcqRel, Acquire) {
-        Ok(_) => place,
-        Err(theirs) => {
-            // SAFETY: the exchange failed, so no other thread knows this block.
-            unsafe { percpu::free(block, SIZE) };
-            theirs
-        }
-    }
+    let counts = COUNTS.get_or_alloc(SIZE, register, choose);
+    counts.unwrap_or(UNDECIDED)
 }
 
 fn cannot_fence() -> bool {
@@ -333,92 +332,57 @@ fn some_isolated() -> bool {
     facts::any_quiet()
 }
 
-/// Returns the place, after deciding it if needed: a writer must not overlook readers that rely on
-/// its fence. Returns `None` if a fork in another thread prevented the block's allocation.
+/// Decides as [`decide`] does, and publishes [`NONE`] if there is no memory: a writer must not
+/// overlook readers that rely on its fence. Returns `None` if a fork in another thread prevented
+/// the block's allocation.
 fn decided() -> Option<usize> {
-    let mut place = PLACE.load(Acquire);
     let turn = process::turn();
-    if place == UNDECIDED {
-        place = decide();
+    match decide() {
+        UNDECIDED if !turn.is_multiple_of(2) || turn != process::turn() => None,
+        UNDECIDED => Some(COUNTS.publish(NONE)),
+        counts => Some(counts),
     }
-    if place == UNDECIDED {
-        if !turn.is_multiple_of(2) || turn != process::turn() {
-            return None;
-        }
-        place = match PLACE.compare_exchange(UNDECIDED, NONE, AcqRel, Acquire) {
-            Ok(_) => NONE,
-            Err(theirs) => theirs,
-        };
-    }
-    Some(place)
 }
 
 /// Returns the number of a grace period that begins after everything that the caller has done, and
 /// asks for that grace period. Costs a memory fence.
 pub(super) fn ticket() -> u64 {
-    // Pairs with the fence of the step that begins a grace period. Either that step sees what the
-    // caller did, or the caller sees the new number in `STARTED`.
-    fence_own(SeqCst);
-    let ticket = STARTED.load(Relaxed) + 1;
-    NEEDED.fetch_max(ticket, Relaxed);
-    ticket
+    PERIODS.ticket()
 }
 
 /// Returns whether the grace period `ticket` is over.
 #[inline]
 pub(super) fn passed(ticket: u64) -> bool {
-    // Acquire pairs with the release in `step`: the readers' last uses of objects come before.
-    DONE.load(Acquire) >= ticket
+    PERIODS.passed(ticket)
 }
 
 /// Makes one step of the grace period, if a thread needs one and no other thread is making a step.
 /// Never waits for readers. With light readers, interrupts each CPU that runs this process, for
 /// some microseconds.
 pub(super) fn poll() -> Result<(), FenceError> {
-    let needed = || !passed(NEEDED.load(Relaxed));
-    if !needed() {
+    if !PERIODS.is_needed() {
         return Ok(());
     }
+    // Decides before it takes the lock, because that also makes forks take the lock.
+    let Some(counts) = decided() else {
+        return Ok(());
+    };
     match PERIOD.try_lock() {
-        Some(mut waited_for) if needed() => step(&mut waited_for),
+        Some(mut waited_for) if PERIODS.is_needed() => step(counts, &mut waited_for),
         _ => Ok(()),
     }
 }
 
-fn step(waited_for: &mut u8) -> Result<(), FenceError> {
-    let Some(place) = decided() else {
-        return Ok(());
-    };
-    if *waited_for == 0 {
-        // Relaxed: the fence below comes after this add, and pairs with the fence in `ticket`.
-        STARTED.fetch_add(1, Relaxed);
-        *waited_for = BOTH;
-    }
-    let left = [LEFT, LEFT + PHASE_1].map(|word| sum(place, word));
-    fence(place)?;
-    let entered = [0, PHASE_1].map(|word| sum(place, word));
-    for phase in 0..2 {
-        if left[phase] == entered[phase] {
-            *waited_for &= !(1 << phase);
-        }
-    }
-    let current = PHASE.load(Relaxed);
-    if *waited_for == 0 {
-        // Pairs with the acquire in `passed`: the readers' last uses of objects come before.
-        DONE.store(STARTED.load(Relaxed), Release);
-    } else if *waited_for == 1 << (current / PHASE_1) {
-        // Relaxed, because the proof holds no matter when readers see the new phase.
-        PHASE.store(PHASE_1 - current, Relaxed);
-    }
-    Ok(())
+fn step(counts: usize, waited_for: &mut u8) -> Result<(), FenceError> {
+    PERIODS.step(waited_for, |word| sum(counts, word), || fence(counts))
 }
 
 /// Returns a word's sum over all CPUs and `SPILLED`.
-fn sum(place: usize, word: usize) -> u64 {
-    // Acquire: what a counted reader did before it counted comes before the rest of this step.
-    let mut sum = SPILLED[word / 8].load(Acquire);
-    if place & BLOCK != 0 {
-        percpu::for_each_used((place & BLOCK) + word, |[count]| {
+fn sum(counts: usize, word: usize) -> u64 {
+    let mut sum = SPILLED.count(word);
+    if counts & BLOCK != 0 {
+        counter_units::for_each_used((counts & BLOCK) + word, |[count]| {
+            // Acquire, as in `Spilled::count`.
             sum = sum.wrapping_add(count.load(Acquire));
         });
     }
@@ -426,10 +390,10 @@ fn sum(place: usize, word: usize) -> u64 {
 }
 
 /// The fence F of the module's description.
-fn fence(place: usize) -> Result<(), FenceError> {
+fn fence(counts: usize) -> Result<(), FenceError> {
     // Pairs with the fences of heavy readers, of spilled readers, and in `ticket`.
     fence_own(SeqCst);
-    if place & HEAVY == 0 {
+    if counts & HEAVY == 0 {
         // Pairs with the compiler fences of light readers.
         sys::keep_errno(pinfold_rseq::fence)?;
     }
@@ -467,34 +431,31 @@ pub fn synchronize() -> Result<(), FenceError> {
 pub(super) fn wait(ticket: u64) -> Result<(), FenceError> {
     /// The longest sleep, in microseconds: longer than most readers stay. Bounds the interrupts to
     /// about 1000 a second.
-    const NAP_MOST: u32 = 1000;
+    const MAX_NAP: u32 = 1000;
     let mut nap = 10;
     while !passed(ticket) {
         poll()?;
         if !passed(ticket) {
             sys::sleep_microseconds(nap);
-            nap = (nap * 2).min(NAP_MOST);
+            nap = (nap * 2).min(MAX_NAP);
         }
     }
     Ok(())
 }
 
-pub(super) fn is_lock_held(thread: u64) -> bool {
-    PERIOD.is_held_by(thread)
-}
-
-pub(super) fn lock_for_fork() {
-    PERIOD.lock_for_fork();
-}
-
-pub(super) fn unlock_after_fork() {
-    PERIOD.unlock_after_fork();
+/// Makes forks take the lock of grace periods. Returns false if [`process::register`] does.
+fn register_fork() -> bool {
+    static HOOKS: [Hooks; 1] = [Hooks {
+        child: fork_child,
+        ..Hooks::locks(Rank::Grace, |visit| visit(PERIOD.word()))
+    }];
+    process::register(&HOOKS)
 }
 
 /// Begins new counts in the child of a fork, where the readers' threads do not exist. Guards from
 /// before the fork keep the old block. The grace period under way goes on.
-pub(super) fn fork_child() {
+fn fork_child() {
     IMAGE.fetch_add(1, Relaxed);
-    PLACE.store(UNDECIDED, Relaxed);
-    SPILLED.iter().for_each(|count| count.store(0, Relaxed));
+    COUNTS.forget();
+    SPILLED.clear();
 }

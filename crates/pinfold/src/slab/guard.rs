@@ -1,13 +1,14 @@
-//! Guard pages. The last page of a hardened slab is closed to all access, so that an overrun of the
-//! slab ends the process.
+//! Guard pages. The last page of a hardened slab is *closed*: every access to it ends the process.
+//! So a program that writes past the slab's end stops there.
 //!
-//! A closed page in the middle of a mapping splits the mapping, and the kernel allows a process
-//! `vm.max_map_count` mappings. Without a bound, guard pages could use up all of them. Then
-//! threads, `mmap` and `dlopen` would fail. So guard pages take at most half of that number. A slab
-//! that is made when they take half has no guard page.
+//! A closed page in the middle of a mapping splits the mapping, and the kernel allows a process at
+//! most `vm.max_map_count` mappings. Without a bound, guard pages could use up all the mappings
+//! that the process may have. Then creating a thread, `mmap` and `dlopen` would fail. So guard
+//! pages take at most half of the allowed mappings. A slab made while guard pages already take that
+//! half gets no guard page.
 
 use super::slabs::Slab;
-use crate::page::GRANULE;
+use crate::arena::GRANULE;
 use crate::sys;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
@@ -21,8 +22,8 @@ static MOST: AtomicUsize = AtomicUsize::new(0);
 /// Mappings that guard pages take.
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Reads the kernel's limit, once. Called when a hardened cache is made, because a thread that
-/// allocates must not open a file.
+/// Reads the kernel's limit from its file, once. A thread calls this when it makes a hardened
+/// cache, because a thread that only allocates must not open files.
 pub(super) fn init() {
     if MOST.load(Relaxed) == 0 {
         MOST.store(sys::mappings_most() / 2, Relaxed);
@@ -47,14 +48,14 @@ fn last_page(start: *mut u8, granules: usize) -> *mut u8 {
 }
 
 impl Slab {
-    /// Closes the run's last page, if guard pages may take more mappings. Otherwise leaves the last
-    /// page open and unused.
+    /// Makes the run's last page inaccessible, if guard pages may take more mappings. Otherwise
+    /// leaves the page accessible and unused.
     ///
     /// # Safety
     ///
-    /// The slab's run has `granules` granules and reads as zeroes. Nothing uses its last page, and
-    /// no other thread uses the run.
-    pub(super) unsafe fn close_guard(&mut self, start: *mut u8, granules: usize) {
+    /// The slab's run has `granules` granules and reads as zeroes. The run's last page is unused,
+    /// and no other thread uses the run.
+    pub(super) unsafe fn close_guard(&self, start: *mut u8, granules: usize) {
         if !claim() {
             return;
         }
@@ -63,35 +64,36 @@ impl Slab {
         // page of the mapping was written before the last split. But a write to a mapping that was
         // never split may bring in a huge page. So this function closes the page first, writes to
         // the run, opens the page, and closes it again.
-        // SAFETY: the caller promises that no other thread uses the run, and that nothing uses its
-        // last page. The write stores a zero where a zero is already.
-        self.guarded = unsafe {
+        // SAFETY: the caller promises that no other thread uses the run, and that its last page is
+        // unused. The write stores a zero where a zero is already.
+        let guarded = unsafe {
             sys::close(page, size) && {
                 start.write_volatile(0);
                 !sys::commit(page, size) || sys::close(page, size)
             }
         };
-        if !self.guarded {
+        self.guarded.set(guarded);
+        if !guarded {
             give_back();
         }
     }
 
-    /// Opens the run's last page again. Returns false if the kernel refuses, and leaves the page
-    /// closed.
+    /// Makes the run's last page accessible again. If the kernel refuses, returns false, and the
+    /// page stays closed.
     ///
     /// # Safety
     ///
     /// The slab's run has `granules` granules, and `close_guard` was called for it. No other thread
     /// uses the run.
-    pub(super) unsafe fn open_guard(&mut self, start: *mut u8, granules: usize) -> bool {
-        if !self.guarded {
+    pub(super) unsafe fn open_guard(&self, start: *mut u8, granules: usize) -> bool {
+        if !self.guarded.get() {
             return true;
         }
         // SAFETY: `close_guard` closed this page. The caller promises that no other thread uses the
         // run.
         let opened = unsafe { sys::commit(last_page(start, granules), sys::page_size()) };
         if opened {
-            self.guarded = false;
+            self.guarded.set(false);
             give_back();
         }
         opened

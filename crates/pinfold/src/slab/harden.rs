@@ -25,39 +25,17 @@
 //! A hardened cache has no main sheaf, so the fast paths fail on their own. Caches that are not
 //! hardened pay nothing.
 
-use super::cache::{Cache, by_slot};
-use super::debug::{DebugFlags, Kind, Report, Track, raise};
+use super::debug::Kind;
+use super::descriptor::{Descriptor, by_entry};
 use super::key::{Hardening, shuffle};
-use super::percpu::{self, HELD, SPARE, UNITS, load};
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
-use super::slabs::Slab;
-use crate::page::{self, Ask};
+use super::sheaf_units::{self, load};
+use super::unit::{HELD, SHEAF_UNITS, SPARE};
+use crate::arena::{self, NodeRequest};
 use crate::segment::SlabEvent;
 use core::ptr::null_mut;
-use core::sync::atomic::AtomicU8;
-use core::sync::atomic::Ordering::Relaxed;
 
-/// The environment variable that hardens all caches if its value is 1.
-const NAME: &str = "PINFOLD_HARDENED";
-/// The number of full sheaves that a barn keeps back.
-pub(super) const QUARANTINE: usize = 2;
-
-/// Returns whether the environment variable asks for hardening, which is the value 1. Ignores a
-/// wrong value, because it is reported when the program starts.
-pub(super) fn wanted() -> bool {
-    static ANSWER: AtomicU8 = AtomicU8::new(UNREAD);
-    const UNREAD: u8 = 2;
-    let answer = ANSWER.load(Relaxed);
-    if answer != UNREAD {
-        return answer == 1;
-    }
-    let mut buffer = [0; 2];
-    let answer = pinfold_rseq::env::read(NAME, &mut buffer) == Some(b"1");
-    ANSWER.store(u8::from(answer), Relaxed);
-    answer
-}
-
-impl Cache {
+impl Descriptor {
     /// Gives keys to objects that were just taken from their slabs. Reports the objects that were
     /// written to while they were free, and leaves them out: they are never used again. Moves the
     /// rest to the slice's beginning and returns their number.
@@ -77,12 +55,6 @@ impl Cache {
         kept
     }
 
-    /// Returns whether the cache is debugged or hardened.
-    #[inline]
-    pub(super) fn checks(&self) -> bool {
-        self.hardening.is_some() || self.plan().is_some()
-    }
-
     /// Allocates an object from a cache that checks. Returns null when the system has no memory.
     #[cold]
     #[inline(never)]
@@ -90,8 +62,8 @@ impl Cache {
         if let Some(hardening) = &self.hardening {
             return self.alloc_hardened(hardening);
         }
-        let debugged = |plan| self.alloc_debugged_here(plan, usize::MAX);
-        self.plan().map_or(null_mut(), debugged)
+        let debugged = |slot_layout| self.alloc_debugged_here(slot_layout, usize::MAX);
+        self.slot_layout.as_ref().map_or(null_mut(), debugged)
     }
 
     /// Frees an object to a cache that checks.
@@ -104,16 +76,16 @@ impl Cache {
     #[inline(never)]
     pub(super) unsafe fn free_checked(&self, object: *mut u8) {
         if let Some(hardening) = &self.hardening {
-            // SAFETY: the caller gives up `object` if it is an object in use. `free_hardened`
-            // reports any other address.
+            // SAFETY: the caller passes ownership of `object` if it is an object in use.
+            // `free_hardened` reports any other address.
             return unsafe { self.free_hardened(hardening, object) };
         }
         self.here().count(SlabEvent::FreeLockless, 1);
-        percpu::tick();
-        if let Some(plan) = self.plan() {
-            // SAFETY: the caller gives up `object` if it is an object in use. `free_debugged`
-            // reports any other address.
-            unsafe { self.free_debugged(plan, object) };
+        sheaf_units::tick();
+        if let Some(slot_layout) = self.slot_layout.as_ref() {
+            // SAFETY: the caller passes ownership of `object` if it is an object in use.
+            // `free_debugged` reports any other address.
+            unsafe { self.free_debugged(slot_layout, object) };
         }
     }
 
@@ -133,7 +105,7 @@ impl Cache {
                 self.objection(object).is_none() && unsafe { hardening.scrub(object) }
             }
             // For a debugged cache, an object in a reserve is in use, so its red zones are checked.
-            None => page::entry(object as usize) == self.slot,
+            None => self.contains(object),
         }
     }
 
@@ -161,7 +133,7 @@ impl Cache {
     #[inline(always)]
     fn alloc_hardened(&self, hardening: &Hardening) -> *mut u8 {
         // SAFETY: every unit has a word for this cache's spare sheaf at this offset.
-        let object = unsafe { UNITS.pop_fast(self.main() + SPARE) };
+        let object = unsafe { SHEAF_UNITS.pop_fast(self.main() + SPARE) };
         // SAFETY: `pop_fast` took the object off the sheaf, so this thread owns it.
         if !object.is_null() && unsafe { hardening.disarm(object) } {
             return object;
@@ -181,7 +153,7 @@ impl Cache {
             }
             // On the atomic backend, this is the common path.
             // SAFETY: every unit has a word for this cache's spare sheaf at this offset.
-            object = unsafe { UNITS.pop(self.main() + SPARE) };
+            object = unsafe { SHEAF_UNITS.pop(self.main() + SPARE) };
             if object.is_null() {
                 object = self.refill_hardened(hardening);
             }
@@ -195,21 +167,21 @@ impl Cache {
     #[cold]
     #[inline(never)]
     fn refill_hardened(&self, hardening: &Hardening) -> *mut u8 {
-        let ask = self.ask();
-        let node = &self.nodes()[ask.node];
-        percpu::tick();
+        let request = self.request();
+        let node = &self.nodes()[request.node];
+        sheaf_units::tick();
         let at = self.main() + SPARE;
         // Takes the empty sheaf out of the unit, if there is one.
         let empty = load(at).filter(|&word| {
             // SAFETY: `at` is the offset of the spare sheaf's word, which every unit has.
-            word != 0 && word_is_empty(word) && unsafe { UNITS.store_if_equal(at, word, 0) }
+            word != 0 && word_is_empty(word) && unsafe { SHEAF_UNITS.store_if_equal(at, word, 0) }
         });
         // SAFETY: `store_if_equal` above removed the word from the unit, so this thread owns the
         // sheaf.
         let empty = empty.and_then(|word| unsafe { Sheaf::from_word(word) });
         let (fresh, sheaf) = match node.exchange_quarantined(empty) {
             Ok(sheaf) => (false, Ok(sheaf)),
-            Err(empty) => (true, node.exchange_for_full(self, ask, empty)),
+            Err(empty) => (true, node.exchange_for_full(self, request, empty)),
         };
         match sheaf {
             Ok(mut sheaf) => {
@@ -220,7 +192,7 @@ impl Cache {
                 let object = sheaf.pop();
                 // SAFETY: every unit has the spare sheaf's word at `at`. This thread owns the
                 // sheaf, and uses it afterwards only if the store failed.
-                if !unsafe { UNITS.store_if_equal(at, 0, sheaf.word()) } {
+                if !unsafe { SHEAF_UNITS.store_if_equal(at, 0, sheaf.word()) } {
                     self.put(node, sheaf);
                 }
                 if object.is_null() {
@@ -234,7 +206,7 @@ impl Cache {
                     self.put(node, sheaf);
                 }
                 let mut object = [null_mut()];
-                match self.alloc_from(ask, &mut object) {
+                match self.alloc_from(request, &mut object) {
                     0 => return null_mut(),
                     // `alloc_from` returns an object without its key, but the callers expect one,
                     // as in an object from a sheaf.
@@ -246,18 +218,18 @@ impl Cache {
         }
     }
 
-    /// Fills `objects` from the slabs of the node that `ask` names, without sheaves. Returns how
-    /// many objects it took.
+    /// Fills `objects` from the slabs of the node that `request` names, without sheaves. Returns
+    /// how many objects it took.
     pub(super) fn alloc_hardened_from(
         &self,
         hardening: &Hardening,
-        ask: Ask,
+        request: NodeRequest,
         objects: &mut [*mut u8],
     ) -> usize {
         let mut got = 0;
         while got < objects.len() {
             let rest = &mut objects[got..];
-            let taken = self.nodes()[ask.node].take_objects(self, ask, rest);
+            let taken = self.nodes()[request.node].take_objects(self, request, rest);
             // `arm` leaves out objects that were written to. The next turn of the loop takes others
             // instead.
             let kept = self.arm(hardening, &mut rest[..taken]);
@@ -291,8 +263,8 @@ impl Cache {
             return self.accuse_free(object, Kind::DoubleFree);
         }
         // SAFETY: every unit has a word for this cache's held sheaf at this offset. The caller of
-        // the free gave the object up.
-        if !unsafe { UNITS.push_fast(self.main() + HELD, object) } {
+        // the free passed ownership of the object.
+        if !unsafe { SHEAF_UNITS.push_fast(self.main() + HELD, object) } {
             self.free_hardened_slow(object);
         }
     }
@@ -326,16 +298,16 @@ impl Cache {
     fn free_hardened_slow(&self, object: *mut u8) {
         // On the atomic backend, this is the common path.
         // SAFETY: every unit has a word for this cache's held sheaf at this offset. The caller of
-        // the free gave the object up.
-        if unsafe { UNITS.push(self.main() + HELD, object) } {
+        // the free passed ownership of the object.
+        if unsafe { SHEAF_UNITS.push(self.main() + HELD, object) } {
             return;
         }
         let node = self.here();
-        percpu::tick();
+        sheaf_units::tick();
         let at = self.main() + HELD;
         let full = load(at).filter(|&word| {
             // SAFETY: `at` is the offset of the held sheaf's word, which every unit has.
-            word != 0 && word_is_full(word) && unsafe { UNITS.store_if_equal(at, word, 0) }
+            word != 0 && word_is_full(word) && unsafe { SHEAF_UNITS.store_if_equal(at, word, 0) }
         });
         // SAFETY: `store_if_equal` above removed the word from the unit, so this thread owns the
         // sheaf.
@@ -353,10 +325,11 @@ impl Cache {
         };
         match sheaf {
             Ok(mut sheaf) if !sheaf.is_full() => {
-                sheaf.push(object);
+                // SAFETY: the match found that the sheaf has room.
+                unsafe { sheaf.push(object) };
                 // SAFETY: every unit has the held sheaf's word at `at`. This thread owns the sheaf,
                 // and uses it afterwards only if the store failed.
-                if !unsafe { UNITS.store_if_equal(at, 0, sheaf.word()) } {
+                if !unsafe { SHEAF_UNITS.store_if_equal(at, 0, sheaf.word()) } {
                     self.put(node, sheaf);
                 }
             }
@@ -364,67 +337,18 @@ impl Cache {
                 if let Ok(sheaf) | Err(Some(sheaf)) = other {
                     self.put(node, sheaf);
                 }
-                let home = page::node_of(object as usize).min(self.nodes().len() - 1);
-                // SAFETY: the user gave the object up and no sheaf took it, so this thread owns it.
-                // `home` is the node of its memory.
-                unsafe { self.nodes()[home].give_objects(self, &[object]) };
+                // SAFETY: the user passed ownership of the object and no sheaf took it, so this
+                // thread owns it. `home` returns the node of its memory.
+                unsafe { self.home(object).give_objects(self, &[object]) };
             }
         }
-    }
-
-    /// Returns whether an object is free in its slab although it has no key. Such an object lost
-    /// its key when its page went back to the system (`purge`).
-    #[cold]
-    fn is_free_without_key(&self, object: *mut u8) -> bool {
-        let keyless = |hardening: &Hardening| {
-            // SAFETY: the caller checked that an object of this cache begins here. The key lies in
-            // the object.
-            unsafe { *hardening.word(object) == 0 }
-        };
-        // SAFETY: the caller checked that an object of this cache begins here.
-        self.hardening.as_ref().is_some_and(keyless) && unsafe { Slab::is_free_now(self, object) }
-    }
-
-    /// Returns the reason that the address cannot be freed to this cache, or `None` if it can.
-    #[inline(always)]
-    pub(super) fn objection(&self, object: *mut u8) -> Option<Kind> {
-        if page::entry(object as usize) != self.slot {
-            return Some(Kind::WrongCache);
-        }
-        // Hardened slabs have no color: the first object begins at the run's start.
-        let start = page::start_of_run(object as usize);
-        let offset = (object as usize).wrapping_sub(start as usize);
-        let begins = offset < self.slab_bytes && self.nth(offset) * self.size == offset;
-        if !begins {
-            return Some(Kind::NotAnObject);
-        }
-        let purged = self.purged.load(Relaxed) && self.is_free_without_key(object);
-        purged.then_some(Kind::DoubleFree)
     }
 
     #[cold]
     #[inline(never)]
     fn accuse_free(&self, object: *mut u8, kind: Kind) {
-        let other = by_slot(usize::from(page::entry(object as usize)));
+        let other = by_entry(arena::entry(object as usize));
         let other = other.filter(|_| kind == Kind::WrongCache);
-        self.accuse(object, kind, other.map(Cache::name));
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(super) fn accuse(&self, object: *mut u8, kind: Kind, other: Option<&str>) {
-        let free = matches!(kind, Kind::DoubleFree | Kind::WrittenAfterFree);
-        raise(&Report {
-            kind,
-            cache: self.name(),
-            other,
-            flags: DebugFlags::NONE,
-            object,
-            size: self.size,
-            slab: (core::ptr::null(), 0, 0),
-            in_use: !free,
-            tracks: [Track::NOBODY; 2],
-            bytes: None,
-        });
+        self.accuse(object, kind, other.map(|other| other.name()));
     }
 }

@@ -18,21 +18,20 @@
 //! A tick of the shepherd also lets barns and arenas give back what they did not need for a while.
 //! So a program that no longer allocates shrinks too.
 
-use super::cache::{self, Cache};
 use super::deferred;
-use super::percpu::{
-    DEFERRED, HELD, SPARE, STOPPING, UNIT, UNITS, drain_deferred, drain_unit, drain_word,
-};
+use super::descriptor::{self, Descriptor};
 use super::purge::PERIODS;
-use super::reclaim::reclaim;
+use super::reclaim::{reclaim, shrink_all};
 use super::sheaf::{Sheaf, word_is_empty};
+use super::sheaf_units::{drain_deferred, drain_unit, drain_word};
+use super::unit::{DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, STOPPING, UNIT, word};
 use crate::shepherd::Reach;
 use crate::topology::facts;
-use crate::{page, sys};
+use crate::{arena, sys};
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
 use pinfold_rseq::{Backend, Index, MAX_INDEX, backend, fence, fence_index, possible};
 
 /// The number of looks after which a sheaf is idle, if its word was the same at each. Also the mask
@@ -65,15 +64,15 @@ pub(super) fn drain(reach: Reach) {
     match reach {
         Reach::ThisCpu => take_idle_here(),
         Reach::AllCpus => {
-            page::refresh_room();
-            page::budget::refresh();
+            arena::refresh_room();
+            arena::budget::refresh();
             take_idle_everywhere();
         }
         Reach::Everything => return give_everything(),
     }
     deferred::progress();
     let now = sys::coarse_milliseconds() as u32;
-    cache::for_each(|cache| {
+    descriptor::for_each(|cache| {
         let nodes = cache.nodes().iter();
         nodes.for_each(|node| {
             node.release_idle(cache, now);
@@ -82,22 +81,22 @@ pub(super) fn drain(reach: Reach) {
             more.for_each(drop);
         });
     });
-    page::purge_all_aged();
-    page::budget::reclaimed();
+    arena::purge_all_aged();
+    arena::budget::reclaimed();
 }
 
 /// Gives everything free back to the system. Interrupts the CPUs that run threads of this process.
 /// If some CPUs are isolated, interrupts none: the sheaves of other CPUs then stay where they are.
 fn give_everything() {
-    if facts::any_quiet() || super::shrink_all().is_err() {
+    if facts::any_quiet() || shrink_all().is_err() {
         reclaim();
     }
-    page::budget::reclaimed();
+    arena::budget::reclaimed();
 }
 
 /// Takes the idle sheaves of the CPU on which this thread runs, without stopping a unit. Takes each
-/// sheaf by one critical section. The critical section fails if the sheaf has been used meanwhile,
-/// or the thread has moved to another CPU.
+/// sheaf by one critical section. The critical section fails if the sheaf was used after this
+/// function looked at it, or if the thread has moved to another CPU.
 ///
 /// Looks at most once in [`BETWEEN_LOOKS`] milliseconds. A call that does not look costs one read
 /// of a clock, without a system call.
@@ -106,7 +105,7 @@ pub(super) fn take_idle_here() {
     /// CPUs, several units share an entry, and each is looked at less often.
     static LOOKED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
     let index = pinfold_rseq::current();
-    let unit = UNITS.unit(index);
+    let unit = SHEAF_UNITS.unit(index);
     let now = sys::coarse_milliseconds() as u32;
     let looked = &LOOKED[index % LOOKED.len()];
     if unit.is_null() || now.wrapping_sub(looked.load(Relaxed)) < BETWEEN_LOOKS {
@@ -122,19 +121,19 @@ pub(super) fn take_idle_here() {
     if look(index) == 0 {
         return;
     }
-    cache::for_each(|cache| {
+    descriptor::for_each(|cache| {
         if is_idle(index, cache) {
-            for place in [0, SPARE, HELD] {
-                take_here(cache, unit, place);
+            for kind in [MAIN, SPARE, HELD] {
+                take_here(cache, unit, kind);
             }
             take_here(cache, unit, DEFERRED);
             forget(index, cache, SPARE);
         }
-        if is_place_idle(index, cache, DEFERRED) {
+        if is_kind_idle(index, cache, DEFERRED) {
             take_here(cache, unit, DEFERRED);
             forget(index, cache, DEFERRED);
         }
-        if is_place_idle(index, cache, HELD) {
+        if is_kind_idle(index, cache, HELD) {
             take_here(cache, unit, HELD);
             forget(index, cache, HELD);
         }
@@ -144,7 +143,7 @@ pub(super) fn take_idle_here() {
 /// Takes all sheaves of the CPU on which this thread runs to their barns, idle or not, without
 /// stopping a unit. Leaves empty sheaves where they are.
 pub(super) fn take_all_here() {
-    let unit = UNITS.unit(pinfold_rseq::current());
+    let unit = SHEAF_UNITS.unit(pinfold_rseq::current());
     if unit.is_null() {
         return;
     }
@@ -153,29 +152,30 @@ pub(super) fn take_all_here() {
     let Some(_stopping) = STOPPING.try_lock() else {
         return;
     };
-    cache::for_each(|cache| {
-        for place in [0, SPARE, HELD, DEFERRED] {
-            if !word_is_empty(word(unit, cache.main() + place).load(Relaxed)) {
-                take_here(cache, unit, place);
+    descriptor::for_each(|cache| {
+        for kind in [MAIN, SPARE, HELD, DEFERRED] {
+            if !word_is_empty(word(unit, cache.main() + kind).load(Relaxed)) {
+                take_here(cache, unit, kind);
             }
         }
     });
 }
 
-/// Takes one of a cache's sheaves out of the current CPU's unit. `place` is 0 or the distance of
-/// the sheaf's word from the main sheaf's. `unit` is the unit that the caller found for this CPU. A
-/// deferred sheaf is sealed; another one goes to the barn. Leaves the sheaf where it is if it is
-/// used meanwhile, or the thread moves to another CPU.
-fn take_here(cache: &'static Cache, unit: *mut u8, place: usize) {
-    let offset = cache.main() + place;
+/// Takes one of a cache's sheaves out of the current CPU's unit. `kind` is the distance of the word
+/// from the main sheaf's: [`MAIN`], [`SPARE`], [`DEFERRED`] or [`HELD`]. `unit` is the unit that
+/// the caller found for this CPU. A deferred sheaf is sealed; another one goes to the barn. Leaves
+/// the sheaf where it is if another operation uses it during the call, or if the thread moves to
+/// another CPU.
+fn take_here(cache: &'static Descriptor, unit: *mut u8, kind: usize) {
+    let offset = cache.main() + kind;
     let seen = word(unit, offset).load(Relaxed);
     // SAFETY: `offset` is the offset of one of the cache's four words, which every unit has.
-    if seen == 0 || !unsafe { UNITS.store_if_equal(offset, seen, 0) } {
+    if seen == 0 || !unsafe { SHEAF_UNITS.store_if_equal(offset, seen, 0) } {
         return;
     }
     // SAFETY: `store_if_equal` above replaced the word by 0, so this thread owns the sheaf.
     match unsafe { Sheaf::from_word(seen) } {
-        Some(sheaf) if place == DEFERRED => cache.seal(sheaf),
+        Some(sheaf) if kind == DEFERRED => cache.seal(sheaf),
         Some(sheaf) => cache.put(cache.here(), sheaf),
         None => {}
     }
@@ -191,8 +191,10 @@ fn take_idle_everywhere() {
     let Some(allowed) = Allowed::now() else {
         return;
     };
-    let units =
-        || (0..possible()).filter(|&index| !UNITS.unit(index).is_null() && allowed.contains(index));
+    let units = || {
+        (0..possible())
+            .filter(|&index| !SHEAF_UNITS.unit(index).is_null() && allowed.contains(index))
+    };
     let idle: usize = units().map(look).sum();
     if idle < WORTH {
         return;
@@ -207,7 +209,7 @@ fn take_idle_everywhere() {
     (0..possible()).for_each(|index| CHOSEN[index].store(false, Relaxed));
     units().for_each(|index| CHOSEN[index].store(any_idle(index), Relaxed));
     let chosen = || (0..possible()).filter(|&index| CHOSEN[index].load(Relaxed));
-    chosen().for_each(|index| UNITS.stop(index));
+    chosen().for_each(|index| SHEAF_UNITS.stop(index));
     let fenced = match backend() {
         Backend::Rseq(Index::Cpu) => chosen().all(|index| fence_index(index).is_ok()),
         _ => fence().is_ok(),
@@ -215,12 +217,12 @@ fn take_idle_everywhere() {
     for index in chosen() {
         // On atomics, this may be a signal handler that interrupted an operation on the unit. The
         // wait then fails, and this function takes nothing from the unit.
-        match fenced && UNITS.try_await_stopped(index) {
+        match fenced && SHEAF_UNITS.try_await_stopped(index) {
             true => {
                 take_idle(index);
-                UNITS.resume(index);
+                SHEAF_UNITS.resume(index);
             }
-            false => UNITS.resume_untouched(index),
+            false => SHEAF_UNITS.resume_untouched(index),
         }
     }
 }
@@ -249,7 +251,7 @@ fn seen(index: usize) -> Option<*mut u8> {
         return Some(there);
     }
     let layout = Layout::from_size_align(UNIT, 4096).ok()?;
-    let fresh = page::alloc_meta(layout)?.as_ptr();
+    let fresh = arena::alloc_metadata(layout)?.as_ptr();
     match SEEN[index].compare_exchange(null_mut(), fresh, AcqRel, Acquire) {
         Ok(_) => Some(fresh),
         // Two threads made a block at once. One of the blocks is lost, at most a few times for each
@@ -258,30 +260,23 @@ fn seen(index: usize) -> Option<*mut u8> {
     }
 }
 
-/// Returns the word at `offset` of `block`, which is a unit, or a unit's block in [`SEEN`].
-pub(super) fn word<'u>(block: *mut u8, offset: usize) -> &'u AtomicU64 {
-    // SAFETY: units and their blocks in `SEEN` are never unmapped, and the offsets of a cache's
-    // words lie in them. All accesses to the words are atomic, or made while the unit is stopped.
-    unsafe { &*block.add(offset).cast() }
-}
-
 /// Looks at the sheaves of unit `index`. Returns how many bytes the idle ones may hold.
 fn look(index: usize) -> usize {
     let Some(seen) = seen(index) else {
         return 0;
     };
-    let unit = UNITS.unit(index);
+    let unit = SHEAF_UNITS.unit(index);
     let mut idle = 0;
-    cache::for_each(|cache| {
+    descriptor::for_each(|cache| {
         let at = cache.main();
         let now = word(unit, cache.source()).load(Relaxed);
         let looks = word(seen, at + SPARE);
         if now == 0 || word(seen, at).swap(now, Relaxed) != now {
             looks.store(0, Relaxed);
         } else if looks.fetch_add(1, Relaxed) + 1 >= LOOKS {
-            idle += cache.capacity() * cache.size;
+            idle += cache.capacity() * cache.geometry.size;
         }
-        let others = [DEFERRED, HELD].map(|place| look_at(cache, place, unit, seen));
+        let others = [DEFERRED, HELD].map(|kind| look_at(cache, kind, unit, seen));
         idle += others.iter().sum::<usize>();
     });
     idle
@@ -289,8 +284,8 @@ fn look(index: usize) -> usize {
 
 /// Looks at a unit's deferred or held sheaf. Returns how many bytes it may hold, or 0 if it is not
 /// idle.
-fn look_at(cache: &Cache, place: usize, unit: *mut u8, seen: *mut u8) -> usize {
-    let at = cache.main() + place;
+fn look_at(cache: &Descriptor, kind: usize, unit: *mut u8, seen: *mut u8) -> usize {
+    let at = cache.main() + kind;
     let (now, before) = (word(unit, at).load(Relaxed), word(seen, at).load(Relaxed));
     let looks = match before & !LOOKS == now && now != 0 {
         true => LOOKS.min((before & LOOKS) + 1),
@@ -300,44 +295,44 @@ fn look_at(cache: &Cache, place: usize, unit: *mut u8, seen: *mut u8) -> usize {
         word(seen, at).store(now | looks, Relaxed);
     }
     if looks == LOOKS {
-        cache.capacity() * cache.size
+        cache.capacity() * cache.geometry.size
     } else {
         0
     }
 }
 
-fn is_place_idle(index: usize, cache: &Cache, place: usize) -> bool {
+fn is_kind_idle(index: usize, cache: &Descriptor, kind: usize) -> bool {
     let seen = SEEN[index].load(Acquire);
-    let at = cache.main() + place;
+    let at = cache.main() + kind;
     !seen.is_null() && word(seen, at).load(Relaxed) & LOOKS == LOOKS
 }
 
-fn is_idle(index: usize, cache: &Cache) -> bool {
+fn is_idle(index: usize, cache: &Descriptor) -> bool {
     let seen = SEEN[index].load(Acquire);
     !seen.is_null() && word(seen, cache.main() + SPARE).load(Relaxed) >= LOOKS
 }
 
 fn any_idle(index: usize) -> bool {
     let mut any = false;
-    let others = |cache: &Cache| [DEFERRED, HELD].map(|place| is_place_idle(index, cache, place));
-    cache::for_each(|cache| any |= is_idle(index, cache) || others(cache).contains(&true));
+    let others = |cache: &Descriptor| [DEFERRED, HELD].map(|kind| is_kind_idle(index, cache, kind));
+    descriptor::for_each(|cache| any |= is_idle(index, cache) || others(cache).contains(&true));
     any
 }
 
 /// Takes the idle sheaves of a stopped unit to the barn. If the sheaf that a cache's allocations
 /// use is idle, takes all sheaves of the cache.
 fn take_idle(index: usize) {
-    let unit = UNITS.unit(index);
-    cache::for_each(|cache| {
+    let unit = SHEAF_UNITS.unit(index);
+    descriptor::for_each(|cache| {
         if is_idle(index, cache) {
             drain_unit(cache, unit);
             forget(index, cache, SPARE);
         }
-        if is_place_idle(index, cache, DEFERRED) {
+        if is_kind_idle(index, cache, DEFERRED) {
             drain_deferred(cache, unit);
             forget(index, cache, DEFERRED);
         }
-        if is_place_idle(index, cache, HELD) {
+        if is_kind_idle(index, cache, HELD) {
             drain_word(cache, unit, cache.main() + HELD);
             forget(index, cache, HELD);
         }
@@ -345,7 +340,7 @@ fn take_idle(index: usize) {
 }
 
 /// Resets the record of a unit's sheaf, after the sheaf was taken.
-fn forget(index: usize, cache: &Cache, place: usize) {
+fn forget(index: usize, cache: &Descriptor, kind: usize) {
     let seen = SEEN[index].load(Acquire);
-    word(seen, cache.main() + place).store(0, Relaxed);
+    word(seen, cache.main() + kind).store(0, Relaxed);
 }

@@ -4,23 +4,24 @@
 //! two things, one after the other:
 //!
 //! * without a lock, the words in the CPUs' units, which say how many objects each sheaf has;
-//! * under each node's lock, the node's barn, slabs and events. It walks the partial slabs
-//!   meanwhile.
+//! * under each node's lock, the node's barn, slabs and events. It walks the partial slabs under
+//!   that lock.
 //!
-//! The numbers are exact if no other thread uses the cache meanwhile. Otherwise the reader may
-//! count a sheaf twice or not at all, if the sheaf moves between the two readings. The numbers of
-//! objects are then wrong by the sheaf's objects. Objects that a thread moves in a slow path at
+//! The numbers are exact if no other thread uses the cache during the reading. Otherwise the reader
+//! may count a sheaf twice or not at all, if the sheaf moves between the two readings. The numbers
+//! of objects are then wrong by the sheaf's objects. Objects that a thread moves in a slow path at
 //! that moment, at most a sheaf for each thread, count as in use.
 //!
 //! Another thread may destroy the cache at any moment. The cache's descriptor and its events stay,
 //! but a new cache may get its number, and so its words in the units. So the reader asks last
 //! whether the cache is still registered. If not, it discards everything that it has read.
 
-use super::cache::{self, Cache};
-use super::percpu::{DEFERRED, HELD, SPARE, UNITS};
+use super::descriptor::{self, Descriptor};
+use super::look::{Reading, Usage};
 use super::sheaf::objects_in_word;
-use super::{DebugFlags, KmemCache, idle, kmalloc};
-use crate::page::GRANULE;
+use super::unit::{DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, word};
+use super::{DebugFlags, KmemCache, kmalloc};
+use crate::arena::GRANULE;
 use crate::segment::{EVENTS, SlabEvent};
 use crate::sys;
 use core::fmt;
@@ -29,6 +30,21 @@ use pinfold_rseq::possible;
 
 /// What a cache's slow paths have counted, under the kernel's names. docs/slabinfo.md explains each
 /// count. [`KmemCache::statistics`] returns this.
+///
+/// ```
+/// use pinfold::slab::KmemCache;
+/// use std::alloc::Layout;
+///
+/// let cache = KmemCache::new("job", Layout::new::<[u64; 4]>())?;
+/// let before = cache.statistics();
+/// let job = cache.alloc().expect("memory");
+/// let after = cache.statistics();
+/// println!("{} slow allocations", after.alloc_slowpath - before.alloc_slowpath);
+/// assert!(after.refilled > before.refilled);
+/// # // SAFETY: the object came from this cache and is not used afterwards.
+/// # unsafe { cache.free(job) };
+/// # Ok::<(), pinfold::slab::CacheError>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Allocations that found the main sheaf empty.
@@ -65,58 +81,24 @@ pub struct Statistics {
     pub sheaf_capacity: usize,
 }
 
-/// Where a cache's objects are, and which states its slabs are in.
-///
-/// `allocated = active + cpu_objects + barn_objects`, and `total = allocated + free objects in
-/// slabs`. [`KmemCache::usage`] returns this.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Objects that users hold. Also counts deferred objects whose sheaf has left the CPU, and
-    /// objects that are never used again, because a check found them overwritten.
-    pub active: usize,
-    /// Objects that are not free in their slab: the active objects, and the objects in sheaves.
-    pub allocated: usize,
-    /// Objects in all slabs.
-    pub total: usize,
-    /// Sheaves that CPUs have.
-    pub cpu_sheaves: usize,
-    /// Objects in the sheaves that CPUs have.
-    pub cpu_objects: usize,
-    /// Full sheaves in the nodes' barns.
-    pub barn_sheaves: usize,
-    /// Objects in the full sheaves in the nodes' barns.
-    pub barn_objects: usize,
-    /// Slabs that the cache has.
-    pub slabs: usize,
-    /// Slabs with some objects free.
-    pub slabs_partial: usize,
-    /// Slabs with all objects free.
-    pub slabs_empty: usize,
-    /// Objects of partial slabs that are not free in the slab.
-    pub objects_partial: usize,
-}
-
-impl Usage {
-    /// Returns how many slabs have no free object.
-    pub fn slabs_full(&self) -> usize {
-        self.slabs - self.slabs_partial - self.slabs_empty
-    }
-}
-
-/// Everything that one reading of a cache finds.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Reading {
-    pub(super) usage: Usage,
-    /// The counts, by [`SlabEvent`].
-    pub(super) counts: [u64; EVENTS],
-}
-
 /// A view of a cache, for programs that monitor the cache. Stays valid after the cache was
 /// destroyed. From then on, every number that could change reads as 0. [`caches`] and
 /// [`KmemCache::info`] return this.
+///
+/// ```
+/// use pinfold::slab::{KmemCache, Statistics};
+/// use std::alloc::Layout;
+///
+/// let cache = KmemCache::new("job", Layout::new::<[u64; 4]>())?;
+/// let info = cache.info();
+/// assert_ne!(info.statistics(), Statistics::default());
+/// drop(cache);
+/// assert_eq!((info.name(), info.statistics()), ("job", Statistics::default()));
+/// # Ok::<(), pinfold::slab::CacheError>(())
+/// ```
 #[derive(Clone, Copy)]
 pub struct Info {
-    pub(super) cache: &'static Cache,
+    pub(super) cache: &'static Descriptor,
 }
 
 /// Returns an iterator over all caches, including those of [`kmalloc`](super::kmalloc).
@@ -124,8 +106,8 @@ pub struct Info {
 /// First makes the caches of size classes that do not exist yet, under a lock. The iteration takes
 /// no lock.
 ///
-/// The iteration may miss a cache that is made or destroyed meanwhile. A cache that was dropped
-/// while objects were in use is returned until the process ends.
+/// The iteration may miss a cache that is made or destroyed while the iteration runs. A cache that
+/// was dropped while objects were in use is returned until the process ends.
 ///
 /// ```
 /// use pinfold::slab::{KmemCache, caches};
@@ -143,7 +125,7 @@ pub struct Info {
 /// ```
 pub fn caches() -> impl Iterator<Item = Info> {
     kmalloc::make_all();
-    cache::all().map(|cache| Info { cache })
+    descriptor::all().map(|cache| Info { cache })
 }
 
 impl Info {
@@ -160,8 +142,9 @@ impl Info {
     /// Returns the checks that the cache makes.
     pub fn debug_flags(&self) -> DebugFlags {
         self.cache
-            .plan()
-            .map_or(DebugFlags::NONE, |plan| plan.flags)
+            .slot_layout
+            .as_ref()
+            .map_or(DebugFlags::NONE, |slot_layout| slot_layout.flags)
     }
 
     /// Returns whether the cache is hardened.
@@ -197,18 +180,19 @@ impl Info {
     /// Returns the largest number of objects in a sheaf, and the largest number of full sheaves in
     /// a barn. Both are 0 for a debugged cache.
     pub(super) fn sheaves(&self) -> (usize, usize) {
-        match self.cache.plan() {
+        match self.cache.slot_layout.as_ref() {
             Some(_) => (0, 0),
             None => (
                 self.cache.capacity(),
-                self.cache.barn_most(usize::MAX / self.cache.slab_bytes),
+                self.cache
+                    .barn_most(usize::MAX / self.cache.geometry.slab_bytes),
             ),
         }
     }
 
     /// Returns how many of the system's pages a slab has.
     pub(super) fn pages_per_slab(&self) -> usize {
-        self.cache.granules * GRANULE / sys::page_size()
+        self.cache.geometry.granules * GRANULE / sys::page_size()
     }
 
     /// Returns what the slow paths have counted, without a lock.
@@ -224,9 +208,9 @@ impl Info {
     /// Reads four words for each CPU. Takes each node's lock, and walks its barn and its partial
     /// slabs.
     ///
-    /// Exact if no other thread uses the cache meanwhile. Otherwise wrong by the objects of the
-    /// sheaves that moved. In a signal handler that interrupted a slow path, the numbers lack the
-    /// node that the slow path has locked.
+    /// Exact if no other thread uses the cache during the call. Otherwise wrong by the objects of
+    /// the sheaves that moved. In a signal handler that interrupted a slow path, the numbers lack
+    /// the node that the slow path has locked.
     pub fn usage(&self) -> Usage {
         self.read().usage
     }
@@ -238,7 +222,7 @@ impl Info {
         let nodes = self.cache.nodes().iter();
         nodes.for_each(|node| node.tally(self.cache, &mut reading));
         let usage = &mut reading.usage;
-        usage.total = usage.slabs * self.cache.per_slab;
+        usage.total = usage.slabs * self.cache.geometry.per_slab;
         let in_sheaves = usage.cpu_objects + usage.barn_objects;
         usage.active = usage.allocated.saturating_sub(in_sheaves);
         self.unless_destroyed(reading)
@@ -255,11 +239,11 @@ impl Info {
 }
 
 /// Adds the sheaves of all CPUs to `usage`.
-fn count_sheaves(cache: &Cache, usage: &mut Usage) {
-    let units = (0..possible()).map(|index| UNITS.unit(index));
+fn count_sheaves(cache: &Descriptor, usage: &mut Usage) {
+    let units = (0..possible()).map(|index| SHEAF_UNITS.unit(index));
     for unit in units.filter(|unit| !unit.is_null()) {
-        for place in [0, SPARE, DEFERRED, HELD] {
-            let word = idle::word(unit, cache.main() + place).load(Relaxed);
+        for kind in [MAIN, SPARE, DEFERRED, HELD] {
+            let word = word(unit, cache.main() + kind).load(Relaxed);
             if let Some(objects) = objects_in_word(word) {
                 usage.cpu_sheaves += 1;
                 usage.cpu_objects += objects;

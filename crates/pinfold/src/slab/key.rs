@@ -34,10 +34,9 @@
 //!    secret current with one store. So a signal handler sees either the old secret or the new one,
 //!    never a part of one.
 
-use super::guard;
 use crate::sys;
 use core::sync::atomic::Ordering::{Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
 
 /// Secrets that a process keeps at most.
 const GENERATIONS: usize = 8;
@@ -49,12 +48,37 @@ const MARK: u64 = 0x90;
 
 const _: () = assert!(GENERATIONS == 8 && MARK.is_multiple_of(8));
 
+/// The environment variable that hardens all caches if its value is 1.
+pub const HARDENED_VARIABLE: &str = "PINFOLD_HARDENED";
+/// Reads a value of [`HARDENED_VARIABLE`]: 0 or 1. Returns `None` for anything else.
+pub fn parse_hardened(value: &[u8]) -> Option<bool> {
+    match value {
+        b"0" => Some(false),
+        b"1" => Some(true),
+        _ => None,
+    }
+}
+
+/// Returns whether the environment variable asks for hardening, which is the value 1. Ignores a
+/// wrong value, because it is reported when the program starts.
+pub(super) fn wanted() -> bool {
+    static ANSWER: AtomicU8 = AtomicU8::new(UNREAD);
+    const UNREAD: u8 = 2;
+    let answer = ANSWER.load(Relaxed);
+    if answer != UNREAD {
+        return answer == 1;
+    }
+    let answer = pinfold_rseq::env::parsed(HARDENED_VARIABLE, parse_hardened) == Some(true);
+    ANSWER.store(u8::from(answer), Relaxed);
+    answer
+}
+
 /// A 128-bit secret. Holds the state with which SipHash begins for that secret.
 struct Secret([AtomicU64; 4]);
 
 static SECRETS: [Secret; GENERATIONS] =
     [const { Secret([const { AtomicU64::new(0) }; 4]) }; GENERATIONS];
-/// The generation of this process: the place of its own secret in [`SECRETS`].
+/// The generation of this process: the index of its own secret in [`SECRETS`].
 static CURRENT: AtomicUsize = AtomicUsize::new(0);
 /// Whether the first secret has been drawn.
 static DRAWN: AtomicBool = AtomicBool::new(false);
@@ -219,7 +243,6 @@ impl Hardening {
     pub(super) fn new(size: usize, kept: Option<usize>) -> Hardening {
         let key_at = kept.map_or(0, |kept| kept.next_multiple_of(8));
         init();
-        guard::init();
         Hardening {
             key_at,
             zeroed: if kept.is_some() {
@@ -377,7 +400,7 @@ pub(super) fn shuffle(objects: &mut [*mut u8]) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        // Chooses a place by the upper half times the number of places, divided by 2^32. That is
+        // Chooses an index by the upper half times the number of indices, divided by 2^32. That is
         // even enough, and the division is a shift.
         objects.swap(last, ((state >> 32) as usize * (last + 1)) >> 32);
     }

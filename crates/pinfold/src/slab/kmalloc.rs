@@ -20,27 +20,30 @@
 //! A block of the last row takes no memory for the pages that the program never touches.
 //!
 //! Each size has a *class*: the smallest block size that fits. A table maps each size up to
-//! [`SMALL_MOST`] to its class. The class of a larger size is computed. A slab of a class from 64
-//! KiB on holds one object.
+//! [`MAX_SMALL_SIZE`] to its class. The class of a larger size is computed. A slab of a class from
+//! 64 KiB on holds one object.
 //!
 //! The cache of class c has number 8 + c in the page map and in the units. So the common path of
 //! `malloc` and `free` computes the place of a sheaf without looking up the cache's descriptor.
 
-use super::cache::{Cache, FIRST_SLOT, by_slot};
-use super::percpu::{choose_backend, units};
+use super::descriptor::{Descriptor, by_entry, by_id, of_class};
+use super::fork;
 use super::slabs::Slab;
-use crate::page::{GRANULE, GRANULE_SHIFT};
+use super::unit::{CacheId, units};
+use crate::arena::{GRANULE, GRANULE_SHIFT};
 use crate::segment::{ClassRow, NodeEvents};
+use crate::topology::facts;
+use core::ptr::null_mut;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::{BESIDE, near};
 
 /// Number of classes.
-pub const CLASSES: usize = 75;
+pub const CLASSES: usize = super::unit::CLASSES;
 /// The largest size that the table maps to its class, in bytes.
-pub const SMALL_MOST: usize = 32 << 10;
+pub const MAX_SMALL_SIZE: usize = 32 << 10;
 /// The largest class's size in bytes.
-pub const CLASS_MOST: usize = 512 << 10;
+pub const MAX_CLASS_SIZE: usize = 512 << 10;
 
 /// Each of these three is the first class behind a row of the module's table: behind the steps of
 /// 16 bytes, behind the quarters, and behind the eighths.
@@ -69,7 +72,7 @@ pub const SIZES: [usize; CLASSES] = {
     sizes
 };
 
-type Offsets = [u16; SMALL_MOST / 16 + 1];
+type Offsets = [u16; MAX_SMALL_SIZE / 16 + 1];
 
 /// Entry n holds the smallest class for 16·n bytes, as the offset of its cache's words in the
 /// units.
@@ -77,35 +80,35 @@ type Offsets = [u16; SMALL_MOST / 16 + 1];
 /// The table has 4 KiB. A second, coarser table for large sizes would save memory, but the fast
 /// path would need a branch to choose the table.
 static OFFSETS: Offsets = {
-    let mut offsets = [0; SMALL_MOST / 16 + 1];
+    let mut offsets = [0; MAX_SMALL_SIZE / 16 + 1];
     let (mut at, mut class) = (0, 0);
     while at < offsets.len() {
         while SIZES[class] < 16 * at {
             class += 1;
         }
-        offsets[at] = ((FIRST_SLOT + class) * 8) as u16;
+        offsets[at] = CacheId::of_class(class).main() as u16;
         at += 1;
     }
     offsets
 };
 
 /// Returns the offset in the units of the words of the class for `size` bytes. `size` is at most
-/// [`SMALL_MOST`].
+/// [`MAX_SMALL_SIZE`].
 #[inline(always)]
 fn offset_of(size: usize) -> usize {
-    // The sum cannot overflow: every caller checks that the size is at most `SMALL_MOST`.
+    // The sum cannot overflow: every caller checks that the size is at most `MAX_SMALL_SIZE`.
     let at = (size + 15) >> 4;
-    // SAFETY: every caller checks that the size is at most `SMALL_MOST`, and the table has an entry
-    // for each of these sizes.
+    // SAFETY: every caller checks that the size is at most `MAX_SMALL_SIZE`, and the table has an
+    // entry for each of these sizes.
     usize::from(*unsafe { near!(OFFSETS, Offsets).get_unchecked(at) })
 }
 
-/// Returns the smallest class for `size` bytes. `size` is at most [`CLASS_MOST`].
+/// Returns the smallest class for `size` bytes. `size` is at most [`MAX_CLASS_SIZE`].
 #[inline]
 pub fn class_of(size: usize) -> usize {
-    debug_assert!(size <= CLASS_MOST);
-    if size <= SMALL_MOST {
-        offset_of(size) / 8 - FIRST_SLOT
+    debug_assert!(size <= MAX_CLASS_SIZE);
+    if size <= MAX_SMALL_SIZE {
+        (offset_of(size) - CacheId::of_class(0).main()) / 8
     } else if size <= GRANULE {
         // Sizes from 32 KiB to 64 KiB are 4 KiB apart. The shift gives 8 for the first of them,
         // which is class `BY_EIGHTHS - 8`.
@@ -122,7 +125,7 @@ pub fn class_of(size: usize) -> usize {
 /// power of two up to 64 KiB that divides the class's size.
 pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
     let size = size.max(1).checked_next_multiple_of(align)?;
-    if size > CLASS_MOST || align > GRANULE {
+    if size > MAX_CLASS_SIZE || align > GRANULE {
         return None;
     }
     (class_of(size)..CLASSES).find(|&class| SIZES[class].is_multiple_of(align))
@@ -132,50 +135,52 @@ pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
 /// not the number of a class.
 #[inline]
 pub fn class_of_entry(entry: u16) -> Option<usize> {
-    let class = usize::from(entry).wrapping_sub(FIRST_SLOT);
-    (class < CLASSES).then_some(class)
+    CacheId::from_entry(entry).class()
 }
 
 /// Prepares the allocator: reads the facts of the machine, makes the first class's cache, and
 /// chooses the backend.
 ///
 /// Returns false if there is no memory. Also returns false while another thread is choosing the
-/// backend, or the frame that this signal handler interrupted. Calls after the first cost two
-/// loads.
+/// backend, or the frame that this signal handler interrupted; and while another thread forks, if
+/// no call has returned true before. Calls after the first cost two loads.
 ///
 /// The cache of any other class is made when it is first used. A small program uses few classes,
 /// and each cache touches about 900 bytes.
 pub fn init() -> bool {
-    by_slot(FIRST_SLOT)
-        .or_else(|| with_name(0, |name| Cache::create_first(name, SIZES[0])))
-        .is_some_and(|_| choose_backend())
+    of_class(0)
+        .or_else(|| {
+            fork::register().then_some(())?;
+            with_name(0, |name| Descriptor::create_first(name, SIZES[0]))
+        })
+        .is_some_and(|_| facts::choose_backend())
 }
 
 /// Makes the caches of all classes, for a caller that lists all caches. Does nothing before
 /// [`init`].
 pub(super) fn make_all() {
     (0..CLASSES).for_each(|class| {
-        cache_of(FIRST_SLOT + class);
+        cache_of(CacheId::of_class(class));
     });
 }
 
-/// Returns the class's cache with number `slot`, and makes the cache if it does not exist yet.
+/// Returns the cache of the class with number `id`, and makes the cache if it does not exist yet.
 ///
 /// Returns `None` before [`init`], and if there is no memory. May return `None` while another
 /// thread forks, and in a signal handler that interrupted the allocator.
 #[inline]
-fn cache_of(slot: usize) -> Option<&'static Cache> {
-    by_slot(slot).or_else(|| {
-        by_slot(FIRST_SLOT)?;
-        create(slot - FIRST_SLOT)
+fn cache_of(id: CacheId) -> Option<&'static Descriptor> {
+    by_id(id).or_else(|| {
+        of_class(0)?;
+        create(id.class()?)
     })
 }
 
 #[cold]
 #[inline(never)]
-fn create(class: usize) -> Option<&'static Cache> {
+fn create(class: usize) -> Option<&'static Descriptor> {
     with_name(class, |name| {
-        Cache::create_kept(name, SIZES[class], FIRST_SLOT + class)
+        Descriptor::create_class(name, SIZES[class], class)
     })
 }
 
@@ -212,7 +217,7 @@ pub fn has_fast_paths() -> bool {
 ///
 /// # Safety
 ///
-/// [`has_fast_paths`] has returned true, and `size` is at most [`SMALL_MOST`].
+/// [`has_fast_paths`] has returned true, and `size` is at most [`MAX_SMALL_SIZE`].
 #[inline(always)]
 pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
     // SAFETY: every unit has a word for the class's main sheaf at this offset. `has_fast_paths`
@@ -230,23 +235,23 @@ pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
 #[inline(always)]
 pub unsafe fn free_fast(block: *mut u8, entry: u16) {
     let offset = usize::from(entry) * 8;
-    // SAFETY: every unit has a word for the class's main sheaf at this offset. The caller gives the
-    // block up. `has_fast_paths` returned true, as the caller promises, so the backend has
-    // restartable sequences.
+    // SAFETY: every unit has a word for the class's main sheaf at this offset. The caller passes
+    // ownership of the block. `has_fast_paths` returned true, as the caller promises, so the
+    // backend has restartable sequences.
     if !unsafe { units().push_rseq(offset, block) } {
-        // SAFETY: the caller gives the block up, and promises that it is of the class at this
-        // offset.
+        // SAFETY: the caller passes ownership of the block, and promises that it is of the class at
+        // this offset.
         unsafe { free_slow(block, offset) };
     }
 }
 
-/// Allocates a block of at least `size` bytes, at most [`CLASS_MOST`], aligned to 16 bytes. Returns
-/// null if the system has no memory or [`init`] has not run.
+/// Allocates a block of at least `size` bytes, at most [`MAX_CLASS_SIZE`], aligned to 16 bytes.
+/// Returns null if the system has no memory or [`init`] has not run.
 ///
 /// Costs one critical section on the common path.
 #[inline(always)]
 pub fn alloc(size: usize) -> *mut u8 {
-    alloc_from(class_of(size), size).0
+    alloc_from(class_of(size), size)
 }
 
 /// Allocates a block of class `class`. Returns null if the system has no memory or [`init`] has not
@@ -255,44 +260,60 @@ pub fn alloc(size: usize) -> *mut u8 {
 /// Costs one critical section on the common path.
 #[inline(always)]
 pub fn alloc_class(class: usize) -> *mut u8 {
-    alloc_from(class, SIZES[class]).0
+    alloc_from(class, SIZES[class])
 }
 
-/// Allocates a block of class `class` whose first `size` bytes read as zeroes. Returns null if the
-/// system has no memory or [`init`] has not run.
+/// Allocates a block of class `class` for `size` bytes.
+#[inline(always)]
+fn alloc_from(class: usize, size: usize) -> *mut u8 {
+    let offset = CacheId::of_class(class).main();
+    // SAFETY: every unit has a word for the class's main sheaf at this offset.
+    let mut block = unsafe { units().pop_fast(offset) };
+    if block.is_null() {
+        block = alloc_slow(offset, size);
+    }
+    take_fresh(class, block);
+    block
+}
+
+/// Allocates a block of class `class` for `size` bytes, as [`alloc_class`] does, for a caller that
+/// has just found the CPU's main sheaf empty.
+pub fn alloc_missed(class: usize, size: usize) -> *mut u8 {
+    let block = alloc_slow(CacheId::of_class(class).main(), size);
+    take_fresh(class, block);
+    block
+}
+
+/// Allocates a block of class `class` whose first `size` bytes read as zeroes, for a caller that
+/// has just found the CPU's main sheaf empty. Returns null if the system has no memory or [`init`]
+/// has not run.
 ///
 /// Writes zeroes to every block, except to a block of more than 64 KiB that was not used since its
 /// memory came from the system.
 pub fn alloc_zeroed(class: usize, size: usize) -> *mut u8 {
-    let (block, is_fresh) = alloc_from(class, size);
-    if !block.is_null() && !is_fresh {
+    let block = alloc_slow(CacheId::of_class(class).main(), size);
+    if !take_fresh(class, block) && !block.is_null() {
         // SAFETY: the block was just allocated, and has at least `size` bytes.
         unsafe { block.write_bytes(0, size) };
     }
     block
 }
 
-/// Allocates a block of class `class` for `size` bytes. Also returns whether the block is known to
-/// read as zeroes.
+/// Returns whether `block` of class `class`, just allocated or null, is known to read as zeroes.
 #[inline(always)]
-fn alloc_from(class: usize, size: usize) -> (*mut u8, bool) {
-    let offset = (FIRST_SLOT + class) * 8;
-    // SAFETY: every unit has a word for the class's main sheaf at this offset.
-    let mut block = unsafe { units().pop_fast(offset) };
-    if block.is_null() {
-        block = alloc_slow(offset, size);
-    }
+fn take_fresh(class: usize, block: *mut u8) -> bool {
     let has_own_slab = class >= BY_EIGHTHS && !block.is_null();
     // SAFETY: a block of a class from `BY_EIGHTHS` on is the only object of its slab, and was just
     // allocated to this thread.
-    (block, has_own_slab && unsafe { Slab::take_fresh(block) })
+    has_own_slab && unsafe { Slab::take_fresh(block) }
 }
 
 #[cold]
 #[inline(never)]
 extern "C" fn alloc_slow(offset: usize, size: usize) -> *mut u8 {
-    cache_of(offset / 8).map_or(core::ptr::null_mut(), |cache| match cache.plan() {
-        Some(plan) => cache.alloc_debugged_here(plan, size),
+    let cache = cache_of(CacheId::of_main(offset));
+    cache.map_or(null_mut(), |cache| match &cache.slot_layout {
+        Some(slot_layout) => cache.alloc_debugged_here(slot_layout, size),
         None => cache.alloc_slow(),
     })
 }
@@ -305,7 +326,7 @@ extern "C" fn alloc_slow(offset: usize, size: usize) -> *mut u8 {
 /// The caller owns the block, which is of that class.
 pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
     // SAFETY: the caller promises that it owns the block, which is of this class.
-    by_slot(FIRST_SLOT + class).and_then(|cache| unsafe { cache.requested(block) })
+    of_class(class).and_then(|cache| unsafe { cache.requested(block) })
 }
 
 /// Records that a block of class `class` is used for `size` bytes from now on, so that the red zone
@@ -315,7 +336,7 @@ pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
 ///
 /// The caller owns the block, which is of that class.
 pub unsafe fn set_requested(block: *mut u8, class: usize, size: usize) {
-    if let Some(cache) = by_slot(FIRST_SLOT + class) {
+    if let Some(cache) = of_class(class) {
         // SAFETY: the caller promises that it owns the block, which is of this class.
         unsafe { cache.set_requested(block, size) };
     }
@@ -328,12 +349,12 @@ pub unsafe fn set_requested(block: *mut u8, class: usize, size: usize) {
 /// The caller owns the block, which is of that class, and gives it up.
 #[inline(always)]
 pub unsafe fn free_class(block: *mut u8, class: usize) {
-    let offset = (FIRST_SLOT + class) * 8;
-    // SAFETY: every unit has a word for the class's main sheaf at this offset. The caller gives the
-    // block up.
+    let offset = CacheId::of_class(class).main();
+    // SAFETY: every unit has a word for the class's main sheaf at this offset. The caller passes
+    // ownership of the block.
     if !unsafe { units().push_fast(offset, block) } {
-        // SAFETY: the caller gives the block up, and promises that it is of the class at this
-        // offset.
+        // SAFETY: the caller passes ownership of the block, and promises that it is of the class at
+        // this offset.
         unsafe { free_slow(block, offset) };
     }
 }
@@ -346,23 +367,23 @@ pub unsafe fn free_class(block: *mut u8, class: usize) {
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn free_slow(block: *mut u8, offset: usize) {
-    if let Some(cache) = by_slot(offset / 8) {
-        // SAFETY: the caller gives the block up, and promises that it is of this cache.
+    if let Some(cache) = by_id(CacheId::of_main(offset)) {
+        // SAFETY: the caller passes ownership of the block, and promises that it is of this cache.
         unsafe { cache.free_slow(block) };
     }
 }
 
 /// Returns how many nodes each class counts its events for. Returns 0 before [`init`].
 pub fn nodes() -> usize {
-    by_slot(FIRST_SLOT).map_or(0, |cache| cache.nodes().len())
+    of_class(0).map_or(0, |cache| cache.nodes().len())
 }
 
 /// Makes the class's cache and fills in `row`, its row of the statistics segment. From then on, the
 /// class's slow paths count in `events`, which has an element for each node. Moves the counts so
 /// far into `events`.
 pub fn describe(class: usize, row: &ClassRow, events: &'static [NodeEvents]) {
-    if let Some(cache) = cache_of(FIRST_SLOT + class) {
-        row.size.store(cache.size as u32, Relaxed);
+    if let Some(cache) = cache_of(CacheId::of_class(class)) {
+        row.size.store(cache.geometry.size as u32, Relaxed);
         row.sheaf_capacity.store(cache.capacity() as u32, Relaxed);
         for (node, words) in cache.nodes().iter().zip(events) {
             node.count_in(words);
@@ -374,14 +395,14 @@ pub fn describe(class: usize, row: &ClassRow, events: &'static [NodeEvents]) {
 /// use. Takes the nodes' locks and walks their partial slabs.
 pub fn in_use() -> usize {
     (0..CLASSES)
-        .filter_map(|class| by_slot(FIRST_SLOT + class))
+        .filter_map(of_class)
         .map(|cache| {
             cache
                 .nodes()
                 .iter()
                 .map(|node| node.in_use(cache))
                 .sum::<usize>()
-                * cache.size
+                * cache.geometry.size
         })
         .sum()
 }
@@ -389,12 +410,12 @@ pub fn in_use() -> usize {
 /// Returns whether the class's cache checks its blocks, because the process was started with
 /// debugging or hardening. Also returns true until the cache is made.
 pub fn checks(class: usize) -> bool {
-    by_slot(FIRST_SLOT + class).is_none_or(Cache::checks)
+    of_class(class).is_none_or(|cache| cache.checks())
 }
 
 /// Returns the name of the cache whose number `entry`, an entry of the page map, is.
 pub fn name_of_entry(entry: u16) -> Option<&'static str> {
-    by_slot(usize::from(entry)).map(Cache::name)
+    by_entry(entry).map(|cache| cache.name())
 }
 
 #[cfg(test)]
@@ -403,12 +424,12 @@ mod tests {
 
     #[test]
     fn every_size_has_the_smallest_class_that_fits() {
-        for size in 0..=CLASS_MOST {
+        for size in 0..=MAX_CLASS_SIZE {
             let class = class_of(size);
             assert!(SIZES[class] >= size, "{size}");
             assert!(class == 0 || SIZES[class - 1] < size, "{size}");
         }
-        assert_eq!(SIZES[CLASSES - 1], CLASS_MOST);
+        assert_eq!(SIZES[CLASSES - 1], MAX_CLASS_SIZE);
         assert!(SIZES.iter().all(|size| size.is_multiple_of(16)));
     }
 
@@ -427,11 +448,11 @@ mod tests {
     #[test]
     fn aligned_classes_are_aligned() {
         for align in (0..=16).map(|bit| 1 << bit) {
-            for size in (0..CLASS_MOST).step_by(97) {
+            for size in (0..MAX_CLASS_SIZE).step_by(97) {
                 if let Some(class) = class_of_aligned(size, align) {
                     assert!(SIZES[class] >= size && SIZES[class].is_multiple_of(align));
                 } else {
-                    assert!(size.next_multiple_of(align) > CLASS_MOST);
+                    assert!(size.next_multiple_of(align) > MAX_CLASS_SIZE);
                 }
             }
         }

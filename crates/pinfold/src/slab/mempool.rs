@@ -18,8 +18,9 @@
 
 use super::KmemCache;
 use super::bundle::Bundle;
-use super::cache;
+use super::descriptor;
 use super::prefilled::OutOfMemory;
+use crate::fork::{self, Hooks, Rank};
 use crate::lock::Lock;
 use crate::sys;
 use core::cell::UnsafeCell;
@@ -85,9 +86,25 @@ impl<'c> MemPool<'c> {
     /// # Errors
     ///
     /// [`OutOfMemory`] when the system has no memory for all of them.
+    ///
+    /// # Examples
+    ///
+    /// The reserve is full from the start, and its objects count as in use:
+    ///
+    /// ```
+    /// # use pinfold::slab::{KmemCache, MemPool};
+    /// # use std::alloc::Layout;
+    /// let cache = KmemCache::new("write-out", Layout::new::<[u8; 512]>())?;
+    /// let pool = MemPool::new(&cache, 4).expect("memory");
+    /// assert_eq!(cache.usage().active, 4);
+    /// drop(pool);
+    /// assert_eq!(cache.usage().active, 0);
+    /// # Ok::<(), pinfold::slab::CacheError>(())
+    /// ```
     #[doc(alias = "mempool_create")]
     pub fn new(cache: &'c KmemCache, n: usize) -> Result<MemPool<'c>, OutOfMemory> {
         static MADE: AtomicUsize = AtomicUsize::new(0);
+        register_fork();
         let mut pool = MemPool {
             cache,
             missing: AtomicUsize::new(0),
@@ -187,7 +204,7 @@ impl<'c> MemPool<'c> {
             if state.reserve.len() >= state.wanted {
                 return false;
             }
-            // SAFETY: the caller of `free` gave the object up.
+            // SAFETY: the caller of `free` passed ownership of the object.
             if descriptor.checks() && !unsafe { descriptor.enter_reserve(object.as_ptr()) } {
                 // The object is not the cache's, or is free. `free` passes it to the cache, which
                 // reports it.
@@ -258,7 +275,8 @@ impl<'c> MemPool<'c> {
         let descriptor = self.cache.descriptor;
         // SAFETY: the callers took the object out of the reserve, so this thread owns it.
         if !descriptor.checks() || unsafe { descriptor.leave_reserve(object.as_ptr()) } {
-            // SAFETY: the caller gives the object up, and promises that it is of this cache.
+            // SAFETY: the caller passes ownership of the object, and promises that it is of this
+            // cache.
             unsafe { self.cache.free(object) };
         }
     }
@@ -284,8 +302,7 @@ impl<'c> MemPool<'c> {
     /// handler that would have to wait for the lock while its own thread holds this lock, another
     /// pool's, or a lock after these in the lock order.
     fn locked<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
-        let held =
-            |thread| LOCK.iter().any(|lock| lock.is_held_by(thread)) || cache::is_lock_held(thread);
+        let held = |thread| is_lock_held(thread) || descriptor::is_lock_held(thread);
         let _held = self.lock.lock_unless(held)?;
         // SAFETY: `_held` holds the pool's lock, so no other thread accesses the state.
         let state = unsafe { &mut *self.state.get() };
@@ -318,14 +335,14 @@ impl fmt::Debug for MemPool<'_> {
     }
 }
 
-pub(super) fn is_lock_held(thread: u64) -> bool {
+/// Makes forks take the pools' locks.
+fn register_fork() {
+    static HOOKS: [Hooks; 1] = [Hooks::locks(Rank::Pools, |visit| {
+        LOCK.iter().for_each(|lock| visit(lock.word()));
+    })];
+    fork::register(&HOOKS);
+}
+
+fn is_lock_held(thread: u64) -> bool {
     LOCK.iter().any(|lock| lock.is_held_by(thread))
-}
-
-pub(super) fn lock_for_fork() {
-    LOCK.iter().for_each(Lock::lock_for_fork);
-}
-
-pub(super) fn unlock_after_fork() {
-    LOCK.iter().for_each(Lock::unlock_after_fork);
 }

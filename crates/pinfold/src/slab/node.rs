@@ -10,26 +10,26 @@
 //! | what | who |
 //! |---|---|
 //! | [`Stock`]: barn and slabs | the holder of the node's lock |
-//! | `set_aside` | any thread, by one compare-exchange (`aside`) |
+//! | `set_aside` | any thread, by one compare-exchange (`handler_frees`) |
 //! | `events` | `count_in`, under the lock |
 //! | `sparse` | the holder of the lock; any thread reads it as a hint |
 
-use super::cache::{self, Cache};
-use super::harden::QUARANTINE;
-use super::info::Reading;
+use super::descriptor::{self, Descriptor};
 use super::purge::PERIODS;
 use super::sheaf::{Sheaf, SheafList};
-use super::slabs::{Slabs, slab_of};
+use super::slabs::Slabs;
+use super::tune::QUARANTINE;
+use crate::arena::{self, NodeRequest};
 use crate::lock::{Guard, Lock};
-use crate::page::{self, Ask};
 use crate::segment::{NodeEvents, SlabEvent};
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr};
 
-/// The largest number of empty sheaves in a barn. More go to the pool of all caches (`sheaf`).
-const EMPTY_MOST: usize = 10;
+/// The largest number of empty sheaves in a barn. Any beyond that go to the pool that all caches
+/// share (`sheaf`).
+const MAX_EMPTY: usize = 10;
 
 /// The least time between two calls of [`Node::release_idle`] that do anything, in milliseconds.
 const IDLE_FOR: u32 = 450;
@@ -45,7 +45,7 @@ const SPARSE_EXCHANGES: u32 = 256;
 
 /// What the node's lock protects.
 pub(super) struct Stock {
-    full: SheafList,
+    pub(super) full: SheafList,
     empty: SheafList,
     pub(super) slabs: Slabs,
     /// The smallest number of full sheaves since [`Node::release_idle`] last did its work.
@@ -64,7 +64,7 @@ unsafe impl Send for Stock {}
 pub(super) struct Node {
     pub(super) stock: Lock<Stock>,
     /// The first of the objects freed while the lock could not be taken: in a signal handler that
-    /// interrupted the holder, or during a fork. Each holds a link to the next (`aside`).
+    /// interrupted the holder, or during a fork. Each holds a link to the next (`handler_frees`).
     pub(super) set_aside: AtomicPtr<u8>,
     /// Where the slow paths count events: in `own_events`, or in the statistics segment.
     pub(super) events: AtomicPtr<NodeEvents>,
@@ -105,19 +105,19 @@ impl Node {
     ///   node's lock, or of a lock that comes later in the lock order;
     /// * the caller would have to wait for the forking thread.
     pub(super) fn stock(&self) -> Option<Guard<'_, Stock>> {
-        self.stock.lock_or_divert(cache::is_lock_held)
+        self.stock.lock_or_divert(descriptor::is_lock_held)
     }
 
     /// Takes the lock as [`stock`](Self::stock) does, but waits for a fork to end.
     pub(super) fn stock_after_fork(&self) -> Option<Guard<'_, Stock>> {
-        self.stock.lock_unless(cache::is_lock_held)
+        self.stock.lock_unless(descriptor::is_lock_held)
     }
 
     /// Takes the lock to allocate from `cache` or to free to it. Waits for a fork to end, with one
     /// exception: for a size class of malloc, returns `None`, because malloc can serve the block
     /// from a separate mapping.
-    pub(super) fn stock_of(&self, cache: &Cache) -> Option<Guard<'_, Stock>> {
-        match cache.class() {
+    pub(super) fn stock_of(&self, cache: &Descriptor) -> Option<Guard<'_, Stock>> {
+        match cache.id.class() {
             Some(_) => self.stock(),
             None => self.stock_after_fork(),
         }
@@ -131,12 +131,12 @@ impl Node {
     /// Makes a cache's parts, one for each node. Returns `None` if the system has no memory.
     pub(super) fn make_all() -> Option<&'static [Node]> {
         let count = crate::nodes::count();
-        let nodes = page::alloc_meta(Layout::array::<Node>(count).ok()?)?.cast::<Node>();
-        let events = page::alloc_meta(Layout::array::<NodeEvents>(count).ok()?)?;
+        let nodes = arena::alloc_metadata(Layout::array::<Node>(count).ok()?)?.cast::<Node>();
+        let events = arena::alloc_metadata(Layout::array::<NodeEvents>(count).ok()?)?;
         let events = events.cast::<NodeEvents>();
         for nth in 0..count {
             // SAFETY: both blocks have room for `count` elements, and no other thread knows them.
-            // `alloc_meta` gives memory that is never unmapped.
+            // `alloc_metadata` gives memory that is never unmapped.
             unsafe {
                 events.add(nth).write(NodeEvents::new());
                 nodes.add(nth).write(Node::new(events.add(nth).as_ref()));
@@ -156,8 +156,8 @@ impl Node {
     /// * Returns `None` if the system has no memory for a sheaf.
     pub(super) fn exchange_for_full(
         &self,
-        cache: &Cache,
-        ask: Ask,
+        cache: &Descriptor,
+        request: NodeRequest,
         empty: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
         let Some(mut stock) = self.stock_of(cache) else {
@@ -186,7 +186,7 @@ impl Node {
             None => stock.take_empty(cache).ok_or(None)?,
         };
         let slots = sheaf.slots();
-        let taken = stock.slabs.take(cache, ask, slots);
+        let taken = stock.slabs.take(cache, request, slots);
         if taken < slots.len() {
             slots.copy_within(slots.len() - taken.., 0);
         }
@@ -235,7 +235,7 @@ impl Node {
     /// sheaf.
     pub(super) fn exchange_for_empty(
         &self,
-        cache: &Cache,
+        cache: &Descriptor,
         full: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
         let Some(mut stock) = self.stock_of(cache) else {
@@ -256,14 +256,14 @@ impl Node {
     }
 
     /// Returns an empty sheaf. Returns `None` if the lock cannot be taken, or there is no memory.
-    pub(super) fn empty_sheaf(&self, cache: &Cache) -> Option<Sheaf> {
+    pub(super) fn empty_sheaf(&self, cache: &Descriptor) -> Option<Sheaf> {
         let mut stock = self.stock_of(cache)?;
         stock.take_empty(cache)
     }
 
     /// Puts a sheaf into the barn. If the barn then has too many full sheaves, gives the objects of
     /// the oldest to their slabs. If the lock cannot be taken, sets each object aside.
-    pub(super) fn put(&self, cache: &Cache, mut sheaf: Sheaf) {
+    pub(super) fn put(&self, cache: &Descriptor, mut sheaf: Sheaf) {
         let Some(mut stock) = self.stock() else {
             // A signal handler interrupted the holder, or another thread forks.
             for &mut object in sheaf.objects() {
@@ -285,7 +285,7 @@ impl Node {
     /// While the barn has more full sheaves than its bound, gives the objects of the oldest sheaf
     /// to their slabs. Empties at most two sheaves. The newest sheaves stay, because their objects
     /// are likelier to be in the processor's caches. Returns a sheaf that it emptied, if any.
-    fn flush_oldest(&self, cache: &Cache, stock: &mut Stock) -> Option<Sheaf> {
+    fn flush_oldest(&self, cache: &Descriptor, stock: &mut Stock) -> Option<Sheaf> {
         let most = match stock.drains(cache) {
             true => 0,
             false => cache.barn_most(stock.slabs.count),
@@ -306,12 +306,17 @@ impl Node {
     }
 
     /// Fills `objects` from slabs, from its start. Returns how many objects it took.
-    pub(super) fn take_objects(&self, cache: &Cache, ask: Ask, objects: &mut [*mut u8]) -> usize {
+    pub(super) fn take_objects(
+        &self,
+        cache: &Descriptor,
+        request: NodeRequest,
+        objects: &mut [*mut u8],
+    ) -> usize {
         let Some(mut stock) = self.stock_of(cache) else {
             return 0;
         };
         self.take_back(cache, &mut stock);
-        let taken = stock.slabs.take(cache, ask, objects);
+        let taken = stock.slabs.take(cache, request, objects);
         stock.count(SlabEvent::Refilled, taken);
         let length = objects.len();
         objects.copy_within(length - taken.., 0);
@@ -323,7 +328,7 @@ impl Node {
     /// # Safety
     ///
     /// The caller owns the objects, which are free, and their memory is this node's.
-    pub(super) unsafe fn give_objects(&self, cache: &Cache, objects: &[*mut u8]) {
+    pub(super) unsafe fn give_objects(&self, cache: &Descriptor, objects: &[*mut u8]) {
         let Some(mut stock) = self.stock() else {
             objects
                 .iter()
@@ -333,25 +338,25 @@ impl Node {
         stock.count(SlabEvent::Flushed, objects.len());
         // SAFETY: the lock is held. The caller promises that it owns the objects, and that they are
         // this node's.
-        unsafe { stock.slabs.give(cache, objects) };
+        unsafe { stock.give(cache, objects) };
     }
 
     /// Moves all objects of the barn to their slabs, and gives all empty slabs back to the arena.
     /// Returns how many slabs went back.
-    pub(super) fn shrink(&self, cache: &Cache) -> usize {
+    pub(super) fn shrink(&self, cache: &Descriptor) -> usize {
         let stock = self.stock_after_fork();
         stock.map_or(0, |mut stock| self.empty(cache, &mut stock))
     }
 
     /// Does what [`shrink`](Self::shrink) does, but does nothing if it would have to wait for a
     /// fork.
-    pub(super) fn give_all(&self, cache: &Cache) {
+    pub(super) fn give_all(&self, cache: &Descriptor) {
         if let Some(mut stock) = self.stock() {
             self.empty(cache, &mut stock);
         }
     }
 
-    fn empty(&self, cache: &Cache, stock: &mut Stock) -> usize {
+    fn empty(&self, cache: &Descriptor, stock: &mut Stock) -> usize {
         self.take_back(cache, stock);
         while let Some(mut sheaf) = stock.full.take() {
             self.flush(cache, stock, &mut sheaf);
@@ -366,7 +371,7 @@ impl Node {
     /// Gives back what was not needed since the last call: objects of full sheaves to their slabs,
     /// empty slabs to the arena, and pages of free objects to the system. Does nothing if the last
     /// call that worked is less than [`IDLE_FOR`] milliseconds ago.
-    pub(super) fn release_idle(&self, cache: &Cache, now: u32) {
+    pub(super) fn release_idle(&self, cache: &Descriptor, now: u32) {
         let Some(mut stock) = self.stock() else {
             return;
         };
@@ -388,78 +393,31 @@ impl Node {
 
     /// Gives back pages of free objects, in slabs that were left alone for `periods` periods of
     /// about half a second. Returns whether there may be more such slabs.
-    pub(super) fn purge_more(&self, cache: &Cache, periods: u32) -> bool {
+    pub(super) fn purge_more(&self, cache: &Descriptor, periods: u32) -> bool {
         let stock = self.stock();
         stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache, periods))
     }
 
-    /// Returns how many objects are not free in their slab: those that callers, CPUs' sheaves or
-    /// the barn hold.
-    pub(super) fn in_use(&self, cache: &Cache) -> usize {
-        self.stock_after_fork()
-            .map_or(0, |stock| stock.slabs.in_use(cache))
-    }
-
-    /// Adds to `reading` how many slabs this node has, how many full sheaves its barn has, how many
-    /// objects are in both, and the node's counts of events.
-    pub(super) fn tally(&self, cache: &Cache, reading: &mut Reading) {
-        let Some(mut stock) = self.stock_after_fork() else {
-            return;
-        };
-        // The objects set aside are free, but their slabs still count them as in use.
-        self.take_back(cache, &mut stock);
-        reading.usage.barn_sheaves += stock.full.length;
-        reading.usage.barn_objects += stock.full.objects();
-        self.add_events(&mut reading.counts);
-        stock.slabs.tally(cache, &mut reading.usage);
-    }
-
-    /// Checks the slabs' invariants, and that no object in the barn is also free in its slab.
-    pub(super) fn validate(&self, cache: &Cache) -> Result<(), (&'static str, *const u8)> {
-        let Some(mut stock) = self.stock_after_fork() else {
-            return Ok(());
-        };
-        stock.slabs.validate(cache)?;
-        let mut looked_at = SheafList::new();
-        let mut answer = Ok(());
-        while let Some(mut sheaf) = stock.full.take() {
-            for &mut object in sheaf.objects() {
-                // SAFETY: the page map says that the object lies in a slab of this cache, and the
-                // lock is held.
-                let free = page::entry(object as usize) != cache.slot
-                    || unsafe { (*slab_of(object)).is_free(cache, object) };
-                if free {
-                    answer = Err(("object in the barn is free or foreign", object.cast_const()));
-                }
-            }
-            looked_at.put(sheaf);
-        }
-        while let Some(sheaf) = looked_at.take() {
-            stock.full.put(sheaf);
-        }
-        answer
-    }
-
-    fn flush(&self, cache: &Cache, stock: &mut Stock, sheaf: &mut Sheaf) {
+    fn flush(&self, cache: &Descriptor, stock: &mut Stock, sheaf: &mut Sheaf) {
         let objects = sheaf.objects();
         stock.count(SlabEvent::Flushed, objects.len());
         stock.count(SlabEvent::SheafFlush, objects.len());
         // SAFETY: the lock is held. The objects in a sheaf are free, and this node's: `send_home`
         // removed those of other nodes before the sheaf came to this barn.
-        unsafe { stock.slabs.give(cache, objects) };
+        unsafe { stock.give(cache, objects) };
         sheaf.set_len(0);
     }
 }
 
 impl Stock {
     /// Returns whether the slabs are sparse, and few exchanges used small sheaves lately.
-    fn is_draining(&self, cache: &Cache) -> bool {
+    fn is_draining(&self, cache: &Descriptor) -> bool {
         self.exchanges <= SPARSE_EXCHANGES && self.slabs.is_sparse(cache)
     }
 
     /// Returns whether this exchange uses small sheaves and keeps no full sheaf in the barn, so
     /// that sparse slabs drain. Counts the exchange.
-    fn drains(&mut self, cache: &Cache) -> bool {
+    fn drains(&mut self, cache: &Descriptor) -> bool {
         if !self.slabs.is_sparse(cache) {
             return false;
         }
@@ -471,8 +429,8 @@ impl Stock {
         self.exchanges <= SPARSE_EXCHANGES
     }
 
-    /// Returns the capacity for a sheaf that is filled or emptied now.
-    fn capacity(&mut self, cache: &Cache) -> usize {
+    /// Returns the capacity for a sheaf that is about to be filled or emptied.
+    fn capacity(&mut self, cache: &Descriptor) -> usize {
         match self.drains(cache) {
             true => cache.capacity().min(SPARSE_CAPACITY),
             false => cache.capacity(),
@@ -480,7 +438,7 @@ impl Stock {
     }
 
     /// Returns an empty sheaf, from the barn or a new one. Returns `None` if there is no memory.
-    fn take_empty(&mut self, cache: &Cache) -> Option<Sheaf> {
+    fn take_empty(&mut self, cache: &Descriptor) -> Option<Sheaf> {
         match self.empty.take() {
             Some(mut sheaf) => {
                 sheaf.resize(self.capacity(cache));
@@ -490,8 +448,21 @@ impl Stock {
         }
     }
 
+    /// Gives objects of this node back to their slabs. Ends the process if one is not an object of
+    /// the cache that is in use.
+    ///
+    /// # Safety
+    ///
+    /// No thread uses the objects, and their memory is this node's.
+    pub(super) unsafe fn give(&mut self, cache: &Descriptor, objects: &[*mut u8]) {
+        // SAFETY: the caller promises unused objects of this node.
+        if let Err(object) = unsafe { self.slabs.give(cache, objects) } {
+            cache.wrong(object);
+        }
+    }
+
     fn put_empty(&mut self, sheaf: Sheaf) {
-        if self.empty.length < EMPTY_MOST {
+        if self.empty.length < MAX_EMPTY {
             self.empty.put(sheaf);
         } else {
             sheaf.discard();

@@ -1,178 +1,214 @@
-//! The objects of one slab: a bit for each, set while the object is free.
+//! What a cache knows of its objects: where they lie, how a slab's objects are prepared, and how
+//! addresses that cannot be freed are recognised.
 
-use super::cache::Cache;
-use super::slabs::{Slab, slab_of};
-use crate::sys::die;
-use core::sync::atomic::AtomicU64;
+use super::debug::{self, DebugFlags, Kind, Report, SlotLayout, Track, raise};
+use super::geometry::Geometry;
+use super::guard;
+use super::key::{self, Hardening};
+use super::slabs::Slab;
+use super::unit::CacheId;
+use crate::{arena, sys};
+use core::alloc::Layout;
+use core::ffi::c_void;
+use core::ptr::null;
+use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// The bytes of a cache line.
-const LINE: usize = 64;
-
-/// Returns log2 of the distance, in objects of `size` bytes, at which a fresh slab hands out
-/// objects one after the other. At that distance, two objects share no cache line.
-///
-/// Two threads that run on one CPU in turn may get two objects that were handed out one after the
-/// other. If these objects shared a line, each thread's writes would slow the other thread down
-/// when they later run on different CPUs.
-fn lines_apart(size: usize) -> u32 {
-    let is_far =
-        |&shift: &u32| (size << shift).is_multiple_of(LINE) || ((1 << shift) - 1) * size >= LINE;
-    (0..6).find(is_far).unwrap_or(0)
+/// A constructor, in Rust or C: a function that initialises an object when its slab is made.
+#[derive(Clone, Copy)]
+pub(super) enum Constructor {
+    Rust(unsafe fn(*mut u8)),
+    C(unsafe extern "C" fn(*mut c_void)),
 }
 
-impl Slab {
-    /// Returns where the first object's slot begins.
-    pub(super) fn start(&self) -> *const u8 {
-        self.start
-    }
-
-    /// Returns whether the only object of a slab reads as zeroes, because no caller had the object
-    /// before. Returns true to the first caller only.
+impl Constructor {
+    /// Initialises the object at `object`.
     ///
     /// # Safety
     ///
-    /// The caller holds `object`, which is the only one of its slab.
-    pub(super) unsafe fn take_fresh(object: *mut u8) -> bool {
-        // SAFETY: the slab stays as long as its object is in use. Meanwhile, only the thread that
-        // holds the object accesses `fresh`: the holder of the node's lock accesses other fields.
-        unsafe {
-            let fresh = &raw mut (*slab_of(object)).fresh;
-            fresh.read() && {
-                fresh.write(false);
-                true
-            }
+    /// No other thread uses the object, and the object has the layout that the constructor is for.
+    unsafe fn make(self, object: *mut u8) {
+        match self {
+            // SAFETY: the caller promises an unused object of the right layout.
+            Constructor::Rust(constructor) => unsafe { constructor(object) },
+            // SAFETY: the caller promises an unused object of the right layout.
+            Constructor::C(constructor) => unsafe { constructor(object.cast()) },
+        }
+    }
+}
+
+/// How a cache treats its objects.
+#[derive(Clone, Copy)]
+pub(super) struct Treatment {
+    pub(super) constructor: Option<Constructor>,
+    /// The checks that the program asks for. The environment may ask for more.
+    pub(super) debug: DebugFlags,
+    /// Whether the cache is hardened; `None` to follow the environment. A debugged cache is not
+    /// hardened.
+    pub(super) hardened: Option<bool>,
+    /// Whether the first object of each slab lies at the slab's start, so that the cache has one
+    /// color.
+    pub(super) one_color: bool,
+}
+
+/// What a cache knows of its objects.
+pub(super) struct Objects {
+    /// The cache's number.
+    pub(super) id: CacheId,
+    name: [u8; 32],
+    /// Bytes of an object in its layout.
+    pub(super) object: usize,
+    /// Alignment of an object in bytes.
+    pub(super) align: usize,
+    pub(super) geometry: Geometry,
+    pub(super) constructor: Option<Constructor>,
+    /// The layout of an object's slot, if the cache is debugged.
+    pub(super) slot_layout: Option<SlotLayout>,
+    /// What a hardened cache knows of its objects. `None` for a debugged cache.
+    pub(super) hardening: Option<Hardening>,
+    /// Whether pages of free objects have ever gone back to the system. The free objects in these
+    /// pages have lost their keys.
+    pub(super) purged: AtomicBool,
+}
+
+impl Objects {
+    /// Describes the objects of a new cache. The caller holds the lock of the caches' registry.
+    pub(super) fn new(id: CacheId, name: &str, layout: Layout, treatment: Treatment) -> Objects {
+        let constructor = treatment.constructor;
+        let flags = treatment.debug | debug::for_cache(name);
+        let slot_layout =
+            (!flags.is_none()).then(|| SlotLayout::new(flags, layout, constructor.is_some()));
+        let hardened = slot_layout.is_none() && treatment.hardened.unwrap_or_else(key::wanted);
+        let kept = constructor.map(|_| layout.size());
+        let hardening = hardened.then(|| Hardening::new(layout.size(), kept));
+        if hardened {
+            guard::init();
+        }
+        let align = layout.align().max(8);
+        let room = hardening.map_or(layout.size().max(8), |hardening| hardening.room);
+        let size = slot_layout.map_or(room.next_multiple_of(align), |slot| slot.stride);
+        let one_color = treatment.one_color || slot_layout.is_some() || hardened;
+        let guard = if hardened { sys::page_size() } else { 0 };
+        let mut text = [0; 32];
+        let length = name.len().min(text.len());
+        text[..length].copy_from_slice(&name.as_bytes()[..length]);
+        Objects {
+            id,
+            name: text,
+            object: layout.size(),
+            align,
+            geometry: Geometry::new(size, align, guard, one_color),
+            constructor,
+            slot_layout,
+            hardening,
+            purged: AtomicBool::new(false),
         }
     }
 
-    /// Takes free objects into `slots`, from its end. Takes the objects of the lowest word of bits
-    /// first. Returns how many objects it took.
-    pub(super) fn take(&mut self, size: usize, slots: &mut [*mut u8]) -> usize {
-        let wanted = slots.len().min(self.free as usize);
-        let mut place = slots.len();
-        let mut word = self.hint as usize;
-        let last = slots.len() - wanted;
-        let shift = lines_apart(size);
-        while place > last {
-            let mut bits = self.bits[word];
-            let base = self.start.wrapping_add(word * 64 * size);
-            if bits == u64::MAX && place - last >= 64 {
-                // All 64 objects are free and wanted, so no search for bits is needed. The object
-                // numbers that are multiples of 2^shift come first, then the numbers one higher,
-                // and so on.
-                for (nth, slot) in slots[place - 64..place].iter_mut().rev().enumerate() {
-                    let apart = nth << shift & 63 | nth >> (6 - shift);
-                    *slot = base.wrapping_add(apart * size);
-                }
-                place -= 64;
-                bits = 0;
-            }
-            while bits != 0 && place > last {
-                place -= 1;
-                slots[place] = base.wrapping_add(bits.trailing_zeros() as usize * size);
-                bits &= bits - 1;
-            }
-            self.bits[word] = bits;
-            word += usize::from(bits == 0);
+    /// Returns the name that the cache was made with, cut to 32 bytes.
+    pub(super) fn name(&self) -> &str {
+        let length = self.name.iter().position(|&byte| byte == 0);
+        let text = &self.name[..length.unwrap_or(self.name.len())];
+        match core::str::from_utf8(text) {
+            Ok(name) => name,
+            // A long name may be cut inside a character.
+            Err(error) => core::str::from_utf8(&text[..error.valid_up_to()]).unwrap_or(""),
         }
-        self.hint = word as u32;
-        self.free -= wanted as u32;
-        wanted
     }
 
-    /// Frees the first of `objects`, and the objects directly after it whose bits are in the same
-    /// word. Returns how many objects it freed.
+    /// Returns whether the cache is debugged or hardened.
+    #[inline]
+    pub(super) fn checks(&self) -> bool {
+        self.hardening.is_some() || self.slot_layout.is_some()
+    }
+
+    /// Returns how many bytes of an object its user may write to.
+    pub(super) fn room(&self) -> usize {
+        match (&self.slot_layout, &self.hardening) {
+            (Some(slot_layout), _) => slot_layout.object,
+            (None, Some(hardening)) => hardening.usable(),
+            (None, None) => self.geometry.size,
+        }
+    }
+
+    /// Returns whether slots must be [prepared](Self::prepare) before their first use.
+    pub(super) fn prepares(&self) -> bool {
+        self.constructor.is_some() || self.slot_layout.is_some()
+    }
+
+    /// Makes a slot ready for its first allocation: writes the debugging bytes, and runs the
+    /// constructor.
     ///
-    /// Objects that were allocated together are often freed together, so one write to the word
-    /// often frees many. Ends the process if an address is not the start of an object, or the
-    /// object is free already.
-    pub(super) fn put(&mut self, cache: &Cache, objects: &[*mut u8]) -> usize {
-        let start = self.start as usize;
-        let word = cache.nth(objects[0] as usize - start) / 64;
-        let (mut mask, mut count) = (0u64, 0);
-        for &object in objects {
-            let offset = (object as usize).wrapping_sub(start);
-            if offset >= cache.slab_bytes {
-                break;
-            }
-            let nth = cache.nth(offset);
-            if nth / 64 != word {
-                break;
-            }
-            if nth * cache.size != offset {
-                not_an_object(cache, object);
-            }
-            mask |= 1 << (nth % 64);
-            count += 1;
+    /// # Safety
+    ///
+    /// The slot is one of this cache's, and no other thread uses it.
+    pub(super) unsafe fn prepare(&self, slot: *mut u8) {
+        let left = self.slot_layout.map_or(0, |slot_layout| slot_layout.left);
+        if let Some(slot_layout) = &self.slot_layout {
+            // SAFETY: the slot is as large as `slot_layout` says, and the caller promises that no
+            // thread uses it.
+            unsafe { slot_layout.prepare(slot) };
         }
-        if count == 0 {
-            not_an_object(cache, objects[0]);
+        if let Some(constructor) = self.constructor {
+            // SAFETY: the object begins `left` bytes into the slot. The caller promises that no
+            // thread uses the slot.
+            unsafe { constructor.make(slot.add(left)) };
         }
-        if self.bits[word] & mask != 0 || mask.count_ones() as usize != count {
-            self.double_free(cache, &objects[..count]);
-        }
-        self.bits[word] |= mask;
-        self.hint = self.hint.min(word as u32);
-        self.free += count as u32;
-        count
     }
 
-    /// Ends the process, because one of `objects` is free already, or occurs twice in the slice.
+    /// Returns whether `address` lies in a slab of this cache. `address` may be any address.
+    #[inline(always)]
+    pub(super) fn contains(&self, address: *const u8) -> bool {
+        arena::entry(address as usize) == self.id.entry()
+    }
+
+    /// Returns the reason that the address cannot be freed to this hardened cache, or `None` if it
+    /// can.
+    #[inline(always)]
+    pub(super) fn objection(&self, object: *mut u8) -> Option<Kind> {
+        if !self.contains(object) {
+            return Some(Kind::WrongCache);
+        }
+        // Hardened slabs have no color: the first object begins at the run's start.
+        let start = arena::start_of_run(object as usize);
+        let offset = (object as usize).wrapping_sub(start as usize);
+        if self.geometry.begins_at(offset).is_none() {
+            return Some(Kind::NotAnObject);
+        }
+        let purged = self.purged.load(Relaxed) && self.is_free_without_key(object);
+        purged.then_some(Kind::DoubleFree)
+    }
+
+    /// Returns whether an object is free in its slab although it has no key. Such an object lost
+    /// its key when its page went back to the system (`purge`).
     #[cold]
-    fn double_free(&self, cache: &Cache, objects: &[*mut u8]) -> ! {
-        let free = objects.iter().find(|&&object| self.is_free(cache, object));
-        let twice = || {
-            let mut earlier = objects.iter().enumerate();
-            earlier.find_map(|(at, object)| objects[..at].contains(object).then_some(object))
+    fn is_free_without_key(&self, object: *mut u8) -> bool {
+        let keyless = |hardening: &Hardening| {
+            // SAFETY: `objection` found that an object of this cache begins here. The key lies in
+            // the object.
+            unsafe { *hardening.word(object) == 0 }
         };
-        let object = free.or_else(twice).copied().unwrap_or_default();
-        die(format_args!(
-            "double free of {object:p}, object of cache {}",
-            cache.name()
-        ))
+        // SAFETY: `objection` found that an object of this cache begins here.
+        self.hardening.as_ref().is_some_and(keyless) && unsafe { Slab::is_free_now(self, object) }
     }
 
-    /// Returns the slab's start, the number of the object at `slot`, and whether the object is
-    /// free. The caller holds the node's lock.
-    pub(super) fn state(&self, cache: &Cache, slot: *mut u8) -> (*const u8, usize, bool) {
-        let nth = cache.nth(slot as usize - self.start as usize);
-        (self.start, nth, self.is_free(cache, slot))
+    /// Reports that a hardened cache found a fault. `other` is the name of the cache that owns the
+    /// object, if it is another cache.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn accuse(&self, object: *mut u8, kind: Kind, other: Option<&str>) {
+        let free = matches!(kind, Kind::DoubleFree | Kind::WrittenAfterFree);
+        raise(&Report {
+            kind,
+            cache: self.name(),
+            other,
+            flags: DebugFlags::NONE,
+            object,
+            size: self.geometry.size,
+            slab: (null(), 0, 0),
+            in_use: !free,
+            tracks: [Track::NOBODY; 2],
+            bytes: None,
+        });
     }
-
-    /// Reads an object's free bit without the lock. If the caller holds the object, the answer is
-    /// "not free" and cannot change meanwhile.
-    ///
-    /// # Safety
-    ///
-    /// The object is one of `cache`'s, and its slab has not gone back to the arena.
-    pub(super) unsafe fn is_free_now(cache: &Cache, object: *mut u8) -> bool {
-        // SAFETY: the caller promises that the slab has not gone back to the arena. Until then, its
-        // start does not change.
-        let (slab, start) = unsafe {
-            let slab = slab_of(object);
-            (slab, (&raw const (*slab).start).read())
-        };
-        let nth = cache.nth(object as usize - start as usize);
-        // SAFETY: `nth` is below the number of objects, so the word is one of the slab's. The read
-        // is atomic, because other threads may change other bits of the word.
-        let word =
-            unsafe { AtomicU64::from_ptr((&raw mut (*slab).bits).cast::<u64>().add(nth / 64)) };
-        word.load(Relaxed) >> (nth % 64) & 1 == 1
-    }
-
-    /// Returns whether an object is free, by its bit. The caller holds the node's lock.
-    pub(super) fn is_free(&self, cache: &Cache, object: *mut u8) -> bool {
-        let nth = cache.nth(object as usize - self.start as usize);
-        self.bits
-            .get(nth / 64)
-            .is_some_and(|word| word >> (nth % 64) & 1 == 1)
-    }
-}
-
-#[cold]
-fn not_an_object(cache: &Cache, object: *mut u8) -> ! {
-    die(format_args!(
-        "free of {object:p}: not the start of an object of cache {}",
-        cache.name()
-    ))
 }

@@ -7,12 +7,23 @@ use core::fmt;
 use core::ptr::NonNull;
 
 /// The system has no memory for the objects that were asked for.
+///
+/// ```
+/// use pinfold::slab::{KmemCache, MemPool, OutOfMemory};
+/// use std::alloc::Layout;
+///
+/// let cache = KmemCache::new("write-out", Layout::new::<[u8; 512]>())?;
+/// // A smaller reserve is better than none.
+/// let pool = MemPool::new(&cache, 256).or_else(|OutOfMemory| MemPool::new(&cache, 4))?;
+/// assert!(pool.wanted() >= 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory;
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the system has no memory for as many objects; ask for fewer, or free some")
+        f.write_str("the system has no memory for as many objects; request for fewer, or free some")
     }
 }
 

@@ -10,21 +10,18 @@
 //! pages: the free objects of a cache with a constructor are constructed, and those of a debugged
 //! cache are poisoned.
 
-use super::cache::Cache;
-use super::slabs::{NIL, Slab, Slabs, list_of, slab};
-use crate::{page, sys};
+use super::objects::Objects;
+use super::slabs::{NIL, PURGED, Slab, Slabs, list_of};
+use crate::{arena, sys};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
 /// The number of periods for which a slab must have been left alone before its pages go back.
 pub(super) const PERIODS: u32 = 2;
-/// A value of `Slab::touched` that is not a period: the slab's free pages went to the system, and
-/// no object was taken or given since then.
-pub(super) const PURGED: u32 = u32::MAX;
 /// The most slabs that one call looks at, and the most that it purges. Few, because the caller
-/// holds the node's lock meanwhile.
+/// holds the node's lock during the call.
 const LOOKED_AT: usize = 512;
-const PURGED_MOST: usize = 32;
+const MAX_PURGED: usize = 32;
 
 impl Slabs {
     /// Purges partial slabs that were left alone for `periods` periods. Starts where the last call
@@ -32,7 +29,7 @@ impl Slabs {
     ///
     /// A slab that moves to another list between two calls may be looked at twice or not at all.
     /// That does no harm, because such a slab was not left alone.
-    pub(super) fn purge_idle(&mut self, cache: &Cache, periods: u32) -> bool {
+    pub(super) fn purge_idle(&mut self, cache: &Objects, periods: u32) -> bool {
         if cache.prepares() {
             return false;
         }
@@ -43,17 +40,17 @@ impl Slabs {
             self.cursor
         };
         for _ in 0..LOOKED_AT {
-            if index == NIL || purged == PURGED_MOST {
+            if index == NIL || purged == MAX_PURGED {
                 break;
             }
-            // SAFETY: the slab is in a list of this node, and the caller holds the lock.
-            let slab = unsafe { slab(index) };
-            index = self.after(list_of(cache, slab.free), index);
-            let idle_for = self.period.wrapping_sub(slab.touched);
-            if slab.touched != PURGED && idle_for >= periods {
+            // SAFETY: the slab is in a list of this node.
+            let slab = unsafe { self.slab(index) };
+            index = self.after(list_of(cache, slab.free.get()), index);
+            let idle_for = self.period.wrapping_sub(slab.touched.get());
+            if slab.touched.get() != PURGED && idle_for >= periods {
                 cache.purged.store(true, Relaxed);
                 slab.purge(cache);
-                slab.touched = PURGED;
+                slab.touched.set(PURGED);
                 purged += 1;
             }
         }
@@ -64,17 +61,18 @@ impl Slabs {
 
 impl Slab {
     /// Gives the pages that hold only free objects back to the system.
-    fn purge(&mut self, cache: &Cache) {
+    fn purge(&self, cache: &Objects) {
         let page = sys::page_size();
         let start = self.start() as usize;
         let (mut bytes, mut nth) = (0, 0);
-        while let Some(first) = self.next_free(nth, cache.per_slab) {
-            let end = self.next_used(first, cache.per_slab);
-            let from = (start + first * cache.size).next_multiple_of(page);
-            let to = (start + end * cache.size) / page * page;
+        while let Some(first) = self.next_free(nth, cache.geometry.per_slab) {
+            let end = self.next_used(first, cache.geometry.per_slab);
+            let from = (start + first * cache.geometry.size).next_multiple_of(page);
+            let to = (start + end * cache.geometry.size) / page * page;
             if let Some(at) = NonNull::new(from as *mut u8).filter(|_| from < to) {
                 // SAFETY: these pages hold only free objects, whose content is not needed. The
-                // caller holds the node's lock, so no thread takes one of these objects meanwhile.
+                // caller holds the node's lock, so no thread takes one of these objects during the
+                // purge.
                 bytes += if unsafe { sys::purge(at.as_ptr(), to - from) } {
                     to - from
                 } else {
@@ -84,7 +82,7 @@ impl Slab {
             nth = end;
         }
         if bytes > 0 {
-            page::gave_back_pages(page::node_of(start), bytes);
+            arena::gave_back_pages(arena::node_of(start), bytes);
         }
     }
 
@@ -106,7 +104,7 @@ impl Slab {
     fn next_bit(&self, nth: usize, count: usize, flip: u64) -> usize {
         let mut at = nth;
         while at < count {
-            let rest = (self.bits[at / 64] ^ flip) >> (at % 64);
+            let rest = (self.bits[at / 64].load(Relaxed) ^ flip) >> (at % 64);
             if rest != 0 {
                 return (at + rest.trailing_zeros() as usize).min(count);
             }

@@ -13,8 +13,9 @@
 //! The caller holds no lock. But if the caller is a signal handler, the interrupted frame may hold
 //! locks. The memory that these locks protect stays where it is.
 
-use super::{cache, idle, percpu};
-use crate::page::{self, budget};
+use super::{deferred, descriptor, idle, sheaf_units};
+use crate::arena::{self, budget};
+use pinfold_rseq::FenceError;
 
 /// Calls `alloc`. If `alloc` fails because it was refused memory, gives free memory back and calls
 /// `alloc` once more. If `alloc` fails because it could not take a lock, returns `None` at once.
@@ -23,8 +24,8 @@ use crate::page::{self, budget};
 pub fn or_reclaim<R>(mut alloc: impl FnMut() -> Option<R>) -> Option<R> {
     let before = budget::refusals();
     let first = alloc();
-    // Another thread may have been refused memory meanwhile, not this one. Then the reclaim is not
-    // needed here, but may help that thread.
+    // The system may have refused memory to another thread at the same time, not to this one. Then
+    // the reclaim is not needed here, but may help that thread.
     if first.is_some() || budget::refusals() == before {
         return first;
     }
@@ -45,7 +46,7 @@ pub fn or_reclaim<R>(mut alloc: impl FnMut() -> Option<R>) -> Option<R> {
 #[inline(never)]
 pub(crate) fn reclaim() {
     idle::take_all_here();
-    cache::for_each(|cache| {
+    descriptor::for_each(|cache| {
         let nodes = cache.nodes().iter();
         nodes.for_each(|node| {
             node.give_all(cache);
@@ -58,7 +59,7 @@ pub(crate) fn reclaim() {
             }
         });
     });
-    page::trim();
+    arena::trim();
     budget::reclaimed();
 }
 
@@ -68,8 +69,8 @@ pub(crate) fn reclaim() {
 ///
 /// Also calls `tick`, because the allocation of such a block takes no other slow path.
 pub fn make_room(size: usize) {
-    percpu::tick();
-    if budget::near(page::held() as usize, size) && budget::is_possible(size) {
+    sheaf_units::tick();
+    if budget::near(arena::held() as usize, size) && budget::is_possible(size) {
         reclaim();
     }
 }
@@ -86,6 +87,24 @@ pub fn or_reclaim_for<R>(size: usize, mut alloc: impl FnMut() -> Option<R>) -> O
         return first;
     }
     reclaim();
-    page::unmap_free();
+    arena::unmap_free();
     alloc()
+}
+
+/// Gives all free memory of all caches back to the system, including objects in CPUs' sheaves.
+/// Returns how many bytes went back. Interrupts each CPU that runs a thread of this process.
+///
+/// # Errors
+///
+/// [`FenceError`], if the kernel cannot fence. The CPUs' sheaves then stay; the rest is given back.
+pub fn shrink_all() -> Result<usize, FenceError> {
+    let drained = sheaf_units::drain(|_| true);
+    deferred::progress();
+    descriptor::for_each(|cache| {
+        cache.nodes().iter().for_each(|node| {
+            node.shrink(cache);
+        });
+    });
+    let bytes = arena::trim();
+    drained.map(|()| bytes)
 }

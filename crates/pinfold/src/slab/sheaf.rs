@@ -26,18 +26,12 @@
 //! blocks never go back to the system: a stale word leads to readable memory. What the thread reads
 //! there may be wrong. So it compares the unit's word again, in one operation, before it acts.
 
-use crate::lock::Lock;
-use crate::page;
+use crate::arena;
+use crate::lock::{Lock, Word};
 use core::alloc::Layout;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 use pinfold_rseq::STACK_ALIGN;
-
-/// Slots in a block.
-const SLOTS: usize = STACK_ALIGN / 8;
-/// The most objects that a sheaf can hold. A block has two slots for links, and one for the null
-/// below the objects.
-pub(super) const CAPACITY_MOST: usize = SLOTS - 3;
 
 /// The lowest bit of the capacity in slot 1. In addresses of user space, this bit and the higher
 /// ones are zero, so a link and the capacity can share the slot.
@@ -59,11 +53,10 @@ fn bottom(base: usize, capacity: usize) -> *mut *mut u8 {
 }
 
 /// Returns whether a word from a unit has nothing to pop: it is no sheaf, or an empty one. The
-/// answer may be wrong if another thread has taken the sheaf meanwhile. So a caller compares the
-/// unit's word with this one again before it acts on the answer.
+/// answer may be wrong if another thread has taken the sheaf since the word was loaded. So a caller
+/// compares the unit's word with this one again before it acts on the answer.
 pub(super) fn word_is_empty(word: u64) -> bool {
-    // SAFETY: the word before the top lies in the sheaf's block, and blocks stay mapped.
-    word == 0 || unsafe { &*((word - 8) as *const AtomicUsize) }.load(Relaxed) == 0
+    objects_in_word(word).unwrap_or(0) == 0
 }
 
 /// Returns whether a word from a unit has no room for a push: it is no sheaf, or a full one.
@@ -88,7 +81,7 @@ impl Sheaf {
     pub(super) fn new(capacity: usize) -> Option<Sheaf> {
         let base = pool_take().or_else(|| {
             let layout = Layout::from_size_align(STACK_ALIGN, STACK_ALIGN).ok()?;
-            Some(page::alloc_meta(layout)?.as_ptr() as usize)
+            Some(arena::alloc_metadata(layout)?.as_ptr() as usize)
         })?;
         let mut sheaf = Sheaf {
             top: bottom(base, capacity),
@@ -102,7 +95,7 @@ impl Sheaf {
         self.header()
             .store((capacity as u64) << CAPACITY_SHIFT, Relaxed);
         self.top = bottom(self.base(), capacity);
-        // SAFETY: a capacity is at most `CAPACITY_MOST`, so the slot below the bottom is in the
+        // SAFETY: a capacity is at most `MAX_CAPACITY`, so the slot below the bottom is in the
         // block. This value owns the block.
         unsafe { *self.top.sub(1) = core::ptr::null_mut() };
     }
@@ -180,9 +173,14 @@ impl Sheaf {
         object
     }
 
-    pub(super) fn push(&mut self, object: *mut u8) {
+    /// Puts an object on the sheaf.
+    ///
+    /// # Safety
+    ///
+    /// The sheaf is not [full](Self::is_full).
+    pub(super) unsafe fn push(&mut self, object: *mut u8) {
         debug_assert!(!self.is_full());
-        // SAFETY: each caller has checked that the sheaf has room, so the slot at the top is in the
+        // SAFETY: the caller promises that the sheaf has room, so the slot at the top is in the
         // block. This value owns the block.
         unsafe { *self.top = object };
         self.top = self.top.wrapping_add(1);
@@ -213,7 +211,7 @@ impl Sheaf {
 
     /// Gives the block of an empty sheaf back to the pool.
     pub(super) fn discard(self) {
-        match POOL.lock_or_divert(page::is_lock_held) {
+        match POOL.lock_or_divert(arena::is_lock_held) {
             Some(mut pool) => {
                 // SAFETY: this value owns the block, and slot 0 is for links.
                 unsafe { *self.below() = *pool as u64 };
@@ -248,7 +246,7 @@ static ASIDE: AtomicUsize = AtomicUsize::new(0);
 /// waits here for a fork: such a thread holds its node's lock, and a fork takes the nodes' locks
 /// before the pool's.
 fn pool_take() -> Option<usize> {
-    let mut pool = POOL.lock_unless(page::is_lock_held)?;
+    let mut pool = POOL.lock_unless(arena::is_lock_held)?;
     if *pool == 0 {
         // Acquire pairs with the release in `set_aside`: this thread sees the link of each block.
         *pool = ASIDE.swap(0, Acquire);
@@ -297,8 +295,8 @@ impl SheafList {
     }
 
     pub(super) fn put(&mut self, sheaf: Sheaf) {
-        // SAFETY: the list owns its sheaves, and the caller gives `sheaf` up. Slots 0 and 1 of a
-        // block are for links.
+        // SAFETY: the list owns its sheaves, and the caller passes ownership of `sheaf`. Slots 0
+        // and 1 of a block are for links.
         unsafe {
             *sheaf.below() = self.top;
             sheaf.link_above(0);
@@ -350,10 +348,7 @@ pub(super) fn is_lock_held(thread: u64) -> bool {
     POOL.is_held_by(thread)
 }
 
-pub(super) fn lock_for_fork() {
-    POOL.lock_for_fork();
-}
-
-pub(super) fn unlock_after_fork() {
-    POOL.unlock_after_fork();
+/// Returns the word of the pool's lock, for a fork.
+pub(super) fn lock_word() -> &'static Word {
+    POOL.word()
 }

@@ -19,6 +19,17 @@ const NAME_WIDTH: usize = 17;
 ///
 /// Displaying reads each cache when it writes the cache's line. It allocates nothing, and holds no
 /// lock while it writes.
+///
+/// ```
+/// use pinfold::slab::KmemCache;
+/// use std::alloc::Layout;
+///
+/// let cache = KmemCache::new("session", Layout::new::<[u64; 4]>())?;
+/// let text = cache.slabinfo().to_string();
+/// assert!(text.starts_with("slabinfo - version: 2.1\n"));
+/// assert!(text.lines().nth(2).expect("the cache's line").starts_with("session "));
+/// # Ok::<(), pinfold::slab::CacheError>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Slabinfo {
     only: Option<Info>,
@@ -72,8 +83,8 @@ fn write_line(info: Info, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         " {:6} {:6} {:6} {:4} {:4}",
         usage.active,
         usage.total,
-        cache.size,
-        cache.per_slab,
+        cache.geometry.size,
+        cache.geometry.per_slab,
         info.pages_per_slab()
     )?;
     // The limit is two sheaves, because each CPU may have two. The batch is one sheaf.

@@ -39,21 +39,20 @@
 //! |---|---|
 //! | of one object | none, because the arena serves them as fast |
 //! | other | a sixteenth of the cache's slabs on the node |
-//! | other, while the empty slabs of all caches have at most [`KEPT_MOST`] granules | two more |
+//! | other, while the empty slabs of all caches have at most [`MAX_KEPT`] granules | two more |
 //!
 //! The other empty slabs go back to the arena at once, where their runs serve any size. Kept slabs
 //! that stay empty for a while go back too ([`Slabs::release_idle`]).
 
-use super::cache::Cache;
-use super::purge::PURGED;
-use crate::page::{self, Ask, GRANULE};
+use super::geometry::MAX_OBJECTS;
+use super::objects::Objects;
+use crate::arena::{self, GRANULE, NodeRequest};
 use crate::segment::{NodeEvents, SlabEvent};
+use core::cell::Cell;
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
 
-/// The largest number of objects in a slab: the private part has room for this many bits.
-pub(super) const OBJECTS_MOST: usize = 4096;
 /// Stands for no slab.
 pub(super) const NIL: u32 = u32::MAX;
 
@@ -73,39 +72,43 @@ const SHARE_EMPTY: usize = 16;
 /// A node keeps this many more empty slabs, while all caches together have few empty slabs.
 const EMPTY_MORE: usize = 2;
 /// All caches together have few empty slabs if these have at most this many granules: 4 MiB.
-const KEPT_MOST: usize = (4 << 20) / GRANULE;
+const MAX_KEPT: usize = (4 << 20) / GRANULE;
 
 /// Slabs are sparse if more than one in this many of the objects in non-empty slabs is free.
 const SHARE_SPARSE: usize = 4;
 /// Slabs are sparse only if more than this many bytes in non-empty slabs are free.
-const SPARSE_LEAST: usize = 256 << 10;
+const MIN_SPARSE: usize = 256 << 10;
+
+/// A value of `Slab::touched` that is not a period: the slab's free pages went to the system, and
+/// no object was taken or given since then.
+pub(super) const PURGED: u32 = u32::MAX;
 
 /// The number of granules in empty slabs of all caches.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
 /// A slab's record, in the private part of its run's first granule. Only the holder of the node's
-/// lock accesses the fields, with two exceptions. A thread that holds an object may read `start`
-/// and the object's bit without the lock. A thread that holds the only object of a slab owns
-/// `fresh`.
+/// lock accesses the cells. A thread that holds an object may read `start` and the object's bit
+/// without the lock.
 #[repr(C)]
 pub(super) struct Slab {
-    pub(super) start: *mut u8,
-    pub(super) cache: *const Cache,
-    pub(super) prev: u32,
-    pub(super) next: u32,
-    pub(super) free: u32,
+    pub(super) start: AtomicPtr<u8>,
+    pub(super) cache: Cell<*const Objects>,
+    pub(super) prev: Cell<u32>,
+    pub(super) next: Cell<u32>,
+    pub(super) free: Cell<u32>,
     /// No bit is set in the words of `bits` below this one.
-    pub(super) hint: u32,
+    pub(super) hint: Cell<u32>,
     /// The last [`Slabs::period`] in which objects were taken from the slab or given to it.
-    pub(super) touched: u32,
+    pub(super) touched: Cell<u32>,
     /// Whether the run's last page is a guard page.
-    pub(super) guarded: bool,
+    pub(super) guarded: Cell<bool>,
     /// Whether the slab's only object reads as zeroes, because no caller has had the object yet.
-    pub(super) fresh: bool,
-    pub(super) bits: [u64; OBJECTS_MOST / 64],
+    /// The thread that holds the object accesses this.
+    pub(super) fresh: AtomicBool,
+    pub(super) bits: [AtomicU64; MAX_OBJECTS / 64],
 }
 
-const _: () = assert!(size_of::<Slab>() <= page::PRIVATE);
+const _: () = assert!(size_of::<Slab>() <= arena::PRIVATE);
 
 /// A node's slabs of one cache.
 pub(super) struct Slabs {
@@ -131,32 +134,33 @@ pub(super) struct Slabs {
 }
 
 /// Returns the list that a slab of `cache` with `free` free objects belongs in.
-pub(super) fn list_of(cache: &Cache, free: u32) -> usize {
+pub(super) fn list_of(cache: &Objects, free: u32) -> usize {
     match free as usize {
-        0 if cache.plan().is_none() => NONE,
+        0 if cache.slot_layout.is_none() => NONE,
         0 => FULL,
-        free if free == cache.per_slab => EMPTY,
+        free if free == cache.geometry.per_slab => EMPTY,
         // Less than `BINS`: `per_slab` has b + 1 bits, and the shift removes the lowest b − 3 of
         // them.
-        free => free >> cache.per_slab.ilog2().saturating_sub(BINS.ilog2() - 1),
+        free => {
+            free >> cache
+                .geometry
+                .per_slab
+                .ilog2()
+                .saturating_sub(BINS.ilog2() - 1)
+        }
     }
 }
 
-/// Returns the slab whose first granule is number `index`.
+/// Returns the slab in which `object` lies.
 ///
 /// # Safety
 ///
-/// The granule is the first of a slab, and the caller holds the lock of the slab's node for as long
-/// as the reference lives.
-pub(super) unsafe fn slab<'s>(index: u32) -> &'s mut Slab {
-    // SAFETY: the caller promises that the granule begins a slab, and that it holds the lock. The
-    // private part has room for a `Slab` and is aligned to 64 bytes.
-    unsafe { &mut *page::private_at(index).cast() }
-}
-
-/// Returns the slab in which `object` lies.
-pub(super) unsafe fn slab_of(object: *mut u8) -> *mut Slab {
-    page::private_at(page::head_of(object as usize)).cast()
+/// The object lies in a slab, which does not go back to the arena while the reference lives. The
+/// caller holds the lock of the slab's node, or accesses no cell.
+pub(super) unsafe fn slab_of<'s>(object: *mut u8) -> &'s Slab {
+    let record = arena::private_at(arena::head_of(object as usize));
+    // SAFETY: the caller promises that this is a slab's record. It was initialised by `add_slab`.
+    unsafe { &*record.cast() }
 }
 
 impl Slabs {
@@ -174,22 +178,38 @@ impl Slabs {
         }
     }
 
+    /// Returns the slab whose first granule is number `index`. The caller holds the node's lock,
+    /// without which it cannot reach `self`.
+    ///
+    /// # Safety
+    ///
+    /// The granule is the first of a slab of this node.
+    pub(super) unsafe fn slab(&self, index: u32) -> &Slab {
+        // SAFETY: the caller promises that this is a slab's record. `add_slab` initialised it.
+        unsafe { &*arena::private_at(index).cast() }
+    }
+
     /// Fills `slots` with objects, from its end. A sheaf pops its last slot first, so it hands out
     /// the objects in the order in which they were taken. Returns how many slots it filled: fewer
     /// than all only if this node has no more memory.
-    pub(super) fn take(&mut self, cache: &Cache, ask: Ask, slots: &mut [*mut u8]) -> usize {
+    pub(super) fn take(
+        &mut self,
+        cache: &Objects,
+        request: NodeRequest,
+        slots: &mut [*mut u8],
+    ) -> usize {
         let mut left = slots.len();
         while left > 0 {
-            let Some(index) = self.fullest().or_else(|| self.add_slab(cache, ask)) else {
+            let Some(index) = self.fullest().or_else(|| self.add_slab(cache, request)) else {
                 break;
             };
-            // SAFETY: the slab comes from this node's lists, and the caller holds the lock.
-            let slab = unsafe { slab(index) };
-            let before = slab.free;
-            let taken = slab.take(cache.size, &mut slots[..left]);
+            // SAFETY: the slab comes from this node's lists.
+            let slab = unsafe { self.slab(index) };
+            let before = slab.free.get();
+            let taken = slab.take(cache.geometry.size, &mut slots[..left]);
+            slab.touched.set(self.period);
             left -= taken;
             self.free -= taken;
-            slab.touched = self.period;
             self.file(cache, index, list_of(cache, before));
         }
         slots.len() - left
@@ -197,23 +217,35 @@ impl Slabs {
 
     /// Gives objects of this node back to their slabs, and surplus empty slabs back to the arena.
     ///
-    /// Ends the process if an address is not an object of `cache`, or the object is free already.
+    /// Ends the process if an object is free already, or an address in a slab of the cache is not
+    /// the start of an object.
+    ///
+    /// # Errors
+    ///
+    /// The first address that lies in no slab of the cache. The objects before it are given back.
     ///
     /// # Safety
     ///
     /// No thread uses the objects, and their memory is this node's.
-    pub(super) unsafe fn give(&mut self, cache: &Cache, objects: &[*mut u8]) {
+    pub(super) unsafe fn give(
+        &mut self,
+        cache: &Objects,
+        objects: &[*mut u8],
+    ) -> Result<(), *mut u8> {
         let mut left = objects;
         while let Some(&object) = left.first() {
-            let index = cache.run_of(object);
-            // SAFETY: `run_of` found a slab of this cache. The caller promises that the slab is
-            // this node's, and holds the lock, without which it cannot reach `self`.
-            let slab = unsafe { slab(index) };
-            let before = slab.free;
+            if !cache.contains(object) {
+                return Err(object);
+            }
+            let index = arena::head_of(object as usize);
+            // SAFETY: `contains` found that this is a slab of the cache. The caller promises that
+            // the slab is this node's.
+            let slab = unsafe { self.slab(index) };
+            let before = slab.free.get();
             let put = slab.put(cache, left);
+            slab.touched.set(self.period);
             left = &left[put..];
             self.free += put;
-            slab.touched = self.period;
             if before == 0 {
                 self.events.add(SlabEvent::FreeAddPartial, 1);
             }
@@ -222,14 +254,15 @@ impl Slabs {
                 self.release_surplus(cache);
             }
         }
+        Ok(())
     }
 
     /// Returns whether the slabs are sparse: so many objects in non-empty slabs are free that the
     /// slabs should drain. (A slab is empty if all its objects are free.)
-    pub(super) fn is_sparse(&self, cache: &Cache) -> bool {
-        let free = self.free - self.empty * cache.per_slab;
-        let all = (self.count - self.empty) * cache.per_slab;
-        free > all / SHARE_SPARSE && free * cache.size > SPARSE_LEAST
+    pub(super) fn is_sparse(&self, cache: &Objects) -> bool {
+        let free = self.free - self.empty * cache.geometry.per_slab;
+        let all = (self.count - self.empty) * cache.geometry.per_slab;
+        free > all / SHARE_SPARSE && free * cache.geometry.size > MIN_SPARSE
     }
 
     /// Returns the first slab of the fullest list: a partial slab, or else an empty one.
@@ -240,9 +273,9 @@ impl Slabs {
 
     /// Moves a slab from list `from` to the list where it belongs, after its number of free objects
     /// has changed. Returns the list where it belongs.
-    fn file(&mut self, cache: &Cache, index: u32, from: usize) -> usize {
-        // SAFETY: the slab is of this node, and the caller holds the lock.
-        let to = list_of(cache, unsafe { slab(index) }.free);
+    fn file(&mut self, cache: &Objects, index: u32, from: usize) -> usize {
+        // SAFETY: the slab is of this node.
+        let to = list_of(cache, unsafe { self.slab(index) }.free.get());
         if from != to {
             self.unlink(cache, from, index);
             self.link(cache, to, index);
@@ -251,13 +284,13 @@ impl Slabs {
     }
 
     /// Gives empty slabs back to the arena until the node has as few as it keeps.
-    fn release_surplus(&mut self, cache: &Cache) {
-        let more = match KEPT.load(Relaxed) > KEPT_MOST {
+    fn release_surplus(&mut self, cache: &Objects) {
+        let more = match KEPT.load(Relaxed) > MAX_KEPT {
             true => 0,
             false => EMPTY_MORE,
         };
         // Keeps no slabs of one object, because the arena serves a run as fast as this list does.
-        let most = match cache.per_slab {
+        let most = match cache.geometry.per_slab {
             1 => 0,
             _ => self.count / SHARE_EMPTY + more,
         };
@@ -267,42 +300,42 @@ impl Slabs {
     /// Gives the run of an empty slab back to the arena. If the kernel refuses to open the run's
     /// guard page, keeps the slab and returns false: with a closed page, no other cache could use
     /// the run.
-    fn release(&mut self, cache: &Cache, index: u32) -> bool {
-        // SAFETY: the slab is of this node, and the caller holds the lock.
-        let slab = unsafe { slab(index) };
+    fn release(&mut self, cache: &Objects, index: u32) -> bool {
+        // SAFETY: the slab is of this node.
+        let slab = unsafe { self.slab(index) };
         // The run begins at a granule's start. The color, by which `start` is higher, is less than
         // a granule.
-        let start = slab.start.wrapping_sub(slab.start as usize % GRANULE);
+        let start = slab.start().wrapping_sub(slab.start() as usize % GRANULE);
         // SAFETY: all objects of the slab are free, so no thread uses the run. If the run has a
         // guard page, `close_guard` in `add_slab` closed it.
-        if !unsafe { slab.open_guard(start, cache.granules) } {
+        if !unsafe { slab.open_guard(start, cache.geometry.granules) } {
             return false;
         }
         self.count -= 1;
-        self.free -= cache.per_slab;
+        self.free -= cache.geometry.per_slab;
         self.events.add(SlabEvent::SlabFree, 1);
         if let Some(start) = NonNull::new(start) {
             // SAFETY: all objects of the slab are free and the slab is in no list, so no thread
             // uses the run.
-            unsafe { page::free_run(start) };
+            unsafe { arena::free_run(start) };
         }
         true
     }
 
     /// Gives the runs of all empty slabs back to the arena. Returns how many slabs went back.
-    pub(super) fn shrink(&mut self, cache: &Cache) -> usize {
+    pub(super) fn shrink(&mut self, cache: &Objects) -> usize {
         self.release_empty(cache, usize::MAX)
     }
 
     /// Gives back to the arena as many empty slabs as stayed empty since the last call.
-    pub(super) fn release_idle(&mut self, cache: &Cache) {
+    pub(super) fn release_idle(&mut self, cache: &Objects) {
         self.release_empty(cache, self.idle);
         self.idle = self.empty;
         // The remainder is never equal to `PURGED`, which marks purged slabs.
         self.period = (self.period + 1) % PURGED;
     }
 
-    fn release_empty(&mut self, cache: &Cache, most: usize) -> usize {
+    fn release_empty(&mut self, cache: &Objects, most: usize) -> usize {
         let mut released = 0;
         while released < most && self.filled >> EMPTY & 1 == 1 {
             let index = self.first[EMPTY];
@@ -317,45 +350,51 @@ impl Slabs {
     }
 
     /// Makes a slab, and puts it into the list of empty slabs.
-    fn add_slab(&mut self, cache: &Cache, ask: Ask) -> Option<u32> {
+    fn add_slab(&mut self, cache: &Objects, request: NodeRequest) -> Option<u32> {
         // Takes a run of this node only. A slab must be in the lists of the node whose memory it
         // is, because frees give an object to the node of its memory.
-        let run = page::alloc_run_on(cache.granules, ask, cache.slot, true)?;
-        let index = page::index_of_run(run.start);
-        let objects = cache.per_slab;
-        // SAFETY: `alloc_run_on` gave the run, with its private part, to this thread alone.
-        let slab = unsafe { slab(index) };
-        slab.start = run.start.as_ptr().wrapping_add(cache.color_of(index));
-        slab.cache = cache;
-        slab.free = objects as u32;
-        slab.hint = 0;
+        let run = arena::alloc_run_on(cache.geometry.granules, request, cache.id.entry(), true)?;
+        let index = arena::index_of_run(run.start);
+        let objects = cache.geometry.per_slab;
+        let start = run.start.as_ptr();
+        let fresh = run.zeroed && objects == 1 && !cache.checks() && !cache.prepares();
+        let record = arena::private_at(index).cast::<Slab>();
+        // SAFETY: `alloc_run_on` gave the run, with its private part, to this thread alone. The
+        // fields that are not written here are words, which have no invalid content.
+        let slab = unsafe {
+            (&raw mut (*record).guarded).write(Cell::new(false));
+            (&raw mut (*record).fresh).write(AtomicBool::new(fresh));
+            &*record
+        };
+        let first = start.wrapping_add(cache.geometry.color_of(index));
+        slab.start.store(first, Relaxed);
+        slab.cache.set(cache);
+        slab.free.set(objects as u32);
+        slab.hint.set(0);
         // Writes only the words that the objects need, and leaves the other cache lines of the
         // private part untouched.
-        slab.bits[..objects / 64].fill(u64::MAX);
-        if !objects.is_multiple_of(64) {
-            slab.bits[objects / 64] = (1 << (objects % 64)) - 1;
+        for (nth, word) in slab.bits[..objects.div_ceil(64)].iter().enumerate() {
+            let left = objects - nth * 64;
+            word.store(if left < 64 { (1 << left) - 1 } else { u64::MAX }, Relaxed);
         }
-        slab.guarded = false;
-        slab.fresh = run.zeroed && objects == 1 && !cache.checks() && !cache.prepares();
         if cache.hardening.is_some() {
-            let start = run.start.as_ptr();
             // SAFETY: the run was allocated above, so no other thread uses it. It reads as zeroes
             // when `close_guard` is called. A hardened cache puts no object into the last page.
             unsafe {
                 if !run.zeroed {
-                    start.write_bytes(0, cache.granules * GRANULE);
+                    start.write_bytes(0, cache.geometry.granules * GRANULE);
                 }
-                slab.close_guard(start, cache.granules);
+                slab.close_guard(start, cache.geometry.granules);
             }
         }
         if cache.prepares() {
             for nth in 0..objects {
                 // SAFETY: the object lies in the new slab, which no other thread knows.
-                unsafe { cache.prepare(slab.start.add(nth * cache.size)) };
+                unsafe { cache.prepare(first.add(nth * cache.geometry.size)) };
             }
         }
         self.count += 1;
-        self.free += cache.per_slab;
+        self.free += cache.geometry.per_slab;
         self.events.add(SlabEvent::SlabAlloc, 1);
         self.link(cache, EMPTY, index);
         Some(index)
@@ -365,8 +404,8 @@ impl Slabs {
     /// the first of the next list of partial slabs that has one. Returns [`NIL`] after the last
     /// partial slab.
     pub(super) fn after(&self, list: usize, index: u32) -> u32 {
-        // SAFETY: the slab is in a list of this node, and the caller holds the lock.
-        match unsafe { slab(index) }.next {
+        // SAFETY: the slab is in a list of this node.
+        match unsafe { self.slab(index) }.next.get() {
             NIL => self.first_partial(list + 1),
             next => next,
         }
@@ -384,51 +423,50 @@ impl Slabs {
     }
 
     /// Puts a slab at the front of a list.
-    fn link(&mut self, cache: &Cache, list: usize, index: u32) {
+    fn link(&mut self, cache: &Objects, list: usize, index: u32) {
         if list == NONE {
             return;
         }
         if list == EMPTY {
             self.empty += 1;
-            KEPT.fetch_add(cache.granules, Relaxed);
+            KEPT.fetch_add(cache.geometry.granules, Relaxed);
         }
         let next = core::mem::replace(&mut self.first[list], index);
         self.filled |= 1 << list;
-        // SAFETY: both slabs are of this node, and the caller holds the lock.
+        // SAFETY: both slabs are of this node.
         unsafe {
-            (slab(index).prev, slab(index).next) = (NIL, next);
+            self.slab(index).prev.set(NIL);
+            self.slab(index).next.set(next);
             if next != NIL {
-                slab(next).prev = index;
+                self.slab(next).prev.set(index);
             }
         }
     }
 
-    fn unlink(&mut self, cache: &Cache, list: usize, index: u32) {
+    fn unlink(&mut self, cache: &Objects, list: usize, index: u32) {
         if list == NONE {
             return;
         }
         if list == EMPTY {
             self.empty -= 1;
             self.idle = self.idle.min(self.empty);
-            KEPT.fetch_sub(cache.granules, Relaxed);
+            KEPT.fetch_sub(cache.geometry.granules, Relaxed);
         }
         if self.cursor == index {
             self.cursor = self.after(list, index);
         }
-        // SAFETY: the slab and its neighbours are of this node, and the caller holds the lock.
+        // SAFETY: the slab and its neighbours are of this node.
         unsafe {
-            let (prev, next) = (slab(index).prev, slab(index).next);
+            let (prev, next) = (self.slab(index).prev.get(), self.slab(index).next.get());
             if prev == NIL {
                 self.first[list] = next;
                 self.filled &= !(u32::from(next == NIL) << list);
             } else {
-                slab(prev).next = next;
+                self.slab(prev).next.set(next);
             }
             if next != NIL {
-                slab(next).prev = prev;
+                self.slab(next).prev.set(prev);
             }
         }
     }
 }
-
-const _: () = assert!(OBJECTS_MOST * 8 <= GRANULE);

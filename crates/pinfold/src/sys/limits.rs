@@ -1,4 +1,4 @@
-//! The limits of the process: its resource limits, and the kernel's settings.
+//! The limits of the process: its resource limits, its nodes, and the kernel's settings.
 
 use super::files::{number_at_start, read_file};
 use super::{Once, keep_errno, page_size};
@@ -31,6 +31,30 @@ pub(crate) fn resource_limit(resource: libc::__rlimit_resource_t) -> usize {
         libc::RLIM_INFINITY => usize::MAX,
         bytes => usize::try_from(bytes).unwrap_or(usize::MAX),
     }
+}
+
+/// Returns the nodes that the process may use, one bit for each, as `get_mempolicy` tells them.
+/// Returns `None` if the kernel, or a filter in front of it, refuses. One system call.
+pub(crate) fn allowed_nodes() -> Option<[u64; 16]> {
+    /// From `include/uapi/linux/mempolicy.h`.
+    const MPOL_F_MEMS_ALLOWED: libc::c_ulong = 1 << 2;
+    let mut nodes = [0u64; 16];
+    // The kernel subtracts one from the number of bits.
+    let bits = nodes.len() * 64 + 1;
+    // SAFETY: the kernel writes `bits - 1` bits, which `nodes` has. With this flag it takes no
+    // other address.
+    let answer = keep_errno(|| unsafe {
+        let (mode, mask) = (0usize, nodes.as_mut_ptr());
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            mode,
+            mask,
+            bits,
+            0usize,
+            MPOL_F_MEMS_ALLOWED,
+        )
+    });
+    (answer == 0).then_some(nodes)
 }
 
 /// Returns how many bytes the process has mapped, as two numbers.

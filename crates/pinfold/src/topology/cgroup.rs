@@ -16,7 +16,7 @@
 //! built in a static buffer. A cgroup with a name longer than [`NAME`] counts as one without a
 //! limit.
 
-use crate::lock::Lock;
+use crate::lock::{Lock, Word};
 use crate::sys::{for_each_line, number_at_start, read_once};
 use core::ffi::CStr;
 
@@ -36,7 +36,7 @@ struct Room {
     line: [u8; LINE],
 }
 
-/// A fork takes this lock together with the page layer's locks.
+/// A fork takes this lock together with the arenas' locks.
 static ROOM: Lock<Room> = Lock::new(Room {
     name: Text::new(),
     path: Text::new(),
@@ -129,14 +129,9 @@ pub(crate) fn memory_limit(root: &[u8]) -> Option<usize> {
     Some(limit.unwrap_or(usize::MAX))
 }
 
-/// Takes this module's lock for a fork.
-pub(crate) fn lock_for_fork() {
-    ROOM.lock_for_fork();
-}
-
-/// Releases the lock that [`lock_for_fork`] took, in the parent or in the child.
-pub(crate) fn unlock_after_fork() {
-    ROOM.unlock_after_fork();
+/// Returns the word of this module's lock, for a fork.
+pub(crate) fn lock_word() -> &'static Word {
+    ROOM.word()
 }
 
 /// Calls `f` with the path of a file of the process's cgroup in the second version's hierarchy, at

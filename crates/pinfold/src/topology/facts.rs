@@ -9,11 +9,17 @@
 
 use super::list::List;
 use super::set::{ListError, Set, number};
-use super::{CPUS_MOST, CpuSet, NodeId, NodeSet, Topology, figures, node_path};
+use super::{CpuSet, MAX_CPUS, NodeId, NodeSet, Topology, figures, node_path};
 use crate::sys;
 use core::ffi::CStr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use pinfold_rseq::{Index, env};
+
+/// The environment variable that sets the number of made-up nodes (module `nodes`).
+pub const FAKE_NODES_VARIABLE: &str = "PINFOLD_FAKE_NODES";
+/// The maximum number of made-up nodes.
+pub(crate) const MAX_FAKE_NODES: usize = 63;
 
 const ISOLATED: &CStr = c"/sys/devices/system/cpu/isolated";
 const NOHZ_FULL: &CStr = c"/sys/devices/system/cpu/nohz_full";
@@ -23,18 +29,21 @@ const ONLINE: &CStr = c"/sys/devices/system/node/online";
 
 /// The CPUs that the library should not interrupt: isolated CPUs, and CPUs without a periodic tick.
 struct Quiet {
-    cpus: [AtomicU64; CPUS_MOST / 64],
+    cpus: [AtomicU64; MAX_CPUS / 64],
     any: AtomicBool,
 }
 
 static QUIET: Quiet = Quiet::new();
-/// The number of nodes with memory, at least 1. It is 0 until the facts are known.
+/// The number of nodes with memory that this process may use, at least 1. It is 0 until the facts
+/// are known.
 static NODES: AtomicUsize = AtomicUsize::new(0);
+/// The number of made-up nodes, or 0 if the environment asks for none.
+static FAKE_NODES: AtomicUsize = AtomicUsize::new(0);
 
 impl Quiet {
     const fn new() -> Quiet {
         Quiet {
-            cpus: [const { AtomicU64::new(0) }; CPUS_MOST / 64],
+            cpus: [const { AtomicU64::new(0) }; MAX_CPUS / 64],
             any: AtomicBool::new(false),
         }
     }
@@ -65,11 +74,18 @@ impl Quiet {
     /// because each of them may be isolated.
     fn read(&self, isolated: &CStr, nohz_full: &CStr) {
         if for_each_number(isolated, |cpu| self.insert(cpu)).is_err() {
-            (0..CPUS_MOST).for_each(|cpu| self.insert(cpu));
+            (0..MAX_CPUS).for_each(|cpu| self.insert(cpu));
         }
         // Without the option, the kernel prints "(null)".
         let _ = for_each_number(nohz_full, |cpu| self.insert(cpu));
     }
+}
+
+/// Reads a value of [`FAKE_NODES_VARIABLE`]: a number from 1 to 63. Returns `None` for anything
+/// else.
+pub fn parse_fake_nodes(value: &[u8]) -> Option<usize> {
+    let nodes = number(value).ok()?;
+    (1..=MAX_FAKE_NODES).contains(&nodes).then_some(nodes)
 }
 
 /// Reads the facts on the first call. Later calls cost a load. Threads that call this function at
@@ -90,10 +106,12 @@ fn read() {
     sys::address_space_left();
     sys::physical_memory();
     pinfold_rseq::possible();
-    let mut nodes = 0;
-    if for_each_number(WITH_MEMORY, |_| nodes += 1).is_err() {
-        nodes = 1;
-    }
+    let fake = env::parsed(FAKE_NODES_VARIABLE, parse_fake_nodes);
+    FAKE_NODES.store(fake.unwrap_or(0), Relaxed);
+    // A process on a machine with one node makes no system call for policies, because some
+    // sandboxes kill a process for such a call.
+    let with_memory = nodes_with_memory().filter(|nodes| nodes.len() > 1);
+    let nodes = with_memory.map_or(1, |nodes| usable(&nodes).len());
     // Release pairs with the acquire in `read_once`: a thread that sees the number of nodes also
     // sees the quiet CPUs.
     NODES.store(nodes.max(1), Release);
@@ -119,12 +137,41 @@ pub(crate) fn any_quiet() -> bool {
     QUIET.any.load(Relaxed)
 }
 
-/// Returns whether more than one node has memory.
+/// Returns whether this process may use the memory of more than one node.
 pub(crate) fn has_several_nodes() -> bool {
     read_once();
     // Relaxed: `read_once` has just loaded the same word with acquire, and the word no longer
     // changes.
     NODES.load(Relaxed) > 1
+}
+
+/// Returns the number of made-up nodes, if the environment asks for any (module `nodes`).
+pub(crate) fn fake_nodes() -> Option<usize> {
+    read_once();
+    // Relaxed: `read_once` has just loaded `NODES` with acquire, and the number was stored before.
+    Some(FAKE_NODES.load(Relaxed)).filter(|&nodes| nodes > 0)
+}
+
+/// Chooses the backend, once. Returns false while another thread is choosing, or a frame that this
+/// signal handler interrupted. The caller must not install a unit then, because operations of two
+/// backends could use the unit.
+///
+/// With several nodes, a unit's memory must lie on its CPU's node. So units belong to CPU numbers
+/// there, and to concurrency ids on one node.
+pub(crate) fn choose_backend() -> bool {
+    if !pinfold_rseq::decided() {
+        let several = fake_nodes().map_or_else(has_several_nodes, |nodes| nodes > 1);
+        pinfold_rseq::init(if several { Index::Cpu } else { Index::Cid });
+    }
+    pinfold_rseq::decided()
+}
+
+/// Returns those nodes of `with_memory` that this process may use. One system call.
+pub(crate) fn usable(with_memory: &NodeSet) -> NodeSet {
+    match sys::allowed_nodes() {
+        Some(words) => with_memory.and(&Set { words }),
+        None => with_memory.clone(),
+    }
 }
 
 /// Reads which nodes have memory. One file read.
@@ -188,7 +235,7 @@ fn for_each_number(file: &CStr, mut each: impl FnMut(usize)) -> Result<bool, Lis
     let mut list = List::default();
     let mut wrong = None;
     let mut found = |range: Result<Option<super::list::Range>, ListError>| match range {
-        Ok(Some(range)) if range.last >= CPUS_MOST => Some(ListError::TooLarge),
+        Ok(Some(range)) if range.last >= MAX_CPUS => Some(ListError::TooLarge),
         Ok(Some(range)) => {
             range.numbers().for_each(&mut each);
             None
@@ -234,7 +281,8 @@ pub(super) fn for_each_word(file: &CStr, mut each: impl FnMut(&[u8])) {
 #[cfg(test)]
 mod tests {
     use super::{Quiet, for_each_number, for_each_word};
-    use crate::topology::{CpuSet, ListError};
+    use crate::sys;
+    use crate::topology::{CpuSet, ListError, NodeSet};
     use std::ffi::CString;
     use std::os::unix::ffi::OsStrExt;
     use std::string::String;
@@ -292,6 +340,19 @@ mod tests {
         assert!(quiet.any.load(super::Relaxed) && quiet.contains(5) && !quiet.contains(2));
         quiet.replace(&CpuSet::default(), &CpuSet::default());
         assert!(!quiet.any.load(super::Relaxed) && !quiet.contains(5));
+    }
+
+    #[test]
+    fn the_kernel_and_the_status_file_allow_the_same_nodes() {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let list = |line: &'static str| status.lines().find_map(|text| text.strip_prefix(line));
+        let (Some(words), Some(list)) = (sys::allowed_nodes(), list("Mems_allowed_list:")) else {
+            return;
+        };
+        assert_eq!(
+            NodeSet::parse(list.trim().as_bytes()),
+            Ok(NodeSet { words })
+        );
     }
 
     #[test]

@@ -5,11 +5,17 @@
 //! comes from a system call, which is made for the real root only. Nothing allocates. A machine
 //! without NUMA has one node, 0, with all CPUs.
 
+mod affinity;
 pub(crate) mod cgroup;
 pub(crate) mod facts;
 mod list;
 mod set;
 
+#[doc(hidden)]
+pub use affinity::{affinity, set_affinity};
+#[doc(hidden)]
+pub use facts::{FAKE_NODES_VARIABLE, parse_fake_nodes};
+pub(crate) use set::bits;
 pub use set::{ListError, Set};
 
 use crate::sys::{self, FileError, read_file_below};
@@ -19,29 +25,36 @@ use pinfold_rseq::MAX_INDEX;
 use set::number;
 
 /// CPU numbers are below this.
-pub const CPUS_MOST: usize = MAX_INDEX;
+pub const MAX_CPUS: usize = MAX_INDEX;
 /// Node numbers are below this: the number of nodes with the kernel's largest `CONFIG_NODES_SHIFT`.
-pub const NODES_MOST: usize = 1024;
+pub const MAX_NODES: usize = 1024;
 
 /// A CPU's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CpuId(pub usize);
 
 /// A node's number. Numbers can have gaps, and node 0 need not exist.
+///
+/// ```
+/// use pinfold::topology::{NodeId, NodeSet};
+/// assert!(NodeSet::parse(b"0,2").unwrap().iter().map(NodeId).eq([NodeId(0), NodeId(2)]));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub usize);
 
-/// A concurrency id, which is not a CPU number. The kernel keeps the ids of a process's running
-/// threads dense.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Cid(pub usize);
-
 /// A set of CPUs. Plain data of 1 KiB.
-pub type CpuSet = Set<{ CPUS_MOST / 64 }>;
+pub type CpuSet = Set<{ MAX_CPUS / 64 }>;
 /// A set of nodes. Plain data of 128 bytes.
-pub type NodeSet = Set<{ NODES_MOST / 64 }>;
+pub type NodeSet = Set<{ MAX_NODES / 64 }>;
 
 /// The file whose content makes no sense, and what is wrong with it.
+///
+/// ```
+/// use pinfold::topology::{ListError, TopologyError};
+///
+/// let error = TopologyError { file: "sys/devices/system/node/online", what: ListError::Syntax };
+/// assert!(error.to_string().starts_with("/sys/devices/system/node/online: not a list"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopologyError {
     /// The file, below the root folder.
@@ -402,7 +415,7 @@ pub fn housekeeping_where_some_are_isolated() -> Option<CpuSet> {
 #[cold]
 #[inline(never)]
 fn housekeeping_now() -> Option<CpuSet> {
-    let list = |file| list_in::<{ CPUS_MOST / 64 }>(b"/", file).ok().flatten();
+    let list = |file| list_in::<{ MAX_CPUS / 64 }>(b"/", file).ok().flatten();
     let files = [
         "sys/devices/system/cpu/isolated",
         "sys/devices/system/cpu/nohz_full",
@@ -417,24 +430,6 @@ fn housekeeping_now() -> Option<CpuSet> {
             .ok()
             .map(|machine| machine.housekeeping())
     })?
-}
-
-/// Returns the CPUs that the calling thread may run on; `None` if the kernel does not say.
-pub(crate) fn affinity() -> Option<CpuSet> {
-    let mut set = CpuSet::default();
-    let size = size_of_val(&set.words);
-    // SAFETY: the kernel writes at most `size` bytes, which is the size of the mask.
-    let got =
-        unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size, set.words.as_mut_ptr()) };
-    (got > 0).then_some(set)
-}
-
-/// Makes the calling thread run on `cpus` only. Returns false if the kernel refuses, because none
-/// of these CPUs is online and allowed.
-pub(crate) fn set_affinity(cpus: &CpuSet) -> bool {
-    let size = size_of_val(&cpus.words);
-    // SAFETY: the kernel reads at most `size` bytes, which is the size of the mask.
-    unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, cpus.words.as_ptr()) == 0 }
 }
 
 /// Returns the CPUs from 0 on, as many as the C library knows.

@@ -124,16 +124,8 @@ impl<const WORDS: usize> Set<WORDS> {
 
     /// Returns the numbers in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.words.iter().enumerate().flat_map(|(n, &word)| {
-            let mut rest = word;
-            core::iter::from_fn(move || {
-                let bit = rest.trailing_zeros() as usize;
-                (rest != 0).then(|| {
-                    rest &= rest - 1;
-                    n * 64 + bit
-                })
-            })
-        })
+        let words = self.words.iter().enumerate();
+        words.flat_map(|(n, &word)| bits(word).map(move |bit| n * 64 + bit))
     }
 
     /// Returns the numbers that are in both sets.
@@ -178,6 +170,17 @@ impl<const WORDS: usize> FromIterator<usize> for Set<WORDS> {
         numbers.into_iter().for_each(|n| set.insert(n));
         set
     }
+}
+
+/// Returns the numbers of the bits that are set in `word`, in ascending order.
+#[inline]
+pub(crate) fn bits(word: u64) -> impl Iterator<Item = usize> {
+    let mut rest = word;
+    core::iter::from_fn(move || {
+        let bit = (rest != 0).then(|| rest.trailing_zeros() as usize)?;
+        rest &= rest - 1;
+        Some(bit)
+    })
 }
 
 pub(super) fn number(text: &[u8]) -> Result<usize, ListError> {

@@ -2,14 +2,11 @@
 
 use super::Item;
 use crate::counter::{order_own_adds, register_fork};
-use crate::percpu::{self, shared, units};
+use crate::counter_units::{self, LazyBlock, shared, units};
 use core::fmt;
 use core::marker::PhantomData;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use core::sync::atomic::{AtomicU64, AtomicUsize};
-
-/// The offset that means "no block yet".
-const NOWHERE: usize = 0;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Counts how often each item's event occurred, as the kernel's `vm_event` counts do. A static can
 /// hold the counts.
@@ -34,8 +31,8 @@ const NOWHERE: usize = 0;
 /// ```
 #[derive(Debug)]
 pub struct VmEvents<I: Item> {
-    /// The offset of the first item's word; the other items' words follow.
-    place: AtomicUsize,
+    /// The items' words, in the order of their numbers.
+    block: LazyBlock,
     /// Adds that were not counted, because the words could not be allocated.
     lost: AtomicU64,
     items: PhantomData<fn(I)>,
@@ -49,9 +46,18 @@ impl<I: Item> Default for VmEvents<I> {
 
 impl<I: Item> VmEvents<I> {
     /// Returns counts at 0.
+    ///
+    /// ```
+    /// pinfold::vmstat_items! {
+    ///     pub enum Fault { Minor = "pgfault", Major = "pgmajfault" }
+    /// }
+    ///
+    /// let faults = pinfold::vmstat::VmEvents::<Fault>::new();
+    /// assert_eq!(faults.to_string(), "pgfault 0\npgmajfault 0\n");
+    /// ```
     pub const fn new() -> Self {
         VmEvents {
-            place: AtomicUsize::new(NOWHERE),
+            block: LazyBlock::new(),
             lost: AtomicU64::new(0),
             items: PhantomData,
         }
@@ -77,13 +83,13 @@ impl<I: Item> VmEvents<I> {
     pub fn add(&self, item: I, n: u64) {
         let item = item.index();
         assert!(item < I::NAMES.len(), "an item without a name");
-        // Acquire pairs with the release in `place`: a thread that sees the offset also sees the
-        // block zeroed.
-        let place = self.place.load(Acquire);
-        // SAFETY: a place other than `NOWHERE` is the offset of this `VmEvents`' block, which is
-        // freed only when the `VmEvents` is dropped. `item` is below the number of names, so its
-        // word lies in the block.
-        if place == NOWHERE || !unsafe { units().add(place + 8 * item, n) } {
+        let added = self.block.get().is_some_and(|offset| {
+            // SAFETY: `offset` is that of this `VmEvents`' block, which is freed only when the
+            // `VmEvents` is dropped. `item` is below the number of names, so its word lies in the
+            // block.
+            unsafe { units().add(offset + 8 * item, n) }
+        });
+        if !added {
             self.add_slow(item, n);
         }
     }
@@ -91,15 +97,15 @@ impl<I: Item> VmEvents<I> {
     #[cold]
     #[inline(never)]
     fn add_slow(&self, item: usize, n: u64) {
-        let Some(place) = self.place() else {
+        let Some(offset) = self.block() else {
             self.lost.fetch_add(1, Relaxed);
             return;
         };
-        percpu::install_here();
-        // SAFETY: `place` is the offset of this `VmEvents`' block, and `add` has checked that the
-        // item's word lies in the block.
-        if !unsafe { units().add(place + 8 * item, n) } {
-            shared(place + 8 * item).fetch_add(n, Relaxed);
+        counter_units::install_here();
+        // SAFETY: `offset` is that of this `VmEvents`' block, and `add` has checked that the item's
+        // word lies in the block.
+        if !unsafe { units().add(offset + 8 * item, n) } {
+            shared(offset + 8 * item).fetch_add(n, Relaxed);
         }
     }
 
@@ -111,15 +117,12 @@ impl<I: Item> VmEvents<I> {
 
     fn sum_of(&self, item: usize) -> u64 {
         order_own_adds();
-        // Acquire pairs with the release in `place`: a thread that sees the offset also sees the
-        // block zeroed.
-        let place = self.place.load(Acquire);
-        if place == NOWHERE || item >= I::NAMES.len() {
+        let Some(offset) = self.block.get().filter(|_| item < I::NAMES.len()) else {
             return 0;
-        }
-        let at = place + 8 * item;
+        };
+        let at = offset + 8 * item;
         let mut sum = shared(at).load(Acquire);
-        percpu::for_each_used(at, |[word]| sum = sum.wrapping_add(word.load(Acquire)));
+        counter_units::for_each_used(at, |[word]| sum = sum.wrapping_add(word.load(Acquire)));
         sum
     }
 
@@ -132,36 +135,17 @@ impl<I: Item> VmEvents<I> {
     /// Returns the offset of the items' words in every unit, and allocates the words if there are
     /// none. Returns `None` if the words cannot be allocated. Other processes find the words in the
     /// statistics segment by this offset.
-    pub(crate) fn place(&self) -> Option<usize> {
-        let place = self.place.load(Acquire);
-        if place != NOWHERE {
-            return Some(place);
-        }
-        let fresh = register_fork()
-            .then(|| percpu::alloc(Self::size()))
-            .flatten()?;
-        // Release: a thread that sees the offset also sees the block zeroed. Acquire: this thread
-        // sees the same if another thread was faster.
-        match self.place.compare_exchange(NOWHERE, fresh, AcqRel, Acquire) {
-            Ok(_) => Some(fresh),
-            Err(theirs) => {
-                // SAFETY: the exchange failed, so `fresh` was never published. Only this thread
-                // knows the block.
-                unsafe { percpu::free(fresh, Self::size()) };
-                Some(theirs)
-            }
-        }
+    pub(crate) fn block(&self) -> Option<usize> {
+        self.block
+            .get_or_alloc(Self::size(), register_fork, |offset| offset)
     }
 }
 
 impl<I: Item> Drop for VmEvents<I> {
     fn drop(&mut self) {
-        let place = *self.place.get_mut();
-        if place != NOWHERE {
-            // SAFETY: `place` allocated the block with this size. `drop` has the only reference, so
-            // no thread counts in the block any more.
-            unsafe { percpu::free(place, Self::size()) };
-        }
+        // SAFETY: `block` allocated the block with this size. `drop` has the only reference, so no
+        // thread counts in the block any more.
+        unsafe { self.block.free(Self::size()) };
     }
 }
 

@@ -29,14 +29,14 @@ mod events;
 mod open;
 #[cfg(test)]
 mod tests;
-mod zone;
 
 pub use events::VmEvents;
-use zone::ZONES_A_NODE;
-pub use zone::Zone;
 
 use crate::counter::shards::{SIZE, Shards};
 use crate::counter::{CounterError, PercpuCounter};
+use crate::counter_units::LazyBlock;
+use crate::topology::NodeId;
+use crate::{mempolicy, nodes};
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::null_mut;
@@ -45,7 +45,69 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 
 /// The largest threshold that [`normal_threshold`] returns. It is the kernel's, where a difference
 /// is one signed byte.
-pub const THRESHOLD_MOST: u64 = 125;
+pub const MAX_THRESHOLD: u64 = 125;
+
+/// Zones of each node: its memory in normal pages, and its memory in huge pages.
+const ZONES_A_NODE: usize = 2;
+
+/// Names a node's memory of one page size.
+///
+/// Nodes are numbered as everywhere in the library, for example in
+/// [`KmemCache::alloc_node`](crate::slab::KmemCache::alloc_node) and
+/// [`NUMA_STAT`](crate::arena::NUMA_STAT): the nodes with memory that this process could use when
+/// it started have the numbers from 0 on, in the order of the system's ids.
+/// [`normal_of`](Self::normal_of) and [`huge_of`](Self::huge_of) take the system's id instead.
+///
+/// The node of a `Zone` need not exist. A [`VmStat`] counts nothing for such a zone:
+/// the zone reads as 0, and [`VmStat::lost`] counts the adds.
+///
+/// ```
+/// use pinfold::topology::NodeId;
+/// use pinfold::vmstat::{VmStat, Zone};
+///
+/// pinfold::vmstat_items! {
+///     pub enum Ring {
+///         Used = "nr_used",
+///     }
+/// }
+///
+/// static RING: VmStat<Ring> = VmStat::new();
+/// let nowhere = Zone::normal(1000);
+/// RING.inc(nowhere, Ring::Used);
+/// assert!(!RING.has(nowhere));
+/// assert_eq!((RING.snapshot_zone(nowhere, Ring::Used), RING.lost()), (0, 1));
+/// assert_eq!(Zone::normal_of(NodeId(1000)), None);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Zone(usize);
+
+impl Zone {
+    /// Returns the zone of node `node`'s memory in pages of the usual size.
+    #[inline(always)]
+    pub const fn normal(node: usize) -> Zone {
+        Zone(node.saturating_mul(ZONES_A_NODE))
+    }
+
+    /// Returns the zone of node `node`'s memory in huge pages.
+    #[inline(always)]
+    pub const fn huge(node: usize) -> Zone {
+        Zone(node.saturating_mul(ZONES_A_NODE).saturating_add(1))
+    }
+
+    /// Returns the zone of a node's memory in pages of the usual size, by the system's id of the
+    /// node. Returns `None` if this process could not use the node when it started.
+    pub fn normal_of(node: NodeId) -> Option<Zone> {
+        mempolicy::init();
+        nodes::with_id(node.0).map(Zone::normal)
+    }
+
+    /// Returns the zone of a node's memory in huge pages, by the system's id of the node. Returns
+    /// `None` if this process could not use the node when it started.
+    pub fn huge_of(node: NodeId) -> Option<Zone> {
+        mempolicy::init();
+        nodes::with_id(node.0).map(Zone::huge)
+    }
+}
 
 /// Names what is counted: the variants of an enum, numbered from 0.
 /// [`vmstat_items!`](crate::vmstat_items) declares such an enum.
@@ -111,7 +173,19 @@ macro_rules! vmstat_items {
 /// Counting is one critical section, in any thread or signal handler. About one count in a
 /// threshold also folds. Memory is allocated when the first thing is counted: for each zone and
 /// item, 128 bytes for the counter, 32 bytes for its total, and 32 bytes on each CPU that counts.
-/// The [module](self) has an example.
+///
+/// ```
+/// use pinfold::vmstat::{VmStat, Zone};
+///
+/// pinfold::vmstat_items! {
+///     pub enum Ring { Used = "nr_used" }
+/// }
+///
+/// let rings: VmStat<Ring> = VmStat::new();
+/// rings.add(Zone::huge(0), Ring::Used, 5);
+/// let zones = [Zone::normal(0), Zone::huge(0)];
+/// assert_eq!(zones.map(|zone| rings.snapshot_zone(zone, Ring::Used)), [0, 5]);
+/// ```
 #[derive(Debug)]
 pub struct VmStat<I: Item> {
     /// The offset of the block of the first zone's first item. The other blocks follow, zone by
@@ -121,9 +195,8 @@ pub struct VmStat<I: Item> {
     zones: AtomicUsize,
     /// The counters, in the order of the blocks; null until they are made.
     counters: AtomicPtr<PercpuCounter>,
-    /// The offset of the blocks that the counters are being given, or 0 until the blocks are
-    /// allocated.
-    claimed: AtomicUsize,
+    /// The row of blocks that the counters are being given.
+    claimed: LazyBlock,
     /// Adds that were not counted.
     lost: AtomicU64,
     items: PhantomData<fn(I)>,
@@ -142,7 +215,7 @@ impl<I: Item> VmStat<I> {
             run: AtomicUsize::new(0),
             zones: AtomicUsize::new(0),
             counters: AtomicPtr::new(null_mut()),
-            claimed: AtomicUsize::new(0),
+            claimed: LazyBlock::new(),
             lost: AtomicU64::new(0),
             items: PhantomData,
         }
@@ -246,7 +319,7 @@ impl<I: Item> VmStat<I> {
     /// during the call. Interrupts no CPU.
     ///
     /// The zones are summed one after the other. So an amount that moves from one zone to another
-    /// meanwhile may count in both or in neither.
+    /// during the call may count in both or in neither.
     pub fn snapshot(&self, item: I) -> i64 {
         self.of(item)
             .fold(0, |sum, zone| sum.wrapping_add(zone.sum()))
@@ -361,5 +434,5 @@ impl<I: Item> fmt::Display for VmStat<I> {
 pub fn normal_threshold(cpus: usize, memory_bytes: u64) -> u64 {
     let fls = |n: u64| u64::from(u64::BITS - n.leading_zeros());
     let threshold = 2 * fls(cpus as u64) * (1 + fls(memory_bytes >> 27));
-    threshold.clamp(1, THRESHOLD_MOST)
+    threshold.clamp(1, MAX_THRESHOLD)
 }

@@ -7,19 +7,19 @@
 //!    compare-exchange. A thread that is too late frees its own counters. Until step 3 is done,
 //!    adds go to the counters' bases.
 //! 2. `claimed`: the thread allocates all blocks in a row, prepares them, and publishes their
-//!    offset by one compare-exchange. A thread that is too late frees its own blocks.
+//!    offset. A thread that is too late frees its own blocks (`counter_units/lazy.rs`).
 //! 3. The thread gives each counter its block of `claimed`. All threads give a counter the same
 //!    block, so their order does not matter.
 //! 4. `run`: the thread stores the offset. From then on, the fast path finds the blocks.
 
-use super::zone::ZONES_A_NODE;
+use super::ZONES_A_NODE;
 use super::{Item, VmStat, normal_threshold};
 use crate::counter::shards::{SIZE, Shards};
 use crate::counter::{CounterError, PercpuCounter, register_fork, watch_block};
 use crate::topology::{NodeId, facts};
-use crate::{mempolicy, nodes, percpu, shepherd, sys};
+use crate::{mempolicy, nodes, shepherd, sys};
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 impl<I: Item> VmStat<I> {
     /// Returns all counters. Makes them if necessary, and gives them their blocks if there is
@@ -75,15 +75,9 @@ impl<I: Item> VmStat<I> {
     #[cold]
     fn settle(&self) {
         let counters = self.counters();
-        // Acquire pairs with the release in `claim`: a thread that sees the offset also sees the
-        // blocks prepared.
-        let run = match self.claimed.load(Acquire) {
-            0 => self.claim(counters),
-            run => run,
-        };
-        if run == 0 {
+        let Some(run) = self.claim(counters) else {
             return;
-        }
+        };
         for (at, counter) in counters.iter().enumerate() {
             counter.adopt(run + at * SIZE);
         }
@@ -92,28 +86,20 @@ impl<I: Item> VmStat<I> {
         self.run.store(run, Release);
     }
 
-    /// Allocates the row of blocks and returns its offset. If another thread was faster, returns
-    /// the offset of that thread's row. Returns 0 if there is no memory, if another thread forks,
-    /// or if the caller is a handler that interrupted an allocation.
-    pub(super) fn claim(&self, counters: &[PercpuCounter]) -> usize {
-        let size = counters.len() * SIZE;
-        let Some(fresh) = register_fork().then(|| percpu::alloc(size)).flatten() else {
-            return 0;
-        };
-        for (at, counter) in counters.iter().enumerate() {
-            // SAFETY: the row was just allocated with one block for each counter, and no other
-            // thread knows it.
-            unsafe { Shards::at(fresh + at * SIZE) }.open(counter.first_batch());
-        }
-        // Release: a thread that sees the offset also sees the blocks prepared.
-        match self.claimed.compare_exchange(0, fresh, AcqRel, Acquire) {
-            Ok(_) => fresh,
-            Err(claimed) => {
-                // SAFETY: the exchange failed, so no other thread knows the row.
-                unsafe { percpu::free(fresh, size) };
-                claimed
+    /// Returns the offset of the row of blocks. The first call allocates the row. Returns `None` if
+    /// there is no memory, if another thread forks, or if the caller is a handler that interrupted
+    /// an allocation.
+    pub(super) fn claim(&self, counters: &[PercpuCounter]) -> Option<usize> {
+        let prepare = |row| {
+            for (at, counter) in counters.iter().enumerate() {
+                // SAFETY: the row was just allocated with one block for each counter, and no other
+                // thread knows it.
+                unsafe { Shards::at(row + at * SIZE) }.open(counter.first_batch());
             }
-        }
+            row
+        };
+        self.claimed
+            .get_or_alloc(counters.len() * SIZE, register_fork, prepare)
     }
 
     /// Returns all counters, each with its block.
@@ -162,7 +148,7 @@ impl<I: Item> Drop for VmStat<I> {
         }
         // A thread may have ended before it gave each counter its block of the row. Only a counter
         // that has its block frees it. So `settle` gives out the other blocks.
-        if *self.claimed.get_mut() != 0 {
+        if self.claimed.get().is_some() {
             self.settle();
         }
         let bytes = size_of_val(self.counters()).next_multiple_of(sys::page_size());

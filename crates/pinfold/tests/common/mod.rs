@@ -32,13 +32,7 @@ pub fn cpus() -> usize {
 
 /// Moves the thread to the `nth` CPU. Does nothing where that is not allowed.
 pub fn pin(nth: usize) {
-    // SAFETY: `cpu_set_t` is plain integers, for which zeroes are valid, and the kernel only reads
-    // the set.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(nth % cpus(), &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
-    }
+    pinfold::topology::set_affinity(&[nth % cpus()].into_iter().collect());
 }
 
 /// Returns a number from the environment, for long runs of a test.

@@ -58,7 +58,7 @@ pub(crate) fn thread_pointer() -> usize {
 ///
 /// # Safety
 ///
-/// `offset` is the offset from the thread pointer of an id field in a registered area.
+/// `offset` is the distance from the thread pointer to an id field of a registered area.
 #[inline(always)]
 pub(crate) unsafe fn read_index(offset: isize) -> u32 {
     let field = thread_pointer().wrapping_add_signed(offset) as *const u32;
@@ -136,8 +136,8 @@ pub(crate) unsafe fn add(
     offset: usize,
     n: u64,
 ) -> bool {
-    // SAFETY: the caller promises a registered area and a word in every unit. The section writes
-    // only that word.
+    // SAFETY: the caller promises that the rseq area is registered, and that every unit has a word
+    // at `offset`. The section writes only that word.
     unsafe {
         template!(
             fail: "{fail}",
@@ -162,7 +162,7 @@ pub(crate) unsafe fn add(
 ///
 /// # Safety
 ///
-/// The promises of [`add`], for the 16 bytes at `offset`.
+/// The same as for [`add`], for the 16 bytes at `offset`.
 #[inline(always)]
 pub(crate) unsafe fn add_within(
     cs: isize,
@@ -171,9 +171,9 @@ pub(crate) unsafe fn add_within(
     offset: usize,
     n: i64,
 ) -> bool {
-    // SAFETY: the caller promises a registered area and two words in every unit. The section writes
-    // only the first word. The body may overwrite the thread pointer in `x10`, which it no longer
-    // needs.
+    // SAFETY: the caller promises that the rseq area is registered, and that every unit has two
+    // words at `offset`. The section writes only the first word. The body may overwrite the thread
+    // pointer in `x10`, which it no longer needs.
     unsafe {
         template!(
             fail: "{fail}",
@@ -202,7 +202,7 @@ pub(crate) unsafe fn add_within(
 ///
 /// # Safety
 ///
-/// The promises of [`add`].
+/// The same as for [`add`].
 #[inline(always)]
 pub(crate) unsafe fn store_if_equal(
     cs: isize,
@@ -212,8 +212,8 @@ pub(crate) unsafe fn store_if_equal(
     expected: u64,
     new: u64,
 ) -> bool {
-    // SAFETY: the caller promises a registered area and a word in every unit. The section writes
-    // only the word that it compares.
+    // SAFETY: the caller promises that the rseq area is registered, and that every unit has a word
+    // at `offset`. The section writes only the word that it compares.
     unsafe {
         template!(
             fail: "{fail}",
@@ -240,12 +240,13 @@ pub(crate) unsafe fn store_if_equal(
 ///
 /// # Safety
 ///
-/// The promises of [`add`], and the word is 0 or describes a stack that only these functions use.
+/// The same as for [`add`]. Also, the word at `offset` is 0, or describes a stack that only these
+/// functions use.
 #[inline(always)]
 pub(crate) unsafe fn pop(cs: isize, index: isize, table: *const *mut u8, offset: usize) -> *mut u8 {
     let item: *mut u8;
-    // SAFETY: the caller promises a stack, or 0. The section reads the slot below the top only if
-    // the word is not 0, and writes only the word.
+    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack of pointers.
+    // The section reads the slot below the top only if the word is not 0, and writes only the word.
     unsafe {
         template!(
             fail: "6b",
@@ -271,7 +272,7 @@ pub(crate) unsafe fn pop(cs: isize, index: isize, table: *const *mut u8, offset:
 ///
 /// # Safety
 ///
-/// The promises of [`pop`], and `item` is not null.
+/// The same as for [`pop`]. Also, `item` is not null.
 #[inline(always)]
 pub(crate) unsafe fn push(
     cs: isize,
@@ -280,9 +281,9 @@ pub(crate) unsafe fn push(
     offset: usize,
     item: *mut u8,
 ) -> bool {
-    // SAFETY: the caller promises a stack, or 0. A top that is not a multiple of `STACK_ALIGN` is
-    // the address of a free slot. The section may write that slot and then abort. A free slot has
-    // no meaning, so this write is harmless.
+    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack of pointers.
+    // A top that is not a multiple of `STACK_ALIGN` is the address of a free slot. The section may
+    // write that slot and then abort. A free slot has no meaning, so this write is harmless.
     unsafe {
         template!(
             fail: "{fail}",
@@ -306,12 +307,12 @@ pub(crate) unsafe fn push(
     true
 }
 
-/// Runs [`Units::pop_batch`](crate::Units::pop_batch) as a critical section, for `room` pointers at
-/// `items`.
+/// Runs [`Units::pop_batch`](crate::Units::pop_batch) as a critical section that writes at most
+/// `room` pointers to `items`.
 ///
 /// # Safety
 ///
-/// The promises of [`pop`], `items` is writable for `room` pointers, and `room` is not 0.
+/// The same as for [`pop`]. Also, `items` is writable for `room` pointers, and `room` is not 0.
 #[inline]
 pub(crate) unsafe fn pop_batch(
     cs: isize,
@@ -322,9 +323,9 @@ pub(crate) unsafe fn pop_batch(
     room: usize,
 ) -> usize {
     let taken: usize;
-    // SAFETY: the caller promises a stack, or 0, and room for `room` pointers. The loop ends at the
-    // guard or after `room` pointers. After an abort, the section writes `items` again from the
-    // start.
+    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack of pointers,
+    // and that `items` is writable for `room` pointers. The loop ends at the guard or after `room`
+    // pointers. After an abort, the section writes `items` again from the start.
     unsafe {
         template!(
             fail: "6b",
@@ -357,13 +358,13 @@ pub(crate) unsafe fn pop_batch(
     taken
 }
 
-/// Runs [`Units::push_batch`](crate::Units::push_batch) as a critical section, for `count` pointers
-/// at `items`.
+/// Runs [`Units::push_batch`](crate::Units::push_batch) as a critical section that reads at most
+/// `count` pointers from `items`.
 ///
 /// # Safety
 ///
-/// The promises of [`pop`], `items` is readable for `count` pointers, none of them null, and
-/// `count` is not 0.
+/// The same as for [`pop`]. Also, `items` is readable for `count` pointers, of which none is null,
+/// and `count` is not 0.
 #[inline]
 pub(crate) unsafe fn push_batch(
     cs: isize,
@@ -374,8 +375,9 @@ pub(crate) unsafe fn push_batch(
     count: usize,
 ) -> usize {
     let put: usize;
-    // SAFETY: the caller promises a stack, or 0, and `count` pointers. The loop ends at the stack's
-    // end or after `count` pointers. Before the commit the section writes only free slots.
+    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack of pointers,
+    // and that `items` is readable for `count` pointers. The loop ends at the stack's end or after
+    // `count` pointers. Before the commit the section writes only free slots.
     unsafe {
         template!(
             fail: "6b",
@@ -419,7 +421,8 @@ pub(crate) unsafe fn push_batch(
 #[inline(never)]
 pub(crate) unsafe fn spin_until_aborted(cs: isize, spins: u64) -> bool {
     let aborted: u64;
-    // SAFETY: the caller promises a registered area. The section itself writes only registers.
+    // SAFETY: the caller promises that the rseq area is registered. The section itself writes only
+    // registers.
     unsafe {
         asm!(
             ".pushsection __rseq_cs, \"aw\", @progbits",

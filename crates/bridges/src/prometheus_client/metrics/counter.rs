@@ -50,6 +50,18 @@ impl<N: CounterValue, A> Counter<N, A> {
 }
 
 /// Marks the types that a [`Counter`] can count in: `u64` and `f64`.
+///
+/// ```
+/// use pinfold_bridges::prometheus_client::metrics::counter::{Counter, CounterValue};
+///
+/// fn add_all<N: CounterValue>(counter: &Counter<N>, values: &[N]) {
+///     values.iter().for_each(|&value| counter.inc_by(value));
+/// }
+///
+/// let seconds: Counter<f64> = Counter::default();
+/// add_all(&seconds, &[0.25, 0.5]);
+/// assert_eq!(seconds.get(), 0.75);
+/// ```
 pub trait CounterValue: EncodeCounterValue + fmt::Debug + Copy + private::Sealed {
     #[doc(hidden)]
     type Store: Send + Sync + 'static;

@@ -63,6 +63,20 @@ impl<N: GaugeValue, A> Gauge<N, A> {
 }
 
 /// Marks the types that a [`Gauge`] can measure in: `i64`, `u64` and `f64`.
+///
+/// ```
+/// use pinfold_bridges::prometheus_client::metrics::gauge::{Gauge, GaugeValue};
+///
+/// fn move_to<N: GaugeValue>(from: &Gauge<N>, to: &Gauge<N>, amount: N) {
+///     from.dec_by(amount);
+///     to.inc_by(amount);
+/// }
+///
+/// let (waiting, running): (Gauge, Gauge) = Default::default();
+/// waiting.set(5);
+/// move_to(&waiting, &running, 2);
+/// assert_eq!((waiting.get(), running.get()), (3, 2));
+/// ```
 pub trait GaugeValue: EncodeGaugeValue + fmt::Debug + Copy + private::Sealed {
     #[doc(hidden)]
     type Store: Send + Sync + 'static;

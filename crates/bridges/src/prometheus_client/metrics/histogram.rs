@@ -29,6 +29,15 @@ pub struct Histogram {
 
 impl Histogram {
     /// Makes a histogram with these upper bounds.
+    ///
+    /// ```
+    /// use pinfold_bridges::prometheus_client::metrics::histogram::Histogram;
+    ///
+    /// let sizes = Histogram::new([100.0, 10.0, f64::INFINITY]);
+    /// sizes.observe(10.0);
+    /// // A value that equals a bound counts in the bucket below that bound.
+    /// assert!(format!("{sizes:?}").contains("[(10.0, 1), (100.0, 0), (inf, 0)]"));
+    /// ```
     pub fn new(buckets: impl IntoIterator<Item = f64>) -> Histogram {
         Histogram {
             buckets: Arc::new(Buckets::new(buckets)),
@@ -72,7 +81,7 @@ impl TypedMetric for Histogram {
 impl EncodeMetric for Histogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         // The sum of the buckets that were just read, so that the count equals the last cumulative
-        // bucket whatever other threads observe meanwhile.
+        // bucket, even if other threads observe values at the same time.
         let buckets = self.buckets.counts();
         encoder.encode_histogram::<NoLabelSet>(self.sum(), total(&buckets), &buckets, None)
     }

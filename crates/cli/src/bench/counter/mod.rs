@@ -10,8 +10,10 @@ mod shared;
 mod truth;
 mod workers;
 
-use crate::figures::{self, median};
+use crate::figures;
 use anyhow::{Context, Result, ensure};
+use pinfold_benchkit::machine::settle_index;
+use pinfold_benchkit::stats::median;
 use pinfold_rseq::Index;
 use run::{Contender, Setup, contender};
 use serde::Serialize;
@@ -164,7 +166,7 @@ pub fn main(args: &Args) -> Result<()> {
         // Concurrency ids are per process: two processes on two CPUs could use the same one.
         pinfold_rseq::init(Index::Cpu);
     } else {
-        super::settle_index();
+        settle_index();
     }
     let rows = measure(args, &subjects)?;
     if args.json {

@@ -4,7 +4,7 @@
 //! moved between reading the index and updating the value, and another thread may then update the
 //! same CPU's value. So the value is an atomic.
 
-use crate::bench::Padded;
+use pinfold_benchkit::Padded;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

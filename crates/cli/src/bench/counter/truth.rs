@@ -1,7 +1,7 @@
 //! Checks a sum against the values that the counter can have had while the sum ran.
 //!
 //! Each worker publishes the step of its loop. From the steps before and after a sum follows an
-//! interval that contains every value the counter had meanwhile.
+//! interval that contains every value that the counter had while the sum ran.
 //!
 //! A worker's share of the counter is 0 or one mapping. Its steps are numbered consecutively, four
 //! to a loop:
@@ -17,7 +17,7 @@
 //! it shows two different steps, it may have had either share.
 
 use super::workers::{PAGES, Worker};
-use crate::bench::Padded;
+use pinfold_benchkit::Padded;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::fence;

@@ -4,8 +4,8 @@
 use super::designs::Design;
 use super::shared::Zeroed;
 use super::truth::Step;
-use crate::bench::{Padded, spin_until};
 use anyhow::{Context, Result, bail, ensure};
+use pinfold_benchkit::{Padded, spin_until};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;

@@ -1,8 +1,8 @@
 //! The threads of a round. Each touches the pages of its slice and measures its time.
 
 use super::subjects::Subject;
-use crate::bench::spin_until;
 use anyhow::{Context, Result, anyhow};
+use pinfold_benchkit::spin_until;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Release};

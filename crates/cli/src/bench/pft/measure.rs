@@ -4,8 +4,8 @@
 use super::amount::default_region;
 use super::subjects::{Contenders, SubjectName};
 use super::{KINDS, Kind, Plan, Row, crew, title};
-use crate::figures::median;
 use anyhow::{Context, Result};
+use pinfold_benchkit::stats::median;
 use pinfold_rseq::Backend;
 
 /// The results, in the order of the tables.

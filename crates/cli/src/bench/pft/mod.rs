@@ -11,6 +11,8 @@ mod subjects;
 use crate::figures;
 use amount::Amount;
 use anyhow::{Result, bail, ensure};
+use pinfold_benchkit::cpus;
+use pinfold_benchkit::machine::settle_index;
 use serde::Serialize;
 use std::path::PathBuf;
 use subjects::{Contenders, SubjectName};
@@ -150,7 +152,7 @@ pub fn main(args: &Args) -> Result<()> {
         figures::check_writable(file)?;
     }
     without_huge_pages();
-    super::settle_index();
+    settle_index();
     let measured = measure::measure(&plan)?;
     if args.json {
         figures::json("pft", &measured.rows)?;
@@ -166,7 +168,7 @@ pub fn main(args: &Args) -> Result<()> {
 fn plan(args: &Args) -> Result<Plan> {
     let threads = match args.threads {
         Some(threads) => threads as usize,
-        None => super::cpus::allowed()?.len(),
+        None => cpus::allowed()?.len(),
     };
     let memory = args.memory.unwrap_or_else(amount::default_region);
     let page = subjects::page_size();

@@ -1,8 +1,8 @@
 //! The bulk test, after the kernel's slab_bulk_test: allocates and frees several objects per call,
 //! and the same number by single calls.
 
-use super::scenarios::{out_of_memory, timed};
 use pinfold::slab::KmemCache;
+use pinfold_benchkit::{cycles, out_of_memory};
 use std::ptr::{NonNull, null_mut};
 
 /// Objects per call, as in slab_bulk_test.
@@ -35,7 +35,7 @@ pub fn measure(cache: &KmemCache, batch: usize, calls: usize) -> Cycles {
 #[inline(always)]
 fn cycles_of(loops: usize, mut work: impl FnMut()) -> u64 {
     work();
-    timed(|| (0..loops).for_each(|_| work()))
+    cycles::of(|| (0..loops).for_each(|_| work()))
 }
 
 #[inline(always)]

@@ -1,13 +1,16 @@
 //! Measures all cells of the tables. A cell is a scenario at a size. In each round of a cell, every
 //! subject is measured once.
 
-use super::crew::Crew;
-use super::scenarios::{Op, Scenario, at_depth};
-use super::subjects::{Inlined, Measurable, SubjectName, cache};
-use super::{Plan, Row, bulk};
-use crate::figures::median;
+use super::subjects::{Measurable, SubjectName};
+use super::{Plan, Row, Test, bulk};
 use anyhow::{Context, Result};
+use pinfold_benchkit::machine::settle_index;
+use pinfold_benchkit::stats::median;
+use pinfold_benchkit::{Op, PinfoldCache, Pool, Scenario, at_depth, cache};
 use pinfold_rseq::Backend;
+
+/// Number of untimed passes before each timed one.
+const WARMUP: u32 = 1;
 
 /// The results, in the order of the tables.
 pub struct Measured {
@@ -17,27 +20,28 @@ pub struct Measured {
     pub rows: Vec<Row>,
 }
 
-/// Measures everything in `plan`, on this thread and others. Pins this thread.
+/// Measures everything in `plan`.
 pub fn measure(mut plan: Plan) -> Result<Measured> {
-    crate::bench::settle_index();
+    settle_index();
     if pinfold_rseq::backend() == Backend::Atomic {
         let why = pinfold_rseq::missing();
         let note = format!("Pinfold and rseq run on atomics: restartable sequences are {why}.");
         plan.notes.push(note);
     }
-    let crew = Crew::new(plan.calls)?;
+    let pool = Pool::new(None, plan.calls, WARMUP)?;
     let mut rows = Vec::new();
-    for &scenario in &plan.scenarios {
-        if scenario == Scenario::Bulk {
-            rows.extend(bulk_rows(&plan)?);
-            continue;
-        }
-        for size in plan.sizes(scenario) {
-            rows.extend(cell(&plan, &crew, scenario, size)?);
+    for &test in &plan.tests {
+        match test {
+            Test::Of(scenario) => {
+                for size in plan.sizes(scenario) {
+                    rows.extend(cell(&plan, &pool, scenario, size)?);
+                }
+            }
+            Test::Bulk => rows.extend(bulk_rows(&plan, &pool)?),
         }
     }
     Ok(Measured {
-        threads: crew.len(),
+        threads: pool.len(),
         plan,
         rows,
     })
@@ -70,14 +74,14 @@ impl Contender {
 
 /// Measures one cell. It makes its own subjects, so that idle objects of one cell do not take
 /// memory from another.
-fn cell(plan: &Plan, crew: &Crew, scenario: Scenario, size: usize) -> Result<Vec<Row>> {
+fn cell(plan: &Plan, pool: &Pool, scenario: Scenario, size: usize) -> Result<Vec<Row>> {
     let names = plan.subjects.iter();
-    let contenders = names.filter(|name| name.takes_part(scenario));
+    let contenders = names.filter(|name| name.takes_part(Test::Of(scenario)));
     let contenders = contenders.map(|&name| Contender::new(name, size));
     let mut contenders = contenders.collect::<Result<Vec<_>>>()?;
     for round in 0..plan.rounds as usize {
         for contender in &mut contenders {
-            let timings = contender.subject.measure(scenario, crew, round);
+            let timings = contender.subject.measure(scenario, pool, round);
             for timing in timings.with_context(|| contender.name.name())? {
                 contender.record(timing.op, timing.cycles);
             }
@@ -85,10 +89,10 @@ fn cell(plan: &Plan, crew: &Crew, scenario: Scenario, size: usize) -> Result<Vec
     }
     let rows = contenders.iter().flat_map(|contender| {
         contender.samples.iter().map(move |(op, samples)| Row {
-            scenario,
+            scenario: Test::Of(scenario),
             size,
             op: *op,
-            threads: scenario.threads(crew),
+            threads: scenario.threads(pool.len()),
             subject: contender.name,
             batch: None,
             cycles: median(samples),
@@ -98,23 +102,29 @@ fn cell(plan: &Plan, crew: &Crew, scenario: Scenario, size: usize) -> Result<Vec
     Ok(rows.collect())
 }
 
-fn bulk_rows(plan: &Plan) -> Result<Vec<Row>> {
-    let cache = Inlined(cache(bulk::SIZE)?);
+fn bulk_rows(plan: &Plan, pool: &Pool) -> Result<Vec<Row>> {
+    let cache = PinfoldCache(cache(bulk::SIZE)?);
     let row = |batch| {
-        let rounds = (0..plan.rounds as usize)
-            .map(|round| at_depth(&cache, round, || bulk::measure(&cache.0, batch, plan.calls)));
-        let (bulk, single): (Vec<_>, Vec<_>) =
-            rounds.map(|cycles| (cycles.bulk, cycles.single)).unzip();
-        Row {
-            scenario: Scenario::Bulk,
+        let measure = || bulk::measure(&cache.0, batch, plan.calls);
+        let rounds = 0..plan.rounds as usize;
+        let rounds = pool.run(1, |_| -> (Vec<_>, Vec<_>) {
+            rounds
+                .clone()
+                .map(|round| at_depth(&cache, round, measure))
+                .map(|cycles| (cycles.bulk, cycles.single))
+                .unzip()
+        })?;
+        let (bulk, single) = &rounds[0];
+        Ok(Row {
+            scenario: Test::Bulk,
             size: bulk::SIZE,
             op: Op::Pair,
             threads: 1,
             subject: SubjectName::PinfoldCache,
             batch: Some(batch),
-            cycles: median(&bulk),
-            single_cycles: Some(median(&single)),
-        }
+            cycles: median(bulk),
+            single_cycles: Some(median(single)),
+        })
     };
-    Ok(bulk::BATCHES.into_iter().map(row).collect())
+    bulk::BATCHES.into_iter().map(row).collect()
 }

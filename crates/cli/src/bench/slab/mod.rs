@@ -2,17 +2,17 @@
 //! argued in 2015 that the kernel's slab allocator should not disable preemption.
 
 mod bulk;
-mod crew;
 mod measure;
 mod plot;
 mod report;
-mod scenarios;
 mod subjects;
 
 use crate::figures;
 use anyhow::{Result, ensure};
-use scenarios::{Op, Scenario};
-use serde::Serialize;
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+use pinfold_benchkit::{Op, Scenario, cpus};
+use serde::{Serialize, Serializer};
 use std::path::PathBuf;
 use subjects::SubjectName;
 
@@ -42,7 +42,7 @@ pub struct Args {
 
     /// Measure only these scenarios, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SCENARIO")]
-    scenario: Vec<Scenario>,
+    scenario: Vec<Test>,
 
     /// Measure only these subjects, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SUBJECT")]
@@ -63,9 +63,67 @@ pub struct Args {
     plot: Option<PathBuf>,
 }
 
+/// What is measured. The command line and the rows call it a scenario.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Test {
+    /// A scenario of slab_test.
+    Of(Scenario),
+    /// One thread allocates and frees several objects per call.
+    Bulk,
+}
+
+impl Test {
+    const ALL: [Test; 7] = [
+        Test::Of(Scenario::Single),
+        Test::Of(Scenario::Pair),
+        Test::Of(Scenario::Concurrent),
+        Test::Of(Scenario::ConcurrentPair),
+        Test::Of(Scenario::Remote),
+        Test::Of(Scenario::OneToN),
+        Test::Bulk,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Test::Of(scenario) => scenario.name(),
+            Test::Bulk => "bulk",
+        }
+    }
+
+    /// Returns the fewest threads that the test needs.
+    fn least_threads(self) -> usize {
+        match self {
+            Test::Of(scenario) => scenario.least_threads(),
+            Test::Bulk => 1,
+        }
+    }
+}
+
+impl ValueEnum for Test {
+    fn value_variants<'a>() -> &'a [Test] {
+        &Test::ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Test::Of(scenario) => scenario.to_possible_value(),
+            Test::Bulk => Some(
+                PossibleValue::new("bulk")
+                    .help("One thread allocates and frees several objects per call"),
+            ),
+        }
+    }
+}
+
+impl Serialize for Test {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
 #[derive(Clone, Serialize)]
 struct Row {
-    scenario: Scenario,
+    scenario: Test,
     size: usize,
     op: Op,
     threads: usize,
@@ -84,7 +142,7 @@ struct Row {
 struct Plan {
     rounds: u32,
     calls: usize,
-    scenarios: Vec<Scenario>,
+    tests: Vec<Test>,
     subjects: Vec<SubjectName>,
     sizes: Vec<usize>,
     notes: Vec<String>,
@@ -106,7 +164,7 @@ pub fn main(args: &Args) -> Result<()> {
     if let Some(file) = &args.plot {
         figures::check_writable(file)?;
     }
-    let measured = super::on_own_thread(|| measure::measure(plan))?;
+    let measured = measure::measure(plan)?;
     if args.json {
         figures::json("slab", &measured.rows)?;
     } else {
@@ -126,7 +184,7 @@ fn plan(args: &Args) -> Result<Plan> {
     let mut plan = Plan {
         rounds: args.rounds,
         calls: args.calls as usize,
-        scenarios: chosen(&Scenario::ALL, &args.scenario),
+        tests: chosen(&Test::ALL, &args.scenario),
         subjects: chosen(&SubjectName::ALL, &args.subject),
         sizes: args.size.clone(),
         notes: Vec::new(),
@@ -134,9 +192,9 @@ fn plan(args: &Args) -> Result<Plan> {
     plan.sizes.sort_unstable();
     plan.sizes.dedup();
     plan.leave_out_subjects();
-    plan.leave_out_scenarios(super::cpus::allowed()?.len());
+    plan.leave_out_tests(cpus::allowed()?.len());
     ensure!(
-        !plan.scenarios.is_empty(),
+        !plan.tests.is_empty(),
         "nothing can be measured: rseq, tid and masked-signals take part in single and pair only, \
          pinfold-malloc and pinfold-hardened in all scenarios but bulk, pinfold-cache in all; \
          choose other scenarios or subjects. {}",
@@ -156,15 +214,15 @@ impl Plan {
         });
     }
 
-    fn leave_out_scenarios(&mut self, threads: usize) {
+    fn leave_out_tests(&mut self, threads: usize) {
         let (notes, subjects) = (&mut self.notes, &self.subjects);
-        self.scenarios.retain(|&scenario| {
-            let has_threads = threads >= scenario.least_threads();
+        self.tests.retain(|&test| {
+            let has_threads = threads >= test.least_threads();
             if !has_threads {
-                let name = scenario.name();
+                let name = test.name();
                 notes.push(format!("{name} is left out: it needs two CPUs."));
             }
-            has_threads && subjects.iter().any(|subject| subject.takes_part(scenario))
+            has_threads && subjects.iter().any(|subject| subject.takes_part(test))
         });
     }
 
@@ -172,9 +230,9 @@ impl Plan {
         if !self.sizes.is_empty() {
             return self.sizes.clone();
         }
-        let most = match scenario.has_large_sizes() {
-            true => SIZES[SIZES.len() - 1],
-            false => SIZE_MOST_OF_MANY,
+        let most = match scenario {
+            Scenario::Single | Scenario::Pair => SIZES[SIZES.len() - 1],
+            _ => SIZE_MOST_OF_MANY,
         };
         SIZES.into_iter().filter(|&size| size <= most).collect()
     }

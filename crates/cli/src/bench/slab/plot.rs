@@ -1,9 +1,9 @@
 //! The figures as a plot.
 
-use super::Row;
-use super::scenarios::{Op, Scenario};
+use super::{Row, Test};
 use crate::figures::{Plot, Series};
 use anyhow::Result;
+use pinfold_benchkit::Scenario;
 use std::path::Path;
 
 /// Draws lines over the size, or over the batch if only the bulk test was made.
@@ -23,7 +23,7 @@ pub fn write(rows: &[Row], file: &Path) -> Result<()> {
 /// Returns a line for each subject and operation with one thread, or with several threads if the
 /// scenarios with one thread were not measured.
 fn by_size(rows: &[Row]) -> Vec<Series> {
-    let single = |row: &Row| matches!(row.scenario, Scenario::Single | Scenario::Pair);
+    let single = |row: &Row| matches!(row.scenario, Test::Of(Scenario::Single | Scenario::Pair));
     let has_single = rows.iter().any(single);
     let mut lines: Vec<Series> = Vec::new();
     for row in rows.iter().filter(|row| row.batch.is_none()) {
@@ -44,17 +44,14 @@ fn by_size(rows: &[Row]) -> Vec<Series> {
 }
 
 fn name(row: &Row) -> String {
-    let op = match row.op {
-        Op::Alloc => "alloc",
-        Op::Free => "free",
-        Op::Pair => "pair",
-    };
-    let subject = row.subject.name();
+    let (subject, op) = (row.subject.name(), row.op.name());
     match row.scenario {
-        Scenario::Remote => format!("{subject}, remote {op}"),
-        Scenario::OneToN => format!("{subject}, {op}, 1 to N"),
-        Scenario::Concurrent | Scenario::ConcurrentPair => format!("{subject}, concurrent {op}"),
-        Scenario::Single | Scenario::Pair | Scenario::Bulk => format!("{subject}, {op}"),
+        Test::Of(Scenario::Remote) => format!("{subject}, remote {op}"),
+        Test::Of(Scenario::OneToN) => format!("{subject}, {op}, 1 to N"),
+        Test::Of(Scenario::Concurrent | Scenario::ConcurrentPair) => {
+            format!("{subject}, concurrent {op}")
+        }
+        Test::Of(Scenario::Single | Scenario::Pair) | Test::Bulk => format!("{subject}, {op}"),
     }
 }
 

@@ -1,11 +1,12 @@
 //! The results for people: slab_test's tables in its own words, one subject after the other, then
 //! the comparisons.
 
-use super::Row;
 use super::measure::Measured;
-use super::scenarios::{Op, Scenario};
 use super::subjects::SubjectName;
+use super::{Row, Test};
 use crate::figures::{Machine, Table};
+use pinfold_benchkit::stats::geometric_mean;
+use pinfold_benchkit::{Op, Scenario};
 use std::fmt::Write;
 
 /// Formats all results.
@@ -102,7 +103,7 @@ const PARTS: [Part; 6] = [
 fn slab_test(rows: &[Row], subject: SubjectName, calls: usize) -> String {
     let mut text = String::new();
     for part in PARTS {
-        let mine = |row: &&Row| row.subject == subject && row.scenario == part.scenario;
+        let mine = |row: &&Row| row.subject == subject && row.scenario == Test::Of(part.scenario);
         let rows: Vec<&Row> = rows.iter().filter(mine).collect();
         if rows.is_empty() {
             continue;
@@ -239,9 +240,7 @@ fn gains(rows: &[Row], sizes: &[usize]) -> String {
 
 /// Returns the geometric mean, or `None` if a size has no figure.
 fn mean(cycles: impl Iterator<Item = Option<f64>>) -> Option<f64> {
-    let logarithms = cycles.map(|cycles| Some(cycles?.ln()));
-    let logarithms = logarithms.collect::<Option<Vec<f64>>>()?;
-    Some((logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp())
+    Some(geometric_mean(&cycles.collect::<Option<Vec<f64>>>()?))
 }
 
 fn removing(what: &str, before: Option<f64>, after: Option<f64>) -> String {

@@ -7,7 +7,7 @@
 
 use super::subject::Subject;
 use super::zone::Zone;
-use crate::bench::Padded;
+use pinfold_benchkit::Padded;
 use std::sync::atomic::AtomicI8;
 use std::sync::atomic::Ordering::Relaxed;
 

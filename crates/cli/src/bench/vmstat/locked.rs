@@ -5,7 +5,7 @@
 
 use super::subject::Subject;
 use super::zone::{Zone, increment_plain};
-use crate::bench::Padded;
+use pinfold_benchkit::Padded;
 use std::cell::UnsafeCell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64};

@@ -9,9 +9,11 @@ mod storm;
 mod subject;
 mod zone;
 
-use super::cpus;
-use crate::figures::{self, Bars, Machine, Series, Table, median};
+use crate::figures::{self, Bars, Machine, Series, Table};
 use anyhow::{Result, bail};
+use pinfold_benchkit::cpus;
+use pinfold_benchkit::machine::settle_index;
+use pinfold_benchkit::stats::median;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -93,7 +95,7 @@ struct Samples {
 }
 
 fn measure(rounds: u32, calls: u32) -> Result<Measured> {
-    super::settle_index();
+    settle_index();
     cpus::pin(cpus::current()?)?;
     let storm = Storm::new()?;
     let subjects = subject::all();

@@ -4,9 +4,9 @@ use super::cmpxchg::Cmpxchg;
 use super::locked::Locked;
 use super::masked_signals::MaskedSignals;
 use super::pinfold::{Event, FreePages, Rseq};
-use crate::figures::cycles;
 use pinfold::counter::EventCounter;
 use pinfold::vmstat::{VmStat, Zone};
+use pinfold_benchkit::cycles;
 
 /// An item together with one way to increment it.
 pub trait Subject: Sync {

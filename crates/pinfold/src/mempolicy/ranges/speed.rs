@@ -2,6 +2,7 @@
 //! `cargo test --release -p pinfold --lib mempolicy::ranges::speed -- --ignored --nocapture`.
 
 use super::*;
+use crate::topology::set_affinity;
 use core::hint::black_box;
 use std::println;
 use std::sync::{Arc, Barrier, Mutex};
@@ -32,13 +33,7 @@ fn thread_time() -> f64 {
 
 /// Moves the thread to one CPU, if that CPU exists and is allowed.
 fn pin(cpu: usize) {
-    // SAFETY: `cpu_set_t` is plain integers, for which zeroes are valid. The kernel reads
-    // `size_of::<cpu_set_t>()` bytes of the set.
-    unsafe {
-        let mut set: libc::cpu_set_t = core::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
-    }
+    set_affinity(&[cpu].into_iter().collect());
 }
 
 /// Returns the nanoseconds for one `look` at a page below `pages`, while `threads` threads look at

@@ -24,21 +24,21 @@
 //! free, and 0xcc while it is in use. A free object holds 0x6b, and 0xa5 as its last byte. Padding
 //! holds 0x5a.
 
+mod fault;
 mod flags;
-mod node;
 mod parse;
-mod paths;
-mod plan;
 mod report;
 mod settings;
+mod slot_layout;
 mod track;
 
+pub(super) use fault::{Fault, Faults};
 pub use flags::DebugFlags;
 pub use parse::{ParseError, check as check_settings};
-pub(super) use paths::{Fault, Faults};
-pub(super) use plan::Plan;
-pub use plan::{Found, Part};
 pub use report::{Kind, Report, Verdict, on_report, symbolize_with};
-pub(super) use report::{raise, silently};
+pub(super) use report::{StandardError, raise, silently};
+pub use settings::VARIABLE;
 pub(super) use settings::for_cache;
+pub(super) use slot_layout::SlotLayout;
+pub use slot_layout::{Found, Part};
 pub use track::Track;

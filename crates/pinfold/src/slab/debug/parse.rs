@@ -16,6 +16,13 @@ use super::DebugFlags;
 use core::fmt;
 
 /// The settings hold a character that is no known letter.
+///
+/// ```
+/// use pinfold::slab::debug::check_settings;
+///
+/// let error = check_settings("FZ,sessions;Q").unwrap_err();
+/// assert_eq!((error.letter, error.at), ('Q', 12));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseError {
     /// The letter.

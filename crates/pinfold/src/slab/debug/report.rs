@@ -1,7 +1,7 @@
 //! Reports of the faults that debugged and hardened caches find: their text, and the handler that
 //! decides what the process does then.
 
-use super::plan::{Found, Part};
+use super::slot_layout::{Found, Part};
 use super::{DebugFlags, Track};
 use crate::sys;
 use core::fmt::{self, Write};
@@ -9,6 +9,22 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64};
 
 /// The kind of a fault.
+///
+/// ```
+/// use pinfold::slab::debug::Kind;
+/// use pinfold::slab::{DebugFlags, KmemCache};
+/// use std::alloc::Layout;
+///
+/// let cache = KmemCache::builder("session", Layout::new::<u64>())
+///     .debug(DebugFlags::CONSISTENCY)
+///     .build()?;
+/// let session = cache.alloc().expect("memory");
+/// let leaks = cache.leaks_with(|report| assert_eq!(report.kind, Kind::Leaked));
+/// assert_eq!(leaks, 1);
+/// # // SAFETY: the object came from this cache and is not used afterwards.
+/// # unsafe { cache.free(session) };
+/// # Ok::<(), pinfold::slab::CacheError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Bytes in or around the object were overwritten.
@@ -47,6 +63,16 @@ impl fmt::Display for Kind {
 }
 
 /// A fault, and the place of the fault. The text of a report has the form of the kernel's reports.
+///
+/// ```
+/// use pinfold::slab::debug::{Verdict, on_report};
+///
+/// // Logs a line instead of the whole report.
+/// on_report(|report| {
+///     eprintln!("cache {}: {} at {:p}", report.cache, report.kind, report.object);
+///     Verdict::Abort
+/// });
+/// ```
 #[derive(Clone, Debug)]
 pub struct Report<'r> {
     /// The kind of the fault.
@@ -110,6 +136,16 @@ impl fmt::Display for Report<'_> {
 }
 
 /// A handler's decision about a report.
+///
+/// ```
+/// use pinfold::slab::debug::{Kind, Verdict, on_report};
+///
+/// // Goes on after stray writes, which are repaired. Ends the process after other faults.
+/// on_report(|report| match report.kind {
+///     Kind::Overwritten(_) => Verdict::Continue,
+///     _ => Verdict::Abort,
+/// });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// End the process, because memory can no longer be trusted.
@@ -207,8 +243,8 @@ pub(in crate::slab) fn raise(report: &Report<'_>) {
         // SAFETY: `abort` has no preconditions.
         unsafe { libc::abort() };
     }
-    // This exchange fails if another thread stopped waiting meanwhile and is writing its own
-    // report.
+    // This exchange fails if another thread has stopped waiting for this one, and is writing its
+    // own report.
     let _ = WRITING.compare_exchange(me, 0, AcqRel, Acquire);
 }
 
@@ -219,7 +255,7 @@ pub(in crate::slab) fn silently() -> bool {
 }
 
 /// Writes to standard error, unbuffered.
-pub(super) struct StandardError;
+pub(in crate::slab) struct StandardError;
 
 impl Write for StandardError {
     fn write_str(&mut self, text: &str) -> fmt::Result {

@@ -4,16 +4,17 @@ use super::{DebugFlags, parse};
 use core::cell::UnsafeCell;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use pinfold_rseq::env::{self, MAX_TEXT};
 
-/// The environment variable.
-const NAME: &str = "PINFOLD_SLAB_DEBUG";
-const LONGEST: usize = 64 << 10;
+/// The environment variable that says which caches are checked, in the form that
+/// [`check_settings`](super::check_settings) reads.
+pub const VARIABLE: &str = "PINFOLD_SLAB_DEBUG";
 
-struct Text(UnsafeCell<[u8; LONGEST]>);
+struct Text(UnsafeCell<[u8; MAX_TEXT]>);
 // SAFETY: only the thread that changed `LENGTH` from `UNREAD` to `BUSY` writes the text. Other
 // threads read the text only after that thread has stored the length.
 unsafe impl Sync for Text {}
-static TEXT: Text = Text(UnsafeCell::new([0; LONGEST]));
+static TEXT: Text = Text(UnsafeCell::new([0; MAX_TEXT]));
 
 /// The length of the text in bytes. Before that is known: `UNREAD`, and then `BUSY` while a thread
 /// reads the text from the environment.
@@ -31,7 +32,7 @@ fn text() -> &'static str {
         // SAFETY: only one thread ever succeeds in the `compare_exchange` above, and no thread
         // reads the text before `LENGTH` is stored.
         let buffer = unsafe { &mut *TEXT.0.get() };
-        let length = pinfold_rseq::env::read(NAME, buffer).map_or(0, |value| value.len());
+        let length = env::read(VARIABLE, buffer).map_or(0, |value| value.len());
         LENGTH.store(length, Release);
     }
     match LENGTH.load(Acquire) {

@@ -20,6 +20,23 @@ static WALKERS: [AtomicI32; 16] = [const { AtomicI32::new(0) }; 16];
 const FRAMES: usize = 16;
 
 /// The last allocation or the last free of an object.
+///
+/// ```
+/// # use pinfold::slab::{DebugFlags, KmemCache};
+/// # use std::alloc::Layout;
+/// let cache = KmemCache::builder("session", Layout::new::<u64>())
+///     .debug(DebugFlags::USER)
+///     .build()?;
+/// let session = cache.alloc().expect("memory");
+/// cache.leaks_with(|report| {
+///     let [allocated, freed] = &report.tracks;
+///     println!("by thread {} from {:x?}", allocated.thread(), allocated.frames().next());
+///     assert_eq!(freed.thread(), 0);
+/// });
+/// # // SAFETY: the object came from this cache and is not used afterwards.
+/// # unsafe { cache.free(session) };
+/// # Ok::<(), pinfold::slab::CacheError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Track {
@@ -45,7 +62,7 @@ impl Track {
     /// allocation inside such a walk records no callers.
     #[cold]
     #[inline(never)]
-    pub(super) fn here() -> Track {
+    pub(in crate::slab) fn here() -> Track {
         let mut track = Track {
             milliseconds: sys::coarse_milliseconds(),
             // SAFETY: `gettid` has no preconditions.

@@ -119,6 +119,20 @@ impl<'c, T> Handle<'c, T> {
     /// The caller owns the value at `at` and does not use it afterwards, except through the handle.
     /// Either [`into_raw`](Self::into_raw) returned `at` from a handle of `cache`, or `at` is an
     /// object that was allocated from `cache.raw()` and holds a value of `T`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pinfold::slab::{Cache, Handle};
+    /// let cache = Cache::<u64>::new("numbers")?;
+    /// let object = cache.raw().alloc_node(0).expect("memory").cast::<u64>();
+    /// // SAFETY: the object has the layout of a `u64`, and this thread owns it.
+    /// unsafe { object.write(7) };
+    /// // SAFETY: the object came from `cache.raw()` and holds a value.
+    /// let number = unsafe { Handle::from_raw(object, &cache) };
+    /// assert_eq!(*number, 7);
+    /// # Ok::<(), pinfold::slab::CacheError>(())
+    /// ```
     #[inline]
     pub unsafe fn from_raw(at: NonNull<T>, cache: &'c Cache<T>) -> Self {
         Handle { at, cache }

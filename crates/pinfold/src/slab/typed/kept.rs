@@ -7,9 +7,10 @@
 //! # Why the constructor is a constant, and values have no drop
 //!
 //! * A thread that needs a slab makes the slab, and its values, under a node's lock. It also makes
-//!   a value again under that lock, if a link has overwritten the old value (`slab/aside.rs`). A
-//!   constructor with the user's code could take a lock in the wrong order there, panic halfway
-//!   through a slab, or use the cache whose lock is held. Copying a constant does none of these.
+//!   a value again under that lock, if a link has overwritten the old value
+//!   (`slab/handler_frees.rs`). A constructor with the user's code could take a lock in the wrong
+//!   order there, panic halfway through a slab, or use the cache whose lock is held. Copying a
+//!   constant does none of these.
 //! * A slab goes back to the system without a look at its objects. An object that a signal handler
 //!   freed may be made again from the constant. In both cases the old value is forgotten, not
 //!   dropped. So values must not own anything: [`ObjectCache::new`] refuses at compile time a type
@@ -24,6 +25,20 @@ use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
 /// A type whose values an [`ObjectCache`] can hold.
+///
+/// ```
+/// use pinfold::slab::{ObjectCache, Reusable};
+///
+/// /// Users undo their changes, so it needs no `reset`.
+/// struct Visited([bool; 1024]);
+/// impl Reusable for Visited {
+///     const NEW: Visited = Visited([false; 1024]);
+/// }
+///
+/// let cache = ObjectCache::<Visited>::new("visited")?;
+/// assert!(!cache.alloc().expect("memory").0[7]);
+/// # Ok::<(), pinfold::slab::CacheError>(())
+/// ```
 pub trait Reusable: Sized {
     /// The value of an object before its first use.
     const NEW: Self;
@@ -127,6 +142,21 @@ impl<T: Reusable> ObjectCache<T> {
     ///
     /// [`CacheError`]: the type is too large, there are too many caches, or the system has no
     /// memory.
+    ///
+    /// # Examples
+    ///
+    /// `new` makes no values yet. The values of a slab are made with the slab:
+    ///
+    /// ```
+    /// # use pinfold::slab::{ObjectCache, Reusable};
+    /// # struct Line([u8; 80]);
+    /// # impl Reusable for Line { const NEW: Line = Line([b' '; 80]); }
+    /// let lines = ObjectCache::<Line>::new("lines")?;
+    /// assert_eq!(lines.raw().usage().total, 0);
+    /// assert_eq!(lines.alloc().expect("memory").0, [b' '; 80]);
+    /// assert_ne!(lines.raw().usage().total, 0);
+    /// # Ok::<(), pinfold::slab::CacheError>(())
+    /// ```
     pub fn new(name: &str) -> Result<ObjectCache<T>, CacheError> {
         const {
             assert!(
@@ -192,7 +222,18 @@ impl<T: Reusable> fmt::Debug for ObjectCache<T> {
 /// Owns a value of an [`ObjectCache`]. Dropping the handle resets the value and gives the object
 /// back. The handle may be sent to another thread if `T` may.
 ///
-/// See [`ObjectCache`] for an example.
+/// ```
+/// # use pinfold::slab::{Kept, ObjectCache, Reusable};
+/// # struct Line([u8; 80]);
+/// # impl Reusable for Line { const NEW: Line = Line([b' '; 80]); }
+/// let lines = ObjectCache::<Line>::new("lines")?;
+/// let mut line: Kept<'_, Line> = lines.alloc().expect("memory");
+/// line.0[0] = b'#';
+/// let print = move || println!("{}", String::from_utf8_lossy(&line.0));
+/// std::thread::scope(|scope| scope.spawn(print).join().unwrap());
+/// lines.destroy().expect("every value came back");
+/// # Ok::<(), pinfold::slab::CacheError>(())
+/// ```
 pub struct Kept<'c, T: Reusable> {
     at: NonNull<T>,
     cache: &'c ObjectCache<T>,

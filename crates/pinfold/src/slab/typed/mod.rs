@@ -98,6 +98,15 @@ impl<T> Cache<T> {
     ///
     /// [`CacheError`]: the type is too large, there are too many caches, or the system has no
     /// memory.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pinfold::slab::{Cache, CacheError, MAX_OBJECT_SIZE};
+    /// assert!(Cache::<[u8; MAX_OBJECT_SIZE]>::new("buffers").is_ok());
+    /// let larger = Cache::<[u8; MAX_OBJECT_SIZE + 1]>::new("larger");
+    /// assert_eq!(larger.err(), Some(CacheError::TooLarge));
+    /// ```
     pub fn new(name: &str) -> Result<Cache<T>, CacheError> {
         Ok(Cache {
             raw: KmemCache::new(name, Layout::new::<T>())?,
@@ -224,6 +233,18 @@ impl<T> UnwindSafe for Cache<T> {}
 impl<T> RefUnwindSafe for Cache<T> {}
 
 /// The reason that [`try_alloc_with`](Cache::try_alloc_with) returned no handle.
+///
+/// ```
+/// use pinfold::slab::{Cache, TryAllocError};
+///
+/// let ports = Cache::<u16>::new("ports")?;
+/// match ports.try_alloc_with(|| "https".parse()) {
+///     Ok(port) => println!("port {port}"),
+///     Err(TryAllocError::Constructor(error)) => println!("not a port: {error}"),
+///     Err(TryAllocError::NoMemory) => println!("no memory"),
+/// }
+/// # Ok::<(), pinfold::slab::CacheError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TryAllocError<E> {
     /// The system has no memory. The constructor was not called.

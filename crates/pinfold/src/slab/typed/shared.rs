@@ -25,7 +25,7 @@ use core::sync::atomic::fence;
 /// A count above this ends the process. Otherwise a program that clones and forgets handles could
 /// bring the count back to 0. Half of the range lies above this, as room for threads that add to
 /// the count at the same time.
-const COUNT_MOST: usize = isize::MAX as usize;
+const MAX_COUNT: usize = isize::MAX as usize;
 
 struct Counted<T> {
     count: AtomicUsize,
@@ -71,6 +71,17 @@ impl<T> SharedCache<T> {
     ///
     /// [`CacheError`]: the type is too large, there are too many caches, or the system has no
     /// memory.
+    ///
+    /// # Examples
+    ///
+    /// The count takes a word of each object:
+    ///
+    /// ```
+    /// # use pinfold::slab::SharedCache;
+    /// let routes = SharedCache::<[u64; 3]>::new("routes")?;
+    /// assert_eq!(routes.raw().attribute("object_size"), Some(32));
+    /// # Ok::<(), pinfold::slab::CacheError>(())
+    /// ```
     pub fn new(name: &str) -> Result<SharedCache<T>, CacheError> {
         Cache::new(name).map(|counted| SharedCache { counted })
     }
@@ -148,7 +159,19 @@ impl<T> fmt::Debug for SharedCache<T> {
 ///
 /// Like an `Arc`, a handle may be sent to other threads and shared with them if `T` may be both.
 /// Its functions are associated functions. Cloning and dropping cost one atomic add each, to a
-/// count that all handles of the value write. See [`SharedCache`] for an example.
+/// count that all handles of the value write.
+///
+/// ```
+/// use pinfold::slab::{Shared, SharedCache};
+///
+/// let names = SharedCache::new("names")?;
+/// let name = names.alloc(String::from("pin")).expect("memory");
+/// let other = name.clone();
+/// assert!(Shared::ptr_eq(&name, &other));
+/// drop(other);
+/// assert_eq!(Shared::into_inner(name).as_deref(), Some("pin"));
+/// # Ok::<(), pinfold::slab::CacheError>(())
+/// ```
 ///
 /// ```compile_fail,E0277
 /// # use pinfold::slab::SharedCache;
@@ -282,7 +305,7 @@ impl<'c, T> Shared<'c, T> {
 impl<T> Clone for Shared<'_, T> {
     #[inline]
     fn clone(&self) -> Self {
-        if self.counted().count.fetch_add(1, Relaxed) > COUNT_MOST {
+        if self.counted().count.fetch_add(1, Relaxed) > MAX_COUNT {
             too_many();
         }
         Shared {
@@ -351,7 +374,7 @@ mod tests {
         let cache = SharedCache::new("overflow").unwrap();
         let shared = cache.alloc(1).unwrap();
         // The same count as after that many forgotten clones.
-        shared.counted().count.store(COUNT_MOST, Relaxed);
+        shared.counted().count.store(MAX_COUNT, Relaxed);
         core::mem::forget(shared.clone());
         core::mem::forget(shared.clone());
     }

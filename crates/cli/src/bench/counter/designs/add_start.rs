@@ -11,10 +11,11 @@
 //! it has added to the count.
 
 use super::{Design, Shared};
+use crate::bench::Spinlock;
 use crate::bench::counter::percpu::{Added, PerCpu, add_below};
 use crate::bench::counter::shared::Zeroed;
-use crate::bench::spin_until;
-use crate::bench::{Padded, Spinlock};
+use pinfold_benchkit::Padded;
+use pinfold_benchkit::spin_until;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicI64};
 

@@ -2,8 +2,8 @@
 //! its cache line.
 
 use super::{Design, Shared};
-use crate::bench::Padded;
 use crate::bench::counter::shared::Zeroed;
+use pinfold_benchkit::Padded;
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 

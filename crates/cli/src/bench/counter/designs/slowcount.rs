@@ -15,9 +15,9 @@
 //! twice.
 
 use super::{Design, Shared};
-use crate::bench::Padded;
 use crate::bench::counter::percpu::{Added, PerCpu, add_below};
 use crate::bench::counter::shared::Zeroed;
+use pinfold_benchkit::Padded;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32};
 

@@ -6,9 +6,10 @@
 //! holder skips the exchange if the value is 0. With adds above the batch it always is.
 
 use super::{Design, Shared};
+use crate::bench::Spinlock;
 use crate::bench::counter::percpu::{Added, PerCpu, add_below};
 use crate::bench::counter::shared::Zeroed;
-use crate::bench::{Padded, Spinlock};
+use pinfold_benchkit::Padded;
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 

@@ -13,11 +13,12 @@
 
 use super::table::Table;
 use super::{Subject, place, ranges, take};
+use crate::bench::Spinlock;
 use crate::bench::pft::{Kind, Memory};
-use crate::bench::{Padded, Spinlock};
 use anyhow::Result;
 use pinfold::mempolicy::{Mempolicy, Mode};
 use pinfold::pages::Pages;
+use pinfold_benchkit::Padded;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -6,10 +6,9 @@
 //! Signals are masked before the lock is taken. Otherwise a handler could interrupt the lock's
 //! holder and wait for the lock forever.
 
-use super::Subject;
 use super::batch::Batch;
-use crate::bench::{Padded, spin_until};
 use pinfold::slab::KmemCache;
+use pinfold_benchkit::{Padded, Subject, spin_until};
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;

@@ -1,42 +1,26 @@
-//! The subjects: one trait with static dispatch, so that each loop is compiled for its subject.
+//! The subjects: Pinfold, and the peers of its fast path.
 
 mod batch;
 mod masked_signals;
-mod pinfold;
 #[cfg(target_arch = "x86_64")]
 mod tid;
 
-use super::crew::Crew;
-use super::scenarios::{Scenario, Timing};
-use ::pinfold::slab::KmemCache;
-use anyhow::{Context, Result};
+use super::Test;
+use anyhow::Result;
 use masked_signals::MaskedSignals;
-pub use pinfold::Inlined;
-use pinfold::Malloc;
+use pinfold_benchkit::{
+    CMalloc, PinfoldCache, PinfoldMalloc, Pool, Scenario, Subject, Timing, cache, hardened_cache,
+};
 use serde::Serialize;
-use std::alloc::Layout;
-
-/// Allocates and frees objects of one size, from any thread.
-pub trait Subject: Sync {
-    /// Allocates an object. Returns null if there is no memory.
-    fn alloc(&self) -> *mut u8;
-
-    /// Frees an object.
-    ///
-    /// # Safety
-    ///
-    /// The object came from this subject, and no thread uses it any more.
-    unsafe fn free(&self, object: *mut u8);
-}
 
 /// A subject behind dynamic dispatch. Only a whole scenario is one dynamic call.
 pub trait Measurable {
-    fn measure(&self, scenario: Scenario, crew: &Crew, round: usize) -> Result<Vec<Timing>>;
+    fn measure(&self, scenario: Scenario, pool: &Pool, round: usize) -> Result<Vec<Timing>>;
 }
 
 impl<S: Subject> Measurable for S {
-    fn measure(&self, scenario: Scenario, crew: &Crew, round: usize) -> Result<Vec<Timing>> {
-        scenario.measure(crew, self, round)
+    fn measure(&self, scenario: Scenario, pool: &Pool, round: usize) -> Result<Vec<Timing>> {
+        scenario.measure(pool, self, round)
     }
 }
 
@@ -97,11 +81,11 @@ impl SubjectName {
         }
     }
 
-    /// Returns whether the subject is measured in `scenario`.
-    pub fn takes_part(self, scenario: Scenario) -> bool {
-        match scenario {
-            Scenario::Single | Scenario::Pair => true,
-            Scenario::Bulk => self == SubjectName::PinfoldCache,
+    /// Returns whether the subject is measured in `test`.
+    pub fn takes_part(self, test: Test) -> bool {
+        match test {
+            Test::Of(Scenario::Single | Scenario::Pair) => true,
+            Test::Bulk => self == SubjectName::PinfoldCache,
             _ => !SubjectName::RIVALS.contains(&self),
         }
     }
@@ -117,9 +101,9 @@ impl SubjectName {
     /// Makes the subject for objects of `size` bytes. It must not be [`missing`](Self::missing).
     pub fn make(self, size: usize) -> Result<Box<dyn Measurable>> {
         Ok(match self {
-            SubjectName::PinfoldCache | SubjectName::Rseq => Box::new(Inlined(cache(size)?)),
-            SubjectName::PinfoldHardened => Box::new(Inlined(cache_of(size, true)?)),
-            SubjectName::PinfoldMalloc => Box::new(Malloc { size }),
+            SubjectName::PinfoldCache | SubjectName::Rseq => Box::new(PinfoldCache(cache(size)?)),
+            SubjectName::PinfoldHardened => Box::new(PinfoldCache(hardened_cache(size)?)),
+            SubjectName::PinfoldMalloc => Box::new(CMalloc::<PinfoldMalloc>::new(size)),
             #[cfg(target_arch = "x86_64")]
             SubjectName::Tid => Box::new(tid::Tid::new(cache(size)?)?),
             #[cfg(not(target_arch = "x86_64"))]
@@ -138,20 +122,6 @@ fn double_word_missing() -> Option<&'static str> {
 #[cfg(not(target_arch = "x86_64"))]
 fn double_word_missing() -> Option<&'static str> {
     Some("its double-word compare-exchange is written for x86-64 only")
-}
-
-/// Makes a cache of objects of `size` bytes. They are aligned as strictly as their size can
-/// require, at most as `malloc` aligns.
-pub fn cache(size: usize) -> Result<KmemCache> {
-    cache_of(size, false)
-}
-
-fn cache_of(size: usize, hardened: bool) -> Result<KmemCache> {
-    let layout = Layout::from_size_align(size, 1 << size.trailing_zeros().min(4))?;
-    KmemCache::builder(&format!("bench-{size}"), layout)
-        .hardened(hardened)
-        .build()
-        .with_context(|| format!("making an object cache for objects of {size} bytes"))
 }
 
 /// Makes one value for each possible CPU.

@@ -1,7 +1,9 @@
 //! Tests that no subject hands an object out twice, whatever threads and signals do.
 
 use super::*;
-use crate::bench::{cpus, settle_index};
+use pinfold::slab::KmemCache;
+use pinfold_benchkit::cpus;
+use pinfold_benchkit::machine::settle_index;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
@@ -77,7 +79,7 @@ fn nothing_is_left(cache: &KmemCache) {
 #[test]
 fn the_cache_hands_no_object_out_twice() {
     settle_index();
-    let subject = Inlined(cache(SIZE).unwrap());
+    let subject = PinfoldCache(cache(SIZE).unwrap());
     hammer(&subject, 200_000);
     nothing_is_left(&subject.0);
 }
@@ -85,7 +87,7 @@ fn the_cache_hands_no_object_out_twice() {
 #[test]
 fn malloc_hands_no_block_out_twice() {
     settle_index();
-    hammer(&Malloc { size: SIZE }, 200_000);
+    hammer(&CMalloc::<PinfoldMalloc>::new(SIZE), 200_000);
 }
 
 #[test]
@@ -219,7 +221,7 @@ fn handlers_may_allocate_and_free() {
     settle_index();
     // SAFETY: the handler uses only atomics and the subject, which may be used in handlers.
     unsafe { libc::signal(libc::SIGUSR2, handler as *const () as usize) };
-    nothing_is_left(&interrupt(Inlined(cache(SIZE).unwrap())).0);
+    nothing_is_left(&interrupt(PinfoldCache(cache(SIZE).unwrap())).0);
     let masked = MaskedSignals::new(cache(SIZE).unwrap());
     masks_handlers(&masked);
     let mut masked = interrupt(masked);

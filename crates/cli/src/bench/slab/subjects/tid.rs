@@ -25,11 +25,11 @@
 //! An array would not work. A thread that was overtaken between writing a slot and the exchange
 //! would have overwritten a slot that another thread filled meanwhile.
 
-use super::Subject;
 use super::batch::Batch;
 use anyhow::{Result, ensure};
 use core::arch::asm;
 use pinfold::slab::KmemCache;
+use pinfold_benchkit::Subject;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -171,8 +171,8 @@ impl Tid {
             // objects.
             unsafe { collect(seen.head, &mut batch) };
         }
-        // SAFETY: the exchange took the list's objects, and the caller of `free` gave `object` up,
-        // so no other thread has them.
+        // SAFETY: the exchange took the list's objects, and the caller of `free` passed ownership
+        // of `object`, so no other thread has them.
         unsafe { batch.give_back(&self.backing) };
     }
 
@@ -231,8 +231,8 @@ impl Subject for Tid {
             if (seen.tid & COUNT) as usize >= self.capacity {
                 return self.spill(object);
             }
-            // SAFETY: the caller gave the object up, so this thread owns it until the exchange.
-            // `new` checked that it has room for a link.
+            // SAFETY: the caller passed ownership of the object, so this thread owns it until the
+            // exchange. `new` checked that it has room for a link.
             unsafe { link(object as u64).write_volatile(seen.head) };
             let (head, tid) = (object as u64, seen.tid.wrapping_add(STEP + 1));
             if local.replace(seen, Words { head, tid }) {

@@ -1,0 +1,54 @@
+//! Medians, spreads and means of the rounds' values.
+
+/// Returns the value below which the share `at` (0 to 1) of `values` lies, interpolated. Returns
+/// NaN if there are no values.
+pub fn quantile(values: &[f64], at: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let Some(last) = sorted.len().checked_sub(1) else {
+        return f64::NAN;
+    };
+    let position = at * last as f64;
+    let (low, high) = (position.floor() as usize, position.ceil() as usize);
+    sorted[low] + (sorted[high] - sorted[low]) * (position - position.floor())
+}
+
+/// Returns the middle value.
+pub fn median(values: &[f64]) -> f64 {
+    quantile(values, 0.5)
+}
+
+/// Returns the width of the middle half of `values`, relative to their median.
+pub fn spread(values: &[f64]) -> f64 {
+    (quantile(values, 0.75) - quantile(values, 0.25)) / median(values)
+}
+
+/// Returns whether the rounds differ so much that their median says little: their middle half is
+/// wider than a quarter of the median.
+pub fn is_doubtful(rounds: &[f64]) -> bool {
+    spread(rounds) > 0.25
+}
+
+/// Returns the geometric mean, which is the mean that suits ratios. Returns NaN if there are no
+/// values.
+pub fn geometric_mean(values: &[f64]) -> f64 {
+    (values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_spreads_are_interpolated() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(spread(&[1.0, 2.0, 3.0, 4.0, 5.0]), 2.0 / 3.0);
+        assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn the_geometric_mean_of_a_ratio_and_its_inverse_is_one() {
+        assert!((geometric_mean(&[0.5, 2.0]) - 1.0).abs() < 1e-12);
+    }
+}

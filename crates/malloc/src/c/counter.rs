@@ -1,0 +1,244 @@
+//! The C API of counters.
+//!
+//! A C counter is a Rust counter, in a block from `heap` or in a static that `PINFOLD_COUNTER_INIT`
+//! initialised. Functions that fail set errno: EINVAL for a batch out of range, ENOMEM if there is
+//! no memory, ENOTSUP if the kernel cannot fence (interrupt the other CPUs for this process).
+
+use super::support::{answer, boxed, boxed_or_errno, null_with, unboxed};
+use core::ffi::c_int;
+use pinfold::counter::{Counters, EventCounter, PercpuCounter, PercpuHistogram};
+
+/// `PINFOLD_BATCH_DEFAULT`: stands for the default batch.
+const BATCH_DEFAULT: u64 = u64::MAX;
+
+/// Creates a counter at `value` with `batch`, or with the default batch. Returns null with EINVAL
+/// or ENOMEM if it fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_counter_create(value: i64, batch: u64) -> *mut PercpuCounter {
+    if batch == BATCH_DEFAULT {
+        let counter = PercpuCounter::new();
+        counter.add(value);
+        return boxed(counter);
+    }
+    boxed_or_errno(PercpuCounter::with_batch(value, batch))
+}
+
+/// Creates a counter at `value` that widens its batch while its error bound is at most `drift`.
+/// Returns null with EINVAL or ENOMEM if it fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_counter_create_max_drift(value: i64, drift: u64) -> *mut PercpuCounter {
+    boxed_or_errno(PercpuCounter::with_max_drift(value, drift))
+}
+
+/// Creates `count` counters at `values`, packed together. Returns null with EINVAL or ENOMEM if it
+/// fails.
+///
+/// # Safety
+///
+/// `values` is readable for `count` numbers. It may be null if `count` is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_counters_create(
+    values: *const i64,
+    count: usize,
+    batch: u64,
+) -> *mut Counters {
+    let values = match count {
+        0 => &[],
+        // SAFETY: the caller promises that `values` is readable for `count` numbers.
+        _ => unsafe { core::slice::from_raw_parts(values, count) },
+    };
+    boxed_or_errno(PercpuCounter::init_many(values, batch))
+}
+
+/// Defines C functions on a counter: documentation, name and arguments, and the Rust expression.
+macro_rules! methods {
+    ($type:ty: $($(#[doc = $doc:literal])+ $name:ident($($arg:ident: $arg_type:ty),*) $(-> $result:ty)? = |$counter:ident| $body:expr;)*) => {$(
+        $(#[doc = $doc])+
+        ///
+        /// # Safety
+        ///
+        /// `this` is initialised, and has not been destroyed.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(this: *const $type, $($arg: $arg_type),*) $(-> $result)? {
+            // SAFETY: the caller promises a counter that is initialised and has not been destroyed.
+            let $counter = unsafe { &*this };
+            $body
+        }
+    )*};
+}
+
+methods! { PercpuCounter:
+    /// Adds `n`.
+    pinfold_counter_add(n: i64) = |counter| counter.add(n);
+    /// Subtracts `n`.
+    pinfold_counter_sub(n: i64) = |counter| counter.sub(n);
+    /// Adds 1.
+    pinfold_counter_inc() = |counter| counter.inc();
+    /// Subtracts 1.
+    pinfold_counter_dec() = |counter| counter.dec();
+    /// Returns the value, off by at most the error bound.
+    pinfold_counter_read() -> i64 = |counter| counter.read();
+    /// Returns by how much a read may be off.
+    pinfold_counter_error_bound() -> u64 = |counter| counter.error_bound();
+    /// Returns the exact value at one moment during the call.
+    pinfold_counter_sum() -> i64 = |counter| counter.sum();
+    /// Returns −1, 0 or 1 if the value is below, at or above `with`.
+    pinfold_counter_compare(with: i64) -> c_int = |counter| counter.compare(with) as c_int;
+    /// Adds `amount` if the value does not pass `limit` thereby. Returns whether it added.
+    pinfold_counter_limited_add(limit: i64, amount: i64) -> bool = |counter| counter.limited_add(limit, amount);
+    /// Sets the value.
+    pinfold_counter_set(value: i64) = |counter| counter.set(value);
+    /// Sets the value. Returns the value before.
+    pinfold_counter_swap(value: i64) -> i64 = |counter| counter.swap(value);
+    /// Adds each CPU's part of the count, its shard, to the total. Interrupts no CPU. Returns how
+    /// many shards had changed.
+    pinfold_counter_fold() -> usize = |counter| counter.fold();
+    /// Returns the batch.
+    pinfold_counter_batch() -> u64 = |counter| counter.batch();
+    /// Sets the batch. Returns 0, or −1 with errno.
+    pinfold_counter_set_batch(batch: u64) -> c_int = |counter| answer(counter.set_batch(batch));
+}
+
+/// Stores two numbers between which the value was at some moment during the call.
+///
+/// # Safety
+///
+/// `this` is initialised, and has not been destroyed. `low` and `high` are writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_counter_bounds(
+    this: *const PercpuCounter,
+    low: *mut i64,
+    high: *mut i64,
+) {
+    // SAFETY: the caller promises a counter that has not been destroyed, and two writable numbers.
+    unsafe { (*low, *high) = (*this).bounds() };
+}
+
+/// Ends a counter. Does nothing if `this` is null.
+///
+/// # Safety
+///
+/// `this` is null, or a counter of `pinfold_counter_create` or `pinfold_counter_create_max_drift`
+/// that has not been destroyed. It is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_counter_destroy(this: *mut PercpuCounter) {
+    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
+    // it up.
+    unsafe { unboxed(this) };
+}
+
+/// Returns counter number `nth`. Returns null with EINVAL if there are fewer counters.
+///
+/// # Safety
+///
+/// `this` came from `pinfold_counters_create`, and has not been destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_counters_at(
+    this: *const Counters,
+    nth: usize,
+) -> *const PercpuCounter {
+    // SAFETY: the caller promises counters that have not been destroyed.
+    match unsafe { (&*this).get(nth) } {
+        Some(counter) => counter,
+        None => null_with(libc::EINVAL),
+    }
+}
+
+/// Ends all counters of `this`. Does nothing if `this` is null.
+///
+/// # Safety
+///
+/// `this` is null, or came from `pinfold_counters_create` and has not been destroyed. None of the
+/// counters is used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_counters_destroy(this: *mut Counters) {
+    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
+    // it up.
+    unsafe { unboxed(this) };
+}
+
+/// Creates an event counter at 0. Returns null with ENOMEM if there is no memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_event_create() -> *mut EventCounter {
+    boxed(EventCounter::new())
+}
+
+methods! { EventCounter:
+    /// Adds 1.
+    pinfold_event_inc() = |events| events.inc();
+    /// Adds `n`.
+    pinfold_event_add(n: u64) = |events| events.add(n);
+    /// Returns the count.
+    pinfold_event_sum() -> u64 = |events| events.sum();
+}
+
+/// Ends an event counter. Does nothing if `this` is null.
+///
+/// # Safety
+///
+/// `this` is null, or came from `pinfold_event_create` and has not been destroyed. It is not used
+/// any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_event_destroy(this: *mut EventCounter) {
+    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
+    // it up.
+    unsafe { unboxed(this) };
+}
+
+/// Creates an empty histogram. Returns null with ENOMEM if there is no memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_histogram_create() -> *mut PercpuHistogram {
+    boxed(PercpuHistogram::new())
+}
+
+methods! { PercpuHistogram:
+    /// Records `value`.
+    pinfold_histogram_record(value: u64) = |histogram| histogram.record(value);
+    /// Returns how many values were recorded.
+    pinfold_histogram_count() -> u64 = |histogram| histogram.snapshot().count();
+    /// Returns the sum of the recorded values.
+    pinfold_histogram_sum() -> u64 = |histogram| histogram.snapshot().sum();
+    /// Returns a value such that at least the part `q` of the recorded values is at most this
+    /// value.
+    pinfold_histogram_quantile(q: f64) -> u64 = |histogram| histogram.snapshot().quantile(q);
+}
+
+/// Ends a histogram. Does nothing if `this` is null.
+///
+/// # Safety
+///
+/// `this` is null, or came from `pinfold_histogram_create` and has not been destroyed. It is not
+/// used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_histogram_destroy(this: *mut PercpuHistogram) {
+    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
+    // it up.
+    unsafe { unboxed(this) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `PINFOLD_COUNTER_INIT` and `PINFOLD_EVENT_INIT` write these words.
+    #[test]
+    fn new_counters_have_the_words_of_the_headers_initialisers() {
+        let fresh = PercpuCounter::new();
+        // SAFETY: a counter is sixteen words without padding.
+        let words = unsafe { core::ptr::from_ref(&fresh).cast::<[u64; 16]>().read() };
+        let mut expected = [0; 16];
+        expected[0] = 64;
+        assert_eq!(words, expected);
+        let minus_one = PercpuCounter::with_batch(-1, 1).unwrap();
+        // SAFETY: a counter is sixteen words without padding.
+        let words = unsafe { core::ptr::from_ref(&minus_one).cast::<[u64; 16]>().read() };
+        assert_eq!(words[8], u64::MAX);
+        let fresh = EventCounter::new();
+        // SAFETY: an event counter is two words without padding.
+        let words = unsafe { core::ptr::from_ref(&fresh).cast::<[u64; 2]>().read() };
+        assert_eq!(words, [0, 0]);
+        assert_eq!(size_of::<PercpuCounter>(), 128);
+        assert_eq!(align_of::<PercpuCounter>(), 16);
+        assert_eq!(size_of::<EventCounter>(), 16);
+    }
+}

@@ -1,0 +1,38 @@
+//! The C API, as `pinfold.h` and `pinfold_policy.h` declare it. The headers say what each function
+//! promises to a C program. A function that fails sets errno, unless its documentation says
+//! otherwise.
+//!
+//! | module | part of the API |
+//! |---|---|
+//! | `malloc`, whose items are listed below | the malloc family, under prefixed names |
+//! | [`cache`] | object caches; `align` computes the alignment of their objects |
+//! | [`reserve`] | prefilled sheaves, and memory pools |
+//! | [`grace`] | readers, and frees that wait for readers |
+//! | [`slabinfo`] | the state of caches |
+//! | [`report`] | reports of the debugging checks, and the handler of reports |
+//! | [`counter`] | counters, event counters and histograms |
+//! | [`shepherd`] | shepherds |
+//! | [`policy`] | memory policies as values |
+//! | [`kernel_policy`] | the kernel's policies of threads and ranges of addresses |
+//! | [`shared_policy`] | policies of ranges of pages |
+//! | [`pages`] | pools of pages |
+//!
+//! Several parts use `support` (C handles, errors as errno values) and `text` (C strings).
+
+mod align;
+pub mod cache;
+pub mod counter;
+pub mod grace;
+pub mod kernel_policy;
+mod malloc;
+pub mod pages;
+pub mod policy;
+pub mod report;
+pub mod reserve;
+pub mod shared_policy;
+pub mod shepherd;
+pub mod slabinfo;
+mod support;
+mod text;
+
+pub use malloc::*;

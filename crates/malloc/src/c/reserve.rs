@@ -1,0 +1,187 @@
+//! The C API of prefilled sheaves and memory pools: objects set aside for work that must not fail.
+//!
+//! A C handle is a block that contains the Rust value. The value refers to the cache in the cache's
+//! own block. Functions that fail set errno to ENOMEM.
+
+use super::cache::CCache;
+use super::support::{address_or_enomem, answer, boxed_or_errno, unboxed};
+use core::ffi::{c_int, c_void};
+use core::ptr::NonNull;
+use pinfold::slab::{KmemCache, MemPool, OutOfMemory, Prefilled};
+
+/// A prefilled sheaf behind a C handle. The lifetime `'static` is not real: the C program promises
+/// to keep the cache as long as the sheaf.
+pub type CSheaf = Prefilled<'static>;
+/// A pool behind a C handle. The lifetime `'static` is not real: the C program promises to keep the
+/// cache as long as the pool.
+pub type CPool = MemPool<'static>;
+
+/// Checks that `objects` objects fit into the address space. A negative number from C arrives here
+/// as a huge one. The check refuses it before the cache takes all memory for it.
+fn conceivable(cache: &KmemCache, objects: usize) -> Result<(), OutOfMemory> {
+    let fit = objects <= isize::MAX as usize / cache.stride().max(1);
+    fit.then_some(()).ok_or(OutOfMemory)
+}
+
+/// Allocates `n` objects of `cache` into a new sheaf (`kmem_cache_prefill_sheaf`). Returns null
+/// with ENOMEM if there is no memory.
+///
+/// # Safety
+///
+/// `cache` is a cache of this API, and is not destroyed before the sheaf has been returned.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_cache_prefill(cache: *const CCache, n: usize) -> *mut CSheaf {
+    // SAFETY: the caller promises to keep the cache as long as the sheaf that refers to it.
+    let cache: &'static KmemCache = unsafe { &(*cache).cache };
+    boxed_or_errno(conceivable(cache, n).and_then(|()| cache.prefill(n)))
+}
+
+/// Takes an object from a sheaf (`kmem_cache_alloc_from_sheaf`). Returns null with ENOMEM if the
+/// sheaf is empty. Costs about ten instructions.
+///
+/// # Safety
+///
+/// `this` is a sheaf of this API that has not been returned. No other thread uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_sheaf_alloc(this: *mut CSheaf) -> *mut c_void {
+    // SAFETY: the caller promises a sheaf that has not been returned and that no other thread uses.
+    address_or_enomem(unsafe { (*this).alloc() })
+}
+
+/// Returns how many objects a sheaf holds (`kmem_cache_sheaf_size`).
+///
+/// # Safety
+///
+/// `this` is a sheaf of this API that has not been returned. No other thread uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_sheaf_len(this: *const CSheaf) -> usize {
+    // SAFETY: the caller promises a sheaf that has not been returned.
+    unsafe { (*this).len() }
+}
+
+/// Allocates objects until a sheaf holds `n` objects (`kmem_cache_refill_sheaf`). Returns 0, or −1
+/// with ENOMEM.
+///
+/// # Safety
+///
+/// `this` is a sheaf of this API that has not been returned. No other thread uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_sheaf_refill(this: *mut CSheaf, n: usize) -> c_int {
+    // SAFETY: the caller promises a sheaf that has not been returned and that no other thread uses.
+    let this = unsafe { &mut *this };
+    answer(conceivable(this.cache(), n).and_then(|()| this.refill(n)))
+}
+
+/// Ends a sheaf and frees its objects (`kmem_cache_return_sheaf`). Does nothing if `this` is null.
+///
+/// # Safety
+///
+/// `this` is null, or a sheaf of this API that has not been returned. It is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_sheaf_return(this: *mut CSheaf) {
+    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
+    // it up.
+    unsafe { unboxed(this) };
+}
+
+/// Creates a pool with a reserve of `min_nr` objects of `cache` (`mempool_create`). Returns null
+/// with ENOMEM if there is no memory.
+///
+/// # Safety
+///
+/// `cache` is a cache of this API, and is not destroyed before the pool.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_mempool_create(cache: *const CCache, min_nr: usize) -> *mut CPool {
+    // SAFETY: the caller promises to keep the cache as long as the pool that refers to it.
+    let cache: &'static KmemCache = unsafe { &(*cache).cache };
+    boxed_or_errno(conceivable(cache, min_nr).and_then(|()| MemPool::new(cache, min_nr)))
+}
+
+/// Allocates an object from the cache, or from the reserve if the cache has no memory
+/// (`mempool_alloc` without waiting). Returns null with ENOMEM if the reserve is empty too.
+///
+/// # Safety
+///
+/// `this` is a pool of this API that has not been destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_mempool_alloc(this: *const CPool) -> *mut c_void {
+    // SAFETY: the caller promises a pool that has not been destroyed.
+    address_or_enomem(unsafe { (*this).alloc() })
+}
+
+/// Allocates an object, and waits until there is one (`mempool_alloc`). Never returns null. Must
+/// not be called in a signal handler.
+///
+/// # Safety
+///
+/// `this` is a pool of this API that has not been destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_mempool_alloc_wait(this: *const CPool) -> *mut c_void {
+    // SAFETY: the caller promises a pool that has not been destroyed.
+    unsafe { (*this).alloc_wait().as_ptr().cast() }
+}
+
+/// Allocates an object from the reserve (`mempool_alloc_preallocated`). Returns null with ENOMEM if
+/// the reserve is empty. Takes the pool's lock.
+///
+/// # Safety
+///
+/// `this` is a pool of this API that has not been destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_mempool_alloc_preallocated(this: *const CPool) -> *mut c_void {
+    // SAFETY: the caller promises a pool that has not been destroyed.
+    address_or_enomem(unsafe { (*this).alloc_preallocated() })
+}
+
+/// Frees an object (`mempool_free`): to the reserve, or to the cache if the reserve is full. Does
+/// nothing if `object` is null.
+///
+/// # Safety
+///
+/// `this` is a pool of this API that has not been destroyed. The object came from this pool or its
+/// cache, and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_mempool_free(this: *const CPool, object: *mut c_void) {
+    if let Some(object) = NonNull::new(object.cast()) {
+        // SAFETY: the caller passes ownership of an object from this pool, which has not been
+        // destroyed.
+        unsafe { (*this).free(object) };
+    }
+}
+
+/// Sets the size of the reserve to `min_nr` objects (`mempool_resize`). Returns 0, or −1 with
+/// ENOMEM.
+///
+/// # Safety
+///
+/// `this` is a pool of this API that has not been destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_mempool_resize(this: *const CPool, min_nr: usize) -> c_int {
+    // SAFETY: the caller promises a pool that has not been destroyed.
+    let this = unsafe { &*this };
+    answer(conceivable(this.cache(), min_nr).and_then(|()| this.resize(min_nr)))
+}
+
+/// Returns how many objects the reserve holds. Takes the pool's lock.
+///
+/// # Safety
+///
+/// `this` is a pool of this API that has not been destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_mempool_available(this: *const CPool) -> usize {
+    // SAFETY: the caller promises a pool that has not been destroyed.
+    unsafe { (*this).kept() }
+}
+
+/// Ends a pool and frees its reserve to the cache (`mempool_destroy`). Does nothing if `this` is
+/// null.
+///
+/// # Safety
+///
+/// `this` is null, or a pool of this API that has not been destroyed. It is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_mempool_destroy(this: *mut CPool) {
+    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
+    // it up.
+    unsafe { unboxed(this) };
+}

@@ -1,0 +1,67 @@
+//! The C API of policies for ranges of pages. Functions that fail set errno: EINVAL for a range
+//! without pages, ENOENT for a page without a policy, EBUSY in a signal handler that interrupted a
+//! set, ENOMEM if there is no memory.
+
+use super::policy::{CPolicy, held, policy_of};
+use super::support::{answer, boxed, null_with, unboxed};
+use core::ffi::c_int;
+use pinfold::mempolicy::SharedPolicy;
+
+/// Creates a map from pages to policies, without policies. Returns null with ENOMEM if there is no
+/// memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_shared_policy_create() -> *mut SharedPolicy {
+    boxed(SharedPolicy::new())
+}
+
+/// Gives the pages from `start` to `end - 1` a copy of `policy` (`mpol_set_shared_policy`). If
+/// `policy` is null, removes their policy.
+///
+/// Returns 0. If it fails, returns −1 with errno, and changes nothing.
+///
+/// # Safety
+///
+/// `this` is a map of this API that has not been destroyed. `policy` is null, or a handle that the
+/// caller holds during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_shared_policy_set(
+    this: *const SharedPolicy,
+    start: u64,
+    end: u64,
+    policy: *const CPolicy,
+) -> c_int {
+    // SAFETY: the caller promises a map that has not been destroyed, and a `policy` that is null or
+    // a handle that it holds.
+    let (this, policy) = unsafe { (&*this, policy_of(policy)) };
+    answer(this.set(start..end, policy))
+}
+
+/// Returns a new handle of a copy of the page's policy (`mpol_shared_policy_lookup`). Returns null
+/// with ENOENT if the page has no policy, or with ENOMEM if there is no memory.
+///
+/// # Safety
+///
+/// `this` is a map of this API that has not been destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_shared_policy_lookup(
+    this: *const SharedPolicy,
+    page: u64,
+) -> *mut CPolicy {
+    // SAFETY: the caller promises a map that has not been destroyed.
+    match unsafe { &*this }.lookup(page) {
+        Some(policy) => held(policy),
+        None => null_with(libc::ENOENT),
+    }
+}
+
+/// Ends a map. Does nothing if `this` is null. Policies that were looked up stay valid.
+///
+/// # Safety
+///
+/// `this` is null, or a map of this API that has not been destroyed. It is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_shared_policy_destroy(this: *mut SharedPolicy) {
+    // SAFETY: the caller promises null or a map of this API, which came from `boxed`, and gives it
+    // up.
+    unsafe { unboxed(this) };
+}

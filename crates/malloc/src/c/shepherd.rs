@@ -1,0 +1,138 @@
+//! The C API of the shepherd.
+
+use super::support::{answer, boxed, null_with, unboxed};
+use core::ffi::{c_int, c_uint};
+use core::time::Duration;
+use pinfold::counter::{Counters, PercpuCounter};
+use pinfold::shepherd::{Running, Shepherd};
+
+const SPARE_ISOLATED: c_uint = 1;
+
+/// A shepherd behind a C handle, and its thread while the thread runs.
+pub struct CShepherd {
+    shepherd: Shepherd,
+    running: Option<Running>,
+}
+
+/// Creates a shepherd that ticks every `interval_ms` milliseconds. 0 means every second. Returns
+/// null with EINVAL for an unknown flag or an interval above a day, or with ENOMEM. Starts no
+/// thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_shepherd_create(interval_ms: u64, flags: c_uint) -> *mut CShepherd {
+    if flags & !SPARE_ISOLATED != 0 || interval_ms > 86_400_000 {
+        return null_with(libc::EINVAL);
+    }
+    let mut shepherd = Shepherd::new();
+    if interval_ms != 0 {
+        shepherd = shepherd.interval(Duration::from_millis(interval_ms));
+    }
+    if flags & SPARE_ISOLATED != 0 {
+        shepherd = shepherd.leave_isolated_alone();
+    }
+    boxed(CShepherd {
+        shepherd,
+        running: None,
+    })
+}
+
+/// Watches a counter: from now on, every shepherd of the process adds what CPUs have counted to the
+/// counter's total. Returns 0, or −1 with ENOMEM.
+///
+/// # Safety
+///
+/// `this` is a shepherd of this API that has not been destroyed. `counter` is a counter that has
+/// not been destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_shepherd_watch(
+    this: *const CShepherd,
+    counter: *const PercpuCounter,
+) -> c_int {
+    // SAFETY: the caller promises a shepherd and a counter that have not been destroyed.
+    answer(unsafe { (*this).shepherd.watch(&*counter) })
+}
+
+/// Watches many counters, like [`pinfold_shepherd_watch`].
+///
+/// # Safety
+///
+/// `this` is a shepherd of this API that has not been destroyed. `counters` have not been
+/// destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_shepherd_watch_many(
+    this: *const CShepherd,
+    counters: *const Counters,
+) -> c_int {
+    // SAFETY: the caller promises a shepherd and counters that have not been destroyed.
+    answer(unsafe { (*this).shepherd.watch(&*counters) })
+}
+
+/// Stops watching a counter, for every shepherd of the process.
+///
+/// # Safety
+///
+/// `this` is a shepherd of this API that has not been destroyed. `counter` is a counter that has
+/// not been destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_shepherd_unwatch(
+    this: *const CShepherd,
+    counter: *const PercpuCounter,
+) {
+    // SAFETY: the caller promises a shepherd and a counter that have not been destroyed.
+    unsafe { (*this).shepherd.unwatch(&*counter) };
+}
+
+/// Ticks: folds the watched counters, and has caches give idle memory back. Returns how many
+/// shards, the parts of a counter that belong to one CPU, had changed.
+///
+/// # Safety
+///
+/// `this` is a shepherd of this API that has not been destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_shepherd_tick(this: *const CShepherd) -> usize {
+    // SAFETY: the caller promises a shepherd that has not been destroyed.
+    unsafe { (*this).shepherd.tick() }
+}
+
+/// Starts the thread if it does not run. Returns 0, or −1 with errno.
+///
+/// # Safety
+///
+/// `this` is a shepherd of this API that has not been destroyed. No other thread uses it during the
+/// call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_shepherd_start(this: *mut CShepherd) -> c_int {
+    // SAFETY: the caller promises a shepherd that has not been destroyed and that no other thread
+    // uses.
+    let this = unsafe { &mut *this };
+    if this.running.is_some() {
+        return 0;
+    }
+    let started = this.shepherd.clone().start();
+    answer(started.map(|running| this.running = Some(running)))
+}
+
+/// Stops the thread if it runs, and waits for its end.
+///
+/// # Safety
+///
+/// `this` is a shepherd of this API that has not been destroyed. No other thread starts, stops or
+/// destroys it during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_shepherd_stop(this: *mut CShepherd) {
+    // SAFETY: the caller promises a shepherd that no other thread starts, stops or destroys during
+    // the call.
+    unsafe { (*this).running = None };
+}
+
+/// Stops and ends a shepherd. Does nothing if `this` is null. Other shepherds go on folding the
+/// counters that it watched.
+///
+/// # Safety
+///
+/// `this` is null, or a shepherd of this API that has not been destroyed. It is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_shepherd_destroy(this: *mut CShepherd) {
+    // SAFETY: the caller promises null or a shepherd of this API, which came from `boxed`, and
+    // gives it up.
+    unsafe { unboxed(this) };
+}

@@ -1,0 +1,310 @@
+//! Huge blocks: each a mapping of its own, found again by a table of addresses.
+//!
+//! A signal handler may free a huge block while it interrupts a thread that allocates one. If the
+//! table had a lock, the handler would wait for the interrupted thread, and that thread cannot go
+//! on before the handler returns. So the table has no lock.
+//!
+//! # The table
+//!
+//! The table has [`BUCKETS`] buckets of [`ENTRIES`] entries. Bits 21 and up of a block's address
+//! name the block's home bucket. If that bucket is full, the block goes to the next bucket with
+//! room, and adds 1 to `passed` of each full bucket before it. So a search ends at a bucket whose
+//! `passed` is 0.
+//!
+//! The first block maps the table. If a limit leaves no memory for it, [`FEW`] static buckets are
+//! the table until the process ends.
+//!
+//! A thread enters a block in three steps:
+//!
+//! 1. It claims an entry: it exchanges the entry's address 0 for [`CLAIMED`].
+//! 2. It writes the size.
+//! 3. It publishes the entry: it stores the address.
+//!
+//! Only the owner of a block looks the block up, resizes it or frees it. So no other thread changes
+//! a published entry.
+
+use super::huge_pages;
+use super::{ARENA_STAT, ArenaItem, gave_back, took};
+use crate::sys;
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicUsize};
+
+const BUCKETS: usize = 4096;
+/// Buckets of the static table. They have room for 992 blocks.
+const FEW: usize = 16;
+const ENTRIES: usize = 62;
+/// Stands for an address in an entry that is being filled in. No block has this address.
+const CLAIMED: usize = 1;
+
+#[repr(C)]
+struct Bucket {
+    passed: AtomicUsize,
+    _unused: usize,
+    addresses: [AtomicUsize; ENTRIES],
+    sizes: [AtomicUsize; ENTRIES],
+}
+
+impl Bucket {
+    const fn empty() -> Bucket {
+        Bucket {
+            passed: AtomicUsize::new(0),
+            _unused: 0,
+            addresses: [const { AtomicUsize::new(0) }; ENTRIES],
+            sizes: [const { AtomicUsize::new(0) }; ENTRIES],
+        }
+    }
+}
+
+static FIRST: [Bucket; FEW] = [const { Bucket::empty() }; FEW];
+/// The table: null before the first block, then [`FIRST`] or a mapping.
+static TABLE: AtomicPtr<Bucket> = AtomicPtr::new(null_mut());
+
+fn table() -> &'static [Bucket] {
+    let mut at = TABLE.load(Acquire);
+    if at.is_null() {
+        at = open_table();
+    }
+    if core::ptr::eq(at, &raw const FIRST[0]) {
+        return &FIRST;
+    }
+    // SAFETY: `at` is a zeroed mapping of `BUCKETS` buckets, which is never unmapped. All fields
+    // are atomic or unused.
+    unsafe { core::slice::from_raw_parts(at, BUCKETS) }
+}
+
+#[cold]
+fn open_table() -> *mut Bucket {
+    let size = BUCKETS * size_of::<Bucket>();
+    let mapping = sys::map_memory(size);
+    let first = (&raw const FIRST[0]).cast_mut();
+    let fresh = mapping.map_or(first, |at| at.as_ptr().cast());
+    // Release pairs with the acquires here and in `table`: a thread that sees the table's address
+    // also sees its zeroes.
+    match TABLE.compare_exchange(null_mut(), fresh, Release, Acquire) {
+        Ok(_) => fresh,
+        Err(other) => {
+            if let Some(mapping) = mapping {
+                // SAFETY: this thread made the mapping, and did not publish it.
+                unsafe { sys::unmap(mapping.as_ptr(), size) };
+            }
+            other
+        }
+    }
+}
+
+/// Returns whether a block's pages may move before their new address is entered in the table. With
+/// the static table they may not, because that table could be full by then.
+fn may_move() -> bool {
+    table().len() == BUCKETS
+}
+
+/// Returns the bucket that a search for `address` reaches after `steps` steps.
+fn bucket(table: &[Bucket], address: usize, steps: usize) -> &Bucket {
+    &table[((address >> 21) + steps) % table.len()]
+}
+
+/// Enters a block. Returns false if the table has no room.
+fn enter(address: usize, size: usize) -> bool {
+    let table = table();
+    for steps in 0..table.len() {
+        let bucket = bucket(table, address, steps);
+        let free = bucket.addresses.iter().position(|entry| {
+            entry.load(Relaxed) == 0 && entry.compare_exchange(0, CLAIMED, Acquire, Relaxed).is_ok()
+        });
+        if let Some(entry) = free {
+            bucket.sizes[entry].store(size, Relaxed);
+            // Release pairs with the acquire in `find`: a thread that finds the address also sees
+            // the size.
+            bucket.addresses[entry].store(address, Release);
+            return true;
+        }
+        bucket.passed.fetch_add(1, Relaxed);
+    }
+    for bucket in table {
+        bucket.passed.fetch_sub(1, Relaxed);
+    }
+    false
+}
+
+/// Returns the entry of a block: how many buckets it is after its home bucket, its bucket, and its
+/// index in the bucket.
+fn find(address: usize) -> Option<(usize, &'static Bucket, usize)> {
+    if TABLE.load(Relaxed).is_null() {
+        return None;
+    }
+    let table = table();
+    for steps in 0..table.len() {
+        let bucket = bucket(table, address, steps);
+        let entry = bucket
+            .addresses
+            .iter()
+            .position(|entry| entry.load(Acquire) == address);
+        if let Some(entry) = entry {
+            return Some((steps, bucket, entry));
+        }
+        if bucket.passed.load(Relaxed) == 0 {
+            return None;
+        }
+    }
+    None
+}
+
+/// Takes a block out of the table. Returns its size.
+fn leave(address: usize) -> Option<usize> {
+    let (steps, found, entry) = find(address)?;
+    let size = found.sizes[entry].load(Relaxed);
+    // If two threads free the same block by mistake, the exchange fails for one of them.
+    found.addresses[entry]
+        .compare_exchange(address, 0, Release, Relaxed)
+        .ok()?;
+    for step in 0..steps {
+        bucket(table(), address, step).passed.fetch_sub(1, Relaxed);
+    }
+    Some(size)
+}
+
+/// Adds `more` mapped bytes to the memory in huge blocks and to the held memory. Subtracts `less`
+/// unmapped bytes from both, and adds them to the returned memory.
+fn mapped(more: usize, less: usize) {
+    if more > 0 {
+        ARENA_STAT.add(0, ArenaItem::Huge, more as u64);
+        took(0, more);
+    }
+    if less > 0 {
+        ARENA_STAT.sub(0, ArenaItem::Huge, less as u64);
+        gave_back(0, less);
+    }
+}
+
+/// Allocates a zeroed block of at least `size` bytes at a multiple of `align`, a power of two.
+///
+/// Returns `None` if the system has no memory. Costs up to three system calls. Takes no lock, so
+/// that signal handlers may call it at any point.
+///
+/// ```
+/// use pinfold::arena::{HUGE, alloc_huge, free_huge, huge_size};
+///
+/// let block = alloc_huge(HUGE, 4096).expect("memory");
+/// assert_eq!(huge_size(block.as_ptr()), Some(HUGE));
+/// // SAFETY: the block is not used afterwards.
+/// assert!(unsafe { free_huge(block.as_ptr()) });
+/// ```
+pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
+    let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
+    if size > isize::MAX as usize || align > isize::MAX as usize {
+        return None;
+    }
+    let block = sys::map_aligned(size, align)?;
+    if !enter(block.as_ptr() as usize, size) {
+        // SAFETY: the block was mapped above, and no other code knows it.
+        unsafe { sys::unmap(block.as_ptr(), size) };
+        return None;
+    }
+    mapped(size, 0);
+    Some(block)
+}
+
+/// Unmaps the block at `address`. Returns false, and does nothing, if there is no such block. Costs
+/// a look-up and a system call.
+///
+/// # Safety
+///
+/// No thread uses the block any more.
+pub unsafe fn free(address: *mut u8) -> bool {
+    let Some(size) = leave(address as usize) else {
+        return false;
+    };
+    // SAFETY: the table had a block of this size at the address, and `leave` took it out for this
+    // thread alone. The caller promises that no thread uses the block.
+    unsafe { sys::unmap(address, size) };
+    mapped(0, size);
+    true
+}
+
+/// Returns how many bytes the block at `address` has, or `None` if there is no such block. Costs a
+/// look-up in the table.
+pub fn size(address: *mut u8) -> Option<usize> {
+    let (_, bucket, entry) = find(address as usize)?;
+    Some(bucket.sizes[entry].load(Relaxed))
+}
+
+/// Changes the size of the block at `address`. The caller owns the block.
+fn note_size(address: *mut u8, size: usize) {
+    if let Some((_, bucket, entry)) = find(address as usize) {
+        bucket.sizes[entry].store(size, Relaxed);
+    }
+}
+
+/// Moves pages of a mapping to a huge block of at least `size` bytes elsewhere. Returns `None`, and
+/// changes nothing, if that cannot be done. After success, nothing is mapped where the pages were.
+///
+/// # Safety
+///
+/// `[start, start + old)` are whole pages that only the caller uses, fewer than `size` bytes.
+pub(super) unsafe fn adopt(start: *mut u8, old: usize, size: usize) -> Option<NonNull<u8>> {
+    let size = size.checked_next_multiple_of(sys::page_size())?;
+    if !may_move() {
+        return None;
+    }
+    // SAFETY: the caller promises that these are whole pages, and that no other thread uses them.
+    let block = unsafe { sys::remap(start, old, size) }?;
+    // The kernel lengthens a mapping in place if nothing is mapped behind it. But the addresses
+    // there belong to the arena, so the mapping is shortened again.
+    // SAFETY: the pages are the caller's, and `remap` above made the mapping `size` bytes long.
+    if block.as_ptr() == start && unsafe { sys::remap(start, size, old) }.is_some() {
+        return None;
+    }
+    if !enter(block.as_ptr() as usize, size) {
+        no_room(block.as_ptr(), size);
+    }
+    if huge_pages::are_wanted(u32::MAX) {
+        // The pages may come from a run for which the arena asked for small pages.
+        // SAFETY: `remap` made this mapping for the new block.
+        unsafe { sys::prefer_huge(block.as_ptr(), size) };
+    }
+    mapped(size, 0);
+    Some(block)
+}
+
+/// Ends the process, because the table of huge blocks is full and the pages have already moved.
+#[cold]
+fn no_room(block: *mut u8, size: usize) -> ! {
+    sys::die(format_args!(
+        "no room to note the block at {block:p} ({size} bytes)"
+    ))
+}
+
+/// Grows or shrinks the block at `address` to at least `size` bytes. The kernel moves the pages,
+/// and copies no bytes. Returns `None`, and leaves the block as it was, if that cannot be done.
+/// Costs a system call.
+///
+/// # Safety
+///
+/// `address` is a huge block that only the caller uses.
+pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
+    let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
+    let old = self::size(address)?;
+    if size <= old {
+        // SAFETY: the table says that the mapping has `old` bytes, and only the caller uses it. The
+        // kernel cuts the end off, and does not move a mapping that shrinks.
+        unsafe { sys::remap(address, old, size) }?;
+        note_size(address, size);
+        mapped(0, old - size);
+        return NonNull::new(address);
+    }
+    if !may_move() {
+        return None;
+    }
+    // Takes the block out of the table first. Once the kernel has moved the pages, another thread
+    // may get a block at the old address, and enter it.
+    leave(address as usize)?;
+    // SAFETY: the table said that the mapping has `old` bytes, and only the caller uses it.
+    let moved = unsafe { sys::remap(address, old, size) };
+    let (block, now) = moved.map_or((address, old), |block| (block.as_ptr(), size));
+    if !enter(block as usize, now) {
+        no_room(block, now);
+    }
+    mapped(now - old, 0);
+    moved
+}

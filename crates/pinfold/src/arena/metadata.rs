@@ -1,0 +1,78 @@
+//! Memory for the allocator's own structures: descriptors, units, sheaves.
+//!
+//! This memory is zeroed, and never goes back to the system, so that a thread may read a structure
+//! that another thread has just given up. Small structures share a chunk of 256 KiB. The first
+//! structures of a process share a static chunk of 16 KiB, so that a small program maps no chunk.
+
+use crate::lock::{Lock, Word};
+use crate::sys;
+use core::alloc::Layout;
+use core::cell::UnsafeCell;
+use core::ptr::NonNull;
+
+/// Bytes asked from the system at a time.
+const CHUNK: usize = 256 << 10;
+
+struct Chunk {
+    next: *mut u8,
+    end: *mut u8,
+}
+
+// SAFETY: no other code refers to the memory between the two pointers. The holder of the lock may
+// use it on any thread.
+unsafe impl Send for Chunk {}
+
+/// The first chunk.
+#[repr(C, align(64))]
+struct First(UnsafeCell<[u8; FIRST_SIZE]>);
+
+// SAFETY: only the holder of the lock hands out bytes of the chunk, each to one owner.
+unsafe impl Sync for First {}
+
+const FIRST_SIZE: usize = 16 << 10;
+static FIRST: First = First(UnsafeCell::new([0; FIRST_SIZE]));
+
+static CHUNK_IN_USE: Lock<Chunk> = Lock::new(Chunk {
+    next: FIRST.0.get().cast(),
+    end: FIRST.0.get().cast::<u8>().wrapping_add(FIRST_SIZE),
+});
+
+/// Returns zeroed memory that is never unmapped. Returns `None` if the system has no memory, and in
+/// a signal handler that interrupted this function.
+///
+/// Waits while another thread forks. A thread in malloc must not wait for a fork. So it calls this
+/// function only while it holds a lock that a fork takes earlier. Until that lock is released, no
+/// fork can hold the lock of the chunk.
+pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
+    let page = sys::page_size();
+    if layout.size() >= CHUNK / 4 || layout.align() > page {
+        return sys::map_aligned(layout.size().next_multiple_of(page), layout.align());
+    }
+    let mut chunk = CHUNK_IN_USE.lock()?;
+    let fits = |chunk: &Chunk| {
+        let start = (chunk.next as usize).next_multiple_of(layout.align());
+        (start + layout.size() <= chunk.end as usize).then_some(start)
+    };
+    let start = match fits(&chunk) {
+        Some(start) => start,
+        None => {
+            let fresh = sys::map_memory(CHUNK)?.as_ptr();
+            *chunk = Chunk {
+                next: fresh,
+                end: fresh.wrapping_add(CHUNK),
+            };
+            fits(&chunk)?
+        }
+    };
+    chunk.next = (start + layout.size()) as *mut u8;
+    NonNull::new(start as *mut u8)
+}
+
+pub(super) fn is_lock_held(thread: u64) -> bool {
+    CHUNK_IN_USE.is_held_by(thread)
+}
+
+/// Returns the lock's word, for a fork.
+pub(super) fn lock_word() -> &'static Word {
+    CHUNK_IN_USE.word()
+}

@@ -1,0 +1,411 @@
+//! Memory from the system, node by node: runs of granules, and huge blocks.
+//!
+//! If the allocator asked the kernel for each block and gave it back at once, each block would cost
+//! system calls and page faults. If it kept all freed memory, other processes could not use that
+//! memory. So each node has an arena. The arena keeps freed memory for a while, up to a bound, and
+//! gives the rest back to the system.
+//!
+//! # Vocabulary
+//!
+//! * **arena**: the allocator of one node's memory. It hands out whole granules.
+//! * **granule**: 64 KiB, at a multiple of 64 KiB.
+//! * **run**: one granule, or several in a row, up to almost the size of a region. The **holder**
+//!   of a run is the code that allocated the run and has not freed it yet.
+//! * **region**: 64 MiB of addresses for one node. It begins with the records of its granules. The
+//!   arena maps the rest in steps, shortly before it hands out the granules.
+//! * **window**: the range of addresses in which the regions lie, in the order in which they were
+//!   made. The window is not reserved: the arenas map only the parts that they need.
+//! * **frame**: the arena's record of a granule, 32 bytes at the region's beginning.
+//! * **private part**: 576 bytes for each granule, behind the frames. They are for the holder of
+//!   the granule's run.
+//! * **page map**: a 16-bit entry for each granule of the window ([`entry`]).
+//! * **huge block**: a block that is a mapping of its own, outside the window. Blocks of [`HUGE`]
+//!   bytes or more are huge blocks.
+//!
+//! # States of a run
+//!
+//! | state | mapped | content | becomes |
+//! |---|---|---|---|
+//! | in use | yes | a slab, or a block | dirty, when it is freed |
+//! | dirty | yes | memory that was used | in use; clean, when it is purged |
+//! | clean | yes | zeroes, with no memory behind them | in use; absent, when it is unmapped |
+//! | absent | no | | clean, when the arena maps it |
+//!
+//! To **purge** a dirty run is to give its memory to the system.
+//!
+//! # When memory goes back to the system
+//!
+//! 1. If more memory is dirty than may be kept (`kept`, `budget`), `free_run` purges dirty memory:
+//!    whole units of 2 MiB of long runs first, then the oldest runs.
+//! 2. Some calls of `free_run`, and the shepherd (`crate::shepherd`), purge runs that have been
+//!    dirty for about half a second (`purge`).
+//! 3. `trim` purges all dirty runs. `unmap_free`, for a system without memory, also unmaps clean
+//!    runs.
+//! 4. Huge blocks are unmapped when they are freed.
+//!
+//! # Who may write what
+//!
+//! | what | who |
+//! |---|---|
+//! | the free runs of a node, and their frames | the holder of the arena's lock |
+//! | the frames and the private part of a run in use | the holder of the run |
+//! | the page map entries of a run | the thread that allocates or frees the run |
+//! | the regions and the window | the holder of the regions' lock, inside the arena's lock |
+
+mod bins;
+pub(crate) mod budget;
+mod free_runs;
+mod huge;
+mod huge_pages;
+mod kept;
+mod metadata;
+mod numa;
+mod purge;
+mod resize;
+mod runs;
+mod stat;
+mod window;
+
+pub use budget::{
+    Limit, VARIABLE as LIMIT_VARIABLE, cgroup_limit, hard_limit, memory_limit, set_memory_limit,
+};
+pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
+pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, set_huge_pages};
+pub use kept::large_in_use;
+#[doc(hidden)]
+pub use kept::{close_while_ticks_are_needed, needs_ticks, update_needs_ticks};
+pub(crate) use metadata::alloc as alloc_metadata;
+pub use numa::{NUMA_STAT, NumaItem, refresh_room};
+pub(crate) use numa::{NodeRequest, for_each_item};
+pub(crate) use purge::purge_all_aged;
+pub use purge::{trim, unmap_free};
+pub use resize::{alloc_aligned_run, alloc_growing_run, move_run, resize_run};
+pub(crate) use runs::alloc_run_on;
+pub use runs::{Run, alloc_run, free_run};
+pub use stat::NodeStat;
+pub use window::watch_count;
+
+use crate::fork::{self, Hooks, Rank};
+use crate::nodes::MAX_NODES;
+use crate::topology::cgroup;
+use crate::{mempolicy, nodes, segment};
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize};
+
+/// Returns whether the thread `thread` holds an arena's lock, or a lock that comes later in the
+/// lock order. Reads a word of every arena.
+#[cold]
+pub(crate) fn is_lock_held(thread: u64) -> bool {
+    runs::is_lock_held(thread) || metadata::is_lock_held(thread) || mempolicy::is_lock_held(thread)
+}
+
+/// Returns the node to pass to [`alloc_run`] for memory without a policy of its own. The thread may
+/// run on another node by the time this function returns. Costs a few loads.
+pub fn node_here() -> usize {
+    nodes::current()
+}
+
+/// Bytes in a granule.
+pub const GRANULE: usize = 1 << GRANULE_SHIFT;
+/// log2 of [`GRANULE`].
+pub const GRANULE_SHIFT: u32 = 16;
+/// Blocks of at least this many bytes are mappings of their own.
+pub const HUGE: usize = 62 << 20;
+/// The page map's entry for a run that is one block.
+pub const LARGE: u16 = u16::MAX;
+
+/// Bytes in a region. Its address is a multiple of this.
+const REGION: usize = 64 << 20;
+const REGION_GRANULES: usize = REGION / GRANULE;
+/// The offset of the private parts in a region: behind the frames.
+const PRIVATE_AT: usize = REGION_GRANULES * size_of::<Frame>();
+/// Bytes of a region's records, rounded up to whole granules. A granule has whole pages on every
+/// system.
+const HEADER: usize = (PRIVATE_AT + REGION_GRANULES * PRIVATE).next_multiple_of(GRANULE);
+/// A region's first granule behind the records.
+const REGION_FIRST: u32 = (HEADER / GRANULE) as u32;
+/// Granules in the longest run. A region's last granule is never mapped.
+const MAX_RUN: u32 = REGION_GRANULES as u32 - REGION_FIRST - 1;
+
+/// Bytes of a granule's private part.
+pub(crate) const PRIVATE: usize = 576;
+
+/// The arena's record of a granule. The lock of the node's arena protects the frames of free runs.
+/// The frames of a run in use belong to the holder of the run.
+#[repr(C, align(32))]
+pub(crate) struct Frame {
+    /// The run's first granule.
+    head: u32,
+    /// How many granules the run has; valid in its first frame.
+    granules: u16,
+    state: State,
+    /// Links in the heap of the run's bin (`bins`): the first child, the next sibling, and the
+    /// previous sibling. A first child has its parent in place of the previous sibling.
+    child: u32,
+    next: u32,
+    prev: u32,
+    /// Neighbours in the list of dirty runs by age.
+    older: u32,
+    newer: u32,
+    /// When the run became dirty, in milliseconds, wrapping.
+    stamp: u32,
+}
+
+/// The state of a run; valid in the run's first and last frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum State {
+    /// In use, or part of a region's records, or taken out of the free runs for a moment.
+    Busy = 0,
+    /// Free, with memory that was used.
+    Dirty = 1,
+    /// Free, and reads as zeroes.
+    Clean = 2,
+    /// Free, and not mapped.
+    Absent = 3,
+}
+
+/// The words that any thread may read without a lock.
+struct Map {
+    /// Where the window and the page map begin. Written before the first region is made.
+    window: AtomicUsize,
+    /// Granules up to the end of the newest region.
+    count: AtomicUsize,
+}
+
+static MAP: Map = Map {
+    window: AtomicUsize::new(0),
+    count: AtomicUsize::new(0),
+};
+
+/// Returns whether there is a region.
+fn is_open() -> bool {
+    MAP.count.load(Relaxed) > 0
+}
+
+/// Returns the page map's entry for `address`, which may be any address. Takes no lock: while the
+/// caller holds a block, no other thread changes the block's entry. Costs a few instructions and
+/// three loads.
+///
+/// | entry | the address is |
+/// |---|---|
+/// | [`LARGE`] | in the first granule of a run that is one block |
+/// | 0 | in another granule of a block, or in no run in use |
+/// | other | in a slab of the cache with this number |
+#[inline]
+pub fn entry(address: usize) -> u16 {
+    // Acquire pairs with the release in `make_region`: a thread that sees the count also sees the
+    // window's address, and the entries of all granules below the count.
+    let count = MAP.count.load(Acquire);
+    let window = MAP.window.load(Relaxed);
+    let granule = address.wrapping_sub(window) >> GRANULE_SHIFT;
+    if granule >= count {
+        return 0;
+    }
+    // SAFETY: the granule is below the count. `make_region` maps the entries of all granules below
+    // the count before it stores the count, and entries are never unmapped.
+    unsafe { &*((window + 2 * granule) as *const AtomicU16) }.load(Relaxed)
+}
+
+/// Sets the entry of granule `index`.
+fn set_entry(index: u32, value: u16) {
+    let at = MAP.window.load(Relaxed) + 2 * index as usize;
+    // SAFETY: the granule lies in a region, whose entries were mapped before the region was made.
+    unsafe { &*(at as *const AtomicU16) }.store(value, Relaxed);
+}
+
+/// Returns where region `number` begins.
+fn region_at(number: usize) -> *mut u8 {
+    (MAP.window.load(Relaxed) + number * REGION) as *mut u8
+}
+
+/// Returns the region in which granule `index` lies, and the granule's number there.
+fn region_of(index: u32) -> (*mut u8, usize) {
+    let index = index as usize;
+    (region_at(index / REGION_GRANULES), index % REGION_GRANULES)
+}
+
+/// Returns the frame of granule `index`. Returns a raw pointer, because several links may name the
+/// same frame.
+fn frame(index: u32) -> *mut Frame {
+    let (region, nth) = region_of(index);
+    region.cast::<Frame>().wrapping_add(nth)
+}
+
+/// Returns the number of the granule of `address`, which lies in a region.
+fn index_of(address: usize) -> u32 {
+    ((address - MAP.window.load(Relaxed)) >> GRANULE_SHIFT) as u32
+}
+
+/// Returns where granule `index` begins.
+fn address_of(index: u32) -> *mut u8 {
+    (MAP.window.load(Relaxed) + ((index as usize) << GRANULE_SHIFT)) as *mut u8
+}
+
+/// Returns the node of the region in which `address` lies. The address is in a run. Costs two
+/// loads.
+pub fn node_of(address: usize) -> usize {
+    window::node_of(address)
+}
+
+/// Returns the number of the first granule of the run in which `address` lies. The granule's entry
+/// in the page map is not 0.
+pub(crate) fn head_of(address: usize) -> u32 {
+    // SAFETY: the granule's entry is not 0. So it has a frame, and an arena wrote `head`
+    // before it set the entry.
+    unsafe { (*frame(index_of(address))).head }
+}
+
+/// Returns where the run in which `address` lies begins. The entry for `address` is not 0.
+#[inline]
+pub(crate) fn start_of_run(address: usize) -> *const u8 {
+    address_of(head_of(address))
+}
+
+/// Returns the private part of granule `index`: [`PRIVATE`] bytes, aligned to 64.
+pub(crate) fn private_at(index: u32) -> *mut u8 {
+    let (region, nth) = region_of(index);
+    region.wrapping_add(PRIVATE_AT + nth * PRIVATE)
+}
+
+/// Returns the number of the first granule of the run that begins at `start`.
+pub(crate) fn index_of_run(start: NonNull<u8>) -> u32 {
+    index_of(start.as_ptr() as usize)
+}
+
+/// Returns the size, in bytes, of the run that begins at `start`. Costs two loads.
+///
+/// # Safety
+///
+/// A run in use begins at `start`.
+pub unsafe fn run_size(start: NonNull<u8>) -> usize {
+    // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
+    unsafe { usize::from((*frame(index_of_run(start))).granules) * GRANULE }
+}
+
+crate::vmstat_items! {
+    /// The counts of the arenas, in bytes, by node. An arena counts when it takes memory
+    /// or gives memory back, never for each object.
+    ///
+    /// ```
+    /// use pinfold::arena::{ARENA_STAT, ArenaItem, HUGE, alloc_huge, free_huge};
+    ///
+    /// let block = alloc_huge(HUGE, 4096).expect("memory");
+    /// assert!(ARENA_STAT.read_node(0, ArenaItem::Huge) >= HUGE as u64);
+    /// // SAFETY: the block is not used afterwards.
+    /// assert!(unsafe { free_huge(block.as_ptr()) });
+    /// assert!(ARENA_STAT.read(ArenaItem::Returned) >= HUGE as u64);
+    /// ```
+    pub enum ArenaItem {
+        /// Held now: runs in use or dirty, and huge blocks.
+        Held = "held_bytes",
+        /// The part of `Held` that is huge blocks. All of them count for node 0, because the kernel
+        /// chooses their nodes.
+        Huge = "huge_bytes",
+        /// Given back to the system so far.
+        Returned = "returned_bytes",
+    }
+}
+
+/// The memory that the arenas hold and gave back, by node.
+///
+/// ```
+/// use pinfold::arena::{ARENA_STAT, ArenaItem, held};
+///
+/// assert!(ARENA_STAT.read(ArenaItem::Held) >= ARENA_STAT.read(ArenaItem::Huge));
+/// ```
+pub static ARENA_STAT: NodeStat<ArenaItem> = NodeStat::new();
+
+/// The largest number of bytes that were ever held at once.
+static PEAK: AtomicU64 = AtomicU64::new(0);
+
+/// Returns how many bytes are held now: runs in use or dirty, and huge blocks. One load for each
+/// node.
+pub fn held() -> u64 {
+    ARENA_STAT.read(ArenaItem::Held)
+}
+
+/// Returns the largest number of bytes that were ever held at once. One load.
+pub fn held_peak() -> u64 {
+    PEAK.load(Relaxed)
+}
+
+/// Returns how many bytes went back to the system so far. One load for each node.
+pub fn returned() -> u64 {
+    ARENA_STAT.read(ArenaItem::Returned)
+}
+
+/// Returns how many bytes are in huge blocks. One load for each node.
+pub fn huge_total() -> usize {
+    ARENA_STAT.read(ArenaItem::Huge) as usize
+}
+
+/// Adds `bytes`, taken from the system, to the held memory of `node`.
+fn took(node: usize, bytes: usize) {
+    ARENA_STAT.add(node, ArenaItem::Held, bytes as u64);
+    PEAK.fetch_max(held(), Relaxed);
+    publish();
+}
+
+/// Subtracts `bytes` from the held memory of `node`, and adds them to the returned memory: they
+/// went back to the system.
+fn gave_back(node: usize, bytes: usize) {
+    ARENA_STAT.sub(node, ArenaItem::Held, bytes as u64);
+    ARENA_STAT.add(node, ArenaItem::Returned, bytes as u64);
+    publish();
+}
+
+/// Adds `bytes` to the returned memory of `node`: pages went back to the system, but their run
+/// stays in use. The number of held bytes does not change.
+pub(crate) fn gave_back_pages(node: usize, bytes: usize) {
+    ARENA_STAT.add(node, ArenaItem::Returned, bytes as u64);
+    publish();
+}
+
+/// Subtracts `bytes` from the held memory of `node`: their pages moved to another run or to a huge
+/// block.
+fn moved_away(node: usize, bytes: usize) {
+    ARENA_STAT.sub(node, ArenaItem::Held, bytes as u64);
+    publish();
+}
+
+/// Copies the counts to the statistics segment, if there is one. A few stores.
+pub fn publish() {
+    if let Some(segment) = segment::current() {
+        segment.held.store(held(), Relaxed);
+        segment.held_peak.fetch_max(held_peak(), Relaxed);
+        segment.returned.store(returned(), Relaxed);
+        segment.huge.store(huge_total() as u64, Relaxed);
+    }
+}
+
+/// Makes a fork wait until no thread changes the arenas' state.
+pub(crate) fn register_fork() {
+    static HOOKS: [Hooks; 4] = [
+        Hooks::locks(Rank::Arenas, runs::visit_locks),
+        Hooks::locks(Rank::Regions, |visit| visit(window::REGIONS.word())),
+        Hooks::locks(Rank::Metadata, |visit| visit(metadata::lock_word())),
+        Hooks::locks(Rank::Cgroup, |visit| visit(cgroup::lock_word())),
+    ];
+    fork::register(&HOOKS);
+}
+
+/// Reads the facts of the machine, its free memory and the settings, on the first call. Must be
+/// called before any structure is made that has a part for each node.
+///
+/// Two threads that call this function at once may both read. A signal handler that interrupted the
+/// first call reads itself.
+pub(crate) fn init() {
+    static IS_OVER: AtomicBool = AtomicBool::new(false);
+    // Acquire pairs with the release below: a thread that sees the end also sees what was read.
+    if !IS_OVER.load(Acquire) {
+        mempolicy::init();
+        refresh_room();
+        budget::read();
+        huge_pages::read();
+        register_fork();
+        window::choose();
+        IS_OVER.store(true, Release);
+    }
+}

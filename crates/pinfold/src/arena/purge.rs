@@ -1,0 +1,150 @@
+//! Gives free memory back to the system: runs that exceed what may stay dirty, runs that have been
+//! dirty for long, and on request all free runs.
+
+use super::free_runs::FreeRuns;
+use super::runs::{Arena, MAX_STEP, arena_of, set_aside};
+use super::{GRANULE, MAX_RUN, State, address_of, gave_back, is_lock_held, kept, numa, returned};
+use crate::lock::Guard;
+use crate::{nodes, sys};
+
+/// Milliseconds that a free run stays dirty. For comparison: mimalloc 1 s, jemalloc 10 s.
+const DIRTY_FOR: u32 = 450;
+/// Granules of the shortest clean run that `unmap_free` unmaps. Unmapping a run can split mappings,
+/// whose number the system limits.
+const MIN_UNMAP: u32 = 16;
+
+/// Purges dirty runs, node by node, until only as much is dirty as may be kept.
+pub(super) fn relieve() {
+    for node in 0..nodes::count() {
+        let mut excess = kept::excess();
+        if excess == 0 {
+            return;
+        }
+        if let Some(arena) = arena_of(node).lock_or_divert(is_lock_held) {
+            let now = arena.now;
+            drop(purge(arena, node, kept::purged, |free| {
+                let most = excess.min(MAX_RUN as usize) as u32;
+                let run = (excess > 0).then(|| free.take_units(most, MAX_STEP, now))?;
+                run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
+            }));
+        }
+    }
+}
+
+/// Purges each run that `next` takes out of the free runs. Releases the lock while it purges. Calls
+/// `done` with the number of granules of each purged run. Returns the lock, or `None` if the lock
+/// cannot be taken again, because another thread forks.
+pub(super) fn purge(
+    mut arena: Guard<'static, Arena>,
+    node: usize,
+    done: fn(usize),
+    mut next: impl FnMut(&mut FreeRuns) -> Option<(u32, u32)>,
+) -> Option<Guard<'static, Arena>> {
+    while let Some((head, granules)) = next(&mut arena.free) {
+        // The run counts as in use until it is purged. So does a run that is set aside.
+        kept::less_dirty(node, granules as usize);
+        kept::use_more(node, granules as usize);
+        drop(arena);
+        let size = granules as usize * GRANULE;
+        // SAFETY: the run is mapped. `next` took it out of the bins, so only this thread uses it.
+        let clean = unsafe { sys::purge(address_of(head), size) };
+        let Some(again) = arena_of(node).lock_or_divert(is_lock_held) else {
+            set_aside(address_of(head));
+            return None;
+        };
+        arena = again;
+        if !clean {
+            arena.take_in(node, head, granules);
+            break;
+        }
+        kept::use_less(node, granules as usize);
+        done(granules as usize);
+        gave_back(node, size);
+        numa::gave_back(node, size);
+        let start = arena.free.free(head, granules, State::Clean, 0);
+        arena.unmap_island(start);
+    }
+    Some(arena)
+}
+
+/// Purges as many granules as are dirty at the call. Returns what [`purge`] returns.
+pub(super) fn purge_all(
+    arena: Guard<'static, Arena>,
+    node: usize,
+) -> Option<Guard<'static, Arena>> {
+    let mut left = kept::dirty(node);
+    let uncounted = |_| {};
+    purge(arena, node, uncounted, |free| {
+        let run = (left > 0).then(|| free.take_oldest(None)).flatten();
+        run.inspect(|run| left = left.saturating_sub(run.1 as usize))
+    })
+}
+
+/// Unmaps clean runs of at least `least` granules, so that they no longer count towards the limits
+/// on data and addresses. Returns how many bytes it unmapped. The arena keeps the addresses.
+fn unmap_clean(node: usize, least: u32) -> usize {
+    let mut unmapped = 0;
+    let Some(mut arena) = arena_of(node).lock_or_divert(is_lock_held) else {
+        return 0;
+    };
+    while let Some((head, granules)) = arena.free.take_clean(least) {
+        let size = granules as usize * GRANULE;
+        // SAFETY: the run is mapped, and `take_clean` took it out of the bins. The lock is held.
+        let state = if unsafe { sys::try_unmap(address_of(head), size) } {
+            unmapped += size;
+            arena.mapped -= granules;
+            State::Absent
+        } else {
+            State::Clean
+        };
+        arena.free.free(head, granules, state, 0);
+        if state == State::Clean {
+            break;
+        }
+    }
+    unmapped
+}
+
+/// Purges the runs of one node that have been dirty for [`DIRTY_FOR`].
+pub(super) fn purge_aged(node: usize, now: u32) {
+    if let Some(mut arena) = arena_of(node).lock_or_divert(is_lock_held) {
+        arena.take_back(node);
+        let until = now.wrapping_sub(DIRTY_FOR);
+        drop(purge(arena, node, kept::aged, |free| {
+            free.take_oldest(Some(until))
+        }));
+    }
+}
+
+/// Purges the runs of all nodes that have been dirty for [`DIRTY_FOR`]. For the shepherd.
+pub(crate) fn purge_all_aged() {
+    let now = sys::coarse_milliseconds() as u32;
+    kept::forget(now);
+    (0..nodes::count()).for_each(|node| purge_aged(node, now));
+}
+
+/// Gives all free memory of every arena back to the system. Leaves out an arena whose lock it
+/// cannot take, because another thread forks. Returns how many bytes went back.
+///
+/// Costs a system call for each dirty run.
+pub fn trim() -> usize {
+    let before = returned();
+    for node in 0..nodes::count() {
+        if let Some(mut arena) = arena_of(node).lock_or_divert(is_lock_held) {
+            arena.take_back(node);
+            drop(purge_all(arena, node));
+        }
+    }
+    (returned() - before) as usize
+}
+
+/// Gives all free memory back as [`trim`] does, and unmaps clean runs, so that they no longer count
+/// towards the limits on data and addresses. Returns how many bytes were unmapped.
+///
+/// For the moment when the system refuses more memory. Costs a system call for each free run.
+pub fn unmap_free() -> usize {
+    trim();
+    (0..nodes::count())
+        .map(|node| unmap_clean(node, MIN_UNMAP))
+        .sum()
+}

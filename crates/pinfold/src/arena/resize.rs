@@ -1,0 +1,286 @@
+//! Runs of one block that grow, shrink or move with their pages.
+//!
+//! `realloc` would copy a large block each time the block grows. Instead:
+//!
+//! 1. The run grows in place into free granules behind it ([`resize_run`]).
+//! 2. If these granules are in use, the kernel moves the run's pages ([`move_run`]). If possible,
+//!    it moves them to a place where as many free granules lie behind the run as the run has. So
+//!    the next growth needs no move.
+
+use super::runs::{Arena, Run, alloc_run, arena_of, give_back};
+use super::window;
+use super::{
+    GRANULE, HUGE, LARGE, MAX_RUN, State, address_of, budget, frame, gave_back, held, huge,
+    huge_pages, index_of_run, kept, numa, set_entry,
+};
+use crate::lock::Guard;
+use crate::sys::{self, Mapped};
+use core::ptr::NonNull;
+
+/// Allocates a run for a block of `size` bytes at a multiple of `align`, a power of two larger than
+/// [`GRANULE`]. Costs as much as [`alloc_run`], and takes the arena's lock twice more.
+///
+/// Returns `None` when `alloc_run` does, and if `size` or `align` is at least [`HUGE`].
+pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> {
+    if size >= HUGE || align >= HUGE {
+        return None;
+    }
+    let granules = size.div_ceil(GRANULE).max(1);
+    let run = alloc_run(granules + align / GRANULE - 1, node, LARGE, false)?;
+    let start = run.start.as_ptr() as usize;
+    let front = start.next_multiple_of(align) - start;
+    // SAFETY: the run was allocated above, and is longer than the front that is cut off.
+    let run = unsafe { cut_front(run, front / GRANULE) };
+    // SAFETY: the run was allocated above, and has at least `granules`.
+    unsafe { resize_run(run.start, granules) };
+    Some(run)
+}
+
+/// Gives the first `granules` of a run back to the arena. Returns the rest of the run, or the whole
+/// run if `granules` is 0.
+///
+/// # Safety
+///
+/// The run is one block, longer than `granules`, and only the caller uses it.
+unsafe fn cut_front(run: Run, granules: usize) -> Run {
+    let head = index_of_run(run.start);
+    let rest = head + granules as u32;
+    let Some(start) = NonNull::new(address_of(rest)).filter(|_| granules > 0) else {
+        return run;
+    };
+    // SAFETY: the caller promises that the run is longer than `granules`, and that no other thread
+    // uses it. Both frames are in the run.
+    unsafe {
+        let whole = (*frame(head)).granules;
+        let left = &mut *frame(rest);
+        (left.head, left.granules) = (rest, whole - granules as u16);
+        cut(rest);
+    }
+    set_entry(head, 0);
+    set_entry(rest, LARGE);
+    kept::large_less(granules);
+    give_back(head, granules as u32);
+    Run { start, ..run }
+}
+
+/// Changes the length of a run that is one block to `granules`, in place. Returns false, and
+/// changes nothing, if the run cannot grow there. Shrinking always succeeds.
+///
+/// Takes the arena's lock, and may map memory by a system call.
+///
+/// # Safety
+///
+/// `start` begins a run from [`alloc_run`] whose entry is [`LARGE`], and only the caller uses the
+/// run.
+pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
+    let head = index_of_run(start);
+    // SAFETY: the caller promises that `start` begins a run that only the caller uses. So no other
+    // thread uses the run's first frame.
+    let run = unsafe { &mut *frame(head) };
+    let old = u32::from(run.granules);
+    if granules > MAX_RUN as usize {
+        return false;
+    }
+    let new = granules as u32;
+    if new <= old {
+        run.granules = new as u16;
+        if new < old {
+            // SAFETY: both granules are in the run, which the caller promises is its own.
+            unsafe { cut(head + new) };
+            kept::large_less((old - new) as usize);
+            give_back(head + new, old - new);
+        }
+        return true;
+    }
+    if budget::near(held() as usize, (new - old) as usize * GRANULE) {
+        return false;
+    }
+    let node = window::node_of(start.as_ptr() as usize);
+    let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
+        return false;
+    };
+    let Some(clean) = arena.take_at(node, head + old, new - old) else {
+        return false;
+    };
+    run.granules = new as u16;
+    arena.hand_out(node, new - old, clean);
+    drop(arena);
+    kept::large_more((new - old) as usize);
+    if clean {
+        huge_pages::want_for_block(start.as_ptr(), granules * GRANULE);
+    }
+    true
+}
+
+/// Makes the granule before `index` the last of a run, and the granule at `index` the first of
+/// another. Sets their states, because the frames may still have the states of free runs that once
+/// ended or began there.
+///
+/// # Safety
+///
+/// Both granules are in a run that only the caller uses.
+unsafe fn cut(index: u32) {
+    // SAFETY: the caller promises that both granules are in its own run.
+    unsafe {
+        (*frame(index - 1)).state = State::Busy;
+        (*frame(index)).state = State::Busy;
+    }
+}
+
+/// Moves the pages of a run that is one block to a longer run of at least `size` bytes, or to a
+/// huge block. Returns `None`, and does nothing, if that cannot be done.
+///
+/// Costs a few system calls. Only for long runs, because each move may split two mappings.
+///
+/// # Safety
+///
+/// `start` begins a run from [`alloc_run`] whose entry is [`LARGE`], and only the caller uses the
+/// run. `size` is larger than the run.
+pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
+    let head = index_of_run(start);
+    // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
+    let old = u32::from(unsafe { (*frame(head)).granules });
+    let node = window::node_of(start.as_ptr() as usize);
+    let bytes = old as usize * GRANULE;
+    if budget::near(held() as usize, size - bytes) {
+        return None;
+    }
+    let new = if size >= HUGE {
+        map_behind(node, head + old);
+        // SAFETY: these are all pages of the run, which the caller promises is its own.
+        unsafe { huge::adopt(start.as_ptr(), bytes, size) }?
+    } else {
+        let arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
+        let new = alloc_roomy(arena, node, size.div_ceil(GRANULE) as u32)?;
+        // SAFETY: the caller promises that the old run is its own. The new one was allocated above
+        // and is longer.
+        if !unsafe { sys::move_pages(start.as_ptr(), new.as_ptr(), bytes) } {
+            // SAFETY: the run was allocated above, with the entry `LARGE`, and no other code knows
+            // it.
+            unsafe { discard_run(new) };
+            return None;
+        }
+        new
+    };
+    set_entry(head, 0);
+    kept::large_less(old as usize);
+    super::moved_away(node, bytes);
+    numa::gave_back(node, bytes);
+    let_absent(node, head, old);
+    Some(new)
+}
+
+/// Maps the granules from `index` on if they are absent. Otherwise the kernel could lengthen the
+/// mapping of the run before them into these addresses, which belong to the arena.
+fn map_behind(node: usize, index: u32) {
+    if let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
+        arena.map_front(node, index, 1);
+    }
+}
+
+/// Allocates a run for a block of `size` bytes that has grown and may grow again. If possible,
+/// chooses a run with at least as many free granules behind it.
+///
+/// Returns `None` when [`alloc_run`] does. Takes the arena's lock, and may map memory by a system
+/// call.
+pub fn alloc_growing_run(size: usize, node: usize) -> Option<NonNull<u8>> {
+    let granules = u32::try_from(size.div_ceil(GRANULE)).ok()?;
+    if granules > MAX_RUN || budget::near(held() as usize, size) {
+        return None;
+    }
+    let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
+    let room = (2 * granules).min(MAX_RUN);
+    match arena.free.find(State::Dirty, room) {
+        Some(head) => hand_out(arena, node, head, granules, false),
+        None => alloc_roomy(arena, node, granules),
+    }
+}
+
+/// Allocates a clean run that is one block, if possible with as many free granules behind it. Makes
+/// a region only if no free run is long enough.
+fn alloc_roomy(
+    mut arena: Guard<'static, Arena>,
+    node: usize,
+    granules: u32,
+) -> Option<NonNull<u8>> {
+    let room = (2 * granules).min(MAX_RUN);
+    let head = clean_run(&mut arena, node, granules, room)
+        .or_else(|| clean_run(&mut arena, node, granules, granules))
+        .or_else(|| {
+            arena.add_region(node)?;
+            clean_run(&mut arena, node, granules, room)
+        })?;
+    hand_out(arena, node, head, granules, true)
+}
+
+/// Makes the first `granules` of a free run a block.
+fn hand_out(
+    mut arena: Guard<'static, Arena>,
+    node: usize,
+    head: u32,
+    granules: u32,
+    clean: bool,
+) -> Option<NonNull<u8>> {
+    arena.free.take_front(head, granules);
+    // SAFETY: the run was taken out of the free runs above, so only this thread uses its frame.
+    let run = unsafe { &mut *frame(head) };
+    (run.head, run.granules) = (head, granules as u16);
+    arena.hand_out(node, granules, clean);
+    drop(arena);
+    set_entry(head, LARGE);
+    kept::large_more(granules as usize);
+    if clean {
+        huge_pages::want_for_block(address_of(head), granules as usize * GRANULE);
+    }
+    NonNull::new(address_of(head))
+}
+
+/// Returns the first granule of `room` free granules, of which at least the first `granules` are
+/// clean. The others may be absent.
+fn clean_run(arena: &mut Arena, node: usize, granules: u32, room: u32) -> Option<u32> {
+    if let Some(head) = arena.free.find(State::Clean, room) {
+        return Some(head);
+    }
+    let head = arena.free.find(State::Absent, room)?;
+    let before = arena.free.clean_before(head);
+    if before < granules {
+        let Mapped::Done = arena.map_front(node, head, granules - before) else {
+            return None;
+        };
+    }
+    Some(head - before)
+}
+
+/// Gives back a run that the kernel may have unmapped in a move that failed.
+///
+/// # Safety
+///
+/// `start` begins a run whose entry is [`LARGE`], and no thread uses the run any more.
+unsafe fn discard_run(start: NonNull<u8>) {
+    let head = index_of_run(start);
+    let node = window::node_of(start.as_ptr() as usize);
+    // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
+    let granules = u32::from(unsafe { (*frame(head)).granules });
+    let size = granules as usize * GRANULE;
+    set_entry(head, 0);
+    kept::large_less(granules as usize);
+    // SAFETY: the caller promises that no thread uses the run.
+    if unsafe { sys::try_unmap(start.as_ptr(), size) } {
+        gave_back(node, size);
+        numa::gave_back(node, size);
+        let_absent(node, head, granules);
+    } else {
+        // The process has too many mappings, so the kernel refused to split one. For the same
+        // reason, the failed move has not unmapped the run either.
+        give_back(head, granules);
+    }
+}
+
+/// Notes that granules of a run are not mapped any more. In a signal handler that interrupted the
+/// lock's holder, and while another thread forks, the lock cannot be taken. The arena then never
+/// uses these addresses again.
+fn let_absent(node: usize, head: u32, granules: u32) {
+    if let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
+        arena.let_absent(node, head, granules);
+    }
+}

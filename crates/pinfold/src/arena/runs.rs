@@ -1,0 +1,406 @@
+//! The arena of each node: hands out runs of granules, and takes them back.
+//!
+//! A free run is dirty, clean or absent ([`State`]). To serve a caller, the arena takes the first
+//! of these:
+//!
+//! 1. a dirty run, which costs no page faults;
+//! 2. a clean run;
+//! 3. the beginning of an absent run, which it maps (`map_front`);
+//! 4. the beginning of a new region;
+//! 5. if the system has no more memory: a clean run, after all dirty runs were purged.
+//!
+//! Among the runs of one state, the arena takes a short one that fits. Among runs of that length,
+//! it takes the run at the lowest address ([`bins`](super::bins)). So high addresses become free.
+//!
+//! The lock of the node's arena protects its free runs and their frames. The arena maps and unmaps
+//! under the lock. It purges a run without the lock, because a purge takes long. During the purge,
+//! the run is not among the free runs. A thread that frees a run, but cannot take the lock, sets
+//! the run aside. The next holder of the lock takes the run back.
+
+use super::free_runs::FreeRuns;
+use super::numa::{self, NodeRequest};
+use super::purge::{purge_aged, purge_all, relieve};
+use super::window::{self, REGIONS};
+use super::{
+    GRANULE, LARGE, MAX_NODES, MAX_RUN, REGION_FIRST, REGION_GRANULES, State, address_of, budget,
+    frame, held, huge_pages, index_of_run, init, kept, set_entry, took,
+};
+use crate::lock::{Lock, Word};
+use crate::sys::{self, Mapped};
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Once in this many freed runs, `give_back` looks for runs that have been dirty for long.
+const TICK: u32 = 16;
+/// Each time, the arena maps an eighth as many granules as are mapped already, within these bounds.
+const MIN_STEP: u32 = (256 << 10) / GRANULE as u32;
+pub(super) const MAX_STEP: u32 = (2 << 20) / GRANULE as u32;
+/// The largest number of absent runs that `grow` tries, if other code has mapped something there.
+const TRIES: usize = 16;
+
+pub(super) struct Arena {
+    pub(super) free: FreeRuns,
+    /// Granules that are mapped.
+    pub(super) mapped: u32,
+    calls: u32,
+    pub(super) now: u32,
+}
+
+static ARENAS: [Lock<Arena>; MAX_NODES] = [const {
+    Lock::new(Arena {
+        free: FreeRuns::new(),
+        mapped: 0,
+        calls: 0,
+        now: 0,
+    })
+}; MAX_NODES];
+
+/// Runs freed by threads that could not take the arena's lock, in a signal handler or during a
+/// fork. Each run holds the address of the next run in its first word.
+static SET_ASIDE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+
+pub(super) fn arena_of(node: usize) -> &'static Lock<Arena> {
+    &ARENAS[node]
+}
+
+/// A run from [`alloc_run`].
+///
+/// ```
+/// use pinfold::arena::{GRANULE, LARGE, alloc_run, free_run, node_here};
+///
+/// let run = alloc_run(2, node_here(), LARGE, false).expect("memory");
+/// assert_eq!(run.start.as_ptr() as usize % GRANULE, 0);
+/// // SAFETY: the run came from `alloc_run` and is not used afterwards.
+/// unsafe { free_run(run.start) };
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Where the run begins: a multiple of [`GRANULE`].
+    pub start: NonNull<u8>,
+    /// Whether the run reads as zeroes.
+    pub zeroed: bool,
+}
+
+/// Allocates a run of `granules` on `node`, or else on the nearest other node that has memory. Sets
+/// the page map's entry of the first granule to `entry`, or of every granule if `whole` is true.
+///
+/// Takes the arena's lock, and maps memory by a system call if no free run fits. Returns `None` if
+/// the run would be longer than a region, if the system has no memory or a limit is near, in a
+/// signal handler that interrupted the holder of the lock, and while another thread forks.
+pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Option<Run> {
+    init();
+    let request = NodeRequest::only(node.min(crate::nodes::count() - 1));
+    let run = |node| alloc_run_on(granules, request.instead(node), entry, whole);
+    if crate::nodes::count() == 1 {
+        return run(0);
+    }
+    crate::nodes::fallback(request.node).find_map(run)
+}
+
+/// Allocates a run as [`alloc_run`] does, but on the asked node only. The caller has called
+/// [`init`].
+pub(crate) fn alloc_run_on(
+    granules: usize,
+    request: NodeRequest,
+    entry: u16,
+    whole: bool,
+) -> Option<Run> {
+    let granules = u32::try_from(granules)
+        .ok()
+        .filter(|&granules| (1..=MAX_RUN).contains(&granules))?;
+    if !super::is_open() {
+        super::register_fork();
+    }
+    let run = alloc_at(request.node, granules)?;
+    let head = index_of_run(run.start);
+    let marked = if whole { granules } else { 1 };
+    for index in head..head + marked {
+        // SAFETY: `alloc_at` gave the run to this thread alone.
+        unsafe { (*frame(index)).head = head };
+        set_entry(index, entry);
+    }
+    if entry == LARGE {
+        kept::large_more(granules as usize);
+        if run.zeroed {
+            huge_pages::want_for_block(run.start.as_ptr(), granules as usize * GRANULE);
+        }
+    }
+    numa::count(request, granules as usize);
+    Some(run)
+}
+
+fn alloc_at(node: usize, granules: u32) -> Option<Run> {
+    let room = numa::has_room(node, granules as usize);
+    let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
+    arena.take_back(node);
+    let mut found = arena.free.take(granules);
+    if found.is_none() && !arena.grow(node, granules) {
+        // The system has no more memory. A purged run may join with clean runs and be long enough.
+        arena = purge_all(arena, node)?;
+    }
+    if found.is_none() {
+        found = arena.free.take(granules);
+    }
+    let Some((head, clean)) = found else {
+        budget::refused();
+        return None;
+    };
+    if clean && (!room || budget::near(held() as usize, granules as usize * GRANULE)) {
+        arena.free.free(head, granules, State::Clean, 0);
+        return None;
+    }
+    // SAFETY: the run was taken out of the free runs, so only this thread uses its frame.
+    let run = unsafe { &mut *frame(head) };
+    (run.head, run.granules) = (head, granules as u16);
+    arena.hand_out(node, granules, clean);
+    drop(arena);
+    NonNull::new(address_of(head)).map(|start| Run {
+        start,
+        zeroed: clean,
+    })
+}
+
+/// Frees a run. It may be handed out again at once. Its memory goes back to the system later.
+///
+/// Takes the arena's lock. Some calls also purge, which takes a system call for each run.
+///
+/// # Safety
+///
+/// `start` begins a run from [`alloc_run`], and no thread uses the run any more.
+pub unsafe fn free_run(start: NonNull<u8>) {
+    let head = index_of_run(start);
+    // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
+    let granules = u32::from(unsafe { (*frame(head)).granules });
+    let marked = if super::entry(start.as_ptr() as usize) == LARGE {
+        kept::large_less(granules as usize);
+        1
+    } else {
+        granules
+    };
+    (head..head + marked).for_each(|index| set_entry(index, 0));
+    give_back(head, granules);
+}
+
+/// Gives granules that are not part of a block any more back to their arena, as a dirty run.
+pub(super) fn give_back(head: u32, granules: u32) {
+    let node = window::node_of(address_of(head) as usize);
+    let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
+        // SAFETY: the caller passed ownership of the granules, so no other thread uses them.
+        // `take_back` reads the number from the first frame.
+        unsafe { (*frame(head)).granules = granules as u16 };
+        set_aside(address_of(head));
+        return;
+    };
+    arena.tick();
+    arena.take_back(node);
+    arena.take_in(node, head, granules);
+    let (calls, now) = (arena.calls, arena.now);
+    drop(arena);
+    if calls == 0 {
+        kept::forget(now);
+    }
+    if kept::excess() > 0 {
+        relieve();
+    } else if calls == 0 {
+        purge_aged(node, now);
+    }
+}
+
+impl Arena {
+    /// Adds `granules`, which a caller gets, to the number in use. Clean ones also begin to count
+    /// as held memory. Dirty ones no longer count as dirty.
+    pub(super) fn hand_out(&mut self, node: usize, granules: u32, clean: bool) {
+        kept::hand_out(node, granules as usize, clean);
+        if clean {
+            numa::took_fresh(node, granules as usize);
+            took(node, granules as usize * GRANULE);
+        }
+    }
+
+    /// Takes back granules that were in use, and makes them a dirty run.
+    pub(super) fn take_in(&mut self, node: usize, head: u32, granules: u32) {
+        kept::use_less(node, granules as usize);
+        kept::more_dirty(node, granules as usize);
+        self.free.free(head, granules, State::Dirty, self.now);
+    }
+
+    /// Unmaps the clean run that begins at `head` if the runs on both sides are absent. Otherwise
+    /// blocks that move would leave more and more mappings behind. Returns the first granule of the
+    /// run, or of the absent run of which it is now a part.
+    pub(super) fn unmap_island(&mut self, head: u32) -> u32 {
+        let Some((State::Clean, granules)) = self.free.run_at(head) else {
+            return head;
+        };
+        let absent_behind = matches!(self.free.run_at(head + granules), Some((State::Absent, _)));
+        if !absent_behind || !self.free.is_absent_before(head) {
+            return head;
+        }
+        // SAFETY: the run is mapped and free, and the arena's lock is held.
+        if unsafe { sys::try_unmap(address_of(head), granules as usize * GRANULE) } {
+            self.free.take_front(head, granules);
+            self.mapped -= granules;
+            return self.free.free(head, granules, State::Absent, 0);
+        }
+        head
+    }
+
+    /// Notes that granules that were in use are not mapped any more.
+    pub(super) fn let_absent(&mut self, node: usize, head: u32, granules: u32) {
+        kept::use_less(node, granules as usize);
+        self.mapped -= granules;
+        let start = self.free.free(head, granules, State::Absent, 0);
+        let before = self.free.clean_before(start);
+        let island = self.unmap_island(start - before);
+        let start = match self.free.run_at(island) {
+            Some((State::Absent, _)) => island,
+            _ => start,
+        };
+        if let Some((State::Absent, whole)) = self.free.run_at(start) {
+            self.unmap_island(start + whole);
+        }
+    }
+
+    /// Reads the clock, without a system call, and counts the call.
+    fn tick(&mut self) {
+        self.calls = (self.calls + 1) % TICK;
+        self.now = sys::coarse_milliseconds() as u32;
+    }
+
+    /// Takes back the runs of this arena that were set aside.
+    pub(super) fn take_back(&mut self, node: usize) {
+        if SET_ASIDE.load(Relaxed).is_null() {
+            return;
+        }
+        // Acquire pairs with the release in `set_aside`: this thread sees the links of the list.
+        let mut start = SET_ASIDE.swap(null_mut(), Acquire);
+        while let Some(run) = NonNull::new(start) {
+            // SAFETY: the swap took the list, so no other thread uses the run. The run's first word
+            // holds the next run's address.
+            start = unsafe { run.cast::<*mut u8>().read() };
+            if window::node_of(run.as_ptr() as usize) == node {
+                let head = index_of_run(run);
+                // SAFETY: the run came off the list, so only this thread uses its frame.
+                let granules = u32::from(unsafe { (*frame(head)).granules });
+                self.take_in(node, head, granules);
+            } else {
+                set_aside(run.as_ptr());
+            }
+        }
+    }
+
+    /// Maps memory, so that there is a clean run of `granules`. Returns false if it fails.
+    fn grow(&mut self, node: usize, granules: u32) -> bool {
+        for _ in 0..TRIES {
+            let absent = self.free.find(State::Absent, granules);
+            let Some(head) = absent.or_else(|| self.add_region(node)) else {
+                return false;
+            };
+            // `take` does not look at every run. The clean run before this one may be long enough.
+            let before = self.free.clean_before(head);
+            let needed = granules.saturating_sub(before).max(1);
+            match self.map_front(node, head, needed) {
+                Mapped::Done => return true,
+                Mapped::NoMemory => return false,
+                Mapped::Taken => {}
+            }
+        }
+        false
+    }
+
+    /// Maps at least `needed` granules of the absent run `head`, from its beginning on, as a clean
+    /// run.
+    pub(super) fn map_front(&mut self, node: usize, head: u32, needed: u32) -> Mapped {
+        let Some((State::Absent, whole)) = self.free.run_at(head) else {
+            return Mapped::Taken;
+        };
+        let step = (self.mapped / 8).clamp(MIN_STEP, MAX_STEP);
+        let mut end = head + needed.max(step);
+        if step == MAX_STEP {
+            // Ends at a multiple of 2 MiB, so that a huge page can end there.
+            end = end / MAX_STEP * MAX_STEP;
+        }
+        let more = needed.max(end.saturating_sub(head));
+        let huge = huge_pages::are_wanted(self.mapped);
+        for more in [more.min(whole), needed] {
+            let mapped = window::map_granules(node, head, more, huge);
+            match mapped {
+                Mapped::Done => {
+                    self.free.take_front(head, more);
+                    self.free.free(head, more, State::Clean, 0);
+                    self.mapped += more;
+                    return mapped;
+                }
+                Mapped::Taken if more == needed => {
+                    // Other code of the process has mapped something here. The arena gives up the
+                    // run.
+                    self.free.take_front(head, whole);
+                    return mapped;
+                }
+                _ => {}
+            }
+        }
+        Mapped::NoMemory
+    }
+
+    /// Takes exactly `granules` from `index` on. Returns whether they were clean, or `None` if the
+    /// arena cannot take them.
+    pub(super) fn take_at(&mut self, node: usize, index: u32, granules: u32) -> Option<bool> {
+        let (mut state, mut length) = self.free.run_at(index)?;
+        let absent = match state {
+            State::Absent => Some((index, granules)),
+            State::Clean if length < granules => Some((index + length, granules - length)),
+            _ => None,
+        };
+        if let Some((head, needed)) = absent {
+            let (State::Absent, room) = self.free.run_at(head)? else {
+                return None;
+            };
+            if room < needed || !matches!(self.map_front(node, head, needed), Mapped::Done) {
+                return None;
+            }
+            // Mapping made a clean run at `index`, or a longer one. So looks the run up again. If
+            // the mapped granules joined a clean run before `index`, no run begins there.
+            (state, length) = self.free.run_at(index)?;
+        }
+        if length < granules {
+            return None;
+        }
+        self.free.take_front(index, granules);
+        Some(state == State::Clean)
+    }
+
+    /// Adds a region, all of it absent. Returns the first granule of its run.
+    pub(super) fn add_region(&mut self, node: usize) -> Option<u32> {
+        let head = window::make_region(node)? + REGION_FIRST;
+        let granules = REGION_GRANULES as u32 - REGION_FIRST - 1;
+        self.free.free(head, granules, State::Absent, 0);
+        Some(head)
+    }
+}
+
+/// Sets a run aside for the next holder of the arena's lock.
+pub(super) fn set_aside(start: *mut u8) {
+    let mut next = SET_ASIDE.load(Relaxed);
+    loop {
+        // SAFETY: this thread frees the run, or took it off the list, so no other thread uses it.
+        unsafe { start.cast::<*mut u8>().write(next) };
+        // Release pairs with the acquire in `take_back`: a thread that takes the list sees the
+        // link.
+        match SET_ASIDE.compare_exchange_weak(next, start, Release, Relaxed) {
+            Ok(_) => return,
+            Err(other) => next = other,
+        }
+    }
+}
+
+/// Returns whether the thread `thread` holds the lock of an arena, or of the regions.
+pub(super) fn is_lock_held(thread: u64) -> bool {
+    let mut arenas = ARENAS.iter().take(crate::nodes::count());
+    arenas.any(|arena| arena.is_held_by(thread)) || REGIONS.is_held_by(thread)
+}
+
+/// Calls `visit` with the words of all arenas' locks, for a fork.
+pub(super) fn visit_locks(visit: &mut dyn FnMut(&Word)) {
+    ARENAS.iter().for_each(|arena| visit(arena.word()));
+}

@@ -1,0 +1,108 @@
+//! The reads that wait for no thread: the approximate value, its bound, and folding.
+
+use super::PercpuCounter;
+use super::exact::order_own_adds;
+use super::shards::{Moved, Shards};
+use core::cmp::Ordering;
+use core::sync::atomic::Ordering::Acquire;
+
+impl PercpuCounter {
+    /// Returns the approximate value: at one moment during the call, it was at most
+    /// [`error_bound`](Self::error_bound) off.
+    ///
+    /// Loads words of two cache lines that folds and large adds write, with no lock and no system
+    /// call. The call starts again if a fold happens in between.
+    #[inline]
+    pub fn read(&self) -> i64 {
+        self.read_with_bound().0
+    }
+
+    /// Returns what [`read`](Self::read) returns and how far that may be off, even while
+    /// [`set_batch`](Self::set_batch) changes the bound. Costs as much as [`read`](Self::read).
+    ///
+    /// ```
+    /// use pinfold::counter::PercpuCounter;
+    ///
+    /// let counter = PercpuCounter::with_batch(0, 16)?;
+    /// counter.add(5);
+    /// let (value, bound) = counter.read_with_bound();
+    /// assert!(value.abs_diff(5) <= bound);
+    /// # Ok::<(), pinfold::counter::CounterError>(())
+    /// ```
+    #[inline]
+    pub fn read_with_bound(&self) -> (i64, u64) {
+        loop {
+            let shards = self.shards();
+            let folded = shards.map(Shards::folded);
+            let base = self.base.value.load(Acquire);
+            // A thread that lowers the drift first moves the totals, so this read starts again.
+            let bound = shards.map_or(0, Shards::drift);
+            if shards == self.shards() && folded == shards.map(Shards::folded) {
+                return (base.wrapping_add(folded.map_or(0, Moved::net)), bound);
+            }
+        }
+    }
+
+    /// Returns how far [`read`](Self::read) may be off: the sum of the batches of all CPUs that
+    /// have added so far. One load.
+    ///
+    /// The bound holds for reads that ended before the call, unless [`set_batch`](Self::set_batch)
+    /// lowered it in between. [`read_with_bound`](Self::read_with_bound) returns both together.
+    #[inline]
+    pub fn error_bound(&self) -> u64 {
+        self.shards().map_or(0, Shards::drift)
+    }
+
+    /// Returns a lower and an upper bound of the value at one moment during the call. They differ
+    /// by what was added and subtracted during the call. If nothing was, both are the value.
+    ///
+    /// Reads each CPU's words twice. Takes no lock, makes no system call and interrupts no CPU.
+    pub fn bounds(&self) -> (i64, i64) {
+        order_own_adds();
+        let (first, base, second) = self.collect_around_base();
+        let low = base.wrapping_add(first.up.wrapping_sub(second.down) as i64);
+        let high = base.wrapping_add(second.up.wrapping_sub(first.down) as i64);
+        (low, high)
+    }
+
+    /// Compares the value with `with`.
+    ///
+    /// Decides from [`read`](Self::read) if the result is far enough from `with`, and from the
+    /// exact [`sum`](Self::sum) otherwise.
+    pub fn compare(&self, with: i64) -> Ordering {
+        let (read, bound) = self.read_with_bound();
+        if read.abs_diff(with) > bound {
+            return read.cmp(&with);
+        }
+        self.sum().cmp(&with)
+    }
+
+    /// Folds what every CPU has added into the totals that [`read`](Self::read) returns. Returns
+    /// how many shards had moved, without the shards whose lock another thread holds.
+    ///
+    /// Runs in the calling thread alone. The CPUs that added notice only that their cache lines
+    /// were taken for a moment.
+    pub fn fold(&self) -> usize {
+        self.shards().map_or(0, |shards| {
+            self.keep_reach_centred(shards);
+            shards.fold(|_| true, || true)
+        })
+    }
+
+    /// Collects all shards, loads the base, and collects all shards again.
+    pub(super) fn collect_around_base(&self) -> (Moved, i64, Moved) {
+        let nothing = Moved { up: 0, down: 0 };
+        loop {
+            let Some(shards) = self.shards() else {
+                let base = self.base.value.load(Acquire);
+                if self.shards().is_none() {
+                    return (nothing, base, nothing);
+                }
+                continue;
+            };
+            let first = shards.collect();
+            let base = self.base.value.load(Acquire);
+            return (first, base, shards.collect());
+        }
+    }
+}

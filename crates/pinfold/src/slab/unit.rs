@@ -1,0 +1,124 @@
+//! The words of all caches in each CPU's unit, and the numbers of the caches.
+//!
+//! A *unit* is the memory of one CPU: 128 KiB. A cache has four words in each unit. A word is 0 if
+//! there is no sheaf. Otherwise it is a [`Sheaf`](super::sheaf::Sheaf) in one word: an address that
+//! tells both the sheaf's block and how many objects are in it. For the cache with number n, the
+//! words are at these offsets:
+//!
+//! | offset | sheaf | use |
+//! |---|---|---|
+//! | 0 … 63 | | the unit's header |
+//! | 8·n | main | the fast paths pop from it and push to it |
+//! | 8·n + 32 KiB | spare | a second sheaf, for the slow paths |
+//! | 8·n + 64 KiB | deferred | deferred frees push to it (`deferred`) |
+//! | 8·n + 96 KiB | held | frees to a hardened cache push to it (`harden`) |
+//!
+//! A hardened cache has no main sheaf, and allocates from the spare. A debugged cache has only the
+//! deferred sheaf.
+//!
+//! # Who may write a word
+//!
+//! 1. An operation of [`SHEAF_UNITS`] on the unit's CPU. The operation is a critical section. On
+//!    the atomic backend, a short lock in the unit replaces the critical section.
+//! 2. A thread that holds [`STOPPING`] and has stopped the unit (`sheaf_units::drain`, `idle`).
+//!    While the unit is stopped, operations on it fail.
+
+use crate::lock::Lock;
+use core::sync::atomic::AtomicU64;
+use pinfold_rseq::{Units, near};
+
+/// The most caches that can exist at once. A cache's number also says where its words are in
+/// every CPU's unit.
+pub const MAX_CACHES: usize = 4096;
+/// The number of size classes of `kmalloc`. Each has a cache, and these caches have the smallest
+/// numbers.
+pub const CLASSES: usize = 75;
+/// The smallest number that a cache can have. The words of a cache with a smaller number would lie
+/// in the units' headers.
+const FIRST: usize = pinfold_rseq::UNIT_HEADER / 8;
+
+/// Bytes from the word of a main sheaf to that same word, for callers that pass one of these
+/// distances.
+pub(super) const MAIN: usize = 0;
+/// Bytes from the word of a main sheaf to the word of the spare.
+pub(super) const SPARE: usize = MAX_CACHES * 8;
+/// Bytes from the word of a main sheaf to the word of the deferred sheaf.
+pub(super) const DEFERRED: usize = 2 * SPARE;
+/// Bytes from the word of a main sheaf to the word of the held sheaf.
+pub(super) const HELD: usize = 3 * SPARE;
+/// Bytes of a unit.
+pub(super) const UNIT: usize = 4 * SPARE;
+
+/// The units of all caches.
+pub(super) static SHEAF_UNITS: Units = Units::new();
+
+/// A thread holds this lock while it installs a unit, stops CPUs, takes idle sheaves, or retires a
+/// cache.
+pub(super) static STOPPING: Lock<()> = Lock::new(());
+
+/// Returns the units. For fast paths: costs no load from the global offset table.
+#[inline(always)]
+pub(super) fn units() -> &'static Units {
+    near!(SHEAF_UNITS, Units)
+}
+
+/// Returns the word at `offset` of `block`, which is a unit, or a block as large as a unit.
+pub(super) fn word<'u>(block: *mut u8, offset: usize) -> &'u AtomicU64 {
+    // SAFETY: units, and the blocks that `idle` makes for them, are never unmapped, and the offsets
+    // of a cache's words lie in them. All accesses to the words are atomic.
+    unsafe { &*block.add(offset).cast() }
+}
+
+/// The number of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CacheId(u16);
+
+impl CacheId {
+    /// Returns the number of the cache of a size class.
+    #[inline(always)]
+    pub(super) const fn of_class(class: usize) -> CacheId {
+        CacheId((FIRST + class) as u16)
+    }
+
+    /// Returns the size class whose cache has this number, if there is one.
+    #[inline(always)]
+    pub(super) const fn class(self) -> Option<usize> {
+        let class = (self.0 as usize).wrapping_sub(FIRST);
+        if class < CLASSES { Some(class) } else { None }
+    }
+
+    /// Returns the number at position `nth`, counted from 0, or `None` if there are not so many
+    /// numbers. The numbers of the size classes come first.
+    pub(super) fn nth(nth: usize) -> Option<CacheId> {
+        (nth < MAX_CACHES - FIRST).then(|| CacheId((FIRST + nth) as u16))
+    }
+
+    /// Returns the number that an entry of the page map contains.
+    pub(super) fn from_entry(entry: u16) -> CacheId {
+        CacheId(entry)
+    }
+
+    /// Returns the value that the page map holds for the slabs of this cache.
+    #[inline(always)]
+    pub(super) fn entry(self) -> u16 {
+        self.0
+    }
+
+    /// Returns the number as an index into tables that have an element for each cache.
+    #[inline(always)]
+    pub(super) fn index(self) -> usize {
+        usize::from(self.0)
+    }
+
+    /// Returns the offset of the main sheaf's word in every unit.
+    #[inline(always)]
+    pub(super) const fn main(self) -> usize {
+        self.0 as usize * 8
+    }
+
+    /// Returns the number of the cache whose main sheaf's word is at `offset`.
+    #[inline(always)]
+    pub(super) fn of_main(offset: usize) -> CacheId {
+        CacheId((offset / 8) as u16)
+    }
+}

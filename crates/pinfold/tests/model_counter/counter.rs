@@ -1,0 +1,246 @@
+//! The counter of the models: the real files of `counter/`, and small modules in the place of those
+//! that loom cannot run.
+//!
+//! # What is mirrored
+//!
+//! `model_mirrors.rs` fails when one of these functions changes.
+//!
+//! | step | mirrors | fingerprint |
+//! |---|---|---|
+//! | `PercpuCounter::add` | `pinfold/src/counter/percpu_counter.rs` `PercpuCounter::add` | `5b3dc062e3be94e7` |
+//! | `PercpuCounter::shards` | `pinfold/src/counter/percpu_counter.rs` `PercpuCounter::shards` | `a9f7f0420826b309` |
+//! | `PercpuCounter::shards_or_alloc` | `pinfold/src/counter/percpu_counter.rs` `PercpuCounter::shards_or_alloc` | `6c8afc9c81aaaeab` |
+//! | `PercpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched` | `88c3ab0851a80c9d` |
+//! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_hold` | `dbd3eb65d725b9bc` |
+//! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_lock` | `ed260b9e75a9e5fe` |
+//! | `Held::drop` | `pinfold/src/counter/stripe.rs` `Held::drop` | `1b0eb05151ef44df` |
+//! | `Held::drop` | `pinfold/src/counter/stripe.rs` `AllHeld::drop` | `2ed2f5a5adb10016` |
+//! | `try_hold_all` | `pinfold/src/counter/stripe.rs` `try_hold_all` | `3d3cb239b6165036` |
+//! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all` | `28afadc38d3470b2` |
+//! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all_but` | `d45e04ae3809def5` |
+//! | `pause` | `pinfold/src/counter/stripe.rs` `pause` | `2982f207575551a3` |
+//! | `enter` | `pinfold/src/counter/gates.rs` `enter` | `8abc774348515889` |
+//! | `leave_adders_alone` | `pinfold/src/counter/pace.rs` `leave_adders_alone` | `c313523c9dfe7af3` |
+
+#[path = "../../src/counter/error.rs"]
+mod error;
+#[path = "../../src/counter/exact.rs"]
+mod exact;
+#[path = "../../src/counter/gate.rs"]
+mod gate;
+#[path = "../../src/counter/reach.rs"]
+mod reach;
+#[path = "../../src/counter/read.rs"]
+mod read;
+#[path = "../../src/counter/room.rs"]
+mod room;
+#[path = "../../src/counter/shards.rs"]
+mod shards;
+
+use crate::counter_units::{self, BLOCK, NOWHERE, move_to};
+use base::Base;
+use loom::sync::Arc;
+use reach::Reach;
+use shards::Shards;
+use stripe::AllHeld;
+
+/// The handle of a counter that has its block.
+pub struct PercpuCounter {
+    pub base: Base,
+    seen: core::sync::atomic::AtomicU64,
+}
+
+impl PercpuCounter {
+    pub fn with_batch(batch: u64) -> Arc<Self> {
+        let counter = PercpuCounter {
+            base: Base {
+                value: Default::default(),
+            },
+            seen: Default::default(),
+        };
+        counter.of().open(batch);
+        Arc::new(counter)
+    }
+
+    /// Returns the counter's shards.
+    pub fn of(&self) -> Shards {
+        // SAFETY: every unit has the four words of the block.
+        unsafe { Shards::at(BLOCK) }
+    }
+
+    fn shards(&self) -> Option<Shards> {
+        Some(self.of())
+    }
+
+    fn shards_or_alloc(&self) -> Option<Shards> {
+        Some(self.of())
+    }
+
+    fn max_drift(&self) -> u64 {
+        0
+    }
+
+    pub fn add(&self, n: i64) {
+        if !self.of().add(n < 0, n.abs()) {
+            self.add_slow(n);
+        }
+    }
+
+    /// Moves the thread to `cpu`, adds `n` there, and moves away.
+    pub fn add_on(&self, cpu: usize, n: i64) {
+        move_to(cpu);
+        self.add(n);
+        move_to(NOWHERE);
+    }
+
+    /// Grants the shards of all CPUs.
+    pub fn grant_all(&self) {
+        let held = self.hold_all();
+        let shards = self.of();
+        counter_units::used().for_each(|unit| shards.grant(&held, unit, shards.batch()));
+    }
+
+    /// Sums with a gate closed.
+    pub fn gated(&self) -> i64 {
+        self.sum_gated(self.of())
+    }
+
+    /// Returns the sum if no word moved during the call.
+    pub fn sum_at_once(&self) -> Option<i64> {
+        let (low, high) = self.bounds();
+        (low == high).then_some(low)
+    }
+
+    pub fn hold_all(&self) -> AllHeld {
+        stripe::hold_all(BLOCK)
+    }
+
+    /// Folds as `watch::fold_watched` does.
+    pub fn fold_in_background(&self) {
+        self.of().fold(|_| true, || true);
+    }
+
+    /// Makes folds rely on no reach, although limited adds still rely on the one that was stated.
+    pub fn fold_beyond(&self) {
+        self.of().keep_within(&self.hold_all(), Reach::NONE);
+    }
+
+    /// States a reach of `width`, so that folds and limited adds rely on it.
+    pub fn rely_on(&self, width: u64) {
+        self.state_reach(&self.hold_all(), self.of(), width);
+    }
+}
+
+/// The base in the form that the model has chosen, [`Value`](crate::base::Value).
+mod base {
+    use super::reach::Reach;
+    use crate::base::Value;
+
+    pub use crate::base::is_supported;
+
+    pub struct Base {
+        pub value: Value,
+    }
+
+    impl Base {
+        pub(super) fn reach(&self) -> Reach {
+            Reach(self.value.reach())
+        }
+
+        pub(super) fn state(&self, reach: Reach) {
+            self.value.state(reach.0);
+        }
+
+        pub(super) fn add_if(&self, amount: i64, judge: impl Fn(i64, Reach) -> bool) -> bool {
+            let judge = |base, reach| reach != 0 && judge(base, Reach(reach));
+            self.value.add_if(amount, judge)
+        }
+    }
+}
+
+mod primitive {
+    use crate::counter_units::{Fault, cpus, fault};
+    use loom::sync::atomic::Ordering;
+    use pinfold_rseq::{Backend, Index};
+
+    pub use crate::counter_units::current;
+
+    pub fn backend() -> Backend {
+        Backend::Rseq(Index::Cpu)
+    }
+
+    pub fn possible() -> usize {
+        if fault() == Fault::NoSlack { 0 } else { cpus() }
+    }
+
+    pub fn can_fence() -> bool {
+        true
+    }
+
+    pub fn fence_is_refused() -> bool {
+        false
+    }
+
+    pub fn fence(order: Ordering) {
+        if fault() != Fault::NoOwnFence {
+            loom::sync::atomic::fence(order);
+        }
+    }
+}
+
+/// Stands for `counter/stripe.rs`: a lock for each shard.
+mod stripe {
+    use super::counter_units::{lock_of, used};
+    use loom::sync::atomic::AtomicU64;
+    use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+    use loom::thread;
+
+    pub struct Held(&'static AtomicU64);
+
+    pub fn try_hold(unit: usize, _offset: usize) -> Option<Held> {
+        let lock = lock_of(unit);
+        let taken = lock.compare_exchange(0, 1, Acquire, Relaxed);
+        taken.is_ok().then(|| Held(lock))
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            self.0.store(0, Release);
+        }
+    }
+
+    pub struct AllHeld(#[expect(dead_code, reason = "dropping it unlocks")] Vec<Held>);
+
+    pub fn try_hold_all(offset: usize) -> Option<AllHeld> {
+        let held: Option<_> = used().map(|unit| try_hold(unit, offset)).collect();
+        held.map(AllHeld)
+    }
+
+    pub fn hold_all(offset: usize) -> AllHeld {
+        let hold = |unit| {
+            loop {
+                match try_hold(unit, offset) {
+                    Some(held) => return held,
+                    None => thread::yield_now(),
+                }
+            }
+        };
+        AllHeld(used().map(hold).collect())
+    }
+
+    pub fn pause(_looks: &mut u32) {
+        thread::yield_now();
+    }
+}
+
+/// Stands for `counter/gates.rs`: no thread forks.
+mod gates {
+    pub fn enter() -> Option<()> {
+        Some(())
+    }
+}
+
+/// Stands for `counter/pace.rs`: sums do not wait for adds.
+mod pace {
+    pub fn leave_adders_alone(_seen: &core::sync::atomic::AtomicU64, _sum: u64) {}
+}
