@@ -38,6 +38,7 @@ pub(crate) const FIRST: usize = offset_of!(Units, active);
 ///
 /// ```
 /// static UNITS: pinfold_rseq::Units = pinfold_rseq::Units::new();
+/// pinfold_rseq::init(pinfold_rseq::Index::Cid);
 ///
 /// let unit = Box::leak(Box::new([0u64; 16])).as_mut_ptr().cast::<u8>();
 /// assert_eq!(UNITS.install(0, unit), Ok(()));
@@ -64,13 +65,6 @@ impl Default for Units {
 
 impl Units {
     /// Returns a table without units. Every operation fails until [`install`](Self::install).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// static UNITS: pinfold_rseq::Units = pinfold_rseq::Units::new();
-    /// assert!(UNITS.unit(0).is_null());
-    /// ```
     pub const fn new() -> Self {
         Units {
             cs: AtomicIsize::new(0),
@@ -82,19 +76,21 @@ impl Units {
     }
 
     /// Sets the unit of `index`, once. The unit must be zeroed, aligned to 8 bytes, and valid until
-    /// the process ends.
-    ///
-    /// Call [`init`](crate::init) first, so that atomics and critical sections never work on the
-    /// unit at once. Costs one compare-exchange and a few stores.
+    /// the process ends. Costs one compare-exchange and a few loads and stores.
     ///
     /// # Errors
     ///
-    /// Returns the present unit if `index` already has one.
+    /// Returns the present unit if `index` already has one. Returns null until the backend is
+    /// [`decided`](crate::decided), because atomics and critical sections must never work on the
+    /// same unit. Call [`init`](crate::init) and try again: another thread may be choosing.
     ///
     /// # Panics
     ///
     /// Panics if `index` is [`MAX_INDEX`] or more.
     pub fn install(&self, index: usize, unit: *mut u8) -> Result<(), *mut u8> {
+        if !crate::decided() {
+            return Err(null_mut());
+        }
         self.learn();
         // Release pairs with the acquire in `unit` and the operations' loads: a thread that sees
         // the unit's address also sees its zeroes.

@@ -2,7 +2,9 @@
 //!
 //! The backend is the one that `PINFOLD_RSEQ` selects.
 
-use pinfold_rseq::{Backend, Index, STACK_ALIGN, UNIT_HEADER, Units, fence, init, possible};
+use pinfold_rseq::{
+    Backend, Index, STACK_ALIGN, UNIT_HEADER, Units, backend, decided, fence, init, possible,
+};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,9 +15,17 @@ const COUNTER: usize = UNIT_HEADER + 8;
 const BOUNDED: usize = UNIT_HEADER + 16;
 const LIMIT: usize = UNIT_HEADER + 24;
 
+/// Chooses the backend. Waits while another test's thread chooses.
+fn choose() {
+    init(Index::Cid);
+    while !decided() {
+        std::thread::yield_now();
+    }
+}
+
 /// Returns a table with a unit for every index, each with an empty stack for `capacity` items.
 fn table(capacity: usize) -> &'static Units {
-    init(Index::Cid);
+    choose();
     let units: &'static Units = Box::leak(Box::new(Units::new()));
     for index in 0..possible() {
         let unit = Box::leak(Box::new([0u64; UNIT_HEADER / 8 + 4]));
@@ -359,7 +369,8 @@ fn pin(nth: usize) {
 
 #[test]
 fn backend_follows_the_environment() {
-    let backend = init(Index::Cid);
+    choose();
+    let backend = backend();
     // A broken operation would make the self-test fail. Then all tests would run on atomics, and
     // pass.
     assert_ne!(pinfold_rseq::missing(), pinfold_rseq::Missing::SelfTest);
