@@ -37,7 +37,7 @@ pub static FLOORS: [Floors; 2] = [
             &["mempolicy"],
             &["shepherd"],
             &["nodes"],
-            &["counter"],
+            &["counter", "percpu"],
             &["counter_units"],
             &["topology"],
             &["fork"],

@@ -67,6 +67,8 @@ pub(crate) enum Rank {
     Shards,
     /// The blocks in the per-CPU units. No thread holds this together with a lock below.
     Units,
+    /// Readers of per-CPU lists and rings.
+    Readers,
     /// The memory pools.
     Pools,
     /// Grace periods. This lock is only tried.

@@ -10,6 +10,7 @@
 //! * [`mempolicy`]: which nodes memory comes from. Useful without the allocator too.
 //! * [`shepherd`]: folds counts from another CPU, and makes idle caches give memory back.
 //! * [`counter`]: counts that each CPU adds to on its own.
+//! * [`percpu`]: per-CPU variables, lists and rings for a program's own data.
 //! * [`topology`]: the CPUs and nodes, and which of them this process may use.
 #![no_std]
 
@@ -25,6 +26,7 @@ mod lock;
 pub mod mempolicy;
 mod nodes;
 pub mod pages;
+pub mod percpu;
 pub mod segment;
 pub mod shepherd;
 pub mod slab;

@@ -27,7 +27,7 @@ const TRIES: u32 = 64;
 /// # Safety
 ///
 /// `unit` is an installed unit, and `offset` is one that [`Units::add`] allows.
-unsafe fn word<'u>(unit: *mut u8, offset: usize) -> &'u AtomicU64 {
+pub(crate) unsafe fn word<'u>(unit: *mut u8, offset: usize) -> &'u AtomicU64 {
     // SAFETY: installed units stay valid until the process ends, and `offset` is aligned and lies
     // inside.
     unsafe { &*unit.add(offset).cast() }
@@ -157,6 +157,30 @@ pub(crate) unsafe fn unlock_unit(unit: *mut u8) {
     // SAFETY: the caller promises an installed unit. Release pairs with the acquire in `take`: the
     // next holder sees what this thread wrote to the unit.
     unsafe { lock_word(unit) }.store(0, Release);
+}
+
+/// Calls `f` with the word at `offset` of the current unit. Returns `None` if there is no unit. Takes
+/// no lock.
+///
+/// # Safety
+///
+/// The same as for [`Units::add`].
+#[cold]
+pub(crate) unsafe fn on_word<T>(
+    units: &Units,
+    offset: usize,
+    f: impl FnOnce(&AtomicU64) -> T,
+) -> Option<T> {
+    // SAFETY: `unit_here` returned an installed unit. The caller promises that every unit has a
+    // word at `offset`.
+    unit_here(units).map(|unit| f(unsafe { word(unit, offset) }))
+}
+
+/// Calls `f` with the current unit while this thread holds the unit's lock. Returns `None` if there
+/// is no unit, or if its lock stays taken.
+#[cold]
+pub(crate) fn on_locked<T>(units: &Units, f: impl FnOnce(*mut u8) -> T) -> Option<T> {
+    Held::current(units).map(|held| f(held.unit))
 }
 
 /// Runs [`Units::add`] for a table without offsets.

@@ -76,6 +76,7 @@ mod selftest;
 pub mod stack;
 mod state;
 mod units;
+mod words;
 
 pub use fence::{FenceError, can_fence, fence, fence_index, fence_is_refused};
 pub use selftest::{SelfTest, preemption_test, selftest};
@@ -94,3 +95,4 @@ pub fn thread_pointer() -> usize {
 }
 
 pub use units::{BESIDE, MAX_INDEX, UNIT_HEADER, Units};
+pub use words::{Append, RING_SLOTS, RING_TAIL};

@@ -471,7 +471,7 @@ impl Units {
     /// pointer. The first is 0 on the atomic backend, and until [`learn`](Self::learn) has copied
     /// it. Otherwise both fields are in the thread's *rseq area*, which the kernel knows.
     #[inline(always)]
-    fn offsets(&self) -> (isize, isize) {
+    pub(crate) fn offsets(&self) -> (isize, isize) {
         // Acquire pairs with the release in `learn`: a thread that reads the offset of `rseq_cs`
         // also reads the offset of the index. On x86-64 the acquire only keeps the compiler from
         // loading the index first.

@@ -72,13 +72,14 @@ pub(crate) unsafe fn read_index(offset: isize) -> u32 {
 /// * On entry to the body, `x9` holds the address of the current unit. The body may change `x9` to
 ///   `x11`.
 /// * The body ends with its committing store, or branches to `$fail` if there is nothing to do.
+/// * `$after` stands behind the section. It may start the section again by a branch to label 2.
 /// * `$cold` stands behind the abort handler, away from the common path.
 /// * The operands of `asm!` come last.
 ///
 /// The abort handler and the cold code lie inside the function, and the function jumps over them.
 /// In another text section, the cold code would be out of the range of a conditional branch.
 macro_rules! template {
-    (fail: $fail:literal, body: [$($body:literal),* $(,)?], cold: [$($cold:literal),* $(,)?], $($operands:tt)*) => {
+    (fail: $fail:literal, body: [$($body:literal),* $(,)?], $(after: [$($after:literal),*],)? cold: [$($cold:literal),* $(,)?], $($operands:tt)*) => {
         asm!(
             // The descriptor: version, flags, start, length, abort address.
             ".pushsection __rseq_cs, \"aw\", @progbits",
@@ -110,6 +111,7 @@ macro_rules! template {
             concat!("cbz x9, ", $fail),
             $($body,)*
             "4:",
+            $($($after,)*)?
             max = const MAX_INDEX,
             first = const FIRST,
             out("x9") _,
@@ -120,6 +122,9 @@ macro_rules! template {
         )
     };
 }
+
+mod words;
+pub(crate) use words::*;
 
 /// Runs [`Units::add`](crate::Units::add) as a critical section.
 ///

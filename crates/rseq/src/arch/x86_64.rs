@@ -128,6 +128,9 @@ macro_rules! template {
     };
 }
 
+mod words;
+pub(crate) use words::*;
+
 /// Runs [`Units::add`](crate::Units::add) as a critical section.
 ///
 /// # Safety

@@ -1,0 +1,319 @@
+//! A list of items for each CPU.
+//!
+//! # The protocol
+//!
+//! A list has a head in each CPU's unit, and one in the list itself, the *spilled* head.
+//!
+//! * Only operations on the current unit change a unit's head, through the table [`LIST_UNITS`].
+//! * A push for which there is no unit goes to the spilled head, by compare-exchange. Items leave
+//!   the spilled head all at once, by an exchange with null. So a push needs only the present head:
+//!   it does not matter whether the same item has left and come back meanwhile.
+//! * A thread that takes the items of all CPUs holds [`READERS`]. It stops every index in the table,
+//!   fences once, takes the heads, and resumes. Meanwhile pushes go to the spilled head, and pops
+//!   find nothing. So no operation is under way when a head changes from afar.
+
+use super::ring::READERS;
+use crate::counter_units::{self, LazyBlock};
+use crate::fork::{self, Hooks, Rank};
+use core::cell::UnsafeCell;
+use core::fmt;
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use pinfold_rseq::{Backend, FenceError, Units, fence, near};
+
+/// Bytes of a list's head.
+const SIZE: usize = 8;
+
+/// The units that `counter_units` made, in a table of their own: a stop of an index in this table
+/// does not stop the counters there.
+static LIST_UNITS: Units = Units::new();
+
+#[inline(always)]
+fn units() -> &'static Units {
+    near!(LIST_UNITS, Units)
+}
+
+/// Gives this CPU its unit in both tables. Returns false if it cannot get one.
+pub(super) fn prepare_here() -> bool {
+    let Some(index) = counter_units::install_here() else {
+        return false;
+    };
+    if LIST_UNITS.unit(index).is_null() {
+        let unit = counter_units::word_at(index, 0).as_ptr();
+        // If another thread was faster, it has installed the same unit.
+        let _ = LIST_UNITS.install(index, unit.cast());
+    }
+    true
+}
+
+/// Makes forks wait for threads that read from afar, and for the units.
+pub(super) fn register_fork() -> bool {
+    static HOOKS: [Hooks; 1] = [Hooks::locks(Rank::Readers, |visit| visit(READERS.word()))];
+    fork::register(&HOOKS) && counter_units::register_fork()
+}
+
+/// An item of a [`PerCpuList`].
+///
+/// ```
+/// use pinfold::percpu::Node;
+///
+/// let node = Node::new(5);
+/// assert_eq!(node.value, 5);
+/// ```
+#[derive(Debug)]
+#[repr(C)]
+pub struct Node<T> {
+    /// The address of the next item of the list, or 0.
+    next: UnsafeCell<u64>,
+    /// What the item carries.
+    pub value: T,
+}
+
+impl<T> Node<T> {
+    /// Returns an item that is in no list.
+    pub const fn new(value: T) -> Self {
+        Node {
+            next: UnsafeCell::new(0),
+            value,
+        }
+    }
+}
+
+/// A list with a part for each CPU. The last item pushed on a CPU is the first popped there.
+///
+/// A push or a pop is one critical section. Items are [`Node`]s that live as long as the process:
+/// statics, leaked boxes, or objects of a cache. While a node is in the list, the list has the only
+/// reference to it.
+///
+/// ```
+/// use pinfold::percpu::{Node, PerCpuList};
+///
+/// static FREE: PerCpuList<[u8; 4096]> = PerCpuList::new();
+///
+/// // Takes a buffer that this CPU has used lately, or makes one.
+/// let buffer = FREE
+///     .pop()
+///     .unwrap_or_else(|| Box::leak(Box::new(Node::new([0; 4096]))));
+/// buffer.value[0] = 1;
+/// FREE.push(buffer);
+/// ```
+pub struct PerCpuList<T: Send + 'static> {
+    block: LazyBlock,
+    /// The first of the items that were pushed on CPUs without a unit, or 0.
+    spilled: AtomicU64,
+    items: PhantomData<fn(Node<T>) -> Node<T>>,
+}
+
+impl<T: Send + 'static> PerCpuList<T> {
+    /// Returns an empty list. A static can hold it. Allocates nothing.
+    pub const fn new() -> Self {
+        PerCpuList {
+            block: LazyBlock::new(),
+            spilled: AtomicU64::new(0),
+            items: PhantomData,
+        }
+    }
+
+    /// Puts `node` in front of this CPU's items. Never fails: if the CPU has no memory for the list,
+    /// the node goes to the items that all CPUs share. Costs one critical section.
+    #[inline]
+    pub fn push(&self, node: &'static mut Node<T>) {
+        let item: *mut Node<T> = node;
+        let pushed = self.block.get().is_some_and(|offset| {
+            // SAFETY: the offset is that of this list's head, which only these operations change.
+            // The node begins with the word for the next item, and belongs to this function.
+            unsafe { units().list_push(offset, item.cast()) }
+        });
+        if !pushed {
+            self.push_slow(item);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn push_slow(&self, item: *mut Node<T>) {
+        if let Some(offset) = self.prepare() {
+            // SAFETY: as in `push`.
+            if unsafe { units().list_push(offset, item.cast()) } {
+                return;
+            }
+        }
+        let mut head = self.spilled.load(Relaxed);
+        loop {
+            // SAFETY: the node belongs to this function until the exchange succeeds.
+            unsafe { item.cast::<u64>().write(head) };
+            // Release pairs with the acquire in `take_spilled`, which sees the node's contents.
+            match self
+                .spilled
+                .compare_exchange(head, item as u64, Release, Relaxed)
+            {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Takes the first of this CPU's items. If there is none, takes one of the items that all CPUs
+    /// share. Does not look at other CPUs' items. Costs one critical section.
+    #[inline]
+    pub fn pop(&self) -> Option<&'static mut Node<T>> {
+        let popped = self.block.get().and_then(|offset| {
+            // SAFETY: the offset is that of this list's head, which only these operations change.
+            // Nodes live as long as the process.
+            NonNull::new(unsafe { units().list_pop(offset) })
+        });
+        match popped {
+            // SAFETY: `push` took a unique reference to the node, and this thread has just taken the
+            // node off the list.
+            Some(item) => Some(unsafe { &mut *item.cast().as_ptr() }),
+            None => self.pop_spilled(),
+        }
+    }
+
+    fn pop_spilled(&self) -> Option<&'static mut Node<T>> {
+        // Looks before it takes, so that an empty list's line stays shared between the CPUs.
+        if self.spilled.load(Relaxed) == 0 {
+            return None;
+        }
+        let mut spilled = self.take_spilled();
+        let first = spilled.next();
+        spilled.for_each(|node| self.push(node));
+        first
+    }
+
+    fn take_spilled(&self) -> Items<T> {
+        // Acquire pairs with the release in `push_slow`.
+        Items::new(self.spilled.swap(0, AcqRel))
+    }
+
+    /// Takes all of this CPU's items, the last pushed first. Costs one critical section.
+    pub fn take(&self) -> Items<T> {
+        // SAFETY: as in `pop`.
+        let taken = self
+            .block
+            .get()
+            .map(|offset| unsafe { units().list_take(offset) });
+        Items::new(taken.map_or(0, |item| item as u64))
+    }
+
+    /// Takes the items of all CPUs, and calls `f` with each. Returns the number of items.
+    ///
+    /// Finds every item whose push ended before the call, unless another thread has taken it. `f`
+    /// may push into this list.
+    ///
+    /// Interrupts each CPU that runs a thread of this process, once (see [`fence`]). Pushes go to the
+    /// shared items meanwhile. Waits while another thread takes the items of all CPUs or reads a
+    /// ring. Not for signal handlers.
+    ///
+    /// Without restartable sequences, skips a CPU whose list another thread has been changing for a
+    /// second, because it is not scheduled.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the kernel or a sandbox does not allow the fence. Only the shared items
+    /// are taken then.
+    pub fn take_all(&self, mut f: impl FnMut(&'static mut Node<T>)) -> Result<usize, FenceError> {
+        let mut count = 0;
+        let mut give = |node: &'static mut Node<T>| {
+            count += 1;
+            f(node);
+        };
+        let heads = self.block.get().map_or(Ok(0), take_heads::<T>);
+        Items::new(*heads.as_ref().unwrap_or(&0)).for_each(&mut give);
+        self.take_spilled().for_each(&mut give);
+        heads.map(|_| count)
+    }
+
+    #[cold]
+    fn prepare(&self) -> Option<usize> {
+        let offset = self
+            .block
+            .get_or_alloc(SIZE, register_fork, |offset| offset)?;
+        prepare_here().then_some(offset)
+    }
+}
+
+/// Takes the items of all CPUs from the list whose heads are at `offset`, and returns the first. On
+/// an error, no item was taken.
+fn take_heads<T: 'static>(offset: usize) -> Result<u64, FenceError> {
+    let Some(_reading) = READERS.lock() else {
+        let errno = libc::EDEADLK;
+        return Err(FenceError { errno });
+    };
+    counter_units::used().for_each(|index| LIST_UNITS.stop(index));
+    // With restartable sequences, the fence ends the operations that have begun. On atomics, they
+    // end when this thread gets the unit's lock.
+    let rseq = matches!(pinfold_rseq::backend(), Backend::Rseq(_));
+    let fenced = if rseq { fence() } else { Ok(()) };
+    let mut first = 0;
+    for index in counter_units::used() {
+        if fenced.is_err() || !LIST_UNITS.try_await_stopped(index) {
+            LIST_UNITS.resume_untouched(index);
+            continue;
+        }
+        let head = counter_units::word_at(index, offset).swap(0, AcqRel);
+        LIST_UNITS.resume(index);
+        if let Some(last) = Items::<T>::new(head).last() {
+            *last.next.get_mut() = first;
+            first = head;
+        }
+    }
+    fenced.map(|()| first)
+}
+
+impl<T: Send + 'static> Drop for PerCpuList<T> {
+    /// Frees the heads. Items that are still in the list are never used again.
+    fn drop(&mut self) {
+        // SAFETY: `prepare` allocated the block with this size. `drop` has the only reference, so
+        // no thread works on the block any more.
+        unsafe { self.block.free(SIZE) };
+    }
+}
+
+impl<T: Send + 'static> Default for PerCpuList<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: Send + 'static> fmt::Debug for PerCpuList<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PerCpuList").finish_non_exhaustive()
+    }
+}
+
+/// Items that were taken off a [`PerCpuList`]. Items that are not asked for are never used again.
+pub struct Items<T: 'static> {
+    next: u64,
+    items: PhantomData<&'static mut Node<T>>,
+}
+
+impl<T> Items<T> {
+    fn new(first: u64) -> Self {
+        Items {
+            next: first,
+            items: PhantomData,
+        }
+    }
+}
+
+impl<T> Iterator for Items<T> {
+    type Item = &'static mut Node<T>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let item = core::ptr::with_exposed_provenance_mut::<Node<T>>(self.next as usize);
+        // SAFETY: the chain was taken off a list as a whole, so this iterator has the only references
+        // to its nodes, which live as long as the process.
+        let node = unsafe { item.as_mut() }?;
+        self.next = *node.next.get_mut();
+        Some(node)
+    }
+}
+
+impl<T> fmt::Debug for Items<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Items").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,358 @@
+//! Per-CPU variables, lists and rings for a program's own data.
+//!
+//! A per-CPU variable has one copy for each CPU. An operation works on the copy of the CPU on which
+//! the thread runs, as one critical section: it takes no lock, makes no system call, and touches no
+//! cache line that another CPU writes. These are the kernel's `this_cpu` operations, under the
+//! kernel's names.
+//!
+//! | type | what each CPU has | what the kernel or librseq has |
+//! |---|---|---|
+//! | [`PerCpu`] | a word | `this_cpu_read` … `this_cpu_try_cmpxchg` |
+//! | [`PerCpuArray`] | an array of words | the same, on an element |
+//! | [`PerCpuPair`] | two words that change together | `this_cpu_cmpxchg_double` |
+//! | [`PerCpuList`] | a list of items | librseq's per-CPU list |
+//! | [`PerCpuRing`] | a ring of records, read from afar | `perf`'s and `ftrace`'s buffers |
+//!
+//! # The copy of "this CPU"
+//!
+//! A thread can lose its CPU between two operations, but never within one. So a `read` followed by a
+//! `write` may work on two copies. An operation that reads and writes, such as
+//! [`cmpxchg`](PerCpu::cmpxchg), works on one copy, and no other thread comes between.
+//!
+//! "CPU" here means the index of the process's backend: the CPU's number, or the concurrency id
+//! that the kernel gives each thread that is running ([`pinfold_rseq`]).
+//!
+//! # Memory
+//!
+//! Copies are packed side by side, at the same offset for each CPU and on the CPU's node. A word
+//! takes 8 bytes on each CPU that uses it, and more than 100,000 words fit. The first operation
+//! allocates them. If that fails, all CPUs share one copy inside the variable, which is changed by
+//! atomic instructions. The results are right then too, but the operations are slower.
+//!
+//! # Signals and fork
+//!
+//! Signal handlers may use every operation on this CPU's copy. After a fork, the child has a copy of
+//! everything.
+
+mod array;
+mod list;
+mod pair;
+mod ring;
+mod word;
+
+pub use array::PerCpuArray;
+pub use list::{Items, Node, PerCpuList};
+pub use pair::PerCpuPair;
+pub use ring::{PerCpuRing, PushError};
+pub use word::{Integer, Word};
+
+use crate::counter_units::{self, LazyBlock, units};
+use core::fmt;
+use core::marker::PhantomData;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use pinfold_rseq::Units;
+
+/// Bytes of a word.
+const WORD: usize = 8;
+
+/// A variable with a copy of type `T` for each CPU, which is all zero bits at first.
+///
+/// Each operation costs one critical section: two to four nanoseconds, whatever other CPUs do.
+///
+/// ```
+/// use pinfold::percpu::PerCpu;
+///
+/// static REQUESTS: PerCpu<u64> = PerCpu::new();
+///
+/// std::thread::scope(|scope| {
+///     for _ in 0..4 {
+///         scope.spawn(|| (0..1000).for_each(|_| REQUESTS.inc()));
+///     }
+/// });
+/// assert_eq!(REQUESTS.sum(), 4000);
+/// ```
+pub struct PerCpu<T: Word> {
+    words: Words<1>,
+    types: PhantomData<T>,
+}
+
+/// Blocks of `N` words in the units, and the copy that CPUs without memory share.
+struct Words<const N: usize> {
+    block: LazyBlock,
+    spilled: [AtomicU64; N],
+}
+
+impl<const N: usize> Words<N> {
+    const fn new() -> Self {
+        Words {
+            block: LazyBlock::new(),
+            spilled: [const { AtomicU64::new(0) }; N],
+        }
+    }
+
+    /// Runs `section` on the `at`th word of this CPU's copy. If this CPU has no copy and cannot get
+    /// one, runs `spilled` on the shared copy.
+    #[inline(always)]
+    fn run<R>(
+        &self,
+        at: usize,
+        section: impl Fn(&Units, usize) -> Option<R>,
+        spilled: impl FnOnce(&AtomicU64) -> R,
+    ) -> R {
+        let done = self
+            .block
+            .get()
+            .and_then(|offset| section(units(), offset + at * WORD));
+        done.unwrap_or_else(|| self.run_slow(at, section, spilled))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn run_slow<R>(
+        &self,
+        at: usize,
+        section: impl Fn(&Units, usize) -> Option<R>,
+        spilled: impl FnOnce(&AtomicU64) -> R,
+    ) -> R {
+        let done = self
+            .prepare()
+            .and_then(|offset| section(units(), offset + at * WORD));
+        done.unwrap_or_else(|| spilled(&self.spilled[at]))
+    }
+
+    /// Allocates the block and gives this CPU its unit, unless that was done before.
+    fn prepare(&self) -> Option<usize> {
+        let offset = self
+            .block
+            .get_or_alloc(N * WORD, counter_units::register_fork, |offset| offset)?;
+        counter_units::install_here().map(|_| offset)
+    }
+
+    /// Calls `f` with each CPU that has a copy, and with `None` for the shared copy, and with the
+    /// `at`th word there.
+    fn for_each(&self, at: usize, mut f: impl FnMut(Option<usize>, u64)) {
+        if let Some(offset) = self.block.get() {
+            for cpu in counter_units::used() {
+                let word = counter_units::word_at(cpu, offset + at * WORD);
+                // Acquire pairs with the releases of the operations: if the word is a reference, this
+                // thread sees what it refers to.
+                f(Some(cpu), word.load(Acquire));
+            }
+        }
+        f(None, self.spilled[at].load(Acquire));
+    }
+}
+
+impl<const N: usize> Drop for Words<N> {
+    fn drop(&mut self) {
+        // SAFETY: `prepare` allocated the block with this size. `drop` has the only reference, so
+        // no thread works on the block any more.
+        unsafe { self.block.free(N * WORD) };
+    }
+}
+
+/// The operations of [`PerCpu`] and of an element of [`PerCpuArray`].
+macro_rules! operations {
+    () => {
+        /// Returns the copy of this CPU. Costs three loads.
+        #[inline]
+        pub fn read(&self) -> T {
+            // SAFETY: the offset is that of a word of this variable's block, which is freed only
+            // when the variable is dropped. The same holds for each operation below.
+            let word = |units: &Units, at| unsafe { units.load(at) };
+            T::from_bits(self.run(word, |word| word.load(Acquire)))
+        }
+
+        /// Stores `value` in the copy of this CPU.
+        #[inline]
+        pub fn write(&self, value: T) {
+            let bits = value.to_bits();
+            // SAFETY: as in `read`.
+            let section = |units: &Units, at| unsafe { units.store(at, bits) }.then_some(());
+            self.run(section, |word| word.store(bits, Release));
+        }
+
+        /// Stores `value` in the copy of this CPU, and returns the value that was there.
+        #[inline]
+        pub fn xchg(&self, value: T) -> T {
+            let bits = value.to_bits();
+            // SAFETY: as in `read`.
+            let section = |units: &Units, at| unsafe { units.swap(at, bits) };
+            T::from_bits(self.run(section, |word| word.swap(bits, AcqRel)))
+        }
+
+        /// Stores `new` in the copy of this CPU if the copy is `expected`. Returns the value that
+        /// was there: it equals `expected` if `new` was stored.
+        ///
+        /// Values are compared by their bits: a reference by its address.
+        #[inline]
+        pub fn cmpxchg(&self, expected: T, new: T) -> T {
+            let (old, new) = (expected.to_bits(), new.to_bits());
+            // SAFETY: as in `read`.
+            let section = |units: &Units, at| unsafe { units.compare_exchange(at, old, new) };
+            T::from_bits(self.run(section, |word| {
+                let done = word.compare_exchange(old, new, AcqRel, Acquire);
+                done.unwrap_or_else(|now| now)
+            }))
+        }
+
+        /// Stores `new` in the copy of this CPU if the copy is `expected`, and returns true.
+        /// Otherwise stores the copy in `expected`, and returns false.
+        #[inline]
+        pub fn try_cmpxchg(&self, expected: &mut T, new: T) -> bool {
+            let old = expected.to_bits();
+            *expected = self.cmpxchg(*expected, new);
+            expected.to_bits() == old
+        }
+
+        /// Replaces the value of this CPU's copy by what `f` makes of it, and returns the value that
+        /// was there.
+        ///
+        /// Calls `f` again if another thread or a signal handler changed the copy meanwhile, or if
+        /// the thread moved to another CPU.
+        #[inline]
+        pub fn update(&self, mut f: impl FnMut(T) -> T) -> T {
+            let mut now = self.read();
+            loop {
+                let new = f(now);
+                if self.try_cmpxchg(&mut now, new) {
+                    return now;
+                }
+            }
+        }
+
+        /// Calls `f` with each CPU that has a copy and the value of the copy. Last, calls `f` with
+        /// `None` and the value of the copy that CPUs without memory share.
+        ///
+        /// Each value is whole, but other CPUs may change their copies meanwhile. Costs one cache
+        /// miss for each copy that has changed.
+        pub fn for_each_cpu(&self, mut f: impl FnMut(Option<usize>, T)) {
+            self.for_each(|cpu, bits| f(cpu, T::from_bits(bits)));
+        }
+
+        /// Combines the values of all copies, beginning with `first`. The costs and the meaning are
+        /// those of [`for_each_cpu`](Self::for_each_cpu).
+        pub fn fold<A>(&self, first: A, mut f: impl FnMut(A, T) -> A) -> A {
+            let mut all = Some(first);
+            self.for_each_cpu(|_, value| all = all.take().map(|so_far| f(so_far, value)));
+            all.expect("each step leaves a value")
+        }
+    };
+}
+
+macro_rules! integer_operations {
+    () => {
+        /// Adds `n` to the copy of this CPU.
+        #[inline]
+        pub fn add(&self, n: T) {
+            let n = n.to_bits();
+            // SAFETY: the offset is that of a word of this variable's block, which is freed only
+            // when the variable is dropped. The same holds for each operation below.
+            let section = |units: &Units, at| unsafe { units.add(at, n) }.then_some(());
+            self.run(section, |word| {
+                word.fetch_add(n, AcqRel);
+            });
+        }
+
+        /// Adds `n` to the copy of this CPU, and returns the sum.
+        #[inline]
+        pub fn add_return(&self, n: T) -> T {
+            let n = n.to_bits();
+            // SAFETY: as in `add`.
+            let section = |units: &Units, at| unsafe { units.fetch_add(at, n) };
+            let old = self.run(section, |word| word.fetch_add(n, AcqRel));
+            T::from_bits(old.wrapping_add(n))
+        }
+
+        /// Adds 1 to the copy of this CPU.
+        #[inline]
+        pub fn inc(&self) {
+            self.add(T::from_bits(1));
+        }
+
+        /// Subtracts 1 from the copy of this CPU.
+        #[inline]
+        pub fn dec(&self) {
+            self.add(T::from_bits(u64::MAX));
+        }
+
+        /// Clears the bits of this CPU's copy that are clear in `mask`.
+        #[inline]
+        pub fn and(&self, mask: T) {
+            let mask = mask.to_bits();
+            // SAFETY: as in `add`.
+            let section = |units: &Units, at| unsafe { units.and(at, mask) }.then_some(());
+            self.run(section, |word| {
+                word.fetch_and(mask, AcqRel);
+            });
+        }
+
+        /// Sets the bits of this CPU's copy that are set in `mask`.
+        #[inline]
+        pub fn or(&self, mask: T) {
+            let mask = mask.to_bits();
+            // SAFETY: as in `add`.
+            let section = |units: &Units, at| unsafe { units.or(at, mask) }.then_some(());
+            self.run(section, |word| {
+                word.fetch_or(mask, AcqRel);
+            });
+        }
+
+        /// Returns the sum of all copies, wrapping.
+        ///
+        /// Costs as much as [`for_each_cpu`](Self::for_each_cpu). While CPUs add, the sum is between
+        /// those at the start and at the end only if all adds have the same sign. For a sum that is
+        /// exact meanwhile, use [`PerCpuCounter`](crate::counter::PerCpuCounter).
+        pub fn sum(&self) -> T {
+            T::from_bits(self.fold(0, |sum: u64, value| sum.wrapping_add(value.to_bits())))
+        }
+    };
+}
+use {integer_operations, operations};
+
+impl<T: Word> PerCpu<T> {
+    /// Returns a variable whose copies are all zero bits. A static can hold it. Allocates nothing.
+    pub const fn new() -> Self {
+        PerCpu {
+            words: Words::new(),
+            types: PhantomData,
+        }
+    }
+
+    #[inline(always)]
+    fn run<R>(
+        &self,
+        section: impl Fn(&Units, usize) -> Option<R>,
+        spilled: impl FnOnce(&AtomicU64) -> R,
+    ) -> R {
+        self.words.run(0, section, spilled)
+    }
+
+    fn for_each(&self, f: impl FnMut(Option<usize>, u64)) {
+        self.words.for_each(0, f);
+    }
+
+    operations!();
+}
+
+impl<T: Integer> PerCpu<T> {
+    integer_operations!();
+}
+
+impl<T: Word> Default for PerCpu<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: Word + fmt::Debug> fmt::Debug for PerCpu<T> {
+    /// Shows the value of each copy.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut map = f.debug_map();
+        self.for_each_cpu(|cpu, value| {
+            map.entry(&cpu, &value);
+        });
+        map.finish()
+    }
+}

@@ -1,0 +1,201 @@
+//! A ring of records for each CPU.
+
+use super::list::{prepare_here, register_fork};
+use crate::counter_units::{self, LazyBlock, units, word_at};
+use crate::lock::Lock;
+use core::fmt;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use pinfold_rseq::{Append, RING_SLOTS, RING_TAIL};
+
+/// Taken by a thread that works on other CPUs' lists and rings.
+pub(super) static READERS: Lock<()> = Lock::new(());
+
+/// The number of records that a reader copies while it holds [`READERS`].
+const AT_ONCE: usize = 8;
+
+/// Why a record was not appended.
+///
+/// ```
+/// use pinfold::percpu::PushError;
+///
+/// assert_eq!(PushError::Full.to_string(), "this CPU's ring is full");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PushError {
+    /// This CPU's ring is full until a reader has read from it.
+    Full,
+    /// There is no memory for this CPU's ring, or (without restartable sequences) another thread is
+    /// appending to it.
+    Unavailable,
+}
+
+impl fmt::Display for PushError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PushError::Full => "this CPU's ring is full",
+            PushError::Unavailable => "this CPU has no ring, or another thread is appending to it",
+        })
+    }
+}
+
+impl core::error::Error for PushError {}
+
+/// A ring of records with a part for each CPU. A record is `WORDS` words, and each CPU has room for
+/// `SLOTS` records.
+///
+/// Each CPU appends to its own ring by one critical section, and any thread reads all rings from
+/// afar. Reading interrupts no CPU: a writer and a reader meet in two words, the head and the tail,
+/// as the ends of a pipe do. No record is lost, torn or seen twice; a record for which there is no
+/// room is refused.
+///
+/// Both numbers are powers of two, or [`new`](Self::new) does not compile. The ring takes
+/// `8 * WORDS * SLOTS` bytes on each CPU that appends, and 128 bytes more. All blocks of a process
+/// together have room in 32 MiB for each CPU, or less where the address space is limited.
+///
+/// ```
+/// use pinfold::percpu::PerCpuRing;
+///
+/// /// Time, kind of event, and two arguments.
+/// static TRACE: PerCpuRing<4, 256> = PerCpuRing::new();
+///
+/// TRACE.push([17, 1, 80, 443])?;
+/// TRACE.push([19, 2, 80, 0])?;
+/// let mut seen = vec![];
+/// TRACE.drain(|_cpu, record| seen.push(record));
+/// # seen.sort();
+/// assert_eq!(seen, [[17, 1, 80, 443], [19, 2, 80, 0]]);
+/// # Ok::<(), pinfold::percpu::PushError>(())
+/// ```
+pub struct PerCpuRing<const WORDS: usize, const SLOTS: usize> {
+    block: LazyBlock,
+}
+
+impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
+    /// Bytes of a record.
+    const SLOT: usize = WORDS * 8;
+    /// Bytes of all records.
+    const SIZE: usize = Self::SLOT * SLOTS;
+    /// Bytes of the block.
+    const BLOCK: usize = RING_SLOTS + Self::SIZE;
+
+    /// Returns empty rings. A static can hold them. Allocates nothing.
+    pub const fn new() -> Self {
+        const {
+            assert!(WORDS.is_power_of_two(), "WORDS must be a power of two");
+            assert!(SLOTS.is_power_of_two(), "SLOTS must be a power of two");
+        }
+        PerCpuRing {
+            block: LazyBlock::new(),
+        }
+    }
+
+    /// Appends `record` to this CPU's ring. Costs one critical section.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PushError::Full`] if the ring has no free slot, and [`PushError::Unavailable`] if
+    /// the CPU has no ring. Nothing is appended then.
+    #[inline]
+    pub fn push(&self, record: [u64; WORDS]) -> Result<(), PushError> {
+        let append = |offset| {
+            // SAFETY: `offset` is that of this ring's block, zeroed at first and as large as the
+            // ring. Sizes are powers of two, and the record is as large as a slot.
+            unsafe { units().append(offset, Self::SIZE, &record, Self::SLOT) }
+        };
+        let mut done = self.block.get().map_or(Append::NoUnit, append);
+        if done == Append::NoUnit {
+            done = self.prepare().map_or(Append::NoUnit, append);
+        }
+        match done {
+            Append::Done => Ok(()),
+            Append::Full => Err(PushError::Full),
+            Append::NoUnit => Err(PushError::Unavailable),
+        }
+    }
+
+    /// Reads the records of all CPUs, and calls `f` with the CPU and the record. Returns the number
+    /// of records.
+    ///
+    /// The records of one CPU come in the order in which they were appended. Each CPU's ring is read
+    /// to the end that it has at the moment when the reading of it begins.
+    ///
+    /// Costs two cache misses for a CPU with nothing to read. Takes a lock for a few records at a
+    /// time, but not while `f` runs, so several threads may drain at once and each record goes to
+    /// one of them. `f` may append. Not for signal handlers. Takes the stack of eight records.
+    pub fn drain(&self, mut f: impl FnMut(usize, [u64; WORDS])) -> usize {
+        let Some(offset) = self.block.get() else {
+            return 0;
+        };
+        let mut count = 0;
+        for cpu in counter_units::used() {
+            // Acquire pairs with the release of `append`: this thread sees the records.
+            let end = word_at(cpu, offset).load(Acquire);
+            loop {
+                let mut records = [[0; WORDS]; AT_ONCE];
+                let read = Self::read(cpu, offset, end, &mut records);
+                records[..read].iter().for_each(|&record| f(cpu, record));
+                count += read;
+                if read < AT_ONCE {
+                    break;
+                }
+            }
+        }
+        count
+    }
+
+    /// Copies the first records of `cpu` that begin before `end`, and gives their slots back. Returns
+    /// their number.
+    fn read(cpu: usize, offset: usize, end: u64, records: &mut [[u64; WORDS]]) -> usize {
+        let Some(_reading) = READERS.lock() else {
+            return 0;
+        };
+        let tail = word_at(cpu, offset + RING_TAIL);
+        let mut at = tail.load(Relaxed);
+        let mut read = 0;
+        // Another reader may have read past `end`, so the distance is signed.
+        while read < records.len() && (end.wrapping_sub(at) as i64) > 0 {
+            let slot = offset + RING_SLOTS + at as usize % Self::SIZE;
+            for (n, word) in records[read].iter_mut().enumerate() {
+                // Relaxed: the load of the head has made the record visible.
+                *word = word_at(cpu, slot + n * 8).load(Relaxed);
+            }
+            at = at.wrapping_add(Self::SLOT as u64);
+            read += 1;
+        }
+        if read > 0 {
+            // Release pairs with the acquire in `append`: the writer writes to the slots only after
+            // this thread has read them.
+            tail.store(at, Release);
+        }
+        read
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn prepare(&self) -> Option<usize> {
+        let offset = self
+            .block
+            .get_or_alloc(Self::BLOCK, register_fork, |offset| offset)?;
+        prepare_here().then_some(offset)
+    }
+}
+
+impl<const WORDS: usize, const SLOTS: usize> Drop for PerCpuRing<WORDS, SLOTS> {
+    fn drop(&mut self) {
+        // SAFETY: `prepare` allocated the block with this size. `drop` has the only reference, so
+        // no thread works on the block any more.
+        unsafe { self.block.free(Self::BLOCK) };
+    }
+}
+
+impl<const WORDS: usize, const SLOTS: usize> Default for PerCpuRing<WORDS, SLOTS> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<const WORDS: usize, const SLOTS: usize> fmt::Debug for PerCpuRing<WORDS, SLOTS> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PerCpuRing").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,374 @@
+//! Per-CPU variables, arrays, pairs, lists and rings, as a program uses them: by threads that change
+//! CPU, with signal handlers, and from afar.
+
+use pinfold::percpu::{Node, PerCpu, PerCpuArray, PerCpuList, PerCpuPair, PerCpuRing, PushError};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// Moves the thread to the `nth` CPU. Does nothing if the system does not allow it.
+fn pin(nth: usize) {
+    // SAFETY: `cpu_set_t` consists of integers, so zeroes are valid, and the call gets its size.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(nth, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+}
+
+fn cpus() -> usize {
+    // SAFETY: `sysconf` has no preconditions.
+    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize }
+}
+
+/// Runs `f` in `threads` threads until `time` is over. `f` gets the thread's number and a turn.
+fn storm(threads: u64, time: Duration, f: impl Fn(u64, u64) + Sync) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (stop, f) = (&stop, &f);
+            scope.spawn(move || {
+                for turn in 0.. {
+                    if turn % 512 == 0 {
+                        pin((turn / 512 + thread) as usize % cpus());
+                    }
+                    if stop.load(Relaxed) {
+                        break;
+                    }
+                    f(thread, turn);
+                }
+            });
+        }
+        std::thread::sleep(time);
+        stop.store(true, Relaxed);
+    });
+}
+
+#[test]
+fn a_variable_does_what_the_kernels_names_say() {
+    pin(0);
+    static WORD: PerCpu<i64> = PerCpu::new();
+    assert_eq!(WORD.read(), 0);
+    WORD.write(0b1100);
+    WORD.and(0b0110);
+    WORD.or(0b0001);
+    WORD.add(-10);
+    WORD.dec();
+    assert_eq!(WORD.add_return(2), -4);
+    WORD.inc();
+    assert_eq!(WORD.xchg(7), -3);
+    assert_eq!(WORD.cmpxchg(8, 9), 7);
+    assert_eq!(WORD.cmpxchg(7, 9), 7);
+    let mut expected = 5;
+    assert!(!WORD.try_cmpxchg(&mut expected, 1));
+    assert_eq!(expected, 9);
+    assert!(WORD.try_cmpxchg(&mut expected, 20));
+    assert_eq!(WORD.update(|word| word * 2), 20);
+    assert_eq!(WORD.read(), 40);
+    assert_eq!(WORD.sum(), 40);
+    assert_eq!(WORD.fold(1, |sum, word| sum + word), 41);
+    assert!(format!("{WORD:?}").contains("40"));
+}
+
+#[test]
+fn every_type_comes_back_as_it_was() {
+    pin(0);
+    fn check<T: pinfold::percpu::Word + PartialEq + std::fmt::Debug>(zero: T, values: &[T]) {
+        let variable = PerCpu::new();
+        assert_eq!(variable.read(), zero);
+        for &value in values {
+            variable.write(value);
+            assert_eq!(variable.read(), value);
+            assert_eq!(variable.cmpxchg(value, zero), value);
+            assert_eq!(variable.xchg(value), zero);
+        }
+    }
+    check(0, &[u64::MAX, 1]);
+    check(0, &[i64::MIN, -1]);
+    check(0, &[i32::MIN, -1, i32::MAX]);
+    check(0, &[u8::MAX, 3]);
+    check(0, &[i16::MIN, -1]);
+    check(false, &[true, false]);
+    check([0, 0], &[[1, u32::MAX], [u32::MAX, 2]]);
+    check(None, &[Some(&17u64), None]);
+}
+
+#[test]
+fn a_variable_without_memory_is_shared_and_right() {
+    // An array that is larger than a unit, so that no copy can be allocated.
+    static LARGE: PerCpuArray<u64, { 5 << 20 }> = PerCpuArray::new();
+    storm(2, Duration::from_millis(100), |_, turn| {
+        let element = LARGE.at(turn as usize % 3).unwrap();
+        element.inc();
+        element.update(|count| count + 1);
+        LARGE.at(3).unwrap().add(2);
+    });
+    let sum = (0..3).map(|at| LARGE.at(at).unwrap().sum()).sum::<u64>();
+    assert!(sum > 0);
+    assert_eq!(sum, LARGE.at(3).unwrap().sum());
+}
+
+#[test]
+fn elements_are_apart() {
+    pin(0);
+    let array = PerCpuArray::<u64, 20>::new();
+    for at in 0..20 {
+        array.at(at).unwrap().add(at as u64 + 1);
+    }
+    for at in 0..20 {
+        assert_eq!(array.at(at).unwrap().sum(), at as u64 + 1);
+    }
+    assert!(array.at(20).is_none());
+}
+
+#[test]
+fn a_dropped_variables_memory_is_zero_for_the_next() {
+    for _ in 0..3 {
+        let variable = PerCpu::<u64>::new();
+        assert_eq!(variable.sum(), 0);
+        variable.add(1 << 40);
+    }
+}
+
+#[test]
+fn no_addition_is_lost_by_any_operation() {
+    static ADDED: PerCpu<u64> = PerCpu::new();
+    static RETURNED: PerCpu<u64> = PerCpu::new();
+    static UPDATED: PerCpu<u64> = PerCpu::new();
+    static MOVED: PerCpu<u64> = PerCpu::new();
+    static PAIR: PerCpuPair<u64, u64> = PerCpuPair::new();
+    let (turns, moved, pairs) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    storm(6, Duration::from_secs(1), |_, turn| {
+        ADDED.inc();
+        RETURNED.add_return(1);
+        UPDATED.update(|word| word + 1);
+        MOVED.add(1);
+        if turn % 7 == 0 {
+            moved.fetch_add(MOVED.xchg(0), Relaxed);
+        }
+        if let Some((a, b)) = PAIR.read() {
+            let done = PAIR.cmpxchg((a, b), (a + 1, b + 2));
+            assert!(!done || b == 2 * a, "torn: {a}, {b}");
+            pairs.fetch_add(u64::from(done), Relaxed);
+        }
+        turns.fetch_add(1, Relaxed);
+    });
+    let turns = turns.load(SeqCst);
+    assert_eq!(ADDED.sum(), turns);
+    assert_eq!(RETURNED.sum(), turns);
+    assert_eq!(UPDATED.sum(), turns);
+    assert_eq!(MOVED.sum() + moved.load(SeqCst), turns);
+    let mut pair = (0, 0);
+    PAIR.for_each_cpu(|_, (a, b)| pair = (pair.0 + a, pair.1 + b));
+    assert_eq!(pair, (pairs.load(SeqCst), 2 * pairs.load(SeqCst)));
+    assert!(pair.0 > 0);
+}
+
+#[test]
+fn items_of_a_list_are_neither_lost_nor_doubled() {
+    const NODES: usize = 64;
+    static LIST: PerCpuList<AtomicBool> = PerCpuList::new();
+    for _ in 0..NODES {
+        LIST.push(Box::leak(Box::new(Node::new(AtomicBool::new(true)))));
+    }
+    // Marks a node as taken, and puts it back.
+    let pass = |node: &'static mut Node<AtomicBool>| {
+        assert!(node.value.swap(false, SeqCst), "a node was taken twice");
+        node.value.store(true, SeqCst);
+        LIST.push(node);
+    };
+    let (popped, drained) = (AtomicU64::new(0), AtomicU64::new(0));
+    storm(6, Duration::from_secs(2), |thread, turn| {
+        if thread == 0 && turn % 16 == 0 {
+            let mut nodes = vec![];
+            if let Ok(count) = LIST.take_all(|node| nodes.push(node)) {
+                drained.fetch_add(count as u64, Relaxed);
+            }
+            nodes.into_iter().for_each(pass);
+        } else if turn % 3 == 0 {
+            LIST.take().for_each(pass);
+        } else if let Some(node) = LIST.pop() {
+            popped.fetch_add(1, Relaxed);
+            pass(node);
+        }
+    });
+    assert!(popped.load(SeqCst) > 0 && drained.load(SeqCst) > 0);
+    let mut left = 0;
+    LIST.take_all(|node| {
+        assert!(*node.value.get_mut());
+        left += 1;
+    })
+    .unwrap();
+    assert_eq!(left, NODES);
+    assert!(LIST.pop().is_none());
+}
+
+#[test]
+fn a_list_gives_the_last_item_first() {
+    pin(0);
+    let list = PerCpuList::new();
+    for n in 0..3 {
+        list.push(Box::leak(Box::new(Node::new(n))));
+    }
+    assert_eq!(list.pop().map(|node| node.value), Some(2));
+    assert_eq!(
+        list.take().map(|node| node.value).collect::<Vec<_>>(),
+        [1, 0]
+    );
+    assert!(list.pop().is_none() && list.take().next().is_none());
+}
+
+#[test]
+fn a_ring_refuses_what_it_has_no_room_for() {
+    pin(0);
+    let ring = PerCpuRing::<2, 4>::new();
+    assert_eq!(ring.drain(|_, _| unreachable!()), 0);
+    for n in 0..4 {
+        ring.push([n, !n]).unwrap();
+    }
+    assert_eq!(ring.push([4, 5]), Err(PushError::Full));
+    let mut seen = vec![];
+    assert_eq!(ring.drain(|_, [n, inverse]| seen.push((n, !inverse))), 4);
+    assert_eq!(seen, [(0, 0), (1, 1), (2, 2), (3, 3)]);
+    ring.push([9, 9]).unwrap();
+    let larger_than_a_unit = PerCpuRing::<4, { 1 << 20 }>::new();
+    assert_eq!(larger_than_a_unit.push([0; 4]), Err(PushError::Unavailable));
+    assert_eq!(larger_than_a_unit.drain(|_, _| ()), 0);
+}
+
+#[test]
+fn records_of_rings_are_read_once_whole_and_in_order() {
+    static RING: PerCpuRing<4, 64> = PerCpuRing::new();
+    const WRITERS: u64 = 4;
+    let refused = AtomicU64::new(0);
+    let appended: Vec<_> = (0..WRITERS).map(|_| AtomicU64::new(0)).collect();
+    // For each CPU and writer, the last number read.
+    let mut last = HashMap::new();
+    let mut read = 0;
+    let stop = AtomicBool::new(false);
+    let mut note = |cpu: usize, [writer, number, check, cpu_again]: [u64; 4]| {
+        assert_eq!(check, writer ^ number.rotate_left(17), "a record is torn");
+        assert_eq!(cpu_again, !number, "a record is torn");
+        let before = last.insert((cpu, writer), number);
+        assert!(
+            before.is_none_or(|before| before < number),
+            "out of order, or read twice"
+        );
+        read += 1;
+    };
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (stop, refused, appended) = (&stop, &refused, &appended[writer as usize]);
+            scope.spawn(move || {
+                for number in 0.. {
+                    if number % 512 == 0 {
+                        pin((number / 512 + writer) as usize % cpus());
+                    }
+                    let record = [writer, number, writer ^ number.rotate_left(17), !number];
+                    match RING.push(record) {
+                        Ok(()) => appended.fetch_add(1, Relaxed),
+                        Err(_) => refused.fetch_add(1, Relaxed),
+                    };
+                    if stop.load(Relaxed) {
+                        break;
+                    }
+                }
+            });
+        }
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_secs(1) {
+            RING.drain(&mut note);
+        }
+        stop.store(true, Relaxed);
+    });
+    RING.drain(&mut note);
+    let appended: u64 = appended.iter().map(|count| count.load(SeqCst)).sum();
+    assert_eq!(read, appended);
+    assert!(appended > 1000 && refused.load(SeqCst) > 0);
+}
+
+static IN_HANDLER: PerCpu<u64> = PerCpu::new();
+static HANDLER_LIST: PerCpuList<u64> = PerCpuList::new();
+static HANDLED: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn on_signal(_: libc::c_int) {
+    IN_HANDLER.update(|count| count + 1);
+    if let Some(node) = HANDLER_LIST.pop() {
+        node.value += 1;
+        HANDLER_LIST.push(node);
+    }
+    HANDLED.fetch_add(1, SeqCst);
+}
+
+#[test]
+fn signal_handlers_use_the_same_variables() {
+    // SAFETY: the handler only runs operations that handlers may run, and writes to an atomic.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_signal as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut());
+    }
+    HANDLER_LIST.push(Box::leak(Box::new(Node::new(0))));
+    let (turns, raised) = (AtomicU64::new(0), AtomicU64::new(0));
+    storm(2, Duration::from_millis(500), |_, turn| {
+        IN_HANDLER.update(|count| count + 1);
+        if let Some(node) = HANDLER_LIST.pop() {
+            HANDLER_LIST.push(node);
+        }
+        turns.fetch_add(1, Relaxed);
+        if turn % 64 == 0 {
+            // SAFETY: the process has a handler for the signal.
+            unsafe { libc::kill(libc::getpid(), libc::SIGUSR2) };
+            raised.fetch_add(1, Relaxed);
+        }
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    let handled = HANDLED.load(SeqCst);
+    assert!(handled > 10);
+    assert_eq!(IN_HANDLER.sum(), turns.load(SeqCst) + handled);
+    let mut nodes = 0;
+    HANDLER_LIST.take_all(|_| nodes += 1).unwrap();
+    assert_eq!(nodes, 1);
+}
+
+#[test]
+fn a_forked_child_goes_on_with_copies_of_its_own() {
+    static WORD: PerCpu<u64> = PerCpu::new();
+    static LIST: PerCpuList<u64> = PerCpuList::new();
+    static RING: PerCpuRing<1, 1024> = PerCpuRing::new();
+    WORD.add(5);
+    LIST.push(Box::leak(Box::new(Node::new(5))));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Other threads are at work from afar when the process forks.
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                let mut nodes = vec![];
+                let _ = LIST.take_all(|node| nodes.push(node));
+                nodes.into_iter().for_each(|node| LIST.push(node));
+                RING.drain(|_, _| ());
+            }
+        });
+        for _ in 0..50 {
+            // SAFETY: the child only runs operations, and ends by `_exit`.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                WORD.add(1);
+                let mut items = 0;
+                let taken = LIST.take_all(|_| items += 1);
+                let read = RING.push([1]).is_ok() && RING.drain(|_, _| ()) > 0;
+                // The thread at work may hold the item.
+                let right = WORD.sum() == 6 && taken.is_ok() && items <= 1 && read;
+                // SAFETY: `_exit` ends the child without running the parent's handlers.
+                unsafe { libc::_exit(i32::from(!right)) };
+            }
+            let mut status = -1;
+            // SAFETY: `child` is a child of this process, and `status` is writable.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            assert_eq!(status, 0);
+        }
+        stop.store(true, Relaxed);
+    });
+    assert_eq!(WORD.sum(), 5);
+}

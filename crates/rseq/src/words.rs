@@ -1,0 +1,399 @@
+//! Operations on a word, on two words, on a list and on a ring of the current unit.
+#![allow(
+    unsafe_code,
+    reason = "hands addresses of units to the critical sections"
+)]
+
+use crate::units::Units;
+use crate::{arch, atomic};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+/// The bytes from the start of a ring to the word that its reader advances. The word lies in
+/// another cache line than the ring's head, which the operations write.
+pub const RING_TAIL: usize = 64;
+/// The bytes from the start of a ring to its first slot.
+pub const RING_SLOTS: usize = 128;
+
+/// What `append` leaves in its register if there is no unit. A full ring leaves at least 8 there.
+pub(crate) const MISSING: u64 = 1;
+
+/// What became of an [`append`](Units::append).
+///
+/// ```
+/// use pinfold_rseq::{Append, UNIT_HEADER, Units};
+///
+/// let units = Box::new(Units::new());
+/// // Sound, because there is no unit that could be too small.
+/// let done = unsafe { units.append(UNIT_HEADER, 64, &[1], 8) };
+/// assert_eq!(done, Append::NoUnit);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Append {
+    /// The record is in the ring.
+    Done,
+    /// The ring is full.
+    Full,
+    /// There is no unit, or (on atomics) the unit is locked.
+    NoUnit,
+}
+
+impl Append {
+    /// Reads what the critical section left in its register.
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        expect(dead_code, reason = "there are no critical sections")
+    )]
+    #[inline(always)]
+    pub(crate) fn from_register(left: u64) -> Append {
+        match left {
+            0 => Append::Done,
+            MISSING => Append::NoUnit,
+            _ => Append::Full,
+        }
+    }
+}
+
+impl Units {
+    /// Returns the offsets of `rseq_cs` and of the index from the thread pointer, or `None` on the
+    /// atomic backend and until the backend is chosen.
+    #[inline(always)]
+    fn sections(&self) -> Option<(isize, isize)> {
+        let offsets = self.offsets();
+        if offsets.0 == 0 {
+            return self.learn();
+        }
+        Some(offsets)
+    }
+}
+
+/// Operations on one word. On atomics each is one atomic instruction and takes no lock, so it fails
+/// only if there is no unit.
+///
+/// Each store is a release: a thread that reads the new word by an acquire load sees everything that
+/// this thread did before. The atomic instructions that read and write also acquire.
+impl Units {
+    /// Stores `value` in the word at `offset` of the current unit. Returns false if there is no
+    /// unit. Costs one critical section.
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`add`](Self::add). Also, on atomics no operation that takes a lock works on
+    /// the word.
+    #[inline]
+    pub unsafe fn store(&self, offset: usize, value: u64) -> bool {
+        match self.sections() {
+            // SAFETY: the area is registered. The caller promises the word.
+            Some((cs, index)) => unsafe { arch::store(cs, index, self.table(), offset, value) },
+            // SAFETY: the caller promises the word.
+            None => unsafe { atomic::on_word(self, offset, |word| word.store(value, Release)) }
+                .is_some(),
+        }
+    }
+
+    /// Stores the bits that are set in both the word and `mask`. Returns false if there is no unit.
+    /// Costs one critical section.
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`store`](Self::store).
+    #[inline]
+    pub unsafe fn and(&self, offset: usize, mask: u64) -> bool {
+        match self.sections() {
+            // SAFETY: the area is registered. The caller promises the word.
+            Some((cs, index)) => unsafe { arch::and(cs, index, self.table(), offset, mask) },
+            // SAFETY: the caller promises the word.
+            None => unsafe { atomic::on_word(self, offset, |word| word.fetch_and(mask, AcqRel)) }
+                .is_some(),
+        }
+    }
+
+    /// Stores the bits that are set in the word or in `mask`. Returns false if there is no unit.
+    /// Costs one critical section.
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`store`](Self::store).
+    #[inline]
+    pub unsafe fn or(&self, offset: usize, mask: u64) -> bool {
+        match self.sections() {
+            // SAFETY: the area is registered. The caller promises the word.
+            Some((cs, index)) => unsafe { arch::or(cs, index, self.table(), offset, mask) },
+            // SAFETY: the caller promises the word.
+            None => unsafe { atomic::on_word(self, offset, |word| word.fetch_or(mask, AcqRel)) }
+                .is_some(),
+        }
+    }
+
+    /// Adds `n` to the word, wrapping, and returns the word as it was. Returns `None` if there is
+    /// no unit. Costs one critical section.
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`store`](Self::store).
+    #[inline]
+    pub unsafe fn fetch_add(&self, offset: usize, n: u64) -> Option<u64> {
+        match self.sections() {
+            // SAFETY: the area is registered. The caller promises the word.
+            Some((cs, index)) => unsafe { arch::fetch_add(cs, index, self.table(), offset, n) },
+            // SAFETY: the caller promises the word.
+            None => unsafe { atomic::on_word(self, offset, |word| word.fetch_add(n, AcqRel)) },
+        }
+    }
+
+    /// Stores `value` in the word, and returns the word as it was. Returns `None` if there is no
+    /// unit. Costs one critical section.
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`store`](Self::store).
+    #[inline]
+    pub unsafe fn swap(&self, offset: usize, value: u64) -> Option<u64> {
+        match self.sections() {
+            // SAFETY: the area is registered. The caller promises the word.
+            Some((cs, index)) => unsafe { arch::swap(cs, index, self.table(), offset, value) },
+            // SAFETY: the caller promises the word.
+            None => unsafe { atomic::on_word(self, offset, |word| word.swap(value, AcqRel)) },
+        }
+    }
+
+    /// Stores `new` in the word if the word is `expected`. Returns the word as it was: it equals
+    /// `expected` if `new` was stored. Returns `None` if there is no unit. Costs one critical
+    /// section.
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`store`](Self::store).
+    #[inline]
+    pub unsafe fn compare_exchange(&self, offset: usize, expected: u64, new: u64) -> Option<u64> {
+        match self.sections() {
+            // SAFETY: the area is registered. The caller promises the word.
+            Some((cs, index)) => unsafe {
+                arch::compare_exchange(cs, index, self.table(), offset, expected, new)
+            },
+            // SAFETY: the caller promises the word.
+            None => unsafe {
+                atomic::on_word(self, offset, |word| {
+                    let done = word.compare_exchange(expected, new, AcqRel, Acquire);
+                    done.unwrap_or_else(|old| old)
+                })
+            },
+        }
+    }
+}
+
+/// Operations on several words. On atomics each takes the unit's lock, and fails if the lock is
+/// taken.
+impl Units {
+    /// Stores the pair `new` in the two words at `offset` if they equal `expected`.
+    ///
+    /// Returns false and stores nothing if a word differs, if there is no unit, or (on atomics) if
+    /// the unit is locked. Another thread that reads the words may see one of them old and one new.
+    /// Costs one critical section, or a lock on atomics.
+    ///
+    /// # Safety
+    ///
+    /// `offset` is a multiple of 16, is at least [`UNIT_HEADER`](crate::UNIT_HEADER), and leaves 16
+    /// bytes in every installed unit. Every unit is aligned to 16 bytes. Only the operations of this
+    /// block change the words.
+    #[inline]
+    pub unsafe fn compare_exchange_pair(
+        &self,
+        offset: usize,
+        expected: [u64; 2],
+        new: [u64; 2],
+    ) -> bool {
+        if let Some((cs, index)) = self.sections() {
+            // SAFETY: the area is registered. The caller promises both words, aligned.
+            return unsafe {
+                arch::compare_exchange_pair(cs, index, self.table(), offset, expected, new)
+            };
+        }
+        let exchange = |unit: *mut u8| {
+            // SAFETY: `unit` is installed. The caller promises both words.
+            let words = unsafe { [atomic::word(unit, offset), atomic::word(unit, offset + 8)] };
+            let equal = words.map(|word| word.load(Relaxed)) == expected;
+            if equal {
+                words[0].store(new[0], Relaxed);
+                words[1].store(new[1], Relaxed);
+            }
+            equal
+        };
+        atomic::on_locked(self, exchange).unwrap_or(false)
+    }
+
+    /// Stores `value` in the word at `other` and then `new` in the word at `offset`, if the word at
+    /// `offset` is `expected`.
+    ///
+    /// Returns false if the word at `offset` differs, if there is no unit, or (on atomics) if the
+    /// unit is locked. The word at `offset` stays as it was then. The word at `other` may have
+    /// changed, so it must have no meaning until the word at `offset` says so. A thread that reads
+    /// `new` by an acquire load also sees `value`. Costs one critical section, or a lock on atomics.
+    ///
+    /// # Safety
+    ///
+    /// Both offsets are as for [`add`](Self::add). Only the operations of this block change the
+    /// words.
+    #[inline]
+    pub unsafe fn store_two_if_equal(
+        &self,
+        offset: usize,
+        (expected, new): (u64, u64),
+        other: usize,
+        value: u64,
+    ) -> bool {
+        if let Some((cs, index)) = self.sections() {
+            let other = (other, value);
+            // SAFETY: the area is registered. The caller promises both words, and that the word at
+            // `other` has no meaning.
+            return unsafe {
+                arch::store_two_if_equal(cs, index, self.table(), offset, [expected, new], other)
+            };
+        }
+        let store = |unit: *mut u8| {
+            // SAFETY: `unit` is installed. The caller promises both words.
+            let (word, other) = unsafe { (atomic::word(unit, offset), atomic::word(unit, other)) };
+            let equal = word.load(Relaxed) == expected;
+            if equal {
+                other.store(value, Relaxed);
+                // Release pairs with the acquire of a thread that reads the word.
+                word.store(new, Release);
+            }
+            equal
+        };
+        atomic::on_locked(self, store).unwrap_or(false)
+    }
+
+    /// Puts `item` at the head of the list at `offset`, and writes the old head into the first word
+    /// of `item`.
+    ///
+    /// Returns false if there is no unit, or (on atomics) if the unit is locked. Costs one critical
+    /// section, or a lock on atomics.
+    ///
+    /// # Safety
+    ///
+    /// * `offset` is as for [`add`](Self::add). The word there is 0 or the head of a list that only
+    ///   this function, [`list_pop`](Self::list_pop) and [`list_take`](Self::list_take) change.
+    /// * `item` is not null, is aligned to 8 bytes, and is writable for 8 bytes until it is taken
+    ///   off the list. It belongs to the caller, and to the list if the result is true.
+    #[inline]
+    pub unsafe fn list_push(&self, offset: usize, item: *mut u8) -> bool {
+        if let Some((cs, index)) = self.sections() {
+            // SAFETY: the area is registered. The caller promises the list and the item.
+            return unsafe { arch::list_push(cs, index, self.table(), offset, item) };
+        }
+        let push = |unit: *mut u8| {
+            // SAFETY: `unit` is installed. The caller promises the list, and that the item's first
+            // word belongs to the caller.
+            unsafe {
+                let head = atomic::word(unit, offset);
+                item.cast::<u64>().write(head.load(Relaxed));
+                // Release pairs with the acquire of a thread that reads the head.
+                head.store(item as u64, Release);
+            }
+        };
+        atomic::on_locked(self, push).is_some()
+    }
+
+    /// Takes the first item off the list at `offset`.
+    ///
+    /// Returns null if the list is empty, if there is no unit, or (on atomics) if the unit is
+    /// locked. Costs one critical section, or a lock on atomics.
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`list_push`](Self::list_push).
+    #[inline]
+    pub unsafe fn list_pop(&self, offset: usize) -> *mut u8 {
+        if let Some((cs, index)) = self.sections() {
+            // SAFETY: the area is registered. The caller promises the list.
+            return unsafe { arch::list_pop(cs, index, self.table(), offset) };
+        }
+        let pop = |unit: *mut u8| {
+            // SAFETY: `unit` is installed. The caller promises the list, so the first item is
+            // mapped while this thread holds the lock.
+            unsafe {
+                let head = atomic::word(unit, offset);
+                let item = head.load(Relaxed) as *mut u8;
+                if !item.is_null() {
+                    head.store(item.cast::<u64>().read(), Relaxed);
+                }
+                item
+            }
+        };
+        atomic::on_locked(self, pop).unwrap_or(core::ptr::null_mut())
+    }
+
+    /// Takes all items off the list at `offset`, and returns the first. The first word of each item
+    /// is the address of the next, or 0.
+    ///
+    /// Returns null where [`list_pop`](Self::list_pop) does. Costs one critical section, or a lock
+    /// on atomics.
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`list_push`](Self::list_push).
+    #[inline]
+    pub unsafe fn list_take(&self, offset: usize) -> *mut u8 {
+        if let Some((cs, index)) = self.sections() {
+            // SAFETY: the area is registered. The caller promises the list.
+            let taken = unsafe { arch::swap(cs, index, self.table(), offset, 0) };
+            return taken.unwrap_or(0) as *mut u8;
+        }
+        // SAFETY: `unit` is installed. The caller promises the list.
+        let take = |unit: *mut u8| unsafe { atomic::word(unit, offset) }.swap(0, AcqRel);
+        atomic::on_locked(self, take).unwrap_or(0) as *mut u8
+    }
+
+    /// Appends a record to the ring at `offset` of the current unit.
+    ///
+    /// The ring's first word, the *head*, counts the bytes of all slots that were ever written. The
+    /// word at [`RING_TAIL`], the *tail*, counts those that the ring's reader has given back. The
+    /// slots begin at [`RING_SLOTS`]. The record takes one slot of `slot` bytes, and the ring has
+    /// `size` bytes of slots. A reader loads the head with acquire, reads slots, and stores the tail
+    /// with release. One thread at a time may read a ring, and it may run on any CPU.
+    ///
+    /// Costs one critical section with a loop over the record's words, or a lock on atomics.
+    ///
+    /// # Safety
+    ///
+    /// * `offset` is a multiple of 8 and at least [`UNIT_HEADER`](crate::UNIT_HEADER). Every
+    ///   installed unit has `RING_SLOTS + size` bytes there, which are zero at first.
+    /// * `slot` is a power of two and at least as large as the record, which is not empty. `size` is
+    ///   a power of two and a multiple of `slot`. Both stay the same for the ring.
+    /// * Only this function writes the head and the slots. Only the reader writes the tail.
+    #[inline]
+    pub unsafe fn append(&self, offset: usize, size: usize, record: &[u64], slot: usize) -> Append {
+        let mask = size - 1;
+        if let Some((cs, index)) = self.sections() {
+            let (from, words) = (record.as_ptr(), record.len());
+            // SAFETY: the area is registered. The caller promises the ring, and that the record is
+            // not empty and fits in a slot.
+            return unsafe {
+                arch::append(cs, index, self.table(), offset, mask, from, words, slot)
+            };
+        }
+        let append = |unit: *mut u8| {
+            // SAFETY: `unit` is installed. The caller promises the ring.
+            let (head, tail) = unsafe {
+                (
+                    atomic::word(unit, offset),
+                    atomic::word(unit, offset + RING_TAIL),
+                )
+            };
+            let at = head.load(Relaxed);
+            // Acquire pairs with the reader's release: the reader has read the slots below the tail.
+            if at.wrapping_sub(tail.load(Acquire)) > mask as u64 {
+                return Append::Full;
+            }
+            let first = offset + RING_SLOTS + (at as usize & mask);
+            for (n, &word) in record.iter().enumerate() {
+                // SAFETY: the record fits in the slot at `first`, which lies in the ring.
+                unsafe { atomic::word(unit, first + n * 8) }.store(word, Relaxed);
+            }
+            // Release pairs with the acquire of the reader, which sees the record.
+            head.store(at.wrapping_add(slot as u64), Release);
+            Append::Done
+        };
+        atomic::on_locked(self, append).unwrap_or(Append::NoUnit)
+    }
+}
