@@ -62,3 +62,8 @@ struct SlabinfoDocumentation;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/mempolicy.md")]
 struct MempolicyDocumentation;
+
+/// Runs the examples of docs/percpu.md as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/percpu.md")]
+struct PercpuDocumentation;

@@ -9,9 +9,12 @@ use sealed::Bits;
 /// ```
 /// use pinfold::percpu::{PerCpu, Word};
 ///
-/// static LAST: PerCpu<Option<&'static str>> = PerCpu::new();
-/// # fn is_word<T: Word>() {}
-/// # is_word::<[u32; 2]>();
+/// /// Stores `value` in this CPU's copy, and returns whether that changed the copy.
+/// fn replace<T: Word + PartialEq>(variable: &PerCpu<T>, value: T) -> bool {
+///     variable.xchg(value) != value
+/// }
+/// static LAST: PerCpu<Option<&'static &'static str>> = PerCpu::new();
+/// assert!(replace(&LAST, Some(&"request")));
 /// ```
 pub trait Word: Copy + Send + 'static + Bits {}
 
