@@ -469,35 +469,6 @@ fn folding_an_isolated_cpu_does_not_disturb_it() {
     });
 }
 
-#[test]
-#[ignore = "needs the test machine: cargo xtask vm"]
-fn a_shepherd_can_leave_isolated_cpus_alone() {
-    let counter = PercpuCounter::with_batch(0, 1 << 20).unwrap();
-    let add_on = |cpu, n| {
-        move_to(0, &[cpu]);
-        counter.add(n);
-        move_to(0, &housekeeping());
-    };
-    let (all, sparing) = (Shepherd::new(), Shepherd::new().leave_isolated_alone());
-    sparing.watch(&counter).unwrap();
-    let mut truth = 0;
-    // CPUs with `isolcpus=`, with `nohz_full=`, and with both.
-    for cpu in quiet_cpus() {
-        add_on(0, 7);
-        add_on(cpu, 5);
-        truth += 12;
-        assert_eq!(sparing.tick(), 1, "CPU {cpu}");
-        assert_eq!(
-            (counter.read(), counter.sum()),
-            (truth - 5, truth),
-            "CPU {cpu}"
-        );
-        assert_eq!(sparing.tick(), 0, "CPU {cpu}");
-        assert_eq!(all.tick(), 1, "CPU {cpu}");
-        assert_eq!((counter.read(), counter.sum()), (truth, truth), "CPU {cpu}");
-    }
-}
-
 /// Switches on the CPUs that a failed test has left off. Runs last, by its name.
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]

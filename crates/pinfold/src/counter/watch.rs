@@ -5,8 +5,8 @@
 //! locks of all its shards. The folding thread holds one of these locks while it looks at the bit
 //! and folds.
 //!
-//! Most watched counters are idle at most ticks. [`has_moved`] finds these by a look at their words,
-//! without the lock.
+//! Most watched counters are idle at most ticks. [`has_moved`] finds these by a look at their
+//! words, without the lock.
 
 use super::shards::{SIZE, Shards};
 use crate::counter_units;

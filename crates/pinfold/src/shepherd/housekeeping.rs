@@ -24,8 +24,8 @@ pub(super) struct Housekeeping {
 
 /// The affinities of the calling thread and of the program's first thread.
 ///
-/// The kernel leaves out CPUs that are offline. It changes the affinities of a cgroup's threads when
-/// the cgroup's CPUs change, and when an isolated partition takes CPUs away. So these two sets
+/// The kernel leaves out CPUs that are offline. It changes the affinities of a cgroup's threads
+/// when the cgroup's CPUs change, and when an isolated partition takes CPUs away. So these two sets
 /// change with the machine, and two system calls find that out.
 type Affinities = [Option<CpuSet>; 2];
 

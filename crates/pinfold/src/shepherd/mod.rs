@@ -222,10 +222,10 @@ impl Shepherd {
         self
     }
 
-    /// Leaves out the counts of CPUs that are isolated (`isolcpus=`, cpuset partitions) or without a
-    /// periodic tick (`nohz_full=`). The shepherd then neither reads nor writes the cache lines of
-    /// these CPUs. Their counts reach the total when their own adds fold them, or when the program
-    /// calls [`PercpuCounter::fold`]. A [`sum`](PercpuCounter::sum) is exact in any case.
+    /// Leaves out the counts of CPUs that are isolated (`isolcpus=`, cpuset partitions) or without
+    /// a periodic tick (`nohz_full=`). The shepherd then neither reads nor writes the cache lines
+    /// of these CPUs. Their counts reach the total when their own adds fold them, or when the
+    /// program calls [`PercpuCounter::fold`]. A [`sum`](PercpuCounter::sum) is exact in any case.
     ///
     /// Without this setting, a fold of such a CPU's counter costs the CPU a cache miss at its next
     /// add to the counter.
@@ -266,9 +266,9 @@ impl Shepherd {
     /// shard is the part of a counter that one CPU adds to.
     ///
     /// Looks at each watched counter's words on each CPU, which takes about a nanosecond while they
-    /// are in the cache. Takes the locks of the shards that have moved, and leaves out a shard whose
-    /// lock another thread holds. Must not be called in a signal handler, because a drain may not be
-    /// safe there.
+    /// are in the cache. Takes the locks of the shards that have moved, and leaves out a shard
+    /// whose lock another thread holds. Must not be called in a signal handler, because a drain may
+    /// not be safe there.
     pub fn tick(&self) -> usize {
         let by_cpu = pinfold_rseq::backend() != Backend::Rseq(Index::Cid);
         let spared = self.spare_isolated && by_cpu;

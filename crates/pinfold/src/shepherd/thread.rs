@@ -222,8 +222,8 @@ fn allow_slack(interval: Duration) {
 }
 
 /// Sleeps for about `nap`, up to the next whole multiple of `nap` on the system's clock, or until
-/// the owner stops the thread. If memory pressure begins during the sleep, calls the drains, so that
-/// all free memory goes back.
+/// the owner stops the thread. If memory pressure begins during the sleep, calls the drains, so
+/// that all free memory goes back.
 ///
 /// All shepherds of the machine with one interval wake up together, as the kernel's periodic work
 /// does (`round_jiffies`). So an idle CPU is woken once for all of them.

@@ -156,9 +156,9 @@ pub(crate) fn fake_nodes() -> Option<usize> {
 /// signal handler interrupted. The caller must not install a unit then, because operations of two
 /// backends could use the unit.
 ///
-/// With several nodes, a unit's memory must lie on its CPU's node. With isolated CPUs, a thread that
-/// works for other CPUs must know which words belong to an isolated one. So units belong to CPU
-/// numbers on such machines, and to concurrency ids on others.
+/// With several nodes, a unit's memory must lie on its CPU's node. With isolated CPUs, a thread
+/// that works for other CPUs must know which words belong to an isolated one. So units belong to
+/// CPU numbers on such machines, and to concurrency ids on others.
 pub(crate) fn choose_backend() -> bool {
     if !pinfold_rseq::decided() {
         let several = fake_nodes().map_or_else(has_several_nodes, |nodes| nodes > 1);

@@ -116,9 +116,9 @@ impl PercpuCounter {
         stripe::hold_all(BLOCK)
     }
 
-    /// Folds as `watch::fold_watched_in` does for each unit. Leaves out the look before the fold: the
-    /// look writes nothing, and whatever it decides, a thread that always folds goes through the
-    /// same orders of writes.
+    /// Folds as `watch::fold_watched_in` does for each unit. Leaves out the look before the fold:
+    /// the look writes nothing, and whatever it decides, a thread that always folds goes through
+    /// the same orders of writes.
     pub fn fold_in_background(&self) {
         counter_units::used().for_each(|unit| drop(self.of().fold_on(unit, || true)));
     }

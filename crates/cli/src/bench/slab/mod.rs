@@ -24,13 +24,13 @@ const SIZE_MOST_OF_MANY: usize = 4096;
 /// Measure cycles per allocation and free: slab_test's six scenarios, and bulk calls
 ///
 /// Subjects: pinfold-cache (a KmemCache of that size, inlined), pinfold-malloc (pinfold_malloc and
-/// pinfold_free, called as C functions), pinfold-hardened (a hardened KmemCache). Four more subjects
-/// protect the same fast path in different ways: rseq (a KmemCache), tid (a list per CPU, committed
-/// by a double-word compare-exchange of its head and a transaction id, as in SLUB), locked (an array
-/// per CPU behind a lock of the CPU, without contention: one locked exchange, which stands for
-/// disabled preemption), masked-signals (such an array, with pthread_sigmask around it too; to a
-/// thread, masked signals are what disabled interrupts are to a CPU). Threads are pinned, one to each
-/// CPU that this process may use.
+/// pinfold_free, called as C functions), pinfold-hardened (a hardened KmemCache). Four more
+/// subjects protect the same fast path in different ways: rseq (a KmemCache), tid (a list per CPU,
+/// committed by a double-word compare-exchange of its head and a transaction id, as in SLUB),
+/// locked (an array per CPU behind a lock of the CPU, without contention: one locked exchange,
+/// which stands for disabled preemption), masked-signals (such an array, with pthread_sigmask
+/// around it too; to a thread, masked signals are what disabled interrupts are to a CPU). Threads
+/// are pinned, one to each CPU that this process may use.
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of times each loop is measured, all subjects in turns; figures are medians

@@ -1,10 +1,11 @@
-//! `locked` and `masked-signals`: a plain array of objects per CPU, protected as the kernel's fast path
-//! was before.
+//! `locked` and `masked-signals`: a plain array of objects per CPU, protected as the kernel's fast
+//! path was before.
 //!
-//! * `locked` protects each access by a lock of the CPU: one locked exchange, and one plain store to
-//!   unlock. Nothing contends for the lock while threads stay on their CPUs. This is what disabled
-//!   preemption costs a program at least: user space cannot disable preemption. A signal handler
-//!   must not use this subject. It could interrupt the lock's holder and wait for the lock forever.
+//! * `locked` protects each access by a lock of the CPU: one locked exchange, and one plain store
+//!   to unlock. Nothing contends for the lock while threads stay on their CPUs. This is what
+//!   disabled preemption costs a program at least: user space cannot disable preemption. A signal
+//!   handler must not use this subject. It could interrupt the lock's holder and wait for the lock
+//!   forever.
 //! * `masked-signals` also masks all signals around each access, before it takes the lock. To a
 //!   thread, masked signals are what disabled interrupts are to a CPU. They cost two system calls.
 
@@ -74,8 +75,8 @@ impl<const MASKING: bool> LockedArray<MASKING> {
     #[inline(always)]
     fn locked<R>(&self, work: impl FnOnce(&mut Batch) -> R) -> R {
         let local = &self.locals[pinfold_rseq::current()].0;
-        // Acquire pairs with the release below: this thread sees the objects as the last holder left
-        // them.
+        // Acquire pairs with the release below: this thread sees the objects as the last holder
+        // left them.
         while local.taken.swap(true, Acquire) {
             spin_until(|| !local.taken.load(Relaxed));
         }

@@ -16,9 +16,9 @@
 //!
 //! Two things differ from the kernel:
 //!
-//! * The exchange is atomic for all CPUs (on x86-64, it has a lock prefix). The kernel's addresses the CPU's part and exchanges in one
-//!   instruction. Here the thread may have moved since it looked its CPU up, and another thread may
-//!   use the same list.
+//! * The exchange is atomic for all CPUs (on x86-64, it has a lock prefix). The kernel's addresses
+//!   the CPU's part and exchanges in one instruction. Here the thread may have moved since it
+//!   looked its CPU up, and another thread may use the same list.
 //! * The id also counts the list's objects, to bound the list. SLUB has a bound in the page that
 //!   the list belongs to.
 //!
