@@ -7,7 +7,7 @@ mod run;
 use crate::figures::{self, Machine, Plot, Series, Table};
 use anyhow::{Context, Result, ensure};
 use interrupts::Interrupts;
-use pinfold::topology::Topology;
+use pinfold::topology::{CpuSet, Topology};
 use pinfold_benchkit::cpus;
 use run::{Gaps, Loop, Setup};
 use serde::Serialize;
@@ -156,17 +156,36 @@ pub fn main(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Returns the CPUs that the loop may use.
+///
+/// The kernel leaves isolated CPUs out of every process's affinity (`isolcpus=`), but lets a thread
+/// move there. So they count too, unless the affinity also leaves out other CPUs: then the user has
+/// chosen it.
+fn for_the_loop(machine: &Topology) -> Result<CpuSet> {
+    let in_cgroup = Topology::read(b"/")
+        .context("reading the machine's CPUs")?
+        .allowed;
+    let is_chosen = !in_cgroup
+        .without(&machine.isolated)
+        .without(&machine.allowed)
+        .is_empty();
+    Ok(match is_chosen {
+        true => machine.allowed.clone(),
+        false => in_cgroup,
+    })
+}
+
 /// Returns the loop's CPU, and the CPUs for everything else.
 fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Vec<usize>)> {
     let machine = Topology::system().context("reading the machine's CPUs")?;
-    let last = |set: &pinfold::topology::CpuSet| set.iter().last();
-    let isolated = machine.allowed.and(&machine.isolated);
-    let default = last(&isolated).or_else(|| last(&machine.allowed));
+    let usable = for_the_loop(&machine)?;
+    let last = |set: &CpuSet| set.iter().last();
+    let isolated = usable.and(&machine.isolated);
+    let default = last(&isolated).or_else(|| last(&usable));
     let cpu = wanted.or(default).context("this process may use no CPU")?;
     ensure!(
-        machine.allowed.contains(cpu),
-        "this process may not use CPU {cpu}; give one of {} to --cpu",
-        machine.allowed
+        usable.contains(cpu),
+        "this process may not use CPU {cpu}; give one of {usable} to --cpu"
     );
     let others: Vec<usize> = machine
         .allowed
