@@ -193,7 +193,8 @@ fn backend() -> Check {
     let found = match pinfold_rseq::init(Index::Cid) {
         Backend::Rseq(Index::Cpu) => "restartable sequences, by CPU number".to_owned(),
         Backend::Rseq(Index::Cid) => {
-            "restartable sequences, by concurrency id (by CPU number on more than one node)"
+            "restartable sequences, by concurrency id (by CPU number on more than one node, or with \
+             isolated CPUs)"
                 .to_owned()
         }
         Backend::Atomic => match pinfold_rseq::missing() {

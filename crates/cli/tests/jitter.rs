@@ -30,7 +30,14 @@ fn a_local_worker_causes_context_switches_and_pinfold_folds() {
         .iter()
         .map(|row| row["subject"].as_str().unwrap())
         .collect();
-    assert_eq!(names, ["none", "local-worker", "pinfold"]);
+    // Without the right to a real-time policy, the command says so and leaves the loop out.
+    match error.contains("fifo is left out") {
+        true => {
+            assert!(error.contains("ulimit -r 1"), "{error}");
+            assert_eq!(names, ["none", "local-worker", "pinfold"]);
+        }
+        false => assert_eq!(names, ["none", "local-worker", "pinfold", "fifo"]),
+    }
     let number = |row: usize, field: &str| rows[row][field].as_u64().unwrap();
     assert_eq!(number(0, "folds"), 0);
     for row in 1..3 {
@@ -88,4 +95,33 @@ fn a_plot_is_drawn() {
     );
     let picture = std::fs::read_to_string(file).unwrap();
     assert!(picture.starts_with("<svg") && picture.contains("pinfold"));
+}
+
+/// Takes the right to real-time policies from the command.
+#[test]
+fn without_the_right_to_it_the_real_time_loop_is_left_out() {
+    if cpus() < 2 {
+        return;
+    }
+    let mut command = std::process::Command::new("setpriv");
+    command.args(["--bounding-set=-sys_nice", "--inh-caps=-sys_nice", "--"]);
+    command.arg(assert_cmd::cargo::cargo_bin("pinfold"));
+    command.args(["jitter", "--seconds", "0.1", "--interval", "20"]);
+    let Ok(output) = command.output() else {
+        return;
+    };
+    let [text, error] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    // `setpriv` itself is refused where the user has no right to change the sets.
+    if error.starts_with("setpriv") {
+        return;
+    }
+    assert_eq!(output.status.code(), Some(0), "{error}");
+    assert!(
+        error.contains("fifo is left out, because the loop may not have the policy SCHED_FIFO"),
+        "{error}"
+    );
+    assert!(
+        text.contains("\npinfold ") && !text.contains("\nfifo "),
+        "{text}"
+    );
 }

@@ -895,8 +895,9 @@ uint64_t pinfold_histogram_quantile(const struct pinfold_histogram *histogram, d
 struct pinfold_shepherd;
 
 /*
- * Does not read the counts of isolated CPUs. Has no effect if Pinfold keeps counts by concurrency
- * id and not by CPU number (PINFOLD_RSEQ=cpu selects CPU numbers).
+ * Neither reads nor writes the counts of CPUs that are isolated or without a periodic tick. On a
+ * machine with such CPUs, Pinfold keeps counts by CPU number, unless PINFOLD_RSEQ=cid asks for
+ * concurrency ids: then this has no effect.
  */
 #define PINFOLD_SHEPHERD_SPARE_ISOLATED 1u
 

@@ -248,6 +248,28 @@ pub(crate) fn word_at(unit: usize, offset: usize) -> &'static AtomicU64 {
     unsafe { &*(at as *const AtomicU64) }
 }
 
+/// Returns a function that returns the `N` words at an offset of unit `unit`. The unit's address is
+/// computed once.
+///
+/// The caller passes offsets of blocks of [`alloc`] that have `N` words, and at most `possible()`
+/// as the unit. Blocks exist.
+#[inline]
+pub(crate) fn blocks_of<const N: usize>(
+    unit: usize,
+) -> impl Fn(usize) -> &'static [AtomicU64; N] + Copy {
+    // Acquire pairs with the release in `open`: this thread sees the stride.
+    let base = BASE.load(Acquire);
+    let stride = STRIDE.load(Relaxed);
+    debug_assert!(base != 0 && unit <= possible());
+    move |offset| {
+        debug_assert!(offset < stride);
+        // SAFETY: an offset exists only after `open` has mapped the units, which are never
+        // unmapped. The caller's block has `N` aligned words there, which are accessed atomically
+        // or by critical sections.
+        unsafe { &*((base + unit * stride + offset) as *const [AtomicU64; N]) }
+    }
+}
+
 /// Returns the word at `offset` that all CPUs share.
 #[inline]
 pub(crate) fn shared(offset: usize) -> &'static AtomicU64 {

@@ -64,6 +64,25 @@ fn a_tick_folds_what_is_watched_and_nothing_else() {
 }
 
 #[test]
+fn a_tick_passes_over_a_shard_whose_adds_cancel() {
+    let _alone = alone();
+    pin(0);
+    let counter = PercpuCounter::with_batch(0, 1000).unwrap();
+    let shepherd = Shepherd::new();
+    shepherd.watch(&counter).unwrap();
+    counter.add(400);
+    counter.sub(400);
+    assert_eq!((shepherd.tick(), counter.read()), (0, 0));
+    counter.sub(3);
+    assert_eq!((shepherd.tick(), counter.read()), (1, -3));
+    // The shepherd left the room that the two adds used up. The next adds make room themselves.
+    (0..10).for_each(|_| counter.add(300));
+    assert_eq!(counter.sum(), 2997);
+    shepherd.tick();
+    assert_eq!((shepherd.tick(), counter.read()), (0, 2997));
+}
+
+#[test]
 fn a_thread_folds_counters_arrays_and_items() {
     let _alone = alone();
     pinfold::vmstat_items! { enum Item { Here = "here", There = "there" } }
@@ -188,6 +207,54 @@ fn the_thread_stays_where_others_move_it() {
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(affinity(thread), [1]);
     running.stop();
+}
+
+/// Returns how many reads of files the thread has made; `None` if the kernel does not count them.
+fn reads(thread: i32) -> Option<u64> {
+    let io = std::fs::read_to_string(format!("/proc/self/task/{thread}/io")).ok()?;
+    io.lines()
+        .find_map(|line| line.strip_prefix("syscr: ")?.parse().ok())
+}
+
+#[test]
+fn the_thread_reads_no_file_while_the_machine_stays_as_it_is() {
+    let _alone = alone();
+    let running = quick().start().unwrap();
+    let counter = PercpuCounter::with_batch(0, 1 << 20).unwrap();
+    running.watch(&counter).unwrap();
+    wait_until("the thread", || threads().len() == 1);
+    let thread = threads()[0];
+    // The thread reads the files at its first tick, and once more if it has moved.
+    std::thread::sleep(Duration::from_millis(2500));
+    let (Some(before), folds) = (reads(thread), running.folds()) else {
+        return;
+    };
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(3) {
+        counter.add(1);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (made, ticks) = (reads(thread).unwrap() - before, running.folds() - folds);
+    assert!(ticks > 100, "{ticks}");
+    assert!(made < 10, "{made} reads in {ticks} ticks");
+}
+
+#[test]
+fn the_thread_lets_the_kernel_delay_its_timers() {
+    let _alone = alone();
+    for (interval, slack) in [(200, 20_000_000), (60_000, 100_000_000)] {
+        let interval = Duration::from_millis(interval);
+        let running = Shepherd::new().interval(interval).start().unwrap();
+        wait_until("the thread", || threads().len() == 1);
+        let file = format!("/proc/{}/timerslack_ns", threads()[0]);
+        // Reading the slack of another thread needs a capability.
+        let Ok(_) = std::fs::read_to_string(&file) else {
+            return;
+        };
+        let now = || std::fs::read_to_string(&file).unwrap().trim().parse();
+        wait_until("the slack", || now() == Ok(slack));
+        running.stop();
+    }
 }
 
 #[test]

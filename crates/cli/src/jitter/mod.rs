@@ -7,7 +7,7 @@ mod run;
 use crate::figures::{self, Machine, Plot, Series, Table};
 use anyhow::{Context, Result, ensure};
 use interrupts::Interrupts;
-use pinfold::topology::Topology;
+use pinfold::topology::{CpuSet, Topology};
 use pinfold_benchkit::cpus;
 use run::{Gaps, Loop, Setup};
 use serde::Serialize;
@@ -19,10 +19,12 @@ use std::time::Duration;
 /// or from another CPU by Pinfold
 ///
 /// A loop pinned to one CPU counts and reads the clock. Folding adds what the CPU has counted to
-/// the counter's total. Three setups take turns, so that other load on the machine affects all of
+/// the counter's total. Four setups take turns, so that other load on the machine affects all of
 /// them alike: without folding (none); a worker thread on the loop's CPU folds every interval, as
 /// in the kernel (local-worker); Pinfold's background thread, the shepherd, folds from another CPU
-/// (pinfold).
+/// (pinfold); the worker again, while the loop has the real-time policy SCHED_FIFO, so that the
+/// worker cannot take its CPU (fifo). The last needs the right to that policy, and is left out
+/// without it.
 ///
 /// Columns: folds; context switches of the loop's thread, which show whatever else ran on its CPU;
 /// interrupts of the CPU without its local timer; of these, the interrupts from other CPUs
@@ -36,7 +38,7 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     cpu: Option<usize>,
 
-    /// Seconds for each of the three setups
+    /// Seconds for each setup, at most a day
     #[arg(long, default_value_t = 60.0, allow_negative_numbers = true, value_parser = seconds)]
     seconds: f64,
 
@@ -60,13 +62,15 @@ enum SubjectName {
     None,
     LocalWorker,
     Pinfold,
+    Fifo,
 }
 
 impl SubjectName {
-    const ALL: [SubjectName; 3] = [
+    const ALL: [SubjectName; 4] = [
         SubjectName::None,
         SubjectName::LocalWorker,
         SubjectName::Pinfold,
+        SubjectName::Fifo,
     ];
 
     fn name(self) -> &'static str {
@@ -74,6 +78,7 @@ impl SubjectName {
             SubjectName::None => "none",
             SubjectName::LocalWorker => "local-worker",
             SubjectName::Pinfold => "pinfold",
+            SubjectName::Fifo => "fifo",
         }
     }
 }
@@ -136,29 +141,51 @@ pub fn main(args: Args) -> Result<ExitCode> {
         others: &others,
         interval: Duration::from_millis(args.interval),
     };
-    let (rows, gaps) = measure(&args, setup)?;
+    let Measured { rows, gaps, note } = measure(&args, setup)?;
+    if let Some(note) = note {
+        eprintln!("pinfold: {note}");
+    }
     if args.json {
         figures::json("jitter", &rows)?;
     } else {
         figures::print(&text(&machine, &rows))?;
     }
     if let Some(file) = &args.plot {
-        plot(&gaps, file)?;
+        plot(&rows, &gaps, file)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the CPUs that the loop may use.
+///
+/// The kernel leaves isolated CPUs out of every process's affinity (`isolcpus=`), but lets a thread
+/// move there. So they count too, unless the affinity also leaves out other CPUs: then the user has
+/// chosen it.
+fn for_the_loop(machine: &Topology) -> Result<CpuSet> {
+    let in_cgroup = Topology::read(b"/")
+        .context("reading the machine's CPUs")?
+        .allowed;
+    let is_chosen = !in_cgroup
+        .without(&machine.isolated)
+        .without(&machine.allowed)
+        .is_empty();
+    Ok(match is_chosen {
+        true => machine.allowed.clone(),
+        false => in_cgroup,
+    })
 }
 
 /// Returns the loop's CPU, and the CPUs for everything else.
 fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Vec<usize>)> {
     let machine = Topology::system().context("reading the machine's CPUs")?;
-    let last = |set: &pinfold::topology::CpuSet| set.iter().last();
-    let isolated = machine.allowed.and(&machine.isolated);
-    let default = last(&isolated).or_else(|| last(&machine.allowed));
+    let usable = for_the_loop(&machine)?;
+    let last = |set: &CpuSet| set.iter().last();
+    let isolated = usable.and(&machine.isolated);
+    let default = last(&isolated).or_else(|| last(&usable));
     let cpu = wanted.or(default).context("this process may use no CPU")?;
     ensure!(
-        machine.allowed.contains(cpu),
-        "this process may not use CPU {cpu}; give one of {} to --cpu",
-        machine.allowed
+        usable.contains(cpu),
+        "this process may not use CPU {cpu}; give one of {usable} to --cpu"
     );
     let others: Vec<usize> = machine
         .allowed
@@ -172,24 +199,41 @@ fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Vec<usize>)> {
     Ok((cpu, others))
 }
 
+/// The results of the subjects that could be measured, in the same order.
+struct Measured {
+    rows: Vec<Row>,
+    gaps: Vec<Gaps>,
+    /// Which subject is left out, and why.
+    note: Option<String>,
+}
+
 /// Measures slices of all subjects in turns.
-fn measure(args: &Args, setup: Setup) -> Result<(Vec<Row>, Vec<Gaps>)> {
+fn measure(args: &Args, setup: Setup) -> Result<Measured> {
     let slices = (args.seconds / 5.0).ceil().max(2.0);
     let time = Duration::from_secs_f64(args.seconds / slices);
-    let mut totals = [Totals::default(); SubjectName::ALL.len()];
-    let looping = Loop::start(setup.cpu, totals.len())?;
+    let looping = Loop::start(setup.cpu, SubjectName::ALL.len())?;
+    let note = looping.try_fifo().err().map(|why| {
+        format!(
+            "fifo is left out, because the loop may not have the policy SCHED_FIFO ({why}): run as \
+             root, or allow the priority 1 (`ulimit -r 1`, CAP_SYS_NICE)"
+        )
+    });
+    let mut subjects = SubjectName::ALL.to_vec();
+    subjects.retain(|&subject| subject != SubjectName::Fifo || note.is_none());
+    let mut totals = vec![Totals::default(); subjects.len()];
     let mut run = || {
         for _ in 0..slices as u64 {
-            for (subject, totals) in SubjectName::ALL.into_iter().zip(&mut totals) {
+            for (&subject, totals) in subjects.iter().zip(&mut totals) {
                 totals.add(looping.slice(setup, subject, time)?);
             }
         }
         Ok(())
     };
     let ran: Result<()> = run();
-    let gaps = looping.end()?;
+    let mut gaps = looping.end()?;
     ran?;
-    let each = SubjectName::ALL.into_iter().zip(totals).zip(&gaps);
+    gaps.truncate(subjects.len());
+    let each = subjects.into_iter().zip(totals).zip(&gaps);
     let rows = each.map(|((subject, totals), gaps)| Row {
         subject,
         cpu: setup.cpu,
@@ -204,7 +248,11 @@ fn measure(args: &Args, setup: Setup) -> Result<(Vec<Row>, Vec<Gaps>)> {
         p999_cycles: gaps.value_at_quantile(0.999),
         max_cycles: gaps.max(),
     });
-    Ok((rows.collect(), gaps))
+    Ok(Measured {
+        rows: rows.collect(),
+        gaps,
+        note,
+    })
 }
 
 fn text(machine: &Machine, rows: &[Row]) -> String {
@@ -251,8 +299,8 @@ fn text(machine: &Machine, rows: &[Row]) -> String {
 
 /// Draws the distribution of the longest passes: the share of passes that took longer, against
 /// their length.
-fn plot(gaps: &[Gaps], file: &Path) -> Result<()> {
-    let series = SubjectName::ALL.iter().zip(gaps).map(|(subject, gaps)| {
+fn plot(rows: &[Row], gaps: &[Gaps], file: &Path) -> Result<()> {
+    let series = rows.iter().zip(gaps).map(|(row, gaps)| {
         let all = gaps.len().max(1) as f64;
         let mut longer = all;
         let points = gaps.iter_recorded().map(|bucket| {
@@ -260,7 +308,7 @@ fn plot(gaps: &[Gaps], file: &Path) -> Result<()> {
             (bucket.value_iterated_to() as f64, (longer.max(0.5)) / all)
         });
         Series {
-            name: subject.name().to_owned(),
+            name: row.subject.name().to_owned(),
             points: points.collect(),
         }
     });

@@ -8,6 +8,7 @@ use pinfold::counter::PercpuCounter;
 use pinfold::shepherd::{Running, Shepherd};
 use pinfold::topology::CpuSet;
 use pinfold_benchkit::{cpus, cycles};
+use std::io;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize};
 use std::thread::JoinHandle;
@@ -67,6 +68,28 @@ impl Loop {
     /// Measures one subject for `time`.
     pub fn slice(&self, setup: Setup, subject: SubjectName, time: Duration) -> Result<Totals> {
         let shepherd = Folder::start(setup, subject)?;
+        if subject == SubjectName::Fifo {
+            self.set_policy(libc::SCHED_FIFO, 1)
+                .context("giving the loop the policy SCHED_FIFO")?;
+        }
+        let measured = self.record(setup, subject, time, &shepherd);
+        if subject == SubjectName::Fifo {
+            // First, so that the worker can run and end.
+            self.set_policy(libc::SCHED_OTHER, 0)
+                .context("giving the loop its normal policy back")?;
+        }
+        shepherd.stop();
+        measured
+    }
+
+    /// Records the loop's gaps for `time`, and counts what happens meanwhile.
+    fn record(
+        &self,
+        setup: Setup,
+        subject: SubjectName,
+        time: Duration,
+        shepherd: &Folder,
+    ) -> Result<Totals> {
         std::thread::sleep(SETTLE);
         let before = (
             Interrupts::of(setup.cpu)?,
@@ -78,14 +101,29 @@ impl Loop {
         std::thread::sleep(time);
         RECORD_FOR.store(NOBODY, Release);
         let seconds = begin.elapsed().as_secs_f64();
-        let totals = Totals {
+        Ok(Totals {
             interrupts: Interrupts::of(setup.cpu)? - before.0,
             context_switches: self.context_switches()?.saturating_sub(before.1),
             folds: shepherd.folds().saturating_sub(before.2),
             seconds,
-        };
-        shepherd.stop();
-        Ok(totals)
+        })
+    }
+
+    /// Gives the loop the policy SCHED_FIFO for a moment, to find out whether that is permitted.
+    pub fn try_fifo(&self) -> io::Result<()> {
+        self.set_policy(libc::SCHED_FIFO, 1)?;
+        self.set_policy(libc::SCHED_OTHER, 0)
+    }
+
+    fn set_policy(&self, policy: i32, priority: i32) -> io::Result<()> {
+        // SAFETY: zeroes are a valid `sched_param`.
+        let mut parameter: libc::sched_param = unsafe { std::mem::zeroed() };
+        parameter.sched_priority = priority;
+        // SAFETY: the call reads one `sched_param`, and changes nothing in this process's memory.
+        match unsafe { libc::sched_setscheduler(self.id, policy, &raw const parameter) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Ends the loop and returns the gaps of each subject.
@@ -148,7 +186,9 @@ impl Folder {
     fn start(setup: Setup, subject: SubjectName) -> Result<Folder> {
         Ok(match subject {
             SubjectName::None => Folder::Nobody,
-            SubjectName::LocalWorker => Folder::Local(LocalWorker::start(setup)?),
+            SubjectName::LocalWorker | SubjectName::Fifo => {
+                Folder::Local(LocalWorker::start(setup)?)
+            }
             SubjectName::Pinfold => {
                 let mut cpus = CpuSet::default();
                 setup.others.iter().for_each(|&cpu| cpus.insert(cpu));

@@ -468,21 +468,21 @@ impl Shards {
         }
     }
 
-    /// Folds the shards of the `wanted` units. Returns how many had moved.
-    ///
-    /// Leaves out shards whose lock another thread holds. Calls `still_there` with the shard's lock
-    /// held, and does not touch the shard if `still_there` returns false.
-    pub(super) fn fold(
-        self,
-        wanted: impl Fn(usize) -> bool,
-        still_there: impl Fn() -> bool,
-    ) -> usize {
-        let moved = self.granted().filter(|&unit| {
-            wanted(unit)
-                && stripe::try_hold(unit, self.offset)
-                    .is_some_and(|held| still_there() && self.fold_unit(&held, unit))
-        });
+    /// Folds all shards. Returns how many had moved. Leaves out shards whose lock another thread
+    /// holds.
+    pub(super) fn fold(self) -> usize {
+        let moved = counter_units::used().filter(|&unit| self.fold_on(unit, || true));
         moved.count()
+    }
+
+    /// Folds the shard of `unit`. Returns whether it had moved.
+    ///
+    /// Leaves out the shard if it is not granted, or if another thread holds its lock. Calls
+    /// `still_there` with the lock held, and does not touch the shard if that returns false.
+    pub(super) fn fold_on(self, unit: usize, still_there: impl Fn() -> bool) -> bool {
+        stripe::try_hold(unit, self.offset).is_some_and(|held| {
+            still_there() && self.is_granted(unit) && self.fold_unit(&held, unit)
+        })
     }
 
     /// Folds all shards while a gate is closed, and sets their limits for a batch of `batch`.

@@ -4,6 +4,9 @@
 //! follows no pointer to a counter. A counter that is dropped clears its bit while it holds the
 //! locks of all its shards. The folding thread holds one of these locks while it looks at the bit
 //! and folds.
+//!
+//! Most watched counters are idle at most ticks. [`has_moved`] finds these by a look at their
+//! words, without the lock.
 
 use super::shards::{SIZE, Shards};
 use crate::counter_units;
@@ -76,18 +79,78 @@ fn map() -> &'static [AtomicU64] {
 
 /// Folds every watched counter in the units that `wanted` accepts. Returns how many shards had
 /// moved. Leaves out shards whose lock another thread holds.
+///
+/// Goes through one unit after the other, so that the looks at neighbouring counters follow each
+/// other through that unit's cache lines.
 pub(crate) fn fold_watched(wanted: &impl Fn(usize) -> bool) -> usize {
     let map = map();
-    let words = WORDS.load(Relaxed).min(map.len());
-    let blocks = map[..words].iter().enumerate().flat_map(|(at, word)| {
-        bits(word.load(Acquire)).map(move |bit| {
-            // The block's counter may be dropped during the fold.
-            let still_there = || word.load(Acquire) & 1 << bit != 0;
-            // SAFETY: `fold` asks `still_there` with the lock of a shard held, before it changes
-            // the shard. A thread that frees the block has cleared the bit before, while it held
-            // all of these locks.
-            unsafe { Shards::at((at * 64 + bit) * SIZE) }.fold(wanted, still_there)
-        })
+    let watched = &map[..WORDS.load(Relaxed).min(map.len())];
+    let units = counter_units::used().filter(|&unit| wanted(unit));
+    units.map(|unit| fold_watched_in(unit, watched)).sum()
+}
+
+/// Folds the watched counters of one unit. Returns how many shards had moved.
+fn fold_watched_in(unit: usize, watched: &[AtomicU64]) -> usize {
+    let shard = counter_units::blocks_of::<4>(unit);
+    let blocks = watched.iter().enumerate().flat_map(|(at, word)| {
+        // Acquire pairs with the release in `watch_block`: this thread sees the block prepared.
+        bits(word.load(Acquire)).map(move |bit| (word, bit, (at * 64 + bit) * SIZE))
     });
-    blocks.sum()
+    let moved = blocks.filter(|&(word, bit, offset)| {
+        // The block's counter may be dropped during the fold.
+        let still_there = || word.load(Acquire) & 1 << bit != 0;
+        // SAFETY: `fold_on` asks `still_there` with the lock of the shard held, before it changes
+        // the shard. A thread that frees the block has cleared the bit before, while it held this
+        // lock.
+        has_moved(shard(offset)) && unsafe { Shards::at(offset) }.fold_on(unit, still_there)
+    });
+    moved.count()
+}
+
+/// Returns whether a fold of the shard would change a total, by a look at one cache line. The look
+/// takes no lock and writes nothing.
+///
+/// Both limits are the same distance ahead of their marks, and a gate or a parked shard takes the
+/// same from both. So if both words have the same room, they have moved past their marks by the
+/// same distance, and the totals already have the right difference. A shard that was never used is
+/// all zeroes.
+///
+/// The look may see a word before an add and a limit after a fold. Then the fold finds nothing to
+/// do, or the next look finds what is left.
+fn has_moved([up, up_limit, down, down_limit]: &[AtomicU64; 4]) -> bool {
+    // Relaxed: `fold_on` reads the words again, with the shard's lock held.
+    let room =
+        |word: &AtomicU64, limit: &AtomicU64| limit.load(Relaxed).wrapping_sub(word.load(Relaxed));
+    room(up, up_limit) != room(down, down_limit)
+}
+
+#[cfg(test)]
+mod speed;
+
+#[cfg(test)]
+mod tests {
+    use super::super::shards::{GATE, PARK};
+    use super::*;
+
+    /// Returns whether a shard with these rooms has moved, for words near the end of their range.
+    fn moved(up_room: u64, down_room: u64) -> bool {
+        let (up, down) = (u64::MAX - 2, 5u64);
+        let limits = (up.wrapping_add(up_room), down.wrapping_add(down_room));
+        has_moved(&[up, limits.0, down, limits.1].map(AtomicU64::new))
+    }
+
+    #[test]
+    fn a_shard_has_moved_if_its_words_have_different_room() {
+        const BATCH: u64 = 1 << 20;
+        assert!(!moved(BATCH, BATCH));
+        assert!(moved(BATCH - 1, BATCH) && moved(BATCH, BATCH - 1));
+        assert!(moved(0, BATCH) && moved(BATCH, 0));
+        // What went up and what went down cancel each other.
+        assert!(!moved(BATCH - 7, BATCH - 7));
+        for less in [GATE, 3 * GATE, PARK, PARK + GATE] {
+            let [whole, used] = [BATCH, BATCH - 9].map(|room| room.wrapping_sub(less));
+            assert!(!moved(whole, whole) && moved(used, whole) && moved(whole, used));
+        }
+        assert!(!has_moved(&[0; 4].map(AtomicU64::new)));
+    }
 }

@@ -7,6 +7,9 @@
 //! wake-up and no context switch. The only cost for that CPU is that its cache line is away for a
 //! moment.
 //!
+//! Most shards have not moved since they were folded last. The shepherd finds that out by reading
+//! the shard's words. It takes no lock for that, and writes nothing to that CPU's cache lines.
+//!
 //! A shepherd folds only counters that are *watched*. The list of watched counters belongs to the
 //! process: every shepherd of the process folds all of them.
 //!
@@ -199,6 +202,9 @@ impl Shepherd {
     ///
     /// If no counter has moved for a while, the thread ticks less often: up to eight intervals
     /// apart. But if the interval is shorter than a second, ticks are at most a second apart.
+    ///
+    /// Ticks fall on whole multiples of the interval on the system's clock, or up to a tenth of the
+    /// interval later, at most 0.1 s. So the kernel can wake a CPU once for all of its timers.
     #[must_use]
     pub fn interval(mut self, interval: Duration) -> Self {
         self.interval = interval;
@@ -216,11 +222,18 @@ impl Shepherd {
         self
     }
 
-    /// Leaves out the counts of isolated CPUs, so that the cache lines of these CPUs stay where
-    /// they are. An isolated CPU's counts then reach the total only when its own adds fold them.
+    /// Leaves out the counts of CPUs that are isolated (`isolcpus=`, cpuset partitions) or without
+    /// a periodic tick (`nohz_full=`). The shepherd then neither reads nor writes the cache lines
+    /// of these CPUs. Their counts reach the total when their own adds fold them, or when the
+    /// program calls [`PercpuCounter::fold`]. A [`sum`](PercpuCounter::sum) is exact in any case.
     ///
-    /// This works only if the counts are kept by CPU number. If they are kept by concurrency id, no
-    /// count belongs to one CPU. `PINFOLD_RSEQ=cpu` selects CPU numbers.
+    /// Without this setting, a fold of such a CPU's counter costs the CPU a cache miss at its next
+    /// add to the counter.
+    ///
+    /// This needs counts by CPU number, which are the default on a machine with such CPUs. With
+    /// `PINFOLD_RSEQ=cid`, counts are kept by concurrency id, none belongs to one CPU, and this
+    /// setting has no effect. A CPU that is isolated later counts too, if the process began with
+    /// CPU numbers.
     #[must_use]
     pub fn leave_isolated_alone(mut self) -> Self {
         self.spare_isolated = true;
@@ -252,9 +265,10 @@ impl Shepherd {
     /// moved, and calls the [registered](register) drains. Returns how many shards it folded. A
     /// shard is the part of a counter that one CPU adds to.
     ///
-    /// For each watched counter and each CPU that has added to it, takes the shard's lock and reads
-    /// its words. Leaves out a shard whose lock another thread holds. Must not be called in a
-    /// signal handler, because a drain may not be safe there.
+    /// Looks at each watched counter's words on each CPU, which takes about a nanosecond while they
+    /// are in the cache. Takes the locks of the shards that have moved, and leaves out a shard
+    /// whose lock another thread holds. Must not be called in a signal handler, because a drain may
+    /// not be safe there.
     pub fn tick(&self) -> usize {
         let by_cpu = pinfold_rseq::backend() != Backend::Rseq(Index::Cid);
         let spared = self.spare_isolated && by_cpu;

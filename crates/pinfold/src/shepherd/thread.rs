@@ -20,6 +20,10 @@ const MAX_BACK_OFF: u32 = 8;
 const MAX_NAP: Duration = Duration::from_secs(1);
 /// The least number of milliseconds between two checks of the CPUs that the thread may run on.
 const FOLLOW_EVERY_MS: u64 = 1000;
+/// The timer slack, as a part of the interval.
+const SLACK_PART: u32 = 10;
+/// The largest timer slack.
+const MAX_SLACK: Duration = Duration::from_millis(100);
 /// Bytes of stack: enough for the file buffers with which the thread reads the machine's state. If
 /// the C library refuses this size as too small for the program's thread-local variables, the
 /// thread gets the default size.
@@ -184,6 +188,7 @@ fn run(shared: *mut libc::c_void) {
             &mut (*shared).housekeeping,
         )
     };
+    allow_slack(shepherd.interval);
     let mut quiet = 0;
     let mut followed = 0;
     let mut pressure = Pressure::watch();
@@ -191,7 +196,7 @@ fn run(shared: *mut libc::c_void) {
     while state.load(Acquire) == RUN {
         let now = sys::coarse_milliseconds();
         if followed == 0 || now.wrapping_sub(followed) >= FOLLOW_EVERY_MS {
-            housekeeping.follow();
+            housekeeping.follow(now);
             followed = now.max(1);
         }
         quiet = if shepherd.tick() == 0 { quiet + 1 } else { 0 };
@@ -203,15 +208,37 @@ fn run(shared: *mut libc::c_void) {
     }
 }
 
-/// Sleeps for `nap`, or until the owner stops the thread. If memory pressure begins during the
-/// sleep, calls the drains, so that all free memory goes back.
+/// Lets the kernel delay the calling thread's wake-ups by up to a tenth of `interval`, so that the
+/// kernel can serve them together with other timers of the CPU. Keeps a slack that is larger.
+fn allow_slack(interval: Duration) {
+    let slack = (interval / SLACK_PART).min(MAX_SLACK).as_nanos() as libc::c_ulong;
+    // SAFETY: both calls take numbers, and change nothing but the calling thread's slack.
+    unsafe {
+        let before = libc::prctl(libc::PR_GET_TIMERSLACK);
+        if libc::c_ulong::try_from(before).is_ok_and(|before| before < slack) {
+            libc::prctl(libc::PR_SET_TIMERSLACK, slack);
+        }
+    }
+}
+
+/// Sleeps for about `nap`, up to the next whole multiple of `nap` on the system's clock, or until
+/// the owner stops the thread. If memory pressure begins during the sleep, calls the drains, so
+/// that all free memory goes back.
+///
+/// All shepherds of the machine with one interval wake up together, as the kernel's periodic work
+/// does (`round_jiffies`). So an idle CPU is woken once for all of them.
 fn sleep(state: &AtomicU32, nap: Duration, pressure: &mut Option<Pressure>) {
-    let mut left = nap;
+    let begin = now();
+    let end = begin + until_whole(nap, begin);
     // Acquire pairs with the release in `drop`: the thread sees `STOP`, and does not sleep on.
-    while state.load(Acquire) == RUN && !left.is_zero() {
-        let part = pressure.as_ref().map_or(left, |_| left.min(pressure::LOOK));
-        sys::wait_for_change(state, RUN, part);
-        left = left.saturating_sub(part);
+    while state.load(Acquire) == RUN {
+        let now = now();
+        let left = end.saturating_sub(now);
+        if left.is_zero() {
+            return;
+        }
+        let look = |_: &Pressure| left.min(until_whole(pressure::LOOK, now));
+        sys::wait_for_change(state, RUN, pressure.as_ref().map_or(left, look));
         match pressure.as_ref().map(Pressure::has_risen) {
             Some(Ok(true)) => drain(Reach::Everything),
             // The program has closed the file, whose number may belong to another file by now. So
@@ -220,6 +247,25 @@ fn sleep(state: &AtomicU32, nap: Duration, pressure: &mut Option<Pressure>) {
             _ => {}
         }
     }
+}
+
+/// Returns the time from `now` to a whole multiple of `step`: at least half a step, and less than
+/// one and a half.
+fn until_whole(step: Duration, now: Duration) -> Duration {
+    let (step, now) = (step.as_nanos() as u64, now.as_nanos() as u64);
+    let left = step - now % step;
+    Duration::from_nanos(if left < step / 2 { left + step } else { left })
+}
+
+/// Returns the time since the system started, without the time that it was suspended.
+fn now() -> Duration {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 /// Returns how many intervals to sleep after `quiet` ticks that folded nothing.
@@ -236,6 +282,24 @@ mod tests {
     fn naps_grow_when_nothing_moves() {
         let naps: std::vec::Vec<_> = [0, 2, 3, 5, 6, 9, 1000].map(back_off).to_vec();
         assert_eq!(naps, [1, 1, 2, 2, 4, 8, 8]);
+    }
+
+    #[test]
+    fn naps_end_at_whole_multiples() {
+        let milliseconds = Duration::from_millis;
+        for (step, now, left) in [
+            (100, 0, 100),
+            (100, 30, 70),
+            (100, 50, 50),
+            (100, 51, 149),
+            (100, 1_234_599, 101),
+            (86_400_000, 1, 86_399_999),
+        ] {
+            let nap = until_whole(milliseconds(step), milliseconds(now));
+            assert_eq!(nap, milliseconds(left), "{step} at {now}");
+        }
+        let shortest = Duration::from_nanos(1);
+        assert_eq!(until_whole(shortest, milliseconds(7)), shortest);
     }
 
     #[test]

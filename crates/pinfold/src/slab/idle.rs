@@ -39,6 +39,8 @@ use pinfold_rseq::{Backend, Index, MAX_INDEX, backend, fence, fence_index, possi
 const LOOKS: u64 = 0b11;
 /// The most additional times that a tick purges slabs of each node of a cache.
 const MORE: usize = 64;
+/// The fewest milliseconds between two reads of the files with the limits on memory.
+const BETWEEN_READS: u32 = 10_000;
 /// The fewest milliseconds between two looks at a unit by threads that run on its CPU.
 const BETWEEN_LOOKS: u32 = 450;
 /// The fewest bytes in idle sheaves that are worth an interrupt of their CPUs.
@@ -64,8 +66,7 @@ pub(super) fn drain(reach: Reach) {
     match reach {
         Reach::ThisCpu => take_idle_here(),
         Reach::AllCpus => {
-            arena::refresh_room();
-            arena::budget::refresh();
+            refresh_limits();
             take_idle_everywhere();
         }
         Reach::Everything => return give_everything(),
@@ -83,6 +84,23 @@ pub(super) fn drain(reach: Reach) {
     });
     arena::purge_all_aged();
     arena::budget::reclaimed();
+}
+
+/// Reads the limits on memory and the nodes' free memory again, at most once in [`BETWEEN_READS`]
+/// milliseconds.
+fn refresh_limits() {
+    static READ: AtomicU32 = AtomicU32::new(0);
+    let (now, read) = (sys::coarse_milliseconds() as u32, READ.load(Relaxed));
+    let due = read == 0 || now.wrapping_sub(read) >= BETWEEN_READS;
+    // If several threads find a read due, the exchange succeeds for one of them.
+    if due
+        && READ
+            .compare_exchange(read, now.max(1), Relaxed, Relaxed)
+            .is_ok()
+    {
+        arena::refresh_room();
+        arena::budget::refresh();
+    }
 }
 
 /// Gives everything free back to the system. Interrupts the CPUs that run threads of this process.

@@ -156,14 +156,23 @@ pub(crate) fn fake_nodes() -> Option<usize> {
 /// signal handler interrupted. The caller must not install a unit then, because operations of two
 /// backends could use the unit.
 ///
-/// With several nodes, a unit's memory must lie on its CPU's node. So units belong to CPU numbers
-/// there, and to concurrency ids on one node.
+/// With several nodes, a unit's memory must lie on its CPU's node. With isolated CPUs, a thread
+/// that works for other CPUs must know which words belong to an isolated one. So units belong to
+/// CPU numbers on such machines, and to concurrency ids on others.
 pub(crate) fn choose_backend() -> bool {
     if !pinfold_rseq::decided() {
         let several = fake_nodes().map_or_else(has_several_nodes, |nodes| nodes > 1);
-        pinfold_rseq::init(if several { Index::Cpu } else { Index::Cid });
+        pinfold_rseq::init(index_for(several, any_quiet()));
     }
     pinfold_rseq::decided()
+}
+
+/// Returns the index of units by default.
+fn index_for(several_nodes: bool, any_quiet: bool) -> Index {
+    match several_nodes || any_quiet {
+        true => Index::Cpu,
+        false => Index::Cid,
+    }
 }
 
 /// Returns those nodes of `with_memory` that this process may use. One system call.
@@ -280,9 +289,10 @@ pub(super) fn for_each_word(file: &CStr, mut each: impl FnMut(&[u8])) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Quiet, for_each_number, for_each_word};
+    use super::{Quiet, for_each_number, for_each_word, index_for};
     use crate::sys;
     use crate::topology::{CpuSet, ListError, NodeSet};
+    use pinfold_rseq::Index;
     use std::ffi::CString;
     use std::os::unix::ffi::OsStrExt;
     use std::string::String;
@@ -294,6 +304,13 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         let path = CString::new(path.as_os_str().as_bytes()).unwrap();
         (folder, path)
+    }
+
+    #[test]
+    fn units_belong_to_cpus_where_that_matters() {
+        assert_eq!(index_for(false, false), Index::Cid);
+        assert_eq!(index_for(true, false), Index::Cpu);
+        assert_eq!(index_for(false, true), Index::Cpu);
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub(crate) mod facts;
 mod list;
 mod set;
 
+pub(crate) use affinity::affinity_of;
 #[doc(hidden)]
 pub use affinity::{affinity, set_affinity};
 #[doc(hidden)]

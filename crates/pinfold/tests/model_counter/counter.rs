@@ -10,7 +10,8 @@
 //! | `PercpuCounter::add` | `pinfold/src/counter/percpu_counter.rs` `PercpuCounter::add` | `5b3dc062e3be94e7` |
 //! | `PercpuCounter::shards` | `pinfold/src/counter/percpu_counter.rs` `PercpuCounter::shards` | `a9f7f0420826b309` |
 //! | `PercpuCounter::shards_or_alloc` | `pinfold/src/counter/percpu_counter.rs` `PercpuCounter::shards_or_alloc` | `6c8afc9c81aaaeab` |
-//! | `PercpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched` | `88c3ab0851a80c9d` |
+//! | `PercpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched` | `6af14aae4b930d35` |
+//! | `PercpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched_in` | `f6638feb121f7a45` |
 //! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_hold` | `dbd3eb65d725b9bc` |
 //! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_lock` | `ed260b9e75a9e5fe` |
 //! | `Held::drop` | `pinfold/src/counter/stripe.rs` `Held::drop` | `1b0eb05151ef44df` |
@@ -115,9 +116,11 @@ impl PercpuCounter {
         stripe::hold_all(BLOCK)
     }
 
-    /// Folds as `watch::fold_watched` does.
+    /// Folds as `watch::fold_watched_in` does for each unit. Leaves out the look before the fold:
+    /// the look writes nothing, and whatever it decides, a thread that always folds goes through
+    /// the same orders of writes.
     pub fn fold_in_background(&self) {
-        self.of().fold(|_| true, || true);
+        counter_units::used().for_each(|unit| drop(self.of().fold_on(unit, || true)));
     }
 
     /// Makes folds rely on no reach, although limited adds still rely on the one that was stated.

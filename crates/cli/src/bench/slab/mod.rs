@@ -24,12 +24,13 @@ const SIZE_MOST_OF_MANY: usize = 4096;
 /// Measure cycles per allocation and free: slab_test's six scenarios, and bulk calls
 ///
 /// Subjects: pinfold-cache (a KmemCache of that size, inlined), pinfold-malloc (pinfold_malloc and
-/// pinfold_free, called as C functions), pinfold-hardened (a hardened KmemCache). The first two
-/// scenarios also compare three ways to protect the same fast path: rseq (a KmemCache), tid (a list
-/// per CPU, committed by a double-word compare-exchange of its head and a transaction id, as in
-/// SLUB), masked-signals (an array per CPU, with pthread_sigmask around it and a lock; to a thread,
-/// masked signals are what disabled interrupts are to a CPU, and the lock is there because user
-/// space cannot disable preemption). Threads are pinned, one to each CPU that this process may use.
+/// pinfold_free, called as C functions), pinfold-hardened (a hardened KmemCache). Four more
+/// subjects protect the same fast path in different ways: rseq (a KmemCache), tid (a list per CPU,
+/// committed by a double-word compare-exchange of its head and a transaction id, as in SLUB),
+/// locked (an array per CPU behind a lock of the CPU, without contention: one locked exchange,
+/// which stands for disabled preemption), masked-signals (such an array, with pthread_sigmask
+/// around it too; to a thread, masked signals are what disabled interrupts are to a CPU). Threads
+/// are pinned, one to each CPU that this process may use.
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of times each loop is measured, all subjects in turns; figures are medians
@@ -195,9 +196,8 @@ fn plan(args: &Args) -> Result<Plan> {
     plan.leave_out_tests(cpus::allowed()?.len());
     ensure!(
         !plan.tests.is_empty(),
-        "nothing can be measured: rseq, tid and masked-signals take part in single and pair only, \
-         pinfold-malloc and pinfold-hardened in all scenarios but bulk, pinfold-cache in all; \
-         choose other scenarios or subjects. {}",
+        "nothing can be measured: only pinfold-cache takes part in bulk; choose other scenarios or \
+         subjects. {}",
         plan.notes.join(" ")
     );
     Ok(plan)

@@ -189,46 +189,85 @@ fn bulk(rows: &[Row]) -> String {
     )
 }
 
-/// Formats the three protections side by side, and what removing each one gains.
+/// The scenarios in which the protections are compared, a table for each entry, and its heading.
+const COMPARED: [(&[Scenario], &str); 5] = [
+    (
+        &[Scenario::Single, Scenario::Pair],
+        "alloc / free of scenario 1, pair of scenario 2",
+    ),
+    (&[Scenario::Concurrent], "N*alloc N*free: alloc / free"),
+    (&[Scenario::ConcurrentPair], "N*(alloc free): pair"),
+    (&[Scenario::Remote], "N*remote free: alloc / free"),
+    (&[Scenario::OneToN], "1 alloc N free: alloc / free"),
+];
+
+/// Formats the protections side by side, and what removing each one gains.
 fn rivals(rows: &[Row]) -> String {
-    let rival = |row: &&Row| SubjectName::RIVALS.contains(&row.subject);
-    let mut sizes: Vec<usize> = rows.iter().filter(rival).map(|row| row.size).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    if sizes.is_empty() {
+    let rivals: Vec<Row> = rows
+        .iter()
+        .filter(|row| SubjectName::RIVALS.contains(&row.subject))
+        .cloned()
+        .collect();
+    if rivals.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(["bytes", "rseq", "tid", "masked-signals"]);
-    for &size in &sizes {
-        let cell = |name| {
-            let [alloc, free, pair] = [Op::Alloc, Op::Free, Op::Pair]
-                .map(|op| cycles(rows, name, size, op).map_or("-".to_owned(), figure));
-            format!("{alloc} / {free} / {pair}")
-        };
-        let [rseq, tid, masked] = SubjectName::RIVALS.map(cell);
-        table.row([size.to_string(), rseq, tid, masked]);
-    }
-    let mut text =
-        "\nThe same fast path, protected in three ways: alloc / free of scenario 1, pair of scenario 2\n"
-            .to_owned();
+    let mut text = "\nThe same fast path, protected in four ways\n".to_owned();
     for rival in SubjectName::RIVALS {
         let _ = writeln!(text, "{}: {}", rival.name(), rival.describe());
     }
-    let _ = write!(text, "{table}");
-    text + &gains(rows, &sizes)
+    for (scenarios, heading) in COMPARED {
+        let among = |row: &&Row| scenarios.iter().any(|&one| row.scenario == Test::Of(one));
+        let rows: Vec<Row> = rivals.iter().filter(among).cloned().collect();
+        if !rows.is_empty() {
+            let _ = write!(text, "\n{heading}\n{}", side_by_side(&rows));
+        }
+    }
+    text + &gains(&rivals)
 }
 
-fn cycles(rows: &[Row], subject: SubjectName, size: usize, op: Op) -> Option<f64> {
-    let found = |row: &&Row| row.subject == subject && row.size == size && row.op == op;
-    rows.iter().find(found).map(|row| row.cycles)
+/// Formats a row for each size, with the figures of each rival.
+fn side_by_side(rows: &[Row]) -> Table {
+    let mut table = Table::new(["bytes", "rseq", "tid", "locked", "masked-signals"]);
+    for size in sizes(rows) {
+        let cell = |name| {
+            let cell = rows
+                .iter()
+                .filter(|row| row.subject == name && row.size == size);
+            let figures: Vec<String> = cell.map(|row| figure(row.cycles)).collect();
+            match figures.is_empty() {
+                true => "-".to_owned(),
+                false => figures.join(" / "),
+            }
+        };
+        let [rseq, tid, locked, masked] = SubjectName::RIVALS.map(cell);
+        table.row([size.to_string(), rseq, tid, locked, masked]);
+    }
+    table
+}
+
+/// Returns the sizes that were measured, in ascending order.
+fn sizes(rows: &[Row]) -> Vec<usize> {
+    let mut sizes: Vec<usize> = rows.iter().map(|row| row.size).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
 }
 
 /// Formats the gains over pairs, as the kernel's change reported its own.
-fn gains(rows: &[Row], sizes: &[usize]) -> String {
-    let pairs = |name| mean(sizes.iter().map(|&size| cycles(rows, name, size, Op::Pair)));
-    let [rseq, tid, masked] = SubjectName::RIVALS.map(pairs);
-    let gains = removing("masked signals and the lock", masked, rseq)
-        + &removing("the transaction id", tid, rseq);
+fn gains(rows: &[Row]) -> String {
+    let pair = Test::Of(Scenario::Pair);
+    let pairs = |name| {
+        let mine = rows
+            .iter()
+            .filter(|row| row.subject == name && row.scenario == pair);
+        let cycles: Vec<_> = mine.map(|row| Some(row.cycles)).collect();
+        (!cycles.is_empty()).then(|| mean(cycles.into_iter()))?
+    };
+    let [rseq, tid, locked, masked] = SubjectName::RIVALS.map(pairs);
+    let gains = removing("the lock", locked, rseq)
+        + &removing("masked signals and the lock", masked, rseq)
+        + &removing("the transaction id", tid, rseq)
+        + &replacing(locked, tid);
     if gains.is_empty() {
         return gains;
     }
@@ -249,4 +288,12 @@ fn removing(what: &str, before: Option<f64>, after: Option<f64>) -> String {
     };
     let gain = 100.0 * (1.0 - after / before);
     format!("removing {what}: {before:.1} -> {after:.1} cycles, {gain:.1} %\n")
+}
+
+/// Formats the kernel's own step, whose "before" and "after" both exist here.
+fn replacing(lock: Option<f64>, tid: Option<f64>) -> String {
+    match removing("", lock, tid).split_once(": ") {
+        Some((_, figures)) => format!("replacing the lock by the transaction id: {figures}"),
+        None => String::new(),
+    }
 }

@@ -1,13 +1,13 @@
 //! The subjects: Pinfold, and the peers of its fast path.
 
 mod batch;
-mod masked_signals;
-#[cfg(target_arch = "x86_64")]
+mod double_word;
+mod locked;
 mod tid;
 
 use super::Test;
 use anyhow::Result;
-use masked_signals::MaskedSignals;
+use locked::LockedArray;
 use pinfold_benchkit::{
     CMalloc, PinfoldCache, PinfoldMalloc, Pool, Scenario, Subject, Timing, cache, hardened_cache,
 };
@@ -34,23 +34,26 @@ pub enum SubjectName {
     PinfoldHardened,
     Rseq,
     Tid,
+    Locked,
     MaskedSignals,
 }
 
 impl SubjectName {
-    pub const ALL: [SubjectName; 6] = [
+    pub const ALL: [SubjectName; 7] = [
         SubjectName::PinfoldCache,
         SubjectName::PinfoldMalloc,
         SubjectName::PinfoldHardened,
         SubjectName::Rseq,
         SubjectName::Tid,
+        SubjectName::Locked,
         SubjectName::MaskedSignals,
     ];
 
-    /// The three ways to protect the same fast path.
-    pub const RIVALS: [SubjectName; 3] = [
+    /// The four ways to protect the same fast path.
+    pub const RIVALS: [SubjectName; 4] = [
         SubjectName::Rseq,
         SubjectName::Tid,
+        SubjectName::Locked,
         SubjectName::MaskedSignals,
     ];
 
@@ -61,6 +64,7 @@ impl SubjectName {
             SubjectName::PinfoldHardened => "pinfold-hardened",
             SubjectName::Rseq => "rseq",
             SubjectName::Tid => "tid",
+            SubjectName::Locked => "locked",
             SubjectName::MaskedSignals => "masked-signals",
         }
     }
@@ -75,6 +79,9 @@ impl SubjectName {
             SubjectName::Tid => {
                 "a double-word compare-exchange of a list's head and a transaction id, as in SLUB"
             }
+            SubjectName::Locked => {
+                "an array with a lock of the CPU: one locked exchange, without contention"
+            }
             SubjectName::MaskedSignals => {
                 "an array with two calls of pthread_sigmask and a lock around it"
             }
@@ -84,16 +91,15 @@ impl SubjectName {
     /// Returns whether the subject is measured in `test`.
     pub fn takes_part(self, test: Test) -> bool {
         match test {
-            Test::Of(Scenario::Single | Scenario::Pair) => true,
+            Test::Of(_) => true,
             Test::Bulk => self == SubjectName::PinfoldCache,
-            _ => !SubjectName::RIVALS.contains(&self),
         }
     }
 
     /// Returns why this machine cannot run the subject, or `None` if it can.
     pub fn missing(self) -> Option<&'static str> {
         match self {
-            SubjectName::Tid => double_word_missing(),
+            SubjectName::Tid => double_word::missing(),
             _ => None,
         }
     }
@@ -104,24 +110,11 @@ impl SubjectName {
             SubjectName::PinfoldCache | SubjectName::Rseq => Box::new(PinfoldCache(cache(size)?)),
             SubjectName::PinfoldHardened => Box::new(PinfoldCache(hardened_cache(size)?)),
             SubjectName::PinfoldMalloc => Box::new(CMalloc::<PinfoldMalloc>::new(size)),
-            #[cfg(target_arch = "x86_64")]
             SubjectName::Tid => Box::new(tid::Tid::new(cache(size)?)?),
-            #[cfg(not(target_arch = "x86_64"))]
-            SubjectName::Tid => anyhow::bail!("{}", double_word_missing().unwrap_or_default()),
-            SubjectName::MaskedSignals => Box::new(MaskedSignals::new(cache(size)?)),
+            SubjectName::Locked => Box::new(LockedArray::<false>::new(cache(size)?)),
+            SubjectName::MaskedSignals => Box::new(LockedArray::<true>::new(cache(size)?)),
         })
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn double_word_missing() -> Option<&'static str> {
-    let has = std::arch::is_x86_feature_detected!("cmpxchg16b");
-    (!has).then_some("this CPU has no cmpxchg16b")
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn double_word_missing() -> Option<&'static str> {
-    Some("its double-word compare-exchange is written for x86-64 only")
 }
 
 /// Makes one value for each possible CPU.

@@ -91,10 +91,9 @@ fn malloc_hands_no_block_out_twice() {
 }
 
 #[test]
-#[cfg(target_arch = "x86_64")]
 fn transaction_ids_hand_no_object_out_twice() {
     settle_index();
-    if double_word_missing().is_some() {
+    if double_word::missing().is_some() {
         return;
     }
     let mut subject = tid::Tid::new(cache(SIZE).unwrap()).unwrap();
@@ -106,22 +105,35 @@ fn transaction_ids_hand_no_object_out_twice() {
 #[test]
 fn masking_signals_hands_no_object_out_twice() {
     settle_index();
-    let mut subject = MaskedSignals::new(cache(SIZE).unwrap());
+    let mut subject = LockedArray::<true>::new(cache(SIZE).unwrap());
     hammer(&subject, 50_000);
     subject.drain();
     nothing_is_left(&subject.backing);
 }
 
 #[test]
-fn a_masked_array_belongs_to_one_thread_at_a_time() {
+fn locking_hands_no_object_out_twice() {
     settle_index();
-    let subject = &MaskedSignals::new(cache(SIZE).unwrap());
+    let mut subject = LockedArray::<false>::new(cache(SIZE).unwrap());
+    hammer(&subject, 400_000);
+    subject.drain();
+    nothing_is_left(&subject.backing);
+}
+
+#[test]
+fn an_array_belongs_to_one_thread_at_a_time() {
+    settle_index();
+    belongs_to_one_thread(&LockedArray::<false>::new(cache(SIZE).unwrap()));
+    belongs_to_one_thread(&LockedArray::<true>::new(cache(SIZE).unwrap()));
+}
+
+fn belongs_to_one_thread<const MASKING: bool>(subject: &LockedArray<MASKING>) {
     let cpu = cpus::current().unwrap();
     // All threads run on one CPU, and each yields while it has the CPU's array.
     let work = || {
         cpus::pin(cpu).unwrap();
         for _ in 0..500 {
-            let found = subject.masked(|objects| {
+            let found = subject.held(|objects| {
                 let found = objects.len();
                 objects.push(null_mut());
                 std::thread::yield_now();
@@ -206,9 +218,9 @@ fn interrupt<S: Subject + 'static>(subject: S) -> Box<S> {
 }
 
 /// Checks that a handler that wants the array does not run while the array's lock is held.
-fn masks_handlers(subject: &MaskedSignals) {
+fn masks_handlers(subject: &LockedArray<true>) {
     let before = HANDLED.load(Relaxed);
-    let within = subject.masked(|_| {
+    let within = subject.held(|_| {
         // SAFETY: the handler uses only atomics and the subject, which may be used in handlers.
         unsafe { libc::raise(libc::SIGUSR2) };
         HANDLED.load(Relaxed)
@@ -222,13 +234,12 @@ fn handlers_may_allocate_and_free() {
     // SAFETY: the handler uses only atomics and the subject, which may be used in handlers.
     unsafe { libc::signal(libc::SIGUSR2, handler as *const () as usize) };
     nothing_is_left(&interrupt(PinfoldCache(cache(SIZE).unwrap())).0);
-    let masked = MaskedSignals::new(cache(SIZE).unwrap());
+    let masked = LockedArray::<true>::new(cache(SIZE).unwrap());
     masks_handlers(&masked);
     let mut masked = interrupt(masked);
     masked.drain();
     nothing_is_left(&masked.backing);
-    #[cfg(target_arch = "x86_64")]
-    if double_word_missing().is_none() {
+    if double_word::missing().is_none() {
         let mut tid = interrupt(tid::Tid::new(cache(SIZE).unwrap()).unwrap());
         tid.drain();
         nothing_is_left(&tid.backing);

@@ -16,9 +16,9 @@
 //!
 //! Two things differ from the kernel:
 //!
-//! * The exchange has a lock prefix. The kernel's addresses the CPU's part and exchanges in one
-//!   instruction. Here the thread may have moved since it looked its CPU up, and another thread may
-//!   use the same list.
+//! * The exchange is atomic for all CPUs (on x86-64, it has a lock prefix). The kernel's addresses
+//!   the CPU's part and exchanges in one instruction. Here the thread may have moved since it
+//!   looked its CPU up, and another thread may use the same list.
 //! * The id also counts the list's objects, to bound the list. SLUB has a bound in the page that
 //!   the list belongs to.
 //!
@@ -26,8 +26,8 @@
 //! would have overwritten a slot that another thread filled meanwhile.
 
 use super::batch::Batch;
+use super::double_word::{self, Pair};
 use anyhow::{Result, ensure};
-use core::arch::asm;
 use pinfold::slab::KmemCache;
 use pinfold_benchkit::Subject;
 use std::sync::atomic::AtomicU64;
@@ -49,13 +49,10 @@ pub struct Tid {
     locals: Box<[Local]>,
 }
 
-/// A CPU's list, on cache lines of its own: on two, because CPUs fetch lines in pairs.
+/// A CPU's list, on cache lines of its own: on two, because CPUs fetch lines in pairs. The first
+/// word is the address of the first object, or 0. The second is the id.
 #[repr(C, align(128))]
-struct Local {
-    /// The address of the first object, or 0.
-    head: AtomicU64,
-    tid: AtomicU64,
-}
+struct Local(Pair);
 
 /// The content of a [`Local`], as read or to be written.
 #[derive(Clone, Copy)]
@@ -65,29 +62,18 @@ struct Words {
 }
 
 impl Local {
+    fn head(&self) -> &AtomicU64 {
+        &self.0.0[0]
+    }
+
+    fn tid(&self) -> &AtomicU64 {
+        &self.0.0[1]
+    }
+
     /// Replaces both words by `new` if they equal `seen`.
     #[inline(always)]
     fn replace(&self, seen: Words, new: Words) -> bool {
-        let done: u8;
-        // SAFETY: the two words are 16 bytes at an address aligned to 128, and are changed only by
-        // this instruction while they are shared. `Tid::new` checked that the CPU has it. The
-        // compiler may reserve rbx, so the code restores rbx.
-        unsafe {
-            asm!(
-                "xchg {low}, rbx",
-                "lock cmpxchg16b xmmword ptr [rdi]",
-                "sete r8b",
-                "mov rbx, {low}",
-                low = inout(reg) new.head => _,
-                in("rcx") new.tid,
-                inout("rax") seen.head => _,
-                inout("rdx") seen.tid => _,
-                in("rdi") self,
-                out("r8b") done,
-                options(nostack),
-            );
-        }
-        done != 0
+        self.0.replace([seen.head, seen.tid], [new.head, new.tid])
     }
 }
 
@@ -99,14 +85,11 @@ fn link(object: u64) -> *mut u64 {
 impl Tid {
     /// Makes an allocator of `backing`'s objects, which must have at least 8 bytes.
     pub fn new(backing: KmemCache) -> Result<Tid> {
-        ensure!(super::double_word_missing().is_none(), "no cmpxchg16b");
+        ensure!(double_word::missing().is_none(), "no double-word exchange");
         ensure!(backing.object_size() >= 8, "no room for a link in objects");
         // A spilled list and one more object fit into a batch, and the id can count them.
         let capacity = backing.statistics().sheaf_capacity.min(Batch::MOST - 1);
-        let local = |cpu: usize| Local {
-            head: AtomicU64::new(0),
-            tid: AtomicU64::new((cpu as u64) << CPU),
-        };
+        let local = |cpu: usize| Local(Pair([0, (cpu as u64) << CPU].map(AtomicU64::new)));
         Ok(Tid {
             backing,
             capacity,
@@ -119,10 +102,10 @@ impl Tid {
     #[inline(always)]
     fn enter(&self) -> (&Local, Words) {
         loop {
-            let tid = self.locals[pinfold_rseq::current()].tid.load(Acquire);
+            let tid = self.locals[pinfold_rseq::current()].tid().load(Acquire);
             let local = &self.locals[pinfold_rseq::current()];
-            if local.tid.load(Acquire) == tid {
-                let head = local.head.load(Relaxed);
+            if local.tid().load(Acquire) == tid {
+                let head = local.head().load(Relaxed);
                 return (local, Words { head, tid });
             }
         }
@@ -180,8 +163,9 @@ impl Tid {
     pub(super) fn drain(&mut self) {
         for local in &mut self.locals {
             let mut batch = Batch::new();
-            let head = std::mem::take(local.head.get_mut());
-            *local.tid.get_mut() &= !COUNT;
+            let [head, tid] = &mut local.0.0;
+            let head = std::mem::take(head.get_mut());
+            *tid.get_mut() &= !COUNT;
             // SAFETY: `&mut self` shows that no other thread uses the list, and the list is empty
             // now.
             unsafe {
@@ -245,33 +229,5 @@ impl Subject for Tid {
 impl Drop for Tid {
     fn drop(&mut self) {
         self.drain();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn concurrent_exchanges_lose_no_update() {
-        const THREADS: u64 = 4;
-        const TURNS: u64 = 50_000;
-        let local = Local {
-            head: AtomicU64::new(0),
-            tid: AtomicU64::new(0),
-        };
-        let increment = || {
-            let tid = local.tid.load(Acquire);
-            let head = local.head.load(Relaxed);
-            let new = Words {
-                head: head + 3,
-                tid: tid + 1,
-            };
-            local.replace(Words { head, tid }, new)
-        };
-        let work = || (0..TURNS).for_each(|_| while !increment() {});
-        std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
-        assert_eq!(local.tid.into_inner(), THREADS * TURNS);
-        assert_eq!(local.head.into_inner(), 3 * THREADS * TURNS);
     }
 }

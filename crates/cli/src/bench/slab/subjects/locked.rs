@@ -1,10 +1,13 @@
-//! `masked-signals`: a plain array of objects per CPU. All signals are masked around each access.
-//! To a thread, masked signals are what disabled interrupts are to a CPU.
+//! `locked` and `masked-signals`: a plain array of objects per CPU, protected as the kernel's fast
+//! path was before.
 //!
-//! Masked signals keep handlers off the array, but not other threads: user space cannot disable
-//! preemption. So the array has a lock too, without contention while threads stay on their CPUs.
-//! Signals are masked before the lock is taken. Otherwise a handler could interrupt the lock's
-//! holder and wait for the lock forever.
+//! * `locked` protects each access by a lock of the CPU: one locked exchange, and one plain store
+//!   to unlock. Nothing contends for the lock while threads stay on their CPUs. This is what
+//!   disabled preemption costs a program at least: user space cannot disable preemption. A signal
+//!   handler must not use this subject. It could interrupt the lock's holder and wait for the lock
+//!   forever.
+//! * `masked-signals` also masks all signals around each access, before it takes the lock. To a
+//!   thread, masked signals are what disabled interrupts are to a CPU. They cost two system calls.
 
 use super::batch::Batch;
 use pinfold::slab::KmemCache;
@@ -15,7 +18,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-pub struct MaskedSignals {
+/// An array per CPU with a lock. Masks signals while the lock is held if `MASKING`.
+pub struct LockedArray<const MASKING: bool> {
     pub(super) backing: KmemCache,
     all: libc::sigset_t,
     /// The most objects that an array holds: as many as one of the cache's own arrays.
@@ -34,9 +38,9 @@ struct Local {
 // in it are free, so they belong to no thread.
 unsafe impl Sync for Local {}
 
-impl MaskedSignals {
+impl<const MASKING: bool> LockedArray<MASKING> {
     /// Makes an allocator of `backing`'s objects.
-    pub fn new(backing: KmemCache) -> MaskedSignals {
+    pub fn new(backing: KmemCache) -> Self {
         let capacity = backing.statistics().sheaf_capacity.min(Batch::MOST - 1);
         let mut all = MaybeUninit::uninit();
         // SAFETY: `sigfillset` writes the whole set, and its only argument is valid for that.
@@ -50,7 +54,7 @@ impl MaskedSignals {
                 objects: UnsafeCell::new(Batch::new()),
             })
         };
-        MaskedSignals {
+        LockedArray {
             backing,
             all,
             capacity,
@@ -58,22 +62,39 @@ impl MaskedSignals {
         }
     }
 
-    /// Runs `work` on the current CPU's objects, without signals and without other threads.
+    /// Runs `work` on the current CPU's objects, without other threads, and without signals if this
+    /// masks them.
     #[inline(always)]
-    pub(super) fn masked<R>(&self, work: impl FnOnce(&mut Batch) -> R) -> R {
-        let mut before = MaybeUninit::uninit();
-        // SAFETY: `self.all` is initialised, and `before` is a live variable that the call may
-        // write to.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.all, before.as_mut_ptr());
+    pub(super) fn held<R>(&self, work: impl FnOnce(&mut Batch) -> R) -> R {
+        match MASKING {
+            true => self.masked(|| self.locked(work)),
+            false => self.locked(work),
         }
+    }
+
+    #[inline(always)]
+    fn locked<R>(&self, work: impl FnOnce(&mut Batch) -> R) -> R {
         let local = &self.locals[pinfold_rseq::current()].0;
+        // Acquire pairs with the release below: this thread sees the objects as the last holder
+        // left them.
         while local.taken.swap(true, Acquire) {
             spin_until(|| !local.taken.load(Relaxed));
         }
         // SAFETY: this thread has just set `taken`, so no other thread accesses the objects.
         let result = work(unsafe { &mut *local.objects.get() });
         local.taken.store(false, Release);
+        result
+    }
+
+    #[inline(always)]
+    fn masked<R>(&self, work: impl FnOnce() -> R) -> R {
+        let mut before = MaybeUninit::uninit();
+        // SAFETY: `self.all` is initialised, and `before` is a live variable that the call may
+        // write to.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.all, before.as_mut_ptr());
+        }
+        let result = work();
         // SAFETY: the first `pthread_sigmask` initialised `before`.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut()) };
         result
@@ -86,7 +107,7 @@ impl MaskedSignals {
     fn refill(&self) -> *mut u8 {
         let mut fresh = Batch::take(&self.backing, self.capacity.div_ceil(2));
         let object = fresh.pop();
-        self.masked(|objects| {
+        self.held(|objects| {
             while objects.len() < self.capacity && fresh.len() > 0 {
                 objects.push(fresh.pop());
             }
@@ -101,7 +122,7 @@ impl MaskedSignals {
     #[inline(never)]
     fn spill(&self, object: *mut u8) {
         let mut old = Batch::new();
-        self.masked(|objects| std::mem::swap(objects, &mut old));
+        self.held(|objects| std::mem::swap(objects, &mut old));
         old.push(object);
         // SAFETY: the objects were swapped out of the array, and the caller of `free` gave `object`
         // up, so no other code has them.
@@ -118,10 +139,10 @@ impl MaskedSignals {
     }
 }
 
-impl Subject for MaskedSignals {
+impl<const MASKING: bool> Subject for LockedArray<MASKING> {
     #[inline(always)]
     fn alloc(&self) -> *mut u8 {
-        let object = self.masked(Batch::pop);
+        let object = self.held(Batch::pop);
         if object.is_null() {
             return self.refill();
         }
@@ -130,7 +151,7 @@ impl Subject for MaskedSignals {
 
     #[inline(always)]
     unsafe fn free(&self, object: *mut u8) {
-        let pushed = self.masked(|objects| {
+        let pushed = self.held(|objects| {
             let has_room = objects.len() < self.capacity;
             if has_room {
                 objects.push(object);
@@ -143,7 +164,7 @@ impl Subject for MaskedSignals {
     }
 }
 
-impl Drop for MaskedSignals {
+impl<const MASKING: bool> Drop for LockedArray<MASKING> {
     fn drop(&mut self) {
         self.drain();
     }

@@ -1,0 +1,230 @@
+//! A CPU that is isolated and without a tick stays undisturbed while Pinfold works around it. A
+//! shepherd can leave such CPUs out.
+
+mod common;
+
+use common::from_environment;
+use common::machine::{housekeeping, listed, move_to, quiet_cpus, wait_until};
+use pinfold::counter::PercpuCounter;
+use pinfold::shepherd::Shepherd;
+use pinfold::slab::KmemCache;
+use std::alloc::Layout;
+use std::collections::BTreeMap;
+use std::fs;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize};
+use std::time::{Duration, Instant};
+
+const SIZE: usize = 64;
+/// The number of objects that the loop allocates before it begins, and that other CPUs free.
+const GIVEN: usize = 20_000;
+
+static COUNTED: PercpuCounter = PercpuCounter::new();
+static PASSES: AtomicU64 = AtomicU64::new(0);
+static STOP: AtomicBool = AtomicBool::new(false);
+/// The loop's thread, once it has begun.
+static THREAD: AtomicI32 = AtomicI32::new(0);
+/// The objects that the loop gave to other CPUs.
+static OBJECTS: [AtomicUsize; GIVEN] = [const { AtomicUsize::new(0) }; GIVEN];
+
+fn cache() -> KmemCache {
+    KmemCache::new("quiet", Layout::from_size_align(SIZE, 8).unwrap()).unwrap()
+}
+
+/// Counts, allocates and frees on `cpu`, until `STOP`. The kernel ends the thread at any system
+/// call: it is in the strict mode of seccomp, which allows only `read`, `write` and `exit`.
+fn looping(cpu: usize, cache: &KmemCache) {
+    move_to(0, &[cpu]);
+    for place in &OBJECTS {
+        place.store(cache.alloc().unwrap().as_ptr() as usize, Release);
+    }
+    pass(cache);
+    // SAFETY: the calls take numbers only.
+    unsafe {
+        let thread = libc::gettid();
+        let strict = libc::SECCOMP_MODE_STRICT;
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, strict), 0);
+        THREAD.store(thread, Release);
+    }
+    while !STOP.load(Relaxed) {
+        pass(cache);
+        PASSES.fetch_add(1, Relaxed);
+    }
+    // SAFETY: `exit` ends this thread only. The thread's stack holds nothing that must be dropped.
+    unsafe { libc::syscall(libc::SYS_exit, 0) };
+}
+
+fn pass(cache: &KmemCache) {
+    let mut held = [None; 8];
+    for _ in 0..10 {
+        for place in &mut held {
+            COUNTED.inc();
+            *place = cache.alloc();
+        }
+        for object in held.iter_mut().filter_map(Option::take) {
+            // SAFETY: the object came from `cache` above, and this is its only free.
+            unsafe { cache.free(object) };
+        }
+    }
+}
+
+/// What happened to a CPU and to the thread that runs there.
+#[derive(Debug)]
+struct Seen {
+    /// The interrupts by kind, without those of which there was none.
+    interrupts: BTreeMap<String, u64>,
+    switches: u64,
+    faults: u64,
+}
+
+impl Seen {
+    /// Returns the number of interrupts that are not the local timer's.
+    fn not_timer(&self) -> u64 {
+        let kinds = self.interrupts.iter().filter(|(kind, _)| *kind != "LOC:");
+        kinds.map(|(_, count)| count).sum()
+    }
+
+    fn since(mut self, before: Seen) -> Seen {
+        for (kind, count) in &mut self.interrupts {
+            *count -= before.interrupts[kind];
+        }
+        self.interrupts.retain(|_, count| *count != 0);
+        self.switches -= before.switches;
+        self.faults -= before.faults;
+        self
+    }
+}
+
+fn seen(cpu: usize) -> Seen {
+    let thread = THREAD.load(Acquire);
+    let read = |file: &str| fs::read_to_string(format!("/proc/self/task/{thread}/{file}")).unwrap();
+    let status = read("status");
+    let switches = status.lines().filter(|line| line.contains("ctxt_switches"));
+    let switches = switches.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    let stat = read("stat");
+    let fields: Vec<_> = stat
+        .rsplit_once(')')
+        .unwrap()
+        .1
+        .split_whitespace()
+        .collect();
+    let number = |at: usize| fields[at].parse::<u64>().unwrap();
+    Seen {
+        interrupts: interrupts(cpu),
+        switches: switches.sum(),
+        faults: number(7) + number(9),
+    }
+}
+
+/// Returns the CPU's interrupts by kind.
+fn interrupts(cpu: usize) -> BTreeMap<String, u64> {
+    let text = fs::read_to_string("/proc/interrupts").unwrap();
+    let mut lines = text.lines();
+    let name = format!("CPU{cpu}");
+    let mut names = lines.next().unwrap().split_whitespace();
+    let column = names.position(|word| word == name).unwrap();
+    let count = |line: &str| {
+        let mut words = line.split_whitespace();
+        let kind = words.next()?.to_owned();
+        Some((kind, words.nth(column)?.parse().ok()?))
+    };
+    lines.filter_map(count).collect()
+}
+
+/// Runs `work` again and again for the test's time, and returns what the loop's CPU saw meanwhile.
+fn while_looping(what: &str, cpu: usize, mut work: impl FnMut()) -> Seen {
+    let time = Duration::from_secs(from_environment("PINFOLD_QUIET_SECONDS", 5));
+    // Lets the disturbances of the previous part end.
+    std::thread::sleep(Duration::from_millis(500));
+    let (before, passes, begin) = (seen(cpu), PASSES.load(Relaxed), Instant::now());
+    while begin.elapsed() < time {
+        work();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let found = seen(cpu).since(before);
+    let passes = PASSES.load(Relaxed) - passes;
+    println!("{what}: {passes} passes, {found:?}");
+    // The kernel ends the thread at a system call, and then there are no more passes.
+    let now = PASSES.load(Relaxed);
+    wait_until("the next pass", || PASSES.load(Relaxed) > now);
+    found
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
+    let without_tick = listed("nohz_full");
+    let both = |cpu: &usize| without_tick.contains(cpu);
+    let Some(cpu) = listed("isolated").into_iter().find(both) else {
+        return;
+    };
+    move_to(0, &housekeeping());
+    let cache: &'static KmemCache = Box::leak(Box::new(cache()));
+    std::thread::spawn(move || looping(cpu, cache));
+    wait_until("the loop's begin", || THREAD.load(Acquire) != 0);
+
+    let alone = while_looping("alone", cpu, || ());
+    let running = Shepherd::new()
+        .interval(Duration::from_millis(5))
+        .start()
+        .unwrap();
+    running.watch(&COUNTED).unwrap();
+    let mut left = OBJECTS.iter();
+    let (mut folds, mut freed) = (0, 0);
+    let beside = while_looping("folds, sums, statistics, remote frees", cpu, || {
+        folds += running.tick();
+        let read = COUNTED.read();
+        assert!(COUNTED.sum() >= read - COUNTED.error_bound() as i64);
+        assert!(cache.statistics().slabs > 0);
+        for place in left.by_ref().take(50) {
+            let object = NonNull::new(place.swap(0, AcqRel) as *mut u8).unwrap();
+            // SAFETY: the loop's thread allocated the object and gave it up. The swap gives it to
+            // this thread only.
+            unsafe { cache.free(object) };
+            freed += 1;
+        }
+    });
+    running.stop();
+    println!("{folds} folds, {freed} objects freed from afar");
+    assert!(folds > 20 && freed > 500, "{folds} {freed}");
+    assert_eq!(beside.faults, 0);
+    // The emulated machine disturbs the CPU a few times by itself. And when the shepherd gives
+    // memory back to the system, the kernel makes all CPUs of the process forget the memory's
+    // addresses ("TLB"). If one of the actions above disturbed the CPU, it would do so each time.
+    const FEW: u64 = 20;
+    assert!(
+        beside.not_timer() <= alone.not_timer() + FEW && beside.switches <= alone.switches + FEW,
+        "{alone:?} {beside:?}"
+    );
+    STOP.store(true, Relaxed);
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn a_shepherd_can_leave_isolated_cpus_alone() {
+    let counter = PercpuCounter::with_batch(0, 1 << 20).unwrap();
+    let add_on = |cpu, n| {
+        move_to(0, &[cpu]);
+        counter.add(n);
+        move_to(0, &housekeeping());
+    };
+    let (all, sparing) = (Shepherd::new(), Shepherd::new().leave_isolated_alone());
+    sparing.watch(&counter).unwrap();
+    let mut truth = 0;
+    // CPUs with `isolcpus=`, with `nohz_full=`, and with both.
+    for cpu in quiet_cpus() {
+        add_on(0, 7);
+        add_on(cpu, 5);
+        truth += 12;
+        assert_eq!(sparing.tick(), 1, "CPU {cpu}");
+        assert_eq!(
+            (counter.read(), counter.sum()),
+            (truth - 5, truth),
+            "CPU {cpu}"
+        );
+        assert_eq!(sparing.tick(), 0, "CPU {cpu}");
+        assert_eq!(all.tick(), 1, "CPU {cpu}");
+        assert_eq!((counter.read(), counter.sum()), (truth, truth), "CPU {cpu}");
+    }
+}
