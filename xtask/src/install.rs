@@ -52,7 +52,12 @@ pub fn main(args: Args) -> Result<()> {
         &to.join("lib/libpinfold.a"),
         0o644,
     )?;
-    for header in ["pinfold.h", "pinfold_policy.h", "pinfold.hpp"] {
+    for header in [
+        "pinfold.h",
+        "pinfold_percpu.h",
+        "pinfold_policy.h",
+        "pinfold.hpp",
+    ] {
         copy(
             &Path::new("crates/malloc/include").join(header),
             &to.join("include").join(header),

@@ -953,6 +953,7 @@ void pinfold_shepherd_stop(struct pinfold_shepherd *shepherd);
 #endif
 
 /* Which nodes memory comes from. */
+#include "pinfold_percpu.h"
 #include "pinfold_policy.h"
 
 #endif /* PINFOLD_H */

@@ -11,6 +11,7 @@
 //! | [`slabinfo`] | the state of caches |
 //! | [`report`] | reports of the debugging checks, and the handler of reports |
 //! | [`counter`] | counters, event counters and histograms |
+//! | [`percpu`] | per-CPU words and lists |
 //! | [`shepherd`] | shepherds |
 //! | [`policy`] | memory policies as values |
 //! | [`kernel_policy`] | the kernel's policies of threads and ranges of addresses |
@@ -26,6 +27,7 @@ pub mod grace;
 pub mod kernel_policy;
 mod malloc;
 pub mod pages;
+pub mod percpu;
 pub mod policy;
 pub mod report;
 pub mod reserve;

@@ -99,6 +99,8 @@ impl<T> Node<T> {
 /// buffer.value[0] = 1;
 /// FREE.push(buffer);
 /// ```
+// The C header declares this layout.
+#[repr(C)]
 pub struct PerCpuList<T: Send + 'static> {
     block: LazyBlock,
     /// The first of the items that were pushed on CPUs without a unit, or 0.

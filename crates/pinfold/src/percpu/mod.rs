@@ -72,12 +72,15 @@ const WORD: usize = 8;
 /// });
 /// assert_eq!(REQUESTS.sum(), 4000);
 /// ```
+// The C header declares this layout, for `T` of a word.
+#[repr(C)]
 pub struct PerCpu<T: Word> {
     words: Words<1>,
     types: PhantomData<T>,
 }
 
 /// Blocks of `N` words in the units, and the copy that CPUs without memory share.
+#[repr(C)]
 struct Words<const N: usize> {
     block: LazyBlock,
     spilled: [AtomicU64; N],

@@ -1,0 +1,130 @@
+/* Per-CPU words and lists in C: each operation, and threads that share a list. */
+#define _GNU_SOURCE
+#include "check.h"
+#include "pinfold.h"
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#define NODES 32
+#define THREADS 4
+
+static struct pinfold_percpu word, turns;
+static struct pinfold_percpu_list list;
+
+static struct item {
+	struct pinfold_percpu_node node;
+	atomic_bool taken;
+} items[NODES];
+
+static atomic_bool stop;
+
+static void pin(int cpu)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	sched_setaffinity(0, sizeof(set), &set);
+}
+
+static void operations(void)
+{
+	uint64_t expected = 5;
+
+	pin(0);
+	CHECK(pinfold_percpu_read(&word) == 0);
+	pinfold_percpu_write(&word, 12);
+	pinfold_percpu_and(&word, 6);
+	pinfold_percpu_or(&word, 1);
+	pinfold_percpu_add(&word, 10);
+	pinfold_percpu_inc(&word);
+	pinfold_percpu_dec(&word);
+	CHECK(pinfold_percpu_add_return(&word, 5) == 20);
+	CHECK(pinfold_percpu_xchg(&word, 7) == 20);
+	CHECK(pinfold_percpu_cmpxchg(&word, 8, 9) == 7);
+	CHECK(!pinfold_percpu_try_cmpxchg(&word, &expected, 1) && expected == 7);
+	CHECK(pinfold_percpu_try_cmpxchg(&word, &expected, 11));
+	CHECK(pinfold_percpu_sum(&word) == 11);
+}
+
+static void add_up(int cpu, uint64_t value, void *context)
+{
+	CHECK(cpu >= -1 && cpu < 8192);
+	*(uint64_t *)context += value;
+}
+
+static void pass(struct item *item)
+{
+	CHECK(!atomic_exchange(&item->taken, true));
+	atomic_store(&item->taken, false);
+	pinfold_percpu_list_push(&list, &item->node);
+}
+
+static void keep(struct pinfold_percpu_node *node, void *context)
+{
+	node->next = *(struct pinfold_percpu_node **)context;
+	*(struct pinfold_percpu_node **)context = node;
+}
+
+static void *work(void *number)
+{
+	for (int turn = 0; !atomic_load(&stop); turn++) {
+		struct pinfold_percpu_node *node = NULL;
+
+		if (turn % 64 == 0)
+			pin((turn / 64 + (int)(intptr_t)number) % (int)sysconf(_SC_NPROCESSORS_ONLN));
+		pinfold_percpu_inc(&turns);
+		if (turn % 100 == 0) {
+			pinfold_percpu_list_take_all(&list, keep, &node, NULL);
+		} else {
+			node = pinfold_percpu_list_pop(&list);
+			if (node)
+				node->next = NULL;
+		}
+		while (node) {
+			struct pinfold_percpu_node *next = node->next;
+
+			pass((struct item *)node);
+			node = next;
+		}
+	}
+	return NULL;
+}
+
+static void lists(void)
+{
+	pthread_t threads[THREADS];
+	struct pinfold_percpu_node *rest = NULL;
+	size_t count = 0;
+
+	for (int n = 0; n < NODES; n++)
+		pinfold_percpu_list_push(&list, &items[n].node);
+	for (intptr_t n = 0; n < THREADS; n++)
+		CHECK(pthread_create(&threads[n], NULL, work, (void *)n) == 0);
+	usleep(500000);
+	atomic_store(&stop, true);
+	for (int n = 0; n < THREADS; n++)
+		pthread_join(threads[n], NULL);
+	CHECK(pinfold_percpu_list_take_all(&list, keep, &rest, &count) == 0);
+	CHECK(count == NODES);
+	CHECK(pinfold_percpu_list_pop(&list) == NULL);
+}
+
+int main(void)
+{
+	uint64_t sum = 0;
+
+	operations();
+	lists();
+	pinfold_percpu_for_each_cpu(&turns, add_up, &sum);
+	CHECK(sum > 0 && sum == pinfold_percpu_sum(&turns));
+	pinfold_percpu_destroy(&word);
+	CHECK(pinfold_percpu_sum(&word) == 0);
+	pinfold_percpu_destroy(&turns);
+	pinfold_percpu_list_destroy(&list);
+	puts("ok");
+	return 0;
+}
