@@ -177,12 +177,22 @@ fn alignment(words: usize) -> (usize, usize) {
 /// Allocates a block of `size` bytes at the same offset in every unit, and returns the offset. The
 /// block is zero in every unit.
 ///
-/// Returns `None` if there is no room or no memory, if the caller is a signal handler that
-/// interrupted this function, and while another thread forks.
+/// Returns `None` if there is no room or no memory, while another thread forks, and in a signal
+/// handler that [may not wait](may_not_wait) for this module's lock.
 ///
 /// Takes this module's lock, and reads and writes one bit for each word.
 pub(crate) fn alloc(size: usize) -> Option<usize> {
-    alloc_in(SPACE.lock_or_divert(|_| false)?, size)
+    alloc_in(SPACE.lock_or_divert(may_not_wait)?, size)
+}
+
+/// Returns whether the thread with thread pointer `thread` holds this module's lock, or a lock that
+/// comes after it in the lock order.
+///
+/// A thread allocates a block with no such lock held, except in a signal handler that interrupted a
+/// holder. The handler must not wait for this module's lock: a handler may have interrupted the
+/// holder of this lock too, and wait there for the lock that this thread holds.
+pub(crate) fn may_not_wait(thread: u64) -> bool {
+    fork::is_held_from(Rank::Units, thread)
 }
 
 /// Allocates as [`alloc`] does, but waits until another thread's fork is over. Not for signal
@@ -222,9 +232,9 @@ pub(crate) unsafe fn free(offset: usize, size: usize) {
             }
         }
     }
-    // The lock refuses a signal handler that interrupted its holder. In this rare case the block is
+    // The lock refuses a signal handler that may not wait for it. In this rare case the block is
     // lost.
-    if let Some(mut space) = SPACE.lock() {
+    if let Some(mut space) = SPACE.lock_unless(may_not_wait) {
         let from = offset / WORD;
         space.set(from, words, false);
         for hint in &mut space.hints {
@@ -409,6 +419,12 @@ pub(crate) fn register_fork() -> bool {
         ..Hooks::locks(Rank::Units, |visit| visit(SPACE.word()))
     }];
     fork::register(&HOOKS)
+}
+
+/// Returns the word of this module's lock, for tests.
+#[cfg(test)]
+pub(crate) fn lock_word() -> &'static crate::lock::Word {
+    SPACE.word()
 }
 
 #[cfg(test)]

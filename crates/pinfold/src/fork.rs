@@ -65,7 +65,8 @@ use core::time::Duration;
 pub(crate) enum Rank {
     /// The counters' shards. No thread holds them together with a lock below.
     Shards,
-    /// The blocks in the per-CPU units. No thread holds this together with a lock below.
+    /// The blocks in the per-CPU units. Code that holds this takes no other lock, but a handler may
+    /// interrupt a holder of this or of a lock below, and take the other one.
     Units,
     /// Readers of per-CPU lists and rings.
     Readers,
@@ -190,6 +191,17 @@ static AT_START: extern "C" fn() = at_start;
 
 extern "C" fn at_start() {
     listen();
+}
+
+/// Returns whether the thread with thread pointer `thread` holds a lock of `rank`, or one that
+/// comes after it in the lock order.
+///
+/// Reads a word of each such lock. So only a thread that is about to sleep, or has failed, calls
+/// this function.
+#[cold]
+pub(crate) fn is_held_from(rank: Rank, thread: u64) -> bool {
+    let mut modules = modules().filter(|hooks| hooks.rank as usize >= rank as usize);
+    modules.any(|hooks| hooks.is_held_by(thread))
 }
 
 /// Enters `hooks` into the table. If no earlier call has done so, registers this module with the C

@@ -16,6 +16,8 @@
 //!   300).
 
 mod common;
+#[path = "slab_stress/watchdog.rs"]
+mod watchdog;
 #[path = "slab_stress/worker.rs"]
 mod worker;
 
@@ -32,6 +34,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
+use watchdog::{doing, enlist, in_handler, watch};
 use worker::Worker;
 
 /// Largest number of objects that a thread holds.
@@ -179,7 +182,7 @@ extern "C" fn on_timer(_: libc::c_int) {
         // SAFETY: `WORLD` is null, or points to a world that lives until all threads with timers
         // have ended.
         if let Some(world) = unsafe { WORLD.load(Acquire).as_ref() } {
-            handle(world);
+            in_handler(|| handle(world));
         }
     }
     AT_WORK.fetch_sub(1, SeqCst);
@@ -236,15 +239,6 @@ fn say_faults_without_locks() {
     }));
 }
 
-/// Ends the process if it takes too long, because something waits without end.
-fn watch(seconds: u64) {
-    std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_secs(seconds));
-        eprintln!("not done after {seconds} seconds: something hangs");
-        std::process::abort();
-    });
-}
-
 #[test]
 #[ignore = "needs a process of its own; run by the other tests"]
 fn stress() {
@@ -257,6 +251,7 @@ fn stress() {
     eprintln!("PINFOLD_STRESS_SEED={seed}");
     watch(2 * time + from_environment("PINFOLD_STRESS_PATIENCE", 120));
     say_faults_without_locks();
+    enlist();
     let mut world = Box::new(World::new(seed));
     WORLD.store(&raw mut *world, Release);
     let begin = Instant::now();
@@ -268,6 +263,7 @@ fn stress() {
                 let _stop = StopAtEnd(&world.stop);
                 let seed = world.seed ^ nth << 32;
                 TURN.set(seed);
+                enlist();
                 let _timer = Timer::start(libc::SIGUSR1, on_timer, timer);
                 let random = Random::new(seed);
                 let held = Vec::new();
@@ -281,6 +277,7 @@ fn stress() {
             let thread = std::thread::Builder::new().name(format!("worker {nth} of seed {seed}"));
             thread.spawn_scoped(scope, work).unwrap();
         }
+        doing(&"tick");
         while begin.elapsed() < Duration::from_secs(time) && !world.stop.load(Relaxed) {
             // At this rate, sheaves become idle and pages are purged.
             std::thread::sleep(Duration::from_millis(100));

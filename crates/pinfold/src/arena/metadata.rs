@@ -4,6 +4,7 @@
 //! that another thread has just given up. Small structures share a chunk of 256 KiB. The first
 //! structures of a process share a static chunk of 16 KiB, so that a small program maps no chunk.
 
+use crate::fork::{self, Rank};
 use crate::lock::{Lock, Word};
 use crate::sys;
 use core::alloc::Layout;
@@ -38,7 +39,8 @@ static CHUNK_IN_USE: Lock<Chunk> = Lock::new(Chunk {
 });
 
 /// Returns zeroed memory that is never unmapped. Returns `None` if the system has no memory, and in
-/// a signal handler that interrupted this function.
+/// a signal handler that interrupted this function, or that would have to wait while it holds a
+/// lock that comes after this module's in the lock order.
 ///
 /// Waits while another thread forks. A thread in malloc must not wait for a fork. So it calls this
 /// function only while it holds a lock that a fork takes earlier. Until that lock is released, no
@@ -48,7 +50,7 @@ pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
     if layout.size() >= CHUNK / 4 || layout.align() > page {
         return sys::map_aligned(layout.size().next_multiple_of(page), layout.align());
     }
-    let mut chunk = CHUNK_IN_USE.lock()?;
+    let mut chunk = CHUNK_IN_USE.lock_unless(|thread| fork::is_held_from(Rank::Cgroup, thread))?;
     let fits = |chunk: &Chunk| {
         let start = (chunk.next as usize).next_multiple_of(layout.align());
         (start + layout.size() <= chunk.end as usize).then_some(start)
@@ -75,4 +77,23 @@ pub(super) fn is_lock_held(thread: u64) -> bool {
 /// Returns the lock's word, for a fork.
 pub(super) fn lock_word() -> &'static Word {
     CHUNK_IN_USE.word()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::register_fork;
+    use crate::lock::{hold, while_held};
+    use crate::topology::cgroup;
+    use core::time::Duration;
+
+    #[test]
+    fn who_holds_a_later_lock_does_not_wait_for_the_chunk() {
+        register_fork();
+        let is_refused = while_held(lock_word(), Duration::from_secs(20), || {
+            let _later = hold(cgroup::lock_word());
+            alloc(Layout::new::<u64>()).is_none()
+        });
+        assert_eq!(is_refused, Some(true));
+    }
 }

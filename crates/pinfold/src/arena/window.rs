@@ -22,6 +22,7 @@
 //! * If the program has mapped something in the window, no region is made in that place.
 
 use super::{GRANULE, HEADER, MAP, REGION, REGION_GRANULES, address_of, region_at};
+use crate::fork::{self, Rank};
 use crate::lock::Lock;
 use crate::sys::{self, Mapped};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -60,12 +61,19 @@ pub(super) static REGIONS: Lock<Regions> = Lock::new(Regions {
 /// The node of each region's memory.
 static NODES: [AtomicU8; MAX_WINDOW / REGION] = [const { AtomicU8::new(0) }; MAX_WINDOW / REGION];
 
+/// Returns whether the thread with thread pointer `thread` holds a lock that comes after
+/// [`REGIONS`] in the lock order. That thread must not wait for `REGIONS`.
+fn may_not_wait(thread: u64) -> bool {
+    fork::is_held_from(Rank::Metadata, thread)
+}
+
 /// Makes a region for `node`, and maps only its records. Returns the number of its first granule.
 ///
-/// Returns `None` if the system has no memory or the window has no room, in a signal handler that
-/// interrupted this function, and while another thread forks.
+/// Returns `None` if the system has no memory or the window has no room, and while another thread
+/// forks. Also returns `None` in a signal handler that interrupted this function, or that
+/// [may not wait](may_not_wait) for its lock.
 pub(super) fn make_region(node: usize) -> Option<u32> {
-    let mut regions = REGIONS.lock_or_divert(|_| false)?;
+    let mut regions = REGIONS.lock_or_divert(may_not_wait)?;
     if regions.next == 0 && !choose_window(&mut regions) {
         return None;
     }
@@ -101,7 +109,7 @@ pub(super) fn make_region(node: usize) -> Option<u32> {
 /// Chooses where the window is, before the first region is made. The choice asks the system for
 /// random bytes, and a sandbox may forbid that system call later.
 pub(super) fn choose() {
-    if let Some(mut regions) = REGIONS.lock_or_divert(|_| false) {
+    if let Some(mut regions) = REGIONS.lock_or_divert(may_not_wait) {
         // If the system has no memory now, `make_region` tries again.
         let _ = regions.next != 0 || choose_window(&mut regions);
     }
@@ -206,4 +214,22 @@ pub(super) fn map_granules(node: usize, first: u32, count: u32, huge: bool) -> M
         }
     }
     mapped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::{metadata, register_fork};
+    use crate::lock::{hold, while_held};
+    use core::time::Duration;
+
+    #[test]
+    fn who_holds_the_lock_of_metadata_does_not_wait_for_the_regions() {
+        register_fork();
+        let made = while_held(REGIONS.word(), Duration::from_secs(20), || {
+            let _metadata = hold(metadata::lock_word());
+            make_region(0)
+        });
+        assert_eq!(made, Some(None));
+    }
 }

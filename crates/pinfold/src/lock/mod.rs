@@ -171,6 +171,41 @@ mod primitive {
     }
 }
 
+/// Takes the lock of `word` until the result is dropped.
+#[cfg(test)]
+pub(crate) fn hold(word: &Word) -> impl Drop {
+    struct Held<'w>(&'w Word);
+    impl Drop for Held<'_> {
+        fn drop(&mut self) {
+            self.0.unlock();
+        }
+    }
+    while word.try_lock(me()).is_err() {
+        std::thread::yield_now();
+    }
+    Held(word)
+}
+
+/// Calls `work` in another thread while this one holds the lock of `word`. Returns the result of
+/// `work` if it comes within `patience`. Otherwise gives the lock back, so that `work` ends, and
+/// returns `None`.
+#[cfg(test)]
+pub(crate) fn while_held<R: Send>(
+    word: &Word,
+    patience: core::time::Duration,
+    work: impl FnOnce() -> R + Send,
+) -> Option<R> {
+    let held = hold(word);
+    std::thread::scope(|scope| {
+        let (sender, result) = std::sync::mpsc::channel();
+        let worker = scope.spawn(move || _ = sender.send(work()));
+        let soon = result.recv_timeout(patience);
+        drop(held);
+        worker.join().expect("`work` does not panic");
+        soon.ok()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -219,9 +219,11 @@ impl Descriptor {
         Ok(cache)
     }
 
-    /// Returns the cache of the first size class, and makes it if needed. Waits for a fork.
+    /// Returns the cache of the first size class, and makes it if needed. Waits for a fork. Returns
+    /// `None` in a signal handler that would have to wait while it holds a node's lock, or a lock
+    /// after that: the registry's holder may wait for that lock.
     pub(super) fn create_first(name: &str, size: usize) -> Option<&'static Descriptor> {
-        let _numbers = NUMBERS.lock()?;
+        let _numbers = NUMBERS.lock_unless(is_lock_held)?;
         arena::init();
         Descriptor::enter_class(name, size, 0)
     }

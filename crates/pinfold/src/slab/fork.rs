@@ -41,3 +41,35 @@ fn forget_other_threads() {
     arena::budget::fork_child();
     key::fork_child();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::counter_units;
+    use crate::lock::while_held;
+    use crate::slab::KmemCache;
+    use core::alloc::Layout;
+    use core::time::Duration;
+
+    // A signal handler may wait for both locks, and both come before the nodes' in the lock order.
+    #[test]
+    fn who_holds_a_node_s_lock_does_not_wait_for_the_units_or_the_registry() {
+        let cache = KmemCache::new("held", Layout::new::<u64>()).unwrap();
+        let node = &cache.descriptor.nodes()[0];
+        let patience = Duration::from_secs(20);
+        let block = while_held(counter_units::lock_word(), patience, || {
+            let _stock = node.stock_after_fork().unwrap();
+            counter_units::alloc(8)
+        });
+        assert_eq!(block, Some(None));
+        let is_refused = while_held(descriptor::registry_word(), patience, || {
+            let _stock = node.stock_after_fork().unwrap();
+            descriptor::Descriptor::create_first("first", 8).is_none()
+        });
+        assert_eq!(is_refused, Some(true));
+        // A thread without locks waits.
+        let soon = Duration::from_millis(50);
+        let block = while_held(counter_units::lock_word(), soon, || counter_units::alloc(8));
+        assert_eq!(block, None);
+    }
+}

@@ -333,12 +333,13 @@ fn some_isolated() -> bool {
 }
 
 /// Decides as [`decide`] does, and publishes [`NONE`] if there is no memory: a writer must not
-/// overlook readers that rely on its fence. Returns `None` if a fork in another thread prevented
-/// the block's allocation.
+/// overlook readers that rely on its fence. Returns `None` if a fork in another thread, or a lock
+/// that a signal handler interrupted, may have prevented the block's allocation.
 fn decided() -> Option<usize> {
     let turn = process::turn();
     match decide() {
         UNDECIDED if !turn.is_multiple_of(2) || turn != process::turn() => None,
+        UNDECIDED if counter_units::may_not_wait(pinfold_rseq::thread_pointer() as u64) => None,
         UNDECIDED => Some(COUNTS.publish(NONE)),
         counts => Some(counts),
     }

@@ -18,7 +18,6 @@
 
 use super::KmemCache;
 use super::bundle::Bundle;
-use super::descriptor;
 use super::prefilled::OutOfMemory;
 use crate::fork::{self, Hooks, Rank};
 use crate::lock::Lock;
@@ -302,7 +301,7 @@ impl<'c> MemPool<'c> {
     /// handler that would have to wait for the lock while its own thread holds this lock, another
     /// pool's, or a lock after these in the lock order.
     fn locked<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
-        let held = |thread| is_lock_held(thread) || descriptor::is_lock_held(thread);
+        let held = |thread| fork::is_held_from(Rank::Pools, thread);
         let _held = self.lock.lock_unless(held)?;
         // SAFETY: `_held` holds the pool's lock, so no other thread accesses the state.
         let state = unsafe { &mut *self.state.get() };
@@ -343,6 +342,22 @@ fn register_fork() {
     fork::register(&HOOKS);
 }
 
-fn is_lock_held(thread: u64) -> bool {
-    LOCK.iter().any(|lock| lock.is_held_by(thread))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::{hold, while_held};
+    use crate::slab::descriptor::registry_word;
+    use core::alloc::Layout;
+    use core::time::Duration;
+
+    #[test]
+    fn who_holds_the_registry_s_lock_does_not_wait_for_a_pool() {
+        let cache = KmemCache::new("pooled", Layout::new::<u64>()).unwrap();
+        let pool = MemPool::new(&cache, 1).unwrap();
+        let refused = while_held(pool.lock.word(), Duration::from_secs(20), || {
+            let _registry = hold(registry_word());
+            pool.alloc_preallocated().is_none()
+        });
+        assert_eq!(refused, Some(true));
+    }
 }

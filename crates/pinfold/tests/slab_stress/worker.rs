@@ -24,24 +24,28 @@ impl Worker<'_> {
             }
             self.world.operations.fetch_add(64, Relaxed);
         }
+        doing(&"free all");
         while let Some((of, held)) = self.held.pop() {
             self.world.stores[of].free(held);
         }
+        doing(&"nothing: it has ended");
     }
 
     pub fn step(&mut self) {
-        match self.below(1000) {
-            0..350 => self.alloc(),
-            350..700 => self.free(),
-            700..760 => self.many(),
-            760..800 => self.prefilled(),
-            800..850 => self.pooled(),
-            850..900 => self.hand_on(),
-            900..985 => self.readers(),
-            985..995 => pin(self.below(64)),
-            995..999 => self.look_on(),
-            _ => self.disturb(),
-        }
+        let (what, step): (&'static &'static str, fn(&mut Self)) = match self.below(1000) {
+            0..350 => (&"alloc", Self::alloc),
+            350..700 => (&"free", Self::free),
+            700..760 => (&"many", Self::many),
+            760..800 => (&"prefilled", Self::prefilled),
+            800..850 => (&"pooled", Self::pooled),
+            850..900 => (&"hand on", Self::hand_on),
+            900..985 => (&"readers", Self::readers),
+            985..995 => (&"pin", |this| pin(this.below(64))),
+            995..999 => (&"look on", Self::look_on),
+            _ => (&"disturb", Self::disturb),
+        };
+        doing(what);
+        step(self);
     }
 
     pub fn alloc(&mut self) {
@@ -175,16 +179,20 @@ impl Worker<'_> {
     pub fn disturb(&mut self) {
         let of = self.below(KINDS.len());
         let cache = &self.world.stores[of].cache;
-        match self.below(12) {
+        let (what, disturb): (&'static &'static str, &dyn Fn(&mut Self)) = match self.below(12) {
             // Does nothing if the kernel cannot fence.
-            0..3 => drop(cache.shrink()),
-            3 => drop(cache.flush_deferred()),
-            4 => drop(shrink_all()),
-            5 => drop(self.world.items.flush_deferred()),
-            6 => _ = Shepherd::new().tick(),
-            7 => self.fork(),
-            _ => self.come_and_go(),
-        }
+            0..3 => (&"shrink", &|_| _ = cache.shrink()),
+            3 => (&"flush deferred", &|_| _ = cache.flush_deferred()),
+            4 => (&"shrink all", &|_| _ = shrink_all()),
+            5 => (&"flush items", &|this| {
+                _ = this.world.items.flush_deferred();
+            }),
+            6 => (&"tick", &|_| _ = Shepherd::new().tick()),
+            7 => (&"fork", &Self::fork),
+            _ => (&"come and go", &Self::come_and_go),
+        };
+        doing(what);
+        disturb(self);
     }
 
     /// Makes a cache, uses it and destroys it.
@@ -209,7 +217,9 @@ impl Worker<'_> {
                 pin(self.below(64));
             }
         }
+        doing(&"come and go, free all");
         held.into_iter().for_each(|held| store.free(held));
+        doing(&"come and go, end");
         store.cache.validate().unwrap();
         self.world.end(store.cache);
         self.world.made.fetch_add(1, Relaxed);
@@ -221,6 +231,7 @@ impl Worker<'_> {
         while AT_WORK.load(SeqCst) != 0 {
             std::thread::yield_now();
         }
+        doing(&"fork, after the handlers");
         // SAFETY: the child uses only the caches, and leaves by `_exit`.
         let child = unsafe { libc::fork() };
         FORKS.fetch_sub(1, SeqCst);
@@ -247,6 +258,7 @@ impl Worker<'_> {
             // SAFETY: `_exit` has no preconditions.
             unsafe { libc::_exit(if fine.is_ok() { 0 } else { 7 }) };
         }
+        doing(&"fork, waits for the child");
         let mut status = 0;
         // SAFETY: `status` is a live integer that the kernel may write to.
         let wait = |status: &mut i32| unsafe { libc::waitpid(child, status, 0) };
