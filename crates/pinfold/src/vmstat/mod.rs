@@ -33,7 +33,7 @@ mod tests;
 pub use events::VmEvents;
 
 use crate::counter::shards::{SIZE, Shards};
-use crate::counter::{CounterError, PercpuCounter};
+use crate::counter::{CounterError, Making, PercpuCounter};
 use crate::counter_units::LazyBlock;
 use crate::topology::NodeId;
 use crate::{mempolicy, nodes};
@@ -49,6 +49,12 @@ pub const MAX_THRESHOLD: u64 = 125;
 
 /// Zones of each node: its memory in normal pages, and its memory in huge pages.
 const ZONES_A_NODE: usize = 2;
+
+/// How an add folds: half a threshold beyond what was counted, as in the kernel.
+const FOLDS: Making = Making {
+    may_grant: true,
+    overstep: true,
+};
 
 /// Names a node's memory of one page size.
 ///
@@ -171,7 +177,9 @@ macro_rules! vmstat_items {
 /// Counts all items in all zones. A static can hold the counts.
 ///
 /// Counting is one critical section, in any thread or signal handler. About one count in a
-/// threshold also folds. Memory is allocated when the first thing is counted: for each zone and
+/// threshold also folds. If several CPUs count, a fold adds half a threshold that was not counted
+/// yet, as the kernel's *overstep* does. The total of an item that only grows then changes once in
+/// one and a half thresholds. The error bound includes the overstep. Memory is allocated when the first thing is counted: for each zone and
 /// item, 128 bytes for the counter, 32 bytes for its total, and 32 bytes on each CPU that counts.
 ///
 /// ```
@@ -258,7 +266,7 @@ impl<I: Item> VmStat<I> {
             // blocks. The blocks are freed only when the `VmStat` is dropped.
             let shards = unsafe { Shards::at(block) };
             let (down, size) = (delta < 0, delta.abs());
-            if shards.add(down, size) || shards.add_after_making_room(down, size, true) {
+            if shards.add(down, size) || shards.add_after_making_room(down, size, FOLDS) {
                 return;
             }
         }

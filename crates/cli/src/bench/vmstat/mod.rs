@@ -33,11 +33,13 @@ const EVENT: &str = "event";
 /// compare-exchange, and restartable sequences
 ///
 /// Subjects: unprotected (plain loads and stores of a word; what the others take beyond it is the
-/// cost of their protection), unprotected-byte (the same with a byte), locked (a spinlock per CPU), masked-signals (pthread_sigmask around the
-/// change; to a thread, masked signals are what disabled interrupts are to a CPU), cmpxchg (a
-/// locked compare-exchange on the CPU's difference), rseq-cmpxchg (the compare-exchange without a
-/// lock prefix, in a critical section), rseq-inc-check (one increment of memory in a critical
-/// section, and the test behind it), rseq (an item of Pinfold's VmStat, and its EventCounter).
+/// cost of their protection), unprotected-byte (the same with a byte), locked (a spinlock per CPU),
+/// masked-signals (pthread_sigmask around the change; to a thread, masked signals are what disabled
+/// interrupts are to a CPU), cmpxchg (a locked compare-exchange on the CPU's difference),
+/// rseq-cmpxchg (the compare-exchange without a lock prefix, in a critical section), rseq-inc-check
+/// (one increment of memory in a critical section, and the test behind it), rseq (an item of
+/// Pinfold's VmStat, and its EventCounter).
+///
 /// rseq-cmpxchg and rseq-inc-check need x86-64 and restartable sequences. One pinned thread is
 /// measured.
 ///
@@ -47,9 +49,10 @@ const EVENT: &str = "event";
 /// has no zones, and whose reads visit every CPU. In the row "unprotected", inc_zone and dec_zone
 /// are the kernel's __inc_zone and __dec_zone.
 ///
-/// Each subject but the unprotected ones is also measured while a timer interrupts the thread 20,000 times a
-/// second with a signal, whose handler makes the same change. These loops take a millisecond, and
-/// their cycles include the signals. Afterwards every total must equal the number of changes.
+/// Each subject but the unprotected ones is also measured while a timer interrupts the thread
+/// 20,000 times a second with a signal, whose handler makes the same change. These loops take a
+/// millisecond, and their cycles include the signals. Afterwards every total must equal the number
+/// of changes.
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of times each loop is measured, all subjects in turns
