@@ -6,10 +6,12 @@
 //! the other files of the folder. `model_counter/counter_units.rs` has the machine. The tables
 //! there say what each of their functions mirrors. Each planted fault breaks a guarantee.
 //!
-//! The kernel aborts a section when it lets another thread run on the CPU. Here a thread that relies
-//! on this waits for the section's end instead.
+//! The kernel aborts a section when it lets another thread run on the CPU. Here a thread that
+//! relies on this waits for the section's end instead.
 #![cfg(loom)]
 
+#[path = "model_counter/no_reach.rs"]
+mod base;
 #[path = "model_counter/counter.rs"]
 #[allow(dead_code, reason = "the model does not use all of the files")]
 mod counter;
@@ -23,40 +25,6 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use loom::thread;
-
-/// The base of a counter that states no reach.
-mod base {
-    use loom::sync::atomic::AtomicI64;
-    use std::ops::Deref;
-
-    #[derive(Default)]
-    pub struct Value(AtomicI64);
-
-    impl Deref for Value {
-        type Target = AtomicI64;
-        fn deref(&self) -> &AtomicI64 {
-            &self.0
-        }
-    }
-
-    impl Value {
-        pub fn reach(&self) -> u64 {
-            0
-        }
-
-        pub fn state(&self, reach: u64) {
-            assert_eq!(reach, 0);
-        }
-
-        pub fn add_if(&self, _amount: i64, _judge: impl Fn(i64, u64) -> bool) -> bool {
-            false
-        }
-    }
-
-    pub fn is_supported() -> bool {
-        false
-    }
-}
 
 /// Returns a counter whose shards are granted on all CPUs.
 fn granted(batch: u64) -> Arc<PercpuCounter> {
@@ -516,8 +484,8 @@ fn reads_are_within_the_drift_while_a_fold_oversteps() {
     });
 }
 
-/// A read must be within the drift of a value that the counter had meanwhile. The value goes up by 1
-/// once and down by 1 once, so it is at most 1 outside of what this finds before and after.
+/// A read must be within the drift of a value that the counter had meanwhile. The value goes up by
+/// 1 once and down by 1 once, so it is at most 1 outside of what this finds before and after.
 fn within_drift(counter: &PercpuCounter) {
     let (least, _) = counter.bounds();
     let (read, drift) = counter.read_with_bound();

@@ -17,14 +17,14 @@
 //! 3. Add to the total what `up` is past its mark, and half a batch.
 //! 4. Raise the limit of `up` by what it was past its mark.
 //!
-//! An overstep takes a CPU more work than it saves there: it goes through this slow path twice in one
-//! and a half batches. What it saves is movement of the totals' cache line between CPUs. So a
+//! An overstep takes a CPU more work than it saves there: it goes through this slow path twice in
+//! one and a half batches. What it saves is movement of the totals' cache line between CPUs. So a
 //! counter on which a single CPU counts does not overstep.
 //!
 //! If step 2 or 3 fails, the limit of `down` is put back, and an ordinary fold follows.
 //!
 //! From then on `down` is past its mark by half a batch. When `up` has used its batch, cancelling
-//! moves both marks by that half, which gives `up` room for half a batch more, and touches no total.
+//! moves both marks by that half. This gives `up` room for half a batch more, and touches no total.
 //! A fold from afar cancels in the same way, so the totals it leaves are exact.
 
 use super::PercpuCounter;
