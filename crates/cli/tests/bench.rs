@@ -90,7 +90,20 @@ fn refused(arguments: &[&str], words: &[&str]) {
 
 #[test]
 fn vmstat_measures_each_change_with_and_without_signals() {
-    let all = rows(&VMSTAT);
+    let (all, several): (Vec<_>, Vec<_>) =
+        (rows(&VMSTAT).into_iter()).partition(|row| row["items"] == 1);
+    assert_eq!(
+        subjects(&several),
+        ["unprotected-byte", "rseq"],
+        "items in turn"
+    );
+    for (row, items) in several.iter().zip([4, 16].iter().cycle()) {
+        assert_eq!(
+            (&row["op"], &row["items"]),
+            (&"inc".into(), &(*items).into())
+        );
+        assert!(row["cycles"].as_f64() > Some(0.0), "{row}");
+    }
     let names = subjects(&all);
     let sections: &[&str] = if cfg!(target_arch = "x86_64") && pinfold_has_rseq() {
         &["rseq-cmpxchg", "rseq-inc-check"]
@@ -123,7 +136,7 @@ fn vmstat_measures_each_change_with_and_without_signals() {
         for (row, (op, signals)) in rows.into_iter().zip(cells) {
             assert_eq!(
                 fields(row),
-                ["cycles", "min_cycles", "op", "signals", "subject"]
+                ["cycles", "items", "min_cycles", "op", "signals", "subject"]
             );
             assert_eq!((&row["op"], &row["signals"]), (&op.into(), &signals.into()));
             let (median, least) = (row["cycles"].as_f64(), row["min_cycles"].as_f64());

@@ -7,6 +7,7 @@ mod masked_signals;
 mod pinfold;
 #[cfg(target_arch = "x86_64")]
 mod sections;
+mod several;
 mod storm;
 mod subject;
 mod unprotected;
@@ -49,6 +50,9 @@ const EVENT: &str = "event";
 /// has no zones, and whose reads visit every CPU. In the row "unprotected", inc_zone and dec_zone
 /// are the kernel's __inc_zone and __dec_zone.
 ///
+/// A second table increments 1, 4 and 16 items in turn, as unprotected bytes that share a cache
+/// line, and as items of a VmStat, which take 32 bytes each.
+///
 /// Each subject but the unprotected ones is also measured while a timer interrupts the thread
 /// 20,000 times a second with a signal, whose handler makes the same change. These loops take a
 /// millisecond, and their cycles include the signals. Afterwards every total must equal the number
@@ -76,6 +80,8 @@ pub struct Args {
 struct Row {
     subject: &'static str,
     op: Op,
+    /// The number of items that took turns.
+    items: usize,
     /// Whether signals interrupted the loops.
     signals: bool,
     /// The median of the rounds.
@@ -84,9 +90,24 @@ struct Row {
     min_cycles: f64,
 }
 
+impl Row {
+    fn new(subject: &'static str, op: Op, items: usize, signals: bool, samples: &[f64]) -> Row {
+        Row {
+            subject,
+            op,
+            items,
+            signals,
+            cycles: median(samples),
+            min_cycles: samples.iter().copied().fold(f64::INFINITY, f64::min),
+        }
+    }
+}
+
 /// The results of all rounds.
 struct Measured {
     rows: Vec<Row>,
+    /// Increments of several items in turn, by subject and number of items.
+    several: [[Row; 3]; 2],
     /// Number of changes by handlers, over all subjects.
     handled: i64,
 }
@@ -97,7 +118,11 @@ pub fn main(args: &Args) -> Result<()> {
     }
     let measured = super::on_own_thread(|| measure(args.rounds, args.calls))?;
     if args.json {
-        figures::json("vmstat", &measured.rows)?;
+        // The rows of one item are there already.
+        let several = measured.several.iter().flatten();
+        let several = several.filter(|row| row.items > 1);
+        let rows: Vec<_> = measured.rows.iter().chain(several).collect();
+        figures::json("vmstat", &rows)?;
     } else {
         figures::print(&report(args, &measured))?;
     }
@@ -171,13 +196,7 @@ impl Samples {
         Op::ALL.into_iter().enumerate().flat_map(move |(at, op)| {
             let both = [(false, &self.quiet[at]), (true, &self.stormy[at])];
             let measured = both.into_iter().filter(|(_, samples)| !samples.is_empty());
-            measured.map(move |(signals, samples)| Row {
-                subject,
-                op,
-                signals,
-                cycles: median(samples),
-                min_cycles: samples.iter().copied().fold(f64::INFINITY, f64::min),
-            })
+            measured.map(move |(signals, samples)| Row::new(subject, op, 1, signals, samples))
         })
     }
 }
@@ -199,6 +218,7 @@ fn measure(rounds: u32, calls: u32) -> Result<Measured> {
     }
     let mut measured = Measured {
         rows: Vec::new(),
+        several: several::measure(rounds, calls)?,
         handled: 0,
     };
     for (named, samples) in subjects.iter().zip(&samples) {
@@ -281,11 +301,22 @@ fn report(args: &Args, measured: &Measured) -> String {
         ]);
     }
     format!(
-        "{}\nMedians of {}. All totals agree with the number of changes, {} of them made by signal handlers.\nprotection: inc_zone beyond that of the row \"unprotected\".\n\n{table}",
+        "{}\nMedians of {}. All totals agree with the number of changes, {} of them made by signal handlers.\nprotection: inc_zone beyond that of the row \"unprotected\".\n\n{table}\n{}",
         Machine::read().describe(),
         figures::rounds(args.rounds),
         measured.handled,
+        several_items(&measured.several),
     )
+}
+
+/// Returns the table of increments of several items in turn.
+fn several_items(several: &[[Row; 3]; 2]) -> Table {
+    let mut table = Table::new(["inc_zone of several items in turn", "1", "4", "16"]);
+    for rows in several {
+        let [first, second, third] = rows.each_ref().map(|row| format!("{:.1}", row.cycles));
+        table.row([rows[0].subject.to_owned(), first, second, third]);
+    }
+    table
 }
 
 /// Returns each subject's name once, in the order of the rows.
