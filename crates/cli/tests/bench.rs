@@ -89,19 +89,85 @@ fn refused(arguments: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn vmstat_measures_five_ways_with_and_without_signals() {
-    let rows = rows(&VMSTAT);
+fn vmstat_measures_each_change_with_and_without_signals() {
+    let (all, several): (Vec<_>, Vec<_>) =
+        (rows(&VMSTAT).into_iter()).partition(|row| row["items"] == 1);
     assert_eq!(
-        subjects(&rows),
-        ["locked", "masked-signals", "cmpxchg", "rseq", "event"]
+        subjects(&several),
+        ["unprotected-byte", "rseq"],
+        "items in turn"
     );
-    assert_eq!(rows.len(), 10);
-    for (at, row) in rows.iter().enumerate() {
-        assert_eq!(fields(row), ["cycles", "min_cycles", "signals", "subject"]);
-        assert_eq!(row["signals"], at % 2 == 1);
-        let (median, least) = (row["cycles"].as_f64(), row["min_cycles"].as_f64());
-        assert!(least > Some(0.0) && median >= least, "{row}");
+    for (row, items) in several.iter().zip([4, 16].iter().cycle()) {
+        assert_eq!(
+            (&row["op"], &row["items"]),
+            (&"inc".into(), &(*items).into())
+        );
+        assert!(row["cycles"].as_f64() > Some(0.0), "{row}");
     }
+    let names = subjects(&all);
+    let sections: &[&str] = if cfg!(target_arch = "x86_64") && pinfold_has_rseq() {
+        &["rseq-cmpxchg", "rseq-inc-check"]
+    } else {
+        &[]
+    };
+    let rivals = [
+        "unprotected",
+        "unprotected-byte",
+        "locked",
+        "masked-signals",
+        "cmpxchg",
+    ];
+    assert_eq!(names, [&rivals, sections, &["rseq", "event"]].concat());
+    for name in names {
+        let rows: Vec<_> = all.iter().filter(|row| row["subject"] == name).collect();
+        // A signal's handler would make the unprotected subjects lose counts.
+        let signals: &[bool] = if name.starts_with("unprotected") {
+            &[false]
+        } else {
+            &[false, true]
+        };
+        let ops = ["inc", "dec", "event"];
+        let cells = if name == "event" { &ops[..1] } else { &ops };
+        let cells = cells.iter().copied();
+        let cells: Vec<_> = cells
+            .flat_map(|op| signals.iter().map(move |on| (op, *on)))
+            .collect();
+        assert_eq!(rows.len(), cells.len(), "{name}");
+        for (row, (op, signals)) in rows.into_iter().zip(cells) {
+            assert_eq!(
+                fields(row),
+                ["cycles", "items", "min_cycles", "op", "signals", "subject"]
+            );
+            assert_eq!((&row["op"], &row["signals"]), (&op.into(), &signals.into()));
+            let (median, least) = (row["cycles"].as_f64(), row["min_cycles"].as_f64());
+            assert!(least > Some(0.0) && median >= least, "{row}");
+        }
+    }
+}
+
+/// Returns whether the command runs on restartable sequences here.
+fn pinfold_has_rseq() -> bool {
+    output(&VMSTAT).contains("on rseq")
+}
+
+#[test]
+fn vmstat_shows_the_cost_of_protection() {
+    let text = output(&VMSTAT);
+    let line = |name: &str| {
+        let name = format!("x {name} ");
+        let line = text.lines().find(|line| line.contains(&name)).unwrap();
+        line.split_whitespace()
+            .skip(3)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let unprotected = line("unprotected");
+    assert_eq!(unprotected[3..], ["-", "-"], "{text}");
+    let figure = |cell: &str| cell.parse::<f64>().unwrap();
+    let locked = line("locked");
+    let cost = figure(&locked[0]) - figure(&unprotected[0]);
+    // Each of the three figures is rounded to a tenth.
+    assert!((cost - figure(&locked[3])).abs() < 0.16, "{text}");
 }
 
 #[test]

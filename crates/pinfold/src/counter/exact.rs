@@ -280,6 +280,21 @@ impl PercpuCounter {
         }
         Ok(())
     }
+
+    /// Raises the batch to `batch` if it is lower. Needs no fence and waits for no lock. Returns
+    /// false, with nothing changed, if another thread holds one of the counter's locks.
+    pub(crate) fn try_raise_batch(&self, batch: u64) -> bool {
+        let Some(shards) = self.shards() else {
+            return false;
+        };
+        stripe::try_hold_all(shards.offset()).is_some_and(|held| {
+            if batch > shards.batch() {
+                self.state_reach(&held, shards, 0);
+                shards.raise(&held, batch);
+            }
+            true
+        })
+    }
 }
 
 /// Returns whether `value + amount` is beyond `limit` in the direction of `amount`.

@@ -68,6 +68,13 @@ impl Shards {
     }
 }
 
+/// Returns whether no other thread has an add under way in `unit` that began before this call.
+///
+/// The kernel aborted such an add when it let this thread run there.
+pub(super) fn is_own(unit: usize) -> bool {
+    own_unit() == Some(unit)
+}
+
 /// Returns the unit on which no other thread has an add under way, because the caller runs there.
 ///
 /// Returns `None` on atomics. There, a preempted add goes on later, although another thread has run

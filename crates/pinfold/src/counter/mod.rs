@@ -68,6 +68,7 @@ pub(crate) use fork::register as register_fork;
 pub use histogram::PercpuHistogram;
 pub use many::Counters;
 pub use percpu_counter::PercpuCounter;
+pub(crate) use room::Making;
 pub use snapshot::Snapshot;
 pub(crate) use watch::{fold_watched, watch_block};
 

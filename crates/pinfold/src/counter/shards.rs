@@ -36,7 +36,8 @@
 //!
 //! 1. `mark <= word <= limit`, while no gate closes the shard and the shard is not parked. The
 //!    critical section checks the limit before it commits. A limit is lowered only by a gate, which
-//!    changes no mark, or after a fence, when no section is under way.
+//!    changes no mark, after a fence, when no section is under way, or by an overstep
+//!    ([`room`](super::room)) from the shard's own CPU.
 //! 2. `folded_up - folded_down` is the sum of the marks of `up` less the sum of the marks of
 //!    `down`. A fold first moves the total, and then the limit. Between the two steps the word has
 //!    *less* room than its batch, however long the folding thread sleeps there. If both words of a
@@ -82,12 +83,12 @@ pub(super) const PARK: u64 = 1 << 62;
 /// Bytes from the beginning of a shard to `up`.
 pub(super) const UP: usize = 0;
 /// Bytes from the beginning of a shard to `down`.
-const DOWN: usize = 16;
+pub(super) const DOWN: usize = 16;
 /// Bytes from a word to its limit.
 pub(super) const LIMIT: usize = 8;
 // Bytes from the beginning of a total to its words.
-const FOLDED_UP: usize = 0;
-const FOLDED_DOWN: usize = 8;
+pub(super) const FOLDED_UP: usize = 0;
+pub(super) const FOLDED_DOWN: usize = 8;
 const GRANTED: usize = 16;
 const REACH: usize = 24;
 
@@ -195,22 +196,6 @@ impl Shards {
         unsafe { units().add_within(word, n) }
     }
 
-    /// Makes room on this CPU, and then adds as [`add`](Self::add) does. Grants the shard if it is
-    /// not granted yet and `may_grant` is true.
-    ///
-    /// Makes no room if `n` is above the batch, if another thread holds the shard's lock, or if a
-    /// gate is closed.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn add_after_making_room(self, down: bool, n: i64, may_grant: bool) -> bool {
-        let room = counter_units::install_here().is_some_and(|unit| {
-            stripe::try_hold(unit, self.offset)
-                .is_some_and(|held| self.make_room(&held, unit, (down, n as u64), may_grant))
-        });
-        // By now the thread may be on another CPU, or other threads may have used the room up.
-        room && self.add(down, n)
-    }
-
     /// Returns the totals, without a lock. The two words are not read at the same moment.
     pub(crate) fn folded(self) -> Moved {
         // Acquire pairs with the release in `raise_total`: a thread that sees the total also sees
@@ -254,7 +239,7 @@ impl Shards {
     /// The four words of a granted shard without room can all be 0, after exactly 2^64 were added
     /// there and as much was taken away. Such a shard is granted again. That moves both marks by
     /// the same amount, and makes the drift too large.
-    fn is_granted(self, unit: usize) -> bool {
+    pub(super) fn is_granted(self, unit: usize) -> bool {
         let words = [UP, UP + LIMIT, DOWN, DOWN + LIMIT];
         words
             .iter()
@@ -268,7 +253,7 @@ impl Shards {
 
     /// Returns a word's limit as if no gate were closed, and the word's distance from that limit.
     /// The caller holds the shard's lock. The word may still grow.
-    fn room(self, unit: usize, half: usize) -> (u64, u64) {
+    pub(super) fn room(self, unit: usize, half: usize) -> (u64, u64) {
         let limit = word_at(unit, self.offset + half + LIMIT).load(Relaxed);
         // Acquire pairs with the commit of an add. A thread that sees a total raised by this fold
         // then also sees what the adding thread did before.
@@ -280,7 +265,7 @@ impl Shards {
     }
 
     /// Moves a limit by `by`, whether gates are closed or not.
-    fn move_limit(self, unit: usize, half: usize, by: u64) {
+    pub(super) fn move_limit(self, unit: usize, half: usize, by: u64) {
         // Release: a section that sees this limit sees the drift or the total that allowed it.
         word_at(unit, self.offset + half + LIMIT).fetch_add(by, Release);
     }
@@ -289,32 +274,6 @@ impl Shards {
     pub(super) fn move_limits(self, unit: usize, by: u64) {
         self.move_limit(unit, DOWN, by);
         self.move_limit(unit, UP, by);
-    }
-
-    /// Makes room on `unit` for an add of `n` to `up` or `down`, if the batch allows. Grants the
-    /// shard, or cancels and folds.
-    fn make_room(self, held: &Held, unit: usize, (down, n): (bool, u64), may_grant: bool) -> bool {
-        let batch = self.batch();
-        let (gates, parked) = self.closed(unit);
-        if n > batch || gates != 0 {
-            return false;
-        }
-        if parked {
-            self.move_limits(unit, PARK);
-        }
-        if !self.is_granted(unit) {
-            if may_grant {
-                self.grant(held, unit, batch);
-            }
-            return may_grant;
-        }
-        let [up, down_half] = self.cancel(unit, batch);
-        let left = batch - if down { down_half } else { up };
-        // If a CPU's additions and subtractions balance, no fold touches the total's cache line.
-        if left < n.max(batch / 2) {
-            self.fold_rest(unit, batch, batch, [up, down_half]);
-        }
-        true
     }
 
     /// Grants the shard of `unit`. The caller holds its lock.
@@ -421,7 +380,7 @@ impl Shards {
     /// One limit is raised before the other, and its word may then grow at once. The error bound
     /// still holds: the other word has already moved as far, and never goes back. So the difference
     /// of the two distances stays within the batch.
-    fn cancel(self, unit: usize, batch: u64) -> [u64; 2] {
+    pub(super) fn cancel(self, unit: usize, batch: u64) -> [u64; 2] {
         let [up, down] = [UP, DOWN].map(|half| batch - self.room(unit, half).1);
         let both = up.min(down);
         if both != 0 {
@@ -435,7 +394,7 @@ impl Shards {
     ///
     /// Reads the other total once. That total only grows, and so moves the net value away from the
     /// end of the reach that this fold approaches. So a stale value is on the safe side.
-    fn raise_total(self, total: usize, rest: u64) -> bool {
+    pub(super) fn raise_total(self, total: usize, rest: u64) -> bool {
         let (word, reach) = (shared(self.offset + total), self.reach());
         if rest == 0 || reach == Reach::NONE {
             // Release: a thread that sees the total sees the adds in it.
@@ -457,7 +416,7 @@ impl Shards {
     /// limits a batch of `after` ahead of the marks, instead of `before`.
     ///
     /// If the reach does not let a total grow, the word's mark and limit stay where they are.
-    fn fold_rest(self, unit: usize, before: u64, after: u64, rest: [u64; 2]) {
+    pub(super) fn fold_rest(self, unit: usize, before: u64, after: u64, rest: [u64; 2]) {
         for (half, total, rest) in [(UP, FOLDED_UP, rest[0]), (DOWN, FOLDED_DOWN, rest[1])] {
             if rest != 0 && !self.raise_total(total, rest) {
                 continue;

@@ -26,6 +26,7 @@ const NOHZ_FULL: &CStr = c"/sys/devices/system/cpu/nohz_full";
 const WITH_MEMORY: &CStr = c"/sys/devices/system/node/has_memory";
 const WITH_CPUS: &CStr = c"/sys/devices/system/node/has_cpu";
 const ONLINE: &CStr = c"/sys/devices/system/node/online";
+const ONLINE_CPUS: &CStr = c"/sys/devices/system/cpu/online";
 
 /// The CPUs that the library should not interrupt: isolated CPUs, and CPUs without a periodic tick.
 struct Quiet {
@@ -34,6 +35,8 @@ struct Quiet {
 }
 
 static QUIET: Quiet = Quiet::new();
+/// The number of CPUs that are online, or 0 until it is known.
+static CPUS: AtomicUsize = AtomicUsize::new(0);
 /// The number of nodes with memory that this process may use, at least 1. It is 0 until the facts
 /// are known.
 static NODES: AtomicUsize = AtomicUsize::new(0);
@@ -117,11 +120,33 @@ fn read() {
     NODES.store(nodes.max(1), Release);
 }
 
-/// Updates the CPUs that the library should not interrupt, from a fresh description of the machine.
+/// Updates the CPUs that the library should not interrupt, and the number of CPUs that are online,
+/// from a fresh description of the machine.
 /// For threads with enough stack to hold a `Topology`.
 pub(crate) fn follow(machine: &Topology) {
     read_once();
     QUIET.replace(&machine.isolated, &machine.nohz_full);
+    CPUS.store(machine.online.len().max(1), Relaxed);
+}
+
+/// Returns how many CPUs are online, by the last [`look_at_cpus`] or [`follow`]. The first call
+/// reads a file. Later calls cost a load.
+pub(crate) fn cpus_online() -> usize {
+    match CPUS.load(Relaxed) {
+        0 => look_at_cpus(),
+        cpus => cpus,
+    }
+}
+
+/// Reads how many CPUs are online now. If the file cannot be read, takes all possible CPUs.
+pub(crate) fn look_at_cpus() -> usize {
+    let mut cpus = 0;
+    let read = for_each_number(ONLINE_CPUS, |_| cpus += 1);
+    if read != Ok(true) || cpus == 0 {
+        cpus = pinfold_rseq::possible();
+    }
+    CPUS.store(cpus, Relaxed);
+    cpus
 }
 
 /// Returns whether the library should not interrupt the CPU, by the facts of the last [`read_once`]

@@ -25,15 +25,18 @@
 //! assert_eq!(POOL.to_string(), "nr_free 999\nnr_dirty 1\n");
 //! ```
 
+mod compare;
 mod events;
 mod open;
 #[cfg(test)]
 mod tests;
+mod threshold;
 
 pub use events::VmEvents;
+pub use threshold::{MAX_THRESHOLD, normal_threshold, pressure_threshold};
 
 use crate::counter::shards::{SIZE, Shards};
-use crate::counter::{CounterError, PercpuCounter};
+use crate::counter::{Making, PercpuCounter};
 use crate::counter_units::LazyBlock;
 use crate::topology::NodeId;
 use crate::{mempolicy, nodes};
@@ -43,12 +46,14 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 
-/// The largest threshold that [`normal_threshold`] returns. It is the kernel's, where a difference
-/// is one signed byte.
-pub const MAX_THRESHOLD: u64 = 125;
-
 /// Zones of each node: its memory in normal pages, and its memory in huge pages.
 const ZONES_A_NODE: usize = 2;
+
+/// How an add folds: half a threshold beyond what was counted, as in the kernel.
+const FOLDS: Making = Making {
+    may_grant: true,
+    overstep: true,
+};
 
 /// Names a node's memory of one page size.
 ///
@@ -171,8 +176,13 @@ macro_rules! vmstat_items {
 /// Counts all items in all zones. A static can hold the counts.
 ///
 /// Counting is one critical section, in any thread or signal handler. About one count in a
-/// threshold also folds. Memory is allocated when the first thing is counted: for each zone and
-/// item, 128 bytes for the counter, 32 bytes for its total, and 32 bytes on each CPU that counts.
+/// threshold also folds. If several CPUs count, a fold adds half a threshold that was not counted
+/// yet, as the kernel's *overstep* does. The total of an item that only grows then changes once in
+/// one and a half thresholds. The error bound includes the overstep.
+///
+/// Memory is allocated when the first thing is counted: for each zone and item, 128 bytes for the
+/// counter, 32 bytes for its total, and 32 bytes on each CPU that counts. So two items share a
+/// cache line of each CPU. The kernel's differences are bytes, and 64 share one.
 ///
 /// ```
 /// use pinfold::vmstat::{VmStat, Zone};
@@ -197,6 +207,9 @@ pub struct VmStat<I: Item> {
     counters: AtomicPtr<PercpuCounter>,
     /// The row of blocks that the counters are being given.
     claimed: LazyBlock,
+    /// The number of CPUs for which the thresholds were chosen. `usize::MAX` if the program has
+    /// chosen them.
+    cpus: AtomicUsize,
     /// Adds that were not counted.
     lost: AtomicU64,
     items: PhantomData<fn(I)>,
@@ -216,6 +229,7 @@ impl<I: Item> VmStat<I> {
             zones: AtomicUsize::new(0),
             counters: AtomicPtr::new(null_mut()),
             claimed: LazyBlock::new(),
+            cpus: AtomicUsize::new(0),
             lost: AtomicU64::new(0),
             items: PhantomData,
         }
@@ -258,11 +272,18 @@ impl<I: Item> VmStat<I> {
             // blocks. The blocks are freed only when the `VmStat` is dropped.
             let shards = unsafe { Shards::at(block) };
             let (down, size) = (delta < 0, delta.abs());
-            if shards.add(down, size) || shards.add_after_making_room(down, size, true) {
+            if shards.add(down, size) || self.add_after_making_room(shards, down, size) {
                 return;
             }
         }
         self.add_slow(zone.0, item, delta);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_after_making_room(&self, shards: Shards, down: bool, size: i64) -> bool {
+        self.follow_cpus();
+        shards.add_after_making_room(down, size, FOLDS)
     }
 
     #[cold]
@@ -350,43 +371,6 @@ impl<I: Item> VmStat<I> {
         zones.unwrap_or(0)
     }
 
-    /// Returns the threshold of a zone: how much a CPU may keep to itself. Returns 0 if the zone
-    /// does not exist.
-    pub fn threshold(&self, zone: Zone) -> u64 {
-        let counters = self.open().unwrap_or_default();
-        Self::one_of(counters, zone.0, 0).map_or(0, PercpuCounter::batch)
-    }
-
-    /// Sets the threshold of every zone and item.
-    ///
-    /// A program may lower the threshold for a time when it needs closer totals. The kernel lowers
-    /// its thresholds under memory pressure.
-    ///
-    /// Lowering the threshold interrupts each CPU that runs a thread of this process, once for each
-    /// zone and item that other CPUs have counted. Not for signal handlers.
-    ///
-    /// # Errors
-    ///
-    /// [`CounterError`] as [`PercpuCounter::set_batch`] returns it. The thresholds that were set
-    /// before the error stay set.
-    pub fn set_threshold(&self, threshold: u64) -> Result<(), CounterError> {
-        let mut counters = self.open_all()?.iter();
-        counters.try_for_each(|counter| counter.set_batch(threshold))
-    }
-
-    /// Sets the threshold of every zone and item to what [`normal_threshold`] returns for it. Not
-    /// for signal handlers.
-    ///
-    /// # Errors
-    ///
-    /// [`CounterError::OutOfMemory`] without memory for the counters, and [`CounterError::Fence`]
-    /// if a threshold must be lowered and the fence for it failed. The thresholds that were set
-    /// before the error stay set.
-    pub fn set_normal_threshold(&self) -> Result<(), CounterError> {
-        let mut counters = self.open_all()?.iter();
-        counters.try_for_each(|counter| counter.set_batch(counter.first_batch()))
-    }
-
     /// Folds what every CPU has counted into the totals. Returns how many shards had moved. Runs in
     /// the calling thread alone.
     pub fn fold(&self) -> usize {
@@ -416,23 +400,4 @@ impl<I: Item> fmt::Display for VmStat<I> {
         }
         Ok(())
     }
-}
-
-/// Returns the kernel's threshold for a zone of a machine with `cpus` CPUs, where the zone has
-/// `memory_bytes` of memory.
-///
-/// The formula is min(125, 2 fls(CPUs) (1 + fls(memory / 128 MiB))), where fls is the position of
-/// the highest bit, counted from 1. It is that of `calculate_normal_threshold` in the kernel's
-/// mm/vmstat.c.
-///
-/// ```
-/// // The kernel's own examples: 1 CPU and 128 MiB; 2 CPUs and 2 GiB; 64 CPUs and 64 GiB.
-/// assert_eq!(pinfold::vmstat::normal_threshold(1, 128 << 20), 4);
-/// assert_eq!(pinfold::vmstat::normal_threshold(2, 2 << 30), 24);
-/// assert_eq!(pinfold::vmstat::normal_threshold(64, 64 << 30), 125);
-/// ```
-pub fn normal_threshold(cpus: usize, memory_bytes: u64) -> u64 {
-    let fls = |n: u64| u64::from(u64::BITS - n.leading_zeros());
-    let threshold = 2 * fls(cpus as u64) * (1 + fls(memory_bytes >> 27));
-    threshold.clamp(1, MAX_THRESHOLD)
 }

@@ -47,7 +47,7 @@ impl<I: Item> VmStat<I> {
         let bytes = (nodes * each * size_of::<PercpuCounter>()).next_multiple_of(sys::page_size());
         let table = sys::map_memory(bytes)?.as_ptr().cast::<PercpuCounter>();
         for node in 0..nodes {
-            let threshold = normal_threshold(pinfold_rseq::possible(), memory_of(node));
+            let threshold = normal_threshold(facts::cpus_online(), memory_of(node));
             for at in node * each..(node + 1) * each {
                 // SAFETY: the mapping has room for `nodes * each` counters, and no other thread
                 // knows it yet.
@@ -56,6 +56,7 @@ impl<I: Item> VmStat<I> {
         }
         // Every thread stores the same number.
         self.zones.store(zones, Relaxed);
+        self.cpus.store(facts::cpus_online(), Relaxed);
         // Release pairs with the acquire in `counters`: a thread that sees the table's address also
         // sees the table's content and `zones`.
         let published = self
@@ -162,7 +163,7 @@ impl<I: Item> Drop for VmStat<I> {
 }
 
 /// Returns the bytes of memory of node `node`.
-fn memory_of(node: usize) -> u64 {
+pub(super) fn memory_of(node: usize) -> u64 {
     let all = sys::physical_memory() as u64;
     match nodes::real() {
         1 => all,

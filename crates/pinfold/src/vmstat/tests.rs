@@ -1,4 +1,5 @@
 use super::*;
+use crate::topology::{CpuSet, Topology, facts};
 use std::thread;
 
 /// 256 items: giving each counter its block takes as long as another thread needs to come in
@@ -66,4 +67,43 @@ fn another_thread_finishes_what_one_began() {
     assert_eq!(stat.run.load(Acquire), run);
     stat.inc(Zone::normal(0), LAST);
     assert_eq!(stat.snapshot(LAST), 6);
+}
+
+/// A machine with 240 possible CPUs, two of them online, and 64 GiB.
+#[test]
+fn the_threshold_follows_the_cpus_that_are_online() {
+    assert_eq!(normal_threshold(2, 64 << 30), 44);
+    assert_eq!(normal_threshold(240, 64 << 30), MAX_THRESHOLD);
+}
+
+#[test]
+fn thresholds_rise_when_cpus_come_online() {
+    let stat: VmStat<Many> = VmStat::new();
+    let zone = Zone::normal(0);
+    let before = stat.threshold(zone);
+    assert_eq!(
+        before,
+        normal_threshold(facts::look_at_cpus(), open::memory_of(0))
+    );
+    let mut machine = Topology::read(b"/").unwrap();
+    machine.online = CpuSet::parse(b"0-199").unwrap();
+    facts::follow(&machine);
+    let more = normal_threshold(200, open::memory_of(0));
+    assert!(more > before, "no machine has so many CPUs");
+    // Another test may hold one of the locks for a moment.
+    for _ in 0..100 * more {
+        stat.inc(zone, FIRST);
+    }
+    assert_eq!(stat.threshold(zone), more);
+    assert_eq!(stat.threshold(Zone::huge(0)), more);
+
+    // A choice of the program stays.
+    assert_eq!(stat.set_threshold(more + 1), Ok(()));
+    machine.online = CpuSet::parse(b"0-255").unwrap();
+    facts::follow(&machine);
+    for _ in 0..10 * more {
+        stat.inc(zone, FIRST);
+    }
+    assert_eq!(stat.threshold(zone), more + 1);
+    facts::look_at_cpus();
 }

@@ -53,6 +53,8 @@ pub enum Fault {
     FoldBeyond,
     /// A fold leaves no room for what the shards may move until the next fold.
     NoSlack,
+    /// A thread changes its CPU's shard while another thread's section is under way there.
+    OwnNotAwaited,
     /// Folds use a new reach, while limited adds still rely on the old one.
     NotStated,
 }
@@ -110,6 +112,19 @@ pub fn move_to(cpu: usize) {
 
 pub fn current() -> usize {
     HERE.with(Cell::get)
+}
+
+/// Returns the CPU on which the thread runs now. No other thread's section is under way there: the
+/// kernel aborted it when it let this thread run. A section cannot be aborted here, so this waits
+/// for the section's end. An aborted section is one that begins later.
+pub fn current_alone() -> usize {
+    let here = current();
+    if here < cpus() && fault() != Fault::OwnNotAwaited {
+        while UNITS[here].running.fetch_add(0, AcqRel) != 0 {
+            thread::yield_now();
+        }
+    }
+    here
 }
 
 /// Returns the lock of the shard of `unit`.

@@ -1,10 +1,10 @@
 //! `locked`: the CPU's difference behind a spinlock.
 //!
 //! A signal handler must not wait for a lock that the interrupted thread holds. A handler that
-//! finds the lock taken adds its increment to an atomic, `aside`, which reads include.
+//! finds the lock taken changes an atomic, `aside`, which reads include.
 
-use super::subject::Subject;
-use super::zone::{Zone, increment_plain};
+use super::subject::{Op, Subject};
+use super::zone::{Zone, change_plain};
 use pinfold_benchkit::Padded;
 use std::cell::UnsafeCell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -14,11 +14,17 @@ use std::sync::atomic::{AtomicBool, AtomicI64};
 struct Local {
     taken: AtomicBool,
     /// Belongs to the thread that set `taken`.
-    difference: UnsafeCell<i8>,
+    counts: UnsafeCell<Counts>,
 }
 
-// SAFETY: `difference` is accessed only by the thread that set `taken`, which releases it with
-// release ordering.
+#[derive(Default)]
+struct Counts {
+    difference: i8,
+    events: i64,
+}
+
+// SAFETY: `counts` is accessed only by the thread that set `taken`, which releases it with release
+// ordering.
 unsafe impl Sync for Local {}
 
 impl Local {
@@ -34,16 +40,24 @@ impl Local {
         }
     }
 
-    /// Increments the difference and unlocks.
+    /// Changes the counts and unlocks.
     ///
     /// # Safety
     ///
     /// The caller holds the lock.
     #[inline(always)]
-    unsafe fn increment(&self, threshold: i8, zone: &Zone) {
-        // SAFETY: the caller holds the lock, so no other thread accesses the difference.
-        increment_plain(unsafe { &mut *self.difference.get() }, threshold, zone);
+    unsafe fn change<R>(&self, change: impl FnOnce(&mut Counts) -> R) -> R {
+        // SAFETY: the caller holds the lock, so no other thread accesses the counts.
+        let result = change(unsafe { &mut *self.counts.get() });
         self.taken.store(false, Release);
+        result
+    }
+
+    #[inline(always)]
+    fn with<R>(&self, change: impl FnOnce(&mut Counts) -> R) -> R {
+        self.lock();
+        // SAFETY: `lock` above took the lock.
+        unsafe { self.change(change) }
     }
 }
 
@@ -51,7 +65,8 @@ pub struct Locked {
     threshold: i8,
     zone: Zone,
     locals: Box<[Padded<Local>]>,
-    aside: AtomicI64,
+    /// The changes that handlers could not make behind the lock: of the item, and of the events.
+    aside: [AtomicI64; 2],
 }
 
 impl Locked {
@@ -60,41 +75,59 @@ impl Locked {
             threshold,
             zone: Zone::default(),
             locals: super::subject::for_each_cpu(),
-            aside: AtomicI64::new(0),
+            aside: Default::default(),
         }
     }
 
     fn local(&self) -> &Local {
         &self.locals[pinfold_rseq::current()].0
     }
+
+    #[inline(always)]
+    fn apply(&self, op: Op, counts: &mut Counts) {
+        match op {
+            Op::Inc => change_plain::<1>(&mut counts.difference, self.threshold, &self.zone),
+            Op::Dec => change_plain::<-1>(&mut counts.difference, self.threshold, &self.zone),
+            Op::Event => counts.events += 1,
+        }
+    }
 }
 
 impl Subject for Locked {
+    #[inline]
     fn inc(&self) {
-        let local = self.local();
-        local.lock();
-        // SAFETY: `lock` above took the lock.
-        unsafe { local.increment(self.threshold, &self.zone) };
+        self.local().with(|counts| self.apply(Op::Inc, counts));
     }
 
-    fn inc_in_handler(&self) {
+    #[inline]
+    fn dec(&self) {
+        self.local().with(|counts| self.apply(Op::Dec, counts));
+    }
+
+    #[inline]
+    fn event(&self) {
+        self.local().with(|counts| self.apply(Op::Event, counts));
+    }
+
+    fn in_handler(&self, op: Op) {
         let local = self.local();
         if local.try_lock() {
             // SAFETY: `try_lock` above took the lock.
-            unsafe { local.increment(self.threshold, &self.zone) };
+            unsafe { local.change(|counts| self.apply(op, counts)) };
         } else {
-            self.aside.fetch_add(1, Relaxed);
+            self.aside[usize::from(op == Op::Event)].fetch_add(op.by(), Relaxed);
         }
     }
 
     fn total(&self) -> Option<i64> {
-        let mut total = self.zone.read()? + self.aside.load(Relaxed);
-        for local in &self.locals {
-            local.0.lock();
-            // SAFETY: `lock` above took the lock.
-            total += i64::from(unsafe { *local.0.difference.get() });
-            local.0.taken.store(false, Release);
-        }
-        Some(total)
+        let locals = self.locals.iter().map(|local| &local.0);
+        let differences = locals.map(|local| local.with(|counts| i64::from(counts.difference)));
+        Some(self.zone.read()? + self.aside[0].load(Relaxed) + differences.sum::<i64>())
+    }
+
+    fn events(&self) -> i64 {
+        let locals = self.locals.iter().map(|local| &local.0);
+        let events = locals.map(|local| local.with(|counts| counts.events));
+        self.aside[1].load(Relaxed) + events.sum::<i64>()
     }
 }

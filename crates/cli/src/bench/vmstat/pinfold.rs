@@ -1,4 +1,4 @@
-//! `rseq` and `event`: an item of Pinfold's `VmStat`, and its `EventCounter`.
+//! `rseq`: an item of Pinfold's `VmStat`, and its `EventCounter`.
 
 use super::subject::Subject;
 use pinfold::counter::EventCounter;
@@ -16,28 +16,32 @@ impl Item for FreePages {
     }
 }
 
-pub struct Rseq(pub &'static VmStat<FreePages>);
+pub struct Rseq {
+    pub items: &'static VmStat<FreePages>,
+    pub events: &'static EventCounter,
+}
 
 impl Subject for Rseq {
     #[inline]
     fn inc(&self) {
-        self.0.inc(Zone::normal(0), FreePages);
+        self.items.inc(Zone::normal(0), FreePages);
     }
 
-    fn total(&self) -> Option<i64> {
-        Some(self.0.snapshot(FreePages))
-    }
-}
-
-pub struct Event(pub &'static EventCounter);
-
-impl Subject for Event {
     #[inline]
-    fn inc(&self) {
-        self.0.inc();
+    fn dec(&self) {
+        self.items.dec(Zone::normal(0), FreePages);
+    }
+
+    #[inline]
+    fn event(&self) {
+        self.events.inc();
     }
 
     fn total(&self) -> Option<i64> {
-        i64::try_from(self.0.sum()).ok()
+        Some(self.items.snapshot(FreePages))
+    }
+
+    fn events(&self) -> i64 {
+        self.events.sum().cast_signed()
     }
 }

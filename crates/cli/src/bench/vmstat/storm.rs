@@ -1,7 +1,6 @@
-//! A signal storm: a timer interrupts the measured thread, and the handler increments the same
-//! item.
+//! A signal storm: a timer interrupts the measured thread, and the handler makes the same change.
 
-use super::subject::Measurable;
+use super::subject::{Measurable, Op};
 use anyhow::{Result, ensure};
 use std::io;
 use std::mem::{MaybeUninit, zeroed};
@@ -13,9 +12,10 @@ use std::sync::atomic::{AtomicI64, compiler_fence};
 /// Nanoseconds between signals: 20 kHz.
 const INTERVAL: i64 = 50_000;
 
-/// The item that the handler increments.
+/// The change that the handler makes.
 struct Target<'a> {
     subject: &'a dyn Measurable,
+    op: Op,
     handled: AtomicI64,
 }
 
@@ -31,7 +31,7 @@ extern "C" fn handler(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::
     // SAFETY: only the measured thread gets the timer's signals. It clears `TARGET` before the
     // target on its stack ends.
     if let Some(target) = unsafe { TARGET.load(Acquire).as_ref() } {
-        target.subject.inc_in_handler();
+        target.subject.in_handler(target.op);
         target.handled.fetch_add(1, Relaxed);
     }
 }
@@ -68,18 +68,20 @@ impl Storm {
         Ok(Storm { timer })
     }
 
-    /// Calls `work` while signals increment `subject`. Returns the result of `work` and the number
-    /// of increments by the handler.
+    /// Calls `work` while signals change `subject` by `op`. Returns the result of `work` and the
+    /// number of changes by the handler.
     ///
     /// `phase` moves the first signal, so that short work does not always end before it.
     pub fn over<R>(
         &self,
         subject: &dyn Measurable,
+        op: Op,
         phase: u32,
         work: impl FnOnce() -> R,
     ) -> Result<(R, i64)> {
         let target = Target {
             subject,
+            op,
             handled: AtomicI64::new(0),
         };
         TARGET.store((&raw const target).cast_mut().cast(), Release);
@@ -127,7 +129,7 @@ fn install_handler() -> Result<()> {
     let mut action: libc::sigaction = unsafe { zeroed() };
     action.sa_sigaction = handler as *const () as libc::sighandler_t;
     action.sa_flags = libc::SA_RESTART | libc::SA_SIGINFO;
-    // SAFETY: the handler only calls `inc_in_handler`, which may interrupt any code, and atomics.
+    // SAFETY: the handler only calls `in_handler`, which may interrupt any code, and atomics.
     // It does not allocate.
     let installed = unsafe { libc::sigaction(signal(), &raw const action, null_mut()) };
     ensure_ok(installed, "installing the handler of the signal storm")?;

@@ -1,6 +1,6 @@
 //! The smallest form of the kernel's zone item, which Pinfold's peers share. It has a total for the
-//! zone and a total for all zones. Each CPU has a difference of one byte, which is folded into both
-//! totals when it passes the threshold.
+//! zone and a total for all zones. Each CPU has a difference, which is folded into both totals when
+//! it passes the threshold. The fold leaves the difference half a threshold on the other side.
 
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,14 +27,24 @@ impl Zone {
     }
 }
 
-/// Increments as the kernel's `__inc_zone_state` does. The increment is plain: the caller keeps
-/// handlers and other threads off `difference`.
+/// Returns the difference after a change of `BY`, which is 1 or -1, and what is folded, or 0.
 #[inline(always)]
-pub fn increment_plain(difference: &mut i8, threshold: i8, zone: &Zone) {
-    *difference += 1;
-    if *difference > threshold {
-        let overstep = threshold / 2;
-        zone.add(i64::from(*difference) + i64::from(overstep));
-        *difference = -overstep;
+pub fn step<const BY: i8>(difference: i8, threshold: i8) -> (i8, i64) {
+    let (sum, overstep) = (difference + BY, threshold / 2 * BY);
+    if sum * BY > threshold {
+        (-overstep, i64::from(sum) + i64::from(overstep))
+    } else {
+        (sum, 0)
+    }
+}
+
+/// Changes a difference as the kernel's `__inc_zone_state` and `__dec_zone_state` do. The change is
+/// plain: the caller keeps handlers and other threads off `difference`.
+#[inline(always)]
+pub fn change_plain<const BY: i8>(difference: &mut i8, threshold: i8, zone: &Zone) {
+    let (after, fold) = step::<BY>(*difference, threshold);
+    *difference = after;
+    if fold != 0 {
+        zone.add(fold);
     }
 }
