@@ -28,13 +28,14 @@
 //! | `bind` | binding |
 //! | `calls`, `pages`, `refusal` | the system calls |
 //! | `weights`, `order`, `zonelist` | where pages go |
-//! | `latch`, `buffer`, `ranges`, `shared` | policies by range |
+//! | `latch`, `chunks`, `tree`, `edit`, `snapshot`, `ranges`, `shared` | policies by range |
 //! | `placement`, `process` | how the allocator follows policies |
 
 mod abi;
 mod bind;
-mod buffer;
 mod calls;
+mod chunks;
+mod edit;
 mod error;
 mod latch;
 mod mode;
@@ -48,6 +49,8 @@ mod process;
 mod ranges;
 mod refusal;
 mod shared;
+mod snapshot;
+mod tree;
 mod weights;
 mod zonelist;
 

@@ -142,7 +142,7 @@ impl Pages {
     /// policy.
     ///
     /// Ranges that overlap `range` are trimmed, split or replaced. Pages that are allocated already
-    /// stay where they are. Takes a lock and copies the list of ranges.
+    /// stay where they are. Takes a lock. O(log n) in the number of ranges.
     ///
     /// # Errors
     ///
@@ -187,7 +187,7 @@ impl Pages {
     }
 
     /// Binds the policies of all ranges again after the allowed nodes have changed; see
-    /// [`Mempolicy::rebind`]. O(n) in the number of ranges.
+    /// [`Mempolicy::rebind`]. O(n log n) in the number of ranges.
     ///
     /// The allocator knows only the nodes that the process could use when it started. Other nodes
     /// of a policy give no pages.
