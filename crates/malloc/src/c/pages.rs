@@ -72,6 +72,24 @@ pub unsafe extern "C" fn pinfold_pages_set_policy(
     answer(this.set_policy(start..end, policy))
 }
 
+/// Gives the places whose range has no policy a copy of `policy`. If `policy` is null, removes that
+/// policy. Returns 0, or −1 with errno.
+///
+/// # Safety
+///
+/// `this` is a pool of this API that has not been destroyed. `policy` is null, or a handle that the
+/// caller holds during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_pages_set_default_policy(
+    this: *const Pages,
+    policy: *const CPolicy,
+) -> c_int {
+    // SAFETY: the caller promises a pool that has not been destroyed, and a `policy` that is null
+    // or a handle that it holds.
+    let (this, policy) = unsafe { (&*this, policy_of(policy)) };
+    answer(this.set_default_policy(policy))
+}
+
 /// Returns the size of a page in bytes.
 ///
 /// # Safety

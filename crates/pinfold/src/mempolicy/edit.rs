@@ -13,6 +13,7 @@
 
 use super::RangeError;
 use super::chunks::{Chunks, Pool};
+use super::parts::{MOST_NODES, MOST_PIECES, Made, Parts};
 use super::tree::{
     Entry, FANOUT, MAX_DEPTH, Node, Root, Words, as_inner, is_inner, load_all, untagged,
 };
@@ -21,9 +22,6 @@ use core::sync::atomic::Ordering::Relaxed;
 
 /// The fewest entries that a change leaves in a node that has a neighbour below the same parent.
 const FEWEST: usize = FANOUT / 4;
-/// The most nodes that one level of a change needs, and the most pieces that it makes of ranges.
-const MOST_NODES: usize = 3;
-const MOST_PIECES: usize = 3;
 
 /// The units of a map. Only the holder of the writer's lock uses them.
 pub(super) struct Pools<const WORDS: usize> {
@@ -66,7 +64,7 @@ struct Cut {
 }
 
 /// Returns the node at an address in the tree.
-fn node<'t>(at: *mut Node) -> &'t Node {
+pub(super) fn node<'t>(at: *mut Node) -> &'t Node {
     // SAFETY: the callers pass addresses that they found in the tree that they change, which are
     // nodes of the map. The map borrows its pools for the change, so its memory stays mapped.
     unsafe { &*untagged(at) }
@@ -255,13 +253,7 @@ impl<const WORDS: usize> Pools<WORDS> {
 
     /// Adds a range with a copy of `words` to the pieces.
     fn piece(&mut self, cut: &mut Cut, start: u64, end: u64, words: &[u64; WORDS]) {
-        let at = self.words.take();
-        // SAFETY: the pool returned a unit of words of this map. They are atomic, and readers drop
-        // what they read of a unit that is written.
-        let place = unsafe { &*at };
-        for (place, word) in place.iter().zip(words) {
-            place.store(*word, Relaxed);
-        }
+        let at = self.fill(words);
         if let Some(piece) = cut.pieces.get_mut(cut.count) {
             *piece = Entry {
                 start,
@@ -269,6 +261,34 @@ impl<const WORDS: usize> Pools<WORDS> {
                 below: at.cast(),
             };
             cut.count += 1;
+        }
+    }
+
+    /// Returns a copy of `words` in a reserved unit.
+    fn fill(&mut self, words: &[u64; WORDS]) -> *mut Words<WORDS> {
+        let at = self.words.take();
+        // SAFETY: the pool returned a unit of words of this map. They are atomic, and readers drop
+        // what they read of a unit that is written.
+        let place = unsafe { &*at };
+        for (place, word) in place.iter().zip(words) {
+            place.store(*word, Relaxed);
+        }
+        at
+    }
+
+    /// Returns a copy of `words` that belongs to no range.
+    pub(super) fn copy(&mut self, words: &[u64; WORDS]) -> Result<*mut Words<WORDS>, RangeError> {
+        let reserved = self.words.reserve(1, &mut self.chunks);
+        reserved.ok_or(RangeError::OutOfMemory)?;
+        Ok(self.fill(words))
+    }
+
+    /// Retires words that [`copy`](Self::copy) returned. Does nothing if `words` is null.
+    pub(super) fn drop_words(&mut self, words: *mut Words<WORDS>) {
+        if !words.is_null() {
+            // SAFETY: `copy` took the words from this pool, and one root held them, which the
+            // caller replaces.
+            unsafe { self.words.retire(words) };
         }
     }
 
@@ -428,69 +448,5 @@ impl<const WORDS: usize> Pools<WORDS> {
             top = node(top).entry(0).map_or(null_mut(), |entry| entry.below);
         }
         top
-    }
-}
-
-impl Entry {
-    const NONE: Entry = Entry {
-        start: 0,
-        end: 0,
-        below: null_mut(),
-    };
-}
-
-/// The new nodes of a level, as entries for their parent.
-struct Made {
-    entries: [Entry; MOST_NODES],
-    count: usize,
-}
-
-impl Made {
-    fn new() -> Made {
-        Made {
-            entries: [Entry::NONE; MOST_NODES],
-            count: 0,
-        }
-    }
-
-    fn push(&mut self, entry: Entry) {
-        if let Some(place) = self.entries.get_mut(self.count) {
-            *place = entry;
-        }
-        self.count += 1;
-    }
-}
-
-/// A node, or null, and the numbers of its entries that are taken.
-type Part = (*mut Node, usize, usize);
-
-/// What the new nodes of a level consist of, in order.
-struct Parts {
-    before: [Part; 2],
-    new: [Entry; MOST_PIECES],
-    count: usize,
-    behind: [Part; 2],
-}
-
-impl Parts {
-    fn len(&self) -> usize {
-        let parts = self.before.iter().chain(&self.behind);
-        self.count
-            + parts
-                .map(|part| part.2.saturating_sub(part.1))
-                .sum::<usize>()
-    }
-
-    fn for_each(&self, mut visit: impl FnMut(Entry)) {
-        let entries = |part: &Part| {
-            let &(at, from, to) = part;
-            (from..to).map_while(move |number| node(at).entry(number))
-        };
-        self.before.iter().flat_map(entries).for_each(&mut visit);
-        self.new
-            .iter()
-            .take(self.count)
-            .for_each(|entry| visit(*entry));
-        self.behind.iter().flat_map(entries).for_each(&mut visit);
     }
 }

@@ -28,7 +28,7 @@
 //! | `bind` | binding |
 //! | `calls`, `pages`, `refusal` | the system calls |
 //! | `weights`, `order`, `zonelist` | where pages go |
-//! | `latch`, `chunks`, `tree`, `edit`, `snapshot`, `ranges`, `shared` | policies by range |
+//! | `latch`, `chunks`, `tree`, `edit`, `parts`, `snapshot`, `ranges`, `shared` | policies by range |
 //! | `placement`, `process` | how the allocator follows policies |
 
 mod abi;
@@ -43,6 +43,7 @@ mod order;
 mod pages;
 mod parse;
 mod parse_error;
+mod parts;
 mod placement;
 mod policy;
 mod process;

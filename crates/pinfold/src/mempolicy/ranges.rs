@@ -4,6 +4,7 @@
 //!
 //! * A **record** is a range `[start, end)` of pages and its words. Records are sorted, are not
 //!   empty and do not overlap. Two records that touch have different words.
+//! * The **default** is the words of all pages that no record covers, if there are any.
 //! * A **tree** holds the records (`tree`). A change makes a new tree, which shares with the old
 //!   one all nodes that the change does not concern (`edit`).
 //! * A **latch** has two roots (`latch`, which has the proof). Readers see the *active* root, and
@@ -43,7 +44,7 @@ use super::edit::{Changed, Pools};
 use super::latch::Latch;
 use super::primitive::{AtomicPtr, AtomicU64};
 use super::snapshot::Snapshot;
-use super::tree::{Record, Root, Tree, load_all};
+use super::tree::{Record, Root, Tree, Words, load_all};
 use crate::fork::{self, Hooks, Rank};
 use crate::lock::Lock;
 use core::cell::UnsafeCell;
@@ -140,19 +141,24 @@ impl<const WORDS: usize> Ranges<WORDS> {
         })
     }
 
-    /// Returns the words numbered `wanted` of the range that covers `page`. A number past the last
-    /// word gives 0. O(log n).
+    /// Returns the words numbered `wanted` of the range that covers `page`, or else of the default.
+    /// A number past the last word gives 0. O(log n).
     #[inline(always)]
     pub(crate) fn lookup<const N: usize>(&self, page: u64, wanted: [usize; N]) -> Option<[u64; N]> {
         self.read(|tree| {
-            let words = tree.covering(page)?;
+            let words = tree.holding(page)?;
             Some(wanted.map(|n| words.get(n).map_or(0, |word| word.load(Relaxed))))
         })
     }
 
-    /// Returns all words of the range that covers `page`. O(log n).
+    /// Returns all words of the range that covers `page`, or else of the default. O(log n).
     pub(crate) fn lookup_all(&self, page: u64) -> Option<[u64; WORDS]> {
-        self.read(|tree| tree.covering(page).map(load_all))
+        self.read(|tree| tree.holding(page).map(load_all))
+    }
+
+    /// Returns the words of pages that no range covers.
+    pub(crate) fn default(&self) -> Option<[u64; WORDS]> {
+        self.read(|tree| tree.otherwise().map(load_all))
     }
 
     /// Returns the first range that has pages from `page` on. O(log n).
@@ -186,12 +192,36 @@ impl<const WORDS: usize> Ranges<WORDS> {
         }
         let pools = self.open()?;
         if let Some(changed) = pools.change(old.top(), start, end, words)? {
-            self.publish(pools, changed, old.len());
+            self.publish(pools, changed, old.len(), old.default());
         }
         Ok(())
     }
 
-    /// Replaces the words of every range, all at once. O(n log n).
+    /// Gives the pages that no range covers these words. `None` removes their words. O(1). After an
+    /// error, nothing has changed.
+    pub(crate) fn set_default(&self, words: Option<&[u64; WORDS]>) -> Result<(), RangeError> {
+        register_fork();
+        let _held = WRITER.lock().ok_or(RangeError::Busy)?;
+        let old = self.active();
+        if words.is_none() && old.default().is_null() {
+            return Ok(());
+        }
+        let pools = self.open()?;
+        let default = match words {
+            Some(words) => pools.copy(words)?,
+            None => null_mut(),
+        };
+        pools.drop_words(old.default());
+        let same = Changed {
+            top: old.top(),
+            added: 0,
+            dropped: 0,
+        };
+        self.publish(pools, same, old.len(), default);
+        Ok(())
+    }
+
+    /// Replaces the words of every range and of the default, all at once. O(n log n).
     ///
     /// Until it is done, the map takes memory for all ranges twice. After an error, which may be
     /// one of `change`, nothing has changed.
@@ -201,10 +231,15 @@ impl<const WORDS: usize> Ranges<WORDS> {
     ) -> Result<(), RangeError> {
         let _held = WRITER.lock().ok_or(RangeError::Busy)?;
         let old = self.active();
-        if old.len() == 0 {
+        if old.len() == 0 && old.default().is_null() {
             return Ok(());
         }
         let pools = self.open()?;
+        let mut default = null_mut();
+        if let Some(mut words) = old.otherwise().map(load_all) {
+            change(&mut words)?;
+            default = pools.copy(&words)?;
+        }
         let mut next = Changed {
             top: null_mut(),
             added: 0,
@@ -225,6 +260,7 @@ impl<const WORDS: usize> Ranges<WORDS> {
                 }
                 Ok(None) => {}
                 Err(error) => {
+                    pools.drop_words(default);
                     pools.drop_tree(next.top);
                     pools.recycle();
                     return Err(error);
@@ -233,8 +269,9 @@ impl<const WORDS: usize> Ranges<WORDS> {
             // Nothing of the unpublished tree's earlier forms was published.
             pools.recycle();
         }
+        pools.drop_words(old.default());
         pools.drop_tree(old.top());
-        self.publish(pools, next, 0);
+        self.publish(pools, next, 0, default);
         Ok(())
     }
 
@@ -276,10 +313,17 @@ impl<const WORDS: usize> Ranges<WORDS> {
 
     /// Makes a changed tree the active one. `before` is the number of ranges that it was made from.
     /// The caller holds the lock, and has called [`open`](Self::open).
-    fn publish(&self, pools: &mut Pools<WORDS>, changed: Changed, before: usize) {
+    fn publish(
+        &self,
+        pools: &mut Pools<WORDS>,
+        changed: Changed,
+        before: usize,
+        default: *mut Words<WORDS>,
+    ) {
         // SAFETY: `open` has made the spare root, which stays mapped until the map is dropped.
         if let Some(spare) = unsafe { self.latch.spare().as_ref() } {
-            spare.set(changed.top, before + changed.added - changed.dropped);
+            let len = before + changed.added - changed.dropped;
+            spare.set(changed.top, len, default);
         }
         self.latch.publish();
         pools.recycle();

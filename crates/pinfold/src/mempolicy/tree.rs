@@ -42,6 +42,8 @@ pub(super) struct Root<const WORDS: usize> {
     top: AtomicPtr<Node>,
     /// The number of ranges.
     len: AtomicUsize,
+    /// The words of pages that no range covers, or null.
+    default: AtomicPtr<Words<WORDS>>,
 }
 
 /// An inner node or a leaf.
@@ -78,10 +80,13 @@ impl<const WORDS: usize> Root<WORDS> {
         self.top.load(Acquire)
     }
 
-    /// Stores the tree below `top`, which has `len` ranges. Only for the spare root.
-    pub(super) fn set(&self, top: *mut Node, len: usize) {
-        // Release pairs with the acquire in `top`: see the module's documentation.
+    /// Stores the tree below `top`, which has `len` ranges, and the words of all other pages. Only
+    /// for the spare root.
+    pub(super) fn set(&self, top: *mut Node, len: usize, default: *mut Words<WORDS>) {
+        // Release pairs with the acquires in `top` and `Tree::default`: see the module's
+        // documentation.
         self.top.store(top, Release);
+        self.default.store(default, Release);
         self.len.store(len, Relaxed);
     }
 }
@@ -191,6 +196,25 @@ impl<'t, const WORDS: usize> Tree<'t, WORDS> {
         self.root.map_or(0, |root| root.len.load(Relaxed))
     }
 
+    /// Returns the words of pages that no range covers, or null.
+    pub(super) fn default(self) -> *mut Words<WORDS> {
+        // Acquire pairs with the release in `Root::set`: see the module's documentation.
+        self.root
+            .map_or(null_mut(), |root| root.default.load(Acquire))
+    }
+
+    /// Returns the words of pages that no range covers.
+    pub(super) fn otherwise(self) -> Option<&'t Words<WORDS>> {
+        self.words(self.default().cast())
+    }
+
+    /// Returns the words of the range that covers `page`, or else those of pages that no range
+    /// covers.
+    #[inline(always)]
+    pub(super) fn holding(self, page: u64) -> Option<&'t Words<WORDS>> {
+        self.covering(page).or_else(|| self.otherwise())
+    }
+
     /// Returns the node at an address that a root or an inner node holds.
     #[inline(always)]
     fn node(self, at: *mut Node) -> Option<&'t Node> {
@@ -222,7 +246,7 @@ impl<'t, const WORDS: usize> Tree<'t, WORDS> {
 
     /// Returns the words of the range that covers `page`.
     #[inline(always)]
-    pub(super) fn covering(self, page: u64) -> Option<&'t Words<WORDS>> {
+    fn covering(self, page: u64) -> Option<&'t Words<WORDS>> {
         let mut at = self.top();
         for _ in 0..MAX_DEPTH {
             let node = self.node(at)?;
@@ -237,11 +261,11 @@ impl<'t, const WORDS: usize> Tree<'t, WORDS> {
         None
     }
 
-    /// Returns the words that a leaf's entry holds.
+    /// Returns the words that a leaf's entry or a root holds.
     #[inline(always)]
     fn words(self, below: *mut Node) -> Option<&'t Words<WORDS>> {
-        // SAFETY: leaves hold null or addresses of words, also while they are recycled, and words
-        // stay mapped for `'t`. They are atomic.
+        // SAFETY: leaves and roots hold null or addresses of words, also while they are recycled,
+        // and words stay mapped for `'t`. They are atomic.
         unsafe { below.cast::<Words<WORDS>>().as_ref() }
     }
 

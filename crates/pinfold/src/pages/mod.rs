@@ -10,8 +10,9 @@
 //! * A **place** is a number that the caller asks for a page with: the page's offset in a file or
 //!   region. Policies hold for ranges of places ([`SharedPolicy`]).
 //! * The **effective policy** of a place is the policy of the place's range. If the range has no
-//!   policy, it is the policy that the process was started with. Without either policy, the page
-//!   comes from the node that the thread runs on.
+//!   policy, it is the pool's default policy. If the pool has none, it is the policy that the
+//!   process was started with. Without any policy, the page comes from the node that the thread
+//!   runs on.
 //! * A **page list** holds free pages of one node on one CPU. It is the sheaf of a
 //!   [cache](crate::slab) that is bound to the node. Pages move to and from the list in batches.
 //!   The list's capacity adapts to use, within a budget. The shepherd empties idle lists.
@@ -160,16 +161,53 @@ impl Pages {
     ) -> Result<(), RangeError> {
         // A `default` policy is the same as no policy, as in the kernel. So it must not cost a
         // lookup.
+        self.policy.set(range, self.before_use(policy)?)
+    }
+
+    /// Sets the policy of all places whose range has no policy. `None`, or a `default` policy,
+    /// removes it; then these places take the policy that the process was started with. See
+    /// [`SharedPolicy::set_default`]. O(1).
+    ///
+    /// # Errors
+    ///
+    /// After an error, no policy has changed. But later allocations look up their ranges.
+    ///
+    /// * [`RangeError::NoNodes`] if none of the policy's nodes is usable.
+    /// * [`RangeError::Busy`] if the caller is a signal handler that interrupted a change of
+    ///   policies.
+    /// * [`RangeError::OutOfMemory`] if there is no memory.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::mempolicy::Mempolicy;
+    /// use pinfold::pages::Pages;
+    ///
+    /// let pool = Pages::new("file")?;
+    /// pool.set_default_policy(Some(&Mempolicy::parse("interleave")?))?;
+    /// assert!(pool.policy_of(7).is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_default_policy(&self, policy: Option<&Mempolicy>) -> Result<(), RangeError> {
+        self.policy.set_default(self.before_use(policy)?)
+    }
+
+    /// Makes sure that allocations look policies up. Returns the policy, or `None` for a `default`
+    /// policy.
+    fn before_use<'p>(
+        &self,
+        policy: Option<&'p Mempolicy>,
+    ) -> Result<Option<&'p Mempolicy>, RangeError> {
         let policy = policy.filter(|policy| policy.mode() != Mode::Default);
         if let Some(policy) = policy {
             if !Placement::is_possible(policy) {
                 return Err(RangeError::NoNodes);
             }
-            // The flag is never cleared again. To find out whether a range is left would cost more
+            // The flag is never cleared again. To find out whether a policy is left would cost more
             // than it saves.
             self.duties.fetch_or(LOOKS_UP, Relaxed);
         }
-        self.policy.set(range, policy)
+        Ok(policy)
     }
 
     /// Returns the map from ranges to policies, for reading and for setting. From this call on,
@@ -180,8 +218,8 @@ impl Pages {
         &self.policy
     }
 
-    /// Returns a copy of the policy of a place's range, or `None` if the range has no policy. O(log
-    /// n) in the number of ranges.
+    /// Returns a copy of the policy of a place's range, or else of the pool's default policy, or
+    /// `None`. O(log n) in the number of ranges.
     pub fn policy_of(&self, place: u64) -> Option<Mempolicy> {
         self.policy.lookup(place)
     }

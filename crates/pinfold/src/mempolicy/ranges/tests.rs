@@ -238,7 +238,8 @@ fn check(map: &Map) -> Census {
     assert_eq!(seen.ranges, map.len());
     // SAFETY: no other thread uses the map.
     let in_use = unsafe { &*map.pools.get() }.in_use();
-    assert_eq!(in_use, [seen.ranges, seen.leaves, seen.inners]);
+    let words = seen.ranges + usize::from(map.default().is_some());
+    assert_eq!(in_use, [words, seen.leaves, seen.inners]);
     seen
 }
 
@@ -330,6 +331,9 @@ fn memory_is_used_again() {
     };
     let mut early = 0;
     for round in 0..40 {
+        let default = words(round);
+        map.set_default((round % 3 > 0).then_some(&default))
+            .unwrap();
         for n in 0..500 {
             map.set(n * 3, n * 3 + 2, Some(&words(n + round))).unwrap();
         }
@@ -339,7 +343,7 @@ fn memory_is_used_again() {
         })
         .unwrap();
         let refused = map.update(|w| match w[0] {
-            0..400 => Ok(()),
+            0..480 => Ok(()),
             _ => Err(RangeError::UnknownNodes),
         });
         assert_eq!(refused, Err(RangeError::UnknownNodes));
