@@ -303,6 +303,13 @@ int pinfold_pages_set_policy(const struct pinfold_pages *pages, uint64_t start, 
 int pinfold_pages_set_default_policy(const struct pinfold_pages *pages,
 				     const pinfold_mempolicy_t *policy);
 
+/*
+ * Sets whether places without a policy follow the policy that the calling thread has at the moment
+ * of the allocation, as page faults do. 0 at the start. While this is on, each such allocation
+ * makes a system call, which costs more than zeroing the page.
+ */
+void pinfold_pages_set_following_threads(const struct pinfold_pages *pages, int following);
+
 /* Returns the size of a page in bytes. */
 size_t pinfold_pages_size(const struct pinfold_pages *pages);
 

@@ -331,3 +331,53 @@ fn the_shepherd_drains_idle_page_lists() {
     }
     running.stop();
 }
+
+/// A policy that a thread sets after the process has started places its pages, in a pool that
+/// follows threads.
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn a_pool_that_follows_threads_places_pages_by_the_policy_of_the_moment() {
+    let nodes = several();
+    let pool = Pages::new("threads").unwrap();
+    let taken = || -> Vec<_> { (0..20).map(|place| pool.alloc(place).unwrap()).collect() };
+    let mut all = Vec::new();
+    for following in [true, false] {
+        pool.set_following_threads(following);
+        for &node in &nodes {
+            let text = format!("bind:{}", node.0);
+            std::thread::scope(|scope| {
+                let bound = scope.spawn(|| {
+                    // The thread runs on another node than the one that its policy names.
+                    let other = crate::nodes()
+                        .into_iter()
+                        .find(|(id, cpu)| *id != node && cpu.is_some());
+                    let (home, cpu) = other.map(|(id, cpu)| (id, cpu.unwrap())).unwrap();
+                    pin(cpu);
+                    pinfold::mempolicy::set_for_thread(&policy(&text)).unwrap();
+                    (
+                        home,
+                        taken()
+                            .into_iter()
+                            .map(|page| page.as_ptr() as usize)
+                            .collect::<Vec<_>>(),
+                    )
+                });
+                let (home, pages) = bound.join().unwrap();
+                let pages: Vec<_> = pages
+                    .into_iter()
+                    .map(|page| NonNull::new(page as *mut u8).unwrap())
+                    .collect();
+                let wanted = if following { node } else { home };
+                assert!(
+                    lie_on(&pages).iter().all(|&found| found == wanted),
+                    "{text}"
+                );
+                all.extend(pages);
+            });
+        }
+    }
+    for page in all {
+        // SAFETY: the page came from `pool` and is not used afterwards.
+        unsafe { pool.free(page) };
+    }
+}

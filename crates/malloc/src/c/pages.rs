@@ -90,6 +90,18 @@ pub unsafe extern "C" fn pinfold_pages_set_default_policy(
     answer(this.set_default_policy(policy))
 }
 
+/// Sets whether places without a policy follow the calling thread's policy. Costs a system call for
+/// each such allocation.
+///
+/// # Safety
+///
+/// `this` is a pool of this API that has not been destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_pages_set_following_threads(this: *const Pages, following: c_int) {
+    // SAFETY: the caller promises a pool that has not been destroyed.
+    unsafe { &*this }.set_following_threads(following != 0);
+}
+
 /// Returns the size of a page in bytes.
 ///
 /// # Safety

@@ -188,6 +188,7 @@ static void defaults(void)
 	struct pinfold_pages *pool = pinfold_pages_create("defaults");
 	pinfold_mempolicy_t *mount = parsed("prefer:0"), *range = parsed("bind:0"), *found;
 	pinfold_mempolicy_t *nowhere = parsed("bind:1000");
+	void *page;
 
 	CHECK(map && pool);
 	CHECK(pinfold_shared_policy_set_default(map, NULL) == 0);
@@ -207,6 +208,11 @@ static void defaults(void)
 	errno = 0;
 	CHECK(pinfold_pages_set_default_policy(pool, nowhere) == -1 && errno == EINVAL);
 	CHECK(pinfold_pages_set_default_policy(pool, NULL) == 0);
+	pinfold_pages_set_following_threads(pool, 1);
+	page = pinfold_pages_alloc(pool, 3);
+	CHECK(page);
+	pinfold_pages_free(pool, page);
+	pinfold_pages_set_following_threads(pool, 0);
 	pinfold_mempolicy_put(mount);
 	pinfold_mempolicy_put(range);
 	pinfold_mempolicy_put(nowhere);
