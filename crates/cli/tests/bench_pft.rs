@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-const SUBJECTS: [&str; 3] = ["kernel", "counted", "pinfold"];
+const SUBJECTS: [&str; 4] = ["kernel", "counted", "shared-counted", "pinfold"];
 const KINDS: [(&str, &str); 4] = [
     ("anon", "system"),
     ("anon", "range"),
@@ -51,6 +51,17 @@ fn takes_part(subject: &str, policy: &str, has_mbind: bool) -> bool {
     subject != "kernel" || policy == "system" || has_mbind
 }
 
+/// Returns the subject that a subject is a control of: without a policy, all but the kernel do the
+/// same; and for shared memory, both counting subjects count.
+fn same_code_as(subject: &str, memory: &str, policy: &str) -> Option<&'static str> {
+    match (subject, memory, policy) {
+        ("shared-counted" | "pinfold", _, "system") | ("shared-counted", "shmem", "range") => {
+            Some("counted")
+        }
+        _ => None,
+    }
+}
+
 #[test]
 fn all_combinations_are_measured() {
     let has_mbind = has_mbind();
@@ -69,6 +80,7 @@ fn all_combinations_are_measured() {
                 }
                 let expected = serde_json::json!({
                     "memory": memory, "policy": policy, "threads": threads, "subject": subject,
+                    "same_code_as": same_code_as(subject, memory, policy),
                 });
                 assert_eq!(row, expected);
             }
@@ -99,11 +111,27 @@ fn tables_have_the_form_of_2008() {
             assert_eq!(numbers[0], threads);
             assert_eq!(numbers.len(), 1 + 2 * (names.len() - 1), "{text}");
         }
-        let gain = lines.next().unwrap();
-        for words in ["pinfold / counted: ", " at 1 thread; ", " at 3 threads"] {
-            assert!(gain.contains(words), "{gain}");
+        for (after, before) in [
+            ("shared-counted", "counted"),
+            ("pinfold", "counted"),
+            ("pinfold", "shared-counted"),
+        ] {
+            let gain = lines.next().unwrap();
+            let begin = format!("{after} / {before}: ");
+            for words in [&begin[..], " at 1 thread; ", " at 3 threads"] {
+                assert!(gain.contains(words), "{gain}");
+            }
+            // Where both run the same code, the line must not look like a gain.
+            let control = title.ends_with("sys-default")
+                || title == "shmem+vma-policy" && after == "shared-counted";
+            assert_eq!(
+                gain.contains("(control: both run the same code"),
+                control,
+                "{gain}"
+            );
         }
     }
+    assert!(text.contains("The kernel's column is other work"), "{text}");
     assert!(
         text.contains("medians of 2 rounds. A region of 1M, "),
         "{text}"

@@ -230,16 +230,25 @@ void pinfold_shared_policy_destroy(struct pinfold_shared_policy *shared);
  * other threads.
  *
  * Returns 0, or -1 with nothing changed: EINVAL (`start` is not below `end`), ENOMEM, or EBUSY (the
- * caller is a signal handler that interrupted another set). Safe in signal handlers. Takes a lock,
- * and copies the list of ranges.
+ * caller is a signal handler that interrupted another set). Safe in signal handlers. Takes a lock.
+ * Costs O(log n) for n ranges, and O(1) for each range that it removes.
  */
 int pinfold_shared_policy_set(const struct pinfold_shared_policy *shared, uint64_t start,
 			      uint64_t end, const pinfold_mempolicy_t *policy);
 
 /*
- * Returns a copy of the policy of page `page`, which the caller holds, or NULL with ENOENT (the
- * page has no policy) or ENOMEM. Costs O(log n) for n ranges, and an allocation. Safe in signal
- * handlers.
+ * Gives the pages whose range has no policy a copy of `policy`, as the "mpol=" of a mounted tmpfs
+ * does. NULL and the default policy remove that policy. Ranges that are removed later take it too.
+ *
+ * Returns 0, or -1 with nothing changed: ENOMEM or EBUSY. Safe in signal handlers. Takes a lock.
+ */
+int pinfold_shared_policy_set_default(const struct pinfold_shared_policy *shared,
+				      const pinfold_mempolicy_t *policy);
+
+/*
+ * Returns a copy of the policy of page `page`, or else of the map's default, which the caller
+ * holds, or NULL with ENOENT (there is neither) or ENOMEM. Costs O(log n) for n
+ * ranges, and an allocation. Safe in signal handlers.
  */
 pinfold_mempolicy_t *pinfold_shared_policy_lookup(const struct pinfold_shared_policy *shared,
 						  uint64_t page);
@@ -281,10 +290,25 @@ int pinfold_pages_destroy(struct pinfold_pages *pages);
  *
  * Returns 0, or -1 with nothing changed: EINVAL (`start` is not below `end`, or none of the
  * policy's nodes can be used here), ENOMEM, or EBUSY (the caller is a signal handler that
- * interrupted another set). Takes a lock, and copies the list of ranges.
+ * interrupted another set). Takes a lock. Costs O(log n) for n ranges.
  */
 int pinfold_pages_set_policy(const struct pinfold_pages *pages, uint64_t start, uint64_t end,
 			     const pinfold_mempolicy_t *policy);
+
+/*
+ * Gives the places whose range has no policy a copy of `policy`. NULL and the default policy remove
+ * that policy. Returns 0, or -1 with nothing changed: EINVAL (none of the policy's nodes can be
+ * used here), ENOMEM or EBUSY. Takes a lock.
+ */
+int pinfold_pages_set_default_policy(const struct pinfold_pages *pages,
+				     const pinfold_mempolicy_t *policy);
+
+/*
+ * Sets whether places without a policy follow the policy that the calling thread has at the moment
+ * of the allocation, as page faults do. 0 at the start. While this is on, each such allocation
+ * makes a system call, which costs more than zeroing the page.
+ */
+void pinfold_pages_set_following_threads(const struct pinfold_pages *pages, int following);
 
 /* Returns the size of a page in bytes. */
 size_t pinfold_pages_size(const struct pinfold_pages *pages);

@@ -1,9 +1,10 @@
 //! Explores the latch of shared policies in loom:
 //! `RUSTFLAGS="--cfg loom" cargo test --release --test model_ranges`.
 //!
-//! This is `mempolicy/latch.rs` itself, over loom's atomics. A buffer of ranges is modelled as two
-//! words, which a writer sets to the same value, and a size that is not atomic, like the head of a
-//! real buffer. Each planted fault removes one thing that the file's proof rests on.
+//! This is `mempolicy/latch.rs` itself, over loom's atomics. A root is modelled with a size that is
+//! not atomic, and a tree as one node of two words, which a writer sets to the same value. The node
+//! of the tree that a change replaced is the next one that the writer writes. Each planted fault
+//! removes one thing that the file's proof rests on.
 //!
 //! # What is mirrored
 //!
@@ -11,14 +12,17 @@
 //!
 //! | step | mirrors | fingerprint |
 //! |---|---|---|
-//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::draft` | `b1ccd4fcb593e8db` |
-//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::set` | `cfa3b90933d81a10` |
-//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::update` | `fbbc28096d06fb07` |
-//! | `Model::set` | `pinfold/src/mempolicy/buffer.rs` `Buffer::map` | `4be93575f1577f9a` |
-//! | `Model::set` | `pinfold/src/mempolicy/buffer.rs` `Draft::push` | `6a15ad0a138aec8b` |
-//! | `Model::set` | `pinfold/src/mempolicy/buffer.rs` `Draft::copy` | `4b7d199b8199244a` |
-//! | `Model::set` | `pinfold/src/mempolicy/buffer.rs` `Draft::finish` | `ff95abd84289808f` |
-//! | `Model::read` | `pinfold/src/mempolicy/ranges.rs` `Ranges::look` | `b2dae3e027452a9f` |
+//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::open` | `b366be070b3eea24` |
+//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::set` | `b5b00d19130e5f55` |
+//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::update` | `6142fe5fa3ce75a8` |
+//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::publish` | `a66e8c7f065bdb64` |
+//! | `Model::set` | `pinfold/src/mempolicy/chunks.rs` `Pool::take` | `31152ae48914b12d` |
+//! | `Model::set` | `pinfold/src/mempolicy/chunks.rs` `Pool::recycle` | `1d8350c76f8dc9b6` |
+//! | `Model::read` | `pinfold/src/mempolicy/ranges.rs` `Ranges::read` | `896a83d964f49742` |
+//! | `Model::read` | `pinfold/src/mempolicy/tree.rs` `Tree::covering` | `b2151b8308e34830` |
+//! | `Model::read` | `pinfold/src/mempolicy/tree.rs` `Node::below` | `eec6fec38bc8acb8` |
+//! | `Model::set` | `pinfold/src/mempolicy/tree.rs` `Node::put` | `7077617ce57fb33d` |
+//! | `Model::set` | `pinfold/src/mempolicy/tree.rs` `Root::set` | `9c22d894c06e4705` |
 #![cfg(loom)]
 
 #[path = "../src/mempolicy/latch.rs"]
@@ -27,8 +31,8 @@ mod latch;
 use latch::Latch;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::AtomicU64;
-use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use loom::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release};
+use loom::sync::atomic::{AtomicPtr, AtomicU64};
 use loom::thread;
 use std::cell::Cell;
 use std::ptr::null_mut;
@@ -46,6 +50,8 @@ enum Fault {
     VersionStoredRelaxed,
     PointerLoadedRelaxed,
     PointerStoredRelaxed,
+    TopLoadedRelaxed,
+    TopStoredRelaxed,
 }
 
 std::thread_local! {
@@ -59,6 +65,11 @@ loom::thread_local! {
 
 fn fault() -> Fault {
     FAULT.with(Cell::get)
+}
+
+/// Returns `order`, or a weaker one if that is the planted fault.
+fn unless(planted: Fault, order: Ordering) -> Ordering {
+    if fault() == planted { Relaxed } else { order }
 }
 
 /// The latch's atomics: loom's, with the planted fault.
@@ -131,23 +142,31 @@ mod primitive {
     }
 }
 
-struct Buffer {
-    /// Written before another thread can see the buffer.
+struct Root {
+    /// Written before another thread can see the root.
     size: UnsafeCell<usize>,
+    top: AtomicPtr<Node>,
+}
+
+/// A tree: one node.
+#[derive(Default)]
+struct Node {
     words: [AtomicU64; 2],
 }
 
 struct Model {
-    latch: Latch<Buffer>,
-    /// All buffers that were made. They stay until the end of the model.
-    made: Mutex<Vec<*mut Buffer>>,
+    latch: Latch<Root>,
+    /// All roots and nodes that were made. They stay until the end of the model.
+    made: Mutex<(Vec<*mut Root>, Vec<*mut Node>)>,
+    /// The node that the last change took out of the tree. For the writer.
+    retired: Mutex<Option<*mut Node>>,
     /// The newest value that a reader has seen, or that a finished change has set.
     known: AtomicU64,
 }
 
-// SAFETY: loom checks every access to the buffers for data races.
+// SAFETY: loom checks every access to roots and nodes for data races.
 unsafe impl Sync for Model {}
-// SAFETY: buffers are plain memory, which any thread may free.
+// SAFETY: roots and nodes are plain memory, which any thread may free.
 unsafe impl Send for Model {}
 
 impl Model {
@@ -156,52 +175,70 @@ impl Model {
         Arc::new(Model {
             latch: Latch::new(primitive::AtomicU64::new(0), [none(), none()]),
             made: Mutex::default(),
+            retired: Mutex::default(),
             known: AtomicU64::new(0),
         })
     }
 
-    /// Does what `Ranges::draft` and its callers do. One thread changes the model, to the values 1,
-    /// 2, 3 and so on.
+    /// Does what `Ranges::set` does. One thread changes the model, to the values 1, 2, 3 and so on.
+    /// With `grow`, a new root replaces the spare one each time.
     fn set(&self, value: u64, grow: bool) {
         if grow || self.latch.spare().is_null() {
-            let larger = Box::into_raw(Box::new(Buffer {
+            let fresh = Box::into_raw(Box::new(Root {
                 size: UnsafeCell::new(0),
-                words: Default::default(),
+                top: AtomicPtr::new(null_mut()),
             }));
-            self.made.lock().unwrap().push(larger);
-            // SAFETY: `larger` is a fresh box that no other thread has yet. loom checks that
+            self.made.lock().unwrap().0.push(fresh);
+            // SAFETY: `fresh` is a fresh box that no other thread has yet. loom checks that
             // readers see this write.
-            unsafe { (*larger).size.with_mut(|size| *size = 2) };
-            self.latch.replace_spare(larger);
+            unsafe { (*fresh).size.with_mut(|size| *size = 2) };
+            self.latch.replace_spare(fresh);
         }
-        // SAFETY: the spare pointer is not null, because `replace_spare` has set it, and buffers
-        // live until the model is dropped.
+        // SAFETY: the spare pointer is not null, because `replace_spare` has set it, and roots live
+        // until the model is dropped.
         let spare = unsafe { &*self.latch.open_spare() };
-        for word in &spare.words {
+        let recycled = self.retired.lock().unwrap().take();
+        let node = recycled.unwrap_or_else(|| {
+            let node = Box::into_raw(Box::new(Node::default()));
+            self.made.lock().unwrap().1.push(node);
+            node
+        });
+        // SAFETY: nodes live until the model is dropped.
+        for word in unsafe { &(*node).words } {
             word.store(value, Relaxed);
         }
-        // The active buffer still holds the previous change.
-        // SAFETY: the pointer is null or a buffer, which lives until the model is dropped.
+        spare
+            .top
+            .store(node, unless(Fault::TopStoredRelaxed, Release));
+        // SAFETY: the pointer is null or a root, which lives until the model is dropped.
         let active = unsafe { self.latch.active().as_ref() };
-        assert_eq!(
-            active.map_or(0, |buffer| buffer.words[0].load(Relaxed)),
-            value - 1
-        );
+        let old = active.map(|root| root.top.load(Relaxed));
+        // The active tree still holds the previous change.
+        // SAFETY: an active root has a node, which lives until the model is dropped.
+        let before = old.map_or(0, |old| unsafe { (*old).words[0].load(Relaxed) });
+        assert_eq!(before, value - 1);
         self.latch.publish();
+        *self.retired.lock().unwrap() = old;
         self.known.fetch_max(value, AcqRel);
     }
 
     fn read(&self) {
         READS.with(|reads| reads.set(true));
         let known = self.known.load(Acquire);
-        let [one, other] = self.latch.read(|buffer| {
-            // SAFETY: the pointer is null or a buffer, which lives until the model is dropped.
-            let Some(buffer) = (unsafe { buffer.as_ref() }) else {
+        let [one, other] = self.latch.read(|root| {
+            // SAFETY: the pointer is null or a root, which lives until the model is dropped.
+            let Some(root) = (unsafe { root.as_ref() }) else {
                 return [0, 0];
             };
             // SAFETY: loom fails the model if this read races with the write in `set`.
-            assert_eq!(buffer.size.with(|size| unsafe { *size }), 2);
-            [0, 1].map(|word| buffer.words[word].load(Relaxed))
+            assert_eq!(root.size.with(|size| unsafe { *size }), 2);
+            let order = unless(Fault::TopLoadedRelaxed, Acquire);
+            // SAFETY: the pointer is null or a node, which lives until the model is dropped.
+            match unsafe { root.top.load(order).as_ref() } {
+                Some(node) => [0, 1].map(|word| node.words[word].load(Relaxed)),
+                // A reader that strayed. The latch refuses this, or the values differ from all.
+                None => [u64::MAX, 0],
+            }
         });
         assert_eq!(one, other, "torn");
         assert!(one >= known, "stale: {one} after {known}");
@@ -211,10 +248,15 @@ impl Model {
 
 impl Drop for Model {
     fn drop(&mut self) {
-        for buffer in self.made.get_mut().unwrap().drain(..) {
+        let (roots, nodes) = self.made.get_mut().unwrap();
+        for root in roots.drain(..) {
             // SAFETY: `Box::into_raw` returned the pointer, which `made` holds once, and all
             // threads of the model have ended.
-            drop(unsafe { Box::from_raw(buffer) });
+            drop(unsafe { Box::from_raw(root) });
+        }
+        for node in nodes.drain(..) {
+            // SAFETY: `Box::into_raw` returned the pointer, which `made` holds once.
+            drop(unsafe { Box::from_raw(node) });
         }
     }
 }
@@ -253,7 +295,7 @@ fn one_reader_sees_complete_values_from_the_first_change_on() {
 }
 
 #[test]
-fn one_reader_sees_complete_values_while_buffers_grow() {
+fn one_reader_sees_complete_values_while_roots_are_replaced() {
     explore(Fault::Nothing, 1, 2, 2, 3, true);
 }
 
@@ -263,7 +305,7 @@ fn two_readers_see_complete_values_in_order() {
 }
 
 #[test]
-fn two_readers_see_complete_values_while_buffers_grow() {
+fn two_readers_see_complete_values_while_roots_are_replaced() {
     explore(Fault::Nothing, 2, 1, 1, 2, true);
 }
 
@@ -299,12 +341,24 @@ fn reads_are_stale_if_the_version_is_stored_relaxed() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn buffers_are_not_initialized_if_the_pointer_is_loaded_relaxed() {
+fn roots_are_not_initialized_if_the_pointer_is_loaded_relaxed() {
     explore(Fault::PointerLoadedRelaxed, 1, 1, 2, 2, true);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn buffers_are_not_initialized_if_the_pointer_is_stored_relaxed() {
+fn roots_are_not_initialized_if_the_pointer_is_stored_relaxed() {
     explore(Fault::PointerStoredRelaxed, 1, 1, 2, 2, true);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn strays_find_no_memory_if_a_trees_top_is_loaded_relaxed() {
+    explore(Fault::TopLoadedRelaxed, 1, 2, 0, 3, false);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn strays_find_no_memory_if_a_trees_top_is_stored_relaxed() {
+    explore(Fault::TopStoredRelaxed, 1, 2, 0, 3, false);
 }

@@ -434,3 +434,53 @@ fn a_default_policy_counts_as_no_policy() {
     let has = |place| pages.policy_of(place).is_some();
     assert_eq!([39, 40, 59, 60].map(has), [true, false, false, true]);
 }
+
+#[test]
+fn a_pool_follows_the_threads_policy_of_the_moment() {
+    if pinfold::mempolicy::available().is_ok() {
+        with_nodes(NODES, "threads");
+    }
+}
+
+/// The made-up nodes are known to the kernel as node 0, so `bind:0` is the only policy that it
+/// accepts. It means the allocator's node 0, on every CPU.
+#[test]
+#[ignore = "needs four nodes; run by a_pool_follows_the_threads_policy_of_the_moment"]
+fn threads() {
+    if !faked() {
+        return;
+    }
+    let Some(cpu) = (0..cpus()).find(|cpu| cpu % NODES != 0) else {
+        return;
+    };
+    pin(cpu);
+    let local = cpu % NODES;
+    let pages = Pages::new("threads").unwrap();
+    pages.set_policy(50..60, Some(&policy("bind:3"))).unwrap();
+    let at = |place| nodes_of(&pages, std::iter::once(place))[0];
+    let set = |text| pinfold::mempolicy::set_for_thread(&policy(text)).unwrap();
+    set("bind:0");
+    assert_eq!((at(1), at(50)), (local, 3), "before it was asked for");
+    pages.set_following_threads(true);
+    assert_eq!((at(1), at(50)), (0, 3), "a range's policy comes first");
+    // Another thread has a policy of its own.
+    let elsewhere = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            pin(cpu);
+            set("default");
+            at(1)
+        });
+        other.join().unwrap()
+    });
+    assert_eq!((elsewhere, at(1)), (local, 0));
+    set("local");
+    assert_eq!(at(1), local);
+    set("prefer:0");
+    assert_eq!(at(1), 0);
+    // The pool's default comes before the thread's policy.
+    pages.set_default_policy(Some(&policy("bind:2"))).unwrap();
+    assert_eq!((at(1), at(50)), (2, 3));
+    pages.set_default_policy(None).unwrap();
+    pages.set_following_threads(false);
+    assert_eq!(at(1), local);
+}

@@ -286,3 +286,83 @@ fn empty_maps_empty_ranges_and_the_last_page() {
     shared.set(5..6, Some(&local)).unwrap();
     assert_eq!(shared.len(), 1);
 }
+
+/// As on a mounted tmpfs: a range's policy, else the map's default, else the thread's, else the
+/// system's.
+#[test]
+fn pages_without_a_range_take_the_maps_default() {
+    let shared = SharedPolicy::new();
+    let parsed = |text| Mempolicy::parse(text).unwrap();
+    let (mount, range, thread) = (
+        parsed("interleave:0-3"),
+        parsed("bind:1"),
+        parsed("prefer:2"),
+    );
+    assert_eq!(shared.set_default(None), Ok(()));
+    assert_eq!((shared.lookup(0), shared.default_policy()), (None, None));
+    assert_eq!(shared.effective(0, None), Mempolicy::local());
+    assert_eq!(shared.effective(0, Some(&thread)), thread);
+    shared.set_default(Some(&mount)).unwrap();
+    shared.set(5..9, Some(&range)).unwrap();
+    for (page, wanted) in [
+        (4, &mount),
+        (5, &range),
+        (8, &range),
+        (9, &mount),
+        (u64::MAX, &mount),
+    ] {
+        assert_eq!(shared.lookup(page).as_ref(), Some(wanted), "page {page}");
+        assert_eq!(
+            &shared.effective(page, Some(&thread)),
+            wanted,
+            "page {page}"
+        );
+    }
+    assert_eq!(
+        (shared.len(), shared.default_policy()),
+        (1, Some(mount.clone()))
+    );
+    assert_eq!(shared.to_string(), "5-9 bind:1\notherwise interleave:0-3\n");
+    // A removed range falls back to the default, and not to the thread.
+    shared.set(0..100, None).unwrap();
+    assert_eq!((shared.lookup(6), shared.is_empty()), (Some(mount), true));
+    // A policy `default` removes the default.
+    shared.set_default(Some(&Mempolicy::default())).unwrap();
+    assert_eq!(shared.effective(6, Some(&thread)), thread);
+    assert_eq!(shared.to_string(), "");
+}
+
+#[test]
+fn the_maps_default_is_bound_again_together_with_its_ranges() {
+    let shared = SharedPolicy::new();
+    let policy = Mempolicy::parse("interleave=relative:0-1").unwrap();
+    shared.set_default(Some(&policy)).unwrap();
+    let nodes = |page| shared.lookup(page).unwrap().nodes().to_string();
+    shared.rebind(&NodeSet::parse(b"4-7").unwrap()).unwrap();
+    assert_eq!(nodes(0), "4-5");
+    shared.set(0..1, Some(&policy)).unwrap();
+    shared.rebind(&NodeSet::parse(b"2-3").unwrap()).unwrap();
+    assert_eq!((nodes(0), nodes(1)), ("2-3".to_owned(), "2-3".to_owned()));
+}
+
+/// While a thread replaces the default, readers find one of the two policies, whole.
+#[test]
+fn readers_beside_changes_of_the_default_see_whole_policies() {
+    let shared = SharedPolicy::new();
+    let (one, other) = (policy(0x1234), policy(0x4321));
+    shared.set_default(Some(&one)).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                let found = shared.lookup(7).expect("the map has a default");
+                assert!(found == one || found == other, "torn: {found}");
+            }
+        });
+        for round in 0..50_000 {
+            let next = if round % 2 == 0 { &other } else { &one };
+            shared.set_default(Some(next)).unwrap();
+        }
+    });
+}

@@ -72,6 +72,36 @@ pub unsafe extern "C" fn pinfold_pages_set_policy(
     answer(this.set_policy(start..end, policy))
 }
 
+/// Gives the places whose range has no policy a copy of `policy`. If `policy` is null, removes that
+/// policy. Returns 0, or −1 with errno.
+///
+/// # Safety
+///
+/// `this` is a pool of this API that has not been destroyed. `policy` is null, or a handle that the
+/// caller holds during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_pages_set_default_policy(
+    this: *const Pages,
+    policy: *const CPolicy,
+) -> c_int {
+    // SAFETY: the caller promises a pool that has not been destroyed, and a `policy` that is null
+    // or a handle that it holds.
+    let (this, policy) = unsafe { (&*this, policy_of(policy)) };
+    answer(this.set_default_policy(policy))
+}
+
+/// Sets whether places without a policy follow the calling thread's policy. Costs a system call for
+/// each such allocation.
+///
+/// # Safety
+///
+/// `this` is a pool of this API that has not been destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_pages_set_following_threads(this: *const Pages, following: c_int) {
+    // SAFETY: the caller promises a pool that has not been destroyed.
+    unsafe { &*this }.set_following_threads(following != 0);
+}
+
 /// Returns the size of a page in bytes.
 ///
 /// # Safety

@@ -36,8 +36,29 @@ pub unsafe extern "C" fn pinfold_shared_policy_set(
     answer(this.set(start..end, policy))
 }
 
-/// Returns a new handle of a copy of the page's policy (`mpol_shared_policy_lookup`). Returns null
-/// with ENOENT if the page has no policy, or with ENOMEM if there is no memory.
+/// Gives the pages that no range has a policy for a copy of `policy`, as the `mpol=` of a mounted
+/// tmpfs. If `policy` is null, removes that policy.
+///
+/// Returns 0. If it fails, returns −1 with errno, and changes nothing.
+///
+/// # Safety
+///
+/// `this` is a map of this API that has not been destroyed. `policy` is null, or a handle that the
+/// caller holds during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_shared_policy_set_default(
+    this: *const SharedPolicy,
+    policy: *const CPolicy,
+) -> c_int {
+    // SAFETY: the caller promises a map that has not been destroyed, and a `policy` that is null or
+    // a handle that it holds.
+    let (this, policy) = unsafe { (&*this, policy_of(policy)) };
+    answer(this.set_default(policy))
+}
+
+/// Returns a new handle of a copy of the page's policy (`mpol_shared_policy_lookup`): the range's,
+/// or else the map's default. Returns null with ENOENT if there is neither, or with ENOMEM
+/// if there is no memory.
 ///
 /// # Safety
 ///

@@ -181,6 +181,45 @@ static void copies_and_changes(void)
 	CHECK(errno == 4711);
 }
 
+/* A map's default serves the pages without a range, and the thread's policy those of no map. */
+static void defaults(void)
+{
+	struct pinfold_shared_policy *map = pinfold_shared_policy_create();
+	struct pinfold_pages *pool = pinfold_pages_create("defaults");
+	pinfold_mempolicy_t *mount = parsed("prefer:0"), *range = parsed("bind:0"), *found;
+	pinfold_mempolicy_t *nowhere = parsed("bind:1000");
+	void *page;
+
+	CHECK(map && pool);
+	CHECK(pinfold_shared_policy_set_default(map, NULL) == 0);
+	CHECK(pinfold_shared_policy_set_default(map, mount) == 0);
+	CHECK(pinfold_shared_policy_set(map, 5, 7, range) == 0);
+	CHECK((found = pinfold_shared_policy_lookup(map, 6)) && reads(found, "bind:0"));
+	pinfold_mempolicy_put(found);
+	CHECK((found = pinfold_shared_policy_lookup(map, UINT64_MAX)) && reads(found, "prefer:0"));
+	pinfold_mempolicy_put(found);
+	CHECK(pinfold_shared_policy_set(map, 0, 100, NULL) == 0);
+	CHECK((found = pinfold_shared_policy_lookup(map, 6)) && reads(found, "prefer:0"));
+	pinfold_mempolicy_put(found);
+	CHECK(pinfold_shared_policy_set_default(map, NULL) == 0);
+	errno = 0;
+	CHECK(!pinfold_shared_policy_lookup(map, 6) && errno == ENOENT);
+	CHECK(pinfold_pages_set_default_policy(pool, mount) == 0);
+	errno = 0;
+	CHECK(pinfold_pages_set_default_policy(pool, nowhere) == -1 && errno == EINVAL);
+	CHECK(pinfold_pages_set_default_policy(pool, NULL) == 0);
+	pinfold_pages_set_following_threads(pool, 1);
+	page = pinfold_pages_alloc(pool, 3);
+	CHECK(page);
+	pinfold_pages_free(pool, page);
+	pinfold_pages_set_following_threads(pool, 0);
+	pinfold_mempolicy_put(mount);
+	pinfold_mempolicy_put(range);
+	pinfold_mempolicy_put(nowhere);
+	pinfold_shared_policy_destroy(map);
+	CHECK(pinfold_pages_destroy(pool) == 0 || errno == ENOTSUP);
+}
+
 static void *hold_and_put(void *argument)
 {
 	pinfold_mempolicy_t *policy = argument;
@@ -434,6 +473,7 @@ int main(void)
 	copies_and_changes();
 	counts();
 	one_policy_in_two_uses();
+	defaults();
 	if (pinfold_mempolicy_available())
 		threads_and_ranges();
 	else

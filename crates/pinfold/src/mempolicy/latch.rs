@@ -15,7 +15,7 @@
 //!
 //! The writer:
 //!
-//! 1. replaces the spare buffer by a larger one, if it is too small;
+//! 1. makes the spare buffer, or replaces it, if it cannot hold the change;
 //! 2. fills the spare buffer, while readers read the active one;
 //! 3. adds 1 to the version, which makes the spare buffer the active one.
 //!

@@ -28,13 +28,14 @@
 //! | `bind` | binding |
 //! | `calls`, `pages`, `refusal` | the system calls |
 //! | `weights`, `order`, `zonelist` | where pages go |
-//! | `latch`, `buffer`, `ranges`, `shared` | policies by range |
+//! | `latch`, `chunks`, `tree`, `edit`, `parts`, `snapshot`, `ranges`, `shared` | policies by range |
 //! | `placement`, `process` | how the allocator follows policies |
 
 mod abi;
 mod bind;
-mod buffer;
 mod calls;
+mod chunks;
+mod edit;
 mod error;
 mod latch;
 mod mode;
@@ -42,12 +43,15 @@ mod order;
 mod pages;
 mod parse;
 mod parse_error;
+mod parts;
 mod placement;
 mod policy;
 mod process;
 mod ranges;
 mod refusal;
 mod shared;
+mod snapshot;
+mod tree;
 mod weights;
 mod zonelist;
 

@@ -68,6 +68,14 @@ impl Placement {
         })
     }
 
+    /// Returns how the allocator follows the calling thread's policy. Returns `None` if the thread
+    /// has no policy, or the kernel does not tell it. One system call. Reads no file: under
+    /// `weighted interleave`, nodes have the weights that the last [`of`](Self::of) read.
+    #[inline(never)]
+    pub(crate) fn of_thread() -> Option<Placement> {
+        Placement::again(&super::thread().ok()?)
+    }
+
     /// Returns the placement that asks `node` only.
     pub(crate) fn only(node: usize) -> Placement {
         Placement {

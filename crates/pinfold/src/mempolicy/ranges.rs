@@ -4,15 +4,19 @@
 //!
 //! * A **record** is a range `[start, end)` of pages and its words. Records are sorted, are not
 //!   empty and do not overlap. Two records that touch have different words.
-//! * A **buffer** holds an array of records (`buffer`).
-//! * A **latch** has two buffers (`latch`, which has the proof). Readers see the *active* buffer.
-//!   The other buffer is the *spare*.
+//! * The **default** is the words of all pages that no record covers, if there are any.
+//! * A **tree** holds the records (`tree`). A change makes a new tree, which shares with the old
+//!   one all nodes that the change does not concern (`edit`).
+//! * A **latch** has two roots (`latch`, which has the proof). Readers see the *active* root, and
+//!   the tree below it. The other root is the *spare*.
 //!
 //! # Who may do what
 //!
-//! A thread that sets a range holds [`WRITER`], one lock for all maps of the process. It copies the
-//! active buffer's records into the spare buffer, with the change. Then it publishes the spare
-//! buffer, which thereby becomes the active one.
+//! A thread that sets a range holds [`WRITER`], one lock for all maps of the process. It makes a
+//! new tree beside the active one, stores its top in the spare root, and publishes that root, which
+//! thereby becomes the active one. Then the nodes that only the old tree has become free, and the
+//! next change may write them. To the latch, those nodes are a part of the spare root: the writer
+//! writes both only between `open_spare` and `publish`, and never what the active root reaches.
 //!
 //! A lookup takes no lock and writes nothing. It returns copies of words, so that another thread
 //! may change or remove the record afterwards.
@@ -28,20 +32,22 @@
 //!
 //! # Memory
 //!
-//! A map takes no memory before the first set. If a buffer is too small, a buffer at least twice as
-//! large replaces it. The old buffer stays mapped until the map is dropped, because a reader may
-//! still read it. All old buffers together are at most as large as the one in use.
+//! A map takes no memory before the first set. From then on, what it has mapped stays mapped until
+//! the map is dropped, because a reader may still read it (`chunks`).
 
 #[cfg(test)]
 mod speed;
 #[cfg(test)]
 mod tests;
 
-use super::buffer::{Buffer, Draft, Record, Snapshot, Table, load_all};
+use super::edit::{Changed, Pools};
 use super::latch::Latch;
 use super::primitive::{AtomicPtr, AtomicU64};
+use super::snapshot::Snapshot;
+use super::tree::{Record, Root, Tree, Words, load_all};
 use crate::fork::{self, Hooks, Rank};
 use crate::lock::Lock;
+use core::cell::UnsafeCell;
 use core::fmt;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
@@ -99,71 +105,76 @@ impl core::error::Error for RangeError {}
 
 /// A map from ranges of pages to words.
 pub(crate) struct Ranges<const WORDS: usize> {
-    latch: Latch<Buffer<WORDS>>,
+    latch: Latch<Root<WORDS>>,
+    /// Used by the holder of [`WRITER`] only.
+    pools: UnsafeCell<Pools<WORDS>>,
 }
+
+// SAFETY: only the holder of `WRITER` uses the pools. Everything else in them and in the latch is
+// atomic.
+unsafe impl<const WORDS: usize> Sync for Ranges<WORDS> {}
+// SAFETY: the pools own their mappings, which any thread may use and unmap.
+unsafe impl<const WORDS: usize> Send for Ranges<WORDS> {}
 
 impl<const WORDS: usize> Ranges<WORDS> {
     pub(crate) const fn new() -> Self {
-        let buffers = [AtomicPtr::new(null_mut()), AtomicPtr::new(null_mut())];
+        let roots = [AtomicPtr::new(null_mut()), AtomicPtr::new(null_mut())];
         Ranges {
-            latch: Latch::new(AtomicU64::new(0), buffers),
+            latch: Latch::new(AtomicU64::new(0), roots),
+            pools: UnsafeCell::new(Pools::new()),
         }
     }
 
-    /// Calls `take` with the words of the range that covers `page`. Returns its result, or `None`
-    /// if no range covers the page.
+    /// Calls `look` with the tree at one moment, and returns its result.
     ///
-    /// The words of the returned result are all from one moment. `take` may be called several
-    /// times. If it found words that do not belong together, its result is dropped.
+    /// `look` may be called several times. If it found words that do not belong together, its
+    /// result is dropped.
     ///
-    /// O(log n). Takes no lock and writes nothing. Starts over if another thread published a change
-    /// during the look-up.
+    /// Takes no lock and writes nothing. Starts over if another thread published a change
+    /// meanwhile.
     #[inline(always)]
-    fn look<T>(&self, page: u64, take: impl Fn(&[AtomicU64; WORDS]) -> T) -> Option<T> {
-        self.latch.read(|buffer| {
-            // SAFETY: a published buffer stays mapped until the map is dropped, and `self` borrows
+    fn read<T>(&self, look: impl Fn(Tree<'_, WORDS>) -> T) -> T {
+        self.latch.read(|root| {
+            // SAFETY: the memory of a map stays mapped until the map is dropped, and `self` borrows
             // the map.
-            let table = unsafe { Table::at(buffer) };
-            let words = table.words(table.covering(page)?)?;
-            Some(take(words))
+            look(unsafe { Tree::at(root) })
         })
     }
 
-    /// Returns the words numbered `wanted` of the range that covers `page`. A number past the last
-    /// word gives 0.
+    /// Returns the words numbered `wanted` of the range that covers `page`, or else of the default.
+    /// A number past the last word gives 0. O(log n).
     #[inline(always)]
     pub(crate) fn lookup<const N: usize>(&self, page: u64, wanted: [usize; N]) -> Option<[u64; N]> {
-        self.look(page, |words| {
-            wanted.map(|n| words.get(n).map_or(0, |word| word.load(Relaxed)))
+        self.read(|tree| {
+            let words = tree.holding(page)?;
+            Some(wanted.map(|n| words.get(n).map_or(0, |word| word.load(Relaxed))))
         })
     }
 
-    /// Returns all words of the range that covers `page`.
+    /// Returns all words of the range that covers `page`, or else of the default. O(log n).
     pub(crate) fn lookup_all(&self, page: u64) -> Option<[u64; WORDS]> {
-        self.look(page, load_all)
+        self.read(|tree| tree.holding(page).map(load_all))
     }
 
-    /// Returns the first range that has pages from `page` on.
+    /// Returns the words of pages that no range covers.
+    pub(crate) fn default(&self) -> Option<[u64; WORDS]> {
+        self.read(|tree| tree.otherwise().map(load_all))
+    }
+
+    /// Returns the first range that has pages from `page` on. O(log n).
     pub(crate) fn next_from(&self, page: u64) -> Option<Record<WORDS>> {
-        self.latch.read(|buffer| {
-            // SAFETY: a published buffer stays mapped until the map is dropped, and `self` borrows
-            // the map.
-            let table = unsafe { Table::at(buffer) };
-            table.record(table.ending_up_to(page))
-        })
+        self.read(|tree| tree.next_from(page))
     }
 
     /// Returns the number of ranges.
     pub(crate) fn len(&self) -> usize {
-        // SAFETY: a published buffer stays mapped until the map is dropped, and `self` borrows the
-        // map.
-        self.latch.read(|buffer| unsafe { Table::at(buffer) }.len())
+        self.read(|tree| tree.len())
     }
 
     /// Gives the pages from `start` to before `end` these words. `None` removes their words. Ranges
     /// that overlap are trimmed, split or removed.
     ///
-    /// O(n), because it copies all records. After an error, nothing has changed.
+    /// O(log n), and O(1) for each range that is removed. After an error, nothing has changed.
     pub(crate) fn set(
         &self,
         start: u64,
@@ -176,99 +187,146 @@ impl<const WORDS: usize> Ranges<WORDS> {
         register_fork();
         let _held = WRITER.lock().ok_or(RangeError::Busy)?;
         let old = self.active();
-        let new = words.map(|&words| Record { start, end, words });
-        // Records `first..last` overlap the range.
-        let first = old.ending_up_to(start);
-        let last = old.starting_up_to(end - 1);
-        let left = old.record(first).filter(|record| record.start < start);
-        let right = last.checked_sub(1).and_then(|at| old.record(at));
-        let right = right.filter(|record| record.end > end);
-        let kept = first + (old.len() - last);
-        let pieces = [&left, &new, &right].map(|piece| usize::from(piece.is_some()));
-        if new.is_none() && first == last {
+        if words.is_none() && old.len() == 0 {
             return Ok(());
         }
-        let mut draft = self.draft(kept + pieces.iter().sum::<usize>())?;
-        draft.copy(old, 0, first);
-        let left = left.map(|record| Record {
-            end: start,
-            ..record
-        });
-        let right = right.map(|record| Record {
-            start: end,
-            ..record
-        });
-        for piece in [left, new, right].iter().flatten() {
-            draft.push(piece);
+        let pools = self.open()?;
+        if let Some(changed) = pools.change(old.top(), start, end, words)? {
+            self.publish(pools, changed, old.len(), old.default());
         }
-        draft.copy(old, last, old.len());
-        draft.finish();
-        self.latch.publish();
         Ok(())
     }
 
-    /// Replaces the words of every range, all at once. O(n).
+    /// Gives the pages that no range covers these words. `None` removes their words. O(1). After an
+    /// error, nothing has changed.
+    pub(crate) fn set_default(&self, words: Option<&[u64; WORDS]>) -> Result<(), RangeError> {
+        register_fork();
+        let _held = WRITER.lock().ok_or(RangeError::Busy)?;
+        let old = self.active();
+        if words.is_none() && old.default().is_null() {
+            return Ok(());
+        }
+        let pools = self.open()?;
+        let default = match words {
+            Some(words) => pools.copy(words)?,
+            None => null_mut(),
+        };
+        pools.drop_words(old.default());
+        let same = Changed {
+            top: old.top(),
+            added: 0,
+            dropped: 0,
+        };
+        self.publish(pools, same, old.len(), default);
+        Ok(())
+    }
+
+    /// Replaces the words of every range and of the default, all at once. O(n log n).
     ///
-    /// After an error, which may be one of `change`, nothing has changed.
+    /// Until it is done, the map takes memory for all ranges twice. After an error, which may be
+    /// one of `change`, nothing has changed.
     pub(crate) fn update(
         &self,
         mut change: impl FnMut(&mut [u64; WORDS]) -> Result<(), RangeError>,
     ) -> Result<(), RangeError> {
         let _held = WRITER.lock().ok_or(RangeError::Busy)?;
         let old = self.active();
-        if old.len() == 0 {
+        if old.len() == 0 && old.default().is_null() {
             return Ok(());
         }
-        let mut draft = self.draft(old.len())?;
-        for mut record in (0..old.len()).filter_map(|at| old.record(at)) {
-            change(&mut record.words)?;
-            draft.push(&record);
+        let pools = self.open()?;
+        let mut default = null_mut();
+        if let Some(mut words) = old.otherwise().map(load_all) {
+            change(&mut words)?;
+            default = pools.copy(&words)?;
         }
-        draft.finish();
-        self.latch.publish();
+        let mut next = Changed {
+            top: null_mut(),
+            added: 0,
+            dropped: 0,
+        };
+        let mut from = 0;
+        while let Some(mut record) = old.next_from(from) {
+            from = record.end;
+            let changed = change(&mut record.words).and_then(|()| {
+                let words = Some(&record.words);
+                pools.change(next.top, record.start, record.end, words)
+            });
+            match changed {
+                Ok(Some(changed)) => {
+                    next.top = changed.top;
+                    next.added += changed.added;
+                    next.dropped += changed.dropped;
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    pools.drop_words(default);
+                    pools.drop_tree(next.top);
+                    pools.recycle();
+                    return Err(error);
+                }
+            }
+            // Nothing of the unpublished tree's earlier forms was published.
+            pools.recycle();
+        }
+        pools.drop_words(old.default());
+        pools.drop_tree(old.top());
+        self.publish(pools, next, 0, default);
         Ok(())
     }
 
-    /// Copies all ranges as they are at one moment. O(n).
+    /// Copies all ranges as they are at one moment. O(n log n).
     ///
     /// Waits while another thread changes a map. Does not wait if the caller is a signal handler
-    /// that interrupted such a change: the active buffer then stays the same until the handler
+    /// that interrupted such a change: the active tree then stays the same until the handler
     /// returns.
     pub(crate) fn snapshot(&self) -> Result<Snapshot<WORDS>, RangeError> {
         let _held = WRITER.lock();
         Snapshot::of(self.active()).ok_or(RangeError::OutOfMemory)
     }
 
-    /// Returns the active buffer. The caller holds the lock, or is a signal handler that
-    /// interrupted the lock's holder.
-    fn active(&self) -> Table<'_, WORDS> {
-        // SAFETY: a published buffer stays mapped until the map is dropped, and `self` borrows the
+    /// Returns the active tree. The caller holds the lock, or is a signal handler that interrupted
+    /// the lock's holder.
+    fn active(&self) -> Tree<'_, WORDS> {
+        // SAFETY: the memory of a map stays mapped until the map is dropped, and `self` borrows the
         // map.
-        unsafe { Table::at(self.latch.active()) }
+        unsafe { Tree::at(self.latch.active()) }
     }
 
-    /// Returns the spare buffer, empty and with room for `records`. The caller holds the lock.
-    fn draft(&self, records: usize) -> Result<Draft<'_, WORDS>, RangeError> {
-        let spare = self.latch.spare();
-        // SAFETY: the spare buffer is null or stays mapped until the map is dropped, and `self`
-        // borrows the map.
-        if unsafe { Table::at(spare) }.capacity() < records {
-            let larger = Buffer::map(records, spare).ok_or(RangeError::OutOfMemory)?;
-            self.latch.replace_spare(larger.as_ptr());
+    /// Begins a change: makes the spare root, if there is none. The caller holds the lock, has
+    /// called this once since it took the lock, and drops the pools before it gives the lock back.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the lock makes the reference the only one"
+    )]
+    fn open(&self) -> Result<&mut Pools<WORDS>, RangeError> {
+        // SAFETY: the caller holds the lock, and this is its only reference. A signal handler that
+        // interrupts it is refused the lock.
+        let pools = unsafe { &mut *self.pools.get() };
+        if self.latch.spare().is_null() {
+            self.latch.replace_spare(pools.root()?);
         }
-        // SAFETY: the spare buffer is null (if `records` is 0) or stays mapped until the map is
-        // dropped, and `self` borrows the map.
-        Ok(Draft::new(unsafe { Table::at(self.latch.open_spare()) }))
+        // From here on, the writer may write all that the active root does not reach.
+        self.latch.open_spare();
+        Ok(pools)
     }
-}
 
-impl<const WORDS: usize> Drop for Ranges<WORDS> {
-    fn drop(&mut self) {
-        for buffer in [self.latch.active(), self.latch.spare()] {
-            // SAFETY: `drop` has the only reference to the map, so no reader reads a buffer. Both
-            // buffers were made by `Buffer::map`, and no buffer is in both chains.
-            unsafe { Buffer::unmap_all(buffer) };
+    /// Makes a changed tree the active one. `before` is the number of ranges that it was made from.
+    /// The caller holds the lock, and has called [`open`](Self::open).
+    fn publish(
+        &self,
+        pools: &mut Pools<WORDS>,
+        changed: Changed,
+        before: usize,
+        default: *mut Words<WORDS>,
+    ) {
+        // SAFETY: `open` has made the spare root, which stays mapped until the map is dropped.
+        if let Some(spare) = unsafe { self.latch.spare().as_ref() } {
+            let len = before + changed.added - changed.dropped;
+            spare.set(changed.top, len, default);
         }
+        self.latch.publish();
+        pools.recycle();
     }
 }
 

@@ -53,9 +53,9 @@ fn cell(
     let count = contenders.0.len();
     let mut samples: Vec<Samples> = (0..count).map(|_| Samples::default()).collect();
     for round in 0..=plan.rounds as usize {
-        // Every other round reverses the order, so that each subject follows each other one equally
-        // often. What the previous subject leaves in the processor's caches changes a figure by
-        // some percent.
+        // Every other round reverses the order, so that no subject always follows the same one.
+        // What the previous subject leaves in the processor's caches changes a figure by some
+        // percent.
         let at = |turn| match round % 2 {
             0 => turn,
             _ => (count - turn) % count,
@@ -86,6 +86,7 @@ fn cell(
             policy: kind.1,
             threads,
             subject: *subject,
+            same_code_as: subject.same_code_as(kind),
             faults_per_cpu_second: median(&samples.by_cpu),
             faults_per_wall_second: median(&samples.by_wall),
         });
@@ -94,6 +95,11 @@ fn cell(
 }
 
 impl Measured {
+    /// Returns whether a subject was measured.
+    pub fn has(&self, subject: SubjectName) -> bool {
+        self.rows.iter().any(|row| row.subject == subject)
+    }
+
     /// Adds a note if the kernel had to bring an arena's pages back in. Then the subject's figures
     /// include the kernel's page faults. A region that is too large causes this.
     fn look_for_faults(&mut self, kind: Kind, subject: SubjectName, threads: usize, percent: f64) {

@@ -28,15 +28,20 @@ use subjects::{Contenders, SubjectName};
 /// a page of the node that asks.
 ///
 /// Subjects: kernel (faults on a fresh private or shared mapping; mbind sets the region's policy);
-/// pinfold (Pages::alloc_zeroed for each page, noted in an array of pointers; Pages::set_policy
-/// sets the region's policy, as one range for anonymous memory and as 16 for shared memory);
-/// counted (the same pages, but each allocation looks its policy up as kernels before 2008 did: all
-/// threads take and drop a reference count on it, and for shared memory a spinlock protects the 16
-/// ranges). Without a policy, pinfold and counted do the same, and shared memory is like anonymous
-/// memory.
+/// counted (Pages::alloc_zeroed for each page, noted in an array of pointers, but each allocation
+/// looks its policy up as kernels before 2008 did: all threads take and drop a reference count on
+/// it, and for shared memory a spinlock protects the 16 ranges); shared-counted (the same as
+/// kernels since 2008 do it: only shared memory's policies are counted); pinfold (the same pages,
+/// and Pages::set_policy sets the region's policy, as one range for anonymous memory and as 16 for
+/// shared memory; nothing is counted).
 ///
-/// The pages of pinfold and counted are brought into memory before the measured time and zeroed
-/// within it, as the kernel zeroes its pages. No subject uses huge pages.
+/// Some subjects run the same code in some tables. Their ratio is printed as a control, since it
+/// shows only how far runs vary. In JSON, same_code_as names the other subject. The kernel's column
+/// is no rival: a page fault enters the kernel and edits page tables, and the other subjects pop a
+/// page off a list.
+///
+/// The pages of all subjects but the kernel are brought into memory before the measured time and
+/// zeroed within it, as the kernel zeroes its pages. No subject uses huge pages.
 #[derive(clap::Args)]
 pub struct Args {
     /// The largest N; by default the number of CPUs that this process may use
@@ -53,9 +58,9 @@ pub struct Args {
     #[arg(long, default_value_t = 10, allow_negative_numbers = true, value_parser = super::at_least_one)]
     rounds: u32,
 
-    /// Whether the pages of pinfold and counted are zeroed before they are written, as the kernel's
-    /// are. Zeroing a region larger than the processor's caches is limited by the memory's
-    /// bandwidth, which all threads share. With "no", the test measures allocation alone
+    /// Whether the other subjects' pages are zeroed before they are written, as the kernel's are.
+    /// Zeroing a region larger than the processor's caches is limited by the memory's bandwidth,
+    /// which all threads share. With "no", the test measures allocation alone
     #[arg(long, value_name = "yes|no", default_value = "yes", value_parser = yes_or_no, action = clap::ArgAction::Set)]
     zero: bool,
 
@@ -114,6 +119,8 @@ struct Row {
     policy: Policy,
     threads: usize,
     subject: SubjectName,
+    /// The subject that runs the same code in this table. The two rows differ by chance only.
+    same_code_as: Option<SubjectName>,
     /// Pages divided by the CPU time of all threads: the median of the rounds.
     faults_per_cpu_second: f64,
     /// Pages divided by the time from the first start to the last end: the median of the rounds.
@@ -123,6 +130,12 @@ struct Row {
 impl Row {
     fn kind(&self) -> Kind {
         (self.memory, self.policy)
+    }
+
+    /// Returns whether both rows, which are of one table, come from the same code.
+    fn runs_the_code_of(&self, other: &Row) -> bool {
+        let first = |row: &Row| row.same_code_as.unwrap_or(row.subject);
+        first(self) == first(other)
     }
 }
 

@@ -104,16 +104,82 @@ fn lookups_and_sets() {
             black_box(found.map(|words| (words[0], words[17])));
         });
     }
-    for ranges in [16, 1000, 10_000] {
+    println!("\nns a set       ranges       tree      array   array / tree");
+    for ranges in [16, 1000, 8000, 64_000] {
         let map = map_of(ranges);
+        let mut array = Copied::of(ranges);
+        let (tree, array) = (
+            time_sets(ranges, |start, end, n| {
+                map.set(start, end, Some(&[n; WORDS])).unwrap();
+            }),
+            time_sets(ranges, |start, end, n| array.set(start, end, n)),
+        );
+        println!(
+            "among          {ranges:6} {tree:10.0} {array:10.0} {:14.1}",
+            array / tree
+        );
+    }
+    for ranges in [16, 1000, 8000] {
         let begin = thread_time();
-        for n in 0..200 {
-            map.set(n % ranges * 8 + 2, n % ranges * 8 + 4, Some(&[n; WORDS]))
-                .unwrap();
-            map.set(n % ranges * 8, n % ranges * 8 + 8, Some(&[n; WORDS]))
-                .unwrap();
+        black_box(map_of(ranges));
+        let tree = (thread_time() - begin) / ranges as f64;
+        let begin = thread_time();
+        let mut array = Copied::of(0);
+        (0..ranges).for_each(|n| array.set(n * 8, n * 8 + 8, n));
+        let array = (thread_time() - begin) / ranges as f64;
+        println!(
+            "one by one     {ranges:6} {tree:10.0} {array:10.0} {:14.1}",
+            array / tree
+        );
+    }
+}
+
+/// Returns the nanoseconds for each of 400 sets: ranges are split, and joined again.
+fn time_sets(ranges: u64, mut set: impl FnMut(u64, u64, u64)) -> f64 {
+    let begin = thread_time();
+    for n in 0..200 {
+        let at = n * 7919 % ranges * 8;
+        set(at + 2, at + 4, n);
+        set(at, at + 8, n);
+    }
+    (thread_time() - begin) / 400.0
+}
+
+/// The simplest map that readers may read meanwhile: a sorted array that each set copies.
+struct Copied {
+    arrays: [Vec<(u64, u64, [u64; WORDS])>; 2],
+    active: usize,
+}
+
+impl Copied {
+    fn of(ranges: u64) -> Copied {
+        let records = (0..ranges).map(|n| (n * 8, n * 8 + 8, [n; WORDS]));
+        Copied {
+            arrays: [records.collect(), Vec::new()],
+            active: 0,
         }
-        let one = (thread_time() - begin) / 400.0;
-        println!("{one:.0} ns a set among {ranges} ranges");
+    }
+
+    fn set(&mut self, start: u64, end: u64, n: u64) {
+        let [even, odd] = &mut self.arrays;
+        let (old, new) = if self.active == 0 {
+            (even, odd)
+        } else {
+            (odd, even)
+        };
+        new.clear();
+        let first = old.partition_point(|record| record.1 <= start);
+        let last = old.partition_point(|record| record.0 < end);
+        new.extend_from_slice(&old[..first]);
+        let overlapping = &old[first..last];
+        if let Some(left) = overlapping.first().filter(|left| left.0 < start) {
+            new.push((left.0, start, left.2));
+        }
+        new.push((start, end, [n; WORDS]));
+        if let Some(right) = overlapping.last().filter(|right| right.1 > end) {
+            new.push((end, right.1, right.2));
+        }
+        new.extend_from_slice(&old[last..]);
+        self.active ^= 1;
     }
 }

@@ -1,3 +1,4 @@
+use super::super::tree::{FANOUT, Node, is_inner, untagged};
 use super::*;
 use crate::sys;
 use core::sync::atomic::AtomicBool;
@@ -22,7 +23,7 @@ fn all(map: &Map) -> Vec<(u64, u64, u64)> {
 }
 
 #[test]
-fn an_empty_map_has_no_buffers() {
+fn an_empty_map_has_no_memory() {
     let map = Map::new();
     assert!(map.lookup_all(0).is_none());
     assert_eq!(map.set(0, u64::MAX, None), Ok(()));
@@ -98,7 +99,7 @@ fn empty_ranges_and_the_locks_holder_are_refused() {
 }
 
 #[test]
-fn buffers_double_for_thousands_of_ranges() {
+fn thousands_of_ranges_are_found_and_removed() {
     let map = Map::new();
     for n in 0..5000 {
         map.set(n * 3, n * 3 + 2, Some(&words(n))).unwrap();
@@ -125,16 +126,13 @@ fn lookups_write_nothing() {
     for n in 0..100 {
         map.set(n * 3, n * 3 + 2, Some(&words(n))).unwrap();
     }
-    // SAFETY: after 100 sets both buffers of the map exist, and they stay mapped while the map
-    // lives.
-    let bytes_of = |buffer: *mut Buffer<4>| (buffer.cast(), unsafe { (*buffer).bytes });
+    let mut regions = std::vec![(place.as_ptr().cast(), size)];
+    // SAFETY: no other thread uses the map.
+    let pools = unsafe { &*map.pools.get() };
+    pools.chunks.for_each(|at, bytes| regions.push((at, bytes)));
+    assert!(regions.len() > 2);
     let protect = |how: libc::c_int| {
-        let regions: [(*mut u8, usize); 3] = [
-            (place.as_ptr().cast(), size),
-            bytes_of(map.latch.active()),
-            bytes_of(map.latch.spare()),
-        ];
-        for (at, size) in regions {
+        for &(at, size) in &regions {
             // SAFETY: the regions are whole mappings of this test, and the test does not write them
             // while they are read-only.
             assert_eq!(unsafe { libc::mprotect(at.cast(), size, how) }, 0);
@@ -193,4 +191,168 @@ fn readers_see_no_gap_and_nothing_torn() {
         }
         done.store(true, Relaxed);
     });
+}
+
+/// What a walk through a tree counts.
+#[derive(Default, Debug, PartialEq, Eq)]
+struct Census {
+    ranges: usize,
+    leaves: usize,
+    inners: usize,
+    /// Nodes with a sibling that have less than a quarter of their entries.
+    sparse: usize,
+}
+
+/// Walks the tree below `at`, checks that it is one, and returns the start of its first range.
+fn walk(at: *mut Node, depth: usize, leaf_depth: &mut Option<usize>, seen: &mut Census) -> u64 {
+    // SAFETY: `at` is a node of a map that the caller borrows.
+    let node = unsafe { &*untagged(at) };
+    assert!((1..=FANOUT).contains(&node.len()));
+    let entries: Vec<_> = (0..node.len()).map(|n| node.entry(n).unwrap()).collect();
+    assert!(entries.windows(2).all(|two| two[0].start < two[1].start));
+    seen.sparse += usize::from(depth > 0 && node.len() < FANOUT / 4);
+    if is_inner(at) {
+        seen.inners += 1;
+        for entry in &entries {
+            assert_eq!(walk(entry.below, depth + 1, leaf_depth, seen), entry.start);
+        }
+    } else {
+        seen.leaves += 1;
+        seen.ranges += entries.len();
+        assert!(entries.iter().all(|entry| entry.start < entry.end));
+        assert_eq!(
+            *leaf_depth.get_or_insert(depth),
+            depth,
+            "a leaf is not as deep"
+        );
+    }
+    entries[0].start
+}
+
+/// Checks the whole map, and that no unit was lost: what the pools handed out is in the tree.
+fn check(map: &Map) -> Census {
+    let (mut seen, top) = (Census::default(), map.active().top());
+    if !top.is_null() {
+        walk(top, 0, &mut None, &mut seen);
+    }
+    assert_eq!(seen.ranges, map.len());
+    // SAFETY: no other thread uses the map.
+    let in_use = unsafe { &*map.pools.get() }.in_use();
+    let words = seen.ranges + usize::from(map.default().is_some());
+    assert_eq!(in_use, [words, seen.leaves, seen.inners]);
+    seen
+}
+
+/// Thousands of ranges against an ordinary map from each page to its number, with changes of single
+/// pages, of long stretches and of everything, and updates.
+#[test]
+fn random_changes_agree_with_a_simple_map() {
+    const PAGES: u64 = 20_000;
+    let (map, mut plain) = (Map::new(), std::vec![0u64; PAGES as usize]);
+    let mut random = 1u64;
+    let mut below = |most: u64| {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (random >> 33) % most
+    };
+    let (mut deepest, mut most) = (0, 0);
+    for step in 0..120_000 {
+        let start = below(PAGES);
+        let longest = match below(1000) {
+            0 => PAGES,
+            1..10 => 2000,
+            _ => 4,
+        };
+        let end = (start + 1 + below(longest)).min(PAGES);
+        // More removals in some phases, so that the tree also shrinks.
+        let removes = below(10) < if step / 20_000 % 2 == 0 { 2 } else { 8 };
+        let number = if removes { 0 } else { 1 + below(3) };
+        let new = words(number);
+        let new = (number > 0).then_some(&new);
+        map.set(start, end, new).unwrap();
+        plain[start as usize..end as usize].fill(number);
+        let page = below(PAGES);
+        let found = map.lookup_all(page);
+        let wanted = plain[page as usize];
+        assert_eq!(
+            found,
+            (wanted > 0).then(|| words(wanted)),
+            "page {page}, step {step}"
+        );
+        if step % 5000 == 0 || step % 7 == 0 && step < 2000 {
+            let seen = check(&map);
+            (deepest, most) = (deepest.max(seen.inners), most.max(seen.ranges));
+            assert!(seen.sparse * 20 <= seen.leaves + 20, "{seen:?}");
+            same(&map, &plain);
+        }
+        if step % 30_000 == 29_999 {
+            map.update(|w| {
+                *w = words(w[0] % 3 + 1);
+                Ok(())
+            })
+            .unwrap();
+            plain
+                .iter_mut()
+                .filter(|n| **n > 0)
+                .for_each(|n| *n = *n % 3 + 1);
+            same(&map, &plain);
+            check(&map);
+        }
+    }
+    // The test has seen trees of three levels.
+    assert!(most > 1500 && deepest > 2, "{most} {deepest}");
+    map.set(0, PAGES, None).unwrap();
+    assert_eq!(check(&map), Census::default());
+}
+
+/// Compares all ranges with those of the plain array.
+fn same(map: &Map, plain: &[u64]) {
+    let mut wanted: Vec<(u64, u64, u64)> = Vec::new();
+    for (page, &number) in (0u64..).zip(plain) {
+        match wanted.last_mut() {
+            Some(last) if last.1 == page && last.2 == number => last.1 += 1,
+            _ => wanted.push((page, page + 1, number)),
+        }
+    }
+    wanted.retain(|range| range.2 > 0);
+    assert_eq!(all(map), wanted);
+}
+
+/// A map takes no more memory while ranges come and go.
+#[test]
+fn memory_is_used_again() {
+    let map = Map::new();
+    let bytes = || {
+        let mut all = 0;
+        // SAFETY: no other thread uses the map.
+        unsafe { &*map.pools.get() }
+            .chunks
+            .for_each(|_, bytes| all += bytes);
+        all
+    };
+    let mut early = 0;
+    for round in 0..40 {
+        let default = words(round);
+        map.set_default((round % 3 > 0).then_some(&default))
+            .unwrap();
+        for n in 0..500 {
+            map.set(n * 3, n * 3 + 2, Some(&words(n + round))).unwrap();
+        }
+        map.update(|w| {
+            *w = words(w[0] + 1);
+            Ok(())
+        })
+        .unwrap();
+        let refused = map.update(|w| match w[0] {
+            0..480 => Ok(()),
+            _ => Err(RangeError::UnknownNodes),
+        });
+        assert_eq!(refused, Err(RangeError::UnknownNodes));
+        check(&map);
+        map.set(0, 1400, None).unwrap();
+        check(&map);
+        if round == 3 {
+            early = bytes();
+        }
+    }
+    assert_eq!(bytes(), early);
 }

@@ -30,13 +30,15 @@ pub trait Subject: Sync {
 pub enum SubjectName {
     Kernel,
     Counted,
+    SharedCounted,
     Pinfold,
 }
 
 impl SubjectName {
-    pub const ALL: [SubjectName; 3] = [
+    pub const ALL: [SubjectName; 4] = [
         SubjectName::Kernel,
         SubjectName::Counted,
+        SubjectName::SharedCounted,
         SubjectName::Pinfold,
     ];
 
@@ -44,7 +46,23 @@ impl SubjectName {
         match self {
             SubjectName::Kernel => "kernel",
             SubjectName::Counted => "counted",
+            SubjectName::SharedCounted => "shared-counted",
             SubjectName::Pinfold => "pinfold",
+        }
+    }
+
+    /// Returns the first subject of the table that runs the same instructions as this one, if that
+    /// is another subject.
+    ///
+    /// Without a policy there is nothing to look up or to count. For shared memory, `counted` and
+    /// `shared-counted` both count.
+    pub fn same_code_as(self, (memory, policy): Kind) -> Option<SubjectName> {
+        match (self, policy, memory) {
+            (SubjectName::SharedCounted | SubjectName::Pinfold, Policy::System, _)
+            | (SubjectName::SharedCounted, Policy::Range, Memory::Shmem) => {
+                Some(SubjectName::Counted)
+            }
+            _ => None,
         }
     }
 }
@@ -59,11 +77,11 @@ impl Contenders {
 
     /// Makes the subjects that this machine can run. `notes` gets a line for each one left out.
     pub fn new(kind: Kind, pages: usize, zero: bool, notes: &mut Vec<String>) -> Contenders {
+        let counted = |name| counted::Counted::new(name, kind, pages, zero);
+        let (before, after) = (SubjectName::Counted, SubjectName::SharedCounted);
         let mut all: Vec<(_, Box<dyn Subject>)> = vec![
-            (
-                SubjectName::Counted,
-                Box::new(counted::Counted::new(kind, pages, zero)),
-            ),
+            (before, Box::new(counted(before))),
+            (after, Box::new(counted(after))),
             (
                 SubjectName::Pinfold,
                 Box::new(pinfold::Pinfold::new(kind, pages, zero)),

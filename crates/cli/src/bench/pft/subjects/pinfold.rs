@@ -1,10 +1,9 @@
 //! `pinfold`: pages by the arena's own policies, without reference counts.
 
 use super::table::Table;
-use super::{Subject, place, ranges, take};
+use super::{Subject, ranges};
 use crate::bench::pft::Kind;
 use anyhow::Result;
-use pinfold::pages::Pages;
 use std::ops::Range;
 
 pub struct Pinfold {
@@ -29,8 +28,7 @@ impl Subject for Pinfold {
     }
 
     fn touch(&self, slice: Range<usize>) -> Result<()> {
-        let alloc = |arena: &Pages, page| take(arena, place(page), self.zero);
-        self.table.fill(slice, alloc)
+        self.table.fill_by_arena(slice, self.zero)
     }
 
     fn release(&mut self) {

@@ -5,7 +5,7 @@
 //! and with the memory that the previous subject left. Where that memory lies changes a figure by
 //! some percent.
 
-use super::{place, write_line};
+use super::{place, take, write_line};
 use anyhow::{Context, Result, bail};
 use pinfold::mempolicy::Mempolicy;
 use pinfold::pages::Pages;
@@ -62,6 +62,15 @@ impl Table {
             unsafe { write_line(page.as_ptr()) };
         }
         Ok(())
+    }
+
+    /// Fills a slice with pages by the arena's own policies.
+    ///
+    /// Not inlined, so that subjects without other policies run the same instructions, and so that
+    /// the function's size is in the symbol table.
+    #[inline(never)]
+    pub fn fill_by_arena(&self, slice: Range<usize>, zero: bool) -> Result<()> {
+        self.fill(slice, |arena, page| take(arena, place(page), zero))
     }
 
     /// Frees all pages to the arena.
