@@ -82,7 +82,7 @@ pub(super) const PARK: u64 = 1 << 62;
 /// Bytes from the beginning of a shard to `up`.
 pub(super) const UP: usize = 0;
 /// Bytes from the beginning of a shard to `down`.
-const DOWN: usize = 16;
+pub(super) const DOWN: usize = 16;
 /// Bytes from a word to its limit.
 pub(super) const LIMIT: usize = 8;
 // Bytes from the beginning of a total to its words.
@@ -254,7 +254,7 @@ impl Shards {
     /// The four words of a granted shard without room can all be 0, after exactly 2^64 were added
     /// there and as much was taken away. Such a shard is granted again. That moves both marks by
     /// the same amount, and makes the drift too large.
-    fn is_granted(self, unit: usize) -> bool {
+    pub(super) fn is_granted(self, unit: usize) -> bool {
         let words = [UP, UP + LIMIT, DOWN, DOWN + LIMIT];
         words
             .iter()
@@ -268,7 +268,7 @@ impl Shards {
 
     /// Returns a word's limit as if no gate were closed, and the word's distance from that limit.
     /// The caller holds the shard's lock. The word may still grow.
-    fn room(self, unit: usize, half: usize) -> (u64, u64) {
+    pub(super) fn room(self, unit: usize, half: usize) -> (u64, u64) {
         let limit = word_at(unit, self.offset + half + LIMIT).load(Relaxed);
         // Acquire pairs with the commit of an add. A thread that sees a total raised by this fold
         // then also sees what the adding thread did before.
@@ -407,7 +407,7 @@ impl Shards {
     }
 
     /// Moves a shard's marks up to its words. Returns whether they were behind.
-    fn fold_unit(self, _held: &Held, unit: usize) -> bool {
+    pub(super) fn fold_unit(self, _held: &Held, unit: usize) -> bool {
         let batch = self.batch();
         let before = self.room(unit, UP).0;
         let rest = self.cancel(unit, batch);
