@@ -238,12 +238,31 @@ fn small_amounts_show_the_error_of_slowcount_and_none_of_pinfold() {
 }
 
 #[test]
-fn processes_can_share_the_kernels_designs() {
-    let rows = rows(&[&COUNTER[..], &["--processes"]].concat());
-    assert_eq!(rows.len(), 4 * 4);
-    assert_eq!(
-        subjects(&rows[..4]),
-        ["spinlock-batch", "slowcount", "add-start", "atomic"]
+fn processes_can_share_a_counter() {
+    let designs = [
+        "spinlock-batch",
+        "slowcount",
+        "add-start",
+        "atomic",
+        "pinfold-shared",
+    ];
+    for (arguments, processes) in [(&["--processes"][..], 3), (&["--processes", "5"], 5)] {
+        let rows = rows(&[&COUNTER[..], arguments].concat());
+        assert_eq!(rows.len(), 4 * designs.len());
+        assert_eq!(subjects(&rows[..designs.len()]), designs);
+        for row in rows {
+            assert_eq!(
+                (&row["threads"], &row["processes"]),
+                (&processes.into(), &true.into())
+            );
+            if row["subject"] == "pinfold-shared" && row["summing"] == true {
+                assert_eq!(row["sum_error_max"], 0, "{row}");
+            }
+        }
+    }
+    refused(
+        &["counter", "--processes", "0"],
+        &["--processes", "1 or more"],
     );
     refused(
         &["counter", "--processes", "--subject", "pinfold"],

@@ -35,17 +35,18 @@ use workers::Wave;
 /// count), slowcount (Eric Dumazet's patch), add-start (Shaohua Li's reply), atomic (one atomic
 /// integer), pinfold-batch (Pinfold's PercpuCounter). All have the same batch. Beside them stands
 /// pinfold: a PercpuCounter that chooses its batch itself, and whose cheap reads may be off by 64
-/// mappings per CPU. Atomic has no batch.
+/// mappings per CPU. With `--processes` these two are left out, and pinfold-shared takes their
+/// place: Pinfold's counters in shared memory, which have no batch. Atomic has none either.
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of workers; several numbers, separated by commas, are measured one after the other
     #[arg(long, default_value = "16", allow_negative_numbers = true, value_delimiter = ',', value_parser = threads)]
     threads: Vec<u32>,
 
-    /// Make the workers processes that share the counter, as in 2011. Pinfold's counters belong to
-    /// one process, so they are left out
-    #[arg(long)]
-    processes: bool,
+    /// Make the workers processes that share the counter, as in 2011: as many as given here, or as
+    /// --threads says. Pinfold then counts in shared memory
+    #[arg(long, num_args = 0..=1, value_name = "NUMBER", allow_negative_numbers = true, value_parser = threads)]
+    processes: Option<Option<u32>>,
 
     /// Pages that each add adds and each mapping has; several numbers, separated by commas, are
     /// measured one after the other
@@ -96,16 +97,18 @@ enum SubjectName {
     Atomic,
     PinfoldBatch,
     Pinfold,
+    PinfoldShared,
 }
 
 impl SubjectName {
-    const ALL: [SubjectName; 6] = [
+    const ALL: [SubjectName; 7] = [
         SubjectName::SpinlockBatch,
         SubjectName::Slowcount,
         SubjectName::AddStart,
         SubjectName::Atomic,
         SubjectName::PinfoldBatch,
         SubjectName::Pinfold,
+        SubjectName::PinfoldShared,
     ];
 
     fn name(self) -> &'static str {
@@ -115,13 +118,17 @@ impl SubjectName {
             SubjectName::AddStart => "add-start",
             SubjectName::Atomic => "atomic",
             SubjectName::Pinfold => "pinfold",
+            SubjectName::PinfoldShared => "pinfold-shared",
             SubjectName::PinfoldBatch => "pinfold-batch",
         }
     }
 
     /// Returns whether the design has the batch that the command chose.
     fn has_batch(self) -> bool {
-        !matches!(self, SubjectName::Atomic | SubjectName::Pinfold)
+        !matches!(
+            self,
+            SubjectName::Atomic | SubjectName::Pinfold | SubjectName::PinfoldShared
+        )
     }
 
     /// Returns whether the design can count in memory shared by processes.
@@ -196,7 +203,7 @@ pub fn main(args: &Args) -> Result<()> {
     if let Some(file) = &args.plot {
         figures::check_writable(file)?;
     }
-    if args.processes {
+    if args.processes.is_some() {
         // Concurrency ids are per process: two processes on two CPUs could use the same one.
         pinfold_rseq::init(Index::Cpu);
     } else {
@@ -217,11 +224,14 @@ pub fn main(args: &Args) -> Result<()> {
 fn subjects(args: &Args) -> Result<Vec<SubjectName>> {
     let asked = |name: &SubjectName| args.subject.is_empty() || args.subject.contains(name);
     let mut subjects: Vec<_> = SubjectName::ALL.into_iter().filter(asked).collect();
-    if args.processes {
+    if args.subject.is_empty() && args.processes.is_none() {
+        subjects.retain(|name| *name != SubjectName::PinfoldShared);
+    }
+    if args.processes.is_some() {
         let own = args.subject.iter().find(|name| !name.is_shareable());
         ensure!(
             own.is_none(),
-            "{} counts in one process only; leave out --processes, or name other subjects",
+            "{} counts in one process only; leave out --processes, or name pinfold-shared",
             own.map_or("", |name| name.name())
         );
         subjects.retain(|name| name.is_shareable());
@@ -242,12 +252,16 @@ fn measure(args: &Args, subjects: &[SubjectName]) -> Result<Vec<Row>> {
         each.flat_map(|&a| second.iter().map(move |&b| (a, b)))
             .collect()
     };
-    for (threads, amount) in pairs(&args.threads, &args.amount) {
+    let workers = match args.processes.flatten() {
+        Some(processes) => &[processes][..],
+        None => &args.threads,
+    };
+    for (threads, amount) in pairs(workers, &args.amount) {
         for &mmap in args.mmap.values() {
             for &summing in args.summing.values() {
                 let setup = Setup {
                     threads: threads as usize,
-                    processes: args.processes,
+                    processes: args.processes.is_some(),
                     mmap,
                     summing,
                     time: Duration::from_secs_f64(args.seconds),

@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// Formats the tables.
 pub fn text(args: &Args, rows: &[Row]) -> String {
-    let workers = if args.processes {
+    let workers = if args.processes.is_some() {
         "processes"
     } else {
         "threads"
@@ -92,7 +92,7 @@ pub fn plot(args: &Args, rows: &[Row], file: &Path) -> Result<()> {
     if args.threads.len() > 1 {
         let plot = Plot {
             title,
-            x: if args.processes {
+            x: if args.processes.is_some() {
                 "processes"
             } else {
                 "threads"

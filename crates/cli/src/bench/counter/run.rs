@@ -47,6 +47,7 @@ pub fn contender(name: SubjectName, batch: i64) -> Result<Box<dyn Contender>> {
         SubjectName::Slowcount => shared::<Slowcount>(batch)?,
         SubjectName::AddStart => shared::<AddStart>(batch)?,
         SubjectName::Atomic => shared::<Atomic>(batch)?,
+        SubjectName::PinfoldShared => Box::new(Across(designs::in_shared()?)),
         SubjectName::Pinfold => Box::new(Own(designs::with_max_drift()?)),
         SubjectName::PinfoldBatch => Box::new(Own(designs::with_batch(batch)?)),
     })
@@ -70,6 +71,15 @@ struct Own<D>(D);
 impl<D: Design> Contender for Own<D> {
     fn run(&self, setup: Setup) -> Result<Outcome> {
         ensure!(!setup.processes, "this counter counts in one process only");
+        run(&self.0, setup)
+    }
+}
+
+/// A counter in memory that forked processes share, which is not a [`SharedSlice`].
+struct Across<D>(D);
+
+impl<D: Design> Contender for Across<D> {
+    fn run(&self, setup: Setup) -> Result<Outcome> {
         run(&self.0, setup)
     }
 }
