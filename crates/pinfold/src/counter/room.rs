@@ -68,8 +68,8 @@ impl PercpuCounter {
 }
 
 impl Shards {
-    /// Folds the shard of the caller's CPU, if its words have moved a net `batch` or more past their
-    /// marks, and no other thread holds its lock.
+    /// Folds the shard of the caller's CPU, if its words have moved a net `batch` or more past
+    /// their marks, and no other thread holds its lock.
     pub(super) fn fold_here(self, batch: u64) {
         let Some(unit) = counter_units::install_here() else {
             return;
