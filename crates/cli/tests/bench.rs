@@ -12,8 +12,10 @@ fn bench(arguments: &[&str]) -> Command {
 }
 
 const VMSTAT: [&str; 5] = ["vmstat", "--rounds", "3", "--calls", "500"];
-const COUNTER: [&str; 7] = [
+const COUNTER: [&str; 9] = [
     "counter",
+    "--amount",
+    "32768",
     "--threads",
     "3",
     "--rounds",
@@ -189,8 +191,8 @@ fn counter_measures_all_designs_in_all_combinations() {
         "slowcount",
         "add-start",
         "atomic",
-        "pinfold",
         "pinfold-batch",
+        "pinfold",
     ];
     assert_eq!(rows.len(), 4 * designs.len());
     for (cell, combination) in
@@ -202,12 +204,17 @@ fn counter_measures_all_designs_in_all_combinations() {
             assert_eq!(
                 fields(row),
                 [
+                    "amount",
+                    "batch",
                     "mmap",
                     "ns_per_op",
+                    "processes",
                     "subject",
                     "sum_error_max",
                     "summing",
-                    "threads"
+                    "sys_ns_per_op",
+                    "threads",
+                    "user_ns_per_op"
                 ]
             );
             let (mmap, summing) = combination;
@@ -216,7 +223,16 @@ fn counter_measures_all_designs_in_all_combinations() {
                 (&mmap.into(), &summing.into())
             );
             assert_eq!(row["threads"], 3);
+            assert_eq!(
+                (&row["amount"], &row["processes"]),
+                (&32768.into(), &false.into())
+            );
+            let has_batch = !["atomic", "pinfold"].contains(&row["subject"].as_str().unwrap());
+            assert_eq!(row["batch"].as_u64() >= Some(32), has_batch, "{row}");
             assert!(row["ns_per_op"].as_f64() > Some(0.0), "{row}");
+            // The kernel may round either of the two to 0 in a short run.
+            let times = ["user_ns_per_op", "sys_ns_per_op"].map(|time| row[time].as_f64().unwrap());
+            assert!(times.iter().sum::<f64>() > 0.0, "{row}");
             assert_eq!(row["sum_error_max"].is_u64(), summing, "{row}");
         }
     }
@@ -238,7 +254,7 @@ fn exact_counters_have_exact_sums() {
             .unwrap();
         let figures: Value = serde_json::from_slice(&output.stdout).unwrap();
         let rows = figures["rows"].as_array().unwrap();
-        assert_eq!(subjects(rows), ["atomic", "pinfold", "pinfold-batch"]);
+        assert_eq!(subjects(rows), ["atomic", "pinfold-batch", "pinfold"]);
         for row in rows {
             assert_eq!(row["sum_error_max"], 0, "{backend}: {row}");
         }
@@ -246,12 +262,73 @@ fn exact_counters_have_exact_sums() {
 }
 
 #[test]
-fn processes_can_share_the_kernels_designs() {
-    let rows = rows(&[&COUNTER[..], &["--processes"]].concat());
-    assert_eq!(rows.len(), 4 * 4);
-    assert_eq!(
-        subjects(&rows[..4]),
-        ["spinlock-batch", "slowcount", "add-start", "atomic"]
+fn amounts_and_a_batch_can_be_chosen() {
+    let chosen = ["--amount", "5,9", "--batch", "100", "--summing", "no"];
+    let rows = rows(&[&COUNTER[..1], &COUNTER[3..], &chosen, &["--mmap", "no"]].concat());
+    let amounts: Vec<_> = rows.iter().map(|row| row["amount"].as_u64()).collect();
+    assert_eq!(amounts, [[Some(5); 6], [Some(9); 6]].concat());
+    assert!(
+        rows.iter()
+            .all(|row| [100.into(), Value::Null].contains(&row["batch"]))
+    );
+}
+
+#[test]
+fn small_amounts_show_the_error_of_slowcount_and_none_of_pinfold() {
+    let small = [
+        "counter",
+        "--amount",
+        "8",
+        "--batch",
+        "16",
+        "--threads",
+        "4",
+        "--mmap",
+        "no",
+    ];
+    let subjects = ["--summing", "yes", "--subject", "slowcount,pinfold-batch"];
+    // A sum is wrong if it meets an add between two of its steps. So some sums must be made.
+    let tried = (0..20).find(|_| {
+        let rows = rows(
+            &[
+                &small[..],
+                &subjects,
+                &["--rounds", "1", "--seconds", "0.5"],
+            ]
+            .concat(),
+        );
+        assert_eq!(rows[1]["sum_error_max"], 0, "{}", rows[1]);
+        rows[0]["sum_error_max"].as_u64() > Some(0)
+    });
+    assert!(tried.is_some() || std::thread::available_parallelism().unwrap().get() == 1);
+}
+
+#[test]
+fn processes_can_share_a_counter() {
+    let designs = [
+        "spinlock-batch",
+        "slowcount",
+        "add-start",
+        "atomic",
+        "pinfold-shared",
+    ];
+    for (arguments, processes) in [(&["--processes"][..], 3), (&["--processes", "5"], 5)] {
+        let rows = rows(&[&COUNTER[..], arguments].concat());
+        assert_eq!(rows.len(), 4 * designs.len());
+        assert_eq!(subjects(&rows[..designs.len()]), designs);
+        for row in rows {
+            assert_eq!(
+                (&row["threads"], &row["processes"]),
+                (&processes.into(), &true.into())
+            );
+            if row["subject"] == "pinfold-shared" && row["summing"] == true {
+                assert_eq!(row["sum_error_max"], 0, "{row}");
+            }
+        }
+    }
+    refused(
+        &["counter", "--processes", "0"],
+        &["--processes", "1 or more"],
     );
     refused(
         &["counter", "--processes", "--subject", "pinfold"],
@@ -438,6 +515,16 @@ fn wrong_numbers_are_refused_with_advice() {
         (["counter", "--threads", "0"], ["--threads", "1 or more"]),
         (["counter", "--threads", "1,x"], ["--threads", "1 to 4096"]),
         (["counter", "--threads", "9999"], ["--threads", "1 to 4096"]),
+        (["counter", "--amount", "0"], ["--amount", "1 or more"]),
+        (
+            ["counter", "--amount", "8,-1"],
+            ["--amount", "1 to 16777216"],
+        ),
+        (["counter", "--batch", "0"], ["--batch", "1 or more"]),
+        (
+            ["counter", "--batch", "2147483648"],
+            ["--batch", "1 to 1073741824"],
+        ),
         (["counter", "--seconds", "0"], ["--seconds", "above 0"]),
         (["counter", "--seconds", "nan"], ["--seconds", "above 0"]),
         (

@@ -737,10 +737,25 @@ void pinfold_counter_inc(struct pinfold_counter *counter);
 void pinfold_counter_dec(struct pinfold_counter *counter);
 
 /*
+ * Adds `n` with a batch for this call: after the call, the CPU on which it ran keeps less than
+ * `batch` to itself, unless another thread folds this CPU's words at that moment, or the calling
+ * thread moved to another CPU. The error bound stays what it is, and holds. A `batch` above the
+ * counter's is the counter's. With a `batch` of 0 or 1 the add and all that the CPU had kept are
+ * visible to pinfold_counter_read at once. Never fails, and never waits.
+ */
+void pinfold_counter_add_batch(struct pinfold_counter *counter, int64_t n, uint64_t batch);
+
+/*
  * Returns the value approximately: at some moment during the call it was off by at most the error
  * bound. Costs four loads.
  */
 int64_t pinfold_counter_read(const struct pinfold_counter *counter);
+
+/*
+ * Return what pinfold_counter_read and pinfold_counter_sum return, or 0 if that is negative.
+ */
+int64_t pinfold_counter_read_positive(const struct pinfold_counter *counter);
+int64_t pinfold_counter_sum_positive(const struct pinfold_counter *counter);
 
 /*
  * Returns by how much pinfold_counter_read may be off: the sum of the batches of all CPUs that have
@@ -796,6 +811,44 @@ int64_t pinfold_counter_swap(struct pinfold_counter *counter, int64_t value);
  * no other CPU.
  */
 size_t pinfold_counter_fold(struct pinfold_counter *counter);
+
+/*
+ * Counters in a file, for example of memfd_create, that several processes map. A process that is
+ * killed loses nothing that it added, and blocks no other process. No process may truncate the
+ * file.
+ */
+struct pinfold_shared_counters;
+
+/*
+ * Maps `count` counters, from 1 to 2^20, in the file `fd`, which is open for reading and writing.
+ * An empty file gets its size and counters at 0. `fd` may be closed afterwards.
+ *
+ * Returns the counters, or NULL with errno: EINVAL if `count` is out of range or differs from the
+ * file's, or if the file is too small or has another content; ENOMEM; or the errno of fstat,
+ * ftruncate or mmap.
+ */
+struct pinfold_shared_counters *pinfold_shared_counters_open(int fd, size_t count);
+
+/* Unmaps the counters. The file keeps the counts. */
+void pinfold_shared_counters_close(struct pinfold_shared_counters *counters);
+
+/*
+ * Adds `n` to counter number `nth`, the first being 0: one locked add on the CPU's own line.
+ *
+ * Returns 0, or -1 with EINVAL if there is no such counter.
+ */
+int pinfold_shared_counters_add(struct pinfold_shared_counters *counters, size_t nth, int64_t n);
+
+/*
+ * Store the value of counter number `nth` in `*value`. read is off by at most what is added and
+ * subtracted during the call. sum is exact at one moment during the call.
+ *
+ * Return 0, or -1 with EINVAL if there is no such counter.
+ */
+int pinfold_shared_counters_read(const struct pinfold_shared_counters *counters, size_t nth,
+				 int64_t *value);
+int pinfold_shared_counters_sum(const struct pinfold_shared_counters *counters, size_t nth,
+				int64_t *value);
 
 /* Returns the batch. */
 uint64_t pinfold_counter_batch(const struct pinfold_counter *counter);

@@ -74,6 +74,80 @@ fn the_value_goes_on_when_a_word_wraps_around() {
 }
 
 #[test]
+fn large_adds_and_changed_batches_keep_the_bound() {
+    let fixed = PercpuCounter::with_batch(0, 32).unwrap();
+    let default = PercpuCounter::new();
+    for counter in [&fixed, &default] {
+        for n in [1, 33, -33, 5000, -5000, i64::MIN, i64::MAX, 1] {
+            counter.add(n);
+        }
+        // An add above the batch goes to the base, which a read sees at once.
+        counter.set(0);
+        counter.fold();
+        counter.add(1 << 30);
+        assert_eq!(counter.read(), 1 << 30);
+        // With a larger batch, the same size may stay on the CPU again.
+        counter.set_batch(1 << 31).unwrap();
+        counter.add(1 << 30);
+        counter.add(1 << 30);
+        assert_eq!(counter.sum(), 3 << 30);
+        if pinfold_rseq::backend() != pinfold_rseq::Backend::Atomic {
+            assert!(
+                counter.read() < 3 << 30,
+                "no add of this size uses the shard"
+            );
+        }
+        assert!(counter.read().abs_diff(3 << 30) <= counter.error_bound());
+    }
+}
+
+#[test]
+fn a_batch_for_one_call_folds_what_the_cpu_keeps() {
+    let counter = PercpuCounter::with_batch(0, 1 << 20).unwrap();
+    (0..10).for_each(|_| counter.add_batch(3, 1000));
+    assert_eq!(counter.sum(), 30);
+    for sign in [1, -1] {
+        // A thread that moves between CPUs leaves something behind, so the test tries again.
+        let visible = (0..1000).any(|_| {
+            counter.fold();
+            counter.add_batch(4 * sign, 100);
+            let kept = counter.read() != counter.sum();
+            (0..30).for_each(|_| counter.add_batch(4 * sign, 100));
+            kept && counter.read().abs_diff(counter.sum()) < 100
+        });
+        assert!(visible, "sign {sign}");
+        let at_once = (0..1000).any(|_| {
+            counter.add(5 * sign);
+            counter.add_batch(sign, 1);
+            counter.read() == counter.sum()
+        });
+        assert!(at_once, "sign {sign}");
+    }
+    let before = counter.sum();
+    counter.add_batch(i64::MIN, 0);
+    counter.add_batch(7, u64::MAX);
+    counter.add_batch(200, 100);
+    assert_eq!(
+        counter.sum(),
+        before.wrapping_add(i64::MIN).wrapping_add(207)
+    );
+}
+
+#[test]
+fn positive_reads_stop_at_zero() {
+    let counter = PercpuCounter::with_batch(0, 64).unwrap();
+    counter.add(-3);
+    assert_eq!((counter.sum_positive(), counter.sum()), (0, -3));
+    counter.fold();
+    assert_eq!((counter.read_positive(), counter.read()), (0, -3));
+    counter.add_batch(10, 1);
+    assert_eq!(
+        (counter.sum_positive(), counter.read_positive().min(10)),
+        (7, counter.read().min(10))
+    );
+}
+
+#[test]
 fn bad_batches_are_refused() {
     let batch = |batch| Err(CounterError::Batch { batch });
     assert_eq!(PercpuCounter::with_batch(0, 0).map(|_| ()), batch(0));

@@ -72,16 +72,22 @@ methods! { PercpuCounter:
     pinfold_counter_add(n: i64) = |counter| counter.add(n);
     /// Subtracts `n`.
     pinfold_counter_sub(n: i64) = |counter| counter.sub(n);
+    /// Adds `n` with a batch for this call.
+    pinfold_counter_add_batch(n: i64, batch: u64) = |counter| counter.add_batch(n, batch);
     /// Adds 1.
     pinfold_counter_inc() = |counter| counter.inc();
     /// Subtracts 1.
     pinfold_counter_dec() = |counter| counter.dec();
     /// Returns the value, off by at most the error bound.
     pinfold_counter_read() -> i64 = |counter| counter.read();
+    /// Returns what a read returns, or 0 if that is negative.
+    pinfold_counter_read_positive() -> i64 = |counter| counter.read_positive();
     /// Returns by how much a read may be off.
     pinfold_counter_error_bound() -> u64 = |counter| counter.error_bound();
     /// Returns the exact value at one moment during the call.
     pinfold_counter_sum() -> i64 = |counter| counter.sum();
+    /// Returns the exact value, or 0 if that is negative.
+    pinfold_counter_sum_positive() -> i64 = |counter| counter.sum_positive();
     /// Returns −1, 0 or 1 if the value is below, at or above `with`.
     pinfold_counter_compare(with: i64) -> c_int = |counter| counter.compare(with) as c_int;
     /// Adds `amount` if the value does not pass `limit` thereby. Returns whether it added.

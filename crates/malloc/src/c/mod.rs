@@ -23,6 +23,7 @@
 mod align;
 pub mod cache;
 pub mod counter;
+mod counter_shared;
 pub mod grace;
 pub mod kernel_policy;
 mod malloc;

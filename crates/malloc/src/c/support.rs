@@ -4,7 +4,7 @@
 use crate::heap::{self, set_errno};
 use core::ffi::{c_int, c_void};
 use core::ptr::{NonNull, null_mut};
-use pinfold::counter::CounterError;
+use pinfold::counter::{CounterError, SharedError};
 use pinfold::mempolicy::{PolicyError, RangeError};
 use pinfold::shepherd::ShepherdError;
 use pinfold::slab::{CacheError, OutOfMemory};
@@ -22,6 +22,15 @@ impl AsErrno for CounterError {
         match self {
             CounterError::OutOfMemory => libc::ENOMEM,
             CounterError::Fence => libc::ENOTSUP,
+            _ => libc::EINVAL,
+        }
+    }
+}
+
+impl AsErrno for SharedError {
+    fn as_errno(&self) -> c_int {
+        match *self {
+            SharedError::File { errno } => errno,
             _ => libc::EINVAL,
         }
     }

@@ -1,4 +1,5 @@
 /* Counters, events, histograms and the shepherd in C. Prints "ok". */
+#define _GNU_SOURCE
 #include "pinfold.h"
 #include "check.h"
 
@@ -6,6 +7,8 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define ADDS 100000
@@ -74,8 +77,44 @@ static void operations(void)
 	pinfold_counter_set(created, 2);
 	pinfold_counter_fold(created);
 	CHECK(pinfold_counter_read(created) == 2);
+	pinfold_counter_add_batch(created, -100000, 1);
+	CHECK(pinfold_counter_sum(created) == 2 - 100000);
+	CHECK(pinfold_counter_sum_positive(created) == 0);
+	CHECK(pinfold_counter_read_positive(created) == 0);
+	pinfold_counter_add_batch(created, 100000, UINT64_MAX);
+	CHECK(pinfold_counter_sum_positive(created) == 2);
 	CHECK(pinfold_counter_set_batch(created, 1000) == 0 &&
 	      pinfold_counter_batch(created) == 1000);
+}
+
+static void shared(void)
+{
+	int64_t value = -1;
+	int fd = memfd_create("counters", 0), status;
+	struct pinfold_shared_counters *counters = pinfold_shared_counters_open(fd, 2);
+	pid_t child;
+
+	CHECK(counters);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		struct pinfold_shared_counters *own = pinfold_shared_counters_open(fd, 2);
+
+		_exit(!own || pinfold_shared_counters_add(own, 1, 40) != 0);
+	}
+	CHECK(pinfold_shared_counters_add(counters, 1, 2) == 0);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(pinfold_shared_counters_sum(counters, 1, &value) == 0 && value == 42);
+	CHECK(pinfold_shared_counters_read(counters, 0, &value) == 0 && value == 0);
+	errno = 0;
+	CHECK(pinfold_shared_counters_add(counters, 2, 1) == -1 && errno == EINVAL);
+	errno = 0;
+	CHECK(pinfold_shared_counters_open(fd, 3) == NULL && errno == EINVAL);
+	errno = 0;
+	CHECK(pinfold_shared_counters_open(-1, 1) == NULL && errno == EBADF);
+	pinfold_shared_counters_close(counters);
+	pinfold_shared_counters_close(NULL);
+	close(fd);
 }
 
 static void errors(void)
@@ -127,6 +166,7 @@ int main(void)
 
 	counts();
 	operations();
+	shared();
 	errors();
 	shepherd();
 	for (int n = 0; n < 100000; n++)

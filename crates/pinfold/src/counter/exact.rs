@@ -278,6 +278,7 @@ impl PercpuCounter {
         } else if !shards.lower(&held, batch) {
             return Err(CounterError::Fence);
         }
+        self.expect_batch(batch);
         Ok(())
     }
 

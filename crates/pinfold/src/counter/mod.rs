@@ -8,6 +8,7 @@
 //!   at once, off by at most [`error_bound`](PercpuCounter::error_bound).
 //!   [`sum`](PercpuCounter::sum) is exact, even while other threads add.
 //! * [`Counters`] holds thousands of [`PercpuCounter`]s, packed together.
+//! * [`SharedCounters`] are counters in a file that several processes map.
 //! * [`PercpuHistogram`] counts how often values of each size occurred.
 //!
 //! An add is one critical section on the CPU's own words. It takes no lock and makes no system
@@ -50,6 +51,7 @@ mod fork;
 mod gate;
 mod gates;
 mod histogram;
+mod in_shared;
 mod many;
 mod pace;
 mod percpu_counter;
@@ -66,6 +68,7 @@ pub use event::EventCounter;
 pub(crate) use exact::order_own_adds;
 pub(crate) use fork::register as register_fork;
 pub use histogram::PercpuHistogram;
+pub use in_shared::{SharedCounters, SharedError};
 pub use many::Counters;
 pub use percpu_counter::PercpuCounter;
 pub(crate) use room::Making;

@@ -17,6 +17,40 @@ impl PercpuCounter {
         self.read_with_bound().0
     }
 
+    /// Returns what [`read`](Self::read) returns, or 0 if that is negative. The kernel's
+    /// percpu_counter_read_positive.
+    ///
+    /// For a value that is never negative, such as a number of objects: an approximate read of it
+    /// may be. The result is off by at most [`error_bound`](Self::error_bound) too.
+    ///
+    /// ```
+    /// use pinfold::counter::PercpuCounter;
+    ///
+    /// let counter = PercpuCounter::with_batch(-5, 16)?;
+    /// assert_eq!((counter.read(), counter.read_positive()), (-5, 0));
+    /// # Ok::<(), pinfold::counter::CounterError>(())
+    /// ```
+    #[inline]
+    pub fn read_positive(&self) -> i64 {
+        self.read().max(0)
+    }
+
+    /// Returns the exact [`sum`](Self::sum), or 0 if that is negative. The kernel's
+    /// percpu_counter_sum_positive.
+    ///
+    /// ```
+    /// use pinfold::counter::PercpuCounter;
+    ///
+    /// let counter = PercpuCounter::new();
+    /// counter.add(-5);
+    /// assert_eq!((counter.sum(), counter.sum_positive()), (-5, 0));
+    /// # Ok::<(), pinfold::counter::CounterError>(())
+    /// ```
+    #[inline]
+    pub fn sum_positive(&self) -> i64 {
+        self.sum().max(0)
+    }
+
     /// Returns what [`read`](Self::read) returns and how far that may be off, even while
     /// [`set_batch`](Self::set_batch) changes the bound. Costs as much as [`read`](Self::read).
     ///

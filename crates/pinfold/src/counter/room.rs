@@ -176,9 +176,31 @@ impl PercpuCounter {
     }
 
     /// Adds `n` to the base, by one atomic add.
+    #[inline]
     pub(crate) fn add_to_base(&self, n: i64) {
         // Release: a thread that sees this add sees what this thread did before. It pairs with the
         // acquire of the sums.
         self.base.value.fetch_add(n, AcqRel);
+    }
+}
+
+impl Shards {
+    /// Folds the shard of the caller's CPU, if its words have moved a net `batch` or more past
+    /// their marks, and no other thread holds its lock.
+    pub(super) fn fold_here(self, batch: u64) {
+        let Some(unit) = counter_units::install_here() else {
+            return;
+        };
+        let kept = || {
+            let [up, down] =
+                [UP, DOWN].map(|half| self.batch().wrapping_sub(self.room(unit, half).1));
+            up.wrapping_sub(down) as i64
+        };
+        if self.is_granted(unit)
+            && kept().unsigned_abs() >= batch
+            && let Some(held) = stripe::try_hold(unit, self.offset())
+        {
+            self.fold_unit(&held, unit);
+        }
     }
 }

@@ -366,7 +366,7 @@ impl Shards {
     }
 
     /// Moves a shard's marks up to its words. Returns whether they were behind.
-    fn fold_unit(self, _held: &Held, unit: usize) -> bool {
+    pub(super) fn fold_unit(self, _held: &Held, unit: usize) -> bool {
         let batch = self.batch();
         let before = self.room(unit, UP).0;
         let rest = self.cancel(unit, batch);

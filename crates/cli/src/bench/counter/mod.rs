@@ -15,35 +15,48 @@ use anyhow::{Context, Result, ensure};
 use pinfold_benchkit::machine::settle_index;
 use pinfold_benchkit::stats::median;
 use pinfold_rseq::Index;
-use run::{Contender, Setup, contender};
+use run::{Contender, Outcome, Setup, contender};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
+use workers::Wave;
 
-/// Measure a shared page counter around mmap and munmap of 128 MiB, in the designs proposed for the
-/// kernel
+/// Measure a shared page counter around mmap and munmap, in the designs proposed for the kernel
 ///
-/// Each worker loops: add 32768 pages to the counter, map 128 MiB, unmap them, subtract the pages.
-/// The figure is the time of the run divided by the loops of all workers, in nanoseconds. With
-/// `--summing yes`, one more thread sums the counter all the time. The error of a sum is its
-/// distance, in pages, from the values that the counter can have had while the sum ran. After each
-/// run the counter must be 0.
+/// Each worker loops: add a mapping's pages to the counter, map that much, unmap it, subtract the
+/// pages. If the amount is below the batch, a worker adds two batches before it subtracts them, so
+/// that the adds reach the shared count. The figures are nanoseconds for an add with its
+/// subtraction: the time of the run, and the CPU time in the program (user) and in the kernel
+/// (sys), divided by the pairs of all workers. With `--summing yes`, one more thread sums the
+/// counter all the time. The error of a sum is its distance, in pages, from the values that the
+/// counter can have had while the sum ran. After each run the counter must be 0.
 ///
 /// Subjects: spinlock-batch (percpu_counter before the patches: a spinlock around the shared
 /// count), slowcount (Eric Dumazet's patch), add-start (Shaohua Li's reply), atomic (one atomic
-/// integer), pinfold (Pinfold's PercpuCounter, whose cheap reads may be off by 64 mappings per CPU,
-/// so that adds stay on their CPU), pinfold-batch (PercpuCounter with the kernel's batch). All but
-/// atomic and pinfold use the kernel's batch, max(32, 2 x CPUs), which each add exceeds.
+/// integer), pinfold-batch (Pinfold's PercpuCounter). All have the same batch. Beside them stands
+/// pinfold: a PercpuCounter that chooses its batch itself, and whose cheap reads may be off by 64
+/// mappings per CPU. With `--processes` these two are left out, and pinfold-shared takes their
+/// place: Pinfold's counters in shared memory, which have no batch. Atomic has none either.
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of workers; several numbers, separated by commas, are measured one after the other
     #[arg(long, default_value = "16", allow_negative_numbers = true, value_delimiter = ',', value_parser = threads)]
     threads: Vec<u32>,
 
-    /// Make the workers processes that share the counter, as in 2011. Pinfold's counters belong to
-    /// one process, so they are left out
-    #[arg(long)]
-    processes: bool,
+    /// Make the workers processes that share the counter, as in 2011: as many as given here, or as
+    /// --threads says. Pinfold then counts in shared memory
+    #[arg(long, num_args = 0..=1, value_name = "NUMBER", allow_negative_numbers = true, value_parser = threads)]
+    processes: Option<Option<u32>>,
+
+    /// Pages that each add adds and each mapping has; several numbers, separated by commas, are
+    /// measured one after the other
+    #[arg(long, default_value = "32768,8", allow_negative_numbers = true, value_delimiter = ',', value_parser = amount)]
+    amount: Vec<u32>,
+
+    /// How far a CPU's value may go before it is added to the shared count [default: the kernel's,
+    /// 32 or twice the number of CPUs]
+    #[arg(long, allow_negative_numbers = true, value_parser = batch)]
+    batch: Option<u32>,
 
     /// Seconds of each run
     #[arg(long, default_value_t = 0.3, allow_negative_numbers = true, value_parser = seconds)]
@@ -82,18 +95,20 @@ enum SubjectName {
     Slowcount,
     AddStart,
     Atomic,
-    Pinfold,
     PinfoldBatch,
+    Pinfold,
+    PinfoldShared,
 }
 
 impl SubjectName {
-    const ALL: [SubjectName; 6] = [
+    const ALL: [SubjectName; 7] = [
         SubjectName::SpinlockBatch,
         SubjectName::Slowcount,
         SubjectName::AddStart,
         SubjectName::Atomic,
-        SubjectName::Pinfold,
         SubjectName::PinfoldBatch,
+        SubjectName::Pinfold,
+        SubjectName::PinfoldShared,
     ];
 
     fn name(self) -> &'static str {
@@ -103,8 +118,17 @@ impl SubjectName {
             SubjectName::AddStart => "add-start",
             SubjectName::Atomic => "atomic",
             SubjectName::Pinfold => "pinfold",
+            SubjectName::PinfoldShared => "pinfold-shared",
             SubjectName::PinfoldBatch => "pinfold-batch",
         }
+    }
+
+    /// Returns whether the design has the batch that the command chose.
+    fn has_batch(self) -> bool {
+        !matches!(
+            self,
+            SubjectName::Atomic | SubjectName::Pinfold | SubjectName::PinfoldShared
+        )
     }
 
     /// Returns whether the design can count in memory shared by processes.
@@ -134,10 +158,19 @@ impl Choice {
 struct Row {
     subject: SubjectName,
     threads: u32,
+    /// Whether the workers were processes.
+    processes: bool,
+    amount: u32,
+    /// `None` for a subject without a batch of the command's.
+    batch: Option<u32>,
     summing: bool,
     mmap: bool,
-    /// The time of the run divided by the loops of all workers: the median of the rounds.
+    /// The time of the run divided by the adds of all workers that have their subtraction: the
+    /// median of the rounds.
     ns_per_op: f64,
+    /// The CPU time in the program and in the kernel, divided in the same way.
+    user_ns_per_op: f64,
+    sys_ns_per_op: f64,
     /// In pages. `None` without a summing thread.
     sum_error_max: Option<u64>,
     /// Number of sums behind `sum_error_max`.
@@ -147,6 +180,14 @@ struct Row {
 
 fn threads(text: &str) -> Result<u32, String> {
     super::count(text, 4096)
+}
+
+fn amount(text: &str) -> Result<u32, String> {
+    super::count(text, 1 << 24)
+}
+
+fn batch(text: &str) -> Result<u32, String> {
+    super::count(text, percpu::MAX_BATCH as u32)
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -162,7 +203,7 @@ pub fn main(args: &Args) -> Result<()> {
     if let Some(file) = &args.plot {
         figures::check_writable(file)?;
     }
-    if args.processes {
+    if args.processes.is_some() {
         // Concurrency ids are per process: two processes on two CPUs could use the same one.
         pinfold_rseq::init(Index::Cpu);
     } else {
@@ -183,11 +224,14 @@ pub fn main(args: &Args) -> Result<()> {
 fn subjects(args: &Args) -> Result<Vec<SubjectName>> {
     let asked = |name: &SubjectName| args.subject.is_empty() || args.subject.contains(name);
     let mut subjects: Vec<_> = SubjectName::ALL.into_iter().filter(asked).collect();
-    if args.processes {
+    if args.subject.is_empty() && args.processes.is_none() {
+        subjects.retain(|name| *name != SubjectName::PinfoldShared);
+    }
+    if args.processes.is_some() {
         let own = args.subject.iter().find(|name| !name.is_shareable());
         ensure!(
             own.is_none(),
-            "{} counts in one process only; leave out --processes, or name other subjects",
+            "{} counts in one process only; leave out --processes, or name pinfold-shared",
             own.map_or("", |name| name.name())
         );
         subjects.retain(|name| name.is_shareable());
@@ -197,20 +241,33 @@ fn subjects(args: &Args) -> Result<Vec<SubjectName>> {
 
 /// Measures all requested combinations. Within one, each subject runs once per round.
 fn measure(args: &Args, subjects: &[SubjectName]) -> Result<Vec<Row>> {
-    let made = subjects.iter().map(|&name| Ok((name, contender(name)?)));
+    let batch = args.batch.map_or_else(percpu::kernel_batch, i64::from);
+    let made = subjects
+        .iter()
+        .map(|&name| Ok((name, contender(name, batch)?)));
     let contenders = made.collect::<Result<Vec<_>>>()?;
     let mut rows = Vec::new();
-    for &threads in &args.threads {
+    let pairs = |first: &[u32], second: &[u32]| -> Vec<(u32, u32)> {
+        let each = first.iter();
+        each.flat_map(|&a| second.iter().map(move |&b| (a, b)))
+            .collect()
+    };
+    let workers = match args.processes.flatten() {
+        Some(processes) => &[processes][..],
+        None => &args.threads,
+    };
+    for (threads, amount) in pairs(workers, &args.amount) {
         for &mmap in args.mmap.values() {
             for &summing in args.summing.values() {
                 let setup = Setup {
                     threads: threads as usize,
-                    processes: args.processes,
+                    processes: args.processes.is_some(),
                     mmap,
                     summing,
                     time: Duration::from_secs_f64(args.seconds),
+                    wave: Wave::new(i64::from(amount), batch),
                 };
-                rows.extend(measure_cell(&contenders, setup, args.rounds)?);
+                rows.extend(measure_cell(&contenders, setup, batch as u32, args.rounds)?);
             }
         }
     }
@@ -220,6 +277,7 @@ fn measure(args: &Args, subjects: &[SubjectName]) -> Result<Vec<Row>> {
 fn measure_cell(
     contenders: &[(SubjectName, Box<dyn Contender>)],
     setup: Setup,
+    batch: u32,
     rounds: u32,
 ) -> Result<Vec<Row>> {
     let mut outcomes: Vec<_> = contenders.iter().map(|_| Vec::new()).collect();
@@ -233,14 +291,21 @@ fn measure_cell(
         .iter()
         .zip(outcomes)
         .map(|((name, _), outcomes)| {
-            let times: Vec<f64> = outcomes.iter().map(|outcome| outcome.ns_per_op).collect();
+            let middle = |figure: fn(&Outcome) -> f64| {
+                median(&outcomes.iter().map(figure).collect::<Vec<_>>())
+            };
             let errors = outcomes.iter().map(|outcome| outcome.sum_error_max);
             Row {
                 subject: *name,
                 threads: setup.threads as u32,
+                processes: setup.processes,
+                amount: setup.wave.amount as u32,
+                batch: name.has_batch().then_some(batch),
                 summing: setup.summing,
                 mmap: setup.mmap,
-                ns_per_op: median(&times),
+                ns_per_op: middle(|outcome| outcome.ns_per_op),
+                user_ns_per_op: middle(|outcome| outcome.user_ns_per_op),
+                sys_ns_per_op: middle(|outcome| outcome.sys_ns_per_op),
                 sum_error_max: errors.max().filter(|_| setup.summing),
                 sums: outcomes.iter().map(|outcome| outcome.sums).sum(),
             }

@@ -55,6 +55,9 @@ pub fn add_below(this: &AtomicI32, amount: i64, batch: i64) -> Added {
     }
 }
 
+/// The largest batch that fits the per-CPU values: the value and one more add stay below 2^31.
+pub const MAX_BATCH: i64 = 1 << 30;
+
 /// Returns the kernel's `percpu_counter_batch`.
 pub fn kernel_batch() -> i64 {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);

@@ -7,19 +7,22 @@ use std::path::Path;
 
 /// Formats the tables.
 pub fn text(args: &Args, rows: &[Row]) -> String {
-    let workers = if args.processes {
+    let workers = if args.processes.is_some() {
         "processes"
     } else {
         "threads"
     };
     let mut text = format!(
-        "{}\nMedians of {} of {} s. A loop is two adds; its ns are the run's time divided by all workers' loops.\n",
+        "{}\nMedians of {} of {} s. ns per add and its subtraction; user and sys are the CPU time, with that of a summing thread.\n",
         Machine::read().describe(),
         crate::figures::rounds(args.rounds),
         args.seconds,
     );
     if rows.iter().any(|row| row.subject == SubjectName::Pinfold) {
-        text += &format!("pinfold may drift by {} pages.\n", designs::max_drift());
+        text += &format!(
+            "pinfold chooses its batch itself, and may drift by {} pages.\n",
+            designs::max_drift()
+        );
     }
     for cell in cells(rows) {
         text += &format!(
@@ -40,7 +43,7 @@ fn cells(rows: &[Row]) -> impl Iterator<Item = &[Row]> {
 fn kind(row: &Row) -> String {
     let mmap = if row.mmap { "mmap" } else { "no mmap" };
     let summing = if row.summing { "summing" } else { "no sums" };
-    format!("{mmap}, {summing}")
+    format!("amount {}, {mmap}, {summing}", row.amount)
 }
 
 fn table(cell: &[Row]) -> Table {
@@ -57,7 +60,10 @@ fn table(cell: &[Row]) -> Table {
     };
     let mut table = Table::new([
         "subject",
-        "ns per loop",
+        "batch",
+        "ns",
+        "user ns",
+        "sys ns",
         "of spinlock-batch",
         "sums",
         "largest error of a sum",
@@ -65,7 +71,10 @@ fn table(cell: &[Row]) -> Table {
     for row in cell {
         table.row([
             row.subject.name().to_owned(),
+            row.batch.map_or("-".to_owned(), |batch| batch.to_string()),
             format!("{:.1}", row.ns_per_op),
+            format!("{:.1}", row.user_ns_per_op),
+            format!("{:.1}", row.sys_ns_per_op),
             ratio(row),
             row.sums.to_string(),
             error(row),
@@ -76,11 +85,14 @@ fn table(cell: &[Row]) -> Table {
 
 /// Draws bars by combination, or lines over the number of workers if there are several.
 pub fn plot(args: &Args, rows: &[Row], file: &Path) -> Result<()> {
-    let (title, y) = ("Add, mmap 128 MiB, munmap, subtract", "ns per loop, median");
+    let (title, y) = (
+        "Add, mmap, munmap, subtract",
+        "ns per add and its subtraction, median",
+    );
     if args.threads.len() > 1 {
         let plot = Plot {
             title,
-            x: if args.processes {
+            x: if args.processes.is_some() {
                 "processes"
             } else {
                 "threads"

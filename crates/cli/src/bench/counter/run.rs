@@ -2,10 +2,9 @@
 
 use super::SubjectName;
 use super::designs::{self, AddStart, Atomic, Design, Shared, Slowcount, SpinlockBatch};
-use super::percpu::kernel_batch;
 use super::shared::SharedSlice;
 use super::truth::Witness;
-use super::workers::{self, Control, Loop, Worker};
+use super::workers::{self, Control, Loop, Wave, Worker};
 use anyhow::{Result, bail, ensure};
 use pinfold_benchkit::Padded;
 use std::io;
@@ -21,11 +20,15 @@ pub struct Setup {
     pub mmap: bool,
     pub summing: bool,
     pub time: Duration,
+    pub wave: Wave,
 }
 
 /// The results of a run.
 pub struct Outcome {
     pub ns_per_op: f64,
+    /// CPU time in the program and in the kernel, with that of the summing thread.
+    pub user_ns_per_op: f64,
+    pub sys_ns_per_op: f64,
     /// Number of sums made.
     pub sums: u64,
     pub sum_error_max: u64,
@@ -38,20 +41,21 @@ pub trait Contender {
 
 /// Makes a subject's counter. The kernel's designs always lie in shared memory, so that threads and
 /// processes are measured under the same conditions.
-pub fn contender(name: SubjectName) -> Result<Box<dyn Contender>> {
+pub fn contender(name: SubjectName, batch: i64) -> Result<Box<dyn Contender>> {
     Ok(match name {
-        SubjectName::SpinlockBatch => shared::<SpinlockBatch>()?,
-        SubjectName::Slowcount => shared::<Slowcount>()?,
-        SubjectName::AddStart => shared::<AddStart>()?,
-        SubjectName::Atomic => shared::<Atomic>()?,
+        SubjectName::SpinlockBatch => shared::<SpinlockBatch>(batch)?,
+        SubjectName::Slowcount => shared::<Slowcount>(batch)?,
+        SubjectName::AddStart => shared::<AddStart>(batch)?,
+        SubjectName::Atomic => shared::<Atomic>(batch)?,
+        SubjectName::PinfoldShared => Box::new(Across(designs::in_shared()?)),
         SubjectName::Pinfold => Box::new(Own(designs::with_max_drift()?)),
-        SubjectName::PinfoldBatch => Box::new(Own(designs::with_batch(kernel_batch())?)),
+        SubjectName::PinfoldBatch => Box::new(Own(designs::with_batch(batch)?)),
     })
 }
 
-fn shared<D: Shared + 'static>() -> Result<Box<dyn Contender>> {
+fn shared<D: Shared + 'static>(batch: i64) -> Result<Box<dyn Contender>> {
     let mut counter = SharedSlice::<D>::new(1)?;
-    counter[0].set_batch(kernel_batch());
+    counter[0].set_batch(batch);
     Ok(Box::new(counter))
 }
 
@@ -71,6 +75,15 @@ impl<D: Design> Contender for Own<D> {
     }
 }
 
+/// A counter in memory that forked processes share, which is not a [`SharedSlice`].
+struct Across<D>(D);
+
+impl<D: Design> Contender for Across<D> {
+    fn run(&self, setup: Setup) -> Result<Outcome> {
+        run(&self.0, setup)
+    }
+}
+
 fn run<D: Design>(design: &D, setup: Setup) -> Result<Outcome> {
     let control = SharedSlice::<Padded<Control>>::new(1)?;
     let workers = SharedSlice::<Padded<Worker>>::new(setup.threads)?;
@@ -78,6 +91,7 @@ fn run<D: Design>(design: &D, setup: Setup) -> Result<Outcome> {
     let round = Loop {
         mmap: setup.mmap,
         publish: setup.summing,
+        wave: setup.wave,
     };
     let work = |number: usize| round.work(design, &workers[number].0, control);
     let lead = || {
@@ -85,11 +99,13 @@ fn run<D: Design>(design: &D, setup: Setup) -> Result<Outcome> {
         control.stop();
         led
     };
+    let before = CpuTime::now();
     let led = match setup.processes {
         true => workers::processes(setup.threads, control, work, lead),
         false => workers::threads(setup.threads, control, work, lead),
     }?;
-    check(design, &workers)?;
+    let used = CpuTime::now();
+    check(design, &workers, setup.wave)?;
     let loops: u64 = workers
         .iter()
         .map(|worker| worker.0.loops.load(Acquire))
@@ -99,11 +115,43 @@ fn run<D: Design>(design: &D, setup: Setup) -> Result<Outcome> {
         "no loop ended in {:?}; give more --seconds",
         setup.time
     );
+    let ops = (loops * setup.wave.adds) as f64;
+    let per_op = |time: Duration| time.as_nanos() as f64 / ops;
     Ok(Outcome {
-        ns_per_op: led.elapsed.as_nanos() as f64 / loops as f64,
+        ns_per_op: per_op(led.elapsed),
+        user_ns_per_op: per_op(used.user - before.user),
+        sys_ns_per_op: per_op(used.sys - before.sys),
         sums: led.sums,
         sum_error_max: led.error,
     })
+}
+
+/// The CPU time of this process and of the children that it has waited for.
+struct CpuTime {
+    user: Duration,
+    sys: Duration,
+}
+
+impl CpuTime {
+    fn now() -> CpuTime {
+        let of = |who| {
+            let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+            // SAFETY: `getrusage` writes one `rusage`, for which `usage` has room. Zero bytes are
+            // a valid `rusage`, so the value is initialised even if the call fails.
+            unsafe {
+                libc::getrusage(who, usage.as_mut_ptr());
+                usage.assume_init()
+            }
+        };
+        let time = |time: libc::timeval| {
+            Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
+        };
+        let (own, children) = (of(libc::RUSAGE_SELF), of(libc::RUSAGE_CHILDREN));
+        CpuTime {
+            user: time(own.ru_utime) + time(children.ru_utime),
+            sys: time(own.ru_stime) + time(children.ru_stime),
+        }
+    }
 }
 
 struct Led {
@@ -119,7 +167,7 @@ fn lead<D: Design>(
     control: &Control,
     setup: Setup,
 ) -> Result<Led> {
-    let mut witness = Witness::new(workers);
+    let mut witness = Witness::new(workers, setup.wave);
     let (mut sums, mut error) = (0, 0);
     let start: Instant = control.go(setup.threads)?;
     if setup.summing {
@@ -139,12 +187,13 @@ fn lead<D: Design>(
 
 /// Checks that the counter is 0: the workers subtracted all that they added, and every design is
 /// exact at rest.
-fn check<D: Design>(design: &D, workers: &[Padded<Worker>]) -> Result<()> {
+fn check<D: Design>(design: &D, workers: &[Padded<Worker>], wave: Wave) -> Result<()> {
     for worker in workers {
         match worker.0.errno.load(Acquire) {
             0 => {}
             errno => bail!(
-                "mapping 128 MiB in each worker failed: {}; give a smaller --threads, give --mmap no, or raise ulimit -v",
+                "mapping {} pages in each worker failed: {}; give a smaller --amount or --threads, give --mmap no, or raise ulimit -v",
+                wave.amount,
                 io::Error::from_raw_os_error(errno)
             ),
         }

@@ -3,20 +3,18 @@
 //! Each worker publishes the step of its loop. From the steps before and after a sum follows an
 //! interval that contains every value that the counter had while the sum ran.
 //!
-//! A worker's share of the counter is 0 or one mapping. Its steps are numbered consecutively, four
-//! to a loop:
+//! A worker's share of the counter goes up by one amount with each add, and down again by one with
+//! each subtraction. Each add and each subtraction takes two steps, numbered consecutively:
 //!
-//! | step mod 4 | the worker | its share |
-//! |---|---|---|
-//! | 0 | has subtracted, or has not begun | 0 |
-//! | 1 | is adding | 0 or a mapping |
-//! | 2 | has added | a mapping |
-//! | 3 | is subtracting | a mapping or 0 |
+//! | step mod 2 | the worker |
+//! |---|---|
+//! | 0 | rests between two adds |
+//! | 1 | is adding or subtracting: its share may be that before or that behind |
 //!
-//! If a worker shows the same step before and after the sum, it was in that step all the time. If
-//! it shows two different steps, it may have had either share.
+//! So the step tells the share. If a worker shows one step before the sum and another step behind
+//! it, its share was each of those in between, and no other.
 
-use super::workers::{PAGES, Worker};
+use super::workers::{Wave, Worker};
 use pinfold_benchkit::Padded;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -47,13 +45,15 @@ impl Step {
 /// Reads all workers' steps before and after a sum.
 pub struct Witness<'a> {
     workers: &'a [Padded<Worker>],
+    wave: Wave,
     before: Vec<u64>,
 }
 
 impl<'a> Witness<'a> {
-    pub fn new(workers: &'a [Padded<Worker>]) -> Witness<'a> {
+    pub fn new(workers: &'a [Padded<Worker>], wave: Wave) -> Witness<'a> {
         Witness {
             workers,
+            wave,
             before: vec![0; workers.len()],
         }
     }
@@ -68,24 +68,39 @@ impl<'a> Witness<'a> {
         // add.
         fence(Acquire);
         let steps = self.before.iter().zip(self.workers);
-        let interval = interval(steps.map(|(before, worker)| {
+        let interval = steps.fold((0, 0), |(low, high), (&before, worker)| {
             let after = worker.0.step.0.load(Relaxed);
-            (*before, after)
-        }));
+            let (least, most) = self.wave.shares(before, after);
+            (low + least, high + most)
+        });
         distance(sum, interval)
     }
 }
 
-/// Returns the least and the most that the workers' shares can add up to.
-fn interval(steps: impl Iterator<Item = (u64, u64)>) -> (i64, i64) {
-    steps.fold((0, 0), |(low, high), (before, after)| {
-        let (least, most) = match before % 4 {
-            0 if before == after => (0, 0),
-            2 if before == after => (PAGES, PAGES),
-            _ => (0, PAGES),
+impl Wave {
+    /// Returns the least and the most that a worker's share was from step `before` to step `after`.
+    fn shares(self, before: u64, after: u64) -> (i64, i64) {
+        // In the middle of an add, the share is that before the add or that behind it.
+        let (first, last) = (before / 2, after.div_ceil(2));
+        let (period, top) = (2 * self.adds, self.adds);
+        // The number of adds that the share holds after `made` adds and subtractions.
+        let held = |made: u64| top.abs_diff(made % period);
+        let (first_held, last_held) = (top - held(first), top - held(last));
+        // Whether the wave passes a point of its period on the way.
+        let passes =
+            |point: u64| (last + period - point) / period > (first + period - 1 - point) / period;
+        let least = if passes(0) {
+            0
+        } else {
+            first_held.min(last_held)
         };
-        (low + least, high + most)
-    })
+        let most = if passes(top) {
+            top
+        } else {
+            first_held.max(last_held)
+        };
+        (least as i64 * self.amount, most as i64 * self.amount)
+    }
 }
 
 fn distance(sum: i64, (low, high): (i64, i64)) -> u64 {
@@ -96,25 +111,54 @@ fn distance(sum: i64, (low, high): (i64, i64)) -> u64 {
 mod tests {
     use super::*;
 
+    const PAGES: i64 = 32768;
+    const ONE: Wave = Wave {
+        amount: PAGES,
+        adds: 1,
+    };
+
     #[test]
     fn a_workers_share_is_known_only_while_it_rests() {
-        assert_eq!(interval([(0, 0), (4, 4)].into_iter()), (0, 0));
-        assert_eq!(
-            interval([(2, 2), (6, 6), (8, 8)].into_iter()),
-            (2 * PAGES, 2 * PAGES)
-        );
-        assert_eq!(
-            interval([(1, 1), (3, 3), (2, 2)].into_iter()),
-            (PAGES, 3 * PAGES)
-        );
+        assert_eq!(ONE.shares(0, 0), (0, 0));
+        assert_eq!(ONE.shares(4, 4), (0, 0));
+        assert_eq!(ONE.shares(2, 2), (PAGES, PAGES));
+        assert_eq!(ONE.shares(1, 1), (0, PAGES));
+        assert_eq!(ONE.shares(3, 3), (0, PAGES));
+        assert_eq!(ONE.shares(1, 2), (0, PAGES));
         // The worker made a whole loop during the sum.
-        assert_eq!(interval([(2, 6), (0, 4)].into_iter()), (0, 2 * PAGES));
+        assert_eq!(ONE.shares(2, 6), (0, PAGES));
+    }
+
+    #[test]
+    fn a_share_was_all_that_the_steps_in_between_say() {
+        let wave = Wave { amount: 8, adds: 9 };
+        // Walks the steps one by one, as the definition says.
+        let held = |made: u64| match made % 18 {
+            up @ 0..=9 => up as i64 * 8,
+            down => (18 - down) as i64 * 8,
+        };
+        for before in 0..80 {
+            for after in before..before + 50 {
+                let shares = (before / 2..=u64::div_ceil(after, 2)).map(held);
+                let expected = (shares.clone().min().unwrap(), shares.max().unwrap());
+                assert_eq!(wave.shares(before, after), expected, "{before} to {after}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_amounts_reach_the_batch() {
+        assert_eq!(Wave::new(32768, 32).adds, 1);
+        assert_eq!(Wave::new(32, 32).adds, 1);
+        let small = Wave::new(31, 32);
+        assert!(small.adds as i64 * small.amount > 64);
+        assert_eq!(Wave::new(1, 32).adds, 65);
     }
 
     #[test]
     fn a_witness_measures_the_error_of_a_sum() {
         let workers = [(); 2].map(|()| Padded::<Worker>::default());
-        let mut witness = Witness::new(&workers);
+        let mut witness = Witness::new(&workers, ONE);
         assert_eq!(witness.error_of(|| 0), 0);
         assert_eq!(witness.error_of(|| PAGES), PAGES as u64);
         // Worker 0 has added, and worker 1 is adding.

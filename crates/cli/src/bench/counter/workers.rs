@@ -1,5 +1,5 @@
-//! The workers. Until it is told to stop, each adds a mapping's pages, maps and unmaps, and
-//! subtracts the pages.
+//! The workers. Until it is told to stop, each adds mappings' pages, maps and unmaps, and subtracts
+//! the pages.
 
 use super::designs::Design;
 use super::shared::Zeroed;
@@ -13,10 +13,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
-/// Bytes of a mapping. The counter counts them in pages of 4 KiB, as the kernel counts committed
+/// Bytes of a page. The counter counts mappings in these pages, as the kernel counts committed
 /// memory.
-pub const BYTES: usize = 128 << 20;
-pub const PAGES: i64 = (BYTES / 4096) as i64;
+const PAGE: usize = 4096;
+/// Pages of the mapping in the kernel developers' loop: 128 MiB.
+pub const PAGES: i64 = (128 << 20) / PAGE as i64;
 
 /// What a worker reports.
 #[derive(Default)]
@@ -78,16 +79,45 @@ pub struct Loop {
     pub mmap: bool,
     /// Whether to publish the steps for a [`Witness`](super::truth::Witness).
     pub publish: bool,
+    pub wave: Wave,
+}
+
+/// How a worker's share of the counter goes up and down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wave {
+    /// The pages of one mapping: the number that each add adds.
+    pub amount: i64,
+    /// The number of adds before the worker begins to subtract, and then of subtractions.
+    pub adds: u64,
+}
+
+impl Wave {
+    /// Returns the wave for mappings of `amount` pages.
+    ///
+    /// One add of at least a batch reaches the shared count. Of a smaller amount, a worker adds two
+    /// batches and one amount before it subtracts, because an add and its subtraction would
+    /// cancel each other in the CPU's value and never reach the shared count.
+    pub fn new(amount: i64, batch: i64) -> Wave {
+        let adds = if amount >= batch {
+            1
+        } else {
+            2 * batch / amount + 1
+        };
+        Wave {
+            amount,
+            adds: adds as u64,
+        }
+    }
 }
 
 impl Loop {
     /// Runs one worker until `control` stops it.
     pub fn work<D: Design>(self, design: &D, worker: &Worker, control: &Control) {
         match (self.mmap, self.publish) {
-            (false, false) => work::<D, false, false>(design, worker, control),
-            (false, true) => work::<D, false, true>(design, worker, control),
-            (true, false) => work::<D, true, false>(design, worker, control),
-            (true, true) => work::<D, true, true>(design, worker, control),
+            (false, false) => work::<D, false, false>(design, worker, control, self.wave),
+            (false, true) => work::<D, false, true>(design, worker, control, self.wave),
+            (true, false) => work::<D, true, false>(design, worker, control, self.wave),
+            (true, true) => work::<D, true, true>(design, worker, control, self.wave),
         }
     }
 }
@@ -96,7 +126,10 @@ fn work<D: Design, const MMAP: bool, const PUBLISH: bool>(
     design: &D,
     worker: &Worker,
     control: &Control,
+    wave: Wave,
 ) {
+    let Wave { amount, adds } = wave;
+    let bytes = amount as usize * PAGE;
     let add = |n: i64| {
         if PUBLISH {
             worker.step.begin();
@@ -110,9 +143,16 @@ fn work<D: Design, const MMAP: bool, const PUBLISH: bool>(
     spin_until(|| control.state.load(Acquire) != WAIT);
     let mut loops = 0;
     while control.state.load(Relaxed) == GO {
-        add(PAGES);
-        let mapped = if MMAP { map_and_unmap() } else { Ok(()) };
-        add(-PAGES);
+        let mut mapped = Ok(());
+        for _ in 0..adds {
+            add(amount);
+            if MMAP {
+                mapped = mapped.and(map_and_unmap(bytes));
+            }
+        }
+        for _ in 0..adds {
+            add(-amount);
+        }
         if let Err(errno) = mapped {
             worker.errno.store(errno, Release);
             break;
@@ -123,13 +163,13 @@ fn work<D: Design, const MMAP: bool, const PUBLISH: bool>(
 }
 
 #[inline]
-fn map_and_unmap() -> Result<(), i32> {
+fn map_and_unmap(bytes: usize) -> Result<(), i32> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: maps new private memory that no reference points to, and unmaps exactly that memory.
     let unmapped = unsafe {
-        let at = libc::mmap(null_mut(), BYTES, protection, flags, -1, 0);
-        at != libc::MAP_FAILED && libc::munmap(at, BYTES) == 0
+        let at = libc::mmap(null_mut(), bytes, protection, flags, -1, 0);
+        at != libc::MAP_FAILED && libc::munmap(at, bytes) == 0
     };
     match unmapped {
         true => Ok(()),

@@ -1,10 +1,11 @@
-//! `pinfold` and `pinfold-batch`: Pinfold's counter, once with a large drift and once with the
-//! kernel's batch.
+//! `pinfold`, `pinfold-batch` and `pinfold-shared`: Pinfold's counter with a large drift, with the
+//! same batch as the other designs, and in shared memory.
 
 use super::Design;
 use crate::bench::counter::workers::PAGES;
-use anyhow::{Context, Result};
-use pinfold::counter::PercpuCounter;
+use anyhow::{Context, Result, ensure};
+use pinfold::counter::{PercpuCounter, SharedCounters};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 impl Design for PercpuCounter {
     #[inline]
@@ -15,6 +16,32 @@ impl Design for PercpuCounter {
     fn sum(&self) -> i64 {
         PercpuCounter::sum(self)
     }
+}
+
+impl Design for SharedCounters {
+    #[inline]
+    fn add(&self, n: i64) {
+        SharedCounters::add(self, 0, n);
+    }
+
+    fn sum(&self) -> i64 {
+        // Counter 0 always exists.
+        SharedCounters::sum(self, 0).unwrap_or(0)
+    }
+}
+
+/// Makes a counter in a file in memory.
+pub fn in_shared() -> Result<SharedCounters> {
+    // SAFETY: the name ends with a zero byte.
+    let fd = unsafe { libc::memfd_create(c"pinfold-bench".as_ptr(), libc::MFD_CLOEXEC) };
+    ensure!(
+        fd >= 0,
+        "making a file in memory: {}",
+        std::io::Error::last_os_error()
+    );
+    // SAFETY: the descriptor is new, so this value alone owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    SharedCounters::in_shared(fd.as_raw_fd(), 1).context("a counter in shared memory")
 }
 
 /// Returns how far `pinfold`'s cheap reads may be off, in pages: 64 mappings of the loop for each

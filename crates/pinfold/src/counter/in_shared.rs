@@ -1,0 +1,423 @@
+//! Counters that several processes share through a file.
+//!
+//! A counter of one process keeps its words in memory that no other process has. Processes that
+//! count together need words in a file that all of them map. Three things are different there:
+//!
+//! * A process may be killed at any instruction, and the others go on. So no operation may leave a
+//!   lock taken, or an amount in two places or in none.
+//! * One process may use restartable sequences and another one atomics. Neither protects its words
+//!   from the other.
+//! * Concurrency ids belong to one process. Two processes use the same id on two CPUs.
+//!
+//! So an add is one locked instruction on a word of the CPU's own, in every process. A killed
+//! process has made the add or has not. The CPU number only chooses the word: an add on another
+//! CPU's word is slower, and as correct.
+//!
+//! # The file
+//!
+//! | place | content | written by |
+//! |---|---|---|
+//! | header | magic, number of counters, number of lanes | the first process, by compare-exchanges from 0 |
+//! | header | a bit for each lane in use | an add, before its first use of the lane |
+//! | tops, a line each | the gate of a counter | sums |
+//! | tops, the next line | the base of a counter | adds that find the gate closed |
+//! | lanes, whole pages | `up` and `down` of each counter | adds on the lane's CPU; they only grow |
+//!
+//! # The gate
+//!
+//! A sum collects all words twice. If the collections agree, no word moved while the base was
+//! loaded in between. If adds keep coming, the sum closes the gate, which sends adds to the base.
+//! The gate only helps a sum to end: adds and sums are correct whether it is open or closed. So a
+//! sum that is killed with the gate closed costs the adds speed, until the next sum opens the gate.
+
+use super::exact::order_own_adds;
+use super::shards::Moved;
+use crate::sys;
+use crate::topology::bits;
+use core::fmt;
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use pinfold_rseq::MAX_INDEX;
+
+/// The first word of the file: a name, and the version of the layout in the last byte.
+const MAGIC: u64 = u64::from_le_bytes(*b"pinfcnt\x01");
+/// Bytes of the header. The lanes begin at multiples of it.
+const PAGE: usize = 4096;
+const WORD: usize = 8;
+/// Words of the header: the number of counters, of lanes, and where the bits begin.
+const COUNT: usize = 1;
+const LANES: usize = 2;
+const BITS: usize = 8;
+/// Bytes of a counter's top: a line with the gate, and a line with the base.
+const TOP: usize = 128;
+const BASE: usize = 64;
+/// Bytes of a counter in a lane: `up` and `down`.
+const PAIR: usize = 16;
+/// The largest number of counters in a file.
+const MOST: usize = 1 << 20;
+/// How often a sum tries before it closes the gate.
+const TRIES: usize = 8;
+
+/// Why a file cannot hold counters.
+///
+/// ```
+/// use pinfold::counter::{SharedCounters, SharedError};
+///
+/// assert_eq!(SharedCounters::in_shared(-1, 1).unwrap_err(), SharedError::File { errno: 9 });
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SharedError {
+    /// The number of counters is 0 or above 2^20.
+    Count {
+        /// The number that the caller gave.
+        count: usize,
+    },
+    /// The kernel refused to read the file's size, to set it, or to map the file.
+    File {
+        /// The errno of the system call.
+        errno: i32,
+    },
+    /// The file is neither empty nor large enough.
+    TooSmall {
+        /// The file's size in bytes.
+        bytes: u64,
+        /// The size that it needs.
+        needed: u64,
+    },
+    /// The file has another content: of another program, or of another version of this library.
+    Layout {
+        /// The first eight bytes of the file.
+        found: u64,
+    },
+    /// The file holds another number of counters.
+    OtherCount {
+        /// The number in the file.
+        found: u64,
+    },
+}
+
+impl fmt::Display for SharedError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SharedError::Count { count } => {
+                write!(f, "{count} shared counters: give 1 to {MOST}")
+            }
+            SharedError::File { errno } => write!(
+                f,
+                "the file for shared counters cannot be mapped (errno {errno}): give a memfd or a file that is open for reading and writing"
+            ),
+            SharedError::TooSmall { bytes, needed } => write!(
+                f,
+                "the file for shared counters has {bytes} bytes and needs {needed}: give an empty or a larger file"
+            ),
+            SharedError::Layout { found } => write!(
+                f,
+                "the file begins with {found:#x}, not with this version's shared counters: give an empty file, or run the same version in all processes"
+            ),
+            SharedError::OtherCount { found } => {
+                write!(
+                    f,
+                    "the file holds {found} shared counters: give that number"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for SharedError {}
+
+/// Counters in a file that several processes map. Any process adds to them, reads and sums them.
+///
+/// A process that is killed at any instruction loses nothing that it has added, and blocks no
+/// other process. Processes with restartable sequences and without them may share counters. Forked
+/// children go on with the same counters.
+///
+/// A file with `n` counters takes 4 KiB, 128 bytes a counter, and 16 bytes a counter, in whole
+/// pages, for each CPU on which a process has added. No process may truncate the file: the others
+/// would get `SIGBUS`. A memfd that allows seals is sealed against that.
+///
+/// ```
+/// use pinfold::counter::SharedCounters;
+/// use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+///
+/// // SAFETY: the name ends with a zero byte, and the descriptor is new.
+/// let fd = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"hits".as_ptr(), 0)) };
+/// let counters = SharedCounters::in_shared(fd.as_raw_fd(), 2)?;
+/// counters.add(1, 5);
+/// // Another process that has the descriptor maps the same counters.
+/// let elsewhere = SharedCounters::in_shared(fd.as_raw_fd(), 2)?;
+/// elsewhere.add(1, -2);
+/// assert_eq!((counters.sum(0), counters.sum(1)), (Some(0), Some(3)));
+/// # Ok::<(), pinfold::counter::SharedError>(())
+/// ```
+#[derive(Debug)]
+pub struct SharedCounters {
+    at: NonNull<u8>,
+    count: usize,
+    lanes: usize,
+}
+
+// SAFETY: the mapping belongs to no thread, and all accesses to it are atomic.
+unsafe impl Send for SharedCounters {}
+// SAFETY: all accesses to the mapping are atomic.
+unsafe impl Sync for SharedCounters {}
+
+/// Returns the size of a file in bytes.
+fn needed(count: usize, lanes: usize) -> usize {
+    first_lane(count) + lanes * lane_bytes(count)
+}
+
+/// Returns where the first lane begins.
+fn first_lane(count: usize) -> usize {
+    PAGE + (count * TOP).next_multiple_of(PAGE)
+}
+
+fn lane_bytes(count: usize) -> usize {
+    (count * PAIR).next_multiple_of(PAGE)
+}
+
+fn errno() -> SharedError {
+    // SAFETY: the C library returns the address of the calling thread's errno.
+    let errno = unsafe { *libc::__errno_location() };
+    SharedError::File { errno }
+}
+
+/// Returns the size of the file. An empty file first gets the size `wanted`.
+fn size_of_file(fd: i32, wanted: usize) -> Result<u64, SharedError> {
+    let size = || {
+        // SAFETY: `stat` consists of integers, so zeroes are valid.
+        let mut stat = unsafe { core::mem::zeroed::<libc::stat>() };
+        // SAFETY: `stat` is writable, and the kernel writes one `stat`.
+        match unsafe { libc::fstat(fd, &raw mut stat) } {
+            0 => Ok(stat.st_size as u64),
+            _ => Err(errno()),
+        }
+    };
+    if size()? == 0 {
+        // SAFETY: the call takes two integers and accesses no memory of the process.
+        if unsafe { libc::ftruncate(fd, wanted as libc::off_t) } != 0 {
+            return Err(errno());
+        }
+    }
+    size()
+}
+
+fn map(fd: i32, bytes: usize) -> Result<NonNull<u8>, SharedError> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: maps the file at an address that the kernel chooses, so no existing memory changes.
+    let at = unsafe { libc::mmap(null_mut(), bytes, protection, libc::MAP_SHARED, fd, 0) };
+    match NonNull::new(at.cast()) {
+        Some(at) if at.as_ptr() != libc::MAP_FAILED.cast() => Ok(at),
+        _ => Err(errno()),
+    }
+}
+
+impl SharedCounters {
+    /// Maps `count` counters in the file `fd`, which is open for reading and writing. The first
+    /// process gives an empty file. Its counters begin at 0. The descriptor may be closed after the
+    /// call.
+    ///
+    /// Two processes may make the call for an empty file at once. Makes about six system calls.
+    ///
+    /// # Errors
+    ///
+    /// A [`SharedError`], which names the cause and the remedy. The file may have grown.
+    pub fn in_shared(fd: i32, count: usize) -> Result<SharedCounters, SharedError> {
+        if count == 0 || count > MOST {
+            return Err(SharedError::Count { count });
+        }
+        sys::keep_errno(|| Self::open(fd, count))
+    }
+
+    fn open(fd: i32, count: usize) -> Result<SharedCounters, SharedError> {
+        let lanes = pinfold_rseq::possible();
+        let bytes = size_of_file(fd, needed(count, lanes))?;
+        let too_small = |lanes| {
+            let needed = needed(count, lanes) as u64;
+            (bytes < needed).then_some(SharedError::TooSmall { bytes, needed })
+        };
+        // Never touches a page beyond the end of the file, which would raise SIGBUS.
+        if let Some(error) = too_small(1) {
+            return Err(error);
+        }
+        let header = SharedCounters {
+            at: map(fd, PAGE)?,
+            count: 0,
+            lanes: 0,
+        };
+        let lanes = header.agree(count, lanes)?;
+        if let Some(error) = too_small(lanes) {
+            return Err(error);
+        }
+        // A file that cannot be sealed works too, as long as no process truncates it.
+        // SAFETY: the call takes integers and accesses no memory of the process.
+        unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
+        let at = map(fd, needed(count, lanes))?;
+        Ok(SharedCounters { at, count, lanes })
+    }
+
+    /// Writes the header of a new file, or compares it. Returns the number of lanes.
+    ///
+    /// Each word is exchanged for 0. So several processes write one header, and a process that is
+    /// killed here leaves a header that the next one completes.
+    fn agree(&self, count: usize, lanes: usize) -> Result<usize, SharedError> {
+        let settle = |word: usize, wanted: u64| {
+            // Relaxed: the words say nothing about other memory, which begins as zeroes.
+            match (self.word(word * WORD)).compare_exchange(0, wanted, Relaxed, Relaxed) {
+                Ok(_) => wanted,
+                Err(found) => found,
+            }
+        };
+        let found = settle(0, MAGIC);
+        if found != MAGIC {
+            return Err(SharedError::Layout { found });
+        }
+        let found = settle(COUNT, count as u64);
+        if found != count as u64 {
+            return Err(SharedError::OtherCount { found });
+        }
+        match settle(LANES, lanes as u64) as usize {
+            lanes @ 1..=MAX_INDEX => Ok(lanes),
+            lanes => Err(SharedError::Layout {
+                found: lanes as u64,
+            }),
+        }
+    }
+
+    /// Returns the number of counters.
+    #[allow(clippy::len_without_is_empty, reason = "there is always a counter")]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Adds `n`, which may be negative, to counter number `nth`. Returns false, and adds nothing,
+    /// if there is no such counter.
+    ///
+    /// Costs one locked add on a line of the CPU's own, and a few loads. Never waits. Any thread
+    /// and any signal handler may add.
+    #[inline]
+    pub fn add(&self, nth: usize, n: i64) -> bool {
+        if nth >= self.count {
+            return false;
+        }
+        let [gate, base] = self.top(nth);
+        // Relaxed: the add is correct in either case.
+        if gate.load(Relaxed) != 0 {
+            // Release, here and below, pairs with the acquires of the sums: a thread that sees the
+            // add sees what this thread did before.
+            base.fetch_add(n as u64, Release);
+            return true;
+        }
+        // SAFETY: `sched_getcpu` has no preconditions.
+        let lane = unsafe { libc::sched_getcpu() }.max(0) as usize % self.lanes;
+        let used = self.word((BITS + lane / 64) * WORD);
+        if used.load(Relaxed) & 1 << (lane % 64) == 0 {
+            used.fetch_or(1 << (lane % 64), Relaxed);
+        }
+        // The release of the add orders it behind the bit: a sum that sees the add through another
+        // word also finds the lane.
+        let [up, down] = self.pair(lane, nth);
+        let word = if n >= 0 { up } else { down };
+        word.fetch_add(n.unsigned_abs(), Release);
+        true
+    }
+
+    /// Returns the approximate value of counter number `nth`, or `None` if there is no such
+    /// counter. It is off by at most what was added and subtracted during the call.
+    ///
+    /// Loads two words for each CPU on which a process has added. Takes no lock and makes no system
+    /// call.
+    pub fn read(&self, nth: usize) -> Option<i64> {
+        (nth < self.count).then(|| {
+            let moved = self.collect(nth).net();
+            moved.wrapping_add(self.top(nth)[1].load(Acquire) as i64)
+        })
+    }
+
+    /// Returns the exact value that counter number `nth` had at one moment during the call, or
+    /// `None` if there is no such counter.
+    ///
+    /// Collects as [`read`](Self::read) does, twice or more, while all processes may add. If adds
+    /// keep coming in between, closes the gate, so that they go to one word for some microseconds.
+    pub fn sum(&self, nth: usize) -> Option<i64> {
+        if nth >= self.count {
+            return None;
+        }
+        order_own_adds();
+        let [gate, base] = self.top(nth);
+        let try_sum = || {
+            let first = self.collect(nth);
+            let base = base.load(Acquire) as i64;
+            (first == self.collect(nth)).then(|| base.wrapping_add(first.net()))
+        };
+        let tried = || (0..TRIES).find_map(|_| try_sum());
+        let sum = tried().unwrap_or_else(|| {
+            loop {
+                // Another sum may have opened the gate, so each turn closes it. The loop ends: each
+                // thread moves a word at most once after it has seen the gate closed.
+                gate.store(1, Release);
+                if let Some(sum) = tried() {
+                    return sum;
+                }
+            }
+        });
+        // Also opens the gate of a sum that was killed.
+        if gate.load(Relaxed) != 0 {
+            gate.store(0, Release);
+        }
+        Some(sum)
+    }
+
+    /// Returns what was added to all lanes, and what was taken away.
+    fn collect(&self, nth: usize) -> Moved {
+        let mut sum = Moved { up: 0, down: 0 };
+        for at in 0..self.lanes.div_ceil(64) {
+            // Acquire, here and below, keeps two collections and the load of the base in order, and
+            // pairs with the releases in `add`.
+            let used = self.word((BITS + at) * WORD).load(Acquire);
+            for lane in bits(used).map(|bit| at * 64 + bit) {
+                // A damaged file may have bits of lanes that do not exist.
+                if lane < self.lanes {
+                    let [up, down] = self.pair(lane, nth);
+                    sum.up = sum.up.wrapping_add(up.load(Acquire));
+                    sum.down = sum.down.wrapping_add(down.load(Acquire));
+                }
+            }
+        }
+        sum
+    }
+
+    /// Returns the gate and the base of a counter.
+    fn top(&self, nth: usize) -> [&AtomicU64; 2] {
+        let at = PAGE + nth * TOP;
+        [self.word(at), self.word(at + BASE)]
+    }
+
+    /// Returns `up` and `down` of a counter in a lane.
+    fn pair(&self, lane: usize, nth: usize) -> [&AtomicU64; 2] {
+        let at = first_lane(self.count) + lane * lane_bytes(self.count) + nth * PAIR;
+        [self.word(at), self.word(at + WORD)]
+    }
+
+    /// Returns the word at `offset`. The callers check the number of the counter and of the lane.
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset < PAGE.max(needed(self.count, self.lanes)));
+        // SAFETY: the mapping is a page for the header alone, or `needed` bytes, which stay mapped
+        // while `self` lives. Offsets are multiples of 8, and all processes access the words
+        // atomically.
+        unsafe { &*self.at.as_ptr().add(offset).cast() }
+    }
+}
+
+impl Drop for SharedCounters {
+    fn drop(&mut self) {
+        let bytes = match self.count {
+            0 => PAGE,
+            count => needed(count, self.lanes),
+        };
+        // SAFETY: `open` mapped these bytes, and no reference into them outlives `self`.
+        unsafe { sys::unmap(self.at.as_ptr(), bytes) };
+    }
+}
