@@ -1,15 +1,11 @@
 //! `pinfold bench` in small runs: the output, and what is refused. The tests do not judge speed.
 
-use assert_cmd::Command;
+mod runs;
+
+use runs::*;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-
-fn bench(arguments: &[&str]) -> Command {
-    let mut command = Command::cargo_bin("pinfold").unwrap();
-    command.arg("bench").args(arguments);
-    command
-}
 
 const VMSTAT: [&str; 5] = ["vmstat", "--rounds", "3", "--calls", "500"];
 const COUNTER: [&str; 9] = [
@@ -27,68 +23,6 @@ const COUNTER: [&str; 9] = [
 const SLAB: [&str; 7] = [
     "slab", "--rounds", "2", "--calls", "150", "--size", "64,4096",
 ];
-
-/// Returns the standard output of a run that must succeed.
-fn output(arguments: &[&str]) -> String {
-    let output = bench(arguments).output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {errors}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// Returns the rows of a run with `--json`, after checking what surrounds them.
-fn rows(arguments: &[&str]) -> Vec<Value> {
-    let text = output(&[arguments, &["--json"]].concat());
-    let mut figures: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(figures["bench"], arguments[0]);
-    for text in ["cpu", "kernel", "libc", "backend"] {
-        assert!(figures["machine"][text].is_string(), "{text}: {figures}");
-    }
-    for number in ["cpus", "tsc_mhz"] {
-        assert!(
-            figures["machine"][number].as_u64() > Some(0),
-            "{number}: {figures}"
-        );
-    }
-    match figures["rows"].take() {
-        Value::Array(rows) => rows,
-        other => panic!("rows: {other}"),
-    }
-}
-
-fn fields(row: &Value) -> Vec<&str> {
-    let mut names: Vec<_> = row
-        .as_object()
-        .unwrap()
-        .keys()
-        .map(String::as_str)
-        .collect();
-    names.sort_unstable();
-    names
-}
-
-fn subjects(rows: &[Value]) -> Vec<&str> {
-    let mut names: Vec<_> = rows
-        .iter()
-        .map(|row| row["subject"].as_str().unwrap())
-        .collect();
-    names.dedup();
-    names
-}
-
-/// Checks that a run gives status 2, no standard output, and an error that contains all `words`.
-fn refused(arguments: &[&str], words: &[&str]) {
-    let output = bench(arguments).output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
-    assert!(output.stdout.is_empty(), "{arguments:?}");
-    for word in words {
-        assert!(
-            error.contains(word),
-            "{arguments:?}: no {word:?} in {error}"
-        );
-    }
-}
 
 #[test]
 fn vmstat_measures_each_change_with_and_without_signals() {
@@ -181,159 +115,6 @@ fn vmstat_counts_exactly_on_every_backend() {
             .assert()
             .success();
     }
-}
-
-#[test]
-fn counter_measures_all_designs_in_all_combinations() {
-    let rows = rows(&COUNTER);
-    let designs = [
-        "spinlock-batch",
-        "slowcount",
-        "add-start",
-        "atomic",
-        "pinfold-batch",
-        "pinfold",
-    ];
-    assert_eq!(rows.len(), 4 * designs.len());
-    for (cell, combination) in
-        rows.chunks(designs.len())
-            .zip([(true, true), (true, false), (false, true), (false, false)])
-    {
-        assert_eq!(subjects(cell), designs);
-        for row in cell {
-            assert_eq!(
-                fields(row),
-                [
-                    "amount",
-                    "batch",
-                    "mmap",
-                    "ns_per_op",
-                    "processes",
-                    "subject",
-                    "sum_error_max",
-                    "summing",
-                    "sys_ns_per_op",
-                    "threads",
-                    "user_ns_per_op"
-                ]
-            );
-            let (mmap, summing) = combination;
-            assert_eq!(
-                (&row["mmap"], &row["summing"]),
-                (&mmap.into(), &summing.into())
-            );
-            assert_eq!(row["threads"], 3);
-            assert_eq!(
-                (&row["amount"], &row["processes"]),
-                (&32768.into(), &false.into())
-            );
-            let has_batch = !["atomic", "pinfold"].contains(&row["subject"].as_str().unwrap());
-            assert_eq!(row["batch"].as_u64() >= Some(32), has_batch, "{row}");
-            assert!(row["ns_per_op"].as_f64() > Some(0.0), "{row}");
-            // The kernel may round either of the two to 0 in a short run.
-            let times = ["user_ns_per_op", "sys_ns_per_op"].map(|time| row[time].as_f64().unwrap());
-            assert!(times.iter().sum::<f64>() > 0.0, "{row}");
-            assert_eq!(row["sum_error_max"].is_u64(), summing, "{row}");
-        }
-    }
-}
-
-#[test]
-fn exact_counters_have_exact_sums() {
-    let only = [
-        "--subject",
-        "atomic,pinfold,pinfold-batch",
-        "--summing",
-        "yes",
-    ];
-    for backend in ["off", "cpu", "cid"] {
-        let arguments = [&COUNTER[..], &only, &["--mmap", "no", "--json"]].concat();
-        let output = bench(&arguments)
-            .env("PINFOLD_RSEQ", backend)
-            .output()
-            .unwrap();
-        let figures: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let rows = figures["rows"].as_array().unwrap();
-        assert_eq!(subjects(rows), ["atomic", "pinfold-batch", "pinfold"]);
-        for row in rows {
-            assert_eq!(row["sum_error_max"], 0, "{backend}: {row}");
-        }
-    }
-}
-
-#[test]
-fn amounts_and_a_batch_can_be_chosen() {
-    let chosen = ["--amount", "5,9", "--batch", "100", "--summing", "no"];
-    let rows = rows(&[&COUNTER[..1], &COUNTER[3..], &chosen, &["--mmap", "no"]].concat());
-    let amounts: Vec<_> = rows.iter().map(|row| row["amount"].as_u64()).collect();
-    assert_eq!(amounts, [[Some(5); 6], [Some(9); 6]].concat());
-    assert!(
-        rows.iter()
-            .all(|row| [100.into(), Value::Null].contains(&row["batch"]))
-    );
-}
-
-#[test]
-fn small_amounts_show_the_error_of_slowcount_and_none_of_pinfold() {
-    let small = [
-        "counter",
-        "--amount",
-        "8",
-        "--batch",
-        "16",
-        "--threads",
-        "4",
-        "--mmap",
-        "no",
-    ];
-    let subjects = ["--summing", "yes", "--subject", "slowcount,pinfold-batch"];
-    // A sum is wrong if it meets an add between two of its steps. So some sums must be made.
-    let tried = (0..20).find(|_| {
-        let rows = rows(
-            &[
-                &small[..],
-                &subjects,
-                &["--rounds", "1", "--seconds", "0.5"],
-            ]
-            .concat(),
-        );
-        assert_eq!(rows[1]["sum_error_max"], 0, "{}", rows[1]);
-        rows[0]["sum_error_max"].as_u64() > Some(0)
-    });
-    assert!(tried.is_some() || std::thread::available_parallelism().unwrap().get() == 1);
-}
-
-#[test]
-fn processes_can_share_a_counter() {
-    let designs = [
-        "spinlock-batch",
-        "slowcount",
-        "add-start",
-        "atomic",
-        "pinfold-shared",
-    ];
-    for (arguments, processes) in [(&["--processes"][..], 3), (&["--processes", "5"], 5)] {
-        let rows = rows(&[&COUNTER[..], arguments].concat());
-        assert_eq!(rows.len(), 4 * designs.len());
-        assert_eq!(subjects(&rows[..designs.len()]), designs);
-        for row in rows {
-            assert_eq!(
-                (&row["threads"], &row["processes"]),
-                (&processes.into(), &true.into())
-            );
-            if row["subject"] == "pinfold-shared" && row["summing"] == true {
-                assert_eq!(row["sum_error_max"], 0, "{row}");
-            }
-        }
-    }
-    refused(
-        &["counter", "--processes", "0"],
-        &["--processes", "1 or more"],
-    );
-    refused(
-        &["counter", "--processes", "--subject", "pinfold"],
-        &["pinfold", "leave out --processes"],
-    );
 }
 
 #[test]

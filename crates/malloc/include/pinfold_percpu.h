@@ -1,14 +1,14 @@
 /*
- * pinfold_percpu.h - Pinfold's C API of per-CPU data: words and lists with a copy for each CPU. Part
- * of pinfold.h, which includes it.
+ * pinfold_percpu.h - Pinfold's C API of per-CPU data: words and lists with a copy for each CPU.
+ * Part of pinfold.h, which includes it.
  *
  * An operation works on the copy of the CPU on which the thread runs. It takes no lock, executes no
  * atomic instruction, and makes no system call. A thread can lose its CPU between two operations,
  * but not within one. "CPU" means the CPU's number, or the kernel's concurrency id; docs/percpu.md
  * says more.
  *
- * A variable is zero at first: a static, or memory that the program has cleared. The first operation
- * allocates the copies. If there is no memory, all CPUs share one copy.
+ * A variable is zero at first: a static, or memory that the program has cleared. The first
+ * operation allocates the copies. If there is no memory, all CPUs share one copy.
  *
  * Signal handlers may use every operation on this CPU's copy. After fork the child goes on with
  * copies. The child of a vfork must not use these functions.
@@ -38,8 +38,8 @@ struct pinfold_percpu {
  * The kernel's this_cpu operations. Each costs a call and one critical section. They never fail.
  *
  * pinfold_percpu_cmpxchg returns the value that was there. It equals `expected` if `value` was
- * stored. pinfold_percpu_try_cmpxchg returns whether `value` was stored. If not, it stores the value
- * that is there in `expected`.
+ * stored. pinfold_percpu_try_cmpxchg returns whether `value` was stored. If not, it stores the
+ * value that is there in `expected`.
  */
 uint64_t pinfold_percpu_read(const struct pinfold_percpu *word);
 void pinfold_percpu_write(struct pinfold_percpu *word, uint64_t value);
@@ -53,7 +53,7 @@ uint64_t pinfold_percpu_xchg(struct pinfold_percpu *word, uint64_t value);
 uint64_t pinfold_percpu_cmpxchg(struct pinfold_percpu *word, uint64_t expected, uint64_t value);
 bool pinfold_percpu_try_cmpxchg(struct pinfold_percpu *word, uint64_t *expected, uint64_t value);
 
-/* Returns the sum of all copies, modulo 2^64. Costs one cache miss for each copy that has changed. */
+/* Returns the sum of all copies, modulo 2^64. Costs a cache miss for each copy that has changed. */
 uint64_t pinfold_percpu_sum(const struct pinfold_percpu *word);
 
 /*

@@ -1,5 +1,5 @@
-//! Per-CPU variables, arrays, pairs, lists and rings, as a program uses them: by threads that change
-//! CPU, with signal handlers, and from afar.
+//! Per-CPU variables, arrays, pairs, lists and rings, as a program uses them: by threads that
+//! change CPU, with signal handlers, and from afar.
 
 use pinfold::percpu::{Node, PerCpu, PerCpuArray, PerCpuList, PerCpuPair, PerCpuRing, PushError};
 use std::collections::HashMap;

@@ -159,8 +159,8 @@ pub(crate) unsafe fn unlock_unit(unit: *mut u8) {
     unsafe { lock_word(unit) }.store(0, Release);
 }
 
-/// Calls `f` with the word at `offset` of the current unit. Returns `None` if there is no unit. Takes
-/// no lock.
+/// Calls `f` with the word at `offset` of the current unit. Returns `None` if there is no unit.
+/// Takes no lock.
 ///
 /// # Safety
 ///

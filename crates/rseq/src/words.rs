@@ -69,8 +69,8 @@ impl Units {
 /// Operations on one word. On atomics each is one atomic instruction and takes no lock, so it fails
 /// only if there is no unit.
 ///
-/// Each store is a release: a thread that reads the new word by an acquire load sees everything that
-/// this thread did before. The atomic instructions that read and write also acquire.
+/// Each store is a release: a thread that reads the new word by an acquire load sees everything
+/// that this thread did before. The atomic instructions that read and write also acquire.
 impl Units {
     /// Stores `value` in the word at `offset` of the current unit. Returns false if there is no
     /// unit. Costs one critical section.
@@ -193,8 +193,8 @@ impl Units {
     /// # Safety
     ///
     /// `offset` is a multiple of 16, is at least [`UNIT_HEADER`](crate::UNIT_HEADER), and leaves 16
-    /// bytes in every installed unit. Every unit is aligned to 16 bytes. Only the operations of this
-    /// block change the words.
+    /// bytes in every installed unit. Every unit is aligned to 16 bytes. Only the operations of
+    /// this block change the words.
     #[inline]
     pub unsafe fn compare_exchange_pair(
         &self,
@@ -227,7 +227,8 @@ impl Units {
     /// Returns false if the word at `offset` differs, if there is no unit, or (on atomics) if the
     /// unit is locked. The word at `offset` stays as it was then. The word at `other` may have
     /// changed, so it must have no meaning until the word at `offset` says so. A thread that reads
-    /// `new` by an acquire load also sees `value`. Costs one critical section, or a lock on atomics.
+    /// `new` by an acquire load also sees `value`. Costs one critical section, or a lock on
+    /// atomics.
     ///
     /// # Safety
     ///
@@ -349,8 +350,8 @@ impl Units {
     /// The ring's first word, the *head*, counts the bytes of all slots that were ever written. The
     /// word at [`RING_TAIL`], the *tail*, counts those that the ring's reader has given back. The
     /// slots begin at [`RING_SLOTS`]. The record takes one slot of `slot` bytes, and the ring has
-    /// `size` bytes of slots. A reader loads the head with acquire, reads slots, and stores the tail
-    /// with release. One thread at a time may read a ring, and it may run on any CPU.
+    /// `size` bytes of slots. A reader loads the head with acquire, reads slots, and stores the
+    /// tail with release. One thread at a time may read a ring, and it may run on any CPU.
     ///
     /// Costs one critical section with a loop over the record's words, or a lock on atomics.
     ///
@@ -358,8 +359,8 @@ impl Units {
     ///
     /// * `offset` is a multiple of 8 and at least [`UNIT_HEADER`](crate::UNIT_HEADER). Every
     ///   installed unit has `RING_SLOTS + size` bytes there, which are zero at first.
-    /// * `slot` is a power of two and at least as large as the record, which is not empty. `size` is
-    ///   a power of two and a multiple of `slot`. Both stay the same for the ring.
+    /// * `slot` is a power of two and at least as large as the record, which is not empty. `size`
+    ///   is a power of two and a multiple of `slot`. Both stay the same for the ring.
     /// * Only this function writes the head and the slots. Only the reader writes the tail.
     #[inline]
     pub unsafe fn append(&self, offset: usize, size: usize, record: &[u64], slot: usize) -> Append {
@@ -381,7 +382,8 @@ impl Units {
                 )
             };
             let at = head.load(Relaxed);
-            // Acquire pairs with the reader's release: the reader has read the slots below the tail.
+            // Acquire pairs with the reader's release: the reader has read the slots below the
+            // tail.
             if at.wrapping_sub(tail.load(Acquire)) > mask as u64 {
                 return Append::Full;
             }

@@ -281,7 +281,8 @@ fn work(units: &Units, seed: u64, stop: &AtomicBool) -> (Total, Vec<u64>) {
     (total, kept)
 }
 
-/// Puts the chain of items that begins with `item` on the current list. Returns those for which that fails.
+/// Puts the chain of items that begins with `item` on the current list. Returns those for which
+/// that fails.
 ///
 /// # Safety
 ///

@@ -8,9 +8,9 @@
 //! * A push for which there is no unit goes to the spilled head, by compare-exchange. Items leave
 //!   the spilled head all at once, by an exchange with null. So a push needs only the present head:
 //!   it does not matter whether the same item has left and come back meanwhile.
-//! * A thread that takes the items of all CPUs holds [`READERS`]. It stops every index in the table,
-//!   fences once, takes the heads, and resumes. Meanwhile pushes go to the spilled head, and pops
-//!   find nothing. So no operation is under way when a head changes from afar.
+//! * A thread that takes the items of all CPUs holds [`READERS`]. It stops every index in the
+//!   table, fences once, takes the heads, and resumes. Meanwhile pushes go to the spilled head, and
+//!   pops find nothing. So no operation is under way when a head changes from afar.
 
 use super::ring::READERS;
 use crate::counter_units::{self, LazyBlock};
@@ -118,8 +118,8 @@ impl<T: Send + 'static> PerCpuList<T> {
         }
     }
 
-    /// Puts `node` in front of this CPU's items. Never fails: if the CPU has no memory for the list,
-    /// the node goes to the items that all CPUs share. Costs one critical section.
+    /// Puts `node` in front of this CPU's items. Never fails: if the CPU has no memory for the
+    /// list, the node goes to the items that all CPUs share. Costs one critical section.
     #[inline]
     pub fn push(&self, node: &'static mut Node<T>) {
         let item: *mut Node<T> = node;
@@ -167,8 +167,8 @@ impl<T: Send + 'static> PerCpuList<T> {
             NonNull::new(unsafe { units().list_pop(offset) })
         });
         match popped {
-            // SAFETY: `push` took a unique reference to the node, and this thread has just taken the
-            // node off the list.
+            // SAFETY: `push` took a unique reference to the node, and this thread has just taken
+            // the node off the list.
             Some(item) => Some(unsafe { &mut *item.cast().as_ptr() }),
             None => self.pop_spilled(),
         }
@@ -205,9 +205,9 @@ impl<T: Send + 'static> PerCpuList<T> {
     /// Finds every item whose push ended before the call, unless another thread has taken it. `f`
     /// may push into this list.
     ///
-    /// Interrupts each CPU that runs a thread of this process, once (see [`fence`]). Pushes go to the
-    /// shared items meanwhile. Waits while another thread takes the items of all CPUs or reads a
-    /// ring. Not for signal handlers.
+    /// Interrupts each CPU that runs a thread of this process, once (see [`fence`]). Pushes go to
+    /// the shared items meanwhile. Waits while another thread takes the items of all CPUs or reads
+    /// a ring. Not for signal handlers.
     ///
     /// Without restartable sequences, skips a CPU whose list another thread has been changing for a
     /// second, because it is not scheduled.
@@ -306,8 +306,8 @@ impl<T> Iterator for Items<T> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let item = core::ptr::with_exposed_provenance_mut::<Node<T>>(self.next as usize);
-        // SAFETY: the chain was taken off a list as a whole, so this iterator has the only references
-        // to its nodes, which live as long as the process.
+        // SAFETY: the chain was taken off a list as a whole, so this iterator has the only
+        // references to its nodes, which live as long as the process.
         let node = unsafe { item.as_mut() }?;
         self.next = *node.next.get_mut();
         Some(node)

@@ -15,8 +15,8 @@
 //!
 //! # The copy of "this CPU"
 //!
-//! A thread can lose its CPU between two operations, but never within one. So a `read` followed by a
-//! `write` may work on two copies. An operation that reads and writes, such as
+//! A thread can lose its CPU between two operations, but never within one. So a `read` followed by
+//! a `write` may work on two copies. An operation that reads and writes, such as
 //! [`cmpxchg`](PerCpu::cmpxchg), works on one copy, and no other thread comes between.
 //!
 //! "CPU" here means the index of the process's backend: the CPU's number, or the concurrency id
@@ -31,8 +31,8 @@
 //!
 //! # Signals and fork
 //!
-//! Signal handlers may use every operation on this CPU's copy. After a fork, the child has a copy of
-//! everything.
+//! Signal handlers may use every operation on this CPU's copy. After a fork, the child has a copy
+//! of everything.
 
 mod array;
 mod list;
@@ -138,8 +138,8 @@ impl<const N: usize> Words<N> {
         if let Some(offset) = self.block.get() {
             for cpu in counter_units::used() {
                 let word = counter_units::word_at(cpu, offset + at * WORD);
-                // Acquire pairs with the releases of the operations: if the word is a reference, this
-                // thread sees what it refers to.
+                // Acquire pairs with the releases of the operations: if the word is a reference,
+                // this thread sees what it refers to.
                 f(Some(cpu), word.load(Acquire));
             }
         }
@@ -209,8 +209,8 @@ macro_rules! operations {
             expected.to_bits() == old
         }
 
-        /// Replaces the value of this CPU's copy by what `f` makes of it, and returns the value that
-        /// was there.
+        /// Replaces the value of this CPU's copy by what `f` makes of it, and returns the value
+        /// that was there.
         ///
         /// Calls `f` again if another thread or a signal handler changed the copy meanwhile, or if
         /// the thread moved to another CPU.
@@ -304,9 +304,9 @@ macro_rules! integer_operations {
 
         /// Returns the sum of all copies, wrapping.
         ///
-        /// Costs as much as [`for_each_cpu`](Self::for_each_cpu). While CPUs add, the sum is between
-        /// those at the start and at the end only if all adds have the same sign. For a sum that is
-        /// exact meanwhile, use [`PerCpuCounter`](crate::counter::PerCpuCounter).
+        /// Costs as much as [`for_each_cpu`](Self::for_each_cpu). While CPUs add, the sum is
+        /// between those at the start and at the end only if all adds have the same sign. For a sum
+        /// that is exact meanwhile, use [`PercpuCounter`](crate::counter::PercpuCounter).
         pub fn sum(&self) -> T {
             T::from_bits(self.fold(0, |sum: u64, value| sum.wrapping_add(value.to_bits())))
         }

@@ -116,8 +116,8 @@ impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
     /// Reads the records of all CPUs, and calls `f` with the CPU and the record. Returns the number
     /// of records.
     ///
-    /// The records of one CPU come in the order in which they were appended. Each CPU's ring is read
-    /// to the end that it has at the moment when the reading of it begins.
+    /// The records of one CPU come in the order in which they were appended. Each CPU's ring is
+    /// read to the end that it has at the moment when the reading of it begins.
     ///
     /// Costs two cache misses for a CPU with nothing to read. Takes a lock for a few records at a
     /// time, but not while `f` runs, so several threads may drain at once and each record goes to
@@ -143,8 +143,8 @@ impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
         count
     }
 
-    /// Copies the first records of `cpu` that begin before `end`, and gives their slots back. Returns
-    /// their number.
+    /// Copies the first records of `cpu` that begin before `end`, and gives their slots back.
+    /// Returns their number.
     fn read(cpu: usize, offset: usize, end: u64, records: &mut [[u64; WORDS]]) -> usize {
         let Some(_reading) = READERS.lock() else {
             return 0;

@@ -162,10 +162,12 @@ pub(crate) unsafe fn compare_exchange(
     (done != 0).then_some(old)
 }
 
-/// Runs [`Units::compare_exchange_pair`](crate::Units::compare_exchange_pair) as a critical section.
+/// Runs [`Units::compare_exchange_pair`](crate::Units::compare_exchange_pair) as a critical
+/// section.
 ///
-/// An interrupt may divide the two stores of an `stp`, and the abort would leave one of them. So the
-/// section commits with an exclusive store of both words, which happens as a whole or not at all.
+/// An interrupt may divide the two stores of an `stp`, and the abort would leave one of them. So
+/// the section commits with an exclusive store of both words, which happens as a whole or not at
+/// all.
 ///
 /// # Safety
 ///

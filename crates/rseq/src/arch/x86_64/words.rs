@@ -154,7 +154,8 @@ pub(crate) unsafe fn compare_exchange(
     (done != 0).then_some(old)
 }
 
-/// Runs [`Units::compare_exchange_pair`](crate::Units::compare_exchange_pair) as a critical section.
+/// Runs [`Units::compare_exchange_pair`](crate::Units::compare_exchange_pair) as a critical
+/// section.
 ///
 /// # Safety
 ///
