@@ -235,7 +235,10 @@ fn tables_name_rounds_threads_and_combinations() {
     let text = output(&VMSTAT);
     assert!(text.contains("500 x masked-signals"), "{text}");
     let text = output(&[&COUNTER[..], &["--mmap", "no"]].concat());
-    assert!(text.contains("3 threads, no mmap, summing"), "{text}");
+    assert!(
+        text.contains("3 threads, amount 32768, no mmap, summing"),
+        "{text}"
+    );
     // The baseline is compared with itself.
     assert!(
         text.lines()
@@ -252,11 +255,11 @@ fn plots_are_svg_files_with_readable_text() {
     // The command must replace an existing file.
     fs::write(&file, "x".repeat(100_000)).unwrap();
     for (arguments, words) in [
-        (&VMSTAT[..], ["masked-signals", "with signals"]),
-        (&COUNTER, ["add-start", "no mmap, no sums"]),
+        (&VMSTAT[..], ["masked-signals", "inc_zone with signals"]),
+        (&COUNTER, ["add-start", "amount 32768, no mmap, no sums"]),
         (
             &[&COUNTER[..], &["--threads", "1,2", "--subject", "atomic"]].concat(),
-            ["threads", "atomic, mmap, summing"],
+            ["threads", "atomic, amount 32768, mmap, summing"],
         ),
         (&SLAB, ["bytes", "masked-signals, pair"]),
         (
