@@ -1,7 +1,7 @@
 //! Per-CPU variables, arrays, pairs, lists and rings, as a program uses them: by threads that
 //! change CPU, with signal handlers, and from afar.
 
-use pinfold::percpu::{Node, PerCpu, PerCpuArray, PerCpuList, PerCpuPair, PerCpuRing, PushError};
+use pinfold::percpu::{Node, PerCpu, PerCpuArray, PerCpuList, PerCpuPair, PerCpuRing};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -45,55 +45,6 @@ fn storm(threads: u64, time: Duration, f: impl Fn(u64, u64) + Sync) {
 }
 
 #[test]
-fn a_variable_does_what_the_kernels_names_say() {
-    pin(0);
-    static WORD: PerCpu<i64> = PerCpu::new();
-    assert_eq!(WORD.read(), 0);
-    WORD.write(0b1100);
-    WORD.and(0b0110);
-    WORD.or(0b0001);
-    WORD.add(-10);
-    WORD.dec();
-    assert_eq!(WORD.add_return(2), -4);
-    WORD.inc();
-    assert_eq!(WORD.xchg(7), -3);
-    assert_eq!(WORD.cmpxchg(8, 9), 7);
-    assert_eq!(WORD.cmpxchg(7, 9), 7);
-    let mut expected = 5;
-    assert!(!WORD.try_cmpxchg(&mut expected, 1));
-    assert_eq!(expected, 9);
-    assert!(WORD.try_cmpxchg(&mut expected, 20));
-    assert_eq!(WORD.update(|word| word * 2), 20);
-    assert_eq!(WORD.read(), 40);
-    assert_eq!(WORD.sum(), 40);
-    assert_eq!(WORD.fold(1, |sum, word| sum + word), 41);
-    assert!(format!("{WORD:?}").contains("40"));
-}
-
-#[test]
-fn every_type_comes_back_as_it_was() {
-    pin(0);
-    fn check<T: pinfold::percpu::Word + PartialEq + std::fmt::Debug>(zero: T, values: &[T]) {
-        let variable = PerCpu::new();
-        assert_eq!(variable.read(), zero);
-        for &value in values {
-            variable.write(value);
-            assert_eq!(variable.read(), value);
-            assert_eq!(variable.cmpxchg(value, zero), value);
-            assert_eq!(variable.xchg(value), zero);
-        }
-    }
-    check(0, &[u64::MAX, 1]);
-    check(0, &[i64::MIN, -1]);
-    check(0, &[i32::MIN, -1, i32::MAX]);
-    check(0, &[u8::MAX, 3]);
-    check(0, &[i16::MIN, -1]);
-    check(false, &[true, false]);
-    check([0, 0], &[[1, u32::MAX], [u32::MAX, 2]]);
-    check(None, &[Some(&17u64), None]);
-}
-
-#[test]
 fn a_variable_without_memory_is_shared_and_right() {
     // An array that is larger than a unit, so that no copy can be allocated.
     static LARGE: PerCpuArray<u64, { 5 << 20 }> = PerCpuArray::new();
@@ -106,28 +57,6 @@ fn a_variable_without_memory_is_shared_and_right() {
     let sum = (0..3).map(|at| LARGE.at(at).unwrap().sum()).sum::<u64>();
     assert!(sum > 0);
     assert_eq!(sum, LARGE.at(3).unwrap().sum());
-}
-
-#[test]
-fn elements_are_apart() {
-    pin(0);
-    let array = PerCpuArray::<u64, 20>::new();
-    for at in 0..20 {
-        array.at(at).unwrap().add(at as u64 + 1);
-    }
-    for at in 0..20 {
-        assert_eq!(array.at(at).unwrap().sum(), at as u64 + 1);
-    }
-    assert!(array.at(20).is_none());
-}
-
-#[test]
-fn a_dropped_variables_memory_is_zero_for_the_next() {
-    for _ in 0..3 {
-        let variable = PerCpu::<u64>::new();
-        assert_eq!(variable.sum(), 0);
-        variable.add(1 << 40);
-    }
 }
 
 #[test]
@@ -204,39 +133,6 @@ fn items_of_a_list_are_neither_lost_nor_doubled() {
 }
 
 #[test]
-fn a_list_gives_the_last_item_first() {
-    pin(0);
-    let list = PerCpuList::new();
-    for n in 0..3 {
-        list.push(Box::leak(Box::new(Node::new(n))));
-    }
-    assert_eq!(list.pop().map(|node| node.value), Some(2));
-    assert_eq!(
-        list.take().map(|node| node.value).collect::<Vec<_>>(),
-        [1, 0]
-    );
-    assert!(list.pop().is_none() && list.take().next().is_none());
-}
-
-#[test]
-fn a_ring_refuses_what_it_has_no_room_for() {
-    pin(0);
-    let ring = PerCpuRing::<2, 4>::new();
-    assert_eq!(ring.drain(|_, _| unreachable!()), 0);
-    for n in 0..4 {
-        ring.push([n, !n]).unwrap();
-    }
-    assert_eq!(ring.push([4, 5]), Err(PushError::Full));
-    let mut seen = vec![];
-    assert_eq!(ring.drain(|_, [n, inverse]| seen.push((n, !inverse))), 4);
-    assert_eq!(seen, [(0, 0), (1, 1), (2, 2), (3, 3)]);
-    ring.push([9, 9]).unwrap();
-    let larger_than_a_unit = PerCpuRing::<4, { 1 << 20 }>::new();
-    assert_eq!(larger_than_a_unit.push([0; 4]), Err(PushError::Unavailable));
-    assert_eq!(larger_than_a_unit.drain(|_, _| ()), 0);
-}
-
-#[test]
 fn records_of_rings_are_read_once_whole_and_in_order() {
     static RING: PerCpuRing<4, 64> = PerCpuRing::new();
     const WRITERS: u64 = 4;
@@ -310,17 +206,17 @@ fn signal_handlers_use_the_same_variables() {
         libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut());
     }
     HANDLER_LIST.push(Box::leak(Box::new(Node::new(0))));
-    let (turns, raised) = (AtomicU64::new(0), AtomicU64::new(0));
-    storm(2, Duration::from_millis(500), |_, turn| {
+    let turns = AtomicU64::new(0);
+    storm(2, Duration::from_millis(500), |thread, turn| {
         IN_HANDLER.update(|count| count + 1);
         if let Some(node) = HANDLER_LIST.pop() {
             HANDLER_LIST.push(node);
         }
         turns.fetch_add(1, Relaxed);
-        if turn % 64 == 0 {
+        // A flood of signals would leave the process no time for anything else.
+        if thread == 0 && turn % 8192 == 0 {
             // SAFETY: the process has a handler for the signal.
             unsafe { libc::kill(libc::getpid(), libc::SIGUSR2) };
-            raised.fetch_add(1, Relaxed);
         }
     });
     std::thread::sleep(Duration::from_millis(50));
@@ -330,45 +226,4 @@ fn signal_handlers_use_the_same_variables() {
     let mut nodes = 0;
     HANDLER_LIST.take_all(|_| nodes += 1).unwrap();
     assert_eq!(nodes, 1);
-}
-
-#[test]
-fn a_forked_child_goes_on_with_copies_of_its_own() {
-    static WORD: PerCpu<u64> = PerCpu::new();
-    static LIST: PerCpuList<u64> = PerCpuList::new();
-    static RING: PerCpuRing<1, 1024> = PerCpuRing::new();
-    WORD.add(5);
-    LIST.push(Box::leak(Box::new(Node::new(5))));
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        // Other threads are at work from afar when the process forks.
-        scope.spawn(|| {
-            while !stop.load(Relaxed) {
-                let mut nodes = vec![];
-                let _ = LIST.take_all(|node| nodes.push(node));
-                nodes.into_iter().for_each(|node| LIST.push(node));
-                RING.drain(|_, _| ());
-            }
-        });
-        for _ in 0..50 {
-            // SAFETY: the child only runs operations, and ends by `_exit`.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                WORD.add(1);
-                let mut items = 0;
-                let taken = LIST.take_all(|_| items += 1);
-                let read = RING.push([1]).is_ok() && RING.drain(|_, _| ()) > 0;
-                // The thread at work may hold the item.
-                let right = WORD.sum() == 6 && taken.is_ok() && items <= 1 && read;
-                // SAFETY: `_exit` ends the child without running the parent's handlers.
-                unsafe { libc::_exit(i32::from(!right)) };
-            }
-            let mut status = -1;
-            // SAFETY: `child` is a child of this process, and `status` is writable.
-            unsafe { libc::waitpid(child, &raw mut status, 0) };
-            assert_eq!(status, 0);
-        }
-        stop.store(true, Relaxed);
-    });
-    assert_eq!(WORD.sum(), 5);
 }

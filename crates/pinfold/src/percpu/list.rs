@@ -175,10 +175,6 @@ impl<T: Send + 'static> PerCpuList<T> {
     }
 
     fn pop_spilled(&self) -> Option<&'static mut Node<T>> {
-        // Looks before it takes, so that an empty list's line stays shared between the CPUs.
-        if self.spilled.load(Relaxed) == 0 {
-            return None;
-        }
         let mut spilled = self.take_spilled();
         let first = spilled.next();
         spilled.for_each(|node| self.push(node));
@@ -186,18 +182,23 @@ impl<T: Send + 'static> PerCpuList<T> {
     }
 
     fn take_spilled(&self) -> Items<T> {
+        // Looks before it takes, so that an empty list's line stays shared between the CPUs.
+        if self.spilled.load(Relaxed) == 0 {
+            return Items::new(0);
+        }
         // Acquire pairs with the release in `push_slow`.
         Items::new(self.spilled.swap(0, AcqRel))
     }
 
-    /// Takes all of this CPU's items, the last pushed first. Costs one critical section.
+    /// Takes all of this CPU's items, the last pushed first. If there are none, takes the items
+    /// that all CPUs share. Costs one critical section.
     pub fn take(&self) -> Items<T> {
         // SAFETY: as in `pop`.
-        let taken = self
-            .block
-            .get()
-            .map(|offset| unsafe { units().list_take(offset) });
-        Items::new(taken.map_or(0, |item| item as u64))
+        let taken = self.block.get().map(|at| unsafe { units().list_take(at) });
+        match taken.filter(|first| !first.is_null()) {
+            Some(first) => Items::new(first as u64),
+            None => self.take_spilled(),
+        }
     }
 
     /// Takes the items of all CPUs, and calls `f` with each. Returns the number of items.

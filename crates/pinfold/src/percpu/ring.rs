@@ -24,8 +24,8 @@ const AT_ONCE: usize = 8;
 pub enum PushError {
     /// This CPU's ring is full until a reader has read from it.
     Full,
-    /// There is no memory for this CPU's ring, or (without restartable sequences) another thread is
-    /// appending to it.
+    /// There is no memory for this CPU's ring, or another thread forks while the ring gets its
+    /// memory, or (without restartable sequences) another thread is appending to the ring.
     Unavailable,
 }
 
@@ -33,7 +33,9 @@ impl fmt::Display for PushError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             PushError::Full => "this CPU's ring is full",
-            PushError::Unavailable => "this CPU has no ring, or another thread is appending to it",
+            PushError::Unavailable => {
+                "this CPU has no ring yet, or another thread is appending to it"
+            }
         })
     }
 }
