@@ -136,7 +136,6 @@ fn items_of_a_list_are_neither_lost_nor_doubled() {
 fn records_of_rings_are_read_once_whole_and_in_order() {
     static RING: PerCpuRing<4, 64> = PerCpuRing::new();
     const WRITERS: u64 = 4;
-    let refused = AtomicU64::new(0);
     let appended: Vec<_> = (0..WRITERS).map(|_| AtomicU64::new(0)).collect();
     // For each CPU and writer, the last number read.
     let mut last = HashMap::new();
@@ -154,17 +153,16 @@ fn records_of_rings_are_read_once_whole_and_in_order() {
     };
     std::thread::scope(|scope| {
         for writer in 0..WRITERS {
-            let (stop, refused, appended) = (&stop, &refused, &appended[writer as usize]);
+            let (stop, appended) = (&stop, &appended[writer as usize]);
             scope.spawn(move || {
                 for number in 0.. {
                     if number % 512 == 0 {
                         pin((number / 512 + writer) as usize % cpus());
                     }
                     let record = [writer, number, writer ^ number.rotate_left(17), !number];
-                    match RING.push(record) {
-                        Ok(()) => appended.fetch_add(1, Relaxed),
-                        Err(_) => refused.fetch_add(1, Relaxed),
-                    };
+                    if RING.push(record).is_ok() {
+                        appended.fetch_add(1, Relaxed);
+                    }
                     if stop.load(Relaxed) {
                         break;
                     }
@@ -180,7 +178,7 @@ fn records_of_rings_are_read_once_whole_and_in_order() {
     RING.drain(&mut note);
     let appended: u64 = appended.iter().map(|count| count.load(SeqCst)).sum();
     assert_eq!(read, appended);
-    assert!(appended > 1000 && refused.load(SeqCst) > 0);
+    assert!(appended > 1000, "the writers hardly ran");
 }
 
 static IN_HANDLER: PerCpu<u64> = PerCpu::new();
@@ -221,7 +219,7 @@ fn signal_handlers_use_the_same_variables() {
     });
     std::thread::sleep(Duration::from_millis(50));
     let handled = HANDLED.load(SeqCst);
-    assert!(handled > 10);
+    assert!(handled > 0);
     assert_eq!(IN_HANDLER.sum(), turns.load(SeqCst) + handled);
     let mut nodes = 0;
     HANDLER_LIST.take_all(|_| nodes += 1).unwrap();
