@@ -126,6 +126,25 @@ const EXCLUDED: &[&str] = &[
 ];
 
 const POINTERS: &[(&str, &[&str])] = &[
+    // The fork hooks of each module that visit its locks. Hooks for a single lock are closures, which
+    // use less stack than these.
+    (
+        "pinfold::fork::is_held_from",
+        &[
+            "pinfold::arena::runs::visit_locks",
+            "pinfold::counter::stripe::is_held_by",
+            "pinfold::slab::fork::visit_nodes",
+            "pinfold::slab::fork::visit_pending",
+        ],
+    ),
+    (
+        "pinfold::arena::runs::visit_locks",
+        &["pinfold::fork::Hooks::is_held_by::{{closure}}"],
+    ),
+    (
+        "pinfold::slab::fork::visit_*",
+        &["pinfold::fork::Hooks::is_held_by::{{closure}}"],
+    ),
     // The library registers only this function. A program is responsible for its own drains.
     ("pinfold::shepherd::*", &["pinfold::slab::idle::drain"]),
     // Constructors of objects are the program's own code.
