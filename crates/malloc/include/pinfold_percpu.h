@@ -2,10 +2,12 @@
  * pinfold_percpu.h - Pinfold's C API of per-CPU data: words and lists with a copy for each CPU.
  * Part of pinfold.h, which includes it.
  *
- * An operation works on the copy of the CPU on which the thread runs. It takes no lock, executes no
- * atomic instruction, and makes no system call. A thread can lose its CPU between two operations,
- * but not within one. "CPU" means the CPU's number, or the kernel's concurrency id; docs/percpu.md
- * says more.
+ * An operation works on the copy of the CPU on which the thread runs. With restartable sequences,
+ * it takes no lock, executes no atomic instruction and makes no system call, except that the first
+ * operation on a CPU allocates memory. A thread may move to another CPU between two operations. An
+ * operation that the kernel interrupts starts again, and works on one copy only. "CPU" means the
+ * index of a copy: the CPU's number, or the concurrency id that the kernel gives to the thread.
+ * docs/rseq.md explains concurrency ids.
  *
  * A variable is zero at first: a static, or memory that the program has cleared. The first
  * operation allocates the copies. If there is no memory, all CPUs share one copy.
@@ -38,8 +40,8 @@ struct pinfold_percpu {
  * The kernel's this_cpu operations. Each costs a call and one critical section. They never fail.
  *
  * pinfold_percpu_cmpxchg returns the value that was there. It equals `expected` if `value` was
- * stored. pinfold_percpu_try_cmpxchg returns whether `value` was stored. If not, it stores the
- * value that is there in `expected`.
+ * stored. pinfold_percpu_try_cmpxchg returns whether `value` was stored. If false, it stores the
+ * copy's value in `*expected`.
  */
 uint64_t pinfold_percpu_read(const struct pinfold_percpu *word);
 void pinfold_percpu_write(struct pinfold_percpu *word, uint64_t value);
@@ -57,8 +59,8 @@ bool pinfold_percpu_try_cmpxchg(struct pinfold_percpu *word, uint64_t *expected,
 uint64_t pinfold_percpu_sum(const struct pinfold_percpu *word);
 
 /*
- * Calls `each` with each CPU that has a copy and with the copy. Last, calls it with -1 and the copy
- * that CPUs without memory share.
+ * Calls `each(cpu, value, context)` for each CPU that has a copy. Last, calls it with -1 and the
+ * copy that CPUs without memory share.
  */
 void pinfold_percpu_for_each_cpu(const struct pinfold_percpu *word,
 				 void (*each)(int cpu, uint64_t value, void *context),

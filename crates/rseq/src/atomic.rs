@@ -4,7 +4,8 @@
 //! a signal handler could wait for the operation that it interrupted. So an operation never waits
 //! for long:
 //!
-//! * `add` is one `fetch_add` and takes no lock.
+//! * An operation on one word (`add`, `store`, `and`, `or`, `fetch_add`, `swap`,
+//!   `compare_exchange`) is one atomic instruction and takes no lock.
 //! * Each other operation that writes takes the lock in the unit's header. The lock is a word: 0
 //!   while free, otherwise a number that names the holder's thread. After [`TRIES`] attempts the
 //!   operation fails as it would on an empty or full stack, and the caller takes its slow path.

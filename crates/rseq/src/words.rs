@@ -82,7 +82,8 @@ impl Units {
     #[inline]
     pub unsafe fn store(&self, offset: usize, value: u64) -> bool {
         match self.sections() {
-            // SAFETY: the area is registered. The caller promises the word.
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
+            // word.
             Some((cs, index)) => unsafe { arch::store(cs, index, self.table(), offset, value) },
             // SAFETY: the caller promises the word.
             None => unsafe { atomic::on_word(self, offset, |word| word.store(value, Release)) }
@@ -99,7 +100,8 @@ impl Units {
     #[inline]
     pub unsafe fn and(&self, offset: usize, mask: u64) -> bool {
         match self.sections() {
-            // SAFETY: the area is registered. The caller promises the word.
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
+            // word.
             Some((cs, index)) => unsafe { arch::and(cs, index, self.table(), offset, mask) },
             // SAFETY: the caller promises the word.
             None => unsafe { atomic::on_word(self, offset, |word| word.fetch_and(mask, AcqRel)) }
@@ -116,7 +118,8 @@ impl Units {
     #[inline]
     pub unsafe fn or(&self, offset: usize, mask: u64) -> bool {
         match self.sections() {
-            // SAFETY: the area is registered. The caller promises the word.
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
+            // word.
             Some((cs, index)) => unsafe { arch::or(cs, index, self.table(), offset, mask) },
             // SAFETY: the caller promises the word.
             None => unsafe { atomic::on_word(self, offset, |word| word.fetch_or(mask, AcqRel)) }
@@ -133,7 +136,8 @@ impl Units {
     #[inline]
     pub unsafe fn fetch_add(&self, offset: usize, n: u64) -> Option<u64> {
         match self.sections() {
-            // SAFETY: the area is registered. The caller promises the word.
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
+            // word.
             Some((cs, index)) => unsafe { arch::fetch_add(cs, index, self.table(), offset, n) },
             // SAFETY: the caller promises the word.
             None => unsafe { atomic::on_word(self, offset, |word| word.fetch_add(n, AcqRel)) },
@@ -149,7 +153,8 @@ impl Units {
     #[inline]
     pub unsafe fn swap(&self, offset: usize, value: u64) -> Option<u64> {
         match self.sections() {
-            // SAFETY: the area is registered. The caller promises the word.
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
+            // word.
             Some((cs, index)) => unsafe { arch::swap(cs, index, self.table(), offset, value) },
             // SAFETY: the caller promises the word.
             None => unsafe { atomic::on_word(self, offset, |word| word.swap(value, AcqRel)) },
@@ -166,7 +171,8 @@ impl Units {
     #[inline]
     pub unsafe fn compare_exchange(&self, offset: usize, expected: u64, new: u64) -> Option<u64> {
         match self.sections() {
-            // SAFETY: the area is registered. The caller promises the word.
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
+            // word.
             Some((cs, index)) => unsafe {
                 arch::compare_exchange(cs, index, self.table(), offset, expected, new)
             },
@@ -203,7 +209,8 @@ impl Units {
         new: [u64; 2],
     ) -> bool {
         if let Some((cs, index)) = self.sections() {
-            // SAFETY: the area is registered. The caller promises both words, aligned.
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises
+            // both words, aligned.
             return unsafe {
                 arch::compare_exchange_pair(cs, index, self.table(), offset, expected, new)
             };
@@ -244,8 +251,8 @@ impl Units {
     ) -> bool {
         if let Some((cs, index)) = self.sections() {
             let other = (other, value);
-            // SAFETY: the area is registered. The caller promises both words, and that the word at
-            // `other` has no meaning.
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises
+            // both words, and that the word at `other` has no meaning.
             return unsafe {
                 arch::store_two_if_equal(cs, index, self.table(), offset, [expected, new], other)
             };
@@ -272,14 +279,16 @@ impl Units {
     ///
     /// # Safety
     ///
-    /// * `offset` is as for [`add`](Self::add). The word there is 0 or the head of a list that only
-    ///   this function, [`list_pop`](Self::list_pop) and [`list_take`](Self::list_take) change.
+    /// * `offset` is as for [`add`](Self::add). The word there is 0 or the head of a list. Only
+    ///   this function, [`list_pop`](Self::list_pop) and [`list_take`](Self::list_take) change the
+    ///   word, or a thread that has stopped the unit's index and waited for operations to end.
     /// * `item` is not null, is aligned to 8 bytes, and is writable for 8 bytes until it is taken
     ///   off the list. It belongs to the caller, and to the list if the result is true.
     #[inline]
     pub unsafe fn list_push(&self, offset: usize, item: *mut u8) -> bool {
         if let Some((cs, index)) = self.sections() {
-            // SAFETY: the area is registered. The caller promises the list and the item.
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
+            // list and the item.
             return unsafe { arch::list_push(cs, index, self.table(), offset, item) };
         }
         let push = |unit: *mut u8| {
@@ -306,7 +315,8 @@ impl Units {
     #[inline]
     pub unsafe fn list_pop(&self, offset: usize) -> *mut u8 {
         if let Some((cs, index)) = self.sections() {
-            // SAFETY: the area is registered. The caller promises the list.
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
+            // list.
             return unsafe { arch::list_pop(cs, index, self.table(), offset) };
         }
         let pop = |unit: *mut u8| {
@@ -336,7 +346,8 @@ impl Units {
     #[inline]
     pub unsafe fn list_take(&self, offset: usize) -> *mut u8 {
         if let Some((cs, index)) = self.sections() {
-            // SAFETY: the area is registered. The caller promises the list.
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
+            // list.
             let taken = unsafe { arch::swap(cs, index, self.table(), offset, 0) };
             return taken.unwrap_or(0) as *mut u8;
         }
@@ -367,8 +378,8 @@ impl Units {
         let mask = size - 1;
         if let Some((cs, index)) = self.sections() {
             let (from, words) = (record.as_ptr(), record.len());
-            // SAFETY: the area is registered. The caller promises the ring, and that the record is
-            // not empty and fits in a slot.
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
+            // ring, and that the record is not empty and fits in a slot.
             return unsafe {
                 arch::append(cs, index, self.table(), offset, mask, from, words, slot)
             };

@@ -126,8 +126,8 @@ const EXCLUDED: &[&str] = &[
 ];
 
 const POINTERS: &[(&str, &[&str])] = &[
-    // The fork hooks of each module that visit its locks. Hooks for a single lock are closures, which
-    // use less stack than these.
+    // The fork hooks of each module that visit its locks. Hooks for a single lock are closures,
+    // which use less stack than these.
     (
         "pinfold::fork::is_held_from",
         &[

@@ -21,7 +21,7 @@
 //! | header | a bit for each lane in use | an add, before its first use of the lane |
 //! | tops, a line each | the gate of a counter | sums |
 //! | tops, the next line | the base of a counter | adds that find the gate closed |
-//! | lanes, whole pages | `up` and `down` of each counter | adds on the lane's CPU; they only grow |
+//! | lanes, whole pages | `up` and `down` of each counter, which only grow | adds, normally on the lane's CPU |
 //!
 //! # The gate
 //!
@@ -164,7 +164,7 @@ unsafe impl Send for SharedCounters {}
 // SAFETY: all accesses to the mapping are atomic.
 unsafe impl Sync for SharedCounters {}
 
-/// Returns the size of a file in bytes.
+/// Returns the bytes that a file with `count` counters and `lanes` lanes needs.
 fn needed(count: usize, lanes: usize) -> usize {
     first_lane(count) + lanes * lane_bytes(count)
 }
@@ -355,8 +355,9 @@ impl SharedCounters {
         let tried = || (0..TRIES).find_map(|_| try_sum());
         let sum = tried().unwrap_or_else(|| {
             loop {
-                // Another sum may have opened the gate, so each turn closes it. The loop ends: each
-                // thread moves a word at most once after it has seen the gate closed.
+                // Another sum may open the gate, so each turn closes it again. While the gate is
+                // closed, a thread moves a lane's word only if it loaded the gate before. Each
+                // thread does that at most once.
                 gate.store(1, Release);
                 if let Some(sum) = tried() {
                     return sum;

@@ -3,23 +3,23 @@
 //! # Overstep
 //!
 //! A word that only grows is folded each time it is a batch past its mark. An *overstep* makes
-//! these folds rarer, as in the kernel: the fold adds half a batch to the total that was not
-//! counted yet. The shard is then half a batch *behind* its total, and may count one and a half
-//! batches before it is a batch ahead.
+//! these folds rarer, as in the kernel: the fold adds half a batch more than the shard has counted.
+//! The shard is then half a batch *behind* its total, and may count one and a half batches before
+//! it is a batch ahead.
 //!
-//! The shard has no word for the overstep. It is in the mark of the opposite word, which moves back
-//! by half a batch. For a fold of `up`:
+//! The shard stores the overstep in the opposite word's mark: the fold moves that mark back by half
+//! a batch. For a fold of `up`:
 //!
-//! 1. Take half a batch from the limit of `down`, and so from its mark.
-//! 2. Find that the thread runs on the shard's own CPU, and that `down` is within its limit. No
+//! 1. Lower the limit of `down` by half a batch. Its mark moves back with it.
+//! 2. Check that the thread runs on the shard's own CPU, and that `down` is within its limit. No
 //!    section can then be under way that has checked the old limit: the kernel aborted such a
 //!    section when it let this thread run.
-//! 3. Add to the total what `up` is past its mark, and half a batch.
-//! 4. Raise the limit of `up` by what it was past its mark.
+//! 3. Add to the total the distance of `up` past its mark, plus half a batch.
+//! 4. Raise the limit of `up` by its distance past its mark.
 //!
-//! An overstep takes a CPU more work than it saves there: it goes through this slow path twice in
-//! one and a half batches. What it saves is movement of the totals' cache line between CPUs. So a
-//! counter on which a single CPU counts does not overstep.
+//! An overstep costs its CPU more than it saves there: the CPU takes this slow path twice in one
+//! and a half batches. The gain is elsewhere: the totals' cache line moves between CPUs less often.
+//! So a counter on which a single CPU counts does not overstep.
 //!
 //! If step 2 or 3 fails, the limit of `down` is put back, and an ordinary fold follows.
 //!
@@ -92,8 +92,8 @@ impl Shards {
         self.drift() > self.batch()
     }
 
-    /// Folds `rest`, the distance of `up` past its mark, or of `down` if `down` is true, and half a
-    /// batch more. Returns false, with nothing changed, if this thread cannot do so here and now.
+    /// Folds `rest` and half a batch more. `rest` is the distance past its mark of the word that
+    /// `down` selects. Returns false and changes nothing if this thread cannot do so now.
     fn fold_beyond(self, _held: &Held, unit: usize, down: bool, rest: u64) -> bool {
         let batch = self.batch();
         let more = batch / 2;

@@ -13,8 +13,8 @@
 //! # Who may do what
 //!
 //! A thread that sets a range holds [`WRITER`], one lock for all maps of the process. It makes a
-//! new tree beside the active one, stores its top in the spare root, and publishes that root, which
-//! thereby becomes the active one. Then the nodes that only the old tree has become free, and the
+//! new tree beside the active one, stores its top in the spare root, and publishes that root, so
+//! that it becomes the active one. Then the nodes that only the old tree has become free, and the
 //! next change may write them. To the latch, those nodes are a part of the spare root: the writer
 //! writes both only between `open_spare` and `publish`, and never what the active root reaches.
 //!

@@ -2,12 +2,18 @@
 //!
 //! # The protocol
 //!
+//! A list's head lies in per-CPU memory, so that a push needs no atomic instruction. Another CPU
+//! must not change that head while a push or a pop is under way: the push or the pop would
+//! overwrite the change, and items would be lost or given out twice.
+//!
 //! A list has a head in each CPU's unit, and one in the list itself, the *spilled* head.
 //!
-//! * Only operations on the current unit change a unit's head, through the table [`LIST_UNITS`].
+//! * A unit's head has two kinds of writers: an operation of a thread on its current unit, through
+//!   the table [`LIST_UNITS`], and `take_all` from any CPU, while it has stopped the unit's index
+//!   in that table.
 //! * A push for which there is no unit goes to the spilled head, by compare-exchange. Items leave
-//!   the spilled head all at once, by an exchange with null. So a push needs only the present head:
-//!   it does not matter whether the same item has left and come back meanwhile.
+//!   the spilled head all at once, by an exchange with null. A push therefore has no ABA problem:
+//!   if the head is the same address again, linking the new node to it is still correct.
 //! * A thread that takes the items of all CPUs holds [`READERS`]. It stops every index in the
 //!   table, fences once, takes the heads, and resumes. Meanwhile pushes go to the spilled head, and
 //!   pops find nothing. So no operation is under way when a head changes from afar.
@@ -26,8 +32,8 @@ use pinfold_rseq::{Backend, FenceError, Units, fence, near};
 /// Bytes of a list's head.
 const SIZE: usize = 8;
 
-/// The units that `counter_units` made, in a table of their own: a stop of an index in this table
-/// does not stop the counters there.
+/// A second table of the units that `counter_units` made. Stopping an index in this table stops
+/// lists, but not the counters of the same unit.
 static LIST_UNITS: Units = Units::new();
 
 #[inline(always)]
@@ -48,7 +54,7 @@ pub(super) fn prepare_here() -> bool {
     true
 }
 
-/// Makes forks wait for threads that read from afar, and for the units.
+/// Makes forks wait for the holder of [`READERS`] and for the locks of the per-CPU memory.
 pub(super) fn register_fork() -> bool {
     static HOOKS: [Hooks; 1] = [Hooks::locks(Rank::Readers, |visit| visit(READERS.word()))];
     fork::register(&HOOKS) && counter_units::register_fork()
@@ -124,8 +130,9 @@ impl<T: Send + 'static> PerCpuList<T> {
     pub fn push(&self, node: &'static mut Node<T>) {
         let item: *mut Node<T> = node;
         let pushed = self.block.get().is_some_and(|offset| {
-            // SAFETY: the offset is that of this list's head, which only these operations change.
-            // The node begins with the word for the next item, and belongs to this function.
+            // SAFETY: the offset is that of this list's head. Only list operations change the head,
+            // and `take_all` after it has stopped them. The node begins with the word for the next
+            // item, and belongs to this function.
             unsafe { units().list_push(offset, item.cast()) }
         });
         if !pushed {
@@ -162,8 +169,8 @@ impl<T: Send + 'static> PerCpuList<T> {
     #[inline]
     pub fn pop(&self) -> Option<&'static mut Node<T>> {
         let popped = self.block.get().and_then(|offset| {
-            // SAFETY: the offset is that of this list's head, which only these operations change.
-            // Nodes live as long as the process.
+            // SAFETY: the offset is that of this list's head. Only list operations change the head,
+            // and `take_all` after it has stopped them. Nodes live as long as the process.
             NonNull::new(unsafe { units().list_pop(offset) })
         });
         match popped {
@@ -210,13 +217,14 @@ impl<T: Send + 'static> PerCpuList<T> {
     /// the shared items meanwhile. Waits while another thread takes the items of all CPUs or reads
     /// a ring. Not for signal handlers.
     ///
-    /// Without restartable sequences, skips a CPU whose list another thread has been changing for a
-    /// second, because it is not scheduled.
+    /// Without restartable sequences, waits at most about a second for a thread that was preempted
+    /// while it changed a list. Then skips that CPU's items.
     ///
     /// # Errors
     ///
-    /// Returns an error if the kernel or a sandbox does not allow the fence. Only the shared items
-    /// are taken then.
+    /// Returns an error if the kernel or a sandbox does not allow the fence. Returns it with
+    /// `EDEADLK` if a signal handler calls this function and has interrupted a reader. Only the
+    /// shared items are taken then.
     pub fn take_all(&self, mut f: impl FnMut(&'static mut Node<T>)) -> Result<usize, FenceError> {
         let mut count = 0;
         let mut give = |node: &'static mut Node<T>| {
@@ -287,7 +295,8 @@ impl<T: Send + 'static> fmt::Debug for PerCpuList<T> {
     }
 }
 
-/// Items that were taken off a [`PerCpuList`]. Items that are not asked for are never used again.
+/// Items that were taken off a [`PerCpuList`]. Dropping the iterator leaks the items that it has
+/// not returned.
 pub struct Items<T: 'static> {
     next: u64,
     items: PhantomData<&'static mut Node<T>>,

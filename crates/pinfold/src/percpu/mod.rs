@@ -1,9 +1,8 @@
 //! Per-CPU variables, lists and rings for a program's own data.
 //!
 //! A per-CPU variable has one copy for each CPU. An operation works on the copy of the CPU on which
-//! the thread runs, as one critical section: it takes no lock, makes no system call, and touches no
-//! cache line that another CPU writes. These are the kernel's `this_cpu` operations, under the
-//! kernel's names.
+//! the thread runs, as one critical section: it takes no lock, executes no atomic instruction, and
+//! makes no system call. These are the kernel's `this_cpu` operations, under the kernel's names.
 //!
 //! | type | what each CPU has | what the kernel or librseq has |
 //! |---|---|---|
@@ -15,9 +14,10 @@
 //!
 //! # The copy of "this CPU"
 //!
-//! A thread can lose its CPU between two operations, but never within one. So a `read` followed by
-//! a `write` may work on two copies. An operation that reads and writes, such as
-//! [`cmpxchg`](PerCpu::cmpxchg), works on one copy, and no other thread comes between.
+//! A thread may move to another CPU between two operations. An operation that the kernel interrupts
+//! starts again, and works on one copy only. So a `read` followed by a `write` may work on two
+//! copies. An operation that reads and writes, such as [`cmpxchg`](PerCpu::cmpxchg), works on one
+//! copy, and no other thread comes between.
 //!
 //! "CPU" here means the index of the process's backend: the CPU's number, or the concurrency id
 //! that the kernel gives each thread that is running ([`pinfold_rseq`]).
@@ -25,9 +25,11 @@
 //! # Memory
 //!
 //! Copies are packed side by side, at the same offset for each CPU and on the CPU's node. A word
-//! takes 8 bytes on each CPU that uses it, and more than 100,000 words fit. The first operation
-//! allocates them. If that fails, all CPUs share one copy inside the variable, which is changed by
-//! atomic instructions. The results are right then too, but the operations are slower.
+//! takes 8 bytes on each CPU that uses it. All blocks of a process share 32 MiB for each CPU. If
+//! the kernel commits memory strictly, they share 256 KiB. A limit on the address space reduces the
+//! size further, down to 64 KiB. The first operation allocates the copies. If that fails, all CPUs
+//! share one copy inside the variable, which is changed by atomic instructions. The results are
+//! right then too, but the operations are slower.
 //!
 //! # Signals and fork
 //!
@@ -132,8 +134,8 @@ impl<const N: usize> Words<N> {
         counter_units::install_here().map(|_| offset)
     }
 
-    /// Calls `f` with each CPU that has a copy, and with `None` for the shared copy, and with the
-    /// `at`th word there.
+    /// Calls `f(Some(cpu), word)` for each CPU that has a copy, and then `f(None, word)` for the
+    /// shared copy. `word` is the `at`th word of the copy.
     fn for_each(&self, at: usize, mut f: impl FnMut(Option<usize>, u64)) {
         if let Some(offset) = self.block.get() {
             for cpu in counter_units::used() {
@@ -161,8 +163,8 @@ macro_rules! operations {
         /// Returns the copy of this CPU. Costs three loads.
         #[inline]
         pub fn read(&self) -> T {
-            // SAFETY: the offset is that of a word of this variable's block, which is freed only
-            // when the variable is dropped. The same holds for each operation below.
+            // SAFETY: `run` passes the offset of a word of this variable's block, which is freed
+            // only when the variable is dropped.
             let word = |units: &Units, at| unsafe { units.load(at) };
             T::from_bits(self.run(word, |word| word.load(Acquire)))
         }
@@ -171,7 +173,7 @@ macro_rules! operations {
         #[inline]
         pub fn write(&self, value: T) {
             let bits = value.to_bits();
-            // SAFETY: as in `read`.
+            // SAFETY: `run` passes the offset of a word of this variable's block.
             let section = |units: &Units, at| unsafe { units.store(at, bits) }.then_some(());
             self.run(section, |word| word.store(bits, Release));
         }
@@ -180,7 +182,7 @@ macro_rules! operations {
         #[inline]
         pub fn xchg(&self, value: T) -> T {
             let bits = value.to_bits();
-            // SAFETY: as in `read`.
+            // SAFETY: `run` passes the offset of a word of this variable's block.
             let section = |units: &Units, at| unsafe { units.swap(at, bits) };
             T::from_bits(self.run(section, |word| word.swap(bits, AcqRel)))
         }
@@ -192,7 +194,7 @@ macro_rules! operations {
         #[inline]
         pub fn cmpxchg(&self, expected: T, new: T) -> T {
             let (old, new) = (expected.to_bits(), new.to_bits());
-            // SAFETY: as in `read`.
+            // SAFETY: `run` passes the offset of a word of this variable's block.
             let section = |units: &Units, at| unsafe { units.compare_exchange(at, old, new) };
             T::from_bits(self.run(section, |word| {
                 let done = word.compare_exchange(old, new, AcqRel, Acquire);
@@ -212,8 +214,8 @@ macro_rules! operations {
         /// Replaces the value of this CPU's copy by what `f` makes of it, and returns the value
         /// that was there.
         ///
-        /// Calls `f` again if another thread or a signal handler changed the copy meanwhile, or if
-        /// the thread moved to another CPU.
+        /// Calls `f` again if the copy of the CPU on which the thread now runs differs from the
+        /// value that `f` received. A copy that changed and changed back is not noticed.
         #[inline]
         pub fn update(&self, mut f: impl FnMut(T) -> T) -> T {
             let mut now = self.read();
@@ -250,8 +252,8 @@ macro_rules! integer_operations {
         #[inline]
         pub fn add(&self, n: T) {
             let n = n.to_bits();
-            // SAFETY: the offset is that of a word of this variable's block, which is freed only
-            // when the variable is dropped. The same holds for each operation below.
+            // SAFETY: `run` passes the offset of a word of this variable's block, which is freed
+            // only when the variable is dropped.
             let section = |units: &Units, at| unsafe { units.add(at, n) }.then_some(());
             self.run(section, |word| {
                 word.fetch_add(n, AcqRel);
@@ -262,7 +264,7 @@ macro_rules! integer_operations {
         #[inline]
         pub fn add_return(&self, n: T) -> T {
             let n = n.to_bits();
-            // SAFETY: as in `add`.
+            // SAFETY: `run` passes the offset of a word of this variable's block.
             let section = |units: &Units, at| unsafe { units.fetch_add(at, n) };
             let old = self.run(section, |word| word.fetch_add(n, AcqRel));
             T::from_bits(old.wrapping_add(n))
@@ -284,7 +286,7 @@ macro_rules! integer_operations {
         #[inline]
         pub fn and(&self, mask: T) {
             let mask = mask.to_bits();
-            // SAFETY: as in `add`.
+            // SAFETY: `run` passes the offset of a word of this variable's block.
             let section = |units: &Units, at| unsafe { units.and(at, mask) }.then_some(());
             self.run(section, |word| {
                 word.fetch_and(mask, AcqRel);
@@ -295,7 +297,7 @@ macro_rules! integer_operations {
         #[inline]
         pub fn or(&self, mask: T) {
             let mask = mask.to_bits();
-            // SAFETY: as in `add`.
+            // SAFETY: `run` passes the offset of a word of this variable's block.
             let section = |units: &Units, at| unsafe { units.or(at, mask) }.then_some(());
             self.run(section, |word| {
                 word.fetch_or(mask, AcqRel);

@@ -49,8 +49,9 @@ impl<A: Word, B: Word> PerCpuPair<A, B> {
 
     /// Returns this CPU's copy, or `None` if there is no memory for one.
     ///
-    /// The two words are read one after the other, so they may be of two moments, or of two CPUs. A
-    /// [`cmpxchg`](Self::cmpxchg) with such a pair stores nothing. Costs six loads.
+    /// Reads the two words one after the other. The pair may mix two moments or two CPUs.
+    /// [`cmpxchg`](Self::cmpxchg) compares both words again, so it never stores over a different
+    /// pair. Costs six loads.
     #[inline]
     pub fn read(&self) -> Option<(A, B)> {
         let load = |offset| {

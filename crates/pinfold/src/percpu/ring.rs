@@ -7,7 +7,7 @@ use core::fmt;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold_rseq::{Append, RING_SLOTS, RING_TAIL};
 
-/// Taken by a thread that works on other CPUs' lists and rings.
+/// Serialises the threads that take or read other CPUs' items.
 pub(super) static READERS: Lock<()> = Lock::new(());
 
 /// The number of records that a reader copies while it holds [`READERS`].
@@ -34,7 +34,7 @@ impl fmt::Display for PushError {
         f.write_str(match self {
             PushError::Full => "this CPU's ring is full",
             PushError::Unavailable => {
-                "this CPU has no ring yet, or another thread is appending to it"
+                "this CPU's ring has no memory, or another thread is using it: try again, or drop the record"
             }
         })
     }
@@ -46,13 +46,13 @@ impl core::error::Error for PushError {}
 /// `SLOTS` records.
 ///
 /// Each CPU appends to its own ring by one critical section, and any thread reads all rings from
-/// afar. Reading interrupts no CPU: a writer and a reader meet in two words, the head and the tail,
-/// as the ends of a pipe do. No record is lost, torn or seen twice; a record for which there is no
-/// room is refused.
+/// afar. Reading interrupts no CPU: the writer stores only the head, the reader stores only the
+/// tail, and neither waits for the other. No record is lost, torn or seen twice; a record for which
+/// there is no room is refused.
 ///
 /// Both numbers are powers of two, or [`new`](Self::new) does not compile. The ring takes
-/// `8 * WORDS * SLOTS` bytes on each CPU that appends, and 128 bytes more. All blocks of a process
-/// together have room in 32 MiB for each CPU, or less where the address space is limited.
+/// `8 * WORDS * SLOTS` bytes on each CPU that appends, and 128 bytes more. The [module](super) says
+/// how much room there is.
 ///
 /// ```
 /// use pinfold::percpu::PerCpuRing;
@@ -95,8 +95,9 @@ impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
     ///
     /// # Errors
     ///
-    /// Returns [`PushError::Full`] if the ring has no free slot, and [`PushError::Unavailable`] if
-    /// the CPU has no ring. Nothing is appended then.
+    /// Returns [`PushError::Full`] if the ring has no free slot. Returns [`PushError::Unavailable`]
+    /// if the CPU has no ring and cannot get one now, or (without restartable sequences) if another
+    /// thread is appending to it. Nothing is appended then.
     #[inline]
     pub fn push(&self, record: [u64; WORDS]) -> Result<(), PushError> {
         let append = |offset| {
@@ -118,12 +119,13 @@ impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
     /// Reads the records of all CPUs, and calls `f` with the CPU and the record. Returns the number
     /// of records.
     ///
-    /// The records of one CPU come in the order in which they were appended. Each CPU's ring is
-    /// read to the end that it has at the moment when the reading of it begins.
+    /// The records of one CPU come in the order in which they were appended. Reads each ring up to
+    /// the head that it had when `drain` reached that ring.
     ///
-    /// Costs two cache misses for a CPU with nothing to read. Takes a lock for a few records at a
-    /// time, but not while `f` runs, so several threads may drain at once and each record goes to
-    /// one of them. `f` may append. Not for signal handlers. Takes the stack of eight records.
+    /// Takes a lock at least once for each CPU, and copies up to eight records under the lock. Does
+    /// not hold the lock while `f` runs. So several threads may drain at once, and each record goes
+    /// to one of them. A CPU with nothing to read costs two cache misses. `f` may append. Not for
+    /// signal handlers. Uses stack space for eight records.
     pub fn drain(&self, mut f: impl FnMut(usize, [u64; WORDS])) -> usize {
         let Some(offset) = self.block.get() else {
             return 0;

@@ -20,7 +20,8 @@ fn map_of(ranges: u64) -> Ranges<WORDS> {
     map
 }
 
-/// Returns the calling thread's CPU time in nanoseconds, which other threads do not affect.
+/// Returns the calling thread's CPU time in nanoseconds. Time in which the thread sleeps or waits
+/// for a CPU does not count.
 fn thread_time() -> f64 {
     let mut now = libc::timespec {
         tv_sec: 0,
