@@ -220,8 +220,9 @@ impl Units {
             let words = unsafe { [atomic::word(unit, offset), atomic::word(unit, offset + 8)] };
             let equal = words.map(|word| word.load(Relaxed)) == expected;
             if equal {
-                words[0].store(new[0], Relaxed);
-                words[1].store(new[1], Relaxed);
+                // Release pairs with the acquire of a thread that reads a word without the lock.
+                words[0].store(new[0], Release);
+                words[1].store(new[1], Release);
             }
             equal
         };

@@ -184,6 +184,23 @@ fn errno() -> SharedError {
     SharedError::File { errno }
 }
 
+/// Makes the file at least `wanted` bytes large. Never makes it smaller, because another process
+/// may have mapped it meanwhile. Returns false with errno if it cannot.
+fn grow(fd: i32, wanted: usize) -> bool {
+    // Allocates the last byte alone. That changes no data, and only the size of a smaller file.
+    // SAFETY: both calls take integers and access no memory of the process.
+    let grown = unsafe { libc::fallocate(fd, 0, wanted as libc::off_t - 1, 1) } == 0;
+    // Some file systems do not have the call.
+    let missing = matches!(
+        errno(),
+        SharedError::File {
+            errno: libc::EOPNOTSUPP | libc::ENOSYS
+        }
+    );
+    // SAFETY: as above.
+    grown || missing && unsafe { libc::ftruncate(fd, wanted as libc::off_t) } == 0
+}
+
 /// Returns the size of the file. An empty file first gets the size `wanted`.
 fn size_of_file(fd: i32, wanted: usize) -> Result<u64, SharedError> {
     let size = || {
@@ -196,9 +213,11 @@ fn size_of_file(fd: i32, wanted: usize) -> Result<u64, SharedError> {
         }
     };
     if size()? == 0 {
-        // SAFETY: the call takes two integers and accesses no memory of the process.
-        if unsafe { libc::ftruncate(fd, wanted as libc::off_t) } != 0 {
-            return Err(errno());
+        let grown = grow(fd, wanted);
+        let error = errno();
+        // Another process may have sized and sealed the file meanwhile.
+        if !grown && size()? == 0 {
+            return Err(error);
         }
     }
     size()

@@ -27,7 +27,7 @@ use pinfold_rseq::Units;
 /// ```
 pub struct PerCpuArray<T: Word, const N: usize> {
     words: Words<N>,
-    types: PhantomData<T>,
+    types: PhantomData<fn(T) -> T>,
 }
 
 impl<T: Word, const N: usize> PerCpuArray<T, N> {
@@ -70,7 +70,7 @@ impl<T: Word + fmt::Debug, const N: usize> fmt::Debug for PerCpuArray<T, N> {
 pub struct Element<'a, T: Word, const N: usize> {
     words: &'a Words<N>,
     at: usize,
-    types: PhantomData<T>,
+    types: PhantomData<fn(T) -> T>,
 }
 
 impl<T: Word, const N: usize> Element<'_, T, N> {

@@ -26,7 +26,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use pinfold_rseq::{Backend, FenceError, Units, fence, near};
 
 /// Bytes of a list's head.
@@ -41,12 +41,17 @@ fn units() -> &'static Units {
     near!(LIST_UNITS, Units)
 }
 
-/// Gives this CPU its unit in both tables. Returns false if it cannot get one.
-pub(super) fn prepare_here() -> bool {
+/// Gives this CPU its unit in both tables. Returns false if it cannot get one now.
+fn prepare_here() -> bool {
     let Some(index) = counter_units::install_here() else {
         return false;
     };
     if LIST_UNITS.unit(index).is_null() {
+        // `take_heads` works on the indexes that have a unit when it takes this lock. Only tries
+        // the lock, because this may be a signal handler that interrupted another lock's holder.
+        let Some(_reading) = READERS.try_lock() else {
+            return false;
+        };
         let unit = counter_units::word_at(index, 0).as_ptr();
         // If another thread was faster, it has installed the same unit.
         let _ = LIST_UNITS.install(index, unit.cast());
@@ -143,11 +148,8 @@ impl<T: Send + 'static> PerCpuList<T> {
     #[cold]
     #[inline(never)]
     fn push_slow(&self, item: *mut Node<T>) {
-        if let Some(offset) = self.prepare() {
-            // SAFETY: as in `push`.
-            if unsafe { units().list_push(offset, item.cast()) } {
-                return;
-            }
+        if self.push_here(item) {
+            return;
         }
         let mut head = self.spilled.load(Relaxed);
         loop {
@@ -181,11 +183,37 @@ impl<T: Send + 'static> PerCpuList<T> {
         }
     }
 
+    /// Takes an item that all CPUs share, and moves the others to this CPU's list, if it has one.
     fn pop_spilled(&self) -> Option<&'static mut Node<T>> {
         let mut spilled = self.take_spilled();
         let first = spilled.next();
-        spilled.for_each(|node| self.push(node));
+        while let Some(node) = spilled.next() {
+            let item: *mut Node<T> = node;
+            if !self.push_here(item) {
+                // There is no list here. Puts all of them back at once, unless another thread has
+                // pushed an item meanwhile.
+                // SAFETY: this thread took the chain, so the node belongs to it.
+                unsafe { item.cast::<u64>().write(spilled.next) };
+                // Release pairs with the acquire in `take_spilled`, as in `push_slow`.
+                let back = self
+                    .spilled
+                    .compare_exchange(0, item as u64, Release, Relaxed);
+                if back.is_err() {
+                    Items::new(item as u64).for_each(|node| self.push_slow(node));
+                }
+                break;
+            }
+        }
         first
+    }
+
+    /// Pushes `item` on this CPU's list, which it makes if need be. Returns false if it cannot.
+    fn push_here(&self, item: *mut Node<T>) -> bool {
+        self.prepare().is_some_and(|offset| {
+            // SAFETY: the offset is that of this list's head. Only list operations change the head,
+            // and `take_all` after it has stopped them. The item belongs to the caller.
+            unsafe { units().list_push(offset, item.cast()) }
+        })
     }
 
     fn take_spilled(&self) -> Items<T> {
@@ -210,12 +238,13 @@ impl<T: Send + 'static> PerCpuList<T> {
 
     /// Takes the items of all CPUs, and calls `f` with each. Returns the number of items.
     ///
-    /// Finds every item whose push ended before the call, unless another thread has taken it. `f`
-    /// may push into this list.
+    /// Finds every item whose push ended before the call, unless another thread has taken it or is
+    /// moving it between CPUs. `f` may push into this list. If `f` panics, the items that it has
+    /// not got are never used again.
     ///
-    /// Interrupts each CPU that runs a thread of this process, once (see [`fence`]). Pushes go to
-    /// the shared items meanwhile. Waits while another thread takes the items of all CPUs or reads
-    /// a ring. Not for signal handlers.
+    /// Interrupts each CPU that runs a thread of this process, once (see [`fence`]), unless the
+    /// lists of all CPUs are empty. Pushes go to the shared items meanwhile. Waits while another
+    /// thread takes the items of all CPUs or reads a ring. Not for signal handlers.
     ///
     /// Without restartable sequences, waits at most about a second for a thread that was preempted
     /// while it changed a list. Then skips that CPU's items.
@@ -253,18 +282,25 @@ fn take_heads<T: 'static>(offset: usize) -> Result<u64, FenceError> {
         let errno = libc::EDEADLK;
         return Err(FenceError { errno });
     };
-    counter_units::used().for_each(|index| LIST_UNITS.stop(index));
+    // The set of these indexes stays the same while this thread holds the lock.
+    let used = || counter_units::used().filter(|&index| !LIST_UNITS.unit(index).is_null());
+    let head = |index| counter_units::word_at(index, offset);
+    // Acquire: this thread sees the items that it is about to take.
+    if used().all(|index| head(index).load(Acquire) == 0) {
+        return Ok(0);
+    }
+    used().for_each(|index| LIST_UNITS.stop(index));
     // With restartable sequences, the fence ends the operations that have begun. On atomics, they
     // end when this thread gets the unit's lock.
     let rseq = matches!(pinfold_rseq::backend(), Backend::Rseq(_));
     let fenced = if rseq { fence() } else { Ok(()) };
     let mut first = 0;
-    for index in counter_units::used() {
+    for index in used() {
         if fenced.is_err() || !LIST_UNITS.try_await_stopped(index) {
             LIST_UNITS.resume_untouched(index);
             continue;
         }
-        let head = counter_units::word_at(index, offset).swap(0, AcqRel);
+        let head = head(index).swap(0, AcqRel);
         LIST_UNITS.resume(index);
         if let Some(last) = Items::<T>::new(head).last() {
             *last.next.get_mut() = first;

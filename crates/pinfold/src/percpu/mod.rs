@@ -57,6 +57,8 @@ use pinfold_rseq::Units;
 
 /// Bytes of a word.
 const WORD: usize = 8;
+/// How often an operation gives the thread's CPU a unit before it does without.
+const MOVES: usize = 8;
 
 /// A variable with a copy of type `T` for each CPU, which is all zero bits at first.
 ///
@@ -74,11 +76,21 @@ const WORD: usize = 8;
 /// });
 /// assert_eq!(REQUESTS.sum(), 4000);
 /// ```
+///
+/// A reference to a variable cannot become one to a variable of another lifetime:
+///
+/// ```compile_fail
+/// use pinfold::percpu::PerCpu;
+///
+/// static ANY: PerCpu<Option<&'static for<'a> fn(&'a u8)>> = PerCpu::new();
+/// let longer: &PerCpu<Option<&'static fn(&'static u8)>> = &ANY;
+/// ```
 // The C header declares this layout, for `T` of a word.
 #[repr(C)]
 pub struct PerCpu<T: Word> {
     words: Words<1>,
-    types: PhantomData<T>,
+    // `T` may not become a supertype or a subtype: what one reference writes, another reads.
+    types: PhantomData<fn(T) -> T>,
 }
 
 /// Blocks of `N` words in the units, and the copy that CPUs without memory share.
@@ -120,10 +132,16 @@ impl<const N: usize> Words<N> {
         section: impl Fn(&Units, usize) -> Option<R>,
         spilled: impl FnOnce(&AtomicU64) -> R,
     ) -> R {
-        let done = self
-            .prepare()
-            .and_then(|offset| section(units(), offset + at * WORD));
-        done.unwrap_or_else(|| spilled(&self.spilled[at]))
+        // The thread may move to a CPU without a unit between the two steps.
+        for _ in 0..MOVES {
+            let Some(offset) = self.prepare() else {
+                break;
+            };
+            if let Some(done) = section(units(), offset + at * WORD) {
+                return done;
+            }
+        }
+        spilled(&self.spilled[at])
     }
 
     /// Allocates the block and gives this CPU its unit, unless that was done before.

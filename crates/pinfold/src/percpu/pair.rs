@@ -1,6 +1,6 @@
 //! Two words for each CPU that change together.
 
-use super::Word;
+use super::{MOVES, Word};
 use crate::counter_units::{self, LazyBlock, units};
 use core::fmt;
 use core::marker::PhantomData;
@@ -11,7 +11,9 @@ const SIZE: usize = 16;
 
 /// Two words with a copy for each CPU, which one operation compares and replaces together.
 ///
-/// All bits are zero at first. This is the kernel's `this_cpu_cmpxchg_double`.
+/// All bits are zero at first. Without restartable sequences, the child of a fork may find one word
+/// of a copy old and the other new, if another thread was changing them. This is the kernel's
+/// `this_cpu_cmpxchg_double`.
 ///
 /// ```
 /// use pinfold::percpu::PerCpuPair;
@@ -35,7 +37,9 @@ const SIZE: usize = 16;
 /// ```
 pub struct PerCpuPair<A: Word, B: Word> {
     block: LazyBlock,
-    types: PhantomData<(A, B)>,
+    // Neither type may become a supertype or a subtype: what one reference writes, another reads.
+    first: PhantomData<fn(A) -> A>,
+    second: PhantomData<fn(B) -> B>,
 }
 
 impl<A: Word, B: Word> PerCpuPair<A, B> {
@@ -43,7 +47,8 @@ impl<A: Word, B: Word> PerCpuPair<A, B> {
     pub const fn new() -> Self {
         PerCpuPair {
             block: LazyBlock::new(),
-            types: PhantomData,
+            first: PhantomData,
+            second: PhantomData,
         }
     }
 
@@ -61,7 +66,8 @@ impl<A: Word, B: Word> PerCpuPair<A, B> {
             Some((A::from_bits(words.0), B::from_bits(words.1)))
         };
         let known = self.block.get().and_then(load);
-        known.or_else(|| self.prepare().and_then(load))
+        // The thread may move to a CPU without a unit between the two steps.
+        known.or_else(|| (0..MOVES).find_map(|_| self.prepare().and_then(load)))
     }
 
     /// Stores `new` in this CPU's copy if the copy is `expected`, and returns true.
@@ -74,12 +80,22 @@ impl<A: Word, B: Word> PerCpuPair<A, B> {
     pub fn cmpxchg(&self, expected: (A, B), new: (A, B)) -> bool {
         let expected = [expected.0.to_bits(), expected.1.to_bits()];
         let new = [new.0.to_bits(), new.1.to_bits()];
-        let Some(offset) = self.block.get().or_else(|| self.prepare()) else {
-            return false;
-        };
         // SAFETY: `offset` is that of this pair's block, which is freed only when the pair is
         // dropped. Blocks of 16 bytes are aligned to 16 bytes, and units to pages.
-        unsafe { units().compare_exchange_pair(offset, expected, new) }
+        let section = |at| unsafe { units().compare_exchange_pair(at, expected, new) };
+        self.block.get().is_some_and(section) || self.cmpxchg_slow(section)
+    }
+
+    /// Runs `section` again if it failed because this CPU had no copy.
+    #[cold]
+    #[inline(never)]
+    fn cmpxchg_slow(&self, section: impl Fn(usize) -> bool) -> bool {
+        // SAFETY: `at` is the offset of this pair's block.
+        let has_copy = |at| unsafe { units().load(at) }.is_some();
+        if self.block.get().is_some_and(has_copy) {
+            return false;
+        }
+        (0..MOVES).any(|_| self.prepare().is_some_and(&section))
     }
 
     /// Calls `f` with each CPU that has a copy, and with the copy.

@@ -1,6 +1,7 @@
 //! A ring of records for each CPU.
 
-use super::list::{prepare_here, register_fork};
+use super::MOVES;
+use super::list::register_fork;
 use crate::counter_units::{self, LazyBlock, units, word_at};
 use crate::lock::Lock;
 use core::fmt;
@@ -106,7 +107,11 @@ impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
             unsafe { units().append(offset, Self::SIZE, &record, Self::SLOT) }
         };
         let mut done = self.block.get().map_or(Append::NoUnit, append);
-        if done == Append::NoUnit {
+        // The thread may move to a CPU without a unit between the two steps.
+        for _ in 0..MOVES {
+            if done != Append::NoUnit {
+                break;
+            }
             done = self.prepare().map_or(Append::NoUnit, append);
         }
         match done {
@@ -180,7 +185,7 @@ impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
         let offset = self
             .block
             .get_or_alloc(Self::BLOCK, register_fork, |offset| offset)?;
-        prepare_here().then_some(offset)
+        counter_units::install_here().map(|_| offset)
     }
 }
 
