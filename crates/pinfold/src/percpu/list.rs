@@ -365,3 +365,24 @@ impl<T> fmt::Debug for Items<T> {
         f.debug_struct("Items").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::boxed::Box;
+
+    /// The only test of this process that uses lists, because it needs CPUs that have no list yet.
+    #[test]
+    fn no_cpu_gets_its_first_list_while_another_thread_takes_all_items() {
+        let list = PerCpuList::new();
+        let reading = READERS.lock();
+        list.push(Box::leak(Box::new(Node::new(5))));
+        assert!(counter_units::used().all(|index| LIST_UNITS.unit(index).is_null()));
+        assert_ne!(list.spilled.load(Relaxed), 0);
+        drop(reading);
+        let node = list.pop().unwrap();
+        list.push(node);
+        assert_eq!(list.spilled.load(Relaxed), 0);
+        assert_eq!(list.take_all(|node| assert_eq!(node.value, 5)), Ok(1));
+    }
+}
