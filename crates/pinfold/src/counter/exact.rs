@@ -270,7 +270,8 @@ impl PercpuCounter {
         if batch == 0 || batch > MAX_BATCH {
             return Err(CounterError::Batch { batch });
         }
-        let shards = self.shards_or_alloc().ok_or(CounterError::OutOfMemory)?;
+        let shards = super::fork::outlast(|| self.shards_or_alloc());
+        let shards = shards.ok_or(CounterError::OutOfMemory)?;
         let held = stripe::hold_all(shards.offset());
         self.state_reach(&held, shards, 0);
         if batch >= shards.batch() {
