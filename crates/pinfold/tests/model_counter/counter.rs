@@ -27,6 +27,12 @@
 mod error;
 #[path = "../../src/counter/exact.rs"]
 mod exact;
+/// The model has no forks.
+mod fork {
+    pub fn outlast<T>(f: impl FnOnce() -> Option<T>) -> Option<T> {
+        f()
+    }
+}
 #[path = "../../src/counter/gate.rs"]
 mod gate;
 #[path = "../../src/counter/reach.rs"]
