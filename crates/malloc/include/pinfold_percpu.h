@@ -1,6 +1,6 @@
 /*
- * pinfold_percpu.h - Pinfold's C API of per-CPU data: words and lists with a copy for each CPU.
- * Part of pinfold.h, which includes it.
+ * pinfold_percpu.h - Pinfold's C API of per-CPU data: words, arrays, pairs, lists and rings with a
+ * copy for each CPU. Part of pinfold.h, which includes it.
  *
  * An operation works on the copy of the CPU on which the thread runs. With restartable sequences,
  * it takes no lock, executes no atomic instruction and makes no system call, except that the first
@@ -9,8 +9,9 @@
  * index of a copy: the CPU's number, or the concurrency id that the kernel gives to the thread.
  * docs/rseq.md explains concurrency ids.
  *
- * A variable is zero at first: a static, or memory that the program has cleared. The first
- * operation allocates the copies. If there is no memory, all CPUs share one copy.
+ * A word, a pair or a list is zero at first: a static, or memory that the program has cleared. The
+ * first operation allocates the copies. If there is no memory, all CPUs share one copy of a word or
+ * a list. An array or a ring gets its size and its memory by a call.
  *
  * Signal handlers may use every operation on this CPU's copy. After fork the child goes on with
  * copies. The child of a vfork must not use these functions.
@@ -105,6 +106,129 @@ int pinfold_percpu_list_take_all(struct pinfold_percpu_list *list,
 
 /* Frees the list's own memory. No other thread may use the list meanwhile. */
 void pinfold_percpu_list_destroy(struct pinfold_percpu_list *list);
+
+/*
+ * An array of words with a copy for each CPU. The elements of a copy lie side by side, eight to a
+ * cache line. An array that is zero has no elements.
+ */
+struct pinfold_percpu_array {
+	uint64_t pinfold_private[2];
+};
+
+/*
+ * Makes an array of `count` words, which are zero. `array` must not hold an array already. Returns
+ * 0, or -1 with EINVAL if `count` is 0, or -1 with ENOMEM if there is no room. All per-CPU data of
+ * a process shares 32 MiB for each CPU, or less under a limit on the address space.
+ */
+int pinfold_percpu_array_init(struct pinfold_percpu_array *array, size_t count);
+
+/* Frees the copies. The array is 0 afterwards. No other thread may use it meanwhile. */
+void pinfold_percpu_array_destroy(struct pinfold_percpu_array *array);
+
+/*
+ * The operations of a word, on the element number `at`. Each costs a call, a comparison and one
+ * critical section. If the array has no element `at`, each sets errno to EINVAL, changes nothing,
+ * and returns 0 or false. They do not fail otherwise.
+ */
+uint64_t pinfold_percpu_array_read(const struct pinfold_percpu_array *array, size_t at);
+void pinfold_percpu_array_write(struct pinfold_percpu_array *array, size_t at, uint64_t value);
+void pinfold_percpu_array_add(struct pinfold_percpu_array *array, size_t at, uint64_t n);
+uint64_t pinfold_percpu_array_add_return(struct pinfold_percpu_array *array, size_t at, uint64_t n);
+void pinfold_percpu_array_inc(struct pinfold_percpu_array *array, size_t at);
+void pinfold_percpu_array_dec(struct pinfold_percpu_array *array, size_t at);
+void pinfold_percpu_array_and(struct pinfold_percpu_array *array, size_t at, uint64_t mask);
+void pinfold_percpu_array_or(struct pinfold_percpu_array *array, size_t at, uint64_t mask);
+uint64_t pinfold_percpu_array_xchg(struct pinfold_percpu_array *array, size_t at, uint64_t value);
+uint64_t pinfold_percpu_array_cmpxchg(struct pinfold_percpu_array *array, size_t at,
+				      uint64_t expected, uint64_t value);
+bool pinfold_percpu_array_try_cmpxchg(struct pinfold_percpu_array *array, size_t at,
+				      uint64_t *expected, uint64_t value);
+uint64_t pinfold_percpu_array_sum(const struct pinfold_percpu_array *array, size_t at);
+
+/*
+ * Calls `each` as pinfold_percpu_for_each_cpu does, with the element number `at`. Returns 0, or -1
+ * with EINVAL if the array has no such element.
+ */
+int pinfold_percpu_array_for_each_cpu(const struct pinfold_percpu_array *array, size_t at,
+				      void (*each)(int cpu, uint64_t value, void *context),
+				      void *context);
+
+/* Two words with a copy for each CPU, which one operation compares and replaces together. */
+struct pinfold_percpu_pair {
+	uint64_t pinfold_private[1];
+};
+
+/*
+ * Stores this CPU's copy in `*first` and `*second`. The two words may be of two moments or of two
+ * CPUs; pinfold_percpu_pair_cmpxchg compares both again. Returns 0, or -1 with ENOMEM if there is
+ * no memory for the copy.
+ */
+int pinfold_percpu_pair_read(struct pinfold_percpu_pair *pair, uint64_t *first, uint64_t *second);
+
+/*
+ * Stores `first` and `second` in this CPU's copy if the copy equals the expected words. Returns
+ * whether it stored them. Returns false if a word differs, if there is no memory for the copy, or
+ * (without restartable sequences) while another thread changes the copy. So a signal handler must
+ * not repeat the call without end.
+ */
+bool pinfold_percpu_pair_cmpxchg(struct pinfold_percpu_pair *pair, uint64_t first_expected,
+				 uint64_t second_expected, uint64_t first, uint64_t second);
+
+/*
+ * Calls `each` with each CPU that has a copy, and with its words. Another CPU may change its copy
+ * between the reads of the two words.
+ */
+void pinfold_percpu_pair_for_each_cpu(const struct pinfold_percpu_pair *pair,
+				      void (*each)(int cpu, uint64_t first, uint64_t second,
+						   void *context),
+				      void *context);
+
+/* Frees the copies. The pair is 0 afterwards. No other thread may use it meanwhile. */
+void pinfold_percpu_pair_destroy(struct pinfold_percpu_pair *pair);
+
+/*
+ * A ring of records with a part for each CPU. Each CPU appends to its own ring, and any thread
+ * reads all rings. No record is lost, torn or seen twice. A ring that is zero has no records.
+ */
+struct pinfold_percpu_ring {
+	uint64_t pinfold_private[3];
+};
+
+/*
+ * Makes rings of `slots` records of `words` words. Both are powers of two, and `words` is at most
+ * 64. `ring` must not hold a ring already. Each CPU that appends takes 8 * words * slots bytes, and
+ * 128 bytes more. Returns 0, or -1 with EINVAL if a number is wrong, or -1 with ENOMEM if there is
+ * no room.
+ */
+int pinfold_percpu_ring_init(struct pinfold_percpu_ring *ring, size_t words, size_t slots);
+
+/*
+ * Appends a record of the ring's `words` words to this CPU's ring. Returns 0. If nothing was
+ * appended, returns -1 with one of these:
+ *
+ *	ENOBUFS	the ring is full until a reader has read from it
+ *	EAGAIN	the CPU has no memory for its ring yet, or (without restartable sequences) another
+ *		thread is appending to it: try again, or drop the record
+ *	EINVAL	pinfold_percpu_ring_init has not made the ring
+ */
+int pinfold_percpu_ring_push(struct pinfold_percpu_ring *ring, const uint64_t *record);
+
+/*
+ * Reads the records of all CPUs, and calls `each` with the CPU and the record, which stays valid
+ * during the call. Returns the number of records. The records of one CPU come in the order in which
+ * they were appended. Interrupts no CPU. Several threads may drain at once, and each record goes to
+ * one of them. `each` may append. Takes a lock for each record, but not while `each` runs. Not for
+ * signal handlers.
+ */
+size_t pinfold_percpu_ring_drain(struct pinfold_percpu_ring *ring,
+				 void (*each)(int cpu, const uint64_t *record, void *context),
+				 void *context);
+
+/*
+ * Frees the rings and the records in them. The ring is 0 afterwards. No other thread may use it
+ * meanwhile.
+ */
+void pinfold_percpu_ring_destroy(struct pinfold_percpu_ring *ring);
 
 #ifdef __cplusplus
 }

@@ -11,7 +11,8 @@
 //! | [`slabinfo`] | the state of caches |
 //! | [`report`] | reports of the debugging checks, and the handler of reports |
 //! | [`counter`] | counters, event counters and histograms |
-//! | [`percpu`] | per-CPU words and lists |
+//! | [`percpu`] | per-CPU words, pairs and lists |
+//! | [`percpu_sized`] | per-CPU arrays and rings |
 //! | [`shepherd`] | shepherds |
 //! | [`policy`] | memory policies as values |
 //! | [`kernel_policy`] | the kernel's policies of threads and ranges of addresses |
@@ -29,6 +30,7 @@ pub mod kernel_policy;
 mod malloc;
 pub mod pages;
 pub mod percpu;
+pub mod percpu_sized;
 pub mod policy;
 pub mod report;
 pub mod reserve;

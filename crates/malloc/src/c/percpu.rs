@@ -2,14 +2,15 @@
 //!
 //! A C variable is a Rust variable in memory of the caller, which is zero at first.
 
-use super::support::answer;
+use super::support::{answer, failed};
 use core::ffi::{c_int, c_void};
-use pinfold::percpu::{Node, PerCpu, PerCpuList};
+use pinfold::percpu::{Node, PerCpu, PerCpuList, PerCpuPair};
 
-// The header declares both as two words, and an item as one.
+// The header declares words and lists as two words, and pairs and items as one.
 const _: () = assert!(
     size_of::<PerCpu<u64>>() == 16
         && size_of::<PerCpuList<()>>() == 16
+        && size_of::<PerCpuPair<u64, u64>>() == 8
         && size_of::<Node<()>>() == 8
 );
 
@@ -166,4 +167,76 @@ pub unsafe extern "C" fn pinfold_percpu_list_take_all(
 pub unsafe extern "C" fn pinfold_percpu_list_destroy(this: *mut PerCpuList<()>) {
     // SAFETY: the caller promises a list that no other thread uses.
     drop(unsafe { this.replace(PerCpuList::new()) });
+}
+
+/// Stores this CPU's copy in `first` and `second`. Returns -1 with ENOMEM if there is no memory for
+/// the copy.
+///
+/// # Safety
+///
+/// `this` was zero at first, and only these functions have changed it. `first` and `second` are
+/// writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_percpu_pair_read(
+    this: *const PerCpuPair<u64, u64>,
+    first: *mut u64,
+    second: *mut u64,
+) -> c_int {
+    // SAFETY: the caller promises a pair.
+    let Some(pair) = unsafe { &*this }.read() else {
+        return failed(libc::ENOMEM);
+    };
+    // SAFETY: the caller promises that both are writable.
+    unsafe {
+        first.write(pair.0);
+        second.write(pair.1);
+    }
+    0
+}
+
+/// Stores the new words in this CPU's copy if the copy equals the expected words. Returns whether
+/// it stored them.
+///
+/// # Safety
+///
+/// `this` was zero at first, and only these functions have changed it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_percpu_pair_cmpxchg(
+    this: *const PerCpuPair<u64, u64>,
+    first_expected: u64,
+    second_expected: u64,
+    first: u64,
+    second: u64,
+) -> bool {
+    // SAFETY: the caller promises a pair.
+    unsafe { &*this }.cmpxchg((first_expected, second_expected), (first, second))
+}
+
+/// Calls `each` with each CPU's number, and with the two words there.
+///
+/// # Safety
+///
+/// `this` was zero at first, and only these functions have changed it. `each` may be called with
+/// `context`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_percpu_pair_for_each_cpu(
+    this: *const PerCpuPair<u64, u64>,
+    each: extern "C" fn(c_int, u64, u64, *mut c_void),
+    context: *mut c_void,
+) {
+    // SAFETY: the caller promises a pair.
+    let pair = unsafe { &*this };
+    // An index is less than 8192.
+    pair.for_each_cpu(|cpu, (first, second)| each(cpu as c_int, first, second, context));
+}
+
+/// Frees the copies. The pair is 0 afterwards, and may be used again.
+///
+/// # Safety
+///
+/// `this` was zero at first, and only these functions have changed it. No other thread uses it now.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_percpu_pair_destroy(this: *mut PerCpuPair<u64, u64>) {
+    // SAFETY: the caller promises a pair that no other thread uses.
+    drop(unsafe { this.replace(PerCpuPair::new()) });
 }

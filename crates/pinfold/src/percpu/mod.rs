@@ -40,6 +40,8 @@ mod array;
 mod list;
 mod pair;
 mod ring;
+#[doc(hidden)]
+pub mod sized;
 mod word;
 
 pub use array::PerCpuArray;

@@ -35,6 +35,8 @@ const SIZE: usize = 16;
 /// LARGEST.for_each_cpu(|_, pair| largest = largest.max(pair));
 /// assert_eq!(largest, (700, 2));
 /// ```
+// The C header declares this layout.
+#[repr(C)]
 pub struct PerCpuPair<A: Word, B: Word> {
     block: LazyBlock,
     // Neither type may become a supertype or a subtype: what one reference writes, another reads.

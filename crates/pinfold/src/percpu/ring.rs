@@ -73,13 +73,99 @@ pub struct PerCpuRing<const WORDS: usize, const SLOTS: usize> {
     block: LazyBlock,
 }
 
-impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
+/// The sizes of a ring, which are powers of two.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
     /// Bytes of a record.
-    const SLOT: usize = WORDS * 8;
+    pub(super) slot: usize,
     /// Bytes of all records.
-    const SIZE: usize = Self::SLOT * SLOTS;
-    /// Bytes of the block.
-    const BLOCK: usize = RING_SLOTS + Self::SIZE;
+    pub(super) size: usize,
+}
+
+impl Shape {
+    /// Returns the bytes of a ring's block.
+    pub(super) const fn block(self) -> usize {
+        RING_SLOTS + self.size
+    }
+
+    /// Appends `record` to this CPU's ring.
+    ///
+    /// # Safety
+    ///
+    /// `block` holds the offset of a block of this shape if it holds one, and stays until this
+    /// function returns. The record fills a slot.
+    #[inline(always)]
+    pub(super) unsafe fn push(self, block: &LazyBlock, record: &[u64]) -> Result<(), PushError> {
+        let append = |offset| {
+            // SAFETY: the caller promises that the block has this shape. Blocks are zeroed at
+            // first. Sizes are powers of two, and the record is as large as a slot.
+            unsafe { units().append(offset, self.size, record, self.slot) }
+        };
+        let mut done = block.get().map_or(Append::NoUnit, append);
+        // The thread may move to a CPU without a unit between the two steps.
+        for _ in 0..MOVES {
+            if done != Append::NoUnit {
+                break;
+            }
+            done = self.prepare(block).map_or(Append::NoUnit, append);
+        }
+        match done {
+            Append::Done => Ok(()),
+            Append::Full => Err(PushError::Full),
+            Append::NoUnit => Err(PushError::Unavailable),
+        }
+    }
+
+    /// Copies the first records of `cpu` that begin before `end`, and gives their slots back.
+    /// Returns their number.
+    ///
+    /// `offset` is that of a block of this shape. Each of `records` has room for a record.
+    #[inline(always)]
+    pub(super) fn read(
+        self,
+        cpu: usize,
+        offset: usize,
+        end: u64,
+        records: &mut [impl AsMut<[u64]>],
+    ) -> usize {
+        let Some(_reading) = READERS.lock() else {
+            return 0;
+        };
+        let tail = word_at(cpu, offset + RING_TAIL);
+        let mut at = tail.load(Relaxed);
+        let mut read = 0;
+        // Another reader may have read past `end`, so the distance is signed.
+        while read < records.len() && (end.wrapping_sub(at) as i64) > 0 {
+            let slot = offset + RING_SLOTS + at as usize % self.size;
+            for (n, word) in records[read].as_mut().iter_mut().enumerate() {
+                // Relaxed: the load of the head has made the record visible.
+                *word = word_at(cpu, slot + n * 8).load(Relaxed);
+            }
+            at = at.wrapping_add(self.slot as u64);
+            read += 1;
+        }
+        if read > 0 {
+            // Release pairs with the acquire in `append`: the writer writes to the slots only after
+            // this thread has read them.
+            tail.store(at, Release);
+        }
+        read
+    }
+
+    /// Allocates the block and gives this CPU its unit, unless that was done before.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn prepare(self, block: &LazyBlock) -> Option<usize> {
+        let offset = block.get_or_alloc(self.block(), register_fork, |offset| offset)?;
+        counter_units::install_here().map(|_| offset)
+    }
+}
+
+impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
+    const SHAPE: Shape = Shape {
+        slot: WORDS * 8,
+        size: WORDS * 8 * SLOTS,
+    };
 
     /// Returns empty rings. A static can hold them. Allocates nothing.
     pub const fn new() -> Self {
@@ -101,24 +187,9 @@ impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
     /// thread is appending to it. Nothing is appended then.
     #[inline]
     pub fn push(&self, record: [u64; WORDS]) -> Result<(), PushError> {
-        let append = |offset| {
-            // SAFETY: `offset` is that of this ring's block, zeroed at first and as large as the
-            // ring. Sizes are powers of two, and the record is as large as a slot.
-            unsafe { units().append(offset, Self::SIZE, &record, Self::SLOT) }
-        };
-        let mut done = self.block.get().map_or(Append::NoUnit, append);
-        // The thread may move to a CPU without a unit between the two steps.
-        for _ in 0..MOVES {
-            if done != Append::NoUnit {
-                break;
-            }
-            done = self.prepare().map_or(Append::NoUnit, append);
-        }
-        match done {
-            Append::Done => Ok(()),
-            Append::Full => Err(PushError::Full),
-            Append::NoUnit => Err(PushError::Unavailable),
-        }
+        // SAFETY: only this ring's operations give the block an offset, and all of them pass this
+        // shape. The record has `WORDS` words.
+        unsafe { Self::SHAPE.push(&self.block, &record) }
     }
 
     /// Reads the records of all CPUs, and calls `f` with the CPU and the record. Returns the number
@@ -141,7 +212,7 @@ impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
             let end = word_at(cpu, offset).load(Acquire);
             loop {
                 let mut records = [[0; WORDS]; AT_ONCE];
-                let read = Self::read(cpu, offset, end, &mut records);
+                let read = Self::SHAPE.read(cpu, offset, end, &mut records);
                 records[..read].iter().for_each(|&record| f(cpu, record));
                 count += read;
                 if read < AT_ONCE {
@@ -151,49 +222,13 @@ impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
         }
         count
     }
-
-    /// Copies the first records of `cpu` that begin before `end`, and gives their slots back.
-    /// Returns their number.
-    fn read(cpu: usize, offset: usize, end: u64, records: &mut [[u64; WORDS]]) -> usize {
-        let Some(_reading) = READERS.lock() else {
-            return 0;
-        };
-        let tail = word_at(cpu, offset + RING_TAIL);
-        let mut at = tail.load(Relaxed);
-        let mut read = 0;
-        // Another reader may have read past `end`, so the distance is signed.
-        while read < records.len() && (end.wrapping_sub(at) as i64) > 0 {
-            let slot = offset + RING_SLOTS + at as usize % Self::SIZE;
-            for (n, word) in records[read].iter_mut().enumerate() {
-                // Relaxed: the load of the head has made the record visible.
-                *word = word_at(cpu, slot + n * 8).load(Relaxed);
-            }
-            at = at.wrapping_add(Self::SLOT as u64);
-            read += 1;
-        }
-        if read > 0 {
-            // Release pairs with the acquire in `append`: the writer writes to the slots only after
-            // this thread has read them.
-            tail.store(at, Release);
-        }
-        read
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn prepare(&self) -> Option<usize> {
-        let offset = self
-            .block
-            .get_or_alloc(Self::BLOCK, register_fork, |offset| offset)?;
-        counter_units::install_here().map(|_| offset)
-    }
 }
 
 impl<const WORDS: usize, const SLOTS: usize> Drop for PerCpuRing<WORDS, SLOTS> {
     fn drop(&mut self) {
         // SAFETY: `prepare` allocated the block with this size. `drop` has the only reference, so
         // no thread works on the block any more.
-        unsafe { self.block.free(Self::BLOCK) };
+        unsafe { self.block.free(Self::SHAPE.block()) };
     }
 }
 

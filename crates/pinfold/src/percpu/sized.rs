@@ -1,0 +1,176 @@
+//! Arrays and rings whose sizes are values, for the C API.
+//!
+//! Both get their memory when they are made. So an operation on an array needs no copy of its own
+//! for CPUs without memory: such CPUs share the copy in the shared unit of the array's block.
+
+use super::list::register_fork;
+use super::ring::Shape;
+use super::{Integer, MOVES, PushError, Word, integer_operations, operations};
+use crate::counter_units::{self, LazyBlock, shared, units, word_at};
+use core::marker::PhantomData;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use pinfold_rseq::Units;
+
+/// Bytes of a word.
+const WORD: usize = 8;
+
+/// An array of words with a copy for each CPU.
+// The C header declares this layout.
+#[repr(C)]
+pub struct Array {
+    block: LazyBlock,
+    count: usize,
+}
+
+impl Array {
+    /// Returns an array of `count` words, all zero bits, or `None` if there is no memory.
+    pub fn new(count: usize) -> Option<Self> {
+        let block = LazyBlock::new();
+        let size = count.checked_mul(WORD)?;
+        block.get_or_alloc(size, counter_units::register_fork, |offset| offset)?;
+        Some(Array { block, count })
+    }
+
+    /// Returns the element number `at`, or `None` if the array has no such element.
+    #[inline(always)]
+    pub fn at(&self, at: usize) -> Option<Element<'_, u64>> {
+        let offset = self.block.get()?;
+        (at < self.count).then_some(Element {
+            offset: offset + at * WORD,
+            types: PhantomData,
+        })
+    }
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        // SAFETY: `new` allocated the block with this size. `drop` has the only reference, so no
+        // thread works on the block any more.
+        unsafe { self.block.free(self.count * WORD) };
+    }
+}
+
+/// An element of an [`Array`], with the operations of a [`PerCpu`](super::PerCpu).
+pub struct Element<'a, T> {
+    offset: usize,
+    types: PhantomData<(&'a Array, T)>,
+}
+
+impl<T: Word> Element<'_, T> {
+    #[inline(always)]
+    fn run<R>(
+        &self,
+        section: impl Fn(&Units, usize) -> Option<R>,
+        spilled: impl FnOnce(&AtomicU64) -> R,
+    ) -> R {
+        section(units(), self.offset).unwrap_or_else(|| self.run_slow(section, spilled))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn run_slow<R>(
+        &self,
+        section: impl Fn(&Units, usize) -> Option<R>,
+        spilled: impl FnOnce(&AtomicU64) -> R,
+    ) -> R {
+        // The thread may move to a CPU without a unit between the two steps.
+        let mut turns = 0..MOVES;
+        let done = turns.find_map(|_| {
+            counter_units::install_here()?;
+            section(units(), self.offset)
+        });
+        done.unwrap_or_else(|| spilled(shared(self.offset)))
+    }
+
+    fn for_each(&self, mut f: impl FnMut(Option<usize>, u64)) {
+        // Acquire pairs with the releases of the operations: this thread sees what another thread
+        // did before it changed the word.
+        for cpu in counter_units::used() {
+            f(Some(cpu), word_at(cpu, self.offset).load(Acquire));
+        }
+        f(None, shared(self.offset).load(Acquire));
+    }
+
+    operations!();
+}
+
+impl<T: Integer> Element<'_, T> {
+    integer_operations!();
+}
+
+/// The most words of a record. A reader keeps one record on its stack.
+pub const MAX_RECORD: usize = 64;
+
+/// A ring of records for each CPU.
+// The C header declares this layout.
+#[repr(C)]
+pub struct Ring {
+    block: LazyBlock,
+    shape: Shape,
+}
+
+impl Ring {
+    /// Returns empty rings of `slots` records of `words` words, or `None` if there is no memory.
+    /// Both are powers of two, and `words` is at most [`MAX_RECORD`].
+    pub fn new(words: usize, slots: usize) -> Option<Self> {
+        debug_assert!(words.is_power_of_two() && words <= MAX_RECORD && slots.is_power_of_two());
+        let slot = words.checked_mul(WORD)?;
+        let size = slot.checked_mul(slots)?;
+        // No unit has room for more.
+        (size < counter_units::MAX_STRIDE).then_some(())?;
+        let (block, shape) = (LazyBlock::new(), Shape { slot, size });
+        block.get_or_alloc(shape.block(), register_fork, |offset| offset)?;
+        Some(Ring { block, shape })
+    }
+
+    /// Returns the words of a record. Returns 0 for a ring that [`new`](Self::new) did not make,
+    /// whose bits are all zero.
+    #[inline(always)]
+    pub fn words(&self) -> usize {
+        self.shape.slot / WORD
+    }
+
+    /// Appends `record`, as [`PerCpuRing::push`](super::PerCpuRing::push) does.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`PerCpuRing::push`](super::PerCpuRing::push). Returns
+    /// [`PushError::Unavailable`] if the record does not have [`words`](Self::words) words.
+    #[inline]
+    pub fn push(&self, record: &[u64]) -> Result<(), PushError> {
+        if record.is_empty() || record.len() != self.words() {
+            return Err(PushError::Unavailable);
+        }
+        // SAFETY: `new` allocated the block with this shape. The record fills a slot.
+        unsafe { self.shape.push(&self.block, record) }
+    }
+
+    /// Reads the records of all CPUs, and calls `f` with the CPU and the record. Returns the number
+    /// of records. Reads each ring up to the head that it had when this function reached the ring.
+    /// Takes a lock once for each record.
+    pub fn drain(&self, mut f: impl FnMut(usize, &[u64])) -> usize {
+        let mut record = [0; MAX_RECORD];
+        let Some((offset, record)) = self.block.get().zip(record.get_mut(..self.words())) else {
+            return 0;
+        };
+        let mut count = 0;
+        for cpu in counter_units::used() {
+            // Acquire pairs with the release of `append`: this thread sees the records.
+            let end = word_at(cpu, offset).load(Acquire);
+            while self.shape.read(cpu, offset, end, &mut [&mut *record]) == 1 {
+                f(cpu, record);
+                count += 1;
+            }
+        }
+        count
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: `new` allocated the block with this shape. `drop` has the only reference, so no
+        // thread works on the block any more.
+        unsafe { self.block.free(self.shape.block()) };
+    }
+}
