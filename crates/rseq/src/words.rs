@@ -272,6 +272,44 @@ impl Units {
         atomic::on_locked(self, store).unwrap_or(false)
     }
 
+    /// Stores `new` in the word at `offset`, if that word is `expected` and the word at `other` is
+    /// `other_expected`.
+    ///
+    /// Returns false and stores nothing if a word differs, if there is no unit, or (on atomics) if
+    /// the unit is locked. Costs one critical section, or a lock on atomics.
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`store_two_if_equal`](Self::store_two_if_equal).
+    #[inline]
+    pub unsafe fn store_if_both_equal(
+        &self,
+        offset: usize,
+        (expected, new): (u64, u64),
+        other: usize,
+        other_expected: u64,
+    ) -> bool {
+        if let Some((cs, index)) = self.sections() {
+            let other = (other, other_expected);
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises
+            // both words.
+            return unsafe {
+                arch::store_if_both_equal(cs, index, self.table(), offset, [expected, new], other)
+            };
+        }
+        let store = |unit: *mut u8| {
+            // SAFETY: `unit` is installed. The caller promises both words.
+            let (word, other) = unsafe { (atomic::word(unit, offset), atomic::word(unit, other)) };
+            let equal = word.load(Relaxed) == expected && other.load(Relaxed) == other_expected;
+            if equal {
+                // Release pairs with the acquire of a thread that reads the word.
+                word.store(new, Release);
+            }
+            equal
+        };
+        atomic::on_locked(self, store).unwrap_or(false)
+    }
+
     /// Puts `item` at the head of the list at `offset`, and writes the old head into the first word
     /// of `item`.
     ///

@@ -71,6 +71,7 @@ fn without_a_unit_every_operation_fails() {
         assert_eq!(units.compare_exchange(WORD, 0, 1), None);
         assert!(!units.compare_exchange_pair(PAIR, [0; 2], [1; 2]));
         assert!(!units.store_two_if_equal(GUARDED, (0, 1), OTHER, 1));
+        assert!(!units.store_if_both_equal(GUARDED, (0, 1), OTHER, 0));
         assert!(!units.list_push(LIST, (&raw mut *Box::new(0u64)).cast()));
         assert!(units.list_pop(LIST).is_null() && units.list_take(LIST).is_null());
         assert_eq!(units.append(RING, SIZE, &[1], SLOT), Append::NoUnit);
@@ -105,6 +106,11 @@ fn words_change_as_the_operation_says() {
         assert!(units.store_two_if_equal(GUARDED, (0, 1), OTHER, 5));
         assert!(!units.store_two_if_equal(GUARDED, (0, 2), OTHER, 6));
         assert_eq!([units.load(GUARDED), units.load(OTHER)], [Some(1), Some(5)]);
+        assert!(!units.store_if_both_equal(GUARDED, (5, 8), OTHER, 5));
+        assert!(!units.store_if_both_equal(GUARDED, (1, 8), OTHER, 1));
+        assert_eq!([units.load(GUARDED), units.load(OTHER)], [Some(1), Some(5)]);
+        assert!(units.store_if_both_equal(GUARDED, (1, 8), OTHER, 5));
+        assert_eq!([units.load(GUARDED), units.load(OTHER)], [Some(8), Some(5)]);
     }
 }
 
@@ -189,6 +195,7 @@ fn a_storm_neither_loses_nor_doubles() {
             total.added += done.added;
             total.appended += done.appended;
             total.paired += done.paired;
+            total.guarded += done.guarded;
             held.append(&mut kept);
         }
         read += reader.join().unwrap();
@@ -203,6 +210,7 @@ fn a_storm_neither_loses_nor_doubles() {
     assert_eq!(sum(SUM), total.added + HANDLED.load(SeqCst));
     assert_eq!(read, total.appended);
     assert_eq!(sum(PAIR), total.paired);
+    assert_eq!(sum(GUARDED), total.guarded);
     for index in 0..possible() {
         assert_eq!(
             word(units, index, PAIR).load(SeqCst),
@@ -236,6 +244,7 @@ struct Total {
     added: u64,
     appended: u64,
     paired: u64,
+    guarded: u64,
 }
 
 /// Runs operations until `stop`. Returns what it did, and the items that it still holds.
@@ -259,6 +268,11 @@ fn work(units: &Units, seed: u64, stop: &AtomicBool) -> (Total, Vec<u64>) {
                 let paired = units.compare_exchange_pair(PAIR, [a, b], [a + 1, b + 1]);
                 assert!(!paired || a == b, "a pair was torn: {a}, {b}");
                 total.paired += u64::from(paired);
+            }
+            // The other word never changes here, so the section fails only if this word differs.
+            if let Some(now) = units.load(GUARDED) {
+                let stored = units.store_if_both_equal(GUARDED, (now, now + 1), OTHER, 0);
+                total.guarded += u64::from(stored);
             }
             let record = [random, !random, random ^ seed, seed];
             let words = if random & 1024 == 0 { 4 } else { 3 };

@@ -42,6 +42,7 @@ never! {
     compare_exchange(cs: isize, index: isize, table: *const *mut u8, offset: usize, expected: u64, new: u64) -> Option<u64>;
     compare_exchange_pair(cs: isize, index: isize, table: *const *mut u8, offset: usize, expected: [u64; 2], new: [u64; 2]) -> bool;
     store_two_if_equal(cs: isize, index: isize, table: *const *mut u8, offset: usize, stored: [u64; 2], other: (usize, u64)) -> bool;
+    store_if_both_equal(cs: isize, index: isize, table: *const *mut u8, offset: usize, stored: [u64; 2], other: (usize, u64)) -> bool;
     list_push(cs: isize, index: isize, table: *const *mut u8, offset: usize, item: *mut u8) -> bool;
     list_pop(cs: isize, index: isize, table: *const *mut u8, offset: usize) -> *mut u8;
     append(cs: isize, index: isize, table: *const *mut u8, ring: usize, mask: usize, from: *const u64, words: usize, step: usize) -> crate::words::Append;

@@ -243,6 +243,47 @@ pub(crate) unsafe fn store_two_if_equal(
     true
 }
 
+/// Runs [`Units::store_if_both_equal`](crate::Units::store_if_both_equal) as a critical section.
+///
+/// # Safety
+///
+/// The same as for [`add`](super::add), for the words at `offset` and at `other`.
+#[inline(always)]
+pub(crate) unsafe fn store_if_both_equal(
+    cs: isize,
+    index: isize,
+    table: *const *mut u8,
+    offset: usize,
+    [expected, new]: [u64; 2],
+    (other, other_expected): (usize, u64),
+) -> bool {
+    // SAFETY: the caller promises that the rseq area is registered, and that every unit has both
+    // words. The section writes only the word at `offset`.
+    unsafe {
+        template!(
+            fail: "{fail}",
+            body: [
+                "cmp qword ptr [rax + {offset}], {expected}",
+                "jne {fail}",
+                "cmp qword ptr [rax + {other}], {other_expected}",
+                "jne {fail}",
+                "mov qword ptr [rax + {offset}], {new}", // commit
+            ],
+            cold: [],
+            cs = in(reg) cs,
+            index = in(reg) index,
+            table = in(reg) table,
+            offset = in(reg) offset,
+            expected = in(reg) expected,
+            new = in(reg) new,
+            other = in(reg) other,
+            other_expected = in(reg) other_expected,
+            fail = label { return false },
+        );
+    }
+    true
+}
+
 /// Runs [`Units::list_push`](crate::Units::list_push) as a critical section.
 ///
 /// # Safety
