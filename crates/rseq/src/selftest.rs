@@ -151,6 +151,9 @@ fn operations_work(cs: isize, block: &mut Block) -> bool {
         let within = !arch::add_within(cs, index, table, WORD, 2)
             && arch::add_within(cs, index, table, WORD, 1)
             && arch::add_within(cs, index, table, WORD, -1);
+        // The limit of `add_within` serves as a second word, which is not needed any more.
+        let fetched = arch::fetch_add(cs, index, table, WORD + 8, 2) == Some(6)
+            && unit.add(WORD / 8 + 1).read_volatile() == 8;
         let no_match = !arch::store_if_equal(cs, index, table, WORD, 4, 9);
         let stored = arch::store_if_equal(cs, index, table, WORD, 5, bottom);
         let empty = arch::pop(cs, index, table, WORD).is_null();
@@ -166,6 +169,7 @@ fn operations_work(cs: isize, block: &mut Block) -> bool {
         core::hint::black_box(block);
         added
             && within
+            && fetched
             && no_match
             && stored
             && empty

@@ -86,8 +86,10 @@ impl Units {
             // word.
             Some((cs, index)) => unsafe { arch::store(cs, index, self.table(), offset, value) },
             // SAFETY: the caller promises the word.
-            None => unsafe { atomic::on_word(self, offset, |word| word.store(value, Release)) }
-                .is_some(),
+            None => {
+                unsafe { atomic::on_word(self, offset, move |word| word.store(value, Release)) }
+                    .is_some()
+            }
         }
     }
 
@@ -104,8 +106,10 @@ impl Units {
             // word.
             Some((cs, index)) => unsafe { arch::and(cs, index, self.table(), offset, mask) },
             // SAFETY: the caller promises the word.
-            None => unsafe { atomic::on_word(self, offset, |word| word.fetch_and(mask, AcqRel)) }
-                .is_some(),
+            None => {
+                unsafe { atomic::on_word(self, offset, move |word| word.fetch_and(mask, AcqRel)) }
+                    .is_some()
+            }
         }
     }
 
@@ -122,8 +126,10 @@ impl Units {
             // word.
             Some((cs, index)) => unsafe { arch::or(cs, index, self.table(), offset, mask) },
             // SAFETY: the caller promises the word.
-            None => unsafe { atomic::on_word(self, offset, |word| word.fetch_or(mask, AcqRel)) }
-                .is_some(),
+            None => {
+                unsafe { atomic::on_word(self, offset, move |word| word.fetch_or(mask, AcqRel)) }
+                    .is_some()
+            }
         }
     }
 
@@ -140,7 +146,7 @@ impl Units {
             // word.
             Some((cs, index)) => unsafe { arch::fetch_add(cs, index, self.table(), offset, n) },
             // SAFETY: the caller promises the word.
-            None => unsafe { atomic::on_word(self, offset, |word| word.fetch_add(n, AcqRel)) },
+            None => unsafe { atomic::on_word(self, offset, move |word| word.fetch_add(n, AcqRel)) },
         }
     }
 
@@ -157,7 +163,7 @@ impl Units {
             // word.
             Some((cs, index)) => unsafe { arch::swap(cs, index, self.table(), offset, value) },
             // SAFETY: the caller promises the word.
-            None => unsafe { atomic::on_word(self, offset, |word| word.swap(value, AcqRel)) },
+            None => unsafe { atomic::on_word(self, offset, move |word| word.swap(value, AcqRel)) },
         }
     }
 
@@ -178,11 +184,33 @@ impl Units {
             },
             // SAFETY: the caller promises the word.
             None => unsafe {
-                atomic::on_word(self, offset, |word| {
+                atomic::on_word(self, offset, move |word| {
                     let done = word.compare_exchange(expected, new, AcqRel, Acquire);
                     done.unwrap_or_else(|old| old)
                 })
             },
+        }
+    }
+
+    /// Stores `new` in the word if the word is `expected`, and returns whether it did. Returns false
+    /// if there is no unit. Costs one critical section.
+    ///
+    /// This is [`compare_exchange`](Self::compare_exchange) for callers that do not need the old
+    /// word.
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`store`](Self::store).
+    #[inline]
+    pub unsafe fn try_compare_exchange(&self, offset: usize, expected: u64, new: u64) -> bool {
+        match self.sections() {
+            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
+            // word.
+            Some((cs, index)) => unsafe {
+                arch::store_if_equal(cs, index, self.table(), offset, expected, new)
+            },
+            // SAFETY: the caller promises the word.
+            None => unsafe { self.compare_exchange(offset, expected, new) == Some(expected) },
         }
     }
 }
@@ -215,7 +243,7 @@ impl Units {
                 arch::compare_exchange_pair(cs, index, self.table(), offset, expected, new)
             };
         }
-        let exchange = |unit: *mut u8| {
+        let exchange = move |unit: *mut u8| {
             // SAFETY: `unit` is installed. The caller promises both words.
             let words = unsafe { [atomic::word(unit, offset), atomic::word(unit, offset + 8)] };
             let equal = words.map(|word| word.load(Relaxed)) == expected;
@@ -258,7 +286,7 @@ impl Units {
                 arch::store_two_if_equal(cs, index, self.table(), offset, [expected, new], other)
             };
         }
-        let store = |unit: *mut u8| {
+        let store = move |unit: *mut u8| {
             // SAFETY: `unit` is installed. The caller promises both words.
             let (word, other) = unsafe { (atomic::word(unit, offset), atomic::word(unit, other)) };
             let equal = word.load(Relaxed) == expected;
@@ -297,7 +325,7 @@ impl Units {
                 arch::store_if_both_equal(cs, index, self.table(), offset, [expected, new], other)
             };
         }
-        let store = |unit: *mut u8| {
+        let store = move |unit: *mut u8| {
             // SAFETY: `unit` is installed. The caller promises both words.
             let (word, other) = unsafe { (atomic::word(unit, offset), atomic::word(unit, other)) };
             let equal = word.load(Relaxed) == expected && other.load(Relaxed) == other_expected;
@@ -330,7 +358,7 @@ impl Units {
             // list and the item.
             return unsafe { arch::list_push(cs, index, self.table(), offset, item) };
         }
-        let push = |unit: *mut u8| {
+        let push = move |unit: *mut u8| {
             // SAFETY: `unit` is installed. The caller promises the list, and that the item's first
             // word belongs to the caller.
             unsafe {
@@ -358,7 +386,7 @@ impl Units {
             // list.
             return unsafe { arch::list_pop(cs, index, self.table(), offset) };
         }
-        let pop = |unit: *mut u8| {
+        let pop = move |unit: *mut u8| {
             // SAFETY: `unit` is installed. The caller promises the list, so the first item is
             // mapped while this thread holds the lock.
             unsafe {
@@ -391,7 +419,7 @@ impl Units {
             return taken.unwrap_or(0) as *mut u8;
         }
         // SAFETY: `unit` is installed. The caller promises the list.
-        let take = |unit: *mut u8| unsafe { atomic::word(unit, offset) }.swap(0, AcqRel);
+        let take = move |unit: *mut u8| unsafe { atomic::word(unit, offset) }.swap(0, AcqRel);
         atomic::on_locked(self, take).unwrap_or(0) as *mut u8
     }
 
@@ -423,7 +451,7 @@ impl Units {
                 arch::append(cs, index, self.table(), offset, mask, from, words, slot)
             };
         }
-        let append = |unit: *mut u8| {
+        let append = move |unit: *mut u8| {
             // SAFETY: `unit` is installed. The caller promises the ring.
             let (head, tail) = unsafe {
                 (

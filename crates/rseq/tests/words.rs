@@ -69,6 +69,7 @@ fn without_a_unit_every_operation_fails() {
         assert_eq!(units.fetch_add(WORD, 1), None);
         assert_eq!(units.swap(WORD, 1), None);
         assert_eq!(units.compare_exchange(WORD, 0, 1), None);
+        assert!(!units.try_compare_exchange(WORD, 0, 1));
         assert!(!units.compare_exchange_pair(PAIR, [0; 2], [1; 2]));
         assert!(!units.store_two_if_equal(GUARDED, (0, 1), OTHER, 1));
         assert!(!units.store_if_both_equal(GUARDED, (0, 1), OTHER, 0));
@@ -94,6 +95,10 @@ fn words_change_as_the_operation_says() {
         assert_eq!(units.load(WORD), Some(u64::MAX));
         assert_eq!(units.compare_exchange(WORD, u64::MAX, 9), Some(u64::MAX));
         assert_eq!(units.load(WORD), Some(9));
+        assert!(!units.try_compare_exchange(WORD, 8, 10));
+        assert_eq!(units.load(WORD), Some(9));
+        assert!(units.try_compare_exchange(WORD, 9, 10));
+        assert_eq!(units.load(WORD), Some(10));
         assert!(units.compare_exchange_pair(PAIR, [0, 0], [1, 2]));
         assert!(!units.compare_exchange_pair(PAIR, [1, 1], [7, 7]));
         assert!(!units.compare_exchange_pair(PAIR, [2, 2], [7, 7]));

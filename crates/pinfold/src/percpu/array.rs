@@ -83,6 +83,11 @@ impl<T: Word, const N: usize> Element<'_, T, N> {
         self.words.run(self.at, section, spilled)
     }
 
+    #[inline(always)]
+    fn run_known(&self, section: impl FnOnce(&Units, usize) -> bool) -> bool {
+        self.words.run_known(self.at, section)
+    }
+
     fn for_each(&self, f: impl FnMut(Option<usize>, u64)) {
         self.words.for_each(self.at, f);
     }

@@ -112,6 +112,9 @@ impl<const N: usize> Words<N> {
 
     /// Runs `section` on the `at`th word of this CPU's copy. If this CPU has no copy and cannot get
     /// one, runs `spilled` on the shared copy.
+    ///
+    /// Callers pass closures that own what they use. A closure with references to local variables
+    /// would keep these variables in memory instead of registers.
     #[inline(always)]
     fn run<R>(
         &self,
@@ -123,7 +126,14 @@ impl<const N: usize> Words<N> {
             .block
             .get()
             .and_then(|offset| section(units(), offset + at * WORD));
-        done.unwrap_or_else(|| self.run_slow(at, section, spilled))
+        done.unwrap_or_else(move || self.run_slow(at, section, spilled))
+    }
+
+    /// Runs `section` on the `at`th word of this CPU's copy. Returns false if this CPU has no copy.
+    #[inline(always)]
+    fn run_known(&self, at: usize, section: impl FnOnce(&Units, usize) -> bool) -> bool {
+        let block = self.block.get();
+        block.is_some_and(move |offset| section(units(), offset + at * WORD))
     }
 
     #[cold]
@@ -194,8 +204,8 @@ macro_rules! operations {
         pub fn write(&self, value: T) {
             let bits = value.to_bits();
             // SAFETY: `run` passes the offset of a word of this variable's block.
-            let section = |units: &Units, at| unsafe { units.store(at, bits) }.then_some(());
-            self.run(section, |word| word.store(bits, Release));
+            let section = move |units: &Units, at| unsafe { units.store(at, bits) }.then_some(());
+            self.run(section, move |word| word.store(bits, Release));
         }
 
         /// Stores `value` in the copy of this CPU, and returns the value that was there.
@@ -203,8 +213,8 @@ macro_rules! operations {
         pub fn xchg(&self, value: T) -> T {
             let bits = value.to_bits();
             // SAFETY: `run` passes the offset of a word of this variable's block.
-            let section = |units: &Units, at| unsafe { units.swap(at, bits) };
-            T::from_bits(self.run(section, |word| word.swap(bits, AcqRel)))
+            let section = move |units: &Units, at| unsafe { units.swap(at, bits) };
+            T::from_bits(self.run(section, move |word| word.swap(bits, AcqRel)))
         }
 
         /// Stores `new` in the copy of this CPU if the copy is `expected`. Returns the value that
@@ -215,18 +225,25 @@ macro_rules! operations {
         pub fn cmpxchg(&self, expected: T, new: T) -> T {
             let (old, new) = (expected.to_bits(), new.to_bits());
             // SAFETY: `run` passes the offset of a word of this variable's block.
-            let section = |units: &Units, at| unsafe { units.compare_exchange(at, old, new) };
-            T::from_bits(self.run(section, |word| {
+            let section = move |units: &Units, at| unsafe { units.compare_exchange(at, old, new) };
+            T::from_bits(self.run(section, move |word| {
                 let done = word.compare_exchange(old, new, AcqRel, Acquire);
                 done.unwrap_or_else(|now| now)
             }))
         }
 
         /// Stores `new` in the copy of this CPU if the copy is `expected`, and returns true.
-        /// Otherwise stores the copy in `expected`, and returns false.
+        /// Otherwise stores the copy in `expected`, and returns false. Faster than
+        /// [`cmpxchg`](Self::cmpxchg) if it stores, and slower if it does not.
         #[inline]
         pub fn try_cmpxchg(&self, expected: &mut T, new: T) -> bool {
-            let old = expected.to_bits();
+            let (old, bits) = (expected.to_bits(), new.to_bits());
+            // SAFETY: `run_known` passes the offset of a word of this variable's block.
+            let section =
+                move |units: &Units, at| unsafe { units.try_compare_exchange(at, old, bits) };
+            if self.run_known(section) {
+                return true;
+            }
             *expected = self.cmpxchg(*expected, new);
             expected.to_bits() == old
         }
@@ -274,8 +291,8 @@ macro_rules! integer_operations {
             let n = n.to_bits();
             // SAFETY: `run` passes the offset of a word of this variable's block, which is freed
             // only when the variable is dropped.
-            let section = |units: &Units, at| unsafe { units.add(at, n) }.then_some(());
-            self.run(section, |word| {
+            let section = move |units: &Units, at| unsafe { units.add(at, n) }.then_some(());
+            self.run(section, move |word| {
                 word.fetch_add(n, AcqRel);
             });
         }
@@ -285,8 +302,8 @@ macro_rules! integer_operations {
         pub fn add_return(&self, n: T) -> T {
             let n = n.to_bits();
             // SAFETY: `run` passes the offset of a word of this variable's block.
-            let section = |units: &Units, at| unsafe { units.fetch_add(at, n) };
-            let old = self.run(section, |word| word.fetch_add(n, AcqRel));
+            let section = move |units: &Units, at| unsafe { units.fetch_add(at, n) };
+            let old = self.run(section, move |word| word.fetch_add(n, AcqRel));
             T::from_bits(old.wrapping_add(n))
         }
 
@@ -307,8 +324,8 @@ macro_rules! integer_operations {
         pub fn and(&self, mask: T) {
             let mask = mask.to_bits();
             // SAFETY: `run` passes the offset of a word of this variable's block.
-            let section = |units: &Units, at| unsafe { units.and(at, mask) }.then_some(());
-            self.run(section, |word| {
+            let section = move |units: &Units, at| unsafe { units.and(at, mask) }.then_some(());
+            self.run(section, move |word| {
                 word.fetch_and(mask, AcqRel);
             });
         }
@@ -318,8 +335,8 @@ macro_rules! integer_operations {
         pub fn or(&self, mask: T) {
             let mask = mask.to_bits();
             // SAFETY: `run` passes the offset of a word of this variable's block.
-            let section = |units: &Units, at| unsafe { units.or(at, mask) }.then_some(());
-            self.run(section, |word| {
+            let section = move |units: &Units, at| unsafe { units.or(at, mask) }.then_some(());
+            self.run(section, move |word| {
                 word.fetch_or(mask, AcqRel);
             });
         }
@@ -352,6 +369,11 @@ impl<T: Word> PerCpu<T> {
         spilled: impl FnOnce(&AtomicU64) -> R,
     ) -> R {
         self.words.run(0, section, spilled)
+    }
+
+    #[inline(always)]
+    fn run_known(&self, section: impl FnOnce(&Units, usize) -> bool) -> bool {
+        self.words.run_known(0, section)
     }
 
     fn for_each(&self, f: impl FnMut(Option<usize>, u64)) {

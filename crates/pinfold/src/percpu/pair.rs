@@ -84,7 +84,7 @@ impl<A: Word, B: Word> PerCpuPair<A, B> {
         let new = [new.0.to_bits(), new.1.to_bits()];
         // SAFETY: `offset` is that of this pair's block, which is freed only when the pair is
         // dropped. Blocks of 16 bytes are aligned to 16 bytes, and units to pages.
-        let section = |at| unsafe { units().compare_exchange_pair(at, expected, new) };
+        let section = move |at| unsafe { units().compare_exchange_pair(at, expected, new) };
         self.block.get().is_some_and(section) || self.cmpxchg_slow(section)
     }
 

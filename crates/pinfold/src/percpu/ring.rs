@@ -96,24 +96,35 @@ impl Shape {
     /// function returns. The record fills a slot.
     #[inline(always)]
     pub(super) unsafe fn push(self, block: &LazyBlock, record: &[u64]) -> Result<(), PushError> {
-        let append = |offset| {
+        let append = move |offset| {
             // SAFETY: the caller promises that the block has this shape. Blocks are zeroed at
             // first. Sizes are powers of two, and the record is as large as a slot.
             unsafe { units().append(offset, self.size, record, self.slot) }
         };
-        let mut done = block.get().map_or(Append::NoUnit, append);
-        // The thread may move to a CPU without a unit between the two steps.
-        for _ in 0..MOVES {
-            if done != Append::NoUnit {
-                break;
-            }
-            done = self.prepare(block).map_or(Append::NoUnit, append);
-        }
-        match done {
+        match block.get().map_or(Append::NoUnit, append) {
             Append::Done => Ok(()),
             Append::Full => Err(PushError::Full),
-            Append::NoUnit => Err(PushError::Unavailable),
+            Append::NoUnit => self.push_slow(block, append),
         }
+    }
+
+    /// Gives this CPU its ring, and runs `append`.
+    #[cold]
+    #[inline(never)]
+    fn push_slow(
+        self,
+        block: &LazyBlock,
+        append: impl Fn(usize) -> Append,
+    ) -> Result<(), PushError> {
+        // The thread may move to a CPU without a unit between the two steps.
+        for _ in 0..MOVES {
+            match self.prepare(block).map_or(Append::NoUnit, &append) {
+                Append::Done => return Ok(()),
+                Append::Full => return Err(PushError::Full),
+                Append::NoUnit => {}
+            }
+        }
+        Err(PushError::Unavailable)
     }
 
     /// Copies the first records of `cpu` that begin before `end`, and gives their slots back.
@@ -153,9 +164,7 @@ impl Shape {
     }
 
     /// Allocates the block and gives this CPU its unit, unless that was done before.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn prepare(self, block: &LazyBlock) -> Option<usize> {
+    fn prepare(self, block: &LazyBlock) -> Option<usize> {
         let offset = block.get_or_alloc(self.block(), register_fork, |offset| offset)?;
         counter_units::install_here().map(|_| offset)
     }

@@ -64,7 +64,13 @@ impl<T: Word> Element<'_, T> {
         section: impl Fn(&Units, usize) -> Option<R>,
         spilled: impl FnOnce(&AtomicU64) -> R,
     ) -> R {
-        section(units(), self.offset).unwrap_or_else(|| self.run_slow(section, spilled))
+        let done = section(units(), self.offset);
+        done.unwrap_or_else(move || self.run_slow(section, spilled))
+    }
+
+    #[inline(always)]
+    fn run_known(&self, section: impl FnOnce(&Units, usize) -> bool) -> bool {
+        section(units(), self.offset)
     }
 
     #[cold]
