@@ -25,6 +25,8 @@ pub enum Command {
     Memory(MemoryArgs),
     /// Cycles per add and per sum of counters, and what they cost in memory.
     Counter(CounterArgs),
+    /// Cycles per operation on per-CPU words, pairs, lists and rings.
+    Percpu(PercpuArgs),
     /// Time and memory of whole programs that run on each allocator by LD_PRELOAD.
     Whole(WholeArgs),
     /// Measures the cells that standard input names; started by `slab`.
@@ -191,6 +193,20 @@ pub struct CounterMemoryChildArgs {
     /// Number of counters.
     #[arg(long)]
     pub counters: u32,
+}
+
+/// Arguments of `percpu`.
+#[derive(Debug, ClapArgs)]
+pub struct PercpuArgs {
+    /// Number of times each operation is measured; the result is the median.
+    #[arg(long, default_value_t = 51, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// Save every round's figures below bench/runs/.
+    #[arg(long)]
+    pub save: bool,
 }
 
 /// Arguments of `whole`.

@@ -1,7 +1,8 @@
 //! Measures Pinfold and its peers side by side.
 //!
 //! `slab` prints cycles per operation, `memory` the memory that a thousand threads leave, `counter`
-//! the cost of counters, and `whole` the cost of whole programs.
+//! the cost of counters, `percpu` the cost of per-CPU operations, and `whole` the cost of whole
+//! programs.
 
 mod args;
 mod built;
@@ -9,6 +10,7 @@ mod child;
 mod counter;
 mod machine;
 mod memory;
+mod percpu;
 mod report;
 mod rows;
 mod runner;
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         Command::Slab(args) => slab::run(&args).map(done),
         Command::Memory(args) => memory::run(&args).map(done),
         Command::Counter(args) => counter::run(&args).map(done),
+        Command::Percpu(args) => percpu::run(&args).map(done),
         Command::Whole(args) => whole::run(&args),
         Command::SlabChild(args) => child::serve(&args).map(done),
         Command::MemoryChild(args) => memory::child::measure(&args).map(done),

@@ -1,0 +1,202 @@
+//! The percpu command: what operations on per-CPU data cost, beside the same critical sections in
+//! C.
+//!
+//! All subjects take turns in every round, and each round begins with another subject, so that
+//! other load on the machine affects all alike.
+
+mod subjects;
+
+use crate::args::PercpuArgs;
+use crate::machine::Machine;
+use anyhow::{Result, ensure};
+use pinfold_benchkit::machine::settle_index;
+use pinfold_benchkit::{cpus, cycles, stats};
+use serde::Serialize;
+use subjects::{OPERATIONS, Subject, TURNS};
+
+/// Number of loops in a figure of one round.
+const LOOPS: u32 = 64;
+/// How often a loop may run again because another index came between.
+const TRIES: usize = 100;
+/// The most that Pinfold may take, relative to the same section in C.
+const LIMIT: f64 = 1.05;
+
+/// One result.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    subject: &'static str,
+    op: &'static str,
+    /// The median of the rounds.
+    cycles: f64,
+    /// The cycles divided by those of the subject that this one is compared with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    rounds: Vec<f64>,
+}
+
+/// A subject, and the number of the subject that it is compared with.
+struct Entry {
+    name: &'static str,
+    subject: &'static Subject,
+    beside: Option<usize>,
+}
+
+/// Measures as `args` say, and prints the result.
+pub fn run(args: &PercpuArgs) -> Result<()> {
+    settle_index();
+    cpus::pin(cpus::current()?)?;
+    // The first operation of Pinfold chooses the backend, which the sections in C follow.
+    subjects::PINFOLD.reset();
+    let entry = |name, subject, beside| Entry {
+        name,
+        subject,
+        beside,
+    };
+    let mut entries = vec![entry("pinfold", &subjects::PINFOLD, None)];
+    match subjects::in_c() {
+        Ok([inlined, pinfold, called]) => {
+            entries[0].beside = Some(1);
+            entries.push(entry("sections", inlined, None));
+            entries.push(entry("pinfold-c", pinfold, Some(3)));
+            entries.push(entry("sections-called", called, None));
+        }
+        Err(why) => eprintln!("left out: the sections in C: {why}"),
+    }
+    let rows = measure(&entries, args.rounds)?;
+    let machine = Machine::read();
+    machine.warn();
+    if args.save {
+        let path = crate::rows::save("percpu", &machine, &rows)?;
+        eprintln!("saved: {}", path.display());
+    }
+    if args.json {
+        return json(&machine, rows);
+    }
+    print(&machine, &entries, &rows, args.rounds);
+    Ok(())
+}
+
+fn measure(entries: &[Entry], rounds: u32) -> Result<Vec<Row>> {
+    let mut figures = vec![[const { Vec::new() }; OPERATIONS.len()]; entries.len()];
+    for round in 0..=rounds as usize {
+        for turn in 0..entries.len() {
+            let at = (round + turn) % entries.len();
+            let once = once(&entries[at])?;
+            // The first round only touches memory and trains the branch predictor.
+            if round > 0 {
+                for (all, one) in figures[at].iter_mut().zip(once) {
+                    all.push(one);
+                }
+            }
+        }
+    }
+    let median = |at: usize, op: usize| stats::median(&figures[at][op]);
+    let mut rows = Vec::new();
+    for (op, name) in OPERATIONS.into_iter().enumerate() {
+        for (at, entry) in entries.iter().enumerate() {
+            rows.push(Row {
+                subject: entry.name,
+                op: name,
+                cycles: rounded(median(at, op)),
+                ratio: (entry.beside).map(|other| rounded(median(at, op) / median(other, op))),
+                rounds: figures[at][op].clone(),
+            });
+        }
+    }
+    Ok(rows)
+}
+
+fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+/// Returns the cycles of each operation of a subject.
+fn once(entry: &Entry) -> Result<[f64; OPERATIONS.len()]> {
+    let mut cycles = [0; OPERATIONS.len()];
+    for _ in 0..LOOPS {
+        for (op, cycles) in cycles.iter_mut().enumerate() {
+            *cycles += right(entry, op)?;
+        }
+    }
+    Ok(cycles.map(|cycles| cycles as f64 / f64::from(LOOPS * TURNS)))
+}
+
+/// Returns the cycles of a loop whose results were right.
+///
+/// Another thread of the process may take this thread's concurrency id for a moment. The thread
+/// then works on another copy, and the results are wrong.
+fn right(entry: &Entry, op: usize) -> Result<u64> {
+    let mut wrong = 0;
+    for _ in 0..TRIES {
+        entry.subject.reset();
+        let cycles = cycles::of(|| wrong = entry.subject.run(op));
+        if wrong == 0 {
+            return Ok(cycles);
+        }
+        // A list that was popped elsewhere keeps its items, so another try would lose them.
+        ensure!(
+            !OPERATIONS[op].starts_with("list"),
+            "{} lost items",
+            entry.name
+        );
+    }
+    let (name, op) = (entry.name, OPERATIONS[op]);
+    anyhow::bail!("{name}: {wrong} of {TURNS} results of {op} were wrong, {TRIES} times in turn")
+}
+
+fn json(machine: &Machine, mut rows: Vec<Row>) -> Result<()> {
+    for row in &mut rows {
+        row.rounds.clear();
+    }
+    let output = serde_json::json!({ "bench": "percpu", "machine": machine, "rows": rows });
+    println!("{output}");
+    Ok(())
+}
+
+fn print(machine: &Machine, entries: &[Entry], rows: &[Row], rounds: u32) {
+    println!("{}", machine.describe());
+    println!("cycles per operation on this CPU's copy: medians of {rounds} rounds");
+    print!("{:<13}", "");
+    for entry in entries {
+        print!(" {:>16}", entry.name);
+        if entry.beside.is_some() {
+            print!(" {:>8}", "ratio");
+        }
+    }
+    println!();
+    for row in rows.chunks(entries.len()) {
+        print!("{:<13}", row[0].op);
+        for cell in row {
+            let mark = if stats::is_doubtful(&cell.rounds) {
+                "?"
+            } else {
+                ""
+            };
+            print!(" {:>16}", format!("{:.2}{mark}", cell.cycles));
+            if let Some(ratio) = cell.ratio {
+                print!(" {ratio:>8.3}");
+            }
+        }
+        println!();
+    }
+    for entry in entries {
+        let Some(other) = entry.beside else { continue };
+        let of = rows.iter().filter(|row| row.subject == entry.name);
+        let (mut above, mut ratios) = (Vec::new(), Vec::new());
+        for row in of {
+            let ratio = row.ratio.unwrap_or(f64::NAN);
+            ratios.push(ratio);
+            if ratio > LIMIT {
+                above.push(row.op);
+            }
+        }
+        let mean = stats::geometric_mean(&ratios);
+        let (name, other) = (entry.name, entries[other].name);
+        let verdict = match above.is_empty() {
+            true => format!("none above {LIMIT}"),
+            false => format!("above {LIMIT}: {}", above.join(", ")),
+        };
+        println!("{name} / {other}: {mean:.3} on average, {verdict}");
+    }
+}
