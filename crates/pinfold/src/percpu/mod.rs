@@ -244,8 +244,14 @@ macro_rules! operations {
             if self.run_known(section) {
                 return true;
             }
-            *expected = self.cmpxchg(*expected, new);
+            *expected = self.cmpxchg_slow(*expected, new);
             expected.to_bits() == old
+        }
+
+        #[cold]
+        #[inline(never)]
+        fn cmpxchg_slow(&self, expected: T, new: T) -> T {
+            self.cmpxchg(expected, new)
         }
 
         /// Replaces the value of this CPU's copy by what `f` makes of it, and returns the value

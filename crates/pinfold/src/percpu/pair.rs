@@ -80,24 +80,33 @@ impl<A: Word, B: Word> PerCpuPair<A, B> {
     /// critical section.
     #[inline]
     pub fn cmpxchg(&self, expected: (A, B), new: (A, B)) -> bool {
-        let expected = [expected.0.to_bits(), expected.1.to_bits()];
-        let new = [new.0.to_bits(), new.1.to_bits()];
-        // SAFETY: `offset` is that of this pair's block, which is freed only when the pair is
-        // dropped. Blocks of 16 bytes are aligned to 16 bytes, and units to pages.
-        let section = move |at| unsafe { units().compare_exchange_pair(at, expected, new) };
-        self.block.get().is_some_and(section) || self.cmpxchg_slow(section)
+        let expected = (expected.0.to_bits(), expected.1.to_bits());
+        let new = (new.0.to_bits(), new.1.to_bits());
+        let known = self.block.get();
+        known.is_some_and(|offset| Self::exchange(offset, expected, new))
+            || self.cmpxchg_slow(expected, new)
     }
 
-    /// Runs `section` again if it failed because this CPU had no copy.
+    #[inline(always)]
+    fn exchange(offset: usize, expected: (u64, u64), new: (u64, u64)) -> bool {
+        // SAFETY: callers pass the offset of a pair's block, which is freed only when the pair is
+        // dropped. Blocks of 16 bytes are aligned to 16 bytes, and units to pages.
+        unsafe { units().compare_exchange_pair(offset, expected.into(), new.into()) }
+    }
+
+    /// Exchanges again if the first attempt failed because this CPU had no copy.
+    ///
+    /// Takes pairs of words, which the caller passes in registers.
     #[cold]
     #[inline(never)]
-    fn cmpxchg_slow(&self, section: impl Fn(usize) -> bool) -> bool {
+    fn cmpxchg_slow(&self, expected: (u64, u64), new: (u64, u64)) -> bool {
         // SAFETY: `at` is the offset of this pair's block.
         let has_copy = |at| unsafe { units().load(at) }.is_some();
         if self.block.get().is_some_and(has_copy) {
             return false;
         }
-        (0..MOVES).any(|_| self.prepare().is_some_and(&section))
+        let exchange = |offset| Self::exchange(offset, expected, new);
+        (0..MOVES).any(|_| self.prepare().is_some_and(exchange))
     }
 
     /// Calls `f` with each CPU that has a copy, and with the copy.

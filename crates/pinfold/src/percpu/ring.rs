@@ -96,29 +96,40 @@ impl Shape {
     /// function returns. The record fills a slot.
     #[inline(always)]
     pub(super) unsafe fn push(self, block: &LazyBlock, record: &[u64]) -> Result<(), PushError> {
-        let append = move |offset| {
-            // SAFETY: the caller promises that the block has this shape. Blocks are zeroed at
-            // first. Sizes are powers of two, and the record is as large as a slot.
-            unsafe { units().append(offset, self.size, record, self.slot) }
-        };
+        // SAFETY: the caller promises the block and the record.
+        let append = |offset| unsafe { self.append(offset, record) };
         match block.get().map_or(Append::NoUnit, append) {
             Append::Done => Ok(()),
             Append::Full => Err(PushError::Full),
-            Append::NoUnit => self.push_slow(block, append),
+            // SAFETY: the caller promises the block and the record.
+            Append::NoUnit => unsafe { self.push_slow(block, record) },
         }
     }
 
-    /// Gives this CPU its ring, and runs `append`.
+    /// # Safety
+    ///
+    /// `offset` is that of a block of this shape, which stays until this function returns. The
+    /// record fills a slot.
+    #[inline(always)]
+    unsafe fn append(self, offset: usize, record: &[u64]) -> Append {
+        // SAFETY: the caller promises that the block has this shape. Blocks are zeroed at first.
+        // Sizes are powers of two, and the record is as large as a slot.
+        unsafe { units().append(offset, self.size, record, self.slot) }
+    }
+
+    /// Gives this CPU its ring, and appends `record`.
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`push`](Self::push).
     #[cold]
     #[inline(never)]
-    fn push_slow(
-        self,
-        block: &LazyBlock,
-        append: impl Fn(usize) -> Append,
-    ) -> Result<(), PushError> {
+    unsafe fn push_slow(self, block: &LazyBlock, record: &[u64]) -> Result<(), PushError> {
+        // SAFETY: `prepare` returns the offset of the block. The caller promises the record.
+        let append = |offset| unsafe { self.append(offset, record) };
         // The thread may move to a CPU without a unit between the two steps.
         for _ in 0..MOVES {
-            match self.prepare(block).map_or(Append::NoUnit, &append) {
+            match self.prepare(block).map_or(Append::NoUnit, append) {
                 Append::Done => return Ok(()),
                 Append::Full => return Err(PushError::Full),
                 Append::NoUnit => {}
