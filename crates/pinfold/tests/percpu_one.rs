@@ -1,7 +1,7 @@
 //! Per-CPU variables, arrays, lists and rings on one CPU: what each operation returns. No other
 //! test of the process takes lists apart or forks meanwhile.
 
-use pinfold::percpu::{Node, PerCpu, PerCpuArray, PerCpuList, PerCpuRing, PushError};
+use pinfold::percpu::{Node, PerCpu, PerCpuArray, PerCpuList, PerCpuPair, PerCpuRing, PushError};
 
 /// Moves the thread to the `nth` CPU. Does nothing if the system does not allow it.
 fn pin(nth: usize) {
@@ -82,6 +82,24 @@ fn a_dropped_variables_memory_is_zero_for_the_next() {
         assert_eq!(variable.sum(), 0);
         variable.add(1 << 40);
     }
+}
+
+#[test]
+fn a_pair_changes_only_if_both_words_are_as_expected() {
+    pin(0);
+    let pair = PerCpuPair::<u64, i64>::new();
+    assert_eq!(pair.read(), Some((0, 0)));
+    assert!(pair.cmpxchg((0, 0), (u64::MAX, -3)));
+    assert!(!pair.cmpxchg((u64::MAX, 0), (5, 5)));
+    assert!(!pair.cmpxchg((0, -3), (5, 5)));
+    assert_eq!(pair.read(), Some((u64::MAX, -3)));
+    assert!(pair.cmpxchg((u64::MAX, -3), (7, 8)));
+    let mut copies = vec![];
+    pair.for_each_cpu(|_, copy| copies.push(copy));
+    copies.retain(|&copy| copy != (0, 0));
+    assert_eq!(copies, [(7, 8)]);
+    // The first operation on a new pair finds no copy.
+    assert!(!PerCpuPair::<u64, u64>::new().cmpxchg((1, 0), (2, 2)));
 }
 
 #[test]
