@@ -52,27 +52,27 @@ inlined struct copy *copy_of(uint32_t index)
 }
 
 /*
- * Wraps `body` into a critical section, which may use two scratch registers. The body ends with its committing
- * store. An abort goes to the C label `moved`.
+ * Wraps `body` into a critical section, which may use two scratch registers. The body ends with its
+ * committing store. An abort goes to the C label `moved`.
  */
-#define SECTION(body)                                                                              \
-	".pushsection __rseq_cs, \"aw\", @progbits\n\t"                                            \
-	".balign 32\n\t"                                                                           \
-	"9:\n\t"                                                                                   \
-	".long 0, 0\n\t"                                                                           \
-	".quad 3f, 4f - 3f, 5f\n\t"                                                                \
-	".popsection\n\t"                                                                          \
-	"leaq 9b(%%rip), %[first]\n\t"                                                              \
-	"movq %[first], %%fs:8(%[area])\n\t"                                                        \
-	"3:\n\t"                                                                                   \
-	"cmpl %[cpu], %%fs:(%[index])\n\t"                                                         \
-	"jne %l[moved]\n\t" body                                                                   \
-	"4:\n\t"                                                                                   \
-	".pushsection .text.unlikely, \"ax\", @progbits\n\t"                                       \
-	".byte 0x0f, 0xb9, 0x3d\n\t"                                                               \
-	".long 0x53053053\n\t"                                                                     \
-	"5:\n\t"                                                                                   \
-	"jmp %l[moved]\n\t"                                                                        \
+#define SECTION(body)                                                                       \
+	".pushsection __rseq_cs, \"aw\", @progbits\n\t"                                     \
+	".balign 32\n\t"                                                                    \
+	"9:\n\t"                                                                            \
+	".long 0, 0\n\t"                                                                    \
+	".quad 3f, 4f - 3f, 5f\n\t"                                                         \
+	".popsection\n\t"                                                                   \
+	"leaq 9b(%%rip), %[first]\n\t"                                                      \
+	"movq %[first], %%fs:8(%[area])\n\t"                                                \
+	"3:\n\t"                                                                            \
+	"cmpl %[cpu], %%fs:(%[index])\n\t"                                                  \
+	"jne %l[moved]\n\t" body                                                            \
+	"4:\n\t"                                                                            \
+	".pushsection .text.unlikely, \"ax\", @progbits\n\t"                                \
+	".byte 0x0f, 0xb9, 0x3d\n\t"                                                        \
+	".long 0x53053053\n\t"                                                              \
+	"5:\n\t"                                                                            \
+	"jmp %l[moved]\n\t"                                                                 \
 	".popsection\n\t"
 
 #define PLACE [cpu] "r"(cpu), [area] "r"(sections_area), [index] "r"(sections_index)

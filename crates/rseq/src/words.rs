@@ -192,8 +192,8 @@ impl Units {
         }
     }
 
-    /// Stores `new` in the word if the word is `expected`, and returns whether it did. Returns false
-    /// if there is no unit. Costs one critical section.
+    /// Stores `new` in the word if the word is `expected`, and returns whether it did. Returns
+    /// false if there is no unit. Costs one critical section.
     ///
     /// This is [`compare_exchange`](Self::compare_exchange) for callers that do not need the old
     /// word.

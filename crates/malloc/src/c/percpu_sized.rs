@@ -39,8 +39,8 @@ pub unsafe extern "C" fn pinfold_percpu_array_init(this: *mut Array, count: usiz
 /// `this` is zero, or holds an array that no other thread uses now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_array_destroy(this: *mut Array) {
-    // SAFETY: the caller promises an array that no other thread uses. Zero bits are an array without
-    // a block, which has no elements.
+    // SAFETY: the caller promises an array that no other thread uses. Zero bits are an array
+    // without a block, which has no elements.
     drop(unsafe { this.replace(zeroed()) });
 }
 
