@@ -6,6 +6,7 @@
 
 use crate::units::Units;
 use crate::{arch, atomic};
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// The bytes from the start of a ring to the word that its reader advances. The word lies in
@@ -85,10 +86,10 @@ impl Units {
             // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
             // word.
             Some((cs, index)) => unsafe { arch::store(cs, index, self.table(), offset, value) },
-            // SAFETY: the caller promises the word.
             None => {
-                unsafe { atomic::on_word(self, offset, move |word| word.store(value, Release)) }
-                    .is_some()
+                let change = move |word: &AtomicU64| word.store(value, Release);
+                // SAFETY: the caller promises the word.
+                unsafe { atomic::on_word(self, offset, change) }.is_some()
             }
         }
     }
@@ -105,10 +106,10 @@ impl Units {
             // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
             // word.
             Some((cs, index)) => unsafe { arch::and(cs, index, self.table(), offset, mask) },
-            // SAFETY: the caller promises the word.
             None => {
-                unsafe { atomic::on_word(self, offset, move |word| word.fetch_and(mask, AcqRel)) }
-                    .is_some()
+                let change = move |word: &AtomicU64| word.fetch_and(mask, AcqRel);
+                // SAFETY: the caller promises the word.
+                unsafe { atomic::on_word(self, offset, change) }.is_some()
             }
         }
     }
@@ -125,10 +126,10 @@ impl Units {
             // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
             // word.
             Some((cs, index)) => unsafe { arch::or(cs, index, self.table(), offset, mask) },
-            // SAFETY: the caller promises the word.
             None => {
-                unsafe { atomic::on_word(self, offset, move |word| word.fetch_or(mask, AcqRel)) }
-                    .is_some()
+                let change = move |word: &AtomicU64| word.fetch_or(mask, AcqRel);
+                // SAFETY: the caller promises the word.
+                unsafe { atomic::on_word(self, offset, change) }.is_some()
             }
         }
     }

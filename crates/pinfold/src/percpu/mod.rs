@@ -238,9 +238,10 @@ macro_rules! operations {
         #[inline]
         pub fn try_cmpxchg(&self, expected: &mut T, new: T) -> bool {
             let (old, bits) = (expected.to_bits(), new.to_bits());
-            // SAFETY: `run_known` passes the offset of a word of this variable's block.
-            let section =
-                move |units: &Units, at| unsafe { units.try_compare_exchange(at, old, bits) };
+            let section = move |units: &Units, at| {
+                // SAFETY: `run_known` passes the offset of a word of this variable's block.
+                unsafe { units.try_compare_exchange(at, old, bits) }
+            };
             if self.run_known(section) {
                 return true;
             }
