@@ -204,8 +204,8 @@ pub struct VmStat<I: Item> {
     run: AtomicUsize,
     /// The number of zones; set before `counters`.
     zones: AtomicUsize,
-    /// The counters, in the order of the blocks; null until they are made. A [`follow::Table`] is in
-    /// front of them.
+    /// The counters, in the order of the blocks; null until they are made. A [`follow::Table`] is
+    /// in front of them.
     counters: AtomicPtr<PercpuCounter>,
     /// The row of blocks that the counters are being given.
     claimed: LazyBlock,

@@ -1,9 +1,9 @@
 //! Thresholds: how much a CPU may keep to itself before its counts are folded.
 //!
 //! A threshold follows from the zone's memory and from the number of CPUs that are online. CPUs may
-//! come and go. A shepherd's thread notices that. The next add that folds raises the thresholds. The
-//! shepherd's tick raises and lowers those of watched counts ([`follow`](super::follow)). An add
-//! never lowers a threshold, because lowering interrupts other CPUs.
+//! come and go. A shepherd's thread notices that. The next add that folds raises the thresholds.
+//! The shepherd's tick raises and lowers those of watched counts ([`follow`](super::follow)). An
+//! add never lowers a threshold, because lowering interrupts other CPUs.
 
 use super::follow::{self, Table};
 use super::open::memory_of;
