@@ -26,8 +26,18 @@ const SLAB: [&str; 7] = [
 
 #[test]
 fn vmstat_measures_each_change_with_and_without_signals() {
-    let (all, several): (Vec<_>, Vec<_>) =
-        (rows(&VMSTAT).into_iter()).partition(|row| row["items"] == 1);
+    let is_cold = |row: &Value| row["subject"].as_str().unwrap().starts_with("cold-");
+    let (cold, rest): (Vec<_>, Vec<_>) = rows(&VMSTAT).into_iter().partition(is_cold);
+    let cells: Vec<_> = ["1-byte", "8-bytes", "16-bytes", "32-bytes", "rseq"]
+        .iter()
+        .flat_map(|form| [1, 4, 16].map(|items| (format!("cold-{form}").into(), items.into())))
+        .collect();
+    let found = cold
+        .iter()
+        .map(|row| (row["subject"].clone(), row["items"].clone()));
+    assert_eq!(found.collect::<Vec<(Value, Value)>>(), cells);
+    assert!(cold.iter().all(|row| row["cycles"].as_f64() > Some(0.0)));
+    let (all, several): (Vec<_>, Vec<_>) = rest.into_iter().partition(|row| row["items"] == 1);
     assert_eq!(
         subjects(&several),
         ["unprotected-byte", "rseq"],

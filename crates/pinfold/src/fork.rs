@@ -63,6 +63,8 @@ use core::time::Duration;
 /// lock may wait for the locks below it. No thread but the forking one holds two locks of a kind.
 #[derive(Clone, Copy)]
 pub(crate) enum Rank {
+    /// The thresholds that follow the online CPUs. A holder takes counters' shards.
+    Thresholds,
     /// The counters' shards. No thread holds them together with a lock below.
     Shards,
     /// The blocks in the per-CPU units. Code that holds this takes no other lock, but a handler may

@@ -2,10 +2,11 @@
 
 mod common;
 
+use common::Random;
 use common::machine::{
-    Off, affinity, housekeeping, listed, move_to, quiet_cpus, switch, try_move_to, wait_until,
+    Off, affinity, housekeeping, listed, move_to, quiet_cpus, switch, to_switch, wait_until,
+    wander, while_cpus_come_and_go,
 };
-use common::{Random, StopAtEnd};
 use pinfold::counter::{EventCounter, PercpuCounter};
 use pinfold::shepherd::{Running, Shepherd};
 use pinfold::slab::KmemCache;
@@ -16,48 +17,6 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::time::{Duration, Instant};
-
-/// Returns the CPUs that tests switch off and on: all housekeeping CPUs except 0.
-fn to_switch() -> Vec<usize> {
-    housekeeping().into_iter().filter(|&cpu| cpu != 0).collect()
-}
-
-/// Switches CPUs off and on while six threads run `work`, with each thread's number and the flag
-/// that stops it.
-///
-/// Calls `look` after every switch.
-fn while_cpus_come_and_go(seconds: u64, work: impl Fn(u64, &AtomicBool) + Sync, look: impl Fn()) {
-    let cpus = to_switch();
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let _stop = StopAtEnd(&stop);
-        for nth in 0..6 {
-            let (work, stop) = (&work, &stop);
-            scope.spawn(move || work(nth, stop));
-        }
-        let begin = Instant::now();
-        let mut random = Random::new(1);
-        while begin.elapsed() < Duration::from_secs(seconds) {
-            let first = random.below(cpus.len() as u64) as usize;
-            let off: Vec<_> = (0..2)
-                .map(|next| Off::new(cpus[(first + next) % cpus.len()]))
-                .collect();
-            look();
-            drop(off);
-            look();
-        }
-    });
-    assert_eq!(to_switch(), cpus);
-}
-
-/// Moves the thread to any possible CPU, or allows all of them if that CPU is off.
-fn wander(random: &mut Random) {
-    let all = listed("possible").len() as u64;
-    if !try_move_to(&[random.below(all) as usize]) {
-        let everywhere: Vec<_> = (0..all as usize).collect();
-        try_move_to(&everywhere);
-    }
-}
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]

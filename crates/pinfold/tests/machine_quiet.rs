@@ -5,6 +5,7 @@ mod common;
 
 use common::from_environment;
 use common::machine::{housekeeping, listed, move_to, quiet_cpus, wait_until};
+use common::trace::{Event, Trace, now};
 use pinfold::counter::PercpuCounter;
 use pinfold::shepherd::Shepherd;
 use pinfold::slab::KmemCache;
@@ -132,23 +133,216 @@ fn interrupts(cpu: usize) -> BTreeMap<String, u64> {
     lines.filter_map(count).collect()
 }
 
+/// Calls by which one thread makes the kernel interrupt the CPUs of the other threads: a fence, and
+/// calls after which the CPUs must forget addresses of memory.
+const INTERRUPTING: [libc::c_long; 6] = [
+    libc::SYS_membarrier,
+    libc::SYS_munmap,
+    libc::SYS_madvise,
+    libc::SYS_mprotect,
+    libc::SYS_mremap,
+    libc::SYS_mmap,
+];
+
+/// Selects the flushes for which a CPU interrupts others (`TLB_REMOTE_SEND_IPI`).
+const SENDS: &str = "reason == 4";
+
+/// Records what happens on the loop's CPU, and the calls on other CPUs that may interrupt it.
+struct Traces {
+    cpu: usize,
+    here: Trace,
+    calls: Trace,
+}
+
+/// What the traces show for a span of time.
+#[derive(Debug, Default)]
+struct Traced {
+    /// The number of events on the loop's CPU, by name.
+    events: BTreeMap<String, u64>,
+    /// System calls and page faults of the loop's thread.
+    own: u64,
+    /// Switches to threads of this process.
+    switches: u64,
+    /// Interrupts from other CPUs while one of this process's threads was in a fence.
+    fences: u64,
+    /// The same while a thread changed the process's mappings, or gave memory back.
+    mappings: u64,
+    /// The number of such calls on other CPUs, by number.
+    calls: BTreeMap<i64, u64>,
+    /// The threads that made other CPUs forget addresses, and the call in which they did.
+    flushes: BTreeMap<String, u64>,
+}
+
+impl Traces {
+    /// Begins to record. Says so and returns `None` if the kernel cannot trace.
+    fn begin(cpu: usize) -> Option<Traces> {
+        let here = [
+            ("sched/sched_switch", ""),
+            ("irq_vectors", ""),
+            ("irq/irq_handler_entry", ""),
+            ("raw_syscalls/sys_enter", ""),
+            ("exceptions/page_fault_user", ""),
+        ];
+        let ids = INTERRUPTING
+            .map(|call| format!("id == {call}"))
+            .join(" || ");
+        let calls = [
+            ("raw_syscalls/sys_enter", ids.as_str()),
+            ("raw_syscalls/sys_exit", ids.as_str()),
+            ("tlb/tlb_flush", SENDS),
+        ];
+        let others: Vec<_> = listed("online")
+            .into_iter()
+            .filter(|&it| it != cpu)
+            .collect();
+        let begun = Trace::begin("here", &[cpu], &here)
+            .and_then(|here| Ok((here, Trace::begin("calls", &others, &calls)?)));
+        match begun {
+            Ok((here, calls)) => Some(Traces { cpu, here, calls }),
+            Err(why) => {
+                println!("without ftrace, which this kernel does not offer: {why}");
+                None
+            }
+        }
+    }
+
+    /// Returns what happened between the two times, and ends the recording.
+    fn between(self, begin: Duration, end: Duration) -> Traced {
+        self.here.end();
+        self.calls.end();
+        let during = |event: &Event| (begin..=end).contains(&event.time);
+        let mut calls = Vec::new();
+        for cpu in listed("online") {
+            if cpu != self.cpu {
+                calls.extend(self.calls.events(cpu));
+            }
+        }
+        let (flushes, calls): (Vec<_>, _) = calls
+            .into_iter()
+            .partition(|event| event.name == "tlb_flush");
+        let calls = calls_of(calls);
+        let mut traced = Traced::default();
+        for flush in flushes.iter().filter(|flush| during(flush)) {
+            let mut within = calls.iter().filter(|call| call.spans(flush));
+            let call = within.find(|call| call.thread == flush.thread);
+            let call = call.map_or("another reason".to_owned(), |call| {
+                format!("call {}", call.number)
+            });
+            *traced
+                .flushes
+                .entry(format!("{}: {call}", flush.task))
+                .or_default() += 1;
+        }
+        for call in calls
+            .iter()
+            .filter(|call| call.end >= begin && call.begin <= end)
+        {
+            *traced.calls.entry(call.number).or_default() += 1;
+        }
+        for event in self.here.events(self.cpu).into_iter().filter(during) {
+            traced.note(&event, &calls);
+        }
+        traced
+    }
+}
+
+/// A system call of another CPU.
+struct Call {
+    thread: i32,
+    number: i64,
+    begin: Duration,
+    end: Duration,
+}
+
+impl Call {
+    fn spans(&self, event: &Event) -> bool {
+        (self.begin..=self.end).contains(&event.time)
+    }
+}
+
+/// Pairs the beginnings and the ends of calls.
+fn calls_of(mut events: Vec<Event>) -> Vec<Call> {
+    events.sort_by_key(|event| event.time);
+    let mut open = BTreeMap::new();
+    let mut calls = Vec::new();
+    for event in events {
+        let number = event.details.split_whitespace().nth(1);
+        let number = number.and_then(|word| word.parse().ok()).unwrap();
+        if event.name == "sys_enter" {
+            open.insert(event.thread, (number, event.time));
+        } else if let Some((number, begin)) = open.remove(&event.thread) {
+            calls.push(Call {
+                thread: event.thread,
+                number,
+                begin,
+                end: event.time,
+            });
+        }
+    }
+    let unfinished = |(thread, (number, begin))| Call {
+        thread,
+        number,
+        begin,
+        end: Duration::MAX,
+    };
+    calls.extend(open.into_iter().map(unfinished));
+    calls
+}
+
+impl Traced {
+    fn note(&mut self, event: &Event, calls: &[Call]) {
+        *self.events.entry(event.name.clone()).or_default() += 1;
+        let own = event.thread == THREAD.load(Acquire);
+        let in_call = |fence: bool| {
+            let mut calls = calls
+                .iter()
+                .filter(|call| (call.number == libc::SYS_membarrier) == fence && call.spans(event));
+            u64::from(calls.next().is_some())
+        };
+        match event.name.as_str() {
+            "sys_enter" | "page_fault_user" => self.own += u64::from(own),
+            "sched_switch" => {
+                let next = event.details.split("next_pid=").nth(1);
+                let next = next
+                    .and_then(|text| text.split_whitespace().next())
+                    .unwrap();
+                let of_this_process = fs::exists(format!("/proc/self/task/{next}")).unwrap();
+                let is_loop = next.parse() == Ok(THREAD.load(Acquire));
+                self.switches += u64::from(of_this_process && !is_loop);
+            }
+            "call_function_entry" | "call_function_single_entry" | "reschedule_entry" => {
+                self.fences += in_call(true);
+                self.mappings += in_call(false);
+            }
+            _ => {}
+        }
+    }
+}
+
 /// Runs `work` again and again for the test's time, and returns what the loop's CPU saw meanwhile.
-fn while_looping(what: &str, cpu: usize, mut work: impl FnMut()) -> Seen {
+fn while_looping(what: &str, cpu: usize, mut work: impl FnMut()) -> (Seen, Option<Traced>) {
     let time = Duration::from_secs(from_environment("PINFOLD_QUIET_SECONDS", 5));
-    // Lets the disturbances of the previous part end.
+    let traces = Traces::begin(cpu);
+    // Lets the disturbances of the previous part end, and those of the beginning of the traces.
     std::thread::sleep(Duration::from_millis(500));
     let (before, passes, begin) = (seen(cpu), PASSES.load(Relaxed), Instant::now());
+    let traced_from = now();
     while begin.elapsed() < time {
         work();
         std::thread::sleep(Duration::from_millis(2));
     }
+    let traced_to = now();
     let found = seen(cpu).since(before);
     let passes = PASSES.load(Relaxed) - passes;
-    println!("{what}: {passes} passes, {found:?}");
+    println!("{what}: {passes} passes in {} s, {found:?}", time.as_secs());
+    let traced = traces.map(|traces| traces.between(traced_from, traced_to));
+    if let Some(traced) = &traced {
+        println!("{what}: {traced:?}");
+    }
     // The kernel ends the thread at a system call, and then there are no more passes.
     let now = PASSES.load(Relaxed);
     wait_until("the next pass", || PASSES.load(Relaxed) > now);
-    found
+    (found, traced)
 }
 
 #[test]
@@ -164,7 +358,7 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
     std::thread::spawn(move || looping(cpu, cache));
     wait_until("the loop's begin", || THREAD.load(Acquire) != 0);
 
-    let alone = while_looping("alone", cpu, || ());
+    let (alone, _) = while_looping("alone", cpu, || ());
     let running = Shepherd::new()
         .interval(Duration::from_millis(5))
         .start()
@@ -172,7 +366,7 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
     running.watch(&COUNTED).unwrap();
     let mut left = OBJECTS.iter();
     let (mut folds, mut freed) = (0, 0);
-    let beside = while_looping("folds, sums, statistics, remote frees", cpu, || {
+    let (beside, traced) = while_looping("folds, sums, statistics, remote frees", cpu, || {
         folds += running.tick();
         let read = COUNTED.read();
         assert!(COUNTED.sum() >= read - COUNTED.error_bound() as i64);
@@ -186,13 +380,24 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
         }
     });
     running.stop();
+    const FEW: u64 = 20;
     println!("{folds} folds, {freed} objects freed from afar");
     assert!(folds > 20 && freed > 500, "{folds} {freed}");
     assert_eq!(beside.faults, 0);
+    if let Some(traced) = traced {
+        // No call, no fault and no switch is Pinfold's, and no interrupt is that of a fence. Memory
+        // that goes back to the system takes an interrupt of each CPU of the process, because the
+        // CPU must forget the memory's addresses. That is rare.
+        assert_eq!(
+            (traced.own, traced.switches, traced.fences),
+            (0, 0, 0),
+            "{traced:?}"
+        );
+        assert!(traced.mappings <= FEW, "{traced:?}");
+    }
     // The emulated machine disturbs the CPU a few times by itself. And when the shepherd gives
     // memory back to the system, the kernel makes all CPUs of the process forget the memory's
     // addresses ("TLB"). If one of the actions above disturbed the CPU, it would do so each time.
-    const FEW: u64 = 20;
     assert!(
         beside.not_timer() <= alone.not_timer() + FEW && beside.switches <= alone.switches + FEW,
         "{alone:?} {beside:?}"

@@ -41,6 +41,18 @@ const SPECIAL: &[Special] = &[
     both("counter_hostile", &[]),
     both("counter_litmus", &["PINFOLD_LITMUS=2000"]),
     both("slab", &[]),
+    Special {
+        name: "machine_quiet",
+        settings: &["PINFOLD_QUIET_SECONDS=30"],
+        backends: ONE,
+        limit: 2 * LIMIT,
+    },
+    Special {
+        name: "machine_hotplug",
+        settings: &[],
+        backends: ONE,
+        limit: 2 * LIMIT,
+    },
     both(
         "slab_stress",
         &["PINFOLD_STRESS_SECONDS=3", "PINFOLD_STRESS_TIMER_US=5000"],

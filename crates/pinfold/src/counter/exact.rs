@@ -267,6 +267,16 @@ impl PercpuCounter {
     /// * [`CounterError::OutOfMemory`] if there is no memory for the batch.
     /// * [`CounterError::Fence`] if the batch is to be lowered, and the fence for it failed.
     pub fn set_batch(&self, batch: u64) -> Result<(), CounterError> {
+        self.set_batch_after(batch, Shards::quiesce)
+    }
+
+    /// Sets the batch as [`set_batch`](Self::set_batch) does. If the batch is to be lowered,
+    /// `quiesce` waits until no section is under way, or returns false.
+    pub(super) fn set_batch_after(
+        &self,
+        batch: u64,
+        quiesce: impl FnOnce(Shards) -> bool,
+    ) -> Result<(), CounterError> {
         if batch == 0 || batch > MAX_BATCH {
             return Err(CounterError::Batch { batch });
         }
@@ -276,7 +286,7 @@ impl PercpuCounter {
         self.state_reach(&held, shards, 0);
         if batch >= shards.batch() {
             shards.raise(&held, batch);
-        } else if !shards.lower(&held, batch) {
+        } else if !shards.lower_after(&held, batch, quiesce) {
             return Err(CounterError::Fence);
         }
         self.expect_batch(batch);

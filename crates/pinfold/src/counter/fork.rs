@@ -39,7 +39,7 @@ pub(crate) fn register() -> bool {
 
 /// Calls `f` until it returns a value. Gives up if `f` fails although no other thread forks, and no
 /// other thread has been registering the hooks for a while. Not for signal handlers.
-pub(super) fn outlast<T>(mut f: impl FnMut() -> Option<T>) -> Option<T> {
+pub(crate) fn outlast<T>(mut f: impl FnMut() -> Option<T>) -> Option<T> {
     let mut looks = 0;
     loop {
         let turn = fork::turn();

@@ -60,13 +60,14 @@ mod read;
 mod room;
 pub(crate) mod shards;
 mod snapshot;
+mod sparing;
 mod stripe;
 mod watch;
 
 pub use error::CounterError;
 pub use event::EventCounter;
 pub(crate) use exact::order_own_adds;
-pub(crate) use fork::register as register_fork;
+pub(crate) use fork::{outlast as outlast_fork, register as register_fork};
 pub use histogram::PercpuHistogram;
 pub use in_shared::{SharedCounters, SharedError};
 pub use many::Counters;

@@ -348,11 +348,22 @@ impl Shards {
     /// 1. Closes a gate, and waits until no section is under way.
     /// 2. Folds all shards, with limits that are the new batch ahead of the marks.
     /// 3. Adds 1 to both totals, and stores the smaller drift.
-    #[inline(never)]
     pub(super) fn lower(self, held: &AllHeld, batch: u64) -> bool {
+        self.lower_after(held, batch, Shards::quiesce)
+    }
+
+    /// Lowers the batch as [`lower`](Self::lower) does. `quiesce` waits until no section is under
+    /// way, or returns false.
+    #[inline(never)]
+    pub(super) fn lower_after(
+        self,
+        held: &AllHeld,
+        batch: u64,
+        quiesce: impl FnOnce(Shards) -> bool,
+    ) -> bool {
         let mut closed = Closed::none();
         let _gate = self.gate(&mut closed);
-        let quiet = self.quiesce();
+        let quiet = quiesce(self);
         if quiet {
             let shards = self.fold_gated(held, batch) as u64;
             // Moves both totals by the same amount, which does not change what is read. A read that

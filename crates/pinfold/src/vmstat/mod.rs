@@ -27,6 +27,7 @@
 
 mod compare;
 mod events;
+mod follow;
 mod open;
 #[cfg(test)]
 mod tests;
@@ -203,13 +204,11 @@ pub struct VmStat<I: Item> {
     run: AtomicUsize,
     /// The number of zones; set before `counters`.
     zones: AtomicUsize,
-    /// The counters, in the order of the blocks; null until they are made.
+    /// The counters, in the order of the blocks; null until they are made. A [`follow::Table`] is
+    /// in front of them.
     counters: AtomicPtr<PercpuCounter>,
     /// The row of blocks that the counters are being given.
     claimed: LazyBlock,
-    /// The number of CPUs for which the thresholds were chosen. `usize::MAX` if the program has
-    /// chosen them.
-    cpus: AtomicUsize,
     /// Adds that were not counted.
     lost: AtomicU64,
     items: PhantomData<fn(I)>,
@@ -229,7 +228,6 @@ impl<I: Item> VmStat<I> {
             zones: AtomicUsize::new(0),
             counters: AtomicPtr::new(null_mut()),
             claimed: LazyBlock::new(),
-            cpus: AtomicUsize::new(0),
             lost: AtomicU64::new(0),
             items: PhantomData,
         }

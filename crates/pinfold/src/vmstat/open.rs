@@ -13,6 +13,7 @@
 //! 4. `run`: the thread stores the offset. From then on, the fast path finds the blocks.
 
 use super::ZONES_A_NODE;
+use super::follow::{self, Table};
 use super::{Item, VmStat, normal_threshold};
 use crate::counter::shards::{SIZE, Shards};
 use crate::counter::{CounterError, PercpuCounter, register_fork, watch_block};
@@ -43,11 +44,18 @@ impl<I: Item> VmStat<I> {
         mempolicy::init();
         let nodes = nodes::real();
         let zones = nodes * ZONES_A_NODE;
-        let each = ZONES_A_NODE * I::NAMES.len();
-        let bytes = (nodes * each * size_of::<PercpuCounter>()).next_multiple_of(sys::page_size());
-        let table = sys::map_memory(bytes)?.as_ptr().cast::<PercpuCounter>();
+        let each = Self::EACH;
+        let bytes = Self::bytes(nodes * each);
+        let head = sys::map_memory(bytes)?.as_ptr().cast::<Table>();
+        let cpus = facts::cpus_online();
+        // SAFETY: the mapping has room for the head and for `nodes * each` counters, and no other
+        // thread knows it yet.
+        let table = unsafe {
+            head.write(Table::new(cpus, nodes * each, each));
+            head.add(1).cast::<PercpuCounter>()
+        };
         for node in 0..nodes {
-            let threshold = normal_threshold(facts::cpus_online(), memory_of(node));
+            let threshold = normal_threshold(cpus, memory_of(node));
             for at in node * each..(node + 1) * each {
                 // SAFETY: the mapping has room for `nodes * each` counters, and no other thread
                 // knows it yet.
@@ -56,7 +64,6 @@ impl<I: Item> VmStat<I> {
         }
         // Every thread stores the same number.
         self.zones.store(zones, Relaxed);
-        self.cpus.store(facts::cpus_online(), Relaxed);
         // Release pairs with the acquire in `counters`: a thread that sees the table's address also
         // sees the table's content and `zones`.
         let published = self
@@ -65,9 +72,36 @@ impl<I: Item> VmStat<I> {
         if published.is_err() {
             // SAFETY: the exchange failed, so no other thread knows the table. A counter without a
             // block owns nothing.
-            unsafe { sys::unmap(table.cast(), bytes) };
+            unsafe { sys::unmap(head.cast(), bytes) };
         }
         Some(())
+    }
+
+    /// The number of counters of each node.
+    pub(super) const EACH: usize = ZONES_A_NODE * I::NAMES.len();
+
+    /// Returns the size of the mapping that holds a [`Table`] and this many counters.
+    fn bytes(counters: usize) -> usize {
+        let bytes = size_of::<Table>() + counters * size_of::<PercpuCounter>();
+        bytes.next_multiple_of(sys::page_size())
+    }
+
+    /// Returns what lies in front of the counters, or null until the counters are made.
+    fn head(&self) -> *mut Table {
+        // Acquire pairs with the release in `make_counters`: a thread that sees the address also
+        // sees the table.
+        let counters = self.counters.load(Acquire);
+        if counters.is_null() {
+            return null_mut();
+        }
+        // SAFETY: `make_counters` put the counters behind a `Table` in one mapping.
+        unsafe { counters.cast::<Table>().sub(1) }
+    }
+
+    /// Returns the table of the counters, or `None` until the counters are made.
+    pub(super) fn table(&self) -> Option<&Table> {
+        // SAFETY: `make_counters` wrote a `Table` there, which stays until `drop`.
+        unsafe { self.head().as_ref() }
     }
 
     /// Gives each counter its block of one row, and so opens the fast path. Does nothing if the row
@@ -136,15 +170,19 @@ impl<I: Item> shepherd::sealed::Watch for VmStat<I> {
             // Acquire pairs with the release in `settle`. `open_all` made sure that `run` is the
             // offset of the first block.
             let run = self.run.load(Acquire);
-            (0..counters.len()).all(|at| watch_block(run + at * SIZE, SIZE, watched))
+            // SAFETY: `open_all` made sure that each counter has its block. `drop` takes the table
+            // out of the list before it unmaps the table.
+            let followed = !watched || unsafe { follow::insert(self.head()) };
+            followed && (0..counters.len()).all(|at| watch_block(run + at * SIZE, SIZE, watched))
         })
     }
 }
 
 impl<I: Item> Drop for VmStat<I> {
     fn drop(&mut self) {
-        let counters = core::ptr::from_ref(self.counters()).cast_mut();
-        if self.counters().is_empty() {
+        let (head, number) = (self.head(), self.counters().len());
+        // SAFETY: `make_counters` wrote a `Table` there. Only this function unmaps it.
+        if head.is_null() || !unsafe { follow::remove(head) } {
             return;
         }
         // A thread may have ended before it gave each counter its block of the row. Only a counter
@@ -152,12 +190,12 @@ impl<I: Item> Drop for VmStat<I> {
         if self.claimed.get().is_some() {
             self.settle();
         }
-        let bytes = size_of_val(self.counters()).next_multiple_of(sys::page_size());
+        let counters = core::ptr::slice_from_raw_parts_mut(self.counters.load(Relaxed), number);
         // SAFETY: `make_counters` wrote the counters to a mapping of this size. `drop` has the only
-        // reference, so no thread uses them any more.
+        // reference, and the table is in no list, so no thread uses them any more.
         unsafe {
             counters.drop_in_place();
-            sys::unmap(counters.cast(), bytes);
+            sys::unmap(head.cast(), Self::bytes(number));
         }
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::shepherd::Shepherd;
 use crate::topology::{CpuSet, Topology, facts};
 use std::thread;
 
@@ -109,4 +110,44 @@ fn thresholds_rise_when_cpus_come_online() {
     }
     assert_eq!(stat.threshold(zone), more + 1);
     facts::look_at_cpus();
+}
+
+/// A shepherd's tick lowers the thresholds of watched counts after CPUs went offline, and raises
+/// them again. Counts stay.
+#[test]
+fn thresholds_of_watched_counts_fall_when_cpus_go_offline() {
+    let stat: VmStat<Many> = VmStat::new();
+    let zone = Zone::normal(0);
+    let shepherd = Shepherd::new();
+    let mut machine = Topology::read(b"/").unwrap();
+    let mut tick_with = |cpus: &[u8]| {
+        machine.online = CpuSet::parse(cpus).unwrap();
+        let wanted = normal_threshold(machine.online.len(), open::memory_of(0));
+        // A shepherd of another test may look at the real CPUs meanwhile, or hold the lock.
+        let begin = std::time::Instant::now();
+        while stat.threshold(zone) != wanted && begin.elapsed().as_secs() < 10 {
+            facts::follow(&machine);
+            shepherd.tick();
+        }
+        assert_eq!(stat.threshold(zone), wanted);
+    };
+    shepherd.watch(&stat).unwrap();
+    shepherd.watch(&stat).unwrap();
+    tick_with(b"0-199");
+    stat.inc(zone, FIRST);
+    thread::scope(|scope| scope.spawn(|| stat.add(zone, LAST, 3)).join().unwrap());
+    tick_with(b"0");
+    assert_eq!([stat.snapshot(FIRST), stat.snapshot(LAST)], [1, 3]);
+    tick_with(b"0-63");
+
+    // A choice of the program stays.
+    stat.set_threshold(77).unwrap();
+    for _ in 0..20 {
+        facts::look_at_cpus();
+        shepherd.tick();
+        assert_eq!(stat.threshold(zone), 77);
+    }
+    // A table that is gone is in the list no more.
+    drop(stat);
+    shepherd.tick();
 }

@@ -1,12 +1,13 @@
 //! Thresholds: how much a CPU may keep to itself before its counts are folded.
 //!
 //! A threshold follows from the zone's memory and from the number of CPUs that are online. CPUs may
-//! come online later. A shepherd's thread notices that, and the next add that folds raises the
-//! thresholds. An add never lowers them, because lowering interrupts other CPUs: a threshold stays
-//! too high after CPUs went offline, until the program calls `set_normal_threshold`.
+//! come and go. A shepherd's thread notices that. The next add that folds raises the thresholds.
+//! The shepherd's tick raises and lowers those of watched counts ([`follow`](super::follow)). An
+//! add never lowers a threshold, because lowering interrupts other CPUs.
 
+use super::follow::{self, Table};
 use super::open::memory_of;
-use super::{Item, VmStat, ZONES_A_NODE, Zone};
+use super::{Item, VmStat, Zone};
 use crate::counter::{CounterError, PercpuCounter};
 use crate::topology::facts;
 use core::sync::atomic::Ordering::Relaxed;
@@ -16,7 +17,7 @@ use core::sync::atomic::Ordering::Relaxed;
 pub const MAX_THRESHOLD: u64 = 125;
 
 /// Stands for the number of CPUs while the program has chosen the thresholds.
-const FIXED: usize = usize::MAX;
+pub(super) const FIXED: usize = usize::MAX;
 
 impl<I: Item> VmStat<I> {
     /// Returns the threshold of a zone: how much a CPU may keep to itself. Returns 0 if the zone
@@ -40,16 +41,25 @@ impl<I: Item> VmStat<I> {
     /// before the error stay set.
     pub fn set_threshold(&self, threshold: u64) -> Result<(), CounterError> {
         let mut counters = self.open_all()?.iter();
-        self.cpus.store(FIXED, Relaxed);
+        // The shepherd chooses no threshold meanwhile.
+        let _choosing = follow::hold();
+        self.chosen_for(FIXED);
         counters.try_for_each(|counter| counter.set_batch(threshold))
     }
 
     /// Sets the threshold of every zone and item to what [`normal_threshold`] returns for the CPUs
     /// that are online now. Reads a file. Not for signal handlers.
     ///
-    /// From then on, thresholds rise when CPUs come online, if a thread that
-    /// [`Shepherd::start`](crate::shepherd::Shepherd::start) started runs. The thread notices new
-    /// CPUs within seconds.
+    /// From then on, thresholds follow the CPUs that are online, as they do before the program sets
+    /// a threshold. This needs a thread that
+    /// [`Shepherd::start`](crate::shepherd::Shepherd::start) started. The thread notices within
+    /// seconds that CPUs came or went.
+    ///
+    /// * Thresholds rise at the next add that folds.
+    /// * If a shepherd [watches](crate::shepherd::Shepherd::watch) the counts, its next tick raises
+    ///   or lowers the thresholds. Lowering interrupts the CPUs that count, once for each zone and
+    ///   item. It never interrupts an isolated CPU: the threshold of an item that such a CPU has
+    ///   counted falls only by a call of this function.
     ///
     /// # Errors
     ///
@@ -58,9 +68,11 @@ impl<I: Item> VmStat<I> {
     /// before the error stay set.
     pub fn set_normal_threshold(&self) -> Result<(), CounterError> {
         let counters = self.open_all()?;
+        // The shepherd chooses no threshold meanwhile.
+        let _choosing = follow::hold();
         let cpus = facts::look_at_cpus();
-        self.cpus.store(cpus, Relaxed);
-        Self::with_normal(counters, cpus)
+        self.chosen_for(cpus);
+        with_normal(counters, Self::EACH, cpus)
             .try_for_each(|(counter, normal)| counter.set_batch(normal))
     }
 
@@ -96,34 +108,46 @@ impl<I: Item> VmStat<I> {
     /// Leaves the rest to the next call if another thread holds a counter's lock.
     #[inline]
     pub(super) fn follow_cpus(&self) {
-        let (cpus, chosen_for) = (facts::cpus_online(), self.cpus.load(Relaxed));
+        let Some(table) = self.table() else {
+            return;
+        };
+        let (cpus, chosen_for) = (facts::cpus_online(), table.cpus.load(Relaxed));
         // The program's own choice is above any number of CPUs.
         if cpus > chosen_for {
-            self.raise_for(cpus, chosen_for);
+            self.raise_for(table, cpus, chosen_for);
         }
     }
 
     #[cold]
-    fn raise_for(&self, cpus: usize, chosen_for: usize) {
-        let raised = Self::with_normal(self.counters(), cpus)
+    fn raise_for(&self, table: &Table, cpus: usize, chosen_for: usize) {
+        let raised = with_normal(self.counters(), Self::EACH, cpus)
             .all(|(counter, normal)| counter.try_raise_batch(normal));
         if raised {
             // Fails if the program has chosen the thresholds meanwhile.
-            let _ = (self.cpus).compare_exchange(chosen_for, cpus, Relaxed, Relaxed);
+            let _ = (table.cpus).compare_exchange(chosen_for, cpus, Relaxed, Relaxed);
         }
     }
 
-    /// Returns each counter with its zone's normal threshold.
-    fn with_normal(
-        counters: &[PercpuCounter],
-        cpus: usize,
-    ) -> impl Iterator<Item = (&PercpuCounter, u64)> {
-        let nodes = counters.chunks(ZONES_A_NODE * I::NAMES.len());
-        nodes.enumerate().flat_map(move |(node, counters)| {
-            let normal = normal_threshold(cpus, memory_of(node));
-            counters.iter().map(move |counter| (counter, normal))
-        })
+    /// Notes for how many CPUs the thresholds are chosen, or that the program chooses them.
+    fn chosen_for(&self, cpus: usize) {
+        if let Some(table) = self.table() {
+            table.cpus.store(cpus, Relaxed);
+        }
     }
+}
+
+/// Returns each counter with its zone's normal threshold. A node has `each` of the counters.
+pub(super) fn with_normal(
+    counters: &[PercpuCounter],
+    each: usize,
+    cpus: usize,
+) -> impl Iterator<Item = (&PercpuCounter, u64)> {
+    // Without items there are no counters.
+    let nodes = counters.chunks(each.max(1));
+    nodes.enumerate().flat_map(move |(node, counters)| {
+        let normal = normal_threshold(cpus, memory_of(node));
+        counters.iter().map(move |counter| (counter, normal))
+    })
 }
 
 /// Returns the kernel's threshold for a zone of a machine with `cpus` CPUs online, where the zone

@@ -1,6 +1,8 @@
 //! The test machine as `cargo xtask vm` describes it, and functions that change it.
 
+use super::{Random, StopAtEnd};
 use std::fs;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// A node of the test machine.
@@ -153,5 +155,51 @@ pub fn wait_until(what: &str, done: impl Fn() -> bool) {
             "{what}: not after 20 seconds"
         );
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Returns the CPUs that tests switch off and on: all housekeeping CPUs except 0.
+pub fn to_switch() -> Vec<usize> {
+    housekeeping().into_iter().filter(|&cpu| cpu != 0).collect()
+}
+
+/// Switches CPUs off and on while six threads run `work`, with each thread's number and the flag
+/// that stops it.
+///
+/// Calls `look` after every switch.
+pub fn while_cpus_come_and_go(
+    seconds: u64,
+    work: impl Fn(u64, &AtomicBool) + Sync,
+    look: impl Fn(),
+) {
+    let cpus = to_switch();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        for nth in 0..6 {
+            let (work, stop) = (&work, &stop);
+            scope.spawn(move || work(nth, stop));
+        }
+        let begin = Instant::now();
+        let mut random = Random::new(1);
+        while begin.elapsed() < Duration::from_secs(seconds) {
+            let first = random.below(cpus.len() as u64) as usize;
+            let off: Vec<_> = (0..2)
+                .map(|next| Off::new(cpus[(first + next) % cpus.len()]))
+                .collect();
+            look();
+            drop(off);
+            look();
+        }
+    });
+    assert_eq!(to_switch(), cpus);
+}
+
+/// Moves the thread to any possible CPU, or allows all of them if that CPU is off.
+pub fn wander(random: &mut Random) {
+    let all = listed("possible").len() as u64;
+    if !try_move_to(&[random.below(all) as usize]) {
+        let everywhere: Vec<_> = (0..all as usize).collect();
+        try_move_to(&everywhere);
     }
 }

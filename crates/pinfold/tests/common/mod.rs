@@ -5,6 +5,7 @@ pub mod held;
 pub mod items;
 pub mod machine;
 pub mod timer;
+pub mod trace;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

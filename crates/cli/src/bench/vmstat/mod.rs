@@ -2,6 +2,7 @@
 //! the kernel in 2007. Signals take the place of interrupts.
 
 mod cmpxchg;
+mod cold;
 mod locked;
 mod masked_signals;
 mod pinfold;
@@ -52,6 +53,10 @@ const EVENT: &str = "event";
 ///
 /// A second table increments 1, 4 and 16 items in turn, as unprotected bytes that share a cache
 /// line, and as items of a VmStat, which take 32 bytes each.
+///
+/// A third table increments 1, 4 and 16 items after a buffer of 8 MiB has displaced them from the
+/// caches: packed 1, 8, 16 and 32 bytes apart by plain code, and as items of a VmStat. It shows
+/// what the width of an item costs a program whose other data fills the caches.
 ///
 /// Each subject but the unprotected ones is also measured while a timer interrupts the thread
 /// 20,000 times a second with a signal, whose handler makes the same change. These loops take a
@@ -108,6 +113,8 @@ struct Measured {
     rows: Vec<Row>,
     /// Increments of several items in turn, by subject and number of items.
     several: [[Row; 3]; 2],
+    /// Increments of items that were displaced from the caches, by form and number of items.
+    cold: cold::Rows,
     /// Number of changes by handlers, over all subjects.
     handled: i64,
 }
@@ -121,7 +128,8 @@ pub fn main(args: &Args) -> Result<()> {
         // The rows of one item are there already.
         let several = measured.several.iter().flatten();
         let several = several.filter(|row| row.items > 1);
-        let rows: Vec<_> = measured.rows.iter().chain(several).collect();
+        let cold = measured.cold.iter().flatten();
+        let rows: Vec<_> = measured.rows.iter().chain(several).chain(cold).collect();
         figures::json("vmstat", &rows)?;
     } else {
         figures::print(&report(args, &measured))?;
@@ -219,6 +227,7 @@ fn measure(rounds: u32, calls: u32) -> Result<Measured> {
     let mut measured = Measured {
         rows: Vec::new(),
         several: several::measure(rounds, calls)?,
+        cold: cold::measure(rounds)?,
         handled: 0,
     };
     for (named, samples) in subjects.iter().zip(&samples) {
@@ -301,11 +310,12 @@ fn report(args: &Args, measured: &Measured) -> String {
         ]);
     }
     format!(
-        "{}\nMedians of {}. All totals agree with the number of changes, {} of them made by signal handlers.\nprotection: inc_zone beyond that of the row \"unprotected\".\n\n{table}\n{}",
+        "{}\nMedians of {}. All totals agree with the number of changes, {} of them made by signal handlers.\nprotection: inc_zone beyond that of the row \"unprotected\".\n\n{table}\n{}\n{}",
         Machine::read().describe(),
         figures::rounds(args.rounds),
         measured.handled,
         several_items(&measured.several),
+        cold_items(&measured.cold),
     )
 }
 
@@ -313,6 +323,21 @@ fn report(args: &Args, measured: &Measured) -> String {
 fn several_items(several: &[[Row; 3]; 2]) -> Table {
     let mut table = Table::new(["inc_zone of several items in turn", "1", "4", "16"]);
     for rows in several {
+        let [first, second, third] = rows.each_ref().map(|row| format!("{:.1}", row.cycles));
+        table.row([rows[0].subject.to_owned(), first, second, third]);
+    }
+    table
+}
+
+/// Returns the table of increments of displaced items.
+fn cold_items(cold: &cold::Rows) -> Table {
+    let mut table = Table::new([
+        "inc_zone of displaced items, one after the other",
+        "1",
+        "4",
+        "16",
+    ]);
+    for rows in cold {
         let [first, second, third] = rows.each_ref().map(|row| format!("{:.1}", row.cycles));
         table.row([rows[0].subject.to_owned(), first, second, third]);
     }
