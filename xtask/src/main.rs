@@ -78,7 +78,8 @@ mod tests {
             "vm --shell pinfold",
             "vm --kernel-args nohz_full=5-7 --seconds 60",
             "vm --prepare --arch aarch64 -- operations rseq-unit =counter",
-            "policy-tests --ltp /src/ltp --seconds 600",
+            "policy-tests",
+            "policy-tests --ltp /src/ltp --seconds 600 numactl/shmtest ltp/mbind",
         ] {
             let error = parse(line).err().map(|error| error.to_string());
             assert_eq!(error, None, "{line}");
@@ -99,7 +100,7 @@ mod tests {
             "vm --arch riscv64",
             "vm --seconds",
             "vm --list --prepare",
-            "policy-tests numactl",
+            "policy-tests --ltp",
         ] {
             let status = parse(line).err().map(|error| error.exit_code());
             assert_eq!(status, Some(2), "{line}");

@@ -31,12 +31,14 @@ pub struct Args {
     /// Limits the machine's run time.
     #[arg(long, value_name = "N", default_value_t = 3600)]
     seconds: u64,
+    /// Runs only the tests whose names contain one of these words, as in `ltp/mbind`.
+    tests: Vec<String>,
 }
 
 /// Seconds after which a single test counts as hanging.
-const LIMIT: u32 = 300;
+const LIMIT: u32 = 600;
 /// The lines of each test's output that are shown.
-const LINES: u32 = 12;
+const LINES: u32 = 30;
 const LTP: &str = "https://github.com/linux-test-project/ltp";
 const LTP_VERSION: &str = "20260529";
 /// The folders of LTP whose tests run.
@@ -72,10 +74,19 @@ pub fn main(args: &Args) -> Result<()> {
     // numactl's scripts need bash, and a grep that knows Perl's expressions.
     root.program(Path::new("/bin/bash"), "bin/bash")?;
     root.program(Path::new("/bin/grep"), "policy/bin/grep")?;
-    let mut tests = numactl(&prepared.cache, &mut root)?;
-    match ltp(args.ltp.as_deref(), &prepared.cache, &mut root) {
-        Ok(more) => tests.extend(more),
-        Err(error) => println!("left out: LTP: {error:#}"),
+    let mut tests = Vec::new();
+    for (name, found) in [
+        ("numactl", numactl(&prepared.cache, &mut root)),
+        ("LTP", ltp(args.ltp.as_deref(), &prepared.cache, &mut root)),
+    ] {
+        match found {
+            Ok(found) => tests.extend(found),
+            Err(error) => println!("left out: {name}: {error:#}"),
+        }
+    }
+    tests.retain(|test| chosen(&test.name, &args.tests));
+    if tests.is_empty() {
+        bail!("there are no tests whose names contain {:?}", args.tests);
     }
     let runs: Vec<_> = tests.iter().flat_map(runs_of).collect();
     let Ok(machine) = Machine::named("nodes4") else {
@@ -97,6 +108,11 @@ pub fn main(args: &Args) -> Result<()> {
         bail!("passes only without Pinfold: {}", worse.join(", "));
     }
     Ok(())
+}
+
+/// Returns whether `name` contains one of `words`. Without words, all names are chosen.
+fn chosen(name: &str, words: &[String]) -> bool {
+    words.is_empty() || words.iter().any(|word| name.contains(word.as_str()))
 }
 
 /// Returns the test's two runs: without Pinfold, and with Pinfold.
@@ -307,6 +323,18 @@ mod tests {
         ];
         let statuses = statuses.map(|(name, status)| (name.to_owned(), status.to_owned()));
         assert_eq!(table(&tests, &statuses.into()), ["worse", "lost"]);
+    }
+
+    #[test]
+    fn words_choose_tests() {
+        let words = ["mbind", "ltp/move"].map(str::to_owned);
+        let names = [
+            "numactl/mbind_mig_pages",
+            "ltp/move_pages01",
+            "numactl/move_pages",
+        ];
+        assert_eq!(names.map(|name| chosen(name, &words)), [true, true, false]);
+        assert_eq!(names.map(|name| chosen(name, &[])), [true; 3]);
     }
 
     #[test]
