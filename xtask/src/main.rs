@@ -1,4 +1,5 @@
-//! Chores for developers: `cargo xtask tidy`, `stack`, `install` and `vm`.
+//! Chores for developers: `cargo xtask tidy`, `stack`, `install`, `vm` and
+//! `policy-tests`.
 #![forbid(unsafe_code)]
 
 mod floors;
@@ -25,6 +26,7 @@ enum Chore {
     Stack(stack::Args),
     Install(install::Args),
     Vm(vm::Args),
+    PolicyTests(vm::policy_tests::Args),
 }
 
 fn main() -> ExitCode {
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         Chore::Stack(args) => stack::main(args),
         Chore::Install(args) => install::main(args),
         Chore::Vm(args) => vm::main(args),
+        Chore::PolicyTests(args) => vm::policy_tests::main(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -75,6 +78,8 @@ mod tests {
             "vm --shell pinfold",
             "vm --kernel-args nohz_full=5-7 --seconds 60",
             "vm --prepare --arch aarch64 -- operations rseq-unit =counter",
+            "policy-tests",
+            "policy-tests --ltp /src/ltp --seconds 600 numactl/shmtest ltp/mbind",
         ] {
             let error = parse(line).err().map(|error| error.to_string());
             assert_eq!(error, None, "{line}");
@@ -95,6 +100,7 @@ mod tests {
             "vm --arch riscv64",
             "vm --seconds",
             "vm --list --prepare",
+            "policy-tests --ltp",
         ] {
             let status = parse(line).err().map(|error| error.exit_code());
             assert_eq!(status, Some(2), "{line}");

@@ -167,6 +167,14 @@ bool pinfold_mempolicy_available(void);
  */
 int pinfold_mempolicy_set_thread(const pinfold_mempolicy_t *policy);
 
+/*
+ * Tells Pinfold that the calling thread's policy may have changed, so that pools of pages ask the
+ * kernel for it once. Call it after a system call that Pinfold does not see: one by syscall(), or
+ * by a libnuma that is linked statically. Pinfold sees pinfold_mempolicy_set_thread, and in
+ * programs that load libpinfold.so in front of libnuma also set_mempolicy.
+ */
+void pinfold_mempolicy_thread_changed(void);
+
 /* Returns a copy of the calling thread's policy, which the caller holds, or NULL with errno. */
 pinfold_mempolicy_t *pinfold_mempolicy_get_thread(void);
 
@@ -304,9 +312,10 @@ int pinfold_pages_set_default_policy(const struct pinfold_pages *pages,
 				     const pinfold_mempolicy_t *policy);
 
 /*
- * Sets whether places without a policy follow the policy that the calling thread has at the moment
- * of the allocation, as page faults do. 0 at the start. While this is on, each such allocation
- * makes a system call, which costs more than zeroing the page.
+ * Sets whether each allocation of a place without a policy asks the kernel for the policy that the
+ * calling thread has at that moment. 0 at the start: then the pool follows the thread's policy as
+ * far as Pinfold sees its changes (pinfold_mempolicy_thread_changed). While this is on, each such
+ * allocation makes a system call, which costs more than zeroing the page.
  */
 void pinfold_pages_set_following_threads(const struct pinfold_pages *pages, int following);
 

@@ -138,3 +138,37 @@ fn missing_nodes_are_refused() {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(error.contains("900"), "{error}");
 }
+
+/// Binds the thread to each node by `set_mempolicy`, which the preloaded library has, and prints on
+/// which nodes the pages of a pool then lie.
+const POOL: &str = r"
+import ctypes, os, sys
+library = ctypes.CDLL(None)
+library.pinfold_pages_create.restype = library.pinfold_pages_alloc.restype = ctypes.c_void_p
+create, alloc = library.pinfold_pages_create, library.pinfold_pages_alloc
+os.sched_setaffinity(0, [0])
+pool = create(b'threads')
+for node in map(int, sys.argv[1:]):
+    mask = ctypes.c_ulong(1 << node)
+    assert library.set_mempolicy(2, ctypes.byref(mask), ctypes.c_ulong(65)) == 0
+    found = set()
+    for place in range(20):
+        page = alloc(ctypes.c_void_p(pool), ctypes.c_ulong(place))
+        ctypes.memset(page, 1, 1)
+        found.add(library.pinfold_node_of(ctypes.c_void_p(page)))
+    print(node, *found)
+";
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn a_pool_of_a_preloaded_program_follows_set_mempolicy() {
+    let nodes = numbers(&machine().0);
+    let names: Vec<_> = nodes.iter().map(usize::to_string).collect();
+    let mut words = vec!["run", "--", "python3", "-c", POOL];
+    words.extend(names.iter().map(String::as_str));
+    let expected: String = nodes
+        .iter()
+        .map(|node| format!("{node} {node}\n"))
+        .collect();
+    assert_eq!(said(&words), expected);
+}

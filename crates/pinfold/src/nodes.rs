@@ -40,12 +40,16 @@ const _: () = assert!(facts::MAX_FAKE_NODES < MAX_NODES);
 /// hold one less than the number of nodes with memory. [`KNOWN`] is set too. The word is 0 until
 /// [`know`] stores it.
 ///
-/// Packed into one word and written once, because per-node tables are sized from it and never
-/// resized.
+/// Packed into one word, whose numbers are written once, because per-node tables are sized from
+/// them and never resized. [`THREADS_DIFFER`] is in this word because an allocation loads the word
+/// anyway.
 static NUMBERS: AtomicU32 = AtomicU32::new(0);
 /// The first bit of the number of nodes with memory.
 const REAL_SHIFT: u32 = 8;
 const KNOWN: u32 = 1 << 16;
+/// Some thread may have another policy than the one that the process was started with. Set at any
+/// time after [`KNOWN`].
+const THREADS_DIFFER: u32 = 1 << 17;
 /// The system's id of each node.
 static IDS: [AtomicUsize; MAX_NODES] = [const { AtomicUsize::new(0) }; MAX_NODES];
 /// One more than the node of each CPU, or [`UNKNOWN`] for a CPU that was offline when the machine
@@ -73,6 +77,18 @@ pub(crate) fn know(real: usize, kernels: bool) {
     // Release pairs with the acquires in `are_known`, `count` and `real`: a thread that sees the
     // numbers also sees the tables filled in.
     let _ = NUMBERS.compare_exchange(0, numbers, Release, Relaxed);
+}
+
+/// Notes that threads may have policies of their own. The nodes must be known.
+pub(crate) fn threads_differ() {
+    // Relaxed: a thread depends on its own changes only, which come before this in program order.
+    NUMBERS.fetch_or(THREADS_DIFFER, Relaxed);
+}
+
+/// Returns whether threads may have policies of their own. One load.
+#[inline]
+pub(crate) fn may_threads_differ() -> bool {
+    NUMBERS.load(Relaxed) & THREADS_DIFFER != 0
 }
 
 /// Fills the tables with made-up nodes if the environment asks for them. Returns their number.

@@ -6,6 +6,7 @@ use common::pin;
 use pinfold::arena::{NUMA_STAT, NumaItem};
 use pinfold::mempolicy::{
     Distances, Mempolicy, Move, PageNode, Weights, apply, mems_allowed, node_for, nodes_of_pages,
+    set_for_thread, thread_changed,
 };
 use pinfold::pages::Pages;
 use pinfold::slab::KmemCache;
@@ -330,4 +331,59 @@ fn the_shepherd_drains_idle_page_lists() {
         std::thread::sleep(Duration::from_millis(20));
     }
     running.stop();
+}
+
+/// A policy that a thread sets after the process has started places the thread's later pages.
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn a_pool_follows_the_policy_that_a_thread_sets() {
+    let all = nodes();
+    if several().is_empty() {
+        return;
+    }
+    let pool = Pages::new("threads").unwrap();
+    let lies_on = |node: NodeId, what: &str| {
+        let pages: Vec<_> = (0..20).map(|place| pool.alloc(place).unwrap()).collect();
+        let found = lie_on(&pages);
+        assert!(
+            found.iter().all(|&found| found == node),
+            "{what}: {found:?}"
+        );
+        for page in pages {
+            // SAFETY: the page came from `pool` and is not used afterwards.
+            unsafe { pool.free(page) };
+        }
+    };
+    for &(node, _) in &all {
+        // The thread runs on another node than the one that its policy names.
+        let other = all.iter().find(|(id, cpu)| *id != node && cpu.is_some());
+        let (home, cpu) = other.map(|(id, cpu)| (*id, cpu.unwrap())).unwrap();
+        std::thread::scope(|scope| {
+            let follow = || {
+                pin(cpu);
+                lies_on(home, "without a policy");
+                set_for_thread(&policy(&format!("bind:{}", node.0))).unwrap();
+                lies_on(node, "bound");
+                std::thread::scope(|inner| {
+                    let inherits = || {
+                        pin(cpu);
+                        lies_on(node, "inherited");
+                        set_for_thread(&policy("default")).unwrap();
+                        lies_on(home, "removed");
+                    };
+                    inner.spawn(inherits).join().unwrap();
+                });
+                lies_on(node, "bound, after another thread's change");
+                // SAFETY: without nodes, the kernel reads no memory.
+                unsafe { libc::syscall(libc::SYS_set_mempolicy, 0, 0, 0) };
+                pool.set_following_threads(true);
+                lies_on(home, "the kernel is asked");
+                pool.set_following_threads(false);
+                lies_on(node, "a system call that Pinfold does not see");
+                thread_changed();
+                lies_on(home, "told");
+            };
+            scope.spawn(follow).join().unwrap();
+        });
+    }
 }

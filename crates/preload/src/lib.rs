@@ -4,7 +4,7 @@
 //!
 //! * `threads` replaces `pthread_create`, and calls the C library's.
 //! * `operators` exports C++'s `operator new` and `operator delete`.
-//! * `policies` replaces the functions that give a thread a real-time policy.
+//! * `policies` replaces the functions that give a thread a real-time policy or a memory policy.
 //! * `unwind` loads the unwinder's library only when a function of it is called.
 #![no_std]
 

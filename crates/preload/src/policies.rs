@@ -1,13 +1,17 @@
-//! Notes calls that give a thread a real-time policy. The shepherd's thread, which this library
-//! starts by itself, would inherit such a policy. So after such a call, the library starts no
-//! shepherd by itself.
+//! Notes calls that give a thread a policy, of either kind:
 //!
-//! `pthread_setschedparam` calls the C library's function, and `sched_setscheduler` makes the
-//! system call. The library does not notice a program that makes the system call itself.
+//! * A real-time policy. The shepherd's thread, which this library starts by itself, would inherit
+//!   such a policy. So after such a call, the library starts no shepherd by itself.
+//! * A memory policy. Pools of pages follow the policy of the calling thread, and ask the kernel
+//!   for it after a change.
+//!
+//! `pthread_setschedparam` calls the C library's function. `sched_setscheduler` and `set_mempolicy`
+//! make the system call. The library does not notice a program that makes the system call itself.
 
 use crate::next::Next;
-use core::ffi::c_int;
+use core::ffi::{c_int, c_long, c_ulong};
 use pinfold_malloc::background;
+use pinfold_malloc::c::kernel_policy::pinfold_mempolicy_thread_changed;
 
 /// Calls the C library's `pthread_setschedparam`, and notes the policy.
 ///
@@ -56,4 +60,24 @@ pub unsafe extern "C" fn sched_setscheduler(
         background::note_policy(policy);
     }
     answer as c_int
+}
+
+/// Does what libnuma's `set_mempolicy` does, and notes the change. libnuma's own functions, such as
+/// `numa_set_preferred`, call it too.
+///
+/// # Safety
+///
+/// `nodes` is null, or readable for `maxnode` bits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn set_mempolicy(
+    mode: c_int,
+    nodes: *const c_ulong,
+    maxnode: c_ulong,
+) -> c_long {
+    // SAFETY: the caller promises that the nodes are readable, which is all the call requires.
+    let answer = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, nodes, maxnode) };
+    if answer == 0 {
+        pinfold_mempolicy_thread_changed();
+    }
+    answer
 }

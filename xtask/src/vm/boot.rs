@@ -3,7 +3,7 @@
 use super::arch::Arch;
 use super::machines::Machine;
 use anyhow::{Context, Result};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -30,6 +30,8 @@ pub struct Verdict {
     pub passed: usize,
     /// Tests that did not pass, each with what happened.
     pub failed: Vec<(String, String)>,
+    /// The exit status of each test that ended.
+    pub statuses: BTreeMap<String, String>,
     /// The test that is running.
     running: Option<String>,
     waiting: BTreeSet<String>,
@@ -73,6 +75,7 @@ impl Verdict {
 
     fn ended(&mut self, name: &str, status: &str, seconds: f64) -> String {
         let expected = self.waiting.remove(name);
+        self.statuses.insert(name.to_owned(), status.to_owned());
         let what = match (expected, status) {
             (false, _) => "was not requested".to_owned(),
             (true, "0") => {

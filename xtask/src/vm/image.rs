@@ -35,11 +35,13 @@ impl Root {
             root.copy(&library, &format!("lib/{name}"))?;
         }
         // Some programs look up their user.
-        fs::write(root.folder.join("etc/passwd"), "root:x:0:0::/tmp:/bin/sh\n")?;
+        let users = "root:x:0:0::/tmp:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n";
+        fs::write(root.folder.join("etc/passwd"), users)?;
         Ok(root)
     }
 
-    fn copy(&mut self, from: &Path, to: &str) -> Result<PathBuf> {
+    /// Adds a file as it is. Returns its path on this machine.
+    pub fn copy(&mut self, from: &Path, to: &str) -> Result<PathBuf> {
         let to = self.folder.join(to);
         fs::create_dir_all(to.parent().context("a path without a folder")?)?;
         fs::copy(from, &to).with_context(|| format!("copying {}", from.display()))?;

@@ -8,6 +8,7 @@ mod image;
 mod machines;
 mod packages;
 mod plan;
+pub mod policy_tests;
 
 use anyhow::{Context, Result, bail};
 use arch::Arch;
@@ -16,7 +17,7 @@ use clap::error::ErrorKind;
 use image::Root;
 use machines::{MACHINES, Machine};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Runs tests on emulated machines.
@@ -88,22 +89,14 @@ pub fn main(args: Args) -> Result<()> {
         return Ok(());
     }
     args.check().unwrap_or_else(|error| error.exit());
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let cache = target.join("vm").join(args.arch.debian());
-    fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
-    let cache = cache.canonicalize()?;
-    let (emulator, package) = args.arch.emulator();
-    packages::tool(emulator, package)?;
-    packages::tool("cpio", "cpio")?;
-    let busybox = args.arch.prepare(&cache)?;
-    let kernel = packages::kernel(&cache, args.arch)?;
+    let prepared = Prepared::new(args.arch)?;
     if args.prepare {
-        println!("ready: {emulator} and {}", kernel.display());
+        let (emulator, _) = args.arch.emulator();
+        println!("ready: {emulator} and {}", prepared.kernel.display());
         return Ok(());
     }
     let mut failed = 0;
-    let machine = TestMachine::build(args.arch, &target, cache, kernel, &busybox)?;
+    let machine = TestMachine::build(prepared)?;
     for one in &args.machines {
         failed += usize::from(!machine.run(&args, one)?);
     }
@@ -113,39 +106,95 @@ pub fn main(args: Args) -> Result<()> {
     }
 }
 
+/// What every machine of an architecture needs.
+struct Prepared {
+    arch: Arch,
+    target: PathBuf,
+    cache: PathBuf,
+    kernel: PathBuf,
+    busybox: PathBuf,
+}
+
+/// What a machine does after it has started.
+struct Boot<'a> {
+    /// The list that vm/init executes.
+    script: String,
+    /// The runs that the list names.
+    names: Vec<String>,
+    kernel_args: &'a str,
+    limit: Duration,
+}
+
+impl Prepared {
+    /// Downloads and installs what is missing.
+    fn new(arch: Arch) -> Result<Prepared> {
+        let target = std::env::var_os("CARGO_TARGET_DIR")
+            .map_or_else(|| PathBuf::from("target"), PathBuf::from);
+        let cache = target.join("vm").join(arch.debian());
+        fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
+        let cache = cache.canonicalize()?;
+        let (emulator, package) = arch.emulator();
+        packages::tool(emulator, package)?;
+        packages::tool("cpio", "cpio")?;
+        Ok(Prepared {
+            arch,
+            target,
+            busybox: arch.prepare(&cache)?,
+            kernel: packages::kernel(&cache, arch)?,
+            cache,
+        })
+    }
+
+    /// Makes the machine's root file system, with Pinfold's command and library.
+    fn root(&self) -> Result<Root> {
+        let [command, library] = self.arch.build().command(&self.target)?;
+        let mut root = Root::new(self.cache.join("root"), &self.busybox, self.arch)?;
+        root.program(&command, "bin/pinfold")?;
+        root.program(&library, "lib/libpinfold.so")?;
+        Ok(root)
+    }
+
+    /// Boots a machine and waits until it ends. Returns what it reported, how it ended, and how
+    /// long it took.
+    fn boot(
+        &self,
+        root: &Root,
+        machine: &Machine,
+        boot: &Boot,
+    ) -> Result<(Verdict, End, Duration)> {
+        root.write("vm/list", &boot.script)?;
+        let image = self.cache.join("image.cpio");
+        root.pack(&image)?;
+        println!("== {} on {:?}: {}", machine.name, self.arch, machine.about);
+        let begin = Instant::now();
+        let mut verdict = Verdict::new(boot.names.iter().cloned());
+        let emulator = boot::emulator(self.arch, machine, &self.kernel, &image, boot.kernel_args);
+        let end = boot::run(emulator, &mut verdict, boot.limit)?;
+        Ok((verdict, end, begin.elapsed()))
+    }
+}
+
 /// What all machines of one call share.
 struct TestMachine {
-    kernel: PathBuf,
-    cache: PathBuf,
+    prepared: Prepared,
     binaries: Vec<binaries::Binary>,
     root: Root,
 }
 
 impl TestMachine {
-    fn build(
-        arch: Arch,
-        target: &Path,
-        cache: PathBuf,
-        kernel: PathBuf,
-        busybox: &Path,
-    ) -> Result<TestMachine> {
-        let build = arch.build();
-        let binaries = build.tests()?;
-        let [command, library] = build.command(target)?;
-        let mut root = Root::new(cache.join("root"), busybox, arch)?;
+    fn build(prepared: Prepared) -> Result<TestMachine> {
+        let binaries = prepared.arch.build().tests()?;
+        let mut root = prepared.root()?;
         for binary in &binaries {
             root.program(&binary.path, &format!("tests/{}", binary.name))?;
         }
-        root.program(&command, "bin/pinfold")?;
-        root.program(&library, "lib/libpinfold.so")?;
-        if arch == Arch::X86
-            && let Err(error) = root.python(&cache)
+        if prepared.arch == Arch::X86
+            && let Err(error) = root.python(&prepared.cache)
         {
             println!("left out: python on the machine: {error:#}");
         }
         Ok(TestMachine {
-            kernel,
-            cache,
+            prepared,
             binaries,
             root,
         })
@@ -164,17 +213,19 @@ impl TestMachine {
             ("PINFOLD_MACHINE", machine.expected()),
             ("RUST_BACKTRACE", "1".to_owned()),
         ];
-        let script = plan::script(&runs, &environment, args.shell.as_deref());
-        self.root.write("vm/list", &script)?;
-        let image = self.cache.join("image.cpio");
-        self.root.pack(&image)?;
-        println!("== {} on {:?}: {}", machine.name, args.arch, machine.about);
-        let begin = Instant::now();
         let shell = args.shell.iter().map(|_| "shell".to_owned());
-        let mut verdict = Verdict::new(runs.iter().map(|run| run.name.clone()).chain(shell));
-        let emulator = boot::emulator(args.arch, machine, &self.kernel, &image, &args.kernel_args);
-        let end = boot::run(emulator, &mut verdict, Duration::from_secs(args.seconds))?;
-        Ok(report(machine, &verdict, &end, begin.elapsed()))
+        let boot = Boot {
+            script: plan::script(&runs, &environment, args.shell.as_deref()),
+            names: runs
+                .iter()
+                .map(|run| run.name.clone())
+                .chain(shell)
+                .collect(),
+            kernel_args: &args.kernel_args,
+            limit: Duration::from_secs(args.seconds),
+        };
+        let (verdict, end, time) = self.prepared.boot(&self.root, machine, &boot)?;
+        Ok(report(machine, &verdict, &end, time))
     }
 }
 

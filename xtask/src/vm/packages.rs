@@ -87,6 +87,58 @@ fn unpack(package: &str, download: &Path, tree: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Unpacks the original source of a Debian package into `folder`, unless that was done before.
+/// Returns the folder.
+///
+/// Uses a list of sources of its own, because most machines have only the list of binaries.
+pub fn source(folder: &Path, package: &str) -> Result<PathBuf> {
+    if folder.is_dir() {
+        return Ok(folder.to_path_buf());
+    }
+    let begun = folder.with_extension("begun");
+    let _ = fs::remove_dir_all(&begun);
+    let tree = begun.join("tree");
+    fs::create_dir_all(begun.join("lists/partial"))?;
+    fs::create_dir_all(&tree).with_context(|| tree.display().to_string())?;
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let named = |line: &str| Some(line.strip_prefix("VERSION_CODENAME=")?.trim().to_owned());
+    let suite = release.lines().find_map(named).unwrap_or_default();
+    let list = format!("deb-src http://deb.debian.org/debian {suite} main\n");
+    fs::write(begun.join("sources.list"), list)?;
+    for command in [&["update"][..], &["source", "--download-only", package]] {
+        let said = Command::new("apt-get")
+            .arg("-qq")
+            .arg(format!(
+                "-oDir::Etc::SourceList={}/sources.list",
+                begun.display()
+            ))
+            .arg("-oDir::Etc::SourceParts=/dev/null")
+            .arg(format!("-oDir::State::Lists={}/lists", begun.display()))
+            .args(command)
+            .current_dir(&begun)
+            .output()
+            .context("cannot start apt-get, which downloads Debian's sources")?;
+        if !said.status.success() {
+            let why = String::from_utf8_lossy(&said.stderr);
+            bail!("cannot download the source of {package}: {}", why.trim());
+        }
+    }
+    let archive = fs::read_dir(&begun)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.to_string_lossy().contains(".orig.tar."));
+    let archive = archive.with_context(|| format!("the source of {package} has no archive"))?;
+    let status = Command::new("tar")
+        .args(["--strip-components=1", "-xf"])
+        .args([&archive, Path::new("-C"), &tree])
+        .status()?;
+    if !status.success() {
+        bail!("tar -xf {} failed", archive.display());
+    }
+    fs::rename(&tree, folder).with_context(|| folder.display().to_string())?;
+    fs::remove_dir_all(&begun)?;
+    Ok(folder.to_path_buf())
+}
+
 /// Returns the package that `package` depends on and whose name begins with `prefix`. Debian's
 /// names without a version depend on those with one.
 pub fn behind(package: &str, prefix: &str) -> Result<String> {

@@ -39,6 +39,12 @@ pub unsafe extern "C" fn pinfold_mempolicy_set_thread(policy: *const CPolicy) ->
     answer(mempolicy::set_for_thread(&unsafe { copy_of(policy) }))
 }
 
+/// Notes that the calling thread's policy may have changed by a call that Pinfold did not make.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_mempolicy_thread_changed() {
+    mempolicy::thread_changed();
+}
+
 /// Returns a new handle of the calling thread's policy (`get_mempolicy`), or null with errno.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_mempolicy_get_thread() -> *mut CPolicy {

@@ -90,8 +90,8 @@ pub unsafe extern "C" fn pinfold_pages_set_default_policy(
     answer(this.set_default_policy(policy))
 }
 
-/// Sets whether places without a policy follow the calling thread's policy. Costs a system call for
-/// each such allocation.
+/// Sets whether each allocation of a place without a policy asks the kernel for the calling
+/// thread's policy. Costs a system call for each such allocation.
 ///
 /// # Safety
 ///

@@ -330,6 +330,7 @@ static void threads_and_ranges(void)
 	CHECK((found = pinfold_mempolicy_get_thread()) && reads(found, "bind:0"));
 	pinfold_mempolicy_put(found);
 	CHECK(pinfold_mempolicy_set_thread(NULL) == 0);
+	pinfold_mempolicy_thread_changed();
 	CHECK((found = pinfold_mempolicy_get_thread()) && reads(found, "default"));
 	pinfold_mempolicy_put(found);
 	CHECK(pinfold_mempolicy_apply(range, 100 * page, policy, PINFOLD_MPOL_STRICT |

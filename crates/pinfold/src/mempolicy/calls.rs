@@ -8,6 +8,7 @@
 //! The functions pass this number themselves.
 
 use super::abi;
+use super::noted::thread_changed;
 use super::{Call, Flags, Mempolicy, Mode, PolicyError};
 use crate::sys::keep_errno;
 use crate::topology::{MAX_NODES, NodeId, NodeSet};
@@ -138,6 +139,14 @@ pub fn available() -> Result<(), PolicyError> {
 /// ```
 #[doc(alias = "set_mempolicy")]
 pub fn set_for_thread(policy: &Mempolicy) -> Result<(), PolicyError> {
+    set_unnoted(policy)?;
+    thread_changed();
+    Ok(())
+}
+
+/// Does what [`set_for_thread`] does, for the policy that the process starts with. Allocations
+/// follow that policy anyway.
+pub(super) fn set_unnoted(policy: &Mempolicy) -> Result<(), PolicyError> {
     if policy.home().is_some() {
         return Err(PolicyError::HomeOfThread);
     }

@@ -29,7 +29,7 @@
 //! | `calls`, `pages`, `refusal` | the system calls |
 //! | `weights`, `order`, `zonelist` | where pages go |
 //! | `latch`, `chunks`, `tree`, `edit`, `parts`, `snapshot`, `ranges`, `shared` | policies by range |
-//! | `placement`, `process` | how the allocator follows policies |
+//! | `placement`, `process`, `noted` | how the allocator follows policies |
 
 mod abi;
 mod bind;
@@ -39,6 +39,7 @@ mod edit;
 mod error;
 mod latch;
 mod mode;
+mod noted;
 mod order;
 mod pages;
 mod parse;
@@ -60,6 +61,8 @@ pub use calls::{
 };
 pub use error::{Call, PolicyError};
 pub use mode::{Flags, Mode};
+pub(crate) use noted::placement_of_thread;
+pub use noted::thread_changed;
 pub use order::Distances;
 pub use pages::{PageNode, migrate, move_pages, nodes_of_pages};
 pub use parse_error::{ParseError, Wrong};

@@ -1,6 +1,7 @@
 //! The memory policy that the process was started with, and how the allocator learns of it.
 
-use super::{Distances, Mempolicy, Mode, PolicyError, set_for_thread, thread};
+use super::calls::set_unnoted;
+use super::{Distances, Mempolicy, Mode, PolicyError, thread};
 use crate::topology::{NodeId, facts};
 use crate::{nodes, sys};
 use pinfold_rseq::env::{self, MAX_TEXT};
@@ -68,7 +69,7 @@ fn follow_variable() {
     if let Some(policy) = wanted {
         // If the kernel refuses, the policy stays as it was. `pinfold run` reports the reason
         // before it starts a program.
-        let _ = set_for_thread(&policy);
+        let _ = set_unnoted(&policy);
     }
     // SAFETY: `map_memory` returned `memory` with this size. The policy is a copy, so no reference
     // to the mapping is left.

@@ -11,8 +11,9 @@
 //!   region. Policies hold for ranges of places ([`SharedPolicy`]).
 //! * The **effective policy** of a place is the policy of the place's range. If the range has no
 //!   policy, it is the pool's default policy. If the pool has none, it is the policy that the
-//!   process was started with. Without any policy, the page comes from the node that the thread
-//!   runs on.
+//!   calling thread has set by a call that Pinfold sees
+//!   ([`thread_changed`](crate::mempolicy::thread_changed)), and else the policy that the process
+//!   was started with. Without any policy, the page comes from the node that the thread runs on.
 //! * A **page list** holds free pages of one node on one CPU. It is the sheaf of a
 //!   [cache](crate::slab) that is bound to the node. Pages move to and from the list in batches.
 //!   The list's capacity adapts to use, within a budget. The shepherd empties idle lists.
@@ -45,7 +46,7 @@ mod lists;
 pub use lists::List;
 
 use crate::arena::{self, NodeRequest, NumaItem};
-use crate::mempolicy::{Mempolicy, Mode, Placement, RangeError, SharedPolicy};
+use crate::mempolicy::{self, Mempolicy, Mode, Placement, RangeError, SharedPolicy};
 use crate::slab::{CacheError, KmemCache};
 use crate::topology::{NodeId, NodeSet};
 use crate::vmstat::{VmStat, Zone};
@@ -95,7 +96,7 @@ const BARN_BYTES: usize = 32 << 20;
 const LOOKS_UP: u8 = 1 << 0;
 /// Allocations are counted in `stat`.
 const COUNTS: u8 = 1 << 1;
-/// Places without a policy follow the calling thread's policy.
+/// The kernel is asked for the calling thread's policy at each place without a policy.
 const ASKS: u8 = 1 << 2;
 
 impl Pages {
@@ -168,8 +169,8 @@ impl Pages {
     }
 
     /// Sets the policy of all places whose range has no policy. `None`, or a `default` policy,
-    /// removes it; then these places take the policy that the process was started with. See
-    /// [`SharedPolicy::set_default`]. O(1).
+    /// removes it; then these places take the thread's policy, or the one that the process was
+    /// started with. See [`SharedPolicy::set_default`]. O(1).
     ///
     /// # Errors
     ///
@@ -228,7 +229,8 @@ impl Pages {
     }
 
     /// Binds the policies of all ranges again after the allowed nodes have changed; see
-    /// [`Mempolicy::rebind`]. O(n log n) in the number of ranges.
+    /// [`Mempolicy::rebind`]. The kernel binds the policies of threads; the next allocations ask
+    /// for them again. O(n log n) in the number of ranges.
     ///
     /// The allocator knows only the nodes that the process could use when it started. Other nodes
     /// of a policy give no pages.
@@ -242,7 +244,12 @@ impl Pages {
     ///   policies.
     /// * [`RangeError::OutOfMemory`] if there is no memory.
     pub fn rebind(&self, allowed: &NodeSet) -> Result<(), RangeError> {
-        self.policy.rebind_if(allowed, Placement::is_possible)
+        self.policy.rebind_if(allowed, Placement::is_possible)?;
+        // The kernel has bound the threads' policies again.
+        if nodes::may_threads_differ() {
+            mempolicy::thread_changed();
+        }
+        Ok(())
     }
 
     /// Allocates a page for a place, by the place's effective policy. Returns `None` if no node
@@ -253,7 +260,7 @@ impl Pages {
     /// lock. If the node has no free page, makes a system call.
     #[inline]
     pub fn alloc(&self, place: u64) -> Option<NonNull<u8>> {
-        if self.duties.load(Relaxed) != 0 {
+        if self.duties.load(Relaxed) != 0 || nodes::may_threads_differ() {
             return self.alloc_by_policy(place);
         }
         let node = nodes::current();
@@ -308,12 +315,11 @@ impl Pages {
         (request, Some(placement))
     }
 
-    /// Returns how the allocator follows the calling thread's policy, if allocations ask for it and
-    /// the thread has a policy.
+    /// Returns how the allocator follows the policy that the calling thread has set, if any.
     #[inline]
     fn placement_of_thread(&self) -> Option<Placement> {
         if self.duties.load(Relaxed) & ASKS == 0 {
-            return None;
+            return mempolicy::placement_of_thread();
         }
         Placement::of_thread()
     }
@@ -396,15 +402,18 @@ impl Pages {
         };
     }
 
-    /// Sets whether places without a policy follow the policy that the calling thread has at the
-    /// moment of the allocation, as the kernel's page faults do. Off at the start: then they follow
-    /// the policy that the process was started with.
+    /// Sets whether each allocation of a place without a policy asks the kernel for the policy that
+    /// the calling thread has at that moment. Off at the start.
     ///
-    /// While this is on, each allocation of a place without a policy makes a system call,
-    /// `get_mempolicy`: about 1.4 µs, several times what zeroing the page costs. If the kernel
-    /// refuses the call, or the thread has no policy, the page comes as without this. Under an
-    /// interleaving policy, the place decides whose turn it is, not the kernel's count of the
-    /// thread's pages.
+    /// Without this, the pool follows a thread's policy that was set by a call that Pinfold sees
+    /// (see [`thread_changed`](crate::mempolicy::thread_changed)). It does not notice other system
+    /// calls, or a cpuset that changes.
+    ///
+    /// While this is on, each of these allocations makes a system call, `get_mempolicy`: about
+    /// 1.4 µs, several times what zeroing the page costs. If the kernel refuses the call, or the
+    /// thread has no policy, the page comes from the node that the thread runs on, or by the policy
+    /// that the process was started with. Under an interleaving policy, the place decides whose
+    /// turn it is, not the kernel's count of the thread's pages.
     pub fn set_following_threads(&self, following: bool) {
         match following {
             true => self.duties.fetch_or(ASKS, Relaxed),
