@@ -30,6 +30,14 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 /// Entries that a node has room for. A quarter of it is the fewest that a change leaves in a node
 /// that has siblings.
 pub(super) const FANOUT: usize = 32;
+/// The steps of a search in a node: the halves of [`FANOUT`].
+const HALVES: [usize; 5] = [16, 8, 4, 2, 1];
+/// A node with at most this many entries is searched from the first entry on. Only roots are so
+/// small, so that the processor predicts the branch.
+const FEW: usize = 3;
+const _: () = assert!(HALVES[0] * 2 == FANOUT);
+/// The start in entries that a node does not use. A search finds no range there.
+const UNUSED: u64 = u64::MAX;
 /// The most levels of nodes. A tree of this depth has more ranges than memory can hold.
 pub(super) const MAX_DEPTH: usize = 12;
 
@@ -97,7 +105,11 @@ impl Node {
         self.used.load(Relaxed).min(FANOUT)
     }
 
+    /// Sets the number of entries. Only for a node that the writer fills.
     pub(super) fn set_len(&self, len: usize) {
+        for start in self.starts.get(len..).unwrap_or_default() {
+            start.store(UNUSED, Relaxed);
+        }
         self.used.store(len, Relaxed);
     }
 
@@ -106,17 +118,42 @@ impl Node {
         self.starts.get(..self.len()).unwrap_or_default()
     }
 
+    /// Returns how many entries, from the first on, have a start for which `is_before` holds.
+    ///
+    /// Searches among all [`FANOUT`] entries, or among the first [`FEW`]. So the compiler unrolls
+    /// the search into loads and comparisons without a branch, and no load waits for the number of
+    /// used entries.
+    #[inline(always)]
+    fn count(&self, is_before: impl Fn(u64) -> bool) -> usize {
+        let holds = |at: usize| {
+            let start = self.starts.get(at);
+            usize::from(start.is_some_and(|start| is_before(start.load(Relaxed))))
+        };
+        let len = self.len();
+        let mut count = 0;
+        if len <= FEW {
+            count = (0..FEW).map(holds).sum();
+        } else {
+            for half in HALVES {
+                // The bits of `half - 1` are not in `count`, so `|` adds.
+                count |= half * holds(count | (half - 1));
+            }
+            // The steps reach all counts but `FANOUT`.
+            count += holds(count);
+        }
+        // `is_before` may hold for unused entries too, if the page is the last one.
+        count.min(len)
+    }
+
     /// Returns how many entries start at `page` or before it.
     #[inline(always)]
     pub(super) fn starting_up_to(&self, page: u64) -> usize {
-        self.starts()
-            .partition_point(|start| start.load(Relaxed) <= page)
+        self.count(|start| start <= page)
     }
 
     /// Returns how many entries start before `page`.
     pub(super) fn starting_before(&self, page: u64) -> usize {
-        self.starts()
-            .partition_point(|start| start.load(Relaxed) < page)
+        self.count(|start| start < page)
     }
 
     /// Returns what is below entry `at`.

@@ -111,6 +111,11 @@ fn thousands_of_ranges_are_found_and_removed() {
     }
     map.set(0, 14_000, None).unwrap();
     assert_eq!(map.len(), 333);
+    // Up to the last page, which is also the start in unused entries of nodes.
+    map.set(14_500, u64::MAX, None).unwrap();
+    assert_eq!(map.len(), 167);
+    assert!(map.lookup(u64::MAX, [0]).is_none());
+    assert_eq!(map.next_from(14_500), None);
 }
 
 /// Lookups work while the map and its buffers are read-only.
