@@ -25,6 +25,7 @@ fn counter_measures_all_designs_in_all_combinations() {
         "spinlock-batch",
         "slowcount",
         "add-start",
+        "add-start-percpu",
         "atomic",
         "pinfold-batch",
         "pinfold",
@@ -41,6 +42,7 @@ fn counter_measures_all_designs_in_all_combinations() {
                 [
                     "amount",
                     "batch",
+                    "hand_over",
                     "mmap",
                     "ns_per_op",
                     "processes",
@@ -101,7 +103,7 @@ fn amounts_and_a_batch_can_be_chosen() {
     let chosen = ["--amount", "5,9", "--batch", "100", "--summing", "no"];
     let rows = rows(&[&COUNTER[..1], &COUNTER[3..], &chosen, &["--mmap", "no"]].concat());
     let amounts: Vec<_> = rows.iter().map(|row| row["amount"].as_u64()).collect();
-    assert_eq!(amounts, [[Some(5); 6], [Some(9); 6]].concat());
+    assert_eq!(amounts, [[Some(5); 7], [Some(9); 7]].concat());
     assert!(
         rows.iter()
             .all(|row| [100.into(), Value::Null].contains(&row["batch"]))
@@ -139,11 +141,50 @@ fn small_amounts_show_the_error_of_slowcount_and_none_of_pinfold() {
 }
 
 #[test]
+fn exact_counters_have_exact_sums_while_cpus_hand_over() {
+    let rows = rows(&[
+        "counter",
+        "--hand-over",
+        "--amount",
+        "4",
+        "--threads",
+        "2",
+        "--rounds",
+        "1",
+        "--seconds",
+        "1",
+        "--summing",
+        "yes",
+        "--subject",
+        "atomic,pinfold-batch,pinfold",
+    ]);
+    assert_eq!(subjects(&rows), ["atomic", "pinfold-batch", "pinfold"]);
+    for row in &rows {
+        assert_eq!(row["hand_over"], true, "{row}");
+        assert_eq!(row["mmap"], false, "{row}");
+        assert_eq!(row["sum_error_max"], 0, "{row}");
+    }
+}
+
+#[test]
+fn a_hand_over_needs_pairs_and_maps_nothing() {
+    refused(
+        &["counter", "--hand-over", "--threads", "3"],
+        &["pairs", "even number instead of 3"],
+    );
+    refused(
+        &["counter", "--hand-over", "--mmap", "yes"],
+        &["maps no memory", "leave out --mmap yes"],
+    );
+}
+
+#[test]
 fn processes_can_share_a_counter() {
     let designs = [
         "spinlock-batch",
         "slowcount",
         "add-start",
+        "add-start-percpu",
         "atomic",
         "pinfold-shared",
     ];

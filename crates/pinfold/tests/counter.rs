@@ -63,11 +63,12 @@ fn the_value_wraps_around_like_wrapping_add() {
 fn the_value_goes_on_when_a_word_wraps_around() {
     // Each add moves a word by 2^40, so that 2^24 adds bring the word back to 0. The value must go
     // on.
-    let counter = PercpuCounter::with_batch(0, 1 << 40).unwrap();
+    let counter = PercpuCounter::with_max_drift(0, 1 << 60).unwrap();
     for _ in 0..(1 << 24) + 5 {
         counter.add(1 << 40);
     }
     assert_eq!(counter.sum(), 5 << 40);
+    assert_eq!(counter.batch(), 1 << 40, "such adds must fit a shard");
     assert!(counter.read().abs_diff(5 << 40) <= counter.error_bound());
     counter.sub(5 << 40);
     assert_eq!(counter.sum(), 0);
@@ -81,13 +82,13 @@ fn large_adds_and_changed_batches_keep_the_bound() {
         for n in [1, 33, -33, 5000, -5000, i64::MIN, i64::MAX, 1] {
             counter.add(n);
         }
-        // An add above the batch goes to the base, which a read sees at once.
+        // An add above an eighth of the batch goes to the base, which a read sees at once.
         counter.set(0);
         counter.fold();
         counter.add(1 << 30);
         assert_eq!(counter.read(), 1 << 30);
-        // With a larger batch, the same size may stay on the CPU again.
-        counter.set_batch(1 << 31).unwrap();
+        // With a batch that is eight times as large, the same size may stay on the CPU.
+        counter.set_batch(1 << 33).unwrap();
         counter.add(1 << 30);
         counter.add(1 << 30);
         assert_eq!(counter.sum(), 3 << 30);
@@ -98,6 +99,24 @@ fn large_adds_and_changed_batches_keep_the_bound() {
             );
         }
         assert!(counter.read().abs_diff(3 << 30) <= counter.error_bound());
+    }
+}
+
+#[test]
+fn an_add_above_an_eighth_of_the_batch_is_read_at_once() {
+    for counter in [
+        PercpuCounter::with_batch(0, 800).unwrap(),
+        PercpuCounter::with_batch_of::<800>(0),
+    ] {
+        counter.add(100);
+        let kept = counter.read();
+        counter.add(101);
+        counter.add(-101);
+        counter.add(101);
+        assert_eq!((counter.read() - kept, counter.sum()), (101, 201));
+        if pinfold_rseq::backend() != pinfold_rseq::Backend::Atomic {
+            assert_eq!(kept, 0, "an eighth of the batch stays on the CPU");
+        }
     }
 }
 
@@ -353,7 +372,7 @@ fn a_histogram_counts_values_of_every_size() {
 /// what was added.
 #[test]
 fn nothing_is_lost_between_folds_swaps_and_batches() {
-    let counter = PercpuCounter::with_batch(0, 16).unwrap();
+    let counter = PercpuCounter::with_batch(0, 128).unwrap();
     let stop = AtomicBool::new(false);
     let (added, taken) = std::thread::scope(|scope| {
         let _stop = StopAtEnd(&stop);
@@ -385,7 +404,7 @@ fn nothing_is_lost_between_folds_swaps_and_batches() {
                             0 => taken += counter.swap(0),
                             1 if counter.limited_add(1 << 30, 7) => taken -= 7,
                             1 => drop(counter.fold()),
-                            2 => drop(counter.set_batch(1 + random.below(64))),
+                            2 => drop(counter.set_batch(1 + random.below(512))),
                             _ => drop(counter.sum()),
                         }
                     }

@@ -141,6 +141,7 @@ fn swaps_between_adds_lose_nothing() {
 #[test]
 fn no_limited_add_passes_its_limit() {
     many_limited_adds(100, 16, 20);
+    many_limited_adds(100, 128, 20);
 }
 
 /// Is near the limit and far from it in turn, so that adds with locks and without meet.

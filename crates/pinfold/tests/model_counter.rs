@@ -126,6 +126,21 @@ fn a_fold_raises_the_total_before_the_limit() {
     in_all_orders(1, begin, [fold, add_with_room, read], is_consistent);
 }
 
+/// An add without room folds the shard on its own CPU, in the same order.
+#[test]
+fn an_add_that_folds_raises_the_total_before_the_limit() {
+    let begin = |counter: &PercpuCounter| {
+        counter.grant_all();
+        counter.add_on(0, 1);
+    };
+    let fold = |counter: &PercpuCounter| {
+        move_to(0);
+        counter.add_slow(1);
+        move_to(NOWHERE);
+    };
+    in_all_orders(1, begin, [fold, add_with_room, read], is_consistent);
+}
+
 /// One thread's slow path grants the shard, and another thread adds on the same CPU. The drift must
 /// count the shard by then.
 #[test]

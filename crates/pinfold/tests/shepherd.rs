@@ -70,13 +70,13 @@ fn a_tick_passes_over_a_shard_whose_adds_cancel() {
     let counter = PercpuCounter::with_batch(0, 1000).unwrap();
     let shepherd = Shepherd::new();
     shepherd.watch(&counter).unwrap();
-    counter.add(400);
-    counter.sub(400);
+    (0..4).for_each(|_| counter.add(100));
+    (0..4).for_each(|_| counter.sub(100));
     assert_eq!((shepherd.tick(), counter.read()), (0, 0));
     counter.sub(3);
     assert_eq!((shepherd.tick(), counter.read()), (1, -3));
-    // The shepherd left the room that the two adds used up. The next adds make room themselves.
-    (0..10).for_each(|_| counter.add(300));
+    // The shepherd left the room that these adds used up. The next adds make room themselves.
+    (0..30).for_each(|_| counter.add(100));
     assert_eq!(counter.sum(), 2997);
     shepherd.tick();
     assert_eq!((shepherd.tick(), counter.read()), (0, 2997));

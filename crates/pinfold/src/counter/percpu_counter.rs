@@ -16,6 +16,9 @@ const WIDENS: u64 = 1 << 63;
 /// The least default batch. The kernel's is 32. Measured with two CPUs that add at once: a fold
 /// takes as long as a hundred adds. With this batch, folds take a twentieth of the time.
 const MIN_DEFAULT: u64 = 1024;
+/// How many atomic adds take as long as a fold. Measured with two CPUs: a fold takes three atomic
+/// instructions, two of them on the CPU's own lines, and two critical sections.
+const ADDS_IN_FOLD: u64 = 8;
 
 /// Counts up and down in 64 bits, with adds that stay on the CPU's own words.
 ///
@@ -31,9 +34,12 @@ const MIN_DEFAULT: u64 = 1024;
 ///
 /// | operation | cost |
 /// |---|---|
-/// | an add within the batch | one critical section on the CPU's own line |
-/// | about one add in a batch | also a fold: one atomic add to the total, which the CPUs share |
-/// | an add above the batch | one atomic add to the counter's *base*, which the CPUs share |
+/// | an add of at most an eighth of the batch | one critical section on the CPU's own line |
+/// | about one of these in a batch | also a fold: one atomic add to the total, which CPUs share |
+/// | a larger add | one atomic add to the counter's *base*, which the CPUs share |
+///
+/// So a counter with a fixed batch takes at most about the time of one atomic, whatever is added.
+/// A batch that widens ([`with_max_drift`](Self::with_max_drift)) keeps adds up to the whole batch.
 ///
 /// An add never waits.
 ///
@@ -65,8 +71,8 @@ pub struct PercpuCounter {
     /// widens.
     rule: u64,
     /// The inverted bits of the size above which adds go to the base at once, without a look at the
-    /// shard. Zero, as in a new static of C, sends no add there. Any value is correct, because any
-    /// add may go to the base. A batch that widens leaves the word 0.
+    /// shard ([`largest_kept`]). Zero, as in a new static of C, sends no add there. Any value is
+    /// correct, because any add may go to the base. A batch that widens leaves the word 0.
     no_look: AtomicU64,
     /// Keeps the base out of the line that adds read.
     apart: [u64; 5],
@@ -82,6 +88,18 @@ pub struct PercpuCounter {
 // those that they write, in arrays too.
 const _: () = assert!(size_of::<PercpuCounter>() == 128 && align_of::<PercpuCounter>() == 16);
 const _: () = assert!(core::mem::offset_of!(PercpuCounter, base) == 64);
+
+/// Returns the largest add that a CPU keeps to itself, with a fixed `batch`: an eighth of it, and at
+/// least 1.
+///
+/// Larger adds would use up the batch in fewer adds than a fold costs, and so take longer than
+/// atomic adds.
+const fn largest_kept(batch: u64) -> u64 {
+    match batch / ADDS_IN_FOLD {
+        0 => 1,
+        most => most,
+    }
+}
 
 impl Default for PercpuCounter {
     fn default() -> Self {
@@ -116,7 +134,7 @@ impl PercpuCounter {
                 drift => drift | WIDENS,
             },
             no_look: AtomicU64::new(match (max_drift, batch) {
-                (0, batch) if batch != DEFAULT => !batch,
+                (0, batch) if batch != DEFAULT => !largest_kept(batch),
                 _ => 0,
             }),
             apart: [0; 5],
@@ -317,10 +335,11 @@ impl PercpuCounter {
         }
     }
 
-    /// Sends adds above `batch` to the base at once, if this counter's batch does not widen.
+    /// Sends adds that are too large for `batch` to the base at once, if this counter's batch does
+    /// not widen.
     pub(super) fn expect_batch(&self, batch: u64) {
         if self.max_drift() == 0 {
-            self.no_look.store(!batch, Relaxed);
+            self.no_look.store(!largest_kept(batch), Relaxed);
         }
     }
 
@@ -345,7 +364,7 @@ impl PercpuCounter {
             // SAFETY: `offset` is that of a block of `SIZE` bytes that no other thread knows yet.
             unsafe { Shards::at(offset) }.open(self.first_batch());
             if self.max_drift() == 0 {
-                let hint = !self.first_batch();
+                let hint = !largest_kept(self.first_batch());
                 // Another thread may already have changed the batch, so only a missing hint is set.
                 let _ = (self.no_look).compare_exchange(0, hint, Relaxed, Relaxed);
             }

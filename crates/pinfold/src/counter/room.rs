@@ -76,15 +76,46 @@ impl Shards {
             }
             return making.may_grant;
         }
-        let rest = self.cancel(unit, batch);
-        let past = rest[usize::from(down)];
-        // If a CPU's additions and subtractions balance, no fold touches the total's cache line.
-        if batch - past < n.max(batch / 2)
-            && !(making.overstep && self.is_shared() && self.fold_beyond(held, unit, down, past))
-        {
-            self.fold_rest(unit, batch, batch, rest);
+        if making.overstep && self.is_shared() {
+            self.make_room_beyond(held, unit, (down, n), batch);
+        } else {
+            self.make_room_here(unit, (down, n), batch);
         }
         true
+    }
+
+    /// Makes room with as few atomic instructions as possible: two, if no reach is stated.
+    ///
+    /// Cancels if that gives enough room. If a CPU's additions and subtractions balance, no fold
+    /// then touches the total's cache line. Otherwise folds the word that needs room, and leaves
+    /// the opposite word as far past its mark as it is. Both steps are complete on their own: after
+    /// each, every word is within a batch of its mark.
+    #[inline]
+    fn make_room_here(self, unit: usize, (down, n): (bool, u64), batch: u64) {
+        let past = [UP, DOWN].map(|half| batch - self.room(unit, half).1);
+        let (half, total) = if down {
+            (DOWN, FOLDED_DOWN)
+        } else {
+            (UP, FOLDED_UP)
+        };
+        let (own, both) = (past[usize::from(down)], past[0].min(past[1]));
+        let cancels = batch - (own - both) >= n.max(batch / 2);
+        // A fold first raises the total, and then the limit.
+        if !cancels && self.raise_total(total, own) {
+            self.move_limit(unit, half, own);
+        } else if both != 0 {
+            // Also reached if the reach does not let the total grow.
+            self.move_limits(unit, both);
+        }
+    }
+
+    /// Makes room by cancelling, and by a fold of half a batch more if that is not enough.
+    fn make_room_beyond(self, held: &Held, unit: usize, (down, n): (bool, u64), batch: u64) {
+        let rest = self.cancel(unit, batch);
+        let past = rest[usize::from(down)];
+        if batch - past < n.max(batch / 2) && !self.fold_beyond(held, unit, down, past) {
+            self.fold_rest(unit, batch, batch, rest);
+        }
     }
 
     /// Returns whether several CPUs count, and so move the cache line of the totals about.

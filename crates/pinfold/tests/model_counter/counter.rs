@@ -92,7 +92,8 @@ impl PercpuCounter {
     fn expect_batch(&self, _: u64) {}
 
     /// Adds as the real function does, but always looks at the shard first. The real function sends
-    /// an add above the batch to the base without this look, which would change no word.
+    /// an add above an eighth of the batch to the base without this look. So the model's small
+    /// batches have more steps to explore.
     pub fn add(&self, n: i64) {
         if !self.of().add(n < 0, n.abs()) {
             self.add_slow(n);

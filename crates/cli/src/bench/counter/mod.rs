@@ -3,6 +3,7 @@
 //! and Pinfold's counters.
 
 mod designs;
+mod hand_over;
 mod percpu;
 mod report;
 mod run;
@@ -31,9 +32,15 @@ use workers::Wave;
 /// counter all the time. The error of a sum is its distance, in pages, from the values that the
 /// counter can have had while the sum ran. After each run the counter must be 0.
 ///
+/// With `--hand-over`, the workers form pairs: one worker adds, and the other one then subtracts the
+/// same amount on another CPU. So the counter is always between 0 and one amount for each pair. The
+/// pairs sleep after every 64 hand-overs, so compare the user column. The error column shows whose
+/// sums are exact.
+///
 /// Subjects: spinlock-batch (percpu_counter before the patches: a spinlock around the shared
-/// count), slowcount (Eric Dumazet's patch), add-start (Shaohua Li's reply), atomic (one atomic
-/// integer), pinfold-batch (Pinfold's PercpuCounter). All have the same batch. Beside them stands
+/// count), slowcount (Eric Dumazet's patch), add-start (Shaohua Li's reply), add-start-percpu (the
+/// same with the per-CPU add_start that the reply proposes), atomic (one atomic integer),
+/// pinfold-batch (Pinfold's PercpuCounter). All have the same batch. Beside them stands
 /// pinfold: a PercpuCounter that chooses its batch itself, and whose cheap reads may be off by 64
 /// mappings per CPU. With `--processes` these two are left out, and pinfold-shared takes their
 /// place: Pinfold's counters in shared memory, which have no batch. Atomic has none either.
@@ -70,6 +77,10 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Choice::Both)]
     mmap: Choice,
 
+    /// Let the workers of a pair take turns: one adds, and the other one subtracts. Without mmap
+    #[arg(long)]
+    hand_over: bool,
+
     /// Whether one more thread sums the counter
     #[arg(long, value_enum, default_value_t = Choice::Both)]
     summing: Choice,
@@ -94,6 +105,7 @@ enum SubjectName {
     SpinlockBatch,
     Slowcount,
     AddStart,
+    AddStartPercpu,
     Atomic,
     PinfoldBatch,
     Pinfold,
@@ -101,10 +113,11 @@ enum SubjectName {
 }
 
 impl SubjectName {
-    const ALL: [SubjectName; 7] = [
+    const ALL: [SubjectName; 8] = [
         SubjectName::SpinlockBatch,
         SubjectName::Slowcount,
         SubjectName::AddStart,
+        SubjectName::AddStartPercpu,
         SubjectName::Atomic,
         SubjectName::PinfoldBatch,
         SubjectName::Pinfold,
@@ -116,6 +129,7 @@ impl SubjectName {
             SubjectName::SpinlockBatch => "spinlock-batch",
             SubjectName::Slowcount => "slowcount",
             SubjectName::AddStart => "add-start",
+            SubjectName::AddStartPercpu => "add-start-percpu",
             SubjectName::Atomic => "atomic",
             SubjectName::Pinfold => "pinfold",
             SubjectName::PinfoldShared => "pinfold-shared",
@@ -165,6 +179,8 @@ struct Row {
     batch: Option<u32>,
     summing: bool,
     mmap: bool,
+    /// Whether one worker of a pair added, and the other one subtracted.
+    hand_over: bool,
     /// The time of the run divided by the adds of all workers that have their subtraction: the
     /// median of the rounds.
     ns_per_op: f64,
@@ -200,6 +216,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 pub fn main(args: &Args) -> Result<()> {
     let subjects = subjects(args)?;
+    check_hand_over(args)?;
     if let Some(file) = &args.plot {
         figures::check_writable(file)?;
     }
@@ -239,6 +256,25 @@ fn subjects(args: &Args) -> Result<Vec<SubjectName>> {
     Ok(subjects)
 }
 
+/// Refuses what `--hand-over` cannot do.
+fn check_hand_over(args: &Args) -> Result<()> {
+    let workers = match args.processes.flatten() {
+        Some(processes) => vec![processes],
+        None => args.threads.clone(),
+    };
+    let odd = workers.iter().find(|workers| *workers % 2 != 0);
+    ensure!(
+        !args.hand_over || odd.is_none(),
+        "--hand-over needs pairs of workers; give an even number instead of {}",
+        odd.unwrap_or(&0)
+    );
+    ensure!(
+        !args.hand_over || !matches!(args.mmap, Choice::Yes),
+        "--hand-over maps no memory; leave out --mmap yes"
+    );
+    Ok(())
+}
+
 /// Measures all requested combinations. Within one, each subject runs once per round.
 fn measure(args: &Args, subjects: &[SubjectName]) -> Result<Vec<Row>> {
     let batch = args.batch.map_or_else(percpu::kernel_batch, i64::from);
@@ -257,15 +293,23 @@ fn measure(args: &Args, subjects: &[SubjectName]) -> Result<Vec<Row>> {
         None => &args.threads,
     };
     for (threads, amount) in pairs(workers, &args.amount) {
-        for &mmap in args.mmap.values() {
+        let mmap = match args.hand_over {
+            true => Choice::No,
+            false => args.mmap,
+        };
+        for &mmap in mmap.values() {
             for &summing in args.summing.values() {
                 let setup = Setup {
                     threads: threads as usize,
                     processes: args.processes.is_some(),
                     mmap,
+                    hand_over: args.hand_over,
                     summing,
                     time: Duration::from_secs_f64(args.seconds),
-                    wave: Wave::new(i64::from(amount), batch),
+                    wave: match args.hand_over {
+                        true => Wave::hand_over(i64::from(amount)),
+                        false => Wave::new(i64::from(amount), batch),
+                    },
                 };
                 rows.extend(measure_cell(&contenders, setup, batch as u32, args.rounds)?);
             }
@@ -303,6 +347,7 @@ fn measure_cell(
                 batch: name.has_batch().then_some(batch),
                 summing: setup.summing,
                 mmap: setup.mmap,
+                hand_over: setup.hand_over,
                 ns_per_op: middle(|outcome| outcome.ns_per_op),
                 user_ns_per_op: middle(|outcome| outcome.user_ns_per_op),
                 sys_ns_per_op: middle(|outcome| outcome.sys_ns_per_op),

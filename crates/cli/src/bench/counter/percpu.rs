@@ -22,10 +22,17 @@ impl PerCpu {
         &self.values[pinfold_rseq::current() % pinfold_rseq::MAX_INDEX].0
     }
 
+    /// Returns the values of all possible CPUs.
+    pub fn each(&self) -> impl Iterator<Item = &AtomicI32> {
+        let values = self.values.iter().take(pinfold_rseq::possible());
+        values.map(|value| &value.0)
+    }
+
     /// Returns the sum over all possible CPUs.
     pub fn sum(&self) -> i64 {
-        let values = self.values.iter().take(pinfold_rseq::possible());
-        values.map(|value| i64::from(value.0.load(Acquire))).sum()
+        self.each()
+            .map(|value| i64::from(value.load(Acquire)))
+            .sum()
     }
 }
 

@@ -43,7 +43,8 @@ fn cells(rows: &[Row]) -> impl Iterator<Item = &[Row]> {
 fn kind(row: &Row) -> String {
     let mmap = if row.mmap { "mmap" } else { "no mmap" };
     let summing = if row.summing { "summing" } else { "no sums" };
-    format!("amount {}, {mmap}, {summing}", row.amount)
+    let hands = if row.hand_over { "hand-over, " } else { "" };
+    format!("amount {}, {hands}{mmap}, {summing}", row.amount)
 }
 
 fn table(cell: &[Row]) -> Table {

@@ -1,7 +1,10 @@
 //! One run of one design: start the workers, let them count, sum meanwhile, check the result.
 
 use super::SubjectName;
-use super::designs::{self, AddStart, Atomic, Design, Shared, Slowcount, SpinlockBatch};
+use super::designs::{
+    self, AddStart, AddStartPerCpu, Atomic, Design, Shared, Slowcount, SpinlockBatch,
+};
+use super::hand_over;
 use super::shared::SharedSlice;
 use super::truth::Witness;
 use super::workers::{self, Control, Loop, Wave, Worker};
@@ -18,6 +21,8 @@ pub struct Setup {
     /// Whether the workers are processes instead of threads.
     pub processes: bool,
     pub mmap: bool,
+    /// Whether one worker of a pair adds, and the other one subtracts.
+    pub hand_over: bool,
     pub summing: bool,
     pub time: Duration,
     pub wave: Wave,
@@ -46,6 +51,7 @@ pub fn contender(name: SubjectName, batch: i64) -> Result<Box<dyn Contender>> {
         SubjectName::SpinlockBatch => shared::<SpinlockBatch>(batch)?,
         SubjectName::Slowcount => shared::<Slowcount>(batch)?,
         SubjectName::AddStart => shared::<AddStart>(batch)?,
+        SubjectName::AddStartPercpu => shared::<AddStartPerCpu>(batch)?,
         SubjectName::Atomic => shared::<Atomic>(batch)?,
         SubjectName::PinfoldShared => Box::new(Across(designs::in_shared()?)),
         SubjectName::Pinfold => Box::new(Own(designs::with_max_drift()?)),
@@ -86,14 +92,21 @@ impl<D: Design> Contender for Across<D> {
 
 fn run<D: Design>(design: &D, setup: Setup) -> Result<Outcome> {
     let control = SharedSlice::<Padded<Control>>::new(1)?;
-    let workers = SharedSlice::<Padded<Worker>>::new(setup.threads)?;
+    let shares = match setup.hand_over {
+        true => setup.threads / hand_over::PAIR,
+        false => setup.threads,
+    };
+    let workers = SharedSlice::<Padded<Worker>>::new(shares)?;
     let control = &control[0].0;
     let round = Loop {
         mmap: setup.mmap,
         publish: setup.summing,
         wave: setup.wave,
     };
-    let work = |number: usize| round.work(design, &workers[number].0, control);
+    let work = |number: usize| match setup.hand_over {
+        true => hand_over::work(design, &workers, number, control, setup.wave.amount),
+        false => round.work(design, &workers[number].0, control),
+    };
     let lead = || {
         let led = lead(design, &workers, control, setup);
         control.stop();

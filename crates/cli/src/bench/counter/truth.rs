@@ -29,9 +29,16 @@ impl Step {
     /// acquire fence in [`Witness::error_of`].
     #[inline(always)]
     pub fn begin(&self) {
-        // A plain increment is enough: only this worker writes its step.
+        // A plain increment is enough: only this worker writes its step. The workers of a pair that
+        // hands over take turns.
         self.0.store(self.0.load(Relaxed) + 1, Relaxed);
         fence(Release);
+    }
+
+    /// Returns the step. A thread that finds an even step sees the adds before it.
+    #[inline(always)]
+    pub fn number(&self) -> u64 {
+        self.0.load(Acquire)
     }
 
     /// Publishes that the add is done. A thread that loads this step with acquire ordering sees the

@@ -25,6 +25,8 @@ pub struct Worker {
     pub step: Step,
     /// Number of loops made. Stored when the worker stops.
     pub loops: AtomicU64,
+    /// 1 after the last hand-over of a pair's giver.
+    pub gave_all: AtomicU32,
     /// The error number of a failed mapping, or 0.
     pub errno: AtomicI32,
 }
@@ -70,6 +72,19 @@ impl Control {
     pub fn stop(&self) {
         self.state.store(STOP, Release);
     }
+
+    /// Reports a worker as ready, and waits until all workers may begin or must stop.
+    pub fn wait_to_go(&self) {
+        self.ready.fetch_add(1, Release);
+        spin_until(|| self.state.load(Acquire) != WAIT);
+    }
+
+    /// Returns whether the workers must go on.
+    #[inline(always)]
+    pub fn is_going(&self) -> bool {
+        // Relaxed: a worker that sees the end later only works a little longer.
+        self.state.load(Relaxed) == GO
+    }
 }
 
 /// What each worker of a run does.
@@ -92,6 +107,11 @@ pub struct Wave {
 }
 
 impl Wave {
+    /// Returns the wave of a pair that hands over: one add, and then one subtraction.
+    pub fn hand_over(amount: i64) -> Wave {
+        Wave { amount, adds: 1 }
+    }
+
     /// Returns the wave for mappings of `amount` pages.
     ///
     /// One add of at least a batch reaches the shared count. Of a smaller amount, a worker adds two
@@ -139,10 +159,9 @@ fn work<D: Design, const MMAP: bool, const PUBLISH: bool>(
             worker.step.end();
         }
     };
-    control.ready.fetch_add(1, Release);
-    spin_until(|| control.state.load(Acquire) != WAIT);
+    control.wait_to_go();
     let mut loops = 0;
-    while control.state.load(Relaxed) == GO {
+    while control.is_going() {
         let mut mapped = Ok(());
         for _ in 0..adds {
             add(amount);
