@@ -62,8 +62,11 @@ pub(super) struct Held(&'static AtomicU64);
 #[inline]
 pub(super) fn try_hold(unit: usize, offset: usize) -> Option<Held> {
     let lock = lock_of(unit, offset);
+    // The look spares an add a failing compare-exchange while a preempted thread holds the lock.
+    // Relaxed, because only the compare-exchange decides.
+    let looks_free = lock.load(Relaxed) == 0;
     // Dropping a `Held` unlocks. So the closure makes one only if the lock was taken.
-    try_lock(lock).is_ok().then(|| Held(lock))
+    (looks_free && try_lock(lock).is_ok()).then(|| Held(lock))
 }
 
 impl Drop for Held {
