@@ -100,6 +100,8 @@ pub use debug::DebugFlags;
 pub use descriptor::{CacheError, MAX_OBJECT_SIZE};
 pub use info::{Info, Statistics, caches};
 #[doc(hidden)]
+pub use events::show_all;
+#[doc(hidden)]
 pub use key::{HARDENED_VARIABLE, parse_hardened};
 pub use kmem_cache::KmemCache;
 pub use lifetime::{Inconsistency, Leak};
