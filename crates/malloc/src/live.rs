@@ -1,12 +1,12 @@
-//! The statistics segment that every process has, unless it has a file (`count`): shared memory that
-//! other processes of the same user can read, at `/proc/PID/fd`.
+//! The statistics segment that every process has, unless it has a file (`count`): shared memory
+//! that other processes of the same user can read, at `/proc/PID/fd`.
 //!
 //! At the start, the process makes two files without names:
 //!
 //! * The **segment** (`pinfold::segment`). It is sealed: only this process can write to it, and its
 //!   size never changes.
-//! * The **mailbox**, one page. Another process of the same user writes a request there. The process
-//!   looks at it in the shepherd's ticks ([`look`]).
+//! * The **mailbox**, one page. Another process of the same user writes a request there. The
+//!   process looks at it in the shepherd's ticks ([`look`]).
 //!
 //! Both descriptors are moved out of the way of the program's own, and `exec` closes them. Nothing
 //! stays behind when the process ends. If the program closes the descriptors, the memory stays
@@ -46,8 +46,8 @@ static MAILBOX: AtomicPtr<Mailbox> = AtomicPtr::new(null_mut());
 /// This process's PID, or 0 in a child that has not asked for it.
 static PID: AtomicU32 = AtomicU32::new(0);
 
-/// The descriptors are moved to the first free numbers from this one on, or from a smaller one if
-/// the process may not have so many.
+/// The descriptors are moved to the first free numbers from this one on. A process that may not
+/// have so many descriptors has no segment, because it may need all of them itself.
 const HIGH: libc::rlim_t = 240;
 
 /// Makes the process's segment and mailbox. Changes nothing if the system refuses. Runs at the
@@ -125,7 +125,8 @@ impl File {
     /// Makes a file of `size` zero bytes. Returns `None` if the system refuses.
     fn make(name: &CStr, size: usize) -> Option<File> {
         // A larger file than the limit allows would get the process a signal.
-        if limit(libc::RLIMIT_FSIZE) < size as libc::rlim_t {
+        let is_small = limit(libc::RLIMIT_FSIZE) >= size as libc::rlim_t;
+        if !is_small || limit(libc::RLIMIT_NOFILE) < HIGH + 16 {
             return None;
         }
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
@@ -147,8 +148,8 @@ impl File {
         has_size.then_some(file)
     }
 
-    /// Maps the file, anywhere or in the place of the mapping at `place`. Returns null if the system
-    /// refuses.
+    /// Maps the file, anywhere or in the place of the mapping at `place`. Returns null if the
+    /// system refuses.
     fn map(&self, place: *mut u8, size: usize) -> *mut u8 {
         let flags = libc::MAP_SHARED | if place.is_null() { 0 } else { libc::MAP_FIXED };
         // SAFETY: `place` is null, or the start of a mapping of this size that nothing else uses.
@@ -162,7 +163,6 @@ impl File {
     /// Sets the file's mode, seals it, and moves its descriptor out of the program's way. Returns
     /// whether the file stays open.
     fn keep(self, mode: libc::mode_t, seals: libc::c_int) -> bool {
-        let from = limit(libc::RLIMIT_NOFILE).min(HIGH + 16).saturating_sub(16);
         // SAFETY: the calls use no memory of this process.
         unsafe {
             libc::fchmod(self.0, mode);
@@ -171,7 +171,7 @@ impl File {
                 let known = seals & !segment::F_SEAL_FUTURE_WRITE;
                 libc::fcntl(self.0, libc::F_ADD_SEALS, known | libc::F_SEAL_SEAL);
             }
-            libc::fcntl(self.0, libc::F_DUPFD_CLOEXEC, from as libc::c_int) >= 0
+            libc::fcntl(self.0, libc::F_DUPFD_CLOEXEC, HIGH as libc::c_int) >= 0
         }
     }
 }
@@ -210,7 +210,9 @@ fn map_private(place: *mut u8, size: usize) -> *mut u8 {
 /// addresses are those of mappings of `parts.end` bytes.
 fn copy(from: *const u8, to: *mut u8, parts: Parts) {
     // SAFETY: the mapping begins with a segment's head.
-    let used = unsafe { &*from.cast::<Segment>() }.caches_used.load(Relaxed) as usize;
+    let used = unsafe { &*from.cast::<Segment>() }
+        .caches_used
+        .load(Relaxed) as usize;
     let ranges = [
         (0, parts.caches + used * size_of::<CacheRow>()),
         (parts.events, used * parts.nodes * size_of::<NodeEvents>()),
@@ -275,7 +277,8 @@ fn look(_: shepherd::Reach) {
             continue;
         }
         // Of two threads that see the request, one serves it.
-        if request.compare_exchange(asked, 0, AcqRel, Relaxed).is_ok() && (asked >> 32) as u32 == MAKE
+        if request.compare_exchange(asked, 0, AcqRel, Relaxed).is_ok()
+            && (asked >> 32) as u32 == MAKE
         {
             heap::keep_errno(make_in_child);
         }

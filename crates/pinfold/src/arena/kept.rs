@@ -114,8 +114,14 @@ impl Lately {
 /// holds the arena's lock, so it is the only writer.
 fn add(figure: Figure, node: usize, granules: usize) {
     let (word, shown) = match figure {
-        Figure::Used => (&FIGURES[node].used, segment::memory(node).map(|row| &row.used)),
-        Figure::Dirty => (&FIGURES[node].dirty, segment::memory(node).map(|row| &row.dirty)),
+        Figure::Used => (
+            &FIGURES[node].used,
+            segment::memory(node).map(|row| &row.used),
+        ),
+        Figure::Dirty => (
+            &FIGURES[node].dirty,
+            segment::memory(node).map(|row| &row.dirty),
+        ),
     };
     let sum = word.load(Relaxed).wrapping_add(granules);
     word.store(sum, Relaxed);

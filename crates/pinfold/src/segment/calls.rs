@@ -1,5 +1,5 @@
-//! Counts of every call, in a process that was asked to count: words in the per-CPU units, which lie
-//! in the segment's file.
+//! Counts of every call, in a process that was asked to count: words in the per-CPU units, which
+//! lie in the segment's file.
 
 use super::CLASSES;
 use crate::counter_units;

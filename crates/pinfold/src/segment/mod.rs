@@ -1,8 +1,8 @@
 //! The statistics segment: the counts that a process shows to other processes.
 //!
-//! A process that runs on Pinfold's malloc has one segment: shared memory behind a descriptor, which
-//! any process of the same user can open in `/proc/PID/fd`. A process that was asked to count every
-//! call has a file in its place. The segment has these parts, in this order:
+//! A process that runs on Pinfold's malloc has one segment: shared memory behind a descriptor,
+//! which any process of the same user can open in `/proc/PID/fd`. A process that was asked to count
+//! every call has a file in its place. The segment has these parts, in this order:
 //!
 //! 1. [`Segment`], the head.
 //! 2. From [`Segment::memory_at`] on, one [`NodeMemory`] for each node.
@@ -11,7 +11,8 @@
 //! 4. From [`Segment::events_at`] on, one [`NodeEvents`] for each row of the caches and each node,
 //!    row by row.
 //! 5. In a process that counts every call, from [`Segment::units_at`] on: the beginnings of the
-//!    process's per-CPU units, one for each CPU (or concurrency id), and the one that all CPUs share.
+//!    process's per-CPU units, one for each CPU (or concurrency id), and the one that all CPUs
+//!    share.
 //!
 //! The segment holds three kinds of numbers:
 //!
@@ -20,8 +21,8 @@
 //!   adds that are under way at that moment.
 //! * **Events of the slow paths** are [`NodeEvents`]. The slow paths add to them in any case, so
 //!   showing them costs nothing.
-//! * **Memory held from the system** is counted by the arenas, and copied to the segment whenever it
-//!   changes.
+//! * **Memory held from the system** is counted by the arenas, and copied to the segment whenever
+//!   it changes.
 //!
 //! # Invariants
 //!
@@ -207,7 +208,6 @@ impl Parts {
             nodes,
         }
     }
-
 }
 
 impl Segment {
@@ -286,7 +286,12 @@ pub(crate) fn row(nth: usize) -> Option<(&'static CacheRow, &'static [NodeEvents
     let events = part(parts.events + nth * parts.nodes * size_of::<NodeEvents>())?;
     current()?.caches_used.fetch_max(nth as u32 + 1, Relaxed);
     // SAFETY: the segment has rows for `CACHES` caches, and stays mapped. All words are atomics.
-    unsafe { Some((&*row.cast(), core::slice::from_raw_parts(events.cast(), parts.nodes))) }
+    unsafe {
+        Some((
+            &*row.cast(),
+            core::slice::from_raw_parts(events.cast(), parts.nodes),
+        ))
+    }
 }
 
 /// The name of the segment's file, as `/proc/PID/fd` shows it behind `/memfd:`.

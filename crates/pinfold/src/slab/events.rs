@@ -35,9 +35,11 @@ impl Descriptor {
         row.object.store(self.object as u32, Relaxed);
         row.size.store(self.geometry.size as u32, Relaxed);
         row.per_slab.store(self.geometry.per_slab as u32, Relaxed);
-        row.slab.store((self.geometry.granules * GRANULE) as u32, Relaxed);
+        row.slab
+            .store((self.geometry.granules * GRANULE) as u32, Relaxed);
         let capacity = self.slot_layout.is_none().then(|| self.capacity());
-        row.sheaf_capacity.store(capacity.unwrap_or(0) as u32, Relaxed);
+        row.sheaf_capacity
+            .store(capacity.unwrap_or(0) as u32, Relaxed);
         for (node, words) in self.nodes().iter().zip(events) {
             node.count_in(words);
         }

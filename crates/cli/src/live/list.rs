@@ -1,0 +1,144 @@
+//! `pinfold list`: the processes that run on Pinfold.
+
+use super::backend;
+use super::snapshot::Snapshot;
+use super::source::{self, Source, Unreadable};
+use crate::figures::{self, Table};
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::fs;
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime};
+
+/// List the processes that run on Pinfold
+///
+/// Shows the processes that this user may look at. A forked child shows itself from the time that
+/// it was first listed.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// How long to wait for forked children: somewhat longer than the time between two ticks.
+const PATIENCE: Duration = Duration::from_millis(1200);
+
+#[derive(Serialize)]
+struct Answer {
+    list: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    pid: u32,
+    name: String,
+    backend: &'static str,
+    held_bytes: u64,
+    held_peak_bytes: u64,
+    used_bytes: u64,
+    dirty_bytes: u64,
+    caches: usize,
+    seconds: u64,
+}
+
+impl Row {
+    fn of(source: &Source, snapshot: &Snapshot) -> Row {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let started = Duration::from_nanos(snapshot.started_ns);
+        Row {
+            pid: source.pid,
+            name: source.name(),
+            backend: backend(snapshot.backend),
+            held_bytes: snapshot.held,
+            held_peak_bytes: snapshot.held_peak,
+            used_bytes: snapshot.nodes.iter().map(|node| node.used).sum::<u64>() + snapshot.huge,
+            dirty_bytes: snapshot.nodes.iter().map(|node| node.dirty).sum(),
+            caches: snapshot.caches.len(),
+            seconds: now.unwrap_or_default().saturating_sub(started).as_secs(),
+        }
+    }
+}
+
+pub fn main(args: Args) -> Result<ExitCode> {
+    let (mut sources, mut children, mut hidden) = (Vec::new(), Vec::new(), 0);
+    for pid in pids()? {
+        match Source::open(pid) {
+            Ok(source) => sources.push(source),
+            Err(Unreadable::Child) => children.push(pid),
+            Err(Unreadable::Forbidden) => hidden += 1,
+            Err(Unreadable::Refused(refused)) => eprintln!("pinfold: process {pid}: {refused}"),
+            Err(_) => {}
+        }
+    }
+    children.retain(|&pid| source::ask(pid).unwrap_or(false));
+    let begin = Instant::now();
+    while !children.is_empty() && begin.elapsed() < PATIENCE {
+        sleep(Duration::from_millis(20));
+        children.retain(|&pid| match Source::open(pid) {
+            Ok(source) => {
+                sources.push(source);
+                false
+            }
+            Err(error) => matches!(error, Unreadable::Child),
+        });
+    }
+    sources.sort_by_key(|source| source.pid);
+    let rows: Vec<Row> = sources
+        .iter()
+        .filter_map(|source| Some(Row::of(source, &source.read().ok()?)))
+        .collect();
+    if args.json {
+        figures::print(&(serde_json::to_string_pretty(&Answer { list: rows })? + "\n"))?;
+    } else {
+        figures::print(&table(&rows).to_string())?;
+    }
+    if !children.is_empty() {
+        let children: Vec<String> = children.iter().map(u32::to_string).collect();
+        eprintln!(
+            "pinfold: forked children that have not allocated since they were asked to show themselves: {}",
+            children.join(" ")
+        );
+    }
+    if hidden > 0 {
+        eprintln!("pinfold: {hidden} processes of other users are hidden; root sees all");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the numbers of all processes.
+fn pids() -> Result<Vec<u32>> {
+    let entries = fs::read_dir("/proc").context("cannot read /proc")?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    Ok(names.filter_map(|name| name.parse().ok()).collect())
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new([
+        "NAME",
+        "PID",
+        "BACKEND",
+        "HELD MiB",
+        "PEAK MiB",
+        "USED MiB",
+        "DIRTY MiB",
+        "CACHES",
+        "SECONDS",
+    ]);
+    for row in rows {
+        let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
+        table.row([
+            row.name.clone(),
+            row.pid.to_string(),
+            row.backend.to_owned(),
+            mib(row.held_bytes),
+            mib(row.held_peak_bytes),
+            mib(row.used_bytes),
+            mib(row.dirty_bytes),
+            row.caches.to_string(),
+            row.seconds.to_string(),
+        ]);
+    }
+    table
+}
