@@ -18,27 +18,42 @@
 //! malloc does, because it may be in a sandbox. So it puts private memory in the place of the
 //! segment, with the counts that the parent had at the fork. It keeps the parent's mailbox.
 //!
-//! A process that wants to read the child writes [`MAKE`] and the child's PID into the mailbox,
-//! after it has found that no filter forbids the child system calls. At its next look, the child
-//! makes a segment of its own.
+//! A process that wants to read the child puts a [`Request`] into the mailbox, after it has found
+//! that no filter forbids the child system calls. If the child looks in time, it makes a segment of
+//! its own. A late look ignores the request, because the child may have a filter by then.
 //!
 //! | state of the memory | written by | leaves it |
 //! |---|---|---|
 //! | shared: a segment | this process | in the child of a fork: private |
-//! | private | this process | at a request: shared |
+//! | private | this process | at the first request in time: shared |
 
 use crate::heap;
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
-use pinfold::segment::{self, CacheRow, MAIL_MAGIC, MAKE, Mailbox, NodeEvents, Parts, Segment};
+use pinfold::segment::{
+    self, CacheRow, MAIL_MAGIC, MAKE, Mailbox, NodeEvents, Parts, Request, Segment,
+};
 use pinfold::{arena, fork, shepherd, slab};
+use pinfold_rseq::env;
+
+/// The environment variable that says whether a process shows its statistics: `on` or `off`.
+pub const VARIABLE: &str = "PINFOLD_SEGMENT";
+
+/// Returns whether the variable's value means `on`. Returns `None` for an invalid value.
+pub(crate) fn parse(value: &[u8]) -> Option<bool> {
+    match value {
+        b"on" => Some(true),
+        b"off" => Some(false),
+        _ => None,
+    }
+}
 
 /// The start of the segment, or of the private memory in its place. Null before the start, and
 /// where the system refuses a segment.
 static HEAD: AtomicPtr<u8> = AtomicPtr::new(null_mut());
-/// Whether the memory at [`HEAD`] is shared.
+/// Whether the memory at [`HEAD`] is shared, or the system has refused to share it.
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
 /// A copy of the segment from just before a fork. Null before the first fork.
 static COPY: AtomicPtr<u8> = AtomicPtr::new(null_mut());
@@ -55,26 +70,35 @@ const HIGH: libc::rlim_t = 240;
 #[cold]
 #[inline(never)]
 pub(crate) fn start() {
-    if !HEAD.load(Relaxed).is_null() {
+    if !HEAD.load(Relaxed).is_null() || env::parsed(VARIABLE, parse) == Some(false) {
         return;
     }
     let parts = Parts::here();
-    let Some(file) = File::make(segment::FILE, parts.end) else {
+    // A larger file than the limit allows would get the process a signal.
+    let has_room = limit(libc::RLIMIT_FSIZE) >= parts.end as libc::rlim_t
+        && limit(libc::RLIMIT_NOFILE) >= HIGH + 16;
+    let Some(file) = has_room
+        .then(|| File::make(segment::FILE, parts.end))
+        .flatten()
+    else {
         return;
     };
-    let head = file.map(null_mut(), parts.end);
-    if !head.is_null() && file.keep(SEGMENT_MODE, segment::SEALS) {
-        HEAD.store(head, Relaxed);
-        IS_SHARED.store(true, Relaxed);
-        // SAFETY: `getpid` has no preconditions.
-        PID.store(unsafe { libc::getpid() } as u32, Relaxed);
-        // SAFETY: `head` is a zeroed mapping of this size, which stays mapped.
-        unsafe { segment::install(head.cast()) };
-        slab::show_all();
-        arena::publish();
-        publish(head, parts);
-        make_mailbox();
+    let head = file.map(parts.end);
+    if head.is_null() {
+        return;
     }
+    if !file.keep(SEGMENT_MODE, segment::SEALS) {
+        unmap(head, parts.end);
+        return;
+    }
+    HEAD.store(head, Relaxed);
+    IS_SHARED.store(true, Relaxed);
+    // SAFETY: `head` is a zeroed mapping of this size, which stays mapped.
+    unsafe { segment::install(head.cast()) };
+    slab::show_all();
+    arena::publish();
+    publish(head, parts);
+    make_mailbox();
 }
 
 /// Writes the head of a segment that has its content.
@@ -82,8 +106,7 @@ fn publish(head: *mut u8, parts: Parts) {
     // SAFETY: `head` is a mapping with a segment's head, which stays mapped.
     let head: &'static Segment = unsafe { &*head.cast() };
     head.fill_in(parts);
-    // SAFETY: `getpid` has no preconditions.
-    head.pid.store(unsafe { libc::getpid() } as u32, Relaxed);
+    head.pid.store(pid(), Relaxed);
     // Release pairs with the acquire of a process that reads the segment: it sees all stores above.
     head.magic.store(segment::MAGIC, Release);
 }
@@ -93,7 +116,7 @@ fn make_mailbox() {
     let Some(file) = File::make(segment::MAILBOX_FILE, size) else {
         return;
     };
-    let mailbox = file.map(null_mut(), size).cast::<Mailbox>();
+    let mailbox = file.map(size).cast::<Mailbox>();
     // SAFETY: a mapping of this size, all zeroes, which stays mapped.
     if let Some(shared) = unsafe { mailbox.as_ref() }
         && file.keep(MAILBOX_MODE, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)
@@ -124,11 +147,6 @@ impl Drop for File {
 impl File {
     /// Makes a file of `size` zero bytes. Returns `None` if the system refuses.
     fn make(name: &CStr, size: usize) -> Option<File> {
-        // A larger file than the limit allows would get the process a signal.
-        let is_small = limit(libc::RLIMIT_FSIZE) >= size as libc::rlim_t;
-        if !is_small || limit(libc::RLIMIT_NOFILE) < HIGH + 16 {
-            return None;
-        }
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // Newer kernels want to be told that nobody executes the file. Older ones refuse the flag.
         let mut fd = memory_file(name, flags | libc::MFD_NOEXEC_SEAL);
@@ -148,12 +166,11 @@ impl File {
         has_size.then_some(file)
     }
 
-    /// Maps the file, anywhere or in the place of the mapping at `place`. Returns null if the
-    /// system refuses.
-    fn map(&self, place: *mut u8, size: usize) -> *mut u8 {
-        let flags = libc::MAP_SHARED | if place.is_null() { 0 } else { libc::MAP_FIXED };
-        // SAFETY: `place` is null, or the start of a mapping of this size that nothing else uses.
-        let at = unsafe { libc::mmap(place.cast(), size, READ_WRITE, flags, self.0, 0) };
+    /// Maps the file. Returns null if the system refuses.
+    fn map(&self, size: usize) -> *mut u8 {
+        let (place, flags) = (null_mut(), libc::MAP_SHARED);
+        // SAFETY: the kernel chooses the place.
+        let at = unsafe { libc::mmap(place, size, READ_WRITE, flags, self.0, 0) };
         if at == libc::MAP_FAILED {
             return null_mut();
         }
@@ -174,6 +191,12 @@ impl File {
             libc::fcntl(self.0, libc::F_DUPFD_CLOEXEC, HIGH as libc::c_int) >= 0
         }
     }
+}
+
+/// Unmaps a mapping of this module that nothing uses.
+fn unmap(at: *mut u8, size: usize) {
+    // SAFETY: the caller made the mapping, and nothing uses it.
+    unsafe { libc::munmap(at.cast(), size) };
 }
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
@@ -271,15 +294,18 @@ fn look(_: shepherd::Reach) {
     let Some(mailbox) = (unsafe { MAILBOX.load(Acquire).as_ref() }) else {
         return;
     };
-    for request in &mailbox.requests {
-        let asked = request.load(Relaxed);
-        if asked == 0 || asked as u32 != pid() {
+    for word in &mailbox.requests {
+        let word_now = word.load(Relaxed);
+        if word_now == 0 {
+            continue;
+        }
+        let request = Request::from_word(word_now);
+        if request.pid != pid() {
             continue;
         }
         // Of two threads that see the request, one serves it.
-        if request.compare_exchange(asked, 0, AcqRel, Relaxed).is_ok()
-            && (asked >> 32) as u32 == MAKE
-        {
+        let is_mine = word.compare_exchange(word_now, 0, AcqRel, Relaxed).is_ok();
+        if is_mine && request.is_open(segment::now_ms()) && request.what == MAKE {
             heap::keep_errno(make_in_child);
         }
     }
@@ -297,11 +323,14 @@ fn pid() -> u32 {
 #[cold]
 fn make_in_child() {
     let (head, parts) = (HEAD.load(Relaxed), Parts::here());
+    if IS_SHARED.swap(true, Relaxed) {
+        return;
+    }
     let Some(file) = File::make(segment::FILE, parts.end) else {
         return;
     };
-    let fresh = file.map(null_mut(), parts.end);
-    if fresh.is_null() || IS_SHARED.swap(true, Relaxed) {
+    let fresh = file.map(parts.end);
+    if fresh.is_null() {
         return;
     }
     // While this thread holds all locks, no other thread counts an event that needs a lock. Some of
@@ -314,8 +343,9 @@ fn make_in_child() {
     // threads that count at the old place.
     let moved = unsafe { libc::mremap(fresh.cast(), parts.end, parts.end, flags, head) };
     fork::parent();
-    if moved == libc::MAP_FAILED || !file.keep(SEGMENT_MODE, segment::SEALS) {
-        // A later request tries again.
-        IS_SHARED.store(moved != libc::MAP_FAILED, Relaxed);
+    if moved == libc::MAP_FAILED {
+        unmap(fresh, parts.end);
+    } else {
+        file.keep(SEGMENT_MODE, segment::SEALS);
     }
 }

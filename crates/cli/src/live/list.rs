@@ -2,7 +2,7 @@
 
 use super::backend;
 use super::snapshot::Snapshot;
-use super::source::{self, Source, Unreadable};
+use super::source::{self, PATIENCE, Source, Unreadable};
 use crate::figures::{self, Table};
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -21,9 +21,6 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 }
-
-/// How long to wait for forked children: somewhat longer than the time between two ticks.
-const PATIENCE: Duration = Duration::from_millis(1200);
 
 #[derive(Serialize)]
 struct Answer {

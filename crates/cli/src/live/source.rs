@@ -4,7 +4,7 @@
 //! has closed them all, root can open the mapping instead.
 
 use super::snapshot::{Refused, Snapshot};
-use pinfold::segment::{MAIL_MAGIC, MAKE, Mailbox, SEALS, VERSION};
+use pinfold::segment::{MAIL_MAGIC, MAKE, Mailbox, Request, VERSION, now_ms};
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -14,10 +14,13 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Duration;
 
 /// How the kernel names the files of `pinfold::segment`.
 const SEGMENT_LINK: &str = "/memfd:pinfold (deleted)";
 const MAILBOX_LINK: &str = "/memfd:pinfold-mailbox (deleted)";
+/// How long to wait for forked children: somewhat longer than the time between two ticks.
+pub const PATIENCE: Duration = Duration::from_millis(1200);
 /// More bytes than a segment has on the largest machine. Other files are not read to their end.
 const MAX_BYTES: u64 = 64 << 20;
 
@@ -179,7 +182,7 @@ fn bytes_of(file: &File) -> io::Result<Vec<u8>> {
     let size = file.metadata()?.len().min(MAX_BYTES) as usize;
     // SAFETY: the call uses no memory of this process.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    if seals < 0 || seals & libc::F_SEAL_SHRINK & SEALS == 0 || size == 0 {
+    if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 || size == 0 {
         let mut bytes = vec![0; size];
         let got = file.read_at(&mut bytes, 0)?;
         bytes.truncate(got);
@@ -209,7 +212,7 @@ pub fn ask(pid: u32) -> Result<bool, Unreadable> {
     if status(&folder, "Seccomp:").is_none_or(|mode| mode != "0") {
         return Ok(false);
     }
-    let request = u64::from(MAKE) << 32 | u64::from(inner_pid(&folder, pid));
+    let inner = inner_pid(&folder, pid);
     for file in files(&folder, MAILBOX_LINK)? {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let file = OpenOptions::new().read(true).write(true).open(path)?;
@@ -224,7 +227,7 @@ pub fn ask(pid: u32) -> Result<bool, Unreadable> {
             return Err(io::Error::last_os_error().into());
         }
         // SAFETY: the mapping is as large as a mailbox, and all its fields are atomics.
-        let asked = post(unsafe { &*at.cast::<Mailbox>() }, request);
+        let asked = post(unsafe { &*at.cast::<Mailbox>() }, inner);
         // SAFETY: nothing refers to the mapping any more.
         unsafe { libc::munmap(at, size) };
         if asked {
@@ -234,18 +237,22 @@ pub fn ask(pid: u32) -> Result<bool, Unreadable> {
     Ok(false)
 }
 
-/// Puts a request into a mailbox, unless it is there. Returns whether it is there now.
-fn post(mailbox: &Mailbox, request: u64) -> bool {
+/// Asks process `pid` for a segment. Returns whether its mailbox had room.
+fn post(mailbox: &Mailbox, pid: u32) -> bool {
     // Acquire pairs with the release of the process that made the mailbox.
     let is_ours = mailbox.magic.load(Acquire) == MAIL_MAGIC;
     if !is_ours || mailbox.version.load(Relaxed) != VERSION {
         return false;
     }
+    let request = Request::new(pid, MAKE, PATIENCE.as_millis() as u64).word();
     let mut words = mailbox.requests.iter();
-    if words.any(|word| word.load(Relaxed) == request) {
-        return true;
-    }
-    let mut words = mailbox.requests.iter();
-    // Release pairs with the exchange of the process that serves the request.
-    words.any(|word| word.compare_exchange(0, request, Release, Relaxed).is_ok())
+    words.any(|word| {
+        let old = word.load(Relaxed);
+        let is_free = old == 0 || !Request::from_word(old).is_open(now_ms());
+        // Release pairs with the exchange of the process that serves the request.
+        is_free
+            && word
+                .compare_exchange(old, request, Release, Relaxed)
+                .is_ok()
+    })
 }

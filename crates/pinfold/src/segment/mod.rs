@@ -34,12 +34,16 @@
 
 mod calls;
 mod events;
+mod files;
 
 pub use calls::{Call, Shared, place_calls, place_of, share_units};
 pub use events::{EVENTS, NodeEvents, SlabEvent};
+pub use files::{
+    F_SEAL_FUTURE_WRITE, FILE, MAIL_MAGIC, MAILBOX_FILE, MAKE, Mailbox, Request, SEALS,
+    commits_strictly, now_ms,
+};
 
 use crate::{nodes, sys};
-use core::ffi::CStr;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
@@ -227,18 +231,8 @@ impl Segment {
             Backend::Rseq(Index::Cid) => 2,
         };
         self.backend.store(code, Relaxed);
-        self.started_ns.store(now_ns(), Relaxed);
+        self.started_ns.store(files::now_ns(), Relaxed);
     }
-}
-
-fn now_ns() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 static CURRENT: AtomicPtr<Segment> = AtomicPtr::new(null_mut());
@@ -292,43 +286,4 @@ pub(crate) fn row(nth: usize) -> Option<(&'static CacheRow, &'static [NodeEvents
             core::slice::from_raw_parts(events.cast(), parts.nodes),
         ))
     }
-}
-
-/// The name of the segment's file, as `/proc/PID/fd` shows it behind `/memfd:`.
-pub const FILE: &CStr = c"pinfold";
-/// The name of the mailbox's file.
-pub const MAILBOX_FILE: &CStr = c"pinfold-mailbox";
-/// The kernel's seal that forbids other processes to write to a file, from Linux 5.1 on.
-pub const F_SEAL_FUTURE_WRITE: i32 = 0x10;
-/// The seals of a segment: its size stays, and other processes cannot write to it.
-pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
-
-/// The value of [`Mailbox::magic`].
-pub const MAIL_MAGIC: u64 = u64::from_le_bytes(*b"PINMAIL\x01");
-/// The request that a child of a fork makes a segment of its own.
-pub const MAKE: u32 = 1;
-
-/// Where other processes of the same user ask a process, or a child that it forked, to do
-/// something.
-///
-/// # Examples
-///
-/// ```
-/// assert_eq!(size_of::<pinfold::segment::Mailbox>(), 4096);
-/// ```
-#[repr(C, align(4096))]
-pub struct Mailbox {
-    /// [`MAIL_MAGIC`].
-    pub magic: AtomicU64,
-    /// [`VERSION`].
-    pub version: AtomicU32,
-    /// The requests: 0, or the PID in the low half, and what to do in the high half. The process
-    /// that serves a request sets it to 0.
-    pub requests: [AtomicU64; 32],
-}
-
-/// Returns whether the kernel counts every committed page, touched or not.
-#[doc(hidden)]
-pub fn commits_strictly() -> bool {
-    sys::commits_strictly()
 }
