@@ -31,6 +31,7 @@ enum Command {
     List(live::list::Args),
     Stat(live::stat::Args),
     Slabinfo(live::slabinfo::Args),
+    Top(live::top::Args),
 }
 
 fn main() -> ExitCode {
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         Command::List(args) => live::list::main(args),
         Command::Stat(args) => live::stat::main(args),
         Command::Slabinfo(args) => live::slabinfo::main(args),
+        Command::Top(args) => live::top::main(args),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("pinfold: {error:#}");

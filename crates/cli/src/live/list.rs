@@ -1,7 +1,7 @@
 //! `pinfold list`: the processes that run on Pinfold.
 
 use super::backend;
-use super::snapshot::Snapshot;
+use super::snapshot::{Refused, Snapshot};
 use super::source::{self, PATIENCE, Source, Unreadable};
 use crate::figures::{self, Table};
 use anyhow::{Context, Result};
@@ -23,21 +23,22 @@ pub struct Args {
 }
 
 #[derive(Serialize)]
-struct Answer {
-    list: Vec<Row>,
+struct Answer<'r> {
+    list: &'r [Row],
 }
 
+/// One process.
 #[derive(Serialize)]
-struct Row {
-    pid: u32,
-    name: String,
+pub struct Row {
+    pub pid: u32,
+    pub name: String,
     backend: &'static str,
-    held_bytes: u64,
-    held_peak_bytes: u64,
-    used_bytes: u64,
-    dirty_bytes: u64,
+    pub held_bytes: u64,
+    pub held_peak_bytes: u64,
+    pub used_bytes: u64,
+    pub dirty_bytes: u64,
     caches: usize,
-    seconds: u64,
+    pub seconds: u64,
 }
 
 impl Row {
@@ -58,20 +59,33 @@ impl Row {
     }
 }
 
-pub fn main(args: Args) -> Result<ExitCode> {
-    let (mut sources, mut children, mut hidden) = (Vec::new(), Vec::new(), 0);
+/// The processes that were found.
+pub struct Listing {
+    pub rows: Vec<Row>,
+    /// Forked children that were asked and have not answered.
+    children: Vec<u32>,
+    /// How many processes this user may not look at.
+    hidden: usize,
+    refused: Vec<(u32, Refused)>,
+}
+
+/// Finds all processes. Asks forked children to show themselves, and waits for them for `patience`
+/// at most.
+pub fn rows(patience: Duration) -> Result<Listing> {
+    let (mut sources, mut refused) = (Vec::new(), Vec::new());
+    let (mut children, mut hidden) = (Vec::new(), 0);
     for pid in pids()? {
         match Source::open(pid) {
             Ok(source) => sources.push(source),
             Err(Unreadable::Child) => children.push(pid),
             Err(Unreadable::Forbidden) => hidden += 1,
-            Err(Unreadable::Refused(refused)) => eprintln!("pinfold: process {pid}: {refused}"),
+            Err(Unreadable::Refused(why)) => refused.push((pid, why)),
             Err(_) => {}
         }
     }
     children.retain(|&pid| source::ask(pid).unwrap_or(false));
     let begin = Instant::now();
-    while !children.is_empty() && begin.elapsed() < PATIENCE {
+    while !children.is_empty() && begin.elapsed() < patience {
         sleep(Duration::from_millis(20));
         children.retain(|&pid| match Source::open(pid) {
             Ok(source) => {
@@ -82,24 +96,43 @@ pub fn main(args: Args) -> Result<ExitCode> {
         });
     }
     sources.sort_by_key(|source| source.pid);
-    let rows: Vec<Row> = sources
-        .iter()
-        .filter_map(|source| Some(Row::of(source, &source.read().ok()?)))
-        .collect();
-    if args.json {
-        figures::print(&(serde_json::to_string_pretty(&Answer { list: rows })? + "\n"))?;
-    } else {
-        figures::print(&table(&rows).to_string())?;
+    let rows = sources.iter();
+    Ok(Listing {
+        rows: rows
+            .filter_map(|source| Some(Row::of(source, &source.read().ok()?)))
+            .collect(),
+        children,
+        hidden,
+        refused,
+    })
+}
+
+pub fn main(args: Args) -> Result<ExitCode> {
+    let listing = rows(PATIENCE)?;
+    for (pid, why) in &listing.refused {
+        eprintln!("pinfold: process {pid}: {why}");
     }
-    if !children.is_empty() {
-        let children: Vec<String> = children.iter().map(u32::to_string).collect();
+    let text = match args.json {
+        true => {
+            serde_json::to_string_pretty(&Answer {
+                list: &listing.rows,
+            })? + "\n"
+        }
+        false => table(&listing.rows).to_string(),
+    };
+    figures::print(&text)?;
+    if !listing.children.is_empty() {
+        let children: Vec<String> = listing.children.iter().map(u32::to_string).collect();
         eprintln!(
             "pinfold: forked children that have not allocated since they were asked to show themselves: {}",
             children.join(" ")
         );
     }
-    if hidden > 0 {
-        eprintln!("pinfold: {hidden} processes of other users are hidden; root sees all");
+    if listing.hidden > 0 {
+        eprintln!(
+            "pinfold: {} processes of other users are hidden; root sees all",
+            listing.hidden
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

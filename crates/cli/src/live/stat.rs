@@ -22,7 +22,7 @@ pub struct Args {
     pid: u32,
 
     /// Seconds between lines, from 0.01 to 86400; one line without it
-    #[arg(value_parser = interval)]
+    #[arg(value_parser = super::interval)]
     interval: Option<Duration>,
 
     /// The number of lines; without it, lines until the process ends
@@ -32,12 +32,6 @@ pub struct Args {
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
-}
-
-fn interval(text: &str) -> Result<Duration, &'static str> {
-    let seconds = text.parse().ok().filter(|n| (0.01..=86_400.0).contains(n));
-    let seconds = seconds.ok_or("give seconds from 0.01 to 86400");
-    seconds.map(Duration::from_secs_f64)
 }
 
 /// The header is repeated after so many lines.
