@@ -7,6 +7,7 @@ mod bench;
 mod doctor;
 mod figures;
 mod jitter;
+mod live;
 mod numastat;
 mod policy;
 mod run;
@@ -27,6 +28,10 @@ enum Command {
     Jitter(jitter::Args),
     Policy(policy::Args),
     Numastat(numastat::Args),
+    List(live::list::Args),
+    Stat(live::stat::Args),
+    Slabinfo(live::slabinfo::Args),
+    Top(live::top::Args),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +42,10 @@ fn main() -> ExitCode {
         Command::Jitter(args) => jitter::main(args),
         Command::Policy(args) => policy::main(args),
         Command::Numastat(args) => numastat::main(args),
+        Command::List(args) => live::list::main(args),
+        Command::Stat(args) => live::stat::main(args),
+        Command::Slabinfo(args) => live::slabinfo::main(args),
+        Command::Top(args) => live::top::main(args),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("pinfold: {error:#}");

@@ -10,12 +10,12 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold::arena;
 use pinfold::segment::{
-    CLASSES, Call, DIRECTORY_VARIABLE, MAGIC, NodeEvents, Segment, Shared, VERSION, install,
-    place_calls, share_units,
+    CLASSES, Call, DIRECTORY_VARIABLE, MAGIC, Parts, Segment, Shared, install, place_calls,
+    share_units,
 };
-use pinfold::slab::kmalloc;
+use pinfold::slab::{self, kmalloc};
 use pinfold::vmstat::VmEvents;
-use pinfold_rseq::{Backend, Index, backend, possible};
+use pinfold_rseq::possible;
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
 /// The address of the segment's head.
@@ -127,15 +127,11 @@ pub(crate) fn start_in_child() {
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Offset of the first class's events in the file.
-const EVENTS_AT: usize = size_of::<Segment>().next_multiple_of(align_of::<NodeEvents>());
-
 /// Returns the offset of the first unit in the file.
 fn units_at() -> usize {
     // SAFETY: `sysconf` has no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    let events = CLASSES * kmalloc::nodes() * size_of::<NodeEvents>();
-    (EVENTS_AT + events).next_multiple_of(page)
+    Parts::here().end.next_multiple_of(page)
 }
 
 fn file_size(shared: Shared) -> usize {
@@ -146,48 +142,23 @@ fn file_size(shared: Shared) -> usize {
 fn fill_in(at: *mut u8, shared: Shared) {
     // SAFETY: `at` is a zeroed mapping of `units_at()` bytes, which stays mapped.
     let segment: &'static Segment = unsafe { &*at.cast() };
-    let nodes = kmalloc::nodes();
-    // SAFETY: `units_at()` leaves room for the events behind the head. The words are atomics.
-    let events: &'static [NodeEvents] =
-        unsafe { core::slice::from_raw_parts(at.add(EVENTS_AT).cast(), CLASSES * nodes) };
-    segment.version.store(VERSION, Relaxed);
+    segment.fill_in(Parts::here());
     segment.units.store(shared.units as u32, Relaxed);
     segment.units_at.store(units_at() as u32, Relaxed);
     segment.unit_bytes.store(shared.bytes as u32, Relaxed);
     let calls = pinfold::segment::place_of(&CALLS).unwrap_or(0);
     segment.calls.store(calls as u32, Relaxed);
-    segment.events_at.store(EVENTS_AT as u32, Relaxed);
-    segment.nodes.store(nodes as u32, Relaxed);
     // SAFETY: `getpid` has no preconditions.
     segment.pid.store(unsafe { libc::getpid() } as u32, Relaxed);
-    let code = match backend() {
-        Backend::Atomic => 0,
-        Backend::Rseq(Index::Cpu) => 1,
-        Backend::Rseq(Index::Cid) => 2,
-    };
-    segment.backend.store(code, Relaxed);
-    segment.started_ns.store(now_ns(), Relaxed);
-    for (class, row) in segment.classes.iter().enumerate().take(kmalloc::CLASSES) {
-        kmalloc::describe(class, row, &events[class * nodes..][..nodes]);
-    }
-    // SAFETY: `at` is a mapping with a segment's head, which stays mapped.
+    // SAFETY: `at` is a mapping with a segment's parts, which stays mapped.
     unsafe { install(at.cast()) };
+    slab::show_all();
     arena::publish();
     // Release pairs with the acquire of a process that reads the segment: it sees the stores above.
     segment.magic.store(MAGIC, Release);
 }
 
 const _: () = assert!(kmalloc::CLASSES <= CLASSES);
-
-fn now_ns() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
 
 /// Writes `DIRECTORY/PID.` into `path`. `map_file` appends a number. Returns false if the variable
 /// `PINFOLD_STATS` is not set.

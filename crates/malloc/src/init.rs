@@ -1,6 +1,6 @@
 //! What happens at a process's first allocation, and at each fork.
 
-use crate::{background, count, gate, heap};
+use crate::{background, count, gate, heap, live};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold::fork;
@@ -37,9 +37,12 @@ fn get_ready() {
         return;
     }
     // The first region, and the memory for the CPU's sheaves, are made later, by the first block.
-    if !count::start() && !gate::open() {
-        STAGE.store(NOT_YET, Release);
-        return;
+    if !count::start() {
+        live::start();
+        if !gate::open() {
+            STAGE.store(NOT_YET, Release);
+            return;
+        }
     }
     // SAFETY: the handlers take no arguments, and their code stays loaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
@@ -48,6 +51,7 @@ fn get_ready() {
 
 extern "C" fn before_fork() {
     fork::prepare();
+    live::before_fork();
 }
 
 extern "C" fn in_parent() {
@@ -55,8 +59,9 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    // This call comes first: until it returns, the child's counts go to the parent's segment.
+    // These calls come first: until they return, the child's counts go to the parent's segment.
     count::start_in_child();
+    live::in_child();
     fork::child();
     background::fork_child();
 }

@@ -34,6 +34,7 @@ mod count;
 mod gate;
 mod heap;
 mod init;
+mod live;
 pub mod settings;
 
 use core::alloc::{GlobalAlloc, Layout};

@@ -8,6 +8,7 @@
 //! the value, and the preload library calls [`tell`].
 
 pub use crate::background::VARIABLE as SHEPHERD;
+pub use crate::live::VARIABLE as SEGMENT;
 pub use pinfold::arena::{HUGE_PAGES_VARIABLE as THP, LIMIT_VARIABLE as MEMORY_LIMIT};
 pub use pinfold::mempolicy::VARIABLE as POLICY;
 pub use pinfold::segment::DIRECTORY_VARIABLE as STATS;
@@ -18,7 +19,7 @@ pub use pinfold_rseq::VARIABLE as RSEQ;
 /// The environment variable that holds the path of `libpinfold.so`, for `pinfold run`.
 pub const LIBRARY: &str = "PINFOLD_LIBRARY";
 
-use crate::{background, count, heap, init};
+use crate::{background, count, heap, init, live};
 use core::fmt::{self, Write};
 use core::str::from_utf8;
 use pinfold::arena::{HugePages, Limit};
@@ -58,7 +59,7 @@ enum Grammar {
 
 /// Lists all environment variables that Pinfold reads. docs/environment.md describes them in this
 /// order.
-pub static SETTINGS: [Setting; 10] = [
+pub static SETTINGS: [Setting; 11] = [
     Setting {
         name: MEMORY_LIMIT,
         values: "bytes, as 512M, or a percentage from 1% to 100%",
@@ -114,6 +115,13 @@ pub static SETTINGS: [Setting; 10] = [
         default: "nothing is counted",
         help: "where each process writes what the allocator did",
         grammar: Grammar::Path,
+    },
+    Setting {
+        name: SEGMENT,
+        values: "on or off",
+        default: "on",
+        help: "whether other processes can read what the allocator does",
+        grammar: Grammar::Word(|value| live::parse(value).is_some()),
     },
     Setting {
         name: LIBRARY,
@@ -272,6 +280,7 @@ mod tests {
                 &["maybe", "OFF", "cpu "][..],
             ),
             (HARDENED, &["0", "1"], &["yes", "11"]),
+            (SEGMENT, &["on", "off"], &["1", "auto"]),
             (SLAB_DEBUG, &["FZPU,a*;-"], &["FQ"]),
             (
                 SHEPHERD,

@@ -71,6 +71,9 @@ const COSTS: &[(&str, u64)] = &[
     // In the vDSO.
     ("clock_gettime", 256),
     ("close", 128),
+    ("fchmod", 64),
+    ("fcntl", 256),
+    ("ftruncate", 64),
     ("getauxval", 32),
     ("getpid", 32),
     ("getrandom", 128),

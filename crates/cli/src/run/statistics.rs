@@ -1,10 +1,9 @@
 //! Reads the statistics files that the command's processes have left.
 
+use crate::live::{Cache, Snapshot};
 use anyhow::{Context, Result, anyhow};
-use pinfold::segment::{CLASSES, Call, ClassRow, MAGIC, NodeEvents, Segment, SlabEvent, VERSION};
-use pinfold::vmstat::Item;
+use pinfold::segment::{Call, SlabEvent};
 use std::fs;
-use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 
 /// A directory for statistics files. Dropping it removes it.
@@ -61,7 +60,7 @@ impl Directory {
             };
             if let Some(counted) = fs::read(entry.path())
                 .ok()
-                .and_then(|bytes| Process::parse(&bytes))
+                .and_then(|bytes| Process::of(&Snapshot::parse(&bytes).ok()?))
             {
                 all.push((process, image, counted));
             }
@@ -119,87 +118,44 @@ pub struct Class {
 }
 
 impl Process {
-    /// Parses a statistics file. The file may hold anything: only numbers are read, and only from
-    /// inside it.
-    fn parse(bytes: &[u8]) -> Option<Process> {
-        let word = |at: usize| {
-            Some(u64::from_le_bytes(
-                bytes.get(at..at.checked_add(8)?)?.try_into().ok()?,
-            ))
-        };
-        let half = |at: usize| {
-            Some(u32::from_le_bytes(
-                bytes.get(at..at.checked_add(4)?)?.try_into().ok()?,
-            ))
-        };
-        if word(offset_of!(Segment, magic))? != MAGIC
-            || half(offset_of!(Segment, version))? != VERSION
-        {
-            return None;
+    /// Takes the report's numbers from what a process has shown.
+    fn of(snapshot: &Snapshot) -> Option<Process> {
+        let calls = snapshot.calls.as_ref()?;
+        let large = calls.count(Call::LARGE_BYTES);
+        Some(Process {
+            pid: snapshot.pid,
+            backend: snapshot.backend,
+            held: snapshot.held,
+            held_peak: snapshot.held_peak,
+            returned: snapshot.returned,
+            huge: snapshot.huge,
+            requested: calls.count(Call::REQUESTED),
+            large_alloc: calls.count(Call::LARGE_ALLOC),
+            large_free: calls.count(Call::LARGE_FREE),
+            large_live: large.saturating_sub(calls.count(Call::LARGE_BYTES_FREED)),
+            realloc: calls.count(Call::REALLOC),
+            failed: calls.count(Call::FAILED),
+            classes: snapshot
+                .caches
+                .iter()
+                .map(|cache| Class::of(cache, calls.of_class(cache.nth)))
+                .collect(),
+        })
+    }
+}
+
+impl Class {
+    fn of(cache: &Cache, (alloc, free): (u64, u64)) -> Class {
+        Class {
+            size: cache.size,
+            alloc,
+            free,
+            slowpath: cache.slow(),
+            refilled: cache.count(SlabEvent::Refilled),
+            flushed: cache.count(SlabEvent::Flushed),
+            slab_alloc: cache.count(SlabEvent::SlabAlloc),
+            slab_free: cache.count(SlabEvent::SlabFree),
         }
-        let field = |at: usize| half(at).map(|value| value as usize);
-        let units = field(offset_of!(Segment, units))?;
-        let (first, size) = (
-            field(offset_of!(Segment, units_at))?,
-            field(offset_of!(Segment, unit_bytes))?,
-        );
-        if bytes.len() < units.checked_mul(size)?.checked_add(first)? {
-            return None;
-        }
-        // Returns the sum over all units of the words at an offset, or `None` if the offset is
-        // outside of a unit.
-        let sum = |at: usize| {
-            let inside = at.checked_add(8).is_some_and(|end| end <= size);
-            let words = (0..units).filter_map(|unit| word(first + unit * size + at));
-            inside.then(|| words.fold(0u64, u64::wrapping_add))
-        };
-        let nodes = field(offset_of!(Segment, nodes))?;
-        let events_at = field(offset_of!(Segment, events_at))?;
-        let events = nodes.checked_mul(CLASSES * size_of::<NodeEvents>())?;
-        if bytes.len() < events.checked_add(events_at)? {
-            return None;
-        }
-        let calls = field(offset_of!(Segment, calls))?;
-        let call = |call: Call| sum(calls + 8 * call.index());
-        let mut process = Process {
-            pid: half(offset_of!(Segment, pid))?,
-            backend: half(offset_of!(Segment, backend))?,
-            held: word(offset_of!(Segment, held))?,
-            held_peak: word(offset_of!(Segment, held_peak))?,
-            returned: word(offset_of!(Segment, returned))?,
-            huge: word(offset_of!(Segment, huge))?,
-            requested: call(Call::REQUESTED)?,
-            large_alloc: call(Call::LARGE_ALLOC)?,
-            large_free: call(Call::LARGE_FREE)?,
-            large_live: call(Call::LARGE_BYTES)?.saturating_sub(call(Call::LARGE_BYTES_FREED)?),
-            realloc: call(Call::REALLOC)?,
-            failed: call(Call::FAILED)?,
-            classes: Vec::new(),
-        };
-        for nth in 0..CLASSES {
-            let row = offset_of!(Segment, classes) + nth * size_of::<ClassRow>();
-            let event = |event: SlabEvent| {
-                let of_node = |node| {
-                    let at = events_at + (nth * nodes + node) * size_of::<NodeEvents>();
-                    word(at + 8 * event.index())
-                };
-                (0..nodes).try_fold(0u64, |sum, node| Some(sum.wrapping_add(of_node(node)?)))
-            };
-            process.classes.push(Class {
-                size: u64::from(half(row + offset_of!(ClassRow, size))?),
-                alloc: call(Call::alloc(nth))?,
-                free: call(Call::free(nth))?,
-                slowpath: event(SlabEvent::AllocSlowpath)?
-                    .wrapping_add(event(SlabEvent::AllocLockless)?)
-                    .wrapping_add(event(SlabEvent::FreeSlowpath)?)
-                    .wrapping_add(event(SlabEvent::FreeLockless)?),
-                refilled: event(SlabEvent::Refilled)?,
-                flushed: event(SlabEvent::Flushed)?,
-                slab_alloc: event(SlabEvent::SlabAlloc)?,
-                slab_free: event(SlabEvent::SlabFree)?,
-            });
-        }
-        Some(process)
     }
 }
 
@@ -220,86 +176,4 @@ impl Class {
 
 pub fn hit_rate(calls: u64, slow: u64) -> Option<f64> {
     (calls > 0).then(|| 1.0 - slow.min(calls) as f64 / calls as f64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const NODES: usize = 2;
-    const EVENTS_AT: usize = size_of::<Segment>();
-    const FIRST: usize = EVENTS_AT + CLASSES * NODES * size_of::<NodeEvents>();
-    const SIZE: usize = 2048;
-    const CALLS: usize = 128;
-
-    fn segment(units: usize) -> Vec<u8> {
-        let mut bytes = vec![0; FIRST + units * SIZE];
-        bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
-        let mut set = |at: usize, value: usize| {
-            bytes[at..at + 4].copy_from_slice(&(value as u32).to_le_bytes());
-        };
-        set(offset_of!(Segment, version), VERSION as usize);
-        set(offset_of!(Segment, units), units);
-        set(offset_of!(Segment, units_at), FIRST);
-        set(offset_of!(Segment, unit_bytes), SIZE);
-        set(offset_of!(Segment, calls), CALLS);
-        set(offset_of!(Segment, events_at), EVENTS_AT);
-        set(offset_of!(Segment, nodes), NODES);
-        bytes
-    }
-
-    #[test]
-    fn counts_of_all_units_are_added_up() {
-        let mut bytes = segment(3);
-        for unit in 0..3 {
-            let at = FIRST + unit * SIZE + CALLS + 8 * Call::alloc(1).index();
-            bytes[at] = 7;
-        }
-        let process = Process::parse(&bytes).unwrap();
-        assert_eq!(process.classes[1].alloc, 21);
-        assert_eq!(process.classes[1].live(), 21);
-    }
-
-    #[test]
-    fn events_of_all_nodes_are_added_up() {
-        let mut bytes = segment(1);
-        for node in 0..NODES {
-            let events = EVENTS_AT + (3 * NODES + node) * size_of::<NodeEvents>();
-            bytes[events + 8 * SlabEvent::Refilled.index()] = 5;
-            bytes[events + 8 * SlabEvent::SlabFree.index()] = 1;
-        }
-        let process = Process::parse(&bytes).unwrap();
-        let class = &process.classes[3];
-        assert_eq!((class.refilled, class.slab_free, class.flushed), (10, 2, 0));
-        assert_eq!(process.classes[2].refilled + process.classes[4].refilled, 0);
-    }
-
-    #[test]
-    fn broken_segments_are_refused() {
-        let whole = segment(2);
-        assert!(Process::parse(&whole).is_some());
-        assert!(
-            (0..whole.len())
-                .step_by(61)
-                .all(|cut| Process::parse(&whole[..cut]).is_none())
-        );
-        // The magic number, the version, the number of units, their place and size, the place of
-        // the calls in a unit, the place of the events, and the number of nodes.
-        let high = |field: usize| field + 2;
-        for at in [
-            0,
-            offset_of!(Segment, version),
-            offset_of!(Segment, units),
-            high(offset_of!(Segment, units)),
-            high(offset_of!(Segment, units_at)),
-            high(offset_of!(Segment, unit_bytes)),
-            high(offset_of!(Segment, calls)),
-            high(offset_of!(Segment, events_at)),
-            high(offset_of!(Segment, nodes)),
-        ] {
-            let mut broken = whole.clone();
-            broken[at] ^= 0x40;
-            assert!(Process::parse(&broken).is_none(), "byte {at}");
-        }
-    }
 }

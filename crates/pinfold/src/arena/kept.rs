@@ -30,7 +30,7 @@
 
 use super::{GRANULE, budget, huge_total};
 use crate::nodes::{self, MAX_NODES};
-use crate::shepherd;
+use crate::{segment, shepherd};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
@@ -59,6 +59,13 @@ static FIGURES: [Figures; MAX_NODES] = [const {
         dirty: AtomicUsize::new(0),
     }
 }; MAX_NODES];
+
+/// A figure of a node.
+#[derive(Clone, Copy)]
+enum Figure {
+    Used,
+    Dirty,
+}
 
 /// Granules in use by large blocks. A large block is a run of its own.
 static LARGE_USED: AtomicUsize = AtomicUsize::new(0);
@@ -103,13 +110,28 @@ impl Lately {
     }
 }
 
-/// Adds to a figure of a node. The caller holds the arena's lock, so it is the only writer.
-fn add(figure: &AtomicUsize, granules: usize) {
-    figure.store(figure.load(Relaxed).wrapping_add(granules), Relaxed);
+/// Adds to a figure of a node, and shows its value in bytes in the statistics segment. The caller
+/// holds the arena's lock, so it is the only writer.
+fn add(figure: Figure, node: usize, granules: usize) {
+    let (word, shown) = match figure {
+        Figure::Used => (
+            &FIGURES[node].used,
+            segment::memory(node).map(|row| &row.used),
+        ),
+        Figure::Dirty => (
+            &FIGURES[node].dirty,
+            segment::memory(node).map(|row| &row.dirty),
+        ),
+    };
+    let sum = word.load(Relaxed).wrapping_add(granules);
+    word.store(sum, Relaxed);
+    if let Some(shown) = shown {
+        shown.store((sum * GRANULE) as u64, Relaxed);
+    }
 }
 
-fn sub(figure: &AtomicUsize, granules: usize) {
-    add(figure, granules.wrapping_neg());
+fn sub(figure: Figure, node: usize, granules: usize) {
+    add(figure, node, granules.wrapping_neg());
 }
 
 /// Adds `granules`, which the caller hands out, to the number in use on `node`. Unless they are
@@ -126,23 +148,23 @@ pub(super) fn hand_out(node: usize, granules: usize, clean: bool) {
 
 /// Adds `granules` to the number in use on `node`. The caller holds the arena's lock.
 pub(super) fn use_more(node: usize, granules: usize) {
-    add(&FIGURES[node].used, granules);
+    add(Figure::Used, node, granules);
 }
 
 /// Subtracts `granules` from the number in use on `node`. The caller holds the arena's lock.
 pub(super) fn use_less(node: usize, granules: usize) {
-    sub(&FIGURES[node].used, granules);
+    sub(Figure::Used, node, granules);
 }
 
 /// Adds `granules` to the number in dirty free runs of `node`. The caller holds the arena's lock.
 pub(super) fn more_dirty(node: usize, granules: usize) {
-    add(&FIGURES[node].dirty, granules);
+    add(Figure::Dirty, node, granules);
 }
 
 /// Subtracts `granules` from the number in dirty free runs of `node`. The caller holds the arena's
 /// lock.
 pub(super) fn less_dirty(node: usize, granules: usize) {
-    sub(&FIGURES[node].dirty, granules);
+    sub(Figure::Dirty, node, granules);
 }
 
 /// Returns how many granules of `node` are in dirty free runs.

@@ -278,11 +278,13 @@ impl Descriptor {
                 deferred: Deferred::new(),
             });
         }
-        USED.fetch_max(id.index() - CacheId::of_class(0).index() + 1, Relaxed);
+        USED.fetch_max(id.position() + 1, Relaxed);
         // Pairs with the acquire in `by_id`: a thread that sees the address sees the fields.
         REGISTRY[id.index()].store(cache, Release);
         // SAFETY: the descriptor was written above, and its memory is never freed.
-        Some(unsafe { &*cache })
+        let cache: &'static Descriptor = unsafe { &*cache };
+        cache.show();
+        Some(cache)
     }
 
     /// Takes the cache out of the registry, so that its number may be used again. The caller has
@@ -302,6 +304,7 @@ impl Descriptor {
             // Pairs with the fence in `is_registered`: a thread that has read words of the next
             // cache with this number also sees that this cache is gone.
             fence(Release);
+            self.hide();
             let freed = numbers.freed;
             numbers.free[freed] = self.id.entry();
             numbers.freed += 1;

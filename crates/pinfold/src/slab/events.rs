@@ -5,13 +5,57 @@
 //! | [is locked](SlabEvent::is_locked) | the holder of the node's lock, with a load and a store |
 //! | other | any thread, with an atomic add |
 //!
-//! At first, the words are the node's own. With `PINFOLD_STATS`, the caches of the size classes
-//! count in the statistics segment instead ([`Node::count_in`]). Other processes can read that
-//! segment.
+//! At first, the words are the node's own. Where the process has a statistics segment, the cache
+//! counts there instead ([`Descriptor::show`]). Other processes can read that segment.
 
+use super::descriptor::{self, Descriptor};
 use super::node::{Node, Stock};
-use crate::segment::{EVENTS, NodeEvents, SlabEvent};
-use core::sync::atomic::Ordering::{Acquire, Release};
+use crate::arena::GRANULE;
+use crate::segment::{self, EVENTS, NodeEvents, SlabEvent};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Shows all caches in the statistics segment. Call it once, after the segment was installed. A
+/// cache that is made later shows itself.
+pub fn show_all() {
+    descriptor::for_each(Descriptor::show);
+}
+
+impl Descriptor {
+    /// Fills in the cache's row of the statistics segment. From then on, the cache's slow paths
+    /// count there. Does nothing if there is no segment, or no row for the cache.
+    pub(super) fn show(&'static self) {
+        let Some((row, events)) = segment::row(self.id.position()) else {
+            return;
+        };
+        let state = row.state.load(Relaxed);
+        // Release pairs with a reader's acquire of the state: a reader that sees the same state
+        // before and after it has read the row, without bit 0, has read one cache's row.
+        row.state.store(state | 1, Release);
+        row.set_name(self.name());
+        row.object.store(self.object as u32, Relaxed);
+        row.size.store(self.geometry.size as u32, Relaxed);
+        row.per_slab.store(self.geometry.per_slab as u32, Relaxed);
+        row.slab
+            .store((self.geometry.granules * GRANULE) as u32, Relaxed);
+        let capacity = self.slot_layout.is_none().then(|| self.capacity());
+        row.sheaf_capacity
+            .store(capacity.unwrap_or(0) as u32, Relaxed);
+        for (node, words) in self.nodes().iter().zip(events) {
+            node.count_in(words);
+        }
+        row.state.store((state & !3) | 2, Release);
+    }
+
+    /// Empties the cache's row of the statistics segment. The caller has seen that no object is in
+    /// use, and holds the registry's lock.
+    pub(super) fn hide(&self) {
+        if let Some((row, events)) = segment::row(self.id.position()) {
+            let state = row.state.load(Relaxed);
+            row.state.store((state & !3).wrapping_add(4), Release);
+            events.iter().for_each(NodeEvents::clear);
+        }
+    }
+}
 
 impl Node {
     /// Adds `n` to the count of an event that is counted without the node's lock.

@@ -31,11 +31,9 @@ use super::fork;
 use super::slabs::Slab;
 use super::unit::{CacheId, units};
 use crate::arena::{GRANULE, GRANULE_SHIFT};
-use crate::segment::{ClassRow, NodeEvents};
 use crate::topology::facts;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicUsize;
-use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::{BESIDE, near};
 
 /// Number of classes.
@@ -370,24 +368,6 @@ unsafe extern "C" fn free_slow(block: *mut u8, offset: usize) {
     if let Some(cache) = by_id(CacheId::of_main(offset)) {
         // SAFETY: the caller passes ownership of the block, and promises that it is of this cache.
         unsafe { cache.free_slow(block) };
-    }
-}
-
-/// Returns how many nodes each class counts its events for. Returns 0 before [`init`].
-pub fn nodes() -> usize {
-    of_class(0).map_or(0, |cache| cache.nodes().len())
-}
-
-/// Makes the class's cache and fills in `row`, its row of the statistics segment. From then on, the
-/// class's slow paths count in `events`, which has an element for each node. Moves the counts so
-/// far into `events`.
-pub fn describe(class: usize, row: &ClassRow, events: &'static [NodeEvents]) {
-    if let Some(cache) = cache_of(CacheId::of_class(class)) {
-        row.size.store(cache.geometry.size as u32, Relaxed);
-        row.sheaf_capacity.store(cache.capacity() as u32, Relaxed);
-        for (node, words) in cache.nodes().iter().zip(events) {
-            node.count_in(words);
-        }
     }
 }
 

@@ -98,6 +98,8 @@ pub use attributes::Attributes;
 pub use builder::Builder;
 pub use debug::DebugFlags;
 pub use descriptor::{CacheError, MAX_OBJECT_SIZE};
+#[doc(hidden)]
+pub use events::show_all;
 pub use info::{Info, Statistics, caches};
 #[doc(hidden)]
 pub use key::{HARDENED_VARIABLE, parse_hardened};

@@ -93,6 +93,11 @@ impl CacheId {
         (nth < MAX_CACHES - FIRST).then(|| CacheId((FIRST + nth) as u16))
     }
 
+    /// Returns the position that [`nth`](Self::nth) takes.
+    pub(super) fn position(self) -> usize {
+        self.index() - FIRST
+    }
+
     /// Returns the number that an entry of the page map contains.
     pub(super) fn from_entry(entry: u16) -> CacheId {
         CacheId(entry)

@@ -1,0 +1,32 @@
+//! What other processes show of themselves: `pinfold list`, `pinfold stat`, `pinfold slabinfo`,
+//! `pinfold top`.
+
+pub mod list;
+pub mod slabinfo;
+mod snapshot;
+mod source;
+pub mod stat;
+pub mod top;
+
+pub use snapshot::{Cache, Snapshot};
+use std::time::Duration;
+
+/// Names the backend of a process.
+fn backend(number: u32) -> &'static str {
+    match number {
+        1 => "rseq-cpu",
+        2 => "rseq-cid",
+        _ => "atomic",
+    }
+}
+
+fn pid(text: &str) -> Result<u32, &'static str> {
+    let number = crate::policy::number(text).filter(|&number| number > 0);
+    number.ok_or("give a process id, like 1234")
+}
+
+fn interval(text: &str) -> Result<Duration, &'static str> {
+    let seconds = text.parse().ok().filter(|n| (0.01..=86_400.0).contains(n));
+    let seconds = seconds.ok_or("give seconds from 0.01 to 86400");
+    seconds.map(Duration::from_secs_f64)
+}

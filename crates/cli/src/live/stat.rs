@@ -1,0 +1,168 @@
+//! `pinfold stat`: what a process's allocator holds and does, line by line, as `vmstat` shows the
+//! system.
+
+use super::snapshot::Snapshot;
+use super::source::{Source, Unreadable};
+use crate::figures;
+use anyhow::{Context, Result};
+use pinfold::segment::SlabEvent;
+use serde::Serialize;
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, SystemTime};
+
+/// Show what a process's allocator holds and does, one line an interval
+///
+/// The first line shows rates since the process began. Each other line shows rates since the line
+/// before. Ends with the process.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The process id
+    #[arg(value_name = "PID", value_parser = super::pid)]
+    pid: u32,
+
+    /// Seconds between lines, from 0.01 to 86400; one line without it
+    #[arg(value_parser = super::interval)]
+    interval: Option<Duration>,
+
+    /// The number of lines; without it, lines until the process ends
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// The header is repeated after so many lines.
+const LINES: u64 = 20;
+
+/// One line. All rates are per second.
+#[derive(Serialize)]
+struct Line {
+    held_bytes: u64,
+    used_bytes: u64,
+    dirty_bytes: u64,
+    /// Bytes of objects that are not free in their slab.
+    objects_bytes: u64,
+    slow_calls: f64,
+    refilled: f64,
+    flushed: f64,
+    remote_frees: f64,
+    slabs_made: f64,
+    slabs_freed: f64,
+    returned_bytes: f64,
+}
+
+/// The sums that rates are made of.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    slow: u64,
+    refilled: u64,
+    flushed: u64,
+    remote: u64,
+    made: u64,
+    freed: u64,
+    returned: u64,
+}
+
+impl Sums {
+    fn of(snapshot: &Snapshot) -> Sums {
+        let mut sums = Sums {
+            returned: snapshot.returned,
+            ..Sums::default()
+        };
+        for cache in &snapshot.caches {
+            for (sum, count) in [
+                (&mut sums.slow, cache.slow()),
+                (&mut sums.refilled, cache.count(SlabEvent::Refilled)),
+                (&mut sums.flushed, cache.count(SlabEvent::Flushed)),
+                (&mut sums.remote, cache.count(SlabEvent::FreeRemote)),
+                (&mut sums.made, cache.count(SlabEvent::SlabAlloc)),
+                (&mut sums.freed, cache.count(SlabEvent::SlabFree)),
+            ] {
+                *sum = sum.wrapping_add(count);
+            }
+        }
+        sums
+    }
+}
+
+impl Line {
+    fn of(snapshot: &Snapshot, before: Sums, now: Sums, time: Duration) -> Line {
+        // A cache that is destroyed takes its counts with it.
+        let rate = |before: u64, now: u64| now.saturating_sub(before) as f64 / time.as_secs_f64();
+        let bytes = |of: fn(&super::Cache) -> u64| snapshot.caches.iter().map(of).sum();
+        Line {
+            held_bytes: snapshot.held,
+            used_bytes: snapshot.nodes.iter().map(|node| node.used).sum::<u64>() + snapshot.huge,
+            dirty_bytes: snapshot.nodes.iter().map(|node| node.dirty).sum(),
+            objects_bytes: bytes(|cache| cache.out().saturating_mul(cache.size)),
+            slow_calls: rate(before.slow, now.slow),
+            refilled: rate(before.refilled, now.refilled),
+            flushed: rate(before.flushed, now.flushed),
+            remote_frees: rate(before.remote, now.remote),
+            slabs_made: rate(before.made, now.made),
+            slabs_freed: rate(before.freed, now.freed),
+            returned_bytes: rate(before.returned, now.returned),
+        }
+    }
+
+    fn text(&self) -> String {
+        let kib = |bytes: u64| bytes >> 10;
+        format!(
+            "{:>9} {:>9} {:>9} {:>9} {:>9.0} {:>9.0} {:>9.0} {:>7.0} {:>6.0} {:>6.0} {:>8.0}\n",
+            kib(self.held_bytes),
+            kib(self.used_bytes),
+            kib(self.dirty_bytes),
+            kib(self.objects_bytes),
+            self.slow_calls,
+            self.refilled,
+            self.flushed,
+            self.remote_frees,
+            self.slabs_made,
+            self.slabs_freed,
+            self.returned_bytes / 1024.0,
+        )
+    }
+}
+
+const HEADER: &str = "\
+---------------- KiB ----------------- -------------------- a second, objects ---------------- KiB/s
+     held      used     dirty   objects slowcalls    refill     flush  remote  +slab  -slab returned
+";
+
+pub fn main(args: Args) -> Result<ExitCode> {
+    let source = Source::open(args.pid).with_context(|| format!("process {}", args.pid))?;
+    let lines = match (args.interval, args.count) {
+        (None, _) => 1,
+        (_, count) => count.unwrap_or(u64::MAX),
+    };
+    let (mut before, mut when) = (Sums::default(), None);
+    for nth in 0..lines {
+        let snapshot = match source.read() {
+            Ok(snapshot) => snapshot,
+            Err(Unreadable::Gone) if nth > 0 => break,
+            Err(error) => return Err(error).with_context(|| format!("process {}", args.pid)),
+        };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+        let since = when.unwrap_or(Duration::from_nanos(snapshot.started_ns));
+        // A clock that was set back must not make a rate infinite.
+        let time = now.saturating_sub(since).max(Duration::from_millis(1));
+        let sums = Sums::of(&snapshot);
+        let line = Line::of(&snapshot, before, sums, time);
+        if args.json {
+            figures::print(&(serde_json::to_string(&line)? + "\n"))?;
+        } else {
+            if nth % LINES == 0 {
+                figures::print(HEADER)?;
+            }
+            figures::print(&line.text())?;
+        }
+        (before, when) = (sums, Some(now));
+        if nth + 1 < lines {
+            sleep(args.interval.unwrap_or_default());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

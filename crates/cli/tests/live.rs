@@ -1,0 +1,395 @@
+//! What another process sees of a running program: `pinfold list`, `stat` and `slabinfo`.
+//!
+//! The programs are this test itself, run by `pinfold run` in a role that an environment variable
+//! names.
+
+use serde_json::Value;
+use std::fs;
+use std::hint::black_box;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const ROLE: &str = "PINFOLD_TEST_ROLE";
+
+/// How long a program in a role lives, if no test ends it.
+const LIFE: Duration = Duration::from_secs(60);
+
+/// Does what the environment asks for. Does nothing as a test.
+#[test]
+fn role() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    // Blocks of a size that nothing else has.
+    let kept: Vec<Vec<u8>> = (0..1000).map(|_| black_box(vec![1; 3000])).collect();
+    match role.as_str() {
+        "sleeps" => {}
+        "closes" => {
+            // SAFETY: nothing uses a descriptor from 3 on afterwards.
+            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+        }
+        "forks" => fork_child(|| {}),
+        "forks into a sandbox" => fork_child(forbid_files),
+        _ => panic!("there is no role {role}"),
+    }
+    println!("ready {}", std::process::id());
+    sleep(LIFE);
+    drop(black_box(kept));
+}
+
+/// Starts a child that first calls `prepare` and then allocates all the time. Prints its number.
+fn fork_child(prepare: fn()) {
+    // SAFETY: only the child's own thread runs in it, and it uses nothing that another thread of
+    // the parent may have locked: Pinfold's malloc takes its locks for a fork.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        prepare();
+        work();
+        std::process::exit(0);
+    }
+    println!("child {child}");
+}
+
+/// Allocates and frees, with pauses.
+fn work() {
+    let end = Instant::now() + LIFE;
+    while Instant::now() < end {
+        let blocks: Vec<Vec<u8>> = (0..3000).map(|_| black_box(vec![1; 200])).collect();
+        drop(black_box(blocks));
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Has the kernel end this process if it makes a file without a name.
+fn forbid_files() {
+    let statement = |code: u32, jt, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            0,
+            1,
+            libc::SYS_memfd_create as u32,
+        ),
+        statement(
+            libc::BPF_RET | libc::BPF_K,
+            0,
+            0,
+            libc::SECCOMP_RET_KILL_PROCESS,
+        ),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: `program` refers to `filter`, which the kernel copies.
+    let set = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const program,
+        )
+    };
+    assert_eq!(set, 0);
+}
+
+fn pinfold() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    command
+        .env_remove("LD_PRELOAD")
+        .env_remove("PINFOLD_LIBRARY")
+        .env_remove("PINFOLD_STATS");
+    command
+}
+
+/// A program in a role. Ends when this value is dropped.
+struct Program {
+    program: Child,
+    lines: BufReader<ChildStdout>,
+    /// The number of the child that it has forked.
+    child: Option<u32>,
+}
+
+impl Program {
+    /// Starts a program with words of `sh` before it, and waits until it is ready.
+    fn start_after(shell: &str, role: &str) -> Program {
+        let words = format!("{shell} exec \"$0\" run -- \"$@\"");
+        let mut program = Command::new("sh")
+            .args(["-c", &words, env!("CARGO_BIN_EXE_pinfold")])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "role", "--nocapture", "--test-threads", "1"])
+            .env(ROLE, role)
+            .env_remove("PINFOLD_STATS")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(program.stdout.take().unwrap());
+        let mut program = Program {
+            program,
+            lines,
+            child: None,
+        };
+        program.wait_for("ready ");
+        program
+    }
+
+    fn start(role: &str) -> Program {
+        Program::start_after("", role)
+    }
+
+    fn wait_for(&mut self, words: &str) {
+        let mut line = String::new();
+        while !line.contains(words) {
+            line.clear();
+            assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "it ended");
+            if let Some((_, child)) = line.split_once("child ") {
+                self.child = Some(child.trim().parse().unwrap());
+            }
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        self.program.id()
+    }
+
+    /// Returns the files that the program shows itself by.
+    fn files(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        let is_ours = |path: &Path| {
+            fs::read_link(path)
+                .is_ok_and(|target| target.to_string_lossy().contains("memfd:pinfold"))
+        };
+        paths.filter(|path| is_ours(path)).collect()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if let Some(child) = self.child {
+            // SAFETY: the call uses no memory of this process.
+            unsafe { libc::kill(child as i32, libc::SIGKILL) };
+        }
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+/// Runs the command. Returns its output, its errors, and its exit status.
+fn run(words: &[&str]) -> (String, String, Option<i32>) {
+    let output = pinfold().args(words).output().unwrap();
+    (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+        output.status.code(),
+    )
+}
+
+fn json(words: &[&str]) -> Value {
+    let (out, error, code) = run(words);
+    assert_eq!(code, Some(0), "{error}");
+    serde_json::from_str(&out).unwrap()
+}
+
+/// Returns the row of process `pid` in `pinfold list`.
+fn listed(pid: u32) -> Option<Value> {
+    let answer = json(&["list", "--json"]);
+    let rows = answer["list"].as_array().unwrap();
+    rows.iter().find(|row| row["pid"] == pid).cloned()
+}
+
+/// Returns a cache of `pinfold slabinfo`.
+fn cache(pid: u32, name: &str) -> Value {
+    let answer = json(&["slabinfo", &pid.to_string(), "--json"]);
+    let caches = answer["slabinfo"]["caches"].as_array().unwrap().clone();
+    let mut caches = caches.into_iter();
+    caches.find(|cache| cache["name"] == name).unwrap()
+}
+
+#[test]
+fn a_running_program_is_listed_with_its_memory() {
+    let program = Program::start("sleeps");
+    let row = listed(program.pid()).unwrap();
+    assert!(row["held_bytes"].as_u64().unwrap() >= 3_000_000, "{row}");
+    assert!(
+        row["used_bytes"].as_u64() <= row["held_bytes"].as_u64(),
+        "{row}"
+    );
+    let pid = program.pid();
+    drop(program);
+    assert!(listed(pid).is_none());
+}
+
+#[test]
+fn slabinfo_tells_the_objects_of_each_cache() {
+    let program = Program::start("sleeps");
+    let row = cache(program.pid(), "kmalloc-03072");
+    let active = row["active"].as_u64().unwrap();
+    // Beside the blocks in use, only sheaves hold objects.
+    assert!((1000..1500).contains(&active), "{row}");
+    assert!(row["objects"].as_u64().unwrap() >= active, "{row}");
+    let (text, ..) = run(&["slabinfo", &program.pid().to_string()]);
+    assert!(
+        text.starts_with("slabinfo - version: 2.1\n# name"),
+        "{text}"
+    );
+    assert!(
+        text.lines().any(|line| line.starts_with("kmalloc-03072 ")),
+        "{text}"
+    );
+}
+
+#[test]
+fn stat_shows_rates_and_ends_with_the_process() {
+    let program = Program::start("forks");
+    let child = program.child.unwrap();
+    assert!(listed(child).is_some());
+    let (text, error, code) = run(&["stat", &child.to_string(), "0.2", "3", "--json"]);
+    assert_eq!(code, Some(0), "{error}");
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 3);
+    assert!(
+        lines
+            .iter()
+            .all(|line| line["slow_calls"].as_f64().unwrap() > 0.0),
+        "{text}"
+    );
+    let stat = pinfold()
+        .args(["stat", &child.to_string(), "0.05"])
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut stat = stat.unwrap();
+    let mut lines = BufReader::new(stat.stdout.take().unwrap()).lines();
+    // Two header lines and a line.
+    assert!(lines.by_ref().take(3).all(|line| line.is_ok()));
+    drop(program);
+    assert!(stat.wait().unwrap().success());
+}
+
+#[test]
+fn a_forked_child_shows_itself_once_it_is_asked() {
+    let program = Program::start("forks");
+    let child = program.child.unwrap();
+    let (_, error, code) = run(&["stat", &child.to_string()]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("forked child"), "{error}");
+    let row = listed(child).expect("the child answers");
+    assert!(row["held_bytes"].as_u64().unwrap() >= 3_000_000, "{row}");
+    // What the parent had at the fork counts for both, what came later for one.
+    let parent = cache(program.pid(), "kmalloc-00224");
+    let child = cache(child, "kmalloc-00224");
+    assert!(
+        child["refills"].as_u64() > parent["refills"].as_u64(),
+        "{child} {parent}"
+    );
+}
+
+#[test]
+fn a_child_in_a_sandbox_is_not_asked() {
+    let program = Program::start("forks into a sandbox");
+    let child = program.child.unwrap();
+    assert!(listed(child).is_none());
+    assert!(listed(program.pid()).is_some());
+    // The filter would have ended it at the next tick.
+    sleep(Duration::from_millis(1500));
+    let status = fs::read_to_string(format!("/proc/{child}/status")).unwrap();
+    assert!(!status.contains("State:\tZ"), "{status}");
+}
+
+#[test]
+fn other_processes_cannot_write_to_the_statistics() {
+    use std::os::unix::fs::FileExt;
+    let program = Program::start("sleeps");
+    let before = cache(program.pid(), "kmalloc-03072");
+    for path in program.files() {
+        let Ok(file) = fs::OpenOptions::new().write(true).open(&path) else {
+            continue;
+        };
+        assert!(file.set_len(0).is_err());
+        let link = fs::read_link(&path).unwrap();
+        if link.to_string_lossy().contains("mailbox") {
+            // Any request is ignored or served.
+            file.write_at(&[0xff; 4096], 0).unwrap();
+        } else {
+            assert!(file.write_at(&[0xff; 64], 0).is_err());
+        }
+    }
+    assert_eq!(before, cache(program.pid(), "kmalloc-03072"));
+    assert!(listed(program.pid()).is_some());
+}
+
+#[test]
+fn descriptors_are_high_and_not_inherited_by_exec() {
+    let program = Program::start("sleeps");
+    let files = program.files();
+    assert_eq!(files.len(), 2);
+    for file in files {
+        let number: u32 = file.file_name().unwrap().to_str().unwrap().parse().unwrap();
+        assert!(number >= 240, "{number}");
+        let info = fs::read_to_string(format!("/proc/{}/fdinfo/{number}", program.pid())).unwrap();
+        let flags = info
+            .lines()
+            .find_map(|line| line.strip_prefix("flags:"))
+            .unwrap();
+        let flags = u32::from_str_radix(flags.trim(), 8).unwrap();
+        assert_ne!(flags & libc::O_CLOEXEC as u32, 0);
+    }
+}
+
+#[test]
+fn root_can_read_a_program_that_has_closed_its_descriptors() {
+    let program = Program::start("closes");
+    assert_eq!(program.files().len(), 0);
+    let (_, error, code) = run(&["stat", &program.pid().to_string()]);
+    let maps = fs::read_dir(format!("/proc/{}/map_files", program.pid()));
+    let mut maps = maps.into_iter().flatten().flatten();
+    if maps.any(|map| fs::File::open(map.path()).is_ok()) {
+        assert_eq!(code, Some(0), "{error}");
+    } else {
+        assert_eq!(code, Some(2));
+        assert!(error.contains("root"), "{error}");
+    }
+}
+
+#[test]
+fn a_program_that_may_have_no_segment_runs_without_one() {
+    // No file of any size, and few descriptors.
+    for limit in ["ulimit -f 0;", "ulimit -n 20;"] {
+        let program = Program::start_after(limit, "sleeps");
+        assert!(listed(program.pid()).is_none(), "{limit}");
+    }
+}
+
+#[test]
+fn a_process_that_cannot_be_read_is_named_with_the_reason() {
+    for (pid, reason) in [
+        ("4194305", "no such process"),
+        (&*std::process::id().to_string(), "does not run on Pinfold"),
+    ] {
+        for command in ["stat", "slabinfo"] {
+            let (out, error, code) = run(&[command, pid]);
+            assert_eq!((out.as_str(), code), ("", Some(2)), "{command} {pid}");
+            assert!(error.contains(pid) && error.contains(reason), "{error}");
+        }
+    }
+    for bad in [
+        &["stat", "0"][..],
+        &["stat", "1", "0"],
+        &["stat", "1", "1", "0"],
+    ] {
+        assert_eq!(run(bad).2, Some(2), "{bad:?}");
+    }
+}

@@ -1,0 +1,351 @@
+//! The statistics segment that every process has, unless it has a file (`count`): shared memory
+//! that other processes of the same user can read, at `/proc/PID/fd`.
+//!
+//! At the start, the process makes two files without names:
+//!
+//! * The **segment** (`pinfold::segment`). It is sealed: only this process can write to it, and its
+//!   size never changes.
+//! * The **mailbox**, one page. Another process of the same user writes a request there. The
+//!   process looks at it in the shepherd's ticks ([`look`]).
+//!
+//! Both descriptors are moved out of the way of the program's own, and `exec` closes them. Nothing
+//! stays behind when the process ends. If the program closes the descriptors, the memory stays
+//! mapped, and only root can open it, at `/proc/PID/map_files`.
+//!
+//! # Forks
+//!
+//! A child must not count in its parent's segment. But it must make no other system calls than
+//! malloc does, because it may be in a sandbox. So it puts private memory in the place of the
+//! segment, with the counts that the parent had at the fork. It keeps the parent's mailbox.
+//!
+//! A process that wants to read the child puts a [`Request`] into the mailbox, after it has found
+//! that no filter forbids the child system calls. If the child looks in time, it makes a segment of
+//! its own. A late look ignores the request, because the child may have a filter by then.
+//!
+//! | state of the memory | written by | leaves it |
+//! |---|---|---|
+//! | shared: a segment | this process | in the child of a fork: private |
+//! | private | this process | at the first request in time: shared |
+
+use crate::heap;
+use core::ffi::CStr;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use pinfold::segment::{
+    self, CacheRow, MAIL_MAGIC, MAKE, Mailbox, NodeEvents, Parts, Request, Segment,
+};
+use pinfold::{arena, fork, shepherd, slab};
+use pinfold_rseq::env;
+
+/// The environment variable that says whether a process shows its statistics: `on` or `off`.
+pub const VARIABLE: &str = "PINFOLD_SEGMENT";
+
+/// Returns whether the variable's value means `on`. Returns `None` for an invalid value.
+pub(crate) fn parse(value: &[u8]) -> Option<bool> {
+    match value {
+        b"on" => Some(true),
+        b"off" => Some(false),
+        _ => None,
+    }
+}
+
+/// The start of the segment, or of the private memory in its place. Null before the start, and
+/// where the system refuses a segment.
+static HEAD: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+/// Whether the memory at [`HEAD`] is shared, or the system has refused to share it.
+static IS_SHARED: AtomicBool = AtomicBool::new(false);
+/// A copy of the segment from just before a fork. Null before the first fork.
+static COPY: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+static MAILBOX: AtomicPtr<Mailbox> = AtomicPtr::new(null_mut());
+/// This process's PID, or 0 in a child that has not asked for it.
+static PID: AtomicU32 = AtomicU32::new(0);
+
+/// The descriptors are moved to the first free numbers from this one on. A process that may not
+/// have so many descriptors has no segment, because it may need all of them itself.
+const HIGH: libc::rlim_t = 240;
+
+/// Makes the process's segment and mailbox. Changes nothing if the system refuses. Runs at the
+/// process's start, after the first cache was made.
+#[cold]
+#[inline(never)]
+pub(crate) fn start() {
+    if !HEAD.load(Relaxed).is_null() || env::parsed(VARIABLE, parse) == Some(false) {
+        return;
+    }
+    let parts = Parts::here();
+    // A larger file than the limit allows would get the process a signal.
+    let has_room = limit(libc::RLIMIT_FSIZE) >= parts.end as libc::rlim_t
+        && limit(libc::RLIMIT_NOFILE) >= HIGH + 16;
+    let Some(file) = has_room
+        .then(|| File::make(segment::FILE, parts.end))
+        .flatten()
+    else {
+        return;
+    };
+    let head = file.map(parts.end);
+    if head.is_null() {
+        return;
+    }
+    if !file.keep(SEGMENT_MODE, segment::SEALS) {
+        unmap(head, parts.end);
+        return;
+    }
+    HEAD.store(head, Relaxed);
+    IS_SHARED.store(true, Relaxed);
+    // SAFETY: `head` is a zeroed mapping of this size, which stays mapped.
+    unsafe { segment::install(head.cast()) };
+    slab::show_all();
+    arena::publish();
+    publish(head, parts);
+    make_mailbox();
+}
+
+/// Writes the head of a segment that has its content.
+fn publish(head: *mut u8, parts: Parts) {
+    // SAFETY: `head` is a mapping with a segment's head, which stays mapped.
+    let head: &'static Segment = unsafe { &*head.cast() };
+    head.fill_in(parts);
+    head.pid.store(pid(), Relaxed);
+    // Release pairs with the acquire of a process that reads the segment: it sees all stores above.
+    head.magic.store(segment::MAGIC, Release);
+}
+
+fn make_mailbox() {
+    let size = size_of::<Mailbox>();
+    let Some(file) = File::make(segment::MAILBOX_FILE, size) else {
+        return;
+    };
+    let mailbox = file.map(size).cast::<Mailbox>();
+    // SAFETY: a mapping of this size, all zeroes, which stays mapped.
+    if let Some(shared) = unsafe { mailbox.as_ref() }
+        && file.keep(MAILBOX_MODE, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)
+    {
+        shared.version.store(segment::VERSION, Relaxed);
+        // Release pairs with the acquire of a process that writes a request.
+        shared.magic.store(MAIL_MAGIC, Release);
+        MAILBOX.store(mailbox, Release);
+        shepherd::register(look);
+    }
+}
+
+/// Only the owner may open the segment, for reading.
+const SEGMENT_MODE: libc::mode_t = 0o400;
+/// Only the owner may open the mailbox.
+const MAILBOX_MODE: libc::mode_t = 0o600;
+
+/// A file without a name. Dropping it closes its descriptor.
+struct File(libc::c_int);
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the descriptor.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+impl File {
+    /// Makes a file of `size` zero bytes. Returns `None` if the system refuses.
+    fn make(name: &CStr, size: usize) -> Option<File> {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // Newer kernels want to be told that nobody executes the file. Older ones refuse the flag.
+        let mut fd = memory_file(name, flags | libc::MFD_NOEXEC_SEAL);
+        if fd < 0 {
+            fd = memory_file(name, flags);
+        }
+        let file = (fd >= 0).then_some(File(fd))?;
+        // SAFETY: `ftruncate` and `posix_fallocate` use no memory of this process.
+        let has_size = unsafe {
+            if segment::commits_strictly() {
+                // The kernel may refuse a page later, which would be a signal.
+                libc::posix_fallocate(file.0, 0, size as libc::off_t) == 0
+            } else {
+                libc::ftruncate(file.0, size as libc::off_t) == 0
+            }
+        };
+        has_size.then_some(file)
+    }
+
+    /// Maps the file. Returns null if the system refuses.
+    fn map(&self, size: usize) -> *mut u8 {
+        let (place, flags) = (null_mut(), libc::MAP_SHARED);
+        // SAFETY: the kernel chooses the place.
+        let at = unsafe { libc::mmap(place, size, READ_WRITE, flags, self.0, 0) };
+        if at == libc::MAP_FAILED {
+            return null_mut();
+        }
+        at.cast()
+    }
+
+    /// Sets the file's mode, seals it, and moves its descriptor out of the program's way. Returns
+    /// whether the file stays open.
+    fn keep(self, mode: libc::mode_t, seals: libc::c_int) -> bool {
+        // SAFETY: the calls use no memory of this process.
+        unsafe {
+            libc::fchmod(self.0, mode);
+            // Kernels before 5.1 do not know the seal against later writers.
+            if libc::fcntl(self.0, libc::F_ADD_SEALS, seals | libc::F_SEAL_SEAL) != 0 {
+                let known = seals & !segment::F_SEAL_FUTURE_WRITE;
+                libc::fcntl(self.0, libc::F_ADD_SEALS, known | libc::F_SEAL_SEAL);
+            }
+            libc::fcntl(self.0, libc::F_DUPFD_CLOEXEC, HIGH as libc::c_int) >= 0
+        }
+    }
+}
+
+/// Unmaps a mapping of this module that nothing uses.
+fn unmap(at: *mut u8, size: usize) {
+    // SAFETY: the caller made the mapping, and nothing uses it.
+    unsafe { libc::munmap(at.cast(), size) };
+}
+
+const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+
+fn memory_file(name: &CStr, flags: libc::c_uint) -> libc::c_int {
+    // SAFETY: the name is a C string.
+    unsafe { libc::memfd_create(name.as_ptr(), flags) }
+}
+
+fn limit(resource: libc::__rlimit_resource_t) -> libc::rlim_t {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is writable.
+    unsafe { libc::getrlimit(resource, &raw mut limit) };
+    limit.rlim_cur
+}
+
+/// Maps private memory of `size` bytes, anywhere or in the place of the mapping at `place`. Returns
+/// null if the system refuses.
+fn map_private(place: *mut u8, size: usize) -> *mut u8 {
+    let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
+    // SAFETY: `place` is null, or the start of a mapping of this size whose content is copied.
+    let at = unsafe { libc::mmap(place.cast(), size, READ_WRITE, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return null_mut();
+    }
+    at.cast()
+}
+
+/// Copies what is in use of a segment, word by word, because other threads may write to it. Both
+/// addresses are those of mappings of `parts.end` bytes.
+fn copy(from: *const u8, to: *mut u8, parts: Parts) {
+    // SAFETY: the mapping begins with a segment's head.
+    let used = unsafe { &*from.cast::<Segment>() }
+        .caches_used
+        .load(Relaxed) as usize;
+    let ranges = [
+        (0, parts.caches + used * size_of::<CacheRow>()),
+        (parts.events, used * parts.nodes * size_of::<NodeEvents>()),
+    ];
+    for (at, bytes) in ranges {
+        for at in (at..at + bytes).step_by(8) {
+            // SAFETY: both ranges end before `parts.end`, and begin and end at multiples of 8. All
+            // accesses to the words are atomic.
+            unsafe {
+                let word = (*from.add(at).cast::<AtomicU64>()).load(Relaxed);
+                (*to.add(at).cast::<AtomicU64>()).store(word, Relaxed);
+            }
+        }
+    }
+}
+
+/// Copies the segment for the child. The caller holds all locks.
+pub(crate) fn before_fork() {
+    if !IS_SHARED.load(Relaxed) {
+        // The child gets its own copy of private memory.
+        return;
+    }
+    let parts = Parts::here();
+    if COPY.load(Relaxed).is_null() {
+        COPY.store(map_private(null_mut(), parts.end), Relaxed);
+    }
+    let to = COPY.load(Relaxed);
+    if !to.is_null() {
+        copy(HEAD.load(Relaxed), to, parts);
+    }
+}
+
+/// Puts private memory in the place of the parent's segment, in the child of a fork.
+pub(crate) fn in_child() {
+    PID.store(0, Relaxed);
+    if !IS_SHARED.load(Relaxed) {
+        return;
+    }
+    let (head, parts) = (HEAD.load(Relaxed), Parts::here());
+    // If the system refuses, the child goes on in the parent's segment, and the parent's numbers
+    // are wrong from then on.
+    let private = heap::keep_errno(|| map_private(head, parts.end));
+    if !private.is_null() {
+        IS_SHARED.store(false, Relaxed);
+        let from = COPY.load(Relaxed);
+        if !from.is_null() {
+            copy(from, private, parts);
+        }
+    }
+}
+
+/// Looks for requests in the mailbox. The shepherd's ticks call it.
+fn look(_: shepherd::Reach) {
+    // Acquire pairs with the release in `make_mailbox`.
+    // SAFETY: the address is null, or that of the mailbox, which stays mapped.
+    let Some(mailbox) = (unsafe { MAILBOX.load(Acquire).as_ref() }) else {
+        return;
+    };
+    for word in &mailbox.requests {
+        let word_now = word.load(Relaxed);
+        if word_now == 0 {
+            continue;
+        }
+        let request = Request::from_word(word_now);
+        if request.pid != pid() {
+            continue;
+        }
+        // Of two threads that see the request, one serves it.
+        let is_mine = word.compare_exchange(word_now, 0, AcqRel, Relaxed).is_ok();
+        if is_mine && request.is_open(segment::now_ms()) && request.what == MAKE {
+            heap::keep_errno(make_in_child);
+        }
+    }
+}
+
+fn pid() -> u32 {
+    if PID.load(Relaxed) == 0 {
+        // SAFETY: `getpid` has no preconditions.
+        PID.store(unsafe { libc::getpid() } as u32, Relaxed);
+    }
+    PID.load(Relaxed)
+}
+
+/// Makes a segment for a child of a fork, which has private memory in its place.
+#[cold]
+fn make_in_child() {
+    let (head, parts) = (HEAD.load(Relaxed), Parts::here());
+    if IS_SHARED.swap(true, Relaxed) {
+        return;
+    }
+    let Some(file) = File::make(segment::FILE, parts.end) else {
+        return;
+    };
+    let fresh = file.map(parts.end);
+    if fresh.is_null() {
+        return;
+    }
+    // While this thread holds all locks, no other thread counts an event that needs a lock. Some of
+    // the other events may be lost.
+    fork::prepare();
+    copy(head, fresh, parts);
+    publish(fresh, parts);
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: both mappings have this size, and belong to this module. The exchange is atomic for
+    // threads that count at the old place.
+    let moved = unsafe { libc::mremap(fresh.cast(), parts.end, parts.end, flags, head) };
+    fork::parent();
+    if moved == libc::MAP_FAILED {
+        unmap(fresh, parts.end);
+    } else {
+        file.keep(SEGMENT_MODE, segment::SEALS);
+    }
+}

@@ -1,0 +1,289 @@
+//! The statistics segment: the counts that a process shows to other processes.
+//!
+//! A process that runs on Pinfold's malloc has one segment: shared memory behind a descriptor,
+//! which any process of the same user can open in `/proc/PID/fd`. A process that was asked to count
+//! every call has a file in its place. The segment has these parts, in this order:
+//!
+//! 1. [`Segment`], the head.
+//! 2. From [`Segment::memory_at`] on, one [`NodeMemory`] for each node.
+//! 3. From [`Segment::caches_at`] on, one [`CacheRow`] for each cache, by the cache's number. The
+//!    caches of the size classes come first.
+//! 4. From [`Segment::events_at`] on, one [`NodeEvents`] for each row of the caches and each node,
+//!    row by row.
+//! 5. In a process that counts every call, from [`Segment::units_at`] on: the beginnings of the
+//!    process's per-CPU units, one for each CPU (or concurrency id), and the one that all CPUs
+//!    share.
+//!
+//! The segment holds three kinds of numbers:
+//!
+//! * **Calls** are [`VmEvents`](crate::vmstat::VmEvents): words in the units. Only the unit's CPU
+//!   adds to them, in critical sections. A total is the sum over the units. It misses at most the
+//!   adds that are under way at that moment.
+//! * **Events of the slow paths** are [`NodeEvents`]. The slow paths add to them in any case, so
+//!   showing them costs nothing.
+//! * **Memory held from the system** is counted by the arenas, and copied to the segment whenever
+//!   it changes.
+//!
+//! # Invariants
+//!
+//! * `magic` is written last, with release order. A reader that sees [`MAGIC`] sees a complete
+//!   head.
+//! * Each number is one aligned word, which its writer stores at once. So a reader never sees half
+//!   of a number.
+//! * The process never relies on what it reads back from the segment.
+
+mod calls;
+mod events;
+mod files;
+
+pub use calls::{Call, Shared, place_calls, place_of, share_units};
+pub use events::{EVENTS, NodeEvents, SlabEvent};
+pub use files::{
+    F_SEAL_FUTURE_WRITE, FILE, MAIL_MAGIC, MAILBOX_FILE, MAKE, Mailbox, Request, SEALS,
+    commits_strictly, now_ms,
+};
+
+use crate::{nodes, sys};
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+use pinfold_rseq::{Backend, Index, backend};
+
+/// The value of [`Segment::magic`] in a segment that is ready: "PINFOLD" and a format byte.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"PINFOLD\x01");
+
+/// The version of the layout. A reader refuses other versions.
+pub const VERSION: u32 = 5;
+
+/// The number of size classes that [`Call`] has room for, more than there are.
+pub const CLASSES: usize = 80;
+
+/// The number of caches that the segment has room for. Caches with higher numbers are not shown.
+pub const CACHES: usize = 512;
+
+/// The environment variable that names the directory for segments.
+///
+/// Each process makes its segment there as `PID.N`. N counts the program images (`exec`) and forks
+/// that had this PID.
+pub const DIRECTORY_VARIABLE: &str = "PINFOLD_STATS";
+
+/// The head of the segment: the process, and where the other parts are.
+///
+/// # Examples
+///
+/// ```
+/// // Only a process whose malloc is Pinfold's has a segment.
+/// assert!(pinfold::segment::current().is_none());
+/// ```
+#[repr(C)]
+pub struct Segment {
+    /// [`MAGIC`], once every field that never changes is written.
+    pub magic: AtomicU64,
+    /// [`VERSION`].
+    pub version: AtomicU32,
+    /// The number of units that follow; 0 in a process that does not count every call.
+    pub units: AtomicU32,
+    /// The process that counts.
+    pub pid: AtomicU32,
+    /// The backend in use: 0 atomics, 1 restartable sequences by CPU number, 2 by concurrency id.
+    pub backend: AtomicU32,
+    /// When the process began to count, in nanoseconds of `CLOCK_REALTIME`.
+    pub started_ns: AtomicU64,
+    /// The bytes now held from the system: slabs and runs, touched or not, without what was
+    /// returned.
+    pub held: AtomicU64,
+    /// The largest value that `held` ever had.
+    pub held_peak: AtomicU64,
+    /// The bytes returned to the system so far, in every way.
+    pub returned: AtomicU64,
+    /// The bytes now mapped for huge blocks, each of which is a separate mapping. Part of `held`.
+    pub huge: AtomicU64,
+    /// Where in the segment the first unit begins.
+    pub units_at: AtomicU32,
+    /// How many bytes of each unit are in the segment.
+    pub unit_bytes: AtomicU32,
+    /// Where in each unit the [`Call`] events begin, one word each.
+    pub calls: AtomicU32,
+    /// Where in the segment the [`NodeMemory`] rows begin.
+    pub memory_at: AtomicU32,
+    /// Where in the segment the [`CacheRow`]s begin.
+    pub caches_at: AtomicU32,
+    /// How many [`CacheRow`]s there are.
+    pub caches: AtomicU32,
+    /// How many of the first rows were ever used.
+    pub caches_used: AtomicU32,
+    /// Where in the segment the [`NodeEvents`] begin.
+    pub events_at: AtomicU32,
+    /// How many nodes have a [`NodeMemory`], and [`NodeEvents`] for each cache.
+    pub nodes: AtomicU32,
+    /// Bytes of a system page.
+    pub page_size: AtomicU32,
+}
+
+/// The memory of one node.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::atomic::Ordering::Relaxed;
+///
+/// let memory = pinfold::segment::NodeMemory::default();
+/// assert_eq!(memory.used.load(Relaxed), 0);
+/// ```
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct NodeMemory {
+    /// Bytes of runs in use, of slabs and of large blocks.
+    pub used: AtomicU64,
+    /// Bytes of dirty free runs: memory that is kept for the next use.
+    pub dirty: AtomicU64,
+}
+
+/// One cache.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::atomic::Ordering::Relaxed;
+///
+/// let unused = pinfold::segment::CacheRow::default();
+/// assert_eq!(unused.state.load(Relaxed), 0);
+/// ```
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct CacheRow {
+    /// The cache's name in UTF-8, at most 32 bytes, filled up with zero bytes.
+    pub name: [AtomicU64; 4],
+    /// Bit 0 is set while the row is written, and bit 1 while a cache has the row. The other bits
+    /// change with every cache that gets the row.
+    pub state: AtomicU32,
+    /// Bytes of an object.
+    pub object: AtomicU32,
+    /// Bytes from one object to the next.
+    pub size: AtomicU32,
+    /// Objects in a slab.
+    pub per_slab: AtomicU32,
+    /// Bytes of a slab.
+    pub slab: AtomicU32,
+    /// The maximum number of objects in a sheaf.
+    pub sheaf_capacity: AtomicU32,
+}
+
+impl CacheRow {
+    /// Writes a cache's name into a row that no cache has.
+    pub(crate) fn set_name(&self, name: &str) {
+        let mut bytes = [0; 32];
+        let shown = &name.as_bytes()[..name.len().min(32)];
+        bytes[..shown.len()].copy_from_slice(shown);
+        for (word, bytes) in self.name.iter().zip(bytes.as_chunks().0) {
+            word.store(u64::from_le_bytes(*bytes), Relaxed);
+        }
+    }
+}
+
+/// Where the parts of a segment are, for a number of nodes.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    /// See [`Segment::memory_at`].
+    pub memory: usize,
+    /// See [`Segment::caches_at`].
+    pub caches: usize,
+    /// See [`Segment::events_at`].
+    pub events: usize,
+    /// Where the last part ends.
+    pub end: usize,
+    /// How many nodes there are.
+    pub nodes: usize,
+}
+
+impl Parts {
+    /// Returns where the parts are in this process's segment.
+    pub fn here() -> Parts {
+        let nodes = nodes::count();
+        let memory = size_of::<Segment>().next_multiple_of(align_of::<NodeMemory>());
+        let caches = memory + nodes * size_of::<NodeMemory>();
+        let events =
+            (caches + CACHES * size_of::<CacheRow>()).next_multiple_of(align_of::<NodeEvents>());
+        Parts {
+            memory,
+            caches,
+            events,
+            end: events + CACHES * nodes * size_of::<NodeEvents>(),
+            nodes,
+        }
+    }
+}
+
+impl Segment {
+    /// Writes the fields of the head that never change, except `magic`, `pid` and those of the
+    /// units.
+    pub fn fill_in(&self, parts: Parts) {
+        self.version.store(VERSION, Relaxed);
+        self.memory_at.store(parts.memory as u32, Relaxed);
+        self.caches_at.store(parts.caches as u32, Relaxed);
+        self.caches.store(CACHES as u32, Relaxed);
+        self.events_at.store(parts.events as u32, Relaxed);
+        self.nodes.store(parts.nodes as u32, Relaxed);
+        self.page_size.store(sys::page_size() as u32, Relaxed);
+        let code = match backend() {
+            Backend::Atomic => 0,
+            Backend::Rseq(Index::Cpu) => 1,
+            Backend::Rseq(Index::Cid) => 2,
+        };
+        self.backend.store(code, Relaxed);
+        self.started_ns.store(files::now_ns(), Relaxed);
+    }
+}
+
+static CURRENT: AtomicPtr<Segment> = AtomicPtr::new(null_mut());
+
+/// Returns this process's segment, or `None` if it has none. One load.
+pub fn current() -> Option<&'static Segment> {
+    // SAFETY: the caller of `install` promised that the segment stays mapped. Acquire pairs with
+    // the release in `install`: a thread that sees the address also sees the segment's content.
+    NonNull::new(CURRENT.load(Acquire)).map(|segment| unsafe { segment.as_ref() })
+}
+
+/// Sets this process's segment. One store.
+///
+/// # Safety
+///
+/// `segment` is zeroed or filled in, has the size of [`Parts::end`], and stays mapped until the
+/// process ends.
+pub unsafe fn install(segment: *mut Segment) {
+    // Release pairs with the acquire in `current`: a thread that sees the address also sees the
+    // segment's content.
+    CURRENT.store(segment, Release);
+}
+
+/// Returns the address of byte `at` of this process's segment.
+fn part(at: usize) -> Option<*const u8> {
+    let head = NonNull::new(CURRENT.load(Acquire))?;
+    Some(head.as_ptr().cast_const().cast::<u8>().wrapping_add(at))
+}
+
+/// Returns the words for the memory of `node`, which exists.
+pub(crate) fn memory(node: usize) -> Option<&'static NodeMemory> {
+    let at = Parts::here().memory + node * size_of::<NodeMemory>();
+    // SAFETY: the segment has a row for each node, and stays mapped. The words are atomics.
+    part(at).map(|row| unsafe { &*row.cast() })
+}
+
+/// Returns the row of the cache at position `nth`, and its words for each node. Returns `None` if
+/// there is no segment, or no room for the cache.
+pub(crate) fn row(nth: usize) -> Option<(&'static CacheRow, &'static [NodeEvents])> {
+    if nth >= CACHES {
+        return None;
+    }
+    let parts = Parts::here();
+    let row = part(parts.caches + nth * size_of::<CacheRow>())?;
+    let events = part(parts.events + nth * parts.nodes * size_of::<NodeEvents>())?;
+    current()?.caches_used.fetch_max(nth as u32 + 1, Relaxed);
+    // SAFETY: the segment has rows for `CACHES` caches, and stays mapped. All words are atomics.
+    unsafe {
+        Some((
+            &*row.cast(),
+            core::slice::from_raw_parts(events.cast(), parts.nodes),
+        ))
+    }
+}
