@@ -89,8 +89,8 @@ pub struct PercpuCounter {
 const _: () = assert!(size_of::<PercpuCounter>() == 128 && align_of::<PercpuCounter>() == 16);
 const _: () = assert!(core::mem::offset_of!(PercpuCounter, base) == 64);
 
-/// Returns the largest add that a CPU keeps to itself, with a fixed `batch`: an eighth of it, and at
-/// least 1.
+/// Returns the largest add that a CPU keeps to itself, with a fixed `batch`: an eighth of it, and
+/// at least 1.
 ///
 /// Larger adds would use up the batch in fewer adds than a fold costs, and so take longer than
 /// atomic adds.

@@ -70,7 +70,7 @@ fn give<D: Design>(design: &D, pair: &Worker, control: &Control, amount: i64) {
         design.add(amount);
         pair.step.end();
         given += 1;
-        if !wait(control, || pair.step.number() % 4 == 0) {
+        if !wait(control, || pair.step.number().is_multiple_of(4)) {
             break;
         }
         if given % BURST == 0 {

@@ -32,10 +32,10 @@ use workers::Wave;
 /// counter all the time. The error of a sum is its distance, in pages, from the values that the
 /// counter can have had while the sum ran. After each run the counter must be 0.
 ///
-/// With `--hand-over`, the workers form pairs: one worker adds, and the other one then subtracts the
-/// same amount on another CPU. So the counter is always between 0 and one amount for each pair. The
-/// pairs sleep after every 64 hand-overs, so compare the user column. The error column shows whose
-/// sums are exact.
+/// With `--hand-over`, the workers form pairs: one worker adds, and the other one then subtracts
+/// the same amount on another CPU. So the counter is always between 0 and one amount for each pair.
+/// The pairs sleep after every 64 hand-overs, so compare the user column. The error column shows
+/// whose sums are exact.
 ///
 /// Subjects: spinlock-batch (percpu_counter before the patches: a spinlock around the shared
 /// count), slowcount (Eric Dumazet's patch), add-start (Shaohua Li's reply), add-start-percpu (the

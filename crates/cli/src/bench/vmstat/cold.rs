@@ -107,14 +107,14 @@ pub fn measure(rounds: u32) -> Result<Rows> {
     // Round 0 warms up.
     for round in 0..=rounds {
         for (at, items) in ITEMS.into_iter().enumerate() {
-            for form in 0..FORMS.len() {
+            for (form, samples) in samples.iter_mut().enumerate() {
                 displace(&displacing);
                 let taken = match packed.get(form) {
                     Some(packed) => timed(items, |item| packed.inc(item)),
                     None => timed(items, |item| STAT.inc(Zone::normal(0), Nth(item))),
                 };
                 if round > 0 {
-                    samples[form][at].push(taken);
+                    samples[at].push(taken);
                 }
             }
         }
