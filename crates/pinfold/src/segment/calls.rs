@@ -127,8 +127,9 @@ pub fn place_calls(calls: &VmEvents<Call>) -> Option<Shared> {
     })
 }
 
-/// Returns where in each unit the words of `calls` are, for [`Segment::calls`]. Returns `None` if
-/// there is no memory. Costs one load if the calls have their place.
+/// Returns where in each unit the words of `calls` are, for
+/// [`Segment::calls`](super::Segment::calls). Returns `None` if there is no memory. Costs one load
+/// if the calls have their place.
 pub fn place_of(calls: &VmEvents<Call>) -> Option<usize> {
     calls.block()
 }

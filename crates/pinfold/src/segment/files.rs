@@ -30,7 +30,7 @@ pub const MAKE: u32 = 1;
 pub struct Mailbox {
     /// [`MAIL_MAGIC`].
     pub magic: AtomicU64,
-    /// [`VERSION`].
+    /// [`VERSION`](super::VERSION).
     pub version: AtomicU32,
     /// The requests: 0, or a [`Request`] in one word. The process that serves a request sets it to
     /// 0.

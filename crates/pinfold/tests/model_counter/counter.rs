@@ -9,10 +9,10 @@
 //! |---|---|---|
 //! | `PercpuCounter::add` | `pinfold/src/counter/percpu_counter.rs` `PercpuCounter::add` | `57cdb14a8ae06e28` |
 //! | `PercpuCounter::shards` | `pinfold/src/counter/percpu_counter.rs` `PercpuCounter::shards` | `a9f7f0420826b309` |
-//! | `PercpuCounter::shards_or_alloc` | `pinfold/src/counter/percpu_counter.rs` `PercpuCounter::shards_or_alloc` | `da9c4f0d2dacd4e3` |
+//! | `PercpuCounter::shards_or_alloc` | `pinfold/src/counter/percpu_counter.rs` `PercpuCounter::shards_or_alloc` | `c784a7bc5ddcd741` |
 //! | `PercpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched` | `6af14aae4b930d35` |
 //! | `PercpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched_in` | `f6638feb121f7a45` |
-//! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_hold` | `dbd3eb65d725b9bc` |
+//! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_hold` | `7dbb1584f10d3b27` |
 //! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_lock` | `ed260b9e75a9e5fe` |
 //! | `Held::drop` | `pinfold/src/counter/stripe.rs` `Held::drop` | `1b0eb05151ef44df` |
 //! | `Held::drop` | `pinfold/src/counter/stripe.rs` `AllHeld::drop` | `2ed2f5a5adb10016` |
