@@ -91,8 +91,11 @@ const COSTS: &[(&str, u64)] = &[
     ("nanosleep", 128),
     ("open", 192),
     ("open64", 192),
-    // Only for the file that `PINFOLD_STATS` requests.
+    // Only for the statistics.
     ("posix_fallocate", 256),
+    // For a key below 32, which needs no memory.
+    ("pthread_getspecific", 64),
+    ("pthread_setspecific", 128),
     ("read", 128),
     // In the vDSO.
     ("sched_getcpu", 192),

@@ -139,6 +139,8 @@ pub fn available() -> Result<(), PolicyError> {
 /// ```
 #[doc(alias = "set_mempolicy")]
 pub fn set_for_thread(policy: &Mempolicy) -> Result<(), PolicyError> {
+    // The policy that the process starts with must come first, because it would replace this one.
+    super::init();
     set_unnoted(policy)?;
     thread_changed();
     Ok(())
