@@ -32,6 +32,7 @@ enum Command {
     Stat(live::stat::Args),
     Slabinfo(live::slabinfo::Args),
     Top(live::top::Args),
+    Serve(live::serve::Args),
 }
 
 fn main() -> ExitCode {
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Stat(args) => live::stat::main(args),
         Command::Slabinfo(args) => live::slabinfo::main(args),
         Command::Top(args) => live::top::main(args),
+        Command::Serve(args) => live::serve::main(args),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("pinfold: {error:#}");

@@ -6,7 +6,8 @@
 use serde_json::Value;
 use std::fs;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread::sleep;
@@ -371,6 +372,62 @@ fn a_program_that_may_have_no_segment_runs_without_one() {
         let program = Program::start_after(limit, "sleeps");
         assert!(listed(program.pid()).is_none(), "{limit}");
     }
+}
+
+/// Sends a request, and returns the response.
+fn response(address: &str, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let request = format!("{request} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response
+}
+
+#[test]
+fn numbers_are_served_over_http_until_the_process_ends() {
+    let program = Program::start("sleeps");
+    let pid = program.pid().to_string();
+    let mut serve = pinfold()
+        .args(["serve", "--listen", "127.0.0.1:0", &pid])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut lines = BufReader::new(serve.stdout.take().unwrap());
+    lines.read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("serving at http://").unwrap();
+    let address = address.trim_end_matches('/');
+    let metrics = response(address, "GET /metrics");
+    assert!(metrics.starts_with("HTTP/1.1 200") && metrics.ends_with("# EOF\n"), "{metrics}");
+    let held = format!("pinfold_held_bytes{{pid=\"{pid}\"");
+    let held = metrics.lines().find(|line| line.starts_with(&held)).unwrap();
+    let held: u64 = held.rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(held >= 3_000_000, "{metrics}");
+    assert!(metrics.contains("cache=\"kmalloc-03072\""), "{metrics}");
+    assert!(metrics.contains("process_resident_memory_bytes{"), "{metrics}");
+    let status = response(address, "GET /status.json");
+    let status: Value = serde_json::from_str(status.split_once("\r\n\r\n").unwrap().1).unwrap();
+    assert_eq!(status["processes"][0]["sum"]["held"], held);
+    assert!(response(address, "GET /").contains("<title>Pinfold</title>"));
+    assert!(response(address, "GET /other").starts_with("HTTP/1.1 404"));
+    assert!(response(address, "POST /metrics").starts_with("HTTP/1.1 405"));
+    drop(program);
+    assert!(serve.wait().unwrap().success());
+}
+
+#[test]
+fn top_prints_one_picture_as_text() {
+    let program = Program::start("sleeps");
+    let (text, error, code) = run(&["top", "--once", "--sort", "size", &program.pid().to_string()]);
+    assert_eq!(code, Some(0), "{error}");
+    assert_eq!(text.lines().count(), 24);
+    assert!(text.contains("held at the peak") && text.contains("*SIZE"), "{text}");
+    let (text, ..) = run(&["top", "--once"]);
+    assert!(text.contains(&program.pid().to_string()), "{text}");
+    let (_, error, code) = run(&["top", &program.pid().to_string()]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("--once"), "{error}");
 }
 
 #[test]

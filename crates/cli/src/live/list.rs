@@ -51,8 +51,8 @@ impl Row {
             backend: backend(snapshot.backend),
             held_bytes: snapshot.held,
             held_peak_bytes: snapshot.held_peak,
-            used_bytes: snapshot.nodes.iter().map(|node| node.used).sum::<u64>() + snapshot.huge,
-            dirty_bytes: snapshot.nodes.iter().map(|node| node.dirty).sum(),
+            used_bytes: snapshot.used(),
+            dirty_bytes: snapshot.dirty(),
             caches: snapshot.caches.len(),
             seconds: now.unwrap_or_default().saturating_sub(started).as_secs(),
         }
@@ -69,9 +69,17 @@ pub struct Listing {
     refused: Vec<(u32, Refused)>,
 }
 
+/// The processes that were found, before they are read.
+pub struct Found {
+    pub sources: Vec<Source>,
+    children: Vec<u32>,
+    hidden: usize,
+    refused: Vec<(u32, Refused)>,
+}
+
 /// Finds all processes. Asks forked children to show themselves, and waits for them for `patience`
 /// at most.
-pub fn rows(patience: Duration) -> Result<Listing> {
+pub fn sources(patience: Duration) -> Result<Found> {
     let (mut sources, mut refused) = (Vec::new(), Vec::new());
     let (mut children, mut hidden) = (Vec::new(), 0);
     for pid in pids()? {
@@ -96,14 +104,25 @@ pub fn rows(patience: Duration) -> Result<Listing> {
         });
     }
     sources.sort_by_key(|source| source.pid);
-    let rows = sources.iter();
+    Ok(Found {
+        sources,
+        children,
+        hidden,
+        refused,
+    })
+}
+
+/// Finds all processes as [`sources`] does, and reads them.
+pub fn rows(patience: Duration) -> Result<Listing> {
+    let found = sources(patience)?;
+    let rows = found.sources.iter();
     Ok(Listing {
         rows: rows
             .filter_map(|source| Some(Row::of(source, &source.read().ok()?)))
             .collect(),
-        children,
-        hidden,
-        refused,
+        children: found.children,
+        hidden: found.hidden,
+        refused: found.refused,
     })
 }
 

@@ -1,7 +1,8 @@
 //! What other processes show of themselves: `pinfold list`, `pinfold stat`, `pinfold slabinfo`,
-//! `pinfold top`.
+//! `pinfold top`, `pinfold serve`.
 
 pub mod list;
+pub mod serve;
 pub mod slabinfo;
 mod snapshot;
 mod source;

@@ -149,6 +149,26 @@ impl Snapshot {
     }
 }
 
+// The file may hold anything, so sums stop at the largest number.
+impl Snapshot {
+    /// Returns the bytes in slabs and large blocks.
+    pub fn used(&self) -> u64 {
+        let runs = self.nodes.iter().map(|node| node.used);
+        runs.fold(self.huge, u64::saturating_add)
+    }
+
+    /// Returns the bytes in dirty free runs.
+    pub fn dirty(&self) -> u64 {
+        let runs = self.nodes.iter().map(|node| node.dirty);
+        runs.fold(0, u64::saturating_add)
+    }
+
+    /// Returns the sum of `of` over all caches.
+    pub fn of_caches(&self, of: impl Fn(&Cache) -> u64) -> u64 {
+        self.caches.iter().map(of).fold(0, u64::saturating_add)
+    }
+}
+
 impl Cache {
     /// Reads row `nth`. Returns `None` if no cache has the row.
     fn parse(bytes: &Bytes<'_>, nth: usize, nodes: usize) -> Result<Option<Cache>, Refused> {
@@ -190,6 +210,11 @@ impl Cache {
         counts.fold(0, u64::wrapping_add)
     }
 
+    /// Returns how many objects went from slabs to sheaves or callers.
+    pub fn refilled(&self) -> u64 {
+        self.count(SlabEvent::Refilled)
+    }
+
     /// Returns how many slabs the cache has.
     pub fn slabs(&self) -> u64 {
         let made = self.count(SlabEvent::SlabAlloc);
@@ -204,8 +229,7 @@ impl Cache {
     /// Returns how many objects are not free in their slab: those that the program uses, and those
     /// in the CPUs' and barns' sheaves.
     pub fn out(&self) -> u64 {
-        let taken = self.count(SlabEvent::Refilled);
-        taken.saturating_sub(self.count(SlabEvent::Flushed))
+        self.refilled().saturating_sub(self.count(SlabEvent::Flushed))
     }
 
     /// Returns how many allocations and frees the fast path did not serve.

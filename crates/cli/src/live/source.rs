@@ -103,6 +103,17 @@ impl Source {
         found
     }
 
+    /// Returns a source whose numbers are not read.
+    #[cfg(test)]
+    pub fn of_this_process() -> Source {
+        let pid = std::process::id();
+        Source {
+            pid,
+            file: File::open("/dev/null").unwrap(),
+            started: started(&folder(pid)).unwrap(),
+        }
+    }
+
     /// Reads the numbers of this moment.
     pub fn read(&self) -> Result<Snapshot, Unreadable> {
         // The file outlives the process as long as it is open here.
@@ -110,6 +121,17 @@ impl Source {
             return Err(Unreadable::Gone);
         }
         Snapshot::parse(&bytes_of(&self.file)?).map_err(Unreadable::Refused)
+    }
+
+    /// Returns when the process was started, in seconds since the epoch. Returns `None` if the
+    /// kernel does not say when it was started itself.
+    pub fn start_seconds(&self) -> Option<f64> {
+        let stat = fs::read_to_string("/proc/stat").ok()?;
+        let boot = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
+        // SAFETY: `sysconf` has no preconditions.
+        let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+        let since_boot = self.started as f64 / ticks as f64;
+        Some(boot.trim().parse::<f64>().ok()? + since_boot)
     }
 
     /// Returns the name of the process's program, with unprintable characters escaped.

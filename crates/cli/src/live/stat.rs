@@ -92,12 +92,11 @@ impl Line {
     fn of(snapshot: &Snapshot, before: Sums, now: Sums, time: Duration) -> Line {
         // A cache that is destroyed takes its counts with it.
         let rate = |before: u64, now: u64| now.saturating_sub(before) as f64 / time.as_secs_f64();
-        let bytes = |of: fn(&super::Cache) -> u64| snapshot.caches.iter().map(of).sum();
         Line {
             held_bytes: snapshot.held,
-            used_bytes: snapshot.nodes.iter().map(|node| node.used).sum::<u64>() + snapshot.huge,
-            dirty_bytes: snapshot.nodes.iter().map(|node| node.dirty).sum(),
-            objects_bytes: bytes(|cache| cache.out().saturating_mul(cache.size)),
+            used_bytes: snapshot.used(),
+            dirty_bytes: snapshot.dirty(),
+            objects_bytes: snapshot.of_caches(|cache| cache.out().saturating_mul(cache.size)),
             slow_calls: rate(before.slow, now.slow),
             refilled: rate(before.refilled, now.refilled),
             flushed: rate(before.flushed, now.flushed),

@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+pub use view::Sum;
 use view::{Key, View};
 
 /// Watch a process's memory and caches, or all processes on Pinfold
@@ -171,4 +172,95 @@ fn text_of(terminal: &Terminal<TestBackend>) -> String {
         text.push('\n');
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::snapshot::{Snapshot, tests::segment};
+    use super::*;
+
+    fn text(watched: &Watched, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, watched)).unwrap();
+        text_of(&terminal)
+    }
+
+    /// Returns the views of a process with these caches, by the numbers of their slabs.
+    fn watched(slabs: &[(usize, u64)]) -> Watched {
+        let source = Source::of_this_process();
+        let mut snapshot = Snapshot::parse(&segment(0)).unwrap();
+        snapshot.held = 10 << 20;
+        for &(nth, slabs) in slabs {
+            let cache = &mut snapshot.caches[nth];
+            cache.slab = 64 << 10;
+            cache.nodes[0][pinfold::segment::SlabEvent::SlabAlloc as usize] = slabs;
+            cache.nodes[1][pinfold::segment::SlabEvent::Refilled as usize] = 10 * slabs;
+        }
+        snapshot.nodes[0].used = 4 << 20;
+        snapshot.nodes[1].dirty = 1 << 20;
+        let mut view = View::new(&source, Key::Bytes);
+        view.update(snapshot);
+        Watched::Process(source, Box::new(view))
+    }
+
+    #[test]
+    fn the_sum_adds_up_line_by_line() {
+        let Watched::Process(_, view) = watched(&[(0, 16), (2, 8)]) else {
+            unreachable!();
+        };
+        let sum = view.sum;
+        assert_eq!(sum.objects, 160 * 16 + 80 * 48);
+        assert_eq!(sum.objects + sum.free_in_slabs, 24 * (64 << 10));
+        let parts = [sum.objects, sum.free_in_slabs, sum.large, sum.dirty, sum.untouched];
+        assert_eq!(parts.iter().sum::<u64>(), sum.held);
+    }
+
+    #[test]
+    fn caches_are_sorted_and_the_column_is_marked() {
+        let mut watched = watched(&[(0, 1), (1, 3), (4, 2)]);
+        let order = |text: &str| {
+            let names = text.lines().filter_map(|line| line.split("kmalloc-").nth(1));
+            let names: Vec<String> = names.take(3).map(str::to_owned).collect();
+            names
+        };
+        let shown = text(&watched, 80, 24);
+        assert!(shown.contains("*KiB"), "{shown}");
+        assert_eq!(order(&shown), ["32", "80", "16"]);
+        watched.sort('n');
+        let shown = text(&watched, 80, 24);
+        assert!(shown.contains("*NAME"), "{shown}");
+        assert_eq!(order(&shown), ["16", "32", "48"]);
+    }
+
+    #[test]
+    fn every_size_of_terminal_is_drawn() {
+        let process = watched(&[(0, 1)]);
+        let all = Watched::All(Vec::new());
+        for width in [1, 2, 10, 41, 43, 80, 300] {
+            for height in [1, 2, 9, 10, 24, 100] {
+                text(&process, width, height);
+                text(&all, width, height);
+            }
+        }
+        let shown = text(&process, 80, 24);
+        assert!(shown.lines().all(|line| line.chars().count() <= 80));
+        assert!(shown.contains("held at the peak"), "{shown}");
+    }
+
+    #[test]
+    fn numbers_of_any_size_are_shown() {
+        let mut snapshot = Snapshot::parse(&segment(0)).unwrap();
+        (snapshot.held, snapshot.huge) = (u64::MAX, u64::MAX);
+        for node in &mut snapshot.nodes {
+            (node.used, node.dirty) = (u64::MAX, u64::MAX);
+        }
+        for cache in &mut snapshot.caches {
+            (cache.size, cache.slab, cache.per_slab) = (u64::MAX, u64::MAX, u64::MAX);
+            cache.nodes.iter_mut().for_each(|counts| counts[..].fill(u64::MAX));
+        }
+        let source = Source::of_this_process();
+        let mut view = View::new(&source, Key::Refills);
+        view.update(snapshot);
+        text(&Watched::Process(source, Box::new(view)), 80, 24);
+    }
 }

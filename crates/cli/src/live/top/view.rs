@@ -4,6 +4,7 @@ use super::super::snapshot::Snapshot;
 use super::super::source::Source;
 use clap::ValueEnum;
 use pinfold::segment::SlabEvent;
+use serde::Serialize;
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
@@ -73,7 +74,7 @@ impl Row {
 }
 
 /// The memory held from the system, in bytes, as a sum.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Sum {
     /// Objects that are not free in their slab.
     pub objects: u64,
@@ -90,14 +91,11 @@ pub struct Sum {
 }
 
 impl Sum {
-    fn of(snapshot: &Snapshot) -> Sum {
-        let bytes =
-            |of: fn(&super::super::Cache) -> u64| -> u64 { snapshot.caches.iter().map(of).sum() };
-        let slabs = bytes(|cache| cache.slabs().saturating_mul(cache.slab));
-        let objects = bytes(|cache| cache.out().saturating_mul(cache.size)).min(slabs);
-        let used = snapshot.nodes.iter().map(|node| node.used).sum::<u64>();
-        let used = used.saturating_add(snapshot.huge);
-        let dirty: u64 = snapshot.nodes.iter().map(|node| node.dirty).sum();
+    pub fn of(snapshot: &Snapshot) -> Sum {
+        let slabs = snapshot.of_caches(|cache| cache.slabs().saturating_mul(cache.slab));
+        let objects = snapshot.of_caches(|cache| cache.out().saturating_mul(cache.size));
+        let objects = objects.min(slabs);
+        let (used, dirty) = (snapshot.used(), snapshot.dirty());
         Sum {
             objects,
             free_in_slabs: slabs - objects,

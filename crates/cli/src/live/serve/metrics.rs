@@ -1,0 +1,155 @@
+//! The page for Prometheus, in the OpenMetrics text format.
+
+use super::{Snapshot, Source};
+use pinfold::segment::SlabEvent;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+use std::fs;
+
+pub const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+type Labels = Vec<(&'static str, String)>;
+type Gauges = Family<Labels, Gauge>;
+type Counters = Family<Labels, Counter>;
+
+/// All families of metrics.
+#[derive(Default)]
+struct Families {
+    allocated: Gauges,
+    active: Gauges,
+    dirty: Gauges,
+    held: Gauges,
+    held_peak: Gauges,
+    returned: Counters,
+    objects: Gauges,
+    slabs: Gauges,
+    refills: Counters,
+    flushes: Counters,
+    slow: Counters,
+    remote: Counters,
+    resident: Gauges,
+    virtual_memory: Gauges,
+    open_fds: Gauges,
+    start: Family<Labels, Gauge<f64, std::sync::atomic::AtomicU64>>,
+}
+
+/// Returns the page.
+pub fn text(processes: &[(&Source, Snapshot)]) -> String {
+    let families = Families::default();
+    for (source, snapshot) in processes {
+        families.add(source, snapshot);
+    }
+    let mut registry = Registry::default();
+    families.register(&mut registry);
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = encode(&mut text, &registry);
+    text
+}
+
+/// A gauge holds signed numbers, and a hostile segment may hold any.
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+impl Families {
+    fn add(&self, source: &Source, snapshot: &Snapshot) {
+        let process = vec![("pid", source.pid.to_string()), ("process", source.name())];
+        let with = |name: &'static str, value: &str| {
+            let mut labels = process.clone();
+            labels.push((name, value.to_owned()));
+            labels
+        };
+        let set = |family: &Gauges, labels: &Labels, value: u64| {
+            family.get_or_create(labels).set(signed(value));
+        };
+        let slabs = snapshot.of_caches(|cache| cache.slabs().saturating_mul(cache.slab));
+        let objects = snapshot.of_caches(|cache| cache.out().saturating_mul(cache.size));
+        let large = snapshot.used().saturating_sub(slabs);
+        set(&self.allocated, &process, objects.saturating_add(large));
+        set(&self.active, &process, snapshot.used());
+        set(&self.held, &process, snapshot.held);
+        set(&self.held_peak, &process, snapshot.held_peak);
+        self.returned.get_or_create(&process).inc_by(snapshot.returned);
+        for (node, memory) in snapshot.nodes.iter().enumerate() {
+            set(&self.dirty, &with("node", &node.to_string()), memory.dirty);
+        }
+        for cache in snapshot.caches.iter().filter(|cache| cache.refilled() > 0) {
+            let labels = with("cache", &cache.name);
+            for (state, count) in [
+                ("active", cache.out()),
+                ("free", cache.total().saturating_sub(cache.out())),
+            ] {
+                let mut labels = labels.clone();
+                labels.push(("state", state.to_owned()));
+                set(&self.objects, &labels, count);
+            }
+            set(&self.slabs, &labels, cache.slabs());
+            for (family, count) in [
+                (&self.refills, cache.refilled()),
+                (&self.flushes, cache.count(SlabEvent::Flushed)),
+                (&self.slow, cache.slow()),
+                (&self.remote, cache.count(SlabEvent::FreeRemote)),
+            ] {
+                family.get_or_create(&labels).inc_by(count);
+            }
+        }
+        self.add_standard(source, &process);
+    }
+
+    /// Adds the metrics that Prometheus' own clients have for a process.
+    fn add_standard(&self, source: &Source, process: &Labels) {
+        let folder = format!("/proc/{}", source.pid);
+        let status = fs::read_to_string(format!("{folder}/status")).unwrap_or_default();
+        let kib = |field: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+            line.split_ascii_whitespace().next()?.parse::<i64>().ok()
+        };
+        for (family, field) in [
+            (&self.resident, "VmRSS:"),
+            (&self.virtual_memory, "VmSize:"),
+        ] {
+            if let Some(kib) = kib(field) {
+                family.get_or_create(process).set(kib.saturating_mul(1024));
+            }
+        }
+        if let Ok(entries) = fs::read_dir(format!("{folder}/fd")) {
+            let count = i64::try_from(entries.count()).unwrap_or(i64::MAX);
+            self.open_fds.get_or_create(process).set(count);
+        }
+        if let Some(start) = source.start_seconds() {
+            self.start.get_or_create(process).set(start);
+        }
+    }
+
+    fn register(self, registry: &mut Registry) {
+        let bytes = || Unit::Bytes;
+        for (name, help, family) in [
+            ("pinfold_allocated", "Bytes of objects that are not free in their slab, and of large blocks", self.allocated),
+            ("pinfold_active", "Bytes of slabs and large blocks", self.active),
+            ("pinfold_dirty", "Bytes of free runs that are kept for the next use", self.dirty),
+            ("pinfold_held", "Bytes taken from the system and not given back", self.held),
+            ("pinfold_held_peak", "The largest value of pinfold_held_bytes", self.held_peak),
+            ("process_resident_memory", "Resident memory size in bytes", self.resident),
+            ("process_virtual_memory", "Virtual memory size in bytes", self.virtual_memory),
+        ] {
+            registry.register_with_unit(name, help, bytes(), family);
+        }
+        registry.register_with_unit("pinfold_returned", "Bytes given back to the system", bytes(), self.returned);
+        registry.register("pinfold_cache_objects", "Objects in all slabs of a cache", self.objects);
+        registry.register("pinfold_cache_slabs", "Slabs of a cache", self.slabs);
+        for (name, help, family) in [
+            ("pinfold_cache_refills", "Objects moved from slabs to sheaves", self.refills),
+            ("pinfold_cache_flushes", "Objects moved from sheaves to slabs", self.flushes),
+            ("pinfold_cache_slow_calls", "Allocations and frees that the fast path did not serve", self.slow),
+            ("pinfold_cache_remote_frees", "Objects freed on another node than their own", self.remote),
+        ] {
+            registry.register(name, help, family);
+        }
+        registry.register("process_open_fds", "Number of open file descriptors", self.open_fds);
+        registry.register_with_unit("process_start_time", "Start time of the process since the epoch in seconds", Unit::Seconds, self.start);
+    }
+}

@@ -1,0 +1,61 @@
+//! The numbers of the page for people, in JSON.
+
+use super::{Snapshot, Source};
+use crate::live::top::Sum;
+use serde::Serialize;
+
+#[derive(Serialize)]
+struct Status {
+    processes: Vec<Process>,
+}
+
+#[derive(Serialize)]
+struct Process {
+    pid: u32,
+    name: String,
+    backend: &'static str,
+    sum: Sum,
+    slow_calls: u64,
+    caches: Vec<Cache>,
+}
+
+#[derive(Serialize)]
+struct Cache {
+    name: String,
+    objects: u64,
+    active: u64,
+    size: u64,
+    slabs: u64,
+    bytes: u64,
+    refilled: u64,
+}
+
+/// Returns the numbers of all processes.
+pub fn text(processes: &[(&Source, Snapshot)]) -> String {
+    let processes = processes.iter().map(|(source, snapshot)| Process {
+        pid: source.pid,
+        name: source.name(),
+        backend: crate::live::backend(snapshot.backend),
+        sum: Sum::of(snapshot),
+        slow_calls: snapshot.caches.iter().fold(0, |sum, cache| cache.slow().wrapping_add(sum)),
+        caches: snapshot
+            .caches
+            .iter()
+            .filter(|cache| cache.refilled() > 0)
+            .map(|cache| Cache {
+                name: cache.name.clone(),
+                objects: cache.total(),
+                active: cache.out(),
+                size: cache.size,
+                slabs: cache.slabs(),
+                bytes: cache.slabs().saturating_mul(cache.slab),
+                refilled: cache.refilled(),
+            })
+            .collect(),
+    });
+    let status = Status {
+        processes: processes.collect(),
+    };
+    // The numbers and names have a form in JSON.
+    serde_json::to_string(&status).unwrap_or_default()
+}
