@@ -399,13 +399,22 @@ fn numbers_are_served_over_http_until_the_process_ends() {
     let address = line.trim().strip_prefix("serving at http://").unwrap();
     let address = address.trim_end_matches('/');
     let metrics = response(address, "GET /metrics");
-    assert!(metrics.starts_with("HTTP/1.1 200") && metrics.ends_with("# EOF\n"), "{metrics}");
+    assert!(
+        metrics.starts_with("HTTP/1.1 200") && metrics.ends_with("# EOF\n"),
+        "{metrics}"
+    );
     let held = format!("pinfold_held_bytes{{pid=\"{pid}\"");
-    let held = metrics.lines().find(|line| line.starts_with(&held)).unwrap();
+    let held = metrics
+        .lines()
+        .find(|line| line.starts_with(&held))
+        .unwrap();
     let held: u64 = held.rsplit(' ').next().unwrap().parse().unwrap();
     assert!(held >= 3_000_000, "{metrics}");
     assert!(metrics.contains("cache=\"kmalloc-03072\""), "{metrics}");
-    assert!(metrics.contains("process_resident_memory_bytes{"), "{metrics}");
+    assert!(
+        metrics.contains("process_resident_memory_bytes{"),
+        "{metrics}"
+    );
     let status = response(address, "GET /status.json");
     let status: Value = serde_json::from_str(status.split_once("\r\n\r\n").unwrap().1).unwrap();
     assert_eq!(status["processes"][0]["sum"]["held"], held);
@@ -419,10 +428,19 @@ fn numbers_are_served_over_http_until_the_process_ends() {
 #[test]
 fn top_prints_one_picture_as_text() {
     let program = Program::start("sleeps");
-    let (text, error, code) = run(&["top", "--once", "--sort", "size", &program.pid().to_string()]);
+    let (text, error, code) = run(&[
+        "top",
+        "--once",
+        "--sort",
+        "size",
+        &program.pid().to_string(),
+    ]);
     assert_eq!(code, Some(0), "{error}");
     assert_eq!(text.lines().count(), 24);
-    assert!(text.contains("held at the peak") && text.contains("*SIZE"), "{text}");
+    assert!(
+        text.contains("held at the peak") && text.contains("*SIZE"),
+        "{text}"
+    );
     let (text, ..) = run(&["top", "--once"]);
     assert!(text.contains(&program.pid().to_string()), "{text}");
     let (_, error, code) = run(&["top", &program.pid().to_string()]);

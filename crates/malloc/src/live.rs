@@ -1,7 +1,7 @@
 //! The statistics segment that every process has, unless it has a file (`count`): shared memory
 //! that other processes of the same user can read, at `/proc/PID/fd`.
 //!
-//! At the start, the process makes two files without names:
+//! At the start, the process makes two anonymous files:
 //!
 //! * The **segment** (`pinfold::segment`). It is sealed: only this process can write to it, and its
 //!   size never changes.
@@ -134,7 +134,7 @@ const SEGMENT_MODE: libc::mode_t = 0o400;
 /// Only the owner may open the mailbox.
 const MAILBOX_MODE: libc::mode_t = 0o600;
 
-/// A file without a name. Dropping it closes its descriptor.
+/// An anonymous file. Dropping it closes its descriptor.
 struct File(libc::c_int);
 
 impl Drop for File {

@@ -149,7 +149,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
     }
     if listing.hidden > 0 {
         eprintln!(
-            "pinfold: {} processes of other users are hidden; root sees all",
+            "pinfold: this user may not look at {} other processes, on Pinfold or not; root may",
             listing.hidden
         );
     }

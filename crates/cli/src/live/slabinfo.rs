@@ -11,7 +11,8 @@ use std::process::ExitCode;
 
 /// Show a process's object caches as /proc/slabinfo does
 ///
-/// Objects in the sheaves of CPUs and barns count as active: only `pinfold_slabinfo`, in the
+/// Active objects are those out of their slabs. They include objects in the sheaves of CPUs and
+/// barns: only `pinfold_slabinfo`, in the
 /// process itself, can tell them apart.
 #[derive(clap::Args)]
 pub struct Args {

@@ -226,10 +226,11 @@ impl Cache {
         self.slabs().saturating_mul(self.per_slab)
     }
 
-    /// Returns how many objects are not free in their slab: those that the program uses, and those
-    /// in the CPUs' and barns' sheaves.
+    /// Returns how many objects are out of their slabs: those that the program uses, and those in
+    /// the CPUs' and barns' sheaves.
     pub fn out(&self) -> u64 {
-        self.refilled().saturating_sub(self.count(SlabEvent::Flushed))
+        self.refilled()
+            .saturating_sub(self.count(SlabEvent::Flushed))
     }
 
     /// Returns how many allocations and frees the fast path did not serve.

@@ -40,7 +40,7 @@ pub enum Unreadable {
     Gone,
     /// This user may not look.
     Forbidden,
-    /// It does not run on Pinfold, or has closed its descriptors.
+    /// It does not run on Pinfold, or shows no statistics.
     NotShown,
     /// It is a child of a fork, and has not made a segment of its own yet.
     Child,
@@ -56,10 +56,10 @@ impl fmt::Display for Unreadable {
                 "this user may not look at it: run this as its owner, or as root"
             }
             Unreadable::NotShown => {
-                "it does not run on Pinfold, or has closed its descriptors; start it with `pinfold run`, or look as root"
+                "it shows no statistics: it does not run on Pinfold, counts for `pinfold run --stats`, has PINFOLD_SEGMENT=off or too low a limit, or has closed its descriptors (then root can look)"
             }
             Unreadable::Child => {
-                "it is a forked child that has not allocated since it was asked to show itself; try again"
+                "it is a forked child without statistics of its own yet; run `pinfold list`, which asks it for them, and try again"
             }
             Unreadable::Refused(refused) => return refused.fmt(f),
             Unreadable::System(error) => return error.fmt(f),

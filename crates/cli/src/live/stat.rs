@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
-/// Show what a process's allocator holds and does, one line an interval
+/// Show what a process's allocator holds and does, one line per interval
 ///
 /// The first line shows rates since the process began. Each other line shows rates since the line
 /// before. Ends with the process.
@@ -43,7 +43,7 @@ struct Line {
     held_bytes: u64,
     used_bytes: u64,
     dirty_bytes: u64,
-    /// Bytes of objects that are not free in their slab.
+    /// Bytes of objects out of their slabs.
     objects_bytes: u64,
     slow_calls: f64,
     refilled: f64,
@@ -90,7 +90,7 @@ impl Sums {
 
 impl Line {
     fn of(snapshot: &Snapshot, before: Sums, now: Sums, time: Duration) -> Line {
-        // A cache that is destroyed takes its counts with it.
+        // Destroying a cache removes its counts, so a sum may fall.
         let rate = |before: u64, now: u64| now.saturating_sub(before) as f64 / time.as_secs_f64();
         Line {
             held_bytes: snapshot.held,
@@ -127,7 +127,7 @@ impl Line {
 }
 
 const HEADER: &str = "\
----------------- KiB ----------------- -------------------- a second, objects ---------------- KiB/s
+---------------- KiB ----------------- -------------------- counts a second ------------------ KiB/s
      held      used     dirty   objects slowcalls    refill     flush  remote  +slab  -slab returned
 ";
 

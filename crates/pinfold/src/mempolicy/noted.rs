@@ -1,4 +1,4 @@
-//! Notes the policies that threads have set after the start, for the threads' later allocations.
+//! Notes the policy that each thread has set after the start. Allocations of pages follow it.
 //!
 //! The kernel's page fault follows the policy that the thread has at that moment. An allocation
 //! that asked the kernel for this policy would pay a system call for each page. Instead, each
@@ -13,7 +13,8 @@
 //! * A thread's **note** is one word: how the allocator follows the policy, and the count from
 //!   before the thread asked the kernel. The note is valid while the count is the same.
 //!
-//! A change does not write the thread's own note, but makes the notes of all threads invalid:
+//! A change makes the notes of all threads invalid, and does not write the thread's own note. There
+//! are two reasons:
 //!
 //! * A child after `vfork` shares its parent's memory, and thus the parent's note, but has a policy
 //!   of its own. After the child's change, the parent asks the kernel and gets its own policy.
@@ -33,7 +34,7 @@ use core::ptr::without_provenance;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// The number of changes seen. It stays at [`MOST`] once it is there; then no note is valid.
+/// The number of changes seen. It stops at [`MOST`], and then no note is valid.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 const MOST: u32 = (1 << (64 - COUNT_SHIFT)) - 1;
 

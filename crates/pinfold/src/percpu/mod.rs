@@ -1,8 +1,8 @@
 //! Per-CPU variables, lists and rings for a program's own data.
 //!
 //! A per-CPU variable has one copy for each CPU. An operation works on the copy of the CPU on which
-//! the thread runs, as one critical section: it takes no lock, executes no atomic instruction, and
-//! makes no system call. These are the kernel's `this_cpu` operations, under the kernel's names.
+//! the thread runs. With restartable sequences, an operation is one critical section: it takes no
+//! lock, executes no atomic instruction, and makes no system call. These are the kernel's `this_cpu` operations, under the kernel's names.
 //!
 //! | type | what each CPU has | what the kernel or librseq has |
 //! |---|---|---|
@@ -27,14 +27,15 @@
 //! Copies are packed side by side, at the same offset for each CPU and on the CPU's node. A word
 //! takes 8 bytes on each CPU that uses it. All blocks of a process share 32 MiB for each CPU. If
 //! the kernel commits memory strictly, they share 256 KiB. A limit on the address space reduces the
-//! size further, down to 64 KiB. The first operation allocates the copies. If that fails, all CPUs
+//! size further, down to 64 KiB. The first operation on a variable reserves its offset on all CPUs, and
+//! the first operation on a CPU may allocate that CPU's memory. If there is none, all CPUs
 //! share one copy inside the variable, which is changed by atomic instructions. The results are
 //! right then too, but the operations are slower.
 //!
 //! # Signals and fork
 //!
-//! Signal handlers may use every operation on this CPU's copy. After a fork, the child has a copy
-//! of everything.
+//! Signal handlers may use every operation on this CPU's copy. After a fork, the child has its own
+//! copies. [`PerCpuPair`] names the one exception.
 
 mod array;
 mod list;
@@ -59,12 +60,14 @@ use pinfold_rseq::Units;
 
 /// Bytes of a word.
 const WORD: usize = 8;
-/// How often an operation gives the thread's CPU a unit before it does without.
+/// The number of times that an operation tries to get a unit for its CPU, before it uses the shared
+/// copy.
 const MOVES: usize = 8;
 
 /// A variable with a copy of type `T` for each CPU, which is all zero bits at first.
 ///
-/// Each operation costs one critical section: two to four nanoseconds, whatever other CPUs do.
+/// Each operation costs one critical section, whatever other CPUs do. `pinfold-bench percpu` prints
+/// its cycles.
 ///
 /// ```
 /// use pinfold::percpu::PerCpu;

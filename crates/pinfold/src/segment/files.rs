@@ -1,4 +1,4 @@
-//! The files without names by which a process shows its statistics, and takes requests.
+//! The anonymous files by which a process shows its statistics, and takes requests.
 
 use crate::sys;
 use core::ffi::CStr;
@@ -8,9 +8,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 pub const FILE: &CStr = c"pinfold";
 /// The name of the mailbox's file.
 pub const MAILBOX_FILE: &CStr = c"pinfold-mailbox";
-/// The kernel's seal that forbids other processes to write to a file, from Linux 5.1 on.
+/// The seal that forbids `write` and new writable mappings, from Linux 5.1 on. The mapping that the
+/// process already has stays writable.
 pub const F_SEAL_FUTURE_WRITE: i32 = 0x10;
-/// The seals of a segment: its size stays, and other processes cannot write to it.
+/// The seals of a segment: its size stays, and no process gets a new way to write to it.
 pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
 
 /// The value of [`Mailbox::magic`].
@@ -95,7 +96,7 @@ impl Request {
     }
 }
 
-/// Returns the milliseconds of the system's clock. Makes no system call.
+/// Returns the system's clock in milliseconds. Makes no system call where the kernel offers a vDSO.
 pub fn now_ms() -> u64 {
     now_ns() / 1_000_000
 }

@@ -30,7 +30,7 @@
 //!   head.
 //! * Each number is one aligned word, which its writer stores at once. So a reader never sees half
 //!   of a number.
-//! * The process never relies on what it reads back from the segment.
+//! * A wrong number in the segment cannot lead the process to an address outside the segment.
 
 mod calls;
 mod events;

@@ -42,9 +42,9 @@ impl<I: Item> VmStat<I> {
 
     /// Returns whether an item's total in one zone is above the watermark `mark`.
     ///
-    /// A few loads while the total is far from the mark, and the exact sum near it. The kernel's
-    /// `zone_watermark_ok_safe` does this below its `percpu_drift_mark`. Here the sum is also
-    /// spared far below the mark.
+    /// Costs a few loads while the total is far from the mark on either side, and the exact sum near
+    /// the mark. The kernel's `zone_watermark_ok_safe` takes the sum whenever the total is below
+    /// `percpu_drift_mark`.
     ///
     /// ```
     /// use pinfold::vmstat::{VmStat, Zone};

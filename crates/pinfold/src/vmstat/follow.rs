@@ -85,8 +85,9 @@ impl Table {
     }
 }
 
-/// Returns the list's lock, held, so that the shepherd chooses no threshold meanwhile. `None` if a
-/// fork would not wait for the holder, or if the caller is a handler that interrupted the holder.
+/// Locks the list, so that the shepherd chooses no threshold meanwhile. Returns `None` if a fork
+/// cannot be made to wait for the lock, or if the caller is a signal handler that interrupted the
+/// holder.
 pub(super) fn hold() -> Option<Guard<'static, AtomicPtr<Table>>> {
     static HOOKS: [Hooks; 1] = [Hooks::locks(Rank::Thresholds, |visit| visit(TABLES.word()))];
     outlast_fork(|| (fork::register(&HOOKS) && register_fork()).then_some(()))?;

@@ -37,7 +37,7 @@ impl<I: Item> VmStat<I> {
     ///
     /// # Errors
     ///
-    /// [`CounterError`] as [`PercpuCounter::set_batch`] returns it. The thresholds that were set
+    /// Returns the errors of [`PercpuCounter::set_batch`]. The thresholds that were set
     /// before the error stay set.
     pub fn set_threshold(&self, threshold: u64) -> Result<(), CounterError> {
         let mut counters = self.open_all()?.iter();
@@ -82,7 +82,7 @@ impl<I: Item> VmStat<I> {
     ///
     /// # Errors
     ///
-    /// As for [`set_normal_threshold`](Self::set_normal_threshold).
+    /// Returns the errors of [`set_normal_threshold`](Self::set_normal_threshold).
     ///
     /// # Examples
     ///
@@ -112,7 +112,7 @@ impl<I: Item> VmStat<I> {
             return;
         };
         let (cpus, chosen_for) = (facts::cpus_online(), table.cpus.load(Relaxed));
-        // The program's own choice is above any number of CPUs.
+        // `FIXED` is larger than any number of CPUs, so nothing rises after the program's own choice.
         if cpus > chosen_for {
             self.raise_for(table, cpus, chosen_for);
         }

@@ -73,7 +73,9 @@ impl Families {
         set(&self.active, &process, snapshot.used());
         set(&self.held, &process, snapshot.held);
         set(&self.held_peak, &process, snapshot.held_peak);
-        self.returned.get_or_create(&process).inc_by(snapshot.returned);
+        self.returned
+            .get_or_create(&process)
+            .inc_by(snapshot.returned);
         for (node, memory) in snapshot.nodes.iter().enumerate() {
             set(&self.dirty, &with("node", &node.to_string()), memory.dirty);
         }
@@ -128,28 +130,90 @@ impl Families {
     fn register(self, registry: &mut Registry) {
         let bytes = || Unit::Bytes;
         for (name, help, family) in [
-            ("pinfold_allocated", "Bytes of objects that are not free in their slab, and of large blocks", self.allocated),
-            ("pinfold_active", "Bytes of slabs and large blocks", self.active),
-            ("pinfold_dirty", "Bytes of free runs that are kept for the next use", self.dirty),
-            ("pinfold_held", "Bytes taken from the system and not given back", self.held),
-            ("pinfold_held_peak", "The largest value of pinfold_held_bytes", self.held_peak),
-            ("process_resident_memory", "Resident memory size in bytes", self.resident),
-            ("process_virtual_memory", "Virtual memory size in bytes", self.virtual_memory),
+            (
+                "pinfold_allocated",
+                "Bytes of objects that are not free in their slab, and of large blocks",
+                self.allocated,
+            ),
+            (
+                "pinfold_active",
+                "Bytes of slabs and large blocks",
+                self.active,
+            ),
+            (
+                "pinfold_dirty",
+                "Bytes of free runs that are kept for the next use",
+                self.dirty,
+            ),
+            (
+                "pinfold_held",
+                "Bytes taken from the system and not given back",
+                self.held,
+            ),
+            (
+                "pinfold_held_peak",
+                "The largest value of pinfold_held_bytes",
+                self.held_peak,
+            ),
+            (
+                "process_resident_memory",
+                "Resident memory size in bytes",
+                self.resident,
+            ),
+            (
+                "process_virtual_memory",
+                "Virtual memory size in bytes",
+                self.virtual_memory,
+            ),
         ] {
             registry.register_with_unit(name, help, bytes(), family);
         }
-        registry.register_with_unit("pinfold_returned", "Bytes given back to the system", bytes(), self.returned);
-        registry.register("pinfold_cache_objects", "Objects in all slabs of a cache", self.objects);
+        registry.register_with_unit(
+            "pinfold_returned",
+            "Bytes given back to the system",
+            bytes(),
+            self.returned,
+        );
+        registry.register(
+            "pinfold_cache_objects",
+            "Objects in all slabs of a cache",
+            self.objects,
+        );
         registry.register("pinfold_cache_slabs", "Slabs of a cache", self.slabs);
         for (name, help, family) in [
-            ("pinfold_cache_refills", "Objects moved from slabs to sheaves", self.refills),
-            ("pinfold_cache_flushes", "Objects moved from sheaves to slabs", self.flushes),
-            ("pinfold_cache_slow_calls", "Allocations and frees that the fast path did not serve", self.slow),
-            ("pinfold_cache_remote_frees", "Objects freed on another node than their own", self.remote),
+            (
+                "pinfold_cache_refills",
+                "Objects moved from slabs to sheaves",
+                self.refills,
+            ),
+            (
+                "pinfold_cache_flushes",
+                "Objects moved from sheaves to slabs",
+                self.flushes,
+            ),
+            (
+                "pinfold_cache_slow_calls",
+                "Allocations and frees that the fast path did not serve",
+                self.slow,
+            ),
+            (
+                "pinfold_cache_remote_frees",
+                "Objects freed on another node than their own",
+                self.remote,
+            ),
         ] {
             registry.register(name, help, family);
         }
-        registry.register("process_open_fds", "Number of open file descriptors", self.open_fds);
-        registry.register_with_unit("process_start_time", "Start time of the process since the epoch in seconds", Unit::Seconds, self.start);
+        registry.register(
+            "process_open_fds",
+            "Number of open file descriptors",
+            self.open_fds,
+        );
+        registry.register_with_unit(
+            "process_start_time",
+            "Start time of the process since the epoch in seconds",
+            Unit::Seconds,
+            self.start,
+        );
     }
 }

@@ -63,16 +63,20 @@ impl Processes {
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
-    let sources = args.pids.iter().map(|&pid| {
-        Source::open(pid).with_context(|| format!("process {pid}"))
-    });
+    let sources = args
+        .pids
+        .iter()
+        .map(|&pid| Source::open(pid).with_context(|| format!("process {pid}")));
     let mut processes = Processes {
         sources: sources.collect::<Result<_>>()?,
         named: args.pids,
         listed: None,
     };
     let server = Server::http(args.listen).map_err(|error| {
-        anyhow!("cannot listen at {}: {error}; give another --listen", args.listen)
+        anyhow!(
+            "cannot listen at {}: {error}; give another --listen",
+            args.listen
+        )
     })?;
     // The port of `--listen ADDRESS:0` is known only now.
     println!("serving at http://{}/", server.server_addr());
@@ -94,7 +98,10 @@ fn answer(request: Request, processes: &mut Processes) {
     }
     let path = request.url().split('?').next().unwrap_or_default();
     let (kind, text) = match path {
-        "/" => ("text/html; charset=utf-8", include_str!("page.html").to_owned()),
+        "/" => (
+            "text/html; charset=utf-8",
+            include_str!("page.html").to_owned(),
+        ),
         "/metrics" => (metrics::KIND, metrics::text(&processes.read())),
         "/status.json" => ("application/json", status::text(&processes.read())),
         _ => {

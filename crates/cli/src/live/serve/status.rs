@@ -37,7 +37,10 @@ pub fn text(processes: &[(&Source, Snapshot)]) -> String {
         name: source.name(),
         backend: crate::live::backend(snapshot.backend),
         sum: Sum::of(snapshot),
-        slow_calls: snapshot.caches.iter().fold(0, |sum, cache| cache.slow().wrapping_add(sum)),
+        slow_calls: snapshot
+            .caches
+            .iter()
+            .fold(0, |sum, cache| cache.slow().wrapping_add(sum)),
         caches: snapshot
             .caches
             .iter()

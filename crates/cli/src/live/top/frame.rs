@@ -97,13 +97,13 @@ fn sparklines(frame: &mut Frame<'_>, area: Rect, view: &View) {
 
 /// The columns of the caches before the name: the heading, the width, and the key that sorts by it.
 const COLUMNS: [(&str, u16, Option<Key>); 8] = [
-    ("OBJS", 9, Some(Key::Objects)),
-    ("ACTIVE", 9, Some(Key::Active)),
-    ("USE", 6, Some(Key::Use)),
-    ("SIZE", 8, Some(Key::Size)),
-    ("SLABS", 8, Some(Key::Slabs)),
-    ("OBJ/SLAB", 10, None),
-    ("KiB", 10, Some(Key::Bytes)),
+    ("OBJS", 8, Some(Key::Objects)),
+    ("ACTIVE", 8, Some(Key::Active)),
+    ("USE", 5, Some(Key::Use)),
+    ("SIZE", 7, Some(Key::Size)),
+    ("SLABS", 7, Some(Key::Slabs)),
+    ("OBJ/SLAB", 9, None),
+    ("KiB", 9, Some(Key::Bytes)),
     ("REFILL/s", 10, Some(Key::Refills)),
 ];
 

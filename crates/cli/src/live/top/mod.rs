@@ -211,7 +211,13 @@ mod tests {
         let sum = view.sum;
         assert_eq!(sum.objects, 160 * 16 + 80 * 48);
         assert_eq!(sum.objects + sum.free_in_slabs, 24 * (64 << 10));
-        let parts = [sum.objects, sum.free_in_slabs, sum.large, sum.dirty, sum.untouched];
+        let parts = [
+            sum.objects,
+            sum.free_in_slabs,
+            sum.large,
+            sum.dirty,
+            sum.untouched,
+        ];
         assert_eq!(parts.iter().sum::<u64>(), sum.held);
     }
 
@@ -219,7 +225,9 @@ mod tests {
     fn caches_are_sorted_and_the_column_is_marked() {
         let mut watched = watched(&[(0, 1), (1, 3), (4, 2)]);
         let order = |text: &str| {
-            let names = text.lines().filter_map(|line| line.split("kmalloc-").nth(1));
+            let names = text
+                .lines()
+                .filter_map(|line| line.split("kmalloc-").nth(1));
             let names: Vec<String> = names.take(3).map(str::to_owned).collect();
             names
         };
@@ -256,7 +264,10 @@ mod tests {
         }
         for cache in &mut snapshot.caches {
             (cache.size, cache.slab, cache.per_slab) = (u64::MAX, u64::MAX, u64::MAX);
-            cache.nodes.iter_mut().for_each(|counts| counts[..].fill(u64::MAX));
+            cache
+                .nodes
+                .iter_mut()
+                .for_each(|counts| counts[..].fill(u64::MAX));
         }
         let source = Source::of_this_process();
         let mut view = View::new(&source, Key::Refills);

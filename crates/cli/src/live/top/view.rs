@@ -16,7 +16,7 @@ const HISTORY: usize = 240;
 pub enum Key {
     /// Objects in all slabs
     Objects,
-    /// Objects that are not free in their slab
+    /// Objects out of their slabs
     Active,
     /// The share of active objects
     Use,
@@ -76,7 +76,7 @@ impl Row {
 /// The memory held from the system, in bytes, as a sum.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Sum {
-    /// Objects that are not free in their slab.
+    /// Objects out of their slabs.
     pub objects: u64,
     /// The rest of the slabs.
     pub free_in_slabs: u64,
