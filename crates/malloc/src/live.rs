@@ -233,9 +233,8 @@ fn map_private(place: *mut u8, size: usize) -> *mut u8 {
 /// addresses are those of mappings of `parts.end` bytes.
 fn copy(from: *const u8, to: *mut u8, parts: Parts) {
     // SAFETY: the mapping begins with a segment's head.
-    let used = unsafe { &*from.cast::<Segment>() }
-        .caches_used
-        .load(Relaxed) as usize;
+    let head = unsafe { &*from.cast::<Segment>() };
+    let used = (head.caches_used.load(Relaxed) as usize).min(segment::CACHES);
     let ranges = [
         (0, parts.caches + used * size_of::<CacheRow>()),
         (parts.events, used * parts.nodes * size_of::<NodeEvents>()),
@@ -344,6 +343,12 @@ fn make_in_child() {
     let moved = unsafe { libc::mremap(fresh.cast(), parts.end, parts.end, flags, head) };
     fork::parent();
     if moved == libc::MAP_FAILED {
+        // The kernel may have unmapped the old place before it failed.
+        let private = map_private(head, parts.end);
+        if private.is_null() {
+            pinfold::abort(format_args!("the system has no memory for the statistics"));
+        }
+        copy(fresh, private, parts);
         unmap(fresh, parts.end);
     } else {
         file.keep(SEGMENT_MODE, segment::SEALS);

@@ -170,7 +170,8 @@ impl Snapshot {
 }
 
 impl Cache {
-    /// Reads row `nth`. Returns `None` if no cache has the row.
+    /// Reads row `nth`. Returns `None` if no cache has the row. If another cache got the row while
+    /// the bytes were copied, the name or the counts may be those of the old cache.
     fn parse(bytes: &Bytes<'_>, nth: usize, nodes: usize) -> Result<Option<Cache>, Refused> {
         let caches_at = bytes.place(offset_of!(Segment, caches_at))?;
         let events_at = bytes.place(offset_of!(Segment, events_at))?;

@@ -8,13 +8,20 @@ use crate::topology::{CpuSet, Topology, affinity, affinity_of, facts, set_affini
 /// its own, which leaves out the CPU that changes.
 const READ_EVERY_MS: u64 = 10_000;
 
+/// How long an affinity that the thread did not set must last until it counts as set by another
+/// thread, in milliseconds. The kernel lists a CPU as online some time before affinities show it.
+const LASTS_MS: u64 = 1000;
+
 /// Keeps the calling thread on housekeeping CPUs.
 pub(super) struct Housekeeping {
     /// The CPUs that the thread may use. The code that starts the thread gives them. If another
     /// thread sets this thread's affinity later, that affinity replaces them.
     bound: CpuSet,
-    /// The affinity that `follow` set last.
-    set: Option<CpuSet>,
+    /// The affinity that `follow` set last: as the kernel reported it then, and as it was asked for.
+    /// They differ by CPUs that were just coming online, or that just left the cgroup.
+    set: Option<[CpuSet; 2]>,
+    /// An affinity that the thread did not set, and when it was first seen.
+    foreign: Option<(CpuSet, u64)>,
     /// What `look` returned before the files were read last. It is `None` if the files must be read
     /// again.
     seen: Option<Affinities>,
@@ -39,6 +46,7 @@ impl Housekeeping {
         Housekeeping {
             bound,
             set: None,
+            foreign: None,
             seen: None,
             read: 0,
         }
@@ -53,44 +61,62 @@ impl Housekeeping {
         let due = now.wrapping_sub(self.read) >= READ_EVERY_MS;
         if due || self.seen.as_ref() != Some(&seen) {
             self.read = now;
-            let moved = self.follow_files(seen[0].clone());
-            // After a move, the next call reads the files once more, and so finds what has changed
-            // meanwhile.
-            self.seen = (!moved).then_some(seen);
+            let is_over = self.follow_files(seen[0].clone(), now);
+            self.seen = is_over.then_some(seen);
         }
     }
 
     /// Reads the state of the machine, and moves the thread if it should run elsewhere. Returns
-    /// whether it did. `before` is the thread's affinity.
-    fn follow_files(&mut self, before: Option<CpuSet>) -> bool {
+    /// false if the next call must read the files once more: after a move, to find what has changed
+    /// meanwhile, and while it is not known who set the affinity. `before` is the thread's affinity.
+    fn follow_files(&mut self, before: Option<CpuSet>, now: u64) -> bool {
         let Ok(machine) = Topology::read(b"/") else {
-            return false;
+            return true;
         };
         facts::follow(&machine);
-        let after = affinity();
-        if let (Some(set), Some(before), Some(after)) = (&self.set, before, after) {
-            // The kernel reports an affinity without the CPUs that are offline, although they are
-            // still set. A CPU may go offline or online between the two calls of `affinity`.
-            let online = set.and(&machine.online);
-            let ours = |seen: &CpuSet| seen == set || *seen == online;
-            if !ours(&before) && !ours(&after) {
+        let foreign = affinity().filter(|after| {
+            let is_ours = |seen: &CpuSet| self.is_ours(seen, &machine.online);
+            !is_ours(after) && before.as_ref().is_some_and(|before| !is_ours(before))
+        });
+        match (foreign, self.foreign.take()) {
+            (None, _) => {}
+            (Some(now_seen), Some((seen, since))) if now_seen == seen => {
+                if now.wrapping_sub(since) < LASTS_MS {
+                    self.foreign = Some((seen, since));
+                    return false;
+                }
                 // Another thread changed the affinity. Or the last CPU of the set went offline, and
                 // the kernel widened the set so that it is not empty.
-                self.bound = after;
+                self.bound = seen;
+            }
+            (Some(seen), _) => {
+                self.foreign = Some((seen, now));
+                return false;
             }
         }
         let target = choose(&machine, &self.bound);
-        let moves = self.set.as_ref() != Some(&target);
-        if moves {
+        let stays = self.set.as_ref().is_some_and(|set| set.contains(&target));
+        if !stays {
             set_affinity(&target);
-            // The kernel leaves out CPUs that do not exist, so this function notes the affinity
-            // that the kernel reports. If the kernel reports CPUs outside `target`, another thread
-            // has just changed the affinity. Then this function notes `target`, and the next call
-            // finds the difference.
+            // The kernel leaves out CPUs that do not exist, so this function also notes the
+            // affinity that the kernel reports. If the kernel reports CPUs outside `target`, another
+            // thread has just changed the affinity. Then this function notes `target` alone, and
+            // the next call finds the difference.
             let made = affinity().filter(|made| made.and(&target) == *made);
-            self.set = Some(made.unwrap_or(target));
+            self.set = Some([made.unwrap_or_else(|| target.clone()), target]);
         }
-        moves
+        stays
+    }
+
+    /// Returns whether the thread reports the affinity `seen` because `follow` has set it, while
+    /// the CPUs `online` are online. At first, every affinity counts as set.
+    fn is_ours(&self, seen: &CpuSet, online: &CpuSet) -> bool {
+        // The kernel reports an affinity without the CPUs that are offline, although they are still
+        // set. A CPU may go offline or online between two calls of `affinity`.
+        self.set.as_ref().is_none_or(|set| {
+            set.iter()
+                .any(|set| seen == set || *seen == set.and(online))
+        })
     }
 }
 

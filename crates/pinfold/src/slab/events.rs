@@ -28,8 +28,7 @@ impl Descriptor {
             return;
         };
         let state = row.state.load(Relaxed);
-        // Release pairs with a reader's acquire of the state: a reader that sees the same state
-        // before and after it has read the row, without bit 0, has read one cache's row.
+        // Release, for a reader that compares the states before and after it has read the row.
         row.state.store(state | 1, Release);
         row.set_name(self.name());
         row.object.store(self.object as u32, Relaxed);
