@@ -441,7 +441,7 @@ fn top_prints_one_picture_as_text() {
         text.contains("held at the peak") && text.contains("*SIZE"),
         "{text}"
     );
-    let (text, ..) = run(&["top", "--once"]);
+    let (text, ..) = run(&["top", "--once", "--delay", "0.05"]);
     assert!(text.contains(&program.pid().to_string()), "{text}");
     let (_, error, code) = run(&["top", &program.pid().to_string()]);
     assert_eq!(code, Some(2));

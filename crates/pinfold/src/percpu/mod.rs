@@ -2,7 +2,8 @@
 //!
 //! A per-CPU variable has one copy for each CPU. An operation works on the copy of the CPU on which
 //! the thread runs. With restartable sequences, an operation is one critical section: it takes no
-//! lock, executes no atomic instruction, and makes no system call. These are the kernel's `this_cpu` operations, under the kernel's names.
+//! lock, executes no atomic instruction, and makes no system call. These are the kernel's
+//! `this_cpu` operations, under the kernel's names.
 //!
 //! | type | what each CPU has | what the kernel or librseq has |
 //! |---|---|---|
@@ -27,8 +28,8 @@
 //! Copies are packed side by side, at the same offset for each CPU and on the CPU's node. A word
 //! takes 8 bytes on each CPU that uses it. All blocks of a process share 32 MiB for each CPU. If
 //! the kernel commits memory strictly, they share 256 KiB. A limit on the address space reduces the
-//! size further, down to 64 KiB. The first operation on a variable reserves its offset on all CPUs, and
-//! the first operation on a CPU may allocate that CPU's memory. If there is none, all CPUs
+//! size further, down to 64 KiB. The first operation on a variable reserves its offset on all CPUs,
+//! and the first operation on a CPU may allocate that CPU's memory. If there is none, all CPUs
 //! share one copy inside the variable, which is changed by atomic instructions. The results are
 //! right then too, but the operations are slower.
 //!

@@ -17,8 +17,8 @@ pub(super) struct Housekeeping {
     /// The CPUs that the thread may use. The code that starts the thread gives them. If another
     /// thread sets this thread's affinity later, that affinity replaces them.
     bound: CpuSet,
-    /// The affinity that `follow` set last: as the kernel reported it then, and as it was asked for.
-    /// They differ by CPUs that were just coming online, or that just left the cgroup.
+    /// The affinity that `follow` set last: as the kernel reported it then, and as it was asked
+    /// for. They differ by CPUs that were just coming online, or that just left the cgroup.
     set: Option<[CpuSet; 2]>,
     /// An affinity that the thread did not set, and when it was first seen.
     foreign: Option<(CpuSet, u64)>,
@@ -68,7 +68,8 @@ impl Housekeeping {
 
     /// Reads the state of the machine, and moves the thread if it should run elsewhere. Returns
     /// false if the next call must read the files once more: after a move, to find what has changed
-    /// meanwhile, and while it is not known who set the affinity. `before` is the thread's affinity.
+    /// meanwhile, and while it is not known who set the affinity. `before` is the thread's
+    /// affinity.
     fn follow_files(&mut self, before: Option<CpuSet>, now: u64) -> bool {
         let Ok(machine) = Topology::read(b"/") else {
             return true;
@@ -99,9 +100,9 @@ impl Housekeeping {
         if !stays {
             set_affinity(&target);
             // The kernel leaves out CPUs that do not exist, so this function also notes the
-            // affinity that the kernel reports. If the kernel reports CPUs outside `target`, another
-            // thread has just changed the affinity. Then this function notes `target` alone, and
-            // the next call finds the difference.
+            // affinity that the kernel reports. If the kernel reports CPUs outside `target`,
+            // another thread has just changed the affinity. Then this function notes `target`
+            // alone, and the next call finds the difference.
             let made = affinity().filter(|made| made.and(&target) == *made);
             self.set = Some([made.unwrap_or_else(|| target.clone()), target]);
         }

@@ -42,9 +42,9 @@ impl<I: Item> VmStat<I> {
 
     /// Returns whether an item's total in one zone is above the watermark `mark`.
     ///
-    /// Costs a few loads while the total is far from the mark on either side, and the exact sum near
-    /// the mark. The kernel's `zone_watermark_ok_safe` takes the sum whenever the total is below
-    /// `percpu_drift_mark`.
+    /// Costs a few loads while the total is far from the mark on either side, and the exact sum
+    /// near the mark. The kernel's `zone_watermark_ok_safe` takes the sum whenever the total is
+    /// below `percpu_drift_mark`.
     ///
     /// ```
     /// use pinfold::vmstat::{VmStat, Zone};

@@ -112,7 +112,8 @@ impl<I: Item> VmStat<I> {
             return;
         };
         let (cpus, chosen_for) = (facts::cpus_online(), table.cpus.load(Relaxed));
-        // `FIXED` is larger than any number of CPUs, so nothing rises after the program's own choice.
+        // `FIXED` is larger than any number of CPUs, so nothing rises after the program's own
+        // choice.
         if cpus > chosen_for {
             self.raise_for(table, cpus, chosen_for);
         }

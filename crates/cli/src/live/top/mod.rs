@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(short, long, value_enum, default_value = "bytes")]
     sort: Key,
 
-    /// Print one picture as text, of 80 columns and 24 lines, and end
+    /// Wait for one update, print one picture as text of 80 columns and 24 lines, and end
     #[arg(long)]
     once: bool,
 }
@@ -90,6 +90,9 @@ pub fn main(args: Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if args.once {
+        // Rates need a second reading.
+        std::thread::sleep(args.delay);
+        watched.update()?;
         return once(&watched);
     }
     if !std::io::stdout().is_terminal() {
