@@ -223,8 +223,8 @@ pub fn emulator(
         ]);
     // A panic reboots at once, and `-no-reboot` makes a reboot end the emulator. Without
     // mitigations the emulator is twice as fast. The kernel moves no pages between nodes, so that
-    // tests find their memory where it was allocated. The self-tests of the kernel's ciphers, and on
-    // x86 its test of the timer, may fail at the emulator's speed.
+    // tests find their memory where it was allocated. The self-tests of the kernel's ciphers, and
+    // on x86 its test of the timer, may fail at the emulator's speed.
     let line = format!(
         "console={} quiet panic=-1 mitigations=off nokaslr numa_balancing=disable cryptomgr.notests{} {} {kernel_args}",
         arch.console(),
