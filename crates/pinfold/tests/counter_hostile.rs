@@ -6,6 +6,7 @@ mod common;
 use common::{Random, StopAtEnd, pin};
 use pinfold::counter::{EventCounter, PercpuCounter};
 use pinfold::vmstat::{VmStat, Zone};
+#[cfg(target_arch = "x86_64")]
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
