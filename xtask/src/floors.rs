@@ -32,7 +32,7 @@ pub static FLOORS: [Floors; 2] = [
             &["pages"],
             &["slab"],
             &["arena"],
-            &["segment"],
+            &["segment", "profile"],
             &["vmstat"],
             &["mempolicy"],
             &["shepherd"],

@@ -4,11 +4,13 @@
 //! paths stay closed, so that every call reaches a slow path, which counts it here. Without the
 //! variable, counting costs a slow path one load.
 
+use crate::profiled;
 use core::ptr::null_mut;
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::AtomicU8;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold::arena;
+use pinfold::profile;
 use pinfold::segment::{
     CLASSES, Call, DIRECTORY_VARIABLE, MAGIC, Parts, Segment, Shared, install, place_calls,
     share_units,
@@ -17,7 +19,13 @@ use pinfold::slab::{self, kmalloc};
 use pinfold::vmstat::VmEvents;
 use pinfold_rseq::possible;
 
-static ACTIVE: AtomicBool = AtomicBool::new(false);
+/// What the slow paths report here: the bits [`CALLS_COUNT`] and [`SAMPLED_COUNT`]. One word, so
+/// that both cost one load and one comparison.
+static ACTIVE: AtomicU8 = AtomicU8::new(0);
+/// Calls are counted.
+const CALLS_COUNT: u8 = 1;
+/// There may be sampled blocks, whose frees are looked for.
+const SAMPLED_COUNT: u8 = 2;
 /// The address of the segment's head.
 static SEGMENT: AtomicUsize = AtomicUsize::new(0);
 /// Bytes of each CPU's memory, its *unit*, that are in the segment.
@@ -27,24 +35,46 @@ static CALLS: VmEvents<Call> = VmEvents::new();
 /// Bytes for the path of the segment's file.
 const PATH: usize = 512;
 
-/// Returns whether calls are counted.
+/// Returns whether calls are counted, or sampled blocks are looked for.
 #[inline]
 pub(crate) fn active() -> bool {
-    ACTIVE.load(Relaxed)
+    ACTIVE.load(Relaxed) != 0
+}
+
+/// Has the slow paths look for sampled blocks, for the rest of the process.
+pub(crate) fn look_for_sampled() {
+    ACTIVE.fetch_or(SAMPLED_COUNT, Release);
+}
+
+fn is(bit: u8) -> bool {
+    ACTIVE.load(Relaxed) & bit != 0
 }
 
 fn add(call: Call, n: usize) {
     if active() {
+        add_counted(call, n);
+    }
+}
+
+fn add_counted(call: Call, n: usize) {
+    if is(CALLS_COUNT) {
         CALLS.add(call, n as u64);
     }
 }
 
+/// Counts an allocation of a size class.
 pub(crate) fn allocated_class(class: usize) {
     add(Call::alloc(class), 1);
 }
 
-pub(crate) fn freed_class(class: usize) {
-    add(Call::free(class), 1);
+/// Counts a free of a size class, or of a twin.
+pub(crate) fn freed_class(block: *mut u8, class: usize) {
+    if active() {
+        if kmalloc::is_sampled(class) {
+            profile::freed(block);
+        }
+        add_counted(Call::free(class % kmalloc::CLASSES), 1);
+    }
 }
 
 pub(crate) fn allocated_large(bytes: usize) {
@@ -52,15 +82,28 @@ pub(crate) fn allocated_large(bytes: usize) {
     add(Call::LARGE_BYTES, bytes);
 }
 
-pub(crate) fn freed_large(bytes: usize) {
-    add(Call::LARGE_FREE, 1);
-    add(Call::LARGE_BYTES_FREED, bytes);
+/// Counts the free of a large block. The caller still owns the block.
+pub(crate) fn freed_large(block: *mut u8, bytes: usize) {
+    if active() {
+        profile::freed(block);
+        add_counted(Call::LARGE_FREE, 1);
+        add_counted(Call::LARGE_BYTES_FREED, bytes);
+    }
 }
 
 /// Counts that a large block of `before` bytes has `after` bytes now.
 pub(crate) fn resized_large(before: usize, after: usize) {
     add(Call::LARGE_BYTES, after.saturating_sub(before));
     add(Call::LARGE_BYTES_FREED, before.saturating_sub(after));
+}
+
+/// Counts that the pages of a large block moved to `block`, for a request of `size` bytes. The block
+/// had and has so many bytes.
+pub(crate) fn moved_large(block: *mut u8, size: usize, (before, after): (usize, usize)) {
+    if active() {
+        profiled::made_large(block, size);
+        resized_large(before, after);
+    }
 }
 
 pub(crate) fn reallocated() {
@@ -75,6 +118,14 @@ pub(crate) fn failed() {
 pub(crate) fn requested(block: *mut u8, size: usize) {
     if !block.is_null() {
         add(Call::REQUESTED, size);
+    }
+}
+
+/// Counts that a program got `block` for `size` bytes, by a path that does not know samples.
+pub(crate) fn requested_large(block: *mut u8, size: usize) {
+    if active() {
+        profiled::made_large(block, size);
+        add_counted(Call::REQUESTED, size);
     }
 }
 
@@ -96,14 +147,14 @@ pub(crate) fn start() -> bool {
     };
     SEGMENT.store(at as usize, Release);
     fill_in(at, shared);
-    ACTIVE.store(true, Release);
+    ACTIVE.fetch_or(CALLS_COUNT, Release);
     true
 }
 
 /// Replaces the parent's segment by a new one, in the child of a fork: two processes must not count
 /// in one segment.
 pub(crate) fn start_in_child() {
-    if !active() {
+    if !is(CALLS_COUNT) {
         return;
     }
     let at = SEGMENT.load(Acquire) as *mut u8;

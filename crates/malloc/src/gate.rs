@@ -6,7 +6,7 @@
 //!
 //! | word | is 0 |
 //! |---|---|
-//! | [`LIMIT`] | when the other two are, and while much idle memory waits for a tick |
+//! | [`LIMIT`] | when the other two are, while much idle memory waits for a tick, and while a heap profile is on |
 //! | [`WINDOW`], [`COUNT`] | before the first allocation, while calls are counted, without rseq |
 //!
 //! Idle memory goes back to the system at a *tick* (`slab::tick`). In a program with one thread,
@@ -14,9 +14,10 @@
 //! close the fast path of malloc while they keep much idle memory ([`arena::needs_ticks`]).
 //! The calls of malloc then tick ([`tick_if_needed`]), until little is kept.
 
+use crate::profiled;
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU16, AtomicUsize};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicU16, AtomicUsize, fence};
 use pinfold::arena::{self, GRANULE_SHIFT};
 use pinfold::slab;
 use pinfold::slab::kmalloc::{self, MAX_SMALL_SIZE};
@@ -42,7 +43,8 @@ pub(crate) fn open() -> bool {
     // An arena writes the count before this thread writes the window. A free that sees the
     // count without the window finds its block beyond the count, and takes the slow path.
     let opened = arena::watch_count(word(COUNT)).map(|window| {
-        word(WINDOW).store(window, Relaxed);
+        // Release pairs with the acquire in `alloc_behind`.
+        word(WINDOW).store(window, Release);
         open_malloc();
         arena::close_while_ticks_are_needed(word(LIMIT));
     });
@@ -52,14 +54,34 @@ pub(crate) fn open() -> bool {
 fn open_malloc() {
     // Release pairs with the acquire in `alloc_fast`: a thread that sees the limit also sees the
     // offsets that its critical section uses.
-    word(LIMIT).store(MAX_SMALL_SIZE + 1, Release);
+    word(LIMIT).store(MAX_SMALL_SIZE + 1, SeqCst);
+    // The thread that starts a profile sets the flag first, and then closes the gate. Of two such
+    // sequences, one sees the other's first step, so the gate ends up closed.
+    fence(SeqCst);
+    if profiled::is_on() {
+        word(LIMIT).store(0, Relaxed);
+    }
+}
+
+/// Closes the fast path of malloc. The caller has set the flag that keeps it closed.
+pub(crate) fn close_malloc() {
+    fence(SeqCst);
+    word(LIMIT).store(0, Relaxed);
+}
+
+/// Opens the fast path of malloc after the profile has ended, unless another reason keeps it
+/// closed.
+pub(crate) fn open_malloc_again() {
+    if is_closed_for_ticks() && !arena::needs_ticks() {
+        open_malloc();
+    }
 }
 
 /// While much idle memory waits for a tick, ticks if a tick is due. Opens the fast path again once
 /// little memory waits. Called by each slow path of malloc.
 #[inline]
 pub(crate) fn tick_if_needed() {
-    if arena::needs_ticks() || is_closed_for_ticks() {
+    if arena::needs_ticks() || (is_closed_for_ticks() && !profiled::is_on()) {
         tick();
     }
 }
@@ -101,6 +123,19 @@ pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
     // offsets that its critical section uses.
     if size < word(LIMIT).load(Acquire) {
         // SAFETY: the limit was not 0, so `has_fast_paths` has returned true in `open`.
+        return unsafe { kmalloc::alloc_fast(size) };
+    }
+    null_mut()
+}
+
+/// Allocates like [`alloc_fast`], for a caller behind the closed fast path. Returns null where there
+/// are no fast paths.
+#[inline(always)]
+pub(crate) fn alloc_behind(size: usize) -> *mut u8 {
+    // Acquire pairs with the release in `open`: a thread that sees the window also sees the offsets
+    // that its critical section uses.
+    if size <= MAX_SMALL_SIZE && word(WINDOW).load(Acquire) != 0 {
+        // SAFETY: the window was not 0, so `has_fast_paths` has returned true in `open`.
         return unsafe { kmalloc::alloc_fast(size) };
     }
     null_mut()

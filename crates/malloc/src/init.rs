@@ -2,13 +2,16 @@
 
 use crate::{background, count, gate, heap, live};
 use core::sync::atomic::AtomicU8;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use pinfold::fork;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use pinfold::slab::kmalloc;
+use pinfold::{fork, profile};
 
 const NOT_YET: u8 = 0;
 const UNDER_WAY: u8 = 1;
 const DONE: u8 = 2;
+/// The allocator is started, and its slow paths have something else to do first: a heap profile is
+/// on. One comparison with `DONE` tells both kinds of unusual calls from the others.
+const UNUSUAL: u8 = 3;
 
 static STAGE: AtomicU8 = AtomicU8::new(NOT_YET);
 
@@ -19,13 +22,32 @@ static STAGE: AtomicU8 = AtomicU8::new(NOT_YET);
 /// that this function makes.
 #[inline]
 pub(crate) fn ready() {
-    if STAGE.load(Acquire) != DONE {
+    if !is_plain() {
         heap::keep_errno(get_ready);
     }
 }
 
+/// Returns whether the allocator is started, and no heap profile is on. One load.
+#[inline]
+pub(crate) fn is_plain() -> bool {
+    STAGE.load(Acquire) == DONE
+}
+
+/// Sets whether a heap profile is on, once the allocator is started.
+pub(crate) fn set_unusual(unusual: bool) {
+    let (from, to) = if unusual {
+        (DONE, UNUSUAL)
+    } else {
+        (UNUSUAL, DONE)
+    };
+    let _ = STAGE.compare_exchange(from, to, AcqRel, Relaxed);
+}
+
 #[cold]
 fn get_ready() {
+    if STAGE.load(Relaxed) == UNUSUAL {
+        return;
+    }
     // `pinfold` must not call `pthread_atfork`, which may allocate: this function calls it below.
     fork::handle();
     // The first cache is made before the steps that may allocate.
@@ -62,6 +84,7 @@ extern "C" fn in_child() {
     // These calls come first: until they return, the child's counts go to the parent's segment.
     count::start_in_child();
     live::in_child();
+    profile::in_child();
     fork::child();
     background::fork_child();
 }

@@ -33,8 +33,11 @@ pub mod c;
 mod count;
 mod gate;
 mod heap;
+pub mod heap_profile;
 mod init;
 mod live;
+mod profiled;
+mod realloc;
 pub mod settings;
 
 use core::alloc::{GlobalAlloc, Layout};
@@ -113,7 +116,7 @@ unsafe impl GlobalAlloc for Pinfold {
     #[inline]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: `GlobalAlloc` requires a block that this allocator made for `layout`.
-        unsafe { heap::realloc_exact(block, layout, size) }
+        unsafe { realloc::realloc_exact(block, layout, size) }
     }
 }
 

@@ -10,6 +10,7 @@
 //! * [`mempolicy`]: which nodes memory comes from. Useful without the allocator too.
 //! * [`shepherd`]: folds counts from another CPU, and makes idle caches give memory back.
 //! * [`counter`]: counts that each CPU adds to on its own.
+//! * [`profile`]: which call stacks allocated the memory, by samples.
 //! * [`percpu`]: per-CPU variables, lists and rings for a program's own data.
 //! * [`topology`]: the CPUs and nodes, and which of them this process may use.
 #![no_std]
@@ -27,6 +28,7 @@ pub mod mempolicy;
 mod nodes;
 pub mod pages;
 pub mod percpu;
+pub mod profile;
 pub mod segment;
 pub mod shepherd;
 pub mod slab;

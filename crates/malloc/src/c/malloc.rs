@@ -4,7 +4,7 @@
 //! overflows, EINVAL for an invalid alignment.
 
 use super::support::{failed, null_with};
-use crate::{heap, init};
+use crate::{heap, init, realloc};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use pinfold::{arena, slab};
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn pinfold_realloc(block: *mut c_void, size: usize) -> *mu
         return null_mut();
     }
     // SAFETY: the caller owns `block`, which came from this API and is not null.
-    unsafe { heap::realloc(block.cast(), size).cast() }
+    unsafe { realloc::realloc(block.cast(), size).cast() }
 }
 
 /// Changes the size of a block to `count` objects of `size` bytes (`reallocarray`), like

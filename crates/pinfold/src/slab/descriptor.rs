@@ -9,7 +9,7 @@ use super::node::Node;
 use super::objects::{Objects, Treatment};
 use super::sheaf::{self, SheafList};
 use super::tune::{self, BARN_BYTES, Capacity};
-use super::unit::{CLASSES, CacheId, MAX_CACHES, SPARE, STOPPING};
+use super::unit::{ALL_CLASSES, CLASSES, CacheId, MAX_CACHES, SPARE, STOPPING};
 use crate::arena::{self, GRANULE, LARGE};
 use crate::lock::{Lock, Word};
 use crate::mempolicy::Placement;
@@ -158,8 +158,8 @@ static REGISTRY: [AtomicPtr<Descriptor>; MAX_CACHES] =
 /// The count of numbers from the smallest one to the largest one that was ever used.
 static USED: AtomicUsize = AtomicUsize::new(1);
 
-/// The numbers of destroyed caches, and how many numbers after those of the size classes were ever
-/// given out. All are zero at the start, so that the table takes no room in the library's file.
+/// The numbers of destroyed caches, and how many numbers after those of the classes were ever given
+/// out. All are zero at the start, so that the table takes no room in the library's file.
 struct Numbers {
     free: [u16; MAX_CACHES],
     freed: usize,
@@ -184,7 +184,7 @@ pub(super) fn by_entry(entry: u16) -> Option<&'static Descriptor> {
     by_id(CacheId::from_entry(entry))
 }
 
-/// Returns the cache of a size class, if it was made.
+/// Returns the cache of a class, or of a twin, if it was made.
 #[inline]
 pub(super) fn of_class(class: usize) -> Option<&'static Descriptor> {
     by_id(CacheId::of_class(class))
@@ -206,7 +206,7 @@ impl Descriptor {
         let mut numbers = NUMBERS.lock().ok_or(CacheError::NoMemory)?;
         let id = match numbers.freed.checked_sub(1) {
             Some(last) => Some(CacheId::from_entry(numbers.free[last])),
-            None => CacheId::nth(CLASSES + numbers.given),
+            None => CacheId::nth(ALL_CLASSES + numbers.given),
         };
         let id = id.ok_or(CacheError::TooMany)?;
         arena::init();
@@ -250,6 +250,10 @@ impl Descriptor {
         let layout = Layout::from_size_align(size, align).ok()?;
         let mut options = Options::NONE;
         options.treatment.one_color = true;
+        if class >= CLASSES {
+            // Few blocks are sampled, so a sheaf should not hold many.
+            options.sheaf_capacity = (size < GRANULE / 2).then_some(tune::MIN_CAPACITY);
+        }
         let id = CacheId::of_class(class);
         by_id(id).or_else(|| Descriptor::enter(name, layout, id, options))
     }
@@ -350,7 +354,10 @@ impl Descriptor {
     /// Returns the most full sheaves that the cache's barn holds on a node where the cache has
     /// `slabs` slabs.
     pub(super) fn barn_most(&self, slabs: usize) -> usize {
-        let in_slabs = self.id.class().map(|_| slabs * self.geometry.slab_bytes);
+        let in_slabs = self
+            .id
+            .any_class()
+            .map(|_| slabs * self.geometry.slab_bytes);
         tune::barn_most(
             self.geometry.size,
             self.capacity(),

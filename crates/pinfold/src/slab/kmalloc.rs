@@ -25,11 +25,16 @@
 //!
 //! The cache of class c has number 8 + c in the page map and in the units. So the common path of
 //! `malloc` and `free` computes the place of a sheaf without looking up the cache's descriptor.
+//!
+//! Each class has a twin for *sampled* blocks: blocks that a heap profile follows. Class c has the
+//! twin [`CLASSES`] + c ([`sampled`]), which has a cache of its own. So the page map tells a sampled
+//! block from others, and the fast path of `free` does not know its class. Only [`class_of_any`]
+//! and the functions that say so know the twins.
 
 use super::descriptor::{Descriptor, by_entry, by_id, of_class};
 use super::fork;
 use super::slabs::Slab;
-use super::unit::{CacheId, units};
+use super::unit::{ALL_CLASSES, CacheId, units};
 use crate::arena::{GRANULE, GRANULE_SHIFT};
 use crate::topology::facts;
 use core::ptr::null_mut;
@@ -129,6 +134,31 @@ pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
     (class_of(size)..CLASSES).find(|&class| SIZES[class].is_multiple_of(align))
 }
 
+/// Returns the bytes of a block of a class, or of a twin.
+#[inline]
+pub fn size_of_class(class: usize) -> usize {
+    SIZES[class % CLASSES]
+}
+
+/// Returns the twin of a class for sampled blocks.
+#[inline]
+pub const fn sampled(class: usize) -> usize {
+    CLASSES + class
+}
+
+/// Returns whether a class is a twin for sampled blocks.
+#[inline]
+pub const fn is_sampled(class: usize) -> bool {
+    class >= CLASSES
+}
+
+/// Returns the class or the twin whose number `entry`, an entry of the page map, is. Returns `None`
+/// if it is neither's.
+#[inline]
+pub fn class_of_any(entry: u16) -> Option<usize> {
+    CacheId::from_entry(entry).any_class()
+}
+
 /// Returns the class whose number `entry`, an entry of the page map, is. Returns `None` if it is
 /// not the number of a class.
 #[inline]
@@ -170,7 +200,7 @@ pub(super) fn make_all() {
 fn cache_of(id: CacheId) -> Option<&'static Descriptor> {
     by_id(id).or_else(|| {
         of_class(0)?;
-        create(id.class()?)
+        create(id.any_class()?)
     })
 }
 
@@ -178,15 +208,19 @@ fn cache_of(id: CacheId) -> Option<&'static Descriptor> {
 #[inline(never)]
 fn create(class: usize) -> Option<&'static Descriptor> {
     with_name(class, |name| {
-        Descriptor::create_class(name, SIZES[class], class)
+        Descriptor::create_class(name, size_of_class(class), class)
     })
 }
 
 /// Calls `f` with the name of the class's cache.
 fn with_name<R>(class: usize, f: impl FnOnce(&str) -> R) -> R {
-    let mut name = *b"kmalloc-000000";
-    let end = name.len() - usize::from(SIZES[class] < 100_000);
-    let mut rest = SIZES[class];
+    let mut name = *if is_sampled(class) {
+        b"sampled-000000"
+    } else {
+        b"kmalloc-000000"
+    };
+    let mut rest = size_of_class(class);
+    let end = name.len() - usize::from(rest < 100_000);
     for digit in name[8..end].iter_mut().rev() {
         *digit = b'0' + (rest % 10) as u8;
         rest /= 10;
@@ -261,9 +295,10 @@ pub fn alloc_class(class: usize) -> *mut u8 {
     alloc_from(class, SIZES[class])
 }
 
-/// Allocates a block of class `class` for `size` bytes.
+/// Allocates a block of class `class`, or of a twin, for `size` bytes. Returns null as
+/// [`alloc_class`] does.
 #[inline(always)]
-fn alloc_from(class: usize, size: usize) -> *mut u8 {
+pub fn alloc_from(class: usize, size: usize) -> *mut u8 {
     let offset = CacheId::of_class(class).main();
     // SAFETY: every unit has a word for the class's main sheaf at this offset.
     let mut block = unsafe { units().pop_fast(offset) };
@@ -274,17 +309,17 @@ fn alloc_from(class: usize, size: usize) -> *mut u8 {
     block
 }
 
-/// Allocates a block of class `class` for `size` bytes, as [`alloc_class`] does, for a caller that
-/// has just found the CPU's main sheaf empty.
+/// Allocates a block of class `class`, or of a twin, for `size` bytes, as [`alloc_class`] does, for
+/// a caller that has just found the CPU's main sheaf empty.
 pub fn alloc_missed(class: usize, size: usize) -> *mut u8 {
     let block = alloc_slow(CacheId::of_class(class).main(), size);
     take_fresh(class, block);
     block
 }
 
-/// Allocates a block of class `class` whose first `size` bytes read as zeroes, for a caller that
-/// has just found the CPU's main sheaf empty. Returns null if the system has no memory or [`init`]
-/// has not run.
+/// Allocates a block of class `class`, or of a twin, whose first `size` bytes read as zeroes, for a
+/// caller that has just found the CPU's main sheaf empty. Returns null if the system has no memory
+/// or [`init`] has not run.
 ///
 /// Writes zeroes to every block, except to a block of more than 64 KiB that was not used since its
 /// memory came from the system.
@@ -300,7 +335,7 @@ pub fn alloc_zeroed(class: usize, size: usize) -> *mut u8 {
 /// Returns whether `block` of class `class`, just allocated or null, is known to read as zeroes.
 #[inline(always)]
 fn take_fresh(class: usize, block: *mut u8) -> bool {
-    let has_own_slab = class >= BY_EIGHTHS && !block.is_null();
+    let has_own_slab = class % CLASSES >= BY_EIGHTHS && !block.is_null();
     // SAFETY: a block of a class from `BY_EIGHTHS` on is the only object of its slab, and was just
     // allocated to this thread.
     has_own_slab && unsafe { Slab::take_fresh(block) }
@@ -316,8 +351,8 @@ extern "C" fn alloc_slow(offset: usize, size: usize) -> *mut u8 {
     })
 }
 
-/// Returns how many bytes were asked for when a block of class `class` was allocated, or `None` if
-/// its cache is not debugged.
+/// Returns how many bytes were asked for when a block of class `class`, or of a twin, was allocated.
+/// Returns `None` if its cache is not debugged.
 ///
 /// # Safety
 ///
@@ -327,8 +362,8 @@ pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
     of_class(class).and_then(|cache| unsafe { cache.requested(block) })
 }
 
-/// Records that a block of class `class` is used for `size` bytes from now on, so that the red zone
-/// begins behind them. Does nothing if its cache is not debugged.
+/// Records that a block of class `class`, or of a twin, is used for `size` bytes from now on, so that
+/// the red zone begins behind them. Does nothing if its cache is not debugged.
 ///
 /// # Safety
 ///
@@ -340,7 +375,7 @@ pub unsafe fn set_requested(block: *mut u8, class: usize, size: usize) {
     }
 }
 
-/// Frees a block of class `class`. Costs one critical section on the common path.
+/// Frees a block of class `class`, or of a twin. Costs one critical section on the common path.
 ///
 /// # Safety
 ///
@@ -374,7 +409,7 @@ unsafe extern "C" fn free_slow(block: *mut u8, offset: usize) {
 /// Returns how many bytes the blocks in use have. Blocks in CPUs' and barns' sheaves count as in
 /// use. Takes the nodes' locks and walks their partial slabs.
 pub fn in_use() -> usize {
-    (0..CLASSES)
+    (0..ALL_CLASSES)
         .filter_map(of_class)
         .map(|cache| {
             cache

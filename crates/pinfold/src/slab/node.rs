@@ -117,7 +117,7 @@ impl Node {
     /// exception: for a size class of malloc, returns `None`, because malloc can serve the block
     /// from a separate mapping.
     pub(super) fn stock_of(&self, cache: &Descriptor) -> Option<Guard<'_, Stock>> {
-        match cache.id.class() {
+        match cache.id.any_class() {
             Some(_) => self.stock(),
             None => self.stock_after_fork(),
         }

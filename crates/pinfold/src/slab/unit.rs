@@ -33,6 +33,9 @@ pub const MAX_CACHES: usize = 4096;
 /// The number of size classes of `kmalloc`. Each has a cache, and these caches have the smallest
 /// numbers.
 pub const CLASSES: usize = 75;
+/// The numbers behind those of the size classes belong to the caches of *sampled* blocks, one for
+/// each class. `kmalloc` counts them as further classes, from [`CLASSES`] on.
+pub(super) const ALL_CLASSES: usize = 2 * CLASSES;
 /// The smallest number that a cache can have. The words of a cache with a smaller number would lie
 /// in the units' headers.
 const FIRST: usize = pinfold_rseq::UNIT_HEADER / 8;
@@ -74,17 +77,29 @@ pub(super) fn word<'u>(block: *mut u8, offset: usize) -> &'u AtomicU64 {
 pub(super) struct CacheId(u16);
 
 impl CacheId {
-    /// Returns the number of the cache of a size class.
+    /// Returns the number of the cache of a class, or of a twin.
     #[inline(always)]
     pub(super) const fn of_class(class: usize) -> CacheId {
         CacheId((FIRST + class) as u16)
     }
 
-    /// Returns the size class whose cache has this number, if there is one.
+    /// Returns the size class whose cache has this number, if there is one. The classes of sampled
+    /// blocks do not count.
     #[inline(always)]
     pub(super) const fn class(self) -> Option<usize> {
         let class = (self.0 as usize).wrapping_sub(FIRST);
         if class < CLASSES { Some(class) } else { None }
+    }
+
+    /// Returns the class whose cache has this number, if there is one: a size class, or a class of
+    /// sampled blocks.
+    pub(super) const fn any_class(self) -> Option<usize> {
+        let class = (self.0 as usize).wrapping_sub(FIRST);
+        if class < ALL_CLASSES {
+            Some(class)
+        } else {
+            None
+        }
     }
 
     /// Returns the number at position `nth`, counted from 0, or `None` if there are not so many

@@ -1,0 +1,162 @@
+//! Heap profiles: which call stacks hold the program's memory, by a sample of the allocations.
+//!
+//! ```
+//! use pinfold_malloc::heap_profile;
+//!
+//! assert!(heap_profile::start(heap_profile::DEFAULT_INTERVAL));
+//! assert!(heap_profile::is_on());
+//! assert!(heap_profile::stop());
+//! ```
+//!
+//! While no profile is on, it costs no instruction of an allocation or a free. While it is on, an
+//! allocation costs one more critical section, and a free costs nothing more. A sampled allocation,
+//! one in half a MiB by default, also walks the call stack.
+//!
+//! `pinfold heap` reads the profile of a running process, and adds the names of functions.
+
+pub use crate::profiled::VARIABLE;
+use crate::{heap, profiled};
+use core::ffi::CStr;
+use pinfold::profile;
+pub use pinfold::profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
+use pinfold_rseq::env;
+
+/// The environment variable that names the file to which the profile is written when the process
+/// ends. The process's number is appended.
+pub const FILE_VARIABLE: &str = "PINFOLD_HEAP_FILE";
+
+/// Turns the profile on, or changes the mean bytes from one sample to the next: 1 to
+/// [`MAX_INTERVAL`].
+///
+/// Returns false if the system has no memory, or if another thread is starting or stopping the
+/// profile. The first start makes a few system calls, and may load the unwinder's library, so a
+/// signal handler must not be the first to call this.
+pub fn start(interval: u64) -> bool {
+    profiled::start(interval)
+}
+
+/// Turns the profile off. Blocks that were sampled are still known, so their frees still count, and
+/// a later start goes on with them.
+///
+/// Returns false if another thread is starting or stopping the profile.
+pub fn stop() -> bool {
+    profiled::stop()
+}
+
+/// Returns whether the profile is on. Costs one load.
+pub fn is_on() -> bool {
+    profiled::is_on()
+}
+
+/// Writes the profile to a file for `pinfold heap`: the samples so far, and the process's mappings.
+///
+/// Allocates nothing. Returns false if there was never a profile, or if the system refuses to write
+/// the file; errno says why. Replaces an existing file.
+///
+/// ```
+/// use pinfold_malloc::heap_profile;
+///
+/// assert!(heap_profile::start(1 << 20));
+/// let path = std::env::temp_dir().join(format!("profile-{}", std::process::id()));
+/// let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+/// assert!(heap_profile::write(&name));
+/// assert!(std::fs::metadata(&path).unwrap().len() > 4096);
+/// # std::fs::remove_file(&path).unwrap();
+/// ```
+pub fn write(path: &CStr) -> bool {
+    profile::is_ready() && dump::write(path)
+}
+
+/// Starts the profile if the environment asks for it. The preload library calls this when it is
+/// loaded.
+#[doc(hidden)]
+pub fn start_as_asked() {
+    if let Some(interval) = env::parsed(VARIABLE, profiled::parse) {
+        heap::keep_errno(|| start(interval));
+    }
+}
+
+/// Writes the profile to the file that the environment names. The preload library calls this when
+/// the process ends.
+#[doc(hidden)]
+pub fn write_as_asked() {
+    if profile::is_ready() {
+        heap::keep_errno(dump::write_as_asked);
+    }
+}
+
+mod dump {
+    use super::{FILE_VARIABLE, env, profile};
+    use core::ffi::CStr;
+
+    /// Bytes for the path of the file.
+    const PATH: usize = 1024;
+
+    pub(super) fn write_as_asked() {
+        let mut path = [0u8; PATH];
+        let Some(length) = env::read(FILE_VARIABLE, &mut path[..PATH - 16]).map(<[u8]>::len) else {
+            return;
+        };
+        // SAFETY: `getpid` has no preconditions.
+        let mut rest = unsafe { libc::getpid() } as u32;
+        let digits = rest.checked_ilog10().unwrap_or(0) as usize + 1;
+        path[length] = b'.';
+        for place in path[length + 1..length + 1 + digits].iter_mut().rev() {
+            *place = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        if let Ok(path) = CStr::from_bytes_until_nul(&path)
+            && length > 0
+        {
+            write(path);
+        }
+    }
+
+    pub(super) fn write(path: &CStr) -> bool {
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC;
+        // SAFETY: the path is a C string.
+        let file = unsafe { libc::open(path.as_ptr(), flags, 0o600) };
+        if file < 0 {
+            return false;
+        }
+        let mut is_whole = false;
+        profile::with_bytes(|bytes| is_whole = write_all(file, bytes));
+        let is_whole = is_whole && copy_mappings(file);
+        // SAFETY: this function has opened the file.
+        unsafe { libc::close(file) == 0 && is_whole }
+    }
+
+    /// Appends the process's mappings: the places of the program's code.
+    fn copy_mappings(file: i32) -> bool {
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+        // SAFETY: the path is a C string.
+        let maps = unsafe { libc::open(c"/proc/self/maps".as_ptr(), flags) };
+        if maps < 0 {
+            return false;
+        }
+        let mut bytes = [0u8; 1024];
+        let is_whole = loop {
+            // SAFETY: the buffer has so many bytes.
+            match unsafe { libc::read(maps, bytes.as_mut_ptr().cast(), bytes.len()) } {
+                0 => break true,
+                got if got > 0 && write_all(file, &bytes[..got as usize]) => {}
+                _ => break false,
+            }
+        };
+        // SAFETY: this function has opened the file.
+        unsafe { libc::close(maps) };
+        is_whole
+    }
+
+    fn write_all(file: i32, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            // SAFETY: the slice has so many bytes.
+            let done = unsafe { libc::write(file, bytes.as_ptr().cast(), bytes.len()) };
+            if done <= 0 {
+                return false;
+            }
+            bytes = &bytes[done as usize..];
+        }
+        true
+    }
+}

@@ -1,0 +1,177 @@
+//! Heap profiles of malloc: which blocks are sampled, and how their frees are recognised.
+//!
+//! While the profile is on, the fast path of malloc is closed (`gate`), and that of free stays
+//! open. The slow path counts the block's bytes down ([`pinfold::profile::is_due`]), and then takes
+//! the block as the fast path does.
+//!
+//! A *sampled* block is recognised when it is freed:
+//!
+//! * A block of a size class comes from the class's twin (`slab::kmalloc`), whose number in the page
+//!   map the fast path of free does not know.
+//! * A larger block takes the slow path of free in any case. From the first start of a profile on,
+//!   this path looks every larger block up in the table of sampled blocks.
+//!
+//! `realloc` in place leaves a sampled block sampled. A block that moves counts as freed and
+//! allocated.
+//!
+//! | state | written by | leaves it |
+//! |---|---|---|
+//! | off | the process's start, [`stop`] | [`start`]: on |
+//! | on | [`start`] | [`stop`]: off |
+
+use crate::gate::{self, alloc_behind};
+use crate::heap::{self, ALIGN};
+use crate::{count, init};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicU8};
+use pinfold::profile::{self, DEFAULT_INTERVAL, MAX_INTERVAL};
+use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE};
+
+/// The environment variable that turns the profile on at the start: `on`, or the mean bytes from
+/// one sample to the next.
+pub const VARIABLE: &str = "PINFOLD_HEAP";
+
+/// Returns the interval that the variable's value means, or `None` for an invalid value.
+pub(crate) fn parse(value: &[u8]) -> Option<u64> {
+    if value == b"on" {
+        return Some(DEFAULT_INTERVAL);
+    }
+    let (digits, unit) = match value.split_last()? {
+        (b'k' | b'K', digits) => (digits, 1 << 10),
+        (b'm' | b'M', digits) => (digits, 1 << 20),
+        (b'g' | b'G', digits) => (digits, 1 << 30),
+        _ => (value, 1),
+    };
+    let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    let number: u64 = is_number.then(|| core::str::from_utf8(digits).ok()?.parse().ok())??;
+    let bytes = number.checked_mul(unit)?;
+    (1..=MAX_INTERVAL).contains(&bytes).then_some(bytes)
+}
+
+/// Whether a thread is starting or stopping the profile.
+static BUSY: AtomicBool = AtomicBool::new(false);
+static STATE: AtomicU8 = AtomicU8::new(OFF);
+const OFF: u8 = 0;
+const ON: u8 = 1;
+
+/// Returns whether the profile is on.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    STATE.load(Relaxed) == ON
+}
+
+/// Turns the profile on, or changes the interval. Returns false if the system has no memory, or if
+/// another thread is starting or stopping the profile. The first start may load the unwinder's
+/// library, so the thread must not be inside the loader.
+pub(crate) fn start(interval: u64) -> bool {
+    init::ready();
+    exclusively(|| {
+        // SAFETY: `private_memory` returns zeroed memory that no other code knows.
+        let started = unsafe { profile::start(interval, profile::private_memory) };
+        if started {
+            // The frees must look for sampled blocks before there is one.
+            count::look_for_sampled();
+            STATE.store(ON, Relaxed);
+            init::set_unusual(true);
+            gate::close_malloc();
+        }
+        started
+    })
+}
+
+/// Turns the profile off. What was sampled stays known. Returns false if another thread is starting
+/// or stopping the profile.
+pub(crate) fn stop() -> bool {
+    exclusively(|| {
+        if is_on() {
+            profile::stop();
+            STATE.store(OFF, Relaxed);
+            init::set_unusual(false);
+            gate::open_malloc_again();
+        }
+        true
+    })
+}
+
+fn exclusively(f: impl FnOnce() -> bool) -> bool {
+    // Acquire and the release below pair: this thread sees what the last one did.
+    if BUSY
+        .compare_exchange(false, true, Acquire, Relaxed)
+        .is_err()
+    {
+        return false;
+    }
+    let done = f();
+    BUSY.store(false, Release);
+    done
+}
+
+/// Allocates like `heap::alloc`, while the profile is on.
+pub(crate) fn alloc(size: usize) -> *mut u8 {
+    if profile::is_due(size) {
+        return alloc_sampled(size, ALIGN, false);
+    }
+    let block = alloc_behind(size);
+    if !block.is_null() {
+        return block;
+    }
+    gate::tick_if_needed();
+    heap::alloc_plain(size, false)
+}
+
+/// Allocates a block that is sampled.
+#[cold]
+#[inline(never)]
+pub(crate) fn alloc_sampled(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+    let class = match align {
+        ..=ALIGN => (size <= MAX_CLASS_SIZE).then(|| kmalloc::class_of(size)),
+        _ => kmalloc::class_of_aligned(size, align),
+    };
+    let block = if let Some(class) = class {
+        let twin = kmalloc::sampled(class);
+        let block = match zeroed {
+            true => kmalloc::alloc_zeroed(twin, size),
+            false => kmalloc::alloc_from(twin, size),
+        };
+        if block.is_null() {
+            // Without memory for the twin, the block is a plain one, and its free is not seen.
+            return heap::alloc_aligned_plain(size, align, zeroed);
+        }
+        count::allocated_class(class);
+        count::requested(block, size);
+        block
+    } else {
+        heap::alloc_aligned_plain(size, align, zeroed)
+    };
+    if !block.is_null() {
+        heap::keep_errno(|| profile::allocated(block, size));
+    }
+    block
+}
+
+/// Notes that a block of `size` bytes was made by other means than [`alloc`], by a path that looks
+/// sampled blocks up when they are freed.
+#[cold]
+pub(crate) fn made_large(block: *mut u8, size: usize) {
+    if is_on() && profile::is_due(size) {
+        heap::keep_errno(|| profile::allocated(block, size));
+    }
+}
+
+/// Reallocates by `f`, and keeps the sample of the block up to date.
+#[cold]
+pub(crate) fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *mut u8) -> *mut u8 {
+    // The block's address may belong to another block as soon as the content has moved.
+    let Some(lifted) = profile::lift(block) else {
+        return f();
+    };
+    let moved = f();
+    if moved.is_null() {
+        profile::put_back(lifted, block, None);
+    } else if moved == block {
+        profile::put_back(lifted, block, Some(size));
+    } else {
+        profile::drop_lifted(lifted);
+    }
+    moved
+}

@@ -1,0 +1,218 @@
+//! `realloc`: keeps a block where it is, resizes a run in place, moves pages, or copies.
+
+use crate::heap::{ALIGN, alloc_aligned, free, set_errno, usable_size};
+use crate::{count, profiled};
+use core::alloc::Layout;
+use core::ptr::NonNull;
+use pinfold::arena::{self, GRANULE, HUGE, LARGE};
+use pinfold::slab;
+use pinfold::slab::kmalloc::{self, CLASSES, MAX_CLASS_SIZE};
+
+/// Runs below this size are moved by copying, because moving pages may cost the process two
+/// mappings.
+const MIN_MOVED: usize = 2 << 20;
+
+/// Grows or shrinks a block. A block that still uses half of its room stays where it is. Returns
+/// null with errno ENOMEM, and leaves the block unchanged, if there is no memory to grow it.
+///
+/// # Safety
+///
+/// `block` came from this module, is not null and was not freed.
+pub(crate) unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
+    if count::active() {
+        count::reallocated();
+        // SAFETY: the caller passes on what it promises.
+        return profiled::realloc(block, size, || unsafe { realloc_any(block, size) });
+    }
+    // SAFETY: the caller passes on what it promises.
+    unsafe { realloc_any(block, size) }
+}
+
+/// # Safety
+///
+/// The same as for [`realloc`].
+unsafe fn realloc_any(block: *mut u8, size: usize) -> *mut u8 {
+    // SAFETY: the caller owns `block`, which came from this module.
+    let room = unsafe { usable_size(block) };
+    let whole = class_at(block).map_or(room, kmalloc::size_of_class);
+    if size <= whole && size >= whole / 2 {
+        // SAFETY: the caller owns `block`, which has room for `size` bytes.
+        return unsafe { keep(block, size) };
+    }
+    // SAFETY: the caller owns `block`, which came from this module.
+    if unsafe { resize_in_place(block, size) } {
+        return block;
+    }
+    // SAFETY: the caller owns `block`, which has `room` bytes.
+    unsafe { resize(block, ALIGN, room, size) }
+}
+
+/// Grows or shrinks a block that was made for `layout`. The block stays where it is only if a new
+/// block of `size` bytes would be as large.
+///
+/// # Safety
+///
+/// `block` came from this module for `layout`, and was not freed.
+pub(crate) unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+    if count::active() {
+        count::reallocated();
+        // SAFETY: the caller passes on what it promises.
+        return profiled::realloc(block, size, || unsafe { realloc_to(block, layout, size) });
+    }
+    // SAFETY: the caller passes on what it promises.
+    unsafe { realloc_to(block, layout, size) }
+}
+
+/// # Safety
+///
+/// The same as for [`realloc_exact`].
+unsafe fn realloc_to(block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+    let stays = match class_at(block) {
+        Some(class) => kmalloc::class_of_aligned(size, layout.align()) == Some(class % CLASSES),
+        None => {
+            // SAFETY: the caller owns `block`, which came from this module.
+            let room = unsafe { usable_size(block) };
+            // SAFETY: the caller owns `block`, which came from this module.
+            (size <= room && room - size < GRANULE) || unsafe { resize_in_place(block, size) }
+        }
+    };
+    if stays {
+        // SAFETY: the caller owns `block`, which has room for `size` bytes.
+        return unsafe { keep(block, size) };
+    }
+    // SAFETY: the caller owns `block`, which has `layout.size()` bytes of content.
+    unsafe { resize(block, layout.align(), layout.size(), size) }
+}
+
+/// Resizes a run in place for `size` bytes. Returns false if the block is not a run, if `size`
+/// bytes need another kind of block, or if no free room lies behind the run.
+///
+/// # Safety
+///
+/// `block` came from this module, and was not freed.
+unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
+    let Some(start) = NonNull::new(block).filter(|_| is_run(block)) else {
+        return false;
+    };
+    // SAFETY: `is_run` found that the block is a run.
+    let shrinks = size <= unsafe { arena::run_size(start) };
+    if (shrinks && size <= MAX_CLASS_SIZE) || size >= HUGE {
+        return false;
+    }
+    let granules = size.div_ceil(GRANULE);
+    // SAFETY: `is_run` found that the block is a run, and the caller owns it.
+    let (before, resized) = unsafe { (arena::run_size(start), arena::resize_run(start, granules)) };
+    if resized {
+        count::resized_large(before, granules * GRANULE);
+    }
+    resized
+}
+
+/// Returns whether a block is a run.
+fn is_run(block: *mut u8) -> bool {
+    arena::entry(block as usize) == LARGE && (block as usize).is_multiple_of(GRANULE)
+}
+
+/// Returns the class of a block, or its twin. Returns `None` for a run and for a huge block.
+fn class_at(block: *mut u8) -> Option<usize> {
+    kmalloc::class_of_any(arena::entry(block as usize))
+}
+
+/// Notes that a block is used for `size` bytes now. Returns the block.
+///
+/// # Safety
+///
+/// `block` came from this module, was not freed, and has room for `size` bytes.
+unsafe fn keep(block: *mut u8, size: usize) -> *mut u8 {
+    if let Some(class) = class_at(block) {
+        // SAFETY: the caller owns the block, and the page map names its class.
+        unsafe { kmalloc::set_requested(block, class, size) };
+    }
+    block
+}
+
+/// Moves the content of a block of `room` bytes to a block of `size` bytes. If there is no memory
+/// for a smaller block, keeps the block.
+///
+/// # Safety
+///
+/// `block` came from this module, was not freed, and has `room` bytes of content.
+unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut u8 {
+    // SAFETY: errno is the calling thread's own.
+    let errno = unsafe { *libc::__errno_location() };
+    // SAFETY: the caller owns `block`. The kernel may move the pages to any page address, so a
+    // block with a larger alignment is copied below instead.
+    let moved = (align <= ALIGN).then(|| unsafe { move_pages(block, room, size) });
+    let moved = if let Some(moved) = moved.flatten() {
+        moved.as_ptr()
+    } else {
+        let grows = size > room && room >= GRANULE && size < HUGE && align <= ALIGN;
+        let fresh = if grows { alloc_growing(size) } else { None };
+        let fresh = fresh.unwrap_or_else(|| alloc_aligned(size, align));
+        // SAFETY: `fresh` is null or new. Both blocks have at least the smaller of the two sizes,
+        // and the caller passes ownership of `block`.
+        unsafe { move_to(fresh, block, room.min(size)) }
+    };
+    if moved.is_null() && size <= room {
+        set_errno(errno);
+        // SAFETY: the block has not moved, and has room for `size` bytes.
+        return unsafe { keep(block, size) };
+    }
+    moved
+}
+
+/// Allocates a run with room behind it, for a block that is likely to grow again. Returns `None` if
+/// there is no such run, or if the class of `size` checks its blocks.
+fn alloc_growing(size: usize) -> Option<*mut u8> {
+    if size <= MAX_CLASS_SIZE && kmalloc::checks(kmalloc::class_of(size)) {
+        return None;
+    }
+    let block = arena::alloc_growing_run(size, arena::node_here())?.as_ptr();
+    count::allocated_large(size.div_ceil(GRANULE) * GRANULE);
+    count::requested_large(block, size);
+    Some(block)
+}
+
+/// Moves the pages of a block of `room` bytes to a block of `size` bytes. Returns `None`, and
+/// changes nothing, if pages cannot move or if copying is cheaper.
+///
+/// # Safety
+///
+/// `block` came from this module, and was not freed.
+unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull<u8>> {
+    let start = NonNull::new(block)?;
+    // SAFETY: the caller owns `block`, which came from this module.
+    let before = unsafe { usable_size(block) };
+    let moved = if is_run(block) {
+        let pays = room >= MIN_MOVED && size > room;
+        // SAFETY: `is_run` found that the block is a run, and the caller owns it.
+        pays.then(|| unsafe { arena::move_run(start, size) })?
+    } else {
+        let pays = room >= HUGE && size >= HUGE && arena::huge_size(block).is_some();
+        pays.then(|| {
+            slab::make_room(size.saturating_sub(room));
+            // SAFETY: `huge_size` found the block, and the caller owns it.
+            slab::or_reclaim_for(size, || unsafe { arena::resize_huge(block, size) })
+        })?
+    }?;
+    // SAFETY: `moved` is the caller's block at its new address.
+    let after = unsafe { usable_size(moved.as_ptr()) };
+    count::moved_large(moved.as_ptr(), size, (before, after));
+    Some(moved)
+}
+
+/// Copies `size` bytes from `block` to `fresh`, and frees `block`. Does nothing if `fresh` is null.
+///
+/// # Safety
+///
+/// Both blocks have `size` bytes, the caller owns both, and `block` is not used any more.
+unsafe fn move_to(fresh: *mut u8, block: *mut u8, size: usize) -> *mut u8 {
+    if !fresh.is_null() {
+        // SAFETY: the caller promises that both blocks have `size` bytes, and two blocks do not
+        // overlap.
+        unsafe { fresh.copy_from_nonoverlapping(block, size) };
+        // SAFETY: the caller passes ownership of `block`, whose content is copied.
+        unsafe { free(block) };
+    }
+    fresh
+}

@@ -1,0 +1,100 @@
+//! The sampled blocks in use, by address: a hash table of fixed size.
+//!
+//! An entry's address is 0 (free), [`BUSY`] (its writer is at work), or that of a block. A thread
+//! takes a free entry by a compare-exchange, writes the other fields, and then stores the address.
+//! Only the owner of a block looks for its entry, and it does so after the address was stored. So
+//! no two threads use the same entry at the same time.
+
+use super::records::Counts;
+use crate::sys;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
+
+/// Places for blocks: at the default interval, enough for a heap of 64 GiB.
+const ENTRIES: usize = 1 << 17;
+/// A block's entry is one of so many, from the place on that its address's hash selects.
+const WINDOW: usize = 32;
+const BUSY: usize = 1;
+
+struct Entry {
+    address: AtomicUsize,
+    record: AtomicU32,
+    /// Bytes of the block.
+    size: AtomicUsize,
+    /// How many blocks the sample stands for, in the fixed point of [`Counts`].
+    objects: AtomicU64,
+}
+
+/// The first entry. Null before the profile was on.
+static TABLE: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
+
+/// Makes the table. Returns false if there is no memory.
+pub(super) fn prepare() -> bool {
+    if TABLE.load(Relaxed).is_null() {
+        let Some(memory) = sys::map_sparse(ENTRIES * size_of::<Entry>()) else {
+            return false;
+        };
+        // Release pairs with the acquire in `window`.
+        TABLE.store(memory.as_ptr().cast(), Release);
+    }
+    true
+}
+
+/// Returns the entries in which a block may be.
+fn window(block: *mut u8) -> impl Iterator<Item = &'static Entry> {
+    let table = TABLE.load(Acquire);
+    let hash = (block as usize >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - 17);
+    (0..if table.is_null() { 0 } else { WINDOW }).map(move |nth| {
+        // SAFETY: the table has `ENTRIES` zeroed entries and stays mapped. All fields are atomics.
+        unsafe { &*table.add((hash + nth) % ENTRIES) }
+    })
+}
+
+/// The sample of a block, out of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Lifted {
+    pub(super) record: u32,
+    /// Bytes of the block.
+    pub(super) size: usize,
+    /// How many blocks the sample stands for, in the fixed point of [`Counts`].
+    pub(super) objects: u64,
+}
+
+impl Lifted {
+    /// Returns what the sample stands for.
+    pub(super) fn counts(&self) -> Counts {
+        Counts::of_objects(self.objects, self.size)
+    }
+}
+
+/// Enters a block that has no entry. Returns false if there is no free place.
+pub(super) fn insert(block: *mut u8, sample: Lifted) -> bool {
+    for entry in window(block) {
+        // Acquire pairs with the release in `remove`: the last owner has read the fields.
+        let taken = entry.address.compare_exchange(0, BUSY, Acquire, Relaxed);
+        if taken.is_ok() {
+            entry.record.store(sample.record, Relaxed);
+            entry.size.store(sample.size, Relaxed);
+            entry.objects.store(sample.objects, Relaxed);
+            // Release pairs with the acquire in `remove`.
+            entry.address.store(block as usize, Release);
+            return true;
+        }
+    }
+    false
+}
+
+/// Removes a block, and returns its sample. Returns `None` if the block has no entry.
+pub(super) fn remove(block: *mut u8) -> Option<Lifted> {
+    // Acquire pairs with the release in `insert`: the owner of the block sees the fields.
+    let entry = window(block).find(|entry| entry.address.load(Acquire) == block as usize)?;
+    let sample = Lifted {
+        record: entry.record.load(Relaxed),
+        size: entry.size.load(Relaxed),
+        objects: entry.objects.load(Relaxed),
+    };
+    // Release pairs with the acquire in `insert`.
+    entry.address.store(0, Release);
+    Some(sample)
+}

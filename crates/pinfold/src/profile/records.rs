@@ -1,0 +1,333 @@
+//! The records: each call stack, with what it allocated and freed.
+//!
+//! The records lie behind a [`Head`], in memory that other processes may read. They are in the
+//! order in which their call stacks were first seen. A private table finds a record by the hash of
+//! its call stack.
+//!
+//! A thread that sees a new call stack takes the next record, writes it, and then enters it into
+//! the table by one compare-exchange. If two threads see the same new call stack at the same time,
+//! both may make a record. A reader adds them up.
+//!
+//! # Invariants
+//!
+//! * `depth` is written after the frames, with release order. A reader that sees a depth above 0
+//!   sees the frames. They never change.
+//! * Each number is one aligned word. A record's counts may be from different moments.
+
+use super::countdown;
+use super::math;
+use crate::sys;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+
+/// The most frames of a call stack that a record keeps.
+pub const FRAMES: usize = 64;
+/// The most records.
+pub const MAX_RECORDS: usize = 8192;
+/// Where the first [`Record`] is, in bytes behind the start of the [`Head`].
+pub const RECORDS_AT: usize = 4096;
+/// The value of [`Head::magic`].
+pub const HEAP_MAGIC: u64 = u64::from_le_bytes(*b"PINHEAP\x01");
+/// The version of the layout. A reader refuses other versions.
+pub const HEAP_VERSION: u32 = 1;
+
+/// The head of the records.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Head {
+    /// [`HEAP_MAGIC`], once the other fields are written.
+    pub magic: AtomicU64,
+    /// [`HEAP_VERSION`].
+    pub version: AtomicU32,
+    /// The process.
+    pub pid: AtomicU32,
+    /// The mean bytes from one sample to the next.
+    pub interval: AtomicU64,
+    /// How many samples were dropped because a table was full, or the stack could not be walked.
+    pub dropped: AtomicU64,
+    /// How many records were begun. The last of them may not be complete.
+    pub used: AtomicU32,
+    /// Bytes of a record.
+    pub record_bytes: AtomicU32,
+    /// Whether allocations are sampled now: 1 or 0.
+    pub active: AtomicU32,
+}
+
+/// A call stack, and the samples of its allocations.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Record {
+    hash: AtomicU64,
+    /// How many frames there are. 0 while the record is written.
+    pub depth: AtomicU32,
+    unused: AtomicU32,
+    /// The number of samples.
+    pub samples: AtomicU64,
+    /// The number of samples that were freed.
+    pub freed_samples: AtomicU64,
+    /// The estimated number of blocks allocated so far, times [`Counts::ONE`].
+    pub objects: AtomicU64,
+    /// The estimated bytes allocated so far.
+    pub bytes: AtomicU64,
+    /// The part of `objects` that was freed.
+    pub freed_objects: AtomicU64,
+    /// The part of `bytes` that was freed.
+    pub freed_bytes: AtomicU64,
+    /// The return addresses of the call stack, innermost first. The innermost are the allocator's
+    /// own.
+    pub frames: [AtomicU64; FRAMES],
+}
+
+/// What a sample stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// The number of blocks, times [`ONE`](Self::ONE).
+    pub objects: u64,
+    /// The number of bytes.
+    pub bytes: u64,
+}
+
+impl Counts {
+    /// One block.
+    pub const ONE: u64 = 1 << 10;
+
+    /// Returns what a sample of `size` bytes stands for: the inverse of the probability that an
+    /// allocation of this size is sampled, 1 − e^(−size/interval).
+    ///
+    /// ```
+    /// use pinfold::profile::Counts;
+    ///
+    /// // A small block stands for an interval of bytes, a large one for itself.
+    /// assert_eq!(Counts::of(64, 524_288).bytes / 1000, 524);
+    /// assert_eq!(Counts::of(64 << 20, 524_288).objects, Counts::ONE);
+    /// ```
+    pub fn of(size: usize, interval: u64) -> Counts {
+        let probability = math::one_minus_exp(size.max(1) as f64 / interval.max(1) as f64);
+        let objects = (Counts::ONE as f64 / probability + 0.5) as u64;
+        Counts::of_objects(objects, size)
+    }
+
+    /// Returns the counts of `objects` (in the fixed point of the field) of `size` bytes each.
+    pub(super) fn of_objects(objects: u64, size: usize) -> Counts {
+        let bytes = u128::from(objects) * size as u128 / u128::from(Counts::ONE);
+        Counts {
+            objects,
+            bytes: bytes as u64,
+        }
+    }
+}
+
+/// Places in the table of hashes, a power of two.
+const PLACES: usize = 2 * MAX_RECORDS;
+
+/// The memory of the head and the records. Null before the profile was on.
+static MEMORY: AtomicPtr<Head> = AtomicPtr::new(null_mut());
+/// Whether other processes can see the memory.
+static IS_SHARED: AtomicBool = AtomicBool::new(false);
+/// How many records were begun. This process's own word: [`Head::used`] is for readers.
+static USED: AtomicU32 = AtomicU32::new(0);
+/// A place holds one more than a record's number, or 0.
+static TABLE: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
+
+fn head() -> Option<&'static Head> {
+    // SAFETY: the memory has [`super::BYTES`] bytes and stays mapped. All fields are atomics.
+    // Acquire pairs with the release in `prepare`.
+    unsafe { MEMORY.load(Acquire).as_ref() }
+}
+
+/// Returns record `nth`, which is below [`MAX_RECORDS`].
+fn record(nth: u32) -> Option<&'static Record> {
+    let memory = MEMORY.load(Acquire).cast::<u8>();
+    let at = RECORDS_AT + nth as usize * size_of::<Record>();
+    // SAFETY: the memory is null, or has room for `MAX_RECORDS` records. All fields are atomics.
+    (!memory.is_null()).then(|| unsafe { &*memory.wrapping_add(at).cast() })
+}
+
+/// Returns whether there are records.
+pub(super) fn is_there() -> bool {
+    head().is_some()
+}
+
+/// Memory for the records: [`BYTES`](super::BYTES) zeroed bytes that stay mapped.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// Where it begins: at a page.
+    pub start: *mut u8,
+    /// Whether a forked child would share it.
+    pub is_shared: bool,
+}
+
+/// Takes the memory for the records.
+pub(super) fn prepare(memory: Memory) -> bool {
+    IS_SHARED.store(memory.is_shared, Relaxed);
+    // Release pairs with the acquire in `head`.
+    MEMORY.store(memory.start.cast(), Release);
+    publish();
+    true
+}
+
+/// Writes the fields of the head that never change.
+fn publish() {
+    if let Some(head) = head() {
+        head.version.store(HEAP_VERSION, Relaxed);
+        // SAFETY: `getpid` has no preconditions.
+        head.pid.store(unsafe { libc::getpid() } as u32, Relaxed);
+        head.record_bytes.store(size_of::<Record>() as u32, Relaxed);
+        // Release pairs with the acquire of a process that reads the records.
+        head.magic.store(HEAP_MAGIC, Release);
+    }
+}
+
+/// Writes to the head whether allocations are sampled, and the mean interval.
+pub(super) fn note(is_active: bool) {
+    if let Some(head) = head() {
+        head.interval.store(countdown::interval(), Relaxed);
+        head.active.store(u32::from(is_active), Relaxed);
+    }
+}
+
+/// Counts a sample that was dropped.
+pub(super) fn dropped() {
+    if let Some(head) = head() {
+        head.dropped.fetch_add(1, Relaxed);
+    }
+}
+
+/// Returns the number of the record of a call stack, and makes the record if there is none. Returns
+/// `None` if there is no room.
+pub(super) fn find(frames: &[usize]) -> Option<u32> {
+    let hash = hash(frames);
+    let mut made = None;
+    for step in 0..PLACES {
+        let place = &TABLE[(hash as usize).wrapping_add(step) % PLACES];
+        loop {
+            // Acquire pairs with the exchange below: this thread sees the record's content.
+            match place.load(Acquire) {
+                0 => {}
+                found if is(found - 1, hash, frames) => return Some(found - 1),
+                _ => break,
+            }
+            let fresh = match made {
+                Some(fresh) => fresh,
+                None => *made.insert(make(hash, frames)?),
+            };
+            if place
+                .compare_exchange(0, fresh + 1, AcqRel, Relaxed)
+                .is_ok()
+            {
+                return Some(fresh);
+            }
+        }
+    }
+    None
+}
+
+/// Returns whether a record is that of a call stack.
+fn is(nth: u32, hash: u64, frames: &[usize]) -> bool {
+    record(nth).is_some_and(|record| {
+        let kept = record
+            .frames
+            .iter()
+            .map(|frame| frame.load(Relaxed) as usize);
+        record.hash.load(Relaxed) == hash
+            && record.depth.load(Relaxed) as usize == frames.len()
+            && kept.zip(frames).all(|(kept, &frame)| kept == frame)
+    })
+}
+
+/// Makes a record for a call stack.
+fn make(hash: u64, frames: &[usize]) -> Option<u32> {
+    let more = |used: u32| ((used as usize) < MAX_RECORDS).then_some(used + 1);
+    let nth = USED.fetch_update(Relaxed, Relaxed, more).ok()?;
+    let record = record(nth)?;
+    record.hash.store(hash, Relaxed);
+    for (place, &frame) in record.frames.iter().zip(frames) {
+        place.store(frame as u64, Relaxed);
+    }
+    // Release pairs with the acquire of a process that reads the records: it sees the frames.
+    record.depth.store(frames.len() as u32, Release);
+    head()?.used.fetch_max(nth + 1, Relaxed);
+    Some(nth)
+}
+
+/// Returns a hash of the addresses: that of FNV-1a, by words.
+fn hash(frames: &[usize]) -> u64 {
+    let start = 0xcbf2_9ce4_8422_2325_u64;
+    let hash = frames.iter().fold(start, |hash, &frame| {
+        (hash ^ frame as u64).wrapping_mul(0x0100_0000_01b3)
+    });
+    // The multiplication mixes the low bits least.
+    hash ^ (hash >> 32)
+}
+
+/// Counts a sample that was allocated.
+pub(super) fn add(nth: u32, counts: Counts) {
+    if let Some(record) = record(nth) {
+        record.samples.fetch_add(1, Relaxed);
+        record.objects.fetch_add(counts.objects, Relaxed);
+        record.bytes.fetch_add(counts.bytes, Relaxed);
+    }
+}
+
+/// Counts that a sample was freed.
+pub(super) fn take(nth: u32, counts: Counts) {
+    if let Some(record) = record(nth) {
+        record.freed_samples.fetch_add(1, Relaxed);
+        record.freed_objects.fetch_add(counts.objects, Relaxed);
+        record.freed_bytes.fetch_add(counts.bytes, Relaxed);
+    }
+}
+
+/// Counts that a sampled block grew or shrank.
+pub(super) fn resize(nth: u32, before: Counts, after: Counts) {
+    if let Some(record) = record(nth) {
+        let more = after.bytes.saturating_sub(before.bytes);
+        let less = before.bytes.saturating_sub(after.bytes);
+        record.bytes.fetch_add(more, Relaxed);
+        record.freed_bytes.fetch_add(less, Relaxed);
+    }
+}
+
+/// Bytes of the head and the records in use.
+fn used_bytes() -> usize {
+    RECORDS_AT + USED.load(Relaxed) as usize * size_of::<Record>()
+}
+
+/// Copies the records of the parent to private memory, in the child of a fork. The parent may count
+/// a few samples meanwhile, and some of these may be in the copy.
+///
+/// If the system has no memory, the child has no records: its samples are dropped.
+pub(super) fn in_child() {
+    if !IS_SHARED.swap(false, Relaxed) {
+        return;
+    }
+    let (from, fresh) = (
+        MEMORY.load(Acquire).cast::<u8>(),
+        sys::map_sparse(super::BYTES),
+    );
+    if let Some(fresh) = fresh {
+        for at in (0..used_bytes()).step_by(8) {
+            // SAFETY: both memories have `BYTES` bytes. Their words are accessed as atomics.
+            unsafe {
+                let word = (*from.add(at).cast::<AtomicU64>()).load(Relaxed);
+                (*fresh.as_ptr().add(at).cast::<AtomicU64>()).store(word, Relaxed);
+            }
+        }
+    }
+    MEMORY.store(
+        fresh.map_or(null_mut(), |fresh| fresh.as_ptr().cast()),
+        Release,
+    );
+    publish();
+}
+
+/// Calls `f` with the bytes of the head and the records in use.
+pub(super) fn with_bytes(f: impl FnOnce(&[u8])) {
+    let memory = MEMORY.load(Acquire).cast::<u8>();
+    if !memory.is_null() {
+        // SAFETY: the memory has so many bytes, and stays mapped. Other threads may count
+        // meanwhile. `f` only passes the bytes to the system, which copies them.
+        f(unsafe { core::slice::from_raw_parts(memory, used_bytes()) });
+    }
+}
