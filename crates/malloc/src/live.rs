@@ -70,27 +70,13 @@ const HIGH: libc::rlim_t = 240;
 #[cold]
 #[inline(never)]
 pub(crate) fn start() {
-    if !HEAD.load(Relaxed).is_null() || env::parsed(VARIABLE, parse) == Some(false) {
+    if !HEAD.load(Relaxed).is_null() {
         return;
     }
     let parts = Parts::here();
-    // A larger file than the limit allows would get the process a signal.
-    let has_room = limit(libc::RLIMIT_FSIZE) >= parts.end as libc::rlim_t
-        && limit(libc::RLIMIT_NOFILE) >= HIGH + 16;
-    let Some(file) = has_room
-        .then(|| File::make(segment::FILE, parts.end))
-        .flatten()
-    else {
+    let Some(head) = shared_memory(segment::FILE, parts.end) else {
         return;
     };
-    let head = file.map(parts.end);
-    if head.is_null() {
-        return;
-    }
-    if !file.keep(SEGMENT_MODE, segment::SEALS) {
-        unmap(head, parts.end);
-        return;
-    }
     HEAD.store(head, Relaxed);
     IS_SHARED.store(true, Relaxed);
     // SAFETY: `head` is a zeroed mapping of this size, which stays mapped.
@@ -127,6 +113,29 @@ fn make_mailbox() {
         MAILBOX.store(mailbox, Release);
         shepherd::register(look);
     }
+}
+
+/// Makes zeroed memory of `size` bytes that the same user can read, behind a descriptor with this
+/// name. Returns `None` if the system refuses, or if the process shows nothing.
+pub(crate) fn shared_memory(name: &CStr, size: usize) -> Option<*mut u8> {
+    let file = may_show(size).then(|| File::make(name, size)).flatten()?;
+    let memory = file.map(size);
+    if memory.is_null() {
+        return None;
+    }
+    if !file.keep(SEGMENT_MODE, segment::SEALS) {
+        unmap(memory, size);
+        return None;
+    }
+    Some(memory)
+}
+
+/// Returns whether this process may make a file of `size` bytes to show.
+fn may_show(size: usize) -> bool {
+    // A larger file than the limit allows would get the process a signal.
+    env::parsed(VARIABLE, parse) != Some(false)
+        && limit(libc::RLIMIT_FSIZE) >= size as libc::rlim_t
+        && limit(libc::RLIMIT_NOFILE) >= HIGH + 16
 }
 
 /// Only the owner may open the segment, for reading.

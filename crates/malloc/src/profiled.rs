@@ -21,10 +21,11 @@
 
 use crate::gate::{self, alloc_behind};
 use crate::heap::{self, ALIGN};
-use crate::{count, init};
+use crate::{count, init, live};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU8};
-use pinfold::profile::{self, DEFAULT_INTERVAL, MAX_INTERVAL};
+use pinfold::profile::{self, DEFAULT_INTERVAL, MAX_INTERVAL, Memory};
+use pinfold::segment::PROFILE_FILE;
 use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE};
 
 /// The environment variable that turns the profile on at the start: `on`, or the mean bytes from
@@ -66,8 +67,9 @@ pub(crate) fn is_on() -> bool {
 pub(crate) fn start(interval: u64) -> bool {
     init::ready();
     exclusively(|| {
-        // SAFETY: `private_memory` returns zeroed memory that no other code knows.
-        let started = unsafe { profile::start(interval, profile::private_memory) };
+        let memory = || shared_memory().or_else(profile::private_memory);
+        // SAFETY: both functions return zeroed memory that no other code knows.
+        let started = unsafe { profile::start(interval, memory) };
         if started {
             // The frees must look for sampled blocks before there is one.
             count::look_for_sampled();
@@ -91,6 +93,22 @@ pub(crate) fn stop() -> bool {
         }
         true
     })
+}
+
+/// Returns memory that `pinfold heap` can read.
+fn shared_memory() -> Option<Memory> {
+    let start = live::shared_memory(PROFILE_FILE, profile::BYTES)?;
+    Some(Memory {
+        start,
+        is_shared: true,
+    })
+}
+
+/// Has other processes see the profile, in the child of a fork. Returns false if there is no
+/// profile, if the system refuses, or if another thread is starting or stopping the profile.
+pub(crate) fn show() -> bool {
+    // SAFETY: `shared_memory` returns zeroed memory that no other code knows.
+    exclusively(|| unsafe { profile::share(shared_memory) })
 }
 
 fn exclusively(f: impl FnOnce() -> bool) -> bool {

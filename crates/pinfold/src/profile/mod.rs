@@ -83,6 +83,18 @@ pub unsafe fn start(interval: u64, memory: impl FnOnce() -> Option<Memory>) -> b
     true
 }
 
+/// Moves private records to memory that other processes see. Returns false if there are no records,
+/// or the system refuses. Does nothing if they are shared already. Some samples of this moment may
+/// be lost.
+///
+/// # Safety
+///
+/// The same as for [`start`]. The memory is a mapping of its own.
+pub unsafe fn share(memory: impl FnOnce() -> Option<Memory>) -> bool {
+    // SAFETY: the caller promises the memory.
+    is_ready() && unsafe { records::share(memory) }
+}
+
 /// Notes for readers that allocations are not sampled any more.
 pub fn stop() {
     records::note(false);

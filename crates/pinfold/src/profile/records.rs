@@ -294,6 +294,17 @@ fn used_bytes() -> usize {
     RECORDS_AT + USED.load(Relaxed) as usize * size_of::<Record>()
 }
 
+/// Copies the words in use from one memory to another. Other threads may write to either.
+fn copy(from: *const u8, to: *mut u8) {
+    for at in (0..used_bytes()).step_by(8) {
+        // SAFETY: both memories have [`super::BYTES`] bytes. Their words are accessed as atomics.
+        unsafe {
+            let word = (*from.add(at).cast::<AtomicU64>()).load(Relaxed);
+            (*to.add(at).cast::<AtomicU64>()).store(word, Relaxed);
+        }
+    }
+}
+
 /// Copies the records of the parent to private memory, in the child of a fork. The parent may count
 /// a few samples meanwhile, and some of these may be in the copy.
 ///
@@ -302,24 +313,44 @@ pub(super) fn in_child() {
     if !IS_SHARED.swap(false, Relaxed) {
         return;
     }
-    let (from, fresh) = (
-        MEMORY.load(Acquire).cast::<u8>(),
-        sys::map_sparse(super::BYTES),
-    );
-    if let Some(fresh) = fresh {
-        for at in (0..used_bytes()).step_by(8) {
-            // SAFETY: both memories have `BYTES` bytes. Their words are accessed as atomics.
-            unsafe {
-                let word = (*from.add(at).cast::<AtomicU64>()).load(Relaxed);
-                (*fresh.as_ptr().add(at).cast::<AtomicU64>()).store(word, Relaxed);
-            }
-        }
+    let from = MEMORY.load(Acquire).cast::<u8>();
+    let fresh = sys::map_sparse(super::BYTES).map_or(null_mut(), |fresh| fresh.as_ptr());
+    if !fresh.is_null() {
+        copy(from, fresh);
     }
-    MEMORY.store(
-        fresh.map_or(null_mut(), |fresh| fresh.as_ptr().cast()),
-        Release,
-    );
+    // Release pairs with the acquire in `head`.
+    MEMORY.store(fresh.cast(), Release);
     publish();
+}
+
+/// Moves private records to the memory that `memory` makes, if it is shared. See [`super::share`].
+///
+/// # Safety
+///
+/// The same as for [`super::share`].
+pub(super) unsafe fn share(memory: impl FnOnce() -> Option<Memory>) -> bool {
+    if IS_SHARED.load(Relaxed) {
+        return true;
+    }
+    let old = MEMORY.load(Acquire).cast::<u8>();
+    let Some(fresh) = (!old.is_null()).then(memory).flatten() else {
+        return false;
+    };
+    copy(old, fresh.start);
+    // SAFETY: both are mappings of this size, of this module and of the caller. The exchange is
+    // atomic for threads that count at the old place.
+    let moved = unsafe { sys::move_pages(fresh.start, old, super::BYTES) };
+    if !moved {
+        // The kernel may have unmapped the old place before it failed, and a thread may count there
+        // a last time. The records go on at the new place.
+        // SAFETY: only this module knows the place.
+        unsafe { sys::map_at(old, super::BYTES) };
+        // Release pairs with the acquire in `head`.
+        MEMORY.store(fresh.start.cast(), Release);
+    }
+    IS_SHARED.store(fresh.is_shared, Relaxed);
+    publish();
+    true
 }
 
 /// Calls `f` with the bytes of the head and the records in use.

@@ -8,6 +8,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 pub const FILE: &CStr = c"pinfold";
 /// The name of the mailbox's file.
 pub const MAILBOX_FILE: &CStr = c"pinfold-mailbox";
+/// The name of the file with the records of a heap profile ([`crate::profile`]).
+pub const PROFILE_FILE: &CStr = c"pinfold-heap";
 /// The seal that forbids `write` and new writable mappings, from Linux 5.1 on. The mapping that the
 /// process already has stays writable.
 pub const F_SEAL_FUTURE_WRITE: i32 = 0x10;

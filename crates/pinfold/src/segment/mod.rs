@@ -39,8 +39,8 @@ mod files;
 pub use calls::{Call, Shared, place_calls, place_of, share_units};
 pub use events::{EVENTS, NodeEvents, SlabEvent};
 pub use files::{
-    F_SEAL_FUTURE_WRITE, FILE, MAIL_MAGIC, MAILBOX_FILE, MAKE, Mailbox, Request, SEALS,
-    commits_strictly, now_ms,
+    F_SEAL_FUTURE_WRITE, FILE, MAIL_MAGIC, MAILBOX_FILE, MAKE, Mailbox, PROFILE_FILE, Request,
+    SEALS, commits_strictly, now_ms,
 };
 
 use crate::{nodes, sys};
