@@ -32,10 +32,17 @@ extern "C" fn alloc_slow(size: usize) -> *mut u8 {
 }
 
 /// Allocates while a heap profile is on, and at the process's start.
+#[inline(never)]
 extern "C" fn alloc_unusual(size: usize) -> *mut u8 {
     if profiled::is_on() {
         return profiled::alloc(size);
     }
+    alloc_first(size)
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn alloc_first(size: usize) -> *mut u8 {
     init::ready();
     gate::tick_if_needed();
     alloc_plain(size, false)

@@ -18,7 +18,7 @@ pub use crate::profiled::VARIABLE;
 use crate::{heap, profiled};
 use core::ffi::CStr;
 use pinfold::profile;
-pub use pinfold::profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
+pub use pinfold::profile::{DEFAULT_INTERVAL, MAX_INTERVAL, Totals};
 use pinfold_rseq::env;
 
 /// The environment variable that names the file to which the profile is written when the process
@@ -46,6 +46,18 @@ pub fn stop() -> bool {
 /// Returns whether the profile is on. Costs one load.
 pub fn is_on() -> bool {
     profiled::is_on()
+}
+
+/// Returns the sums over all call stacks. Reads every call stack's counts.
+///
+/// ```
+/// use pinfold_malloc::heap_profile;
+///
+/// let totals = heap_profile::totals();
+/// assert!(totals.freed_bytes <= totals.bytes);
+/// ```
+pub fn totals() -> Totals {
+    profile::totals()
 }
 
 /// Writes the profile to a file for `pinfold heap`: the samples so far, and the process's mappings.

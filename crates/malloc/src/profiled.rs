@@ -125,14 +125,37 @@ fn exclusively(f: impl FnOnce() -> bool) -> bool {
 }
 
 /// Allocates like `heap::alloc`, while the profile is on.
+///
+/// Calls other functions only at its ends, so that it saves no registers.
+#[inline(always)]
 pub(crate) fn alloc(size: usize) -> *mut u8 {
-    if profile::is_due(size) {
+    if !profile::count(size) {
+        return alloc_due(size);
+    }
+    let block = alloc_behind(size);
+    if block.is_null() {
+        return alloc_counted(size);
+    }
+    block
+}
+
+/// Allocates a block, which is sampled if it is due.
+#[cold]
+#[inline(never)]
+extern "C" fn alloc_due(size: usize) -> *mut u8 {
+    if profile::is_due_slow(size) {
         return alloc_sampled(size, ALIGN, false);
     }
     let block = alloc_behind(size);
-    if !block.is_null() {
-        return block;
+    if block.is_null() {
+        return alloc_counted(size);
     }
+    block
+}
+
+/// Allocates a block that is counted, after the CPU's sheaf was found empty.
+#[inline(never)]
+extern "C" fn alloc_counted(size: usize) -> *mut u8 {
     gate::tick_if_needed();
     heap::alloc_plain(size, false)
 }

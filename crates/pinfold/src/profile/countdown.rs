@@ -19,6 +19,7 @@ use crate::counter_units::{self, LazyBlock, units};
 use crate::sys;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
+use pinfold_rseq::near;
 
 /// The mean bytes from one sample to the next, if the user does not choose another number.
 pub const DEFAULT_INTERVAL: u64 = 512 << 10;
@@ -67,19 +68,36 @@ pub(super) fn set_interval(interval: u64) {
 ///
 /// Costs one critical section, or a lock on the atomic backend. A sampled allocation costs some
 /// more.
-#[inline]
 pub fn is_due(size: usize) -> bool {
+    !count(size) && is_due_slow(size)
+}
+
+/// Counts an allocation of `size` bytes, if this CPU's interval has room for it. If this returns
+/// false, the caller asks [`is_due_slow`]. Costs one critical section, or a lock on the atomic
+/// backend.
+#[inline(always)]
+pub fn count(size: usize) -> bool {
+    let offset = near!(BLOCK, LazyBlock).load();
+    // SAFETY: `offset` is that of a block of two words, which is never freed. Before there is a
+    // block, it is that of a block where the add always fails.
+    unsafe { units().add_within(offset, signed(size)) }
+}
+
+/// Returns the bytes to count for an allocation of `size` bytes.
+#[inline(always)]
+fn signed(size: usize) -> i64 {
+    size.clamp(1, isize::MAX as usize) as i64
+}
+
+/// Returns whether an allocation of `size` bytes is to be sampled, for which [`count`] has returned
+/// false.
+#[cold]
+#[inline(never)]
+pub fn is_due_slow(size: usize) -> bool {
     let Some(offset) = BLOCK.get() else {
         return false;
     };
-    let size = i64::try_from(size.max(1)).unwrap_or(i64::MAX);
-    // SAFETY: `offset` is that of a block of two words, which is never freed.
-    !unsafe { units().add_within(offset, size) } && is_due_slow(offset, size)
-}
-
-#[cold]
-#[inline(never)]
-fn is_due_slow(offset: usize, size: i64) -> bool {
+    let size = signed(size);
     for _ in 0..TRIES {
         // SAFETY: `offset` is that of a block of two words, which is never freed.
         let words = unsafe { (units().load(offset), units().load(offset + 8)) };

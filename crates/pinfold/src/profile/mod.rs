@@ -35,10 +35,9 @@ mod records;
 mod walk;
 
 pub use blocks::Lifted;
-pub use countdown::{DEFAULT_INTERVAL, MAX_INTERVAL, is_due};
-pub use records::Record;
+pub use countdown::{DEFAULT_INTERVAL, MAX_INTERVAL, count, is_due, is_due_slow};
 pub use records::{
-    Counts, FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, MAX_RECORDS, Memory, RECORDS_AT,
+    Counts, FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, MAX_RECORDS, Memory, RECORDS_AT, Record, Totals,
 };
 pub use walk::callers;
 
@@ -179,6 +178,11 @@ pub fn in_child() {
         walk::in_child();
         records::in_child();
     }
+}
+
+/// Returns the sums over all call stacks. Reads every record.
+pub fn totals() -> Totals {
+    records::totals()
 }
 
 /// Calls `f` with the bytes of the head and the records in use, for a file.

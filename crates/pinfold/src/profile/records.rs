@@ -353,6 +353,40 @@ pub(super) unsafe fn share(memory: impl FnOnce() -> Option<Memory>) -> bool {
     true
 }
 
+/// The sums over all call stacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// The number of samples.
+    pub samples: u64,
+    /// The number of samples that were freed.
+    pub freed_samples: u64,
+    /// The estimated bytes allocated so far.
+    pub bytes: u64,
+    /// The part of `bytes` that was freed.
+    pub freed_bytes: u64,
+    /// How many samples were dropped.
+    pub dropped: u64,
+}
+
+/// Adds up all records.
+pub(super) fn totals() -> Totals {
+    let dropped = head().map_or(0, |head| head.dropped.load(Relaxed));
+    let none = Totals {
+        dropped,
+        ..Totals::default()
+    };
+    let records = (0..USED.load(Relaxed)).filter_map(record);
+    records.fold(none, |sum, record| Totals {
+        samples: sum.samples + record.samples.load(Relaxed),
+        freed_samples: sum.freed_samples + record.freed_samples.load(Relaxed),
+        bytes: sum.bytes.wrapping_add(record.bytes.load(Relaxed)),
+        freed_bytes: sum
+            .freed_bytes
+            .wrapping_add(record.freed_bytes.load(Relaxed)),
+        ..sum
+    })
+}
+
 /// Calls `f` with the bytes of the head and the records in use.
 pub(super) fn with_bytes(f: impl FnOnce(&[u8])) {
     let memory = MEMORY.load(Acquire).cast::<u8>();

@@ -1,0 +1,265 @@
+//! Heap profiles of a Rust program: the estimates against exact sums, and what happens to a sampled
+//! block.
+
+use pinfold_malloc::Pinfold;
+use pinfold_malloc::heap_profile::{self, Totals};
+use std::alloc::{GlobalAlloc, Layout};
+use std::hint::black_box;
+use std::sync::{Mutex, MutexGuard};
+use std::thread;
+
+// Only the tests' own calls are sampled: the harness's allocator is another one.
+static ONE: Mutex<()> = Mutex::new(());
+
+/// A profile that is on, and what it said before.
+struct Profile {
+    before: Totals,
+    _one: MutexGuard<'static, ()>,
+}
+
+impl Profile {
+    fn start(interval: u64) -> Profile {
+        let one = ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        assert!(heap_profile::start(interval));
+        Profile {
+            before: heap_profile::totals(),
+            _one: one,
+        }
+    }
+
+    /// Returns what was counted since the start.
+    fn totals(&self) -> Totals {
+        let (now, before) = (heap_profile::totals(), self.before);
+        Totals {
+            samples: now.samples - before.samples,
+            freed_samples: now.freed_samples - before.freed_samples,
+            bytes: now.bytes - before.bytes,
+            freed_bytes: now.freed_bytes - before.freed_bytes,
+            dropped: now.dropped - before.dropped,
+        }
+    }
+}
+
+impl Drop for Profile {
+    fn drop(&mut self) {
+        heap_profile::stop();
+    }
+}
+
+fn layout(size: usize) -> Layout {
+    Layout::from_size_align(size, 16).unwrap()
+}
+
+fn alloc(size: usize) -> *mut u8 {
+    // SAFETY: the callers pass a size above 0.
+    let block = unsafe { Pinfold.alloc(layout(size)) };
+    assert!(!block.is_null());
+    // SAFETY: the block has `size` bytes.
+    unsafe { block.write_bytes(size as u8, size) };
+    block
+}
+
+/// # Safety
+///
+/// The block was allocated for `size` bytes, and is not used any more.
+unsafe fn free(block: *mut u8, size: usize) {
+    // SAFETY: the block has `size` bytes, and the caller gives it up.
+    unsafe {
+        assert_eq!(*block, size as u8);
+        Pinfold.dealloc(block, layout(size));
+    }
+}
+
+/// Asserts that an estimate from samples is within six standard deviations. `interval` bytes a
+/// sample give a variance of at most `exact * interval`, for blocks smaller than the interval.
+#[track_caller]
+fn assert_near(estimate: u64, exact: u64, interval: u64) {
+    let deviation = (exact as f64 * interval as f64).sqrt();
+    let off = estimate.abs_diff(exact) as f64;
+    assert!(
+        off < 6.0 * deviation,
+        "{estimate} for {exact}, deviation {deviation}"
+    );
+}
+
+#[test]
+fn estimates_agree_with_exact_sums_for_mixed_sizes() {
+    const INTERVAL: u64 = 16 << 10;
+    for size in [16, 100, 1000, 5000, 40_000, 200_000] {
+        let profile = Profile::start(INTERVAL);
+        let count = (16 << 20) / size;
+        let blocks: Vec<_> = (0..count).map(|_| alloc(size)).collect();
+        for (nth, &block) in blocks.iter().enumerate() {
+            if nth % 4 != 0 {
+                // SAFETY: the block is one of the above, and is used no more.
+                unsafe { free(block, size) };
+            }
+        }
+        let totals = profile.totals();
+        let (all, freed) = (
+            (count * size) as u64,
+            ((count - count.div_ceil(4)) * size) as u64,
+        );
+        let deviation = INTERVAL.max(size as u64 / 8);
+        assert_near(totals.bytes, all, deviation);
+        assert_near(totals.freed_bytes, freed, deviation);
+        assert_eq!(totals.dropped, 0);
+        for &block in blocks.iter().step_by(4) {
+            // SAFETY: these blocks were not freed above.
+            unsafe { free(block, size) };
+        }
+        let end = profile.totals();
+        assert_eq!(
+            (end.freed_samples, end.freed_bytes),
+            (end.samples, end.bytes)
+        );
+    }
+}
+
+#[test]
+fn one_block_kept_of_a_hundred_that_are_freed_at_once_is_seen() {
+    const INTERVAL: u64 = 8 << 10;
+    let profile = Profile::start(INTERVAL);
+    let mut kept = Vec::new();
+    for _ in 0..20_000 {
+        for _ in 0..99 {
+            let block = black_box(alloc(64));
+            // SAFETY: the block is used no more.
+            unsafe { free(block, 64) };
+        }
+        kept.push(alloc(64));
+    }
+    let totals = profile.totals();
+    let in_use = totals.bytes - totals.freed_bytes;
+    assert_near(in_use, kept.len() as u64 * 64, INTERVAL);
+    for block in kept {
+        // SAFETY: the block was kept.
+        unsafe { free(block, 64) };
+    }
+}
+
+#[test]
+fn a_sampled_block_is_a_block_like_any_other() {
+    // At this interval, practically every block of more than 30 bytes is sampled.
+    let profile = Profile::start(1);
+    for align in [1, 16, 64, 4096, 65536, 1 << 21] {
+        for size in [40, 64, 100, 4000, 33_000, 300_000, 700_000, 70 << 20] {
+            let layout = Layout::from_size_align(size, align).unwrap();
+            // SAFETY: each block is used within its size, and freed once.
+            unsafe {
+                let block = Pinfold.alloc(layout);
+                assert!(!block.is_null() && (block as usize).is_multiple_of(align));
+                *block.add(size - 1) = 7;
+                Pinfold.dealloc(block, layout);
+                let zeroed = Pinfold.alloc_zeroed(layout);
+                assert!((0..size).step_by(997).all(|at| *zeroed.add(at) == 0));
+                Pinfold.dealloc(zeroed, layout);
+            }
+        }
+    }
+    let totals = profile.totals();
+    assert_eq!(totals.samples, 2 * 6 * 8);
+    assert_eq!(
+        (totals.freed_samples, totals.freed_bytes),
+        (totals.samples, totals.bytes)
+    );
+}
+
+#[test]
+fn a_resized_block_keeps_its_content_and_its_bytes() {
+    let profile = Profile::start(1);
+    let mut size = 30;
+    let mut block = alloc(size);
+    // SAFETY: the block has these bytes.
+    unsafe { block.write(42) };
+    for next in [
+        12,
+        16,
+        40,
+        1000,
+        990,
+        70_000,
+        200_000,
+        1 << 20,
+        5 << 20,
+        70 << 20,
+        90 << 20,
+        100,
+    ] {
+        // SAFETY: the block was allocated for `size` bytes.
+        block = unsafe { Pinfold.realloc(block, layout(size), next) };
+        size = next;
+        // SAFETY: the block has at least one byte.
+        assert!(!block.is_null() && unsafe { *block } == 42);
+        let totals = profile.totals();
+        assert_eq!(
+            totals.bytes - totals.freed_bytes,
+            size as u64,
+            "after {next}"
+        );
+        assert_eq!(totals.samples - totals.freed_samples, 1, "after {next}");
+    }
+    // SAFETY: the block is used no more.
+    unsafe { Pinfold.dealloc(block, layout(size)) };
+    let totals = profile.totals();
+    assert_eq!(
+        (totals.freed_samples, totals.freed_bytes),
+        (totals.samples, totals.bytes)
+    );
+}
+
+#[test]
+fn frees_after_the_end_of_a_profile_count() {
+    let profile = Profile::start(1);
+    let blocks: Vec<_> = [30, 3000, 900_000].map(|size| (alloc(size), size)).into();
+    assert!(heap_profile::stop() && !heap_profile::is_on());
+    let samples = profile.totals().samples;
+    let unseen = alloc(30);
+    // SAFETY: the blocks are used no more.
+    unsafe { free(unseen, 30) };
+    for (block, size) in blocks {
+        // SAFETY: the blocks are used no more.
+        unsafe { free(block, size) };
+    }
+    let totals = profile.totals();
+    assert_eq!((samples, totals.samples, totals.freed_samples), (3, 3, 3));
+}
+
+#[test]
+fn blocks_survive_while_profiles_start_and_stop() {
+    let profile = Profile::start(4096);
+    thread::scope(|scope| {
+        for seed in 1..5_usize {
+            scope.spawn(move || {
+                let mut random = seed;
+                let mut blocks: Vec<(*mut u8, usize)> = Vec::new();
+                for _ in 0..30_000 {
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1);
+                    let size = 1 + (random >> 33) % (1 << (4 + (random >> 20) % 14));
+                    if blocks.len() > 200 {
+                        let (block, size) = blocks.swap_remove((random >> 40) % 200);
+                        // SAFETY: the block was removed from the list.
+                        unsafe { free(block, size) };
+                    }
+                    blocks.push((alloc(size), size));
+                }
+                for (block, size) in blocks {
+                    // SAFETY: the block was in the list.
+                    unsafe { free(block, size) };
+                }
+            });
+        }
+        for turn in 0..300 {
+            heap_profile::stop();
+            assert!(heap_profile::start(1000 + turn));
+        }
+    });
+    let totals = profile.totals();
+    assert!(totals.samples > 0);
+    assert_eq!(
+        (totals.freed_samples, totals.freed_bytes),
+        (totals.samples, totals.bytes)
+    );
+}
