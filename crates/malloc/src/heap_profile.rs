@@ -45,7 +45,7 @@ pub fn stop() -> bool {
 
 /// Returns whether the profile is on. Costs one load.
 pub fn is_on() -> bool {
-    profiled::is_on()
+    profiled::is_profiling()
 }
 
 /// Returns the sums over all call stacks. Reads every call stack's counts.
@@ -76,7 +76,7 @@ pub fn totals() -> Totals {
 /// # std::fs::remove_file(&path).unwrap();
 /// ```
 pub fn write(path: &CStr) -> bool {
-    profile::is_ready() && dump::write(path)
+    profile::has_records() && dump::write(path)
 }
 
 /// Starts the profile if the environment asks for it. The preload library calls this when it is
@@ -92,7 +92,7 @@ pub fn start_as_asked() {
 /// the process ends.
 #[doc(hidden)]
 pub fn write_as_asked() {
-    if profile::is_ready() {
+    if profile::has_records() {
         heap::keep_errno(dump::write_as_asked);
     }
 }

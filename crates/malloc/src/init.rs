@@ -1,10 +1,10 @@
 //! What happens at a process's first allocation, and at each fork.
 
-use crate::{background, count, gate, heap, live};
+use crate::{background, count, gate, heap, live, profiled};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use pinfold::slab::kmalloc;
-use pinfold::{fork, profile};
+use pinfold::{fork, profile, shepherd};
 
 const NOT_YET: u8 = 0;
 const UNDER_WAY: u8 = 1;
@@ -68,6 +68,7 @@ fn get_ready() {
     }
     // SAFETY: the handlers take no arguments, and their code stays loaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    shepherd::register(profiled::look);
     STAGE.store(DONE, Release);
 }
 

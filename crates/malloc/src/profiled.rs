@@ -14,10 +14,8 @@
 //! `realloc` in place leaves a sampled block sampled. A block that moves counts as freed and
 //! allocated.
 //!
-//! | state | written by | leaves it |
-//! |---|---|---|
-//! | off | the process's start, [`stop`] | [`start`]: on |
-//! | on | [`start`] | [`stop`]: off |
+//! Samples are taken for a heap profile ([`start`], [`stop`]), and while a tracer outside is attached
+//! to the probes of [`pinfold::profile`] ([`look`]).
 
 use crate::gate::{self, alloc_behind};
 use crate::heap::{self, ALIGN};
@@ -26,6 +24,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU8};
 use pinfold::profile::{self, DEFAULT_INTERVAL, MAX_INTERVAL, Memory};
 use pinfold::segment::PROFILE_FILE;
+use pinfold::shepherd;
 use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE};
 
 /// The environment variable that turns the profile on at the start: `on`, or the mean bytes from
@@ -49,21 +48,29 @@ pub(crate) fn parse(value: &[u8]) -> Option<u64> {
     (1..=MAX_INTERVAL).contains(&bytes).then_some(bytes)
 }
 
-/// Whether a thread is starting or stopping the profile.
+/// Whether a thread is starting or stopping samples.
 static BUSY: AtomicBool = AtomicBool::new(false);
-static STATE: AtomicU8 = AtomicU8::new(OFF);
-const OFF: u8 = 0;
-const ON: u8 = 1;
+/// What samples are taken for: bits.
+static STATE: AtomicU8 = AtomicU8::new(0);
+/// A heap profile.
+const PROFILE: u8 = 1;
+/// A tracer that is attached to the probes.
+const TRACER: u8 = 2;
 
-/// Returns whether the profile is on.
+/// Returns whether allocations are sampled.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    STATE.load(Relaxed) == ON
+    STATE.load(Relaxed) != 0
+}
+
+/// Returns whether there is a heap profile that is on.
+pub(crate) fn is_profiling() -> bool {
+    STATE.load(Relaxed) & PROFILE != 0
 }
 
 /// Turns the profile on, or changes the interval. Returns false if the system has no memory, or if
-/// another thread is starting or stopping the profile. The first start may load the unwinder's
-/// library, so the thread must not be inside the loader.
+/// another thread is starting or stopping samples. The first start may load the unwinder's library,
+/// so the thread must not be inside the loader.
 pub(crate) fn start(interval: u64) -> bool {
     init::ready();
     exclusively(|| {
@@ -71,28 +78,53 @@ pub(crate) fn start(interval: u64) -> bool {
         // SAFETY: both functions return zeroed memory that no other code knows.
         let started = unsafe { profile::start(interval, memory) };
         if started {
-            // The frees must look for sampled blocks before there is one.
-            count::look_for_sampled();
-            STATE.store(ON, Relaxed);
-            init::set_unusual(true);
-            gate::close_malloc();
+            sample_for(PROFILE);
         }
         started
     })
 }
 
 /// Turns the profile off. What was sampled stays known. Returns false if another thread is starting
-/// or stopping the profile.
+/// or stopping samples.
 pub(crate) fn stop() -> bool {
     exclusively(|| {
-        if is_on() {
-            profile::stop();
-            STATE.store(OFF, Relaxed);
-            init::set_unusual(false);
-            gate::open_malloc_again();
-        }
+        profile::stop();
+        sample_no_more_for(PROFILE);
         true
     })
+}
+
+/// Takes samples while a tracer is attached to the probes. The shepherd's ticks call it.
+pub(crate) fn look(_: shepherd::Reach) {
+    let is_traced = STATE.load(Relaxed) & TRACER != 0;
+    if profile::is_watched() == is_traced {
+        return;
+    }
+    heap::keep_errno(|| {
+        exclusively(|| {
+            if is_traced {
+                sample_no_more_for(TRACER);
+            } else if profile::start_probes() {
+                sample_for(TRACER);
+            }
+            true
+        })
+    });
+}
+
+fn sample_for(what: u8) {
+    // The frees must look for sampled blocks before there is one.
+    count::look_for_sampled();
+    STATE.fetch_or(what, Relaxed);
+    init::set_unusual(true);
+    gate::close_malloc();
+}
+
+fn sample_no_more_for(what: u8) {
+    if STATE.fetch_and(!what, Relaxed) == what {
+        init::set_unusual(false);
+        gate::open_malloc_again();
+    }
 }
 
 /// Returns memory that `pinfold heap` can read.
@@ -212,7 +244,7 @@ pub(crate) fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *mut u8) 
     } else if moved == block {
         profile::put_back(lifted, block, Some(size));
     } else {
-        profile::drop_lifted(lifted);
+        profile::drop_lifted(lifted, block);
     }
     moved
 }

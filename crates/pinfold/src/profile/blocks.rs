@@ -16,6 +16,8 @@ const ENTRIES: usize = 1 << 17;
 /// A block's entry is one of so many, from the place on that its address's hash selects.
 const WINDOW: usize = 32;
 const BUSY: usize = 1;
+/// In place of a record's number: the sample has no record.
+pub(super) const NO_RECORD: u32 = u32::MAX;
 
 struct Entry {
     address: AtomicUsize,

@@ -11,6 +11,7 @@
 //! | `walk` | the stacks on which call stacks are walked | private |
 //! | `records` | each call stack, with what it allocated and freed | shared, or private |
 //! | `blocks` | the sampled blocks in use | private |
+//! | `probes` | static probes for tracers outside | |
 //!
 //! # What a sample stands for
 //!
@@ -31,33 +32,56 @@
 mod blocks;
 mod countdown;
 mod math;
+mod probes;
 mod records;
 mod walk;
 
 pub use blocks::Lifted;
+use blocks::NO_RECORD;
 pub use countdown::{DEFAULT_INTERVAL, MAX_INTERVAL, count, is_due, is_due_slow};
+pub use probes::is_watched;
 pub use records::{
     Counts, FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, MAX_RECORDS, Memory, RECORDS_AT, Record, Totals,
 };
 pub use walk::callers;
 
 use crate::sys;
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Acquire, Release};
 
 /// Bytes of the memory that [`start`] takes.
 pub const BYTES: usize = RECORDS_AT + MAX_RECORDS * size_of::<Record>();
 
-/// Whether the tables exist.
-static READY: AtomicBool = AtomicBool::new(false);
+/// What exists, and what samples are for: the bits below.
+static STATE: AtomicU8 = AtomicU8::new(0);
+/// Blocks can be sampled, and their frees seen.
+const READY: u8 = 1;
+/// Call stacks are recorded.
+const RECORDS: u8 = 2;
 
-/// Returns whether the profile was ever on.
-pub fn is_ready() -> bool {
-    READY.load(Acquire)
+fn is(bit: u8) -> bool {
+    // Acquire pairs with the release in `prepare` and `start`: a thread that sees the bit sees the
+    // tables.
+    STATE.load(Acquire) & bit != 0
 }
 
-/// Makes the tables if there are none, and sets the mean bytes from one sample to the next.
-/// `memory` makes the memory for the records.
+/// Returns whether there are records.
+pub fn has_records() -> bool {
+    records::is_there()
+}
+
+/// Makes the tables that every sample needs. Returns false if there is no memory. The caller makes
+/// sure that no two threads start or stop at the same time.
+fn prepare() -> bool {
+    let made = is(READY) || (countdown::prepare() && blocks::prepare());
+    if made {
+        STATE.fetch_or(READY, Release);
+    }
+    made
+}
+
+/// Records the call stacks of samples from now on. Makes the tables if there are none, and sets the
+/// mean bytes from one sample to the next. `memory` makes the memory for the records.
 ///
 /// Returns false if the system has no memory. An interval beyond [`MAX_INTERVAL`] is taken as that,
 /// and 0 as 1. The caller makes sure that no two threads start or stop at the same time, and that
@@ -68,34 +92,26 @@ pub fn is_ready() -> bool {
 ///
 /// `memory` returns [`BYTES`] zeroed bytes that stay mapped, and that only this module writes.
 pub unsafe fn start(interval: u64, memory: impl FnOnce() -> Option<Memory>) -> bool {
-    if !is_ready() {
-        let made = countdown::prepare() && walk::prepare() && blocks::prepare();
-        if !made || !(records::is_there() || memory().is_some_and(records::prepare)) {
-            return false;
-        }
-        // Release pairs with the acquire in `is_ready`: a thread that sees the flag sees the
-        // tables.
-        READY.store(true, Release);
+    let made = prepare() && (records::is_there() || walk::prepare());
+    if !made || !(records::is_there() || memory().is_some_and(records::prepare)) {
+        return false;
     }
     countdown::set_interval(interval);
+    STATE.fetch_or(RECORDS, Release);
     records::note(true);
     true
 }
 
-/// Moves private records to memory that other processes see. Returns false if there are no records,
-/// or the system refuses. Does nothing if they are shared already. Some samples of this moment may
-/// be lost.
-///
-/// # Safety
-///
-/// The same as for [`start`]. The memory is a mapping of its own.
-pub unsafe fn share(memory: impl FnOnce() -> Option<Memory>) -> bool {
-    // SAFETY: the caller promises the memory.
-    is_ready() && unsafe { records::share(memory) }
+/// Prepares samples for the probes alone, without call stacks. Makes the tables if there are none.
+/// Returns false if the system has no memory. The caller makes sure that no two threads start or
+/// stop at the same time.
+pub fn start_probes() -> bool {
+    prepare()
 }
 
-/// Notes for readers that allocations are not sampled any more.
+/// Ends the recording of call stacks. The frees of samples are still recorded.
 pub fn stop() {
+    STATE.fetch_and(!RECORDS, Release);
     records::note(false);
 }
 
@@ -108,6 +124,18 @@ pub fn private_memory() -> Option<Memory> {
     })
 }
 
+/// Moves private records to memory that other processes see. Returns false if there are no records,
+/// or the system refuses. Does nothing if they are shared already. Some samples of this moment may
+/// be lost.
+///
+/// # Safety
+///
+/// The same as for [`start`]. The memory is a mapping of its own.
+pub unsafe fn share(memory: impl FnOnce() -> Option<Memory>) -> bool {
+    // SAFETY: the caller promises the memory.
+    is(READY) && unsafe { records::share(memory) }
+}
+
 /// Notes that `block` was allocated for `size` bytes, with the call stack of this thread. Costs a
 /// walk of the stack.
 ///
@@ -115,17 +143,20 @@ pub fn private_memory() -> Option<Memory> {
 #[cold]
 #[inline(never)]
 pub fn allocated(block: *mut u8, size: usize) {
-    let mut frames = [0; FRAMES];
-    let depth = callers(&mut frames);
     let counts = Counts::of(size, countdown::interval());
-    let record = depth.and_then(|depth| records::find(&frames[..depth]));
+    let record = if is(RECORDS) {
+        record_here()
+    } else {
+        Some(NO_RECORD)
+    };
     let is_kept = record.is_some_and(|record| {
+        let objects = counts.objects;
         let is_kept = blocks::insert(
             block,
             Lifted {
                 record,
                 size,
-                objects: counts.objects,
+                objects,
             },
         );
         if is_kept {
@@ -133,9 +164,20 @@ pub fn allocated(block: *mut u8, size: usize) {
         }
         is_kept
     });
-    if !is_kept {
+    if is_kept {
+        probes::alloc(block, size, counts.bytes);
+    } else {
         records::dropped();
     }
+}
+
+/// Returns the record of the calling thread's call stack. Returns `None` if there is no room for
+/// it, or if the stack cannot be walked now.
+#[inline(never)]
+fn record_here() -> Option<u32> {
+    let mut frames = [0; FRAMES];
+    let depth = callers(&mut frames)?;
+    records::find(&frames[..depth])
 }
 
 /// Notes that `block` was freed. Does nothing if the block was not sampled. Costs a look at no more
@@ -144,7 +186,7 @@ pub fn allocated(block: *mut u8, size: usize) {
 /// The caller still owns the block: the address belongs to no other block yet.
 pub fn freed(block: *mut u8) {
     if let Some(lifted) = lift(block) {
-        drop_lifted(lifted);
+        drop_lifted(lifted, block);
     }
 }
 
@@ -166,15 +208,16 @@ pub fn put_back(lifted: Lifted, block: *mut u8, size: Option<usize>) {
     }
 }
 
-/// Notes that the block of a sample that was lifted was freed.
-pub fn drop_lifted(lifted: Lifted) {
+/// Notes that `block`, whose sample was lifted, was freed.
+pub fn drop_lifted(lifted: Lifted, block: *mut u8) {
+    probes::free(block);
     records::take(lifted.record, lifted.counts());
 }
 
 /// Gives the child of a fork its own records, with what its parent's say. Does nothing if the
 /// records are private already. The child calls this before its first allocation.
 pub fn in_child() {
-    if is_ready() {
+    if is(READY) {
         walk::in_child();
         records::in_child();
     }
@@ -187,7 +230,5 @@ pub fn totals() -> Totals {
 
 /// Calls `f` with the bytes of the head and the records in use, for a file.
 pub fn with_bytes(f: impl FnOnce(&[u8])) {
-    if is_ready() {
-        records::with_bytes(f);
-    }
+    records::with_bytes(f);
 }

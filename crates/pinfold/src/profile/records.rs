@@ -136,8 +136,11 @@ fn head() -> Option<&'static Head> {
     unsafe { MEMORY.load(Acquire).as_ref() }
 }
 
-/// Returns record `nth`, which is below [`MAX_RECORDS`].
+/// Returns record `nth`, or `None` if there is none.
 fn record(nth: u32) -> Option<&'static Record> {
+    if nth as usize >= MAX_RECORDS {
+        return None;
+    }
     let memory = MEMORY.load(Acquire).cast::<u8>();
     let at = RECORDS_AT + nth as usize * size_of::<Record>();
     // SAFETY: the memory is null, or has room for `MAX_RECORDS` records. All fields are atomics.
