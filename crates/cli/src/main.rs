@@ -33,6 +33,8 @@ enum Command {
     Slabinfo(live::slabinfo::Args),
     Top(live::top::Args),
     Serve(live::serve::Args),
+    Trim(live::control::TrimArgs),
+    Set(live::control::SetArgs),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +50,8 @@ fn main() -> ExitCode {
         Command::Slabinfo(args) => live::slabinfo::main(args),
         Command::Top(args) => live::top::main(args),
         Command::Serve(args) => live::serve::main(args),
+        Command::Trim(args) => live::control::trim(args),
+        Command::Set(args) => live::control::set(args),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("pinfold: {error:#}");

@@ -48,6 +48,12 @@ pub fn is_on() -> bool {
     profiled::is_profiling()
 }
 
+/// Returns whether allocations are sampled: for a profile, or for a tracer that is attached to the
+/// probes. Costs one load.
+pub fn is_sampling() -> bool {
+    profiled::is_on()
+}
+
 /// Returns the sums over all call stacks. Reads every call stack's counts.
 ///
 /// ```

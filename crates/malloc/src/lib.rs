@@ -30,6 +30,8 @@
 #[doc(hidden)]
 pub mod background;
 pub mod c;
+pub mod changeable;
+mod control;
 mod count;
 mod gate;
 mod heap;

@@ -18,7 +18,7 @@
 //! malloc does, because it may be in a sandbox. So it puts private memory in the place of the
 //! segment, with the counts that the parent had at the fork. It keeps the parent's mailbox.
 //!
-//! A process that wants to read the child puts a [`Request`] into the mailbox, after it has found
+//! A process that wants to read the child puts a request ([`MAKE`]) into the mailbox, after it has found
 //! that no filter forbids the child system calls. If the child looks in time, it makes a segment of
 //! its own. A late look ignores the request, because the child may have a filter by then.
 //!
@@ -27,14 +27,12 @@
 //! | shared: a segment | this process | in the child of a fork: private |
 //! | private | this process | at the first request in time: shared |
 
-use crate::heap;
+use crate::{control, heap};
 use core::ffi::CStr;
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
-use pinfold::segment::{
-    self, CacheRow, MAIL_MAGIC, MAKE, Mailbox, NodeEvents, Parts, Request, Segment,
-};
+use pinfold::segment::{self, CacheRow, MAKE, Mailbox, NodeEvents, Parts, Segment};
 use pinfold::{arena, fork, shepherd, slab};
 use pinfold_rseq::env;
 
@@ -58,7 +56,7 @@ static IS_SHARED: AtomicBool = AtomicBool::new(false);
 /// A copy of the segment from just before a fork. Null before the first fork.
 static COPY: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 static MAILBOX: AtomicPtr<Mailbox> = AtomicPtr::new(null_mut());
-/// This process's PID, or 0 in a child that has not asked for it.
+/// This process's number. 0 before the start, or if the C library does not tell it.
 static PID: AtomicU32 = AtomicU32::new(0);
 
 /// The descriptors are moved to the first free numbers from this one on. A process that may not
@@ -77,6 +75,8 @@ pub(crate) fn start() {
     let Some(head) = shared_memory(segment::FILE, parts.end) else {
         return;
     };
+    // SAFETY: `getpid` has no preconditions.
+    PID.store(unsafe { libc::getpid() } as u32, Relaxed);
     HEAD.store(head, Relaxed);
     IS_SHARED.store(true, Relaxed);
     // SAFETY: `head` is a zeroed mapping of this size, which stays mapped.
@@ -92,7 +92,7 @@ fn publish(head: *mut u8, parts: Parts) {
     // SAFETY: `head` is a mapping with a segment's head, which stays mapped.
     let head: &'static Segment = unsafe { &*head.cast() };
     head.fill_in(parts);
-    head.pid.store(pid(), Relaxed);
+    head.pid.store(PID.load(Relaxed), Relaxed);
     // Release pairs with the acquire of a process that reads the segment: it sees all stores above.
     head.magic.store(segment::MAGIC, Release);
 }
@@ -104,14 +104,14 @@ fn make_mailbox() {
     };
     let mailbox = file.map(size).cast::<Mailbox>();
     // SAFETY: a mapping of this size, all zeroes, which stays mapped.
-    if let Some(shared) = unsafe { mailbox.as_ref() }
+    if let Some(shared) = unsafe { mailbox.cast_const().as_ref() }
         && file.keep(MAILBOX_MODE, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)
     {
-        shared.version.store(segment::VERSION, Relaxed);
-        // Release pairs with the acquire of a process that writes a request.
-        shared.magic.store(MAIL_MAGIC, Release);
+        shared.fill_in();
+        // Release pairs with the acquire in `look`.
         MAILBOX.store(mailbox, Release);
         shepherd::register(look);
+        shepherd::sleep_on(&shared.bell);
     }
 }
 
@@ -278,7 +278,7 @@ pub(crate) fn before_fork() {
 
 /// Puts private memory in the place of the parent's segment, in the child of a fork.
 pub(crate) fn in_child() {
-    PID.store(0, Relaxed);
+    PID.store(pid(), Relaxed);
     if !IS_SHARED.load(Relaxed) {
         return;
     }
@@ -295,36 +295,43 @@ pub(crate) fn in_child() {
     }
 }
 
-/// Looks for requests in the mailbox. The shepherd's ticks call it.
-fn look(_: shepherd::Reach) {
+/// Serves the requests in the mailbox. The shepherd's ticks call it. Without a request, costs a
+/// load for each slot.
+fn look(reach: shepherd::Reach) {
     // Acquire pairs with the release in `make_mailbox`.
     // SAFETY: the address is null, or that of the mailbox, which stays mapped.
     let Some(mailbox) = (unsafe { MAILBOX.load(Acquire).as_ref() }) else {
         return;
     };
-    for word in &mailbox.requests {
-        let word_now = word.load(Relaxed);
-        if word_now == 0 {
-            continue;
-        }
-        let request = Request::from_word(word_now);
-        if request.pid != pid() {
-            continue;
-        }
-        // Of two threads that see the request, one serves it.
-        let is_mine = word.compare_exchange(word_now, 0, AcqRel, Relaxed).is_ok();
-        if is_mine && request.is_open(segment::now_ms()) && request.what == MAKE {
-            heap::keep_errno(make_in_child);
-        }
+    // A bound, because a hostile process could post requests without end.
+    for _ in 0..segment::SLOTS {
+        let Some(request) = mailbox.take(PID.load(Relaxed)) else {
+            return;
+        };
+        let answer = match request.what() {
+            MAKE => {
+                heap::keep_errno(make_in_child);
+                None
+            }
+            what => Some(heap::keep_errno(|| {
+                control::serve(what, request.argument, reach)
+            })),
+        };
+        mailbox.answer(request, answer);
     }
 }
 
+/// Returns the number of this process. Called by the thread that forked or was there first, whose
+/// thread number is the process's number.
+///
+/// Makes no system call, because a child may be in a sandbox that forbids `getpid`: the C library
+/// knows the thread's number, and the number of the thread's clock holds it.
 fn pid() -> u32 {
-    if PID.load(Relaxed) == 0 {
-        // SAFETY: `getpid` has no preconditions.
-        PID.store(unsafe { libc::getpid() } as u32, Relaxed);
-    }
-    PID.load(Relaxed)
+    let mut clock = 0;
+    // SAFETY: `clock` is writable, and the thread is the calling one.
+    let error = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) };
+    // From the kernel's `posix-timers.h`: the complement of the number, above three bits.
+    if error == 0 { !(clock >> 3) as u32 } else { 0 }
 }
 
 /// Makes a segment for a child of a fork, which has private memory in its place.

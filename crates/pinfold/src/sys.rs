@@ -3,20 +3,24 @@
 //! Every function keeps `errno`, because a successful `free` must not change it.
 
 mod files;
+mod futex;
 mod limits;
 
 pub(crate) use files::{
     FileError, for_each_line, number_at_start, read_file_below, read_in_pieces, read_once,
     with_path_below,
 };
+pub(crate) use futex::{
+    PRIVATE, futex, wait_for_change, wait_for_shared_change, wake, wake_shared,
+};
 pub(crate) use limits::{
     address_space_left, allowed_nodes, commits_strictly, least_free, mapped, mappings_most,
     resource_limit,
 };
 
-use core::ptr::{NonNull, null, null_mut};
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicU32, AtomicUsize};
 
 /// Runs `f` and restores `errno` afterwards.
 pub(crate) fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
@@ -433,35 +437,6 @@ pub(crate) fn sleep_microseconds(microseconds: u32) {
     };
     // SAFETY: `time` is readable, and a null second argument is allowed.
     keep_errno(|| unsafe { libc::nanosleep(&raw const time, null_mut()) });
-}
-
-/// Sleeps until a thread calls [`wake`] for `word`, or until `time` has passed. May return sooner.
-/// Returns at once if `word` differs from `value`.
-pub(crate) fn wait_for_change(word: &AtomicU32, value: u32, time: core::time::Duration) {
-    let time = libc::timespec {
-        tv_sec: time.as_secs().min(1 << 30) as libc::time_t,
-        tv_nsec: libc::c_long::from(time.subsec_nanos() as i32),
-    };
-    futex(word.as_ptr(), libc::FUTEX_WAIT, value, &raw const time);
-}
-
-/// Wakes all threads that wait for a change of `word`.
-pub(crate) fn wake(word: &AtomicU32) {
-    futex(word.as_ptr(), libc::FUTEX_WAKE, i32::MAX as u32, null());
-}
-
-/// Makes a futex call for a word of this process. `operation` is `FUTEX_WAIT` or `FUTEX_WAKE`.
-/// `time` limits a wait, and is null or the address of a time.
-pub(crate) fn futex(
-    word: *const u32,
-    operation: libc::c_int,
-    value: u32,
-    time: *const libc::timespec,
-) {
-    let operation = operation | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: both operations only read `word` and `time`. The kernel refuses an address that it
-    // cannot read.
-    keep_errno(|| unsafe { libc::syscall(libc::SYS_futex, word, operation, value, time) });
 }
 
 /// Ends the process with a message on standard error, after an invariant was violated.

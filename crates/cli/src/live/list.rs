@@ -1,8 +1,9 @@
 //! `pinfold list`: the processes that run on Pinfold.
 
 use super::backend;
+use super::mail::{Asked, ask_to_show};
 use super::snapshot::{Refused, Snapshot};
-use super::source::{self, PATIENCE, Source, Unreadable};
+use super::source::{PATIENCE, Source, Unreadable};
 use crate::figures::{self, Table};
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -91,10 +92,23 @@ pub fn sources(patience: Duration) -> Result<Found> {
             Err(_) => {}
         }
     }
-    children.retain(|&pid| source::ask(pid).unwrap_or(false));
     let begin = Instant::now();
+    // A child that may not be asked is not waited for. One whose mailbox is full is asked later.
+    let mut unasked = children.clone();
+    let mut ask = |children: &mut Vec<u32>| {
+        unasked.retain(|&pid| match ask_to_show(pid) {
+            Ok(Asked::Posted) => false,
+            Ok(Asked::Full) => true,
+            _ => {
+                children.retain(|&child| child != pid);
+                false
+            }
+        });
+    };
+    ask(&mut children);
     while !children.is_empty() && begin.elapsed() < patience {
         sleep(Duration::from_millis(20));
+        ask(&mut children);
         children.retain(|&pid| match Source::open(pid) {
             Ok(source) => {
                 sources.push(source);

@@ -1,7 +1,9 @@
 //! What other processes show of themselves: `pinfold list`, `pinfold stat`, `pinfold slabinfo`,
-//! `pinfold top`, `pinfold serve`.
+//! `pinfold top`, `pinfold serve`; and what they are asked to do: `pinfold trim`, `pinfold set`.
 
+pub mod control;
 pub mod list;
+mod mail;
 pub mod serve;
 pub mod slabinfo;
 mod snapshot;

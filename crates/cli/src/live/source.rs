@@ -4,21 +4,20 @@
 //! has closed them all, root can open the mapping instead.
 
 use super::snapshot::{Refused, Snapshot};
-use pinfold::segment::{MAIL_MAGIC, MAKE, Mailbox, Request, VERSION, now_ms};
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// How the kernel names the files of `pinfold::segment`.
 const SEGMENT_LINK: &str = "/memfd:pinfold (deleted)";
-const MAILBOX_LINK: &str = "/memfd:pinfold-mailbox (deleted)";
+pub(super) const MAILBOX_LINK: &str = "/memfd:pinfold-mailbox (deleted)";
 /// How long to wait for forked children: somewhat longer than the time between two ticks.
 pub const PATIENCE: Duration = Duration::from_millis(1200);
 /// More bytes than a segment has on the largest machine. Other files are not read to their end.
@@ -80,7 +79,7 @@ impl From<io::Error> for Unreadable {
     }
 }
 
-fn folder(pid: u32) -> PathBuf {
+pub(super) fn folder(pid: u32) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}"))
 }
 
@@ -149,7 +148,7 @@ pub fn name(pid: u32) -> String {
 
 /// Returns when a process was started, in ticks since the system's start. Returns `None` if it has
 /// ended.
-fn started(folder: &Path) -> Option<u64> {
+pub(super) fn started(folder: &Path) -> Option<u64> {
     let stat = fs::read(folder.join("stat")).ok()?;
     let stat = String::from_utf8_lossy(&stat);
     // The name, in brackets, may hold any characters. The state is field 3, the start field 22.
@@ -161,7 +160,7 @@ fn started(folder: &Path) -> Option<u64> {
 }
 
 /// Returns the number that the process has in its own namespace.
-fn inner_pid(folder: &Path, pid: u32) -> u32 {
+pub(super) fn inner_pid(folder: &Path, pid: u32) -> u32 {
     let numbers = status(folder, "NSpid:");
     let inner = numbers.as_deref().and_then(|numbers| {
         let last = numbers.split_ascii_whitespace().last()?;
@@ -171,7 +170,7 @@ fn inner_pid(folder: &Path, pid: u32) -> u32 {
 }
 
 /// Returns what a process's `status` says behind `field`.
-fn status(folder: &Path, field: &str) -> Option<String> {
+pub(super) fn status(folder: &Path, field: &str) -> Option<String> {
     let status = fs::read_to_string(folder.join("status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(field));
     line.map(|rest| rest.trim().to_owned())
@@ -179,7 +178,7 @@ fn status(folder: &Path, field: &str) -> Option<String> {
 
 /// Opens the process's files without a name that the kernel calls `link`: first those behind its
 /// descriptors, or else those that it has mapped.
-fn files(folder: &Path, link: &str) -> Result<Vec<File>, Unreadable> {
+pub(super) fn files(folder: &Path, link: &str) -> Result<Vec<File>, Unreadable> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder.join("fd"))? {
         let path = entry?.path();
@@ -225,56 +224,4 @@ fn bytes_of(file: &File) -> io::Result<Vec<u8>> {
     // SAFETY: nothing refers to the mapping any more.
     unsafe { libc::munmap(at, size) };
     Ok(bytes)
-}
-
-/// Asks a forked child to make a segment of its own. Returns whether it was asked. Asks no process
-/// that has a seccomp filter: the filter may end a process that makes a file.
-pub fn ask(pid: u32) -> Result<bool, Unreadable> {
-    let folder = folder(pid);
-    if status(&folder, "Seccomp:").is_none_or(|mode| mode != "0") {
-        return Ok(false);
-    }
-    let inner = inner_pid(&folder, pid);
-    for file in files(&folder, MAILBOX_LINK)? {
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
-        if file.metadata()?.len() != size_of::<Mailbox>() as u64 {
-            continue;
-        }
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        let size = size_of::<Mailbox>();
-        // SAFETY: the kernel chooses the place.
-        let at = unsafe { libc::mmap(null_mut(), size, protection, flags, file.as_raw_fd(), 0) };
-        if at == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error().into());
-        }
-        // SAFETY: the mapping is as large as a mailbox, and all its fields are atomics.
-        let asked = post(unsafe { &*at.cast::<Mailbox>() }, inner);
-        // SAFETY: nothing refers to the mapping any more.
-        unsafe { libc::munmap(at, size) };
-        if asked {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-/// Asks process `pid` for a segment. Returns whether its mailbox had room.
-fn post(mailbox: &Mailbox, pid: u32) -> bool {
-    // Acquire pairs with the release of the process that made the mailbox.
-    let is_ours = mailbox.magic.load(Acquire) == MAIL_MAGIC;
-    if !is_ours || mailbox.version.load(Relaxed) != VERSION {
-        return false;
-    }
-    let request = Request::new(pid, MAKE, PATIENCE.as_millis() as u64).word();
-    let mut words = mailbox.requests.iter();
-    words.any(|word| {
-        let old = word.load(Relaxed);
-        let is_free = old == 0 || !Request::from_word(old).is_open(now_ms());
-        // Release pairs with the exchange of the process that serves the request.
-        is_free
-            && word
-                .compare_exchange(old, request, Release, Relaxed)
-                .is_ok()
-    })
 }

@@ -64,6 +64,8 @@ static MARK: AtomicUsize = AtomicUsize::new(NONE);
 /// The number of threads that have just reclaimed and now try again. While it is above 0, `near`
 /// refuses no growth.
 static LIFTED: AtomicUsize = AtomicUsize::new(0);
+/// The most free memory that is kept, as the program or its user chose it.
+static MOST_KEPT: AtomicUsize = AtomicUsize::new(NONE);
 /// How often growth was refused, by a mark or by the system.
 static REFUSALS: AtomicUsize = AtomicUsize::new(0);
 
@@ -205,6 +207,45 @@ pub fn memory_limit() -> Option<usize> {
     Some(SOFT.load(Relaxed)).filter(|&bytes| bytes != NONE)
 }
 
+/// Replaces the value of `PINFOLD_MEMORY_LIMIT`, as [`set_memory_limit`] does, by bytes or a share.
+#[doc(hidden)]
+pub fn set_limit(limit: Option<Limit>) {
+    super::init();
+    set(limit);
+    settle();
+}
+
+/// Returns the soft limit as it was given.
+#[doc(hidden)]
+pub fn limit() -> Option<Limit> {
+    match PERCENT.load(Relaxed) {
+        0 => memory_limit().map(Limit::Bytes),
+        percent => Some(Limit::Percent(percent)),
+    }
+}
+
+/// Sets the most bytes of free memory in runs that the process keeps. `None`, the default, leaves
+/// the share that depends on the memory in use.
+///
+/// The share, and the limits, still bound what is kept. Takes effect at the next `free` of a run.
+/// Costs one store.
+///
+/// ```
+/// use pinfold::arena;
+///
+/// arena::set_dirty_limit(Some(1 << 20));
+/// assert_eq!(arena::dirty_limit(), Some(1 << 20));
+/// arena::set_dirty_limit(None);
+/// ```
+pub fn set_dirty_limit(bytes: Option<usize>) {
+    MOST_KEPT.store(bytes.unwrap_or(NONE), Relaxed);
+}
+
+/// Returns what [`set_dirty_limit`] has set. Costs one load.
+pub fn dirty_limit() -> Option<usize> {
+    Some(MOST_KEPT.load(Relaxed)).filter(|&bytes| bytes != NONE)
+}
+
 /// Returns the tightest hard limit, in bytes: of the cgroup, `RLIMIT_DATA` or `RLIMIT_AS`. What the
 /// program, its libraries and its stacks take is subtracted from the resource limits. One load.
 pub fn hard_limit() -> Option<usize> {
@@ -223,9 +264,11 @@ pub fn cgroup_limit(root: &[u8]) -> Option<usize> {
 /// Returns how many bytes may be kept if `in_use` bytes are in use: an eighth of them, at least 4
 /// MiB, and `missed` bytes more. But the result is at most a sixteenth of the tightest limit, and
 /// at most the memory that this limit leaves. A limit that leaves nothing still allows 1 MiB,
-/// because the held memory includes pages that were never touched. One load.
+/// because the held memory includes pages that were never touched. [`set_dirty_limit`] may allow
+/// less. Two loads.
 pub(crate) fn kept_most(in_use: usize, missed: usize) -> usize {
-    kept_below(TIGHTEST.load(Relaxed), in_use, missed)
+    let kept = kept_below(TIGHTEST.load(Relaxed), in_use, missed);
+    kept.min(MOST_KEPT.load(Relaxed))
 }
 
 fn kept_below(limit: usize, in_use: usize, missed: usize) -> usize {

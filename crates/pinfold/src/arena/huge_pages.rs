@@ -72,6 +72,23 @@ pub fn set_huge_pages(mode: HugePages) {
     MODE.store(mode as u8, Relaxed);
 }
 
+/// Returns when the arenas ask for huge pages. Costs one load.
+///
+/// ```
+/// use pinfold::arena::{HugePages, huge_pages, set_huge_pages};
+///
+/// set_huge_pages(HugePages::Always);
+/// assert_eq!(huge_pages(), HugePages::Always);
+/// ```
+pub fn huge_pages() -> HugePages {
+    super::init();
+    match MODE.load(Relaxed) {
+        mode if mode == HugePages::Never as u8 => HugePages::Never,
+        mode if mode == HugePages::Always as u8 => HugePages::Always,
+        _ => HugePages::Auto,
+    }
+}
+
 /// Asks for huge pages for a block of `size` bytes at `start` if the block is long enough. Called
 /// for a block with memory that has no pages yet. Costs a system call for a long block.
 pub(super) fn want_for_block(start: *mut u8, size: usize) {

@@ -67,10 +67,11 @@ mod stat;
 mod window;
 
 pub use budget::{
-    Limit, VARIABLE as LIMIT_VARIABLE, cgroup_limit, hard_limit, memory_limit, set_memory_limit,
+    Limit, VARIABLE as LIMIT_VARIABLE, cgroup_limit, dirty_limit, hard_limit, limit, memory_limit,
+    set_dirty_limit, set_limit, set_memory_limit,
 };
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
-pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, set_huge_pages};
+pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, huge_pages, set_huge_pages};
 pub use kept::large_in_use;
 #[doc(hidden)]
 pub use kept::{close_while_ticks_are_needed, needs_ticks, update_needs_ticks};
@@ -78,7 +79,7 @@ pub(crate) use metadata::alloc as alloc_metadata;
 pub use numa::{NUMA_STAT, NumaItem, refresh_room};
 pub(crate) use numa::{NodeRequest, for_each_item};
 pub(crate) use purge::purge_all_aged;
-pub use purge::{trim, unmap_free};
+pub use purge::{dirty_time, set_dirty_time, trim, unmap_free};
 pub use resize::{alloc_aligned_run, alloc_growing_run, move_run, resize_run};
 pub(crate) use runs::alloc_run_on;
 pub use runs::{Run, alloc_run, free_run};

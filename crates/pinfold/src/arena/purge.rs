@@ -6,9 +6,15 @@ use super::runs::{Arena, MAX_STEP, arena_of, set_aside};
 use super::{GRANULE, MAX_RUN, State, address_of, gave_back, is_lock_held, kept, numa, returned};
 use crate::lock::Guard;
 use crate::{nodes, sys};
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Relaxed;
+use core::time::Duration;
 
 /// Milliseconds that a free run stays dirty. For comparison: mimalloc 1 s, jemalloc 10 s.
-const DIRTY_FOR: u32 = 450;
+static DIRTY_FOR: AtomicU32 = AtomicU32::new(450);
+/// The most milliseconds that a program can choose, so that differences of wrapping times stay
+/// clear.
+const MOST_DIRTY_FOR: u32 = 86_400_000;
 /// Granules of the shortest clean run that `unmap_free` unmaps. Unmapping a run can split mappings,
 /// whose number the system limits.
 const MIN_UNMAP: u32 = 16;
@@ -105,22 +111,45 @@ fn unmap_clean(node: usize, least: u32) -> usize {
     unmapped
 }
 
-/// Purges the runs of one node that have been dirty for [`DIRTY_FOR`].
+/// Purges the runs of one node that have been dirty for [`dirty_time`].
 pub(super) fn purge_aged(node: usize, now: u32) {
     if let Some(mut arena) = arena_of(node).lock_or_divert(is_lock_held) {
         arena.take_back(node);
-        let until = now.wrapping_sub(DIRTY_FOR);
+        let until = now.wrapping_sub(DIRTY_FOR.load(Relaxed));
         drop(purge(arena, node, kept::aged, |free| {
             free.take_oldest(Some(until))
         }));
     }
 }
 
-/// Purges the runs of all nodes that have been dirty for [`DIRTY_FOR`]. For the shepherd.
+/// Purges the runs of all nodes that have been dirty for [`dirty_time`]. For the shepherd.
 pub(crate) fn purge_all_aged() {
     let now = sys::coarse_milliseconds() as u32;
     kept::forget(now);
     (0..nodes::count()).for_each(|node| purge_aged(node, now));
+}
+
+/// Sets how long free memory stays with the process before it goes back to the system: 0.45 s by
+/// default, and at most a day. Free memory beyond the share that may be kept goes back at once in
+/// any case.
+///
+/// A tick gives old memory back, so it may stay for another half second. Costs one store.
+///
+/// ```
+/// use core::time::Duration;
+/// use pinfold::arena;
+///
+/// arena::set_dirty_time(Duration::from_secs(10));
+/// assert_eq!(arena::dirty_time(), Duration::from_secs(10));
+/// ```
+pub fn set_dirty_time(time: Duration) {
+    let most = u128::from(MOST_DIRTY_FOR);
+    DIRTY_FOR.store(time.as_millis().min(most) as u32, Relaxed);
+}
+
+/// Returns how long free memory stays with the process before it goes back. Costs one load.
+pub fn dirty_time() -> Duration {
+    Duration::from_millis(u64::from(DIRTY_FOR.load(Relaxed)))
 }
 
 /// Gives all free memory of every arena back to the system. Leaves out an arena whose lock it

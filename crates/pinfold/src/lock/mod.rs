@@ -167,7 +167,12 @@ mod primitive {
     fn futex(word: &AtomicU64, operation: libc::c_int, value: u32) {
         let halves = word.as_ptr().cast::<u32>();
         let low = halves.wrapping_add(usize::from(cfg!(target_endian = "big")));
-        crate::sys::futex(low, operation, value, core::ptr::null());
+        crate::sys::futex(
+            low,
+            operation | crate::sys::PRIVATE,
+            value,
+            core::ptr::null(),
+        );
     }
 }
 

@@ -35,12 +35,16 @@
 mod calls;
 mod events;
 mod files;
+mod mailbox;
 
 pub use calls::{Call, Shared, place_calls, place_of, share_units};
 pub use events::{EVENTS, NodeEvents, SlabEvent};
 pub use files::{
-    F_SEAL_FUTURE_WRITE, FILE, MAIL_MAGIC, MAILBOX_FILE, MAKE, Mailbox, PROFILE_FILE, Request,
-    SEALS, commits_strictly, now_ms,
+    F_SEAL_FUTURE_WRITE, FILE, MAILBOX_FILE, PROFILE_FILE, SEALS, commits_strictly, now_ms,
+};
+pub use mailbox::{
+    Answer, Code, GET, MAIL_MAGIC, MAIL_VERSION, MAKE, Mailbox, Posted, Request, SET, SETS, SLOTS,
+    TRIM, Taken,
 };
 
 use crate::{nodes, sys};

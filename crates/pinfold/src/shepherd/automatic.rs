@@ -11,8 +11,7 @@
 //! * On a machine with isolated CPUs, it first sets its affinity to the other CPUs.
 
 use super::spawn::{Body, spawn};
-use super::{PASSING, Reach, thread_begins, thread_ended, tick};
-use crate::sys;
+use super::{PASSING, Reach, bell, thread_begins, thread_ended, tick};
 use crate::topology::{CpuSet, set_affinity};
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
@@ -82,9 +81,7 @@ impl Automatic {
     /// Stops the thread, and waits until it is gone: at most as long as a tick takes. Must not be
     /// called in a child after `fork`, which does not have the thread.
     pub fn stop(self) {
-        // Release pairs with the acquire in `run`. The thread sees `STOP` at its next look.
-        STATE.store(STOP, Release);
-        sys::wake(&STATE);
+        bell::stop(&STATE, STOP);
         // SAFETY: `start` made the thread, and did not detach it. `stop` consumes the only handle,
         // so the thread is joined once.
         unsafe { libc::pthread_join(self.thread, null_mut()) };
@@ -98,9 +95,10 @@ fn run(cpus: *mut libc::c_void) {
     if let Some(cpus) = unsafe { cpus.cast::<CpuSet>().as_ref() } {
         set_affinity(cpus);
     }
-    // Acquire pairs with the release in `stop`: the thread sees `STOP` and ends.
+    // Acquire pairs with the release in `bell::stop`: the thread sees `STOP` and ends.
     while STATE.load(Acquire) == RUN {
+        let rings = bell::rings();
         tick(&|_| true, Reach::ThisCpu);
-        sys::wait_for_change(&STATE, RUN, PASSING);
+        bell::sleep(&STATE, RUN, rings, PASSING);
     }
 }

@@ -38,6 +38,7 @@
 //! ```
 
 mod automatic;
+mod bell;
 mod housekeeping;
 mod pressure;
 mod spawn;
@@ -45,6 +46,8 @@ mod thread;
 
 #[doc(hidden)]
 pub use automatic::Automatic;
+#[doc(hidden)]
+pub use bell::sleep_on;
 #[doc(hidden)]
 pub use spawn::{SYNCHRONOUS, is_entry};
 pub use thread::Running;

@@ -1,15 +1,16 @@
 //! The shepherd's thread that the program or its user starts.
 
+use super::bell::Rings;
 use super::housekeeping::Housekeeping;
 use super::pressure::{self, Pressure};
 use super::spawn::{Body, spawn};
-use super::{FOLDS, Reach, Shepherd, ShepherdError, drain, thread_begins, thread_ended};
+use super::{FOLDS, Reach, Shepherd, ShepherdError, bell, drain, thread_begins, thread_ended};
 use crate::sys;
 use crate::topology::{Topology, affinity};
 use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::time::Duration;
 
 /// After this many ticks that folded nothing, the thread ticks less often.
@@ -143,10 +144,7 @@ impl Drop for Running {
         if here {
             // SAFETY: the end of this function unmaps the mapping, after the last use of `state`.
             let state = unsafe { &self.shared.as_ref().state };
-            // Release pairs with the acquires in `run` and `sleep`. The thread sees `STOP` at its
-            // next look.
-            state.store(STOP, Release);
-            sys::wake(state);
+            bell::stop(state, STOP);
             // SAFETY: `start` made the thread in this process, and only `drop` joins it, once.
             unsafe { libc::pthread_join(self.thread, core::ptr::null_mut()) };
             thread_ended();
@@ -192,19 +190,20 @@ fn run(shared: *mut libc::c_void) {
     let mut quiet = 0;
     let mut followed = 0;
     let mut pressure = Pressure::watch();
-    // Acquire pairs with the release in `drop`: the thread sees `STOP` and ends.
+    // Acquire pairs with the release in `bell::stop`: the thread sees `STOP` and ends.
     while state.load(Acquire) == RUN {
         let now = sys::coarse_milliseconds();
         if followed == 0 || now.wrapping_sub(followed) >= FOLLOW_EVERY_MS {
             housekeeping.follow(now);
             followed = now.max(1);
         }
+        let rings = bell::rings();
         quiet = if shepherd.tick() == 0 { quiet + 1 } else { 0 };
         // Memory that the program frees during a nap goes back only at the next tick. So naps have
         // a bound.
         let longest = shepherd.interval.max(MAX_NAP);
         let nap = (shepherd.interval * back_off(quiet)).min(longest);
-        sleep(state, nap, &mut pressure);
+        sleep(state, rings, nap, &mut pressure);
     }
 }
 
@@ -222,15 +221,15 @@ fn allow_slack(interval: Duration) {
 }
 
 /// Sleeps for about `nap`, up to the next whole multiple of `nap` on the system's clock, or until
-/// the owner stops the thread. If memory pressure begins during the sleep, calls the drains, so
+/// the owner stops the thread or another process rings. If memory pressure begins during the sleep, calls the drains, so
 /// that all free memory goes back.
 ///
 /// All shepherds of the machine with one interval wake up together, as the kernel's periodic work
 /// does (`round_jiffies`). So an idle CPU is woken once for all of them.
-fn sleep(state: &AtomicU32, nap: Duration, pressure: &mut Option<Pressure>) {
+fn sleep(state: &AtomicU32, rings: Rings, nap: Duration, pressure: &mut Option<Pressure>) {
     let begin = now();
     let end = begin + until_whole(nap, begin);
-    // Acquire pairs with the release in `drop`: the thread sees `STOP`, and does not sleep on.
+    // Acquire pairs with the release in `bell::stop`: the thread sees `STOP`, and does not sleep on.
     while state.load(Acquire) == RUN {
         let now = now();
         let left = end.saturating_sub(now);
@@ -238,7 +237,10 @@ fn sleep(state: &AtomicU32, nap: Duration, pressure: &mut Option<Pressure>) {
             return;
         }
         let look = |_: &Pressure| left.min(until_whole(pressure::LOOK, now));
-        sys::wait_for_change(state, RUN, pressure.as_ref().map_or(left, look));
+        bell::sleep(state, RUN, rings, pressure.as_ref().map_or(left, look));
+        if bell::rings() != rings {
+            return;
+        }
         match pressure.as_ref().map(Pressure::has_risen) {
             Some(Ok(true)) => drain(Reach::Everything),
             // The program has closed the file, whose number may belong to another file by now. So

@@ -110,11 +110,11 @@ pub use mempool::MemPool;
 pub use prefilled::{OutOfMemory, Prefilled};
 pub use reclaim::shrink_all;
 #[doc(hidden)]
-pub use reclaim::{make_room, or_reclaim, or_reclaim_for};
+pub use reclaim::{make_room, or_reclaim, or_reclaim_for, trim_here};
 #[doc(hidden)]
 pub use sheaf_units::tick;
 pub use slabinfo::{Slabinfo, slabinfo};
-pub use tune::{set_sheaf_budget, sheaf_bytes};
+pub use tune::{set_sheaf_budget, sheaf_budget, sheaf_bytes};
 pub use typed::{
     Cache, Handle, Kept, ObjectCache, Reusable, Shared, SharedCache, TryAllocError, UninitHandle,
 };

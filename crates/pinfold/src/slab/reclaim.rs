@@ -45,14 +45,28 @@ pub fn or_reclaim<R>(mut alloc: impl FnMut() -> Option<R>) -> Option<R> {
 #[cold]
 #[inline(never)]
 pub(crate) fn reclaim() {
+    // Without a limit, a refusal depends on how many addresses are mapped, and purging leaves pages
+    // mapped.
+    give_back(budget::is_limited());
+}
+
+/// Gives back what [`reclaim`] gives back, and pages of free objects in slabs even without a limit.
+/// Makes only system calls that malloc makes, and waits for no other CPU. Returns how many bytes
+/// went back, also by other threads during the call. The caller holds no lock.
+#[cold]
+pub fn trim_here() -> usize {
+    let before = arena::returned();
+    give_back(true);
+    arena::returned().saturating_sub(before) as usize
+}
+
+fn give_back(with_pages: bool) {
     idle::take_all_here();
     descriptor::for_each(|cache| {
         let nodes = cache.nodes().iter();
         nodes.for_each(|node| {
             node.give_all(cache);
-            // Purges pages only under a limit. A refusal for another reason depends on how many
-            // addresses are mapped, and purging leaves pages mapped.
-            if budget::is_limited() {
+            if with_pages {
                 // Each call does a small step, so that other threads get the node's lock in
                 // between.
                 while node.purge_more(cache, 0) {}

@@ -59,6 +59,18 @@ pub fn set_sheaf_budget(bytes: usize) {
     BUDGET.store(bytes, Relaxed);
 }
 
+/// Returns the budget that [`set_sheaf_budget`] sets, in bytes. Costs one load.
+///
+/// ```
+/// use pinfold::slab::{set_sheaf_budget, sheaf_budget};
+///
+/// set_sheaf_budget(16 << 20);
+/// assert_eq!(sheaf_budget(), 16 << 20);
+/// ```
+pub fn sheaf_budget() -> usize {
+    BUDGET.load(Relaxed)
+}
+
 /// Returns how many bytes one CPU's sheaves of all caches together can hold now. Costs one load.
 ///
 /// ```

@@ -1,0 +1,408 @@
+//! What a running program can be asked to do: `pinfold trim` and `pinfold set`.
+//!
+//! The programs are this test itself, run by `pinfold run` in a role that an environment variable
+//! names.
+
+use pinfold::segment::{MAKE, Mailbox, Request};
+use serde_json::Value;
+use std::fs;
+use std::hint::black_box;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const ROLE: &str = "PINFOLD_TEST_ROLE";
+/// How long a program in a role lives, if no test ends it.
+const LIFE: Duration = Duration::from_secs(180);
+/// How long a test waits for what must happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Does what the environment asks for. Does nothing as a test.
+#[test]
+fn role() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    let mut blocks: Vec<Vec<u8>> = (0..20_000).map(|_| black_box(vec![1; 3000])).collect();
+    // The library starts its thread when the program has two. It lives for the whole role.
+    let rests = || std::thread::spawn(|| sleep(LIFE));
+    let thread = (role == "frees on demand").then(rests);
+    if role == "forks" {
+        fork_child("child", || {});
+        fork_child("filtered", forbid_new_calls);
+    }
+    println!("ready");
+    match role.as_str() {
+        "frees on demand" => {
+            std::io::stdin().read_line(&mut String::new()).unwrap();
+            blocks.truncate(10_000);
+            println!("freed");
+            drop(black_box(thread));
+            sleep(LIFE);
+        }
+        "works" | "forks" => work(),
+        "sleeps" => sleep(LIFE),
+        _ => panic!("there is no role {role}"),
+    }
+    drop(black_box(blocks));
+}
+
+/// Starts a child that first calls `prepare` and then allocates all the time. Prints its number.
+fn fork_child(word: &str, prepare: fn()) {
+    // SAFETY: only the child's own thread runs in it, and it uses nothing that another thread of
+    // the parent may have locked: Pinfold's malloc takes its locks for a fork.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        prepare();
+        work();
+        std::process::exit(0);
+    }
+    println!("{word} {child}");
+}
+
+/// Allocates and frees, with pauses. Frees a block of 2 MiB each time.
+fn work() {
+    let end = Instant::now() + LIFE;
+    while Instant::now() < end {
+        let blocks: Vec<Vec<u8>> = (0..3000).map(|_| black_box(vec![1; 200])).collect();
+        drop(black_box((blocks, vec![1u8; 2 << 20])));
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Has the kernel end this process at system calls that malloc does not make.
+fn forbid_new_calls() {
+    let statement = |code: u32, jt, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let jump = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let mut filter = vec![statement(
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        0,
+        0,
+        0,
+    )];
+    for call in [
+        libc::SYS_memfd_create,
+        libc::SYS_getpid,
+        libc::SYS_sysinfo,
+        libc::SYS_membarrier,
+    ] {
+        filter.push(statement(jump, 0, 1, call as u32));
+        let kill = libc::SECCOMP_RET_KILL_PROCESS;
+        filter.push(statement(libc::BPF_RET | libc::BPF_K, 0, 0, kill));
+    }
+    filter.push(statement(
+        libc::BPF_RET | libc::BPF_K,
+        0,
+        0,
+        libc::SECCOMP_RET_ALLOW,
+    ));
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: `program` refers to `filter`, which the kernel copies.
+    let set = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program)
+    };
+    assert_eq!(set, 0);
+}
+
+/// A program in a role. Ends when this value is dropped.
+struct Program {
+    program: Child,
+    input: ChildStdin,
+    lines: BufReader<ChildStdout>,
+    /// The children that it has forked: the free one, and the one with a filter.
+    children: Vec<u32>,
+}
+
+impl Program {
+    /// Starts a program, and waits until it is ready.
+    fn start(role: &str) -> Program {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_pinfold"))
+            .args(["run", "--"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "role", "--nocapture", "--test-threads", "1"])
+            .env(ROLE, role)
+            .env_remove("PINFOLD_STATS")
+            // Without a shepherd, only a program that allocates looks for requests.
+            .env(
+                "PINFOLD_SHEPHERD",
+                if role == "sleeps" { "off" } else { "auto" },
+            )
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(program.stdout.take().unwrap());
+        let mut program = Program {
+            input: program.stdin.take().unwrap(),
+            program,
+            lines,
+            children: Vec::new(),
+        };
+        program.wait_for("ready");
+        program
+    }
+
+    fn wait_for(&mut self, words: &str) {
+        let mut line = String::new();
+        while !line.contains(words) {
+            line.clear();
+            assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "it ended");
+            let child: Option<u32> = ["child ", "filtered "].iter().find_map(|word| {
+                let (_, number) = line.split_once(word)?;
+                number.trim().parse().ok()
+            });
+            self.children.extend(child);
+        }
+    }
+
+    fn pid(&self) -> String {
+        self.program.id().to_string()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        for &child in &self.children {
+            // SAFETY: the call uses no memory of this process.
+            unsafe { libc::kill(child as i32, libc::SIGKILL) };
+        }
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+/// Runs the command. Returns its output, its errors, and its exit status.
+fn run(words: &[&str]) -> (String, String, Option<i32>) {
+    let output = Command::new(env!("CARGO_BIN_EXE_pinfold"))
+        .args(words)
+        .env_remove("LD_PRELOAD")
+        .output()
+        .unwrap();
+    (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+        output.status.code(),
+    )
+}
+
+/// Runs the command, with patience for a loaded machine.
+fn ask(words: &[&str]) -> Value {
+    let words = [words, &["--json", "--timeout", "60"]].concat();
+    let (out, error, code) = run(&words);
+    assert_eq!(code, Some(0), "{words:?}: {error}");
+    serde_json::from_str(&out).unwrap()
+}
+
+/// Returns a setting's present value.
+fn value(pid: &str, name: &str) -> Value {
+    let answer = ask(&["set", pid]);
+    let settings = answer["set"]["settings"].as_array().unwrap().clone();
+    let mut settings = settings.into_iter();
+    let setting = settings.find(|setting| setting["name"] == name);
+    setting.unwrap()["value"].clone()
+}
+
+fn is_alive(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"));
+    status.is_ok_and(|status| !status.contains("State:\tZ"))
+}
+
+/// Waits until `is_so` returns true.
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn trim_gives_memory_back_and_says_how_much() {
+    let mut program = Program::start("frees on demand");
+    let pid = program.pid();
+    // Free memory stays with the process until it is told otherwise.
+    ask(&["set", &pid, "decay=86400000"]);
+    writeln!(program.input, "free").unwrap();
+    program.wait_for("freed");
+    let answer = ask(&["trim", &pid]);
+    let bytes = answer["trim"]["returned_bytes"].as_u64().unwrap();
+    assert!(bytes >= 1 << 20, "{answer}");
+    let (out, error, code) = run(&["trim", &pid, "--timeout", "60"]);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(out.contains(&pid) && out.contains("KiB back"), "{out}");
+}
+
+#[test]
+fn settings_change_in_a_running_process() {
+    let program = Program::start("works");
+    let pid = program.pid();
+    for (change, shown) in [
+        ("decay=1500", "1500 ms"),
+        ("memory-limit=64G", "64G"),
+        ("PINFOLD_MEMORY_LIMIT=none", "none"),
+        ("memory-limit=50%", "50%"),
+        ("thp=always", "always"),
+        ("sheaf-budget=8M", "8M"),
+        ("dirty-limit=2M", "2M"),
+    ] {
+        let answer = ask(&["set", &pid, change]);
+        assert_eq!(answer["set"]["settings"][0]["value"], shown, "{answer}");
+    }
+    assert_eq!(value(&pid, "decay"), "1500 ms");
+    assert_eq!(value(&pid, "thp"), "always");
+    let (out, _, code) = run(&["set", &pid, "--timeout", "60"]);
+    assert_eq!(code, Some(0));
+    assert!(out.contains("dirty-limit") && out.contains("2M"), "{out}");
+}
+
+#[test]
+fn a_limit_on_free_memory_takes_effect_at_once() {
+    let program = Program::start("works");
+    let pid = program.pid();
+    let dirty = || {
+        let (out, error, code) = run(&["stat", &pid, "--json"]);
+        assert_eq!(code, Some(0), "{error}");
+        let line: Value = serde_json::from_str(&out).unwrap();
+        line["dirty_bytes"].as_u64().unwrap()
+    };
+    eventually("nothing is kept", || dirty() >= 1 << 20);
+    ask(&["set", &pid, "dirty-limit=0"]);
+    let mut little = 0;
+    eventually("much is kept", || {
+        little = if dirty() < 1 << 20 { little + 1 } else { 0 };
+        little == 10
+    });
+}
+
+#[test]
+fn a_process_that_never_looks_is_named_with_what_would_help() {
+    let program = Program::start("sleeps");
+    let (out, error, code) = run(&["trim", &program.pid(), "--timeout", "0.2"]);
+    assert_eq!((out.as_str(), code), ("", Some(2)));
+    assert!(
+        error.contains(&program.pid()) && error.contains("--timeout"),
+        "{error}"
+    );
+}
+
+#[test]
+fn bad_words_are_refused_before_the_process_is_asked() {
+    for (words, reason) in [
+        (&["set", "4194305", "decay=soon"][..], "milliseconds"),
+        (&["set", "4194305", "colour=red"], "memory-limit, thp"),
+        (&["set", "4194305", "decay"], "NAME=VALUE"),
+        (&["set", "4194305", "decay=1"], "no such process"),
+        (&["set", "4194305", "dirty-limit=50%"], "bytes"),
+        (&["trim", "4194305"], "no such process"),
+        (&["trim", "0"], "process id"),
+        (&["trim", "1", "--timeout", "61"], "seconds"),
+    ] {
+        let (out, error, code) = run(words);
+        assert_eq!((out.as_str(), code), ("", Some(2)), "{words:?}");
+        assert!(error.contains(reason), "{words:?}: {error}");
+    }
+    let mut other = Command::new("sleep").arg("60").spawn().unwrap();
+    let (_, error, code) = run(&["trim", &other.id().to_string()]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(code, Some(2));
+    assert!(error.contains("does not run on Pinfold"), "{error}");
+}
+
+#[test]
+fn a_sandboxed_child_does_what_needs_no_new_system_call() {
+    let program = Program::start("forks");
+    let [child, filtered] = program.children[..] else {
+        panic!("{:?}", program.children);
+    };
+    // The requests to the parent and to the other child are in the same mailbox.
+    for pid in [program.program.id(), child, filtered] {
+        let pid = pid.to_string();
+        ask(&["trim", &pid]);
+        ask(&["set", &pid, "decay=700"]);
+        assert_eq!(value(&pid, "decay"), "700 ms");
+    }
+    eventually("the child does not show itself", || {
+        let (out, ..) = run(&["list"]);
+        out.contains(&format!(" {child} "))
+    });
+    let (_, error, code) = run(&["set", &filtered.to_string(), "memory-limit=50%"]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("seccomp"), "{error}");
+    sleep(Duration::from_millis(1500));
+    assert!(is_alive(child) && is_alive(filtered));
+}
+
+/// Maps a program's mailbox.
+fn mailbox(pid: &str) -> &'static Mailbox {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let mut paths = entries.map(|entry| entry.unwrap().path());
+    let path = paths.find(|path| {
+        fs::read_link(path).is_ok_and(|link| link.to_string_lossy().contains("pinfold-mailbox"))
+    });
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path.unwrap())
+        .unwrap();
+    let (protection, size) = (libc::PROT_READ | libc::PROT_WRITE, size_of::<Mailbox>());
+    let (flags, fd) = (libc::MAP_SHARED, file.as_raw_fd());
+    // SAFETY: the kernel chooses the place.
+    let at = unsafe { libc::mmap(null_mut(), size, protection, flags, fd, 0) };
+    assert_ne!(at, libc::MAP_FAILED);
+    // SAFETY: the mapping has the mailbox's size and stays. All its fields are atomics.
+    unsafe { &*at.cast() }
+}
+
+#[test]
+fn a_hostile_writer_does_no_harm() {
+    let program = Program::start("works");
+    let pid = program.pid();
+    let mailbox = mailbox(&pid);
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    // Requests of all kinds with any argument, and words that are none.
+    let end = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < end {
+        let what = random() as u32 % 40;
+        let request = Request::new(program.program.id(), what, 60_000);
+        let argument = random() >> (random() % 64);
+        // A limit of a few bytes would only make the program slow.
+        let is_harmless = what == MAKE || argument > 1 << 30;
+        if is_harmless && mailbox.post(request, argument).is_none() {
+            sleep(Duration::from_millis(20));
+            let words = std::ptr::from_ref(mailbox).cast::<std::sync::atomic::AtomicU64>();
+            for nth in 2..512 {
+                // SAFETY: the mailbox has 512 words. All accesses are atomic.
+                unsafe { (*words.add(nth)).store(random(), Relaxed) };
+            }
+        }
+    }
+    assert!(is_alive(program.program.id()));
+    let words = std::ptr::from_ref(mailbox).cast::<std::sync::atomic::AtomicU64>();
+    for nth in 2..512 {
+        // SAFETY: as above, the mailbox has 512 words.
+        unsafe { (*words.add(nth)).store(0, Relaxed) };
+    }
+    ask(&["trim", &pid]);
+    ask(&["set", &pid, "decay=300"]);
+}

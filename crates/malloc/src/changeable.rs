@@ -1,0 +1,283 @@
+//! The settings that may change while the process runs, by `pinfold set`.
+//!
+//! Another process sends a setting's number and its new value in one word. The process checks the
+//! value as it checks an environment variable's, because the word may come from a hostile writer.
+
+use core::fmt;
+use core::str::from_utf8;
+use core::time::Duration;
+use pinfold::arena::{self, HugePages, Limit};
+use pinfold::segment::Answer;
+use pinfold::slab;
+
+/// A setting that may change while the process runs.
+///
+/// ```
+/// use pinfold_malloc::changeable;
+///
+/// let (number, setting) = changeable::find("decay").unwrap();
+/// assert_eq!(setting.parse(b"1500"), Some(1500));
+/// assert_eq!(setting.parse(b"soon"), None);
+/// assert_eq!(changeable::SETTINGS[number].name, "decay");
+/// assert_eq!(setting.show(1500).to_string(), "1500 ms");
+/// ```
+#[derive(Debug)]
+pub struct Changeable {
+    /// The setting's name for `pinfold set`.
+    pub name: &'static str,
+    /// The environment variable that sets the same at the start, if there is one.
+    pub variable: Option<&'static str>,
+    /// The values that the setting takes, in words.
+    pub values: &'static str,
+    /// What the setting does, in one line.
+    pub help: &'static str,
+    unit: Unit,
+    set: fn(u64),
+    get: fn() -> u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Unit {
+    /// Bytes, or a percentage above [`PERCENT`], or [`NONE`].
+    Limit,
+    /// The number of a [`HugePages`].
+    HugePages,
+    Bytes,
+    /// Bytes, or [`NONE`].
+    BytesOrNone,
+    Milliseconds,
+}
+
+/// No limit.
+const NONE: u64 = Answer::MAX;
+/// Added to a percentage.
+const PERCENT: u64 = 1 << 53;
+/// The most bytes that a setting takes: more than a process can address.
+const MOST_BYTES: u64 = 1 << 52;
+/// A day.
+const MOST_MILLISECONDS: u64 = 86_400_000;
+
+/// Lists the settings. The position of a setting is its number in a request.
+pub static SETTINGS: [Changeable; 5] = [
+    Changeable {
+        name: "memory-limit",
+        variable: Some(crate::settings::MEMORY_LIMIT),
+        values: "bytes, as 512M, a percentage from 1% to 100%, or none",
+        help: "near this much memory, free memory goes back to the system first",
+        unit: Unit::Limit,
+        set: |value| arena::set_limit(limit_of(value)),
+        get: || match arena::limit() {
+            None => NONE,
+            Some(Limit::Bytes(bytes)) => (bytes as u64).min(MOST_BYTES),
+            Some(Limit::Percent(percent)) => PERCENT + percent as u64,
+        },
+    },
+    Changeable {
+        name: "thp",
+        variable: Some(crate::settings::THP),
+        values: "never, auto or always",
+        help: "which memory comes in huge pages, of what is mapped from now on",
+        unit: Unit::HugePages,
+        set: |value| {
+            if let Some(mode) = huge_pages_of(value) {
+                arena::set_huge_pages(mode);
+            }
+        },
+        get: || arena::huge_pages() as u64,
+    },
+    Changeable {
+        name: "sheaf-budget",
+        variable: None,
+        values: "bytes, as 32M",
+        help: "bytes of free objects that a CPU may keep, for caches made from now on",
+        unit: Unit::Bytes,
+        set: |value| slab::set_sheaf_budget(value as usize),
+        get: || slab::sheaf_budget() as u64,
+    },
+    Changeable {
+        name: "dirty-limit",
+        variable: None,
+        values: "bytes, as 16M, or none",
+        help: "the most bytes of free runs that are kept; none leaves an eighth of the use",
+        unit: Unit::BytesOrNone,
+        set: |value| arena::set_dirty_limit(Some(value as usize).filter(|_| value != NONE)),
+        get: || arena::dirty_limit().map_or(NONE, |bytes| bytes as u64),
+    },
+    Changeable {
+        name: "decay",
+        variable: None,
+        values: "milliseconds from 0 to 86400000",
+        help: "how long a free run is kept before it goes back to the system",
+        unit: Unit::Milliseconds,
+        set: |value| arena::set_dirty_time(Duration::from_millis(value)),
+        get: || arena::dirty_time().as_millis() as u64,
+    },
+];
+
+/// Returns the number and the setting with this name, or with this environment variable.
+pub fn find(name: &str) -> Option<(usize, &'static Changeable)> {
+    let mut settings = SETTINGS.iter().enumerate();
+    settings.find(|(_, setting)| setting.name == name || setting.variable == Some(name))
+}
+
+fn limit_of(value: u64) -> Option<Limit> {
+    match value {
+        NONE => None,
+        bytes if bytes < PERCENT => Some(Limit::Bytes(bytes as usize)),
+        percent => Some(Limit::Percent((percent - PERCENT) as usize)),
+    }
+}
+
+fn huge_pages_of(value: u64) -> Option<HugePages> {
+    let modes = [HugePages::Auto, HugePages::Never, HugePages::Always];
+    modes.into_iter().find(|&mode| mode as u64 == value)
+}
+
+impl Changeable {
+    /// Returns the number for a value in words, or `None` for an invalid value.
+    pub fn parse(&self, value: &[u8]) -> Option<u64> {
+        let number = match (self.unit, value) {
+            (Unit::Limit | Unit::BytesOrNone, b"none") => NONE,
+            (Unit::BytesOrNone | Unit::Bytes, b"0") => 0,
+            (Unit::Limit | Unit::BytesOrNone | Unit::Bytes, _) => match Limit::parse(value)? {
+                Limit::Bytes(bytes) => bytes as u64,
+                Limit::Percent(percent) => PERCENT + percent as u64,
+            },
+            (Unit::HugePages, _) => HugePages::parse(value)? as u64,
+            (Unit::Milliseconds, _) => from_utf8(value).ok()?.parse().ok()?,
+        };
+        self.is_valid(number).then_some(number)
+    }
+
+    /// Returns whether the setting takes the value that a number stands for.
+    pub fn is_valid(&self, value: u64) -> bool {
+        match self.unit {
+            Unit::Limit if value == NONE => true,
+            Unit::Limit => {
+                (1..=MOST_BYTES).contains(&value)
+                    || value
+                        .checked_sub(PERCENT)
+                        .is_some_and(|n| (1..=100).contains(&n))
+            }
+            Unit::HugePages => huge_pages_of(value).is_some(),
+            Unit::Bytes => value <= MOST_BYTES,
+            Unit::BytesOrNone => value <= MOST_BYTES || value == NONE,
+            Unit::Milliseconds => value <= MOST_MILLISECONDS,
+        }
+    }
+
+    /// Returns whether setting this value may make a system call that malloc does not make: the one
+    /// that asks for the machine's memory.
+    pub fn needs_the_machine(&self, value: u64) -> bool {
+        matches!(self.unit, Unit::Limit) && (PERCENT..NONE).contains(&value)
+    }
+
+    /// Sets the setting in this process. Returns false, and changes nothing, for an invalid value.
+    pub(crate) fn set(&self, value: u64) -> bool {
+        let is_valid = self.is_valid(value);
+        if is_valid {
+            (self.set)(value);
+        }
+        is_valid
+    }
+
+    /// Returns the setting's value in this process.
+    pub(crate) fn get(&self) -> u64 {
+        (self.get)()
+    }
+
+    /// Returns a value in words.
+    pub fn show(&self, value: u64) -> Shown {
+        Shown(self.unit, value)
+    }
+}
+
+/// A setting's value, to be printed.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown(Unit, u64);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shown(unit, value) = *self;
+        match unit {
+            Unit::Limit | Unit::BytesOrNone if value == NONE => f.write_str("none"),
+            Unit::Limit if value > PERCENT => write!(f, "{}%", value - PERCENT),
+            Unit::Limit | Unit::Bytes | Unit::BytesOrNone => bytes(f, value),
+            Unit::HugePages => f.write_str(match huge_pages_of(value) {
+                Some(HugePages::Never) => "never",
+                Some(HugePages::Always) => "always",
+                _ => "auto",
+            }),
+            Unit::Milliseconds => write!(f, "{value} ms"),
+        }
+    }
+}
+
+/// Writes bytes with the largest suffix that leaves a whole number.
+fn bytes(f: &mut fmt::Formatter<'_>, value: u64) -> fmt::Result {
+    let suffixes = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
+    let fits = |&&(shift, _): &&(u32, &str)| value > 0 && value.trailing_zeros() >= shift;
+    match suffixes.iter().find(fits) {
+        Some((shift, suffix)) => write!(f, "{}{suffix}", value >> shift),
+        None => write!(f, "{value}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    extern crate std;
+    use std::string::ToString;
+
+    #[test]
+    fn values_are_parsed_and_shown_alike() {
+        for (name, value, shown) in [
+            ("memory-limit", "512M", "512M"),
+            ("memory-limit", "2048k", "2M"),
+            ("PINFOLD_MEMORY_LIMIT", "75%", "75%"),
+            ("memory-limit", "none", "none"),
+            ("thp", "always", "always"),
+            ("PINFOLD_THP", "auto", "auto"),
+            ("sheaf-budget", "1000", "1000"),
+            ("dirty-limit", "0", "0"),
+            ("dirty-limit", "none", "none"),
+            ("decay", "0", "0 ms"),
+            ("decay", "86400000", "86400000 ms"),
+        ] {
+            let (_, setting) = find(name).unwrap();
+            let number = setting.parse(value.as_bytes());
+            let number = number.unwrap_or_else(|| panic!("{name}={value}"));
+            assert!(number <= Answer::MAX);
+            assert_eq!(setting.show(number).to_string(), shown, "{name}={value}");
+        }
+        for (name, value) in [
+            ("memory-limit", "0"),
+            ("memory-limit", "101%"),
+            ("memory-limit", "8192T"),
+            ("thp", "on"),
+            ("sheaf-budget", "50%"),
+            ("sheaf-budget", "none"),
+            ("dirty-limit", "50%"),
+            ("decay", "86400001"),
+            ("decay", "-1"),
+            ("decay", ""),
+        ] {
+            let (_, setting) = find(name).unwrap();
+            assert_eq!(setting.parse(value.as_bytes()), None, "{name}={value}");
+        }
+    }
+
+    #[test]
+    fn any_word_is_refused_or_valid() {
+        let words = [0, 1, MOST_BYTES + 1, PERCENT, PERCENT + 101, u64::MAX, NONE];
+        for setting in &SETTINGS {
+            for word in words {
+                // Whatever is shown of a word, showing it never panics.
+                assert!(!setting.show(word).to_string().is_empty());
+            }
+            assert!(!setting.is_valid(u64::MAX), "{}", setting.name);
+            assert!(!setting.is_valid(PERCENT + 101), "{}", setting.name);
+            assert!(setting.is_valid(setting.get()), "{}", setting.name);
+        }
+    }
+}

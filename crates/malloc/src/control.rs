@@ -1,0 +1,76 @@
+//! Does what other processes ask this process for, through the mailbox (`pinfold::segment`).
+//!
+//! A new kind of request needs a number beside [`TRIM`], and one arm in [`serve`], which calls a
+//! function that takes the argument and returns an [`Answer`]. Such a function:
+//!
+//! * runs in a tick: in a slow path of an allocation or free, possibly in a signal handler, or in
+//!   the shepherd's thread;
+//! * checks its argument, which may be any word;
+//! * makes only the system calls that malloc makes, or else the asking command must refuse a
+//!   process with a seccomp filter, as `pinfold list` does for [`MAKE`](pinfold::segment::MAKE).
+
+use crate::changeable::SETTINGS;
+use pinfold::segment::{Answer, Code, GET, SET, SETS, TRIM};
+use pinfold::shepherd::Reach;
+use pinfold::slab;
+
+/// Does what a request asks for.
+pub(crate) fn serve(what: u32, argument: u64, reach: Reach) -> Answer {
+    match what {
+        TRIM => trim(reach),
+        GET => get(argument),
+        SET.. if what - SET < SETS => set((what - SET) as usize, argument),
+        _ => Answer::new(Code::Unknown, 0),
+    }
+}
+
+/// Gives free memory back. A tick that may disturb other CPUs also takes what these keep.
+fn trim(reach: Reach) -> Answer {
+    if reach != Reach::ThisCpu
+        && let Ok(bytes) = slab::shrink_all()
+    {
+        return Answer::new(Code::Done, bytes as u64);
+    }
+    Answer::new(Code::DoneHere, slab::trim_here() as u64)
+}
+
+fn get(number: u64) -> Answer {
+    let setting = usize::try_from(number)
+        .ok()
+        .and_then(|nth| SETTINGS.get(nth));
+    match setting {
+        Some(setting) => Answer::new(Code::Done, setting.get()),
+        None => Answer::new(Code::Unknown, 0),
+    }
+}
+
+fn set(number: usize, value: u64) -> Answer {
+    match SETTINGS.get(number) {
+        Some(setting) if setting.set(value) => Answer::new(Code::Done, setting.get()),
+        Some(setting) => Answer::new(Code::Value, setting.get()),
+        None => Answer::new(Code::Unknown, 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_request_is_answered() {
+        for what in 0..256 {
+            for argument in [0, 1, 4, 5, 1 << 52, 1 << 63, u64::MAX] {
+                if what == TRIM || (SET..SET + 5).contains(&what) && argument <= 1 << 52 {
+                    continue;
+                }
+                let answer = serve(what, argument, Reach::ThisCpu);
+                let code = match what {
+                    GET if argument < 5 => Code::Done,
+                    what if (SET..SET + 5).contains(&what) => Code::Value,
+                    _ => Code::Unknown,
+                };
+                assert_eq!(answer.code(), Some(code), "{what} {argument}");
+            }
+        }
+    }
+}

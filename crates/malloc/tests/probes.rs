@@ -1,0 +1,129 @@
+//! A tracer that is attached to the probes sees sampled allocations and their frees.
+
+use pinfold_malloc::{Pinfold, heap_profile};
+use std::alloc::{GlobalAlloc, Layout};
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::FromRawFd;
+use std::time::{Duration, Instant};
+
+/// A probe in this program's file: the places of its `nop` and of its semaphore.
+struct Probe {
+    at: u64,
+    semaphore: u64,
+}
+
+fn number(file: &[u8], at: u64, bytes: usize) -> u64 {
+    let mut word = [0; 8];
+    word[..bytes].copy_from_slice(&file[at as usize..at as usize + bytes]);
+    u64::from_le_bytes(word)
+}
+
+/// Returns the file's place of an address, by the program headers.
+fn place(file: &[u8], address: u64) -> u64 {
+    let (first, size, count) = (
+        number(file, 32, 8),
+        number(file, 54, 2),
+        number(file, 56, 2),
+    );
+    let headers = (0..count).map(|nth| first + nth * size);
+    let found = headers
+        .filter(|&header| number(file, header, 4) == 1)
+        .find_map(|header| {
+            let (offset, start) = (number(file, header + 8, 8), number(file, header + 16, 8));
+            let within = address.checked_sub(start)?;
+            (within < number(file, header + 32, 8)).then_some(offset + within)
+        });
+    found.expect("an address in the file")
+}
+
+/// Finds the probe `otel_memory:name` by the file's notes.
+fn find(file: &[u8], name: &str) -> Probe {
+    // The provider, the name and the beginning of the arguments, behind three addresses.
+    let text = format!("otel_memory\0{name}\08@");
+    let mut windows = file.windows(text.len());
+    let strings = windows.position(|bytes| bytes == text.as_bytes());
+    let strings = strings.expect("a note for the probe") as u64;
+    Probe {
+        at: place(file, number(file, strings - 24, 8)),
+        semaphore: place(file, number(file, strings - 8, 8)),
+    }
+}
+
+/// Attaches a counter to a probe of this process. Returns `None` if the system does not let it.
+fn attach(probe: &Probe) -> Option<File> {
+    let kind = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type").ok()?;
+    let path = std::ffi::CString::new("/proc/self/exe").unwrap();
+    // The first words of `perf_event_attr`: type and size, config, config1 and config2.
+    let mut attributes = [0_u64; 16];
+    attributes[0] = kind.trim().parse::<u64>().unwrap() | 128 << 32;
+    attributes[1] = probe.semaphore << 32;
+    attributes[7] = path.as_ptr() as u64;
+    attributes[8] = probe.at;
+    // SAFETY: the attributes have the size that they say, and the path lives during the call.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            &raw const attributes,
+            0,
+            -1,
+            -1,
+            0,
+        )
+    };
+    // SAFETY: the call has returned a new descriptor.
+    (fd >= 0).then(|| unsafe { File::from_raw_fd(fd as i32) })
+}
+
+fn count(counter: &mut File) -> u64 {
+    let mut bytes = [0; 8];
+    counter.read_exact(&mut bytes).unwrap();
+    u64::from_le_bytes(bytes)
+}
+
+/// Allocates and frees as many bytes as some samples need, partly on slow paths.
+fn allocate() {
+    for size in [100, 40_000, 900_000] {
+        let layout = Layout::from_size_align(size, 16).unwrap();
+        for _ in 0..40 {
+            // SAFETY: the block is freed once, with its layout.
+            unsafe {
+                let block = Pinfold.alloc(layout);
+                assert!(!block.is_null());
+                Pinfold.dealloc(block, layout);
+            }
+        }
+    }
+}
+
+/// Allocates until `is_done` returns true.
+#[track_caller]
+fn allocate_until(mut is_done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_done() {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "nothing happened for a minute"
+        );
+        allocate();
+    }
+}
+
+#[test]
+fn a_tracer_sees_samples_while_it_is_attached() {
+    allocate();
+    let file = std::fs::read("/proc/self/exe").unwrap();
+    let (alloc, free) = (find(&file, "alloc"), find(&file, "free"));
+    let (Some(mut allocs), Some(mut frees)) = (attach(&alloc), attach(&free)) else {
+        println!("skipped: this system does not let a process attach to its own probes");
+        return;
+    };
+    allocate_until(|| count(&mut allocs) > 20 && count(&mut frees) > 20);
+    assert!(count(&mut frees) <= count(&mut allocs));
+    // Call stacks are not recorded for a tracer.
+    assert!(!heap_profile::is_on());
+    assert_eq!(heap_profile::totals().samples, 0);
+    assert!(heap_profile::is_sampling());
+    drop((allocs, frees));
+    allocate_until(|| !heap_profile::is_sampling());
+}

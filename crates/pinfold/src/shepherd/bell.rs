@@ -1,0 +1,67 @@
+//! The bell: a word in shared memory by which another process wakes this process's shepherds, so
+//! that they look for its requests at once.
+//!
+//! A shepherd's thread sleeps on one futex. Its owner must be able to stop it, so without a bell
+//! the thread sleeps on its own state. With a bell, it sleeps on the bell, and the owner rings too.
+//! A thread at rest makes the same system calls in both cases.
+//!
+//! Another process can store anything to the bell. It can wake the thread as often as it likes. In
+//! the worst case, it undoes the owner's change of the word, and the thread sees the owner's wish
+//! only after its nap. So a thread that sleeps for longer than [`LONGEST`] sleeps on its own state.
+
+use crate::sys;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{Acquire, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU32};
+use core::time::Duration;
+
+/// The longest sleep on the bell.
+const LONGEST: Duration = Duration::from_secs(2);
+
+static BELL: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
+
+/// Has the shepherds of this process sleep on `bell`, a word in memory that other processes share.
+pub fn sleep_on(bell: &'static AtomicU32) {
+    // Release pairs with the acquire in `bell`.
+    BELL.store(core::ptr::from_ref(bell).cast_mut(), Release);
+}
+
+fn bell() -> Option<&'static AtomicU32> {
+    // SAFETY: the address is null, or came from the `&'static` that `sleep_on` was given. Acquire
+    // pairs with the release there.
+    unsafe { BELL.load(Acquire).as_ref() }
+}
+
+/// What a shepherd's thread reads before a tick, to notice a ring during the tick.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rings(u32);
+
+/// Returns the present number of rings.
+pub(super) fn rings() -> Rings {
+    // Acquire pairs with the release of the ringing process: the tick that follows sees its
+    // request.
+    Rings(bell().map_or(0, |bell| bell.load(Acquire)))
+}
+
+/// Sleeps until the owner wakes the thread, until a ring after `before`, or until `time` has
+/// passed. May return sooner. Returns at once if `state` is not `run`.
+pub(super) fn sleep(state: &AtomicU32, run: u32, before: Rings, time: Duration) {
+    match bell().filter(|_| time <= LONGEST) {
+        // Acquire pairs with the release in `stop`. A stop before this load is seen here. A stop
+        // after it changes the bell, which the kernel compares with `before`.
+        Some(_) if state.load(Acquire) != run => {}
+        Some(bell) => sys::wait_for_shared_change(bell, before.0, time),
+        None => sys::wait_for_change(state, run, time),
+    }
+}
+
+/// Stores `stop` to a thread's state, and wakes the thread wherever it sleeps.
+pub(super) fn stop(state: &AtomicU32, stop: u32) {
+    // Release pairs with the acquires of the thread, which sees `stop` and ends.
+    state.store(stop, Release);
+    sys::wake(state);
+    if let Some(bell) = bell() {
+        bell.fetch_add(1, Release);
+        sys::wake_shared(bell);
+    }
+}
