@@ -10,7 +10,9 @@
 //!   process with a seccomp filter, as `pinfold list` does for [`MAKE`](pinfold::segment::MAKE).
 
 use crate::changeable::SETTINGS;
-use pinfold::segment::{Answer, Code, GET, SET, SETS, TRIM};
+use crate::heap_profile::MAX_INTERVAL;
+use crate::profiled;
+use pinfold::segment::{Answer, Code, GET, HEAP_START, HEAP_STOP, SET, SETS, TRIM};
 use pinfold::shepherd::Reach;
 use pinfold::slab;
 
@@ -19,6 +21,8 @@ pub(crate) fn serve(what: u32, argument: u64, reach: Reach) -> Answer {
     match what {
         TRIM => trim(reach),
         GET => get(argument),
+        HEAP_START => heap_start(argument, reach),
+        HEAP_STOP => heap_stop(),
         SET.. if what - SET < SETS => set((what - SET) as usize, argument),
         _ => Answer::new(Code::Unknown, 0),
     }
@@ -32,6 +36,27 @@ fn trim(reach: Reach) -> Answer {
         return Answer::new(Code::Done, bytes as u64);
     }
     Answer::new(Code::DoneHere, slab::trim_here() as u64)
+}
+
+/// Starts a heap profile, and has other processes see it. The asking command refuses a process with
+/// a seccomp filter, because this makes a file and may load a library.
+fn heap_start(interval: u64, reach: Reach) -> Answer {
+    if !(1..=MAX_INTERVAL).contains(&interval) {
+        return Answer::new(Code::Value, 0);
+    }
+    // A slow path may be inside the loader, which must not be called again there.
+    let may_load = reach != Reach::ThisCpu || profiled::loader_is_idle();
+    if may_load && profiled::start(interval) && profiled::show() {
+        return Answer::new(Code::Done, interval);
+    }
+    Answer::new(Code::Refused, 0)
+}
+
+fn heap_stop() -> Answer {
+    if profiled::is_profiling() && profiled::stop() {
+        return Answer::new(Code::Done, 0);
+    }
+    Answer::new(Code::Refused, 0)
 }
 
 fn get(number: u64) -> Answer {
@@ -60,12 +85,16 @@ mod tests {
     fn any_request_is_answered() {
         for what in 0..256 {
             for argument in [0, 1, 4, 5, 1 << 52, 1 << 63, u64::MAX] {
-                if what == TRIM || (SET..SET + 5).contains(&what) && argument <= 1 << 52 {
+                if [TRIM, HEAP_START].contains(&what)
+                    || (SET..SET + 5).contains(&what) && argument <= 1 << 52
+                {
                     continue;
                 }
                 let answer = serve(what, argument, Reach::ThisCpu);
                 let code = match what {
                     GET if argument < 5 => Code::Done,
+                    // There is no profile.
+                    HEAP_STOP => Code::Refused,
                     what if (SET..SET + 5).contains(&what) => Code::Value,
                     _ => Code::Unknown,
                 };

@@ -81,17 +81,18 @@ fn count(counter: &mut File) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Allocates and frees as many bytes as some samples need, partly on slow paths.
+/// Allocates and frees as many bytes as some samples need, partly on slow paths, which tick.
 fn allocate() {
-    for size in [100, 40_000, 900_000] {
+    for (size, count) in [(1000, 3000), (40_000, 40), (900_000, 4)] {
         let layout = Layout::from_size_align(size, 16).unwrap();
-        for _ in 0..40 {
-            // SAFETY: the block is freed once, with its layout.
-            unsafe {
-                let block = Pinfold.alloc(layout);
-                assert!(!block.is_null());
-                Pinfold.dealloc(block, layout);
-            }
+        // SAFETY: the layout has a size.
+        let blocks: Vec<_> = (0..count)
+            .map(|_| unsafe { Pinfold.alloc(layout) })
+            .collect();
+        for block in blocks {
+            assert!(!block.is_null());
+            // SAFETY: the block was allocated above with this layout, and is used no more.
+            unsafe { Pinfold.dealloc(block, layout) };
         }
     }
 }

@@ -71,7 +71,7 @@ pub fn callers(frames: &mut [usize; FRAMES]) -> Option<usize> {
             stacks + (nth + 1) * STACK,
             walk_here,
             (&raw mut this).cast(),
-        )
+        );
     };
     let depth = this.depth;
     OWNERS[nth].store(0, Release);

@@ -49,6 +49,11 @@ pub const MAKE: u32 = 1;
 pub const TRIM: u32 = 2;
 /// Asks for the present value of the setting whose number is the argument.
 pub const GET: u32 = 3;
+/// Asks for a heap profile. The argument is the mean number of bytes from one sample to the next. A
+/// child of a fork makes a file of its own for the profile.
+pub const HEAP_START: u32 = 4;
+/// Asks for the end of the heap profile. The argument is ignored.
+pub const HEAP_STOP: u32 = 5;
 /// Asks for a new value of a setting. The kind is this number plus the setting's. The argument is
 /// the value, and so is the answer's.
 pub const SET: u32 = 16;

@@ -43,8 +43,8 @@ pub use files::{
     F_SEAL_FUTURE_WRITE, FILE, MAILBOX_FILE, PROFILE_FILE, SEALS, commits_strictly, now_ms,
 };
 pub use mailbox::{
-    Answer, Code, GET, MAIL_MAGIC, MAIL_VERSION, MAKE, Mailbox, Posted, Request, SET, SETS, SLOTS,
-    TRIM, Taken,
+    Answer, Code, GET, HEAP_START, HEAP_STOP, MAIL_MAGIC, MAIL_VERSION, MAKE, Mailbox, Posted,
+    Request, SET, SETS, SLOTS, TRIM, Taken,
 };
 
 use crate::{nodes, sys};
