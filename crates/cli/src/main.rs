@@ -6,6 +6,7 @@ use std::process::ExitCode;
 mod bench;
 mod doctor;
 mod figures;
+mod heap;
 mod jitter;
 mod live;
 mod numastat;
@@ -32,6 +33,7 @@ enum Command {
     Stat(live::stat::Args),
     Slabinfo(live::slabinfo::Args),
     Top(live::top::Args),
+    Heap(heap::Args),
     Serve(live::serve::Args),
     Trim(live::control::TrimArgs),
     Set(live::control::SetArgs),
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::Stat(args) => live::stat::main(args),
         Command::Slabinfo(args) => live::slabinfo::main(args),
         Command::Top(args) => live::top::main(args),
+        Command::Heap(args) => heap::main(args),
         Command::Serve(args) => live::serve::main(args),
         Command::Trim(args) => live::control::trim(args),
         Command::Set(args) => live::control::set(args),

@@ -32,7 +32,7 @@ use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE};
 pub const VARIABLE: &str = "PINFOLD_HEAP";
 
 /// Returns the interval that the variable's value means, or `None` for an invalid value.
-pub(crate) fn parse(value: &[u8]) -> Option<u64> {
+pub fn parse(value: &[u8]) -> Option<u64> {
     if value == b"on" {
         return Some(DEFAULT_INTERVAL);
     }

@@ -8,7 +8,10 @@
 //! the value, and the preload library calls [`tell`].
 
 pub use crate::background::VARIABLE as SHEPHERD;
+pub use crate::heap_profile::FILE_VARIABLE as HEAP_FILE;
 pub use crate::live::VARIABLE as SEGMENT;
+pub use crate::profiled::VARIABLE as HEAP;
+pub use crate::profiled::parse as parse_heap_interval;
 pub use pinfold::arena::{HUGE_PAGES_VARIABLE as THP, LIMIT_VARIABLE as MEMORY_LIMIT};
 pub use pinfold::mempolicy::VARIABLE as POLICY;
 pub use pinfold::segment::DIRECTORY_VARIABLE as STATS;
@@ -59,7 +62,7 @@ enum Grammar {
 
 /// Lists all environment variables that Pinfold reads. docs/environment.md describes them in this
 /// order.
-pub static SETTINGS: [Setting; 11] = [
+pub static SETTINGS: [Setting; 13] = [
     Setting {
         name: MEMORY_LIMIT,
         values: "bytes, as 512M, or a percentage from 1% to 100%",
@@ -101,6 +104,20 @@ pub static SETTINGS: [Setting; 11] = [
         default: "0",
         help: "1 finds double frees and writes to freed memory",
         grammar: Grammar::Word(|value| parse_hardened(value).is_some()),
+    },
+    Setting {
+        name: HEAP,
+        values: "on, or bytes from one sample to the next, as 512k",
+        default: "no heap profile",
+        help: "samples allocations with their call stacks from the start",
+        grammar: Grammar::Word(|value| parse_heap_interval(value).is_some()),
+    },
+    Setting {
+        name: HEAP_FILE,
+        values: "the path of a file",
+        default: "none",
+        help: "where a process writes its heap profile at its end; its number is appended",
+        grammar: Grammar::Path,
     },
     Setting {
         name: RSEQ,

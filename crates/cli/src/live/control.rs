@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// How a process is asked.
 #[derive(clap::Args)]
-struct Ask {
+pub struct Ask {
     /// The process id
     #[arg(value_name = "PID", value_parser = super::pid)]
     pid: u32,
@@ -61,7 +61,30 @@ fn patience(text: &str) -> Result<Duration, &'static str> {
         .ok_or("give seconds from 0.01 to 60")
 }
 
+/// Whether a process has a seccomp filter, which may end it at a system call.
+pub enum Seccomp {
+    NoFilter,
+    Filter,
+}
+
 impl Ask {
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    pub fn seccomp(&self) -> Seccomp {
+        match has_filter(self.pid) {
+            true => Seccomp::Filter,
+            false => Seccomp::NoFilter,
+        }
+    }
+
+    /// Asks the process for one thing, and says why there is no answer.
+    pub fn ask_for(&self, what: u32, argument: u64) -> Result<Answer> {
+        let mail = self.open()?;
+        self.ask(&mail, what, argument)
+    }
+
     fn open(&self) -> Result<Mail> {
         Mail::open(self.pid).with_context(|| self.process())
     }

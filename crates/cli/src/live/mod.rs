@@ -11,7 +11,9 @@ mod source;
 pub mod stat;
 pub mod top;
 
+pub use control::{Ask, Seccomp};
 pub use snapshot::{Cache, Snapshot};
+pub use source::{Unreadable, memory_file, name};
 use std::time::Duration;
 
 /// Names the backend of a process.

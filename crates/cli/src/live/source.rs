@@ -139,6 +139,21 @@ impl Source {
     }
 }
 
+/// Reads the process's own file without a name that the kernel calls `link`. The process's number is
+/// the word of 4 bytes behind the first 12. A forked child may have its parent's file.
+pub fn memory_file(pid: u32, link: &str) -> Result<Vec<u8>, Unreadable> {
+    let folder = folder(pid);
+    started(&folder).ok_or(Unreadable::Gone)?;
+    let inner = inner_pid(&folder, pid);
+    for file in files(&folder, link)? {
+        let bytes = bytes_of(&file)?;
+        if bytes.get(12..16) == Some(&inner.to_le_bytes()[..]) {
+            return Ok(bytes);
+        }
+    }
+    Err(Unreadable::NotShown)
+}
+
 /// Returns the name of a process's program, with unprintable characters escaped.
 pub fn name(pid: u32) -> String {
     let name = fs::read(folder(pid).join("comm")).unwrap_or_default();

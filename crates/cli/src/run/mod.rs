@@ -1,6 +1,7 @@
 //! `pinfold run`: starts a program with the library preloaded.
 
 mod environment;
+mod leaks;
 mod library;
 mod placement;
 mod program;
@@ -9,7 +10,7 @@ mod signals;
 mod statistics;
 
 use anyhow::{Context, Result};
-use pinfold_malloc::settings::{HARDENED, POLICY, SHEPHERD, SLAB_DEBUG, STATS};
+use pinfold_malloc::settings::{HARDENED, HEAP, HEAP_FILE, POLICY, SHEPHERD, SLAB_DEBUG, STATS};
 use placement::Placed;
 use program::{Obstacle, Program};
 use std::ffi::{OsStr, OsString};
@@ -61,6 +62,22 @@ pub struct Args {
     #[arg(long)]
     hardened: bool,
 
+    /// Sample the program's allocations for a heap profile, one in BYTES; alone, it means 512k
+    ///
+    /// `pinfold heap dump PID` shows the profile while the program runs. docs/heap-profiles.md
+    /// explains the figures.
+    #[arg(long, value_name = "BYTES", num_args = 0..=1, require_equals = true, default_missing_value = "on", value_parser = |value: &str| environment::option(HEAP, value))]
+    heap: Option<String>,
+
+    /// Have each process write its heap profile to FILE.PID when it ends by itself
+    #[arg(long, value_name = "FILE", requires = "heap")]
+    heap_file: Option<OsString>,
+
+    /// When the program has ended, print to standard error what its processes have not freed, by
+    /// call stack
+    #[arg(long, requires = "heap")]
+    leaks: bool,
+
     /// Take the program's memory from certain nodes, like interleave:0-3; its threads and child
     /// processes inherit this
     ///
@@ -103,10 +120,16 @@ pub fn main(args: Args) -> Result<ExitCode> {
             if args.hardened {
                 command.env(HARDENED, "1");
             }
+            if let Some(interval) = &args.heap {
+                command.env(HEAP, interval);
+            }
+            if let Some(file) = &args.heap_file {
+                command.env(HEAP_FILE, std::path::absolute(file)?);
+            }
         }
     }
-    if args.stats && obstacle.is_none() {
-        run_counted(name, command, placed)
+    if (args.stats || args.leaks) && obstacle.is_none() {
+        run_and_report(name, command, placed, &args)
     } else {
         // `exec` replaces this process, so the program keeps its process id, terminal and signals.
         signals::restore_sigpipe();
@@ -114,12 +137,27 @@ pub fn main(args: Args) -> Result<ExitCode> {
     }
 }
 
-/// Runs the command as a child process, and prints the report when it has ended.
-fn run_counted(name: &OsStr, mut command: Command, placed: Option<Placed>) -> Result<ExitCode> {
+/// Runs the command as a child process, and prints the reports when it has ended.
+fn run_and_report(
+    name: &OsStr,
+    mut command: Command,
+    placed: Option<Placed>,
+    args: &Args,
+) -> Result<ExitCode> {
     let directory = statistics::Directory::make()?;
-    command.env(STATS, directory.path());
+    if args.stats {
+        command.env(STATS, directory.path());
+    }
+    let heap_file = match &args.heap_file {
+        Some(file) => std::path::absolute(file)?,
+        None => directory.path().join(leaks::FILE),
+    };
+    if args.leaks {
+        command.env(HEAP_FILE, &heap_file);
+    }
     signals::prepare_child(&mut command);
     let relay = signals::Relay::start()?;
+    let started = std::time::SystemTime::now();
     let spawned = command.spawn();
     drop(placed);
     let mut child = match spawned {
@@ -129,7 +167,12 @@ fn run_counted(name: &OsStr, mut command: Command, placed: Option<Placed>) -> Re
     relay.send_to(child.id());
     relay.stop_at_the_end();
     let status = child.wait().context("waiting for the command")?;
-    report::print(&directory.read(child.id()));
+    if args.stats {
+        report::print(&directory.read(child.id()));
+    }
+    if args.leaks {
+        leaks::print(&heap_file, started);
+    }
     Ok(exit_code(status))
 }
 

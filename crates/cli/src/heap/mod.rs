@@ -1,0 +1,200 @@
+//! `pinfold heap`: which call stacks hold a process's memory.
+
+mod flame;
+mod pprof;
+mod raw;
+mod report;
+mod symbols;
+
+use crate::figures;
+use crate::live::{Ask, Seccomp, name};
+use anyhow::{Context, Result, bail};
+use pinfold::segment::{Code, HEAP_START, HEAP_STOP};
+use pinfold_malloc::heap_profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
+use pinfold_malloc::settings::parse_heap_interval;
+use raw::Raw;
+use report::What;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use symbols::Profile;
+
+/// Show which call stacks hold a process's memory, by a sample of its allocations
+///
+/// A profile costs a process nothing until it is started. docs/heap-profiles.md explains what the
+/// figures mean.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Start(StartArgs),
+    Stop(StopArgs),
+    Dump(DumpArgs),
+}
+
+/// Start a heap profile in a running process, or change its interval
+#[derive(clap::Args)]
+struct StartArgs {
+    #[command(flatten)]
+    ask: Ask,
+
+    /// The mean bytes from one sample to the next, as 512k: fewer give finer figures and cost more
+    #[arg(long, value_name = "BYTES", value_parser = interval, default_value = "512k")]
+    interval: u64,
+}
+
+/// Stop the heap profile of a process; what was sampled stays known
+#[derive(clap::Args)]
+struct StopArgs {
+    #[command(flatten)]
+    ask: Ask,
+}
+
+/// Print a heap profile, or write it for other tools
+#[derive(clap::Args)]
+struct DumpArgs {
+    /// A process id, or a file: one that a process left at its end, or one of `-o`
+    #[arg(value_name = "PID|FILE")]
+    from: String,
+
+    /// Write the profile for `go tool pprof` and its relatives, as a gzip'd protocol buffer
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Draw a flame graph as an SVG file
+    #[arg(long, value_name = "FILE")]
+    flame: Option<PathBuf>,
+
+    /// Subtract an older profile of the same program
+    #[arg(long, value_name = "OLD")]
+    diff: Option<PathBuf>,
+
+    /// Show everything that was ever allocated, not only what is in use
+    #[arg(long)]
+    alloc: bool,
+
+    /// How many functions to list
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    top: usize,
+
+    /// List the N largest call stacks instead of functions
+    #[arg(long, value_name = "N")]
+    stacks: Option<usize>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn interval(text: &str) -> Result<u64, String> {
+    parse_heap_interval(text.as_bytes()).ok_or_else(|| {
+        format!("give bytes from 1 to {MAX_INTERVAL}, as {DEFAULT_INTERVAL} or 512k")
+    })
+}
+
+pub fn main(args: Args) -> Result<ExitCode> {
+    match args.command {
+        Command::Start(args) => start(&args),
+        Command::Stop(args) => stop(&args),
+        Command::Dump(args) => dump(&args),
+    }
+}
+
+fn start(args: &StartArgs) -> Result<ExitCode> {
+    let (ask, pid) = (&args.ask, args.ask.pid());
+    if let Seccomp::Filter = ask.seccomp() {
+        bail!(
+            "process {pid}: it has a seccomp filter, which may end it at the system calls of a profile's start; start it with `pinfold run --heap`"
+        );
+    }
+    let answer = ask.ask_for(HEAP_START, args.interval)?;
+    match answer.code() {
+        Some(Code::Done) => {}
+        Some(Code::Refused) => bail!(
+            "process {pid}: it cannot start a profile now: it has no memory, or is loading a library; try again"
+        ),
+        _ => bail!("process {pid}: it does not know this request"),
+    }
+    figures::print(&format!(
+        "{} (process {pid}) samples one allocation in {} now\n",
+        name(pid),
+        report::bytes(args.interval as f64)
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn stop(args: &StopArgs) -> Result<ExitCode> {
+    let pid = args.ask.pid();
+    match args.ask.ask_for(HEAP_STOP, 0)?.code() {
+        Some(Code::Done) => {}
+        Some(Code::Refused) => bail!("process {pid}: it has no heap profile that is on"),
+        _ => bail!("process {pid}: it does not know this request"),
+    }
+    figures::print(&format!(
+        "{} (process {pid}) samples no more; `pinfold heap dump {pid}` shows what it sampled\n",
+        name(pid)
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reads a file of a process, or one that this command wrote.
+fn read_file(path: &Path) -> Result<Profile> {
+    let named = || path.display().to_string();
+    let bytes = fs::read(path).with_context(named)?;
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        return pprof::decode(&bytes).with_context(named);
+    }
+    Ok(Profile::of(&Raw::parse(&bytes).with_context(named)?))
+}
+
+fn read(from: &str) -> Result<Profile> {
+    match from.parse::<u32>() {
+        Ok(pid) if pid > 0 => Ok(Profile::of(&Raw::of_process(pid)?)),
+        _ => read_file(Path::new(from)),
+    }
+}
+
+/// Returns the profile of a running process in the format of pprof.
+pub fn pprof_of_process(pid: u32) -> Result<Vec<u8>> {
+    pprof::encode(&Profile::of(&Raw::of_process(pid)?))
+}
+
+/// Returns what a program that has ended left in use, by call stack, from the file that it wrote.
+pub fn leaks(path: &Path) -> Result<String> {
+    let profile = read_file(path)?;
+    let summary = report::summary(&profile, What::InUse);
+    Ok(summary + &report::stacks(&profile, What::InUse, 10))
+}
+
+fn dump(args: &DumpArgs) -> Result<ExitCode> {
+    let mut profile = read(&args.from)?;
+    if let Some(old) = &args.diff {
+        profile.subtract(&read_file(old)?);
+    }
+    let what = match args.alloc {
+        true => What::Allocated,
+        false => What::InUse,
+    };
+    if let Some(path) = &args.output {
+        let named = || path.display().to_string();
+        fs::write(path, pprof::encode(&profile)?).with_context(named)?;
+    }
+    if let Some(path) = &args.flame {
+        flame::draw(&profile, what, path)?;
+    }
+    if args.json {
+        let most = args.stacks.unwrap_or(usize::MAX);
+        figures::print(&format!("{}\n", report::json(&profile, most)))?;
+    } else if args.output.is_none() && args.flame.is_none() {
+        let list = match args.stacks {
+            Some(most) => report::stacks(&profile, what, most),
+            None => report::functions(&profile, what, args.top),
+        };
+        figures::print(&format!("{}\n{list}", report::summary(&profile, what)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,186 @@
+//! Heap profiles as processes write them: in their memory, and in the files that they leave.
+//!
+//! The bytes may hold anything: a process can be killed while it writes its file.
+
+use crate::live::{Unreadable, memory_file, name};
+use anyhow::{Context, Result, bail};
+use pinfold::profile::{Counts, FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, RECORDS_AT, Record};
+use std::fs;
+use std::mem::offset_of;
+use std::path::PathBuf;
+
+/// How the kernel names the file of a running process.
+const LINK: &str = "/memfd:pinfold-heap (deleted)";
+
+/// A call stack, by addresses.
+pub struct Row {
+    /// Return addresses, innermost first.
+    pub frames: Vec<u64>,
+    pub samples: u64,
+    pub freed_samples: u64,
+    pub objects: f64,
+    pub bytes: f64,
+    pub freed_objects: f64,
+    pub freed_bytes: f64,
+}
+
+/// A heap profile without names.
+pub struct Raw {
+    pub pid: u32,
+    /// The program's name, if it is known.
+    pub program: String,
+    /// The mean bytes from one sample to the next.
+    pub interval: u64,
+    pub dropped: u64,
+    pub rows: Vec<Row>,
+    /// The process's mappings, as the kernel lists them.
+    pub maps: String,
+    /// Where the process's files are: its root directory, while it runs.
+    pub root: PathBuf,
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    let word = bytes.get(at..at.checked_add(8)?)?;
+    Some(u64::from_le_bytes(word.try_into().ok()?))
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u32> {
+    let half = bytes.get(at..at.checked_add(4)?)?;
+    Some(u32::from_le_bytes(half.try_into().ok()?))
+}
+
+impl Raw {
+    /// Reads the profile of process `pid`.
+    pub fn of_process(pid: u32) -> Result<Raw> {
+        let process = || format!("process {pid}");
+        let bytes = match memory_file(pid, LINK) {
+            Ok(bytes) => bytes,
+            Err(Unreadable::NotShown) => bail!(
+                "{}: it has no heap profile; start one with `pinfold heap start {pid}`, or start the program with `pinfold run --heap`",
+                process()
+            ),
+            Err(error) => return Err(error).with_context(process),
+        };
+        let folder = PathBuf::from(format!("/proc/{pid}"));
+        let maps = fs::read_to_string(folder.join("maps")).with_context(process)?;
+        let mut raw = Raw::parse(&bytes).with_context(process)?;
+        raw.pid = pid;
+        raw.program = name(pid);
+        raw.maps = maps;
+        raw.root = folder.join("root");
+        Ok(raw)
+    }
+
+    /// Reads the head and the records, and the text behind them.
+    pub fn parse(bytes: &[u8]) -> Result<Raw> {
+        if word(bytes, offset_of!(Head, magic)) != Some(HEAP_MAGIC) {
+            bail!("this is not a heap profile");
+        }
+        let version = half(bytes, offset_of!(Head, version)).unwrap_or(0);
+        if version != HEAP_VERSION {
+            bail!(
+                "this heap profile has version {version}, and this command reads version {HEAP_VERSION}; use the command of the library's release"
+            );
+        }
+        let half = |at| half(bytes, at).unwrap_or(0);
+        let size = half(offset_of!(Head, record_bytes)) as usize;
+        if size < size_of::<Record>() {
+            bail!("this heap profile is damaged: its records have {size} bytes");
+        }
+        let used = half(offset_of!(Head, used)) as usize;
+        let rest = bytes.get(RECORDS_AT..).unwrap_or_default();
+        let rows = rest.chunks_exact(size).take(used).filter_map(row).collect();
+        let text = rest.get(used.saturating_mul(size)..).unwrap_or_default();
+        let raw = Raw {
+            pid: half(offset_of!(Head, pid)),
+            program: String::new(),
+            interval: word(bytes, offset_of!(Head, interval)).unwrap_or(0).max(1),
+            dropped: word(bytes, offset_of!(Head, dropped)).unwrap_or(0),
+            rows,
+            maps: String::from_utf8_lossy(text).into_owned(),
+            root: PathBuf::from("/"),
+        };
+        Ok(raw)
+    }
+}
+
+/// Reads a record. Returns `None` for one that is not complete.
+fn row(bytes: &[u8]) -> Option<Row> {
+    let depth = half(bytes, offset_of!(Record, depth))? as usize;
+    if depth == 0 || depth > FRAMES {
+        return None;
+    }
+    let at = offset_of!(Record, frames);
+    let frames = (0..depth)
+        .map(|nth| word(bytes, at + 8 * nth))
+        .collect::<Option<_>>()?;
+    let count = |at| word(bytes, at).map(|count| count as f64);
+    let one = Counts::ONE as f64;
+    Some(Row {
+        frames,
+        samples: word(bytes, offset_of!(Record, samples))?,
+        freed_samples: word(bytes, offset_of!(Record, freed_samples))?,
+        objects: count(offset_of!(Record, objects))? / one,
+        bytes: count(offset_of!(Record, bytes))?,
+        freed_objects: count(offset_of!(Record, freed_objects))? / one,
+        freed_bytes: count(offset_of!(Record, freed_bytes))?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile() -> Vec<u8> {
+        let mut bytes = vec![0; RECORDS_AT + 2 * size_of::<Record>()];
+        let mut put = |at: usize, word: u64| bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        put(0, HEAP_MAGIC);
+        put(
+            offset_of!(Head, version),
+            u64::from(HEAP_VERSION) | 77 << 32,
+        );
+        put(offset_of!(Head, interval), 4096);
+        put(
+            offset_of!(Head, used),
+            2 | (size_of::<Record>() as u64) << 32,
+        );
+        put(RECORDS_AT + offset_of!(Record, depth), 2);
+        put(RECORDS_AT + offset_of!(Record, bytes), 5000);
+        put(RECORDS_AT + offset_of!(Record, frames), 0x1234);
+        bytes.extend_from_slice(b"maps");
+        bytes
+    }
+
+    #[test]
+    fn complete_records_are_read() {
+        let raw = Raw::parse(&profile()).unwrap();
+        assert_eq!((raw.pid, raw.interval, raw.rows.len()), (77, 4096, 1));
+        assert_eq!(
+            (&raw.rows[0].frames[..], raw.rows[0].bytes),
+            (&[0x1234, 0][..], 5000.0)
+        );
+        assert_eq!(raw.maps, "maps");
+    }
+
+    #[test]
+    fn damaged_profiles_are_refused_or_read_in_part() {
+        let whole = profile();
+        for length in 0..whole.len() {
+            if let Ok(raw) = Raw::parse(&whole[..length]) {
+                assert!(raw.rows.len() <= 1);
+            }
+        }
+        let mut random = 12345_u64;
+        for _ in 0..2000 {
+            let mut bytes = whole.clone();
+            for _ in 0..20 {
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                let at = (random >> 33) as usize % bytes.len();
+                bytes[at] = (random >> 24) as u8;
+            }
+            let _ = Raw::parse(&bytes);
+        }
+    }
+}

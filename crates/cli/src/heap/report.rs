@@ -1,0 +1,204 @@
+//! A heap profile for people: the functions and call stacks that hold the most memory.
+
+use super::symbols::{Profile, Stack, Values, by_key};
+use crate::figures::Table;
+use std::collections::HashSet;
+
+/// What a report counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// What is allocated and not freed.
+    InUse,
+    /// Everything that was ever allocated.
+    Allocated,
+}
+
+impl What {
+    pub fn bytes(self, values: &Values) -> f64 {
+        match self {
+            What::InUse => values.bytes,
+            What::Allocated => values.allocated_bytes,
+        }
+    }
+
+    pub fn objects(self, values: &Values) -> f64 {
+        match self {
+            What::InUse => values.objects,
+            What::Allocated => values.allocated_objects,
+        }
+    }
+
+    pub fn word(self) -> &'static str {
+        match self {
+            What::InUse => "in use",
+            What::Allocated => "allocated",
+        }
+    }
+}
+
+/// Formats bytes, which may be negative in a difference.
+pub fn bytes(n: f64) -> String {
+    const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
+    let mut unit = 0;
+    let mut rest = n;
+    while rest.abs() >= 1024.0 && unit + 1 < UNITS.len() {
+        rest /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{rest:.0} B"),
+        _ => format!("{rest:.1} {}", UNITS[unit]),
+    }
+}
+
+/// Returns the line that sums the profile up.
+pub fn summary(profile: &Profile, what: What) -> String {
+    let totals = profile.totals();
+    let samples = match what {
+        What::InUse => profile.samples,
+        What::Allocated => profile.all_samples,
+    };
+    let mut text = format!(
+        "{}: {} {}, in about {:.0} blocks",
+        profile.title,
+        bytes(what.bytes(&totals)),
+        what.word(),
+        what.objects(&totals),
+    );
+    if samples > 0 {
+        // The estimate is a sum of independent samples of about equal weight.
+        let deviation = 100.0 / (samples as f64).sqrt();
+        text += &format!(
+            "\nestimated from {samples} samples, one in {}; standard deviation about {deviation:.0} %",
+            bytes(profile.interval as f64)
+        );
+    }
+    if profile.dropped > 0 {
+        text += &format!(
+            "\n{} samples were dropped, because a table was full or the stack could not be walked",
+            profile.dropped
+        );
+    }
+    let nameless = profile.nameless();
+    if nameless > 0 {
+        text += &format!(
+            "\n{nameless} of {} addresses have no function's name",
+            profile.locations.len()
+        );
+    }
+    text + "\n"
+}
+
+/// Lists the functions, those that allocate the most first.
+pub fn functions(profile: &Profile, what: What, most: usize) -> String {
+    let total = what.bytes(&profile.totals());
+    let flat = by_key(
+        profile
+            .stacks
+            .iter()
+            .filter_map(|stack| Some((profile.functions(stack).next()?, stack.values))),
+    );
+    let cumulative = by_key(profile.stacks.iter().flat_map(|stack| {
+        let functions: HashSet<String> = profile.functions(stack).collect();
+        functions
+            .into_iter()
+            .map(|function| (function, stack.values))
+    }));
+    let mut rows: Vec<_> = cumulative.into_iter().collect();
+    let flat_of = |name: &String| flat.get(name).copied().unwrap_or_default();
+    rows.sort_by(|(a, x), (b, y)| {
+        let key = |name, values| (what.bytes(&flat_of(name)).abs(), what.bytes(values).abs());
+        let (first, second) = (key(a, x), key(b, y));
+        second
+            .partial_cmp(&first)
+            .unwrap_or(std::cmp::Ordering::Equal)
+            .then(a.cmp(b))
+    });
+    let percent = |n: f64| match total {
+        0.0 => "-".to_owned(),
+        total => format!("{:.1}%", 100.0 * n / total),
+    };
+    let mut table = Table::new(["FUNCTION", "FLAT", "FLAT%", "CUM", "CUM%", "BLOCKS"]);
+    for (name, all) in rows.into_iter().take(most) {
+        let own = flat_of(&name);
+        table.row([
+            name,
+            bytes(what.bytes(&own)),
+            percent(what.bytes(&own)),
+            bytes(what.bytes(&all)),
+            percent(what.bytes(&all)),
+            format!("{:.0}", what.objects(&own)),
+        ]);
+    }
+    table.to_string()
+}
+
+/// Returns the call stacks that allocate the most, largest first.
+pub fn largest(profile: &Profile, what: What, most: usize) -> Vec<&Stack> {
+    let mut stacks: Vec<&Stack> = profile
+        .stacks
+        .iter()
+        .filter(|stack| what.bytes(&stack.values) != 0.0)
+        .collect();
+    stacks.sort_by(|a, b| {
+        let (a, b) = (what.bytes(&a.values).abs(), what.bytes(&b.values).abs());
+        b.partial_cmp(&a).unwrap_or(std::cmp::Ordering::Equal)
+    });
+    stacks.truncate(most);
+    stacks
+}
+
+/// Lists the call stacks that allocate the most.
+pub fn stacks(profile: &Profile, what: What, most: usize) -> String {
+    let mut text = String::new();
+    for stack in largest(profile, what, most) {
+        text += &format!(
+            "{} in about {:.0} blocks, {}, from:\n",
+            bytes(what.bytes(&stack.values)),
+            what.objects(&stack.values),
+            what.word(),
+        );
+        for &nth in &stack.locations {
+            let location = &profile.locations[nth];
+            if location.lines.is_empty() {
+                text += &format!("    {}\n", profile.address(location));
+            }
+            for line in &location.lines {
+                text += &match line.file.as_str() {
+                    "" => format!("    {}\n", line.function),
+                    file => format!("    {} ({file}:{})\n", line.function, line.line),
+                };
+            }
+        }
+    }
+    text
+}
+
+/// Returns the profile as one JSON object.
+pub fn json(profile: &Profile, most: usize) -> serde_json::Value {
+    let totals = profile.totals();
+    let values = |values: &Values| {
+        serde_json::json!({
+            "inuse_bytes": values.bytes.round(),
+            "inuse_objects": values.objects.round(),
+            "alloc_bytes": values.allocated_bytes.round(),
+            "alloc_objects": values.allocated_objects.round(),
+        })
+    };
+    let stacks: Vec<_> = largest(profile, What::InUse, most)
+        .into_iter()
+        .map(|stack| {
+            let functions: Vec<String> = profile.functions(stack).collect();
+            serde_json::json!({"functions": functions, "values": values(&stack.values)})
+        })
+        .collect();
+    serde_json::json!({"heap": {
+        "process": profile.title,
+        "interval_bytes": profile.interval,
+        "samples": profile.all_samples,
+        "samples_in_use": profile.samples,
+        "dropped": profile.dropped,
+        "totals": values(&totals),
+        "stacks": stacks,
+    }})
+}

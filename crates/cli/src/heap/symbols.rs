@@ -1,0 +1,350 @@
+//! A heap profile with the names of functions.
+
+use super::raw::{Raw, Row};
+use blazesym::helper::read_elf_build_id;
+use blazesym::symbolize::source::{Elf, Source};
+use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// A part of a file that the process has mapped.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mapping {
+    pub start: u64,
+    pub end: u64,
+    pub offset: u64,
+    pub path: String,
+    pub build_id: String,
+}
+
+/// A function, and the line in it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Line {
+    pub function: String,
+    pub file: String,
+    pub line: i64,
+}
+
+/// An address in a call stack.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Location {
+    pub address: u64,
+    /// Its index in [`Profile::mappings`].
+    pub mapping: Option<usize>,
+    /// The functions at this address, innermost first: inlined ones come before their callers. Empty
+    /// if no name is known.
+    pub lines: Vec<Line>,
+}
+
+/// What a call stack allocated.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Values {
+    pub allocated_objects: f64,
+    pub allocated_bytes: f64,
+    pub objects: f64,
+    pub bytes: f64,
+}
+
+impl Values {
+    /// Adds `other`, `times` times.
+    pub fn add(&mut self, other: &Values, times: f64) {
+        self.allocated_objects += times * other.allocated_objects;
+        self.allocated_bytes += times * other.allocated_bytes;
+        self.objects += times * other.objects;
+        self.bytes += times * other.bytes;
+    }
+}
+
+/// A call stack.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stack {
+    /// Indexes in [`Profile::locations`], innermost first.
+    pub locations: Vec<usize>,
+    pub values: Values,
+}
+
+/// A heap profile with names.
+#[derive(Clone, Debug, Default)]
+pub struct Profile {
+    /// Whose profile it is, for people.
+    pub title: String,
+    pub interval: u64,
+    pub dropped: u64,
+    /// How many samples are in use.
+    pub samples: u64,
+    /// How many samples were taken.
+    pub all_samples: u64,
+    pub mappings: Vec<Mapping>,
+    pub locations: Vec<Location>,
+    pub stacks: Vec<Stack>,
+}
+
+/// Functions of an allocator that a program calls, and what lies between them and the allocator.
+const ENTRIES: [&str; 22] = [
+    "malloc",
+    "calloc",
+    "realloc",
+    "reallocarray",
+    "memalign",
+    "aligned_alloc",
+    "posix_memalign",
+    "valloc",
+    "pvalloc",
+    "operator new",
+    "pinfold",
+    "__libc_malloc",
+    "__libc_calloc",
+    "__libc_realloc",
+    "__rust_alloc",
+    "__rust_realloc",
+    "__rustc::__rust",
+    "alloc::alloc::",
+    "<alloc::alloc::Global",
+    "<pinfold",
+    "_Znwm",
+    "_Znam",
+];
+
+/// Returns whether a location belongs to the allocator, not to the program.
+fn is_own(location: &Location, mappings: &[Mapping]) -> bool {
+    let path = location
+        .mapping
+        .map(|mapping| mappings[mapping].path.as_str());
+    let file = path.and_then(|path| Path::new(path).file_name()?.to_str());
+    let in_library = file.is_some_and(|file| file.starts_with("libpinfold"));
+    let is_entry = |line: &Line| {
+        let name = line.function.as_str();
+        ENTRIES.iter().any(|entry| match *entry {
+            "pinfold" | "operator new" => name.starts_with(entry),
+            _ if entry.ends_with(':') || entry.starts_with('<') || entry.starts_with("__rust") => {
+                name.starts_with(entry)
+            }
+            _ => name == *entry,
+        })
+    };
+    in_library || (!location.lines.is_empty() && location.lines.iter().all(is_entry))
+}
+
+/// Parses the lines of `/proc/PID/maps` that are about executable files.
+fn mappings(maps: &str) -> Vec<Mapping> {
+    let parse = |line: &str| {
+        let mut words = line.splitn(6, ' ');
+        let (start, end) = words.next()?.split_once('-')?;
+        let executable = words.next()?.contains('x');
+        let offset = words.next()?;
+        let path = words.nth(2)?.trim_start();
+        let hex = |text| u64::from_str_radix(text, 16).ok();
+        (executable && path.starts_with('/')).then_some(Mapping {
+            start: hex(start)?,
+            end: hex(end)?,
+            offset: hex(offset)?,
+            path: path.trim_end_matches(" (deleted)").to_owned(),
+            build_id: String::new(),
+        })
+    };
+    maps.lines().filter_map(parse).collect()
+}
+
+fn line_of(code: Option<&CodeInfo<'_>>, function: &str) -> Line {
+    Line {
+        function: function.to_owned(),
+        file: code.map_or_else(String::new, |code| code.to_path().display().to_string()),
+        line: code.and_then(|code| code.line).map_or(0, i64::from),
+    }
+}
+
+/// Returns the functions of a symbol, innermost first.
+fn lines(symbol: &Sym<'_>) -> Vec<Line> {
+    // The symbol's own line is that of the outermost function. Each inlined function has the line of
+    // the next inner one.
+    let mut lines = vec![line_of(symbol.code_info.as_deref(), &symbol.name)];
+    for inlined in &symbol.inlined {
+        lines.push(line_of(inlined.code_info.as_ref(), &inlined.name));
+    }
+    lines.reverse();
+    lines
+}
+
+impl Profile {
+    /// Finds the names for a profile's addresses.
+    pub fn of(raw: &Raw) -> Profile {
+        let mut mappings = mappings(&raw.maps);
+        let mut addresses: Vec<u64> = raw
+            .rows
+            .iter()
+            .flat_map(|row| &row.frames)
+            .copied()
+            .collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let mut locations: Vec<Location> = addresses
+            .iter()
+            .map(|&address| Location {
+                address,
+                mapping: mappings
+                    .iter()
+                    .position(|mapping| (mapping.start..mapping.end).contains(&address)),
+                lines: Vec::new(),
+            })
+            .collect();
+        let symbolizer = Symbolizer::new();
+        for (nth, mapping) in mappings.iter_mut().enumerate() {
+            name_all(&symbolizer, mapping, nth, &raw.root, &mut locations);
+        }
+        let stacks = raw
+            .rows
+            .iter()
+            .map(|row| stack(row, &addresses, &locations, &mappings));
+        let stacks = stacks.collect();
+        let program = match raw.program.as_str() {
+            "" => String::new(),
+            name => format!("{name} "),
+        };
+        Profile {
+            title: format!("{program}(process {})", raw.pid),
+            interval: raw.interval,
+            dropped: raw.dropped,
+            samples: raw
+                .rows
+                .iter()
+                .map(|row| row.samples.saturating_sub(row.freed_samples))
+                .sum(),
+            all_samples: raw.rows.iter().map(|row| row.samples).sum(),
+            mappings,
+            locations,
+            stacks,
+        }
+    }
+
+    /// Returns the sums over all call stacks.
+    pub fn totals(&self) -> Values {
+        let mut totals = Values::default();
+        for stack in &self.stacks {
+            totals.add(&stack.values, 1.0);
+        }
+        totals
+    }
+
+    /// Returns how many addresses have no name.
+    pub fn nameless(&self) -> usize {
+        let is_nameless = |location: &&Location| location.lines.is_empty();
+        self.locations.iter().filter(is_nameless).count()
+    }
+
+    /// Returns the functions of a call stack, innermost first, without lines.
+    pub fn functions<'p>(&'p self, stack: &'p Stack) -> impl Iterator<Item = String> + 'p {
+        stack.locations.iter().flat_map(|&nth| {
+            let location = &self.locations[nth];
+            let names: Vec<String> = match location.lines.is_empty() {
+                true => vec![self.address(location)],
+                false => location
+                    .lines
+                    .iter()
+                    .map(|line| line.function.clone())
+                    .collect(),
+            };
+            names
+        })
+    }
+
+    /// Names an address by its file.
+    pub fn address(&self, location: &Location) -> String {
+        match location.mapping.map(|nth| &self.mappings[nth]) {
+            Some(mapping) => {
+                let file = mapping.path.rsplit('/').next().unwrap_or_default();
+                format!(
+                    "{file}+{:#x}",
+                    location.address - mapping.start + mapping.offset
+                )
+            }
+            None => format!("{:#x}", location.address),
+        }
+    }
+
+    /// Subtracts an older profile.
+    pub fn subtract(&mut self, old: &Profile) {
+        let (locations, mappings) = (self.locations.len(), self.mappings.len());
+        self.mappings.extend(old.mappings.iter().cloned());
+        self.locations
+            .extend(old.locations.iter().map(|location| Location {
+                mapping: location.mapping.map(|nth| nth + mappings),
+                ..location.clone()
+            }));
+        for stack in &old.stacks {
+            let mut values = Values::default();
+            values.add(&stack.values, -1.0);
+            self.stacks.push(Stack {
+                locations: stack.locations.iter().map(|nth| nth + locations).collect(),
+                values,
+            });
+        }
+    }
+}
+
+/// Names the locations in a mapping, and sets its build id. Leaves them without names if the file
+/// cannot be read.
+fn name_all(
+    symbolizer: &Symbolizer,
+    mapping: &mut Mapping,
+    nth: usize,
+    root: &Path,
+    locations: &mut [Location],
+) {
+    let mut inside: Vec<&mut Location> = locations
+        .iter_mut()
+        .filter(|location| location.mapping == Some(nth))
+        .collect();
+    if inside.is_empty() {
+        return;
+    }
+    let path: PathBuf = root.join(mapping.path.trim_start_matches('/'));
+    if let Ok(Some(id)) = read_elf_build_id(&path) {
+        mapping.build_id = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    }
+    // A return address is behind its call, which may be the function's last instruction.
+    let offsets: Vec<u64> = inside
+        .iter()
+        .map(|location| location.address - 1 - mapping.start + mapping.offset)
+        .collect();
+    let source = Source::Elf(Elf::new(&path));
+    let Ok(found) = symbolizer.symbolize(&source, Input::FileOffset(&offsets)) else {
+        return;
+    };
+    for (location, symbolized) in inside.iter_mut().zip(found) {
+        if let Symbolized::Sym(symbol) = symbolized {
+            location.lines = lines(&symbol);
+        }
+    }
+}
+
+/// Makes a call stack of the program's own frames.
+fn stack(row: &Row, addresses: &[u64], locations: &[Location], mappings: &[Mapping]) -> Stack {
+    let index = |address: &u64| addresses.binary_search(address).unwrap_or(0);
+    let all: Vec<usize> = row.frames.iter().map(index).collect();
+    let own = all
+        .iter()
+        .take_while(|&&nth| is_own(&locations[nth], mappings))
+        .count();
+    // A call stack of the allocator alone keeps its outermost frame.
+    let kept = all[own.min(all.len() - 1)..].to_vec();
+    Stack {
+        locations: kept,
+        values: Values {
+            allocated_objects: row.objects,
+            allocated_bytes: row.bytes,
+            objects: (row.objects - row.freed_objects).max(0.0),
+            bytes: (row.bytes - row.freed_bytes).max(0.0),
+        },
+    }
+}
+
+/// Adds up what is the same for a caller: the values by key.
+pub fn by_key<K: std::hash::Hash + Eq>(
+    values: impl Iterator<Item = (K, Values)>,
+) -> HashMap<K, Values> {
+    let mut sums: HashMap<K, Values> = HashMap::new();
+    for (key, value) in values {
+        sums.entry(key).or_default().add(&value, 1.0);
+    }
+    sums
+}
