@@ -18,9 +18,10 @@
 //! malloc does, because it may be in a sandbox. So it puts private memory in the place of the
 //! segment, with the counts that the parent had at the fork. It keeps the parent's mailbox.
 //!
-//! A process that wants to read the child puts a request ([`MAKE`]) into the mailbox, after it has found
-//! that no filter forbids the child system calls. If the child looks in time, it makes a segment of
-//! its own. A late look ignores the request, because the child may have a filter by then.
+//! A process that wants to read the child puts a request ([`MAKE`]) into the mailbox, after it has
+//! found that no filter forbids the child system calls. If the child looks in time, it makes a
+//! segment of its own. A late look ignores the request, because the child may have a filter by
+//! then.
 //!
 //! | state of the memory | written by | leaves it |
 //! |---|---|---|
