@@ -86,10 +86,7 @@ pub(crate) fn start() {
     if head.is_null() {
         return;
     }
-    if !file.keep(SEGMENT_MODE, segment::SEALS) {
-        unmap(head, parts.end);
-        return;
-    }
+    file.keep(SEGMENT_MODE, segment::SEALS);
     // SAFETY: `getpid` has no preconditions.
     PID.store(unsafe { libc::getpid() } as u32, Relaxed);
     HEAD.store(head, Relaxed);
@@ -119,9 +116,8 @@ fn make_mailbox() {
     };
     let mailbox = file.map(size).cast::<Mailbox>();
     // SAFETY: a mapping of this size, all zeroes, which stays mapped.
-    if let Some(shared) = unsafe { mailbox.cast_const().as_ref() }
-        && file.keep(MAILBOX_MODE, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)
-    {
+    if let Some(shared) = unsafe { mailbox.cast_const().as_ref() } {
+        file.keep(MAILBOX_MODE, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW);
         shared.fill_in();
         // Release pairs with the acquire in `look`.
         MAILBOX.store(mailbox, Release);
@@ -146,7 +142,8 @@ impl Drop for File {
 }
 
 impl File {
-    /// Makes a file of `size` zero bytes. Returns `None` if the system refuses.
+    /// Makes a file of `size` zero bytes, whose descriptor is out of the program's way. Returns
+    /// `None` if the system refuses.
     fn make(name: &CStr, size: usize) -> Option<File> {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // Newer kernels want to be told that nobody executes the file. Older ones refuse the flag.
@@ -154,7 +151,12 @@ impl File {
         if fd < 0 {
             fd = memory_file(name, flags);
         }
-        let file = (fd >= 0).then_some(File(fd))?;
+        let low = (fd >= 0).then_some(File(fd))?;
+        // The program may rely on the lowest free numbers, so the low one is closed at once.
+        // SAFETY: the call uses no memory of this process.
+        let high = unsafe { libc::fcntl(low.0, libc::F_DUPFD_CLOEXEC, HIGH as libc::c_int) };
+        drop(low);
+        let file = (high >= 0).then_some(File(high))?;
         // SAFETY: `ftruncate` and `posix_fallocate` use no memory of this process.
         let has_size = unsafe {
             if segment::commits_strictly() {
@@ -178,9 +180,8 @@ impl File {
         at.cast()
     }
 
-    /// Sets the file's mode, seals it, and moves its descriptor out of the program's way. Returns
-    /// whether the file stays open.
-    fn keep(self, mode: libc::mode_t, seals: libc::c_int) -> bool {
+    /// Sets the file's mode, seals it, and leaves its descriptor open.
+    fn keep(self, mode: libc::mode_t, seals: libc::c_int) {
         // SAFETY: the calls use no memory of this process.
         unsafe {
             libc::fchmod(self.0, mode);
@@ -189,8 +190,9 @@ impl File {
                 let known = seals & !segment::F_SEAL_FUTURE_WRITE;
                 libc::fcntl(self.0, libc::F_ADD_SEALS, known | libc::F_SEAL_SEAL);
             }
-            libc::fcntl(self.0, libc::F_DUPFD_CLOEXEC, HIGH as libc::c_int) >= 0
         }
+        // The descriptor stays open until the process ends.
+        core::mem::forget(self);
     }
 }
 

@@ -15,6 +15,7 @@
 
 use super::{deferred, descriptor, idle, sheaf_units};
 use crate::arena::{self, budget};
+use crate::topology::facts;
 use pinfold_rseq::FenceError;
 
 /// Calls `alloc`. If `alloc` fails because it was refused memory, gives free memory back and calls
@@ -58,6 +59,13 @@ pub fn trim_here() -> usize {
     let before = arena::returned();
     give_back(true);
     arena::returned().saturating_sub(before) as usize
+}
+
+/// Does what [`shrink_all`] does. Returns `None`, and gives nothing back, if some CPUs are isolated:
+/// another process must not interrupt them. Also returns `None` if the kernel cannot fence.
+#[cold]
+pub fn trim_everywhere() -> Option<usize> {
+    (!facts::any_quiet()).then(shrink_all)?.ok()
 }
 
 fn give_back(with_pages: bool) {
