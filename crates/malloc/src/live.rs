@@ -73,9 +73,7 @@ pub(crate) fn start() {
         return;
     }
     let parts = Parts::here();
-    // A larger file than the limit allows would get the process a signal.
-    let has_room = limit(libc::RLIMIT_FSIZE) >= parts.end as libc::rlim_t
-        && limit(libc::RLIMIT_NOFILE) >= HIGH + 16;
+    let has_room = limit(libc::RLIMIT_NOFILE) >= HIGH + 16;
     let Some(file) = has_room
         .then(|| File::make(segment::FILE, parts.end))
         .flatten()
@@ -145,6 +143,11 @@ impl File {
     /// Makes a file of `size` zero bytes, whose descriptor is out of the program's way. Returns
     /// `None` if the system refuses.
     fn make(name: &CStr, size: usize) -> Option<File> {
+        // A larger file than the limit allows would get the process a signal. A forked child may
+        // have a lower limit than its parent.
+        if limit(libc::RLIMIT_FSIZE) < size as libc::rlim_t {
+            return None;
+        }
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // Newer kernels want to be told that nobody executes the file. Older ones refuse the flag.
         let mut fd = memory_file(name, flags | libc::MFD_NOEXEC_SEAL);
@@ -351,9 +354,9 @@ fn make_in_child() {
     // SAFETY: both mappings have this size, and belong to this module. The exchange is atomic for
     // threads that count at the old place.
     let moved = unsafe { libc::mremap(fresh.cast(), parts.end, parts.end, flags, head) };
-    fork::parent();
     if moved == libc::MAP_FAILED {
-        // The kernel may have unmapped the old place before it failed.
+        // The kernel may have unmapped the old place before it failed. The locks keep most threads
+        // away from that place until it has memory again.
         let private = map_private(head, parts.end);
         if private.is_null() {
             pinfold::abort(format_args!("the system has no memory for the statistics"));
@@ -363,4 +366,5 @@ fn make_in_child() {
     } else {
         file.keep(SEGMENT_MODE, segment::SEALS);
     }
+    fork::parent();
 }
