@@ -377,7 +377,8 @@ kill $new; rm "$lines"
 
 #[test]
 fn a_process_with_a_reused_number_is_another_process() {
-    // Only root may choose numbers, in a namespace of its own. `timeout` ends a `stat` that goes on.
+    // Only root may choose numbers, in a namespace of its own. `timeout` ends a `stat` that goes
+    // on.
     let unshare = [
         "120",
         "unshare",
@@ -402,7 +403,7 @@ fn a_process_with_a_reused_number_is_another_process() {
     }
     let (out, error) = (&output.stdout, String::from_utf8_lossy(&output.stderr));
     assert!(
-        out.starts_with(b"stat ended"),
+        output.status.success() && out.starts_with(b"stat ended"),
         "{:?}: {error}",
         output.status
     );

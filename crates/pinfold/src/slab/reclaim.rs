@@ -61,8 +61,9 @@ pub fn trim_here() -> usize {
     arena::returned().saturating_sub(before) as usize
 }
 
-/// Does what [`shrink_all`] does. Returns `None`, and gives nothing back, if some CPUs are isolated:
-/// another process must not interrupt them. Also returns `None` if the kernel cannot fence.
+/// Does what [`shrink_all`] does. Returns `None`, and gives nothing back, if some CPUs are
+/// isolated: another process must not interrupt them. Also returns `None` if the kernel cannot
+/// fence.
 #[cold]
 pub fn trim_everywhere() -> Option<usize> {
     (!facts::any_quiet()).then(shrink_all)?.ok()
