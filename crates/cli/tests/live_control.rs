@@ -82,10 +82,8 @@ fn forbid_large_files() {
         rlim_max: 4096,
     };
     // SAFETY: `limit` is readable.
-    assert_eq!(
-        unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) },
-        0
-    );
+    let set = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) };
+    assert_eq!(set, 0);
 }
 
 /// Has the kernel end this process at system calls that malloc does not make.

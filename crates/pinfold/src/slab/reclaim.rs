@@ -51,9 +51,11 @@ pub(crate) fn reclaim() {
     give_back(budget::is_limited());
 }
 
-/// Gives back what [`reclaim`] gives back, and pages of free objects in slabs even without a limit.
-/// Makes only system calls that malloc makes, and waits for no other CPU. Returns how many bytes
-/// went back, also by other threads during the call. The caller holds no lock.
+/// Gives back all free memory that this thread can reach without stopping another CPU, and pages of
+/// free objects in slabs even without a limit. Returns how many bytes went back, also by other
+/// threads during the call.
+///
+/// Makes only system calls that malloc makes. The caller holds no lock.
 #[cold]
 pub fn trim_here() -> usize {
     let before = arena::returned();
