@@ -34,6 +34,7 @@ fn role() {
     if role == "forks" {
         fork_child("child", || {});
         fork_child("filtered", forbid_new_calls);
+        fork_child("limited", forbid_large_files);
     }
     println!("ready");
     match role.as_str() {
@@ -72,6 +73,17 @@ fn work() {
         drop(black_box((blocks, vec![1u8; 2 << 20])));
         sleep(Duration::from_millis(5));
     }
+}
+
+/// Has the kernel send a signal to this process if it makes a file larger than a page.
+fn forbid_large_files() {
+    let limit = libc::rlimit {
+        rlim_cur: 4096,
+        rlim_max: 4096,
+    };
+    // SAFETY: `limit` is readable.
+    let set = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) };
+    assert_eq!(set, 0);
 }
 
 /// Has the kernel end this process at system calls that malloc does not make.
@@ -123,7 +135,8 @@ struct Program {
     program: Child,
     input: ChildStdin,
     lines: BufReader<ChildStdout>,
-    /// The children that it has forked: the free one, and the one with a filter.
+    /// The children that it has forked: the free one, the one with a filter, and the one that may
+    /// have no large file.
     children: Vec<u32>,
 }
 
@@ -161,7 +174,7 @@ impl Program {
         while !line.contains(words) {
             line.clear();
             assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "it ended");
-            let child: Option<u32> = ["child ", "filtered "].iter().find_map(|word| {
+            let child: Option<u32> = ["child ", "filtered ", "limited "].iter().find_map(|word| {
                 let (_, number) = line.split_once(word)?;
                 number.trim().parse().ok()
             });
@@ -324,13 +337,13 @@ fn bad_words_are_refused_before_the_process_is_asked() {
 }
 
 #[test]
-fn a_sandboxed_child_does_what_needs_no_new_system_call() {
+fn sandboxed_children_do_what_they_may_and_live_on() {
     let program = Program::start("forks");
-    let [child, filtered] = program.children[..] else {
+    let [child, filtered, limited] = program.children[..] else {
         panic!("{:?}", program.children);
     };
     // The requests to the parent and to the other child are in the same mailbox.
-    for pid in [program.program.id(), child, filtered] {
+    for pid in [program.program.id(), child, filtered, limited] {
         let pid = pid.to_string();
         ask(&["trim", &pid]);
         ask(&["set", &pid, "decay=700"]);
@@ -344,7 +357,7 @@ fn a_sandboxed_child_does_what_needs_no_new_system_call() {
     assert_eq!(code, Some(2));
     assert!(error.contains("seccomp"), "{error}");
     sleep(Duration::from_millis(1500));
-    assert!(is_alive(child) && is_alive(filtered));
+    assert!(is_alive(child) && is_alive(filtered) && is_alive(limited));
 }
 
 /// Maps a program's mailbox.

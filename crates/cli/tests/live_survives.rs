@@ -321,3 +321,90 @@ fn many_processes_are_listed_and_served() {
     let (_, rest) = metrics.rsplit_once("# EOF\n").unwrap();
     assert!(rest.len() < 10, "{rest}");
 }
+
+#[test]
+fn another_user_is_told_who_may_look() {
+    use std::os::unix::process::CommandExt;
+    // Root's test asks as `nobody`. Any other user asks about root's first process.
+    // SAFETY: the call has no preconditions.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let program = program();
+    let pid = if is_root {
+        program.0.id().to_string()
+    } else {
+        "1".to_owned()
+    };
+    for words in [
+        &["stat", &pid][..],
+        &["slabinfo", &pid],
+        &["top", "--once", &pid],
+        &["serve", "--listen", "127.0.0.1:0", &pid],
+        &["trim", &pid],
+        &["set", &pid, "decay=1"],
+    ] {
+        let mut command = pinfold(words);
+        if is_root {
+            command.uid(65_534).gid(65_534);
+        }
+        let Ok(output) = command.output() else {
+            println!("skipped: nobody may not run the command here");
+            return;
+        };
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {error}");
+        assert!(
+            error.contains(&pid) && error.contains("may not look"),
+            "{words:?}: {error}"
+        );
+    }
+}
+
+/// Kills a process and starts another one with the same number while `pinfold stat` reads it.
+const REUSE: &str = r#"
+"$0" run -- sleep 100 & old=$!
+until [ "$("$0" stat $old | wc -l)" = 3 ]; do sleep 0.1; done
+lines=$(mktemp)
+"$0" stat $old 0.05 > "$lines" & stat=$!
+until [ -s "$lines" ]; do sleep 0.1; done
+kill -9 $old; wait $old
+echo $((old - 1)) > /proc/sys/kernel/ns_last_pid || exit 77
+"$0" run -- sleep 100 & new=$!
+[ $old = $new ] || exit 77
+until [ "$("$0" stat $new | wc -l)" = 3 ]; do sleep 0.1; done
+wait $stat; echo "stat ended"
+kill $new; rm "$lines"
+"#;
+
+#[test]
+fn a_process_with_a_reused_number_is_another_process() {
+    // Only root may choose numbers, in a namespace of its own. `timeout` ends a `stat` that goes
+    // on.
+    let unshare = [
+        "120",
+        "unshare",
+        "--kill-child",
+        "-p",
+        "-f",
+        "--mount-proc",
+        "sh",
+        "-c",
+        REUSE,
+    ];
+    let output = Command::new("timeout")
+        .args(unshare)
+        .arg(env!("CARGO_BIN_EXE_pinfold"))
+        .env_remove("LD_PRELOAD")
+        .output();
+    let Ok(output) = output else {
+        return println!("skipped: there is no timeout");
+    };
+    if matches!(output.status.code(), Some(1 | 77 | 127)) {
+        return println!("skipped: this user cannot choose the numbers of processes");
+    }
+    let (out, error) = (&output.stdout, String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && out.starts_with(b"stat ended"),
+        "{:?}: {error}",
+        output.status
+    );
+}

@@ -31,7 +31,7 @@ pub(crate) fn serve(what: u32, argument: u64, reach: Reach) -> Answer {
 /// Gives free memory back. A tick that may disturb other CPUs also takes what these keep.
 fn trim(reach: Reach) -> Answer {
     if reach != Reach::ThisCpu
-        && let Ok(bytes) = slab::shrink_all()
+        && let Some(bytes) = slab::trim_everywhere()
     {
         return Answer::new(Code::Done, bytes as u64);
     }

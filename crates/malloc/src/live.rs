@@ -18,9 +18,10 @@
 //! malloc does, because it may be in a sandbox. So it puts private memory in the place of the
 //! segment, with the counts that the parent had at the fork. It keeps the parent's mailbox.
 //!
-//! A process that wants to read the child puts a request ([`MAKE`]) into the mailbox, after it has found
-//! that no filter forbids the child system calls. If the child looks in time, it makes a segment of
-//! its own. A late look ignores the request, because the child may have a filter by then.
+//! A process that wants to read the child puts a request ([`MAKE`]) into the mailbox, after it has
+//! found that no filter forbids the child system calls. If the child looks in time, it makes a
+//! segment of its own. A late look ignores the request, because the child may have a filter by
+//! then.
 //!
 //! | state of the memory | written by | leaves it |
 //! |---|---|---|
@@ -104,9 +105,8 @@ fn make_mailbox() {
     };
     let mailbox = file.map(size).cast::<Mailbox>();
     // SAFETY: a mapping of this size, all zeroes, which stays mapped.
-    if let Some(shared) = unsafe { mailbox.cast_const().as_ref() }
-        && file.keep(MAILBOX_MODE, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)
-    {
+    if let Some(shared) = unsafe { mailbox.cast_const().as_ref() } {
+        file.keep(MAILBOX_MODE, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW);
         shared.fill_in();
         // Release pairs with the acquire in `look`.
         MAILBOX.store(mailbox, Release);
@@ -118,24 +118,19 @@ fn make_mailbox() {
 /// Makes zeroed memory of `size` bytes that the same user can read, behind a descriptor with this
 /// name. Returns `None` if the system refuses, or if the process shows nothing.
 pub(crate) fn shared_memory(name: &CStr, size: usize) -> Option<*mut u8> {
-    let file = may_show(size).then(|| File::make(name, size)).flatten()?;
+    let file = may_show().then(|| File::make(name, size)).flatten()?;
     let memory = file.map(size);
     if memory.is_null() {
         return None;
     }
-    if !file.keep(SEGMENT_MODE, segment::SEALS) {
-        unmap(memory, size);
-        return None;
-    }
+    file.keep(SEGMENT_MODE, segment::SEALS);
     Some(memory)
 }
 
-/// Returns whether this process may make a file of `size` bytes to show.
-fn may_show(size: usize) -> bool {
-    // A larger file than the limit allows would get the process a signal.
-    env::parsed(VARIABLE, parse) != Some(false)
-        && limit(libc::RLIMIT_FSIZE) >= size as libc::rlim_t
-        && limit(libc::RLIMIT_NOFILE) >= HIGH + 16
+/// Returns whether this process may show files: the user allows it, and the process may have so many
+/// descriptors that it hardly needs all of them itself.
+fn may_show() -> bool {
+    env::parsed(VARIABLE, parse) != Some(false) && limit(libc::RLIMIT_NOFILE) >= HIGH + 16
 }
 
 /// Only the owner may open the segment, for reading.
@@ -154,15 +149,26 @@ impl Drop for File {
 }
 
 impl File {
-    /// Makes a file of `size` zero bytes. Returns `None` if the system refuses.
+    /// Makes a file of `size` zero bytes, whose descriptor is out of the program's way. Returns
+    /// `None` if the system refuses.
     fn make(name: &CStr, size: usize) -> Option<File> {
+        // A larger file than the limit allows would get the process a signal. A forked child may
+        // have a lower limit than its parent.
+        if limit(libc::RLIMIT_FSIZE) < size as libc::rlim_t {
+            return None;
+        }
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // Newer kernels want to be told that nobody executes the file. Older ones refuse the flag.
         let mut fd = memory_file(name, flags | libc::MFD_NOEXEC_SEAL);
         if fd < 0 {
             fd = memory_file(name, flags);
         }
-        let file = (fd >= 0).then_some(File(fd))?;
+        let low = (fd >= 0).then_some(File(fd))?;
+        // The program may rely on the lowest free numbers, so the low one is closed at once.
+        // SAFETY: the call uses no memory of this process.
+        let high = unsafe { libc::fcntl(low.0, libc::F_DUPFD_CLOEXEC, HIGH as libc::c_int) };
+        drop(low);
+        let file = (high >= 0).then_some(File(high))?;
         // SAFETY: `ftruncate` and `posix_fallocate` use no memory of this process.
         let has_size = unsafe {
             if segment::commits_strictly() {
@@ -186,9 +192,8 @@ impl File {
         at.cast()
     }
 
-    /// Sets the file's mode, seals it, and moves its descriptor out of the program's way. Returns
-    /// whether the file stays open.
-    fn keep(self, mode: libc::mode_t, seals: libc::c_int) -> bool {
+    /// Sets the file's mode, seals it, and leaves its descriptor open.
+    fn keep(self, mode: libc::mode_t, seals: libc::c_int) {
         // SAFETY: the calls use no memory of this process.
         unsafe {
             libc::fchmod(self.0, mode);
@@ -197,8 +202,9 @@ impl File {
                 let known = seals & !segment::F_SEAL_FUTURE_WRITE;
                 libc::fcntl(self.0, libc::F_ADD_SEALS, known | libc::F_SEAL_SEAL);
             }
-            libc::fcntl(self.0, libc::F_DUPFD_CLOEXEC, HIGH as libc::c_int) >= 0
         }
+        // The descriptor stays open until the process ends.
+        core::mem::forget(self);
     }
 }
 
@@ -357,9 +363,9 @@ fn make_in_child() {
     // SAFETY: both mappings have this size, and belong to this module. The exchange is atomic for
     // threads that count at the old place.
     let moved = unsafe { libc::mremap(fresh.cast(), parts.end, parts.end, flags, head) };
-    fork::parent();
     if moved == libc::MAP_FAILED {
-        // The kernel may have unmapped the old place before it failed.
+        // The kernel may have unmapped the old place before it failed. The locks keep most threads
+        // away from that place until it has memory again.
         let private = map_private(head, parts.end);
         if private.is_null() {
             pinfold::abort(format_args!("the system has no memory for the statistics"));
@@ -369,4 +375,5 @@ fn make_in_child() {
     } else {
         file.keep(SEGMENT_MODE, segment::SEALS);
     }
+    fork::parent();
 }

@@ -37,7 +37,7 @@ impl Mail {
     /// Opens the mailbox of process `pid`.
     pub fn open(pid: u32) -> Result<Mail, Unreadable> {
         let folder = folder(pid);
-        let started = started(&folder).ok_or(Unreadable::Gone)?;
+        let start = started(&folder).ok_or(Unreadable::Gone)?;
         let inner = inner_pid(&folder, pid);
         for file in files(&folder, MAILBOX_LINK)? {
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -60,8 +60,12 @@ impl Mail {
                 at,
                 pid,
                 inner,
-                started,
+                started: start,
             };
+            // Another process may have got the number before its files were opened.
+            if started(&folder) != Some(start) {
+                return Err(Unreadable::Gone);
+            }
             if mail.mailbox().is_ready() {
                 return Ok(mail);
             }

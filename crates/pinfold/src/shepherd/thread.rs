@@ -221,15 +221,16 @@ fn allow_slack(interval: Duration) {
 }
 
 /// Sleeps for about `nap`, up to the next whole multiple of `nap` on the system's clock, or until
-/// the owner stops the thread or another process rings. If memory pressure begins during the sleep, calls the drains, so
-/// that all free memory goes back.
+/// the owner stops the thread or another process rings. If memory pressure begins during the sleep,
+/// calls the drains, so that all free memory goes back.
 ///
 /// All shepherds of the machine with one interval wake up together, as the kernel's periodic work
 /// does (`round_jiffies`). So an idle CPU is woken once for all of them.
 fn sleep(state: &AtomicU32, rings: Rings, nap: Duration, pressure: &mut Option<Pressure>) {
     let begin = now();
     let end = begin + until_whole(nap, begin);
-    // Acquire pairs with the release in `bell::stop`: the thread sees `STOP`, and does not sleep on.
+    // Acquire pairs with the release in `bell::stop`: the thread sees `STOP`, and does not sleep
+    // on.
     while state.load(Acquire) == RUN {
         let now = now();
         let left = end.saturating_sub(now);

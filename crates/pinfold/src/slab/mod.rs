@@ -110,7 +110,7 @@ pub use mempool::MemPool;
 pub use prefilled::{OutOfMemory, Prefilled};
 pub use reclaim::shrink_all;
 #[doc(hidden)]
-pub use reclaim::{make_room, or_reclaim, or_reclaim_for, trim_here};
+pub use reclaim::{make_room, or_reclaim, or_reclaim_for, trim_everywhere, trim_here};
 #[doc(hidden)]
 pub use sheaf_units::tick;
 pub use slabinfo::{Slabinfo, slabinfo};

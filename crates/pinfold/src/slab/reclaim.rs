@@ -15,6 +15,7 @@
 
 use super::{deferred, descriptor, idle, sheaf_units};
 use crate::arena::{self, budget};
+use crate::topology::facts;
 use pinfold_rseq::FenceError;
 
 /// Calls `alloc`. If `alloc` fails because it was refused memory, gives free memory back and calls
@@ -50,14 +51,24 @@ pub(crate) fn reclaim() {
     give_back(budget::is_limited());
 }
 
-/// Gives back what [`reclaim`] gives back, and pages of free objects in slabs even without a limit.
-/// Makes only system calls that malloc makes, and waits for no other CPU. Returns how many bytes
-/// went back, also by other threads during the call. The caller holds no lock.
+/// Gives back all free memory that this thread can reach without stopping another CPU, and pages of
+/// free objects in slabs even without a limit. Returns how many bytes went back, also by other
+/// threads during the call.
+///
+/// Makes only system calls that malloc makes. The caller holds no lock.
 #[cold]
 pub fn trim_here() -> usize {
     let before = arena::returned();
     give_back(true);
     arena::returned().saturating_sub(before) as usize
+}
+
+/// Does what [`shrink_all`] does. Returns `None`, and gives nothing back, if some CPUs are
+/// isolated: another process must not interrupt them. Also returns `None` if the kernel cannot
+/// fence.
+#[cold]
+pub fn trim_everywhere() -> Option<usize> {
+    (!facts::any_quiet()).then(shrink_all)?.ok()
 }
 
 fn give_back(with_pages: bool) {
