@@ -31,6 +31,7 @@ enum Command {
     List(live::list::Args),
     Stat(live::stat::Args),
     Slabinfo(live::slabinfo::Args),
+    Vmstat(live::vmstat::Args),
     Top(live::top::Args),
     Serve(live::serve::Args),
 }
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::List(args) => live::list::main(args),
         Command::Stat(args) => live::stat::main(args),
         Command::Slabinfo(args) => live::slabinfo::main(args),
+        Command::Vmstat(args) => live::vmstat::main(args),
         Command::Top(args) => live::top::main(args),
         Command::Serve(args) => live::serve::main(args),
     };

@@ -1,5 +1,5 @@
 //! What other processes show of themselves: `pinfold list`, `pinfold stat`, `pinfold slabinfo`,
-//! `pinfold top`, `pinfold serve`.
+//! `pinfold top`, `pinfold serve`, `pinfold vmstat`.
 
 pub mod list;
 pub mod serve;
@@ -8,8 +8,10 @@ mod snapshot;
 mod source;
 pub mod stat;
 pub mod top;
+pub mod vmstat;
 
 pub use snapshot::{Cache, Snapshot};
+
 use std::time::Duration;
 
 /// Names the backend of a process.
