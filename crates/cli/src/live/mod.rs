@@ -11,11 +11,11 @@ pub mod top;
 pub mod vmstat;
 
 pub use snapshot::{Cache, Snapshot};
-
+pub use source::Source;
 use std::time::Duration;
 
 /// Names the backend of a process.
-fn backend(number: u32) -> &'static str {
+pub fn backend_name(number: u32) -> &'static str {
     match number {
         1 => "rseq-cpu",
         2 => "rseq-cid",
@@ -23,7 +23,7 @@ fn backend(number: u32) -> &'static str {
     }
 }
 
-fn pid(text: &str) -> Result<u32, &'static str> {
+pub fn pid(text: &str) -> Result<u32, &'static str> {
     let number = crate::policy::number(text).filter(|&number| number > 0);
     number.ok_or("give a process id, like 1234")
 }
