@@ -125,14 +125,14 @@ pub fn main(args: Args) -> Result<ExitCode> {
     } else {
         let mut text = String::new();
         if let Some(system) = &system {
-            match (args.memory, args.allocations) {
-                (false, false) => text += &system.pages(),
-                (memory, allocations) => {
-                    text += &memory.then(|| system.memory()).unwrap_or_default();
-                    text += &allocations
-                        .then(|| system.pages_in_mib())
-                        .unwrap_or_default();
-                }
+            if args.memory {
+                text += &system.memory();
+            }
+            if args.allocations {
+                text += &system.pages_in_mib();
+            }
+            if !args.memory && !args.allocations {
+                text += &system.pages();
             }
         }
         let tables: Vec<String> = reports.iter().map(table::of).collect();
