@@ -45,10 +45,29 @@ mod sealed {
 use sealed::Read;
 
 /// A counter that [`show`] takes: [`EventCounter`] or [`PercpuCounter`].
+///
+/// # Examples
+///
+/// ```
+/// fn is_counted<C: pinfold::segment::Counted>(_: &C) {}
+///
+/// is_counted(&pinfold::counter::PercpuCounter::new());
+/// ```
 pub trait Counted: Read {}
 
 /// A set of counters that [`show_set`] takes: [`VmEvents`] or [`VmStat`], of which the value of an
 /// item is the sum of all zones.
+///
+/// # Examples
+///
+/// ```
+/// pinfold::vmstat_items! {
+///     pub enum Fault { Minor = "pgfault" }
+/// }
+/// fn is_set<S: pinfold::segment::CountedSet>(_: &S) {}
+///
+/// is_set(&pinfold::vmstat::VmStat::<Fault>::new());
+/// ```
 pub trait CountedSet: Read {
     #[doc(hidden)]
     const NAMES: &'static [&'static str];
