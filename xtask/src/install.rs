@@ -55,6 +55,7 @@ pub fn main(args: Args) -> Result<()> {
     for header in [
         "pinfold.h",
         "pinfold_percpu.h",
+        "pinfold_show.h",
         "pinfold_policy.h",
         "pinfold.hpp",
     ] {

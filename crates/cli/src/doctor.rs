@@ -1,4 +1,5 @@
-//! `pinfold doctor`: what this machine offers, and what that means for Pinfold.
+//! `pinfold doctor`: what this machine offers, and what that means for Pinfold. With a process id:
+//! what is good and bad for that process.
 
 use anyhow::Result;
 use pinfold::arena;
@@ -14,10 +15,18 @@ use std::process::ExitCode;
 
 mod policies;
 mod probe;
+mod process;
 
 /// Report what this machine offers Pinfold: yes or no, why, and what follows
+///
+/// With a process id, reports on that process instead: what was seen, whether it is a problem, and
+/// what to do.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Report on this process
+    #[arg(value_name = "PID", value_parser = crate::live::pid)]
+    pid: Option<u32>,
+
     /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
@@ -41,7 +50,43 @@ struct Diagnosis {
     checks: Vec<Check>,
 }
 
+/// The verdicts on a process.
+#[derive(Serialize)]
+struct Verdicts {
+    pid: u32,
+    program: String,
+    verdicts: Vec<process::Verdict>,
+}
+
+impl Verdicts {
+    fn text(&self) -> String {
+        let problems = self.verdicts.iter().filter(|v| v.problem).count();
+        let head = format!(
+            "process {} ({}): {problems} of {} checks found a problem\n",
+            self.pid,
+            self.program,
+            self.verdicts.len()
+        );
+        let lines = self.verdicts.iter().map(|verdict| {
+            let word = if verdict.problem { "problem" } else { "ok" };
+            let (name, found, advice) = (verdict.name, &verdict.found, &verdict.advice);
+            format!("{name:<16}{word:<9}{found}\n{:<25}{advice}\n", "")
+        });
+        head + &lines.collect::<String>()
+    }
+}
+
 pub fn main(args: Args) -> Result<ExitCode> {
+    if let Some(pid) = args.pid {
+        let verdicts = process::verdicts(pid)?;
+        let text = if args.json {
+            serde_json::to_string_pretty(&verdicts)? + "\n"
+        } else {
+            verdicts.text()
+        };
+        crate::figures::print(&text)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let root = &args.root;
     let topology = if root == Path::new("/") {
         Topology::system()

@@ -1008,5 +1008,6 @@ void pinfold_shepherd_stop(struct pinfold_shepherd *shepherd);
 /* Which nodes memory comes from. */
 #include "pinfold_percpu.h"
 #include "pinfold_policy.h"
+#include "pinfold_show.h"
 
 #endif /* PINFOLD_H */

@@ -96,6 +96,8 @@ pub(crate) enum Rank {
     Cgroup,
     /// The policies that several ranges share.
     Policies,
+    /// The counters that other processes can see. A holder takes no other lock.
+    Shown,
     /// The counters' gates, which are no locks. A fork waits here until no other thread keeps a
     /// gate closed, and must already hold the locks then (module `counter::gates`).
     Gates,

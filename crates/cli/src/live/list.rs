@@ -1,6 +1,6 @@
 //! `pinfold list`: the processes that run on Pinfold.
 
-use super::backend;
+use super::backend_name;
 use super::mail::{Asked, ask_to_show};
 use super::snapshot::{Refused, Snapshot};
 use super::source::{PATIENCE, Source, Unreadable};
@@ -49,7 +49,7 @@ impl Row {
         Row {
             pid: source.pid,
             name: source.name(),
-            backend: backend(snapshot.backend),
+            backend: backend_name(snapshot.backend),
             held_bytes: snapshot.held,
             held_peak_bytes: snapshot.held_peak,
             used_bytes: snapshot.used(),

@@ -1,5 +1,6 @@
 //! What other processes show of themselves: `pinfold list`, `pinfold stat`, `pinfold slabinfo`,
-//! `pinfold top`, `pinfold serve`; and what they are asked to do: `pinfold trim`, `pinfold set`.
+//! `pinfold top`, `pinfold serve`, `pinfold vmstat`; and what they are asked to do: `pinfold trim`,
+//! `pinfold set`.
 
 pub mod control;
 pub mod list;
@@ -10,14 +11,15 @@ mod snapshot;
 mod source;
 pub mod stat;
 pub mod top;
+pub mod vmstat;
 
 pub use control::{Ask, Seccomp};
 pub use snapshot::{Cache, Snapshot};
-pub use source::{Unreadable, memory_file, name};
+pub use source::{Source, Unreadable, memory_file, name};
 use std::time::Duration;
 
 /// Names the backend of a process.
-fn backend(number: u32) -> &'static str {
+pub fn backend_name(number: u32) -> &'static str {
     match number {
         1 => "rseq-cpu",
         2 => "rseq-cid",
@@ -25,7 +27,7 @@ fn backend(number: u32) -> &'static str {
     }
 }
 
-fn pid(text: &str) -> Result<u32, &'static str> {
+pub fn pid(text: &str) -> Result<u32, &'static str> {
     let number = crate::policy::number(text).filter(|&number| number > 0);
     number.ok_or("give a process id, like 1234")
 }

@@ -1,7 +1,8 @@
 //! What a statistics segment says at one moment.
 
 use pinfold::segment::{
-    CLASSES, CacheRow, Call, EVENTS, MAGIC, NodeEvents, NodeMemory, Segment, SlabEvent, VERSION,
+    CLASSES, CacheRow, Call, CounterRow, EVENTS, Kind, MAGIC, NodeEvents, NodeMemory, Segment,
+    SlabEvent, VERSION,
 };
 use pinfold::vmstat::Item;
 use std::fmt;
@@ -22,6 +23,10 @@ pub struct Snapshot {
     pub page_size: u64,
     pub nodes: Vec<Memory>,
     pub caches: Vec<Cache>,
+    /// The counters that the program shows.
+    pub counters: Vec<Counter>,
+    /// When the counters were written, in nanoseconds of the system's clock.
+    pub counted_ns: u64,
     /// What was counted at each call, if the process counts calls.
     pub calls: Option<Calls>,
 }
@@ -45,6 +50,15 @@ pub struct Cache {
     pub sheaf_capacity: u64,
     /// The counts of each node, by [`SlabEvent`].
     pub nodes: Vec<[u64; EVENTS]>,
+}
+
+/// A counter of the program's own.
+#[derive(Debug)]
+pub struct Counter {
+    pub name: String,
+    pub value: u64,
+    /// Whether the value is a signed number, which may fall.
+    pub is_level: bool,
 }
 
 /// The counts of calls, of all CPUs.
@@ -97,6 +111,13 @@ impl Bytes<'_> {
         Ok(self.half(at)? as usize)
     }
 
+    /// Returns the name of at most 32 bytes at `at`, which is inside the file.
+    fn name(&self, at: usize) -> String {
+        let name = self.0.get(at..at + 32).unwrap_or_default();
+        let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(name).into_owned()
+    }
+
     /// Returns where element `nth` of an array at `start` is, if the whole element is in the file.
     fn element(&self, start: usize, nth: usize, size: usize) -> Result<usize, Refused> {
         let at = nth
@@ -131,6 +152,9 @@ impl Snapshot {
         let used = bytes.place(offset_of!(Segment, caches_used))?;
         let used = used.min(bytes.place(offset_of!(Segment, caches))?);
         let caches = (0..used).map(|nth| Cache::parse(&bytes, nth, nodes));
+        let shown = bytes.place(offset_of!(Segment, counters_used))?;
+        let shown = shown.min(bytes.place(offset_of!(Segment, counters))?);
+        let counters = (0..shown).map(|nth| Counter::parse(&bytes, nth));
         Ok(Snapshot {
             pid: bytes.half(offset_of!(Segment, pid))?,
             backend: bytes.half(offset_of!(Segment, backend))?,
@@ -144,6 +168,10 @@ impl Snapshot {
             caches: caches
                 .filter_map(Result::transpose)
                 .collect::<Result<_, _>>()?,
+            counters: counters
+                .filter_map(Result::transpose)
+                .collect::<Result<_, _>>()?,
+            counted_ns: bytes.word(offset_of!(Segment, counted_ns))?,
             calls: Calls::parse(&bytes)?,
         })
     }
@@ -169,6 +197,22 @@ impl Snapshot {
     }
 }
 
+impl Counter {
+    /// Reads row `nth`. Returns `None` if no counter has the row.
+    fn parse(bytes: &Bytes<'_>, nth: usize) -> Result<Option<Counter>, Refused> {
+        let first = bytes.place(offset_of!(Segment, counters_at))?;
+        let row = bytes.element(first, nth, size_of::<CounterRow>())?;
+        if bytes.half(row + offset_of!(CounterRow, state))? != 2 {
+            return Ok(None);
+        }
+        Ok(Some(Counter {
+            name: bytes.name(row + offset_of!(CounterRow, name)),
+            value: bytes.word(row + offset_of!(CounterRow, value))?,
+            is_level: bytes.half(row + offset_of!(CounterRow, kind))? == Kind::Level as u32,
+        }))
+    }
+}
+
 impl Cache {
     /// Reads row `nth`. Returns `None` if no cache has the row. If another cache got the row while
     /// the bytes were copied, the name or the counts may be those of the old cache.
@@ -180,9 +224,7 @@ impl Cache {
         if field(offset_of!(CacheRow, state))? & 3 != 2 {
             return Ok(None);
         }
-        let name = offset_of!(CacheRow, name)..offset_of!(CacheRow, state);
-        let name = &bytes.0[row + name.start..row + name.end];
-        let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+        let name = bytes.name(row + offset_of!(CacheRow, name));
         let events = |node| {
             let at = nth.checked_mul(nodes).and_then(|at| at.checked_add(node));
             let size = size_of::<NodeEvents>();
@@ -195,7 +237,7 @@ impl Cache {
         };
         Ok(Some(Cache {
             nth,
-            name: String::from_utf8_lossy(name).into_owned(),
+            name,
             object: field(offset_of!(CacheRow, object))?,
             size: field(offset_of!(CacheRow, size))?,
             per_slab: field(offset_of!(CacheRow, per_slab))?,

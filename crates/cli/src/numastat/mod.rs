@@ -1,7 +1,8 @@
-//! `pinfold numastat`: on which nodes a process's pages lie.
+//! `pinfold numastat`: on which nodes the pages of processes and of the system lie.
 
 mod maps;
 mod process;
+mod system;
 mod table;
 
 use anyhow::Result;
@@ -11,20 +12,31 @@ use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use system::System;
 
-/// Show on which nodes the memory of processes lies, as `numastat -p` does
+/// Show on which nodes the memory of processes and of the system lies, as `numastat` does
+///
+/// Without a process, shows the kernel's counts of page allocations by node.
 ///
 /// Huge counts reserved huge pages. Heap and Stack count what the kernel marks as such. Private
 /// counts everything else, including the program, its libraries, mapped files and shared memory.
 /// All values are in MiB, with `--json` in bytes.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The process ids
-    #[arg(required = true, value_name = "PID", value_parser = pid)]
-    pids: Vec<u32>,
+    /// Process ids, or parts of the command lines of processes
+    #[arg(value_name = "PID|NAME", value_parser = subject)]
+    subjects: Vec<Subject>,
 
-    /// Ignored; accepted because numastat has it
-    #[arg(short = 'p', hide = true)]
+    /// Show the memory of the system by node, as /proc/meminfo does
+    #[arg(short = 'm')]
+    memory: bool,
+
+    /// Show the kernel's counts of page allocations in MiB
+    #[arg(short = 'n')]
+    allocations: bool,
+
+    /// Show processes; the default if any are named
+    #[arg(short = 'p', requires = "subjects")]
     processes: bool,
 
     /// Print one JSON object instead of tables
@@ -36,14 +48,31 @@ pub struct Args {
     root: PathBuf,
 }
 
-fn pid(text: &str) -> Result<u32, &'static str> {
+/// The processes that a word names.
+#[derive(Clone)]
+enum Subject {
+    Pid(u32),
+    /// Those whose command line contains the text.
+    Name(String),
+}
+
+fn subject(text: &str) -> Result<Subject, &'static str> {
+    let looks_like_number = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = crate::policy::number(text).filter(|&number| number > 0);
-    number.ok_or("give a process id, like 1234")
+    match number {
+        Some(pid) => Ok(Subject::Pid(pid)),
+        None if looks_like_number => Err("give a process id, like 1234, or a name"),
+        None => Ok(Subject::Name(text.to_owned())),
+    }
 }
 
 #[derive(Serialize)]
 struct Answer {
+    /// The processes.
     numastat: Vec<Report>,
+    /// The system, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system: Option<System>,
 }
 
 /// One process's bytes by node, in the order of `nodes`.
@@ -63,7 +92,21 @@ pub fn main(args: Args) -> Result<ExitCode> {
     let online = Topology::read(args.root.as_os_str().as_bytes())?.nodes;
     let mut reports = Vec::new();
     let mut code = ExitCode::SUCCESS;
-    for &pid in &args.pids {
+    let mut pids = Vec::new();
+    for subject in &args.subjects {
+        match subject {
+            Subject::Pid(pid) => pids.push(*pid),
+            Subject::Name(name) => {
+                let found = system::matching(&args.root, name)?;
+                if found.is_empty() {
+                    eprintln!("pinfold: no process has {name:?} in its command line");
+                    code = ExitCode::from(2);
+                }
+                pids.extend(found);
+            }
+        }
+    }
+    for pid in pids {
         match Process::read(&args.root, pid) {
             Ok(process) => reports.push(Report::of(&process, &online)),
             // Goes on: the other processes' tables are still useful.
@@ -73,11 +116,27 @@ pub fn main(args: Args) -> Result<ExitCode> {
             }
         }
     }
+    let is_asked = args.memory || args.allocations || args.subjects.is_empty();
+    let system = is_asked.then(|| System::read(&args.root, &online));
+    let system = system.transpose()?;
     let text = if args.json {
-        serde_json::to_string_pretty(&Answer { numastat: reports })? + "\n"
+        let numastat = reports;
+        serde_json::to_string_pretty(&Answer { numastat, system })? + "\n"
     } else {
+        let mut text = String::new();
+        if let Some(system) = &system {
+            if args.memory {
+                text += &system.memory();
+            }
+            if args.allocations {
+                text += &system.pages_in_mib();
+            }
+            if !args.memory && !args.allocations {
+                text += &system.pages();
+            }
+        }
         let tables: Vec<String> = reports.iter().map(table::of).collect();
-        tables.join("\n")
+        text + &tables.join("\n")
     };
     crate::figures::print(&text)?;
     Ok(code)

@@ -7,6 +7,7 @@
 use super::support::{answer, boxed, boxed_or_errno, null_with, unboxed};
 use core::ffi::c_int;
 use pinfold::counter::{Counters, EventCounter, PercpuCounter, PercpuHistogram};
+use pinfold::segment;
 
 /// `PINFOLD_BATCH_DEFAULT`: stands for the default batch.
 const BATCH_DEFAULT: u64 = u64::MAX;
@@ -128,6 +129,7 @@ pub unsafe extern "C" fn pinfold_counter_bounds(
 /// that has not been destroyed. It is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counter_destroy(this: *mut PercpuCounter) {
+    segment::hide_at(this.cast_const().cast());
     // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
     // it up.
     unsafe { unboxed(this) };
@@ -158,6 +160,12 @@ pub unsafe extern "C" fn pinfold_counters_at(
 /// counters is used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counters_destroy(this: *mut Counters) {
+    // SAFETY: the caller promises null, or counters that have not been destroyed.
+    if let Some(counters) = unsafe { this.as_ref() } {
+        for counter in counters.iter() {
+            segment::hide_at(core::ptr::from_ref(counter).cast());
+        }
+    }
     // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
     // it up.
     unsafe { unboxed(this) };
@@ -186,6 +194,7 @@ methods! { EventCounter:
 /// any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_event_destroy(this: *mut EventCounter) {
+    segment::hide_at(this.cast_const().cast());
     // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
     // it up.
     unsafe { unboxed(this) };

@@ -11,6 +11,7 @@
 //! | [`slabinfo`] | the state of caches |
 //! | [`report`] | reports of the debugging checks, and the handler of reports |
 //! | [`counter`] | counters, event counters and histograms |
+//! | [`counter_show`] | counters that other processes can see |
 //! | [`percpu`] | per-CPU words, pairs and lists |
 //! | [`percpu_sized`] | per-CPU arrays and rings |
 //! | [`shepherd`] | shepherds |
@@ -25,6 +26,7 @@ mod align;
 pub mod cache;
 pub mod counter;
 mod counter_shared;
+pub mod counter_show;
 pub mod grace;
 pub mod kernel_policy;
 mod malloc;

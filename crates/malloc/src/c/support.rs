@@ -6,6 +6,7 @@ use core::ffi::{c_int, c_void};
 use core::ptr::{NonNull, null_mut};
 use pinfold::counter::{CounterError, SharedError};
 use pinfold::mempolicy::{PolicyError, RangeError};
+use pinfold::segment::ShowError;
 use pinfold::shepherd::ShepherdError;
 use pinfold::slab::{CacheError, OutOfMemory};
 use pinfold_rseq::FenceError;
@@ -61,6 +62,18 @@ impl AsErrno for ShepherdError {
             ShepherdError::OutOfMemory => libc::ENOMEM,
             ShepherdError::Thread { errno } => errno,
             _ => libc::EINVAL,
+        }
+    }
+}
+
+impl AsErrno for ShowError {
+    fn as_errno(&self) -> c_int {
+        match self {
+            ShowError::Name => libc::EINVAL,
+            ShowError::Taken => libc::EEXIST,
+            ShowError::Full | ShowError::NoDrain => libc::ENOSPC,
+            ShowError::Busy => libc::EBUSY,
+            _ => libc::ENOTSUP,
         }
     }
 }

@@ -133,6 +133,27 @@ static void errors(void)
 	pinfold_counters_destroy(NULL);
 }
 
+static void shown(void)
+{
+	static struct pinfold_counter level = PINFOLD_COUNTER_INIT(0);
+	struct pinfold_event *event = pinfold_event_create();
+
+	CHECK(event);
+	CHECK(pinfold_counter_show(&level, "level") == 0);
+	errno = 0;
+	CHECK(pinfold_event_show(event, "level") == -1 && errno == EEXIST);
+	errno = 0;
+	CHECK(pinfold_event_show(event, "two words") == -1 && errno == EINVAL);
+	errno = 0;
+	CHECK(pinfold_event_show(event, NULL) == -1 && errno == EINVAL);
+	CHECK(pinfold_counter_hide("level") && !pinfold_counter_hide("level"));
+	CHECK(!pinfold_counter_hide(NULL));
+	CHECK(pinfold_event_show(event, "level") == 0);
+	/* Destroying the counter frees its name. */
+	pinfold_event_destroy(event);
+	CHECK(pinfold_counter_show(&level, "level") == 0);
+}
+
 static void shepherd(void)
 {
 	struct pinfold_counter *counter = pinfold_counter_create(0, 1000);
@@ -168,6 +189,7 @@ int main(void)
 	operations();
 	shared();
 	errors();
+	shown();
 	shepherd();
 	for (int n = 0; n < 100000; n++)
 		pinfold_counter_inc(drifting);

@@ -101,6 +101,17 @@ impl EventCounter {
     /// If all events are counted by [`inc`](Self::inc), the result was the count at one moment
     /// during the call, because such a count passes through every number.
     pub fn sum(&self) -> u64 {
+        let sum = self.tally();
+        if let Some(offset) = self.block.get() {
+            // No event is counted in the shared unit, so the counter's word there is free for
+            // `pace`.
+            pace::leave_adders_alone(counter_units::shared(offset), sum);
+        }
+        sum
+    }
+
+    /// Returns what [`sum`](Self::sum) returns, and never spins.
+    pub(crate) fn tally(&self) -> u64 {
         order_own_adds();
         let spilled = self.spilled.load(Acquire);
         let Some(offset) = self.block.get() else {
@@ -108,8 +119,6 @@ impl EventCounter {
         };
         let mut sum = spilled;
         counter_units::for_each_used(offset, |[word]| sum = sum.wrapping_add(word.load(Acquire)));
-        // No event is counted in the shared unit, so the counter's word there is free for `pace`.
-        pace::leave_adders_alone(counter_units::shared(offset), sum);
         sum
     }
 }

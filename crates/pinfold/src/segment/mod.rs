@@ -10,7 +10,9 @@
 //!    caches of the size classes come first.
 //! 4. From [`Segment::events_at`] on, one [`NodeEvents`] for each row of the caches and each node,
 //!    row by row.
-//! 5. In a process that counts every call, from [`Segment::units_at`] on: the beginnings of the
+//! 5. From [`Segment::counters_at`] on, [`COUNTERS`] times a [`CounterRow`]: the counters that the
+//!    program shows by name ([`show`]).
+//! 6. In a process that counts every call, from [`Segment::units_at`] on: the beginnings of the
 //!    process's per-CPU units, one for each CPU (or concurrency id), and the one that all CPUs
 //!    share.
 //!
@@ -33,11 +35,13 @@
 //! * A wrong number in the segment cannot lead the process to an address outside the segment.
 
 mod calls;
+mod counters;
 mod events;
 mod files;
 mod mailbox;
 
 pub use calls::{Call, Shared, place_calls, place_of, share_units};
+pub use counters::{Counted, CountedSet, Kind, ShowError, hide, hide_at, show, show_set};
 pub use events::{EVENTS, NodeEvents, SlabEvent};
 pub use files::{
     F_SEAL_FUTURE_WRITE, FILE, MAILBOX_FILE, PROFILE_FILE, SEALS, commits_strictly, now_ms,
@@ -57,13 +61,16 @@ use pinfold_rseq::{Backend, Index, backend};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PINFOLD\x01");
 
 /// The version of the layout. A reader refuses other versions.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// The number of size classes that [`Call`] has room for, more than there are.
 pub const CLASSES: usize = 80;
 
 /// The number of caches that the segment has room for. Caches with higher numbers are not shown.
 pub const CACHES: usize = 512;
+
+/// The number of counters that the segment has room for.
+pub const COUNTERS: usize = 128;
 
 /// The environment variable that names the directory for segments.
 ///
@@ -122,6 +129,14 @@ pub struct Segment {
     pub nodes: AtomicU32,
     /// Bytes of a system page.
     pub page_size: AtomicU32,
+    /// Where in the segment the [`CounterRow`]s begin.
+    pub counters_at: AtomicU32,
+    /// How many [`CounterRow`]s there are.
+    pub counters: AtomicU32,
+    /// How many of the first of these rows were ever used.
+    pub counters_used: AtomicU32,
+    /// When the rows were written last, in nanoseconds of `CLOCK_REALTIME`.
+    pub counted_ns: AtomicU64,
 }
 
 /// The memory of one node.
@@ -173,6 +188,29 @@ pub struct CacheRow {
     pub sheaf_capacity: AtomicU32,
 }
 
+/// One counter that the program shows by name.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::atomic::Ordering::Relaxed;
+///
+/// let unused = pinfold::segment::CounterRow::default();
+/// assert_eq!(unused.state.load(Relaxed), 0);
+/// ```
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct CounterRow {
+    /// The counter's name in ASCII, at most 32 bytes, filled up with zero bytes.
+    pub name: [AtomicU64; 4],
+    /// The counter's value at the last tick.
+    pub value: AtomicU64,
+    /// 2 while a counter has the row, otherwise 0.
+    pub state: AtomicU32,
+    /// The [`Kind`] of the value.
+    pub kind: AtomicU32,
+}
+
 impl CacheRow {
     /// Writes a cache's name into a row that no cache has.
     pub(crate) fn set_name(&self, name: &str) {
@@ -194,6 +232,8 @@ pub struct Parts {
     pub caches: usize,
     /// See [`Segment::events_at`].
     pub events: usize,
+    /// See [`Segment::counters_at`].
+    pub counters: usize,
     /// Where the last part ends.
     pub end: usize,
     /// How many nodes there are.
@@ -208,11 +248,13 @@ impl Parts {
         let caches = memory + nodes * size_of::<NodeMemory>();
         let events =
             (caches + CACHES * size_of::<CacheRow>()).next_multiple_of(align_of::<NodeEvents>());
+        let counters = events + CACHES * nodes * size_of::<NodeEvents>();
         Parts {
             memory,
             caches,
             events,
-            end: events + CACHES * nodes * size_of::<NodeEvents>(),
+            counters,
+            end: counters + COUNTERS * size_of::<CounterRow>(),
             nodes,
         }
     }
@@ -227,6 +269,8 @@ impl Segment {
         self.caches_at.store(parts.caches as u32, Relaxed);
         self.caches.store(CACHES as u32, Relaxed);
         self.events_at.store(parts.events as u32, Relaxed);
+        self.counters_at.store(parts.counters as u32, Relaxed);
+        self.counters.store(COUNTERS as u32, Relaxed);
         self.nodes.store(parts.nodes as u32, Relaxed);
         self.page_size.store(sys::page_size() as u32, Relaxed);
         let code = match backend() {

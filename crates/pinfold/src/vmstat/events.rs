@@ -115,7 +115,8 @@ impl<I: Item> VmEvents<I> {
         self.sum_of(item.index())
     }
 
-    fn sum_of(&self, item: usize) -> u64 {
+    /// Returns how often item number `item` occurred, or 0 if there is no such item.
+    pub(crate) fn sum_of(&self, item: usize) -> u64 {
         order_own_adds();
         let Some(offset) = self.block.get().filter(|_| item < I::NAMES.len()) else {
             return 0;

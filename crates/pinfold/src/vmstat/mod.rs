@@ -310,10 +310,13 @@ impl<I: Item> VmStat<I> {
 
     /// Returns the counters of an item, one for each zone.
     fn of(&self, item: I) -> impl Iterator<Item = &PercpuCounter> {
-        self.counters()
-            .iter()
-            .skip(item.index())
-            .step_by(I::NAMES.len())
+        self.of_nth(item.index())
+    }
+
+    /// Returns the counters of item number `nth`, one for each zone.
+    pub(crate) fn of_nth(&self, nth: usize) -> impl Iterator<Item = &PercpuCounter> {
+        let counters = self.counters().iter();
+        counters.skip(nth).step_by(I::NAMES.len())
     }
 
     /// Returns an item's approximate total over all zones, off by at most
@@ -392,8 +395,9 @@ impl<I: Item> VmStat<I> {
 impl<I: Item> fmt::Display for VmStat<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, name) in I::NAMES.iter().enumerate() {
-            let zones = self.counters().iter().skip(at).step_by(I::NAMES.len());
-            let total = zones.fold(0i64, |sum, zone| sum.wrapping_add(zone.sum()));
+            let total = self
+                .of_nth(at)
+                .fold(0i64, |sum, zone| sum.wrapping_add(zone.sum()));
             writeln!(f, "{name} {total}")?;
         }
         Ok(())

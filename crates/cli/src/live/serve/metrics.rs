@@ -30,6 +30,8 @@ struct Families {
     flushes: Counters,
     slow: Counters,
     remote: Counters,
+    counter_events: Counters,
+    counter_levels: Gauges,
     resident: Gauges,
     virtual_memory: Gauges,
     open_fds: Gauges,
@@ -97,6 +99,16 @@ impl Families {
                 (&self.remote, cache.count(SlabEvent::FreeRemote)),
             ] {
                 family.get_or_create(&labels).inc_by(count);
+            }
+        }
+        for counter in &snapshot.counters {
+            let labels = with("name", &counter.name);
+            if counter.is_level {
+                let value = counter.value.cast_signed();
+                self.counter_levels.get_or_create(&labels).set(value);
+            } else {
+                let events = self.counter_events.get_or_create(&labels);
+                events.inc_by(counter.value);
             }
         }
         self.add_standard(source, &process);
@@ -179,6 +191,11 @@ impl Families {
             "Objects in all slabs of a cache",
             self.objects,
         );
+        registry.register(
+            "pinfold_counter",
+            "Levels that the program counts by name",
+            self.counter_levels,
+        );
         registry.register("pinfold_cache_slabs", "Slabs of a cache", self.slabs);
         for (name, help, family) in [
             (
@@ -195,6 +212,11 @@ impl Families {
                 "pinfold_cache_slow_calls",
                 "Allocations and frees that the fast path did not serve",
                 self.slow,
+            ),
+            (
+                "pinfold_counter_events",
+                "Events that the program counts by name",
+                self.counter_events,
             ),
             (
                 "pinfold_cache_remote_frees",

@@ -35,7 +35,7 @@ pub fn text(processes: &[(&Source, Snapshot)]) -> String {
     let processes = processes.iter().map(|(source, snapshot)| Process {
         pid: source.pid,
         name: source.name(),
-        backend: crate::live::backend(snapshot.backend),
+        backend: crate::live::backend_name(snapshot.backend),
         sum: Sum::of(snapshot),
         slow_calls: snapshot
             .caches

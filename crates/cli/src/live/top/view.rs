@@ -160,7 +160,7 @@ impl View {
         let slow = slow.fold(0, u64::wrapping_add);
         self.slow = rate(self.slow_before, slow);
         self.sum = Sum::of(&snapshot);
-        self.backend = super::super::backend(snapshot.backend);
+        self.backend = super::super::backend_name(snapshot.backend);
         let mut refilled = HashMap::new();
         self.rows.clear();
         for cache in &snapshot.caches {

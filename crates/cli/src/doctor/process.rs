@@ -1,0 +1,446 @@
+//! `pinfold doctor PID`: what is good and what is bad for a running process, and what to do.
+//!
+//! The verdicts come from the process's segment and from its files in `/proc`. A verdict whose
+//! files cannot be read says so, and is no problem.
+
+use super::Verdicts;
+use crate::live::{Snapshot, Source, backend_name};
+use anyhow::{Context, Result};
+use pinfold::segment::{Call, SlabEvent};
+use pinfold_malloc::settings::{MEMORY_LIMIT, RSEQ, SHEPHERD, STATS, THP};
+use serde::Serialize;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The answer to one question about a process.
+#[derive(Serialize)]
+pub struct Verdict {
+    pub name: &'static str,
+    pub problem: bool,
+    pub found: String,
+    pub advice: String,
+}
+
+fn verdict(name: &'static str, problem: bool, found: String, advice: &str) -> Verdict {
+    let advice = advice.to_owned();
+    Verdict {
+        name,
+        problem,
+        found,
+        advice,
+    }
+}
+
+/// A process: its numbers, and its files in `/proc`.
+struct Process {
+    folder: PathBuf,
+    snapshot: Snapshot,
+    /// The variables with which the process was started, if they may be read.
+    environment: Vec<String>,
+    cgroup: Option<Cgroup>,
+}
+
+/// The limit of a process's memory cgroup, in bytes.
+struct Cgroup {
+    limit: u64,
+    used: u64,
+    /// How often the kernel ended a process for lack of memory.
+    kills: u64,
+}
+
+/// Returns the verdicts on process `pid`.
+pub fn verdicts(pid: u32) -> Result<Verdicts> {
+    let source = Source::open(pid).with_context(|| format!("process {pid}"))?;
+    let folder = PathBuf::from(format!("/proc/{pid}"));
+    let environment = fs::read(folder.join("environ")).unwrap_or_default();
+    let environment = environment.split(|&byte| byte == 0);
+    let process = Process {
+        snapshot: source.read().with_context(|| format!("process {pid}"))?,
+        environment: environment
+            .map(|variable| String::from_utf8_lossy(variable).into_owned())
+            .collect(),
+        cgroup: Cgroup::of(&text(folder.join("cgroup"))),
+        folder,
+    };
+    Ok(Verdicts {
+        pid,
+        program: source.name(),
+        verdicts: vec![
+            process.backend(),
+            process.counting(),
+            process.limit(),
+            process.refused(),
+            process.huge_pages(),
+            process.sheaves(),
+            process.kept(),
+            process.remote_frees(),
+            process.nodes(),
+            process.shepherd(),
+            process.mappings(),
+        ],
+    })
+}
+
+fn text(path: PathBuf) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+/// Returns `part` of `whole` in percent, 0 of nothing.
+fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        return 0.0;
+    }
+    100.0 * part as f64 / whole as f64
+}
+
+/// The files of a memory cgroup with its limit, its use and its events, in version 2.
+const V2: [&str; 3] = ["memory.max", "memory.current", "memory.events"];
+/// The same files in version 1.
+const V1: [&str; 3] = [
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "memory.oom_control",
+];
+
+impl Cgroup {
+    /// Returns the tightest limit above a process, by its file `cgroup`. Returns `None` without a
+    /// limit.
+    fn of(file: &str) -> Option<Cgroup> {
+        // Version 2: `0::/path`. Version 1: `8:memory:/path`.
+        let path = |marks: &str| file.lines().find_map(|line| line.split_once(marks));
+        let of_v2 = path("0::").map(|(_, path)| (path, "/sys/fs/cgroup", V2));
+        let of_v1 = path(":memory:").map(|(_, path)| (path, "/sys/fs/cgroup/memory", V1));
+        let limits = [of_v1, of_v2].into_iter().flatten().flat_map(|found| {
+            let (path, root, names) = found;
+            let folder = Path::new(root).join(path.trim_start_matches('/'));
+            let folders: Vec<_> = folder.ancestors().map(Path::to_path_buf).collect();
+            let inside = folders.into_iter().filter(move |f| f.starts_with(root));
+            inside.filter_map(move |folder| Cgroup::read(&folder, names))
+        });
+        limits.min_by_key(|cgroup| cgroup.limit)
+    }
+
+    /// Reads the limit of one cgroup, from files with these names.
+    fn read(folder: &Path, [limit, used, events]: [&str; 3]) -> Option<Cgroup> {
+        let number = |file: &str| text(folder.join(file)).trim().parse::<u64>().ok();
+        let events = text(folder.join(events));
+        let kills = events
+            .lines()
+            .find_map(|line| line.strip_prefix("oom_kill "));
+        Some(Cgroup {
+            // Version 1 has a number close to 2^63 where there is no limit.
+            limit: number(limit).filter(|&bytes| bytes < 1 << 60)?,
+            used: number(used).unwrap_or(0),
+            kills: kills.and_then(|n| n.parse().ok()).unwrap_or(0),
+        })
+    }
+
+    /// Returns whether less than a tenth of the limit is free.
+    fn is_near(&self) -> bool {
+        self.used > self.limit / 10 * 9
+    }
+}
+
+impl Process {
+    /// Returns the value of a variable with which the process was started.
+    fn variable(&self, name: &str) -> Option<&str> {
+        let mut values = self.environment.iter();
+        values.find_map(|variable| variable.strip_prefix(name)?.strip_prefix('='))
+    }
+
+    /// Returns the number of kibibytes behind `field` in a file of the process, in bytes.
+    fn bytes_in(&self, file: &str, field: &str) -> Option<u64> {
+        let file = text(self.folder.join(file));
+        let line = file.lines().find_map(|line| line.strip_prefix(field))?;
+        let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+        kib.checked_mul(1024)
+    }
+
+    fn count(&self, event: SlabEvent) -> u64 {
+        self.snapshot.of_caches(|cache| cache.count(event))
+    }
+
+    fn backend(&self) -> Verdict {
+        let name = backend_name(self.snapshot.backend);
+        let is_off = self.variable(RSEQ) == Some("off");
+        match (self.snapshot.backend, is_off) {
+            (0, true) => verdict(
+                "backend",
+                true,
+                format!("{name}, because the process was started with {RSEQ}=off"),
+                "malloc and free use atomic instructions, which are slower: start it without this setting",
+            ),
+            (0, false) => verdict(
+                "backend",
+                true,
+                format!("{name}: restartable sequences are missing"),
+                "malloc and free use atomic instructions, which are slower: `pinfold doctor` in the same container says what is missing",
+            ),
+            _ => verdict(
+                "backend",
+                false,
+                name.to_owned(),
+                "most calls take no lock: nothing to do",
+            ),
+        }
+    }
+
+    fn counting(&self) -> Verdict {
+        if self.snapshot.calls.is_some() || self.variable(STATS).is_some_and(|v| !v.is_empty()) {
+            return verdict(
+                "counting",
+                true,
+                "every call is counted".to_owned(),
+                "no call takes the fast path: start the program without --stats for speed",
+            );
+        }
+        let found = "calls of the fast path are not counted".to_owned();
+        verdict("counting", false, found, "nothing to do")
+    }
+
+    fn limit(&self) -> Verdict {
+        let held = self.snapshot.held;
+        let soft = self
+            .variable(MEMORY_LIMIT)
+            .filter(|value| !value.is_empty());
+        let soft = soft.map_or(String::new(), |value| format!("; {MEMORY_LIMIT}={value}"));
+        let Some(cgroup) = &self.cgroup else {
+            let found = format!("{} held, the cgroup has no limit{soft}", mib(held));
+            return verdict("memory limit", false, found, "nothing to do");
+        };
+        let found = format!(
+            "{} held; the cgroup uses {} of {}, and the kernel ended {} processes in it{soft}",
+            mib(held),
+            mib(cgroup.used),
+            mib(cgroup.limit),
+            cgroup.kills,
+        );
+        match (cgroup.is_near(), cgroup.kills) {
+            (true, _) => verdict(
+                "memory limit",
+                true,
+                found,
+                "less than a tenth is left: raise the cgroup's limit, or have the program use less",
+            ),
+            (_, 1..) => verdict(
+                "memory limit",
+                true,
+                found,
+                "raise the cgroup's limit, or set PINFOLD_MEMORY_LIMIT so that free memory goes back earlier",
+            ),
+            _ => verdict("memory limit", false, found, "nothing to do"),
+        }
+    }
+
+    fn refused(&self) -> Verdict {
+        let lost = self.count(SlabEvent::FreeRcuSheafFail);
+        let failed = self
+            .snapshot
+            .calls
+            .as_ref()
+            .map(|calls| calls.count(Call::FAILED));
+        let failed_text = failed.map_or_else(
+            || "failed calls are known only under --stats".to_owned(),
+            |count| format!("{count} failed calls"),
+        );
+        let found = format!("{failed_text}; {lost} deferred frees without memory");
+        let problem = lost > 0 || failed.unwrap_or(0) > 0;
+        let advice = if problem {
+            "the system refused memory: look at the limits above, and at ulimit -v and -d"
+        } else {
+            "nothing to do"
+        };
+        verdict("refused memory", problem, found, advice)
+    }
+
+    fn huge_pages(&self) -> Verdict {
+        let Some(huge) = self.bytes_in("smaps_rollup", "AnonHugePages:") else {
+            let found = "the process's pages may not be read".to_owned();
+            return verdict(
+                "huge pages",
+                false,
+                found,
+                "run this as the process's owner or as root",
+            );
+        };
+        let resident = self.bytes_in("smaps_rollup", "Rss:").unwrap_or(0);
+        let setting = self.variable(THP).unwrap_or("auto");
+        let found = format!(
+            "{} of {} resident are in huge pages, with {THP}={setting}",
+            mib(huge),
+            mib(resident)
+        );
+        let is_near = self.cgroup.as_ref().is_some_and(Cgroup::is_near);
+        if huge > 0 && is_near {
+            let advice = "the cgroup's limit is near, and a huge page takes 2 MiB for its first byte: start it with PINFOLD_THP=never";
+            return verdict("huge pages", true, found, advice);
+        }
+        verdict("huge pages", false, found, "nothing to do")
+    }
+
+    fn sheaves(&self) -> Verdict {
+        let out = |cache: &crate::live::Cache| cache.out().saturating_mul(cache.size);
+        let out = self.snapshot.of_caches(out);
+        // Each CPU has a main and a spare sheaf of each cache, and no more objects than are out.
+        let cpus = pinfold_rseq::possible() as u64;
+        let most = self.snapshot.of_caches(|cache| {
+            let room = cache.sheaf_capacity.saturating_mul(2).saturating_mul(cpus);
+            room.min(cache.out()).saturating_mul(cache.size)
+        });
+        let share = percent(most, self.snapshot.held);
+        let found = format!(
+            "at most {} of {} of objects are in the sheaves of {cpus} CPUs, {share:.0} % of what is held",
+            mib(most),
+            mib(out)
+        );
+        // A small program has most of its memory in sheaves, which is no problem.
+        let problem = share > 50.0 && most > 64 << 20;
+        let advice = if problem {
+            "start it with PINFOLD_SHEPHERD=on, which takes idle sheaves back from all CPUs"
+        } else {
+            "nothing to do"
+        };
+        verdict("sheaves", problem, found, advice)
+    }
+
+    fn kept(&self) -> Verdict {
+        let dirty = self.snapshot.dirty();
+        let share = percent(dirty, self.snapshot.held);
+        let found = format!(
+            "{} of free memory are kept for the next use, {share:.0} % of what is held; {} went back to the system so far",
+            mib(dirty),
+            mib(self.snapshot.returned)
+        );
+        let problem = share > 25.0 && dirty > 64 << 20;
+        let advice = if problem {
+            "set PINFOLD_MEMORY_LIMIT, or start it with PINFOLD_SHEPHERD=on, so that free memory goes back"
+        } else {
+            "nothing to do"
+        };
+        verdict("kept memory", problem, found, advice)
+    }
+
+    fn remote_frees(&self) -> Verdict {
+        let remote = self.count(SlabEvent::FreeRemote);
+        let flushed = self.count(SlabEvent::Flushed);
+        let share = percent(remote, flushed);
+        let found = format!(
+            "{remote} objects were freed on another node than their own, {share:.0} % of {flushed} that went back to slabs"
+        );
+        let problem = remote > 100_000 && share > 20.0;
+        let advice = if problem {
+            "free objects on the node that allocated them, or keep producers and consumers on one node"
+        } else {
+            "nothing to do"
+        };
+        verdict("remote frees", problem, found, advice)
+    }
+
+    fn nodes(&self) -> Verdict {
+        let nodes = self.snapshot.nodes.len();
+        let elsewhere = self.count(SlabEvent::AllocNodeMismatch);
+        let refilled = self.count(SlabEvent::Refilled);
+        let share = percent(elsewhere, refilled);
+        let found = format!(
+            "{nodes} with memory; {elsewhere} objects came from another node than wanted, {share:.0} %"
+        );
+        let problem = elsewhere > 100_000 && share > 5.0;
+        let advice = if problem {
+            "a node has no free memory: `pinfold numastat PID` shows which; choose a policy with pinfold run --policy"
+        } else {
+            "nothing to do"
+        };
+        verdict("nodes", problem, found, advice)
+    }
+
+    fn shepherd(&self) -> Verdict {
+        let tasks = fs::read_dir(self.folder.join("task")).map(Iterator::flatten);
+        let tasks: Vec<_> = tasks
+            .into_iter()
+            .flatten()
+            .map(|task| task.path())
+            .collect();
+        let is_there = tasks.iter().any(|task| is_shepherd(task));
+        let setting = self.variable(SHEPHERD).unwrap_or("auto");
+        let found = format!(
+            "{}, {} threads, {SHEPHERD}={setting}",
+            if is_there { "there" } else { "not there" },
+            tasks.len()
+        );
+        if !is_there && tasks.len() > 1 {
+            let advice = "idle memory stays on CPUs that no thread uses any more: start it without PINFOLD_SHEPHERD=off, or call Shepherd::start";
+            return verdict("shepherd", true, found, advice);
+        }
+        let advice = if is_there {
+            "idle memory goes back: nothing to do"
+        } else {
+            "a program with one thread needs none: nothing to do"
+        };
+        verdict("shepherd", false, found, advice)
+    }
+
+    fn mappings(&self) -> Verdict {
+        let most = text("/proc/sys/vm/max_map_count".into());
+        let most: u64 = most.trim().parse().unwrap_or(65_530);
+        let count = text(self.folder.join("maps")).lines().count() as u64;
+        let limits = text(self.folder.join("limits"));
+        let space = limits
+            .lines()
+            .find_map(|line| line.strip_prefix("Max address space"));
+        let space = space.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        let size = self.bytes_in("status", "VmSize:").unwrap_or(0);
+        let limit = space.map_or_else(|| "no limit".to_owned(), mib);
+        let found = format!(
+            "{count} of {most} mappings; {} of addresses, {limit} (ulimit -v)",
+            mib(size)
+        );
+        let is_near = |used: u64, most: u64| used > most / 10 * 8;
+        let (problem, advice) = if is_near(count, most) {
+            (true, "raise vm.max_map_count: beyond it, allocations fail")
+        } else if space.is_some_and(|space| is_near(size, space)) {
+            (true, "raise ulimit -v: beyond it, allocations fail")
+        } else {
+            (false, "nothing to do")
+        };
+        verdict("mappings", problem, found, advice)
+    }
+}
+
+/// Returns whether a thread is a shepherd's: it has the name `pinfold`, or blocks every signal that
+/// can be blocked, as the thread does that a preloaded Pinfold starts by itself.
+fn is_shepherd(task: &Path) -> bool {
+    if text(task.join("comm")).trim_end() == "pinfold" {
+        return true;
+    }
+    let status = text(task.join("status"));
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    let blocked = blocked.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // The first 31 signals, without SIGKILL, SIGSTOP and those of faults.
+    blocked.is_some_and(|mask| mask & ORDINARY == ORDINARY)
+}
+
+/// The signals 1 to 31, without those that no thread can block, and without those of faults.
+const ORDINARY: u64 = {
+    let mut mask = (1 << 31) - 1;
+    let left_out = [
+        libc::SIGKILL,
+        libc::SIGSTOP,
+        libc::SIGSEGV,
+        libc::SIGBUS,
+        libc::SIGFPE,
+        libc::SIGILL,
+        libc::SIGTRAP,
+        libc::SIGSYS,
+        libc::SIGABRT,
+    ];
+    let mut nth = 0;
+    while nth < left_out.len() {
+        mask &= !(1 << (left_out[nth] - 1));
+        nth += 1;
+    }
+    mask
+};

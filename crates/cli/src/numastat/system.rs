@@ -1,0 +1,234 @@
+//! The whole system by node, in the words and layout of `numastat`: the kernel's counts of
+//! allocations, and the memory of each node.
+
+use anyhow::{Context, Result};
+use pinfold::topology::NodeSet;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+/// Numbers by name, each with one number for each node.
+#[derive(Serialize)]
+pub struct System {
+    nodes: Vec<usize>,
+    /// Pages by kind of allocation, in the order of the kernel's file.
+    #[serde(serialize_with = "as_map")]
+    pages: Vec<(String, Vec<u64>)>,
+    /// Bytes by kind of memory, in the order of the kernel's file.
+    #[serde(serialize_with = "as_map")]
+    memory: Vec<(String, Vec<u64>)>,
+    #[serde(skip)]
+    page_bytes: u64,
+}
+
+fn as_map<S: serde::Serializer>(
+    rows: &[(String, Vec<u64>)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let map: BTreeMap<_, _> = rows.iter().map(|(name, row)| (name, row)).collect();
+    map.serialize(serializer)
+}
+
+/// The kinds of memory that `numastat -m` prints, in its order. A table leaves out those that the
+/// kernel does not have. `--json` has all that the kernel has.
+const MEMORY: [&str; 32] = [
+    "MemTotal",
+    "MemFree",
+    "MemUsed",
+    "Active",
+    "Inactive",
+    "Active(anon)",
+    "Inactive(anon)",
+    "Active(file)",
+    "Inactive(file)",
+    "Unevictable",
+    "Mlocked",
+    "Dirty",
+    "Writeback",
+    "FilePages",
+    "Mapped",
+    "AnonPages",
+    "Shmem",
+    "KernelStack",
+    "PageTables",
+    "NFS_Unstable",
+    "Bounce",
+    "WritebackTmp",
+    "Slab",
+    "SReclaimable",
+    "SUnreclaim",
+    "AnonHugePages",
+    "ShmemHugePages",
+    "ShmemPmdMapped",
+    "HugePages_Total",
+    "HugePages_Free",
+    "HugePages_Surp",
+    "KReclaimable",
+];
+
+const LABEL: usize = 16;
+const CELL: usize = 16;
+const MIB: f64 = (1 << 20) as f64;
+
+impl System {
+    /// Reads the files of all `nodes` below `root`.
+    pub fn read(root: &Path, nodes: &NodeSet) -> Result<System> {
+        let nodes: Vec<usize> = nodes.iter().collect();
+        let huge = huge_page_bytes(root);
+        let (mut pages, mut memory) = (Vec::new(), Vec::new());
+        for (nth, node) in nodes.iter().enumerate() {
+            let folder = root.join(format!("sys/devices/system/node/node{node}"));
+            let read = |file: &str| {
+                let path = folder.join(file);
+                fs::read_to_string(&path).with_context(|| path.display().to_string())
+            };
+            for line in read("numastat")?.lines() {
+                if let Some((name, count)) = line.split_once(' ') {
+                    set(
+                        &mut pages,
+                        name,
+                        nth,
+                        nodes.len(),
+                        count.trim().parse().ok(),
+                    );
+                }
+            }
+            // Node 0 MemTotal:       24684092 kB
+            for line in read("meminfo")?.lines() {
+                let mut words = line.split_whitespace().skip(2);
+                let (Some(name), Some(number)) = (words.next(), words.next()) else {
+                    continue;
+                };
+                let name = name.trim_end_matches(':');
+                // Reserved huge pages are counted, and everything else is in KiB.
+                let unit = if name.starts_with("HugePages_") {
+                    huge
+                } else {
+                    1024
+                };
+                let number = number.parse::<u64>().ok();
+                let bytes = number.map(|number| number.saturating_mul(unit));
+                set(&mut memory, name, nth, nodes.len(), bytes);
+            }
+        }
+        // SAFETY: `sysconf` has no preconditions.
+        let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+        Ok(System {
+            nodes,
+            pages,
+            memory,
+            page_bytes,
+        })
+    }
+
+    /// Formats the pages by kind of allocation, as `numastat` without options.
+    pub fn pages(&self) -> String {
+        let mut text = " ".repeat(LABEL);
+        for node in &self.nodes {
+            let _ = write!(text, "{:>CELL$}", format!("node{node}"));
+        }
+        text.push('\n');
+        for (name, row) in &self.pages {
+            let _ = write!(text, "{name:<LABEL$}");
+            for count in row {
+                let _ = write!(text, "{count:>CELL$}");
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    /// Formats the same in MiB, with a total, as `numastat -n`.
+    pub fn pages_in_mib(&self) -> String {
+        let rows = self.pages.iter().map(|(name, row)| {
+            let bytes = row
+                .iter()
+                .map(|&pages| pages.saturating_mul(self.page_bytes));
+            (capitals(name), bytes.collect())
+        });
+        self.table("Per-node numastat info (in MBs):", rows)
+    }
+
+    /// Formats the memory of the nodes in MiB, with a total, as `numastat -m`.
+    pub fn memory(&self) -> String {
+        let rows = MEMORY.iter().filter_map(|&wanted| {
+            let mut rows = self.memory.iter();
+            rows.find(|(name, _)| name == wanted).cloned()
+        });
+        self.table("Per-node system memory usage (in MBs):", rows)
+    }
+
+    fn table(&self, title: &str, rows: impl Iterator<Item = (String, Vec<u64>)>) -> String {
+        let mut text = format!("\n{title}\n{:LABEL$}", "");
+        for node in &self.nodes {
+            let _ = write!(text, "{:>CELL$}", format!("Node {node}"));
+        }
+        let _ = writeln!(text, "{:>CELL$}", "Total");
+        let rules = vec!["-".repeat(CELL - 1); self.nodes.len() + 1];
+        let _ = writeln!(text, "{:LABEL$} {}", "", rules.join(" "));
+        for (name, row) in rows {
+            let _ = write!(text, "{name:<LABEL$}");
+            let total = row
+                .iter()
+                .fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
+            for bytes in row.iter().chain([&total]) {
+                let _ = write!(text, "{:>CELL$.2}", *bytes as f64 / MIB);
+            }
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// Sets the number of node `nth` of `nodes` in the row `name`.
+fn set(
+    rows: &mut Vec<(String, Vec<u64>)>,
+    name: &str,
+    nth: usize,
+    nodes: usize,
+    value: Option<u64>,
+) {
+    let at = rows.iter().position(|(known, _)| known == name);
+    let at = at.unwrap_or_else(|| {
+        rows.push((name.to_owned(), vec![0; nodes]));
+        rows.len() - 1
+    });
+    rows[at].1[nth] = value.unwrap_or(0);
+}
+
+/// Returns `numa_hit` as `Numa_Hit`.
+fn capitals(name: &str) -> String {
+    let words = name.split('_').map(|word| {
+        let mut letters = word.chars();
+        let first = letters.next().map(|letter| letter.to_ascii_uppercase());
+        first.into_iter().chain(letters).collect::<String>()
+    });
+    words.collect::<Vec<_>>().join("_")
+}
+
+/// Returns the bytes of a reserved huge page.
+fn huge_page_bytes(root: &Path) -> u64 {
+    let file = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
+    let line = file
+        .lines()
+        .find_map(|line| line.strip_prefix("Hugepagesize:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(2048).saturating_mul(1024)
+}
+
+/// Returns the processes whose command line contains `pattern`, without this one.
+pub fn matching(root: &Path, pattern: &str) -> Result<Vec<u32>> {
+    let folder = root.join("proc");
+    let entries = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
+    let pids = entries.flatten().filter_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let command = fs::read(entry.path().join("cmdline")).ok()?;
+        let command = String::from_utf8_lossy(&command).replace('\0', " ");
+        (pid != std::process::id() && command.contains(pattern)).then_some(pid)
+    });
+    let mut pids: Vec<u32> = pids.collect();
+    pids.sort_unstable();
+    Ok(pids)
+}

@@ -1,0 +1,204 @@
+//! `pinfold doctor PID`: verdicts on running processes that differ by one setting.
+//!
+//! The programs are this test itself, run by `pinfold run` in a role that an environment variable
+//! names.
+
+use serde_json::Value;
+use std::hint::black_box;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::sync_channel;
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+const ROLE: &str = "PINFOLD_TEST_ROLE";
+/// How long a program in a role lives, if no test ends it.
+const LIFE: Duration = Duration::from_secs(60);
+/// How long a test waits for what must happen.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Does what the environment asks for. Does nothing as a test.
+#[test]
+fn role() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    match role.as_str() {
+        "sleeps" => {}
+        "crosses" => cross(),
+        _ => panic!("there is no role {role}"),
+    }
+    // The test's harness has a second thread.
+    println!("ready");
+    sleep(LIFE);
+}
+
+fn pin(cpu: usize) {
+    // SAFETY: the set is a value of this function.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+}
+
+/// Allocates on CPU 0 and frees on CPU 1.
+fn cross() {
+    let (give, take) = sync_channel::<Vec<Vec<u8>>>(4);
+    let freeing = thread::spawn(move || {
+        pin(1);
+        take.into_iter().for_each(drop);
+    });
+    pin(0);
+    for _ in 0..400 {
+        give.send((0..1000).map(|_| black_box(vec![1; 200])).collect())
+            .unwrap();
+    }
+    drop(give);
+    freeing.join().unwrap();
+}
+
+/// A program in a role. Ends when this value is dropped.
+struct Program {
+    program: Child,
+    /// Open until the end, because the program may still print.
+    _lines: BufReader<ChildStdout>,
+}
+
+impl Program {
+    /// Starts a program with variables, and waits until it is ready.
+    fn start(role: &str, variables: &[(&str, &str)]) -> Program {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_pinfold"))
+            .args(["run", "--"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "role", "--nocapture", "--test-threads", "2"])
+            .env_remove("LD_PRELOAD")
+            .env_remove("PINFOLD_LIBRARY")
+            .env_remove("PINFOLD_STATS")
+            .env_remove("PINFOLD_RSEQ")
+            .env(ROLE, role)
+            .envs(variables.iter().copied())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(program.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("ready") {
+            line.clear();
+            assert_ne!(lines.read_line(&mut line).unwrap(), 0, "it ended");
+        }
+        Program {
+            program,
+            _lines: lines,
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+fn doctor(words: &[&str]) -> (String, String, Option<i32>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    let output = command.arg("doctor").args(words).output().unwrap();
+    (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+        output.status.code(),
+    )
+}
+
+/// Returns a verdict on a program: whether it is a problem, what was found, and the advice.
+fn verdict(program: &Program, name: &str) -> (bool, String, String) {
+    let pid = program.program.id().to_string();
+    let (out, error, code) = doctor(&[&pid, "--json"]);
+    assert_eq!(code, Some(0), "{error}");
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    let verdicts = answer["verdicts"].as_array().unwrap();
+    let verdict = verdicts.iter().find(|v| v["name"] == name).unwrap();
+    let text = |field: &str| verdict[field].as_str().unwrap().to_owned();
+    let problem = verdict["problem"].as_bool().unwrap();
+    (problem, text("found"), text("advice"))
+}
+
+#[test]
+fn missing_restartable_sequences_are_a_problem() {
+    let program = Program::start("sleeps", &[("PINFOLD_RSEQ", "off")]);
+    let (problem, found, advice) = verdict(&program, "backend");
+    assert!(problem && found.contains("PINFOLD_RSEQ=off"), "{found}");
+    assert!(advice.contains("without this setting"), "{advice}");
+    let rseq = doctor(&["--json"]).0;
+    let machine: Value = serde_json::from_str(&rseq).unwrap();
+    let program = Program::start("sleeps", &[]);
+    let (problem, found, _) = verdict(&program, "backend");
+    assert_eq!(problem, machine["checks"][0]["ok"] == false, "{found}");
+}
+
+#[test]
+fn a_missing_shepherd_is_a_problem_for_a_program_with_threads() {
+    let program = Program::start("sleeps", &[("PINFOLD_SHEPHERD", "off")]);
+    let (problem, found, advice) = verdict(&program, "shepherd");
+    assert!(problem && found.starts_with("not there"), "{found}");
+    assert!(advice.contains("PINFOLD_SHEPHERD=off"), "{advice}");
+    for setting in ["auto", "on"] {
+        let program = Program::start("sleeps", &[("PINFOLD_SHEPHERD", setting)]);
+        let end = Instant::now() + PATIENCE;
+        while verdict(&program, "shepherd").0 {
+            assert!(Instant::now() < end, "no shepherd with {setting}");
+            sleep(Duration::from_millis(50));
+        }
+        let (_, found, _) = verdict(&program, "shepherd");
+        assert!(found.starts_with("there"), "{setting}: {found}");
+    }
+}
+
+#[test]
+fn many_frees_on_another_node_are_a_problem() {
+    // SAFETY: the set is a value of this function.
+    let has_both = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set);
+        libc::CPU_ISSET(0, &set) && libc::CPU_ISSET(1, &set)
+    };
+    if !has_both {
+        return;
+    }
+    let nodes = [("PINFOLD_FAKE_NODES", "2")];
+    let program = Program::start("crosses", &nodes);
+    let (problem, found, advice) = verdict(&program, "remote frees");
+    assert!(problem, "{found}");
+    assert!(advice.contains("on one node"), "{advice}");
+    let program = Program::start("sleeps", &nodes);
+    let (problem, found, _) = verdict(&program, "remote frees");
+    assert!(!problem, "{found}");
+    assert!(verdict(&program, "nodes").1.starts_with("2 "));
+}
+
+#[test]
+fn settings_are_named_and_lines_say_what_to_do() {
+    let settings = [("PINFOLD_MEMORY_LIMIT", "512M"), ("PINFOLD_THP", "never")];
+    let program = Program::start("sleeps", &settings);
+    let found = verdict(&program, "memory limit").1;
+    assert!(found.contains("PINFOLD_MEMORY_LIMIT=512M"), "{found}");
+    let found = verdict(&program, "huge pages").1;
+    assert!(found.contains("PINFOLD_THP=never"), "{found}");
+    let pid = program.program.id().to_string();
+    let (out, error, code) = doctor(&[&pid]);
+    assert_eq!(code, Some(0), "{error}");
+    let (head, rest) = out.split_once('\n').unwrap();
+    assert!(head.starts_with(&format!("process {pid} (")), "{head}");
+    assert_eq!(rest.lines().count() % 2, 0, "{rest}");
+    assert!(rest.contains("nothing to do"), "{rest}");
+}
+
+#[test]
+fn a_process_that_is_not_on_pinfold_is_refused() {
+    let pid = std::process::id().to_string();
+    let (out, error, code) = doctor(&[&pid]);
+    assert_eq!((out.as_str(), code), ("", Some(2)));
+    assert!(error.contains("shows no statistics"), "{error}");
+    assert_eq!(doctor(&["0"]).2, Some(2));
+}

@@ -1,0 +1,284 @@
+//! What another process sees of a program's own counters: `pinfold vmstat`.
+//!
+//! The programs are this test itself, whose allocator is Pinfold, in a role that an environment
+//! variable names.
+
+use pinfold::counter::{EventCounter, PercpuCounter};
+use pinfold::segment::{COUNTERS, ShowError, hide, show, show_set};
+use pinfold::vmstat::{VmEvents, VmStat, Zone};
+use serde_json::Value;
+use std::hint::black_box;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+#[global_allocator]
+static ALLOCATOR: pinfold_malloc::Pinfold = pinfold_malloc::Pinfold;
+
+const ROLE: &str = "PINFOLD_TEST_ROLE";
+/// How long a program in a role lives, if no test ends it.
+const LIFE: Duration = Duration::from_secs(60);
+/// How long a test waits for what must happen.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+pinfold::vmstat_items! {
+    pub enum Fault { Minor = "pgfault", Major = "pgmajfault" }
+}
+pinfold::vmstat_items! {
+    pub enum Pool { Free = "nr_free", Dirty = "nr_dirty" }
+}
+
+static REQUESTS: EventCounter = EventCounter::new();
+static OPEN: PercpuCounter = PercpuCounter::new();
+static FAULTS: VmEvents<Fault> = VmEvents::new();
+static POOL: VmStat<Pool> = VmStat::new();
+
+/// Does what the environment asks for. Does nothing as a test.
+#[test]
+fn role() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    if role == "has no segment" {
+        assert_eq!(show("requests", &REQUESTS), Err(ShowError::NoSegment));
+        println!("ready");
+        return;
+    }
+    show("requests", &REQUESTS).unwrap();
+    show("open.connections", &OPEN).unwrap();
+    show_set(&FAULTS).unwrap();
+    show_set(&POOL).unwrap();
+    match role.as_str() {
+        "shows" => {}
+        "forks" => {
+            REQUESTS.add(1000);
+            // SAFETY: only the child's own thread runs in it, and Pinfold takes its locks for a
+            // fork.
+            let child = unsafe { libc::fork() };
+            if child != 0 {
+                println!("child {child}");
+                sleep(LIFE);
+                return;
+            }
+        }
+        "hides" => {
+            assert!(hide("requests") && !hide("requests"));
+            check_refusals();
+        }
+        _ => panic!("there is no role {role}"),
+    }
+    REQUESTS.add(7);
+    OPEN.add(5);
+    OPEN.sub(9);
+    FAULTS.add(Fault::Major, 3);
+    POOL.add(Zone::normal(0), Pool::Free, 40);
+    POOL.add(Zone::huge(0), Pool::Free, 2);
+    POOL.dec(Zone::normal(0), Pool::Dirty);
+    println!("ready");
+    work();
+}
+
+/// Allocates and frees, with pauses.
+fn work() {
+    let end = Instant::now() + LIFE;
+    while Instant::now() < end {
+        let blocks: Vec<Vec<u8>> = (0..3000).map(|_| black_box(vec![1; 200])).collect();
+        drop(black_box(blocks));
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Checks the names and numbers of counters that a process may not show.
+fn check_refusals() {
+    static MORE: [EventCounter; COUNTERS] = [const { EventCounter::new() }; COUNTERS];
+    assert_eq!(show("pgfault", &REQUESTS), Err(ShowError::Taken));
+    assert_eq!(show_set(&FAULTS), Err(ShowError::Taken));
+    assert_eq!(show("two words", &REQUESTS), Err(ShowError::Name));
+    // Five names are in use.
+    for (nth, counter) in MORE.iter().take(COUNTERS - 5).enumerate() {
+        show(&format!("more_{nth}"), counter).unwrap();
+    }
+    assert_eq!(show("one_more", &REQUESTS), Err(ShowError::Full));
+    for nth in 0..COUNTERS - 5 {
+        assert!(hide(&format!("more_{nth}")));
+    }
+}
+
+fn pinfold(words: &[&str]) -> (String, String, Option<i32>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    let output = command.args(words).output().unwrap();
+    (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+        output.status.code(),
+    )
+}
+
+/// A program in a role. Ends when this value is dropped.
+struct Program {
+    program: Child,
+    /// Open until the end, because the program may still print.
+    _lines: BufReader<ChildStdout>,
+    child: Option<u32>,
+}
+
+impl Program {
+    /// Starts a program and waits until it is ready.
+    fn start(role: &str, segment: &str) -> Program {
+        let mut program = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "role", "--nocapture", "--test-threads", "1"])
+            .env(ROLE, role)
+            .env("PINFOLD_SEGMENT", segment)
+            .env_remove("PINFOLD_STATS")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(program.stdout.take().unwrap());
+        let (mut child, mut is_ready) = (None, false);
+        while !is_ready || (role == "forks" && child.is_none()) {
+            let mut line = String::new();
+            assert_ne!(lines.read_line(&mut line).unwrap(), 0, "it ended");
+            if let Some((_, number)) = line.split_once("child ") {
+                child = Some(number.trim().parse().unwrap());
+            }
+            is_ready |= line.contains("ready");
+        }
+        Program {
+            program,
+            _lines: lines,
+            child,
+        }
+    }
+
+    fn pid(&self) -> String {
+        self.child.unwrap_or(self.program.id()).to_string()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if let Some(child) = self.child {
+            // SAFETY: the call uses no memory of this process.
+            unsafe { libc::kill(child as i32, libc::SIGKILL) };
+        }
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+fn block(pid: &str) -> Value {
+    let (out, error, code) = pinfold(&["vmstat", pid, "--json"]);
+    assert_eq!(code, Some(0), "{error}");
+    serde_json::from_str(&out).unwrap()
+}
+
+fn value(block: &Value, name: &str) -> Option<i64> {
+    let counters = block["vmstat"]["counters"].as_array().unwrap();
+    let counter = counters.iter().find(|counter| counter["name"] == name)?;
+    counter["value"].as_i64()
+}
+
+/// Waits until the counter `name` has the value `expected`.
+fn wait_for(pid: &str, name: &str, expected: i64) -> Value {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let block = block(pid);
+        if value(&block, name) == Some(expected) {
+            return block;
+        }
+        assert!(Instant::now() < end, "{name} is not {expected}: {block}");
+        sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn counters_and_sets_are_shown_by_name() {
+    let program = Program::start("shows", "on");
+    let pid = program.pid();
+    for (name, expected) in [
+        ("requests", 7),
+        ("open.connections", -4),
+        ("pgfault", 0),
+        ("pgmajfault", 3),
+        ("nr_free", 42),
+        ("nr_dirty", -1),
+    ] {
+        wait_for(&pid, name, expected);
+    }
+    let block = block(&pid);
+    let kind = |nth: usize| block["vmstat"]["counters"][nth]["kind"].clone();
+    assert_eq!((kind(0), kind(1)), ("events".into(), "level".into()));
+    assert!(block["vmstat"]["age_seconds"].as_f64().is_some(), "{block}");
+    let (out, _, code) = pinfold(&["vmstat", &pid]);
+    assert_eq!(code, Some(0));
+    assert_eq!(
+        out,
+        "requests 7\nopen.connections -4\npgfault 0\npgmajfault 3\nnr_free 42\nnr_dirty -1\n"
+    );
+}
+
+#[test]
+fn blocks_after_the_first_have_rates() {
+    let program = Program::start("shows", "on");
+    wait_for(&program.pid(), "requests", 7);
+    let (out, error, code) = pinfold(&["vmstat", &program.pid(), "0.02", "2"]);
+    assert_eq!(code, Some(0), "{error}");
+    let (first, second) = out.split_once("\n\n").unwrap();
+    assert_eq!(first.lines().next(), Some("requests 7"));
+    let words: Vec<&str> = second.lines().next().unwrap().split_whitespace().collect();
+    assert_eq!(words, ["requests", "7", "0.0/s"]);
+}
+
+#[test]
+fn hidden_counters_are_gone_and_bad_names_are_refused() {
+    let program = Program::start("hides", "on");
+    let block = wait_for(&program.pid(), "nr_free", 42);
+    assert_eq!(value(&block, "requests"), None);
+    let counters = block["vmstat"]["counters"].as_array().unwrap();
+    assert_eq!(counters.len(), 5, "{block}");
+}
+
+#[test]
+fn a_forked_child_goes_on_with_its_own_values() {
+    let program = Program::start("forks", "on");
+    // The child makes a segment of its own when `pinfold list` asks for it.
+    let end = Instant::now() + PATIENCE;
+    while pinfold(&["vmstat", &program.pid()]).2 != Some(0) {
+        assert!(Instant::now() < end, "the child has no segment");
+        assert_eq!(pinfold(&["list"]).2, Some(0));
+    }
+    wait_for(&program.pid(), "requests", 1007);
+    let parent = program.program.id().to_string();
+    let (out, _, _) = pinfold(&["vmstat", &parent]);
+    assert!(!out.contains("requests 1007"), "{out}");
+}
+
+#[test]
+fn a_process_without_a_segment_gets_an_error() {
+    drop(Program::start("has no segment", "off"));
+}
+
+#[test]
+fn a_process_without_counters_is_told_how_to_show_them() {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_pinfold"))
+        .args(["run", "--", "sleep", "60"])
+        .env_remove("PINFOLD_STATS")
+        .spawn()
+        .unwrap();
+    let pid = program.id().to_string();
+    let end = Instant::now() + PATIENCE;
+    let (mut out, mut error, mut code) = pinfold(&["vmstat", &pid]);
+    while code != Some(0) {
+        assert!(Instant::now() < end, "{error}");
+        sleep(Duration::from_millis(20));
+        (out, error, code) = pinfold(&["vmstat", &pid]);
+    }
+    let _ = program.kill();
+    let _ = program.wait();
+    assert!(
+        out.is_empty() && error.contains("pinfold_counter_show"),
+        "{error}"
+    );
+    assert_eq!(pinfold(&["vmstat", "0"]).2, Some(2));
+}
