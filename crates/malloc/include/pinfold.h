@@ -127,6 +127,31 @@ void *pinfold_pvalloc(size_t size);
 size_t pinfold_malloc_usable_size(void *block);
 
 /*
+ * Starts a heap profile of the malloc family, or changes its interval: the mean number of bytes from
+ * one sampled allocation to the next, from 1 to 2^40. PINFOLD_HEAP_INTERVAL is the usual one.
+ * `pinfold heap dump PID` shows the profile.
+ *
+ * Returns 0, or -1 and sets errno: EINVAL for a bad interval, ENOMEM if there is no memory, EBUSY if
+ * another thread is starting or stopping the profile. The first start may load the unwinder's
+ * library, so a signal handler must not be the first to call this.
+ */
+int pinfold_heap_start(uint64_t interval);
+#define PINFOLD_HEAP_INTERVAL ((uint64_t)512 << 10)
+
+/*
+ * Stops the heap profile. What was sampled stays known. Returns 0, or -1 with EBUSY if another
+ * thread is starting or stopping the profile.
+ */
+int pinfold_heap_stop(void);
+
+/*
+ * Writes the heap profile to a file for `pinfold heap dump FILE`. Replaces the file. Allocates
+ * nothing. Returns 0, or -1 and sets errno: ENODATA if there was never a profile, or why the system
+ * refuses the file.
+ */
+int pinfold_heap_write(const char *path);
+
+/*
  * Gives all free memory back to the system, including the free objects of every CPU's caches. `pad`
  * is ignored.
  *

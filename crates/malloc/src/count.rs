@@ -97,8 +97,8 @@ pub(crate) fn resized_large(before: usize, after: usize) {
     add(Call::LARGE_BYTES_FREED, before.saturating_sub(after));
 }
 
-/// Counts that the pages of a large block moved to `block`, for a request of `size` bytes. The block
-/// had and has so many bytes.
+/// Counts that the pages of a large block moved to `block`, for a request of `size` bytes. The
+/// block had and has so many bytes.
 pub(crate) fn moved_large(block: *mut u8, size: usize, (before, after): (usize, usize)) {
     if active() {
         profiled::made_large(block, size);

@@ -128,8 +128,8 @@ pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
     null_mut()
 }
 
-/// Allocates like [`alloc_fast`], for a caller behind the closed fast path. Returns null where there
-/// are no fast paths.
+/// Allocates like [`alloc_fast`], for a caller behind the closed fast path. Returns null where
+/// there are no fast paths.
 #[inline(always)]
 pub(crate) fn alloc_behind(size: usize) -> *mut u8 {
     // Acquire pairs with the release in `open`: a thread that sees the window also sees the offsets

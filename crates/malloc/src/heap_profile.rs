@@ -48,6 +48,16 @@ pub fn is_on() -> bool {
     profiled::is_profiling()
 }
 
+/// Returns whether there was ever a profile. Costs a load.
+pub(crate) fn exists() -> bool {
+    profile::has_records()
+}
+
+/// Returns whether a thread is starting or stopping the profile.
+pub(crate) fn is_busy() -> bool {
+    profiled::is_busy()
+}
+
 /// Returns whether allocations are sampled: for a profile, or for a tracer that is attached to the
 /// probes. Costs one load.
 pub fn is_sampling() -> bool {

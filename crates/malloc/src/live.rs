@@ -127,8 +127,8 @@ pub(crate) fn shared_memory(name: &CStr, size: usize) -> Option<*mut u8> {
     Some(memory)
 }
 
-/// Returns whether this process may show files: the user allows it, and the process may have so many
-/// descriptors that it hardly needs all of them itself.
+/// Returns whether this process may show files: the user allows it, and the process may have so
+/// many descriptors that it hardly needs all of them itself.
 fn may_show() -> bool {
     env::parsed(VARIABLE, parse) != Some(false) && limit(libc::RLIMIT_NOFILE) >= HIGH + 16
 }

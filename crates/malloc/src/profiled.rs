@@ -6,16 +6,16 @@
 //!
 //! A *sampled* block is recognised when it is freed:
 //!
-//! * A block of a size class comes from the class's twin (`slab::kmalloc`), whose number in the page
-//!   map the fast path of free does not know.
+//! * A block of a size class comes from the class's twin (`slab::kmalloc`), whose number in the
+//!   page map the fast path of free does not know.
 //! * A larger block takes the slow path of free in any case. From the first start of a profile on,
 //!   this path looks every larger block up in the table of sampled blocks.
 //!
 //! `realloc` in place leaves a sampled block sampled. A block that moves counts as freed and
 //! allocated.
 //!
-//! Samples are taken for a heap profile ([`start`], [`stop`]), and while a tracer outside is attached
-//! to the probes of [`pinfold::profile`] ([`look`]).
+//! Samples are taken for a heap profile ([`start`], [`stop`]), and while a tracer outside is
+//! attached to the probes of [`pinfold::profile`] ([`look`]).
 
 use crate::gate::{self, alloc_behind};
 use crate::heap::{self, ALIGN};
@@ -66,6 +66,11 @@ pub(crate) fn is_on() -> bool {
 /// Returns whether there is a heap profile that is on.
 pub(crate) fn is_profiling() -> bool {
     STATE.load(Relaxed) & PROFILE != 0
+}
+
+/// Returns whether a thread is starting or stopping samples.
+pub(crate) fn is_busy() -> bool {
+    BUSY.load(Relaxed)
 }
 
 /// Turns the profile on, or changes the interval. Returns false if the system has no memory, or if

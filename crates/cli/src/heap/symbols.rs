@@ -31,8 +31,8 @@ pub struct Location {
     pub address: u64,
     /// Its index in [`Profile::mappings`].
     pub mapping: Option<usize>,
-    /// The functions at this address, innermost first: inlined ones come before their callers. Empty
-    /// if no name is known.
+    /// The functions at this address, innermost first: inlined ones come before their callers.
+    /// Empty if no name is known.
     pub lines: Vec<Line>,
 }
 
@@ -155,8 +155,8 @@ fn line_of(code: Option<&CodeInfo<'_>>, function: &str) -> Line {
 
 /// Returns the functions of a symbol, innermost first.
 fn lines(symbol: &Sym<'_>) -> Vec<Line> {
-    // The symbol's own line is that of the outermost function. Each inlined function has the line of
-    // the next inner one.
+    // The symbol's own line is that of the outermost function. Each inlined function has the line
+    // of the next inner one.
     let mut lines = vec![line_of(symbol.code_info.as_deref(), &symbol.name)];
     for inlined in &symbol.inlined {
         lines.push(line_of(inlined.code_info.as_ref(), &inlined.name));

@@ -139,8 +139,8 @@ impl Source {
     }
 }
 
-/// Reads the process's own file without a name that the kernel calls `link`. The process's number is
-/// the word of 4 bytes behind the first 12. A forked child may have its parent's file.
+/// Reads the process's own file without a name that the kernel calls `link`. The process's number
+/// is the word of 4 bytes behind the first 12. A forked child may have its parent's file.
 pub fn memory_file(pid: u32, link: &str) -> Result<Vec<u8>, Unreadable> {
     let folder = folder(pid);
     started(&folder).ok_or(Unreadable::Gone)?;

@@ -10,6 +10,7 @@
 //! | [`grace`] | readers, and frees that wait for readers |
 //! | [`slabinfo`] | the state of caches |
 //! | [`report`] | reports of the debugging checks, and the handler of reports |
+//! | [`heap`] | heap profiles |
 //! | [`counter`] | counters, event counters and histograms |
 //! | [`counter_show`] | counters that other processes can see |
 //! | [`percpu`] | per-CPU words, pairs and lists |
@@ -28,6 +29,7 @@ pub mod counter;
 mod counter_shared;
 pub mod counter_show;
 pub mod grace;
+pub mod heap;
 pub mod kernel_policy;
 mod malloc;
 pub mod pages;

@@ -196,8 +196,8 @@ pub fn lift(block: *mut u8) -> Option<Lifted> {
     blocks::remove(block)
 }
 
-/// Puts a sample back that was lifted from `block`, which has `size` bytes now, or as many as before
-/// if that is `None`. The sample goes on to stand for as many blocks.
+/// Puts a sample back that was lifted from `block`, which has `size` bytes now, or as many as
+/// before if that is `None`. The sample goes on to stand for as many blocks.
 pub fn put_back(lifted: Lifted, block: *mut u8, size: Option<usize>) {
     let (before, size) = (lifted.counts(), size.unwrap_or(lifted.size));
     let resized = Lifted { size, ..lifted };

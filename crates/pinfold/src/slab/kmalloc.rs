@@ -27,9 +27,9 @@
 //! `malloc` and `free` computes the place of a sheaf without looking up the cache's descriptor.
 //!
 //! Each class has a twin for *sampled* blocks: blocks that a heap profile follows. Class c has the
-//! twin [`CLASSES`] + c ([`sampled`]), which has a cache of its own. So the page map tells a sampled
-//! block from others, and the fast path of `free` does not know its class. Only [`class_of_any`]
-//! and the functions that say so know the twins.
+//! twin [`CLASSES`] + c ([`sampled`]), which has a cache of its own. So the page map tells a
+//! sampled block from others, and the fast path of `free` does not know its class. Only
+//! [`class_of_any`] and the functions that say so know the twins.
 
 use super::descriptor::{Descriptor, by_entry, by_id, of_class};
 use super::fork;
@@ -351,8 +351,8 @@ extern "C" fn alloc_slow(offset: usize, size: usize) -> *mut u8 {
     })
 }
 
-/// Returns how many bytes were asked for when a block of class `class`, or of a twin, was allocated.
-/// Returns `None` if its cache is not debugged.
+/// Returns how many bytes were asked for when a block of class `class`, or of a twin, was
+/// allocated. Returns `None` if its cache is not debugged.
 ///
 /// # Safety
 ///
@@ -362,8 +362,8 @@ pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
     of_class(class).and_then(|cache| unsafe { cache.requested(block) })
 }
 
-/// Records that a block of class `class`, or of a twin, is used for `size` bytes from now on, so that
-/// the red zone begins behind them. Does nothing if its cache is not debugged.
+/// Records that a block of class `class`, or of a twin, is used for `size` bytes from now on, so
+/// that the red zone begins behind them. Does nothing if its cache is not debugged.
 ///
 /// # Safety
 ///

@@ -96,7 +96,11 @@ fn answer(request: Request, processes: &mut Processes) {
         let refused = Response::from_string("only GET and HEAD\n").with_status_code(405);
         return send(request, refused.with_header(header("Allow", "GET, HEAD")));
     }
-    let path = request.url().split('?').next().unwrap_or_default();
+    let url = request.url().to_owned();
+    let (path, query) = url.split_once('?').unwrap_or((&url, ""));
+    if path == "/debug/pprof/heap" {
+        return send(request, heap_profile(processes, query));
+    }
     let (kind, text) = match path {
         "/" => (
             "text/html; charset=utf-8",
@@ -105,7 +109,9 @@ fn answer(request: Request, processes: &mut Processes) {
         "/metrics" => (metrics::KIND, metrics::text(&processes.read())),
         "/status.json" => ("application/json", status::text(&processes.read())),
         _ => {
-            let missing = Response::from_string("not here; see /, /metrics and /status.json\n");
+            let missing = Response::from_string(
+                "not here; see /, /metrics, /status.json and /debug/pprof/heap\n",
+            );
             return send(request, missing.with_status_code(404));
         }
     };
@@ -113,6 +119,37 @@ fn answer(request: Request, processes: &mut Processes) {
         .with_header(header("Content-Type", kind))
         .with_header(header("Cache-Control", "no-store"));
     send(request, page);
+}
+
+/// Returns the heap profile of the process that the query names by `pid=`, or of the only process
+/// that is served.
+fn heap_profile(processes: &mut Processes, query: &str) -> Response<Cursor<Vec<u8>>> {
+    let refused = |status, text: String| Response::from_string(text).with_status_code(status);
+    let pids: Vec<u32> = processes
+        .read()
+        .iter()
+        .map(|(source, _)| source.pid)
+        .collect();
+    let asked = query.split('&').find_map(|word| word.strip_prefix("pid="));
+    let pid = match (asked, &pids[..]) {
+        (None, [only]) => Some(*only),
+        (None, _) => None,
+        (Some(text), _) => text.parse().ok().filter(|pid| pids.contains(pid)),
+    };
+    let Some(pid) = pid else {
+        let text = format!("name one of the processes {pids:?}: /debug/pprof/heap?pid=PID\n");
+        return refused(404, text);
+    };
+    match crate::heap::pprof_of_process(pid) {
+        Ok(bytes) => Response::from_data(bytes)
+            .with_header(header("Content-Type", "application/octet-stream"))
+            .with_header(header(
+                "Content-Disposition",
+                "attachment; filename=heap.pb.gz",
+            ))
+            .with_header(header("Cache-Control", "no-store")),
+        Err(error) => refused(503, format!("{error:#}\n")),
+    }
 }
 
 /// Sends a response. A client that reads slowly keeps only a thread of its own waiting.

@@ -1,0 +1,305 @@
+//! Heap profiles by the command: `pinfold heap`, `pinfold run --heap`, `pinfold serve`.
+//!
+//! The programs are this test itself, run by `pinfold run` in a role that an environment variable
+//! names.
+
+use serde_json::Value;
+use std::fs;
+use std::hint::black_box;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const ROLE: &str = "PINFOLD_TEST_ROLE";
+/// How long a test waits for what must happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Blocks of a size, of which one in four is kept.
+const BLOCKS: usize = 4000;
+const SIZES: [usize; 5] = [40, 300, 3000, 20_000, 100_000];
+
+/// Keeps a quarter of the blocks that it allocates.
+#[inline(never)]
+fn keeps_a_quarter(size: usize) -> Vec<Vec<u8>> {
+    let mut blocks: Vec<Vec<u8>> = (0..BLOCKS).map(|_| black_box(vec![1; size])).collect();
+    let mut nth = 0;
+    blocks.retain(|_| {
+        nth += 1;
+        nth % 4 == 0
+    });
+    blocks
+}
+
+/// Does what the environment asks for. Does nothing as a test.
+#[test]
+fn role() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    let all: Vec<_> = SIZES.into_iter().map(keeps_a_quarter).collect();
+    if role == "stays" {
+        println!("ready");
+        let begin = Instant::now();
+        let mut kept = Vec::new();
+        // Allocates on slow paths, where a process looks for requests.
+        while begin.elapsed() < PATIENCE {
+            kept.push(keeps_a_quarter(1000));
+            kept.truncate(20);
+            sleep(Duration::from_millis(10));
+        }
+    }
+    std::mem::forget(black_box(all));
+}
+
+fn pinfold() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_pinfold"))
+}
+
+/// Returns `pinfold run` with these options, for this test in a role.
+fn run(options: &[&str], role: &str) -> Command {
+    let mut command = pinfold();
+    command.arg("run").args(options).arg("--");
+    command.arg(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "role", "--nocapture"])
+        .env(ROLE, role);
+    command
+}
+
+#[track_caller]
+fn output(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output
+}
+
+/// Runs `pinfold heap` and returns what it printed.
+#[track_caller]
+fn heap(arguments: &[&str]) -> String {
+    let output = output(pinfold().arg("heap").args(arguments));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[track_caller]
+fn heap_json(arguments: &[&str]) -> Value {
+    let text = heap(&[arguments, &["--json"]].concat());
+    serde_json::from_str::<Value>(&text).unwrap()["heap"].clone()
+}
+
+/// Runs `pinfold heap` with arguments that it refuses, and returns what it said.
+#[track_caller]
+fn refused(arguments: &[&str]) -> String {
+    let output = pinfold().arg("heap").args(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(output.stdout.is_empty());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// A program that runs until the test ends.
+struct Running(Child);
+
+impl Running {
+    fn start(options: &[&str]) -> Running {
+        let mut child = run(options, "stays")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let running = Running(child);
+        assert!(
+            out.lines()
+                .map_while(Result::ok)
+                .any(|line| line.contains("ready"))
+        );
+        running
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The profile of the role that ends, sampled once in 16 KiB.
+fn profile_of_role(folder: &Path) -> String {
+    let file = folder.join("profile");
+    let options = ["--heap=16k", "--heap-file", file.to_str().unwrap()];
+    output(&mut run(&options, "ends"));
+    let left = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let found = left.into_iter().find(|path| path.extension().is_some());
+    found.expect("a profile").to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_program_leaves_a_profile_whose_first_function_holds_the_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = profile_of_role(folder.path());
+    let profile = heap_json(&["dump", &file]);
+    let (kept, all) = (BLOCKS / 4, BLOCKS);
+    let exact = |blocks: usize| SIZES.iter().map(|size| size * blocks).sum::<usize>() as f64;
+    // Six standard deviations, and what the test's harness allocates.
+    let near = |field: &str, exact: f64| {
+        let estimate = profile["totals"][field].as_f64().unwrap();
+        let deviation = 6.0 * (exact * 100_000.0).sqrt() + 5e6;
+        assert!(
+            (estimate - exact).abs() < deviation,
+            "{field}: {estimate} for {exact}"
+        );
+    };
+    near("inuse_bytes", exact(kept));
+    near("alloc_bytes", exact(all));
+    let first = &profile["stacks"][0]["functions"];
+    let functions: Vec<&str> = first
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    assert!(
+        functions
+            .iter()
+            .any(|name| name.contains("keeps_a_quarter")),
+        "{functions:?}"
+    );
+    // The allocator's own frames are left out.
+    assert!(
+        !functions[0].contains("pinfold") && !functions[0].contains("malloc"),
+        "{functions:?}"
+    );
+
+    let text = heap(&["dump", &file, "--top", "5"]);
+    assert!(
+        text.contains("estimated from") && text.contains("FLAT%"),
+        "{text}"
+    );
+    assert!(heap(&["dump", &file, "--stacks", "1"]).contains("keeps_a_quarter"));
+}
+
+#[test]
+fn profiles_are_written_for_other_tools_and_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = profile_of_role(folder.path());
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (packed, flame) = (path("heap.pb.gz"), path("heap.svg"));
+    heap(&["dump", &file, "-o", &packed, "--flame", &flame]);
+    assert!(fs::read(&packed).unwrap().starts_with(&[0x1f, 0x8b]));
+    let picture = fs::read_to_string(&flame).unwrap();
+    assert!(picture.contains("<svg") && picture.contains("keeps_a_quarter"));
+    // A file of another tool's format says the same as the process's own file.
+    let (first, second) = (heap_json(&["dump", &file]), heap_json(&["dump", &packed]));
+    assert_eq!(first["totals"], second["totals"]);
+    assert_eq!(first["stacks"][0], second["stacks"][0]);
+    for old in [&file, &packed] {
+        let difference = heap_json(&["dump", &file, "--diff", old]);
+        assert_eq!(difference["totals"]["inuse_bytes"], 0.0);
+        assert_eq!(difference["totals"]["alloc_objects"], 0.0);
+    }
+}
+
+#[test]
+fn leaks_are_reported_at_the_end() {
+    let output = output(&mut run(&["--heap=16k", "--leaks"], "ends"));
+    let report = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        report.contains("in use, in about") && report.contains("keeps_a_quarter"),
+        "{report}"
+    );
+}
+
+#[test]
+fn a_running_process_is_profiled_from_outside() {
+    let running = Running::start(&[]);
+    let pid = running.pid();
+    let without = refused(&["dump", &pid]);
+    assert!(
+        without.contains("no heap profile") && without.contains("heap start"),
+        "{without}"
+    );
+    assert!(refused(&["stop", &pid]).contains("no heap profile that is on"));
+
+    let started = heap(&["start", &pid, "--interval", "32k", "--timeout", "50"]);
+    assert!(
+        started.contains("samples one allocation in 32.0 KiB"),
+        "{started}"
+    );
+    let begin = Instant::now();
+    let in_use = || {
+        heap_json(&["dump", &pid])["samples_in_use"]
+            .as_u64()
+            .unwrap()
+    };
+    while in_use() < 10 {
+        assert!(begin.elapsed() < PATIENCE, "no samples for a minute");
+        sleep(Duration::from_millis(50));
+    }
+    assert!(heap(&["dump", &pid, "--stacks", "3"]).contains("keeps_a_quarter"));
+
+    let page = served(&pid);
+    assert!(
+        page.starts_with("HTTP/1.1 200") && page.contains("heap.pb.gz"),
+        "{page}"
+    );
+    assert!(heap(&["stop", &pid, "--timeout", "50"]).contains("samples no more"));
+    // What was sampled stays known.
+    heap(&["dump", &pid]);
+}
+
+/// Returns the answer of `pinfold serve` to a request for the heap profile.
+fn served(pid: &str) -> String {
+    let mut server = pinfold();
+    server
+        .args(["serve", "--listen", "127.0.0.1:0", pid])
+        .stdout(Stdio::piped());
+    let mut server = Running(server.spawn().unwrap());
+    let mut line = String::new();
+    let mut out = BufReader::new(server.0.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    let address = line
+        .trim()
+        .strip_prefix("serving at http://")
+        .unwrap()
+        .trim_end_matches('/');
+    let mut stream = TcpStream::connect(address).unwrap();
+    let request = "GET /debug/pprof/heap HTTP/1.1\r\nHost: pinfold\r\nConnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn bad_input_is_refused_with_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text");
+    fs::write(&text, "no profile").unwrap();
+    let text = text.to_str().unwrap();
+    assert!(refused(&["dump", text]).contains("not a heap profile"));
+    assert!(refused(&["dump", "/no/such/file"]).contains("/no/such/file"));
+    assert!(refused(&["start", "1", "--interval", "0"]).contains("give bytes from 1"));
+    let own = std::process::id().to_string();
+    assert!(refused(&["start", &own]).contains(&own));
+    let output = pinfold()
+        .args(["run", "--heap=lots", "--", "true"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let output = pinfold()
+        .args(["run", "--leaks", "--", "true"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+}

@@ -1,0 +1,48 @@
+//! The C API of heap profiles.
+
+use crate::heap::set_errno;
+use crate::heap_profile::{self, MAX_INTERVAL};
+use core::ffi::{CStr, c_char, c_int};
+
+fn answer(done: bool, errno: c_int) -> c_int {
+    if done {
+        return 0;
+    }
+    set_errno(errno);
+    -1
+}
+
+/// Starts a heap profile, or changes its interval. Returns 0, or -1 with EINVAL, ENOMEM or EBUSY.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_heap_start(interval: u64) -> c_int {
+    if !(1..=MAX_INTERVAL).contains(&interval) {
+        return answer(false, libc::EINVAL);
+    }
+    let done = heap_profile::start(interval);
+    let busy = heap_profile::is_busy();
+    answer(done, if busy { libc::EBUSY } else { libc::ENOMEM })
+}
+
+/// Stops the heap profile. Returns 0, or -1 with EBUSY.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_heap_stop() -> c_int {
+    answer(heap_profile::stop(), libc::EBUSY)
+}
+
+/// Writes the heap profile to a file. Returns 0, or -1 with ENODATA or the system's errno.
+///
+/// # Safety
+///
+/// `path` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_heap_write(path: *const c_char) -> c_int {
+    if !heap_profile::exists() {
+        return answer(false, libc::ENODATA);
+    }
+    // SAFETY: the caller passes a C string.
+    let path = unsafe { CStr::from_ptr(path) };
+    match heap_profile::write(path) {
+        true => 0,
+        false => -1,
+    }
+}
