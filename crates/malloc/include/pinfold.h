@@ -127,12 +127,12 @@ void *pinfold_pvalloc(size_t size);
 size_t pinfold_malloc_usable_size(void *block);
 
 /*
- * Starts a heap profile of the malloc family, or changes its interval: the mean number of bytes from
- * one sampled allocation to the next, from 1 to 2^40. PINFOLD_HEAP_INTERVAL is the usual one.
+ * Starts a heap profile of the malloc family, or changes its interval: the mean number of bytes
+ * from one sampled allocation to the next, from 1 to 2^40. PINFOLD_HEAP_INTERVAL is the usual one.
  * `pinfold heap dump PID` shows the profile.
  *
- * Returns 0, or -1 and sets errno: EINVAL for a bad interval, ENOMEM if there is no memory, EBUSY if
- * another thread is starting or stopping the profile. The first start may load the unwinder's
+ * Returns 0, or -1 and sets errno: EINVAL for a bad interval, ENOMEM if there is no memory, EBUSY
+ * if another thread is starting or stopping the profile. The first start may load the unwinder's
  * library, so a signal handler must not be the first to call this.
  */
 int pinfold_heap_start(uint64_t interval);

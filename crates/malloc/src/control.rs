@@ -46,7 +46,7 @@ fn heap_start(interval: u64, reach: Reach) -> Answer {
     }
     // A slow path may be inside the loader, which must not be called again there.
     let may_load = reach != Reach::ThisCpu || profiled::loader_is_idle();
-    if may_load && profiled::start(interval) && profiled::show() {
+    if may_load && profiled::start_ready(interval) && profiled::show() {
         return Answer::new(Code::Done, interval);
     }
     Answer::new(Code::Refused, 0)

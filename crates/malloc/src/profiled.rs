@@ -78,6 +78,11 @@ pub(crate) fn is_busy() -> bool {
 /// so the thread must not be inside the loader.
 pub(crate) fn start(interval: u64) -> bool {
     init::ready();
+    start_ready(interval)
+}
+
+/// Does what [`start`] does, once the allocator is started.
+pub(crate) fn start_ready(interval: u64) -> bool {
     exclusively(|| {
         let memory = || shared_memory().or_else(profile::private_memory);
         // SAFETY: both functions return zeroed memory that no other code knows.

@@ -127,6 +127,11 @@ const EXCLUDED: &[&str] = &[
     "core::fmt::write",
     // Reports the first error in a cache that checks.
     "pinfold::slab::debug::report::raise",
+    // Runs once in a forked child, if another process asks for its statistics. Calls the hooks of
+    // all locks, as a fork does.
+    "pinfold_malloc::live::make_in_child",
+    // Walks the stack for a heap profile, on a stack of its own.
+    "pinfold_profile_on_stack",
     // Walks the stack for caches that record callers (`PINFOLD_SLAB_DEBUG` with U).
     "pinfold::slab::debug::track::Track::here",
 ];
@@ -151,8 +156,15 @@ const POINTERS: &[(&str, &[&str])] = &[
         "pinfold::slab::fork::visit_*",
         &["pinfold::fork::Hooks::is_held_by::{{closure}}"],
     ),
-    // The library registers only this function. A program is responsible for its own drains.
-    ("pinfold::shepherd::*", &["pinfold::slab::idle::drain"]),
+    // The library registers only these functions. A program is responsible for its own drains.
+    (
+        "pinfold::shepherd::*",
+        &[
+            "pinfold::slab::idle::drain",
+            "pinfold_malloc::live::look",
+            "pinfold_malloc::profiled::look",
+        ],
+    ),
     // Constructors of objects are the program's own code.
     (
         "pinfold::slab::handler_frees::<impl pinfold::slab::node::Node>::take_back",

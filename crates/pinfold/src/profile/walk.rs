@@ -31,7 +31,7 @@ unsafe extern "C" {
 }
 
 /// Makes the stacks, and walks once: the first walk may load the unwinder's library. Returns false
-/// if there is no memory.
+/// if there is no memory, or if the stack cannot be walked now.
 pub(super) fn prepare() -> bool {
     if STACKS.load(Relaxed) == 0 {
         let Some(stacks) = sys::map_sparse(WALKERS * STACK) else {
@@ -40,12 +40,7 @@ pub(super) fn prepare() -> bool {
         // Release pairs with the acquire in `callers`.
         STACKS.store(stacks.as_ptr() as usize, Release);
     }
-    // The loader may need more stack than a walker has, so this walk stays on the caller's.
-    walk(&mut Walk {
-        frames: &mut [0; FRAMES],
-        depth: 0,
-    });
-    true
+    callers(&mut [0; FRAMES]).is_some()
 }
 
 /// Writes the return addresses of the calling thread's frames to `frames`, innermost first. Returns
