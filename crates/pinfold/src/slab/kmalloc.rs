@@ -212,20 +212,25 @@ fn create(class: usize) -> Option<&'static Descriptor> {
     })
 }
 
-/// Calls `f` with the name of the class's cache.
+/// Calls `f` with the name of the class's cache. A pattern for a class's name, as `kmalloc-*`, also
+/// means its twin.
 fn with_name<R>(class: usize, f: impl FnOnce(&str) -> R) -> R {
-    let mut name = *if is_sampled(class) {
-        b"sampled-000000"
-    } else {
-        b"kmalloc-000000"
-    };
+    const TWIN: &[u8] = b"-sampled";
+    let mut name = *b"kmalloc-000000-sampled";
     let mut rest = size_of_class(class);
-    let end = name.len() - usize::from(rest < 100_000);
+    let digits = if rest < 100_000 { 5 } else { 6 };
+    let end = 8 + digits;
     for digit in name[8..end].iter_mut().rev() {
         *digit = b'0' + (rest % 10) as u8;
         rest /= 10;
     }
-    f(core::str::from_utf8(&name[..end]).unwrap_or("kmalloc"))
+    name[end..end + TWIN.len()].copy_from_slice(TWIN);
+    let length = if is_sampled(class) {
+        end + TWIN.len()
+    } else {
+        end
+    };
+    f(core::str::from_utf8(&name[..length]).unwrap_or("kmalloc"))
 }
 
 /// Returns words that the caller of [`alloc_fast`] and [`free_fast`] may use for its own purposes.
