@@ -9,6 +9,7 @@
 //! costs, and how it differs from the original.
 #![forbid(unsafe_code)]
 
+pub mod families;
 #[cfg(any(feature = "metrics", feature = "prometheus-client"))]
 mod kinds;
 #[cfg(feature = "metrics")]

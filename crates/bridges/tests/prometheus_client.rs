@@ -1,12 +1,15 @@
 //! The types in the registry and the families of prometheus-client, from several threads, compared
 //! with that crate's own types.
 
+use pinfold::slab::KmemCache;
+use pinfold_bridges::prometheus_client::AllocatorCollector;
 use pinfold_bridges::prometheus_client::metrics::{counter, gauge, histogram};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics as peer;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
+use std::alloc::Layout;
 use std::sync::atomic::AtomicU64;
 use std::thread;
 
@@ -119,4 +122,43 @@ fn clones_share_their_counts() {
     histogram.clone().observe(2.5);
     assert_eq!((histogram.count(), histogram.sum()), (1, 2.5));
     assert!(format!("{histogram:?}").contains("(3.0, 1)"));
+}
+
+/// Returns the value of a series on a page.
+#[track_caller]
+fn value(page: &str, series: &str) -> i64 {
+    let found = page
+        .lines()
+        .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    found.expect(series).parse().unwrap()
+}
+
+#[test]
+fn the_allocator_of_the_process_is_exported() {
+    let cache = KmemCache::new("exported", Layout::new::<[u64; 8]>()).unwrap();
+    let objects: Vec<_> = (0..1000).map(|_| cache.alloc().unwrap()).collect();
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(AllocatorCollector));
+    let page = || {
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        text
+    };
+    let full = page();
+    assert!(full.ends_with("# EOF\n"));
+    let active = "pinfold_cache_objects{cache=\"exported\",state=\"active\"}";
+    assert!(value(&full, active) >= 1000);
+    assert!(value(&full, "pinfold_cache_slabs{cache=\"exported\"}") > 0);
+    assert!(value(&full, "pinfold_cache_refills_total{cache=\"exported\"}") >= 1000);
+    let bytes = |name: &str| value(&full, name);
+    assert!(bytes("pinfold_allocated_bytes") >= 64_000);
+    assert!(bytes("pinfold_active_bytes") >= bytes("pinfold_allocated_bytes"));
+    assert!(bytes("pinfold_held_bytes") >= bytes("pinfold_active_bytes"));
+    assert!(bytes("pinfold_held_peak_bytes") >= bytes("pinfold_held_bytes"));
+    for object in objects {
+        // SAFETY: the object came from this cache, and is not used afterwards.
+        unsafe { cache.free(object) };
+    }
+    cache.shrink().unwrap();
+    assert!(value(&page(), active) < 1000);
 }

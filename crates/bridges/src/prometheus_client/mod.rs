@@ -19,7 +19,12 @@
 //! # Ok::<(), std::fmt::Error>(())
 //! ```
 //!
+//! [`AllocatorCollector`] exports the process's own allocator.
+//!
 //! Two things differ. `inc`, `inc_by`, `dec` and `dec_by` return nothing, because the previous
 //! value of a counter on many CPUs is not known without summing. There is no `inner`.
 
+mod allocator;
 pub mod metrics;
+
+pub use allocator::AllocatorCollector;

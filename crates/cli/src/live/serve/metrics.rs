@@ -2,6 +2,10 @@
 
 use super::{Snapshot, Source};
 use pinfold::segment::SlabEvent;
+use pinfold_bridges::families::{
+    ACTIVE, ALLOCATED, CACHE_FLUSHES, CACHE_OBJECTS, CACHE_REFILLS, CACHE_REMOTE_FREES,
+    CACHE_SLABS, CACHE_SLOW_CALLS, DIRTY, HELD, HELD_PEAK, RETURNED,
+};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -142,31 +146,11 @@ impl Families {
     fn register(self, registry: &mut Registry) {
         let bytes = || Unit::Bytes;
         for (name, help, family) in [
-            (
-                "pinfold_allocated",
-                "Bytes of objects that are not free in their slab, and of large blocks",
-                self.allocated,
-            ),
-            (
-                "pinfold_active",
-                "Bytes of slabs and large blocks",
-                self.active,
-            ),
-            (
-                "pinfold_dirty",
-                "Bytes of free runs that are kept for the next use",
-                self.dirty,
-            ),
-            (
-                "pinfold_held",
-                "Bytes taken from the system and not given back",
-                self.held,
-            ),
-            (
-                "pinfold_held_peak",
-                "The largest value of pinfold_held_bytes",
-                self.held_peak,
-            ),
+            (ALLOCATED.name, ALLOCATED.help, self.allocated),
+            (ACTIVE.name, ACTIVE.help, self.active),
+            (DIRTY.name, DIRTY.help, self.dirty),
+            (HELD.name, HELD.help, self.held),
+            (HELD_PEAK.name, HELD_PEAK.help, self.held_peak),
             (
                 "process_resident_memory",
                 "Resident memory size in bytes",
@@ -180,47 +164,26 @@ impl Families {
         ] {
             registry.register_with_unit(name, help, bytes(), family);
         }
-        registry.register_with_unit(
-            "pinfold_returned",
-            "Bytes given back to the system",
-            bytes(),
-            self.returned,
-        );
-        registry.register(
-            "pinfold_cache_objects",
-            "Objects in all slabs of a cache",
-            self.objects,
-        );
+        registry.register_with_unit(RETURNED.name, RETURNED.help, bytes(), self.returned);
+        registry.register(CACHE_OBJECTS.name, CACHE_OBJECTS.help, self.objects);
         registry.register(
             "pinfold_counter",
             "Levels that the program counts by name",
             self.counter_levels,
         );
-        registry.register("pinfold_cache_slabs", "Slabs of a cache", self.slabs);
+        registry.register(CACHE_SLABS.name, CACHE_SLABS.help, self.slabs);
         for (name, help, family) in [
-            (
-                "pinfold_cache_refills",
-                "Objects moved from slabs to sheaves",
-                self.refills,
-            ),
-            (
-                "pinfold_cache_flushes",
-                "Objects moved from sheaves to slabs",
-                self.flushes,
-            ),
-            (
-                "pinfold_cache_slow_calls",
-                "Allocations and frees that the fast path did not serve",
-                self.slow,
-            ),
+            (CACHE_REFILLS.name, CACHE_REFILLS.help, self.refills),
+            (CACHE_FLUSHES.name, CACHE_FLUSHES.help, self.flushes),
+            (CACHE_SLOW_CALLS.name, CACHE_SLOW_CALLS.help, self.slow),
             (
                 "pinfold_counter_events",
                 "Events that the program counts by name",
                 self.counter_events,
             ),
             (
-                "pinfold_cache_remote_frees",
-                "Objects freed on another node than their own",
+                CACHE_REMOTE_FREES.name,
+                CACHE_REMOTE_FREES.help,
                 self.remote,
             ),
         ] {
