@@ -4,7 +4,7 @@ use crate::{background, count, gate, heap, live, profiled};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use pinfold::slab::kmalloc;
-use pinfold::{fork, profile, shepherd};
+use pinfold::{fork, shepherd};
 
 const NOT_YET: u8 = 0;
 const UNDER_WAY: u8 = 1;
@@ -85,7 +85,7 @@ extern "C" fn in_child() {
     // These calls come first: until they return, the child's counts go to the parent's segment.
     count::start_in_child();
     live::in_child();
-    profile::in_child();
+    profiled::in_child();
     fork::child();
     background::fork_child();
 }

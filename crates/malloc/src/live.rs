@@ -327,7 +327,12 @@ fn look(reach: shepherd::Reach) {
     }
 }
 
-/// Returns the number of this process. Called by the thread that forked or was there first, whose
+/// Returns the number of this process, or 0 before the process's start has shown it. One load.
+pub(crate) fn process() -> u32 {
+    PID.load(Relaxed)
+}
+
+/// Finds the number of this process. Called by the thread that forked or was there first, whose
 /// thread number is the process's number.
 ///
 /// Makes no system call, because a child may be in a sandbox that forbids `getpid`: the C library

@@ -199,6 +199,13 @@ struct LoaderState {
     state: i32,
 }
 
+/// Gives the child of a fork a profile of its own.
+pub(crate) fn in_child() {
+    // The thread that was starting or stopping samples does not exist here.
+    BUSY.store(false, Relaxed);
+    profile::in_child(live::process());
+}
+
 fn exclusively(f: impl FnOnce() -> bool) -> bool {
     // Acquire and the release below pair: this thread sees what the last one did.
     if BUSY

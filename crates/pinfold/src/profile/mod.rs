@@ -215,11 +215,12 @@ pub fn drop_lifted(lifted: Lifted, block: *mut u8) {
 }
 
 /// Gives the child of a fork its own records, with what its parent's say. Does nothing if the
-/// records are private already. The child calls this before its first allocation.
-pub fn in_child() {
+/// records are private already. The child calls this before its first allocation. `pid` is the
+/// child's number: a sandbox may forbid the child to ask for it.
+pub fn in_child(pid: u32) {
     if is(READY) {
         walk::in_child();
-        records::in_child();
+        records::in_child(pid);
     }
 }
 

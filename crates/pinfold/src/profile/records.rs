@@ -161,21 +161,25 @@ pub struct Memory {
     pub is_shared: bool,
 }
 
+fn getpid() -> u32 {
+    // SAFETY: `getpid` has no preconditions.
+    (unsafe { libc::getpid() }) as u32
+}
+
 /// Takes the memory for the records.
 pub(super) fn prepare(memory: Memory) -> bool {
     IS_SHARED.store(memory.is_shared, Relaxed);
     // Release pairs with the acquire in `head`.
     MEMORY.store(memory.start.cast(), Release);
-    publish();
+    publish(getpid());
     true
 }
 
 /// Writes the fields of the head that never change.
-fn publish() {
+fn publish(pid: u32) {
     if let Some(head) = head() {
         head.version.store(HEAP_VERSION, Relaxed);
-        // SAFETY: `getpid` has no preconditions.
-        head.pid.store(unsafe { libc::getpid() } as u32, Relaxed);
+        head.pid.store(pid, Relaxed);
         head.record_bytes.store(size_of::<Record>() as u32, Relaxed);
         // Release pairs with the acquire of a process that reads the records.
         head.magic.store(HEAP_MAGIC, Release);
@@ -312,7 +316,7 @@ fn copy(from: *const u8, to: *mut u8) {
 /// a few samples meanwhile, and some of these may be in the copy.
 ///
 /// If the system has no memory, the child has no records: its samples are dropped.
-pub(super) fn in_child() {
+pub(super) fn in_child(pid: u32) {
     if !IS_SHARED.swap(false, Relaxed) {
         return;
     }
@@ -323,7 +327,7 @@ pub(super) fn in_child() {
     }
     // Release pairs with the acquire in `head`.
     MEMORY.store(fresh.cast(), Release);
-    publish();
+    publish(pid);
 }
 
 /// Moves private records to the memory that `memory` makes, if it is shared. See [`super::share`].
@@ -352,7 +356,7 @@ pub(super) unsafe fn share(memory: impl FnOnce() -> Option<Memory>) -> bool {
         MEMORY.store(fresh.start.cast(), Release);
     }
     IS_SHARED.store(fresh.is_shared, Relaxed);
-    publish();
+    publish(getpid());
     true
 }
 
