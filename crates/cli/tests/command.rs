@@ -132,7 +132,7 @@ fn bad_arguments_are_refused_with_status_2() {
         &["run", "--nonsense", "--", "true"][..],
         &["run"],
         &["nonsense"],
-        &["doctor", "extra"],
+        &["doctor", "1", "extra"],
         &[],
     ] {
         let (_, error, code) = texts(pinfold().args(arguments));
