@@ -364,7 +364,13 @@ impl Process {
             .flatten()
             .map(|task| task.path())
             .collect();
-        let is_there = tasks.iter().any(|task| is_shepherd(task));
+        let mut shepherds: Vec<_> = tasks.iter().filter(|task| is_shepherd(task)).collect();
+        if !shepherds.is_empty() {
+            // A thread that has just been made, or makes one, blocks all signals for a moment.
+            std::thread::sleep(MOMENT);
+            shepherds.retain(|task| is_shepherd(task));
+        }
+        let is_there = !shepherds.is_empty();
         let setting = self.variable(SHEPHERD).unwrap_or("auto");
         let found = format!(
             "{}, {} threads, {SHEPHERD}={setting}",
@@ -409,6 +415,9 @@ impl Process {
         verdict("mappings", problem, found, advice)
     }
 }
+
+/// The time after which a thread is looked at again.
+const MOMENT: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// Returns whether a thread is a shepherd's: it has the name `pinfold`, or blocks every signal that
 /// can be blocked, as the thread does that a preloaded Pinfold starts by itself.
