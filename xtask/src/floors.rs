@@ -30,6 +30,7 @@ pub static FLOORS: [Floors; 2] = [
         enforced: true,
         groups: &[
             &["pages"],
+            &["guarded"],
             &["slab"],
             &["arena"],
             &["segment", "profile"],
@@ -70,6 +71,7 @@ pub static FLOORS: [Floors; 2] = [
                 "reclaim",
                 "harden",
                 "debugged",
+                "sampled",
             ],
             &[
                 "descriptor",

@@ -34,6 +34,12 @@ families! {
     HELD = "pinfold_held", "Bytes taken from the system and not given back";
     /// A gauge, in bytes.
     HELD_PEAK = "pinfold_held_peak", "The largest value of pinfold_held_bytes";
+    /// A gauge, in bytes.
+    METADATA = "pinfold_metadata", "Bytes mapped for the allocator's own structures";
+    /// A gauge, in bytes.
+    RESIDENT = "pinfold_resident", "Bytes of the allocator that can be in memory, at most";
+    /// A gauge, in bytes.
+    MAPPED = "pinfold_mapped", "Bytes of addresses that the allocator has mapped";
     /// A counter, in bytes.
     RETURNED = "pinfold_returned", "Bytes given back to the system";
     /// A gauge with the labels `cache` and `state`.

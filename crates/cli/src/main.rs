@@ -59,7 +59,7 @@ fn main() -> ExitCode {
         Command::Set(args) => live::control::set(args),
     };
     outcome.unwrap_or_else(|error| {
-        eprintln!("pinfold: {error:#}");
+        figures::note(format_args!("{error:#}"));
         ExitCode::from(2)
     })
 }

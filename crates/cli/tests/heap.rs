@@ -230,6 +230,7 @@ fn profiles_are_written_for_other_tools_and_compared() {
         first["stacks"][0]["functions"],
         second["stacks"][0]["functions"]
     );
+    assert_eq!(first["samples_in_use"], second["samples_in_use"]);
     for field in [
         "inuse_bytes",
         "inuse_objects",
@@ -248,7 +249,69 @@ fn profiles_are_written_for_other_tools_and_compared() {
                 "{difference}"
             );
         }
+        assert_eq!(difference["stacks"].as_array().unwrap().len(), 0);
     }
+    let said = refused(&["dump", &file, "--diff", &packed, "--flame", &flame]);
+    assert!(said.contains("no call stack holds memory"), "{said}");
+}
+
+#[test]
+fn a_difference_says_what_grew_and_what_is_odd_about_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (older, newer) = (path("older"), path("newer"));
+    let running = Running::start(&["--heap=16k"]);
+    heap(&["dump", &running.pid(), "-o", &older]);
+    let begin = Instant::now();
+    // The program goes on to keep memory.
+    let grows = |text: &str| text.contains(": +") && text.contains(" in use since ");
+    let mut text = String::new();
+    while !grows(&text) {
+        assert!(begin.elapsed() < PATIENCE, "{text}");
+        sleep(Duration::from_millis(100));
+        text = heap(&["dump", &running.pid(), "--diff", &older]);
+    }
+    heap(&["dump", &running.pid(), "-o", &newer]);
+    let dump = |old: &str, words: &[&str]| {
+        let said = output(
+            pinfold()
+                .args(["heap", "dump"])
+                .args(words)
+                .args(["--diff", old]),
+        );
+        String::from_utf8(said.stderr).unwrap()
+    };
+    assert!(dump(&newer, &[&older]).contains("is the newer profile"));
+    assert_eq!(dump(&older, &[&newer]), "");
+    let other = path("other");
+    let options = ["run", "--heap=1", "--heap-file", &other, "--"];
+    output(pinfold().args(options).args(["sort", "/dev/null"]));
+    let left = fs::read_dir(folder.path()).unwrap();
+    let other = left.map(|entry| entry.unwrap().path()).find(|path| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.starts_with("other.")
+    });
+    let said = dump(other.unwrap().to_str().unwrap(), &[&newer]);
+    assert!(said.contains("is a profile of"), "{said}");
+}
+
+#[test]
+fn every_call_is_counted_while_every_block_is_sampled() {
+    let output = output(&mut run(&["--stats", "--heap=1"], "ends"));
+    let report = String::from_utf8_lossy(&output.stderr).into_owned();
+    let counted = report.lines().find_map(|line| {
+        let (count, rest) = line
+            .trim_start()
+            .strip_prefix("calls")?
+            .split_once(" allocations")?;
+        let freed = rest.strip_prefix(", ")?.split_once(" frees")?.0;
+        let number = |text: &str| text.trim().replace(',', "").parse::<usize>().ok();
+        Some((number(count)?, number(freed)?))
+    });
+    let (allocated, freed) = counted.expect(&report);
+    let blocks = SIZES.len() * BLOCKS;
+    assert!(allocated >= blocks && freed >= blocks * 3 / 4, "{report}");
+    assert!(freed <= allocated - blocks / 4, "{report}");
 }
 
 #[test]
@@ -347,6 +410,11 @@ fn served(pid: &str) -> String {
 
 #[test]
 fn bad_input_is_refused_with_the_remedy() {
+    let mut no_folder = run(&["--heap", "--heap-file", "/no/such/folder/heap"], "ends");
+    let no_folder = no_folder.output().unwrap();
+    assert_eq!(no_folder.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&no_folder.stderr).into_owned();
+    assert!(said.contains("a folder that exists"), "{said}");
     let folder = tempfile::tempdir().unwrap();
     let text = folder.path().join("text");
     fs::write(&text, "no profile").unwrap();
@@ -366,4 +434,62 @@ fn bad_input_is_refused_with_the_remedy() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
+}
+
+/// Waits for a thread while it holds the loader's lock. A program in C, because those in Rust have
+/// loaded the unwinder from the start.
+const JOINS_INSIDE_THE_LOADER: &str = r#"
+#define _GNU_SOURCE
+#include <link.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+
+static void *rest(void *nothing) {
+    sleep(3);
+    return nothing;
+}
+
+static int join_a_thread(struct dl_phdr_info *info, size_t size, void *nothing) {
+    pthread_t thread;
+    puts("ready");
+    fflush(stdout);
+    pthread_create(&thread, NULL, rest, nothing);
+    pthread_join(thread, NULL);
+    return 1;
+}
+
+int main(void) {
+    return dl_iterate_phdr(join_a_thread, NULL) != 1;
+}
+"#;
+
+#[test]
+fn a_start_does_not_wait_for_the_loader() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("joins.c"), folder.path().join("joins"));
+    fs::write(&source, JOINS_INSIDE_THE_LOADER).unwrap();
+    let mut compiler = Command::new("cc");
+    output(compiler.arg(&source).args(["-pthread", "-o"]).arg(&program));
+    let mut program = pinfold()
+        .args(["run", "--"])
+        .arg(&program)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("ready")));
+    sleep(Duration::from_millis(200));
+    // The process may refuse, because a profile needs the loader.
+    let begin = Instant::now();
+    let pid = program.id().to_string();
+    pinfold().args(["heap", "start", &pid]).output().unwrap();
+    while program.try_wait().unwrap().is_none() {
+        if begin.elapsed() > PATIENCE {
+            program.kill().unwrap();
+            panic!("the program waits for ever");
+        }
+        sleep(Duration::from_millis(20));
+    }
+    assert!(program.wait().unwrap().success());
 }

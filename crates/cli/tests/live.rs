@@ -32,8 +32,7 @@ fn role() {
             // SAFETY: nothing uses a descriptor from 3 on afterwards.
             unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
         }
-        "forks" => fork_child(|| {}),
-        "forks into a sandbox" => fork_child(forbid_files),
+        "forks" => fork_child(),
         _ => panic!("there is no role {role}"),
     }
     println!("ready {}", std::process::id());
@@ -41,13 +40,12 @@ fn role() {
     drop(black_box(kept));
 }
 
-/// Starts a child that first calls `prepare` and then allocates all the time. Prints its number.
-fn fork_child(prepare: fn()) {
+/// Starts a child that allocates all the time. Prints its number.
+fn fork_child() {
     // SAFETY: only the child's own thread runs in it, and it uses nothing that another thread of
     // the parent may have locked: Pinfold's malloc takes its locks for a fork.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        prepare();
         work();
         std::process::exit(0);
     }
@@ -62,46 +60,6 @@ fn work() {
         drop(black_box(blocks));
         sleep(Duration::from_millis(5));
     }
-}
-
-/// Has the kernel end this process if it makes a file without a name.
-fn forbid_files() {
-    let statement = |code: u32, jt, jf, k| libc::sock_filter {
-        code: code as u16,
-        jt,
-        jf,
-        k,
-    };
-    let mut filter = [
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(
-            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            0,
-            1,
-            libc::SYS_memfd_create as u32,
-        ),
-        statement(
-            libc::BPF_RET | libc::BPF_K,
-            0,
-            0,
-            libc::SECCOMP_RET_KILL_PROCESS,
-        ),
-        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog {
-        len: filter.len() as u16,
-        filter: filter.as_mut_ptr(),
-    };
-    // SAFETY: `program` refers to `filter`, which the kernel copies.
-    let set = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-        libc::prctl(
-            libc::PR_SET_SECCOMP,
-            libc::SECCOMP_MODE_FILTER,
-            &raw const program,
-        )
-    };
-    assert_eq!(set, 0);
 }
 
 fn pinfold() -> Command {
@@ -299,18 +257,6 @@ fn a_forked_child_shows_itself_once_it_is_asked() {
 }
 
 #[test]
-fn a_child_in_a_sandbox_is_not_asked() {
-    let program = Program::start("forks into a sandbox");
-    let child = program.child.unwrap();
-    assert!(listed(child).is_none());
-    assert!(listed(program.pid()).is_some());
-    // The filter would have ended it at the next tick.
-    sleep(Duration::from_millis(1500));
-    let status = fs::read_to_string(format!("/proc/{child}/status")).unwrap();
-    assert!(!status.contains("State:\tZ"), "{status}");
-}
-
-#[test]
 fn other_processes_cannot_write_to_the_statistics() {
     use std::os::unix::fs::FileExt;
     let program = Program::start("sleeps");
@@ -417,7 +363,11 @@ fn numbers_are_served_over_http_until_the_process_ends() {
     );
     let status = response(address, "GET /status.json");
     let status: Value = serde_json::from_str(status.split_once("\r\n\r\n").unwrap().1).unwrap();
-    assert_eq!(status["processes"][0]["sum"]["held"], held);
+    let shown = &status["processes"][0];
+    assert_eq!(shown["sum"]["held"], held);
+    for value in [&shown["cpus"][0][1], &shown["nodes"][0]["used"]] {
+        assert!(value.as_u64() > Some(0), "{shown}");
+    }
     assert!(response(address, "GET /").contains("<title>Pinfold</title>"));
     assert!(response(address, "GET /other").starts_with("HTTP/1.1 404"));
     assert!(response(address, "POST /metrics").starts_with("HTTP/1.1 405"));
@@ -428,24 +378,52 @@ fn numbers_are_served_over_http_until_the_process_ends() {
 #[test]
 fn top_prints_one_picture_as_text() {
     let program = Program::start("sleeps");
-    let (text, error, code) = run(&[
-        "top",
-        "--once",
-        "--sort",
-        "size",
-        &program.pid().to_string(),
-    ]);
+    let pid = program.pid().to_string();
+    let (text, error, code) = run(&["top", "--once", "--sort", "size", &pid]);
     assert_eq!(code, Some(0), "{error}");
     assert_eq!(text.lines().count(), 24);
     assert!(
-        text.contains("held at the peak") && text.contains("*SIZE"),
+        text.contains("= reserved") && text.contains("*SIZE"),
         "{text}"
     );
+    let file = std::env::temp_dir().join(format!("pinfold-top-{}.svg", program.pid()));
+    let path = file.to_str().unwrap();
+    let (text, error, code) = run(&["top", "--once", "--svg", path, &pid]);
+    assert_eq!((text.as_str(), code), ("", Some(0)), "{error}");
+    let picture = fs::read_to_string(&file).unwrap();
+    fs::remove_file(&file).unwrap();
+    assert!(picture.contains("= reserved") && picture.ends_with("</svg>\n"));
+    let (_, error, code) = run(&["top", "--once", "--svg", "/no/such/folder/a.svg", &pid]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("/no/such/folder/a.svg"), "{error}");
     let (text, ..) = run(&["top", "--once", "--delay", "0.05"]);
     assert!(text.contains(&program.pid().to_string()), "{text}");
     let (_, error, code) = run(&["top", &program.pid().to_string()]);
     assert_eq!(code, Some(2));
     assert!(error.contains("--once"), "{error}");
+}
+
+#[test]
+fn a_process_that_counts_every_call_is_shown_too() {
+    let folder = std::env::temp_dir().join(format!("pinfold-counts-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let variable = format!("export PINFOLD_STATS='{}';", folder.display());
+    let program = Program::start_after(&variable, "sleeps");
+    let pid = program.pid().to_string();
+    assert!(listed(program.pid()).is_some());
+    let row = cache(program.pid(), "kmalloc-03072");
+    assert!(
+        (1000..1500).contains(&row["active"].as_u64().unwrap()),
+        "{row}"
+    );
+    let held = json(&["stat", &pid, "--json"])["held_bytes"].as_u64();
+    assert!(held >= Some(3_000_000), "{held:?}");
+    let (picture, error, _) = run(&["top", "--once", "--delay", "0.05", &pid]);
+    assert!(picture.contains("requested, about"), "{picture}{error}");
+    let (said, error, _) = run(&["doctor", &pid]);
+    assert!(said.contains("every call is counted"), "{said}{error}");
+    drop(program);
+    fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]

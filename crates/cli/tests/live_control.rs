@@ -3,7 +3,7 @@
 //! The programs are this test itself, run by `pinfold run` in a role that an environment variable
 //! names.
 
-use pinfold::segment::{MAKE, Mailbox, Request};
+use pinfold::segment::{Answer, Code, HEAP_START, MAKE, Mailbox, Request};
 use serde_json::Value;
 use std::fs;
 use std::hint::black_box;
@@ -20,6 +20,8 @@ const ROLE: &str = "PINFOLD_TEST_ROLE";
 const LIFE: Duration = Duration::from_secs(180);
 /// How long a test waits for what must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long after its fork a child enters its sandbox. A request is open for longer.
+const LATE: Duration = Duration::from_millis(700);
 
 /// Does what the environment asks for. Does nothing as a test.
 #[test]
@@ -33,8 +35,16 @@ fn role() {
     let thread = (role == "frees on demand").then(rests);
     if role == "forks" {
         fork_child("child", || {});
-        fork_child("filtered", forbid_new_calls);
+        fork_child("filtered", || install(&mut filter_of_new_calls()));
         fork_child("limited", forbid_large_files);
+    }
+    if role == "forks into a late sandbox" {
+        fork_child("child", || {
+            // The child does not look in this time, because it does not allocate.
+            let mut filter = filter_of_new_calls();
+            sleep(LATE);
+            install(&mut filter);
+        });
     }
     println!("ready");
     match role.as_str() {
@@ -45,7 +55,9 @@ fn role() {
             drop(black_box(thread));
             sleep(LIFE);
         }
-        "works" | "forks" => work(),
+        "works" => work(),
+        "is being cancelled" => be_cancelled(),
+        _ if role.starts_with("forks") => work(),
         "sleeps" => sleep(LIFE),
         _ => panic!("there is no role {role}"),
     }
@@ -75,6 +87,17 @@ fn work() {
     }
 }
 
+/// Allocates and frees in a thread that ends at the next cancellation point.
+fn be_cancelled() {
+    // SAFETY: the calls have no preconditions.
+    unsafe { libc::pthread_cancel(libc::pthread_self()) };
+    let end = Instant::now() + LIFE;
+    while Instant::now() < end {
+        let blocks: Vec<Vec<u8>> = (0..3000).map(|_| black_box(vec![1; 200])).collect();
+        drop(black_box(blocks));
+    }
+}
+
 /// Has the kernel send a signal to this process if it makes a file larger than a page.
 fn forbid_large_files() {
     let limit = libc::rlimit {
@@ -86,8 +109,8 @@ fn forbid_large_files() {
     assert_eq!(set, 0);
 }
 
-/// Has the kernel end this process at system calls that malloc does not make.
-fn forbid_new_calls() {
+/// Returns a filter that has the kernel end a process at system calls that malloc does not make.
+fn filter_of_new_calls() -> Vec<libc::sock_filter> {
     let statement = |code: u32, jt, jf, k| libc::sock_filter {
         code: code as u16,
         jt,
@@ -117,6 +140,11 @@ fn forbid_new_calls() {
         0,
         libc::SECCOMP_RET_ALLOW,
     ));
+    filter
+}
+
+/// Puts this process into a filter. Allocates nothing.
+fn install(filter: &mut [libc::sock_filter]) {
     let program = libc::sock_fprog {
         len: filter.len() as u16,
         filter: filter.as_mut_ptr(),
@@ -152,7 +180,10 @@ impl Program {
             // Without a shepherd, only a program that allocates looks for requests.
             .env(
                 "PINFOLD_SHEPHERD",
-                if role == "sleeps" { "off" } else { "auto" },
+                match role {
+                    "sleeps" | "is being cancelled" => "off",
+                    _ => "auto",
+                },
             )
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -350,14 +381,60 @@ fn sandboxed_children_do_what_they_may_and_live_on() {
         assert_eq!(value(&pid, "decay"), "700 ms");
     }
     eventually("the child does not show itself", || {
-        let (out, ..) = run(&["list"]);
+        let (out, error, _) = run(&["list"]);
+        let named = |words: &str, child: u32| {
+            let mut lines = error.lines().filter(|line| line.contains(words));
+            lines.any(|line| line.split(' ').any(|word| word == child.to_string()))
+        };
+        assert!(named("seccomp filter", filtered), "{out}{error}");
+        assert!(named("show no statistics yet", limited), "{out}{error}");
         out.contains(&format!(" {child} "))
     });
-    let (_, error, code) = run(&["set", &filtered.to_string(), "memory-limit=50%"]);
-    assert_eq!(code, Some(2));
-    assert!(error.contains("seccomp"), "{error}");
+    let changes = ["decay=800", "memory-limit=50%"];
+    let (out, error, code) = run(&[&["set", &filtered.to_string()], &changes[..]].concat());
+    assert!(code == Some(2) && error.contains("seccomp"), "{error}");
+    assert!(out.contains("800 ms"), "{out}");
     sleep(Duration::from_millis(1500));
     assert!(is_alive(child) && is_alive(filtered) && is_alive(limited));
+}
+
+#[test]
+fn a_child_that_enters_a_sandbox_after_it_was_asked_lives_on() {
+    let program = Program::start("forks into a late sandbox");
+    let child = program.children[0];
+    let (out, ..) = run(&["list"]);
+    assert!(!out.contains(&format!(" {child} ")), "{out}");
+    sleep(2 * LATE);
+    assert!(is_alive(child));
+    ask(&["trim", &child.to_string()]);
+}
+
+#[test]
+fn a_process_makes_no_new_calls_without_the_consent_of_who_asked() {
+    let program = Program::start("forks");
+    let child = program.children[0];
+    let mailbox = mailbox(&child.to_string());
+    let request = Request::new(child, HEAP_START, 60_000);
+    let posted = mailbox.post(request, 1 << 19).unwrap();
+    eventually("the child does not ask for consent", || {
+        mailbox.wants_consent(posted)
+    });
+    eventually("the child waits without end", || {
+        mailbox.answer_to(posted).map(Answer::code) == Some(Some(Code::NoConsent))
+    });
+    let (_, error, _) = run(&["heap", "dump", &child.to_string()]);
+    assert!(error.contains("no heap profile"), "{error}");
+}
+
+#[test]
+fn requests_are_no_cancellation_points() {
+    let program = Program::start("is being cancelled");
+    let pid = program.pid();
+    let (_, error, code) = run(&["heap", "start", &pid, "--timeout", "60"]);
+    assert_eq!(code, Some(0), "{error}");
+    ask(&["trim", &pid]);
+    ask(&["set", &pid, "memory-limit=90%"]);
+    assert!(is_alive(program.program.id()));
 }
 
 /// Maps a program's mailbox.

@@ -34,6 +34,11 @@ static OPEN: PercpuCounter = PercpuCounter::new();
 static FAULTS: VmEvents<Fault> = VmEvents::new();
 static POOL: VmStat<Pool> = VmStat::new();
 
+#[inline(never)]
+fn keep_blocks() -> Vec<Vec<u8>> {
+    (0..2000).map(|_| black_box(vec![1; 3000])).collect()
+}
+
 /// Does what the environment asks for. Does nothing as a test.
 #[test]
 fn role() {
@@ -45,6 +50,7 @@ fn role() {
         println!("ready");
         return;
     }
+    let kept = black_box(keep_blocks());
     show("requests", &REQUESTS).unwrap();
     show("open.connections", &OPEN).unwrap();
     show_set(&FAULTS).unwrap();
@@ -77,6 +83,7 @@ fn role() {
     POOL.dec(Zone::normal(0), Pool::Dirty);
     println!("ready");
     work();
+    drop(kept);
 }
 
 /// Allocates and frees, with pauses.
@@ -130,6 +137,7 @@ impl Program {
             .args(["--exact", "role", "--nocapture", "--test-threads", "1"])
             .env(ROLE, role)
             .env("PINFOLD_SEGMENT", segment)
+            .env("PINFOLD_HEAP", "4096")
             .env_remove("PINFOLD_STATS")
             .stdout(Stdio::piped())
             .spawn()
@@ -281,4 +289,19 @@ fn a_process_without_counters_is_told_how_to_show_them() {
         "{error}"
     );
     assert_eq!(pinfold(&["vmstat", "0"]).2, Some(2));
+}
+
+#[test]
+fn a_profile_begins_with_the_programs_own_frames() {
+    let program = Program::start("shows", "on");
+    let (out, error, _) = pinfold(&["heap", "dump", &program.pid(), "--stacks", "1"]);
+    let (_, stack) = out.split_once("in use, from:\n").expect(&error);
+    let allocates = |line: &&str| line.contains("keep_blocks");
+    let before = stack.lines().take_while(|line| !allocates(line)).count();
+    assert!(before < stack.lines().count(), "{out}");
+    // Beside the standard library's frames, which are inlined.
+    for own in ["pinfold", "alloc_", "run_on_stack", "callers"] {
+        let mut inner = stack.lines().take(before);
+        assert!(!inner.any(|line| line.trim().starts_with(own)), "{out}");
+    }
 }

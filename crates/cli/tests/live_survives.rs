@@ -147,8 +147,14 @@ impl Server {
     }
 }
 
-/// A file without a name in this process, which the commands take for its segment.
-struct Shown(File);
+/// A file without a name that this process has mapped. The commands take it for its segment.
+struct Shown {
+    file: File,
+    at: *mut libc::c_void,
+}
+
+/// Bytes of the mapping. The commands look for the mapping, not into it.
+const MAPPED: usize = 4096;
 
 impl Shown {
     fn new(bytes: &[u8], seals: bool) -> Shown {
@@ -160,7 +166,18 @@ impl Shown {
             // SAFETY: the call uses no memory of this process.
             unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
         }
-        Shown(file)
+        let (place, fd) = (std::ptr::null_mut(), file.as_raw_fd());
+        // SAFETY: the kernel chooses the place.
+        let at = unsafe { libc::mmap(place, MAPPED, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        Shown { file, at }
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses the mapping.
+        unsafe { libc::munmap(self.at, MAPPED) };
     }
 }
 
@@ -245,10 +262,10 @@ fn random_and_cut_segments_end_no_command() {
             while !reader.is_finished() {
                 let at = random.below(bytes.len());
                 shown
-                    .0
+                    .file
                     .write_all_at(&random.next().to_le_bytes(), at as u64)
                     .unwrap();
-                let _ = shown.0.set_len(random.below(whole.len()) as u64);
+                let _ = shown.file.set_len(random.below(whole.len()) as u64);
             }
             reader.join().unwrap();
         }

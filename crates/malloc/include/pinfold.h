@@ -152,6 +152,24 @@ int pinfold_heap_stop(void);
 int pinfold_heap_write(const char *path);
 
 /*
+ * Guards some blocks of the malloc family from now on: an access beyond such a block or after its
+ * free raises SIGSEGV, and writes a report on standard error first. One allocation in `interval`
+ * bytes is sampled on average, from 1 to 2^40, unless a heap profile has its own interval. At most
+ * one sample in a millisecond becomes a guarded block.
+ *
+ * Returns 0, or -1 and sets errno: EINVAL for a bad interval, ENOMEM if there is no memory, EBUSY
+ * if another thread is starting or stopping samples. The first start may load the unwinder's
+ * library, so a signal handler must not be the first to call this.
+ */
+int pinfold_guard_start(uint64_t interval);
+
+/*
+ * Guards no further blocks. Returns 0, or -1 with EBUSY if another thread is starting or stopping
+ * samples.
+ */
+int pinfold_guard_stop(void);
+
+/*
  * Gives all free memory back to the system, including the free objects of every CPU's caches. `pad`
  * is ignored.
  *
@@ -257,6 +275,12 @@ struct pinfold_cache;
  * crosses the border of a cache line.
  */
 #define PINFOLD_SLAB_HWCACHE_ALIGN      0x400u
+
+/*
+ * Puts the cache's objects into heap profiles (docs/heap-profiles.md), with the call stacks that
+ * allocated them. Each allocation and free of the cache then takes a slow path.
+ */
+#define PINFOLD_SLAB_PROFILED           0x800u
 
 /*
  * Creates a cache of objects of `size` bytes, from 1 to 65536, at multiples of `align`.

@@ -52,7 +52,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 use core::time::Duration;
 use pinfold::arena;
-use pinfold::shepherd::{Automatic, Running, Shepherd};
+use pinfold::shepherd::{self, Automatic, Running, Shepherd};
 use pinfold::topology::{self, CpuSet};
 
 /// The environment variable that says when there is a shepherd: `auto`, `on`, `off`, or a number. A
@@ -128,7 +128,7 @@ static SHORT_LIVES: AtomicU32 = AtomicU32::new(0);
 static CHANGED: AtomicU32 = AtomicU32::new(0);
 
 /// Returns milliseconds of a clock that needs no system call, wrapping.
-fn now() -> u32 {
+pub(crate) fn now() -> u32 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -214,7 +214,7 @@ pub fn thread_ended() {
 
 /// Returns whether a thread that begins in `start` is a shepherd's, and not the program's.
 pub fn is_shepherd(start: *const core::ffi::c_void) -> bool {
-    pinfold::shepherd::is_entry(start)
+    shepherd::is_entry(start)
 }
 
 /// Starts or stops the shepherd if the number of threads calls for it.
@@ -273,7 +273,7 @@ impl Signals {
             let mut all: libc::sigset_t = core::mem::zeroed();
             let mut before: libc::sigset_t = core::mem::zeroed();
             libc::sigfillset(&raw mut all);
-            for signal in pinfold::shepherd::SYNCHRONOUS {
+            for signal in shepherd::SYNCHRONOUS {
                 libc::sigdelset(&raw mut all, signal);
             }
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
@@ -303,24 +303,51 @@ fn wanted_change(state: u8) -> Option<Change> {
         Wish::Off => return None,
     };
     match (state, THREADS.load(SeqCst) >= least) {
-        (OFF, true) if wish != Wish::Auto || !(FORBIDDEN.load(Relaxed) || pauses()) => {
-            Some(Change::Start)
-        }
+        (OFF, true) if wish != Wish::Auto || !(is_forbidden() || pauses()) => Some(Change::Start),
         (ON, false) => Some(Change::Stop),
         (ON, true) if wish == Wish::Auto && GIVES_WAY.load(Relaxed) => Some(Change::Stop),
         _ => None,
     }
 }
 
-/// Set when the automatic shepherd must give its place to a thread of the program.
+/// Returns whether the automatic shepherd must not be started.
+fn is_forbidden() -> bool {
+    FORBIDDEN.load(Relaxed) || GIVES_WAY.load(Relaxed)
+}
+
+/// Set once the automatic shepherd has given its place to a thread of the program. Cleared if the
+/// thread could not be made in spite of that.
 static GIVES_WAY: AtomicBool = AtomicBool::new(false);
 
-/// Stops the automatic shepherd for good, because the system has no place for a thread of the
-/// program. Returns whether the shepherd ran. If so, there may be a place now.
-pub fn give_way() -> bool {
-    let ran = STATE.load(SeqCst) == ON && !GIVES_WAY.load(Relaxed);
-    FORBIDDEN.store(true, Relaxed);
-    GIVES_WAY.store(true, Relaxed);
+/// Calls `create`, which makes a thread of the program and returns an error number. If the system
+/// has no place for the thread and the automatic shepherd runs, stops the shepherd and calls
+/// `create` again. If this helps, the shepherd stays stopped: the thread has its place.
+pub fn create_thread(mut create: impl FnMut() -> libc::c_int) -> libc::c_int {
+    let mut error = create();
+    if error == libc::EAGAIN && give_way() {
+        // The kernel says that a thread has ended shortly before it frees the thread's place.
+        for _ in 0..TRIES {
+            error = create();
+            if error != libc::EAGAIN {
+                break;
+            }
+            shepherd::nap(NAP);
+        }
+        // The system refuses the thread for another reason, such as its large stack.
+        if error != 0 {
+            GIVES_WAY.store(false, Relaxed);
+        }
+    }
+    error
+}
+
+/// How often, and with what pauses, [`create_thread`] tries to get the shepherd's place.
+const TRIES: u32 = 200;
+const NAP: Duration = Duration::from_micros(100);
+
+/// Stops the automatic shepherd. Returns whether it ran.
+fn give_way() -> bool {
+    let ran = STATE.load(SeqCst) == ON && !GIVES_WAY.swap(true, Relaxed);
     adjust();
     ran
 }
@@ -340,19 +367,25 @@ fn start() -> Option<Thread> {
 }
 
 fn stop(thread: Option<Thread>) {
-    let mut before = 0;
     // Waiting for a thread is a cancellation point. This thread is ending already, and must not be
     // cancelled while it waits.
-    // SAFETY: `before` is writable.
-    unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
-    match thread {
+    uncancelled(|| match thread {
         Some(Thread::Automatic(thread)) => thread.stop(),
         Some(Thread::Asked(running)) => running.stop(),
         None => {}
-    }
+    });
     arena::update_needs_ticks();
+}
+
+/// Runs `f`, which may call cancellation points. A cancellation of this thread takes effect later.
+pub(crate) fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
+    let mut before = 0;
+    // SAFETY: `before` is writable.
+    unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+    let result = f();
     // SAFETY: `before` is the state that the first call stored, and null is allowed.
     unsafe { pthread_setcancelstate(before, null_mut()) };
+    result
 }
 
 unsafe extern "C" {
@@ -369,6 +402,7 @@ pub(crate) fn fork_child() {
     }
     THREADS.store(1, Relaxed);
     STATE.store(OFF, Relaxed);
+    GIVES_WAY.store(false, Relaxed);
     // The shepherd's thread exists only in the parent, so its handle must not be dropped.
     // SAFETY: this thread is the only thread of the child.
     core::mem::forget(unsafe { (*THREAD.0.get()).take() });

@@ -272,7 +272,7 @@ mod tests {
         let words = [0, 1, MOST_BYTES + 1, PERCENT, PERCENT + 101, u64::MAX, NONE];
         for setting in &SETTINGS {
             for word in words {
-                // Whatever is shown of a word, showing it never panics.
+                // Any word can be shown without a panic.
                 assert!(!setting.show(word).to_string().is_empty());
             }
             assert!(!setting.is_valid(u64::MAX), "{}", setting.name);

@@ -6,14 +6,13 @@
 //! * runs in a tick: in a slow path of an allocation or free, possibly in a signal handler, or in
 //!   the shepherd's thread;
 //! * checks its argument, which may be any word;
-//! * makes only the system calls that malloc makes, or else the asking command must refuse a
-//!   process with a seccomp filter, as `pinfold list` does for [`MAKE`](pinfold::segment::MAKE).
+//! * makes only the system calls that malloc makes, unless [`makes_new_calls`] names it.
 
-use crate::changeable::SETTINGS;
+use crate::changeable::{Changeable, SETTINGS};
 use crate::heap_profile::MAX_INTERVAL;
 use crate::profiled;
-use pinfold::segment::{Answer, Code, GET, HEAP_START, HEAP_STOP, SET, SETS, TRIM};
-use pinfold::shepherd::Reach;
+use pinfold::segment::{Answer, Code, GET, HEAP_START, HEAP_STOP, SET, TRIM};
+use pinfold::shepherd::{self, Reach};
 use pinfold::slab;
 
 /// Does what a request asks for.
@@ -23,9 +22,25 @@ pub(crate) fn serve(what: u32, argument: u64, reach: Reach) -> Answer {
         GET => get(argument),
         HEAP_START => heap_start(argument, reach),
         HEAP_STOP => heap_stop(),
-        SET.. if what - SET < SETS => set((what - SET) as usize, argument),
+        SET.. => set(what, argument),
         _ => Answer::new(Code::Unknown, 0),
     }
+}
+
+/// Returns whether [`serve`] may make system calls for this request that malloc does not make. They
+/// need the asking process's consent.
+pub(crate) fn makes_new_calls(what: u32, argument: u64) -> bool {
+    match what {
+        // Makes a file, and may load a library.
+        HEAP_START => true,
+        SET.. => setting(what).is_some_and(|setting| setting.needs_the_machine(argument)),
+        _ => false,
+    }
+}
+
+/// Returns the setting that a request of kind `what` changes.
+fn setting(what: u32) -> Option<&'static Changeable> {
+    SETTINGS.get(what.checked_sub(SET)? as usize)
 }
 
 /// Gives free memory back. A tick that may disturb other CPUs also takes what these keep.
@@ -38,15 +53,18 @@ fn trim(reach: Reach) -> Answer {
     Answer::new(Code::DoneHere, slab::trim_here() as u64)
 }
 
-/// Starts a heap profile, and has other processes see it. The asking command refuses a process with
-/// a seccomp filter, because this makes a file and may load a library.
+/// Starts a heap profile, and has other processes see it.
 fn heap_start(interval: u64, reach: Reach) -> Answer {
     if !(1..=MAX_INTERVAL).contains(&interval) {
         return Answer::new(Code::Value, 0);
     }
-    // A slow path may be inside the loader, which must not be called again there.
-    let may_load = reach != Reach::ThisCpu || profiled::loader_is_idle();
-    if may_load && profiled::start_ready(interval) && profiled::show() {
+    let is_shepherd = reach != Reach::ThisCpu || shepherd::is_automatic();
+    let started = match is_shepherd {
+        true => profiled::start_apart(interval),
+        // A slow path may be inside the loader, which must not be called again there.
+        false => profiled::loader_is_idle() && profiled::start_and_show(interval),
+    };
+    if started {
         return Answer::new(Code::Done, interval);
     }
     Answer::new(Code::Refused, 0)
@@ -69,8 +87,8 @@ fn get(number: u64) -> Answer {
     }
 }
 
-fn set(number: usize, value: u64) -> Answer {
-    match SETTINGS.get(number) {
+fn set(what: u32, value: u64) -> Answer {
+    match setting(what) {
         Some(setting) if setting.set(value) => Answer::new(Code::Done, setting.get()),
         Some(setting) => Answer::new(Code::Value, setting.get()),
         None => Answer::new(Code::Unknown, 0),

@@ -116,8 +116,23 @@ pub(crate) fn failed() {
 
 /// Counts that a program got `block` for `size` bytes.
 pub(crate) fn requested(block: *mut u8, size: usize) {
-    if !block.is_null() {
-        add(Call::REQUESTED, size);
+    if is(CALLS_COUNT) && !block.is_null() {
+        let class = kmalloc::class_of_any(arena::entry(block as usize));
+        requested_in(class, size);
+    }
+}
+
+/// Counts that a program got a guarded block of class `class` for `size` bytes.
+pub(crate) fn requested_guarded(class: usize, size: usize) {
+    if is(CALLS_COUNT) {
+        requested_in(Some(class), size);
+    }
+}
+
+fn requested_in(class: Option<usize>, size: usize) {
+    CALLS.add(Call::REQUESTED, size as u64);
+    if let Some(class) = class {
+        CALLS.add(Call::requested(class % kmalloc::CLASSES), size as u64);
     }
 }
 

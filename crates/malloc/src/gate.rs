@@ -78,12 +78,15 @@ pub(crate) fn open_malloc_again() {
 }
 
 /// While much idle memory waits for a tick, ticks if a tick is due. Opens the fast path again once
-/// little memory waits. Called by each slow path of malloc.
+/// little memory waits. Called by each slow path of malloc. Returns whether the path was closed for
+/// ticks.
 #[inline]
-pub(crate) fn tick_if_needed() {
-    if arena::needs_ticks() || (is_closed_for_ticks() && !profiled::is_on()) {
+pub(crate) fn tick_if_needed() -> bool {
+    let closed = arena::needs_ticks() || (is_closed_for_ticks() && !profiled::is_on());
+    if closed {
         tick();
     }
+    closed
 }
 
 /// Returns whether the arenas have closed the fast path of malloc. If two threads change whether

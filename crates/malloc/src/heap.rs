@@ -4,8 +4,8 @@ use crate::gate::{self, alloc_fast, entry_fast};
 use crate::{count, init, profiled};
 use core::ptr::{NonNull, null_mut};
 use pinfold::arena::{self, GRANULE, HUGE, LARGE};
-use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE};
-use pinfold::{profile, slab};
+use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE, MAX_SMALL_SIZE};
+use pinfold::{guarded, profile, slab};
 
 /// Alignment of every block: the largest fundamental alignment of x86-64 and aarch64.
 pub(crate) const ALIGN: usize = 16;
@@ -24,10 +24,23 @@ pub(crate) fn alloc(size: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 extern "C" fn alloc_slow(size: usize) -> *mut u8 {
-    if !init::is_plain() {
-        return alloc_unusual(size);
+    // Both calls are jumps, so that a profile saves no registers.
+    if init::is_plain() {
+        return alloc_missed(size);
     }
-    gate::tick_if_needed();
+    alloc_unusual(size)
+}
+
+/// Allocates a block after the CPU's sheaf was found empty, and for a size above 32 KiB.
+#[inline(never)]
+pub(crate) extern "C" fn alloc_missed(size: usize) -> *mut u8 {
+    // While the fast path waits for a tick, the CPU's sheaf has blocks as before.
+    if gate::tick_if_needed() {
+        let block = gate::alloc_behind(size);
+        if !block.is_null() {
+            return block;
+        }
+    }
     alloc_plain(size, false)
 }
 
@@ -69,6 +82,10 @@ pub(crate) fn alloc_aligned_plain(size: usize, align: usize, zeroed: bool) -> *m
 /// Allocates a block of `size` bytes from its class, the arena or the system. Zeroes the block if
 /// `zeroed` is true.
 fn alloc_any(size: usize, zeroed: bool) -> *mut u8 {
+    if size > MAX_SMALL_SIZE {
+        // A program that allocates only larger blocks reaches no other path that ticks.
+        slab::tick();
+    }
     if size <= MAX_CLASS_SIZE {
         let class = kmalloc::class_of(size);
         let block = match zeroed {
@@ -152,11 +169,11 @@ extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
 }
 
 /// Allocates while a heap profile is on, and at the process's start.
-#[cold]
+#[inline(always)]
 fn alloc_aligned_unusual(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     init::ready();
     if profiled::is_on() && profile::is_due(size) {
-        return profiled::alloc_sampled(size, align, zeroed);
+        return profiled::alloc_sampled(size, align, zeroed, profile::here());
     }
     alloc_aligned_plain(size, align, zeroed)
 }
@@ -190,6 +207,7 @@ fn alloc_aligned_slow(size: usize, align: usize, zeroed: bool) -> *mut u8 {
 }
 
 fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+    slab::tick();
     if let Some(class) = kmalloc::class_of_aligned(size, align) {
         let block = match zeroed {
             true => kmalloc::alloc_zeroed(class, size),
@@ -251,6 +269,11 @@ unsafe extern "C" fn free_slow(block: *mut u8) {
         // SAFETY: the run is one block, and the caller passes ownership of it.
         unsafe { arena::free_run(start) };
     } else {
+        let class = |size| kmalloc::sampled(kmalloc::class_of(size));
+        // SAFETY: the caller passes ownership of the block.
+        if unsafe { guarded::free(block, |size| count::freed_class(block, class(size))) } {
+            return;
+        }
         if count::active() {
             count::freed_large(block, arena::huge_size(block).unwrap_or(0));
         }
@@ -282,6 +305,9 @@ pub(crate) unsafe fn usable_size(block: *mut u8) -> usize {
         // SAFETY: only the first granule of a run that is one block has the entry `LARGE`, so a run
         // begins at the block.
         return unsafe { arena::run_size(start) };
+    }
+    if let Some(size) = guarded::requested(block) {
+        return size;
     }
     arena::huge_size(block).unwrap_or_else(|| not_ours("size of", block))
 }

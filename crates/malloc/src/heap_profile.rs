@@ -18,6 +18,8 @@ pub use crate::profiled::VARIABLE;
 use crate::{heap, profiled};
 use core::ffi::CStr;
 use pinfold::profile;
+#[doc(hidden)]
+pub use pinfold::profile::forbid_walks;
 pub use pinfold::profile::{DEFAULT_INTERVAL, MAX_INTERVAL, Totals};
 use pinfold_rseq::env;
 
@@ -95,26 +97,22 @@ pub fn write(path: &CStr) -> bool {
     profile::has_records() && dump::write(path)
 }
 
-/// Starts the profile if the environment asks for it. The preload library calls this when it is
-/// loaded.
-#[doc(hidden)]
-pub fn start_as_asked() {
+/// Starts the profile if the environment asks for it.
+pub(crate) fn start_as_asked() {
     if let Some(interval) = env::parsed(VARIABLE, profiled::parse) {
         heap::keep_errno(|| start(interval));
     }
 }
 
-/// Writes the profile to the file that the environment names. The preload library calls this when
-/// the process ends.
-#[doc(hidden)]
-pub fn write_as_asked() {
+/// Writes the profile to the file that the environment names.
+pub(crate) fn write_as_asked() {
     if profile::has_records() {
         heap::keep_errno(dump::write_as_asked);
     }
 }
 
 mod dump {
-    use super::{FILE_VARIABLE, env, profile};
+    use super::{FILE_VARIABLE, env, heap, profile};
     use core::ffi::CStr;
 
     /// Bytes for the path of the file.
@@ -148,10 +146,28 @@ mod dump {
             return false;
         }
         let mut is_whole = false;
-        profile::with_bytes(|bytes| is_whole = write_all(file, bytes));
-        let is_whole = is_whole && copy_mappings(file);
+        profile::with_bytes(|bytes, used| {
+            is_whole = write_all(file, bytes) && write_used(file, used);
+        });
+        is_whole = is_whole && copy_mappings(file);
+        if !is_whole {
+            // A part of a profile would be taken for a whole one.
+            // SAFETY: this function has opened the file.
+            heap::keep_errno(|| unsafe { libc::ftruncate(file, 0) });
+        }
         // SAFETY: this function has opened the file.
         unsafe { libc::close(file) == 0 && is_whole }
+    }
+
+    /// Writes how many records the file has: threads may have begun more since they were copied.
+    /// Nothing can be written over in a pipe.
+    fn write_used(file: i32, used: u32) -> bool {
+        let at = core::mem::offset_of!(profile::Head, used) as libc::off_t;
+        let size = size_of::<u32>();
+        // SAFETY: the pointer is to a word of this size.
+        let done = unsafe { libc::pwrite(file, (&raw const used).cast(), size, at) };
+        // SAFETY: errno is the calling thread's own.
+        done == size as isize || unsafe { *libc::__errno_location() } == libc::ESPIPE
     }
 
     /// Appends the process's mappings: the places of the program's code.
@@ -176,7 +192,26 @@ mod dump {
         is_whole
     }
 
+    /// Returns whether so many more bytes are beyond the limit on the size of files. A write beyond
+    /// it would raise SIGXFSZ, which ends the program.
+    fn is_beyond_limit(file: i32, bytes: usize) -> bool {
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: `limit` is writable, and `lseek` only asks for the position.
+        let (known, at) = unsafe {
+            let known = libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) == 0;
+            (known, libc::lseek(file, 0, libc::SEEK_CUR))
+        };
+        known && at >= 0 && (at as u64).saturating_add(bytes as u64) > limit.rlim_cur
+    }
+
     fn write_all(file: i32, mut bytes: &[u8]) -> bool {
+        if is_beyond_limit(file, bytes.len()) {
+            heap::set_errno(libc::EFBIG);
+            return false;
+        }
         while !bytes.is_empty() {
             // SAFETY: the slice has so many bytes.
             let done = unsafe { libc::write(file, bytes.as_ptr().cast(), bytes.len()) };

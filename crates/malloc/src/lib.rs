@@ -27,6 +27,7 @@
 //! program keep the system's allocator. The crate `pinfold-names` defines the C library's names.
 #![no_std]
 
+mod at_start;
 #[doc(hidden)]
 pub mod background;
 pub mod c;
@@ -34,6 +35,7 @@ pub mod changeable;
 mod control;
 mod count;
 mod gate;
+pub mod guard;
 mod heap;
 pub mod heap_profile;
 mod init;

@@ -8,9 +8,9 @@
 //! * The **mailbox**, one page. Another process of the same user writes a request there. The
 //!   process looks at it in the shepherd's ticks ([`look`]).
 //!
-//! Both descriptors are moved out of the way of the program's own, and `exec` closes them. Nothing
-//! stays behind when the process ends. If the program closes the descriptors, the memory stays
-//! mapped, and only root can open it, at `/proc/PID/map_files`.
+//! Both descriptors have numbers from 240 on, where a program expects none, and `exec` closes them.
+//! Nothing stays behind when the process ends. If the program closes the descriptors, the memory
+//! stays mapped, and only root can open it, at `/proc/PID/map_files`.
 //!
 //! # Forks
 //!
@@ -18,22 +18,24 @@
 //! malloc does, because it may be in a sandbox. So it puts private memory in the place of the
 //! segment, with the counts that the parent had at the fork. It keeps the parent's mailbox.
 //!
-//! A process that wants to read the child puts a request ([`MAKE`]) into the mailbox, after it has
-//! found that no filter forbids the child system calls. If the child looks in time, it makes a
-//! segment of its own. A late look ignores the request, because the child may have a filter by
-//! then.
+//! A process that wants to read the child puts a request ([`MAKE`]) into the mailbox. The child's
+//! thread that finds the request waits until the asking process has found that no filter forbids
+//! the child system calls ([`Mailbox::want_consent`]). Then it makes a segment of the child's own.
 //!
-//! | state of the memory | written by | leaves it |
+//! | the memory is | and becomes | when |
 //! |---|---|---|
-//! | shared: a segment | this process | in the child of a fork: private |
-//! | private | this process | at the first request in time: shared |
+//! | shared: a segment | private | in the child of a fork |
+//! | private | shared | when the process serves its first [`MAKE`] request |
 
-use crate::{control, heap};
+use crate::{background, control, heap};
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
-use pinfold::segment::{self, CacheRow, MAKE, Mailbox, NodeEvents, Parts, Segment};
+use core::time::Duration;
+use pinfold::segment::{
+    self, Answer, CacheRow, Code, Consent, MAKE, Mailbox, NodeEvents, Parts, Segment, Taken,
+};
 use pinfold::{arena, fork, shepherd, slab};
 use pinfold_rseq::env;
 
@@ -52,7 +54,7 @@ pub(crate) fn parse(value: &[u8]) -> Option<bool> {
 /// The start of the segment, or of the private memory in its place. Null before the start, and
 /// where the system refuses a segment.
 static HEAD: AtomicPtr<u8> = AtomicPtr::new(null_mut());
-/// Whether the memory at [`HEAD`] is shared, or the system has refused to share it.
+/// Whether the memory at [`HEAD`] is shared, or a thread is about to share it.
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
 /// A copy of the segment from just before a fork. Null before the first fork.
 static COPY: AtomicPtr<u8> = AtomicPtr::new(null_mut());
@@ -244,14 +246,15 @@ fn map_private(place: *mut u8, size: usize) -> *mut u8 {
     at.cast()
 }
 
-/// Copies what is in use of a segment, word by word, because other threads may write to it. Both
-/// addresses are those of mappings of `parts.end` bytes.
+/// Copies what is in use of a segment, word by word, because other threads may write to it. Leaves
+/// out the first word, `magic`, which [`publish`] stores last. Both addresses are those of mappings
+/// of `parts.end` bytes.
 fn copy(from: *const u8, to: *mut u8, parts: Parts) {
     // SAFETY: the mapping begins with a segment's head.
     let head = unsafe { &*from.cast::<Segment>() };
     let used = (head.caches_used.load(Relaxed) as usize).min(segment::CACHES);
     let ranges = [
-        (0, parts.caches + used * size_of::<CacheRow>()),
+        (8, parts.caches + used * size_of::<CacheRow>() - 8),
         (parts.events, used * parts.nodes * size_of::<NodeEvents>()),
     ];
     for (at, bytes) in ranges {
@@ -309,21 +312,53 @@ fn look(reach: shepherd::Reach) {
     let Some(mailbox) = (unsafe { MAILBOX.load(Acquire).as_ref() }) else {
         return;
     };
+    let mut consent = Wait::default();
     // A bound, because a hostile process could post requests without end.
     for _ in 0..segment::SLOTS {
         let Some(request) = mailbox.take(PID.load(Relaxed)) else {
             return;
         };
-        let answer = match request.what() {
-            MAKE => {
-                heap::keep_errno(make_in_child);
-                None
-            }
-            what => Some(heap::keep_errno(|| {
-                control::serve(what, request.argument, reach)
-            })),
+        let (what, argument) = (request.what(), request.argument);
+        let makes_new_calls = match what {
+            MAKE => !IS_SHARED.load(Relaxed),
+            what => control::makes_new_calls(what, argument),
         };
+        let serve = || match what {
+            _ if makes_new_calls && !consent.to(mailbox, request) => {
+                Answer::new(Code::NoConsent, 0)
+            }
+            MAKE => make_in_child(),
+            what => control::serve(what, argument, reach),
+        };
+        // An allocation is no cancellation point, but some calls for a request are.
+        let answer = heap::keep_errno(|| background::uncancelled(serve));
         mailbox.answer(request, answer);
+    }
+}
+
+/// How long a look waits for the consent to all its requests, in milliseconds. A process that asks
+/// looks every few milliseconds.
+const CONSENT_MS: u32 = 100;
+
+/// A look's wait for consent.
+#[derive(Default)]
+struct Wait {
+    /// When the look has begun to wait, by `background::now`.
+    begin: Option<u32>,
+}
+
+impl Wait {
+    /// Waits until the asking process has found that this thread has no seccomp filter. Returns
+    /// false if it does not say so in time.
+    #[cold]
+    fn to(&mut self, mailbox: &Mailbox, request: Taken) -> bool {
+        let begin = *self.begin.get_or_insert_with(background::now);
+        let is_early = || background::now().wrapping_sub(begin) < CONSENT_MS;
+        mailbox.want_consent(request);
+        while mailbox.consent(request) == Consent::Awaited && is_early() {
+            shepherd::nap(Duration::from_micros(100));
+        }
+        mailbox.consent(request) == Consent::Given
     }
 }
 
@@ -332,8 +367,8 @@ pub(crate) fn process() -> u32 {
     PID.load(Relaxed)
 }
 
-/// Finds the number of this process. Called by the thread that forked or was there first, whose
-/// thread number is the process's number.
+/// Finds the number of this process. Called by the process's first thread, or in a child by the
+/// thread that returned from `fork`. This thread's number is the process's number.
 ///
 /// Makes no system call, because a child may be in a sandbox that forbids `getpid`: the C library
 /// knows the thread's number, and the number of the thread's clock holds it.
@@ -347,21 +382,28 @@ fn pid() -> u32 {
 
 /// Makes a segment for a child of a fork, which has private memory in its place.
 #[cold]
-fn make_in_child() {
+fn make_in_child() -> Answer {
     let (head, parts) = (HEAD.load(Relaxed), Parts::here());
     if IS_SHARED.swap(true, Relaxed) {
-        return;
+        return Answer::new(Code::Done, 0);
     }
+    let refused = || {
+        IS_SHARED.store(false, Relaxed);
+        Answer::new(Code::Refused, 0)
+    };
     let Some(file) = File::make(segment::FILE, parts.end) else {
-        return;
+        return refused();
     };
     let fresh = file.map(parts.end);
     if fresh.is_null() {
-        return;
+        return refused();
     }
     // While this thread holds all locks, no other thread counts an event that needs a lock. Some of
     // the other events may be lost.
-    fork::prepare();
+    if !fork::try_prepare() {
+        unmap(fresh, parts.end);
+        return refused();
+    }
     copy(head, fresh, parts);
     publish(fresh, parts);
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
@@ -381,4 +423,8 @@ fn make_in_child() {
         file.keep(SEGMENT_MODE, segment::SEALS);
     }
     fork::parent();
+    if moved == libc::MAP_FAILED {
+        return refused();
+    }
+    Answer::new(Code::Done, 0)
 }

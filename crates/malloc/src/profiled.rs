@@ -14,18 +14,24 @@
 //! `realloc` in place leaves a sampled block sampled. A block that moves counts as freed and
 //! allocated.
 //!
-//! Samples are taken for a heap profile ([`start`], [`stop`]), and while a tracer outside is
-//! attached to the probes of [`pinfold::profile`] ([`look`]).
+//! Samples are taken for a heap profile ([`start`], [`stop`]), for guarded blocks
+//! ([`start_guarding`]), and while a tracer outside is attached to the probes of
+//! [`pinfold::profile`] ([`look`]). A block that is sampled for guarding alone, and is not guarded,
+//! is a plain block. A *guarded* block lies outside the arenas, so its free takes the slow path.
 
 use crate::gate::{self, alloc_behind};
 use crate::heap::{self, ALIGN};
-use crate::{count, init, live};
+use crate::{background, count, init, live};
+use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU8};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
+use core::time::Duration;
+use pinfold::arena;
+use pinfold::guarded;
 use pinfold::profile::{self, DEFAULT_INTERVAL, MAX_INTERVAL, Memory};
 use pinfold::segment::PROFILE_FILE;
 use pinfold::shepherd;
-use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE};
+use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE, MAX_SMALL_SIZE};
 
 /// The environment variable that turns the profile on at the start: `on`, or the mean bytes from
 /// one sample to the next.
@@ -56,6 +62,11 @@ static STATE: AtomicU8 = AtomicU8::new(0);
 const PROFILE: u8 = 1;
 /// A tracer that is attached to the probes.
 const TRACER: u8 = 2;
+/// Guarded blocks.
+const GUARD: u8 = 4;
+
+/// The mean bytes from one sample to the next, for guarded blocks while there is no heap profile.
+static GUARD_INTERVAL: AtomicU64 = AtomicU64::new(DEFAULT_INTERVAL);
 
 /// Returns whether allocations are sampled.
 #[inline]
@@ -66,6 +77,11 @@ pub(crate) fn is_on() -> bool {
 /// Returns whether there is a heap profile that is on.
 pub(crate) fn is_profiling() -> bool {
     STATE.load(Relaxed) & PROFILE != 0
+}
+
+/// Returns whether some samples become guarded blocks.
+pub(crate) fn is_guarding() -> bool {
+    STATE.load(Relaxed) & GUARD != 0
 }
 
 /// Returns whether a thread is starting or stopping samples.
@@ -81,8 +97,59 @@ pub(crate) fn start(interval: u64) -> bool {
     start_ready(interval)
 }
 
+/// Does what [`start`] does, in an allocator that is started, and shows the profile to other
+/// processes.
+pub(crate) fn start_and_show(interval: u64) -> bool {
+    let was_on = is_profiling();
+    let shown = start_ready(interval) && show();
+    if !shown && !was_on {
+        // A profile that no process can read would only cost time.
+        stop();
+    }
+    shown
+}
+
+/// Does what [`start_and_show`] does, for a shepherd, which must not wait for the loader's lock: a
+/// thread that holds this lock may wait for the shepherd. Returns false if the profile has not
+/// started within a second. It may start later then.
+#[cold]
+#[inline(never)]
+pub(crate) fn start_apart(interval: u64) -> bool {
+    let last = APART.load(Relaxed);
+    // Acquire pairs with the release below: the last thread has read the interval.
+    let claimed = APART.compare_exchange(last, UNDER_WAY, Acquire, Relaxed);
+    if last == UNDER_WAY || claimed.is_err() {
+        return false;
+    }
+    APART_INTERVAL.store(interval, Relaxed);
+    let in_thread = || {
+        let done = match start_and_show(APART_INTERVAL.load(Relaxed)) {
+            true => STARTED,
+            false => REFUSED,
+        };
+        APART.store(done, Release);
+    };
+    if !shepherd::run_apart(in_thread) {
+        APART.store(REFUSED, Relaxed);
+    }
+    let begin = background::now();
+    // Acquire pairs with the release in the thread: this one sees the profile.
+    while APART.load(Acquire) == UNDER_WAY && background::now().wrapping_sub(begin) < 1000 {
+        shepherd::nap(Duration::from_millis(1));
+    }
+    APART.load(Acquire) == STARTED
+}
+
+/// What became of the last [`start_apart`].
+static APART: AtomicU8 = AtomicU8::new(REFUSED);
+const REFUSED: u8 = 0;
+const UNDER_WAY: u8 = 1;
+const STARTED: u8 = 2;
+/// The interval for [`start_apart`]'s thread.
+static APART_INTERVAL: AtomicU64 = AtomicU64::new(0);
+
 /// Does what [`start`] does, once the allocator is started.
-pub(crate) fn start_ready(interval: u64) -> bool {
+fn start_ready(interval: u64) -> bool {
     exclusively(|| {
         let memory = || shared_memory().or_else(profile::private_memory);
         // SAFETY: both functions return zeroed memory that no other code knows.
@@ -99,7 +166,34 @@ pub(crate) fn start_ready(interval: u64) -> bool {
 pub(crate) fn stop() -> bool {
     exclusively(|| {
         profile::stop();
+        if is_guarding() {
+            profile::start_samples(GUARD_INTERVAL.load(Relaxed));
+        }
         sample_no_more_for(PROFILE);
+        true
+    })
+}
+
+/// Has some samples become guarded blocks. If there is no heap profile, `interval` is the mean
+/// bytes from one sample to the next. Returns false if the system has no memory, or if another
+/// thread is starting or stopping samples. The first start may load the unwinder's library, so the
+/// thread must not be inside the loader.
+pub(crate) fn start_guarding(interval: u64) -> bool {
+    init::ready();
+    exclusively(|| {
+        GUARD_INTERVAL.store(interval, Relaxed);
+        let started = profile::start_samples(interval) && guarded::prepare();
+        if started {
+            sample_for(GUARD);
+        }
+        started
+    })
+}
+
+/// Guards no further blocks. Returns false if another thread is starting or stopping samples.
+pub(crate) fn stop_guarding() -> bool {
+    exclusively(|| {
+        sample_no_more_for(GUARD);
         true
     })
 }
@@ -148,7 +242,7 @@ fn shared_memory() -> Option<Memory> {
 
 /// Has other processes see the profile, in the child of a fork. Returns false if there is no
 /// profile, if the system refuses, or if another thread is starting or stopping the profile.
-pub(crate) fn show() -> bool {
+fn show() -> bool {
     // SAFETY: `shared_memory` returns zeroed memory that no other code knows.
     exclusively(|| unsafe { profile::share(shared_memory) })
 }
@@ -203,7 +297,9 @@ struct LoaderState {
 pub(crate) fn in_child() {
     // The thread that was starting or stopping samples does not exist here.
     BUSY.store(false, Relaxed);
+    APART.store(REFUSED, Relaxed);
     profile::in_child(live::process());
+    guarded::in_child();
 }
 
 fn exclusively(f: impl FnOnce() -> bool) -> bool {
@@ -221,82 +317,106 @@ fn exclusively(f: impl FnOnce() -> bool) -> bool {
 
 /// Allocates like `heap::alloc`, while the profile is on.
 ///
-/// Calls other functions only at its ends, so that it saves no registers.
+/// Every call but that of a critical section is a tail call, so the function saves no registers.
 #[inline(always)]
 pub(crate) fn alloc(size: usize) -> *mut u8 {
-    if !profile::count(size) {
+    // The size is compared first, so that it needs no other bound.
+    if size > MAX_SMALL_SIZE || !profile::count(size) {
         return alloc_due(size);
     }
     let block = alloc_behind(size);
     if block.is_null() {
-        return alloc_counted(size);
+        return heap::alloc_missed(size);
     }
     block
 }
 
-/// Allocates a block, which is sampled if it is due.
+/// Allocates a block that is not counted yet, or is due. It is sampled if it is due.
 #[cold]
 #[inline(never)]
 extern "C" fn alloc_due(size: usize) -> *mut u8 {
     if profile::is_due_slow(size) {
-        return alloc_sampled(size, ALIGN, false);
+        return alloc_sampled(size, ALIGN, false, profile::here());
     }
     let block = alloc_behind(size);
     if block.is_null() {
-        return alloc_counted(size);
+        return heap::alloc_missed(size);
     }
     block
 }
 
-/// Allocates a block that is counted, after the CPU's sheaf was found empty.
-#[inline(never)]
-extern "C" fn alloc_counted(size: usize) -> *mut u8 {
-    gate::tick_if_needed();
-    heap::alloc_plain(size, false)
-}
-
-/// Allocates a block that is sampled.
+/// Allocates a block that is sampled. `from` is in the frame of the allocator's outermost function
+/// ([`profile::here`]).
 #[cold]
 #[inline(never)]
-pub(crate) fn alloc_sampled(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+pub(crate) fn alloc_sampled(size: usize, align: usize, zeroed: bool, from: usize) -> *mut u8 {
+    let what_for = STATE.load(Relaxed);
+    let block = alloc_guarded(size, align, zeroed, from);
+    let (block, is_known) = match what_for & !GUARD {
+        0 if block.is_null() => (heap::alloc_aligned_plain(size, align, zeroed), false),
+        0 => (block, false),
+        _ if block.is_null() => alloc_known(size, align, zeroed),
+        _ => (block, true),
+    };
+    if is_known && !block.is_null() {
+        heap::keep_errno(|| profile::allocated(block, size, from));
+    }
+    block
+}
+
+/// Allocates a guarded block. Returns null if the block is not to be guarded.
+fn alloc_guarded(size: usize, align: usize, zeroed: bool, from: usize) -> *mut u8 {
+    if !is_guarding() {
+        return null_mut();
+    }
+    let block = heap::keep_errno(|| guarded::alloc(size, align, zeroed, from));
+    if !block.is_null() {
+        let class = kmalloc::class_of(size);
+        count::allocated_class(class);
+        count::requested_guarded(class, size);
+    }
+    block
+}
+
+/// Allocates a block whose free recognises that the block is sampled, and returns true with it. If
+/// there is no memory for such a block, returns a plain one and false.
+fn alloc_known(size: usize, align: usize, zeroed: bool) -> (*mut u8, bool) {
     let class = match align {
         ..=ALIGN => (size <= MAX_CLASS_SIZE).then(|| kmalloc::class_of(size)),
         _ => kmalloc::class_of_aligned(size, align),
     };
-    let block = if let Some(class) = class {
-        let twin = kmalloc::sampled(class);
-        let block = match zeroed {
-            true => kmalloc::alloc_zeroed(twin, size),
-            false => kmalloc::alloc_from(twin, size),
-        };
-        if block.is_null() {
-            // Without memory for the twin, the block is a plain one, and its free is not seen.
-            return heap::alloc_aligned_plain(size, align, zeroed);
-        }
-        count::allocated_class(class);
-        count::requested(block, size);
-        block
-    } else {
-        heap::alloc_aligned_plain(size, align, zeroed)
+    let Some(class) = class else {
+        return (heap::alloc_aligned_plain(size, align, zeroed), true);
     };
-    if !block.is_null() {
-        heap::keep_errno(|| profile::allocated(block, size));
+    let twin = kmalloc::sampled(class);
+    let block = match zeroed {
+        true => kmalloc::alloc_zeroed(twin, size),
+        false => kmalloc::alloc_from(twin, size),
+    };
+    if block.is_null() {
+        return (heap::alloc_aligned_plain(size, align, zeroed), false);
     }
-    block
+    count::allocated_class(class);
+    count::requested(block, size);
+    (block, true)
 }
 
-/// Notes that a block of `size` bytes was made by other means than [`alloc`], by a path that looks
-/// sampled blocks up when they are freed.
+/// Samples `block` of `size` bytes if a sample is due. For blocks that [`alloc`] did not make, and
+/// whose free always looks in the table of sampled blocks.
 #[cold]
 pub(crate) fn made_large(block: *mut u8, size: usize) {
     if is_on() && profile::is_due(size) {
-        heap::keep_errno(|| profile::allocated(block, size));
+        let from = profile::here();
+        heap::keep_errno(|| profile::allocated(block, size, from));
     }
 }
 
 /// Reallocates by `f`, and keeps the sample of the block up to date.
-#[cold]
 pub(crate) fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *mut u8) -> *mut u8 {
+    let class = kmalloc::class_of_any(arena::entry(block as usize));
+    if class.is_some_and(|class| !kmalloc::is_sampled(class)) {
+        return f();
+    }
     // The block's address may belong to another block as soon as the content has moved.
     let Some(lifted) = profile::lift(block) else {
         return f();
@@ -307,7 +427,7 @@ pub(crate) fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *mut u8) 
     } else if moved == block {
         profile::put_back(lifted, block, Some(size));
     } else {
-        profile::drop_lifted(lifted, block);
+        profile::drop_lifted(lifted);
     }
     moved
 }

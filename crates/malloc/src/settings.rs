@@ -8,6 +8,7 @@
 //! the value, and the preload library calls [`tell`].
 
 pub use crate::background::VARIABLE as SHEPHERD;
+pub use crate::guard::VARIABLE as GUARD;
 pub use crate::heap_profile::FILE_VARIABLE as HEAP_FILE;
 pub use crate::live::VARIABLE as SEGMENT;
 pub use crate::profiled::VARIABLE as HEAP;
@@ -62,7 +63,7 @@ enum Grammar {
 
 /// Lists all environment variables that Pinfold reads. docs/environment.md describes them in this
 /// order.
-pub static SETTINGS: [Setting; 13] = [
+pub static SETTINGS: [Setting; 14] = [
     Setting {
         name: MEMORY_LIMIT,
         values: "bytes, as 512M, or a percentage from 1% to 100%",
@@ -118,6 +119,13 @@ pub static SETTINGS: [Setting; 13] = [
         default: "none",
         help: "where a process writes its heap profile at its end; its number is appended",
         grammar: Grammar::Path,
+    },
+    Setting {
+        name: GUARD,
+        values: "on, or bytes from one sample to the next, as 512k",
+        default: "no guarded blocks",
+        help: "gives some blocks pages of their own, to find wrong accesses",
+        grammar: Grammar::Word(|value| parse_heap_interval(value).is_some()),
     },
     Setting {
         name: RSEQ,

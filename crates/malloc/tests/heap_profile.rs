@@ -5,6 +5,7 @@ use pinfold_malloc::Pinfold;
 use pinfold_malloc::heap_profile::{self, Totals};
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
 
@@ -85,7 +86,7 @@ fn assert_near(estimate: u64, exact: u64, interval: u64) {
 #[test]
 fn estimates_agree_with_exact_sums_for_mixed_sizes() {
     const INTERVAL: u64 = 16 << 10;
-    for size in [16, 100, 1000, 5000, 40_000, 200_000] {
+    for size in [16, 100, 1000, 5000, 40_000, 200_000, 1 << 20] {
         let profile = Profile::start(INTERVAL);
         let count = (16 << 20) / size;
         let blocks: Vec<_> = (0..count).map(|_| alloc(size)).collect();
@@ -262,4 +263,37 @@ fn blocks_survive_while_profiles_start_and_stop() {
         (totals.freed_samples, totals.freed_bytes),
         (totals.samples, totals.bytes)
     );
+}
+
+/// What `the_environment_starts_a_profile_and_names_its_file` runs in another process.
+#[test]
+#[ignore = "needs variables of the environment"]
+fn is_profiled_from_the_start() {
+    assert!(heap_profile::is_on());
+    let before = heap_profile::totals();
+    let blocks: Vec<_> = (0..1000).map(|_| alloc(1000)).collect();
+    assert!(heap_profile::totals().samples > before.samples + 50);
+    for block in blocks {
+        // SAFETY: the block is one of the above, and is used no more.
+        unsafe { free(block, 1000) };
+    }
+}
+
+#[test]
+fn the_environment_starts_a_profile_and_names_its_file() {
+    let folder = std::env::temp_dir().join(format!("pinfold-heap-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "is_profiled_from_the_start", "--ignored"])
+        .env("PINFOLD_HEAP", "4096")
+        .env("PINFOLD_HEAP_FILE", folder.join("heap"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let file = folder.join(format!("heap.{}", child.id()));
+    let output = child.wait_with_output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && out.contains("1 passed"), "{out}");
+    assert!(std::fs::metadata(file).unwrap().len() > 4096);
+    std::fs::remove_dir_all(folder).unwrap();
 }

@@ -23,6 +23,7 @@ pub mod counter;
 mod counter_units;
 #[doc(hidden)]
 pub mod fork;
+pub mod guarded;
 mod lock;
 pub mod mempolicy;
 mod nodes;

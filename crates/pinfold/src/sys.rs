@@ -429,6 +429,18 @@ pub(crate) fn coarse_milliseconds() -> u64 {
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
+/// Returns the nanoseconds of a monotonic clock. Makes no system call on machines whose clock the
+/// C library can read.
+pub(crate) fn nanoseconds() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// Sleeps for at most `microseconds`, and less if a signal arrives.
 pub(crate) fn sleep_microseconds(microseconds: u32) {
     let time = libc::timespec {

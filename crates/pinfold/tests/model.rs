@@ -18,7 +18,7 @@
 //! | `Lock::enter` | `pinfold/src/lock/mod.rs` `Lock::take` | `760bd8cd3b034b2e` |
 //! | `futex_wait` | `pinfold/src/lock/mod.rs` `futex_wait` | `f835e1b3b63c59c3` |
 //! | `futex_wake` | `pinfold/src/lock/mod.rs` `futex_wake` | `84d912143bf2f9f2` |
-//! | `Lock::fork` | `pinfold/src/fork.rs` `prepare` | `7b7fb2b48b2d6135` |
+//! | `Lock::fork` | `pinfold/src/fork.rs` `take_all` | `34a66bf9accaac37` |
 //! | `Lock::end_fork` | `pinfold/src/fork.rs` `parent` | `6243c80fb2fc469d` |
 //! | `Lock::end_fork` | `pinfold/src/fork.rs` `give_back` | `3ba3677d1359874e` |
 //! | `Aside::set_aside` | `pinfold/src/slab/` `Node::set_aside` | `4d0d02a744c94163` |
@@ -31,8 +31,8 @@
 //! | `Cpu::install` | `pinfold/src/slab/` `Descriptor::install` | `d6d64985dd204d16` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::alloc_slow` | `50821c631a77ec90` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::free_slow` | `9ec7f5864e25db11` |
-//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_full` | `74e50498fa70c53e` |
-//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_empty` | `9473db3d9039df3e` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_full` | `489e447127e7922f` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_empty` | `a35a3d55901e6b5d` |
 #![cfg(loom)]
 
 #[path = "../src/lock/word.rs"]
@@ -198,7 +198,7 @@ impl Lock {
         taken
     }
 
-    /// Takes the lock for a fork, as `fork::prepare` does.
+    /// Takes the lock for a fork, as `fork::take_all` does.
     fn fork(&self, me: u64) {
         self.forks.thread.store(me, Relaxed);
         self.word.lock_for_fork(me, &self.forks);

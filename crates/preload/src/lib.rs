@@ -11,27 +11,19 @@
 // Provides the panic handler that a shared library needs. No path that allocates calls into `std`.
 extern crate std;
 
+mod frames;
 mod next;
 mod operators;
 mod policies;
 mod threads;
 mod unwind;
 
-use pinfold_malloc::{background, heap_profile, settings};
+use pinfold_malloc::{background, settings};
 
 /// Runs when the library is loaded, before the program's `main`.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOADED: extern "C" fn() = loaded;
-
-/// Runs when the process ends by `exit`, or by a return from `main`.
-#[used]
-#[unsafe(link_section = ".fini_array")]
-static ENDS: extern "C" fn() = ends;
-
-extern "C" fn ends() {
-    heap_profile::write_as_asked();
-}
 
 extern "C" fn loaded() {
     operators::open_fast_paths();
@@ -39,5 +31,4 @@ extern "C" fn loaded() {
     background::library_loaded();
     threads::this_thread_begins();
     background::adjust();
-    heap_profile::start_as_asked();
 }

@@ -122,13 +122,10 @@ pub unsafe extern "C" fn pthread_create(
     // SAFETY: the block was just allocated, with the size of a `Beginning` and malloc's alignment.
     unsafe { beginning.write(Beginning { start, argument }) };
     background::thread_begins();
-    // SAFETY: the caller's thread and attributes are valid, and `begin` takes `beginning`.
-    let mut error = unsafe { next(thread, attributes, begin, beginning.cast()) };
-    if error == libc::EAGAIN && background::give_way() {
-        // SAFETY: the first call failed, so no thread has `beginning`. The other arguments are
-        // still valid.
-        error = unsafe { next(thread, attributes, begin, beginning.cast()) };
-    }
+    // SAFETY: the caller's thread and attributes are valid. `begin` takes `beginning`, and only the
+    // last of these calls can make a thread.
+    let error =
+        background::create_thread(|| unsafe { next(thread, attributes, begin, beginning.cast()) });
     if error != 0 {
         // SAFETY: no thread was made, so this thread still owns the block.
         unsafe { c::pinfold_free(beginning.cast()) };

@@ -7,23 +7,54 @@
 //! arguments and return address. Each function keeps the address, so later calls load no library
 //! and take no lock of the loader.
 
-use core::ffi::{c_char, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 
-/// Returns the address of the unwinder's function `name`. Ends the process if there is none.
+/// The function that walks the stack. The only one that this library can do without.
+const BACKTRACE: &CStr = c"_Unwind_Backtrace";
+
+/// Returns the address of the unwinder's function `name`. If the library cannot be loaded, returns
+/// [`walk_nothing`] in place of the function that walks the stack, and ends the process in place of
+/// others.
 extern "C" fn find(name: *const c_char) -> *mut c_void {
+    // SAFETY: the functions above pass C strings.
+    let name = unsafe { CStr::from_ptr(name) };
+    let found = look_up(name);
+    match found.is_null() {
+        false => found,
+        true if name == BACKTRACE => walk_nothing as *mut c_void,
+        // SAFETY: `abort` has no preconditions.
+        true => unsafe { libc::abort() },
+    }
+}
+
+/// Returns the address of the unwinder's function `name`, or null if the library cannot be loaded:
+/// because it is missing, or the process may open no more files.
+pub(crate) fn look_up(name: &CStr) -> *mut c_void {
     // SAFETY: both names are C strings. No code closes the handle, so the library stays loaded.
     unsafe {
         let unwinder = libc::dlopen(c"libgcc_s.so.1".as_ptr(), libc::RTLD_LAZY);
-        let found = if unwinder.is_null() {
-            unwinder
-        } else {
-            libc::dlsym(unwinder, name)
-        };
-        if found.is_null() {
-            libc::abort();
+        match unwinder.is_null() {
+            true => unwinder,
+            false => libc::dlsym(unwinder, name.as_ptr()),
         }
-        found
     }
+}
+
+type Step = extern "C" fn(*mut c_void, *mut c_void) -> c_int;
+
+/// Walks the stack if the library can be loaded by now. Otherwise walks no frame, and returns the
+/// unwinder's code for an error.
+extern "C" fn walk_nothing(step: Step, argument: *mut c_void) -> c_int {
+    const FATAL: c_int = 3;
+    let found = look_up(BACKTRACE);
+    if found.is_null() {
+        return FATAL;
+    }
+    // SAFETY: the unwinder's function of this name has this type.
+    let walk = unsafe {
+        core::mem::transmute::<*mut c_void, extern "C" fn(Step, *mut c_void) -> c_int>(found)
+    };
+    walk(step, argument)
 }
 
 /// Defines hidden functions with these names. They pass at most three arguments on.

@@ -78,6 +78,7 @@ const COSTS: &[(&str, u64)] = &[
     ("getpid", 32),
     ("getrandom", 128),
     ("getrlimit", 32),
+    ("gettid", 32),
     ("madvise", 32),
     ("memcpy", 64),
     ("memfd_create", 32),
@@ -95,11 +96,15 @@ const COSTS: &[(&str, u64)] = &[
     ("posix_fallocate", 256),
     // For a key below 32, which needs no memory.
     ("pthread_getspecific", 64),
+    // Exchanges bits of the thread's own state.
+    ("pthread_setcancelstate", 64),
     ("pthread_setspecific", 128),
     ("read", 128),
     // In the vDSO.
     ("sched_getcpu", 192),
     ("sched_yield", 32),
+    // Copies two structures of 152 bytes for the kernel.
+    ("sigaction", 512),
     ("strlen", 64),
     ("syscall", 32),
     // For the page size and the size of memory: at most a `sysinfo`.
@@ -130,6 +135,11 @@ const EXCLUDED: &[&str] = &[
     // Runs once in a forked child, if another process asks for its statistics. Calls the hooks of
     // all locks, as a fork does.
     "pinfold_malloc::live::make_in_child",
+    // Makes a thread, if another process asks for a heap profile. Runs in a shepherd's thread, or
+    // in the program's own call of `tick`.
+    "pinfold_malloc::profiled::start_apart",
+    // Runs once, and its text is written on a stack of its own. The process ends.
+    "pinfold::guarded::report::write",
     // Walks the stack for a heap profile, on a stack of its own.
     "pinfold_profile_on_stack",
     // Walks the stack for caches that record callers (`PINFOLD_SLAB_DEBUG` with U).

@@ -2,9 +2,10 @@
 
 use crate::families::{
     ACTIVE, ALLOCATED, CACHE_FLUSHES, CACHE_OBJECTS, CACHE_REFILLS, CACHE_REMOTE_FREES,
-    CACHE_SLABS, CACHE_SLOW_CALLS, DIRTY, Family, HELD, HELD_PEAK, RETURNED,
+    CACHE_SLABS, CACHE_SLOW_CALLS, DIRTY, Family, HELD, HELD_PEAK, MAPPED, METADATA, RESIDENT,
+    RETURNED,
 };
-use pinfold::arena;
+use pinfold::arena::{self, ArenaItem};
 use pinfold::slab::{Info, Statistics, caches};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -100,6 +101,11 @@ impl Collector for AllocatorCollector {
         gauge(&mut encoder, DIRTY, dirty)?;
         gauge(&mut encoder, HELD, held)?;
         gauge(&mut encoder, HELD_PEAK, arena::held_peak())?;
+        let metadata = arena::metadata_mapped();
+        gauge(&mut encoder, METADATA, metadata)?;
+        gauge(&mut encoder, RESIDENT, held.saturating_add(metadata))?;
+        let mapped = arena::ARENA_STAT.read(ArenaItem::Mapped) + arena::huge_total() as u64;
+        gauge(&mut encoder, MAPPED, mapped.saturating_add(metadata))?;
         let returned = ConstCounter::new(arena::returned());
         let unit = Some(&Unit::Bytes);
         let (name, help) = (RETURNED.name, RETURNED.help);

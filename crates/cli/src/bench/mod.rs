@@ -1,6 +1,7 @@
 //! `pinfold bench`: measures counters, object caches and page allocation on this machine, beside
 //! competing designs.
 
+mod all;
 mod counter;
 mod pft;
 mod slab;
@@ -24,6 +25,7 @@ enum What {
     Counter(counter::Args),
     Slab(slab::Args),
     Pft(pft::Args),
+    All(all::Args),
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
@@ -32,6 +34,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         What::Counter(args) => counter::main(&args),
         What::Slab(args) => slab::main(&args),
         What::Pft(args) => pft::main(&args),
+        What::All(args) => all::main(&args),
     }?;
     Ok(ExitCode::SUCCESS)
 }

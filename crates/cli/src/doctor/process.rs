@@ -59,7 +59,7 @@ pub fn verdicts(pid: u32) -> Result<Verdicts> {
         environment: environment
             .map(|variable| String::from_utf8_lossy(variable).into_owned())
             .collect(),
-        cgroup: Cgroup::of(&text(folder.join("cgroup"))),
+        cgroup: Cgroup::of(&text(folder.join("cgroup")), Path::new("/sys/fs/cgroup")),
         folder,
     };
     Ok(Verdicts {
@@ -106,19 +106,31 @@ const V1: [&str; 3] = [
     "memory.oom_control",
 ];
 
+/// Returns the bytes of file pages that the kernel drops first when memory is short, by a cgroup's
+/// file `memory.stat`. Version 1 has the sum with the cgroups below in a line of its own.
+fn droppable(stat: &str) -> u64 {
+    let of = |name: &str| {
+        let line = stat.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().parse().ok()
+    };
+    of("total_inactive_file ")
+        .or_else(|| of("inactive_file "))
+        .unwrap_or(0)
+}
+
 impl Cgroup {
     /// Returns the tightest limit above a process, by its file `cgroup`. Returns `None` without a
-    /// limit.
-    fn of(file: &str) -> Option<Cgroup> {
+    /// limit. `mounts` is the folder in which the system shows its cgroups.
+    fn of(file: &str, mounts: &Path) -> Option<Cgroup> {
         // Version 2: `0::/path`. Version 1: `8:memory:/path`.
         let path = |marks: &str| file.lines().find_map(|line| line.split_once(marks));
-        let of_v2 = path("0::").map(|(_, path)| (path, "/sys/fs/cgroup", V2));
-        let of_v1 = path(":memory:").map(|(_, path)| (path, "/sys/fs/cgroup/memory", V1));
+        let of_v2 = path("0::").map(|(_, path)| (path, mounts.to_path_buf(), V2));
+        let of_v1 = path(":memory:").map(|(_, path)| (path, mounts.join("memory"), V1));
         let limits = [of_v1, of_v2].into_iter().flatten().flat_map(|found| {
             let (path, root, names) = found;
-            let folder = Path::new(root).join(path.trim_start_matches('/'));
+            let folder = root.join(path.trim_start_matches('/'));
             let folders: Vec<_> = folder.ancestors().map(Path::to_path_buf).collect();
-            let inside = folders.into_iter().filter(move |f| f.starts_with(root));
+            let inside = folders.into_iter().filter(move |f| f.starts_with(&root));
             inside.filter_map(move |folder| Cgroup::read(&folder, names))
         });
         limits.min_by_key(|cgroup| cgroup.limit)
@@ -134,7 +146,9 @@ impl Cgroup {
         Some(Cgroup {
             // Version 1 has a number close to 2^63 where there is no limit.
             limit: number(limit).filter(|&bytes| bytes < 1 << 60)?,
-            used: number(used).unwrap_or(0),
+            used: number(used)
+                .unwrap_or(0)
+                .saturating_sub(droppable(&text(folder.join("memory.stat")))),
             kills: kills.and_then(|n| n.parse().ok()).unwrap_or(0),
         })
     }
@@ -213,7 +227,7 @@ impl Process {
             return verdict("memory limit", false, found, "nothing to do");
         };
         let found = format!(
-            "{} held; the cgroup uses {} of {}, and the kernel ended {} processes in it{soft}",
+            "{} held; the cgroup uses {} of {}, and the kernel ended {} of its processes{soft}",
             mib(held),
             mib(cgroup.used),
             mib(cgroup.limit),
@@ -346,7 +360,7 @@ impl Process {
         let refilled = self.count(SlabEvent::Refilled);
         let share = percent(elsewhere, refilled);
         let found = format!(
-            "{nodes} with memory; {elsewhere} objects came from another node than wanted, {share:.0} %"
+            "{nodes} with memory; {elsewhere} objects came from another node than wanted, {share:.0} % of {refilled} that left slabs"
         );
         let problem = elsewhere > 100_000 && share > 5.0;
         let advice = if problem {
@@ -453,3 +467,6 @@ const ORDINARY: u64 = {
     }
     mask
 };
+
+#[cfg(test)]
+mod tests;

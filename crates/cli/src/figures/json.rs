@@ -11,13 +11,12 @@ struct Figures<'a, R> {
     rows: &'a [R],
 }
 
-/// Prints one JSON object to standard output: the name of the measurement, the machine and the
-/// rows.
-pub fn json<R: Serialize>(bench: &str, rows: &[R]) -> Result<()> {
+/// Formats one JSON object: the name of the measurement, the machine and the rows.
+pub fn json<R: Serialize>(bench: &str, rows: &[R]) -> Result<String> {
     let figures = Figures {
         bench,
         machine: Machine::read(),
         rows,
     };
-    super::print(&(serde_json::to_string_pretty(&figures)? + "\n"))
+    Ok(serde_json::to_string_pretty(&figures)? + "\n")
 }

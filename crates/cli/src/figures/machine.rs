@@ -25,6 +25,26 @@ impl Machine {
         }
     }
 
+    /// Returns the facts with their names, for people.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let machine::Machine {
+            cpu,
+            cpus,
+            architecture,
+            kernel,
+            libc,
+            ..
+        } = &self.facts;
+        vec![
+            ("CPU", format!("{cpu} ({architecture})")),
+            ("CPUs that may be used", cpus.to_string()),
+            ("kernel", format!("Linux {kernel}")),
+            ("C library", libc.clone()),
+            ("counter", format!("{} MHz", self.tsc_mhz)),
+            ("per-CPU memory by", self.backend.to_owned()),
+        ]
+    }
+
     /// Formats a line for people.
     pub fn describe(&self) -> String {
         self.facts.describe("")

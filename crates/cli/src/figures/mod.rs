@@ -5,10 +5,15 @@ mod json;
 mod machine;
 mod number;
 mod plot;
+mod progress;
+mod sheet;
 mod table;
 
 pub use json::json;
 pub use machine::Machine;
 pub use number::rounds;
+use plot::cannot_write;
 pub use plot::{Bars, Panels, Plot, Series, check_writable};
-pub use table::{Table, print};
+pub use progress::{Progress, can_move_cursor};
+pub use sheet::Sheet;
+pub use table::{Table, note, print, print_more};

@@ -95,7 +95,7 @@ pub fn check_writable(file: &Path) -> Result<()> {
     .with_context(|| cannot_write(file))
 }
 
-fn cannot_write(file: &Path) -> String {
+pub(super) fn cannot_write(file: &Path) -> String {
     format!(
         "cannot write the plot to {}; give a file in a folder that you may write to",
         file.display()
@@ -103,9 +103,9 @@ fn cannot_write(file: &Path) -> String {
 }
 
 impl Plot<'_> {
-    /// Draws the plot into `file`.
-    pub fn write(&self, file: &Path) -> Result<()> {
-        save(file, SIZE, &self.series, |area| self.draw_in(area))
+    /// Draws the plot as SVG.
+    pub fn svg(&self) -> Result<String> {
+        picture(SIZE, &self.series, |area| self.draw_in(area))
     }
 
     /// Makes axes that fit the points, and draws the lines.
@@ -162,14 +162,14 @@ impl Plot<'_> {
 }
 
 impl Panels<'_> {
-    /// Draws the plots into `file`.
-    pub fn write(&self, file: &Path) -> Result<()> {
+    /// Draws the plots as SVG.
+    pub fn svg(&self) -> Result<String> {
         let Some(first) = self.0.first() else {
             bail!("nothing was measured, so there is nothing to plot");
         };
         let lines = self.0.len().div_ceil(2);
         let size = (SIZE.0 + PANELS_WIDER, SIZE.1 / 3 * 2 * lines as u32);
-        save(file, size, &first.series, |area| {
+        picture(size, &first.series, |area| {
             let panels = area.split_evenly((lines, 2));
             let mut both = self.0.iter().zip(&panels);
             both.try_for_each(|(plot, area)| plot.draw_in(area))
@@ -178,8 +178,8 @@ impl Panels<'_> {
 }
 
 impl Bars<'_> {
-    /// Draws the bars into `file`.
-    pub fn write(&self, file: &Path) -> Result<()> {
+    /// Draws the bars as SVG.
+    pub fn svg(&self) -> Result<String> {
         if self.keys.is_empty() || self.series.is_empty() {
             bail!("nothing was measured, so there is nothing to plot");
         }
@@ -192,13 +192,11 @@ impl Bars<'_> {
         );
         if !self.log_y {
             let foot = y.start;
-            return save(file, SIZE, &self.series, |area| {
-                self.draw(area, y.clone(), foot)
-            });
+            return picture(SIZE, &self.series, |area| self.draw(area, y.clone(), foot));
         }
         let foot = 10f64.powf(y.start.log10().floor());
         let y = foot..y.end * 1.2;
-        save(file, SIZE, &self.series, |area| {
+        picture(SIZE, &self.series, |area| {
             self.draw(area, y.clone().log_scale(), foot)
         })
     }
@@ -254,14 +252,12 @@ fn style(size: i32, horizontal: HPos) -> TextStyle<'static> {
     TextStyle::from((FONT, size).into_font()).pos(at)
 }
 
-/// Draws in memory and then writes the file, so that an error while drawing leaves no incomplete
-/// file.
-fn save(
-    file: &Path,
+/// Draws a chart, with the legend beside it.
+fn picture(
     size: (u32, u32),
     series: &[Series],
     draw: impl for<'a> Fn(&Area<'a>) -> Drawn<'a>,
-) -> Result<()> {
+) -> Result<String> {
     let mut text = String::new();
     {
         let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
@@ -272,10 +268,10 @@ fn save(
             .and_then(|()| legend(&beside, series))
             .and_then(|()| area.present());
         if let Err(error) = drawn {
-            bail!("cannot draw {}: {error}", file.display());
+            bail!("cannot draw: {error}");
         }
     }
-    fs::write(file, text).with_context(|| cannot_write(file))
+    Ok(text)
 }
 
 fn builder<'a, 'b>(area: &'b Area<'a>, title: &str) -> ChartBuilder<'b, 'b, SVGBackend<'a>> {
@@ -342,8 +338,6 @@ mod tests {
 
     #[test]
     fn all_kinds_of_points_can_be_drawn() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("x.svg");
         for points in [
             &[][..],
             &[(0.0, 0.0)],
@@ -363,8 +357,7 @@ mod tests {
                     log_y,
                     series: series(points),
                 };
-                plot.write(&file).unwrap();
-                let lines = fs::read_to_string(&file).unwrap();
+                let lines = plot.svg().unwrap();
                 let bars = Bars {
                     title,
                     y,
@@ -372,8 +365,7 @@ mod tests {
                     keys,
                     series: series(&bars),
                 };
-                bars.write(&file).unwrap();
-                let bars = fs::read_to_string(&file).unwrap();
+                let bars = bars.svg().unwrap();
                 for (picture, word) in [(lines, "across"), (bars, "key")] {
                     for text in [word, "title", "up", "a &lt; b"] {
                         assert!(

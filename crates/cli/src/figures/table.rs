@@ -4,22 +4,37 @@ use anyhow::Result;
 use std::fmt;
 use std::io::Write;
 
-/// Rows under a heading. The first column is left-aligned, the others are right-aligned.
+/// Rows under a heading. One column is left-aligned, the others are right-aligned.
 pub struct Table {
     rows: Vec<Vec<String>>,
+    left: usize,
 }
 
 impl Table {
-    /// Makes a table with these columns.
+    /// Makes a table with these columns, the first of them left-aligned.
     pub fn new<const N: usize>(columns: [&str; N]) -> Table {
         Table {
             rows: vec![columns.map(str::to_owned).into()],
+            left: 0,
+        }
+    }
+
+    /// Makes a table whose last column is the left-aligned one: for names of any length.
+    pub fn with_names_last<const N: usize>(columns: [&str; N]) -> Table {
+        Table {
+            left: N - 1,
+            ..Table::new(columns)
         }
     }
 
     /// Adds a row.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.rows.push(cells.into());
+    }
+
+    /// Returns the heading and the rows.
+    pub fn rows(&self) -> &[Vec<String>] {
+        &self.rows
     }
 
     fn width(&self, column: usize) -> usize {
@@ -34,9 +49,10 @@ impl fmt::Display for Table {
             let mut line = String::new();
             for (column, cell) in row.iter().enumerate() {
                 let width = self.width(column);
-                line += &match column {
-                    0 => format!("{cell:<width$}"),
-                    _ => format!("  {cell:>width$}"),
+                line += if column > 0 { "  " } else { "" };
+                line += &match column == self.left {
+                    true => format!("{cell:<width$}"),
+                    false => format!("{cell:>width$}"),
                 };
             }
             writeln!(f, "{}", line.trim_end())?;
@@ -47,10 +63,22 @@ impl fmt::Display for Table {
 
 /// Writes to standard output. A reader that closes the pipe early is no error.
 pub fn print(text: &str) -> Result<()> {
+    print_more(text).map(drop)
+}
+
+/// Writes to standard output. Returns false if the reader has closed the pipe.
+pub fn print_more(text: &str) -> Result<bool> {
     match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error.into()),
     }
+}
+
+/// Writes a line to standard error, behind the command's name. If nobody can read it, nothing
+/// happens.
+pub fn note(text: impl fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "pinfold: {text}");
 }
 
 #[cfg(test)]

@@ -23,14 +23,29 @@ pub fn draw(profile: &Profile, what: What, path: &Path) -> Result<()> {
             format!("{} {:.0}", functions.join(";"), what.bytes(&stack.values))
         })
         .collect();
-    let named = || path.display().to_string();
     if lines.is_empty() {
-        anyhow::bail!("{}: there is no sample to draw", named());
+        anyhow::bail!("{}: no call stack holds memory to draw", path.display());
     }
     let mut options = Options::default();
-    options.title = format!("Heap of {}, bytes {}", profile.title, what.word());
+    options.title = match &profile.older {
+        None => format!("Heap of {}, bytes {}", profile.title, what.word()),
+        Some((old, ..)) => format!(
+            "Heap of {}, growth of the bytes {} since {old}",
+            profile.title,
+            what.word()
+        ),
+    };
     options.count_name = "bytes".into();
     options.factor = 1.0;
+    let named = || cannot_write(path);
     let file = BufWriter::new(File::create(path).with_context(named)?);
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), file).with_context(named)
+}
+
+/// Says that a file cannot be written, and what to do.
+pub fn cannot_write(path: &Path) -> String {
+    format!(
+        "cannot write {}; give a file in a folder that you may write to",
+        path.display()
+    )
 }

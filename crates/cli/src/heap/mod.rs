@@ -7,7 +7,7 @@ mod report;
 mod symbols;
 
 use crate::figures;
-use crate::live::{Ask, Seccomp, name};
+use crate::live::{Ask, name};
 use anyhow::{Context, Result, bail};
 use pinfold::segment::{Code, HEAP_START, HEAP_STOP};
 use pinfold_malloc::heap_profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
@@ -106,16 +106,11 @@ pub fn main(args: Args) -> Result<ExitCode> {
 
 fn start(args: &StartArgs) -> Result<ExitCode> {
     let (ask, pid) = (&args.ask, args.ask.pid());
-    if let Seccomp::Filter = ask.seccomp() {
-        bail!(
-            "process {pid}: it has a seccomp filter, which may end it at the system calls of a profile's start; start it with `pinfold run --heap`"
-        );
-    }
     let answer = ask.ask_for(HEAP_START, args.interval)?;
     match answer.code() {
         Some(Code::Done) => {}
         Some(Code::Refused) => bail!(
-            "process {pid}: it cannot start a profile now: it has no memory, or is loading a library; try again"
+            "process {pid}: it could not start a profile within a second: it is loading a library, may make no file for the profile (`ulimit -n`, `ulimit -f`), has no memory, or has no libgcc_s.so.1; try again, or start it with `pinfold run --heap`"
         ),
         _ => bail!("process {pid}: it does not know this request"),
     }
@@ -144,11 +139,41 @@ fn stop(args: &StopArgs) -> Result<ExitCode> {
 /// Reads a file of a process, or one that this command wrote.
 fn read_file(path: &Path) -> Result<Profile> {
     let named = || path.display().to_string();
-    let bytes = fs::read(path).with_context(named)?;
+    let bytes = fs::read(path).with_context(|| {
+        format!(
+            "cannot read {}; give a file of `pinfold heap dump -o`, or one that a process left",
+            named()
+        )
+    })?;
     if bytes.starts_with(&[0x1f, 0x8b]) {
         return pprof::decode(&bytes).with_context(named);
     }
-    Ok(Profile::of(&Raw::parse(&bytes).with_context(named)?))
+    let mut raw = Raw::parse(&bytes).with_context(named)?;
+    if let Ok(written) = fs::metadata(path).and_then(|file| file.modified()) {
+        raw.time_ns = raw::nanoseconds(written);
+    }
+    Ok(Profile::of(&raw))
+}
+
+/// Subtracts the profile in a file. Says what makes the difference hard to understand.
+fn subtract(profile: &mut Profile, path: &Path) -> Result<()> {
+    let old = read_file(path)?;
+    let (path, programs) = (path.display(), [old.program(), profile.program()]);
+    if let [one, other] = programs
+        && one != other
+        && programs.iter().all(|name| !name.is_empty())
+    {
+        figures::note(format_args!(
+            "{path} is a profile of {one}, and is subtracted from one of {other}"
+        ));
+    }
+    if old.time_ns > profile.time_ns {
+        figures::note(format_args!(
+            "{path} is the newer profile: what grew has a minus"
+        ));
+    }
+    profile.subtract(&old);
+    Ok(())
 }
 
 fn read(from: &str) -> Result<Profile> {
@@ -173,15 +198,15 @@ pub fn leaks(path: &Path) -> Result<String> {
 fn dump(args: &DumpArgs) -> Result<ExitCode> {
     let mut profile = read(&args.from)?;
     if let Some(old) = &args.diff {
-        profile.subtract(&read_file(old)?);
+        subtract(&mut profile, old)?;
     }
     let what = match args.alloc {
         true => What::Allocated,
         false => What::InUse,
     };
     if let Some(path) = &args.output {
-        let named = || path.display().to_string();
-        fs::write(path, pprof::encode(&profile)?).with_context(named)?;
+        let bytes = pprof::encode(&profile)?;
+        fs::write(path, bytes).with_context(|| flame::cannot_write(path))?;
     }
     if let Some(path) = &args.flame {
         flame::draw(&profile, what, path)?;

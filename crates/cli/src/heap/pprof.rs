@@ -158,6 +158,26 @@ impl Tables {
     }
 }
 
+/// Returns what the format has no field for.
+fn counts(profile: &Profile) -> String {
+    let Profile {
+        samples,
+        all_samples,
+        dropped,
+        ..
+    } = profile;
+    format!("samples in use: {samples}; samples: {all_samples}; dropped: {dropped}")
+}
+
+/// Returns the numbers in a comment of [`counts`], or zeroes.
+fn numbers(comment: &str) -> [u64; 3] {
+    let mut parts = comment.split("; ").map(|part| {
+        let number = part.rsplit(": ").next()?;
+        number.parse().ok()
+    });
+    [(); 3].map(|()| parts.next().flatten().unwrap_or(0))
+}
+
 /// Returns the profile as a gzip'd message.
 pub fn encode(profile: &Profile) -> Result<Vec<u8>> {
     let mut tables = Tables::default();
@@ -199,7 +219,6 @@ pub fn encode(profile: &Profile) -> Result<Vec<u8>> {
         kind: tables.string(kind),
         unit: tables.string(unit),
     };
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
     let proto = Proto {
         sample_type: TYPES.map(&mut kind).into(),
         sample: sample.collect(),
@@ -207,8 +226,10 @@ pub fn encode(profile: &Profile) -> Result<Vec<u8>> {
         location,
         period_type: Some(kind(("space", "bytes"))),
         period: profile.interval as i64,
-        time_nanos: now.as_nanos() as i64,
-        comment: vec![tables.string(&profile.title)],
+        time_nanos: profile.time_ns,
+        comment: [profile.title.clone(), counts(profile)]
+            .map(|text| tables.string(&text))
+            .into(),
         default_sample_type: tables.string("inuse_space"),
         function: tables.functions,
         string_table: tables.strings,
@@ -287,11 +308,18 @@ pub fn decode(bytes: &[u8]) -> Result<Profile> {
             },
         }
     });
+    let comment = |nth: usize| {
+        let id = proto.comment.get(nth);
+        id.map_or_else(String::new, |&id| text(id))
+    };
+    let [samples, all_samples, dropped] = numbers(&comment(1));
     Ok(Profile {
-        title: proto
-            .comment
-            .first()
-            .map_or_else(String::new, |&id| text(id)),
+        title: comment(0),
+        samples,
+        all_samples,
+        dropped,
+        time_ns: proto.time_nanos,
+        older: None,
         interval: proto.period.max(1) as u64,
         stacks: stacks.collect(),
         locations: locations.collect(),
@@ -306,6 +334,5 @@ pub fn decode(bytes: &[u8]) -> Result<Profile> {
                 build_id: text(mapping.build_id),
             })
             .collect(),
-        ..Profile::default()
     })
 }

@@ -2,12 +2,13 @@
 //!
 //! The bytes may hold anything: a process can be killed while it writes its file.
 
-use crate::live::{Unreadable, memory_file, name};
+use crate::live::{Source, Unreadable, memory_file, name};
 use anyhow::{Context, Result, bail};
 use pinfold::profile::{Counts, FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, RECORDS_AT, Record};
 use std::fs;
 use std::mem::offset_of;
 use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How the kernel names the file of a running process.
 const LINK: &str = "/memfd:pinfold-heap (deleted)";
@@ -37,6 +38,8 @@ pub struct Raw {
     pub maps: String,
     /// Where the process's files are: its root directory, while it runs.
     pub root: PathBuf,
+    /// When it was read, in nanoseconds since the epoch.
+    pub time_ns: i64,
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
@@ -55,10 +58,16 @@ impl Raw {
         let process = || format!("process {pid}");
         let bytes = match memory_file(pid, LINK) {
             Ok(bytes) => bytes,
-            Err(Unreadable::NotShown) => bail!(
-                "{}: it has no heap profile; start one with `pinfold heap start {pid}`, or start the program with `pinfold run --heap`",
-                process()
-            ),
+            Err(Unreadable::NotShown) => {
+                // A process that is not on Pinfold cannot start one.
+                if let Err(why @ Unreadable::NotShown) = Source::open(pid) {
+                    return Err(why).with_context(process);
+                }
+                bail!(
+                    "{}: it has no heap profile; start one with `pinfold heap start {pid}`, or start the program with `pinfold run --heap`",
+                    process()
+                )
+            }
             Err(error) => return Err(error).with_context(process),
         };
         let folder = PathBuf::from(format!("/proc/{pid}"));
@@ -91,17 +100,33 @@ impl Raw {
         let rest = bytes.get(RECORDS_AT..).unwrap_or_default();
         let rows = rest.chunks_exact(size).take(used).filter_map(row).collect();
         let text = rest.get(used.saturating_mul(size)..).unwrap_or_default();
+        let maps = String::from_utf8_lossy(text).into_owned();
         let raw = Raw {
             pid: half(offset_of!(Head, pid)),
-            program: String::new(),
+            program: program(&maps),
             interval: word(bytes, offset_of!(Head, interval)).unwrap_or(0).max(1),
             dropped: word(bytes, offset_of!(Head, dropped)).unwrap_or(0),
             rows,
-            maps: String::from_utf8_lossy(text).into_owned(),
+            maps,
             root: PathBuf::from("/"),
+            time_ns: nanoseconds(SystemTime::now()),
         };
         Ok(raw)
     }
+}
+
+/// Returns nanoseconds since the epoch.
+pub fn nanoseconds(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// Returns the name of the program with these mappings, or nothing. The kernel maps the program's
+/// file below its libraries.
+fn program(maps: &str) -> String {
+    let mut paths = maps.lines().filter_map(|line| line.split_once('/'));
+    let name = paths.next().and_then(|(_, path)| path.rsplit('/').next());
+    name.unwrap_or_default().to_owned()
 }
 
 /// Reads a record. Returns `None` for one that is not complete.

@@ -46,8 +46,17 @@ pub fn bytes(n: f64) -> String {
         unit += 1;
     }
     match unit {
-        0 => format!("{rest:.0} B"),
-        _ => format!("{rest:.1} {}", UNITS[unit]),
+        0 => format!("{} B", rounded(rest, 0)),
+        _ => format!("{} {}", rounded(rest, 1), UNITS[unit]),
+    }
+}
+
+/// Formats a number. What rounds to 0 has no sign.
+fn rounded(n: f64, digits: usize) -> String {
+    let text = format!("{n:.digits$}");
+    match text.parse() {
+        Ok(0.0) => text.trim_start_matches('-').to_owned(),
+        _ => text,
     }
 }
 
@@ -58,20 +67,42 @@ pub fn summary(profile: &Profile, what: What) -> String {
         What::InUse => profile.samples,
         What::Allocated => profile.all_samples,
     };
-    let mut text = format!(
-        "{}: {} {}, in about {:.0} blocks",
-        profile.title,
-        bytes(what.bytes(&totals)),
-        what.word(),
-        what.objects(&totals),
-    );
-    if samples > 0 {
+    let (all, objects) = (what.bytes(&totals), what.objects(&totals));
+    let blocks = rounded(objects, 0);
+    let mut text = match &profile.older {
+        None => format!(
+            "{}: {} {}, in about {blocks} blocks",
+            profile.title,
+            bytes(all),
+            what.word(),
+        ),
+        Some((old, ..)) => format!(
+            "{}: {}{} {} since {old}, in about {blocks} blocks",
+            profile.title,
+            if all >= 0.5 { "+" } else { "" },
+            bytes(all),
+            what.word(),
+        ),
+    };
+    if let Some((_, old_in_use, old_all)) = &profile.older {
+        let old = match what {
+            What::InUse => old_in_use,
+            What::Allocated => old_all,
+        };
+        text += &format!(
+            "\nestimated from {samples} and {old} samples, one in {}",
+            bytes(profile.interval as f64)
+        );
+    } else if samples > 0 {
         // The estimate is a sum of independent samples of about equal weight.
         let deviation = 100.0 / (samples as f64).sqrt();
         text += &format!(
             "\nestimated from {samples} samples, one in {}; standard deviation about {deviation:.0} %",
             bytes(profile.interval as f64)
         );
+    } else {
+        text += "\nno such block was sampled; a smaller interval samples more, and blocks from before the \
+                 start are not known";
     }
     if profile.dropped > 0 {
         text += &format!(
@@ -114,20 +145,29 @@ pub fn functions(profile: &Profile, what: What, most: usize) -> String {
             .unwrap_or(std::cmp::Ordering::Equal)
             .then(a.cmp(b))
     });
-    let percent = |n: f64| match total {
-        0.0 => "-".to_owned(),
-        total => format!("{:.1}%", 100.0 * n / total),
+    // In a difference, the signs tell what grew and what shrank.
+    let percent = |n: f64| match total.abs() {
+        none if none < 0.5 => "-".to_owned(),
+        total => format!("{}%", rounded(100.0 * n / total, 1)),
     };
-    let mut table = Table::new(["FUNCTION", "FLAT", "FLAT%", "CUM", "CUM%", "BLOCKS"]);
+    rows.retain(|(name, all)| {
+        let values = [what.bytes(&flat_of(name)), what.bytes(all)];
+        values.iter().any(|value| value.abs() >= 0.5)
+    });
+    if rows.is_empty() {
+        return String::new();
+    }
+    let columns = ["FLAT", "FLAT%", "CUM", "CUM%", "BLOCKS", "FUNCTION"];
+    let mut table = Table::with_names_last(columns);
     for (name, all) in rows.into_iter().take(most) {
         let own = flat_of(&name);
         table.row([
-            name,
             bytes(what.bytes(&own)),
             percent(what.bytes(&own)),
             bytes(what.bytes(&all)),
             percent(what.bytes(&all)),
-            format!("{:.0}", what.objects(&own)),
+            rounded(what.objects(&own), 0),
+            name,
         ]);
     }
     table.to_string()
@@ -153,9 +193,9 @@ pub fn stacks(profile: &Profile, what: What, most: usize) -> String {
     let mut text = String::new();
     for stack in largest(profile, what, most) {
         text += &format!(
-            "{} in about {:.0} blocks, {}, from:\n",
+            "{} in about {} blocks, {}, from:\n",
             bytes(what.bytes(&stack.values)),
-            what.objects(&stack.values),
+            rounded(what.objects(&stack.values), 0),
             what.word(),
         );
         for &nth in &stack.locations {

@@ -53,6 +53,17 @@ impl Values {
         self.objects += times * other.objects;
         self.bytes += times * other.bytes;
     }
+
+    /// Returns whether all values are 0, but for rounding.
+    fn are_none(&self) -> bool {
+        let values = [
+            self.allocated_objects,
+            self.allocated_bytes,
+            self.objects,
+            self.bytes,
+        ];
+        values.iter().all(|value| value.abs() <= 0.5)
+    }
 }
 
 /// A call stack.
@@ -74,6 +85,10 @@ pub struct Profile {
     pub samples: u64,
     /// How many samples were taken.
     pub all_samples: u64,
+    /// When the profile was read or written, in nanoseconds since the epoch.
+    pub time_ns: i64,
+    /// The profile that was subtracted: its title, its samples in use, and all its samples.
+    pub older: Option<(String, u64, u64)>,
     pub mappings: Vec<Mapping>,
     pub locations: Vec<Location>,
     pub stacks: Vec<Stack>,
@@ -210,6 +225,8 @@ impl Profile {
                 .map(|row| row.samples.saturating_sub(row.freed_samples))
                 .sum(),
             all_samples: raw.rows.iter().map(|row| row.samples).sum(),
+            time_ns: raw.time_ns,
+            older: None,
             mappings,
             locations,
             stacks,
@@ -252,32 +269,100 @@ impl Profile {
         match location.mapping.map(|nth| &self.mappings[nth]) {
             Some(mapping) => {
                 let file = mapping.path.rsplit('/').next().unwrap_or_default();
-                format!(
-                    "{file}+{:#x}",
-                    location.address - mapping.start + mapping.offset
-                )
+                // A file may hold any numbers.
+                let offset = location.address.wrapping_sub(mapping.start);
+                format!("{file}+{:#x}", offset.wrapping_add(mapping.offset))
             }
             None => format!("{:#x}", location.address),
         }
     }
 
-    /// Subtracts an older profile.
+    /// Returns the name of the program's file, or nothing. The kernel maps this file below the
+    /// program's libraries.
+    pub fn program(&self) -> &str {
+        let path = self.mappings.first().map(|mapping| mapping.path.as_str());
+        path.and_then(|path| path.rsplit('/').next())
+            .unwrap_or_default()
+    }
+
+    /// Returns what makes a call stack the same in another process: the functions and lines, or the
+    /// places in the files where no function is known.
+    fn key(&self, stack: &Stack) -> Vec<Line> {
+        let lines = stack.locations.iter().flat_map(|&nth| {
+            let location = &self.locations[nth];
+            match location.lines.is_empty() {
+                true => vec![Line {
+                    function: self.address(location),
+                    file: String::new(),
+                    line: 0,
+                }],
+                false => location.lines.clone(),
+            }
+        });
+        lines.collect()
+    }
+
+    /// Subtracts an older profile. Call stacks that have not changed are left out.
     pub fn subtract(&mut self, old: &Profile) {
+        let mut places: HashMap<Vec<Line>, usize> = HashMap::new();
+        let mut stacks: Vec<Stack> = Vec::new();
+        let mut add = |key: Vec<Line>, stack: Stack, times: f64| {
+            let nth = *places.entry(key).or_insert_with(|| {
+                stacks.push(Stack {
+                    locations: stack.locations,
+                    values: Values::default(),
+                });
+                stacks.len() - 1
+            });
+            stacks[nth].values.add(&stack.values, times);
+        };
+        for stack in std::mem::take(&mut self.stacks) {
+            add(self.key(&stack), stack, 1.0);
+        }
         let (locations, mappings) = (self.locations.len(), self.mappings.len());
-        self.mappings.extend(old.mappings.iter().cloned());
-        self.locations
-            .extend(old.locations.iter().map(|location| Location {
-                mapping: location.mapping.map(|nth| nth + mappings),
-                ..location.clone()
-            }));
         for stack in &old.stacks {
-            let mut values = Values::default();
-            values.add(&stack.values, -1.0);
-            self.stacks.push(Stack {
-                locations: stack.locations.iter().map(|nth| nth + locations).collect(),
-                values,
+            let mut moved = stack.clone();
+            moved.locations.iter_mut().for_each(|nth| *nth += locations);
+            add(old.key(stack), moved, -1.0);
+        }
+        stacks.retain(|stack| !stack.values.are_none());
+        self.stacks = stacks;
+        self.mappings.extend(old.mappings.iter().cloned());
+        let old_locations = old.locations.iter().map(|location| Location {
+            mapping: location.mapping.map(|nth| nth + mappings),
+            ..location.clone()
+        });
+        self.locations.extend(old_locations);
+        self.keep_used();
+        self.older = Some((old.title.clone(), old.samples, old.all_samples));
+    }
+
+    /// Leaves out the locations and mappings that no call stack has.
+    fn keep_used(&mut self) {
+        let mut fresh = HashMap::new();
+        let mut locations = Vec::new();
+        for place in self
+            .stacks
+            .iter_mut()
+            .flat_map(|stack| &mut stack.locations)
+        {
+            *place = *fresh.entry(*place).or_insert_with(|| {
+                locations.push(self.locations[*place].clone());
+                locations.len() - 1
             });
         }
+        let mut mappings: Vec<Mapping> = Vec::new();
+        for location in &mut locations {
+            location.mapping = location.mapping.map(|nth| {
+                let mapping = &self.mappings[nth];
+                let known = mappings.iter().position(|known| known == mapping);
+                known.unwrap_or_else(|| {
+                    mappings.push(mapping.clone());
+                    mappings.len() - 1
+                })
+            });
+        }
+        (self.locations, self.mappings) = (locations, mappings);
     }
 }
 
@@ -306,8 +391,14 @@ fn name_all(
         .iter()
         .map(|location| location.address - 1 - mapping.start + mapping.offset)
         .collect();
-    let source = Source::Elf(Elf::new(&path));
-    let Ok(found) = symbolizer.symbolize(&source, Input::FileOffset(&offsets)) else {
+    let mut elf = Elf::new(&path);
+    let mut find = |debug_syms| {
+        elf.debug_syms = debug_syms;
+        let source = Source::Elf(elf.clone());
+        symbolizer.symbolize(&source, Input::FileOffset(&offsets))
+    };
+    // Debug information may be compressed in a way that is not understood here.
+    let Ok(found) = find(true).or_else(|_| find(false)) else {
         return;
     };
     for (location, symbolized) in inside.iter_mut().zip(found) {

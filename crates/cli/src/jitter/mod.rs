@@ -4,14 +4,14 @@
 mod interrupts;
 mod run;
 
-use crate::figures::{self, Machine, Plot, Series, Table};
+use crate::figures::{self, Machine, Plot, Progress, Series, Sheet, Table};
 use anyhow::{Context, Result, ensure};
 use interrupts::Interrupts;
 use pinfold::topology::{CpuSet, Topology};
 use pinfold_benchkit::cpus;
 use run::{Gaps, Loop, Setup};
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -128,10 +128,17 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
-    let (cpu, others) = choose_cpu(args.cpu)?;
     if let Some(file) = &args.plot {
         figures::check_writable(file)?;
     }
+    let sheet = sheet(&args, &Progress::new("jitter", args.json))?;
+    sheet.deliver(args.json, args.plot.as_deref())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Measures what the arguments ask for. Prints nothing but notes and the progress.
+pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
+    let (cpu, others) = choose_cpu(args.cpu)?;
     // Before `allow` takes the loop's CPU away: the machine's description counts the usable CPUs.
     let machine = Machine::read();
     cpus::allow(&others)
@@ -141,19 +148,13 @@ pub fn main(args: Args) -> Result<ExitCode> {
         others: &others,
         interval: Duration::from_millis(args.interval),
     };
-    let Measured { rows, gaps, note } = measure(&args, setup)?;
+    let Measured { rows, gaps, note } = measure(args, setup, progress)?;
     if let Some(note) = note {
-        eprintln!("pinfold: {note}");
+        progress.note(&note);
     }
-    if args.json {
-        figures::json("jitter", &rows)?;
-    } else {
-        figures::print(&text(&machine, &rows))?;
-    }
-    if let Some(file) = &args.plot {
-        plot(&rows, &gaps, file)?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let json = figures::json("jitter", &rows)?;
+    let picture = plot(&rows, &gaps);
+    Ok(Sheet::new(text(&machine, &rows), json, picture))
 }
 
 /// Returns the CPUs that the loop may use.
@@ -208,7 +209,7 @@ struct Measured {
 }
 
 /// Measures slices of all subjects in turns.
-fn measure(args: &Args, setup: Setup) -> Result<Measured> {
+fn measure(args: &Args, setup: Setup, progress: &Progress) -> Result<Measured> {
     let slices = (args.seconds / 5.0).ceil().max(2.0);
     let time = Duration::from_secs_f64(args.seconds / slices);
     let looping = Loop::start(setup.cpu, SubjectName::ALL.len())?;
@@ -220,11 +221,13 @@ fn measure(args: &Args, setup: Setup) -> Result<Measured> {
     });
     let mut subjects = SubjectName::ALL.to_vec();
     subjects.retain(|&subject| subject != SubjectName::Fifo || note.is_none());
+    progress.begin(slices as usize * subjects.len());
     let mut totals = vec![Totals::default(); subjects.len()];
     let mut run = || {
         for _ in 0..slices as u64 {
             for (&subject, totals) in subjects.iter().zip(&mut totals) {
                 totals.add(looping.slice(setup, subject, time)?);
+                progress.step();
             }
         }
         Ok(())
@@ -297,19 +300,30 @@ fn text(machine: &Machine, rows: &[Row]) -> String {
     )
 }
 
+/// Returns whether two points fall on the same place in a picture with logarithmic axes.
+fn is_close(one: (f64, f64), next: (f64, f64)) -> bool {
+    let near = |one: f64, next: f64| (next / one).max(one / next) < 1.01;
+    near(one.0, next.0) && near(one.1, next.1)
+}
+
 /// Draws the distribution of the longest passes: the share of passes that took longer, against
 /// their length.
-fn plot(rows: &[Row], gaps: &[Gaps], file: &Path) -> Result<()> {
+fn plot(rows: &[Row], gaps: &[Gaps]) -> Result<String> {
     let series = rows.iter().zip(gaps).map(|(row, gaps)| {
         let all = gaps.len().max(1) as f64;
         let mut longer = all;
-        let points = gaps.iter_recorded().map(|bucket| {
+        let mut points: Vec<(f64, f64)> = Vec::new();
+        for bucket in gaps.iter_recorded() {
             longer -= bucket.count_at_value() as f64;
-            (bucket.value_iterated_to() as f64, (longer.max(0.5)) / all)
-        });
+            let point = (bucket.value_iterated_to() as f64, longer.max(0.5) / all);
+            // A picture cannot show the points between. There would be thousands.
+            if points.last().is_none_or(|&last| !is_close(last, point)) {
+                points.push(point);
+            }
+        }
         Series {
             name: row.subject.name().to_owned(),
-            points: points.collect(),
+            points,
         }
     });
     Plot {
@@ -320,5 +334,5 @@ fn plot(rows: &[Row], gaps: &[Gaps], file: &Path) -> Result<()> {
         log_y: true,
         series: series.collect(),
     }
-    .write(file)
+    .svg()
 }

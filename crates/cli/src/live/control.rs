@@ -1,10 +1,11 @@
 //! `pinfold trim` and `pinfold set`: what a running process is asked to do.
 
-use super::mail::{Mail, NoAnswer, has_filter};
-use super::source::name;
+use super::mail::{Mail, NoAnswer};
+use super::numbers::Numbers;
+use super::source::{folder, name, status};
 use crate::figures::{self, Table};
 use anyhow::{Context, Result, anyhow, bail};
-use pinfold::segment::{Answer, Code, GET, SET, TRIM};
+use pinfold::segment::{Answer, Code, GET, HEAP_START, SET, TRIM};
 use pinfold_malloc::changeable::{Changeable, SETTINGS, find};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -61,22 +62,9 @@ fn patience(text: &str) -> Result<Duration, &'static str> {
         .ok_or("give seconds from 0.01 to 60")
 }
 
-/// Whether a process has a seccomp filter, which may end it at a system call.
-pub enum Seccomp {
-    NoFilter,
-    Filter,
-}
-
 impl Ask {
     pub fn pid(&self) -> u32 {
         self.pid
-    }
-
-    pub fn seccomp(&self) -> Seccomp {
-        match has_filter(self.pid) {
-            true => Seccomp::Filter,
-            false => Seccomp::NoFilter,
-        }
     }
 
     /// Asks the process for one thing, and says why there is no answer.
@@ -86,7 +74,7 @@ impl Ask {
     }
 
     fn open(&self) -> Result<Mail> {
-        Mail::open(self.pid).with_context(|| self.process())
+        Mail::open(self.pid, &Numbers::read()).with_context(|| self.process())
     }
 
     fn process(&self) -> String {
@@ -99,7 +87,7 @@ impl Ask {
         let why = match answer {
             Ok(answer) => return Ok(answer),
             Err(NoAnswer::Late) => anyhow!(
-                "it has not looked at the request within {} s, and will not do it; a process looks when its threads next allocate or free, and one with a shepherd (PINFOLD_SHEPHERD) looks at once; give a longer --timeout",
+                "it has not looked at the request within {} s, and will not do it; a process looks in a slow path of malloc, or at once if it has a shepherd (PINFOLD_SHEPHERD=on); give a longer --timeout",
                 self.timeout.as_secs_f64()
             ),
             Err(NoAnswer::Busy) => anyhow!(
@@ -107,9 +95,18 @@ impl Ask {
                 self.timeout.as_secs_f64()
             ),
             Err(NoAnswer::Full) => {
-                anyhow!("others ask it for too many things at once; try again in a minute")
+                anyhow!("its mailbox is full of other commands' requests; try again in a minute")
             }
             Err(NoAnswer::Gone) => anyhow!("it has ended"),
+            Err(NoAnswer::Slow) => anyhow!(
+                "it stopped waiting after 100 ms, before this command had read whether each of its threads has a seccomp filter; try again when the machine is less busy"
+            ),
+            Err(NoAnswer::Filtered) if what == HEAP_START => anyhow!(
+                "it has a seccomp filter, which may end it at the system calls of a profile's start; start it with `pinfold run --heap`"
+            ),
+            Err(NoAnswer::Filtered) => anyhow!(
+                "it has a seccomp filter, and a percentage needs a system call that the filter may forbid; give bytes"
+            ),
         };
         Err(why).with_context(|| self.process())
     }
@@ -117,7 +114,9 @@ impl Ask {
 
 pub fn trim(args: TrimArgs) -> Result<ExitCode> {
     let mail = args.ask.open()?;
+    let before = anonymous_kib(args.ask.pid);
     let answer = args.ask.ask(&mail, TRIM, 0)?;
+    let after = anonymous_kib(args.ask.pid);
     let everywhere = match answer.code() {
         Some(Code::Done) => true,
         Some(Code::DoneHere) => false,
@@ -125,22 +124,40 @@ pub fn trim(args: TrimArgs) -> Result<ExitCode> {
     };
     let bytes = answer.value();
     let text = if args.json {
-        let row = serde_json::json!({"pid": args.ask.pid, "returned_bytes": bytes, "all_cpus": everywhere});
+        let row = serde_json::json!({
+            "pid": args.ask.pid,
+            "returned_bytes": bytes,
+            "all_cpus": everywhere,
+            "rss_anon_before_bytes": before.map(|kib| kib << 10),
+            "rss_anon_after_bytes": after.map(|kib| kib << 10),
+        });
         format!("{}\n", serde_json::json!({ "trim": row }))
     } else {
         let rest = match everywhere {
             true => "",
-            false => "; what other CPUs keep goes back when it has been idle",
+            false => "; what another CPU keeps goes back when the program runs there again",
         };
         let name = name(args.ask.pid);
         let process = args.ask.process();
+        let shrank = match (before, after) {
+            (Some(before), Some(after)) => {
+                format!("; its RssAnon went from {before} to {after} KiB")
+            }
+            _ => String::new(),
+        };
         format!(
-            "{name} ({process}) gave {} KiB back to the system{rest}\n",
+            "{name} ({process}) gave {} KiB back to the system{shrank}{rest}\n",
             bytes >> 10
         )
     };
     figures::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns how much memory of a process is in pages that no file has.
+fn anonymous_kib(pid: u32) -> Option<u64> {
+    let field = status(&folder(pid), "RssAnon:")?;
+    field.split(' ').next()?.parse().ok()
 }
 
 /// A change that the user asks for: the setting's number, the setting, and its new value.
@@ -178,7 +195,11 @@ pub fn set(args: SetArgs) -> Result<ExitCode> {
         .map(|text| change(text))
         .collect::<Result<_>>()?;
     let mail = args.ask.open()?;
-    let mut table = Table::new(["NAME", "VALUE", "BEFORE", "TAKES"]);
+    let last = match changes.is_empty() {
+        true => "TAKES",
+        false => "BEFORE",
+    };
+    let mut table = Table::new(["NAME", "VALUE", last]);
     let mut rows = Vec::new();
     let mut note = |setting: &Changeable, now: u64, before: Option<u64>| {
         let shown = |value| setting.show(value).to_string();
@@ -187,8 +208,7 @@ pub fn set(args: SetArgs) -> Result<ExitCode> {
         table.row([
             setting.name.to_owned(),
             shown(now),
-            was.unwrap_or_else(|| "-".into()),
-            setting.values.to_owned(),
+            was.unwrap_or_else(|| setting.values.to_owned()),
         ]);
     };
     if changes.is_empty() {
@@ -197,24 +217,22 @@ pub fn set(args: SetArgs) -> Result<ExitCode> {
             note(setting, now, None);
         }
     }
-    for (number, setting, value) in changes {
-        if setting.needs_the_machine(value) && has_filter(args.ask.pid) {
-            bail!(
-                "{}: it has a seccomp filter, and a percentage needs a system call that the filter may forbid; give bytes",
-                args.ask.process()
-            );
-        }
+    let mut make = |(number, setting, value): Change| -> Result<()> {
         let before = present(&args.ask, &mail, number, setting)?;
         let answer = args.ask.ask(&mail, SET + number as u32, value)?;
         match answer.code() {
             Some(Code::Done) => note(setting, answer.value(), Some(before)),
-            _ => bail!(
-                "{}: it refuses {}={}",
-                args.ask.process(),
-                setting.name,
-                setting.show(value)
-            ),
+            _ => bail!("{}: it refuses the value", args.ask.process()),
         }
+        Ok(())
+    };
+    // If a change fails, the user learns which ones were made.
+    let result = changes.into_iter().try_for_each(|change| {
+        let failed = || format!("{}={}", change.1.name, change.1.show(change.2));
+        make(change).with_context(failed)
+    });
+    if result.is_err() && rows.is_empty() {
+        return result.map(|()| ExitCode::SUCCESS);
     }
     let text = match args.json {
         true => format!(
@@ -224,7 +242,7 @@ pub fn set(args: SetArgs) -> Result<ExitCode> {
         false => table.to_string(),
     };
     figures::print(&text)?;
-    Ok(ExitCode::SUCCESS)
+    result.map(|()| ExitCode::SUCCESS)
 }
 
 /// Returns a setting's present value.

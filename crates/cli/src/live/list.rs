@@ -1,15 +1,18 @@
 //! `pinfold list`: the processes that run on Pinfold.
 
 use super::backend_name;
-use super::mail::{Asked, ask_to_show};
-use super::snapshot::{Refused, Snapshot};
-use super::source::{PATIENCE, Source, Unreadable};
+use super::mail::{Asked, Child, LONGEST_PAUSE, NoAnswer, ask_to_show};
+use super::numbers::Numbers;
+use super::snapshot::Snapshot;
+use super::source::{PATIENCE, Source, Unreadable, pids};
 use crate::figures::{self, Table};
 use anyhow::{Context, Result};
+use pinfold::segment::Code;
 use serde::Serialize;
-use std::fs;
 use std::process::ExitCode;
-use std::thread::sleep;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant, SystemTime};
 
 /// List the processes that run on Pinfold
@@ -45,7 +48,11 @@ pub struct Row {
 impl Row {
     fn of(source: &Source, snapshot: &Snapshot) -> Row {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let started = Duration::from_nanos(snapshot.started_ns);
+        // The numbers of a forked child begin with its parent's, but it is younger.
+        let started = source.start_seconds().map_or_else(
+            || Duration::from_nanos(snapshot.started_ns),
+            Duration::from_secs_f64,
+        );
         Row {
             pid: source.pid,
             name: source.name(),
@@ -61,120 +68,188 @@ impl Row {
 }
 
 /// The processes that were found.
-pub struct Listing {
-    pub rows: Vec<Row>,
-    /// Forked children that were asked and have not answered.
-    children: Vec<u32>,
-    /// How many processes this user may not look at.
-    hidden: usize,
-    refused: Vec<(u32, Refused)>,
-}
-
-/// The processes that were found, before they are read.
+#[derive(Default)]
 pub struct Found {
     pub sources: Vec<Source>,
+    /// Forked children that do not show themselves.
     children: Vec<u32>,
+    /// Forked children with a seccomp filter, which makes it unsafe to ask them.
+    filtered: Vec<u32>,
+    /// How many processes this user may not look at.
     hidden: usize,
-    refused: Vec<(u32, Refused)>,
+    /// The processes that cannot be read, or not be asked.
+    refused: Vec<(u32, Unreadable)>,
 }
 
-/// Finds all processes. Asks forked children to show themselves, and waits for them for `patience`
-/// at most.
-pub fn sources(patience: Duration) -> Result<Found> {
-    let (mut sources, mut refused) = (Vec::new(), Vec::new());
-    let (mut children, mut hidden) = (Vec::new(), 0);
-    for pid in pids()? {
-        match Source::open(pid) {
-            Ok(source) => sources.push(source),
-            Err(Unreadable::Child) => children.push(pid),
-            Err(Unreadable::Forbidden) => hidden += 1,
-            Err(Unreadable::Refused(why)) => refused.push((pid, why)),
-            Err(_) => {}
+/// Finds all processes. Has a thread ask forked children to show themselves, so that a later call
+/// finds them.
+pub fn sources() -> Result<Found> {
+    static IS_ASKING: AtomicBool = AtomicBool::new(false);
+    let found = find()?;
+    if !found.children.is_empty() && !IS_ASKING.swap(true, Relaxed) {
+        let mut children = Found {
+            children: found.children.clone(),
+            ..Found::default()
+        };
+        let asking = thread::Builder::new().spawn(move || {
+            children.ask();
+            IS_ASKING.store(false, Relaxed);
+        });
+        if asking.is_err() {
+            IS_ASKING.store(false, Relaxed);
         }
     }
-    let begin = Instant::now();
-    // A child that may not be asked is not waited for. One whose mailbox is full is asked later.
-    let mut unasked = children.clone();
-    let mut ask = |children: &mut Vec<u32>| {
-        unasked.retain(|&pid| match ask_to_show(pid) {
-            Ok(Asked::Posted) => false,
-            Ok(Asked::Full) => true,
-            _ => {
-                children.retain(|&child| child != pid);
-                false
-            }
-        });
-    };
-    ask(&mut children);
-    while !children.is_empty() && begin.elapsed() < patience {
-        sleep(Duration::from_millis(20));
-        ask(&mut children);
-        children.retain(|&pid| match Source::open(pid) {
-            Ok(source) => {
-                sources.push(source);
-                false
-            }
-            Err(error) => matches!(error, Unreadable::Child),
-        });
-    }
-    sources.sort_by_key(|source| source.pid);
-    Ok(Found {
-        sources,
-        children,
-        hidden,
-        refused,
-    })
+    Ok(found)
 }
 
-/// Finds all processes as [`sources`] does, and reads them.
-pub fn rows(patience: Duration) -> Result<Listing> {
-    let found = sources(patience)?;
+/// Finds all processes. Does not ask forked children.
+fn find() -> Result<Found> {
+    allow_many_files();
+    let mut found = Found::default();
+    for pid in pids().context("cannot read /proc")? {
+        match Source::open(pid) {
+            Ok(source) => found.sources.push(source),
+            Err(Unreadable::Child) => found.children.push(pid),
+            Err(Unreadable::Forbidden) => found.hidden += 1,
+            Err(Unreadable::NotShown | Unreadable::Gone) => {}
+            Err(why) => found.refused.push((pid, why)),
+        }
+    }
+    Ok(found)
+}
+
+/// Raises the limit of open files as far as this process may. Each process that is found takes one.
+fn allow_many_files() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is writable, and valid for the second call if the first one succeeded.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+impl Found {
+    /// Asks the forked children to show themselves, and waits for them for [`PATIENCE`] at most.
+    fn ask(&mut self) {
+        if self.children.is_empty() {
+            return;
+        }
+        let begin = Instant::now();
+        let numbers = Numbers::read();
+        let mut asked: Vec<Child> = Vec::new();
+        let mut unable = Vec::new();
+        loop {
+            self.post(&numbers, &mut asked);
+            asked.retain(|child| match child.answer() {
+                Ok(None) => child.is_alive(),
+                Ok(Some(answer)) if answer.code() == Some(Code::Done) => {
+                    self.sources.extend(Source::open(child.pid()));
+                    false
+                }
+                // It got the consent too late, and is asked again.
+                Ok(Some(answer)) if answer.code() == Some(Code::NoConsent) => {
+                    self.children.push(child.pid());
+                    false
+                }
+                // It may have no more files.
+                Ok(Some(_)) => {
+                    unable.push(child.pid());
+                    false
+                }
+                Err(NoAnswer::Filtered) => {
+                    self.filtered.push(child.pid());
+                    false
+                }
+                Err(_) => false,
+            });
+            let is_done = self.children.is_empty() && asked.is_empty();
+            if is_done || begin.elapsed() >= PATIENCE {
+                break;
+            }
+            sleep(LONGEST_PAUSE);
+        }
+        self.children.extend(asked.iter().map(Child::pid));
+        self.children.append(&mut unable);
+    }
+
+    /// Posts requests to the children that were not asked yet, until a mailbox is full.
+    fn post(&mut self, numbers: &Numbers, asked: &mut Vec<Child>) {
+        let mut is_full = false;
+        self.children.retain(|&pid| {
+            if is_full {
+                return true;
+            }
+            match ask_to_show(pid, numbers) {
+                Ok(Asked::Posted(child)) => asked.push(child),
+                Ok(Asked::Full) => is_full = true,
+                Ok(Asked::Filtered) => self.filtered.push(pid),
+                Err(Unreadable::NoMailbox | Unreadable::Gone) => {}
+                Err(why) => self.refused.push((pid, why)),
+            }
+            is_full
+        });
+        if is_full {
+            // The next child may have another mailbox.
+            self.children.rotate_left(1);
+        }
+    }
+}
+
+/// Reads the processes that were found.
+pub fn rows(found: &Found) -> Vec<Row> {
     let rows = found.sources.iter();
-    Ok(Listing {
-        rows: rows
-            .filter_map(|source| Some(Row::of(source, &source.read().ok()?)))
-            .collect(),
-        children: found.children,
-        hidden: found.hidden,
-        refused: found.refused,
-    })
+    rows.filter_map(|source| Some(Row::of(source, &source.read().ok()?)))
+        .collect()
+}
+
+/// Finds all processes. Asks forked children to show themselves, and waits for them.
+pub fn sources_and_children() -> Result<Found> {
+    let mut found = find()?;
+    found.ask();
+    Ok(found)
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
-    let listing = rows(PATIENCE)?;
-    for (pid, why) in &listing.refused {
-        eprintln!("pinfold: process {pid}: {why}");
+    let mut found = sources_and_children()?;
+    found.sources.sort_by_key(|source| source.pid);
+    let rows = rows(&found);
+    for (pid, why) in &found.refused {
+        figures::note(format_args!("process {pid}: {why}"));
     }
     let text = match args.json {
-        true => {
-            serde_json::to_string_pretty(&Answer {
-                list: &listing.rows,
-            })? + "\n"
-        }
-        false => table(&listing.rows).to_string(),
+        true => serde_json::to_string_pretty(&Answer { list: &rows })? + "\n",
+        false => table(&rows).to_string(),
     };
     figures::print(&text)?;
-    if !listing.children.is_empty() {
-        let children: Vec<String> = listing.children.iter().map(u32::to_string).collect();
-        eprintln!(
-            "pinfold: forked children that have not allocated since they were asked to show themselves: {}",
-            children.join(" ")
-        );
-    }
-    if listing.hidden > 0 {
-        eprintln!(
-            "pinfold: this user may not look at {} other processes, on Pinfold or not; root may",
-            listing.hidden
-        );
+    let name = |children: &[u32], what: &str| {
+        if !children.is_empty() {
+            let numbers: Vec<String> = children.iter().map(u32::to_string).collect();
+            figures::note(format_args!("{what}: {}", numbers.join(" ")));
+        }
+    };
+    name(
+        &found.children,
+        "forked children that show no statistics yet: run `pinfold list` again; a child answers when it next allocates or frees, and needs a free file descriptor",
+    );
+    name(
+        &found.filtered,
+        "forked children with a seccomp filter, which cannot be asked to show themselves",
+    );
+    if found.hidden > 0 {
+        let hidden = match found.hidden {
+            1 => "1 other process".to_owned(),
+            hidden => format!("{hidden} other processes"),
+        };
+        figures::note(format_args!(
+            "{hidden} may not be looked at by this user, on Pinfold or not; root with CAP_SYS_PTRACE may"
+        ));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns the numbers of all processes.
-fn pids() -> Result<Vec<u32>> {
-    let entries = fs::read_dir("/proc").context("cannot read /proc")?;
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    Ok(names.filter_map(|name| name.parse().ok()).collect())
 }
 
 fn table(rows: &[Row]) -> Table {

@@ -1,10 +1,11 @@
 //! Asks a process for something through its mailbox, and waits for the answer.
 
+use super::numbers::Numbers;
 use super::source::{
     MAILBOX_LINK, PATIENCE, Unreadable, files, folder, inner_pid, started, status,
 };
-use pinfold::segment::{Answer, MAKE, Mailbox, Posted, Request};
-use std::fs::OpenOptions;
+use pinfold::segment::{Answer, Code, MAKE, Mailbox, Posted, Request};
+use std::fs::{self, DirEntry, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
@@ -31,16 +32,24 @@ pub enum NoAnswer {
     Busy,
     /// The process has ended.
     Gone,
+    /// A seccomp filter may end the process at what it was asked for.
+    Filtered,
+    /// This process has not found out in time whether the other one's threads have seccomp filters.
+    Slow,
 }
 
+/// The longest time between two looks for an answer. A process that wants consent waits for it in
+/// an allocation or free, and gives up after 100 ms.
+pub const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+
 impl Mail {
-    /// Opens the mailbox of process `pid`.
-    pub fn open(pid: u32) -> Result<Mail, Unreadable> {
-        let folder = folder(pid);
-        let start = started(&folder).ok_or(Unreadable::Gone)?;
-        let inner = inner_pid(&folder, pid);
-        for file in files(&folder, MAILBOX_LINK)? {
-            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    /// Opens the mailbox of process `pid`. `numbers` are those of all processes.
+    pub fn open(pid: u32, numbers: &Numbers) -> Result<Mail, Unreadable> {
+        let own = folder(pid);
+        let start = started(&own).ok_or(Unreadable::Gone)?;
+        let inner = inner_pid(&own, pid);
+        for held in files(&own, MAILBOX_LINK)? {
+            let path = format!("/proc/self/fd/{}", held.file.as_raw_fd());
             let file = OpenOptions::new().read(true).write(true).open(path)?;
             // SAFETY: the call uses no memory of this process.
             let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -63,14 +72,18 @@ impl Mail {
                 started: start,
             };
             // Another process may have got the number before its files were opened.
-            if started(&folder) != Some(start) {
+            if started(&own) != Some(start) {
                 return Err(Unreadable::Gone);
             }
             if mail.mailbox().is_ready() {
-                return Ok(mail);
+                let shares = |other: &u32| held.is_mapped(&folder(*other)).unwrap_or(false);
+                return match numbers.others(pid, inner).find(shares) {
+                    Some(other) => Err(Unreadable::Namesake(other)),
+                    None => Ok(mail),
+                };
             }
         }
-        Err(Unreadable::NotShown)
+        Err(Unreadable::NoMailbox)
     }
 
     fn mailbox(&self) -> &Mailbox {
@@ -91,13 +104,20 @@ impl Mail {
     /// Asks the process for `what`, and waits for its answer for `patience` at most.
     pub fn ask(&self, what: u32, argument: u64, patience: Duration) -> Result<Answer, NoAnswer> {
         let begin = Instant::now();
-        let posted = self.post(what, argument, patience).ok_or(NoAnswer::Full)?;
+        let mut posted = self.post(what, argument, patience).ok_or(NoAnswer::Full)?;
         let mut pause = Duration::from_micros(200);
         loop {
-            if let Some(answer) = self.mailbox().answer_to(posted) {
-                return Ok(answer);
+            match self.answer_to(posted)? {
+                Some(answer) if answer.code() != Some(Code::NoConsent) => return Ok(answer),
+                Some(_) if begin.elapsed() >= patience => return Err(NoAnswer::Slow),
+                // The consent came too late, or another process's request took the time.
+                Some(_) => {
+                    let rest = patience.saturating_sub(begin.elapsed());
+                    posted = self.post(what, argument, rest).ok_or(NoAnswer::Full)?;
+                }
+                None => {}
             }
-            let is_gone = started(&folder(self.pid)) != Some(self.started);
+            let is_gone = !self.is_alive();
             if is_gone || begin.elapsed() >= patience {
                 let was_taken = self.mailbox().withdraw(posted);
                 return Err(match was_taken {
@@ -107,8 +127,24 @@ impl Mail {
                 });
             }
             sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(20));
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
+    }
+
+    fn is_alive(&self) -> bool {
+        started(&folder(self.pid)) == Some(self.started)
+    }
+
+    /// Returns the answer, if there is one. Gives the process its consent if it wants it.
+    fn answer_to(&self, posted: Posted) -> Result<Option<Answer>, NoAnswer> {
+        if self.mailbox().wants_consent(posted) {
+            if has_filter(self.pid) {
+                self.mailbox().withdraw(posted);
+                return Err(NoAnswer::Filtered);
+            }
+            self.mailbox().give_consent(posted);
+        }
+        Ok(self.mailbox().answer_to(posted))
     }
 }
 
@@ -119,15 +155,29 @@ impl Drop for Mail {
     }
 }
 
-/// Returns whether a process has a seccomp filter, which may end the process at a system call that
-/// it has not made before.
+/// Returns whether a thread of a process has a seccomp filter. A filter may end the process at a
+/// system call that it has not made before.
 pub fn has_filter(pid: u32) -> bool {
-    status(&folder(pid), "Seccomp:").is_none_or(|mode| mode != "0")
+    let tasks = fs::read_dir(folder(pid).join("task"));
+    let Ok(tasks) = tasks.and_then(Iterator::collect::<io::Result<Vec<_>>>) else {
+        return true;
+    };
+    // A thread that has ended has no status, and a kernel without seccomp tells no mode.
+    let mode = |task: &DirEntry| status(&task.path(), "Seccomp:");
+    tasks
+        .iter()
+        .any(|task| mode(task).is_some_and(|mode| mode != "0"))
 }
 
-/// Whether a process was asked.
+/// A forked child that was asked to make a segment of its own.
+pub struct Child {
+    mail: Mail,
+    posted: Posted,
+}
+
+/// Whether a forked child was asked to make a segment of its own.
 pub enum Asked {
-    Posted,
+    Posted(Child),
     /// All slots of the mailbox are taken.
     Full,
     /// A seccomp filter may end the process if it makes a file.
@@ -135,10 +185,33 @@ pub enum Asked {
 }
 
 /// Asks a forked child to make a segment of its own. Does not wait for it.
-pub fn ask_to_show(pid: u32) -> Result<Asked, Unreadable> {
+pub fn ask_to_show(pid: u32, numbers: &Numbers) -> Result<Asked, Unreadable> {
     if has_filter(pid) {
         return Ok(Asked::Filtered);
     }
-    let posted = Mail::open(pid)?.post(MAKE, 0, PATIENCE);
-    Ok(posted.map_or(Asked::Full, |_| Asked::Posted))
+    let mail = Mail::open(pid, numbers)?;
+    let posted = mail.post(MAKE, 0, PATIENCE);
+    Ok(posted.map_or(Asked::Full, |posted| Asked::Posted(Child { mail, posted })))
+}
+
+impl Child {
+    pub fn pid(&self) -> u32 {
+        self.mail.pid
+    }
+
+    pub fn is_alive(&self) -> bool {
+        self.mail.is_alive()
+    }
+
+    /// Returns what the child has answered, if it has. Call this every [`LONGEST_PAUSE`], because
+    /// the child may be waiting for the consent to make a file.
+    pub fn answer(&self) -> Result<Option<Answer>, NoAnswer> {
+        self.mail.answer_to(self.posted)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.mail.mailbox().withdraw(self.posted);
+    }
 }

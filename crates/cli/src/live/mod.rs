@@ -1,10 +1,12 @@
 //! What other processes show of themselves: `pinfold list`, `pinfold stat`, `pinfold slabinfo`,
 //! `pinfold top`, `pinfold serve`, `pinfold vmstat`; and what they are asked to do: `pinfold trim`,
-//! `pinfold set`.
+//! `pinfold set`. `doctor` and `heap` read processes by this module too.
 
+mod calls;
 pub mod control;
 pub mod list;
 mod mail;
+mod numbers;
 pub mod serve;
 pub mod slabinfo;
 mod snapshot;
@@ -13,7 +15,9 @@ pub mod stat;
 pub mod top;
 pub mod vmstat;
 
-pub use control::{Ask, Seccomp};
+pub use control::Ask;
+#[cfg(test)]
+pub use snapshot::tests::segment;
 pub use snapshot::{Cache, Snapshot};
 pub use source::{Source, Unreadable, memory_file, name};
 use std::time::Duration;

@@ -11,9 +11,8 @@ use std::process::ExitCode;
 
 /// Show a process's object caches as /proc/slabinfo does
 ///
-/// Active objects are those out of their slabs. They include objects in the sheaves of CPUs and
-/// barns: only `pinfold_slabinfo`, in the
-/// process itself, can tell them apart.
+/// Active objects are those out of their slabs. They include free objects in the sheaves of CPUs
+/// and barns. Only `pinfold_slabinfo`, in the process itself, can tell them apart.
 #[derive(clap::Args)]
 pub struct Args {
     /// The process id

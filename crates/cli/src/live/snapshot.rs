@@ -1,10 +1,12 @@
 //! What a statistics segment says at one moment.
 
+use super::calls::Calls;
 use pinfold::segment::{
-    CLASSES, CacheRow, Call, CounterRow, EVENTS, Kind, MAGIC, NodeEvents, NodeMemory, Segment,
-    SlabEvent, VERSION,
+    CacheRow, CounterRow, EVENTS, Kind, MAGIC, NodeEvents, NodeMemory, Segment, SlabEvent, VERSION,
 };
+use pinfold::slab::kmalloc;
 use pinfold::vmstat::Item;
+use serde::Serialize;
 use std::fmt;
 use std::mem::offset_of;
 
@@ -20,7 +22,11 @@ pub struct Snapshot {
     pub held_peak: u64,
     pub returned: u64,
     pub huge: u64,
+    pub metadata: u64,
+    /// Bytes of mapped runs, without huge blocks.
+    pub mapped: u64,
     pub page_size: u64,
+    pub shepherd: Shepherd,
     pub nodes: Vec<Memory>,
     pub caches: Vec<Cache>,
     /// The counters that the program shows.
@@ -29,6 +35,32 @@ pub struct Snapshot {
     pub counted_ns: u64,
     /// What was counted at each call, if the process counts calls.
     pub calls: Option<Calls>,
+}
+
+/// What the shepherds of a process have done.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Shepherd {
+    /// The number of threads at the last tick. Without a thread, slow paths tick.
+    pub threads: u32,
+    pub ticks: u64,
+    /// When the last tick was, in nanoseconds of the system's clock; 0 before the first.
+    pub ticked_ns: u64,
+    /// Nanoseconds in ticks, without the last one.
+    pub in_ticks_ns: u64,
+    /// Shards of counters that were folded.
+    pub folds: u64,
+}
+
+impl Shepherd {
+    fn parse(bytes: &Bytes<'_>) -> Result<Shepherd, Refused> {
+        Ok(Shepherd {
+            threads: bytes.half(offset_of!(Segment, shepherds))?,
+            ticks: bytes.word(offset_of!(Segment, ticks))?,
+            ticked_ns: bytes.word(offset_of!(Segment, ticked_ns))?,
+            in_ticks_ns: bytes.word(offset_of!(Segment, in_ticks_ns))?,
+            folds: bytes.word(offset_of!(Segment, folds))?,
+        })
+    }
 }
 
 /// The memory of one node, in bytes.
@@ -61,10 +93,6 @@ pub struct Counter {
     pub is_level: bool,
 }
 
-/// The counts of calls, of all CPUs.
-#[derive(Debug)]
-pub struct Calls(Vec<u64>);
-
 /// Why a file is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
@@ -92,22 +120,22 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 /// Numbers in a file that may hold anything. Only numbers are read, and only from inside the file.
-struct Bytes<'b>(&'b [u8]);
+pub(super) struct Bytes<'b>(&'b [u8]);
 
 impl Bytes<'_> {
-    fn word(&self, at: usize) -> Result<u64, Refused> {
+    pub(super) fn word(&self, at: usize) -> Result<u64, Refused> {
         let bytes = at.checked_add(8).and_then(|end| self.0.get(at..end));
         let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
         bytes.map(u64::from_le_bytes).ok_or(Refused::Broken)
     }
 
-    fn half(&self, at: usize) -> Result<u32, Refused> {
+    pub(super) fn half(&self, at: usize) -> Result<u32, Refused> {
         let bytes = at.checked_add(4).and_then(|end| self.0.get(at..end));
         let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
         bytes.map(u32::from_le_bytes).ok_or(Refused::Broken)
     }
 
-    fn place(&self, at: usize) -> Result<usize, Refused> {
+    pub(super) fn place(&self, at: usize) -> Result<usize, Refused> {
         Ok(self.half(at)? as usize)
     }
 
@@ -119,7 +147,7 @@ impl Bytes<'_> {
     }
 
     /// Returns where element `nth` of an array at `start` is, if the whole element is in the file.
-    fn element(&self, start: usize, nth: usize, size: usize) -> Result<usize, Refused> {
+    pub(super) fn element(&self, start: usize, nth: usize, size: usize) -> Result<usize, Refused> {
         let at = nth
             .checked_mul(size)
             .and_then(|offset| offset.checked_add(start));
@@ -163,6 +191,9 @@ impl Snapshot {
             held_peak: bytes.word(offset_of!(Segment, held_peak))?,
             returned: bytes.word(offset_of!(Segment, returned))?,
             huge: bytes.word(offset_of!(Segment, huge))?,
+            metadata: bytes.word(offset_of!(Segment, metadata))?,
+            mapped: bytes.word(offset_of!(Segment, mapped))?,
+            shepherd: Shepherd::parse(&bytes)?,
             page_size: u64::from(bytes.half(offset_of!(Segment, page_size))?),
             nodes: (0..nodes).map(memory).collect::<Result<_, _>>()?,
             caches: caches
@@ -189,6 +220,19 @@ impl Snapshot {
     pub fn dirty(&self) -> u64 {
         let runs = self.nodes.iter().map(|node| node.dirty);
         runs.fold(0, u64::saturating_add)
+    }
+
+    /// Returns the size class whose calls are counted for `cache`, one of [`Self::caches`]. Calls
+    /// are not counted apart for a class and its twin for sampled blocks. So they count for the
+    /// class, or for the twin if the class has no cache.
+    pub fn class_of(&self, cache: &Cache) -> Option<usize> {
+        let class = cache.nth % kmalloc::CLASSES;
+        let is_here = |nth: usize| self.caches.iter().any(|other| other.nth == nth);
+        match cache.nth / kmalloc::CLASSES {
+            0 => Some(class),
+            1 if !is_here(class) => Some(class),
+            _ => None,
+        }
     }
 
     /// Returns the sum of `of` over all caches.
@@ -260,8 +304,14 @@ impl Cache {
 
     /// Returns how many slabs the cache has.
     pub fn slabs(&self) -> u64 {
-        let made = self.count(SlabEvent::SlabAlloc);
-        made.saturating_sub(self.count(SlabEvent::SlabFree))
+        let slabs = self.nodes.iter().map(Cache::slabs_in);
+        slabs.fold(0, u64::saturating_add)
+    }
+
+    /// Returns how many slabs a node with these counts has.
+    pub fn slabs_in(counts: &[u64; EVENTS]) -> u64 {
+        let made = counts[SlabEvent::SlabAlloc.index()];
+        made.saturating_sub(counts[SlabEvent::SlabFree.index()])
     }
 
     /// Returns how many objects the cache's slabs have.
@@ -274,6 +324,18 @@ impl Cache {
     pub fn out(&self) -> u64 {
         self.refilled()
             .saturating_sub(self.count(SlabEvent::Flushed))
+    }
+
+    /// Returns how many objects are in the barns' full sheaves.
+    pub fn in_barns(&self) -> u64 {
+        let levels = self.nodes.iter().map(Cache::barns_in);
+        levels.fold(0, u64::saturating_add)
+    }
+
+    /// Returns how many objects are in the barn of a node with these counts. A forked child that
+    /// counts every call starts at 0 while its barns hold objects, so the level can be below 0.
+    pub fn barns_in(counts: &[u64; EVENTS]) -> u64 {
+        u64::try_from(counts[SlabEvent::BarnObjects.index()].cast_signed()).unwrap_or(0)
     }
 
     /// Returns how many allocations and frees the fast path did not serve.
@@ -290,196 +352,5 @@ impl Cache {
     }
 }
 
-impl Calls {
-    /// Reads the counts in the units. Returns `None` if the process does not count calls.
-    fn parse(bytes: &Bytes<'_>) -> Result<Option<Calls>, Refused> {
-        let units = bytes.place(offset_of!(Segment, units))?;
-        if units == 0 {
-            return Ok(None);
-        }
-        let first = bytes.place(offset_of!(Segment, units_at))?;
-        let size = bytes.place(offset_of!(Segment, unit_bytes))?;
-        let calls = bytes.place(offset_of!(Segment, calls))?;
-        bytes.element(first, units - 1, size)?;
-        // The sum over all units of the words of one event.
-        let sum = |nth: usize| {
-            let at = calls + 8 * nth;
-            if at.checked_add(8).is_none_or(|end| end > size) {
-                return Err(Refused::Broken);
-            }
-            let mut words = (0..units).map(|unit| bytes.word(first + unit * size + at));
-            words.try_fold(0u64, |sum, word| Ok(sum.wrapping_add(word?)))
-        };
-        let counts = (0..Call::NAMES.len()).map(sum);
-        Ok(Some(Calls(counts.collect::<Result<_, _>>()?)))
-    }
-
-    pub fn count(&self, call: Call) -> u64 {
-        self.0[call.index()]
-    }
-
-    /// Returns how many blocks of class `class` were allocated, and how many were freed.
-    pub fn of_class(&self, class: usize) -> (u64, u64) {
-        if class >= CLASSES {
-            return (0, 0);
-        }
-        (
-            self.count(Call::alloc(class)),
-            self.count(Call::free(class)),
-        )
-    }
-}
-
 #[cfg(test)]
-pub mod tests {
-    use super::*;
-
-    const NODES: usize = 2;
-    const CACHES: usize = 6;
-    const MEMORY_AT: usize = 128;
-    const CACHES_AT: usize = MEMORY_AT + NODES * size_of::<NodeMemory>();
-    const EVENTS_AT: usize = CACHES_AT + CACHES * size_of::<CacheRow>();
-    const FIRST: usize = EVENTS_AT + CACHES * NODES * size_of::<NodeEvents>();
-    const SIZE: usize = 2048;
-    const CALLS: usize = 128;
-
-    fn set(bytes: &mut [u8], at: usize, value: usize) {
-        bytes[at..at + 4].copy_from_slice(&(value as u32).to_le_bytes());
-    }
-
-    /// Returns a segment with caches of 16, 32, … bytes and `units` units.
-    pub fn segment(units: usize) -> Vec<u8> {
-        let mut bytes = vec![0; FIRST + units * SIZE];
-        bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
-        for (at, value) in [
-            (offset_of!(Segment, version), VERSION as usize),
-            (offset_of!(Segment, pid), 77),
-            (offset_of!(Segment, units), units),
-            (offset_of!(Segment, units_at), FIRST),
-            (offset_of!(Segment, unit_bytes), SIZE),
-            (offset_of!(Segment, calls), CALLS),
-            (offset_of!(Segment, memory_at), MEMORY_AT),
-            (offset_of!(Segment, caches_at), CACHES_AT),
-            (offset_of!(Segment, caches), CACHES),
-            (offset_of!(Segment, caches_used), CACHES),
-            (offset_of!(Segment, events_at), EVENTS_AT),
-            (offset_of!(Segment, nodes), NODES),
-        ] {
-            set(&mut bytes, at, value);
-        }
-        for nth in 0..CACHES {
-            let row = CACHES_AT + nth * size_of::<CacheRow>();
-            let name = format!("kmalloc-{}", 16 * (nth + 1));
-            bytes[row..row + name.len()].copy_from_slice(name.as_bytes());
-            set(&mut bytes, row + offset_of!(CacheRow, state), 6);
-            set(&mut bytes, row + offset_of!(CacheRow, size), 16 * (nth + 1));
-            set(&mut bytes, row + offset_of!(CacheRow, per_slab), 100);
-        }
-        bytes
-    }
-
-    fn set_event(bytes: &mut [u8], nth: usize, node: usize, event: SlabEvent, count: usize) {
-        let at = EVENTS_AT + (nth * NODES + node) * size_of::<NodeEvents>();
-        set(bytes, at + 8 * event.index(), count);
-    }
-
-    #[test]
-    fn counts_of_all_units_are_added_up() {
-        let mut bytes = segment(3);
-        for unit in 0..3 {
-            set(&mut bytes, FIRST + unit * SIZE + CALLS + 8, 7);
-        }
-        let calls = Snapshot::parse(&bytes).unwrap().calls.unwrap();
-        assert_eq!(calls.of_class(1), (21, 0));
-        assert!(Snapshot::parse(&segment(0)).unwrap().calls.is_none());
-    }
-
-    #[test]
-    fn events_of_all_nodes_are_added_up() {
-        let mut bytes = segment(0);
-        for node in 0..NODES {
-            set_event(&mut bytes, 3, node, SlabEvent::Refilled, 50);
-            set_event(&mut bytes, 3, node, SlabEvent::Flushed, 20);
-            set_event(&mut bytes, 3, node, SlabEvent::SlabAlloc, 1);
-        }
-        let snapshot = Snapshot::parse(&bytes).unwrap();
-        let cache = &snapshot.caches[3];
-        assert_eq!((cache.name.as_str(), cache.size), ("kmalloc-64", 64));
-        assert_eq!((cache.out(), cache.slabs(), cache.total()), (60, 2, 200));
-        assert_eq!(snapshot.caches[2].out(), 0);
-    }
-
-    #[test]
-    fn rows_without_a_cache_and_rows_being_written_are_left_out() {
-        let mut bytes = segment(0);
-        for (nth, state) in [(1, 0), (2, 3), (4, 4)] {
-            let at = CACHES_AT + nth * size_of::<CacheRow>() + offset_of!(CacheRow, state);
-            set(&mut bytes, at, state);
-        }
-        let caches = Snapshot::parse(&bytes).unwrap().caches;
-        assert_eq!(
-            caches.iter().map(|cache| cache.nth).collect::<Vec<_>>(),
-            [0, 3, 5]
-        );
-    }
-
-    #[test]
-    fn other_files_and_versions_are_refused() {
-        let mut bytes = segment(0);
-        set(&mut bytes, offset_of!(Segment, version), 4);
-        assert_eq!(Snapshot::parse(&bytes).unwrap_err(), Refused::Version(4));
-        bytes[0] ^= 1;
-        assert_eq!(Snapshot::parse(&bytes).unwrap_err(), Refused::NotASegment);
-        assert_eq!(Snapshot::parse(b"").unwrap_err(), Refused::NotASegment);
-    }
-
-    #[test]
-    fn broken_segments_are_refused() {
-        let whole = segment(2);
-        assert!(Snapshot::parse(&whole).is_ok());
-        assert!(
-            (0..whole.len())
-                .step_by(61)
-                .all(|cut| Snapshot::parse(&whole[..cut]).is_err())
-        );
-        // The high half of each field.
-        for at in [
-            offset_of!(Segment, units),
-            offset_of!(Segment, units_at),
-            offset_of!(Segment, unit_bytes),
-            offset_of!(Segment, calls),
-            offset_of!(Segment, memory_at),
-            offset_of!(Segment, caches_at),
-            offset_of!(Segment, events_at),
-            offset_of!(Segment, nodes),
-        ] {
-            let mut broken = whole.clone();
-            broken[at + 2] ^= 0x40;
-            assert_eq!(
-                Snapshot::parse(&broken).unwrap_err(),
-                Refused::Broken,
-                "byte {at}"
-            );
-        }
-    }
-
-    #[test]
-    fn random_bytes_are_never_a_panic() {
-        let mut state = 0x9e37_79b9_7f4a_7c15u64;
-        let mut random = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
-        for _ in 0..20_000 {
-            let mut bytes = segment(2);
-            for _ in 0..random() % 6 + 1 {
-                let at = random() as usize % 640;
-                bytes[at] = random() as u8;
-            }
-            bytes.truncate(bytes.len() - random() as usize % 2 * (random() as usize % 4096));
-            let _ = Snapshot::parse(&bytes);
-        }
-    }
-}
+pub mod tests;

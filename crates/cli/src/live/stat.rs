@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime};
 
 /// Show what a process's allocator holds and does, one line per interval
 ///
-/// The first line shows rates since the process began. Each other line shows rates since the line
-/// before. Ends with the process.
+/// The first line shows rates since the process began, or in a forked child since its parent began.
+/// Each other line shows rates since the line before. Ends with the process.
 #[derive(clap::Args)]
 pub struct Args {
     /// The process id
@@ -150,13 +150,13 @@ pub fn main(args: Args) -> Result<ExitCode> {
         let time = now.saturating_sub(since).max(Duration::from_millis(1));
         let sums = Sums::of(&snapshot);
         let line = Line::of(&snapshot, before, sums, time);
-        if args.json {
-            figures::print(&(serde_json::to_string(&line)? + "\n"))?;
-        } else {
-            if nth % LINES == 0 {
-                figures::print(HEADER)?;
-            }
-            figures::print(&line.text())?;
+        let text = match args.json {
+            true => serde_json::to_string(&line)? + "\n",
+            false if nth % LINES == 0 => HEADER.to_owned() + &line.text(),
+            false => line.text(),
+        };
+        if !figures::print_more(&text)? {
+            break;
         }
         (before, when) = (sums, Some(now));
         if nth + 1 < lines {

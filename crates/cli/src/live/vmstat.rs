@@ -153,6 +153,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         (_, count) => count.unwrap_or(u64::MAX),
     };
     let mut before = Before::default();
+    let mut is_remarked = false;
     for nth in 0..blocks {
         let snapshot = match source.read() {
             Ok(snapshot) => snapshot,
@@ -163,13 +164,23 @@ pub fn main(args: Args) -> Result<ExitCode> {
         let block = Block::of(args.pid, &snapshot, &before, now);
         if args.json {
             let line = serde_json::to_string(&Answer { vmstat: block })?;
-            figures::print(&(line + "\n"))?;
-        } else {
-            if let Some(remark) = block.remark() {
-                eprintln!("pinfold: {remark}");
+            if !figures::print_more(&(line + "\n"))? {
+                break;
             }
-            let gap = if nth == 0 { "" } else { "\n" };
-            figures::print(&(gap.to_owned() + &block.text()))?;
+        } else {
+            if let Some(remark) = block.remark().filter(|_| !is_remarked) {
+                figures::note(remark);
+                is_remarked = true;
+            }
+            let text = block.text();
+            let gap = if nth == 0 || text.is_empty() {
+                ""
+            } else {
+                "\n"
+            };
+            if !figures::print_more(&(gap.to_owned() + &text))? {
+                break;
+            }
         }
         let values = snapshot.counters.iter();
         before = Before {

@@ -13,6 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use system::System;
+use table::Form;
 
 /// Show on which nodes the memory of processes and of the system lies, as `numastat` does
 ///
@@ -20,7 +21,7 @@ use system::System;
 ///
 /// Huge counts reserved huge pages. Heap and Stack count what the kernel marks as such. Private
 /// counts everything else, including the program, its libraries, mapped files and shared memory.
-/// All values are in MiB, with `--json` in bytes.
+/// All values are in MiB, which numastat calls MBs, and with `--json` in bytes.
 #[derive(clap::Args)]
 pub struct Args {
     /// Process ids, or parts of the command lines of processes
@@ -38,6 +39,22 @@ pub struct Args {
     /// Show processes; the default if any are named
     #[arg(short = 'p', requires = "subjects")]
     processes: bool,
+
+    /// Narrow columns, and whole numbers
+    #[arg(short = 'c')]
+    compact: bool,
+
+    /// Sort the processes by their memory, or by that on one node
+    #[arg(short = 's', value_name = "NODE", num_args = 0..=1, require_equals = true)]
+    sort: Option<Option<usize>>,
+
+    /// A table for each process, where there are several
+    #[arg(short = 'v')]
+    verbose: bool,
+
+    /// Leave out rows and columns of zeroes
+    #[arg(short = 'z')]
+    skip_zeroes: bool,
 
     /// Print one JSON object instead of tables
     #[arg(long)]
@@ -99,23 +116,33 @@ pub fn main(args: Args) -> Result<ExitCode> {
             Subject::Name(name) => {
                 let found = system::matching(&args.root, name)?;
                 if found.is_empty() {
-                    eprintln!("pinfold: no process has {name:?} in its command line");
+                    let words = format_args!("no process has {name:?} in its command line");
+                    crate::figures::note(words);
                     code = ExitCode::from(2);
                 }
                 pids.extend(found);
             }
         }
     }
+    pids.sort_unstable();
+    pids.dedup();
     for pid in pids {
         match Process::read(&args.root, pid) {
             Ok(process) => reports.push(Report::of(&process, &online)),
             // Goes on: the other processes' tables are still useful.
             Err(error) => {
-                eprintln!("pinfold: {error:#}");
+                crate::figures::note(format_args!("{error:#}"));
                 code = ExitCode::from(2);
             }
         }
     }
+    if let Some(node) = args.sort {
+        reports.sort_by_key(|report| std::cmp::Reverse(report.bytes_on(node)));
+    }
+    let form = Form {
+        compact: args.compact,
+        skip_zeroes: args.skip_zeroes,
+    };
     let is_asked = args.memory || args.allocations || args.subjects.is_empty();
     let system = is_asked.then(|| System::read(&args.root, &online));
     let system = system.transpose()?;
@@ -126,23 +153,37 @@ pub fn main(args: Args) -> Result<ExitCode> {
         let mut text = String::new();
         if let Some(system) = &system {
             if args.memory {
-                text += &system.memory();
+                text += &system.memory(form);
             }
             if args.allocations {
-                text += &system.pages_in_mib();
+                text += &system.pages_in_mib(form);
             }
             if !args.memory && !args.allocations {
                 text += &system.pages();
             }
         }
-        let tables: Vec<String> = reports.iter().map(table::of).collect();
-        text + &tables.join("\n")
+        match reports.len() {
+            2.. if !args.verbose => text + &table::of_all(&reports, form),
+            _ => {
+                text + &reports
+                    .iter()
+                    .map(|report| table::of(report, form))
+                    .collect::<String>()
+            }
+        }
     };
     crate::figures::print(&text)?;
     Ok(code)
 }
 
 impl Report {
+    /// Returns the bytes on `node`, or on all nodes if that is `None`.
+    fn bytes_on(&self, node: Option<usize>) -> u64 {
+        let rows = self.nodes.iter().zip(&self.total);
+        let asked = rows.filter(|&(&own, _)| node.is_none_or(|node| node == own));
+        asked.fold(0, |sum, (_, &bytes)| sum.saturating_add(bytes))
+    }
+
     /// Makes a report for all online nodes, and all other nodes that have pages.
     fn of(process: &Process, online: &NodeSet) -> Report {
         let usage = &process.usage;

@@ -1,6 +1,7 @@
 //! The whole system by node, in the words and layout of `numastat`: the kernel's counts of
 //! allocations, and the memory of each node.
 
+use super::table::{Form, Table};
 use anyhow::{Context, Result};
 use pinfold::topology::NodeSet;
 use serde::Serialize;
@@ -70,7 +71,6 @@ const MEMORY: [&str; 32] = [
 
 const LABEL: usize = 16;
 const CELL: usize = 16;
-const MIB: f64 = (1 << 20) as f64;
 
 impl System {
     /// Reads the files of all `nodes` below `root`.
@@ -141,44 +141,40 @@ impl System {
     }
 
     /// Formats the same in MiB, with a total, as `numastat -n`.
-    pub fn pages_in_mib(&self) -> String {
+    pub fn pages_in_mib(&self, form: Form) -> String {
         let rows = self.pages.iter().map(|(name, row)| {
             let bytes = row
                 .iter()
                 .map(|&pages| pages.saturating_mul(self.page_bytes));
             (capitals(name), bytes.collect())
         });
-        self.table("Per-node numastat info (in MBs):", rows)
+        self.table("Per-node numastat info (in MBs):", rows, form)
     }
 
     /// Formats the memory of the nodes in MiB, with a total, as `numastat -m`.
-    pub fn memory(&self) -> String {
+    pub fn memory(&self, form: Form) -> String {
         let rows = MEMORY.iter().filter_map(|&wanted| {
             let mut rows = self.memory.iter();
             rows.find(|(name, _)| name == wanted).cloned()
         });
-        self.table("Per-node system memory usage (in MBs):", rows)
+        self.table("Per-node system memory usage (in MBs):", rows, form)
     }
 
-    fn table(&self, title: &str, rows: impl Iterator<Item = (String, Vec<u64>)>) -> String {
-        let mut text = format!("\n{title}\n{:LABEL$}", "");
-        for node in &self.nodes {
-            let _ = write!(text, "{:>CELL$}", format!("Node {node}"));
-        }
-        let _ = writeln!(text, "{:>CELL$}", "Total");
-        let rules = vec!["-".repeat(CELL - 1); self.nodes.len() + 1];
-        let _ = writeln!(text, "{:LABEL$} {}", "", rules.join(" "));
-        for (name, row) in rows {
-            let _ = write!(text, "{name:<LABEL$}");
-            let total = row
-                .iter()
-                .fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
-            for bytes in row.iter().chain([&total]) {
-                let _ = write!(text, "{:>CELL$.2}", *bytes as f64 / MIB);
-            }
-            text.push('\n');
-        }
-        text
+    fn table(
+        &self,
+        title: &str,
+        rows: impl Iterator<Item = (String, Vec<u64>)>,
+        form: Form,
+    ) -> String {
+        let table = Table {
+            title,
+            corner: "",
+            nodes: &self.nodes,
+            rows: rows.collect(),
+            has_sum: false,
+            gap: 1,
+        };
+        table.text(form)
     }
 }
 

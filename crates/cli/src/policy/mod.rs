@@ -93,7 +93,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         // No text was wrong: the system cannot tell this thread's policy. So the status is 1, not
         // 2.
         Err(error) if error.is::<PolicyError>() => {
-            eprintln!("pinfold: {error:#}");
+            crate::figures::note(format_args!("{error:#}"));
             return Ok(ExitCode::FAILURE);
         }
         wanted => wanted?,

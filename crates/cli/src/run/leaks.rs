@@ -1,5 +1,6 @@
 //! The report of `--leaks`: what each process that has ended by itself had not freed.
 
+use crate::figures::note;
 use crate::heap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,14 +13,14 @@ pub const FILE: &str = "heap";
 pub fn print(file: &Path, started: SystemTime) {
     let profiles = profiles(file, started);
     if profiles.is_empty() {
-        eprintln!(
-            "pinfold: no process has left a heap profile: one that is killed, or ends by _exit, writes none"
+        note(
+            "no process has left a heap profile: one that is killed, or ends by _exit, writes none",
         );
     }
     for profile in profiles {
         match heap::leaks(&profile) {
-            Ok(text) => eprint!("\npinfold: {text}"),
-            Err(error) => eprintln!("pinfold: {error:#}"),
+            Ok(text) => note(text.trim_end()),
+            Err(error) => note(format_args!("{error:#}")),
         }
     }
 }

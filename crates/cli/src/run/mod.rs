@@ -9,8 +9,11 @@ mod report;
 mod signals;
 mod statistics;
 
-use anyhow::{Context, Result};
-use pinfold_malloc::settings::{HARDENED, HEAP, HEAP_FILE, POLICY, SHEPHERD, SLAB_DEBUG, STATS};
+use crate::figures;
+use anyhow::{Context, Result, bail};
+use pinfold_malloc::settings::{
+    GUARD, HARDENED, HEAP, HEAP_FILE, POLICY, SHEPHERD, SLAB_DEBUG, STATS,
+};
 use placement::Placed;
 use program::{Obstacle, Program};
 use std::ffi::{OsStr, OsString};
@@ -62,6 +65,13 @@ pub struct Args {
     #[arg(long)]
     hardened: bool,
 
+    /// Give some blocks pages of their own, so that an access beyond one or after its free writes a
+    /// report; one allocation in BYTES is sampled, and alone, it means 512k
+    ///
+    /// Reports go to standard error. docs/guarded-blocks.md explains them.
+    #[arg(long, value_name = "BYTES", num_args = 0..=1, require_equals = true, default_missing_value = "on", value_parser = |value: &str| environment::option(GUARD, value))]
+    guard: Option<String>,
+
     /// Sample the program's allocations for a heap profile, one in BYTES; alone, it means 512k
     ///
     /// `pinfold heap dump PID` shows the profile while the program runs. docs/heap-profiles.md
@@ -94,6 +104,9 @@ pub struct Args {
 
 pub fn main(args: Args) -> Result<ExitCode> {
     environment::check()?;
+    if let Some(file) = &args.heap_file {
+        check_folder(file)?;
+    }
     let placed = placement::place(args.policy.as_deref())?;
     let library = library::find()?;
     let (name, arguments) = args.command.split_first().context("no command given")?;
@@ -120,6 +133,9 @@ pub fn main(args: Args) -> Result<ExitCode> {
             if args.hardened {
                 command.env(HARDENED, "1");
             }
+            if let Some(interval) = &args.guard {
+                command.env(GUARD, interval);
+            }
             if let Some(interval) = &args.heap {
                 command.env(HEAP, interval);
             }
@@ -135,6 +151,19 @@ pub fn main(args: Args) -> Result<ExitCode> {
         signals::restore_sigpipe();
         Ok(refuse(name, &command.exec()))
     }
+}
+
+/// Refuses a file for heap profiles whose folder does not exist: the program could only be silent
+/// about it when it ends.
+fn check_folder(file: &OsStr) -> Result<()> {
+    let path = std::path::absolute(file)?;
+    if path.file_name().is_none() || !path.parent().is_some_and(|folder| folder.is_dir()) {
+        bail!(
+            "--heap-file {}: give a file in a folder that exists",
+            file.display()
+        );
+    }
+    Ok(())
 }
 
 /// Runs the command as a child process, and prints the reports when it has ended.
@@ -188,17 +217,17 @@ fn exit_code(status: ExitStatus) -> ExitCode {
 fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
     let name = name.display();
     if error.kind() == io::ErrorKind::NotFound {
-        eprintln!("pinfold: {name}: command not found");
+        figures::note(format_args!("{name}: command not found"));
         ExitCode::from(NOT_FOUND)
     } else {
-        eprintln!("pinfold: {name}: cannot execute: {error}");
+        figures::note(format_args!("{name}: cannot execute: {error}"));
         ExitCode::from(NOT_EXECUTABLE)
     }
 }
 
 fn explain(program: &Program, obstacle: &Obstacle) {
-    eprintln!(
-        "pinfold: {} {obstacle}; it runs without Pinfold",
+    figures::note(format_args!(
+        "{} {obstacle}; it runs without Pinfold",
         program.binary.display()
-    );
+    ));
 }

@@ -138,7 +138,10 @@ impl Process {
             classes: snapshot
                 .caches
                 .iter()
-                .map(|cache| Class::of(cache, calls.of_class(cache.nth)))
+                .map(|cache| {
+                    let class = snapshot.class_of(cache);
+                    Class::of(cache, class.map_or((0, 0), |class| calls.of_class(class)))
+                })
                 .collect(),
         })
     }

@@ -29,7 +29,8 @@ const CHECKS: [(c_uint, DebugFlags); 5] = [
 ];
 pub(crate) const HARDENED: c_uint = 1 << 8;
 const NOT_HARDENED: c_uint = 1 << 9;
-const FLAGS: c_uint = 31 | HARDENED | NOT_HARDENED | HWCACHE_ALIGN;
+const PROFILED: c_uint = 1 << 11;
+const FLAGS: c_uint = 31 | HARDENED | NOT_HARDENED | HWCACHE_ALIGN | PROFILED;
 
 /// A C function that initialises an object.
 pub type Constructor = unsafe extern "C" fn(*mut c_void);
@@ -96,7 +97,9 @@ pub(crate) unsafe fn create(
     };
     let wanted = CHECKS.iter().filter(|check| flags & check.0 != 0);
     let checks = wanted.fold(DebugFlags::NONE, |checks, check| checks | check.1);
-    let mut builder = KmemCache::builder(name, layout).debug(checks);
+    let profiled = flags & PROFILED != 0;
+    let builder = KmemCache::builder(name, layout);
+    let mut builder = builder.debug(checks).profiled(profiled);
     if flags & both != 0 {
         builder = builder.hardened(flags & HARDENED != 0);
     }

@@ -129,10 +129,11 @@ pub unsafe extern "C" fn pinfold_counter_bounds(
 /// that has not been destroyed. It is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counter_destroy(this: *mut PercpuCounter) {
-    segment::hide_at(this.cast_const().cast());
-    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
-    // it up.
-    unsafe { unboxed(this) };
+    if segment::hide_at(this.cast_const().cast()) {
+        // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and
+        // gives it up.
+        unsafe { unboxed(this) };
+    }
 }
 
 /// Returns counter number `nth`. Returns null with EINVAL if there are fewer counters.
@@ -161,14 +162,15 @@ pub unsafe extern "C" fn pinfold_counters_at(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counters_destroy(this: *mut Counters) {
     // SAFETY: the caller promises null, or counters that have not been destroyed.
-    if let Some(counters) = unsafe { this.as_ref() } {
-        for counter in counters.iter() {
-            segment::hide_at(core::ptr::from_ref(counter).cast());
-        }
+    let Some(counters) = (unsafe { this.as_ref() }) else {
+        return;
+    };
+    let hide = |counter| segment::hide_at(core::ptr::from_ref::<PercpuCounter>(counter).cast());
+    if counters.iter().all(hide) {
+        // SAFETY: the caller promises a value of this API, which came from `boxed`, and gives it
+        // up.
+        unsafe { unboxed(this) };
     }
-    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
-    // it up.
-    unsafe { unboxed(this) };
 }
 
 /// Creates an event counter at 0. Returns null with ENOMEM if there is no memory.
@@ -194,10 +196,11 @@ methods! { EventCounter:
 /// any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_event_destroy(this: *mut EventCounter) {
-    segment::hide_at(this.cast_const().cast());
-    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
-    // it up.
-    unsafe { unboxed(this) };
+    if segment::hide_at(this.cast_const().cast()) {
+        // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and
+        // gives it up.
+        unsafe { unboxed(this) };
+    }
 }
 
 /// Creates an empty histogram. Returns null with ENOMEM if there is no memory.

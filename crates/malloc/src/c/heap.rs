@@ -4,7 +4,7 @@ use crate::heap::set_errno;
 use crate::heap_profile::{self, MAX_INTERVAL};
 use core::ffi::{CStr, c_char, c_int};
 
-fn answer(done: bool, errno: c_int) -> c_int {
+pub(super) fn answer(done: bool, errno: c_int) -> c_int {
     if done {
         return 0;
     }

@@ -11,6 +11,7 @@
 //! | [`slabinfo`] | the state of caches |
 //! | [`report`] | reports of the debugging checks, and the handler of reports |
 //! | [`heap`] | heap profiles |
+//! | [`guard`] | guarded blocks |
 //! | [`counter`] | counters, event counters and histograms |
 //! | [`counter_show`] | counters that other processes can see |
 //! | [`percpu`] | per-CPU words, pairs and lists |
@@ -29,6 +30,7 @@ pub mod counter;
 mod counter_shared;
 pub mod counter_show;
 pub mod grace;
+pub mod guard;
 pub mod heap;
 pub mod kernel_policy;
 mod malloc;

@@ -121,7 +121,7 @@ static void works(void)
 		{ 100, 32, 32 }, { 1000, 0, 8 },    { 4096, 4096, 4096 }, { 20000, 0, 16 },
 	};
 	static const unsigned flags[] = { 0, PINFOLD_SLAB_HARDENED, PINFOLD_SLAB_NOT_HARDENED,
-					  ALL_CHECKS };
+					  PINFOLD_SLAB_PROFILED, ALL_CHECKS };
 
 	for (size_t n = 0; n < sizeof(layouts) / sizeof(*layouts); n++)
 		for (size_t with = 0; with < sizeof(flags) / sizeof(*flags); with++) {
@@ -177,6 +177,7 @@ static void bad_input(void)
 	no_cache("none", 8, SIZE_MAX, 0, EINVAL);
 	no_cache("none", 8, 0, 0x80000000u, EINVAL);
 	no_cache("none", 8, 0, PINFOLD_SLAB_HARDENED | PINFOLD_SLAB_NOT_HARDENED, EINVAL);
+	no_cache("none", 8, 0, PINFOLD_SLAB_PROFILED << 1, EINVAL);
 	no_cache("none", 65537, 0, 0, E2BIG);
 	no_cache("none", SIZE_MAX, 0, 0, E2BIG);
 	no_cache("none", SIZE_MAX, 65536, 0, E2BIG);
@@ -456,6 +457,7 @@ int main(void)
 	leaks();
 	threads(0);
 	threads(PINFOLD_SLAB_HARDENED);
+	threads(PINFOLD_SLAB_PROFILED);
 	threads(ALL_CHECKS);
 	forks();
 	puts("ok");

@@ -154,6 +154,26 @@ static void shown(void)
 	CHECK(pinfold_counter_show(&level, "level") == 0);
 }
 
+/* A forked child goes on showing a counter, until it destroys the counter. */
+static void shown_in_child(void)
+{
+	struct pinfold_counter *counter = pinfold_counter_create(0, 32);
+	struct pinfold_event *event = pinfold_event_create();
+	int status;
+	pid_t child;
+
+	CHECK(counter && event && pinfold_counter_show(counter, "inherited") == 0);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		pinfold_counter_destroy(counter);
+		_exit(pinfold_event_show(event, "inherited") == 0 ? 0 : 9);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	pinfold_counter_destroy(counter);
+	pinfold_event_destroy(event);
+}
+
 static void shepherd(void)
 {
 	struct pinfold_counter *counter = pinfold_counter_create(0, 1000);
@@ -190,6 +210,7 @@ int main(void)
 	shared();
 	errors();
 	shown();
+	shown_in_child();
 	shepherd();
 	for (int n = 0; n < 100000; n++)
 		pinfold_counter_inc(drifting);

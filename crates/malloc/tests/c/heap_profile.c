@@ -17,6 +17,8 @@ int main(void)
 	CHECK(pinfold_heap_start(0) == -1 && errno == EINVAL);
 	errno = 0;
 	CHECK(pinfold_heap_start(((uint64_t)1 << 40) + 1) == -1 && errno == EINVAL);
+	CHECK(pinfold_guard_start(0) == -1 && errno == EINVAL);
+	CHECK(pinfold_guard_start(1) == 0);
 	CHECK(pinfold_heap_start(PINFOLD_HEAP_INTERVAL) == 0);
 	/* Each block of more than 30 bytes is sampled from now on. */
 	CHECK(pinfold_heap_start(1) == 0);
@@ -34,6 +36,7 @@ int main(void)
 		CHECK(errno == 77);
 	}
 	CHECK(pinfold_heap_stop() == 0);
+	CHECK(pinfold_guard_stop() == 0);
 
 	snprintf(path, sizeof path, "/tmp/pinfold-heap.%d", (int)getpid());
 	CHECK(pinfold_heap_write(path) == 0);

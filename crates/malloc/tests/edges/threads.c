@@ -53,24 +53,39 @@ static void *fork_and_return(void *argument)
 	return argument;
 }
 
-static void *wait_a_second(void *argument)
+static void *wait_shortly(void *argument)
 {
-	sleep(1);
+	sleep_for(0.005);
 	return argument;
+}
+
+/* Becomes `user`, who may have three threads, and makes two besides the main one. */
+static void make_as_many_as_allowed(uid_t user)
+{
+	struct rlimit three = { 3, 3 };
+	pthread_t threads[2];
+	CHECK(setresuid(user, user, user) == 0);
+	CHECK(setrlimit(RLIMIT_NPROC, &three) == 0);
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_create(&threads[i], NULL, wait_shortly, NULL) == 0);
+	for (int i = 0; i < 2; i++)
+		pthread_join(threads[i], NULL);
 }
 
 /* A user who may have three threads gets three. */
 static void limited(void)
 {
-	struct rlimit three = { 3, 3 };
-	pthread_t threads[2];
-	if (setresuid(54321, 54321, 54321))
+	if (geteuid() != 0)
 		skip("only root can become a user without other threads");
-	CHECK(setrlimit(RLIMIT_NPROC, &three) == 0);
-	for (int i = 0; i < 2; i++)
-		CHECK(pthread_create(&threads[i], NULL, wait_a_second, NULL) == 0);
-	for (int i = 0; i < 2; i++)
-		pthread_join(threads[i], NULL);
+	for (uid_t user = 54321; user < 54321 + 300; user++) {
+		pid_t child = fork();
+		CHECK(child >= 0);
+		if (child == 0) {
+			make_as_many_as_allowed(user);
+			_exit(0);
+		}
+		await_child(child, 8);
+	}
 }
 
 static void *wait_for_ever(void *argument)

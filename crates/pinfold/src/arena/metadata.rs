@@ -10,6 +10,8 @@ use crate::sys;
 use core::alloc::Layout;
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
 
 /// Bytes asked from the system at a time.
 const CHUNK: usize = 256 << 10;
@@ -48,7 +50,8 @@ static CHUNK_IN_USE: Lock<Chunk> = Lock::new(Chunk {
 pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
     let page = sys::page_size();
     if layout.size() >= CHUNK / 4 || layout.align() > page {
-        return sys::map_aligned(layout.size().next_multiple_of(page), layout.align());
+        let size = layout.size().next_multiple_of(page);
+        return sys::map_aligned(size, layout.align()).inspect(|_| mapped(size));
     }
     let mut chunk = CHUNK_IN_USE.lock_unless(|thread| fork::is_held_from(Rank::Cgroup, thread))?;
     let fits = |chunk: &Chunk| {
@@ -59,6 +62,7 @@ pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
         Some(start) => start,
         None => {
             let fresh = sys::map_memory(CHUNK)?.as_ptr();
+            mapped(CHUNK);
             *chunk = Chunk {
                 next: fresh,
                 end: fresh.wrapping_add(CHUNK),
@@ -68,6 +72,20 @@ pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
     };
     chunk.next = (start + layout.size()) as *mut u8;
     NonNull::new(start as *mut u8)
+}
+
+/// The bytes mapped for the allocator's own structures, without the CPUs' units.
+static MAPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Counts `bytes` that were mapped for the allocator's own structures.
+pub(super) fn mapped(bytes: usize) {
+    MAPPED.fetch_add(bytes as u64, Relaxed);
+}
+
+/// Returns how many bytes are mapped for the allocator's own structures, without the CPUs' units,
+/// of which only the used pages take memory. One load.
+pub(super) fn total() -> u64 {
+    MAPPED.load(Relaxed)
 }
 
 pub(super) fn is_lock_held(thread: u64) -> bool {

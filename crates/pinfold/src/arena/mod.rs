@@ -306,6 +306,9 @@ crate::vmstat_items! {
         Huge = "huge_bytes",
         /// Given back to the system so far.
         Returned = "returned_bytes",
+        /// Runs that are mapped now, without huge blocks: in use, dirty, given back, or never
+        /// touched.
+        Mapped = "mapped_bytes",
     }
 }
 
@@ -342,6 +345,18 @@ pub fn huge_total() -> usize {
     ARENA_STAT.read(ArenaItem::Huge) as usize
 }
 
+/// Returns how many bytes are mapped for Pinfold's own structures. Leaves out the CPUs' units, of
+/// which only the used pages take memory. Not part of [`held`]. One load.
+///
+/// ```
+/// use pinfold::arena;
+///
+/// assert!(arena::metadata_mapped() < 1 << 40);
+/// ```
+pub fn metadata_mapped() -> u64 {
+    metadata::total()
+}
+
 /// Returns how many of the held bytes are in dirty free runs: memory that is kept for the next use.
 /// One load for each node.
 ///
@@ -370,6 +385,17 @@ fn gave_back(node: usize, bytes: usize) {
     publish();
 }
 
+/// Adds `bytes` to the mapped runs of `node`.
+fn mapped(node: usize, bytes: usize) {
+    ARENA_STAT.add(node, ArenaItem::Mapped, bytes as u64);
+}
+
+/// Subtracts `bytes` from the mapped runs of `node`.
+fn unmapped(node: usize, bytes: usize) {
+    ARENA_STAT.sub(node, ArenaItem::Mapped, bytes as u64);
+    publish();
+}
+
 /// Adds `bytes` to the returned memory of `node`: pages went back to the system, but their run
 /// stays in use. The number of held bytes does not change.
 pub(crate) fn gave_back_pages(node: usize, bytes: usize) {
@@ -391,6 +417,10 @@ pub fn publish() {
         segment.held_peak.fetch_max(held_peak(), Relaxed);
         segment.returned.store(returned(), Relaxed);
         segment.huge.store(huge_total() as u64, Relaxed);
+        segment.metadata.store(metadata::total(), Relaxed);
+        segment
+            .mapped
+            .store(ARENA_STAT.read(ArenaItem::Mapped), Relaxed);
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) fn purge(
         gave_back(node, size);
         numa::gave_back(node, size);
         let start = arena.free.free(head, granules, State::Clean, 0);
-        arena.unmap_island(start);
+        arena.unmap_island(node, start);
     }
     Some(arena)
 }
@@ -98,7 +98,7 @@ fn unmap_clean(node: usize, least: u32) -> usize {
         // SAFETY: the run is mapped, and `take_clean` took it out of the bins. The lock is held.
         let state = if unsafe { sys::try_unmap(address_of(head), size) } {
             unmapped += size;
-            arena.mapped -= granules;
+            arena.unmapped(node, granules);
             State::Absent
         } else {
             State::Clean

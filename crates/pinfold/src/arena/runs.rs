@@ -228,7 +228,7 @@ impl Arena {
     /// Unmaps the clean run that begins at `head` if the runs on both sides are absent. Otherwise
     /// blocks that move would leave more and more mappings behind. Returns the first granule of the
     /// run, or of the absent run of which it is now a part.
-    pub(super) fn unmap_island(&mut self, head: u32) -> u32 {
+    pub(super) fn unmap_island(&mut self, node: usize, head: u32) -> u32 {
         let Some((State::Clean, granules)) = self.free.run_at(head) else {
             return head;
         };
@@ -239,7 +239,7 @@ impl Arena {
         // SAFETY: the run is mapped and free, and the arena's lock is held.
         if unsafe { sys::try_unmap(address_of(head), granules as usize * GRANULE) } {
             self.free.take_front(head, granules);
-            self.mapped -= granules;
+            self.unmapped(node, granules);
             return self.free.free(head, granules, State::Absent, 0);
         }
         head
@@ -248,17 +248,23 @@ impl Arena {
     /// Notes that granules that were in use are not mapped any more.
     pub(super) fn let_absent(&mut self, node: usize, head: u32, granules: u32) {
         kept::use_less(node, granules as usize);
-        self.mapped -= granules;
+        self.unmapped(node, granules);
         let start = self.free.free(head, granules, State::Absent, 0);
         let before = self.free.clean_before(start);
-        let island = self.unmap_island(start - before);
+        let island = self.unmap_island(node, start - before);
         let start = match self.free.run_at(island) {
             Some((State::Absent, _)) => island,
             _ => start,
         };
         if let Some((State::Absent, whole)) = self.free.run_at(start) {
-            self.unmap_island(start + whole);
+            self.unmap_island(node, start + whole);
         }
+    }
+
+    /// Notes that granules of a free run are not mapped any more.
+    pub(super) fn unmapped(&mut self, node: usize, granules: u32) {
+        self.mapped -= granules;
+        super::unmapped(node, granules as usize * GRANULE);
     }
 
     /// Reads the clock, without a system call, and counts the call.
@@ -329,6 +335,7 @@ impl Arena {
                     self.free.take_front(head, more);
                     self.free.free(head, more, State::Clean, 0);
                     self.mapped += more;
+                    super::mapped(node, more as usize * GRANULE);
                     return mapped;
                 }
                 Mapped::Taken if more == needed => {

@@ -21,7 +21,7 @@
 //!   reach the records of the next region.
 //! * If the program has mapped something in the window, no region is made in that place.
 
-use super::{GRANULE, HEADER, MAP, REGION, REGION_GRANULES, address_of, region_at};
+use super::{GRANULE, HEADER, MAP, REGION, REGION_GRANULES, address_of, metadata, region_at};
 use crate::fork::{self, Rank};
 use crate::lock::Lock;
 use crate::sys::{self, Mapped};
@@ -87,7 +87,7 @@ pub(super) fn make_region(node: usize) -> Option<u32> {
         // SAFETY: `next` says that no region was made here yet, and only the holder of this lock,
         // this thread, makes regions.
         match unsafe { sys::map_at(at, HEADER) } {
-            Mapped::Done => {}
+            Mapped::Done => metadata::mapped(HEADER),
             Mapped::Taken => {
                 regions.next += 1;
                 continue;
@@ -148,6 +148,7 @@ fn map_entries(regions: &mut Regions, count: usize) -> bool {
             return false;
         }
         regions.mapped += MAP_STEP;
+        metadata::mapped(MAP_STEP);
     }
     true
 }

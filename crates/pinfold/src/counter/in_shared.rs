@@ -197,7 +197,7 @@ fn grow(fd: i32, wanted: usize) -> bool {
             errno: libc::EOPNOTSUPP | libc::ENOSYS
         }
     );
-    // SAFETY: as above.
+    // SAFETY: the call takes integers and accesses no memory of the process.
     grown || missing && unsafe { libc::ftruncate(fd, wanted as libc::off_t) } == 0
 }
 

@@ -11,9 +11,10 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 
-/// Places for blocks: at the default interval, enough for a heap of 64 GiB.
+/// Places for blocks: at the default interval, one for each sample of a heap of 64 GiB. Samples are
+/// dropped earlier, because a block may use only [`WINDOW`] of the places.
 const ENTRIES: usize = 1 << 17;
-/// A block's entry is one of so many, from the place on that its address's hash selects.
+/// How many entries, from the one that the hash of the block's address selects, may hold a block.
 const WINDOW: usize = 32;
 const BUSY: usize = 1;
 /// In place of a record's number: the sample has no record.

@@ -72,15 +72,15 @@ pub fn is_due(size: usize) -> bool {
     !count(size) && is_due_slow(size)
 }
 
-/// Counts an allocation of `size` bytes, if this CPU's interval has room for it. If this returns
-/// false, the caller asks [`is_due_slow`]. Costs one critical section, or a lock on the atomic
-/// backend.
+/// Counts an allocation of `size` bytes, if this CPU's interval has room for it. If there is no
+/// room, counts nothing and returns false. The caller then calls [`is_due_slow`], which counts the
+/// allocation. Costs one critical section. Always returns false on the atomic backend.
 #[inline(always)]
 pub fn count(size: usize) -> bool {
     let offset = near!(BLOCK, LazyBlock).load();
     // SAFETY: `offset` is that of a block of two words, which is never freed. Before there is a
     // block, it is that of a block where the add always fails.
-    unsafe { units().add_within(offset, signed(size)) }
+    unsafe { units().add_within_fast(offset, signed(size)) }
 }
 
 /// Returns the bytes to count for an allocation of `size` bytes.
@@ -110,7 +110,8 @@ pub fn is_due_slow(size: usize) -> bool {
         let is_fresh = counted == 0 && due == 0;
         if is_fresh || (due.wrapping_sub(counted) as i64) < size {
             let next = [FIRST, FIRST + draw()];
-            // SAFETY: as above. A block of 16 bytes is aligned to 16 bytes, and units to pages.
+            // SAFETY: `offset` is that of a block of two words, which is never freed. A block of 16
+            // bytes is aligned to 16 bytes, and units to pages.
             let begun = unsafe { units().compare_exchange_pair(offset, [counted, due], next) };
             if begun && !is_fresh {
                 return true;
@@ -126,8 +127,8 @@ pub fn is_due_slow(size: usize) -> bool {
 
 /// Returns how many bytes an interval has room for before the allocation that is sampled.
 ///
-/// An allocation of S bytes is sampled if the random number x is at most S, and not if the whole
-/// part of x is S or more. Both mean the same, except for the impossible x = S.
+/// Let x be the random distance to the next sample. An allocation of S bytes is sampled if x < S. S
+/// is a whole number, so this is so exactly if the whole part of x is below S.
 fn draw() -> u64 {
     (interval() as f64 * -math::ln(uniform())) as u64
 }

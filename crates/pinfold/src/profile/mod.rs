@@ -17,8 +17,8 @@
 //!
 //! The bytes between two samples follow an exponential distribution with the interval R as mean. So
 //! an allocation of S bytes is sampled with probability 1 − e^(−S/R), whatever other allocations
-//! there are. A sample stands for the inverse of that probability as many allocations of its size:
-//! the expected sum over all samples is the exact sum over all allocations.
+//! there are. A sample with probability p stands for 1/p allocations of its size: the expected sum
+//! over all samples is the exact sum over all allocations.
 //!
 //! # Forks
 //!
@@ -43,7 +43,10 @@ pub use probes::is_watched;
 pub use records::{
     Counts, FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, MAX_RECORDS, Memory, RECORDS_AT, Record, Totals,
 };
-pub use walk::callers;
+#[doc(hidden)]
+pub use walk::forbid_walks;
+pub(crate) use walk::{ALL, prepare as prepare_walks, run_on_stack, walk, without_signals};
+pub use walk::{callers, here};
 
 use crate::sys;
 use core::sync::atomic::AtomicU8;
@@ -63,6 +66,17 @@ fn is(bit: u8) -> bool {
     // Acquire pairs with the release in `prepare` and `start`: a thread that sees the bit sees the
     // tables.
     STATE.load(Acquire) & bit != 0
+}
+
+/// Returns whether allocations are to be counted and sampled now: for call stacks, or for a tracer
+/// at the probes. Three loads.
+pub(crate) fn takes_samples() -> bool {
+    is(RECORDS) || is_watched()
+}
+
+/// Returns whether there may be sampled blocks. One load.
+pub(crate) fn has_samples() -> bool {
+    is(READY)
 }
 
 /// Returns whether there are records.
@@ -93,13 +107,25 @@ fn prepare() -> bool {
 /// `memory` returns [`BYTES`] zeroed bytes that stay mapped, and that only this module writes.
 pub unsafe fn start(interval: u64, memory: impl FnOnce() -> Option<Memory>) -> bool {
     let made = prepare() && (records::is_there() || walk::prepare());
-    if !made || !(records::is_there() || memory().is_some_and(records::prepare)) {
+    if !made || !(records::is_there() || memory().map(records::prepare).is_some()) {
         return false;
     }
     countdown::set_interval(interval);
     STATE.fetch_or(RECORDS, Release);
     records::note(true);
     true
+}
+
+/// Prepares samples for another use than a profile: for guarded blocks. Makes the tables if there
+/// are none, and sets the mean bytes from one sample to the next unless there is a profile. Returns
+/// false if the system has no memory. The caller makes sure that no two threads start or stop at
+/// the same time.
+pub fn start_samples(interval: u64) -> bool {
+    let made = prepare();
+    if made && !is(RECORDS) {
+        countdown::set_interval(interval);
+    }
+    made
 }
 
 /// Prepares samples for the probes alone, without call stacks. Makes the tables if there are none.
@@ -140,12 +166,13 @@ pub unsafe fn share(memory: impl FnOnce() -> Option<Memory>) -> bool {
 /// walk of the stack.
 ///
 /// The block was sampled: [`is_due`] has returned true for this size, and it has not been freed.
+/// The call stack leaves out what [`callers`] leaves out for `from`.
 #[cold]
 #[inline(never)]
-pub fn allocated(block: *mut u8, size: usize) {
+pub fn allocated(block: *mut u8, size: usize, from: usize) {
     let counts = Counts::of(size, countdown::interval());
     let record = if is(RECORDS) {
-        record_here()
+        record_here(from)
     } else {
         Some(NO_RECORD)
     };
@@ -174,9 +201,9 @@ pub fn allocated(block: *mut u8, size: usize) {
 /// Returns the record of the calling thread's call stack. Returns `None` if there is no room for
 /// it, or if the stack cannot be walked now.
 #[inline(never)]
-fn record_here() -> Option<u32> {
+fn record_here(from: usize) -> Option<u32> {
     let mut frames = [0; FRAMES];
-    let depth = callers(&mut frames)?;
+    let depth = callers(&mut frames, from)?;
     records::find(&frames[..depth])
 }
 
@@ -186,31 +213,36 @@ fn record_here() -> Option<u32> {
 /// The caller still owns the block: the address belongs to no other block yet.
 pub fn freed(block: *mut u8) {
     if let Some(lifted) = lift(block) {
-        drop_lifted(lifted, block);
+        drop_lifted(lifted);
     }
 }
 
 /// Takes the sample of a block out of the table, for a caller that is about to move or resize the
 /// block. Returns `None` if the block was not sampled. Costs as much as [`freed`].
+///
+/// A tracer sees a free now, because the address may belong to another block after the move.
 pub fn lift(block: *mut u8) -> Option<Lifted> {
-    blocks::remove(block)
+    let lifted = blocks::remove(block)?;
+    probes::free(block);
+    Some(lifted)
 }
 
-/// Puts a sample back that was lifted from `block`, which has `size` bytes now, or as many as
-/// before if that is `None`. The sample goes on to stand for as many blocks.
+/// Puts a sample back that was lifted from `block`, which has `size` bytes now. `None` stands for
+/// the size before. The sample goes on to stand for as many blocks. A tracer sees an allocation.
 pub fn put_back(lifted: Lifted, block: *mut u8, size: Option<usize>) {
     let (before, size) = (lifted.counts(), size.unwrap_or(lifted.size));
     let resized = Lifted { size, ..lifted };
     records::resize(lifted.record, before, resized.counts());
-    if !blocks::insert(block, resized) {
+    if blocks::insert(block, resized) {
+        probes::alloc(block, size, resized.counts().bytes);
+    } else {
         records::take(lifted.record, resized.counts());
         records::dropped();
     }
 }
 
-/// Notes that `block`, whose sample was lifted, was freed.
-pub fn drop_lifted(lifted: Lifted, block: *mut u8) {
-    probes::free(block);
+/// Notes that the block whose sample was lifted was freed.
+pub fn drop_lifted(lifted: Lifted) {
     records::take(lifted.record, lifted.counts());
 }
 
@@ -229,7 +261,8 @@ pub fn totals() -> Totals {
     records::totals()
 }
 
-/// Calls `f` with the bytes of the head and the records in use, for a file.
-pub fn with_bytes(f: impl FnOnce(&[u8])) {
+/// Calls `f` with the bytes of the head and the records in use, and the number of these records,
+/// for a file. The head may already count more records.
+pub fn with_bytes(f: impl FnOnce(&[u8], u32)) {
     records::with_bytes(f);
 }

@@ -5,6 +5,9 @@
 //! | `otel_memory:alloc` | address; bytes; how many bytes the sample stands for |
 //! | `otel_memory:free` | address of a block that was sampled |
 //!
+//! A `realloc` of a sampled block is a free. If the block stays in place, an allocation of the new
+//! size follows.
+//!
 //! These are the probes that OpenTelemetry's eBPF profiler takes. `perf` and `bpftrace` can attach
 //! to them too.
 //!

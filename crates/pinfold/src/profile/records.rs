@@ -6,7 +6,7 @@
 //!
 //! A thread that sees a new call stack takes the next record, writes it, and then enters it into
 //! the table by one compare-exchange. If two threads see the same new call stack at the same time,
-//! both may make a record. A reader adds them up.
+//! both may make a record, but only one enters the table. The counts of the other stay 0.
 //!
 //! # Invariants
 //!
@@ -136,7 +136,7 @@ fn head() -> Option<&'static Head> {
     unsafe { MEMORY.load(Acquire).as_ref() }
 }
 
-/// Returns record `nth`, or `None` if there is none.
+/// Returns record `nth`. Returns `None` before the records were made, and beyond the last one.
 fn record(nth: u32) -> Option<&'static Record> {
     if nth as usize >= MAX_RECORDS {
         return None;
@@ -167,12 +167,11 @@ fn getpid() -> u32 {
 }
 
 /// Takes the memory for the records.
-pub(super) fn prepare(memory: Memory) -> bool {
+pub(super) fn prepare(memory: Memory) {
     IS_SHARED.store(memory.is_shared, Relaxed);
     // Release pairs with the acquire in `head`.
     MEMORY.store(memory.start.cast(), Release);
     publish(getpid());
-    true
 }
 
 /// Writes the fields of the head that never change.
@@ -201,8 +200,8 @@ pub(super) fn dropped() {
     }
 }
 
-/// Returns the number of the record of a call stack, and makes the record if there is none. Returns
-/// `None` if there is no room.
+/// Returns the number of the record of a call stack. Makes a record for a new call stack. Returns
+/// `None` if all records are in use.
 pub(super) fn find(frames: &[usize]) -> Option<u32> {
     let hash = hash(frames);
     let mut made = None;
@@ -298,7 +297,12 @@ pub(super) fn resize(nth: u32, before: Counts, after: Counts) {
 
 /// Bytes of the head and the records in use.
 fn used_bytes() -> usize {
-    RECORDS_AT + USED.load(Relaxed) as usize * size_of::<Record>()
+    bytes_of(USED.load(Relaxed))
+}
+
+/// Bytes of the head and `used` records.
+fn bytes_of(used: u32) -> usize {
+    RECORDS_AT + used as usize * size_of::<Record>()
 }
 
 /// Copies the words in use from one memory to another. Other threads may write to either.
@@ -312,22 +316,45 @@ fn copy(from: *const u8, to: *mut u8) {
     }
 }
 
-/// Copies the records of the parent to private memory, in the child of a fork. The parent may count
-/// a few samples meanwhile, and some of these may be in the copy.
+/// Puts private memory in the place of the parent's records, with a copy of them, in the child of a
+/// fork. The parent may count a few samples meanwhile, and some of these may be in the copy.
 ///
 /// If the system has no memory, the child has no records: its samples are dropped.
 pub(super) fn in_child(pid: u32) {
     if !IS_SHARED.swap(false, Relaxed) {
         return;
     }
-    let from = MEMORY.load(Acquire).cast::<u8>();
-    let fresh = sys::map_sparse(super::BYTES).map_or(null_mut(), |fresh| fresh.as_ptr());
-    if !fresh.is_null() {
-        copy(from, fresh);
-    }
-    // Release pairs with the acquire in `head`.
-    MEMORY.store(fresh.cast(), Release);
+    let old = MEMORY.load(Acquire).cast::<u8>();
+    let Some(fresh) = sys::map_sparse(super::BYTES) else {
+        MEMORY.store(null_mut(), Relaxed);
+        return;
+    };
+    copy(old, fresh.as_ptr());
+    // SAFETY: both mappings have this size and belong to this module, and the old content is
+    // copied.
+    unsafe { replace(old, fresh.as_ptr()) };
     publish(pid);
+}
+
+/// Puts the memory at `fresh` in the place of the memory at `old`, which has the same records. If
+/// the kernel refuses, the records go on at `fresh`.
+///
+/// # Safety
+///
+/// Both are mappings of [`super::BYTES`] bytes, which only this module uses. `old` is that of
+/// [`MEMORY`].
+unsafe fn replace(old: *mut u8, fresh: *mut u8) {
+    // SAFETY: the caller promises both mappings. The exchange is atomic for threads that count at
+    // the old place.
+    let moved = unsafe { sys::move_pages(fresh, old, super::BYTES) };
+    if !moved {
+        // The kernel may have unmapped the old place before it failed, and a thread may count there
+        // a last time.
+        // SAFETY: only this module knows the place.
+        unsafe { sys::map_at(old, super::BYTES) };
+        // Release pairs with the acquire in `head`.
+        MEMORY.store(fresh.cast(), Release);
+    }
 }
 
 /// Moves private records to the memory that `memory` makes, if it is shared. See [`super::share`].
@@ -344,17 +371,8 @@ pub(super) unsafe fn share(memory: impl FnOnce() -> Option<Memory>) -> bool {
         return false;
     };
     copy(old, fresh.start);
-    // SAFETY: both are mappings of this size, of this module and of the caller. The exchange is
-    // atomic for threads that count at the old place.
-    let moved = unsafe { sys::move_pages(fresh.start, old, super::BYTES) };
-    if !moved {
-        // The kernel may have unmapped the old place before it failed, and a thread may count there
-        // a last time. The records go on at the new place.
-        // SAFETY: only this module knows the place.
-        unsafe { sys::map_at(old, super::BYTES) };
-        // Release pairs with the acquire in `head`.
-        MEMORY.store(fresh.start.cast(), Release);
-    }
+    // SAFETY: the old mapping is this module's, and the caller gives up the new one.
+    unsafe { replace(old, fresh.start) };
     IS_SHARED.store(fresh.is_shared, Relaxed);
     publish(getpid());
     true
@@ -394,12 +412,14 @@ pub(super) fn totals() -> Totals {
     })
 }
 
-/// Calls `f` with the bytes of the head and the records in use.
-pub(super) fn with_bytes(f: impl FnOnce(&[u8])) {
+/// Calls `f` with the bytes of the head and the records in use, and the number of these records.
+pub(super) fn with_bytes(f: impl FnOnce(&[u8], u32)) {
     let memory = MEMORY.load(Acquire).cast::<u8>();
+    let used = USED.load(Relaxed);
     if !memory.is_null() {
         // SAFETY: the memory has so many bytes, and stays mapped. Other threads may count
         // meanwhile. `f` only passes the bytes to the system, which copies them.
-        f(unsafe { core::slice::from_raw_parts(memory, used_bytes()) });
+        let bytes = unsafe { core::slice::from_raw_parts(memory, bytes_of(used)) };
+        f(bytes, used);
     }
 }

@@ -2,23 +2,24 @@
 //!
 //! The unwinder needs a few KiB of stack, which a thread with a small stack may not have left. So a
 //! walk switches to one of [`WALKERS`] stacks. A thread takes a stack by one compare-exchange, and
-//! drops its sample if all are taken, or if it is a signal handler that has interrupted a walk of
-//! the same thread.
+//! drops its sample if all are taken. Signals wait until the walk is over.
 
 use super::records::FRAMES;
 use crate::sys;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicUsize};
 use pinfold_rseq::thread_pointer;
 
 /// The number of stacks, and so of threads that can walk at the same time.
 const WALKERS: usize = 16;
-/// Bytes of each stack.
+/// Bytes of each stack. No signal handler runs on it.
 const STACK: usize = 64 << 10;
 
 /// The thread pointers of the threads that walk, or 0.
 static OWNERS: [AtomicUsize; WALKERS] = [const { AtomicUsize::new(0) }; WALKERS];
+/// Whether the unwinder may allocate while it holds a lock that a walk needs.
+static MAY_HANG: AtomicBool = AtomicBool::new(false);
 /// The address of the first stack.
 static STACKS: AtomicUsize = AtomicUsize::new(0);
 
@@ -28,49 +29,113 @@ unsafe extern "C" {
         walk: *mut c_void,
     ) -> c_int;
     fn _Unwind_GetIP(context: *mut c_void) -> usize;
+    /// Returns the value that the frame's stack pointer had at the call.
+    fn _Unwind_GetCFA(context: *mut c_void) -> usize;
+}
+
+/// Ends all walks, and with them all samples of call stacks, for the rest of the process: the
+/// unwinder may allocate from now on while it holds a lock that a walk needs. One store.
+pub fn forbid_walks() {
+    // A walk that has begun holds no lock of this library's, so no other thread waits for it.
+    MAY_HANG.store(true, Relaxed);
 }
 
 /// Makes the stacks, and walks once: the first walk may load the unwinder's library. Returns false
 /// if there is no memory, or if the stack cannot be walked now.
-pub(super) fn prepare() -> bool {
+pub(crate) fn prepare() -> bool {
     if STACKS.load(Relaxed) == 0 {
         let Some(stacks) = sys::map_sparse(WALKERS * STACK) else {
             return false;
         };
-        // Release pairs with the acquire in `callers`.
+        // Release pairs with the acquire in `on_own_stack`.
         STACKS.store(stacks.as_ptr() as usize, Release);
     }
-    callers(&mut [0; FRAMES]).is_some()
+    callers(&mut [0; FRAMES], ALL).is_some()
+}
+
+/// For [`callers`] and [`walk`]: leaves no frame out.
+pub(crate) const ALL: usize = 0;
+
+/// Returns an address in the frame of the calling function, for [`callers`].
+#[inline(always)]
+pub fn here() -> usize {
+    let place = 0u8;
+    &raw const place as usize
 }
 
 /// Writes the return addresses of the calling thread's frames to `frames`, innermost first. Returns
 /// how many there are, or `None` if the stack cannot be walked now.
 ///
-/// The innermost frames are those of this library.
-pub fn callers(frames: &mut [usize; FRAMES]) -> Option<usize> {
-    let stacks = STACKS.load(Acquire);
-    let thread = thread_pointer();
-    let is_mine = |owner: &AtomicUsize| owner.load(Relaxed) == thread;
-    if stacks == 0 || OWNERS.iter().any(is_mine) {
+/// Leaves out the frame of the function in which [`here`] returned `from`, and the frames of the
+/// functions that it called.
+pub fn callers(frames: &mut [usize; FRAMES], from: usize) -> Option<usize> {
+    let mut depth = 0;
+    if MAY_HANG.load(Relaxed) {
         return None;
     }
-    // Acquire and the release below pair: a thread sees that the last one has left the stack.
-    let nth = OWNERS
-        .iter()
-        .position(|owner| owner.compare_exchange(0, thread, Acquire, Relaxed).is_ok())?;
-    let mut this = Walk { frames, depth: 0 };
-    // SAFETY: this thread owns the stack, whose end is a multiple of 16. `walk_here` expects a
-    // `Walk`.
-    unsafe {
-        on_stack(
-            stacks + (nth + 1) * STACK,
-            walk_here,
-            (&raw mut this).cast(),
-        );
-    };
-    let depth = this.depth;
-    OWNERS[nth].store(0, Release);
+    on_own_stack(&mut || depth = walk(frames, from));
     (depth > 0).then_some(depth)
+}
+
+/// Runs `f` on one of the stacks of this module. Does nothing if [`prepare`] has made none, if all
+/// are in use, or if the thread runs on one already.
+fn on_own_stack(f: &mut dyn FnMut()) {
+    let stacks = STACKS.load(Acquire);
+    if stacks != 0 {
+        // A signal handler may leave by a jump as soon as signals wait no more. So the stack is
+        // given back before that.
+        without_signals(u64::MAX, || take_stack_and_run(stacks, f));
+    }
+}
+
+fn take_stack_and_run(stacks: usize, f: &mut dyn FnMut()) {
+    let thread = thread_pointer();
+    let is_mine = |owner: &AtomicUsize| owner.load(Relaxed) == thread;
+    // Acquire and the release below pair: a thread sees that the last one has left the stack.
+    let take = |owner: &AtomicUsize| owner.compare_exchange(0, thread, Acquire, Relaxed).is_ok();
+    if OWNERS.iter().any(is_mine) {
+        return;
+    }
+    let Some(nth) = OWNERS.iter().position(take) else {
+        return;
+    };
+    // SAFETY: this thread owns the stack, whose end is a multiple of 16.
+    unsafe { run_on_stack(stacks + (nth + 1) * STACK, f) };
+    OWNERS[nth].store(0, Release);
+}
+
+/// Runs `f`, which takes another stack, while the signals of this thread in `which` wait: a bit for
+/// each, of which bit 0 is signal 1. Does nothing, and returns false, if the system refuses.
+///
+/// A signal handler that ran on a stack of this library would find little room there. It could
+/// leave that stack by a jump. And if this thread is in a handler on an alternate stack, the kernel
+/// would begin the next handler at that stack's top, over the frames of the first.
+pub(crate) fn without_signals(which: u64, f: impl FnOnce()) -> bool {
+    let set = |how: c_int, new: *const u64, old: *mut u64| {
+        // Calls the kernel directly: the C library leaves its own signals out.
+        // SAFETY: the pointers are null, or to a set of 64 signals, which has 8 bytes.
+        sys::keep_errno(|| unsafe {
+            libc::syscall(libc::SYS_rt_sigprocmask, how, new, old, size_of::<u64>()) == 0
+        })
+    };
+    let mut before = 0u64;
+    if !set(libc::SIG_BLOCK, &raw const which, &raw mut before) {
+        return false;
+    }
+    f();
+    set(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut());
+    true
+}
+
+/// Runs `f` on the stack that ends at `top`.
+///
+/// # Safety
+///
+/// `top` is a multiple of 16, and the end of memory that is large enough for `f`, and that no other
+/// code uses.
+pub(crate) unsafe fn run_on_stack(top: usize, mut f: &mut dyn FnMut()) {
+    // SAFETY: the caller promises the stack. `run` expects the address of a `&mut dyn FnMut()`.
+    unsafe { on_stack(top, run, (&raw mut f).cast()) };
 }
 
 /// Frees the stacks of threads that do not exist in the child of a fork.
@@ -83,19 +148,33 @@ pub(super) fn in_child() {
     }
 }
 
+extern "C" fn run(f: *mut c_void) {
+    // SAFETY: `run_on_stack` passes the address of a closure that lives until this function
+    // returns.
+    let f = unsafe { &mut *f.cast::<&mut dyn FnMut()>() };
+    f();
+}
+
 struct Walk<'f> {
-    frames: &'f mut [usize; FRAMES],
+    frames: &'f mut [usize],
     depth: usize,
+    /// Frames are left out up to the one that contains this address. [`ALL`] from then on.
+    from: usize,
 }
 
-extern "C" fn walk_here(this: *mut c_void) {
-    // SAFETY: `callers` passes a `Walk` that lives until this function returns.
-    walk(unsafe { &mut *this.cast() });
-}
-
-fn walk(this: &mut Walk<'_>) {
-    // SAFETY: `step` expects a `Walk`.
-    unsafe { _Unwind_Backtrace(step, core::ptr::from_mut(this).cast()) };
+/// Writes the return addresses of the calling thread's frames to `frames`, innermost first, and
+/// returns how many there are. Leaves frames out as [`callers`] does. Uses a few KiB of the stack.
+/// The process's first walk may load the unwinder's library.
+#[inline(never)]
+pub(crate) fn walk(frames: &mut [usize], from: usize) -> usize {
+    let mut this = Walk {
+        frames,
+        depth: 0,
+        from,
+    };
+    // SAFETY: `step` expects a `Walk`, which lives until the call returns.
+    unsafe { _Unwind_Backtrace(step, (&raw mut this).cast()) };
+    this.depth
 }
 
 /// Records one frame. The unwinder calls this for each frame. A result of 0 continues the walk, any
@@ -103,6 +182,16 @@ fn walk(this: &mut Walk<'_>) {
 extern "C" fn step(context: *mut c_void, this: *mut c_void) -> c_int {
     // SAFETY: `walk` passed the `Walk`, and the unwinder passes a valid context.
     let (this, address) = unsafe { (&mut *this.cast::<Walk<'_>>(), _Unwind_GetIP(context)) };
+    if this.from != ALL {
+        // SAFETY: the unwinder passes a valid context.
+        let stack_pointer = unsafe { _Unwind_GetCFA(context) };
+        let walkers = STACKS.load(Relaxed);
+        let is_walkers = (walkers..walkers + WALKERS * STACK).contains(&stack_pointer);
+        if is_walkers || stack_pointer <= this.from {
+            return 0;
+        }
+        this.from = ALL;
+    }
     match this.frames.get_mut(this.depth) {
         Some(frame) if address != 0 => {
             *frame = address;

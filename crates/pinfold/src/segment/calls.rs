@@ -19,20 +19,20 @@ pub struct Call(usize);
 
 impl Call {
     /// Bytes that callers asked for, in blocks of every size.
-    pub const REQUESTED: Call = Call(2 * CLASSES);
+    pub const REQUESTED: Call = Call(3 * CLASSES);
     /// Blocks larger than the largest class that were allocated.
-    pub const LARGE_ALLOC: Call = Call(2 * CLASSES + 1);
+    pub const LARGE_ALLOC: Call = Call(3 * CLASSES + 1);
     /// Blocks larger than the largest class that were freed.
-    pub const LARGE_FREE: Call = Call(2 * CLASSES + 2);
+    pub const LARGE_FREE: Call = Call(3 * CLASSES + 2);
     /// Bytes allocated in blocks larger than the largest class.
-    pub const LARGE_BYTES: Call = Call(2 * CLASSES + 3);
+    pub const LARGE_BYTES: Call = Call(3 * CLASSES + 3);
     /// Bytes freed in blocks larger than the largest class.
-    pub const LARGE_BYTES_FREED: Call = Call(2 * CLASSES + 4);
+    pub const LARGE_BYTES_FREED: Call = Call(3 * CLASSES + 4);
     /// Calls of `realloc` and `reallocarray`. A call that moved the block also counts as an
     /// allocation and a free.
-    pub const REALLOC: Call = Call(2 * CLASSES + 5);
+    pub const REALLOC: Call = Call(3 * CLASSES + 5);
     /// Calls that failed, without memory or because of a bad argument.
-    pub const FAILED: Call = Call(2 * CLASSES + 6);
+    pub const FAILED: Call = Call(3 * CLASSES + 6);
 
     /// Returns the event of an allocation of class `class`.
     ///
@@ -59,13 +59,27 @@ impl Call {
     pub const fn free(class: usize) -> Call {
         Call(CLASSES + class)
     }
+
+    /// Returns the event of bytes that callers asked for, in blocks of class `class`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let requested = pinfold::segment::Call::requested(0);
+    /// assert_ne!(requested, pinfold::segment::Call::free(0));
+    /// ```
+    #[inline]
+    pub const fn requested(class: usize) -> Call {
+        Call(2 * CLASSES + class)
+    }
 }
 
-const CALL_NAMES: [&str; 2 * CLASSES + 7] = {
-    let mut names = ["alloc"; 2 * CLASSES + 7];
+const CALL_NAMES: [&str; 3 * CLASSES + 7] = {
+    let mut names = ["alloc"; 3 * CLASSES + 7];
     let mut class = 0;
     while class < CLASSES {
         names[CLASSES + class] = "free";
+        names[2 * CLASSES + class] = "requested";
         class += 1;
     }
     let rest = [
@@ -79,7 +93,7 @@ const CALL_NAMES: [&str; 2 * CLASSES + 7] = {
     ];
     let mut nth = 0;
     while nth < rest.len() {
-        names[2 * CLASSES + nth] = rest[nth];
+        names[3 * CLASSES + nth] = rest[nth];
         nth += 1;
     }
     names

@@ -15,6 +15,7 @@ use crate::lock::{Guard, Lock};
 use crate::shepherd::{self, Reach};
 use crate::vmstat::{Item, VmEvents, VmStat};
 use core::fmt;
+use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 /// What the value of a shown counter is.
@@ -139,7 +140,7 @@ pub enum ShowError {
     Taken,
     /// The process shows as many counters as the segment has room for.
     Full,
-    /// The call is in a signal handler that interrupted another such call, or a fork.
+    /// The caller is a signal handler that interrupted another such call, or a fork.
     Busy,
     /// The shepherd has no room for another drain (see [`register`](crate::shepherd::register)).
     NoDrain,
@@ -159,7 +160,9 @@ impl fmt::Display for ShowError {
             ShowError::NoDrain => {
                 f.write_str("16 drains are registered with the shepherd: register fewer")
             }
-            ShowError::Busy => f.write_str("a signal handler interrupted a call: call it later"),
+            ShowError::Busy => f.write_str(
+                "this signal handler interrupted a fork, or a call that shows or hides a counter: call again after the handler",
+            ),
         }
     }
 }
@@ -185,6 +188,8 @@ struct Entry {
 type Table = [Option<Entry>; COUNTERS];
 
 static TABLE: Lock<Table> = Lock::new([None; COUNTERS]);
+/// Whether this process, or one that it was forked from, has ever shown a counter.
+static EVER_SHOWN: AtomicBool = AtomicBool::new(false);
 
 /// Takes the table's lock. Returns `None` if a fork cannot be made to wait for the lock, or in a
 /// signal handler that interrupted the holder.
@@ -265,6 +270,7 @@ fn enter<R: Read>(names: &[&str], counter: &'static R) -> Result<(), ShowError> 
     if table.iter().filter(|entry| entry.is_none()).count() < names.len() {
         return Err(ShowError::Full);
     }
+    EVER_SHOWN.store(true, Relaxed);
     let mut free = table.iter_mut().enumerate().filter(|(_, e)| e.is_none());
     for (nth, name) in names.iter().enumerate() {
         if let Some((at, place)) = free.next() {
@@ -306,24 +312,24 @@ fn checked(name: &str) -> Result<Name, ShowError> {
 /// assert!(!pinfold::segment::hide("requests"));
 /// ```
 pub fn hide(name: &str) -> bool {
-    checked(name).is_ok_and(|name| remove(|entry| entry.name == name))
+    checked(name).is_ok_and(|name| remove(|entry| entry.name == name) == Some(true))
 }
 
 /// Ends the showing of the counter or set at address `counter`, before it is destroyed. Returns
-/// whether it was shown.
+/// false if the counter may still be shown: the caller must not free it then. This happens in a
+/// signal handler that interrupted a call of this module, or a fork.
 #[doc(hidden)]
+#[must_use]
 pub fn hide_at(counter: *const ()) -> bool {
-    remove(|entry| entry.counter == counter as usize)
+    remove(|entry| entry.counter == counter as usize).is_some()
 }
 
-fn remove(is_wanted: impl Fn(&Entry) -> bool) -> bool {
-    // No counter was ever shown: no lock is taken.
-    if current().is_none_or(|segment| segment.counters_used.load(Relaxed) == 0) {
-        return false;
+/// Removes entries. Returns whether there were any, or `None` without the table's lock.
+fn remove(is_wanted: impl Fn(&Entry) -> bool) -> Option<bool> {
+    if !EVER_SHOWN.load(Relaxed) {
+        return Some(false);
     }
-    let Some(mut table) = table() else {
-        return false;
-    };
+    let mut table = table()?;
     let mut found = false;
     for (at, place) in table.iter_mut().enumerate() {
         if place.as_ref().is_some_and(&is_wanted) {
@@ -334,7 +340,7 @@ fn remove(is_wanted: impl Fn(&Entry) -> bool) -> bool {
             }
         }
     }
-    found
+    Some(found)
 }
 
 /// Copies the values of all shown counters to the segment. The shepherd's ticks call it.

@@ -49,6 +49,8 @@ crate::vmstat_items! {
         BarnPutFail = "barn_put_fail",
         /// Objects taken from slabs, into sheaves or directly to a caller.
         Refilled = "refilled",
+        /// Not a count of events, but a level: the objects in the barn's full sheaves now.
+        BarnObjects = "barn_objects",
         /// Objects taken from slabs into sheaves.
         SheafRefill = "sheaf_refill",
         /// Objects given back to slabs, from sheaves or directly from a caller.
@@ -63,7 +65,8 @@ crate::vmstat_items! {
 }
 
 impl SlabEvent {
-    /// Returns whether only the thread that holds the node's lock counts this event.
+    /// Returns whether only the thread that holds the node's lock counts this event. A
+    /// [level](Self::BarnObjects) is one of them.
     pub const fn is_locked(self) -> bool {
         self as usize >= SlabEvent::SlabAlloc as usize
     }
@@ -104,6 +107,11 @@ impl NodeEvents {
         } else {
             word.fetch_add(n as u64, Relaxed);
         }
+    }
+
+    /// Subtracts `n`, which was added before, from a level. The caller holds the node's lock.
+    pub(crate) fn sub(&self, level: SlabEvent, n: usize) {
+        self.add(level, n.wrapping_neg());
     }
 
     /// Adds each count to its place in `counts`.

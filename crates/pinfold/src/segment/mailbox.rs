@@ -9,23 +9,51 @@
 //!
 //! # Slots
 //!
-//! A slot has three words. The *request* word holds the asked process, the kind of the request, the
+//! A slot has four words. The *request* word holds the asked process, the kind of the request, the
 //! state, and the time from which on the slot is free again:
 //!
 //! | state of the request word | who may change it | to |
 //! |---|---|---|
 //! | 0, or any word whose time has passed | an asking process | `WRITING` |
-//! | `WRITING` | the asking process that wrote it, after it stored the two other words | `POSTED` |
+//! | `WRITING` | the asking process that wrote it, after it stored the other words | `POSTED` |
 //! | `POSTED` | a thread of the asked process | `TAKEN` |
-//! | `TAKEN` | the asking process, after it has read the answer; or the asked process, for a request without an answer | 0 |
+//! | `TAKEN` | the asking process, after it has read the answer or given up | 0 |
+//! | `POSTED` | the asking process, if it gives up | 0 |
+//! | `POSTED` whose time has passed | a thread of the asked process | 0 |
 //!
-//! The *argument* word belongs to the asking process from `WRITING` on. The asked process reads it
-//! after `TAKEN`, and then reads the request word again. If that word has changed, the slot was
-//! given to another request meanwhile, and the asked process does nothing.
+//! The *argument* word and the *seal* word belong to the asking process from `WRITING` on. The seal
+//! is the exclusive or of the argument and the `POSTED` word. The asked process reads both after
+//! `TAKEN`, and does nothing unless they fit this request. There are two reasons why they may not:
 //!
-//! The *answer* word holds a copy of the `POSTED` word until the asked process exchanges this copy
-//! for an [`Answer`]. A process that answers after the request's time finds another word in its
-//! place, and the answer is dropped. So no process reads an answer to another process's request.
+//! * The time of the request has passed, and the slot was given to another request.
+//! * An asking process stopped in `WRITING` until its time had passed, for example by a signal.
+//!   Then it went on, and stored its words into a slot that belongs to another request by now. This
+//!   other request then gets no answer.
+//!
+//! The *answer* word belongs to both processes:
+//!
+//! | state of the answer word | who may change it | to |
+//! |---|---|---|
+//! | any word | the asking process, in `WRITING` | a copy of the `POSTED` word |
+//! | a copy of the `POSTED` word | the asked process | an [`Answer`], or `WANTS_CONSENT` |
+//! | `WANTS_CONSENT`, with the request's end | the asking process | `HAS_CONSENT`, with the same end |
+//! | `WANTS_CONSENT`, `HAS_CONSENT` | the asked process | an [`Answer`] |
+//!
+//! A process that answers after the request's time finds another word in its place, and the answer
+//! is dropped. So no process reads an answer to another process's request.
+//!
+//! # Consent
+//!
+//! For some requests, the asked process makes system calls that it does not make otherwise. A
+//! seccomp filter may end the process at such a call, and a process cannot find out about its
+//! filters without one more system call. The asking process can: it reads `/proc/PID/task`. But the
+//! asked process may enter a filter between that moment and its look at the mailbox.
+//!
+//! So a thread that has taken such a request sets `WANTS_CONSENT`, and waits for a short time. It
+//! enters no filter while it waits. The asking process then reads again which threads have filters,
+//! and sets `HAS_CONSENT` only if none has. Another thread can put a filter on all threads
+//! (`SECCOMP_FILTER_FLAG_TSYNC`). If it does so just after the asking process has read, the asked
+//! process makes the calls inside the filter.
 //!
 //! # The bell
 //!
@@ -33,16 +61,15 @@
 //! that sleep on this word: the shepherds of all processes that share the mailbox. Each then looks
 //! for requests of its own. A process without a shepherd looks at the ticks of its slow paths.
 
-use super::files::now_ms;
+use super::primitive::{AtomicU32, AtomicU64, SLOTS, now_ms};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// The value of [`Mailbox::magic`].
-pub const MAIL_MAGIC: u64 = u64::from_le_bytes(*b"PINMAIL\x02");
+pub const MAIL_MAGIC: u64 = u64::from_le_bytes(*b"PINMAIL\x03");
 /// The value of [`Mailbox::version`]. Other versions are not asked.
-pub const MAIL_VERSION: u32 = 1;
+pub const MAIL_VERSION: u32 = 3;
 
-/// Asks a child of a fork to make a segment of its own. Has no argument and no answer.
+/// Asks a child of a fork to make a segment of its own. The argument is ignored. Needs consent.
 pub const MAKE: u32 = 1;
 /// Asks for free memory to go back to the system. The argument is ignored. The answer's value is a
 /// number of bytes.
@@ -50,18 +77,13 @@ pub const TRIM: u32 = 2;
 /// Asks for the present value of the setting whose number is the argument.
 pub const GET: u32 = 3;
 /// Asks for a heap profile. The argument is the mean number of bytes from one sample to the next. A
-/// child of a fork makes a file of its own for the profile.
+/// child of a fork makes a file of its own for the profile. Needs consent.
 pub const HEAP_START: u32 = 4;
 /// Asks for the end of the heap profile. The argument is ignored.
 pub const HEAP_STOP: u32 = 5;
 /// Asks for a new value of a setting. The kind is this number plus the setting's. The argument is
 /// the value, and so is the answer's.
 pub const SET: u32 = 16;
-/// The kinds from [`SET`] on that are settings.
-pub const SETS: u32 = 16;
-
-/// The number of requests that a mailbox holds at once.
-pub const SLOTS: usize = 32;
 
 /// The mailbox. The module's text says who may write which word.
 ///
@@ -80,6 +102,7 @@ pub struct Mailbox {
     pub bell: AtomicU32,
     requests: [AtomicU64; SLOTS],
     arguments: [AtomicU64; SLOTS],
+    seals: [AtomicU64; SLOTS],
     answers: [AtomicU64; SLOTS],
 }
 
@@ -153,6 +176,12 @@ impl Request {
     fn in_state(self, state: u32) -> u64 {
         Request { state, ..self }.word()
     }
+
+    /// Returns the answer word for `WANTS_CONSENT` or `HAS_CONSENT`. It holds the request's end, so
+    /// that a late exchange does not fit a request with another end in the same slot.
+    fn consent(self, code: u64) -> u64 {
+        code << CODE_AT | u64::from(self.until) << STATE_BITS
+    }
 }
 
 /// What a process says to a request: a code, and a value of 56 bits.
@@ -184,9 +213,25 @@ pub enum Code {
     Value = 4,
     /// The process cannot do this now.
     Refused = 5,
+    /// The process has waited for the asking process's consent, and done nothing.
+    NoConsent = 6,
+}
+
+/// What an asked process that wants the asking process's consent may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consent {
+    /// Go on: the asking process has given its consent.
+    Given,
+    /// Wait.
+    Awaited,
+    /// Do nothing: the asking process has given up, or the request's time has passed.
+    Gone,
 }
 
 const CODE_AT: u32 = 56;
+/// The codes of answer words that are not answers.
+const WANTS_CONSENT: u64 = 0xfe;
+const HAS_CONSENT: u64 = 0xff;
 const VALUE: u64 = (1 << CODE_AT) - 1;
 
 impl Answer {
@@ -208,6 +253,7 @@ impl Answer {
             Code::Unknown,
             Code::Value,
             Code::Refused,
+            Code::NoConsent,
         ];
         codes.into_iter().find(|&known| known as u8 == code)
     }
@@ -242,6 +288,21 @@ impl Taken {
 }
 
 impl Mailbox {
+    /// Returns a mailbox whose words are all 0.
+    #[cfg(test)]
+    pub(crate) fn zeroed() -> Mailbox {
+        let zeroes = || core::array::from_fn(|_| AtomicU64::new(0));
+        Mailbox {
+            magic: AtomicU64::new(0),
+            version: AtomicU32::new(0),
+            bell: AtomicU32::new(0),
+            requests: zeroes(),
+            arguments: zeroes(),
+            seals: zeroes(),
+            answers: zeroes(),
+        }
+    }
+
     /// Writes the head of a new mailbox, all of whose words are 0.
     pub fn fill_in(&self) {
         self.version.store(MAIL_VERSION, Relaxed);
@@ -255,16 +316,15 @@ impl Mailbox {
         self.magic.load(Acquire) == MAIL_MAGIC && self.version.load(Relaxed) == MAIL_VERSION
     }
 
-    /// Posts `request` with `argument`, and changes the bell. The caller then wakes those who sleep
-    /// on the bell. Returns `None` if all slots are taken.
+    /// Posts `request` with `argument`, and changes the bell. The caller then wakes the threads
+    /// that sleep on the bell. Returns `None` if all slots are taken.
     pub fn post(&self, request: Request, argument: u64) -> Option<Posted> {
         let slot = (0..SLOTS).find(|&slot| self.claim(slot, request))?;
-        // Release: a thread that sees one of these two words also sees `WRITING`. Pairs with the
-        // acquire loads in `take` and `answer`.
-        self.arguments[slot].store(argument, Release);
-        self.answers[slot].store(request.in_state(POSTED), Release);
         let (writing, posted) = (request.in_state(WRITING), request.in_state(POSTED));
-        // Release pairs with the acquire in `take`: the asked process sees the two words.
+        self.arguments[slot].store(argument, Relaxed);
+        self.seals[slot].store(argument ^ posted, Relaxed);
+        self.answers[slot].store(posted, Relaxed);
+        // Release pairs with the acquire in `take`: the asked process sees these words.
         let posted = self.requests[slot].compare_exchange(writing, posted, Release, Relaxed);
         // Release pairs with the acquire of the shepherd: it sees the request.
         self.bell.fetch_add(1, Release);
@@ -277,33 +337,30 @@ impl Mailbox {
         let is_free = old == 0 || !Request::from_word(old).is_open(now_ms());
         let writing = request.in_state(WRITING);
         // Acquire keeps the stores to the slot's other words behind this exchange.
-        let claimed = || self.requests[slot].compare_exchange(old, writing, AcqRel, Relaxed);
+        let claimed = || self.requests[slot].compare_exchange(old, writing, Acquire, Relaxed);
         is_free && claimed().is_ok()
     }
 
     /// Takes the next request for process `pid` that is open. At most one thread takes a request.
+    /// Frees the slots of requests for the process whose time has passed: their words would look
+    /// open again when the clock's 32 bits have wrapped.
     pub fn take(&self, pid: u32) -> Option<Taken> {
         (0..SLOTS).find_map(|slot| {
             // Most looks find no request. They only load each word.
             let word = self.requests[slot].load(Relaxed);
             let request = Request::from_word(word);
-            if request.state != POSTED
-                || request.pid != pid
-                || pid == 0
-                || !request.is_open(now_ms())
-            {
+            if request.state != POSTED || request.pid != pid || pid == 0 {
                 return None;
             }
-            let taken = request.in_state(TAKEN);
+            let is_open = request.is_open(now_ms());
+            let taken = if is_open { request.in_state(TAKEN) } else { 0 };
             // Acquire pairs with the release in `post`: this thread sees the argument.
             self.requests[slot]
                 .compare_exchange(word, taken, AcqRel, Relaxed)
                 .ok()?;
-            // Acquire pairs with the release in `post`. If this is the argument of a later
-            // request, the load below sees that the slot has changed.
-            let argument = self.arguments[slot].load(Acquire);
-            let is_mine = self.requests[slot].load(Relaxed) == taken;
-            is_mine.then_some(Taken {
+            let argument = self.arguments[slot].load(Relaxed);
+            let fits = self.seals[slot].load(Relaxed) == argument ^ word;
+            (is_open && fits).then_some(Taken {
                 slot,
                 request,
                 argument,
@@ -311,25 +368,66 @@ impl Mailbox {
         })
     }
 
-    /// Answers a request that [`take`](Self::take) returned. Without an answer, frees the slot.
-    pub fn answer(&self, taken: Taken, answer: Option<Answer>) {
-        let (slot, request) = (taken.slot, taken.request);
-        // Release pairs with the acquire in `answer_to`: the asking process sees what was done.
-        let _ = match answer {
-            Some(Answer(answer)) => self.answers[slot].compare_exchange(
-                request.in_state(POSTED),
-                answer,
-                Release,
-                Relaxed,
-            ),
-            None => {
-                self.requests[slot].compare_exchange(request.in_state(TAKEN), 0, Release, Relaxed)
-            }
-        };
+    /// Asks for the consent to a request that [`take`](Self::take) returned.
+    pub fn want_consent(&self, taken: Taken) {
+        let (posted, wants) = (
+            taken.request.in_state(POSTED),
+            taken.request.consent(WANTS_CONSENT),
+        );
+        // Release pairs with the acquire in `wants_consent`.
+        let _ = self.answers[taken.slot].compare_exchange(posted, wants, Release, Relaxed);
     }
 
-    /// Returns the answer to a posted request, or `None` if there is none yet. Frees the slot of an
-    /// answered request.
+    /// Returns what has become of the wish for consent.
+    pub fn consent(&self, taken: Taken) -> Consent {
+        let request = taken.request;
+        // Acquire pairs with the release in `give_consent`.
+        let word = self.answers[taken.slot].load(Acquire);
+        let is_open = self.requests[taken.slot].load(Relaxed) == request.in_state(TAKEN);
+        if word == request.consent(HAS_CONSENT) {
+            Consent::Given
+        } else if is_open && word == request.consent(WANTS_CONSENT) {
+            Consent::Awaited
+        } else {
+            Consent::Gone
+        }
+    }
+
+    /// Answers a request that [`take`](Self::take) returned.
+    pub fn answer(&self, taken: Taken, answer: Answer) {
+        let request = taken.request;
+        // The asking process may give its consent between two of these exchanges, so the words come
+        // in the order in which they may follow each other.
+        let words = [
+            request.in_state(POSTED),
+            request.consent(WANTS_CONSENT),
+            request.consent(HAS_CONSENT),
+        ];
+        words.into_iter().any(|word| {
+            // Release pairs with the acquire in `answer_to`: the asking process sees what was done.
+            self.answers[taken.slot]
+                .compare_exchange(word, answer.0, Release, Relaxed)
+                .is_ok()
+        });
+    }
+
+    /// Returns whether the asked process waits for the consent to a posted request.
+    pub fn wants_consent(&self, posted: Posted) -> bool {
+        // Acquire pairs with the release in `want_consent`: what the asking process reads about the
+        // asked one from now on is of a time when the asked thread waits.
+        self.answers[posted.slot].load(Acquire) == posted.request.consent(WANTS_CONSENT)
+    }
+
+    /// Gives the consent to a posted request.
+    pub fn give_consent(&self, posted: Posted) {
+        let request = posted.request;
+        let (wants, has) = (request.consent(WANTS_CONSENT), request.consent(HAS_CONSENT));
+        // Release pairs with the acquire in `consent`.
+        let _ = self.answers[posted.slot].compare_exchange(wants, has, Release, Relaxed);
+    }
+
+    /// Returns the answer to a posted request. Returns `None` before it is answered. Frees the slot
+    /// of an answered request.
     pub fn answer_to(&self, posted: Posted) -> Option<Answer> {
         // Acquire pairs with the release in `answer`.
         let word = self.answers[posted.slot].load(Acquire);
@@ -352,121 +450,6 @@ impl Mailbox {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::boxed::Box;
-    use std::thread;
-
-    fn mailbox() -> Box<Mailbox> {
-        // SAFETY: a mailbox consists of integers, so zeroes are valid.
-        let mailbox: Box<Mailbox> = unsafe { Box::new_zeroed().assume_init() };
-        mailbox.fill_in();
-        mailbox
-    }
-
-    #[test]
-    fn a_request_is_taken_once_by_the_process_it_names_and_answered() {
-        let mailbox = mailbox();
-        assert!(mailbox.is_ready());
-        let posted = mailbox.post(Request::new(7, TRIM, 60_000), 99).unwrap();
-        assert!(mailbox.take(8).is_none());
-        assert_eq!(mailbox.answer_to(posted), None);
-        let taken = mailbox.take(7).unwrap();
-        assert_eq!((taken.what(), taken.argument), (TRIM, 99));
-        assert!(mailbox.take(7).is_none());
-        assert_eq!(mailbox.answer_to(posted), None);
-        let answer = Answer::new(Code::Done, 12345);
-        mailbox.answer(taken, Some(answer));
-        assert_eq!(mailbox.answer_to(posted), Some(answer));
-        // The slot is free again.
-        assert!(mailbox.requests.iter().all(|word| word.load(Relaxed) == 0));
-    }
-
-    #[test]
-    fn a_late_answer_does_not_reach_the_next_request_in_the_slot() {
-        let mailbox = mailbox();
-        let first = mailbox.post(Request::new(7, TRIM, 20), 1).unwrap();
-        let late = mailbox.take(7).unwrap();
-        thread::sleep(core::time::Duration::from_millis(40));
-        let second = mailbox.post(Request::new(8, TRIM, 60_000), 2).unwrap();
-        assert_eq!(first.slot, second.slot);
-        mailbox.answer(late, Some(Answer::new(Code::Done, 111)));
-        let taken = mailbox.take(8).unwrap();
-        assert_eq!(mailbox.answer_to(first), None);
-        assert_eq!(mailbox.answer_to(second), None);
-        mailbox.answer(taken, Some(Answer::new(Code::Done, 222)));
-        assert_eq!(mailbox.answer_to(second).unwrap().value(), 222);
-    }
-
-    #[test]
-    fn old_requests_are_not_served_and_give_their_slots_back() {
-        let mailbox = mailbox();
-        for _ in 0..SLOTS {
-            mailbox.post(Request::new(7, TRIM, 20), 0).unwrap();
-        }
-        assert!(mailbox.post(Request::new(7, TRIM, 20), 0).is_none());
-        thread::sleep(core::time::Duration::from_millis(40));
-        assert!(mailbox.take(7).is_none());
-        let posted = mailbox.post(Request::new(7, TRIM, 60_000), 0).unwrap();
-        assert!(!mailbox.withdraw(posted));
-        assert!(mailbox.take(7).is_none());
-    }
-
-    #[test]
-    fn each_of_many_askers_gets_its_own_answer() {
-        const ASKERS: u64 = 4;
-        let mailbox = mailbox();
-        let (mailbox, left) = (&*mailbox, &AtomicU64::new(ASKERS));
-        thread::scope(|scope| {
-            for pid in 0..ASKERS {
-                scope.spawn(move || {
-                    for nth in 0..300 {
-                        let argument = pid << 32 | nth;
-                        let request = Request::new(1 + pid as u32 % 2, TRIM, 60_000);
-                        let posted = mailbox.post(request, argument).unwrap();
-                        let answer = loop {
-                            match mailbox.answer_to(posted) {
-                                Some(answer) => break answer,
-                                None => thread::yield_now(),
-                            }
-                        };
-                        assert_eq!(answer, Answer::new(Code::Done, argument + 1));
-                    }
-                    left.fetch_sub(1, Relaxed);
-                });
-            }
-            for pid in [1, 2, 1] {
-                scope.spawn(move || {
-                    while left.load(Relaxed) > 0 {
-                        match mailbox.take(pid) {
-                            Some(taken) => {
-                                let answer = Answer::new(Code::Done, taken.argument + 1);
-                                mailbox.answer(taken, Some(answer));
-                            }
-                            None => thread::yield_now(),
-                        }
-                    }
-                });
-            }
-        });
-    }
-
-    #[test]
-    fn garbage_is_never_taken_for_longer_than_the_longest_time() {
-        let mailbox = mailbox();
-        let mut state = 0x9e37_79b9_7f4a_7c15u64;
-        for _ in 0..20_000 {
-            for word in &mailbox.requests {
-                state = state
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1);
-                word.store(state, Relaxed);
-            }
-            while let Some(taken) = mailbox.take(Request::from_word(state).pid) {
-                assert!(taken.request.is_open(now_ms()) || taken.request.is_open(now_ms() - 1000));
-                mailbox.answer(taken, None);
-            }
-        }
-    }
-}
+#[cfg(all(test, not(loom)))]
+#[path = "mailbox/tests.rs"]
+mod tests;

@@ -47,10 +47,21 @@ pub use files::{
     F_SEAL_FUTURE_WRITE, FILE, MAILBOX_FILE, PROFILE_FILE, SEALS, commits_strictly, now_ms,
 };
 pub use mailbox::{
-    Answer, Code, GET, HEAP_START, HEAP_STOP, MAIL_MAGIC, MAIL_VERSION, MAKE, Mailbox, Posted,
-    Request, SET, SETS, SLOTS, TRIM, Taken,
+    Answer, Code, Consent, GET, HEAP_START, HEAP_STOP, MAIL_MAGIC, MAIL_VERSION, MAKE, Mailbox,
+    Posted, Request, SET, TRIM, Taken,
 };
+pub use primitive::SLOTS;
 
+/// What `mailbox` is built from. A model of the mailbox replaces it.
+mod primitive {
+    pub use super::files::now_ms;
+    pub use core::sync::atomic::{AtomicU32, AtomicU64};
+
+    /// The number of requests that a mailbox holds at once.
+    pub const SLOTS: usize = 120;
+}
+
+use crate::shepherd::{self, Reach};
 use crate::{nodes, sys};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -61,7 +72,7 @@ use pinfold_rseq::{Backend, Index, backend};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PINFOLD\x01");
 
 /// The version of the layout. A reader refuses other versions.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// The number of size classes that [`Call`] has room for, more than there are.
 pub const CLASSES: usize = 80;
@@ -100,8 +111,8 @@ pub struct Segment {
     pub backend: AtomicU32,
     /// When the process began to count, in nanoseconds of `CLOCK_REALTIME`.
     pub started_ns: AtomicU64,
-    /// The bytes now held from the system: slabs and runs, touched or not, without what was
-    /// returned.
+    /// The bytes now held from the system: slabs and runs, touched or not. Memory that
+    /// went back to the system does not count.
     pub held: AtomicU64,
     /// The largest value that `held` ever had.
     pub held_peak: AtomicU64,
@@ -137,6 +148,21 @@ pub struct Segment {
     pub counters_used: AtomicU32,
     /// When the rows were written last, in nanoseconds of `CLOCK_REALTIME`.
     pub counted_ns: AtomicU64,
+    /// The bytes mapped for the allocator's own structures, without the CPUs' units. Not part of
+    /// `held`.
+    pub metadata: AtomicU64,
+    /// The bytes of runs that are mapped: in use, dirty, given back, or never touched.
+    pub mapped: AtomicU64,
+    /// The number of ticks so far, of shepherds' threads and in slow paths.
+    pub ticks: AtomicU64,
+    /// When the last tick was, in nanoseconds of `CLOCK_REALTIME`.
+    pub ticked_ns: AtomicU64,
+    /// Nanoseconds spent in ticks, without the last one.
+    pub in_ticks_ns: AtomicU64,
+    /// How many shards of watched counters the ticks have folded.
+    pub folds: AtomicU64,
+    /// The number of shepherds' threads at the last tick.
+    pub shepherds: AtomicU32,
 }
 
 /// The memory of one node.
@@ -279,7 +305,10 @@ impl Segment {
             Backend::Rseq(Index::Cid) => 2,
         };
         self.backend.store(code, Relaxed);
-        self.started_ns.store(files::now_ns(), Relaxed);
+        // The counts of a forked child begin with those of its parent, and so does their time.
+        if self.started_ns.load(Relaxed) == 0 {
+            self.started_ns.store(files::now_ns(), Relaxed);
+        }
     }
 }
 
@@ -302,6 +331,20 @@ pub unsafe fn install(segment: *mut Segment) {
     // Release pairs with the acquire in `current`: a thread that sees the address also sees the
     // segment's content.
     CURRENT.store(segment, Release);
+    // Without room for this drain, the segment shows no ticks.
+    shepherd::register(show_ticks);
+}
+
+/// Shows the shepherd's work. Each tick calls it.
+fn show_ticks(_: Reach) {
+    if let Some(segment) = current() {
+        let work = shepherd::work();
+        segment.ticks.store(work.ticks, Relaxed);
+        segment.ticked_ns.store(files::now_ns(), Relaxed);
+        segment.in_ticks_ns.store(work.nanoseconds, Relaxed);
+        segment.folds.store(work.folds, Relaxed);
+        segment.shepherds.store(work.threads, Relaxed);
+    }
 }
 
 /// Returns the address of byte `at` of this process's segment.
@@ -333,5 +376,21 @@ pub(crate) fn row(nth: usize) -> Option<(&'static CacheRow, &'static [NodeEvents
             &*row.cast(),
             core::slice::from_raw_parts(events.cast(), parts.nodes),
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_that_are_copied_keep_their_time() {
+        // SAFETY: all fields are atomics, for which zero is valid.
+        let segment: Segment = unsafe { core::mem::zeroed() };
+        segment.fill_in(Parts::here());
+        assert_ne!(segment.started_ns.load(Relaxed), 0);
+        segment.started_ns.store(5, Relaxed);
+        segment.fill_in(Parts::here());
+        assert_eq!(segment.started_ns.load(Relaxed), 5);
     }
 }

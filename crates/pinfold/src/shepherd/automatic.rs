@@ -12,11 +12,14 @@
 
 use super::spawn::{Body, spawn};
 use super::{PASSING, Reach, bell, thread_begins, thread_ended, tick};
+use crate::sys;
 use crate::topology::{CpuSet, set_affinity};
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
-use core::sync::atomic::AtomicU32;
-use core::sync::atomic::Ordering::{Acquire, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU32, AtomicUsize};
+use core::time::Duration;
+use pinfold_rseq::thread_pointer;
 
 /// Bytes of stack. A tick uses at most 4 KiB. The rest is for the program's thread-local variables,
 /// and for the handler of a signal that the thread itself causes.
@@ -35,6 +38,20 @@ const STACK: usize = if libc::PTHREAD_STACK_MIN > 20 << 10 {
 static STATE: AtomicU32 = AtomicU32::new(STOP);
 const STOP: u32 = 0;
 const RUN: u32 = 1;
+
+/// The thread pointer of the automatic thread, or 0.
+static THREAD: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns whether the calling thread is the automatic thread.
+pub fn is_automatic() -> bool {
+    THREAD.load(Relaxed) == thread_pointer()
+}
+
+/// Forgets the thread in the child of a fork, which does not have it. A new thread of the child may
+/// get the same thread pointer.
+pub(super) fn forget() {
+    THREAD.store(0, Relaxed);
+}
 
 struct Shared(UnsafeCell<Body>);
 // SAFETY: only `Automatic::start` writes the body, at a time when no automatic thread runs.
@@ -89,16 +106,25 @@ impl Automatic {
     }
 }
 
+/// Sleeps for `time` in a call of `futex`. Malloc makes this call too, so a sandbox allows it.
+pub fn nap(time: Duration) {
+    let word = AtomicU32::new(0);
+    sys::wait_for_change(&word, 0, time);
+}
+
 /// The thread: moves to `cpus` if these are given, and ticks until it is stopped.
 fn run(cpus: *mut libc::c_void) {
     // SAFETY: the pointer is null, or comes from the `&'static CpuSet` that `start` was given.
     if let Some(cpus) = unsafe { cpus.cast::<CpuSet>().as_ref() } {
         set_affinity(cpus);
     }
+    THREAD.store(thread_pointer(), Relaxed);
     // Acquire pairs with the release in `bell::stop`: the thread sees `STOP` and ends.
     while STATE.load(Acquire) == RUN {
         let rings = bell::rings();
         tick(&|_| true, Reach::ThisCpu);
         bell::sleep(&STATE, RUN, rings, PASSING);
     }
+    // A later thread may get the same thread pointer.
+    THREAD.store(0, Relaxed);
 }

@@ -11,7 +11,7 @@
 
 use crate::sys;
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering::{Acquire, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
 use core::time::Duration;
 
@@ -41,6 +41,19 @@ pub(super) fn rings() -> Rings {
     // Acquire pairs with the release of the ringing process: the tick that follows sees its
     // request.
     Rings(bell().map_or(0, |bell| bell.load(Acquire)))
+}
+
+/// The number of rings at the last tick in passing.
+static SEEN: AtomicU32 = AtomicU32::new(0);
+
+/// Returns whether another process has rung since [`note_rings`]. Three loads.
+pub(super) fn has_rung() -> bool {
+    bell().is_some_and(|bell| bell.load(Relaxed) != SEEN.load(Relaxed))
+}
+
+/// Notes the present number of rings, before a tick in passing.
+pub(super) fn note_rings() {
+    SEEN.store(rings().0, Relaxed);
 }
 
 /// Sleeps until the owner wakes the thread, until a ring after `before`, or until `time` has

@@ -37,6 +37,7 @@
 //! # Ok::<(), pinfold::shepherd::ShepherdError>(())
 //! ```
 
+mod apart;
 mod automatic;
 mod bell;
 mod housekeeping;
@@ -45,7 +46,8 @@ mod spawn;
 mod thread;
 
 #[doc(hidden)]
-pub use automatic::Automatic;
+pub use apart::run_apart;
+pub use automatic::{Automatic, is_automatic, nap};
 #[doc(hidden)]
 pub use bell::sleep_on;
 #[doc(hidden)]
@@ -69,6 +71,10 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The time between two ticks if the program has started no shepherd. Idle memory needs four ticks,
 /// two seconds, to go from a CPU's cache to the system.
 const PASSING: Duration = Duration::from_millis(500);
+
+/// The least time between two ticks if another process has requests. Whatever it asks for, it does
+/// not take all the time of the program's slow paths.
+const CALLED: Duration = Duration::from_millis(10);
 
 /// Why a shepherd cannot watch a counter or start.
 ///
@@ -302,6 +308,10 @@ impl Shepherd {
 
 /// The number of shards that all shepherds of this process have folded.
 static FOLDS: AtomicU64 = AtomicU64::new(0);
+/// The number of ticks of this process.
+static TICKS: AtomicU64 = AtomicU64::new(0);
+/// Nanoseconds spent in ticks that have ended.
+static IN_TICKS: AtomicU64 = AtomicU64::new(0);
 /// The time of the last tick, in milliseconds of the coarse clock.
 static LAST: AtomicU64 = AtomicU64::new(0);
 /// The number of threads that tick.
@@ -339,11 +349,35 @@ static DRAINS: [AtomicPtr<()>; 16] = [const { AtomicPtr::new(null_mut()) }; 16];
 /// Folds the watched counters in the units that `wanted` accepts, and calls the drains. Returns how
 /// many shards it folded.
 fn tick(wanted: &impl Fn(usize) -> bool, reach: Reach) -> usize {
+    let begin = sys::nanoseconds();
     let folded = fold_watched(wanted);
     LAST.store(sys::coarse_milliseconds(), Relaxed);
     FOLDS.fetch_add(folded as u64, Relaxed);
+    TICKS.fetch_add(1, Relaxed);
     drain(reach);
+    IN_TICKS.fetch_add(sys::nanoseconds().saturating_sub(begin), Relaxed);
     folded
+}
+
+/// What the shepherds of this process have done, for the statistics segment.
+pub(crate) struct Work {
+    pub(crate) ticks: u64,
+    /// Nanoseconds spent in ticks that have ended.
+    pub(crate) nanoseconds: u64,
+    /// Shards folded.
+    pub(crate) folds: u64,
+    /// The number of threads that tick.
+    pub(crate) threads: u32,
+}
+
+/// Returns what the shepherds have done. Four loads.
+pub(crate) fn work() -> Work {
+    Work {
+        ticks: TICKS.load(Relaxed),
+        nanoseconds: IN_TICKS.load(Relaxed),
+        folds: FOLDS.load(Relaxed),
+        threads: THREADS.load(Relaxed),
+    }
 }
 
 /// Calls the registered drains.
@@ -374,22 +408,31 @@ pub fn register(drain: fn(Reach)) -> bool {
     })
 }
 
-/// Ticks if no shepherd thread runs and half a second has passed since the last tick. The slow
-/// paths of the caches call this function.
+/// Ticks if no shepherd thread runs and half a second has passed since the last tick, or if another
+/// process has a request. The slow paths of the caches call this function.
 ///
-/// Costs one read of a clock that needs no system call, except once in half a second.
+/// Costs one read of a clock that needs no system call, except when it ticks.
 pub fn tick_in_passing() {
     if has_thread() {
         return;
     }
     let (now, last) = (sys::coarse_milliseconds(), LAST.load(Relaxed));
-    let due = now.wrapping_sub(last) >= PASSING.as_millis() as u64;
+    let called = bell::has_rung();
+    let pause = if called { CALLED } else { PASSING };
+    let due = now.wrapping_sub(last) >= pause.as_millis() as u64;
     // If several threads find a tick due, the exchange succeeds for one of them, which ticks. The
     // first call in a process only notes the time: the process has just begun, so no memory has
     // been idle.
-    if due && LAST.compare_exchange(last, now, Release, Relaxed).is_ok() && last != 0 {
+    if due && LAST.compare_exchange(last, now, Release, Relaxed).is_ok() && (called || last != 0) {
+        bell::note_rings();
         tick(&|_| true, Reach::ThisCpu);
     }
+}
+
+/// Returns whether a call of [`tick_in_passing`] is wanted soon, because another process has a
+/// request. Four loads, and one in a process with a shepherd thread.
+pub(crate) fn is_called() -> bool {
+    !has_thread() && bell::has_rung()
 }
 
 /// Returns whether a shepherd thread runs, so that the program's own calls need not tick. One load.
@@ -400,7 +443,10 @@ pub(crate) fn has_thread() -> bool {
 /// Notes that a thread ticks from now on.
 fn thread_begins() {
     static HOOKS: [Hooks; 1] = [Hooks {
-        child: || THREADS.store(0, Relaxed),
+        child: || {
+            THREADS.store(0, Relaxed);
+            automatic::forget();
+        },
         ..Hooks::locks(Rank::Shepherd, |_| {})
     }];
     fork::register(&HOOKS);

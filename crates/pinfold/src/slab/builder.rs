@@ -83,6 +83,32 @@ impl<'n> Builder<'n> {
         self
     }
 
+    /// Puts the cache's objects into [heap profiles](crate::profile), with the call stacks that
+    /// allocated them. By default, profiles leave the objects of caches out.
+    ///
+    /// Each allocation and free of such a cache takes a slow path, also while no profile is on. The
+    /// two together cost about 10 ns instead of 1.5 ns, and 15 ns while a profile is on. An object
+    /// whose free is deferred counts as in use until it is free. Objects in a
+    /// [`Prefilled`](super::Prefilled) or in a memory pool's reserve count as in use.
+    ///
+    /// ```
+    /// use pinfold::slab::KmemCache;
+    /// use std::alloc::Layout;
+    ///
+    /// let sessions = KmemCache::builder("session", Layout::new::<[u64; 64]>())
+    ///     .profiled(true)
+    ///     .build()?;
+    /// let session = sessions.alloc().expect("memory");
+    /// // SAFETY: the object came from this cache and is not used afterwards.
+    /// unsafe { sessions.free(session) };
+    /// # Ok::<(), pinfold::slab::CacheError>(())
+    /// ```
+    #[must_use]
+    pub const fn profiled(mut self, profiled: bool) -> Self {
+        self.options.profiled = profiled;
+        self
+    }
+
     /// Places the cache's memory by `policy` instead of the process's policy.
     ///
     /// * Slabs come from the nodes that the policy names. Objects go back to these nodes, wherever

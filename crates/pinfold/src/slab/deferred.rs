@@ -206,6 +206,7 @@ impl Descriptor {
     /// units, and wants the objects back at their node.
     fn give_back(&self, mut sheaf: Sheaf) {
         let objects = sheaf.objects();
+        self.forget_samples(objects);
         if let Some(hardening) = &self.hardening {
             // SAFETY: the callers of `free_deferred` passed ownership of the objects, and the grace
             // period is over.
@@ -234,7 +235,7 @@ impl Descriptor {
             if grace::passed(ticket) {
                 // SAFETY: the caller of `free_deferred` passed ownership of the object, and the
                 // grace period is over.
-                return unsafe { self.free_slow(object) };
+                return unsafe { self.free_watched(object) };
             }
             sys::sleep_microseconds(BETWEEN_LOOKS);
         }

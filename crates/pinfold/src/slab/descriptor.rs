@@ -40,6 +40,8 @@ pub(super) struct Descriptor {
     pub(super) turn: AtomicU32,
     /// Objects that wait for their readers.
     pub(super) deferred: Deferred,
+    /// Whether heap profiles sample the objects.
+    pub(super) is_profiled: bool,
 }
 
 impl Deref for Descriptor {
@@ -97,6 +99,8 @@ pub(super) struct Options {
     pub(super) possible: bool,
     /// Bytes in full sheaves that a node's barn holds.
     pub(super) barn_bytes: usize,
+    /// Whether heap profiles sample the objects.
+    pub(super) profiled: bool,
 }
 
 impl Options {
@@ -111,6 +115,7 @@ impl Options {
         placement: None,
         possible: true,
         barn_bytes: BARN_BYTES,
+        profiled: false,
     };
 }
 
@@ -280,6 +285,7 @@ impl Descriptor {
                 barn_bytes: options.barn_bytes,
                 turn: AtomicU32::new(0),
                 deferred: Deferred::new(),
+                is_profiled: options.profiled,
             });
         }
         USED.fetch_max(id.position() + 1, Relaxed);

@@ -105,6 +105,12 @@ impl Stock {
         debug_assert!(event.is_locked());
         self.slabs.events.add(event, n);
     }
+
+    /// Subtracts `n`, which was added before, from a level.
+    pub(super) fn discount(&self, level: SlabEvent, n: usize) {
+        debug_assert!(level.is_locked());
+        self.slabs.events.sub(level, n);
+    }
 }
 
 #[cfg(test)]
@@ -158,5 +164,36 @@ mod tests {
         // Counts as a thread does that loaded the address of the old words before the move.
         node.own_events.add(SlabEvent::FreeRemote, 3);
         assert_eq!(cache.statistics().free_remote, 3);
+    }
+
+    #[test]
+    fn the_level_of_the_barns_follows_every_way_in_and_out() {
+        let cache = KmemCache::new("level", Layout::new::<[u64; 8]>()).unwrap();
+        let check = || {
+            let info = cache.info();
+            let usage = info.usage();
+            let level = info.counts()[SlabEvent::BarnObjects as usize];
+            assert_eq!(level, usage.barn_objects as u64);
+            usage.barn_objects
+        };
+        let mut largest = 0;
+        for count in [2000, 300, 40] {
+            let objects: Vec<_> = (0..count).map(|_| cache.alloc().unwrap()).collect();
+            largest = largest.max(check());
+            for object in objects {
+                // SAFETY: the object came from this cache and is not used afterwards.
+                unsafe { cache.free(object) };
+            }
+            largest = largest.max(check());
+            // Twice, because the first call only notes what is idle.
+            for now in [1000, 2000] {
+                let nodes = cache.descriptor.nodes().iter();
+                nodes.for_each(|node| node.release_idle(cache.descriptor, now + count as u32));
+                check();
+            }
+        }
+        assert!(largest > 0);
+        cache.shrink().unwrap();
+        assert_eq!(check(), 0);
     }
 }

@@ -25,7 +25,8 @@ use pinfold_rseq::FenceError;
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 pub struct KmemCache {
-    /// The offset of the main sheaf's word in each CPU's unit, or 0 for a cache that checks.
+    /// The offset of the main sheaf's word in each CPU's unit. 0 for a cache that checks, or whose
+    /// objects are in heap profiles.
     offset: usize,
     pub(super) descriptor: &'static Descriptor,
 }
@@ -116,11 +117,8 @@ impl KmemCache {
     }
 
     pub(super) fn of(descriptor: &'static Descriptor) -> KmemCache {
-        let offset = if descriptor.checks() {
-            0
-        } else {
-            descriptor.main()
-        };
+        let is_slow = descriptor.checks() || descriptor.is_profiled;
+        let offset = if is_slow { 0 } else { descriptor.main() };
         KmemCache { offset, descriptor }
     }
 
@@ -133,7 +131,7 @@ impl KmemCache {
     #[inline(always)]
     pub fn alloc(&self) -> Option<NonNull<u8>> {
         if self.offset == 0 {
-            return NonNull::new(self.descriptor.alloc_checked());
+            return NonNull::new(self.descriptor.alloc_watched());
         }
         // SAFETY: every unit has the word of this cache's main sheaf at `offset`. The word is 0 or
         // describes a stack.
@@ -157,7 +155,7 @@ impl KmemCache {
     pub unsafe fn free(&self, object: NonNull<u8>) {
         if self.offset == 0 {
             // SAFETY: the caller promises that the object is this cache's and unused.
-            return unsafe { self.descriptor.free_checked(object.as_ptr()) };
+            return unsafe { self.descriptor.free_watched(object.as_ptr()) };
         }
         // SAFETY: every unit has the word of this cache's main sheaf at `offset`. The caller passes
         // ownership of `object`.
@@ -176,6 +174,7 @@ impl KmemCache {
         let request = NodeRequest::only(node % nodes::real());
         let mut object = [null_mut()];
         self.descriptor.alloc_from(request, &mut object);
+        self.descriptor.sample(&object);
         NonNull::new(object[0])
     }
 
@@ -185,9 +184,10 @@ impl KmemCache {
     #[doc(alias = "kmem_cache_alloc_bulk")]
     pub fn alloc_bulk(&self, objects: &mut [*mut u8]) -> usize {
         if self.offset == 0 {
-            return self
-                .descriptor
-                .alloc_from(self.descriptor.request(), objects);
+            let request = self.descriptor.request();
+            let got = self.descriptor.alloc_from(request, objects);
+            self.descriptor.sample(&objects[..got]);
+            return got;
         }
         if let [one] = objects {
             *one = self.alloc().map_or(null_mut(), NonNull::as_ptr);
@@ -228,7 +228,7 @@ impl KmemCache {
     pub unsafe fn free_bulk(&self, objects: &[*mut u8]) {
         if self.offset == 0 {
             // SAFETY: the caller promises that each object is this cache's and unused.
-            let free = |&object: &*mut u8| unsafe { self.descriptor.free_checked(object) };
+            let free = |&object: &*mut u8| unsafe { self.descriptor.free_watched(object) };
             return objects.iter().for_each(free);
         }
         if let [one] = objects {
@@ -300,6 +300,7 @@ impl KmemCache {
         if node < nodes::real() {
             self.descriptor
                 .alloc_only_from(NodeRequest::only(node), &mut object);
+            self.descriptor.sample(&object);
         }
         NonNull::new(object[0])
     }
@@ -308,6 +309,7 @@ impl KmemCache {
     pub(crate) fn alloc_as(&self, request: NodeRequest) -> Option<NonNull<u8>> {
         let mut object = [null_mut()];
         self.descriptor.alloc_only_from(request, &mut object);
+        self.descriptor.sample(&object);
         NonNull::new(object[0])
     }
 

@@ -83,6 +83,7 @@ mod prefilled;
 mod purge;
 mod reclaim;
 mod remote;
+mod sampled;
 mod sheaf;
 mod sheaf_units;
 mod slab_bits;

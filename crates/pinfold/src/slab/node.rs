@@ -169,7 +169,7 @@ impl Node {
         self.take_back(cache, &mut stock);
         // A hardened cache takes full sheaves from the barn only in `exchange_quarantined`.
         let from_barn = cache.hardening.is_none();
-        if let Some(full) = from_barn.then(|| stock.full.take()).flatten() {
+        if let Some(full) = from_barn.then(|| stock.take_full()).flatten() {
             if let Some(empty) = empty {
                 stock.put_empty(empty);
             }
@@ -216,7 +216,7 @@ impl Node {
         if stock.full.length <= QUARANTINE {
             return Err(empty);
         }
-        let full = stock.full.take_oldest().ok_or(None)?;
+        let full = stock.take_oldest().ok_or(None)?;
         stock.count(SlabEvent::AllocSlowpath, 1);
         if let Some(empty) = empty {
             stock.put_empty(empty);
@@ -246,7 +246,7 @@ impl Node {
         self.sparse.store(stock.is_draining(cache), Relaxed);
         if let Some(sheaf) = full {
             stock.count(SlabEvent::BarnPut, 1);
-            stock.full.put(sheaf);
+            stock.put_full(sheaf);
             if let Some(mut emptied) = self.flush_oldest(cache, &mut stock) {
                 emptied.resize(stock.capacity(cache));
                 return Ok(emptied);
@@ -276,7 +276,7 @@ impl Node {
             return;
         }
         stock.count(SlabEvent::BarnPut, 1);
-        stock.full.put(sheaf);
+        stock.put_full(sheaf);
         if let Some(emptied) = self.flush_oldest(cache, &mut stock) {
             stock.put_empty(emptied);
         }
@@ -295,7 +295,7 @@ impl Node {
             if stock.full.length <= most {
                 break;
             }
-            let mut oldest = stock.full.take_oldest()?;
+            let mut oldest = stock.take_oldest()?;
             stock.count(SlabEvent::BarnPutFail, 1);
             self.flush(cache, stock, &mut oldest);
             if let Some(other) = emptied.replace(oldest) {
@@ -358,7 +358,7 @@ impl Node {
 
     fn empty(&self, cache: &Descriptor, stock: &mut Stock) -> usize {
         self.take_back(cache, stock);
-        while let Some(mut sheaf) = stock.full.take() {
+        while let Some(mut sheaf) = stock.take_full() {
             self.flush(cache, stock, &mut sheaf);
             sheaf.discard();
         }
@@ -381,7 +381,7 @@ impl Node {
         stock.looked = now;
         self.take_back(cache, &mut stock);
         for _ in 0..stock.idle {
-            if let Some(mut sheaf) = stock.full.take_oldest() {
+            if let Some(mut sheaf) = stock.take_oldest() {
                 self.flush(cache, &mut stock, &mut sheaf);
                 stock.put_empty(sheaf);
             }
@@ -459,6 +459,25 @@ impl Stock {
         if let Err(object) = unsafe { self.slabs.give(cache, objects) } {
             cache.wrong(object);
         }
+    }
+
+    fn put_full(&mut self, sheaf: Sheaf) {
+        self.count(SlabEvent::BarnObjects, sheaf.len());
+        self.full.put(sheaf);
+    }
+
+    /// Takes the full sheaf that was put last.
+    fn take_full(&mut self) -> Option<Sheaf> {
+        let sheaf = self.full.take()?;
+        self.discount(SlabEvent::BarnObjects, sheaf.len());
+        Some(sheaf)
+    }
+
+    /// Takes the full sheaf that has been in the barn the longest.
+    fn take_oldest(&mut self) -> Option<Sheaf> {
+        let sheaf = self.full.take_oldest()?;
+        self.discount(SlabEvent::BarnObjects, sheaf.len());
+        Some(sheaf)
     }
 
     fn put_empty(&mut self, sheaf: Sheaf) {

@@ -79,10 +79,10 @@ pub(super) fn load(offset: usize) -> Option<u64> {
 /// One call of [`tick`] in this many does background work.
 const TICK: u32 = 16;
 
-/// Does a share of the background work on every 16th call. Takes the idle sheaves of this CPU. Then
-/// lets one cache, in round-robin order, give back the memory that it did not need lately. As long
-/// as the program uses any cache, unused caches have their turn too. Returns whether this call did
-/// any work.
+/// Does a share of the background work on every 16th call, and if another process has a request.
+/// Takes the idle sheaves of this CPU. Then lets one cache, in round-robin order, give back the
+/// memory that it did not need lately. As long as the program uses any cache, unused caches have
+/// their turn too. Returns whether this call did any work.
 ///
 /// Every slow path calls this. Costs a few instructions, and on every 16th call some reads of a
 /// clock, without a system call. Gives memory back by system calls, for each cache at most about
@@ -101,7 +101,7 @@ pub fn tick() -> bool {
         now
     };
     // Skips the first calls: in a process that has just begun, nothing is idle.
-    if calls % TICK != TICK - 1 {
+    if calls % TICK != TICK - 1 && !shepherd::is_called() {
         return false;
     }
     shepherd::tick_in_passing();

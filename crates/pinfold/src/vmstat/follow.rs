@@ -157,7 +157,7 @@ fn look(reach: Reach) {
     // SAFETY: the tables in the list stay until `remove` has taken them out, for which it needs the
     // lock that this thread holds. `insert` was promised the counters with their blocks.
     while let Some(head) = unsafe { at.as_ref() } {
-        // SAFETY: as above.
+        // SAFETY: the lock is held, so the table stays, with its counters' blocks.
         unsafe { Table::choose_for(at, cpus) };
         at = head.next.load(Relaxed);
     }

@@ -11,7 +11,7 @@ mod shared;
 mod truth;
 mod workers;
 
-use crate::figures;
+use crate::figures::{self, Progress, Sheet};
 use anyhow::{Context, Result, ensure};
 use pinfold_benchkit::machine::settle_index;
 use pinfold_benchkit::stats::median;
@@ -215,27 +215,27 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 pub fn main(args: &Args) -> Result<()> {
-    let subjects = subjects(args)?;
-    check_hand_over(args)?;
     if let Some(file) = &args.plot {
         figures::check_writable(file)?;
     }
+    let sheet = sheet(args, &Progress::new("counter", args.json))?;
+    sheet.deliver(args.json, args.plot.as_deref())
+}
+
+/// Measures what the arguments ask for. Prints and writes nothing but the progress.
+pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
+    let subjects = subjects(args)?;
+    check_hand_over(args)?;
     if args.processes.is_some() {
         // Concurrency ids are per process: two processes on two CPUs could use the same one.
         pinfold_rseq::init(Index::Cpu);
     } else {
         settle_index();
     }
-    let rows = measure(args, &subjects)?;
-    if args.json {
-        figures::json("counter", &rows)?;
-    } else {
-        figures::print(&report::text(args, &rows))?;
-    }
-    match &args.plot {
-        Some(file) => report::plot(args, &rows, file),
-        None => Ok(()),
-    }
+    let rows = measure(args, &subjects, progress)?;
+    let json = figures::json("counter", &rows)?;
+    let picture = report::plot(args, &rows);
+    Ok(Sheet::new(report::text(args, &rows), json, picture))
 }
 
 fn subjects(args: &Args) -> Result<Vec<SubjectName>> {
@@ -276,13 +276,13 @@ fn check_hand_over(args: &Args) -> Result<()> {
 }
 
 /// Measures all requested combinations. Within one, each subject runs once per round.
-fn measure(args: &Args, subjects: &[SubjectName]) -> Result<Vec<Row>> {
+fn measure(args: &Args, subjects: &[SubjectName], progress: &Progress) -> Result<Vec<Row>> {
     let batch = args.batch.map_or_else(percpu::kernel_batch, i64::from);
     let made = subjects
         .iter()
         .map(|&name| Ok((name, contender(name, batch)?)));
     let contenders = made.collect::<Result<Vec<_>>>()?;
-    let mut rows = Vec::new();
+    let mut cells = Vec::new();
     let pairs = |first: &[u32], second: &[u32]| -> Vec<(u32, u32)> {
         let each = first.iter();
         each.flat_map(|&a| second.iter().map(move |&b| (a, b)))
@@ -311,11 +311,16 @@ fn measure(args: &Args, subjects: &[SubjectName]) -> Result<Vec<Row>> {
                         false => Wave::new(i64::from(amount), batch),
                     },
                 };
-                rows.extend(measure_cell(&contenders, setup, batch as u32, args.rounds)?);
+                cells.push(setup);
             }
         }
     }
-    Ok(rows)
+    progress.begin(cells.len() * args.rounds as usize * contenders.len());
+    let each = cells.into_iter().map(|setup| {
+        let batch = batch as u32;
+        measure_cell(&contenders, setup, batch, args.rounds, progress)
+    });
+    Ok(each.collect::<Result<Vec<_>>>()?.concat())
 }
 
 fn measure_cell(
@@ -323,12 +328,14 @@ fn measure_cell(
     setup: Setup,
     batch: u32,
     rounds: u32,
+    progress: &Progress,
 ) -> Result<Vec<Row>> {
     let mut outcomes: Vec<_> = contenders.iter().map(|_| Vec::new()).collect();
     for _ in 0..rounds {
         for ((name, contender), outcomes) in contenders.iter().zip(&mut outcomes) {
             let outcome = contender.run(setup).with_context(|| name.name())?;
             outcomes.push(outcome);
+            progress.step();
         }
     }
     let rows = contenders

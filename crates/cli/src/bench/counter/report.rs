@@ -3,7 +3,6 @@
 use super::{Args, Row, SubjectName, designs};
 use crate::figures::{Bars, Machine, Plot, Series, Table};
 use anyhow::Result;
-use std::path::Path;
 
 /// Formats the tables.
 pub fn text(args: &Args, rows: &[Row]) -> String {
@@ -85,7 +84,7 @@ fn table(cell: &[Row]) -> Table {
 }
 
 /// Draws bars by combination, or lines over the number of workers if there are several.
-pub fn plot(args: &Args, rows: &[Row], file: &Path) -> Result<()> {
+pub fn plot(args: &Args, rows: &[Row]) -> Result<String> {
     let (title, y) = (
         "Add, mmap, munmap, subtract",
         "ns per add and its subtraction, median",
@@ -103,7 +102,7 @@ pub fn plot(args: &Args, rows: &[Row], file: &Path) -> Result<()> {
             log_y: true,
             series: lines(rows),
         };
-        return plot.write(file);
+        return plot.svg();
     }
     let keys: Vec<String> = cells(rows).map(|cell| kind(&cell[0])).collect();
     let series = subjects(rows).map(|subject| Series {
@@ -120,7 +119,7 @@ pub fn plot(args: &Args, rows: &[Row], file: &Path) -> Result<()> {
         keys,
         series,
     }
-    .write(file)
+    .svg()
 }
 
 /// Returns a line for each subject in each kind of combination.

@@ -4,6 +4,7 @@
 use super::amount::default_region;
 use super::subjects::{Contenders, SubjectName};
 use super::{KINDS, Kind, Plan, Row, crew, title};
+use crate::figures::Progress;
 use anyhow::{Context, Result};
 use pinfold_benchkit::stats::median;
 use pinfold_rseq::Backend;
@@ -15,7 +16,7 @@ pub struct Measured {
     pub notes: Vec<String>,
 }
 
-pub fn measure(plan: &Plan) -> Result<Measured> {
+pub fn measure(plan: &Plan, progress: &Progress) -> Result<Measured> {
     let mut measured = Measured {
         rows: Vec::new(),
         notes: Vec::new(),
@@ -25,10 +26,18 @@ pub fn measure(plan: &Plan) -> Result<Measured> {
         let note = format!("Pinfold runs on atomics: restartable sequences are {why}.");
         measured.notes.push(note);
     }
+    progress.begin(KINDS.len() * plan.threads * (plan.rounds as usize + 1));
     for kind in KINDS {
         let mut contenders = Contenders::new(kind, plan.pages, plan.zero, &mut measured.notes);
         for threads in 1..=plan.threads {
-            cell(plan, kind, &mut contenders, threads, &mut measured)?;
+            cell(
+                plan,
+                kind,
+                &mut contenders,
+                threads,
+                &mut measured,
+                progress,
+            )?;
         }
     }
     Ok(measured)
@@ -49,6 +58,7 @@ fn cell(
     contenders: &mut Contenders,
     threads: usize,
     measured: &mut Measured,
+    progress: &Progress,
 ) -> Result<()> {
     let count = contenders.0.len();
     let mut samples: Vec<Samples> = (0..count).map(|_| Samples::default()).collect();
@@ -78,6 +88,7 @@ fn cell(
                     .push(100.0 * lap.kernels_faults as f64 / pages);
             }
         }
+        progress.step();
     }
     for ((subject, _), samples) in contenders.0.iter().zip(samples) {
         measured.look_for_faults(kind, *subject, threads, median(&samples.percent));

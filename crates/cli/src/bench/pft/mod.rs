@@ -8,7 +8,7 @@ mod measure;
 mod report;
 mod subjects;
 
-use crate::figures;
+use crate::figures::{self, Progress, Sheet};
 use amount::Amount;
 use anyhow::{Result, bail, ensure};
 use pinfold_benchkit::cpus;
@@ -160,22 +160,22 @@ struct Plan {
 }
 
 pub fn main(args: &Args) -> Result<()> {
-    let plan = plan(args)?;
     if let Some(file) = &args.plot {
         figures::check_writable(file)?;
     }
+    let sheet = sheet(args, &Progress::new("pft", args.json))?;
+    sheet.deliver(args.json, args.plot.as_deref())
+}
+
+/// Measures what the arguments ask for. Prints and writes nothing but the progress.
+pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
+    let plan = plan(args)?;
     without_huge_pages();
     settle_index();
-    let measured = measure::measure(&plan)?;
-    if args.json {
-        figures::json("pft", &measured.rows)?;
-    } else {
-        figures::print(&report::text(&plan, &measured))?;
-    }
-    match &args.plot {
-        Some(file) => report::plot(&measured.rows, file),
-        None => Ok(()),
-    }
+    let measured = measure::measure(&plan, progress)?;
+    let json = figures::json("pft", &measured.rows)?;
+    let picture = report::plot(&measured.rows);
+    Ok(Sheet::new(report::text(&plan, &measured), json, picture))
 }
 
 fn plan(args: &Args) -> Result<Plan> {

@@ -5,7 +5,6 @@ use super::subjects::{SubjectName, page_size};
 use super::{Amount, KINDS, Plan, Row, title};
 use crate::figures::{Machine, Panels, Plot, Series, rounds};
 use anyhow::Result;
-use std::path::Path;
 
 /// Formats the notes and the tables.
 pub fn text(plan: &Plan, measured: &Measured) -> String {
@@ -104,7 +103,7 @@ fn ratio(after: &Row, before: &Row) -> String {
 }
 
 /// Draws a panel for each table, with a line for each subject.
-pub fn plot(rows: &[Row], file: &Path) -> Result<()> {
+pub fn plot(rows: &[Row]) -> Result<String> {
     let titles = KINDS.map(title);
     let panels = KINDS.iter().zip(&titles).map(|(&kind, title)| {
         let line = |name: SubjectName| Series {
@@ -124,5 +123,5 @@ pub fn plot(rows: &[Row], file: &Path) -> Result<()> {
             series: SubjectName::ALL.map(line).into(),
         }
     });
-    Panels(panels.collect()).write(file)
+    Panels(panels.collect()).svg()
 }

@@ -3,6 +3,7 @@
 
 use super::subjects::{Measurable, SubjectName};
 use super::{Plan, Row, Test, bulk};
+use crate::figures::Progress;
 use anyhow::{Context, Result};
 use pinfold_benchkit::machine::settle_index;
 use pinfold_benchkit::stats::median;
@@ -21,7 +22,7 @@ pub struct Measured {
 }
 
 /// Measures everything in `plan`.
-pub fn measure(mut plan: Plan) -> Result<Measured> {
+pub fn measure(mut plan: Plan, progress: &Progress) -> Result<Measured> {
     settle_index();
     if pinfold_rseq::backend() == Backend::Atomic {
         let why = pinfold_rseq::missing();
@@ -29,12 +30,13 @@ pub fn measure(mut plan: Plan) -> Result<Measured> {
         plan.notes.push(note);
     }
     let pool = Pool::new(None, plan.calls, WARMUP)?;
+    progress.begin(plan.cells() * plan.rounds as usize);
     let mut rows = Vec::new();
     for &test in &plan.tests {
         match test {
             Test::Of(scenario) => {
                 for size in plan.sizes(scenario) {
-                    rows.extend(cell(&plan, &pool, scenario, size)?);
+                    rows.extend(cell(&plan, &pool, scenario, size, progress)?);
                 }
             }
             Test::Bulk => rows.extend(bulk_rows(&plan, &pool)?),
@@ -74,7 +76,13 @@ impl Contender {
 
 /// Measures one cell. It makes its own subjects, so that idle objects of one cell do not take
 /// memory from another.
-fn cell(plan: &Plan, pool: &Pool, scenario: Scenario, size: usize) -> Result<Vec<Row>> {
+fn cell(
+    plan: &Plan,
+    pool: &Pool,
+    scenario: Scenario,
+    size: usize,
+    progress: &Progress,
+) -> Result<Vec<Row>> {
     let names = plan.subjects.iter();
     let contenders = names.filter(|name| name.takes_part(Test::Of(scenario)));
     let contenders = contenders.map(|&name| Contender::new(name, size));
@@ -86,6 +94,7 @@ fn cell(plan: &Plan, pool: &Pool, scenario: Scenario, size: usize) -> Result<Vec
                 contender.record(timing.op, timing.cycles);
             }
         }
+        progress.step();
     }
     let rows = contenders.iter().flat_map(|contender| {
         contender.samples.iter().map(move |(op, samples)| Row {

@@ -7,7 +7,7 @@ mod plot;
 mod report;
 mod subjects;
 
-use crate::figures;
+use crate::figures::{self, Progress, Sheet};
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
@@ -161,20 +161,19 @@ fn size(text: &str) -> Result<usize, String> {
 }
 
 pub fn main(args: &Args) -> Result<()> {
-    let plan = plan(args)?;
     if let Some(file) = &args.plot {
         figures::check_writable(file)?;
     }
-    let measured = measure::measure(plan)?;
-    if args.json {
-        figures::json("slab", &measured.rows)?;
-    } else {
-        figures::print(&report::text(&measured))?;
-    }
-    match &args.plot {
-        Some(file) => plot::write(&measured.rows, file),
-        None => Ok(()),
-    }
+    let sheet = sheet(args, &Progress::new("slab", args.json))?;
+    sheet.deliver(args.json, args.plot.as_deref())
+}
+
+/// Measures what the arguments ask for. Prints and writes nothing but the progress.
+pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
+    let measured = measure::measure(plan(args)?, progress)?;
+    let json = figures::json("slab", &measured.rows)?;
+    let picture = plot::draw(&measured.rows);
+    Ok(Sheet::new(report::text(&measured), json, picture))
 }
 
 fn plan(args: &Args) -> Result<Plan> {
@@ -224,6 +223,16 @@ impl Plan {
             }
             has_threads && subjects.iter().any(|subject| subject.takes_part(test))
         });
+    }
+
+    /// Returns the number of cells that are measured round by round. The bulk test's rounds are
+    /// short, so they do not count.
+    fn cells(&self) -> usize {
+        let sizes = |test: &Test| match *test {
+            Test::Of(scenario) => self.sizes(scenario).len(),
+            Test::Bulk => 0,
+        };
+        self.tests.iter().map(sizes).sum()
     }
 
     fn sizes(&self, scenario: Scenario) -> Vec<usize> {

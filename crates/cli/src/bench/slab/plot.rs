@@ -4,10 +4,9 @@ use super::{Row, Test};
 use crate::figures::{Plot, Series};
 use anyhow::Result;
 use pinfold_benchkit::Scenario;
-use std::path::Path;
 
 /// Draws lines over the size, or over the batch if only the bulk test was made.
-pub fn write(rows: &[Row], file: &Path) -> Result<()> {
+pub fn draw(rows: &[Row]) -> Result<String> {
     let sized = rows.iter().any(|row| row.batch.is_none());
     Plot {
         title: "Allocating and freeing objects",
@@ -17,7 +16,7 @@ pub fn write(rows: &[Row], file: &Path) -> Result<()> {
         log_y: true,
         series: if sized { by_size(rows) } else { by_batch(rows) },
     }
-    .write(file)
+    .svg()
 }
 
 /// Returns a line for each subject and operation with one thread, or with several threads if the

@@ -14,7 +14,7 @@ mod subject;
 mod unprotected;
 mod zone;
 
-use crate::figures::{self, Bars, Machine, Series, Table};
+use crate::figures::{self, Bars, Machine, Progress, Series, Sheet, Table};
 use anyhow::{Result, bail};
 use pinfold_benchkit::cpus;
 use pinfold_benchkit::machine::settle_index;
@@ -123,21 +123,21 @@ pub fn main(args: &Args) -> Result<()> {
     if let Some(file) = &args.plot {
         figures::check_writable(file)?;
     }
-    let measured = super::on_own_thread(|| measure(args.rounds, args.calls))?;
-    if args.json {
-        // The rows of one item are there already.
-        let several = measured.several.iter().flatten();
-        let several = several.filter(|row| row.items > 1);
-        let cold = measured.cold.iter().flatten();
-        let rows: Vec<_> = measured.rows.iter().chain(several).chain(cold).collect();
-        figures::json("vmstat", &rows)?;
-    } else {
-        figures::print(&report(args, &measured))?;
-    }
-    match &args.plot {
-        Some(file) => bars(&measured.rows).write(file),
-        None => Ok(()),
-    }
+    let sheet = sheet(args, &Progress::new("vmstat", args.json))?;
+    sheet.deliver(args.json, args.plot.as_deref())
+}
+
+/// Measures what the arguments ask for. Prints and writes nothing but the progress.
+pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
+    let measured = super::on_own_thread(|| measure(args.rounds, args.calls, progress))?;
+    // The rows of one item are there already.
+    let several = measured.several.iter().flatten();
+    let several = several.filter(|row| row.items > 1);
+    let cold = measured.cold.iter().flatten();
+    let rows: Vec<_> = measured.rows.iter().chain(several).chain(cold).collect();
+    let json = figures::json("vmstat", &rows)?;
+    let picture = bars(&measured.rows).svg();
+    Ok(Sheet::new(report(args, &measured), json, picture))
 }
 
 /// What the loops of one subject took and made.
@@ -209,12 +209,13 @@ impl Samples {
     }
 }
 
-fn measure(rounds: u32, calls: u32) -> Result<Measured> {
+fn measure(rounds: u32, calls: u32, progress: &Progress) -> Result<Measured> {
     settle_index();
     cpus::pin(cpus::current()?)?;
     let storm = Storm::new()?;
     let subjects = subject::all();
     let mut samples: Vec<_> = subjects.iter().map(|_| Samples::default()).collect();
+    progress.begin(rounds as usize + 1);
     for round in 0..=rounds {
         for (named, samples) in subjects.iter().zip(&mut samples) {
             samples.round(named.subject.as_ref(), &storm, round, calls)?;
@@ -223,6 +224,7 @@ fn measure(rounds: u32, calls: u32) -> Result<Measured> {
                 samples.forget_times();
             }
         }
+        progress.step();
     }
     let mut measured = Measured {
         rows: Vec::new(),

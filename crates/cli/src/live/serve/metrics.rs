@@ -4,7 +4,7 @@ use super::{Snapshot, Source};
 use pinfold::segment::SlabEvent;
 use pinfold_bridges::families::{
     ACTIVE, ALLOCATED, CACHE_FLUSHES, CACHE_OBJECTS, CACHE_REFILLS, CACHE_REMOTE_FREES,
-    CACHE_SLABS, CACHE_SLOW_CALLS, DIRTY, HELD, HELD_PEAK, RETURNED,
+    CACHE_SLABS, CACHE_SLOW_CALLS, DIRTY, HELD, HELD_PEAK, MAPPED, METADATA, RESIDENT, RETURNED,
 };
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -27,6 +27,9 @@ struct Families {
     dirty: Gauges,
     held: Gauges,
     held_peak: Gauges,
+    metadata: Gauges,
+    allocator_resident: Gauges,
+    mapped: Gauges,
     returned: Counters,
     objects: Gauges,
     slabs: Gauges,
@@ -39,6 +42,8 @@ struct Families {
     resident: Gauges,
     virtual_memory: Gauges,
     open_fds: Gauges,
+    max_fds: Gauges,
+    cpu: Family<Labels, Counter<f64, std::sync::atomic::AtomicU64>>,
     start: Family<Labels, Gauge<f64, std::sync::atomic::AtomicU64>>,
 }
 
@@ -72,6 +77,10 @@ impl Families {
         let set = |family: &Gauges, labels: &Labels, value: u64| {
             family.get_or_create(labels).set(signed(value));
         };
+        // Several caches may have the same name: they are one to a scraper.
+        let add = |family: &Gauges, labels: &Labels, value: u64| {
+            family.get_or_create(labels).inc_by(signed(value));
+        };
         let slabs = snapshot.of_caches(|cache| cache.slabs().saturating_mul(cache.slab));
         let objects = snapshot.of_caches(|cache| cache.out().saturating_mul(cache.size));
         let large = snapshot.used().saturating_sub(slabs);
@@ -79,6 +88,15 @@ impl Families {
         set(&self.active, &process, snapshot.used());
         set(&self.held, &process, snapshot.held);
         set(&self.held_peak, &process, snapshot.held_peak);
+        set(&self.metadata, &process, snapshot.metadata);
+        let resident = snapshot.held.saturating_add(snapshot.metadata);
+        set(&self.allocator_resident, &process, resident);
+        let mapped = snapshot.mapped.saturating_add(snapshot.huge);
+        set(
+            &self.mapped,
+            &process,
+            mapped.saturating_add(snapshot.metadata),
+        );
         self.returned
             .get_or_create(&process)
             .inc_by(snapshot.returned);
@@ -93,9 +111,9 @@ impl Families {
             ] {
                 let mut labels = labels.clone();
                 labels.push(("state", state.to_owned()));
-                set(&self.objects, &labels, count);
+                add(&self.objects, &labels, count);
             }
-            set(&self.slabs, &labels, cache.slabs());
+            add(&self.slabs, &labels, cache.slabs());
             for (family, count) in [
                 (&self.refills, cache.refilled()),
                 (&self.flushes, cache.count(SlabEvent::Flushed)),
@@ -134,6 +152,17 @@ impl Families {
                 family.get_or_create(process).set(kib.saturating_mul(1024));
             }
         }
+        let limits = fs::read_to_string(format!("{folder}/limits")).unwrap_or_default();
+        let limit = limits.lines().find_map(|line| {
+            let rest = line.strip_prefix("Max open files")?;
+            rest.split_ascii_whitespace().next()?.parse().ok()
+        });
+        if let Some(limit) = limit {
+            self.max_fds.get_or_create(process).set(limit);
+        }
+        if let Some(seconds) = source.cpu_seconds() {
+            self.cpu.get_or_create(process).inc_by(seconds);
+        }
         if let Ok(entries) = fs::read_dir(format!("{folder}/fd")) {
             let count = i64::try_from(entries.count()).unwrap_or(i64::MAX);
             self.open_fds.get_or_create(process).set(count);
@@ -151,6 +180,9 @@ impl Families {
             (DIRTY.name, DIRTY.help, self.dirty),
             (HELD.name, HELD.help, self.held),
             (HELD_PEAK.name, HELD_PEAK.help, self.held_peak),
+            (METADATA.name, METADATA.help, self.metadata),
+            (RESIDENT.name, RESIDENT.help, self.allocator_resident),
+            (MAPPED.name, MAPPED.help, self.mapped),
             (
                 "process_resident_memory",
                 "Resident memory size in bytes",
@@ -194,11 +226,48 @@ impl Families {
             "Number of open file descriptors",
             self.open_fds,
         );
+        registry.register(
+            "process_max_fds",
+            "Maximum number of open file descriptors",
+            self.max_fds,
+        );
+        registry.register_with_unit(
+            "process_cpu",
+            "Total user and system CPU time spent in seconds",
+            Unit::Seconds,
+            self.cpu,
+        );
         registry.register_with_unit(
             "process_start_time",
             "Start time of the process since the epoch in seconds",
             Unit::Seconds,
             self.start,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::snapshot::tests::{segment, set_event};
+
+    #[test]
+    fn caches_with_the_same_name_are_added_up() {
+        let mut bytes = segment(0);
+        for nth in [1, 2] {
+            set_event(&mut bytes, nth, 0, SlabEvent::Refilled, 50);
+            set_event(&mut bytes, nth, 0, SlabEvent::SlabAlloc, nth);
+        }
+        let mut snapshot = Snapshot::parse(&bytes).unwrap();
+        snapshot.caches[2].name = snapshot.caches[1].name.clone();
+        let text = text(&[(&Source::of_this_process(), snapshot)]);
+        let value = |family: &str| {
+            let mut lines = text.lines().filter(|line| line.starts_with(family));
+            let line = lines.next().expect(&text);
+            assert_eq!(lines.next(), None);
+            line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+        };
+        assert_eq!(value("pinfold_cache_slabs{"), 3.0);
+        assert_eq!(value("pinfold_cache_refills_total{"), 100.0);
     }
 }

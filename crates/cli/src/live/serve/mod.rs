@@ -1,17 +1,19 @@
 //! `pinfold serve`: the statistics of running processes over HTTP, for Prometheus and for people.
 
+mod http;
 mod metrics;
 mod status;
 
 use super::list;
 use super::snapshot::Snapshot;
 use super::source::Source;
-use anyhow::{Context, Result, anyhow};
-use std::io::Cursor;
-use std::net::SocketAddr;
+use crate::figures;
+use anyhow::{Context, Result};
+use http::{Response, Server};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tiny_http::{Header, Method, Request, Response, Server};
 
 /// Serve the statistics of running processes over HTTP
 ///
@@ -24,8 +26,21 @@ pub struct Args {
     pids: Vec<u32>,
 
     /// The address to listen at
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9464")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address, default_value = "127.0.0.1:9464")]
     listen: SocketAddr,
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let found: Vec<SocketAddr> = text
+        .to_socket_addrs()
+        .map_err(|error| format!("give an address and a port, as 127.0.0.1:9464 ({error})"))?
+        .collect();
+    // A name may have addresses of both kinds, and scrapers are told the older kind.
+    let first = found.iter().find(|address| address.is_ipv4());
+    first
+        .or(found.first())
+        .copied()
+        .ok_or_else(|| "this name has no address".to_owned())
 }
 
 /// How long a list of all processes is used before the next is made.
@@ -47,7 +62,7 @@ impl Processes {
     fn read(&mut self) -> Vec<(&Source, Snapshot)> {
         if self.named.is_empty() && self.listed.is_none_or(|when| when.elapsed() > LIST_AGE) {
             // Where /proc cannot be read, there are no processes to show.
-            self.sources = list::sources(Duration::ZERO).map_or(Vec::new(), |found| found.sources);
+            self.sources = list::sources().map_or(Vec::new(), |found| found.sources);
             self.listed = Some(Instant::now());
         }
         let mut snapshots = Vec::new();
@@ -67,65 +82,54 @@ pub fn main(args: Args) -> Result<ExitCode> {
         .pids
         .iter()
         .map(|&pid| Source::open(pid).with_context(|| format!("process {pid}")));
-    let mut processes = Processes {
+    let processes = Arc::new(Mutex::new(Processes {
         sources: sources.collect::<Result<_>>()?,
         named: args.pids,
         listed: None,
-    };
-    let server = Server::http(args.listen).map_err(|error| {
-        anyhow!(
-            "cannot listen at {}: {error}; give another --listen",
-            args.listen
-        )
-    })?;
+    }));
+    let served = Arc::clone(&processes);
+    let server = Server::new(args.listen, Arc::new(move |url: &str| answer(url, &served)))?;
     // The port of `--listen ADDRESS:0` is known only now.
-    println!("serving at http://{}/", server.server_addr());
+    figures::print(&format!("serving at http://{}/\n", server.address()?))?;
+    let mut looked = Instant::now();
     loop {
-        if let Some(request) = server.recv_timeout(LOOK)? {
-            answer(request, &mut processes);
+        server.serve_one(LOOK);
+        if looked.elapsed() < LOOK {
+            continue;
         }
+        looked = Instant::now();
+        let mut processes = lock(&processes);
         if !processes.named.is_empty() && processes.read().is_empty() {
-            println!("the processes have ended");
+            figures::print("the processes have ended\n")?;
             return Ok(ExitCode::SUCCESS);
         }
     }
 }
 
-fn answer(request: Request, processes: &mut Processes) {
-    if !matches!(request.method(), Method::Get | Method::Head) {
-        let refused = Response::from_string("only GET and HEAD\n").with_status_code(405);
-        return send(request, refused.with_header(header("Allow", "GET, HEAD")));
-    }
-    let url = request.url().to_owned();
-    let (path, query) = url.split_once('?').unwrap_or((&url, ""));
-    if path == "/debug/pprof/heap" {
-        return send(request, heap_profile(processes, query));
-    }
-    let (kind, text) = match path {
-        "/" => (
-            "text/html; charset=utf-8",
-            include_str!("page.html").to_owned(),
+/// Takes the lock. What a panicking thread left is as good as any.
+fn lock(processes: &Mutex<Processes>) -> MutexGuard<'_, Processes> {
+    processes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn answer(url: &str, processes: &Mutex<Processes>) -> Response {
+    let (path, query) = url.split_once('?').unwrap_or((url, ""));
+    match path {
+        "/" => Response::page("text/html; charset=utf-8", include_str!("page.html")),
+        "/metrics" => Response::page(metrics::KIND, metrics::text(&lock(processes).read())),
+        "/status.json" => Response::page("application/json", status::text(&lock(processes).read())),
+        "/debug/pprof/heap" => heap_profile(processes, query),
+        _ => Response::error(
+            404,
+            "not here; see /, /metrics, /status.json and /debug/pprof/heap\n",
         ),
-        "/metrics" => (metrics::KIND, metrics::text(&processes.read())),
-        "/status.json" => ("application/json", status::text(&processes.read())),
-        _ => {
-            let missing = Response::from_string(
-                "not here; see /, /metrics, /status.json and /debug/pprof/heap\n",
-            );
-            return send(request, missing.with_status_code(404));
-        }
-    };
-    let page = Response::from_string(text)
-        .with_header(header("Content-Type", kind))
-        .with_header(header("Cache-Control", "no-store"));
-    send(request, page);
+    }
 }
 
 /// Returns the heap profile of the process that the query names by `pid=`, or of the only process
 /// that is served.
-fn heap_profile(processes: &mut Processes, query: &str) -> Response<Cursor<Vec<u8>>> {
-    let refused = |status, text: String| Response::from_string(text).with_status_code(status);
-    let pids: Vec<u32> = processes
+fn heap_profile(processes: &Mutex<Processes>, query: &str) -> Response {
+    // Naming functions takes long, and happens without the lock.
+    let pids: Vec<u32> = lock(processes)
         .read()
         .iter()
         .map(|(source, _)| source.pid)
@@ -138,26 +142,14 @@ fn heap_profile(processes: &mut Processes, query: &str) -> Response<Cursor<Vec<u
     };
     let Some(pid) = pid else {
         let text = format!("name one of the processes {pids:?}: /debug/pprof/heap?pid=PID\n");
-        return refused(404, text);
+        return Response::error(404, text);
     };
     match crate::heap::pprof_of_process(pid) {
-        Ok(bytes) => Response::from_data(bytes)
-            .with_header(header("Content-Type", "application/octet-stream"))
-            .with_header(header(
-                "Content-Disposition",
-                "attachment; filename=heap.pb.gz",
-            ))
-            .with_header(header("Cache-Control", "no-store")),
-        Err(error) => refused(503, format!("{error:#}\n")),
+        Ok(bytes) => Response {
+            headers: "Cache-Control: no-store\r\n\
+                Content-Disposition: attachment; filename=heap.pb.gz\r\n",
+            ..Response::page("application/octet-stream", bytes)
+        },
+        Err(error) => Response::error(503, format!("{error:#}\n")),
     }
-}
-
-/// Sends a response. A client that reads slowly keeps only a thread of its own waiting.
-fn send(request: Request, response: Response<Cursor<Vec<u8>>>) {
-    // A broken connection concerns only its client.
-    std::thread::spawn(move || drop(request.respond(response)));
-}
-
-fn header(name: &str, value: &str) -> Header {
-    Header::from_bytes(name, value).expect("the callers pass ASCII")
 }

@@ -1,7 +1,8 @@
 //! The numbers of the page for people, in JSON.
 
 use super::{Snapshot, Source};
-use crate::live::top::Sum;
+use crate::live::snapshot::Shepherd;
+use crate::live::top::{Sum, nodes, threads_by_cpu};
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -17,6 +18,10 @@ struct Process {
     sum: Sum,
     slow_calls: u64,
     caches: Vec<Cache>,
+    /// How many threads ran on each CPU last.
+    cpus: Vec<(String, u64)>,
+    nodes: Vec<nodes::Node>,
+    shepherd: Shepherd,
 }
 
 #[derive(Serialize)]
@@ -41,6 +46,9 @@ pub fn text(processes: &[(&Source, Snapshot)]) -> String {
             .caches
             .iter()
             .fold(0, |sum, cache| cache.slow().wrapping_add(sum)),
+        cpus: threads_by_cpu(source.pid, snapshot),
+        nodes: nodes::read(snapshot, None, &[]),
+        shepherd: snapshot.shepherd,
         caches: snapshot
             .caches
             .iter()

@@ -1,7 +1,8 @@
 //! Draws what `pinfold top` shows. Nothing is told by colour alone.
 
 use super::Watched;
-use super::view::{Key, View};
+use super::tables;
+use super::view::View;
 use crate::live::list;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -16,22 +17,23 @@ pub fn draw(frame: &mut Frame<'_>, watched: &Watched) {
     }
 }
 
-fn bold() -> Style {
+pub(super) fn bold() -> Style {
     Style::new().add_modifier(Modifier::BOLD)
 }
 
-fn reversed() -> Style {
+pub(super) fn reversed() -> Style {
     Style::new().add_modifier(Modifier::REVERSED)
 }
 
-fn mib(bytes: u64) -> String {
+pub(super) fn mib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }
 
 fn process(frame: &mut Frame<'_>, view: &View) {
-    let [title, body, caches] = Layout::vertical([
+    let lines = if view.sum.counted.is_some() { 11 } else { 9 };
+    let [title, body, below] = Layout::vertical([
         Constraint::Length(1),
-        Constraint::Length(9),
+        Constraint::Length(lines),
         Constraint::Min(0),
     ])
     .areas(frame.area());
@@ -43,30 +45,42 @@ fn process(frame: &mut Frame<'_>, view: &View) {
     let [sum, lines] = Layout::horizontal([Constraint::Length(42), Constraint::Min(0)]).areas(body);
     self::sum(frame, sum, view);
     sparklines(frame, lines, view);
-    self::caches(frame, caches, view);
+    tables::draw(frame, below, view);
 }
 
-/// Shows the memory held as a sum that adds up line by line.
+/// Shows the memory as a sum that adds up line by line.
 fn sum(frame: &mut Frame<'_>, area: Rect, view: &View) {
     let sum = view.sum;
     let line = |sign: &str, what: &str, bytes: u64| {
         Line::raw(format!("{sign:1} {what:<24} {:>10} MiB", mib(bytes)))
     };
-    let lines = vec![
-        line("", "objects and sheaves", sum.objects),
+    let total = |what: &str, bytes: u64| line("=", what, bytes).style(bold());
+    let mut lines = match sum.counted {
+        Some(counted) => vec![
+            line("", "requested, about", counted.requested),
+            line("+", "rounding", counted.rounding),
+            total("live", counted.live),
+            line("+", "in CPUs' sheaves", counted.in_sheaves),
+        ],
+        None => vec![line("", "live and CPUs' sheaves*", sum.live_and_sheaves)],
+    };
+    lines.extend([
+        line("+", "in barns", sum.in_barns),
         line("+", "free in slabs", sum.free_in_slabs),
-        line("+", "large blocks", sum.large),
         line("+", "dirty free runs", sum.dirty),
-        line("+", "never touched", sum.untouched),
-        line("=", "held", sum.held).style(bold()),
-        line("", "held at the peak", sum.peak),
-        line("", "returned so far", sum.returned),
-    ];
+        line("+", "metadata", sum.metadata),
+        total("resident, at most", sum.resident),
+        line("+", "returned or untouched", sum.returned),
+        total("reserved", sum.reserved),
+    ]);
+    if sum.counted.is_none() {
+        lines.push(Line::raw("* told apart under pinfold run --stats"));
+    }
     frame.render_widget(Paragraph::new(lines), area);
 }
 
 fn sparklines(frame: &mut Frame<'_>, area: Rect, view: &View) {
-    let [held_title, held, slow_title, slow, _] = Layout::vertical([
+    let [held_title, held, slow_title, slow, rest] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(3),
         Constraint::Length(1),
@@ -74,9 +88,15 @@ fn sparklines(frame: &mut Frame<'_>, area: Rect, view: &View) {
         Constraint::Min(0),
     ])
     .areas(area);
+    let returned = mib(view.sum.returned_so_far);
+    frame.render_widget(Line::raw(format!("returned so far, {returned} MiB")), rest);
     for (title, title_area, area, values) in [
         (
-            format!("held, {} MiB", mib(view.sum.held)),
+            format!(
+                "held, {} MiB; peak {}",
+                mib(view.sum.held),
+                mib(view.sum.peak)
+            ),
             held_title,
             held,
             &view.held,
@@ -95,53 +115,7 @@ fn sparklines(frame: &mut Frame<'_>, area: Rect, view: &View) {
     }
 }
 
-/// The columns of the caches before the name: the heading, the width, and the key that sorts by it.
-const COLUMNS: [(&str, u16, Option<Key>); 8] = [
-    ("OBJS", 8, Some(Key::Objects)),
-    ("ACTIVE", 8, Some(Key::Active)),
-    ("USE", 5, Some(Key::Use)),
-    ("SIZE", 7, Some(Key::Size)),
-    ("SLABS", 7, Some(Key::Slabs)),
-    ("OBJ/SLAB", 9, None),
-    ("KiB", 9, Some(Key::Bytes)),
-    ("REFILL/s", 10, Some(Key::Refills)),
-];
-
-fn caches(frame: &mut Frame<'_>, area: Rect, view: &View) {
-    // A star marks the column that the rows are sorted by.
-    let heading = |head: &str, key: Option<Key>| match key == Some(view.key) {
-        true => format!("*{head}"),
-        false => head.to_owned(),
-    };
-    let mut header: Vec<Line<'_>> = COLUMNS
-        .iter()
-        .map(|&(head, _, key)| right(heading(head, key)))
-        .collect();
-    header.push(Line::raw(format!("  {}", heading("NAME", Some(Key::Name)))));
-    let rows = view.rows.iter().map(|row| {
-        Row::new([
-            right(row.objects.to_string()),
-            right(row.active.to_string()),
-            right(format!("{:.0}%", 100.0 * row.share())),
-            right(row.size.to_string()),
-            right(row.slabs.to_string()),
-            right(row.per_slab.to_string()),
-            right((row.bytes >> 10).to_string()),
-            right(format!("{:.0}", row.refills)),
-            Line::raw(format!("  {}", row.name)),
-        ])
-    });
-    let widths = COLUMNS
-        .iter()
-        .map(|&(_, width, _)| Constraint::Length(width));
-    let widths = widths.chain([Constraint::Min(10)]);
-    let table = Table::new(rows, widths)
-        .header(Row::new(header).style(reversed()))
-        .column_spacing(0);
-    frame.render_widget(table, area);
-}
-
-fn right(text: String) -> Line<'static> {
+pub(super) fn right(text: String) -> Line<'static> {
     Line::raw(text).right_aligned()
 }
 
@@ -149,7 +123,8 @@ fn right(text: String) -> Line<'static> {
 fn all(frame: &mut Frame<'_>, rows: &[list::Row]) {
     let [title, body] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(frame.area());
-    let text = format!("pinfold top: {} processes", rows.len());
+    let plural = if rows.len() == 1 { "" } else { "es" };
+    let text = format!("pinfold top: {} process{plural}", rows.len());
     frame.render_widget(Line::styled(text, bold()), title);
     let heads = [
         "PID",

@@ -1,27 +1,36 @@
 //! `pinfold top`: a process's memory and caches, or all processes, live on a terminal.
 
+mod cpus;
 mod frame;
+pub mod nodes;
+mod shepherd;
+mod sum;
+mod svg;
+mod tables;
 mod view;
 
 use super::list;
 use super::source::{Source, Unreadable};
 use crate::figures;
 use anyhow::{Context, Result, bail};
+pub use cpus::threads_by_cpu;
 use frame::draw;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::{DefaultTerminal, Terminal};
 use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-pub use view::Sum;
-use view::{Key, View};
+pub use sum::Sum;
+use view::{Key, Show, View};
 
 /// Watch a process's memory and caches, or all processes on Pinfold
 ///
-/// Keys: q ends; o, a, u, s, l, c, r, n sort the caches by objects, active objects, use, size,
+/// Keys: q ends. 1, 2, 3 and 4 show the caches, the CPUs, the nodes and the shepherd, and Tab the
+/// next of them. o, a, u, s, l, c, r, n sort the caches by objects, active objects, use, size,
 /// slabs, bytes, refills, and name. Ends with the process.
 #[derive(clap::Args)]
 pub struct Args {
@@ -37,9 +46,17 @@ pub struct Args {
     #[arg(short, long, value_enum, default_value = "bytes")]
     sort: Key,
 
+    /// Show this table at first
+    #[arg(long, value_enum, default_value = "caches")]
+    show: Show,
+
     /// Wait for one update, print one picture as text of 80 columns and 24 lines, and end
     #[arg(long)]
     once: bool,
+
+    /// With --once, draw the picture into this file instead
+    #[arg(long, value_name = "FILE.svg", requires = "once")]
+    svg: Option<PathBuf>,
 }
 
 /// Whether a signal asks this process to end.
@@ -61,7 +78,7 @@ impl Watched {
             return Ok(Watched::All(Vec::new()));
         };
         let source = Source::open(pid).with_context(|| format!("process {pid}"))?;
-        let view = View::new(&source, args.sort);
+        let view = View::new(&source, args.show, args.sort);
         Ok(Watched::Process(source, Box::new(view)))
     }
 
@@ -76,7 +93,7 @@ impl Watched {
                 }
             },
             Watched::All(rows) => {
-                *rows = list::rows(Duration::ZERO)?.rows;
+                *rows = list::rows(&list::sources()?);
                 rows.sort_by_key(|row| std::cmp::Reverse(row.held_bytes));
             }
         }
@@ -85,18 +102,33 @@ impl Watched {
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
+    if let Some(file) = &args.svg {
+        figures::check_writable(file)?;
+    }
     let mut watched = Watched::open(&args)?;
+    if args.once && args.pid.is_none() {
+        // There is no later picture in which forked children could show themselves.
+        list::sources_and_children()?;
+    }
     if !watched.update()? {
         return Ok(ExitCode::SUCCESS);
     }
     if args.once {
         // Rates need a second reading.
         std::thread::sleep(args.delay);
-        watched.update()?;
-        return once(&watched);
+        if !watched.update()? {
+            bail!("the process ended before the second reading; give a shorter --delay");
+        }
+        return once(&watched, args.svg.as_deref());
     }
     if !std::io::stdout().is_terminal() {
         bail!("standard output is not a terminal; give --once for one picture as text");
+    }
+    if !figures::can_move_cursor() {
+        bail!(
+            "this terminal cannot move its cursor, by TERM; set TERM to the terminal's type, or give \
+             --once for one picture as text"
+        );
     }
     for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGINT] {
         let handler: extern "C" fn(libc::c_int) = note_signal;
@@ -132,7 +164,8 @@ fn run(terminal: &mut DefaultTerminal, watched: &mut Watched, delay: Duration) -
                     match key.code {
                         KeyCode::Char('c') if control => return Ok(false),
                         KeyCode::Char('q') | KeyCode::Esc => return Ok(false),
-                        KeyCode::Char(letter) => watched.sort(letter),
+                        KeyCode::Char(letter) => watched.key(letter),
+                        KeyCode::Tab => watched.show_next(),
                         _ => {}
                     }
                 }
@@ -148,18 +181,35 @@ fn run(terminal: &mut DefaultTerminal, watched: &mut Watched, delay: Duration) -
 }
 
 impl Watched {
-    fn sort(&mut self, letter: char) {
-        if let (Watched::Process(_, view), Some(key)) = (self, Key::of_letter(letter)) {
+    /// Does what a key asks for. A letter sorts the caches, and a digit shows a table.
+    fn key(&mut self, letter: char) {
+        let Watched::Process(_, view) = self else {
+            return;
+        };
+        if let Some(show) = Show::of_digit(letter) {
+            view.show = show;
+        }
+        if let Some(key) = Key::of_letter(letter) {
             view.sort(key);
+        }
+    }
+
+    fn show_next(&mut self) {
+        if let Watched::Process(_, view) = self {
+            view.show = view.show.next();
         }
     }
 }
 
-/// Prints one picture as text.
-fn once(watched: &Watched) -> Result<ExitCode> {
+/// Prints one picture as text, or draws it into a file.
+fn once(watched: &Watched, file: Option<&Path>) -> Result<ExitCode> {
     let mut terminal = Terminal::new(TestBackend::new(80, 24))?;
     terminal.draw(|frame| draw(frame, watched))?;
-    figures::print(&text_of(&terminal))?;
+    match file {
+        None => figures::print(&text_of(&terminal))?,
+        Some(file) => std::fs::write(file, svg::of(terminal.backend().buffer()))
+            .with_context(|| format!("cannot write the picture to {}", file.display()))?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -179,8 +229,12 @@ fn text_of(terminal: &Terminal<TestBackend>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::snapshot::{Snapshot, tests::segment};
+    use super::super::snapshot::{
+        Snapshot,
+        tests::{segment, set_call},
+    };
     use super::*;
+    use pinfold::segment::{Call, SlabEvent};
 
     fn text(watched: &Watched, width: u16, height: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
@@ -192,16 +246,18 @@ mod tests {
     fn watched(slabs: &[(usize, u64)]) -> Watched {
         let source = Source::of_this_process();
         let mut snapshot = Snapshot::parse(&segment(0)).unwrap();
-        snapshot.held = 10 << 20;
+        snapshot.held = 5 << 20;
         for &(nth, slabs) in slabs {
             let cache = &mut snapshot.caches[nth];
             cache.slab = 64 << 10;
-            cache.nodes[0][pinfold::segment::SlabEvent::SlabAlloc as usize] = slabs;
-            cache.nodes[1][pinfold::segment::SlabEvent::Refilled as usize] = 10 * slabs;
+            cache.nodes[0][SlabEvent::SlabAlloc as usize] = slabs;
+            cache.nodes[1][SlabEvent::Refilled as usize] = 10 * slabs;
+            cache.nodes[0][SlabEvent::BarnObjects as usize] = 1 + slabs / 4;
         }
         snapshot.nodes[0].used = 4 << 20;
         snapshot.nodes[1].dirty = 1 << 20;
-        let mut view = View::new(&source, Key::Bytes);
+        (snapshot.mapped, snapshot.metadata) = (12 << 20, 300 << 10);
+        let mut view = View::new(&source, Show::Caches, Key::Bytes);
         view.update(snapshot);
         Watched::Process(source, Box::new(view))
     }
@@ -212,16 +268,68 @@ mod tests {
             unreachable!();
         };
         let sum = view.sum;
-        assert_eq!(sum.objects, 160 * 16 + 80 * 48);
-        assert_eq!(sum.objects + sum.free_in_slabs, 24 * (64 << 10));
-        let parts = [
-            sum.objects,
-            sum.free_in_slabs,
-            sum.large,
-            sum.dirty,
-            sum.untouched,
-        ];
-        assert_eq!(parts.iter().sum::<u64>(), sum.held);
+        let objects = 160 * 16 + 80 * 48;
+        assert_eq!(sum.in_barns, 5 * 16 + 3 * 48);
+        assert_eq!(sum.free_in_slabs, 24 * (64 << 10) - objects);
+        let large = (4 << 20) - 24 * (64 << 10);
+        assert_eq!(sum.live_and_sheaves, objects - sum.in_barns + large);
+        assert_eq!((sum.returned, sum.metadata), (7 << 20, 300 << 10));
+        assert_eq!(sum.resident, (5 << 20) + (300 << 10));
+        assert_eq!(sum.reserved, (12 << 20) + (300 << 10));
+        assert!(sum.counted.is_none());
+    }
+
+    #[test]
+    fn where_calls_are_counted_the_sum_begins_with_what_was_requested() {
+        let mut bytes = segment(1);
+        // 100 blocks of 32 bytes were allocated for 2500 bytes, and 60 were freed.
+        for (call, count) in [
+            (Call::alloc(1), 100),
+            (Call::free(1), 60),
+            (Call::requested(1), 2500),
+        ] {
+            set_call(&mut bytes, 0, call, count);
+        }
+        let mut snapshot = Snapshot::parse(&bytes).unwrap();
+        snapshot.nodes[0].used = 1 << 20;
+        let cache = &mut snapshot.caches[1];
+        cache.slab = 64 << 10;
+        cache.nodes[0][SlabEvent::SlabAlloc as usize] = 1;
+        cache.nodes[0][SlabEvent::Refilled as usize] = 90;
+        cache.nodes[0][SlabEvent::BarnObjects as usize] = 20;
+        let sum = Sum::of(&snapshot);
+        let counted = sum.counted.unwrap();
+        let large = (1 << 20) - (64 << 10);
+        assert_eq!(counted.requested, 40 * 25 + large);
+        assert_eq!(counted.rounding, 40 * 7);
+        assert_eq!(counted.live, 40 * 32 + large);
+        assert_eq!((counted.in_sheaves, sum.in_barns), (30 * 32, 20 * 32));
+        assert_eq!(counted.live + counted.in_sheaves, sum.live_and_sheaves);
+    }
+
+    #[test]
+    fn what_only_counting_knows_is_told_apart() {
+        for (units, words) in [(0, "live and CPUs' sheaves*"), (1, "requested, about")] {
+            let source = Source::of_this_process();
+            let mut view = View::new(&source, Show::Caches, Key::Bytes);
+            view.update(Snapshot::parse(&segment(units)).unwrap());
+            let shown = text(&Watched::Process(source, Box::new(view)), 80, 24);
+            assert!(shown.contains(words), "{shown}");
+        }
+    }
+
+    #[test]
+    fn digits_and_tab_show_other_tables() {
+        let mut watched = watched(&[(0, 16)]);
+        let heads = ["OBJ/SLAB", "THREADS", "DIRTY MiB", "ticks"];
+        for (digit, head) in "1234".chars().zip(heads) {
+            watched.key(digit);
+            let shown = text(&watched, 80, 24);
+            assert!(shown.contains(head), "{shown}");
+            assert!(shown.contains(&format!("[{digit} ")), "{shown}");
+        }
+        watched.show_next();
+        assert!(text(&watched, 80, 24).contains(heads[0]));
     }
 
     #[test]
@@ -237,7 +345,7 @@ mod tests {
         let shown = text(&watched, 80, 24);
         assert!(shown.contains("*KiB"), "{shown}");
         assert_eq!(order(&shown), ["32", "80", "16"]);
-        watched.sort('n');
+        watched.key('n');
         let shown = text(&watched, 80, 24);
         assert!(shown.contains("*NAME"), "{shown}");
         assert_eq!(order(&shown), ["16", "32", "48"]);
@@ -255,13 +363,14 @@ mod tests {
         }
         let shown = text(&process, 80, 24);
         assert!(shown.lines().all(|line| line.chars().count() <= 80));
-        assert!(shown.contains("held at the peak"), "{shown}");
+        assert!(shown.contains("= reserved"), "{shown}");
     }
 
     #[test]
     fn numbers_of_any_size_are_shown() {
         let mut snapshot = Snapshot::parse(&segment(0)).unwrap();
         (snapshot.held, snapshot.huge) = (u64::MAX, u64::MAX);
+        (snapshot.mapped, snapshot.metadata) = (u64::MAX, u64::MAX);
         for node in &mut snapshot.nodes {
             (node.used, node.dirty) = (u64::MAX, u64::MAX);
         }
@@ -273,8 +382,12 @@ mod tests {
                 .for_each(|counts| counts[..].fill(u64::MAX));
         }
         let source = Source::of_this_process();
-        let mut view = View::new(&source, Key::Refills);
+        let mut view = View::new(&source, Show::Caches, Key::Refills);
         view.update(snapshot);
-        text(&Watched::Process(source, Box::new(view)), 80, 24);
+        let mut watched = Watched::Process(source, Box::new(view));
+        for digit in "1234".chars() {
+            watched.key(digit);
+            text(&watched, 80, 24);
+        }
     }
 }

@@ -1,10 +1,14 @@
-//! What `pinfold top` shows of a process: its memory as a sum, and its caches in some order.
+//! What `pinfold top` shows of a process: its memory as a sum, its caches in some order, its CPUs,
+//! its nodes, and its shepherd.
 
 use super::super::snapshot::Snapshot;
 use super::super::source::Source;
+use super::cpus::{self, Cpu};
+use super::nodes::{self, Node};
+use super::shepherd::Shepherd;
+use super::sum::Sum;
 use clap::ValueEnum;
 use pinfold::segment::SlabEvent;
-use serde::Serialize;
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
@@ -49,6 +53,34 @@ impl Key {
     }
 }
 
+/// The table below the sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Show {
+    /// The object caches
+    Caches,
+    /// The CPUs
+    Cpus,
+    /// The memory nodes
+    Nodes,
+    /// The shepherd, which gives idle memory back
+    Shepherd,
+}
+
+impl Show {
+    pub const ALL: [Show; 4] = [Show::Caches, Show::Cpus, Show::Nodes, Show::Shepherd];
+
+    /// Returns the table that a digit stands for.
+    pub fn of_digit(digit: char) -> Option<Show> {
+        let nth = digit.to_digit(10)?.checked_sub(1)?;
+        Show::ALL.get(nth as usize).copied()
+    }
+
+    /// Returns the table behind this one.
+    pub fn next(self) -> Show {
+        Show::ALL[(self as usize + 1) % Show::ALL.len()]
+    }
+}
+
 /// One cache.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -73,77 +105,48 @@ impl Row {
     }
 }
 
-/// The memory held from the system, in bytes, as a sum.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Sum {
-    /// Objects out of their slabs.
-    pub objects: u64,
-    /// The rest of the slabs.
-    pub free_in_slabs: u64,
-    /// Blocks that are runs of their own, and huge blocks.
-    pub large: u64,
-    pub dirty: u64,
-    /// Mapped and never touched.
-    pub untouched: u64,
-    pub held: u64,
-    pub peak: u64,
-    pub returned: u64,
-}
-
-impl Sum {
-    pub fn of(snapshot: &Snapshot) -> Sum {
-        let slabs = snapshot.of_caches(|cache| cache.slabs().saturating_mul(cache.slab));
-        let objects = snapshot.of_caches(|cache| cache.out().saturating_mul(cache.size));
-        let objects = objects.min(slabs);
-        let (used, dirty) = (snapshot.used(), snapshot.dirty());
-        Sum {
-            objects,
-            free_in_slabs: slabs - objects,
-            // The parts are read one after another, so a difference may be negative for a moment.
-            large: used.saturating_sub(slabs),
-            dirty,
-            untouched: snapshot
-                .held
-                .saturating_sub(used.max(slabs).saturating_add(dirty)),
-            held: snapshot.held,
-            peak: snapshot.held_peak,
-            returned: snapshot.returned,
-        }
-    }
-}
-
 pub struct View {
     pub pid: u32,
     pub name: String,
     pub backend: &'static str,
     pub sum: Sum,
+    pub show: Show,
     pub rows: Vec<Row>,
     pub key: Key,
+    pub cpus: Vec<Cpu>,
+    pub nodes: Vec<Node>,
+    pub shepherd: Shepherd,
     /// Slow calls a second.
     pub slow: f64,
     /// The last values of the bytes held, and of the slow calls a second.
     pub held: VecDeque<u64>,
     pub slow_calls: VecDeque<u64>,
     /// The refills of each cache at the last reading, and all slow calls.
-    before: HashMap<String, u64>,
+    before: HashMap<(usize, String), u64>,
     slow_before: u64,
+    cpus_before: cpus::Before,
     when: Option<Instant>,
 }
 
 impl View {
-    pub fn new(source: &Source, key: Key) -> View {
+    pub fn new(source: &Source, show: Show, key: Key) -> View {
         View {
             pid: source.pid,
             name: source.name(),
             backend: "",
             sum: Sum::default(),
+            show,
             rows: Vec::new(),
             key,
+            cpus: Vec::new(),
+            nodes: Vec::new(),
+            shepherd: Shepherd::default(),
             slow: 0.0,
             held: VecDeque::new(),
             slow_calls: VecDeque::new(),
             before: HashMap::new(),
             slow_before: 0,
+            cpus_before: cpus::Before::default(),
             when: None,
         }
     }
@@ -160,12 +163,17 @@ impl View {
         let slow = slow.fold(0, u64::wrapping_add);
         self.slow = rate(self.slow_before, slow);
         self.sum = Sum::of(&snapshot);
+        self.cpus = cpus::read(self.pid, &snapshot, seconds, &mut self.cpus_before);
+        self.nodes = nodes::read(&snapshot, seconds, &self.nodes);
+        self.shepherd = Shepherd::read(&snapshot, seconds, &self.shepherd);
         self.backend = super::super::backend_name(snapshot.backend);
         let mut refilled = HashMap::new();
         self.rows.clear();
         for cache in &snapshot.caches {
             let refills = cache.count(SlabEvent::Refilled);
-            let before = self.before.get(&cache.name).copied().unwrap_or(refills);
+            // Several caches may have the same name, and one after another the same row.
+            let key = (cache.nth, cache.name.clone());
+            let before = self.before.get(&key).copied().unwrap_or(refills);
             self.rows.push(Row {
                 name: cache.name.clone(),
                 objects: cache.total(),
@@ -176,7 +184,7 @@ impl View {
                 bytes: cache.slabs().saturating_mul(cache.slab),
                 refills: rate(before, refills),
             });
-            refilled.insert(cache.name.clone(), refills);
+            refilled.insert(key, refills);
         }
         for (values, value) in [
             (&mut self.held, self.sum.held),

@@ -255,7 +255,7 @@ pub(in crate::slab) fn silently() -> bool {
 }
 
 /// Writes to standard error, unbuffered.
-pub(in crate::slab) struct StandardError;
+pub(crate) struct StandardError;
 
 impl Write for StandardError {
     fn write_str(&mut self, text: &str) -> fmt::Result {
@@ -267,7 +267,7 @@ impl Write for StandardError {
 }
 
 /// Writes the line for one caller.
-pub(super) fn write_frame(address: usize, to: &mut dyn Write) -> fmt::Result {
+pub(crate) fn write_frame(address: usize, to: &mut dyn Write) -> fmt::Result {
     write!(to, "    {address:#x} ")?;
     let symbolizer = SYMBOLIZER.load(Acquire);
     if symbolizer.is_null() {
@@ -286,8 +286,9 @@ pub(super) fn write_frame(address: usize, to: &mut dyn Write) -> fmt::Result {
 #[cfg(feature = "symbols")]
 fn write_name(address: usize, to: &mut dyn Write) -> fmt::Result {
     let mut written = None;
-    // `address` is the address to which the call returns. The call itself is before that address.
-    backtrace::resolve((address - 1) as *mut _, |symbol| {
+    // `address` is the address to which a call returns. `resolve` looks up the byte before it,
+    // which belongs to the call.
+    backtrace::resolve(address as *mut _, |symbol| {
         let Some(name) = symbol.name() else {
             return;
         };

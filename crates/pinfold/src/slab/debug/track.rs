@@ -1,7 +1,7 @@
 //! Tracks. A track records the thread, CPU, time and callers of an allocation or a free.
 
+use crate::profile::{ALL, walk};
 use crate::sys;
-use core::ffi::{c_int, c_void};
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicI32};
@@ -18,6 +18,10 @@ static WALKERS: [AtomicI32; 16] = [const { AtomicI32::new(0) }; 16];
 
 /// The most callers that a track keeps.
 const FRAMES: usize = 16;
+
+/// How many of the innermost frames a track leaves out: those of the walk, of `Track::here`, and of
+/// the debugging code that called it.
+const OWN: usize = 3;
 
 /// The last allocation or the last free of an object.
 ///
@@ -74,12 +78,9 @@ impl Track {
         let loaded = LOADED.load(Relaxed);
         let walker = if loaded { None } else { enter(track.thread) };
         if loaded || walker.is_some() {
-            let mut walk = Walk {
-                frames: &mut track.frames,
-                depth: 0,
-            };
-            // SAFETY: `step` expects a `Walk`, and `walk` lives until the call returns.
-            unsafe { _Unwind_Backtrace(step, (&raw mut walk).cast()) };
+            let mut frames = [0; OWN + FRAMES];
+            walk(&mut frames, ALL);
+            track.frames.copy_from_slice(&frames[OWN..]);
         }
         if let Some(walker) = walker {
             LOADED.store(true, Relaxed);
@@ -132,40 +133,4 @@ fn enter(thread: i32) -> Option<&'static AtomicI32> {
     WALKERS
         .iter()
         .find(|walker| walker.compare_exchange(0, thread, Relaxed, Relaxed).is_ok())
-}
-
-struct Walk<'f> {
-    frames: &'f mut [usize; FRAMES],
-    depth: usize,
-}
-
-unsafe extern "C" {
-    fn _Unwind_Backtrace(
-        step: extern "C" fn(*mut c_void, *mut c_void) -> c_int,
-        walk: *mut c_void,
-    ) -> c_int;
-    fn _Unwind_GetIP(context: *mut c_void) -> usize;
-}
-
-/// Records one frame. The unwinder calls this for each frame. A result of 0 continues the walk, any
-/// other result ends it.
-extern "C" fn step(context: *mut c_void, walk: *mut c_void) -> c_int {
-    /// How many of the innermost frames to leave out: `Track::here`, and the debugging code that
-    /// called it.
-    const OWN: usize = 2;
-    // SAFETY: `walk` is the pointer that `here` passed, to a `Walk` that lives until the walk ends.
-    // The unwinder passes a valid context.
-    let (walk, address) = unsafe { (&mut *walk.cast::<Walk<'_>>(), _Unwind_GetIP(context)) };
-    let depth = walk.depth;
-    walk.depth += 1;
-    if depth < OWN {
-        return 0;
-    }
-    match walk.frames.get_mut(depth - OWN) {
-        Some(frame) if address != 0 => {
-            *frame = address;
-            0
-        }
-        _ => 1,
-    }
 }

@@ -1,0 +1,41 @@
+//! The results of one measurement, in all forms that the command can write.
+
+use super::print;
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::Path;
+
+/// The results of one measurement.
+#[derive(Serialize, Deserialize)]
+pub struct Sheet {
+    /// The tables, for people.
+    pub text: String,
+    /// One JSON object, for programs.
+    pub json: String,
+    /// The plot as SVG, or why it could not be drawn.
+    pub picture: Result<String, String>,
+}
+
+impl Sheet {
+    /// Collects the forms of the results.
+    pub fn new(text: String, json: String, picture: Result<String>) -> Sheet {
+        Sheet {
+            text,
+            json,
+            picture: picture.map_err(|error| format!("{error:#}")),
+        }
+    }
+
+    /// Prints the tables, or the JSON object, and writes the plot into a file if one is given.
+    pub fn deliver(&self, json: bool, plot: Option<&Path>) -> Result<()> {
+        print(if json { &self.json } else { &self.text })?;
+        let Some(file) = plot else {
+            return Ok(());
+        };
+        match &self.picture {
+            Ok(picture) => fs::write(file, picture).with_context(|| super::cannot_write(file)),
+            Err(why) => bail!("cannot draw {}: {why}", file.display()),
+        }
+    }
+}

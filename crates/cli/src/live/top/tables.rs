@@ -1,0 +1,180 @@
+//! Draws the tables below the sum: the caches, the CPUs, the nodes, and the shepherd.
+
+use super::frame::{bold, mib, reversed, right};
+use super::view::{Key, Show, View};
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Paragraph, Row, Table};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub fn draw(frame: &mut Frame<'_>, area: Rect, view: &View) {
+    let [tabs, table] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
+    frame.render_widget(self::tabs(view.show), tabs);
+    match view.show {
+        Show::Caches => caches(frame, table, view),
+        Show::Cpus => cpus(frame, table, view),
+        Show::Nodes => nodes(frame, table, view),
+        Show::Shepherd => shepherd(frame, table, view),
+    }
+}
+
+/// Names the tables. Brackets mark the one that is shown.
+fn tabs(shown: Show) -> Line<'static> {
+    let names = ["caches", "CPUs", "nodes", "shepherd"];
+    let tabs = Show::ALL.iter().zip(names).enumerate();
+    let tabs = tabs.map(|(nth, (&show, name))| match show == shown {
+        true => Span::styled(format!("[{} {name}] ", nth + 1), bold()),
+        false => Span::raw(format!(" {} {name}  ", nth + 1)),
+    });
+    Line::from(tabs.collect::<Vec<_>>())
+}
+
+/// The columns of the caches before the name: the heading, the width, and the key that sorts by it.
+const COLUMNS: [(&str, u16, Option<Key>); 8] = [
+    ("OBJS", 8, Some(Key::Objects)),
+    ("ACTIVE", 8, Some(Key::Active)),
+    ("USE", 5, Some(Key::Use)),
+    ("SIZE", 7, Some(Key::Size)),
+    ("SLABS", 7, Some(Key::Slabs)),
+    ("OBJ/SLAB", 9, None),
+    ("KiB", 9, Some(Key::Bytes)),
+    ("REFILL/s", 10, Some(Key::Refills)),
+];
+
+fn caches(frame: &mut Frame<'_>, area: Rect, view: &View) {
+    // A star marks the column that the rows are sorted by.
+    let heading = |head: &str, key: Option<Key>| match key == Some(view.key) {
+        true => format!("*{head}"),
+        false => head.to_owned(),
+    };
+    let mut header: Vec<Line<'_>> = COLUMNS
+        .iter()
+        .map(|&(head, _, key)| right(heading(head, key)))
+        .collect();
+    header.push(Line::raw(format!("  {}", heading("NAME", Some(Key::Name)))));
+    let rows = view.rows.iter().map(|row| {
+        Row::new([
+            right(row.objects.to_string()),
+            right(row.active.to_string()),
+            right(format!("{:.0}%", 100.0 * row.share())),
+            right(row.size.to_string()),
+            right(row.slabs.to_string()),
+            right(row.per_slab.to_string()),
+            right((row.bytes >> 10).to_string()),
+            right(format!("{:.0}", row.refills)),
+            Line::raw(format!("  {}", row.name)),
+        ])
+    });
+    let widths = COLUMNS
+        .iter()
+        .map(|&(_, width, _)| Constraint::Length(width));
+    let widths = widths.chain([Constraint::Min(10)]);
+    let table = Table::new(rows, widths)
+        .header(Row::new(header).style(reversed()))
+        .column_spacing(0);
+    frame.render_widget(table, area);
+}
+
+fn cpus(frame: &mut Frame<'_>, area: Rect, view: &View) {
+    let heads = ["CPU", "THREADS", "BUSY", "ALLOC/s", "FREE/s"];
+    let rows = view.cpus.iter().map(|cpu| {
+        let calls = |of: fn(&super::cpus::Rates) -> f64| {
+            right(
+                cpu.calls
+                    .as_ref()
+                    .map_or("*".to_owned(), |calls| format!("{:.0}", of(calls))),
+            )
+        };
+        Row::new([
+            right(cpu.name.clone()),
+            right(cpu.threads.map_or(String::new(), |n| n.to_string())),
+            right(
+                cpu.busy
+                    .map_or(String::new(), |percent| format!("{percent:.0}%")),
+            ),
+            calls(|calls| calls.allocated),
+            calls(|calls| calls.freed),
+        ])
+    });
+    let note = match view.sum.counted {
+        Some(_) => "BUSY: the time of the THREADS that ran on this CPU last",
+        None => "BUSY: the time of the THREADS here last; * known under pinfold run --stats",
+    };
+    table(frame, area, &heads, rows, note);
+}
+
+fn nodes(frame: &mut Frame<'_>, area: Rect, view: &View) {
+    let heads = [
+        "NODE",
+        "USED MiB",
+        "SLABS MiB",
+        "DIRTY MiB",
+        "BARNS MiB",
+        "REFILL/s",
+        "REMOTE/s",
+        "OTHER/s",
+    ];
+    let rows = view.nodes.iter().enumerate().map(|(nth, node)| {
+        Row::new([
+            right(nth.to_string()),
+            right(mib(node.used)),
+            right(mib(node.slabs)),
+            right(mib(node.dirty)),
+            right(mib(node.in_barns)),
+            right(format!("{:.0}", node.refills)),
+            right(format!("{:.0}", node.remote)),
+            right(format!("{:.0}", node.mismatches)),
+        ])
+    });
+    let note = "REMOTE: freed on another node; OTHER: taken here though another was wanted";
+    table(frame, area, &heads, rows, note);
+}
+
+/// Draws a table whose columns are equally wide, and a note below.
+fn table<'r>(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    heads: &[&'static str],
+    rows: impl Iterator<Item = Row<'r>>,
+    note: &'static str,
+) {
+    let [body, below] = Layout::vertical([Constraint::Min(0), Constraint::Length(1)]).areas(area);
+    let header = heads.iter().map(|&head| right(head.to_owned()));
+    let header = Row::new(header).style(reversed());
+    let widths = heads.iter().map(|_| Constraint::Length(10));
+    let table = Table::new(rows, widths).header(header).column_spacing(0);
+    frame.render_widget(table, body);
+    frame.render_widget(Line::raw(note), below);
+}
+
+fn shepherd(frame: &mut Frame<'_>, area: Rect, view: &View) {
+    let work = &view.shepherd;
+    let so_far = work.so_far;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let age = now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
+    let who = match so_far.threads {
+        _ if so_far.ticks == 0 => "nobody has ticked yet".to_owned(),
+        0 => "slow paths tick, because there is no thread".to_owned(),
+        1 => "a thread ticks".to_owned(),
+        threads => format!("{threads} threads tick"),
+    };
+    let last = work.age(age);
+    let last = last.map_or(String::new(), |age| format!(", the last {age:.1} s ago"));
+    let lines = [
+        who,
+        format!("{:>14.1} ticks a second{last}", work.ticks),
+        format!("{:>14.3} ms a second in ticks", work.in_ticks),
+        format!("{:>14.0} counts of CPUs folded a second", work.folds),
+        format!("{:>14} MiB returned a second", mib(work.returned as u64)),
+        format!(
+            "so far: {} ticks in {:.1} ms, {} folds, {} MiB returned",
+            so_far.ticks,
+            so_far.in_ticks_ns as f64 / 1e6,
+            so_far.folds,
+            mib(view.sum.returned_so_far)
+        ),
+    ];
+    let lines: Vec<Line<'_>> = lines.into_iter().map(Line::raw).collect();
+    frame.render_widget(Paragraph::new(lines), area);
+}

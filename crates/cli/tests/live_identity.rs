@@ -1,0 +1,197 @@
+//! Whether the commands tell a process from others that have its files or its number.
+//!
+//! The programs are this test itself, run by `pinfold run` in a role that an environment variable
+//! names.
+
+use std::fs;
+use std::hint::black_box;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const ROLE: &str = "PINFOLD_TEST_ROLE";
+
+/// How long a program in a role lives, if no test ends it.
+const LIFE: Duration = Duration::from_secs(60);
+
+/// Does what the environment asks for. Does nothing as a test.
+#[test]
+fn role() {
+    match std::env::var(ROLE).as_deref() {
+        Err(_) => {}
+        Ok("executes") => {
+            println!("ready");
+            std::io::stdin().read_line(&mut String::new()).unwrap();
+            panic!("{}", Command::new("sleep").arg("60").exec());
+        }
+        Ok("nests") => {
+            // SAFETY: the calls use no memory. The child uses nothing that another thread of the
+            // parent may have locked: Pinfold's malloc takes its locks for a fork.
+            unsafe {
+                assert_eq!(libc::unshare(libc::CLONE_NEWPID), 0);
+                libc::fork();
+            }
+            assert_eq!(std::process::id(), 1);
+            println!("ready");
+            work();
+        }
+        Ok(other) => panic!("there is no role {other}"),
+    }
+}
+
+/// Allocates and frees, with pauses.
+fn work() {
+    let end = Instant::now() + LIFE;
+    while Instant::now() < end {
+        let blocks: Vec<Vec<u8>> = (0..3000).map(|_| black_box(vec![1; 200])).collect();
+        drop(black_box(blocks));
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// A program. Ends when this value is dropped.
+struct Program {
+    program: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Program {
+    /// Starts `pinfold run` in a role, with the words `before` in front of it.
+    fn start(before: &[&str], role: &str) -> Program {
+        let mut words = before.to_vec();
+        words.extend([env!("CARGO_BIN_EXE_pinfold"), "run", "--"]);
+        let program = Command::new(words[0])
+            .args(&words[1..])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "role", "--nocapture", "--test-threads", "1"])
+            .env(ROLE, role)
+            .env("PINFOLD_HEAP", "on")
+            .env_remove("PINFOLD_STATS")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        Program::of(program.unwrap())
+    }
+
+    fn of(mut program: Child) -> Program {
+        let lines = BufReader::new(program.stdout.take().unwrap());
+        Program { program, lines }
+    }
+
+    /// Waits for a line with `words`. Returns false if the program ends before it.
+    fn says(&mut self, words: &str) -> bool {
+        let mut line = String::new();
+        while self.lines.read_line(&mut line).unwrap() > 0 {
+            if line.contains(words) {
+                return true;
+            }
+            line.clear();
+        }
+        false
+    }
+
+    fn pid(&self) -> u32 {
+        self.program.id()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+/// Runs `pinfold`. Returns its output, its errors and its exit status.
+fn run(words: &[&str]) -> (String, String, Option<i32>) {
+    let output = Command::new(env!("CARGO_BIN_EXE_pinfold"))
+        .args(words)
+        .env_remove("LD_PRELOAD")
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        text(&output.stdout),
+        text(&output.stderr),
+        output.status.code(),
+    )
+}
+
+/// Returns the only child of a process.
+fn child_of(pid: u32) -> u32 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let children =
+        threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("children")));
+    let children: String = children.map(Result::unwrap).collect();
+    children.trim().parse().unwrap()
+}
+
+#[test]
+fn a_program_that_starts_another_one_is_not_shown_for_it() {
+    let mut program = Program::start(&[], "executes");
+    assert!(program.says("ready"));
+    let pid = program.pid().to_string();
+    let stat = Command::new(env!("CARGO_BIN_EXE_pinfold"))
+        .args(["stat", &pid, "0.1"])
+        .env_remove("LD_PRELOAD")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut stat = Program::of(stat.unwrap());
+    assert!(stat.says("held"));
+    drop(program.program.stdin.take());
+    let error = std::io::read_to_string(stat.program.stderr.take().unwrap()).unwrap();
+    assert_eq!(stat.program.wait().unwrap().code(), Some(2));
+    assert!(
+        error.contains(&pid) && error.contains("another program"),
+        "{error}"
+    );
+}
+
+#[test]
+fn processes_with_the_same_number_and_mailbox_are_not_confused() {
+    // Only root may make a namespace. `unshare` then ends with status 1 before the program starts.
+    let unshare = ["unshare", "--kill-child", "-p", "-f"];
+    let mut program = Program::start(&unshare, "nests");
+    if !program.says("ready") {
+        return println!("skipped: this user cannot make a PID namespace");
+    }
+    assert!(program.says("ready"));
+    let parent = child_of(program.pid());
+    let child = child_of(parent);
+    for (pid, other) in [(parent, child), (child, parent)] {
+        let pid = pid.to_string();
+        for words in [
+            &["trim", &pid][..],
+            &["set", &pid],
+            &["heap", "start", &pid],
+        ] {
+            let (out, error, code) = run(words);
+            assert_eq!((out.as_str(), code), ("", Some(2)), "{words:?}: {error}");
+            assert!(
+                error.contains(&pid) && error.contains(&other.to_string()),
+                "{error}"
+            );
+        }
+    }
+    let (_, error, code) = run(&["stat", &child.to_string()]);
+    assert_eq!(
+        code,
+        Some(2),
+        "the child is shown with its parent's numbers"
+    );
+    assert!(error.contains("forked child"), "{error}");
+    assert_eq!(run(&["stat", &parent.to_string()]).2, Some(0));
+    let dumped = |pid: u32| run(&["heap", "dump", &pid.to_string()]);
+    assert_eq!(dumped(parent).2, Some(0));
+    assert_eq!(
+        dumped(child).2,
+        Some(2),
+        "the child is shown with its parent's profile"
+    );
+    let (_, error, _) = run(&["list"]);
+    let named = format!("process {child}: it cannot be told from process {parent}");
+    assert!(error.contains(&named), "{error}");
+}

@@ -1,0 +1,55 @@
+//! Caches whose objects are in heap profiles.
+//!
+//! The handle of such a cache has no offset of a main sheaf, like the handle of a cache that
+//! checks. So each call takes a slow path, which asks the profile. The fast paths of other caches
+//! have no instruction for this.
+
+use super::descriptor::Descriptor;
+use crate::{profile, sys};
+
+impl Descriptor {
+    /// Allocates an object from a cache whose handle has no offset. Returns null when the system
+    /// has no memory.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn alloc_watched(&self) -> *mut u8 {
+        let object = self.alloc_slow();
+        self.sample(&[object]);
+        object
+    }
+
+    /// Frees an object to a cache whose handle has no offset.
+    ///
+    /// # Safety
+    ///
+    /// `object` came from this cache, and no thread uses it any more. A cache that checks reports
+    /// any other address.
+    #[cold]
+    #[inline(never)]
+    pub(super) unsafe fn free_watched(&self, object: *mut u8) {
+        self.forget_samples(&[object]);
+        // SAFETY: the caller passes ownership of the object.
+        unsafe { self.free_slow(object) };
+    }
+
+    /// Counts objects that were just allocated, and samples those that are due. Null stands for no
+    /// object.
+    pub(super) fn sample(&self, objects: &[*mut u8]) {
+        if !self.is_profiled || !profile::takes_samples() {
+            return;
+        }
+        let from = profile::here();
+        for &object in objects {
+            if !object.is_null() && profile::is_due(self.object) {
+                sys::keep_errno(|| profile::allocated(object, self.object, from));
+            }
+        }
+    }
+
+    /// Tells the profile that objects are free from now on. The caller still owns them.
+    pub(super) fn forget_samples(&self, objects: &[*mut u8]) {
+        if self.is_profiled && profile::has_samples() {
+            objects.iter().for_each(|&object| profile::freed(object));
+        }
+    }
+}
