@@ -60,7 +60,8 @@ fn command(arguments: &[&str], term: &str, more: &[(&str, &str)]) -> Command {
         .args(arguments)
         .env("TERM", term)
         .stdin(Stdio::null());
-    for variable in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
+    // The help is styled on a dumb terminal too where `CI` is set.
+    for variable in ["CI", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
         command.env_remove(variable);
     }
     command.envs(more.iter().copied());
