@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Random;
+use common::{Random, stay_on_one_cpu};
 use pinfold::slab::{KmemCache, MemPool};
 use std::alloc::Layout;
 use std::collections::HashSet;
@@ -16,12 +16,6 @@ fn cache(name: &str, size: usize) -> KmemCache {
     let layout = Layout::from_size_align(size, 8).unwrap();
     let builder = KmemCache::builder(name, layout).hardened(false);
     builder.build().unwrap()
-}
-
-/// A thread without memory cannot use the objects in another CPU's sheaves. If it moved, the number
-/// of objects that it gets would change.
-fn stay_on_one_cpu() {
-    common::pin(0);
 }
 
 /// Runs `f` in a child that can neither map nor commit more memory, and fails unless `f` returns

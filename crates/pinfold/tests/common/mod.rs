@@ -36,6 +36,15 @@ pub fn pin(nth: usize) {
     pinfold::topology::set_affinity(&[nth % cpus()].into_iter().collect());
 }
 
+/// Keeps the thread, and the children that it forks, on the CPU on which it runs. If they moved,
+/// they could get other objects: those of another CPU's sheaves, or of another node's slabs.
+pub fn stay_on_one_cpu() {
+    // SAFETY: `sched_getcpu` has no preconditions.
+    let cpu = unsafe { libc::sched_getcpu() };
+    let cpu = usize::try_from(cpu).expect("a CPU's number");
+    pinfold::topology::set_affinity(&[cpu].into_iter().collect());
+}
+
 /// Returns a number from the environment, for long runs of a test.
 pub fn from_environment(name: &str, default: u64) -> u64 {
     let value = std::env::var(name).ok();

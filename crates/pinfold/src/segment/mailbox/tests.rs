@@ -3,6 +3,15 @@
 use super::*;
 use std::boxed::Box;
 use std::thread;
+use std::time::Duration;
+
+/// How long a request is open that a test lets expire, in milliseconds: long enough for what the
+/// test does before, also on an emulated machine.
+const SHORT: u64 = 500;
+
+fn let_expire() {
+    thread::sleep(Duration::from_millis(SHORT + 20));
+}
 
 fn mailbox() -> Box<Mailbox> {
     let mailbox = Box::new(Mailbox::zeroed());
@@ -54,13 +63,13 @@ fn a_request_that_needs_consent_is_answered_with_and_without_it() {
 #[test]
 fn a_process_waits_for_no_consent_of_an_asker_that_has_given_up() {
     let mailbox = mailbox();
-    let posted = mailbox.post(Request::new(7, MAKE, 20), 0).unwrap();
+    let posted = mailbox.post(Request::new(7, MAKE, SHORT), 0).unwrap();
     let taken = mailbox.take(7).unwrap();
     mailbox.want_consent(taken);
     mailbox.withdraw(posted);
     assert_eq!(mailbox.consent(taken), Consent::Gone);
     // A late consent does not reach the next request in the slot.
-    thread::sleep(core::time::Duration::from_millis(40));
+    let_expire();
     let second = mailbox.post(Request::new(7, MAKE, 60_000), 0).unwrap();
     let taken = mailbox.take(7).unwrap();
     mailbox.want_consent(taken);
@@ -73,9 +82,9 @@ fn a_process_waits_for_no_consent_of_an_asker_that_has_given_up() {
 #[test]
 fn a_late_answer_does_not_reach_the_next_request_in_the_slot() {
     let mailbox = mailbox();
-    let first = mailbox.post(Request::new(7, TRIM, 20), 1).unwrap();
+    let first = mailbox.post(Request::new(7, TRIM, SHORT), 1).unwrap();
     let late = mailbox.take(7).unwrap();
-    thread::sleep(core::time::Duration::from_millis(40));
+    let_expire();
     let second = mailbox.post(Request::new(8, TRIM, 60_000), 2).unwrap();
     assert_eq!(first.slot, second.slot);
     mailbox.answer(late, Answer::new(Code::Done, 111));
@@ -94,7 +103,7 @@ fn words_of_an_asker_that_was_stopped_are_not_taken_for_another_request() {
         (1, 1 ^ request.word(), true),
         (2, 1 ^ request.word(), false),
         (1, 2 ^ request.word(), false),
-        (1, 1 ^ Request::new(7, SET, 20).word(), false),
+        (1, 1 ^ Request::new(7, SET, SHORT).word(), false),
     ] {
         let posted = mailbox.post(request, 1).unwrap();
         mailbox.arguments[posted.slot].store(argument, Relaxed);
@@ -108,10 +117,10 @@ fn words_of_an_asker_that_was_stopped_are_not_taken_for_another_request() {
 fn old_requests_are_not_served_and_give_their_slots_back() {
     let mailbox = mailbox();
     for _ in 0..SLOTS {
-        mailbox.post(Request::new(7, TRIM, 20), 0).unwrap();
+        mailbox.post(Request::new(7, TRIM, SHORT), 0).unwrap();
     }
-    assert!(mailbox.post(Request::new(7, TRIM, 20), 0).is_none());
-    thread::sleep(core::time::Duration::from_millis(40));
+    assert!(mailbox.post(Request::new(7, TRIM, SHORT), 0).is_none());
+    let_expire();
     assert!(mailbox.take(7).is_none());
     assert!(mailbox.requests.iter().all(|word| word.load(Relaxed) == 0));
     let posted = mailbox.post(Request::new(7, TRIM, 60_000), 0).unwrap();
