@@ -145,6 +145,8 @@ fn used() -> &'static Used {
 
 /// Set if the process uses this library's `malloc`, `free`, `aligned_alloc` and throwing forms of
 /// `new`. Then an operator may call the heap directly instead of the next form.
+// `near!` needs it.
+#[used]
 static DIRECT: AtomicBool = AtomicBool::new(false);
 
 #[inline(always)]

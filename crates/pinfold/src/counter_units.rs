@@ -30,6 +30,8 @@ use pinfold_rseq::{
 };
 
 /// The units of all per-CPU memory except the slab layer's.
+// `near!` needs it.
+#[used]
 pub(crate) static COUNTER_UNITS: Units = Units::new();
 
 /// Returns the units, for fast paths.

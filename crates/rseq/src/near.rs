@@ -10,6 +10,9 @@
 ///
 /// The static must be part of the same shared library or program as the code that uses the macro:
 /// the macro makes the static's symbol hidden.
+///
+/// The static must have the attribute `#[used]`. Without it, the compiler may merge the static with
+/// others on aarch64. Then it has no symbol of its own, and the code does not assemble.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! near {

@@ -131,6 +131,8 @@ const ATOMIC: u8 = 2;
 const RSEQ_CPU: u8 = 3;
 const RSEQ_CID: u8 = 4;
 
+// `near!` needs it.
+#[used]
 pub(crate) static STATE: State = State {
     cs: AtomicIsize::new(0),
     index: AtomicIsize::new(0),

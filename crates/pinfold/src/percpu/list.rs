@@ -34,6 +34,8 @@ const SIZE: usize = 8;
 
 /// A second table of the units that `counter_units` made. Stopping an index in this table stops
 /// lists, but not the counters of the same unit.
+// `near!` needs it.
+#[used]
 static LIST_UNITS: Units = Units::new();
 
 #[inline(always)]

@@ -34,6 +34,8 @@ const FIRST: u64 = 1;
 /// threads' progress makes a try fail.
 const TRIES: usize = 16;
 
+// `near!` needs it.
+#[used]
 static BLOCK: LazyBlock = LazyBlock::new();
 static INTERVAL: AtomicU64 = AtomicU64::new(DEFAULT_INTERVAL);
 /// The state of the random numbers.

@@ -82,6 +82,8 @@ type Offsets = [u16; MAX_SMALL_SIZE / 16 + 1];
 ///
 /// The table has 4 KiB. A second, coarser table for large sizes would save memory, but the fast
 /// path would need a branch to choose the table.
+// `near!` needs it.
+#[used]
 static OFFSETS: Offsets = {
     let mut offsets = [0; MAX_SMALL_SIZE / 16 + 1];
     let (mut at, mut class) = (0, 0);

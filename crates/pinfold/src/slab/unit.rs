@@ -53,6 +53,8 @@ pub(super) const HELD: usize = 3 * SPARE;
 pub(super) const UNIT: usize = 4 * SPARE;
 
 /// The units of all caches.
+// `near!` needs it.
+#[used]
 pub(super) static SHEAF_UNITS: Units = Units::new();
 
 /// A thread holds this lock while it installs a unit, stops CPUs, takes idle sheaves, or retires a
