@@ -23,7 +23,7 @@ pub(crate) fn alloc(size: usize) -> *mut u8 {
 // The slow paths are `extern "C"` and cannot unwind, so the fast paths may end in a jump to them.
 #[cold]
 #[inline(never)]
-extern "C" fn alloc_slow(size: usize) -> *mut u8 {
+pub(crate) extern "C" fn alloc_slow(size: usize) -> *mut u8 {
     // Both calls are jumps, so that a profile saves no registers.
     if init::is_plain() {
         return alloc_missed(size);

@@ -52,10 +52,17 @@ pub mod inlined {
     pub use pinfold_rseq::near;
 
     /// Allocates a block of `size` bytes from the CPU's sheaf. Returns null if the caller must call
-    /// [`alloc`] instead.
+    /// [`alloc_slow`] instead.
     #[inline(always)]
     pub fn alloc_fast(size: usize) -> *mut u8 {
         crate::gate::alloc_fast(size)
+    }
+
+    /// Allocates like [`pinfold_malloc`](crate::c::pinfold_malloc), after [`alloc_fast`] has
+    /// returned null.
+    #[inline(always)]
+    pub fn alloc_slow(size: usize) -> *mut u8 {
+        crate::heap::alloc_slow(size)
     }
 
     /// Allocates like [`pinfold_malloc`](crate::c::pinfold_malloc).

@@ -180,8 +180,20 @@ pub extern "C-unwind" fn new(size: usize) -> Block {
         if !block.is_null() {
             return block.cast();
         }
+        return new_direct(size);
     }
     new_slow(size)
+}
+
+/// Is `operator new(size)` if `malloc` is this library's, and its fast path has no block. All calls
+/// come here while a heap profile is on.
+#[inline(never)]
+extern "C-unwind" fn new_direct(size: usize) -> Block {
+    let block = inlined::alloc_slow(size);
+    if block.is_null() {
+        return new_slow(size);
+    }
+    block.cast()
 }
 
 #[cold]

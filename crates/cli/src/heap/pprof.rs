@@ -285,6 +285,8 @@ pub fn decode(bytes: &[u8]) -> Result<Profile> {
                 })
             })
             .collect(),
+        // The call stacks of a file are the program's own.
+        symbol: String::new(),
     });
     let places: HashMap<u64, usize> = proto
         .location

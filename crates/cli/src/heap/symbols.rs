@@ -34,6 +34,9 @@ pub struct Location {
     /// The functions at this address, innermost first: inlined ones come before their callers.
     /// Empty if no name is known.
     pub lines: Vec<Line>,
+    /// The function's name in the symbol table, or nothing. Unlike the names in `lines`, it begins
+    /// with the function's crate.
+    pub symbol: String,
 }
 
 /// What a call stack allocated.
@@ -127,8 +130,7 @@ fn is_own(location: &Location, mappings: &[Mapping]) -> bool {
         .map(|mapping| mappings[mapping].path.as_str());
     let file = path.and_then(|path| Path::new(path).file_name()?.to_str());
     let in_library = file.is_some_and(|file| file.starts_with("libpinfold"));
-    let is_entry = |line: &Line| {
-        let name = line.function.as_str();
+    let is_entry = |name: &str| {
         ENTRIES.iter().any(|entry| match *entry {
             "pinfold" | "operator new" => name.starts_with(entry),
             _ if entry.ends_with(':') || entry.starts_with('<') || entry.starts_with("__rust") => {
@@ -137,7 +139,10 @@ fn is_own(location: &Location, mappings: &[Mapping]) -> bool {
             _ => name == *entry,
         })
     };
-    in_library || (!location.lines.is_empty() && location.lines.iter().all(is_entry))
+    let mut functions = location.lines.iter().map(|line| line.function.as_str());
+    in_library
+        || is_entry(&location.symbol)
+        || (!location.lines.is_empty() && functions.all(is_entry))
 }
 
 /// Parses the lines of `/proc/PID/maps` that are about executable files.
@@ -200,6 +205,7 @@ impl Profile {
                     .iter()
                     .position(|mapping| (mapping.start..mapping.end).contains(&address)),
                 lines: Vec::new(),
+                symbol: String::new(),
             })
             .collect();
         let symbolizer = Symbolizer::new();
@@ -397,13 +403,17 @@ fn name_all(
         let source = Source::Elf(elf.clone());
         symbolizer.symbolize(&source, Input::FileOffset(&offsets))
     };
-    // Debug information may be compressed in a way that is not understood here.
-    let Ok(found) = find(true).or_else(|_| find(false)) else {
-        return;
-    };
-    for (location, symbolized) in inside.iter_mut().zip(found) {
-        if let Symbolized::Sym(symbol) = symbolized {
-            location.lines = lines(&symbol);
+    // The symbol table first. Debug information may be missing, or compressed in a way that is not
+    // understood here.
+    for debug_syms in [false, true] {
+        let found = find(debug_syms).unwrap_or_default();
+        for (location, symbolized) in inside.iter_mut().zip(found) {
+            if let Symbolized::Sym(symbol) = symbolized {
+                location.lines = lines(&symbol);
+                if !debug_syms {
+                    location.symbol = symbol.name.into_owned();
+                }
+            }
         }
     }
 }
