@@ -39,7 +39,7 @@ pub static FLOORS: [Floors; 2] = [
             &["shepherd"],
             &["nodes"],
             &["counter", "percpu"],
-            &["counter_units"],
+            &["counter_units", "cache_units"],
             &["topology"],
             &["fork"],
             &["lock"],
@@ -90,7 +90,7 @@ pub static FLOORS: [Floors; 2] = [
                 "look",
                 "guard",
             ],
-            &["unit", "geometry", "tune", "key", "debug"],
+            &["geometry", "tune", "key", "debug"],
             // Stands beside the others: every module may use it, and it uses none of them.
             &["grace"],
         ],

@@ -1,12 +1,12 @@
 //! The fast paths of malloc and free, and when they are open.
 //!
-//! The fast paths read three words beside the CPUs' memory ([`kmalloc::beside`]). They compare the
+//! The fast paths read words beside the CPUs' memory ([`kmalloc::beside`]). They compare the
 //! size or the address with these words in any case. While a word is 0, the comparison sends every
 //! call to the slow path: the fast path is *closed*.
 //!
 //! | word | is 0 |
 //! |---|---|
-//! | [`LIMIT`] | when the other two are, while much idle memory waits for a tick, and while a heap profile is on |
+//! | [`LIMIT`] | when the next two are, while much idle memory waits for a tick, and while a heap profile is on |
 //! | [`WINDOW`], [`COUNT`] | before the first allocation, while calls are counted, without rseq |
 //!
 //! Idle memory goes back to the system at a *tick* (`slab::tick`). In a program with one thread,
@@ -28,8 +28,10 @@ const LIMIT: usize = 0;
 /// ([`arena::watch_count`]).
 const WINDOW: usize = 1;
 const COUNT: usize = 2;
+/// Word 3: the largest size of the path that counts bytes for a heap profile.
+const COUNTED: usize = 3;
 
-/// Returns word number `at` of the three words that the fast paths read.
+/// Returns word number `at` of the four words that the fast paths read.
 #[inline(always)]
 fn word(at: usize) -> &'static AtomicUsize {
     &kmalloc::beside()[at]
@@ -67,6 +69,16 @@ fn open_malloc() {
 pub(crate) fn close_malloc() {
     fence(SeqCst);
     word(LIMIT).store(0, Relaxed);
+}
+
+/// Opens or closes the path of malloc that counts bytes for a heap profile.
+pub(crate) fn count_bytes(on: bool) {
+    // Acquire pairs with the release in `open`, and the release with the acquire in
+    // `alloc_counted`: a thread that sees this word also sees the offsets that its critical section
+    // uses.
+    let is_open = on && word(WINDOW).load(Acquire) != 0;
+    let limit = if is_open { MAX_SMALL_SIZE } else { 0 };
+    word(COUNTED).store(limit, Release);
 }
 
 /// Opens the fast path of malloc after the profile has ended, unless another reason keeps it
@@ -140,6 +152,20 @@ pub(crate) fn alloc_behind(size: usize) -> *mut u8 {
     if size <= MAX_SMALL_SIZE && word(WINDOW).load(Acquire) != 0 {
         // SAFETY: the window was not 0, so `has_fast_paths` has returned true in `open`.
         return unsafe { kmalloc::alloc_fast(size) };
+    }
+    null_mut()
+}
+
+/// Allocates a block of `size` bytes, and counts its bytes for the heap profile.
+///
+/// Returns null if the CPU's sheaf is empty, if a sample is due, if `size` is 0 or above 32 KiB,
+/// while no samples are taken, and where there are no fast paths.
+#[inline(always)]
+pub(crate) fn alloc_counted(size: usize) -> *mut u8 {
+    // Acquire pairs with the release in `count_bytes`.
+    if size.wrapping_sub(1) < word(COUNTED).load(Acquire) {
+        // SAFETY: the word was not 0, so `has_fast_paths` has returned true in `open`.
+        return unsafe { kmalloc::alloc_counted(size) };
     }
     null_mut()
 }

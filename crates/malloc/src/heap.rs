@@ -24,11 +24,15 @@ pub(crate) fn alloc(size: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 pub(crate) extern "C" fn alloc_slow(size: usize) -> *mut u8 {
-    // Both calls are jumps, so that a profile saves no registers.
+    // The calls are jumps, so that a profile saves no registers.
     if init::is_plain() {
         return alloc_missed(size);
     }
-    alloc_unusual(size)
+    let block = gate::alloc_counted(size);
+    if block.is_null() {
+        return alloc_unusual(size);
+    }
+    block
 }
 
 /// Allocates a block after the CPU's sheaf was found empty, and for a size above 32 KiB.
@@ -44,11 +48,13 @@ pub(crate) extern "C" fn alloc_missed(size: usize) -> *mut u8 {
     alloc_plain(size, false)
 }
 
-/// Allocates while a heap profile is on, and at the process's start.
+/// Allocates a block that is not counted yet, while samples are taken. Also allocates at the
+/// process's start.
+#[cold]
 #[inline(never)]
 extern "C" fn alloc_unusual(size: usize) -> *mut u8 {
     if profiled::is_on() {
-        return profiled::alloc(size);
+        return profiled::alloc_uncounted(size);
     }
     alloc_first(size)
 }
@@ -162,10 +168,16 @@ pub(crate) fn alloc_zeroed(size: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
-    if !init::is_plain() {
-        return alloc_aligned_unusual(size, ALIGN, true);
+    if init::is_plain() {
+        return alloc_plain(size, true);
     }
-    alloc_plain(size, true)
+    let block = gate::alloc_counted(size);
+    if !block.is_null() {
+        // SAFETY: the block is new, and has at least `size` bytes.
+        unsafe { block.write_bytes(0, size) };
+        return block;
+    }
+    alloc_aligned_unusual(size, ALIGN, true)
 }
 
 /// Allocates while a heap profile is on, and at the process's start.

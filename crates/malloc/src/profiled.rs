@@ -1,8 +1,9 @@
 //! Heap profiles of malloc: which blocks are sampled, and how their frees are recognised.
 //!
 //! While the profile is on, the fast path of malloc is closed (`gate`), and that of free stays
-//! open. The slow path counts the block's bytes down ([`pinfold::profile::is_due`]), and then takes
-//! the block as the fast path does.
+//! open. The slow path counts the block's bytes and takes the block in one critical section
+//! ([`gate::alloc_counted`]). If it cannot, it asks whether a sample is due
+//! ([`pinfold::profile::is_due`]).
 //!
 //! A *sampled* block is recognised when it is freed:
 //!
@@ -31,7 +32,7 @@ use pinfold::guarded;
 use pinfold::profile::{self, DEFAULT_INTERVAL, MAX_INTERVAL, Memory};
 use pinfold::segment::PROFILE_FILE;
 use pinfold::shepherd;
-use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE, MAX_SMALL_SIZE};
+use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE};
 
 /// The environment variable that turns the profile on at the start: `on`, or the mean bytes from
 /// one sample to the next.
@@ -222,10 +223,12 @@ fn sample_for(what: u8) {
     STATE.fetch_or(what, Relaxed);
     init::set_unusual(true);
     gate::close_malloc();
+    gate::count_bytes(true);
 }
 
 fn sample_no_more_for(what: u8) {
     if STATE.fetch_and(!what, Relaxed) == what {
+        gate::count_bytes(false);
         init::set_unusual(false);
         gate::open_malloc_again();
     }
@@ -315,27 +318,11 @@ fn exclusively(f: impl FnOnce() -> bool) -> bool {
     done
 }
 
-/// Allocates like `heap::alloc`, while the profile is on.
-///
-/// Every call but that of a critical section is a tail call, so the function saves no registers.
-#[inline(always)]
-pub(crate) fn alloc(size: usize) -> *mut u8 {
-    // The size is compared first, so that it needs no other bound.
-    if size > MAX_SMALL_SIZE || !profile::count(size) {
-        return alloc_due(size);
-    }
-    let block = alloc_behind(size);
-    if block.is_null() {
-        return heap::alloc_missed(size);
-    }
-    block
-}
-
-/// Allocates a block that is not counted yet, or is due. It is sampled if it is due.
+/// Allocates like `heap::alloc`, while samples are taken, a block that is not counted yet.
 #[cold]
 #[inline(never)]
-extern "C" fn alloc_due(size: usize) -> *mut u8 {
-    if profile::is_due_slow(size) {
+pub(crate) extern "C" fn alloc_uncounted(size: usize) -> *mut u8 {
+    if profile::is_due(size) {
         return alloc_sampled(size, ALIGN, false, profile::here());
     }
     let block = alloc_behind(size);

@@ -19,6 +19,7 @@
 extern crate std;
 
 pub mod arena;
+mod cache_units;
 pub mod counter;
 mod counter_units;
 #[doc(hidden)]

@@ -67,6 +67,7 @@ extern crate std;
 pub mod abi;
 mod arch;
 mod atomic;
+mod counted;
 #[doc(hidden)]
 pub mod env;
 mod fence;

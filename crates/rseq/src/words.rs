@@ -55,20 +55,6 @@ impl Append {
 }
 
 impl Units {
-    /// Adds like [`add_within`](Self::add_within), but on atomics returns false and adds nothing.
-    ///
-    /// For a caller whose slow path calls `add_within`, and whose fast path must contain no call.
-    ///
-    /// # Safety
-    ///
-    /// The same as for [`add_within`](Self::add_within).
-    #[inline(always)]
-    pub unsafe fn add_within_fast(&self, offset: usize, n: i64) -> bool {
-        let (cs, index) = self.offsets();
-        // SAFETY: `cs` is in the rseq area. The caller promises that both words lie in every unit.
-        cs != 0 && unsafe { arch::add_within(cs, index, self.table(), offset, n) }
-    }
-
     /// Returns the offsets of `rseq_cs` and of the index from the thread pointer, or `None` on the
     /// atomic backend and until the backend is chosen.
     #[inline(always)]

@@ -5,6 +5,7 @@
 use pinfold_rseq::{
     Backend, Index, STACK_ALIGN, UNIT_HEADER, Units, backend, decided, fence, init, possible,
 };
+use std::array::from_fn;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,6 +15,9 @@ const COUNTER: usize = UNIT_HEADER + 8;
 /// A word whose limit is in the next word.
 const BOUNDED: usize = UNIT_HEADER + 16;
 const LIMIT: usize = UNIT_HEADER + 24;
+/// A word from which a pop subtracts, and what it holds at first.
+const COUNTDOWN: usize = UNIT_HEADER + 32;
+const ROOM: u64 = 1 << 40;
 
 /// Chooses the backend. Waits while another test's thread chooses.
 fn choose() {
@@ -28,8 +32,9 @@ fn table(capacity: usize) -> &'static Units {
     choose();
     let units: &'static Units = Box::leak(Box::new(Units::new()));
     for index in 0..possible() {
-        let unit = Box::leak(Box::new([0u64; UNIT_HEADER / 8 + 4]));
+        let unit = Box::leak(Box::new([0u64; UNIT_HEADER / 8 + 5]));
         unit[WORD / 8] = stack(capacity) as u64;
+        unit[COUNTDOWN / 8] = ROOM;
         units.install(index, unit.as_mut_ptr().cast()).unwrap();
     }
     units
@@ -95,16 +100,47 @@ fn stacks_are_last_in_first_out_and_bounded() {
     }
 }
 
+/// Writes `value` to the word at `offset` of every unit.
+fn everywhere(units: &Units, offset: usize, value: u64) {
+    (0..possible()).for_each(|index| {
+        // SAFETY: the unit is installed, and no operation is under way.
+        unsafe { *units.unit(index).add(offset).cast::<u64>() = value };
+    });
+}
+
+#[test]
+fn a_counted_pop_needs_an_item_and_room() {
+    pin(0);
+    let units = table(2);
+    if backend() == Backend::Atomic {
+        return;
+    }
+    let item = |n: usize| (n * 8) as *mut u8;
+    everywhere(units, COUNTDOWN, 10);
+    // SAFETY: every index has a unit with a stack at WORD and a word at COUNTDOWN. The backend has
+    // restartable sequences.
+    unsafe {
+        let pop = |n| units.pop_counted_rseq::<COUNTDOWN>(WORD, n);
+        assert!(pop(1).is_null());
+        assert!(units.push(WORD, item(1)));
+        assert!(units.push(WORD, item(2)));
+        assert!(pop(10).is_null());
+        assert_eq!(pop(9), item(2));
+        assert!(pop(1).is_null());
+        everywhere(units, COUNTDOWN, -5i64 as u64);
+        assert!(pop(1).is_null());
+        everywhere(units, COUNTDOWN, 10);
+        assert_eq!(pop(4), item(1));
+        assert!(pop(1).is_null());
+        assert_eq!(words(units, COUNTDOWN).min(), Some(6));
+    }
+}
+
 #[test]
 fn a_bounded_word_stops_at_its_limit() {
     pin(0);
     let units = table(1);
-    let everywhere = |offset: usize, value: u64| {
-        (0..possible()).for_each(|index| {
-            // SAFETY: the unit is installed, and no operation is under way.
-            unsafe { *units.unit(index).add(offset).cast::<u64>() = value };
-        });
-    };
+    let everywhere = |offset, value| everywhere(units, offset, value);
     // The words count modulo 2^64, so a limit may lie past the largest number.
     everywhere(BOUNDED, u64::MAX - 1);
     everywhere(LIMIT, 3);
@@ -168,7 +204,7 @@ fn a_storm_neither_loses_nor_doubles_a_token() {
     }
     let stop = AtomicBool::new(false);
     let timer = Storm::start(Duration::from_micros(100));
-    let (counted, bounded) = std::thread::scope(|scope| {
+    let [counted, bounded, popped] = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..8u64)
             .map(|seed| {
                 scope.spawn({
@@ -188,7 +224,7 @@ fn a_storm_neither_loses_nor_doubles_a_token() {
         workers
             .into_iter()
             .map(|worker| worker.join().unwrap())
-            .fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
+            .fold([0; 3], |sums, counts| from_fn(|at| sums[at] + counts[at]))
     });
     drop(timer);
     assert!(
@@ -199,6 +235,9 @@ fn a_storm_neither_loses_nor_doubles_a_token() {
     assert_eq!(added, counted + HANDLED.load(Ordering::SeqCst));
     assert_eq!(words(units, BOUNDED).sum::<u64>(), bounded);
     assert!(bounded > 0);
+    let subtracted: u64 = words(units, COUNTDOWN).map(|word| ROOM - word).sum();
+    assert!(subtracted >= popped, "{subtracted} of {popped}");
+    assert_eq!(popped > 0, backend() != Backend::Atomic);
     for (word, limit) in words(units, BOUNDED).zip(words(units, LIMIT)) {
         assert!(word <= limit, "{word} is past {limit}");
     }
@@ -215,10 +254,12 @@ fn a_storm_neither_loses_nor_doubles_a_token() {
 
 /// Moves tokens and counts until `stop`, and holds no token at the end.
 ///
-/// Returns how often it counted, and what it added to bounded words.
-fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> (u64, u64) {
+/// Returns how often it counted, what it added to bounded words, and how many tokens it took by
+/// counted pops.
+fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> [u64; 3] {
     let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let (mut counted, mut bounded) = (0, 0);
+    let [mut counted, mut bounded, mut popped] = [0; 3];
+    let counts_pops = backend() != Backend::Atomic;
     let mut held = [null_mut(); 4];
     while !stop.load(Ordering::Relaxed) {
         random ^= random << 13;
@@ -228,9 +269,14 @@ fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> (u64, u64) {
             pin(random as usize / 256 % cpus());
         }
         let batch = random as usize / 1024 % 4 + 1;
-        // SAFETY: every index has a unit with a stack at WORD.
+        // SAFETY: every index has a unit with a stack at WORD and the other words. Pops are counted
+        // only if the backend has restartable sequences.
         unsafe {
-            let got = if batch == 1 {
+            let got = if batch == 1 && counts_pops && random & 1 << 20 == 0 {
+                held[0] = units.pop_counted_rseq::<COUNTDOWN>(WORD, 1);
+                popped += u64::from(!held[0].is_null());
+                usize::from(!held[0].is_null())
+            } else if batch == 1 {
                 held[0] = units.pop(WORD);
                 usize::from(!held[0].is_null())
             } else {
@@ -259,7 +305,7 @@ fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> (u64, u64) {
             }
         }
     }
-    (counted, bounded)
+    [counted, bounded, popped]
 }
 
 fn items_of(word: u64) -> Vec<u64> {

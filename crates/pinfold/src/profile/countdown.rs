@@ -1,42 +1,43 @@
 //! Decides which allocations are sampled: each CPU counts bytes down to its next sample.
 //!
-//! Each CPU has two words: the bytes counted so far, and the count at which the next sample is due.
-//! One bounded add counts an allocation. If there is no room for its size, the allocation is to be
-//! sampled, and one exchange of both words begins a new interval.
+//! Each CPU has one word, in the unit that also holds the words of its sheaves ([`COUNTDOWN`]). The
+//! word is a signed number: the bytes that remain before the next sample, plus 1. If it is 0 or
+//! less, no interval has begun. An allocation with room for its size subtracts the size from the
+//! word. Any other allocation is sampled, and begins a new interval.
 //!
-//! # Why no CPU's count is disturbed
+//! # Who writes a word
 //!
-//! Between the failed add and the exchange, the thread may move to another CPU, or another thread
-//! may begin a new interval. The exchange compares both words, so it succeeds only for words that
-//! have no room for the size. If it fails, the thread begins again. So each interval ends with
-//! exactly one sample.
+//! 1. The fast path, which takes an object and counts it in one critical section
+//!    ([`kmalloc::alloc_counted`](crate::slab::kmalloc::alloc_counted)). An interrupt inside the
+//!    section can have it count the same allocation twice. That happens about as often as an
+//!    interrupt hits one given instruction.
+//! 2. [`is_due`], for all other allocations. It computes the new word, and stores the new word only
+//!    if the CPU's word is still the one that it read. Otherwise it begins again.
+//! 3. [`set_interval`], from any CPU. It stores 0. The fast path may subtract from that 0, so a
+//!    negative word means the same.
 //!
-//! A new interval is drawn at random. The exponential distribution has no memory, so it does not
-//! matter on which CPU a thread counts, or what remained of an interval.
+//! # Why samples are not biased
+//!
+//! Intervals are drawn at random. The exponential distribution has no memory: whatever was counted
+//! before, an allocation of S bytes is sampled with the same probability. So it does not matter on
+//! which CPU a thread counts, or what becomes of the rest of an interval.
 
 use super::math;
-use crate::counter_units::{self, LazyBlock, units};
+use crate::cache_units::{COUNTDOWN, units, word};
 use crate::sys;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
-use pinfold_rseq::near;
+use pinfold_rseq::possible;
 
 /// The mean bytes from one sample to the next, if the user does not choose another number.
 pub const DEFAULT_INTERVAL: u64 = 512 << 10;
 /// The longest mean interval: a tebibyte.
 pub const MAX_INTERVAL: u64 = 1 << 40;
 
-/// Bytes of the two words. The block's size, a power of two, also aligns it.
-const SIZE: usize = 16;
-/// The count at which an interval begins. Words of 0 are those of a CPU that has not counted yet.
-const FIRST: u64 = 1;
-/// How often a thread tries to begin an interval, before it leaves an allocation out. Only other
-/// threads' progress makes a try fail.
+/// How often a thread tries to count an allocation on the current CPU. Only other threads' progress
+/// makes a try fail.
 const TRIES: usize = 16;
 
-// `near!` needs it.
-#[used]
-static BLOCK: LazyBlock = LazyBlock::new();
 static INTERVAL: AtomicU64 = AtomicU64::new(DEFAULT_INTERVAL);
 /// The state of the random numbers.
 static RANDOM: AtomicU64 = AtomicU64::new(0);
@@ -46,85 +47,45 @@ pub(super) fn interval() -> u64 {
     INTERVAL.load(Relaxed)
 }
 
-/// Makes the words. Returns false if there is no memory.
-pub(super) fn prepare() -> bool {
+/// Seeds the random numbers.
+pub(super) fn prepare() {
     RANDOM.store(sys::random(), Relaxed);
-    let block = BLOCK.get_or_alloc(SIZE, counter_units::register_fork, |offset| offset);
-    block.is_some()
 }
 
-/// Sets the mean interval. The intervals that have begun are forgotten.
+/// Sets the mean interval. The intervals that have begun are forgotten, except that an allocation
+/// that is being counted meanwhile may keep the one of its CPU.
 pub(super) fn set_interval(interval: u64) {
     INTERVAL.store(interval.clamp(1, MAX_INTERVAL), Relaxed);
-    if let Some(offset) = BLOCK.get() {
-        for unit in counter_units::used() {
-            for word in [offset, offset + 8] {
-                counter_units::word_at(unit, word).store(0, Relaxed);
-            }
-        }
+    let units = (0..possible()).map(|index| units().unit(index));
+    for unit in units.filter(|unit| !unit.is_null()) {
+        word(unit, COUNTDOWN).store(0, Relaxed);
     }
 }
 
-/// Counts an allocation of `size` bytes. Returns whether it is to be sampled. Returns false before
-/// the profile was ever on.
+/// Counts an allocation of `size` bytes. Returns whether it is to be sampled. Samples have been
+/// started.
 ///
 /// Costs one critical section, or a lock on the atomic backend. A sampled allocation costs some
 /// more.
 pub fn is_due(size: usize) -> bool {
-    !count(size) && is_due_slow(size)
-}
-
-/// Counts an allocation of `size` bytes, if this CPU's interval has room for it. If there is no
-/// room, counts nothing and returns false. The caller then calls [`is_due_slow`], which counts the
-/// allocation. Costs one critical section. Always returns false on the atomic backend.
-#[inline(always)]
-pub fn count(size: usize) -> bool {
-    let offset = near!(BLOCK, LazyBlock).load();
-    // SAFETY: `offset` is that of a block of two words, which is never freed. Before there is a
-    // block, it is that of a block where the add always fails.
-    unsafe { units().add_within_fast(offset, signed(size)) }
-}
-
-/// Returns the bytes to count for an allocation of `size` bytes.
-#[inline(always)]
-fn signed(size: usize) -> i64 {
-    size.clamp(1, isize::MAX as usize) as i64
-}
-
-/// Returns whether an allocation of `size` bytes is to be sampled, for which [`count`] has returned
-/// false.
-#[cold]
-#[inline(never)]
-pub fn is_due_slow(size: usize) -> bool {
-    let Some(offset) = BLOCK.get() else {
-        return false;
-    };
-    let size = signed(size);
+    let size = size.clamp(1, isize::MAX as usize) as u64;
     for _ in 0..TRIES {
-        // SAFETY: `offset` is that of a block of two words, which is never freed.
-        let words = unsafe { (units().load(offset), units().load(offset + 8)) };
-        let (Some(counted), Some(due)) = words else {
-            if counter_units::install_here().is_none() {
-                return false;
-            }
-            continue;
+        // SAFETY: every unit has a word at `COUNTDOWN`.
+        let Some(word) = (unsafe { units().load(COUNTDOWN) }) else {
+            break;
         };
-        let is_fresh = counted == 0 && due == 0;
-        if is_fresh || (due.wrapping_sub(counted) as i64) < size {
-            let next = [FIRST, FIRST + draw()];
-            // SAFETY: `offset` is that of a block of two words, which is never freed. A block of 16
-            // bytes is aligned to 16 bytes, and units to pages.
-            let begun = unsafe { units().compare_exchange_pair(offset, [counted, due], next) };
-            if begun && !is_fresh {
-                return true;
-            }
-        }
-        // SAFETY: `offset` is that of a block of two words, which is never freed.
-        if unsafe { units().add_within(offset, size) } {
-            return false;
+        let has_begun = word as i64 > 0;
+        let left = if has_begun { word } else { draw() + 1 };
+        let is_due = left <= size;
+        let next = if is_due { draw() + 1 } else { left - size };
+        // SAFETY: every unit has a word at `COUNTDOWN`.
+        if unsafe { units().store_if_equal(COUNTDOWN, word, next) } {
+            return is_due;
         }
     }
-    false
+    // This CPU has no unit yet, or another thread holds the unit. An interval that begins and ends
+    // with this allocation serves as well.
+    draw() < size
 }
 
 /// Returns how many bytes an interval has room for before the allocation that is sampled.
@@ -144,4 +105,27 @@ fn uniform() -> f64 {
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^= bits >> 31;
     ((bits >> 11) + 1) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slab::kmalloc;
+
+    #[test]
+    fn a_negative_word_begins_an_interval() {
+        const TRIES: usize = 100;
+        assert!(kmalloc::init() && !kmalloc::alloc(64).is_null());
+        set_interval(1 << 20);
+        let due = (0..TRIES).filter(|_| {
+            let units = (0..possible()).map(|index| units().unit(index));
+            for unit in units.filter(|unit| !unit.is_null()) {
+                word(unit, COUNTDOWN).store(-5i64 as u64, Relaxed);
+            }
+            is_due(1 << 20)
+        });
+        // Each is due with probability 1 − 1/e. The bounds are six standard deviations away.
+        let due = due.count();
+        assert!((34..=92).contains(&due), "{due} of {TRIES} are due");
+    }
 }

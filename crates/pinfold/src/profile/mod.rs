@@ -7,7 +7,7 @@
 //!
 //! | part | holds | memory |
 //! |---|---|---|
-//! | `countdown` | bytes until the next sample | two words for each CPU |
+//! | `countdown` | bytes until the next sample | a word for each CPU |
 //! | `walk` | the stacks on which call stacks are walked | private |
 //! | `records` | each call stack, with what it allocated and freed | shared, or private |
 //! | `blocks` | the sampled blocks in use | private |
@@ -38,7 +38,7 @@ mod walk;
 
 pub use blocks::Lifted;
 use blocks::NO_RECORD;
-pub use countdown::{DEFAULT_INTERVAL, MAX_INTERVAL, count, is_due, is_due_slow};
+pub use countdown::{DEFAULT_INTERVAL, MAX_INTERVAL, is_due};
 pub use probes::is_watched;
 pub use records::{
     Counts, FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, MAX_RECORDS, Memory, RECORDS_AT, Record, Totals,
@@ -87,8 +87,9 @@ pub fn has_records() -> bool {
 /// Makes the tables that every sample needs. Returns false if there is no memory. The caller makes
 /// sure that no two threads start or stop at the same time.
 fn prepare() -> bool {
-    let made = is(READY) || (countdown::prepare() && blocks::prepare());
-    if made {
+    let made = is(READY) || blocks::prepare();
+    if made && !is(READY) {
+        countdown::prepare();
         STATE.fetch_or(READY, Release);
     }
     made

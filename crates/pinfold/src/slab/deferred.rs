@@ -33,8 +33,8 @@
 use super::descriptor::{self, Descriptor, Pending};
 use super::sheaf::{Sheaf, SheafList, word_is_full};
 use super::sheaf_units::{self, load};
-use super::unit::{DEFERRED, SHEAF_UNITS};
 use super::{grace, in_flight};
+use crate::cache_units::{DEFERRED, SHEAF_UNITS};
 use crate::lock::Guard;
 use crate::segment::SlabEvent;
 use crate::sys;

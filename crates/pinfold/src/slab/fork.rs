@@ -1,8 +1,8 @@
 //! What a fork does in this layer: it takes the locks of all caches, and removes what threads that
 //! do not exist in the child left behind. Also has the shepherd call this layer.
 
-use super::unit::{SHEAF_UNITS, STOPPING};
 use super::{descriptor, idle, in_flight, key, sheaf};
+use crate::cache_units::{SHEAF_UNITS, STOPPING};
 use crate::fork::{self, Hooks, Rank};
 use crate::lock::Word;
 use crate::{arena, shepherd};

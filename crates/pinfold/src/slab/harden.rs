@@ -30,8 +30,8 @@ use super::descriptor::{Descriptor, by_entry};
 use super::key::{Hardening, shuffle};
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
 use super::sheaf_units::{self, load};
-use super::unit::{HELD, SHEAF_UNITS, SPARE};
 use crate::arena::{self, NodeRequest};
+use crate::cache_units::{HELD, SHEAF_UNITS, SPARE};
 use crate::segment::SlabEvent;
 use core::ptr::null_mut;
 

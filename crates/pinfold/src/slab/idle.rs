@@ -24,7 +24,7 @@ use super::purge::PERIODS;
 use super::reclaim::{reclaim, shrink_all};
 use super::sheaf::{Sheaf, word_is_empty};
 use super::sheaf_units::{drain_deferred, drain_unit, drain_word};
-use super::unit::{DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, STOPPING, UNIT, word};
+use crate::cache_units::{DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, STOPPING, UNIT, word};
 use crate::shepherd::Reach;
 use crate::topology::facts;
 use crate::{arena, sys};

@@ -17,7 +17,7 @@
 //! run while its own thread is in step 2. If it waited for that thread's entry, it would wait
 //! forever.
 
-use super::unit::CacheId;
+use crate::cache_units::CacheId;
 use crate::sys;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};

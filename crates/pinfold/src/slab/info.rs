@@ -19,9 +19,9 @@
 use super::descriptor::{self, Descriptor};
 use super::look::{Reading, Usage};
 use super::sheaf::objects_in_word;
-use super::unit::{DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, word};
 use super::{DebugFlags, KmemCache, kmalloc};
 use crate::arena::GRANULE;
+use crate::cache_units::{DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, word};
 use crate::segment::{EVENTS, SlabEvent};
 use crate::sys;
 use core::fmt;

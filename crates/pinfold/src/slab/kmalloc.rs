@@ -23,7 +23,7 @@
 //! [`MAX_SMALL_SIZE`] to its class. The class of a larger size is computed. A slab of a class from
 //! 64 KiB on holds one object.
 //!
-//! The cache of class c has number 8 + c in the page map and in the units. So the common path of
+//! The cache of class c has number 9 + c in the page map and in the units. So the common path of
 //! `malloc` and `free` computes the place of a sheaf without looking up the cache's descriptor.
 //!
 //! Each class has a twin for *sampled* blocks: blocks that a heap profile follows. Class c has the
@@ -34,15 +34,15 @@
 use super::descriptor::{Descriptor, by_entry, by_id, of_class};
 use super::fork;
 use super::slabs::Slab;
-use super::unit::{ALL_CLASSES, CacheId, units};
 use crate::arena::{GRANULE, GRANULE_SHIFT};
+use crate::cache_units::{ALL_CLASSES, COUNTDOWN, CacheId, units};
 use crate::topology::facts;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicUsize;
 use pinfold_rseq::{BESIDE, near};
 
 /// Number of classes.
-pub const CLASSES: usize = super::unit::CLASSES;
+pub const CLASSES: usize = crate::cache_units::CLASSES;
 /// The largest size that the table maps to its class, in bytes.
 pub const MAX_SMALL_SIZE: usize = 32 << 10;
 /// The largest class's size in bytes.
@@ -262,6 +262,22 @@ pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
     // SAFETY: every unit has a word for the class's main sheaf at this offset. `has_fast_paths`
     // returned true, as the caller promises, so the backend has restartable sequences.
     unsafe { units().pop_rseq(offset_of(size)) }
+}
+
+/// Allocates a block as [`alloc_fast`] does, and counts its bytes for the heap profile.
+///
+/// Returns null and counts nothing if there is no such block, or if a sample is due. The caller
+/// then asks [`profile::is_due`](crate::profile::is_due). Costs one critical section.
+///
+/// # Safety
+///
+/// The same as for [`alloc_fast`].
+#[inline(always)]
+pub unsafe fn alloc_counted(size: usize) -> *mut u8 {
+    // SAFETY: every unit has a word for the class's main sheaf at this offset, and one at
+    // `COUNTDOWN`. `has_fast_paths` returned true, as the caller promises, so the backend has
+    // restartable sequences.
+    unsafe { units().pop_counted_rseq::<COUNTDOWN>(offset_of(size), size as i64) }
 }
 
 /// Frees a block. `entry` is the block's entry in the page map. Does not test which backend is in

@@ -3,8 +3,8 @@
 use super::builder::Builder;
 use super::debug::DebugFlags;
 use super::descriptor::{CacheError, Descriptor};
-use super::unit::{DEFERRED, SHEAF_UNITS, units};
 use crate::arena::NodeRequest;
+use crate::cache_units::{DEFERRED, SHEAF_UNITS, units};
 use crate::nodes;
 use core::alloc::Layout;
 use core::fmt;

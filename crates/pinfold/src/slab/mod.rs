@@ -10,7 +10,7 @@
 //! ```
 //!
 //! * A **sheaf** is an array of pointers to free objects (`sheaf`). Each CPU has a main sheaf and a
-//!   spare sheaf (`unit`). The fast paths pop from the main sheaf, or push to it, in one
+//!   spare sheaf (`cache_units`). The fast paths pop from the main sheaf, or push to it, in one
 //!   **critical section**: a restartable sequence, or a short lock where the kernel offers none.
 //! * A **barn** is a node's store of full and empty sheaves. CPUs exchange sheaves there (`node`).
 //! * A **slab** is a run of memory from the node's arena, cut into objects (`slabs`). The
@@ -36,7 +36,7 @@
 //! | the protocol of CPUs | `sheaf_units`, `remote`, `idle`, `reclaim`; `in_flight`, `deferred`; `harden`, `debugged` |
 //! | a cache on a node | `descriptor`, `node`, `node_survey`, `handler_frees`, `debugged_node`, `events` |
 //! | slabs and sheaves | `objects`, `slabs`, `slab_bits`, `purge`, `look`, `guard`; `sheaf` |
-//! | plain facts | `unit`, `geometry`, `tune`, `key`, `debug` |
+//! | plain facts | `geometry`, `tune`, `key`, `debug` |
 //! | beside | [`grace`] |
 //!
 //! The modules listed under "the protocol of CPUs" depend on each other, because together they
@@ -91,8 +91,8 @@ mod slabinfo;
 mod slabs;
 mod tune;
 mod typed;
-mod unit;
 
+pub use crate::cache_units::MAX_CACHES;
 #[cfg(feature = "allocator-api2")]
 pub use allocator::Kmalloc;
 pub use attributes::Attributes;
@@ -119,4 +119,3 @@ pub use tune::{set_sheaf_budget, sheaf_budget, sheaf_bytes};
 pub use typed::{
     Cache, Handle, Kept, ObjectCache, Reusable, Shared, SharedCache, TryAllocError, UninitHandle,
 };
-pub use unit::MAX_CACHES;

@@ -6,7 +6,7 @@ use super::geometry::Geometry;
 use super::guard;
 use super::key::{self, Hardening};
 use super::slabs::Slab;
-use super::unit::CacheId;
+use crate::cache_units::CacheId;
 use crate::{arena, sys};
 use core::alloc::Layout;
 use core::ffi::c_void;

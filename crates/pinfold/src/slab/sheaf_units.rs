@@ -29,7 +29,7 @@ use super::descriptor::{self, Descriptor};
 use super::idle;
 use super::node::Node;
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
-use super::unit::{DEFERRED, HELD, SHEAF_UNITS, SPARE, STOPPING, UNIT, word};
+use crate::cache_units::{DEFERRED, HELD, SHEAF_UNITS, SPARE, STOPPING, UNIT, word};
 use crate::segment::SlabEvent;
 use crate::topology::facts;
 use crate::{arena, shepherd, sys};

@@ -48,3 +48,13 @@ never! {
     append(cs: isize, index: isize, table: *const *mut u8, ring: usize, mask: usize, from: *const u64, words: usize, step: usize) -> crate::words::Append;
     spin_until_aborted(cs: isize, spins: u64) -> bool;
 }
+
+pub(crate) unsafe fn pop_counted<const COUNT: usize>(
+    _: isize,
+    _: isize,
+    _: *const *mut u8,
+    _: usize,
+    _: i64,
+) -> *mut u8 {
+    unreachable!("no registration on this architecture")
+}

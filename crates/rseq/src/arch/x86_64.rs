@@ -128,7 +128,9 @@ macro_rules! template {
     };
 }
 
+mod counted;
 mod words;
+pub(crate) use counted::*;
 pub(crate) use words::*;
 
 /// Runs [`Units::add`](crate::Units::add) as a critical section.

@@ -1,13 +1,14 @@
 //! The words of all caches in each CPU's unit, and the numbers of the caches.
 //!
 //! A *unit* is the memory of one CPU: 128 KiB. A cache has four words in each unit. A word is 0 if
-//! there is no sheaf. Otherwise it is a [`Sheaf`](super::sheaf::Sheaf) in one word: an address that
-//! tells both the sheaf's block and how many objects are in it. For the cache with number n, the
+//! there is no sheaf. Otherwise it describes a sheaf (`slab/sheaf.rs`): an address that tells both
+//! the sheaf's block and how many objects are in it. For the cache with number n, the
 //! words are at these offsets:
 //!
 //! | offset | sheaf | use |
 //! |---|---|---|
 //! | 0 … 63 | | the unit's header |
+//! | 64 … 71 | | the heap profile's word ([`COUNTDOWN`]) |
 //! | 8·n | main | the fast paths pop from it and push to it |
 //! | 8·n + 32 KiB | spare | a second sheaf, for the slow paths |
 //! | 8·n + 64 KiB | deferred | deferred frees push to it (`deferred`) |
@@ -20,8 +21,9 @@
 //!
 //! 1. An operation of [`SHEAF_UNITS`] on the unit's CPU. The operation is a critical section. On
 //!    the atomic backend, a short lock in the unit replaces the critical section.
-//! 2. A thread that holds [`STOPPING`] and has stopped the unit (`sheaf_units::drain`, `idle`).
-//!    While the unit is stopped, operations on it fail.
+//! 2. A thread that holds [`STOPPING`] and has stopped the unit (`slab/sheaf_units.rs`, `drain`;
+//!    `slab/idle.rs`). While the unit is stopped, operations on it fail.
+//! 3. The word at [`COUNTDOWN`] has rules of its own (`profile/countdown.rs`).
 
 use crate::lock::Lock;
 use core::sync::atomic::AtomicU64;
@@ -35,40 +37,43 @@ pub const MAX_CACHES: usize = 4096;
 pub const CLASSES: usize = 75;
 /// The numbers behind those of the size classes belong to the caches of *sampled* blocks, one for
 /// each class. `kmalloc` counts them as further classes, from [`CLASSES`] on.
-pub(super) const ALL_CLASSES: usize = 2 * CLASSES;
+pub(crate) const ALL_CLASSES: usize = 2 * CLASSES;
+/// The offset of the word that counts bytes down to a heap profile's next sample (`profile`). It
+/// shares a cache line with the main sheaves of small classes.
+pub(crate) const COUNTDOWN: usize = pinfold_rseq::UNIT_HEADER;
 /// The smallest number that a cache can have. The words of a cache with a smaller number would lie
-/// in the units' headers.
-const FIRST: usize = pinfold_rseq::UNIT_HEADER / 8;
+/// in the units' headers, or at [`COUNTDOWN`].
+const FIRST: usize = COUNTDOWN / 8 + 1;
 
 /// Bytes from the word of a main sheaf to that same word, for callers that pass one of these
 /// distances.
-pub(super) const MAIN: usize = 0;
+pub(crate) const MAIN: usize = 0;
 /// Bytes from the word of a main sheaf to the word of the spare.
-pub(super) const SPARE: usize = MAX_CACHES * 8;
+pub(crate) const SPARE: usize = MAX_CACHES * 8;
 /// Bytes from the word of a main sheaf to the word of the deferred sheaf.
-pub(super) const DEFERRED: usize = 2 * SPARE;
+pub(crate) const DEFERRED: usize = 2 * SPARE;
 /// Bytes from the word of a main sheaf to the word of the held sheaf.
-pub(super) const HELD: usize = 3 * SPARE;
+pub(crate) const HELD: usize = 3 * SPARE;
 /// Bytes of a unit.
-pub(super) const UNIT: usize = 4 * SPARE;
+pub(crate) const UNIT: usize = 4 * SPARE;
 
 /// The units of all caches.
 // `near!` needs it.
 #[used]
-pub(super) static SHEAF_UNITS: Units = Units::new();
+pub(crate) static SHEAF_UNITS: Units = Units::new();
 
 /// A thread holds this lock while it installs a unit, stops CPUs, takes idle sheaves, or retires a
 /// cache.
-pub(super) static STOPPING: Lock<()> = Lock::new(());
+pub(crate) static STOPPING: Lock<()> = Lock::new(());
 
 /// Returns the units. For fast paths: costs no load from the global offset table.
 #[inline(always)]
-pub(super) fn units() -> &'static Units {
+pub(crate) fn units() -> &'static Units {
     near!(SHEAF_UNITS, Units)
 }
 
 /// Returns the word at `offset` of `block`, which is a unit, or a block as large as a unit.
-pub(super) fn word<'u>(block: *mut u8, offset: usize) -> &'u AtomicU64 {
+pub(crate) fn word<'u>(block: *mut u8, offset: usize) -> &'u AtomicU64 {
     // SAFETY: units, and the blocks that `idle` makes for them, are never unmapped, and the offsets
     // of a cache's words lie in them. All accesses to the words are atomic.
     unsafe { &*block.add(offset).cast() }
@@ -76,26 +81,26 @@ pub(super) fn word<'u>(block: *mut u8, offset: usize) -> &'u AtomicU64 {
 
 /// The number of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CacheId(u16);
+pub(crate) struct CacheId(u16);
 
 impl CacheId {
     /// Returns the number of the cache of a class, or of a twin.
     #[inline(always)]
-    pub(super) const fn of_class(class: usize) -> CacheId {
+    pub(crate) const fn of_class(class: usize) -> CacheId {
         CacheId((FIRST + class) as u16)
     }
 
     /// Returns the size class whose cache has this number, if there is one. The classes of sampled
     /// blocks do not count.
     #[inline(always)]
-    pub(super) const fn class(self) -> Option<usize> {
+    pub(crate) const fn class(self) -> Option<usize> {
         let class = (self.0 as usize).wrapping_sub(FIRST);
         if class < CLASSES { Some(class) } else { None }
     }
 
     /// Returns the class whose cache has this number, if there is one: a size class, or a class of
     /// sampled blocks.
-    pub(super) const fn any_class(self) -> Option<usize> {
+    pub(crate) const fn any_class(self) -> Option<usize> {
         let class = (self.0 as usize).wrapping_sub(FIRST);
         if class < ALL_CLASSES {
             Some(class)
@@ -106,41 +111,41 @@ impl CacheId {
 
     /// Returns the number at position `nth`, counted from 0, or `None` if there are not so many
     /// numbers. The numbers of the size classes come first.
-    pub(super) fn nth(nth: usize) -> Option<CacheId> {
+    pub(crate) fn nth(nth: usize) -> Option<CacheId> {
         (nth < MAX_CACHES - FIRST).then(|| CacheId((FIRST + nth) as u16))
     }
 
     /// Returns the position that [`nth`](Self::nth) takes.
-    pub(super) fn position(self) -> usize {
+    pub(crate) fn position(self) -> usize {
         self.index() - FIRST
     }
 
     /// Returns the number that an entry of the page map contains.
-    pub(super) fn from_entry(entry: u16) -> CacheId {
+    pub(crate) fn from_entry(entry: u16) -> CacheId {
         CacheId(entry)
     }
 
     /// Returns the value that the page map holds for the slabs of this cache.
     #[inline(always)]
-    pub(super) fn entry(self) -> u16 {
+    pub(crate) fn entry(self) -> u16 {
         self.0
     }
 
     /// Returns the number as an index into tables that have an element for each cache.
     #[inline(always)]
-    pub(super) fn index(self) -> usize {
+    pub(crate) fn index(self) -> usize {
         usize::from(self.0)
     }
 
     /// Returns the offset of the main sheaf's word in every unit.
     #[inline(always)]
-    pub(super) const fn main(self) -> usize {
+    pub(crate) const fn main(self) -> usize {
         self.0 as usize * 8
     }
 
     /// Returns the number of the cache whose main sheaf's word is at `offset`.
     #[inline(always)]
-    pub(super) fn of_main(offset: usize) -> CacheId {
+    pub(crate) fn of_main(offset: usize) -> CacheId {
         CacheId((offset / 8) as u16)
     }
 }
