@@ -386,7 +386,9 @@ void pinfold_cache_set_sheaf_capacity(const struct pinfold_cache *cache, size_t 
 
 /*
  * Sets how many bytes the sheaves of all caches together may hold on one CPU. The default is 32
- * MiB. Applies to caches that are created after the call. Never fails.
+ * MiB. All caches get their part of it again, small sizes of malloc first, except those whose
+ * capacity the program set. Sheaves keep their capacity until they are next filled or emptied.
+ * Never fails.
  */
 void pinfold_slab_set_sheaf_budget(size_t bytes);
 

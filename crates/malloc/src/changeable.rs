@@ -89,7 +89,7 @@ pub static SETTINGS: [Changeable; 5] = [
         name: "sheaf-budget",
         variable: None,
         values: "bytes, as 32M",
-        help: "bytes of free objects that a CPU may keep, for caches made from now on",
+        help: "bytes of free objects that a CPU may keep in its sheaves",
         unit: Unit::Bytes,
         set: |value| slab::set_sheaf_budget(value as usize),
         get: || slab::sheaf_budget() as u64,

@@ -51,6 +51,35 @@ fn caches_beyond_the_budget_have_small_sheaves() {
 }
 
 #[test]
+fn a_new_budget_changes_the_caches_that_exist() {
+    let _turn = TURN.lock().unwrap();
+    let before = sheaf_bytes();
+    let cache = cache("changed", 4096);
+    let chosen = KmemCache::builder("kept", Layout::new::<[u64; 512]>())
+        .hardened(false)
+        .sheaf_capacity(10)
+        .build()
+        .unwrap();
+    let (first, claimed) = (capacity(&cache), sheaf_bytes());
+    set_sheaf_budget(0);
+    assert_eq!((capacity(&cache), capacity(&chosen)), (4, 10));
+    assert!(sheaf_bytes() < claimed);
+    // Sheaves of four objects need more exchanges with the barn than sheaves of 32.
+    burst(&cache, 20);
+    let slow = cache.statistics().alloc_slowpath;
+    burst(&cache, 100);
+    let slow = cache.statistics().alloc_slowpath - slow;
+    assert!(slow > 100 * 500 / 8, "{slow} slow allocations");
+    set_sheaf_budget(claimed);
+    assert_eq!((capacity(&cache), capacity(&chosen)), (first, 10));
+    assert_eq!(sheaf_bytes(), claimed);
+    set_sheaf_budget(16 << 20);
+    cache.destroy().unwrap();
+    chosen.destroy().unwrap();
+    assert_eq!(sheaf_bytes(), before);
+}
+
+#[test]
 fn a_chosen_capacity_stays_and_can_be_changed() {
     let _turn = TURN.lock().unwrap();
     let cache = KmemCache::builder("chosen", Layout::new::<[u64; 8]>())

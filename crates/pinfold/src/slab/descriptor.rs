@@ -417,6 +417,25 @@ pub(super) fn for_each(f: impl FnMut(&'static Descriptor)) {
     all().for_each(f);
 }
 
+/// Sets the sheaf budget: how many bytes one CPU's sheaves of all caches together may hold. The
+/// default is 32 MiB.
+///
+/// All caches claim their part of the budget again, except those whose capacity the program chose.
+/// The size classes come first, smallest sizes first. A cache that finds the budget used up has the
+/// smallest sheaves. Sheaves keep their capacity until they are next filled or emptied. Costs two
+/// walks over a table of [`MAX_CACHES`] words.
+///
+/// ```
+/// use pinfold::slab::set_sheaf_budget;
+///
+/// set_sheaf_budget(8 << 20);
+/// ```
+pub fn set_sheaf_budget(bytes: usize) {
+    tune::set_budget(bytes);
+    for_each(|cache| cache.sheaves.shrink());
+    for_each(|cache| cache.sheaves.grow());
+}
+
 /// Returns the word of the registry's lock, for a fork.
 pub(super) fn registry_word() -> &'static Word {
     NUMBERS.word()

@@ -98,7 +98,7 @@ pub use allocator::Kmalloc;
 pub use attributes::Attributes;
 pub use builder::Builder;
 pub use debug::DebugFlags;
-pub use descriptor::{CacheError, MAX_OBJECT_SIZE};
+pub use descriptor::{CacheError, MAX_OBJECT_SIZE, set_sheaf_budget};
 #[doc(hidden)]
 pub use events::show_all;
 pub use info::{Info, Statistics, caches};
@@ -115,7 +115,7 @@ pub use reclaim::{make_room, or_reclaim, or_reclaim_for, trim_everywhere, trim_h
 #[doc(hidden)]
 pub use sheaf_units::tick;
 pub use slabinfo::{Slabinfo, slabinfo};
-pub use tune::{set_sheaf_budget, sheaf_budget, sheaf_bytes};
+pub use tune::{sheaf_budget, sheaf_bytes};
 pub use typed::{
     Cache, Handle, Kept, ObjectCache, Reusable, Shared, SharedCache, TryAllocError, UninitHandle,
 };

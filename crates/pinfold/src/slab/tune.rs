@@ -4,7 +4,8 @@
 //! sheaf holds [`SHEAF_BYTES`] of objects, or as many objects as the program chose. The sheaves
 //! that one CPU can have, of all caches together, have a budget of bytes. Each cache claims its
 //! part when it is made. If the budget is used up by then, the cache has the smallest sheaves,
-//! unless the program chose their capacity.
+//! unless the program chose their capacity. When the budget changes, all caches but those with a
+//! chosen capacity claim again, in the order of their numbers.
 //!
 //! A sheaf records its own capacity ([`Sheaf`](super::sheaf::Sheaf)). So when a cache's capacity
 //! changes, sheaves keep theirs until they are next filled or emptied. Only slow paths and the
@@ -46,20 +47,13 @@ static BUDGET: AtomicUsize = AtomicUsize::new(32 << 20);
 /// all caches. May exceed the budget.
 static CLAIMED: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets the budget: how many bytes one CPU's sheaves of all caches together may hold. The default
-/// is 32 MiB. A cache that is made when the budget is used up has the smallest sheaves. Costs one
-/// store.
-///
-/// ```
-/// use pinfold::slab::set_sheaf_budget;
-///
-/// set_sheaf_budget(8 << 20);
-/// ```
-pub fn set_sheaf_budget(bytes: usize) {
+/// Sets the budget. The caller then has all caches claim again.
+pub(super) fn set_budget(bytes: usize) {
     BUDGET.store(bytes, Relaxed);
 }
 
-/// Returns the budget that [`set_sheaf_budget`] sets, in bytes. Costs one load.
+/// Returns the budget that [`set_sheaf_budget`](super::set_sheaf_budget) sets, in bytes. Costs one
+/// load.
 ///
 /// ```
 /// use pinfold::slab::{set_sheaf_budget, sheaf_budget};
@@ -95,12 +89,17 @@ fn claim(bytes: usize) -> bool {
     CLAIMED.fetch_update(Relaxed, Relaxed, fits).is_ok()
 }
 
+/// The bits of [`Capacity::now`] that count objects.
+const OBJECTS: usize = 0xffff;
 /// A bit of [`Capacity::now`]: the cache is retired and has given back its part of the budget.
 /// Prevents that the cache gives it back twice.
 const RETIRED: usize = 1 << 16;
+/// A bit of [`Capacity::now`]: the program chose the capacity.
+const CHOSEN: usize = 1 << 17;
 
 /// How many objects a sheaf of a cache holds.
 pub(super) struct Capacity {
+    /// The objects, with the bits [`RETIRED`] and [`CHOSEN`].
     now: AtomicUsize,
     /// How many bytes of the budget the cache claims for each object of the capacity. 0 for a
     /// debugged cache, which uses no sheaves.
@@ -112,9 +111,9 @@ impl Capacity {
     /// that is `None`. If the cache `has_sheaves`, claims its part of the budget.
     pub(super) fn new(size: usize, chosen: Option<usize>, has_sheaves: bool) -> Capacity {
         let unit = if has_sheaves { SHEAVES * size } else { 0 };
-        let least = (SHEAF_BYTES / size).clamp(1, MIN_CAPACITY);
-        let wanted = chosen.map_or(SHEAF_BYTES / size, |chosen| chosen.max(MIN_CAPACITY));
-        let wanted = wanted.clamp(least, MAX_CAPACITY);
+        let (least, most) = by_size(size);
+        let wanted = chosen.map_or(most, |chosen| chosen.clamp(MIN_CAPACITY, MAX_CAPACITY));
+        let wanted = wanted.max(least);
         let first = if claim(wanted * unit) {
             wanted
         } else {
@@ -124,8 +123,9 @@ impl Capacity {
             CLAIMED.fetch_add(capacity * unit, Relaxed);
             capacity
         };
+        let flag = if chosen.is_some() { CHOSEN } else { 0 };
         Capacity {
-            now: AtomicUsize::new(first),
+            now: AtomicUsize::new(first | flag),
             unit,
         }
     }
@@ -133,26 +133,66 @@ impl Capacity {
     /// Returns the capacity for a sheaf that is filled now.
     #[inline]
     pub(super) fn now(&self) -> usize {
-        self.now.load(Relaxed) & !RETIRED
+        self.now.load(Relaxed) & OBJECTS
     }
 
-    /// Sets the capacity for sheaves that are filled or emptied from now on.
+    /// Sets the capacity that the program chose, for sheaves that are filled or emptied from now
+    /// on.
     pub(super) fn set(&self, objects: usize) {
         let wanted = objects.clamp(MIN_CAPACITY, MAX_CAPACITY);
         // The new bytes are claimed before the old ones are given back, so that the sum is never
         // too small.
         CLAIMED.fetch_add(wanted * self.unit, Relaxed);
-        let before = self.now.swap(wanted, Relaxed);
-        CLAIMED.fetch_sub(before * self.unit, Relaxed);
+        let before = self.now.swap(wanted | CHOSEN, Relaxed);
+        CLAIMED.fetch_sub((before & OBJECTS) * self.unit, Relaxed);
+    }
+
+    /// Sets the smallest capacity. Does nothing if the program chose the capacity, or if the cache
+    /// is retired or has no sheaves.
+    pub(super) fn shrink(&self) {
+        if self.unit == 0 {
+            return;
+        }
+        let (least, most) = by_size(self.unit / SHEAVES);
+        if self.replace(most, least) {
+            CLAIMED.fetch_sub((most - least) * self.unit, Relaxed);
+        }
+    }
+
+    /// Undoes [`shrink`](Self::shrink), if the budget has room for that.
+    pub(super) fn grow(&self) {
+        if self.unit == 0 {
+            return;
+        }
+        let (least, most) = by_size(self.unit / SHEAVES);
+        let more = (most - least) * self.unit;
+        if claim(more) && !self.replace(least, most) {
+            CLAIMED.fetch_sub(more, Relaxed);
+        }
+    }
+
+    /// Changes the capacity from `before` to `after`. Does nothing and returns false if the
+    /// capacity is another one, or has one of the bits.
+    fn replace(&self, before: usize, after: usize) -> bool {
+        self.now
+            .compare_exchange(before, after, Relaxed, Relaxed)
+            .is_ok()
     }
 
     /// Gives a retired cache's part of the budget back.
     pub(super) fn retire(&self) {
         let before = self.now.fetch_or(RETIRED, Relaxed);
         if before & RETIRED == 0 {
-            CLAIMED.fetch_sub(before * self.unit, Relaxed);
+            CLAIMED.fetch_sub((before & OBJECTS) * self.unit, Relaxed);
         }
     }
+}
+
+/// Returns the smallest and the largest capacity for objects of `size` bytes, if the program does
+/// not choose the capacity.
+fn by_size(size: usize) -> (usize, usize) {
+    let least = (SHEAF_BYTES / size).clamp(1, MIN_CAPACITY);
+    (least, (SHEAF_BYTES / size).clamp(least, MAX_CAPACITY))
 }
 
 /// Returns the most full sheaves that a cache's barn holds on a node. Sheaves have `capacity`
