@@ -184,8 +184,10 @@ extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
 #[inline(always)]
 fn alloc_aligned_unusual(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     init::ready();
-    if profiled::is_on() && profile::is_due(size) {
-        return profiled::alloc_sampled(size, align, zeroed, profile::here());
+    if profiled::is_on()
+        && let Some(mean) = profile::due(size)
+    {
+        return profiled::alloc_sampled((size, align, zeroed), mean, profile::here());
     }
     alloc_aligned_plain(size, align, zeroed)
 }

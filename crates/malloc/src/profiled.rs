@@ -3,7 +3,7 @@
 //! While the profile is on, the fast path of malloc is closed (`gate`), and that of free stays
 //! open. The slow path counts the block's bytes and takes the block in one critical section
 //! ([`gate::alloc_counted`]). If it cannot, it asks whether a sample is due
-//! ([`pinfold::profile::is_due`]).
+//! ([`pinfold::profile::due`]).
 //!
 //! A *sampled* block is recognised when it is freed:
 //!
@@ -322,8 +322,8 @@ fn exclusively(f: impl FnOnce() -> bool) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) extern "C" fn alloc_uncounted(size: usize) -> *mut u8 {
-    if profile::is_due(size) {
-        return alloc_sampled(size, ALIGN, false, profile::here());
+    if let Some(mean) = profile::due(size) {
+        return alloc_sampled((size, ALIGN, false), mean, profile::here());
     }
     let block = alloc_behind(size);
     if block.is_null() {
@@ -332,11 +332,15 @@ pub(crate) extern "C" fn alloc_uncounted(size: usize) -> *mut u8 {
     block
 }
 
-/// Allocates a block that is sampled. `from` is in the frame of the allocator's outermost function
-/// ([`profile::here`]).
+/// Allocates a block that is sampled. `mean` is what [`profile::due`] returned. `from` is in the
+/// frame of the allocator's outermost function ([`profile::here`]).
 #[cold]
 #[inline(never)]
-pub(crate) fn alloc_sampled(size: usize, align: usize, zeroed: bool, from: usize) -> *mut u8 {
+pub(crate) fn alloc_sampled(
+    (size, align, zeroed): (usize, usize, bool),
+    mean: u64,
+    from: usize,
+) -> *mut u8 {
     let what_for = STATE.load(Relaxed);
     let block = alloc_guarded(size, align, zeroed, from);
     let (block, is_known) = match what_for & !GUARD {
@@ -346,7 +350,7 @@ pub(crate) fn alloc_sampled(size: usize, align: usize, zeroed: bool, from: usize
         _ => (block, true),
     };
     if is_known && !block.is_null() {
-        heap::keep_errno(|| profile::allocated(block, size, from));
+        heap::keep_errno(|| profile::allocated(block, size, mean, from));
     }
     block
 }
@@ -392,9 +396,11 @@ fn alloc_known(size: usize, align: usize, zeroed: bool) -> (*mut u8, bool) {
 /// whose free always looks in the table of sampled blocks.
 #[cold]
 pub(crate) fn made_large(block: *mut u8, size: usize) {
-    if is_on() && profile::is_due(size) {
+    if is_on()
+        && let Some(mean) = profile::due(size)
+    {
         let from = profile::here();
-        heap::keep_errno(|| profile::allocated(block, size, from));
+        heap::keep_errno(|| profile::allocated(block, size, mean, from));
     }
 }
 

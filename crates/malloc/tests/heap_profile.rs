@@ -8,6 +8,7 @@ use std::hint::black_box;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
+use std::time::{Duration, Instant};
 
 // Only the tests' own calls are sampled: the harness's allocator is another one.
 static ONE: Mutex<()> = Mutex::new(());
@@ -115,6 +116,32 @@ fn estimates_agree_with_exact_sums_for_mixed_sizes() {
             (end.samples, end.bytes)
         );
     }
+}
+
+#[test]
+fn samples_at_the_default_interval_are_limited_and_not_biased() {
+    const SIZE: usize = 16 << 10;
+    let profile = Profile::start(heap_profile::DEFAULT_INTERVAL);
+    let begin = Instant::now();
+    let mut exact = 0;
+    while begin.elapsed() < Duration::from_millis(700) {
+        for _ in 0..1000 {
+            // SAFETY: the size is above 0, and the block is used no more.
+            unsafe { Pinfold.dealloc(black_box(Pinfold.alloc(layout(SIZE))), layout(SIZE)) };
+        }
+        exact += 1000 * SIZE as u64;
+    }
+    let (totals, seconds) = (profile.totals(), begin.elapsed().as_secs_f64());
+    // At first, each CPU takes some samples more.
+    let most = 2.0 * 4000.0 * seconds + 2000.0;
+    assert!((totals.samples as f64) < most, "{totals:?} in {seconds} s");
+    let mean = (exact as f64 / seconds / 4000.0) as u64;
+    assert_near(
+        totals.bytes,
+        exact,
+        mean.max(heap_profile::DEFAULT_INTERVAL),
+    );
+    assert_eq!(totals.bytes, totals.freed_bytes);
 }
 
 #[test]

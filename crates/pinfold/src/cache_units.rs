@@ -8,7 +8,7 @@
 //! | offset | sheaf | use |
 //! |---|---|---|
 //! | 0 … 63 | | the unit's header |
-//! | 64 … 71 | | the heap profile's word ([`COUNTDOWN`]) |
+//! | 64 … 79 | | the heap profile's words ([`COUNTDOWN`]) |
 //! | 8·n | main | the fast paths pop from it and push to it |
 //! | 8·n + 32 KiB | spare | a second sheaf, for the slow paths |
 //! | 8·n + 64 KiB | deferred | deferred frees push to it (`deferred`) |
@@ -23,7 +23,7 @@
 //!    the atomic backend, a short lock in the unit replaces the critical section.
 //! 2. A thread that holds [`STOPPING`] and has stopped the unit (`slab/sheaf_units.rs`, `drain`;
 //!    `slab/idle.rs`). While the unit is stopped, operations on it fail.
-//! 3. The word at [`COUNTDOWN`] has rules of its own (`profile/countdown.rs`).
+//! 3. The words at [`COUNTDOWN`] have rules of their own (`profile/countdown.rs`).
 
 use crate::lock::Lock;
 use core::sync::atomic::AtomicU64;
@@ -38,12 +38,12 @@ pub const CLASSES: usize = 75;
 /// The numbers behind those of the size classes belong to the caches of *sampled* blocks, one for
 /// each class. `kmalloc` counts them as further classes, from [`CLASSES`] on.
 pub(crate) const ALL_CLASSES: usize = 2 * CLASSES;
-/// The offset of the word that counts bytes down to a heap profile's next sample (`profile`). It
-/// shares a cache line with the main sheaves of small classes.
+/// The offset of the two words that count bytes down to a heap profile's next sample (`profile`).
+/// They share a cache line with the main sheaves of small classes.
 pub(crate) const COUNTDOWN: usize = pinfold_rseq::UNIT_HEADER;
 /// The smallest number that a cache can have. The words of a cache with a smaller number would lie
 /// in the units' headers, or at [`COUNTDOWN`].
-const FIRST: usize = COUNTDOWN / 8 + 1;
+const FIRST: usize = COUNTDOWN / 8 + 2;
 
 /// Bytes from the word of a main sheaf to that same word, for callers that pass one of these
 /// distances.

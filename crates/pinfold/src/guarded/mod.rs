@@ -15,7 +15,7 @@
 //! free on, until the slot is used again: every access to it raises SIGSEGV. The handler
 //! (`fault`) writes a report, and passes the signal on to the program.
 //!
-//! The allocator decides which blocks are guarded: it asks for samples (`profile::is_due`), and
+//! The allocator decides which blocks are guarded: it asks for samples (`profile::due`), and
 //! calls [`alloc`] for those. At most one block in [`PAUSE`] milliseconds is guarded, so that the
 //! system calls cost little whatever the program allocates. The oldest free slot is used next.
 //!

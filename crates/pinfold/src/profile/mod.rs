@@ -1,13 +1,13 @@
 //! Heap profiles: which call stacks allocated the memory, from a sample of the allocations.
 //!
-//! The allocator asks [`is_due`] at each allocation, while the profile is on. On average, one
-//! allocation is sampled for each *interval* of bytes. The allocator then calls [`allocated`] with
-//! the new block, and [`freed`] when that block is freed. A block that was not sampled costs
-//! nothing when it is freed.
+//! While the profile is on, the allocator asks at each allocation whether a sample is [`due`]. On
+//! average, one allocation is sampled for each *interval* of bytes. The allocator then calls
+//! [`allocated`] with the new block, and [`freed`] when that block is freed. A block that was not
+//! sampled costs nothing when it is freed.
 //!
 //! | part | holds | memory |
 //! |---|---|---|
-//! | `countdown` | bytes until the next sample | a word for each CPU |
+//! | `countdown` | bytes until the next sample | two words for each CPU |
 //! | `walk` | the stacks on which call stacks are walked | private |
 //! | `records` | each call stack, with what it allocated and freed | shared, or private |
 //! | `blocks` | the sampled blocks in use | private |
@@ -38,7 +38,7 @@ mod walk;
 
 pub use blocks::Lifted;
 use blocks::NO_RECORD;
-pub use countdown::{DEFAULT_INTERVAL, MAX_INTERVAL, is_due};
+pub use countdown::{DEFAULT_INTERVAL, MAX_INTERVAL, due};
 pub use probes::is_watched;
 pub use records::{
     Counts, FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, MAX_RECORDS, Memory, RECORDS_AT, Record, Totals,
@@ -96,7 +96,9 @@ fn prepare() -> bool {
 }
 
 /// Records the call stacks of samples from now on. Makes the tables if there are none, and sets the
-/// mean bytes from one sample to the next. `memory` makes the memory for the records.
+/// mean bytes from one sample to the next. [`DEFAULT_INTERVAL`] becomes longer while the program
+/// allocates so much that there would be more than some 4,000 samples a second. Any other mean
+/// stays. `memory` makes the memory for the records.
 ///
 /// Returns false if the system has no memory. An interval beyond [`MAX_INTERVAL`] is taken as that,
 /// and 0 as 1. The caller makes sure that no two threads start or stop at the same time, and that
@@ -166,12 +168,12 @@ pub unsafe fn share(memory: impl FnOnce() -> Option<Memory>) -> bool {
 /// Notes that `block` was allocated for `size` bytes, with the call stack of this thread. Costs a
 /// walk of the stack.
 ///
-/// The block was sampled: [`is_due`] has returned true for this size, and it has not been freed.
-/// The call stack leaves out what [`callers`] leaves out for `from`.
+/// The block was sampled: [`due`] has returned `mean` for this size, and the block has not been
+/// freed. The call stack leaves out what [`callers`] leaves out for `from`.
 #[cold]
 #[inline(never)]
-pub fn allocated(block: *mut u8, size: usize, from: usize) {
-    let counts = Counts::of(size, countdown::interval());
+pub fn allocated(block: *mut u8, size: usize, mean: u64, from: usize) {
+    let counts = Counts::of(size, mean);
     let record = if is(RECORDS) {
         record_here(from)
     } else {
@@ -197,6 +199,8 @@ pub fn allocated(block: *mut u8, size: usize, from: usize) {
     } else {
         records::dropped();
     }
+    countdown::pace();
+    records::note_interval();
 }
 
 /// Returns the record of the calling thread's call stack. Returns `None` if there is no room for

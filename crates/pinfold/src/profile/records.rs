@@ -42,7 +42,7 @@ pub struct Head {
     pub version: AtomicU32,
     /// The process.
     pub pid: AtomicU32,
-    /// The mean bytes from one sample to the next.
+    /// The mean bytes from one sample to the next, of the intervals that begin from now on.
     pub interval: AtomicU64,
     /// How many samples were dropped because a table was full, or the stack could not be walked.
     pub dropped: AtomicU64,
@@ -188,8 +188,15 @@ fn publish(pid: u32) {
 /// Writes to the head whether allocations are sampled, and the mean interval.
 pub(super) fn note(is_active: bool) {
     if let Some(head) = head() {
-        head.interval.store(countdown::interval(), Relaxed);
         head.active.store(u32::from(is_active), Relaxed);
+    }
+    note_interval();
+}
+
+/// Writes to the head the mean of the intervals that begin from now on.
+pub(super) fn note_interval() {
+    if let Some(head) = head() {
+        head.interval.store(countdown::interval(), Relaxed);
     }
 }
 

@@ -23,7 +23,7 @@
 //! [`MAX_SMALL_SIZE`] to its class. The class of a larger size is computed. A slab of a class from
 //! 64 KiB on holds one object.
 //!
-//! The cache of class c has number 9 + c in the page map and in the units. So the common path of
+//! The cache of class c has number 10 + c in the page map and in the units. So the common path of
 //! `malloc` and `free` computes the place of a sheaf without looking up the cache's descriptor.
 //!
 //! Each class has a twin for *sampled* blocks: blocks that a heap profile follows. Class c has the
@@ -267,7 +267,7 @@ pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
 /// Allocates a block as [`alloc_fast`] does, and counts its bytes for the heap profile.
 ///
 /// Returns null and counts nothing if there is no such block, or if a sample is due. The caller
-/// then asks [`profile::is_due`](crate::profile::is_due). Costs one critical section.
+/// then asks [`profile::due`](crate::profile::due). Costs one critical section.
 ///
 /// # Safety
 ///

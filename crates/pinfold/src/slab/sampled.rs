@@ -40,8 +40,11 @@ impl Descriptor {
         }
         let from = profile::here();
         for &object in objects {
-            if !object.is_null() && profile::is_due(self.object) {
-                sys::keep_errno(|| profile::allocated(object, self.object, from));
+            if object.is_null() {
+                continue;
+            }
+            if let Some(mean) = profile::due(self.object) {
+                sys::keep_errno(|| profile::allocated(object, self.object, mean, from));
             }
         }
     }
