@@ -128,7 +128,8 @@ size_t pinfold_malloc_usable_size(void *block);
 
 /*
  * Starts a heap profile of the malloc family, or changes its interval: the mean number of bytes
- * from one sampled allocation to the next, from 1 to 2^40. PINFOLD_HEAP_INTERVAL is the usual one.
+ * from one sampled allocation to the next, from 1 to 2^40. PINFOLD_HEAP_INTERVAL is the usual one:
+ * it grows while more than some 4,000 samples a second would be taken. Other intervals stay.
  * `pinfold heap dump PID` shows the profile.
  *
  * Returns 0, or -1 and sets errno: EINVAL for a bad interval, ENOMEM if there is no memory, EBUSY

@@ -16,8 +16,8 @@
 //! Then it writes a report, and ends the process.
 //!
 //! While no blocks are guarded, this costs no instruction of an allocation or a free of up to
-//! 512 KiB. While they are, an allocation costs one more critical section. See `pinfold::guarded`
-//! for the pages, and docs/guarded-blocks.md for what is found.
+//! 512 KiB. While they are, an allocation costs a few more instructions. See `pinfold::guarded` for
+//! the pages, and docs/guarded-blocks.md for what is found.
 
 use crate::{heap, profiled};
 use pinfold::guarded;

@@ -90,14 +90,14 @@ pub fn summary(profile: &Profile, what: What) -> String {
             What::Allocated => old_all,
         };
         text += &format!(
-            "\nestimated from {samples} and {old} samples, one in {}",
+            "\nestimated from {samples} and {old} samples, lately one in {}",
             bytes(profile.interval as f64)
         );
     } else if samples > 0 {
         // The estimate is a sum of independent samples of about equal weight.
         let deviation = 100.0 / (samples as f64).sqrt();
         text += &format!(
-            "\nestimated from {samples} samples, one in {}; standard deviation about {deviation:.0} %",
+            "\nestimated from {samples} samples, lately one in {}; standard deviation about {deviation:.0} %",
             bytes(profile.interval as f64)
         );
     } else {
