@@ -4,6 +4,7 @@
 use pinfold_malloc::{Pinfold, guard, heap_profile};
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
+use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, exit};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -105,6 +106,24 @@ fn an_overrun_by_one_byte() {
     assert!(!said.contains("freed by thread"), "{said}");
     #[cfg(target_arch = "x86_64")]
     assert!(said.contains("block: write 1 byte past"), "{said}");
+}
+
+/// A write to a pipe without a reader raises SIGPIPE, which must not replace the fault's signal.
+#[test]
+fn a_report_without_a_reader() {
+    if is_child("a_report_without_a_reader") {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        // SAFETY: the descriptors are open, and Rust's start has only changed the action.
+        unsafe {
+            libc::dup2(writer.as_raw_fd(), 2);
+            libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        }
+        commits_an_overrun();
+        exit(0);
+    }
+    let output = run("a_report_without_a_reader");
+    assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{output:?}");
 }
 
 #[test]

@@ -147,7 +147,9 @@ fn write_now(nth: usize, what: What, address: usize, from: Option<usize>) {
         by: &by,
     };
     let mut print = || {
-        let _ = write!(StandardError, "{report}");
+        if write!(StandardError, "{report}").is_err() {
+            discard_pipe_signal();
+        }
     };
     // Acquire and the release below pair: the last report is off the stack.
     let take = || {
@@ -176,6 +178,22 @@ fn write_now(nth: usize, what: What, address: usize, from: Option<usize>) {
     if !without_signals(MASKED, &mut print_alone) {
         print_alone();
     }
+}
+
+/// Discards the SIGPIPE that a write of this thread has raised, if it waits. Otherwise it would end
+/// the process when signals wait no more, and hide the signal of the fault.
+fn discard_pipe_signal() {
+    let (set, at_once) = (1u64 << (libc::SIGPIPE - 1), [0i64; 2]);
+    // SAFETY: the set has 64 signals, which are 8 bytes. The time is a `timespec` of the kernel's.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigtimedwait,
+            &raw const set,
+            core::ptr::null_mut::<libc::siginfo_t>(),
+            &raw const at_once,
+            size_of::<u64>(),
+        )
+    };
 }
 
 /// Makes the stack. Returns false if the system has no memory.

@@ -254,15 +254,22 @@ pub(in crate::slab) fn silently() -> bool {
     WRITING.load(Acquire) == pinfold_rseq::thread_pointer() as u64
 }
 
-/// Writes to standard error, unbuffered.
+/// Writes to standard error, unbuffered. Fails if standard error is a pipe without a reader, and
+/// ignores other errors: there is no place to report them.
 pub(crate) struct StandardError;
 
 impl Write for StandardError {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // Ignores an error, because there is no place to report it.
-        // SAFETY: `text` is readable for its length.
-        unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
-        Ok(())
+        // SAFETY: `text` is readable for its length. The call sets errno when it fails.
+        let has_no_reader = unsafe {
+            libc::write(2, text.as_ptr().cast(), text.len()) < 0
+                && *libc::__errno_location() == libc::EPIPE
+        };
+        if has_no_reader {
+            Err(fmt::Error)
+        } else {
+            Ok(())
+        }
     }
 }
 
