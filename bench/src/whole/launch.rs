@@ -140,6 +140,7 @@ pub fn launcher(
         .env("LC_ALL", "C")
         .env("TZ", "UTC")
         .envs(call.environment.iter().copied())
+        .envs(subject.variables.iter().copied())
         .current_dir(&cache.work)
         .stdin(match &call.input {
             Some(path) => Stdio::from(
@@ -232,6 +233,7 @@ mod tests {
             name: "none".to_owned(),
             library: "-".into(),
             is_pinfold: false,
+            variables: &[],
         };
         let settings = Settings {
             threads: 1,

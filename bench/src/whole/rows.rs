@@ -235,6 +235,7 @@ pub mod tests {
             name: name.to_owned(),
             library: "/x.so".into(),
             is_pinfold: name.starts_with("pinfold"),
+            variables: &[],
         };
         let mut results = HashMap::new();
         for (key, seconds, peak) in [
@@ -293,6 +294,7 @@ pub mod tests {
             name: name.to_owned(),
             library: "/x.so".into(),
             is_pinfold: false,
+            variables: &[],
         };
         let results = HashMap::from([
             ((0, 0), Ok(vec![sample(1.0, 1, 1), sample(1.0, 1, 2)])),

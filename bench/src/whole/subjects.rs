@@ -17,6 +17,8 @@ pub struct Subject {
     pub library: PathBuf,
     /// Whether this is a build of Pinfold, which is compared with the peers.
     pub is_pinfold: bool,
+    /// Environment variables that its programs are started with.
+    pub variables: &'static [(&'static str, &'static str)],
 }
 
 /// An element of `--subjects`: a known name, or a name and a shared library.
@@ -48,8 +50,22 @@ struct Recipe {
     compile: &'static [&'static str],
 }
 
-const KNOWN: [(&str, Origin); 8] = [
+/// The end of the name of a subject that samples its programs for a heap profile. The rest of the
+/// name is that of the same subject without a profile.
+pub const PROFILED: &str = "-profiled";
+
+/// The variables that turn on the heap profile of a profiled subject, one sample in 512 KiB.
+const PROFILES: [(&str, &[(&str, &str)]); 2] = [
+    ("pinfold-malloc-profiled", &[("PINFOLD_HEAP", "on")]),
+    (
+        "jemalloc-profiled",
+        &[("MALLOC_CONF", "prof:true,lg_prof_sample:19")],
+    ),
+];
+
+const KNOWN: [(&str, Origin); 10] = [
     ("pinfold-malloc", Origin::Workspace),
+    ("pinfold-malloc-profiled", Origin::Workspace),
     ("glibc", Origin::System),
     (
         "mimalloc",
@@ -74,6 +90,10 @@ const KNOWN: [(&str, Origin); 8] = [
     ),
     (
         "jemalloc",
+        Origin::Package("libjemalloc2", "libjemalloc.so.2"),
+    ),
+    (
+        "jemalloc-profiled",
         Origin::Package("libjemalloc2", "libjemalloc.so.2"),
     ),
     (
@@ -137,7 +157,7 @@ pub fn parse(texts: &[String], pinfold: Option<&Path>) -> Result<Vec<Spec>> {
     for text in texts {
         let (name, path) = match text.split_once('=') {
             Some((name, path)) => (name, Some(PathBuf::from(path))),
-            None if text == "pinfold-malloc" => (text.as_str(), pinfold.map(Path::to_owned)),
+            None if is_workspace(text) => (text.as_str(), pinfold.map(Path::to_owned)),
             None => (text.as_str(), None),
         };
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -168,10 +188,15 @@ pub fn parse(texts: &[String], pinfold: Option<&Path>) -> Result<Vec<Spec>> {
         });
     }
     ensure!(
-        pinfold.is_none() || texts.iter().any(|text| text == "pinfold-malloc"),
+        pinfold.is_none() || texts.iter().any(|text| is_workspace(text)),
         "--pinfold is the library of the subject pinfold-malloc; add pinfold-malloc to --subjects"
     );
     Ok(specs)
+}
+
+/// Returns whether the subject `name` is this workspace's library.
+fn is_workspace(name: &str) -> bool {
+    name.strip_suffix(PROFILED).unwrap_or(name) == "pinfold-malloc"
 }
 
 /// Returns whether `specs` contain the subject `name`.
@@ -191,6 +216,7 @@ pub fn prepare(cache: &Cache, specs: &[Spec]) -> Result<Vec<Subject>> {
                 name: spec.name.clone(),
                 library,
                 is_pinfold,
+                variables: variables(&spec.name),
             };
             serves(&probe, &subject)?;
             Ok(subject)
@@ -205,6 +231,12 @@ pub fn prepare(cache: &Cache, specs: &[Spec]) -> Result<Vec<Subject>> {
         }
     }
     Ok(subjects)
+}
+
+/// Returns the environment variables of the subject `name`.
+fn variables(name: &str) -> &'static [(&'static str, &'static str)] {
+    let profile = PROFILES.iter().find(|(profiled, _)| *profiled == name);
+    profile.map_or(&[], |(_, variables)| variables)
 }
 
 fn library(cache: &Cache, spec: &Spec) -> Result<PathBuf> {
@@ -314,6 +346,7 @@ fn crate_folder(package: &str) -> Result<PathBuf> {
 fn serves(probe: &Path, subject: &Subject) -> Result<()> {
     let output = Command::new(probe)
         .env("LD_PRELOAD", &subject.library)
+        .envs(subject.variables.iter().copied())
         .output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let served = fs::canonicalize(text.trim()).ok();

@@ -1,6 +1,7 @@
 //! Tables for people: one for each program, then the means and the goals.
 
 use super::rows::{self, BASE, Cost, Row};
+use super::subjects::PROFILED;
 use crate::machine::Machine;
 
 const MIB: f64 = (1 << 20) as f64;
@@ -25,7 +26,7 @@ pub fn print(machine: &Machine, rows: &[Row], rounds: u32) {
         of_program(rows, program);
     }
     means(rows);
-    for line in verdicts(rows) {
+    for line in profiles(rows).into_iter().chain(verdicts(rows)) {
         println!("{line}");
     }
 }
@@ -120,15 +121,28 @@ fn means(rows: &[Row]) {
     }
 }
 
-/// Returns, for each build of Pinfold, whether it meets its goals, and the programs that miss their
-/// bounds.
+/// Returns a line for each subject with a heap profile: the cost of the profile.
+fn profiles(rows: &[Row]) -> Vec<String> {
+    let line = |subject: &str| {
+        let plain = subject.strip_suffix(PROFILED)?;
+        let (time, count) = rows::mean_ratio(rows, subject, plain, Cost::Time)?;
+        let memory = rows::mean_ratio(rows, subject, plain, Cost::Memory)?.0;
+        Some(format!(
+            "heap profile, {subject} / {plain}: time {time:.3}, peak memory {memory:.3}, over {count} programs"
+        ))
+    };
+    rows::subjects(rows).into_iter().filter_map(line).collect()
+}
+
+/// Returns, for each build of Pinfold without a profile, whether it meets its goals, and the
+/// programs that miss their bounds.
 fn verdicts(rows: &[Row]) -> Vec<String> {
     let mut lines = Vec::new();
-    let is_pinfold = |subject: &&str| {
-        rows.iter()
-            .any(|row| row.subject == *subject && row.is_pinfold)
+    let is_compared = |subject: &&str| {
+        let is_pinfold = |row: &Row| row.subject == *subject && row.is_pinfold;
+        !subject.ends_with(PROFILED) && rows.iter().any(is_pinfold)
     };
-    for subject in rows::subjects(rows).into_iter().filter(is_pinfold) {
+    for subject in rows::subjects(rows).into_iter().filter(is_compared) {
         let mut goal = |what: &str, to: &str, cost, most| {
             if let Some((mean, count)) = rows::mean_ratio(rows, subject, to, cost) {
                 let verdict = if mean <= most { "met" } else { "missed" };

@@ -76,7 +76,7 @@ pub static SETTINGS: [Changeable; 5] = [
         name: "thp",
         variable: Some(crate::settings::THP),
         values: "never, auto or always",
-        help: "which memory comes in huge pages, of what is mapped from now on",
+        help: "which newly mapped memory uses huge pages",
         unit: Unit::HugePages,
         set: |value| {
             if let Some(mode) = huge_pages_of(value) {
@@ -98,7 +98,7 @@ pub static SETTINGS: [Changeable; 5] = [
         name: "dirty-limit",
         variable: None,
         values: "bytes, as 16M, or none",
-        help: "the most bytes of free runs that are kept; none leaves an eighth of the use",
+        help: "the most free memory that is kept; none means an eighth of the memory in use",
         unit: Unit::BytesOrNone,
         set: |value| arena::set_dirty_limit(Some(value as usize).filter(|_| value != NONE)),
         get: || arena::dirty_limit().map_or(NONE, |bytes| bytes as u64),

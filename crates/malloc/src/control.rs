@@ -43,7 +43,7 @@ fn setting(what: u32) -> Option<&'static Changeable> {
     SETTINGS.get(what.checked_sub(SET)? as usize)
 }
 
-/// Gives free memory back. A tick that may disturb other CPUs also takes what these keep.
+/// Gives free memory back. If `reach` allows it, also empties the sheaves of other CPUs.
 fn trim(reach: Reach) -> Answer {
     if reach != Reach::ThisCpu
         && let Some(bytes) = slab::trim_everywhere()

@@ -6,8 +6,9 @@
 //!
 //! | word | is 0 |
 //! |---|---|
-//! | [`LIMIT`] | when the next two are, while much idle memory waits for a tick, and while a heap profile is on |
+//! | [`LIMIT`] | while the next two are 0, while much idle memory waits for a tick, and while samples are taken |
 //! | [`WINDOW`], [`COUNT`] | before the first allocation, while calls are counted, without rseq |
+//! | [`COUNTED`] | while no samples are taken, and while the two words above are 0 |
 //!
 //! Idle memory goes back to the system at a *tick* (`slab::tick`). In a program with one thread,
 //! the slow paths tick. If all calls of such a program are fast, no call would tick. So the arenas
@@ -57,8 +58,8 @@ fn open_malloc() {
     // Release pairs with the acquire in `alloc_fast`: a thread that sees the limit also sees the
     // offsets that its critical section uses.
     word(LIMIT).store(MAX_SMALL_SIZE + 1, SeqCst);
-    // The thread that starts a profile sets the flag first, and then closes the gate. Of two such
-    // sequences, one sees the other's first step, so the gate ends up closed.
+    // A thread that starts samples stores its flag first, and then 0 here. Either this thread reads
+    // the flag, or the other's 0 is stored last. Both ways the gate ends up closed.
     fence(SeqCst);
     if profiled::is_on() {
         word(LIMIT).store(0, Relaxed);

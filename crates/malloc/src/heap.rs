@@ -24,7 +24,7 @@ pub(crate) fn alloc(size: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 pub(crate) extern "C" fn alloc_slow(size: usize) -> *mut u8 {
-    // The calls are jumps, so that a profile saves no registers.
+    // Each call is a tail call, so this function saves no registers.
     if init::is_plain() {
         return alloc_missed(size);
     }
@@ -38,7 +38,7 @@ pub(crate) extern "C" fn alloc_slow(size: usize) -> *mut u8 {
 /// Allocates a block after the CPU's sheaf was found empty, and for a size above 32 KiB.
 #[inline(never)]
 pub(crate) extern "C" fn alloc_missed(size: usize) -> *mut u8 {
-    // While the fast path waits for a tick, the CPU's sheaf has blocks as before.
+    // If the fast path was closed only for a tick, the CPU's sheaf may have a block.
     if gate::tick_if_needed() {
         let block = gate::alloc_behind(size);
         if !block.is_null() {
@@ -169,6 +169,7 @@ pub(crate) fn alloc_zeroed(size: usize) -> *mut u8 {
 #[inline(never)]
 extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
     if init::is_plain() {
+        gate::tick_if_needed();
         return alloc_plain(size, true);
     }
     let block = gate::alloc_counted(size);
@@ -180,10 +181,11 @@ extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
     alloc_aligned_unusual(size, ALIGN, true)
 }
 
-/// Allocates while a heap profile is on, and at the process's start.
+/// Allocates while samples are taken, and at the process's start.
 #[inline(always)]
 fn alloc_aligned_unusual(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     init::ready();
+    gate::tick_if_needed();
     if profiled::is_on()
         && let Some(mean) = profile::due(size)
     {

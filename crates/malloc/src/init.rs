@@ -2,15 +2,15 @@
 
 use crate::{background, count, gate, heap, live, profiled};
 use core::sync::atomic::AtomicU8;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use pinfold::slab::kmalloc;
 use pinfold::{fork, shepherd};
 
 const NOT_YET: u8 = 0;
 const UNDER_WAY: u8 = 1;
 const DONE: u8 = 2;
-/// The allocator is started, and its slow paths have something else to do first: a heap profile is
-/// on. One comparison with `DONE` tells both kinds of unusual calls from the others.
+/// The allocator is started, and its slow paths have something else to do first: samples are taken.
+/// One comparison with `DONE` tells both kinds of unusual calls from the others.
 const UNUSUAL: u8 = 3;
 
 static STAGE: AtomicU8 = AtomicU8::new(NOT_YET);
@@ -27,20 +27,21 @@ pub(crate) fn ready() {
     }
 }
 
-/// Returns whether the allocator is started, and no heap profile is on. One load.
+/// Returns whether the allocator is started, and no samples are taken. One load.
 #[inline]
 pub(crate) fn is_plain() -> bool {
     STAGE.load(Acquire) == DONE
 }
 
-/// Sets whether a heap profile is on, once the allocator is started.
+/// Sets whether samples are taken. Does nothing before the allocator is started.
 pub(crate) fn set_unusual(unusual: bool) {
     let (from, to) = if unusual {
         (DONE, UNUSUAL)
     } else {
         (UNUSUAL, DONE)
     };
-    let _ = STAGE.compare_exchange(from, to, AcqRel, Relaxed);
+    // SeqCst for `profiled::allocator_started`.
+    let _ = STAGE.compare_exchange(from, to, SeqCst, SeqCst);
 }
 
 #[cold]
@@ -69,7 +70,9 @@ fn get_ready() {
     // SAFETY: the handlers take no arguments, and their code stays loaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     shepherd::register(profiled::look);
-    STAGE.store(DONE, Release);
+    // SeqCst for `allocator_started`. Also pairs with the acquire in `is_plain`.
+    STAGE.store(DONE, SeqCst);
+    profiled::allocator_started();
 }
 
 extern "C" fn before_fork() {

@@ -129,8 +129,8 @@ pub(crate) fn shared_memory(name: &CStr, size: usize) -> Option<*mut u8> {
     Some(memory)
 }
 
-/// Returns whether this process may show files: the user allows it, and the process may have so
-/// many descriptors that it hardly needs all of them itself.
+/// Returns whether this process may show files: the user allows it, and at least 256 descriptors
+/// are allowed.
 fn may_show() -> bool {
     env::parsed(VARIABLE, parse) != Some(false) && limit(libc::RLIMIT_NOFILE) >= HIGH + 16
 }

@@ -24,7 +24,7 @@ use crate::gate::{self, alloc_behind};
 use crate::heap::{self, ALIGN};
 use crate::{background, count, init, live};
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use core::time::Duration;
 use pinfold::arena;
@@ -162,15 +162,17 @@ fn start_ready(interval: u64) -> bool {
     })
 }
 
-/// Turns the profile off. What was sampled stays known. Returns false if another thread is starting
-/// or stopping samples.
+/// Turns the profile off. Keeps the samples: their frees still count. Returns false if another
+/// thread is starting or stopping samples.
 pub(crate) fn stop() -> bool {
     exclusively(|| {
         profile::stop();
+        sample_no_more_for(PROFILE);
         if is_guarding() {
             profile::start_samples(GUARD_INTERVAL.load(Relaxed));
+        } else if is_on() {
+            profile::start_samples(DEFAULT_INTERVAL);
         }
-        sample_no_more_for(PROFILE);
         true
     })
 }
@@ -183,7 +185,7 @@ pub(crate) fn start_guarding(interval: u64) -> bool {
     init::ready();
     exclusively(|| {
         GUARD_INTERVAL.store(interval, Relaxed);
-        let started = profile::start_samples(interval) && guarded::prepare();
+        let started = start_samples_for(GUARD, interval) && guarded::prepare();
         if started {
             sample_for(GUARD);
         }
@@ -209,7 +211,7 @@ pub(crate) fn look(_: shepherd::Reach) {
         exclusively(|| {
             if is_traced {
                 sample_no_more_for(TRACER);
-            } else if profile::start_probes() {
+            } else if start_samples_for(TRACER, DEFAULT_INTERVAL) {
                 sample_for(TRACER);
             }
             true
@@ -217,13 +219,38 @@ pub(crate) fn look(_: shepherd::Reach) {
     });
 }
 
+/// Prepares samples for guarded blocks or for a tracer. The interval of a heap profile has
+/// precedence over that of guarded blocks, and this one over that of a tracer. Returns false if the
+/// system has no memory.
+fn start_samples_for(what: u8, interval: u64) -> bool {
+    let has_interval = what == TRACER && is_guarding();
+    profile::start_samples(match has_interval {
+        true => GUARD_INTERVAL.load(Relaxed),
+        false => interval,
+    })
+}
+
 fn sample_for(what: u8) {
     // The frees must look for sampled blocks before there is one.
     count::look_for_sampled();
-    STATE.fetch_or(what, Relaxed);
+    STATE.fetch_or(what, SeqCst);
+    close_malloc();
+}
+
+fn close_malloc() {
     init::set_unusual(true);
     gate::close_malloc();
     gate::count_bytes(true);
+}
+
+/// Closes malloc's fast path if another thread started samples while this thread started the
+/// allocator: that thread could not close it.
+pub(crate) fn allocator_started() {
+    // Both threads write a word and then read the other's: this one the stage, that one `STATE`.
+    // All four accesses are SeqCst, so one of the threads sees what the other wrote.
+    if STATE.load(SeqCst) != 0 {
+        close_malloc();
+    }
 }
 
 fn sample_no_more_for(what: u8) {
@@ -243,16 +270,17 @@ fn shared_memory() -> Option<Memory> {
     })
 }
 
-/// Has other processes see the profile, in the child of a fork. Returns false if there is no
-/// profile, if the system refuses, or if another thread is starting or stopping the profile.
+/// Moves the records of a forked child to shared memory, so that `pinfold heap` can read them.
+/// Returns false if there is no profile, if the system refuses, or if another thread is starting or
+/// stopping the profile.
 fn show() -> bool {
     // SAFETY: `shared_memory` returns zeroed memory that no other code knows.
     exclusively(|| unsafe { profile::share(shared_memory) })
 }
 
-/// Returns whether no thread is loading or unloading a library, as far as the loader tells. What it
-/// tells debuggers lies behind an entry of the program's dynamic section. A program without this
-/// entry has no loader.
+/// Returns whether no thread is loading or unloading a library. Reads `r_debug.state`, whose
+/// address is the entry `DT_DEBUG` of the program's dynamic section. A program without this entry
+/// has no loader.
 pub(crate) fn loader_is_idle() -> bool {
     // SAFETY: `getauxval` only reads the auxiliary vector.
     let (at, count) = unsafe {
@@ -322,6 +350,7 @@ fn exclusively(f: impl FnOnce() -> bool) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) extern "C" fn alloc_uncounted(size: usize) -> *mut u8 {
+    gate::tick_if_needed();
     if let Some(mean) = profile::due(size) {
         return alloc_sampled((size, ALIGN, false), mean, profile::here());
     }
@@ -351,6 +380,8 @@ pub(crate) fn alloc_sampled(
     };
     if is_known && !block.is_null() {
         heap::keep_errno(|| profile::allocated(block, size, mean, from));
+    } else if !block.is_null() && what_for & !GUARD != 0 {
+        profile::dropped();
     }
     block
 }

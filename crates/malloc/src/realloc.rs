@@ -197,7 +197,11 @@ unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull
     }?;
     // SAFETY: `moved` is the caller's block at its new address.
     let after = unsafe { usable_size(moved.as_ptr()) };
-    count::moved_large(moved.as_ptr(), size, (before, after));
+    if moved == start {
+        count::resized_large(before, after);
+    } else {
+        count::moved_large(moved.as_ptr(), size, (before, after));
+    }
     Some(moved)
 }
 

@@ -3,9 +3,10 @@
 
 use pinfold::arena;
 use pinfold_malloc::c::{
-    pinfold_free, pinfold_malloc, pinfold_malloc_trim, pinfold_memory_limit,
+    pinfold_calloc, pinfold_free, pinfold_malloc, pinfold_malloc_trim, pinfold_memory_limit,
     pinfold_memory_set_limit,
 };
+use pinfold_malloc::heap_profile;
 use std::ffi::c_void;
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -276,12 +277,19 @@ fn misses_100_mib_and_then_takes_fast_paths() {
     }
     let held = arena::held() as usize;
     assert!(held > 64 * MIB, "missed memory went back: {held} are held");
+    let calls = std::env::var("CALLS").unwrap();
+    if calls == "profiled" {
+        assert!(heap_profile::start(heap_profile::DEFAULT_INTERVAL));
+    }
     let begun = std::time::Instant::now();
     while arena::held() as usize > 24 * MIB {
         let waited = begun.elapsed();
         assert!(waited.as_secs() < 20, "{} are held", arena::held());
-        for _ in 0..10 {
-            let block = pinfold_malloc(100);
+        for _ in 0..10_000 {
+            let block = match calls.as_str() {
+                "calloc" => pinfold_calloc(1, 100),
+                _ => pinfold_malloc(100),
+            };
             // SAFETY: the block was allocated above, and is not used afterwards.
             unsafe { pinfold_free(block) };
         }
@@ -291,7 +299,11 @@ fn misses_100_mib_and_then_takes_fast_paths() {
 
 #[test]
 fn fast_calls_alone_give_missed_memory_back() {
-    succeeds("misses_100_mib_and_then_takes_fast_paths", |_| {});
+    for calls in ["malloc", "calloc", "profiled"] {
+        succeeds("misses_100_mib_and_then_takes_fast_paths", |command| {
+            command.env("CALLS", calls);
+        });
+    }
 }
 
 #[test]

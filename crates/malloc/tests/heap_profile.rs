@@ -212,6 +212,8 @@ fn a_resized_block_keeps_its_content_and_its_bytes() {
         5 << 20,
         70 << 20,
         90 << 20,
+        200 << 20,
+        70 << 20,
         100,
     ] {
         // SAFETY: the block was allocated for `size` bytes.

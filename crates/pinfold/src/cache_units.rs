@@ -45,8 +45,7 @@ pub(crate) const COUNTDOWN: usize = pinfold_rseq::UNIT_HEADER;
 /// in the units' headers, or at [`COUNTDOWN`].
 const FIRST: usize = COUNTDOWN / 8 + 2;
 
-/// Bytes from the word of a main sheaf to that same word, for callers that pass one of these
-/// distances.
+/// The distance of the main sheaf's word from itself, for callers that pass one of these distances.
 pub(crate) const MAIN: usize = 0;
 /// Bytes from the word of a main sheaf to the word of the spare.
 pub(crate) const SPARE: usize = MAX_CACHES * 8;

@@ -228,8 +228,8 @@ impl Units {
     /// # Safety
     ///
     /// `offset` is a multiple of 16, is at least [`UNIT_HEADER`](crate::UNIT_HEADER), and leaves 16
-    /// bytes in every installed unit. Every unit is aligned to 16 bytes. Only the operations of
-    /// this block change the words.
+    /// bytes in every installed unit. Every unit is aligned to 16 bytes. Code that changes the
+    /// words without the operations of this block accepts that such a change may be lost.
     #[inline]
     pub unsafe fn compare_exchange_pair(
         &self,

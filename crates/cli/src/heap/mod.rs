@@ -44,7 +44,7 @@ struct StartArgs {
 
     /// The mean bytes from one sample to the next: fewer give finer figures and cost more
     ///
-    /// 512k grows while more than some 4,000 samples a second would be taken. Other values stay.
+    /// 512k grows while it would give more than some 4,000 samples a second. Other values stay.
     #[arg(long, value_name = "BYTES", value_parser = interval, default_value = "512k")]
     interval: u64,
 }
@@ -59,7 +59,7 @@ struct StopArgs {
 /// Print a heap profile, or write it for other tools
 #[derive(clap::Args)]
 struct DumpArgs {
-    /// A process id, or a file: one that a process left at its end, or one of `-o`
+    /// A process id, or a file that `-o` or `pinfold run --heap-file` wrote
     #[arg(value_name = "PID|FILE")]
     from: String,
 
@@ -112,12 +112,12 @@ fn start(args: &StartArgs) -> Result<ExitCode> {
     match answer.code() {
         Some(Code::Done) => {}
         Some(Code::Refused) => bail!(
-            "process {pid}: it could not start a profile within a second: it is loading a library, may make no file for the profile (`ulimit -n`, `ulimit -f`), has no memory, or has no libgcc_s.so.1; try again, or start it with `pinfold run --heap`"
+            "process {pid}: it could not start a profile within a second: it is loading a library, may make no file for the profile (`ulimit -n`, `ulimit -f`), has no memory, has no libgcc_s.so.1, or has registered unwinding tables; try again, or start it with `pinfold run --heap`"
         ),
         _ => bail!("process {pid}: it does not know this request"),
     }
     figures::print(&format!(
-        "{} (process {pid}) samples one allocation in {} now\n",
+        "{} (process {pid}) takes a sample for each {} that it allocates, on average\n",
         name(pid),
         report::bytes(args.interval as f64)
     ))?;
@@ -128,7 +128,9 @@ fn stop(args: &StopArgs) -> Result<ExitCode> {
     let pid = args.ask.pid();
     match args.ask.ask_for(HEAP_STOP, 0)?.code() {
         Some(Code::Done) => {}
-        Some(Code::Refused) => bail!("process {pid}: it has no heap profile that is on"),
+        Some(Code::Refused) => {
+            bail!("process {pid}: it has no heap profile that is on, or is starting one just now")
+        }
         _ => bail!("process {pid}: it does not know this request"),
     }
     figures::print(&format!(
@@ -171,7 +173,7 @@ fn subtract(profile: &mut Profile, path: &Path) -> Result<()> {
     }
     if old.time_ns > profile.time_ns {
         figures::note(format_args!(
-            "{path} is the newer profile: what grew has a minus"
+            "{path} is newer than this profile, so growth has a minus"
         ));
     }
     profile.subtract(&old);
@@ -215,7 +217,7 @@ fn dump(args: &DumpArgs) -> Result<ExitCode> {
     }
     if args.json {
         let most = args.stacks.unwrap_or(usize::MAX);
-        figures::print(&format!("{}\n", report::json(&profile, most)))?;
+        figures::print(&format!("{}\n", report::json(&profile, what, most)))?;
     } else if args.output.is_none() && args.flame.is_none() {
         let list = match args.stacks {
             Some(most) => report::stacks(&profile, what, most),

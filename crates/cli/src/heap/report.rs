@@ -2,6 +2,7 @@
 
 use super::symbols::{Profile, Stack, Values, by_key};
 use crate::figures::Table;
+use pinfold_malloc::heap_profile::DEFAULT_INTERVAL;
 use std::collections::HashSet;
 
 /// What a report counts.
@@ -96,13 +97,18 @@ pub fn summary(profile: &Profile, what: What) -> String {
     } else if samples > 0 {
         // The estimate is a sum of independent samples of about equal weight.
         let deviation = 100.0 / (samples as f64).sqrt();
+        let about = match profile.interval > DEFAULT_INTERVAL {
+            // The interval may have grown, so the weights may differ.
+            true => "at least about",
+            false => "about",
+        };
         text += &format!(
-            "\nestimated from {samples} samples, lately one in {}; standard deviation about {deviation:.0} %",
+            "\nestimated from {samples} samples, lately one in {}; standard deviation {about} {deviation:.0} %",
             bytes(profile.interval as f64)
         );
     } else {
-        text += "\nno such block was sampled; a smaller interval samples more, and blocks from before the \
-                 start are not known";
+        text += "\nno samples yet; blocks from before the start are not known, and a smaller --interval \
+                 takes more samples";
     }
     if profile.dropped > 0 {
         text += &format!(
@@ -214,8 +220,8 @@ pub fn stacks(profile: &Profile, what: What, most: usize) -> String {
     text
 }
 
-/// Returns the profile as one JSON object.
-pub fn json(profile: &Profile, most: usize) -> serde_json::Value {
+/// Returns the profile as one JSON object, with the `most` call stacks that have most of `what`.
+pub fn json(profile: &Profile, what: What, most: usize) -> serde_json::Value {
     let totals = profile.totals();
     let values = |values: &Values| {
         serde_json::json!({
@@ -225,7 +231,7 @@ pub fn json(profile: &Profile, most: usize) -> serde_json::Value {
             "alloc_objects": values.allocated_objects.round(),
         })
     };
-    let stacks: Vec<_> = largest(profile, What::InUse, most)
+    let stacks: Vec<_> = largest(profile, what, most)
         .into_iter()
         .map(|stack| {
             let functions: Vec<String> = profile.functions(stack).collect();

@@ -395,7 +395,7 @@ fn name_all(
     // A return address is behind its call, which may be the function's last instruction.
     let offsets: Vec<u64> = inside
         .iter()
-        .map(|location| location.address - 1 - mapping.start + mapping.offset)
+        .map(|location| (location.address - mapping.start + mapping.offset).wrapping_sub(1))
         .collect();
     let mut elf = Elf::new(&path);
     let mut find = |debug_syms| {
@@ -439,7 +439,7 @@ fn stack(row: &Row, addresses: &[u64], locations: &[Location], mappings: &[Mappi
     }
 }
 
-/// Adds up what is the same for a caller: the values by key.
+/// Adds up the values of equal keys.
 pub fn by_key<K: std::hash::Hash + Eq>(
     values: impl Iterator<Item = (K, Values)>,
 ) -> HashMap<K, Values> {

@@ -190,7 +190,7 @@ unsafe fn look(info: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Sends a signal again that a process has sent: no fault will repeat it.
+/// Sends the signal again if a process sent it. A fault repeats itself; a sent signal does not.
 ///
 /// # Safety
 ///

@@ -54,7 +54,7 @@ pub const PAUSE: u64 = 1;
 /// How long the process runs before the first block is guarded, in milliseconds. Runtimes set up
 /// their signal handlers first, and some do so only where they find none.
 const FIRST_PAUSE: u64 = 100;
-/// What the bytes of a page hold that are not the block's.
+/// The value of the bytes of a page that lie outside its block.
 const FILL: u8 = 0xaa;
 
 const UNUSED: u32 = 0;
@@ -183,7 +183,9 @@ pub fn alloc(size: usize, align: usize, zeroed: bool, from: usize) -> *mut u8 {
     if !is_made || taken().is_err() {
         return none;
     }
-    let nth = choose();
+    // Another thread may have guarded a block since the test above.
+    let is_time = now >= NEXT.load(Relaxed);
+    let nth = if is_time { choose() } else { None };
     if nth.is_some() {
         NEXT.store(now + PAUSE, Relaxed);
         watch();
@@ -281,10 +283,11 @@ pub unsafe fn free(block: *mut u8, before: impl FnOnce(usize)) -> bool {
 #[inline(never)]
 unsafe fn close(nth: usize, block: usize, size: usize) {
     let (slot, page, bytes) = (slot(nth), page_of(nth), sys::page_size());
-    // SAFETY: the page is open, and nobody writes to it.
-    let content = unsafe { core::slice::from_raw_parts(page as *const u8, bytes) };
+    // SAFETY: the page is open. The read is volatile, because a program with a fault may write to
+    // the page.
+    let content = |at: usize| unsafe { (page as *const u8).add(at).read_volatile() };
     let (before, behind) = (0..block - page, block + size - page..bytes);
-    if let Some(at) = before.chain(behind).find(|&at| content[at] != FILL) {
+    if let Some(at) = before.chain(behind).find(|&at| content(at) != FILL) {
         report::end(nth, What::Overwritten, page + at);
     }
     slot.freed_by.record(Innermost::CallerOf(here()));

@@ -16,8 +16,7 @@ const STACK: usize = 1 << 20;
 static STACK_TOP: AtomicUsize = AtomicUsize::new(0);
 /// Whether a thread is writing a report.
 static WRITING: AtomicBool = AtomicBool::new(false);
-/// How many times, 0.1 ms apart, a thread looks whether another thread's report is done: for two
-/// seconds.
+/// Attempts, 0.1 ms apart, to take the stack of reports: two seconds in all.
 const PATIENCE: u32 = 20_000;
 
 /// The signals that wait during a report: all but SIGSYS. A sandbox may carry out the system calls

@@ -11,8 +11,8 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 
-/// Places for blocks: at the default interval, one for each sample of a heap of 64 GiB. Samples are
-/// dropped earlier, because a block may use only [`WINDOW`] of the places.
+/// Entries of the table: enough for 64 GiB at the default interval. A block can use only [`WINDOW`]
+/// of them, so some samples are dropped before the table is full.
 const ENTRIES: usize = 1 << 17;
 /// How many entries, from the one that the hash of the block's address selects, may hold a block.
 const WINDOW: usize = 32;

@@ -27,7 +27,7 @@
 //! The length of an interval is drawn at random, from an exponential distribution. That
 //! distribution has no memory: whatever was counted before, an allocation of S bytes is sampled
 //! with the same probability, which depends on S and the interval's mean only. So it does not
-//! matter on which CPU a thread counts, or what becomes of the rest of an interval.
+//! matter on which CPU a thread counts, or whether an interval is dropped before its end.
 //!
 //! A sample costs microseconds. In a program that allocates many gigabytes a second, samples at the
 //! default mean would take a tenth of the time or more. So [`pace`] chooses a longer mean for the
@@ -37,7 +37,7 @@
 use super::math;
 use crate::cache_units::{COUNTDOWN, units, word};
 use crate::sys;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU64};
 use pinfold_rseq::possible;
 
@@ -55,20 +55,26 @@ static INTERVAL: AtomicU64 = AtomicU64::new(DEFAULT_INTERVAL);
 /// The state of the random numbers.
 static RANDOM: AtomicU64 = AtomicU64::new(0);
 
-/// Whether [`pace`] may choose the mean.
+/// Whether [`pace`] may choose the mean: the user has chosen none.
 static IS_PACED: AtomicBool = AtomicBool::new(true);
 /// The most samples a second, of all CPUs together, that [`pace`] aims at. A sample with a call
 /// stack takes about 3 µs, so they take about a hundredth of one CPU's time.
 const MOST_A_SECOND: u64 = 4000;
-/// [`pace`] chooses the mean after this many samples, and at the first sample after
-/// [`LONGEST_TURN`].
+/// The samples of a *turn*. [`pace`] chooses the mean at the end of each turn.
 const TURN: u64 = 256;
-/// Nanoseconds.
+/// The shortest and the longest turn, in nanoseconds. A thread that is late may count its sample to
+/// the next turn. The shortest turn bounds what that does to the measured rate.
+const SHORTEST_TURN: u64 = 1_000_000;
 const LONGEST_TURN: u64 = 100_000_000;
+/// The mean grows at most by this factor in a turn.
+const MOST_GROWTH: u64 = 8;
+/// The longest mean that [`pace`] chooses: 512 MiB.
+const LONGEST_PACED: u64 = DEFAULT_INTERVAL << 10;
 /// When the present turn began, in nanoseconds.
 static TURN_BEGAN: AtomicU64 = AtomicU64::new(0);
-/// The samples of the present turn.
+/// The samples of the present turn, and the sum of their means.
 static TURN_SAMPLES: AtomicU64 = AtomicU64::new(0);
+static TURN_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the mean bytes from one sample to the next.
 pub(super) fn interval() -> u64 {
@@ -80,17 +86,32 @@ pub(super) fn prepare() {
     RANDOM.store(sys::random(), Relaxed);
 }
 
-/// Sets the mean interval. [`DEFAULT_INTERVAL`] may become longer later; any other mean stays. The
-/// intervals that have begun are forgotten, except that an allocation that is being counted
-/// meanwhile may keep the one of its CPU.
+/// Sets the mean interval. [`DEFAULT_INTERVAL`] may become longer later; any other mean stays. Ends
+/// the interval of each CPU. While a CPU is counting an allocation, its interval may survive.
 pub(super) fn set_interval(interval: u64) {
     IS_PACED.store(interval == DEFAULT_INTERVAL, Relaxed);
-    INTERVAL.store(interval.clamp(1, MAX_INTERVAL), Relaxed);
+    // Release pairs with the acquire in `pace`: a thread that sees this mean also sees whether it
+    // may grow.
+    INTERVAL.store(interval.clamp(1, MAX_INTERVAL), Release);
+    end_intervals();
+}
+
+/// Ends the interval of each CPU.
+fn end_intervals() {
     let units = (0..possible()).map(|index| units().unit(index));
     for unit in units.filter(|unit| !unit.is_null()) {
-        word(unit, COUNTDOWN).store(0, Relaxed);
-        word(unit, COUNTDOWN + 8).store(0, Relaxed);
+        // Release pairs with the acquire of the load in `due`: a thread that sees that no interval
+        // has begun also sees the mean for the next one.
+        word(unit, COUNTDOWN).store(0, Release);
+        word(unit, COUNTDOWN + 8).store(0, Release);
     }
+}
+
+/// Gives the child of a fork other random numbers than its parent and its siblings have. `pid` is
+/// the child's number.
+pub(super) fn in_child(pid: u32) {
+    RANDOM.fetch_add(u64::from(pid) << 32, Relaxed);
+    end_intervals();
 }
 
 /// Counts an allocation of `size` bytes. If it is to be sampled, returns the mean of the interval
@@ -116,8 +137,8 @@ pub fn due(size: usize) -> Option<u64> {
             return is_due.then_some(ends);
         }
     }
-    // This CPU has no unit yet, or another thread holds the unit. An interval that begins and ends
-    // with this allocation serves as well.
+    // This CPU has no unit yet, or another thread holds the unit. So draws an interval for this
+    // allocation alone. The distribution has no memory, so the probability is the same.
     let [left, mean] = begin();
     (left <= size).then_some(mean)
 }
@@ -128,47 +149,49 @@ fn begin() -> [u64; 2] {
     [draw(mean) + 1, mean]
 }
 
-/// Counts a sample. Now and then, chooses the mean of the intervals that begin from now on, so that
-/// the next turn has at most about [`MOST_A_SECOND`] samples a second. Does nothing unless the mean
-/// is the default. Costs a look at the clock.
-pub(super) fn pace() {
+/// Counts a sample that ended an interval of mean `mean`. At the end of a turn, sets the mean of
+/// the intervals that begin later, so that the next turn has at most about [`MOST_A_SECOND`]
+/// samples a second. Does nothing if the user chose the mean. Costs a look at the clock.
+pub(super) fn pace(mean: u64) {
+    // Acquire pairs with the release in `set_interval`.
+    let before = INTERVAL.load(Acquire);
     if !IS_PACED.load(Relaxed) {
         return;
     }
-    let (now, began) = (sys::nanoseconds(), TURN_BEGAN.load(Relaxed));
+    TURN_BYTES.fetch_add(mean, Relaxed);
     let samples = TURN_SAMPLES.fetch_add(1, Relaxed) + 1;
-    let elapsed = now.saturating_sub(began).max(1);
-    let is_over = samples >= TURN || elapsed >= LONGEST_TURN;
-    if !is_over
-        || TURN_BEGAN
-            .compare_exchange(began, now, Relaxed, Relaxed)
-            .is_err()
-    {
-        return;
+    let (now, began) = (sys::nanoseconds(), TURN_BEGAN.load(Relaxed));
+    let elapsed = now.saturating_sub(began);
+    let is_over = elapsed >= LONGEST_TURN || (samples >= TURN && elapsed >= SHORTEST_TURN);
+    let ends_turn = || TURN_BEGAN.compare_exchange(began, now, Relaxed, Relaxed);
+    if is_over && ends_turn().is_ok() {
+        TURN_SAMPLES.store(0, Relaxed);
+        let after = paced(before, TURN_BYTES.swap(0, Relaxed), elapsed);
+        // If the user has chosen a mean meanwhile, that mean stays.
+        let _ = INTERVAL.compare_exchange(before, after, Relaxed, Relaxed);
     }
-    TURN_SAMPLES.store(0, Relaxed);
-    INTERVAL.store(paced(interval(), samples, elapsed), Relaxed);
 }
 
-/// Returns the mean for the next turn, after `samples` with the mean `before` in `elapsed`
-/// nanoseconds.
+/// Returns the mean for the next turn, if the samples of the last turn stand for `bytes` in
+/// `elapsed` nanoseconds. `before` is the mean until now.
 ///
 /// | bytes a second | mean |
 /// |---|---|
-/// | up to 2 GiB | 512 KiB, the default |
-/// | 8 GiB | 2 MiB |
-/// | 40 GiB | 10 MiB |
-fn paced(before: u64, samples: u64, elapsed: u64) -> u64 {
-    let bytes_a_second = before as f64 * samples as f64 * 1e9 / elapsed as f64;
+/// | up to 2 GB | 512 KiB, the default |
+/// | 8 GB | 2 MB |
+/// | 40 GB | 10 MB |
+fn paced(before: u64, bytes: u64, elapsed: u64) -> u64 {
+    let bytes_a_second = bytes as f64 * 1e9 / elapsed as f64;
     let mean = (bytes_a_second / MOST_A_SECOND as f64) as u64;
-    mean.clamp(DEFAULT_INTERVAL, MAX_INTERVAL)
+    let longest = LONGEST_PACED.min(before.saturating_mul(MOST_GROWTH));
+    mean.min(longest).max(DEFAULT_INTERVAL)
 }
 
 /// Returns how many bytes an interval with this mean has room for before the allocation that is
 /// sampled.
 ///
 /// Let x be the random distance to the next sample. An allocation of S bytes is sampled if x < S. S
-/// is a whole number, so this is so exactly if the whole part of x is below S.
+/// is an integer, so x < S if and only if the integer part of x is below S.
 fn draw(mean: u64) -> u64 {
     (mean as f64 * -math::ln(uniform())) as u64
 }
@@ -208,14 +231,26 @@ mod tests {
 
     #[test]
     fn the_mean_follows_the_rate_and_is_never_below_the_default() {
-        let default = DEFAULT_INTERVAL;
-        let (slow, fast) = (1_000_000_000 * TURN / 100, 1_000_000_000 * TURN / 40_000);
-        assert_eq!(paced(default, TURN, slow), default);
-        assert_eq!(paced(default, TURN, fast), 10 * default);
-        // A turn of the mean that this rate asks for does not change the mean.
-        let steady = 1_000_000_000 * TURN / MOST_A_SECOND;
-        assert_eq!(paced(10 * default, TURN, steady), 10 * default);
-        assert_eq!(paced(10 * default, 1, LONGEST_TURN), default);
-        assert_eq!(paced(MAX_INTERVAL, TURN, 1), MAX_INTERVAL);
+        const SECOND: u64 = 1_000_000_000;
+        let (default, most) = (DEFAULT_INTERVAL, MOST_A_SECOND);
+        assert_eq!(paced(default, 100 * default, SECOND), default);
+        assert_eq!(paced(default, 5 * most * default, SECOND), 5 * default);
+        // A turn with as many samples as there may be does not change the mean.
+        assert_eq!(paced(5 * default, 5 * most * default, SECOND), 5 * default);
+        assert_eq!(paced(20 * default, 20 * default, LONGEST_TURN), default);
+        assert_eq!(paced(default, u64::MAX, 1), MOST_GROWTH * default);
+        assert_eq!(paced(LONGEST_PACED, u64::MAX, 1), LONGEST_PACED);
+    }
+
+    #[test]
+    fn children_of_a_fork_draw_other_numbers() {
+        let draws = [1, 2].map(|pid| {
+            let before = RANDOM.load(Relaxed);
+            in_child(pid);
+            let drawn = uniform();
+            RANDOM.store(before, Relaxed);
+            drawn
+        });
+        assert_ne!(draws[0], draws[1]);
     }
 }

@@ -1,6 +1,7 @@
 //! Heap profiles: which call stacks allocated the memory, from a sample of the allocations.
 //!
-//! While the profile is on, the allocator asks at each allocation whether a sample is [`due`]. On
+//! While the profile is on, each CPU counts bytes down to its next sample. The allocator's fast
+//! path counts small blocks itself. Where it cannot, it asks whether a sample is [`due`]. On
 //! average, one allocation is sampled for each *interval* of bytes. The allocator then calls
 //! [`allocated`] with the new block, and [`freed`] when that block is freed. A block that was not
 //! sampled costs nothing when it is freed.
@@ -55,7 +56,7 @@ use core::sync::atomic::Ordering::{Acquire, Release};
 /// Bytes of the memory that [`start`] takes.
 pub const BYTES: usize = RECORDS_AT + MAX_RECORDS * size_of::<Record>();
 
-/// What exists, and what samples are for: the bits below.
+/// Bits: whether the tables exist, and whether call stacks are recorded.
 static STATE: AtomicU8 = AtomicU8::new(0);
 /// Blocks can be sampled, and their frees seen.
 const READY: u8 = 1;
@@ -95,10 +96,9 @@ fn prepare() -> bool {
     made
 }
 
-/// Records the call stacks of samples from now on. Makes the tables if there are none, and sets the
-/// mean bytes from one sample to the next. [`DEFAULT_INTERVAL`] becomes longer while the program
-/// allocates so much that there would be more than some 4,000 samples a second. Any other mean
-/// stays. `memory` makes the memory for the records.
+/// Starts the profile, or changes the mean bytes from one sample to the next. Makes the tables if
+/// there are none. [`DEFAULT_INTERVAL`] grows while it would give more than some 4,000 samples a
+/// second. Any other mean stays. `memory` makes the memory for the records.
 ///
 /// Returns false if the system has no memory. An interval beyond [`MAX_INTERVAL`] is taken as that,
 /// and 0 as 1. The caller makes sure that no two threads start or stop at the same time, and that
@@ -119,23 +119,16 @@ pub unsafe fn start(interval: u64, memory: impl FnOnce() -> Option<Memory>) -> b
     true
 }
 
-/// Prepares samples for another use than a profile: for guarded blocks. Makes the tables if there
-/// are none, and sets the mean bytes from one sample to the next unless there is a profile. Returns
-/// false if the system has no memory. The caller makes sure that no two threads start or stop at
-/// the same time.
+/// Prepares samples for another use than a profile: for guarded blocks, or for the probes. Makes
+/// the tables if there are none, and sets the mean bytes from one sample to the next unless a
+/// profile is on. Returns false if the system has no memory. The caller makes sure that no two
+/// threads start or stop at the same time.
 pub fn start_samples(interval: u64) -> bool {
     let made = prepare();
     if made && !is(RECORDS) {
         countdown::set_interval(interval);
     }
     made
-}
-
-/// Prepares samples for the probes alone, without call stacks. Makes the tables if there are none.
-/// Returns false if the system has no memory. The caller makes sure that no two threads start or
-/// stop at the same time.
-pub fn start_probes() -> bool {
-    prepare()
 }
 
 /// Ends the recording of call stacks. The frees of samples are still recorded.
@@ -199,8 +192,13 @@ pub fn allocated(block: *mut u8, size: usize, mean: u64, from: usize) {
     } else {
         records::dropped();
     }
-    countdown::pace();
+    countdown::pace(mean);
     records::note_interval();
+}
+
+/// Counts a sample that was due and could not be taken.
+pub fn dropped() {
+    records::dropped();
 }
 
 /// Returns the record of the calling thread's call stack. Returns `None` if there is no room for
@@ -232,8 +230,9 @@ pub fn lift(block: *mut u8) -> Option<Lifted> {
     Some(lifted)
 }
 
-/// Puts a sample back that was lifted from `block`, which has `size` bytes now. `None` stands for
-/// the size before. The sample goes on to stand for as many blocks. A tracer sees an allocation.
+/// Puts a sample back that was lifted from `block`, which has `size` bytes now. `None` leaves the
+/// size unchanged. The sample still stands for the same number of blocks. A tracer sees an
+/// allocation.
 pub fn put_back(lifted: Lifted, block: *mut u8, size: Option<usize>) {
     let (before, size) = (lifted.counts(), size.unwrap_or(lifted.size));
     let resized = Lifted { size, ..lifted };
@@ -251,12 +250,13 @@ pub fn drop_lifted(lifted: Lifted) {
     records::take(lifted.record, lifted.counts());
 }
 
-/// Gives the child of a fork its own records, with what its parent's say. Does nothing if the
+/// Copies the parent's records to private memory, in the child of a fork. Does nothing if the
 /// records are private already. The child calls this before its first allocation. `pid` is the
 /// child's number: a sandbox may forbid the child to ask for it.
 pub fn in_child(pid: u32) {
     if is(READY) {
         walk::in_child();
+        countdown::in_child(pid);
         records::in_child(pid);
     }
 }
@@ -266,8 +266,11 @@ pub fn totals() -> Totals {
     records::totals()
 }
 
-/// Calls `f` with the bytes of the head and the records in use, and the number of these records,
-/// for a file. The head may already count more records.
-pub fn with_bytes(f: impl FnOnce(&[u8], u32)) {
-    records::with_bytes(f);
+/// Returns the bytes of the head and the records in use, for a file, and the number of these
+/// records. Returns `None` before the profile was on.
+///
+/// The bytes stay mapped. Other threads write to them, so only the system may read them, in a
+/// system call. The head may already count more records.
+pub fn bytes() -> Option<(*const [u8], u32)> {
+    records::bytes()
 }

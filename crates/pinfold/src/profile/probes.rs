@@ -11,7 +11,7 @@
 //! These are the probes that OpenTelemetry's eBPF profiler takes. `perf` and `bpftrace` can attach
 //! to them too.
 //!
-//! A probe is a `nop`, whose place a note in the library's file tells. A tracer replaces it by a
+//! A probe is a `nop`. A note in the library's file gives its address. A tracer replaces it by a
 //! breakpoint, and adds 1 to the probe's semaphore while it is attached.
 
 use core::sync::atomic::AtomicU16;

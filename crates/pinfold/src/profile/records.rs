@@ -323,8 +323,8 @@ fn copy(from: *const u8, to: *mut u8) {
     }
 }
 
-/// Puts private memory in the place of the parent's records, with a copy of them, in the child of a
-/// fork. The parent may count a few samples meanwhile, and some of these may be in the copy.
+/// Replaces the shared records by a private copy, in the child of a fork. The parent may count a
+/// few samples meanwhile, and some of these may be in the copy.
 ///
 /// If the system has no memory, the child has no records: its samples are dropped.
 pub(super) fn in_child(pid: u32) {
@@ -355,9 +355,8 @@ unsafe fn replace(old: *mut u8, fresh: *mut u8) {
     // the old place.
     let moved = unsafe { sys::move_pages(fresh, old, super::BYTES) };
     if !moved {
-        // The kernel may have unmapped the old place before it failed, and a thread may count there
-        // a last time.
-        // SAFETY: only this module knows the place.
+        // The kernel may have unmapped the old place before it failed. Maps the place again,
+        // because a thread may still have its address. SAFETY: only this module knows the place.
         unsafe { sys::map_at(old, super::BYTES) };
         // Release pairs with the acquire in `head`.
         MEMORY.store(fresh.cast(), Release);
@@ -378,9 +377,10 @@ pub(super) unsafe fn share(memory: impl FnOnce() -> Option<Memory>) -> bool {
         return false;
     };
     copy(old, fresh.start);
+    // Before the new mapping is in place, so that the child of a fork in between makes a copy.
+    IS_SHARED.store(fresh.is_shared, Release);
     // SAFETY: the old mapping is this module's, and the caller gives up the new one.
     unsafe { replace(old, fresh.start) };
-    IS_SHARED.store(fresh.is_shared, Relaxed);
     publish(getpid());
     true
 }
@@ -419,14 +419,11 @@ pub(super) fn totals() -> Totals {
     })
 }
 
-/// Calls `f` with the bytes of the head and the records in use, and the number of these records.
-pub(super) fn with_bytes(f: impl FnOnce(&[u8], u32)) {
+/// Returns the bytes of the head and the records in use, and the number of these records. Returns
+/// `None` before the profile was on.
+pub(super) fn bytes() -> Option<(*const [u8], u32)> {
     let memory = MEMORY.load(Acquire).cast::<u8>();
     let used = USED.load(Relaxed);
-    if !memory.is_null() {
-        // SAFETY: the memory has so many bytes, and stays mapped. Other threads may count
-        // meanwhile. `f` only passes the bytes to the system, which copies them.
-        let bytes = unsafe { core::slice::from_raw_parts(memory, bytes_of(used)) };
-        f(bytes, used);
-    }
+    let bytes = core::ptr::slice_from_raw_parts(memory.cast_const(), bytes_of(used));
+    (!memory.is_null()).then_some((bytes, used))
 }

@@ -33,8 +33,8 @@ unsafe extern "C" {
     fn _Unwind_GetCFA(context: *mut c_void) -> usize;
 }
 
-/// Ends all walks, and with them all samples of call stacks, for the rest of the process: the
-/// unwinder may allocate from now on while it holds a lock that a walk needs. One store.
+/// Stops all later walks, and with them all samples of call stacks. From now on the unwinder may
+/// allocate while it holds a lock that a walk needs. One store.
 pub fn forbid_walks() {
     // A walk that has begun holds no lock of this library's, so no other thread waits for it.
     MAY_HANG.store(true, Relaxed);
@@ -82,8 +82,8 @@ pub fn callers(frames: &mut [usize; FRAMES], from: usize) -> Option<usize> {
 fn on_own_stack(f: &mut dyn FnMut()) {
     let stacks = STACKS.load(Acquire);
     if stacks != 0 {
-        // A signal handler may leave by a jump as soon as signals wait no more. So the stack is
-        // given back before that.
+        // Frees the stack before signals are unblocked: a handler may leave by `longjmp`, and the
+        // stack would stay taken.
         without_signals(u64::MAX, || take_stack_and_run(stacks, f));
     }
 }

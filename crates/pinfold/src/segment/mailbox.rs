@@ -378,7 +378,7 @@ impl Mailbox {
         let _ = self.answers[taken.slot].compare_exchange(posted, wants, Release, Relaxed);
     }
 
-    /// Returns what has become of the wish for consent.
+    /// Returns whether the asking process has consented, has not answered yet, or has gone.
     pub fn consent(&self, taken: Taken) -> Consent {
         let request = taken.request;
         // Acquire pairs with the release in `give_consent`.

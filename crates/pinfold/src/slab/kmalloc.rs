@@ -266,8 +266,8 @@ pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
 
 /// Allocates a block as [`alloc_fast`] does, and counts its bytes for the heap profile.
 ///
-/// Returns null and counts nothing if there is no such block, or if a sample is due. The caller
-/// then asks [`profile::due`](crate::profile::due). Costs one critical section.
+/// Returns null if there is no such block, or if a sample is due. The block is not counted then.
+/// The caller asks [`profile::due`](crate::profile::due). Costs one critical section.
 ///
 /// # Safety
 ///

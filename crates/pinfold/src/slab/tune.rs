@@ -91,10 +91,11 @@ fn claim(bytes: usize) -> bool {
 
 /// The bits of [`Capacity::now`] that count objects.
 const OBJECTS: usize = 0xffff;
-/// A bit of [`Capacity::now`]: the cache is retired and has given back its part of the budget.
-/// Prevents that the cache gives it back twice.
+/// A bit of [`Capacity::now`]: the cache is retired and has given back its part of the budget. So
+/// the cache must not claim again.
 const RETIRED: usize = 1 << 16;
-/// A bit of [`Capacity::now`]: the program chose the capacity.
+/// A bit of [`Capacity::now`]: the program chose the capacity, or the cache is one of sampled
+/// blocks.
 const CHOSEN: usize = 1 << 17;
 
 /// How many objects a sheaf of a cache holds.
@@ -171,8 +172,8 @@ impl Capacity {
         }
     }
 
-    /// Changes the capacity from `before` to `after`. Does nothing and returns false if the
-    /// capacity is another one, or has one of the bits.
+    /// Changes the capacity from `before` to `after`. Returns false, and changes nothing, if the
+    /// capacity is not `before`, if it was chosen, or if the cache is retired.
     fn replace(&self, before: usize, after: usize) -> bool {
         self.now
             .compare_exchange(before, after, Relaxed, Relaxed)
