@@ -138,7 +138,10 @@ impl Changeable {
     pub fn parse(&self, value: &[u8]) -> Option<u64> {
         let number = match (self.unit, value) {
             (Unit::Limit | Unit::BytesOrNone, b"none") => NONE,
-            (Unit::BytesOrNone | Unit::Bytes, b"0") => 0,
+            (
+                Unit::BytesOrNone | Unit::Bytes,
+                [b'0'] | [b'0', b'k' | b'K' | b'm' | b'M' | b'g' | b'G' | b't' | b'T'],
+            ) => 0,
             (Unit::Limit | Unit::BytesOrNone | Unit::Bytes, _) => match Limit::parse(value)? {
                 Limit::Bytes(bytes) => bytes as u64,
                 Limit::Percent(percent) => PERCENT + percent as u64,
@@ -240,6 +243,7 @@ mod tests {
             ("PINFOLD_THP", "auto", "auto"),
             ("sheaf-budget", "1000", "1000"),
             ("dirty-limit", "0", "0"),
+            ("sheaf-budget", "0M", "0"),
             ("dirty-limit", "none", "none"),
             ("decay", "0", "0 ms"),
             ("decay", "86400000", "86400000 ms"),

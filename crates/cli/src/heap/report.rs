@@ -69,16 +69,19 @@ pub fn summary(profile: &Profile, what: What) -> String {
         What::Allocated => profile.all_samples,
     };
     let (all, objects) = (what.bytes(&totals), what.objects(&totals));
-    let blocks = rounded(objects, 0);
+    let blocks = match rounded(objects, 0) {
+        one if one == "1" => "1 block".to_owned(),
+        more => format!("{more} blocks"),
+    };
     let mut text = match &profile.older {
         None => format!(
-            "{}: {} {}, in about {blocks} blocks",
+            "{}: {} {}, in about {blocks}",
             profile.title,
             bytes(all),
             what.word(),
         ),
         Some((old, ..)) => format!(
-            "{}: {}{} {} since {old}, in about {blocks} blocks",
+            "{}: {}{} {} since {old}, in about {blocks}",
             profile.title,
             if all >= 0.5 { "+" } else { "" },
             bytes(all),

@@ -87,7 +87,7 @@ impl Ask {
         let why = match answer {
             Ok(answer) => return Ok(answer),
             Err(NoAnswer::Late) => anyhow!(
-                "it has not looked at the request within {} s, and will not do it; a process looks in a slow path of malloc, or at once if it has a shepherd (PINFOLD_SHEPHERD=on); give a longer --timeout",
+                "it did not answer within {} s, and will not do it; a process without a shepherd answers when it next allocates, and one that sleeps does not: give a longer --timeout, or start it with `pinfold run --shepherd`",
                 self.timeout.as_secs_f64()
             ),
             Err(NoAnswer::Busy) => anyhow!(
@@ -135,7 +135,7 @@ pub fn trim(args: TrimArgs) -> Result<ExitCode> {
     } else {
         let rest = match everywhere {
             true => "",
-            false => "; what another CPU keeps goes back when the program runs there again",
+            false => "; other CPUs give theirs back when the program next runs there",
         };
         let name = name(args.ask.pid);
         let process = args.ask.process();
@@ -177,7 +177,7 @@ fn change(text: &str) -> Result<Change> {
         .ok_or_else(|| anyhow!("{text}: give NAME=VALUE; the names are {}", known()))?;
     let (number, setting) = find(name).ok_or_else(|| {
         anyhow!(
-            "{name} cannot change in a running process; these can: {}",
+            "'{name}' cannot change in a running process; these can: {}",
             known()
         )
     })?;

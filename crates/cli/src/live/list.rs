@@ -246,7 +246,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
             hidden => format!("{hidden} other processes"),
         };
         figures::note(format_args!(
-            "{hidden} may not be looked at by this user, on Pinfold or not; root with CAP_SYS_PTRACE may"
+            "{hidden} could not be checked, because the system does not show them to this user; root with CAP_SYS_PTRACE sees most"
         ));
     }
     Ok(ExitCode::SUCCESS)

@@ -70,7 +70,7 @@ impl fmt::Display for Unreadable {
                 "it has closed its descriptors: run this as root with CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE"
             }
             Unreadable::NoMailbox => {
-                "it takes no requests: it does not run on Pinfold, was started with `pinfold run --stats`, or has another version of Pinfold; start it with `pinfold run`"
+                "it takes no requests: it does not run on Pinfold, counts every call (`pinfold run --stats`), or has another version of Pinfold; start it with `pinfold run` without --stats"
             }
             Unreadable::Child => {
                 "it is a forked child without statistics of its own yet; run `pinfold list`, which asks it for them, and try again"

@@ -131,7 +131,7 @@ impl Block {
                 self.pid
             )),
             Some(age) if age > OLD.as_secs_f64() => Some(format!(
-                "the values are {age:.0} s old: the process has no shepherd, and has hardly allocated since"
+                "the values are {age:.0} s old: the process has no shepherd, and has hardly allocated since; start it with `pinfold run --shepherd`"
             )),
             _ => None,
         }

@@ -80,12 +80,16 @@ pub struct Args {
     heap: Option<String>,
 
     /// Have each process write its heap profile to FILE.PID when it ends by itself
-    #[arg(long, value_name = "FILE", requires = "heap")]
+    ///
+    /// This turns the heap profile on.
+    #[arg(long, value_name = "FILE")]
     heap_file: Option<OsString>,
 
     /// When the program has ended, print to standard error what its processes have not freed, by
     /// call stack
-    #[arg(long, requires = "heap")]
+    ///
+    /// This turns the heap profile on.
+    #[arg(long)]
     leaks: bool,
 
     /// Take the program's memory from certain nodes, like interleave:0-3; its threads and child
@@ -100,6 +104,16 @@ pub struct Args {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+}
+
+impl Args {
+    /// Returns the interval of the heap profile, if one was asked for. An interval in the
+    /// environment stays.
+    fn heap_interval(&self) -> Option<&str> {
+        let is_implied = self.leaks || self.heap_file.is_some();
+        let default = is_implied && std::env::var_os(HEAP).is_none();
+        self.heap.as_deref().or(default.then_some("on"))
+    }
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
@@ -136,7 +150,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
             if let Some(interval) = &args.guard {
                 command.env(GUARD, interval);
             }
-            if let Some(interval) = &args.heap {
+            if let Some(interval) = args.heap_interval() {
                 command.env(HEAP, interval);
             }
             if let Some(file) = &args.heap_file {

@@ -110,7 +110,8 @@ impl Counts {
 
     /// Returns the counts of `objects` (in the fixed point of the field) of `size` bytes each.
     pub(super) fn of_objects(objects: u64, size: usize) -> Counts {
-        let bytes = u128::from(objects) * size as u128 / u128::from(Counts::ONE);
+        let one = u128::from(Counts::ONE);
+        let bytes = (u128::from(objects) * size as u128 + one / 2) / one;
         Counts {
             objects,
             bytes: bytes as u64,
