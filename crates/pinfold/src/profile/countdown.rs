@@ -93,11 +93,6 @@ pub(super) fn set_interval(interval: u64) {
     // Release pairs with the acquire in `pace`: a thread that sees this mean also sees whether it
     // may grow.
     INTERVAL.store(interval.clamp(1, MAX_INTERVAL), Release);
-    end_intervals();
-}
-
-/// Ends the interval of each CPU.
-fn end_intervals() {
     let units = (0..possible()).map(|index| units().unit(index));
     for unit in units.filter(|unit| !unit.is_null()) {
         // Release pairs with the acquire of the load in `due`: a thread that sees that no interval
@@ -108,10 +103,9 @@ fn end_intervals() {
 }
 
 /// Gives the child of a fork other random numbers than its parent and its siblings have. `pid` is
-/// the child's number.
+/// the child's number. Each CPU's present interval stays: ending it would copy a page for each CPU.
 pub(super) fn in_child(pid: u32) {
     RANDOM.fetch_add(u64::from(pid) << 32, Relaxed);
-    end_intervals();
 }
 
 /// Counts an allocation of `size` bytes. If it is to be sampled, returns the mean of the interval
