@@ -127,4 +127,13 @@ fn a_tracer_sees_samples_while_it_is_attached() {
     assert!(heap_profile::is_sampling());
     drop((allocs, frees));
     allocate_until(|| !heap_profile::is_sampling());
+
+    // The next tracer gets the default interval, not that of a profile that has ended.
+    assert!(heap_profile::start(1) && heap_profile::stop());
+    let mut allocs = attach(&alloc).unwrap();
+    allocate_until(heap_profile::is_sampling);
+    let before = count(&mut allocs);
+    allocate();
+    let samples = count(&mut allocs) - before;
+    assert!(samples < 1000, "{samples} of 3044 allocations");
 }
