@@ -17,7 +17,7 @@ mod policies;
 mod probe;
 mod process;
 
-/// Report what this machine offers Pinfold: yes or no, why, and what follows
+/// Report what this machine offers Pinfold; with a PID, what is good and bad for that process
 ///
 /// With a process id, reports on that process instead: what was seen, whether it is a problem, and
 /// what to do.
