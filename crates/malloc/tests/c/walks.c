@@ -96,8 +96,8 @@ static void allocate_until(int times)
 }
 
 /*
- * Whether small calls of malloc take locks: on atomics, and in hardened caches. A jump out of such a
- * call leaves a lock taken, and later samples find no memory.
+ * Whether small calls of malloc take locks: on atomics, and in hardened caches. A jump out of such
+ * a call leaves a lock taken, and later samples find no memory.
  */
 static int takes_locks(void)
 {
