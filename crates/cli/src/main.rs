@@ -6,6 +6,8 @@ use std::process::ExitCode;
 mod bench;
 mod doctor;
 mod figures;
+#[allow(dead_code, unused_imports, reason = "not every reader uses it yet")]
+mod foreign;
 mod heap;
 mod jitter;
 mod live;
