@@ -22,6 +22,24 @@ pub use pinfold::topology::FAKE_NODES_VARIABLE as FAKE_NODES;
 pub use pinfold_rseq::VARIABLE as RSEQ;
 /// The environment variable that holds the path of `libpinfold.so`, for `pinfold run`.
 pub const LIBRARY: &str = "PINFOLD_LIBRARY";
+/// The environment variable that says whether `dlopen` keeps the flag `RTLD_DEEPBIND`, for
+/// `libpinfold.so`.
+pub const DEEPBIND: &str = "PINFOLD_DEEPBIND";
+
+/// Returns whether [`DEEPBIND`] is set to `keep`. Reads the environment.
+pub fn keeps_deepbind() -> bool {
+    env::parsed(DEEPBIND, parse_deepbind) == Some(true)
+}
+
+/// Returns whether the value of [`DEEPBIND`] means that the flag stays. Returns `None` for an
+/// invalid value.
+fn parse_deepbind(value: &[u8]) -> Option<bool> {
+    match value {
+        b"keep" => Some(true),
+        b"drop" => Some(false),
+        _ => None,
+    }
+}
 
 use crate::{background, count, heap, init, live};
 use core::fmt::{self, Write};
@@ -63,7 +81,7 @@ enum Grammar {
 
 /// Lists all environment variables that Pinfold reads. docs/environment.md describes them in this
 /// order.
-pub static SETTINGS: [Setting; 14] = [
+pub static SETTINGS: [Setting; 15] = [
     Setting {
         name: MEMORY_LIMIT,
         values: "bytes, as 512M, or a percentage from 1% to 100%",
@@ -147,6 +165,13 @@ pub static SETTINGS: [Setting; 14] = [
         default: "on",
         help: "whether other processes can read what the allocator does",
         grammar: Grammar::Word(|value| live::parse(value).is_some()),
+    },
+    Setting {
+        name: DEEPBIND,
+        values: "drop or keep",
+        default: "drop",
+        help: "whether dlopen keeps RTLD_DEEPBIND, with which a library uses another malloc",
+        grammar: Grammar::Word(|value| parse_deepbind(value).is_some()),
     },
     Setting {
         name: LIBRARY,
@@ -306,6 +331,7 @@ mod tests {
             ),
             (HARDENED, &["0", "1"], &["yes", "11"]),
             (SEGMENT, &["on", "off"], &["1", "auto"]),
+            (DEEPBIND, &["drop", "keep"], &["0", "on"]),
             (SLAB_DEBUG, &["FZPU,a*;-"], &["FQ"]),
             (
                 SHEPHERD,

@@ -4,6 +4,7 @@
 //!
 //! * `threads` replaces `pthread_create`, and calls the C library's.
 //! * `operators` exports C++'s `operator new` and `operator delete`.
+//! * `deepbind` replaces `dlopen`, to leave out `RTLD_DEEPBIND`.
 //! * `policies` replaces the functions that give a thread a real-time policy or a memory policy.
 //! * `unwind` loads the unwinder's library only when a function of it is called.
 #![no_std]
@@ -11,6 +12,7 @@
 // Provides the panic handler that a shared library needs. No path that allocates calls into `std`.
 extern crate std;
 
+mod deepbind;
 mod frames;
 mod next;
 mod operators;
